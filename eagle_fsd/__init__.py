@@ -1,0 +1,17 @@
+"""Fuzzy Speculative Decoding in EAGLE-2.
+
+Words, as used everywhere here (other projects disagree with each other on several):
+
+root             the last committed token, drawn by the target and not yet in its cache; node 0 of
+                 every tree. The other nodes are drafts.
+path             accepted drafts, from the root down.
+next token       what the target (or the rule) emits after the path.
+round            propose + verify + accept + commit.
+accepted_drafts  drafts accepted in a round, without the next token.
+tokens_per_round accepted_drafts + 1 (the literature's tau): counted before trimming at a stop or
+                 the budget, without the token that prefill yields.
+fuzzy token      an emitted token that the exact test would not have emitted; fuzzy_share is their
+                 share of the tokens of all rounds.
+num_draft_tokens drafts of a tree, without its root; a verification is one wider.
+tree_depth       drafted levels.  branch_top_k: children per expanded node.
+"""

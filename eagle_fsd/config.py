@@ -1,0 +1,120 @@
+"""Settings that check themselves: tree shape, sampling, acceptance, length."""
+
+import math
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class TreeConfig:
+    """Shape of the dynamic draft tree (EAGLE-2, arXiv 2406.16858).
+
+    Counts exclude the root. Upstream counts otherwise: its total_token 60 / depth 5 / top_k 10 are
+    num_draft_tokens 59 / tree_depth 6 / branch_top_k 10 here.
+
+    Attributes:
+        num_draft_tokens: drafts that are verified each round; a verification is one wider.
+        tree_depth: drafted levels, and so the most drafts that a round can accept.
+        branch_top_k: children per expanded node, and expanded nodes per level. 1 drafts a chain.
+    """
+
+    num_draft_tokens: int = 59
+    tree_depth: int = 6
+    branch_top_k: int = 10
+
+    def __post_init__(self):
+        for name in ("num_draft_tokens", "tree_depth", "branch_top_k"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.num_draft_tokens < self.tree_depth:
+            raise ValueError(
+                f"num_draft_tokens {self.num_draft_tokens} cannot fill tree_depth "
+                f"{self.tree_depth}: lower the depth or raise the number of drafts"
+            )
+        if self.num_draft_tokens > self.pool_size:
+            raise ValueError(
+                f"num_draft_tokens {self.num_draft_tokens} is more than the {self.pool_size} "
+                f"candidates of tree_depth {self.tree_depth} with branch_top_k "
+                f"{self.branch_top_k}: lower it, or raise depth or top-k"
+            )
+
+    @property
+    def pool_size(self) -> int:
+        """Candidates that are drafted before reranking: K + (depth - 1) * K^2."""
+        return self.branch_top_k + (self.tree_depth - 1) * self.branch_top_k**2
+
+    @property
+    def num_expanded(self) -> int:
+        """Nodes the drafter runs, the root included: 1 + (depth - 1) * K."""
+        return 1 + (self.tree_depth - 1) * self.branch_top_k
+
+
+@dataclass(frozen=True)
+class SamplingConfig:
+    """From logits to the target's next-token distribution, as in transformers' `generate`.
+
+    Attributes:
+        temperature: 0 takes the argmax.
+        top_k: keep this many tokens; 0 keeps all.
+        top_p: keep the smallest set with at least this probability; 1 keeps all.
+    """
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+
+    def __post_init__(self):
+        if not (0 <= self.temperature < math.inf):
+            raise ValueError(f"temperature must be 0 (greedy) or above, got {self.temperature}")
+        if self.top_k < 0:
+            raise ValueError(f"top_k must be 0 (off) or above, got {self.top_k}")
+        if not 0 < self.top_p <= 1:
+            raise ValueError(f"top_p must be in (0, 1], got {self.top_p}")
+
+
+@dataclass(frozen=True)
+class AcceptConfig:
+    """The acceptance rule and its threshold.
+
+    Attributes:
+        rule: a name in eagle_fsd.accept.RULES.
+        divergence: a name in eagle_fsd.divergence.DIVERGENCES, or a published alias.
+        threshold: T; a parent's divergence passes iff T > 0 and D <= T. `inf` accepts everything.
+        logits: `raw` compares the two rows as they come, `processed` after temperature, top-k and
+            top-p (refused at temperature 0, where both are one-hot).
+        child: which child is taken when D passes; a name in eagle_fsd.accept.CHILD_CHOICES.
+    """
+
+    rule: str = "fsd"
+    divergence: str = "js"
+    threshold: float = 0.1
+    logits: str = "raw"
+    child: str = "draft"
+
+    def __post_init__(self):
+        # imported here: these modules take their settings from this one
+        from eagle_fsd.accept import CHILD_CHOICES, RULES
+        from eagle_fsd.divergence import canonical_name
+
+        _one_of("rule", self.rule, RULES)
+        _one_of("child", self.child, CHILD_CHOICES)
+        _one_of("logits", self.logits, ("raw", "processed"))
+        object.__setattr__(self, "divergence", canonical_name(self.divergence))
+        if not self.threshold >= 0:  # NaN too
+            raise ValueError(f"threshold must be 0 or above, got {self.threshold}")
+
+    def check_with(self, sampling: SamplingConfig) -> None:
+        """Refuse combinations that have no meaning."""
+        if sampling.temperature > 0 or self.rule == "exact":
+            return
+        if self.logits == "processed":
+            raise ValueError(
+                "logits 'processed' needs temperature > 0: at 0 both distributions are one-hot. "
+                "Use 'raw'"
+            )
+        if self.child == "sample":
+            raise ValueError("child 'sample' needs temperature > 0; use draft, target or deepest")
+
+
+def _one_of(name: str, value: str, known) -> None:
+    if value not in known:
+        raise ValueError(f"unknown {name} {value!r}; known: {', '.join(known)}")

@@ -1,0 +1,196 @@
+"""The one decoding loop: prefill, then rounds of propose, verify, accept, commit.
+
+Plain autoregressive decoding is this loop with a one-node tree (drafters/root.py). Stop tokens,
+stop strings and the token budget are trimmed here, once, for every arm.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from eagle_fsd.accept import Acceptance, accept, uniforms
+from eagle_fsd.config import AcceptConfig, SamplingConfig
+from eagle_fsd.drafters import Drafter
+from eagle_fsd.sample import draw_and_score
+from eagle_fsd.target import Target
+
+
+@dataclass(frozen=True)
+class StopConfig:
+    """When an answer ends.
+
+    Attributes:
+        max_new_tokens: the budget, at least 1.
+        token_ids: tokens that end the answer; they are kept in it, as in `generate`.
+        strings: texts that end the answer, at the token that completes one.
+        decode: token ids -> text; needed with `strings`.
+    """
+
+    max_new_tokens: int = 128
+    token_ids: tuple[int, ...] = ()
+    strings: tuple[str, ...] = ()
+    decode: Callable[[Sequence[int]], str] | None = None
+
+    def __post_init__(self):
+        if self.max_new_tokens < 1:
+            raise ValueError(f"max_new_tokens must be at least 1, got {self.max_new_tokens}")
+        if self.strings and self.decode is None:
+            raise ValueError("stop strings need `decode`, from token ids to text")
+
+    def trim(self, answer: list[int], new: list[int]) -> tuple[list[int], str | None]:
+        """How many of the new tokens still belong to the answer.
+
+        Returns:
+            The tokens kept, and why the answer ended: "stop", "length", or None if it goes on.
+        """
+        for count, token in enumerate(new, start=1):
+            stopped = token in self.token_ids
+            if not stopped and self.strings:
+                text = self.decode([*answer, *new[:count]])
+                stopped = any(string in text for string in self.strings)
+            if stopped:
+                return new[:count], "stop"
+            if len(answer) + count == self.max_new_tokens:
+                return new[:count], "length"
+        return new, None
+
+
+@dataclass(frozen=True)
+class DecodeConfig:
+    """How an answer is decoded: acceptance, sampling, end, and the seed of all its randomness."""
+
+    accept: AcceptConfig = field(default_factory=AcceptConfig)
+    sampling: SamplingConfig = field(default_factory=SamplingConfig)
+    stop: StopConfig = field(default_factory=StopConfig)
+    seed: int = 0
+
+    def __post_init__(self):
+        self.accept.check_with(self.sampling)
+
+
+@dataclass(frozen=True)
+class Round:
+    """One round of the loop.
+
+    Attributes:
+        tokens: tokens that joined the answer, after trimming.
+        acceptance: what the rule did, before trimming. None for prefill, whose one token is no
+            round's.
+        finish: why the answer ended in this round, else None.
+    """
+
+    tokens: list[int]
+    acceptance: Acceptance | None
+    finish: str | None
+
+
+@dataclass
+class Generation:
+    """A finished answer.
+
+    Attributes:
+        tokens: the answer's token ids, after trimming.
+        rounds: acceptance of every round, before trimming; prefill is not among them.
+        finish: "stop" or "length".
+    """
+
+    tokens: list[int] = field(default_factory=list)
+    rounds: list[Acceptance] = field(default_factory=list)
+    finish: str | None = None
+
+    @property
+    def tokens_per_round(self) -> float:
+        """Mean tokens of a round, the next token included (the literature's tau); NaN if none.
+
+        Counted before trimming, and without the token that prefill yields.
+        """
+        emitted = sum(len(r.tokens) for r in self.rounds)
+        return emitted / len(self.rounds) if self.rounds else float("nan")
+
+    @property
+    def fuzzy_share(self) -> float:
+        """Share of the rounds' tokens that the exact test would not have emitted; NaN if none."""
+        fuzzy = [flag for r in self.rounds for flag in r.fuzzy]
+        return sum(fuzzy) / len(fuzzy) if fuzzy else float("nan")
+
+
+def check_request(target: Target, prompt: Sequence[int], stop: StopConfig) -> None:
+    """Refuse a request that cannot be carried out, before any work.
+
+    Raises:
+        ValueError: empty prompt, token outside the vocabulary, or prompt plus budget beyond the
+            target's positions.
+    """
+    if len(prompt) == 0:
+        raise ValueError("the prompt is empty: give at least one token")
+    strange = [token for token in prompt if not 0 <= token < target.vocab_size]
+    if strange:
+        raise ValueError(
+            f"prompt token {strange[0]} is outside the target's vocabulary of "
+            f"{target.vocab_size}: was it made with another tokenizer?"
+        )
+    if len(prompt) + stop.max_new_tokens > target.max_positions:
+        raise ValueError(
+            f"prompt of {len(prompt)} tokens + max_new_tokens {stop.max_new_tokens} is beyond the "
+            f"target's {target.max_positions} positions: shorten the prompt or lower the budget"
+        )
+
+
+def decode_rounds(
+    target: Target, drafter: Drafter, prompt: Sequence[int], config: DecodeConfig
+) -> Iterator[Round]:
+    """Decode one answer, yielding after prefill and after every round.
+
+    Args:
+        target, drafter: both are started anew.
+        prompt: token ids.
+        config: acceptance, sampling, end and seed.
+
+    Raises:
+        ValueError: see check_request.
+    """
+    check_request(target, prompt, config.stop)
+    device = target.device
+    generator = torch.Generator(device).manual_seed(config.seed)
+    capacity = len(prompt) + config.stop.max_new_tokens
+    target.start(capacity + drafter.max_nodes)
+    drafter.reset(capacity)
+
+    prompt_L = torch.tensor(prompt, device=device)
+    logits_V, features_LD = target.prefill(prompt_L)
+    uniform_1 = uniforms(0, generator)[:, 0]
+    root_1, _ = draw_and_score(logits_V[None], uniform_1, prompt_L[None, :0], config.sampling)
+    drafter.observe(features_LD, torch.cat([prompt_L[1:], root_1]))
+    answer, finish = config.stop.trim([], root_1.tolist())
+    yield Round(answer, None, finish)
+
+    committed = len(prompt) + 1
+    while finish is None:
+        assert target.cache_length == committed - 1
+        tree = drafter.propose()
+        logits_NV, features_ND = target.verify(tree)
+        uniform_S2 = uniforms(tree.max_depth, generator)
+        accepted = accept(
+            tree, logits_NV, uniform_S2, config=config.accept, sampling=config.sampling
+        )
+        path_A = torch.tensor(accepted.path, device=device)
+        target.commit(path_A)
+        drafter.observe(features_ND[path_A], torch.tensor(accepted.tokens, device=device))
+        committed += len(accepted.tokens)
+        kept, finish = config.stop.trim(answer, accepted.tokens)
+        answer = answer + kept
+        yield Round(kept, accepted, finish)
+
+
+def decode(
+    target: Target, drafter: Drafter, prompt: Sequence[int], config: DecodeConfig
+) -> Generation:
+    """Decode one answer to its end; see decode_rounds."""
+    result = Generation()
+    for step in decode_rounds(target, drafter, prompt, config):
+        result.tokens += step.tokens
+        result.finish = step.finish
+        if step.acceptance is not None:
+            result.rounds.append(step.acceptance)
+    return result

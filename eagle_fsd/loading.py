@@ -1,0 +1,98 @@
+"""Targets, tokenizers and heads by name, checked by their configs before weights load."""
+
+import json
+from pathlib import Path
+
+import torch
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GgufConfig,
+    PretrainedConfig,
+    PreTrainedTokenizerBase,
+)
+
+from eagle_fsd.assets import EMBEDDED_TARGET, embedded_target_dir
+from eagle_fsd.checkpoint import read_head_config, read_head_weights, resolve_folder
+from eagle_fsd.drafters.eagle import EagleHead
+from eagle_fsd.target import Target, check_supported
+
+SHIPPED_HEAD = Path(__file__).parent.parent / "checkpoints" / "smollm2-135m-eagle2"
+DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+
+
+def load_target_config(name: str) -> PretrainedConfig:
+    """The target's config, refused if trees cannot be verified with it.
+
+    Args:
+        name: "smollm2" (the embedded one), a folder, a .gguf file, or a hub id.
+
+    Raises:
+        ValueError: unknown name, or an unsupported model.
+    """
+    path, options = _source(name)
+    try:
+        config = AutoConfig.from_pretrained(path, **options)
+    except (OSError, ValueError, json.JSONDecodeError) as error:
+        raise ValueError(
+            f"unknown target {name!r}: give {EMBEDDED_TARGET!r} (embedded), a folder with "
+            f"config.json, a .gguf file, or a hub id that can be reached ({error})"
+        ) from error
+    check_supported(config)
+    return config
+
+
+def load_target(
+    name: str, *, dtype: str = "bfloat16", device: str = "cpu"
+) -> tuple[Target, PreTrainedTokenizerBase]:
+    """Load a target and its tokenizer.
+
+    Args:
+        name: see load_target_config.
+        dtype: a name in DTYPES. For the embedded target float32 means its bfloat16 weights upcast.
+        device: a torch device, or "auto" to spread a large target over all accelerators.
+    """
+    config = load_target_config(name)
+    path, options = _source(name)
+    weights = dict(options)
+    if "gguf_file" in options:
+        # transformers 5.23 would keep GGUF weights packed
+        weights["quantization_config"] = GgufConfig(dequantize=True)
+    placement = {"device_map": "auto"} if device == "auto" else {}
+    model = AutoModelForCausalLM.from_pretrained(
+        path, config=config, dtype=DTYPES[dtype], **weights, **placement
+    )
+    if device != "auto":
+        model.to(device)
+    return Target(model), AutoTokenizer.from_pretrained(path, **options)
+
+
+def load_head(name: str | Path, target_config: PretrainedConfig) -> EagleHead:
+    """Load an EAGLE-1/2 head in its own dtype on the CPU, checked against the target's config.
+
+    Raises:
+        ValueError: no head there, broken, or made for another target; shapes are named.
+    """
+    folder = resolve_folder(name)
+    config = read_head_config(folder)
+    got = {"hidden_size": config.hidden_size, "vocab_size": config.vocab_size}
+    want = {key: getattr(target_config, key) for key in got}
+    if got != want:
+        raise ValueError(
+            f"the draft head {str(name)!r} was made for another target: it has "
+            + ", ".join(f"{key} {got[key]} (the target's is {want[key]})" for key in got)
+        )
+    tensors = read_head_weights(folder, config)
+    head = EagleHead(config).eval()
+    head.load_state_dict(tensors, assign=True)
+    return head
+
+
+def _source(name: str) -> tuple[str, dict[str, str]]:
+    """What from_pretrained takes: a folder or hub id, and options."""
+    if name == EMBEDDED_TARGET:
+        return str(embedded_target_dir()), {}
+    if name.endswith(".gguf") and Path(name).is_file():
+        return str(Path(name).parent), {"gguf_file": Path(name).name}
+    return name, {}

@@ -1,0 +1,67 @@
+"""From logits to the target's next-token distribution P, and draws from it. The only copy.
+
+Filters are transformers' own (temperature, then top-k, then top-p), so that P is what `generate`
+would sample from. Draws use the inverse of the cumulative distribution with a given uniform, so
+that two acceptance rules can be compared draw by draw.
+
+Axes: R rows, V vocabulary, C tokens asked about.
+"""
+
+import torch
+from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+
+from eagle_fsd.config import SamplingConfig
+
+
+def filter_logits(logits_RV: torch.Tensor, sampling: SamplingConfig) -> torch.Tensor:
+    """Logits after temperature, top-k and top-p, float32 [R, V]; removed tokens are -inf.
+
+    Raises:
+        ValueError: temperature is 0, where P is the argmax and there is nothing to filter.
+    """
+    if sampling.temperature == 0:
+        raise ValueError("temperature 0 has no filtered logits: P is the argmax")
+    logits_RV = logits_RV.float()
+    if sampling.temperature != 1:
+        logits_RV = TemperatureLogitsWarper(sampling.temperature)(None, logits_RV)
+    if sampling.top_k:
+        logits_RV = TopKLogitsWarper(min(sampling.top_k, logits_RV.shape[-1]))(None, logits_RV)
+    if sampling.top_p < 1:
+        logits_RV = TopPLogitsWarper(sampling.top_p)(None, logits_RV)
+    return logits_RV
+
+
+def draw_and_score(
+    logits_RV: torch.Tensor,
+    uniform_R: torch.Tensor,
+    token_RC: torch.Tensor,
+    sampling: SamplingConfig,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Draw x ~ P in every row, and give P of the tokens asked about.
+
+    Args:
+        logits_RV: the target's raw logits.
+        uniform_R: numbers in [0, 1); unused at temperature 0, where x is the argmax.
+        token_RC: token ids, int64.
+
+    Returns:
+        drawn_R: x, int64 [R].
+        prob_RC: P(token), float32 [R, C].
+    """
+    if sampling.temperature == 0:
+        drawn_R = logits_RV.argmax(-1)
+        return drawn_R, (token_RC == drawn_R[:, None]).float()
+    prob_RV = torch.softmax(filter_logits(logits_RV, sampling), dim=-1)
+    return inverse_cdf(prob_RV, uniform_R), prob_RV.gather(1, token_RC)
+
+
+def inverse_cdf(weight_RV: torch.Tensor, uniform_R: torch.Tensor) -> torch.Tensor:
+    """Index drawn in proportion to the weights (they need not sum to 1), int64 [R].
+
+    The sum runs in float64: over 100 K float32 terms its error would be visible. An index of
+    weight zero is never drawn.
+    """
+    cdf_RV = weight_RV.double().cumsum(-1)
+    point_R1 = (uniform_R.double() * cdf_RV[:, -1])[:, None]
+    index_R = torch.searchsorted(cdf_RV, point_R1, right=True)[:, 0]
+    return index_R.clamp_(max=weight_RV.shape[-1] - 1)

@@ -1,0 +1,194 @@
+"""The target: a stock transformers causal language model behind prefill / verify / commit.
+
+No modeling file is forked. A tree is verified in one forward of the unmodified model: a 4-D
+additive float mask lets each node see the committed prefix and its own ancestors, and explicit
+position_ids place it by its depth (a boolean mask would be silently wrong with eager attention).
+Loading lives in loading.py; text and chat templates in chat.py.
+
+Axes: L prompt tokens, N tree nodes, A accepted path with its root, V vocabulary, D hidden size.
+"""
+
+import torch
+from torch import nn
+from transformers import PretrainedConfig, PreTrainedModel
+
+from eagle_fsd.cache import TreeCache
+from eagle_fsd.tree import DraftTree
+
+# Families whose tree attention the tests check, sliding windows included where they have them.
+TESTED_FAMILIES = ("gemma3_text", "llama", "mistral", "mixtral", "qwen2", "qwen3")
+
+
+def check_supported(config: PretrainedConfig) -> None:
+    """Refuse, by its config alone, a model whose verification could not be right.
+
+    Raises:
+        ValueError: names the model type and what is not supported.
+    """
+    kind = config.model_type
+    if config.is_encoder_decoder:
+        raise ValueError(f"target of type {kind!r} is an encoder-decoder; a decoder is needed")
+    if hasattr(config, "text_config"):
+        raise ValueError(f"target of type {kind!r} is multimodal; give its text model instead")
+    unknown = set(getattr(config, "layer_types", None) or []) - {
+        "full_attention",
+        "sliding_attention",
+    }
+    if unknown:
+        raise ValueError(
+            f"target of type {kind!r} has layers of type {sorted(unknown)}; a draft tree can be "
+            "verified with full_attention and sliding_attention layers only"
+        )
+
+
+class Target:
+    """A target model and the cache of the one sequence that it is decoding.
+
+    Invariant after prefill and after every commit: cache length == committed tokens - 1, since the
+    last committed token (the root of the next tree) has not been run yet.
+
+    Attributes:
+        model: the transformers model, in eval mode.
+        vocab_size: width V of its logits.
+        hidden_size: width D of its features.
+        max_positions: longest sequence it was made for.
+    """
+
+    def __init__(self, model: PreTrainedModel):
+        check_supported(model.config)
+        self.model = model.eval()
+        self.lm_head = model.get_output_embeddings()
+        self.embed_tokens: nn.Module = model.get_input_embeddings()
+        self.hidden_size: int = model.config.hidden_size
+        self.vocab_size: int = self.lm_head.weight.shape[0]
+        self.max_positions: int = getattr(model.config, "max_position_embeddings", 2**31)
+        # Gemma 2 squashes its logits; any other treatment of them is caught by check_tree_attention
+        self._softcap: float | None = getattr(model.config, "final_logit_softcapping", None)
+        self._cache: TreeCache | None = None
+        self._prefix_length = 0
+        if model.config.model_type not in TESTED_FAMILIES:
+            self.check_tree_attention()
+
+    @property
+    def device(self) -> torch.device:
+        return self.embed_tokens.weight.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.embed_tokens.weight.dtype
+
+    @property
+    def cache_length(self) -> int:
+        """Rows in the cache that belong to committed tokens."""
+        return self._prefix_length
+
+    def start(self, capacity: int) -> None:
+        """Begin a new sequence with a cache of `capacity` rows (prompt + answer + one tree)."""
+        self._cache = TreeCache(self.model.config.num_hidden_layers, capacity)
+        self._prefix_length = 0
+
+    @torch.inference_mode()
+    def prefill(self, prompt_L: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Run the prompt.
+
+        Args:
+            prompt_L: token ids, int64 [L].
+
+        Returns:
+            logits_V: logits of the token after the prompt, model dtype [V].
+            features_LD: hidden states after the final norm, [L, D].
+        """
+        features_LD = self._run(prompt_L, mask=None, position_N=None)
+        self._prefix_length += prompt_L.shape[0]
+        return self.logits(features_LD[-1:])[0], features_LD
+
+    @torch.inference_mode()
+    def verify(self, tree: DraftTree) -> tuple[torch.Tensor, torch.Tensor]:
+        """Run every node of the tree at once, each seeing the prefix and its ancestors only.
+
+        Returns:
+            logits_NV: row i is the distribution of the token AFTER node i, model dtype [N, V].
+            features_ND: hidden states after the final norm, [N, D].
+        """
+        position_N = self._prefix_length + tree.depth_N
+        features_ND = self._run(tree.token_N, self._tree_masks(tree, position_N), position_N)
+        return self.logits(features_ND), features_ND
+
+    def commit(self, node_A: torch.Tensor) -> None:
+        """Keep the cache rows of the accepted path (root first, int64 [A]); drop the rest."""
+        self._cache.keep_path(self._prefix_length, node_A)
+        self._prefix_length += node_A.shape[0]
+
+    def _run(
+        self,
+        token_N: torch.Tensor,
+        mask: torch.Tensor | dict[str, torch.Tensor] | None,
+        position_N: torch.Tensor | None,
+    ) -> torch.Tensor:
+        output = self.model.base_model(
+            input_ids=token_N[None],
+            attention_mask=mask,
+            position_ids=None if position_N is None else position_N[None],
+            past_key_values=self._cache,
+            use_cache=True,
+        )
+        return output.last_hidden_state[0]
+
+    def logits(self, features_ND: torch.Tensor) -> torch.Tensor:
+        """The lm_head applied to features (the target's own or a draft head's), [N, V]."""
+        logits_NV = self.lm_head(features_ND)
+        if self._softcap is not None:
+            logits_NV = torch.tanh(logits_NV / self._softcap) * self._softcap
+        return logits_NV
+
+    def _tree_masks(
+        self, tree: DraftTree, position_N: torch.Tensor
+    ) -> torch.Tensor | dict[str, torch.Tensor]:
+        """The additive mask [1, 1, N, prefix + N], or one per layer type.
+
+        Models with `layer_types` that slide take a dict of masks; those whose layers all slide
+        (Mistral) take one mask, with the window added here because transformers leaves a 4-D mask
+        as it is.
+        """
+        N, prefix = tree.size, self._prefix_length
+        visible_NK = torch.ones(N, prefix + N, dtype=torch.bool, device=self.device)
+        visible_NK[:, prefix:] = tree.ancestor_NN
+        window = getattr(self.model.config, "sliding_window", None)
+        layer_types = set(getattr(self.model.config, "layer_types", None) or [])
+        slides = "sliding_attention" in layer_types or (window is not None and not layer_types)
+        if not slides:
+            return self._additive(visible_NK)
+        key_position_K = torch.cat([torch.arange(prefix, device=self.device), position_N])
+        in_window_NK = key_position_K[None] > position_N[:, None] - window
+        sliding = self._additive(visible_NK & in_window_NK)
+        if not layer_types:
+            return sliding
+        return {"full_attention": self._additive(visible_NK), "sliding_attention": sliding}
+
+    def _additive(self, visible_NK: torch.Tensor) -> torch.Tensor:
+        mask_NK = torch.zeros(visible_NK.shape, dtype=self.dtype, device=self.device)
+        return mask_NK.masked_fill_(~visible_NK, torch.finfo(self.dtype).min)[None, None]
+
+    @torch.inference_mode()
+    def check_tree_attention(self) -> None:
+        """Compare a small tree with each of its paths run alone by the unmodified model.
+
+        Raises:
+            ValueError: this model family does not verify trees correctly; names the family.
+        """
+        tree = DraftTree.from_parents([7, 11, 13, 17, 19], [0, 0, 0, 1, 2], device=self.device)
+        prompt_L = torch.arange(3, 9, device=self.device)
+        self.start(prompt_L.shape[0] + tree.size)
+        self.prefill(prompt_L)
+        logits_NV = self.verify(tree)[0].float()
+        self._cache, self._prefix_length = None, 0
+        for leaf in (3, 4):
+            path = torch.cat([prompt_L, tree.token_N[tree.ancestor_NN[leaf]]])
+            alone_V = self.model(input_ids=path[None]).logits[0, -1].float()
+            error = (logits_NV[leaf] - alone_V).norm() / (alone_V - alone_V.mean()).norm()
+            if not error < (1e-3 if self.dtype == torch.float32 else 0.1):
+                raise ValueError(
+                    f"targets of type {self.model.config.model_type!r} are not supported: a draft "
+                    f"tree and the same path run alone give different logits (relative error "
+                    f"{error:.2g}). Tested families: {', '.join(TESTED_FAMILIES)}"
+                )

@@ -1,0 +1,179 @@
+"""Draft trees: their tensors, and the dynamic tree of EAGLE-2.
+
+Axes: N nodes with the root, P pool of candidates, K branch_top_k, E expanded nodes, V vocabulary.
+Everything stays on the drafter's device; there is no loop over nodes.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from eagle_fsd.config import TreeConfig
+
+
+@dataclass(frozen=True)
+class DraftTree:
+    """A tree of drafted tokens in level order: parents come before their children.
+
+    Node 0 is the root (the last committed token); the others are drafts. Example, the root "A" with
+    children "B", "C", and "D" below "C":
+
+        node           0  1  2  3
+        token_N        A  B  C  D
+        parent_N       0  0  0  2      the root is its own parent
+        depth_N        0  1  1  2
+        draft_row_N    0 -1  1 -1      A and C were expanded by the drafter; B and D were not
+
+    Attributes:
+        token_N: token ids, int64 [N].
+        parent_N: index of each node's parent, int64 [N].
+        depth_N: levels below the root, int64 [N].
+        ancestor_NN: bool [N, N]; row i marks node i and its ancestors.
+        draft_row_N: row of `draft_logits_EV` for each node, int64 [N]; -1 where the drafter has no
+            distribution. Every node that has children was expanded and has a row, unless the
+            drafter is no language model at all and E is 0.
+        draft_logits_EV: raw logits of the drafter at expanded nodes, [E, V]: row i is the
+            distribution of the token AFTER that node.
+    """
+
+    token_N: torch.Tensor
+    parent_N: torch.Tensor
+    depth_N: torch.Tensor
+    ancestor_NN: torch.Tensor
+    draft_row_N: torch.Tensor
+    draft_logits_EV: torch.Tensor
+    max_depth: int
+
+    @property
+    def size(self) -> int:
+        """Number of nodes N, the root included."""
+        return self.token_N.shape[0]
+
+    @classmethod
+    def from_tensors(
+        cls,
+        token_N: torch.Tensor,
+        parent_N: torch.Tensor,
+        draft_row_N: torch.Tensor,
+        draft_logits_EV: torch.Tensor,
+        *,
+        max_depth: int,
+    ) -> "DraftTree":
+        """Build depths and the ancestor table by following all parents at once, `max_depth` times.
+
+        `max_depth` is an upper bound known on the host, so that nothing is read from the device.
+        """
+        node_N = torch.arange(token_N.shape[0], device=token_N.device)
+        ancestor_NN = torch.eye(token_N.shape[0], dtype=torch.bool, device=token_N.device)
+        at_N = node_N
+        for _ in range(max_depth):
+            at_N = parent_N[at_N]
+            ancestor_NN[node_N, at_N] = True
+        depth_N = ancestor_NN.sum(1) - 1
+        return cls(token_N, parent_N, depth_N, ancestor_NN, draft_row_N, draft_logits_EV, max_depth)
+
+    @classmethod
+    def from_parents(
+        cls, tokens: Sequence[int], parents: Sequence[int], *, device: torch.device | str = "cpu"
+    ) -> "DraftTree":
+        """A tree without draft distributions; `parents[0]` is 0 and parents come first."""
+        if not tokens or len(tokens) != len(parents) or parents[0] != 0:
+            raise ValueError(f"not a tree: tokens {tokens!r}, parents {parents!r}")
+        depth = [0]
+        for node, parent in enumerate(parents[1:], start=1):
+            if not 0 <= parent < node:
+                raise ValueError(f"parent {parent} of node {node} must be one of 0..{node - 1}")
+            depth.append(depth[parent] + 1)
+        return cls.from_tensors(
+            torch.tensor(tokens, device=device),
+            torch.tensor(parents, device=device),
+            torch.full((len(tokens),), -1, device=device),
+            torch.empty(0, 0, device=device),
+            max_depth=max(depth),
+        )
+
+
+class TreeGrower:
+    """Grows one EAGLE-2 tree level by level, then keeps its best connected part.
+
+    The drafter calls `add_level` with the logits of the nodes it has just run (first the root, then
+    each frontier) and runs the returned frontier next, `tree_depth` times in all; `finish` reranks.
+    EAGLE-2 (arXiv 2406.16858) section 4: a node's value is the product of draft probabilities along
+    its path, here a float32 sum of log-probabilities.
+    """
+
+    def __init__(self, config: TreeConfig):
+        self.config = config
+        self.levels = 0
+        self._token_P: list[torch.Tensor] = []  # candidates, level by level
+        self._score_P: list[torch.Tensor] = []
+        self._parent_P: list[torch.Tensor] = []  # pool index of a candidate's parent, -1 = root
+        self._expanded_E: list[torch.Tensor] = []  # pool index of each expanded node, -1 = root
+        self._logits_EV: list[torch.Tensor] = []
+
+    def add_level(self, logits_KV: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Add the children of the nodes just run.
+
+        Args:
+            logits_KV: the drafter's raw logits at the root ([1, V], first call) or at the frontier
+                of the last call, in its order ([branch_top_k, V]).
+
+        Returns:
+            token_K: tokens of the next frontier, the branch_top_k best of the new level.
+            slot_K: which row of `logits_KV` is each frontier node's parent.
+        """
+        K = self.config.branch_top_k
+        logp_KV = torch.log_softmax(logits_KV, dim=-1, dtype=torch.float32)
+        logp_KK, token_KK = logp_KV.topk(K, dim=-1)
+        if self.levels == 0:
+            expanded_K = torch.full((1,), -1, device=logits_KV.device)
+            score_KK = logp_KK
+        else:
+            expanded_K, score_K = self._frontier
+            score_KK = score_K[:, None] + logp_KK
+        first = sum(token.shape[0] for token in self._token_P)
+        self._token_P.append(token_KK.flatten())
+        self._score_P.append(score_KK.flatten())
+        self._parent_P.append(expanded_K.repeat_interleave(K))
+        self._expanded_E.append(expanded_K)
+        self._logits_EV.append(logits_KV)
+        self.levels += 1
+        best_K = _best(score_KK.flatten(), K)
+        self._frontier = (best_K + first, score_KK.flatten()[best_K])
+        return token_KK.flatten()[best_K], best_K // K
+
+    def finish(self, root_token: torch.Tensor) -> DraftTree:
+        """The num_draft_tokens best candidates under the root, in level order.
+
+        They are connected: a child's score is at most its parent's, the parent stands earlier in
+        the pool, and the sort is stable. (Upstream's top-k over half-precision scores orphans
+        nodes: reference/eagle.md section 2.8.)
+
+        Args:
+            root_token: token id of the root, int64 [] or [1].
+        """
+        token_P = torch.cat(self._token_P)
+        parent_P = torch.cat(self._parent_P)
+        expanded_E = torch.cat(self._expanded_E)
+        device = token_P.device
+        keep_M = _best(torch.cat(self._score_P), self.config.num_draft_tokens).sort().values
+        # one slot more than the pool, so that index -1 (the root) has a place of its own: the last
+        node_of_P = torch.zeros(token_P.shape[0] + 1, dtype=torch.int64, device=device)
+        node_of_P[keep_M] = torch.arange(1, keep_M.shape[0] + 1, device=device)
+        row_of_P = torch.full_like(node_of_P, -1)
+        row_of_P[expanded_E] = torch.arange(expanded_E.shape[0], device=device)
+        root_1 = torch.full((1,), -1, device=device)
+        pool_N = torch.cat([root_1, keep_M])
+        return DraftTree.from_tensors(
+            torch.cat([root_token.reshape(1).to(device), token_P[keep_M]]),
+            node_of_P[torch.cat([root_1, parent_P[keep_M]])],
+            row_of_P[pool_N],
+            torch.cat(self._logits_EV),
+            max_depth=self.levels,
+        )
+
+
+def _best(score_P: torch.Tensor, count: int) -> torch.Tensor:
+    """Indices of the `count` largest, ties broken by the lower index (torch.topk promises none)."""
+    return score_P.sort(descending=True, stable=True).indices[:count]
