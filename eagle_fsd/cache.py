@@ -11,7 +11,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 
 
 class PreallocatedLayer(CacheLayerMixin):
-    """Keys and values of one layer, [1, kv_heads, capacity, head_dim]; rows [0, length) are valid."""
+    """Keys and values of a layer, [1, kv_heads, capacity, head_dim]; rows [0, length) are valid."""
 
     is_sliding = False  # whole rows are kept for sliding-window layers too
 

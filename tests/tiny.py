@@ -1,0 +1,141 @@
+"""Tiny random targets of every family, tiny heads, and a drafter whose drafts are often accepted.
+
+Sizes differ per axis (primes where the model allows), so that a transposed tensor cannot pass.
+Weights are scaled up: argmax then varies from token to token.
+"""
+
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma3TextConfig,
+    LlamaConfig,
+    MistralConfig,
+    MixtralConfig,
+    PretrainedConfig,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen3Config,
+)
+
+from eagle_fsd.checkpoint import HeadConfig
+from eagle_fsd.config import TreeConfig
+from eagle_fsd.drafters.eagle import EagleHead
+from eagle_fsd.target import Target
+from eagle_fsd.tree import DraftTree, TreeGrower
+
+BOS = 2  # first token of every prompt: the one token that no drafter is told
+WINDOW = 7
+SIZES = {
+    "vocab_size": 101,
+    "hidden_size": 40,
+    "intermediate_size": 53,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 251,
+    "tie_word_embeddings": False,
+    "bos_token_id": BOS,
+    "eos_token_id": None,
+    "pad_token_id": None,
+}
+MIXED = ["sliding_attention", "full_attention", "sliding_attention"]
+FAMILIES = {
+    "llama": lambda: LlamaConfig(**SIZES, head_dim=14),
+    "qwen2": lambda: Qwen2Config(**SIZES),
+    "qwen2_sliding": lambda: Qwen2Config(
+        **SIZES, use_sliding_window=True, sliding_window=WINDOW, max_window_layers=1
+    ),
+    "qwen3": lambda: Qwen3Config(**SIZES, head_dim=14),
+    "mistral": lambda: MistralConfig(**SIZES, head_dim=14, sliding_window=None),
+    "mistral_sliding": lambda: MistralConfig(**SIZES, head_dim=14, sliding_window=WINDOW),
+    "mixtral": lambda: MixtralConfig(
+        **SIZES, head_dim=14, num_local_experts=5, num_experts_per_tok=2
+    ),
+    "gemma3": lambda: Gemma3TextConfig(
+        **SIZES, head_dim=14, query_pre_attn_scalar=14, sliding_window=WINDOW, layer_types=MIXED
+    ),
+}
+SLIDING = ("qwen2_sliding", "mistral_sliding", "gemma3")
+
+
+def random_model(
+    config: PretrainedConfig, *, seed: int, attention: str = "sdpa", scale: float = 1.5
+) -> PreTrainedModel:
+    """A float32 model whose weights are drawn from `seed` alone."""
+    model = AutoModelForCausalLM.from_config(
+        config, dtype=torch.float32, attn_implementation=attention
+    )
+    randomize(model, seed=seed, scale=scale)
+    return model.eval()
+
+
+def randomize(module: torch.nn.Module, *, seed: int, scale: float) -> None:
+    """Matrices keep the size of what they act on, times `scale`; vectors move by a tenth."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in module.named_parameters():
+            noise = torch.randn(parameter.shape, generator=generator)
+            if parameter.ndim == 1:
+                parameter.add_(0.1 * noise)
+            elif "embed" in name:
+                parameter.copy_(noise)
+            else:
+                parameter.copy_(noise * scale / parameter.shape[-1] ** 0.5)
+
+
+def tiny_target(family: str, *, seed: int = 0, attention: str = "sdpa") -> Target:
+    return Target(random_model(FAMILIES[family](), seed=seed, attention=attention))
+
+
+def tiny_head(target: Target, *, seed: int = 0, **changes) -> EagleHead:
+    """A random float32 head for the target; `changes` replace fields of its HeadConfig."""
+    config = {
+        "hidden_size": target.hidden_size,
+        "intermediate_size": 59,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "vocab_size": target.vocab_size,
+    }
+    head = EagleHead(HeadConfig(**config | changes)).eval()
+    randomize(head, seed=seed, scale=1.0)
+    return head
+
+
+def prompt_tokens(length: int, *, seed: int = 0, vocab_size: int = SIZES["vocab_size"]) -> list:
+    """BOS and then random tokens."""
+    generator = torch.Generator().manual_seed(seed)
+    rest = torch.randint(0, vocab_size, (length - 1,), generator=generator)
+    return [BOS, *rest.tolist()]
+
+
+class NoisyTargetDrafter:
+    """Grows trees from the target's own logits plus seeded noise, running each path without cache.
+
+    With noise 0 every round accepts a whole path; the noise sets how deep paths are accepted.
+    A prompt must begin with BOS, since `observe` never tells the first token.
+    """
+
+    def __init__(self, target: Target, tree: TreeConfig, *, noise: float = 0.0, seed: int = 0):
+        self.target = target
+        self.tree_config = tree
+        self.noise = noise
+        self.seed = seed
+        self.max_nodes = tree.num_draft_tokens + 1
+
+    def reset(self, capacity: int) -> None:
+        self._tokens = [BOS]
+        self._generator = torch.Generator().manual_seed(self.seed)
+
+    def observe(self, features_TD: torch.Tensor, next_token_T: torch.Tensor) -> None:
+        self._tokens += next_token_T.tolist()
+
+    @torch.inference_mode()
+    def propose(self) -> DraftTree:
+        grower = TreeGrower(self.tree_config)
+        path_KT = torch.tensor([self._tokens])
+        for _ in range(self.tree_config.tree_depth):
+            logits_KV = self.target.model(path_KT, use_cache=False).logits[:, -1]
+            noise_KV = torch.randn(logits_KV.shape, generator=self._generator)
+            token_K, slot_K = grower.add_level(logits_KV + self.noise * noise_KV)
+            path_KT = torch.cat([path_KT[slot_K], token_K[:, None]], dim=1)
+        return grower.finish(torch.tensor(self._tokens[-1]))
