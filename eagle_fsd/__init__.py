@@ -15,3 +15,17 @@ fuzzy token      an emitted token that the exact test would not have emitted; fu
 num_draft_tokens drafts of a tree, without its root; a verification is one wider.
 tree_depth       drafted levels.  branch_top_k: children per expanded node.
 """
+
+from eagle_fsd.api import Answer, Model, generate, load, stream
+from eagle_fsd.config import AcceptConfig, SamplingConfig, TreeConfig
+
+__all__ = [
+    "AcceptConfig",
+    "Answer",
+    "Model",
+    "SamplingConfig",
+    "TreeConfig",
+    "generate",
+    "load",
+    "stream",
+]

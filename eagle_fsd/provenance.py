@@ -2,6 +2,7 @@
 
 import os
 import platform
+import shlex
 import subprocess
 import sys
 from importlib.metadata import version
@@ -10,16 +11,17 @@ from pathlib import Path
 import torch
 
 PACKAGES = ("torch", "transformers", "accelerate", "numpy", "fschat")
+ROOT = Path(__file__).parent.parent
 
 
 def describe_run(options: dict) -> dict:
     """A JSON-able record to be written beside every output.
 
-    The command is given without folders of this machine.
+    Paths inside the checkout are given relative to it, so that records can be published.
     """
     return {
-        "command": " ".join(["python", Path(sys.argv[0]).name, *sys.argv[1:]]),
-        "options": options,
+        "command": shlex.join(["python", *(_relative(argument) for argument in sys.argv)]),
+        "options": {key: _relative(value) for key, value in options.items()},
         "commit": _commit(),
         "versions": {"python": platform.python_version()} | {p: version(p) for p in PACKAGES},
         "device": describe_device(),
@@ -38,12 +40,18 @@ def describe_device() -> str:
     return f"{name}, {os.cpu_count()} cores, {torch.get_num_threads()} threads"
 
 
+def _relative(value):
+    inside = isinstance(value, str) and value.startswith(f"{ROOT}{os.sep}")
+    return os.path.relpath(value, ROOT) if inside else value
+
+
 def _commit() -> str:
     """The checkout's commit, with "+" where it has uncommitted changes; "unknown" outside git."""
-    folder = Path(__file__).parent
-    git = ["git", "-C", str(folder)]
+    git = ["git", "-C", str(ROOT)]
     try:
-        head = subprocess.run([*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True)
+        head = subprocess.run(
+            [*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True
+        )
         status = subprocess.run(
             [*git, "status", "--porcelain", "-uno"], capture_output=True, text=True
         )

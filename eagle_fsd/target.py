@@ -119,6 +119,26 @@ class Target:
         self._cache.keep_path(self._prefix_length, node_A)
         self._prefix_length += node_A.shape[0]
 
+    @torch.inference_mode()
+    def rescore(self, prompt: list[int], answer: list[int]) -> tuple[float, float]:
+        """One plain forward over prompt and answer; leaves the sequence being decoded alone.
+
+        Returns:
+            The share of answer tokens that are the argmax there, and the answer's mean
+            log-probability at temperature 1, nats per token.
+        """
+        ids = torch.tensor([prompt + answer], device=self.device)
+        features_LD = self.model.base_model(input_ids=ids, use_cache=False).last_hidden_state[0]
+        hits, logp = 0, 0.0
+        rows_AD = features_LD[len(prompt) - 1 : -1]
+        for feature_CD, token_C in zip(
+            rows_AD.split(256), ids[0, len(prompt) :].split(256), strict=True
+        ):
+            logp_CV = torch.log_softmax(self.logits(feature_CD), dim=-1, dtype=torch.float32)
+            hits += (logp_CV.argmax(-1) == token_C).sum().item()
+            logp += logp_CV.gather(1, token_C[:, None]).sum().item()
+        return hits / len(answer), logp / len(answer)
+
     def _run(
         self,
         token_N: torch.Tensor,

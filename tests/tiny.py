@@ -48,8 +48,12 @@ FAMILIES = {
     "qwen3": lambda: Qwen3Config(**SIZES, head_dim=14),
     "mistral": lambda: MistralConfig(**SIZES, head_dim=14, sliding_window=None),
     "mistral_sliding": lambda: MistralConfig(**SIZES, head_dim=14, sliding_window=WINDOW),
+    # torch's grouped matmul wants rows of 16 bytes, so no prime here
     "mixtral": lambda: MixtralConfig(
-        **SIZES, head_dim=14, num_local_experts=5, num_experts_per_tok=2
+        **SIZES | {"intermediate_size": 52},
+        head_dim=14,
+        num_local_experts=5,
+        num_experts_per_tok=2,
     ),
     "gemma3": lambda: Gemma3TextConfig(
         **SIZES, head_dim=14, query_pre_attn_scalar=14, sliding_window=WINDOW, layer_types=MIXED
@@ -111,7 +115,8 @@ def prompt_tokens(length: int, *, seed: int = 0, vocab_size: int = SIZES["vocab_
 class NoisyTargetDrafter:
     """Grows trees from the target's own logits plus seeded noise, running each path without cache.
 
-    With noise 0 every round accepts a whole path; the noise sets how deep paths are accepted.
+    Logits are sharpened, so that trees are deep and not only wide. With noise 0 the target's argmax
+    is always drafted; the noise sets how deep paths are accepted.
     A prompt must begin with BOS, since `observe` never tells the first token.
     """
 
@@ -136,6 +141,6 @@ class NoisyTargetDrafter:
         for _ in range(self.tree_config.tree_depth):
             logits_KV = self.target.model(path_KT, use_cache=False).logits[:, -1]
             noise_KV = torch.randn(logits_KV.shape, generator=self._generator)
-            token_K, slot_K = grower.add_level(logits_KV + self.noise * noise_KV)
+            token_K, slot_K = grower.add_level(4 * (logits_KV + self.noise * noise_KV))
             path_KT = torch.cat([path_KT[slot_K], token_K[:, None]], dim=1)
         return grower.finish(torch.tensor(self._tokens[-1]))

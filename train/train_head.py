@@ -27,16 +27,13 @@ from transformers import HfArgumentParser
 from eagle_fsd.checkpoint import HeadConfig, write_head
 from eagle_fsd.drafters.eagle import EagleHead
 from eagle_fsd.loading import load_target, load_target_config
+from eagle_fsd.options import option
 from eagle_fsd.provenance import describe_run
 from eagle_fsd.training.data import Dialogue, HeadBatch, make_batch, read_dialogues
 from eagle_fsd.training.features import FeatureCache
 from eagle_fsd.training.losses import feature_smooth_l1, soft_cross_entropy
 from eagle_fsd.training.unroll import unroll
 from eagle_fsd.training.validate import accuracy_by_depth
-
-
-def option(default, help: str):
-    return field(default=default, metadata={"help": help})
 
 
 @dataclass
@@ -134,6 +131,11 @@ def add_noise(batch: HeadBatch, scale: float, generator: torch.Generator) -> tor
     return batch.feature_BTD + (uniform * (scale * 512 / T)).to(batch.feature_BTD)
 
 
+def noise_seed(seed: int, step: int, process: int) -> int:
+    """One seed per step and process, so that a resumed run draws what an unbroken one does."""
+    return (seed * 1_000_003 + step) * 1_009 + process
+
+
 def losses(head, batch: HeadBatch, feature_BTD, embedding_BTD, lm_head_VD, options):
     """Both losses, averaged over the unrolled steps."""
     steps = options.unroll_steps
@@ -186,14 +188,14 @@ def train(options: TrainOptions) -> None:
     step, seconds, trained = progress["step"], progress["seconds"], progress["tokens"]
     log = (output / "log.jsonl").open("a") if accelerator.is_main_process else None
 
-    bar = tqdm(
-        total=steps, initial=step, desc="training", disable=not accelerator.is_main_process
-    )
+    bar = tqdm(total=steps, initial=step, desc="training", disable=not accelerator.is_main_process)
     began = saved = time.monotonic()
     while step < steps:
         place = {"process": accelerator.process_index, "processes": accelerator.num_processes}
         batch = batches.at(step, **place)
-        noise = torch.Generator().manual_seed(hash((options.seed, step, place["process"])))
+        noise = torch.Generator().manual_seed(
+            noise_seed(options.seed, step, accelerator.process_index)
+        )
         feature_BTD = add_noise(batch, options.noise, noise).to(accelerator.device)
         batch = batch.to(accelerator.device)
         for group in optimizer.param_groups:

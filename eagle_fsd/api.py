@@ -1,0 +1,150 @@
+"""The Python call: load a target and its head, generate or stream an answer."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from transformers import PreTrainedTokenizerBase
+
+from eagle_fsd.assets import EMBEDDED_TARGET
+from eagle_fsd.chat import Message, prompt_ids
+from eagle_fsd.config import AcceptConfig, SamplingConfig, TreeConfig
+from eagle_fsd.decode import DecodeConfig, Generation, StopConfig, decode_rounds
+from eagle_fsd.drafters import Drafter
+from eagle_fsd.drafters.eagle import EagleDrafter
+from eagle_fsd.drafters.root import RootDrafter
+from eagle_fsd.loading import SHIPPED_HEAD, load_head, load_target, load_target_config
+from eagle_fsd.target import Target
+
+SMALL_TREE = TreeConfig(num_draft_tokens=15, tree_depth=5, branch_top_k=4)
+LARGE_TREE = TreeConfig()
+
+
+@dataclass(frozen=True)
+class Model:
+    """A loaded target with its drafter; one answer at a time."""
+
+    target: Target
+    tokenizer: PreTrainedTokenizerBase
+    drafter: Drafter
+    conv_template: str = ""
+
+    @property
+    def stop_token_ids(self) -> tuple[int, ...]:
+        """Tokens that end an answer: the generation config's, and the tokenizer's end token."""
+        ids = self.target.model.generation_config.eos_token_id
+        ids = [] if ids is None else ids if isinstance(ids, list) else [ids]
+        if self.tokenizer.eos_token_id is not None:
+            ids = [*ids, self.tokenizer.eos_token_id]
+        return tuple(dict.fromkeys(ids))
+
+    def prompt_ids(self, prompt: str | list[Message]) -> list[int]:
+        """A user turn, or a whole conversation, through the chat template."""
+        messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+        return prompt_ids(self.tokenizer, messages, conv_template=self.conv_template)
+
+    def text(self, token_ids: list[int]) -> str:
+        return self.tokenizer.decode(token_ids, skip_special_tokens=True)
+
+
+@dataclass
+class Answer(Generation):
+    """A Generation and its text."""
+
+    text: str = ""
+
+
+def load(
+    target: str = EMBEDDED_TARGET,
+    *,
+    head: str | None = "",
+    tree: TreeConfig | None = None,
+    dtype: str = "bfloat16",
+    device: str = "cpu",
+    conv_template: str = "",
+) -> Model:
+    """Load a target and a draft head; configs are checked before weights load.
+
+    Args:
+        target: "smollm2" (embedded), a folder, a .gguf file or a hub id.
+        head: folder or hub id of an EAGLE-1/2 head; "" is the shipped one (smollm2 only); None
+            decodes without drafts.
+        tree: shape of the draft tree; default 15 drafts on a CPU, 59 elsewhere.
+        dtype: bfloat16, float16 or float32.
+        device: a torch device, or "auto".
+        conv_template: see eagle_fsd.chat.prompt_ids.
+
+    Raises:
+        ValueError: unknown target, no head for it, or a head of another target.
+    """
+    if head == "":
+        if target != EMBEDDED_TARGET:
+            raise ValueError(f"no head ships for target {target!r}: name one, or None for plain")
+        head = str(SHIPPED_HEAD)
+    draft_head = None if head is None else load_head(head, load_target_config(target))
+    loaded, tokenizer = load_target(target, dtype=dtype, device=device)
+    if draft_head is None:
+        return Model(loaded, tokenizer, RootDrafter(), conv_template)
+    draft_head.to(loaded.device, loaded.dtype)
+    tree = tree or (SMALL_TREE if loaded.device.type == "cpu" else LARGE_TREE)
+    return Model(loaded, tokenizer, EagleDrafter(draft_head, loaded, tree), conv_template)
+
+
+def generate(model: Model, prompt: str | list[Message], **settings) -> Answer:
+    """Answer a prompt; the settings are those of `stream`.
+
+    Example:
+        >>> model = eagle_fsd.load("smollm2")
+        >>> answer = eagle_fsd.generate(model, "Why is the sky blue?", threshold=0.2)
+        >>> print(answer.text, answer.tokens_per_round, answer.fuzzy_share)
+    """
+    *_, (_, answer) = stream(model, prompt, **settings)
+    return answer
+
+
+def stream(
+    model: Model,
+    prompt: str | list[Message],
+    *,
+    rule: str = AcceptConfig.rule,
+    divergence: str = AcceptConfig.divergence,
+    threshold: float = AcceptConfig.threshold,
+    logits: str = AcceptConfig.logits,
+    child: str = AcceptConfig.child,
+    temperature: float = SamplingConfig.temperature,
+    top_k: int = SamplingConfig.top_k,
+    top_p: float = SamplingConfig.top_p,
+    max_new_tokens: int = StopConfig.max_new_tokens,
+    stop_strings: tuple[str, ...] = (),
+    seed: int = 0,
+) -> Iterator[tuple[str, Answer]]:
+    """Answer a prompt, yielding (new text, answer so far) after every round.
+
+    Args:
+        model: from `load`.
+        prompt: a user turn, or messages with role and content.
+        rule, divergence, threshold, logits, child: see AcceptConfig.
+        temperature, top_k, top_p: see SamplingConfig.
+        max_new_tokens, stop_strings: see StopConfig; the target's stop tokens always end an answer.
+        seed: of all randomness.
+
+    Raises:
+        ValueError: a setting is out of range, or prompt + budget is beyond the target's positions.
+    """
+    config = DecodeConfig(
+        accept=AcceptConfig(rule, divergence, threshold, logits, child),
+        sampling=SamplingConfig(temperature, top_k, top_p),
+        stop=StopConfig(max_new_tokens, model.stop_token_ids, tuple(stop_strings), model.text),
+        seed=seed,
+    )
+    answer = Answer()
+    ids = model.prompt_ids(prompt)
+    for step in decode_rounds(model.target, model.drafter, ids, config):
+        answer.tokens += step.tokens
+        answer.finish = step.finish
+        if step.acceptance is not None:
+            answer.rounds.append(step.acceptance)
+        text = model.text(answer.tokens)
+        if step.finish is None and text.endswith("\N{REPLACEMENT CHARACTER}"):
+            continue  # half a character; the next round completes it
+        new, answer.text = text[len(answer.text) :], text
+        yield new, answer

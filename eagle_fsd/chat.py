@@ -1,0 +1,46 @@
+"""Messages to prompt tokens: the tokenizer's own chat template, else one of FastChat's by name."""
+
+from transformers import PreTrainedTokenizerBase
+
+Message = dict[str, str]  # {"role": "user" | "assistant" | "system", "content": text}
+
+
+def prompt_ids(
+    tokenizer: PreTrainedTokenizerBase, messages: list[Message], *, conv_template: str = ""
+) -> list[int]:
+    """Token ids of a conversation up to where the assistant's next turn begins.
+
+    Args:
+        conv_template: name of a FastChat template (e.g. vicuna_v1.1) for targets whose tokenizer
+            has none; empty uses the tokenizer's.
+
+    Raises:
+        ValueError: an empty message, no template at all, or an unknown template name.
+    """
+    for message in messages:
+        if message["role"] == "user" and not message["content"].strip():
+            raise ValueError("the prompt is empty: give some text")
+    if conv_template:
+        return tokenizer(_fastchat_prompt(messages, conv_template)).input_ids
+    if tokenizer.chat_template is None:
+        raise ValueError(
+            "this target's tokenizer has no chat template: name one of FastChat's with "
+            "conv_template (vicuna_v1.1, llama-2, ...)"
+        )
+    return tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+
+
+def _fastchat_prompt(messages: list[Message], name: str) -> str:
+    from fastchat.conversation import conv_templates, get_conv_template
+
+    if name not in conv_templates:
+        raise ValueError(f"unknown conv_template {name!r}; known: {', '.join(conv_templates)}")
+    conversation = get_conv_template(name)
+    roles = {"user": conversation.roles[0], "assistant": conversation.roles[1]}
+    for message in messages:
+        if message["role"] == "system":
+            conversation.set_system_message(message["content"])
+        else:
+            conversation.append_message(roles[message["role"]], message["content"])
+    conversation.append_message(conversation.roles[1], None)
+    return conversation.get_prompt()

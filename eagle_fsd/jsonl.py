@@ -1,0 +1,55 @@
+"""JSON-lines files that survive a kill: whole lines are kept, a torn last line is dropped."""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+
+def read_lines(path: Path, *, repair: bool = False) -> list[dict]:
+    """All rows of a file.
+
+    Args:
+        repair: cut a broken last line off the file, with a warning, as a killed writer leaves it.
+
+    Raises:
+        ValueError: the file is missing or a line is broken; names the line.
+    """
+    if not path.is_file():
+        raise ValueError(f"no file at {path}")
+    rows, good = [], 0
+    data = path.read_bytes()
+    for number, line in enumerate(data.splitlines(keepends=True), start=1):
+        try:
+            if repair and not line.endswith(b"\n"):
+                raise ValueError("no line end")
+            row = json.loads(line) if line.strip() else None
+        except ValueError as error:
+            if repair and good + len(line) == len(data):
+                print(
+                    f"warning: {path}, line {number} is torn ({error}); dropped, to be redone",
+                    file=sys.stderr,
+                )
+                with path.open("r+b") as file:
+                    file.truncate(good)
+                break
+            raise ValueError(f"{path}, line {number} is no JSON: {error}") from error
+        good += len(line)
+        if row is not None:
+            rows.append(row)
+    return rows
+
+
+def append_line(path: Path, row: dict) -> None:
+    """Append one row and wait until it is on disk."""
+    with path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(row, ensure_ascii=False) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def write_lines(path: Path, rows: list[dict]) -> None:
+    """Replace a file in one rename."""
+    temporary = path.with_name(path.name + ".tmp")
+    temporary.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+    temporary.replace(path)

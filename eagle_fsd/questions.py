@@ -1,0 +1,52 @@
+"""Question files in FastChat's format: question_id, category, turns (and optional reference)."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from eagle_fsd.jsonl import read_lines
+
+
+@dataclass(frozen=True)
+class Question:
+    question_id: int | str
+    category: str
+    turns: list[str]
+
+
+def read_questions(path: str | Path) -> list[Question]:
+    """Read a question.jsonl.
+
+    Raises:
+        ValueError: the file is missing, a line is broken or lacks a key (with its number), an id
+            occurs twice, or a turn is empty.
+    """
+    path = Path(path)
+    questions: dict[int | str, Question] = {}
+    for number, row in enumerate(read_lines(path), start=1):
+        place = f"{path}, question {number}"
+        turns = row.get("turns") if isinstance(row, dict) else None
+        if not isinstance(turns, list) or not turns or "question_id" not in row:
+            raise ValueError(f"{place}: expected question_id and a list of turns, got {row!r:.200}")
+        if not all(isinstance(turn, str) and turn.strip() for turn in turns):
+            raise ValueError(f"{place}: a turn is empty or no text")
+        if row["question_id"] in questions:
+            raise ValueError(f"{place}: question_id {row['question_id']!r} occurs twice")
+        questions[row["question_id"]] = Question(
+            row["question_id"], row.get("category", "all"), turns
+        )
+    if not questions:
+        raise ValueError(f"{path} holds no question")
+    return list(questions.values())
+
+
+def spread(questions: list[Question], count: int) -> list[Question]:
+    """`count` questions, evenly over the categories: the first of each, then the second, ..."""
+    if not 1 <= count <= len(questions):
+        raise ValueError(f"--questions must be in 1..{len(questions)}, got {count}")
+    rank: dict[str, int] = {}
+    keyed = []
+    for place, question in enumerate(questions):
+        keyed.append((rank.get(question.category, 0), place))
+        rank[question.category] = rank.get(question.category, 0) + 1
+    chosen = sorted(place for _, place in sorted(keyed)[:count])
+    return [questions[place] for place in chosen]

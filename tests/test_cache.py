@@ -1,0 +1,98 @@
+"""The cache: rows kept, rows dropped, one buffer.
+
+Axes of a key tensor: batch, heads, rows, channels (1, 3, rows, 5 here).
+"""
+
+import pytest
+import torch
+
+from eagle_fsd.cache import TreeCache
+
+LAYERS = 2
+
+
+def rows(first: int, count: int, *, layer: int = 0) -> torch.Tensor:
+    """Keys whose row r holds the number first + r (+ 100 a layer) everywhere."""
+    row_R = torch.arange(first, first + count, dtype=torch.float32) + 100 * layer
+    return row_R[None, None, :, None].expand(1, 3, count, 5).clone()
+
+
+def append(cache: TreeCache, first: int, count: int) -> None:
+    for index, layer in enumerate(cache.layers):
+        keys = rows(first, count, layer=index)
+        layer.update(keys, -keys[..., :2])  # values with a width of their own
+
+
+def stored(cache: TreeCache, *, layer: int = 0) -> list[int]:
+    """The numbers in the valid rows of a layer, keys and values checked to agree."""
+    one = cache.layers[layer]
+    keys, values = one.keys[:, :, : one.length], one.values[:, :, : one.length]
+    assert (keys == keys[:, :1, :, :1]).all() and torch.equal(values, -keys[..., :2])
+    return [int(row) - 100 * layer for row in keys[0, 0, :, 0]]
+
+
+def test_keep_path_moves_accepted_rows_behind_the_prefix():
+    """5 committed rows and a tree of 4: keeping nodes 0 and 2 leaves rows 0-4, 5, 7; length 7."""
+    cache = TreeCache(LAYERS, capacity=11)
+    append(cache, 0, 5)
+    append(cache, 5, 4)
+    assert cache.length == 9
+    cache.keep_path(5, torch.tensor([0, 2]))
+    assert cache.length == 7
+    for layer in range(LAYERS):
+        assert stored(cache, layer=layer) == [0, 1, 2, 3, 4, 5, 7]
+    append(cache, 40, 1)  # the next row goes right behind them
+    assert stored(cache, layer=1) == [0, 1, 2, 3, 4, 5, 7, 40]
+
+
+@pytest.mark.parametrize("path", [[0], [0, 1, 2, 3], [0, 1, 3, 4], [0, 2, 3, 6], [0, 6]])
+def test_keep_path_where_source_and_destination_overlap(path):
+    """Rows are moved as if copied first: no row is overwritten before it is read."""
+    cache = TreeCache(LAYERS, capacity=13)
+    append(cache, 0, 3)
+    append(cache, 3, 7)
+    cache.keep_path(3, torch.tensor(path))
+    assert stored(cache) == [0, 1, 2, *(3 + node for node in path)]
+
+
+def test_update_returns_all_valid_rows_and_only_those():
+    """Attention sees the prefix and the new rows; never the unwritten rest of the buffer."""
+    cache = TreeCache(1, capacity=17)
+    append(cache, 0, 4)
+    keys, values = cache.update(rows(4, 3), -rows(4, 3)[..., :2], 0)
+    assert keys[0, 0, :, 0].tolist() == values.neg()[0, 0, :, 0].tolist() == list(range(7))
+    assert cache.get_seq_length() == 7
+    assert cache.get_mask_sizes(2, 0) == (9, 0)
+
+
+def test_truncate_forgets_the_end():
+    """Rows from `length` on are gone and overwritten by the next; growing is refused."""
+    cache = TreeCache(LAYERS, capacity=9)
+    append(cache, 0, 6)
+    cache.truncate(2)
+    append(cache, 20, 1)
+    assert stored(cache) == stored(cache, layer=1) == [0, 1, 20]
+    with pytest.raises(AssertionError, match="cannot grow"):
+        cache.truncate(4)
+
+
+def test_rows_beyond_capacity_are_refused():
+    """A full cache says so instead of growing."""
+    cache = TreeCache(1, capacity=5)
+    append(cache, 0, 4)
+    with pytest.raises(AssertionError, match="cannot hold 6"):
+        append(cache, 4, 2)
+
+
+def test_the_buffer_is_allocated_once():
+    """Appending, keeping and truncating never move the buffer."""
+    cache = TreeCache(LAYERS, capacity=31)
+    append(cache, 0, 3)
+    where = [(layer.keys.data_ptr(), layer.values.data_ptr()) for layer in cache.layers]
+    for _ in range(6):
+        prefix = cache.length
+        append(cache, prefix, 5)
+        cache.keep_path(prefix, torch.tensor([0, 2, 4]))
+        cache.truncate(cache.length - 1)
+    assert where == [(layer.keys.data_ptr(), layer.values.data_ptr()) for layer in cache.layers]
+    assert [layer.keys.shape[2] for layer in cache.layers] == [31, 31]

@@ -1,0 +1,97 @@
+"""Settings: what is refused, and the counts that follow from a tree's shape."""
+
+import math
+
+import pytest
+import torch
+
+from eagle_fsd.config import AcceptConfig, SamplingConfig, TreeConfig
+from eagle_fsd.tree import TreeGrower
+
+
+@pytest.mark.parametrize(
+    "drafts, depth, top_k, message",
+    [
+        (0, 1, 1, "num_draft_tokens must be at least 1, got 0"),
+        (7, 0, 3, "tree_depth must be at least 1, got 0"),
+        (7, 3, 0, "branch_top_k must be at least 1, got 0"),
+        (-1, 3, 3, "num_draft_tokens must be at least 1, got -1"),
+        (4, 5, 3, "num_draft_tokens 4 cannot fill tree_depth 5"),
+        (4, 1, 3, "num_draft_tokens 4 is more than the 3 candidates"),
+        (22, 3, 3, "num_draft_tokens 22 is more than the 21 candidates"),
+        (2, 1, 1, "num_draft_tokens 2 is more than the 1 candidates"),
+    ],
+)
+def test_impossible_trees_are_refused(drafts, depth, top_k, message):
+    """A shape that cannot be drafted is an error that names its numbers."""
+    with pytest.raises(ValueError, match=message):
+        TreeConfig(drafts, depth, top_k)
+
+
+@pytest.mark.parametrize("depth, top_k", [(1, 1), (1, 7), (2, 3), (5, 4), (6, 10), (5, 1)])
+def test_pool_size_and_num_expanded_are_what_a_grower_drafts(depth, top_k):
+    """The counts in TreeConfig == candidates and expanded nodes of a tree that keeps all of them."""
+    pool = top_k + (depth - 1) * top_k**2
+    config = TreeConfig(pool, depth, top_k)
+    grower = TreeGrower(config)
+    logits_KV = torch.randn(1, 13)
+    for _ in range(depth):
+        token_K, slot_K = grower.add_level(logits_KV)
+        assert token_K.shape == slot_K.shape == (top_k,)
+        logits_KV = torch.randn(top_k, 13)
+    tree = grower.finish(torch.tensor(0))
+    assert config.pool_size == tree.size - 1 == pool
+    assert config.num_expanded == tree.draft_logits_EV.shape[0]
+    assert int(tree.depth_N.max()) == depth
+
+
+def test_upstream_default_shape():
+    """Upstream's total_token 60 / depth 5 / top_k 10 are 59 / 6 / 10: 60 nodes, a pool of 510."""
+    config = TreeConfig()
+    assert (config.num_draft_tokens, config.tree_depth, config.branch_top_k) == (59, 6, 10)
+    assert (config.pool_size, config.num_expanded) == (510, 51)
+
+
+@pytest.mark.parametrize(
+    "values, message",
+    [
+        ({"temperature": -0.1}, "temperature must be 0"),
+        ({"temperature": math.nan}, "temperature must be 0"),
+        ({"temperature": math.inf}, "temperature must be 0"),
+        ({"top_k": -1}, "top_k must be 0"),
+        ({"top_p": 0.0}, "top_p must be in"),
+        ({"top_p": 1.01}, "top_p must be in"),
+        ({"top_p": math.nan}, "top_p must be in"),
+    ],
+)
+def test_impossible_sampling_is_refused(values, message):
+    """Numbers outside their range, NaN included."""
+    with pytest.raises(ValueError, match=message):
+        SamplingConfig(**values)
+
+
+@pytest.mark.parametrize(
+    "values, message",
+    [
+        ({"rule": "fuzzy"}, "unknown rule 'fuzzy'; known: exact, fsd"),
+        ({"child": "best"}, "unknown child 'best'; known: draft"),
+        ({"logits": "cooked"}, "unknown logits 'cooked'"),
+        ({"divergence": "kl"}, "'kl'"),
+        ({"threshold": -0.1}, "threshold must be 0 or above, got -0.1"),
+        ({"threshold": math.nan}, "threshold must be 0 or above, got nan"),
+    ],
+)
+def test_unknown_acceptance_is_refused(values, message):
+    """Every name is checked against its table, and the error lists it."""
+    with pytest.raises(ValueError, match=message):
+        AcceptConfig(**values)
+
+
+def test_combinations_without_meaning_are_refused():
+    """At temperature 0 both rows are one-hot: `processed` and `sample` need a temperature."""
+    greedy, warm = SamplingConfig(), SamplingConfig(temperature=0.7)
+    for values in ({"logits": "processed"}, {"child": "sample"}):
+        with pytest.raises(ValueError, match="needs temperature > 0"):
+            AcceptConfig(**values).check_with(greedy)
+        AcceptConfig(**values).check_with(warm)
+        AcceptConfig(rule="exact", **values).check_with(greedy)  # never looks at either

@@ -1,0 +1,84 @@
+"""The embedded target with the shipped head: what the tiny models cannot show."""
+
+import pytest
+import torch
+
+import eagle_fsd
+from eagle_fsd.arms import Arm
+from eagle_fsd.assets import mt_bench_dir
+from eagle_fsd.config import AcceptConfig, SamplingConfig
+from eagle_fsd.decode import StopConfig
+from eagle_fsd.questions import read_questions, spread
+
+pytestmark = pytest.mark.embedded
+TIE = 1e-4  # a difference of the two largest logits that float32 may resolve either way
+
+
+@pytest.fixture(scope="module")
+def model():
+    return eagle_fsd.load("smollm2", dtype="float32")
+
+
+def answers(model, arm: Arm, prompts: list[list[int]], new_tokens: int) -> list[list[int]]:
+    stop = StopConfig(new_tokens, model.stop_token_ids)
+    return [arm.answer(model, p, SamplingConfig(), stop, seed=0)[0].tokens for p in prompts]
+
+
+@torch.inference_mode()
+def assert_equal_up_to_ties(model, prompts, expected, got):
+    """Token for token; a first difference must be between two logits closer than TIE."""
+    for prompt, want, have in zip(prompts, expected, got, strict=True):
+        if want == have:
+            continue
+        at = next(i for i, (a, b) in enumerate(zip(want, have, strict=False)) if a != b)
+        ids = torch.tensor([prompt + want[:at]])
+        logits_V = model.target.model(input_ids=ids).logits[0, -1]
+        gap = (logits_V[want[at]] - logits_V[have[at]]).abs().item()
+        assert gap < TIE, f"token {at}: {want[at]} and {have[at]} differ, logits by {gap}"
+
+
+def first_turns(model, count: int) -> list[list[int]]:
+    questions = spread(read_questions(mt_bench_dir() / "question.jsonl"), count)
+    return [model.prompt_ids(question.turns[0]) for question in questions]
+
+
+@pytest.mark.parametrize(
+    "count", [24, pytest.param(80, marks=pytest.mark.slow)], ids=["24_turns", "80_turns"]
+)
+def test_exact_eagle_equals_plain_equals_generate(model, count):
+    """Greedy in float32, 64 new tokens of MT-Bench first turns: one text, however it is made."""
+    prompts = first_turns(model, count)
+    plain = answers(model, Arm("plain"), prompts, 64)
+    exact = answers(model, Arm.with_rule(AcceptConfig("exact")), prompts, 64)
+    generate = answers(model, Arm("generate"), prompts, 64)
+    assert_equal_up_to_ties(model, prompts, plain, exact)
+    assert_equal_up_to_ties(model, prompts, plain, generate)
+
+
+def test_fsd_at_zero_is_exact_and_at_infinity_fills_the_tree(model):
+    """On the real head: T = 0 emits exact's tokens; T = inf accepts a whole path every round."""
+    prompts = first_turns(model, 2)
+    exact = answers(model, Arm.with_rule(AcceptConfig("exact")), prompts, 32)
+    fsd = answers(model, Arm.with_rule(AcceptConfig("fsd", threshold=0.0)), prompts, 32)
+    assert fsd == exact
+    answer = eagle_fsd.generate(
+        model, "Name three colours.", threshold=float("inf"), max_new_tokens=32
+    )
+    assert answer.tokens_per_round > 2
+    assert answer.fuzzy_share > 0
+
+
+def test_shipped_head_drafts_well(model):
+    """A head that is broken, or of other weights, accepts next to nothing (plain is 1.0)."""
+    answer = eagle_fsd.generate(
+        model, "Write a short letter to a friend.", rule="exact", max_new_tokens=64
+    )
+    assert answer.tokens_per_round > 1.4
+
+
+def test_stream_gives_the_text_of_generate(model):
+    """The pieces of a stream join to the answer's text."""
+    pieces = [text for text, _ in eagle_fsd.stream(model, "Hello!", max_new_tokens=24)]
+    answer = eagle_fsd.generate(model, "Hello!", max_new_tokens=24)
+    assert "".join(pieces) == answer.text
+    assert len(pieces) > 1

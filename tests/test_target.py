@@ -1,0 +1,257 @@
+"""The target: a tree in one forward == every path alone; the cache after commit == fresh prefill.
+
+Axes: L prompt tokens, N tree nodes, V vocabulary, D hidden size, K keys.
+"""
+
+import random
+
+import pytest
+import torch
+from tiny import FAMILIES, SIZES, WINDOW, prompt_tokens, random_model, tiny_target
+from transformers import (
+    CohereConfig,
+    DynamicCache,
+    Gemma3TextConfig,
+    GPTNeoConfig,
+    GPTNeoXConfig,
+    MptConfig,
+    Olmo2Config,
+    Phi3Config,
+    PretrainedConfig,
+)
+
+from eagle_fsd.target import TESTED_FAMILIES, Target
+from eagle_fsd.tree import DraftTree
+
+V = SIZES["vocab_size"]
+LONG = 3 * WINDOW + 2  # a prefix longer than the sliding window
+
+
+def random_tree(seed: int, *, size: int = 13) -> DraftTree:
+    """Deep for even seeds (deeper than a window), wide for odd ones."""
+    rng = random.Random(seed)
+    reach = 2 if seed % 2 == 0 else size
+    parents = [0] + [rng.randint(max(0, node - reach), node - 1) for node in range(1, size)]
+    return DraftTree.from_parents([rng.randrange(V) for _ in range(size)], parents)
+
+
+def path_to(tree: DraftTree, node: int) -> list[int]:
+    """Tokens from the root to the node."""
+    return tree.token_N[tree.ancestor_NN[node]].tolist()
+
+
+def largest_error(target: Target, prompt: list[int], tree: DraftTree) -> float:
+    """Largest difference between the tree's logits and those of each path run alone."""
+    target.start(len(prompt) + tree.size)
+    target.prefill(torch.tensor(prompt))
+    logits_NV, _ = target.verify(tree)
+    alone_NV = torch.stack(
+        [
+            target.model(torch.tensor([prompt + path_to(tree, node)])).logits[0, -1]
+            for node in range(tree.size)
+        ]
+    )
+    return (logits_NV - alone_NV).abs().max().item()
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_tree_logits_are_those_of_each_path_alone(family, attention):
+    """Every node's logits and features == its root-to-node path alone in the unmodified model.
+
+    Prefixes shorter than the sliding window, of just its size and longer; trees deeper than it.
+    """
+    for seed, length in enumerate([1, WINDOW, LONG, LONG + 1, 5, 41]):
+        target, prompt = tiny_target(family, seed=seed, attention=attention), prompt_tokens(length)
+        tree = random_tree(seed)
+        target.start(length + tree.size)
+        logits_V, features_LD = target.prefill(torch.tensor(prompt))
+        logits_NV, features_ND = target.verify(tree)
+        assert logits_NV.std() > 0.5  # a constant would prove nothing
+        for node in range(tree.size):
+            path = torch.tensor([prompt + path_to(tree, node)])
+            alone = target.model(path, output_hidden_states=True)
+            torch.testing.assert_close(logits_NV[node], alone.logits[0, -1], atol=1e-4, rtol=0)
+            feature_D = alone.hidden_states[-1][0, -1]
+            torch.testing.assert_close(features_ND[node], feature_D, atol=1e-4, rtol=0)
+        torch.testing.assert_close(logits_V, alone.logits[0, length - 1], atol=1e-4, rtol=0)
+        before_LD = alone.hidden_states[-1][0, :length]
+        torch.testing.assert_close(features_LD, before_LD, atol=1e-4, rtol=0)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("family", FAMILIES)
+def test_cache_after_commit_is_a_fresh_prefill(family):
+    """After rounds of verify and commit, keys and values of every layer == a plain prefill's.
+
+    And so are the next logits. Paths: a deep one, the root alone, one that skips siblings.
+    """
+    target, tokens = tiny_target(family, seed=1), prompt_tokens(LONG, seed=1)
+    target.start(LONG + 40)
+    target.prefill(torch.tensor(tokens))
+    for seed, node in [(2, 12), (3, 0), (5, 11), (4, 10)]:
+        tree = random_tree(seed)
+        target.verify(tree)
+        path_A = tree.ancestor_NN[node].nonzero()[:, 0]
+        target.commit(path_A)
+        tokens += path_to(tree, node)
+        assert target.cache_length == target._cache.length == len(tokens)
+
+        fresh = DynamicCache()  # without a config it keeps the whole rows of sliding layers
+        target.model(torch.tensor([tokens]), past_key_values=fresh)
+        for ours, theirs in zip(target._cache.layers, fresh.layers, strict=True):
+            keys, values = ours.keys[:, :, : ours.length], ours.values[:, :, : ours.length]
+            torch.testing.assert_close(keys, theirs.keys, atol=1e-4, rtol=0)
+            torch.testing.assert_close(values, theirs.values, atol=1e-4, rtol=0)
+        assert len(fresh.layers) == SIZES["num_hidden_layers"]
+    root = DraftTree.from_parents([17], [0])
+    want_V = target.model(torch.tensor([[*tokens, 17]])).logits[0, -1]
+    torch.testing.assert_close(target.verify(root)[0][0], want_V, atol=1e-4, rtol=0)
+
+
+HAND_TREE = ([3, 1, 4, 1, 5], [0, 0, 0, 2, 3])  # root: children 1, 2; 2: child 3; 3: child 4
+FULL = [
+    [1, 1, 1, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0],
+    [1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 0, 0, 0],
+    [1, 1, 1, 1, 1, 1, 1, 1, 1, 0, 1, 0, 0],
+    [1, 1, 1, 1, 1, 1, 1, 1, 1, 0, 1, 1, 0],
+    [1, 1, 1, 1, 1, 1, 1, 1, 1, 0, 1, 1, 1],
+]
+SLIDING = [  # window 7: the query's own position and six before it
+    [0, 0, 1, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0],
+    [0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 0, 0, 0],
+    [0, 0, 0, 1, 1, 1, 1, 1, 1, 0, 1, 0, 0],
+    [0, 0, 0, 0, 1, 1, 1, 1, 1, 0, 1, 1, 0],
+    [0, 0, 0, 0, 0, 1, 1, 1, 1, 0, 1, 1, 1],
+]
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral_sliding", "gemma3"])
+def test_masks_written_by_hand(family):
+    """8 committed rows and a tree of 5: which keys each node sees, and at which position it is.
+
+    The masks are floats (a boolean one is silently wrong with eager attention).
+    """
+    target = tiny_target(family)
+    target.start(13)
+    target.prefill(torch.tensor(prompt_tokens(8)))
+    seen = {}
+
+    def record(module, args, kwargs):
+        seen.update(kwargs)
+
+    hook = target.model.base_model.register_forward_pre_hook(record, with_kwargs=True)
+    target.verify(DraftTree.from_parents(*HAND_TREE))
+    hook.remove()
+    mask = seen["attention_mask"]
+    masks = {
+        "llama": lambda: [(mask, FULL)],
+        "mistral_sliding": lambda: [(mask, SLIDING)],
+        "gemma3": lambda: [(mask["full_attention"], FULL), (mask["sliding_attention"], SLIDING)],
+    }
+    for got, want in masks[family]():
+        assert got.shape == (1, 1, 5, 13) and got.dtype == torch.float32
+        assert (got[0, 0] == 0).int().tolist() == want
+        assert set(got.unique().tolist()) == {0.0, torch.finfo(torch.float32).min}
+    assert seen["position_ids"].tolist() == [[8, 9, 9, 10, 11]]
+
+
+def test_logits_follow_a_softcap():
+    """Gemma's final_logit_softcapping is applied by Target.logits as by the model."""
+    config = Gemma3TextConfig(**SIZES, head_dim=14, final_logit_softcapping=1.5)
+    target = Target(random_model(config, seed=0))
+    prompt = prompt_tokens(5)
+    target.start(5)
+    logits_V, _ = target.prefill(torch.tensor(prompt))
+    want_V = target.model(torch.tensor([prompt])).logits[0, -1]
+    torch.testing.assert_close(logits_V, want_V, atol=1e-5, rtol=0)
+    assert 1.0 < logits_V.abs().max() < 1.5
+
+
+def test_families_built_here_are_the_tested_ones():
+    """TESTED_FAMILIES names exactly the model types that these tests run."""
+    assert {make().model_type for make in FAMILIES.values()} == set(TESTED_FAMILIES)
+
+
+# --- families that the tests above do not cover go through Target.check_tree_attention ----------
+
+
+def gpt_neo() -> PretrainedConfig:
+    """Its local layers slide over 16 rows by row index, whatever mask and positions are given."""
+    return GPTNeoConfig(
+        vocab_size=V,
+        hidden_size=40,
+        num_layers=2,
+        num_heads=4,
+        attention_types=[[["global", "local"], 1]],
+        window_size=16,
+        max_position_embeddings=251,
+    )
+
+
+def mpt() -> PretrainedConfig:
+    """ALiBi: its bias depends on the row of a key, not on its position."""
+    return MptConfig(vocab_size=V, d_model=40, n_layers=2, n_heads=4, max_seq_len=251)
+
+
+OTHERS = {
+    "gpt_neox": lambda: GPTNeoXConfig(**SIZES),
+    "olmo2": lambda: Olmo2Config(**SIZES),
+    "phi3": lambda: Phi3Config(**SIZES, sliding_window=WINDOW),
+}
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_families_that_work_are_taken(name):
+    """A family outside the table that passes the check verifies long trees correctly, too."""
+    target = Target(random_model(OTHERS[name](), seed=0))
+    assert target.model.config.model_type not in TESTED_FAMILIES
+    assert target.cache_length == 0
+    for seed in range(2):
+        assert largest_error(target, prompt_tokens(LONG), random_tree(seed)) < 1e-4
+
+
+def test_other_families_that_do_not_work_are_refused():
+    """A check finds what the config does not say: scaled logits (Cohere), ALiBi (MPT)."""
+    for config, attention in [(CohereConfig(**SIZES), "sdpa"), (mpt(), "eager")]:
+        model = random_model(config, seed=0, attention=attention)
+        with pytest.raises(ValueError, match=f"'{config.model_type}' are not supported.*llama"):
+            Target(model)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("config", [gpt_neo(), mpt()], ids=["gpt_neo", "mpt-bfloat16"])
+def test_a_family_is_refused_or_right(config):
+    """Whatever Target takes verifies a long tree correctly.
+
+    Bugs held down: GPT-Neo's local window lies beyond the check's 11 tokens; MPT's ALiBi error on
+    the check's small tree is within the tolerance for bfloat16, in which targets load.
+    """
+    model = random_model(config, seed=0, attention="eager")
+    try:
+        if config.model_type == "mpt":
+            model.to(torch.bfloat16)
+        target = Target(model)
+    except ValueError as error:
+        assert config.model_type in str(error)
+        return
+    target.model.float()  # the tree's own error, apart from rounding
+    assert largest_error(target, prompt_tokens(LONG), random_tree(1)) < 1e-4
+
+
+@pytest.mark.parametrize("name", ["bloom", "falcon"])
+def test_families_that_cannot_run_a_tree_at_all_are_refused_by_name(name):
+    """An error from inside the model during the check names the family, as other refusals do."""
+    from transformers import BloomConfig, FalconConfig
+
+    config = {
+        "bloom": lambda: BloomConfig(vocab_size=V, hidden_size=40, n_layer=2, n_head=4),
+        "falcon": lambda: FalconConfig(
+            vocab_size=V, hidden_size=40, num_hidden_layers=2, num_attention_heads=4, alibi=True
+        ),
+    }[name]()
+    model = random_model(config, seed=0, attention="eager")
+    with pytest.raises(ValueError, match=f"{name}.*not supported"):
+        Target(model)

@@ -1,0 +1,230 @@
+"""Draft trees: tables against a slow reference, EAGLE-2's growth against Python loops.
+
+Axes: N nodes, V vocabulary, K branch_top_k.
+"""
+
+import random
+from collections import Counter
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import reference_tree as reference
+import torch
+
+from eagle_fsd.config import TreeConfig
+from eagle_fsd.tree import DraftTree, TreeGrower
+
+V = 23
+
+
+def grow(logits_of: Callable, config: TreeConfig, *, root: int = 5) -> tuple[DraftTree, list]:
+    """Drive a TreeGrower as a drafter does; also the paths of the nodes that were run, in order."""
+    grower = TreeGrower(config)
+    frontier, run = [()], []
+    for _ in range(config.tree_depth):
+        run += frontier
+        token_K, slot_K = grower.add_level(torch.stack([logits_of(path) for path in frontier]))
+        pairs = zip(slot_K.tolist(), token_K.tolist(), strict=True)
+        frontier = [(*frontier[slot], token) for slot, token in pairs]
+    return grower.finish(torch.tensor(root)), run
+
+
+def tree_paths(tree: DraftTree) -> list[reference.Path]:
+    return reference.paths(tree.token_N.tolist(), tree.parent_N.tolist())
+
+
+def random_config(rng: random.Random) -> TreeConfig:
+    depth, top_k = rng.randint(1, 5), rng.randint(1, 4)
+    pool = top_k + (depth - 1) * top_k**2
+    return TreeConfig(rng.randint(depth, pool), depth, top_k)
+
+
+class PathLogits:
+    """Logits as a function of the path alone.
+
+    `tied` takes every row from three permutations of the same distinct numbers: no ties within a
+    row (whose order torch.topk leaves open), many between sums along different paths.
+    """
+
+    def __init__(self, seed: int, *, tied: bool = False, scale: float = 1.0, dtype=torch.float32):
+        self.generator = torch.Generator().manual_seed(seed)
+        self.rng = random.Random(seed)
+        self.scale, self.dtype = scale, dtype
+        self.rows: dict[reference.Path, torch.Tensor] = {}
+        self.choices = [torch.randperm(V, generator=self.generator) for _ in range(3)] * tied
+
+    def __call__(self, path: reference.Path) -> torch.Tensor:
+        if path not in self.rows:
+            if self.choices:
+                row_V = self.rng.choice(self.choices) * 0.25
+            else:
+                row_V = self.scale * torch.randn(V, generator=self.generator)
+            self.rows[path] = row_V.to(self.dtype)
+        return self.rows[path]
+
+
+def test_tables_of_a_tree_written_by_hand():
+    """Parents, depths and the ancestor table of one tree, as a person writes them.
+
+    root A: children B, C; C: children D, E; E: child F.
+    """
+    tree = DraftTree.from_parents([3, 1, 4, 1, 5, 9], [0, 0, 0, 2, 2, 4])
+    assert tree.size == 6 and tree.max_depth == 3
+    assert tree.depth_N.tolist() == [0, 1, 1, 2, 2, 3]
+    assert tree.ancestor_NN.int().tolist() == [
+        [1, 0, 0, 0, 0, 0],
+        [1, 1, 0, 0, 0, 0],
+        [1, 0, 1, 0, 0, 0],
+        [1, 0, 1, 1, 0, 0],
+        [1, 0, 1, 0, 1, 0],
+        [1, 0, 1, 0, 1, 1],
+    ]
+    assert tree.draft_row_N.tolist() == [-1] * 6
+    assert tree.draft_logits_EV.shape[0] == 0
+
+
+def test_grown_tree_written_by_hand():
+    """Two levels of two, worked out with pencil: scores 0.6 0.3 | 0.54 0.03 | 0.15 0.12."""
+    rows = {(): [0.6, 0.3, 0.1], (0,): [0.05, 0.9, 0.05], (1,): [0.5, 0.1, 0.4]}
+
+    def logits(path):
+        return torch.tensor(rows[path]).log()
+
+    tree, run = grow(logits, TreeConfig(4, 2, 2), root=2)
+    assert run == [(), (0,), (1,)]
+    #                               root (0) (1) (0,1) (1,0)
+    assert tree.token_N.tolist() == [2, 0, 1, 1, 0]
+    assert tree.parent_N.tolist() == [0, 0, 0, 1, 2]
+    assert tree.depth_N.tolist() == [0, 1, 1, 2, 2]
+    assert tree.draft_row_N.tolist() == [0, 1, 2, -1, -1]
+
+
+def test_tables_match_the_reference_on_random_trees():
+    """Depths and ancestors by tensor operations == by walking up, on 1,000 random parent tables."""
+    rng = random.Random(0)
+    for _ in range(1000):
+        size = rng.randint(1, 40)
+        reach = rng.choice([1, 3, 40])  # chains, narrow trees, wide trees
+        parents = [0] + [rng.randint(max(0, node - reach), node - 1) for node in range(1, size)]
+        parent_N = torch.tensor(parents)
+        slack = rng.randint(0, 3)  # max_depth is an upper bound only
+        tree = DraftTree.from_tensors(
+            torch.arange(size),
+            parent_N,
+            torch.full((size,), -1),
+            torch.empty(0, 0),
+            max_depth=max(reference.depths(parents)) + slack,
+        )
+        assert tree.depth_N.tolist() == reference.depths(parents)
+        assert tree.ancestor_NN.tolist() == reference.ancestor_table(parents)
+        made = DraftTree.from_parents(range(size), parents)
+        assert torch.equal(made.ancestor_NN, tree.ancestor_NN)
+        assert made.max_depth == max(reference.depths(parents))
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_growth_matches_the_reference(tied):
+    """Expansion and reranking == EAGLE-2 with Python loops, on 1,000 trees, ties included."""
+    rng = random.Random(int(tied))
+    ties = 0
+    for seed in range(1000):
+        config, logits_of = random_config(rng), PathLogits(seed, tied=tied)
+        want = reference.grow(
+            logits_of,
+            depth=config.tree_depth,
+            top_k=config.branch_top_k,
+            drafts=config.num_draft_tokens,
+        )
+        tree, run = grow(logits_of, config)
+        assert run == want.expanded
+        assert tree_paths(tree) == [(), *want.kept]
+        assert tree.depth_N.tolist() == [len(path) for path in tree_paths(tree)]
+        assert tree.token_N[0] == 5
+        ties += len(want.pool) - len({candidate.score for candidate in want.pool})
+    assert ties > 2000 if tied else ties < 100
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("scale", [20.0, 80.0])
+def test_no_orphans_when_half_precision_drafts_are_peaked(dtype, scale):
+    """Upstream's top-k over tied half-precision scores keeps children without their parents.
+
+    1,000 trees per dtype, of the standard shape's kind: every kept node's parent is the node it was drafted
+    under, and the kept scores are the best of the pool.
+    """
+    config = TreeConfig(23, 5, 4)
+    tied_with_parent = 0
+    for seed in range(500):
+        logits_of = PathLogits(seed, scale=scale, dtype=dtype)
+        tree, run = grow(logits_of, config)
+        score = {(): np.float32(0)}
+        pool = []
+        for path in run:
+            logp_V = torch.log_softmax(logits_of(path).float(), dim=-1).numpy()
+            best = np.sort(logp_V)[::-1][: config.branch_top_k]
+            pool += [score[path] + logp for logp in best]
+            score |= {(*path, token): score[path] + logp_V[token] for token in range(V)}
+        kept = tree_paths(tree)
+        assert len(set(kept)) == tree.size == 24
+        assert {path[:-1] for path in kept[1:]} <= set(run)
+        assert (tree.parent_N[1:] < torch.arange(1, 24)).all()
+        tied_with_parent += sum(score[path] == score[path[:-1]] for path in kept[1:])
+        assert sorted(score[path] for path in kept[1:]) == sorted(pool)[-23:]
+    assert tied_with_parent > 500
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_draft_row_belongs_to_its_node(dtype):
+    """draft_logits_EV[draft_row_N[i]] are the logits that were given for node i's own path."""
+    rng = random.Random(7)
+    for seed in range(200):
+        config, logits_of = random_config(rng), PathLogits(seed, dtype=dtype)
+        tree, run = grow(logits_of, config)
+        assert tree.draft_logits_EV.shape == (config.num_expanded, V)
+        assert tree.draft_logits_EV.dtype == dtype
+        for path, row in zip(tree_paths(tree), tree.draft_row_N.tolist(), strict=True):
+            assert (row >= 0) == (path in run)
+            if row >= 0:
+                assert torch.equal(tree.draft_logits_EV[row], logits_of(path))
+        assert (tree.draft_row_N[tree.parent_N] >= 0).all()  # whoever has children has a row
+
+
+def test_siblings_are_distinct_and_best_first():
+    """Below one parent: distinct tokens, in descending order of the draft's probability."""
+    for seed in range(50):
+        tree, _ = grow(PathLogits(seed), TreeConfig(23, 4, 3))
+        for parent, count in Counter(tree.parent_N[1:].tolist()).items():
+            child_C = (tree.parent_N == parent).nonzero()[:, 0]
+            token_C = tree.token_N[child_C[child_C > 0]]
+            logit_C = tree.draft_logits_EV[tree.draft_row_N[parent]][token_C]
+            assert token_C.unique().shape[0] == count
+            assert torch.equal(logit_C, logit_C.sort(descending=True).values)
+
+
+def test_scores_are_sums_of_log_probabilities():
+    """A wide shallow tree loses to a sure deep path, and a chain keeps only first choices."""
+    sure_V = torch.full((V,), -20.0)
+    sure_V[11] = 0
+    flat_V = torch.zeros(V)
+    tree, _ = grow(lambda path: sure_V if set(path) <= {11} else flat_V, TreeConfig(7, 5, 3))
+    assert (11,) * 5 in tree_paths(tree)
+    chain, _ = grow(PathLogits(3), TreeConfig(5, 5, 1))
+    assert chain.parent_N.tolist() == [0, 0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize(
+    "tokens, parents, message",
+    [
+        ([], [], "not a tree"),
+        ([1, 2], [0], "not a tree"),
+        ([1, 2], [1, 0], "not a tree"),
+        ([1, 2, 3], [0, 2, 0], "parent 2 of node 1"),
+        ([1, 2], [0, 1], "parent 1 of node 1"),
+        ([1, 2], [0, -1], "parent -1 of node 1"),
+    ],
+)
+def test_parent_tables_that_are_no_tree_are_refused(tokens, parents, message):
+    """A parent must come before its children."""
+    with pytest.raises(ValueError, match=message):
+        DraftTree.from_parents(tokens, parents)
