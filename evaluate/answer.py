@@ -68,9 +68,13 @@ def run(options: AnswerOptions, model_options: ModelOptions) -> None:
     print(f"[{figures}; ended by {answer.finish}]", file=sys.stderr)
 
 
-if __name__ == "__main__":
-    parsed = HfArgumentParser([AnswerOptions, ModelOptions]).parse_args_into_dataclasses()
+def main(arguments: list[str] | None = None) -> None:
+    parser = HfArgumentParser([AnswerOptions, ModelOptions])
     try:
-        run(*parsed)
+        run(*parser.parse_args_into_dataclasses(arguments))
     except ValueError as error:
         sys.exit(f"error: {error}")
+
+
+if __name__ == "__main__":
+    main()

@@ -244,11 +244,13 @@ def report(run: Run, arms: list[Arm], questions: list[Question], options: BenchO
     print(f"\n{text}\nwritten to {run.folder}: summary.md, summary.json, summary.png, answers/")
 
 
-if __name__ == "__main__":
-    bench_options, shared_options = HfArgumentParser(
-        [BenchOptions, ModelOptions]
-    ).parse_args_into_dataclasses()
+def main(arguments: list[str] | None = None) -> None:
+    parser = HfArgumentParser([BenchOptions, ModelOptions])
     try:
-        run_bench(bench_options, shared_options)
+        run_bench(*parser.parse_args_into_dataclasses(arguments))
     except ValueError as error:
         sys.exit(f"error: {error}")
+
+
+if __name__ == "__main__":
+    main()

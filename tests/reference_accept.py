@@ -69,8 +69,9 @@ def slow_filter(logits: list[float], sampling: SamplingConfig) -> list[float]:
     if sampling.top_k:
         order = order[: sampling.top_k]
     prob = [math.exp(value) for value in log_probs([logits[token] for token in order])]
-    kept = [t for i, t in enumerate(order) if i == 0 or math.fsum(prob[:i]) < sampling.top_p]
-    return [logit if token in kept else -math.inf for token, logit in enumerate(logits)]
+    if sampling.top_p < 1:
+        order = [t for i, t in enumerate(order) if i == 0 or math.fsum(prob[:i]) < sampling.top_p]
+    return [logit if token in order else -math.inf for token, logit in enumerate(logits)]
 
 
 def slow_law(logits: list[float], sampling: SamplingConfig) -> list[float]:
@@ -161,7 +162,9 @@ class SlowAccept:
         """The law over the children by which one is taken once D passes."""
         children, choose = self.children[v], self.config.child
         if choose == "sample":
-            weight = [math.exp(x) for x in log_probs([self.draft[v][self.token[c]] for c in children])]
+            weight = [
+                math.exp(x) for x in log_probs([self.draft[v][self.token[c]] for c in children])
+            ]
             return dict(zip(children, weight, strict=True))
         if choose == "draft":
             return {max(children, key=lambda c: self.draft[v][self.token[c]]): 1.0}
@@ -263,7 +266,7 @@ def random_round(
 
 def chi_square_p(count: dict, law: dict) -> float:
     """P-value of the counts under the law; outcomes expected fewer than 5 times are pooled."""
-    impossible = {outcome: n for outcome, n in count.items() if law.get(outcome, 0) < 1e-12}
+    impossible = {outcome: n for outcome, n in count.items() if n and law.get(outcome, 0) < 1e-12}
     assert not impossible, f"drawn though their probability is 0: {impossible}"
     assert math.isclose(math.fsum(law.values()), 1, abs_tol=1e-5)
     draws = sum(count.values())

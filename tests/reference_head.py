@@ -7,7 +7,6 @@ Axes: T positions, D hidden, H heads, G key/value heads, C channels of a head.
 """
 
 import torch
-import torch.nn.functional as F
 
 
 def forward(
@@ -34,7 +33,7 @@ def decoder_layer(layer: dict[str, torch.Tensor], config: dict, x_TD: torch.Tens
         y_TD = rms_norm(y_TD, layer["input_layernorm.weight"], eps)
     x_TD = x_TD + attention(layer, config, y_TD)
     y_TD = rms_norm(x_TD, layer["post_attention_layernorm.weight"], eps)
-    gate_TM = F.silu(y_TD @ layer["mlp.gate_proj.weight"].T)
+    gate_TM = torch.nn.functional.silu(y_TD @ layer["mlp.gate_proj.weight"].T)
     up_TM = y_TD @ layer["mlp.up_proj.weight"].T
     return x_TD + (gate_TM * up_TM) @ layer["mlp.down_proj.weight"].T
 

@@ -91,7 +91,9 @@ def test_round_trip_is_bit_exact_in_bfloat16(tmp_path, qkv_bias):
         rms_norm_eps=1e-5,
     )
     tensors = {k: v.bfloat16() for k, v in random_tensors(config.shapes()).items()}
-    write_head(tmp_path / "a" / "head", config, tensors | {"embed_tokens.weight": torch.ones(41, 28)})
+    write_head(
+        tmp_path / "a" / "head", config, tensors | {"embed_tokens.weight": torch.ones(41, 28)}
+    )
     folder = tmp_path / "a" / "head"
     assert sorted(path.name for path in folder.iterdir()) == ["config.json", "model.safetensors"]
     assert read_head_config(folder) == config
@@ -293,7 +295,7 @@ def test_a_refused_pickle_is_a_clear_error(tmp_path):
 
 
 def save_hostile(folder: Path, *, legacy: bool) -> tuple[Path, Path]:
-    """A head whose pickle makes the first returned file when it is run; the second is the pickle."""
+    """A head whose pickle makes a file when it is run; that file and the pickle."""
     mark, file = folder / "ran", folder / "pytorch_model.bin"
     (folder / "config.json").write_text(json.dumps(CONFIG))
     hostile = random_tensors(shapes()) | {"fc.bias": Touch(mark)}

@@ -30,7 +30,7 @@ def test_impossible_trees_are_refused(drafts, depth, top_k, message):
 
 @pytest.mark.parametrize("depth, top_k", [(1, 1), (1, 7), (2, 3), (5, 4), (6, 10), (5, 1)])
 def test_pool_size_and_num_expanded_are_what_a_grower_drafts(depth, top_k):
-    """The counts in TreeConfig == candidates and expanded nodes of a tree that keeps all of them."""
+    """TreeConfig's counts == candidates and expanded nodes of a tree that keeps all of them."""
     pool = top_k + (depth - 1) * top_k**2
     config = TreeConfig(pool, depth, top_k)
     grower = TreeGrower(config)

@@ -9,8 +9,10 @@ import pytest
 import torch
 from tiny import FAMILIES, SIZES, WINDOW, prompt_tokens, random_model, tiny_target
 from transformers import (
+    BloomConfig,
     CohereConfig,
     DynamicCache,
+    FalconConfig,
     Gemma3TextConfig,
     GPTNeoConfig,
     GPTNeoXConfig,
@@ -244,8 +246,6 @@ def test_a_family_is_refused_or_right(config):
 @pytest.mark.parametrize("name", ["bloom", "falcon"])
 def test_families_that_cannot_run_a_tree_at_all_are_refused_by_name(name):
     """An error from inside the model during the check names the family, as other refusals do."""
-    from transformers import BloomConfig, FalconConfig
-
     config = {
         "bloom": lambda: BloomConfig(vocab_size=V, hidden_size=40, n_layer=2, n_head=4),
         "falcon": lambda: FalconConfig(

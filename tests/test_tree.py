@@ -150,8 +150,8 @@ def test_growth_matches_the_reference(tied):
 def test_no_orphans_when_half_precision_drafts_are_peaked(dtype, scale):
     """Upstream's top-k over tied half-precision scores keeps children without their parents.
 
-    1,000 trees per dtype, of the standard shape's kind: every kept node's parent is the node it was drafted
-    under, and the kept scores are the best of the pool.
+    1,000 trees per dtype: every kept node's parent is the node it was drafted under, and the kept
+    scores are the best of the pool.
     """
     config = TreeConfig(23, 5, 4)
     tied_with_parent = 0

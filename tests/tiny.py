@@ -74,12 +74,14 @@ def random_model(
 
 
 def randomize(module: torch.nn.Module, *, seed: int, scale: float) -> None:
-    """Matrices keep the size of what they act on, times `scale`; vectors move by a tenth."""
+    """Matrices keep the size of what they act on, times `scale`; biases and norms vary by 0.1."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in module.named_parameters():
             noise = torch.randn(parameter.shape, generator=generator)
-            if parameter.ndim == 1:
+            if name.endswith("bias"):
+                parameter.copy_(0.1 * noise)
+            elif parameter.ndim == 1:  # a norm: around the constant that it was made with
                 parameter.add_(0.1 * noise)
             elif "embed" in name:
                 parameter.copy_(noise)
@@ -91,7 +93,7 @@ def tiny_target(family: str, *, seed: int = 0, attention: str = "sdpa") -> Targe
     return Target(random_model(FAMILIES[family](), seed=seed, attention=attention))
 
 
-def tiny_head(target: Target, *, seed: int = 0, **changes) -> EagleHead:
+def tiny_head(target: Target, *, seed: int = 0, scale: float = 1.0, **changes) -> EagleHead:
     """A random float32 head for the target; `changes` replace fields of its HeadConfig."""
     config = {
         "hidden_size": target.hidden_size,
@@ -101,7 +103,7 @@ def tiny_head(target: Target, *, seed: int = 0, **changes) -> EagleHead:
         "vocab_size": target.vocab_size,
     }
     head = EagleHead(HeadConfig(**config | changes)).eval()
-    randomize(head, seed=seed, scale=1.0)
+    randomize(head, seed=seed, scale=scale)
     return head
 
 

@@ -299,9 +299,13 @@ def resume(accelerator: Accelerator, output: Path) -> dict:
     return {"step": 0, "seconds": 0.0, "tokens": 0}
 
 
-if __name__ == "__main__":
-    (parsed,) = HfArgumentParser(TrainOptions).parse_args_into_dataclasses()
+def main(arguments: list[str] | None = None) -> None:
+    parser = HfArgumentParser(TrainOptions)
     try:
-        train(parsed)
+        train(*parser.parse_args_into_dataclasses(arguments))
     except ValueError as error:
         sys.exit(f"error: {error}")
+
+
+if __name__ == "__main__":
+    main()

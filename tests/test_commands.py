@@ -1,0 +1,217 @@
+"""Every command runs on the CPU with a tiny random model; killed runs resume; bad input is told."""
+
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from tiny_folder import write_random_head, write_target
+
+ROOT = Path(__file__).parent.parent
+QUESTIONS = [
+    {"question_id": i, "category": "ab"[i % 2], "turns": [f"Say {i}.", "And again?"]}
+    for i in range(5)
+]
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("models")
+    return write_target(folder / "target"), write_random_head(folder / "head")
+
+
+def load_command(path: str):
+    """A command's module; commands do nothing on import."""
+    spec = importlib.util.spec_from_file_location(Path(path).stem, ROOT / path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+COMMANDS = {path: load_command(path) for path in ("evaluate/mt_bench.py", "evaluate/answer.py")}
+
+
+@pytest.fixture
+def run(capsys, monkeypatch):
+    """Calls a command's main in this process, as `python COMMAND OPTIONS` would."""
+
+    def call(command: str, *options: object) -> SimpleNamespace:
+        monkeypatch.setattr(sys, "argv", [command, *map(str, options)])
+        capsys.readouterr()
+        code, message = 0, ""
+        try:
+            COMMANDS[command].main()
+        except SystemExit as exit:
+            code, message = 1, f"{exit.code}\n"
+        out = capsys.readouterr()
+        return SimpleNamespace(returncode=code, stdout=out.out, stderr=out.err + message)
+
+    return call
+
+
+def bench_options(models, folder: Path, questions=QUESTIONS) -> list:
+    path = folder / "question.jsonl"
+    path.write_text("".join(json.dumps(q) + "\n" for q in questions))
+    target, head = models
+    options = ["--target", target, "--head", head, "--question_file", path, "--dtype", "float32"]
+    options += ["--num_draft_tokens", 7, "--tree_depth", 3, "--branch_top_k", 3]
+    return [*options, "--max_new_tokens", 12, "--output", folder / "run"]
+
+
+def rows(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+ALL_ARMS = ["--arms", "generate", "plain", "exact", "fsd", "fsd-paper", "--thresholds", 0, 0.2]
+NAMES = ["generate", "plain", "exact", "fsd_js_T0", "fsd_js_T0.2"]
+NAMES += ["fsd-paper_js_T0", "fsd-paper_js_T0.2"]
+
+
+def test_mt_bench_writes_everything_and_can_be_extended(run, models, tmp_path):
+    """Table, JSON, PNG, FastChat's answers; exact = plain = generate = fsd at T 0; a second run
+    answers only what was added."""
+    options = bench_options(models, tmp_path)
+    done = run("evaluate/mt_bench.py", *options, "--questions", 2, *ALL_ARMS)
+    assert done.returncode == 0, done.stderr
+    assert "tokens/round" in done.stdout and "| fsd-paper_js_T0.2 " in done.stdout
+    folder = tmp_path / "run"
+    summary = json.loads((folder / "summary.json").read_text())
+    assert [row["arm"] for row in summary["rows"]] == NAMES
+    assert (folder / "summary.png").read_bytes().startswith(b"\x89PNG")
+    by_arm = {row["arm"]: row for row in summary["rows"]}
+    for arm in ("generate", "exact", "fsd_js_T0"):
+        assert by_arm[arm]["same_as_plain"] == 1
+    assert by_arm["fsd_js_T0"]["fuzzy_share"] == 0 and by_arm["fsd_js_T0"]["ceiling"] == 1
+    assert by_arm["plain"]["tokens_per_round"] == 1
+
+    before = rows(folder / "records" / "exact.jsonl")
+    done = run("evaluate/mt_bench.py", *options, "--questions", 5, *ALL_ARMS)
+    assert done.returncode == 0, done.stderr
+    after = rows(folder / "records" / "exact.jsonl")
+    assert after[:2] == before
+    assert sorted(row["question_id"] for row in after) == [0, 1, 2, 3, 4]
+    # FastChat reads these keys (fastchat/llm_judge/common.py, gen_judgment.py)
+    for answer, record in zip(rows(folder / "answers" / "exact.jsonl"), after, strict=True):
+        assert set(answer) == {"question_id", "answer_id", "model_id", "choices", "tstamp"}
+        assert answer["question_id"] == record["question_id"]
+        assert answer["choices"][0]["turns"] == [turn["text"] for turn in record["turns"]]
+    # second turns continue the arm's own first answer
+    assert all(r["turns"][1]["prompt_tokens"] > r["turns"][0]["prompt_tokens"] for r in after)
+
+
+def test_mt_bench_survives_kill_9(run, models, tmp_path):
+    """Killed in the middle and with a torn last line: nothing is lost or answered twice."""
+    options = [*bench_options(models, tmp_path), "--questions", 5, *ALL_ARMS]
+    options[options.index("--max_new_tokens") + 1] = 60
+    command = [sys.executable, str(ROOT / "evaluate/mt_bench.py"), *map(str, options)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL)
+    record = tmp_path / "run" / "records" / "exact.jsonl"
+    deadline = time.monotonic() + 60
+    while not (record.is_file() and record.read_text().count("\n") >= 2):
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    kept = rows(record)
+    assert len(kept) < 5, "the run ended before it was killed"
+    with record.open("a") as file:
+        file.write('{"question_id": 4, "turns": [{"te')
+    done = run("evaluate/mt_bench.py", *options)
+    assert done.returncode == 0, done.stderr
+    assert "torn" in done.stderr
+    assert rows(record)[: len(kept)] == kept
+    for name in NAMES:
+        for kind in ("records", "answers"):
+            ids = [row["question_id"] for row in rows(tmp_path / "run" / kind / f"{name}.jsonl")]
+            assert sorted(ids) == [0, 1, 2, 3, 4], (kind, name)
+
+
+def test_mt_bench_samples_repeatably(run, models, tmp_path):
+    """At temperature 1 the same seed gives the same answers; processed rows and child sample work."""
+    texts = []
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        options = bench_options(models, tmp_path / name)
+        options += ["--questions", 1, "--temperature", 1, "--logits", "processed"]
+        options += ["--child", "sample", "--top_k", 20, "--thresholds", 0.5]
+        done = run("evaluate/mt_bench.py", *options)
+        assert done.returncode == 0, done.stderr
+        files = sorted((tmp_path / name / "run" / "records").iterdir())
+        texts.append([[t["token_ids"] for t in rows(f)[0]["turns"]] for f in files])
+    assert texts[0] == texts[1]
+    assert files[1].name == "fsd_js_processed_sample_T0.5.jsonl"
+
+
+BAD_BENCH = {
+    "unknown rule": (["--arms", "fsdd"], "fsdd"),
+    "unknown divergence": (["--divergence", "jss"], "known: kl_target_draft"),
+    "negative T": (["--thresholds", "-0.1"], "-0.1"),
+    "negative temperature": (["--temperature", "-1"], "temperature"),
+    "impossible tree": (["--tree_depth", "2", "--branch_top_k", "1"], "candidates"),
+    "processed at 0": (["--logits", "processed"], "processed"),
+    "too many questions": (["--questions", "6"], "1..5"),
+    "no such target": (["--target", "nowhere/at-all"], "nowhere/at-all"),
+    "question file missing": (["--question_file", "gone.jsonl"], "gone.jsonl"),
+    "budget beyond positions": (["--max_new_tokens", "3000"], "2048"),
+    "no budget": (["--max_new_tokens", "0"], "max_new_tokens"),
+    "output not writable": (["--output", "/proc/run"], "/proc/run"),
+    "unknown template": (["--conv_template", "vicunja"], "vicunja"),
+}
+
+
+@pytest.mark.parametrize("fault", BAD_BENCH)
+def test_mt_bench_tells_bad_input(run, models, tmp_path, fault):
+    """A clear line that names the value, no traceback, nothing answered."""
+    extra, told = BAD_BENCH[fault]
+    done = run("evaluate/mt_bench.py", *bench_options(models, tmp_path), *extra)
+    assert done.returncode == 1
+    assert "error: " in done.stderr and told in done.stderr
+    assert not list(tmp_path.glob("run/records/*"))
+
+
+def test_mt_bench_tells_a_broken_question_line(run, models, tmp_path):
+    """The line's number is named."""
+    options = bench_options(models, tmp_path)
+    path = tmp_path / "question.jsonl"
+    path.write_text(path.read_text() + "{torn\n")
+    done = run("evaluate/mt_bench.py", *options)
+    assert done.returncode == 1 and "line 6" in done.stderr
+
+
+def test_mt_bench_refuses_a_head_of_another_model(run, models, tmp_path):
+    """Both widths are named, before the target's weights load."""
+    target, _ = models
+    head = write_random_head(tmp_path / "wide", hidden_size=64)
+    done = run("evaluate/mt_bench.py", *bench_options((target, head), tmp_path))
+    assert done.returncode == 1 and "64" in done.stderr and "32" in done.stderr
+
+
+def test_mt_bench_refuses_to_mix_settings(run, models, tmp_path):
+    """A folder of another temperature is not continued; what differs is named."""
+    options = [*bench_options(models, tmp_path), "--questions", 1, "--arms", "plain"]
+    assert run("evaluate/mt_bench.py", *options).returncode == 0
+    done = run("evaluate/mt_bench.py", *options, "--temperature", 0.5)
+    assert done.returncode == 1 and "temperature" in done.stderr
+
+
+def test_answer_streams_and_tells_bad_input(run, models):
+    """Text on standard output, figures on standard error; an empty prompt is told."""
+    target, head = models
+    options = ["--target", target, "--head", head, "--dtype", "float32", "--max_new_tokens", 9]
+    options += ["--num_draft_tokens", 7, "--tree_depth", 3, "--branch_top_k", 3]
+    done = run("evaluate/answer.py", *options, "--prompt", "Hello")
+    assert done.returncode == 0, done.stderr
+    assert "9 tokens" in done.stderr and "per round" in done.stderr
+    plain = run("evaluate/answer.py", *options, "--prompt", "Hello", "--plain")
+    exact = run("evaluate/answer.py", *options, "--prompt", "Hello", "--rule", "exact")
+    assert plain.stdout == exact.stdout
+    done = run("evaluate/answer.py", *options, "--prompt", " ")
+    assert done.returncode == 1 and "empty" in done.stderr

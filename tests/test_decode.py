@@ -1,0 +1,348 @@
+"""The decoding loop: greedy trees == one token at a time == `generate`, token for token.
+
+Every comparison is float32 on tiny random models. A difference is allowed only where the target's
+two best logits are a tie (gap < 1e-4).
+"""
+
+import pytest
+import torch
+from tiny import (
+    BOS,
+    FAMILIES,
+    NoisyTargetDrafter,
+    prompt_tokens,
+    random_model,
+    tiny_head,
+    tiny_target,
+)
+from transformers import GPT2Config
+
+from eagle_fsd.config import AcceptConfig, SamplingConfig, TreeConfig
+from eagle_fsd.decode import DecodeConfig, Generation, StopConfig, decode, decode_rounds
+from eagle_fsd.drafters import Drafter
+from eagle_fsd.drafters.eagle import EagleDrafter
+from eagle_fsd.drafters.root import RootDrafter
+from eagle_fsd.target import Target
+
+EXACT = AcceptConfig(rule="exact")
+NEVER = AcceptConfig(rule="fsd", threshold=0.0)
+TREES = [
+    TreeConfig(5, 5, 1),  # a chain
+    TreeConfig(7, 3, 4),
+    TreeConfig(15, 5, 4),
+    TreeConfig(23, 6, 3),
+    TreeConfig(59, 6, 10),
+    TreeConfig(4, 1, 7),  # one level
+]
+
+
+def text_of(tokens) -> str:
+    return "".join(f"<{token}>" for token in tokens)
+
+
+def run(
+    target: Target,
+    drafter: Drafter,
+    prompt: list[int],
+    *,
+    accept: AcceptConfig = EXACT,
+    temperature: float = 0.0,
+    seed: int = 0,
+    budget: int = 24,
+    stop: tuple[int, ...] = (),
+    strings: tuple[str, ...] = (),
+) -> Generation:
+    config = DecodeConfig(
+        accept,
+        SamplingConfig(temperature),
+        StopConfig(budget, stop, strings, text_of if strings else None),
+        seed,
+    )
+    return decode(target, drafter, prompt, config)
+
+
+def by_generate(target: Target, prompt: list[int], *, budget: int = 24, stop=()) -> list[int]:
+    """The answer of transformers' own greedy search."""
+    output = target.model.generate(
+        torch.tensor([prompt]),
+        do_sample=False,
+        max_new_tokens=budget,
+        eos_token_id=list(stop) or None,
+        pad_token_id=0,
+    )
+    return output[0, len(prompt) :].tolist()
+
+
+@torch.inference_mode()
+def assert_same(target: Target, prompt: list[int], ours: list[int], theirs: list[int]) -> None:
+    """Equal, or parted at a proven tie of the target's two best tokens."""
+    if ours == theirs:
+        return
+    parted = [i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b]
+    assert parted, f"one answer is a part of the other: {ours} {theirs}"
+    at = parted[0]
+    logits_V = target.model(torch.tensor([prompt + ours[:at]])).logits[0, -1]
+    best_2 = logits_V.topk(2)
+    gap = float(best_2.values[0] - best_2.values[1])
+    assert set(best_2.indices.tolist()) == {ours[at], theirs[at]} and gap < 1e-4, (
+        f"token {at}: {ours[at]} or {theirs[at]}, and no tie (gap {gap:.2g})"
+    )
+
+
+@pytest.mark.parametrize("tree", TREES, ids=lambda tree: f"{tree.num_draft_tokens}drafts")
+@pytest.mark.parametrize("family", FAMILIES)
+def test_greedy_tree_is_one_at_a_time_is_generate(family, tree):
+    """Both drafters, every family and tree shape: the plain loop's answer and generate's.
+
+    Each shape has a model, a prompt and a length of its own (1 token to three windows).
+    """
+    number = TREES.index(tree)
+    target = tiny_target(family, seed=20 + number)
+    prompt = prompt_tokens([1, 2, 7, 8, 13, 24][number], seed=number)
+    plain = run(target, RootDrafter(), prompt)
+    assert len(plain.tokens) == 24 and len(set(plain.tokens)) > 2
+    assert plain.finish == "length" and plain.tokens_per_round == 1
+    assert_same(target, prompt, plain.tokens, by_generate(target, prompt))
+
+    for noise in (0.3, 1.0):
+        drafter = NoisyTargetDrafter(target, tree, noise=noise, seed=number)
+        noisy = run(target, drafter, prompt)
+        assert_same(target, prompt, noisy.tokens, plain.tokens)
+        assert noise > 0.3 or noisy.tokens_per_round > 1.5  # whole paths were taken
+        assert max(r.accepted_drafts for r in noisy.rounds) <= tree.tree_depth
+    head = tiny_head(target, seed=number)
+    eagle = run(target, EagleDrafter(head, target, tree), prompt)
+    assert_same(target, prompt, eagle.tokens, plain.tokens)
+    for fuzzy_off in (noisy, eagle):
+        assert fuzzy_off.fuzzy_share == 0
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_budgets(family):
+    """Any budget gives the beginning of the long answer, exactly that many tokens, "length"."""
+    target, prompt = tiny_target(family, seed=3), prompt_tokens(9, seed=3)
+    long = run(target, RootDrafter(), prompt, budget=24).tokens
+    drafter = NoisyTargetDrafter(target, TREES[2], noise=0.3)
+    eagle = EagleDrafter(tiny_head(target), target, TREES[2])
+    for budget in (1, 2, 3, 5, 11):
+        for arm in (RootDrafter(), drafter, eagle):
+            short = run(target, arm, prompt, budget=budget)
+            assert_same(target, prompt, short.tokens, long[:budget])
+            assert len(short.tokens) == budget and short.finish == "length"
+    assert run(target, drafter, prompt, budget=1).rounds == []
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_stop_tokens_wherever_they_stand_in_a_path(family):
+    """Each token of the answer in turn as stop token: kept, nothing after it, like generate.
+
+    Among them are tokens in the middle of an accepted path; tokens_per_round still counts the
+    whole path.
+    """
+    target, prompt = tiny_target(family, seed=4), prompt_tokens(11, seed=4)
+    plain = run(target, RootDrafter(), prompt).tokens
+    absent = min(set(range(101)) - set(plain))
+    in_the_middle = 0
+    for stop in dict.fromkeys(plain):
+        want = plain[: plain.index(stop) + 1]
+        drafter = NoisyTargetDrafter(target, TREES[3], noise=0.3)
+        eagle = EagleDrafter(tiny_head(target), target, TREES[3])
+        got = run(target, drafter, prompt, stop=(stop, absent))
+        for answer in (got, run(target, eagle, prompt, stop=(stop, absent))):
+            assert answer.tokens == want and answer.finish == "stop"
+        emitted = 1 + sum(len(r.tokens) for r in got.rounds)
+        in_the_middle += len(want) < emitted
+        assert got.rounds == [] or got.tokens_per_round == (emitted - 1) / len(got.rounds)
+    assert by_generate(target, prompt, stop=(stop, absent)) == want
+    assert in_the_middle > 1
+
+
+def test_stop_strings():
+    """The answer ends with the token that completes a string, also one that spans tokens."""
+    target, prompt = tiny_target("qwen3", seed=5), prompt_tokens(6, seed=5)
+    plain = run(target, RootDrafter(), prompt).tokens
+    for at in range(len(plain) - 1):
+        for string in (f"<{plain[at]}>", f"{plain[at]}><{plain[at + 1]}>"):
+            ends = [n for n in range(25) if string in text_of(plain[:n])]
+            for arm in (RootDrafter(), NoisyTargetDrafter(target, TREES[2], noise=0.3)):
+                answer = run(target, arm, prompt, strings=("never", string))
+                assert answer.tokens == plain[: ends[0]] and answer.finish == "stop"
+
+
+def test_stop_beats_length_on_the_last_token():
+    """A stop token that just fits the budget ends the answer as "stop", as in every arm."""
+    target, prompt = tiny_target("llama", seed=6), prompt_tokens(6)
+    plain = run(target, RootDrafter(), prompt).tokens
+    at = next(i for i, token in enumerate(plain) if i and token not in plain[:i])
+    for arm in (RootDrafter(), NoisyTargetDrafter(target, TREES[2])):
+        assert run(target, arm, prompt, budget=at + 1, stop=(plain[at],)).finish == "stop"
+        assert run(target, arm, prompt, budget=at, stop=(plain[at],)).finish == "length"
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("family", ["llama", "gemma3", "mistral_sliding"])
+def test_fsd_at_threshold_zero_is_exact(family, temperature):
+    """T = 0 emits what the exact rule emits: same tokens, same paths, round by round, same seed."""
+    target, prompt = tiny_target(family, seed=7), prompt_tokens(10)
+    for make in (
+        lambda: NoisyTargetDrafter(target, TREES[2], noise=0.3),
+        lambda: EagleDrafter(tiny_head(target), target, TREES[2]),
+    ):
+        for seed in range(3):
+            pair = [
+                run(target, make(), prompt, accept=rule, temperature=temperature, seed=seed)
+                for rule in (EXACT, NEVER)
+            ]
+            assert pair[0].tokens == pair[1].tokens and pair[1].fuzzy_share == 0
+            assert [r.path for r in pair[0].rounds] == [r.path for r in pair[1].rounds]
+
+
+def test_a_threshold_changes_the_answer():
+    """The test above could fail: with T = inf the fuzzy rule takes longer paths and says so."""
+    target, prompt = tiny_target("llama", seed=7), prompt_tokens(10)
+    drafter = NoisyTargetDrafter(target, TREES[2], noise=1.0)
+    exact = run(target, drafter, prompt)
+    all_in = run(target, drafter, prompt, accept=AcceptConfig(rule="fsd", threshold=float("inf")))
+    assert all_in.tokens != exact.tokens and all_in.fuzzy_share > 0.05
+    assert all_in.tokens_per_round > exact.tokens_per_round
+
+
+@pytest.mark.parametrize("rule", ["exact", "fsd", "fsd-paper"])
+def test_seeds(rule):
+    """At temperature 1 the same seed repeats the run, round by round; other seeds differ.
+
+    One drafter and one target serve all runs: `reset` and `start` leave nothing behind.
+    """
+    target, prompt = tiny_target("qwen2", seed=8), prompt_tokens(8)
+    drafter = EagleDrafter(tiny_head(target), target, TREES[1])
+    accept = AcceptConfig(rule=rule)
+    answers = [
+        run(target, drafter, prompt, accept=accept, temperature=1.0, seed=seed)
+        for seed in (0, 1, 2, 0, 1, 2)
+    ]
+    torch.manual_seed(99)  # no randomness but the given seed's
+    again = run(target, drafter, prompt, accept=accept, temperature=1.0, seed=0)
+    for one, other in zip(answers[:3], [again, *answers[4:]], strict=True):
+        assert one.tokens == other.tokens
+        assert [r.path for r in one.rounds] == [r.path for r in other.rounds]
+    assert len({tuple(answer.tokens) for answer in answers}) == 3
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3"])
+def test_cache_invariant_and_one_buffer(family):
+    """Each round: cache length == committed tokens - 1; the buffers stay where they are."""
+    target, prompt = tiny_target(family, seed=9), prompt_tokens(10)
+    for drafter in (
+        NoisyTargetDrafter(target, TREES[4], noise=0.3),
+        EagleDrafter(tiny_head(target), target, TREES[4]),
+    ):
+        committed, places = len(prompt) + 1, set()
+        rounds = 0
+        for step in decode_rounds(target, drafter, prompt, DecodeConfig(accept=EXACT)):
+            if step.acceptance is not None:
+                committed += len(step.acceptance.tokens)
+                rounds += 1
+            assert target.cache_length == target._cache.length == committed - 1
+            layers = list(target._cache.layers)
+            if rounds and isinstance(drafter, EagleDrafter):
+                layers += drafter._cache.layers  # first used in the first round
+            places.update((one.keys.data_ptr(), one.values.data_ptr()) for one in layers)
+        assert len(places) == len(layers) and rounds > 10
+
+
+class Listener(NoisyTargetDrafter):
+    """Keeps everything that the loop tells a drafter."""
+
+    def reset(self, capacity: int) -> None:
+        super().reset(capacity)
+        self.told = []
+
+    def observe(self, features_TD: torch.Tensor, next_token_T: torch.Tensor) -> None:
+        super().observe(features_TD, next_token_T)
+        self.told.append((features_TD, next_token_T))
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("family", ["llama", "gemma3"])
+def test_drafters_are_told_every_feature_with_the_token_after_it(family):
+    """Observed features == those of the committed text in one forward; tokens == the text itself.
+
+    A wrong row would not change a greedy answer: it would only make heads draft badly.
+    """
+    target, prompt = tiny_target(family, seed=11), prompt_tokens(9)
+    drafter = Listener(target, TREES[2], noise=0.3)
+    answer = run(target, drafter, prompt)
+    features_TD, token_T = (torch.cat(parts) for parts in zip(*drafter.told, strict=True))
+    text = [*prompt, answer.tokens[0], *(t for r in answer.rounds for t in r.tokens)]
+    assert token_T.tolist() == text[1:]
+    alone = target.model(torch.tensor([text]), output_hidden_states=True)
+    torch.testing.assert_close(features_TD, alone.hidden_states[-1][0, :-1], atol=1e-4, rtol=0)
+    assert answer.tokens_per_round > 1.5
+
+
+def test_rounds_add_up_to_the_answer():
+    """decode == decode_rounds put together; prefill's token is no round's."""
+    target, prompt = tiny_target("mixtral", seed=2), prompt_tokens(5)
+    drafter = NoisyTargetDrafter(target, TREES[1], noise=0.3)
+    config = DecodeConfig(accept=EXACT, stop=StopConfig(max_new_tokens=13))
+    steps = list(decode_rounds(target, drafter, prompt, config))
+    whole = decode(target, drafter, prompt, config)
+    assert whole.tokens == [token for step in steps for token in step.tokens]
+    assert [len(step.tokens) for step in steps][0] == 1 and steps[0].acceptance is None
+    assert [step.finish for step in steps[:-1]] == [None] * (len(steps) - 1)
+    assert steps[-1].finish == whole.finish == "length"
+    assert [r.path for r in whole.rounds] == [step.acceptance.path for step in steps[1:]]
+
+
+@pytest.mark.parametrize(
+    "prompt, budget, message",
+    [
+        ([], 5, "the prompt is empty"),
+        ([BOS, 101], 5, "prompt token 101 is outside the target's vocabulary of 101"),
+        ([BOS, -1], 5, "prompt token -1 is outside"),
+        ([BOS] * 247, 5, "prompt of 247 tokens . max_new_tokens 5 is beyond .* 251 positions"),
+        ([BOS] * 252, 1, "252 tokens"),
+    ],
+)
+def test_impossible_requests_are_refused_before_the_model_runs(prompt, budget, message):
+    """The error comes first: no forward of the target, no draft."""
+    target = tiny_target("llama")
+    ran = []
+    target.model.base_model.register_forward_pre_hook(lambda *_: ran.append(1))
+    with pytest.raises(ValueError, match=message):
+        run(target, EagleDrafter(tiny_head(target), target, TREES[2]), prompt, budget=budget)
+    assert not ran
+
+
+@pytest.mark.parametrize("budget", [0, -1])
+def test_an_empty_budget_is_refused(budget):
+    """max_new_tokens below 1 is an error, not an empty answer."""
+    with pytest.raises(ValueError, match=f"max_new_tokens must be at least 1, got {budget}"):
+        StopConfig(max_new_tokens=budget)
+
+
+def test_stop_strings_need_a_decoder():
+    """Without one they could never be found."""
+    with pytest.raises(ValueError, match="need `decode`"):
+        StopConfig(strings=("END",))
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_the_last_position_can_be_reached(family):
+    """prompt + budget == max positions decodes to the end, though drafts would lie beyond it.
+
+    Bug held down: GPT-2 looks positions up in a table, which a tree at the end ran off.
+    """
+    if family == "gpt2":
+        config = GPT2Config(
+            vocab_size=101, n_embd=40, n_layer=2, n_head=4, n_positions=31, eos_token_id=None
+        )
+    else:
+        config = FAMILIES["llama"]()
+        config.max_position_embeddings = 31
+    target, prompt = Target(random_model(config, seed=0)), prompt_tokens(11)
+    assert target.max_positions == 31
+    plain = run(target, RootDrafter(), prompt, budget=20)
+    assert len(plain.tokens) == 20
+    drafter = EagleDrafter(tiny_head(target), target, TREES[2])
+    assert_same(target, prompt, run(target, drafter, prompt, budget=20).tokens, plain.tokens)

@@ -1,0 +1,195 @@
+"""Divergences: against float64 references, by identity, and at the limits."""
+
+import math
+
+import pytest
+import torch
+from reference_accept import slow_divergence
+
+from eagle_fsd.divergence import ALIASES, DIVERGENCES, canonical_name
+
+FORMS = ("flat", "peaked", "one-hot", "zero-mass", "flat-peaked", "near")
+SYMMETRIC = ("js", "tv", "js_reference")
+
+
+def logits_pair(form: str, vocab: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    """Target and draft logits [V] of one kind."""
+    generator = torch.Generator().manual_seed(seed)
+    target_V, draft_V = torch.randn(2, vocab, generator=generator)
+    if form == "flat":
+        return 0.1 * target_V, 0.1 * draft_V
+    if form == "peaked":
+        return 9 * target_V, 9 * draft_V
+    if form == "one-hot":
+        hot_V = torch.full((vocab,), -math.inf)
+        hot_V[3] = 1.5
+        return hot_V, draft_V
+    if form == "zero-mass":  # each side has zeros that the other has not, and both share one
+        target_V[[1, 2]] = -math.inf
+        draft_V[[2, 4]] = -math.inf
+        return target_V, draft_V
+    if form == "flat-peaked":
+        return torch.zeros(vocab), 9 * draft_V
+    assert form == "near"
+    return target_V, target_V + 0.01 * draft_V
+
+
+@pytest.mark.parametrize("vocab", [5, 997, 50_021])
+@pytest.mark.parametrize("form", FORMS)
+def test_agrees_with_float64(form, vocab):
+    """Every divergence == the plain-Python float64 formula, in both directions; float32 result."""
+    for target_V, draft_V in (logits_pair(form, vocab), logits_pair(form, vocab)[::-1]):
+        for name, divergence in DIVERGENCES.items():
+            want = slow_divergence(name, target_V.tolist(), draft_V.tolist())
+            got = divergence(target_V, draft_V)
+            assert got.dtype == torch.float32 and got.shape == ()
+            assert got.item() == pytest.approx(want, rel=1e-4, abs=2e-6), name
+
+
+def test_zero_mass_against_hand_written_numbers():
+    """P = (1/2, 1/2, 0), Q = (1/4, 3/4, 0): all five divergences by hand; shared zeros are free."""
+    target_V = torch.tensor([0.5, 0.5, 0.0]).log()
+    draft_V = torch.tensor([0.25, 0.75, 0.0]).log()
+    kl_target_draft = 0.5 * math.log(2) + 0.5 * math.log(2 / 3)
+    kl_draft_target = 0.25 * math.log(1 / 2) + 0.75 * math.log(3 / 2)
+    to_mean = 0.5 * math.log(4 / 3) + 0.5 * math.log(4 / 5)
+    to_mean += 0.25 * math.log(2 / 3) + 0.75 * math.log(6 / 5)
+    from_mean = 3 / 8 * math.log(3 / 4) + 5 / 8 * math.log(5 / 4)
+    from_mean += 3 / 8 * math.log(3 / 2) + 5 / 8 * math.log(5 / 6)
+    want = {
+        "kl_target_draft": kl_target_draft,
+        "kl_draft_target": kl_draft_target,
+        "js": to_mean / 2,
+        "tv": 0.25,
+        "js_reference": from_mean / 2,
+    }
+    got = {name: divergence(target_V, draft_V).item() for name, divergence in DIVERGENCES.items()}
+    assert got == pytest.approx(want, abs=1e-6)
+
+
+@pytest.mark.parametrize("name", DIVERGENCES)
+def test_zero_on_equal_and_blind_to_a_shift(name):
+    """D(p, p) = 0, never below; a constant added to a row's logits changes nothing."""
+    for form in FORMS:
+        for logits_V in logits_pair(form, 1009):
+            assert 0 <= DIVERGENCES[name](logits_V, logits_V) < 1e-6
+            assert 0 <= DIVERGENCES[name](logits_V, logits_V + 4) < 1e-5
+
+
+def test_swapped_kl_is_reversed_and_the_others_are_symmetric():
+    """KL(target || draft) with its arguments swapped is KL(draft || target)."""
+    for form in FORMS:
+        target_V, draft_V = logits_pair(form, 1009)
+        forward, backward = DIVERGENCES["kl_target_draft"], DIVERGENCES["kl_draft_target"]
+        assert forward(target_V, draft_V) == backward(draft_V, target_V)
+        assert forward(draft_V, target_V) == backward(target_V, draft_V)
+        for name in SYMMETRIC:
+            divergence = DIVERGENCES[name]
+            torch.testing.assert_close(
+                divergence(target_V, draft_V), divergence(draft_V, target_V), rtol=1e-5, atol=1e-6
+            )
+
+
+def test_bounds_are_kept_and_reached():
+    """js in [0, ln 2], tv in [0, 1], KL and js_reference >= 0; disjoint supports reach the tops."""
+    rows_RV = [torch.stack(pair) for form in FORMS for pair in [logits_pair(form, 101)]]
+    rows_RV += [
+        30 * torch.randn(2, 101, generator=torch.Generator().manual_seed(s)) for s in (1, 2)
+    ]
+    for target_V, draft_V in rows_RV:
+        value = {name: divergence(target_V, draft_V) for name, divergence in DIVERGENCES.items()}
+        assert all(v >= 0 for v in value.values())
+        assert value["js"] <= torch.tensor(math.log(2)) and value["tv"] <= 1
+        assert value["js"] <= value["tv"] * math.log(2) + 1e-6
+        assert value["kl_target_draft"] >= 2 * value["tv"] ** 2 - 1e-5  # Pinsker
+    apart_2V = torch.tensor([[0.3, -math.inf, 0.7], [-math.inf, 2.0, -math.inf]])
+    assert DIVERGENCES["js"](*apart_2V).item() == pytest.approx(math.log(2))
+    assert DIVERGENCES["tv"](*apart_2V).item() == pytest.approx(1)
+    for name in ("kl_target_draft", "kl_draft_target", "js_reference"):
+        assert DIVERGENCES[name](*apart_2V) == math.inf
+
+
+def test_js_reference_is_the_swapped_mean():
+    """js_reference = 1/2 [KL(m || target) + KL(m || draft)], and not Jensen-Shannon."""
+    for form in ("flat", "peaked", "flat-peaked", "near"):
+        target_V, draft_V = logits_pair(form, 61)
+        mean_V = (torch.softmax(target_V.double(), -1) + torch.softmax(draft_V.double(), -1)).log()
+        kl = DIVERGENCES["kl_target_draft"]
+        want = 0.5 * (kl(mean_V, target_V.double()) + kl(mean_V, draft_V.double()))
+        got = DIVERGENCES["js_reference"](target_V, draft_V)
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-6)
+    apart = logits_pair("flat-peaked", 61)
+    assert DIVERGENCES["js_reference"](*apart) > 2 * DIVERGENCES["js"](*apart)
+
+
+def test_where_each_divergence_is_infinite():
+    """Mass where the other side has none: only the direction that looks there is infinite."""
+    full_V, part_V = torch.tensor([0.1, 0.2, 0.3]), torch.tensor([0.1, -math.inf, 0.3])
+    infinite = {name for name, d in DIVERGENCES.items() if d(full_V, part_V) == math.inf}
+    assert infinite == {"kl_target_draft", "js_reference"}
+    infinite = {name for name, d in DIVERGENCES.items() if d(part_V, full_V) == math.inf}
+    assert infinite == {"kl_draft_target", "js_reference"}
+
+
+@pytest.mark.parametrize("name", ["kl_target_draft", "kl_draft_target", "js_reference"])
+def test_underflowing_mass_is_not_nan(name):
+    """Bug held down: mass of e^-120, which float32 rounds to 0, against none: 0 * inf was NaN."""
+    low_V, none_V = torch.tensor([0.0, -120.0, 0.5]), torch.tensor([0.0, -math.inf, 0.5])
+    pair = (none_V, low_V) if name == "kl_draft_target" else (low_V, none_V)
+    assert not DIVERGENCES[name](*pair).isnan(), "NaN never passes, even at T = inf"
+
+
+@pytest.mark.parametrize("name", DIVERGENCES)
+def test_nan_stays_nan(name):
+    """A NaN logit anywhere in either row, +inf logits, and rows without any mass give NaN."""
+    good_V = torch.tensor([0.3, -1.0, 2.0, -math.inf])
+    for bad_V in (
+        torch.tensor([0.3, math.nan, 2.0, 0.0]),
+        torch.tensor([math.inf, 0.0, 0.0, 0.0]),
+        torch.full((4,), -math.inf),
+    ):
+        assert DIVERGENCES[name](good_V, bad_V).isnan()
+        assert DIVERGENCES[name](bad_V, good_V).isnan()
+
+
+@pytest.mark.parametrize("name", DIVERGENCES)
+def test_leading_axes_are_rows(name):
+    """[2, 3, V] gives [2, 3], each entry that of its own row."""
+    pairs = [logits_pair(form, 17) for form in FORMS]
+    target_RSV = torch.stack([target_V for target_V, _ in pairs]).view(2, 3, 17)
+    draft_RSV = torch.stack([draft_V for _, draft_V in pairs]).view(2, 3, 17)
+    got_RS = DIVERGENCES[name](target_RSV, draft_RSV)
+    assert got_RS.shape == (2, 3)
+    want_R = torch.stack([DIVERGENCES[name](*pair) for pair in pairs])
+    torch.testing.assert_close(got_RS.flatten(), want_R, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("name", DIVERGENCES)
+def test_bfloat16_is_judged_in_float32(name):
+    """bf16 rows give the float32 divergence of the same numbers upcast; dtypes may differ."""
+    target_V, draft_V = (row.bfloat16() for row in logits_pair("flat", 1009))
+    got = DIVERGENCES[name](target_V, draft_V)
+    assert got.dtype == torch.float32
+    assert got == DIVERGENCES[name](target_V.float(), draft_V.float())
+    assert got == DIVERGENCES[name](target_V.float(), draft_V)
+
+
+def test_names():
+    """The authors' names mean what the documentation says; an unknown name lists the known."""
+    assert {alias: canonical_name(alias) for alias in ALIASES} == {
+        "kl_div": "kl_draft_target",
+        "kl_div_reversed": "kl_target_draft",
+        "js_div": "js_reference",
+        "tv_div": "tv",
+    }
+    assert [canonical_name(name) for name in DIVERGENCES] == list(DIVERGENCES)
+    with pytest.raises(ValueError, match="unknown divergence 'jsd'") as error:
+        canonical_name("jsd")
+    assert all(name in str(error.value) for name in [*DIVERGENCES, *ALIASES])
+
+
+@pytest.mark.parametrize("name", DIVERGENCES)
+def test_rows_of_different_vocabularies_are_refused(name):
+    """A reduced draft vocabulary must be scattered first; the error gives both shapes."""
+    with pytest.raises(ValueError, match=r"\(7,\).*\(5,\)"):
+        DIVERGENCES[name](torch.zeros(7), torch.zeros(5))

@@ -1,0 +1,171 @@
+"""Targets and heads by name: what loads, and what is refused before any weights are read."""
+
+import json
+import time
+from pathlib import Path
+
+import huggingface_hub.constants
+import pytest
+import torch
+import transformers
+from test_checkpoint import CONFIG, random_tensors, save, shapes
+from tiny import FAMILIES, SIZES, prompt_tokens, random_model, tiny_target
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from transformers import (
+    Gemma3Config,
+    Lfm2Config,
+    Llama4TextConfig,
+    MambaConfig,
+    PretrainedConfig,
+    PreTrainedTokenizerFast,
+    T5Config,
+)
+
+from eagle_fsd.loading import load_head, load_target, load_target_config
+
+
+@pytest.fixture
+def offline(monkeypatch):
+    """No network, said beforehand: a machine without one retries for half a minute otherwise."""
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+
+
+def save_tokenizer(folder: Path) -> None:
+    words = Tokenizer(WordLevel({f"w{i}": i for i in range(SIZES["vocab_size"])}, unk_token="w0"))
+    PreTrainedTokenizerFast(tokenizer_object=words).save_pretrained(folder)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("family", ["llama", "gemma3"])
+def test_target_loads_as_it_was_saved(tmp_path, family):
+    """A saved folder loads with its tokenizer; float32 gives the saved model's own logits."""
+    model = random_model(FAMILIES[family](), seed=0)
+    model.save_pretrained(tmp_path)
+    save_tokenizer(tmp_path)
+    target, tokenizer = load_target(str(tmp_path), dtype="float32")
+    assert target.dtype == torch.float32 and target.vocab_size == 101 and target.hidden_size == 40
+    assert target.max_positions == 251 and target.device.type == "cpu"
+    assert tokenizer.convert_tokens_to_ids("w17") == 17
+    assert not target.model.training
+    prompt = torch.tensor(prompt_tokens(9))
+    target.start(9)
+    want_V = model(prompt[None]).logits[0, -1]
+    torch.testing.assert_close(target.prefill(prompt)[0], want_V, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_target_loads_in_half_precision(tmp_path, dtype):
+    """The dtype asked for is the dtype of every weight."""
+    random_model(FAMILIES["llama"](), seed=0).save_pretrained(tmp_path)
+    save_tokenizer(tmp_path)
+    target, _ = load_target(str(tmp_path), dtype=dtype)
+    assert {p.dtype for p in target.model.parameters()} == {getattr(torch, dtype)}
+
+
+def test_unknown_dtype_is_refused(tmp_path):
+    """A dtype outside the table is a ValueError that lists it."""
+    random_model(FAMILIES["llama"](), seed=0).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="float64.*bfloat16"):
+        load_target(str(tmp_path), dtype="float64")
+
+
+UNSUPPORTED = {
+    "encoder-decoder": (lambda: T5Config(), "'t5' is an encoder-decoder"),
+    "multimodal": (lambda: Gemma3Config(), "'gemma3' is multimodal"),
+    "chunked": (
+        lambda: Llama4TextConfig(num_hidden_layers=4),
+        "'llama4_text' has layers of type .'chunked_attention'",
+    ),
+    "convolution": (
+        lambda: Lfm2Config(num_hidden_layers=2, layer_types=["conv", "full_attention"]),
+        "'lfm2' has layers of type .'conv'",
+    ),
+    "state space": (lambda: MambaConfig(num_hidden_layers=2), "'mamba' has layers of type"),
+}
+
+
+@pytest.mark.parametrize("kind", UNSUPPORTED)
+def test_unsupported_targets_are_refused_by_their_config_alone(tmp_path, kind):
+    """The folder holds no weights: the refusal names the model type and comes before them."""
+    make, message = UNSUPPORTED[kind]
+    config: PretrainedConfig = make()
+    config.save_pretrained(tmp_path)
+    for load in (load_target_config, load_target):
+        with pytest.raises(ValueError, match=message):
+            load(str(tmp_path))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_supported_configs_are_taken(tmp_path, family):
+    """Every tested family's saved config passes, its sliding window unchanged."""
+    config = FAMILIES[family]()
+    config.save_pretrained(tmp_path)
+    loaded = load_target_config(str(tmp_path))
+    assert loaded.model_type == config.model_type
+    window = getattr(config, "sliding_window", None)
+    assert getattr(loaded, "sliding_window", None) == window
+
+
+@pytest.mark.parametrize("name", ["nobody/nothing-here", "nothing-here", "not a name", "a/b/c", ""])
+def test_unknown_targets_are_refused(offline, name):
+    """No folder and no hub: a ValueError that repeats the name and says what may be given."""
+    began = time.perf_counter()
+    with pytest.raises(ValueError, match=f"unknown target '{name}'.*smollm2.*folder"):
+        load_target_config(name)
+    assert time.perf_counter() - began < 10
+
+
+@pytest.mark.parametrize(
+    "files",
+    [{}, {"config.json": "{"}, {"config.json": "{}"}, {"config.json": '{"model_type": "novel"}'}],
+)
+def test_folders_that_hold_no_target_are_refused(tmp_path, offline, files):
+    """Empty folder, broken JSON, no model type, a model type that transformers does not know."""
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    with pytest.raises(ValueError, match="unknown target"):
+        load_target_config(str(tmp_path))
+
+
+def test_hub_head_without_a_hub_is_refused(offline):
+    """A head's hub id that cannot be reached is named."""
+    began = time.perf_counter()
+    with pytest.raises(ValueError, match="no draft head at 'nobody/no-head'"):
+        load_head("nobody/no-head", tiny_target("llama").model.config)
+    assert time.perf_counter() - began < 10
+
+
+def test_head_for_another_target_is_refused(tmp_path):
+    """Wrong hidden size and wrong vocabulary: both numbers of both are in the message.
+
+    Refused by config alone: the folder holds no weights.
+    """
+    target_config = tiny_target("llama").model.config
+    for changes, message in [
+        ({"hidden_size": 44, "vocab_size": 101}, r"hidden_size 44 \(the target's is 40\)"),
+        ({"hidden_size": 40, "vocab_size": 103}, r"vocab_size 103 \(the target's is 101\)"),
+    ]:
+        values = CONFIG | changes
+        (tmp_path / "config.json").write_text(json.dumps(values))
+        with pytest.raises(ValueError, match=message):
+            load_head(tmp_path, target_config)
+
+
+def test_head_whose_weights_are_not_what_its_config_says_is_refused(tmp_path):
+    """The config fits the target, the weights do not."""
+    save(tmp_path, random_tensors(shapes()), CONFIG | {"hidden_size": 40, "vocab_size": 101})
+    with pytest.raises(ValueError, match=r"fc.weight has shape \(28, 56\).*says \(40, 80\)"):
+        load_head(tmp_path, tiny_target("llama").model.config)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_head_keeps_the_dtype_it_was_saved_in(tmp_path, dtype):
+    """load_head returns the file's own tensors, on the CPU, in eval mode."""
+    tensors = {key: tensor.to(dtype) for key, tensor in random_tensors(shapes()).items()}
+    target_config = transformers.LlamaConfig(hidden_size=28, vocab_size=41, num_attention_heads=2)
+    head = load_head(save(tmp_path, tensors), target_config)
+    assert not head.training
+    assert head.state_dict().keys() == tensors.keys()
+    for key, tensor in head.state_dict().items():
+        assert tensor.dtype == dtype and torch.equal(tensor, tensors[key])

@@ -1,0 +1,339 @@
+"""From logits to P, draws from it, and the laws by which the acceptance rules emit."""
+
+import itertools
+import math
+from collections import Counter, defaultdict
+
+import pytest
+import torch
+from reference_accept import SlowAccept, chi_square_p, random_round, slow_filter, slow_law
+
+from eagle_fsd.accept import accept
+from eagle_fsd.config import AcceptConfig, SamplingConfig
+from eagle_fsd.sample import draw_and_score, filter_logits, inverse_cdf
+from eagle_fsd.tree import DraftTree
+
+SAMPLINGS = [
+    SamplingConfig(temperature=temperature, top_k=top_k, top_p=top_p)
+    for temperature in (0.3, 0.7, 1.0, 2.0)
+    for top_k in (0, 1, 5, 1000)
+    for top_p in (1.0, 0.9, 0.5, 1e-6)
+]
+
+
+def random_logits(rows: int, vocab: int, seed: int = 0) -> torch.Tensor:
+    return 2 * torch.randn(rows, vocab, generator=torch.Generator().manual_seed(seed))
+
+
+def test_filters_agree_with_float64():
+    """Temperature, then top-k, then top-p: the same tokens kept, the same law, as by hand."""
+    logits_RV = random_logits(13, 37)
+    logits_RV[5, ::3] = -math.inf
+    for sampling in SAMPLINGS:
+        got_RV = filter_logits(logits_RV, sampling)
+        assert got_RV.dtype == torch.float32
+        for got_V, logits_V in zip(got_RV, logits_RV, strict=True):
+            want_V = torch.tensor(slow_filter(logits_V.tolist(), sampling))
+            torch.testing.assert_close(got_V, want_V, msg=str(sampling))
+
+
+def test_filters_by_hand():
+    """P = (.5, .25, .15, .1): top-k 3 comes before top-p .8, which then needs only two tokens."""
+    logits_1V = torch.tensor([[0.25, 0.5, 0.1, 0.15]]).log()
+    keep_both_1V = filter_logits(logits_1V, SamplingConfig(1.0, top_k=3, top_p=0.8)) > -math.inf
+    assert keep_both_1V.tolist() == [[True, True, False, False]]  # .5 + .25 of .9 is .83
+    keep_p_1V = filter_logits(logits_1V, SamplingConfig(1.0, top_p=0.8)) > -math.inf
+    assert keep_p_1V.tolist() == [[True, True, False, True]]  # .5 + .25 of 1 is not .8
+
+
+def test_a_neutral_filter_changes_nothing_and_bfloat16_becomes_float32():
+    """Temperature 1 without top-k and top-p is the identity, in float32."""
+    logits_RV = random_logits(3, 11).bfloat16()
+    got_RV = filter_logits(logits_RV, SamplingConfig(temperature=1))
+    assert got_RV.dtype == torch.float32
+    assert torch.equal(got_RV, logits_RV.float())
+
+
+def test_temperature_zero_has_nothing_to_filter():
+    """At 0 P is the argmax; asking for filtered logits is an error that says so."""
+    with pytest.raises(ValueError, match="argmax"):
+        filter_logits(torch.zeros(1, 5), SamplingConfig())
+
+
+def test_a_whole_number_is_a_temperature():
+    """Bug held down: temperature 2 (an int) was refused inside transformers, in mid-decoding."""
+    logits_RV = random_logits(3, 7)
+    whole_RV = filter_logits(logits_RV, SamplingConfig(temperature=2))
+    assert torch.equal(whole_RV, filter_logits(logits_RV, SamplingConfig(temperature=2.0)))
+
+
+def test_scores_are_the_law():
+    """P of all tokens asked about == the law by hand; it sums to 1; removed tokens have 0."""
+    logits_RV = random_logits(13, 37, seed=1)
+    every_RV = torch.arange(37).expand(13, 37)
+    for sampling in [*SAMPLINGS, SamplingConfig()]:
+        drawn_R, prob_RV = draw_and_score(logits_RV, torch.full((13,), 0.5), every_RV, sampling)
+        assert drawn_R.dtype == torch.int64 and prob_RV.dtype == torch.float32
+        torch.testing.assert_close(prob_RV.sum(1), torch.ones(13))
+        want_RV = torch.tensor([slow_law(logits, sampling) for logits in logits_RV.tolist()])
+        torch.testing.assert_close(prob_RV, want_RV, rtol=1e-4, atol=1e-6)
+        assert (prob_RV.gather(1, drawn_R[:, None]) > 0).all()
+
+
+def test_scores_follow_the_tokens_asked_about():
+    """prob_RC is by token, in the order asked, repeated tokens included; C may be 0."""
+    logits_RV = random_logits(2, 11, seed=2)
+    token_RC = torch.tensor([[7, 0, 7, 10, 3], [1, 1, 2, 3, 5]])
+    _, prob_RC = draw_and_score(logits_RV, torch.zeros(2), token_RC, SamplingConfig(1.0))
+    torch.testing.assert_close(prob_RC, torch.softmax(logits_RV, -1).gather(1, token_RC))
+    assert (
+        draw_and_score(logits_RV, torch.zeros(2), token_RC[:, :0], SamplingConfig())[1].numel() == 0
+    )
+
+
+def test_greedy_is_the_first_argmax():
+    """Temperature 0 ignores the uniform and takes the first of equals, as `generate` does."""
+    logits_RV = torch.tensor([[1.0, 3.0, 3.0, 0.0, 3.0], [0.0, -1.0, -2.0, -3.0, -math.inf]])
+    for uniform in (0.0, 0.6, 0.999):
+        every_RV = torch.arange(5).expand(2, 5)
+        drawn_R, prob_RV = draw_and_score(
+            logits_RV, torch.full((2,), uniform), every_RV, SamplingConfig()
+        )
+        assert drawn_R.tolist() == [1, 0]
+        assert prob_RV.tolist() == [[0, 1, 0, 0, 0], [1, 0, 0, 0, 0]]
+
+
+@pytest.mark.parametrize(
+    "sampling", [SamplingConfig(1.0), SamplingConfig(0.7, top_p=0.9), SamplingConfig(1.5, top_k=3)]
+)
+def test_draws_follow_the_law(sampling):
+    """100,000 draws over 7 tokens against P, by chi-square; removed tokens never come."""
+    logits_1V = random_logits(1, 7, seed=3)
+    uniform_R = torch.rand(100_000, generator=torch.Generator().manual_seed(4))
+    row_RV, none_RC = logits_1V.expand(100_000, 7), torch.zeros(100_000, 0, dtype=torch.int64)
+    drawn_R, _ = draw_and_score(row_RV, uniform_R, none_RC, sampling)
+    count = dict(enumerate(drawn_R.bincount(minlength=7).tolist()))
+    assert chi_square_p(count, dict(enumerate(slow_law(logits_1V[0].tolist(), sampling)))) > 1e-4
+
+
+def test_inverse_cdf_at_its_boundaries():
+    """An interval holds its left end; weight zero is never drawn, neither first nor last."""
+    weight_V = torch.tensor([0.0, 0.25, 0.0, 0.5, 0.25, 0.0, 0.0])
+    below = 1 - 2**-24  # the largest float32 below 1
+    for uniform, want in [
+        (0.0, 1),
+        (0.25 * below, 1),
+        (0.25, 3),
+        (0.75 * below, 3),
+        (0.75, 4),
+        (below, 4),
+    ]:
+        for scale in (1.0, 3.0, 1e-30):  # weights need not sum to 1
+            got_1 = inverse_cdf(scale * weight_V[None], torch.tensor([uniform]))
+            assert got_1.tolist() == [want], (uniform, scale)
+
+
+def test_inverse_cdf_never_draws_weight_zero():
+    """Random weights with zeros, uniforms on the very boundaries and at both ends."""
+    generator = torch.Generator().manual_seed(5)
+    for _ in range(50):
+        weight_V = torch.randint(0, 3, (23,), generator=generator).float()
+        weight_V[int(torch.randint(0, 23, (), generator=generator))] = 1
+        uniform_R = torch.cat([weight_V.cumsum(0) / weight_V.sum(), torch.rand(41)])
+        uniform_R = uniform_R.clamp(0, 1 - 2**-24)
+        index_R = inverse_cdf(weight_V.expand(len(uniform_R), 23), uniform_R)
+        assert (weight_V[index_R] > 0).all()
+
+
+def test_inverse_cdf_is_exact_over_a_large_vocabulary():
+    """Flat over 100,003 tokens: the middle of every interval hits its own token (float64 sums)."""
+    vocab = 100_003
+    token_R = torch.tensor([0, 1, 2, 49_999, 50_000, 99_991, 100_002])
+    uniform_R = (token_R.double() + 0.5) / vocab
+    weight_RV = torch.softmax(torch.zeros(1, vocab), -1).expand(len(token_R), vocab)
+    assert torch.equal(inverse_cdf(weight_RV, uniform_R), token_R)
+    tail_1V = torch.tensor([[1.0, 1e-9, 1e-9, 1e-9]])  # float32 sums would never leave token 0
+    uniform_1 = torch.tensor([1 + 1.5e-9], dtype=torch.float64) / (1 + 3e-9)
+    assert inverse_cdf(tail_1V, uniform_1).tolist() == [2]
+
+
+# --- the laws of the rules ----------------------------------------------------------------------
+
+DRAWS = 20_000
+
+
+@pytest.fixture(scope="module", params=[SamplingConfig(1.0), SamplingConfig(0.7, top_p=0.9)])
+def exact_draws(request):
+    """The first two tokens of 20,000 texts by `exact`, and the first round's accepted drafts.
+
+    The target is a Markov chain over 7 tokens: P depends on the last token only. A text starts at
+    token 0; a round that ends after one token is followed by another, whose root is that token and
+    whose uniforms are fresh, as in decoding. So whatever the trees hold, the law of the first two
+    tokens must be P(a | 0) P(b | a). Only some tokens are in a tree: both endings of a round occur.
+    """
+    sampling = request.param
+    logits_VV = random_logits(7, 7, seed=6)
+    trees = [
+        DraftTree.from_parents(
+            [a, (a + 1) % 7, (a + 3) % 7, (a + 2) % 7, (a + 5) % 7], [0, 0, 0, 1, 1]
+        )
+        for a in range(7)
+    ]
+    generator, config = torch.Generator().manual_seed(7), AcceptConfig("exact")
+    pairs, accepted = [], []
+    for _ in range(DRAWS):
+        text, drafts = [0], []
+        while len(text) < 3:
+            tree, uniform_S2 = trees[text[-1]], torch.rand(3, 2, generator=generator)
+            logits_NV = logits_VV[tree.token_N]
+            got = accept(tree, logits_NV, uniform_S2, config=config, sampling=sampling)
+            text += got.tokens
+            drafts.append(got.accepted_drafts)
+        pairs.append(tuple(text[1:3]))
+        accepted.append(drafts[0])
+    law_VV = [slow_law(logits, sampling) for logits in logits_VV.tolist()]
+    return law_VV, trees[0], pairs, accepted
+
+
+def test_exact_emits_the_target_law(exact_draws):
+    """First token and first two tokens of `exact` against the target's law, by chi-square."""
+    law_VV, _, pairs, _ = exact_draws
+    first = Counter(a for a, _ in pairs)
+    assert chi_square_p(first, dict(enumerate(law_VV[0]))) > 1e-4
+    both = {(a, b): law_VV[0][a] * law_VV[a][b] for a in range(7) for b in range(7)}
+    assert chi_square_p(Counter(pairs), both) > 1e-4
+
+
+def test_exact_accepts_as_many_drafts_as_the_target_says(exact_draws):
+    """E[accepted drafts | tree] = sum over drafts of the product of P along the path, by z-test."""
+    law_VV, tree, _, accepted = exact_draws
+    token, parent, reach = tree.token_N.tolist(), tree.parent_N.tolist(), [1.0]
+    for node in range(1, tree.size):
+        reach.append(reach[parent[node]] * law_VV[token[parent[node]]][token[node]])
+    mean = sum(accepted) / DRAWS
+    variance = sum((n - mean) ** 2 for n in accepted) / (DRAWS - 1)
+    assert sum(reach[1:]) > 0.2
+    assert abs(mean - sum(reach[1:])) < 4 * math.sqrt(variance / DRAWS)
+
+
+def test_greedy_exact_accepts_exactly_the_expected_drafts():
+    """At temperature 0 every P along a path is 0 or 1: the sum of products is the number itself."""
+    total = 0
+    for seed in range(100):
+        tree, logits_NV, uniform_S2 = random_round(seed, vocab=5)
+        config, sampling = AcceptConfig("exact"), SamplingConfig()
+        got = accept(tree, logits_NV, uniform_S2, config=config, sampling=sampling)
+        argmax_N, parent, reach = logits_NV.argmax(-1), tree.parent_N.tolist(), [1]
+        for node in range(1, tree.size):
+            wanted = int(argmax_N[parent[node]] == tree.token_N[node])
+            reach.append(reach[parent[node]] * wanted)
+        assert got.accepted_drafts == sum(reach[1:])
+        total += got.accepted_drafts
+    assert total > 50
+
+
+@pytest.mark.parametrize("child", ["draft", "target", "deepest"])
+@pytest.mark.parametrize("rule", ["fsd", "fsd-paper"])
+def test_greedy_tv_counts_the_fuzzy_tokens(rule, child):
+    """At temperature 0 the emitted law is one-hot: the sum of TV is the number of fuzzy tokens."""
+    fuzzy = 0
+    for seed, threshold in itertools.product(range(40), (0.02, 0.2, math.inf)):
+        config = AcceptConfig(rule, threshold=threshold, child=child)
+        got = accept(*random_round(seed), config=config, sampling=SamplingConfig())
+        assert sum(got.tv) == sum(got.fuzzy)
+        fuzzy += sum(got.fuzzy)
+    assert fuzzy > 30
+
+
+def round_of_eighths() -> tuple[DraftTree, torch.Tensor]:
+    """A tree whose P are eighths and whose Q over siblings are quarters, and the target's logits.
+
+    The root's children are nodes 1, 2, 3 with tokens 1, 2, 4: `target` prefers node 1, `draft`
+    node 3, `deepest` node 2. Nodes 2 and 3 have two and three children, the others none.
+    """
+    tokens, parents = [0, 1, 2, 4, 3, 5, 0, 6, 2], [0, 0, 0, 0, 2, 2, 3, 3, 3]
+    eighths_NV = torch.tensor([[0, 1, 2, 1, 2, 1, 1]]).repeat(9, 1)
+    eighths_NV[0] = torch.tensor([1, 2, 1, 1, 0, 3, 0])
+    eighths_NV[2] = torch.tensor([0, 1, 0, 4, 1, 2, 0])
+    eighths_NV[3] = torch.tensor([1, 3, 0, 2, 1, 0, 1])
+    draft_EV = torch.full((3, 7), 0.05)
+    draft_EV[0, [1, 2, 4]] = torch.tensor([0.2, 0.2, 0.4])
+    draft_EV[1, [3, 5]] = torch.tensor([0.2, 0.6])
+    draft_EV[2, [0, 6, 2]] = torch.tensor([0.2, 0.2, 0.4])
+    row_N = torch.tensor([0, -1, 1, 2, -1, -1, -1, -1, -1])
+    tree = DraftTree.from_tensors(
+        torch.tensor(tokens), torch.tensor(parents), row_N, draft_EV.log(), max_depth=2
+    )
+    return tree, (eighths_NV / 8).log()
+
+
+def thresholds(passing: set[int]) -> torch.Tensor:
+    return torch.tensor([math.inf if node in passing else 0.0 for node in range(9)])
+
+
+# law of the first token in 32nds where D passes at the root and node 2; by hand from section 5
+FIRST_TOKEN_LAWS = {
+    ("fsd", "draft"): {1: 8, 2: 4, 4: 20},
+    ("fsd", "target"): {1: 28, 2: 4},
+    ("fsd", "deepest"): {1: 8, 2: 24},
+    ("fsd", "sample"): {1: 8 + 5, 2: 4 + 5, 4: 10},
+    ("fsd-paper", "draft"): {4: 32},
+    ("fsd-paper", "target"): {1: 32},
+    ("fsd-paper", "deepest"): {2: 32},
+    ("fsd-paper", "sample"): {1: 8, 2: 8, 4: 16},
+}
+# the others take half a minute; the exact test below covers all
+DRAWN_BY_DEFAULT = [("fsd", "draft"), ("fsd-paper", "sample")]
+
+
+@pytest.mark.parametrize("rule, child", FIRST_TOKEN_LAWS)
+def test_fuzzy_rules_emit_their_laws_exactly(rule, child):
+    """The law of a round's first two tokens, with no sampling error, where D passes and where not.
+
+    P comes in eighths and `sample`'s law in quarters, so the middles of 8 x 4 cells of a step's two
+    uniforms, all combined over two steps, weigh every outcome by its very probability.
+    """
+    tree, logits_NV = round_of_eighths()
+    drawn = [(cell + 0.5) / 8 for cell in range(8)]
+    chosen = [0.125, 0.375, 0.625, 0.875] if child == "sample" else [0.5]
+    cells = list(itertools.product(itertools.product(drawn, chosen), repeat=2))
+    sampling, config = SamplingConfig(1.0), AcceptConfig(rule, child=child)
+    for passing in ({0, 2}, {2}, {0, 3}, set()):
+        settings = {"config": config, "sampling": sampling, "threshold": thresholds(passing)}
+        got = defaultdict(float)
+        for first, second in cells:
+            uniform_S2 = torch.tensor([first, second, (0.3, 0.6)])
+            round_ = accept(tree, logits_NV, uniform_S2, **settings)
+            got[tuple(round_.tokens[:2])] += 1 / len(cells)
+        settings["threshold"] = settings["threshold"].tolist()
+        want = defaultdict(float)
+        for tokens, p in SlowAccept(tree, logits_NV, **settings).round_law().items():
+            want[tokens[:2]] += p
+        want = {tokens: p for tokens, p in want.items() if p > 0}
+        assert dict(got) == pytest.approx(want, abs=1e-6), passing
+        if passing == {0, 2}:
+            by_hand = FIRST_TOKEN_LAWS[rule, child]
+            for token in range(7):
+                share = math.fsum(p for tokens, p in got.items() if tokens[0] == token)
+                assert share == pytest.approx(by_hand.get(token, 0) / 32)
+
+
+@pytest.mark.parametrize(
+    "rule, child",
+    [
+        pytest.param(*key, marks=() if key in DRAWN_BY_DEFAULT else pytest.mark.slow)
+        for key in FIRST_TOKEN_LAWS
+    ],
+)
+def test_fuzzy_rules_draw_from_their_laws(rule, child):
+    """All tokens of a round over 20,000 draws, by chi-square; D passes at the root and node 2."""
+    tree, logits_NV = round_of_eighths()
+    settings = {"config": AcceptConfig(rule, child=child), "sampling": SamplingConfig(1.0)}
+    threshold_N = thresholds({0, 2})
+    block_RS2 = torch.rand(DRAWS, 3, 2, generator=torch.Generator().manual_seed(8))
+    count = Counter(
+        tuple(accept(tree, logits_NV, uniform_S2, threshold=threshold_N, **settings).tokens)
+        for uniform_S2 in block_RS2
+    )
+    law = SlowAccept(tree, logits_NV, threshold=threshold_N.tolist(), **settings).round_law()
+    assert chi_square_p(count, law) > 1e-4
