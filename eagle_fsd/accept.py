@@ -26,7 +26,7 @@ import torch
 
 from eagle_fsd.config import AcceptConfig, SamplingConfig
 from eagle_fsd.divergence import DIVERGENCES
-from eagle_fsd.sample import draw_and_score, filter_logits, inverse_cdf
+from eagle_fsd.sample import draw_and_score, filter_logits, inverse_cdf, token_probs
 from eagle_fsd.tree import DraftTree
 
 
@@ -72,8 +72,11 @@ class Judge:
         self.config = config
         self.sampling = sampling
         device = target_logits_NV.device
-        self.threshold_N = torch.as_tensor(threshold, device=device).expand(tree.size)
-        self.is_draft_N = torch.arange(tree.size, device=device) > 0
+        if not isinstance(threshold, torch.Tensor):  # filled on the device: no copy from the host
+            threshold = torch.full((), threshold, dtype=torch.float32, device=device)
+        self.threshold_N = threshold.expand(tree.size)
+        self.node_N = torch.arange(tree.size, device=device)
+        self.is_draft_N = self.node_N > 0
 
     def divergence(self, node_M: torch.Tensor) -> torch.Tensor:
         """D at the given nodes, float32 [M]; NaN where the drafter has no distribution."""
@@ -107,29 +110,30 @@ class Judge:
         has_child_N[parent_N[1:]] = True
         # on a CPU only parents are judged; elsewhere their number would have to be read back
         on_cpu = parent_N.device.type == "cpu"
-        node_M = has_child_N.nonzero()[:, 0] if on_cpu else torch.arange(size).to(parent_N)
+        node_M = has_child_N.nonzero()[:, 0] if on_cpu else self.node_N
         passes_N = torch.zeros_like(has_child_N)
         passes_N[node_M] = self.passes(node_M, self.divergence(node_M))
         passes_N &= has_child_N
 
-        prob_MN = draw_and_score(
+        prob_MC = token_probs(
             self.target_logits_NV[node_M],
-            torch.zeros(node_M.shape[0], device=parent_N.device),
             tree.token_N.expand(node_M.shape[0], size),
             self.sampling,
-        )[1]
+        )
         is_child_MN = (parent_N == node_M[:, None]) & self.is_draft_N
-        prob_N = torch.where(is_child_MN, prob_MN, 0.0).sum(0)  # of each draft, at its parent
-        outside_N = (1 - torch.zeros(size).to(prob_N).index_add_(0, parent_N, prob_N)).clamp_min(0)
+        prob_N = torch.where(is_child_MN, prob_MC, 0.0).sum(0)  # of each draft, at its parent
         reward_N = torch.zeros_like(prob_N)
         for _ in range(tree.max_depth):
             below_N = torch.where(self.is_draft_N, 1 + reward_N, 0.0)
             best_N = torch.zeros_like(prob_N).scatter_reduce_(0, parent_N, below_N, "amax")
             if self.config.rule == "fsd-paper":
-                reward_N = passes_N * best_N
-            else:
-                on_P_N = torch.zeros_like(prob_N).index_add_(0, parent_N, prob_N * below_N)
-                reward_N = on_P_N + passes_N * outside_N * best_N
+                reward_N = torch.where(passes_N, best_N, 0.0)
+                continue
+            # where D passes, sum P(c)(1 + L(c)) + P(not in C) best = best - sum P(c)(best - 1 -
+            # L(c)): the same, and equal children stay exactly equal
+            gain_N = torch.where(passes_N[parent_N], below_N - best_N[parent_N], below_N)
+            on_children_N = torch.zeros_like(prob_N).index_add_(0, parent_N, prob_N * gain_N)
+            reward_N = torch.where(passes_N, best_N + on_children_N, on_children_N)
         return reward_N
 
 
@@ -179,14 +183,23 @@ class Visit:
         """The draft's raw logit of every child's token, float32 [N]; -inf for other nodes."""
         tree = self.judge.tree
         if tree.draft_logits_EV.shape[0] == 0:
-            return torch.full_like(self.prob_N, -math.inf)
+            return self.among_children(torch.zeros_like(self.prob_N))
         row_1 = tree.draft_row_N[self.node_1].clamp_min(0)
-        logits_N = tree.draft_logits_EV.index_select(0, row_1)[0].float()[tree.token_N]
-        return torch.where(self.is_child_N, logits_N, -math.inf)
+        row_V = tree.draft_logits_EV.index_select(0, row_1)[0].float()
+        return self.among_children(row_V[tree.token_N])
 
-    @cached_property
-    def choice(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """The child taken where D passes, and the law it is taken by, float32 [N]."""
+    def among_children(self, value_N: torch.Tensor) -> torch.Tensor:
+        """The value at children, -inf elsewhere; a child's own -inf becomes finite."""
+        lowest = torch.finfo(value_N.dtype).min
+        return torch.where(self.is_child_N, value_N.clamp_min(lowest), -math.inf)
+
+    def choice(self, needed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The child taken where D passes, and the law it is taken by, float32 [N].
+
+        Where it is not needed the result is any; on a CPU it then costs nothing.
+        """
+        if needed.device.type == "cpu" and not needed:
+            return self.hit_child, self.prob_N
         return CHILD_CHOICES[self.judge.config.child](self)
 
 
@@ -199,14 +212,17 @@ def most_probable_under_draft(visit: Visit) -> tuple[torch.Tensor, torch.Tensor]
 
 
 def most_probable_under_target(visit: Visit) -> tuple[torch.Tensor, torch.Tensor]:
-    """The child with the largest raw target logit (P itself is one-hot at temperature 0)."""
+    """The child with the largest P, by the raw target logit where P is 0 for all (filtered away, or
+    one-hot elsewhere at temperature 0)."""
     logits_N = visit.logits_1V[0].float()[visit.judge.tree.token_N]
-    return _fixed(torch.where(visit.is_child_N, logits_N, -math.inf))
+    possible_N = visit.is_child_N & (visit.prob_N > 0)
+    value_N = torch.where(possible_N.any(), visit.prob_N.masked_fill(~possible_N, -1.0), logits_N)
+    return _fixed(visit.among_children(value_N))
 
 
 def deepest(visit: Visit) -> tuple[torch.Tensor, torch.Tensor]:
     """The child below which most drafts are expected to be accepted (Judge.expected_length_N)."""
-    return _fixed(torch.where(visit.is_child_N, visit.judge.expected_length_N, -math.inf))
+    return _fixed(visit.among_children(visit.judge.expected_length_N))
 
 
 def sampled(visit: Visit) -> tuple[torch.Tensor, torch.Tensor]:
@@ -245,7 +261,7 @@ def fsd(visit: Visit) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     Emitted law where D passes: P(c) + P(not in C) * choice(c); so TV = P(not in C).
     """
     fuzzy = visit.passes & visit.has_child
-    choice, _ = visit.choice
+    choice, _ = visit.choice(fuzzy & ~visit.hit)
     tv = torch.where(fuzzy, (1 - visit.prob_N.sum()).clamp_min(0), 0.0)
     return visit.hit | fuzzy, torch.where(visit.hit, visit.hit_child, choice), tv
 
@@ -256,7 +272,7 @@ def fsd_paper(visit: Visit) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     Emitted law where D passes: choice(c); so TV = 1 - P(c) for a fixed choice.
     """
     fuzzy = visit.passes & visit.has_child
-    choice, law_N = visit.choice
+    choice, law_N = visit.choice(fuzzy)
     outside = (1 - visit.prob_N.sum()).clamp_min(0)
     tv = 0.5 * ((law_N - visit.prob_N).abs().sum() + outside)
     return fuzzy, choice, torch.where(fuzzy, tv, 0.0)
@@ -305,7 +321,8 @@ def accept(
     for step in range(tree.max_depth + 1):
         visit = Visit(judge, node, uniform_S2[step])
         go_on, child, tv = rule(visit)
-        token = torch.where(go_on, tree.token_N[child], visit.drawn)
+        child_token = tree.token_N.index_select(0, child.reshape(1))[0]
+        token = torch.where(go_on, child_token, visit.drawn)
         logits_V = visit.logits_1V[0]
         regret = logits_V.max().float() - logits_V.index_select(0, token[None])[0].float()
         judged = visit.__dict__.get("divergence")  # None where no rule asked for it

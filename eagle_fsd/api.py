@@ -15,7 +15,7 @@ from eagle_fsd.drafters.root import RootDrafter
 from eagle_fsd.loading import SHIPPED_HEAD, load_head, load_target, load_target_config
 from eagle_fsd.target import Target
 
-SMALL_TREE = TreeConfig(num_draft_tokens=15, tree_depth=5, branch_top_k=4)
+SMALL_TREE = TreeConfig(num_draft_tokens=15, tree_depth=4, branch_top_k=6)
 LARGE_TREE = TreeConfig()
 
 

@@ -11,11 +11,14 @@ with weights_only=True. The JSON is parsed here because transformers 5 moves rop
 """
 
 import json
+import pickle
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
+from transformers.activations import ACT2FN
 
 CONFIG_NAME = "config.json"
 WEIGHTS_NAME = "model.safetensors"
@@ -61,10 +64,13 @@ class HeadConfig:
                 f"head config: num_attention_heads {self.num_attention_heads} is not divisible by "
                 f"num_key_value_heads {self.num_key_value_heads}"
             )
+        if self.hidden_act not in ACT2FN:
+            raise ValueError(f"head config: unknown hidden_act {self.hidden_act!r}")
         scaling = self.rope_scaling
-        if scaling and scaling.get("type") not in ("linear", "dynamic"):
+        if scaling and not (scaling.get("type") in ("linear", "dynamic") and "factor" in scaling):
             raise ValueError(
-                f"head config: rope_scaling {scaling} is unknown; linear and dynamic are supported"
+                f"head config: rope_scaling {scaling} is unknown; linear and dynamic with a factor "
+                "are supported"
             )
 
     @classmethod
@@ -79,16 +85,22 @@ class HeadConfig:
                 f"{source} is an EAGLE-3 head (it has draft_vocab_size); EAGLE-1/2 heads are "
                 "supported"
             )
-        values = dict(values)
-        # as transformers 5 saves it
-        rope = values.get("rope_parameters") or {}
-        values.setdefault("rope_theta", rope.get("rope_theta", cls.rope_theta))
+        values = {key: value for key, value in values.items() if value is not None}
+        rope = dict(values.get("rope_parameters", {}))  # as transformers 5 saves it
+        if "rope_theta" in rope:
+            values.setdefault("rope_theta", rope.pop("rope_theta"))
+        kind = rope.pop("rope_type", "default")
+        if kind != "default":
+            values.setdefault("rope_scaling", {"type": kind, **rope})
         needed = ("hidden_size", "intermediate_size", "num_attention_heads", "vocab_size")
         missing = [name for name in needed if name not in values]
         if missing:
             raise ValueError(f"{source} has no {', '.join(missing)}: not an EAGLE head's config")
         known = {name: values[name] for name in cls.__dataclass_fields__ if name in values}
-        return cls(**known)
+        try:
+            return cls(**known)
+        except (TypeError, AttributeError) as error:  # a number given as text, say
+            raise ValueError(f"{source} has a value of a wrong type ({error})") from error
 
     def to_json(self) -> dict:
         """What upstream's loader and ours read back."""
@@ -143,11 +155,7 @@ def read_head_config(folder: Path) -> HeadConfig:
     path = folder / CONFIG_NAME
     if not path.is_file():
         raise ValueError(f"{folder} is no draft head: it has no {CONFIG_NAME}")
-    try:
-        values = json.loads(path.read_text())
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{path} is broken JSON: {error}") from error
-    return HeadConfig.from_json(values, source=str(path))
+    return HeadConfig.from_json(_read_json(path), source=str(path))
 
 
 def read_head_weights(folder: Path, config: HeadConfig) -> dict[str, torch.Tensor]:
@@ -187,13 +195,26 @@ def write_head(
     (folder / f"{WEIGHTS_NAME}.tmp").replace(folder / WEIGHTS_NAME)
 
 
+def _read_json(path: Path) -> dict:
+    try:
+        values = json.loads(path.read_text())
+    except ValueError as error:
+        raise ValueError(f"{path} is broken JSON: {error}") from error
+    if not isinstance(values, dict):
+        raise ValueError(f"{path} must hold a JSON object, got {values!r:.80}")
+    return values
+
+
 def _read_tensors(folder: Path) -> dict[str, torch.Tensor]:
     for single in (WEIGHTS_NAME, "pytorch_model.bin"):
         if (folder / single).is_file():
             return _read_file(folder / single)
         index = folder / f"{single}.index.json"
         if index.is_file():
-            shards = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+            placed = _read_json(index).get("weight_map")
+            if not isinstance(placed, dict):
+                raise ValueError(f"{index} has no weight_map")
+            shards = sorted(set(placed.values()))
             missing = [shard for shard in shards if not (folder / shard).is_file()]
             if missing:
                 raise ValueError(f"{index} names shards that are absent: {', '.join(missing)}")
@@ -202,7 +223,19 @@ def _read_tensors(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def _read_file(path: Path) -> dict[str, torch.Tensor]:
-    if path.suffix == ".safetensors":
-        return load_file(path)
-    # a pickle from outside may run code; weights_only reads tensors and nothing else
-    return torch.load(path, map_location="cpu", weights_only=True)
+    try:
+        if path.suffix == ".safetensors":
+            return load_file(path)
+        # a pickle from outside may run code; weights_only reads tensors and nothing else
+        tensors = torch.load(path, map_location="cpu", weights_only=True)
+    except (SafetensorError, pickle.UnpicklingError, RuntimeError, EOFError, OSError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ValueError(
+            f"cannot read {path}: it is broken, or a pickle that holds more than tensors, which is "
+            f"never loaded ({reason[:200]})"
+        ) from error
+    if not isinstance(tensors, dict) or not all(
+        isinstance(t, torch.Tensor) for t in tensors.values()
+    ):
+        raise ValueError(f"{path} must hold a dictionary of tensors")
+    return tensors

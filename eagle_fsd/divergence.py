@@ -101,6 +101,10 @@ def _log_probs(
 
 
 def _kl(logp_V: torch.Tensor, other_logp_V: torch.Tensor) -> torch.Tensor:
-    """KL of two log-distributions; where p is 0 the term is 0, even if the other is 0 too."""
+    """KL of two log-distributions; where p is 0 the term is 0, even if the other is 0 too.
+
+    A p > 0 too small for float32 has exp(log p) = 0, and 0 * inf must not become NaN.
+    """
     term_V = logp_V.exp() * (logp_V - other_logp_V)
+    term_V = term_V.masked_fill((other_logp_V == -math.inf) & ~logp_V.isnan(), math.inf)
     return term_V.masked_fill(logp_V == -math.inf, 0.0).sum(-1)

@@ -53,6 +53,8 @@ def load_target(
         dtype: a name in DTYPES. For the embedded target float32 means its bfloat16 weights upcast.
         device: a torch device, or "auto" to spread a large target over all accelerators.
     """
+    if dtype not in DTYPES:
+        raise ValueError(f"unknown dtype {dtype!r}; known: {', '.join(DTYPES)}")
     config = load_target_config(name)
     path, options = _source(name)
     weights = dict(options)

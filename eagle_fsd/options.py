@@ -20,8 +20,8 @@ class ModelOptions:
     device: str = option("", "torch device, or auto for several; empty: cuda if there is one")
     dtype: str = option("", "bfloat16, float16 or float32; empty: bfloat16 where it is fast")
     num_draft_tokens: int = option(0, "drafts a round; 0: 15 on CPU, 59 on CUDA")
-    tree_depth: int = option(0, "drafted levels; 0: 5 on CPU, 6 on CUDA (upstream's depth + 1)")
-    branch_top_k: int = option(0, "children per expanded node; 0: 4 on CPU, 10 on CUDA")
+    tree_depth: int = option(0, "drafted levels; 0: 4 on CPU, 6 on CUDA (upstream's depth + 1)")
+    branch_top_k: int = option(0, "children per expanded node; 0: 6 on CPU, 10 on CUDA")
     conv_template: str = option("", "FastChat template, for targets without a chat template")
 
     def __post_init__(self):

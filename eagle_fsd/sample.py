@@ -23,11 +23,11 @@ def filter_logits(logits_RV: torch.Tensor, sampling: SamplingConfig) -> torch.Te
         raise ValueError("temperature 0 has no filtered logits: P is the argmax")
     logits_RV = logits_RV.float()
     if sampling.temperature != 1:
-        logits_RV = TemperatureLogitsWarper(sampling.temperature)(None, logits_RV)
+        logits_RV = TemperatureLogitsWarper(float(sampling.temperature))(None, logits_RV)
     if sampling.top_k:
         logits_RV = TopKLogitsWarper(min(sampling.top_k, logits_RV.shape[-1]))(None, logits_RV)
     if sampling.top_p < 1:
-        logits_RV = TopPLogitsWarper(sampling.top_p)(None, logits_RV)
+        logits_RV = TopPLogitsWarper(float(sampling.top_p))(None, logits_RV)
     return logits_RV
 
 
@@ -53,6 +53,15 @@ def draw_and_score(
         return drawn_R, (token_RC == drawn_R[:, None]).float()
     prob_RV = torch.softmax(filter_logits(logits_RV, sampling), dim=-1)
     return inverse_cdf(prob_RV, uniform_R), prob_RV.gather(1, token_RC)
+
+
+def token_probs(
+    logits_RV: torch.Tensor, token_RC: torch.Tensor, sampling: SamplingConfig
+) -> torch.Tensor:
+    """P of the tokens asked about, without a draw, float32 [R, C]."""
+    if sampling.temperature == 0:
+        return (token_RC == logits_RV.argmax(-1, keepdim=True)).float()
+    return torch.softmax(filter_logits(logits_RV, sampling), dim=-1).gather(1, token_RC)
 
 
 def inverse_cdf(weight_RV: torch.Tensor, uniform_R: torch.Tensor) -> torch.Tensor:

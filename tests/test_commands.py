@@ -135,7 +135,7 @@ def test_mt_bench_survives_kill_9(run, models, tmp_path):
 
 
 def test_mt_bench_samples_repeatably(run, models, tmp_path):
-    """At temperature 1 the same seed gives the same answers; processed rows and child sample work."""
+    """At temperature 1 a seed repeats its answers; processed rows and child sample work."""
     texts = []
     for name in ("a", "b"):
         (tmp_path / name).mkdir()

@@ -115,6 +115,13 @@ class EagleDrafter:
             raise ValueError(
                 f"branch_top_k {tree.branch_top_k} is more than the vocabulary {target.vocab_size}"
             )
+        weight = head.fc.weight
+        wanted = (target.hidden_size, 2 * target.hidden_size)
+        if tuple(weight.shape) != wanted or weight.dtype != target.dtype:
+            raise ValueError(
+                f"the head's fc.weight is {tuple(weight.shape)} in {weight.dtype}, "
+                f"the target needs {wanted} in {target.dtype}"
+            )
         self.head = head
         self.target = target
         self.tree_config = tree
@@ -148,7 +155,7 @@ class EagleDrafter:
             seen_KE = torch.cat([seen_KE, own_KK], dim=1)
             hidden_KD = self.head(
                 hidden_KD[slot_K][None],
-                self.target.embed_tokens(token_K)[None],
+                self.target.embed(token_K)[None],
                 torch.full((K,), stable + level, device=device),
                 cache=self._cache,
                 mask=self._mask(stable, seen_KE),
@@ -164,7 +171,7 @@ class EagleDrafter:
         causal_TT = torch.ones(T, T, dtype=torch.bool, device=token_T.device).tril()
         hidden_TD = self.head(
             features_TD[None],
-            self.target.embed_tokens(token_T)[None],
+            self.target.embed(token_T)[None],
             torch.arange(stable, stable + T, device=token_T.device),
             cache=self._cache,
             mask=self._mask(stable, causal_TT) if stable and T > 1 else None,
