@@ -1,4 +1,4 @@
-"""A tiny target with a byte tokenizer and a chat template, and a head for it, as folders on disk."""
+"""A tiny target with a byte tokenizer and a chat template, and its head, as folders on disk."""
 
 from pathlib import Path
 
