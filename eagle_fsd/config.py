@@ -76,12 +76,12 @@ class AcceptConfig:
     """The acceptance rule and its threshold.
 
     Attributes:
-        rule: a name in eagle_fsd.accept.RULES.
+        rule: a name in eagle_fsd.rules.RULES.
         divergence: a name in eagle_fsd.divergence.DIVERGENCES, or a published alias.
         threshold: T; a parent's divergence passes iff T > 0 and D <= T. `inf` accepts everything.
         logits: `raw` compares the two rows as they come, `processed` after temperature, top-k and
             top-p (refused at temperature 0, where both are one-hot).
-        child: which child is taken when D passes; a name in eagle_fsd.accept.CHILD_CHOICES.
+        child: which child is taken when D passes; a name in eagle_fsd.rules.CHILD_CHOICES.
     """
 
     rule: str = "fsd"
@@ -92,8 +92,8 @@ class AcceptConfig:
 
     def __post_init__(self):
         # imported here: these modules take their settings from this one
-        from eagle_fsd.accept import CHILD_CHOICES, RULES
         from eagle_fsd.divergence import canonical_name
+        from eagle_fsd.rules import CHILD_CHOICES, RULES
 
         _one_of("rule", self.rule, RULES)
         _one_of("child", self.child, CHILD_CHOICES)

@@ -12,11 +12,13 @@ import pytest
 import torch
 from reference_accept import SlowAccept, random_round
 
-from eagle_fsd.accept import CHILD_CHOICES, RULES, Judge, accept, uniforms
+from eagle_fsd.accept import accept, uniforms
 from eagle_fsd.config import AcceptConfig, SamplingConfig
 from eagle_fsd.decode import DecodeConfig
 from eagle_fsd.divergence import ALIASES, DIVERGENCES
+from eagle_fsd.rules import CHILD_CHOICES, RULES, expected_length
 from eagle_fsd.tree import DraftTree
+from eagle_fsd.visit import Judge
 
 GREEDY, FILTERED, PLAIN = SamplingConfig(), SamplingConfig(0.7, 7, 0.9), SamplingConfig(1.0)
 SAMPLINGS = [
@@ -98,7 +100,7 @@ def test_expected_length_of_deepest(rule, sampling):
         config = AcceptConfig(rule=rule, child="deepest")
         for threshold in ladder(tree, logits_NV)[::2]:
             settings = {"config": config, "sampling": sampling, "threshold": threshold}
-            got = Judge(tree, logits_NV, **settings).expected_length_N.tolist()
+            got = expected_length(Judge(tree, logits_NV, **settings)).tolist()
             slow = SlowAccept(tree, logits_NV, **settings)
             assert got == pytest.approx([slow.length(v) for v in range(tree.size)], abs=1e-5)
 
