@@ -14,7 +14,7 @@ PACKAGES = ("torch", "transformers", "accelerate", "numpy", "fschat")
 ROOT = Path(__file__).parent.parent
 
 
-def describe_run(options: dict) -> dict:
+def describe_run(options: dict, device: str) -> dict:
     """A JSON-able record to be written beside every output.
 
     Paths inside the checkout are given relative to it, so that records can be published.
@@ -24,13 +24,13 @@ def describe_run(options: dict) -> dict:
         "options": {key: _relative(value) for key, value in options.items()},
         "commit": _commit(),
         "versions": {"python": platform.python_version()} | {p: version(p) for p in PACKAGES},
-        "device": describe_device(),
+        "device": describe_device(device),
     }
 
 
-def describe_device() -> str:
-    """The accelerator's name, or the processor's with the threads in use."""
-    if torch.cuda.is_available():
+def describe_device(device: str) -> str:
+    """The accelerator's name, or for "cpu" the processor's with the threads in use."""
+    if device != "cpu" and torch.cuda.is_available():
         return torch.cuda.get_device_name()
     name = platform.processor() or platform.machine()
     cpuinfo = Path("/proc/cpuinfo")

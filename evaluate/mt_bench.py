@@ -107,7 +107,7 @@ class Run:
                     f"{self.folder} holds a run with other settings (there, here): {changed}; "
                     "name another --output"
                 )
-        path.write_text(json.dumps(describe_run(settings), indent=2) + "\n")
+        path.write_text(json.dumps(describe_run(settings, settings["device"]), indent=2) + "\n")
 
     def open_arm(self, arm: Arm) -> None:
         """Read what the arm has answered, and bring its answer file in line with it."""

@@ -215,3 +215,15 @@ def test_answer_streams_and_tells_bad_input(run, models):
     assert plain.stdout == exact.stdout
     done = run("evaluate/answer.py", *options, "--prompt", " ")
     assert done.returncode == 1 and "empty" in done.stderr
+
+
+@pytest.mark.embedded
+@pytest.mark.parametrize("script", ["mt_bench", "mt_bench_vicuna7b", "mt_bench_llama3_8b"])
+def test_scripts_run(models, tmp_path, script):
+    """Each script sets up and runs its command from any directory; here on the tiny model."""
+    options = [*bench_options(models, tmp_path), "--questions", 1]
+    command = ["bash", str(ROOT / "scripts" / f"{script}.sh"), *map(str, options)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "tokens/round" in done.stdout
+    assert ("not measured here" in done.stdout) == (script != "mt_bench")

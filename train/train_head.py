@@ -10,7 +10,6 @@ command again. Several processes: `accelerate launch train/train_head.py ...`.
 
 import json
 import math
-import random
 import shutil
 import sys
 import time
@@ -26,14 +25,18 @@ from transformers import HfArgumentParser
 
 from eagle_fsd.checkpoint import HeadConfig, write_head
 from eagle_fsd.drafters.eagle import EagleHead
+from eagle_fsd.jsonl import append_line, read_lines, write_lines
 from eagle_fsd.loading import load_target, load_target_config
 from eagle_fsd.options import option
 from eagle_fsd.provenance import describe_run
-from eagle_fsd.training.data import Dialogue, HeadBatch, make_batch, read_dialogues
+from eagle_fsd.training.batches import Batches, noisy_features
+from eagle_fsd.training.data import Dialogue, HeadBatch, read_dialogues
 from eagle_fsd.training.features import FeatureCache
 from eagle_fsd.training.losses import feature_smooth_l1, soft_cross_entropy
 from eagle_fsd.training.unroll import unroll
 from eagle_fsd.training.validate import accuracy_by_depth
+
+LOG_EVERY = 20  # steps
 
 
 @dataclass
@@ -73,45 +76,10 @@ def head_config_for(target_config) -> HeadConfig:
         num_key_value_heads=target_config.num_key_value_heads,
         vocab_size=target_config.vocab_size,
         rms_norm_eps=target_config.rms_norm_eps,
-        rope_theta=target_config.rope_parameters["rope_theta"],
+        # models with a base per layer type (Gemma 3) get the head's default
+        rope_theta=target_config.rope_parameters.get("rope_theta", HeadConfig.rope_theta),
         max_position_embeddings=target_config.max_position_embeddings,
     )
-
-
-class Batches:
-    """Batches of similar length; their order depends on the seed and the epoch alone."""
-
-    def __init__(self, dialogues: list[Dialogue], cache: FeatureCache, options: TrainOptions):
-        self.dialogues, self.cache, self.options = dialogues, cache, options
-        held = random.Random(0).sample(range(len(dialogues)), options.held_out)
-        self.held_out = sorted(held)
-        self.training = sorted(set(range(len(dialogues))) - set(held))
-        self.per_epoch = len(self._epoch(0))
-
-    def _epoch(self, epoch: int) -> list[list[int]]:
-        rng = random.Random(f"{self.options.seed}/{epoch}")
-        length = {i: len(self.dialogues[i].ids) * rng.uniform(0.9, 1.1) for i in self.training}
-        batches: list[list[int]] = [[]]
-        longest = 0
-        for i in sorted(self.training, key=length.__getitem__):
-            longest = max(longest, len(self.dialogues[i].ids))
-            if batches[-1] and longest * (len(batches[-1]) + 1) > self.options.tokens_per_step:
-                batches.append([])
-                longest = len(self.dialogues[i].ids)
-            batches[-1].append(i)
-        rng.shuffle(batches)
-        return batches
-
-    def batch(self, indices: list[int]) -> HeadBatch:
-        return make_batch([self.dialogues[i] for i in indices], [self.cache[i] for i in indices])
-
-    def at(self, step: int, *, process: int, processes: int) -> HeadBatch:
-        """What `process` trains on in a step; processes take neighbouring batches."""
-        epoch, position = divmod(step * processes + process, self.per_epoch)
-        if not hasattr(self, "_order") or self._order[0] != epoch:
-            self._order = (epoch, self._epoch(epoch))
-        order = self._order[1]
-        return self.batch(order[position % len(order)])
 
 
 def rate_factor(step: int, steps: int, warmup: float) -> float:
@@ -122,31 +90,58 @@ def rate_factor(step: int, steps: int, warmup: float) -> float:
     return 0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * (step - warm) / max(1, steps - warm)))
 
 
-def add_noise(batch: HeadBatch, scale: float, generator: torch.Generator) -> torch.Tensor:
-    """Features with uniform noise in +-scale * 512 / length (upstream's, longer texts get less)."""
-    if scale == 0:
-        return batch.feature_BTD
-    T = batch.feature_BTD.shape[1]
-    uniform = torch.rand(batch.feature_BTD.shape, generator=generator) * 2 - 1
-    return batch.feature_BTD + (uniform * (scale * 512 / T)).to(batch.feature_BTD)
-
-
-def noise_seed(seed: int, step: int, process: int) -> int:
-    """One seed per step and process, so that a resumed run draws what an unbroken one does."""
-    return (seed * 1_000_003 + step) * 1_009 + process
-
-
-def losses(head, batch: HeadBatch, feature_BTD, embedding_BTD, lm_head_VD, options):
-    """Both losses, averaged over the unrolled steps."""
-    steps = options.unroll_steps
+def losses(
+    head: torch.nn.Module,
+    batch: HeadBatch,
+    feature_BTD: torch.Tensor,
+    embedding_BTD: torch.Tensor,
+    lm_head_VD: torch.Tensor,
+    *,
+    steps: int,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Feature smooth-L1 and soft cross-entropy, each averaged over the unrolled steps."""
     hidden_SBTD = unroll(head, feature_BTD, embedding_BTD, steps=steps)
     mask_BT = batch.mask_BT.clone()
     mask_BT[:, : steps - 1] = False  # positions that not all steps reach
     hidden_SMD = hidden_SBTD[:, mask_BT]
     target_MD = batch.target_feature_BTD[mask_BT]
     feature = feature_smooth_l1(hidden_SMD, target_MD).mean()
-    entropy = soft_cross_entropy(hidden_SMD, target_MD, lm_head_VD).mean()
-    return feature, entropy
+    return feature, soft_cross_entropy(hidden_SMD, target_MD, lm_head_VD).mean()
+
+
+@dataclass
+class Material:
+    """What training reads: batches with features, and the target's frozen ends."""
+
+    batches: Batches
+    embed_tokens: torch.nn.Module
+    lm_head_VD: torch.Tensor
+    loss_head_VD: torch.Tensor  # the rows of lm_head_VD that the cross-entropy looks at
+
+
+def prepare(options: TrainOptions, dialogues: list[Dialogue], accelerator: Accelerator) -> Material:
+    """Load the target, compute features that are missing, keep what training needs."""
+    target, _ = load_target(options.target, device=str(accelerator.device))
+    folder = options.features or Path(options.output) / "features"
+    # one process fills the cache; the others open it when it is complete
+    with accelerator.main_process_first():
+        cache = FeatureCache(
+            folder, dialogues, hidden_size=target.hidden_size, target_name=options.target
+        )
+        cache.fill(target.model)
+    batches = Batches(
+        cache,
+        tokens_per_step=options.tokens_per_step,
+        held_out=options.held_out,
+        seed=options.seed,
+    )
+    lm_head_VD = target.lm_head.weight.detach()
+    loss_head_VD = lm_head_VD
+    if options.loss_vocab:
+        counts = Counter(token for i in batches.training for token in dialogues[i].ids)
+        frequent = [token for token, _ in counts.most_common(options.loss_vocab)]
+        loss_head_VD = lm_head_VD[sorted(frequent)].contiguous()
+    return Material(batches, target.embed_tokens, lm_head_VD, loss_head_VD)
 
 
 def train(options: TrainOptions) -> None:
@@ -154,109 +149,116 @@ def train(options: TrainOptions) -> None:
     dialogues = read_dialogues(options.data, max_length=options.max_length)
     if options.held_out >= len(dialogues):
         raise ValueError(f"--held_out {options.held_out} leaves none of {len(dialogues)} dialogues")
-    accelerator = Accelerator(mixed_precision="bf16")
-    set_seed(options.seed)
     output = Path(options.output)
     check_same_run(output, options)
-
-    target, _ = load_target(options.target, device=str(accelerator.device))
-    cache = FeatureCache(
-        options.features or output / "features",
-        dialogues,
-        hidden_size=target.hidden_size,
-        target_name=options.target,
-    )
-    with accelerator.main_process_first():
-        cache.fill(target.model)
-    batches = Batches(dialogues, cache, options)
-    steps = math.ceil(options.epochs * batches.per_epoch / accelerator.num_processes)
-
-    embed_tokens, lm_head_VD = target.embed_tokens, target.lm_head.weight.detach()
-    loss_head_VD = lm_head_VD
-    if options.loss_vocab:
-        counts = Counter(t for i in batches.training for t in dialogues[i].ids)
-        frequent = [token for token, _ in counts.most_common(options.loss_vocab)]
-        loss_head_VD = lm_head_VD[sorted(frequent)].contiguous()
-    target.model.model.layers = None  # features are on disk; the layers are not needed any more
-
+    accelerator = Accelerator(mixed_precision="bf16")
+    set_seed(options.seed)
+    material = prepare(options, dialogues, accelerator)
     head = EagleHead(head_config_for(target_config))
     optimizer = torch.optim.AdamW(
         head.parameters(), lr=options.learning_rate, betas=(0.9, 0.95), weight_decay=0.01
     )
     head, optimizer = accelerator.prepare(head, optimizer)
-    progress = resume(accelerator, output)
-    step, seconds, trained = progress["step"], progress["seconds"], progress["tokens"]
-    log = (output / "log.jsonl").open("a") if accelerator.is_main_process else None
+    progress = optimise(options, material, accelerator, head, optimizer)
+    if accelerator.is_main_process:
+        finish(options, material, accelerator, accelerator.unwrap_model(head).eval(), progress)
 
-    bar = tqdm(total=steps, initial=step, desc="training", disable=not accelerator.is_main_process)
-    began = saved = time.monotonic()
-    while step < steps:
-        place = {"process": accelerator.process_index, "processes": accelerator.num_processes}
-        batch = batches.at(step, **place)
-        noise = torch.Generator().manual_seed(
-            noise_seed(options.seed, step, accelerator.process_index)
-        )
-        feature_BTD = add_noise(batch, options.noise, noise).to(accelerator.device)
+
+def optimise(
+    options: TrainOptions,
+    material: Material,
+    accelerator: Accelerator,
+    head: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+) -> dict:
+    """The training loop, from the last saved state to the end; returns step, seconds, tokens."""
+    output, process = Path(options.output), accelerator.process_index
+    processes = accelerator.num_processes
+    steps = math.ceil(options.epochs * material.batches.per_epoch / processes)
+    progress = resume(accelerator, output)
+    saved = time.monotonic()
+    began = saved - progress["seconds"]
+    bar = tqdm(total=steps, initial=progress["step"], desc="training", disable=process != 0)
+    for step in range(progress["step"], steps):
+        batch = material.batches.at(step, process=process, processes=processes)
+        feature_BTD = noisy_features(
+            batch, options.noise, seed=options.seed, step=step, process=process
+        ).to(accelerator.device)
         batch = batch.to(accelerator.device)
         for group in optimizer.param_groups:
             group["lr"] = options.learning_rate * rate_factor(step, steps, options.warmup)
         with accelerator.autocast():
-            embedding_BTD = embed_tokens(batch.next_token_BT)
             feature_loss, entropy = losses(
-                head, batch, feature_BTD, embedding_BTD, loss_head_VD, options
+                head,
+                batch,
+                feature_BTD,
+                material.embed_tokens(batch.next_token_BT),
+                material.loss_head_VD,
+                steps=options.unroll_steps,
             )
             loss = options.weight_feature * feature_loss + options.weight_ce * entropy
         accelerator.backward(loss)
         norm = accelerator.clip_grad_norm_(head.parameters(), options.clip)
         optimizer.step()
         optimizer.zero_grad()
-        step += 1
-        trained += int(batch.mask_BT.sum()) * accelerator.num_processes
         bar.update()
-        now = time.monotonic()
-        if log is not None and (step % 20 == 0 or step == steps):
+        now, last = time.monotonic(), step + 1 == steps
+        progress = {
+            "step": step + 1,
+            "seconds": now - began,
+            "tokens": progress["tokens"] + int(batch.mask_BT.sum()) * processes,
+        }
+        if process == 0 and ((step + 1) % LOG_EVERY == 0 or last):
             row = {
-                "step": step,
                 "loss": loss.item(),
                 "feature": feature_loss.item(),
                 "entropy": entropy.item(),
                 "gradient_norm": float(norm),
-                "answer_tokens": trained,
-                "seconds": seconds + now - began,
             }
-            log.write(json.dumps(row) + "\n")
-            log.flush()
+            append_line(output / "log.jsonl", progress | row)
             bar.set_postfix(feature=f"{row['feature']:.3f}", entropy=f"{row['entropy']:.3f}")
-        if now - saved > options.save_minutes * 60 or step == steps:
-            state = {"step": step, "seconds": seconds + now - began, "tokens": trained}
-            save_state(accelerator, output, state)
+        if now - saved > options.save_minutes * 60 or last:
+            save_state(accelerator, output, progress)
             saved = time.monotonic()
     bar.close()
-    seconds += time.monotonic() - began
+    return progress
 
-    if accelerator.is_main_process:
-        trained_head = accelerator.unwrap_model(head).eval()
-        write_head(output, trained_head.config, trained_head.state_dict())
-        held = batches.held_out
-        held_out = (
-            batches.batch(held[i : i + 4]).to(accelerator.device) for i in range(0, len(held), 4)
+
+def finish(
+    options: TrainOptions,
+    material: Material,
+    accelerator: Accelerator,
+    head: EagleHead,
+    progress: dict,
+) -> None:
+    """Write the head, validate it, say what it is."""
+    output = Path(options.output)
+    write_head(output, head.config, head.state_dict())
+    held = material.batches.held_out
+    batches = (
+        material.batches.load(held[i : i + 4]).to(accelerator.device)
+        for i in range(0, len(held), 4)
+    )
+    with accelerator.autocast():
+        accuracy = accuracy_by_depth(
+            head,
+            batches,
+            material.embed_tokens,
+            material.lm_head_VD,
+            depth=options.validate_depth,
         )
-        with accelerator.autocast():
-            accuracy = accuracy_by_depth(
-                trained_head, held_out, embed_tokens, lm_head_VD, depth=options.validate_depth
-            )
-        result = {
-            "answer_tokens_seen": trained,
-            "training_seconds": seconds,
-            "held_out": accuracy,
-            "run": describe_run(asdict(options)),
-        }
-        (output / "training.json").write_text(json.dumps(result, indent=2) + "\n")
-        print(f"head: {output}\nanswer tokens seen: {trained}, training seconds: {seconds:.0f}")
-        for level, (top1, top8) in enumerate(
-            zip(accuracy["top1"], accuracy["top8"], strict=True), start=1
-        ):
-            print(f"level {level}: top-1 {top1:.3f}  top-8 {top8:.3f}")
+    result = {
+        "answer_tokens_seen": progress["tokens"],
+        "training_seconds": progress["seconds"],
+        "held_out": accuracy,
+        "run": describe_run(asdict(options), accelerator.device.type),
+    }
+    (output / "training.json").write_text(json.dumps(result, indent=2) + "\n")
+    print(f"head: {output}")
+    print(f"answer tokens seen: {progress['tokens']}, seconds: {progress['seconds']:.0f}")
+    levels = zip(accuracy["top1"], accuracy["top8"], strict=True)
+    for level, (top1, top8) in enumerate(levels, start=1):
+        print(f"level {level}: top-1 {top1:.3f}  top-8 {top8:.3f}")
 
 
 def check_same_run(output: Path, options: TrainOptions) -> None:
@@ -290,12 +292,19 @@ def save_state(accelerator: Accelerator, output: Path, progress: dict) -> None:
 
 
 def resume(accelerator: Accelerator, output: Path) -> dict:
-    """The last complete state, or a fresh start."""
+    """The last complete state, or a fresh start; what was logged after it is forgotten."""
+    log = output / "log.jsonl"
     for name in ("state", "state.old"):  # killed between the two renames, only the old is there
         path = output / name / "progress.json"
         if path.is_file():
             accelerator.load_state(str(path.parent))
-            return json.loads(path.read_text())
+            progress = json.loads(path.read_text())
+            if accelerator.is_main_process and log.is_file():
+                rows = read_lines(log, repair=True)
+                write_lines(log, [row for row in rows if row["step"] <= progress["step"]])
+            return progress
+    if accelerator.is_main_process:
+        log.unlink(missing_ok=True)
     return {"step": 0, "seconds": 0.0, "tokens": 0}
 
 

@@ -43,7 +43,7 @@ class FeatureCache:
                 f"the feature cache {folder} is of other data or another target "
                 f"({index['target']}); delete it or name another folder"
             )
-        self._done = index["batches_done"] if index else 0
+        self._progress = index or {"batches_done": 0, "tokens_per_batch": 0}
         self._rows = np.memmap(
             self.folder / "features.bin",
             dtype=np.int16,
@@ -62,14 +62,17 @@ class FeatureCache:
 
         Args:
             model: the target; its features are the hidden states after the final norm.
-            tokens_per_batch: padded tokens a forward; fixed for one cache.
+            tokens_per_batch: padded tokens a forward; a killed run with another value begins anew.
         """
         batches = self._batches(tokens_per_batch)
+        same = self._progress["tokens_per_batch"] == tokens_per_batch
+        complete = self._progress.get("complete", False)
+        done = len(batches) if complete else self._progress["batches_done"] * same
         device = model.get_input_embeddings().weight.device
         total = int(self._offset[-1])
-        left = sum(len(self.dialogues[i].ids) for batch in batches[self._done :] for i in batch)
+        left = sum(len(self.dialogues[i].ids) for batch in batches[done:] for i in batch)
         bar = tqdm(total=total, initial=total - left, unit="tok", desc="target features")
-        for number, batch in enumerate(batches[self._done :], start=self._done + 1):
+        for number, batch in enumerate(batches[done:], start=done + 1):
             longest = max(len(self.dialogues[i].ids) for i in batch)
             ids_BT = torch.zeros(len(batch), longest, dtype=torch.int64)
             for row, i in enumerate(batch):
@@ -83,7 +86,11 @@ class FeatureCache:
                 bar.update(length)
             if number % 20 == 0 or number == len(batches):
                 self._rows.flush()
-                self._write_index(number)
+                self._write_index(
+                    batches_done=number,
+                    tokens_per_batch=tokens_per_batch,
+                    complete=number == len(batches),
+                )
         bar.close()
 
     def _batches(self, tokens_per_batch: int) -> list[list[int]]:
@@ -101,7 +108,8 @@ class FeatureCache:
         path = self.folder / "index.json"
         return json.loads(path.read_text()) if path.is_file() else None
 
-    def _write_index(self, batches_done: int) -> None:
+    def _write_index(self, **progress: int) -> None:
+        self._progress = progress
         temporary = self.folder / "index.json.tmp"
-        temporary.write_text(json.dumps({**self._identity, "batches_done": batches_done}))
+        temporary.write_text(json.dumps({**self._identity, **progress}))
         temporary.replace(self.folder / "index.json")
