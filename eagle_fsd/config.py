@@ -86,7 +86,7 @@ class AcceptConfig:
 
     rule: str = "fsd"
     divergence: str = "js"
-    threshold: float = 0.1
+    threshold: float = 0.2
     logits: str = "raw"
     child: str = "draft"
 

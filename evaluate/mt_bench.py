@@ -48,7 +48,7 @@ class BenchOptions:
         metadata={"help": "of generate, plain, exact, fsd, fsd-paper"},
     )
     thresholds: list[float] = field(
-        default_factory=lambda: [0.1, 0.3], metadata={"help": "T of the fsd and fsd-paper arms"}
+        default_factory=lambda: [0.2, 0.4], metadata={"help": "T of the fsd and fsd-paper arms"}
     )
     divergence: str = option("js", "kl_target_draft, kl_draft_target, js, tv or js_reference")
     logits: str = option("raw", "divergence of raw rows, or processed by the sampling filters")

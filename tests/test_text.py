@@ -1,0 +1,233 @@
+"""Text in and out: chat templates to prompt tokens, JSON lines that survive a kill, questions."""
+
+import json
+
+import pytest
+from tiny_folder import write_target
+from transformers import AutoTokenizer
+
+from eagle_fsd.chat import prompt_ids
+from eagle_fsd.jsonl import append_line, read_lines, write_lines
+from eagle_fsd.questions import Question, read_questions, spread
+
+CONVERSATION = [
+    {"role": "user", "content": "Hi"},
+    {"role": "assistant", "content": "Yes?"},
+    {"role": "user", "content": "Why\nso?"},
+]
+
+
+@pytest.fixture(scope="module")
+def tokenizer_folder(tmp_path_factory):
+    return write_target(tmp_path_factory.mktemp("models") / "target")
+
+
+@pytest.fixture
+def tokenizer(tokenizer_folder):
+    return AutoTokenizer.from_pretrained(tokenizer_folder)
+
+
+def test_the_tokenizers_own_template(tokenizer):
+    """Ids, once tokenised, up to where the assistant's next turn begins."""
+    ids = prompt_ids(tokenizer, CONVERSATION)
+    assert isinstance(ids, list) and all(type(token) is int for token in ids)
+    assert tokenizer.decode(ids) == (
+        "<s>user\nHi</s><s>assistant\nYes?</s><s>user\nWhy\nso?</s><s>assistant\n"
+    )
+    assert ids[0] == tokenizer.bos_token_id and ids.count(tokenizer.bos_token_id) == 4
+
+
+def test_a_fastchat_template_by_name(tokenizer):
+    """Named, it goes before the tokenizer's own; its text is FastChat's."""
+    ids = prompt_ids(tokenizer, CONVERSATION, conv_template="vicuna_v1.1")
+    text = tokenizer.decode(ids)
+    assert text.startswith("A chat between a curious user")
+    assert text.endswith("USER: Hi ASSISTANT: Yes?</s>USER: Why\nso? ASSISTANT:")
+    tokenizer.chat_template = None
+    assert prompt_ids(tokenizer, CONVERSATION, conv_template="vicuna_v1.1") == ids
+
+
+def test_fastchat_conversations_do_not_leak_into_one_another(tokenizer):
+    """The named template is a copy each time: a second call starts afresh."""
+    system = [{"role": "system", "content": "Be brief."}, *CONVERSATION[:1]]
+    first = prompt_ids(tokenizer, system, conv_template="vicuna_v1.1")
+    assert tokenizer.decode(first) == "Be brief. USER: Hi ASSISTANT:"
+    other = prompt_ids(tokenizer, CONVERSATION[:1], conv_template="vicuna_v1.1")
+    assert "Be brief" not in tokenizer.decode(other)
+    assert prompt_ids(tokenizer, system, conv_template="vicuna_v1.1") == first
+
+
+def test_no_template_and_an_unknown_one_are_told(tokenizer):
+    """With the remedy, and with the names that are known."""
+    with pytest.raises(ValueError, match=r"'vicunja'.*vicuna_v1\.1"):
+        prompt_ids(tokenizer, CONVERSATION, conv_template="vicunja")
+    tokenizer.chat_template = None
+    with pytest.raises(ValueError, match="conv_template"):
+        prompt_ids(tokenizer, CONVERSATION)
+
+
+@pytest.mark.parametrize("template", ["", "vicuna_v1.1"])
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [{"role": "user", "content": ""}],
+        [{"role": "user", "content": " \n\t"}],
+        [*CONVERSATION, {"role": "assistant", "content": "x"}, {"role": "user", "content": " "}],
+        [],
+    ],
+    ids=["empty", "blank", "blank last turn", "no message"],
+)
+def test_an_empty_prompt_is_refused(tokenizer, messages, template):
+    """An empty assistant turn is none: only what the user gives is checked."""
+    with pytest.raises(ValueError, match="empty"):
+        prompt_ids(tokenizer, messages, conv_template=template)
+
+
+def test_an_empty_answer_is_no_empty_prompt(tokenizer):
+    """A model may have answered with its end token alone; the second turn is still asked."""
+    messages = [CONVERSATION[0], {"role": "assistant", "content": ""}, CONVERSATION[2]]
+    assert "Why" in tokenizer.decode(prompt_ids(tokenizer, messages))
+
+
+def test_a_special_token_of_the_template_is_not_added_twice(tokenizer):
+    """One beginning-of-text token a message, as the template writes it, and none in front."""
+    assert prompt_ids(tokenizer, CONVERSATION[:1])[:2] != [tokenizer.bos_token_id] * 2
+
+
+ROWS = [{"id": 1, "text": 'é\u2028日本\n"x"'}, {"id": 2, "deep": [[1.5, None], {"a": True}]}]
+
+
+def test_lines_come_back_as_written(tmp_path):
+    """Appended one at a time or written at once; any text in one line."""
+    for name, write in {"appended": append_one_by_one, "written": write_lines}.items():
+        path = tmp_path / name
+        write(path, ROWS)
+        assert read_lines(path) == read_lines(path, repair=True) == ROWS
+        assert path.read_bytes().count(b"\n") == 2
+    write_lines(path, ROWS[:1])
+    assert read_lines(path) == ROWS[:1]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["appended", "written"]
+
+
+def append_one_by_one(path, rows) -> None:
+    for row in rows:
+        append_line(path, row)
+
+
+@pytest.mark.parametrize("cut", range(1, 12))
+def test_a_torn_last_line_is_repaired(tmp_path, capsys, cut):
+    """Cut anywhere, within a character too: dropped with a warning, and appending goes on."""
+    path = tmp_path / "rows.jsonl"
+    append_one_by_one(path, ROWS)
+    whole = path.read_bytes()
+    torn = (json.dumps({"é": "日本"}, ensure_ascii=False) + "\n").encode()
+    path.write_bytes(whole + torn[:-cut])
+    assert read_lines(path, repair=True) == ROWS
+    warning = capsys.readouterr().err
+    assert "rows.jsonl, line 3 is torn" in warning
+    assert path.read_bytes() == whole
+    append_line(path, {"id": 3})
+    assert read_lines(path) == [*ROWS, {"id": 3}]
+
+
+def test_a_torn_line_that_got_its_end_is_repaired(tmp_path, capsys):
+    """A broken last line is dropped whether or not a newline stands behind it."""
+    path = tmp_path / "rows.jsonl"
+    append_one_by_one(path, ROWS)
+    path.write_bytes(path.read_bytes() + b'{"id": 3, "te\n')
+    assert read_lines(path, repair=True) == ROWS
+    assert "torn" in capsys.readouterr().err
+    assert read_lines(path) == ROWS
+
+
+@pytest.mark.parametrize("repair", [False, True])
+def test_a_broken_line_in_the_middle_is_refused(tmp_path, repair):
+    """By number; the file stays as it was, so that a person can look."""
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"id": 1}\n\n{"id": 2\n{"id": 3}\n')
+    before = path.read_bytes()
+    with pytest.raises(ValueError, match=r"rows\.jsonl, line 3 "):
+        read_lines(path, repair=repair)
+    assert path.read_bytes() == before
+
+
+def test_without_repair_a_torn_line_is_refused_and_kept(tmp_path):
+    """A question file is nobody's to cut. Blank lines are no rows."""
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"id": 1}\n\n{"id": 2}')
+    assert read_lines(path) == [{"id": 1}, {"id": 2}]
+    path.write_text('{"id": 1}\n{"id"')
+    with pytest.raises(ValueError, match="line 2"):
+        read_lines(path)
+    assert path.read_text() == '{"id": 1}\n{"id"'
+    with pytest.raises(ValueError, match="gone"):
+        read_lines(tmp_path / "gone")
+
+
+def question_file(tmp_path, *rows) -> str:
+    path = tmp_path / "question.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def test_questions_are_read(tmp_path):
+    """FastChat's rows, other keys ignored; the category may be absent."""
+    path = question_file(
+        tmp_path,
+        {"question_id": 81, "category": "writing", "turns": ["a", "b"], "reference": ["x"]},
+        {"question_id": "h/0", "turns": ["c"]},
+    )
+    assert read_questions(path) == [
+        Question(81, "writing", ["a", "b"]),
+        Question("h/0", "all", ["c"]),
+    ]
+
+
+GOOD = {"question_id": 1, "category": "a", "turns": ["x"]}
+BAD_QUESTIONS = {
+    "same id": (GOOD, "1 occurs twice"),
+    "empty turn": ({"question_id": 2, "turns": ["x", " "]}, "empty"),
+    "turn is no text": ({"question_id": 2, "turns": [3]}, "no text"),
+    "no id": ({"turns": ["x"]}, "question_id"),
+    "no turns": ({"question_id": 2}, "turns"),
+    "turns empty": ({"question_id": 2, "turns": []}, "turns"),
+    "turns no list": ({"question_id": 2, "turns": "xy"}, "turns"),
+    "no object": ([1], "question_id"),
+    "id is a list": ({"question_id": [2], "turns": ["x"]}, "question_id"),
+}
+
+
+@pytest.mark.parametrize("fault", BAD_QUESTIONS)
+def test_a_bad_question_is_told(tmp_path, fault):
+    """One ValueError that names the file and which question."""
+    row, told = BAD_QUESTIONS[fault]
+    with pytest.raises(ValueError, match=told) as error:
+        read_questions(question_file(tmp_path, GOOD, row))
+    assert "question.jsonl" in str(error.value) and "2" in str(error.value)
+
+
+def test_no_question_and_a_broken_line(tmp_path):
+    """An empty file and a line that is no JSON are told apart."""
+    with pytest.raises(ValueError, match="no question"):
+        read_questions(question_file(tmp_path))
+    (tmp_path / "question.jsonl").write_text(json.dumps(GOOD) + "\n{torn\n")
+    with pytest.raises(ValueError, match="line 2"):
+        read_questions(tmp_path / "question.jsonl")
+
+
+def test_spread_takes_the_first_of_each_category_then_the_second():
+    """In the file's order, deterministic, and each larger choice holds the smaller ones."""
+    questions = [Question(i, category, ["x"]) for i, category in enumerate("aaabbcaab")]
+    chosen = {n: [q.question_id for q in spread(questions, n)] for n in range(1, 10)}
+    assert chosen[1] == [0]
+    assert chosen[3] == [0, 3, 5]  # one of a, b, c
+    assert chosen[4] == [0, 1, 3, 5]
+    assert chosen[5] == [0, 1, 3, 4, 5]  # c has no second
+    assert chosen[6] == [0, 1, 2, 3, 4, 5]
+    assert chosen[7] == [0, 1, 2, 3, 4, 5, 8]
+    assert chosen[9] == list(range(9))
+    for n in range(2, 10):
+        assert set(chosen[n - 1]) < set(chosen[n])
+    for count in (0, -1, 10):
+        with pytest.raises(ValueError, match=str(count)):
+            spread(questions, count)
