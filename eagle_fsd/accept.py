@@ -9,7 +9,6 @@ its end; on a CPU it stops early.
 Axes: N nodes, V vocabulary, S steps of the walk (max_depth + 1).
 """
 
-import math
 from dataclasses import dataclass
 
 import torch
@@ -88,9 +87,7 @@ def accept(
         token = torch.where(go_on, child_token, visit.drawn)
         logits_V = visit.logits_1V[0]
         regret = logits_V.max().float() - logits_V.index_select(0, token[None])[0].float()
-        judged = visit.__dict__.get("divergence")  # None where no rule asked for it
-        divergence = torch.full_like(tv, math.nan) if judged is None else judged
-        row = (alive, node, token, token != visit.drawn, divergence, tv, regret)
+        row = (alive, node, token, token != visit.drawn, visit.judged, tv, regret)
         steps.append(torch.stack([value.double() for value in row]))
         alive = alive & go_on
         node = torch.where(go_on, child, node)

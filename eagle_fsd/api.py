@@ -6,13 +6,20 @@ from dataclasses import dataclass
 from transformers import PreTrainedTokenizerBase
 
 from eagle_fsd.assets import EMBEDDED_TARGET
-from eagle_fsd.chat import Message, prompt_ids
+from eagle_fsd.chat import Message, prompt_ids, template_stops
 from eagle_fsd.config import AcceptConfig, SamplingConfig, TreeConfig
 from eagle_fsd.decode import DecodeConfig, Generation, StopConfig, decode_rounds
 from eagle_fsd.drafters import Drafter
 from eagle_fsd.drafters.eagle import EagleDrafter
 from eagle_fsd.drafters.root import RootDrafter
-from eagle_fsd.loading import SHIPPED_HEAD, load_head, load_target, load_target_config
+from eagle_fsd.loading import (
+    SHIPPED_HEAD,
+    check_device,
+    load_head,
+    load_target,
+    load_target_config,
+    usual_dtype,
+)
 from eagle_fsd.target import Target
 
 SMALL_TREE = TreeConfig(num_draft_tokens=15, tree_depth=4, branch_top_k=6)
@@ -28,14 +35,15 @@ class Model:
     drafter: Drafter
     conv_template: str = ""
 
-    @property
-    def stop_token_ids(self) -> tuple[int, ...]:
-        """Tokens that end an answer: the generation config's, and the tokenizer's end token."""
-        ids = self.target.model.generation_config.eos_token_id
-        ids = [] if ids is None else ids if isinstance(ids, list) else [ids]
+    def stop(self, max_new_tokens: int, strings: tuple[str, ...] = ()) -> StopConfig:
+        """The budget, and all that ends an answer: the generation config's tokens, the tokenizer's
+        end token, the conversation template's stops, and the strings given."""
+        template_strings, template_ids = template_stops(self.conv_template)
+        ids = [*self.target.eos_token_ids, *template_ids]
         if self.tokenizer.eos_token_id is not None:
-            ids = [*ids, self.tokenizer.eos_token_id]
-        return tuple(dict.fromkeys(ids))
+            ids.append(self.tokenizer.eos_token_id)
+        strings = tuple(dict.fromkeys([*template_strings, *strings]))
+        return StopConfig(max_new_tokens, tuple(dict.fromkeys(ids)), strings, self.text)
 
     def prompt_ids(self, prompt: str | list[Message]) -> list[int]:
         """A user turn, or a whole conversation, through the chat template."""
@@ -58,7 +66,7 @@ def load(
     *,
     head: str | None = "",
     tree: TreeConfig | None = None,
-    dtype: str = "bfloat16",
+    dtype: str = "",
     device: str = "cpu",
     conv_template: str = "",
 ) -> Model:
@@ -69,7 +77,7 @@ def load(
         head: folder or hub id of an EAGLE-1/2 head; "" is the shipped one (smollm2 only); None
             decodes without drafts.
         tree: shape of the draft tree; default 15 drafts on a CPU, 59 elsewhere.
-        dtype: bfloat16, float16 or float32.
+        dtype: bfloat16, float16 or float32; "" is bfloat16 where that is fast.
         device: a torch device, or "auto".
         conv_template: see eagle_fsd.chat.prompt_ids.
 
@@ -80,8 +88,10 @@ def load(
         if target != EMBEDDED_TARGET:
             raise ValueError(f"no head ships for target {target!r}: name one, or None for plain")
         head = str(SHIPPED_HEAD)
+    check_device(device)
+    template_stops(conv_template)  # its name is checked
     draft_head = None if head is None else load_head(head, load_target_config(target))
-    loaded, tokenizer = load_target(target, dtype=dtype, device=device)
+    loaded, tokenizer = load_target(target, dtype=dtype or usual_dtype(device), device=device)
     if draft_head is None:
         return Model(loaded, tokenizer, RootDrafter(), conv_template)
     draft_head.to(loaded.device, loaded.dtype)
@@ -133,7 +143,7 @@ def stream(
     config = DecodeConfig(
         accept=AcceptConfig(rule, divergence, threshold, logits, child),
         sampling=SamplingConfig(temperature, top_k, top_p),
-        stop=StopConfig(max_new_tokens, model.stop_token_ids, tuple(stop_strings), model.text),
+        stop=model.stop(max_new_tokens, tuple(stop_strings)),
         seed=seed,
     )
     answer = Answer()

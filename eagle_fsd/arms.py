@@ -55,7 +55,7 @@ class Arm:
 def _transformers_generate(
     model: Model, prompt: list[int], sampling: SamplingConfig, stop: StopConfig, seed: int
 ) -> Generation:
-    """transformers' generate with nothing taken from the model's own sampling defaults."""
+    """transformers' generate; Target has emptied the model's own generation defaults."""
     check_request(model.target, prompt, stop)
     ids = torch.tensor([prompt], device=model.target.device)
     torch.manual_seed(seed)
@@ -73,8 +73,8 @@ def _transformers_generate(
         max_new_tokens=stop.max_new_tokens,
         eos_token_id=list(stop.token_ids) or None,
         pad_token_id=stop.token_ids[0] if stop.token_ids else 0,
-        repetition_penalty=1.0,
-        num_beams=1,
+        stop_strings=list(stop.strings) or None,
+        tokenizer=model.tokenizer,
         **settings,
     )
     tokens, finish = stop.trim([], output[0, len(prompt) :].tolist())
@@ -96,10 +96,17 @@ def turn_record(model: Model, prompt: list[int], result: Generation, seconds: fl
             {
                 "tokens": r.tokens,
                 "fuzzy": [int(flag) for flag in r.fuzzy],
-                "divergence": [None if math.isnan(d) else round(d, 6) for d in r.divergence],
-                "tv": [round(value, 6) for value in r.tv],
-                "regret": [round(value, 6) for value in r.regret],
+                "divergence": [_number(value) for value in r.divergence],
+                "tv": [_number(value) for value in r.tv],
+                "regret": [_number(value) for value in r.regret],
             }
             for r in result.rounds
         ],
     }
+
+
+def _number(value: float) -> float | str | None:
+    """JSON has neither NaN (not judged: null) nor infinity ("inf")."""
+    if math.isnan(value):
+        return None
+    return round(value, 6) if math.isfinite(value) else "inf"

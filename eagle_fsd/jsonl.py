@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def read_lines(path: Path, *, repair: bool = False) -> list[dict]:
-    """All rows of a file.
+    """All rows of a file; blank lines are skipped.
 
     Args:
         repair: cut a broken last line off the file, with a warning, as a killed writer leaves it.
@@ -43,13 +43,23 @@ def read_lines(path: Path, *, repair: bool = False) -> list[dict]:
 def append_line(path: Path, row: dict) -> None:
     """Append one row and wait until it is on disk."""
     with path.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(row, ensure_ascii=False) + "\n")
+        file.write(json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n")
         file.flush()
         os.fsync(file.fileno())
 
 
 def write_lines(path: Path, rows: list[dict]) -> None:
     """Replace a file in one rename."""
+    lines = (json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n" for row in rows)
+    _replace(path, "".join(lines))
+
+
+def write_json(path: Path, value: dict) -> None:
+    """Replace an indented JSON file in one rename."""
+    _replace(path, json.dumps(value, indent=2, allow_nan=False) + "\n")
+
+
+def _replace(path: Path, text: str) -> None:
     temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+    temporary.write_text(text, encoding="utf-8")
     temporary.replace(path)

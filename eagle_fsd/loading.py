@@ -43,6 +43,27 @@ def load_target_config(name: str) -> PretrainedConfig:
     return config
 
 
+def check_device(device: str) -> None:
+    """Refuse a device that is misspelt or not there, before weights load."""
+    if device == "auto":
+        return
+    try:
+        kind = torch.device(device).type
+    except RuntimeError as error:
+        raise ValueError(f"unknown device {device!r}: give cpu, cuda, cuda:1 or auto") from error
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"device {device!r} was asked for, but torch sees no CUDA device")
+
+
+def usual_dtype(device: str) -> str:
+    """bfloat16, but float32 on a processor that does not multiply bfloat16 in hardware."""
+    if device != "cpu":
+        return "bfloat16"
+    have = torch.cpu.get_capabilities()
+    fast = have.get("avx512_bf16") or have.get("amx_bf16") or have.get("bf16")
+    return "bfloat16" if fast else "float32"
+
+
 def load_target(
     name: str, *, dtype: str = "bfloat16", device: str = "cpu"
 ) -> tuple[Target, PreTrainedTokenizerBase]:
@@ -55,6 +76,7 @@ def load_target(
     """
     if dtype not in DTYPES:
         raise ValueError(f"unknown dtype {dtype!r}; known: {', '.join(DTYPES)}")
+    check_device(device)
     config = load_target_config(name)
     path, options = _source(name)
     weights = dict(options)
@@ -62,12 +84,16 @@ def load_target(
         # transformers 5.23 would keep GGUF weights packed
         weights["quantization_config"] = GgufConfig(dequantize=True)
     placement = {"device_map": "auto"} if device == "auto" else {}
-    model = AutoModelForCausalLM.from_pretrained(
-        path, config=config, dtype=DTYPES[dtype], **weights, **placement
-    )
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(path, **options)
+        model = AutoModelForCausalLM.from_pretrained(
+            path, config=config, dtype=DTYPES[dtype], **weights, **placement
+        )
+    except OSError as error:
+        raise ValueError(f"target {name!r} is incomplete: {error}") from error
     if device != "auto":
         model.to(device)
-    return Target(model), AutoTokenizer.from_pretrained(path, **options)
+    return Target(model), tokenizer
 
 
 def load_head(name: str | Path, target_config: PretrainedConfig) -> EagleHead:

@@ -20,14 +20,16 @@ def plot_speed_against_regret(rows: list[dict], path: Path, *, title: str) -> No
         path: the PNG.
     """
     figure, (left, right) = plt.subplots(1, 2, figsize=(12, 4.8), layout="constrained")
-    drafted = [r for r in rows if r["tokens_per_round"] is not None and r["arm"] != "plain"]
+    drafted = [r for r in rows if r["accept"] and r["tokens_per_round"] is not None]
     for row in rows:
         if row["arm"] in ("generate", "plain"):
             style = "--" if row["arm"] == "plain" else ":"
             left.axhline(row["speed_vs_plain"]["value"], color="0.4", ls=style, label=row["arm"])
-    _draw_ceiling(right, drafted)
     _draw_rules(left, drafted, "regret_per_token", "speed_vs_plain")
-    if any(r["arm"] == "exact" for r in drafted):
+    exact = next((r for r in drafted if r["arm"] == "exact"), None)
+    if exact is not None:
+        most = max(r["fuzzy_share"] for r in drafted)
+        _draw_ceiling(right, most, exact["tokens_per_round"])
         _draw_rules(right, drafted, "fuzzy_share", "tokens_per_round_vs_exact")
     left.set_xlabel("regret per token (nats)")
     left.set_ylabel("tokens/s, relative to the plain loop")
@@ -48,7 +50,7 @@ def _draw_rules(axes, drafted: list[dict], x_key: str, y_key: str) -> None:
     """One line a rule, its arms in the order of T."""
     lines: dict[str, list[dict]] = {}
     for row in drafted:
-        lines.setdefault(row["arm"].split("_T")[0], []).append(row)
+        lines.setdefault(_rule_name(row), []).append(row)
     axes.margins(0.12)
     for number, (rule, arms) in enumerate(lines.items()):
         x = [r[x_key] for r in arms]
@@ -59,10 +61,18 @@ def _draw_rules(axes, drafted: list[dict], x_key: str, y_key: str) -> None:
         ]
         style = {"color": f"C{number}", "capsize": 3, "ms": 5, "alpha": 0.85}
         mark = "*" if rule == "exact" else "o"
-        axes.errorbar(x, y, yerr=bars, marker=mark, label=rule.replace("_", ", "), **style)
+        axes.errorbar(x, y, yerr=bars, marker=mark, label=rule, **style)
     for number, (rule, arms) in enumerate(lines.items()):
         if rule != "exact":
             _label_thresholds(axes, arms, x_key, y_key, color=f"C{number}")
+
+
+def _rule_name(row: dict) -> str:
+    """Everything but the threshold."""
+    accept = row["accept"]
+    if accept["rule"] == "exact":
+        return "exact"
+    return ", ".join(accept[key] for key in ("rule", "divergence", "logits", "child"))
 
 
 def _label_thresholds(axes, arms: list[dict], x_key: str, y_key: str, *, color: str) -> None:
@@ -79,18 +89,13 @@ def _label_thresholds(axes, arms: list[dict], x_key: str, y_key: str, *, color: 
                 continue
         groups.append([row])
     for group in groups:
-        names = ", ".join(row["arm"].split("_T")[1] for row in group)
+        names = ", ".join(f"{row['accept']['threshold']:g}" for row in group)
         at = (group[-1][x_key], group[-1][y_key]["value"])
         place = {"xytext": (7, -11), "textcoords": "offset points"}
         axes.annotate(f"T={names}", at, fontsize=8, color=color, **place)
 
 
-def _draw_ceiling(axes, drafted: list[dict]) -> None:
-    exact = next((r for r in drafted if r["arm"] == "exact"), None)
-    if exact is None:
-        return
-    most = max(r["fuzzy_share"] for r in drafted)
-    tau = exact["tokens_per_round"]
+def _draw_ceiling(axes, most: float, tau: float) -> None:
     shares = [most * i / 50 for i in range(51) if most * i / 50 * tau < 0.8]
     if most > 0:
         axes.plot(

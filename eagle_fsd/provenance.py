@@ -10,18 +10,17 @@ from pathlib import Path
 
 import torch
 
-PACKAGES = ("torch", "transformers", "accelerate", "numpy", "fschat")
+PACKAGES = ("torch", "transformers", "tokenizers", "accelerate", "numpy", "fschat", "gguf")
 ROOT = Path(__file__).parent.parent
 
 
-def describe_run(options: dict, device: str) -> dict:
+def describe_run(device: str) -> dict:
     """A JSON-able record to be written beside every output.
 
     Paths inside the checkout are given relative to it, so that records can be published.
     """
     return {
-        "command": shlex.join(["python", *(_relative(argument) for argument in sys.argv)]),
-        "options": {key: _relative(value) for key, value in options.items()},
+        "command": shlex.join(["python", *without_checkout(dict(enumerate(sys.argv))).values()]),
         "commit": _commit(),
         "versions": {"python": platform.python_version()} | {p: version(p) for p in PACKAGES},
         "device": describe_device(device),
@@ -30,8 +29,11 @@ def describe_run(options: dict, device: str) -> dict:
 
 def describe_device(device: str) -> str:
     """The accelerator's name, or for "cpu" the processor's with the threads in use."""
-    if device != "cpu" and torch.cuda.is_available():
-        return torch.cuda.get_device_name()
+    if device.startswith("cuda") and torch.cuda.is_available():
+        return torch.cuda.get_device_name(device)
+    if device == "auto":
+        count = torch.cuda.device_count()
+        return ", ".join(torch.cuda.get_device_name(i) for i in range(count)) or "no accelerator"
     name = platform.processor() or platform.machine()
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.is_file():
@@ -40,9 +42,13 @@ def describe_device(device: str) -> str:
     return f"{name}, {os.cpu_count()} cores, {torch.get_num_threads()} threads"
 
 
-def _relative(value):
-    inside = isinstance(value, str) and value.startswith(f"{ROOT}{os.sep}")
-    return os.path.relpath(value, ROOT) if inside else value
+def without_checkout(values: dict) -> dict:
+    """The values with the checkout's path cut off texts that name a place in it."""
+
+    def cut(text: str) -> str:
+        return text.replace(f"{ROOT}{os.sep}", "").replace(str(ROOT), ".")
+
+    return {key: cut(value) if isinstance(value, str) else value for key, value in values.items()}
 
 
 def _commit() -> str:

@@ -22,10 +22,17 @@ def read_questions(path: str | Path) -> list[Question]:
     """
     path = Path(path)
     questions: dict[int | str, Question] = {}
-    for number, row in enumerate(read_lines(path), start=1):
-        place = f"{path}, question {number}"
+    rows = read_lines(path)  # names the line of what is no JSON
+    lines = [n for n, line in enumerate(path.read_text().splitlines(), start=1) if line.strip()]
+    for number, row in zip(lines, rows, strict=True):
+        place = f"{path}, line {number}"
         turns = row.get("turns") if isinstance(row, dict) else None
-        if not isinstance(turns, list) or not turns or "question_id" not in row:
+        if (
+            not isinstance(turns, list)
+            or not turns
+            or not isinstance(row.get("question_id"), int | str)
+            or not isinstance(row.get("category", ""), str)
+        ):
             raise ValueError(f"{place}: expected question_id and a list of turns, got {row!r:.200}")
         if not all(isinstance(turn, str) and turn.strip() for turn in turns):
             raise ValueError(f"{place}: a turn is empty or no text")

@@ -16,7 +16,7 @@ from collections.abc import Callable
 
 import torch
 
-from eagle_fsd.sample import inverse_cdf, token_probs
+from eagle_fsd.sample import inverse_cdf, next_token_probs
 from eagle_fsd.visit import Judge, Visit
 
 # --- which child, once D passes: Visit -> (index, law over the nodes) ---------------------------
@@ -94,25 +94,22 @@ def expected_length(judge: Judge) -> torch.Tensor:
     passes_N[node_M] = judge.passes(node_M, judge.divergence(node_M))
     passes_N &= has_child_N
 
-    prob_MC = token_probs(
-        judge.target_logits_NV[node_M],
-        tree.token_N.expand(node_M.shape[0], size),
-        judge.sampling,
-    )
+    token_MN = tree.token_N.expand(node_M.shape[0], size)
+    prob_MC = next_token_probs(judge.target_logits_NV[node_M], judge.sampling).gather(1, token_MN)
     is_child_MN = (parent_N == node_M[:, None]) & judge.is_draft_N
     prob_N = torch.where(is_child_MN, prob_MC, 0.0).sum(0)  # of each draft, at its parent
     reward_N = torch.zeros_like(prob_N)
     for _ in range(tree.max_depth):
         below_N = torch.where(judge.is_draft_N, 1 + reward_N, 0.0)
         best_N = torch.zeros_like(prob_N).scatter_reduce_(0, parent_N, below_N, "amax")
-        if judge.config.rule == "fsd-paper":
+        if not REJECTS_BY_DIVERGENCE[judge.config.rule]:
+            # where D passes, sum P(c)(1 + L(c)) + P(not in C) best = best - sum P(c)(best - 1 -
+            # L(c)): the same, and equal children stay exactly equal
+            gain_N = torch.where(passes_N[parent_N], below_N - best_N[parent_N], below_N)
+            on_children_N = torch.zeros_like(prob_N).index_add_(0, parent_N, prob_N * gain_N)
+            reward_N = torch.where(passes_N, best_N + on_children_N, on_children_N)
+        else:
             reward_N = torch.where(passes_N, best_N, 0.0)
-            continue
-        # where D passes, sum P(c)(1 + L(c)) + P(not in C) best = best - sum P(c)(best - 1 -
-        # L(c)): the same, and equal children stay exactly equal
-        gain_N = torch.where(passes_N[parent_N], below_N - best_N[parent_N], below_N)
-        on_children_N = torch.zeros_like(prob_N).index_add_(0, parent_N, prob_N * gain_N)
-        reward_N = torch.where(passes_N, best_N + on_children_N, on_children_N)
     return reward_N
 
 
@@ -149,3 +146,5 @@ def fsd_paper(visit: Visit) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
 
 Rule = Callable[[Visit], tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
 RULES: dict[str, Rule] = {"exact": exact, "fsd": fsd, "fsd-paper": fsd_paper}
+# Whether a failed divergence ends the round even where the drawn token is a child.
+REJECTS_BY_DIVERGENCE = {"exact": False, "fsd": False, "fsd-paper": True}

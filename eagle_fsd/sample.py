@@ -51,17 +51,17 @@ def draw_and_score(
     if sampling.temperature == 0:
         drawn_R = logits_RV.argmax(-1)
         return drawn_R, (token_RC == drawn_R[:, None]).float()
-    prob_RV = torch.softmax(filter_logits(logits_RV, sampling), dim=-1)
+    prob_RV = next_token_probs(logits_RV, sampling)
     return inverse_cdf(prob_RV, uniform_R), prob_RV.gather(1, token_RC)
 
 
-def token_probs(
-    logits_RV: torch.Tensor, token_RC: torch.Tensor, sampling: SamplingConfig
-) -> torch.Tensor:
-    """P of the tokens asked about, without a draw, float32 [R, C]."""
+def next_token_probs(logits_RV: torch.Tensor, sampling: SamplingConfig) -> torch.Tensor:
+    """P, float32 [R, V]; one-hot at temperature 0."""
     if sampling.temperature == 0:
-        return (token_RC == logits_RV.argmax(-1, keepdim=True)).float()
-    return torch.softmax(filter_logits(logits_RV, sampling), dim=-1).gather(1, token_RC)
+        return torch.zeros_like(logits_RV, dtype=torch.float32).scatter_(
+            1, logits_RV.argmax(-1, keepdim=True), 1.0
+        )
+    return torch.softmax(filter_logits(logits_RV, sampling), dim=-1)
 
 
 def inverse_cdf(weight_RV: torch.Tensor, uniform_R: torch.Tensor) -> torch.Tensor:

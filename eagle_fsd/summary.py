@@ -2,8 +2,9 @@
 
 All speeds are total tokens / total seconds, over the questions that every arm has answered. Ratios
 carry a 95 % percentile bootstrap interval over questions: both arms answered the same prompts, so
-the resampled ratio is paired. tokens_per_round, fuzzy share, regret and TV are over rounds before
-trimming; lengths and speeds after it.
+the resampled ratio is paired. tokens_per_round, fuzzy share, regret and TV are over the tokens of
+all rounds, before trimming and without the token that prefill yields; lengths and speeds are of
+what was answered.
 """
 
 import math
@@ -11,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-Record = dict  # one question answered by one arm: question_id, arm, turns
+Record = dict  # one question answered by one arm: question_id, arm, accept, turns
 RESAMPLES = 2000
 
 
@@ -23,32 +24,46 @@ def summarize(records: dict[str, list[Record]]) -> list[dict]:
 
     Returns:
         JSON-able rows in the order of the arms. Ratios are {"value", "low", "high"}; figures that
-        an arm does not have are None.
+        an arm does not have, or that are not finite, are None.
+
+    Raises:
+        ValueError: there is no arm, or no question that all arms have answered.
     """
+    if not records:
+        raise ValueError("nothing to summarize: no arm has answered a question")
     common = set.intersection(*({r["question_id"] for r in rows} for rows in records.values()))
-    kept = {
-        arm: sorted(
-            (r for r in rows if r["question_id"] in common), key=lambda r: str(r["question_id"])
-        )
-        for arm, rows in records.items()
-    }
+    if not common:
+        raise ValueError(f"no question was answered by all of: {', '.join(records)}")
+    order = [r["question_id"] for r in next(iter(records.values())) if r["question_id"] in common]
+    kept = {}
+    for arm, rows in records.items():
+        by_id = {r["question_id"]: r for r in rows}
+        kept[arm] = [by_id[key] for key in order]
     exact = _round_figures(kept["exact"]) if "exact" in kept else None
     plain_share = _argmax_share(kept["plain"]) if "plain" in kept else None
-    return [_row(arm, rows, kept, exact, plain_share) for arm, rows in kept.items()]
+    rows = [_row(arm, kept, exact, plain_share) for arm in kept]
+    return [{key: _finite(value) for key, value in row.items()} for row in rows]
 
 
-def _row(arm, rows, kept, exact, plain_share) -> dict:
+def _row(
+    arm: str,
+    kept: dict[str, list[Record]],
+    exact: dict[str, float] | None,
+    plain_share: float | None,
+) -> dict:
+    rows = kept[arm]
     turns = _turns(rows)
     tokens = sum(len(t["token_ids"]) for t in turns)
     seconds = sum(t["seconds"] for t in turns)
     share = _argmax_share(rows)
     row = {
         "arm": arm,
+        "accept": rows[0].get("accept"),
         "questions": len(rows),
         "answers": len(turns),
         "tokens_per_second": tokens / seconds,
-        "speed_vs_generate": _speed_ratio(rows, kept.get("generate")),
-        "speed_vs_plain": _speed_ratio(rows, kept.get("plain")),
+        "speed_vs_generate": _ratio(rows, kept.get("generate"), _tokens_and_seconds),
+        "speed_vs_plain": _ratio(rows, kept.get("plain"), _tokens_and_seconds),
         "seconds_per_answer": seconds / len(turns),
         "tokens_per_answer": tokens / len(turns),
         "at_limit": sum(t["finish"] == "length" for t in turns) / len(turns),
@@ -68,10 +83,8 @@ def _row(arm, rows, kept, exact, plain_share) -> dict:
         return row
     row |= _round_figures(rows)
     row["rounds_per_answer"] = sum(len(t["rounds"]) for t in turns) / len(turns)
-    if exact is not None:
-        row["tokens_per_round_vs_exact"] = _bootstrap(
-            rows, kept["exact"], lambda r: _round_figures(r)["tokens_per_round"]
-        )
+    if exact is not None and exact["tokens_per_round"] is not None:
+        row["tokens_per_round_vs_exact"] = _ratio(rows, kept["exact"], _tokens_and_rounds)
         row["ceiling"] = ceiling(row["fuzzy_share"], exact["tokens_per_round"])
     return row
 
@@ -104,44 +117,64 @@ def _argmax_share(rows: Sequence[Record]) -> float:
     return hits / sum(len(t["token_ids"]) for t in turns)
 
 
-def _round_figures(rows: Sequence[Record]) -> dict[str, float]:
+def _round_figures(rows: Sequence[Record]) -> dict[str, float | None]:
     rounds = [r for turn in _turns(rows) for r in turn["rounds"]]
     tokens = sum(len(r["tokens"]) for r in rounds)
     if not rounds:  # every answer ended with its first token
         return dict.fromkeys(
-            ("tokens_per_round", "fuzzy_share", "regret_per_token", "tv_per_token"), math.nan
+            ("tokens_per_round", "fuzzy_share", "regret_per_token", "tv_per_token")
         )
     return {
         "tokens_per_round": tokens / len(rounds),
         "fuzzy_share": sum(sum(r["fuzzy"]) for r in rounds) / tokens,
-        "regret_per_token": sum(sum(r["regret"]) for r in rounds) / tokens,
-        "tv_per_token": sum(sum(r["tv"]) for r in rounds) / tokens,
+        "regret_per_token": sum(float(x) for r in rounds for x in r["regret"]) / tokens,
+        "tv_per_token": sum(float(x) for r in rounds for x in r["tv"]) / tokens,
     }
 
 
-def _tokens_per_second(rows: Sequence[Record]) -> float:
-    turns = _turns(rows)
-    return sum(len(t["token_ids"]) for t in turns) / sum(t["seconds"] for t in turns)
+def _tokens_and_seconds(row: Record) -> tuple[float, float]:
+    turns = row["turns"]
+    return sum(len(t["token_ids"]) for t in turns), sum(t["seconds"] for t in turns)
 
 
-def _speed_ratio(rows: Sequence[Record], baseline: Sequence[Record] | None) -> dict | None:
-    return None if baseline is None else _bootstrap(rows, baseline, _tokens_per_second)
+def _tokens_and_rounds(row: Record) -> tuple[float, float]:
+    rounds = [r for turn in row["turns"] for r in turn["rounds"]]
+    return sum(len(r["tokens"]) for r in rounds), len(rounds)
 
 
-def _bootstrap(
-    rows: Sequence[Record], baseline: Sequence[Record], figure: Callable[[Sequence[Record]], float]
-) -> dict[str, float]:
-    """figure(rows) / figure(baseline) with its interval; None bounds with one question."""
-    value = figure(rows) / figure(baseline)
+def _ratio(
+    rows: Sequence[Record],
+    baseline: Sequence[Record] | None,
+    parts: Callable[[Record], tuple[float, float]],
+) -> dict[str, float | None] | None:
+    """Rate of rows over rate of baseline, a rate being sum / sum of `parts` over the questions,
+    with its paired bootstrap interval; the interval needs two questions."""
+    if baseline is None:
+        return None
+    # [questions, (numerator, denominator) of rows and of baseline]
+    part_Q4 = np.array([[*parts(a), *parts(b)] for a, b in zip(rows, baseline, strict=True)])
+    value = _rate_ratio(part_Q4.sum(0))
     if len(rows) < 2:
         return {"value": value, "low": None, "high": None}
-    rng = np.random.default_rng(0)
-    ratios = []
-    for _ in range(RESAMPLES):
-        pick = rng.integers(len(rows), size=len(rows))
-        ratios.append(figure([rows[i] for i in pick]) / figure([baseline[i] for i in pick]))
-    low, high = np.percentile(ratios, [2.5, 97.5])
-    return {"value": value, "low": float(low), "high": float(high)}
+    pick = np.random.default_rng(0).integers(len(rows), size=(RESAMPLES, len(rows)))
+    resampled = _rate_ratio(part_Q4[pick].sum(1).T)
+    resampled = resampled[np.isfinite(resampled)]  # questions without a round have no rate
+    low, high = np.percentile(resampled, [2.5, 97.5]) if len(resampled) else (np.nan, np.nan)
+    return {"value": value, "low": low, "high": high}
+
+
+def _rate_ratio(total_4: np.ndarray) -> np.ndarray:
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return (total_4[0] / total_4[1]) / (total_4[2] / total_4[3])
+
+
+def _finite(value):
+    """Numpy to Python, and None for what JSON cannot hold."""
+    if isinstance(value, dict):
+        return {key: _finite(inner) for key, inner in value.items()}
+    if isinstance(value, float | np.floating):
+        return float(value) if math.isfinite(value) else None
+    return value
 
 
 Column = tuple[str, str, str]  # title, key of the row, format
@@ -194,6 +227,8 @@ def _cell(value, form: str) -> str:
     if value is None:
         return "-"
     if form == "ratio":
+        if value["value"] is None:
+            return "-"
         if value["low"] is None:
             return f"{value['value']:.2f}"
         return f"{value['value']:.2f} [{value['low']:.2f}, {value['high']:.2f}]"

@@ -12,7 +12,7 @@ import inspect
 
 import torch
 from torch import nn
-from transformers import PretrainedConfig, PreTrainedModel
+from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel
 
 from eagle_fsd.cache import TreeCache
 from eagle_fsd.tree import DraftTree
@@ -58,12 +58,18 @@ class Target:
 
     def __init__(self, model: PreTrainedModel):
         check_supported(model.config)
-        self.model = model.eval()
+        self.model = model.eval().requires_grad_(False)
+        eos = model.generation_config.eos_token_id
+        self.eos_token_ids: tuple[int, ...] = tuple(
+            [] if eos is None else eos if isinstance(eos, list) else [eos]
+        )
+        # `generate` fills what a call leaves open from here: penalties, filters, cache kinds
+        model.generation_config = GenerationConfig()
         self.lm_head = model.get_output_embeddings()
         self.embed_tokens: nn.Module = model.get_input_embeddings()
         self.hidden_size: int = model.config.hidden_size
         self.vocab_size: int = self.lm_head.weight.shape[0]
-        self.max_positions: int = getattr(model.config, "max_position_embeddings", 2**31)
+        self.max_positions: int = getattr(model.config, "max_position_embeddings", None) or 2**31
         # Gemma 2 squashes its logits; any other treatment of them is caught by check_tree_attention
         self._softcap: float | None = getattr(model.config, "final_logit_softcapping", None)
         self._cache: TreeCache | None = None
@@ -173,14 +179,16 @@ class Target:
 
     def _tree_masks(
         self, tree: DraftTree, position_N: torch.Tensor
-    ) -> torch.Tensor | dict[str, torch.Tensor]:
-        """The additive mask [1, 1, N, prefix + N], or one per layer type.
+    ) -> torch.Tensor | dict[str, torch.Tensor] | None:
+        """The additive mask [1, 1, N, prefix + N], or one per layer type; none for a lone root.
 
         Models with `layer_types` that slide take a dict of masks; those whose layers all slide
         (Mistral) take one mask, with the window added here because transformers leaves a 4-D mask
         as it is.
         """
         N, prefix = tree.size, self._prefix_length
+        if N == 1:  # plain decoding gets what `generate` gets: transformers' own masks
+            return None
         visible_NK = torch.ones(N, prefix + N, dtype=torch.bool, device=self.device)
         visible_NK[:, prefix:] = tree.ancestor_NN
         window = getattr(self.model.config, "sliding_window", None)
@@ -234,7 +242,9 @@ class Target:
                 errors.append(
                     (logits_NV[leaf] - alone_V).norm() / (alone_V - alone_V.mean()).norm()
                 )
-        except Exception as error:
+        except torch.OutOfMemoryError:
+            raise
+        except (TypeError, ValueError, RuntimeError, IndexError, AttributeError) as error:
             raise ValueError(
                 f"targets of type {kind!r} are not supported: verifying a draft tree failed with "
                 f"{type(error).__name__}: {error}"

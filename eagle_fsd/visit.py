@@ -86,6 +86,7 @@ class Visit:
         self.prob_N = torch.where(self.is_child_N, prob_1N[0], 0.0)
         hit_N = self.is_child_N & (tree.token_N == self.drawn)
         self.hit = hit_N.any()
+        self.judged = torch.full_like(self.prob_N[0], math.nan)  # D, once a rule has asked for it
         self.hit_child = hit_N.int().argmax()
 
     @cached_property
@@ -95,7 +96,8 @@ class Visit:
         if device.type == "cpu" and not self.has_child:
             return torch.tensor(math.nan)
         value = self.judge.divergence(self.node_1)[0]
-        return torch.where(self.has_child, value, math.nan)
+        self.judged = torch.where(self.has_child, value, math.nan)
+        return self.judged
 
     @cached_property
     def passes(self) -> torch.Tensor:

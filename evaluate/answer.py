@@ -12,9 +12,8 @@ from dataclasses import dataclass, field
 
 from transformers import HfArgumentParser
 
-from eagle_fsd.api import Answer, Model, stream
+from eagle_fsd.api import Answer, stream
 from eagle_fsd.config import AcceptConfig, SamplingConfig
-from eagle_fsd.drafters.root import RootDrafter
 from eagle_fsd.options import ModelOptions, option
 from eagle_fsd.timing import synchronized_time
 
@@ -47,9 +46,7 @@ class AnswerOptions:
 
 def run(options: AnswerOptions, model_options: ModelOptions) -> None:
     settings = options.settings()
-    model = model_options.load()
-    if options.plain:
-        model = Model(model.target, model.tokenizer, RootDrafter(), model.conv_template)
+    model = model_options.load(drafts=not options.plain)
     began = synchronized_time(model.target.device)
     answer = Answer()
     for text, so_far in stream(model, options.prompt, **settings):

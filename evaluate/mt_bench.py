@@ -10,11 +10,10 @@ run continues where it was: run the same command again. More questions, arms or 
 added.
 """
 
-import json
-import os
 import sys
 import time
 import uuid
+import zlib
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
@@ -26,21 +25,21 @@ from eagle_fsd.arms import BASELINES, Arm, turn_record
 from eagle_fsd.assets import mt_bench_dir
 from eagle_fsd.config import AcceptConfig, SamplingConfig
 from eagle_fsd.decode import StopConfig
-from eagle_fsd.jsonl import append_line, read_lines, write_lines
+from eagle_fsd.jsonl import write_json
 from eagle_fsd.options import ModelOptions, option
 from eagle_fsd.plots import plot_speed_against_regret
-from eagle_fsd.provenance import describe_run
 from eagle_fsd.questions import Question, read_questions, spread
+from eagle_fsd.runs import Run
 from eagle_fsd.summary import summarize, tables
 
 # What a run may be continued with, although it differs.
-EXTENDABLE = {"questions", "arms", "thresholds", "output", "published_tau"}
+EXTENDABLE = frozenset({"questions", "arms", "thresholds", "output", "published_tau"})
 
 
 @dataclass
 class BenchOptions:
     output: str = option("runs/mt_bench", "folder of the run")
-    questions: int = option(0, "how many, spread over the categories; 0: 8 on CPU, all on CUDA")
+    questions: int | None = option(None, "how many, over all categories; default 8 on CPU, or all")
     turns: int = option(0, "turns of each question; 0: all")
     question_file: str = option("", "question.jsonl in FastChat's format; empty: MT-Bench")
     arms: list[str] = field(
@@ -60,6 +59,11 @@ class BenchOptions:
     seed: int = option(0, "of all sampling")
     published_tau: float = option(0.0, "tokens_per_round from a paper, printed beside; 0: none")
 
+    def __post_init__(self):
+        StopConfig(self.max_new_tokens)  # its own check
+        if self.turns < 0:
+            raise ValueError(f"--turns must be 0 (all) or above, got {self.turns}")
+
     def build_arms(self) -> list[Arm]:
         """The arms, checked; every rule gets an arm per threshold."""
         built: list[Arm] = []
@@ -78,77 +82,18 @@ class BenchOptions:
         return SamplingConfig(self.temperature, self.top_k, self.top_p)
 
 
-class Run:
-    """The run's folder: records are the truth, everything else is made from them."""
-
-    def __init__(self, folder: str, settings: dict):
-        self.folder = Path(folder)
-        try:
-            for name in ("records", "answers"):
-                (self.folder / name).mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise ValueError(f"cannot write to --output {folder} ({error})") from error
-        if not os.access(self.folder / "records", os.W_OK):
-            raise ValueError(f"cannot write to --output {folder}")
-        self._check_settings(settings)
-        self.records: dict[str, dict] = {}
-
-    def _check_settings(self, settings: dict) -> None:
-        path = self.folder / "run.json"
-        if path.is_file():
-            before = json.loads(path.read_text())["options"]
-            changed = {
-                key: (before.get(key), value)
-                for key, value in settings.items()
-                if key not in EXTENDABLE and before.get(key) != value
-            }
-            if changed:
-                raise ValueError(
-                    f"{self.folder} holds a run with other settings (there, here): {changed}; "
-                    "name another --output"
-                )
-        path.write_text(json.dumps(describe_run(settings, settings["device"]), indent=2) + "\n")
-
-    def open_arm(self, arm: Arm) -> None:
-        """Read what the arm has answered, and bring its answer file in line with it."""
-        path = self.folder / "records" / f"{arm.name}.jsonl"
-        rows = read_lines(path, repair=True) if path.is_file() else []
-        self.records[arm.name] = {row["question_id"]: row for row in rows}
-        if rows:
-            write_lines(self.folder / "answers" / f"{arm.name}.jsonl", map(fastchat_answer, rows))
-
-    def add(self, arm: Arm, record: dict) -> None:
-        append_line(self.folder / "records" / f"{arm.name}.jsonl", record)
-        append_line(self.folder / "answers" / f"{arm.name}.jsonl", fastchat_answer(record))
-        self.records[arm.name][record["question_id"]] = record
-
-
-def fastchat_answer(record: dict) -> dict:
-    """FastChat's model_answer row (fastchat/llm_judge/gen_model_answer.py)."""
-    return {
-        "question_id": record["question_id"],
-        "answer_id": record["answer_id"],
-        "model_id": record["arm"],
-        "choices": [{"index": 0, "turns": [turn["text"] for turn in record["turns"]]}],
-        "tstamp": record["tstamp"],
-    }
-
-
-def answer_question(
-    model: Model,
-    arm: Arm,
-    question: Question,
-    sampling: SamplingConfig,
-    stop: StopConfig,
-    seed: int,
-) -> dict:
+def answer_question(model: Model, arm: Arm, question: Question, options: BenchOptions) -> dict:
     """All turns of a question by one arm, as a record."""
     messages, turns = [], []
-    for text in question.turns:
+    for number, text in enumerate(question.turns):
         messages.append({"role": "user", "content": text})
         prompt = model.prompt_ids(messages)
-        result, seconds = arm.answer(model, prompt, sampling, stop, seed)
-        turns.append(turn_record(model, prompt, result, seconds))
+        # where the target's positions end before the budget does, the same for every arm
+        budget = min(options.max_new_tokens, model.target.max_positions - len(prompt))
+        # one seed a prompt, the same for every arm
+        seed = zlib.crc32(f"{options.seed}/{question.question_id}/{number}".encode())
+        result, seconds = arm.answer(model, prompt, options.sampling(), model.stop(budget), seed)
+        turns.append({"seed": seed, **turn_record(model, prompt, result, seconds)})
         messages.append({"role": "assistant", "content": turns[-1]["text"]})
     return {
         "question_id": question.question_id,
@@ -163,17 +108,15 @@ def answer_question(
 
 def run_bench(options: BenchOptions, model_options: ModelOptions) -> None:
     arms = options.build_arms()
-    sampling = options.sampling()
-    StopConfig(options.max_new_tokens)  # its own check, before any weights
     model_options.tree()
     questions = read_questions(options.question_file or mt_bench_dir() / "question.jsonl")
-    count = options.questions or (8 if model_options.device == "cpu" else len(questions))
-    questions = spread(questions, min(count, len(questions)) if not options.questions else count)
+    usual = min(8, len(questions)) if model_options.device == "cpu" else len(questions)
+    questions = spread(questions, usual if options.questions is None else options.questions)
     if options.turns:
         questions = [replace(q, turns=q.turns[: options.turns]) for q in questions]
-    run = Run(options.output, asdict(options) | asdict(model_options))
+    run = Run(options.output, asdict(options) | asdict(model_options), extendable=EXTENDABLE)
     for arm in arms:
-        run.open_arm(arm)
+        run.open_arm(arm.name)
 
     todo = [
         (question, arm)
@@ -183,35 +126,34 @@ def run_bench(options: BenchOptions, model_options: ModelOptions) -> None:
         if question.question_id not in run.records[arm.name]
     ]
     if todo:
-        model = model_options.load()
-        stop = StopConfig(options.max_new_tokens, model.stop_token_ids)
-        check_lengths(model, questions, stop)
+        model = model_options.load(drafts=any(arm.accept for arm in arms))
+        check_lengths(model, questions, options.max_new_tokens)
         for arm in arms:  # warm-up through the same call
-            warm = StopConfig(min(8, options.max_new_tokens), model.stop_token_ids)
-            arm.answer(model, model.prompt_ids(questions[0].turns[0]), sampling, warm, options.seed)
+            stop = model.stop(min(8, options.max_new_tokens))
+            prompt = model.prompt_ids(questions[0].turns[0])
+            arm.answer(model, prompt, options.sampling(), stop, seed=0)
         total = len(questions) * len(arms)
         bar = tqdm(total=total, initial=total - len(todo), unit="answer", desc="MT-Bench")
         for question, arm in todo:
             bar.set_postfix_str(f"question {question.question_id}, {arm.name}")
-            run.add(arm, answer_question(model, arm, question, sampling, stop, options.seed))
+            run.add(arm.name, answer_question(model, arm, question, options))
             bar.update()
         bar.close()
     report(run, arms, questions, options)
 
 
-def check_lengths(model: Model, questions: list[Question], stop: StopConfig) -> None:
-    """Refuse before any answer is made, not in the middle: the longest a question can get."""
+def check_lengths(model: Model, questions: list[Question], max_new_tokens: int) -> None:
+    """Refuse before any answer is made what could leave no room for the last one."""
     for question in questions:
-        answers = stop.max_new_tokens * (len(question.turns) - 1)
         messages = []
         for text in question.turns:
             messages += [{"role": "user", "content": text}, {"role": "assistant", "content": ""}]
-        length = len(model.prompt_ids(messages[:-1])) + answers
-        if length + stop.max_new_tokens > model.target.max_positions:
+        prompts = len(model.prompt_ids(messages[:-1]))
+        longest = prompts + max_new_tokens * (len(question.turns) - 1)
+        if longest >= model.target.max_positions:
             raise ValueError(
-                f"question {question.question_id} may reach {length + stop.max_new_tokens} tokens, "
-                f"beyond the target's {model.target.max_positions} positions: lower "
-                "--max_new_tokens or leave it out"
+                f"the last prompt of question {question.question_id} may reach {longest} tokens, "
+                f"the target has {model.target.max_positions} positions: lower --max_new_tokens"
             )
 
 
@@ -223,25 +165,39 @@ def report(run: Run, arms: list[Arm], questions: list[Question], options: BenchO
         for arm in arms
     }
     rows = summarize(records)
-    described = json.loads((run.folder / "run.json").read_text())
-    tau = options.published_tau or None
-    summary = {"run": described, "rows": rows, "published_tau_not_measured_here": tau}
-    (run.folder / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
-    settings = described["options"]
+    origin, mixed = run.origin(records)
+    settings = run.settings
     title = (
-        f"MT-Bench, {len(questions)} questions, {settings['target']} in {settings['dtype']}, "
-        f"{settings['num_draft_tokens']} drafts, temperature {options.temperature:g}, "
-        f"{options.max_new_tokens} new tokens; {described['device']}; commit {described['commit']}"
+        f"{Path(options.question_file).name or 'MT-Bench'}, {len(questions)} questions, "
+        f"{settings['target']} in {settings['dtype']}, {settings['num_draft_tokens']} drafts, "
+        f"temperature {options.temperature:g}, {options.max_new_tokens} new tokens; {origin}"
     )
     text = f"{title}\n\n{tables(rows)}\n"
+    if mixed:
+        text += f"\n{mixed} questions were answered in more than one session: their arms were not "
+        text += "timed side by side\n"
+    tau = options.published_tau or None
     if tau:
         text += (
             f"\nPublished tokens_per_round of exact: {tau} (from the paper, not measured here)\n"
         )
+    write_json(
+        run.folder / "summary.json",
+        {
+            "title": title,
+            "options": settings,
+            "sessions": run.sessions,
+            "questions_in_several_sessions": mixed,
+            "rows": rows,
+            "published_tau_not_measured_here": tau,
+        },
+    )
     (run.folder / "summary.md").write_text(text)
+    written = ["summary.md", "summary.json", "records/", "answers/"]
     if "plain" in records:
         plot_speed_against_regret(rows, run.folder / "summary.png", title=title)
-    print(f"\n{text}\nwritten to {run.folder}: summary.md, summary.json, summary.png, answers/")
+        written.insert(2, "summary.png")
+    print(f"\n{text}\nwritten to {run.folder}: {', '.join(written)}")
 
 
 def main(arguments: list[str] | None = None) -> None:

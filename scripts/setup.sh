@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Set-up, once: virtual environment in .venv, pinned dependencies, the embedded target and MT-Bench
-# in the cache folder ($EAGLE_FSD_CACHE, default ~/.cache/eagle_fsd). A second run takes a second.
+# in the cache folder ($EAGLE_FSD_CACHE, default ~/.cache/eagle_fsd). A second run takes seconds.
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 python=${PYTHON:-python3}

@@ -151,6 +151,9 @@ def test_mt_bench_samples_repeatably(run, models, tmp_path):
 
 
 BAD_BENCH = {
+    "no such device": (["--device", "cuda:x"], "cuda:x"),
+    "depth 0": (["--tree_depth", "0"], "tree_depth"),
+    "negative turns": (["--turns", "-1"], "--turns"),
     "unknown rule": (["--arms", "fsdd"], "fsdd"),
     "unknown divergence": (["--divergence", "jss"], "known: kl_target_draft"),
     "negative T": (["--thresholds", "-0.1"], "-0.1"),

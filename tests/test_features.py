@@ -138,18 +138,6 @@ def test_two_fills_of_one_cache_run_the_target_once(tmp_path, dialogues, model):
     assert counter.count == 0
 
 
-def test_opening_an_unfinished_cache_again_keeps_its_rows(tmp_path, many, model):
-    """A second process that opens the cache while the first fills it must not wipe the file."""
-    cache = open_cache(tmp_path, many, model)
-    with KillAt(model, 10), pytest.raises(KilledError):
-        cache.fill(model, tokens_per_batch=1)
-    shortest = min(range(len(many)), key=lambda i: len(many[i].ids))
-    before = cache[shortest]
-    assert before.abs().max() > 0
-    open_cache(tmp_path, many, model)
-    assert torch.equal(cache[shortest], before)
-
-
 def test_a_cache_of_other_data_is_refused(tmp_path, dialogues, model):
     """Other dialogues, another order, cut differently, another target or width: not reused."""
     open_cache(tmp_path, dialogues, model).fill(model)

@@ -8,10 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from test_commands import load_command
 
 from eagle_fsd.plots import plot_speed_against_regret
-from eagle_fsd.provenance import describe_run
+from eagle_fsd.provenance import describe_run, without_checkout
+from eagle_fsd.runs import Run
 from eagle_fsd.summary import ceiling, summarize, tables
 
 ROOT = Path(__file__).parent.parent
@@ -275,7 +275,7 @@ def test_the_picture_is_drawn(tmp_path, records):
 
 def without_machine_paths(described: dict) -> str:
     """What is published, as text."""
-    return json.dumps({key: described[key] for key in ("command", "options")})
+    return described["command"]
 
 
 @pytest.mark.parametrize("form", ["{}/runs/a", "--output={}/runs/a", "{}"])
@@ -283,19 +283,35 @@ def test_no_path_of_the_checkout_is_published(monkeypatch, form):
     """Options given as one word or two, or the checkout itself: relative in command and options."""
     argument = form.format(ROOT)
     monkeypatch.setattr(sys, "argv", [f"{ROOT}/train/train_head.py", "--x", argument])
-    described = describe_run({"output": f"{ROOT}/runs/a", "steps": 3, "names": ["a"]}, "cpu")
+    described = describe_run("cpu")
     assert str(ROOT) + os.sep not in json.dumps(described)
     assert str(ROOT) not in without_machine_paths(described)
     assert shlex.split(described["command"])[:2] == ["python", "train/train_head.py"]
-    assert described["options"] == {"output": "runs/a", "steps": 3, "names": ["a"]}
+    options = without_checkout({"output": f"{ROOT}/runs/a", "steps": 3, "names": ["a"]})
+    assert options == {"output": "runs/a", "steps": 3, "names": ["a"]}
     assert described["versions"].keys() >= {"torch", "transformers", "python"}
 
 
 def test_a_run_of_paths_inside_the_checkout_can_be_continued(tmp_path):
     """Settings are recorded with relative paths: the same command again was refused for them."""
-    bench = load_command("evaluate/mt_bench.py")
     settings = {"head": f"{ROOT}/checkpoints/some-head", "device": "cpu", "questions": 2}
-    bench.Run(str(tmp_path / "run"), settings)
-    bench.Run(str(tmp_path / "run"), settings | {"questions": 3})
+    other = settings | {"head": f"{ROOT}/checkpoints/other-head"}
+    record = {"question_id": 1, "arm": "plain", "answer_id": "a", "tstamp": 0.0, "turns": []}
+
+    def opened(settings: dict) -> Run:
+        run = Run(tmp_path / "run", settings, extendable=frozenset({"questions"}))
+        run.open_arm("plain")
+        return run
+
+    opened(other)  # nothing was answered: the folder is free
+    opened(settings).add("plain", record)
+    run = opened(settings | {"questions": 3})
+    assert run.records["plain"] == {1: record | {"session": "1"}}
     with pytest.raises(ValueError, match="other-head"):
-        bench.Run(str(tmp_path / "run"), settings | {"head": f"{ROOT}/checkpoints/other-head"})
+        opened(other)
+    run.add("plain", record | {"question_id": 2})
+    assert [session["session"] for session in run.sessions] == ["1", "2"]
+    rows = {arm: list(rows.values()) for arm, rows in run.records.items()}
+    assert run.origin(rows)[1] == 0
+    rows["exact"] = [record | {"question_id": 2, "session": "1"}]
+    assert run.origin(rows)[1] == 1, "question 2 was answered in two sessions"

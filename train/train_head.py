@@ -5,27 +5,26 @@
 The target's features are computed once into a cache; the head learns to predict the next feature
 (smooth-L1) and the target's next-token distribution (soft cross-entropy). The result is a folder
 that eagle_fsd and upstream's EAGLE load. A killed run continues where it last saved: run the same
-command again. Several processes: `accelerate launch train/train_head.py ...`.
+command again. Several processes: `torchrun --nproc_per_node N train/train_head.py ...`.
 """
 
-import json
 import math
-import shutil
 import sys
 import time
 from collections import Counter
 from dataclasses import asdict, dataclass, field
+from datetime import timedelta
 from pathlib import Path
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import set_seed
+from accelerate.utils import InitProcessGroupKwargs, broadcast_object_list, set_seed
 from tqdm import tqdm
 from transformers import HfArgumentParser
 
 from eagle_fsd.checkpoint import HeadConfig, write_head
 from eagle_fsd.drafters.eagle import EagleHead
-from eagle_fsd.jsonl import append_line, read_lines, write_lines
+from eagle_fsd.jsonl import append_line, write_json
 from eagle_fsd.loading import load_target, load_target_config
 from eagle_fsd.options import option
 from eagle_fsd.provenance import describe_run
@@ -33,6 +32,7 @@ from eagle_fsd.training.batches import Batches, noisy_features
 from eagle_fsd.training.data import Dialogue, HeadBatch, read_dialogues
 from eagle_fsd.training.features import FeatureCache
 from eagle_fsd.training.losses import feature_smooth_l1, soft_cross_entropy
+from eagle_fsd.training.state import check_same_run, resume, save_state
 from eagle_fsd.training.unroll import unroll
 from eagle_fsd.training.validate import accuracy_by_depth
 
@@ -62,9 +62,13 @@ class TrainOptions:
     seed: int = option(0, "of initialisation, order and noise")
 
     def __post_init__(self):
-        for name in ("epochs", "tokens_per_step", "learning_rate", "unroll_steps", "held_out"):
+        positive = ("epochs", "tokens_per_step", "learning_rate", "unroll_steps", "held_out")
+        for name in (*positive, "validate_depth"):
             if getattr(self, name) <= 0:
                 raise ValueError(f"--{name} must be positive, got {getattr(self, name)}")
+        for name in ("loss_vocab", "noise", "weight_feature", "weight_ce"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"--{name} must not be negative, got {getattr(self, name)}")
 
 
 def head_config_for(target_config) -> HeadConfig:
@@ -103,6 +107,8 @@ def losses(
     hidden_SBTD = unroll(head, feature_BTD, embedding_BTD, steps=steps)
     mask_BT = batch.mask_BT.clone()
     mask_BT[:, : steps - 1] = False  # positions that not all steps reach
+    if not mask_BT.any():
+        return hidden_SBTD.sum() * 0, hidden_SBTD.sum() * 0
     hidden_SMD = hidden_SBTD[:, mask_BT]
     target_MD = batch.target_feature_BTD[mask_BT]
     feature = feature_smooth_l1(hidden_SMD, target_MD).mean()
@@ -149,9 +155,16 @@ def train(options: TrainOptions) -> None:
     dialogues = read_dialogues(options.data, max_length=options.max_length)
     if options.held_out >= len(dialogues):
         raise ValueError(f"--held_out {options.held_out} leaves none of {len(dialogues)} dialogues")
+    strange = max(max(d.ids) for d in dialogues), min(min(d.ids) for d in dialogues)
+    if not 0 <= strange[1] <= strange[0] < target_config.vocab_size:
+        raise ValueError(
+            f"{options.data} has token ids {strange[1]}..{strange[0]}, the target's vocabulary is "
+            f"0..{target_config.vocab_size - 1}: was the data made with another tokenizer?"
+        )
     output = Path(options.output)
-    check_same_run(output, options)
-    accelerator = Accelerator(mixed_precision="bf16")
+    check_same_run(output, asdict(options))
+    patience = InitProcessGroupKwargs(timeout=timedelta(hours=24))  # others wait for the features
+    accelerator = Accelerator(mixed_precision="bf16", kwargs_handlers=[patience])
     set_seed(options.seed)
     material = prepare(options, dialogues, accelerator)
     head = EagleHead(head_config_for(target_config))
@@ -184,6 +197,7 @@ def optimise(
         feature_BTD = noisy_features(
             batch, options.noise, seed=options.seed, step=step, process=process
         ).to(accelerator.device)
+        counted = int(batch.mask_BT.sum()) * processes  # read on the host, before it moves
         batch = batch.to(accelerator.device)
         for group in optimizer.param_groups:
             group["lr"] = options.learning_rate * rate_factor(step, steps, options.warmup)
@@ -206,7 +220,7 @@ def optimise(
         progress = {
             "step": step + 1,
             "seconds": now - began,
-            "tokens": progress["tokens"] + int(batch.mask_BT.sum()) * processes,
+            "tokens": progress["tokens"] + counted,
         }
         if process == 0 and ((step + 1) % LOG_EVERY == 0 or last):
             row = {
@@ -217,7 +231,12 @@ def optimise(
             }
             append_line(output / "log.jsonl", progress | row)
             bar.set_postfix(feature=f"{row['feature']:.3f}", entropy=f"{row['entropy']:.3f}")
-        if now - saved > options.save_minutes * 60 or last:
+        due = [now - saved > options.save_minutes * 60 or last]
+        if processes > 1 and (step + 1) % LOG_EVERY and not last:
+            due = [False]
+        elif processes > 1:
+            broadcast_object_list(due)  # all save in the same step, when the first says so
+        if due[0]:
             save_state(accelerator, output, progress)
             saved = time.monotonic()
     bar.close()
@@ -251,61 +270,15 @@ def finish(
         "answer_tokens_seen": progress["tokens"],
         "training_seconds": progress["seconds"],
         "held_out": accuracy,
-        "run": describe_run(asdict(options), accelerator.device.type),
+        "options": asdict(options),
+        "run": describe_run(accelerator.device.type),
     }
-    (output / "training.json").write_text(json.dumps(result, indent=2) + "\n")
+    write_json(output / "training.json", result)
     print(f"head: {output}")
     print(f"answer tokens seen: {progress['tokens']}, seconds: {progress['seconds']:.0f}")
     levels = zip(accuracy["top1"], accuracy["top8"], strict=True)
     for level, (top1, top8) in enumerate(levels, start=1):
         print(f"level {level}: top-1 {top1:.3f}  top-8 {top8:.3f}")
-
-
-def check_same_run(output: Path, options: TrainOptions) -> None:
-    """Options are kept beside the state, and a run with others is not continued."""
-    path = output / "options.json"
-    mine = asdict(options)
-    if path.is_file():
-        theirs = json.loads(path.read_text())
-        changed = {k: (theirs.get(k), mine[k]) for k in mine if theirs.get(k) != mine[k]}
-        changed.pop("save_minutes", None)
-        if changed:
-            raise ValueError(
-                f"{output} holds a run with other options (there, here): {changed}; "
-                "name another --output or delete it"
-            )
-    output.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(mine, indent=2) + "\n")
-
-
-def save_state(accelerator: Accelerator, output: Path, progress: dict) -> None:
-    """Save in a folder of its own, then swap: a kill leaves the old state or the new one."""
-    new, old = output / "state.new", output / "state"
-    accelerator.save_state(str(new))
-    if accelerator.is_main_process:
-        (new / "progress.json").write_text(json.dumps(progress))
-        if old.exists():
-            old.rename(output / "state.old")
-        new.rename(old)
-        shutil.rmtree(output / "state.old", ignore_errors=True)
-    accelerator.wait_for_everyone()
-
-
-def resume(accelerator: Accelerator, output: Path) -> dict:
-    """The last complete state, or a fresh start; what was logged after it is forgotten."""
-    log = output / "log.jsonl"
-    for name in ("state", "state.old"):  # killed between the two renames, only the old is there
-        path = output / name / "progress.json"
-        if path.is_file():
-            accelerator.load_state(str(path.parent))
-            progress = json.loads(path.read_text())
-            if accelerator.is_main_process and log.is_file():
-                rows = read_lines(log, repair=True)
-                write_lines(log, [row for row in rows if row["step"] <= progress["step"]])
-            return progress
-    if accelerator.is_main_process:
-        log.unlink(missing_ok=True)
-    return {"step": 0, "seconds": 0.0, "tokens": 0}
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -8,6 +8,7 @@ Other keys are ignored. Features (what the target computed at each token) live i
 
 import gzip
 import json
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,19 +62,24 @@ def read_dialogues(path: str | Path, *, max_length: int) -> list[Dialogue]:
         raise ValueError(f"no training data at {path}")
     opener = gzip.open if path.suffix == ".gz" else open
     dialogues = []
-    with opener(path, "rt", encoding="utf-8") as lines:
-        for number, line in enumerate(lines, start=1):
-            try:
+    number = 0
+    try:
+        with opener(path, "rt", encoding="utf-8") as lines:
+            for line in lines:
+                number += 1
                 row = json.loads(line)
                 prompt, answer = row["prompt_ids"], row["answer_ids"]
                 ids = [int(token) for token in prompt + answer]
-            except (ValueError, TypeError, KeyError) as error:
-                raise ValueError(
-                    f"{path}, line {number}: expected JSON with lists prompt_ids and answer_ids "
-                    f"({type(error).__name__}: {error})"
-                ) from error
-            if len(prompt) + 1 < min(len(ids), max_length):
-                dialogues.append(Dialogue(ids[:max_length], len(prompt)))
+                # at least one position that predicts a known answer token
+                if max(len(prompt), 2) + 1 <= min(len(ids), max_length):
+                    dialogues.append(Dialogue(ids[:max_length], len(prompt)))
+    except (OSError, EOFError, zlib.error) as error:
+        raise ValueError(f"{path} is damaged after line {number} ({error})") from error
+    except (ValueError, TypeError, KeyError) as error:
+        raise ValueError(
+            f"{path}, line {number}: expected JSON with lists prompt_ids and answer_ids "
+            f"({type(error).__name__}: {error})"
+        ) from error
     if not dialogues:
         raise ValueError(f"{path} holds no dialogue with an answer inside {max_length} tokens")
     return dialogues
@@ -91,6 +97,7 @@ def make_batch(
     mask_BT = torch.zeros(B, T, dtype=torch.bool)
     for b, (dialogue, feature_LD) in enumerate(zip(dialogues, features_LD, strict=True)):
         length = len(dialogue.ids) - 1
+        assert feature_LD.shape == (length + 1, D), (feature_LD.shape, length + 1, D)
         feature_BTD[b, :length] = feature_LD[:-1]
         target_BTD[b, :length] = feature_LD[1:]
         token_BT[b, :length] = torch.tensor(dialogue.ids[1:])

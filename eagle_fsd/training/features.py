@@ -44,6 +44,12 @@ class FeatureCache:
                 f"({index['target']}); delete it or name another folder"
             )
         self._progress = index or {"batches_done": 0, "tokens_per_batch": 0}
+        path, size = self.folder / "features.bin", int(self._offset[-1]) * hidden_size * 2
+        if index is not None and (not path.is_file() or path.stat().st_size != size):
+            raise ValueError(
+                f"the feature cache {folder} is damaged: features.bin should hold {size} bytes; "
+                "delete the folder"
+            )
         self._rows = np.memmap(
             self.folder / "features.bin",
             dtype=np.int16,
@@ -65,7 +71,7 @@ class FeatureCache:
             tokens_per_batch: padded tokens a forward; a killed run with another value begins anew.
         """
         batches = self._batches(tokens_per_batch)
-        same = self._progress["tokens_per_batch"] == tokens_per_batch
+        same = self._progress.get("tokens_per_batch") == tokens_per_batch
         complete = self._progress.get("complete", False)
         done = len(batches) if complete else self._progress["batches_done"] * same
         device = model.get_input_embeddings().weight.device

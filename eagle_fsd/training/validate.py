@@ -22,8 +22,8 @@ def accuracy_by_depth(
 ) -> dict[str, list[float]]:
     """Share of answer positions at which the head finds the target's most probable token.
 
-    At level s the head has drafted s - 1 tokens itself; the tokens are the text's own, so this is
-    the accuracy of a level whose ancestors were all accepted. Full vocabulary, no tree.
+    At level s the last s - 1 features are the head's own, while all tokens are the text's, whether
+    the head would have drafted them or not. Full vocabulary, no tree.
 
     Returns:
         {"top1": [level 1, ...], f"top{top}": [...], "positions": [...]}.
