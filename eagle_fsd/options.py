@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 import torch
 
 from eagle_fsd.api import LARGE_TREE, SMALL_TREE, Model, load
-from eagle_fsd.config import TreeConfig
+from eagle_fsd.config import AcceptConfig, SamplingConfig, TreeConfig
 from eagle_fsd.loading import usual_dtype
 
 
@@ -51,3 +51,23 @@ class ModelOptions:
             device=self.device,
             conv_template=self.conv_template,
         )
+
+
+@dataclass
+class DecodeOptions:
+    divergence: str = option("js", "kl_target_draft, kl_draft_target, js, tv or js_reference")
+    logits: str = option("raw", "divergence of raw rows, or processed by the sampling filters")
+    child: str = option("draft", "which child when D passes: draft, target, deepest or sample")
+    temperature: float = option(0.0, "0 is greedy")
+    top_k: int = option(0, "0: off")
+    top_p: float = option(1.0, "1: off")
+    seed: int = option(0, "of all sampling")
+
+    def sampling(self) -> SamplingConfig:
+        return SamplingConfig(self.temperature, self.top_k, self.top_p)
+
+    def accept(self, rule: str, threshold: float) -> AcceptConfig:
+        """A rule with these options, checked against the sampling."""
+        config = AcceptConfig(rule, self.divergence, threshold, self.logits, self.child)
+        config.check_with(self.sampling())
+        return config

@@ -8,13 +8,14 @@ The answer goes to standard output as it comes, what it cost to standard error.
 """
 
 import sys
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 
 from transformers import HfArgumentParser
 
 from eagle_fsd.api import Answer, stream
-from eagle_fsd.config import AcceptConfig, SamplingConfig
-from eagle_fsd.options import ModelOptions, option
+from eagle_fsd.config import AcceptConfig
+from eagle_fsd.decode import StopConfig
+from eagle_fsd.options import DecodeOptions, ModelOptions, option
 from eagle_fsd.timing import synchronized_time
 
 
@@ -23,33 +24,26 @@ class AnswerOptions:
     prompt: str = field(metadata={"help": "the user's turn"})
     plain: bool = option(False, "decode without drafts")
     rule: str = option("fsd", "exact, fsd or fsd-paper")
-    divergence: str = option("js", "kl_target_draft, kl_draft_target, js, tv or js_reference")
     threshold: float = option(AcceptConfig.threshold, "T: larger is faster and further from exact")
-    logits: str = option("raw", "divergence of raw rows, or processed by the sampling filters")
-    child: str = option("draft", "which child when D passes: draft, target, deepest or sample")
-    temperature: float = option(0.0, "0 is greedy")
-    top_k: int = option(0, "0: off")
-    top_p: float = option(1.0, "1: off")
     max_new_tokens: int = option(256, "budget of the answer")
-    seed: int = option(0, "of all sampling")
-
-    def settings(self) -> dict:
-        """What eagle_fsd.stream takes, checked."""
-        accept = AcceptConfig(self.rule, self.divergence, self.threshold, self.logits, self.child)
-        accept.check_with(SamplingConfig(self.temperature, self.top_k, self.top_p))
-        if not self.prompt.strip():
-            raise ValueError("the prompt is empty: give --prompt some text")
-        values = dict(vars(self))
-        del values["prompt"], values["plain"]
-        return values
 
 
-def run(options: AnswerOptions, model_options: ModelOptions) -> None:
-    settings = options.settings()
+def run(options: AnswerOptions, decoding: DecodeOptions, model_options: ModelOptions) -> None:
+    if not options.prompt.strip():
+        raise ValueError("the prompt is empty: give --prompt some text")
+    decoding.accept(options.rule, options.threshold)  # checked before weights load
+    StopConfig(options.max_new_tokens)
     model = model_options.load(drafts=not options.plain)
     began = synchronized_time(model.target.device)
     answer = Answer()
-    for text, so_far in stream(model, options.prompt, **settings):
+    for text, so_far in stream(
+        model,
+        options.prompt,
+        rule=options.rule,
+        threshold=options.threshold,
+        max_new_tokens=options.max_new_tokens,
+        **asdict(decoding),
+    ):
         print(text, end="", flush=True)
         answer = so_far
     seconds = synchronized_time(model.target.device) - began
@@ -66,7 +60,7 @@ def run(options: AnswerOptions, model_options: ModelOptions) -> None:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = HfArgumentParser([AnswerOptions, ModelOptions])
+    parser = HfArgumentParser([AnswerOptions, DecodeOptions, ModelOptions])
     try:
         run(*parser.parse_args_into_dataclasses(arguments))
     except ValueError as error:

@@ -23,10 +23,9 @@ from transformers import HfArgumentParser
 from eagle_fsd.api import Model
 from eagle_fsd.arms import BASELINES, Arm, turn_record
 from eagle_fsd.assets import mt_bench_dir
-from eagle_fsd.config import AcceptConfig, SamplingConfig
 from eagle_fsd.decode import StopConfig
 from eagle_fsd.jsonl import write_json
-from eagle_fsd.options import ModelOptions, option
+from eagle_fsd.options import DecodeOptions, ModelOptions, option
 from eagle_fsd.plots import plot_speed_against_regret
 from eagle_fsd.questions import Question, read_questions, spread
 from eagle_fsd.runs import Run
@@ -49,14 +48,7 @@ class BenchOptions:
     thresholds: list[float] = field(
         default_factory=lambda: [0.2, 0.4], metadata={"help": "T of the fsd and fsd-paper arms"}
     )
-    divergence: str = option("js", "kl_target_draft, kl_draft_target, js, tv or js_reference")
-    logits: str = option("raw", "divergence of raw rows, or processed by the sampling filters")
-    child: str = option("draft", "which child when D passes: draft, target, deepest or sample")
-    temperature: float = option(0.0, "0 is greedy")
-    top_k: int = option(0, "0: off")
-    top_p: float = option(1.0, "1: off")
     max_new_tokens: int = option(128, "budget of an answer")
-    seed: int = option(0, "of all sampling")
     published_tau: float = option(0.0, "tokens_per_round from a paper, printed beside; 0: none")
 
     def __post_init__(self):
@@ -64,7 +56,7 @@ class BenchOptions:
         if self.turns < 0:
             raise ValueError(f"--turns must be 0 (all) or above, got {self.turns}")
 
-    def build_arms(self) -> list[Arm]:
+    def build_arms(self, decoding: DecodeOptions) -> list[Arm]:
         """The arms, checked; every rule gets an arm per threshold."""
         built: list[Arm] = []
         for name in dict.fromkeys(self.arms):
@@ -72,27 +64,23 @@ class BenchOptions:
                 built.append(Arm(name))
                 continue
             thresholds = [0.0] if name == "exact" else self.thresholds
-            for threshold in dict.fromkeys(thresholds):
-                accept = AcceptConfig(name, self.divergence, threshold, self.logits, self.child)
-                accept.check_with(self.sampling())
-                built.append(Arm.with_rule(accept))
+            built += [Arm.with_rule(decoding.accept(name, t)) for t in dict.fromkeys(thresholds)]
         return built
 
-    def sampling(self) -> SamplingConfig:
-        return SamplingConfig(self.temperature, self.top_k, self.top_p)
 
-
-def answer_question(model: Model, arm: Arm, question: Question, options: BenchOptions) -> dict:
+def answer_question(
+    model: Model, arm: Arm, question: Question, max_new_tokens: int, decoding: DecodeOptions
+) -> dict:
     """All turns of a question by one arm, as a record."""
     messages, turns = [], []
     for number, text in enumerate(question.turns):
         messages.append({"role": "user", "content": text})
         prompt = model.prompt_ids(messages)
         # where the target's positions end before the budget does, the same for every arm
-        budget = min(options.max_new_tokens, model.target.max_positions - len(prompt))
+        budget = min(max_new_tokens, model.target.max_positions - len(prompt))
         # one seed a prompt, the same for every arm
-        seed = zlib.crc32(f"{options.seed}/{question.question_id}/{number}".encode())
-        result, seconds = arm.answer(model, prompt, options.sampling(), model.stop(budget), seed)
+        seed = zlib.crc32(f"{decoding.seed}/{question.question_id}/{number}".encode())
+        result, seconds = arm.answer(model, prompt, decoding.sampling(), model.stop(budget), seed)
         turns.append({"seed": seed, **turn_record(model, prompt, result, seconds)})
         messages.append({"role": "assistant", "content": turns[-1]["text"]})
     return {
@@ -106,15 +94,19 @@ def answer_question(model: Model, arm: Arm, question: Question, options: BenchOp
     }
 
 
-def run_bench(options: BenchOptions, model_options: ModelOptions) -> None:
-    arms = options.build_arms()
+def run_bench(options: BenchOptions, decoding: DecodeOptions, model_options: ModelOptions) -> None:
+    arms = options.build_arms(decoding)
     model_options.tree()
     questions = read_questions(options.question_file or mt_bench_dir() / "question.jsonl")
     usual = min(8, len(questions)) if model_options.device == "cpu" else len(questions)
     questions = spread(questions, usual if options.questions is None else options.questions)
     if options.turns:
         questions = [replace(q, turns=q.turns[: options.turns]) for q in questions]
-    run = Run(options.output, asdict(options) | asdict(model_options), extendable=EXTENDABLE)
+    run = Run(
+        options.output,
+        asdict(options) | asdict(decoding) | asdict(model_options),
+        extendable=EXTENDABLE,
+    )
     for arm in arms:
         run.open_arm(arm.name)
 
@@ -131,12 +123,14 @@ def run_bench(options: BenchOptions, model_options: ModelOptions) -> None:
         for arm in arms:  # warm-up through the same call
             stop = model.stop(min(8, options.max_new_tokens))
             prompt = model.prompt_ids(questions[0].turns[0])
-            arm.answer(model, prompt, options.sampling(), stop, seed=0)
+            arm.answer(model, prompt, decoding.sampling(), stop, seed=0)
         total = len(questions) * len(arms)
         bar = tqdm(total=total, initial=total - len(todo), unit="answer", desc="MT-Bench")
         for question, arm in todo:
             bar.set_postfix_str(f"question {question.question_id}, {arm.name}")
-            run.add(arm.name, answer_question(model, arm, question, options))
+            run.add(
+                arm.name, answer_question(model, arm, question, options.max_new_tokens, decoding)
+            )
             bar.update()
         bar.close()
     report(run, arms, questions, options)
@@ -170,7 +164,7 @@ def report(run: Run, arms: list[Arm], questions: list[Question], options: BenchO
     title = (
         f"{Path(options.question_file).name or 'MT-Bench'}, {len(questions)} questions, "
         f"{settings['target']} in {settings['dtype']}, {settings['num_draft_tokens']} drafts, "
-        f"temperature {options.temperature:g}, {options.max_new_tokens} new tokens; {origin}"
+        f"temperature {settings['temperature']:g}, {options.max_new_tokens} new tokens; {origin}"
     )
     text = f"{title}\n\n{tables(rows)}\n"
     if mixed:
@@ -201,7 +195,7 @@ def report(run: Run, arms: list[Arm], questions: list[Question], options: BenchO
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = HfArgumentParser([BenchOptions, ModelOptions])
+    parser = HfArgumentParser([BenchOptions, DecodeOptions, ModelOptions])
     try:
         run_bench(*parser.parse_args_into_dataclasses(arguments))
     except ValueError as error:

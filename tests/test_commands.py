@@ -150,6 +150,18 @@ def test_mt_bench_samples_repeatably(run, models, tmp_path):
     assert files[1].name == "fsd_js_processed_sample_T0.5.jsonl"
 
 
+def test_an_answer_stops_where_the_positions_end(run, models, tmp_path):
+    """The second turn's budget is what the target's positions leave, the same for every arm."""
+    target = write_target(tmp_path / "short", max_positions=128)
+    options = bench_options((target, models[1]), tmp_path)
+    options[options.index("--max_new_tokens") + 1] = 40
+    done = run("evaluate/mt_bench.py", *options, "--questions", 1)
+    assert done.returncode == 0, done.stderr
+    for name in ("generate", "plain", "exact"):
+        _, second = rows(tmp_path / "run" / "records" / f"{name}.jsonl")[0]["turns"]
+        assert 0 < len(second["token_ids"]) == 128 - second["prompt_tokens"] < 40
+
+
 BAD_BENCH = {
     "no such device": (["--device", "cuda:x"], "cuda:x"),
     "depth 0": (["--tree_depth", "0"], "tree_depth"),
