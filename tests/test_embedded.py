@@ -7,7 +7,6 @@ import eagle_fsd
 from eagle_fsd.arms import Arm
 from eagle_fsd.assets import mt_bench_dir
 from eagle_fsd.config import AcceptConfig, SamplingConfig
-from eagle_fsd.decode import StopConfig
 from eagle_fsd.questions import read_questions, spread
 
 pytestmark = pytest.mark.embedded
@@ -20,7 +19,7 @@ def model():
 
 
 def answers(model, arm: Arm, prompts: list[list[int]], new_tokens: int) -> list[list[int]]:
-    stop = StopConfig(new_tokens, model.stop_token_ids)
+    stop = model.stop(new_tokens)
     return [arm.answer(model, p, SamplingConfig(), stop, seed=0)[0].tokens for p in prompts]
 
 
