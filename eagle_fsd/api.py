@@ -74,7 +74,7 @@ def load(
 
     Args:
         target: "smollm2" (embedded), a folder, a .gguf file or a hub id.
-        head: folder or hub id of an EAGLE-1/2 head; "" is the shipped one (smollm2 only); None
+        head: folder or hub id of a draft head; "" is the shipped one (smollm2 only); None
             decodes without drafts.
         tree: shape of the draft tree; default 15 drafts on a CPU, 59 elsewhere.
         dtype: bfloat16, float16 or float32; "" is bfloat16 where that is fast.
@@ -90,8 +90,12 @@ def load(
         head = str(SHIPPED_HEAD)
     check_device(device)
     template_stops(conv_template)  # its name is checked
-    draft_head = None if head is None else load_head(head, load_target_config(target))
-    loaded, tokenizer = load_target(target, dtype=dtype or usual_dtype(device), device=device)
+    config = load_target_config(target)
+    draft_head = None if head is None else load_head(head, config)
+    layers = draft_head.config.fused_layers(config.num_hidden_layers) if draft_head else ()
+    loaded, tokenizer = load_target(
+        target, dtype=dtype or usual_dtype(device), device=device, feature_layers=layers
+    )
     if draft_head is None:
         return Model(loaded, tokenizer, RootDrafter(), conv_template)
     draft_head.to(loaded.device, loaded.dtype)

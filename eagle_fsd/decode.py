@@ -158,10 +158,10 @@ def decode_rounds(
     drafter.reset(capacity)
 
     prompt_L = torch.tensor(prompt, device=device)
-    logits_V, features_LD = target.prefill(prompt_L)
+    logits_V, features_LF = target.prefill(prompt_L)
     uniform_1 = uniforms(0, generator)[:, 0]
     root_1, _ = draw_and_score(logits_V[None], uniform_1, prompt_L[None, :0], config.sampling)
-    drafter.observe(features_LD, torch.cat([prompt_L[1:], root_1]))
+    drafter.observe(features_LF, torch.cat([prompt_L[1:], root_1]))
     answer, finish = config.stop.trim([], root_1.tolist())
     yield Round(answer, None, finish)
 
@@ -169,14 +169,14 @@ def decode_rounds(
     while finish is None:
         assert target.cache_length == committed - 1
         tree = drafter.propose()
-        logits_NV, features_ND = target.verify(tree)
+        logits_NV, features_NF = target.verify(tree)
         uniform_S2 = uniforms(tree.max_depth, generator)
         accepted = accept(
             tree, logits_NV, uniform_S2, config=config.accept, sampling=config.sampling
         )
         path_A = torch.tensor(accepted.path, device=device)
         target.commit(path_A)
-        drafter.observe(features_ND[path_A], torch.tensor(accepted.tokens, device=device))
+        drafter.observe(features_NF[path_A], torch.tensor(accepted.tokens, device=device))
         committed += len(accepted.tokens)
         kept, finish = config.stop.trim(answer, accepted.tokens)
         answer = answer + kept

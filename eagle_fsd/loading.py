@@ -14,8 +14,10 @@ from transformers import (
 )
 
 from eagle_fsd.assets import EMBEDDED_TARGET, embedded_target_dir
-from eagle_fsd.checkpoint import read_head_config, read_head_weights, resolve_folder
-from eagle_fsd.drafters.eagle import EagleHead
+from eagle_fsd.checkpoint import resolve_folder
+from eagle_fsd.drafters.heads import DraftHead, build_head
+from eagle_fsd.formats import read_stored_config, read_stored_head
+from eagle_fsd.head_config import HeadConfig
 from eagle_fsd.target import Target, check_supported
 
 SHIPPED_HEAD = Path(__file__).parent.parent / "checkpoints" / "smollm2-135m-eagle2"
@@ -43,6 +45,15 @@ def load_target_config(name: str) -> PretrainedConfig:
     return config
 
 
+def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
+    """A target's tokenizer without its weights; for names see load_target_config."""
+    path, options = _source(name)
+    try:
+        return AutoTokenizer.from_pretrained(path, **options)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"target {name!r} has no tokenizer that loads ({error})") from error
+
+
 def check_device(device: str) -> None:
     """Refuse a device that is misspelt or not there, before weights load."""
     if device == "auto":
@@ -65,7 +76,11 @@ def usual_dtype(device: str) -> str:
 
 
 def load_target(
-    name: str, *, dtype: str = "bfloat16", device: str = "cpu"
+    name: str,
+    *,
+    dtype: str = "bfloat16",
+    device: str = "cpu",
+    feature_layers: tuple[int, ...] = (),
 ) -> tuple[Target, PreTrainedTokenizerBase]:
     """Load a target and its tokenizer.
 
@@ -73,6 +88,7 @@ def load_target(
         name: see load_target_config.
         dtype: a name in DTYPES. For the embedded target float32 means its bfloat16 weights upcast.
         device: a torch device, or "auto" to spread a large target over all accelerators.
+        feature_layers: which hidden states a draft head will read; see Target.
     """
     if dtype not in DTYPES:
         raise ValueError(f"unknown dtype {dtype!r}; known: {', '.join(DTYPES)}")
@@ -85,7 +101,7 @@ def load_target(
         weights["quantization_config"] = GgufConfig(dequantize=True)
     placement = {"device_map": "auto"} if device == "auto" else {}
     try:
-        tokenizer = AutoTokenizer.from_pretrained(path, **options)
+        tokenizer = load_tokenizer(name)
         model = AutoModelForCausalLM.from_pretrained(
             path, config=config, dtype=DTYPES[dtype], **weights, **placement
         )
@@ -93,28 +109,39 @@ def load_target(
         raise ValueError(f"target {name!r} is incomplete: {error}") from error
     if device != "auto":
         model.to(device)
-    return Target(model), tokenizer
+    return Target(model, feature_layers=feature_layers), tokenizer
 
 
-def load_head(name: str | Path, target_config: PretrainedConfig) -> EagleHead:
-    """Load an EAGLE-1/2 head in its own dtype on the CPU, checked against the target's config.
+def load_head(name: str | Path, target_config: PretrainedConfig) -> DraftHead:
+    """Load a draft head of any layout, in its own dtype on the CPU, checked against the target.
 
     Raises:
         ValueError: no head there, broken, or made for another target; shapes are named.
     """
     folder = resolve_folder(name)
-    config = read_head_config(folder)
+    check_fits(read_stored_config(folder).config, target_config, name=str(name))
+    stored = read_stored_head(folder)
+    head = build_head(stored.config).eval()
+    head.load_state_dict(stored.tensors, assign=True)
+    return head
+
+
+def check_fits(config: HeadConfig, target_config: PretrainedConfig, *, name: str) -> None:
+    """Refuse a head made for another target, by the configs alone; both values are named."""
     got = {"hidden_size": config.hidden_size, "vocab_size": config.vocab_size}
     want = {key: getattr(target_config, key) for key in got}
     if got != want:
         raise ValueError(
-            f"the draft head {str(name)!r} was made for another target: it has "
+            f"the draft head {name!r} was made for another target: it has "
             + ", ".join(f"{key} {got[key]} (the target's is {want[key]})" for key in got)
         )
-    tensors = read_head_weights(folder, config)
-    head = EagleHead(config).eval()
-    head.load_state_dict(tensors, assign=True)
-    return head
+    n = target_config.num_hidden_layers
+    layers = config.fused_layers(n)
+    if any(not 0 <= layer < n for layer in layers):
+        raise ValueError(
+            f"the draft head {name!r} fuses hidden states {layers}; of a target with {n} layers it "
+            f"can be 0..{n - 1} (number {n}, after the last layer, is only there normed)"
+        )
 
 
 def _source(name: str) -> tuple[str, dict[str, str]]:

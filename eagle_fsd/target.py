@@ -5,10 +5,12 @@ additive float mask lets each node see the committed prefix and its own ancestor
 position_ids place it by its depth (a boolean mask would be silently wrong with eager attention).
 Loading lives in loading.py; text and chat templates in chat.py.
 
-Axes: L prompt tokens, N tree nodes, A accepted path with its root, V vocabulary, D hidden size.
+Axes: L prompt tokens, N tree nodes, A accepted path with its root, V vocabulary, D hidden size,
+F features: what a draft head reads of the target (D, or several layers' D side by side).
 """
 
 import inspect
+from collections.abc import Callable
 
 import torch
 from torch import nn
@@ -52,11 +54,14 @@ class Target:
     Attributes:
         model: the transformers model, in eval mode.
         vocab_size: width V of its logits.
-        hidden_size: width D of its features.
+        hidden_size: width D.
+        num_layers: decoder layers.
+        feature_layers: which hidden states are the features, as indices into transformers'
+            `hidden_states` (i is what enters layer i); empty: the last, after the final norm.
         max_positions: longest sequence it was made for.
     """
 
-    def __init__(self, model: PreTrainedModel):
+    def __init__(self, model: PreTrainedModel, *, feature_layers: tuple[int, ...] = ()):
         check_supported(model.config)
         self.model = model.eval().requires_grad_(False)
         eos = model.generation_config.eos_token_id
@@ -68,6 +73,13 @@ class Target:
         self.lm_head = model.get_output_embeddings()
         self.embed_tokens: nn.Module = model.get_input_embeddings()
         self.hidden_size: int = model.config.hidden_size
+        self.num_layers: int = model.config.num_hidden_layers
+        if any(not 0 <= layer <= self.num_layers for layer in feature_layers):
+            raise ValueError(
+                f"feature layers {feature_layers} do not all exist: the target has "
+                f"{self.num_layers} layers"
+            )
+        self.feature_layers = tuple(feature_layers)
         self.vocab_size: int = self.lm_head.weight.shape[0]
         self.max_positions: int = getattr(model.config, "max_position_embeddings", None) or 2**31
         # Gemma 2 squashes its logits; any other treatment of them is caught by check_tree_attention
@@ -97,7 +109,7 @@ class Target:
 
     def start(self, capacity: int) -> None:
         """Begin a new sequence with a cache of `capacity` rows (prompt + answer + one tree)."""
-        self._cache = TreeCache(self.model.config.num_hidden_layers, capacity)
+        self._cache = TreeCache(self.num_layers, capacity)
         self._prefix_length = 0
 
     @torch.inference_mode()
@@ -109,11 +121,11 @@ class Target:
 
         Returns:
             logits_V: logits of the token after the prompt, model dtype [V].
-            features_LD: hidden states after the final norm, [L, D].
+            features_LF: see feature_layers, [L, F].
         """
-        features_LD = self._run(prompt_L, mask=None, position_N=None)
+        hidden_LD, features_LF = self._run(prompt_L, mask=None, position_N=None)
         self._prefix_length += prompt_L.shape[0]
-        return self.logits(features_LD[-1:])[0], features_LD
+        return self.logits(hidden_LD[-1:])[0], features_LF
 
     @torch.inference_mode()
     def verify(self, tree: DraftTree) -> tuple[torch.Tensor, torch.Tensor]:
@@ -121,14 +133,15 @@ class Target:
 
         Returns:
             logits_NV: row i is the distribution of the token AFTER node i, model dtype [N, V].
-            features_ND: hidden states after the final norm, [N, D].
+            features_NF: see feature_layers, [N, F].
         """
         position_N = self._prefix_length + tree.depth_N
         masks = self._tree_masks(tree, position_N)
         # drafts beyond the last position lie beyond the budget and are never emitted; clamped, they
         # do not run off a table of learned positions
-        features_ND = self._run(tree.token_N, masks, position_N.clamp_max(self.max_positions - 1))
-        return self.logits(features_ND), features_ND
+        position_N = position_N.clamp_max(self.max_positions - 1)
+        hidden_ND, features_NF = self._run(tree.token_N, masks, position_N)
+        return self.logits(hidden_ND), features_NF
 
     def commit(self, node_A: torch.Tensor) -> None:
         """Keep the cache rows of the accepted path (root first, int64 [A]); drop the rest."""
@@ -160,19 +173,56 @@ class Target:
         token_N: torch.Tensor,
         mask: torch.Tensor | dict[str, torch.Tensor] | None,
         position_N: torch.Tensor | None,
-    ) -> torch.Tensor:
-        output = self.model.base_model(
-            input_ids=token_N[None],
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        hidden_BND, features_BNF = self.hidden_and_features(
+            token_N[None],
             attention_mask=mask,
             position_ids=None if position_N is None else position_N[None],
             past_key_values=self._cache,
             use_cache=True,
         )
-        return output.last_hidden_state[0]
+        return hidden_BND[0], features_BNF[0]
 
-    def logits(self, features_ND: torch.Tensor) -> torch.Tensor:
-        """The lm_head applied to features (the target's own or a draft head's), [N, V]."""
-        logits_NV = self.lm_head(features_ND)
+    def hidden_and_features(
+        self, token_BN: torch.Tensor, **forward
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """One forward of the stock model.
+
+        Args:
+            token_BN: token ids.
+            forward: what the model's forward takes beside them (masks, positions, cache).
+
+        Returns:
+            Hidden states after the final norm, [B, N, D], and the features, [B, N, F], on `device`.
+        """
+        fused = bool(self.feature_layers)
+        token_BN = token_BN.to(self.embed_tokens.weight.device)
+        output = self.model.base_model(input_ids=token_BN, output_hidden_states=fused, **forward)
+        hidden_BND = output.last_hidden_state.to(self.device)
+        if not fused:
+            return hidden_BND, hidden_BND
+        chosen = [output.hidden_states[layer].to(self.device) for layer in self.feature_layers]
+        return hidden_BND, torch.cat(chosen, dim=-1)
+
+    def logits(self, hidden_ND: torch.Tensor) -> torch.Tensor:
+        """The lm_head applied to hidden states after the final norm, [N, V]."""
+        return self._capped(self.lm_head(hidden_ND))
+
+    def readout(
+        self, token_R: torch.Tensor | None = None
+    ) -> Callable[[torch.Tensor], torch.Tensor]:
+        """`logits` for some tokens only: a function from [N, D] to [N, R]; None: for all.
+
+        The rows of the lm_head that it needs are copied now.
+        """
+        if token_R is None:
+            return self.logits
+        token_R = token_R.to(self.device)
+        weight_RD, bias = self.lm_head.weight[token_R].contiguous(), self.lm_head.bias
+        bias_R = None if bias is None else bias[token_R]
+        return lambda hidden_ND: self._capped(nn.functional.linear(hidden_ND, weight_RD, bias_R))
+
+    def _capped(self, logits_NV: torch.Tensor) -> torch.Tensor:
         if self._softcap is not None:
             logits_NV = torch.tanh(logits_NV / self._softcap) * self._softcap
         return logits_NV

@@ -1,9 +1,11 @@
 """Draft trees: their tensors, and the dynamic tree of EAGLE-2.
 
-Axes: N nodes with the root, P pool of candidates, K branch_top_k, E expanded nodes, V vocabulary.
+Axes: N nodes with the root, P pool of candidates, K branch_top_k, E expanded nodes, M some nodes,
+V vocabulary, R draft vocabulary (V, or a part of it that the drafter is confined to).
 Everything stays on the drafter's device; there is no loop over nodes.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -30,11 +32,12 @@ class DraftTree:
         parent_N: index of each node's parent, int64 [N].
         depth_N: levels below the root, int64 [N].
         ancestor_NN: bool [N, N]; row i marks node i and its ancestors.
-        draft_row_N: row of `draft_logits_EV` for each node, int64 [N]; -1 where the drafter has no
+        draft_row_N: row of `draft_logits_ER` for each node, int64 [N]; -1 where the drafter has no
             distribution. Every node that has children was expanded and has a row, unless the
             drafter is no language model at all and E is 0.
-        draft_logits_EV: raw logits of the drafter at expanded nodes, [E, V]: row i is the
-            distribution of the token AFTER that node.
+        draft_logits_ER: raw logits of the drafter at expanded nodes, [E, R]: row i is the
+            distribution of the token AFTER that node, over the draft vocabulary.
+        draft_token_R: the target's id of every draft token, int64 [R]; None where R is V.
     """
 
     token_N: torch.Tensor
@@ -42,13 +45,26 @@ class DraftTree:
     depth_N: torch.Tensor
     ancestor_NN: torch.Tensor
     draft_row_N: torch.Tensor
-    draft_logits_EV: torch.Tensor
+    draft_logits_ER: torch.Tensor
     max_depth: int
+    draft_token_R: torch.Tensor | None = None
 
     @property
     def size(self) -> int:
         """Number of nodes N, the root included."""
         return self.token_N.shape[0]
+
+    def draft_logits(self, node_M: torch.Tensor, vocab_size: int) -> torch.Tensor:
+        """The drafter's raw logits at nodes over the target's vocabulary, [M, V].
+
+        Tokens that the drafter cannot draft get -inf, probability 0: the target's mass there counts
+        in every divergence. At nodes without a row the values mean nothing.
+        """
+        row_MR = self.draft_logits_ER[self.draft_row_N[node_M].clamp_min(0)]
+        if self.draft_token_R is None:
+            return row_MR
+        full_MV = row_MR.new_full((row_MR.shape[0], vocab_size), -math.inf)
+        return full_MV.index_copy_(1, self.draft_token_R, row_MR)
 
     @classmethod
     def from_tensors(
@@ -56,9 +72,10 @@ class DraftTree:
         token_N: torch.Tensor,
         parent_N: torch.Tensor,
         draft_row_N: torch.Tensor,
-        draft_logits_EV: torch.Tensor,
+        draft_logits_ER: torch.Tensor,
         *,
         max_depth: int,
+        draft_token_R: torch.Tensor | None = None,
     ) -> "DraftTree":
         """Build depths and the ancestor table by following all parents at once, `max_depth` times.
 
@@ -71,7 +88,16 @@ class DraftTree:
             at_N = parent_N[at_N]
             ancestor_NN[node_N, at_N] = True
         depth_N = ancestor_NN.sum(1) - 1
-        return cls(token_N, parent_N, depth_N, ancestor_NN, draft_row_N, draft_logits_EV, max_depth)
+        return cls(
+            token_N,
+            parent_N,
+            depth_N,
+            ancestor_NN,
+            draft_row_N,
+            draft_logits_ER,
+            max_depth,
+            draft_token_R,
+        )
 
     @classmethod
     def from_parents(
@@ -101,33 +127,40 @@ class TreeGrower:
     each frontier) and runs the returned frontier next, `tree_depth` times in all; `finish` reranks.
     EAGLE-2 (arXiv 2406.16858) section 4: a node's value is the product of draft probabilities along
     its path, here a float32 sum of log-probabilities.
+
+    Args:
+        config: the tree's shape.
+        draft_token_R: the target's ids of a reduced draft vocabulary; None: logits are over V.
     """
 
-    def __init__(self, config: TreeConfig):
+    def __init__(self, config: TreeConfig, draft_token_R: torch.Tensor | None = None):
         self.config = config
+        self.draft_token_R = draft_token_R
         self.levels = 0
         self._token_P: list[torch.Tensor] = []  # candidates, level by level
         self._score_P: list[torch.Tensor] = []
         self._parent_P: list[torch.Tensor] = []  # pool index of a candidate's parent, -1 = root
         self._expanded_E: list[torch.Tensor] = []  # pool index of each expanded node, -1 = root
-        self._logits_EV: list[torch.Tensor] = []
+        self._logits_ER: list[torch.Tensor] = []
 
-    def add_level(self, logits_KV: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def add_level(self, logits_KR: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Add the children of the nodes just run.
 
         Args:
-            logits_KV: the drafter's raw logits at the root ([1, V], first call) or at the frontier
-                of the last call, in its order ([branch_top_k, V]).
+            logits_KR: the drafter's raw logits at the root ([1, R], first call) or at the frontier
+                of the last call, in its order ([branch_top_k, R]).
 
         Returns:
             token_K: tokens of the next frontier, the branch_top_k best of the new level.
-            slot_K: which row of `logits_KV` is each frontier node's parent.
+            slot_K: which row of `logits_KR` is each frontier node's parent.
         """
         K = self.config.branch_top_k
-        logp_KV = torch.log_softmax(logits_KV, dim=-1, dtype=torch.float32)
-        logp_KK, token_KK = logp_KV.topk(K, dim=-1)
+        logp_KR = torch.log_softmax(logits_KR, dim=-1, dtype=torch.float32)
+        logp_KK, token_KK = logp_KR.topk(K, dim=-1)
+        if self.draft_token_R is not None:
+            token_KK = self.draft_token_R[token_KK]
         if self.levels == 0:
-            expanded_K = torch.full((1,), -1, device=logits_KV.device)
+            expanded_K = torch.full((1,), -1, device=logits_KR.device)
             score_KK = logp_KK
         else:
             expanded_K, score_K = self._frontier
@@ -137,7 +170,7 @@ class TreeGrower:
         self._score_P.append(score_KK.flatten())
         self._parent_P.append(expanded_K.repeat_interleave(K))
         self._expanded_E.append(expanded_K)
-        self._logits_EV.append(logits_KV)
+        self._logits_ER.append(logits_KR)
         self.levels += 1
         best_K = _best(score_KK.flatten(), K)
         self._frontier = (best_K + first, score_KK.flatten()[best_K])
@@ -169,8 +202,9 @@ class TreeGrower:
             torch.cat([root_token.reshape(1).to(device), token_P[keep_M]]),
             node_of_P[torch.cat([root_1, parent_P[keep_M]])],
             row_of_P[pool_N],
-            torch.cat(self._logits_EV),
+            torch.cat(self._logits_ER),
             max_depth=self.levels,
+            draft_token_R=self.draft_token_R,
         )
 
 

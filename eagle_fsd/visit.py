@@ -44,10 +44,10 @@ class Judge:
     def divergence(self, node_M: torch.Tensor) -> torch.Tensor:
         """D at the given nodes, float32 [M]; NaN where the drafter has no distribution."""
         row_M = self.tree.draft_row_N[node_M]
-        if self.tree.draft_logits_EV.shape[0] == 0:
+        if self.tree.draft_logits_ER.shape[0] == 0:
             return torch.full(row_M.shape, math.nan, device=row_M.device)
         target_MV = self.target_logits_NV[node_M]
-        draft_MV = self.tree.draft_logits_EV[row_M.clamp_min(0)]
+        draft_MV = self.tree.draft_logits(node_M, target_MV.shape[1])
         if self.config.logits == "processed":
             target_MV = filter_logits(target_MV, self.sampling)
             draft_MV = filter_logits(draft_MV, self.sampling)
@@ -107,10 +107,9 @@ class Visit:
     def draft_logits_N(self) -> torch.Tensor:
         """The draft's raw logit of every child's token, float32 [N]; -inf for other nodes."""
         tree = self.judge.tree
-        if tree.draft_logits_EV.shape[0] == 0:
+        if tree.draft_logits_ER.shape[0] == 0:
             return self.among_children(torch.zeros_like(self.prob_N))
-        row_1 = tree.draft_row_N[self.node_1].clamp_min(0)
-        row_V = tree.draft_logits_EV.index_select(0, row_1)[0].float()
+        row_V = tree.draft_logits(self.node_1, self.logits_1V.shape[1])[0].float()
         return self.among_children(row_V[tree.token_N])
 
     def among_children(self, value_N: torch.Tensor) -> torch.Tensor:

@@ -126,7 +126,7 @@ class SlowAccept:
         self.children = [[c for c in nodes if c > 0 and parent[c] == v] for v in nodes]
         self.threshold = threshold if isinstance(threshold, list) else [threshold] * len(parent)
         self.target = target_logits_NV.double().tolist()
-        rows = tree.draft_logits_EV.double().tolist()
+        rows = tree.draft_logits_ER.double().tolist()
         self.draft = [rows[row] if row >= 0 else None for row in tree.draft_row_N.tolist()]
         self.law = [slow_law(logits, sampling) for logits in self.target]
 

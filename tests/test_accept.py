@@ -193,7 +193,7 @@ def test_threshold_infinity_ends_at_a_leaf(rule, divergence):
     infinite = 0
     for seed, sampling in itertools.product(range(8), (GREEDY, FILTERED, PLAIN)):
         tree, logits_NV, uniform_S2 = random_round(seed)
-        draft_EV = tree.draft_logits_EV.clone()
+        draft_EV = tree.draft_logits_ER.clone()
         draft_EV[:, tree.token_N.bincount(minlength=11) == 0] = -INF  # tokens nobody drafted
         kinds = ["raw"] if sampling == GREEDY else ["raw", "processed"]
         drafts = (tree, with_draft(tree, draft_EV))
@@ -225,7 +225,7 @@ def test_nan_never_passes(divergence):
     """One NaN in each draft row: fsd is exact and fsd-paper ends at the root, even at T = inf."""
     for seed, sampling in itertools.product(range(5), (GREEDY, FILTERED, PLAIN)):
         tree, *rest = random_round(seed)
-        draft_EV = tree.draft_logits_EV.clone()
+        draft_EV = tree.draft_logits_ER.clone()
         draft_EV[:, seed] = math.nan
         tree = with_draft(tree, draft_EV)
         want = accept(tree, *rest, config=AcceptConfig("exact"), sampling=sampling)
@@ -339,7 +339,7 @@ def test_cuda_agrees_with_the_cpu():
     """The walk that never stops early gives the same Acceptance."""
     for seed, sampling in itertools.product(range(10), (GREEDY, FILTERED, PLAIN)):
         tree, *rest = random_round(seed)
-        tensors = [tree.token_N, tree.parent_N, tree.draft_row_N, tree.draft_logits_EV]
+        tensors = [tree.token_N, tree.parent_N, tree.draft_row_N, tree.draft_logits_ER]
         there = DraftTree.from_tensors(*(t.cuda() for t in tensors), max_depth=tree.max_depth)
         for rule, child in itertools.product(RULES, children_for(sampling)):
             settings = {"config": AcceptConfig(rule, child=child), "sampling": sampling}

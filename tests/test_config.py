@@ -41,7 +41,7 @@ def test_pool_size_and_num_expanded_are_what_a_grower_drafts(depth, top_k):
         logits_KV = torch.randn(top_k, 13)
     tree = grower.finish(torch.tensor(0))
     assert config.pool_size == tree.size - 1 == pool
-    assert config.num_expanded == tree.draft_logits_EV.shape[0]
+    assert config.num_expanded == tree.draft_logits_ER.shape[0]
     assert int(tree.depth_N.max()) == depth
 
 

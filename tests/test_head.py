@@ -137,7 +137,7 @@ def assert_rows_are_the_heads(
             continue
         output_D = reference.after_path(tensors, config, embed_VD, tokens, features_TD, list(path))
         want_V = target.logits(output_D[None])[0]
-        torch.testing.assert_close(tree.draft_logits_EV[row], want_V, atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(tree.draft_logits_ER[row], want_V, atol=1e-4, rtol=1e-4)
         checked += 1
     return checked
 
@@ -209,7 +209,7 @@ def test_half_precision_head_keeps_float32_angles():
 def test_top_k_beyond_the_vocabulary_is_refused():
     """A tree wider than the vocabulary is named before anything runs."""
     target = tiny_target("llama")
-    with pytest.raises(ValueError, match="branch_top_k 102 is more than the vocabulary 101"):
+    with pytest.raises(ValueError, match="branch_top_k 102 is more than the draft vocabulary 101"):
         EagleDrafter(tiny_head(target), target, TreeConfig(102, 1, 102))
 
 
@@ -225,4 +225,4 @@ def test_drafted_tree_has_the_configured_shape(family):
             tree = drafter.propose()
         assert tree.size == drafter.max_nodes == config.num_draft_tokens + 1
         assert tree.depth_N.max() <= config.tree_depth == tree.max_depth
-        assert tree.draft_logits_EV.shape == (config.num_expanded, target.vocab_size)
+        assert tree.draft_logits_ER.shape == (config.num_expanded, target.vocab_size)

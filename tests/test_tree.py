@@ -81,7 +81,7 @@ def test_tables_of_a_tree_written_by_hand():
         [1, 0, 1, 0, 1, 1],
     ]
     assert tree.draft_row_N.tolist() == [-1] * 6
-    assert tree.draft_logits_EV.shape[0] == 0
+    assert tree.draft_logits_ER.shape[0] == 0
 
 
 def test_grown_tree_written_by_hand():
@@ -176,17 +176,17 @@ def test_no_orphans_when_half_precision_drafts_are_peaked(dtype, scale):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_draft_row_belongs_to_its_node(dtype):
-    """draft_logits_EV[draft_row_N[i]] are the logits that were given for node i's own path."""
+    """draft_logits_ER[draft_row_N[i]] are the logits that were given for node i's own path."""
     rng = random.Random(7)
     for seed in range(200):
         config, logits_of = random_config(rng), PathLogits(seed, dtype=dtype)
         tree, run = grow(logits_of, config)
-        assert tree.draft_logits_EV.shape == (config.num_expanded, V)
-        assert tree.draft_logits_EV.dtype == dtype
+        assert tree.draft_logits_ER.shape == (config.num_expanded, V)
+        assert tree.draft_logits_ER.dtype == dtype
         for path, row in zip(tree_paths(tree), tree.draft_row_N.tolist(), strict=True):
             assert (row >= 0) == (path in run)
             if row >= 0:
-                assert torch.equal(tree.draft_logits_EV[row], logits_of(path))
+                assert torch.equal(tree.draft_logits_ER[row], logits_of(path))
         assert (tree.draft_row_N[tree.parent_N] >= 0).all()  # whoever has children has a row
 
 
@@ -197,7 +197,7 @@ def test_siblings_are_distinct_and_best_first():
         for parent, count in Counter(tree.parent_N[1:].tolist()).items():
             child_C = (tree.parent_N == parent).nonzero()[:, 0]
             token_C = tree.token_N[child_C[child_C > 0]]
-            logit_C = tree.draft_logits_EV[tree.draft_row_N[parent]][token_C]
+            logit_C = tree.draft_logits_ER[tree.draft_row_N[parent]][token_C]
             assert token_C.unique().shape[0] == count
             assert torch.equal(logit_C, logit_C.sort(descending=True).values)
 

@@ -17,9 +17,9 @@ from transformers import (
     Qwen3Config,
 )
 
-from eagle_fsd.checkpoint import HeadConfig
 from eagle_fsd.config import TreeConfig
-from eagle_fsd.drafters.eagle import EagleHead
+from eagle_fsd.drafters.heads import EagleHead
+from eagle_fsd.head_config import HeadConfig
 from eagle_fsd.target import Target
 from eagle_fsd.tree import DraftTree, TreeGrower
 

@@ -6,8 +6,9 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from eagle_fsd.checkpoint import HeadConfig, write_head
-from eagle_fsd.drafters.eagle import EagleHead
+from eagle_fsd.checkpoint import write_head
+from eagle_fsd.drafters.heads import EagleHead
+from eagle_fsd.head_config import HeadConfig
 
 HIDDEN, INTERMEDIATE, HEADS, KV_HEADS = 32, 44, 4, 2
 CHAT_TEMPLATE = (
@@ -32,7 +33,7 @@ def write_target(folder: Path, *, seed: int = 0, max_positions: int = 2048) -> P
         vocab_size=len(vocab),
         hidden_size=HIDDEN,
         intermediate_size=INTERMEDIATE,
-        num_hidden_layers=2,
+        num_hidden_layers=4,
         num_attention_heads=HEADS,
         num_key_value_heads=KV_HEADS,
         max_position_embeddings=max_positions,

@@ -12,7 +12,7 @@ from eagle_fsd.tree import DraftTree
 
 
 class Drafter(Protocol):
-    """Axes: T newly committed tokens, D hidden size of the target."""
+    """Axes: T newly committed tokens, F features of the target (see Target.feature_layers)."""
 
     max_nodes: int
     """Most nodes of a proposed tree, the root included."""
@@ -20,7 +20,7 @@ class Drafter(Protocol):
     def reset(self, capacity: int) -> None:
         """Begin a new sequence of at most `capacity` tokens."""
 
-    def observe(self, features_TD: torch.Tensor, next_token_T: torch.Tensor) -> None:
+    def observe(self, features_TF: torch.Tensor, next_token_T: torch.Tensor) -> None:
         """Take in committed tokens.
 
         Example: after prefill of t0 t1 t2 and the root t3, features are f0 f1 f2 and next tokens

@@ -16,7 +16,7 @@ class RootDrafter:
     def reset(self, capacity: int) -> None:
         self._root = None
 
-    def observe(self, features_TD: torch.Tensor, next_token_T: torch.Tensor) -> None:
+    def observe(self, features_TF: torch.Tensor, next_token_T: torch.Tensor) -> None:
         self._root = next_token_T[-1:]
 
     def propose(self) -> DraftTree:
@@ -28,6 +28,6 @@ class RootDrafter:
             depth_N=zero_1,
             ancestor_NN=torch.ones(1, 1, dtype=torch.bool, device=device),
             draft_row_N=zero_1 - 1,
-            draft_logits_EV=torch.empty(0, 0, device=device),
+            draft_logits_ER=torch.empty(0, 0, device=device),
             max_depth=0,
         )
