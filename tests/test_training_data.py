@@ -6,11 +6,20 @@ import json
 import pytest
 import torch
 
-from eagle_fsd.training.data import Dialogue, make_batch, read_dialogues
+from eagle_fsd.training.data import Dialogue, make_batch, read_dialogues, supervised
+
+
+def answered(ids: list[int], start: int) -> Dialogue:
+    """A dialogue of one answer, which begins at token `start`."""
+    return Dialogue(ids, [i >= start for i in range(len(ids))])
 
 
 def row(prompt: list, answer: list, **other) -> str:
     return json.dumps({"prompt_ids": prompt, "answer_ids": answer, **other}) + "\n"
+
+
+def masked(ids: list, mask: list, **other) -> str:
+    return json.dumps({"input_ids": ids, "loss_mask": mask, **other}) + "\n"
 
 
 def written(path, *lines: str):
@@ -25,9 +34,39 @@ def test_reads_plain_and_gzipped(tmp_path, name):
     text = row([5, 6, 7], [8, 9], id="a") + row([1], [2, 3, 4])
     path.write_bytes(gzip.compress(text.encode()) if name.endswith(".gz") else text.encode())
     assert read_dialogues(path, max_length=100) == [
-        Dialogue([5, 6, 7, 8, 9], 3),
-        Dialogue([1, 2, 3, 4], 1),
+        answered([5, 6, 7, 8, 9], 3),
+        answered([1, 2, 3, 4], 1),
     ]
+
+
+def test_reads_masks_of_several_turns_and_several_files(tmp_path):
+    """The mask as it stands, cut with the tokens; files one after the other, in either format."""
+    text = masked([5, 6, 7, 8, 9, 10], [0, 1, 1, 0, 0, 1], source="self") + masked([1] * 9, [1] * 9)
+    first = written(tmp_path / "a.jsonl", text)
+    second = tmp_path / "b.jsonl.gz"
+    second.write_bytes(gzip.compress(row([1], [2, 3, 4]).encode()))
+    f, t = False, True
+    one = [Dialogue([5, 6, 7, 8, 9, 10], [f, t, t, f, f, t]), Dialogue([1] * 9, [t] * 9)]
+    assert read_dialogues(first, max_length=100) == one
+    assert read_dialogues([first, str(second)], max_length=100) == [*one, answered([1, 2, 3, 4], 1)]
+    assert read_dialogues(first, max_length=4)[0] == Dialogue([5, 6, 7, 8], [f, t, t, f])
+    with pytest.raises(ValueError, match="gone.jsonl"):
+        read_dialogues([first, tmp_path / "gone.jsonl"], max_length=9)
+    with pytest.raises(ValueError, match="at least one file"):
+        read_dialogues([], max_length=9)
+
+
+@pytest.mark.parametrize("mask", [[0, 0, 0, 0], [1, 1, 0, 0], [0, 0, 0, 1]])
+def test_dialogues_with_nothing_to_learn_are_dropped(tmp_path, mask):
+    """No token of the assistant from the third on and inside max_length: no position counts."""
+    lines = [masked([1, 2, 3, 4], mask), masked([5, 6, 7, 8], [0, 0, 1, 0])]
+    path = written(tmp_path / "data.jsonl", *lines)
+    assert [d.ids for d in read_dialogues(path, max_length=3)] == [[5, 6, 7]]
+
+
+def test_tokens_and_mask_must_match():
+    with pytest.raises(ValueError, match="3 tokens, but a mask of 2"):
+        Dialogue([1, 2, 3], [True, False])
 
 
 def test_cuts_at_max_length_and_drops_what_lies_outside(tmp_path):
@@ -38,7 +77,7 @@ def test_cuts_at_max_length_and_drops_what_lies_outside(tmp_path):
         row([1, 2, 3, 4, 5, 6], [7]),
     ]
     path = written(tmp_path / "data.jsonl", *lines)
-    assert read_dialogues(path, max_length=5) == [Dialogue([1, 2, 3, 4, 5], 2)]
+    assert read_dialogues(path, max_length=5) == [answered([1, 2, 3, 4, 5], 2)]
     assert [d.ids for d in read_dialogues(path, max_length=7)][:2] == [
         [1, 2, 3, 4, 5, 6, 7],
         [1, 2, 3, 4, 5, 6, 7],
@@ -69,6 +108,10 @@ BROKEN = {
     "text": '{"prompt_ids": "ab", "answer_ids": "cd"}',
     "lists do not match": '{"prompt_ids": [1, 2], "answer_ids": "cd"}',
     "token that is no number": '{"prompt_ids": [1, 2], "answer_ids": [3, null]}',
+    "mask is missing": '{"input_ids": [1, 2, 3]}',
+    "mask of another length": '{"input_ids": [1, 2, 3], "loss_mask": [0, 1]}',
+    "mask is no list": '{"input_ids": [1, 2, 3], "loss_mask": "011"}',
+    "mask of other numbers": '{"input_ids": [1, 2, 3], "loss_mask": [0, 1, 2]}',
     "nested": '{"prompt_ids": [[1, 2]], "answer_ids": [3, 4]}',
 }
 
@@ -113,7 +156,7 @@ def numbered(first: int, length: int) -> torch.Tensor:
 
 def test_the_drawn_example():
     """HeadBatch's docstring, entry by entry: 5 tokens, answer from token 3."""
-    batch = make_batch([Dialogue([20, 21, 22, 23, 24], 3)], [numbered(100, 5)])
+    batch = make_batch([answered([20, 21, 22, 23, 24], 3)], [numbered(100, 5)])
     assert batch.feature_BTD[0, :, 0].tolist() == [100, 101, 102, 103]
     assert batch.next_token_BT.tolist() == [[21, 22, 23, 24]]
     assert batch.target_feature_BTD[0, :, 0].tolist() == [101, 102, 103, 104]
@@ -121,9 +164,44 @@ def test_the_drawn_example():
     assert batch.mask_BT.tolist() == [[False, True, True, False]]
 
 
+def test_the_drawn_example_unshifted():
+    """Upstream's mask on the same dialogue: nothing counts, since the last position never does."""
+    dialogue = answered([20, 21, 22, 23, 24], 3)
+    batch = make_batch([dialogue], [numbered(100, 5)], shift_mask=False)
+    assert batch.mask_BT.tolist() == [[False, False, False, False]]
+    shifted = make_batch([dialogue], [numbered(100, 5)])
+    assert torch.equal(batch.target_feature_BTD, shifted.target_feature_BTD)
+
+
+def test_the_second_drawn_example():
+    """HeadBatch's docstring: an answer inside the dialogue, with the mask shifted and not."""
+    dialogue = Dialogue([20, 21, 22, 23, 24, 25, 26], [bool(m) for m in (0, 1, 1, 1, 0, 0, 0)])
+    shifted, unshifted = (
+        make_batch([dialogue], [numbered(0, 7)], shift_mask=shift).mask_BT[0].int().tolist()
+        for shift in (True, False)
+    )
+    assert shifted == [1, 1, 0, 0, 0, 0]
+    assert unshifted == [0, 1, 1, 1, 0, 0]
+
+
+def test_two_turns():
+    """Both answers count, and not the user's turn between them; by hand."""
+    mask = [bool(m) for m in (0, 0, 0, 1, 1, 0, 0, 0, 1, 1)]
+    dialogue = Dialogue(list(range(20, 30)), mask)
+    assert supervised(dialogue).int().tolist() == [0, 1, 1, 0, 0, 0, 1, 1, 0]
+    assert supervised(dialogue, shift=False).int().tolist() == [0, 0, 0, 1, 1, 0, 0, 0, 0]
+    assert supervised(dialogue, skip=2).int().tolist() == [0, 0, 1, 0, 0, 0, 1, 1, 0]
+    allowed_V = torch.ones(40, dtype=torch.bool)
+    allowed_V[[23, 29]] = False  # tokens 3 and 9, which positions 1 and 7 predict
+    wanted = [0, 0, 1, 0, 0, 0, 1, 0, 0]
+    assert supervised(dialogue, token_allowed_V=allowed_V).int().tolist() == wanted
+    given = [torch.tensor([bool(m) for m in wanted])]
+    assert make_batch([dialogue], [numbered(0, 10)], given).mask_BT[0].int().tolist() == wanted
+
+
 def test_padding_on_the_right():
     """Shorter dialogues get zero features, the pad token and no mask behind their end."""
-    dialogues = [Dialogue([20, 21, 22], 1), Dialogue([30, 31, 32, 33, 34, 35], 4)]
+    dialogues = [answered([20, 21, 22], 1), answered([30, 31, 32, 33, 34, 35], 4)]
     batch = make_batch(dialogues, [numbered(100, 3), numbered(200, 6)], pad_token=7)
     assert batch.next_token_BT.tolist() == [[21, 22, 7, 7, 7], [31, 32, 33, 34, 35]]
     assert batch.feature_BTD[..., 0].tolist() == [[100, 101, 0, 0, 0], [200, 201, 202, 203, 204]]
@@ -138,7 +216,7 @@ def test_padding_on_the_right():
 def test_the_mask_is_whether_token_i_plus_2_is_in_the_answer(start):
     """Its definition, read off the tokens, for every start of the answer."""
     ids = [10, 11, 12, 13, 14, 15]
-    batch = make_batch([Dialogue(ids, start)], [numbered(0, 6)])
+    batch = make_batch([answered(ids, start)], [numbered(0, 6)])
     wanted = [i + 2 < len(ids) and i + 2 >= start for i in range(len(ids) - 1)]
     assert batch.mask_BT[0].tolist() == wanted
 
@@ -146,7 +224,7 @@ def test_the_mask_is_whether_token_i_plus_2_is_in_the_answer(start):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_dtypes(dtype):
     """Features keep theirs; tokens are int64 and the mask bool, as the embedding and index need."""
-    batch = make_batch([Dialogue([1, 2, 3, 4], 2)], [numbered(0, 4).to(dtype)])
+    batch = make_batch([answered([1, 2, 3, 4], 2)], [numbered(0, 4).to(dtype)])
     assert batch.feature_BTD.dtype == batch.target_feature_BTD.dtype == dtype
     assert batch.next_token_BT.dtype == torch.int64 and batch.mask_BT.dtype == torch.bool
     moved = batch.to(torch.device("cpu"))
@@ -159,4 +237,4 @@ def test_dtypes(dtype):
 def test_features_of_another_length_are_refused(rows):
     """One row per token, or an error: two rows for four tokens were broadcast over all of them."""
     with pytest.raises((ValueError, RuntimeError, AssertionError)):
-        make_batch([Dialogue([1, 2, 3, 4], 2)], [numbered(0, rows)])
+        make_batch([answered([1, 2, 3, 4], 2)], [numbered(0, rows)])

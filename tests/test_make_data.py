@@ -1,0 +1,292 @@
+"""train/make_data.py on a tiny target: what it writes, that a kill costs nothing, what it refuses.
+
+Greedy in float32, so that runs can be compared dialogue by dialogue.
+"""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from test_commands import load_command
+from tiny_folder import write_target
+
+from eagle_fsd.chat import prompt_ids
+from eagle_fsd.loading import load_target
+from eagle_fsd.training.data import read_dialogues
+from eagle_fsd.training.features import FeatureCache, identity, row_width
+
+COMMAND = Path(__file__).parent.parent / "train" / "make_data.py"
+TALKS = 12
+main = load_command("train/make_data.py").main
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory):
+    return write_target(tmp_path_factory.mktemp("target"))
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    """Conversations of one to three turns; number 3 repeats number 2, 4 is malformed, 5 long."""
+    path = tmp_path_factory.mktemp("data") / "talks.jsonl"
+    rows = []
+    for i in range(TALKS):
+        turns = [{"from": "human", "value": f"Question {i}?"}, {"from": "gpt", "value": "So."}]
+        for more in range(i % 3):
+            turns += [{"from": "human", "value": f"And {more}?"}, {"from": "gpt", "value": "Yes!"}]
+        rows.append({"conversations": turns})
+    rows[3] = rows[2]
+    rows[4] = {"conversations": rows[4]["conversations"][1:]}
+    rows[5] = {"conversations": [{"from": "human", "value": "long " * 300}]}
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def options(target, output, *more: str, sources: tuple[str, ...] = ("self",)) -> list[str]:
+    fixed = {"--temperatures": "0", "--dtype": "float32", "--device": "cpu"}
+    limits = {"--max_new_tokens": "20", "--max_prompt_tokens": "400", "--batch_size": "4"}
+    pairs = [text for pair in (fixed | limits).items() for text in pair]
+    names = ["--target", str(target), "--output", str(output), "--sources", *sources]
+    return [*names, *pairs, *more]
+
+
+def lines(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def content(path: Path) -> dict[int, tuple]:
+    rows = lines(path)
+    assert len({row["id"] for row in rows}) == len(rows)
+    return {row["id"]: (row["source"], row["input_ids"], row["loss_mask"]) for row in rows}
+
+
+def spoken(row: dict) -> list[list[int]]:
+    """Runs of tokens that the assistant wrote."""
+    runs, before = [], 0
+    for token, m in zip(row["input_ids"], row["loss_mask"], strict=True):
+        if m and not before:
+            runs.append([])
+        if m:
+            runs[-1].append(token)
+        before = m
+    return runs
+
+
+def test_own_turns_and_answers(tmp_path, target, capsys):
+    """Every dialogue is the prompt of its user turn and the target's greedy answer to it."""
+    output = tmp_path / "data.jsonl"
+    main(options(target, output, "--dialogues", "6"))
+    model, tokenizer = load_target(str(target), dtype="float32")
+    rows = lines(output)
+    assert len(rows) == 6 == len(read_dialogues(output, max_length=1000))
+    for row in rows:
+        prompt = prompt_ids(tokenizer, [{"role": "user", "content": row["user"]}])
+        (answer,) = spoken(row)
+        assert row["input_ids"] == prompt + answer
+        wanted = model.model.generate(
+            torch.tensor([prompt]), max_new_tokens=20, do_sample=False, eos_token_id=1
+        )
+        assert answer == wanted[0, len(prompt) :].tolist()
+        assert row["finished"] == (answer[-1] == 1) and row["temperature"] == 0
+    record = json.loads((tmp_path / "data.json").read_text())
+    assert record["dialogues"] == 6 and record["by_source"] == {"self": 6}
+    assert record["answer_tokens"] == sum(sum(row["loss_mask"]) for row in rows)
+    assert record["options"]["seed"] == 0 and record["run"]["commit"]
+    dropped = len(lines(tmp_path / "data.dropped.jsonl"))
+    assert dropped == sum(record["dropped"].values()) > 0
+    assert "dropped, unfinished turn" in capsys.readouterr().out
+
+
+def test_conversations_are_rewritten_turn_by_turn(tmp_path, target, data):
+    """The users' turns are the data's, the answers the target's, each after its own past; a
+    dialogue goes on only behind a finished answer. What is dropped is counted by reason."""
+    output = tmp_path / "data.jsonl"
+    main(options(target, output, "--max_new_tokens", "300", sources=(str(data),)))
+    _, tokenizer = load_target(str(target), dtype="float32")
+    rows = lines(output)
+    record = json.loads((tmp_path / "data.json").read_text())
+    assert record["dropped"] == {"duplicate": 1, "malformed": 1, "prompt too long": 1}
+    assert len(rows) == TALKS - 3
+    assert max(row["answers"] for row in rows) > 1
+    for row in rows:
+        runs = spoken(row)
+        assert len(runs) == row["answers"]
+        assert all(run[-1] == 1 for run in runs[:-1])
+        asked = tokenizer.decode(
+            [t for t, m in zip(row["input_ids"], row["loss_mask"], strict=True) if not m]
+        )
+        wanted = f"<s>user\n{row['user']}</s><s>assistant\n"
+        for more in range(row["answers"] - 1):
+            wanted += f"<s>user\nAnd {more}?</s><s>assistant\n"
+        assert asked == wanted
+
+
+def test_given_answers_are_only_tokenised(tmp_path, target, data):
+    output = tmp_path / "data.jsonl"
+    main(options(target, output, "--answers", "given", sources=(str(data),)))
+    _, tokenizer = load_target(str(target), dtype="float32")
+    rows = {row["user"]: row for row in lines(output)}
+    said = [tokenizer.decode(run) for run in spoken(rows["Question 8?"])]
+    assert said == ["So.</s>", "Yes!</s>", "Yes!</s>"]
+    assert "Question 5?" not in rows and "Question 4?" not in rows
+
+
+def test_benchmark_prompts_are_dropped_by_name(tmp_path, target, capsys):
+    """A question of MT-Bench, one of --exclude, and one that may stay; later turns count too."""
+    prompts = [
+        "Implement a program to find the common elements in two arrays without using any extra "
+        "data structures.",
+        "SECRET question!",
+        "An open question.",
+        {"turns": ["Another open question.", "secret   QUESTION"]},
+    ]
+    (tmp_path / "prompts.jsonl").write_text("".join(json.dumps(p) + "\n" for p in prompts))
+    (tmp_path / "mine.jsonl").write_text(json.dumps({"question": "Secret question"}) + "\n")
+    exclude = ("--exclude", str(tmp_path / "mine.jsonl"))
+    output = tmp_path / "data.jsonl"
+    main(options(target, output, *exclude, sources=(str(tmp_path / "prompts.jsonl"),)))
+    assert [row["user"] for row in lines(output)] == ["An open question."]
+    record = json.loads((tmp_path / "data.json").read_text())
+    assert record["dropped"] == {"in mine.jsonl": 2, "in mt_bench": 1}
+    assert "dropped, in mt_bench" in capsys.readouterr().out
+
+
+def test_budgets(tmp_path, target):
+    """Tokens: near what was asked, and a larger budget goes on. Minutes: ends by itself."""
+    output = tmp_path / "data.jsonl"
+    main(options(target, output, "--answer_tokens", "150"))
+    first = content(output)
+    assert 100 <= sum(sum(mask) for _, _, mask in first.values()) <= 250
+    main(options(target, output, "--answer_tokens", "300"))
+    more = content(output)
+    assert sum(sum(mask) for _, _, mask in more.values()) >= 250
+    assert {k: more[k] for k in first} == first
+    main(options(target, tmp_path / "timed.jsonl", "--minutes", "0.02"))
+    assert content(tmp_path / "timed.jsonl")
+
+
+def test_killed_three_times(tmp_path, target, data):
+    """kill -9 at random moments, then the same command: the unbroken run's dialogues, each once."""
+    sources = ("self=0.6", f"{data}=0.4")
+    limit = ("--dialogues", "45")
+    main(options(target, tmp_path / "unbroken.jsonl", *limit, sources=sources))
+    output = tmp_path / "data.jsonl"
+    command = [sys.executable, str(COMMAND), *options(target, output, *limit, sources=sources)]
+    rng = random.Random(0)
+    kills = 0
+    while kills < 3:
+        wanted = 1 + kills * 12 + rng.randrange(8)
+        process = subprocess.Popen(command, stderr=subprocess.DEVNULL, start_new_session=True)
+        while process.poll() is None and not (
+            output.is_file() and output.read_bytes().count(b"\n") >= wanted
+        ):
+            time.sleep(0.002)
+        time.sleep(rng.random() * 0.02)
+        assert process.poll() is None, "the run ended before it was killed"
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        kills += 1
+    with output.open("ab") as file:
+        file.write(b'{"id": 9999, "source": "se')  # torn as by a kill within the write
+    main(options(target, output, *limit, sources=sources))
+    assert content(output) == content(tmp_path / "unbroken.jsonl")
+    dropped = [lines(p) for p in sorted(tmp_path.glob("*.dropped.jsonl"))]
+    assert sorted(map(str, dropped[0])) == sorted(map(str, dropped[1]))
+
+
+def test_features_while_generating(tmp_path, target):
+    """They are the target's of the written dialogues, after a broken run too."""
+    output, folder = tmp_path / "data.jsonl", tmp_path / "features"
+    main(options(target, output, "--dialogues", "5", "--features", str(folder)))
+    kept = output.read_bytes().splitlines(keepends=True)
+    output.write_bytes(b"".join(kept[:3]))  # killed between features and line
+    main(options(target, output, "--dialogues", "9", "--features", str(folder)))
+    model, _ = load_target(str(target), dtype="float32")
+    dialogues = read_dialogues(output, max_length=10_000)
+    assert len(dialogues) == 9
+    owner = identity(model, str(target))
+    cache = FeatureCache(folder, dialogues, width=row_width(model), owner=owner)
+    assert cache.complete
+    for i, dialogue in enumerate(dialogues):
+        with torch.no_grad():
+            wanted_LD = model.model.base_model(torch.tensor([dialogue.ids])).last_hidden_state[0]
+        torch.testing.assert_close(cache[i][:-1].float(), wanted_LD[:-1], rtol=2**-7, atol=2e-3)
+
+
+def test_two_processes(tmp_path, target, data):
+    """torchrun: each makes its share, the first puts them together; nothing twice."""
+    output = tmp_path / "data.jsonl"
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2"]
+    command = [*torchrun, "--master_port", "29731", str(COMMAND)]
+    command += options(target, output, "--dialogues", "12", sources=("self", str(data)))
+    result = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert result.returncode == 0, result.stderr[-2000:]
+    rows = lines(output)
+    assert len(rows) in (11, 12) and [row["id"] for row in rows] == sorted(content(output))
+    assert len({row["user"] for row in rows}) == len(rows)
+    for i in range(2):
+        part = tmp_path / f"data.part{i}.jsonl"
+        assert len(lines(part)) == 6 and all(row["id"] % 2 == i for row in lines(part))
+    record = json.loads((tmp_path / "data.json").read_text())
+    assert record["dialogues"] == len(rows) and record["tokens_per_s"] > 0
+    with pytest.raises(SystemExit, match="processes"):
+        main(options(target, output, "--dialogues", "12", sources=("self", str(data))))
+
+
+BAD = {
+    "no end": ((), "source self has no end"),
+    "missing file": (("--sources", "gone.jsonl"), "unknown source 'gone.jsonl'"),
+    "weight": (("--sources", "self=0"), "self=0.*positive weight"),
+    "answers": (("--answers", "own"), "--answers must be rewritten or given, got 'own'"),
+    "temperature": (("--temperatures", "-1"), "--temperatures must be 0 or more"),
+    "positions": (("--max_prompt_tokens", "2040"), "exceed the target's 2048 positions"),
+    "batch": (("--batch_size", "-4"), "--batch_size must be positive"),
+    "negative": (("--dialogues", "-4"), "--dialogues must not be negative"),
+    "ending": (("--output", "data.json"), "--output must end in .jsonl"),
+    "dtype": (("--dtype", "int4"), "unknown --dtype 'int4'"),
+    "device": (("--device", "gpu"), "unknown device 'gpu'"),
+    "exclude": (("--exclude", "gone.jsonl"), "gone.jsonl"),
+    "given with features": (("--answers", "given", "--features", "f"), "not with --answers given"),
+    "target": (("--target", "nowhere/none"), "unknown target"),
+}
+
+
+@pytest.mark.parametrize("fault", BAD)
+def test_bad_input_is_one_plain_line(tmp_path, target, monkeypatch, fault):
+    """Before any weight is loaded, and with nothing written."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    more, message = BAD[fault]
+    limit = () if fault == "no end" else ("--dialogues", "3")
+    with pytest.raises(SystemExit, match=f"^error: .*{message}"):
+        main(options(target, tmp_path / "data.jsonl", *limit, *more))
+    assert not list(tmp_path.iterdir())
+
+
+def test_another_run_is_not_continued(tmp_path, target):
+    """Options that differ are named; a file that is not ours is left alone."""
+    output = tmp_path / "data.jsonl"
+    main(options(target, output, "--dialogues", "2"))
+    before = output.read_bytes()
+    with pytest.raises(SystemExit, match=r"other options .*'seed': \(0, 5\)"):
+        main(options(target, output, "--dialogues", "2", "--seed", "5"))
+    other = tmp_path / "other.jsonl"
+    other.write_text("mine\n")
+    with pytest.raises(SystemExit, match="exists and is no output of this command"):
+        main(options(target, other, "--dialogues", "2"))
+    assert output.read_bytes() == before and other.read_text() == "mine\n"
+
+
+def test_no_chat_template_is_told(tmp_path, target):
+    """Before weights load, with the remedy."""
+    bare = write_target(tmp_path / "bare")
+    (bare / "chat_template.jinja").unlink()
+    with pytest.raises(SystemExit, match="no chat template"):
+        main(options(bare, tmp_path / "data.jsonl", "--dialogues", "2"))

@@ -1,0 +1,173 @@
+"""Conversations in all their forms, malformed ones, and the order in which sources are drawn."""
+
+import gzip
+import itertools
+import json
+from collections import Counter
+
+import pytest
+
+from eagle_fsd.assets import cut_to_whole_records
+from eagle_fsd.training.sources import (
+    Mixture,
+    parse_record,
+    parse_weights,
+    read_records,
+    read_source,
+)
+
+U, A, S = ({"role": role, "content": role[0]} for role in ("user", "assistant", "system"))
+
+
+def sharegpt(*turns: tuple[str, str]) -> dict:
+    return {"id": "x", "conversations": [{"from": f, "value": v} for f, v in turns]}
+
+
+FORMS = {
+    "sharegpt": (sharegpt(("human", "u"), ("gpt", "a"), ("human", "u")), [U, A, U]),
+    "sharegpt with system": (sharegpt(("system", "s"), ("human", "u"), ("gpt", "a")), [S, U, A]),
+    "messages": ({"messages": [S, U, A]}, [S, U, A]),
+    "text": ("u", [U]),
+    "prompt": ({"prompt": "u", "answer": "a"}, [U]),
+    "question": ({"question": "u"}, [U]),
+    "user": ({"user": "u"}, [U]),
+    "turns": ({"question_id": 1, "turns": ["u", "u"]}, [U, U]),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_forms(form):
+    record, messages = FORMS[form]
+    assert parse_record(record) == messages
+
+
+MALFORMED = {
+    "begins with an answer": sharegpt(("gpt", "a"), ("human", "u")),
+    "two users": sharegpt(("human", "u"), ("human", "u")),
+    "two answers": {"messages": [U, A, A]},
+    "system in the middle": {"messages": [U, S, A]},
+    "system alone": {"messages": [S]},
+    "no turns": sharegpt(),
+    "unknown role": sharegpt(("human", "u"), ("tool", "a")),
+    "empty turn": sharegpt(("human", " \n"), ("gpt", "a")),
+    "turn is no text": {"messages": [{"role": "user", "content": [{"type": "text"}]}]},
+    "turn without a text": {"conversations": [{"from": "human"}]},
+    "empty text": "",
+    "number": 7,
+    "null": None,
+    "other keys": {"instruction": "u"},
+    "prompt is no text": {"prompt": ["u"]},
+    "empty turns": {"turns": []},
+    "turn of turns is empty": {"turns": ["u", ""]},
+}
+
+
+@pytest.mark.parametrize("fault", MALFORMED)
+def test_malformed_records(fault):
+    """None, so that they can be dropped and counted."""
+    assert parse_record(MALFORMED[fault]) is None
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.json", "a.json.gz"])
+def test_files(tmp_path, name):
+    """Lines and lists, gzipped or not; U+2028 within a text ends no line; blank lines are none."""
+    records = ["one\u2028two", {"prompt": "u"}, {"strange": 1}]
+    text = json.dumps(records, ensure_ascii=False)
+    if ".jsonl" in name:
+        text = "\n\n".join(json.dumps(r, ensure_ascii=False) for r in records) + "\n"
+    data = text.encode()
+    (tmp_path / name).write_bytes(gzip.compress(data) if name.endswith("gz") else data)
+    assert read_records(tmp_path / name) == records
+    first = {"role": "user", "content": "one\u2028two"}
+    assert read_source(str(tmp_path / name)) == [[first], [U], None]
+
+
+FAULTS = {
+    "gone": (None, "unknown source .*give self, sharegpt"),
+    "line": (b'"a"\n\n{torn\n"b"\n', "data.jsonl, line 3"),
+    "bytes": (b'"\xff\xfe"\n', "data.jsonl is damaged"),
+    "no form": (b'{"x": 1}\n', "holds no conversation; known forms"),
+    "empty": (b"", "holds no conversation"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_bad_files_are_told(tmp_path, fault):
+    data, message = FAULTS[fault]
+    if data is not None:
+        (tmp_path / "data.jsonl").write_bytes(data)
+    with pytest.raises(ValueError, match=message):
+        read_source(str(tmp_path / "data.jsonl"))
+
+
+def test_other_bad_files(tmp_path):
+    (tmp_path / "a.json").write_text('{"prompt": "u"}')
+    with pytest.raises(ValueError, match="a.json should hold a list"):
+        read_source(str(tmp_path / "a.json"))
+    (tmp_path / "b.json").write_text('["u", ')
+    with pytest.raises(ValueError, match="b.json is no JSON"):
+        read_source(str(tmp_path / "b.json"))
+    (tmp_path / "c.jsonl.gz").write_bytes(gzip.compress(b'"u"\n' * 999)[:-9])
+    with pytest.raises(ValueError, match="c.jsonl.gz is damaged"):
+        read_source(str(tmp_path / "c.jsonl.gz"))
+
+
+def test_a_hub_source_without_datasets_says_what_to_install():
+    try:
+        import datasets  # noqa: F401
+    except ImportError:
+        with pytest.raises(ValueError, match="pip install datasets"):
+            read_source("hub:someone/something:train_sft")
+    else:
+        pytest.skip("datasets is installed")
+
+
+def test_a_cut_off_list_is_repaired():
+    """Whole records stay, wherever the file was cut; a file without one is told."""
+    records = [sharegpt(("human", "a\n  },\n  {b"), ("gpt", str(i))) for i in range(4)]
+    text = json.dumps(records, indent=2)
+    ends = [text.index(f'"value": "{i}"') for i in range(4)]
+    for cut in range(ends[2] + 30, len(text) - 4):
+        repaired = json.loads(cut_to_whole_records(text[:cut]))
+        assert repaired == records[: len(repaired)] and len(repaired) in (2, 3)
+    assert json.loads(cut_to_whole_records(text[: ends[3]])) == records[:3]
+    with pytest.raises(ValueError, match="no whole record"):
+        cut_to_whole_records(text[: ends[0]])
+
+
+def test_weights():
+    assert parse_weights(["self=0.6", "a.jsonl=3", "hub:o/n:split"]) == {
+        "self": 0.6,
+        "a.jsonl": 3.0,
+        "hub:o/n:split": 1.0,
+    }
+    for wrong in ("self=0", "self=-1", "self=x", "self=", "=1", "self=nan", "self=inf"):
+        with pytest.raises(ValueError, match="positive weight"):
+            parse_weights([wrong])
+    with pytest.raises(ValueError, match="twice"):
+        parse_weights(["self", "self=2"])
+    with pytest.raises(ValueError, match="empty"):
+        parse_weights([])
+
+
+def test_draws_follow_weights_and_seed():
+    """The same seed draws the same, another another; shares are the weights'."""
+
+    def first(seed: int) -> list:
+        mixture = Mixture({"self": 0.7, "a": 0.3}, {"a": 5000}, seed=seed)
+        return list(itertools.islice(mixture.draws(), 2000))
+
+    assert first(1) == first(1) != first(2)
+    assert [draw.number for draw in first(1)] == list(range(2000))
+    assert 0.65 < Counter(draw.source for draw in first(1))["self"] / 2000 < 0.75
+    taken = [draw.record for draw in first(1) if draw.source == "a"]
+    assert len(set(taken)) == len(taken) and taken != sorted(taken)
+
+
+def test_a_source_is_used_up_once():
+    """Every record once, then the others go on; without `self` the draws end."""
+    mixture = Mixture({"a": 1.0, "b": 9.0}, {"a": 30, "b": 7}, seed=0)
+    drawn = Counter((draw.source, draw.record) for draw in mixture.draws())
+    assert len(drawn) == 37 and set(drawn.values()) == {1}
+    mixture = Mixture({"self": 0.1, "b": 9.0}, {"b": 7}, seed=0)
+    assert Counter(d.source for d in itertools.islice(mixture.draws(), 99))["self"] == 92
