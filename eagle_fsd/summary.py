@@ -62,8 +62,8 @@ def _row(
         "questions": len(rows),
         "answers": len(turns),
         "tokens_per_second": tokens / seconds,
-        "speed_vs_generate": _ratio(rows, kept.get("generate"), _tokens_and_seconds),
-        "speed_vs_plain": _ratio(rows, kept.get("plain"), _tokens_and_seconds),
+        "speed_vs_generate": paired_ratio(rows, kept.get("generate"), _tokens_and_seconds),
+        "speed_vs_plain": paired_ratio(rows, kept.get("plain"), _tokens_and_seconds),
         "seconds_per_answer": seconds / len(turns),
         "tokens_per_answer": tokens / len(turns),
         "at_limit": sum(t["finish"] == "length" for t in turns) / len(turns),
@@ -84,7 +84,7 @@ def _row(
     row |= _round_figures(rows)
     row["rounds_per_answer"] = sum(len(t["rounds"]) for t in turns) / len(turns)
     if exact is not None and exact["tokens_per_round"] is not None:
-        row["tokens_per_round_vs_exact"] = _ratio(rows, kept["exact"], _tokens_and_rounds)
+        row["tokens_per_round_vs_exact"] = paired_ratio(rows, kept["exact"], _tokens_and_rounds)
         row["ceiling"] = ceiling(row["fuzzy_share"], exact["tokens_per_round"])
     return row
 
@@ -142,7 +142,7 @@ def _tokens_and_rounds(row: Record) -> tuple[float, float]:
     return sum(len(r["tokens"]) for r in rounds), len(rounds)
 
 
-def _ratio(
+def paired_ratio(
     rows: Sequence[Record],
     baseline: Sequence[Record] | None,
     parts: Callable[[Record], tuple[float, float]],
@@ -205,10 +205,10 @@ COST: tuple[Column, ...] = (
 
 def tables(rows: list[dict]) -> str:
     """Two Markdown tables: how fast, and at what cost."""
-    return f"{_table(rows, SPEED)}\n\n{_table(rows, COST)}"
+    return f"{markdown_table(rows, SPEED)}\n\n{markdown_table(rows, COST)}"
 
 
-def _table(rows: list[dict], columns: Sequence[Column]) -> str:
+def markdown_table(rows: list[dict], columns: Sequence[Column]) -> str:
     """Aligned; 95 % intervals in brackets, "-" where there is nothing."""
     cells = [[title for title, _, _ in columns]]
     cells += [[_cell(row[key], form) for _, key, form in columns] for row in rows]

@@ -1,0 +1,252 @@
+"""Replay: judge draft heads on the target's own text, without decoding.
+
+    python evaluate/replay.py                                  # shipped head on 80 MT-Bench turns
+    python evaluate/replay.py --heads runs/a runs/b --questions 24 --max_new_tokens 64 \
+        --trees 15x4x6 59x6x10 --output runs/replay_ab
+
+Greedy exact decoding emits the target's own text whatever the head, so the plain answers are made
+once (--texts, shared by all heads and runs of a target) and each head is replayed on them:
+tokens_per_round of every tree as real float32 decoding gives it (logit ties aside), accuracy and
+divergence by level, and for a threshold how often a rule would take a fuzzy token. In the output
+folder: records/HEAD.jsonl, replay.json, replay.md. A killed run continues where it was: run the
+same command again. More questions and heads may be added.
+"""
+
+import hashlib
+import sys
+import time
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import torch
+from tqdm import tqdm
+from transformers import HfArgumentParser
+
+from eagle_fsd.api import Model
+from eagle_fsd.assets import mt_bench_dir
+from eagle_fsd.chat import template_stops
+from eagle_fsd.checkpoint import resolve_folder
+from eagle_fsd.config import AcceptConfig
+from eagle_fsd.decode import StopConfig
+from eagle_fsd.divergence import canonical_name
+from eagle_fsd.drafters.eagle import EagleDrafter
+from eagle_fsd.drafters.heads import DraftHead
+from eagle_fsd.drafters.root import RootDrafter
+from eagle_fsd.jsonl import append_line, write_json
+from eagle_fsd.loading import (
+    DTYPES,
+    SHIPPED_HEAD,
+    check_device,
+    load_head,
+    load_target,
+    load_target_config,
+)
+from eagle_fsd.options import option
+from eagle_fsd.provenance import describe_run, without_checkout
+from eagle_fsd.questions import read_questions, spread
+from eagle_fsd.replay.figures import level_rows, tables, tree_row
+from eagle_fsd.replay.record import WALKS, Asked, parse_tree, replay_text, tree_name
+from eagle_fsd.replay.texts import BEYOND, PlainText, TextStore, open_rows
+from eagle_fsd.target import Target
+
+
+@dataclass
+class ReplayOptions:
+    heads: list[str] = field(
+        default_factory=list,
+        metadata={"help": "folders or hub ids of draft heads; empty: the shipped one"},
+    )
+    target: str = option("smollm2", "smollm2 (embedded), a folder, a .gguf file or a hub id")
+    dtype: str = option("float32", "replay equals decoding in float32 only")
+    device: str = option("", "torch device; empty: cuda if there is one")
+    conv_template: str = option("", "FastChat template, for targets without a chat template")
+    question_file: str = option("", "question.jsonl in FastChat's format; empty: MT-Bench")
+    questions: int | None = option(None, "how many first turns, over all categories; default all")
+    max_new_tokens: int = option(128, "budget of an answer")
+    trees: list[str] = field(
+        default_factory=lambda: ["7x4x6", "15x4x6", "23x5x8", "59x6x10"],
+        metadata={"help": "drafts x levels x top-k; 4x4x1 is a chain"},
+    )
+    rules: list[str] = field(
+        default_factory=lambda: ["fsd", "fsd-paper"], metadata={"help": "judged at --thresholds"}
+    )
+    thresholds: list[float] = field(
+        default_factory=lambda: [0.1, 0.2, 0.3, 0.4], metadata={"help": "T of the rules"}
+    )
+    divergence: str = option("js", "of the rules; JS by level is always reported")
+    true_features: bool = option(
+        False, "also grow trees that see the target's features below the root, as no drafter can"
+    )
+    texts: str = option("runs/plain_texts", "folder of the target's stored texts")
+    output: str = option("runs/replay", "folder of the run")
+
+    def __post_init__(self):
+        StopConfig(self.max_new_tokens)  # its own check
+        self.device = self.device or ("cuda" if torch.cuda.is_available() else "cpu")
+        self.heads = list(dict.fromkeys(self.heads or [str(SHIPPED_HEAD)]))
+        self.divergence = canonical_name(self.divergence)
+        if self.dtype not in DTYPES:
+            raise ValueError(f"unknown dtype {self.dtype!r}; known: {', '.join(DTYPES)}")
+        check_device(self.device)
+        template_stops(self.conv_template)  # its name is checked
+
+    def asked(self) -> Asked:
+        """Trees, rules and thresholds, checked."""
+        for rule in self.rules:
+            if rule not in WALKS:
+                raise ValueError(f"unknown rule {rule!r}; replay knows {', '.join(WALKS)}")
+            for threshold in self.thresholds:
+                AcceptConfig(rule, self.divergence, threshold)  # its own check
+        trees = tuple(dict.fromkeys(map(parse_tree, self.trees)))
+        if not trees:
+            raise ValueError("--trees names no tree: give at least one, such as 15x4x6")
+        deepest = max(trees, key=lambda tree: tree.tree_depth)
+        if deepest.tree_depth > BEYOND:
+            raise ValueError(f"tree {tree_name(deepest)} is deeper than the {BEYOND} of replay")
+        rules, thresholds = dict.fromkeys(self.rules), dict.fromkeys(self.thresholds)
+        return Asked(trees, tuple(rules), tuple(thresholds), self.divergence, self.true_features)
+
+
+def head_names(heads: list[str]) -> dict[str, str]:
+    """A short name for every head: its folder's, or its whole path where two share that."""
+    short = [Path(head).name for head in heads]
+    names = [
+        name if short.count(name) == 1 else without_checkout({"": head})[""].replace("/", "_")
+        for head, name in zip(heads, short, strict=True)
+    ]
+    return dict(zip(names, heads, strict=True))
+
+
+def fingerprint(head: str) -> str:
+    """Of the weights, so that records of a head that was since trained on are not continued."""
+    digest = hashlib.sha256()
+    for path in sorted(resolve_folder(head).glob("*")):
+        if path.suffix in (".safetensors", ".bin", ".json"):
+            digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def run_replay(options: ReplayOptions) -> None:
+    asked = options.asked()
+    questions = read_questions(options.question_file or mt_bench_dir() / "question.jsonl")
+    count = len(questions) if options.questions is None else options.questions
+    questions = spread(questions, count)
+    target_config = load_target_config(options.target)
+    heads = {
+        name: load_head(path, target_config) for name, path in head_names(options.heads).items()
+    }
+    identity = {key: getattr(options, key) for key in ("target", "dtype", "conv_template")}
+    store = TextStore(options.texts, identity)
+    folder = Path(options.output)
+    records = {
+        name: open_rows(
+            folder / "records" / f"{name}.jsonl",
+            identity
+            | {"max_new_tokens": options.max_new_tokens, "asked": _json(asked)}
+            | {"head": fingerprint(path), "question_file": options.question_file},
+        )
+        for name, path in head_names(options.heads).items()
+    }
+    todo = [q for q in questions if any(q.question_id not in rows for rows in records.values())]
+    if todo:
+        loaded, tokenizer = load_target(options.target, dtype=options.dtype, device=options.device)
+        model = Model(loaded, tokenizer, RootDrafter(), options.conv_template)
+        prompts = {q.question_id: (q.category, model.prompt_ids(q.turns[0])) for q in todo}
+        drafters = {name: build_drafter(head, loaded, asked) for name, head in heads.items()}
+        stop = model.stop(options.max_new_tokens)
+        missing = store.missing(prompts, stop)
+        if missing:
+            for _ in tqdm(store.fill(loaded, prompts, stop), total=len(missing), desc="texts"):
+                pass
+        texts = [store.find(key, *prompt, stop) for key, prompt in prompts.items()]
+        described = describe_run(options.device)
+        origin = {key: described[key] for key in ("commit", "device", "command")}
+        for name, drafter in drafters.items():
+            path = folder / "records" / f"{name}.jsonl"
+            replay_head(name, drafter, texts, asked, records[name], path, origin)
+    report(options, asked, {name: _chosen(rows, questions) for name, rows in records.items()})
+
+
+def _json(asked: Asked) -> dict:
+    """As it reads back from a file."""
+    trees = [tree_name(tree) for tree in asked.trees]
+    return asdict(asked) | {
+        "trees": trees,
+        "rules": list(asked.rules),
+        "thresholds": list(asked.thresholds),
+    }
+
+
+def _chosen(rows: dict, questions: list) -> list[dict]:
+    return [rows[question.question_id] for question in questions]
+
+
+def build_drafter(head: DraftHead, target: Target, asked: Asked) -> EagleDrafter:
+    """A drafter whose target gives this head's features; it checks that all trees fit."""
+    layers = head.config.fused_layers(target.num_layers)
+    own = Target(target.model, feature_layers=layers) if layers else target
+    head.to(target.device, target.dtype)
+    return [EagleDrafter(head, own, shape) for shape in asked.growths()][-1]
+
+
+def replay_head(
+    name: str,
+    drafter: EagleDrafter,
+    texts: list[PlainText],
+    asked: Asked,
+    rows: dict,
+    path: Path,
+    origin: dict[str, str],
+) -> None:
+    """Add the missing questions of one head to its records."""
+    for text in tqdm(texts, desc=name):
+        if text.question_id in rows:
+            continue
+        began = time.perf_counter()
+        record = replay_text(drafter, text, asked)
+        record |= {"seconds": time.perf_counter() - began, **origin}
+        append_line(path, record)
+        rows[text.question_id] = record
+
+
+def report(options: ReplayOptions, asked: Asked, records: dict[str, list[dict]]) -> None:
+    """The tables, as text and JSON."""
+    heads = [
+        {
+            "head": name,
+            "seconds": sum(row["seconds"] for row in rows),
+            "trees": [tree_row(rows, tree_name(tree)) for tree in asked.trees],
+            "levels": level_rows(rows),
+        }
+        for name, rows in records.items()
+    ]
+    rows = [row for rows in records.values() for row in rows]
+    origin = {key: list(dict.fromkeys(row[key] for row in rows)) for key in ("device", "commit")}
+    title = (
+        f"Replay of {Path(options.question_file).name or 'MT-Bench'}, "
+        f"{len(next(iter(records.values())))} first turns x {options.max_new_tokens} tokens, "
+        f"{without_checkout(asdict(options))['target']} in {options.dtype}, greedy; "
+        f"device {' / '.join(origin['device'])}, commit {' / '.join(origin['commit'])}"
+    )
+    text = f"{title}\n\n{tables(heads)}\n"
+    folder = Path(options.output)
+    settings = without_checkout(asdict(options))
+    settings["heads"] = [without_checkout({"": head})[""] for head in options.heads]
+    write_json(
+        folder / "replay.json",
+        {"title": title, "options": settings, "origin": origin, "heads": heads},
+    )
+    (folder / "replay.md").write_text(text)
+    print(f"\n{text}\nwritten to {folder}: replay.md, replay.json, records/")
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = HfArgumentParser(ReplayOptions)
+    try:
+        run_replay(*parser.parse_args_into_dataclasses(arguments))
+    except ValueError as error:
+        sys.exit(f"error: {error}")
+
+
+if __name__ == "__main__":
+    main()

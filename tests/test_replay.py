@@ -1,0 +1,239 @@
+"""Replay equals real decoding, round by round, for every kind of head, tree and rule."""
+
+import pytest
+import torch
+from test_replay_texts import stored
+from tiny import prompt_tokens, randomize, tiny_head, tiny_target
+
+from eagle_fsd.config import AcceptConfig, TreeConfig
+from eagle_fsd.decode import DecodeConfig, StopConfig, decode_rounds
+from eagle_fsd.drafters.eagle import EagleDrafter
+from eagle_fsd.drafters.heads import build_head, draft_readout
+from eagle_fsd.head_config import HeadConfig
+from eagle_fsd.replay.figures import level_rows, tree_row
+from eagle_fsd.replay.growth import HeadOnText, grow
+from eagle_fsd.replay.levels import judge_levels
+from eagle_fsd.replay.pool import jump
+from eagle_fsd.replay.record import WALKS, Asked, parse_tree, replay_text, tree_name
+from eagle_fsd.replay.texts import PlainText, TextStore, cut
+from eagle_fsd.target import Target
+
+TREES = tuple(map(parse_tree, ("3x3x1", "7x3x4", "11x4x4", "23x5x3")))
+BUDGET = 23
+PROMPTS = {name: ("any", prompt_tokens(9, seed=seed)) for seed, name in enumerate("abc")}
+
+
+def fitted_head(head, target: Target, texts: list[PlainText], epochs: int):
+    """Trained for a moment on the very texts, with noise: often right, and often not."""
+    readout = draft_readout(head, target)
+    outside = torch.full((target.vocab_size,), -1)
+    token_R = head.draft_token_R
+    kept_R = torch.arange(target.vocab_size) if token_R is None else token_R
+    outside[kept_R] = torch.arange(kept_R.shape[0])
+    ids = [torch.tensor(text.ids) for text in texts]
+    features = [target.hidden_and_features(i[None], use_cache=False)[1] for i in ids]
+    optimizer = torch.optim.Adam(head.parameters(), lr=3e-3)
+    generator = torch.Generator().manual_seed(1)
+    for _ in range(epochs):
+        for ids_L, feature_1LF in zip(ids, features, strict=True):
+            noise = torch.randn(feature_1LF.shape, generator=generator) * feature_1LF.std()
+            hidden = head(
+                head.fuse(feature_1LF + 0.5 * noise)[:, :-2],
+                target.embed(ids_L[1:-1])[None],
+                torch.arange(ids_L.shape[0] - 2),
+            )
+            label = outside[ids_L[2:]]
+            loss = torch.nn.functional.cross_entropy(readout(hidden[0]), label, ignore_index=-1)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    return head.eval().requires_grad_(False)
+
+
+def eagle3_head(target: Target, layers: tuple[int, ...], **changes):
+    config = HeadConfig(
+        hidden_size=target.hidden_size,
+        intermediate_size=59,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        vocab_size=target.vocab_size,
+        head_type="eagle3",
+        feature_layers=layers,
+        **changes,
+    )
+    head = build_head(config)
+    randomize(head, seed=3, scale=1.0)
+    return head
+
+
+CASES = {
+    "llama": ("llama", "eagle", None, 5),
+    "mistral_sliding_reduced": ("mistral_sliding", "eagle", 67, 5),
+    "gemma3_eagle3": ("gemma3", "eagle3", None, 20),
+    "qwen3_eagle3_reduced": ("qwen3", "eagle3", 67, 8),
+}
+
+
+@pytest.fixture(scope="module", params=CASES)
+def case(request, tmp_path_factory):
+    """A target, a fitted head as a drafter, and texts."""
+    family, kind, reduced, epochs = CASES[request.param]
+    target = tiny_target(family)
+    if kind == "eagle3":
+        target = Target(target.model, feature_layers=(0, 1, 3))
+    texts = stored(
+        TextStore(tmp_path_factory.mktemp("texts"), {}), target, PROMPTS, StopConfig(BUDGET)
+    )
+    changes = {} if reduced is None else {"draft_vocab_size": reduced}
+    make = tiny_head if kind == "eagle" else lambda t, **c: eagle3_head(t, (0, 1, 3), **c)
+    head = make(target, **changes)
+    if reduced is not None:
+        said = torch.tensor([token for text in texts for token in text.answer]).unique()[:-3]
+        others = torch.tensor([t for t in range(101) if t not in said])[: reduced - len(said)]
+        head.set_draft_tokens(torch.cat([said, others]).sort().values)
+    head = fitted_head(head, target, texts, epochs)
+    return target, EagleDrafter(head, target, TREES[-1]), texts
+
+
+def real_rounds(target, head, text: PlainText, tree: TreeConfig, accept: AcceptConfig):
+    """Acceptances one by one, as they are decoded."""
+    config = DecodeConfig(accept, stop=StopConfig(BUDGET))
+    steps = decode_rounds(target, EagleDrafter(head, target, tree), text.prompt, config)
+    return (step.acceptance for step in steps if step.acceptance is not None)
+
+
+def test_replay_equals_decoding_round_by_round(case):
+    """Accepted drafts of every round of every tree; heads hit often enough for it to mean much."""
+    target, drafter, texts = case
+    seen = []
+    for text in texts:
+        record = replay_text(drafter, text, Asked(TREES))
+        for tree in TREES:
+            rounds = real_rounds(target, drafter.head, text, tree, AcceptConfig("exact"))
+            accepted = [r.accepted_drafts for r in rounds]
+            assert record["trees"][tree_name(tree)]["accepted"] == accepted
+            seen += accepted
+    assert {0, 1, 2} <= set(seen), "the head is too good or too bad for this test"
+
+
+def test_roots_are_replayed_alike_in_any_batch(case, monkeypatch):
+    """Batches bound the memory and change nothing."""
+    _, drafter, texts = case
+    asked = Asked(TREES, ("fsd",), (0.3,), true_features=True)
+    whole = replay_text(drafter, texts[0], asked)
+    monkeypatch.setattr("eagle_fsd.replay.growth.ROOTS_AT_ONCE", 5)
+    monkeypatch.setattr("eagle_fsd.replay.growth.READOUT_ROWS", 3)
+    monkeypatch.setattr("eagle_fsd.replay.levels.JUDGED_ROOTS", 4)
+    parts = replay_text(drafter, texts[0], asked)
+    assert parts["trees"] == whole["trees"]
+    for one, other in zip(parts["levels"], whole["levels"], strict=True):
+        assert one == pytest.approx(other, rel=1e-4)
+
+
+@pytest.mark.parametrize("rule", WALKS)
+def test_walks_equal_decoding_to_the_first_fuzzy_token(case, rule):
+    """Rules with T: the rounds up to the first fuzzy token, where in its round it falls, and D."""
+    target, drafter, texts = case
+    ended = []
+    for text in texts:
+        growth, levels = grown(drafter, text)
+        divergence_BS = levels.divergence_BS
+        for tree in TREES[1:3]:
+            for threshold in divergence_BS.quantile(torch.tensor([0.1, 0.3, 0.6])).tolist():
+                config = AcceptConfig(rule, "js", threshold)
+                passes_BS = divergence_BS <= threshold
+                accepted_B, fuzzy_B = WALKS[rule](growth[tree.branch_top_k], tree, passes_BS)
+                places = jump(accepted_B)
+                rounds = real_rounds(target, drafter.head, text, tree, config)
+                for place, real in zip(places, rounds, strict=False):
+                    fuzzy = real.fuzzy.index(True) if any(real.fuzzy) else None
+                    want = real.accepted_drafts if fuzzy is None else fuzzy
+                    assert accepted_B[place] == want
+                    assert bool(fuzzy_B[place]) == (fuzzy is not None)
+                    judged = torch.tensor(real.divergence[: want + 1])
+                    mine = divergence_BS[place, : len(judged)]
+                    known = ~judged.isnan()[: len(mine)]
+                    torch.testing.assert_close(
+                        mine[known], judged[: len(mine)][known].float(), atol=1e-4, rtol=1e-3
+                    )
+                    if fuzzy is not None:
+                        ended.append(want)
+                        break
+    assert len(ended) > 5 and max(ended) > 0, "fuzzy tokens are too rare, or always first"
+
+
+def grown(drafter, text):
+    """Growths by branch_top_k, and D along the text."""
+    ids_L, root_B = torch.tensor(text.ids), torch.tensor(list(text.roots))
+    shapes = Asked(TREES).growths()
+    hidden_1LD, features_1LF = drafter.target.hidden_and_features(ids_L[None], use_cache=False)
+    on_text = HeadOnText(drafter, ids_L, features_1LF[0], max(shapes, key=lambda s: s.num_expanded))
+    growth = {shape.branch_top_k: grow(on_text, root_B, shape) for shape in shapes}
+    with torch.inference_mode():
+        levels = judge_levels(on_text, hidden_1LD[0], root_B, 0, levels=5, divergence="js")
+    return growth, levels
+
+
+def test_true_features_make_a_chain_the_run_of_one_step_hits(case):
+    """With the target's features below the root, level d is the first level of root r + d - 1."""
+    _, drafter, texts = case
+    text = texts[0]
+    ids_L, root_B = torch.tensor(text.ids), torch.tensor(list(text.roots))
+    features_LF = drafter.target.hidden_and_features(ids_L[None], use_cache=False)[1][0]
+    chain = TreeConfig(4, 4, 1)
+    on_text = HeadOnText(drafter, ids_L, features_LF, chain)
+    got_B = grow(on_text, root_B, chain, true_features=True).accepted(chain)
+    token_L1 = on_text.top(on_text.root_hidden_LD, 1)[1]
+    hit = (token_L1[:-1, 0] == ids_L[1:]).tolist()
+    for root, got in zip(root_B.tolist(), got_B.tolist(), strict=True):
+        run = next((d for d in range(4) if not hit[root + d]), 4)
+        assert got == run
+
+
+def test_levels_count_hits_and_js_over_the_whole_vocabulary(case):
+    """Level 1 against the head run once: top-1, top-8 and JS, tokens outside the draft included."""
+    _, drafter, texts = case
+    text = texts[1]
+    rows = replay_text(drafter, text, Asked(TREES))["levels"]
+    ids_L = torch.tensor(text.ids)
+    with torch.inference_mode():
+        hidden, features = drafter.target.hidden_and_features(ids_L[None], use_cache=False)
+        head_hidden_TD = drafter.head(
+            drafter.head.fuse(features)[:, :-1],
+            drafter.target.embed(ids_L[1:])[None],
+            torch.arange(len(ids_L) - 1),
+        )[0]
+        draft_TR = drafter.readout(head_hidden_TD)
+        kept_R = drafter.draft_token_R
+        draft_TV = draft_TR
+        if kept_R is not None:
+            draft_TV = torch.full((draft_TR.shape[0], 101), -torch.inf)
+            draft_TV[:, kept_R] = draft_TR
+        target_TV = drafter.target.logits(hidden[0]).softmax(-1)[1:]  # after tokens 1, 2, ..
+    place_B = torch.tensor(list(text.roots)) - 1
+    draft_BV, target_BV = draft_TV[place_B].softmax(-1), target_TV[place_B]
+    label_B = ids_L[place_B + 2]
+    order_BV = draft_BV.argsort(1, descending=True)
+    mean_BV = (draft_BV + target_BV) / 2
+    js_B = 0.5 * sum(
+        (torch.xlogy(p, p) - torch.xlogy(p, mean_BV)).sum(1) for p in (draft_BV, target_BV)
+    )
+    assert rows[0]["positions"] == len(text.answer) - 1 == rows[0]["agree"]
+    assert rows[0]["top1"] == (order_BV[:, 0] == label_B).sum()
+    assert rows[0]["top8"] == (order_BV[:, :8] == label_B[:, None]).any(1).sum()
+    assert rows[0]["js"] == pytest.approx(js_B.sum().item(), rel=1e-4)
+    assert [row["positions"] for row in rows] == [len(text.answer) - 1 - s for s in range(5)]
+
+
+def test_a_text_that_ends_with_its_first_token_has_no_round(case):
+    """Nothing is drafted, and nothing is divided by zero."""
+    _, drafter, texts = case
+    text = texts[0]
+    stop = StopConfig(1)
+    one = cut(text.answer + text.beyond, stop, question_id=1, category="", prompt=text.prompt)
+    record = replay_text(drafter, one, Asked(TREES, ("fsd",), (0.2,)))
+    row = tree_row([record], "7x3x4")
+    assert row["tokens_per_round"] is None and row["rounds"] == 0
+    assert level_rows([record]) == []
+    both = tree_row([record, replay_text(drafter, text, Asked(TREES, ("fsd",), (0.2,)))], "7x3x4")
+    assert both["tokens_per_round"]["value"] > 1
