@@ -17,7 +17,7 @@ def option(default, help: str):
 @dataclass
 class ModelOptions:
     target: str = option("smollm2", "smollm2 (embedded), a folder, a .gguf file or a hub id")
-    head: str = option("", "folder or hub id of an EAGLE-1/2 head; empty: the shipped one")
+    head: str = option("", "folder or hub id of a draft head; empty: the shipped one")
     device: str = option("", "torch device, or auto for several; empty: cuda if there is one")
     dtype: str = option("", "bfloat16, float16 or float32; empty: bfloat16 where it is fast")
     num_draft_tokens: int | None = option(None, "drafts a round; default 15 on CPU, 59 on CUDA")

@@ -1,61 +1,125 @@
-"""Which dialogues are trained on in which step, and the noise on their features.
+"""Which dialogues are trained on in which batch, which of their positions count, and the noise.
 
-Both depend on seed, step and process alone, so that a resumed run goes on as an unbroken one.
+All of it depends on the seed and the batch's number alone, so that a resumed run goes on as an
+unbroken one, and so that processes or accumulation share a step's batches without a difference.
+
+Axes: B dialogues, T positions, F features, W width of a row of states, D hidden size.
 """
 
 import random
+from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
 
-from eagle_fsd.training.data import HeadBatch, make_batch
-from eagle_fsd.training.features import FeatureCache
+from eagle_fsd.training.data import Dialogue, HeadBatch, make_batch, supervised
+from eagle_fsd.training.features import StateSource
 
 
 class Batches:
     """Batches of similar length; dialogues are shuffled anew every epoch.
 
     Args:
-        cache: the dialogues and their features.
-        tokens_per_step: padded tokens of a batch; a longer dialogue is a batch of its own.
+        source: the dialogues and their states.
+        hidden_size: D; rows wider than that hold other features before it (see features.py).
+        tokens_per_batch: padded tokens of a batch; a longer dialogue is a batch of its own.
         held_out: dialogues kept for validation, the same ones whatever the seed.
-        seed: of the order.
+        seed: of the order and the noise.
+        answer_tokens: train on a random part of about so many, the same whatever the seed, and a
+            smaller part of it for a smaller number; 0: all.
+        noise: features get uniform noise in +-noise * 512 / T, so that longer texts get less; 0.1
+            is upstream's (eagle/train/main.py).
+        shift, skip, token_allowed_V: see `supervised` in data.py.
     """
 
-    def __init__(self, cache: FeatureCache, *, tokens_per_step: int, held_out: int, seed: int):
-        self.cache = cache
-        self.tokens_per_step = tokens_per_step
+    def __init__(
+        self,
+        source: StateSource,
+        *,
+        hidden_size: int,
+        tokens_per_batch: int,
+        held_out: int,
+        seed: int,
+        answer_tokens: int = 0,
+        noise: float = 0.0,
+        shift: bool = True,
+        skip: int = 0,
+        token_allowed_V: torch.Tensor | None = None,
+    ):
+        self.source = source
+        self.hidden_size = hidden_size
+        self.tokens_per_batch = tokens_per_batch
         self.seed = seed
-        everything = range(len(cache.dialogues))
+        self.noise = noise
+        everything = range(len(source.dialogues))
         self.held_out = sorted(random.Random(0).sample(everything, held_out))
         self.training = sorted(set(everything) - set(self.held_out))
-        self.per_epoch = len(self._batches_of(0))
-        self._order: tuple[int, list[list[int]]] = (-1, [])
+        if answer_tokens:
+            self.training = _part(self.training, source.dialogues, answer_tokens)
+        self._mask = [
+            supervised(d, shift=shift, skip=skip, token_allowed_V=token_allowed_V)
+            for d in source.dialogues
+        ]
+        self.per_epoch = len(self._order(0))
+        self._shuffled: tuple[int, list[list[int]]] = (-1, [])
 
-    def at(self, step: int, *, process: int = 0, processes: int = 1) -> HeadBatch:
-        """What `process` trains on in a step; processes take neighbouring batches."""
-        epoch, position = divmod(step * processes + process, self.per_epoch)
-        if self._order[0] != epoch:
-            self._order = (epoch, self._batches_of(epoch))
-        order = self._order[1]
+    def indices(self, number: int) -> list[int]:
+        """The dialogues of a batch; batches are numbered through all epochs."""
+        epoch, position = divmod(number, self.per_epoch)
+        if self._shuffled[0] != epoch:
+            self._shuffled = (epoch, self._order(epoch))
+        order = self._shuffled[1]
         # lengths are jittered, so an epoch may have a batch more or less than the first
-        return self.load(order[position % len(order)])
+        return order[position % len(order)]
 
-    def load(self, indices: list[int]) -> HeadBatch:
-        """A batch of the dialogues with these indices."""
-        return make_batch(
-            [self.cache.dialogues[i] for i in indices], [self.cache[i] for i in indices]
+    def counted(self, number: int) -> int:
+        """Positions of a batch that count; no states are read."""
+        return sum(int(self._mask[i].sum()) for i in self.indices(number))
+
+    def batch(self, number: int) -> HeadBatch:
+        """A batch to train on, noise included."""
+        indices = self.indices(number)
+        clean = self._load(indices, [self._mask[i] for i in indices])
+        return replace(clean, feature_BTD=self._noisy(clean.feature_BTD, number))
+
+    def validation(self, dialogues: int = 4) -> Iterator[HeadBatch]:
+        """The held-out dialogues, some at a time; every position of an answer counts."""
+        for first in range(0, len(self.held_out), dialogues):
+            yield self._load(self.held_out[first : first + dialogues], None)
+
+    def features(self, index: int) -> torch.Tensor:
+        """What the head reads of one dialogue, [L, F]."""
+        (rows_LW,) = self.source.rows([index])
+        return rows_LW[:, : max(rows_LW.shape[1] - self.hidden_size, self.hidden_size)]
+
+    def _load(self, indices: list[int], masks_T: list[torch.Tensor] | None) -> HeadBatch:
+        dialogues = [self.source.dialogues[i] for i in indices]
+        both = make_batch(dialogues, self.source.rows(indices), masks_T)
+        D, W = self.hidden_size, both.feature_BTD.shape[-1]
+        return replace(
+            both,
+            feature_BTD=both.feature_BTD[..., : max(W - D, D)],
+            target_feature_BTD=both.target_feature_BTD[..., W - D :],
         )
 
-    def _batches_of(self, epoch: int) -> list[list[int]]:
+    def _noisy(self, feature_BTF: torch.Tensor, number: int) -> torch.Tensor:
+        if self.noise == 0:
+            return feature_BTF
+        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + number)
+        uniform = torch.rand(feature_BTF.shape, generator=generator) * 2 - 1
+        scale = self.noise * 512 / feature_BTF.shape[1]
+        return feature_BTF + (uniform * scale).to(feature_BTF)
+
+    def _order(self, epoch: int) -> list[list[int]]:
         rng = random.Random(f"{self.seed}/{epoch}")
-        length = {i: len(self.cache.dialogues[i].ids) for i in self.training}
+        length = {i: len(self.source.dialogues[i].ids) for i in self.training}
         # nearly sorted by length: little padding, yet other neighbours every epoch
         jittered = {i: n * rng.uniform(0.9, 1.1) for i, n in length.items()}
         batches: list[list[int]] = [[]]
         longest = 0
         for i in sorted(self.training, key=jittered.__getitem__):
             longest = max(longest, length[i])
-            if batches[-1] and longest * (len(batches[-1]) + 1) > self.tokens_per_step:
+            if batches[-1] and longest * (len(batches[-1]) + 1) > self.tokens_per_batch:
                 batches.append([])
                 longest = length[i]
             batches[-1].append(i)
@@ -63,16 +127,11 @@ class Batches:
         return batches
 
 
-def noisy_features(
-    batch: HeadBatch, scale: float, *, seed: int, step: int, process: int = 0
-) -> torch.Tensor:
-    """Features with uniform noise in +-scale * 512 / T, so that longer texts get less.
-
-    With scale 0.1 this is upstream's (eagle/train/main.py: U(-0.1, 0.1) * 512 / length).
-    """
-    if scale == 0:
-        return batch.feature_BTD
-    generator = torch.Generator().manual_seed((seed * 1_000_003 + step) * 1_009 + process)
-    uniform = torch.rand(batch.feature_BTD.shape, generator=generator) * 2 - 1
-    T = batch.feature_BTD.shape[1]
-    return batch.feature_BTD + (uniform * (scale * 512 / T)).to(batch.feature_BTD)
+def _part(indices: list[int], dialogues: list[Dialogue], answer_tokens: int) -> list[int]:
+    """The first of a fixed shuffle that hold `answer_tokens` between them."""
+    shuffled = random.Random(1).sample(indices, len(indices))
+    kept, tokens = [], 0
+    while shuffled and tokens < answer_tokens:
+        kept.append(shuffled.pop())
+        tokens += sum(dialogues[kept[-1]].mask)
+    return sorted(kept)

@@ -1,61 +1,183 @@
-"""Losses of a draft head against the target: pure functions over the positions that count.
+"""Losses of a draft head against the target, over the positions that count.
 
-EAGLE-1/2 trains with smooth-L1 between features (weight 1) plus a soft cross-entropy between
-next-token distributions (weight 0.1), both averaged over masked positions (SafeAILab/EAGLE branch
-v1, eagle/train/main.py; arXiv 2401.15077 section 4.2).
+On features: smooth-L1. On next-token distributions, with P the target's and Q the head's, nats:
 
-Axes: S unrolled steps, M masked positions, D hidden size, V vocabulary or the part of it that
-the loss looks at.
+    ce    -sum P log Q              soft cross-entropy (EAGLE-1/2 and 3); the gradient of forward KL
+    kl    sum P log(P / Q)          forward KL, mean-seeking
+    rkl   sum Q log(Q / P)          reverse KL, mode-seeking
+    js    (KL(P || m) + KL(Q || m)) / 2 with m their mean
+    tv    sum |P - Q| / 2           1 - the acceptance rate of a sampled draft (arXiv 2211.17192)
+
+Both softmaxes are over the rows of the lm_head that the head can draft, P renormalised to them as
+in EAGLE-3's training. Gradients are written out and formed together with the losses, a chunk of
+positions at a time, so that logits of [M, R] never exist.
+
+Axes: S unrolled steps, M positions, C positions of a chunk, D hidden size, R draft vocabulary.
 """
+
+import math
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import nn
 
 CHUNK_ELEMENTS = 2**22  # logits held at a time: 16 MB in float32
 
-
-def feature_smooth_l1(hidden_SMD: torch.Tensor, target_feature_MD: torch.Tensor) -> torch.Tensor:
-    """Smooth-L1 (beta 1) between predicted and true features, mean over M and D, float32 [S]."""
-    target_SMD = target_feature_MD.float().expand(hidden_SMD.shape)
-    loss_SMD = nn.functional.smooth_l1_loss(hidden_SMD.float(), target_SMD, reduction="none")
-    return loss_SMD.mean(dim=(1, 2))
+# target's and draft's log-probabilities [C, R] -> loss [C], gradient by the draft's logits [C, R]
+DistributionLoss = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 
 
-def soft_cross_entropy(
-    hidden_SMD: torch.Tensor, target_feature_MD: torch.Tensor, lm_head_VD: torch.Tensor
-) -> torch.Tensor:
-    """-sum_v P(v) log Q(v), mean over positions, float32 [S], in nats.
+def cross_entropy(target_CR: torch.Tensor, draft_CR: torch.Tensor):
+    prob_CR = target_CR.exp()
+    return -_dot(prob_CR, draft_CR), draft_CR.exp() - prob_CR
 
-    P and Q are the softmax of the frozen lm_head over the target's and the head's features. The
-    gradient is formed together with the loss, a chunk of positions at a time, so that logits of
-    [M, V] never exist; the lm_head gets none.
+
+def forward_kl(target_CR: torch.Tensor, draft_CR: torch.Tensor):
+    prob_CR = target_CR.exp()
+    return _dot(prob_CR, target_CR - draft_CR), draft_CR.exp() - prob_CR
+
+
+def reverse_kl(target_CR: torch.Tensor, draft_CR: torch.Tensor):
+    prob_CR, ratio_CR = draft_CR.exp(), draft_CR - target_CR
+    loss_C = _dot(prob_CR, ratio_CR)
+    return loss_C, prob_CR * (ratio_CR - loss_C[:, None])
+
+
+def jensen_shannon(target_CR: torch.Tensor, draft_CR: torch.Tensor):
+    mean_CR = torch.logaddexp(target_CR, draft_CR) - math.log(2)
+    prob_CR, slope_CR = draft_CR.exp(), draft_CR - mean_CR
+    of_draft_C = _dot(prob_CR, slope_CR)
+    loss_C = 0.5 * (_dot(target_CR.exp(), target_CR - mean_CR) + of_draft_C)
+    return loss_C, 0.5 * prob_CR * (slope_CR - of_draft_C[:, None])
+
+
+def total_variation(target_CR: torch.Tensor, draft_CR: torch.Tensor):
+    prob_CR = draft_CR.exp()
+    difference_CR = prob_CR - target_CR.exp()
+    sign_CR = difference_CR.sign()
+    loss_C = 0.5 * difference_CR.abs().sum(-1)
+    return loss_C, 0.5 * prob_CR * (sign_CR - _dot(prob_CR, sign_CR)[:, None])
+
+
+def _dot(a_CR: torch.Tensor, b_CR: torch.Tensor) -> torch.Tensor:
+    return torch.linalg.vecdot(a_CR, b_CR)
+
+
+DISTRIBUTION_LOSSES: dict[str, DistributionLoss] = {
+    "ce": cross_entropy,
+    "kl": forward_kl,
+    "rkl": reverse_kl,
+    "js": jensen_shannon,
+    "tv": total_variation,
+}
+LOSSES = ("feature", *DISTRIBUTION_LOSSES)
+
+
+def parse_losses(text: str) -> dict[str, float]:
+    """ "feature=1 ce=0.1" as {"feature": 1.0, "ce": 0.1}.
+
+    Raises:
+        ValueError: an unknown loss, one given twice, a weight that is no positive number, or no
+            loss at all.
     """
-    return _SoftCrossEntropy.apply(hidden_SMD, target_feature_MD, lm_head_VD)
+    weights = {}
+    for part in text.replace(",", " ").split():
+        name, _, value = part.partition("=")
+        if name in weights:
+            raise ValueError(f"loss {name!r} is given twice")
+        try:
+            weights[name] = float(value or 1)
+        except ValueError:
+            raise ValueError(f"loss {part!r}: write NAME=WEIGHT, for instance ce=0.1") from None
+        if name not in LOSSES:
+            raise ValueError(f"unknown loss {name!r}; known: {', '.join(LOSSES)}")
+        if not 0 < weights[name] < math.inf:
+            raise ValueError(f"loss {part!r}: the weight must be positive")
+    if not weights:
+        raise ValueError(f"no loss given; known: {', '.join(LOSSES)}")
+    return weights
 
 
-class _SoftCrossEntropy(torch.autograd.Function):
+def feature_smooth_l1(
+    hidden_SMD: torch.Tensor, target_hidden_MD: torch.Tensor, weight_M: torch.Tensor
+) -> torch.Tensor:
+    """Smooth-L1 (beta 1) between predicted and true hidden states, mean over D, float32 [S].
+
+    Positions are weighted and summed. (SafeAILab/EAGLE branch v1, eagle/train/main.py.)
+    """
+    target_SMD = target_hidden_MD.float().expand(hidden_SMD.shape)
+    loss_SMD = nn.functional.smooth_l1_loss(hidden_SMD.float(), target_SMD, reduction="none")
+    return (loss_SMD.mean(-1) * weight_M).sum(-1)
+
+
+def distribution_losses(
+    hidden_SMD: torch.Tensor,
+    lm_head_RD: torch.Tensor,
+    target_hidden_MD: torch.Tensor,
+    target_lm_head_RD: torch.Tensor,
+    weight_SM: torch.Tensor,
+    losses: Mapping[str, float],
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """A mix of losses between next-token distributions, positions weighted and summed.
+
+    Args:
+        hidden_SMD: what the head's lm_head reads, at every unrolled step.
+        lm_head_RD: the rows that make Q: the target's, or an EAGLE-3 head's own.
+        target_hidden_MD: the target's hidden states after its final norm.
+        target_lm_head_RD: the target's rows for the same tokens; they make P and get no gradient.
+        weight_SM: weight of every position at every step.
+        losses: names in DISTRIBUTION_LOSSES and their weights.
+
+    Returns:
+        The weighted mix, float32 [], to differentiate, and each loss by itself, float32 [S, losses]
+        in the order given, for the record.
+    """
+    # which products are in half precision is settled below, by the lm_head's dtype
+    with torch.autocast(hidden_SMD.device.type, enabled=False):
+        return _Mixed.apply(
+            hidden_SMD, lm_head_RD, target_hidden_MD, target_lm_head_RD, weight_SM, dict(losses)
+        )
+
+
+class _Mixed(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, hidden_SMD, target_feature_MD, lm_head_VD):
+    def forward(ctx, hidden_SMD, lm_head_RD, target_MD, target_lm_head_RD, weight_SM, losses):
         S, M, _ = hidden_SMD.shape
-        loss_S = hidden_SMD.new_zeros(S, dtype=torch.float32)
+        low = target_lm_head_RD.dtype
+        rows_RD = lm_head_RD.detach().to(low)
+        value_SK = hidden_SMD.new_zeros(S, len(losses), dtype=torch.float32)
         grad_SMD = torch.empty_like(hidden_SMD)
-        chunk = max(1, CHUNK_ELEMENTS // lm_head_VD.shape[0])
-        weight_VD = lm_head_VD.detach()
+        own = ctx.needs_input_grad[1]
+        grad_RD = torch.zeros_like(lm_head_RD, dtype=torch.float32) if own else None
+        chunk = max(1, CHUNK_ELEMENTS // rows_RD.shape[0])
         for start in range(0, M, chunk):
-            rows = slice(start, start + chunk)
-            target_CV = nn.functional.linear(target_feature_MD[rows].to(weight_VD), weight_VD)
-            prob_CV = torch.softmax(target_CV, dim=-1, dtype=torch.float32)
+            part = slice(start, start + chunk)
+            target_CR = _log_softmax(target_MD[part].to(low), target_lm_head_RD)
             for s in range(S):
-                logits_CV = nn.functional.linear(hidden_SMD[s, rows].to(weight_VD), weight_VD)
-                logp_CV = torch.log_softmax(logits_CV, dim=-1, dtype=torch.float32)
-                loss_S[s] -= torch.dot(prob_CV.flatten(), logp_CV.flatten())
-                # d loss / d logits = Q - P
-                grad_CV = logp_CV.exp_().sub_(prob_CV).to(weight_VD.dtype)
-                grad_SMD[s, rows] = (grad_CV @ weight_VD).to(grad_SMD.dtype)
-        ctx.save_for_backward(grad_SMD.div_(M))
-        return loss_S / M
+                hidden_CD = hidden_SMD[s, part].to(low)
+                draft_CR = _log_softmax(hidden_CD, rows_RD)
+                total_CR = None
+                for k, (name, weight) in enumerate(losses.items()):
+                    loss_C, grad_CR = DISTRIBUTION_LOSSES[name](target_CR, draft_CR)
+                    value_SK[s, k] += torch.dot(loss_C, weight_SM[s, part])
+                    grad_CR = grad_CR if weight == 1 else grad_CR.mul_(weight)
+                    total_CR = grad_CR if total_CR is None else total_CR.add_(grad_CR)
+                total_CR = total_CR.mul_(weight_SM[s, part, None]).to(low)
+                grad_SMD[s, part] = (total_CR @ rows_RD).to(grad_SMD.dtype)
+                if own:
+                    grad_RD += (total_CR.T @ hidden_CD).float()
+        ctx.save_for_backward(grad_SMD, grad_RD)
+        ctx.mark_non_differentiable(value_SK)
+        weights_K = torch.tensor(list(losses.values()), device=value_SK.device)
+        return (value_SK @ weights_K).sum(), value_SK
 
     @staticmethod
-    def backward(ctx, grad_S):
-        (grad_SMD,) = ctx.saved_tensors
-        return grad_SMD * grad_S[:, None, None].to(grad_SMD.dtype), None, None
+    def backward(ctx, grad, _):
+        grad_SMD, grad_RD = ctx.saved_tensors
+        rows = None if grad_RD is None else grad_RD * grad
+        return grad_SMD * grad.to(grad_SMD.dtype), rows, None, None, None, None
+
+
+def _log_softmax(hidden_CD: torch.Tensor, rows_RD: torch.Tensor) -> torch.Tensor:
+    logits_CR = nn.functional.linear(hidden_CD, rows_RD)
+    return torch.log_softmax(logits_CR, dim=-1, dtype=torch.float32)
