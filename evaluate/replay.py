@@ -7,9 +7,10 @@
 Greedy exact decoding emits the target's own text whatever the head, so the plain answers are made
 once (--texts, shared by all heads and runs of a target) and each head is replayed on them:
 tokens_per_round of every tree as real float32 decoding gives it (logit ties aside), accuracy and
-divergence by level, and for a threshold how often a rule would take a fuzzy token. In the output
-folder: records/HEAD.jsonl, replay.json, replay.md. A killed run continues where it was: run the
-same command again. More questions and heads may be added.
+divergence by level, and for a threshold how often a rule would take a fuzzy token. --decoded N
+really decodes the first N questions too and compares. In the output folder: replay.json, replay.md,
+records/ and decoded/. A killed run continues where it was: run the same command again. More
+questions and heads may be added.
 """
 
 import hashlib
@@ -43,7 +44,8 @@ from eagle_fsd.loading import (
 )
 from eagle_fsd.options import option
 from eagle_fsd.provenance import describe_run, without_checkout
-from eagle_fsd.questions import read_questions, spread
+from eagle_fsd.questions import Question, read_questions, spread
+from eagle_fsd.replay.decoded import compare, decode_text
 from eagle_fsd.replay.figures import level_rows, tables, tree_row
 from eagle_fsd.replay.record import WALKS, Asked, parse_tree, replay_text, tree_name
 from eagle_fsd.replay.texts import BEYOND, PlainText, TextStore, open_rows
@@ -77,6 +79,7 @@ class ReplayOptions:
     true_features: bool = option(
         False, "also grow trees that see the target's features below the root, as no drafter can"
     )
+    decoded: int = option(0, "first questions that are really decoded too, as a proof")
     texts: str = option("runs/plain_texts", "folder of the target's stored texts")
     output: str = option("runs/replay", "folder of the run")
 
@@ -85,6 +88,8 @@ class ReplayOptions:
         self.device = self.device or ("cuda" if torch.cuda.is_available() else "cpu")
         self.heads = list(dict.fromkeys(self.heads or [str(SHIPPED_HEAD)]))
         self.divergence = canonical_name(self.divergence)
+        if self.decoded < 0:
+            raise ValueError(f"--decoded must not be negative, got {self.decoded}")
         if self.dtype not in DTYPES:
             raise ValueError(f"unknown dtype {self.dtype!r}; known: {', '.join(DTYPES)}")
         check_device(self.device)
@@ -126,45 +131,71 @@ def fingerprint(head: str) -> str:
     return digest.hexdigest()[:16]
 
 
+def open_records(options: ReplayOptions, asked: Asked, kind: str) -> dict[str, dict]:
+    """Rows by question of every head, from OUTPUT/KIND/HEAD.jsonl."""
+    settings = _identity(options) | {
+        "max_new_tokens": options.max_new_tokens,
+        "asked": _json(asked),
+        "question_file": options.question_file,
+    }
+    return {
+        name: open_rows(_path(options, kind, name), settings | {"head": fingerprint(head)})
+        for name, head in head_names(options.heads).items()
+    }
+
+
 def run_replay(options: ReplayOptions) -> None:
     asked = options.asked()
     questions = read_questions(options.question_file or mt_bench_dir() / "question.jsonl")
     count = len(questions) if options.questions is None else options.questions
     questions = spread(questions, count)
+    proved = questions[: options.decoded]
     target_config = load_target_config(options.target)
     heads = {
         name: load_head(path, target_config) for name, path in head_names(options.heads).items()
     }
-    identity = {key: getattr(options, key) for key in ("target", "dtype", "conv_template")}
-    store = TextStore(options.texts, identity)
-    folder = Path(options.output)
-    records = {
-        name: open_rows(
-            folder / "records" / f"{name}.jsonl",
-            identity
-            | {"max_new_tokens": options.max_new_tokens, "asked": _json(asked)}
-            | {"head": fingerprint(path), "question_file": options.question_file},
-        )
-        for name, path in head_names(options.heads).items()
-    }
-    todo = [q for q in questions if any(q.question_id not in rows for rows in records.values())]
+    store = TextStore(options.texts, _identity(options))
+    records = open_records(options, asked, "records")
+    proofs = open_records(options, asked, "decoded") if proved else {name: {} for name in heads}
+    pairs = [(rows, questions) for rows in records.values()]
+    pairs += [(rows, proved) for rows in proofs.values()]
+    missing = {q.question_id for rows, wanted in pairs for q in wanted if q.question_id not in rows}
+    todo = [question for question in questions if question.question_id in missing]
     if todo:
         loaded, tokenizer = load_target(options.target, dtype=options.dtype, device=options.device)
         model = Model(loaded, tokenizer, RootDrafter(), options.conv_template)
-        prompts = {q.question_id: (q.category, model.prompt_ids(q.turns[0])) for q in todo}
-        drafters = {name: build_drafter(head, loaded, asked) for name, head in heads.items()}
         stop = model.stop(options.max_new_tokens)
-        missing = store.missing(prompts, stop)
-        if missing:
-            for _ in tqdm(store.fill(loaded, prompts, stop), total=len(missing), desc="texts"):
-                pass
-        texts = [store.find(key, *prompt, stop) for key, prompt in prompts.items()]
-        described = describe_run(options.device)
-        origin = {key: described[key] for key in ("commit", "device", "command")}
-        for name, drafter in drafters.items():
-            path = folder / "records" / f"{name}.jsonl"
-            replay_head(name, drafter, texts, asked, records[name], path, origin)
-    report(options, asked, {name: _chosen(rows, questions) for name, rows in records.items()})
+        texts = plain_texts(store, model, todo, stop)
+        for name, head in heads.items():
+            drafter = build_drafter(head, loaded, asked)
+            replay_head(options, name, drafter, texts, asked, records[name])
+            known = {question.question_id for question in proved} - proofs[name].keys()
+            for text in tqdm([t for t in texts if t.question_id in known], desc=f"{name}, decoded"):
+                proofs[name][text.question_id] = decode_text(drafter, text, asked.trees, stop)
+                append_line(_path(options, "decoded", name), proofs[name][text.question_id])
+    chosen = {name: _chosen(rows, questions) for name, rows in records.items()}
+    report(options, asked, chosen, {name: _chosen(rows, proved) for name, rows in proofs.items()})
+
+
+def plain_texts(
+    store: TextStore, model: Model, questions: list[Question], stop: StopConfig
+) -> list[PlainText]:
+    """The target's own texts; those that are not stored yet are made."""
+    prompts = {q.question_id: (q.category, model.prompt_ids(q.turns[0])) for q in questions}
+    missing = store.missing(prompts, stop)
+    if missing:
+        for _ in tqdm(store.fill(model.target, prompts, stop), total=len(missing), desc="texts"):
+            pass
+    return [store.find(key, *prompt, stop) for key, prompt in prompts.items()]
+
+
+def _identity(options: ReplayOptions) -> dict[str, str]:
+    """What a text depends on."""
+    return {key: getattr(options, key) for key in ("target", "dtype", "conv_template")}
+
+
+def _path(options: ReplayOptions, kind: str, name: str) -> Path:
+    return Path(options.output) / kind / f"{name}.jsonl"
 
 
 def _json(asked: Asked) -> dict:
@@ -190,26 +221,30 @@ def build_drafter(head: DraftHead, target: Target, asked: Asked) -> EagleDrafter
 
 
 def replay_head(
+    options: ReplayOptions,
     name: str,
     drafter: EagleDrafter,
     texts: list[PlainText],
     asked: Asked,
     rows: dict,
-    path: Path,
-    origin: dict[str, str],
 ) -> None:
     """Add the missing questions of one head to its records."""
-    for text in tqdm(texts, desc=name):
-        if text.question_id in rows:
-            continue
+    described = describe_run(options.device)
+    origin = {key: described[key] for key in ("commit", "device", "command")}
+    for text in tqdm([t for t in texts if t.question_id not in rows], desc=name):
         began = time.perf_counter()
         record = replay_text(drafter, text, asked)
         record |= {"seconds": time.perf_counter() - began, **origin}
-        append_line(path, record)
+        append_line(_path(options, "records", name), record)
         rows[text.question_id] = record
 
 
-def report(options: ReplayOptions, asked: Asked, records: dict[str, list[dict]]) -> None:
+def report(
+    options: ReplayOptions,
+    asked: Asked,
+    records: dict[str, list[dict]],
+    proofs: dict[str, list[dict]],
+) -> None:
     """The tables, as text and JSON."""
     heads = [
         {
@@ -217,6 +252,7 @@ def report(options: ReplayOptions, asked: Asked, records: dict[str, list[dict]])
             "seconds": sum(row["seconds"] for row in rows),
             "trees": [tree_row(rows, tree_name(tree)) for tree in asked.trees],
             "levels": level_rows(rows),
+            "decoded": compare(proofs[name], rows[: len(proofs[name])]),
         }
         for name, rows in records.items()
     ]

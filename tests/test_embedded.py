@@ -4,10 +4,14 @@ import pytest
 import torch
 
 import eagle_fsd
+from eagle_fsd.api import SMALL_TREE
 from eagle_fsd.arms import Arm
 from eagle_fsd.assets import mt_bench_dir
-from eagle_fsd.config import AcceptConfig, SamplingConfig
+from eagle_fsd.config import AcceptConfig, SamplingConfig, TreeConfig
 from eagle_fsd.questions import read_questions, spread
+from eagle_fsd.replay.decoded import decode_text
+from eagle_fsd.replay.record import Asked, replay_text
+from eagle_fsd.replay.texts import cut, greedy_tokens
 
 pytestmark = pytest.mark.embedded
 TIE = 1e-4  # a difference of the two largest logits that float32 may resolve either way
@@ -81,3 +85,19 @@ def test_stream_gives_the_text_of_generate(model):
     answer = eagle_fsd.generate(model, "Hello!", max_new_tokens=24)
     assert "".join(pieces) == answer.text
     assert len(pieces) > 1
+
+
+def test_replay_equals_decoding(model):
+    """Round by round on two first turns x 32 tokens, with the small tree and a chain."""
+    stop = model.stop(32)
+    prompts = first_turns(model, 2)
+    asked = Asked((SMALL_TREE, TreeConfig(4, 4, 1)), (), (), "js", False)
+    greedy = greedy_tokens(model.target, prompts, stop)
+    for number, (prompt, tokens) in enumerate(zip(prompts, greedy, strict=True)):
+        text = cut(tokens, stop, question_id=number, category="", prompt=prompt)
+        record = replay_text(model.drafter, text, asked)
+        decoded = decode_text(model.drafter, text, asked.trees, stop)
+        assert decoded["same_text"] == {"15x4x6": True, "4x4x1": True}
+        replayed = {name: row["accepted"] for name, row in record["trees"].items()}
+        assert replayed == decoded["trees"]
+        assert sum(replayed["15x4x6"]) > sum(replayed["4x4x1"]) > 0

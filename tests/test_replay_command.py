@@ -55,6 +55,17 @@ def test_command_writes_tables_and_is_extended(options, models, tmp_path, capsys
     assert len((tmp_path / "texts" / "texts.jsonl").read_text().splitlines()) == 5
 
 
+def test_command_proves_itself_by_decoding(options, tmp_path, capsys):
+    """--decoded 2: the first two questions are decoded; all rounds and texts agree."""
+    call([*options, "--questions", 3, "--decoded", 2])
+    assert "same rounds" in capsys.readouterr().out
+    replay = json.loads((tmp_path / "run" / "replay.json").read_text())
+    for row in replay["heads"][0]["decoded"]:
+        assert (row["questions"], row["equal"], row["same_text"]) == (2, 2, 2)
+        assert row["decoded_tokens_per_round"] == row["replayed_tokens_per_round"]
+    assert [row["tree"] for row in replay["heads"][0]["decoded"]] == ["7x3x4", "4x4x1"]
+
+
 @pytest.mark.parametrize(
     ("changed", "message"),
     [

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from test_eagle3 import fused_target, tiny_head3
 from tiny import prompt_tokens, tiny_head, tiny_target
 
 from eagle_fsd.config import TreeConfig
@@ -16,21 +17,25 @@ def target():
     return tiny_target("llama")
 
 
-@pytest.fixture(scope="module", params=[1, 2], ids=["1 layer", "2 layers"])
+@pytest.fixture(scope="module", params=["1 layer", "2 layers", "eagle3"])
 def head(target, request):
-    return tiny_head(target, num_hidden_layers=request.param)
+    if request.param == "eagle3":
+        return tiny_head3(draft_vocab_size=37)
+    return tiny_head(target, num_hidden_layers=int(request.param[0]))
 
 
 @pytest.fixture(scope="module")
-def inputs(target):
+def inputs(target, head):
+    """Features [B, T, F] and embeddings [B, T, D]."""
     generator = torch.Generator().manual_seed(1)
-    shape = (2, B, T, target.hidden_size)
-    return tuple(torch.randn(shape, generator=generator))
+    D = target.hidden_size
+    F = 3 * D if head.config.eagle3 else D
+    return tuple(torch.randn(B, T, width, generator=generator) for width in (F, D))
 
 
-def slow_unroll(head, feature_BTD, embedding_BTD, root: int, steps: int) -> torch.Tensor:
+def slow_unroll(head, feature_BTF, embedding_BTD, root: int, steps: int) -> torch.Tensor:
     """[steps, B, D]: true features up to `root`, then the head's own, each time from scratch."""
-    feature_BLD, outputs = feature_BTD[:, : root + 1], []
+    feature_BLD, outputs = head.fuse(feature_BTF)[:, : root + 1], []
     for _ in range(steps):
         L = feature_BLD.shape[1]
         hidden_BLD = head(feature_BLD, embedding_BTD[:, :L], torch.arange(L))
@@ -44,7 +49,7 @@ def test_equals_one_root_at_a_time(head, inputs, steps):
     """Entry [s-1, :, root+s-1] is the s-th level below `root`, wherever a root exists."""
     with torch.no_grad():
         hidden_SBTD = unroll(head, *inputs, steps=steps)
-    assert hidden_SBTD.shape == (steps, B, T, inputs[0].shape[-1])
+    assert hidden_SBTD.shape == (steps, B, T, inputs[1].shape[-1])
     for root in range(T):
         levels = min(steps, T - root)
         with torch.no_grad():
@@ -58,7 +63,7 @@ def test_equals_one_root_at_a_time(head, inputs, steps):
 def test_first_step_is_the_plain_head(head, inputs):
     """Whatever the number of steps, the first one is a causal forward over true features."""
     with torch.no_grad():
-        plain_BTD = head(*inputs, torch.arange(T))
+        plain_BTD = head(head.fuse(inputs[0]), inputs[1], torch.arange(T))
         for steps in (1, 3):
             got_BTD = unroll(head, *inputs, steps=steps)[0]
             torch.testing.assert_close(got_BTD, plain_BTD, atol=1e-6, rtol=1e-6)
@@ -66,13 +71,12 @@ def test_first_step_is_the_plain_head(head, inputs):
 
 def test_later_text_changes_nothing_before(head, inputs):
     """Right padding needs no mask: entries depend on positions up to their own only."""
-    feature_BTD, embedding_BTD = inputs
     cut = 6
     changed = [t.clone() for t in inputs]
     for t in changed:
         t[:, cut:] = 9.0
     with torch.no_grad():
-        before = unroll(head, feature_BTD, embedding_BTD, steps=4)
+        before = unroll(head, *inputs, steps=4)
         after = unroll(head, *changed, steps=4)
     torch.testing.assert_close(before[:, :, :cut], after[:, :, :cut], atol=1e-5, rtol=1e-5)
     assert (before[:, :, cut] - after[:, :, cut]).abs().max() > 1e-2
@@ -87,10 +91,29 @@ def test_gradient_flows_through_all_steps(head, inputs):
         slow_unroll(head, *inputs, root, steps)[-1],
     ):
         weighted = (last_BD * torch.linspace(-1, 1, last_BD.shape[1])).sum()
-        gradients.append(torch.autograd.grad(weighted, list(head.parameters())))
-    for (name, _), got, wanted in zip(head.named_parameters(), *gradients, strict=True):
+        gradients.append(torch.autograd.grad(weighted, [p for _, p in used(head)]))
+    for (name, _), got, wanted in zip(used(head), *gradients, strict=True):
         assert wanted.abs().max() > 1e-3, name
         torch.testing.assert_close(got, wanted, rtol=1e-3, atol=1e-3, msg=name)
+
+
+def used(head) -> list[tuple[str, torch.nn.Parameter]]:
+    """What the hidden states depend on; norm and lm_head of EAGLE-3 come behind them."""
+    behind = ("norm.weight", "lm_head.weight")
+    return [(name, p) for name, p in head.named_parameters() if name not in behind]
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+def test_checkpointing_changes_nothing_but_memory(head, inputs, steps):
+    """Outputs, and gradients of weights and features, to the last bit."""
+    runs = []
+    for checkpoint in (False, True):
+        feature_BTF = inputs[0].clone().requires_grad_()
+        hidden_SBTD = unroll(head, feature_BTF, inputs[1], steps=steps, checkpoint=checkpoint)
+        weight = torch.linspace(-1, 1, hidden_SBTD.numel()).view_as(hidden_SBTD)
+        wanted = [feature_BTF, *(p for _, p in used(head))]
+        runs.append([hidden_SBTD, *torch.autograd.grad((hidden_SBTD * weight).sum(), wanted)])
+    assert all(torch.equal(a, b) for a, b in zip(*runs, strict=True))
 
 
 def test_gradient_flows_into_true_features_up_to_the_root_only(head, inputs):
@@ -101,33 +124,39 @@ def test_gradient_flows_into_true_features_up_to_the_root_only(head, inputs):
     assert (size_T[:5] > 1e-6).all() and size_T[5:].eq(0).all()
 
 
+@pytest.mark.parametrize("kind", ["eagle", "eagle3", "eagle3 norm first"])
 @pytest.mark.parametrize("family", ["llama", "gemma3"])
 @pytest.mark.parametrize("length", [2, 9])
-def test_equals_what_the_drafter_drafts(family, length):
+def test_equals_what_the_drafter_drafts(kind, family, length):
     """A drafted chain, taken as text: level s of its root has the draft's logits, round by round.
 
     Training positions, embeddings (Gemma scales its own) and feature shift are those of decoding.
     """
-    target, depth = tiny_target(family), 4
-    head = tiny_head(target)
+    depth = 4
+    if kind == "eagle":
+        target = tiny_target(family)
+        head = tiny_head(target)
+    else:
+        target = fused_target(family)
+        head = tiny_head3(draft_vocab_size=37, norm_before_residual=kind != "eagle3")
     drafter = EagleDrafter(head, target, TreeConfig(depth, depth, 1))
     text = prompt_tokens(length)
     target.start(64)
     drafter.reset(64)
     prompt_L = torch.tensor(text)
-    logits_V, features_LD = target.prefill(prompt_L)
+    logits_V, features_LF = target.prefill(prompt_L)
     root = logits_V.argmax()
-    drafter.observe(features_LD, torch.cat([prompt_L[1:], root[None]]))
+    drafter.observe(features_LF, torch.cat([prompt_L[1:], root[None]]))
     text.append(root.item())
     for accepted in (3, 0, 4):  # drafts taken in this round, whatever the target thinks of them
         tree = drafter.propose()
-        logits_NV, features_ND = target.verify(tree)
+        logits_NV, features_NF = target.verify(tree)
         check_chain(target, head, text, tree)
         path_A = torch.arange(accepted + 1)
         next_1 = logits_NV[accepted].argmax()[None]
         target.commit(path_A)
         new_A = torch.cat([tree.token_N[1 : accepted + 1], next_1])
-        drafter.observe(features_ND[path_A], new_A)
+        drafter.observe(features_NF[path_A], new_A)
         text += new_A.tolist()
 
 
@@ -137,11 +166,14 @@ def check_chain(target, head, committed: list[int], tree) -> None:
     depth = tree.size - 1
     assert tree.parent_N.tolist() == [0, *range(depth)]
     ids_L = torch.tensor(committed + tree.token_N[1:].tolist())
-    features_LD = target.model.base_model(ids_L[None], use_cache=False).last_hidden_state[0]
-    hidden_STD = unroll(head, features_LD[None, :-1], target.embed(ids_L[1:])[None], steps=depth)[
-        :, 0
-    ]
+    _, features_1LF = target.hidden_and_features(ids_L[None], use_cache=False)
+    embedding_1LD = target.embed(ids_L[1:])[None]
+    hidden_STD = unroll(head, features_1LF[:, :-1], embedding_1LD, steps=depth)[:, 0]
     for s in range(depth):  # level s + 1 below the last true feature, that of committed[-2]
-        logits_V = target.logits(hidden_STD[s, len(committed) - 2 + s][None])[0]
-        drafted_V = tree.draft_logits_EV[tree.draft_row_N[s]]
-        torch.testing.assert_close(logits_V, drafted_V, atol=1e-4, rtol=1e-4)
+        hidden_1D = hidden_STD[s, len(committed) - 2 + s][None]
+        if head.lm_head is None:
+            logits_R = target.logits(hidden_1D)[0]
+        else:
+            logits_R = head.lm_head(head.norm(hidden_1D))[0]
+        drafted_R = tree.draft_logits_ER[tree.draft_row_N[s]]
+        torch.testing.assert_close(logits_R, drafted_R, atol=1e-4, rtol=1e-4)

@@ -162,8 +162,9 @@ def train(options: TrainOptions) -> None:
     if options.start not in ("random", "target"):
         load_head(options.start, target_config)  # a wrong one is found before the target loads
     files = read_data(options, target_config.vocab_size)
-    check_same_run(Path(options.output), asdict(options))
     accelerator = open_accelerator(options)
+    with accelerator.main_process_first():
+        check_same_run(Path(options.output), asdict(options))
     set_seed(options.seed)
     device = options.target_device or str(accelerator.device)
     target, _ = load_target(

@@ -123,7 +123,18 @@ RULES: tuple[Column, ...] = (
     ("fuzzy share", "fuzzy_share", ".4f"),
     ("ceiling", "ceiling", ".2f"),
 )
+DECODED: tuple[Column, ...] = (
+    ("head", "head", "s"),
+    ("tree", "tree", "s"),
+    ("questions", "questions", "d"),
+    ("same rounds", "equal", "d"),
+    ("same text", "same_text", "d"),
+    ("decoded", "decoded_tokens_per_round", ".3f"),
+    ("replayed", "replayed_tokens_per_round", ".3f"),
+)
 NOTES = {
+    "decoded": "The same questions really decoded: how many agree with the replay in every round, "
+    "and tokens per round of both.",
     "trees": "tokens/round: as real decoding in float32; all positions: mean over every position, "
     "visited or not; true features: with the target's features below the root, which no drafter "
     "sees.",
@@ -143,6 +154,9 @@ def tables(heads: list[dict]) -> str:
     parts = [f"{markdown_table(trees, TREES)}\n\n{NOTES['trees']}"]
     if levels:
         parts.append(f"{markdown_table(levels, LEVELS)}\n\n{NOTES['levels']}")
+    decoded = [{"head": head["head"]} | row for head in heads for row in head["decoded"]]
+    if decoded:
+        parts.append(f"{markdown_table(decoded, DECODED)}\n\n{NOTES['decoded']}")
     if rules:
         parts.append(f"{markdown_table(rules, RULES)}\n\n{NOTES['rules']}")
     return "\n\n".join(parts)

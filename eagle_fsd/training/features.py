@@ -101,7 +101,7 @@ class FeatureWriter:
                 (self.folder / name).write_bytes(b"")
             _write_index(self.folder, {**owner, "width": width, "complete": True})
         elif not index["complete"]:
-            raise ValueError(f"the feature cache {folder} was never filled; delete the folder")
+            raise ValueError(f"the feature cache {folder} was never filled; delete it")
         self._lengths = _stored_lengths(self.folder, width).tolist()
         self.truncate(len(self._lengths))  # what a killed run left half written
 
@@ -135,9 +135,6 @@ class FeatureWriter:
             with (self.folder / name).open("r+b") as file:
                 file.truncate(size)
 
-    def close(self) -> None:
-        """Nothing is held open; here so that a writer can be ended like a file."""
-
 
 class FeatureCache:
     """Rows of a list of dialogues, read from a folder; what is missing `fill` computes.
@@ -169,10 +166,7 @@ class FeatureCache:
         self._start = self._find(starts)
         # a fill is continued by the number of its batches, and those are of all its dialogues
         if not self.complete and [len(d.ids) for d in dialogues] != lengths.tolist():
-            raise ValueError(
-                f"the feature cache {folder} was being filled with more or longer dialogues when "
-                "it was stopped: give all of them, or delete the folder"
-            )
+            raise ValueError(f"the feature cache {folder} was being filled with other dialogues")
         self._rows = np.memmap(
             self.folder / ROWS, dtype=np.int16, mode="r+", shape=(int(starts[-1]), width)
         )
@@ -289,9 +283,7 @@ def _stored_lengths(folder: Path, width: int) -> np.ndarray:
             if got < size:
                 raise OSError(f"{name} has {got} of {size} bytes")
     except OSError as error:
-        raise ValueError(
-            f"the feature cache {folder} is damaged ({error}); delete the folder"
-        ) from error
+        raise ValueError(f"the feature cache {folder} is damaged ({error}); delete it") from error
     return lengths
 
 

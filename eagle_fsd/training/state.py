@@ -8,14 +8,20 @@ from accelerate import Accelerator
 
 from eagle_fsd.jsonl import read_lines, write_json, write_lines
 
+FREE = ("save_minutes", "replayed", "validate_depth", "track")  # they change nothing of the head
+
 
 def check_same_run(output: Path, mine: dict) -> None:
-    """Options are kept beside the state, and a run with others is not continued."""
+    """Options are kept beside the state, and a run with others is not continued.
+
+    A run that ended before it saved anything leaves nothing to continue, whatever its options.
+    """
     path = output / "options.json"
-    if path.is_file():
+    kept = any((output / name).exists() for name in ("state", "state.old", "model.safetensors"))
+    if kept and path.is_file():
         theirs = json.loads(path.read_text())
         changed = {k: (theirs.get(k), mine[k]) for k in mine if theirs.get(k) != mine[k]}
-        changed.pop("save_minutes", None)
+        changed = {k: values for k, values in changed.items() if k not in FREE}
         if changed:
             raise ValueError(
                 f"{output} holds a run with other options (there, here): {changed}; "

@@ -2,6 +2,7 @@
 
 import math
 import time
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -114,14 +115,12 @@ class Trainer:
         mine = numbers[accelerator.process_index :: accelerator.num_processes]
         total = parts = 0.0
         for number in mine:
-            loss, values = self._forward(number, counted)
-            # processes' gradients are averaged; their losses are shares of one mean
-            loss_here = loss * accelerator.num_processes
-            if number == mine[-1]:
-                accelerator.backward(loss_here)
-            else:
-                with accelerator.no_sync(self.objective):
-                    accelerator.backward(loss_here)
+            # gradients go over the processes once a step, with the last batch
+            last = number == mine[-1]
+            with nullcontext() if last else accelerator.no_sync(self.objective):
+                loss, values = self._forward(number, counted)
+                # processes' gradients are averaged; their losses are shares of one mean
+                accelerator.backward(loss * accelerator.num_processes)
             total, parts = total + loss.detach(), parts + values
         parameters = self.objective.parameters()
         norm = accelerator.clip_grad_norm_(parameters, self.recipe.clip_norm or math.inf)

@@ -49,7 +49,8 @@ def accuracy_by_depth(
             )
             for target_MD, hidden_MD in rows:
                 wanted_M = target.logits(target_MD.to(target.dtype)).argmax(-1)
-                hidden_MD = hidden_MD if head.lm_head else hidden_MD.to(target.dtype)
+                if head.lm_head is None:  # the rows are the target's
+                    hidden_MD = hidden_MD.to(target.dtype)
                 best_MK = readout(hidden_MD).topk(top, dim=-1).indices
                 if draft_token_R is not None:
                     best_MK = draft_token_R[best_MK]

@@ -1,0 +1,243 @@
+"""train/train_head.py killed, resumed, and run by several processes: the run is the same one."""
+
+import json
+import os
+import random
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from accelerate.state import AcceleratorState
+from test_train_head import COMMAND, log_rows, options, refused, same, weights, write_data
+from tiny_folder import write_target
+
+ROOT = Path(__file__).parent.parent
+SCRIPT = str(ROOT / "train/train_head.py")
+STEPS = 100
+ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}
+# two batches for each process of two
+EAGLE3 = {"head_type": "eagle3", "recipe": "eagle3", "draft_vocab": 15, "batches_per_step": 4}
+FAST = {"steps": STEPS, "precision": "no", "unroll_steps": 2}
+
+
+@pytest.fixture(autouse=True)
+def one_run_a_process():
+    """accelerate keeps a process's first settings; every test is a process of its own here."""
+    AcceleratorState._reset_state(reset_partial_state=True)
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory):
+    return write_target(tmp_path_factory.mktemp("models") / "target")
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return write_data(tmp_path_factory.mktemp("data") / "data.jsonl.gz")
+
+
+def started(*command: str) -> subprocess.Popen:
+    return subprocess.Popen(
+        command,
+        env=ENVIRONMENT | {"ACCELERATE_USE_CPU": "true"},
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        text=True,
+    )
+
+
+def kill(process: subprocess.Popen) -> None:
+    """With SIGKILL, the workers of a launcher too (they are in sessions of their own)."""
+    if process.poll() is None:
+        for one in [*psutil.Process(process.pid).children(recursive=True), process]:
+            one.kill()
+        process.communicate()
+
+
+def finished(process: subprocess.Popen, *, seconds: float = 150) -> None:
+    try:
+        _, told = process.communicate(timeout=seconds)
+    finally:
+        kill(process)
+    assert process.returncode == 0, told
+
+
+@pytest.fixture(scope="module")
+def unbroken(target, data, tmp_path_factory):
+    """A finished run, in a process of its own as the killed ones."""
+    output = tmp_path_factory.mktemp("run") / "head"
+    finished(started(sys.executable, SCRIPT, *options(target, data, output, **FAST)))
+    return output
+
+
+@pytest.fixture(scope="module")
+def features(unbroken):
+    return unbroken / "features" / "0"
+
+
+def saved_step(output: Path) -> int:
+    """Of the last complete state, wherever in a save a kill fell; -1: none."""
+    for name in ("state", "state.old"):
+        try:
+            return json.loads((output / name / "progress.json").read_text())["step"]
+        except (OSError, ValueError):
+            pass
+    return -1
+
+
+def kill_behind(arguments: list[str], output: Path, *, step: int, delay: float) -> int:
+    """Run, wait for a save at `step` or later and a moment more, kill; the last saved step."""
+    process = started(sys.executable, SCRIPT, *arguments)
+    try:
+        deadline = time.monotonic() + 120
+        while saved_step(output) < step:
+            assert process.poll() is None and time.monotonic() < deadline
+            time.sleep(0.002)
+        time.sleep(delay)
+        assert process.poll() is None, "the run ended before it was killed"
+    finally:
+        kill(process)
+    return saved_step(output)
+
+
+def test_killed_three_times_is_as_if_never_killed(unbroken, features, target, data, tmp_path):
+    """SIGKILL at random moments, the same command again: losses and weights bit for bit.
+
+    It saves after every step, so that many kills fall into a save; no step saved is ever lost.
+    """
+    output = tmp_path / "head"
+    arguments = options(target, data, output, **FAST, features=features, save_minutes=1e-6)
+    rng = random.Random(time.time_ns())  # other moments every time that the test runs
+    reached = 0
+    for _ in range(3):
+        step = reached + rng.randint(1, 14)
+        left = kill_behind(arguments, output, step=step, delay=rng.uniform(0, 0.05))
+        assert left >= step > reached
+        reached = left
+    assert not (output / "training.json").exists()
+    finished(started(sys.executable, SCRIPT, *arguments))
+    assert log_rows(output) == log_rows(unbroken)
+    assert same(weights(output), weights(unbroken))
+
+
+@pytest.fixture(scope="module")
+def killed(features, target, data, tmp_path_factory):
+    """A run killed in the middle, with a plain state whatever the moment."""
+    output = tmp_path_factory.mktemp("killed") / "head"
+    arguments = options(target, data, output, **FAST, features=features, save_minutes=1e-6)
+    kill_behind(arguments, output, step=23, delay=0)
+    if not (output / "state").is_dir():
+        (output / "state.old").rename(output / "state")
+    for left_over in ("state.old", "state.new"):
+        shutil.rmtree(output / left_over, ignore_errors=True)
+    return output
+
+
+def copied(output: Path, to: Path) -> Path:
+    """A run in another place, as if it had been made there."""
+    shutil.copytree(output, to, ignore=shutil.ignore_patterns("features"))
+    text = (to / "options.json").read_text().replace(str(output), str(to))
+    (to / "options.json").write_text(text)
+    return to
+
+
+@pytest.mark.parametrize("left_over", ["state.old", "state.new", "only state.old"])
+def test_a_kill_in_the_middle_of_a_save_does_no_harm(
+    unbroken, killed, features, target, data, tmp_path, left_over
+):
+    """What a killed save leaves beside the good state does not stop the next saves.
+
+    (Killed before state.old was removed, the next save failed: the name was taken.)
+    """
+    output = copied(killed, tmp_path / "head")
+    if left_over == "only state.old":  # killed between the two renames
+        (output / "state").rename(output / "state.old")
+    else:
+        (output / left_over).mkdir()
+        (output / left_over / "model.safetensors").write_bytes(b"torn")
+    COMMAND.main(options(target, data, output, **FAST, features=features))
+    assert log_rows(output) == log_rows(unbroken)
+    assert same(weights(output), weights(unbroken))
+
+
+def test_the_log_has_every_step_once(unbroken, killed, features, target, data, tmp_path):
+    """Logged and then killed before the save: the resumed run does not log it once more.
+
+    A torn last line is dropped; a finished run trains no step more.
+    """
+    output = copied(killed, tmp_path / "head")
+    rows = (unbroken / "log.jsonl").read_text().splitlines(keepends=True)
+    (output / "log.jsonl").write_text("".join(rows[:4]) + rows[4][:20])
+    for _ in range(2):
+        COMMAND.main(options(target, data, output, **FAST, features=features))
+        assert log_rows(output) == log_rows(unbroken)
+        assert same(weights(output), weights(unbroken))
+
+
+def test_an_existing_output_of_other_options_is_refused(unbroken, features, target, data, tmp_path):
+    """What differs is named with both values; how often to save may differ."""
+    output = tmp_path / "head"
+    changes = {"steps": 2, "features": features}
+    COMMAND.main(options(target, data, output, **changes))
+    before = weights(output)
+    told = refused(*options(target, data, output, **changes | {"learning_rate": 2e-3}))
+    assert "learning_rate" in told and "0.002" in told and "0.01" in told
+    COMMAND.main(options(target, data, output, **changes, save_minutes=3))
+    assert same(weights(output), before)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def launch(arguments: list[str]) -> subprocess.Popen:
+    command = [sys.executable, "-m", "accelerate.commands.launch", "--config_file"]
+    command += [str(ROOT / "scripts/accelerate/ddp.yaml"), "--main_process_port", str(free_port())]
+    return started(*command, SCRIPT, *arguments)
+
+
+# positions of the batches differ, so a mean of the processes' means would show
+@pytest.mark.parametrize(
+    "changes",
+    [pytest.param({}, id="eagle"), pytest.param(EAGLE3, id="eagle3", marks=pytest.mark.slow)],
+)
+def test_two_processes_are_one_with_twice_the_batch(target, data, tmp_path, changes):
+    """As accelerate launches them: losses, gradient norms and head up to rounding, one log."""
+    changes = FAST | {"steps": 21, "batches_per_step": 2} | changes
+    one, two = tmp_path / "one", tmp_path / "two"
+    COMMAND.main(options(target, data, one, **changes))
+    finished(launch(options(target, data, two, **changes)))
+    rows = log_rows(one), log_rows(two)
+    assert [row["step"] for row in rows[1]] == [1, 20, 21]
+    for single, pair in zip(*rows, strict=True):
+        rel = 1e-5 if single["step"] == 1 else 1e-3
+        assert pair == pytest.approx(single, rel=rel)
+    pairs = zip(weights(one).values(), weights(two).values(), strict=True)
+    difference = max((a.float() - b.float()).abs().max() for a, b in pairs)
+    assert difference < 1e-2
+
+
+@pytest.mark.slow
+def test_two_processes_resume(target, data, tmp_path):
+    """Both go on from one state: stopped by a kill, the log is the unbroken run's."""
+    changes = FAST | {"steps": 60, "batches_per_step": 2}
+    whole, output = tmp_path / "whole", tmp_path / "head"
+    finished(launch(options(target, data, whole, **changes)))
+    changes |= {"features": whole / "features" / "0", "save_minutes": 1e-6}
+    process = launch(options(target, data, output, **changes))
+    deadline = time.monotonic() + 120
+    try:
+        while saved_step(output) < 20:
+            assert process.poll() is None and time.monotonic() < deadline
+            time.sleep(0.005)
+    finally:
+        kill(process)
+    finished(launch(options(target, data, output, **changes)))
+    assert log_rows(output) == log_rows(whole)

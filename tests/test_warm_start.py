@@ -1,0 +1,138 @@
+"""Where a head's weights begin: what is copied, what is left, and that it means the same there."""
+
+import pytest
+import torch
+from test_eagle3 import draft_tokens, fused_target, tiny_head3
+from tiny import SIZES, tiny_head, tiny_target
+
+from eagle_fsd.training.warm_start import start_from_head, start_from_target
+
+M = SIZES["intermediate_size"]
+
+
+def state(head) -> dict[str, torch.Tensor]:
+    return {key: tensor.clone() for key, tensor in head.state_dict().items()}
+
+
+def changed(head, before: dict[str, torch.Tensor]) -> set[str]:
+    return {key for key, tensor in head.state_dict().items() if not tensor.equal(before[key])}
+
+
+def test_eagle_starts_at_the_targets_last_layer():
+    """Layer weights are the last layer's; fc hands the feature on and a little embedding."""
+    target = tiny_target("qwen2")  # heads of D / 4, as the head's
+    head = tiny_head(target, intermediate_size=M)
+    before = state(head)
+    left = start_from_target(head, target)
+    theirs = target.model.model.layers[-1].state_dict()
+    for key, tensor in head.state_dict().items():
+        if key.startswith("layers.0."):
+            assert torch.equal(tensor, theirs[key.removeprefix("layers.0.")]), key
+    assert left == [] and changed(head, before) == set(before)
+    D = target.hidden_size
+    assert torch.equal(head.fc.weight[:, D:], torch.eye(D)) and head.fc.bias.eq(0).all()
+    torch.testing.assert_close(head.fc.weight[:, :D], 0.1 * before["fc.weight"][:, :D])
+    feature_BTD = torch.randn(2, 3, D)
+    fused_BTD = head.fc(torch.cat([torch.zeros_like(feature_BTD), feature_BTD], dim=-1))
+    torch.testing.assert_close(fused_BTD, feature_BTD)
+
+
+def test_what_does_not_fit_is_left_and_named():
+    """Heads of 14 columns (the target's) against 10: attention is left, the MLP is copied."""
+    target = tiny_target("llama")
+    head = tiny_head(target, intermediate_size=M)
+    before = state(head)
+    left = start_from_target(head, target)
+    assert {key.split(".")[3] for key in left} == {"q_proj", "k_proj", "v_proj", "o_proj"}
+    assert changed(head, before) == set(before) - set(left)
+
+
+@pytest.mark.parametrize("size", [None, 37])
+def test_eagle3_starts_with_the_targets_rows(size):
+    """Its lm_head is the target's rows of the draft vocabulary; norm, o_proj and MLP are copied."""
+    target = fused_target("llama")
+    head = tiny_head3(draft_vocab_size=size, intermediate_size=M, head_dim=14)
+    before = state(head)
+    left = start_from_target(head, target)
+    token_R = torch.arange(101) if size is None else draft_tokens(size)
+    assert torch.equal(head.lm_head.weight, target.lm_head.weight[token_R])
+    assert torch.equal(head.norm.weight, target.model.model.norm.weight)
+    theirs = target.model.model.layers[-1]
+    assert torch.equal(head.midlayer.mlp.down_proj.weight, theirs.mlp.down_proj.weight)
+    assert torch.equal(head.midlayer.self_attn.o_proj.weight, theirs.self_attn.o_proj.weight)
+    assert changed(head, before) == set(before) - set(left)
+    wide = [f"midlayer.self_attn.{name}_proj.weight" for name in "qkv"]
+    norms = ["midlayer.hidden_norm.weight", "midlayer.input_layernorm.weight"]
+    assert set(left) == {"fc.weight", *wide, *norms, *(["d2t", "t2d"] if size else [])}
+
+
+def test_a_start_at_gemma_means_the_same():
+    """Gemma scales by 1 + weight, and its post_attention_layernorm is another norm than Llama's.
+
+    (The weights were copied as they are: norms around 0 instead of 1.)
+    """
+    target = fused_target("gemma3")
+    head = tiny_head3(intermediate_size=M, head_dim=14)
+    start_from_target(head, target)
+    hidden_BTD = torch.randn(2, 3, target.hidden_size)
+    layer, base = target.model.model.layers[-1], target.model.model
+    eagle = tiny_head(target, intermediate_size=M)
+    start_from_target(eagle, target)
+    for ours, theirs in (
+        (head.norm, base.norm),
+        (head.midlayer.post_attention_layernorm, layer.pre_feedforward_layernorm),
+        (eagle.layers[0].post_attention_layernorm, layer.pre_feedforward_layernorm),
+    ):
+        torch.testing.assert_close(ours(hidden_BTD), theirs(hidden_BTD), rtol=1e-4, atol=1e-5)
+
+
+def test_a_target_without_layers_is_told():
+    """Other architectures: its type is named, and what to do."""
+    target = tiny_target("llama")
+    del target.model.model.layers
+    with pytest.raises(ValueError, match="'llama'.*at random"):
+        start_from_target(tiny_head(target), target)
+
+
+def test_a_head_starts_at_another():
+    """All of it, but for the draft vocabulary, which the data chose."""
+    target = tiny_target("llama")
+    head, other = (tiny_head(target, seed=seed, draft_vocab_size=37) for seed in (0, 1))
+    head.set_draft_tokens(draft_tokens(37, seed=0))
+    other.set_draft_tokens(draft_tokens(37, seed=1))
+    assert start_from_head(head, other) == ["d2t"]
+    assert torch.equal(head.draft_token_R, draft_tokens(37, seed=0))
+    theirs = other.state_dict()
+    assert all(torch.equal(t, theirs[k]) for k, t in head.state_dict().items() if k != "d2t")
+
+
+def test_a_head_of_another_shape_gives_what_fits():
+    """Another intermediate size: the MLP is left; of EAGLE-3 nothing fits EAGLE-1/2."""
+    target = tiny_target("llama")
+    head, other = tiny_head(target), tiny_head(target, seed=1, intermediate_size=61)
+    left = start_from_head(head, other)
+    assert {key.split(".")[2] for key in left} == {"mlp"} and len(left) == 3
+    assert torch.equal(head.fc.weight, other.fc.weight)
+    with pytest.raises(ValueError, match="no weight of this head"):
+        start_from_head(tiny_head3(), tiny_head(target))
+
+
+@pytest.mark.parametrize(("ours", "theirs"), [(None, 37), (37, 37), (37, None), (23, 37)])
+def test_an_eagle3_lm_head_goes_by_token(ours, theirs):
+    """The same row number is another token in another draft vocabulary.
+
+    (Where both had as many tokens, rows were copied by number.)
+    """
+    head, other = tiny_head3(draft_vocab_size=ours), tiny_head3(draft_vocab_size=theirs, seed=1)
+    before = state(head)
+    left = start_from_head(head, other)
+    own, given = (
+        list(range(101)) if h.d2t is None else h.draft_token_R.tolist() for h in (head, other)
+    )
+    for r, token in enumerate(own):
+        wanted = other.lm_head.weight[given.index(token)] if token in given else None
+        wanted = before["lm_head.weight"][r] if wanted is None else wanted
+        assert torch.equal(head.lm_head.weight[r], wanted), token
+    assert ("lm_head.weight" in left) == (theirs is not None)
+    assert torch.equal(head.fc.weight, other.fc.weight)
+    assert head.d2t is None or torch.equal(head.d2t, before["d2t"])
