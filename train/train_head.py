@@ -122,14 +122,14 @@ def draft_vocabulary(
     return token_R
 
 
-def start(options: TrainOptions, head: DraftHead, target: Target, target_config) -> str:
+def start(options: TrainOptions, head: DraftHead, target: Target) -> str:
     """Give the head its first weights; returns a line about it."""
     if options.start == "random":
         return "started at random"
     if options.start == "target":
         left = start_from_target(head, target)
     else:
-        left = start_from_head(head, load_head(options.start, target_config))
+        left = start_from_head(head, load_head(options.start, target.model.config))
     return f"started from {options.start}; at random: {', '.join(left) or 'nothing'}"
 
 
@@ -154,6 +154,41 @@ def flat(values: dict) -> dict:
     return {k: v if isinstance(v, int | float | str) else str(v) for k, v in values.items()}
 
 
+def prepare(
+    options: TrainOptions,
+    recipe: Recipe,
+    config: HeadConfig,
+    target: Target,
+    source: StateSource,
+    accelerator: Accelerator,
+) -> tuple[Objective, Batches]:
+    """The head in its losses, and the batches to train it on."""
+    token_R = draft_vocabulary(options, source, config.vocab_size, accelerator)
+    head, allowed_V = build_head(config), None
+    if options.draft_vocab:
+        head.set_draft_tokens(token_R)
+        allowed_V = torch.zeros(config.vocab_size, dtype=torch.bool)
+        allowed_V[token_R] = True
+    accelerator.print(start(options, head, target))
+    batches = Batches(
+        source,
+        hidden_size=target.hidden_size,
+        tokens_per_batch=options.tokens_per_batch,
+        held_out=options.held_out,
+        seed=options.seed,
+        answer_tokens=options.answer_tokens,
+        noise=recipe.noise,
+        shift=recipe.shift_mask,
+        skip=recipe.unroll_steps - 1,
+        token_allowed_V=allowed_V,
+    )
+    rows_VD = target.lm_head.weight.detach()
+    rows_RD = rows_VD if token_R is None else rows_VD[token_R.to(rows_VD.device)].contiguous()
+    rows_RD = rows_RD.to(accelerator.device)
+    objective = Objective(head, rows_RD, recipe, checkpoint=options.gradient_checkpointing)
+    return objective, batches
+
+
 def train(options: TrainOptions) -> None:
     recipe = options.chosen_recipe()
     budget = Budget(options.epochs, options.steps, options.minutes)
@@ -174,33 +209,7 @@ def train(options: TrainOptions) -> None:
         feature_layers=config.fused_layers(target_config.num_hidden_layers),
     )
     source = open_states(options, files, target, accelerator)
-    token_R = draft_vocabulary(options, source, config.vocab_size, accelerator)
-    head, allowed_V = build_head(config), None
-    if options.draft_vocab:
-        head.set_draft_tokens(token_R)
-        allowed_V = torch.zeros(config.vocab_size, dtype=torch.bool)
-        allowed_V[token_R] = True
-    accelerator.print(start(options, head, target, target_config))
-    batches = Batches(
-        source,
-        hidden_size=target.hidden_size,
-        tokens_per_batch=options.tokens_per_batch,
-        held_out=options.held_out,
-        seed=options.seed,
-        answer_tokens=options.answer_tokens,
-        noise=recipe.noise,
-        shift=recipe.shift_mask,
-        skip=recipe.unroll_steps - 1,
-        token_allowed_V=allowed_V,
-    )
-    rows_VD = target.lm_head.weight.detach()
-    rows_RD = rows_VD if token_R is None else rows_VD[token_R.to(rows_VD.device)].contiguous()
-    objective = Objective(
-        head,
-        rows_RD.to(accelerator.device),
-        recipe,
-        checkpoint=options.gradient_checkpointing,
-    )
+    objective, batches = prepare(options, recipe, config, target, source, accelerator)
     optimizer = torch.optim.AdamW(
         objective.parameters(),
         lr=recipe.learning_rate,
