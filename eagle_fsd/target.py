@@ -56,6 +56,7 @@ class Target:
         vocab_size: width V of its logits.
         hidden_size: width D.
         num_layers: decoder layers.
+        readout_is_linear: logits are lm_head.weight times the hidden state and nothing else.
         feature_layers: which hidden states are the features, as indices into transformers'
             `hidden_states` (i is what enters layer i); empty: the last, after the final norm.
         max_positions: longest sequence it was made for.
@@ -84,6 +85,7 @@ class Target:
         self.max_positions: int = getattr(model.config, "max_position_embeddings", None) or 2**31
         # Gemma 2 squashes its logits; any other treatment of them is caught by check_tree_attention
         self._softcap: float | None = getattr(model.config, "final_logit_softcapping", None)
+        self.readout_is_linear = self._softcap is None and self.lm_head.bias is None
         self._cache: TreeCache | None = None
         self._prefix_length = 0
         if model.config.model_type not in TESTED_FAMILIES:

@@ -80,7 +80,7 @@ class ReplayOptions:
         False, "also grow trees that see the target's features below the root, as no drafter can"
     )
     decoded: int = option(0, "first questions that are really decoded too, as a proof")
-    texts: str = option("runs/plain_texts", "folder of the target's stored texts")
+    texts: str = option("", "folder of stored texts; default runs/plain_texts/TARGET-DTYPE")
     output: str = option("runs/replay", "folder of the run")
 
     def __post_init__(self):
@@ -88,6 +88,8 @@ class ReplayOptions:
         self.device = self.device or ("cuda" if torch.cuda.is_available() else "cpu")
         self.heads = list(dict.fromkeys(self.heads or [str(SHIPPED_HEAD)]))
         self.divergence = canonical_name(self.divergence)
+        own = without_checkout({"": self.target})[""].strip("/").replace("/", "_")
+        self.texts = self.texts or f"runs/plain_texts/{own}-{self.dtype}"
         if self.decoded < 0:
             raise ValueError(f"--decoded must not be negative, got {self.decoded}")
         if self.dtype not in DTYPES:
@@ -126,7 +128,7 @@ def fingerprint(head: str) -> str:
     """Of the weights, so that records of a head that was since trained on are not continued."""
     digest = hashlib.sha256()
     for path in sorted(resolve_folder(head).glob("*")):
-        if path.suffix in (".safetensors", ".bin", ".json"):
+        if path.suffix in (".safetensors", ".bin") or path.name == "config.json":
             digest.update(path.read_bytes())
     return digest.hexdigest()[:16]
 
@@ -217,7 +219,8 @@ def build_drafter(head: DraftHead, target: Target, asked: Asked) -> EagleDrafter
     layers = head.config.fused_layers(target.num_layers)
     own = Target(target.model, feature_layers=layers) if layers else target
     head.to(target.device, target.dtype)
-    return [EagleDrafter(head, own, shape) for shape in asked.growths()][-1]
+    *_, drafter = (EagleDrafter(head, own, shape) for shape in asked.growths())
+    return drafter
 
 
 def replay_head(

@@ -8,6 +8,6 @@ bash "$root/scripts/setup.sh"
 cd "$root"
 if [ "${1:-}" = "--fast" ]; then
     shift
-    exec .venv/bin/python -m pytest -q -m "not embedded and not slow" "$@"
+    exec .venv/bin/python -m pytest -q -m "not embedded and not processes and not slow" "$@"
 fi
 exec .venv/bin/python -m pytest -q -m "not slow" "$@"

@@ -9,13 +9,21 @@ set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 output=${OUTPUT:-$root/runs/smollm2_head}
 minutes=${MINUTES:-120}
-case $minutes in '' | *[!0-9]*) echo "error: MINUTES=$minutes must be a whole number" >&2; exit 1 ;; esac
+if ! [[ $minutes =~ ^[1-9][0-9]*$ ]] || [ "$minutes" -lt 2 ]; then
+    echo "error: MINUTES=$minutes must be a whole number, 2 or more" >&2
+    exit 1
+fi
+mkdir -p "$output"
+if [ "$(cat "$output/minutes" 2>/dev/null || echo "$minutes")" != "$minutes" ]; then
+    echo "error: $output was begun with MINUTES=$(cat "$output/minutes"): name another OUTPUT" >&2
+    exit 1
+fi
+echo "$minutes" >"$output/minutes"
 bash "$root/scripts/setup.sh"
 python=$root/.venv/bin/python
-cd "$root"
-mkdir -p "$output"
-"$python" train/make_data.py --output "$output/data.jsonl" --features "$output/features" \
+"$python" "$root/train/make_data.py" --output "$output/data.jsonl" --features "$output/features" \
     --sources self --minutes "$((minutes / 2))"
-"$python" train/train_head.py --data "$output/data.jsonl" --features "$output/features" \
+"$python" "$root/train/train_head.py" --data "$output/data.jsonl" --features "$output/features" \
     --output "$output/head" --loss_vocab 16384 --minutes "$((minutes - minutes / 2))" "$@"
-"$python" evaluate/replay.py --heads "$output/head" --questions 24 --output "$output/replay"
+"$python" "$root/evaluate/replay.py" --heads "$output/head" --questions 24 \
+    --texts "$root/runs/plain_texts/smollm2-float32" --output "$output/replay"

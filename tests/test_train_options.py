@@ -55,7 +55,7 @@ BAD = {
     "start": ({"start": "/nowhere/at-all"}, "/nowhere/at-all"),
     "unknown target": ({"target": "/nowhere/at-all"}, "/nowhere/at-all"),
     "output not writable": ({"output": "/proc/head"}, "/proc/head"),
-    "no batch": ({"batches_per_step": 0}, "batches_per_step"),
+    "no batch": ({"batches_per_step": -1}, "--batches_per_step must not be negative, got -1"),
     "target_dtype": ({"target_dtype": "int8"}, "int8"),
     "target_device": ({"target_device": "abacus"}, "abacus"),
     "tracker": ({"track": "notebook"}, "notebook"),

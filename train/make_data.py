@@ -35,12 +35,12 @@ from eagle_fsd.loading import (
 from eagle_fsd.options import option
 from eagle_fsd.provenance import describe_run
 from eagle_fsd.target import Target
-from eagle_fsd.training.budget import Budget
+from eagle_fsd.training.budget import DataBudget
 from eagle_fsd.training.contamination import Benchmarks, load_benchmarks
-from eagle_fsd.training.dialogues import TURN_TOKENS, DialogueMaker, Recipe
+from eagle_fsd.training.dialogues import TURN_TOKENS, AnswerRecipe, DialogueMaker
 from eagle_fsd.training.features import FeatureWriter, identity, row_width
 from eagle_fsd.training.generate import BatchGenerator
-from eagle_fsd.training.journal import Journal, check_same_options, merge
+from eagle_fsd.training.journal import Journal, check_same_options, merge, read_record
 from eagle_fsd.training.sources import SELF, Draw, Mixture, parse_weights, read_source
 from eagle_fsd.training.template import ChatFormat
 
@@ -74,7 +74,12 @@ class DataOptions:
     exclude: list[str] = field(
         default_factory=list, metadata={"help": "more question files whose prompts are dropped"}
     )
-    features: str = option("", "folder for the target's features, for train_head.py; empty: none")
+    features: str = option(
+        "",
+        "folder for the target's features as EAGLE-1 and -2 heads read them, for train_head.py "
+        "(EAGLE-3 heads read other layers: train_head.py computes those); one process only; "
+        "empty: none",
+    )
     batch_size: int = option(
         0, "dialogues at a time; default 128 on CPU, 512 on CUDA; lower it if memory ends"
     )
@@ -107,8 +112,8 @@ class DataOptions:
         if self.features and self.answers == "given":
             raise ValueError("--features are kept while generating: not with --answers given")
 
-    def recipe(self) -> Recipe:
-        return Recipe(
+    def recipe(self) -> AnswerRecipe:
+        return AnswerRecipe(
             self.answers,
             tuple(self.temperatures),
             self.max_new_tokens,
@@ -156,11 +161,14 @@ def prepare(options: DataOptions) -> Material:
 
 def make_data(options: DataOptions) -> None:
     several = int(os.environ.get("WORLD_SIZE", "1")) > 1
+    if options.features and several:
+        raise ValueError(
+            "--features keeps EAGLE-1 and -2 features and needs one process; leave it out, and "
+            "train_head.py computes them (EAGLE-3's too)"
+        )
     cuda = torch.cuda.is_available() and options.device != "cpu"
     state = PartialState(cpu=not cuda, timeout=timedelta(hours=24)) if several else None
     process, processes = (state.process_index, state.num_processes) if state else (0, 1)
-    if options.features and processes > 1:
-        raise ValueError("--features needs one process; train_head.py computes them otherwise")
     if not options.device:
         options.device = f"cuda:{state.local_process_index if state else 0}" if cuda else "cpu"
     options.dtype = options.dtype or usual_dtype(options.device)
@@ -183,8 +191,12 @@ def make_data(options: DataOptions) -> None:
         state.wait_for_everyone()
         state.destroy_process_group()
     if process == 0:
-        record |= {"options": asdict(options), "run": describe_run(options.device)}
-        write_json(output.with_suffix(".json"), record)
+        earlier = read_record(output)
+        if all(record[k] == earlier.get(k) for k in ("dialogues", "dropped")):
+            record = earlier  # nothing was added: what made the data is told already
+        else:
+            record |= {"options": asdict(options), "run": describe_run(options.device)}
+            write_json(output.with_suffix(".json"), record)
         print_summary(output, record)
 
 
@@ -195,7 +207,7 @@ def run(
     journal = Journal(path)
     sizes = {name: len(records) for name, records in material.records.items() if name != SELF}
     mixture = Mixture(material.weights, sizes, seed=options.seed)
-    whole = Budget(
+    whole = DataBudget(
         options.dialogues, options.answer_tokens, options.minutes, options.max_new_tokens
     )
     budget = whole.share(process, processes)
@@ -233,7 +245,8 @@ def run(
     for completion in generator.run(maker.next_request):
         maker.receive(completion)
     bar.close()
-    return journal.counts(time.monotonic() - began)
+    journal.close()
+    return journal.counts(elapsed())
 
 
 def share(draws: Iterator[Draw], done: set[int], process: int, processes: int) -> Iterator[Draw]:
@@ -247,17 +260,19 @@ def open_features(options: DataOptions, target: Target) -> FeatureWriter:
 
 
 def print_summary(output: Path, record: dict) -> None:
-    rate = record["tokens_per_s"]
+    rate, dropped = record["tokens_per_s"], record["dropped"]
+    repeated = sum(n for reason, n in dropped.items() if reason.startswith("in "))
     lines = {
         "dialogues": f"{record['dialogues']}",
         "answer tokens": f"{record['answer_tokens']}",
         "tokens with prompts": f"{record['tokens']}",
-        "answer tokens/s": f"{rate:.0f}" if rate else "nothing was left to do",
+        "answer tokens/s": f"{rate:.0f}" if rate else "none",
         "share finished": f"{record['share_finished']:.2f}",
         "peak memory": f"{record['peak_memory_mb']} MB",
     }
     lines |= {f"from {name}": f"{n}" for name, n in record["by_source"].items()}
-    lines |= {f"dropped, {reason}": f"{n}" for reason, n in record["dropped"].items()}
+    lines["dropped as benchmark prompts"] = f"{repeated}"
+    lines |= {f"dropped, {reason}": f"{n}" for reason, n in dropped.items()}
     print(f"data: {output}")
     for name, value in lines.items():
         print(f"  {name:32} {value}")

@@ -10,6 +10,7 @@ train/train_head.py ...`; configurations for FSDP and DeepSpeed lie beside it.
 """
 
 import copy
+import math
 import resource
 import sys
 from dataclasses import asdict
@@ -22,7 +23,7 @@ from accelerate.utils import InitProcessGroupKwargs, set_seed
 from transformers import HfArgumentParser
 
 from eagle_fsd.api import SMALL_TREE
-from eagle_fsd.checkpoint import write_head
+from eagle_fsd.checkpoint import WEIGHTS_NAME, write_head
 from eagle_fsd.config import TreeConfig
 from eagle_fsd.drafters.heads import DraftHead, build_head
 from eagle_fsd.head_config import HeadConfig
@@ -30,8 +31,8 @@ from eagle_fsd.jsonl import write_json
 from eagle_fsd.loading import load_head, load_target, load_target_config, usual_dtype
 from eagle_fsd.provenance import describe_run
 from eagle_fsd.target import Target
-from eagle_fsd.training.batches import Batches
-from eagle_fsd.training.data import Dialogue, read_dialogues
+from eagle_fsd.training.batches import Batches, split
+from eagle_fsd.training.data import Dialogue, digest, read_dialogues
 from eagle_fsd.training.features import (
     FeatureCache,
     Joined,
@@ -43,37 +44,12 @@ from eagle_fsd.training.features import (
 from eagle_fsd.training.objective import Objective
 from eagle_fsd.training.options import TrainOptions
 from eagle_fsd.training.recipe import Recipe
+from eagle_fsd.training.shape import head_config_for
 from eagle_fsd.training.state import check_same_run
 from eagle_fsd.training.trainer import Budget, Trainer
 from eagle_fsd.training.validate import accuracy_by_depth, expected_tokens_per_round
 from eagle_fsd.training.vocabulary import coverage, frequent_tokens
 from eagle_fsd.training.warm_start import start_from_head, start_from_target
-
-
-def head_config_for(target_config, options: TrainOptions) -> HeadConfig:
-    """One layer shaped like the target's own."""
-    eagle3 = options.head_type == "eagle3"
-    draft_vocab = options.draft_vocab
-    if draft_vocab >= target_config.vocab_size:
-        raise ValueError(
-            f"--draft_vocab {draft_vocab} is not less than the target's vocabulary "
-            f"{target_config.vocab_size}: leave it out to draft all tokens"
-        )
-    return HeadConfig(
-        hidden_size=target_config.hidden_size,
-        intermediate_size=target_config.intermediate_size,
-        num_attention_heads=target_config.num_attention_heads,
-        num_key_value_heads=target_config.num_key_value_heads,
-        vocab_size=target_config.vocab_size,
-        rms_norm_eps=target_config.rms_norm_eps,
-        # models with a base per layer type (Gemma 3) get the head's default
-        rope_theta=target_config.rope_parameters.get("rope_theta", HeadConfig.rope_theta),
-        max_position_embeddings=target_config.max_position_embeddings,
-        bias=not eagle3,
-        head_type=options.head_type,
-        head_dim=getattr(target_config, "head_dim", None) if eagle3 else None,
-        draft_vocab_size=draft_vocab or None,
-    )
 
 
 def read_data(options: TrainOptions, vocab_size: int) -> list[list[Dialogue]]:
@@ -116,9 +92,12 @@ def draft_vocabulary(
     size = options.draft_vocab or options.loss_vocab
     if not size:
         return None
-    token_R = frequent_tokens(source.dialogues, size, vocab_size=vocab_size)
-    share = coverage(source.dialogues, token_R)
-    accelerator.print(f"vocabulary: {size} tokens, {share:.2%} of what the assistant wrote")
+    training, held_out = split(
+        source.dialogues, held_out=options.held_out, answer_tokens=options.answer_tokens
+    )
+    token_R = frequent_tokens((source.dialogues[i] for i in training), size, vocab_size=vocab_size)
+    share = coverage((source.dialogues[i] for i in held_out), token_R)
+    accelerator.print(f"vocabulary: {size} tokens, {share:.2%} of the held-out answers")
     return token_R
 
 
@@ -143,9 +122,17 @@ def open_accelerator(options: TrainOptions) -> Accelerator:
             project_dir=options.output,
         )
     except ValueError as error:
-        raise ValueError(f"--track {options.track!r} cannot be used: {error}") from error
-    if options.track:
-        accelerator.init_trackers("tracking", config=flat(asdict(options)))
+        about = f"--track {options.track} or " if options.track else ""
+        raise ValueError(f"{about}--precision {options.precision}: {error}") from error
+    if accelerator.state.deepspeed_plugin is not None:  # it cannot see our batches
+        accelerator.state.deepspeed_plugin.deepspeed_config["train_micro_batch_size_per_gpu"] = 1
+    processes = accelerator.num_processes
+    options.batches_per_step = options.batches_per_step or processes
+    if options.batches_per_step % processes:
+        raise ValueError(
+            f"--batches_per_step {options.batches_per_step} cannot be shared by {processes} "
+            "processes: give a multiple"
+        )
     return accelerator
 
 
@@ -163,6 +150,11 @@ def prepare(
     accelerator: Accelerator,
 ) -> tuple[Objective, Batches]:
     """The head in its losses, and the batches to train it on."""
+    if not target.readout_is_linear:
+        raise ValueError(
+            "this target's lm_head has a bias or its logits are capped (Gemma 2), which the losses "
+            "do not follow: it cannot be trained for"
+        )
     token_R = draft_vocabulary(options, source, config.vocab_size, accelerator)
     head, allowed_V = build_head(config), None
     if options.draft_vocab:
@@ -194,12 +186,20 @@ def train(options: TrainOptions) -> None:
     budget = Budget(options.epochs, options.steps, options.minutes)
     target_config = load_target_config(options.target)
     config = head_config_for(target_config, options)
-    if options.start not in ("random", "target"):
-        load_head(options.start, target_config)  # a wrong one is found before the target loads
+    if options.start not in ("random", "target"):  # a wrong one is found before the target loads
+        kind = load_head(options.start, target_config).config.head_type
+        if kind != options.head_type:
+            raise ValueError(f"--start {options.start} is a head of type {kind!r}")
     files = read_data(options, target_config.vocab_size)
     accelerator = open_accelerator(options)
+    output = Path(options.output)
     with accelerator.main_process_first():
-        check_same_run(Path(options.output), asdict(options))
+        check_same_run(output, asdict(options) | {"dialogues": digest(d for f in files for d in f)})
+    if (output / "training.json").is_file() and (output / WEIGHTS_NAME).is_file():
+        accelerator.print(f"{output} is already trained: its figures are in training.json")
+        return
+    if options.track:
+        accelerator.init_trackers("tracking", config=flat(asdict(options)))
     set_seed(options.seed)
     device = options.target_device or str(accelerator.device)
     target, _ = load_target(
@@ -225,14 +225,14 @@ def train(options: TrainOptions) -> None:
         target.embed_tokens,
         recipe,
         budget,
-        Path(options.output),
-        batches_per_step=max(options.batches_per_step, accelerator.num_processes),
+        output,
+        batches_per_step=options.batches_per_step,
         save_minutes=options.save_minutes,
     )
     progress = trainer.run()
     tensors = accelerator.get_state_dict(objective)  # whole, also where it was sharded
     if accelerator.is_main_process:
-        head = build_head(config).eval().to(accelerator.device)
+        head = build_head(config).eval()
         head.load_state_dict({key.removeprefix("head."): t for key, t in tensors.items()})
         finish(options, recipe, batches, target, accelerator, head, progress)
     accelerator.end_training()
@@ -255,7 +255,7 @@ def finish(
         "training_seconds": progress["seconds"],
         "tokens_per_second": progress["tokens"] / max(progress["seconds"], 1e-9),
         "peak_memory_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
-        "held_out": validate(options, batches, target, accelerator, head),
+        "held_out": validate(options, batches, target, head),
     }
     record = describe_run(str(accelerator.device))
     settings = {"options": asdict(options), "recipe": asdict(recipe)}
@@ -270,19 +270,15 @@ def finish(
     for level, (top1, top8) in enumerate(levels, start=1):
         print(f"level {level}: top-1 {top1:.3f}  top-8 {top8:.3f}")
     for name, tokens in held_out["tokens_per_round"].items():
-        print(f"tokens a round on held-out answers, {name}: {tokens or float('nan'):.2f}")
+        print(f"tokens a round on held-out answers as drawn, {name}: {tokens or math.nan:.2f}")
 
 
-def validate(
-    options: TrainOptions,
-    batches: Batches,
-    target: Target,
-    accelerator: Accelerator,
-    head: DraftHead,
-) -> dict:
+def validate(options: TrainOptions, batches: Batches, target: Target, head: DraftHead) -> dict:
     """Accuracy by level over all held-out dialogues, tokens per round over the first few."""
-    loaded = (batch.to(accelerator.device) for batch in batches.validation())
-    with accelerator.autocast():
+    head.to(target.device)  # the target may be elsewhere than the training
+    loaded = (batch.to(target.device) for batch in batches.validation())
+    half = options.precision == "bf16"
+    with torch.autocast(target.device.type, torch.bfloat16, enabled=half):
         accuracy = accuracy_by_depth(head, loaded, target, depth=options.validate_depth)
     chosen = batches.held_out[: options.replayed]
     dialogues = [batches.source.dialogues[i] for i in chosen]

@@ -87,9 +87,7 @@ class HeadOnText:
         """
         M, before = token_M.shape[0], self._cache.length
         own_M = torch.arange(before, before + M, device=token_M.device)
-        mask_MN = torch.full(
-            (M, before + M), torch.finfo(hidden_MD.dtype).min, device=token_M.device
-        )
+        mask_MN = hidden_MD.new_full((M, before + M), torch.finfo(hidden_MD.dtype).min)
         mask_MN[:, : self.stable].masked_fill_(
             torch.arange(self.stable, device=token_M.device) < root_M[:, None], 0.0
         )

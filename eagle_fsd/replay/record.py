@@ -41,7 +41,7 @@ class Asked:
     Attributes:
         trees: shapes; those of one branch_top_k share a growth.
         rules: of fsd and fsd-paper, judged at every threshold.
-        true_features: also grow trees that see the target's own features (see replay.grow).
+        true_features: also grow trees that see the target's own features (see grow).
     """
 
     trees: tuple[TreeConfig, ...]

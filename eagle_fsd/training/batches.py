@@ -7,13 +7,25 @@ Axes: B dialogues, T positions, F features, W width of a row of states, D hidden
 """
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import torch
 
 from eagle_fsd.training.data import Dialogue, HeadBatch, make_batch, supervised
 from eagle_fsd.training.features import StateSource
+
+
+def split(
+    dialogues: Sequence[Dialogue], *, held_out: int, answer_tokens: int = 0
+) -> tuple[list[int], list[int]]:
+    """Indices of the dialogues to train on and of those held out; see Batches."""
+    everything = range(len(dialogues))
+    held = sorted(random.Random(0).sample(everything, held_out))
+    training = sorted(set(everything) - set(held))
+    if answer_tokens:
+        training = _part(training, dialogues, answer_tokens)
+    return training, held
 
 
 class Batches:
@@ -51,11 +63,9 @@ class Batches:
         self.tokens_per_batch = tokens_per_batch
         self.seed = seed
         self.noise = noise
-        everything = range(len(source.dialogues))
-        self.held_out = sorted(random.Random(0).sample(everything, held_out))
-        self.training = sorted(set(everything) - set(self.held_out))
-        if answer_tokens:
-            self.training = _part(self.training, source.dialogues, answer_tokens)
+        self.training, self.held_out = split(
+            source.dialogues, held_out=held_out, answer_tokens=answer_tokens
+        )
         self._mask = [
             supervised(d, shift=shift, skip=skip, token_allowed_V=token_allowed_V)
             for d in source.dialogues
@@ -127,7 +137,7 @@ class Batches:
         return batches
 
 
-def _part(indices: list[int], dialogues: list[Dialogue], answer_tokens: int) -> list[int]:
+def _part(indices: list[int], dialogues: Sequence[Dialogue], answer_tokens: int) -> list[int]:
     """The first of a fixed shuffle that hold `answer_tokens` between them."""
     shuffled = random.Random(1).sample(indices, len(indices))
     kept, tokens = [], 0

@@ -6,7 +6,7 @@ from eagle_fsd.training.journal import Journal
 
 
 @dataclass(frozen=True)
-class Budget:
+class DataBudget:
     """Limits of one process's share of a run; 0 is none.
 
     Attributes:
@@ -21,9 +21,9 @@ class Budget:
     minutes: float
     max_new_tokens: int
 
-    def share(self, process: int, processes: int) -> "Budget":
+    def share(self, process: int, processes: int) -> "DataBudget":
         """What one of several processes has to do."""
-        return Budget(
+        return DataBudget(
             self.dialogues // processes + (process < self.dialogues % processes),
             self.answer_tokens / processes,
             self.minutes,

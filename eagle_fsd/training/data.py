@@ -10,9 +10,10 @@ Other keys are ignored. Features (what the target computed at each token) live i
 """
 
 import gzip
+import hashlib
 import json
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -180,3 +181,11 @@ def make_batch(
         token_BT[b, :length] = torch.tensor(dialogue.ids[1:])
         mask_BT[b, :length] = mask_T
     return HeadBatch(feature_BTD, token_BT, target_BTD, mask_BT)
+
+
+def digest(dialogues: Iterable[Dialogue]) -> str:
+    """Of all tokens, to tell data that has changed under the same name."""
+    whole = hashlib.sha256()
+    for dialogue in dialogues:
+        whole.update(str(dialogue.ids).encode())
+    return whole.hexdigest()[:16]

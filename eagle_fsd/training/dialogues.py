@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 import torch
+from jinja2 import TemplateError
 
 from eagle_fsd.chat import Message
 from eagle_fsd.training.contamination import Benchmarks
@@ -18,11 +19,12 @@ from eagle_fsd.training.generate import Completion, Request
 from eagle_fsd.training.sources import SELF, Draw
 from eagle_fsd.training.template import ChatFormat
 
+REFUSED = "template refuses it"  # the chat template raises: no system messages, say
 TURN_TOKENS = 96  # a user turn of the target's own that does not end within these is thrown away
 
 
 @dataclass(frozen=True)
-class Recipe:
+class AnswerRecipe:
     """How dialogues are made; see make_data.py's options of the same names."""
 
     answers: str = "rewritten"
@@ -73,7 +75,7 @@ class DialogueMaker:
         chat: ChatFormat,
         draws: Iterable[Draw],
         records: dict[str, list[list[Message] | None]],
-        recipe: Recipe,
+        recipe: AnswerRecipe,
         benchmarks: Benchmarks,
         *,
         end_ids: frozenset[int],
@@ -148,9 +150,11 @@ class DialogueMaker:
             if message["role"] == "user" and (name := self.benchmarks.find(message["content"])):
                 return f"in {name}"
         first = 2 if messages[0]["role"] == "system" else 1
-        if len(self.chat.prompt(messages[:first])) > self.recipe.max_prompt_tokens:
-            return "prompt too long"
-        return ""
+        try:
+            prompt = self.chat.prompt(messages[:first])
+        except TemplateError:
+            return REFUSED
+        return "prompt too long" if len(prompt) > self.recipe.max_prompt_tokens else ""
 
     def _begin(self, candidate: _Candidate) -> None:
         draw, messages = candidate.draw, candidate.messages
@@ -171,7 +175,10 @@ class DialogueMaker:
             messages = messages[:-1]
         if not any(m["role"] == "assistant" for m in messages):
             return self.drop(draw.number, "no answer given")
-        tokens = self.chat.given(messages)
+        try:
+            tokens = self.chat.given(messages)
+        except TemplateError:
+            return self.drop(draw.number, REFUSED)
         if tokens is None or 1 not in tokens[1]:
             return self.drop(draw.number, "template differs")
         row = self._row(draw, messages, *tokens)
@@ -199,7 +206,11 @@ class DialogueMaker:
         dialogue.said.append({"role": "assistant", "content": answer})
         if completion.finished and dialogue.open_turns:
             turn = dialogue.open_turns.popleft()
-            longer = self.chat.extend(ids, dialogue.said, turn)
+            try:
+                longer = self.chat.extend(ids, dialogue.said, turn)
+            except TemplateError:
+                del self._running[dialogue.draw.number]
+                return self.drop(dialogue.draw.number, REFUSED)
             if longer is not None and len(longer) <= self.recipe.max_prompt_tokens:
                 dialogue.said.append({"role": "user", "content": turn})
                 return self._ask(dialogue, longer)

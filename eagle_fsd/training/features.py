@@ -63,6 +63,8 @@ def identity(target: Target, name: str) -> dict:
     """Whose states a cache holds: the target's name, the layers, and a digest of some weights."""
     digest = hashlib.sha256()
     for parameter in target.model.parameters():
+        if parameter.is_meta:  # offloaded by device_map
+            continue
         digest.update(parameter.flatten()[:16].float().cpu().numpy().tobytes())
     layers = list(target.feature_layers)
     return {"target": name, "layers": layers, "weights": digest.hexdigest()[:16]}
@@ -168,7 +170,10 @@ class FeatureCache:
         if not self.complete and [len(d.ids) for d in dialogues] != lengths.tolist():
             raise ValueError(f"the feature cache {folder} was being filled with other dialogues")
         self._rows = np.memmap(
-            self.folder / ROWS, dtype=np.int16, mode="r+", shape=(int(starts[-1]), width)
+            self.folder / ROWS,
+            dtype=np.int16,
+            mode="r" if self.complete else "r+",
+            shape=(int(starts[-1]), width),
         )
 
     def rows(self, indices: Sequence[int]) -> list[torch.Tensor]:

@@ -7,14 +7,18 @@ data.json            the record of the finished run
 """
 
 import json
+import os
 import resource
+import time
 from collections import Counter
 from pathlib import Path
 
 import torch
 
-from eagle_fsd.jsonl import append_line, read_lines, write_json, write_lines
+from eagle_fsd.jsonl import read_lines, write_json, write_lines
 from eagle_fsd.training.features import FeatureWriter
+
+SYNC_SECONDS = 1.0
 
 
 class Journal:
@@ -33,8 +37,7 @@ class Journal:
         self.sources: Counter[str] = Counter()
         self.reasons: Counter[str] = Counter()
         self.answer_tokens = self.tokens = self.finished = self.dialogues = 0
-        self.seconds = 0.0  # of the runs before, up to the last line
-        self.fresh_tokens = 0  # answer tokens that this run added
+        self.seconds, self.peak_memory_mb = 0.0, 0  # of the runs before
         if path.is_file():
             for row in read_lines(path, repair=True):
                 self._count(row)
@@ -43,6 +46,11 @@ class Journal:
             for row in read_lines(self.dropped_path, repair=True):
                 self.ids.add(row["id"])
                 self.reasons[row["reason"]] += 1
+        if path.is_file() and (record := read_record(path)):
+            # a later run that was killed left later lines, but no record
+            self.seconds = max(self.seconds, record["seconds"])
+            self.peak_memory_mb = record["peak_memory_mb"]
+        self._lines, self._dropped_lines = _Lines(path), _Lines(self.dropped_path)
 
     def attach(self, features: FeatureWriter) -> None:
         """Keep features too from now on.
@@ -62,18 +70,22 @@ class Journal:
         """Append a dialogue; its features first, so that no line is without."""
         if self.features is not None:
             self.features.append(row["input_ids"], features_LD)
-        append_line(self.path, row | {"seconds": round(seconds, 1)})
+        self._lines.append(row | {"seconds": round(seconds, 1)})
         self._count(row)
-        self.fresh_tokens += sum(row["loss_mask"])
 
     def drop(self, number: int, reason: str) -> None:
         """Append a dropped candidate."""
-        append_line(self.dropped_path, {"id": number, "reason": reason})
+        self._dropped_lines.append({"id": number, "reason": reason})
         self.ids.add(number)
         self.reasons[reason] += 1
 
+    def close(self) -> None:
+        """Wait until every line is on disk."""
+        self._lines.close()
+        self._dropped_lines.close()
+
     def counts(self, seconds: float) -> dict:
-        """The figures of a run; `seconds` and the rate are of this command alone."""
+        """The figures of all the runs that made these files; `seconds` are theirs too."""
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024  # Linux counts in KB
         return {
             "dialogues": self.dialogues,
@@ -83,9 +95,8 @@ class Journal:
             "by_source": dict(self.sources),
             "dropped": dict(sorted(self.reasons.items())),
             "seconds": seconds,
-            "seconds_with_earlier_runs": self.seconds + seconds,
-            "tokens_per_s": self.fresh_tokens / seconds if self.fresh_tokens else None,
-            "peak_memory_mb": round(peak),
+            "tokens_per_s": self.answer_tokens / seconds if seconds else None,
+            "peak_memory_mb": max(self.peak_memory_mb, round(peak)),
         }
 
     def _count(self, row: dict) -> None:
@@ -96,6 +107,40 @@ class Journal:
         self.answer_tokens += sum(row["loss_mask"])
         self.tokens += len(row["input_ids"])
         self.finished += row["finished"]
+
+
+class _Lines:
+    """A file to which rows are appended.
+
+    A line is handed to the system at once, so that a kill loses none. The disk is waited for once a
+    second at most: a full GPU batch ends many dialogues at a time.
+    """
+
+    def __init__(self, path: Path):
+        self.path = path
+        self._file = None  # opened by the first row
+        self._synced = 0.0
+
+    def append(self, row: dict) -> None:
+        if self._file is None:
+            self._file = self.path.open("a", encoding="utf-8")
+        self._file.write(json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n")
+        self._file.flush()
+        if time.monotonic() - self._synced > SYNC_SECONDS:
+            os.fsync(self._file.fileno())
+            self._synced = time.monotonic()
+
+    def close(self) -> None:
+        if self._file is not None:
+            os.fsync(self._file.fileno())
+            self._file.close()
+            self._file = None
+
+
+def read_record(path: Path) -> dict:
+    """What the runs before recorded beside these dialogues; empty if none came to its end."""
+    record = path.with_suffix(".json")
+    return json.loads(record.read_text()) if record.is_file() else {}
 
 
 def check_same_options(path: Path, mine: dict, *, free: tuple[str, ...]) -> None:
@@ -144,12 +189,8 @@ def merge(output: Path, parts: list[Path]) -> dict:
         users.add(row["user"])
     write_lines(output, kept)
     write_lines(output.with_suffix(".dropped.jsonl"), sorted(others, key=_number))
-    records = [json.loads(p.with_suffix(".json").read_text()) for p in parts]
-    rates = [r["tokens_per_s"] for r in records if r["tokens_per_s"]]
-    return Journal(output).counts(0.0) | {
-        "seconds": max(r["seconds"] for r in records),
-        "seconds_with_earlier_runs": max(r["seconds_with_earlier_runs"] for r in records),
-        "tokens_per_s": sum(rates) if rates else None,
+    records = [read_record(p) for p in parts]
+    return Journal(output).counts(max(r["seconds"] for r in records)) | {
         "peak_memory_mb": sum(r["peak_memory_mb"] for r in records),
     }
 

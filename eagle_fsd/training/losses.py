@@ -21,7 +21,8 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import nn
 
-CHUNK_ELEMENTS = 2**22  # logits held at a time: 16 MB in float32
+CHUNK_ELEMENTS = 2**22  # logits held at a time: 16 MB in float32, which a CPU's caches like
+DEVICE_CHUNK_ELEMENTS = 2**27  # elsewhere: 512 MB, few launches
 
 # target's and draft's log-probabilities [C, R] -> loss [C], gradient by the draft's logits [C, R]
 DistributionLoss = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
@@ -149,7 +150,9 @@ class _Mixed(torch.autograd.Function):
         grad_SMD = torch.empty_like(hidden_SMD)
         own = ctx.needs_input_grad[1]
         grad_RD = torch.zeros_like(lm_head_RD, dtype=torch.float32) if own else None
-        chunk = max(1, CHUNK_ELEMENTS // rows_RD.shape[0])
+        on_cpu = hidden_SMD.device.type == "cpu"
+        elements = CHUNK_ELEMENTS if on_cpu else DEVICE_CHUNK_ELEMENTS
+        chunk = max(1, elements // rows_RD.shape[0])
         for start in range(0, M, chunk):
             part = slice(start, start + chunk)
             target_CR = _log_softmax(target_MD[part].to(low), target_lm_head_RD)

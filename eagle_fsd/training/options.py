@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass, field
 
+import torch
+
 from eagle_fsd.options import option
 from eagle_fsd.training.losses import parse_losses
 from eagle_fsd.training.recipe import Recipe, choose_recipe
@@ -29,7 +31,7 @@ class TrainOptions:
     loss_vocab: int = option(0, "losses over this many frequent tokens, though all are drafted")
     start: str = option("random", "weights begin at random, at the target's (target), or at a head")
 
-    recipe: str = option("unrolled", "eagle, unrolled or eagle3; the options below change it")
+    recipe: str = option("", "eagle, unrolled or eagle3; empty: unrolled, or eagle3 for its heads")
     losses: str = option("", "mix such as 'feature=1 ce=0.1'; also kl, rkl, js, tv")
     unroll_steps: int | None = option(None, "steps on the head's own output; 1: true features only")
     step_decay: float | None = option(None, "weight of a step relative to the one before")
@@ -45,8 +47,8 @@ class TrainOptions:
     epochs: float = option(0.0, "passes over the data; 3 if no budget is given")
     steps: int = option(0, "largest number of steps")
     minutes: float = option(0.0, "longest training; the learning rate then follows the clock")
-    tokens_per_batch: int = option(2048, "padded tokens of one forward")
-    batches_per_step: int = option(1, "batches of a step, shared by the processes")
+    tokens_per_batch: int = option(0, "padded tokens of one forward; default 2048, 16384 on CUDA")
+    batches_per_step: int = option(0, "batches of a step, over all processes; default one each")
     precision: str = option("bf16", "bf16 (mixed) or no (float32)")
     gradient_checkpointing: bool = option(False, "recompute activations: less memory, slower")
     save_minutes: float = option(5.0, "minutes between resumable saves")
@@ -54,17 +56,23 @@ class TrainOptions:
     seed: int = option(0, "of initialisation, order and noise")
 
     def __post_init__(self):
-        names = ("held_out", "validate_depth", "tokens_per_batch", "batches_per_step", "max_length")
+        self.recipe = self.recipe or ("eagle3" if self.head_type == "eagle3" else "unrolled")
+        self.tokens_per_batch = self.tokens_per_batch or (
+            16384 if torch.cuda.is_available() else 2048
+        )
+        names = ("held_out", "validate_depth", "tokens_per_batch", "max_length")
         for name in names:
             if getattr(self, name) <= 0:
                 raise ValueError(f"--{name} must be positive, got {getattr(self, name)}")
-        for name in ("draft_vocab", "loss_vocab", "replayed", "answer_tokens"):
+        for name in ("draft_vocab", "loss_vocab", "replayed", "answer_tokens", "batches_per_step"):
             if getattr(self, name) < 0:
                 raise ValueError(f"--{name} must not be negative, got {getattr(self, name)}")
         if 0 < self.draft_vocab < 8:  # validation looks at the best 8
             raise ValueError(f"--draft_vocab must be at least 8, got {self.draft_vocab}")
         if self.draft_vocab and self.loss_vocab:
             raise ValueError("--draft_vocab and --loss_vocab exclude each other")
+        if self.loss_vocab and self.head_type == "eagle3":
+            raise ValueError("an EAGLE-3 head has its own lm_head: --draft_vocab, not --loss_vocab")
         if self.precision not in ("bf16", "no"):
             raise ValueError(f"--precision must be bf16 or no, got {self.precision!r}")
         online = self.features == ["online"]
@@ -83,4 +91,9 @@ class TrainOptions:
             changes["losses"] = parse_losses(self.losses)
         if self.schedule:
             changes["schedule"] = self.schedule
-        return choose_recipe(self.recipe, changes)
+        recipe = choose_recipe(self.recipe, changes)
+        if self.head_type == "eagle3" and "feature" in recipe.losses:
+            raise ValueError(
+                "an EAGLE-3 head's output is no feature of the target: leave the loss `feature` out"
+            )
+        return recipe

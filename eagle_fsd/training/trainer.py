@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import broadcast_object_list
+from accelerate.utils import DistributedType, broadcast_object_list
 from torch import nn
 from tqdm import tqdm
 
@@ -72,10 +72,17 @@ class Trainer:
 
     def __post_init__(self):
         processes = self.accelerator.num_processes
-        if self.batches_per_step % processes:
+        assert self.batches_per_step % processes == 0, (self.batches_per_step, processes)
+        kind = self.accelerator.distributed_type
+        sharded = kind in (DistributedType.FSDP, DistributedType.DEEPSPEED)
+        if sharded and self.recipe.clip_value:
             raise ValueError(
-                f"batches_per_step {self.batches_per_step} cannot be shared by {processes} "
-                "processes: give a multiple"
+                f"{kind.value} cannot clip gradients by value: give --clip_value 0 --clip_norm 0.5"
+            )
+        if kind == DistributedType.DEEPSPEED and self.batches_per_step != processes:
+            raise ValueError(
+                "DeepSpeed steps at every backward pass: leave --batches_per_step out, which gives "
+                "every process one batch"
             )
 
     def run(self) -> dict:

@@ -20,7 +20,9 @@ def start_from_head(head: DraftHead, other: DraftHead) -> list[str]:
     left = []
     with torch.no_grad():
         for key, tensor in head.state_dict().items():
-            if key in ("d2t", "t2d") or key not in theirs:
+            if key in ("d2t", "t2d"):
+                continue
+            if key not in theirs:
                 left.append(key)
             elif key == "lm_head.weight" and theirs[key].shape[1] == tensor.shape[1]:
                 if not _copy_token_rows(head, other):
@@ -29,32 +31,45 @@ def start_from_head(head: DraftHead, other: DraftHead) -> list[str]:
                 tensor.copy_(theirs[key])
             else:
                 left.append(key)
-    if len(left) == len(head.state_dict()):
+    if len(left) == len(list(head.parameters())):
         raise ValueError("the head to start from has no weight of this head's names and shapes")
     return left
 
 
 def start_from_target(head: DraftHead, target: Target) -> list[str]:
-    """Copy from the target's last decoder layer what fits; returns the keys left as they were.
+    """Begin with the target's last decoder layer; returns the keys left as they were.
 
-    fc of an EAGLE-1/2 head begins as "hand the feature on". An EAGLE-3 head gets the target's final
-    norm and the lm_head rows of its draft vocabulary.
+    An EAGLE-1/2 head works on features, which the final norm has scaled, so the layer is rewritten
+    for them (`in_feature_space`), and fc begins as "hand the feature on". An EAGLE-3 head, which
+    norms its own input and output, gets the layer with outputs of size 1, the target's final norm
+    and the lm_head rows of its draft vocabulary.
 
     Raises:
         ValueError: the target's layers have other names than Llama's.
     """
-    layers = getattr(target.model.base_model, "layers", None)
-    if layers is None:
+    base = target.model.base_model
+    if not hasattr(base, "layers") or not hasattr(base, "norm"):
         raise ValueError(
             f"cannot start from a target of type {target.model.config.model_type!r}: it has no "
-            "`layers`; start at random"
+            "`layers` and `norm`; start at random"
         )
-    theirs = layers[-1].state_dict()
+    last, final_D = base.layers[-1], _factor(base.norm, target.hidden_size)
+    size, feature_size = _sizes(target)
+    theirs = {key: tensor.float().cpu() for key, tensor in last.state_dict().items()}
     # a norm may store its factor less 1, and Gemma's Llama-like one has a name of its own
-    before_mlp = getattr(layers[-1], "pre_feedforward_layernorm", None)
-    before_mlp = before_mlp or getattr(layers[-1], "post_attention_layernorm", None)
+    names = ("pre_feedforward_layernorm", "post_attention_layernorm")
+    before_mlp = next((getattr(last, name) for name in names if hasattr(last, name)), None)
     if before_mlp is not None:
         theirs["post_attention_layernorm.weight"] = _factor(before_mlp, target.hidden_size)
+    before_attention_D = _factor(last.input_layernorm, target.hidden_size)
+    ones_D = torch.ones_like(final_D)
+    theirs = in_feature_space(
+        theirs,
+        before_attention_D=ones_D if head.config.eagle3 else before_attention_D,
+        final_D=ones_D if head.config.eagle3 else final_D,
+        size=size,
+        feature_size=1.0 if head.config.eagle3 else feature_size,
+    )
     prefix = "midlayer." if head.config.eagle3 else "layers.0."
     skipped = "input_layernorm"  # the head's is over something else
     left = []
@@ -63,13 +78,13 @@ def start_from_target(head: DraftHead, target: Target) -> list[str]:
             source = theirs.get(key.removeprefix(prefix)) if key.startswith(prefix) else None
             if source is not None and source.shape == tensor.shape and skipped not in key:
                 tensor.copy_(source)
-            else:
+            elif key not in ("d2t", "t2d"):
                 left.append(key)
         if head.config.eagle3:
             token_R = head.draft_token_R
             rows_VD = target.lm_head.weight.cpu()
             head.lm_head.weight.copy_(rows_VD if token_R is None else rows_VD[token_R])
-            head.norm.weight.copy_(_factor(target.model.base_model.norm, target.hidden_size))
+            head.norm.weight.copy_(final_D)
             left = [key for key in left if key not in ("lm_head.weight", "norm.weight")]
         else:
             _hand_on_feature(head.fc)
@@ -77,10 +92,59 @@ def start_from_target(head: DraftHead, target: Target) -> list[str]:
     return left
 
 
+def in_feature_space(
+    layer: dict[str, torch.Tensor],
+    *,
+    before_attention_D: torch.Tensor,
+    final_D: torch.Tensor,
+    size: float,
+    feature_size: float,
+) -> dict[str, torch.Tensor]:
+    """A Llama layer over hidden states h, rewritten for features f = final * h / size.
+
+    What its norms would have divided by is folded into the weights: q, k and v read f without a
+    norm; the norm before the MLP sees f; what attention and MLP add comes out in f's units.
+
+    Args:
+        layer: its weights, by their keys within the layer.
+        before_attention_D: factor of its input norm.
+        final_D: factor of the final norm.
+        size: root mean square of h where the final norm reads it.
+        feature_size: root mean square of f.
+    """
+    tiny = 1e-3 * final_D.abs().max()
+    divisor_D = torch.where(final_D.abs() < tiny, tiny, final_D)
+    layer = dict(layer)
+    for name in ("q", "k", "v"):
+        layer[f"self_attn.{name}_proj.weight"] *= before_attention_D / divisor_D
+    layer["post_attention_layernorm.weight"] = (
+        layer["post_attention_layernorm.weight"] / divisor_D * feature_size
+    )
+    for key in ("self_attn.o_proj.weight", "mlp.down_proj.weight"):
+        layer[key] = layer[key] * (final_D / size)[:, None]
+    return layer
+
+
+@torch.inference_mode()
+def _sizes(target: Target) -> tuple[float, float]:
+    """Root mean squares before and after the target's final norm, on a probe of its vocabulary."""
+    seen = []
+    norm = target.model.base_model.norm
+    hook = norm.register_forward_hook(lambda _, inputs, output: seen.extend([inputs[0], output]))
+    probe_L = torch.arange(64, device=target.embed_tokens.weight.device) * 97 % target.vocab_size
+    try:
+        target.model.base_model(input_ids=probe_L[None], use_cache=False)
+    finally:
+        hook.remove()
+    # the first token's state is far larger than the others' in many models
+    before, after = (t[0, 1:].float().pow(2).mean(-1).sqrt().median().item() for t in seen)
+    return before, after
+
+
 def _factor(norm: nn.Module, D: int) -> torch.Tensor:
     """What an RMS norm multiplies by, float32 [D]: its output for one large number everywhere."""
     weight = next(norm.parameters())
-    return norm(weight.new_full((1, D), 1024.0))[0].float()
+    return norm(weight.new_full((1, D), 1024.0))[0].float().cpu()
 
 
 def _copy_token_rows(head: DraftHead, other: DraftHead) -> bool:
