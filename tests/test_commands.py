@@ -152,7 +152,7 @@ def test_mt_bench_samples_repeatably(run, models, tmp_path):
 
 def test_an_answer_stops_where_the_positions_end(run, models, tmp_path):
     """The second turn's budget is what the target's positions leave, the same for every arm."""
-    target = write_target(tmp_path / "short", max_positions=128)
+    target = write_target(tmp_path / "short", max_positions=128, layers=2)
     options = bench_options((target, models[1]), tmp_path)
     options[options.index("--max_new_tokens") + 1] = 40
     done = run("evaluate/mt_bench.py", *options, "--questions", 1)

@@ -17,7 +17,9 @@ CHAT_TEMPLATE = (
 )
 
 
-def write_target(folder: Path, *, seed: int = 0, max_positions: int = 2048) -> Path:
+def write_target(
+    folder: Path, *, seed: int = 0, max_positions: int = 2048, layers: int = 4
+) -> Path:
     """A random Llama in float32 whose vocabulary is the 256 bytes, <s> and </s>."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocab = {"<s>": 0, "</s>": 1} | {char: i for i, char in enumerate(alphabet, start=2)}
@@ -33,7 +35,7 @@ def write_target(folder: Path, *, seed: int = 0, max_positions: int = 2048) -> P
         vocab_size=len(vocab),
         hidden_size=HIDDEN,
         intermediate_size=INTERMEDIATE,
-        num_hidden_layers=4,
+        num_hidden_layers=layers,
         num_attention_heads=HEADS,
         num_key_value_heads=KV_HEADS,
         max_position_embeddings=max_positions,
