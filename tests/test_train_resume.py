@@ -12,12 +12,14 @@ from pathlib import Path
 
 import psutil
 import pytest
+import torch
 from accelerate.state import AcceleratorState
 from test_train_head import COMMAND, log_rows, options, refused, same, weights, write_data
 from tiny_folder import write_target
 
 ROOT = Path(__file__).parent.parent
 SCRIPT = str(ROOT / "train/train_head.py")
+pytestmark = pytest.mark.processes
 STEPS = 100
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}
 # two batches for each process of two
@@ -27,8 +29,13 @@ FAST = {"steps": STEPS, "precision": "no", "unroll_steps": 2}
 
 @pytest.fixture(autouse=True)
 def one_run_a_process():
-    """accelerate keeps a process's first settings; every test is a process of its own here."""
+    """Runs within this process are as those of their own: accelerate's state is fresh, and there is
+    one thread, since sums over more are rounded otherwise."""
     AcceleratorState._reset_state(reset_partial_state=True)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")
