@@ -14,6 +14,7 @@ from eagle_fsd.config import AcceptConfig, SamplingConfig
 from eagle_fsd.drafters import Drafter
 from eagle_fsd.sample import draw_and_score
 from eagle_fsd.target import Target
+from eagle_fsd.timing import PhaseClock
 
 
 @dataclass(frozen=True)
@@ -138,7 +139,12 @@ def check_request(target: Target, prompt: Sequence[int], stop: StopConfig) -> No
 
 
 def decode_rounds(
-    target: Target, drafter: Drafter, prompt: Sequence[int], config: DecodeConfig
+    target: Target,
+    drafter: Drafter,
+    prompt: Sequence[int],
+    config: DecodeConfig,
+    *,
+    clock: PhaseClock | None = None,
 ) -> Iterator[Round]:
     """Decode one answer, yielding after prefill and after every round.
 
@@ -146,12 +152,14 @@ def decode_rounds(
         target, drafter: both are started anew.
         prompt: token ids.
         config: acceptance, sampling, end and seed.
+        clock: notes the seconds of every phase.
 
     Raises:
         ValueError: see check_request.
     """
     check_request(target, prompt, config.stop)
     device = target.device
+    lap = clock.lap if clock else _no_lap
     generator = torch.Generator(device).manual_seed(config.seed)
     capacity = len(prompt) + config.stop.max_new_tokens
     target.start(capacity + drafter.max_nodes)
@@ -163,32 +171,54 @@ def decode_rounds(
     root_1, _ = draw_and_score(logits_V[None], uniform_1, prompt_L[None, :0], config.sampling)
     drafter.observe(features_LF, torch.cat([prompt_L[1:], root_1]))
     answer, finish = config.stop.trim([], root_1.tolist())
+    lap("prefill")
     yield Round(answer, None, finish)
 
     committed = len(prompt) + 1
     while finish is None:
         assert target.cache_length == committed - 1
+        lap("host")
         tree = drafter.propose()
+        lap("propose")
         logits_NV, features_NF = target.verify(tree)
+        lap("verify")
         uniform_S2 = uniforms(tree.max_depth, generator)
         accepted = accept(
             tree, logits_NV, uniform_S2, config=config.accept, sampling=config.sampling
         )
-        path_A = torch.tensor(accepted.path, device=device)
+        lap("accept")
+        path_A, token_A = _sent([accepted.path, accepted.tokens], device)
         target.commit(path_A)
-        drafter.observe(features_NF[path_A], torch.tensor(accepted.tokens, device=device))
+        drafter.observe(features_NF[path_A], token_A)
+        lap("commit")
         committed += len(accepted.tokens)
         kept, finish = config.stop.trim(answer, accepted.tokens)
         answer = answer + kept
         yield Round(kept, accepted, finish)
 
 
+def _no_lap(phase: str) -> None:
+    """Nobody measures."""
+
+
+def _sent(rows: list[list[int]], device: torch.device) -> torch.Tensor:
+    """Integers on the device. From pinned memory the host need not wait for an accelerator."""
+    if device.type != "cuda":
+        return torch.tensor(rows, device=device)
+    return torch.tensor(rows, pin_memory=True).to(device, non_blocking=True)
+
+
 def decode(
-    target: Target, drafter: Drafter, prompt: Sequence[int], config: DecodeConfig
+    target: Target,
+    drafter: Drafter,
+    prompt: Sequence[int],
+    config: DecodeConfig,
+    *,
+    clock: PhaseClock | None = None,
 ) -> Generation:
     """Decode one answer to its end; see decode_rounds."""
     result = Generation()
-    for step in decode_rounds(target, drafter, prompt, config):
+    for step in decode_rounds(target, drafter, prompt, config, clock=clock):
         result.tokens += step.tokens
         result.finish = step.finish
         if step.acceptance is not None:

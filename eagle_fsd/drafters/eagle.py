@@ -50,6 +50,10 @@ class EagleDrafter:
         self._cache: TreeCache | None = None
         self._pending: list[tuple[torch.Tensor, torch.Tensor]] = []
 
+    def with_tree(self, tree: TreeConfig) -> "EagleDrafter":
+        """The same head growing trees of another shape."""
+        return EagleDrafter(self.head, self.target, tree)
+
     def reset(self, capacity: int) -> None:
         rows = capacity + self.max_nodes + self.tree_config.num_expanded
         self._cache = TreeCache(self.head.config.num_hidden_layers, rows)
