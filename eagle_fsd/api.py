@@ -69,6 +69,8 @@ def load(
     dtype: str = "",
     device: str = "cpu",
     conv_template: str = "",
+    engine: str = "auto",
+    keep_stock: bool = False,
 ) -> Model:
     """Load a target and a draft head; configs are checked before weights load.
 
@@ -80,6 +82,9 @@ def load(
         dtype: bfloat16, float16 or float32; "" is bfloat16 where that is fast.
         device: a torch device, or "auto".
         conv_template: see eagle_fsd.chat.prompt_ids.
+        engine: how the target is run, a name in eagle_fsd.engine.select.ENGINES; "auto" is the
+            fastest that works here.
+        keep_stock: keep a stock model beside, for transformers' own generate.
 
     Raises:
         ValueError: unknown target, no head for it, or a head of another target.
@@ -94,7 +99,12 @@ def load(
     draft_head = None if head is None else load_head(head, config)
     layers = draft_head.config.fused_layers(config.num_hidden_layers) if draft_head else ()
     loaded, tokenizer = load_target(
-        target, dtype=dtype or usual_dtype(device), device=device, feature_layers=layers
+        target,
+        dtype=dtype or usual_dtype(device),
+        device=device,
+        feature_layers=layers,
+        engine=engine,
+        keep_stock=keep_stock,
     )
     if draft_head is None:
         return Model(loaded, tokenizer, RootDrafter(), conv_template)

@@ -1,30 +1,48 @@
 """Arms of a comparison: ways to answer the same prompt, timed and counted alike.
 
-`generate` is transformers' own loop; `plain` is ours with a one-node tree; the others draft trees
-and accept by a rule. Every arm gets the same prompt tokens, stop tokens, budget and seed. The clock
-covers prefill and decoding, not tokenisation.
+`generate` is transformers' own loop on the stock model, `generate_compiled` the same with a static
+cache and torch.compile; `plain` is our loop with a one-node tree; the others draft trees and accept
+by a rule. Every arm gets the same prompt tokens, stop tokens, budget and seed. The clock covers
+prefill and decoding, not tokenisation.
 """
 
 import math
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import torch
+from transformers import CompileConfig
 
 from eagle_fsd.api import Model
-from eagle_fsd.config import AcceptConfig, SamplingConfig
+from eagle_fsd.config import AcceptConfig, SamplingConfig, TreeConfig
 from eagle_fsd.decode import DecodeConfig, Generation, StopConfig, check_request, decode
+from eagle_fsd.drafters import Drafter
 from eagle_fsd.drafters.root import RootDrafter
-from eagle_fsd.timing import synchronized_time
+from eagle_fsd.replay.record import parse_tree
+from eagle_fsd.timing import PhaseClock, synchronized_time
 
 BASELINES = ("generate", "plain")
+COMPILED = "generate_compiled"  # minutes of first use and needs a compiler, so no baseline of all
 
 
 @dataclass(frozen=True)
 class Arm:
-    """A way to answer. `accept` is None for the two baselines."""
+    """A way to answer.
+
+    Attributes:
+        name: in tables and file names.
+        accept: the rule; None for arms that draft nothing.
+        tree: shape of its draft trees; None: as the model's drafter has it.
+        tree_label: what `tree` came from: "" (None), its own name, or "auto": to be chosen by
+            measurement before the first answer.
+        make_drafter: the drafter of an arm that does not use the model's.
+    """
 
     name: str
     accept: AcceptConfig | None = None
+    tree: TreeConfig | None = None
+    tree_label: str = ""
+    make_drafter: Callable[[Model], Drafter] | None = None
 
     @classmethod
     def with_rule(cls, accept: AcceptConfig) -> "Arm":
@@ -36,26 +54,78 @@ class Arm:
         parts += [accept.child] if accept.child != AcceptConfig.child else []
         return cls("_".join([*parts, f"T{accept.threshold:g}"]), accept)
 
+    def with_tree(self, label: str) -> "Arm":
+        """The same rule on trees of its own, named after them.
+
+        Args:
+            label: "" (the arm as it is), "auto", or a shape such as 15x4x6.
+
+        Raises:
+            ValueError: no such shape.
+        """
+        if not label:
+            return self
+        tree = None if label == "auto" else parse_tree(label)
+        return replace(self, name=f"{self.name}_{label}", tree=tree, tree_label=label)
+
+    @property
+    def runs_our_loop(self) -> bool:
+        return self.name not in ("generate", COMPILED)
+
+    def build_drafter(self, model: Model) -> Drafter:
+        """Its drafter; build it once, since a reduced draft vocabulary may be copied for it."""
+        assert self.tree or self.tree_label != "auto", f"{self.name}: its tree is not chosen yet"
+        if self.accept is None:
+            return RootDrafter()
+        if self.make_drafter is not None:
+            return self.make_drafter(model)
+        return model.drafter if self.tree is None else model.drafter.with_tree(self.tree)
+
+    def decode_config(self, sampling: SamplingConfig, stop: StopConfig, seed: int) -> DecodeConfig:
+        return DecodeConfig(self.accept or AcceptConfig("exact"), sampling, stop, seed)
+
     def answer(
-        self, model: Model, prompt: list[int], sampling: SamplingConfig, stop: StopConfig, seed: int
+        self,
+        model: Model,
+        prompt: list[int],
+        sampling: SamplingConfig,
+        stop: StopConfig,
+        seed: int,
+        *,
+        drafter: Drafter | None = None,
+        clock: PhaseClock | None = None,
     ) -> tuple[Generation, float]:
-        """Answer a prompt; returns the generation and its seconds."""
+        """Answer a prompt; returns the generation and its seconds.
+
+        Args:
+            drafter: from build_drafter; None builds one now, outside the time.
+            clock: notes the seconds of every phase of our loop; transformers' has none.
+        """
+        if drafter is None:
+            drafter = self.build_drafter(model)
         target = model.target
         began = synchronized_time(target.device)
-        if self.name == "generate":
-            result = _transformers_generate(model, prompt, sampling, stop, seed)
+        if self.runs_our_loop:
+            config = self.decode_config(sampling, stop, seed)
+            result = decode(target, drafter, prompt, config, clock=clock)
         else:
-            drafter = RootDrafter() if self.accept is None else model.drafter
-            config = DecodeConfig(self.accept or AcceptConfig("exact"), sampling, stop, seed)
-            result = decode(target, drafter, prompt, config)
+            compiled = self.name == COMPILED
+            result = _transformers_generate(model, prompt, sampling, stop, seed, compiled=compiled)
         return result, synchronized_time(target.device) - began
 
 
 @torch.inference_mode()
 def _transformers_generate(
-    model: Model, prompt: list[int], sampling: SamplingConfig, stop: StopConfig, seed: int
+    model: Model,
+    prompt: list[int],
+    sampling: SamplingConfig,
+    stop: StopConfig,
+    seed: int,
+    *,
+    compiled: bool,
 ) -> Generation:
     """transformers' generate; Target has emptied the model's own generation defaults."""
+    assert model.target.has_stock, "load with keep_stock=True: `generate` is the stock model's"
     check_request(model.target, prompt, stop)
     ids = torch.tensor([prompt], device=model.target.device)
     torch.manual_seed(seed)
@@ -67,6 +137,12 @@ def _transformers_generate(
             "top_k": sampling.top_k,
             "top_p": sampling.top_p,
         }
+    if compiled:
+        # transformers compiles on accelerators by itself, on a CPU only with this mark of its own
+        # tests (5.x, generation/utils.py _valid_auto_compile_criteria)
+        compile_config = CompileConfig()
+        compile_config._compile_all_devices = True
+        settings |= {"cache_implementation": "static", "compile_config": compile_config}
     output = model.target.model.generate(
         ids,
         attention_mask=torch.ones_like(ids),

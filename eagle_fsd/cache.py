@@ -2,12 +2,27 @@
 
 transformers' DynamicCache concatenates (so it reallocates every step); its static caches index with
 tensors and drop rows of sliding-window layers. Here every layer keeps whole rows in one buffer, and
-`keep_path` moves the accepted rows of a tree behind the prefix. Which rows a query may see is the
-mask's business (target.py), not the cache's.
+`keep_path` moves the accepted rows of a tree behind the prefix, in all layers at once. Which rows a
+query may see is the mask's business (target.py), not the cache's.
 """
+
+from dataclasses import dataclass
 
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
+
+
+@dataclass(frozen=True)
+class FixedRows:
+    """Where a forward of fixed shapes writes, and how far it reads (engine/graphs.py).
+
+    Attributes:
+        row_N: the cache row of each new position, int64 on the device.
+        bucket: rows [0, bucket) are read, valid or not; the mask hides the others.
+    """
+
+    row_N: torch.Tensor
+    bucket: int
 
 
 class PreallocatedLayer(CacheLayerMixin):
@@ -15,15 +30,14 @@ class PreallocatedLayer(CacheLayerMixin):
 
     is_sliding = False  # whole rows are kept for sliding-window layers too
 
-    def __init__(self, capacity: int):
+    def __init__(self, cache: "TreeCache", index: int):
         super().__init__()
-        self.capacity = capacity
+        self._cache = cache
+        self._index = index
         self.length = 0
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
-        batch, heads, _, head_dim = key_states.shape
-        self.keys = key_states.new_empty(batch, heads, self.capacity, head_dim)
-        self.values = value_states.new_empty(batch, heads, self.capacity, value_states.shape[-1])
+        self.keys, self.values = self._cache.buffers(self._index, key_states, value_states)
         self.is_initialized = True
 
     def update(
@@ -32,12 +46,19 @@ class PreallocatedLayer(CacheLayerMixin):
         """Append rows; return views of all valid rows, the new ones included."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-        end = self.length + key_states.shape[-2]
-        assert end <= self.capacity, f"cache of {self.capacity} rows cannot hold {end}"
-        self.keys[:, :, self.length : end] = key_states
-        self.values[:, :, self.length : end] = value_states
+        fixed = self._cache.fixed
+        if fixed is not None:
+            self.keys.index_copy_(2, fixed.row_N, key_states)
+            self.values.index_copy_(2, fixed.row_N, value_states)
+            return self.keys.narrow(2, 0, fixed.bucket), self.values.narrow(2, 0, fixed.bucket)
+        new = key_states.shape[2]
+        end = self.length + new
+        capacity = self._cache.capacity
+        assert end <= capacity, f"cache of {capacity} rows cannot hold {end}"
+        self.keys.narrow(2, self.length, new).copy_(key_states)
+        self.values.narrow(2, self.length, new).copy_(value_states)
         self.length = end
-        return self.keys[:, :, :end], self.values[:, :, :end]
+        return self.keys.narrow(2, 0, end), self.values.narrow(2, 0, end)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         return self.length + query_length, 0
@@ -46,7 +67,7 @@ class PreallocatedLayer(CacheLayerMixin):
         return self.length
 
     def get_max_length(self) -> int:
-        return self.capacity
+        return self._cache.capacity
 
 
 class TreeCache(Cache):
@@ -54,15 +75,47 @@ class TreeCache(Cache):
 
     Example: 5 committed rows and a tree of 4 nodes give length 9; `keep_path(5, [0, 2])` leaves
     rows 0-4, node 0's row at 5 and node 2's row at 6, and length 7.
+
+    Args:
+        num_layers: layers of the model.
+        capacity: rows of each.
+        pooled: one buffer for all layers; False where they lie on several devices.
+
+    Attributes:
+        fixed: set while a forward of fixed shapes runs, else None.
     """
 
-    def __init__(self, num_layers: int, capacity: int):
-        super().__init__(layers=[PreallocatedLayer(capacity) for _ in range(num_layers)])
+    def __init__(self, num_layers: int, capacity: int, *, pooled: bool = True):
+        super().__init__(layers=[PreallocatedLayer(self, index) for index in range(num_layers)])
+        self.capacity = capacity
+        self.fixed: FixedRows | None = None
+        self._pooled = pooled
+        self._pools: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     @property
     def length(self) -> int:
         """Number of valid rows."""
         return self.layers[0].length
+
+    def buffers(
+        self, index: int, key_states: torch.Tensor, value_states: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """A layer's part of the pool of all layers; of one of its own if it lies or looks apart."""
+        shapes = [self._shape(states) for states in (key_states, value_states)]
+        if not self._pools and self._pooled:
+            self._add_pool(len(self.layers), shapes, key_states)
+        if not self._pooled or [part.shape[1:] for part in self._pools[0]] != shapes:
+            self._add_pool(1, shapes, key_states)
+            index = -1
+        keys, values = self._pools[-1 if index < 0 else 0]
+        return keys[index], values[index]
+
+    def _add_pool(self, layers: int, shapes: list[torch.Size], like: torch.Tensor) -> None:
+        self._pools.append(tuple(like.new_empty(layers, *shape) for shape in shapes))
+
+    def _shape(self, states: torch.Tensor) -> torch.Size:
+        batch, heads, _, head_dim = states.shape
+        return torch.Size((batch, heads, self.capacity, head_dim))
 
     @torch.inference_mode()
     def keep_path(self, prefix_length: int, node_A: torch.Tensor) -> None:
@@ -72,16 +125,25 @@ class TreeCache(Cache):
             prefix_length: rows before the tree's own.
             node_A: indices of the accepted nodes within the tree, root first, [A].
         """
-        end = prefix_length + node_A.shape[0]
-        for layer in self.layers:
-            row_A = (node_A + prefix_length).to(layer.keys.device)
-            # index_select copies first, so source and destination rows may overlap
-            layer.keys[:, :, prefix_length:end] = layer.keys.index_select(2, row_A)
-            layer.values[:, :, prefix_length:end] = layer.values.index_select(2, row_A)
-            layer.length = end
+        kept = node_A.shape[0]
+        if kept > 1:  # the root's row is where it should be
+            for pool in self._pools:
+                row_A = (node_A + prefix_length).to(pool[0].device)
+                for part in pool:
+                    # index_select copies first, so source and destination rows may overlap
+                    part.narrow(3, prefix_length, kept).copy_(part.index_select(3, row_A))
+        self.truncate(prefix_length + kept)
 
     def truncate(self, length: int) -> None:
         """Forget all rows from `length` on."""
+        assert length <= self.length, f"cannot grow a cache from {self.length} to {length}"
+        self._set_length(length)
+
+    def extend(self, length: int) -> None:
+        """Rows [0, length) are valid now: a forward of fixed shapes has written them."""
+        assert self.length <= length <= self.capacity, (self.length, length, self.capacity)
+        self._set_length(length)
+
+    def _set_length(self, length: int) -> None:
         for layer in self.layers:
-            assert length <= layer.length, f"cannot grow a cache from {layer.length} to {length}"
             layer.length = length

@@ -1,12 +1,15 @@
 """Divergences between the target's and the draft's next-token distributions.
 
-Every function takes logits (target first), takes the softmax itself, and returns a float32
-divergence in nats, clamped at 0. Logits of -inf are zero probabilities: 0 log 0 = 0, and a term
-with mass where the other side has none is infinite. NaN stays NaN, and never passes a threshold.
+Every divergence takes logits (target first), takes the softmax itself, and returns a float32 value
+in nats, clamped at 0. Logits of -inf are zero probabilities: 0 log 0 = 0, and a term with mass
+where the other side has none is infinite. NaN stays NaN, and never passes a threshold.
 
 The names say the direction: kl_target_draft = KL(target || draft) = sum target log(target/draft).
 
-Axes: ... any leading axes, V vocabulary.
+A drafter with a reduced vocabulary gives its rows over that vocabulary only (`divergence_over`):
+its probability elsewhere is 0, and the target's mass there counts, as one sum.
+
+Axes: ... any leading axes, V vocabulary, R draft vocabulary.
 """
 
 import math
@@ -15,31 +18,99 @@ from collections.abc import Callable
 import torch
 
 Divergence = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+LN2 = math.log(2)
+
+# --- over log-probabilities of the draft's tokens; `outside` is the target's mass on all others ---
+
+
+def _kl_target_draft(target_R, draft_R, outside):
+    return _kl(target_R, draft_R).clamp_min(0) + _infinite(outside)
+
+
+def _kl_draft_target(target_R, draft_R, outside):
+    return _kl(draft_R, target_R).clamp_min(0)
+
+
+def _js(target_R, draft_R, outside):
+    target, draft = target_R.exp(), draft_R.exp()
+    # the smallest normal number stands for 0, so that 0 / 0 becomes 0 / tiny
+    mean = ((target + draft) * 0.5).clamp_min(torch.finfo(torch.float32).tiny)
+    value = torch.xlogy(target, target / mean) + torch.xlogy(draft, draft / mean)
+    return (0.5 * (value.sum(-1) + outside * LN2)).clamp(0, LN2)  # outside: p log(p / (p/2))
+
+
+def _tv(target_R, draft_R, outside):
+    return (0.5 * ((target_R.exp() - draft_R.exp()).abs().sum(-1) + outside)).clamp_max(1)
+
+
+def _js_reference(target_R, draft_R, outside):
+    mean_R = torch.logaddexp(target_R, draft_R) - LN2
+    value = 0.5 * (_kl(mean_R, target_R) + _kl(mean_R, draft_R))
+    return value.clamp_min(0) + _infinite(outside)
+
+
+def _infinite(outside: torch.Tensor) -> torch.Tensor:
+    """Infinity where there is mass, NaN where there is NaN, else 0."""
+    return torch.where(outside > 0, math.inf, outside * 0)
+
+
+_OVER_LOG_PROBS = {
+    "kl_target_draft": _kl_target_draft,
+    "kl_draft_target": _kl_draft_target,
+    "js": _js,
+    "tv": _tv,
+    "js_reference": _js_reference,
+}
+
+# --- over logits --------------------------------------------------------------------------------
+
+
+def divergence_over(
+    name: str,
+    target_logits_V: torch.Tensor,
+    draft_logits_R: torch.Tensor,
+    draft_token_R: torch.Tensor | None,
+) -> torch.Tensor:
+    """A divergence whose draft side is over a reduced vocabulary, float32 [...].
+
+    Args:
+        name: a key of DIVERGENCES.
+        target_logits_V: [..., V].
+        draft_logits_R: [..., R].
+        draft_token_R: the target's id of each draft token; None where R is V.
+    """
+    target_V = torch.log_softmax(target_logits_V, dim=-1, dtype=torch.float32)
+    draft_R = torch.log_softmax(draft_logits_R, dim=-1, dtype=torch.float32)
+    if draft_token_R is None:
+        if target_V.shape != draft_R.shape:
+            raise ValueError(
+                f"target logits {tuple(target_V.shape)} and draft logits "
+                f"{tuple(draft_R.shape)} must have one shape"
+            )
+        return _OVER_LOG_PROBS[name](target_V, draft_R, target_V.new_zeros(()))
+    target_R = target_V[..., draft_token_R]
+    outside = target_V.exp().index_fill_(-1, draft_token_R, 0.0).sum(-1)
+    return _OVER_LOG_PROBS[name](target_R, draft_R, outside)
 
 
 def kl_target_draft(target_logits_V: torch.Tensor, draft_logits_V: torch.Tensor) -> torch.Tensor:
     """KL(target || draft), in [0, inf]; infinite where the draft gives zero to a possible token."""
-    target_V, draft_V = _log_probs(target_logits_V, draft_logits_V)
-    return _kl(target_V, draft_V).clamp_min(0)
+    return divergence_over("kl_target_draft", target_logits_V, draft_logits_V, None)
 
 
 def kl_draft_target(target_logits_V: torch.Tensor, draft_logits_V: torch.Tensor) -> torch.Tensor:
     """KL(draft || target), in [0, inf]."""
-    target_V, draft_V = _log_probs(target_logits_V, draft_logits_V)
-    return _kl(draft_V, target_V).clamp_min(0)
+    return divergence_over("kl_draft_target", target_logits_V, draft_logits_V, None)
 
 
 def js(target_logits_V: torch.Tensor, draft_logits_V: torch.Tensor) -> torch.Tensor:
     """Jensen-Shannon: 1/2 [KL(target || m) + KL(draft || m)], m their mean; in [0, ln 2]."""
-    target_V, draft_V = _log_probs(target_logits_V, draft_logits_V)
-    mean_V = torch.logaddexp(target_V, draft_V) - math.log(2)
-    return (0.5 * (_kl(target_V, mean_V) + _kl(draft_V, mean_V))).clamp(0, math.log(2))
+    return divergence_over("js", target_logits_V, draft_logits_V, None)
 
 
 def tv(target_logits_V: torch.Tensor, draft_logits_V: torch.Tensor) -> torch.Tensor:
     """Total variation: 1/2 sum |target - draft|, in [0, 1]."""
-    target_V, draft_V = _log_probs(target_logits_V, draft_logits_V)
-    return (0.5 * (target_V.exp() - draft_V.exp()).abs().sum(-1)).clamp_max(1)
+    return divergence_over("tv", target_logits_V, draft_logits_V, None)
 
 
 def js_reference(target_logits_V: torch.Tensor, draft_logits_V: torch.Tensor) -> torch.Tensor:
@@ -49,9 +120,7 @@ def js_reference(target_logits_V: torch.Tensor, draft_logits_V: torch.Tensor) ->
     is zero. Close to 0 it agrees with `js`; thresholds do not carry over otherwise
     (github.com/maxholsman/fsd e92a157; reference/fsd.md).
     """
-    target_V, draft_V = _log_probs(target_logits_V, draft_logits_V)
-    mean_V = torch.logaddexp(target_V, draft_V) - math.log(2)
-    return (0.5 * (_kl(mean_V, target_V) + _kl(mean_V, draft_V))).clamp_min(0)
+    return divergence_over("js_reference", target_logits_V, draft_logits_V, None)
 
 
 DIVERGENCES: dict[str, Divergence] = {
@@ -84,20 +153,6 @@ def canonical_name(name: str) -> str:
             f"(aliases: {', '.join(f'{a} = {n}' for a, n in ALIASES.items())})"
         )
     return name
-
-
-def _log_probs(
-    target_logits_V: torch.Tensor, draft_logits_V: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    if target_logits_V.shape != draft_logits_V.shape:
-        raise ValueError(
-            f"target logits {tuple(target_logits_V.shape)} and draft logits "
-            f"{tuple(draft_logits_V.shape)} must have one shape"
-        )
-    return (
-        torch.log_softmax(target_logits_V, dim=-1, dtype=torch.float32),
-        torch.log_softmax(draft_logits_V, dim=-1, dtype=torch.float32),
-    )
 
 
 def _kl(logp_V: torch.Tensor, other_logp_V: torch.Tensor) -> torch.Tensor:

@@ -16,6 +16,7 @@ from transformers import (
 from eagle_fsd.assets import EMBEDDED_TARGET, embedded_target_dir
 from eagle_fsd.checkpoint import resolve_folder
 from eagle_fsd.drafters.heads import DraftHead, build_head
+from eagle_fsd.engine.select import choose_engine
 from eagle_fsd.formats import read_stored_config, read_stored_head
 from eagle_fsd.head_config import HeadConfig
 from eagle_fsd.target import Target, check_supported
@@ -81,6 +82,8 @@ def load_target(
     dtype: str = "bfloat16",
     device: str = "cpu",
     feature_layers: tuple[int, ...] = (),
+    engine: str = "stock",
+    keep_stock: bool = True,
 ) -> tuple[Target, PreTrainedTokenizerBase]:
     """Load a target and its tokenizer.
 
@@ -88,11 +91,13 @@ def load_target(
         name: see load_target_config.
         dtype: a name in DTYPES. For the embedded target float32 means its bfloat16 weights upcast.
         device: a torch device, or "auto" to spread a large target over all accelerators.
-        feature_layers: which hidden states a draft head will read; see Target.
+        feature_layers, keep_stock: see Target.
+        engine: a name in ENGINES, or "auto".
     """
     if dtype not in DTYPES:
         raise ValueError(f"unknown dtype {dtype!r}; known: {', '.join(DTYPES)}")
     check_device(device)
+    engine = choose_engine(engine, device=device, dtype=DTYPES[dtype])
     config = load_target_config(name)
     path, options = _source(name)
     weights = dict(options)
@@ -109,7 +114,8 @@ def load_target(
         raise ValueError(f"target {name!r} is incomplete: {error}") from error
     if device != "auto":
         model.to(device)
-    return Target(model, feature_layers=feature_layers), tokenizer
+    target = Target(model, feature_layers=feature_layers, engine=engine, keep_stock=keep_stock)
+    return target, tokenizer
 
 
 def load_head(name: str | Path, target_config: PretrainedConfig) -> DraftHead:

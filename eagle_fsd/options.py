@@ -6,7 +6,8 @@ import torch
 
 from eagle_fsd.api import LARGE_TREE, SMALL_TREE, Model, load
 from eagle_fsd.config import AcceptConfig, SamplingConfig, TreeConfig
-from eagle_fsd.loading import usual_dtype
+from eagle_fsd.engine.select import choose_engine
+from eagle_fsd.loading import DTYPES, usual_dtype
 
 
 def option(default, help: str):
@@ -24,11 +25,13 @@ class ModelOptions:
     tree_depth: int | None = option(None, "drafted levels, upstream's depth + 1; default 4 or 6")
     branch_top_k: int | None = option(None, "children per expanded node; default 6 or 10")
     conv_template: str = option("", "FastChat template, for targets without a chat template")
+    engine: str = option("auto", "how the target is run: auto, packed (CPU), folded or stock")
 
     def __post_init__(self):
         self.device = self.device or ("cuda" if torch.cuda.is_available() else "cpu")
         self.dtype = self.dtype or usual_dtype(self.device)
         usual = SMALL_TREE if self.device == "cpu" else LARGE_TREE
+        choose_engine(self.engine, device=self.device, dtype=DTYPES.get(self.dtype, torch.float32))
         for name in ("num_draft_tokens", "tree_depth", "branch_top_k"):
             if getattr(self, name) is None:
                 setattr(self, name, getattr(usual, name))
@@ -37,11 +40,12 @@ class ModelOptions:
         """The tree's shape, checked."""
         return TreeConfig(self.num_draft_tokens, self.tree_depth, self.branch_top_k)
 
-    def load(self, *, drafts: bool = True) -> Model:
+    def load(self, *, drafts: bool = True, keep_stock: bool = False) -> Model:
         """Check everything that can be checked without weights, then load.
 
         Args:
             drafts: False needs no head and decodes plainly.
+            keep_stock: keep a stock model beside, for transformers' own generate.
         """
         return load(
             self.target,
@@ -50,6 +54,8 @@ class ModelOptions:
             dtype=self.dtype,
             device=self.device,
             conv_template=self.conv_template,
+            engine=self.engine,
+            keep_stock=keep_stock,
         )
 
 

@@ -17,6 +17,8 @@ from torch import nn
 from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel
 
 from eagle_fsd.cache import TreeCache
+from eagle_fsd.engine import attention
+from eagle_fsd.engine.linear import PackedLinear, pack, sharing_copy
 from eagle_fsd.tree import DraftTree
 
 # Families whose tree attention the tests check, sliding windows included where they have them.
@@ -51,8 +53,15 @@ class Target:
     Invariant after prefill and after every commit: cache length == committed tokens - 1, since the
     last committed token (the root of the next tree) has not been run yet.
 
+    Args:
+        model: a causal language model.
+        feature_layers: see below.
+        engine: how `prefill` and `verify` run it, a name in eagle_fsd.engine.select.ENGINES.
+        keep_stock: with an engine that rebuilds the model's layers, rebuild those of a copy, so
+            that `model` can still be run as transformers made it; costs the linear weights twice.
+
     Attributes:
-        model: the transformers model, in eval mode.
+        model: the transformers model, in eval mode; stock unless keep_stock is False.
         vocab_size: width V of its logits.
         hidden_size: width D.
         num_layers: decoder layers.
@@ -62,7 +71,14 @@ class Target:
         max_positions: longest sequence it was made for.
     """
 
-    def __init__(self, model: PreTrainedModel, *, feature_layers: tuple[int, ...] = ()):
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        *,
+        feature_layers: tuple[int, ...] = (),
+        engine: str = "stock",
+        keep_stock: bool = True,
+    ):
         check_supported(model.config)
         self.model = model.eval().requires_grad_(False)
         eos = model.generation_config.eos_token_id
@@ -88,8 +104,28 @@ class Target:
         self.readout_is_linear = self._softcap is None and self.lm_head.bias is None
         self._cache: TreeCache | None = None
         self._prefix_length = 0
+        self.engine = engine
+        self.has_stock = keep_stock or engine == "stock"
+        self._run_model = model
+        self._read: Callable[[torch.Tensor], torch.Tensor] = self.lm_head
+        self._query_groups = 0  # query heads that share a key head, where masks are folded
+        self._one_device = len(set((getattr(model, "hf_device_map", None) or {}).values())) < 2
+        if engine != "stock":
+            self._rebuild()
         if model.config.model_type not in TESTED_FAMILIES:
             self.check_tree_attention()
+
+    def _rebuild(self) -> None:
+        if self.has_stock:
+            self._run_model = sharing_copy(self.model)
+        if self.engine == "packed":
+            pack(self._run_model.base_model)
+            self._read = PackedLinear.of(self.lm_head)
+        config = self._run_model.config
+        if config._attn_implementation == "sdpa":
+            self._run_model.set_attn_implementation(attention.NAME)
+            heads = config.num_attention_heads
+            self._query_groups = heads // (getattr(config, "num_key_value_heads", None) or heads)
 
     @property
     def device(self) -> torch.device:
@@ -111,7 +147,7 @@ class Target:
 
     def start(self, capacity: int) -> None:
         """Begin a new sequence with a cache of `capacity` rows (prompt + answer + one tree)."""
-        self._cache = TreeCache(self.num_layers, capacity)
+        self._cache = TreeCache(self.num_layers, capacity, pooled=self._one_device)
         self._prefix_length = 0
 
     @torch.inference_mode()
@@ -199,7 +235,8 @@ class Target:
         """
         fused = bool(self.feature_layers)
         token_BN = token_BN.to(self.embed_tokens.weight.device)
-        output = self.model.base_model(input_ids=token_BN, output_hidden_states=fused, **forward)
+        base_model = self._run_model.base_model
+        output = base_model(input_ids=token_BN, output_hidden_states=fused, **forward)
         hidden_BND = output.last_hidden_state.to(self.device)
         if not fused:
             return hidden_BND, hidden_BND
@@ -208,7 +245,7 @@ class Target:
 
     def logits(self, hidden_ND: torch.Tensor) -> torch.Tensor:
         """The lm_head applied to hidden states after the final norm, [N, V]."""
-        return self._capped(self.lm_head(hidden_ND))
+        return self._capped(self._read(hidden_ND))
 
     def readout(
         self, token_R: torch.Tensor | None = None
@@ -222,6 +259,9 @@ class Target:
         token_R = token_R.to(self.device)
         weight_RD, bias = self.lm_head.weight[token_R].contiguous(), self.lm_head.bias
         bias_R = None if bias is None else bias[token_R]
+        if self.engine == "packed":
+            read = PackedLinear(weight_RD, bias_R)
+            return lambda hidden_ND: self._capped(read(hidden_ND))
         return lambda hidden_ND: self._capped(nn.functional.linear(hidden_ND, weight_RD, bias_R))
 
     def _capped(self, logits_NV: torch.Tensor) -> torch.Tensor:
@@ -257,7 +297,8 @@ class Target:
 
     def _additive(self, visible_NK: torch.Tensor) -> torch.Tensor:
         mask_NK = torch.zeros(visible_NK.shape, dtype=self.dtype, device=self.device)
-        return mask_NK.masked_fill_(~visible_NK, torch.finfo(self.dtype).min)[None, None]
+        mask_NK.masked_fill_(~visible_NK, torch.finfo(self.dtype).min)
+        return attention.fold_mask(mask_NK, max(1, self._query_groups))
 
     @torch.inference_mode()
     def check_tree_attention(self) -> None:

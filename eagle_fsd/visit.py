@@ -12,7 +12,7 @@ from functools import cached_property
 import torch
 
 from eagle_fsd.config import AcceptConfig, SamplingConfig
-from eagle_fsd.divergence import DIVERGENCES
+from eagle_fsd.divergence import divergence_over
 from eagle_fsd.sample import draw_and_score, filter_logits
 from eagle_fsd.tree import DraftTree
 
@@ -47,11 +47,12 @@ class Judge:
         if self.tree.draft_logits_ER.shape[0] == 0:
             return torch.full(row_M.shape, math.nan, device=row_M.device)
         target_MV = self.target_logits_NV[node_M]
-        draft_MV = self.tree.draft_logits(node_M, target_MV.shape[1])
+        draft_MR = self.tree.draft_logits_ER[row_M.clamp_min(0)]
         if self.config.logits == "processed":
             target_MV = filter_logits(target_MV, self.sampling)
-            draft_MV = filter_logits(draft_MV, self.sampling)
-        value_M = DIVERGENCES[self.config.divergence](target_MV, draft_MV)
+            draft_MR = filter_logits(draft_MR, self.sampling)
+        tokens = self.tree.draft_token_R
+        value_M = divergence_over(self.config.divergence, target_MV, draft_MR, tokens)
         return value_M.masked_fill(row_M < 0, math.nan)
 
     def passes(self, node_M: torch.Tensor, divergence_M: torch.Tensor) -> torch.Tensor:

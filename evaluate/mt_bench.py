@@ -118,7 +118,10 @@ def run_bench(options: BenchOptions, decoding: DecodeOptions, model_options: Mod
         if question.question_id not in run.records[arm.name]
     ]
     if todo:
-        model = model_options.load(drafts=any(arm.accept for arm in arms))
+        model = model_options.load(
+            drafts=any(arm.accept for arm in arms),
+            keep_stock=any(arm.name == "generate" for arm in arms),
+        )
         check_lengths(model, questions, options.max_new_tokens)
         for arm in arms:  # warm-up through the same call
             stop = model.stop(min(8, options.max_new_tokens))

@@ -3,12 +3,14 @@
 Axes: T new positions, K frontier nodes, E of them that a node sees, D hidden size, F features.
 """
 
+import copy
+
 import torch
-from torch import nn
 
 from eagle_fsd.cache import TreeCache
 from eagle_fsd.config import TreeConfig
-from eagle_fsd.drafters.heads import DraftHead, draft_readout
+from eagle_fsd.drafters.heads import DraftHead, draft_readout, runnable
+from eagle_fsd.engine.attention import fold_mask
 from eagle_fsd.target import Target
 from eagle_fsd.tree import DraftTree, TreeGrower
 
@@ -23,11 +25,6 @@ class EagleDrafter:
     """
 
     def __init__(self, head: DraftHead, target: Target, tree: TreeConfig):
-        vocabulary = head.config.draft_vocab_size or target.vocab_size
-        if tree.branch_top_k > vocabulary:
-            raise ValueError(
-                f"branch_top_k {tree.branch_top_k} is more than the draft vocabulary {vocabulary}"
-            )
         weight = head.fc.weight
         wanted = (target.hidden_size, (3 if head.config.eagle3 else 2) * target.hidden_size)
         if tuple(weight.shape) != wanted or weight.dtype != target.dtype:
@@ -42,17 +39,29 @@ class EagleDrafter:
                 f"loaded to give {target.feature_layers or 'those after the final norm'}"
             )
         self.head = head
-        self.readout = draft_readout(head, target)
+        self._run_head = runnable(head, target.engine)
+        self._query_groups = head.config.num_attention_heads // head.config.num_key_value_heads
+        self.readout = draft_readout(self._run_head, target)
         self.draft_token_R = head.draft_token_R
         self.target = target
+        self._set_tree(tree)
+
+    def _set_tree(self, tree: TreeConfig) -> None:
+        vocabulary = self.head.config.draft_vocab_size or self.target.vocab_size
+        if tree.branch_top_k > vocabulary:
+            raise ValueError(
+                f"branch_top_k {tree.branch_top_k} is more than the draft vocabulary {vocabulary}"
+            )
         self.tree_config = tree
         self.max_nodes = tree.num_draft_tokens + 1
         self._cache: TreeCache | None = None
         self._pending: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     def with_tree(self, tree: TreeConfig) -> "EagleDrafter":
-        """The same head growing trees of another shape."""
-        return EagleDrafter(self.head, self.target, tree)
+        """The same head growing trees of another shape; nothing is loaded or packed again."""
+        other = copy.copy(self)
+        other._set_tree(tree)
+        return other
 
     def reset(self, capacity: int) -> None:
         rows = capacity + self.max_nodes + self.tree_config.num_expanded
@@ -69,8 +78,8 @@ class EagleDrafter:
         stable = self._cache.length
         grower = TreeGrower(self.tree_config, self.draft_token_R)
         K = self.tree_config.branch_top_k
-        seen_KE = torch.zeros(K, 0, dtype=torch.bool, device=device)  # a frontier's own ancestors
-        own_KK = torch.eye(K, dtype=torch.bool, device=device)
+        own_KK = self._additive(torch.eye(K, dtype=torch.bool, device=device))
+        seen_KE = own_KK[:, :0]  # additive: which tree rows, ancestors or itself, a node sees
         for level in range(self.tree_config.tree_depth):
             token_K, slot_K = grower.add_level(self.readout(hidden_KD))
             if level + 1 == self.tree_config.tree_depth:
@@ -78,7 +87,7 @@ class EagleDrafter:
             if level:
                 seen_KE = seen_KE[slot_K]
             seen_KE = torch.cat([seen_KE, own_KK], dim=1)
-            hidden_KD = self.head(
+            hidden_KD = self._run_head(
                 hidden_KD[slot_K][None],
                 self.target.embed(token_K)[None],
                 torch.full((K,), stable + level, device=device),
@@ -94,18 +103,21 @@ class EagleDrafter:
         self._pending = []
         stable, T = self._cache.length, token_T.shape[0]
         causal_TT = torch.ones(T, T, dtype=torch.bool, device=token_T.device).tril()
-        hidden_TD = self.head(
-            self.head.fuse(features_TF)[None],
+        hidden_TD = self._run_head(
+            self._run_head.fuse(features_TF)[None],
             self.target.embed(token_T)[None],
             torch.arange(stable, stable + T, device=token_T.device),
             cache=self._cache,
-            mask=self._mask(stable, causal_TT) if stable and T > 1 else None,
+            mask=self._mask(stable, self._additive(causal_TT)) if stable and T > 1 else None,
         )[0]
         return hidden_TD[-1:], token_T[-1:]
 
-    def _mask(self, stable: int, visible_TE: torch.Tensor) -> torch.Tensor:
-        """Additive mask [1, 1, T, stable + E]: all stable rows, and of the new ones those given."""
+    def _additive(self, visible_TE: torch.Tensor) -> torch.Tensor:
         dtype = self.head.fc.weight.dtype
-        mask = torch.zeros(visible_TE.shape, dtype=dtype, device=visible_TE.device)
-        mask.masked_fill_(~visible_TE, torch.finfo(dtype).min)
-        return nn.functional.pad(mask, (stable, 0))[None, None]
+        mask_TE = torch.zeros(visible_TE.shape, dtype=dtype, device=visible_TE.device)
+        return mask_TE.masked_fill_(~visible_TE, torch.finfo(dtype).min)
+
+    def _mask(self, stable: int, seen_TE: torch.Tensor) -> torch.Tensor:
+        """All stable rows, and of the new ones what `seen` says; folded for grouped queries."""
+        prefix_TS = seen_TE.new_zeros(seen_TE.shape[0], stable)
+        return fold_mask(torch.cat([prefix_TS, seen_TE], dim=1), self._query_groups)

@@ -30,6 +30,8 @@ from transformers.models.llama.modeling_llama import (
     LlamaRotaryEmbedding,
 )
 
+from eagle_fsd.engine import attention
+from eagle_fsd.engine.linear import pack, sharing_copy
 from eagle_fsd.head_config import HeadConfig
 from eagle_fsd.target import Target
 
@@ -205,6 +207,16 @@ def draft_readout(head: DraftHead, target: Target) -> Callable[[torch.Tensor], t
     if head.lm_head is not None:
         return lambda hidden_ND: head.lm_head(head.normed(hidden_ND))
     return target.readout(head.draft_token_R)
+
+
+def runnable(head: DraftHead, engine: str) -> DraftHead:
+    """A copy to draft with, which shares the head's weights: folded attention, and linear layers as
+    the target's engine has them (engine/select.py)."""
+    copied = sharing_copy(head)
+    copied._llama_config._attn_implementation = attention.NAME
+    if engine == "packed":
+        pack(copied)
+    return copied
 
 
 def _llama_config(config: HeadConfig) -> LlamaConfig:

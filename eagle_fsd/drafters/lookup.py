@@ -1,0 +1,117 @@
+"""The drafter that looks its drafts up in the text so far: no head, no draft distribution.
+
+Prompt look-up decoding (Saxena 2023, github.com/apoorvumang/prompt-lookup-decoding; transformers'
+`prompt_lookup_num_tokens`): the longest of the last n-grams that occurred before is taken to go on
+as it did then.
+
+    A B C D E A B C     the last 3-gram A B C occurred at the start, so D E A B C ... are drafted
+
+Beyond the source: a match near the end of the text is read on into its own drafts, so that
+A A A drafts as many A as wanted; and several continuations of one n-gram can be drafted side by
+side.
+
+Axes: T newly committed tokens, F features.
+"""
+
+import torch
+
+from eagle_fsd.tree import DraftTree
+
+Gram = tuple[int, ...]
+
+
+class LookupDrafter:
+    """Drafts what followed the longest matching n-gram: a chain, or chains side by side.
+
+    There is no divergence without a draft distribution: D is NaN and never passes, so that `fsd`
+    emits what `exact` emits. When no n-gram matches, the tree is the root alone and the round is a
+    plain step. The first token of a prompt is never told to a drafter and is not looked up.
+
+    The text lives on the host: on an accelerator a round copies its committed tokens there, and
+    waits for it. A round costs time in proportion to its new tokens and its drafts, whatever the
+    length of the text.
+
+    Args:
+        num_draft_tokens: most drafts of a round.
+        max_ngram: longest n-gram looked up; shorter ones down to 1 follow.
+        num_continuations: how many different next tokens of the matching n-gram are drafted, the
+            most recent first; each heads a chain, and the drafts are shared out evenly.
+
+    Raises:
+        ValueError: an argument is below 1, or there are more continuations than drafts.
+    """
+
+    def __init__(
+        self, *, num_draft_tokens: int = 10, max_ngram: int = 3, num_continuations: int = 1
+    ):
+        given = {
+            "num_draft_tokens": num_draft_tokens,
+            "max_ngram": max_ngram,
+            "num_continuations": num_continuations,
+        }
+        for name, value in given.items():
+            if value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}")
+        if num_continuations > num_draft_tokens:
+            raise ValueError(
+                f"num_continuations {num_continuations} is more than num_draft_tokens "
+                f"{num_draft_tokens}: a continuation needs a draft"
+            )
+        self.num_draft_tokens = num_draft_tokens
+        self.max_ngram = max_ngram
+        self.num_continuations = num_continuations
+        self.max_nodes = num_draft_tokens + 1
+        self.reset(0)
+
+    def reset(self, capacity: int) -> None:
+        self._text: list[int] = []
+        self._device = torch.device("cpu")
+        # n-gram -> where its last different continuations begin, the most recent first
+        self._starts: dict[Gram, list[int]] = {}
+
+    def observe(self, features_TF: torch.Tensor, next_token_T: torch.Tensor) -> None:
+        self._device = next_token_T.device
+        for token in next_token_T.tolist():
+            self._note(token)
+
+    def propose(self) -> DraftTree:
+        tokens, parents = [self._text[-1]], [0]
+        starts = self._longest_match()
+        for number, start in enumerate(starts):
+            # the most recent chains take what does not divide evenly
+            count = (self.num_draft_tokens + len(starts) - 1 - number) // len(starts)
+            parent = 0
+            for token in self._continuation(start, count):
+                parents.append(parent)
+                parent = len(tokens)
+                tokens.append(token)
+        return DraftTree.from_parents(tokens, parents, device=self._device)
+
+    def _note(self, token: int) -> None:
+        """Append a token: it is the continuation of every n-gram that ended before it.
+
+        The n-grams that it ends are noted with the token after it, so the last ones never match
+        themselves.
+        """
+        start = len(self._text)
+        for n in range(1, min(self.max_ngram, start) + 1):
+            starts = self._starts.setdefault(tuple(self._text[-n:]), [])
+            others = [old for old in starts if self._text[old] != token]
+            starts[:] = [start, *others][: self.num_continuations]
+        self._text.append(token)
+
+    def _longest_match(self) -> list[int]:
+        """Where the continuations of the longest known n-gram at the end begin; [] if none."""
+        for n in range(min(self.max_ngram, len(self._text)), 0, -1):
+            starts = self._starts.get(tuple(self._text[-n:]))
+            if starts:
+                return starts
+        return []
+
+    def _continuation(self, start: int, count: int) -> list[int]:
+        """`count` tokens from `start` on; past the end of the text its own drafts are read."""
+        drafts: list[int] = []
+        for at in range(start, start + count):
+            beyond = at - len(self._text)
+            drafts.append(self._text[at] if beyond < 0 else drafts[beyond])
+        return drafts

@@ -1,0 +1,71 @@
+"""Peak memory of a piece of work, above what was held before it; exact, unlike the resident set.
+
+CUDA: the allocator's own peak. CPU: the running sum of what torch's CPU allocator gave out and took
+back, from the profiler's memory events: tensors, temporaries of operators, weights that oneDNN has
+packed. Neither counts what a library (MKL, cuBLAS, OpenMP) takes from the system by itself.
+"""
+
+from types import TracebackType
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+
+class PeakMemory:
+    """Measures a block of work.
+
+    On a CPU, blocks freed inside that were allocated before it are not counted as given back, so
+    work that drops old buffers should drop them before.
+
+    Example:
+        >>> with PeakMemory(torch.device("cpu")) as memory:
+        ...     work()
+        >>> memory.peak_bytes
+
+    Attributes:
+        peak_bytes: most bytes held at a time, above the level at the start.
+        held_bytes: what is still held at the end, above the level at the start.
+    """
+
+    def __init__(self, device: torch.device):
+        self._device = device
+        self._profile: profile | None = None
+        self._level = 0
+        self.peak_bytes = 0
+        self.held_bytes = 0
+
+    def __enter__(self) -> "PeakMemory":
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+            torch.cuda.reset_peak_memory_stats(self._device)
+            self._level = torch.cuda.memory_allocated(self._device)
+        else:
+            self._profile = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
+            self._profile.__enter__()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+            self.peak_bytes = torch.cuda.max_memory_allocated(self._device) - self._level
+            self.held_bytes = torch.cuda.memory_allocated(self._device) - self._level
+            return
+        self._profile.__exit__(kind, error, trace)
+        if kind is None:
+            self.peak_bytes, self.held_bytes = _peak_and_last(self._profile)
+
+
+def _peak_and_last(finished: profile) -> tuple[int, int]:
+    """The largest and the last running sum of allocations (positive) and releases (negative)."""
+    events = finished.profiler.kineto_results.events()
+    changes = [(e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]"]
+    level = peak = 0
+    for _, change in sorted(changes, key=lambda pair: pair[0]):
+        level += change
+        peak = max(peak, level)
+    return peak, level

@@ -1,0 +1,107 @@
+"""Shapes of targets by name, from their public config.json, and the shape of a head for each."""
+
+from pathlib import Path
+
+from transformers import AutoConfig, PretrainedConfig
+
+from eagle_fsd.head_config import HeadConfig
+from eagle_fsd.loading import check_fits
+from eagle_fsd.target import check_supported
+
+# As published beside the weights; what has no part in the size or the time of a forward is left out
+SHAPES: dict[str, dict] = {
+    "llama-3.1-8b": {
+        "model_type": "llama",
+        "vocab_size": 128256,
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "max_position_embeddings": 131072,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 500000.0,
+        "rope_scaling": {
+            "rope_type": "llama3",
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 8192,
+        },
+        "tie_word_embeddings": False,
+    },
+    "qwen3-32b": {
+        "model_type": "qwen3",
+        "vocab_size": 151936,
+        "hidden_size": 5120,
+        "intermediate_size": 25600,
+        "num_hidden_layers": 64,
+        "num_attention_heads": 64,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "max_position_embeddings": 40960,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1000000.0,
+        "tie_word_embeddings": False,
+    },
+}
+
+
+def load_shape(name: str) -> PretrainedConfig:
+    """The config of a target.
+
+    Args:
+        name: a key of SHAPES, or the path of a config.json or of a folder that holds one.
+
+    Raises:
+        ValueError: unknown name, unreadable file, a model that cannot verify trees, or one with
+            experts, of which a step reads a part that depends on the tokens.
+    """
+    if name in SHAPES:
+        return AutoConfig.for_model(**SHAPES[name])
+    if not Path(name).exists():
+        raise ValueError(
+            f"unknown shape {name!r}: give {', '.join(SHAPES)}, or the path of a config.json"
+        )
+    try:
+        config = AutoConfig.from_pretrained(name)
+    except (OSError, ValueError, KeyError) as error:
+        raise ValueError(f"{name} is no target's config: {error}") from error
+    check_supported(config)
+    for key in ("num_local_experts", "num_experts"):
+        if getattr(config, key, None):
+            raise ValueError(
+                f"{name} has {getattr(config, key)} experts: how many of them a step reads depends "
+                "on the tokens, which are random here. Give a dense model"
+            )
+    return config
+
+
+def head_shape(config: PretrainedConfig, *, head_type: str, draft_vocab: int) -> HeadConfig:
+    """A head as wide as its target's layers.
+
+    Args:
+        config: the target's.
+        head_type: "eagle" (EAGLE-1/2) or "eagle3".
+        draft_vocab: tokens that the head can draft; 0 is the target's whole vocabulary.
+
+    Raises:
+        ValueError: see HeadConfig; or the target has too few layers for an EAGLE-3 head.
+    """
+    if draft_vocab < 0:
+        raise ValueError(f"draft_vocab must be 0 (all tokens) or above, got {draft_vocab}")
+    eagle3 = head_type == "eagle3"
+    shape = HeadConfig(
+        hidden_size=config.hidden_size,
+        intermediate_size=config.intermediate_size,
+        num_attention_heads=config.num_attention_heads,
+        num_key_value_heads=config.num_key_value_heads,
+        vocab_size=config.vocab_size,
+        max_position_embeddings=config.max_position_embeddings,
+        bias=False,
+        head_type=head_type,
+        head_dim=getattr(config, "head_dim", None) if eagle3 else None,
+        draft_vocab_size=draft_vocab or None,
+    )
+    check_fits(shape, config, name=f"random {head_type}")
+    return shape

@@ -1,0 +1,48 @@
+"""The profile pass: where the seconds of an answer go, its peak memory, its synchronisations.
+
+Separate from the timed pass: a clock that synchronises at every phase slows an accelerator down,
+and measuring memory slows everything down.
+"""
+
+from eagle_fsd.arms import Arm
+from eagle_fsd.decode import decode_rounds
+from eagle_fsd.speed.contest import Contest, Prompt
+from eagle_fsd.speed.memory import PeakMemory
+from eagle_fsd.speed.synchronization import synchronizations_per_round
+from eagle_fsd.timing import PhaseClock
+
+
+def profile_answer(contest: Contest, arm: Arm, prompt: Prompt) -> dict:
+    """Answer a prompt two or three times: for the memory (this also warms up the prompt's length),
+    on CUDA for the synchronisations, and last under the clock.
+
+    Returns:
+        Counts of tokens and rounds; `seconds` of the whole answer under the clock and by phase
+        (None for transformers' generate); `peak_memory_bytes` above what was there before;
+        `synchronizations_per_round`.
+    """
+    target = contest.model.target
+    contest.release()
+    with PeakMemory(target.device) as memory:
+        contest.answer(arm, prompt)
+    clock = waits = None
+    if arm.runs_our_loop:
+        config = arm.decode_config(contest.sampling, contest.stop(), contest.seed(prompt))
+        rounds = decode_rounds(target, contest.drafter(arm), prompt.ids, config)
+        waits = synchronizations_per_round(rounds, target.device)
+        clock = PhaseClock(target.device)
+    result, seconds = contest.answer(arm, prompt, clock=clock)
+    return {
+        "question_id": prompt.question_id,
+        "category": prompt.category,
+        "context": prompt.context,
+        "arm": arm.name,
+        "prompt_tokens": len(prompt.ids),
+        "tokens": len(result.tokens),
+        "rounds": len(result.rounds),
+        "round_tokens": sum(len(r.tokens) for r in result.rounds),
+        "seconds": seconds,
+        "phases": None if clock is None else clock.seconds,
+        "peak_memory_bytes": memory.bytes,
+        "synchronizations_per_round": waits,
+    }

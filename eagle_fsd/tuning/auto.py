@@ -1,0 +1,130 @@
+"""`auto`: measure the machine and the head once, then choose the tree.
+
+choice = auto_tree(model, AcceptConfig("fsd", threshold=0.2), SamplingConfig())
+print(choice.text)
+model = replace(model, drafter=model.drafter.with_tree(choice.tree))
+"""
+
+from dataclasses import asdict
+from pathlib import Path
+
+from eagle_fsd.api import LARGE_TREE, SMALL_TREE, Model
+from eagle_fsd.assets import cache_dir as assets_dir
+from eagle_fsd.config import AcceptConfig, SamplingConfig, TreeConfig
+from eagle_fsd.drafters.eagle import EagleDrafter
+from eagle_fsd.tuning.bench import measure_accept, measure_costs
+from eagle_fsd.tuning.calibration import TuningConfig
+from eagle_fsd.tuning.choice import TreeChoice, choose
+from eagle_fsd.tuning.costs import AcceptCosts, Costs
+from eagle_fsd.tuning.grid import candidate_trees
+from eagle_fsd.tuning.machine import cost_key, rule_key, survey_key
+from eagle_fsd.tuning.store import kept
+from eagle_fsd.tuning.survey import Survey, survey
+
+
+def auto_tree(
+    model: Model, accept: AcceptConfig, sampling: SamplingConfig, retune: bool = False
+) -> TreeChoice:
+    """`choose_tree` with the project's cache folder ($EAGLE_FSD_CACHE/tuning)."""
+    return choose_tree(model, accept, sampling, cache_dir=assets_dir() / "tuning", retune=retune)
+
+
+def choose_tree(
+    model: Model,
+    accept: AcceptConfig,
+    sampling: SamplingConfig,
+    *,
+    cache_dir: Path | None,
+    retune: bool = False,
+    tuning: TuningConfig | None = None,
+    trees: tuple[TreeConfig, ...] | None = None,
+) -> TreeChoice:
+    """The tree with the most expected tokens a second under a rule, on this machine.
+
+    Args:
+        model: its target's sequence is lost; its drafter is left alone.
+        accept, sampling: the rule with its threshold, and the sampling, that will be used.
+        cache_dir: where measurements are kept; None keeps nothing.
+        retune: measure again.
+        tuning: prompts, budget, repeats.
+        trees: the candidates; default: grid.py.
+
+    Raises:
+        ValueError: the model has no draft head, or its target too few positions to tune in.
+    """
+    if not isinstance(model.drafter, EagleDrafter):
+        raise ValueError("there is no tree to choose without a draft head: name one with --head")
+    accept.check_with(sampling)
+    tuning = tuning or TuningConfig()
+    draft_token_R = model.drafter.draft_token_R
+    drafted = model.target.vocab_size if draft_token_R is None else draft_token_R.shape[0]
+    trees = trees or candidate_trees(drafted)
+    on_cpu = model.target.device.type == "cpu"
+    costs, accept_costs = _costs(model, accept, sampling, tuning, cache_dir, retune)
+    found = kept(
+        cache_dir,
+        "acceptance",
+        survey_key(model, accept, sampling, trees, tuning),
+        lambda: survey(model, accept, sampling, trees, tuning),
+        to_json=asdict,
+        from_json=lambda value: _stored_survey(value, len(trees)),
+        retune=retune,
+    )
+    return choose(
+        trees,
+        found.tokens_per_round,
+        costs,
+        accept_costs,
+        default=SMALL_TREE if on_cpu else LARGE_TREE,
+        walks_to_the_end=not on_cpu,
+        origin=_origin(accept, sampling, tuning, found),
+    )
+
+
+def _costs(
+    model: Model,
+    accept: AcceptConfig,
+    sampling: SamplingConfig,
+    tuning: TuningConfig,
+    folder: Path | None,
+    retune: bool,
+) -> tuple[Costs, AcceptCosts]:
+    key = cost_key(model, tuning)
+    costs = kept(
+        folder,
+        "costs",
+        key,
+        lambda: measure_costs(model, tuning),
+        to_json=Costs.to_json,
+        from_json=Costs.from_json,
+        retune=retune,
+    )
+    accept_costs = kept(
+        folder,
+        "accept",
+        {**key, **rule_key(accept, sampling)},
+        lambda: measure_accept(model, accept, sampling, tuning),
+        to_json=AcceptCosts.to_json,
+        from_json=AcceptCosts.from_json,
+        retune=retune,
+    )
+    return costs, accept_costs
+
+
+def _stored_survey(value: dict, trees: int) -> Survey:
+    found = Survey(tuple(value["tokens_per_round"]), value["rounds"])
+    if len(found.tokens_per_round) != trees:
+        raise ValueError(f"{len(found.tokens_per_round)} figures for {trees} trees")
+    return found
+
+
+def _origin(
+    accept: AcceptConfig, sampling: SamplingConfig, tuning: TuningConfig, found: Survey
+) -> str:
+    rule = accept.rule
+    if rule != "exact":
+        rule += f" with {accept.divergence} at T {accept.threshold:g}, child {accept.child}"
+    return (
+        f"  expected from {found.rounds} rounds of {len(tuning.prompts)} calibration prompts under "
+        f"{rule}, temperature {sampling.temperature:g}, at the roots that a large tree visits"
+    )
