@@ -80,16 +80,19 @@ class TreeCache(Cache):
         num_layers: layers of the model.
         capacity: rows of each.
         pooled: one buffer for all layers; False where they lie on several devices.
+        zeroed: no row is ever undefined; for forwards that read rows not valid yet.
 
     Attributes:
         fixed: set while a forward of fixed shapes runs, else None.
     """
 
-    def __init__(self, num_layers: int, capacity: int, *, pooled: bool = True):
+    def __init__(
+        self, num_layers: int, capacity: int, *, pooled: bool = True, zeroed: bool = False
+    ):
         super().__init__(layers=[PreallocatedLayer(self, index) for index in range(num_layers)])
         self.capacity = capacity
         self.fixed: FixedRows | None = None
-        self._pooled = pooled
+        self._pooled, self._zeroed = pooled, zeroed
         self._pools: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     @property
@@ -111,7 +114,8 @@ class TreeCache(Cache):
         return keys[index], values[index]
 
     def _add_pool(self, layers: int, shapes: list[torch.Size], like: torch.Tensor) -> None:
-        self._pools.append(tuple(like.new_empty(layers, *shape) for shape in shapes))
+        new = like.new_zeros if self._zeroed else like.new_empty
+        self._pools.append(tuple(new(layers, *shape) for shape in shapes))
 
     def _shape(self, states: torch.Tensor) -> torch.Size:
         batch, heads, _, head_dim = states.shape

@@ -17,9 +17,10 @@ from eagle_fsd.assets import EMBEDDED_TARGET, embedded_target_dir
 from eagle_fsd.checkpoint import resolve_folder
 from eagle_fsd.drafters.heads import DraftHead, build_head
 from eagle_fsd.engine.select import choose_engine
+from eagle_fsd.families import check_supported
 from eagle_fsd.formats import read_stored_config, read_stored_head
 from eagle_fsd.head_config import HeadConfig
-from eagle_fsd.target import Target, check_supported
+from eagle_fsd.target import Target
 
 SHIPPED_HEAD = Path(__file__).parent.parent / "checkpoints" / "smollm2-135m-eagle2"
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}

@@ -9,42 +9,19 @@ Axes: L prompt tokens, N tree nodes, A accepted path with its root, V vocabulary
 F features: what a draft head reads of the target (D, or several layers' D side by side).
 """
 
-import inspect
 from collections.abc import Callable
 
 import torch
 from torch import nn
-from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel
+from transformers import GenerationConfig, PreTrainedModel
 
 from eagle_fsd.cache import TreeCache
 from eagle_fsd.engine import attention
+from eagle_fsd.engine.graphs import Recorder, bucket_of, fixed_rows, visible_rows
 from eagle_fsd.engine.linear import PackedLinear, pack, sharing_copy
+from eagle_fsd.families import TESTED_FAMILIES, check_supported, check_tree_attention
+from eagle_fsd.masks import LayerMasks, Masks
 from eagle_fsd.tree import DraftTree
-
-# Families whose tree attention the tests check, sliding windows included where they have them.
-TESTED_FAMILIES = ("gemma3_text", "llama", "mistral", "mixtral", "qwen2", "qwen3")
-
-
-def check_supported(config: PretrainedConfig) -> None:
-    """Refuse, by its config alone, a model whose verification could not be right.
-
-    Raises:
-        ValueError: names the model type and what is not supported.
-    """
-    kind = config.model_type
-    if config.is_encoder_decoder:
-        raise ValueError(f"target of type {kind!r} is an encoder-decoder; a decoder is needed")
-    if hasattr(config, "text_config"):
-        raise ValueError(f"target of type {kind!r} is multimodal; give its text model instead")
-    unknown = set(getattr(config, "layer_types", None) or []) - {
-        "full_attention",
-        "sliding_attention",
-    }
-    if unknown:
-        raise ValueError(
-            f"target of type {kind!r} has layers of type {sorted(unknown)}; a draft tree can be "
-            "verified with full_attention and sliding_attention layers only"
-        )
 
 
 class Target:
@@ -108,12 +85,13 @@ class Target:
         self.has_stock = keep_stock or engine == "stock"
         self._run_model = model
         self._read: Callable[[torch.Tensor], torch.Tensor] = self.lm_head
-        self._query_groups = 0  # query heads that share a key head, where masks are folded
         self._one_device = len(set((getattr(model, "hf_device_map", None) or {}).values())) < 2
+        self._recorder: Recorder | None = None
+        self._masks = LayerMasks(model.config, self.dtype, 1)
         if engine != "stock":
             self._rebuild()
         if model.config.model_type not in TESTED_FAMILIES:
-            self.check_tree_attention()
+            check_tree_attention(self)
 
     def _rebuild(self) -> None:
         if self.has_stock:
@@ -121,11 +99,14 @@ class Target:
         if self.engine == "packed":
             pack(self._run_model.base_model)
             self._read = PackedLinear.of(self.lm_head)
+        if self.engine == "graphs":
+            self._recorder = Recorder(self.device)
         config = self._run_model.config
         if config._attn_implementation == "sdpa":
             self._run_model.set_attn_implementation(attention.NAME)
             heads = config.num_attention_heads
-            self._query_groups = heads // (getattr(config, "num_key_value_heads", None) or heads)
+            groups = heads // (getattr(config, "num_key_value_heads", None) or heads)
+            self._masks = LayerMasks(config, self.dtype, groups)
 
     @property
     def device(self) -> torch.device:
@@ -145,10 +126,21 @@ class Target:
         """The target's token embedding, on `device`, [T, D]."""
         return self.embed_tokens(token_T.to(self.embed_tokens.weight.device)).to(self.device)
 
+    def close(self) -> None:
+        """Forget the sequence and its cache."""
+        self._cache, self._prefix_length = None, 0
+
     def start(self, capacity: int) -> None:
         """Begin a new sequence with a cache of `capacity` rows (prompt + answer + one tree)."""
-        self._cache = TreeCache(self.num_layers, capacity, pooled=self._one_device)
         self._prefix_length = 0
+        if self._recorder is None:
+            self._cache = TreeCache(self.num_layers, capacity, pooled=self._one_device)
+            return
+        self._prefix = torch.zeros((), dtype=torch.int64, device=self.device)
+        if self._cache is None or self._cache.capacity < capacity:  # graphs know its address
+            self._cache = TreeCache(self.num_layers, bucket_of(capacity), zeroed=True)
+            self._recorder.forget()
+        self._cache.truncate(0)
 
     @torch.inference_mode()
     def prefill(self, prompt_L: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -162,7 +154,7 @@ class Target:
             features_LF: see feature_layers, [L, F].
         """
         hidden_LD, features_LF = self._run(prompt_L, mask=None, position_N=None)
-        self._prefix_length += prompt_L.shape[0]
+        self._advance(prompt_L.shape[0])
         return self.logits(hidden_LD[-1:])[0], features_LF
 
     @torch.inference_mode()
@@ -173,18 +165,58 @@ class Target:
             logits_NV: row i is the distribution of the token AFTER node i, model dtype [N, V].
             features_NF: see feature_layers, [N, F].
         """
+        if self._recorder is not None:
+            return self._verify_fixed(tree)
         position_N = self._prefix_length + tree.depth_N
-        masks = self._tree_masks(tree, position_N)
-        # drafts beyond the last position lie beyond the budget and are never emitted; clamped, they
-        # do not run off a table of learned positions
-        position_N = position_N.clamp_max(self.max_positions - 1)
-        hidden_ND, features_NF = self._run(tree.token_N, masks, position_N)
+        hidden_ND, features_NF = self._run(
+            tree.token_N, self._tree_masks(tree, position_N), self._placed(position_N)
+        )
         return self.logits(hidden_ND), features_NF
+
+    def _tree_masks(self, tree: DraftTree, position_N: torch.Tensor) -> Masks | None:
+        N, prefix = tree.size, self._prefix_length
+        if N == 1:  # plain decoding gets what `generate` gets: transformers' own masks
+            return None
+        visible_NK = torch.ones(N, prefix + N, dtype=torch.bool, device=self.device)
+        visible_NK[:, prefix:] = tree.ancestor_NN
+        key_position_K = torch.cat([torch.arange(prefix, device=self.device), position_N])
+        return self._masks.of(visible_NK, key_position_K, position_N)
+
+    def _verify_fixed(self, tree: DraftTree) -> tuple[torch.Tensor, torch.Tensor]:
+        """`verify` as a function of fixed shapes; see engine/graphs.py."""
+        N = tree.size
+        bucket = min(bucket_of(self._prefix_length + N), self._cache.capacity)
+
+        def run(token_N, depth_N, ancestor_NN, prefix):
+            position_N = prefix + depth_N
+            row_K = torch.arange(bucket, device=prefix.device)
+            tree_K = (row_K - prefix).clamp(0, N - 1)
+            key_position_K = torch.where(row_K < prefix, row_K, position_N[tree_K])
+            visible_NK = visible_rows(ancestor_NN, prefix, bucket)
+            masks = self._masks.of(visible_NK, key_position_K, position_N)
+            with fixed_rows(self._cache, prefix, N, bucket):
+                hidden_ND, features_NF = self._run(token_N, masks, self._placed(position_N))
+            return self.logits(hidden_ND), features_NF
+
+        inputs = (tree.token_N, tree.depth_N, tree.ancestor_NN, self._prefix)
+        output = self._recorder.run((N, bucket), run, *inputs)
+        self._cache.extend(self._prefix_length + N)
+        return output
+
+    def _placed(self, position_N: torch.Tensor) -> torch.Tensor:
+        """Drafts beyond the last position lie beyond the budget and are never emitted; clamped,
+        they do not run off a table of learned positions."""
+        return position_N.clamp_max(self.max_positions - 1)
 
     def commit(self, node_A: torch.Tensor) -> None:
         """Keep the cache rows of the accepted path (root first, int64 [A]); drop the rest."""
         self._cache.keep_path(self._prefix_length, node_A)
-        self._prefix_length += node_A.shape[0]
+        self._advance(node_A.shape[0])
+
+    def _advance(self, rows: int) -> None:
+        self._prefix_length += rows
+        if self._recorder is not None:
+            self._prefix += rows
 
     @torch.inference_mode()
     def rescore(self, prompt: list[int], answer: list[int]) -> tuple[float, float]:
@@ -209,7 +241,7 @@ class Target:
     def _run(
         self,
         token_N: torch.Tensor,
-        mask: torch.Tensor | dict[str, torch.Tensor] | None,
+        mask: Masks | None,
         position_N: torch.Tensor | None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         hidden_BND, features_BNF = self.hidden_and_features(
@@ -268,86 +300,3 @@ class Target:
         if self._softcap is not None:
             logits_NV = torch.tanh(logits_NV / self._softcap) * self._softcap
         return logits_NV
-
-    def _tree_masks(
-        self, tree: DraftTree, position_N: torch.Tensor
-    ) -> torch.Tensor | dict[str, torch.Tensor] | None:
-        """The additive mask [1, 1, N, prefix + N], or one per layer type; none for a lone root.
-
-        Models with `layer_types` that slide take a dict of masks; those whose layers all slide
-        (Mistral) take one mask, with the window added here because transformers leaves a 4-D mask
-        as it is.
-        """
-        N, prefix = tree.size, self._prefix_length
-        if N == 1:  # plain decoding gets what `generate` gets: transformers' own masks
-            return None
-        visible_NK = torch.ones(N, prefix + N, dtype=torch.bool, device=self.device)
-        visible_NK[:, prefix:] = tree.ancestor_NN
-        window = getattr(self.model.config, "sliding_window", None)
-        layer_types = set(getattr(self.model.config, "layer_types", None) or [])
-        slides = "sliding_attention" in layer_types or (window is not None and not layer_types)
-        if not slides:
-            return self._additive(visible_NK)
-        key_position_K = torch.cat([torch.arange(prefix, device=self.device), position_N])
-        in_window_NK = key_position_K[None] > position_N[:, None] - window
-        sliding = self._additive(visible_NK & in_window_NK)
-        if not layer_types:
-            return sliding
-        return {"full_attention": self._additive(visible_NK), "sliding_attention": sliding}
-
-    def _additive(self, visible_NK: torch.Tensor) -> torch.Tensor:
-        mask_NK = torch.zeros(visible_NK.shape, dtype=self.dtype, device=self.device)
-        mask_NK.masked_fill_(~visible_NK, torch.finfo(self.dtype).min)
-        return attention.fold_mask(mask_NK, max(1, self._query_groups))
-
-    @torch.inference_mode()
-    def check_tree_attention(self) -> None:
-        """Compare a small tree with each of its paths run alone by the unmodified model.
-
-        The prompt is longer than the usual local windows, and the tree is wide, so that a model
-        which goes by row instead of position is found out.
-
-        Raises:
-            ValueError: this model family does not verify trees correctly; names the family.
-        """
-        kind = self.model.config.model_type
-        if "position_ids" not in inspect.signature(self.model.base_model.forward).parameters:
-            raise ValueError(
-                f"targets of type {kind!r} are not supported: they take no position_ids, so the "
-                f"nodes of a draft tree cannot be placed. Tested: {', '.join(TESTED_FAMILIES)}"
-            )
-        window = getattr(self.model.config, "window_size", None) or 0
-        length = max(1, min(max(300, window + 40), self.max_positions - 6))
-        prompt_L = (torch.arange(length, device=self.device) * 7 + 3) % min(self.vocab_size, 997)
-        tokens = [(11 * node + 5) % min(self.vocab_size, 991) for node in range(27)]
-        # 20 children of the root, then two chains of three below the first and the last of them
-        tree = DraftTree.from_parents(
-            tokens, [0] * 21 + [1, 21, 22, 20, 24, 25], device=self.device
-        )
-        try:
-            self.start(length + tree.size)
-            self.prefill(prompt_L)
-            logits_NV = self.verify(tree)[0].float()
-            errors = []
-            for leaf in (10, 23, 26):
-                path = torch.cat([prompt_L, tree.token_N[tree.ancestor_NN[leaf]]])
-                alone_V = self.model(input_ids=path[None]).logits[0, -1].float()
-                errors.append(
-                    (logits_NV[leaf] - alone_V).norm() / (alone_V - alone_V.mean()).norm()
-                )
-        except torch.OutOfMemoryError:
-            raise
-        except (TypeError, ValueError, RuntimeError, IndexError, AttributeError) as error:
-            raise ValueError(
-                f"targets of type {kind!r} are not supported: verifying a draft tree failed with "
-                f"{type(error).__name__}: {error}"
-            ) from error
-        finally:
-            self._cache, self._prefix_length = None, 0
-        worst = torch.stack(errors).max()
-        if not worst < (1e-3 if self.dtype == torch.float32 else 0.05):
-            raise ValueError(
-                f"targets of type {kind!r} are not supported: a draft tree and the same path run "
-                f"alone give different logits (relative error {worst:.2g}). Tested families: "
-                f"{', '.join(TESTED_FAMILIES)}"
-            )

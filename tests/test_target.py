@@ -22,7 +22,8 @@ from transformers import (
     PretrainedConfig,
 )
 
-from eagle_fsd.target import TESTED_FAMILIES, Target
+from eagle_fsd.families import TESTED_FAMILIES
+from eagle_fsd.target import Target
 from eagle_fsd.tree import DraftTree
 
 V = SIZES["vocab_size"]
@@ -176,7 +177,7 @@ def test_families_built_here_are_the_tested_ones():
     assert {make().model_type for make in FAMILIES.values()} == set(TESTED_FAMILIES)
 
 
-# --- families that the tests above do not cover go through Target.check_tree_attention ----------
+# --- families that the tests above do not cover go through families.check_tree_attention ----------
 
 
 def gpt_neo() -> PretrainedConfig:

@@ -4,13 +4,16 @@ Axes: T new positions, K frontier nodes, E of them that a node sees, D hidden si
 """
 
 import copy
+from functools import partial
 
 import torch
+from torch import nn
 
 from eagle_fsd.cache import TreeCache
 from eagle_fsd.config import TreeConfig
 from eagle_fsd.drafters.heads import DraftHead, draft_readout, runnable
-from eagle_fsd.engine.attention import fold_mask
+from eagle_fsd.engine.graphs import Recorder, bucket_of, fixed_rows, visible_rows
+from eagle_fsd.masks import additive, fold
 from eagle_fsd.target import Target
 from eagle_fsd.tree import DraftTree, TreeGrower
 
@@ -54,6 +57,7 @@ class EagleDrafter:
             )
         self.tree_config = tree
         self.max_nodes = tree.num_draft_tokens + 1
+        self._recorder = Recorder(self.target.device) if self.target.engine == "graphs" else None
         self._cache: TreeCache | None = None
         self._pending: list[tuple[torch.Tensor, torch.Tensor]] = []
 
@@ -65,21 +69,86 @@ class EagleDrafter:
 
     def reset(self, capacity: int) -> None:
         rows = capacity + self.max_nodes + self.tree_config.num_expanded
-        self._cache = TreeCache(self.head.config.num_hidden_layers, rows)
+        layers = self.head.config.num_hidden_layers
         self._pending = []
+        if self._recorder is None:
+            self._cache = TreeCache(layers, rows)
+            return
+        self._stable = torch.zeros((), dtype=torch.int64, device=self.target.device)
+        rows += self.tree_config.tree_depth + 1
+        if self._cache is None or self._cache.capacity < rows:  # graphs know its address
+            self._cache = TreeCache(layers, bucket_of(rows), zeroed=True)
+            self._recorder.forget()
+        self._cache.truncate(0)
 
     def observe(self, features_TF: torch.Tensor, next_token_T: torch.Tensor) -> None:
         self._pending.append((features_TF, next_token_T))
 
     @torch.inference_mode()
     def propose(self) -> DraftTree:
-        hidden_KD, root_1 = self._extend()
-        device = hidden_KD.device
+        features_TF, token_T = (torch.cat(parts) for parts in zip(*self._pending, strict=True))
+        self._pending = []
         stable = self._cache.length
+        T = token_T.shape[0]
+        # what a round commits fits a recorded shape; a prompt does not
+        if self._recorder is None or T > self.tree_config.tree_depth + 1:
+            tree = self._grow(features_TF, token_T, T, stable)
+            self._cache.truncate(stable + T)
+        else:
+            tree = self._grow_fixed(features_TF, token_T)
+            self._cache.extend(stable + T)
+        if self._recorder is not None:
+            self._stable += T
+        return tree
+
+    def _grow_fixed(self, features_TF: torch.Tensor, token_T: torch.Tensor) -> DraftTree:
+        """`_grow` as a function of fixed shapes; see engine/graphs.py."""
+        T, slots = token_T.shape[0], self.tree_config.tree_depth + 1
+        features_SF = nn.functional.pad(features_TF, (0, 0, 0, slots - T))
+        token_S = nn.functional.pad(token_T, (0, slots - T))
+        count = torch.full((), T, device=token_T.device)
+        rows = self._cache.length + slots + self.tree_config.num_expanded
+        bucket = min(bucket_of(rows), self._cache.capacity)
+        grow = partial(self._grow, bucket=bucket)
+        return self._recorder.run(bucket, grow, features_SF, token_S, count, self._stable)
+
+    def _grow(
+        self,
+        features_TF: torch.Tensor,
+        token_T: torch.Tensor,
+        count: int | torch.Tensor,
+        stable: int | torch.Tensor,
+        *,
+        bucket: int | None = None,
+    ) -> DraftTree:
+        """Run the pairs committed since the last round, then grow the tree below the last of them.
+
+        Args:
+            features_TF, token_T: the new pairs; with a bucket, padded.
+            count: how many they are.
+            stable: rows in the cache before them.
+            bucket: cache rows to read; then nothing here depends on values on the host.
+        """
+        device, K = token_T.device, self.tree_config.branch_top_k
+        step_T = torch.arange(token_T.shape[0], device=device)
+        fresh = bucket is None and stable == 0  # no [T, T] table for a whole prompt
+        hidden_TD = self._run(
+            self._run_head.fuse(features_TF),
+            token_T,
+            stable + step_T,
+            seen_TE=None if fresh else step_T[:, None] >= step_T,
+            base=stable,
+            bucket=bucket,
+        )
+        if bucket is None:
+            hidden_KD, root_1 = hidden_TD[-1:], token_T[-1:]
+        else:
+            last_1 = (count - 1).reshape(1)
+            hidden_KD, root_1 = hidden_TD.index_select(0, last_1), token_T.index_select(0, last_1)
+        base = stable + count
         grower = TreeGrower(self.tree_config, self.draft_token_R)
-        K = self.tree_config.branch_top_k
-        own_KK = self._additive(torch.eye(K, dtype=torch.bool, device=device))
-        seen_KE = own_KK[:, :0]  # additive: which tree rows, ancestors or itself, a node sees
+        own_KK = torch.eye(K, dtype=torch.bool, device=device)
+        seen_KE = own_KK[:, :0]  # which tree rows, ancestors or itself, a frontier node sees
         for level in range(self.tree_config.tree_depth):
             token_K, slot_K = grower.add_level(self.readout(hidden_KD))
             if level + 1 == self.tree_config.tree_depth:
@@ -87,37 +156,40 @@ class EagleDrafter:
             if level:
                 seen_KE = seen_KE[slot_K]
             seen_KE = torch.cat([seen_KE, own_KK], dim=1)
-            hidden_KD = self._run_head(
-                hidden_KD[slot_K][None],
-                self.target.embed(token_K)[None],
-                torch.full((K,), stable + level, device=device),
-                cache=self._cache,
-                mask=self._mask(stable, seen_KE),
-            )[0]
-        self._cache.truncate(stable)
+            position_K = torch.zeros_like(token_K) + base + level
+            hidden_KD = self._run(
+                hidden_KD[slot_K], token_K, position_K, seen_TE=seen_KE, base=base, bucket=bucket
+            )
         return grower.finish(root_1)
 
-    def _extend(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Run the pairs committed since the last round; return the root's row [1, D] and token."""
-        features_TF, token_T = (torch.cat(parts) for parts in zip(*self._pending, strict=True))
-        self._pending = []
-        stable, T = self._cache.length, token_T.shape[0]
-        causal_TT = torch.ones(T, T, dtype=torch.bool, device=token_T.device).tril()
-        hidden_TD = self._run_head(
-            self._run_head.fuse(features_TF)[None],
-            self.target.embed(token_T)[None],
-            torch.arange(stable, stable + T, device=token_T.device),
-            cache=self._cache,
-            mask=self._mask(stable, self._additive(causal_TT)) if stable and T > 1 else None,
-        )[0]
-        return hidden_TD[-1:], token_T[-1:]
+    def _run(
+        self,
+        hidden_TD: torch.Tensor,
+        token_T: torch.Tensor,
+        position_T: torch.Tensor,
+        *,
+        seen_TE: torch.Tensor | None,
+        base: int | torch.Tensor,
+        bucket: int | None,
+    ) -> torch.Tensor:
+        """One step of the head, [T, D].
 
-    def _additive(self, visible_TE: torch.Tensor) -> torch.Tensor:
-        dtype = self.head.fc.weight.dtype
-        mask_TE = torch.zeros(visible_TE.shape, dtype=dtype, device=visible_TE.device)
-        return mask_TE.masked_fill_(~visible_TE, torch.finfo(dtype).min)
+        Args:
+            seen_TE: which rows from `base` on each position sees; the last T of them are its own.
+                Rows before `base` are seen by all. None: the cache is empty, and causal.
+        """
+        inputs = (hidden_TD[None], self.target.embed(token_T)[None], position_T)
+        if bucket is None:
+            alone = seen_TE is None or seen_TE.shape == (1, 1)  # needs no mask
+            mask = None if alone else self._mask(seen_TE, base)
+            return self._run_head(*inputs, cache=self._cache, mask=mask)[0]
+        T, E = seen_TE.shape
+        visible_TK = visible_rows(seen_TE, base, bucket)
+        mask = fold(additive(visible_TK, hidden_TD.dtype), self._query_groups)
+        with fixed_rows(self._cache, base + E - T, T, bucket):
+            return self._run_head(*inputs, cache=self._cache, mask=mask)[0]
 
-    def _mask(self, stable: int, seen_TE: torch.Tensor) -> torch.Tensor:
-        """All stable rows, and of the new ones what `seen` says; folded for grouped queries."""
-        prefix_TS = seen_TE.new_zeros(seen_TE.shape[0], stable)
-        return fold_mask(torch.cat([prefix_TS, seen_TE], dim=1), self._query_groups)
+    def _mask(self, seen_TE: torch.Tensor, base: int) -> torch.Tensor:
+        own_TE = additive(seen_TE, self.head.fc.weight.dtype)
+        prefix_TS = own_TE.new_zeros(own_TE.shape[0], base)
+        return fold(torch.cat([prefix_TS, own_TE], dim=1), self._query_groups)

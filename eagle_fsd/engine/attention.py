@@ -2,7 +2,7 @@
 
 transformers' sdpa attention repeats keys and values for every query head of a group when it is
 given a mask. Here the queries of a group are folded into the rows instead, so that keys and values
-are read once and nothing is copied. The mask comes folded too, made once a round (fold_mask), not
+are read once and nothing is copied. The mask comes folded too, made once a round (masks.py), not
 once a layer.
 
 Axes: H query heads, G key/value heads, R = H / G, N queries (tree nodes), K keys, d head size.
@@ -22,11 +22,6 @@ NAME = "eagle_fsd_folded"
 PRODUCT_SCORES = 20_000
 
 
-def fold_mask(mask_NK: torch.Tensor, repeats: int) -> torch.Tensor:
-    """A mask over tree nodes for folded queries, [N, K] -> [1, 1, R N, K]."""
-    return mask_NK.repeat(repeats, 1)[None, None]
-
-
 def folded_attention(
     module: torch.nn.Module,
     query: torch.Tensor,
@@ -42,7 +37,7 @@ def folded_attention(
     Args:
         query: [1, H, N, d].
         key, value: [1, G, K, d].
-        attention_mask: from fold_mask, or None with a single query, which sees every key; anything
+        attention_mask: from masks.fold, or None with a single query, which sees every key; anything
             else goes to transformers' sdpa attention.
 
     Returns:

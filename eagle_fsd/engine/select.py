@@ -7,7 +7,8 @@ from eagle_fsd.engine.linear import can_pack
 ENGINES = {
     "stock": "the transformers model as it is",
     "packed": "on a CPU: oneDNN-packed linear layers and folded attention, no compiler needed",
-    "folded": "folded attention only; for accelerators, and CPUs that cannot pack",
+    "graphs": "on one CUDA device: folded attention, verification and drafting as CUDA graphs",
+    "folded": "folded attention only; for several devices, and CPUs that cannot pack",
 }
 
 
@@ -23,6 +24,8 @@ def choose_engine(name: str, *, device: str, dtype: torch.dtype) -> str:
         ValueError: unknown, or not possible here; says why.
     """
     if name == "auto":
+        if device.startswith("cuda"):
+            return "graphs"
         return "packed" if device == "cpu" and can_pack(dtype) else "folded"
     if name not in ENGINES:
         raise ValueError(f"unknown engine {name!r}; known: auto, {', '.join(ENGINES)}")
@@ -31,4 +34,6 @@ def choose_engine(name: str, *, device: str, dtype: torch.dtype) -> str:
             f"engine 'packed' needs a CPU whose oneDNN multiplies {dtype}; here it is {device}: "
             "use auto"
         )
+    if name == "graphs" and not device.startswith("cuda"):
+        raise ValueError(f"engine 'graphs' needs one CUDA device; here it is {device}: use auto")
     return name

@@ -1,0 +1,115 @@
+"""Functions of fixed shapes, recorded once as CUDA graphs and replayed.
+
+A small model's forward is hundreds of kernels, and launching them takes longer than running them. A
+recorded graph is launched at once, and does again what was recorded: same shapes, same addresses.
+So what changes from round to round (tokens, positions, masks, cache rows) comes in as tensors, and
+the cache is read up to a `bucket` of rows, the rows that are not valid hidden by the mask.
+
+Not run on a GPU by its authors yet; on a CPU the functions run as they are, which the tests use.
+"""
+
+import warnings
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
+from typing import TypeVar
+
+import torch
+
+from eagle_fsd.cache import FixedRows, TreeCache
+
+BUCKET_ROWS = 256
+Output = TypeVar("Output")
+
+
+def bucket_of(rows: int) -> int:
+    """Rows that a forward of fixed shapes reads, at least `rows`."""
+    return -(-rows // BUCKET_ROWS) * BUCKET_ROWS
+
+
+class Recorder:
+    """Runs functions of tensors; on CUDA records each once by key, then replays it.
+
+    Args:
+        device: anything but CUDA runs every function as it is.
+    """
+
+    def __init__(self, device: torch.device):
+        self.on = device.type == "cuda"
+        self._graphs: dict[Hashable, tuple] = {}
+        # One pool for all graphs of a recorder. They never need each other's results: a replay may
+        # overwrite what another graph of the same recorder has left.
+        self._pool = torch.cuda.graph_pool_handle() if self.on else None
+
+    def forget(self) -> None:
+        """Drop all graphs: an address that they know has changed."""
+        self._graphs.clear()
+
+    def run(self, key: Hashable, function: Callable[..., Output], *inputs: torch.Tensor) -> Output:
+        """function(*inputs); its result is good until the next run.
+
+        Args:
+            key: of the function and of all that is fixed in it; shapes included.
+            function: reads nothing back to the host, and may be run several times.
+            inputs: tensors on the device.
+        """
+        if not self.on:
+            return function(*inputs)
+        if key not in self._graphs:
+            try:
+                self._graphs[key] = self._record(function, inputs)
+            except RuntimeError as error:
+                self.on = False
+                self.forget()
+                reason = str(error).splitlines()[0]
+                warnings.warn(f"CUDA graphs are off, running eagerly: {reason}", stacklevel=2)
+                return function(*inputs)
+        graph, held, output = self._graphs[key]
+        for mine, given in zip(held, inputs, strict=True):
+            mine.copy_(given)
+        graph.replay()
+        return output
+
+    def _record(self, function: Callable, inputs: tuple[torch.Tensor, ...]) -> tuple:
+        held = [value.clone() for value in inputs]
+        now, aside = torch.cuda.current_stream(), torch.cuda.Stream()
+        aside.wait_stream(now)
+        with torch.cuda.stream(aside):  # lazy initialisation must not be recorded
+            for _ in range(2):
+                function(*held)
+        now.wait_stream(aside)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool):
+            output = function(*held)
+        return graph, held, output
+
+
+@contextmanager
+def fixed_rows(cache: TreeCache, start: torch.Tensor, count: int, bucket: int) -> Iterator[None]:
+    """The cache writes rows [start, start + count) and is read up to the bucket.
+
+    Args:
+        cache: of the model that is run inside.
+        start: first row, int64 [] on the device.
+        count: rows written.
+        bucket: rows read.
+    """
+    cache.fixed = FixedRows(start + torch.arange(count, device=start.device), bucket)
+    try:
+        yield
+    finally:
+        cache.fixed = None
+
+
+def visible_rows(seen_TE: torch.Tensor, start: torch.Tensor, bucket: int) -> torch.Tensor:
+    """Which cache rows a node sees, bool [T, bucket].
+
+    All rows before `start`, and of the rows [start, start + E) those that `seen_TE` says.
+
+    Example: start 2, bucket 6, seen [[1, 0], [1, 1]] gives rows 110000 without the tree's, and so
+    111000 and 111100.
+    """
+    E = seen_TE.shape[1]
+    column_K = torch.arange(bucket, device=start.device) - start
+    inside_K = (column_K >= 0) & (column_K < E)
+    tree_TK = seen_TE[:, column_K.clamp(0, E - 1)] & inside_K
+    return tree_TK | (column_K < 0)

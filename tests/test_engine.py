@@ -1,0 +1,189 @@
+"""Engines: the same results as the stock model, whichever way the forwards are run.
+
+`packed` needs oneDNN's products; `graphs` runs its functions of fixed shapes as they are on a CPU,
+so shapes and results are tested here, and replaying only on CUDA.
+"""
+
+import warnings
+
+import pytest
+import torch
+from test_decode import TREES, assert_same, by_generate, run
+from tiny import (
+    FAMILIES,
+    SLIDING,
+    prompt_tokens,
+    random_model,
+    tiny_head,
+)
+
+from eagle_fsd.config import AcceptConfig, TreeConfig
+from eagle_fsd.drafters.eagle import EagleDrafter
+from eagle_fsd.drafters.root import RootDrafter
+from eagle_fsd.engine.graphs import BUCKET_ROWS, Recorder, bucket_of, visible_rows
+from eagle_fsd.engine.linear import PackedLinear, can_pack, pack
+from eagle_fsd.engine.select import choose_engine
+from eagle_fsd.target import Target
+from eagle_fsd.tree import DraftTree
+
+ENGINES = ["packed", "folded", "graphs"]
+TREE = DraftTree.from_parents([3, 5, 7, 11, 13, 17, 19], [0, 0, 0, 1, 1, 3, 2])
+
+
+def pair(family: str, engine: str, *, positions: int = 0) -> tuple[Target, Target]:
+    """The stock target, and one of the same weights under the engine."""
+    config = FAMILIES[family]()
+    config.max_position_embeddings = positions or config.max_position_embeddings
+    model = random_model(config, seed=0)
+    return Target(model), Target(model, engine=engine)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("engine", ENGINES)
+def test_prefill_verify_and_commit_give_what_the_stock_model_gives(family, engine):
+    stock, other = pair(family, engine)
+    prompt_L = torch.tensor(prompt_tokens(41))
+    rounds = []
+    for target in (stock, other):
+        target.start(41 + 3 * TREE.size)
+        parts = [*target.prefill(prompt_L)]
+        for path in ([0, 1, 4], [0], [0, 2, 6]):
+            parts += target.verify(TREE)
+            target.commit(torch.tensor(path))
+        rounds.append(parts)
+        assert target.cache_length == 41 + 7
+    for theirs, ours in zip(*rounds, strict=True):
+        assert ours.shape == theirs.shape
+        torch.testing.assert_close(ours, theirs, atol=2e-4, rtol=1e-3)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "mixtral", *SLIDING])
+@pytest.mark.parametrize("engine", ENGINES)
+def test_greedy_trees_emit_the_tokens_of_transformers_generate(family, engine):
+    stock, target = pair(family, engine)
+    prompt = prompt_tokens(19, seed=3)
+    expected = by_generate(stock, prompt)
+    assert_same(stock, prompt, run(target, RootDrafter(), prompt).tokens, expected)
+    drafter = EagleDrafter(tiny_head(target, seed=1), target, TREES[0])
+    for tree in TREES:
+        drafted = run(target, drafter.with_tree(tree), prompt)
+        assert_same(stock, prompt, drafted.tokens, expected)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_rounds_are_those_of_the_stock_engine_for_a_second_prompt_too(engine):
+    """Trees, paths and divergences agree; graphs keep their cache from one answer to the next."""
+    stock, target = pair("llama", engine, positions=2 * BUCKET_ROWS)
+    accept = AcceptConfig("fsd", threshold=0.6)
+    head = tiny_head(stock, seed=2)
+    ours = EagleDrafter(head, target, TreeConfig(15, 4, 4))
+    theirs = EagleDrafter(head, stock, TreeConfig(15, 4, 4))
+    for length in (5, 230, 29):  # 230: over the edge of a bucket while decoding
+        prompt = prompt_tokens(length, seed=length)
+        one = run(target, ours, prompt, accept=accept, budget=40)
+        other = run(stock, theirs, prompt, accept=accept, budget=40)
+        assert one.tokens == other.tokens
+        for mine, its in zip(one.rounds, other.rounds, strict=True):
+            assert mine.path == its.path
+            assert mine.divergence == pytest.approx(its.divergence, abs=1e-4, nan_ok=True)
+
+
+def test_the_stock_model_is_left_alone_unless_it_may_go():
+    model = random_model(FAMILIES["llama"](), seed=0)
+    names = [name for name, _ in model.named_parameters()]
+    kept = Target(model, engine="packed")
+    assert kept.has_stock and kept.model is model
+    assert [name for name, _ in model.named_parameters()] == names
+    assert model.config._attn_implementation == "sdpa"
+    gone = Target(model, engine="packed", keep_stock=False)
+    assert not gone.has_stock
+    left = [name for name, _ in model.named_parameters()]
+    assert not any("proj" in name for name in left)  # no second copy of the weights is held
+
+
+def test_layers_with_one_input_are_joined_and_biases_kept():
+    model = random_model(FAMILIES["qwen2"](), seed=0)  # biases on q, k and v
+    attention = model.model.layers[0].self_attn
+    x_BND = torch.randn(1, 5, model.config.hidden_size)
+    expected = [getattr(attention, name)(x_BND) for name in ("q_proj", "k_proj", "v_proj")]
+    with torch.inference_mode():
+        pack(model.model)
+        actual = [getattr(attention, name)(x_BND) for name in ("q_proj", "k_proj", "v_proj")]
+        again = attention.v_proj(2 * x_BND)  # out of order, another input
+    for ours, theirs in zip(actual, expected, strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(again, attention.v_proj(2 * x_BND))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("rows", [1, 3, 16, 61])
+def test_a_packed_product_is_the_product(dtype, rows):
+    if not can_pack(dtype):
+        pytest.skip(f"no packed products in {dtype} here")
+    linear = torch.nn.Linear(37, 53).to(dtype)
+    x_ND = torch.randn(rows, 37, dtype=dtype)
+    expected_NR = linear.double()(x_ND.double())
+    ours_NR = PackedLinear.of(linear.to(dtype))(x_ND)
+    assert ours_NR.dtype == dtype
+    tolerance = 1e-5 if dtype == torch.float32 else 2e-2
+    torch.testing.assert_close(ours_NR.double(), expected_NR, atol=tolerance, rtol=tolerance)
+
+
+def test_visible_rows_by_hand():
+    seen_TE = torch.tensor([[1, 0], [1, 1]], dtype=torch.bool)
+    expected = [[1, 1, 1, 0, 0, 0], [1, 1, 1, 1, 0, 0]]
+    assert visible_rows(seen_TE, torch.tensor(2), 6).int().tolist() == expected
+
+
+def test_buckets_hold_their_rows():
+    assert [bucket_of(n) for n in (1, BUCKET_ROWS, BUCKET_ROWS + 1)] == [
+        BUCKET_ROWS,
+        BUCKET_ROWS,
+        2 * BUCKET_ROWS,
+    ]
+
+
+class UnwillingDevice(Recorder):
+    """A recorder whose device does not record what it is given."""
+
+    def _record(self, function, inputs):
+        raise RuntimeError("operation not permitted when stream is capturing\nmore lines")
+
+
+def test_graphs_that_cannot_be_recorded_fall_back_and_say_why():
+    recorder = UnwillingDevice(torch.device("cpu"))
+    recorder.on = True
+    with pytest.warns(
+        UserWarning, match="CUDA graphs are off, running eagerly: operation not permitted"
+    ):
+        assert recorder.run("double", lambda x: 2 * x, torch.tensor(3)) == 6
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # said once
+        assert recorder.run("double", lambda x: 2 * x, torch.tensor(4)) == 8
+
+
+def test_engines_are_chosen_and_refused_by_device():
+    assert choose_engine("auto", device="cuda:1", dtype=torch.bfloat16) == "graphs"
+    assert choose_engine("auto", device="auto", dtype=torch.bfloat16) == "folded"
+    expected = "packed" if can_pack(torch.float32) else "folded"
+    assert choose_engine("auto", device="cpu", dtype=torch.float32) == expected
+    with pytest.raises(ValueError, match="unknown engine 'fast'.*packed"):
+        choose_engine("fast", device="cpu", dtype=torch.float32)
+    with pytest.raises(ValueError, match="'graphs' needs one CUDA device; here it is cpu"):
+        choose_engine("graphs", device="cpu", dtype=torch.float32)
+    with pytest.raises(ValueError, match="'packed' needs a CPU"):
+        choose_engine("packed", device="cuda", dtype=torch.float32)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+def test_replayed_graphs_give_what_the_eager_engine_gives():
+    model = random_model(FAMILIES["llama"](), seed=0).cuda()
+    eager, recorded = Target(model, engine="folded"), Target(model, engine="graphs")
+    head = tiny_head(eager, seed=2).cuda()
+    for length in (5, 230):
+        prompt = prompt_tokens(length)
+        answers = [
+            run(target, EagleDrafter(head, target, TreeConfig(15, 4, 4)), prompt, budget=60).tokens
+            for target in (eager, recorded)
+        ]
+        assert answers[0] == answers[1]
