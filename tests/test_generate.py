@@ -4,7 +4,6 @@ import pytest
 import torch
 from tiny import FAMILIES, prompt_tokens, tiny_target
 
-from eagle_fsd.training.attention import NAME
 from eagle_fsd.training.generate import BatchGenerator, Completion, Request
 
 STOPS = frozenset({5, 17, 41})
@@ -38,9 +37,10 @@ def alone(target, request: Request) -> list[int]:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_greedy_rows_equal_generate(family):
+@pytest.mark.parametrize("engine", ["stock", "packed"])
+def test_greedy_rows_equal_generate(family, engine):
     """Every family, refilled 3 rows at a time: token for token what generate gives alone."""
-    target = tiny_target(family)
+    target = tiny_target(family, engine=engine)
     got = run(target, requests(), batch_size=3)
     for request in requests():
         completion = got[request.key]
@@ -133,14 +133,3 @@ def test_features_are_those_of_the_text(family):
         assert got_LD[-1].eq(0).all()
         torch.testing.assert_close(got_LD[:-1].float(), wanted_LD[:-1], rtol=2**-7, atol=2e-3)
     assert run(target, requests()[:1], batch_size=1)[(0,)].features_LD is None
-
-
-def test_the_model_is_left_as_it_was():
-    """The attention for single tokens is in force only while generating, even if that is ended
-    early."""
-    target = tiny_target("llama")
-    generator = BatchGenerator(target, batch_size=2).run(iter(requests()).__next__)
-    next(generator)
-    assert target.model.config._attn_implementation == NAME
-    generator.close()
-    assert target.model.config._attn_implementation == "sdpa"

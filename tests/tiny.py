@@ -89,8 +89,11 @@ def randomize(module: torch.nn.Module, *, seed: int, scale: float) -> None:
                 parameter.copy_(noise * scale / parameter.shape[-1] ** 0.5)
 
 
-def tiny_target(family: str, *, seed: int = 0, attention: str = "sdpa") -> Target:
-    return Target(random_model(FAMILIES[family](), seed=seed, attention=attention))
+def tiny_target(
+    family: str, *, seed: int = 0, attention: str = "sdpa", engine: str = "stock"
+) -> Target:
+    model = random_model(FAMILIES[family](), seed=seed, attention=attention)
+    return Target(model, engine=engine)
 
 
 def tiny_head(target: Target, *, seed: int = 0, scale: float = 1.0, **changes) -> EagleHead:

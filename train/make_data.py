@@ -211,7 +211,12 @@ def run(
         options.dialogues, options.answer_tokens, options.minutes, options.max_new_tokens
     )
     budget = whole.share(process, processes)
-    target, _ = load_target(options.target, dtype=options.dtype, device=options.device)
+    target, _ = load_target(
+        options.target,
+        dtype=options.dtype,
+        device=options.device,
+        engine="auto",
+    )
     if options.features:
         journal.attach(open_features(options, target))
     began = time.monotonic()

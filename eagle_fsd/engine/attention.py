@@ -1,11 +1,12 @@
 """Attention of few queries over a long cache, through transformers' attention interface.
 
 transformers' sdpa attention repeats keys and values for every query head of a group when it is
-given a mask. Here the queries of a group are folded into the rows instead, so that keys and values
-are read once and nothing is copied. The mask comes folded too, made once a round (masks.py), not
-once a layer.
+given a mask (with 128 sequences of 300 tokens on a CPU: most of a step's time). Here the queries of
+a group are folded into the rows instead, so that keys and values are read once and nothing is
+copied. The mask of a tree comes folded too, made once a round (masks.py), not once a layer.
 
-Axes: H query heads, G key/value heads, R = H / G, N queries (tree nodes), K keys, d head size.
+Axes: B sequences, H query heads, G key/value heads, R = H / G, N queries (tree nodes), K keys,
+d head size.
 """
 
 import torch
@@ -35,32 +36,35 @@ def folded_attention(
     """Attention in transformers' calling convention.
 
     Args:
-        query: [1, H, N, d].
-        key, value: [1, G, K, d].
-        attention_mask: from masks.fold, or None with a single query, which sees every key; anything
-            else goes to transformers' sdpa attention.
+        query: [B, H, N, d]; sequences of several queries each (B and N above 1), and prompts, go
+            to transformers' sdpa attention.
+        key, value: [B, G, K, d].
+        attention_mask: from masks.fold; or of one query a sequence, [B, 1, 1, K]; or None with one
+            query, which sees every key.
 
     Returns:
-        [1, N, H, d], and no weights.
+        [B, N, H, d], and no weights.
     """
     B, H, N, d = query.shape
     G = key.shape[1]
     rows = H // G * N
+    if attention_mask is not None and N == 1:  # of one row, or of several sequences
+        attention_mask = attention_mask.expand(-1, -1, rows, -1)
     whole = N == 1 if attention_mask is None else attention_mask.shape[2] == rows
-    if B > 1 or not whole or kwargs.get("softcap") is not None:
+    if (B > 1 and N > 1) or not whole or kwargs.get("softcap") is not None:
         return sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
         )
-    folded = query.reshape(1, G, rows, d)
+    folded = query.reshape(B, G, rows, d)
     cpu_half = query.device.type == "cpu" and query.dtype == torch.bfloat16
     masked = attention_mask is not None
-    if masked and cpu_half and rows * key.shape[2] >= PRODUCT_SCORES:
+    if B == 1 and masked and cpu_half and rows * key.shape[2] >= PRODUCT_SCORES:
         output = _products(folded[0], key[0], value[0], attention_mask[0], scaling)[None]
     else:
         output = functional.scaled_dot_product_attention(
             folded, key, value, attn_mask=attention_mask, scale=scaling
         )
-    return output.view(1, H, N, -1).transpose(1, 2), None
+    return output.view(B, H, N, -1).transpose(1, 2), None
 
 
 def _products(

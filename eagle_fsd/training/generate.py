@@ -17,7 +17,6 @@ import torch
 from eagle_fsd.config import SamplingConfig
 from eagle_fsd.sample import draw_and_score
 from eagle_fsd.target import Target
-from eagle_fsd.training.attention import grouped
 from eagle_fsd.training.rows import RowCache, join
 
 
@@ -128,21 +127,20 @@ class BatchGenerator:
             next_request: asked whenever rows are free; after a None it is asked again once a
                 completion was given out, which may have led to new requests.
         """
-        with grouped(self.target.model):
-            while True:
-                alive = [row for row in self._rows if not row.done]
-                free = self.batch_size - len(alive)
-                ended = False
-                if not alive or free >= self.refill_at:
-                    for completion in self._admit(alive, next_request, free):
-                        ended = True
-                        yield completion
-                elif self._cache.full:
-                    self._rebuild(alive, [])
-                if self._rows:
-                    yield from self._step()
-                elif not ended:
-                    return
+        while True:
+            alive = [row for row in self._rows if not row.done]
+            free = self.batch_size - len(alive)
+            ended = False
+            if not alive or free >= self.refill_at:
+                for completion in self._admit(alive, next_request, free):
+                    ended = True
+                    yield completion
+            elif self._cache.full:
+                self._rebuild(alive, [])
+            if self._rows:
+                yield from self._step()
+            elif not ended:
+                return
 
     def _admit(
         self, alive: list[_Row], next_request: Callable[[], Request | None], free: int
@@ -226,14 +224,14 @@ class BatchGenerator:
         padding_B = columns - length_B
         position_BC = (column_C - padding_B[:, None]).clamp_(min=0)
         device = self.target.embed_tokens.weight.device
-        out = self.target.model.base_model(
-            input_ids=token_BT.to(device),
+        hidden_BTD, _ = self.target.hidden_and_features(
+            token_BT,
             attention_mask=(column_C >= padding_B[:, None]).long().to(device),
             position_ids=position_BC[:, -T:].to(device),
             past_key_values=cache,
             use_cache=True,
         )
-        return out.last_hidden_state.to(self.target.device)
+        return hidden_BTD
 
     def _draw(self, rows: list[_Row], hidden_BD: torch.Tensor) -> None:
         """The next token of every row that is not done."""

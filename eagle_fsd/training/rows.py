@@ -7,33 +7,24 @@ Axes: R rows, H key/value heads, C columns, D head dimension.
 """
 
 import torch
-from transformers.cache_utils import Cache
 
-from eagle_fsd.cache import PreallocatedLayer
+from eagle_fsd.cache import PreallocatedLayer, TreeCache
 
 ROOM = 64  # columns to spare after a change
 
 
-class RowCache(Cache):
-    """One PreallocatedLayer of several rows per model layer.
-
-    Args:
-        num_layers: the model's.
-        capacity: columns.
-    """
-
-    def __init__(self, num_layers: int, capacity: int):
-        super().__init__(layers=[PreallocatedLayer(capacity) for _ in range(num_layers)])
+class RowCache(TreeCache):
+    """A TreeCache of several sequences; its rows of one sequence are this one's columns."""
 
     @property
     def columns(self) -> int:
         """Columns in use, padding included."""
-        return self.layers[0].length
+        return self.length
 
     @property
     def full(self) -> bool:
         """Whether the next step has no column left."""
-        return self.layers[0].length == self.layers[0].capacity
+        return self.length == self.capacity
 
 
 def join(parts: list[tuple[RowCache, torch.Tensor]], columns: int) -> RowCache:
