@@ -9,7 +9,7 @@ from eagle_fsd.decode import decode_rounds
 from eagle_fsd.speed.contest import Contest, Prompt
 from eagle_fsd.speed.memory import PeakMemory
 from eagle_fsd.speed.synchronization import synchronizations_per_round
-from eagle_fsd.timing import PhaseClock
+from eagle_fsd.timing import PhaseClock, synchronized_time
 
 
 def profile_answer(contest: Contest, arm: Arm, prompt: Prompt) -> dict:
@@ -30,8 +30,11 @@ def profile_answer(contest: Contest, arm: Arm, prompt: Prompt) -> dict:
         config = arm.decode_config(contest.sampling, contest.stop(), contest.seed(prompt))
         rounds = decode_rounds(target, contest.drafter(arm), prompt.ids, config)
         waits = synchronizations_per_round(rounds, target.device)
+    began = synchronized_time(target.device)
+    if arm.runs_our_loop:
         clock = PhaseClock(target.device)
-    result, seconds = contest.answer(arm, prompt, clock=clock)
+    result, _ = contest.answer(arm, prompt, clock=clock)
+    seconds = synchronized_time(target.device) - began
     return {
         "question_id": prompt.question_id,
         "category": prompt.category,
