@@ -11,16 +11,22 @@ from safetensors.torch import load_file
 from tiny_folder import write_random_head, write_target
 
 from eagle_fsd.checkpoint import write_head
-from eagle_fsd.drafters.heads import Eagle3Head
+from eagle_fsd.config import TreeConfig
+from eagle_fsd.drafters.eagle import EagleDrafter
+from eagle_fsd.drafters.heads import DraftHead, Eagle3Head
 from eagle_fsd.formats import read_stored_head
 from eagle_fsd.head_config import HeadConfig
-from eagle_fsd.loading import load_head, load_target_config
+from eagle_fsd.loading import load_head, load_target, load_target_config
+from eagle_fsd.training.vocabulary import cut_vocabulary
+from eagle_fsd.tree import DraftTree
 
 COMMAND = Path(__file__).parent.parent / "train" / "convert_head.py"
 
 
 def convert(monkeypatch, **options) -> None:
-    arguments = [text for name, value in options.items() for text in (f"--{name}", str(value))]
+    """Run the command; a list is an option with several values."""
+    values = {k: v if isinstance(v, list) else [v] for k, v in options.items()}
+    arguments = [text for k, v in values.items() for text in (f"--{k}", *map(str, v))]
     monkeypatch.setattr(sys, "argv", [str(COMMAND), *arguments])
     runpy.run_path(str(COMMAND), run_name="__main__")
 
@@ -112,3 +118,147 @@ def test_a_head_of_another_target_is_refused(tmp_path, monkeypatch):
     ):
         convert(monkeypatch, head=head, output=tmp_path / "out", target=target)
     assert not (tmp_path / "out").exists()
+
+
+# answers: 7 three times, 200 twice, 1, 9, 33 once; 5 only in prompts
+ANSWERS = [
+    {"prompt_ids": [5, 5, 5, 5], "answer_ids": [7, 200, 7, 33]},
+    {"input_ids": [5, 5, 9, 7, 200, 1], "loss_mask": [0, 0, 1, 1, 1, 1]},
+]
+
+
+def write_answers(folder: Path, rows: list[dict] = ANSWERS) -> list[Path]:
+    """A file a row, in the formats that training data may have."""
+    paths = [folder / f"answers{i}.jsonl" for i in range(len(rows))]
+    for path, row in zip(paths, rows, strict=True):
+        path.write_text(json.dumps(row) + "\n")
+    return paths
+
+
+def drafted(target_folder: Path, head: DraftHead) -> DraftTree:
+    """One tree that the head grows after a prompt of five tokens and a root."""
+    layers = head.config.fused_layers(4)
+    target, _ = load_target(str(target_folder), dtype="float32", feature_layers=layers)
+    drafter = EagleDrafter(head.float(), target, TreeConfig(13, 4, 4))
+    drafter.reset(40)
+    generator = torch.Generator().manual_seed(5)
+    features_TF = torch.randn(5, 32 * (3 if layers else 1), generator=generator)
+    drafter.observe(features_TF, torch.tensor([11, 200, 3, 77, 150]))
+    return drafter.propose()
+
+
+def same_tree(one: DraftTree, other: DraftTree) -> None:
+    for name in ("token_N", "parent_N", "draft_logits_ER"):
+        assert torch.equal(getattr(one, name), getattr(other, name)), name
+
+
+def test_a_draft_vocabulary_for_an_eagle_head(tmp_path, monkeypatch, capsys):
+    """The most frequent tokens of several files; weights as they were; other tokens never drafted,
+    and draft logits that are the former ones' columns."""
+    target = write_target(tmp_path / "target")
+    write_random_head(tmp_path / "head")
+    data, output = write_answers(tmp_path), tmp_path / "out"
+    convert(monkeypatch, head=tmp_path / "head", output=output, draft_vocab=4, data=data)
+    said = capsys.readouterr().out
+    assert "draft vocabulary: 4 of the 258 tokens that the head drafted, 87.50% of the 8" in said
+    assert "do not occur" not in said
+    stored, before = read_stored_head(output), read_stored_head(tmp_path / "head")
+    for key, tensor in before.tensors.items():
+        assert torch.equal(stored.tensors[key], tensor), key
+
+    full, cut = (load_head(f, load_target_config(str(target))) for f in (tmp_path / "head", output))
+    assert cut.draft_token_R.tolist() == [1, 7, 9, 200]
+    tree, former = drafted(target, cut), drafted(target, full)
+    assert set(tree.token_N[1:].tolist()) == {1, 7, 9, 200}
+    wanted_R = former.draft_logits_ER[0, cut.draft_token_R]
+    torch.testing.assert_close(tree.draft_logits_ER[0], wanted_R)
+
+
+def test_a_draft_vocabulary_of_all_tokens_changes_nothing(tmp_path, monkeypatch, capsys):
+    """By the command, which has nothing to cut, and by a d2t that names every token."""
+    target = write_target(tmp_path / "target")
+    write_random_head(tmp_path / "head")
+    data = write_answers(tmp_path)
+    options = {"head": tmp_path / "head", "output": tmp_path / "out", "data": data}
+    convert(monkeypatch, draft_vocab=258, **options)
+    said = capsys.readouterr().out
+    assert "100.00% of the 8" in said and "253 of them do not occur there; nothing to cut" in said
+    stored = read_stored_head(tmp_path / "head")
+    config, tensors = cut_vocabulary(stored.config, stored.tensors, torch.arange(258))
+    assert config.draft_vocab_size == 258 and not tensors["d2t"].any()
+    write_head(tmp_path / "named", config, tensors)
+    heads = [tmp_path / name for name in ("head", "out", "named")]
+    first, *others = (drafted(target, load_head(h, load_target_config(str(target)))) for h in heads)
+    for tree in others:
+        same_tree(first, tree)
+
+
+@pytest.mark.parametrize("layout", ["eagle_fsd", "upstream", "speculators", "specforge"])
+def test_a_draft_vocabulary_for_an_eagle3_head(tmp_path, monkeypatch, capsys, layout):
+    """Rows of the head's own lm_head, of tokens that it has rows for, in every layout."""
+    target = write_target(tmp_path / "target")
+    head = write_eagle3_head(tmp_path / "head", feature_layers=(1, 2, 3))  # drafts 3, 6, .. 57
+    data, output = write_answers(tmp_path), tmp_path / "out"
+    convert(monkeypatch, head=head, output=output, format=layout, draft_vocab=5, data=data)
+    said = capsys.readouterr().out
+    assert "draft vocabulary: 5 of the 19 tokens that the head drafted, 25.00% of the 8" in said
+    assert "3 of them do not occur there" in said
+    full, cut = (load_head(f, load_target_config(str(target))) for f in (head, output))
+    token_R = torch.tensor([3, 6, 9, 12, 33])  # 9 and 33 were written, then the lowest
+    assert torch.equal(cut.draft_token_R, token_R)
+    assert torch.equal(cut.t2d.nonzero()[:, 0], token_R)
+    assert torch.equal(cut.lm_head.weight, full.lm_head.weight[token_R // 3 - 1])
+    tree, former = drafted(target, cut), drafted(target, full)
+    assert set(tree.token_N[1:].tolist()) <= set(token_R.tolist())
+    wanted_R = former.draft_logits_ER[0, token_R // 3 - 1]
+    torch.testing.assert_close(tree.draft_logits_ER[0], wanted_R)
+
+
+def test_a_draft_vocabulary_is_cut_again(tmp_path, monkeypatch):
+    """Of a head that has one: as if cut at once."""
+    write_random_head(tmp_path / "head")
+    data = write_answers(tmp_path)
+    for head, output, size in (("head", "five", 5), ("five", "twice", 2), ("head", "once", 2)):
+        options = {"head": tmp_path / head, "output": tmp_path / output, "data": data}
+        convert(monkeypatch, draft_vocab=size, **options)
+    twice, once = (read_stored_head(tmp_path / name) for name in ("twice", "once"))
+    assert twice.config == once.config
+    assert twice.tensors["d2t"].tolist() == once.tensors["d2t"].tolist() == [7, 199]
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"draft_vocab": 4}, "--draft_vocab 4 needs --data"),
+        ({"data": "answers0.jsonl"}, "--data is for --draft_vocab: say how many"),
+        ({"draft_vocab": 0, "data": "answers0.jsonl"}, "--draft_vocab 0 must be 1 to 258"),
+        ({"draft_vocab": -3, "data": "answers0.jsonl"}, "--draft_vocab -3 must be 1 to 258"),
+        ({"draft_vocab": 259, "data": "answers0.jsonl"}, "--draft_vocab 259 must be 1 to 258"),
+        (
+            {"draft_vocab": 20, "data": "answers0.jsonl", "head": "head3"},
+            "--draft_vocab 20 must be 1 to 19, the tokens that head3 can draft",
+        ),
+        ({"draft_vocab": 4, "data": "gone.jsonl"}, "no training data at gone.jsonl"),
+        ({"draft_vocab": 4, "data": "strange.jsonl"}, "strange.jsonl has token ids 5..258, the"),
+        (
+            {"draft_vocab": 4, "data": "answers0.jsonl", "format": "upstream"},
+            "--draft_vocab: upstream has no place for the draft vocabulary of an EAGLE-1/2 head",
+        ),
+        (
+            {"draft_vocab": 4, "data": "answers0.jsonl", "format": "speculators"},
+            "--draft_vocab: speculators has no place",
+        ),
+    ],
+)
+def test_impossible_draft_vocabularies(tmp_path, monkeypatch, options, message):
+    """Refused in one line, before anything is written."""
+    monkeypatch.chdir(tmp_path)
+    write_random_head(Path("head"))
+    write_eagle3_head(Path("head3"))
+    write_answers(Path())
+    strange = {"prompt_ids": [5, 5], "answer_ids": [7, 258]}
+    Path("strange.jsonl").write_text(json.dumps(strange) + "\n")
+    with pytest.raises(SystemExit) as error:
+        convert(monkeypatch, **{"head": "head", "output": "out"} | options)
+    assert str(error.value).startswith(f"error: {message}") and "\n" not in str(error.value)
+    assert not Path("out").exists()
