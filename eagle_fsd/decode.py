@@ -170,6 +170,7 @@ def decode_rounds(
     uniform_1 = uniforms(0, generator)[:, 0]
     root_1, _ = draw_and_score(logits_V[None], uniform_1, prompt_L[None, :0], config.sampling)
     drafter.observe(features_LF, torch.cat([prompt_L[1:], root_1]))
+    del features_LF  # the prompt's features are the drafter's to keep or to let go
     answer, finish = config.stop.trim([], root_1.tolist())
     lap("prefill")
     yield Round(answer, None, finish)
@@ -187,7 +188,7 @@ def decode_rounds(
             tree, logits_NV, uniform_S2, config=config.accept, sampling=config.sampling
         )
         lap("accept")
-        path_A, token_A = _sent([accepted.path, accepted.tokens], device)
+        path_A, token_A = on_device([accepted.path, accepted.tokens], device)
         target.commit(path_A)
         drafter.observe(features_NF[path_A], token_A)
         lap("commit")
@@ -201,7 +202,7 @@ def _no_lap(phase: str) -> None:
     """Nobody measures."""
 
 
-def _sent(rows: list[list[int]], device: torch.device) -> torch.Tensor:
+def on_device(rows: list[list[int]], device: torch.device) -> torch.Tensor:
     """Integers on the device. From pinned memory the host need not wait for an accelerator."""
     if device.type != "cuda":
         return torch.tensor(rows, device=device)

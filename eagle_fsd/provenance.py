@@ -1,5 +1,6 @@
 """What a result was made with: command, commit, versions, machine."""
 
+import hashlib
 import os
 import platform
 import shlex
@@ -12,6 +13,7 @@ import torch
 
 PACKAGES = ("torch", "transformers", "tokenizers", "accelerate", "numpy", "fschat", "gguf")
 ROOT = Path(__file__).parent.parent
+DIGEST_NUMBERS = 64  # of each weight
 
 
 def describe_run(device: str) -> dict:
@@ -40,6 +42,17 @@ def describe_device(device: str) -> str:
         lines = cpuinfo.read_text().splitlines()
         name = next((x.split(":")[1].strip() for x in lines if x.startswith("model name")), name)
     return f"{name}, {os.cpu_count()} cores, {torch.get_num_threads()} threads"
+
+
+def weights_digest(module: torch.nn.Module) -> str:
+    """A digest of names, shapes and some numbers of each parameter and buffer."""
+    parts = hashlib.sha256()
+    for name, value in sorted(module.state_dict().items()):
+        flat = value.detach().flatten()
+        step = max(1, flat.shape[0] // DIGEST_NUMBERS)
+        parts.update(f"{name} {tuple(value.shape)}".encode())
+        parts.update(flat[::step].double().cpu().numpy().tobytes())
+    return parts.hexdigest()[:16]
 
 
 def without_checkout(values: dict) -> dict:

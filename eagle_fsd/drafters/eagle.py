@@ -14,8 +14,11 @@ from eagle_fsd.config import TreeConfig
 from eagle_fsd.drafters.heads import DraftHead, draft_readout, runnable
 from eagle_fsd.engine.graphs import Recorder, bucket_of, fixed_rows, visible_rows
 from eagle_fsd.masks import additive, fold
+from eagle_fsd.provenance import weights_digest
 from eagle_fsd.target import Target
 from eagle_fsd.tree import DraftTree, TreeGrower
+
+BLOCK_ROWS = 256  # of a prompt are run at once
 
 
 class EagleDrafter:
@@ -41,10 +44,10 @@ class EagleDrafter:
                 f"the head reads hidden states {layers or 'after the final norm'}, the target was "
                 f"loaded to give {target.feature_layers or 'those after the final norm'}"
             )
-        self.head = head
-        self._run_head = runnable(head, target.engine)
+        self.fingerprint = weights_digest(head)
+        self.head = runnable(head, target.engine)  # the head given is not kept
         self._query_groups = head.config.num_attention_heads // head.config.num_key_value_heads
-        self.readout = draft_readout(self._run_head, target)
+        self.readout = draft_readout(self.head, target)
         self.draft_token_R = head.draft_token_R
         self.target = target
         self._set_tree(tree)
@@ -86,8 +89,7 @@ class EagleDrafter:
 
     @torch.inference_mode()
     def propose(self) -> DraftTree:
-        features_TF, token_T = (torch.cat(parts) for parts in zip(*self._pending, strict=True))
-        self._pending = []
+        features_TF, token_T = self._take_pending()
         stable = self._cache.length
         T = token_T.shape[0]
         # what a round commits fits a recorded shape; a prompt does not
@@ -100,6 +102,40 @@ class EagleDrafter:
         if self._recorder is not None:
             self._stable += T
         return tree
+
+    def _take_pending(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """The pairs committed since the last round; of many, all but the last have been run.
+
+        A prompt runs in blocks: at once, it would need as much memory as the target's own prefill.
+        """
+        parts = tuple(zip(*self._pending, strict=True))
+        self._pending = []
+        features_TF, token_T = (part[0] if len(part) == 1 else torch.cat(part) for part in parts)
+        while token_T.shape[0] > BLOCK_ROWS:
+            self._step(features_TF[:BLOCK_ROWS], token_T[:BLOCK_ROWS], self._cache.length, None)
+            if self._recorder is not None:
+                self._stable += BLOCK_ROWS
+            features_TF, token_T = features_TF[BLOCK_ROWS:], token_T[BLOCK_ROWS:]
+        return features_TF, token_T
+
+    def _step(
+        self,
+        features_TF: torch.Tensor,
+        token_T: torch.Tensor,
+        stable: int | torch.Tensor,
+        bucket: int | None,
+    ) -> torch.Tensor:
+        """Run committed pairs, behind `stable` rows, [T, D]."""
+        step_T = torch.arange(token_T.shape[0], device=token_T.device)
+        fresh = bucket is None and stable == 0  # then the head's own causal mask does
+        return self._run(
+            self.head.fuse(features_TF),
+            token_T,
+            stable + step_T,
+            seen_TE=None if fresh else step_T[:, None] >= step_T,
+            base=stable,
+            bucket=bucket,
+        )
 
     def _grow_fixed(self, features_TF: torch.Tensor, token_T: torch.Tensor) -> DraftTree:
         """`_grow` as a function of fixed shapes; see engine/graphs.py."""
@@ -130,16 +166,7 @@ class EagleDrafter:
             bucket: cache rows to read; then nothing here depends on values on the host.
         """
         device, K = token_T.device, self.tree_config.branch_top_k
-        step_T = torch.arange(token_T.shape[0], device=device)
-        fresh = bucket is None and stable == 0  # no [T, T] table for a whole prompt
-        hidden_TD = self._run(
-            self._run_head.fuse(features_TF),
-            token_T,
-            stable + step_T,
-            seen_TE=None if fresh else step_T[:, None] >= step_T,
-            base=stable,
-            bucket=bucket,
-        )
+        hidden_TD = self._step(features_TF, token_T, stable, bucket)
         if bucket is None:
             hidden_KD, root_1 = hidden_TD[-1:], token_T[-1:]
         else:
@@ -182,14 +209,14 @@ class EagleDrafter:
         if bucket is None:
             alone = seen_TE is None or seen_TE.shape == (1, 1)  # needs no mask
             mask = None if alone else self._mask(seen_TE, base)
-            return self._run_head(*inputs, cache=self._cache, mask=mask)[0]
+            return self.head(*inputs, cache=self._cache, mask=mask)[0]
         T, E = seen_TE.shape
         visible_TK = visible_rows(seen_TE, base, bucket)
         mask = fold(additive(visible_TK, hidden_TD.dtype), self._query_groups)
         with fixed_rows(self._cache, base + E - T, T, bucket):
-            return self._run_head(*inputs, cache=self._cache, mask=mask)[0]
+            return self.head(*inputs, cache=self._cache, mask=mask)[0]
 
     def _mask(self, seen_TE: torch.Tensor, base: int) -> torch.Tensor:
-        own_TE = additive(seen_TE, self.head.fc.weight.dtype)
+        own_TE = additive(seen_TE, self.target.dtype)
         prefix_TS = own_TE.new_zeros(own_TE.shape[0], base)
         return fold(torch.cat([prefix_TS, own_TE], dim=1), self._query_groups)

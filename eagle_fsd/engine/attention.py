@@ -17,10 +17,11 @@ from transformers.masking_utils import sdpa_mask
 
 NAME = "eagle_fsd_folded"
 
-# From so many scores a head on, two bf16 products beat the flash kernel on a CPU (measured: 1.6
+# From so many scores a key head on, two bf16 products beat the flash kernel on a CPU (measured: 1.6
 # times at 60 nodes and 200 keys, 1.4 at 8 and 4,000). Their scores are rounded to bf16, as in
-# transformers' eager attention. In float32 they are no faster.
-PRODUCT_SCORES = 20_000
+# transformers' eager attention, and held in memory, so only for as many queries as trees have. In
+# float32 they are no faster.
+PRODUCT_SCORES, PRODUCT_QUERIES = 20_000, 64
 
 
 def folded_attention(
@@ -57,8 +58,8 @@ def folded_attention(
         )
     folded = query.reshape(B, G, rows, d)
     cpu_half = query.device.type == "cpu" and query.dtype == torch.bfloat16
-    masked = attention_mask is not None
-    if B == 1 and masked and cpu_half and rows * key.shape[2] >= PRODUCT_SCORES:
+    tree = B == 1 and attention_mask is not None and N <= PRODUCT_QUERIES
+    if tree and cpu_half and rows * key.shape[2] >= PRODUCT_SCORES:
         output = _products(folded[0], key[0], value[0], attention_mask[0], scaling)[None]
     else:
         output = functional.scaled_dot_product_attention(

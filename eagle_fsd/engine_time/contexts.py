@@ -17,7 +17,7 @@ from eagle_fsd.drafters import Drafter
 from eagle_fsd.drafters.eagle import EagleDrafter
 from eagle_fsd.drafters.root import RootDrafter
 from eagle_fsd.engine_time.memory import PeakMemory
-from eagle_fsd.engine_time.random_weights import cache_row_bytes, module_bytes
+from eagle_fsd.engine_time.random_weights import cache_row_bytes
 from eagle_fsd.target import Target
 from eagle_fsd.timing import synchronized_time
 from eagle_fsd.tree import DraftTree
@@ -100,22 +100,28 @@ def time_pairs(
     return PairTimes(*ms, tokens)
 
 
-def loop_peak(target: Target, drafter: Drafter, prompt: list[int], *, new_tokens: int) -> int:
-    """Peak bytes of prefill and a few rounds, above the level before; see PeakMemory."""
-    target.start(1)  # what is left of the last sequence is dropped
-    drafter.reset(1)
+def loop_peak(
+    target: Target, drafter: Drafter, prompt: list[int], *, new_tokens: int, level: int
+) -> int:
+    """Peak bytes of prefill and a few rounds, above `level`; see PeakMemory.
+
+    Args:
+        drafter: fresh, or what it still holds is counted.
+    """
+    target.start(1)  # what is left of the last sequence is dropped, but for recorded graphs'
     gc.collect()
-    with PeakMemory(target.device) as memory:
+    with PeakMemory(target.device, level=level) as memory:
         steps = decode_rounds(target, drafter, prompt, _config(new_tokens))
         for _ in islice(steps, 1 + MEMORY_ROUNDS):
             pass
     return memory.peak_bytes
 
 
-def bound_parts(drafter: EagleDrafter, *, capacity: int) -> dict[str, int]:
+def bound_parts(drafter: EagleDrafter, *, weights: int, capacity: int) -> dict[str, int]:
     """Bytes that a speculative loop may take beside the plain one.
 
     Args:
+        weights: bytes of the head as it was loaded.
         capacity: most tokens of the sequence, prompt and budget.
 
     Returns:
@@ -125,7 +131,7 @@ def bound_parts(drafter: EagleDrafter, *, capacity: int) -> dict[str, int]:
     """
     head, tree, target = drafter.head, drafter.tree_config, drafter.target
     reduced = head.config.draft_vocab_size
-    head_bytes = module_bytes(head)
+    head_bytes = weights
     if reduced and head.lm_head is None:
         head_bytes += reduced * target.hidden_size * target.dtype.itemsize
     rows = capacity + drafter.max_nodes + tree.num_expanded

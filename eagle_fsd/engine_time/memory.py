@@ -22,15 +22,20 @@ class PeakMemory:
         ...     work()
         >>> memory.peak_bytes
 
+    Args:
+        level: bytes that count as nothing held, from `held_level`; None is what is held at the
+            start. With a level taken before, buffers that earlier work has left behind count; on a
+            CPU they cannot be seen.
+
     Attributes:
-        peak_bytes: most bytes held at a time, above the level at the start.
-        held_bytes: what is still held at the end, above the level at the start.
+        peak_bytes: most bytes held at a time, above the level.
+        held_bytes: what is still held at the end, above the level.
     """
 
-    def __init__(self, device: torch.device):
+    def __init__(self, device: torch.device, *, level: int | None = None):
         self._device = device
         self._profile: profile | None = None
-        self._level = 0
+        self._level = level
         self.peak_bytes = 0
         self.held_bytes = 0
 
@@ -38,7 +43,8 @@ class PeakMemory:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
             torch.cuda.reset_peak_memory_stats(self._device)
-            self._level = torch.cuda.memory_allocated(self._device)
+            if self._level is None:
+                self._level = held_level(self._device)
         else:
             self._profile = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
             self._profile.__enter__()
@@ -53,11 +59,16 @@ class PeakMemory:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
             self.peak_bytes = torch.cuda.max_memory_allocated(self._device) - self._level
-            self.held_bytes = torch.cuda.memory_allocated(self._device) - self._level
+            self.held_bytes = held_level(self._device) - self._level
             return
         self._profile.__exit__(kind, error, trace)
         if kind is None:
             self.peak_bytes, self.held_bytes = _peak_and_last(self._profile)
+
+
+def held_level(device: torch.device) -> int:
+    """Bytes held now; 0 on a CPU, where only changes are seen."""
+    return torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
 
 
 def _peak_and_last(finished: profile) -> tuple[int, int]:

@@ -3,7 +3,7 @@
 import torch
 from transformers import PretrainedConfig
 
-from eagle_fsd.engine_time.random_weights import cache_row_bytes, empty_model, module_bytes
+from eagle_fsd.engine_time.random_weights import cache_row_bytes, empty_model
 from eagle_fsd.timing import synchronized_time
 
 SAMPLE_BYTES = {"cpu": 2**28, "cuda": 2**30}  # well beyond any cache
@@ -19,7 +19,8 @@ def weight_bytes_read(config: PretrainedConfig, dtype: torch.dtype) -> int:
     model = empty_model(config, dtype, "meta")
     embedding = model.get_input_embeddings().weight
     tied = model.get_output_embeddings().weight is embedding
-    return module_bytes(model) - (0 if tied else embedding.nbytes)
+    weights = sum(parameter.nbytes for parameter in model.parameters())  # tied ones once
+    return weights - (0 if tied else embedding.nbytes)
 
 
 def forward_bytes(config: PretrainedConfig, dtype: torch.dtype, *, context: float) -> float:

@@ -16,7 +16,7 @@ import torch
 
 from eagle_fsd.accept import Acceptance, accept, uniforms
 from eagle_fsd.config import AcceptConfig, SamplingConfig
-from eagle_fsd.decode import _sent
+from eagle_fsd.decode import on_device
 from eagle_fsd.drafters import Drafter
 from eagle_fsd.target import Target
 from eagle_fsd.timing import PhaseClock, synchronized_time
@@ -116,7 +116,7 @@ class PatternLoop:
         lap("accept")
         path, tokens = self._replaced(tree, accepted)
         lap("pattern")
-        path_A, token_A = _sent([path, tokens], self.target.device)
+        path_A, token_A = on_device([path, tokens], self.target.device)
         self.target.commit(path_A)
         self.drafter.observe(features_NF[path_A], token_A)
         lap("commit")

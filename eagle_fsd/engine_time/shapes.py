@@ -4,9 +4,9 @@ from pathlib import Path
 
 from transformers import AutoConfig, PretrainedConfig
 
+from eagle_fsd.families import check_supported
 from eagle_fsd.head_config import HeadConfig
 from eagle_fsd.loading import check_fits
-from eagle_fsd.target import check_supported
 
 # As published beside the weights; what has no part in the size or the time of a forward is left out
 SHAPES: dict[str, dict] = {

@@ -20,7 +20,7 @@ def decode_text(
     accepted, same = {}, {}
     config = DecodeConfig(AcceptConfig("exact"), stop=stop)
     for tree in trees:
-        own = EagleDrafter(drafter.head, drafter.target, tree)
+        own = drafter.with_tree(tree)
         answer = decode(own.target, own, text.prompt, config)
         accepted[tree_name(tree)] = [len(r.tokens) - 1 for r in answer.rounds]
         same[tree_name(tree)] = answer.tokens == text.answer

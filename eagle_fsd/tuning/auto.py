@@ -23,10 +23,16 @@ from eagle_fsd.tuning.survey import Survey, survey
 
 
 def auto_tree(
-    model: Model, accept: AcceptConfig, sampling: SamplingConfig, retune: bool = False
+    model: Model,
+    accept: AcceptConfig,
+    sampling: SamplingConfig,
+    retune: bool = False,
+    *,
+    tuning: TuningConfig | None = None,
 ) -> TreeChoice:
     """`choose_tree` with the project's cache folder ($EAGLE_FSD_CACHE/tuning)."""
-    return choose_tree(model, accept, sampling, cache_dir=assets_dir() / "tuning", retune=retune)
+    folder = assets_dir() / "tuning"
+    return choose_tree(model, accept, sampling, cache_dir=folder, retune=retune, tuning=tuning)
 
 
 def choose_tree(
@@ -60,12 +66,13 @@ def choose_tree(
     drafted = model.target.vocab_size if draft_token_R is None else draft_token_R.shape[0]
     trees = trees or candidate_trees(drafted)
     on_cpu = model.target.device.type == "cpu"
+    default = SMALL_TREE if on_cpu else LARGE_TREE
     costs, accept_costs = _costs(model, accept, sampling, tuning, cache_dir, retune)
     found = kept(
         cache_dir,
         "acceptance",
-        survey_key(model, accept, sampling, trees, tuning),
-        lambda: survey(model, accept, sampling, trees, tuning),
+        survey_key(model, accept, sampling, trees, tuning, default),
+        lambda: survey(model, accept, sampling, trees, tuning, visiting=default),
         to_json=asdict,
         from_json=lambda value: _stored_survey(value, len(trees)),
         retune=retune,
@@ -75,7 +82,7 @@ def choose_tree(
         found.tokens_per_round,
         costs,
         accept_costs,
-        default=SMALL_TREE if on_cpu else LARGE_TREE,
+        default=default,
         walks_to_the_end=not on_cpu,
         origin=_origin(accept, sampling, tuning, found),
     )
@@ -126,5 +133,5 @@ def _origin(
         rule += f" with {accept.divergence} at T {accept.threshold:g}, child {accept.child}"
     return (
         f"  expected from {found.rounds} rounds of {len(tuning.prompts)} calibration prompts under "
-        f"{rule}, temperature {sampling.temperature:g}, at the roots that a large tree visits"
+        f"{rule}, temperature {sampling.temperature:g}, at the roots that the default tree visits"
     )

@@ -4,13 +4,13 @@ Every repeat measures everything once, in rotated order, so that a noisy moment 
 width only; the median of the repeats counts. An accelerator is synchronised around each part, which
 makes the sum of the parts a little more than a round.
 
-Axes: L context, N nodes, S drafts of a chain, V vocabulary, R draft vocabulary.
+Axes: L context, N nodes, P probes, V vocabulary, R draft vocabulary.
 """
 
 from collections.abc import Callable
 from functools import partial
-from statistics import median
 
+import numpy as np
 import torch
 from tqdm import tqdm
 
@@ -49,7 +49,7 @@ def measure_costs(model: Model, tuning: TuningConfig) -> Costs:
             probes["propose", branch, depth] = partial(bench.propose, bench.drafter(branch, depth))
     for drafts in DRAFTS_ACCEPTED:
         probes["commit", drafts] = partial(bench.commit, drafts)
-    ms = _interleaved(probes, tuning.repeats, "cost of a round's parts")
+    ms, spread = _interleaved(probes, tuning.repeats, "cost of a round's parts")
     first = {k: ms["propose", k, 1] for k in bench.branches}
     return Costs(
         verify={width: ms["verify", width] for width in WIDTHS},
@@ -58,6 +58,7 @@ def measure_costs(model: Model, tuning: TuningConfig) -> Costs:
             k: max(0.0, ms["propose", k, DEEP] - first[k]) / (DEEP - 1) for k in bench.branches
         },
         commit={drafts: ms["commit", drafts] for drafts in DRAFTS_ACCEPTED},
+        spread=spread,
     )
 
 
@@ -71,14 +72,16 @@ def measure_accept(
         probes[drafts] = partial(_accept_seconds, chain, logits_NV, config, sampling)
     root, logits_1V = _comb(1, model.target.device), logits_NV[:1]
     probes["plain"] = partial(_accept_seconds, root, logits_1V, AcceptConfig("exact"), sampling)
-    ms = _interleaved(probes, tuning.repeats, "cost of the rule")
+    ms, _ = _interleaved(probes, tuning.repeats, "cost of the rule")
     return AcceptCosts(ms.pop("plain"), ms)
 
 
-def _interleaved(probes: dict, repeats: int, label: str) -> dict:
-    """Median milliseconds of each probe."""
+def _interleaved(
+    probes: dict[object, Probe], repeats: int, label: str
+) -> tuple[dict[object, float], float]:
+    """Median milliseconds of each probe, and how much repeats differ (see Costs.spread)."""
     names = list(probes)
-    seconds: dict = {name: [] for name in names}
+    seconds: dict[object, list[float]] = {name: [] for name in names}
     with tqdm(total=(WARM_UP + repeats) * len(names), desc=label, leave=False) as bar:
         for repeat in range(WARM_UP + repeats):
             first = repeat * len(names) // (WARM_UP + repeats)
@@ -87,7 +90,9 @@ def _interleaved(probes: dict, repeats: int, label: str) -> dict:
                 if repeat >= WARM_UP:
                     seconds[name].append(took)
                 bar.update()
-    return {name: 1000 * median(values) for name, values in seconds.items()}
+    low_P, middle_P, high_P = np.percentile(list(seconds.values()), (25, 50, 75), axis=1)
+    spread = float(np.median((high_P - low_P) / np.maximum(middle_P, 1e-9)))
+    return dict(zip(names, (1000 * middle_P).tolist(), strict=True)), spread
 
 
 class _Bench:

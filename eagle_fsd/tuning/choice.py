@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from eagle_fsd.config import TreeConfig
 from eagle_fsd.tuning.costs import AcceptCosts, Costs, at
 
+BUSY = 0.25  # spread of the cost measurements from which the text says so
+
 
 @dataclass(frozen=True)
 class Candidate:
@@ -118,7 +120,7 @@ def choose(
         key=lambda row: -row.speedup,
     )
     best, plain = table[0], plain_ms(costs, accept)
-    lines = [*_explain(table, plain, default), origin]
+    lines = [*_explain(table, plain, default), origin, _doubt(costs)]
     return TreeChoice(
         best.tree,
         best.tokens_per_round,
@@ -131,8 +133,8 @@ def choose(
 
 
 def shape(tree: TreeConfig) -> str:
-    """Example: "15 drafts, 4 levels, top-k 6"."""
-    return f"{tree.num_draft_tokens} drafts, {tree.tree_depth} levels, top-k {tree.branch_top_k}"
+    """Example: "15 drafts, depth 4, top-k 6"."""
+    return f"{tree.num_draft_tokens} drafts, depth {tree.tree_depth}, top-k {tree.branch_top_k}"
 
 
 def _explain(table: list[Candidate], plain: float, default: TreeConfig) -> list[str]:
@@ -158,6 +160,15 @@ def _explain(table: list[Candidate], plain: float, default: TreeConfig) -> list[
     elif fixed:
         lines.append(f"  the default tree: {_compared(fixed[0], best)}")
     return lines
+
+
+def _doubt(costs: Costs) -> str:
+    if costs.spread <= BUSY:
+        return ""
+    return (
+        f"  repeats of the cost measurements differ by {100 * costs.spread:.0f} %: something else "
+        "was running. Choose again with --retune when the machine is idle"
+    )
 
 
 def _compared(row: Candidate, best: Candidate) -> str:

@@ -8,7 +8,7 @@ commit    by the drafts accepted
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -16,6 +16,8 @@ from eagle_fsd.config import TreeConfig
 
 Curve = Mapping[int, float]
 """Milliseconds at measured points, at least one."""
+
+CURVES = ("verify", "first_level", "next_level", "commit")
 
 
 @dataclass(frozen=True)
@@ -27,16 +29,19 @@ class Costs:
         first_level: of the drafter, by branch_top_k.
         next_level: one level more, by branch_top_k.
         commit: by accepted drafts.
+        spread: distance of the quartiles of the repeats over their median; large where something
+            else was running.
     """
 
     verify: Curve
     first_level: Curve
     next_level: Curve
     commit: Curve
+    spread: float = 0.0
 
     def __post_init__(self):
-        for curve in (self.verify, self.first_level, self.next_level, self.commit):
-            check_curve(curve)
+        for name in CURVES:
+            check_curve(getattr(self, name))
 
     def propose(self, tree: TreeConfig) -> float:
         """Milliseconds of growing a tree."""
@@ -44,11 +49,13 @@ class Costs:
         return at(self.first_level, k) + (tree.tree_depth - 1) * at(self.next_level, k)
 
     def to_json(self) -> dict:
-        return {name: curve_to_json(curve) for name, curve in asdict(self).items()}
+        curves = {name: curve_to_json(getattr(self, name)) for name in CURVES}
+        return curves | {"spread": self.spread}
 
     @classmethod
     def from_json(cls, value: dict) -> "Costs":
-        return cls(**{name: curve_from_json(curve) for name, curve in value.items()})
+        curves = {name: curve_from_json(value[name]) for name in CURVES}
+        return cls(**curves, spread=float(value["spread"]))
 
 
 @dataclass(frozen=True)
@@ -59,7 +66,8 @@ class AcceptCosts:
     by_drafts: Curve
 
     def __post_init__(self):
-        check_curve(self.by_drafts | {0: self.plain})
+        check_curve(self.by_drafts)
+        check_curve({0: self.plain})
 
     def to_json(self) -> dict:
         return {"plain": self.plain, "by_drafts": curve_to_json(self.by_drafts)}
@@ -82,7 +90,7 @@ def check_curve(curve: Curve) -> None:
 
 
 def curve_to_json(curve: Curve) -> dict[str, float]:
-    return {str(point): round(curve[point], 4) for point in sorted(curve)}
+    return {str(point): curve[point] for point in sorted(curve)}
 
 
 def curve_from_json(value: dict[str, float]) -> dict[int, float]:

@@ -12,13 +12,12 @@ import torch
 
 from eagle_fsd.api import Model
 from eagle_fsd.config import AcceptConfig, SamplingConfig, TreeConfig
-from eagle_fsd.provenance import describe_device
+from eagle_fsd.provenance import describe_device, weights_digest
 from eagle_fsd.tuning.calibration import TuningConfig
 from eagle_fsd.tuning.store import digest
 
 PACKAGE = Path(__file__).parent.parent
 NOT_DECODING = ("training", "replay", "plots.py", "summary.py", "runs.py")
-SAMPLE = 64  # numbers of each weight that its digest takes
 
 
 def cost_key(model: Model, tuning: TuningConfig) -> dict:
@@ -52,6 +51,7 @@ def survey_key(
     sampling: SamplingConfig,
     trees: tuple[TreeConfig, ...],
     tuning: TuningConfig,
+    visiting: TreeConfig,
 ) -> dict:
     """Of Survey."""
     target = model.target
@@ -62,15 +62,16 @@ def survey_key(
         # packed layers have no parameters to take a digest of, so the place counts too
         "target": {
             **_target_shape(model),
-            "weights": _weights(target.model),
+            "weights": weights_digest(target.model),
             "place": _digest_of(target.model.config.name_or_path),
         },
-        "head": _weights(model.drafter.head),
+        "head": model.drafter.fingerprint,
         "dtype": str(target.dtype),
         "prompts": _digest_of([prompts, stop.token_ids, stop.strings]),
         "max_new_tokens": tuning.max_new_tokens,
         "seed": tuning.seed,
         "trees": _digest_of([asdict(tree) for tree in trees]),
+        "visiting": asdict(visiting),
     }
 
 
@@ -92,17 +93,6 @@ def _target_shape(model: Model) -> dict:
         "vocab_size": model.target.vocab_size,
         "config": _digest_of(config),
     }
-
-
-def _weights(module: torch.nn.Module) -> str:
-    """A digest of some numbers of each parameter and buffer."""
-    parts = []
-    for name, value in sorted(module.state_dict().items()):
-        flat = value.detach().flatten()
-        step = max(1, flat.shape[0] // SAMPLE)
-        parts += [name.encode(), str(tuple(value.shape)).encode()]
-        parts.append(flat[::step].double().cpu().numpy().tobytes())
-    return digest(*parts)
 
 
 def _digest_of(value: object) -> str:

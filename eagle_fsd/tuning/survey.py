@@ -1,8 +1,9 @@
 """Acceptance statistics: tokens a round of many trees at once, from one decoding.
 
-Calibration prompts are decoded under the rule with one large tree; from each round follows what
-every smaller tree would have accepted at the same root (nested.py). The approximation: the roots
-are those that the large tree visits. A smaller tree, which accepts less, visits other ones too.
+Calibration prompts are decoded under the rule. In each round one large tree is drafted and
+verified, and from it follows what every smaller tree accepts at the same root (nested.py). The path
+that is committed is that of one of them, so the roots are those that this one tree visits: the
+figure of another tree, which would visit others, is an approximation.
 
 Axes: N nodes of a pool of candidates with the root, M nodes that are verified, T trees.
 """
@@ -51,6 +52,8 @@ def survey(
     sampling: SamplingConfig,
     trees: Sequence[TreeConfig],
     tuning: TuningConfig,
+    *,
+    visiting: TreeConfig,
 ) -> Survey:
     """Decode the calibration prompts, and count.
 
@@ -59,11 +62,13 @@ def survey(
         accept_config, sampling: the rule and its threshold, and the distribution that it draws of.
         trees: the shapes asked about.
         tuning: prompts, budget and seed.
+        visiting: the shape that decodes, and so says which roots are visited.
 
     Raises:
-        ValueError: the target has too few positions for any of the prompts.
+        ValueError: no prompt gave a round: too few positions, or answers that end at once.
     """
-    drafter = model.drafter.with_tree(surveyed_tree(tuple(trees)))
+    asked = (*trees, visiting)
+    drafter = model.drafter.with_tree(surveyed_tree(asked))
     total_T, rounds = np.zeros(len(trees)), 0
     for prompt in tqdm(tuning.prompts, desc="acceptance by tree size", unit="prompt"):
         ids = model.prompt_ids(prompt)
@@ -71,13 +76,13 @@ def survey(
         if budget < 1:
             continue
         answer = _Answer(model, drafter, ids, budget, accept_config, sampling, tuning.seed)
-        for accepted_T in answer.rounds(trees):
-            total_T += accepted_T
+        for accepted_T in answer.rounds(asked):
+            total_T += accepted_T[:-1]
             rounds += 1
     if not rounds:
         raise ValueError(
-            f"the target's {model.target.max_positions} positions are too few for any of the "
-            "calibration prompts: give the size of the tree instead of tuning it"
+            "no calibration prompt was answered by more than one token within the target's "
+            f"{model.target.max_positions} positions: give the size of the tree instead of tuning"
         )
     return Survey(tuple((1 + total_T / rounds).tolist()), rounds)
 
@@ -102,20 +107,21 @@ class _Answer:
         self._generator = torch.Generator(model.target.device).manual_seed(seed)
 
     def rounds(self, trees: Sequence[TreeConfig]) -> Iterator[np.ndarray]:
-        """Accepted drafts of every tree in every round, int64 [T]."""
+        """Accepted drafts of every tree in every round, int64 [T]; the last one's are kept."""
         target, drafter = self._target, self._drafter
         answer, finish = self._prefill()
         while finish is None:
             tree, held_TM = self._propose(trees)
             logits_MV, features_MF = target.verify(tree)
             uniform_S2 = uniforms(tree.max_depth, self._generator)
-            yield accepted_drafts(held_TM, self._walk(tree, logits_MV, uniform_S2))
-            acceptance = self._accepted(tree, logits_MV, uniform_S2)
-            path_A = torch.tensor(acceptance.path, device=target.device)
-            token_A = torch.tensor(acceptance.tokens, device=target.device)
+            walk = self._walk(tree, logits_MV, uniform_S2)
+            yield accepted_drafts(held_TM, lambda keep_M, walk=walk: walk(keep_M)[0])
+            path, tokens = walk(torch.from_numpy(held_TM[-1]))
+            path_A = torch.tensor(path, device=target.device)
+            token_A = torch.tensor(tokens, device=target.device)
             target.commit(path_A)
             drafter.observe(features_MF[path_A], token_A)
-            kept, finish = self._stop.trim(answer, acceptance.tokens)
+            kept, finish = self._stop.trim(answer, tokens)
             answer = answer + kept
 
     def _prefill(self) -> tuple[list[int], str | None]:
@@ -143,13 +149,17 @@ class _Answer:
         return restrict(pool, torch.from_numpy(keep_N)), held_TN[:, keep_N]
 
     def _walk(self, tree: DraftTree, logits_MV: torch.Tensor, uniform_S2: torch.Tensor):
-        def walk(keep_M: torch.Tensor) -> list[int]:
+        """A function from kept nodes, bool [M], to the path (as nodes of M) and the tokens."""
+
+        def walk(keep_M: torch.Tensor) -> tuple[list[int], list[int]]:
             node = keep_M.nonzero()[:, 0]
-            part = restrict(tree, keep_M)
-            rows = logits_MV[node.to(logits_MV.device)]
-            return node[self._accepted(part, rows, uniform_S2).path].tolist()
+            accepted = accept(
+                restrict(tree, keep_M),
+                logits_MV[node.to(logits_MV.device)],
+                uniform_S2,
+                config=self._accept,
+                sampling=self._sampling,
+            )
+            return node[accepted.path].tolist(), accepted.tokens
 
         return walk
-
-    def _accepted(self, tree: DraftTree, logits_MV: torch.Tensor, uniform_S2: torch.Tensor):
-        return accept(tree, logits_MV, uniform_S2, config=self._accept, sampling=self._sampling)
