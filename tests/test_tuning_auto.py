@@ -121,7 +121,7 @@ def test_a_key_knows_the_head(model, folders):
     other = load(str(folders[0]), head=str(folders[1]), dtype="float32")
     args = AcceptConfig(), SamplingConfig(), TREES, TUNING, TREES[0]
     assert survey_key(model, *args) == survey_key(other, *args)
-    head = load_head(folders[1], other.target.model.config)
+    head = load_head(folders[1], other.target.model.config).to(other.target.dtype)
     head.fc.weight.data.mul_(1.5)
     other = replace(other, drafter=EagleDrafter(head, other.target, other.drafter.tree_config))
     assert survey_key(model, *args) != survey_key(other, *args)

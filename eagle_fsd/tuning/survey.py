@@ -2,8 +2,11 @@
 
 Calibration prompts are decoded under the rule. In each round one large tree is drafted and
 verified, and from it follows what every smaller tree accepts at the same root (nested.py). The path
-that is committed is that of one of them, so the roots are those that this one tree visits: the
-figure of another tree, which would visit others, is an approximation.
+that is committed is that of one of them, so the roots are those that this one tree visits: its own
+figure is that of decoding with it, and the figure of another tree, which would visit others, is an
+approximation. Measured with the embedded target in float32 at the roots of 15/4/6 (drafts / depth /
+top-k), five trees from 1/1/1 to 59/8/10 against decoding with each: within 4 % under exact, within
+10 % under fsd at T 0.4.
 
 Axes: N nodes of a pool of candidates with the root, M nodes that are verified, T trees.
 """
