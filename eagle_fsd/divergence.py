@@ -62,6 +62,8 @@ _OVER_LOG_PROBS = {
     "js_reference": _js_reference,
 }
 
+_INFINITE_OUTSIDE = ("kl_target_draft", "js_reference")
+
 # --- over logits --------------------------------------------------------------------------------
 
 
@@ -88,8 +90,11 @@ def divergence_over(
                 f"{tuple(draft_R.shape)} must have one shape"
             )
         return _OVER_LOG_PROBS[name](target_V, draft_R, target_V.new_zeros(()))
-    target_R = target_V[..., draft_token_R]
-    outside = target_V.exp().index_fill_(-1, draft_token_R, 0.0).sum(-1)
+    target_R = target_V.index_select(-1, draft_token_R)
+    if name in _INFINITE_OUTSIDE:  # whether there is any mass must be exact
+        outside = target_V.exp().index_fill_(-1, draft_token_R, 0.0).sum(-1)
+    else:  # how much, to 1e-7
+        outside = (1 - target_R.exp().sum(-1)).clamp_min(0)
     return _OVER_LOG_PROBS[name](target_R, draft_R, outside)
 
 
