@@ -6,7 +6,7 @@
     python evaluate/choose_tree.py --output choice.json          # all candidates, for programs
 
 The first call measures, for about a minute on two CPU cores; what it has measured is kept in
-$EAGLE_FSD_CACHE/tuning and is what `--tree auto` uses.
+$EAGLE_FSD_CACHE/tuning and is what `--trees auto` of evaluate/speed.py uses.
 """
 
 import sys
@@ -69,6 +69,11 @@ def run(options: ChooseOptions, decoding: DecodeOptions, model_options: ModelOpt
     print(choice.text)
     if options.rows:
         print(f"\n{table(choice, options.rows)}")
+    tree = choice.tree
+    print(
+        f"\nfor the other commands: --num_draft_tokens {tree.num_draft_tokens} "
+        f"--tree_depth {tree.tree_depth} --branch_top_k {tree.branch_top_k}"
+    )
     if options.output:
         write_json(
             Path(options.output),

@@ -18,6 +18,7 @@ from tiny import (
 )
 
 from eagle_fsd.config import AcceptConfig, TreeConfig
+from eagle_fsd.drafters import eagle
 from eagle_fsd.drafters.eagle import EagleDrafter
 from eagle_fsd.drafters.root import RootDrafter
 from eagle_fsd.engine.graphs import BUCKET_ROWS, Recorder, bucket_of, visible_rows
@@ -187,3 +188,25 @@ def test_replayed_graphs_give_what_the_eager_engine_gives():
             for target in (eager, recorded)
         ]
         assert answers[0] == answers[1]
+
+
+@pytest.mark.parametrize("engine", ["stock", *ENGINES])
+@pytest.mark.parametrize("block", [1, 7, 29, 40])
+def test_a_prompt_in_blocks_gives_the_tree_of_a_prompt_at_once(engine, block, monkeypatch):
+    stock, target = pair("llama", engine)
+    head = tiny_head(stock, seed=2)
+    prompt_L = torch.tensor(prompt_tokens(41))
+    trees = []
+    for rows in (64, block):
+        monkeypatch.setattr(eagle, "BLOCK_ROWS", rows)
+        drafter = EagleDrafter(head, target, TreeConfig(15, 4, 4))
+        drafter.reset(60)
+        target.start(60)
+        _, features_LF = target.prefill(prompt_L)
+        drafter.observe(features_LF, prompt_L.roll(-1))
+        trees.append(drafter.propose())
+    assert torch.equal(trees[0].token_N, trees[1].token_N)
+    assert torch.equal(trees[0].parent_N, trees[1].parent_N)
+    torch.testing.assert_close(
+        trees[0].draft_logits_ER, trees[1].draft_logits_ER, atol=1e-4, rtol=1e-4
+    )
