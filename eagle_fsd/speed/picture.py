@@ -62,11 +62,15 @@ def _draw_break_even(axes, rows: list[dict], references: dict[str, float]) -> No
     drafted = [r for r in rows if r["accept"] and r["tokens_per_round"] and r["speed_vs_plain"]]
     most = max([row["tokens_per_round"] for row in drafted] + [2.0]) * 1.15
     axes.axhline(1, color="0.3", lw=1.2, label="plain: break-even")
+    at_height: dict[float, list[str]] = {}  # baselines of about the same speed share a label
     for row in rows:
         if row["accept"] is None and row["arm"] != "plain" and row["speed_vs_plain"]:
             value = row["speed_vs_plain"]["value"]
             axes.axhline(value, color="0.5", lw=1, ls=":")
-            axes.text(most, value, row["arm"], fontsize=8, ha="right", va="bottom", color="0.4")
+            at_height.setdefault(round(value, 1), []).append(row["arm"])
+    for value, names in at_height.items():
+        words = ", ".join(names)
+        axes.text(most, value, words, fontsize=8, ha="right", va="bottom", color="0.4")
     for number, row in enumerate(drafted):
         _draw_arm(axes, row, most, color=f"C{number}")
     for name, speed in references.items() if plain is not None else ():
@@ -79,7 +83,7 @@ def _draw_break_even(axes, rows: list[dict], references: dict[str, float]) -> No
     axes.set_ylabel("tokens/s, relative to the plain loop")
     axes.set_title("speed by tokens per round; lines: from the round's cost alone", fontsize=10)
     axes.grid(alpha=0.3)
-    axes.legend(fontsize=8, loc="upper left", bbox_to_anchor=(0, 0.93))
+    axes.legend(fontsize=8, ncols=2, loc="upper center", bbox_to_anchor=(0.5, -0.1))
 
 
 def _draw_arm(axes, row: dict, most: float, *, color: str) -> None:
