@@ -3,9 +3,10 @@
 transformers' DynamicCache concatenates (so it reallocates every step); its static caches index with
 tensors and drop rows of sliding-window layers. Here every layer keeps whole rows in one buffer, and
 `keep_path` moves the accepted rows of a tree behind the prefix, in all layers at once. Which rows a
-query may see is the mask's business (target.py), not the cache's.
+query may see is the mask's business (masks.py), not the cache's.
 """
 
+import weakref
 from dataclasses import dataclass
 
 import torch
@@ -32,7 +33,7 @@ class PreallocatedLayer(CacheLayerMixin):
 
     def __init__(self, cache: "TreeCache", index: int):
         super().__init__()
-        self._cache = cache
+        self._cache = weakref.proxy(cache)  # no cycle: a cache must go when its owner lets it go
         self._index = index
         self.length = 0
 
@@ -92,7 +93,7 @@ class TreeCache(Cache):
         super().__init__(layers=[PreallocatedLayer(self, index) for index in range(num_layers)])
         self.capacity = capacity
         self.fixed: FixedRows | None = None
-        self._pooled, self._zeroed = pooled, zeroed
+        self.pooled, self._zeroed = pooled, zeroed
         self._pools: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     @property
@@ -105,9 +106,9 @@ class TreeCache(Cache):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """A layer's part of the pool of all layers; of one of its own if it lies or looks apart."""
         shapes = [self._shape(states) for states in (key_states, value_states)]
-        if not self._pools and self._pooled:
+        if not self._pools and self.pooled:
             self._add_pool(len(self.layers), shapes, key_states)
-        if not self._pooled or [part.shape[1:] for part in self._pools[0]] != shapes:
+        if not self.pooled or [part.shape[1:] for part in self._pools[0]] != shapes:
             self._add_pool(1, shapes, key_states)
             index = -1
         keys, values = self._pools[-1 if index < 0 else 0]
@@ -142,6 +143,13 @@ class TreeCache(Cache):
         """Forget all rows from `length` on."""
         assert length <= self.length, f"cannot grow a cache from {self.length} to {length}"
         self._set_length(length)
+
+    def clear(self) -> None:
+        """Forget all rows, and what they held: a row behind a mask must not be infinite or NaN."""
+        self._set_length(0)
+        for pool in self._pools:
+            for part in pool:
+                part.zero_()
 
     def extend(self, length: int) -> None:
         """Rows [0, length) are valid now: a forward of fixed shapes has written them."""

@@ -39,7 +39,7 @@ def check_supported(config: PretrainedConfig) -> None:
 
 @torch.inference_mode()
 def check_tree_attention(target: "Target") -> None:
-    """Compare a small tree with each of its paths run alone by the unmodified model.
+    """Compare a small tree with each of its paths run alone by the model.
 
     The prompt is longer than the usual local windows, and the tree is wide, so that a model
     which goes by row instead of position is found out.

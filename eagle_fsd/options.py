@@ -1,5 +1,6 @@
 """Options that commands share, for HfArgumentParser."""
 
+import math
 from dataclasses import dataclass, field
 
 import torch
@@ -25,7 +26,7 @@ class ModelOptions:
     tree_depth: int | None = option(None, "drafted levels, upstream's depth + 1; default 4 or 6")
     branch_top_k: int | None = option(None, "children per expanded node; default 6 or 10")
     conv_template: str = option("", "FastChat template, for targets without a chat template")
-    engine: str = option("auto", "how the target is run: auto, packed (CPU), folded or stock")
+    engine: str = option("auto", "auto, packed (CPU), graphs (CUDA), folded or stock")
 
     def __post_init__(self):
         self.device = self.device or ("cuda" if torch.cuda.is_available() else "cpu")
@@ -74,6 +75,11 @@ class DecodeOptions:
 
     def accept(self, rule: str, threshold: float) -> AcceptConfig:
         """A rule with these options, checked against the sampling."""
+        if math.isinf(threshold):
+            raise ValueError(
+                "a threshold of inf cannot be recorded: give a large number, such as 1e9, which "
+                "accepts everything too"
+            )
         config = AcceptConfig(rule, self.divergence, threshold, self.logits, self.child)
         config.check_with(self.sampling())
         return config

@@ -46,6 +46,7 @@ class Target:
         feature_layers: which hidden states are the features, as indices into transformers'
             `hidden_states` (i is what enters layer i); empty: the last, after the final norm.
         max_positions: longest sequence it was made for.
+        one_device: all layers lie on the same device.
     """
 
     def __init__(
@@ -85,7 +86,7 @@ class Target:
         self.has_stock = keep_stock or engine == "stock"
         self._run_model = model
         self._read: Callable[[torch.Tensor], torch.Tensor] = self.lm_head
-        self._one_device = len(set((getattr(model, "hf_device_map", None) or {}).values())) < 2
+        self.one_device = len(set((getattr(model, "hf_device_map", None) or {}).values())) < 2
         self._recorder: Recorder | None = None
         self._masks = LayerMasks(model.config, self.dtype, 1)
         if engine != "stock":
@@ -131,16 +132,19 @@ class Target:
         self._cache, self._prefix_length = None, 0
 
     def start(self, capacity: int) -> None:
-        """Begin a new sequence with a cache of `capacity` rows (prompt + answer + one tree)."""
+        """Begin a new sequence with a cache of `capacity` rows (prompt + answer + one tree).
+
+        With recorded graphs, which know its address, the largest cache so far is kept.
+        """
         self._prefix_length = 0
         if self._recorder is None:
-            self._cache = TreeCache(self.num_layers, capacity, pooled=self._one_device)
+            self._cache = TreeCache(self.num_layers, capacity, pooled=self.one_device)
             return
         self._prefix = torch.zeros((), dtype=torch.int64, device=self.device)
         if self._cache is None or self._cache.capacity < capacity:  # graphs know its address
             self._cache = TreeCache(self.num_layers, bucket_of(capacity), zeroed=True)
             self._recorder.forget()
-        self._cache.truncate(0)
+        self._cache.clear()
 
     @torch.inference_mode()
     def prefill(self, prompt_L: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -256,7 +260,7 @@ class Target:
     def hidden_and_features(
         self, token_BN: torch.Tensor, **forward
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """One forward of the stock model.
+        """One forward of the model, by the engine.
 
         Args:
             token_BN: token ids.

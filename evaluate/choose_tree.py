@@ -39,6 +39,8 @@ class ChooseOptions:
         if self.rows < 0:
             raise ValueError(f"--rows must be 0 (no table) or above, got {self.rows}")
         self.tuning()
+        if self.output and not Path(self.output).parent.is_dir():
+            raise ValueError(f"--output {self.output}: {Path(self.output).parent} is no folder")
 
     def tuning(self) -> TuningConfig:
         return TuningConfig(max_new_tokens=self.max_new_tokens)
@@ -78,7 +80,7 @@ def run(options: ChooseOptions, decoding: DecodeOptions, model_options: ModelOpt
         write_json(
             Path(options.output),
             {
-                "accept": {**asdict(accept), "threshold": str(accept.threshold)},
+                "accept": asdict(accept),
                 "sampling": asdict(decoding.sampling()),
                 **describe_run(model_options.device),
                 "choice": asdict(choice),

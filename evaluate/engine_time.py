@@ -46,7 +46,7 @@ from eagle_fsd.engine_time.shapes import SHAPES, head_shape, load_shape
 from eagle_fsd.head_config import HeadConfig
 from eagle_fsd.jsonl import write_json
 from eagle_fsd.loading import DTYPES, check_device, usual_dtype
-from eagle_fsd.options import option
+from eagle_fsd.options import DecodeOptions, option
 from eagle_fsd.provenance import describe_run, without_checkout
 from eagle_fsd.target import Target
 
@@ -98,7 +98,7 @@ class EngineOptions:
         return TreeConfig(self.num_draft_tokens, self.tree_depth, self.branch_top_k)
 
     def accept(self) -> AcceptConfig:
-        return AcceptConfig(self.rule, threshold=self.threshold)
+        return DecodeOptions().accept(self.rule, self.threshold)
 
     def new_tokens(self) -> int:
         return tokens_needed(self.accepted, self.rounds, tree_depth=self.tree_depth)

@@ -4,7 +4,9 @@
 so shapes and results are tested here, and replaying only on CUDA.
 """
 
+import gc
 import warnings
+import weakref
 
 import pytest
 import torch
@@ -21,6 +23,7 @@ from eagle_fsd.config import AcceptConfig, TreeConfig
 from eagle_fsd.drafters import eagle
 from eagle_fsd.drafters.eagle import EagleDrafter
 from eagle_fsd.drafters.root import RootDrafter
+from eagle_fsd.engine import attention
 from eagle_fsd.engine.graphs import BUCKET_ROWS, Recorder, bucket_of, visible_rows
 from eagle_fsd.engine.linear import PackedLinear, can_pack, pack
 from eagle_fsd.engine.select import choose_engine
@@ -130,6 +133,35 @@ def test_a_packed_product_is_the_product(dtype, rows):
     torch.testing.assert_close(ours_NR.double(), expected_NR, atol=tolerance, rtol=tolerance)
 
 
+def test_a_single_query_under_a_boolean_mask(monkeypatch):
+    """Held down: beyond its window a plain step gets transformers' boolean mask, and the products
+    for wide trees in bfloat16 tried to add it."""
+    monkeypatch.setattr(attention, "PRODUCT_SCORES", 1)
+    model = random_model(FAMILIES["mistral_sliding"](), seed=0).bfloat16()
+    targets = Target(model), Target(model, engine="folded")
+    prompt = prompt_tokens(90)
+    rows = []
+    for target in targets:
+        target.start(100)
+        target.prefill(torch.tensor(prompt))
+        rows.append(target.verify(DraftTree.from_parents([3], [0]))[0])
+    torch.testing.assert_close(*rows, atol=0.1, rtol=0.1)
+
+
+def test_a_cache_goes_when_its_owner_lets_it_go():
+    """Held down: layers that knew their cache kept it alive until the cycle collector ran."""
+    target = Target(random_model(FAMILIES["llama"](), seed=0), engine="folded")
+    target.start(50)
+    target.prefill(torch.tensor(prompt_tokens(11)))
+    gc.disable()
+    try:
+        before = weakref.ref(target._cache)
+        target.start(50)
+        assert before() is None
+    finally:
+        gc.enable()
+
+
 def test_visible_rows_by_hand():
     seen_TE = torch.tensor([[1, 0], [1, 1]], dtype=torch.bool)
     expected = [[1, 1, 1, 0, 0, 0], [1, 1, 1, 1, 0, 0]]
@@ -144,25 +176,6 @@ def test_buckets_hold_their_rows():
     ]
 
 
-class UnwillingDevice(Recorder):
-    """A recorder whose device does not record what it is given."""
-
-    def _record(self, function, inputs):
-        raise RuntimeError("operation not permitted when stream is capturing\nmore lines")
-
-
-def test_graphs_that_cannot_be_recorded_fall_back_and_say_why():
-    recorder = UnwillingDevice(torch.device("cpu"))
-    recorder.on = True
-    with pytest.warns(
-        UserWarning, match="CUDA graphs are off, running eagerly: operation not permitted"
-    ):
-        assert recorder.run("double", lambda x: 2 * x, torch.tensor(3)) == 6
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")  # said once
-        assert recorder.run("double", lambda x: 2 * x, torch.tensor(4)) == 8
-
-
 def test_engines_are_chosen_and_refused_by_device():
     assert choose_engine("auto", device="cuda:1", dtype=torch.bfloat16) == "graphs"
     assert choose_engine("auto", device="auto", dtype=torch.bfloat16) == "folded"
@@ -174,6 +187,17 @@ def test_engines_are_chosen_and_refused_by_device():
         choose_engine("graphs", device="cpu", dtype=torch.float32)
     with pytest.raises(ValueError, match="'packed' needs a CPU"):
         choose_engine("packed", device="cuda", dtype=torch.float32)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+def test_graphs_that_cannot_be_recorded_fall_back_and_say_why():
+    recorder = Recorder(torch.device("cuda"))
+    x = torch.tensor(3, device="cuda")
+    with pytest.warns(UserWarning, match="CUDA graphs are off, running eagerly: .+"):
+        assert recorder.run("reads back", lambda x: 2 * x.item(), x) == 6
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # said once
+        assert recorder.run("double", lambda x: 2 * x, x) == 6
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")

@@ -82,7 +82,7 @@ class EagleDrafter:
         if self._cache is None or self._cache.capacity < rows:  # graphs know its address
             self._cache = TreeCache(layers, bucket_of(rows), zeroed=True)
             self._recorder.forget()
-        self._cache.truncate(0)
+        self._cache.clear()
 
     def observe(self, features_TF: torch.Tensor, next_token_T: torch.Tensor) -> None:
         self._pending.append((features_TF, next_token_T))
@@ -92,8 +92,8 @@ class EagleDrafter:
         features_TF, token_T = self._take_pending()
         stable = self._cache.length
         T = token_T.shape[0]
-        # what a round commits fits a recorded shape; a prompt does not
-        if self._recorder is None or T > self.tree_config.tree_depth + 1:
+        # what a round commits fits a recorded shape; a prompt does not, and comes first
+        if self._recorder is None or stable == 0 or T > self.tree_config.tree_depth + 1:
             tree = self._grow(features_TF, token_T, T, stable)
             self._cache.truncate(stable + T)
         else:

@@ -58,8 +58,10 @@ def folded_attention(
         )
     folded = query.reshape(B, G, rows, d)
     cpu_half = query.device.type == "cpu" and query.dtype == torch.bfloat16
-    tree = B == 1 and attention_mask is not None and N <= PRODUCT_QUERIES
-    if tree and cpu_half and rows * key.shape[2] >= PRODUCT_SCORES:
+    # transformers' own masks, of a single query beyond a window, are boolean
+    additive = attention_mask is not None and attention_mask.is_floating_point()
+    few = B == 1 and N <= PRODUCT_QUERIES
+    if additive and few and cpu_half and rows * key.shape[2] >= PRODUCT_SCORES:
         output = _products(folded[0], key[0], value[0], attention_mask[0], scaling)[None]
     else:
         output = functional.scaled_dot_product_attention(

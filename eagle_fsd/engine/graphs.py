@@ -35,14 +35,16 @@ class Recorder:
 
     def __init__(self, device: torch.device):
         self.on = device.type == "cuda"
-        self._graphs: dict[Hashable, tuple] = {}
-        # One pool for all graphs of a recorder. They never need each other's results: a replay may
-        # overwrite what another graph of the same recorder has left.
-        self._pool = torch.cuda.graph_pool_handle() if self.on else None
+        self._device = device
+        self.forget()
 
     def forget(self) -> None:
         """Drop all graphs: an address that they know has changed."""
-        self._graphs.clear()
+        self._graphs: dict[Hashable, tuple] = {}
+        # One pool for all graphs of a recorder. They never need each other's results: a replay may
+        # overwrite what another graph of the same recorder has left. A pool whose graphs are all
+        # gone cannot be used again.
+        self._pool = torch.cuda.graph_pool_handle() if self.on else None
 
     def run(self, key: Hashable, function: Callable[..., Output], *inputs: torch.Tensor) -> Output:
         """function(*inputs); its result is good until the next run.
@@ -54,20 +56,31 @@ class Recorder:
         """
         if not self.on:
             return function(*inputs)
-        if key not in self._graphs:
-            try:
-                self._graphs[key] = self._record(function, inputs)
-            except RuntimeError as error:
-                self.on = False
-                self.forget()
-                reason = str(error).splitlines()[0]
-                warnings.warn(f"CUDA graphs are off, running eagerly: {reason}", stacklevel=2)
+        with torch.cuda.device(self._device):
+            if key not in self._graphs and not self._try_to_record(key, function, inputs):
                 return function(*inputs)
-        graph, held, output = self._graphs[key]
-        for mine, given in zip(held, inputs, strict=True):
-            mine.copy_(given)
-        graph.replay()
-        return output
+            graph, held, output = self._graphs[key]
+            for mine, given in zip(held, inputs, strict=True):
+                mine.copy_(given)
+            graph.replay()
+            return output
+
+    def _try_to_record(
+        self, key: Hashable, function: Callable, inputs: tuple[torch.Tensor, ...]
+    ) -> bool:
+        now = torch.cuda.current_stream()
+        try:
+            self._graphs[key] = self._record(function, inputs)
+            return True
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            torch.cuda.set_stream(now)  # a capture that fails leaves its own stream behind
+            self.on = False
+            self._graphs.clear()
+            reason = str(error).splitlines()[0]
+            warnings.warn(f"CUDA graphs are off, running eagerly: {reason}", stacklevel=3)
+            return False
 
     def _record(self, function: Callable, inputs: tuple[torch.Tensor, ...]) -> tuple:
         held = [value.clone() for value in inputs]
@@ -78,7 +91,7 @@ class Recorder:
                 function(*held)
         now.wait_stream(aside)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
+        with torch.cuda.graph(graph, pool=self._pool, stream=aside):
             output = function(*held)
         return graph, held, output
 

@@ -99,7 +99,8 @@ def _notes(folder: SpeedFolder, repeats: list, skipped: dict[str, str], device: 
     for session in folder.sessions:
         first = session["first_call_seconds"] | first
     calls = ", ".join(f"{arm} {seconds:.1f}" for arm, seconds in first.items())
-    notes.append(f"seconds of an arm's first answer, compilation and packing included: {calls}")
+    notes.append(f"seconds of an arm's first answer, compilation and recording included: {calls}")
+    notes.append("propose: with the head's run over the prompt, in an answer's first round")
     notes += [f"{arm} left out, it cannot run here: {why}" for arm, why in skipped.items()]
     mixed = sum(
         len({records[place]["session"] for records in repeat.values()}) > 1

@@ -94,7 +94,7 @@ class BatchGenerator:
     """Continues requests, `batch_size` at a time.
 
     Args:
-        target: its model is run unmodified; the target's own single sequence is not touched.
+        target: run by its engine; its own single sequence is not touched.
         batch_size: rows.
         keep_features: give every completion's features_LD.
         refill_share: share of the batch that must be free before prompts are admitted; each
@@ -171,7 +171,7 @@ class BatchGenerator:
     def _prefill(self, rows: list[_Row]) -> RowCache:
         """Run the prompts of some rows and draw the first token of each."""
         T = len(rows[-1].request.ids)
-        cache = RowCache(self.target.num_layers, T)
+        cache = RowCache(self.target.num_layers, T, pooled=self.target.one_device)
         token_BT = torch.zeros(len(rows), T, dtype=torch.int64)
         for b, row in enumerate(rows):
             token_BT[b, T - len(row.request.ids) :] = torch.tensor(row.request.ids)

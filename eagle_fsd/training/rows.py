@@ -37,7 +37,7 @@ def join(parts: list[tuple[RowCache, torch.Tensor]], columns: int) -> RowCache:
     Example: rows `ab` and `cde` of a cache, and `f` of another, with 3 columns: `.ab`, `cde`, `..f`
     """
     num_layers = len(parts[0][0].layers)
-    joined = RowCache(num_layers, columns + ROOM)
+    joined = RowCache(num_layers, columns + ROOM, pooled=parts[0][0].pooled)
     total = sum(len(row_R) for _, row_R in parts)
     for number, layer in enumerate(joined.layers):
         layer.lazy_initialization(*_like(parts[0][0].layers[number], total))

@@ -72,6 +72,7 @@ def survey_key(
         "seed": tuning.seed,
         "trees": _digest_of([asdict(tree) for tree in trees]),
         "visiting": asdict(visiting),
+        "code": _code(),
     }
 
 
