@@ -163,6 +163,8 @@ def test_an_answer_stops_where_the_positions_end(run, models, tmp_path):
 
 
 BAD_BENCH = {
+    "a threshold that JSON cannot hold": (("--thresholds", "inf"), "inf cannot be recorded"),
+    "an engine of another device": (("--engine", "graphs"), "needs one CUDA device"),
     "no such device": (["--device", "cuda:x"], "cuda:x"),
     "depth 0": (["--tree_depth", "0"], "tree_depth"),
     "negative turns": (["--turns", "-1"], "--turns"),

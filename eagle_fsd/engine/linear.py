@@ -3,7 +3,7 @@
 A stock bf16 `nn.Linear` on a CPU lays its weight out anew, or reads it badly, at every call. oneDNN
 can be given the weight packed once (what torch.compile's freezing does, without a compiler).
 Layers that read the same input (q, k, v; gate, up) become one product. Measured with SmolLM2-135M
-on two cores: see results/speed_cpu.
+on two cores: results/speed_cpu.
 
 The model's forward stays as it is: only its submodules are exchanged.
 """
@@ -76,7 +76,7 @@ class _Joined:
 def pack(module: nn.Module) -> None:
     """Exchange every linear layer of the module by a packed one, layer by layer.
 
-    The plain weights are dropped on the way, so that no second copy of the model is ever held.
+    The plain weights are dropped on the way, so that no second copy of these layers is ever held.
     What takes their place is callable, but no module and no parameter: the result can be run, not
     saved or trained.
     """
