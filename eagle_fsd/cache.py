@@ -144,6 +144,7 @@ class TreeCache(Cache):
         assert length <= self.length, f"cannot grow a cache from {self.length} to {length}"
         self._set_length(length)
 
+    @torch.inference_mode()
     def clear(self) -> None:
         """Forget all rows, and what they held: a row behind a mask must not be infinite or NaN."""
         self._set_length(0)

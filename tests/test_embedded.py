@@ -19,7 +19,7 @@ TIE = 1e-4  # a difference of the two largest logits that float32 may resolve ei
 
 @pytest.fixture(scope="module")
 def model():
-    return eagle_fsd.load("smollm2", dtype="float32")
+    return eagle_fsd.load("smollm2", dtype="float32", keep_stock=True)
 
 
 def answers(model, arm: Arm, prompts: list[list[int]], new_tokens: int) -> list[list[int]]:
