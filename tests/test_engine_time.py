@@ -29,6 +29,8 @@ from eagle_fsd.engine_time.shapes import SHAPES, head_shape, load_shape
 from eagle_fsd.head_config import HeadConfig
 from eagle_fsd.target import Target
 
+pytestmark = pytest.mark.processes  # minutes together: not in the fast suite
+
 ROOT = Path(__file__).parent.parent
 TREE = TreeConfig(11, 4, 3)
 # V 101, D 40, M 53, 3 layers, 4 query and 2 key heads of 14 channels

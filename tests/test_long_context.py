@@ -25,6 +25,8 @@ from eagle_fsd.engine_time.contexts import (
 from eagle_fsd.engine_time.memory import PeakMemory
 from eagle_fsd.engine_time.random_weights import module_bytes
 
+pytestmark = pytest.mark.processes  # minutes together: not in the fast suite
+
 ROOT = Path(__file__).parent.parent
 CPU = torch.device("cpu")
 TREE = TreeConfig(11, 4, 3)

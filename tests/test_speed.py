@@ -7,6 +7,8 @@ import pytest
 from test_commands import ROOT, load_command
 from tiny_folder import write_random_head, write_target
 
+pytestmark = pytest.mark.processes  # minutes together: not in the fast suite
+
 QUESTIONS = [{"question_id": i, "category": "ab"[i % 2], "turns": [f"Say {i}."]} for i in range(3)]
 COMMAND = load_command("evaluate/speed.py")
 NAMES = ["generate", "plain", "exact", "exact_5x2x3", "fsd_js_T0.3", "fsd_js_T0.3_5x2x3", "lookup"]

@@ -19,6 +19,8 @@ from eagle_fsd.tuning.calibration import TuningConfig
 from eagle_fsd.tuning.machine import survey_key
 from eagle_fsd.tuning.store import kept
 
+pytestmark = pytest.mark.processes  # minutes together: not in the fast suite
+
 TREES = (TreeConfig(1, 1, 1), TreeConfig(7, 3, 3), TreeConfig(15, 4, 6))
 TUNING = TuningConfig(prompts=("Say one.", "And two?"), max_new_tokens=9, repeats=1, context=30)
 KINDS = ["accept", "acceptance", "costs"]

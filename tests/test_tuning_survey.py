@@ -13,6 +13,8 @@ from eagle_fsd.tree import DraftTree, TreeGrower
 from eagle_fsd.tuning.calibration import TuningConfig
 from eagle_fsd.tuning.survey import Survey, survey
 
+pytestmark = pytest.mark.processes  # minutes together: not in the fast suite
+
 FIRST = 0  # <s>, which begins every prompt and which no drafter is told
 VISITING = TreeConfig(7, 3, 4)
 TUNING = TuningConfig(prompts=("Say one.", "And two?"), max_new_tokens=20)
