@@ -45,19 +45,20 @@ class Acceptance:
 
 
 def uniforms(max_depth: int, generator: torch.Generator) -> torch.Tensor:
-    """The random numbers of one round, float32 [max_depth + 1, 2]: one row per visited node.
+    """The random numbers of one round, float32 [max_depth + 1, 3]: one row per visited node.
 
-    Column 0 draws x ~ P_v, column 1 the child of `sample`. Every rule takes the same block, used or
-    not, so that rules and thresholds can be compared draw by draw.
+    Column 0 draws x ~ P_v, column 1 the child of `sample`, column 2 decides for rule `random`.
+    Every rule takes the same block, used or not, so that rules and thresholds can be compared draw
+    by draw.
     """
-    return torch.rand(max_depth + 1, 2, generator=generator, device=generator.device)
+    return torch.rand(max_depth + 1, 3, generator=generator, device=generator.device)
 
 
 @torch.inference_mode()
 def accept(
     tree: DraftTree,
     target_logits_NV: torch.Tensor,
-    uniform_S2: torch.Tensor,
+    uniform_S3: torch.Tensor,
     *,
     config: AcceptConfig,
     sampling: SamplingConfig,
@@ -68,7 +69,7 @@ def accept(
     Args:
         tree: the draft tree.
         target_logits_NV: the target's raw logits; row i is about the token AFTER node i.
-        uniform_S2: from `uniforms`, at least max_depth + 1 rows.
+        uniform_S3: from `uniforms`, at least max_depth + 1 rows.
         config: rule, divergence, threshold, logits, child.
         sampling: how P comes from the target's logits.
         threshold: replaces config.threshold; may be a tensor over nodes, [N].
@@ -81,7 +82,7 @@ def accept(
     alive = torch.ones((), dtype=torch.bool, device=device)
     steps = []
     for step in range(tree.max_depth + 1):
-        visit = Visit(judge, node, uniform_S2[step])
+        visit = Visit(judge, node, uniform_S3[step])
         go_on, child, tv = rule(visit)
         child_token = tree.token_N.index_select(0, child.reshape(1))[0]
         token = torch.where(go_on, child_token, visit.drawn)

@@ -79,6 +79,7 @@ class AcceptConfig:
         rule: a name in eagle_fsd.rules.RULES.
         divergence: a name in eagle_fsd.divergence.DIVERGENCES, or a published alias.
         threshold: T; a parent's divergence passes iff T > 0 and D <= T. `inf` accepts everything.
+            Of rule `random` it is r in [0, 1], the probability of taking a child.
         logits: `raw` compares the two rows as they come, `processed` after temperature, top-k and
             top-p (refused at temperature 0, where both are one-hot).
         child: which child is taken when D passes; a name in eagle_fsd.rules.CHILD_CHOICES.
@@ -101,6 +102,10 @@ class AcceptConfig:
         object.__setattr__(self, "divergence", canonical_name(self.divergence))
         if not self.threshold >= 0:  # NaN too
             raise ValueError(f"threshold must be 0 or above, got {self.threshold}")
+        if self.rule == "random" and self.threshold > 1:
+            raise ValueError(
+                f"the rate of rule 'random' is a probability, at most 1; got {self.threshold}"
+            )
 
     def check_with(self, sampling: SamplingConfig) -> None:
         """Refuse combinations that have no meaning."""

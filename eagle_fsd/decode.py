@@ -183,9 +183,9 @@ def decode_rounds(
         lap("propose")
         logits_NV, features_NF = target.verify(tree)
         lap("verify")
-        uniform_S2 = uniforms(tree.max_depth, generator)
+        uniform_S3 = uniforms(tree.max_depth, generator)
         accepted = accept(
-            tree, logits_NV, uniform_S2, config=config.accept, sampling=config.sampling
+            tree, logits_NV, uniform_S3, config=config.accept, sampling=config.sampling
         )
         lap("accept")
         path_A, token_A = on_device([accepted.path, accepted.tokens], device)

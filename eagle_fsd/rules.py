@@ -5,6 +5,8 @@
                (M. Holsman, TensorRT-LLM #10481, 2026)
     fsd-paper  if D(v) passes take a drafted child, else emit x and stop
                (Holsman et al., Findings of ACL 2025, arXiv 2502.20704)
+    random     as exact, but if x is no child take a drafted child with probability r, whatever D:
+               the control that a divergence has to beat at the same share of fuzzy tokens
 
 D passes iff T > 0 and D <= T. All siblings share their parent's divergence; which one is taken is
 the `child` choice. A new rule is a new function in RULES.
@@ -48,7 +50,7 @@ def sampled(visit: Visit) -> tuple[torch.Tensor, torch.Tensor]:
     """A draw from the draft's raw distribution Q, renormalised over the children."""
     # rows without a child have no law; the walk never uses them
     law_N = torch.nan_to_num(torch.softmax(visit.draft_logits_N, dim=-1))
-    return inverse_cdf(law_N[None], visit.uniform_2[1:])[0], law_N
+    return inverse_cdf(law_N[None], visit.uniform_3[1:2])[0], law_N
 
 
 def _fixed(value_N: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -80,6 +82,7 @@ def expected_length(judge: Judge) -> torch.Tensor:
     """L(v), the expected drafts accepted below each node, float32 [N]; for child `deepest`.
 
     fsd:       L(v) = sum_c P_v(c) (1 + L(c)) + [D(v) passes] P_v(not in C) (1 + max_c L(c))
+    random:    the same with r instead of [D(v) passes]
     fsd-paper: L(v) = [D(v) passes] (1 + max_c L(c))
     and 0 at a leaf. No draw enters, so that the choice biases no law.
     """
@@ -90,9 +93,12 @@ def expected_length(judge: Judge) -> torch.Tensor:
     # on a CPU only parents are judged; elsewhere their number would have to be read back
     on_cpu = parent_N.device.type == "cpu"
     node_M = has_child_N.nonzero()[:, 0] if on_cpu else judge.node_N
-    passes_N = torch.zeros_like(has_child_N)
-    passes_N[node_M] = judge.passes(node_M, judge.divergence(node_M))
-    passes_N &= has_child_N
+    take_N = torch.zeros(size, device=parent_N.device)
+    if judge.config.rule == "random":
+        take_N[node_M] = judge.rate(node_M)
+    else:
+        take_N[node_M] = judge.passes(node_M, judge.divergence(node_M)).float()
+    take_N = torch.where(has_child_N, take_N, 0.0)
 
     token_MN = tree.token_N.expand(node_M.shape[0], size)
     prob_MC = next_token_probs(judge.target_logits_NV[node_M], judge.sampling).gather(1, token_MN)
@@ -102,14 +108,12 @@ def expected_length(judge: Judge) -> torch.Tensor:
     for _ in range(tree.max_depth):
         below_N = torch.where(judge.is_draft_N, 1 + reward_N, 0.0)
         best_N = torch.zeros_like(prob_N).scatter_reduce_(0, parent_N, below_N, "amax")
+        reward_N = take_N * best_N
         if not REJECTS_BY_DIVERGENCE[judge.config.rule]:
-            # where D passes, sum P(c)(1 + L(c)) + P(not in C) best = best - sum P(c)(best - 1 -
-            # L(c)): the same, and equal children stay exactly equal
-            gain_N = torch.where(passes_N[parent_N], below_N - best_N[parent_N], below_N)
-            on_children_N = torch.zeros_like(prob_N).index_add_(0, parent_N, prob_N * gain_N)
-            reward_N = torch.where(passes_N, best_N + on_children_N, on_children_N)
-        else:
-            reward_N = torch.where(passes_N, best_N, 0.0)
+            # sum P(c)(1 + L(c)) + take P(not in C) best, so written that where a child is always
+            # taken equal children stay exactly equal
+            gain_N = below_N - (take_N * best_N)[parent_N]
+            reward_N = reward_N.index_add(0, parent_N, prob_N * gain_N)
     return reward_N
 
 
@@ -144,7 +148,20 @@ def fsd_paper(visit: Visit) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     return fuzzy, choice, torch.where(fuzzy, tv, 0.0)
 
 
+def random(visit: Visit) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The drawn token if it is a child, else with probability r a drafted child.
+
+    r is the threshold of the settings. Emitted law: P(c) + r P(not in C) choice(c), and (1 - r) P
+    of other tokens; so TV = r P(not in C).
+    """
+    rate = visit.judge.rate(visit.node_1)[0]
+    fuzzy = (visit.uniform_3[2] < rate) & visit.has_child
+    choice, _ = choose(visit, fuzzy & ~visit.hit)
+    tv = torch.where(visit.has_child, rate * (1 - visit.prob_N.sum()).clamp_min(0), 0.0)
+    return visit.hit | fuzzy, torch.where(visit.hit, visit.hit_child, choice), tv
+
+
 Rule = Callable[[Visit], tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
-RULES: dict[str, Rule] = {"exact": exact, "fsd": fsd, "fsd-paper": fsd_paper}
+RULES: dict[str, Rule] = {"exact": exact, "fsd": fsd, "fsd-paper": fsd_paper, "random": random}
 # Whether a failed divergence ends the round even where the drawn token is a child.
-REJECTS_BY_DIVERGENCE = {"exact": False, "fsd": False, "fsd-paper": True}
+REJECTS_BY_DIVERGENCE = {"exact": False, "fsd": False, "fsd-paper": True, "random": False}

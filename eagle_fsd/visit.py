@@ -60,6 +60,10 @@ class Judge:
         threshold_M = self.threshold_N[node_M]
         return (threshold_M > 0) & (divergence_M <= threshold_M)
 
+    def rate(self, node_M: torch.Tensor) -> torch.Tensor:
+        """r of rule `random`, its threshold within [0, 1], float32 [M]."""
+        return self.threshold_N[node_M].clamp(0, 1)
+
 
 class Visit:
     """One node of the walk; what a rule may ask. Scalars are 0-d tensors, nothing is read back.
@@ -72,16 +76,16 @@ class Visit:
         hit_child: which one (any index where it is not).
     """
 
-    def __init__(self, judge: Judge, node: torch.Tensor, uniform_2: torch.Tensor):
+    def __init__(self, judge: Judge, node: torch.Tensor, uniform_3: torch.Tensor):
         tree = judge.tree
         self.judge = judge
         self.node_1 = node.reshape(1)
-        self.uniform_2 = uniform_2
+        self.uniform_3 = uniform_3
         self.logits_1V = judge.target_logits_NV.index_select(0, self.node_1)
         self.is_child_N = (tree.parent_N == node) & judge.is_draft_N
         self.has_child = self.is_child_N.any()
         drawn_1, prob_1N = draw_and_score(
-            self.logits_1V, uniform_2[:1], tree.token_N[None], judge.sampling
+            self.logits_1V, uniform_3[:1], tree.token_N[None], judge.sampling
         )
         self.drawn = drawn_1[0]
         self.prob_N = torch.where(self.is_child_N, prob_1N[0], 0.0)

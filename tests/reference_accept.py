@@ -136,11 +136,16 @@ class SlowAccept:
             rows = [slow_filter(row, self.sampling) for row in rows]
         return slow_divergence(self.config.divergence, *rows)
 
-    def passes(self, v: int) -> bool:
-        """Only asked at nodes with children: where there are none there is nothing to take."""
+    def passes(self, v: int) -> float:
+        """How likely the divergence, or chance for rule random, lets a child be taken.
+
+        Only asked at nodes with children: where there are none there is nothing to take.
+        """
         if not self.children[v] or self.config.rule == "exact":
-            return False
-        return self.threshold[v] > 0 and self.divergence(v) <= self.threshold[v]
+            return 0.0
+        if self.config.rule == "random":
+            return min(self.threshold[v], 1.0)
+        return float(self.threshold[v] > 0 and self.divergence(v) <= self.threshold[v])
 
     def outside(self, v: int) -> float:
         """P_v(not in C(v))."""
@@ -154,9 +159,9 @@ class SlowAccept:
         below = {c: 1 + self.length(c) for c in self.children[v]}
         passes, best = self.passes(v), max(below.values())
         if self.config.rule == "fsd-paper":
-            return best if passes else 0.0  # the drawn token counts for nothing there
+            return best * passes  # the drawn token counts for nothing there
         drawn = math.fsum(self.law[v][self.token[c]] * below[c] for c in below)
-        return drawn + (self.outside(v) * best if passes else 0.0)
+        return drawn + self.outside(v) * best * passes
 
     def choice(self, v: int) -> dict[int, float]:
         """The law over the children by which one is taken once D passes."""
@@ -182,13 +187,16 @@ class SlowAccept:
         """All that can happen at v: (probability, emitted token, node walked to or None)."""
         child_of = {self.token[c]: c for c in self.children[v]}
         drawn = [(p, token, child_of.get(token)) for token, p in enumerate(self.law[v])]
-        if not self.passes(v):
+        passes = self.passes(v)
+        if not passes:
             if self.config.rule == "fsd-paper":  # the draw ends the round, child or not
                 return [(p, token, None) for p, token, _ in drawn]
             return drawn
         hits = [] if self.config.rule == "fsd-paper" else [move for move in drawn if move[2]]
         rest = 1.0 if self.config.rule == "fsd-paper" else self.outside(v)
-        return hits + [(rest * p, self.token[c], c) for c, p in self.choice(v).items()]
+        misses = [(p * (1 - passes), token, None) for p, token, child in drawn if not child]
+        taken = [(rest * passes * p, self.token[c], c) for c, p in self.choice(v).items()]
+        return hits + taken + (misses if passes < 1 else [])
 
     def tv(self, v: int) -> float:
         """1/2 sum |emitted law - P|, with the emitted law written out."""
@@ -211,11 +219,12 @@ class SlowAccept:
         drawn = slow_draw(self.law[v], uniforms[0][0])
         hit = [c for c in self.children[v] if self.token[c] == drawn]
         go = hit[0] if hit and rule != "fsd-paper" else None
-        if go is None and self.passes(v):
+        taken = uniforms[0][2] < self.passes(v) if rule == "random" else self.passes(v)
+        if go is None and taken:
             law = self.choice(v)
             go = list(law)[slow_draw(list(law.values()), uniforms[0][1])]
         token = drawn if go is None else self.token[go]
-        judged = self.children[v] and rule != "exact"
+        judged = self.children[v] and rule in ("fsd", "fsd-paper")
         step = Step(
             node=v,
             token=token,
@@ -233,7 +242,7 @@ class SlowAccept:
 def random_round(
     seed: int, *, depth: int = 4, vocab: int = 11, ties: bool = False
 ) -> tuple[DraftTree, torch.Tensor, torch.Tensor]:
-    """A random tree in level order, the target's logits [N, V] and the uniforms [depth + 1, 2].
+    """A random tree in level order, the target's logits [N, V] and the uniforms [depth + 1, 3].
 
     Siblings have distinct tokens; all parents and some leaves have a draft row, in shuffled order,
     and a row more belongs to a candidate that was not kept. Draft rows are near the target's at
@@ -261,7 +270,7 @@ def random_round(
     tree = DraftTree.from_tensors(
         torch.tensor(tokens), torch.tensor(parents), draft_row_N, draft_EV, max_depth=depth
     )
-    return tree, logits_NV, torch.rand(depth + 1, 2, generator=generator)
+    return tree, logits_NV, torch.rand(depth + 1, 3, generator=generator)
 
 
 def chi_square_p(count: dict, law: dict) -> float:

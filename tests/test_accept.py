@@ -58,12 +58,12 @@ def test_agrees_with_the_recursive_reference(rule, divergence, sampling):
     fuzzy = 0
     for child, kind, seed in itertools.product(children_for(sampling), kinds, range(5)):
         config = AcceptConfig(rule=rule, child=child, divergence=divergence, logits=kind)
-        tree, logits_NV, uniform_S2 = random_round(101 * seed + len(child))
+        tree, logits_NV, uniform_S3 = random_round(101 * seed + len(child))
         thresholds = ladder(tree, logits_NV, divergence)
         for threshold in {0.0, *thresholds[1::3], INF}:
             settings = {"config": config, "sampling": sampling, "threshold": threshold}
-            got = accept(tree, logits_NV, uniform_S2, **settings)
-            want = SlowAccept(tree, logits_NV, **settings).walk(uniform_S2.tolist())
+            got = accept(tree, logits_NV, uniform_S3, **settings)
+            want = SlowAccept(tree, logits_NV, **settings).walk(uniform_S3.tolist())
             assert got.path == [step.node for step in want]
             for name in ("tokens", "fuzzy"):
                 assert getattr(got, name) == [getattr(step, name[:5]) for step in want], name
@@ -84,15 +84,15 @@ def test_ties_at_temperature_zero(rule):
     order though P gave it 0, so that the greedy token was replaced and counted as fuzzy.
     """
     for seed, child in itertools.product(range(60), children_for(GREEDY)):
-        tree, logits_NV, uniform_S2 = random_round(seed, vocab=5, ties=True)
+        tree, logits_NV, uniform_S3 = random_round(seed, vocab=5, ties=True)
         config = AcceptConfig(rule=rule, child=child, threshold=INF)
-        got = accept(tree, logits_NV, uniform_S2, config=config, sampling=GREEDY)
+        got = accept(tree, logits_NV, uniform_S3, config=config, sampling=GREEDY)
         want = SlowAccept(tree, logits_NV, config=config, sampling=GREEDY)
-        assert got.path == [step.node for step in want.walk(uniform_S2.tolist())], (seed, child)
+        assert got.path == [step.node for step in want.walk(uniform_S3.tolist())], (seed, child)
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)
-@pytest.mark.parametrize("rule", FUZZY_RULES)
+@pytest.mark.parametrize("rule", [*FUZZY_RULES, "random"])
 def test_expected_length_of_deepest(rule, sampling):
     """L(v) at every node == the recursive formula."""
     for seed in range(20):
@@ -119,8 +119,8 @@ def test_deepest_takes_the_first_of_equals():
         tensors = (torch.tensor(tokens), torch.tensor(parents), torch.arange(31), draft_NV)
         tree = DraftTree.from_tensors(*tensors, max_depth=4)
         logits_NV[:, [3, 5]] -= 2  # so that D is needed
-        uniform_S2 = torch.rand(5, 2, generator=generator)
-        got = accept(tree, logits_NV, uniform_S2, config=config, sampling=PLAIN)
+        uniform_S3 = torch.rand(5, 3, generator=generator)
+        got = accept(tree, logits_NV, uniform_S3, config=config, sampling=PLAIN)
         taken = [node for node, fuzzy in zip(got.path[1:], got.fuzzy, strict=False) if fuzzy]
         assert len(got.path) == 5 and all(node % 2 for node in taken), (seed, got.path)
 
@@ -132,13 +132,13 @@ def test_deepest_takes_the_first_of_equals():
 def test_threshold_zero_is_exact(sampling):
     """fsd at T = 0 emits exactly what exact emits with the same uniforms, even where D = 0."""
     for seed, child in itertools.product(range(100), children_for(sampling)):
-        tree, logits_NV, uniform_S2 = random_round(seed)
+        tree, logits_NV, uniform_S3 = random_round(seed)
         if seed % 5 == 0:  # a perfect draft: D = 0 at every parent
             row_E = [
                 tree.draft_row_N.tolist().index(row) for row in range(tree.draft_row_N.max() + 1)
             ]
             tree = with_draft(tree, logits_NV[row_E])
-        round_ = (tree, logits_NV, uniform_S2)
+        round_ = (tree, logits_NV, uniform_S3)
         want = accept(*round_, config=AcceptConfig(rule="exact"), sampling=sampling)
         config = AcceptConfig(rule="fsd", threshold=0, child=child)
         got = accept(*round_, config=config, sampling=sampling)
@@ -157,11 +157,11 @@ def test_paths_grow_with_the_threshold(rule, sampling):
     for seed, child in itertools.product(range(30), children_for(sampling)):
         if child == "deepest":
             continue
-        tree, logits_NV, uniform_S2 = random_round(seed)
+        tree, logits_NV, uniform_S3 = random_round(seed)
         config, shorter = AcceptConfig(rule=rule, child=child), [0]
         for threshold in ladder(tree, logits_NV):
             path = accept(
-                tree, logits_NV, uniform_S2, config=config, sampling=sampling, threshold=threshold
+                tree, logits_NV, uniform_S3, config=config, sampling=sampling, threshold=threshold
             ).path
             assert path[: len(shorter)] == shorter
             grown += len(path) > len(shorter) > 1
@@ -174,11 +174,11 @@ def test_greedy_deepest_never_shrinks(rule):
     """Temperature 0: the length of `deepest`'s path is L(root) and never shrinks as T grows."""
     config, grown = AcceptConfig(rule=rule, child="deepest"), 0
     for seed in range(60):
-        tree, logits_NV, uniform_S2 = random_round(seed)
+        tree, logits_NV, uniform_S3 = random_round(seed)
         length = 0
         for threshold in ladder(tree, logits_NV):
             settings = {"config": config, "sampling": GREEDY, "threshold": threshold}
-            accepted = accept(tree, logits_NV, uniform_S2, **settings).accepted_drafts
+            accepted = accept(tree, logits_NV, uniform_S3, **settings).accepted_drafts
             assert accepted == SlowAccept(tree, logits_NV, **settings).length(0)
             assert accepted >= length
             grown += accepted > length
@@ -192,14 +192,14 @@ def test_threshold_infinity_ends_at_a_leaf(rule, divergence):
     """T = inf accepts any divergence that is a number, infinite ones included."""
     infinite = 0
     for seed, sampling in itertools.product(range(8), (GREEDY, FILTERED, PLAIN)):
-        tree, logits_NV, uniform_S2 = random_round(seed)
+        tree, logits_NV, uniform_S3 = random_round(seed)
         draft_EV = tree.draft_logits_ER.clone()
         draft_EV[:, tree.token_N.bincount(minlength=11) == 0] = -INF  # tokens nobody drafted
         kinds = ["raw"] if sampling == GREEDY else ["raw", "processed"]
         drafts = (tree, with_draft(tree, draft_EV))
         for a_tree, child, kind in itertools.product(drafts, children_for(sampling), kinds):
             config = AcceptConfig(rule, divergence, INF, kind, child)
-            got = accept(a_tree, logits_NV, uniform_S2, config=config, sampling=sampling)
+            got = accept(a_tree, logits_NV, uniform_S3, config=config, sampling=sampling)
             assert got.path[-1] not in tree.parent_N[1:]
             assert all(tree.parent_N[c] == v for v, c in itertools.pairwise(got.path))
             infinite += INF in got.divergence
@@ -216,7 +216,7 @@ def test_children_of_no_draft_probability_are_still_children(child):
         tokens, parents, torch.tensor([0, 1, -1, -1]), draft_EV, max_depth=2
     )
     config = AcceptConfig("fsd-paper", "kl_target_draft", INF, "raw", child)
-    got = accept(tree, torch.zeros(4, 7), torch.rand(3, 2), config=config, sampling=PLAIN)
+    got = accept(tree, torch.zeros(4, 7), torch.rand(3, 3), config=config, sampling=PLAIN)
     assert got.path in ([0, 1, 3], [0, 2])
 
 
@@ -239,25 +239,44 @@ def test_nan_never_passes(divergence):
 
 def test_a_tree_without_distributions_is_decoded_exactly():
     """E = 0 (a drafter that is no language model): nothing to judge, so nothing passes."""
-    tree, logits_NV, uniform_S2 = random_round(7)
+    tree, logits_NV, uniform_S3 = random_round(7)
     tree = DraftTree.from_parents(tree.token_N.tolist(), tree.parent_N.tolist())
     for sampling in (GREEDY, PLAIN):
-        round_ = (tree, logits_NV, uniform_S2)
+        round_ = (tree, logits_NV, uniform_S3)
         want = accept(*round_, config=AcceptConfig("exact"), sampling=sampling)
         for child in children_for(sampling):
             config = AcceptConfig(threshold=INF, child=child)
             assert accept(*round_, config=config, sampling=sampling).path == want.path
 
 
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+def test_random_has_no_use_for_a_divergence(sampling):
+    """Rate 0 is exact, rate 1 ends at a leaf; D is neither needed nor judged."""
+    for seed, child in itertools.product(range(30), ("draft", "target", "deepest")):
+        tree, logits_NV, uniform_S3 = random_round(seed)
+        nan = with_draft(tree, torch.full_like(tree.draft_logits_ER, math.nan))
+        round_ = (tree if child == "draft" else nan, logits_NV, uniform_S3)
+        want = accept(*round_, config=AcceptConfig("exact"), sampling=sampling)
+        config = AcceptConfig("random", threshold=0, child=child)
+        never = accept(*round_, config=config, sampling=sampling)
+        assert (never.path, never.tokens) == (want.path, want.tokens)
+        config = AcceptConfig("random", threshold=1, child=child)
+        always = accept(*round_, config=config, sampling=sampling)
+        assert always.path[-1] not in tree.parent_N[1:]
+        assert all(math.isnan(value) for value in always.divergence)
+    with pytest.raises(ValueError, match="a probability, at most 1; got 1.5"):
+        AcceptConfig("random", threshold=1.5)
+
+
 def test_threshold_holds_its_own_value():
     """D <= T: T equal to D passes, the next float32 below does not."""
-    tree, logits_NV, uniform_S2 = random_round(11)
+    tree, logits_NV, uniform_S3 = random_round(11)
     config = AcceptConfig("fsd-paper", "js")
     settings = {"config": config, "sampling": GREEDY}
-    at_root = accept(tree, logits_NV, uniform_S2, **settings).divergence[0]
+    at_root = accept(tree, logits_NV, uniform_S3, **settings).divergence[0]
     below = torch.tensor(at_root).nextafter(torch.tensor(0.0)).item()
-    assert accept(tree, logits_NV, uniform_S2, threshold=at_root, **settings).path != [0]
-    assert accept(tree, logits_NV, uniform_S2, threshold=below, **settings).path == [0]
+    assert accept(tree, logits_NV, uniform_S3, threshold=at_root, **settings).path != [0]
+    assert accept(tree, logits_NV, uniform_S3, threshold=below, **settings).path == [0]
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)
@@ -300,16 +319,16 @@ def test_settings_are_checked_where_they_meet():
 
 
 def test_every_round_takes_the_same_block_of_uniforms():
-    """uniforms: [max_depth + 1, 2] in [0, 1), from the generator alone; accept takes no other."""
-    block_S2 = uniforms(4, torch.Generator().manual_seed(3))
-    assert block_S2.shape == (5, 2) and block_S2.dtype == torch.float32
-    assert torch.equal(block_S2, uniforms(4, torch.Generator().manual_seed(3)))
-    assert 0 <= block_S2.min() and block_S2.max() < 1
+    """uniforms: [max_depth + 1, 3] in [0, 1), from the generator alone; accept takes no other."""
+    block_S3 = uniforms(4, torch.Generator().manual_seed(3))
+    assert block_S3.shape == (5, 3) and block_S3.dtype == torch.float32
+    assert torch.equal(block_S3, uniforms(4, torch.Generator().manual_seed(3)))
+    assert 0 <= block_S3.min() and block_S3.max() < 1
     tree, logits_NV, _ = random_round(5)
     state = torch.get_rng_state()
     for rule, child in itertools.product(RULES, CHILD_CHOICES):
         config = AcceptConfig(rule, child=child)
-        accept(tree, logits_NV, block_S2, config=config, sampling=PLAIN)
+        accept(tree, logits_NV, block_S3, config=config, sampling=PLAIN)
     assert torch.equal(state, torch.get_rng_state())
 
 
@@ -319,7 +338,7 @@ def test_nothing_is_read_back_before_the_end(sampling):
 
     Bug held down: `token_N[child]` with a 0-d index reads the index, once a step.
     """
-    tree, logits_NV, uniform_S2 = random_round(2)
+    tree, logits_NV, uniform_S3 = random_round(2)
     values = {f.name: getattr(tree, f.name) for f in fields(tree)}
     tensors = {k: v.to("meta") for k, v in values.items() if isinstance(v, torch.Tensor)}
     tree = DraftTree(**(values | tensors))
@@ -327,7 +346,7 @@ def test_nothing_is_read_back_before_the_end(sampling):
         config = AcceptConfig(rule, child=child)
         with pytest.raises((RuntimeError, NotImplementedError)) as error:
             accept(
-                tree, logits_NV.to("meta"), uniform_S2.to("meta"), config=config, sampling=sampling
+                tree, logits_NV.to("meta"), uniform_S3.to("meta"), config=config, sampling=sampling
             )
         frames = traceback.extract_tb(error.value.__traceback__)
         last = [frame for frame in frames if "eagle_fsd" in frame.filename][-1]

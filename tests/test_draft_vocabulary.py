@@ -50,9 +50,9 @@ def test_mass_outside_the_draft_vocabulary_counts(divergence, logits, child):
             config = AcceptConfig(
                 "fsd", divergence=divergence, threshold=threshold, logits=logits, child=child
             )
-            uniform_S2 = uniforms(2, torch.Generator().manual_seed(3))
+            uniform_S3 = uniforms(2, torch.Generator().manual_seed(3))
             one, other = (
-                accept(t, logits_NV, uniform_S2, config=config, sampling=sampling)
+                accept(t, logits_NV, uniform_S3, config=config, sampling=sampling)
                 for t in (tree, full)
             )
             assert (one.path, one.tokens, one.fuzzy) == (other.path, other.tokens, other.fuzzy)

@@ -184,9 +184,9 @@ def exact_draws(request):
     for _ in range(DRAWS):
         text, drafts = [0], []
         while len(text) < 3:
-            tree, uniform_S2 = trees[text[-1]], torch.rand(3, 2, generator=generator)
+            tree, uniform_S3 = trees[text[-1]], torch.rand(3, 3, generator=generator)
             logits_NV = logits_VV[tree.token_N]
-            got = accept(tree, logits_NV, uniform_S2, config=config, sampling=sampling)
+            got = accept(tree, logits_NV, uniform_S3, config=config, sampling=sampling)
             text += got.tokens
             drafts.append(got.accepted_drafts)
         pairs.append(tuple(text[1:3]))
@@ -220,9 +220,9 @@ def test_greedy_exact_accepts_exactly_the_expected_drafts():
     """At temperature 0 every P along a path is 0 or 1: the sum of products is the number itself."""
     total = 0
     for seed in range(100):
-        tree, logits_NV, uniform_S2 = random_round(seed, vocab=5)
+        tree, logits_NV, uniform_S3 = random_round(seed, vocab=5)
         config, sampling = AcceptConfig("exact"), SamplingConfig()
-        got = accept(tree, logits_NV, uniform_S2, config=config, sampling=sampling)
+        got = accept(tree, logits_NV, uniform_S3, config=config, sampling=sampling)
         argmax_N, parent, reach = logits_NV.argmax(-1), tree.parent_N.tolist(), [1]
         for node in range(1, tree.size):
             wanted = int(argmax_N[parent[node]] == tree.token_N[node])
@@ -302,8 +302,8 @@ def test_fuzzy_rules_emit_their_laws_exactly(rule, child):
         settings = {"config": config, "sampling": sampling, "threshold": thresholds(passing)}
         got = defaultdict(float)
         for first, second in cells:
-            uniform_S2 = torch.tensor([first, second, (0.3, 0.6)])
-            round_ = accept(tree, logits_NV, uniform_S2, **settings)
+            uniform_S3 = torch.tensor([(*first, 0.5), (*second, 0.5), (0.3, 0.6, 0.5)])
+            round_ = accept(tree, logits_NV, uniform_S3, **settings)
             got[tuple(round_.tokens[:2])] += 1 / len(cells)
         settings["threshold"] = settings["threshold"].tolist()
         want = defaultdict(float)
@@ -318,6 +318,27 @@ def test_fuzzy_rules_emit_their_laws_exactly(rule, child):
                 assert share == pytest.approx(by_hand.get(token, 0) / 32)
 
 
+@pytest.mark.parametrize("rate", [0.0, 0.25, 1.0])
+@pytest.mark.parametrize("child", ["draft", "target", "deepest"])
+def test_random_emits_its_law_exactly(child, rate):
+    """As above for rule random, over quarters of its own uniform; its TV is that of this law."""
+    tree, logits_NV = round_of_eighths()
+    drawn, tried = [(cell + 0.5) / 8 for cell in range(8)], [0.125, 0.375, 0.625, 0.875]
+    cells = list(itertools.product(itertools.product(drawn, [0.5], tried), repeat=2))
+    config = AcceptConfig("random", threshold=rate, child=child)
+    settings = {"config": config, "sampling": SamplingConfig(1.0)}
+    slow = SlowAccept(tree, logits_NV, **settings)
+    got = defaultdict(float)
+    for first, second in cells:
+        round_ = accept(tree, logits_NV, torch.tensor([first, second, (0.3, 0.6, 0.5)]), **settings)
+        assert round_.tv == pytest.approx([slow.tv(v) for v in round_.path], abs=1e-6)
+        got[tuple(round_.tokens[:2])] += 1 / len(cells)
+    want = defaultdict(float)
+    for tokens, p in slow.round_law().items():
+        want[tokens[:2]] += p
+    assert dict(got) == pytest.approx({k: p for k, p in want.items() if p > 0}, abs=1e-6)
+
+
 @pytest.mark.parametrize(
     "rule, child",
     [
@@ -330,10 +351,10 @@ def test_fuzzy_rules_draw_from_their_laws(rule, child):
     tree, logits_NV = round_of_eighths()
     settings = {"config": AcceptConfig(rule, child=child), "sampling": SamplingConfig(1.0)}
     threshold_N = thresholds({0, 2})
-    block_RS2 = torch.rand(DRAWS, 3, 2, generator=torch.Generator().manual_seed(8))
+    block_RS3 = torch.rand(DRAWS, 3, 3, generator=torch.Generator().manual_seed(8))
     count = Counter(
-        tuple(accept(tree, logits_NV, uniform_S2, threshold=threshold_N, **settings).tokens)
-        for uniform_S2 in block_RS2
+        tuple(accept(tree, logits_NV, uniform_S3, threshold=threshold_N, **settings).tokens)
+        for uniform_S3 in block_RS3
     )
     law = SlowAccept(tree, logits_NV, threshold=threshold_N.tolist(), **settings).round_law()
     assert chi_square_p(count, law) > 1e-4

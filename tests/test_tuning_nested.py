@@ -110,17 +110,17 @@ def test_walks_of_the_parts_are_the_parts_own(rule, child, temperature):
         tree = random_tree(generator, 23, 5)
         logits_NV = 2 * torch.randn(23, 5, generator=generator) + tree.draft_logits_ER
         logits_NV[tree.parent_N[1:], tree.token_N[1:]] += 2.0  # children are often the argmax
-        uniform_S2 = uniforms(tree.max_depth, generator)
+        uniform_S3 = uniforms(tree.max_depth, generator)
         held_TN = np.stack([random_part(tree, generator) for _ in range(30)])
 
-        def walk(keep_N, tree=tree, logits_NV=logits_NV, uniform_S2=uniform_S2):
+        def walk(keep_N, tree=tree, logits_NV=logits_NV, uniform_S3=uniform_S3):
             nonlocal calls
             calls += 1
             node = keep_N.nonzero()[:, 0]
             rows = logits_NV[node]
             part = restrict(tree, keep_N)
             return node[
-                accept(part, rows, uniform_S2, config=config, sampling=sampling).path
+                accept(part, rows, uniform_S3, config=config, sampling=sampling).path
             ].tolist()
 
         accepted_T = accepted_drafts(held_TN, walk)

@@ -80,9 +80,9 @@ def accepted_alone(model: Model, tree: TreeConfig, root: list[int], config: Acce
     model.target.start(len(root) + drafted.size)
     model.target.prefill(torch.tensor(root[:-1]))
     logits_NV, _ = model.target.verify(drafted)
-    uniform_S2 = uniforms(drafted.max_depth, torch.Generator())
+    uniform_S3 = uniforms(drafted.max_depth, torch.Generator())
     return accept(
-        drafted, logits_NV, uniform_S2, config=config, sampling=SamplingConfig()
+        drafted, logits_NV, uniform_S3, config=config, sampling=SamplingConfig()
     ).accepted_drafts
 
 

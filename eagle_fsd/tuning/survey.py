@@ -116,8 +116,8 @@ class _Answer:
         while finish is None:
             tree, held_TM = self._propose(trees)
             logits_MV, features_MF = target.verify(tree)
-            uniform_S2 = uniforms(tree.max_depth, self._generator)
-            walk = self._walk(tree, logits_MV, uniform_S2)
+            uniform_S3 = uniforms(tree.max_depth, self._generator)
+            walk = self._walk(tree, logits_MV, uniform_S3)
             yield accepted_drafts(held_TM, lambda keep_M, walk=walk: walk(keep_M)[0])
             path, tokens = walk(torch.from_numpy(held_TM[-1]))
             path_A = torch.tensor(path, device=target.device)
@@ -151,7 +151,7 @@ class _Answer:
         keep_N[nested.order_N[first_N][:VERIFIED_NODES]] = True
         return restrict(pool, torch.from_numpy(keep_N)), held_TN[:, keep_N]
 
-    def _walk(self, tree: DraftTree, logits_MV: torch.Tensor, uniform_S2: torch.Tensor):
+    def _walk(self, tree: DraftTree, logits_MV: torch.Tensor, uniform_S3: torch.Tensor):
         """A function from kept nodes, bool [M], to the path (as nodes of M) and the tokens."""
 
         def walk(keep_M: torch.Tensor) -> tuple[list[int], list[int]]:
@@ -159,7 +159,7 @@ class _Answer:
             accepted = accept(
                 restrict(tree, keep_M),
                 logits_MV[node.to(logits_MV.device)],
-                uniform_S2,
+                uniform_S3,
                 config=self._accept,
                 sampling=self._sampling,
             )
