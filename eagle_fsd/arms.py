@@ -14,14 +14,14 @@ import torch
 from transformers import CompileConfig
 
 from eagle_fsd.api import Model
-from eagle_fsd.config import AcceptConfig, SamplingConfig, TreeConfig
+from eagle_fsd.config import AcceptConfig, SamplingConfig, TreeConfig, parse_tree
 from eagle_fsd.decode import DecodeConfig, Generation, StopConfig, check_request, decode
 from eagle_fsd.drafters import Drafter
 from eagle_fsd.drafters.root import RootDrafter
-from eagle_fsd.replay.record import parse_tree
 from eagle_fsd.timing import PhaseClock, synchronized_time
 
-BASELINES = ("generate", "plain")
+GENERATE = "generate"
+BASELINES = (GENERATE, "plain")
 COMPILED = "generate_compiled"  # minutes of first use and needs a compiler, so no baseline of all
 
 
@@ -36,6 +36,9 @@ class Arm:
         tree_label: what `tree` came from: "" (None), its own name, or "auto": to be chosen by
             measurement before the first answer.
         make_drafter: the drafter of an arm that does not use the model's.
+        sampling: of its own; None: the comparison's.
+        loop: whose decoding loop: "ours", "generate" or "generate_compiled"; of an arm that bears
+            one of those names it is that.
     """
 
     name: str
@@ -43,16 +46,25 @@ class Arm:
     tree: TreeConfig | None = None
     tree_label: str = ""
     make_drafter: Callable[[Model], Drafter] | None = None
+    sampling: SamplingConfig | None = None
+    loop: str = ""
+
+    def __post_init__(self):
+        usual = self.name if self.name in (GENERATE, COMPILED) else "ours"
+        object.__setattr__(self, "loop", self.loop or usual)
 
     @classmethod
     def with_rule(cls, accept: AcceptConfig) -> "Arm":
-        """Named by what differs from the defaults: exact, fsd_js_T0.2, fsd_tv_target_T0.1, ..."""
+        """Named by what differs from the defaults: exact, fsd_js_T0.2, fsd_tv_target_T0.1,
+        random_r0.05, ..."""
         if accept.rule == "exact":
             return cls("exact", accept)
-        parts = [accept.rule, accept.divergence]
-        parts += [accept.logits] if accept.logits != AcceptConfig.logits else []
+        judges = accept.rule != "random"  # which has no use for a divergence
+        parts = [accept.rule, accept.divergence] if judges else [accept.rule]
+        parts += [accept.logits] if judges and accept.logits != AcceptConfig.logits else []
         parts += [accept.child] if accept.child != AcceptConfig.child else []
-        return cls("_".join([*parts, f"T{accept.threshold:g}"]), accept)
+        letter = "T" if judges else "r"
+        return cls("_".join([*parts, f"{letter}{accept.threshold:g}"]), accept)
 
     def with_tree(self, label: str) -> "Arm":
         """The same rule on trees of its own, named after them.
@@ -70,7 +82,7 @@ class Arm:
 
     @property
     def runs_our_loop(self) -> bool:
-        return self.name not in ("generate", COMPILED)
+        return self.loop == "ours"
 
     def build_drafter(self, model: Model) -> Drafter:
         """Its drafter; build it once, since a reduced draft vocabulary may be copied for it."""
@@ -109,7 +121,7 @@ class Arm:
             config = self.decode_config(sampling, stop, seed)
             result = decode(target, drafter, prompt, config, clock=clock)
         else:
-            compiled = self.name == COMPILED
+            compiled = self.loop == COMPILED
             result = _transformers_generate(model, prompt, sampling, stop, seed, compiled=compiled)
         return result, synchronized_time(target.device) - began
 
@@ -172,16 +184,16 @@ def turn_record(model: Model, prompt: list[int], result: Generation, seconds: fl
             {
                 "tokens": r.tokens,
                 "fuzzy": [int(flag) for flag in r.fuzzy],
-                "divergence": [_number(value) for value in r.divergence],
-                "tv": [_number(value) for value in r.tv],
-                "regret": [_number(value) for value in r.regret],
+                "divergence": [json_number(value) for value in r.divergence],
+                "tv": [json_number(value) for value in r.tv],
+                "regret": [json_number(value) for value in r.regret],
             }
             for r in result.rounds
         ],
     }
 
 
-def _number(value: float) -> float | str | None:
+def json_number(value: float) -> float | str | None:
     """JSON has neither NaN (not judged: null) nor infinity ("inf")."""
     if math.isnan(value):
         return None

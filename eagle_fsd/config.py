@@ -48,6 +48,23 @@ class TreeConfig:
         return 1 + (self.tree_depth - 1) * self.branch_top_k
 
 
+def tree_name(tree: TreeConfig) -> str:
+    """Drafts x levels x top-k: "15x4x6"."""
+    return f"{tree.num_draft_tokens}x{tree.tree_depth}x{tree.branch_top_k}"
+
+
+def parse_tree(text: str) -> TreeConfig:
+    """The inverse of tree_name.
+
+    Raises:
+        ValueError: not of that form, or a shape that TreeConfig refuses.
+    """
+    parts = text.split("x")
+    if len(parts) != 3 or not all(part.isdecimal() for part in parts):
+        raise ValueError(f"a tree is DRAFTSxLEVELSxTOPK, such as 15x4x6; got {text!r}")
+    return TreeConfig(*map(int, parts))
+
+
 @dataclass(frozen=True)
 class SamplingConfig:
     """From logits to the target's next-token distribution, as in transformers' `generate`.

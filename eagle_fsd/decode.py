@@ -15,6 +15,7 @@ from eagle_fsd.drafters import Drafter
 from eagle_fsd.sample import draw_and_score
 from eagle_fsd.target import Target
 from eagle_fsd.timing import PhaseClock
+from eagle_fsd.tree import DraftTree
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,10 @@ class DecodeConfig:
 
     def __post_init__(self):
         self.accept.check_with(self.sampling)
+
+
+Watcher = Callable[[DraftTree, torch.Tensor, Acceptance], None]
+"""Sees each round's tree, the target's logits [N, V] over it, and what was accepted."""
 
 
 @dataclass(frozen=True)
@@ -145,6 +150,7 @@ def decode_rounds(
     config: DecodeConfig,
     *,
     clock: PhaseClock | None = None,
+    watch: Watcher | None = None,
 ) -> Iterator[Round]:
     """Decode one answer, yielding after prefill and after every round.
 
@@ -153,6 +159,7 @@ def decode_rounds(
         prompt: token ids.
         config: acceptance, sampling, end and seed.
         clock: notes the seconds of every phase.
+        watch: is shown every round; for traces, not for timed runs.
 
     Raises:
         ValueError: see check_request.
@@ -187,6 +194,8 @@ def decode_rounds(
         accepted = accept(
             tree, logits_NV, uniform_S3, config=config.accept, sampling=config.sampling
         )
+        if watch is not None:
+            watch(tree, logits_NV, accepted)
         lap("accept")
         path_A, token_A = on_device([accepted.path, accepted.tokens], device)
         target.commit(path_A)
@@ -216,10 +225,11 @@ def decode(
     config: DecodeConfig,
     *,
     clock: PhaseClock | None = None,
+    watch: Watcher | None = None,
 ) -> Generation:
     """Decode one answer to its end; see decode_rounds."""
     result = Generation()
-    for step in decode_rounds(target, drafter, prompt, config, clock=clock):
+    for step in decode_rounds(target, drafter, prompt, config, clock=clock, watch=watch):
         result.tokens += step.tokens
         result.finish = step.finish
         if step.acceptance is not None:

@@ -1,6 +1,6 @@
 """Question files in FastChat's format: question_id, category, turns (and optional reference)."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from eagle_fsd.jsonl import read_lines
@@ -8,9 +8,21 @@ from eagle_fsd.jsonl import read_lines
 
 @dataclass(frozen=True)
 class Question:
+    """A question, with what a scorer needs to know of it.
+
+    Attributes:
+        question_id: as in the file.
+        category: results are also given by it.
+        turns: the user's messages, in order.
+        reference: right answers, as the scorer of its set expects them.
+        extra: other fields of its set.
+    """
+
     question_id: int | str
     category: str
     turns: list[str]
+    reference: list = field(default_factory=list)
+    extra: dict = field(default_factory=dict)
 
 
 def read_questions(path: str | Path) -> list[Question]:
@@ -38,8 +50,12 @@ def read_questions(path: str | Path) -> list[Question]:
             raise ValueError(f"{place}: a turn is empty or no text")
         if row["question_id"] in questions:
             raise ValueError(f"{place}: question_id {row['question_id']!r} occurs twice")
+        reference = row.get("reference", [])
         questions[row["question_id"]] = Question(
-            row["question_id"], row.get("category", "all"), turns
+            row["question_id"],
+            row.get("category", "all"),
+            turns,
+            reference if isinstance(reference, list) else [reference],
         )
     if not questions:
         raise ValueError(f"{path} holds no question")

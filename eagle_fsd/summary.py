@@ -1,92 +1,267 @@
-"""From answer records to the figures of a comparison: speed, length, fuzziness, and their spread.
+"""From answer records to the figures of a comparison: speed, cost, answers, and their spread.
 
-All speeds are total tokens / total seconds, over the questions that every arm has answered. Ratios
-carry a 95 % percentile bootstrap interval over questions: both arms answered the same prompts, so
-the resampled ratio is paired. tokens_per_round, fuzzy share, regret and TV are over the tokens of
-all rounds, before trimming and without the token that prefill yields; lengths and speeds are of
-what was answered.
+A figure is a rate, sum / sum over questions: total tokens / total seconds, fuzzy tokens / tokens of
+all rounds. Questions are the unit: the choices (repeated answers) and turns of one belong together
+in every resample (eagle_fsd.stats), and arms are only compared over answers that both have.
+tokens_per_round, fuzzy share, regret and TV are over the tokens of all rounds, before trimming and
+without the token that prefill yields; lengths, speeds and emitted_per_round are of what was
+answered.
 """
 
+import csv
+import io
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
-import numpy as np
+from eagle_fsd import stats
+from eagle_fsd.stats import Interval
 
 Record = dict  # one question answered by one arm: question_id, arm, accept, turns
-RESAMPLES = 2000
+Answers = dict[tuple, Record]  # (question_id, choice) -> record, in the order of the questions
+Pair = tuple[list[Record], list[Record]]  # mine and theirs, question by question
+Parts = Callable[[Record], tuple[float, float]]  # numerator and denominator of a rate
+# too slow to answer every question: may have answered fewer than the others
+PARTIAL = ("generate", "generate_compiled")
+SAMPLING = ("temperature", "top_k", "top_p")
+NOTHING: Interval = {"value": None, "low": None, "high": None}
+GRAM = 4
+LOOP_PERIOD, LOOP_REPEATS, LOOP_TOKENS = 32, 3, 16
 
 
-def summarize(records: dict[str, list[Record]]) -> list[dict]:
+# --- what an answer is like ---------------------------------------------------------------------
+
+
+def repetition(tokens: Sequence[int]) -> float:
+    """Share of an answer's 4-grams that occurred before in it; 0 for fewer than 5 tokens.
+
+    Example: a b c d a b c d has 4-grams abcd bcda cdab dabc abcd: 1 of 5.
+    """
+    grams = [tuple(tokens[i : i + GRAM]) for i in range(len(tokens) - GRAM + 1)]
+    return 1 - len(set(grams)) / len(grams) if grams else 0.0
+
+
+def is_looping(tokens: Sequence[int]) -> bool:
+    """Whether an answer ends in a loop: its end repeats a stretch of at most 32 tokens at least 3
+    times, over at least 16 tokens."""
+    for period in range(1, LOOP_PERIOD + 1):
+        length = max(LOOP_REPEATS * period, LOOP_TOKENS)
+        end = tokens[-length:]
+        if len(end) == length and end[period:] == end[:-period]:
+            return True
+    return False
+
+
+def _ends_looping(turn: dict) -> bool:
+    """Without the last token of an answer that stopped, which may be the stop token."""
+    tokens = turn["token_ids"]
+    return is_looping(tokens[:-1] if turn["finish"] == "stop" else tokens)
+
+
+# --- rates --------------------------------------------------------------------------------------
+
+
+def _tokens(record: Record) -> int:
+    return sum(len(t["token_ids"]) for t in record["turns"])
+
+
+def _rounds(record: Record) -> list[dict]:
+    return [r for t in record["turns"] for r in t["rounds"]]
+
+
+def _per_answer(figure: Callable[[dict], float]) -> Parts:
+    """The mean of a turn's figure over answers."""
+    return lambda record: (sum(figure(t) for t in record["turns"]), len(record["turns"]))
+
+
+def _per_token(key: str) -> Parts:
+    """The mean over answer tokens of what a turn holds as its own mean."""
+    return lambda record: (
+        sum(t[key] * len(t["token_ids"]) for t in record["turns"]),
+        _tokens(record),
+    )
+
+
+def _per_round_token(key: str) -> Parts:
+    """The mean over the tokens of all rounds."""
+    return lambda record: (
+        sum(float(x) for r in _rounds(record) for x in r[key]),
+        sum(len(r["tokens"]) for r in _rounds(record)),
+    )
+
+
+def _tokens_and_seconds(record: Record) -> tuple[float, float]:
+    return _tokens(record), sum(t["seconds"] for t in record["turns"])
+
+
+def _tokens_and_rounds(record: Record) -> tuple[float, float]:
+    rounds = _rounds(record)
+    return sum(len(r["tokens"]) for r in rounds), len(rounds)
+
+
+def _emitted_and_rounds(record: Record) -> tuple[float, float]:
+    return _tokens(record) - len(record["turns"]), len(_rounds(record))
+
+
+TIMED: dict[str, Parts] = {
+    "tokens_per_second": _tokens_and_seconds,
+    "seconds_per_answer": _per_answer(lambda turn: turn["seconds"]),
+}
+ANSWERED: dict[str, Parts] = {
+    "tokens_per_answer": _per_answer(lambda turn: len(turn["token_ids"])),
+    "at_limit": _per_answer(lambda turn: turn["finish"] == "length"),
+    "repetition": _per_answer(lambda turn: repetition(turn["token_ids"])),
+    "looping": _per_answer(_ends_looping),
+    "argmax_share": _per_token("rescored_argmax_share"),
+    "mean_logp": _per_token("rescored_mean_logp"),
+}
+ROUNDS: dict[str, Parts] = {
+    "rounds_per_answer": _per_answer(lambda turn: len(turn["rounds"])),
+    "tokens_per_round": _tokens_and_rounds,
+    "emitted_per_round": _emitted_and_rounds,
+    "fuzzy_share": _per_round_token("fuzzy"),
+    "regret_per_token": _per_round_token("regret"),
+    "tv_per_token": _per_round_token("tv"),
+}
+RATES = TIMED | ANSWERED | ROUNDS
+DIFFERENCES = (*ANSWERED, "regret_per_token")
+
+
+# --- rows ---------------------------------------------------------------------------------------
+
+
+def summarize(records: Mapping[str, Sequence[Record]], *, timed: bool = True) -> list[dict]:
     """One row an arm.
 
     Args:
-        records: arm name -> its records; questions that not all arms have are left out.
+        records: arm name -> its records; answers that not all arms have are left out. Only
+            `generate` and `generate_compiled` arms may have fewer: their rows are over what they
+            answered, and ratios to them over what both answered.
+        timed: False where the arms were not timed side by side (sharded runs): figures of seconds
+            are then None.
 
     Returns:
-        JSON-able rows in the order of the arms. Ratios are {"value", "low", "high"}; figures that
-        an arm does not have, or that are not finite, are None.
+        JSON-able rows in the order of the arms. Every rate X is a number, with X_interval beside
+        it; X_interval and ratios (..._vs_...) are {"value", "low", "high"}; X_minus_plain is the
+        mean difference of the questions' own X, {"value", "low", "high", "detectable"}. Baselines
+        are those of the same temperature, top_k and top_p, exact also of the same tree. Figures
+        that an arm does not have, or that are not finite, are None.
 
     Raises:
         ValueError: there is no arm, or no question that all arms have answered.
     """
+    kept = _shared(records)
+    return [_row(arm, kept, timed=timed) for arm in kept]
+
+
+def by_category(records: Mapping[str, Sequence[Record]], *, timed: bool = True) -> list[dict]:
+    """summarize's rows of every category by itself, with its "category".
+
+    An arm that may have answered fewer questions has no row where it answered none.
+    """
+    kept = _shared(records)
+    rows = []
+    every = [record["category"] for answers in kept.values() for record in answers.values()]
+    for category in dict.fromkeys(every):
+        part = {
+            arm: [record for record in answers.values() if record["category"] == category]
+            for arm, answers in kept.items()
+        }
+        answered = {arm: found for arm, found in part.items() if found}
+        rows += [{"category": category} | row for row in summarize(answered, timed=timed)]
+    return rows
+
+
+def _shared(records: Mapping[str, Sequence[Record]]) -> dict[str, Answers]:
+    """What is compared: the answers that all arms have, those of partial arms as far as they go."""
     if not records:
         raise ValueError("nothing to summarize: no arm has answered a question")
-    common = set.intersection(*({r["question_id"] for r in rows} for rows in records.values()))
-    if not common:
+    found = {
+        arm: {(row["question_id"], row.get("choice", 0)): row for row in rows}
+        for arm, rows in records.items()
+    }
+    deciding = [arm for arm in records if _kind(arm) not in PARTIAL] or list(records)
+    common = set.intersection(*(set(found[arm]) for arm in deciding))
+    lacking = [arm for arm in records if not common & set(found[arm])]
+    if lacking:
         raise ValueError(f"no question was answered by all of: {', '.join(records)}")
-    order = [r["question_id"] for r in next(iter(records.values())) if r["question_id"] in common]
-    kept = {}
-    for arm, rows in records.items():
-        by_id = {r["question_id"]: r for r in rows}
-        kept[arm] = [by_id[key] for key in order]
-    exact = _round_figures(kept["exact"]) if "exact" in kept else None
-    plain_share = _argmax_share(kept["plain"]) if "plain" in kept else None
-    rows = [_row(arm, kept, exact, plain_share) for arm in kept]
-    return [{key: _finite(value) for key, value in row.items()} for row in rows]
+    order = list(dict.fromkeys(question for question, _ in found[deciding[0]]))
+    place = {question: number for number, question in enumerate(order)}
+    keys = sorted(common, key=lambda key: (place[key[0]], key[1]))
+    return {arm: {key: found[arm][key] for key in keys if key in found[arm]} for arm in records}
 
 
-def _row(
-    arm: str,
-    kept: dict[str, list[Record]],
-    exact: dict[str, float] | None,
-    plain_share: float | None,
-) -> dict:
-    rows = kept[arm]
-    turns = _turns(rows)
-    tokens = sum(len(t["token_ids"]) for t in turns)
-    seconds = sum(t["seconds"] for t in turns)
-    share = _argmax_share(rows)
+def _questions(answers: Answers, keys: Sequence[tuple]) -> list[Record]:
+    """One record a question, the turns of its choices one after the other."""
+    merged: dict = {}
+    for key in keys:
+        merged.setdefault(key[0], []).append(answers[key])
+    return [
+        {**same[0], "turns": [turn for record in same for turn in record["turns"]]}
+        for same in merged.values()
+    ]
+
+
+def _baseline(name: str, arm: str, kept: dict[str, Answers]) -> Pair | None:
+    """The arm's questions and those of the plain, generate or exact arm it is compared with."""
+    settings = (*SAMPLING, "tree") if name == "exact" else SAMPLING
+    for other, theirs in kept.items():
+        keys = [key for key in kept[arm] if _kind(other) == name and key in theirs]
+        if keys and _alike(kept[arm][keys[0]], theirs[keys[0]], settings):
+            return _questions(kept[arm], keys), _questions(theirs, keys)
+    return None
+
+
+def _kind(arm: str) -> str:
+    """Arms are named by their kind and what is special: plain, plain_t0.7, exact_15x4x6."""
+    return PARTIAL[1] if arm.startswith(PARTIAL[1]) else arm.split("_")[0]
+
+
+def _alike(mine: Record, theirs: Record, settings: Sequence[str]) -> bool:
+    """Whether the settings are the same, as far as both records tell them."""
+    values = [(mine.get(key), theirs.get(key)) for key in settings]
+    return all(None in pair or pair[0] == pair[1] for pair in values)
+
+
+def _row(arm: str, kept: dict[str, Answers], *, timed: bool) -> dict:
+    questions = _questions(kept[arm], list(kept[arm]))
+    plain, generate, exact = (_baseline(name, arm, kept) for name in ("plain", "generate", "exact"))
     row = {
         "arm": arm,
-        "accept": rows[0].get("accept"),
-        "questions": len(rows),
-        "answers": len(turns),
-        "tokens_per_second": tokens / seconds,
-        "speed_vs_generate": paired_ratio(rows, kept.get("generate"), _tokens_and_seconds),
-        "speed_vs_plain": paired_ratio(rows, kept.get("plain"), _tokens_and_seconds),
-        "seconds_per_answer": seconds / len(turns),
-        "tokens_per_answer": tokens / len(turns),
-        "at_limit": sum(t["finish"] == "length" for t in turns) / len(turns),
-        "same_as_plain": _same_answers(rows, kept.get("plain")),
-        "argmax_share": share,
-        "argmax_share_vs_plain": share / plain_share if plain_share else None,
-        "mean_logp": sum(t["rescored_mean_logp"] * len(t["token_ids"]) for t in turns) / tokens,
-        "rounds_per_answer": None,
-        "tokens_per_round": None,
-        "fuzzy_share": None,
-        "regret_per_token": None,
-        "tv_per_token": None,
-        "tokens_per_round_vs_exact": None,
-        "ceiling": None,
+        "accept": questions[0].get("accept"),
+        "questions": len(questions),
+        "answers": sum(len(record["turns"]) for record in questions),
     }
-    if not any(t["rounds"] for t in turns):
-        return row
-    row |= _round_figures(rows)
-    row["rounds_per_answer"] = sum(len(t["rounds"]) for t in turns) / len(turns)
-    if exact is not None and exact["tokens_per_round"] is not None:
-        row["tokens_per_round_vs_exact"] = paired_ratio(rows, kept["exact"], _tokens_and_rounds)
-        row["ceiling"] = ceiling(row["fuzzy_share"], exact["tokens_per_round"])
+    drafted = any(_rounds(record) for record in questions)
+    for name, parts in RATES.items():
+        has = (timed or name not in TIMED) and (drafted or name not in ROUNDS)
+        interval = stats.rate_interval([parts(q) for q in questions]) if has else NOTHING
+        row[name] = interval["value"]
+        row[f"{name}_interval"] = _known(interval)
+    for key, pair, parts in (
+        ("speed_vs_generate", generate, _tokens_and_seconds),
+        ("speed_vs_plain", plain, _tokens_and_seconds),
+        ("seconds_per_answer_vs_plain", plain, TIMED["seconds_per_answer"]),
+    ):
+        row[key] = _ratio(pair, parts) if timed else None
+    row |= {f"{name}_minus_plain": _difference(plain, RATES[name]) for name in DIFFERENCES}
+    share = _ratio(plain, RATES["argmax_share"])
+    row["argmax_share_vs_plain"] = share["value"] if share else None
+    row["same_as_plain"] = _same_answers(plain)
+    row |= _gain(row["fuzzy_share"], exact)
     return row
+
+
+def _gain(fuzzy_share: float | None, exact: Pair | None) -> dict[str, Interval | float | None]:
+    """What drafting gained over the exact rule, and how much of what it could."""
+    gain = _ratio(exact, _tokens_and_rounds)
+    most = of_most = None
+    if gain is not None:
+        tau = stats.rate_interval([_tokens_and_rounds(record) for record in exact[1]])["value"]
+        top = ceiling(fuzzy_share, tau)
+        if math.isfinite(top):
+            most, of_most = top, gain["value"] / top
+    return {"tokens_per_round_vs_exact": gain, "ceiling": most, "of_ceiling": of_most}
 
 
 def ceiling(fuzzy_share: float, exact_tokens_per_round: float) -> float:
@@ -99,117 +274,116 @@ def ceiling(fuzzy_share: float, exact_tokens_per_round: float) -> float:
     return 1 / left if left > 0 else math.inf
 
 
-def _turns(rows: Sequence[Record]) -> list[dict]:
-    return [turn for row in rows for turn in row["turns"]]
-
-
-def _same_answers(rows: Sequence[Record], plain: Sequence[Record] | None) -> float | None:
+def _same_answers(pair: Pair | None) -> float | None:
     """Share of answers that equal the plain loop's token for token."""
-    if plain is None:
+    if pair is None:
         return None
-    pairs = list(zip(_turns(rows), _turns(plain), strict=True))
-    return sum(mine["token_ids"] == theirs["token_ids"] for mine, theirs in pairs) / len(pairs)
+    mine, theirs = ([turn["token_ids"] for q in side for turn in q["turns"]] for side in pair)
+    return sum(a == b for a, b in zip(mine, theirs, strict=True)) / len(mine)
 
 
-def _argmax_share(rows: Sequence[Record]) -> float:
-    turns = _turns(rows)
-    hits = sum(t["rescored_argmax_share"] * len(t["token_ids"]) for t in turns)
-    return hits / sum(len(t["token_ids"]) for t in turns)
+def _difference(pair: Pair | None, parts: Parts) -> Interval | None:
+    """Of the questions' own rates; questions where one side has none are left out."""
+    if pair is None:
+        return None
+    part_Q4 = [(*parts(mine), *parts(theirs)) for mine, theirs in zip(*pair, strict=True)]
+    rates = [(a / b, c / d) for a, b, c, d in part_Q4 if b and d]
+    return _known(stats.paired_difference([a for a, _ in rates], [c for _, c in rates]))
 
 
-def _round_figures(rows: Sequence[Record]) -> dict[str, float | None]:
-    rounds = [r for turn in _turns(rows) for r in turn["rounds"]]
-    tokens = sum(len(r["tokens"]) for r in rounds)
-    if not rounds:  # every answer ended with its first token
-        return dict.fromkeys(
-            ("tokens_per_round", "fuzzy_share", "regret_per_token", "tv_per_token")
-        )
-    return {
-        "tokens_per_round": tokens / len(rounds),
-        "fuzzy_share": sum(sum(r["fuzzy"]) for r in rounds) / tokens,
-        "regret_per_token": sum(float(x) for r in rounds for x in r["regret"]) / tokens,
-        "tv_per_token": sum(float(x) for r in rounds for x in r["tv"]) / tokens,
-    }
+def _ratio(pair: Pair | None, parts: Parts) -> Interval | None:
+    return None if pair is None else _known(paired_ratio(*pair, parts))
 
 
-def _tokens_and_seconds(row: Record) -> tuple[float, float]:
-    turns = row["turns"]
-    return sum(len(t["token_ids"]) for t in turns), sum(t["seconds"] for t in turns)
-
-
-def _tokens_and_rounds(row: Record) -> tuple[float, float]:
-    rounds = [r for turn in row["turns"] for r in turn["rounds"]]
-    return sum(len(r["tokens"]) for r in rounds), len(rounds)
+def _known(interval: Interval) -> Interval | None:
+    return None if interval["value"] is None else interval
 
 
 def paired_ratio(
-    rows: Sequence[Record],
-    baseline: Sequence[Record] | None,
-    parts: Callable[[Record], tuple[float, float]],
-) -> dict[str, float | None] | None:
+    rows: Sequence[Record], baseline: Sequence[Record] | None, parts: Parts
+) -> Interval | None:
     """Rate of rows over rate of baseline, a rate being sum / sum of `parts` over the questions,
     with its paired bootstrap interval; the interval needs two questions."""
     if baseline is None:
         return None
-    # [questions, (numerator, denominator) of rows and of baseline]
-    part_Q4 = np.array([[*parts(a), *parts(b)] for a, b in zip(rows, baseline, strict=True)])
-    value = _rate_ratio(part_Q4.sum(0))
-    if len(rows) < 2:
-        return {"value": value, "low": None, "high": None}
-    pick = np.random.default_rng(0).integers(len(rows), size=(RESAMPLES, len(rows)))
-    resampled = _rate_ratio(part_Q4[pick].sum(1).T)
-    resampled = resampled[np.isfinite(resampled)]  # questions without a round have no rate
-    low, high = np.percentile(resampled, [2.5, 97.5]) if len(resampled) else (np.nan, np.nan)
-    return {"value": value, "low": low, "high": high}
+    return stats.paired_ratio([parts(r) for r in rows], [parts(r) for r in baseline])
 
 
-def _rate_ratio(total_4: np.ndarray) -> np.ndarray:
-    with np.errstate(divide="ignore", invalid="ignore"):
-        return (total_4[0] / total_4[1]) / (total_4[2] / total_4[3])
-
-
-def _finite(value):
-    """Numpy to Python, and None for what JSON cannot hold."""
-    if isinstance(value, dict):
-        return {key: _finite(inner) for key, inner in value.items()}
-    if isinstance(value, float | np.floating):
-        return float(value) if math.isfinite(value) else None
-    return value
-
+# --- tables -------------------------------------------------------------------------------------
 
 Column = tuple[str, str, str]  # title, key of the row, format
 SPEED: tuple[Column, ...] = (
     ("arm", "arm", "s"),
+    ("questions", "questions", "d"),
     ("tokens/s", "tokens_per_second", ".1f"),
-    ("vs generate", "speed_vs_generate", "ratio"),
-    ("vs plain", "speed_vs_plain", "ratio"),
-    ("tokens/round", "tokens_per_round", ".2f"),
-    ("vs exact", "tokens_per_round_vs_exact", "ratio"),
+    ("vs generate", "speed_vs_generate", ".2f"),
+    ("vs plain", "speed_vs_plain", ".2f"),
+    ("tokens/round", "tokens_per_round_interval", ".2f"),
+    ("vs exact", "tokens_per_round_vs_exact", ".2f"),
     ("ceiling", "ceiling", ".2f"),
+    ("of ceiling", "of_ceiling", ".2f"),
     ("rounds/answer", "rounds_per_answer", ".1f"),
     ("s/answer", "seconds_per_answer", ".2f"),
-    ("tokens/answer", "tokens_per_answer", ".1f"),
+    ("s/answer vs plain", "seconds_per_answer_vs_plain", ".2f"),
 )
 COST: tuple[Column, ...] = (
     ("arm", "arm", "s"),
-    ("fuzzy share", "fuzzy_share", ".4f"),
-    ("regret/token", "regret_per_token", ".4f"),
+    ("fuzzy share", "fuzzy_share_interval", ".4f"),
+    ("regret/token", "regret_per_token_interval", ".4f"),
     ("TV/token", "tv_per_token", ".4f"),
-    ("same answer as plain", "same_as_plain", ".3f"),
     ("argmax share", "argmax_share", ".4f"),
-    ("vs plain", "argmax_share_vs_plain", ".4f"),
+    ("argmax vs plain", "argmax_share_vs_plain", ".4f"),
+    ("argmax - plain", "argmax_share_minus_plain", "+.4f"),
     ("log p/token", "mean_logp", ".3f"),
-    ("answers at the limit", "at_limit", ".2f"),
+    ("log p - plain", "mean_logp_minus_plain", "+.3f"),
 )
+ANSWERS: tuple[Column, ...] = (
+    ("arm", "arm", "s"),
+    ("answers", "answers", "d"),
+    ("same as plain", "same_as_plain", ".3f"),
+    ("tokens/answer", "tokens_per_answer", ".1f"),
+    ("tokens - plain", "tokens_per_answer_minus_plain", "+.1f"),
+    ("at the limit", "at_limit", ".2f"),
+    ("limit - plain", "at_limit_minus_plain", "+.2f"),
+    ("repetition", "repetition", ".3f"),
+    ("repetition - plain", "repetition_minus_plain", "+.3f"),
+    ("looping", "looping", ".2f"),
+    ("looping - plain", "looping_minus_plain", "+.2f"),
+)
+CATEGORY: tuple[Column, ...] = (
+    ("category", "category", "s"),
+    ("arm", "arm", "s"),
+    ("questions", "questions", "d"),
+    ("tokens/s", "tokens_per_second", ".1f"),
+    ("vs plain", "speed_vs_plain", ".2f"),
+    ("tokens/round", "tokens_per_round_interval", ".2f"),
+    ("argmax share", "argmax_share", ".4f"),
+)
+NOTES = {
+    "speed": "Speed. In brackets: 95 % bootstrap intervals over questions.",
+    "cost": "Cost. - plain: mean difference of the questions' own figures, with its interval; "
+    "in parentheses the smallest true difference that so many questions show (5 %, power 80 %).",
+    "answers": f"Answers. repetition: share of an answer's {GRAM}-grams that occurred before in "
+    f"it. looping: answers whose end repeats at most {LOOP_PERIOD} tokens at least {LOOP_REPEATS} "
+    f"times, over at least {LOOP_TOKENS}.",
+}
 
 
 def tables(rows: list[dict]) -> str:
-    """Two Markdown tables: how fast, and at what cost."""
-    return f"{markdown_table(rows, SPEED)}\n\n{markdown_table(rows, COST)}"
+    """Three Markdown tables, each under a line that explains it: speed, cost, answers."""
+    columns = {"speed": SPEED, "cost": COST, "answers": ANSWERS}
+    return "\n\n".join(
+        f"{NOTES[name]}\n\n{markdown_table(rows, chosen)}" for name, chosen in columns.items()
+    )
+
+
+def category_table(rows: list[dict]) -> str:
+    """by_category's rows as one Markdown table."""
+    return markdown_table(rows, CATEGORY)
 
 
 def markdown_table(rows: list[dict], columns: Sequence[Column]) -> str:
-    """Aligned; 95 % intervals in brackets, "-" where there is nothing."""
+    """Aligned; a figure with an interval as _cell writes it, "-" where there is nothing."""
     cells = [[title for title, _, _ in columns]]
     cells += [[_cell(row[key], form) for _, key, form in columns] for row in rows]
     widths = [max(len(line[i]) for line in cells) for i in range(len(columns))]
@@ -223,13 +397,53 @@ def markdown_table(rows: list[dict], columns: Sequence[Column]) -> str:
     return "\n".join(lines)
 
 
-def _cell(value, form: str) -> str:
-    if value is None:
+def _cell(value: str | float | Interval | None, form: str) -> str:
+    """value [low, high] (detectable), the latter two where they are; "ratio" is ".2f"."""
+    form = ".2f" if form == "ratio" else form
+    if not isinstance(value, dict):
+        return "-" if value is None else format(value, form)
+    if value["value"] is None:
         return "-"
-    if form == "ratio":
-        if value["value"] is None:
-            return "-"
-        if value["low"] is None:
-            return f"{value['value']:.2f}"
-        return f"{value['value']:.2f} [{value['low']:.2f}, {value['high']:.2f}]"
-    return format(value, form)
+    text = format(value["value"], form)
+    if value["low"] is None or value["low"] == value["high"]:  # one question, or all alike
+        return text
+    text += f" [{value['low']:{form}}, {value['high']:{form}}]"
+    return f"{text} ({value['detectable']:{form.lstrip('+')}})" if "detectable" in value else text
+
+
+# --- CSV ----------------------------------------------------------------------------------------
+
+
+def csv_rows(rows: list[dict]) -> list[dict]:
+    """Rows without nested dicts, all with the same keys, for spreadsheets.
+
+    An interval under X or X_interval becomes X, X_low, X_high (and X_detectable), another dict
+    X_KEY. Figures that no row has are left out.
+    """
+    flat = [{key: _flat(key, value) for key, value in row.items()} for row in rows]
+    keys = dict.fromkeys(key for row in flat for key in row)
+    names = dict.fromkeys(name for key in keys for row in flat for name in row.get(key, {}))
+    merged = [
+        {name: value for part in row.values() for name, value in part.items()} for row in flat
+    ]
+    return [{name: row.get(name) for name in names} for row in merged]
+
+
+def _flat(key: str, value: object) -> dict[str, object]:
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        return {key: value}
+    if "value" in value:
+        key = key.removesuffix("_interval")
+    return {key if name == "value" else f"{key}_{name}": inner for name, inner in value.items()}
+
+
+def write_csv(path: Path, rows: list[dict]) -> None:
+    """csv_rows under one header; an empty field where a row has nothing."""
+    flat = csv_rows(rows)
+    text = io.StringIO(newline="")
+    writer = csv.DictWriter(text, list(flat[0]) if flat else [])
+    writer.writeheader()
+    writer.writerows(flat)
+    path.write_text(text.getvalue(), encoding="utf-8", newline="")

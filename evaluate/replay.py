@@ -27,7 +27,7 @@ from eagle_fsd.api import Model
 from eagle_fsd.assets import mt_bench_dir
 from eagle_fsd.chat import template_stops
 from eagle_fsd.checkpoint import resolve_folder
-from eagle_fsd.config import AcceptConfig
+from eagle_fsd.config import AcceptConfig, parse_tree, tree_name
 from eagle_fsd.decode import StopConfig
 from eagle_fsd.divergence import canonical_name
 from eagle_fsd.drafters.eagle import EagleDrafter
@@ -47,7 +47,7 @@ from eagle_fsd.provenance import describe_run, without_checkout
 from eagle_fsd.questions import Question, read_questions, spread
 from eagle_fsd.replay.decoded import compare, decode_text
 from eagle_fsd.replay.figures import level_rows, tables, tree_row
-from eagle_fsd.replay.record import WALKS, Asked, parse_tree, replay_text, tree_name
+from eagle_fsd.replay.record import WALKS, Asked, replay_text
 from eagle_fsd.replay.texts import BEYOND, PlainText, TextStore, open_rows
 from eagle_fsd.target import Target
 

@@ -21,14 +21,13 @@ from transformers import HfArgumentParser
 from eagle_fsd.api import Model
 from eagle_fsd.arms import BASELINES, COMPILED, Arm
 from eagle_fsd.assets import mt_bench_dir
-from eagle_fsd.config import AcceptConfig
+from eagle_fsd.config import AcceptConfig, parse_tree
 from eagle_fsd.decode import StopConfig
 from eagle_fsd.drafters.eagle import EagleDrafter
 from eagle_fsd.drafters.lookup import LookupDrafter
 from eagle_fsd.loading import load_target_config
 from eagle_fsd.options import DecodeOptions, ModelOptions, option
 from eagle_fsd.questions import Question, read_questions, spread
-from eagle_fsd.replay.record import parse_tree
 from eagle_fsd.speed.contest import Contest, Prompt
 from eagle_fsd.speed.folder import SpeedFolder
 from eagle_fsd.speed.machine import describe_machine, warn_if_busy

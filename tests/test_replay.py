@@ -5,7 +5,7 @@ import torch
 from test_replay_texts import stored
 from tiny import prompt_tokens, randomize, tiny_head, tiny_target
 
-from eagle_fsd.config import AcceptConfig, TreeConfig
+from eagle_fsd.config import AcceptConfig, TreeConfig, parse_tree, tree_name
 from eagle_fsd.decode import DecodeConfig, StopConfig, decode_rounds
 from eagle_fsd.drafters.eagle import EagleDrafter
 from eagle_fsd.drafters.heads import build_head, draft_readout
@@ -14,7 +14,7 @@ from eagle_fsd.replay.figures import level_rows, tree_row
 from eagle_fsd.replay.growth import HeadOnText, grow
 from eagle_fsd.replay.levels import judge_levels
 from eagle_fsd.replay.pool import jump
-from eagle_fsd.replay.record import WALKS, Asked, parse_tree, replay_text, tree_name
+from eagle_fsd.replay.record import WALKS, Asked, replay_text
 from eagle_fsd.replay.texts import PlainText, TextStore, cut
 from eagle_fsd.target import Target
 

@@ -2,10 +2,9 @@
 
 from collections.abc import Sequence
 
-from eagle_fsd.config import AcceptConfig, TreeConfig
+from eagle_fsd.config import AcceptConfig, TreeConfig, tree_name
 from eagle_fsd.decode import DecodeConfig, StopConfig, decode
 from eagle_fsd.drafters.eagle import EagleDrafter
-from eagle_fsd.replay.record import tree_name
 from eagle_fsd.replay.texts import PlainText
 
 

@@ -9,29 +9,12 @@ from dataclasses import dataclass
 
 import torch
 
-from eagle_fsd.config import TreeConfig
+from eagle_fsd.config import TreeConfig, tree_name
 from eagle_fsd.drafters.eagle import EagleDrafter
 from eagle_fsd.replay.growth import HeadOnText, grow
 from eagle_fsd.replay.levels import judge_levels
 from eagle_fsd.replay.pool import Growth, jump
 from eagle_fsd.replay.texts import PlainText
-
-
-def tree_name(tree: TreeConfig) -> str:
-    """Drafts x levels x top-k: "15x4x6"."""
-    return f"{tree.num_draft_tokens}x{tree.tree_depth}x{tree.branch_top_k}"
-
-
-def parse_tree(text: str) -> TreeConfig:
-    """The inverse of tree_name.
-
-    Raises:
-        ValueError: not of that form, or a shape that TreeConfig refuses.
-    """
-    parts = text.split("x")
-    if len(parts) != 3 or not all(part.isdecimal() for part in parts):
-        raise ValueError(f"a tree is DRAFTSxLEVELSxTOPK, such as 15x4x6; got {text!r}")
-    return TreeConfig(*map(int, parts))
 
 
 @dataclass(frozen=True)

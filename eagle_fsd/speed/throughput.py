@@ -3,7 +3,7 @@
 from dataclasses import asdict
 
 from eagle_fsd.arms import Arm, turn_record
-from eagle_fsd.replay.record import tree_name
+from eagle_fsd.config import tree_name
 from eagle_fsd.speed.contest import Contest, Prompt
 
 
