@@ -18,6 +18,7 @@ from eagle_fsd.config import AcceptConfig, SamplingConfig, TreeConfig, parse_tre
 from eagle_fsd.decode import DecodeConfig, Generation, StopConfig, check_request, decode
 from eagle_fsd.drafters import Drafter
 from eagle_fsd.drafters.root import RootDrafter
+from eagle_fsd.rules import JUDGED_BY_DIVERGENCE
 from eagle_fsd.timing import PhaseClock, synchronized_time
 
 GENERATE = "generate"
@@ -59,7 +60,7 @@ class Arm:
         random_r0.05, ..."""
         if accept.rule == "exact":
             return cls("exact", accept)
-        judges = accept.rule != "random"  # which has no use for a divergence
+        judges = accept.rule in JUDGED_BY_DIVERGENCE
         parts = [accept.rule, accept.divergence] if judges else [accept.rule]
         parts += [accept.logits] if judges and accept.logits != AcceptConfig.logits else []
         parts += [accept.child] if accept.child != AcceptConfig.child else []

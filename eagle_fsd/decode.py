@@ -4,6 +4,7 @@ Plain autoregressive decoding is this loop with a one-node tree (drafters/root.p
 stop strings and the token budget are trimmed here, once, for every arm.
 """
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -11,7 +12,9 @@ import torch
 
 from eagle_fsd.accept import Acceptance, accept, uniforms
 from eagle_fsd.config import AcceptConfig, SamplingConfig
+from eagle_fsd.divergence import DIVERGENCES, INFINITE_OUTSIDE
 from eagle_fsd.drafters import Drafter
+from eagle_fsd.rules import JUDGED_BY_DIVERGENCE
 from eagle_fsd.sample import draw_and_score
 from eagle_fsd.target import Target
 from eagle_fsd.timing import PhaseClock
@@ -143,6 +146,25 @@ def check_request(target: Target, prompt: Sequence[int], stop: StopConfig) -> No
         )
 
 
+def check_judge(drafter: Drafter, accept: AcceptConfig) -> None:
+    """Refuse a threshold that no divergence of this drafter can pass.
+
+    Raises:
+        ValueError: the divergence is infinite everywhere, since the draft vocabulary is reduced.
+    """
+    token_R = getattr(drafter, "draft_token_R", None)
+    if token_R is None or accept.rule not in JUDGED_BY_DIVERGENCE:
+        return
+    if accept.divergence in INFINITE_OUTSIDE and 0 < accept.threshold < math.inf:
+        usable = ", ".join(name for name in DIVERGENCES if name not in INFINITE_OUTSIDE)
+        raise ValueError(
+            f"divergence {accept.divergence} is infinite wherever the target has mass outside the "
+            f"draft vocabulary, and this head drafts {token_R.shape[0]} tokens only: threshold "
+            f"{accept.threshold:g} would never pass. Use {usable}, or a head over the whole "
+            "vocabulary"
+        )
+
+
 def decode_rounds(
     target: Target,
     drafter: Drafter,
@@ -162,9 +184,10 @@ def decode_rounds(
         watch: is shown every round; for traces, not for timed runs.
 
     Raises:
-        ValueError: see check_request.
+        ValueError: see check_request and check_judge.
     """
     check_request(target, prompt, config.stop)
+    check_judge(drafter, config.accept)
     device = target.device
     lap = clock.lap if clock else _no_lap
     generator = torch.Generator(device).manual_seed(config.seed)

@@ -136,6 +136,10 @@ DIVERGENCES: dict[str, Divergence] = {
     "js_reference": js_reference,
 }
 
+# Infinite as soon as the target has mass where the draft has none, and so, for a drafter with a
+# reduced vocabulary, everywhere.
+INFINITE_OUTSIDE = ("kl_target_draft", "js_reference")
+
 # The names in the FSD authors' code. Its js_div is not Jensen-Shannon.
 ALIASES = {
     "kl_div": "kl_draft_target",

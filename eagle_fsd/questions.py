@@ -35,7 +35,7 @@ def read_questions(path: str | Path) -> list[Question]:
     path = Path(path)
     questions: dict[int | str, Question] = {}
     rows = read_lines(path)  # names the line of what is no JSON
-    lines = [n for n, line in enumerate(path.read_text().splitlines(), start=1) if line.strip()]
+    lines = [n for n, line in enumerate(path.read_bytes().splitlines(), start=1) if line.strip()]
     for number, row in zip(lines, rows, strict=True):
         place = f"{path}, line {number}"
         turns = row.get("turns") if isinstance(row, dict) else None

@@ -163,5 +163,6 @@ def random(visit: Visit) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
 
 Rule = Callable[[Visit], tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
 RULES: dict[str, Rule] = {"exact": exact, "fsd": fsd, "fsd-paper": fsd_paper, "random": random}
+JUDGED_BY_DIVERGENCE = ("fsd", "fsd-paper")
 # Whether a failed divergence ends the round even where the drawn token is a child.
 REJECTS_BY_DIVERGENCE = {"exact": False, "fsd": False, "fsd-paper": True, "random": False}

@@ -9,10 +9,13 @@ from dataclasses import replace
 import pytest
 import torch
 from test_eagle3 import draft_tokens
+from tiny import prompt_tokens, tiny_head, tiny_target
 
 from eagle_fsd.accept import accept, uniforms
-from eagle_fsd.config import AcceptConfig, SamplingConfig
-from eagle_fsd.divergence import DIVERGENCES
+from eagle_fsd.config import AcceptConfig, SamplingConfig, TreeConfig
+from eagle_fsd.decode import DecodeConfig, StopConfig, decode
+from eagle_fsd.divergence import DIVERGENCES, INFINITE_OUTSIDE
+from eagle_fsd.drafters.eagle import EagleDrafter
 from eagle_fsd.tree import DraftTree
 
 
@@ -80,3 +83,24 @@ def test_total_variation_is_at_least_the_mass_outside():
     assert DIVERGENCES["tv"](target_V, draft_V) == pytest.approx(0.3, abs=1e-6)
     assert DIVERGENCES["kl_target_draft"](target_V, draft_V) == math.inf
     assert DIVERGENCES["kl_draft_target"](target_V, draft_V) == pytest.approx(-math.log(0.7))
+
+
+@pytest.mark.parametrize("divergence", DIVERGENCES)
+def test_a_threshold_that_can_never_pass_is_refused(divergence):
+    """Infinite outside the draft vocabulary: told before any token; T = 0 and infinity may be."""
+    target = tiny_target("llama")
+    head = tiny_head(target, draft_vocab_size=11)
+    head.set_draft_tokens(draft_tokens(11))
+    drafter = EagleDrafter(head, target, TreeConfig(5, 2, 3))
+
+    def rounds(threshold: float, rule: str = "fsd") -> int:
+        accept = AcceptConfig(rule, divergence, threshold)
+        config = DecodeConfig(accept, stop=StopConfig(9))
+        return len(decode(target, drafter, prompt_tokens(5), config).rounds)
+
+    assert rounds(0.0) == rounds(0.5, "exact") >= rounds(math.inf)
+    if divergence not in INFINITE_OUTSIDE:
+        assert rounds(50.0) == rounds(math.inf)
+        return
+    with pytest.raises(ValueError, match=f"divergence {divergence} is infinite .* 11 tokens only"):
+        rounds(50.0)

@@ -1,8 +1,10 @@
 """Figures of a comparison against numbers worked out by hand; tables, picture, provenance."""
 
+import csv
 import json
 import math
 import os
+import random
 import shlex
 import sys
 from pathlib import Path
@@ -12,7 +14,17 @@ import pytest
 from eagle_fsd.plots import plot_speed_against_regret
 from eagle_fsd.provenance import describe_run, without_checkout
 from eagle_fsd.runs import Run
-from eagle_fsd.summary import ceiling, summarize, tables
+from eagle_fsd.summary import (
+    by_category,
+    category_table,
+    ceiling,
+    csv_rows,
+    is_looping,
+    repetition,
+    summarize,
+    tables,
+    write_csv,
+)
 
 ROOT = Path(__file__).parent.parent
 
@@ -124,6 +136,37 @@ def test_figures_of_the_arms_that_draft():
     assert values(fuzzy, "argmax_share_vs_plain") == [pytest.approx((7 / 8) / (9 / 10))]
 
 
+def test_differences_to_plain():
+    """Of every question's own rate, then the mean: a long question weighs like a short one."""
+    row = by_arm(HAND)["fsd_js_T0.2"]
+    # q1, q2 of plain and of fsd: tokens 5/2, 5 and 5/2, 3; log p -7/5, -1 and -9/5, -1
+    assert values(row, "tokens_per_answer_minus_plain") == [-1]
+    assert values(row, "mean_logp_minus_plain") == [pytest.approx(-0.2)]
+    assert values(row, "argmax_share_minus_plain", "at_limit_minus_plain") == [0, -0.5]
+    # regret 1/6, 0 against none
+    assert values(row, "regret_per_token_minus_plain") == [pytest.approx(1 / 12)]
+    assert values(row, "seconds_per_answer_vs_plain") == [pytest.approx((1 / 3) / (4 / 3))]
+    # two differences, 0 and -2: standard deviation sqrt(2), its error over two questions 1
+    assert row["tokens_per_answer_minus_plain"]["detectable"] == pytest.approx(2.8)
+    itself = by_arm(HAND)["plain"]["mean_logp_minus_plain"]
+    assert itself == {"value": 0, "low": 0, "high": 0, "detectable": 0}
+    assert by_arm(HAND)["generate"]["regret_per_token_minus_plain"] is None
+
+
+def test_rates_beside_the_ratios():
+    """Emitted tokens a round are after trimming and without prefill's; the share of the ceiling."""
+    rows = by_arm(HAND)
+    exact, fuzzy = rows["exact"], rows["fsd_js_T0.2"]
+    assert values(exact, "emitted_per_round", "of_ceiling") == [(10 - 3) / 4, 1]
+    assert values(fuzzy, "emitted_per_round") == [pytest.approx((8 - 3) / 3)]
+    assert values(fuzzy, "of_ceiling") == [pytest.approx((4 / 3) / 2)]
+    # questions of 2 rounds with 6 tokens and of 1 with 2
+    interval = fuzzy["tokens_per_round_interval"]
+    assert interval == {"value": pytest.approx(8 / 3), "low": 2, "high": 3}
+    assert fuzzy["fuzzy_share_interval"] == {"value": 0.25, "low": 0, "high": pytest.approx(1 / 3)}
+    assert rows["generate"]["fuzzy_share_interval"] is None
+
+
 def test_without_baselines_their_ratios_are_none():
     """Fsd alone is summarised; nothing is compared with what was not run."""
     (row,) = summarize({"fsd_js_T0.2": HAND["fsd_js_T0.2"]})
@@ -150,6 +193,167 @@ def test_arms_are_cut_to_the_common_questions():
     rows = by_arm(less)
     assert all(row["questions"] == 1 and row["answers"] == 2 for row in rows.values())
     assert rows["plain"]["tokens_per_second"] == 5 / 1.5
+
+
+def restricted(records: dict[str, list], *keys) -> dict[str, list]:
+    return {arm: [r for r in rows if r["question_id"] in keys] for arm, rows in records.items()}
+
+
+def test_generate_may_have_answered_fewer():
+    """The others keep all their questions; what is compared with generate is over shared ones."""
+    fewer = HAND | {"generate": [record("q0", turn([1], 9.0)), HAND["generate"][1]]}
+    rows, whole, second = by_arm(fewer), by_arm(HAND), by_arm(restricted(HAND, "q2"))
+    assert rows["generate"]["questions"] == 1 and rows["plain"]["questions"] == 2
+    for arm in ("plain", "exact", "fsd_js_T0.2"):
+        assert rows[arm]["speed_vs_generate"] == second[arm]["speed_vs_generate"]
+        for key in whole[arm].keys() - {"speed_vs_generate"}:
+            assert rows[arm][key] == whole[arm][key], key
+    assert rows["generate"] == second["generate"]
+    assert rows["generate"]["same_as_plain"] == 0  # of q2; over both questions 2 of 3 were
+    only = {arm: fewer[arm] for arm in ("generate",)}
+    assert by_arm(only)["generate"]["questions"] == 2
+
+
+def as_choices(records: dict[str, list]) -> dict[str, list]:
+    """Every turn of a question as a choice of its own, in any order."""
+    split = {
+        arm: [
+            {**row, "turns": [part], "choice": number}
+            for row in rows
+            for number, part in enumerate(row["turns"])
+        ]
+        for arm, rows in records.items()
+    }
+    for rows in split.values():
+        random.Random(1).shuffle(rows)
+    return split
+
+
+def test_choices_of_a_question_belong_together():
+    """Two choices are one question with their turns, so that they are resampled together."""
+    assert sorted_rows(as_choices(HAND)) == sorted_rows(HAND)
+    # a choice that one arm lacks counts in none
+    split = as_choices(HAND)
+    split["exact"] = [row for row in split["exact"] if row["choice"] == 0]
+    first = {
+        arm: [{**row, "turns": row["turns"][:1]} for row in rows] for arm, rows in HAND.items()
+    }
+    assert sorted_rows(split) == sorted_rows(first)
+
+
+def sorted_rows(records: dict[str, list]) -> list[dict]:
+    """Of questions in the order of their names, which the resamples depend on."""
+    ordered = {arm: sorted(rows, key=lambda r: r["question_id"]) for arm, rows in records.items()}
+    return summarize(ordered)
+
+
+def with_settings(rows: list[dict], **settings) -> list[dict]:
+    return [row | settings for row in rows]
+
+
+def test_baselines_are_those_of_the_same_settings():
+    """An ablation has plain at every temperature and exact with each tree too."""
+    small, large = {"num_draft_tokens": 7}, {"num_draft_tokens": 15}
+    cold, warm = {"temperature": 0.0}, {"temperature": 0.7}
+    rows = by_arm(
+        {
+            "plain": with_settings(HAND["generate"], tree=None, **cold),
+            "plain_t0.7": with_settings(HAND["plain"], tree=None, **warm),
+            "exact_15x4x6_t0.7": with_settings(HAND["plain"], tree=large, **warm),
+            "exact_7x3x4_t0.7": with_settings(HAND["exact"], tree=small, **warm),
+            "fsd_js_T0.2_7x3x4_t0.7": with_settings(HAND["fsd_js_T0.2"], tree=small, **warm),
+            "fsd_js_T0.2_7x3x4": with_settings(HAND["fsd_js_T0.2"], tree=small, **cold),
+        }
+    )
+    warm_row, cold_row = rows["fsd_js_T0.2_7x3x4_t0.7"], rows["fsd_js_T0.2_7x3x4"]
+    by_hand = by_arm(HAND)["fsd_js_T0.2"]
+    for key in ("speed_vs_plain", "tokens_per_round_vs_exact", "ceiling", "same_as_plain"):
+        assert warm_row[key] == by_hand[key], key
+    assert values(cold_row, "speed_vs_plain") == [pytest.approx(8 / 1.5)]
+    assert cold_row["tokens_per_round_vs_exact"] is None and cold_row["ceiling"] is None
+
+
+def test_a_record_that_does_not_tell_its_settings_is_compared():
+    """Runs of before records held the temperature and the tree are continued by later ones."""
+    told = {"temperature": 0.0, "tree": {"num_draft_tokens": 7}}
+    mixed = {
+        arm: rows if arm == "plain" else with_settings(rows, **told) for arm, rows in HAND.items()
+    }
+    assert summarize(mixed) == summarize(HAND)
+
+
+def test_what_was_not_timed_has_no_seconds():
+    """Nothing of a second is looked at or told; everything else is as ever."""
+    silent = json.loads(json.dumps(HAND))
+    for row in (row for rows in silent.values() for row in rows):
+        for part in row["turns"]:
+            del part["seconds"]
+    rows, timed = summarize(silent, timed=False), summarize(HAND)
+    for row, whole in zip(rows, timed, strict=True):
+        lost = {key for key in row if row[key] is None and whole[key] is not None}
+        assert lost == {key for key in row if "second" in key or "speed" in key}
+        assert all(row[key] == whole[key] for key in row.keys() - lost)
+    speed = tables(rows).split("\n\n")[1].splitlines()
+    assert [cell.strip() for cell in speed[3].strip("|").split("|")][2:5] == ["-"] * 3
+
+
+def test_categories():
+    """Each as if it were alone; generate has no row where it answered nothing."""
+    records = {
+        arm: [r | {"category": f"about {r['question_id']}"} for r in rows]
+        for arm, rows in HAND.items()
+    }
+    records["generate"] = records["generate"][:1]
+    rows = by_category(records)
+    alone = [{"category": "about q1"} | row for row in summarize(restricted(HAND, "q1"))] + [
+        {"category": "about q2"} | row for row in summarize(restricted(HAND, "q2"))
+    ]
+    assert rows == [
+        row | {"speed_vs_generate": None} if row["category"] == "about q2" else row
+        for row in alone
+        if (row["category"], row["arm"]) != ("about q2", "generate")
+    ]
+    table = category_table(rows).splitlines()
+    assert len(table) == 2 + 4 + 3 and table[-1].startswith("| about q2 | fsd_js_T0.2 | 1 ")
+
+
+def test_repetition():
+    """Against a search for every 4-gram among those before it."""
+    assert repetition("abcdabcd") == pytest.approx(1 / 5) and repetition("abcdefgh") == 0
+    assert repetition("aaaaaaaa") == pytest.approx(4 / 5)
+    assert repetition("") == repetition("aaa") == repetition("aaaa") == 0
+    draw = random.Random(2)
+    for _ in range(50):
+        text = "".join(draw.choices("ab", k=draw.randrange(4, 40)))
+        again = [
+            text[i : i + 4] in (text[j : j + 4] for j in range(i)) for i in range(len(text) - 3)
+        ]
+        assert repetition(text) == pytest.approx(sum(again) / len(again))
+
+
+LONG = [*range(100, 132)]  # 32 tokens
+
+
+@pytest.mark.parametrize(
+    ("tokens", "looping"),
+    [
+        ([1, 2, 3] + [7] * 16, True),
+        ([1, 2, 3] + [7] * 15, False),  # a row of dashes, a number with zeros
+        ([8] + [1, 2, 3] * 6, True),
+        ([1, 2, 3] * 5 + [1], True),  # ends within a period
+        ([1, 2, 3] * 6 + [9], False),
+        (LONG * 3, True),
+        (LONG * 3 + [100], True),
+        (LONG * 2 + LONG[:31], False),
+        ([99, *LONG] * 3, False),
+        ([], False),
+    ],
+)
+def test_looping(tokens, looping):
+    """A period of at most 32 tokens, three times and over 16 tokens, up to the end."""
+    assert is_looping(tokens) is looping
+    goes_on = {"plain": [record(1, turn(tokens + [5], 1.0)), record(2, turn([4, 5], 1.0))]}
+    assert summarize(goes_on)[0]["looping"] == looping / 2  # 5 is where it stopped
 
 
 @pytest.mark.parametrize(
@@ -244,19 +448,61 @@ def test_rows_are_json(records):
     assert json.loads(json.dumps(rows, allow_nan=False)) == rows
 
 
+def test_an_infinite_regret_is_no_number():
+    """A token of no probability: what it enters is None, everything else stays."""
+    rounds = [([6, 1], [0, 1], [0, 1], [0, "inf"])]
+    wild = [record("q1", turn([5, 6, 1], 0.5, rounds)), record("q2", turn([5, 6, 1], 0.5, rounds))]
+    (row,) = summarize({"fsd": wild})
+    assert row["regret_per_token"] is None and row["fuzzy_share"] == 0.5
+    assert json.loads(json.dumps(row, allow_nan=False)) == row
+
+
+def read_table(text: str) -> list[dict[str, str]]:
+    lines = text.splitlines()
+    assert len({len(line) for line in lines}) == 1, "aligned"
+    title, _, *cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    assert len(set(title)) == len(title)
+    return [dict(zip(title, row, strict=True)) for row in cells]
+
+
 def test_tables():
-    """Every arm in both, cells under their titles, a bar for what is not there."""
-    text = tables(summarize(all_fuzzy()))
-    speed, cost = (part.splitlines() for part in text.split("\n\n"))
-    for table in (speed, cost):
-        assert len({len(line) for line in table}) == 1 and len(table) == 2 + 5
-        cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in table]
-        assert [row[0] for row in cells[2:]] == [*HAND, "fsd_js_T9"]
-    line = dict(zip(*(row.strip("|").split("|") for row in (speed[0], speed[5])), strict=True))
-    found = {title.strip(): cell.strip() for title, cell in line.items()}
-    assert found["tokens/s"] == "8.0" and found["ceiling"] == "2.00"
-    assert found["vs exact"].startswith("1.33 [") and found["rounds/answer"] == "1.0"
-    assert "| - " in speed[2]  # generate has no rounds
+    """Every arm in all three, cells under their titles, a bar for what is not there."""
+    notes_and_tables = tables(summarize(all_fuzzy())).split("\n\n")
+    speed, cost, answers = map(read_table, notes_and_tables[1::2])
+    for table in (speed, cost, answers):
+        assert [row["arm"] for row in table] == [*HAND, "fsd_js_T9"]
+    assert speed[0]["tokens/round"] == cost[0]["fuzzy share"] == "-"  # generate has no rounds
+    assert speed[3]["tokens/s"] == "8.0" and speed[3]["ceiling"] == "2.00"
+    assert speed[3]["vs exact"].startswith("1.33 [") and speed[3]["rounds/answer"] == "1.0"
+    assert speed[3]["tokens/round"] == "2.67 [2.00, 3.00]" and speed[3]["of ceiling"] == "0.67"
+    assert speed[4]["ceiling"] == speed[4]["of ceiling"] == "-"
+    assert cost[3]["log p - plain"] == "-0.200 [-0.400, +0.000] (0.560)"
+    assert cost[1]["log p - plain"] == "+0.000"
+    assert answers[3]["tokens - plain"] == "-1.0 [-2.0, +0.0] (2.8)"
+    assert answers[0]["same as plain"] == "0.667" and answers[0]["answers"] == "3"
+
+
+def test_csv(tmp_path):
+    """One line an arm under one header; intervals are columns beside their rate."""
+    rows = summarize(HAND)
+    rows[3]["accept"] = {"rule": "fsd", "threshold": 0.2}
+    write_csv(tmp_path / "rows.csv", rows)
+    with (tmp_path / "rows.csv").open(newline="") as file:
+        lines = list(csv.DictReader(file))
+    assert [line["arm"] for line in lines] == list(HAND)
+    fuzzy, generate = lines[3], lines[0]
+    assert fuzzy["accept_rule"] == "fsd" and generate["accept_rule"] == ""
+    assert [float(fuzzy[f"tokens_per_round{end}"]) for end in ("", "_low", "_high")] == [
+        8 / 3,
+        2,
+        3,
+    ]
+    assert generate["tokens_per_round"] == generate["tokens_per_round_low"] == ""
+    assert float(fuzzy["mean_logp_minus_plain_detectable"]) == pytest.approx(0.56)
+    assert not any("interval" in name for name in lines[0])
+    names = list(lines[0])
+    assert names.index("tokens_per_round_high") == names.index("tokens_per_round") + 2
+    assert csv_rows([]) == []
 
 
 @pytest.mark.parametrize(
@@ -298,20 +544,21 @@ def test_a_run_of_paths_inside_the_checkout_can_be_continued(tmp_path):
     other = settings | {"head": f"{ROOT}/checkpoints/other-head"}
     record = {"question_id": 1, "arm": "plain", "answer_id": "a", "tstamp": 0.0, "turns": []}
 
-    def opened(settings: dict) -> Run:
-        run = Run(tmp_path / "run", settings, extendable=frozenset({"questions"}))
-        run.open_arm("plain")
+    def answered(settings: dict, question_id: int) -> Run:
+        extendable = frozenset({"questions"})
+        run = Run(tmp_path / "run", settings, extendable=extendable, arms=["plain"])
+        run.begin_session(timed=True, warnings=[])
+        run.add("plain", record | {"question_id": question_id})
         return run
 
-    opened(other)  # nothing was answered: the folder is free
-    opened(settings).add("plain", record)
-    run = opened(settings | {"questions": 3})
-    assert run.records["plain"] == {1: record | {"session": "1"}}
-    with pytest.raises(ValueError, match="other-head"):
-        opened(other)
-    run.add("plain", record | {"question_id": 2})
+    answered(settings, 1)
+    run = answered(settings | {"questions": 3}, 2)
+    assert run.records["plain"][1, 0] == record | {"session": "1"}
     assert [session["session"] for session in run.sessions] == ["1", "2"]
     rows = {arm: list(rows.values()) for arm, rows in run.records.items()}
     assert run.origin(rows)[1] == 0
     rows["exact"] = [record | {"question_id": 2, "session": "1"}]
     assert run.origin(rows)[1] == 1, "question 2 was answered in two sessions"
+    del run  # the folder is free again
+    with pytest.raises(ValueError, match="other-head"):
+        answered(other, 3)

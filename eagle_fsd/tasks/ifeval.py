@@ -1,0 +1,89 @@
+"""IFEval (Zhou et al. 2023, arXiv 2311.07911): which of a prompt's instructions an answer follows.
+
+The checkers are those of the package if-verifiable. Two of them cut text with nltk's English model,
+three guess its language, one may draw a letter; all are made to give the same result every time.
+"""
+
+import functools
+
+from eagle_fsd.assets import nltk_data_dir
+from eagle_fsd.questions import Question
+
+LETTERS = "keywords:letter_frequency"
+
+
+def follow(answer: str, question: Question) -> dict[str, float]:
+    """Prompt-level (all instructions followed) and instruction-level (share of them) accuracy.
+
+    `strict` takes the answer as it is, `loose` the best of it without its first line, its last
+    line and its asterisks. The mean of the instruction-level scores over questions weighs every
+    prompt alike; the paper's weighs every instruction alike.
+    """
+    evaluate, registry = _checkers()
+    _, scores = evaluate(
+        answer,
+        question.extra["instruction_id_list"],
+        question.extra["kwargs"],
+        question.turns[0],
+        registry,
+    )
+    return {
+        "prompt_strict": scores.binary_strict,
+        "prompt_loose": scores.binary_loose,
+        "instruction_strict": scores.partial_strict,
+        "instruction_loose": scores.partial_loose,
+    }
+
+
+def check_instructions(question: Question) -> None:
+    """Raises ValueError where a question's instructions are missing or unknown."""
+    names, arguments = (question.extra.get(key) for key in ("instruction_id_list", "kwargs"))
+    if not names or not isinstance(arguments, list) or len(names) != len(arguments):
+        raise ValueError(
+            f"question {question.question_id!r} lacks instruction_id_list and as many kwargs: the "
+            "scorer ifeval is for --task ifeval:PATH"
+        )
+    _, registry = _checkers()
+    for name, values in zip(names, arguments, strict=True):
+        if name not in registry:
+            raise ValueError(
+                f"question {question.question_id!r}: if-verifiable has no checker for {name!r}"
+            )
+        try:
+            given = {key: value for key, value in values.items() if value is not None}
+            registry[name](name).build_description(**given)
+        except (AttributeError, TypeError, ValueError) as error:
+            raise ValueError(
+                f"question {question.question_id!r}: kwargs {values!r:.100} do not fit {name!r} "
+                f"({error})"
+            ) from error
+
+
+@functools.cache
+def _checkers():
+    """The package's evaluate function, and its registry: instruction -> class of checker."""
+    try:
+        import langdetect
+        import nltk
+        from if_verifiable.common import evaluate_instructions
+        from if_verifiable.ifeval import INSTRUCTION_DICT
+    except ImportError as error:
+        raise ValueError(
+            f"the scorer ifeval needs the package if-verifiable ({error}): "
+            "pip install if-verifiable==0.1.2"
+        ) from error
+    langdetect.DetectorFactory.seed = 0
+    nltk.data.path.append(str(nltk_data_dir()))
+
+    class CharacterFrequency(INSTRUCTION_DICT[LETTERS]):
+        """Counts the character that was asked for; the published checker (if-verifiable 0.1.2,
+        and the paper's) counts a letter drawn at random where that is no letter, as in "4 #"."""
+
+        def build_description(self, *, letter: str, let_frequency: int, let_relation: str) -> str:
+            description = super().build_description(
+                letter=letter, let_frequency=let_frequency, let_relation=let_relation
+            )
+            self._letter = letter.strip().lower()
+            return description
+
+    return evaluate_instructions, INSTRUCTION_DICT | {LETTERS: CharacterFrequency}

@@ -1,0 +1,178 @@
+"""Scorers: an answer's text and its question in, scores from 0 to 1 out.
+
+Pure functions in a table, except for `humaneval`, which executes the answer. Multi-turn questions
+have no scorer here: a judge is for them.
+"""
+
+import functools
+import re
+import unicodedata
+from collections.abc import Callable
+from dataclasses import dataclass
+from decimal import Decimal
+
+from eagle_fsd.questions import Question
+from eagle_fsd.tasks.humaneval import check_problem, pass_at_1
+from eagle_fsd.tasks.ifeval import check_instructions, follow
+
+# a sign is none behind a digit or a bracket (10-5, (3)-2); a comma parts thousands only
+NUMBER = re.compile(
+    r"(?:(?<![\d.,)\]])[-\u2212])?[$\u20ac\u00a3]?(\d{1,3}(?:,\d{3})+(?!\d)|\d+)?(\.\d+)?"
+)
+STATED = re.compile(r"(?i:answer|choice|option)(?i:\s+is)?[^A-Za-z0-9]*([A-E])\b")
+# a lone A before a small letter is an article
+LONE = re.compile(r"\b([B-E]|A(?! [a-z]))\b")
+
+
+def exact_match(answer: str, question: Question) -> dict[str, float]:
+    """{"exact_match": 1.0 if the answer is a reference, both normalised}."""
+    hit = normalize(answer) in map(normalize, question.reference)
+    return {"exact_match": float(hit)}
+
+
+def contains(answer: str, question: Question) -> dict[str, float]:
+    """{"contains": 1.0 if some reference occurs in the answer in whole words, both normalised}."""
+    text = f" {normalize(answer)} "
+    return {"contains": float(any(f" {normalize(r)} " in text for r in question.reference))}
+
+
+def last_number(answer: str, question: Question) -> dict[str, float]:
+    """{"last_number": 1.0 if the answer's last number equals that of a reference}.
+
+    1,234 is 1234, $18.00 is 18, a full stop behind a number is none of it.
+    """
+    value = find_last_number(answer)
+    hit = value is not None and value in map(find_last_number, question.reference)
+    return {"last_number": float(hit)}
+
+
+def choice(answer: str, question: Question) -> dict[str, float]:
+    """{"choice": 1.0 if the letter that the answer gives is a reference}."""
+    return {"choice": float(find_letter(answer) in question.reference)}
+
+
+def rouge(answer: str, question: Question) -> dict[str, float]:
+    """{"rougeL": F1 of the longest common subsequence of stemmed words with the best reference}.
+
+    Lin 2004, as the package rouge-score computes it; words are of a-z and 0-9 only.
+    """
+    return {"rougeL": _rouge().score_multi(question.reference, answer)["rougeL"].fmeasure}
+
+
+def normalize(text: str) -> str:
+    """Small letters, no punctuation, no articles, single spaces (SQuAD's normalisation)."""
+    text = re.sub(r"[^\w\s]", "", unicodedata.normalize("NFKC", text).casefold())
+    return " ".join(re.sub(r"\b(?:a|an|the)\b", " ", text).split())
+
+
+def find_last_number(text: str) -> Decimal | None:
+    """The last number of a text, exactly; None without one."""
+    value = None
+    for match in NUMBER.finditer(text):
+        whole, decimals = match[1] or "", match[2] or ""
+        if whole or decimals:
+            sign = "-" if match[0][0] in "-\u2212" else ""
+            value = Decimal(sign + (whole.replace(",", "") or "0") + decimals)
+    return value
+
+
+def find_letter(text: str) -> str | None:
+    """The first letter A to E given as the answer ("the answer is B"), else the first that stands
+    alone; None without one."""
+    match = STATED.search(text) or LONE.search(text)
+    return match[1] if match else None
+
+
+@functools.cache
+def _rouge():
+    try:
+        from rouge_score.rouge_scorer import RougeScorer
+    except ImportError as error:
+        raise ValueError(
+            f"the scorer rouge needs the package rouge-score ({error}): "
+            "pip install rouge-score==0.1.2"
+        ) from error
+    return RougeScorer(["rougeL"], use_stemmer=True)
+
+
+def _check_texts(question: Question) -> None:
+    """Raises ValueError without a reference that is a text."""
+    texts = [r for r in question.reference if isinstance(r, str) and r.strip()]
+    if not texts or len(texts) != len(question.reference):
+        raise ValueError(
+            f"question {question.question_id!r} needs a reference, a list of texts that are right "
+            f"answers, got {question.reference!r:.100}: add it to the question file, or choose "
+            "another scorer"
+        )
+
+
+def _check_numbers(question: Question) -> None:
+    _check_texts(question)
+    for reference in question.reference:
+        if find_last_number(reference) is None:
+            raise ValueError(
+                f"question {question.question_id!r}: no number in the reference {reference!r:.100}"
+                "; the scorer last_number needs one"
+            )
+
+
+def _check_letters(question: Question) -> None:
+    _check_texts(question)
+    if unfit := [r for r in question.reference if r not in ("A", "B", "C", "D", "E")]:
+        raise ValueError(
+            f"question {question.question_id!r}: the reference {unfit[0]!r:.100} is no letter A to "
+            "E; the scorer choice needs one"
+        )
+
+
+def _check_rouge(question: Question) -> None:
+    _rouge()
+    _check_texts(question)
+
+
+@dataclass(frozen=True)
+class Scorer:
+    """A way to score.
+
+    Attributes:
+        score: (answer, question) -> name -> score in [0, 1].
+        check: raises ValueError where a question lacks what `score` needs, or a package is missing.
+    """
+
+    score: Callable[[str, Question], dict[str, float]]
+    check: Callable[[Question], None]
+
+
+SCORERS = {
+    "exact_match": Scorer(exact_match, _check_texts),
+    "contains": Scorer(contains, _check_texts),
+    "last_number": Scorer(last_number, _check_numbers),
+    "choice": Scorer(choice, _check_letters),
+    "rouge": Scorer(rouge, _check_rouge),
+    "ifeval": Scorer(follow, check_instructions),
+    "humaneval": Scorer(pass_at_1, check_problem),
+}
+
+
+def check_scorable(questions: list[Question], scorer: str, *, execute_code: bool = False) -> None:
+    """Refuse what the scorer could not score, before any answer is made.
+
+    Raises:
+        ValueError: no such scorer, a question without what it needs or of several turns, a package
+            is missing, or `humaneval` without execute_code.
+    """
+    if scorer not in SCORERS:
+        raise ValueError(f"unknown --scorer {scorer!r}; known: {', '.join(SCORERS)}")
+    if scorer == "humaneval" and not execute_code:
+        raise ValueError(
+            "the scorer humaneval runs code that a model wrote: allow it with --execute_code. It "
+            "runs without network, in a process that can write no file, but a container or a "
+            "virtual machine is safer"
+        )
+    for question in questions:
+        if len(question.turns) > 1:
+            raise ValueError(
+                f"question {question.question_id!r} has {len(question.turns)} turns, scorers look "
+                "at one: give --turns 1"
+            )
+        SCORERS[scorer].check(question)

@@ -1,0 +1,90 @@
+"""Tasks with right answers: GSM8K, IFEval, HumanEval and others, by all arms, scored and compared.
+
+    python evaluate/tasks.py --task gsm8k:test.jsonl --questions 200 --arms plain exact fsd
+    python evaluate/tasks.py --task ifeval:input_data.jsonl --output runs/ifeval
+    python evaluate/tasks.py --task humaneval --execute_code
+    python evaluate/tasks.py --task question.jsonl --scorer contains --turns 1
+    python evaluate/tasks.py --task humaneval --execute_code --output runs/task --rescore
+
+The output folder is that of evaluate/mt_bench.py, and continues like it; added are
+scores/ARM.jsonl and the table as scores/table.md and table.json. `--rescore` makes these again
+from the records that are there, with any scorer and without a model.
+"""
+
+import sys
+from dataclasses import dataclass, replace
+
+from transformers import HfArgumentParser
+
+from eagle_fsd.bench import Bench, BenchOptions
+from eagle_fsd.bench_report import report_bench
+from eagle_fsd.options import DecodeOptions, ModelOptions, option
+from eagle_fsd.questions import Question
+from eagle_fsd.tasks.sandbox import execute
+from eagle_fsd.tasks.scorers import SCORERS, check_scorable
+from eagle_fsd.tasks.scores import compare_scores, read_records, score_records, write_table
+from eagle_fsd.tasks.sources import SOURCES, read_task
+
+# They change scores, not answers.
+EXTENDABLE = frozenset({"scorer", "execute_code", "rescore"})
+
+
+@dataclass
+class TaskOptions(BenchOptions):
+    output: str = option("runs/task", "folder of the run")
+    task: str = option("", SOURCES)
+    scorer: str = option("", f"of {', '.join(SCORERS)}; empty: the task's usual one")
+    execute_code: bool = option(False, "let the scorer humaneval run the code of the answers")
+    rescore: bool = option(False, "score the records of --output again; loads no model")
+    max_new_tokens: int = option(256, "budget of an answer")
+
+    def __post_init__(self):
+        super().__post_init__()
+        if not self.task:
+            raise ValueError(f"--task is missing: give {SOURCES}")
+
+
+def run_task(options: TaskOptions, decoding: DecodeOptions, model_options: ModelOptions) -> None:
+    task = read_task(options.task)
+    name = options.scorer or task.scorer
+    if not name:
+        raise ValueError(
+            f"--task {options.task} has no usual scorer: give --scorer, one of {', '.join(SCORERS)}"
+        )
+    if options.rescore:
+        questions = replace(options, questions=None).choose(task.questions, "")
+        records = read_records(options.output)
+        check_scorable(questions, name, execute_code=options.execute_code)
+        print(f"\n{score_run(records, questions, name, options.output)[0]}")
+        return
+    arms = options.build_arms(decoding)
+    questions = options.choose(task.questions, model_options.device)
+    check_scorable(questions, name, execute_code=options.execute_code)
+    bench = Bench(
+        task.name, arms, questions, options, decoding, model_options, extendable=EXTENDABLE
+    )
+    bench.answer_all()
+    if bench.processes.is_main:
+        text, compared = score_run(bench.records(), questions, name, options.output)
+        print(report_bench(bench, extra=text, figures={"scorer": name, "scores": compared}))
+
+
+def score_run(
+    records: dict[str, list[dict]], questions: list[Question], scorer: str, folder: str
+) -> tuple[str, list[dict]]:
+    """Score a run and write what that gives; returns the table as text and as rows."""
+    note = f"The answers' code ran in: {execute('').isolation}." if scorer == "humaneval" else ""
+    compared = compare_scores(score_records(records, questions, SCORERS[scorer].score, folder))
+    return write_table(folder, compared, scorer=scorer, note=note), compared
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = HfArgumentParser([TaskOptions, DecodeOptions, ModelOptions])
+    try:
+        run_task(*parser.parse_args_into_dataclasses(arguments))
+    except ValueError as error:
+        sys.exit(f"error: {error}")
+
+
+if __name__ == "__main__":
+    main()

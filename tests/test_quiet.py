@@ -1,0 +1,102 @@
+"""Whether timings are refused or warned of when others are at work."""
+
+import contextlib
+import os
+import shutil
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+
+from eagle_fsd.quiet import BUSY, check_timing_alone, load_by_others, other_processes, process_count
+
+NO_PROC = not os.path.exists("/proc/stat")
+
+
+@contextlib.contextmanager
+def other_process(code: str):
+    """A process that has begun its work, ended afterwards."""
+    command = [sys.executable, "-c", code]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        try:
+            assert process.stdout.readline() == b"begun\n"
+            yield process
+        finally:
+            process.kill()
+
+
+@pytest.mark.processes
+@pytest.mark.skipif(NO_PROC, reason="no /proc/stat")
+def test_a_busy_neighbour_is_told():
+    """On this process's own cores; where it rests nothing of it is counted."""
+    with other_process("print('begun', flush=True)\nwhile True: pass"):
+        assert load_by_others() > BUSY
+        (warning,) = check_timing_alone("cpu")
+        assert "cores busy" in warning and "idle" in warning
+
+
+@pytest.mark.skipif(NO_PROC, reason="no /proc/stat")
+def test_own_work_is_no_load_of_others(monkeypatch):
+    """A time that this process itself spends computing, on an idle machine or a full one."""
+    resting = min(load_by_others(0.3) for _ in range(3))
+
+    def compute(seconds: float) -> None:
+        end = time.perf_counter() + seconds
+        while time.perf_counter() < end:
+            pass
+
+    monkeypatch.setattr("eagle_fsd.quiet.time.sleep", compute)
+    loads = []
+    for _ in range(3):
+        own, began = time.process_time(), time.perf_counter()
+        loads.append(load_by_others(0.3))
+        own = (time.process_time() - own) / (time.perf_counter() - began)
+        assert loads[-1] + own < len(os.sched_getaffinity(0)) + 0.2
+    assert min(loads) < resting + 0.4
+
+
+def test_one_of_several_processes_is_refused(monkeypatch):
+    """As accelerate and torchrun tell them by WORLD_SIZE; one process is alone."""
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    with pytest.raises(ValueError, match="3 processes.*without a launcher"):
+        check_timing_alone("cpu")
+    monkeypatch.setenv("WORLD_SIZE", "many")
+    with pytest.raises(ValueError, match="WORLD_SIZE is 'many'.*unset"):
+        process_count()
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    assert process_count() == 1
+    monkeypatch.delenv("WORLD_SIZE")
+    assert process_count() == 1
+
+
+def test_an_unknown_device_is_told():
+    with pytest.raises(ValueError, match="unknown device 'gpu'"):
+        check_timing_alone("gpu")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_auto_may_be_the_cpu():
+    """Without a CUDA device nothing is asked of a driver."""
+    assert not any("cuda" in warning for warning in check_timing_alone("auto"))
+
+
+def test_this_process_is_not_another():
+    """Known by its id, or by being the only one where ids are the host's."""
+    assert other_processes([7], 7) == []
+    assert other_processes([7, 8, 9], 8) == [7, 9]
+    assert other_processes([4711], 7) == []
+    assert other_processes([4711, 4712], 7) == [4711, 4712]
+
+
+@pytest.mark.processes
+@pytest.mark.skipif(
+    not torch.cuda.is_available() or not shutil.which("nvidia-smi"), reason="no CUDA device"
+)
+def test_a_neighbour_on_the_cuda_device_is_refused():
+    """While it holds a context; when it has gone the device is ours."""
+    code = "import torch; torch.zeros(1, device='cuda'); print('begun', flush=True); input()"
+    with other_process(code), pytest.raises(ValueError, match="other processes use cuda"):
+        check_timing_alone("cuda")
+    assert not any("cuda" in warning for warning in check_timing_alone("cuda"))

@@ -1,0 +1,190 @@
+"""Scorers on hand-made answers; what a scorer needs is asked for before anything is answered."""
+
+import math
+
+import pytest
+
+from eagle_fsd.questions import Question
+from eagle_fsd.tasks.scorers import (
+    SCORERS,
+    check_scorable,
+    find_last_number,
+    find_letter,
+    normalize,
+)
+
+
+def question(*reference: object, **extra: object) -> Question:
+    return Question(1, "x", ["?"], list(reference), extra)
+
+
+def score(scorer: str, answer: str, *reference: str) -> float:
+    (value,) = SCORERS[scorer].score(answer, question(*reference)).values()
+    return value
+
+
+NUMBERS = {
+    "The answer is 18.": 18,
+    "She makes $1,234.50 a day.": 1234.5,
+    "4.0": 4,
+    "1,234,567": 1234567,
+    "first 3, then 12": 12,
+    "3, 4": 4,
+    "a, b: 1,23": 23,  # no thousands
+    "10-5=5": 5,
+    "10-5": 5,
+    "it fell to -5": -5,
+    "\u22127 degrees": -7,
+    "-$3": -3,
+    "about .5": 0.5,
+    "#### 42": 42,
+    "50%": 50,
+    "v1.2.": 1.2,
+    "none at all": None,
+    "": None,
+    "- , . $": None,
+}
+
+
+@pytest.mark.parametrize("text", NUMBERS)
+def test_last_number_of_a_text(text):
+    value = find_last_number(text)
+    assert (None if value is None else float(value)) == NUMBERS[text]
+
+
+def test_last_number_compares_values():
+    assert score("last_number", "so it is $4.00.", "4") == 1
+    assert score("last_number", "12 + 30 = 42 apples", "#### 42") == 1
+    assert score("last_number", "42 or perhaps 43", "42") == 0
+    assert score("last_number", "no idea", "42") == 0
+    assert score("last_number", "5", "4", "5.0") == 1
+    # one part in 10^20 apart: floats could not tell them
+    assert score("last_number", "100000000000000000001", "100000000000000000000") == 0
+
+
+LETTERS = {
+    "B": "B",
+    "(C) because": "C",
+    "**D.** The sun": "D",
+    "The correct answer is (E).": "E",
+    "Answer: **B**": "B",
+    "A dog barks, so the answer is C": "C",
+    "A dog barks, so C": "C",
+    "A. dogs": "A",
+    "A": "A",
+    "Of A, B and C the right choice is B": "B",
+    "I do not know": None,
+    "the answer is a dog": None,
+    "F": None,
+}
+
+
+@pytest.mark.parametrize("text", LETTERS)
+def test_letter_given_as_the_answer(text):
+    assert find_letter(text) == LETTERS[text]
+    for letter in "ABCDE":
+        assert score("choice", text, letter) == float(letter == LETTERS[text])
+
+
+def test_exact_match_and_contains_are_normalised():
+    assert normalize("  The  CAT's\thome! ") == "cats home"
+    assert score("exact_match", "the Eiffel Tower.", "Eiffel tower") == 1
+    assert score("exact_match", "It is the Eiffel Tower.", "Eiffel tower") == 0
+    assert score("contains", "It is the Eiffel Tower.", "Big Ben", "Eiffel tower") == 1
+    assert score("contains", "a category error", "cat") == 0
+    assert score("contains", "a cat", "cat") == 1
+
+
+def test_rouge_is_that_of_the_best_reference():
+    """Longest common subsequence of 2 of 3 and 4 words: P 2/3, R 1/2, F 4/7."""
+    pytest.importorskip("rouge_score")
+    assert score("rouge", "green big frogs", "big red green frog") == pytest.approx(4 / 7)
+    assert score("rouge", "green big frogs", "unlike", "Green, big frogs!") == 1
+    assert score("rouge", "", "something") == 0
+
+
+def instructions(prompt: str, **wanted: dict) -> Question:
+    names = [name.replace("__", ":") for name in wanted]
+    extra = {"instruction_id_list": names, "kwargs": list(wanted.values())}
+    return Question("k", "ifeval", [prompt], [], extra)
+
+
+@pytest.mark.processes
+def test_ifeval_strict_and_loose():
+    """One instruction of two; the loose form forgives a first line and asterisks. The English
+    sentence model is fetched at first use."""
+    pytest.importorskip("if_verifiable")
+    asked = instructions(
+        "Answer without commas, in less than 3 sentences.",
+        punctuation__no_comma={},
+        length_constraints__number_sentences={"relation": "less than", "num_sentences": 3},
+    )
+    check_scorable([asked], "ifeval")
+    follow = SCORERS["ifeval"].score
+    assert set(follow("Dr. Smith is here. So am I.", asked).values()) == {1.0}
+    half = follow("One, two. Three.", asked)
+    assert half["instruction_strict"] == 0.5 and half["prompt_strict"] == 0
+    forgiven = follow("Sure, here it is:\nOne. Two.", asked)
+    assert forgiven["prompt_strict"] == 0 and forgiven["prompt_loose"] == 1
+    assert set(follow("", asked).values()) == {0.0}
+
+
+@pytest.mark.processes
+def test_ifeval_counts_the_character_that_was_asked_for():
+    """Regression: the published checker counts a random letter where "#" is asked for."""
+    pytest.importorskip("if_verifiable")
+    wanted = {"let_relation": "at least", "letter": "#", "let_frequency": 2}
+    asked = instructions("Use 2 hashtags.", keywords__letter_frequency=wanted)
+    for _ in range(5):
+        assert SCORERS["ifeval"].score("eeeeaaaattttoooo ##", asked)["prompt_strict"] == 1
+        assert SCORERS["ifeval"].score("eeeeaaaattttoooo #", asked)["prompt_strict"] == 0
+
+
+UNSCORABLE = {
+    "no such scorer": ("bleu", question("a"), "known: exact_match"),
+    "no reference": ("contains", question(), "add it to the question file"),
+    "a reference that is no text": ("rouge", question(7), "7"),
+    "a reference without a number": ("last_number", question("four"), "'four'"),
+    "a reference that is no letter": ("choice", question("F"), "'F'"),
+    "no instructions": ("ifeval", question(), "ifeval:PATH"),
+    "no problem": ("humaneval", question(test="x", entry_point="f"), "lacks prompt"),
+    "two turns": ("contains", Question(1, "x", ["a", "b"], ["c"]), "--turns 1"),
+}
+
+
+@pytest.mark.parametrize("fault", UNSCORABLE)
+def test_what_cannot_be_scored_is_told(fault):
+    scorer, asked, told = UNSCORABLE[fault]
+    if scorer == "rouge":
+        pytest.importorskip("rouge_score")
+    with pytest.raises(ValueError, match=told):
+        check_scorable([asked], scorer, execute_code=True)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("wanted", "told"),
+    [
+        ({"punctuation__no_commas": {}}, "no checker for 'punctuation:no_commas'"),
+        ({"length_constraints__number_words": {"words": 3}}, "do not fit"),
+    ],
+)
+def test_unknown_instructions_are_told(wanted, told):
+    pytest.importorskip("if_verifiable")
+    with pytest.raises(ValueError, match=told):
+        check_scorable([instructions("?", **wanted)], "ifeval")
+
+
+def test_code_is_not_executed_unless_allowed():
+    problem = question(prompt="def f():\n", test="def check(f): pass", entry_point="f")
+    with pytest.raises(ValueError, match="--execute_code"):
+        check_scorable([problem], "humaneval")
+    check_scorable([problem], "humaneval", execute_code=True)
+
+
+def test_scores_are_between_0_and_1():
+    """Of odd answers too."""
+    for scorer, reference in {"exact_match": "a", "contains": "a", "last_number": "1"}.items():
+        for answer in ("", " ", "\u0000", "9" * 5000, "-" * 5000, "```" * 500):
+            value = score(scorer, answer, reference)
+            assert 0 <= value <= 1 and math.isfinite(value)

