@@ -263,7 +263,7 @@ class Bench:
             "category": question.category,
             "arm": arm.name,
             "accept": asdict(arm.accept) if arm.accept else None,
-            "temperature": sampling.temperature,
+            **asdict(sampling),
             "tree": asdict(arm.tree or self.model_options.tree()) if arm.accept else None,
             "answer_id": uuid.uuid4().hex,
             "tstamp": time.time(),

@@ -198,5 +198,5 @@ def fastchat_answers(records: list[dict]) -> list[dict]:
             },
         )
         turns = [turn["text"] for turn in record["turns"]]
-        row["choices"].append({"index": len(row["choices"]), "turns": turns})
+        row["choices"].append({"index": record.get("choice", 0), "turns": turns})
     return list(rows.values())

@@ -1,0 +1,188 @@
+"""From verdicts to figures: means, differences and win rates over questions, and their tables.
+
+Means and rates are over all verdicts, turns and choices alike, as FastChat's show_result gives
+them; intervals resample questions. A difference is over what both arms have verdicts of: the
+choices of a turn are averaged, then a question's turns.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable
+from pathlib import Path
+
+from eagle_fsd.jsonl import read_lines
+from eagle_fsd.judge.ledger import judgment_folder
+from eagle_fsd.stats import Interval, paired_difference, rate_interval
+from eagle_fsd.summary import Column, markdown_table
+
+TURNS = {"first": (1,), "second": (2,), "both": (1, 2)}
+OUTCOMES = {"win": (1, 0, 0), "tie": (0, 1, 0), "loss": (0, 0, 1)}
+
+Turns = dict[int, list[float]]  # turn -> the scores of its choices
+SINGLE: tuple[Column, ...] = (
+    ("arm", "arm", "s"),
+    ("first turn", "first", "ratio"),
+    ("second turn", "second", "ratio"),
+    ("both", "both", "ratio"),
+    ("questions", "questions", "d"),
+    ("verdicts", "verdicts", "d"),
+)
+DIFFERENCE: tuple[Column, ...] = (
+    ("arm", "arm", "s"),
+    ("difference", "difference", "ratio"),
+    ("detectable", "detectable", ".2f"),
+    ("shared questions", "shared", "d"),
+)
+PAIRWISE: tuple[Column, ...] = (
+    ("arm", "arm", "s"),
+    ("wins", "win", "ratio"),
+    ("ties", "tie", "ratio"),
+    ("losses", "loss", "ratio"),
+    ("wins + ties / 2", "adjusted", "ratio"),
+    ("less 1/2", "difference", "ratio"),
+    ("detectable", "detectable", ".2f"),
+    ("orders agree", "consistent", ".2f"),
+    ("questions", "questions", "d"),
+    ("verdicts", "verdicts", "d"),
+)
+
+
+def judge_scores(run_folder: str | Path) -> dict[str, dict[str, dict[int | str, float]]]:
+    """Mean score of every question: {judge: {arm: {question_id: score}}}; {} without verdicts.
+
+    A question counts with the turns that have a verdict.
+    """
+    judges: dict[str, list[dict]] = {}
+    for path in sorted(judgment_folder(Path(run_folder)).glob("*_single.jsonl")):
+        for row in read_lines(path):
+            judges.setdefault(row["judge"][0], []).append(row)
+    return {
+        judge: {
+            arm: {key: _mean_turns(turns, turns) for key, turns in questions.items()}
+            for arm, questions in _scores(rows).items()
+        }
+        for judge, rows in judges.items()
+    }
+
+
+def single_rows(verdicts: Iterable[dict], baseline: str) -> list[dict]:
+    """Figures of every arm with verdicts; differences to the baseline where that has some."""
+    scores = _scores(verdicts)
+    theirs = scores.get(baseline)
+    return [
+        {
+            "arm": arm,
+            **{name: _mean_score(mine, turns) for name, turns in TURNS.items()},
+            "questions": len(mine),
+            "verdicts": sum(len(choices) for turns in mine.values() for choices in turns.values()),
+            **_difference(mine, None if arm == baseline else theirs),
+        }
+        for arm, mine in scores.items()
+    ]
+
+
+def pairwise_rows(verdicts: Iterable[dict], baseline: str) -> list[dict]:
+    """Figures of every arm that was compared with the baseline.
+
+    A match is a tie where its two orders do not name the same winner.
+    """
+    matches: dict[str, dict[int | str, list[dict]]] = defaultdict(lambda: defaultdict(list))
+    for row in verdicts:
+        if row["model_2"] == baseline:
+            matches[row["model_1"]][row["question_id"]].append(row)
+    return [_pairwise_row(arm, list(questions.values())) for arm, questions in matches.items()]
+
+
+def tables(rows: list[dict], mode: str, baseline: str) -> str:
+    """The figures as Markdown, with a line on what they are."""
+    if mode == "pairwise":
+        return (
+            f"{markdown_table(rows, PAIRWISE)}\n\n"
+            f"Against {baseline}, each match in both orders; a tie too where the orders disagree."
+            f" {_DETECTABLE}"
+        )
+    compared = [row for row in rows if row["difference"] is not None]
+    text = markdown_table(rows, SINGLE)
+    if compared:
+        text += f"\n\nLess {baseline}, over the questions and turns that both have:\n\n"
+        text += f"{markdown_table(compared, DIFFERENCE)}\n\n{_DETECTABLE}"
+    return text
+
+
+_DETECTABLE = (
+    "Brackets: 95 % bootstrap intervals over questions. detectable: the smallest true difference "
+    "that so many questions show four times in five."
+)
+
+
+def _scores(verdicts: Iterable[dict]) -> dict[str, dict[int | str, Turns]]:
+    """By arm and question."""
+    scores: dict = defaultdict(lambda: defaultdict(lambda: defaultdict(list)))
+    for row in verdicts:
+        scores[row["model"]][row["question_id"]][row["turn"]].append(row["score"])
+    return scores
+
+
+def _mean_score(questions: dict[int | str, Turns], turns: Iterable[int]) -> Interval:
+    kept = [
+        [score for turn in turns for score in of_question.get(turn, [])]
+        for of_question in questions.values()
+    ]
+    return rate_interval([(sum(scores), len(scores)) for scores in kept if scores])
+
+
+def _mean_turns(of_question: Turns, turns: Iterable[int]) -> float:
+    means = [sum(of_question[turn]) / len(of_question[turn]) for turn in turns]
+    return sum(means) / len(means)
+
+
+def _difference(
+    mine: dict[int | str, Turns], theirs: dict[int | str, Turns] | None
+) -> dict[str, Interval | float | int | None]:
+    shared = {
+        key: sorted(mine[key].keys() & theirs[key].keys())
+        for key in mine
+        if theirs is not None and key in theirs
+    }
+    shared = {key: turns for key, turns in shared.items() if turns}
+    if not shared:
+        return {"difference": None, "detectable": None, "shared": 0}
+    means = [
+        [_mean_turns(side[key], turns) for key, turns in shared.items()] for side in (mine, theirs)
+    ]
+    difference = paired_difference(*means)
+    return {
+        "difference": difference,
+        "detectable": difference.pop("detectable"),
+        "shared": len(shared),
+    }
+
+
+def _pairwise_row(arm: str, questions: list[list[dict]]) -> dict:
+    counts = [
+        [sum(column) for column in zip(*(OUTCOMES[_outcome(r)] for r in rows), strict=True)]
+        for rows in questions
+    ]
+    sizes = [len(rows) for rows in questions]
+    adjusted = [win + tie / 2 for win, tie, _ in counts]
+    rates = [count / size for count, size in zip(adjusted, sizes, strict=True)]
+    difference = paired_difference(rates, [0.5] * len(rates))
+    agreeing = sum(row["g1_winner"] == row["g2_winner"] for rows in questions for row in rows)
+    return {
+        "arm": arm,
+        **{
+            name: rate_interval([(c[i], size) for c, size in zip(counts, sizes, strict=True)])
+            for i, name in enumerate(OUTCOMES)
+        },
+        "adjusted": rate_interval(list(zip(adjusted, sizes, strict=True))),
+        "difference": difference,
+        "detectable": difference.pop("detectable"),
+        "consistent": agreeing / sum(sizes),
+        "questions": len(questions),
+        "verdicts": sum(sizes),
+    }
+
+
+def _outcome(row: dict) -> str:
+    if row["g1_winner"] == "tie" or row["g1_winner"] != row["g2_winner"]:
+        return "tie"
+    return "win" if row["g1_winner"] == "model_1" else "loss"
