@@ -171,14 +171,14 @@ def question_file(tmp_path, *rows) -> str:
 
 
 def test_questions_are_read(tmp_path):
-    """FastChat's rows, other keys ignored; the category may be absent."""
+    """FastChat's rows, other keys ignored; category and reference may be absent."""
     path = question_file(
         tmp_path,
         {"question_id": 81, "category": "writing", "turns": ["a", "b"], "reference": ["x"]},
         {"question_id": "h/0", "turns": ["c"]},
     )
     assert read_questions(path) == [
-        Question(81, "writing", ["a", "b"]),
+        Question(81, "writing", ["a", "b"], ["x"]),
         Question("h/0", "all", ["c"]),
     ]
 

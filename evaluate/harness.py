@@ -1,0 +1,53 @@
+"""lm-evaluation-harness (lm-eval) on a target with its drafts: its own command line, plus a model.
+
+    python evaluate/harness.py --model eagle_fsd --model_args rule=fsd,threshold=0.2 --tasks gsm8k \
+        --apply_chat_template --output_path runs/gsm8k --log_samples
+    python evaluate/harness.py --model eagle_fsd --tasks mmlu commonsense_qa \
+        --model_args target=meta-llama/Meta-Llama-3-8B-Instruct,head=none
+    python evaluate/harness.py --model eagle_fsd --tasks mine --include_path folder
+    HF_ALLOW_CODE_EVAL=1 python evaluate/harness.py --model eagle_fsd --tasks humaneval_instruct \
+        --apply_chat_template --confirm_run_unsafe_code    # runs what the target wrote, unconfined
+    accelerate launch --config_file scripts/accelerate/ddp.yaml evaluate/harness.py ...
+
+--model_args are the fields of eagle_fsd.harness.HarnessOptions; everything else is lm-eval's
+(`python evaluate/harness.py run --help`). Multiple choice is rated by the target alone, so there
+no rule changes the score. Rounds, fuzzy share, regret and TV of the generated answers are printed
+at the end, by task, and stand in the results file under config.eagle_fsd. A killed run continues
+with --use_cache PATH, which answers of other options are not mixed into; --cache_requests keeps
+the built prompts.
+"""
+
+import sys
+from pathlib import Path
+
+
+def main() -> None:
+    # this folder's commands must not stand for packages that lm-eval imports
+    here = Path(__file__).resolve().parent
+    sys.path[:] = [place for place in sys.path if Path(place).resolve() != here]
+    from lm_eval.__main__ import cli_evaluate
+    from lm_eval.api.registry import register_model
+
+    from eagle_fsd.harness import NAME, FuzzyLM
+
+    loaded: list[FuzzyLM] = []
+
+    @register_model(NAME)
+    class Loaded(FuzzyLM):
+        """Kept, so that its figures can be told when lm-eval is done."""
+
+        def __init__(self, **arguments: object):
+            super().__init__(**arguments)
+            loaded.append(self)
+
+    try:
+        cli_evaluate()
+    except ValueError as error:
+        sys.exit(f"error: {error}")
+    for model in loaded:
+        if model.rank == 0 and model.report():
+            print(f"\n{model.report()}")
+
+
+if __name__ == "__main__":
+    main()
