@@ -3,7 +3,8 @@
 from eagle_fsd.bench import Bench
 from eagle_fsd.jsonl import write_json
 from eagle_fsd.plots import plot_speed_against_regret
-from eagle_fsd.summary import by_category, category_table, summarize, tables, write_csv
+from eagle_fsd.summary import by_category, summarize
+from eagle_fsd.tables import category_table, tables, write_csv
 
 NOT_TIMED = (
     "Made by several processes at once, or for quality only: seconds are not timings, so no speed "

@@ -21,7 +21,7 @@ def prompt_ids(
     if not turns or not all(turn.strip() for turn in turns):
         raise ValueError("the prompt is empty: give some text")
     if conv_template:
-        return tokenizer(_fastchat_prompt(messages, conv_template)).input_ids
+        return tokenizer(fastchat_prompt(messages, conv_template)).input_ids
     if tokenizer.chat_template is None:
         raise ValueError(
             "this target's tokenizer has no chat template: name one of FastChat's with "
@@ -48,7 +48,12 @@ def _conversation(name: str):
     return get_conv_template(name)
 
 
-def _fastchat_prompt(messages: list[Message], name: str) -> str:
+def fastchat_prompt(messages: list[Message], name: str) -> str:
+    """The conversation as text of a FastChat template, up to where the assistant goes on.
+
+    Raises:
+        ValueError: an unknown template name.
+    """
     conversation = _conversation(name)
     roles = {"user": conversation.roles[0], "assistant": conversation.roles[1]}
     for message in messages:

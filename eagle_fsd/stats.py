@@ -116,7 +116,7 @@ def _bootstrap(
         value = statistic(parts_QK.sum(0))
         if len(parts_QK) < 2:
             return {"value": _finite(value), "low": None, "high": None}
-        resampled_R = statistic(_resamples(len(parts_QK)) @ parts_QK)
+        resampled_R = statistic(resamples(len(parts_QK)) @ parts_QK)
     resampled_R = resampled_R[np.isfinite(resampled_R)]  # some resamples may hold no round
     if not len(resampled_R):
         return {"value": _finite(value), "low": None, "high": None}
@@ -125,7 +125,7 @@ def _bootstrap(
 
 
 @lru_cache(maxsize=4)
-def _resamples(questions: int) -> np.ndarray:
+def resamples(questions: int) -> np.ndarray:
     """How often every question is in every resample, [RESAMPLES, questions]."""
     pick_RQ = np.random.default_rng(0).integers(questions, size=(RESAMPLES, questions))
     return np.stack([np.bincount(pick_Q, minlength=questions) for pick_Q in pick_RQ]) * 1.0

@@ -25,7 +25,8 @@ from eagle_fsd.bench_report import is_timed, report_bench
 from eagle_fsd.grid import build_grid, cell_columns
 from eagle_fsd.options import DecodeOptions, ModelOptions, option
 from eagle_fsd.questions import read_questions
-from eagle_fsd.summary import markdown_table, summarize, write_csv
+from eagle_fsd.summary import summarize
+from eagle_fsd.tables import markdown_table, write_csv
 
 CELLS = (
     ("arm", "arm", "s"),

@@ -27,8 +27,9 @@ from eagle_fsd.report.page import script_json
 from eagle_fsd.report.pictures import MOST_LINES, panels
 from eagle_fsd.report.read import read_run, read_runs
 from eagle_fsd.report.trace_data import pack_traces
-from eagle_fsd.summary import SPEED as SPEED_COLUMNS
-from eagle_fsd.summary import by_category, markdown_table, summarize
+from eagle_fsd.summary import by_category, summarize
+from eagle_fsd.tables import SPEED as SPEED_COLUMNS
+from eagle_fsd.tables import markdown_table
 
 ROOT = Path(__file__).parent.parent
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>"

@@ -1,87 +1,13 @@
-"""Figures of a comparison against numbers worked out by hand; tables, picture, provenance."""
+"""Figures of a comparison against numbers worked out by hand."""
 
-import csv
 import json
 import math
-import os
 import random
-import shlex
-import sys
-from pathlib import Path
 
 import pytest
+from hand_records import HAND, NO_ROUNDS, all_fuzzy, plain_rounds, record, turn
 
-from eagle_fsd.plots import plot_speed_against_regret
-from eagle_fsd.provenance import describe_run, without_checkout
-from eagle_fsd.runs import Run
-from eagle_fsd.summary import (
-    by_category,
-    category_table,
-    ceiling,
-    csv_rows,
-    is_looping,
-    repetition,
-    summarize,
-    tables,
-    write_csv,
-)
-
-ROOT = Path(__file__).parent.parent
-
-
-def turn(token_ids, seconds, rounds=(), *, finish="stop", share=1.0, logp=-1.0) -> dict:
-    """`rounds` are (tokens, fuzzy, tv, regret) lists."""
-    names = ("tokens", "fuzzy", "tv", "regret")
-    return {
-        "token_ids": list(token_ids),
-        "seconds": seconds,
-        "finish": finish,
-        "rescored_argmax_share": share,
-        "rescored_mean_logp": logp,
-        "rounds": [dict(zip(names, r, strict=True)) for r in rounds],
-    }
-
-
-def record(question_id, *turns) -> dict:
-    return {"question_id": question_id, "turns": list(turns)}
-
-
-def plain_rounds(count: int) -> list:
-    return [([1], [0], [], []) for _ in range(count)]
-
-
-# Two questions; the first has two turns. Each arm's answers differ in length and time.
-HAND = {
-    "generate": [
-        record("q1", turn([5, 6, 7], 2.0), turn([8, 9], 1.0)),
-        record("q2", turn([4], 1.0, finish="length")),
-    ],
-    "plain": [
-        record(
-            "q1",
-            turn([5, 6, 7], 1.0, plain_rounds(2)),
-            turn([8, 9], 0.5, plain_rounds(1), share=0.5, logp=-2.0),
-        ),
-        record("q2", turn([4, 4, 4, 4, 4], 2.5, plain_rounds(4), finish="length")),
-    ],
-    "exact": [
-        # tokens of rounds count before trimming: 3 + 1 in the first turn, of which 3 are kept
-        record(
-            "q1",
-            turn([5, 6, 7], 0.5, [([6, 7, 8], [0, 0, 0], [0, 0], [0, 0])]),
-            turn([8, 9], 0.25, [([9], [0], [0], [0])]),
-        ),
-        record("q2", turn([4, 4, 4, 4, 5], 1.0, [([4, 4], [0, 0], [0], [0])] * 2)),
-    ],
-    "fsd_js_T0.2": [
-        record(
-            "q1",
-            turn([5, 6, 1], 0.25, [([6, 1, 1, 2], [0, 1, 0, 0], [0.1, 0.5, 0], [0, 0.75, 0])]),
-            turn([8, 9], 0.25, [([9, 9], [0, 1], [0.2], [0, 0.25])], share=0.5, logp=-3.0),
-        ),
-        record("q2", turn([4, 4, 4], 0.5, [([4, 4], [0, 0], [0.0], [0])])),
-    ],
-}
+from eagle_fsd.summary import by_category, ceiling, is_looping, repetition, summarize
 
 
 def by_arm(records) -> dict[str, dict]:
@@ -293,8 +219,6 @@ def test_what_was_not_timed_has_no_seconds():
         lost = {key for key in row if row[key] is None and whole[key] is not None}
         assert lost == {key for key in row if "second" in key or "speed" in key}
         assert all(row[key] == whole[key] for key in row.keys() - lost)
-    speed = tables(rows).split("\n\n")[1].splitlines()
-    assert [cell.strip() for cell in speed[3].strip("|").split("|")][2:5] == ["-"] * 3
 
 
 def test_categories():
@@ -313,8 +237,6 @@ def test_categories():
         for row in alone
         if (row["category"], row["arm"]) != ("about q2", "generate")
     ]
-    table = category_table(rows).splitlines()
-    assert len(table) == 2 + 4 + 3 and table[-1].startswith("| about q2 | fsd_js_T0.2 | 1 ")
 
 
 def test_repetition():
@@ -368,11 +290,10 @@ def test_nothing_in_common_is_told(records):
 
 
 def test_one_question_has_no_interval():
-    """Value without bounds, and the table shows it bare."""
+    """Value without bounds."""
     rows = summarize({arm: rows[:1] for arm, rows in HAND.items()})
     ratio = rows[3]["speed_vs_plain"]
     assert ratio == {"value": pytest.approx((5 / 0.5) / (5 / 1.5)), "low": None, "high": None}
-    assert "| 3.00 " in tables(rows)
 
 
 def varied(questions: int) -> dict[str, list]:
@@ -408,9 +329,6 @@ def test_the_interval_is_paired():
     assert ratio == {"value": 2, "low": 2, "high": 2}
 
 
-NO_ROUNDS = [record(i, turn([3], 0.5)) for i in ("q1", "q2")]
-
-
 def test_answers_without_rounds():
     """Every answer ended with its first token: lengths and speeds, no figures of rounds."""
     rows = by_arm({"plain": NO_ROUNDS, "exact": NO_ROUNDS})
@@ -434,13 +352,6 @@ def test_no_ceiling_over_an_exact_arm_without_rounds():
     assert row["ceiling"] is None and row["tokens_per_round_vs_exact"] is None
 
 
-def all_fuzzy() -> dict[str, list]:
-    """HAND with an arm whose ceiling is without bound: f tau = 1 * 2."""
-    rounds = [([1, 2, 3], [1, 1, 1], [0.5, 0.5], [1.0, 1.0, 1.0])]
-    wild = [record("q1", turn([1, 2], 0.1, rounds), turn([1, 2], 0.1, rounds))]
-    return HAND | {"fsd_js_T9": [*wild, record("q2", turn([1, 2, 3], 0.1, rounds))]}
-
-
 @pytest.mark.parametrize("records", [HAND, all_fuzzy()], ids=["hand", "ceiling without bound"])
 def test_rows_are_json(records):
     """As strict parsers read it: Infinity and NaN are no JSON."""
@@ -455,110 +366,3 @@ def test_an_infinite_regret_is_no_number():
     (row,) = summarize({"fsd": wild})
     assert row["regret_per_token"] is None and row["fuzzy_share"] == 0.5
     assert json.loads(json.dumps(row, allow_nan=False)) == row
-
-
-def read_table(text: str) -> list[dict[str, str]]:
-    lines = text.splitlines()
-    assert len({len(line) for line in lines}) == 1, "aligned"
-    title, _, *cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
-    assert len(set(title)) == len(title)
-    return [dict(zip(title, row, strict=True)) for row in cells]
-
-
-def test_tables():
-    """Every arm in all three, cells under their titles, a bar for what is not there."""
-    notes_and_tables = tables(summarize(all_fuzzy())).split("\n\n")
-    speed, cost, answers = map(read_table, notes_and_tables[1::2])
-    for table in (speed, cost, answers):
-        assert [row["arm"] for row in table] == [*HAND, "fsd_js_T9"]
-    assert speed[0]["tokens/round"] == cost[0]["fuzzy share"] == "-"  # generate has no rounds
-    assert speed[3]["tokens/s"] == "8.0" and speed[3]["ceiling"] == "2.00"
-    assert speed[3]["vs exact"].startswith("1.33 [") and speed[3]["rounds/answer"] == "1.0"
-    assert speed[3]["tokens/round"] == "2.67 [2.00, 3.00]" and speed[3]["of ceiling"] == "0.67"
-    assert speed[4]["ceiling"] == speed[4]["of ceiling"] == "-"
-    assert cost[3]["log p - plain"] == "-0.200 [-0.400, +0.000] (0.560)"
-    assert cost[1]["log p - plain"] == "+0.000"
-    assert answers[3]["tokens - plain"] == "-1.0 [-2.0, +0.0] (2.8)"
-    assert answers[0]["same as plain"] == "0.667" and answers[0]["answers"] == "3"
-
-
-def test_csv(tmp_path):
-    """One line an arm under one header; intervals are columns beside their rate."""
-    rows = summarize(HAND)
-    rows[3]["accept"] = {"rule": "fsd", "threshold": 0.2}
-    write_csv(tmp_path / "rows.csv", rows)
-    with (tmp_path / "rows.csv").open(newline="") as file:
-        lines = list(csv.DictReader(file))
-    assert [line["arm"] for line in lines] == list(HAND)
-    fuzzy, generate = lines[3], lines[0]
-    assert fuzzy["accept_rule"] == "fsd" and generate["accept_rule"] == ""
-    assert [float(fuzzy[f"tokens_per_round{end}"]) for end in ("", "_low", "_high")] == [
-        8 / 3,
-        2,
-        3,
-    ]
-    assert generate["tokens_per_round"] == generate["tokens_per_round_low"] == ""
-    assert float(fuzzy["mean_logp_minus_plain_detectable"]) == pytest.approx(0.56)
-    assert not any("interval" in name for name in lines[0])
-    names = list(lines[0])
-    assert names.index("tokens_per_round_high") == names.index("tokens_per_round") + 2
-    assert csv_rows([]) == []
-
-
-@pytest.mark.parametrize(
-    "records",
-    [HAND, all_fuzzy(), {"plain": HAND["plain"]}, {"plain": NO_ROUNDS, "exact": NO_ROUNDS}]
-    + [{arm: HAND[arm] for arm in ("plain", "fsd_js_T0.2")}]
-    + [{arm: rows[:1] for arm, rows in HAND.items()}],
-    ids=["hand", "ceiling without bound", "plain", "no rounds", "no exact", "one question"],
-)
-def test_the_picture_is_drawn(tmp_path, records):
-    """Whatever arms there are beside plain, also without any round, ceiling or interval."""
-    path = tmp_path / "summary.png"
-    plot_speed_against_regret(summarize(records), path, title="T = $0.2, 50 %_")
-    assert path.read_bytes().startswith(b"\x89PNG") and path.stat().st_size > 10_000
-
-
-def without_machine_paths(described: dict) -> str:
-    """What is published, as text."""
-    return described["command"]
-
-
-@pytest.mark.parametrize("form", ["{}/runs/a", "--output={}/runs/a", "{}"])
-def test_no_path_of_the_checkout_is_published(monkeypatch, form):
-    """Options given as one word or two, or the checkout itself: relative in command and options."""
-    argument = form.format(ROOT)
-    monkeypatch.setattr(sys, "argv", [f"{ROOT}/train/train_head.py", "--x", argument])
-    described = describe_run("cpu")
-    assert str(ROOT) + os.sep not in json.dumps(described)
-    assert str(ROOT) not in without_machine_paths(described)
-    assert shlex.split(described["command"])[:2] == ["python", "train/train_head.py"]
-    options = without_checkout({"output": f"{ROOT}/runs/a", "steps": 3, "names": ["a"]})
-    assert options == {"output": "runs/a", "steps": 3, "names": ["a"]}
-    assert described["versions"].keys() >= {"torch", "transformers", "python"}
-
-
-def test_a_run_of_paths_inside_the_checkout_can_be_continued(tmp_path):
-    """Settings are recorded with relative paths: the same command again was refused for them."""
-    settings = {"head": f"{ROOT}/checkpoints/some-head", "device": "cpu", "questions": 2}
-    other = settings | {"head": f"{ROOT}/checkpoints/other-head"}
-    record = {"question_id": 1, "arm": "plain", "answer_id": "a", "tstamp": 0.0, "turns": []}
-
-    def answered(settings: dict, question_id: int) -> Run:
-        extendable = frozenset({"questions"})
-        run = Run(tmp_path / "run", settings, extendable=extendable, arms=["plain"])
-        run.begin_session(timed=True, warnings=[])
-        run.add("plain", record | {"question_id": question_id})
-        return run
-
-    answered(settings, 1)
-    run = answered(settings | {"questions": 3}, 2)
-    assert run.records["plain"][1, 0] == record | {"session": "1"}
-    assert [session["session"] for session in run.sessions] == ["1", "2"]
-    rows = {arm: list(rows.values()) for arm, rows in run.records.items()}
-    assert run.origin(rows)[1] == 0
-    rows["exact"] = [record | {"question_id": 2, "session": "1"}]
-    assert run.origin(rows)[1] == 1, "question 2 was answered in two sessions"
-    del run  # the folder is free again
-    with pytest.raises(ValueError, match="other-head"):
-        answered(other, 3)

@@ -12,7 +12,7 @@ from pathlib import Path
 from eagle_fsd.jsonl import read_lines
 from eagle_fsd.judge.ledger import judgment_folder
 from eagle_fsd.stats import Interval, paired_difference, rate_interval
-from eagle_fsd.summary import Column, markdown_table
+from eagle_fsd.tables import Column, markdown_table
 
 TURNS = {"first": (1,), "second": (2,), "both": (1, 2)}
 OUTCOMES = {"win": (1, 0, 0), "tie": (0, 1, 0), "loss": (0, 0, 1)}

@@ -3,7 +3,8 @@
 import math
 from collections.abc import Sequence
 
-from eagle_fsd.summary import Column, ceiling, markdown_table, paired_ratio
+from eagle_fsd.summary import ceiling, paired_ratio
+from eagle_fsd.tables import Column, markdown_table
 
 
 def level_rows(records: Sequence[dict]) -> list[dict]:

@@ -119,11 +119,11 @@ def lines(rows: Sequence[dict]) -> dict[str, list[dict]]:
     return named
 
 
-def exact_beside(rows: Sequence[dict], row: dict) -> dict | None:
-    """The exact arm of the same run, tree and sampling, if there is one."""
-    same = ("run", "tree", *SAMPLING)
+def beside(rows: Sequence[dict], row: dict, rule: str) -> dict | None:
+    """The arm of another rule of the same run and sampling, and where it drafts the same tree."""
     for other in rows:
-        if other["rule"] == "exact" and all(other[key] == row[key] for key in same):
+        same = ("run", *SAMPLING, *(("tree",) if other["tree"] else ()))
+        if other["rule"] == rule and all(other[key] == row[key] for key in same):
             return other
     return None
 
@@ -177,7 +177,7 @@ def iso_quality(rows: Sequence[dict], losses: dict[str, str]) -> list[dict]:
     """
     table = []
     for name, arms in lines(rows).items():
-        exact = exact_beside(rows, arms[0])
+        exact = beside(rows, arms[0], "exact")
         if exact is None:
             continue
         for words, key in losses.items():

@@ -7,8 +7,8 @@ import matplotlib
 
 from eagle_fsd.report.figures import (
     accepted_by_depth,
+    beside,
     divergences_by_source,
-    exact_beside,
     lines,
 )
 from eagle_fsd.report.pictures import (
@@ -40,7 +40,7 @@ def plot_depths(rows: Sequence[dict], records: Records, folder: Path) -> Picture
         return None
     figure, grid = small_panels(len(named), columns=4)
     for axes, (name, arms) in zip(grid, named.items(), strict=True):
-        exact = exact_beside(rows, arms[0])
+        exact = beside(rows, arms[0], "exact")
         if exact is not None:
             shares = accepted_by_depth(records[exact["run"], exact["arm"]])
             style = {"color": "0.35", "ls": "--", "marker": "*", "label": "exact"}

@@ -6,15 +6,15 @@ from dataclasses import dataclass
 
 from eagle_fsd.report.figures import ISO_LOSSES, SAMPLING, score_rows
 from eagle_fsd.report.read import RunData
-from eagle_fsd.summary import (
+from eagle_fsd.summary import by_category
+from eagle_fsd.tables import (
     ANSWERS,
     CATEGORY,
     COST,
     NOTES,
     SPEED,
     Column,
-    _cell,
-    by_category,
+    cell_text,
     markdown_table,
 )
 
@@ -52,6 +52,21 @@ ISO: tuple[Column, ...] = (
 )
 
 
+EQUAL_SPEED: tuple[Column, ...] = (
+    ("line", "line", "s"),
+    ("tokens/round vs exact", "gain", ".2f"),
+    ("T or r", "threshold", ".3f"),
+    ("fuzzy share", "fuzzy_share", ".4f"),
+    ("regret/token", "regret_per_token", ".3f"),
+    ("argmax share - plain", "argmax_share", "+.4f"),
+    ("log p - plain", "mean_logp", "+.3f"),
+    ("tokens/answer - plain", "tokens_per_answer", "+.1f"),
+    ("at the limit - plain", "at_limit", "+.3f"),
+    ("repetition - plain", "repetition", "+.3f"),
+    ("looping - plain", "looping", "+.3f"),
+)
+
+
 @dataclass(frozen=True)
 class Table:
     """A table and how to read it.
@@ -59,7 +74,7 @@ class Table:
     Attributes:
         name: of its CSV file; tables of one name (of several runs) share the file.
         title, note: above it.
-        columns: as in eagle_fsd.summary.
+        columns: as in eagle_fsd.tables.
         rows: with the columns' keys; the CSV holds all keys.
         run: whose it is; empty: of all runs.
     """
@@ -78,7 +93,7 @@ class Table:
         """A heading, the note, and the table in a box that scrolls; a long one is folded."""
         kinds = [' class="text"' if form == "s" else "" for _, _, form in self.columns]
         lines = [[title for title, _, _ in self.columns]]
-        lines += [[_cell(row[key], form) for _, key, form in self.columns] for row in self.rows]
+        lines += [[cell_text(row[key], form) for _, key, form in self.columns] for row in self.rows]
         written = []
         for number, line in enumerate(lines):
             tag = "td" if number else "th"
@@ -123,6 +138,15 @@ def run_tables(run: RunData, rows: list[dict]) -> list[Table]:
         note = "Few questions each: the intervals of a category are wide, or missing."
         tables.append(Table("categories", "By category", note, CATEGORY, rows, run.name))
     return tables
+
+
+def equal_speed_table(table: list[dict]) -> list[Table]:
+    """equal_speed's rows as a table; none if no line gains enough."""
+    note = (
+        "What every line has lost where its tokens per round are 1.05, 1.1 and 1.2 times exact's "
+    )
+    note += "(between measured thresholds, with 95 % intervals): compare a rule with random."
+    return [Table("equal_speed", "Loss at equal speed", note, EQUAL_SPEED, table)] if table else []
 
 
 def iso_table(table: list[dict]) -> list[Table]:

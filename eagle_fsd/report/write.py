@@ -3,7 +3,7 @@
 index.html      everything, in one file
 report.md       the tables, and where the runs come from
 report.json     the tables' rows, for programs; marks the folder as a report
-tables/*.csv    arms, scores, categories, speed at equal quality
+tables/*.csv    arms, scores, categories, loss at equal speed, speed at equal quality
 plots/*.png
 """
 
@@ -13,15 +13,16 @@ import tempfile
 from pathlib import Path
 
 from eagle_fsd.jsonl import write_json
+from eagle_fsd.report.equal_speed import equal_speed
 from eagle_fsd.report.figures import arm_rows, iso_quality
 from eagle_fsd.report.page import build_page, origin
 from eagle_fsd.report.pictures import Picture
 from eagle_fsd.report.quality import plot_iso_quality, plot_quality
 from eagle_fsd.report.read import RunData
 from eagle_fsd.report.rounds import plot_depths, plot_divergences, plot_lengths
-from eagle_fsd.report.tables import Table, iso_table, run_tables
+from eagle_fsd.report.tables import Table, equal_speed_table, iso_table, run_tables
 from eagle_fsd.report.trace_data import pack_traces
-from eagle_fsd.summary import write_csv
+from eagle_fsd.tables import write_csv
 
 MARK = "report.json"
 LOSSES = {"fuzzy share": "fuzzy_share", "argmax share lost against plain": "argmax_share_lost"}
@@ -92,7 +93,8 @@ def _build(runs: list[RunData], folder: Path) -> list[str]:
     rows = {run.name: arm_rows(run) for run in runs}
     all_rows = [row for run in runs for row in rows[run.name]]
     iso = iso_quality(all_rows, LOSSES)
-    tables = [table for run in runs for table in run_tables(run, rows[run.name])] + iso_table(iso)
+    tables = [table for run in runs for table in run_tables(run, rows[run.name])]
+    tables += equal_speed_table(equal_speed(_records(runs), all_rows)) + iso_table(iso)
     pictures = _draw(runs, all_rows, iso, folder / "plots")
     traces, left_out = pack_traces(runs)
     notes = []
@@ -116,7 +118,7 @@ def _build(runs: list[RunData], folder: Path) -> list[str]:
 
 def _draw(runs: list[RunData], rows: list[dict], iso: list[dict], folder: Path) -> list[Picture]:
     """Every picture that there is something for."""
-    records = {(run.name, arm): found for run in runs for arm, found in run.records.items()}
+    records = _records(runs)
     scores = dict.fromkeys(f"score {name}" for run in runs for name in run.scores)
     measures = QUALITY | {key: key for key in scores}
     drawn = [
@@ -130,6 +132,10 @@ def _draw(runs: list[RunData], rows: list[dict], iso: list[dict], folder: Path) 
         plot_lengths(rows, folder),
     ]
     return [picture for picture in drawn if picture is not None]
+
+
+def _records(runs: list[RunData]) -> dict[tuple[str, str], list[dict]]:
+    return {(run.name, arm): found for run in runs for arm, found in run.records.items()}
 
 
 def _file_name(text: str) -> str:

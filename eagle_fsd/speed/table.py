@@ -1,7 +1,7 @@
 """A speed run's figures as Markdown."""
 
-from eagle_fsd.speed.figures import ROUND_PHASES
-from eagle_fsd.summary import Column, markdown_table
+from eagle_fsd.tables import Column, markdown_table
+from eagle_fsd.timing import ROUND_PHASES
 
 SPEED: tuple[Column, ...] = (
     ("arm", "arm", "s"),

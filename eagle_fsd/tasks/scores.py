@@ -12,7 +12,7 @@ from tqdm import tqdm
 from eagle_fsd.jsonl import read_lines, write_json, write_lines
 from eagle_fsd.questions import Question
 from eagle_fsd.stats import mcnemar, mean_interval, paired_difference
-from eagle_fsd.summary import markdown_table
+from eagle_fsd.tables import markdown_table
 
 BASELINE = "plain"
 Score = Callable[[str, Question], dict[str, float]]

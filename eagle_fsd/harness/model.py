@@ -1,29 +1,16 @@
-"""lm-evaluation-harness drives a target with its drafts: the model "eagle_fsd" (lm-eval 0.4.13).
-
-generate_until goes through the decoding loop under an acceptance rule, one answer at a time;
-log-likelihoods are the target's own, whatever the rule. Tokens, stop strings and truncation follow
-lm-eval's own model "hf", so that scores can be compared. evaluate/harness.py registers the model.
-
-Axes: L tokens of a sequence, C rows of a block, K continuations, V vocabulary, D hidden size.
-"""
+"""The model "eagle_fsd": what lm-evaluation-harness calls, answered by the decoding loop."""
 
 import json
 import logging
-import math
 import zlib
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, replace
 
 import torch
 from accelerate.utils import gather
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import CacheHook, TemplateLM
 from lm_eval.config.evaluate_config import EvaluatorConfig
-from lm_eval.models.utils import (
-    has_bos_prefix,
-    normalize_gen_kwargs,
-    postprocess_generated_text,
-)
+from lm_eval.models.utils import has_bos_prefix, postprocess_generated_text
 from lm_eval.utils import (
     get_rolling_token_windows,
     make_disjoint_window,
@@ -31,194 +18,21 @@ from lm_eval.utils import (
 )
 from tqdm import tqdm
 
-from eagle_fsd.arms import Arm
-from eagle_fsd.chat import Message, _fastchat_prompt
-from eagle_fsd.config import AcceptConfig, SamplingConfig
-from eagle_fsd.decode import Generation, StopConfig
-from eagle_fsd.loading import load_target_config
-from eagle_fsd.options import DecodeOptions, ModelOptions, option
+from eagle_fsd.chat import Message, fastchat_prompt
+from eagle_fsd.decode import Generation
+from eagle_fsd.harness.likelihoods import rate
+from eagle_fsd.harness.options import HarnessOptions
+from eagle_fsd.harness.requests import Request, read_generation
+from eagle_fsd.harness.tally import Tally, figures_by_task, task_table
 from eagle_fsd.processes import Processes
 from eagle_fsd.provenance import describe_run, without_checkout
-from eagle_fsd.summary import Column, markdown_table
 
 NAME = "eagle_fsd"
-NO_HEAD = "none"
-BLOCK_ROWS = 256  # of logits at once: a row is as wide as the vocabulary
 WARM_UP_TOKENS = 8
 CACHE_MARK = "eagle_fsd"  # a key of lm-eval's answer cache; its own keys are hashes
 NOT_IN_ANSWERS = frozenset({"device", "engine", "batch_size"})
-GENERATION_KEYS = ("until", "max_gen_toks", "do_sample", "temperature", "top_k", "top_p")
 
 log = logging.getLogger(__name__)
-
-
-@dataclass
-class HarnessOptions(ModelOptions):
-    """What --model_args may hold."""
-
-    rule: str = option("", "plain, or a name in RULES; empty: fsd, and plain with head=none")
-    divergence: str = option(AcceptConfig.divergence, "see AcceptConfig")
-    threshold: float = option(AcceptConfig.threshold, "T of the rule")
-    logits: str = option(AcceptConfig.logits, "see AcceptConfig")
-    child: str = option(AcceptConfig.child, "see AcceptConfig")
-    max_length: int | None = option(None, "longest sequence; default: the target's positions")
-    max_gen_toks: int = option(256, "budget of an answer whose task names none")
-    seed: int = option(0, "of all sampling")
-    batch_size: str = option("1", "1 or auto, which is 1")
-
-    def __post_init__(self):
-        super().__post_init__()
-        without_head = self.head.lower() == NO_HEAD
-        self.rule = self.rule or ("plain" if without_head else AcceptConfig.rule)
-        if without_head and self.rule != "plain":
-            raise ValueError(f"rule={self.rule} needs a head: name one, or give rule=plain")
-        if self.batch_size != "1" and not self.batch_size.startswith("auto"):
-            raise ValueError(
-                f"batch_size {self.batch_size}: eagle_fsd answers one at a time; give 1 or auto"
-            )
-        StopConfig(self.max_gen_toks)  # its own check
-        self.tree()
-        self.arm()
-        positions = getattr(load_target_config(self.target), "max_position_embeddings", None)
-        longest = positions or math.inf
-        if self.max_length is not None and not 2 <= self.max_length <= longest:
-            raise ValueError(f"max_length must be in 2..{longest} here, got {self.max_length}")
-
-    @classmethod
-    def read(cls, arguments: dict[str, object]) -> "HarnessOptions":
-        """From what lm-eval made of --model_args.
-
-        Raises:
-            ValueError: an unknown key, or a value of another type or out of range.
-        """
-        types = {field.name: field.type for field in fields(cls)}
-        unknown = [name for name in arguments if name not in types]
-        if unknown:
-            raise ValueError(f"unknown model_args {', '.join(unknown)}; known: {', '.join(types)}")
-        return cls(**{name: _typed(name, arguments[name], types[name]) for name in arguments})
-
-    def arm(self) -> Arm:
-        """How to answer. What greedy tasks cannot have is refused when their requests come."""
-        if self.rule == "plain":
-            return Arm("plain")
-        decoding = DecodeOptions(self.divergence, self.logits, self.child, temperature=1.0)
-        return Arm.with_rule(decoding.accept(self.rule, self.threshold))
-
-
-def _typed(name: str, value: object, kind: type) -> object:
-    """lm-eval reads numbers and None wherever it can; texts are what they were."""
-    if kind is str:
-        return str(value)
-    if isinstance(value, bool) or not isinstance(value, int | kind):
-        wanted = getattr(kind, "__name__", kind)
-        raise ValueError(f"{name}={value!r} in model_args must be {wanted}")
-    return value
-
-
-@dataclass(frozen=True)
-class Request:
-    """One prompt and how to answer it.
-
-    Attributes:
-        prompt: token ids, truncated from the left to leave room for the budget.
-        sampling, stop: from the task's generation_kwargs.
-    """
-
-    prompt: list[int]
-    sampling: SamplingConfig
-    stop: StopConfig
-
-
-def read_generation(
-    gen_kwargs: dict[str, object], max_gen_toks: int
-) -> tuple[SamplingConfig, int, tuple[str, ...]]:
-    """What a task's generation_kwargs ask for: the sampling, the budget, the stop strings.
-
-    As in lm-eval: greedy unless do_sample or a temperature is given, and greedy with
-    do_sample=False. top_k and top_p are off unless given.
-
-    Raises:
-        ValueError: a setting that is out of range or that decoding here does not have.
-    """
-    settings = dict(normalize_gen_kwargs(gen_kwargs, max_gen_toks))
-    if settings.get("num_beams", 1) == 1:
-        settings.pop("num_beams", None)
-    unknown = [name for name in settings if name not in GENERATION_KEYS]
-    if unknown:
-        raise ValueError(
-            f"generation_kwargs {', '.join(f'{name}={settings[name]}' for name in unknown)} cannot "
-            f"be had with eagle_fsd; known: {', '.join(GENERATION_KEYS)}"
-        )
-    temperature = float(settings.get("temperature", 0.0)) if settings["do_sample"] else 0.0
-    top_k, top_p = int(settings.get("top_k", 0)), float(settings.get("top_p", 1.0))
-    until = tuple(string for string in settings["until"] if string)
-    return SamplingConfig(temperature, top_k, top_p), settings["max_gen_toks"], until
-
-
-@dataclass
-class Tally:
-    """Sums over answers and their rounds, as summary.py counts them."""
-
-    answers: int = 0
-    at_limit: int = 0
-    tokens: int = 0
-    seconds: float = 0.0
-    rounds: int = 0
-    round_tokens: int = 0
-    fuzzy: int = 0
-    regret: float = 0.0
-    tv: float = 0.0
-
-    def add(self, result: Generation, seconds: float) -> None:
-        self.answers += 1
-        self.at_limit += result.finish == "length"
-        self.tokens += len(result.tokens)
-        self.seconds += seconds
-        self.rounds += len(result.rounds)
-        for one in result.rounds:
-            self.round_tokens += len(one.tokens)
-            self.fuzzy += sum(one.fuzzy)
-            self.regret += sum(one.regret)
-            self.tv += sum(one.tv)
-
-    @classmethod
-    def total(cls, tallies: Iterable["Tally"]) -> "Tally":
-        rows = [asdict(tally) for tally in tallies]
-        return cls(**{field.name: sum(row[field.name] for row in rows) for field in fields(cls)})
-
-    def figures(self) -> dict[str, float | int | None]:
-        """JSON-able; names as in summary.py, None where there is nothing to divide by."""
-        return {
-            "answers": self.answers,
-            "answers_at_limit": self.at_limit,
-            "tokens": self.tokens,
-            "seconds": self.seconds,
-            "rounds": self.rounds,
-            "tokens_per_second": _ratio(self.tokens, self.seconds),
-            "tokens_per_answer": _ratio(self.tokens, self.answers),
-            "tokens_per_round": _ratio(self.round_tokens, self.rounds),
-            "fuzzy_share": _ratio(self.fuzzy, self.round_tokens),
-            "regret_per_token": _ratio(self.regret, self.round_tokens),
-            "tv_per_token": _ratio(self.tv, self.round_tokens),
-        }
-
-
-def _ratio(part: float, whole: float) -> float | None:
-    return part / whole if whole and math.isfinite(part) else None
-
-
-COLUMNS: tuple[Column, ...] = (
-    ("task", "task", "s"),
-    ("answers", "answers", "d"),
-    ("at the limit", "answers_at_limit", "d"),
-    ("tokens", "tokens", "d"),
-    ("tokens/s", "tokens_per_second", ".1f"),
-    ("rounds", "rounds", "d"),
-    ("tokens/round", "tokens_per_round", ".2f"),
-    ("fuzzy share", "fuzzy_share", ".4f"),
-    ("regret/token", "regret_per_token", ".4f"),
-    ("TV/token", "tv_per_token", ".4f"),
-)
 
 
 class FuzzyLM(TemplateLM):
@@ -332,7 +146,7 @@ class FuzzyLM(TemplateLM):
                 "a task that begins the answer (gen_prefix) needs the tokenizer's own chat "
                 f"template: leave conv_template={self.options.conv_template} out"
             )
-        return _fastchat_prompt(chat_history, self.options.conv_template)
+        return fastchat_prompt(chat_history, self.options.conv_template)
 
     # --- answers -----------------------------------------------------------------------------
 
@@ -420,41 +234,13 @@ class FuzzyLM(TemplateLM):
         for tokens, numbers in tqdm(sharing.items(), desc="log-likelihoods", disable=hidden):
             if len(tokens) > self.max_length:
                 log.warning("%d tokens truncated from the left to %d", len(tokens), self.max_length)
-            rated = self._rate(tokens[-self.max_length :], [requests[n][2] for n in numbers])
+            continuations = [requests[number][2] for number in numbers]
+            rated = rate(self.model.target, tokens[-self.max_length :], continuations)
             for number, answer in zip(numbers, rated, strict=True):
                 answers[number] = answer
                 if requests[number][0] is not None:
                     self.cache_hook.add_partial("loglikelihood", requests[number][0], answer)
         return answers
-
-    @torch.inference_mode()
-    def _rate(
-        self, tokens: tuple[int, ...], continuations: list[list[int]]
-    ) -> list[tuple[float, bool]]:
-        """Continuations that end right behind `tokens` and, but for their last, in them.
-
-        Example: tokens 5 6 7 with continuations [8] and [7, 9] are rated by the logits after 7 and
-        after 6 7.
-        """
-        target = self.model.target
-        ids_1L = torch.tensor([tokens], device=target.device)
-        hidden_1LD, _ = target.hidden_and_features(ids_1L, use_cache=False)
-        longest = max(map(len, continuations))
-        rows = [[-1] * (longest - len(tokens)) + tokens for tokens in continuations]
-        token_KL = torch.tensor(rows, device=target.device)  # -1: before the continuation
-        logp_K = torch.zeros(len(rows), device=target.device)
-        greedy_K = torch.ones(len(rows), dtype=torch.bool, device=target.device)
-        blocks = zip(
-            hidden_1LD[0, -longest:].split(BLOCK_ROWS), token_KL.split(BLOCK_ROWS, 1), strict=True
-        )
-        for hidden_CD, token_KC in blocks:
-            logp_CV = torch.log_softmax(target.logits(hidden_CD), dim=-1, dtype=torch.float32)
-            row_C = torch.arange(len(logp_CV), device=target.device)
-            logp_KC = logp_CV[row_C, token_KC.clamp_min(0)]
-            own_KC = token_KC >= 0
-            logp_K += torch.where(own_KC, logp_KC, 0.0).sum(1)
-            greedy_K &= ((logp_CV.argmax(-1) == token_KC) | ~own_KC).all(1)
-        return list(zip(logp_K.tolist(), greedy_K.tolist(), strict=True))
 
     def loglikelihood_rolling(
         self, requests: list[Instance], disable_tqdm: bool = False
@@ -516,26 +302,12 @@ class FuzzyLM(TemplateLM):
 
         Those of all ranks after `barrier`, on the first rank. Answers from a cache are not in them.
         """
-        by_task: dict[str, list[Tally]] = {}
-        for tallies in self._all_tallies:
-            for task, tally in tallies.items():
-                by_task.setdefault(task, []).append(tally)
-        if not by_task:
-            return {}
-        totals = {task: Tally.total(parts) for task, parts in by_task.items()}
-        return {
-            "tasks": {task: total.figures() for task, total in totals.items()},
-            "all": Tally.total(totals.values()).figures(),
-        }
+        return figures_by_task(self._all_tallies)
 
     def report(self) -> str:
         """`figures` as a Markdown table; empty without any."""
         figures = self.figures()
-        if not figures:
-            return ""
-        rows = [{"task": task, **row} for task, row in figures["tasks"].items()]
-        rows += [{"task": "all", **figures["all"]}] if len(rows) > 1 else []
-        return f"{self.arm.name}\n\n{markdown_table(rows, COLUMNS)}"
+        return f"{self.arm.name}\n\n{task_table(figures)}" if figures else ""
 
     def get_model_info(self) -> dict[str, object]:
         """What lm-eval adds to `config` of its results file."""

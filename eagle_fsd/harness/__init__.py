@@ -1,0 +1,18 @@
+"""lm-evaluation-harness drives a target with its drafts: the model "eagle_fsd" (lm-eval 0.4.13).
+
+generate_until goes through the decoding loop under an acceptance rule, one answer at a time;
+log-likelihoods are the target's own, whatever the rule. Tokens, stop strings and truncation follow
+lm-eval's own model "hf", so that scores can be compared. evaluate/harness.py registers the model.
+
+options.py       the fields of --model_args
+requests.py      a request, and what its generation_kwargs ask for
+likelihoods.py   log-likelihoods of continuations
+tally.py         figures of the generated answers
+model.py         what lm-eval calls
+"""
+
+from eagle_fsd.harness.model import NAME, FuzzyLM
+from eagle_fsd.harness.options import HarnessOptions
+from eagle_fsd.harness.requests import read_generation
+
+__all__ = ["NAME", "FuzzyLM", "HarnessOptions", "read_generation"]
