@@ -26,6 +26,11 @@ SMALL_TREE = TreeConfig(num_draft_tokens=15, tree_depth=4, branch_top_k=6)
 LARGE_TREE = TreeConfig()
 
 
+def usual_tree(device: str) -> TreeConfig:
+    """15 drafts on a CPU, where a wide verification is dear, 59 on any other device."""
+    return SMALL_TREE if device == "cpu" else LARGE_TREE
+
+
 @dataclass(frozen=True)
 class Model:
     """A loaded target with its drafter; one answer at a time."""
@@ -78,7 +83,7 @@ def load(
         target: "smollm2" (embedded), a folder, a .gguf file or a hub id.
         head: folder or hub id of a draft head; "" is the shipped one (smollm2 only); None
             decodes without drafts.
-        tree: shape of the draft tree; default 15 drafts on a CPU, 59 elsewhere.
+        tree: shape of the draft tree; default: usual_tree.
         dtype: bfloat16, float16 or float32; "" is bfloat16 where that is fast.
         device: a torch device, or "auto".
         conv_template: see eagle_fsd.chat.prompt_ids.
@@ -109,7 +114,7 @@ def load(
     if draft_head is None:
         return Model(loaded, tokenizer, RootDrafter(), conv_template)
     draft_head.to(loaded.device, loaded.dtype)
-    tree = tree or (SMALL_TREE if loaded.device.type == "cpu" else LARGE_TREE)
+    tree = tree or usual_tree(loaded.device.type)
     return Model(loaded, tokenizer, EagleDrafter(draft_head, loaded, tree), conv_template)
 
 

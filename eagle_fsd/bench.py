@@ -8,7 +8,6 @@ answers are those of one process, but their times are not to be compared.
 import sys
 import time
 import uuid
-import zlib
 from dataclasses import asdict, dataclass, field, replace
 
 from tqdm import tqdm
@@ -24,6 +23,7 @@ from eagle_fsd.processes import Processes
 from eagle_fsd.questions import Question, spread
 from eagle_fsd.quiet import check_timing_alone
 from eagle_fsd.runs import Run, record_key
+from eagle_fsd.sample import answer_seed
 from eagle_fsd.trace import trace_record
 
 # What a run may be continued with, although it differs.
@@ -298,12 +298,6 @@ class Bench:
             arm.name: [r for key, r in self.run.records[arm.name].items() if key[0] in asked]
             for arm in self.arms
         }
-
-
-def answer_seed(seed: int, question_id: int | str, turn: int, choice: int = 0) -> int:
-    """One seed an answer, the same for every arm and whichever process makes it."""
-    place = f"{seed}/{question_id}/{turn}" + (f"/{choice}" if choice else "")
-    return zlib.crc32(place.encode())
 
 
 def check_lengths(model: Model, questions: list[Question], max_new_tokens: int) -> None:

@@ -7,6 +7,7 @@ stop strings and the token budget are trimmed here, once, for every arm.
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 
@@ -73,6 +74,9 @@ class DecodeConfig:
     def __post_init__(self):
         self.accept.check_with(self.sampling)
 
+
+Acceptor = Callable[[DraftTree, torch.Tensor, torch.Tensor], Acceptance]
+"""What of a round's tree is kept, by the target's logits [N, V] over it and uniforms [S, 3]."""
 
 Watcher = Callable[[DraftTree, torch.Tensor, Acceptance], None]
 """Sees each round's tree, the target's logits [N, V] over it, and what was accepted."""
@@ -171,6 +175,7 @@ def decode_rounds(
     prompt: Sequence[int],
     config: DecodeConfig,
     *,
+    acceptor: Acceptor | None = None,
     clock: PhaseClock | None = None,
     watch: Watcher | None = None,
 ) -> Iterator[Round]:
@@ -180,6 +185,7 @@ def decode_rounds(
         target, drafter: both are started anew.
         prompt: token ids.
         config: acceptance, sampling, end and seed.
+        acceptor: decides instead of the rule of `config`; for measurements.
         clock: notes the seconds of every phase.
         watch: is shown every round; for traces, not for timed runs.
 
@@ -189,6 +195,7 @@ def decode_rounds(
     check_request(target, prompt, config.stop)
     check_judge(drafter, config.accept)
     device = target.device
+    acceptor = acceptor or partial(accept, config=config.accept, sampling=config.sampling)
     lap = clock.lap if clock else _no_lap
     generator = torch.Generator(device).manual_seed(config.seed)
     capacity = len(prompt) + config.stop.max_new_tokens
@@ -213,14 +220,11 @@ def decode_rounds(
         lap("propose")
         logits_NV, features_NF = target.verify(tree)
         lap("verify")
-        uniform_S3 = uniforms(tree.max_depth, generator)
-        accepted = accept(
-            tree, logits_NV, uniform_S3, config=config.accept, sampling=config.sampling
-        )
+        accepted = acceptor(tree, logits_NV, uniforms(tree.max_depth, generator))
         if watch is not None:
             watch(tree, logits_NV, accepted)
         lap("accept")
-        path_A, token_A = on_device([accepted.path, accepted.tokens], device)
+        path_A, token_A = _on_device([accepted.path, accepted.tokens], device)
         target.commit(path_A)
         drafter.observe(features_NF[path_A], token_A)
         lap("commit")
@@ -234,7 +238,7 @@ def _no_lap(phase: str) -> None:
     """Nobody measures."""
 
 
-def on_device(rows: list[list[int]], device: torch.device) -> torch.Tensor:
+def _on_device(rows: list[list[int]], device: torch.device) -> torch.Tensor:
     """Integers on the device. From pinned memory the host need not wait for an accelerator."""
     if device.type != "cuda":
         return torch.tensor(rows, device=device)

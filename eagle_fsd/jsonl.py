@@ -5,6 +5,8 @@ import os
 import sys
 from pathlib import Path
 
+from eagle_fsd.provenance import without_checkout
+
 
 def read_lines(path: Path, *, repair: bool = False) -> list[dict]:
     """All rows of a file; blank lines are skipped.
@@ -52,6 +54,37 @@ def write_lines(path: Path, rows: list[dict]) -> None:
     """Replace a file in one rename."""
     lines = (json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n" for row in rows)
     _replace(path, "".join(lines))
+
+
+def open_rows(path: Path, settings: dict, *, read_only: bool = False) -> dict[int | str, dict]:
+    """Open a file of rows by question_id whose first line holds its settings; made if needed.
+
+    Args:
+        read_only: make no file; without one there are no rows.
+
+    Raises:
+        ValueError: it cannot be written to, or it was made with other settings.
+    """
+    settings = without_checkout(settings)
+    try:
+        rows = read_lines(path, repair=True) if path.is_file() else []
+        if not rows and not read_only:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_lines(path, [{"settings": settings}])
+    except OSError as error:
+        raise ValueError(f"cannot write to {path} ({error})") from error
+    if not rows:
+        return {}
+    before = rows[0].get("settings")
+    if before is None:
+        raise ValueError(f"{path} does not begin with its settings: name another folder")
+    keys = [key for key in {**before, **settings} if before.get(key) != settings.get(key)]
+    if keys:
+        changed = {key: (before.get(key), settings.get(key)) for key in keys}
+        raise ValueError(
+            f"{path} was made with other settings (there, here): {changed}; name another folder"
+        )
+    return {row["question_id"]: row for row in rows[1:]}
 
 
 def write_json(path: Path, value: dict) -> None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from eagle_fsd.api import LARGE_TREE, SMALL_TREE, Model, load
+from eagle_fsd.api import Model, load, usual_tree
 from eagle_fsd.config import AcceptConfig, SamplingConfig, TreeConfig
 from eagle_fsd.engine.select import choose_engine
 from eagle_fsd.loading import DTYPES, usual_dtype
@@ -31,7 +31,7 @@ class ModelOptions:
     def __post_init__(self):
         self.device = self.device or ("cuda" if torch.cuda.is_available() else "cpu")
         self.dtype = self.dtype or usual_dtype(self.device)
-        usual = SMALL_TREE if self.device == "cpu" else LARGE_TREE
+        usual = usual_tree(self.device)
         choose_engine(self.engine, device=self.device, dtype=DTYPES.get(self.dtype, torch.float32))
         for name in ("num_draft_tokens", "tree_depth", "branch_top_k"):
             if getattr(self, name) is None:

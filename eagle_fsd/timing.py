@@ -4,7 +4,8 @@ import time
 
 import torch
 
-PHASES = ("prefill", "propose", "verify", "accept", "commit", "host")
+ROUND_PHASES = ("propose", "verify", "accept", "commit", "host")
+PHASES = ("prefill", *ROUND_PHASES)
 
 
 def synchronized_time(device: torch.device) -> float:
@@ -26,8 +27,12 @@ class PhaseClock:
 
     def __init__(self, device: torch.device):
         self._device = device
+        self.restart()
+
+    def restart(self) -> None:
+        """Forget what was measured so far."""
         self.seconds = dict.fromkeys(PHASES, 0.0)
-        self._last = synchronized_time(device)
+        self._last = synchronized_time(self._device)
 
     def lap(self, phase: str) -> None:
         """The time since the last lap was this phase's."""

@@ -37,7 +37,8 @@ class DraftTree:
             drafter is no language model at all and E is 0.
         draft_logits_ER: raw logits of the drafter at expanded nodes, [E, R]: row i is the
             distribution of the token AFTER that node, over the draft vocabulary.
-        draft_token_R: the target's id of every draft token, int64 [R]; None where R is V.
+        draft_token_R: the target's id of every draft token, ascending, int64 [R]; None where R is
+            V.
     """
 
     token_N: torch.Tensor

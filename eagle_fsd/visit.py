@@ -114,8 +114,14 @@ class Visit:
         tree = self.judge.tree
         if tree.draft_logits_ER.shape[0] == 0:
             return self.among_children(torch.zeros_like(self.prob_N))
-        row_V = tree.draft_logits(self.node_1, self.logits_1V.shape[1])[0].float()
-        return self.among_children(row_V[tree.token_N])
+        # a child's token is in the draft vocabulary; what other nodes read does not count
+        column_N = tree.token_N
+        if tree.draft_token_R is not None:
+            column_N = torch.searchsorted(tree.draft_token_R, column_N)
+            column_N = column_N.clamp_max(tree.draft_token_R.shape[0] - 1)
+        row_1 = tree.draft_row_N[self.node_1].clamp_min(0)
+        row_R = tree.draft_logits_ER.index_select(0, row_1)[0]
+        return self.among_children(row_R[column_N].float())
 
     def among_children(self, value_N: torch.Tensor) -> torch.Tensor:
         """The value at children, -inf elsewhere; a child's own -inf becomes finite."""

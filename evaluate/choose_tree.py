@@ -19,6 +19,7 @@ from eagle_fsd.config import AcceptConfig
 from eagle_fsd.jsonl import write_json
 from eagle_fsd.options import DecodeOptions, ModelOptions, option
 from eagle_fsd.provenance import describe_run
+from eagle_fsd.quiet import check_timing_alone
 from eagle_fsd.tuning.auto import auto_tree
 from eagle_fsd.tuning.calibration import TuningConfig
 from eagle_fsd.tuning.choice import TreeChoice, shape
@@ -64,6 +65,8 @@ def table(choice: TreeChoice, rows: int) -> str:
 
 def run(options: ChooseOptions, decoding: DecodeOptions, model_options: ModelOptions) -> None:
     accept = decoding.accept(options.rule, options.threshold)  # checked before weights load
+    for warning in check_timing_alone(model_options.device):
+        print(f"warning: {warning}", file=sys.stderr)
     model = model_options.load()
     choice = auto_tree(
         model, accept, decoding.sampling(), retune=options.retune, tuning=options.tuning()

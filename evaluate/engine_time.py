@@ -19,14 +19,16 @@ import torch
 from tqdm import tqdm
 from transformers import HfArgumentParser, PretrainedConfig
 
-from eagle_fsd.api import LARGE_TREE, SMALL_TREE
-from eagle_fsd.config import AcceptConfig, SamplingConfig, TreeConfig
+from eagle_fsd.api import usual_tree
+from eagle_fsd.config import AcceptConfig, TreeConfig
+from eagle_fsd.decode import DecodeConfig, StopConfig
 from eagle_fsd.drafters import Drafter
 from eagle_fsd.drafters.root import RootDrafter
+from eagle_fsd.drafters.shape import head_shape
 from eagle_fsd.engine.select import choose_engine
 from eagle_fsd.engine_time.random_weights import (
     cache_row_bytes,
-    check_fits,
+    check_memory,
     empty_model,
     head_bytes,
     module_bytes,
@@ -42,12 +44,13 @@ from eagle_fsd.engine_time.rounds import (
     tokens_needed,
     warm_up_rounds,
 )
-from eagle_fsd.engine_time.shapes import SHAPES, head_shape, load_shape
+from eagle_fsd.engine_time.shapes import SHAPES, load_shape
 from eagle_fsd.head_config import HeadConfig
 from eagle_fsd.jsonl import write_json
-from eagle_fsd.loading import DTYPES, check_device, usual_dtype
+from eagle_fsd.loading import DTYPES, check_device, check_fits, usual_dtype
 from eagle_fsd.options import DecodeOptions, option
 from eagle_fsd.provenance import describe_run, without_checkout
+from eagle_fsd.quiet import check_timing_alone
 from eagle_fsd.target import Target
 
 
@@ -78,7 +81,7 @@ class EngineOptions:
     def __post_init__(self):
         self.device = self.device or ("cuda" if torch.cuda.is_available() else "cpu")
         self.dtype = self.dtype or usual_dtype(self.device)
-        usual = SMALL_TREE if self.device == "cpu" else LARGE_TREE
+        usual = usual_tree(self.device)
         for name in ("num_draft_tokens", "tree_depth", "branch_top_k"):
             if getattr(self, name) is None:
                 setattr(self, name, getattr(usual, name))
@@ -87,6 +90,8 @@ class EngineOptions:
                 raise ValueError(f"--{name} must be at least 1, got {getattr(self, name)}")
         if min(self.accepted, default=-1) < 0:
             raise ValueError(f"--accepted takes counts of 0 or above, got {self.accepted}")
+        if self.draft_vocab < 0:
+            raise ValueError(f"--draft_vocab must be 0 (all) or above, got {self.draft_vocab}")
         if self.dtype not in DTYPES:
             raise ValueError(f"unknown --dtype {self.dtype!r}; known: {', '.join(DTYPES)}")
         if self.device == "auto":
@@ -123,7 +128,7 @@ def check_size(options: EngineOptions, config: PretrainedConfig, head: HeadConfi
         "head": head_bytes(head, dtype),
         "caches": (rows + options.num_draft_tokens + 1) * per_row,
     }
-    check_fits(needed, torch.device(options.device))
+    check_memory(needed, torch.device(options.device))
 
 
 def measure(options: EngineOptions, config: PretrainedConfig, head: HeadConfig) -> dict:
@@ -183,22 +188,18 @@ def start(
     """A fresh sequence; every pass has the same prompt."""
     generator = torch.Generator().manual_seed(0)
     prompt_L = torch.randint(target.vocab_size, (options.prompt_tokens,), generator=generator)
-    return PatternLoop(
-        target,
-        drafter,
-        prompt_L.to(target.device),
-        accept=options.accept(),
-        sampling=SamplingConfig(),
-        pattern=pattern,
-        new_tokens=options.new_tokens(),
-    )
+    config = DecodeConfig(options.accept(), stop=StopConfig(options.new_tokens()))
+    return PatternLoop(target, drafter, prompt_L.tolist(), config, pattern)
 
 
 def run(options: EngineOptions) -> None:
     options.tree(), options.accept()
     config = load_shape(options.random_weights)
     head = head_shape(config, head_type=options.head_type, draft_vocab=options.draft_vocab)
+    check_fits(head, config, name=f"random {options.head_type}")
     check_size(options, config, head)
+    for warning in check_timing_alone(options.device):
+        print(f"warning: {warning}", file=sys.stderr)
     folder = Path(options.output)
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -28,14 +28,29 @@ from eagle_fsd.engine_time.contexts import (
     time_pairs,
     tokens_needed,
 )
-from eagle_fsd.engine_time.memory import PeakMemory, held_level
+from eagle_fsd.engine_time.memory import PeakAllocated, held_level
 from eagle_fsd.engine_time.random_weights import module_bytes
 from eagle_fsd.jsonl import write_json
 from eagle_fsd.loading import SHIPPED_HEAD, load_head, load_target_config
 from eagle_fsd.options import ModelOptions, option
 from eagle_fsd.provenance import describe_run, without_checkout
 from eagle_fsd.questions import Question, read_questions
+from eagle_fsd.quiet import check_timing_alone
+from eagle_fsd.tables import Column, markdown_table
 from eagle_fsd.target import Target
+
+MEMORY: tuple[Column, ...] = (
+    ("context", "context", "d"),
+    ("plain peak", "plain_peak_bytes", ".2f"),
+    ("exact peak", "exact_peak_bytes", ".2f"),
+    ("drafter", "drafter_bytes", ".2f"),
+    ("above plain", "above_plain_bytes", ".2f"),
+    ("bound", "bound_bytes", ".2f"),
+    ("head", "head", ".2f"),
+    ("cache", "cache", ".2f"),
+    ("logit rows", "logit_rows", ".2f"),
+    ("kept", "kept", "s"),
+)
 
 
 @dataclass
@@ -122,42 +137,41 @@ def measure_context(
 def table(rows: list[dict]) -> str:
     """Two Markdown tables: rounds, then memory in MB."""
     first = rows[0]
-    time_titles = ["context", "plain round, ms", "exact round, ms", "exact / plain"]
-    time_titles += [f"plain vs {first['context']}", f"exact vs {first['context']}", "tokens/round"]
-    time_lines = [
-        [
-            str(row["context"]),
-            f"{row['plain_round_ms']:.1f}",
-            f"{row['exact_round_ms']:.1f}",
-            f"{row['round_ratio']:.2f}",
-            f"{row['plain_round_ms'] / first['plain_round_ms']:.2f}",
-            f"{row['exact_round_ms'] / first['exact_round_ms']:.2f}",
-            f"{row['tokens_per_round']:.2f}",
-        ]
+    columns: tuple[Column, ...] = (
+        ("context", "context", "d"),
+        ("plain round, ms", "plain_round_ms", ".1f"),
+        ("exact round, ms", "exact_round_ms", ".1f"),
+        ("exact / plain", "round_ratio", ".2f"),
+        (f"plain vs {first['context']}", "plain_vs_first", ".2f"),
+        (f"exact vs {first['context']}", "exact_vs_first", ".2f"),
+        ("tokens/round", "tokens_per_round", ".2f"),
+    )
+    rounds = [
+        row
+        | {
+            f"{name}_vs_first": row[f"{name}_round_ms"] / first[f"{name}_round_ms"]
+            for name in ("plain", "exact")
+        }
         for row in rows
     ]
-    memory_titles = ["context", "plain peak", "exact peak", "drafter", "above plain"]
-    memory_titles += ["bound", "head", "cache", "logit rows", "kept"]
-    memory_lines = []
-    for row in rows:
-        keys = ["plain_peak_bytes", "exact_peak_bytes", "drafter_bytes", "above_plain_bytes"]
-        sizes = [row[key] for key in [*keys, "bound_bytes"]]
-        sizes += row["bound_parts_bytes"].values()
-        kept = "yes" if row["within_bound"] else "NO"
-        memory_lines.append([str(row["context"]), *(f"{size / 1e6:.2f}" for size in sizes), kept])
     return "\n\n".join(
         [
-            _markdown(time_titles, time_lines),
+            markdown_table(rounds, columns),
             "Peak memory, MB, each loop alone above the level before it; the drafter's own bytes "
             "are there\nbefore. Above plain = exact - plain + drafter; the bound is head + cache "
             "+ logit rows + 10 %.",
-            _markdown(memory_titles, memory_lines),
+            markdown_table([_megabytes(row) for row in rows], MEMORY),
         ]
     )
 
 
-def _markdown(titles: list[str], lines: list[list[str]]) -> str:
-    return "\n".join(f"| {' | '.join(line)} |" for line in [titles, ["---"] * len(titles), *lines])
+def _megabytes(row: dict) -> dict:
+    """The cells of MEMORY."""
+    sizes = {key: value for key, value in row.items() if key.endswith("_bytes")}
+    sizes |= sizes.pop("bound_parts_bytes")
+    kept = "yes" if row["within_bound"] else "NO"
+    cells = {key: size / 1e6 for key, size in sizes.items()}
+    return {"context": row["context"], "kept": kept, **cells}
 
 
 def run(options: ContextOptions, model_options: ModelOptions) -> None:
@@ -165,6 +179,8 @@ def run(options: ContextOptions, model_options: ModelOptions) -> None:
     config = load_target_config(model_options.target)
     positions = getattr(config, "max_position_embeddings", None)
     new_tokens = check_positions(options, tree, positions)
+    for warning in check_timing_alone(model_options.device):
+        print(f"warning: {warning}", file=sys.stderr)
     questions = read_questions(options.question_file or mt_bench_dir() / "question.jsonl")
     folder = Path(options.output)
     try:
@@ -177,7 +193,7 @@ def run(options: ContextOptions, model_options: ModelOptions) -> None:
     head = load_head(model_options.head or SHIPPED_HEAD, config)
     head.to(target.device, target.dtype)
     weights = module_bytes(head)
-    with PeakMemory(target.device) as memory:  # what is made of the head: packed weights, rows
+    with PeakAllocated(target.device) as memory:  # what is made of the head: packed weights, rows
         drafter = EagleDrafter(head, target, tree)
     del head
     held = module_bytes(drafter.head) + memory.held_bytes

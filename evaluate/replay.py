@@ -33,7 +33,7 @@ from eagle_fsd.divergence import canonical_name
 from eagle_fsd.drafters.eagle import EagleDrafter
 from eagle_fsd.drafters.heads import DraftHead
 from eagle_fsd.drafters.root import RootDrafter
-from eagle_fsd.jsonl import append_line, write_json
+from eagle_fsd.jsonl import append_line, open_rows, write_json
 from eagle_fsd.loading import (
     DTYPES,
     SHIPPED_HEAD,
@@ -48,7 +48,7 @@ from eagle_fsd.questions import Question, read_questions, spread
 from eagle_fsd.replay.decoded import compare, decode_text
 from eagle_fsd.replay.figures import level_rows, tables, tree_row
 from eagle_fsd.replay.record import WALKS, Asked, replay_text
-from eagle_fsd.replay.texts import BEYOND, PlainText, TextStore, open_rows
+from eagle_fsd.replay.texts import BEYOND, PlainText, TextStore
 from eagle_fsd.target import Target
 
 

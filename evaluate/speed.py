@@ -28,9 +28,10 @@ from eagle_fsd.drafters.lookup import LookupDrafter
 from eagle_fsd.loading import load_target_config
 from eagle_fsd.options import DecodeOptions, ModelOptions, option
 from eagle_fsd.questions import Question, read_questions, spread
+from eagle_fsd.quiet import check_timing_alone
 from eagle_fsd.speed.contest import Contest, Prompt
 from eagle_fsd.speed.folder import SpeedFolder
-from eagle_fsd.speed.machine import describe_machine, warn_if_busy
+from eagle_fsd.speed.machine import describe_machine
 from eagle_fsd.speed.profile import profile_answer
 from eagle_fsd.speed.report import report
 from eagle_fsd.speed.schedule import Job, context_key, jobs, profile_file, record_file
@@ -161,7 +162,9 @@ def run_speed(options: SpeedOptions, decoding: DecodeOptions, model_options: Mod
     contexts = [length for length in options.context if length not in folder.rows("steps")]
     skipped: dict[str, str] = {}
     if timed or profiled or contexts:
-        warn_if_busy(machine["load_by_others"])
+        for warning in check_timing_alone(model_options.device):
+            print(f"warning: {warning}", file=sys.stderr)
+        folder.open([*dict.fromkeys(file for file, _, _ in timed + profiled), "steps"])
         contest, prompts = prepare(options, decoding, model_options, arms, questions, folder)
         run_jobs(folder, contest, prompts, timed, timed_answer, "timed")
         run_jobs(folder, contest, prompts, profiled, profile_answer, "profile")

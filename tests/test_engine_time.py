@@ -1,21 +1,22 @@
 """Engine time with random weights: shapes, bytes, the fixed pattern, figures, the command."""
 
-import importlib.util
 import json
 import math
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from test_commands import load_command
 from tiny import FAMILIES, prompt_tokens, tiny_head, tiny_target
 from transformers import AutoModelForCausalLM, LlamaConfig, MixtralConfig
 
-from eagle_fsd.config import AcceptConfig, SamplingConfig, TreeConfig
+from eagle_fsd.config import AcceptConfig, TreeConfig
+from eagle_fsd.decode import DecodeConfig, StopConfig
 from eagle_fsd.drafters import Drafter
 from eagle_fsd.drafters.eagle import EagleDrafter
 from eagle_fsd.drafters.heads import build_head
 from eagle_fsd.drafters.root import RootDrafter
+from eagle_fsd.drafters.shape import head_shape
 from eagle_fsd.engine_time import random_weights, roofline
 from eagle_fsd.engine_time.report import LABEL, figures, table
 from eagle_fsd.engine_time.rounds import (
@@ -25,28 +26,17 @@ from eagle_fsd.engine_time.rounds import (
     time_rounds,
     tokens_needed,
 )
-from eagle_fsd.engine_time.shapes import SHAPES, head_shape, load_shape
+from eagle_fsd.engine_time.shapes import SHAPES, load_shape
 from eagle_fsd.head_config import HeadConfig
 from eagle_fsd.target import Target
 
 pytestmark = pytest.mark.processes  # minutes together: not in the fast suite
 
-ROOT = Path(__file__).parent.parent
+COMMAND = load_command("evaluate/engine_time.py")
 TREE = TreeConfig(11, 4, 3)
 # V 101, D 40, M 53, 3 layers, 4 query and 2 key heads of 14 channels
 LAYER = 2 * 40 * 4 * 14 + 2 * 40 * 2 * 14 + 3 * 40 * 53 + 2 * 40
 TABLE = 101 * 40
-
-
-@pytest.fixture(scope="module")
-def command():
-    spec = importlib.util.spec_from_file_location(
-        "engine_time_command", ROOT / "evaluate" / "engine_time.py"
-    )
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.mark.parametrize(
@@ -97,9 +87,9 @@ def load_config(**changes) -> LlamaConfig:
 
 def test_what_cannot_fit_is_refused():
     device = torch.device("cpu")
-    random_weights.check_fits({"target": 2**20}, device)
+    random_weights.check_memory({"target": 2**20}, device)
     with pytest.raises(ValueError, match=r"target 1.05e\+06, head 2\).* cpu has"):
-        random_weights.check_fits({"target": 2**50, "head": 2**31}, device)
+        random_weights.check_memory({"target": 2**50, "head": 2**31}, device)
 
 
 @pytest.mark.parametrize("tied", [False, True])
@@ -141,15 +131,9 @@ def test_pattern_path_by_hand():
 def pattern_loop(
     target: Target, drafter: Drafter, pattern: list[int], *, rounds: int
 ) -> PatternLoop:
-    return PatternLoop(
-        target,
-        drafter,
-        torch.tensor(prompt_tokens(13)),
-        accept=AcceptConfig("fsd", threshold=1.0),
-        sampling=SamplingConfig(),
-        pattern=pattern,
-        new_tokens=tokens_needed(pattern, rounds, tree_depth=4),
-    )
+    new_tokens = tokens_needed(pattern, rounds, tree_depth=4)
+    config = DecodeConfig(AcceptConfig("fsd", threshold=1.0), stop=StopConfig(new_tokens))
+    return PatternLoop(target, drafter, prompt_tokens(13), config, pattern)
 
 
 @pytest.mark.parametrize("clocked", [False, True])
@@ -226,7 +210,8 @@ def test_figures_by_hand():
         }
     )
     text = table(found, bandwidth=1e11)
-    assert LABEL in text and "| tree | 8 | 10.000 | 80.000 | 10.000 | 20.000 |" in text
+    cells = "| tree | 8 | 10.000 | 80.000 | 10.000 | 20.000 |"
+    assert LABEL in text and cells in " ".join(text.split())
 
 
 def test_bandwidth_is_measured():
@@ -240,19 +225,19 @@ def write_config(folder: Path, **changes) -> Path:
     return folder / "config.json"
 
 
-def call(command, *options: object) -> None:
-    command.main([str(option) for option in options])
+def call(*options: object) -> None:
+    COMMAND.main([str(option) for option in options])
 
 
 @pytest.mark.parametrize(
     "options",
     [[], ["--head_type", "eagle3", "--draft_vocab", 53, "--rule", "exact", "--dtype", "float32"]],
 )
-def test_command_on_a_tiny_shape(command, tmp_path, capsys, options):
+def test_command_on_a_tiny_shape(tmp_path, capsys, options):
     shape = write_config(tmp_path, num_hidden_layers=6)
     small = ["--num_draft_tokens", 7, "--tree_depth", 3, "--branch_top_k", 3, "--device", "cpu"]
     small += ["--prompt_tokens", 19, "--rounds", 6, "--repeats", 1, "--accepted", 0, 1, 2]
-    call(command, "--random_weights", shape, *small, *options, "--output", tmp_path / "out")
+    call("--random_weights", shape, *small, *options, "--output", tmp_path / "out")
     assert f"{LABEL}" in capsys.readouterr().out
     record = json.loads((tmp_path / "out" / "engine_time.json").read_text())
     assert record["label"] == LABEL
@@ -275,14 +260,15 @@ def test_command_on_a_tiny_shape(command, tmp_path, capsys, options):
         (["--head_type", "medusa"], "medusa"),
         (["--rule", "best"], "unknown rule"),
         (["--draft_vocab", 102], "draft_vocab_size 102"),
+        (["--draft_vocab", -1], "--draft_vocab must be 0"),
         (["--head_type", "eagle3"], "fuses hidden states"),
     ],
 )
-def test_refused_before_weights_are_made(command, tmp_path, options, words):
+def test_refused_before_weights_are_made(tmp_path, options, words):
     shape = write_config(tmp_path, num_hidden_layers=2)
     given = ["--random_weights", shape, "--device", "cpu", "--output", tmp_path / "out"]
     with pytest.raises(SystemExit, match=words):
-        call(command, *given, *options)
+        call(*given, *options)
     assert not (tmp_path / "out").exists()
 
 

@@ -1,44 +1,32 @@
 """Prompt look-up: what is drafted, and that decoding with it is plain decoding."""
 
 import math
+from functools import partial
 
 import pytest
 import torch
+from test_decode import EXACT
+from test_decode import run as run_one
 from tiny import prompt_tokens, tiny_target
 
 from eagle_fsd.config import AcceptConfig, SamplingConfig
-from eagle_fsd.decode import DecodeConfig, Generation, StopConfig, decode, decode_rounds
-from eagle_fsd.drafters import Drafter
+from eagle_fsd.decode import DecodeConfig, StopConfig, decode_rounds
 from eagle_fsd.drafters.lookup import LookupDrafter
 from eagle_fsd.drafters.root import RootDrafter
-from eagle_fsd.target import Target
 from eagle_fsd.tree import DraftTree
 
-EXACT = AcceptConfig(rule="exact")
 SETTINGS = [
     {},
     {"num_draft_tokens": 3, "max_ngram": 1},
     {"num_draft_tokens": 7, "max_ngram": 2, "num_continuations": 3},
 ]
+run = partial(run_one, budget=40)
 
 
 def proposal(text: list[int], **settings: int) -> DraftTree:
     drafter = LookupDrafter(**settings)
     drafter.observe(torch.empty(len(text), 0), torch.tensor(text))
     return drafter.propose()
-
-
-def run(
-    target: Target,
-    drafter: Drafter,
-    prompt: list[int],
-    *,
-    accept: AcceptConfig = EXACT,
-    temperature: float = 0.0,
-    seed: int = 0,
-) -> Generation:
-    config = DecodeConfig(accept, SamplingConfig(temperature), StopConfig(40), seed)
-    return decode(target, drafter, prompt, config)
 
 
 def test_longest_ngram_is_continued_as_it_went_on_before():

@@ -144,6 +144,14 @@ def test_other_settings_are_refused(finished):
         call([*options, "--max_new_tokens", 5])
 
 
+def test_one_of_several_processes_is_refused(models, tmp_path, monkeypatch):
+    """A launcher's processes would time each other: told before anything is written."""
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(SystemExit, match="error: 2 processes.*without a launcher"):
+        call(speed_options(models, tmp_path))
+    assert not (tmp_path / "run").exists()
+
+
 BAD = {
     "unknown arm": (["--arms", "fsdd"], "fsdd"),
     "malformed tree": (["--trees", "15-4-6"], "15-4-6"),

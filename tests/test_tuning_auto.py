@@ -1,12 +1,11 @@
 """`auto` end to end with a tiny model: measuring, keeping, broken files, the command."""
 
-import importlib.util
 import json
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from test_commands import load_command
 from tiny_folder import write_random_head, write_target
 
 from eagle_fsd.api import Model, load
@@ -21,6 +20,7 @@ from eagle_fsd.tuning.store import kept
 
 pytestmark = pytest.mark.processes  # minutes together: not in the fast suite
 
+COMMAND = load_command("evaluate/choose_tree.py")
 TREES = (TreeConfig(1, 1, 1), TreeConfig(7, 3, 3), TreeConfig(15, 4, 6))
 TUNING = TuningConfig(prompts=("Say one.", "And two?"), max_new_tokens=9, repeats=1, context=30)
 KINDS = ["accept", "acceptance", "costs"]
@@ -156,17 +156,12 @@ def test_kept_without_a_file_measures(tmp_path):
 def test_the_command_prints_and_writes(folders, tmp_path, monkeypatch, capsys):
     """choose_tree.py with its own prompts, a second time from what is kept."""
     monkeypatch.setenv("EAGLE_FSD_CACHE", str(tmp_path / "cache"))
-    path = Path(__file__).parent.parent / "evaluate" / "choose_tree.py"
-    spec = importlib.util.spec_from_file_location("choose_tree", path)
-    command = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = command  # dataclasses look their module up
-    spec.loader.exec_module(command)
     options = ["--target", str(folders[0]), "--head", str(folders[1]), "--dtype", "float32"]
     options += ["--device", "cpu", "--rows", "3", "--max_new_tokens", "4"]
     options += ["--output", str(tmp_path / "choice.json")]
     texts = []
     for _ in range(2):
-        command.main(options)
+        COMMAND.main(options)
         texts.append(capsys.readouterr().out)
     assert texts[0] == texts[1]
     assert "auto tree: " in texts[0] and texts[0].count("\n| ") == 4
@@ -174,4 +169,4 @@ def test_the_command_prints_and_writes(folders, tmp_path, monkeypatch, capsys):
     assert record["choice"]["tree"] == record["choice"]["table"][0]["tree"]
     assert sorted(p.name.split("-")[0] for p in (tmp_path / "cache" / "tuning").iterdir()) == KINDS
     with pytest.raises(SystemExit, match="rows"):
-        command.main([*options, "--rows", "-1"])
+        COMMAND.main([*options, "--rows", "-1"])

@@ -28,6 +28,9 @@ class EagleDrafter:
     each round. With n committed tokens (the root is the last) the stable rows are the pairs
     (f_0, t_1) .. (f_{n-2}, t_{n-1}); the last one's output is the root's, and a frontier of level d
     stands at position n - 2 + d.
+
+    Attributes:
+        draft_vocab_size: number of tokens that the head can draft, R.
     """
 
     def __init__(self, head: DraftHead, target: Target, tree: TreeConfig):
@@ -49,14 +52,15 @@ class EagleDrafter:
         self._query_groups = head.config.num_attention_heads // head.config.num_key_value_heads
         self.readout = draft_readout(self.head, target)
         self.draft_token_R = head.draft_token_R
+        self.draft_vocab_size = head.config.draft_vocab_size or target.vocab_size
         self.target = target
         self._set_tree(tree)
 
     def _set_tree(self, tree: TreeConfig) -> None:
-        vocabulary = self.head.config.draft_vocab_size or self.target.vocab_size
-        if tree.branch_top_k > vocabulary:
+        if tree.branch_top_k > self.draft_vocab_size:
             raise ValueError(
-                f"branch_top_k {tree.branch_top_k} is more than the draft vocabulary {vocabulary}"
+                f"branch_top_k {tree.branch_top_k} is more than the draft vocabulary "
+                f"{self.draft_vocab_size}"
             )
         self.tree_config = tree
         self.max_nodes = tree.num_draft_tokens + 1

@@ -16,7 +16,7 @@ from eagle_fsd.decode import DecodeConfig, StopConfig, decode_rounds
 from eagle_fsd.drafters import Drafter
 from eagle_fsd.drafters.eagle import EagleDrafter
 from eagle_fsd.drafters.root import RootDrafter
-from eagle_fsd.engine_time.memory import PeakMemory
+from eagle_fsd.engine_time.memory import PeakAllocated
 from eagle_fsd.engine_time.random_weights import cache_row_bytes
 from eagle_fsd.target import Target
 from eagle_fsd.timing import synchronized_time
@@ -103,14 +103,14 @@ def time_pairs(
 def loop_peak(
     target: Target, drafter: Drafter, prompt: list[int], *, new_tokens: int, level: int
 ) -> int:
-    """Peak bytes of prefill and a few rounds, above `level`; see PeakMemory.
+    """Peak bytes of prefill and a few rounds, above `level`; see PeakAllocated.
 
     Args:
         drafter: fresh, or what it still holds is counted.
     """
     target.start(1)  # what is left of the last sequence is dropped, but for recorded graphs'
     gc.collect()
-    with PeakMemory(target.device, level=level) as memory:
+    with PeakAllocated(target.device, level=level) as memory:
         steps = decode_rounds(target, drafter, prompt, _config(new_tokens))
         for _ in islice(steps, 1 + MEMORY_ROUNDS):
             pass
@@ -135,11 +135,10 @@ def bound_parts(drafter: EagleDrafter, *, weights: int, capacity: int) -> dict[s
     if reduced and head.lm_head is None:
         head_bytes += reduced * target.hidden_size * target.dtype.itemsize
     rows = capacity + drafter.max_nodes + tree.num_expanded
-    vocabulary = reduced or target.vocab_size
     return {
         "head": head_bytes,
         "cache": rows * cache_row_bytes(head.config, target.dtype),
-        "logit_rows": tree.num_expanded * vocabulary * target.dtype.itemsize,
+        "logit_rows": tree.num_expanded * drafter.draft_vocab_size * target.dtype.itemsize,
     }
 
 

@@ -11,14 +11,14 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 
-class PeakMemory:
+class PeakAllocated:
     """Measures a block of work.
 
     On a CPU, blocks freed inside that were allocated before it are not counted as given back, so
     work that drops old buffers should drop them before.
 
     Example:
-        >>> with PeakMemory(torch.device("cpu")) as memory:
+        >>> with PeakAllocated(torch.device("cpu")) as memory:
         ...     work()
         >>> memory.peak_bytes
 
@@ -39,7 +39,7 @@ class PeakMemory:
         self.peak_bytes = 0
         self.held_bytes = 0
 
-    def __enter__(self) -> "PeakMemory":
+    def __enter__(self) -> "PeakAllocated":
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
             torch.cuda.reset_peak_memory_stats(self._device)

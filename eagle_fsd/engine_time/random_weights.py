@@ -69,7 +69,7 @@ def device_bytes(device: torch.device) -> int:
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
-def check_fits(needed: dict[str, int], device: torch.device) -> None:
+def check_memory(needed: dict[str, int], device: torch.device) -> None:
     """Refuse what cannot fit, before anything is allocated.
 
     Args:

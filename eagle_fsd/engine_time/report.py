@@ -4,8 +4,29 @@ from collections.abc import Callable
 from statistics import median
 
 from eagle_fsd.engine_time.rounds import RoundTimes
+from eagle_fsd.tables import Column, markdown_table
 
 LABEL = "engine time; random weights, no quality"
+LOOPS: tuple[Column, ...] = (
+    ("loop", "loop", "s"),
+    ("width", "width", "d"),
+    ("propose", "propose", ".3f"),
+    ("verify", "verify", ".3f"),
+    ("accept", "accept", ".3f"),
+    ("commit + host", "commit_and_host", ".3f"),
+    ("round, clocked", "clocked_round_ms", ".3f"),
+    ("round", "round_ms", ".3f"),
+    ("tokens/round", "tokens_per_round", ".2f"),
+    ("tokens/s", "tokens_per_second", ".1f"),
+)
+ROOFLINE: tuple[Column, ...] = (
+    ("forward", "forward", "s"),
+    ("GB read", "gigabytes", ".3f"),
+    ("least ms", "roofline_ms", ".3f"),
+    ("ms", "verify", ".3f"),
+    ("share", "roofline_share", ".0%"),
+    ("share of the round", "roofline_share_of_round", ".0%"),
+)
 
 
 def figures(
@@ -76,26 +97,16 @@ def _loop_figures(
 
 def table(found: dict[str, dict], *, bandwidth: float) -> str:
     """The figures as Markdown."""
-    titles = ["loop", "width", "propose", "verify", "accept", "commit + host", "round, clocked"]
-    titles += ["round", "tokens/round", "tokens/s"]
-    rows = []
-    for name in ("plain", "tree"):
-        loop = found[name]
-        ms = loop["ms"]
-        times = [ms["propose"], ms["verify"], ms["accept"], ms["commit"] + ms["host"]]
-        times += [loop["clocked_round_ms"], loop["round_ms"]]
-        rates = [f"{loop['tokens_per_round']:.2f}", f"{loop['tokens_per_second']:.1f}"]
-        rows.append([name, str(loop["width"]), *(f"{value:.3f}" for value in times), *rates])
-    roofline = [
-        [
-            name,
-            f"{loop['bytes_read'] / 1e9:.3f}",
-            f"{loop['roofline_ms']:.3f}",
-            f"{loop['ms']['verify']:.3f}",
-            f"{loop['roofline_share']:.0%}",
-            f"{loop['roofline_share_of_round']:.0%}",
-        ]
-        for name, loop in (("plain step", found["plain"]), ("verify", found["tree"]))
+    rows = [
+        found[name]
+        | found[name]["ms"]
+        | {
+            "loop": name,
+            "forward": forward,
+            "commit_and_host": found[name]["ms"]["commit"] + found[name]["ms"]["host"],
+            "gigabytes": found[name]["bytes_read"] / 1e9,
+        }
+        for name, forward in (("plain", "plain step"), ("tree", "verify"))
     ]
     both = found["both"]
     return "\n".join(
@@ -103,13 +114,11 @@ def table(found: dict[str, dict], *, bandwidth: float) -> str:
             f"{LABEL}. Milliseconds; the phases and `round, clocked` wait for the device at every",
             "phase, `round` does not.",
             "",
-            _markdown(titles, rows),
+            markdown_table(rows, LOOPS),
             "",
             f"Memory roofline at {bandwidth / 1e9:.1f} GB/s, measured here:",
             "",
-            _markdown(
-                ["forward", "GB read", "least ms", "ms", "share", "share of the round"], roofline
-            ),
+            markdown_table(rows, ROOFLINE),
             "",
             f"verify / plain step {both['verify_vs_plain_step']:.2f}, (draft + host) / verify "
             f"{both['draft_and_host_vs_verify']:.2f}, round / plain round "
@@ -117,8 +126,3 @@ def table(found: dict[str, dict], *, bandwidth: float) -> str:
             f"{both['speed_vs_plain']:.2f}",
         ]
     )
-
-
-def _markdown(titles: list[str], rows: list[list[str]]) -> str:
-    lines = [titles, ["---"] * len(titles), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)

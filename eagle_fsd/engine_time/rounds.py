@@ -2,27 +2,22 @@
 
 The drafter proposes, the target verifies and the rule accepts as in decode.py, and all of it counts
 as time. Then the rule's path is replaced by the pattern's, so that random weights commit what a
-trained head would. Stop tokens, strings and budgets have no part here.
-
-Axes: L prompt tokens, N tree nodes, A accepted path with its root, F features.
+trained head would. The budget only has to be long enough (tokens_needed).
 """
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from itertools import cycle
 
 import torch
 
-from eagle_fsd.accept import Acceptance, accept, uniforms
-from eagle_fsd.config import AcceptConfig, SamplingConfig
-from eagle_fsd.decode import on_device
+from eagle_fsd.accept import Acceptance, accept
+from eagle_fsd.decode import DecodeConfig, decode_rounds
 from eagle_fsd.drafters import Drafter
 from eagle_fsd.target import Target
-from eagle_fsd.timing import PhaseClock, synchronized_time
+from eagle_fsd.timing import ROUND_PHASES, PhaseClock, synchronized_time
 from eagle_fsd.tree import DraftTree
-
-ROUND_PHASES = ("propose", "verify", "accept", "commit", "host")
 
 
 def pattern_path(parents: Sequence[int], depths: Sequence[int], accepted: int) -> list[int]:
@@ -59,7 +54,7 @@ class RoundTimes:
         accepted: drafts accepted in each.
         context: mean rows in the target's cache at a verification.
         seconds: of all rounds, without the replacement of paths.
-        phase_seconds: the same by phase of ROUND_PHASES; empty without a clock.
+        phase_seconds: the same by phase of a round; empty without a clock.
     """
 
     rounds: int
@@ -74,94 +69,79 @@ class RoundTimes:
         return sum(self.accepted) / self.rounds + 1
 
 
+@dataclass(frozen=True)
 class PatternLoop:
-    """One sequence under a fixed acceptance pattern.
+    """Decoding one prompt under a fixed acceptance pattern.
+
+    Attributes:
+        prompt: token ids.
+        config: the rule whose time counts, and the budget.
+        pattern: accepted drafts of each round, in turn; clipped to the tree.
+    """
+
+    target: Target
+    drafter: Drafter
+    prompt: list[int]
+    config: DecodeConfig
+    pattern: Sequence[int]
+
+
+class _PatternAcceptor:
+    """Accepts by the rule, then takes the pattern's path.
 
     Attributes:
         width: nodes of the last tree.
-        pattern_seconds: spent on replacing paths, the only work here that decoding has not.
+        seconds: spent on replacing paths, the only work here that decoding has not.
     """
 
-    def __init__(
-        self,
-        target: Target,
-        drafter: Drafter,
-        prompt_L: torch.Tensor,
-        *,
-        accept: AcceptConfig,
-        sampling: SamplingConfig,
-        pattern: Sequence[int],
-        new_tokens: int,
-    ):
-        self.target, self.drafter = target, drafter
-        self.accept, self.sampling = accept, sampling
-        self.width, self.pattern_seconds = 0, 0.0
+    def __init__(self, config: DecodeConfig, pattern: Sequence[int]):
+        self.width, self.seconds = 0, 0.0
+        self._config = config
         self._pattern = cycle(pattern)
-        self._generator = torch.Generator(target.device).manual_seed(0)
-        capacity = prompt_L.shape[0] + new_tokens
-        target.start(capacity + drafter.max_nodes)
-        drafter.reset(capacity)
-        logits_V, features_LF = target.prefill(prompt_L)
-        drafter.observe(features_LF, torch.cat([prompt_L[1:], logits_V.argmax()[None]]))
 
-    def step(self, lap: Callable[[str], None]) -> int:
-        """One round; returns the accepted drafts."""
-        lap("host")
-        tree = self.drafter.propose()
-        lap("propose")
-        logits_NV, features_NF = self.target.verify(tree)
-        lap("verify")
-        uniform_S3 = uniforms(tree.max_depth, self._generator)
-        accepted = accept(tree, logits_NV, uniform_S3, config=self.accept, sampling=self.sampling)
-        lap("accept")
-        path, tokens = self._replaced(tree, accepted)
-        lap("pattern")
-        path_A, token_A = on_device([path, tokens], self.target.device)
-        self.target.commit(path_A)
-        self.drafter.observe(features_NF[path_A], token_A)
-        lap("commit")
+    def __call__(
+        self, tree: DraftTree, logits_NV: torch.Tensor, uniform_S3: torch.Tensor
+    ) -> Acceptance:
+        """The pattern's path and its tokens, the rule's last token after them; what else an
+        Acceptance says is still about the rule's path."""
+        rule, sampling = self._config.accept, self._config.sampling
+        accepted = accept(tree, logits_NV, uniform_S3, config=rule, sampling=sampling)
         self.width = tree.size
-        return len(path) - 1
-
-    def _replaced(self, tree: DraftTree, accepted: Acceptance) -> tuple[list[int], list[int]]:
-        """The pattern's path and its tokens; the token after it is the rule's last one.
-
-        The rule has just waited for the device, so the host's clock sees all of this.
-        """
-        began = time.perf_counter()
+        began = time.perf_counter()  # the rule has just waited for the device
         table_N3 = torch.stack([tree.parent_N, tree.depth_N, tree.token_N], dim=1).tolist()
         parents, depths, tokens = zip(*table_N3, strict=True)
         path = pattern_path(parents, depths, next(self._pattern))
         emitted = [*(tokens[node] for node in path[1:]), accepted.tokens[-1]]
-        self.pattern_seconds += time.perf_counter() - began
-        return path, emitted
+        self.seconds += time.perf_counter() - began
+        return replace(accepted, path=path, tokens=emitted)
 
 
-@torch.inference_mode()
 def time_rounds(loop: PatternLoop, rounds: int, *, warm_up: int, clocked: bool) -> RoundTimes:
-    """Run a fresh loop's rounds and take their time, with a clock by phase or without.
+    """Start the loop, run its rounds and take their time, with a clock by phase or without.
 
     The clock waits for the device at every phase; on an accelerator only a run without it shows
     what a round takes.
     """
-    device = loop.target.device
-    for _ in range(warm_up):
-        loop.step(_no_lap)
-    loop.pattern_seconds = 0.0
-    began = synchronized_time(device)
+    target, device = loop.target, loop.target.device
     clock = PhaseClock(device) if clocked else None
+    acceptor = _PatternAcceptor(loop.config, loop.pattern)
+    steps = decode_rounds(
+        target, loop.drafter, loop.prompt, loop.config, acceptor=acceptor, clock=clock
+    )
+    for _ in range(1 + warm_up):  # prefill is a step too
+        next(steps)
+    acceptor.seconds = 0.0
     if clock:
-        clock.seconds["pattern"] = 0.0
+        clock.restart()
+    began = synchronized_time(device)
     accepted, rows = [], 0
     for _ in range(rounds):
-        rows += loop.target.cache_length
-        accepted.append(loop.step(clock.lap if clock else _no_lap))
+        rows += target.cache_length
+        accepted.append(next(steps).acceptance.accepted_drafts)
+    seconds = synchronized_time(device) - began - acceptor.seconds
+    phases: dict[str, float] = {}
     if clock:
         clock.lap("host")
-    seconds = synchronized_time(device) - began - loop.pattern_seconds
-    phases = {phase: clock.seconds[phase] for phase in ROUND_PHASES} if clock else {}
-    return RoundTimes(rounds, loop.width, accepted, rows / rounds, seconds, phases)
-
-
-def _no_lap(phase: str) -> None:
-    """Nobody measures."""
+        clock.seconds["accept"] -= acceptor.seconds
+        phases = {phase: clock.seconds[phase] for phase in ROUND_PHASES}
+    return RoundTimes(rounds, acceptor.width, accepted, rows / rounds, seconds, phases)

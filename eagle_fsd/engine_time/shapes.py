@@ -1,12 +1,10 @@
-"""Shapes of targets by name, from their public config.json, and the shape of a head for each."""
+"""Shapes of targets by name, from their public config.json."""
 
 from pathlib import Path
 
 from transformers import AutoConfig, PretrainedConfig
 
 from eagle_fsd.families import check_supported
-from eagle_fsd.head_config import HeadConfig
-from eagle_fsd.loading import check_fits
 
 # As published beside the weights; what has no part in the size or the time of a forward is left out
 SHAPES: dict[str, dict] = {
@@ -75,33 +73,3 @@ def load_shape(name: str) -> PretrainedConfig:
                 "on the tokens, which are random here. Give a dense model"
             )
     return config
-
-
-def head_shape(config: PretrainedConfig, *, head_type: str, draft_vocab: int) -> HeadConfig:
-    """A head as wide as its target's layers.
-
-    Args:
-        config: the target's.
-        head_type: "eagle" (EAGLE-1/2) or "eagle3".
-        draft_vocab: tokens that the head can draft; 0 is the target's whole vocabulary.
-
-    Raises:
-        ValueError: see HeadConfig; or the target has too few layers for an EAGLE-3 head.
-    """
-    if draft_vocab < 0:
-        raise ValueError(f"draft_vocab must be 0 (all tokens) or above, got {draft_vocab}")
-    eagle3 = head_type == "eagle3"
-    shape = HeadConfig(
-        hidden_size=config.hidden_size,
-        intermediate_size=config.intermediate_size,
-        num_attention_heads=config.num_attention_heads,
-        num_key_value_heads=config.num_key_value_heads,
-        vocab_size=config.vocab_size,
-        max_position_embeddings=config.max_position_embeddings,
-        bias=False,
-        head_type=head_type,
-        head_dim=getattr(config, "head_dim", None) if eagle3 else None,
-        draft_vocab_size=draft_vocab or None,
-    )
-    check_fits(shape, config, name=f"random {head_type}")
-    return shape

@@ -15,8 +15,7 @@ import torch
 from eagle_fsd.config import AcceptConfig
 from eagle_fsd.decode import DecodeConfig, StopConfig, decode
 from eagle_fsd.drafters.root import RootDrafter
-from eagle_fsd.jsonl import append_line, read_lines, write_lines
-from eagle_fsd.provenance import without_checkout
+from eagle_fsd.jsonl import append_line, open_rows
 from eagle_fsd.target import Target
 
 # Tokens kept beyond an answer's end: a round's accepted drafts are counted before trimming, so the
@@ -114,33 +113,6 @@ def greedy_tokens(target: Target, prompts: list[list[int]], stop: StopConfig) ->
 def _decoded(target: Target, prompt: list[int], count: int) -> list[int]:
     config = DecodeConfig(AcceptConfig("exact"), stop=StopConfig(count))
     return decode(target, RootDrafter(), prompt, config).tokens
-
-
-def open_rows(path: Path, settings: dict) -> dict[int | str, dict]:
-    """Open a file of rows by question_id whose first line holds its settings; made if needed.
-
-    Raises:
-        ValueError: it cannot be written to, or it was made with other settings.
-    """
-    settings = without_checkout(settings)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        rows = read_lines(path, repair=True) if path.is_file() else []
-        if not rows:
-            write_lines(path, [{"settings": settings}])
-            return {}
-    except OSError as error:
-        raise ValueError(f"cannot write to {path} ({error})") from error
-    before = rows[0].get("settings")
-    if before is None:
-        raise ValueError(f"{path} does not begin with its settings: name another folder")
-    keys = [key for key in {**before, **settings} if before.get(key) != settings.get(key)]
-    if keys:
-        changed = {key: (before.get(key), settings.get(key)) for key in keys}
-        raise ValueError(
-            f"{path} was made with other settings (there, here): {changed}; name another folder"
-        )
-    return {row["question_id"]: row for row in rows[1:]}
 
 
 class TextStore:

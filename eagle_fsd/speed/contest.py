@@ -1,7 +1,6 @@
 """The arms of a speed run, made ready once: drafters, warm-up, and what cannot run here."""
 
 import sys
-import zlib
 from dataclasses import dataclass
 
 import torch
@@ -11,6 +10,7 @@ from eagle_fsd.arms import COMPILED, Arm
 from eagle_fsd.config import SamplingConfig
 from eagle_fsd.decode import Generation, StopConfig
 from eagle_fsd.drafters import Drafter
+from eagle_fsd.sample import answer_seed
 from eagle_fsd.timing import PhaseClock
 
 
@@ -66,7 +66,7 @@ class Contest:
 
     def seed(self, prompt: Prompt) -> int:
         """One seed a prompt, the same for every arm and repeat."""
-        return zlib.crc32(f"{self._seed}/{prompt.question_id}/0".encode())
+        return answer_seed(self._seed, prompt.question_id, turn=0)
 
     def answer(
         self, arm: Arm, prompt: Prompt, *, clock: PhaseClock | None = None

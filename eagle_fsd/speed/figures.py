@@ -7,9 +7,8 @@ prefill left out.
 """
 
 from eagle_fsd.summary import Record, paired_ratio, summarize
-from eagle_fsd.timing import PHASES
+from eagle_fsd.timing import PHASES, ROUND_PHASES
 
-ROUND_PHASES = tuple(phase for phase in PHASES if phase != "prefill")
 MEBIBYTE = 2**20
 Repeat = dict[str, list[Record]]  # arm -> one record a prompt, in the order of the prompts
 

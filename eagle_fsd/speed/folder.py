@@ -9,18 +9,18 @@ The first line of the first three holds the settings; rows of others are refused
 """
 
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
-from eagle_fsd.jsonl import append_line, read_lines
+from eagle_fsd.jsonl import append_line, open_rows, read_lines
 from eagle_fsd.provenance import describe_run
-from eagle_fsd.replay.texts import open_rows
 
 
 class SpeedFolder:
     """Opens a folder and adds rows to it.
 
     Args:
-        folder: made if needed.
+        folder: made by `open`.
         settings: what every row depends on.
         machine: from describe_machine; noted with the session.
     """
@@ -34,14 +34,24 @@ class SpeedFolder:
         self.sessions = read_lines(sessions, repair=True) if sessions.is_file() else []
 
     def rows(self, file: str) -> dict[int | str, dict]:
-        """The rows of a file such as "profile/plain", by question_id.
+        """The rows of a file such as "profile/plain", by question_id; none if it is not there.
 
         Raises:
-            ValueError: it cannot be written to, is damaged, or holds rows of other settings.
+            ValueError: it is damaged, or holds rows of other settings.
         """
         if file not in self._rows:
-            self._rows[file] = open_rows(self.path / f"{file}.jsonl", self.settings)
+            path = self.path / f"{file}.jsonl"
+            self._rows[file] = open_rows(path, self.settings, read_only=True)
         return self._rows[file]
+
+    def open(self, files: Iterable[str]) -> None:
+        """Make the files that rows will be added to.
+
+        Raises:
+            ValueError: one cannot be written to.
+        """
+        for file in files:
+            self._rows[file] = open_rows(self.path / f"{file}.jsonl", self.settings)
 
     def add(self, file: str, row: dict) -> None:
         """Append a row; it is on disk when this returns."""

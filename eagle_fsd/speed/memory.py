@@ -1,7 +1,8 @@
-"""Peak memory of one piece of work, above what was there before.
+"""Peak memory of one piece of work as the system sees it, above what was there before.
 
 On CUDA: torch's max_memory_allocated. On Linux CPUs: the kernel's high-water mark of the resident
-set (VmHWM), set back before. Elsewhere: nothing is measured.
+set (VmHWM), set back before. Elsewhere: nothing is measured. PeakAllocated of engine_time/memory.py
+counts what torch's allocators give out instead, on a CPU too.
 """
 
 import ctypes
@@ -16,7 +17,7 @@ METHODS = {
 }
 
 
-class PeakMemory:
+class PeakResident:
     """Measures the body of a `with` statement.
 
     What the allocator holds back from earlier work would hide new memory, so it is returned to the
@@ -30,7 +31,7 @@ class PeakMemory:
         self._device = device
         self.bytes: int | None = None
 
-    def __enter__(self) -> "PeakMemory":
+    def __enter__(self) -> "PeakResident":
         gc.collect()
         self._before = _start_cuda(self._device) if self._on_cuda else _start_process()
         return self

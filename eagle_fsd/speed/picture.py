@@ -7,7 +7,7 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt  # noqa: E402  (the backend must be chosen first)
 
-from eagle_fsd.speed.figures import ROUND_PHASES  # noqa: E402
+from eagle_fsd.timing import ROUND_PHASES  # noqa: E402
 
 
 def plot_speed(

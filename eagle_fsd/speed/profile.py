@@ -7,7 +7,7 @@ and measuring memory slows everything down.
 from eagle_fsd.arms import Arm
 from eagle_fsd.decode import decode_rounds
 from eagle_fsd.speed.contest import Contest, Prompt
-from eagle_fsd.speed.memory import PeakMemory
+from eagle_fsd.speed.memory import PeakResident
 from eagle_fsd.speed.synchronization import synchronizations_per_round
 from eagle_fsd.timing import PhaseClock, synchronized_time
 
@@ -23,7 +23,7 @@ def profile_answer(contest: Contest, arm: Arm, prompt: Prompt) -> dict:
     """
     target = contest.model.target
     contest.release()
-    with PeakMemory(target.device) as memory:
+    with PeakResident(target.device) as memory:
         contest.answer(arm, prompt)
     clock = waits = None
     if arm.runs_our_loop:

@@ -109,6 +109,7 @@ def _notes(folder: SpeedFolder, repeats: list, skipped: dict[str, str], device: 
     )
     if mixed:
         notes.append(f"{mixed} prompts had their arms timed in more than one process")
-    busy = max(session["machine"]["load_by_others"] for session in folder.sessions)
-    notes.append(f"load by other processes when a session began: at most {busy:g} cores")
+    loads = [session["machine"]["load_by_others"] for session in folder.sessions]
+    if None not in loads:
+        notes.append(f"load by other processes when a session began: at most {max(loads):g} cores")
     return notes

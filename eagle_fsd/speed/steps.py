@@ -118,7 +118,7 @@ def draft_step(
 ) -> Step:
     """A whole draft of so many levels, after one committed token."""
     K = drafter.tree_config.branch_top_k
-    pool = K + (depth - 1) * K * K
+    pool = TreeConfig(depth, depth, K).pool_size
     drafts = min(max(drafter.tree_config.num_draft_tokens, depth), pool)
     own = drafter.with_tree(TreeConfig(drafts, depth, K))
     own.reset(context_L.shape[0] + rounds + 1)

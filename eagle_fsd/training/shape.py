@@ -1,47 +1,22 @@
-"""The shape of a new head, from its target's config."""
+"""The shape of a head to be trained, its options checked against the target."""
 
 from transformers import PretrainedConfig
 
+from eagle_fsd.drafters.shape import head_shape
 from eagle_fsd.head_config import HeadConfig
 from eagle_fsd.training.options import TrainOptions
 
 
 def head_config_for(target_config: PretrainedConfig, options: TrainOptions) -> HeadConfig:
-    """One layer shaped like the target's own.
+    """See head_shape.
 
     Raises:
         ValueError: a vocabulary that is none of the target's, or a target without the sizes needed.
     """
-    eagle3 = options.head_type == "eagle3"
     for name in ("draft_vocab", "loss_vocab"):
         if getattr(options, name) >= target_config.vocab_size:
             raise ValueError(
                 f"--{name} {getattr(options, name)} is not less than the target's vocabulary "
                 f"{target_config.vocab_size}: leave it out to use all tokens"
             )
-    needed = ("intermediate_size", "num_attention_heads", "num_key_value_heads", "rms_norm_eps")
-    missing = [name for name in needed if getattr(target_config, name, None) is None]
-    if missing:
-        raise ValueError(
-            f"targets of type {target_config.model_type!r} have no {', '.join(missing)} in their "
-            "config: the head's layer cannot be shaped like theirs"
-        )
-    activation = getattr(target_config, "hidden_act", None)
-    rope = getattr(target_config, "rope_parameters", None) or {}
-    return HeadConfig(
-        hidden_size=target_config.hidden_size,
-        intermediate_size=target_config.intermediate_size,
-        num_attention_heads=target_config.num_attention_heads,
-        num_key_value_heads=target_config.num_key_value_heads,
-        vocab_size=target_config.vocab_size,
-        rms_norm_eps=target_config.rms_norm_eps,
-        # models with a base per layer type (Gemma 3) get the head's default
-        rope_theta=rope.get("rope_theta", HeadConfig.rope_theta),
-        max_position_embeddings=target_config.max_position_embeddings,
-        hidden_act=activation or getattr(target_config, "hidden_activation", HeadConfig.hidden_act),
-        qkv_bias=target_config.model_type.startswith("qwen2"),
-        bias=not eagle3,
-        head_type=options.head_type,
-        head_dim=getattr(target_config, "head_dim", None) if eagle3 else None,
-        draft_vocab_size=options.draft_vocab or None,
-    )
+    return head_shape(target_config, head_type=options.head_type, draft_vocab=options.draft_vocab)

@@ -8,7 +8,7 @@ model = replace(model, drafter=model.drafter.with_tree(choice.tree))
 from dataclasses import asdict
 from pathlib import Path
 
-from eagle_fsd.api import LARGE_TREE, SMALL_TREE, Model
+from eagle_fsd.api import Model, usual_tree
 from eagle_fsd.assets import cache_dir as assets_dir
 from eagle_fsd.config import AcceptConfig, SamplingConfig, TreeConfig
 from eagle_fsd.drafters.eagle import EagleDrafter
@@ -62,11 +62,9 @@ def choose_tree(
         raise ValueError("there is no tree to choose without a draft head: name one with --head")
     accept.check_with(sampling)
     tuning = tuning or TuningConfig()
-    draft_token_R = model.drafter.draft_token_R
-    drafted = model.target.vocab_size if draft_token_R is None else draft_token_R.shape[0]
-    trees = trees or candidate_trees(drafted)
-    on_cpu = model.target.device.type == "cpu"
-    default = SMALL_TREE if on_cpu else LARGE_TREE
+    trees = trees or candidate_trees(model.drafter.draft_vocab_size)
+    device = model.target.device.type
+    default = usual_tree(device)
     costs, accept_costs = _costs(model, accept, sampling, tuning, cache_dir, retune)
     found = kept(
         cache_dir,
@@ -83,7 +81,7 @@ def choose_tree(
         costs,
         accept_costs,
         default=default,
-        walks_to_the_end=not on_cpu,
+        walks_to_the_end=device != "cpu",
         origin=_origin(accept, sampling, tuning, found),
     )
 

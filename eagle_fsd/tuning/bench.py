@@ -117,8 +117,7 @@ class _Bench:
         target.start(length + grown + max(WIDTHS))
         _, features_LF = target.prefill(self.prompt_L)
         self._features_LF = features_LF.clone()
-        vocabulary = _draft_vocabulary(model)
-        self.branches = [k for k in BRANCHES if k <= vocabulary]
+        self.branches = [k for k in BRANCHES if k <= model.drafter.draft_vocab_size]
         self._committer = self.drafter(1, 1)
 
     def comb(self, width: int) -> DraftTree:
@@ -126,7 +125,7 @@ class _Bench:
 
     def drafter(self, branch: int, depth: int) -> EagleDrafter:
         """A drafter of another shape that has seen the context."""
-        pool = branch + (depth - 1) * branch**2
+        pool = TreeConfig(depth, depth, branch).pool_size
         drafts = min(pool, max(depth, 24))
         drafter = self._model_drafter.with_tree(TreeConfig(drafts, depth, branch))
         drafter.reset(self._capacity)
@@ -159,12 +158,6 @@ class _Bench:
         return synchronized_time(device) - began
 
 
-def _draft_vocabulary(model: Model) -> int:
-    """Number of tokens that the head can draft."""
-    draft_token_R = model.drafter.draft_token_R
-    return model.target.vocab_size if draft_token_R is None else draft_token_R.shape[0]
-
-
 def _comb(width: int, device: torch.device) -> DraftTree:
     """A tree of one chain of 8 drafts below the root, then of more chains beside it."""
     parents = [0 if node % 8 == 1 else node - 1 for node in range(1, width)]
@@ -176,7 +169,7 @@ def _accepted_chain(model: Model, drafts: int) -> tuple[DraftTree, torch.Tensor]
     """A tree with a chain that the target's logits agree with, and more children of the root."""
     target, draft_token_R = model.target, model.drafter.draft_token_R
     device, size = target.device, DRAFTS_ACCEPTED[-1] + 8
-    R, V = _draft_vocabulary(model), target.vocab_size
+    R, V = model.drafter.draft_vocab_size, target.vocab_size
     generator = torch.Generator(device).manual_seed(0)
     column_N = torch.arange(size, device=device) % R
     token_N = column_N if draft_token_R is None else draft_token_R[column_N]

@@ -9,19 +9,19 @@ BRANCHES = (1, 2, 3, 4, 6, 8, 10)
 DRAFTS_PER_LEVEL = 12
 
 
-def candidate_trees(draft_vocabulary: int) -> tuple[TreeConfig, ...]:
+def candidate_trees(draft_vocab_size: int) -> tuple[TreeConfig, ...]:
     """All shapes of the grid that TreeConfig allows, the smallest first.
 
     Args:
-        draft_vocabulary: number of tokens that the head can draft; bounds branch_top_k.
+        draft_vocab_size: number of tokens that the head can draft; bounds branch_top_k.
     """
     trees = []
     for drafts in DRAFTS:
         for depth in DEPTHS:
             for branch in BRANCHES:
-                pool = branch + (depth - 1) * branch**2
+                pool = TreeConfig(depth, depth, branch).pool_size
                 fits = depth <= drafts <= min(pool, DRAFTS_PER_LEVEL * depth)
-                if fits and branch <= draft_vocabulary:
+                if fits and branch <= draft_vocab_size:
                     trees.append(TreeConfig(drafts, depth, branch))
     return tuple(trees)
 
@@ -30,4 +30,4 @@ def surveyed_tree(trees: tuple[TreeConfig, ...]) -> TreeConfig:
     """The shape whose pool of candidates holds all these trees; it keeps the whole pool."""
     depth = max(tree.tree_depth for tree in trees)
     branch = max(tree.branch_top_k for tree in trees)
-    return TreeConfig(branch + (depth - 1) * branch**2, depth, branch)
+    return TreeConfig(TreeConfig(depth, depth, branch).pool_size, depth, branch)

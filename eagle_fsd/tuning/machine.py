@@ -17,14 +17,15 @@ from eagle_fsd.tuning.calibration import TuningConfig
 from eagle_fsd.tuning.store import digest
 
 PACKAGE = Path(__file__).parent.parent
-NOT_DECODING = ("training", "replay", "plots.py", "summary.py", "runs.py")
+NOT_DECODING = ("training", "replay", "speed", "harness", "judge", "report", "tasks")
+NOT_DECODING += ("bench.py", "bench_report.py", "grid.py", "plots.py", "runs.py", "stats.py")
+NOT_DECODING += ("summary.py", "tables.py", "trace.py")
 
 
 def cost_key(model: Model, tuning: TuningConfig) -> dict:
     """Of Costs. A change of the decoding code measures anew."""
     target, head = model.target, model.drafter.head
-    draft_token_R = model.drafter.draft_token_R
-    drafted = target.vocab_size if draft_token_R is None else draft_token_R.shape[0]
+    drafted = model.drafter.draft_vocab_size
     return {
         "machine": describe_device(str(target.device)),
         "torch": torch.__version__,

@@ -11,19 +11,18 @@ top-k), five trees from 1/1/1 to 59/8/10 against decoding with each: within 4 % 
 Axes: N nodes of a pool of candidates with the root, M nodes that are verified, T trees.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from tqdm import tqdm
 
-from eagle_fsd.accept import accept, uniforms
+from eagle_fsd.accept import Acceptance, accept
 from eagle_fsd.api import Model
 from eagle_fsd.config import AcceptConfig, SamplingConfig, TreeConfig
-from eagle_fsd.decode import check_request
+from eagle_fsd.decode import DecodeConfig, decode_rounds
 from eagle_fsd.drafters.eagle import EagleDrafter
-from eagle_fsd.sample import draw_and_score
 from eagle_fsd.tree import DraftTree
 from eagle_fsd.tuning.calibration import TuningConfig
 from eagle_fsd.tuning.grid import surveyed_tree
@@ -78,10 +77,11 @@ def survey(
         budget = min(tuning.max_new_tokens, model.target.max_positions - len(ids))
         if budget < 1:
             continue
-        answer = _Answer(model, drafter, ids, budget, accept_config, sampling, tuning.seed)
-        for accepted_T in answer.rounds(asked):
-            total_T += accepted_T[:-1]
-            rounds += 1
+        config = DecodeConfig(accept_config, sampling, model.stop(budget), tuning.seed)
+        look = _LookAtAllTrees(drafter, asked, config)
+        _, *steps = decode_rounds(model.target, look, ids, config, acceptor=look.accept)
+        total_T += look.total_T[:-1]
+        rounds += len(steps)
     if not rounds:
         raise ValueError(
             "no calibration prompt was answered by more than one token within the target's "
@@ -90,79 +90,58 @@ def survey(
     return Survey(tuple((1 + total_T / rounds).tolist()), rounds)
 
 
-class _Answer:
-    """One calibration prompt, decoded as decode.py does, with a look at all trees in each round."""
+class _LookAtAllTrees:
+    """Drafts the part of a pool that is verified, and accepts for every tree; keeps the last one's.
 
-    def __init__(
-        self,
-        model: Model,
-        drafter: EagleDrafter,
-        prompt: list[int],
-        budget: int,
-        accept_config: AcceptConfig,
-        sampling: SamplingConfig,
-        seed: int,
-    ):
-        self._target, self._drafter = model.target, drafter
-        self._prompt = prompt
-        self._stop = model.stop(budget)
-        self._accept, self._sampling = accept_config, sampling
-        self._generator = torch.Generator(model.target.device).manual_seed(seed)
+    Attributes:
+        total_T: accepted drafts of every tree so far, int64 [T].
+    """
 
-    def rounds(self, trees: Sequence[TreeConfig]) -> Iterator[np.ndarray]:
-        """Accepted drafts of every tree in every round, int64 [T]; the last one's are kept."""
-        target, drafter = self._target, self._drafter
-        answer, finish = self._prefill()
-        while finish is None:
-            tree, held_TM = self._propose(trees)
-            logits_MV, features_MF = target.verify(tree)
-            uniform_S3 = uniforms(tree.max_depth, self._generator)
-            walk = self._walk(tree, logits_MV, uniform_S3)
-            yield accepted_drafts(held_TM, lambda keep_M, walk=walk: walk(keep_M)[0])
-            path, tokens = walk(torch.from_numpy(held_TM[-1]))
-            path_A = torch.tensor(path, device=target.device)
-            token_A = torch.tensor(tokens, device=target.device)
-            target.commit(path_A)
-            drafter.observe(features_MF[path_A], token_A)
-            kept, finish = self._stop.trim(answer, tokens)
-            answer = answer + kept
+    max_nodes = VERIFIED_NODES
 
-    def _prefill(self) -> tuple[list[int], str | None]:
-        target, drafter = self._target, self._drafter
-        check_request(target, self._prompt, self._stop)
-        capacity = len(self._prompt) + self._stop.max_new_tokens
-        target.start(capacity + VERIFIED_NODES)
-        drafter.reset(capacity)
-        prompt_L = torch.tensor(self._prompt, device=target.device)
-        logits_V, features_LF = target.prefill(prompt_L)
-        uniform_1 = uniforms(0, self._generator)[:, 0]
-        root_1, _ = draw_and_score(logits_V[None], uniform_1, prompt_L[None, :0], self._sampling)
-        drafter.observe(features_LF, torch.cat([prompt_L[1:], root_1]))
-        return self._stop.trim([], root_1.tolist())
+    def __init__(self, drafter: EagleDrafter, trees: Sequence[TreeConfig], config: DecodeConfig):
+        self.total_T = np.zeros(len(trees), dtype=np.int64)
+        self._drafter, self._trees, self._config = drafter, trees, config
 
-    def _propose(self, trees: Sequence[TreeConfig]) -> tuple[DraftTree, np.ndarray]:
-        """The part of the pool that is verified, and what each tree holds of it, bool [T, M]."""
+    def reset(self, capacity: int) -> None:
+        self._drafter.reset(capacity)
+
+    def observe(self, features_TF: torch.Tensor, next_token_T: torch.Tensor) -> None:
+        self._drafter.observe(features_TF, next_token_T)
+
+    def propose(self) -> DraftTree:
         pool = self._drafter.propose()
         nested = NestedTrees(pool)
-        held_TN = nested.held(trees)
+        held_TN = nested.held(self._trees)
         # what some tree holds comes first, then the best of the rest: always the same width
         first_N = np.argsort(~held_TN.any(0)[nested.order_N], kind="stable")
         keep_N = np.zeros(pool.size, dtype=bool)
         keep_N[nested.order_N[first_N][:VERIFIED_NODES]] = True
-        return restrict(pool, torch.from_numpy(keep_N)), held_TN[:, keep_N]
+        self._held_TM = held_TN[:, keep_N]
+        return restrict(pool, torch.from_numpy(keep_N))
 
-    def _walk(self, tree: DraftTree, logits_MV: torch.Tensor, uniform_S3: torch.Tensor):
-        """A function from kept nodes, bool [M], to the path (as nodes of M) and the tokens."""
+    def accept(
+        self, tree: DraftTree, logits_MV: torch.Tensor, uniform_S3: torch.Tensor
+    ) -> Acceptance:
+        """What the last tree accepts."""
+        walk = self._walk(tree, logits_MV, uniform_S3)
+        self.total_T += accepted_drafts(self._held_TM, lambda keep_M: walk(keep_M).path)
+        return walk(torch.from_numpy(self._held_TM[-1]))
 
-        def walk(keep_M: torch.Tensor) -> tuple[list[int], list[int]]:
+    def _walk(
+        self, tree: DraftTree, logits_MV: torch.Tensor, uniform_S3: torch.Tensor
+    ) -> Callable[[torch.Tensor], Acceptance]:
+        """A function from kept nodes, bool [M], to what is accepted of them, as nodes of M."""
+
+        def walk(keep_M: torch.Tensor) -> Acceptance:
             node = keep_M.nonzero()[:, 0]
             accepted = accept(
                 restrict(tree, keep_M),
                 logits_MV[node.to(logits_MV.device)],
                 uniform_S3,
-                config=self._accept,
-                sampling=self._sampling,
+                config=self._config.accept,
+                sampling=self._config.sampling,
             )
-            return node[accepted.path].tolist(), accepted.tokens
+            return replace(accepted, path=node[accepted.path].tolist())
 
         return walk
