@@ -65,7 +65,9 @@ class Arm:
         parts += [accept.logits] if judges and accept.logits != AcceptConfig.logits else []
         parts += [accept.child] if accept.child != AcceptConfig.child else []
         letter = "T" if judges else "r"
-        return cls("_".join([*parts, f"{letter}{accept.threshold:g}"]), accept)
+        value = f"{accept.threshold:g}"
+        value = value if float(value) == accept.threshold else repr(accept.threshold)
+        return cls("_".join([*parts, letter + value]), accept)
 
     def with_tree(self, label: str) -> "Arm":
         """The same rule on trees of its own, named after them.

@@ -8,7 +8,7 @@ answers are those of one process, but their times are not to be compared.
 import sys
 import time
 import uuid
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 
 from tqdm import tqdm
 
@@ -20,7 +20,7 @@ from eagle_fsd.drafters import Drafter
 from eagle_fsd.jsonl import append_line, read_lines
 from eagle_fsd.options import DecodeOptions, ModelOptions, option
 from eagle_fsd.processes import Processes
-from eagle_fsd.questions import Question, spread
+from eagle_fsd.questions import Question, check_same_questions, question_digests, spread
 from eagle_fsd.quiet import check_timing_alone
 from eagle_fsd.runs import Run, record_key
 from eagle_fsd.sample import answer_seed
@@ -57,10 +57,41 @@ OTHER_CATEGORIES = 0.7
 
 
 @dataclass
-class BenchOptions:
+class RunOptions:
+    """Of every command that lets arms answer questions."""
+
     output: str = option("runs/bench", "folder of the run")
     questions: int | None = option(None, "how many, over all categories; default 8 on CPU, or all")
     turns: int = option(0, "turns of each question; 0: all")
+    generate_questions: int | None = option(None, "questions that `generate` answers; default all")
+    num_choices: int = option(1, "answers of an arm to a question, each with its own seed")
+    max_new_tokens: int = option(128, "budget of an answer")
+    quality_only: bool = option(False, "give no speeds: others may use the machine meanwhile")
+    traces: int = option(0, "questions whose rounds are kept for the report, over all categories")
+
+    def __post_init__(self):
+        StopConfig(self.max_new_tokens)  # its own check
+        for name, least in {"turns": 0, "num_choices": 1, "traces": 0}.items():
+            if getattr(self, name) < least:
+                raise ValueError(f"--{name} must be at least {least}, got {getattr(self, name)}")
+
+    def choose(self, questions: list[Question], device: str) -> list[Question]:
+        """As many as were asked for, evenly over the categories, cut to the turns asked for."""
+        usual = min(8, len(questions)) if device == "cpu" else len(questions)
+        questions = spread(questions, usual if self.questions is None else self.questions)
+        if self.turns:
+            questions = [replace(q, turns=q.turns[: self.turns]) for q in questions]
+        return questions
+
+    def sampling(self, arm: Arm, question: Question, decoding: DecodeOptions) -> SamplingConfig:
+        """How an arm answers a question."""
+        return arm.sampling or decoding.sampling()
+
+
+@dataclass
+class BenchOptions(RunOptions):
+    """Of commands whose arms are rules with their thresholds."""
+
     arms: list[str] = field(
         default_factory=lambda: ["generate", "plain", "exact", "fsd"],
         metadata={"help": "of generate, plain, exact, fsd, fsd-paper, random"},
@@ -71,18 +102,7 @@ class BenchOptions:
     rates: list[float] = field(
         default_factory=lambda: [0.05], metadata={"help": "r of the random arms"}
     )
-    generate_questions: int | None = option(None, "questions that `generate` answers; default all")
-    num_choices: int = option(1, "answers of an arm to a question, each with its own seed")
     category_temperatures: bool = option(False, "temperature by category, as FastChat asks them")
-    max_new_tokens: int = option(128, "budget of an answer")
-    quality_only: bool = option(False, "give no speeds: others may use the machine meanwhile")
-    traces: int = option(0, "questions whose rounds are kept for the report, over all categories")
-
-    def __post_init__(self):
-        StopConfig(self.max_new_tokens)  # its own check
-        for name, least in {"turns": 0, "num_choices": 1, "traces": 0}.items():
-            if getattr(self, name) < least:
-                raise ValueError(f"--{name} must be at least {least}, got {getattr(self, name)}")
 
     def build_arms(self, decoding: DecodeOptions) -> list[Arm]:
         """The arms, checked; every rule gets an arm per threshold."""
@@ -95,20 +115,10 @@ class BenchOptions:
             built += [Arm.with_rule(decoding.accept(name, t)) for t in dict.fromkeys(values)]
         return built
 
-    def choose(self, questions: list[Question], device: str) -> list[Question]:
-        """As many as were asked for, evenly over the categories, cut to the turns asked for."""
-        usual = min(8, len(questions)) if device == "cpu" else len(questions)
-        questions = spread(questions, usual if self.questions is None else self.questions)
-        if self.turns:
-            questions = [replace(q, turns=q.turns[: self.turns]) for q in questions]
-        return questions
-
     def sampling(self, arm: Arm, question: Question, decoding: DecodeOptions) -> SamplingConfig:
-        """How an arm answers a question."""
-        if arm.sampling is not None:
-            return arm.sampling
+        """How an arm answers a question: FastChat's temperature of its category, if asked for."""
         if not self.category_temperatures:
-            return decoding.sampling()
+            return super().sampling(arm, question, decoding)
         temperature = CATEGORY_TEMPERATURES.get(question.category, OTHER_CATEGORIES)
         return replace(decoding.sampling(), temperature=temperature)
 
@@ -131,10 +141,10 @@ class Bench:
 
     Args:
         name: of the question set, for the progress bar.
+        command: that makes the run; a folder is of one command.
         arms: their names differ.
         questions: those chosen.
         extendable: further settings that a run may be continued with.
-        settings: further settings of the run.
 
     Attributes:
         run: the folder.
@@ -146,18 +156,23 @@ class Bench:
     def __init__(
         self,
         name: str,
+        command: str,
         arms: list[Arm],
         questions: list[Question],
-        options: BenchOptions,
+        options: RunOptions,
         decoding: DecodeOptions,
         model_options: ModelOptions,
         *,
-        settings: dict | None = None,
         extendable: frozenset[str] = frozenset(),
     ):
+        if options.generate_questions == 0:
+            arms = [arm for arm in arms if arm.loop != GENERATE]
         self.name, self.arms, self.questions = name, arms, questions
         self.options, self.decoding, self.model_options = options, decoding, model_options
         model_options.tree()
+        names = [arm.name for arm in arms]
+        if len(set(names)) < len(names):
+            raise ValueError(f"two arms have one name: {', '.join(names)}")
         for question in questions:
             for arm in arms:
                 if arm.accept:
@@ -165,13 +180,17 @@ class Bench:
         self._by_generate = _ids(questions, options.generate_questions, "generate_questions")
         self._traced = _ids(questions, options.traces, "traces")
         self.processes = Processes.launched(cpu=model_options.device == "cpu")
+        every = (options, decoding, model_options)
         self.run = Run(
             options.output,
-            asdict(options) | asdict(decoding) | asdict(model_options) | (settings or {}),
+            {"command": command} | {key: v for part in every for key, v in asdict(part).items()},
+            usual={f.name: f.default for part in every for f in fields(part)},
             extendable=EXTENDABLE | extendable,
-            arms=[arm.name for arm in arms],
+            arms=names,
             processes=self.processes,
         )
+        for records in self.run.records.values():
+            check_same_questions(records.values(), questions)
         self._model: Model | None = None
         self._drafters: dict[str, Drafter] = {}
 
@@ -260,6 +279,7 @@ class Bench:
         return {
             "question_id": question.question_id,
             "choice": job.choice,
+            "question": question_digests(question),
             "category": question.category,
             "arm": arm.name,
             "accept": asdict(arm.accept) if arm.accept else None,
@@ -292,10 +312,14 @@ class Bench:
             append_line(path, trace_record(self.model(), arm, sampling, question.turns, record))
 
     def records(self) -> dict[str, list[dict]]:
-        """The records of this run's arms and questions, by arm."""
+        """The records of this run's arms, questions and choices, by arm."""
         asked = {question.question_id for question in self.questions}
         return {
-            arm.name: [r for key, r in self.run.records[arm.name].items() if key[0] in asked]
+            arm.name: [
+                record
+                for (question, choice), record in self.run.records[arm.name].items()
+                if question in asked and choice < self.options.num_choices
+            ]
             for arm in self.arms
         }
 

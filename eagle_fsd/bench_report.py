@@ -14,14 +14,17 @@ NOT_TIMED = (
 
 def bench_title(bench: Bench) -> str:
     """What was run, on what, in one line."""
-    settings, options = bench.run.settings, bench.options
-    origin, _ = bench.run.origin(bench.records())
-    by_category = options.category_temperatures
-    temperature = "by category" if by_category else f"{settings['temperature']:g}"
+    settings, options, records = bench.run.settings, bench.options, bench.records()
+    origin, _ = bench.run.origin(records)
+    rows = [row for found in records.values() for row in found]
+    warm = sorted({row.get("temperature", settings["temperature"]) for row in rows})
+    temperature = ", ".join(f"{value:g}" for value in warm)
+    shapes = [row["tree"]["num_draft_tokens"] for row in rows if row.get("tree")]
+    drafts = ", ".join(map(str, sorted(set(shapes or [settings["num_draft_tokens"]]))))
     choices = f", {options.num_choices} choices" if options.num_choices > 1 else ""
     return (
         f"{bench.name}, {len(bench.questions)} questions{choices}, {settings['target']} in "
-        f"{settings['dtype']}, {settings['num_draft_tokens']} drafts, temperature {temperature}, "
+        f"{settings['dtype']}, {drafts} drafts, temperature {temperature}, "
         f"{options.max_new_tokens} new tokens; {origin}"
     )
 

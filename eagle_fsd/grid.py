@@ -54,18 +54,21 @@ def parse_axes(texts: Sequence[str]) -> dict[str, dict[str, list]]:
     return axes
 
 
-def build_grid(texts: Sequence[str], *, baselines: Sequence[str] = BASELINES) -> list[Arm]:
+def build_grid(
+    texts: Sequence[str], *, base: dict | None = None, baselines: Sequence[str] = BASELINES
+) -> list[Arm]:
     """The arms of all cells, each after the baselines that it is compared with.
 
     Args:
-        texts: the axes; those not given have their setting's default.
+        texts: the axes.
+        base: values of what is no axis; without one a setting has its default.
         baselines: of BASELINES; exact always is among the arms.
 
     Raises:
         ValueError: see parse_axes; a value that a setting refuses; no cell is left.
     """
     arms: dict[str, Arm] = {}
-    for values in _combinations(parse_axes(texts)):
+    for values in _combinations(parse_axes(texts), base or {}):
         accept = AcceptConfig(**_part(values, AcceptConfig))
         sampling = SamplingConfig(**_part(values, SamplingConfig))
         if not _has_meaning(accept, sampling):
@@ -83,24 +86,39 @@ def build_grid(texts: Sequence[str], *, baselines: Sequence[str] = BASELINES) ->
     return list(arms.values())
 
 
-def _combinations(axes: dict[str, dict[str, list]]) -> Iterator[dict]:
+def _combinations(axes: dict[str, dict[str, list]], base: dict) -> Iterator[dict]:
     """Every choice of one value an axis; where a condition holds its values replace the others.
 
     Of several conditions that hold, the one on the axis that stands first in AXES is taken.
     """
     always = {axis: axes[axis][""] for axis in AXES if set(axes.get(axis, ())) == {""}}
+    waiting = [axis for axis in axes if axis not in always]
+    held = set()
     for chosen in itertools.product(*always.values()):
-        values = dict(zip(always, chosen, strict=True))
+        values = base | dict(zip(always, chosen, strict=True))
         conditional = {}
-        for axis, found in axes.items():
-            if axis not in always:
-                where = next((value for value in values.values() if value in found), "")
-                if where not in found:
-                    known = ", ".join(f"{axis}@{name}" for name in found)
-                    raise ValueError(f"axis {axis} has no value for {values}, only {known}")
-                conditional[axis] = found[where]
+        for axis in waiting:
+            where = next((w for name in AXES for w in axes[axis] if _is(values, name, w)), "")
+            if where not in axes[axis]:
+                known = ", ".join(f"{axis}@{name}" for name in axes[axis])
+                raise ValueError(f"axis {axis} has no value for {values}, only {known}")
+            held.add((axis, where))
+            conditional[axis] = axes[axis][where]
         for rest in itertools.product(*conditional.values()):
             yield values | dict(zip(conditional, rest, strict=True))
+    never = [f"{a}@{w}" for a in waiting for w in axes[a] if w and (a, w) not in held]
+    if never:
+        raise ValueError(f"{', '.join(never)} never holds: no other axis has such a value")
+
+
+def _is(values: dict, axis: str, where: str) -> bool:
+    """Whether an axis has the value of a condition."""
+    if not where or axis not in values:
+        return False
+    try:
+        return AXES[axis](where) == values[axis]
+    except ValueError:  # a name, where the axis has numbers
+        return False
 
 
 def _part(values: dict, settings: type) -> dict:

@@ -93,6 +93,10 @@ def write_json(path: Path, value: dict) -> None:
 
 
 def _replace(path: Path, text: str) -> None:
+    """On disk when this returns, so that what it was made from may be deleted."""
     temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(text, encoding="utf-8")
+    with temporary.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
     temporary.replace(path)

@@ -4,7 +4,7 @@ run.json            settings, and every session (launch) that added records
 records/ARM.jsonl   one question answered by an arm a line: tokens, times, rounds, session; with
                     several choices a line each
 answers/ARM.jsonl   the same answers in FastChat's format, all choices of a question in a line
-shards/N/ARM.jsonl  records of process N of a sharded session, until they are merged
+shards/S.N/ARM.jsonl  records of process N of session S, until they are merged
 
 Records of a killed session are merged when the next one opens the folder.
 """
@@ -33,6 +33,7 @@ class Run:
     Args:
         folder: made if needed.
         settings: what was asked for; a folder with records of other settings is refused.
+        usual: what an older run without a setting was made with.
         extendable: settings that may differ from those of earlier sessions.
         arms: names of the arms that will be asked.
         processes: all of them open the same folder; each adds its own records.
@@ -47,6 +48,7 @@ class Run:
         folder: str | Path,
         settings: dict,
         *,
+        usual: dict | None = None,
         extendable: frozenset[str],
         arms: list[str],
         processes: Processes = Processes(),  # noqa: B008  (frozen)
@@ -57,14 +59,15 @@ class Run:
         self.sessions: list[dict] = []
         self.records: dict[str, dict[Key, dict]] = {}
         self._session = ""
-        if processes.is_main:
+        if processes.is_main:  # mends what a killed session left, before the others read
             self._lock = self._open()
-            self.sessions = self._read_sessions(extendable)
+            self.sessions = self._read_sessions(usual or {}, extendable)
             self.merge()
+            self.read(arms)
         processes.wait()
         if not processes.is_main:
-            self.sessions = self._read_sessions(extendable)
-        self.read(arms)
+            self.sessions = self._read_sessions(usual or {}, extendable)
+            self.read(arms)
 
     def _open(self):
         """Make the folders, and hold the lock of the one command that may write."""
@@ -83,7 +86,7 @@ class Run:
             ) from error
         return lock
 
-    def _read_sessions(self, extendable: frozenset[str]) -> list[dict]:
+    def _read_sessions(self, usual: dict, extendable: frozenset[str]) -> list[dict]:
         path = self.folder / "run.json"
         if not path.is_file():
             return []
@@ -92,10 +95,13 @@ class Run:
             options, sessions = before["options"], before["sessions"]
         except (ValueError, KeyError) as error:
             raise ValueError(f"{path} is damaged ({error}); name another --output") from error
+        before = {
+            key: options.get(key, usual.get(key, here)) for key, here in self.settings.items()
+        }
         changed = {
-            key: (options[key], value)
-            for key, value in self.settings.items()
-            if key not in extendable and key in options and options[key] != value
+            key: (before[key], here)
+            for key, here in self.settings.items()
+            if key not in extendable and before[key] != here
         }
         if changed:
             raise ValueError(
@@ -116,9 +122,9 @@ class Run:
         for path in sorted(shards.glob("*/*.jsonl")):
             whole = self._file("records", path.stem)
             rows = read_lines(whole, repair=True) if whole.is_file() else []
-            known = {record_key(row) for row in rows}
-            new = [r for r in read_lines(path, repair=True) if record_key(r) not in known]
-            write_lines(whole, rows + new)
+            merged = {record_key(row): row for row in read_lines(path, repair=True)}
+            merged |= {record_key(row): row for row in rows}
+            write_lines(whole, list(merged.values()))
             path.unlink()
         shutil.rmtree(shards, ignore_errors=True)
 
@@ -138,6 +144,7 @@ class Run:
             timed: the records' seconds are timings.
             warnings: what speaks against its times.
         """
+        self.processes.wait()  # until all have read what there is
         self._session = f"{len(self.sessions) + 1}"
         device = self.settings.get("device", "cpu")
         session = {"session": self._session, "started": time.time(), **describe_run(device)}
@@ -147,14 +154,19 @@ class Run:
             whole = {"options": self.settings, "sessions": self.sessions}
             write_json(self.folder / "run.json", whole)
         else:
-            (self.folder / "shards" / f"{self.processes.index}").mkdir(parents=True, exist_ok=True)
+            (self.folder / self._shard).mkdir(parents=True, exist_ok=True)
+
+    @property
+    def _shard(self) -> str:
+        """Of this session alone: what outlives its launcher finds no folder to write to."""
+        return f"shards/{self._session}.{self.processes.index}"
 
     def add(self, arm: str, record: dict) -> None:
         """Append a record; it is on disk when this returns."""
         record = {**record, "session": self._session}
         path = self._file("records", arm)
         if not self.processes.is_main:
-            path = self._file(f"shards/{self.processes.index}", arm)
+            path = self._file(self._shard, arm)
         append_line(path, record)
         self.records[arm][record_key(record)] = record
 

@@ -6,23 +6,24 @@
     python evaluate/ablate.py --axes temperature=0.7,1 logits=raw,processed child=draft,sample
 
 Axes: rule, divergence, threshold (the rate, for rule random), logits, child, tree (DRAFTSxLEVELSx
-TOPK), temperature, top_p, top_k. AXIS@VALUE=... holds only where another axis has that value.
-Combinations without a meaning are left out; plain, generate and exact are added to compare with.
-The folder is a run's (evaluate/report.py reads it) with cells.csv and cells.md beside: one row a
-cell with its whole configuration. A killed run continues; no cell is answered twice; further values
-of the axes may be added.
+TOPK), temperature, top_p, top_k; what is no axis is set by the option of its name.
+AXIS@VALUE=... holds only where another axis has that value. Combinations without a meaning are left
+out; plain, generate and exact are added to compare with. The folder is a run's
+(evaluate/report.py reads it) with cells.csv and cells.md beside: one row a cell with its whole
+configuration. A killed run continues; no cell is answered twice; further values of the axes may be
+added.
 """
 
 import sys
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from transformers import HfArgumentParser
 
 from eagle_fsd.assets import mt_bench_dir
-from eagle_fsd.bench import Bench, BenchOptions
+from eagle_fsd.bench import Bench, RunOptions
 from eagle_fsd.bench_report import is_timed, report_bench
-from eagle_fsd.grid import build_grid, cell_columns
+from eagle_fsd.grid import AXES, build_grid, cell_columns
 from eagle_fsd.options import DecodeOptions, ModelOptions, option
 from eagle_fsd.questions import read_questions
 from eagle_fsd.summary import summarize
@@ -42,7 +43,7 @@ CELLS = (
 
 
 @dataclass
-class AblateOptions(BenchOptions):
+class AblateOptions(RunOptions):
     axes: list[str] = field(
         default_factory=lambda: ["threshold=0.2,0.3,0.4"],
         metadata={"help": "AXIS=V,V or AXIS@WHERE=V,V; the axes are listed above"},
@@ -57,17 +58,20 @@ class AblateOptions(BenchOptions):
 def run_ablation(
     options: AblateOptions, decoding: DecodeOptions, model_options: ModelOptions
 ) -> None:
-    arms = build_grid(options.axes)
+    base = {key: value for key, value in asdict(decoding).items() if key in AXES}
+    arms = build_grid(options.axes, base=base)
     questions = read_questions(options.question_file or mt_bench_dir() / "question.jsonl")
     questions = options.choose(questions, model_options.device)
     name = f"ablation on {Path(options.question_file).name or 'MT-Bench'}"
     extendable = frozenset({"axes"})
-    bench = Bench(name, arms, questions, options, decoding, model_options, extendable=extendable)
+    bench = Bench(
+        name, "ablate", arms, questions, options, decoding, model_options, extendable=extendable
+    )
     bench.answer_all()
     if not bench.processes.is_main:
         return
     tree = model_options.tree()
-    columns = {arm.name: cell_columns(arm, tree=tree) for arm in arms}
+    columns = {arm.name: cell_columns(arm, tree=tree) for arm in bench.arms}
     rows = summarize(bench.records(), timed=is_timed(bench))
     rows = [{"arm": row["arm"], **columns[row["arm"]], **row} for row in rows]
     write_csv(bench.run.folder / "cells.csv", rows)

@@ -19,7 +19,7 @@ from transformers import HfArgumentParser
 from eagle_fsd.bench import Bench, BenchOptions
 from eagle_fsd.bench_report import report_bench
 from eagle_fsd.options import DecodeOptions, ModelOptions, option
-from eagle_fsd.questions import Question
+from eagle_fsd.questions import Question, check_same_questions
 from eagle_fsd.tasks.sandbox import execute
 from eagle_fsd.tasks.scorers import SCORERS, check_scorable
 from eagle_fsd.tasks.scores import compare_scores, read_records, score_records, write_table
@@ -55,13 +55,15 @@ def run_task(options: TaskOptions, decoding: DecodeOptions, model_options: Model
         questions = replace(options, questions=None).choose(task.questions, "")
         records = read_records(options.output)
         check_scorable(questions, name, execute_code=options.execute_code)
+        for rows in records.values():
+            check_same_questions(rows, questions)
         print(f"\n{score_run(records, questions, name, options.output)[0]}")
         return
     arms = options.build_arms(decoding)
     questions = options.choose(task.questions, model_options.device)
     check_scorable(questions, name, execute_code=options.execute_code)
     bench = Bench(
-        task.name, arms, questions, options, decoding, model_options, extendable=EXTENDABLE
+        task.name, "tasks", arms, questions, options, decoding, model_options, extendable=EXTENDABLE
     )
     bench.answer_all()
     if bench.processes.is_main:

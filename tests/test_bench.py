@@ -96,7 +96,7 @@ def test_a_killed_worker_is_made_up_for(call, models, tmp_path):
     call("mt_bench", *bench_options(models, tmp_path / "whole"), *long)
     options = [*bench_options(models, tmp_path / "broken"), *long]
     process = launch(options)
-    shard = tmp_path / "broken" / "run" / "shards" / "1" / "plain.jsonl"
+    shard = tmp_path / "broken" / "run" / "shards" / "1.1" / "plain.jsonl"
     deadline = time.monotonic() + 120
     while not shard.is_file():
         assert process.poll() is None and time.monotonic() < deadline
@@ -116,14 +116,14 @@ def test_a_killed_worker_is_made_up_for(call, models, tmp_path):
 
 
 def test_merging_killed_in_the_middle_is_done_again(models, tmp_path):
-    """A shard that is already in the records adds nothing; a torn last line is left out."""
+    """What is already in the records, or twice in a shard, is taken once; a torn line is not."""
     row = {"question_id": 1, "choice": 0, "arm": "plain", "answer_id": "a", "tstamp": 0.0}
     row |= {"turns": [], "session": "1"}
     folder = tmp_path / "run"
-    for place in ("records", "shards/1", "shards/2"):
+    for place in ("records", "shards/1.1", "shards/1.2"):
         (folder / place).mkdir(parents=True)
-        (folder / place / "plain.jsonl").write_text(json.dumps(row) + "\n")
-    with (folder / "shards/2/plain.jsonl").open("a") as file:
+        (folder / place / "plain.jsonl").write_text(2 * (json.dumps(row) + "\n"))
+    with (folder / "shards/1.2/plain.jsonl").open("a") as file:
         file.write(json.dumps({**row, "question_id": 2}) + "\n" + '{"question_id": 3, "tu')
     run = Run(folder, {}, extendable=frozenset(), arms=["plain"])
     assert set(run.records["plain"]) == {(1, 0), (2, 0)}
@@ -158,7 +158,7 @@ def test_temperature_by_category(call, models, tmp_path):
     ]
     options = bench_options(models, tmp_path, questions)
     options += ["--questions", 4, "--category_temperatures", "--arms", "plain", "exact"]
-    assert "temperature by category" in call("mt_bench", *options)
+    assert "temperature 0, 0.1, 0.7, " in call("mt_bench", *options)
     found = {
         row["category"]: row["temperature"] for row in rows(tmp_path / "run/records/plain.jsonl")
     }
@@ -243,3 +243,34 @@ def test_ablation_has_a_row_a_cell(call, models, tmp_path):
     after = {path.name: path.read_bytes() for path in (folder / "records").iterdir()}
     assert set(after) - set(before) == {"fsd_js_T0.5.jsonl", "fsd_js_T0.5_t1.jsonl"}
     assert all(after[name] == before[name] for name in before)
+
+
+def test_a_run_is_continued_with_its_own_questions_only(call, models, tmp_path):
+    """Another command, another text of an answered question, equal arms: told, nothing changed."""
+    options = [*bench_options(models, tmp_path), "--questions", 2, "--arms", "plain", "exact"]
+    call("mt_bench", *options)
+    kept = (tmp_path / "run/records/plain.jsonl").read_bytes()
+    told = call("ablate", *bench_options(models, tmp_path), "--questions", 2)
+    assert "'command': ('mt_bench', 'ablate')" in told
+    path = tmp_path / "question.jsonl"
+    path.write_text(path.read_text().replace("Say 0.", "Say nothing."))
+    assert "question 0 was answered with another text" in call("mt_bench", *options)
+    path.write_text(path.read_text().replace("Say nothing.", "Say 0."))
+    call("mt_bench", *options)
+    assert (tmp_path / "run/records/plain.jsonl").read_bytes() == kept
+    near = ["--arms", "fsd", "--thresholds", 0.1234567, 0.1234568, "--output", tmp_path / "near"]
+    call("mt_bench", *options, *near)
+    names = sorted(path.stem for path in (tmp_path / "near/records").iterdir())
+    assert names == ["fsd_js_T0.1234567", "fsd_js_T0.1234568"]
+
+
+def test_settings_of_an_ablation_that_are_no_axis(call, models, tmp_path):
+    """--divergence and --temperature hold for every cell."""
+    options = [*bench_options(models, tmp_path), "--questions", 1, "--generate_questions", 0]
+    out = call("ablate", *options, "--temperature", 0.7, "--divergence", "tv")
+    assert "temperature 0.7" in out
+    for path in (tmp_path / "run/records").iterdir():
+        (row,) = rows(path)
+        assert row["temperature"] == 0.7
+        if row["accept"]["rule"] == "fsd":
+            assert row["accept"]["divergence"] == "tv" and "_tv_" in path.stem

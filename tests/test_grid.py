@@ -26,6 +26,17 @@ def test_a_grid_is_the_product_of_its_axes():
     ]
 
 
+def test_conditions_on_numbers_and_on_what_is_no_axis():
+    """A number is compared as a number; the base counts as well as an axis."""
+    axes = ["temperature=0.7,1.0", "threshold=0.2", "threshold@1=0.4"]
+    assert {n for n in names(*axes) if n.startswith("fsd")} == {
+        "fsd_js_T0.2_t0.7",
+        "fsd_js_T0.4_t1",
+    }
+    arms = build_grid(["threshold@tv=0.5"], base={"divergence": "tv", "child": "target"})
+    assert arms[-1].name == "fsd_tv_target_T0.5"
+
+
 def test_rule_random_is_one_cell_whatever_the_divergence():
     """What a rule does not use makes no cell; the condition on the rule wins over the other."""
     axes = ["divergence=js,tv", "rule=fsd,random", "threshold=0.3", "threshold@random=0.05,0.1"]
@@ -85,6 +96,8 @@ def test_a_row_has_its_whole_configuration():
         (["tree=7x9x1"], "cannot fill tree_depth"),
         (["divergence=jss"], "unknown divergence 'jss'"),
         (["logits=processed"], "the grid has no cell"),
+        (["threshold=0.1", "threshold@tv=0.2"], "threshold@tv never holds"),
+        (["temperature=0,1", "threshold=0.1", "threshold@0.7=0.2"], "threshold@0.7 never holds"),
     ],
 )
 def test_bad_axes_are_told(axes, told):
