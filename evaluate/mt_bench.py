@@ -6,10 +6,11 @@
 
 Every question is answered by every arm, all turns; the next turn continues the arm's own answer.
 In the output folder: records/ARM.jsonl (tokens, times, rounds), answers/ARM.jsonl (in
-FastChat's answer format, for evaluate/judge.py), traces/ARM.jsonl (with --traces), run.json, and
-the summary as md, json, csv and png. A killed run continues where it was: run the same command
-again. More questions, arms, thresholds, choices or traces may be added. `accelerate launch` shares
-the questions out over processes: the same answers, no timings.
+FastChat's answer format), traces/ARM.jsonl (with --traces), run.json, and the summary as md, json,
+csv and png. A killed run continues where it was: run the same command again. More questions, arms,
+thresholds, choices or traces may be added. A launcher (`accelerate launch --config_file
+scripts/accelerate/ddp.yaml`, on a CPU with ACCELERATE_USE_CPU=true) shares the questions out over
+processes: the same answers, no speeds.
 """
 
 import sys
