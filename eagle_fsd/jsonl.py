@@ -42,6 +42,37 @@ def read_lines(path: Path, *, repair: bool = False) -> list[dict]:
     return rows
 
 
+def whole_lines(path: Path, keys: tuple[str, ...], warnings: list[str]) -> list[dict]:
+    """The whole lines of a file that another process may be writing to; a torn last line, as a
+    killed writer leaves it, is skipped with a warning and stays in the file.
+
+    Args:
+        keys: what every row has.
+        warnings: the warning is added to them.
+
+    Raises:
+        ValueError: a line is no JSON object or lacks one of the keys; names the line.
+    """
+    whole, _, torn = path.read_bytes().rpartition(b"\n")
+    if torn.strip():
+        warnings.append(
+            f"{path.name}: its last line is torn (a killed or running writer) and left out"
+        )
+    rows = []
+    for number, line in enumerate(whole.split(b"\n"), start=1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            raise ValueError(f"{path}, line {number} is no JSON: {error}") from error
+        lacking = [key for key in keys if not isinstance(row, dict) or key not in row]
+        if lacking:
+            raise ValueError(f"{path}, line {number} lacks {', '.join(lacking)}")
+        rows.append(row)
+    return rows
+
+
 def append_line(path: Path, row: dict) -> None:
     """Append one row and wait until it is on disk."""
     with path.open("a", encoding="utf-8") as file:

@@ -177,7 +177,7 @@ def _shared(records: Mapping[str, Sequence[Record]]) -> dict[str, Answers]:
         arm: {(row["question_id"], row.get("choice", 0)): row for row in rows}
         for arm, rows in records.items()
     }
-    deciding = [arm for arm in records if _kind(arm) not in PARTIAL] or list(records)
+    deciding = [arm for arm in records if kind(arm) not in PARTIAL] or list(records)
     common = set.intersection(*(set(found[arm]) for arm in deciding))
     lacking = [arm for arm in records if not common & set(found[arm])]
     if lacking:
@@ -203,13 +203,13 @@ def _baseline(name: str, arm: str, kept: dict[str, Answers]) -> Pair | None:
     """The arm's questions and those of the plain, generate or exact arm it is compared with."""
     settings = (*SAMPLING, "tree") if name == "exact" else SAMPLING
     for other, theirs in kept.items():
-        keys = [key for key in kept[arm] if _kind(other) == name and key in theirs]
+        keys = [key for key in kept[arm] if kind(other) == name and key in theirs]
         if keys and _alike(kept[arm][keys[0]], theirs[keys[0]], settings):
             return _questions(kept[arm], keys), _questions(theirs, keys)
     return None
 
 
-def _kind(arm: str) -> str:
+def kind(arm: str) -> str:
     """Arms are named by their kind and what is special: plain, plain_t0.7, exact_15x4x6."""
     return PARTIAL[1] if arm.startswith(PARTIAL[1]) else arm.split("_")[0]
 

@@ -39,9 +39,11 @@ from eagle_fsd.judge.matches import (
     choose_arms,
     make_matches,
     read_answers,
+    read_arm,
 )
 from eagle_fsd.judge.prompts import STEMS, read_prompts
 from eagle_fsd.judge.scores import pairwise_rows, single_rows, tables
+from eagle_fsd.judge.sessions import Prices, cost, hosts, next_number
 from eagle_fsd.options import option
 from eagle_fsd.provenance import describe_run, without_checkout
 from eagle_fsd.questions import read_questions
@@ -51,7 +53,7 @@ OPENAI = "https://api.openai.com/v1"
 
 @dataclass
 class JudgeOptions:
-    run: str = field(metadata={"help": "folder of a run with answers/ARM.jsonl"})
+    run: str = field(metadata={"help": "folder of a run, or one with FastChat's answers/ARM.jsonl"})
     model: str = field(metadata={"help": "the judge, as the endpoint names it"})
     mode: str = option("single", "single: a score an answer; pairwise: against the baseline")
     baseline: str = option("plain", "arm that the others are compared with")
@@ -66,7 +68,9 @@ class JudgeOptions:
     retry_seconds: float = option(1.0, "before the first retry; doubled each time, up to 60")
     give_up: int = option(20, "stop after so many judgments from the start without a verdict")
     retry_unparsed: bool = option(False, "ask again where a reply held no verdict")
-    prompt_price: float = option(0.0, "of a million prompt tokens, for the cost; 0: not given")
+    prompt_price: float = option(
+        0.0, "of a million prompt tokens, for the cost, also of launches without; 0: not given"
+    )
     reply_price: float = option(0.0, "of a million reply tokens")
 
     def __post_init__(self):
@@ -95,10 +99,7 @@ def wanted_matches(options: JudgeOptions) -> list[Match]:
     references = read_answers(
         Path(options.reference_file or mt_bench_dir() / "reference_answer" / "gpt-4.jsonl")
     )
-    answers = {
-        arm: read_answers(folder / "answers" / f"{arm}.jsonl")
-        for arm in [*arms, *([baseline] if baseline else [])]
-    }
+    answers = {arm: read_arm(folder, arm) for arm in [*arms, *([baseline] if baseline else [])]}
     return make_matches(options.mode, prompts, questions, references, answers, baseline)
 
 
@@ -118,6 +119,8 @@ def run_judge(options: JudgeOptions) -> None:
     with Ledger(Path(options.run), options.model, options.mode).opened() as ledger:
         games = ledger.open_games(matches, retry_unparsed=options.retry_unparsed)
         record = open_record(ledger)
+        for session in record["sessions"]:
+            session["prices"] = session["prices"] or prices(options)
         if games:
             judge_games(options, ledger, games, matches, record)
         report(options, ledger, matches, record)
@@ -134,22 +137,41 @@ def open_record(ledger: Ledger) -> dict:
         raise ValueError(f"{path} is damaged ({error!r}): move it away") from error
 
 
+def prices(options: JudgeOptions) -> Prices | None:
+    given = {"prompt": options.prompt_price, "reply": options.reply_price}
+    return given if any(given.values()) else None
+
+
 def judge_games(
     options: JudgeOptions, ledger: Ledger, games: list[Game], matches: list[Match], record: dict
 ) -> None:
     """Ask the judge what is open; the session is on record before the first request."""
     base_url = os.environ.get("OPENAI_BASE_URL") or OPENAI
-    host = check_base_url(base_url)
     key = os.environ.get("OPENAI_API_KEY", "")
-    check_key(key)
+    try:
+        host = check_base_url(base_url)
+        check_key(key)
+    except ValueError as error:
+        raise ValueError(f"{error}\n{how_to_go_on(ledger, matches)}") from error
+    others = [other for other in hosts(ledger, record["sessions"]) if other != host]
+    if others:
+        print(
+            f"warning: {options.model} gave verdicts in {ledger.file('.jsonl')} at "
+            f"{', '.join(others)} and is now asked at {host}: they are one figure only if it is "
+            "the same model",
+            file=sys.stderr,
+        )
     described = describe_run("cpu")
     described["versions"]["openai"] = version("openai")
+    ledger.session = next_number(ledger, record["sessions"])
     record["sessions"].append(
         {
+            "session": ledger.session,
             "started": time.time(),
             "host": host,
             "temperature": TEMPERATURE,
             "max_tokens": options.max_tokens,
+            "prices": prices(options),
             **{name: described[name] for name in ("command", "commit", "versions")},
         }
     )
@@ -178,10 +200,14 @@ def judge_games(
         asyncio.run(ask())
     except JudgeStoppedError as stopped:
         write_record(options, ledger, record)
-        raise JudgeStoppedError(
-            f"{host}: {stopped}\nThe answers are untouched. {progress(ledger, matches)} are in "
-            f"{ledger.file('.jsonl')}; the same command goes on from there."
-        ) from None
+        raise JudgeStoppedError(f"{host}: {stopped}\n{how_to_go_on(ledger, matches)}") from None
+
+
+def how_to_go_on(ledger: Ledger, matches: list[Match]) -> str:
+    return (
+        f"The answers are untouched. {progress(ledger, matches)} are in {ledger.file('.jsonl')}; "
+        "the same command goes on from there."
+    )
 
 
 def progress(ledger: Ledger, matches: list[Match]) -> str:
@@ -193,17 +219,16 @@ def write_record(options: JudgeOptions, ledger: Ledger, record: dict) -> list[di
     """Write how the verdicts were made and what they come to; returns the arms' figures."""
     figures = single_rows if options.mode == "single" else pairwise_rows
     rows = figures(ledger.verdicts.values(), options.baseline)
-    prompt_tokens, reply_tokens = ledger.tokens
-    priced = options.prompt_price or options.reply_price
-    cost = prompt_tokens * options.prompt_price + reply_tokens * options.reply_price
+    total, without_price = cost(ledger, record["sessions"])
     record |= {
         "judge": options.model,
         "options": without_checkout(asdict(options)),
         "verdicts": len(ledger.verdicts),
         "unparsed": len(ledger.unparsed),
-        "prompt_tokens": prompt_tokens,
-        "reply_tokens": reply_tokens,
-        "cost": cost / 1e6 if priced else None,
+        "prompt_tokens": sum(tokens for _, tokens, _ in ledger.usage.values()),
+        "reply_tokens": sum(tokens for _, _, tokens in ledger.usage.values()),
+        "cost": total,
+        "replies_without_price": without_price,
         "rows": rows,
     }
     write_json(ledger.file(".json"), record)
@@ -224,14 +249,19 @@ def report(options: JudgeOptions, ledger: Ledger, matches: list[Match], record: 
     )
     if not rows:
         raise ValueError(f"no verdict to report: {told}")
-    cost = "" if record["cost"] is None else f", cost {record['cost']:.2f}"
+    paid = "" if record["cost"] is None else f", cost {record['cost']:.2f}"
+    if paid and record["replies_without_price"]:
+        paid += f" without {record['replies_without_price']} replies that no price was given for"
     text = (
         f"{options.model}, {options.mode}: {progress(ledger, matches)}; "
-        f"{record['prompt_tokens']} prompt and {record['reply_tokens']} reply tokens{cost}\n\n"
+        f"{record['prompt_tokens']} prompt and {record['reply_tokens']} reply tokens{paid}\n\n"
         f"{tables(rows, options.mode, options.baseline)}\n"
     )
     if unparsed:
         text += f"\n{told}\n"
+    asked = hosts(ledger, record["sessions"])
+    if len(asked) > 1:
+        text += f"\nThe replies come from {', '.join(asked)}.\n"
     ledger.file(".md").write_text(text)
     print(f"\n{text}\nwritten to {ledger.file('.jsonl')}, .md, .json, .replies.jsonl")
 

@@ -200,6 +200,27 @@ def test_answer_cache_is_of_one_set_of_options(models, tmp_path):
         CachingLM(first, other)
 
 
+def test_answer_cache_and_repeats(models, tmp_path):
+    """Sampling by temperature alone: lm-eval's cache would give all repeats one text when a run is
+    resumed. Told before anything is answered; with do_sample every repeat is its own."""
+    cached = CachingLM(fuzzy_lm(models, rule="exact"), str(tmp_path / "cache.db"))
+
+    def ask(lm, repeats: int = 2, **settings) -> list[str]:
+        settings |= {"temperature": 1.0, "max_gen_toks": 8}
+        return lm.generate_until(
+            instances("generate_until", [("Why?", settings)], repeats=repeats) * repeats
+        )
+
+    with pytest.raises(ValueError, match="temperature=1 .* all 2 repeats .* do_sample=true"):
+        ask(cached)
+    assert cached.lm.figures() == {}
+    once = ask(cached, do_sample=True)
+    assert once[0] != once[1] and ask(cached, do_sample=True) == once
+    assert len(ask(cached, repeats=1)) == 1
+    assert ask(cached.lm, do_sample=False)
+    assert len(set(ask(fuzzy_lm(models, rule="exact")))) == 2  # without a cache
+
+
 def test_chat_templates(models, exact):
     """The tokenizer's as text gives the tokens of our own prompts; FastChat's by name."""
     history = [{"role": "user", "content": "Why?"}]

@@ -313,7 +313,14 @@ def test_figures_of_single_grading(folder):
     write_rows(folder / "model_judgment" / "gpt-4_single.jsonl", rows)
     write_rows(folder / "model_judgment" / "gpt-4_single.unparsed.jsonl", rows[:1])
     write_rows(folder / "model_judgment" / "gpt-4_pair.jsonl", [])
-    assert judge_scores(folder) == {"gpt-4": {"plain": {1: 7, 2: 4}, "fsd": {1: 4, 2: 6, 3: 10}}}
+    warnings: list[str] = []
+    assert judge_scores(folder, warnings) == {
+        "gpt-4": {
+            "plain": {1: {1: 8, 2: 6}, 2: {1: 4}},
+            "fsd": {1: {1: 6, 2: 2}, 2: {1: 3, 2: 9}, 3: {1: 10}},
+        }
+    }
+    assert not warnings
 
 
 def test_figures_of_pairwise_comparison():
@@ -353,6 +360,39 @@ def test_the_end_of_a_judging(judge, folder):
         assert KEY not in path.read_text() and "pa55" not in path.read_text()
 
 
+def test_costs_are_of_each_launchs_prices(judge, folder):
+    """A launch without prices took the cost of an earlier one away. Prices given later are also
+    those of launches that had none; a record that was moved away leaves its replies unpriced."""
+    first = ("--arms", "plain", "--prompt_price", 10, "--reply_price", 30)
+    with ScriptedJudge() as server:
+        assert judge(folder, server.url, *first).returncode == 0
+        done = judge(folder, server.url, "--arms", "plain", "exact")
+        paid = 600 * 10e-6 + 42 * 30e-6
+        assert record(folder)["cost"] == pytest.approx(paid)
+        assert "cost 0.01 without 6 replies that no price was given for" in done.stdout
+        assert judge(folder, server.url, "--prompt_price", 20).returncode == 0
+        assert record(folder)["cost"] == pytest.approx(paid + 1200 * 20e-6)
+        assert len(server.requests) == 18
+        (folder / "model_judgment" / "gpt-4_single.json").unlink()
+        write_answers(folder, questions=(*ASKED, 82))
+        assert judge(folder, server.url, *first).returncode == 0
+    noted = record(folder)
+    assert noted["cost"] == pytest.approx(200 * 10e-6 + 14 * 30e-6)
+    assert noted["replies_without_price"] == 18 and noted["sessions"][0]["session"] == 4
+
+
+def test_another_endpoint_under_the_same_name_is_told(judge, folder):
+    """Verdicts of two endpoints were one figure without a word."""
+    with ScriptedJudge() as first, ScriptedJudge() as second:
+        done = judge(folder, first.url, "--arms", "plain")
+        assert "warning" not in done.stderr and "come from" not in done.stdout
+        done = judge(folder, second.url)
+        places = [f"127.0.0.1:{server.server_port}" for server in (first, second)]
+        assert f"at {places[0]} and is now asked at {places[1]}" in done.stderr
+        assert f"The replies come from {', '.join(places)}." in done.stdout
+        assert len(second.requests) == 12
+
+
 def test_a_judges_name_is_made_safe(judge, folder):
     """No slash reaches the file's name; the rows keep the name as it is."""
     with ScriptedJudge() as server:
@@ -360,7 +400,7 @@ def test_a_judges_name_is_made_safe(judge, folder):
     assert done.returncode == 0, done.stderr
     rows = read_rows(folder / "model_judgment" / "..%2Fmeta%2Fjudge%207B_single.jsonl")
     assert len(rows) == 6 and rows[0]["judge"][0] == "../meta/judge 7B"
-    assert set(judge_scores(folder)) == {"../meta/judge 7B"}
+    assert set(judge_scores(folder, [])) == {"../meta/judge 7B"}
 
 
 def test_arms_and_choices_are_added(judge, folder):
@@ -373,6 +413,32 @@ def test_arms_and_choices_are_added(judge, folder):
     rows = verdict_rows(folder)
     assert rows[:6] == before
     assert len(server.requests) == len(rows) == len(set(keys(rows))) == 3 * 4 * 2 * 2
+
+
+def test_records_go_before_answers(judge, folder):
+    """answers/ lags behind records/ after a kill: the records are judged, a torn one is not."""
+    (folder / "records").mkdir()
+    rows = [
+        {"question_id": question, "choice": 0, "answer_id": "x", "arm": "plain", "tstamp": 0.0}
+        | {"turns": [{"text": f"{{recorded}} {question} {turn}"} for turn in "ab"]}
+        for question in (*ASKED, 82)
+    ]
+    path = folder / "records" / "plain.jsonl"
+    write_rows(path, rows)
+    path.write_text(path.read_text() + json.dumps(rows[0] | {"question_id": 83})[:70])
+    before = path.read_text()
+    with ScriptedJudge() as server:
+        done = judge(folder, server.url)
+    assert done.returncode == 0 and "plain.jsonl: its last line is torn" in done.stderr
+    assert path.read_text() == before
+    prompts = {
+        (r["model"], r["question_id"]): r["user_prompt"]
+        for r in verdict_rows(folder)
+        if r["turn"] == 1
+    }
+    assert {arm for arm, _ in prompts} == set(ARMS) and len(prompts) == 3 + 3 + 4
+    assert all(f"{{recorded}} {q} a" in prompts["plain", q] for q in (*ASKED, 82))
+    assert "{exact} 81 0 a" in prompts["exact", 81]
 
 
 def test_questions_with_one_turn_or_three(judge, folder, tmp_path):
@@ -655,7 +721,7 @@ BAD = {
     "no concurrency": (["--concurrency", "0"], "--concurrency"),
     "no time": (["--request_seconds", "nan"], "--request_seconds"),
     "negative retries": (["--retries", "-1"], "--retries"),
-    "no run": (["--run", "nowhere"], "nowhere/answers holds no ARM.jsonl"),
+    "no run": (["--run", "nowhere"], "nowhere holds no records/ARM.jsonl or answers"),
     "no judge": (["--model", ""], "--model is empty"),
     "no question file": (["--question_file", "gone.jsonl"], "gone.jsonl"),
     "no prompt file": (["--prompt_file", "gone.jsonl"], "gone.jsonl"),
@@ -723,6 +789,39 @@ def test_bad_variables_are_told(command, folder, monkeypatch, variable, value, t
         command.main(arguments(folder))
     message = str(exit.value.code)
     assert told in message and "4711" not in message and "pa55" not in message
+
+
+@pytest.mark.parametrize("variable", ["OPENAI_API_KEY", "OPENAI_BASE_URL"])
+def test_bad_variables_tell_how_to_go_on(command, judge, folder, monkeypatch, variable):
+    """Amid a judging, as where the endpoint cannot be reached."""
+    with ScriptedJudge() as server:
+        assert judge(folder, server.url, "--arms", "plain").returncode == 0
+    monkeypatch.setenv(variable, " ")
+    with pytest.raises(SystemExit) as exit:
+        command.main(arguments(folder))
+    for words in (variable, "answers are untouched", "6 of 18 verdicts", "same command"):
+        assert words in str(exit.value.code)
+
+
+@pytest.mark.parametrize("mode", ["single", "pairwise"])
+def test_verdicts_under_another_system_prompt_are_not_counted(judge, folder, tmp_path, mode):
+    """It is in no row of FastChat's, but in the replies; rows without replies are FastChat's own
+    and go by what they hold."""
+    prompts = read_rows(mt_bench_dir() / "judge_prompts.jsonl")
+    other = [row | {"system_prompt": "Be kind."} for row in prompts]
+    write_rows(tmp_path / "prompts.jsonl", other)
+    options = ("--mode", mode, "--arms", "exact")
+    with ScriptedJudge() as server:
+        assert judge(folder, server.url, *options).returncode == 0
+        asked = len(server.requests)
+        changed = (*options, "--prompt_file", tmp_path / "prompts.jsonl")
+        done = judge(folder, server.url, *changed)
+        assert done.returncode == 1 and "judges other answers or prompts" in done.stderr
+        assert len(server.requests) == asked
+        for path in (folder / "model_judgment").glob("*.replies.jsonl"):
+            path.unlink()
+        assert judge(folder, server.url, *options).returncode == 0
+    assert len(server.requests) == asked
 
 
 def test_verdicts_of_other_answers_are_not_counted(judge, folder):

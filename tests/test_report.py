@@ -205,26 +205,107 @@ def test_scores_of_tasks(run_folder):
             written.append(json.dumps(row) + "\n")
         (run_folder / "scores" / f"{arm}.jsonl").write_text("".join(written))
     run = read_run(run_folder, name="run")
-    plain, exact = score_rows(run)
+    rows = {row["arm"]: row for row in arm_rows(run)}
+    plain, exact = score_rows(run, list(rows.values()))
     assert plain["mean"]["value"] == pytest.approx((0.5 + 1 + 0) / 3)
     assert exact["vs_plain"]["value"] == pytest.approx((0.5 - 1 + 1) / 3)
     assert plain["vs_plain"] is None and exact["questions"] == 3
-    rows = {row["arm"]: row for row in arm_rows(run)}
+    assert exact["mcnemar_p"] is None  # question 0 of plain is half right
     assert rows["exact"]["score right"] == exact["mean"] and rows["generate"]["score right"] is None
 
 
-def test_scores_of_judges(run_folder):
-    """The mean of a question's turns, under the judge's name."""
+def test_scores_of_0_and_1_have_mcnemars_test(run_folder, capsys, tmp_path):
+    """In the table and on the page, as tasks.py counts them."""
+    (run_folder / "scores").mkdir()
+    for arm, values in {"plain": [1, 1, 0, 1], "exact": [0, 0, 1, 1]}.items():
+        rows = [{"question_id": q, "scores": {"right": value}} for q, value in enumerate(values)]
+        write_rows(run_folder / "scores" / f"{arm}.jsonl", rows)
+    REPORT.main([str(run_folder), "--output", str(tmp_path / "report")])
+    table = json.loads((tmp_path / "report" / "report.json").read_text())["tables"]["scores"]
+    split = [[row[key] for key in ("gained", "lost", "mcnemar_p")] for row in table]
+    assert split == [[None] * 3, [1, 2, 1.0]]
+    assert "McNemar p" in (tmp_path / "report" / "report.md").read_text()
+
+
+def write_rows(path: Path, rows: list[dict]) -> None:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def single_verdict(arm: str, question: int, turn: int, score: float) -> dict:
+    place = {"question_id": question, "model": arm, "turn": turn, "score": score}
+    return place | {"judge": ["gpt-4", "single-v1"]}
+
+
+def test_scores_of_judges_over_shared_turns(run_folder):
+    """Means of a question's turns. Against plain only turns that both have count: an arm judged on
+    its first turns alone was 2 points better than an equal plain whose second turns were worse. A
+    verdict that is being written is left out with a warning."""
+    (run_folder / "model_judgment").mkdir()
+    turns = [("plain", 1, 8), ("plain", 2, 4), ("exact", 1, 8)]
+    verdicts = [single_verdict(arm, q, turn, s) for q in range(3) for arm, turn, s in turns]
+    path = run_folder / "model_judgment" / "gpt-4_single.jsonl"
+    write_rows(path, verdicts)
+    path.write_text(path.read_text() + '{"question_id": 3, "mod')
+    run = read_run(run_folder, name="run")
+    assert any("gpt-4_single.jsonl: its last line is torn" in text for text in run.warnings)
+    plain, exact = score_rows(run, arm_rows(run))
+    assert (plain["score"], plain["mean"]["value"], exact["mean"]["value"]) == ("judge gpt-4", 6, 8)
+    assert exact["vs_plain"] == {"value": 0, "low": 0, "high": 0, "detectable": 0}
+    assert plain["vs_plain"] is None
+
+
+def test_pairwise_verdicts(run_folder, tmp_path):
+    """judge.py's figures as a table, for every baseline."""
     (run_folder / "model_judgment").mkdir()
     verdicts = [
-        {"question_id": 1, "model": "exact", "judge": ["gpt-4", "single-v1"], "turn": turn}
-        | {"score": score, "user_prompt": "", "judgment": "", "tstamp": 0.0}
-        for turn, score in ((1, 8), (2, 5))
+        {"question_id": q, "model_1": arm, "model_2": baseline, "turn": 1}
+        | {"g1_winner": first, "g2_winner": second, "judge": ["gpt-4", "pair-v2"]}
+        for q, arm, baseline, first, second in [
+            (0, "fsd_js_T0.3", "plain", "model_1", "model_1"),
+            (1, "fsd_js_T0.3", "plain", "model_1", "model_2"),
+            (0, "exact", "plain", "tie", "tie"),
+            (0, "fsd_js_T0.3", "exact", "model_2", "model_2"),
+        ]
     ]
-    path = run_folder / "model_judgment" / "gpt-4_single.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in verdicts))
-    (row,) = score_rows(read_run(run_folder, name="run"))
-    assert (row["score"], row["arm"], row["mean"]["value"]) == ("judge gpt-4", "exact", 6.5)
+    write_rows(run_folder / "model_judgment" / "gpt-4_pair.jsonl", verdicts)
+    REPORT.main([str(run_folder), "--output", str(tmp_path / "report")])
+    table = json.loads((tmp_path / "report" / "report.json").read_text())["tables"]["pairwise"]
+    keys = ("judge", "arm", "baseline")
+    assert [tuple(row[key] for key in keys) for row in table] == [
+        ("gpt-4", "exact", "plain"),
+        ("gpt-4", "fsd_js_T0.3", "plain"),
+        ("gpt-4", "fsd_js_T0.3", "exact"),
+    ]
+    assert [row["adjusted"]["value"] for row in table] == [0.5, 0.75, 0]
+    assert "Pairwise verdicts" in (tmp_path / "report" / "index.html").read_text()
+
+
+def test_arms_of_other_temperatures_have_their_own_plain(run_folder):
+    """Names with a temperature had no difference to plain, a compiled loop was a plain generate,
+    and slow arms that answer fewer were told as short; others are, with what that leaves."""
+    for arm, other in {"plain": "plain_t0.7", "exact": "exact_t0.7"}.items():
+        rows = read_rows(run_folder / "records" / f"{arm}.jsonl")
+        rows = [row | {"arm": other, "temperature": 0.7} for row in rows]
+        write_rows(run_folder / "records" / f"{other}.jsonl", rows)
+    rows = read_rows(run_folder / "records" / "generate.jsonl")
+    rows = [row | {"arm": "generate_compiled_t0.7", "temperature": 0.7} for row in rows[:2]]
+    write_rows(run_folder / "records" / "generate_compiled_t0.7.jsonl", rows)
+    (run_folder / "scores").mkdir()
+    given = {"plain": 0.0, "exact": 0.5, "plain_t0.7": 1.0, "exact_t0.7": 0.25}
+    for arm, value in given.items():
+        rows = [{"question_id": q, "scores": {"part": value}} for q in range(4)]
+        write_rows(run_folder / "scores" / f"{arm}.jsonl", rows)
+    run = read_run(run_folder, name="run")
+    rows = {row["arm"]: row for row in arm_rows(run)}
+    assert rows["generate_compiled_t0.7"]["rule"] == "generate_compiled"
+    found = {row["arm"]: row["vs_plain"] for row in score_rows(run, list(rows.values()))}
+    assert found["plain"] is None and found["plain_t0.7"] is None
+    assert (found["exact"]["value"], found["exact_t0.7"]["value"]) == (0.5, -0.75)
+    assert not any("fewer" in text for text in run.warnings)
+    path = run_folder / "records" / "exact_t0.7.jsonl"
+    write_rows(path, read_rows(path)[1:])
+    (told,) = [text for text in read_run(run_folder, name="run").warnings if "fewer" in text]
+    assert "over the 3 questions that all arms have; fewer than 4: exact_t0.7 3" in told
 
 
 def test_mixed_and_sharded_sessions_are_told(run_folder):

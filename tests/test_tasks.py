@@ -183,6 +183,20 @@ def test_a_task_that_was_not_answered_is_told(tmp_path):
         read_records(tmp_path)
 
 
+def test_records_that_are_being_written(tmp_path, capsys):
+    """A torn last line is left out with a warning and stays; one amid the file is told."""
+    (tmp_path / "records").mkdir()
+    path = write_lines(tmp_path / "records" / "plain.jsonl", record(1, "x"), record(2, "y"))
+    path.write_text(path.read_text() + '{"question_id": 3, "tu')
+    before = path.read_text()
+    assert read_records(tmp_path) == {"plain": [record(1, "x"), record(2, "y")]}
+    assert "plain.jsonl: its last line is torn" in capsys.readouterr().err
+    assert path.read_text() == before
+    write_lines(path, record(1, "x"), "{torn", record(2, "y"))
+    with pytest.raises(ValueError, match="line 2 is no JSON"):
+        read_records(tmp_path)
+
+
 def load_command():
     spec = importlib.util.spec_from_file_location("tasks_command", ROOT / "evaluate/tasks.py")
     module = importlib.util.module_from_spec(spec)
@@ -232,8 +246,9 @@ def command_options(models, folder: Path) -> list:
 
 @pytest.mark.processes
 def test_command_scores_rescores_and_needs_no_weights_for_it(call, models, tmp_path):
-    """A run; then, with the target gone, the same command again and --rescore against the answers
-    of plain as references: plain and exact are right, and McNemar counts what fsd lost."""
+    """A run; then another with the answers of plain as references, which the first run refuses to
+    be scored by. With the target gone, the same command again and --rescore: plain and exact are
+    right, and McNemar counts what fsd lost."""
     target = shutil.copytree(models[0], tmp_path / "target")
     options = command_options((target, models[1]), tmp_path)
     out = call(*options, "--scorer", "contains")
@@ -245,13 +260,18 @@ def test_command_scores_rescores_and_needs_no_weights_for_it(call, models, tmp_p
     assert summary["scores"] == table["rows"] and summary["scorer"] == "contains"
     assert "contains" in (folder / "summary.md").read_text()
 
+    gold = {r["question_id"]: r["turns"][0]["text"] for r in read_records(folder)["plain"]}
+    answered = [q | {"reference": [gold[q["question_id"]]]} for q in QUESTIONS]
+    write_lines(tmp_path / "question.jsonl", *answered)
+    assert "another text or reference" in call(*options, "--scorer", "contains", "--rescore")
+    options[-1] = folder = tmp_path / "second"
+    assert "| contains " in call(*options, "--scorer", "contains")
+
     shutil.rmtree(target)
     assert "| exact_match " in call(*options, "--scorer", "exact_match")
     records = {arm: rows[:] for arm, rows in read_records(folder).items()}
-    gold = {row["question_id"]: row["turns"][0]["text"] for row in records["plain"]}
-    answered = [q | {"reference": [gold[q["question_id"]]]} for q in QUESTIONS]
-    write_lines(tmp_path / "question.jsonl", *answered)
-    call(*options, "--scorer", "exact_match", "--rescore", "--questions", 1)
+    again = call(*options, "--scorer", "exact_match", "--rescore", "--questions", 1)
+    assert "| exact_match " in again
     rows = {r["arm"]: r for r in json.loads((folder / "scores/table.json").read_text())["rows"]}
     same = [row["turns"][0]["text"] == gold[row["question_id"]] for row in records["fsd_js_T0.5"]]
     assert rows["plain"]["mean"]["value"] == rows["exact"]["mean"]["value"] == 1

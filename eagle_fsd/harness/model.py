@@ -22,7 +22,7 @@ from eagle_fsd.chat import Message, fastchat_prompt
 from eagle_fsd.decode import Generation
 from eagle_fsd.harness.likelihoods import rate
 from eagle_fsd.harness.options import HarnessOptions
-from eagle_fsd.harness.requests import Request, read_generation
+from eagle_fsd.harness.requests import Request, check_cacheable, read_generation
 from eagle_fsd.harness.tally import Tally, figures_by_task, task_table
 from eagle_fsd.processes import Processes
 from eagle_fsd.provenance import describe_run, without_checkout
@@ -156,6 +156,9 @@ class FuzzyLM(TemplateLM):
         The seed depends on the prompt, on the option `seed` and on the number of the repeat only,
         not on the order or the number of processes.
         """
+        cached = self.cache_hook.dbdict is not None
+        for request in requests if cached else []:
+            check_cacheable(request.args[1], request.repeats or 1)
         todo = [self._read_request(*request.args) for request in requests]
         if todo:  # warm-up through the same call
             budget = min(WARM_UP_TOKENS, todo[0].stop.max_new_tokens)

@@ -11,6 +11,7 @@ neither. JUDGE is the judge's name with "/" and the like percent-encoded.
 
 import fcntl
 import hashlib
+import json
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -20,8 +21,8 @@ from urllib.parse import quote
 
 from eagle_fsd.jsonl import append_line, read_lines
 from eagle_fsd.judge.endpoint import Reply
-from eagle_fsd.judge.matches import Key, Match
-from eagle_fsd.judge.prompts import PARSERS
+from eagle_fsd.judge.matches import Key, Match, judgment_folder
+from eagle_fsd.judge.prompts import PARSERS, Messages
 
 KINDS = {"single": "single", "pairwise": "pair"}  # FastChat's file names
 # of a pair's two games: what A and B stand for
@@ -30,17 +31,14 @@ SIDES = ({"A": "model_1", "B": "model_2"}, {"A": "model_2", "B": "model_1"})
 Game = tuple[Match, int]  # a match and which of its requests
 
 
-def judgment_folder(run_folder: Path) -> Path:
-    return run_folder / "model_judgment"
-
-
 class Ledger:
     """Reads what has been judged, repairing torn last lines, and adds replies.
 
     Attributes:
         verdicts: match key -> row.
         unparsed: match key -> row, of matches without a verdict so far.
-        tokens: (prompt, completion) of all replies so far.
+        session: number of the launch that adds replies.
+        usage: session -> (replies, prompt tokens, reply tokens).
 
     Raises:
         ValueError: the folder cannot be written to, or a file is damaged.
@@ -78,8 +76,10 @@ class Ledger:
             self.verdicts = {row_key(row): row for row in self._rows(".jsonl")}
             unparsed = {row_key(row): row for row in self._rows(".unparsed.jsonl")}
             self.unparsed = {k: row for k, row in unparsed.items() if k not in self.verdicts}
-            self._replies: dict[tuple[Key, int, str], dict] = {}
-            self.tokens = (0, 0)
+            # of a match and request, by digest of the messages
+            self._replies: dict[tuple[Key, int], dict[str, dict]] = {}
+            self.session = 0
+            self.usage: dict[int, tuple[int, int, int]] = {}
             for row in self._rows(".replies.jsonl"):
                 self._count(row)
             yield self
@@ -88,7 +88,7 @@ class Ledger:
         """The requests that are still to be made; also writes rows whose replies are all there.
 
         Raises:
-            ValueError: a row is of another text than the match.
+            ValueError: a row was made with other messages than the match's.
         """
         games = []
         for match in matches:
@@ -103,7 +103,7 @@ class Ledger:
                 games += [(match, number) for number in missing]
                 if not missing:
                     self._settle(match)
-            elif row_texts(known) != match.texts:
+            elif not self._is_of(known, match):
                 raise ValueError(
                     f"{self.file('.jsonl')} judges other answers or prompts than those there are "
                     f"now (question {match.question_id}, {match.arm}, turn {match.turn}): move "
@@ -122,8 +122,9 @@ class Ledger:
             "baseline": baseline,
             "turn": turn,
             "game": number,
-            "prompt": digest(match.texts[number]),
+            "prompt": digest(match.messages(number)),
             **asdict(reply),
+            "session": self.session,
             "tstamp": time.time(),
         }
         append_line(self.file(".replies.jsonl"), row)
@@ -139,19 +140,29 @@ class Ledger:
 
     def _count(self, reply: dict) -> None:
         key = tuple(reply[name] for name in ("question_id", "choice", "arm", "baseline", "turn"))
-        self._replies[key, reply["game"], reply["prompt"]] = reply
-        prompt, completion = self.tokens
-        self.tokens = prompt + reply["prompt_tokens"], completion + reply["completion_tokens"]
+        self._replies.setdefault((key, reply["game"]), {})[reply["prompt"]] = reply
+        added = 1, reply["prompt_tokens"], reply["completion_tokens"]
+        before = self.usage.get(reply["session"], (0, 0, 0))
+        self.usage[reply["session"]] = tuple(map(sum, zip(before, added, strict=True)))
 
     def _reply(self, match: Match, game: int) -> dict | None:
-        return self._replies.get((match.key, game, digest(match.texts[game])))
+        return self._replies.get((match.key, game), {}).get(digest(match.messages(game)))
+
+    def _is_of(self, row: dict, match: Match) -> bool:
+        """Whether a row was made with the match's messages. A row holds the user's alone, its
+        replies tell of the system prompt; FastChat's own rows have none."""
+        return row_texts(row) == match.texts and all(
+            self._reply(match, game)
+            for game in range(len(match.texts))
+            if (match.key, game) in self._replies
+        )
 
     def _forget_unparsed(self, match: Match) -> None:
         """Replies without a verdict count as not given."""
         for game in range(len(match.texts)):
             reply = self._reply(match, game)
             if reply and PARSERS[self.mode](reply["text"]) is None:
-                del self._replies[match.key, game, reply["prompt"]]
+                del self._replies[match.key, game][reply["prompt"]]
 
     def _settle(self, match: Match) -> None:
         replies = [self._reply(match, game) for game in range(len(match.texts))]
@@ -212,5 +223,5 @@ def row_texts(row: dict) -> tuple[str, ...]:
     return row["g1_user_prompt"], row["g2_user_prompt"]
 
 
-def digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+def digest(messages: Messages) -> str:
+    return hashlib.sha256(json.dumps(messages).encode()).hexdigest()[:16]

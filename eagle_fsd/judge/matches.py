@@ -4,15 +4,18 @@ Answers and references are rows of FastChat's model_answer format. A turn is jud
 and answer have it; second turns only of questions with exactly two, as FastChat does.
 """
 
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from eagle_fsd.jsonl import read_lines
+from eagle_fsd.jsonl import read_lines, whole_lines
 from eagle_fsd.judge.prompts import REFERENCED, JudgePrompt, Messages, prompt_name
 from eagle_fsd.questions import Question
+from eagle_fsd.runs import fastchat_answers
 
 Key = tuple[int | str, int, str, str | None, int]
 Answers = dict[tuple[int | str, int], list[str]]  # (question_id, choice) -> turns
+RECORD_KEYS = ("question_id", "answer_id", "arm", "tstamp", "turns")
 
 
 @dataclass(frozen=True)
@@ -43,15 +46,23 @@ class Match:
         return self.prompt.messages(self.texts[game])
 
 
+def judgment_folder(run_folder: Path) -> Path:
+    return run_folder / "model_judgment"
+
+
 def arms_with_answers(run_folder: Path) -> list[str]:
-    """Names of the arms below RUN/answers.
+    """Names of the arms below RUN/records or RUN/answers.
 
     Raises:
         ValueError: there is none.
     """
-    arms = sorted(path.stem for path in (run_folder / "answers").glob("*.jsonl"))
+    places = [run_folder / name for name in ("records", "answers")]
+    arms = sorted({path.stem for place in places for path in place.glob("*.jsonl")})
     if not arms:
-        raise ValueError(f"{run_folder}/answers holds no ARM.jsonl: run evaluate/mt_bench.py first")
+        raise ValueError(
+            f"{run_folder} holds no records/ARM.jsonl or answers/ARM.jsonl: run "
+            "evaluate/mt_bench.py first"
+        )
     return arms
 
 
@@ -73,14 +84,37 @@ def choose_arms(known: list[str], arms: list[str], baseline: str | None) -> list
     return chosen
 
 
+def read_arm(run_folder: Path, arm: str) -> Answers:
+    """An arm's turns by question and choice: of its records, which are ahead of its answers while
+    a run is made and after a kill; of its answers where FastChat made them.
+
+    A torn last record is skipped with a warning.
+
+    Raises:
+        ValueError: see read_answers; a record is broken.
+    """
+    path = run_folder / "records" / f"{arm}.jsonl"
+    if not path.is_file():
+        return read_answers(run_folder / "answers" / f"{arm}.jsonl")
+    warnings: list[str] = []
+    rows = fastchat_answers(whole_lines(path, RECORD_KEYS, warnings))
+    for warning in warnings:
+        print(f"warning: {warning}", file=sys.stderr)
+    return _by_choice(rows, path)
+
+
 def read_answers(path: Path) -> Answers:
     """Turns by question and choice.
 
     Raises:
         ValueError: the file is missing, empty or no model_answer file, or a choice occurs twice.
     """
+    return _by_choice(read_lines(path), path)
+
+
+def _by_choice(rows: list[dict], path: Path) -> Answers:
     answers: Answers = {}
-    for row in read_lines(path):
+    for row in rows:
         try:
             choices = [
                 (row["question_id"], choice.get("index", place), choice["turns"])

@@ -9,15 +9,22 @@ from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
 
-from eagle_fsd.jsonl import read_lines
-from eagle_fsd.judge.ledger import judgment_folder
+from eagle_fsd.jsonl import whole_lines
+from eagle_fsd.judge.matches import judgment_folder
 from eagle_fsd.stats import Interval, paired_difference, rate_interval
 from eagle_fsd.tables import Column, markdown_table
 
 TURNS = {"first": (1,), "second": (2,), "both": (1, 2)}
 OUTCOMES = {"win": (1, 0, 0), "tie": (0, 1, 0), "loss": (0, 0, 1)}
 
-Turns = dict[int, list[float]]  # turn -> the scores of its choices
+# keys of a verdict by kind, as in file names
+KEYS = {
+    "single": ("question_id", "judge", "model", "turn", "score"),
+    "pair": ("question_id", "judge", "model_1", "model_2", "g1_winner", "g2_winner"),
+}
+
+Choices = dict[int, list[float]]  # turn -> the scores of its choices
+Turns = dict[int, float]  # turn -> score
 SINGLE: tuple[Column, ...] = (
     ("arm", "arm", "s"),
     ("first turn", "first", "ratio"),
@@ -46,35 +53,68 @@ PAIRWISE: tuple[Column, ...] = (
 )
 
 
-def judge_scores(run_folder: str | Path) -> dict[str, dict[str, dict[int | str, float]]]:
-    """Mean score of every question: {judge: {arm: {question_id: score}}}; {} without verdicts.
+def read_verdicts(run_folder: str | Path, kind: str, warnings: list[str]) -> dict[str, list[dict]]:
+    """Verdicts by judge; {} without any. A judge may be adding to them, see whole_lines.
 
-    A question counts with the turns that have a verdict.
+    Args:
+        kind: of KEYS.
+
+    Raises:
+        ValueError: a line is broken; names it.
     """
     judges: dict[str, list[dict]] = {}
-    for path in sorted(judgment_folder(Path(run_folder)).glob("*_single.jsonl")):
-        for row in read_lines(path):
+    for path in sorted(judgment_folder(Path(run_folder)).glob(f"*_{kind}.jsonl")):
+        for row in whole_lines(path, KEYS[kind], warnings):
             judges.setdefault(row["judge"][0], []).append(row)
+    return judges
+
+
+def judge_scores(
+    run_folder: str | Path, warnings: list[str]
+) -> dict[str, dict[str, dict[int | str, Turns]]]:
+    """Scores of answers judged alone: {judge: {arm: {question_id: {turn: mean over choices}}}}.
+
+    {} without verdicts.
+
+    Raises:
+        ValueError: see read_verdicts.
+    """
     return {
-        judge: {
-            arm: {key: _mean_turns(turns, turns) for key, turns in questions.items()}
-            for arm, questions in _scores(rows).items()
-        }
-        for judge, rows in judges.items()
+        judge: {arm: _by_turn(questions) for arm, questions in _scores(rows).items()}
+        for judge, rows in read_verdicts(run_folder, "single", warnings).items()
     }
+
+
+def mean_turns(turns: Turns) -> float:
+    """A question's score."""
+    return sum(turns.values()) / len(turns)
+
+
+def shared_scores(
+    mine: dict[int | str, Turns], theirs: dict[int | str, Turns]
+) -> tuple[list[float], list[float]]:
+    """Both sides' scores of every question of which both have a turn, over the turns that both
+    have."""
+    shared = {key: sorted(mine[key].keys() & theirs[key].keys()) for key in mine if key in theirs}
+    kept = {key: turns for key, turns in shared.items() if turns}
+    mine_Q, theirs_Q = (
+        [mean_turns({turn: side[key][turn] for turn in turns}) for key, turns in kept.items()]
+        for side in (mine, theirs)
+    )
+    return mine_Q, theirs_Q
 
 
 def single_rows(verdicts: Iterable[dict], baseline: str) -> list[dict]:
     """Figures of every arm with verdicts; differences to the baseline where that has some."""
     scores = _scores(verdicts)
-    theirs = scores.get(baseline)
+    theirs = scores.get(baseline, {})
     return [
         {
             "arm": arm,
             **{name: _mean_score(mine, turns) for name, turns in TURNS.items()},
             "questions": len(mine),
             "verdicts": sum(len(choices) for turns in mine.values() for choices in turns.values()),
-            **_difference(mine, None if arm == baseline else theirs),
+            **_difference(mine, {} if arm == baseline else theirs),
         }
         for arm, mine in scores.items()
     ]
@@ -114,7 +154,7 @@ _DETECTABLE = (
 )
 
 
-def _scores(verdicts: Iterable[dict]) -> dict[str, dict[int | str, Turns]]:
+def _scores(verdicts: Iterable[dict]) -> dict[str, dict[int | str, Choices]]:
     """By arm and question."""
     scores: dict = defaultdict(lambda: defaultdict(lambda: defaultdict(list)))
     for row in verdicts:
@@ -122,7 +162,7 @@ def _scores(verdicts: Iterable[dict]) -> dict[str, dict[int | str, Turns]]:
     return scores
 
 
-def _mean_score(questions: dict[int | str, Turns], turns: Iterable[int]) -> Interval:
+def _mean_score(questions: dict[int | str, Choices], turns: Iterable[int]) -> Interval:
     kept = [
         [score for turn in turns for score in of_question.get(turn, [])]
         for of_question in questions.values()
@@ -130,30 +170,24 @@ def _mean_score(questions: dict[int | str, Turns], turns: Iterable[int]) -> Inte
     return rate_interval([(sum(scores), len(scores)) for scores in kept if scores])
 
 
-def _mean_turns(of_question: Turns, turns: Iterable[int]) -> float:
-    means = [sum(of_question[turn]) / len(of_question[turn]) for turn in turns]
-    return sum(means) / len(means)
+def _by_turn(questions: dict[int | str, Choices]) -> dict[int | str, Turns]:
+    return {
+        key: {turn: sum(scores) / len(scores) for turn, scores in of_question.items()}
+        for key, of_question in questions.items()
+    }
 
 
 def _difference(
-    mine: dict[int | str, Turns], theirs: dict[int | str, Turns] | None
+    mine: dict[int | str, Choices], theirs: dict[int | str, Choices]
 ) -> dict[str, Interval | float | int | None]:
-    shared = {
-        key: sorted(mine[key].keys() & theirs[key].keys())
-        for key in mine
-        if theirs is not None and key in theirs
-    }
-    shared = {key: turns for key, turns in shared.items() if turns}
-    if not shared:
+    pair = shared_scores(_by_turn(mine), _by_turn(theirs))
+    if not pair[0]:
         return {"difference": None, "detectable": None, "shared": 0}
-    means = [
-        [_mean_turns(side[key], turns) for key, turns in shared.items()] for side in (mine, theirs)
-    ]
-    difference = paired_difference(*means)
+    difference = paired_difference(*pair)
     return {
         "difference": difference,
         "detectable": difference.pop("detectable"),
-        "shared": len(shared),
+        "shared": len(pair[0]),
     }
 
 

@@ -10,15 +10,18 @@ Axes: Q questions.
 import math
 from collections.abc import Sequence
 
-from eagle_fsd.report.read import BASELINES, RunData
-from eagle_fsd.stats import mean_interval, paired_difference
-from eagle_fsd.summary import summarize
+from eagle_fsd.judge.scores import Turns, mean_turns, pairwise_rows, shared_scores
+from eagle_fsd.report.read import RunData
+from eagle_fsd.stats import Interval, mean_interval
+from eagle_fsd.summary import kind, summarize
+from eagle_fsd.tasks.scores import compare_questions
 
 SAMPLING = ("temperature", "top_k", "top_p")
 CELL = ("rule", "divergence", "logits", "child", "threshold", "tree", *SAMPLING)
 LINE = ("rule", "divergence", "logits", "child", "tree", *SAMPLING)
 ALWAYS_NAMED = ("rule", "divergence")
 SOURCES = ("draft", "fuzzy", "target")
+LOST = {"argmax_share_lost": "argmax_share_minus_plain", "logp_lost": "mean_logp_minus_plain"}
 ISO_LOSSES = (0.01, 0.02, 0.05, 0.1)
 
 
@@ -34,8 +37,7 @@ def cell(records: Sequence[dict], options: dict) -> dict:
         found = {row.get(key, options.get(key, 0)) for row in records}
         sampling[key] = "by category" if len(found) > 1 else f"{found.pop():g}"
     if record.get("accept") is None:
-        name = record["arm"] if record["arm"] in BASELINES else record["arm"].split("_")[0]
-        return dict.fromkeys(CELL) | {"rule": name} | sampling
+        return dict.fromkeys(CELL) | {"rule": kind(record["arm"])} | sampling
     accept = record["accept"]
     shape = record.get("tree") or options
     numbers = [shape.get(key) for key in ("num_draft_tokens", "tree_depth", "branch_top_k")]
@@ -48,8 +50,8 @@ def cell(records: Sequence[dict], options: dict) -> dict:
 
 
 def arm_rows(run: RunData) -> list[dict]:
-    """summarize's rows with the run, the cell, argmax_share_lost (against plain, as a mean
-    difference) and "score NAME" for every score of the run.
+    """summarize's rows with the run, the cell, the figures of LOST (against plain, as mean
+    differences) and "score NAME" for every score of the run.
 
     Raises:
         ValueError: see summarize; the run is named.
@@ -58,43 +60,69 @@ def arm_rows(run: RunData) -> list[dict]:
         rows = summarize(run.records, timed=run.timed)
     except ValueError as error:
         raise ValueError(f"{run.folder}: {error}") from error
-    scores = {(row["score"], row["arm"]): row["mean"] for row in score_rows(run)}
     found = []
     for row in rows:
-        difference = row["argmax_share_minus_plain"]
-        lost = {"argmax_share_lost": None if difference is None else -difference["value"]}
-        mine = {f"score {name}": scores.get((name, row["arm"])) for name in run.scores}
+        lost = {
+            key: None if row[difference] is None else -row[difference]["value"]
+            for key, difference in LOST.items()
+        }
+        mine = {
+            f"score {name}": _mean_score(arms[row["arm"]]) if row["arm"] in arms else None
+            for name, arms in run.scores.items()
+        }
         place = {"run": run.name, "arm": row["arm"]} | cell(run.records[row["arm"]], run.options)
         found.append(place | row | lost | mine)
     return found
 
 
-def score_rows(run: RunData) -> list[dict]:
-    """One row a scorer and arm: its mean over questions, and the paired difference to plain over
-    the questions that both have."""
-    rows = []
+def score_rows(run: RunData, rows: Sequence[dict]) -> list[dict]:
+    """What scorers and judges gave, one row each and arm.
+
+    Args:
+        rows: from arm_rows; they say which plain arm stands beside which.
+
+    Returns:
+        score, arm, questions, mean (over its questions); and against the plain arm of the same
+        sampling, over the questions and turns that both have: vs_plain, detectable, and for scores
+        of 0 and 1 gained, lost and mcnemar_p. None where there is nothing to compare.
+    """
+    table = []
     for name, arms in run.scores.items():
-        plain = arms.get("plain", {})
-        for arm in [arm for arm in run.records if arm in arms]:
-            mine = arms[arm]
-            shared = [question for question in mine if question in plain]
-            difference = None
-            if arm != "plain" and shared:
-                difference = paired_difference(
-                    [mine[question] for question in shared], [plain[q] for q in shared]
-                )
-            rows.append(
+        for row in [row for row in rows if row["arm"] in arms]:
+            mine, plain = arms[row["arm"]], beside(rows, row, "plain")
+            theirs = arms.get(plain["arm"], {}) if plain and plain is not row else {}
+            compared = compare_questions(*shared_scores(mine, theirs))
+            difference, split = compared["vs_plain"], compared["mcnemar"]
+            table.append(
                 {
                     "run": run.name,
                     "score": name,
-                    "arm": arm,
+                    "arm": row["arm"],
                     "questions": len(mine),
-                    "mean": mean_interval(list(mine.values())),
+                    "mean": _mean_score(mine),
                     "vs_plain": difference,
                     "detectable": difference["detectable"] if difference else None,
+                    "gained": split["gained"] if split else None,
+                    "lost": split["lost"] if split else None,
+                    "mcnemar_p": split["p"] if split else None,
                 }
             )
-    return rows
+    return table
+
+
+def _mean_score(questions: dict[int | str, Turns]) -> Interval:
+    return mean_interval([mean_turns(turns) for turns in questions.values()])
+
+
+def pairwise_figures(run: RunData) -> list[dict]:
+    """judge.scores.pairwise_rows of every judge and baseline, arms in the run's order."""
+    table = []
+    for judge, verdicts in run.pairwise.items():
+        for baseline in dict.fromkeys(row["model_2"] for row in verdicts):
+            found = {row["arm"]: row for row in pairwise_rows(verdicts, baseline)}
+            place = {"run": run.name, "judge": judge, "baseline": baseline}
+            table += [place | found[arm] for arm in run.records if arm in found]
+    return table
 
 
 def lines(rows: Sequence[dict]) -> dict[str, list[dict]]:

@@ -119,3 +119,11 @@ def two_lines(name: str) -> str:
         return name
     cut = name.rfind(", ", 0, 34)
     return name if cut < 0 else f"{name[: cut + 1]}\n{name[cut + 2 :]}"
+
+
+def bars(arms: list[dict], key: str) -> list[list[float]]:
+    """Below and above; 0 without an interval."""
+    return [
+        [0 if row[key][end] is None else abs(row[key][end] - row[key]["value"]) for row in arms]
+        for end in ("low", "high")
+    ]

@@ -6,7 +6,16 @@ from pathlib import Path
 from matplotlib.axes import Axes
 
 from eagle_fsd.report.figures import ISO_LOSSES, lines
-from eagle_fsd.report.pictures import COLORS, MARKS, Picture, axes_grid, legends, panels, save
+from eagle_fsd.report.pictures import (
+    COLORS,
+    MARKS,
+    Picture,
+    axes_grid,
+    bars,
+    legends,
+    panels,
+    save,
+)
 
 
 def plot_quality(
@@ -60,19 +69,11 @@ def _draw_points(
     arms = [row for row in arms if _value(row, x) is not None]
     if not arms:
         return
-    spread = {f"{side}err": _bars(arms, key) for side, key in (("x", x), ("y", y))}
+    spread = {f"{side}err": bars(arms, key) for side, key in (("x", x), ("y", y))}
     places = [[_value(row, key) for row in arms] for key in (x, y)]
     style = {"marker": mark, "ms": 9 if mark == "*" else 5, "elinewidth": 0.7, "capsize": 2}
     joined = "none" if arms[0]["threshold"] is None else "-"
     axes.errorbar(*places, **spread, **style, color=color, ls=joined, alpha=0.9, label=label)
-
-
-def _bars(arms: list[dict], key: str) -> list[list[float]]:
-    """Below and above; 0 without an interval."""
-    return [
-        [0 if row[key][end] is None else abs(row[key][end] - row[key]["value"]) for row in arms]
-        for end in ("low", "high")
-    ]
 
 
 def _label_thresholds(axes: Axes, arms: list[dict], x: str, y: str) -> None:

@@ -8,17 +8,19 @@ traces/ARM.jsonl          optional: trees and sources of chosen answers
 """
 
 import json
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from eagle_fsd.summary import PARTIAL
+from eagle_fsd.jsonl import whole_lines
+from eagle_fsd.judge.scores import judge_scores, read_verdicts
+from eagle_fsd.summary import PARTIAL, kind
 
 BASELINES = ("plain", "generate", "generate_compiled", "exact")  # first in every table
 RECORD_KEYS = ("question_id", "arm", "turns")
 TRACE_KEYS = ("question_id", "arm", "turns")
 SCORE_KEYS = ("question_id", "scores")
-Scores = dict[str, dict[int | str, float]]  # arm -> question -> mean over its choices
+# arm -> question -> turn -> mean over its choices; tasks score the first turn
+Scores = dict[str, dict[int | str, dict[int, float]]]
 
 
 @dataclass(frozen=True)
@@ -28,7 +30,8 @@ class RunData:
     Attributes:
         name: the folder's, made unique among the report's runs.
         records: arm -> its records, baselines first, then by rule and threshold.
-        scores: name of a scorer or judge -> arm -> question -> score.
+        scores: name of a scorer or judge -> arm -> question -> turn -> score.
+        pairwise: judge -> its verdicts on pairs of arms.
         traces: arm -> its trace rows.
         warnings: what a reader should know.
     """
@@ -39,6 +42,7 @@ class RunData:
     sessions: list[dict]
     records: dict[str, list[dict]]
     scores: dict[str, Scores] = field(default_factory=dict)
+    pairwise: dict[str, list[dict]] = field(default_factory=dict)
     traces: dict[str, list[dict]] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
 
@@ -90,7 +94,8 @@ def read_run(folder: Path, *, name: str) -> RunData:
     if not records:
         raise ValueError(f"{folder} holds no records: let its command answer a question first")
     records = dict(sorted(records.items(), key=lambda item: _place(item[1][0])))
-    scores = _read_scores(folder / "scores", warnings) | _read_judges(folder)
+    scores = _read_scores(folder / "scores", warnings) | _read_judges(folder, warnings)
+    pairwise = read_verdicts(folder, "pair", warnings)
     traces = _read_arms(folder / "traces", TRACE_KEYS, warnings, unique=False)
     if any(folder.glob("shards/*/*.jsonl")):
         warnings.append(
@@ -98,7 +103,7 @@ def read_run(folder: Path, *, name: str) -> RunData:
             "its command again when it has ended"
         )
     warnings += _doubts(sessions, records)
-    return RunData(name, folder, options, sessions, records, scores, traces, warnings)
+    return RunData(name, folder, options, sessions, records, scores, pairwise, traces, warnings)
 
 
 def _read_settings(path: Path) -> tuple[dict, list[dict]]:
@@ -116,40 +121,13 @@ def _read_settings(path: Path) -> tuple[dict, list[dict]]:
         raise ValueError(f"{path} is damaged ({error})") from error
 
 
-def read_lines(path: Path, keys: tuple[str, ...], warnings: list[str]) -> list[dict]:
-    """The whole lines of a file; a torn last line, as a killed writer leaves it, is skipped with a
-    warning and stays in the file.
-
-    Raises:
-        ValueError: a line is no JSON object or lacks one of the keys; names the line.
-    """
-    whole, _, torn = path.read_bytes().rpartition(b"\n")
-    if torn.strip():
-        warnings.append(
-            f"{path.name}: its last line is torn (a killed or running writer) and left out"
-        )
-    rows = []
-    for number, line in enumerate(whole.split(b"\n"), start=1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except ValueError as error:
-            raise ValueError(f"{path}, line {number} is no JSON: {error}") from error
-        lacking = [key for key in keys if not isinstance(row, dict) or key not in row]
-        if lacking:
-            raise ValueError(f"{path}, line {number} lacks {', '.join(lacking)}")
-        rows.append(row)
-    return rows
-
-
 def _read_arms(
     folder: Path, keys: tuple[str, ...], warnings: list[str], *, unique: bool
 ) -> dict[str, list[dict]]:
     """Arm -> rows of every file that holds any."""
     arms = {}
     for path in sorted(folder.glob("*.jsonl")):
-        rows = read_lines(path, keys, warnings)
+        rows = whole_lines(path, keys, warnings)
         seen: set[tuple] = set()
         for row in rows if unique else []:
             key = (row["question_id"], row.get("choice", 0))
@@ -181,21 +159,16 @@ def _read_scores(folder: Path, warnings: list[str]) -> dict[str, Scores]:
                 scores.setdefault(row["question_id"], []).append(float(value))
     return {
         name: {
-            arm: {question: sum(values) / len(values) for question, values in scores.items()}
+            arm: {question: {1: sum(values) / len(values)} for question, values in scores.items()}
             for arm, scores in arms.items()
         }
         for name, arms in found.items()
     }
 
 
-def _read_judges(folder: Path) -> dict[str, Scores]:
-    if not (folder / "model_judgment").is_dir():
-        return {}
-    # here, since it needs the judge's client, which a report without judgments does not
-    from eagle_fsd.judge import judge_scores
-
-    reader: Callable[[Path], dict[str, Scores]] = judge_scores
-    return {f"judge {judge}": scores for judge, scores in reader(folder).items() if scores}
+def _read_judges(folder: Path, warnings: list[str]) -> dict[str, Scores]:
+    found = judge_scores(folder, warnings)
+    return {f"judge {judge}": scores for judge, scores in found.items() if scores}
 
 
 def used_sessions(sessions: list[dict], records: dict[str, list[dict]]) -> list[dict]:
@@ -231,11 +204,24 @@ def _doubts(sessions: list[dict], records: dict[str, list[dict]]) -> list[str]:
             doubts.append(f"different {words}: {' / '.join(sorted(values))}")
     if any(str(s.get("commit")).endswith("+") for s in sessions):
         doubts.append("made from a checkout with uncommitted changes (commit ends in +)")
-    counts = {arm: len({row["question_id"] for row in rows}) for arm, rows in records.items()}
-    most = max(counts.values())
-    short = [
-        f"{arm} {count}" for arm, count in counts.items() if count < most and arm not in PARTIAL
+    return doubts + _left_out(records)
+
+
+def _left_out(records: dict[str, list[dict]]) -> list[str]:
+    """Whether summarize leaves out answers that not all arms have."""
+    answered = {
+        arm: {(row["question_id"], row.get("choice", 0)) for row in rows}
+        for arm, rows in records.items()
+        if kind(arm) not in PARTIAL
+    }
+    if not answered:
+        return []
+    common, every = set.intersection(*answered.values()), set.union(*answered.values())
+    short = [f"{arm} {len(keys)}" for arm, keys in answered.items() if len(keys) < len(every)]
+    if not short:
+        return []
+    unit = "answers" if any(choice for _, choice in every) else "questions"
+    return [
+        f"all figures of speed, cost and answers are over the {len(common)} {unit} that all arms "
+        f"have; fewer than {len(every)}: {', '.join(short)}"
     ]
-    if short:
-        doubts.append(f"not all arms have answered all {most} questions: {', '.join(short)}")
-    return doubts

@@ -17,6 +17,7 @@ from eagle_fsd.report.pictures import (
     MOST_LINES,
     Picture,
     axes_grid,
+    bars,
     by_divergence,
     chunks,
     legends,
@@ -126,13 +127,16 @@ def plot_lengths(rows: Sequence[dict], folder: Path) -> Picture | None:
                     label = row["arm"] if len(of_runs) == 1 else f"{row['run']}, {row['arm']}"
                     axes.axhline(row[key], color="0.4", ls=dashes, label=label)
             for number, (line, arms) in enumerate(named.items()):
-                style = {"color": COLORS[number], "marker": MARKS[number], "ms": 5}
-                axes.plot(
-                    [r["threshold"] for r in arms], [r[key] for r in arms], **style, label=line
-                )
+                style = {"color": COLORS[number], "marker": MARKS[number], "ms": 5, "capsize": 2}
+                at = [r["threshold"] for r in arms]
+                spread = bars(arms, f"{key}_interval")
+                axes.errorbar(at, [r[key] for r in arms], spread, **style, lw=1, label=line)
             axes.set(ylabel=words, title=group)
             axes.set_xlabel("rate r" if group == "random" else "T")
             axes.grid(alpha=0.3)
     legends(grid[:, :1])
-    note = "A panel for each divergence: thresholds of different ones do not compare."
+    note = (
+        "A panel for each divergence: thresholds of different ones do not compare. Bars are 95 % "
+    )
+    note += "intervals of an arm by itself; the tables have the paired differences to plain."
     return save(figure, folder, Picture("lengths", "length of answers", note))

@@ -4,7 +4,8 @@ import html
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from eagle_fsd.report.figures import ISO_LOSSES, SAMPLING, score_rows
+from eagle_fsd.judge.scores import PAIRWISE
+from eagle_fsd.report.figures import ISO_LOSSES, SAMPLING, pairwise_figures, score_rows
 from eagle_fsd.report.read import RunData
 from eagle_fsd.summary import by_category
 from eagle_fsd.tables import (
@@ -26,6 +27,11 @@ SCORES: tuple[Column, ...] = (
     ("questions", "questions", "d"),
     ("mean", "mean", ".4f"),
     ("- plain", "vs_plain", "+.4f"),
+)
+SPLIT: tuple[Column, ...] = (
+    ("gained", "gained", "d"),
+    ("lost", "lost", "d"),
+    ("McNemar p", "mcnemar_p", ".3f"),
 )
 ABLATION: tuple[Column, ...] = (
     ("rule", "rule", "s"),
@@ -124,11 +130,7 @@ def run_tables(run: RunData, rows: list[dict]) -> list[Table]:
     for name, columns in {"speed": SPEED, "cost": COST, "answers": ANSWERS}.items():
         title, _, note = NOTES[name].partition(". ")
         tables.append(Table("arms", title, note, columns, rows, run.name))
-    scores = score_rows(run)
-    if scores:
-        note = "Means over questions (choices averaged first) with 95 % intervals; - plain: paired "
-        note += "difference, in parentheses the smallest that so many questions show."
-        tables.append(Table("scores", "Scores", note, SCORES, scores, run.name))
+    tables += _score_tables(run, rows)
     if len(rows) > MANY_ARMS:
         note = "Every arm by its settings; - where one does not apply."
         tables.append(Table("arms", "Ablation", note, ABLATION, rows, run.name))
@@ -137,6 +139,28 @@ def run_tables(run: RunData, rows: list[dict]) -> list[Table]:
         rows = [{"run": run.name} | row for row in categories]
         note = "Few questions each: the intervals of a category are wide, or missing."
         tables.append(Table("categories", "By category", note, CATEGORY, rows, run.name))
+    return tables
+
+
+def _score_tables(run: RunData, rows: list[dict]) -> list[Table]:
+    """What scorers and judges gave; none where there is nothing."""
+    tables = []
+    scores = score_rows(run, rows)
+    if scores:
+        note = "Means over questions (choices averaged first) with 95 % intervals; - plain: paired "
+        note += "difference over the questions and turns that both have, in parentheses the "
+        note += "smallest that so many questions show."
+        columns = SCORES
+        if any(row["mcnemar_p"] is not None for row in scores):
+            columns += SPLIT
+            note += " gained, lost: questions right only here, or only by plain; McNemar's exact p."
+        tables.append(Table("scores", "Scores", note, columns, scores, run.name))
+    pairs = pairwise_figures(run)
+    if pairs:
+        note = "Against the baseline, each match in both orders; a tie too where the orders "
+        note += "disagree. With 95 % intervals over questions."
+        columns = (("judge", "judge", "s"), ("baseline", "baseline", "s"), *PAIRWISE)
+        tables.append(Table("pairwise", "Pairwise verdicts", note, columns, pairs, run.name))
     return tables
 
 

@@ -3,7 +3,8 @@
 index.html      everything, in one file
 report.md       the tables, and where the runs come from
 report.json     the tables' rows, for programs; marks the folder as a report
-tables/*.csv    arms, scores, categories, loss at equal speed, speed at equal quality
+tables/*.csv    arms, scores, pairwise verdicts, categories, loss at equal speed, speed at equal
+                quality
 plots/*.png
 """
 
@@ -25,7 +26,12 @@ from eagle_fsd.report.trace_data import pack_traces
 from eagle_fsd.tables import write_csv
 
 MARK = "report.json"
-LOSSES = {"fuzzy share": "fuzzy_share", "argmax share lost against plain": "argmax_share_lost"}
+LOSSES = {
+    "fuzzy share": "fuzzy_share",
+    "argmax share lost against plain": "argmax_share_lost",
+    "regret a token, nats": "regret_per_token",
+    "log p a token lost against plain, nats": "logp_lost",
+}
 QUALITY = {
     "argmax_share_minus_plain": "argmax share, difference to plain",
     "mean_logp_minus_plain": "log p a token, difference to plain",

@@ -4,28 +4,35 @@ The scored text is that of a record's first turn. A question's score is the mean
 questions are the unit of every interval and test.
 """
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from tqdm import tqdm
 
-from eagle_fsd.jsonl import read_lines, write_json, write_lines
+from eagle_fsd.jsonl import whole_lines, write_json, write_lines
 from eagle_fsd.questions import Question
 from eagle_fsd.stats import mcnemar, mean_interval, paired_difference
 from eagle_fsd.tables import markdown_table
 
-BASELINE = "plain"
+BASELINE = "plain"  # the arms of a task share their sampling, so that there is one
+RECORD_KEYS = ("question_id", "turns")
 Score = Callable[[str, Question], dict[str, float]]
 
 
 def read_records(folder: str | Path) -> dict[str, list[dict]]:
     """The records of a finished or unfinished run, by arm; nothing is written.
 
+    A torn last line, as a killed or running writer leaves it, is skipped with a warning.
+
     Raises:
         ValueError: the folder holds no records, or a line is broken.
     """
     paths = sorted((Path(folder) / "records").glob("*.jsonl"))
-    records = {path.stem: read_lines(path) for path in paths}
+    warnings: list[str] = []
+    records = {path.stem: whole_lines(path, RECORD_KEYS, warnings) for path in paths}
+    for warning in warnings:
+        print(f"warning: {warning}", file=sys.stderr)
     if not any(records.values()):
         raise ValueError(f"{folder} holds no records: name the folder of a run with --output")
     return {arm: rows for arm, rows in records.items() if rows}
@@ -92,18 +99,29 @@ def compare_scores(scores: dict[str, list[dict]]) -> list[dict]:
                 "arm": arm,
                 "questions": len(mine),
                 "mean": mean_interval(list(mine.values())),
-                "vs_plain": None,
-                "mcnemar": None,
             }
-            theirs = values.get(BASELINE, {})
+            theirs = values.get(BASELINE, {}) if arm != BASELINE else {}
             common = [key for key in mine if key in theirs]
-            if arm != BASELINE and common:
-                pair = [mine[key] for key in common], [theirs[key] for key in common]
-                row["vs_plain"] = paired_difference(*pair)
-                if all(value in (0, 1) for value in pair[0] + pair[1]):
-                    row["mcnemar"] = mcnemar(*([bool(value) for value in side] for side in pair))
-            compared.append(row)
+            pair = [mine[key] for key in common], [theirs[key] for key in common]
+            compared.append(row | compare_questions(*pair))
     return compared
+
+
+def compare_questions(mine_Q: Sequence[float], theirs_Q: Sequence[float]) -> dict:
+    """Scores of the same questions against each other.
+
+    Returns:
+        vs_plain {"value", "low", "high", "detectable"} and mcnemar {"gained", "lost", "p"}; both
+        None without questions, mcnemar also where a score is neither 0 nor 1.
+    """
+    if not mine_Q:
+        return {"vs_plain": None, "mcnemar": None}
+    binary = all(value in (0, 1) for value in [*mine_Q, *theirs_Q])
+    sides = ([bool(value) for value in side] for side in (mine_Q, theirs_Q))
+    return {
+        "vs_plain": paired_difference(mine_Q, theirs_Q),
+        "mcnemar": mcnemar(*sides) if binary else None,
+    }
 
 
 def _by_question(rows: list[dict], name: str) -> dict[int | str, float]:
