@@ -21,7 +21,8 @@ from pathlib import Path
 from transformers import HfArgumentParser
 
 from eagle_fsd.assets import mt_bench_dir
-from eagle_fsd.bench import Bench, RunOptions
+from eagle_fsd.bench import Bench
+from eagle_fsd.bench_options import RunOptions
 from eagle_fsd.bench_report import is_timed, report_bench
 from eagle_fsd.grid import AXES, build_grid, cell_columns
 from eagle_fsd.options import DecodeOptions, ModelOptions, option

@@ -20,7 +20,8 @@ from pathlib import Path
 from transformers import HfArgumentParser
 
 from eagle_fsd.assets import mt_bench_dir
-from eagle_fsd.bench import Bench, BenchOptions
+from eagle_fsd.bench import Bench
+from eagle_fsd.bench_options import BenchOptions
 from eagle_fsd.bench_report import report_bench
 from eagle_fsd.options import DecodeOptions, ModelOptions, option
 from eagle_fsd.questions import read_questions

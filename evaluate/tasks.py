@@ -16,7 +16,8 @@ from dataclasses import dataclass, replace
 
 from transformers import HfArgumentParser
 
-from eagle_fsd.bench import Bench, BenchOptions
+from eagle_fsd.bench import Bench
+from eagle_fsd.bench_options import BenchOptions
 from eagle_fsd.bench_report import report_bench
 from eagle_fsd.options import DecodeOptions, ModelOptions, option
 from eagle_fsd.questions import Question, check_same_questions

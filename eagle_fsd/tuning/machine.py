@@ -18,7 +18,15 @@ from eagle_fsd.tuning.store import digest
 
 PACKAGE = Path(__file__).parent.parent
 NOT_DECODING = ("training", "replay", "speed", "harness", "judge", "report", "tasks")
-NOT_DECODING += ("bench.py", "bench_report.py", "grid.py", "plots.py", "runs.py", "stats.py")
+NOT_DECODING += (
+    "bench.py",
+    "bench_options.py",
+    "bench_report.py",
+    "grid.py",
+    "plots.py",
+    "runs.py",
+    "stats.py",
+)
 NOT_DECODING += ("summary.py", "tables.py", "trace.py")
 
 
