@@ -121,6 +121,6 @@ def plot_iso_quality(rows: Sequence[dict], table: Sequence[dict], folder: Path) 
             axes.set(xlabel=kind, title=group)
             axes.grid(alpha=0.3)
         row_axes[0].set_ylabel("tokens per round, relative to exact")
-    legends(grid)
+    legends(grid[:, :1])
     note = "Interpolated between the measured thresholds of a line; nothing is extrapolated."
     return save(figure, folder, Picture("iso_quality", "speed at equal quality", note))
