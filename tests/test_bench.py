@@ -15,6 +15,8 @@ from tiny_folder import write_random_head, write_target
 from eagle_fsd.runs import Run
 from eagle_fsd.sample import answer_seed
 
+pytestmark = pytest.mark.processes  # whole commands
+
 COMMANDS = {name: load_command(f"evaluate/{name}.py") for name in ("mt_bench", "ablate")}
 LAUNCH = [sys.executable, "-m", "accelerate.commands.launch"]
 LAUNCH += ["--config_file", str(ROOT / "scripts/accelerate/ddp.yaml")]

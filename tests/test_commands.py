@@ -13,6 +13,8 @@ from types import SimpleNamespace
 import pytest
 from tiny_folder import write_random_head, write_target
 
+pytestmark = pytest.mark.processes  # whole commands
+
 ROOT = Path(__file__).parent.parent
 QUESTIONS = [
     {"question_id": i, "category": "ab"[i % 2], "turns": [f"Say {i}.", "And again?"]}

@@ -24,6 +24,8 @@ from eagle_fsd.judge.endpoint import backoff, retry_after
 from eagle_fsd.judge.prompts import parse_preference, parse_rating
 from eagle_fsd.judge.scores import pairwise_rows, single_rows
 
+pytestmark = pytest.mark.processes  # whole commands
+
 ROOT = Path(__file__).parent.parent
 COMMAND = ROOT / "evaluate" / "judge.py"
 KEY = "sk-secret-4711"

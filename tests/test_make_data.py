@@ -15,6 +15,8 @@ from eagle_fsd.loading import load_target
 from eagle_fsd.training.data import read_dialogues
 from eagle_fsd.training.features import FeatureCache, identity, row_width
 
+pytestmark = pytest.mark.processes  # whole commands
+
 TALKS = 12
 main = load_command("train/make_data.py").main
 

@@ -6,6 +6,8 @@ import pytest
 from test_commands import load_command
 from tiny_folder import write_random_head, write_target
 
+pytestmark = pytest.mark.processes  # whole commands
+
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory):

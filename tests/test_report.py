@@ -31,6 +31,8 @@ from eagle_fsd.summary import by_category, summarize
 from eagle_fsd.tables import SPEED as SPEED_COLUMNS
 from eagle_fsd.tables import markdown_table
 
+pytestmark = pytest.mark.processes  # whole commands
+
 ROOT = Path(__file__).parent.parent
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>"
 QUESTIONS = [

@@ -15,6 +15,8 @@ from eagle_fsd.tasks.scorers import SCORERS, check_scorable
 from eagle_fsd.tasks.scores import compare_scores, read_records, score_records, score_tables
 from eagle_fsd.tasks.sources import HUB, ROWS, read_rows, read_task
 
+pytestmark = pytest.mark.processes  # whole commands
+
 ROOT = Path(__file__).parent.parent
 GSM8K = {"question": "How much is 2 * 3?", "answer": "2 * 3 = <<2*3=6>>6\n#### 6"}
 IFEVAL = {

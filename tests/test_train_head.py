@@ -17,6 +17,8 @@ import eagle_fsd
 from eagle_fsd.config import TreeConfig
 from eagle_fsd.loading import load_head, load_target_config
 
+pytestmark = pytest.mark.processes  # whole commands
+
 COMMAND = load_command("train/train_head.py")
 
 
