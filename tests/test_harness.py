@@ -381,6 +381,7 @@ def test_the_command_at_threshold_0_is_plain(models, tasks, plain, tmp_path):
 
 
 @pytest.mark.processes
+@pytest.mark.slow  # lm-eval starts in seconds, each process anew
 def test_two_processes_share_the_requests(models, tasks, plain, tmp_path):
     """An odd number of them, each answered and counted once; started from the root, whose folder
     evaluate/ is no package."""

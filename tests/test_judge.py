@@ -840,6 +840,7 @@ def test_verdicts_of_other_answers_are_not_counted(judge, folder):
 
 
 @pytest.mark.embedded
+@pytest.mark.slow  # the other tests of the protocol are seconds
 def test_transformers_own_server(judge, tmp_path):
     """The embedded target judges behind `transformers serve`: every reply is kept, with or without
     a verdict, and none is asked twice. So small a judge seldom gives one."""
