@@ -6,6 +6,7 @@ lm-eval's own model "hf", so that scores can be compared. evaluate/harness.py re
 
 options.py       the fields of --model_args
 requests.py      a request, and what its generation_kwargs ask for
+cache.py         lm-eval's answer cache: whose answers it holds, what it cannot tell apart
 likelihoods.py   log-likelihoods of continuations
 tally.py         figures of the generated answers
 model.py         what lm-eval calls

@@ -1,6 +1,5 @@
 """The model "eagle_fsd": what lm-evaluation-harness calls, answered by the decoding loop."""
 
-import json
 import logging
 import zlib
 from dataclasses import asdict, replace
@@ -20,17 +19,16 @@ from tqdm import tqdm
 
 from eagle_fsd.chat import Message, fastchat_prompt
 from eagle_fsd.decode import Generation
+from eagle_fsd.harness.cache import check_cacheable, claim_cache
 from eagle_fsd.harness.likelihoods import rate
 from eagle_fsd.harness.options import HarnessOptions
-from eagle_fsd.harness.requests import Request, check_cacheable, read_generation
+from eagle_fsd.harness.requests import Request, read_generation
 from eagle_fsd.harness.tally import Tally, figures_by_task, task_table
 from eagle_fsd.processes import Processes
 from eagle_fsd.provenance import describe_run, without_checkout
 
 NAME = "eagle_fsd"
 WARM_UP_TOKENS = 8
-CACHE_MARK = "eagle_fsd"  # a key of lm-eval's answer cache; its own keys are hashes
-NOT_IN_ANSWERS = frozenset({"device", "engine", "batch_size"})
 
 log = logging.getLogger(__name__)
 
@@ -282,23 +280,10 @@ class FuzzyLM(TemplateLM):
     # --- what is told ------------------------------------------------------------------------
 
     def set_cache_hook(self, cache_hook: CacheHook) -> None:
-        """lm-eval's answer cache (--use_cache), which knows a request but not who answered it.
-
-        Raises:
-            ValueError: the cache holds answers made with other options.
-        """
+        """lm-eval's answer cache; see claim_cache."""
         super().set_cache_hook(cache_hook)
-        cache = cache_hook.dbdict
-        if cache is None:
-            return
-        mine = {k: v for k, v in asdict(self.options).items() if k not in NOT_IN_ANSWERS}
-        made_with = cache.get(CACHE_MARK) if len(cache) else json.dumps(mine)
-        if made_with != json.dumps(mine):
-            raise ValueError(
-                f"--use_cache holds answers made with {made_with or 'another model'}; asked for "
-                f"is {json.dumps(mine)}: name another cache"
-            )
-        cache[CACHE_MARK] = made_with
+        if cache_hook.dbdict is not None:
+            claim_cache(cache_hook.dbdict, self.options)
 
     def figures(self) -> dict[str, dict[str, float | int | None]]:
         """Figures of the answers made so far, by task and for "all"; empty without any.

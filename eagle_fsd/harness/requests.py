@@ -48,17 +48,3 @@ def read_generation(
     top_k, top_p = int(settings.get("top_k", 0)), float(settings.get("top_p", 1.0))
     until = tuple(string for string in settings["until"] if string)
     return SamplingConfig(temperature, top_k, top_p), settings["max_gen_toks"], until
-
-
-def check_cacheable(gen_kwargs: dict[str, object], repeats: int) -> None:
-    """lm-eval's answer cache knows sampling by do_sample alone (CachingLM in lm-eval 0.4.13).
-
-    Raises:
-        ValueError: it would give all repeats of a sampled request one text.
-    """
-    temperature = float(gen_kwargs.get("temperature") or 0.0)
-    if repeats > 1 and temperature > 0 and gen_kwargs.get("do_sample") is None:
-        raise ValueError(
-            f"--use_cache with temperature={temperature:g} and no do_sample would give all "
-            f"{repeats} repeats of a request one text: add do_sample=true to --gen_kwargs"
-        )
