@@ -5,14 +5,14 @@ from dataclasses import dataclass
 
 from transformers import PreTrainedTokenizerBase
 
-from eagle_fsd.assets import EMBEDDED_TARGET
-from eagle_fsd.chat import Message, prompt_ids, template_stops
 from eagle_fsd.config import AcceptConfig, SamplingConfig, TreeConfig
-from eagle_fsd.decode import DecodeConfig, Generation, StopConfig, decode_rounds
-from eagle_fsd.drafters import Drafter
+from eagle_fsd.decoding.drafter import Drafter, RootDrafter
+from eagle_fsd.decoding.loop import DecodeConfig, Generation, StopConfig, decode_rounds
+from eagle_fsd.decoding.target import Target
 from eagle_fsd.drafters.eagle import EagleDrafter
-from eagle_fsd.drafters.root import RootDrafter
-from eagle_fsd.loading import (
+from eagle_fsd.models.assets import EMBEDDED_TARGET
+from eagle_fsd.models.chat import Message, prompt_ids, template_stops
+from eagle_fsd.models.load import (
     SHIPPED_HEAD,
     check_device,
     load_head,
@@ -20,7 +20,6 @@ from eagle_fsd.loading import (
     load_target_config,
     usual_dtype,
 )
-from eagle_fsd.target import Target
 
 SMALL_TREE = TreeConfig(num_draft_tokens=15, tree_depth=4, branch_top_k=6)
 LARGE_TREE = TreeConfig()
@@ -86,7 +85,7 @@ def load(
         tree: shape of the draft tree; default: usual_tree.
         dtype: bfloat16, float16 or float32; "" is bfloat16 where that is fast.
         device: a torch device, or "auto".
-        conv_template: see eagle_fsd.chat.prompt_ids.
+        conv_template: see eagle_fsd.models.chat.prompt_ids.
         engine: how the target is run, a name in eagle_fsd.engine.select.ENGINES; "auto" is the
             fastest that works here.
         keep_stock: keep a stock model beside, for transformers' own generate.

@@ -93,13 +93,13 @@ class AcceptConfig:
     """The acceptance rule and its threshold.
 
     Attributes:
-        rule: a name in eagle_fsd.rules.RULES.
-        divergence: a name in eagle_fsd.divergence.DIVERGENCES, or a published alias.
+        rule: a name in eagle_fsd.rules.fuzzy.RULES.
+        divergence: a name in eagle_fsd.decoding.divergence.DIVERGENCES, or a published alias.
         threshold: T; a parent's divergence passes iff T > 0 and D <= T. `inf` accepts everything.
             Of rule `random` it is r in [0, 1], the probability of taking a child.
         logits: `raw` compares the two rows as they come, `processed` after temperature, top-k and
             top-p (refused at temperature 0, where both are one-hot).
-        child: which child is taken when D passes; a name in eagle_fsd.rules.CHILD_CHOICES.
+        child: which child is taken when D passes; a name in eagle_fsd.rules.fuzzy.CHILD_CHOICES.
     """
 
     rule: str = "fsd"
@@ -110,8 +110,8 @@ class AcceptConfig:
 
     def __post_init__(self):
         # imported here: these modules take their settings from this one
-        from eagle_fsd.divergence import canonical_name
-        from eagle_fsd.rules import CHILD_CHOICES, RULES
+        from eagle_fsd.decoding.divergence import canonical_name
+        from eagle_fsd.rules.fuzzy import CHILD_CHOICES, RULES
 
         _one_of("rule", self.rule, RULES)
         _one_of("child", self.child, CHILD_CHOICES)

@@ -20,15 +20,15 @@ from pathlib import Path
 
 from transformers import HfArgumentParser
 
-from eagle_fsd.assets import mt_bench_dir
-from eagle_fsd.bench import Bench
-from eagle_fsd.bench_options import RunOptions
-from eagle_fsd.bench_report import is_timed, report_bench
-from eagle_fsd.grid import AXES, build_grid, cell_columns
-from eagle_fsd.options import DecodeOptions, ModelOptions, option
-from eagle_fsd.questions import read_questions
-from eagle_fsd.summary import summarize
-from eagle_fsd.tables import markdown_table, write_csv
+from eagle_fsd.evaluation.bench import Bench
+from eagle_fsd.evaluation.bench_options import RunOptions
+from eagle_fsd.evaluation.bench_report import is_timed, report_bench
+from eagle_fsd.evaluation.grid import AXES, build_grid, cell_columns
+from eagle_fsd.evaluation.metrics import summarize
+from eagle_fsd.evaluation.questions import read_questions
+from eagle_fsd.evaluation.tables import markdown_table, write_csv
+from eagle_fsd.models.assets import mt_bench_dir
+from eagle_fsd.models.model_options import DecodeOptions, ModelOptions, option
 
 CELLS = (
     ("arm", "arm", "s"),

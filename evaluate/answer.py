@@ -14,9 +14,9 @@ from transformers import HfArgumentParser
 
 from eagle_fsd.api import Answer, stream
 from eagle_fsd.config import AcceptConfig
-from eagle_fsd.decode import StopConfig
-from eagle_fsd.options import DecodeOptions, ModelOptions, option
-from eagle_fsd.timing import synchronized_time
+from eagle_fsd.decoding.clock import synchronized_time
+from eagle_fsd.decoding.loop import StopConfig
+from eagle_fsd.models.model_options import DecodeOptions, ModelOptions, option
 
 
 @dataclass

@@ -16,13 +16,13 @@ from pathlib import Path
 from transformers import HfArgumentParser
 
 from eagle_fsd.config import AcceptConfig
-from eagle_fsd.jsonl import write_json
-from eagle_fsd.options import DecodeOptions, ModelOptions, option
-from eagle_fsd.provenance import describe_run
-from eagle_fsd.quiet import check_timing_alone
-from eagle_fsd.tuning.auto import auto_tree
-from eagle_fsd.tuning.calibration import TuningConfig
-from eagle_fsd.tuning.choice import TreeChoice, shape
+from eagle_fsd.models.model_options import DecodeOptions, ModelOptions, option
+from eagle_fsd.runs.jsonl import write_json
+from eagle_fsd.runs.provenance import describe_run
+from eagle_fsd.speed.quiet import check_timing_alone
+from eagle_fsd.speed.tree_choice.auto import auto_tree
+from eagle_fsd.speed.tree_choice.calibration import TuningConfig
+from eagle_fsd.speed.tree_choice.choice import TreeChoice, shape
 
 
 @dataclass

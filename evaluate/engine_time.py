@@ -21,12 +21,15 @@ from transformers import HfArgumentParser, PretrainedConfig
 
 from eagle_fsd.api import usual_tree
 from eagle_fsd.config import AcceptConfig, TreeConfig
-from eagle_fsd.decode import DecodeConfig, StopConfig
-from eagle_fsd.drafters import Drafter
-from eagle_fsd.drafters.root import RootDrafter
-from eagle_fsd.drafters.shape import head_shape
+from eagle_fsd.decoding.drafter import Drafter, RootDrafter
+from eagle_fsd.decoding.loop import DecodeConfig, StopConfig
+from eagle_fsd.decoding.target import Target
 from eagle_fsd.engine.select import choose_engine
-from eagle_fsd.engine_time.random_weights import (
+from eagle_fsd.heads.head_config import HeadConfig
+from eagle_fsd.heads.shape import head_shape
+from eagle_fsd.models.load import DTYPES, check_device, check_fits, usual_dtype
+from eagle_fsd.models.model_options import DecodeOptions, option
+from eagle_fsd.models.random_weights import (
     cache_row_bytes,
     check_memory,
     empty_model,
@@ -35,23 +38,19 @@ from eagle_fsd.engine_time.random_weights import (
     random_drafter,
     random_target,
 )
-from eagle_fsd.engine_time.report import LABEL, figures, table
-from eagle_fsd.engine_time.roofline import forward_bytes, measure_bandwidth
-from eagle_fsd.engine_time.rounds import (
+from eagle_fsd.models.shapes import SHAPES, load_shape
+from eagle_fsd.runs.jsonl import write_json
+from eagle_fsd.runs.provenance import describe_run, without_checkout
+from eagle_fsd.speed.quiet import check_timing_alone
+from eagle_fsd.speed.roofline import forward_bytes, measure_bandwidth
+from eagle_fsd.speed.round_report import LABEL, figures, table
+from eagle_fsd.speed.round_times import (
     PatternLoop,
     RoundTimes,
     time_rounds,
     tokens_needed,
     warm_up_rounds,
 )
-from eagle_fsd.engine_time.shapes import SHAPES, load_shape
-from eagle_fsd.head_config import HeadConfig
-from eagle_fsd.jsonl import write_json
-from eagle_fsd.loading import DTYPES, check_device, check_fits, usual_dtype
-from eagle_fsd.options import DecodeOptions, option
-from eagle_fsd.provenance import describe_run, without_checkout
-from eagle_fsd.quiet import check_timing_alone
-from eagle_fsd.target import Target
 
 
 @dataclass

@@ -28,7 +28,7 @@ def main() -> None:
     from lm_eval.__main__ import cli_evaluate
     from lm_eval.api.registry import register_model
 
-    from eagle_fsd.harness import NAME, FuzzyLM
+    from eagle_fsd.tasks.harness import NAME, FuzzyLM
 
     loaded: list[FuzzyLM] = []
 

@@ -22,18 +22,23 @@ from pathlib import Path
 
 from transformers import HfArgumentParser
 
-from eagle_fsd.assets import mt_bench_dir
-from eagle_fsd.jsonl import write_json
-from eagle_fsd.judge.asking import ask_all
-from eagle_fsd.judge.endpoint import (
+from eagle_fsd.evaluation.questions import read_questions
+from eagle_fsd.models.assets import mt_bench_dir
+from eagle_fsd.models.model_options import option
+from eagle_fsd.runs.jsonl import write_json
+from eagle_fsd.runs.provenance import describe_run, without_checkout
+from eagle_fsd.tasks.judge.asking import ask_all
+from eagle_fsd.tasks.judge.endpoint import (
     TEMPERATURE,
     Endpoint,
     JudgeStoppedError,
     check_base_url,
     check_key,
 )
-from eagle_fsd.judge.ledger import Game, Ledger
-from eagle_fsd.judge.matches import (
+from eagle_fsd.tasks.judge.judge_prompts import STEMS, read_prompts
+from eagle_fsd.tasks.judge.judge_scores import pairwise_rows, single_rows, tables
+from eagle_fsd.tasks.judge.ledger import Game, Ledger
+from eagle_fsd.tasks.judge.matches import (
     Match,
     arms_with_answers,
     choose_arms,
@@ -41,12 +46,7 @@ from eagle_fsd.judge.matches import (
     read_answers,
     read_arm,
 )
-from eagle_fsd.judge.prompts import STEMS, read_prompts
-from eagle_fsd.judge.scores import pairwise_rows, single_rows, tables
-from eagle_fsd.judge.sessions import Prices, cost, hosts, next_number
-from eagle_fsd.options import option
-from eagle_fsd.provenance import describe_run, without_checkout
-from eagle_fsd.questions import read_questions
+from eagle_fsd.tasks.judge.sessions import Prices, cost, hosts, next_number
 
 OPENAI = "https://api.openai.com/v1"
 

@@ -17,27 +17,27 @@ from pathlib import Path
 from tqdm import tqdm
 from transformers import HfArgumentParser, PreTrainedTokenizerBase
 
-from eagle_fsd.assets import mt_bench_dir
 from eagle_fsd.config import TreeConfig
+from eagle_fsd.decoding.drafter import RootDrafter
+from eagle_fsd.decoding.target import Target
 from eagle_fsd.drafters.eagle import EagleDrafter
-from eagle_fsd.drafters.root import RootDrafter
-from eagle_fsd.engine_time.contexts import (
+from eagle_fsd.evaluation.questions import Question, read_questions
+from eagle_fsd.evaluation.tables import Column, markdown_table
+from eagle_fsd.models.assets import mt_bench_dir
+from eagle_fsd.models.load import SHIPPED_HEAD, load_head, load_target_config
+from eagle_fsd.models.model_options import ModelOptions, option
+from eagle_fsd.models.random_weights import module_bytes
+from eagle_fsd.runs.jsonl import write_json
+from eagle_fsd.runs.provenance import describe_run, without_checkout
+from eagle_fsd.speed.contexts import (
     bound_parts,
     loop_peak,
     memory_figures,
     time_pairs,
     tokens_needed,
 )
-from eagle_fsd.engine_time.memory import PeakAllocated, held_level
-from eagle_fsd.engine_time.random_weights import module_bytes
-from eagle_fsd.jsonl import write_json
-from eagle_fsd.loading import SHIPPED_HEAD, load_head, load_target_config
-from eagle_fsd.options import ModelOptions, option
-from eagle_fsd.provenance import describe_run, without_checkout
-from eagle_fsd.questions import Question, read_questions
-from eagle_fsd.quiet import check_timing_alone
-from eagle_fsd.tables import Column, markdown_table
-from eagle_fsd.target import Target
+from eagle_fsd.speed.device_memory import PeakAllocated, held_level
+from eagle_fsd.speed.quiet import check_timing_alone
 
 MEMORY: tuple[Column, ...] = (
     ("context", "context", "d"),

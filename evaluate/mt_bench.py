@@ -19,12 +19,12 @@ from pathlib import Path
 
 from transformers import HfArgumentParser
 
-from eagle_fsd.assets import mt_bench_dir
-from eagle_fsd.bench import Bench
-from eagle_fsd.bench_options import BenchOptions
-from eagle_fsd.bench_report import report_bench
-from eagle_fsd.options import DecodeOptions, ModelOptions, option
-from eagle_fsd.questions import read_questions
+from eagle_fsd.evaluation.bench import Bench
+from eagle_fsd.evaluation.bench_options import BenchOptions
+from eagle_fsd.evaluation.bench_report import report_bench
+from eagle_fsd.evaluation.questions import read_questions
+from eagle_fsd.models.assets import mt_bench_dir
+from eagle_fsd.models.model_options import DecodeOptions, ModelOptions, option
 
 
 @dataclass

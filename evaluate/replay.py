@@ -24,17 +24,22 @@ from tqdm import tqdm
 from transformers import HfArgumentParser
 
 from eagle_fsd.api import Model
-from eagle_fsd.assets import mt_bench_dir
-from eagle_fsd.chat import template_stops
-from eagle_fsd.checkpoint import resolve_folder
 from eagle_fsd.config import AcceptConfig, parse_tree, tree_name
-from eagle_fsd.decode import StopConfig
-from eagle_fsd.divergence import canonical_name
+from eagle_fsd.decoding.divergence import canonical_name
+from eagle_fsd.decoding.drafter import RootDrafter
+from eagle_fsd.decoding.loop import StopConfig
+from eagle_fsd.decoding.target import Target
 from eagle_fsd.drafters.eagle import EagleDrafter
-from eagle_fsd.drafters.heads import DraftHead
-from eagle_fsd.drafters.root import RootDrafter
-from eagle_fsd.jsonl import append_line, open_rows, write_json
-from eagle_fsd.loading import (
+from eagle_fsd.evaluation.offline.decoded import compare, decode_text
+from eagle_fsd.evaluation.offline.replay import WALKS, Asked, replay_text
+from eagle_fsd.evaluation.offline.replay_metrics import level_rows, tables, tree_row
+from eagle_fsd.evaluation.offline.texts import BEYOND, PlainText, TextStore
+from eagle_fsd.evaluation.questions import Question, read_questions, spread
+from eagle_fsd.heads.files import resolve_folder
+from eagle_fsd.heads.models import DraftHead
+from eagle_fsd.models.assets import mt_bench_dir
+from eagle_fsd.models.chat import template_stops
+from eagle_fsd.models.load import (
     DTYPES,
     SHIPPED_HEAD,
     check_device,
@@ -42,14 +47,9 @@ from eagle_fsd.loading import (
     load_target,
     load_target_config,
 )
-from eagle_fsd.options import option
-from eagle_fsd.provenance import describe_run, without_checkout
-from eagle_fsd.questions import Question, read_questions, spread
-from eagle_fsd.replay.decoded import compare, decode_text
-from eagle_fsd.replay.figures import level_rows, tables, tree_row
-from eagle_fsd.replay.record import WALKS, Asked, replay_text
-from eagle_fsd.replay.texts import BEYOND, PlainText, TextStore
-from eagle_fsd.target import Target
+from eagle_fsd.models.model_options import option
+from eagle_fsd.runs.jsonl import append_line, open_rows, write_json
+from eagle_fsd.runs.provenance import describe_run, without_checkout
 
 
 @dataclass

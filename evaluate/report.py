@@ -15,9 +15,9 @@ from pathlib import Path
 
 from transformers import HfArgumentParser
 
-from eagle_fsd.options import option
-from eagle_fsd.report.read import read_runs
-from eagle_fsd.report.write import check_output, write_report
+from eagle_fsd.evaluation.report.read_runs import read_runs
+from eagle_fsd.evaluation.report.write_report import check_output, write_report
+from eagle_fsd.models.model_options import option
 
 
 @dataclass

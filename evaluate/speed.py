@@ -19,25 +19,25 @@ from tqdm import tqdm
 from transformers import HfArgumentParser
 
 from eagle_fsd.api import Model
-from eagle_fsd.arms import BASELINES, COMPILED, Arm
-from eagle_fsd.assets import mt_bench_dir
 from eagle_fsd.config import AcceptConfig, parse_tree
-from eagle_fsd.decode import StopConfig
+from eagle_fsd.decoding.loop import StopConfig
 from eagle_fsd.drafters.eagle import EagleDrafter
 from eagle_fsd.drafters.lookup import LookupDrafter
-from eagle_fsd.loading import load_target_config
-from eagle_fsd.options import DecodeOptions, ModelOptions, option
-from eagle_fsd.questions import Question, read_questions, spread
-from eagle_fsd.quiet import check_timing_alone
-from eagle_fsd.speed.contest import Contest, Prompt
-from eagle_fsd.speed.folder import SpeedFolder
+from eagle_fsd.evaluation.arms import BASELINES, COMPILED, Arm
+from eagle_fsd.evaluation.questions import Question, read_questions, spread
+from eagle_fsd.models.assets import mt_bench_dir
+from eagle_fsd.models.load import load_target_config
+from eagle_fsd.models.model_options import DecodeOptions, ModelOptions, option
 from eagle_fsd.speed.machine import describe_machine
-from eagle_fsd.speed.profile import profile_answer
-from eagle_fsd.speed.report import report
+from eagle_fsd.speed.profiling import profile_answer
+from eagle_fsd.speed.quiet import check_timing_alone
 from eagle_fsd.speed.schedule import Job, context_key, jobs, profile_file, record_file
+from eagle_fsd.speed.speed_folder import SpeedFolder
+from eagle_fsd.speed.speed_report import report
 from eagle_fsd.speed.steps import context_rows, measure_steps
 from eagle_fsd.speed.throughput import timed_answer
-from eagle_fsd.tuning.auto import auto_tree
+from eagle_fsd.speed.timed_arms import Contest, Prompt
+from eagle_fsd.speed.tree_choice.auto import auto_tree
 
 # Not in a row's settings: what a run may be continued with, although it differs.
 EXTENDABLE = (

@@ -16,15 +16,15 @@ from dataclasses import dataclass, replace
 
 from transformers import HfArgumentParser
 
-from eagle_fsd.bench import Bench
-from eagle_fsd.bench_options import BenchOptions
-from eagle_fsd.bench_report import report_bench
-from eagle_fsd.options import DecodeOptions, ModelOptions, option
-from eagle_fsd.questions import Question, check_same_questions
+from eagle_fsd.evaluation.bench import Bench
+from eagle_fsd.evaluation.bench_options import BenchOptions
+from eagle_fsd.evaluation.bench_report import report_bench
+from eagle_fsd.evaluation.questions import Question, check_same_questions
+from eagle_fsd.models.model_options import DecodeOptions, ModelOptions, option
 from eagle_fsd.tasks.sandbox import execute
 from eagle_fsd.tasks.scorers import SCORERS, check_scorable
-from eagle_fsd.tasks.scores import compare_scores, read_records, score_records, write_table
-from eagle_fsd.tasks.sources import SOURCES, read_task
+from eagle_fsd.tasks.task_scores import compare_scores, read_records, score_records, write_table
+from eagle_fsd.tasks.task_sources import SOURCES, read_task
 
 # They change scores, not answers.
 EXTENDABLE = frozenset({"scorer", "execute_code", "rescore"})

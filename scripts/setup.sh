@@ -17,7 +17,7 @@ if [ "$(cat "$root/.venv/setup-stamp" 2>/dev/null)" != "$wanted" ]; then
     echo "$wanted" >"$root/.venv/setup-stamp"
 fi
 "$root/.venv/bin/python" - <<'PY'
-from eagle_fsd.assets import embedded_target_dir, mt_bench_dir
+from eagle_fsd.models.assets import embedded_target_dir, mt_bench_dir
 
 embedded_target_dir(), mt_bench_dir()
 PY

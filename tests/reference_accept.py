@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from eagle_fsd.config import AcceptConfig, SamplingConfig
-from eagle_fsd.tree import DraftTree
+from eagle_fsd.decoding.tree import DraftTree
 
 # --- divergences of two rows of logits ----------------------------------------------------------
 

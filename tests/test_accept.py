@@ -12,13 +12,13 @@ import pytest
 import torch
 from reference_accept import SlowAccept, random_round
 
-from eagle_fsd.accept import accept, uniforms
 from eagle_fsd.config import AcceptConfig, SamplingConfig
-from eagle_fsd.decode import DecodeConfig
-from eagle_fsd.divergence import ALIASES, DIVERGENCES
-from eagle_fsd.rules import CHILD_CHOICES, RULES, expected_length
-from eagle_fsd.tree import DraftTree
-from eagle_fsd.visit import Judge
+from eagle_fsd.decoding.accept import accept, uniforms
+from eagle_fsd.decoding.divergence import ALIASES, DIVERGENCES
+from eagle_fsd.decoding.loop import DecodeConfig
+from eagle_fsd.decoding.tree import DraftTree
+from eagle_fsd.decoding.visit import Judge
+from eagle_fsd.rules.fuzzy import CHILD_CHOICES, RULES, expected_length
 
 GREEDY, FILTERED, PLAIN = SamplingConfig(), SamplingConfig(0.7, 7, 0.9), SamplingConfig(1.0)
 SAMPLINGS = [

@@ -26,7 +26,7 @@ from test_formats import (
     renamed,
 )
 
-from eagle_fsd.loading import load_head
+from eagle_fsd.models.load import load_head
 
 THREE = SIZES | {"draft_vocab_size": R}
 SPEC = foreign()["speculators 3"][0]

@@ -6,7 +6,7 @@ Axes of a key tensor: batch, heads, rows, channels (1, 3, rows, 5 here).
 import pytest
 import torch
 
-from eagle_fsd.cache import TreeCache
+from eagle_fsd.decoding.cache import TreeCache
 
 LAYERS = 2
 

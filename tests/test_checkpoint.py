@@ -7,9 +7,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from eagle_fsd.checkpoint import resolve_folder, write_head
-from eagle_fsd.formats import read_stored_config, read_stored_head
-from eagle_fsd.head_config import HeadConfig
+from eagle_fsd.heads.files import resolve_folder, write_head
+from eagle_fsd.heads.foreign import read_stored_config, read_stored_head
+from eagle_fsd.heads.head_config import HeadConfig
 
 CONFIG = {
     "hidden_size": 28,

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from eagle_fsd.config import AcceptConfig, SamplingConfig, TreeConfig
-from eagle_fsd.tree import TreeGrower
+from eagle_fsd.decoding.tree import TreeGrower
 
 
 @pytest.mark.parametrize(

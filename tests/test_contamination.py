@@ -2,8 +2,8 @@
 
 import gzip
 
-from eagle_fsd.assets import mt_bench_dir
-from eagle_fsd.questions import read_questions
+from eagle_fsd.evaluation.questions import read_questions
+from eagle_fsd.models.assets import mt_bench_dir
 from eagle_fsd.training.contamination import (
     HASHES,
     Benchmarks,

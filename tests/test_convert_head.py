@@ -10,15 +10,15 @@ import torch
 from safetensors.torch import load_file
 from tiny_folder import write_random_head, write_target
 
-from eagle_fsd.checkpoint import write_head
 from eagle_fsd.config import TreeConfig
+from eagle_fsd.decoding.tree import DraftTree
 from eagle_fsd.drafters.eagle import EagleDrafter
-from eagle_fsd.drafters.heads import DraftHead, Eagle3Head
-from eagle_fsd.formats import read_stored_head
-from eagle_fsd.head_config import HeadConfig
-from eagle_fsd.loading import load_head, load_target, load_target_config
+from eagle_fsd.heads.files import write_head
+from eagle_fsd.heads.foreign import read_stored_head
+from eagle_fsd.heads.head_config import HeadConfig
+from eagle_fsd.heads.models import DraftHead, Eagle3Head
+from eagle_fsd.models.load import load_head, load_target, load_target_config
 from eagle_fsd.training.vocabulary import cut_vocabulary
-from eagle_fsd.tree import DraftTree
 
 COMMAND = Path(__file__).parent.parent / "train" / "convert_head.py"
 

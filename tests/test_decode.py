@@ -18,11 +18,10 @@ from tiny import (
 from transformers import GPT2Config
 
 from eagle_fsd.config import AcceptConfig, SamplingConfig, TreeConfig
-from eagle_fsd.decode import DecodeConfig, Generation, StopConfig, decode, decode_rounds
-from eagle_fsd.drafters import Drafter
+from eagle_fsd.decoding.drafter import Drafter, RootDrafter
+from eagle_fsd.decoding.loop import DecodeConfig, Generation, StopConfig, decode, decode_rounds
+from eagle_fsd.decoding.target import Target
 from eagle_fsd.drafters.eagle import EagleDrafter
-from eagle_fsd.drafters.root import RootDrafter
-from eagle_fsd.target import Target
 
 EXACT = AcceptConfig(rule="exact")
 NEVER = AcceptConfig(rule="fsd", threshold=0.0)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from reference_accept import slow_divergence
 
-from eagle_fsd.divergence import ALIASES, DIVERGENCES, canonical_name
+from eagle_fsd.decoding.divergence import ALIASES, DIVERGENCES, canonical_name
 
 FORMS = ("flat", "peaked", "one-hot", "zero-mass", "flat-peaked", "near")
 SYMMETRIC = ("js", "tv", "js_reference")

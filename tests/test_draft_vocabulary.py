@@ -11,12 +11,12 @@ import torch
 from test_eagle3 import draft_tokens
 from tiny import prompt_tokens, tiny_head, tiny_target
 
-from eagle_fsd.accept import accept, uniforms
 from eagle_fsd.config import AcceptConfig, SamplingConfig, TreeConfig
-from eagle_fsd.decode import DecodeConfig, StopConfig, decode
-from eagle_fsd.divergence import DIVERGENCES, INFINITE_OUTSIDE
+from eagle_fsd.decoding.accept import accept, uniforms
+from eagle_fsd.decoding.divergence import DIVERGENCES, INFINITE_OUTSIDE
+from eagle_fsd.decoding.loop import DecodeConfig, StopConfig, decode
+from eagle_fsd.decoding.tree import DraftTree
 from eagle_fsd.drafters.eagle import EagleDrafter
-from eagle_fsd.tree import DraftTree
 
 
 def random_tree(generator: torch.Generator, token_R: torch.Tensor) -> DraftTree:

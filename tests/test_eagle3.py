@@ -15,12 +15,12 @@ from test_decode import assert_same, by_generate, run
 from tiny import FAMILIES, prompt_tokens, random_model, randomize, tiny_head
 
 from eagle_fsd.config import TreeConfig
+from eagle_fsd.decoding.drafter import RootDrafter
+from eagle_fsd.decoding.target import Target
+from eagle_fsd.decoding.tree import DraftTree
 from eagle_fsd.drafters.eagle import EagleDrafter
-from eagle_fsd.drafters.heads import DraftHead, Eagle3Head
-from eagle_fsd.drafters.root import RootDrafter
-from eagle_fsd.head_config import HeadConfig
-from eagle_fsd.target import Target
-from eagle_fsd.tree import DraftTree
+from eagle_fsd.heads.head_config import HeadConfig
+from eagle_fsd.heads.models import DraftHead, Eagle3Head
 
 LAYERS = 7  # 2, 3 and 4 are upstream's fused layers of a target with seven
 BASE = {

@@ -5,13 +5,13 @@ import torch
 
 import eagle_fsd
 from eagle_fsd.api import SMALL_TREE
-from eagle_fsd.arms import Arm
-from eagle_fsd.assets import mt_bench_dir
 from eagle_fsd.config import AcceptConfig, SamplingConfig, TreeConfig
-from eagle_fsd.questions import read_questions, spread
-from eagle_fsd.replay.decoded import decode_text
-from eagle_fsd.replay.record import Asked, replay_text
-from eagle_fsd.replay.texts import cut, greedy_tokens
+from eagle_fsd.evaluation.arms import Arm
+from eagle_fsd.evaluation.offline.decoded import decode_text
+from eagle_fsd.evaluation.offline.replay import Asked, replay_text
+from eagle_fsd.evaluation.offline.texts import cut, greedy_tokens
+from eagle_fsd.evaluation.questions import read_questions, spread
+from eagle_fsd.models.assets import mt_bench_dir
 
 pytestmark = pytest.mark.embedded
 TIE = 1e-4  # a difference of the two largest logits that float32 may resolve either way

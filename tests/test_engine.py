@@ -20,15 +20,15 @@ from tiny import (
 )
 
 from eagle_fsd.config import AcceptConfig, TreeConfig
+from eagle_fsd.decoding.drafter import RootDrafter
+from eagle_fsd.decoding.target import Target
+from eagle_fsd.decoding.tree import DraftTree
 from eagle_fsd.drafters import eagle
 from eagle_fsd.drafters.eagle import EagleDrafter
-from eagle_fsd.drafters.root import RootDrafter
 from eagle_fsd.engine import attention
 from eagle_fsd.engine.graphs import BUCKET_ROWS, Recorder, bucket_of, visible_rows
-from eagle_fsd.engine.linear import PackedLinear, can_pack, pack
+from eagle_fsd.engine.packed import PackedLinear, can_pack, pack
 from eagle_fsd.engine.select import choose_engine
-from eagle_fsd.target import Target
-from eagle_fsd.tree import DraftTree
 
 ENGINES = ["packed", "folded", "graphs"]
 TREE = DraftTree.from_parents([3, 5, 7, 11, 13, 17, 19], [0, 0, 0, 1, 1, 3, 2])

@@ -11,24 +11,24 @@ from tiny import FAMILIES, prompt_tokens, tiny_head, tiny_target
 from transformers import AutoModelForCausalLM, LlamaConfig, MixtralConfig
 
 from eagle_fsd.config import AcceptConfig, TreeConfig
-from eagle_fsd.decode import DecodeConfig, StopConfig
-from eagle_fsd.drafters import Drafter
+from eagle_fsd.decoding.drafter import Drafter, RootDrafter
+from eagle_fsd.decoding.loop import DecodeConfig, StopConfig
+from eagle_fsd.decoding.target import Target
 from eagle_fsd.drafters.eagle import EagleDrafter
-from eagle_fsd.drafters.heads import build_head
-from eagle_fsd.drafters.root import RootDrafter
-from eagle_fsd.drafters.shape import head_shape
-from eagle_fsd.engine_time import random_weights, roofline
-from eagle_fsd.engine_time.report import LABEL, figures, table
-from eagle_fsd.engine_time.rounds import (
+from eagle_fsd.heads.head_config import HeadConfig
+from eagle_fsd.heads.models import build_head
+from eagle_fsd.heads.shape import head_shape
+from eagle_fsd.models import random_weights
+from eagle_fsd.models.shapes import SHAPES, load_shape
+from eagle_fsd.speed import roofline
+from eagle_fsd.speed.round_report import LABEL, figures, table
+from eagle_fsd.speed.round_times import (
     PatternLoop,
     RoundTimes,
     pattern_path,
     time_rounds,
     tokens_needed,
 )
-from eagle_fsd.engine_time.shapes import SHAPES, load_shape
-from eagle_fsd.head_config import HeadConfig
-from eagle_fsd.target import Target
 
 pytestmark = pytest.mark.processes  # minutes together: not in the fast suite
 

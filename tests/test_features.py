@@ -9,7 +9,7 @@ import pytest
 import torch
 from tiny import FAMILIES, prompt_tokens, random_model, tiny_target
 
-from eagle_fsd.target import Target
+from eagle_fsd.decoding.target import Target
 from eagle_fsd.training.data import Dialogue
 from eagle_fsd.training.features import (
     FeatureCache,

@@ -11,12 +11,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from eagle_fsd.checkpoint import write_head
-from eagle_fsd.drafters.heads import build_head
-from eagle_fsd.formats import read_stored_config, read_stored_head, write_stored_head
-from eagle_fsd.head_config import HeadConfig
-from eagle_fsd.layouts import LAYOUTS
-from eagle_fsd.loading import load_head
+from eagle_fsd.heads.files import write_head
+from eagle_fsd.heads.foreign import read_stored_config, read_stored_head, write_stored_head
+from eagle_fsd.heads.head_config import HeadConfig
+from eagle_fsd.heads.layouts import LAYOUTS
+from eagle_fsd.heads.models import build_head
+from eagle_fsd.models.load import load_head
 
 D, M, V, R = 24, 37, 41, 11  # 6 heads of 4 channels, 2 key/value heads
 SIZES = {

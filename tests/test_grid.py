@@ -3,7 +3,7 @@
 import pytest
 
 from eagle_fsd.config import TreeConfig
-from eagle_fsd.grid import AXES, build_grid, cell_columns, parse_axes
+from eagle_fsd.evaluation.grid import AXES, build_grid, cell_columns, parse_axes
 
 
 def names(*axes: str) -> list[str]:

@@ -19,9 +19,9 @@ from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
 from tiny_folder import write_random_head, write_target
 
-from eagle_fsd.arms import turn_record
-from eagle_fsd.harness import FuzzyLM, read_generation
-from eagle_fsd.summary import summarize
+from eagle_fsd.evaluation.arms import turn_record
+from eagle_fsd.evaluation.metrics import summarize
+from eagle_fsd.tasks.harness import FuzzyLM, read_generation
 
 ROOT = Path(__file__).parent.parent
 TREE = {"num_draft_tokens": 7, "tree_depth": 3, "branch_top_k": 3}

@@ -14,9 +14,9 @@ from safetensors.torch import save_file
 from tiny import FAMILIES, prompt_tokens, tiny_head, tiny_target
 
 from eagle_fsd.config import TreeConfig
+from eagle_fsd.decoding.target import Target
 from eagle_fsd.drafters.eagle import EagleDrafter
-from eagle_fsd.loading import load_head
-from eagle_fsd.target import Target
+from eagle_fsd.models.load import load_head
 
 # config.json as published heads have it: what is absent takes upstream's default
 BASE = {

@@ -9,8 +9,8 @@ from test_checkpoint import CONFIG, shapes
 from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from eagle_fsd.drafters.heads import build_head
-from eagle_fsd.head_config import HeadConfig
+from eagle_fsd.heads.head_config import HeadConfig
+from eagle_fsd.heads.models import build_head
 
 
 @pytest.mark.parametrize("bias", [True, False])

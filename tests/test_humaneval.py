@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from eagle_fsd.assets import human_eval_file
-from eagle_fsd.questions import Question
+from eagle_fsd.evaluation.questions import Question
+from eagle_fsd.models.assets import human_eval_file
 from eagle_fsd.tasks.humaneval import build_program, extract_code, pass_at_1
 from eagle_fsd.tasks.sandbox import CELL, execute
 

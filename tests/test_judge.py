@@ -18,11 +18,11 @@ from types import ModuleType, SimpleNamespace
 import pytest
 from judge_server import ScriptedJudge, verdict
 
-from eagle_fsd.assets import embedded_target_dir, mt_bench_dir
-from eagle_fsd.judge import judge_scores
-from eagle_fsd.judge.endpoint import backoff, retry_after
-from eagle_fsd.judge.prompts import parse_preference, parse_rating
-from eagle_fsd.judge.scores import pairwise_rows, single_rows
+from eagle_fsd.models.assets import embedded_target_dir, mt_bench_dir
+from eagle_fsd.tasks.judge import judge_scores
+from eagle_fsd.tasks.judge.endpoint import backoff, retry_after
+from eagle_fsd.tasks.judge.judge_prompts import parse_preference, parse_rating
+from eagle_fsd.tasks.judge.judge_scores import pairwise_rows, single_rows
 
 pytestmark = pytest.mark.processes  # whole commands
 

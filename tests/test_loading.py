@@ -22,7 +22,7 @@ from transformers import (
     T5Config,
 )
 
-from eagle_fsd.loading import load_head, load_target, load_target_config
+from eagle_fsd.models.load import load_head, load_target, load_target_config
 
 
 @pytest.fixture

@@ -9,10 +9,11 @@ from tiny import prompt_tokens, tiny_head, tiny_target
 from tiny_folder import write_random_head, write_target
 
 from eagle_fsd.config import AcceptConfig, TreeConfig
-from eagle_fsd.decode import DecodeConfig, StopConfig, decode
+from eagle_fsd.decoding.drafter import RootDrafter
+from eagle_fsd.decoding.loop import DecodeConfig, StopConfig, decode
 from eagle_fsd.drafters.eagle import EagleDrafter
-from eagle_fsd.drafters.root import RootDrafter
-from eagle_fsd.engine_time.contexts import (
+from eagle_fsd.models.random_weights import module_bytes
+from eagle_fsd.speed.contexts import (
     AlternatingDrafter,
     bound_parts,
     loop_peak,
@@ -20,8 +21,7 @@ from eagle_fsd.engine_time.contexts import (
     time_pairs,
     tokens_needed,
 )
-from eagle_fsd.engine_time.memory import PeakAllocated
-from eagle_fsd.engine_time.random_weights import module_bytes
+from eagle_fsd.speed.device_memory import PeakAllocated
 
 pytestmark = pytest.mark.processes  # minutes together: not in the fast suite
 

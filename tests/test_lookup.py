@@ -10,10 +10,10 @@ from test_decode import run as run_one
 from tiny import prompt_tokens, tiny_target
 
 from eagle_fsd.config import AcceptConfig, SamplingConfig
-from eagle_fsd.decode import DecodeConfig, StopConfig, decode_rounds
+from eagle_fsd.decoding.drafter import RootDrafter
+from eagle_fsd.decoding.loop import DecodeConfig, StopConfig, decode_rounds
+from eagle_fsd.decoding.tree import DraftTree
 from eagle_fsd.drafters.lookup import LookupDrafter
-from eagle_fsd.drafters.root import RootDrafter
-from eagle_fsd.tree import DraftTree
 
 SETTINGS = [
     {},

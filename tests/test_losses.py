@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from eagle_fsd.divergence import DIVERGENCES
+from eagle_fsd.decoding.divergence import DIVERGENCES
 from eagle_fsd.training import losses
 from eagle_fsd.training.losses import (
     DISTRIBUTION_LOSSES,
@@ -20,7 +20,7 @@ from eagle_fsd.training.losses import (
 
 S, M, D, R = 3, 11, 7, 13
 MIX = {"js": 0.3, "ce": 1.0, "tv": 2.0, "rkl": 0.7, "kl": 0.05}
-# which divergence of eagle_fsd.divergence a loss is, target first
+# which divergence of eagle_fsd.decoding.divergence a loss is, target first
 SAME_AS = {"kl": "kl_target_draft", "rkl": "kl_draft_target", "js": "js", "tv": "tv"}
 
 

@@ -10,8 +10,8 @@ import torch
 from test_commands import load_command
 from tiny_folder import write_target
 
-from eagle_fsd.chat import prompt_ids
-from eagle_fsd.loading import load_target
+from eagle_fsd.models.chat import prompt_ids
+from eagle_fsd.models.load import load_target
 from eagle_fsd.training.data import read_dialogues
 from eagle_fsd.training.features import FeatureCache, identity, row_width
 

@@ -3,8 +3,8 @@
 import pytest
 from hand_records import HAND, NO_ROUNDS, all_fuzzy
 
-from eagle_fsd.plots import plot_speed_against_regret
-from eagle_fsd.summary import summarize
+from eagle_fsd.evaluation.bench_plot import plot_speed_against_regret
+from eagle_fsd.evaluation.metrics import summarize
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from eagle_fsd.provenance import describe_run, without_checkout
-from eagle_fsd.runs import Run
+from eagle_fsd.runs.folder import Run
+from eagle_fsd.runs.provenance import describe_run, without_checkout
 
 ROOT = Path(__file__).parent.parent
 

@@ -10,7 +10,13 @@ import time
 import pytest
 import torch
 
-from eagle_fsd.quiet import BUSY, check_timing_alone, load_by_others, other_processes, process_count
+from eagle_fsd.speed.quiet import (
+    BUSY,
+    check_timing_alone,
+    load_by_others,
+    other_processes,
+    process_count,
+)
 
 NO_PROC = not os.path.exists("/proc/stat")
 
@@ -47,7 +53,7 @@ def test_own_work_is_no_load_of_others(monkeypatch):
         while time.perf_counter() < end:
             pass
 
-    monkeypatch.setattr("eagle_fsd.quiet.time.sleep", compute)
+    monkeypatch.setattr("eagle_fsd.speed.quiet.time.sleep", compute)
     loads = []
     for _ in range(3):
         own, began = time.process_time(), time.perf_counter()

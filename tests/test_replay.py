@@ -6,17 +6,17 @@ from test_replay_texts import stored
 from tiny import prompt_tokens, randomize, tiny_head, tiny_target
 
 from eagle_fsd.config import AcceptConfig, TreeConfig, parse_tree, tree_name
-from eagle_fsd.decode import DecodeConfig, StopConfig, decode_rounds
+from eagle_fsd.decoding.loop import DecodeConfig, StopConfig, decode_rounds
+from eagle_fsd.decoding.target import Target
 from eagle_fsd.drafters.eagle import EagleDrafter
-from eagle_fsd.drafters.heads import build_head, draft_readout
-from eagle_fsd.head_config import HeadConfig
-from eagle_fsd.replay.figures import level_rows, tree_row
-from eagle_fsd.replay.growth import HeadOnText, grow
-from eagle_fsd.replay.levels import judge_levels
-from eagle_fsd.replay.pool import jump
-from eagle_fsd.replay.record import WALKS, Asked, replay_text
-from eagle_fsd.replay.texts import PlainText, TextStore, cut
-from eagle_fsd.target import Target
+from eagle_fsd.drafters.growth import HeadOnText, grow
+from eagle_fsd.drafters.pool import jump
+from eagle_fsd.evaluation.offline.levels import judge_levels
+from eagle_fsd.evaluation.offline.replay import WALKS, Asked, replay_text
+from eagle_fsd.evaluation.offline.replay_metrics import level_rows, tree_row
+from eagle_fsd.evaluation.offline.texts import PlainText, TextStore, cut
+from eagle_fsd.heads.head_config import HeadConfig
+from eagle_fsd.heads.models import build_head, draft_readout
 
 TREES = tuple(map(parse_tree, ("3x3x1", "7x3x4", "11x4x4", "23x5x3")))
 BUDGET = 23
@@ -121,9 +121,9 @@ def test_roots_are_replayed_alike_in_any_batch(case, monkeypatch):
     _, drafter, texts = case
     asked = Asked(TREES, ("fsd",), (0.3,), true_features=True)
     whole = replay_text(drafter, texts[0], asked)
-    monkeypatch.setattr("eagle_fsd.replay.growth.ROOTS_AT_ONCE", 5)
-    monkeypatch.setattr("eagle_fsd.replay.growth.READOUT_ROWS", 3)
-    monkeypatch.setattr("eagle_fsd.replay.levels.JUDGED_ROOTS", 4)
+    monkeypatch.setattr("eagle_fsd.drafters.growth.ROOTS_AT_ONCE", 5)
+    monkeypatch.setattr("eagle_fsd.drafters.growth.READOUT_ROWS", 3)
+    monkeypatch.setattr("eagle_fsd.evaluation.offline.levels.JUDGED_ROOTS", 4)
     parts = replay_text(drafter, texts[0], asked)
     assert parts["trees"] == whole["trees"]
     for one, other in zip(parts["levels"], whole["levels"], strict=True):

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from eagle_fsd.config import TreeConfig
-from eagle_fsd.replay.pool import Pool, jump
-from eagle_fsd.tree import TreeGrower
+from eagle_fsd.decoding.tree import TreeGrower
+from eagle_fsd.drafters.pool import Pool, jump
 
 
 @cache

@@ -4,10 +4,10 @@ import pytest
 from tiny import prompt_tokens, tiny_target
 
 from eagle_fsd.config import AcceptConfig
-from eagle_fsd.decode import DecodeConfig, StopConfig, decode
-from eagle_fsd.drafters.root import RootDrafter
-from eagle_fsd.replay.texts import BEYOND, PlainText, TextStore
-from eagle_fsd.target import Target
+from eagle_fsd.decoding.drafter import RootDrafter
+from eagle_fsd.decoding.loop import DecodeConfig, StopConfig, decode
+from eagle_fsd.decoding.target import Target
+from eagle_fsd.evaluation.offline.texts import BEYOND, PlainText, TextStore
 
 PROMPTS = {name: ("any", prompt_tokens(9, seed=seed)) for seed, name in enumerate("abc")}
 

@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 from tiny_folder import write_random_head, write_target
 
-from eagle_fsd.report.figures import (
+from eagle_fsd.evaluation.metrics import by_category, summarize
+from eagle_fsd.evaluation.report.arm_rows import (
     accepted_by_depth,
     arm_rows,
     at_loss,
@@ -23,13 +24,12 @@ from eagle_fsd.report.figures import (
     lines,
     score_rows,
 )
-from eagle_fsd.report.page import script_json
-from eagle_fsd.report.pictures import MOST_LINES, panels
-from eagle_fsd.report.read import read_run, read_runs
-from eagle_fsd.report.trace_data import pack_traces
-from eagle_fsd.summary import by_category, summarize
-from eagle_fsd.tables import SPEED as SPEED_COLUMNS
-from eagle_fsd.tables import markdown_table
+from eagle_fsd.evaluation.report.page import script_json
+from eagle_fsd.evaluation.report.plots import MOST_LINES, panels
+from eagle_fsd.evaluation.report.read_runs import read_run, read_runs
+from eagle_fsd.evaluation.report.trace_data import pack_traces
+from eagle_fsd.evaluation.tables import SPEED as SPEED_COLUMNS
+from eagle_fsd.evaluation.tables import markdown_table
 
 pytestmark = pytest.mark.processes  # whole commands
 

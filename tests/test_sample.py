@@ -8,10 +8,10 @@ import pytest
 import torch
 from reference_accept import SlowAccept, chi_square_p, random_round, slow_filter, slow_law
 
-from eagle_fsd.accept import accept
 from eagle_fsd.config import AcceptConfig, SamplingConfig
-from eagle_fsd.sample import draw_and_score, filter_logits, inverse_cdf
-from eagle_fsd.tree import DraftTree
+from eagle_fsd.decoding.accept import accept
+from eagle_fsd.decoding.sampling import draw_and_score, filter_logits, inverse_cdf
+from eagle_fsd.decoding.tree import DraftTree
 
 SAMPLINGS = [
     SamplingConfig(temperature=temperature, top_k=top_k, top_p=top_p)

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from eagle_fsd.questions import Question
+from eagle_fsd.evaluation.questions import Question
 from eagle_fsd.tasks.scorers import (
     SCORERS,
     check_scorable,

@@ -7,8 +7,8 @@ from collections import Counter
 
 import pytest
 
-from eagle_fsd.assets import cut_to_whole_records
-from eagle_fsd.training.sources import (
+from eagle_fsd.models.assets import cut_to_whole_records
+from eagle_fsd.training.prompts import (
     Mixture,
     parse_record,
     parse_weights,

@@ -6,7 +6,13 @@ import random
 import numpy as np
 import pytest
 
-from eagle_fsd.stats import mcnemar, mean_interval, paired_difference, paired_ratio, rate_interval
+from eagle_fsd.evaluation.stats import (
+    mcnemar,
+    mean_interval,
+    paired_difference,
+    paired_ratio,
+    rate_interval,
+)
 
 
 def test_values_worked_out_by_hand():

@@ -7,7 +7,7 @@ import random
 import pytest
 from hand_records import HAND, NO_ROUNDS, all_fuzzy, plain_rounds, record, turn
 
-from eagle_fsd.summary import by_category, ceiling, is_looping, repetition, summarize
+from eagle_fsd.evaluation.metrics import by_category, ceiling, is_looping, repetition, summarize
 
 
 def by_arm(records) -> dict[str, dict]:

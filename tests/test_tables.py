@@ -5,8 +5,8 @@ import csv
 import pytest
 from hand_records import HAND, all_fuzzy
 
-from eagle_fsd.summary import by_category, summarize
-from eagle_fsd.tables import category_table, cell_text, csv_rows, tables, write_csv
+from eagle_fsd.evaluation.metrics import by_category, summarize
+from eagle_fsd.evaluation.tables import category_table, cell_text, csv_rows, tables, write_csv
 
 INTERVAL = {"value": 0.25, "low": -0.5, "high": 1.0}
 

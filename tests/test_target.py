@@ -22,9 +22,9 @@ from transformers import (
     PretrainedConfig,
 )
 
-from eagle_fsd.families import TESTED_FAMILIES
-from eagle_fsd.target import Target
-from eagle_fsd.tree import DraftTree
+from eagle_fsd.decoding.target import Target
+from eagle_fsd.decoding.tree import DraftTree
+from eagle_fsd.engine.families import TESTED_FAMILIES
 
 V = SIZES["vocab_size"]
 LONG = 3 * WINDOW + 2  # a prefix longer than the sliding window

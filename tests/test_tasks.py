@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from tiny_folder import write_random_head, write_target
 
-from eagle_fsd.questions import Question
+from eagle_fsd.evaluation.questions import Question
 from eagle_fsd.tasks.scorers import SCORERS, check_scorable
-from eagle_fsd.tasks.scores import compare_scores, read_records, score_records, score_tables
-from eagle_fsd.tasks.sources import HUB, ROWS, read_rows, read_task
+from eagle_fsd.tasks.task_scores import compare_scores, read_records, score_records, score_tables
+from eagle_fsd.tasks.task_sources import HUB, ROWS, read_rows, read_task
 
 pytestmark = pytest.mark.processes  # whole commands
 

@@ -6,9 +6,9 @@ import pytest
 from tiny_folder import write_target
 from transformers import AutoTokenizer
 
-from eagle_fsd.chat import prompt_ids
-from eagle_fsd.jsonl import append_line, read_lines, write_lines
-from eagle_fsd.questions import Question, read_questions, spread
+from eagle_fsd.evaluation.questions import Question, read_questions, spread
+from eagle_fsd.models.chat import prompt_ids
+from eagle_fsd.runs.jsonl import append_line, read_lines, write_lines
 
 CONVERSATION = [
     {"role": "user", "content": "Hi"},

@@ -15,7 +15,7 @@ from tiny_folder import write_target
 
 import eagle_fsd
 from eagle_fsd.config import TreeConfig
-from eagle_fsd.loading import load_head, load_target_config
+from eagle_fsd.models.load import load_head, load_target_config
 
 pytestmark = pytest.mark.processes  # whole commands
 

@@ -8,7 +8,7 @@ from test_train_head import COMMAND, options, refused, write_data
 from tiny import FAMILIES
 from tiny_folder import write_random_head, write_target
 
-from eagle_fsd.training.options import TrainOptions
+from eagle_fsd.training.train_options import TrainOptions
 
 
 @pytest.fixture(autouse=True)

@@ -13,7 +13,7 @@ import reference_tree as reference
 import torch
 
 from eagle_fsd.config import TreeConfig
-from eagle_fsd.tree import DraftTree, TreeGrower
+from eagle_fsd.decoding.tree import DraftTree, TreeGrower
 
 V = 23
 

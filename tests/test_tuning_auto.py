@@ -10,13 +10,13 @@ from tiny_folder import write_random_head, write_target
 
 from eagle_fsd.api import Model, load
 from eagle_fsd.config import AcceptConfig, SamplingConfig, TreeConfig
-from eagle_fsd.decode import DecodeConfig, decode
+from eagle_fsd.decoding.loop import DecodeConfig, decode
 from eagle_fsd.drafters.eagle import EagleDrafter
-from eagle_fsd.loading import load_head
-from eagle_fsd.tuning.auto import choose_tree
-from eagle_fsd.tuning.calibration import TuningConfig
-from eagle_fsd.tuning.machine import survey_key
-from eagle_fsd.tuning.store import kept
+from eagle_fsd.models.load import load_head
+from eagle_fsd.speed.tree_choice.auto import choose_tree
+from eagle_fsd.speed.tree_choice.calibration import TuningConfig
+from eagle_fsd.speed.tree_choice.keys import survey_key
+from eagle_fsd.speed.tree_choice.store import kept
 
 pytestmark = pytest.mark.processes  # minutes together: not in the fast suite
 

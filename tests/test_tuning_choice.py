@@ -5,9 +5,9 @@ import random
 import pytest
 
 from eagle_fsd.config import TreeConfig
-from eagle_fsd.tuning.choice import choose
-from eagle_fsd.tuning.costs import AcceptCosts, Costs
-from eagle_fsd.tuning.grid import candidate_trees, surveyed_tree
+from eagle_fsd.speed.tree_choice.candidates import candidate_trees, surveyed_tree
+from eagle_fsd.speed.tree_choice.choice import choose
+from eagle_fsd.speed.tree_choice.costs import AcceptCosts, Costs
 
 DEFAULT = TreeConfig(15, 4, 6)
 TREES = candidate_trees(101)

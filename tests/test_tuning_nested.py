@@ -6,12 +6,12 @@ import pytest
 import torch
 from tiny import prompt_tokens, tiny_head, tiny_target
 
-from eagle_fsd.accept import accept, uniforms
 from eagle_fsd.config import AcceptConfig, SamplingConfig, TreeConfig
+from eagle_fsd.decoding.accept import accept, uniforms
+from eagle_fsd.decoding.tree import DraftTree
 from eagle_fsd.drafters.eagle import EagleDrafter
-from eagle_fsd.tree import DraftTree
-from eagle_fsd.tuning.grid import candidate_trees, surveyed_tree
-from eagle_fsd.tuning.nested import NestedTrees, accepted_drafts, restrict
+from eagle_fsd.speed.tree_choice.candidates import candidate_trees, surveyed_tree
+from eagle_fsd.speed.tree_choice.nested import NestedTrees, accepted_drafts, restrict
 
 LARGE = surveyed_tree((TreeConfig(5, 5, 5),))
 

@@ -6,12 +6,12 @@ import pytest
 import torch
 from tiny_folder import write_random_head, write_target
 
-from eagle_fsd.accept import accept, uniforms
 from eagle_fsd.api import Model, load
 from eagle_fsd.config import AcceptConfig, SamplingConfig, TreeConfig
-from eagle_fsd.tree import DraftTree, TreeGrower
-from eagle_fsd.tuning.calibration import TuningConfig
-from eagle_fsd.tuning.survey import Survey, survey
+from eagle_fsd.decoding.accept import accept, uniforms
+from eagle_fsd.decoding.tree import DraftTree, TreeGrower
+from eagle_fsd.speed.tree_choice.calibration import TuningConfig
+from eagle_fsd.speed.tree_choice.survey import Survey, survey
 
 pytestmark = pytest.mark.processes  # minutes together: not in the fast suite
 

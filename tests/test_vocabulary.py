@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from eagle_fsd.drafters.heads import build_head
-from eagle_fsd.head_config import HeadConfig
+from eagle_fsd.heads.head_config import HeadConfig
+from eagle_fsd.heads.models import build_head
 from eagle_fsd.training.data import Dialogue
 from eagle_fsd.training.vocabulary import (
     answer_counts,

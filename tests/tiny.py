@@ -18,10 +18,10 @@ from transformers import (
 )
 
 from eagle_fsd.config import TreeConfig
-from eagle_fsd.drafters.heads import EagleHead
-from eagle_fsd.head_config import HeadConfig
-from eagle_fsd.target import Target
-from eagle_fsd.tree import DraftTree, TreeGrower
+from eagle_fsd.decoding.target import Target
+from eagle_fsd.decoding.tree import DraftTree, TreeGrower
+from eagle_fsd.heads.head_config import HeadConfig
+from eagle_fsd.heads.models import EagleHead
 
 BOS = 2  # first token of every prompt: the one token that no drafter is told
 WINDOW = 7

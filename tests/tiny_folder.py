@@ -6,9 +6,9 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from eagle_fsd.checkpoint import write_head
-from eagle_fsd.drafters.heads import EagleHead
-from eagle_fsd.head_config import HeadConfig
+from eagle_fsd.heads.files import write_head
+from eagle_fsd.heads.head_config import HeadConfig
+from eagle_fsd.heads.models import EagleHead
 
 HIDDEN, INTERMEDIATE, HEADS, KV_HEADS = 32, 44, 4, 2
 CHAT_TEMPLATE = (

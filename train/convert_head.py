@@ -19,11 +19,11 @@ from pathlib import Path
 import torch
 from transformers import HfArgumentParser
 
-from eagle_fsd.checkpoint import CONFIG_NAME, read_tensors, resolve_folder
-from eagle_fsd.formats import StoredHead, read_stored_head, write_stored_head
-from eagle_fsd.layouts import LAYOUTS
-from eagle_fsd.loading import DTYPES, check_fits, load_target, load_target_config
-from eagle_fsd.options import option
+from eagle_fsd.heads.files import CONFIG_NAME, read_tensors, resolve_folder
+from eagle_fsd.heads.foreign import StoredHead, read_stored_head, write_stored_head
+from eagle_fsd.heads.layouts import LAYOUTS
+from eagle_fsd.models.load import DTYPES, check_fits, load_target, load_target_config
+from eagle_fsd.models.model_options import option
 from eagle_fsd.training.data import Dialogue, read_dialogues
 from eagle_fsd.training.vocabulary import (
     answer_counts,

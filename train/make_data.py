@@ -22,9 +22,9 @@ from accelerate import PartialState
 from tqdm import tqdm
 from transformers import HfArgumentParser
 
-from eagle_fsd.chat import Message
-from eagle_fsd.jsonl import write_json
-from eagle_fsd.loading import (
+from eagle_fsd.decoding.target import Target
+from eagle_fsd.models.chat import Message
+from eagle_fsd.models.load import (
     DTYPES,
     check_device,
     load_target,
@@ -32,16 +32,16 @@ from eagle_fsd.loading import (
     load_tokenizer,
     usual_dtype,
 )
-from eagle_fsd.options import option
-from eagle_fsd.provenance import describe_run
-from eagle_fsd.target import Target
+from eagle_fsd.models.model_options import option
+from eagle_fsd.runs.jsonl import write_json
+from eagle_fsd.runs.provenance import describe_run
 from eagle_fsd.training.budget import DataBudget
 from eagle_fsd.training.contamination import Benchmarks, load_benchmarks
 from eagle_fsd.training.dialogues import TURN_TOKENS, AnswerRecipe, DialogueMaker
 from eagle_fsd.training.features import FeatureWriter, identity, row_width
 from eagle_fsd.training.generate import BatchGenerator
 from eagle_fsd.training.journal import Journal, check_same_options, merge, read_record
-from eagle_fsd.training.sources import SELF, Draw, Mixture, parse_weights, read_source
+from eagle_fsd.training.prompts import SELF, Draw, Mixture, parse_weights, read_source
 from eagle_fsd.training.template import ChatFormat
 
 # may differ between the commands that make one output

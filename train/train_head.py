@@ -23,14 +23,14 @@ from accelerate.utils import InitProcessGroupKwargs, set_seed
 from transformers import HfArgumentParser
 
 from eagle_fsd.api import SMALL_TREE
-from eagle_fsd.checkpoint import WEIGHTS_NAME, write_head
 from eagle_fsd.config import TreeConfig
-from eagle_fsd.drafters.heads import DraftHead, build_head
-from eagle_fsd.head_config import HeadConfig
-from eagle_fsd.jsonl import write_json
-from eagle_fsd.loading import load_head, load_target, load_target_config, usual_dtype
-from eagle_fsd.provenance import describe_run
-from eagle_fsd.target import Target
+from eagle_fsd.decoding.target import Target
+from eagle_fsd.heads.files import WEIGHTS_NAME, write_head
+from eagle_fsd.heads.head_config import HeadConfig
+from eagle_fsd.heads.models import DraftHead, build_head
+from eagle_fsd.models.load import load_head, load_target, load_target_config, usual_dtype
+from eagle_fsd.runs.jsonl import write_json
+from eagle_fsd.runs.provenance import describe_run
 from eagle_fsd.training.batches import Batches, split
 from eagle_fsd.training.data import Dialogue, digest, read_dialogues
 from eagle_fsd.training.features import (
@@ -41,11 +41,11 @@ from eagle_fsd.training.features import (
     identity,
     row_width,
 )
+from eagle_fsd.training.new_head import head_config_for
 from eagle_fsd.training.objective import Objective
-from eagle_fsd.training.options import TrainOptions
 from eagle_fsd.training.recipe import Recipe
-from eagle_fsd.training.shape import head_config_for
-from eagle_fsd.training.state import check_same_run
+from eagle_fsd.training.train_options import TrainOptions
+from eagle_fsd.training.train_state import check_same_run
 from eagle_fsd.training.trainer import Budget, Trainer
 from eagle_fsd.training.validate import accuracy_by_depth, expected_tokens_per_round
 from eagle_fsd.training.vocabulary import coverage, frequent_tokens

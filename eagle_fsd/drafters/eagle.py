@@ -9,14 +9,14 @@ from functools import partial
 import torch
 from torch import nn
 
-from eagle_fsd.cache import TreeCache
 from eagle_fsd.config import TreeConfig
-from eagle_fsd.drafters.heads import DraftHead, draft_readout, runnable
+from eagle_fsd.decoding.cache import TreeCache
+from eagle_fsd.decoding.masks import additive, fold
+from eagle_fsd.decoding.target import Target
+from eagle_fsd.decoding.tree import DraftTree, TreeGrower
 from eagle_fsd.engine.graphs import Recorder, bucket_of, fixed_rows, visible_rows
-from eagle_fsd.masks import additive, fold
-from eagle_fsd.provenance import weights_digest
-from eagle_fsd.target import Target
-from eagle_fsd.tree import DraftTree, TreeGrower
+from eagle_fsd.heads.models import DraftHead, draft_readout, runnable
+from eagle_fsd.runs.provenance import weights_digest
 
 BLOCK_ROWS = 256  # of a prompt are run at once
 

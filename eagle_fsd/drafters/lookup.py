@@ -15,7 +15,7 @@ Axes: T newly committed tokens, F features.
 
 import torch
 
-from eagle_fsd.tree import DraftTree
+from eagle_fsd.decoding.tree import DraftTree
 
 Gram = tuple[int, ...]
 

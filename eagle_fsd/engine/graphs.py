@@ -15,7 +15,7 @@ from typing import TypeVar
 
 import torch
 
-from eagle_fsd.cache import FixedRows, TreeCache
+from eagle_fsd.decoding.cache import FixedRows, TreeCache
 
 BUCKET_ROWS = 256
 Output = TypeVar("Output")

@@ -2,7 +2,7 @@
 
 import torch
 
-from eagle_fsd.engine.linear import can_pack
+from eagle_fsd.engine.packed import can_pack
 
 ENGINES = {
     "stock": "the transformers model as it is",

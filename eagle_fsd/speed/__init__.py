@@ -1,0 +1,1 @@
+"""Where the time goes, and the tree that fits the machine."""

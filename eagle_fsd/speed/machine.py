@@ -4,7 +4,7 @@ import os
 
 import torch
 
-from eagle_fsd.quiet import load_by_others
+from eagle_fsd.speed.quiet import load_by_others
 
 
 def describe_machine() -> dict[str, int | str | float | None]:

@@ -2,8 +2,8 @@
 
 from collections.abc import Callable
 
-from eagle_fsd.arms import Arm
-from eagle_fsd.speed.folder import SpeedFolder
+from eagle_fsd.evaluation.arms import Arm
+from eagle_fsd.speed.speed_folder import SpeedFolder
 
 Job = tuple[str, str, int | str]  # file, arm, question_id
 

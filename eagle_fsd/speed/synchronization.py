@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import torch
 
-from eagle_fsd.decode import Round
+from eagle_fsd.decoding.loop import Round
 
 
 def synchronizations_per_round(rounds: Iterator[Round], device: torch.device) -> float | None:

@@ -2,16 +2,16 @@
 
 from dataclasses import asdict
 
-from eagle_fsd.arms import Arm, turn_record
 from eagle_fsd.config import tree_name
-from eagle_fsd.speed.contest import Contest, Prompt
+from eagle_fsd.evaluation.arms import Arm, turn_record
+from eagle_fsd.speed.timed_arms import Contest, Prompt
 
 
 def timed_answer(contest: Contest, arm: Arm, prompt: Prompt) -> dict:
     """Answer a prompt; the seconds cover prefill and decoding.
 
     Returns:
-        A record as eagle_fsd.summary reads it, with the arm's tree (None where it has none of
+        A record as evaluation/metrics.py reads it, with the arm's tree (None where it has none of
         EAGLE-2's). What the target says of the text is found out afterwards, outside the time.
     """
     result, seconds = contest.answer(arm, prompt)

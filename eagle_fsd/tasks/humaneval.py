@@ -7,7 +7,7 @@ package's own runs inside the caller's process and is switched off as published.
 import ast
 import re
 
-from eagle_fsd.questions import Question
+from eagle_fsd.evaluation.questions import Question
 from eagle_fsd.tasks.sandbox import execute
 
 # An unclosed fence, of an answer that was cut off, reaches to the end.

@@ -6,8 +6,8 @@ three guess its language, one may draw a letter; all are made to give the same r
 
 import functools
 
-from eagle_fsd.assets import nltk_data_dir
-from eagle_fsd.questions import Question
+from eagle_fsd.evaluation.questions import Question
+from eagle_fsd.models.assets import nltk_data_dir
 
 LETTERS = "keywords:letter_frequency"
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from decimal import Decimal
 
-from eagle_fsd.questions import Question
+from eagle_fsd.evaluation.questions import Question
 from eagle_fsd.tasks.humaneval import check_problem, pass_at_1
 from eagle_fsd.tasks.ifeval import check_instructions, follow
 

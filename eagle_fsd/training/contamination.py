@@ -15,9 +15,9 @@ from collections.abc import Iterable
 from hashlib import blake2b
 from pathlib import Path
 
-from eagle_fsd.assets import mt_bench_dir
-from eagle_fsd.questions import read_questions
-from eagle_fsd.training.sources import read_records
+from eagle_fsd.evaluation.questions import read_questions
+from eagle_fsd.models.assets import mt_bench_dir
+from eagle_fsd.training.prompts import read_records
 
 HASHES = Path(__file__).with_name("benchmark_hashes.txt")
 LONGEST = 13  # words; the length at which GPT-3's authors called an overlap contamination

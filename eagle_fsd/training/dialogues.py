@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 import torch
 from jinja2 import TemplateError
 
-from eagle_fsd.chat import Message
+from eagle_fsd.models.chat import Message
 from eagle_fsd.training.contamination import Benchmarks
 from eagle_fsd.training.generate import Completion, Request
-from eagle_fsd.training.sources import SELF, Draw
+from eagle_fsd.training.prompts import SELF, Draw
 from eagle_fsd.training.template import ChatFormat
 
 REFUSED = "template refuses it"  # the chat template raises: no system messages, say

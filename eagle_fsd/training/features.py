@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from eagle_fsd.target import Target
+from eagle_fsd.decoding.target import Target
 from eagle_fsd.training.data import Dialogue
 
 ROWS, IDS, LENGTHS, INDEX = "rows.bin", "ids.bin", "lengths.bin", "index.json"

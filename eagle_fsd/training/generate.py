@@ -15,9 +15,9 @@ from dataclasses import dataclass
 import torch
 
 from eagle_fsd.config import SamplingConfig
-from eagle_fsd.sample import draw_and_score
-from eagle_fsd.target import Target
-from eagle_fsd.training.rows import RowCache, join
+from eagle_fsd.decoding.sampling import draw_and_score
+from eagle_fsd.decoding.target import Target
+from eagle_fsd.training.row_cache import RowCache, join
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from eagle_fsd.jsonl import read_lines, write_json, write_lines
+from eagle_fsd.runs.jsonl import read_lines, write_json, write_lines
 from eagle_fsd.training.features import FeatureWriter
 
 SYNC_SECONDS = 1.0

@@ -7,7 +7,7 @@ R draft vocabulary.
 import torch
 from torch import nn
 
-from eagle_fsd.drafters.heads import DraftHead
+from eagle_fsd.heads.models import DraftHead
 from eagle_fsd.training.losses import distribution_losses, feature_smooth_l1
 from eagle_fsd.training.recipe import Recipe
 from eagle_fsd.training.unroll import unroll

@@ -11,7 +11,7 @@ import re
 
 from transformers import PreTrainedTokenizerBase
 
-from eagle_fsd.chat import Message, prompt_ids
+from eagle_fsd.models.chat import Message, prompt_ids
 
 MARK = "Sentinel7341"
 

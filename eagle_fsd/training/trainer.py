@@ -12,10 +12,10 @@ from accelerate.utils import DistributedType, broadcast_object_list
 from torch import nn
 from tqdm import tqdm
 
-from eagle_fsd.jsonl import append_line
+from eagle_fsd.runs.jsonl import append_line
 from eagle_fsd.training.batches import Batches
 from eagle_fsd.training.recipe import Recipe
-from eagle_fsd.training.state import resume, save_state
+from eagle_fsd.training.train_state import resume, save_state
 
 LOG_EVERY = 20  # steps; the first step is logged too
 

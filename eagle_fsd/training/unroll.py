@@ -18,7 +18,7 @@ import torch
 from torch.utils.checkpoint import checkpoint as recompute
 from transformers import DynamicCache
 
-from eagle_fsd.drafters.heads import DraftHead
+from eagle_fsd.heads.models import DraftHead
 
 Past = tuple[tuple[torch.Tensor, torch.Tensor], ...]  # keys and values of each layer
 

@@ -5,11 +5,11 @@ from collections.abc import Iterable, Sequence
 import torch
 
 from eagle_fsd.config import TreeConfig
+from eagle_fsd.decoding.target import Target
 from eagle_fsd.drafters.eagle import EagleDrafter
-from eagle_fsd.drafters.heads import DraftHead, draft_readout
-from eagle_fsd.replay.growth import HeadOnText, grow
-from eagle_fsd.replay.pool import jump
-from eagle_fsd.target import Target
+from eagle_fsd.drafters.growth import HeadOnText, grow
+from eagle_fsd.drafters.pool import jump
+from eagle_fsd.heads.models import DraftHead, draft_readout
 from eagle_fsd.training.data import Dialogue, HeadBatch
 from eagle_fsd.training.unroll import unroll
 

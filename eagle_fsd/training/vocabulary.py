@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import torch
 
-from eagle_fsd.head_config import HeadConfig
+from eagle_fsd.heads.head_config import HeadConfig
 from eagle_fsd.training.data import Dialogue
 
 

@@ -3,8 +3,8 @@
 import torch
 from torch import nn
 
-from eagle_fsd.drafters.heads import DraftHead
-from eagle_fsd.target import Target
+from eagle_fsd.decoding.target import Target
+from eagle_fsd.heads.models import DraftHead
 
 
 def start_from_head(head: DraftHead, other: DraftHead) -> list[str]:

@@ -1,0 +1,59 @@
+"""Drafters: what proposes the tree; and the one of plain decoding, whose trees are one node.
+
+A drafter sees committed tokens through `observe` and returns the next tree from `propose`. It owns
+its cache; nothing else does.
+"""
+
+from typing import Protocol
+
+import torch
+
+from eagle_fsd.decoding.tree import DraftTree
+
+
+class Drafter(Protocol):
+    """Axes: T newly committed tokens, F features of the target (see Target.feature_layers)."""
+
+    max_nodes: int
+    """Most nodes of a proposed tree, the root included."""
+
+    def reset(self, capacity: int) -> None:
+        """Begin a new sequence of at most `capacity` tokens."""
+
+    def observe(self, features_TF: torch.Tensor, next_token_T: torch.Tensor) -> None:
+        """Take in committed tokens.
+
+        Example: after prefill of t0 t1 t2 and the root t3, features are f0 f1 f2 and next tokens
+        t1 t2 t3; the last next token is always the root of the coming tree.
+        """
+
+    def propose(self) -> DraftTree:
+        """The tree below the root, the last token observed."""
+
+
+class RootDrafter:
+    """Proposes nothing, so that every round emits one token, drawn by the target."""
+
+    max_nodes = 1
+
+    def __init__(self):
+        self._root: torch.Tensor | None = None
+
+    def reset(self, capacity: int) -> None:
+        self._root = None
+
+    def observe(self, features_TF: torch.Tensor, next_token_T: torch.Tensor) -> None:
+        self._root = next_token_T[-1:]
+
+    def propose(self) -> DraftTree:
+        device = self._root.device
+        zero_1 = torch.zeros(1, dtype=torch.int64, device=device)
+        return DraftTree(
+            token_N=self._root,
+            parent_N=zero_1,
+            depth_N=zero_1,
+            ancestor_NN=torch.ones(1, 1, dtype=torch.bool, device=device),
+            draft_row_N=zero_1 - 1,
+            draft_logits_ER=torch.empty(0, 0, device=device),
+            max_depth=0,
+        )

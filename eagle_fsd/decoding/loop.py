@@ -1,0 +1,264 @@
+"""The one decoding loop: prefill, then rounds of propose, verify, accept, commit.
+
+Plain autoregressive decoding is this loop with a one-node tree (drafters/root.py). Stop tokens,
+stop strings and the token budget are trimmed here, once, for every arm.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+import torch
+
+from eagle_fsd.config import AcceptConfig, SamplingConfig
+from eagle_fsd.decoding.accept import Acceptance, accept, uniforms
+from eagle_fsd.decoding.clock import PhaseClock
+from eagle_fsd.decoding.divergence import DIVERGENCES, INFINITE_OUTSIDE
+from eagle_fsd.decoding.drafter import Drafter
+from eagle_fsd.decoding.sampling import draw_and_score
+from eagle_fsd.decoding.target import Target
+from eagle_fsd.decoding.tree import DraftTree
+from eagle_fsd.rules.fuzzy import JUDGED_BY_DIVERGENCE
+
+
+@dataclass(frozen=True)
+class StopConfig:
+    """When an answer ends.
+
+    Attributes:
+        max_new_tokens: the budget, at least 1.
+        token_ids: tokens that end the answer; they are kept in it, as in `generate`.
+        strings: texts that end the answer, at the token that completes one.
+        decode: token ids -> text; needed with `strings`.
+    """
+
+    max_new_tokens: int = 128
+    token_ids: tuple[int, ...] = ()
+    strings: tuple[str, ...] = ()
+    decode: Callable[[Sequence[int]], str] | None = None
+
+    def __post_init__(self):
+        if self.max_new_tokens < 1:
+            raise ValueError(f"max_new_tokens must be at least 1, got {self.max_new_tokens}")
+        if self.strings and self.decode is None:
+            raise ValueError("stop strings need `decode`, from token ids to text")
+
+    def trim(self, answer: list[int], new: list[int]) -> tuple[list[int], str | None]:
+        """How many of the new tokens still belong to the answer.
+
+        Returns:
+            The tokens kept, and why the answer ended: "stop", "length", or None if it goes on.
+        """
+        for count, token in enumerate(new, start=1):
+            stopped = token in self.token_ids
+            if not stopped and self.strings:
+                text = self.decode([*answer, *new[:count]])
+                stopped = any(string in text for string in self.strings)
+            if stopped:
+                return new[:count], "stop"
+            if len(answer) + count == self.max_new_tokens:
+                return new[:count], "length"
+        return new, None
+
+
+@dataclass(frozen=True)
+class DecodeConfig:
+    """How an answer is decoded: acceptance, sampling, end, and the seed of all its randomness."""
+
+    accept: AcceptConfig = field(default_factory=AcceptConfig)
+    sampling: SamplingConfig = field(default_factory=SamplingConfig)
+    stop: StopConfig = field(default_factory=StopConfig)
+    seed: int = 0
+
+    def __post_init__(self):
+        self.accept.check_with(self.sampling)
+
+
+Acceptor = Callable[[DraftTree, torch.Tensor, torch.Tensor], Acceptance]
+"""What of a round's tree is kept, by the target's logits [N, V] over it and uniforms [S, 3]."""
+
+Watcher = Callable[[DraftTree, torch.Tensor, Acceptance], None]
+"""Sees each round's tree, the target's logits [N, V] over it, and what was accepted."""
+
+
+@dataclass(frozen=True)
+class Round:
+    """One round of the loop.
+
+    Attributes:
+        tokens: tokens that joined the answer, after trimming.
+        acceptance: what the rule did, before trimming. None for prefill, whose one token is no
+            round's.
+        finish: why the answer ended in this round, else None.
+    """
+
+    tokens: list[int]
+    acceptance: Acceptance | None
+    finish: str | None
+
+
+@dataclass
+class Generation:
+    """A finished answer.
+
+    Attributes:
+        tokens: the answer's token ids, after trimming.
+        rounds: acceptance of every round, before trimming; prefill is not among them.
+        finish: "stop" or "length".
+    """
+
+    tokens: list[int] = field(default_factory=list)
+    rounds: list[Acceptance] = field(default_factory=list)
+    finish: str | None = None
+
+    @property
+    def tokens_per_round(self) -> float:
+        """Mean tokens of a round, the next token included (the literature's tau); NaN if none.
+
+        Counted before trimming, and without the token that prefill yields.
+        """
+        emitted = sum(len(r.tokens) for r in self.rounds)
+        return emitted / len(self.rounds) if self.rounds else float("nan")
+
+    @property
+    def fuzzy_share(self) -> float:
+        """Share of the rounds' tokens that the exact test would not have emitted; NaN if none."""
+        fuzzy = [flag for r in self.rounds for flag in r.fuzzy]
+        return sum(fuzzy) / len(fuzzy) if fuzzy else float("nan")
+
+
+def check_request(target: Target, prompt: Sequence[int], stop: StopConfig) -> None:
+    """Refuse a request that cannot be carried out, before any work.
+
+    Raises:
+        ValueError: empty prompt, token outside the vocabulary, or prompt plus budget beyond the
+            target's positions.
+    """
+    if len(prompt) == 0:
+        raise ValueError("the prompt is empty: give at least one token")
+    strange = [token for token in prompt if not 0 <= token < target.vocab_size]
+    if strange:
+        raise ValueError(
+            f"prompt token {strange[0]} is outside the target's vocabulary of "
+            f"{target.vocab_size}: was it made with another tokenizer?"
+        )
+    if len(prompt) + stop.max_new_tokens > target.max_positions:
+        raise ValueError(
+            f"prompt of {len(prompt)} tokens + max_new_tokens {stop.max_new_tokens} is beyond the "
+            f"target's {target.max_positions} positions: shorten the prompt or lower the budget"
+        )
+
+
+def check_judge(drafter: Drafter, accept: AcceptConfig) -> None:
+    """Refuse a threshold that no divergence of this drafter can pass.
+
+    Raises:
+        ValueError: the divergence is infinite everywhere, since the draft vocabulary is reduced.
+    """
+    token_R = getattr(drafter, "draft_token_R", None)
+    if token_R is None or accept.rule not in JUDGED_BY_DIVERGENCE:
+        return
+    if accept.divergence in INFINITE_OUTSIDE and 0 < accept.threshold < math.inf:
+        usable = ", ".join(name for name in DIVERGENCES if name not in INFINITE_OUTSIDE)
+        raise ValueError(
+            f"divergence {accept.divergence} is infinite wherever the target has mass outside the "
+            f"draft vocabulary, and this head drafts {token_R.shape[0]} tokens only: threshold "
+            f"{accept.threshold:g} would never pass. Use {usable}, or a head over the whole "
+            "vocabulary"
+        )
+
+
+def decode_rounds(
+    target: Target,
+    drafter: Drafter,
+    prompt: Sequence[int],
+    config: DecodeConfig,
+    *,
+    acceptor: Acceptor | None = None,
+    clock: PhaseClock | None = None,
+    watch: Watcher | None = None,
+) -> Iterator[Round]:
+    """Decode one answer, yielding after prefill and after every round.
+
+    Args:
+        target, drafter: both are started anew.
+        prompt: token ids.
+        config: acceptance, sampling, end and seed.
+        acceptor: decides instead of the rule of `config`; for measurements.
+        clock: notes the seconds of every phase.
+        watch: is shown every round; for traces, not for timed runs.
+
+    Raises:
+        ValueError: see check_request and check_judge.
+    """
+    check_request(target, prompt, config.stop)
+    check_judge(drafter, config.accept)
+    device = target.device
+    acceptor = acceptor or partial(accept, config=config.accept, sampling=config.sampling)
+    lap = clock.lap if clock else _no_lap
+    generator = torch.Generator(device).manual_seed(config.seed)
+    capacity = len(prompt) + config.stop.max_new_tokens
+    target.start(capacity + drafter.max_nodes)
+    drafter.reset(capacity)
+
+    prompt_L = torch.tensor(prompt, device=device)
+    logits_V, features_LF = target.prefill(prompt_L)
+    uniform_1 = uniforms(0, generator)[:, 0]
+    root_1, _ = draw_and_score(logits_V[None], uniform_1, prompt_L[None, :0], config.sampling)
+    drafter.observe(features_LF, torch.cat([prompt_L[1:], root_1]))
+    del features_LF  # the prompt's features are the drafter's to keep or to let go
+    answer, finish = config.stop.trim([], root_1.tolist())
+    lap("prefill")
+    yield Round(answer, None, finish)
+
+    committed = len(prompt) + 1
+    while finish is None:
+        assert target.cache_length == committed - 1
+        lap("host")
+        tree = drafter.propose()
+        lap("propose")
+        logits_NV, features_NF = target.verify(tree)
+        lap("verify")
+        accepted = acceptor(tree, logits_NV, uniforms(tree.max_depth, generator))
+        if watch is not None:
+            watch(tree, logits_NV, accepted)
+        lap("accept")
+        path_A, token_A = _on_device([accepted.path, accepted.tokens], device)
+        target.commit(path_A)
+        drafter.observe(features_NF[path_A], token_A)
+        lap("commit")
+        committed += len(accepted.tokens)
+        kept, finish = config.stop.trim(answer, accepted.tokens)
+        answer = answer + kept
+        yield Round(kept, accepted, finish)
+
+
+def _no_lap(phase: str) -> None:
+    """Nobody measures."""
+
+
+def _on_device(rows: list[list[int]], device: torch.device) -> torch.Tensor:
+    """Integers on the device. From pinned memory the host need not wait for an accelerator."""
+    if device.type != "cuda":
+        return torch.tensor(rows, device=device)
+    return torch.tensor(rows, pin_memory=True).to(device, non_blocking=True)
+
+
+def decode(
+    target: Target,
+    drafter: Drafter,
+    prompt: Sequence[int],
+    config: DecodeConfig,
+    *,
+    clock: PhaseClock | None = None,
+    watch: Watcher | None = None,
+) -> Generation:
+    """Decode one answer to its end; see decode_rounds."""
+    result = Generation()
+    for step in decode_rounds(target, drafter, prompt, config, clock=clock, watch=watch):
+        result.tokens += step.tokens
+        result.finish = step.finish
+        if step.acceptance is not None:
+            result.rounds.append(step.acceptance)
+    return result

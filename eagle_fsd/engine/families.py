@@ -1,0 +1,86 @@
+"""Which model families can verify a draft tree: known ones, and a test for all others."""
+
+import inspect
+from typing import TYPE_CHECKING
+
+import torch
+from transformers import PretrainedConfig
+
+from eagle_fsd.decoding.tree import DraftTree
+
+if TYPE_CHECKING:
+    from eagle_fsd.decoding.target import Target
+
+# Families whose tree attention the tests check, sliding windows included where they have them.
+TESTED_FAMILIES = ("gemma3_text", "llama", "mistral", "mixtral", "qwen2", "qwen3")
+
+
+def check_supported(config: PretrainedConfig) -> None:
+    """Refuse, by its config alone, a model whose verification could not be right.
+
+    Raises:
+        ValueError: names the model type and what is not supported.
+    """
+    kind = config.model_type
+    if config.is_encoder_decoder:
+        raise ValueError(f"target of type {kind!r} is an encoder-decoder; a decoder is needed")
+    if hasattr(config, "text_config"):
+        raise ValueError(f"target of type {kind!r} is multimodal; give its text model instead")
+    unknown = set(getattr(config, "layer_types", None) or []) - {
+        "full_attention",
+        "sliding_attention",
+    }
+    if unknown:
+        raise ValueError(
+            f"target of type {kind!r} has layers of type {sorted(unknown)}; a draft tree can be "
+            "verified with full_attention and sliding_attention layers only"
+        )
+
+
+@torch.inference_mode()
+def check_tree_attention(target: "Target") -> None:
+    """Compare a small tree with each of its paths run alone by the model.
+
+    The prompt is longer than the usual local windows, and the tree is wide, so that a model
+    which goes by row instead of position is found out.
+
+    Raises:
+        ValueError: this model family does not verify trees correctly; names the family.
+    """
+    kind = target.model.config.model_type
+    if "position_ids" not in inspect.signature(target.model.base_model.forward).parameters:
+        raise ValueError(
+            f"targets of type {kind!r} are not supported: they take no position_ids, so the "
+            f"nodes of a draft tree cannot be placed. Tested: {', '.join(TESTED_FAMILIES)}"
+        )
+    window = getattr(target.model.config, "window_size", None) or 0
+    length = max(1, min(max(300, window + 40), target.max_positions - 6))
+    prompt_L = (torch.arange(length, device=target.device) * 7 + 3) % min(target.vocab_size, 997)
+    tokens = [(11 * node + 5) % min(target.vocab_size, 991) for node in range(27)]
+    # 20 children of the root, then two chains of three below the first and the last of them
+    tree = DraftTree.from_parents(tokens, [0] * 21 + [1, 21, 22, 20, 24, 25], device=target.device)
+    try:
+        target.start(length + tree.size)
+        target.prefill(prompt_L)
+        logits_NV = target.verify(tree)[0].float()
+        errors = []
+        for leaf in (10, 23, 26):
+            path = torch.cat([prompt_L, tree.token_N[tree.ancestor_NN[leaf]]])
+            alone_V = target.model(input_ids=path[None]).logits[0, -1].float()
+            errors.append((logits_NV[leaf] - alone_V).norm() / (alone_V - alone_V.mean()).norm())
+    except torch.OutOfMemoryError:
+        raise
+    except (TypeError, ValueError, RuntimeError, IndexError, AttributeError) as error:
+        raise ValueError(
+            f"targets of type {kind!r} are not supported: verifying a draft tree failed with "
+            f"{type(error).__name__}: {error}"
+        ) from error
+    finally:
+        target.close()
+    worst = torch.stack(errors).max()
+    if not worst < (1e-3 if target.dtype == torch.float32 else 0.05):
+        raise ValueError(
+            f"targets of type {kind!r} are not supported: a draft tree and the same path run "
+            f"alone give different logits (relative error {worst:.2g}). Tested families: "
+            f"{', '.join(TESTED_FAMILIES)}"
+        )

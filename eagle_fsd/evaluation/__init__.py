@@ -1,0 +1,1 @@
+"""Arms answer questions; metrics, intervals, tables and reports of what they answered."""

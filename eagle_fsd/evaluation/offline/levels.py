@@ -1,0 +1,84 @@
+"""Draft and target compared along a text, level by level below every root.
+
+Axes: L tokens of the text, B roots, C some of them, S levels, V vocabulary, R draft vocabulary.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from eagle_fsd.decoding.divergence import DIVERGENCES, js
+from eagle_fsd.drafters.growth import HeadOnText
+from eagle_fsd.drafters.pool import NOWHERE
+
+JUDGED_ROOTS = 32  # roots whose rows over the whole vocabulary are compared at once
+
+
+@dataclass(frozen=True)
+class Levels:
+    """What the head says after the root and after the text's own next tokens below it.
+
+    Attributes:
+        counts: per level, over the positions whose next token is the answer's: positions; top1 and
+            top8 (the text's token is the draft's best, among its best 8); js (a sum); agree (it is
+            the target's argmax in this forward: all but ties).
+        divergence_BS: D at the text's node of each level, 0 being the root.
+    """
+
+    counts: list[dict]
+    divergence_BS: torch.Tensor
+
+
+def judge_levels(
+    on_text: HeadOnText,
+    hidden_LD: torch.Tensor,
+    root_B: torch.Tensor,
+    end: int,
+    *,
+    levels: int,
+    divergence: str,
+) -> Levels:
+    """Compare the head's and the target's rows.
+
+    Args:
+        on_text: the head on this text.
+        hidden_LD: the target's hidden states of the text, after the final norm.
+        root_B: indices of the roots, one after the other.
+        end: index behind the answer.
+        divergence: a name in DIVERGENCES.
+    """
+    names = ("positions", "top1", "top8", "js", "agree")
+    counts = [dict.fromkeys(names, 0) for _ in range(levels)]
+    divergences = []
+    for root_C in root_B.split(JUDGED_ROOTS):
+        first, C = int(root_C[0]), root_C.shape[0]
+        # roots follow each other, so levels share the target's rows
+        target_NV = on_text.target.logits(hidden_LD[first : first + C - 1 + levels]).float()
+        rows = []
+        for level, hidden_CD in enumerate(on_text.chain(root_C, levels)):
+            target_CV = target_NV[level : level + C]
+            label_C = on_text.ids_L[root_C + level + 1]
+            draft_CR = on_text.drafter.readout(hidden_CD).float()
+            draft_CV = _over_vocabulary(draft_CR, on_text.drafter.draft_token_R, target_CV)
+            js_C = js(target_CV, draft_CV)
+            D_C = js_C if divergence == "js" else DIVERGENCES[divergence](target_CV, draft_CV)
+            own_C = draft_CV.gather(1, label_C[:, None])[:, 0]
+            rank_C = (draft_CV > own_C[:, None]).sum(1).masked_fill(own_C == -math.inf, NOWHERE)
+            rows.append(D_C)
+            in_answer_C = root_C + level + 1 < end
+            agree_C = target_CV.argmax(1) == label_C
+            values = (torch.ones_like(rank_C), rank_C < 1, rank_C < 8, js_C, agree_C)
+            for name, value_C in zip(names, values, strict=True):
+                counts[level][name] += value_C[in_answer_C].sum().item()
+        divergences.append(torch.stack(rows, dim=1))
+    return Levels(counts, torch.cat(divergences))
+
+
+def _over_vocabulary(
+    draft_CR: torch.Tensor, draft_token_R: torch.Tensor | None, like_CV: torch.Tensor
+) -> torch.Tensor:
+    """-inf for tokens that cannot be drafted, as DraftTree.draft_logits."""
+    if draft_token_R is None:
+        return draft_CR
+    return torch.full_like(like_CV, -math.inf).index_copy_(1, draft_token_R, draft_CR)

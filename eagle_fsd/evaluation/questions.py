@@ -1,0 +1,102 @@
+"""Question files in FastChat's format: question_id, category, turns (and optional reference)."""
+
+import hashlib
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from eagle_fsd.runs.jsonl import read_lines
+
+
+@dataclass(frozen=True)
+class Question:
+    """A question, with what a scorer needs to know of it.
+
+    Attributes:
+        question_id: as in the file.
+        category: results are also given by it.
+        turns: the user's messages, in order.
+        reference: right answers, as the scorer of its set expects them.
+        extra: other fields of its set.
+    """
+
+    question_id: int | str
+    category: str
+    turns: list[str]
+    reference: list = field(default_factory=list)
+    extra: dict = field(default_factory=dict)
+
+
+def question_digests(question: Question) -> list[str]:
+    """Of what a scorer knows of the question, and of each of its turns, so that answers to another
+    text of the same id are told apart."""
+    parts = [[question.reference, question.extra], *question.turns]
+    texts = (json.dumps(part, sort_keys=True, default=str) for part in parts)
+    return [hashlib.sha256(text.encode()).hexdigest()[:12] for text in texts]
+
+
+def check_same_questions(records: Iterable[dict], questions: list[Question]) -> None:
+    """Refuse records whose question had another text than it has now.
+
+    Raises:
+        ValueError: names the question.
+    """
+    digests = {question.question_id: question_digests(question) for question in questions}
+    for record in records:
+        now, then = digests.get(record["question_id"], []), record.get("question", [])
+        if any(a != b for a, b in zip(now, then, strict=False)):  # turns may have been left out
+            raise ValueError(
+                f"question {record['question_id']!r} was answered with another text or reference "
+                "than it has now: give the questions that were answered, or another --output"
+            )
+
+
+def read_questions(path: str | Path) -> list[Question]:
+    """Read a question.jsonl.
+
+    Raises:
+        ValueError: the file is missing, a line is broken or lacks a key (with its number), an id
+            occurs twice, or a turn is empty.
+    """
+    path = Path(path)
+    questions: dict[int | str, Question] = {}
+    rows = read_lines(path)  # names the line of what is no JSON
+    lines = [n for n, line in enumerate(path.read_bytes().splitlines(), start=1) if line.strip()]
+    for number, row in zip(lines, rows, strict=True):
+        place = f"{path}, line {number}"
+        turns = row.get("turns") if isinstance(row, dict) else None
+        if (
+            not isinstance(turns, list)
+            or not turns
+            or not isinstance(row.get("question_id"), int | str)
+            or not isinstance(row.get("category", ""), str)
+        ):
+            raise ValueError(f"{place}: expected question_id and a list of turns, got {row!r:.200}")
+        if not all(isinstance(turn, str) and turn.strip() for turn in turns):
+            raise ValueError(f"{place}: a turn is empty or no text")
+        if row["question_id"] in questions:
+            raise ValueError(f"{place}: question_id {row['question_id']!r} occurs twice")
+        reference = row.get("reference", [])
+        questions[row["question_id"]] = Question(
+            row["question_id"],
+            row.get("category", "all"),
+            turns,
+            reference if isinstance(reference, list) else [reference],
+        )
+    if not questions:
+        raise ValueError(f"{path} holds no question")
+    return list(questions.values())
+
+
+def spread(questions: list[Question], count: int) -> list[Question]:
+    """`count` questions, evenly over the categories: the first of each, then the second, ..."""
+    if not 1 <= count <= len(questions):
+        raise ValueError(f"--questions must be in 1..{len(questions)}, got {count}")
+    rank: dict[str, int] = {}
+    keyed = []
+    for place, question in enumerate(questions):
+        keyed.append((rank.get(question.category, 0), place))
+        rank[question.category] = rank.get(question.category, 0) + 1
+    chosen = sorted(place for _, place in sorted(keyed)[:count])
+    return [questions[place] for place in chosen]

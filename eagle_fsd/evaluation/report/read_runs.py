@@ -1,0 +1,227 @@
+"""What a run folder holds, read without changing it: another process may be writing to it.
+
+run.json                  options and sessions
+records/ARM.jsonl         the answers; all figures are made from them
+scores/ARM.jsonl          optional: what a task's scorers gave
+model_judgment/           optional: what judges gave
+traces/ARM.jsonl          optional: trees and sources of chosen answers
+"""
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from eagle_fsd.evaluation.metrics import PARTIAL, kind
+from eagle_fsd.runs.jsonl import whole_lines
+from eagle_fsd.tasks.judge.judge_scores import judge_scores, read_verdicts
+
+BASELINES = ("plain", "generate", "generate_compiled", "exact")  # first in every table
+RECORD_KEYS = ("question_id", "arm", "turns")
+TRACE_KEYS = ("question_id", "arm", "turns")
+SCORE_KEYS = ("question_id", "scores")
+# arm -> question -> turn -> mean over its choices; tasks score the first turn
+Scores = dict[str, dict[int | str, dict[int, float]]]
+
+
+@dataclass(frozen=True)
+class RunData:
+    """A run.
+
+    Attributes:
+        name: the folder's, made unique among the report's runs.
+        records: arm -> its records, baselines first, then by rule and threshold.
+        scores: name of a scorer or judge -> arm -> question -> turn -> score.
+        pairwise: judge -> its verdicts on pairs of arms.
+        traces: arm -> its trace rows.
+        warnings: what a reader should know.
+    """
+
+    name: str
+    folder: Path
+    options: dict
+    sessions: list[dict]
+    records: dict[str, list[dict]]
+    scores: dict[str, Scores] = field(default_factory=dict)
+    pairwise: dict[str, list[dict]] = field(default_factory=dict)
+    traces: dict[str, list[dict]] = field(default_factory=dict)
+    warnings: list[str] = field(default_factory=list)
+
+    @property
+    def timed(self) -> bool:
+        """Whether seconds are timings: no session had several processes, or was for quality."""
+        return all(
+            session.get("timed", True) for session in used_sessions(self.sessions, self.records)
+        )
+
+    @property
+    def questions(self) -> int:
+        """How many questions at least one arm has answered."""
+        return len({row["question_id"] for rows in self.records.values() for row in rows})
+
+
+def read_runs(folders: list[str], *, allow_different_targets: bool = False) -> list[RunData]:
+    """Read every folder.
+
+    Raises:
+        ValueError: a folder is given twice, is no run, is empty or damaged (the line is named), or
+            the runs are of different targets and that was not allowed.
+    """
+    paths = [Path(folder) for folder in folders]
+    for path in paths:
+        if [p.resolve() for p in paths].count(path.resolve()) > 1:
+            raise ValueError(f"{path} is given twice: name every run once")
+    names = [path.resolve().name for path in paths]
+    unique = len(set(names)) == len(names)
+    runs = [
+        read_run(path, name=name if unique else str(path))
+        for path, name in zip(paths, names, strict=True)
+    ]
+    targets = {run.name: f"{run.options['target']} in {run.options['dtype']}" for run in runs}
+    if len(set(targets.values())) > 1 and not allow_different_targets:
+        told = "; ".join(f"{name}: {target}" for name, target in targets.items())
+        raise ValueError(
+            f"the runs are of different targets ({told}): make a report of each, or give "
+            "--allow_different_targets"
+        )
+    return runs
+
+
+def read_run(folder: Path, *, name: str) -> RunData:
+    """Read one folder; see read_runs."""
+    options, sessions = _read_settings(folder / "run.json")
+    warnings: list[str] = []
+    records = _read_arms(folder / "records", RECORD_KEYS, warnings, unique=True)
+    if not records:
+        raise ValueError(f"{folder} holds no records: let its command answer a question first")
+    records = dict(sorted(records.items(), key=lambda item: _place(item[1][0])))
+    scores = _read_scores(folder / "scores", warnings) | _read_judges(folder, warnings)
+    pairwise = read_verdicts(folder, "pair", warnings)
+    traces = _read_arms(folder / "traces", TRACE_KEYS, warnings, unique=False)
+    if any(folder.glob("shards/*/*.jsonl")):
+        warnings.append(
+            "holds answers of several processes that are not merged yet and not counted here: run "
+            "its command again when it has ended"
+        )
+    warnings += _doubts(sessions, records)
+    return RunData(name, folder, options, sessions, records, scores, pairwise, traces, warnings)
+
+
+def _read_settings(path: Path) -> tuple[dict, list[dict]]:
+    if not path.is_file():
+        raise ValueError(f"{path.parent} is no run: it has no run.json")
+    try:
+        settings = json.loads(path.read_text(encoding="utf-8"))
+        options, sessions = settings["options"], settings["sessions"]
+        if not all(isinstance(options.get(key), str) for key in ("target", "dtype")):
+            raise ValueError("its options name no target and dtype")
+        return options, list(sessions)
+    except KeyError as error:
+        raise ValueError(f"{path} lacks {error}: made by an older version? Run it again") from error
+    except (ValueError, TypeError, AttributeError) as error:
+        raise ValueError(f"{path} is damaged ({error})") from error
+
+
+def _read_arms(
+    folder: Path, keys: tuple[str, ...], warnings: list[str], *, unique: bool
+) -> dict[str, list[dict]]:
+    """Arm -> rows of every file that holds any."""
+    arms = {}
+    for path in sorted(folder.glob("*.jsonl")):
+        rows = whole_lines(path, keys, warnings)
+        seen: set[tuple] = set()
+        for row in rows if unique else []:
+            key = (row["question_id"], row.get("choice", 0))
+            if key in seen:
+                raise ValueError(f"{path} answers question {key[0]!r}, choice {key[1]} twice")
+            seen.add(key)
+        if rows:
+            arms[path.stem] = rows
+        else:
+            warnings.append(f"{path.name} holds no whole line: the arm is left out")
+    return arms
+
+
+def _place(record: dict) -> tuple:
+    """Where an arm stands in tables."""
+    accept = record.get("accept") or {}
+    names = tuple(str(accept.get(key)) for key in ("rule", "divergence", "logits", "child"))
+    known = record["arm"] in BASELINES
+    place = BASELINES.index(record["arm"]) if known else len(BASELINES)
+    return place, *names, accept.get("threshold", 0), record["arm"]
+
+
+def _read_scores(folder: Path, warnings: list[str]) -> dict[str, Scores]:
+    found: dict[str, dict[str, dict[int | str, list[float]]]] = {}
+    for arm, rows in _read_arms(folder, SCORE_KEYS, warnings, unique=True).items():
+        for row in rows:
+            for name, value in row["scores"].items():
+                scores = found.setdefault(name, {}).setdefault(arm, {})
+                scores.setdefault(row["question_id"], []).append(float(value))
+    return {
+        name: {
+            arm: {question: {1: sum(values) / len(values)} for question, values in scores.items()}
+            for arm, scores in arms.items()
+        }
+        for name, arms in found.items()
+    }
+
+
+def _read_judges(folder: Path, warnings: list[str]) -> dict[str, Scores]:
+    found = judge_scores(folder, warnings)
+    return {f"judge {judge}": scores for judge, scores in found.items() if scores}
+
+
+def used_sessions(sessions: list[dict], records: dict[str, list[dict]]) -> list[dict]:
+    """The sessions that the records are of."""
+    used = {row.get("session") for rows in records.values() for row in rows}
+    return [session for session in sessions if session.get("session") in used]
+
+
+def _doubts(sessions: list[dict], records: dict[str, list[dict]]) -> list[str]:
+    """What makes figures less comparable than they look."""
+    doubts = []
+    used: dict[int | str, set[str]] = {}
+    for rows in records.values():
+        for row in rows:
+            used.setdefault(row["question_id"], set()).add(row.get("session", "?"))
+    mixed = sum(len(found) > 1 for found in used.values())
+    if mixed:
+        doubts.append(
+            f"{mixed} of {len(used)} questions were answered in more than one session: their arms "
+            "were not timed side by side"
+        )
+    sessions = used_sessions(sessions, records)
+    if not all(session.get("timed", True) for session in sessions):
+        doubts.append(
+            "made by several processes at once, or for quality only: seconds are not timings, so "
+            "no speed is given"
+        )
+    for session in sessions:
+        doubts += [f"session {session['session']}: {text}" for text in session.get("warnings", [])]
+    for key, words in (("device", "hardware"), ("commit", "commits")):
+        values = {str(s.get(key)) for s in sessions}
+        if len(values) > 1:
+            doubts.append(f"different {words}: {' / '.join(sorted(values))}")
+    if any(str(s.get("commit")).endswith("+") for s in sessions):
+        doubts.append("made from a checkout with uncommitted changes (commit ends in +)")
+    return doubts + _left_out(records)
+
+
+def _left_out(records: dict[str, list[dict]]) -> list[str]:
+    """Whether summarize leaves out answers that not all arms have."""
+    answered = {
+        arm: {(row["question_id"], row.get("choice", 0)) for row in rows}
+        for arm, rows in records.items()
+        if kind(arm) not in PARTIAL
+    }
+    if not answered:
+        return []
+    common, every = set.intersection(*answered.values()), set.union(*answered.values())
+    short = [f"{arm} {len(keys)}" for arm, keys in answered.items() if len(keys) < len(every)]
+    if not short:
+        return []
+    unit = "answers" if any(choice for _, choice in every) else "questions"
+    return [
+        f"all figures of speed, cost and answers are over the {len(common)} {unit} that all arms "
+        f"have; fewer than {len(every)}: {', '.join(short)}"
+    ]

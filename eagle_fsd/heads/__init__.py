@@ -1,0 +1,1 @@
+"""Draft heads: modules, shape, files, foreign layouts."""

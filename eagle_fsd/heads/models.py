@@ -1,0 +1,249 @@
+"""The draft heads: EAGLE-1/2 and EAGLE-3. How trees are grown with them is in eagle.py.
+
+A head is run step by step on `hidden`: at true positions that is `fuse(features)`, below them its
+own last output. One step reads hidden at position i and the embedding of token i+1, and its output
+stands for position i+1. Logits of token i+2 come from `readout`.
+
+    EAGLE-1/2  hidden = the target's feature (hidden state after the final norm);
+               fc([embedding, hidden]), then a stock Llama layer without input norm; the target's
+               own lm_head (SafeAILab/EAGLE eagle/model/cnets1.py; arXiv 2401.15077 section 4.1)
+    EAGLE-3    hidden = fc([three of the target's hidden states]); one Llama layer whose q, k, v
+               read [norm(embedding), norm(hidden)]; own norm and lm_head, over a reduced vocabulary
+               (eagle/model/cnets.py; arXiv 2503.01840 section 3)
+
+Parameter names are the checkpoint keys of head_config.py.
+
+Axes: B batch, T new positions, N rows, D hidden size, F features (D or 3 D), V the target's
+vocabulary, R draft vocabulary.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import nn
+from transformers import Cache, LlamaConfig
+from transformers.models.llama.modeling_llama import (
+    LlamaAttention,
+    LlamaDecoderLayer,
+    LlamaMLP,
+    LlamaRMSNorm,
+    LlamaRotaryEmbedding,
+)
+
+from eagle_fsd.decoding.target import Target
+from eagle_fsd.engine import attention
+from eagle_fsd.engine.packed import pack, sharing_copy
+from eagle_fsd.heads.head_config import HeadConfig
+
+
+class DraftHead(nn.Module):
+    """What both kinds share: the draft vocabulary, rotary positions and the way to logits.
+
+    Attributes:
+        config: its shape.
+        lm_head: the head's own, or None where the target's is reused.
+    """
+
+    lm_head: nn.Linear | None
+
+    def __init__(self, config: HeadConfig):
+        super().__init__()
+        self.config = config
+        self.lm_head = None  # not in the class, where it would hide the module of EAGLE-3
+        self._llama_config = _llama_config(config)
+        # Cosines come from a float32 table even in a half-precision head, so the table is no
+        # submodule, which `to` would cast. (Upstream's are cast: reference/eagle.md section 1.1.)
+        self._rotary = (LlamaRotaryEmbedding(self._llama_config),)
+        self.d2t: torch.Tensor | None
+        R = config.draft_vocab_size
+        self.register_buffer("d2t", torch.zeros(R, dtype=torch.int64) if R else None)
+
+    @property
+    def draft_token_R(self) -> torch.Tensor | None:
+        """The target's id of every token that can be drafted, int64 [R]; None: all, as they are."""
+        if self.d2t is None:
+            return None
+        return self.d2t + torch.arange(self.d2t.shape[0], device=self.d2t.device)
+
+    def set_draft_tokens(self, token_R: torch.Tensor) -> None:
+        """Choose the draft vocabulary: ascending target ids, int64 [R]."""
+        order_R = torch.arange(token_R.shape[0], device=token_R.device)
+        self.d2t.copy_(token_R - order_R)
+
+    def fuse(self, feature_BTF: torch.Tensor) -> torch.Tensor:
+        """The target's features as the head's hidden, [B, T, D]."""
+        return feature_BTF
+
+    def normed(self, hidden_BTD: torch.Tensor) -> torch.Tensor:
+        """What the lm_head reads."""
+        return hidden_BTD
+
+    def forward(
+        self,
+        hidden_BTD: torch.Tensor,
+        embedding_BTD: torch.Tensor,
+        position_T: torch.Tensor,
+        *,
+        cache: Cache | None = None,
+        mask: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """One step: the next hidden of every position, [B, T, D].
+
+        Args:
+            hidden_BTD: `fuse` of the target's features, or what an earlier step returned.
+            embedding_BTD: embedding of the token AFTER each position.
+            position_T: rotary positions, int64 [T].
+            cache: rows are appended to it.
+            mask: additive float mask, [1 or B, 1, T, rows]; None is causal without rows before T,
+                and full with T = 1.
+        """
+        raise NotImplementedError
+
+    def _positions(self, like: torch.Tensor, position_T: torch.Tensor) -> tuple:
+        rotary = self._rotary[0]
+        if rotary.inv_freq.device != like.device:
+            rotary.to(like.device)
+        return rotary(like, position_T[None])
+
+
+class EagleHead(DraftHead):
+    """EAGLE-1/2."""
+
+    def __init__(self, config: HeadConfig):
+        super().__init__(config)
+        self.fc = nn.Linear(2 * config.hidden_size, config.hidden_size, bias=config.bias)
+        self.layers = nn.ModuleList(
+            _first_layer(self._llama_config, i, qkv_bias=config.qkv_bias)
+            for i in range(config.num_hidden_layers)
+        )
+
+    def forward(self, hidden_BTD, embedding_BTD, position_T, *, cache=None, mask=None):
+        hidden_BTD = self.fc(torch.cat([embedding_BTD, hidden_BTD], dim=-1))
+        positions = self._positions(hidden_BTD, position_T)
+        for layer in self.layers:
+            hidden_BTD = layer(
+                hidden_BTD,
+                attention_mask=mask,
+                position_ids=position_T[None],
+                past_key_values=cache,
+                use_cache=cache is not None,
+                position_embeddings=positions,
+            )
+        return hidden_BTD
+
+
+class Eagle3Head(DraftHead):
+    """EAGLE-3. The un-normed output is what the next step reads."""
+
+    def __init__(self, config: HeadConfig):
+        super().__init__(config)
+        D, R = config.hidden_size, config.draft_vocab_size
+        self.fc = nn.Linear(3 * D, D, bias=False)
+        self.midlayer = _Eagle3Layer(self._llama_config, config)
+        self.norm = LlamaRMSNorm(D, config.rms_norm_eps)
+        self.lm_head = nn.Linear(D, R or config.vocab_size, bias=False)
+        if R:
+            self.register_buffer("t2d", torch.zeros(config.vocab_size, dtype=torch.bool))
+
+    def set_draft_tokens(self, token_R: torch.Tensor) -> None:
+        super().set_draft_tokens(token_R)
+        self.t2d.zero_()[token_R] = True
+
+    def fuse(self, feature_BTF: torch.Tensor) -> torch.Tensor:
+        return self.fc(feature_BTF)
+
+    def normed(self, hidden_BTD: torch.Tensor) -> torch.Tensor:
+        return self.norm(hidden_BTD)
+
+    def forward(self, hidden_BTD, embedding_BTD, position_T, *, cache=None, mask=None):
+        positions = self._positions(hidden_BTD, position_T)
+        return self.midlayer(hidden_BTD, embedding_BTD, positions, cache=cache, mask=mask)
+
+
+class _Eagle3Layer(nn.Module):
+    """A Llama layer whose attention reads the embedding beside the hidden state."""
+
+    def __init__(self, llama_config: LlamaConfig, config: HeadConfig):
+        super().__init__()
+        D, eps = config.hidden_size, config.rms_norm_eps
+        self.norm_before_residual = config.norm_before_residual
+        self.self_attn = LlamaAttention(llama_config, 0)
+        for name in ("q_proj", "k_proj", "v_proj"):
+            rows = getattr(self.self_attn, name).out_features
+            setattr(self.self_attn, name, nn.Linear(2 * D, rows, bias=config.qkv_bias))
+        self.self_attn.o_proj.bias = None
+        self.mlp = LlamaMLP(llama_config)
+        self.hidden_norm = LlamaRMSNorm(D, eps)
+        self.input_layernorm = LlamaRMSNorm(D, eps)
+        self.post_attention_layernorm = LlamaRMSNorm(D, eps)
+
+    def forward(self, hidden_BTD, embedding_BTD, position_embeddings, *, cache, mask):
+        normed_BTD = self.hidden_norm(hidden_BTD)
+        if self.norm_before_residual:
+            hidden_BTD = normed_BTD
+        attended_BTD, _ = self.self_attn(
+            torch.cat([self.input_layernorm(embedding_BTD), normed_BTD], dim=-1),
+            position_embeddings=position_embeddings,
+            attention_mask=mask,
+            past_key_values=cache,
+        )
+        hidden_BTD = hidden_BTD + attended_BTD
+        return hidden_BTD + self.mlp(self.post_attention_layernorm(hidden_BTD))
+
+
+HEAD_TYPES: dict[str, type[DraftHead]] = {"eagle": EagleHead, "eagle3": Eagle3Head}
+
+
+def build_head(config: HeadConfig) -> DraftHead:
+    """A head of this shape, freshly initialised."""
+    return HEAD_TYPES[config.head_type](config)
+
+
+def draft_readout(head: DraftHead, target: Target) -> Callable[[torch.Tensor], torch.Tensor]:
+    """From a head's hidden states [N, D] to its raw logits [N, R] over its draft vocabulary.
+
+    Rows of the target's lm_head that a reduced vocabulary needs are copied once.
+    """
+    if head.lm_head is not None:
+        return lambda hidden_ND: head.lm_head(head.normed(hidden_ND))
+    return target.readout(head.draft_token_R)
+
+
+def runnable(head: DraftHead, engine: str) -> DraftHead:
+    """A copy to draft with, which shares the head's weights: folded attention, and linear layers as
+    the target's engine has them (engine/select.py)."""
+    copied = sharing_copy(head)
+    copied._llama_config._attn_implementation = attention.NAME
+    if engine == "packed":
+        pack(copied)
+    return copied
+
+
+def _llama_config(config: HeadConfig) -> LlamaConfig:
+    rope = {"rope_type": "default", "rope_theta": config.rope_theta}
+    if config.rope_scaling:
+        scaling = dict(config.rope_scaling)
+        rope |= {"rope_type": scaling.pop("type"), **scaling}
+    return LlamaConfig(
+        hidden_size=config.hidden_size,
+        intermediate_size=config.intermediate_size,
+        num_attention_heads=config.num_attention_heads,
+        num_key_value_heads=config.num_key_value_heads,
+        num_hidden_layers=config.num_hidden_layers,
+        head_dim=config.channels,
+        hidden_act=config.hidden_act,
+        rms_norm_eps=config.rms_norm_eps,
+        max_position_embeddings=config.max_position_embeddings,
+        rope_parameters=rope,
+        attention_bias=config.qkv_bias,
+        attn_implementation="sdpa",
+    )
+
+
+def _first_layer(config: LlamaConfig, index: int, *, qkv_bias: bool) -> LlamaDecoderLayer:
+    layer = LlamaDecoderLayer(config, index)
+    if index == 0:  # the feature is already normed; upstream's first layer has no input norm
+        layer.input_layernorm = nn.Identity()
+    if qkv_bias:  # Qwen2 heads: biases on q, k and v, none on o
+        layer.self_attn.o_proj.bias = None
+    return layer

@@ -1,0 +1,160 @@
+"""Targets, tokenizers and heads by name, checked by their configs before weights load."""
+
+import json
+from pathlib import Path
+
+import torch
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GgufConfig,
+    PretrainedConfig,
+    PreTrainedTokenizerBase,
+)
+
+from eagle_fsd.decoding.target import Target
+from eagle_fsd.engine.families import check_supported
+from eagle_fsd.engine.select import choose_engine
+from eagle_fsd.heads.files import resolve_folder
+from eagle_fsd.heads.foreign import read_stored_config, read_stored_head
+from eagle_fsd.heads.head_config import HeadConfig
+from eagle_fsd.heads.models import DraftHead, build_head
+from eagle_fsd.models.assets import EMBEDDED_TARGET, embedded_target_dir
+
+SHIPPED_HEAD = Path(__file__).parent.parent.parent / "checkpoints" / "smollm2-135m-eagle2"
+DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+
+
+def load_target_config(name: str) -> PretrainedConfig:
+    """The target's config, refused if trees cannot be verified with it.
+
+    Args:
+        name: "smollm2" (the embedded one), a folder, a .gguf file, or a hub id.
+
+    Raises:
+        ValueError: unknown name, or an unsupported model.
+    """
+    path, options = _source(name)
+    try:
+        config = AutoConfig.from_pretrained(path, **options)
+    except (OSError, ValueError, json.JSONDecodeError) as error:
+        raise ValueError(
+            f"unknown target {name!r}: give {EMBEDDED_TARGET!r} (embedded), a folder with "
+            f"config.json, a .gguf file, or a hub id that can be reached ({error})"
+        ) from error
+    check_supported(config)
+    return config
+
+
+def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
+    """A target's tokenizer without its weights; for names see load_target_config."""
+    path, options = _source(name)
+    try:
+        return AutoTokenizer.from_pretrained(path, **options)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"target {name!r} has no tokenizer that loads ({error})") from error
+
+
+def check_device(device: str) -> None:
+    """Refuse a device that is misspelt or not there, before weights load."""
+    if device == "auto":
+        return
+    try:
+        kind = torch.device(device).type
+    except RuntimeError as error:
+        raise ValueError(f"unknown device {device!r}: give cpu, cuda, cuda:1 or auto") from error
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"device {device!r} was asked for, but torch sees no CUDA device")
+
+
+def usual_dtype(device: str) -> str:
+    """bfloat16, but float32 on a processor that does not multiply bfloat16 in hardware."""
+    if device != "cpu":
+        return "bfloat16"
+    have = torch.cpu.get_capabilities()
+    fast = have.get("avx512_bf16") or have.get("amx_bf16") or have.get("bf16")
+    return "bfloat16" if fast else "float32"
+
+
+def load_target(
+    name: str,
+    *,
+    dtype: str = "bfloat16",
+    device: str = "cpu",
+    feature_layers: tuple[int, ...] = (),
+    engine: str = "stock",
+    keep_stock: bool = True,
+) -> tuple[Target, PreTrainedTokenizerBase]:
+    """Load a target and its tokenizer.
+
+    Args:
+        name: see load_target_config.
+        dtype: a name in DTYPES. For the embedded target float32 means its bfloat16 weights upcast.
+        device: a torch device, or "auto" to spread a large target over all accelerators.
+        feature_layers, keep_stock: see Target.
+        engine: a name in ENGINES, or "auto".
+    """
+    if dtype not in DTYPES:
+        raise ValueError(f"unknown dtype {dtype!r}; known: {', '.join(DTYPES)}")
+    check_device(device)
+    engine = choose_engine(engine, device=device, dtype=DTYPES[dtype])
+    config = load_target_config(name)
+    path, options = _source(name)
+    weights = dict(options)
+    if "gguf_file" in options:
+        # transformers 5.23 would keep GGUF weights packed
+        weights["quantization_config"] = GgufConfig(dequantize=True)
+    placement = {"device_map": "auto"} if device == "auto" else {}
+    try:
+        tokenizer = load_tokenizer(name)
+        model = AutoModelForCausalLM.from_pretrained(
+            path, config=config, dtype=DTYPES[dtype], **weights, **placement
+        )
+    except OSError as error:
+        raise ValueError(f"target {name!r} is incomplete: {error}") from error
+    if device != "auto":
+        model.to(device)
+    target = Target(model, feature_layers=feature_layers, engine=engine, keep_stock=keep_stock)
+    return target, tokenizer
+
+
+def load_head(name: str | Path, target_config: PretrainedConfig) -> DraftHead:
+    """Load a draft head of any layout, in its own dtype on the CPU, checked against the target.
+
+    Raises:
+        ValueError: no head there, broken, or made for another target; shapes are named.
+    """
+    folder = resolve_folder(name)
+    check_fits(read_stored_config(folder).config, target_config, name=str(name))
+    stored = read_stored_head(folder)
+    head = build_head(stored.config).eval()
+    head.load_state_dict(stored.tensors, assign=True)
+    return head
+
+
+def check_fits(config: HeadConfig, target_config: PretrainedConfig, *, name: str) -> None:
+    """Refuse a head made for another target, by the configs alone; both values are named."""
+    got = {"hidden_size": config.hidden_size, "vocab_size": config.vocab_size}
+    want = {key: getattr(target_config, key) for key in got}
+    if got != want:
+        raise ValueError(
+            f"the draft head {name!r} was made for another target: it has "
+            + ", ".join(f"{key} {got[key]} (the target's is {want[key]})" for key in got)
+        )
+    n = target_config.num_hidden_layers
+    layers = config.fused_layers(n)
+    if any(not 0 <= layer < n for layer in layers):
+        raise ValueError(
+            f"the draft head {name!r} fuses hidden states {layers}; of a target with {n} layers it "
+            f"can be 0..{n - 1} (number {n}, after the last layer, is only there normed)"
+        )
+
+
+def _source(name: str) -> tuple[str, dict[str, str]]:
+    """What from_pretrained takes: a folder or hub id, and options."""
+    if name == EMBEDDED_TARGET:
+        return str(embedded_target_dir()), {}
+    if name.endswith(".gguf") and Path(name).is_file():
+        return str(Path(name).parent), {"gguf_file": Path(name).name}
+    return name, {}

@@ -1,0 +1,1 @@
+"""Run folders: records, settings, provenance, processes."""

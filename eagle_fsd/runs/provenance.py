@@ -1,0 +1,81 @@
+"""What a result was made with: command, commit, versions, machine."""
+
+import hashlib
+import os
+import platform
+import shlex
+import subprocess
+import sys
+from importlib.metadata import version
+from pathlib import Path
+
+import torch
+
+PACKAGES = ("torch", "transformers", "tokenizers", "accelerate", "numpy", "fschat", "gguf")
+ROOT = Path(__file__).parent.parent.parent
+DIGEST_NUMBERS = 64  # of each weight
+
+
+def describe_run(device: str) -> dict:
+    """A JSON-able record to be written beside every output.
+
+    Paths inside the checkout are given relative to it, so that records can be published.
+    """
+    return {
+        "command": shlex.join(["python", *without_checkout(dict(enumerate(sys.argv))).values()]),
+        "commit": _commit(),
+        "versions": {"python": platform.python_version()} | {p: version(p) for p in PACKAGES},
+        "device": describe_device(device),
+    }
+
+
+def describe_device(device: str) -> str:
+    """The accelerator's name, or for "cpu" the processor's with the threads in use."""
+    if device.startswith("cuda") and torch.cuda.is_available():
+        return torch.cuda.get_device_name(device)
+    if device == "auto":
+        count = torch.cuda.device_count()
+        return ", ".join(torch.cuda.get_device_name(i) for i in range(count)) or "no accelerator"
+    name = platform.processor() or platform.machine()
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.is_file():
+        lines = cpuinfo.read_text().splitlines()
+        name = next((x.split(":")[1].strip() for x in lines if x.startswith("model name")), name)
+    return f"{name}, {os.cpu_count()} cores, {torch.get_num_threads()} threads"
+
+
+def weights_digest(module: torch.nn.Module) -> str:
+    """A digest of names, shapes and some numbers of each parameter and buffer."""
+    parts = hashlib.sha256()
+    for name, value in sorted(module.state_dict().items()):
+        flat = value.detach().flatten()
+        step = max(1, flat.shape[0] // DIGEST_NUMBERS)
+        parts.update(f"{name} {tuple(value.shape)}".encode())
+        parts.update(flat[::step].double().cpu().numpy().tobytes())
+    return parts.hexdigest()[:16]
+
+
+def without_checkout(values: dict) -> dict:
+    """The values with the checkout's path cut off texts that name a place in it."""
+
+    def cut(text: str) -> str:
+        return text.replace(f"{ROOT}{os.sep}", "").replace(str(ROOT), ".")
+
+    return {key: cut(value) if isinstance(value, str) else value for key, value in values.items()}
+
+
+def _commit() -> str:
+    """The checkout's commit, with "+" where it has uncommitted changes; "unknown" outside git."""
+    git = ["git", "-C", str(ROOT)]
+    try:
+        head = subprocess.run(
+            [*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True
+        )
+        status = subprocess.run(
+            [*git, "status", "--porcelain", "-uno"], capture_output=True, text=True
+        )
+    except OSError:
+        return "unknown"
+    if head.returncode:
+        return "unknown"
+    return head.stdout.strip() + ("+" if status.stdout.strip() else "")

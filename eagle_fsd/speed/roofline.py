@@ -1,0 +1,49 @@
+"""The memory roofline: what a forward must read, and how fast the device reads."""
+
+import torch
+from transformers import PretrainedConfig
+
+from eagle_fsd.decoding.clock import synchronized_time
+from eagle_fsd.models.random_weights import cache_row_bytes, empty_model
+
+SAMPLE_BYTES = {"cpu": 2**28, "cuda": 2**30}  # well beyond any cache
+TRIES = 7
+
+
+def weight_bytes_read(config: PretrainedConfig, dtype: torch.dtype) -> int:
+    """Bytes of weights that a forward reads once, however many tokens it takes.
+
+    Everything but the embedding table, of which a row a token is read (not counted); where the
+    lm_head is that table, it is read.
+    """
+    model = empty_model(config, dtype, "meta")
+    embedding = model.get_input_embeddings().weight
+    tied = model.get_output_embeddings().weight is embedding
+    weights = sum(parameter.nbytes for parameter in model.parameters())  # tied ones once
+    return weights - (0 if tied else embedding.nbytes)
+
+
+def forward_bytes(config: PretrainedConfig, dtype: torch.dtype, *, context: float) -> float:
+    """Bytes that a step or a verification must read: weights, and the cache of `context` rows.
+
+    The tree's own rows and activations are left out: a few MB at most.
+    """
+    return weight_bytes_read(config, dtype) + context * cache_row_bytes(config, dtype)
+
+
+def measure_bandwidth(device: torch.device, *, sample_bytes: int = 0) -> float:
+    """Bytes a second that the device moves: the best of a sum (read) and a copy (read + write).
+
+    Args:
+        sample_bytes: size of the tensor; 0 chooses one beyond the device's caches.
+    """
+    count = (sample_bytes or SAMPLE_BYTES[device.type]) // 4
+    source = torch.ones(count, dtype=torch.float32, device=device)
+    goal = torch.zeros_like(source)
+    best = 0.0
+    for work, moved in ((source.sum, 4 * count), (lambda: goal.copy_(source), 8 * count)):
+        for _ in range(TRIES):
+            began = synchronized_time(device)
+            work()
+            best = max(best, moved / (synchronized_time(device) - began))
+    return best

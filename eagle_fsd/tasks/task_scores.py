@@ -1,0 +1,190 @@
+"""The scores of a run: scores/ARM.jsonl, made from its records as often as one likes, and a table.
+
+The scored text is that of a record's first turn. A question's score is the mean over its choices;
+questions are the unit of every interval and test.
+"""
+
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from tqdm import tqdm
+
+from eagle_fsd.evaluation.questions import Question
+from eagle_fsd.evaluation.stats import mcnemar, mean_interval, paired_difference
+from eagle_fsd.evaluation.tables import markdown_table
+from eagle_fsd.runs.jsonl import whole_lines, write_json, write_lines
+
+BASELINE = "plain"  # the arms of a task share their sampling, so that there is one
+RECORD_KEYS = ("question_id", "turns")
+Score = Callable[[str, Question], dict[str, float]]
+
+
+def read_records(folder: str | Path) -> dict[str, list[dict]]:
+    """The records of a finished or unfinished run, by arm; nothing is written.
+
+    A torn last line, as a killed or running writer leaves it, is skipped with a warning.
+
+    Raises:
+        ValueError: the folder holds no records, or a line is broken.
+    """
+    paths = sorted((Path(folder) / "records").glob("*.jsonl"))
+    warnings: list[str] = []
+    records = {path.stem: whole_lines(path, RECORD_KEYS, warnings) for path in paths}
+    for warning in warnings:
+        print(f"warning: {warning}", file=sys.stderr)
+    if not any(records.values()):
+        raise ValueError(f"{folder} holds no records: name the folder of a run with --output")
+    return {arm: rows for arm, rows in records.items() if rows}
+
+
+def score_records(
+    records: dict[str, list[dict]], questions: list[Question], score: Score, folder: str | Path
+) -> dict[str, list[dict]]:
+    """Score every record; writes scores/ARM.jsonl below `folder`.
+
+    Returns:
+        arm -> rows {"question_id", "choice", "scores": name -> value}.
+
+    Raises:
+        ValueError: a record answers a question that is not among `questions`.
+    """
+    by_id = {question.question_id: question for question in questions}
+    for arm, rows in records.items():
+        strange = [row["question_id"] for row in rows if row["question_id"] not in by_id]
+        if strange:
+            raise ValueError(
+                f"{folder} holds answers of {arm} to {len(strange)} questions that the task does "
+                f"not have, such as {strange[0]!r}: give the --task that was answered"
+            )
+    target = Path(folder) / "scores"
+    target.mkdir(parents=True, exist_ok=True)
+    scores: dict[str, list[dict]] = {}
+    total = sum(map(len, records.values()))
+    with tqdm(total=total, unit="answer", desc="scores") as bar:
+        for arm, rows in records.items():
+            scores[arm] = []
+            for row in rows:
+                answer = row["turns"][0]["text"]
+                scores[arm].append(
+                    {
+                        "question_id": row["question_id"],
+                        "choice": row.get("choice", 0),
+                        "scores": score(answer, by_id[row["question_id"]]),
+                    }
+                )
+                bar.update()
+            write_lines(target / f"{arm}.jsonl", scores[arm])
+    return scores
+
+
+def compare_scores(scores: dict[str, list[dict]]) -> list[dict]:
+    """A row for every score of every arm.
+
+    Returns:
+        JSON-able rows: score, arm, questions, mean {"value", "low", "high"}, and against the plain
+        loop on the questions both have answered (None for itself and without it): vs_plain
+        {"value", "low", "high", "detectable"}, and mcnemar {"gained", "lost", "p"}, None also
+        where a question's score is neither 0 nor 1.
+    """
+    names = dict.fromkeys(
+        name for rows in scores.values() for row in rows for name in row["scores"]
+    )
+    compared = []
+    for name in names:
+        values = {arm: _by_question(rows, name) for arm, rows in scores.items()}
+        for arm, mine in values.items():
+            row = {
+                "score": name,
+                "arm": arm,
+                "questions": len(mine),
+                "mean": mean_interval(list(mine.values())),
+            }
+            theirs = values.get(BASELINE, {}) if arm != BASELINE else {}
+            common = [key for key in mine if key in theirs]
+            pair = [mine[key] for key in common], [theirs[key] for key in common]
+            compared.append(row | compare_questions(*pair))
+    return compared
+
+
+def compare_questions(mine_Q: Sequence[float], theirs_Q: Sequence[float]) -> dict:
+    """Scores of the same questions against each other.
+
+    Returns:
+        vs_plain {"value", "low", "high", "detectable"} and mcnemar {"gained", "lost", "p"}; both
+        None without questions, mcnemar also where a score is neither 0 nor 1.
+    """
+    if not mine_Q:
+        return {"vs_plain": None, "mcnemar": None}
+    binary = all(value in (0, 1) for value in [*mine_Q, *theirs_Q])
+    sides = ([bool(value) for value in side] for side in (mine_Q, theirs_Q))
+    return {
+        "vs_plain": paired_difference(mine_Q, theirs_Q),
+        "mcnemar": mcnemar(*sides) if binary else None,
+    }
+
+
+def _by_question(rows: list[dict], name: str) -> dict[int | str, float]:
+    """A score by question, the mean over choices."""
+    found: dict[int | str, list[float]] = {}
+    for row in rows:
+        found.setdefault(row["question_id"], []).append(row["scores"][name])
+    return {key: sum(values) / len(values) for key, values in found.items()}
+
+
+def score_tables(compared: list[dict]) -> str:
+    """A Markdown table for each score, and how to read them."""
+    tables = []
+    for name in dict.fromkeys(row["score"] for row in compared):
+        cells = [
+            {
+                "arm": row["arm"],
+                "mean": _interval(row["mean"], ".3f"),
+                "questions": row["questions"],
+                "vs_plain": _interval(row["vs_plain"], "+.3f"),
+                "detectable": _number((row["vs_plain"] or {}).get("detectable"), ".3f"),
+                "split": "{gained} / {lost}".format(**row["mcnemar"]) if row["mcnemar"] else None,
+                "p": _number((row["mcnemar"] or {}).get("p"), ".3f"),
+            }
+            for row in compared
+            if row["score"] == name
+        ]
+        columns = (
+            ("arm", "arm", "s"),
+            (name, "mean", "s"),
+            ("n", "questions", "d"),
+            ("vs plain", "vs_plain", "s"),
+            ("detectable", "detectable", "s"),
+            ("gained / lost", "split", "s"),
+            ("McNemar p", "p", "s"),
+        )
+        tables.append(markdown_table(cells, columns))
+    tables.append(
+        "Scores by question; brackets are 95 % bootstrap intervals. detectable: smallest true "
+        "difference to plain that so many questions show with power 80 %; 0 where no question "
+        "differs, which says nothing of other questions."
+    )
+    return "\n\n".join(tables)
+
+
+def write_table(folder: str | Path, compared: list[dict], *, scorer: str, note: str = "") -> str:
+    """Write scores/table.md and scores/table.json, with a note if there is one; returns the
+    text."""
+    text = "\n\n".join([score_tables(compared), *([note] if note else [])])
+    target = Path(folder) / "scores"
+    (target / "table.md").write_text(text + "\n")
+    write_json(target / "table.json", {"scorer": scorer, "note": note, "rows": compared})
+    return text
+
+
+def _interval(value: dict | None, form: str) -> str | None:
+    if value is None or value["value"] is None:
+        return None
+    mean = format(value["value"], form)
+    if value["low"] is None:
+        return mean
+    return f"{mean} [{value['low']:{form}}, {value['high']:{form}}]"
+
+
+def _number(value: float | None, form: str) -> str | None:
+    return None if value is None else format(value, form)
