@@ -4,6 +4,13 @@ import math
 from dataclasses import dataclass
 
 
+class BadInput(ValueError):
+    """What a user passed cannot be used; the text names the value and the remedy.
+
+    Commands catch it and nothing else, so that an error of our own keeps its traceback.
+    """
+
+
 @dataclass(frozen=True)
 class TreeConfig:
     """Shape of the dynamic draft tree (EAGLE-2, arXiv 2406.16858).
@@ -24,14 +31,14 @@ class TreeConfig:
     def __post_init__(self):
         for name in ("num_draft_tokens", "tree_depth", "branch_top_k"):
             if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+                raise BadInput(f"{name} must be at least 1, got {getattr(self, name)}")
         if self.num_draft_tokens < self.tree_depth:
-            raise ValueError(
+            raise BadInput(
                 f"num_draft_tokens {self.num_draft_tokens} cannot fill tree_depth "
                 f"{self.tree_depth}: lower the depth or raise the number of drafts"
             )
         if self.num_draft_tokens > self.pool_size:
-            raise ValueError(
+            raise BadInput(
                 f"num_draft_tokens {self.num_draft_tokens} is more than the {self.pool_size} "
                 f"candidates of tree_depth {self.tree_depth} with branch_top_k "
                 f"{self.branch_top_k}: lower it, or raise depth or top-k"
@@ -57,11 +64,11 @@ def parse_tree(text: str) -> TreeConfig:
     """The inverse of tree_name.
 
     Raises:
-        ValueError: not of that form, or a shape that TreeConfig refuses.
+        BadInput: not of that form, or a shape that TreeConfig refuses.
     """
     parts = text.split("x")
     if len(parts) != 3 or not all(part.isdecimal() for part in parts):
-        raise ValueError(f"a tree is DRAFTSxLEVELSxTOPK, such as 15x4x6; got {text!r}")
+        raise BadInput(f"a tree is DRAFTSxLEVELSxTOPK, such as 15x4x6; got {text!r}")
     return TreeConfig(*map(int, parts))
 
 
@@ -81,11 +88,11 @@ class SamplingConfig:
 
     def __post_init__(self):
         if not (0 <= self.temperature < math.inf):
-            raise ValueError(f"temperature must be 0 (greedy) or above, got {self.temperature}")
+            raise BadInput(f"temperature must be 0 (greedy) or above, got {self.temperature}")
         if self.top_k < 0:
-            raise ValueError(f"top_k must be 0 (off) or above, got {self.top_k}")
+            raise BadInput(f"top_k must be 0 (off) or above, got {self.top_k}")
         if not 0 < self.top_p <= 1:
-            raise ValueError(f"top_p must be in (0, 1], got {self.top_p}")
+            raise BadInput(f"top_p must be in (0, 1], got {self.top_p}")
 
 
 @dataclass(frozen=True)
@@ -118,9 +125,9 @@ class AcceptConfig:
         _one_of("logits", self.logits, ("raw", "processed"))
         object.__setattr__(self, "divergence", canonical_name(self.divergence))
         if not self.threshold >= 0:  # NaN too
-            raise ValueError(f"threshold must be 0 or above, got {self.threshold}")
+            raise BadInput(f"threshold must be 0 or above, got {self.threshold}")
         if self.rule == "random" and self.threshold > 1:
-            raise ValueError(
+            raise BadInput(
                 f"the rate of rule 'random' is a probability, at most 1; got {self.threshold}"
             )
 
@@ -129,14 +136,14 @@ class AcceptConfig:
         if sampling.temperature > 0 or self.rule == "exact":
             return
         if self.logits == "processed":
-            raise ValueError(
+            raise BadInput(
                 "logits 'processed' needs temperature > 0: at 0 both distributions are one-hot. "
                 "Use 'raw'"
             )
         if self.child == "sample":
-            raise ValueError("child 'sample' needs temperature > 0; use draft, target or deepest")
+            raise BadInput("child 'sample' needs temperature > 0; use draft, target or deepest")
 
 
 def _one_of(name: str, value: str, known) -> None:
     if value not in known:
-        raise ValueError(f"unknown {name} {value!r}; known: {', '.join(known)}")
+        raise BadInput(f"unknown {name} {value!r}; known: {', '.join(known)}")

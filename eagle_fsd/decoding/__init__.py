@@ -1,1 +1,1 @@
-"""The loop and what it runs: trees, the target, divergences, sampling, acceptance. Read these first."""
+"""The loop and what it runs: trees, target, divergences, sampling, acceptance. Read it first."""
