@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from transformers import PreTrainedTokenizerBase
 
-from eagle_fsd.config import AcceptConfig, SamplingConfig, TreeConfig
+from eagle_fsd.config import AcceptConfig, BadInput, SamplingConfig, TreeConfig
 from eagle_fsd.decoding.drafter import Drafter, RootDrafter
 from eagle_fsd.decoding.loop import DecodeConfig, Generation, StopConfig, decode_rounds
 from eagle_fsd.decoding.target import Target
@@ -91,11 +91,11 @@ def load(
         keep_stock: keep a stock model beside, for transformers' own generate.
 
     Raises:
-        ValueError: unknown target, no head for it, or a head of another target.
+        BadInput: unknown target, no head for it, or a head of another target.
     """
     if head == "":
         if target != EMBEDDED_TARGET:
-            raise ValueError(f"no head ships for target {target!r}: name one, or None for plain")
+            raise BadInput(f"no head ships for target {target!r}: name one, or None for plain")
         head = str(SHIPPED_HEAD)
     check_device(device)
     template_stops(conv_template)  # its name is checked
@@ -156,7 +156,7 @@ def stream(
         seed: of all randomness.
 
     Raises:
-        ValueError: a setting is out of range, or prompt + budget is beyond the target's positions.
+        BadInput: a setting is out of range, or prompt + budget is beyond the target's positions.
     """
     config = DecodeConfig(
         accept=AcceptConfig(rule, divergence, threshold, logits, child),

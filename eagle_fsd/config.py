@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 
 
-class BadInput(ValueError):
+class BadInput(ValueError):  # noqa: N818  (what it tells of is the user, not an error of ours)
     """What a user passed cannot be used; the text names the value and the remedy.
 
     Commands catch it and nothing else, so that an error of our own keeps its traceback.

@@ -10,13 +10,12 @@ The answer goes to standard output as it comes, what it cost to standard error.
 import sys
 from dataclasses import asdict, dataclass, field
 
-from transformers import HfArgumentParser
-
 from eagle_fsd.api import Answer, stream
-from eagle_fsd.config import AcceptConfig
+from eagle_fsd.config import AcceptConfig, BadInput
 from eagle_fsd.decoding.clock import synchronized_time
 from eagle_fsd.decoding.loop import StopConfig
 from eagle_fsd.models.model_options import DecodeOptions, ModelOptions, option
+from eagle_fsd.runs.command import run_command
 
 
 @dataclass
@@ -30,7 +29,7 @@ class AnswerOptions:
 
 def run(options: AnswerOptions, decoding: DecodeOptions, model_options: ModelOptions) -> None:
     if not options.prompt.strip():
-        raise ValueError("the prompt is empty: give --prompt some text")
+        raise BadInput("the prompt is empty: give --prompt some text")
     decoding.accept(options.rule, options.threshold)  # checked before weights load
     StopConfig(options.max_new_tokens)
     model = model_options.load(drafts=not options.plain)
@@ -60,11 +59,7 @@ def run(options: AnswerOptions, decoding: DecodeOptions, model_options: ModelOpt
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = HfArgumentParser([AnswerOptions, DecodeOptions, ModelOptions])
-    try:
-        run(*parser.parse_args_into_dataclasses(arguments))
-    except ValueError as error:
-        sys.exit(f"error: {error}")
+    run_command(run, [AnswerOptions, DecodeOptions, ModelOptions], arguments)
 
 
 if __name__ == "__main__":

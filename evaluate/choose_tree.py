@@ -13,10 +13,9 @@ import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from transformers import HfArgumentParser
-
-from eagle_fsd.config import AcceptConfig
+from eagle_fsd.config import AcceptConfig, BadInput
 from eagle_fsd.models.model_options import DecodeOptions, ModelOptions, option
+from eagle_fsd.runs.command import run_command
 from eagle_fsd.runs.jsonl import write_json
 from eagle_fsd.runs.provenance import describe_run
 from eagle_fsd.speed.quiet import check_timing_alone
@@ -38,10 +37,10 @@ class ChooseOptions:
 
     def __post_init__(self):
         if self.rows < 0:
-            raise ValueError(f"--rows must be 0 (no table) or above, got {self.rows}")
+            raise BadInput(f"--rows must be 0 (no table) or above, got {self.rows}")
         self.tuning()
         if self.output and not Path(self.output).parent.is_dir():
-            raise ValueError(f"--output {self.output}: {Path(self.output).parent} is no folder")
+            raise BadInput(f"--output {self.output}: {Path(self.output).parent} is no folder")
 
     def tuning(self) -> TuningConfig:
         return TuningConfig(max_new_tokens=self.max_new_tokens)
@@ -92,11 +91,7 @@ def run(options: ChooseOptions, decoding: DecodeOptions, model_options: ModelOpt
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = HfArgumentParser([ChooseOptions, DecodeOptions, ModelOptions])
-    try:
-        run(*parser.parse_args_into_dataclasses(arguments))
-    except ValueError as error:
-        sys.exit(f"error: {error}")
+    run_command(run, [ChooseOptions, DecodeOptions, ModelOptions], arguments)
 
 
 if __name__ == "__main__":

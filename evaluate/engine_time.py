@@ -17,10 +17,10 @@ from pathlib import Path
 
 import torch
 from tqdm import tqdm
-from transformers import HfArgumentParser, PretrainedConfig
+from transformers import PretrainedConfig
 
 from eagle_fsd.api import usual_tree
-from eagle_fsd.config import AcceptConfig, TreeConfig
+from eagle_fsd.config import AcceptConfig, BadInput, TreeConfig
 from eagle_fsd.decoding.drafter import Drafter, RootDrafter
 from eagle_fsd.decoding.loop import DecodeConfig, StopConfig
 from eagle_fsd.decoding.target import Target
@@ -39,6 +39,7 @@ from eagle_fsd.models.random_weights import (
     random_target,
 )
 from eagle_fsd.models.shapes import SHAPES, load_shape
+from eagle_fsd.runs.command import run_command
 from eagle_fsd.runs.jsonl import write_json
 from eagle_fsd.runs.provenance import describe_run, without_checkout
 from eagle_fsd.speed.quiet import check_timing_alone
@@ -86,15 +87,15 @@ class EngineOptions:
                 setattr(self, name, getattr(usual, name))
         for name in ("prompt_tokens", "rounds", "repeats"):
             if getattr(self, name) < 1:
-                raise ValueError(f"--{name} must be at least 1, got {getattr(self, name)}")
+                raise BadInput(f"--{name} must be at least 1, got {getattr(self, name)}")
         if min(self.accepted, default=-1) < 0:
-            raise ValueError(f"--accepted takes counts of 0 or above, got {self.accepted}")
+            raise BadInput(f"--accepted takes counts of 0 or above, got {self.accepted}")
         if self.draft_vocab < 0:
-            raise ValueError(f"--draft_vocab must be 0 (all) or above, got {self.draft_vocab}")
+            raise BadInput(f"--draft_vocab must be 0 (all) or above, got {self.draft_vocab}")
         if self.dtype not in DTYPES:
-            raise ValueError(f"unknown --dtype {self.dtype!r}; known: {', '.join(DTYPES)}")
+            raise BadInput(f"unknown --dtype {self.dtype!r}; known: {', '.join(DTYPES)}")
         if self.device == "auto":
-            raise ValueError("--device auto: give one device, as the roofline is that of one")
+            raise BadInput("--device auto: give one device, as the roofline is that of one")
         check_device(self.device)
         choose_engine(self.engine, device=self.device, dtype=DTYPES[self.dtype])
 
@@ -112,11 +113,11 @@ def check_size(options: EngineOptions, config: PretrainedConfig, head: HeadConfi
     """Refuse before weights are made what is too long or too large.
 
     Raises:
-        ValueError: beyond the target's positions, or beyond the device's memory.
+        BadInput: beyond the target's positions, or beyond the device's memory.
     """
     rows = options.prompt_tokens + options.new_tokens()
     if rows > config.max_position_embeddings:
-        raise ValueError(
+        raise BadInput(
             f"--prompt_tokens {options.prompt_tokens} and {options.new_tokens()} tokens of rounds "
             f"are beyond the target's {config.max_position_embeddings} positions: lower one"
         )
@@ -203,7 +204,7 @@ def run(options: EngineOptions) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ValueError(f"cannot write to --output {folder} ({error})") from error
+        raise BadInput(f"cannot write to --output {folder} ({error})") from error
     record = measure(options, config, head)
     text = "\n\n".join([title(options, record), table_of(record)]) + "\n"
     write_json(folder / "engine_time.json", record)
@@ -228,11 +229,7 @@ def table_of(record: dict) -> str:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = HfArgumentParser(EngineOptions)
-    try:
-        run(*parser.parse_args_into_dataclasses(arguments))
-    except ValueError as error:
-        sys.exit(f"error: {error}")
+    run_command(run, [EngineOptions], arguments)
 
 
 if __name__ == "__main__":

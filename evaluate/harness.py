@@ -28,6 +28,7 @@ def main() -> None:
     from lm_eval.__main__ import cli_evaluate
     from lm_eval.api.registry import register_model
 
+    from eagle_fsd.runs.command import ended_by
     from eagle_fsd.tasks.harness import NAME, FuzzyLM
 
     loaded: list[FuzzyLM] = []
@@ -40,10 +41,7 @@ def main() -> None:
             super().__init__(**arguments)
             loaded.append(self)
 
-    try:
-        cli_evaluate()
-    except ValueError as error:
-        sys.exit(f"error: {error}")
+    ended_by(cli_evaluate)
     for model in loaded:
         if model.rank == 0 and model.report():
             print(f"\n{model.report()}")

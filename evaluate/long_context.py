@@ -15,9 +15,9 @@ from itertools import cycle, islice
 from pathlib import Path
 
 from tqdm import tqdm
-from transformers import HfArgumentParser, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
-from eagle_fsd.config import TreeConfig
+from eagle_fsd.config import BadInput, TreeConfig
 from eagle_fsd.decoding.drafter import RootDrafter
 from eagle_fsd.decoding.target import Target
 from eagle_fsd.drafters.eagle import EagleDrafter
@@ -27,6 +27,7 @@ from eagle_fsd.models.assets import mt_bench_dir
 from eagle_fsd.models.load import SHIPPED_HEAD, load_head, load_target_config
 from eagle_fsd.models.model_options import ModelOptions, option
 from eagle_fsd.models.random_weights import module_bytes
+from eagle_fsd.runs.command import run_command
 from eagle_fsd.runs.jsonl import write_json
 from eagle_fsd.runs.provenance import describe_run, without_checkout
 from eagle_fsd.speed.contexts import (
@@ -64,21 +65,21 @@ class ContextOptions:
 
     def __post_init__(self):
         if min(self.contexts, default=0) < 2:
-            raise ValueError(f"--contexts takes lengths of 2 or above, got {self.contexts}")
+            raise BadInput(f"--contexts takes lengths of 2 or above, got {self.contexts}")
         if self.rounds < 1:
-            raise ValueError(f"--rounds must be at least 1, got {self.rounds}")
+            raise BadInput(f"--rounds must be at least 1, got {self.rounds}")
 
 
 def check_positions(options: ContextOptions, tree: TreeConfig, max_positions: int | None) -> int:
     """The tokens that rounds may add to a context.
 
     Raises:
-        ValueError: a context with them and a tree is beyond the target's positions.
+        BadInput: a context with them and a tree is beyond the target's positions.
     """
     new_tokens = tokens_needed(options.rounds, tree_depth=tree.tree_depth)
     longest = (max_positions or 2**31) - new_tokens - tree.num_draft_tokens - 1
     if max(options.contexts) > longest:
-        raise ValueError(
+        raise BadInput(
             f"--contexts {max(options.contexts)} is too long: of the target's {max_positions} "
             f"positions {new_tokens} are for {options.rounds} rounds and "
             f"{tree.num_draft_tokens + 1} for a tree, which leaves {longest}"
@@ -186,7 +187,7 @@ def run(options: ContextOptions, model_options: ModelOptions) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ValueError(f"cannot write to --output {folder} ({error})") from error
+        raise BadInput(f"cannot write to --output {folder} ({error})") from error
     model = model_options.load()
     target, tokenizer = model.target, model.tokenizer
     del model  # and the drafter with it: one is built here, so that its bytes can be counted
@@ -241,11 +242,7 @@ def report(
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = HfArgumentParser([ContextOptions, ModelOptions])
-    try:
-        run(*parser.parse_args_into_dataclasses(arguments))
-    except ValueError as error:
-        sys.exit(f"error: {error}")
+    run_command(run, [ContextOptions, ModelOptions], arguments)
 
 
 if __name__ == "__main__":

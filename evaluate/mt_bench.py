@@ -13,11 +13,8 @@ scripts/accelerate/ddp.yaml`, on a CPU with ACCELERATE_USE_CPU=true) shares the 
 processes: the same answers, no speeds.
 """
 
-import sys
 from dataclasses import dataclass
 from pathlib import Path
-
-from transformers import HfArgumentParser
 
 from eagle_fsd.evaluation.bench import Bench
 from eagle_fsd.evaluation.bench_options import BenchOptions
@@ -25,6 +22,7 @@ from eagle_fsd.evaluation.bench_report import report_bench
 from eagle_fsd.evaluation.questions import read_questions
 from eagle_fsd.models.assets import mt_bench_dir
 from eagle_fsd.models.model_options import DecodeOptions, ModelOptions, option
+from eagle_fsd.runs.command import run_command
 
 
 @dataclass
@@ -48,11 +46,7 @@ def run_mt_bench(
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = HfArgumentParser([MTBenchOptions, DecodeOptions, ModelOptions])
-    try:
-        run_mt_bench(*parser.parse_args_into_dataclasses(arguments))
-    except ValueError as error:
-        sys.exit(f"error: {error}")
+    run_command(run_mt_bench, [MTBenchOptions, DecodeOptions, ModelOptions], arguments)
 
 
 if __name__ == "__main__":

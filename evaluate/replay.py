@@ -14,17 +14,15 @@ questions and heads may be added.
 """
 
 import hashlib
-import sys
 import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import torch
 from tqdm import tqdm
-from transformers import HfArgumentParser
 
 from eagle_fsd.api import Model
-from eagle_fsd.config import AcceptConfig, parse_tree, tree_name
+from eagle_fsd.config import AcceptConfig, BadInput, parse_tree, tree_name
 from eagle_fsd.decoding.divergence import canonical_name
 from eagle_fsd.decoding.drafter import RootDrafter
 from eagle_fsd.decoding.loop import StopConfig
@@ -48,6 +46,7 @@ from eagle_fsd.models.load import (
     load_target_config,
 )
 from eagle_fsd.models.model_options import option
+from eagle_fsd.runs.command import run_command
 from eagle_fsd.runs.jsonl import append_line, open_rows, write_json
 from eagle_fsd.runs.provenance import describe_run, without_checkout
 
@@ -91,9 +90,9 @@ class ReplayOptions:
         own = without_checkout({"": self.target})[""].strip("/").replace("/", "_")
         self.texts = self.texts or f"runs/plain_texts/{own}-{self.dtype}"
         if self.decoded < 0:
-            raise ValueError(f"--decoded must not be negative, got {self.decoded}")
+            raise BadInput(f"--decoded must not be negative, got {self.decoded}")
         if self.dtype not in DTYPES:
-            raise ValueError(f"unknown dtype {self.dtype!r}; known: {', '.join(DTYPES)}")
+            raise BadInput(f"unknown dtype {self.dtype!r}; known: {', '.join(DTYPES)}")
         check_device(self.device)
         template_stops(self.conv_template)  # its name is checked
 
@@ -101,15 +100,15 @@ class ReplayOptions:
         """Trees, rules and thresholds, checked."""
         for rule in self.rules:
             if rule not in WALKS:
-                raise ValueError(f"unknown rule {rule!r}; replay knows {', '.join(WALKS)}")
+                raise BadInput(f"unknown rule {rule!r}; replay knows {', '.join(WALKS)}")
             for threshold in self.thresholds:
                 AcceptConfig(rule, self.divergence, threshold)  # its own check
         trees = tuple(dict.fromkeys(map(parse_tree, self.trees)))
         if not trees:
-            raise ValueError("--trees names no tree: give at least one, such as 15x4x6")
+            raise BadInput("--trees names no tree: give at least one, such as 15x4x6")
         deepest = max(trees, key=lambda tree: tree.tree_depth)
         if deepest.tree_depth > BEYOND:
-            raise ValueError(f"tree {tree_name(deepest)} is deeper than the {BEYOND} of replay")
+            raise BadInput(f"tree {tree_name(deepest)} is deeper than the {BEYOND} of replay")
         rules, thresholds = dict.fromkeys(self.rules), dict.fromkeys(self.thresholds)
         return Asked(trees, tuple(rules), tuple(thresholds), self.divergence, self.true_features)
 
@@ -280,11 +279,7 @@ def report(
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = HfArgumentParser(ReplayOptions)
-    try:
-        run_replay(*parser.parse_args_into_dataclasses(arguments))
-    except ValueError as error:
-        sys.exit(f"error: {error}")
+    run_command(run_replay, [ReplayOptions], arguments)
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from transformers import HfArgumentParser
 from eagle_fsd.evaluation.report.read_runs import read_runs
 from eagle_fsd.evaluation.report.write_report import check_output, write_report
 from eagle_fsd.models.model_options import option
+from eagle_fsd.runs.command import ended_by
 
 
 @dataclass
@@ -38,11 +39,12 @@ def report(folders: list[str], options: ReportOptions) -> None:
 def main(arguments: list[str] | None = None) -> None:
     parser = HfArgumentParser(ReportOptions)
     parser.add_argument("runs", nargs="+", help="folders of runs")
-    options, others = parser.parse_args_into_dataclasses(arguments)
-    try:
+
+    def work() -> None:
+        options, others = parser.parse_args_into_dataclasses(arguments)
         report(others.runs, options)
-    except ValueError as error:
-        sys.exit(f"error: {error}")
+
+    ended_by(work)
 
 
 if __name__ == "__main__":

@@ -16,10 +16,9 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 
 from tqdm import tqdm
-from transformers import HfArgumentParser
 
 from eagle_fsd.api import Model
-from eagle_fsd.config import AcceptConfig, parse_tree
+from eagle_fsd.config import AcceptConfig, BadInput, parse_tree
 from eagle_fsd.decoding.loop import StopConfig
 from eagle_fsd.drafters.eagle import EagleDrafter
 from eagle_fsd.drafters.lookup import LookupDrafter
@@ -28,6 +27,7 @@ from eagle_fsd.evaluation.questions import Question, read_questions, spread
 from eagle_fsd.models.assets import mt_bench_dir
 from eagle_fsd.models.load import load_target_config
 from eagle_fsd.models.model_options import DecodeOptions, ModelOptions, option
+from eagle_fsd.runs.command import run_command
 from eagle_fsd.speed.machine import describe_machine
 from eagle_fsd.speed.profiling import profile_answer
 from eagle_fsd.speed.quiet import check_timing_alone
@@ -83,11 +83,11 @@ class SpeedOptions:
         StopConfig(self.max_new_tokens)  # its own check
         for name in ("repeats", "profile_prompts", "step_repeats"):
             if getattr(self, name) < 1:
-                raise ValueError(f"--{name} must be at least 1, got {getattr(self, name)}")
+                raise BadInput(f"--{name} must be at least 1, got {getattr(self, name)}")
         if any(length < 1 for length in self.context):
-            raise ValueError(f"--context must be at least 1, got {self.context}")
+            raise BadInput(f"--context must be at least 1, got {self.context}")
         if self.profile_prompts > self.prompts:
-            raise ValueError(
+            raise BadInput(
                 f"--profile_prompts {self.profile_prompts} is more than --prompts {self.prompts}"
             )
         self.context = sorted(set(self.context))
@@ -103,7 +103,7 @@ class SpeedOptions:
             except ValueError:
                 speeds[name] = 0.0
             if not name or not 0 < speeds[name] < float("inf"):
-                raise ValueError(
+                raise BadInput(
                     f"--reference_tokens_per_second takes NAME=TOKENS_PER_SECOND, got {text!r}"
                 )
         return speeds
@@ -134,7 +134,7 @@ def check_positions(options: SpeedOptions, target: str) -> None:
     for length in options.context:
         needed = length + max(options.max_new_tokens, context_rows(options.step_repeats))
         if most is not None and needed > most:
-            raise ValueError(
+            raise BadInput(
                 f"--context {length} needs {needed} positions with the tokens after it, the target "
                 f"has {most}: shorten it, or lower --max_new_tokens or --step_repeats"
             )
@@ -260,11 +260,7 @@ def time_steps(
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = HfArgumentParser([SpeedOptions, DecodeOptions, ModelOptions])
-    try:
-        run_speed(*parser.parse_args_into_dataclasses(arguments))
-    except ValueError as error:
-        sys.exit(f"error: {error}")
+    run_command(run_speed, [SpeedOptions, DecodeOptions, ModelOptions], arguments)
 
 
 if __name__ == "__main__":

@@ -11,16 +11,15 @@ scores/ARM.jsonl and the table as scores/table.md and table.json. `--rescore` ma
 from the records that are there, with any scorer and without a model.
 """
 
-import sys
 from dataclasses import dataclass, replace
 
-from transformers import HfArgumentParser
-
+from eagle_fsd.config import BadInput
 from eagle_fsd.evaluation.bench import Bench
 from eagle_fsd.evaluation.bench_options import BenchOptions
 from eagle_fsd.evaluation.bench_report import report_bench
 from eagle_fsd.evaluation.questions import Question, check_same_questions
 from eagle_fsd.models.model_options import DecodeOptions, ModelOptions, option
+from eagle_fsd.runs.command import run_command
 from eagle_fsd.tasks.sandbox import execute
 from eagle_fsd.tasks.scorers import SCORERS, check_scorable
 from eagle_fsd.tasks.task_scores import compare_scores, read_records, score_records, write_table
@@ -42,14 +41,14 @@ class TaskOptions(BenchOptions):
     def __post_init__(self):
         super().__post_init__()
         if not self.task:
-            raise ValueError(f"--task is missing: give {SOURCES}")
+            raise BadInput(f"--task is missing: give {SOURCES}")
 
 
 def run_task(options: TaskOptions, decoding: DecodeOptions, model_options: ModelOptions) -> None:
     task = read_task(options.task)
     name = options.scorer or task.scorer
     if not name:
-        raise ValueError(
+        raise BadInput(
             f"--task {options.task} has no usual scorer: give --scorer, one of {', '.join(SCORERS)}"
         )
     if options.rescore:
@@ -82,11 +81,7 @@ def score_run(
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = HfArgumentParser([TaskOptions, DecodeOptions, ModelOptions])
-    try:
-        run_task(*parser.parse_args_into_dataclasses(arguments))
-    except ValueError as error:
-        sys.exit(f"error: {error}")
+    run_command(run_task, [TaskOptions, DecodeOptions, ModelOptions], arguments)
 
 
 if __name__ == "__main__":

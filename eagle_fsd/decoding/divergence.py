@@ -17,6 +17,8 @@ from collections.abc import Callable
 
 import torch
 
+from eagle_fsd.config import BadInput
+
 Divergence = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 LN2 = math.log(2)
 
@@ -85,7 +87,7 @@ def divergence_over(
     draft_R = torch.log_softmax(draft_logits_R, dim=-1, dtype=torch.float32)
     if draft_token_R is None:
         if target_V.shape != draft_R.shape:
-            raise ValueError(
+            raise BadInput(
                 f"target logits {tuple(target_V.shape)} and draft logits "
                 f"{tuple(draft_R.shape)} must have one shape"
             )
@@ -153,11 +155,11 @@ def canonical_name(name: str) -> str:
     """The name in DIVERGENCES; published aliases are translated.
 
     Raises:
-        ValueError: unknown name; lists the known ones.
+        BadInput: unknown name; lists the known ones.
     """
     name = ALIASES.get(name, name)
     if name not in DIVERGENCES:
-        raise ValueError(
+        raise BadInput(
             f"unknown divergence {name!r}; known: {', '.join(DIVERGENCES)} "
             f"(aliases: {', '.join(f'{a} = {n}' for a, n in ALIASES.items())})"
         )

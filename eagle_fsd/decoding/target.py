@@ -15,6 +15,7 @@ import torch
 from torch import nn
 from transformers import GenerationConfig, PreTrainedModel
 
+from eagle_fsd.config import BadInput
 from eagle_fsd.decoding.cache import TreeCache
 from eagle_fsd.decoding.masks import LayerMasks, Masks
 from eagle_fsd.decoding.tree import DraftTree
@@ -70,7 +71,7 @@ class Target:
         self.hidden_size: int = model.config.hidden_size
         self.num_layers: int = model.config.num_hidden_layers
         if any(not 0 <= layer <= self.num_layers for layer in feature_layers):
-            raise ValueError(
+            raise BadInput(
                 f"feature layers {feature_layers} do not all exist: the target has "
                 f"{self.num_layers} layers"
             )

@@ -9,7 +9,7 @@ from functools import partial
 import torch
 from torch import nn
 
-from eagle_fsd.config import TreeConfig
+from eagle_fsd.config import BadInput, TreeConfig
 from eagle_fsd.decoding.cache import TreeCache
 from eagle_fsd.decoding.masks import additive, fold
 from eagle_fsd.decoding.target import Target
@@ -37,13 +37,13 @@ class EagleDrafter:
         weight = head.fc.weight
         wanted = (target.hidden_size, (3 if head.config.eagle3 else 2) * target.hidden_size)
         if tuple(weight.shape) != wanted or weight.dtype != target.dtype:
-            raise ValueError(
+            raise BadInput(
                 f"the head's fc.weight is {tuple(weight.shape)} in {weight.dtype}, "
                 f"the target needs {wanted} in {target.dtype}"
             )
         layers = head.config.fused_layers(target.num_layers)
         if layers != target.feature_layers:
-            raise ValueError(
+            raise BadInput(
                 f"the head reads hidden states {layers or 'after the final norm'}, the target was "
                 f"loaded to give {target.feature_layers or 'those after the final norm'}"
             )
@@ -58,7 +58,7 @@ class EagleDrafter:
 
     def _set_tree(self, tree: TreeConfig) -> None:
         if tree.branch_top_k > self.draft_vocab_size:
-            raise ValueError(
+            raise BadInput(
                 f"branch_top_k {tree.branch_top_k} is more than the draft vocabulary "
                 f"{self.draft_vocab_size}"
             )

@@ -15,6 +15,7 @@ Axes: T newly committed tokens, F features.
 
 import torch
 
+from eagle_fsd.config import BadInput
 from eagle_fsd.decoding.tree import DraftTree
 
 Gram = tuple[int, ...]
@@ -38,7 +39,7 @@ class LookupDrafter:
             most recent first; each heads a chain, and the drafts are shared out evenly.
 
     Raises:
-        ValueError: an argument is below 1, or there are more continuations than drafts.
+        BadInput: an argument is below 1, or there are more continuations than drafts.
     """
 
     def __init__(
@@ -51,9 +52,9 @@ class LookupDrafter:
         }
         for name, value in given.items():
             if value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}")
+                raise BadInput(f"{name} must be at least 1, got {value}")
         if num_continuations > num_draft_tokens:
-            raise ValueError(
+            raise BadInput(
                 f"num_continuations {num_continuations} is more than num_draft_tokens "
                 f"{num_draft_tokens}: a continuation needs a draft"
             )

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 import torch
 from transformers import PretrainedConfig
 
+from eagle_fsd.config import BadInput
 from eagle_fsd.decoding.tree import DraftTree
 
 if TYPE_CHECKING:
@@ -19,19 +20,19 @@ def check_supported(config: PretrainedConfig) -> None:
     """Refuse, by its config alone, a model whose verification could not be right.
 
     Raises:
-        ValueError: names the model type and what is not supported.
+        BadInput: names the model type and what is not supported.
     """
     kind = config.model_type
     if config.is_encoder_decoder:
-        raise ValueError(f"target of type {kind!r} is an encoder-decoder; a decoder is needed")
+        raise BadInput(f"target of type {kind!r} is an encoder-decoder; a decoder is needed")
     if hasattr(config, "text_config"):
-        raise ValueError(f"target of type {kind!r} is multimodal; give its text model instead")
+        raise BadInput(f"target of type {kind!r} is multimodal; give its text model instead")
     unknown = set(getattr(config, "layer_types", None) or []) - {
         "full_attention",
         "sliding_attention",
     }
     if unknown:
-        raise ValueError(
+        raise BadInput(
             f"target of type {kind!r} has layers of type {sorted(unknown)}; a draft tree can be "
             "verified with full_attention and sliding_attention layers only"
         )
@@ -45,11 +46,11 @@ def check_tree_attention(target: "Target") -> None:
     which goes by row instead of position is found out.
 
     Raises:
-        ValueError: this model family does not verify trees correctly; names the family.
+        BadInput: this model family does not verify trees correctly; names the family.
     """
     kind = target.model.config.model_type
     if "position_ids" not in inspect.signature(target.model.base_model.forward).parameters:
-        raise ValueError(
+        raise BadInput(
             f"targets of type {kind!r} are not supported: they take no position_ids, so the "
             f"nodes of a draft tree cannot be placed. Tested: {', '.join(TESTED_FAMILIES)}"
         )
@@ -71,7 +72,7 @@ def check_tree_attention(target: "Target") -> None:
     except torch.OutOfMemoryError:
         raise
     except (TypeError, ValueError, RuntimeError, IndexError, AttributeError) as error:
-        raise ValueError(
+        raise BadInput(
             f"targets of type {kind!r} are not supported: verifying a draft tree failed with "
             f"{type(error).__name__}: {error}"
         ) from error
@@ -79,7 +80,7 @@ def check_tree_attention(target: "Target") -> None:
         target.close()
     worst = torch.stack(errors).max()
     if not worst < (1e-3 if target.dtype == torch.float32 else 0.05):
-        raise ValueError(
+        raise BadInput(
             f"targets of type {kind!r} are not supported: a draft tree and the same path run "
             f"alone give different logits (relative error {worst:.2g}). Tested families: "
             f"{', '.join(TESTED_FAMILIES)}"

@@ -2,6 +2,7 @@
 
 import torch
 
+from eagle_fsd.config import BadInput
 from eagle_fsd.engine.packed import can_pack
 
 ENGINES = {
@@ -21,19 +22,19 @@ def choose_engine(name: str, *, device: str, dtype: torch.dtype) -> str:
         dtype: of the target's weights.
 
     Raises:
-        ValueError: unknown, or not possible here; says why.
+        BadInput: unknown, or not possible here; says why.
     """
     if name == "auto":
         if device.startswith("cuda"):
             return "graphs"
         return "packed" if device == "cpu" and can_pack(dtype) else "folded"
     if name not in ENGINES:
-        raise ValueError(f"unknown engine {name!r}; known: auto, {', '.join(ENGINES)}")
+        raise BadInput(f"unknown engine {name!r}; known: auto, {', '.join(ENGINES)}")
     if name == "packed" and not (device == "cpu" and can_pack(dtype)):
-        raise ValueError(
+        raise BadInput(
             f"engine 'packed' needs a CPU whose oneDNN multiplies {dtype}; here it is {device}: "
             "use auto"
         )
     if name == "graphs" and not device.startswith("cuda"):
-        raise ValueError(f"engine 'graphs' needs one CUDA device; here it is {device}: use auto")
+        raise BadInput(f"engine 'graphs' needs one CUDA device; here it is {device}: use auto")
     return name

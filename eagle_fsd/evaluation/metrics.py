@@ -11,6 +11,7 @@ answered.
 import math
 from collections.abc import Callable, Mapping, Sequence
 
+from eagle_fsd.config import BadInput
 from eagle_fsd.evaluation import stats
 from eagle_fsd.evaluation.stats import Interval
 
@@ -145,7 +146,7 @@ def summarize(records: Mapping[str, Sequence[Record]], *, timed: bool = True) ->
         that an arm does not have, or that are not finite, are None.
 
     Raises:
-        ValueError: there is no arm, or no question that all arms have answered.
+        BadInput: there is no arm, or no question that all arms have answered.
     """
     kept = _shared(records)
     return [_row(arm, kept, timed=timed) for arm in kept]
@@ -172,7 +173,7 @@ def by_category(records: Mapping[str, Sequence[Record]], *, timed: bool = True) 
 def _shared(records: Mapping[str, Sequence[Record]]) -> dict[str, Answers]:
     """What is compared: the answers that all arms have, those of partial arms as far as they go."""
     if not records:
-        raise ValueError("nothing to summarize: no arm has answered a question")
+        raise BadInput("nothing to summarize: no arm has answered a question")
     found = {
         arm: {(row["question_id"], row.get("choice", 0)): row for row in rows}
         for arm, rows in records.items()
@@ -181,7 +182,7 @@ def _shared(records: Mapping[str, Sequence[Record]]) -> dict[str, Answers]:
     common = set.intersection(*(set(found[arm]) for arm in deciding))
     lacking = [arm for arm in records if not common & set(found[arm])]
     if lacking:
-        raise ValueError(f"no question was answered by all of: {', '.join(records)}")
+        raise BadInput(f"no question was answered by all of: {', '.join(records)}")
     order = list(dict.fromkeys(question for question, _ in found[deciding[0]]))
     place = {question: number for number, question in enumerate(order)}
     keys = sorted(common, key=lambda key: (place[key[0]], key[1]))

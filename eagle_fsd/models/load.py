@@ -13,6 +13,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
+from eagle_fsd.config import BadInput
 from eagle_fsd.decoding.target import Target
 from eagle_fsd.engine.families import check_supported
 from eagle_fsd.engine.select import choose_engine
@@ -33,13 +34,13 @@ def load_target_config(name: str) -> PretrainedConfig:
         name: "smollm2" (the embedded one), a folder, a .gguf file, or a hub id.
 
     Raises:
-        ValueError: unknown name, or an unsupported model.
+        BadInput: unknown name, or an unsupported model.
     """
     path, options = _source(name)
     try:
         config = AutoConfig.from_pretrained(path, **options)
     except (OSError, ValueError, json.JSONDecodeError) as error:
-        raise ValueError(
+        raise BadInput(
             f"unknown target {name!r}: give {EMBEDDED_TARGET!r} (embedded), a folder with "
             f"config.json, a .gguf file, or a hub id that can be reached ({error})"
         ) from error
@@ -53,7 +54,7 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
     try:
         return AutoTokenizer.from_pretrained(path, **options)
     except (OSError, ValueError) as error:
-        raise ValueError(f"target {name!r} has no tokenizer that loads ({error})") from error
+        raise BadInput(f"target {name!r} has no tokenizer that loads ({error})") from error
 
 
 def check_device(device: str) -> None:
@@ -63,9 +64,9 @@ def check_device(device: str) -> None:
     try:
         kind = torch.device(device).type
     except RuntimeError as error:
-        raise ValueError(f"unknown device {device!r}: give cpu, cuda, cuda:1 or auto") from error
+        raise BadInput(f"unknown device {device!r}: give cpu, cuda, cuda:1 or auto") from error
     if kind == "cuda" and not torch.cuda.is_available():
-        raise ValueError(f"device {device!r} was asked for, but torch sees no CUDA device")
+        raise BadInput(f"device {device!r} was asked for, but torch sees no CUDA device")
 
 
 def usual_dtype(device: str) -> str:
@@ -96,7 +97,7 @@ def load_target(
         engine: a name in ENGINES, or "auto".
     """
     if dtype not in DTYPES:
-        raise ValueError(f"unknown dtype {dtype!r}; known: {', '.join(DTYPES)}")
+        raise BadInput(f"unknown dtype {dtype!r}; known: {', '.join(DTYPES)}")
     check_device(device)
     engine = choose_engine(engine, device=device, dtype=DTYPES[dtype])
     config = load_target_config(name)
@@ -112,7 +113,7 @@ def load_target(
             path, config=config, dtype=DTYPES[dtype], **weights, **placement
         )
     except OSError as error:
-        raise ValueError(f"target {name!r} is incomplete: {error}") from error
+        raise BadInput(f"target {name!r} is incomplete: {error}") from error
     if device != "auto":
         model.to(device)
     target = Target(model, feature_layers=feature_layers, engine=engine, keep_stock=keep_stock)
@@ -123,7 +124,7 @@ def load_head(name: str | Path, target_config: PretrainedConfig) -> DraftHead:
     """Load a draft head of any layout, in its own dtype on the CPU, checked against the target.
 
     Raises:
-        ValueError: no head there, broken, or made for another target; shapes are named.
+        BadInput: no head there, broken, or made for another target; shapes are named.
     """
     folder = resolve_folder(name)
     check_fits(read_stored_config(folder).config, target_config, name=str(name))
@@ -138,14 +139,14 @@ def check_fits(config: HeadConfig, target_config: PretrainedConfig, *, name: str
     got = {"hidden_size": config.hidden_size, "vocab_size": config.vocab_size}
     want = {key: getattr(target_config, key) for key in got}
     if got != want:
-        raise ValueError(
+        raise BadInput(
             f"the draft head {name!r} was made for another target: it has "
             + ", ".join(f"{key} {got[key]} (the target's is {want[key]})" for key in got)
         )
     n = target_config.num_hidden_layers
     layers = config.fused_layers(n)
     if any(not 0 <= layer < n for layer in layers):
-        raise ValueError(
+        raise BadInput(
             f"the draft head {name!r} fuses hidden states {layers}; of a target with {n} layers it "
             f"can be 0..{n - 1} (number {n}, after the last layer, is only there normed)"
         )

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import torch
 
 from eagle_fsd.api import Model, load, usual_tree
-from eagle_fsd.config import AcceptConfig, SamplingConfig, TreeConfig
+from eagle_fsd.config import AcceptConfig, BadInput, SamplingConfig, TreeConfig
 from eagle_fsd.engine.select import choose_engine
 from eagle_fsd.models.load import DTYPES, usual_dtype
 
@@ -76,7 +76,7 @@ class DecodeOptions:
     def accept(self, rule: str, threshold: float) -> AcceptConfig:
         """A rule with these options, checked against the sampling."""
         if math.isinf(threshold):
-            raise ValueError(
+            raise BadInput(
                 "a threshold of inf cannot be recorded: give a large number, such as 1e9, which "
                 "accepts everything too"
             )

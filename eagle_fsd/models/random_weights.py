@@ -12,7 +12,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from transformers.initialization import no_init_weights
 
-from eagle_fsd.config import TreeConfig
+from eagle_fsd.config import BadInput, TreeConfig
 from eagle_fsd.decoding.target import Target
 from eagle_fsd.drafters.eagle import EagleDrafter
 from eagle_fsd.engine.select import choose_engine
@@ -76,12 +76,12 @@ def check_memory(needed: dict[str, int], device: torch.device) -> None:
         needed: what it is -> its bytes.
 
     Raises:
-        ValueError: names every part, in GiB, and the device's memory.
+        BadInput: names every part, in GiB, and the device's memory.
     """
     total, available = sum(needed.values()), device_bytes(device)
     if total > available:
         parts = ", ".join(f"{name} {size / 2**30:.3g}" for name, size in needed.items())
-        raise ValueError(
+        raise BadInput(
             f"{total / 2**30:.3g} GiB are needed ({parts}) and {device} has "
             f"{available / 2**30:.3g} GiB: give a smaller shape, --prompt_tokens or --dtype"
         )

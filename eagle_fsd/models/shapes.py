@@ -4,6 +4,7 @@ from pathlib import Path
 
 from transformers import AutoConfig, PretrainedConfig
 
+from eagle_fsd.config import BadInput
 from eagle_fsd.engine.families import check_supported
 
 # As published beside the weights; what has no part in the size or the time of a forward is left out
@@ -52,23 +53,23 @@ def load_shape(name: str) -> PretrainedConfig:
         name: a key of SHAPES, or the path of a config.json or of a folder that holds one.
 
     Raises:
-        ValueError: unknown name, unreadable file, a model that cannot verify trees, or one with
+        BadInput: unknown name, unreadable file, a model that cannot verify trees, or one with
             experts, of which a step reads a part that depends on the tokens.
     """
     if name in SHAPES:
         return AutoConfig.for_model(**SHAPES[name])
     if not Path(name).exists():
-        raise ValueError(
+        raise BadInput(
             f"unknown shape {name!r}: give {', '.join(SHAPES)}, or the path of a config.json"
         )
     try:
         config = AutoConfig.from_pretrained(name)
     except (OSError, ValueError, KeyError) as error:
-        raise ValueError(f"{name} is no target's config: {error}") from error
+        raise BadInput(f"{name} is no target's config: {error}") from error
     check_supported(config)
     for key in ("num_local_experts", "num_experts"):
         if getattr(config, key, None):
-            raise ValueError(
+            raise BadInput(
                 f"{name} has {getattr(config, key)} experts: how many of them a step reads depends "
                 "on the tokens, which are random here. Give a dense model"
             )

@@ -15,6 +15,7 @@ import shutil
 import time
 from pathlib import Path
 
+from eagle_fsd.config import BadInput
 from eagle_fsd.runs.jsonl import append_line, read_lines, write_json, write_lines
 from eagle_fsd.runs.processes import Processes
 from eagle_fsd.runs.provenance import describe_run, without_checkout
@@ -39,7 +40,7 @@ class Run:
         processes: all of them open the same folder; each adds its own records.
 
     Raises:
-        ValueError: the folder cannot be written to, is damaged, holds another run, or another
+        BadInput: the folder cannot be written to, is damaged, holds another run, or another
             command is writing to it.
     """
 
@@ -76,11 +77,11 @@ class Run:
                 (self.folder / name).mkdir(parents=True, exist_ok=True)
             lock = (self.folder / ".lock").open("w")
         except OSError as error:
-            raise ValueError(f"cannot write to --output {self.folder} ({error})") from error
+            raise BadInput(f"cannot write to --output {self.folder} ({error})") from error
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            raise ValueError(
+            raise BadInput(
                 f"another command is writing to {self.folder}: wait for it, or name another "
                 "--output"
             ) from error
@@ -94,7 +95,7 @@ class Run:
             before = json.loads(path.read_text())
             options, sessions = before["options"], before["sessions"]
         except (ValueError, KeyError) as error:
-            raise ValueError(f"{path} is damaged ({error}); name another --output") from error
+            raise BadInput(f"{path} is damaged ({error}); name another --output") from error
         before = {
             key: options.get(key, usual.get(key, here)) for key, here in self.settings.items()
         }
@@ -104,7 +105,7 @@ class Run:
             if key not in extendable and before[key] != here
         }
         if changed:
-            raise ValueError(
+            raise BadInput(
                 f"{self.folder} holds a run with other settings (there, here): {changed}; "
                 "name another --output"
             )

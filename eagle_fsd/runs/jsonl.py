@@ -5,6 +5,7 @@ import os
 import sys
 from pathlib import Path
 
+from eagle_fsd.config import BadInput
 from eagle_fsd.runs.provenance import without_checkout
 
 
@@ -15,16 +16,16 @@ def read_lines(path: Path, *, repair: bool = False) -> list[dict]:
         repair: cut a broken last line off the file, with a warning, as a killed writer leaves it.
 
     Raises:
-        ValueError: the file is missing or a line is broken; names the line.
+        BadInput: the file is missing or a line is broken; names the line.
     """
     if not path.is_file():
-        raise ValueError(f"no file at {path}")
+        raise BadInput(f"no file at {path}")
     rows, good = [], 0
     data = path.read_bytes()
     for number, line in enumerate(data.splitlines(keepends=True), start=1):
         try:
             if repair and not line.endswith(b"\n"):
-                raise ValueError("no line end")
+                raise BadInput("no line end")
             row = json.loads(line) if line.strip() else None
         except ValueError as error:
             if repair and good + len(line) == len(data):
@@ -35,7 +36,7 @@ def read_lines(path: Path, *, repair: bool = False) -> list[dict]:
                 with path.open("r+b") as file:
                     file.truncate(good)
                 break
-            raise ValueError(f"{path}, line {number} is no JSON: {error}") from error
+            raise BadInput(f"{path}, line {number} is no JSON: {error}") from error
         good += len(line)
         if row is not None:
             rows.append(row)
@@ -51,7 +52,7 @@ def whole_lines(path: Path, keys: tuple[str, ...], warnings: list[str]) -> list[
         warnings: the warning is added to them.
 
     Raises:
-        ValueError: a line is no JSON object or lacks one of the keys; names the line.
+        BadInput: a line is no JSON object or lacks one of the keys; names the line.
     """
     whole, _, torn = path.read_bytes().rpartition(b"\n")
     if torn.strip():
@@ -65,10 +66,10 @@ def whole_lines(path: Path, keys: tuple[str, ...], warnings: list[str]) -> list[
         try:
             row = json.loads(line)
         except ValueError as error:
-            raise ValueError(f"{path}, line {number} is no JSON: {error}") from error
+            raise BadInput(f"{path}, line {number} is no JSON: {error}") from error
         lacking = [key for key in keys if not isinstance(row, dict) or key not in row]
         if lacking:
-            raise ValueError(f"{path}, line {number} lacks {', '.join(lacking)}")
+            raise BadInput(f"{path}, line {number} lacks {', '.join(lacking)}")
         rows.append(row)
     return rows
 
@@ -94,7 +95,7 @@ def open_rows(path: Path, settings: dict, *, read_only: bool = False) -> dict[in
         read_only: make no file; without one there are no rows.
 
     Raises:
-        ValueError: it cannot be written to, or it was made with other settings.
+        BadInput: it cannot be written to, or it was made with other settings.
     """
     settings = without_checkout(settings)
     try:
@@ -103,16 +104,16 @@ def open_rows(path: Path, settings: dict, *, read_only: bool = False) -> dict[in
             path.parent.mkdir(parents=True, exist_ok=True)
             write_lines(path, [{"settings": settings}])
     except OSError as error:
-        raise ValueError(f"cannot write to {path} ({error})") from error
+        raise BadInput(f"cannot write to {path} ({error})") from error
     if not rows:
         return {}
     before = rows[0].get("settings")
     if before is None:
-        raise ValueError(f"{path} does not begin with its settings: name another folder")
+        raise BadInput(f"{path} does not begin with its settings: name another folder")
     keys = [key for key in {**before, **settings} if before.get(key) != settings.get(key)]
     if keys:
         changed = {key: (before.get(key), settings.get(key)) for key in keys}
-        raise ValueError(
+        raise BadInput(
             f"{path} was made with other settings (there, here): {changed}; name another folder"
         )
     return {row["question_id"]: row for row in rows[1:]}

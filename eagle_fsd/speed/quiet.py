@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 
+from eagle_fsd.config import BadInput
 from eagle_fsd.models.load import check_device
 
 BUSY = 0.5  # cores that others may keep busy
@@ -24,13 +25,13 @@ def check_timing_alone(device: str) -> list[str]:
         Warnings: others keep the CPU busy, or it cannot be told who is at work.
 
     Raises:
-        ValueError: no such device, this is one of several processes of a launcher, or another
+        BadInput: no such device, this is one of several processes of a launcher, or another
             process has the CUDA device in use.
     """
     check_device(device)
     count = process_count()
     if count > 1:
-        raise ValueError(
+        raise BadInput(
             f"{count} processes share this machine's time: speeds are of one process alone. Start "
             "the command without a launcher, or ask for no timing"
         )
@@ -50,7 +51,7 @@ def process_count() -> int:
     """How many processes a launcher (accelerate, torchrun) has started for this command."""
     told = os.environ.get("WORLD_SIZE", "1")
     if not told.isdecimal():
-        raise ValueError(f"WORLD_SIZE is {told!r}, no number of processes: unset it")
+        raise BadInput(f"WORLD_SIZE is {told!r}, no number of processes: unset it")
     return int(told)
 
 
@@ -103,7 +104,7 @@ def _check_cuda(device: torch.device) -> list[str]:
         return [f"{unknown}: nvidia-smi does not list even this one"]
     others = other_processes(listed, os.getpid())
     if others:
-        raise ValueError(
+        raise BadInput(
             f"other processes use {device} (by nvidia-smi: {', '.join(map(str, others))}): speeds "
             "would be theirs too. Wait for them, or choose another device"
         )

@@ -37,7 +37,7 @@ class SpeedFolder:
         """The rows of a file such as "profile/plain", by question_id; none if it is not there.
 
         Raises:
-            ValueError: it is damaged, or holds rows of other settings.
+            BadInput: it is damaged, or holds rows of other settings.
         """
         if file not in self._rows:
             path = self.path / f"{file}.jsonl"
@@ -48,7 +48,7 @@ class SpeedFolder:
         """Make the files that rows will be added to.
 
         Raises:
-            ValueError: one cannot be written to.
+            BadInput: one cannot be written to.
         """
         for file in files:
             self._rows[file] = open_rows(self.path / f"{file}.jsonl", self.settings)

@@ -7,6 +7,7 @@ package's own runs inside the caller's process and is switched off as published.
 import ast
 import re
 
+from eagle_fsd.config import BadInput
 from eagle_fsd.evaluation.questions import Question
 from eagle_fsd.tasks.sandbox import execute
 
@@ -58,10 +59,10 @@ def pass_at_1(answer: str, question: Question) -> dict[str, float]:
 
 
 def check_problem(question: Question) -> None:
-    """Raises ValueError where a question is no HumanEval problem."""
+    """Raises BadInput where a question is no HumanEval problem."""
     missing = [name for name in FIELDS if not isinstance(question.extra.get(name), str)]
     if missing:
-        raise ValueError(
+        raise BadInput(
             f"question {question.question_id!r} lacks {', '.join(missing)}: the scorer humaneval "
             "is for --task humaneval"
         )

@@ -6,6 +6,7 @@ three guess its language, one may draw a letter; all are made to give the same r
 
 import functools
 
+from eagle_fsd.config import BadInput
 from eagle_fsd.evaluation.questions import Question
 from eagle_fsd.models.assets import nltk_data_dir
 
@@ -36,24 +37,24 @@ def follow(answer: str, question: Question) -> dict[str, float]:
 
 
 def check_instructions(question: Question) -> None:
-    """Raises ValueError where a question's instructions are missing or unknown."""
+    """Raises BadInput where a question's instructions are missing or unknown."""
     names, arguments = (question.extra.get(key) for key in ("instruction_id_list", "kwargs"))
     if not names or not isinstance(arguments, list) or len(names) != len(arguments):
-        raise ValueError(
+        raise BadInput(
             f"question {question.question_id!r} lacks instruction_id_list and as many kwargs: the "
             "scorer ifeval is for --task ifeval:PATH"
         )
     _, registry = _checkers()
     for name, values in zip(names, arguments, strict=True):
         if name not in registry:
-            raise ValueError(
+            raise BadInput(
                 f"question {question.question_id!r}: if-verifiable has no checker for {name!r}"
             )
         try:
             given = {key: value for key, value in values.items() if value is not None}
             registry[name](name).build_description(**given)
         except (AttributeError, TypeError, ValueError) as error:
-            raise ValueError(
+            raise BadInput(
                 f"question {question.question_id!r}: kwargs {values!r:.100} do not fit {name!r} "
                 f"({error})"
             ) from error
@@ -68,7 +69,7 @@ def _checkers():
         from if_verifiable.common import evaluate_instructions
         from if_verifiable.ifeval import INSTRUCTION_DICT
     except ImportError as error:
-        raise ValueError(
+        raise BadInput(
             f"the scorer ifeval needs the package if-verifiable ({error}): "
             "pip install if-verifiable==0.1.2"
         ) from error

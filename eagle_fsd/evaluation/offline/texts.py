@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from eagle_fsd.config import AcceptConfig
+from eagle_fsd.config import AcceptConfig, BadInput
 from eagle_fsd.decoding.drafter import RootDrafter
 from eagle_fsd.decoding.loop import DecodeConfig, StopConfig, decode
 from eagle_fsd.decoding.target import Target
@@ -70,10 +70,10 @@ def check_positions(target: Target, prompt: list[int], stop: StopConfig) -> None
     """Refuse what the target has no positions for.
 
     Raises:
-        ValueError: names the lengths.
+        BadInput: names the lengths.
     """
     if len(prompt) + stop.max_new_tokens + BEYOND > target.max_positions:
-        raise ValueError(
+        raise BadInput(
             f"prompt of {len(prompt)} tokens + max_new_tokens {stop.max_new_tokens} + {BEYOND} "
             f"that replay looks ahead is beyond the target's {target.max_positions} positions: "
             "lower the budget"
@@ -133,13 +133,13 @@ class TextStore:
         """The stored text for this budget, or None.
 
         Raises:
-            ValueError: the question was stored with another prompt.
+            BadInput: the question was stored with another prompt.
         """
         row = self.rows.get(question_id)
         if row is None:
             return None
         if row["prompt_ids"] != prompt:
-            raise ValueError(
+            raise BadInput(
                 f"{self.path} holds another prompt for question {question_id!r}: name another "
                 "folder for this question file"
             )
@@ -157,7 +157,7 @@ class TextStore:
         it is on disk.
 
         Raises:
-            ValueError: see check_positions.
+            BadInput: see check_positions.
         """
         missing = self.missing(prompts, stop)
         for key in missing:

@@ -10,6 +10,7 @@ Axes: Q questions.
 import math
 from collections.abc import Sequence
 
+from eagle_fsd.config import BadInput
 from eagle_fsd.evaluation.metrics import kind, summarize
 from eagle_fsd.evaluation.report.read_runs import RunData
 from eagle_fsd.evaluation.stats import Interval, mean_interval
@@ -54,12 +55,12 @@ def arm_rows(run: RunData) -> list[dict]:
     differences) and "score NAME" for every score of the run.
 
     Raises:
-        ValueError: see summarize; the run is named.
+        BadInput: see summarize; the run is named.
     """
     try:
         rows = summarize(run.records, timed=run.timed)
     except ValueError as error:
-        raise ValueError(f"{run.folder}: {error}") from error
+        raise BadInput(f"{run.folder}: {error}") from error
     found = []
     for row in rows:
         lost = {

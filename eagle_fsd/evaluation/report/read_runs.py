@@ -11,6 +11,7 @@ import json
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from eagle_fsd.config import BadInput
 from eagle_fsd.evaluation.metrics import PARTIAL, kind
 from eagle_fsd.runs.jsonl import whole_lines
 from eagle_fsd.tasks.judge.judge_scores import judge_scores, read_verdicts
@@ -63,13 +64,13 @@ def read_runs(folders: list[str], *, allow_different_targets: bool = False) -> l
     """Read every folder.
 
     Raises:
-        ValueError: a folder is given twice, is no run, is empty or damaged (the line is named), or
+        BadInput: a folder is given twice, is no run, is empty or damaged (the line is named), or
             the runs are of different targets and that was not allowed.
     """
     paths = [Path(folder) for folder in folders]
     for path in paths:
         if [p.resolve() for p in paths].count(path.resolve()) > 1:
-            raise ValueError(f"{path} is given twice: name every run once")
+            raise BadInput(f"{path} is given twice: name every run once")
     names = [path.resolve().name for path in paths]
     unique = len(set(names)) == len(names)
     runs = [
@@ -79,7 +80,7 @@ def read_runs(folders: list[str], *, allow_different_targets: bool = False) -> l
     targets = {run.name: f"{run.options['target']} in {run.options['dtype']}" for run in runs}
     if len(set(targets.values())) > 1 and not allow_different_targets:
         told = "; ".join(f"{name}: {target}" for name, target in targets.items())
-        raise ValueError(
+        raise BadInput(
             f"the runs are of different targets ({told}): make a report of each, or give "
             "--allow_different_targets"
         )
@@ -92,7 +93,7 @@ def read_run(folder: Path, *, name: str) -> RunData:
     warnings: list[str] = []
     records = _read_arms(folder / "records", RECORD_KEYS, warnings, unique=True)
     if not records:
-        raise ValueError(f"{folder} holds no records: let its command answer a question first")
+        raise BadInput(f"{folder} holds no records: let its command answer a question first")
     records = dict(sorted(records.items(), key=lambda item: _place(item[1][0])))
     scores = _read_scores(folder / "scores", warnings) | _read_judges(folder, warnings)
     pairwise = read_verdicts(folder, "pair", warnings)
@@ -108,17 +109,17 @@ def read_run(folder: Path, *, name: str) -> RunData:
 
 def _read_settings(path: Path) -> tuple[dict, list[dict]]:
     if not path.is_file():
-        raise ValueError(f"{path.parent} is no run: it has no run.json")
+        raise BadInput(f"{path.parent} is no run: it has no run.json")
     try:
         settings = json.loads(path.read_text(encoding="utf-8"))
         options, sessions = settings["options"], settings["sessions"]
         if not all(isinstance(options.get(key), str) for key in ("target", "dtype")):
-            raise ValueError("its options name no target and dtype")
+            raise BadInput("its options name no target and dtype")
         return options, list(sessions)
     except KeyError as error:
-        raise ValueError(f"{path} lacks {error}: made by an older version? Run it again") from error
+        raise BadInput(f"{path} lacks {error}: made by an older version? Run it again") from error
     except (ValueError, TypeError, AttributeError) as error:
-        raise ValueError(f"{path} is damaged ({error})") from error
+        raise BadInput(f"{path} is damaged ({error})") from error
 
 
 def _read_arms(
@@ -132,7 +133,7 @@ def _read_arms(
         for row in rows if unique else []:
             key = (row["question_id"], row.get("choice", 0))
             if key in seen:
-                raise ValueError(f"{path} answers question {key[0]!r}, choice {key[1]} twice")
+                raise BadInput(f"{path} answers question {key[0]!r}, choice {key[1]} twice")
             seen.add(key)
         if rows:
             arms[path.stem] = rows

@@ -13,6 +13,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
+from eagle_fsd.config import BadInput
 from eagle_fsd.evaluation.report.arm_rows import arm_rows, iso_quality
 from eagle_fsd.evaluation.report.equal_speed import equal_speed
 from eagle_fsd.evaluation.report.page import build_page, origin
@@ -47,16 +48,16 @@ def check_output(output: Path, runs: list[Path]) -> None:
     """Refuse a folder that is not ours to replace.
 
     Raises:
-        ValueError: it is a file, holds something else than a report, or has to do with a run.
+        BadInput: it is a file, holds something else than a report, or has to do with a run.
     """
     mine = output.resolve()
     for run in (path.resolve() for path in runs):
         if mine == run or mine in run.parents or run in mine.parents:
-            raise ValueError(f"--output {output} and the run {run} overlap: name another --output")
+            raise BadInput(f"--output {output} and the run {run} overlap: name another --output")
     if output.exists() and not output.is_dir():
-        raise ValueError(f"--output {output} is a file: name a folder")
+        raise BadInput(f"--output {output} is a file: name a folder")
     if output.is_dir() and any(output.iterdir()) and not (output / MARK).is_file():
-        raise ValueError(f"--output {output} holds something else than a report: name another")
+        raise BadInput(f"--output {output} holds something else than a report: name another")
 
 
 def write_report(runs: list[RunData], output: Path) -> list[str]:
@@ -66,14 +67,14 @@ def write_report(runs: list[RunData], output: Path) -> list[str]:
         All warnings.
 
     Raises:
-        ValueError: see check_output; figures that cannot be made; the folder cannot be written.
+        BadInput: see check_output; figures that cannot be made; the folder cannot be written.
     """
     check_output(output, [run.folder for run in runs])
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
         building = Path(tempfile.mkdtemp(prefix=f".{output.name}.", dir=output.parent))
     except OSError as error:
-        raise ValueError(f"cannot write to --output {output} ({error})") from error
+        raise BadInput(f"cannot write to --output {output} ({error})") from error
     try:
         building.chmod(0o755)  # mkdtemp's is for the owner alone
         warnings = _build(runs, building)

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from eagle_fsd.api import Model, usual_tree
-from eagle_fsd.config import AcceptConfig, SamplingConfig, TreeConfig
+from eagle_fsd.config import AcceptConfig, BadInput, SamplingConfig, TreeConfig
 from eagle_fsd.drafters.eagle import EagleDrafter
 from eagle_fsd.models.assets import cache_dir as assets_dir
 from eagle_fsd.speed.tree_choice.calibration import TuningConfig
@@ -56,10 +56,10 @@ def choose_tree(
         trees: the candidates; default: grid.py.
 
     Raises:
-        ValueError: the model has no draft head, or its target too few positions to tune in.
+        BadInput: the model has no draft head, or its target too few positions to tune in.
     """
     if not isinstance(model.drafter, EagleDrafter):
-        raise ValueError("there is no tree to choose without a draft head: name one with --head")
+        raise BadInput("there is no tree to choose without a draft head: name one with --head")
     accept.check_with(sampling)
     tuning = tuning or TuningConfig()
     trees = trees or candidate_trees(model.drafter.draft_vocab_size)
@@ -119,7 +119,7 @@ def _costs(
 def _stored_survey(value: dict, trees: int) -> Survey:
     found = Survey(tuple(value["tokens_per_round"]), value["rounds"])
     if len(found.tokens_per_round) != trees:
-        raise ValueError(f"{len(found.tokens_per_round)} figures for {trees} trees")
+        raise BadInput(f"{len(found.tokens_per_round)} figures for {trees} trees")
     return found
 
 

@@ -6,6 +6,8 @@ nothing is tuned on what it is measured by.
 
 from dataclasses import dataclass
 
+from eagle_fsd.config import BadInput
+
 PROMPTS = (
     "Explain to a twelve-year-old why the moon seems to change its shape during a month.",
     "List eight things to check before a long bicycle trip, with half a sentence on each.",
@@ -40,7 +42,7 @@ class TuningConfig:
 
     def __post_init__(self):
         if not self.prompts:
-            raise ValueError("tuning needs at least one prompt")
+            raise BadInput("tuning needs at least one prompt")
         for name in ("max_new_tokens", "repeats", "context"):
             if getattr(self, name) < 1:
-                raise ValueError(f"{name} of tuning must be at least 1, got {getattr(self, name)}")
+                raise BadInput(f"{name} of tuning must be at least 1, got {getattr(self, name)}")

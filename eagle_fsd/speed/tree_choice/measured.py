@@ -15,7 +15,7 @@ import torch
 from tqdm import tqdm
 
 from eagle_fsd.api import Model
-from eagle_fsd.config import AcceptConfig, SamplingConfig, TreeConfig
+from eagle_fsd.config import AcceptConfig, BadInput, SamplingConfig, TreeConfig
 from eagle_fsd.decoding.accept import accept, uniforms
 from eagle_fsd.decoding.clock import synchronized_time
 from eagle_fsd.decoding.tree import DraftTree
@@ -38,7 +38,7 @@ def measure_costs(model: Model, tuning: TuningConfig) -> Costs:
     """Milliseconds of the parts that do not depend on the rule.
 
     Raises:
-        ValueError: the target has too few positions to measure in.
+        BadInput: the target has too few positions to measure in.
     """
     bench = _Bench(model, tuning)
     probes: dict[tuple, Probe] = {}
@@ -106,7 +106,7 @@ class _Bench:
         room = target.max_positions - grown - max(WIDTHS)
         length = min(tuning.context, room)
         if length < OBSERVED:
-            raise ValueError(
+            raise BadInput(
                 f"the target's {target.max_positions} positions are too few to measure its costs "
                 "in: give the size of the tree instead of tuning it"
             )

@@ -19,7 +19,7 @@ import torch
 from tqdm import tqdm
 
 from eagle_fsd.api import Model
-from eagle_fsd.config import AcceptConfig, SamplingConfig, TreeConfig
+from eagle_fsd.config import AcceptConfig, BadInput, SamplingConfig, TreeConfig
 from eagle_fsd.decoding.accept import Acceptance, accept
 from eagle_fsd.decoding.loop import DecodeConfig, decode_rounds
 from eagle_fsd.decoding.tree import DraftTree
@@ -45,7 +45,7 @@ class Survey:
 
     def __post_init__(self):
         if self.rounds < 1 or not all(1 <= value for value in self.tokens_per_round):
-            raise ValueError(f"not a survey: {self.rounds} rounds, {self.tokens_per_round}")
+            raise BadInput(f"not a survey: {self.rounds} rounds, {self.tokens_per_round}")
 
 
 def survey(
@@ -67,7 +67,7 @@ def survey(
         visiting: the shape that decodes, and so says which roots are visited.
 
     Raises:
-        ValueError: no prompt gave a round: too few positions, or answers that end at once.
+        BadInput: no prompt gave a round: too few positions, or answers that end at once.
     """
     asked = (*trees, visiting)
     drafter = model.drafter.with_tree(surveyed_tree(asked))
@@ -83,7 +83,7 @@ def survey(
         total_T += look.total_T[:-1]
         rounds += len(steps)
     if not rounds:
-        raise ValueError(
+        raise BadInput(
             "no calibration prompt was answered by more than one token within the target's "
             f"{model.target.max_positions} positions: give the size of the tree instead of tuning"
         )

@@ -17,6 +17,7 @@ from lm_eval.utils import (
 )
 from tqdm import tqdm
 
+from eagle_fsd.config import BadInput
 from eagle_fsd.decoding.loop import Generation
 from eagle_fsd.models.chat import Message, fastchat_prompt
 from eagle_fsd.runs.processes import Processes
@@ -40,7 +41,7 @@ class FuzzyLM(TemplateLM):
         arguments: see HarnessOptions.
 
     Raises:
-        ValueError: see HarnessOptions and eagle_fsd.api.load; told before weights load.
+        BadInput: see HarnessOptions and eagle_fsd.api.load; told before weights load.
     """
 
     def __init__(self, **arguments: object):
@@ -113,12 +114,12 @@ class FuzzyLM(TemplateLM):
         """The tokenizer's template, or the name of FastChat's.
 
         Raises:
-            ValueError: there is none.
+            BadInput: there is none.
         """
         if self.options.conv_template:
             return self.options.conv_template
         if self.tokenizer.chat_template is None:
-            raise ValueError(
+            raise BadInput(
                 "--apply_chat_template: this target's tokenizer has no chat template; name one of "
                 "FastChat's with conv_template in --model_args"
             )
@@ -140,7 +141,7 @@ class FuzzyLM(TemplateLM):
                 continue_final_message=not add_generation_prompt,
             )
         if not add_generation_prompt:
-            raise ValueError(
+            raise BadInput(
                 "a task that begins the answer (gen_prefix) needs the tokenizer's own chat "
                 f"template: leave conv_template={self.options.conv_template} out"
             )
@@ -192,13 +193,13 @@ class FuzzyLM(TemplateLM):
         )
 
     def _read_request(self, context: str, gen_kwargs: dict[str, object]) -> Request:
-        """Raises ValueError where it cannot be answered so."""
+        """Raises BadInput where it cannot be answered so."""
         sampling, budget, until = read_generation(gen_kwargs, self.options.max_gen_toks)
         stop = replace(self.model.stop(budget, until), decode=self.tokenizer.decode)
         self.arm.decode_config(sampling, stop, seed=0)  # its own check
         room = self.max_length - budget
         if room < 1:
-            raise ValueError(
+            raise BadInput(
                 f"max_gen_toks {budget} leaves no room for a prompt in {self.max_length} tokens: "
                 "lower it with --gen_kwargs"
             )
@@ -220,12 +221,12 @@ class FuzzyLM(TemplateLM):
         token cost one together.
 
         Raises:
-            ValueError: a continuation is empty or longer than max_length.
+            BadInput: a continuation is empty or longer than max_length.
         """
         sharing: dict[tuple[int, ...], list[int]] = {}
         for number, (_, context, continuation) in enumerate(requests):
             if not 1 <= len(continuation) <= self.max_length:
-                raise ValueError(
+                raise BadInput(
                     f"a continuation of {len(continuation)} tokens cannot be rated: 1 to "
                     f"{self.max_length} (max_length) can"
                 )

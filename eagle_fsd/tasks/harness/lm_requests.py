@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from lm_eval.models.utils import normalize_gen_kwargs
 
-from eagle_fsd.config import SamplingConfig
+from eagle_fsd.config import BadInput, SamplingConfig
 from eagle_fsd.decoding.loop import StopConfig
 
 GENERATION_KEYS = ("until", "max_gen_toks", "do_sample", "temperature", "top_k", "top_p")
@@ -33,14 +33,14 @@ def read_generation(
     do_sample=False. top_k and top_p are off unless given.
 
     Raises:
-        ValueError: a setting that is out of range or that decoding here does not have.
+        BadInput: a setting that is out of range or that decoding here does not have.
     """
     settings = dict(normalize_gen_kwargs(gen_kwargs, max_gen_toks))
     if settings.get("num_beams", 1) == 1:
         settings.pop("num_beams", None)
     unknown = [name for name in settings if name not in GENERATION_KEYS]
     if unknown:
-        raise ValueError(
+        raise BadInput(
             f"generation_kwargs {', '.join(f'{name}={settings[name]}' for name in unknown)} cannot "
             f"be had with eagle_fsd; known: {', '.join(GENERATION_KEYS)}"
         )

@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass, fields
 
-from eagle_fsd.config import AcceptConfig
+from eagle_fsd.config import AcceptConfig, BadInput
 from eagle_fsd.decoding.loop import StopConfig
 from eagle_fsd.evaluation.arms import Arm
 from eagle_fsd.models.load import load_target_config
@@ -31,9 +31,9 @@ class HarnessOptions(ModelOptions):
         without_head = self.head.lower() == NO_HEAD
         self.rule = self.rule or ("plain" if without_head else AcceptConfig.rule)
         if without_head and self.rule != "plain":
-            raise ValueError(f"rule={self.rule} needs a head: name one, or give rule=plain")
+            raise BadInput(f"rule={self.rule} needs a head: name one, or give rule=plain")
         if self.batch_size != "1" and not self.batch_size.startswith("auto"):
-            raise ValueError(
+            raise BadInput(
                 f"batch_size {self.batch_size}: eagle_fsd answers one at a time; give 1 or auto"
             )
         StopConfig(self.max_gen_toks)  # its own check
@@ -42,19 +42,19 @@ class HarnessOptions(ModelOptions):
         positions = getattr(load_target_config(self.target), "max_position_embeddings", None)
         longest = positions or math.inf
         if self.max_length is not None and not 2 <= self.max_length <= longest:
-            raise ValueError(f"max_length must be in 2..{longest} here, got {self.max_length}")
+            raise BadInput(f"max_length must be in 2..{longest} here, got {self.max_length}")
 
     @classmethod
     def read(cls, arguments: dict[str, object]) -> "HarnessOptions":
         """From what lm-eval made of --model_args.
 
         Raises:
-            ValueError: an unknown key, or a value of another type or out of range.
+            BadInput: an unknown key, or a value of another type or out of range.
         """
         types = {field.name: field.type for field in fields(cls)}
         unknown = [name for name in arguments if name not in types]
         if unknown:
-            raise ValueError(f"unknown model_args {', '.join(unknown)}; known: {', '.join(types)}")
+            raise BadInput(f"unknown model_args {', '.join(unknown)}; known: {', '.join(types)}")
         return cls(**{name: _typed(name, arguments[name], types[name]) for name in arguments})
 
     def arm(self) -> Arm:
@@ -71,5 +71,5 @@ def _typed(name: str, value: object, kind: type) -> object:
         return str(value)
     if isinstance(value, bool) or not isinstance(value, int | kind):
         wanted = getattr(kind, "__name__", kind)
-        raise ValueError(f"{name}={value!r} in model_args must be {wanted}")
+        raise BadInput(f"{name}={value!r} in model_args must be {wanted}")
     return value
