@@ -18,7 +18,7 @@ from transformers import HfArgumentParser
 from eagle_fsd.evaluation.report.read_runs import read_runs
 from eagle_fsd.evaluation.report.write_report import check_output, write_report
 from eagle_fsd.models.model_options import option
-from eagle_fsd.runs.command import ended_by
+from eagle_fsd.runs.command import ended_by, parse
 
 
 @dataclass
@@ -41,7 +41,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("runs", nargs="+", help="folders of runs")
 
     def work() -> None:
-        options, others = parser.parse_args_into_dataclasses(arguments)
+        options, others = parse(parser, arguments)
         report(others.runs, options)
 
     ended_by(work)

@@ -398,9 +398,9 @@ def test_two_processes_share_the_requests(models, tasks, plain, tmp_path):
 
 def test_the_command_tells_bad_input(monkeypatch):
     """One line, no traceback."""
-    command = ["harness.py", "--model", "eagle_fsd", "--tasks", "tiny_choice", "--log_samples"]
-    monkeypatch.setattr(sys, "argv", command)
-    with pytest.raises(SystemExit, match="error: Specify --output_path"):
+    command = ["harness.py", "--model", "eagle_fsd", "--tasks", "arc_easy"]
+    monkeypatch.setattr(sys, "argv", [*command, "--model_args", "treshold=0.2"])
+    with pytest.raises(SystemExit, match="^error: unknown model_args treshold"):
         runpy.run_path(str(ROOT / "evaluate" / "harness.py"), run_name="__main__")
 
 

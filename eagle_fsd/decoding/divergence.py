@@ -87,7 +87,7 @@ def divergence_over(
     draft_R = torch.log_softmax(draft_logits_R, dim=-1, dtype=torch.float32)
     if draft_token_R is None:
         if target_V.shape != draft_R.shape:
-            raise BadInput(
+            raise ValueError(
                 f"target logits {tuple(target_V.shape)} and draft logits "
                 f"{tuple(draft_R.shape)} must have one shape"
             )

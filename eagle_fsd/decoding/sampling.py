@@ -18,11 +18,9 @@ from eagle_fsd.config import SamplingConfig
 def filter_logits(logits_RV: torch.Tensor, sampling: SamplingConfig) -> torch.Tensor:
     """Logits after temperature, top-k and top-p, float32 [R, V]; removed tokens are -inf.
 
-    Raises:
-        ValueError: temperature is 0, where P is the argmax and there is nothing to filter.
+    Not at temperature 0, where P is the argmax and there is nothing to filter.
     """
-    if sampling.temperature == 0:
-        raise ValueError("temperature 0 has no filtered logits: P is the argmax")
+    assert sampling.temperature > 0, "temperature 0 has no filtered logits: P is the argmax"
     logits_RV = logits_RV.float()
     if sampling.temperature != 1:
         logits_RV = TemperatureLogitsWarper(float(sampling.temperature))(None, logits_RV)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from eagle_fsd.config import BadInput, TreeConfig
+from eagle_fsd.config import TreeConfig
 
 
 @dataclass(frozen=True)
@@ -106,11 +106,11 @@ class DraftTree:
     ) -> "DraftTree":
         """A tree without draft distributions; `parents[0]` is 0 and parents come first."""
         if not tokens or len(tokens) != len(parents) or parents[0] != 0:
-            raise BadInput(f"not a tree: tokens {tokens!r}, parents {parents!r}")
+            raise ValueError(f"not a tree: tokens {tokens!r}, parents {parents!r}")
         depth = [0]
         for node, parent in enumerate(parents[1:], start=1):
             if not 0 <= parent < node:
-                raise BadInput(f"parent {parent} of node {node} must be one of 0..{node - 1}")
+                raise ValueError(f"parent {parent} of node {node} must be one of 0..{node - 1}")
             depth.append(depth[parent] + 1)
         return cls.from_tensors(
             torch.tensor(tokens, device=device),

@@ -116,12 +116,10 @@ def nltk_data_dir() -> Path:
 def cut_to_whole_records(text: str) -> str:
     """An indented JSON list of objects that was cut off somewhere, without the torn last object.
 
-    Raises:
-        BadInput: no object is whole.
+    At least one object must be whole.
     """
     end = text.rfind("\n  },\n  {")
-    if end < 0:
-        raise BadInput("the cut-off JSON list holds no whole record")
+    assert end >= 0, "the cut-off JSON list holds no whole record"
     return text[:end] + "\n  }\n]"
 
 

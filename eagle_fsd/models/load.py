@@ -1,6 +1,5 @@
 """Targets, tokenizers and heads by name, checked by their configs before weights load."""
 
-import json
 from pathlib import Path
 
 import torch
@@ -39,7 +38,7 @@ def load_target_config(name: str) -> PretrainedConfig:
     path, options = _source(name)
     try:
         config = AutoConfig.from_pretrained(path, **options)
-    except (OSError, ValueError, json.JSONDecodeError) as error:
+    except (OSError, ValueError) as error:
         raise BadInput(
             f"unknown target {name!r}: give {EMBEDDED_TARGET!r} (embedded), a folder with "
             f"config.json, a .gguf file, or a hub id that can be reached ({error})"
@@ -107,13 +106,13 @@ def load_target(
         # transformers 5.23 would keep GGUF weights packed
         weights["quantization_config"] = GgufConfig(dequantize=True)
     placement = {"device_map": "auto"} if device == "auto" else {}
+    tokenizer = load_tokenizer(name)
     try:
-        tokenizer = load_tokenizer(name)
         model = AutoModelForCausalLM.from_pretrained(
             path, config=config, dtype=DTYPES[dtype], **weights, **placement
         )
-    except OSError as error:
-        raise BadInput(f"target {name!r} is incomplete: {error}") from error
+    except (OSError, ValueError) as error:
+        raise BadInput(f"target {name!r} does not load: {error}") from error
     if device != "auto":
         model.to(device)
     target = Target(model, feature_layers=feature_layers, engine=engine, keep_stock=keep_stock)

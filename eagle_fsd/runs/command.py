@@ -24,7 +24,19 @@ def run_command(
         arguments: of the command line; None: the process's own.
     """
     parser = HfArgumentParser(options)
-    ended_by(lambda: run(*parser.parse_args_into_dataclasses(arguments)))
+    ended_by(lambda: run(*parse(parser, arguments)))
+
+
+def parse(parser: HfArgumentParser, arguments: list[str] | None = None) -> tuple:
+    """An instance of each options class, and a namespace of the parser's other arguments if any.
+
+    Raises:
+        BadInput: an argument that the parser does not know; it would raise a plain ValueError.
+    """
+    *parsed, unknown = parser.parse_args_into_dataclasses(arguments, return_remaining_strings=True)
+    if unknown:
+        raise BadInput(f"unknown arguments {' '.join(unknown)}: see --help")
+    return tuple(parsed)
 
 
 def ended_by(work: Callable[[], None]) -> None:

@@ -25,7 +25,7 @@ def read_lines(path: Path, *, repair: bool = False) -> list[dict]:
     for number, line in enumerate(data.splitlines(keepends=True), start=1):
         try:
             if repair and not line.endswith(b"\n"):
-                raise BadInput("no line end")
+                raise ValueError("no line end")
             row = json.loads(line) if line.strip() else None
         except ValueError as error:
             if repair and good + len(line) == len(data):

@@ -164,7 +164,7 @@ def read_rows(name: str, rows: Rows, placed: Iterable[tuple[str, object]]) -> Ta
             if not isinstance(row, dict):
                 raise BadInput(f"expected an object, got {row!r:.200}")
             question = rows.to_question(row, number)
-        except ValueError as error:
+        except BadInput as error:
             raise BadInput(f"{place}: {error}") from error
         if question.question_id in questions:
             raise BadInput(f"{place}: the id {question.question_id!r} occurs twice")

@@ -59,7 +59,7 @@ def arm_rows(run: RunData) -> list[dict]:
     """
     try:
         rows = summarize(run.records, timed=run.timed)
-    except ValueError as error:
+    except BadInput as error:
         raise BadInput(f"{run.folder}: {error}") from error
     found = []
     for row in rows:

@@ -114,7 +114,7 @@ def _read_settings(path: Path) -> tuple[dict, list[dict]]:
         settings = json.loads(path.read_text(encoding="utf-8"))
         options, sessions = settings["options"], settings["sessions"]
         if not all(isinstance(options.get(key), str) for key in ("target", "dtype")):
-            raise BadInput("its options name no target and dtype")
+            raise ValueError("its options name no target and dtype")
         return options, list(sessions)
     except KeyError as error:
         raise BadInput(f"{path} lacks {error}: made by an older version? Run it again") from error

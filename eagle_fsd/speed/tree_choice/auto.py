@@ -119,7 +119,7 @@ def _costs(
 def _stored_survey(value: dict, trees: int) -> Survey:
     found = Survey(tuple(value["tokens_per_round"]), value["rounds"])
     if len(found.tokens_per_round) != trees:
-        raise BadInput(f"{len(found.tokens_per_round)} figures for {trees} trees")
+        raise ValueError(f"{len(found.tokens_per_round)} figures for {trees} trees")
     return found
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from eagle_fsd.config import BadInput, TreeConfig
+from eagle_fsd.config import TreeConfig
 
 Curve = Mapping[int, float]
 """Milliseconds at measured points, at least one."""
@@ -84,9 +84,9 @@ def at(curve: Curve, point: float) -> float:
 
 
 def check_curve(curve: Curve) -> None:
-    """Raises BadInput unless it holds at least one point, and times only."""
+    """Raises ValueError unless it holds at least one point, and times only."""
     if not curve or not all(0 <= value < float("inf") for value in curve.values()):
-        raise BadInput(f"not a curve of milliseconds: {curve}")
+        raise ValueError(f"not a curve of milliseconds: {curve}")
 
 
 def curve_to_json(curve: Curve) -> dict[str, float]:

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from eagle_fsd.config import BadInput
 from eagle_fsd.runs.jsonl import write_json
 
 Measured = TypeVar("Measured")
@@ -41,7 +40,7 @@ def kept(
         kind: first part of the file's name.
         key: JSON-able; what the measurement depends on.
         measure: makes it; a broken file is measured anew, with a warning.
-        to_json, from_json: the file's "measured" field. from_json raises BadInput, KeyError,
+        to_json, from_json: the file's "measured" field. from_json raises ValueError, KeyError,
             TypeError or AttributeError on what it cannot read.
         retune: measure even if there is a file.
     """
@@ -52,7 +51,7 @@ def kept(
         try:
             stored = json.loads(path.read_text(encoding="utf-8"))
             if stored["key"] != key:
-                raise BadInput("its key is another one")
+                raise ValueError("its key is another one")
             return from_json(stored["measured"])
         except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
             _warn(f"{path} is broken ({type(error).__name__}: {error}); measuring again")

@@ -45,7 +45,7 @@ class Survey:
 
     def __post_init__(self):
         if self.rounds < 1 or not all(1 <= value for value in self.tokens_per_round):
-            raise BadInput(f"not a survey: {self.rounds} rounds, {self.tokens_per_round}")
+            raise ValueError(f"not a survey: {self.rounds} rounds, {self.tokens_per_round}")
 
 
 def survey(

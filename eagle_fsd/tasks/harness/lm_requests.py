@@ -44,7 +44,10 @@ def read_generation(
             f"generation_kwargs {', '.join(f'{name}={settings[name]}' for name in unknown)} cannot "
             f"be had with eagle_fsd; known: {', '.join(GENERATION_KEYS)}"
         )
-    temperature = float(settings.get("temperature", 0.0)) if settings["do_sample"] else 0.0
-    top_k, top_p = int(settings.get("top_k", 0)), float(settings.get("top_p", 1.0))
+    try:
+        temperature = float(settings.get("temperature", 0.0)) if settings["do_sample"] else 0.0
+        top_k, top_p = int(settings.get("top_k", 0)), float(settings.get("top_p", 1.0))
+    except (TypeError, ValueError) as error:
+        raise BadInput(f"generation_kwargs {gen_kwargs} hold no number: {error}") from error
     until = tuple(string for string in settings["until"] if string)
     return SamplingConfig(temperature, top_k, top_p), settings["max_gen_toks"], until
