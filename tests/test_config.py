@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from eagle_fsd.config import AcceptConfig, SamplingConfig, TreeConfig
+from eagle_fsd.config import AcceptConfig, BadInput, SamplingConfig, TreeConfig
 from eagle_fsd.decoding.tree import TreeGrower
 
 
@@ -24,7 +24,7 @@ from eagle_fsd.decoding.tree import TreeGrower
 )
 def test_impossible_trees_are_refused(drafts, depth, top_k, message):
     """A shape that cannot be drafted is an error that names its numbers."""
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(BadInput, match=message):
         TreeConfig(drafts, depth, top_k)
 
 
@@ -66,7 +66,7 @@ def test_upstream_default_shape():
 )
 def test_impossible_sampling_is_refused(values, message):
     """Numbers outside their range, NaN included."""
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(BadInput, match=message):
         SamplingConfig(**values)
 
 
@@ -83,7 +83,7 @@ def test_impossible_sampling_is_refused(values, message):
 )
 def test_unknown_acceptance_is_refused(values, message):
     """Every name is checked against its table, and the error lists it."""
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(BadInput, match=message):
         AcceptConfig(**values)
 
 
@@ -91,7 +91,7 @@ def test_combinations_without_meaning_are_refused():
     """At temperature 0 both rows are one-hot: `processed` and `sample` need a temperature."""
     greedy, warm = SamplingConfig(), SamplingConfig(temperature=0.7)
     for values in ({"logits": "processed"}, {"child": "sample"}):
-        with pytest.raises(ValueError, match="needs temperature > 0"):
+        with pytest.raises(BadInput, match="needs temperature > 0"):
             AcceptConfig(**values).check_with(greedy)
         AcceptConfig(**values).check_with(warm)
         AcceptConfig(rule="exact", **values).check_with(greedy)  # never looks at either

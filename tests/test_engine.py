@@ -19,7 +19,7 @@ from tiny import (
     tiny_head,
 )
 
-from eagle_fsd.config import AcceptConfig, TreeConfig
+from eagle_fsd.config import AcceptConfig, BadInput, TreeConfig
 from eagle_fsd.decoding.drafter import RootDrafter
 from eagle_fsd.decoding.target import Target
 from eagle_fsd.decoding.tree import DraftTree
@@ -181,11 +181,11 @@ def test_engines_are_chosen_and_refused_by_device():
     assert choose_engine("auto", device="auto", dtype=torch.bfloat16) == "folded"
     expected = "packed" if can_pack(torch.float32) else "folded"
     assert choose_engine("auto", device="cpu", dtype=torch.float32) == expected
-    with pytest.raises(ValueError, match="unknown engine 'fast'.*packed"):
+    with pytest.raises(BadInput, match="unknown engine 'fast'.*packed"):
         choose_engine("fast", device="cpu", dtype=torch.float32)
-    with pytest.raises(ValueError, match="'graphs' needs one CUDA device; here it is cpu"):
+    with pytest.raises(BadInput, match="'graphs' needs one CUDA device; here it is cpu"):
         choose_engine("graphs", device="cpu", dtype=torch.float32)
-    with pytest.raises(ValueError, match="'packed' needs a CPU"):
+    with pytest.raises(BadInput, match="'packed' needs a CPU"):
         choose_engine("packed", device="cuda", dtype=torch.float32)
 
 

@@ -10,7 +10,7 @@ from test_commands import load_command
 from tiny import FAMILIES, prompt_tokens, tiny_head, tiny_target
 from transformers import AutoModelForCausalLM, LlamaConfig, MixtralConfig
 
-from eagle_fsd.config import AcceptConfig, TreeConfig
+from eagle_fsd.config import AcceptConfig, BadInput, TreeConfig
 from eagle_fsd.decoding.drafter import Drafter, RootDrafter
 from eagle_fsd.decoding.loop import DecodeConfig, StopConfig
 from eagle_fsd.decoding.target import Target
@@ -88,7 +88,7 @@ def load_config(**changes) -> LlamaConfig:
 def test_what_cannot_fit_is_refused():
     device = torch.device("cpu")
     random_weights.check_memory({"target": 2**20}, device)
-    with pytest.raises(ValueError, match=r"target 1.05e\+06, head 2\).* cpu has"):
+    with pytest.raises(BadInput, match=r"target 1.05e\+06, head 2\).* cpu has"):
         random_weights.check_memory({"target": 2**50, "head": 2**31}, device)
 
 
@@ -274,7 +274,7 @@ def test_refused_before_weights_are_made(tmp_path, options, words):
 
 def test_a_target_with_experts_is_refused(tmp_path):
     MixtralConfig(num_local_experts=4, num_hidden_layers=1).save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match="4 experts"):
+    with pytest.raises(BadInput, match="4 experts"):
         load_shape(str(tmp_path))
 
 

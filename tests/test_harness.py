@@ -19,6 +19,7 @@ from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
 from tiny_folder import write_random_head, write_target
 
+from eagle_fsd.config import BadInput
 from eagle_fsd.evaluation.arms import turn_record
 from eagle_fsd.evaluation.metrics import summarize
 from eagle_fsd.tasks.harness import FuzzyLM, read_generation
@@ -97,7 +98,7 @@ def test_a_greedy_continuation_is_told(models, exact):
 
 
 def test_a_continuation_that_cannot_be_rated_is_refused(exact):
-    with pytest.raises(ValueError, match="0 tokens"):
+    with pytest.raises(BadInput, match="0 tokens"):
         exact._loglikelihood_tokens([(None, [3, 4], [])])
 
 
@@ -155,11 +156,11 @@ def test_all_requests_are_checked_before_the_first_is_answered(models):
     lm = fuzzy_lm(models, rule="fsd", logits="processed")
     sampled = {"do_sample": True, "temperature": 0.5}
     asked = instances("generate_until", [("Why?", sampled), ("Why?", {"num_beams": 4})])
-    with pytest.raises(ValueError, match="num_beams=4"):
+    with pytest.raises(BadInput, match="num_beams=4"):
         lm.generate_until(asked)
-    with pytest.raises(ValueError, match="processed"):
+    with pytest.raises(BadInput, match="processed"):
         lm.generate_until(generations())
-    with pytest.raises(ValueError, match="no room for a prompt"):
+    with pytest.raises(BadInput, match="no room for a prompt"):
         lm.generate_until(generations(max_gen_toks=2048, **sampled))
     assert lm.figures() == {}
 
@@ -174,8 +175,10 @@ def test_generation_kwargs():
         {"max_new_tokens": 5, "temperature": 1, "top_p": 0.9, "top_k": 3}, 9
     )
     assert (sampling.top_p, sampling.top_k, budget) == (0.9, 3, 5)
-    with pytest.raises(ValueError, match="repetition_penalty=1.1"):
+    with pytest.raises(BadInput, match="repetition_penalty=1.1"):
         read_generation({"repetition_penalty": 1.1}, 9)
+    with pytest.raises(BadInput, match="'warm'.*cannot be read"):
+        read_generation({"temperature": "warm", "do_sample": True}, 9)
 
 
 def test_stop_strings_may_be_special_tokens(models, exact):
@@ -192,11 +195,11 @@ def test_answer_cache_is_of_one_set_of_options(models, tmp_path):
     again = fuzzy_lm(models, rule="fsd", threshold=0.1)
     assert CachingLM(again, path).generate_until(generations()) == texts
     assert again.figures() == {} and first.figures()["all"]["answers"] == len(PROMPTS)
-    with pytest.raises(ValueError, match='"threshold": 0.1'):
+    with pytest.raises(BadInput, match='"threshold": 0.1'):
         CachingLM(fuzzy_lm(models, rule="fsd", threshold=0.2), path)
     other = str(tmp_path / "other.db")
     CachingLM(hf_lm(models), other).generate_until(generations())
-    with pytest.raises(ValueError, match="another model"):
+    with pytest.raises(BadInput, match="another model"):
         CachingLM(first, other)
 
 
@@ -211,7 +214,7 @@ def test_answer_cache_and_repeats(models, tmp_path):
             instances("generate_until", [("Why?", settings)], repeats=repeats) * repeats
         )
 
-    with pytest.raises(ValueError, match="temperature=1 .* all 2 repeats .* do_sample=true"):
+    with pytest.raises(BadInput, match="temperature=1 .* all 2 repeats .* do_sample=true"):
         ask(cached)
     assert cached.lm.figures() == {}
     once = ask(cached, do_sample=True)
@@ -234,10 +237,10 @@ def test_chat_templates(models, exact):
     assert vicuna.tok_encode(vicuna.apply_chat_template(history)) == vicuna.model.prompt_ids(
         history
     )
-    with pytest.raises(ValueError, match="gen_prefix"):
+    with pytest.raises(BadInput, match="gen_prefix"):
         vicuna.apply_chat_template(begun, add_generation_prompt=False)
     vicuna.options.conv_template, vicuna.tokenizer.chat_template = "", None
-    with pytest.raises(ValueError, match="conv_template"):
+    with pytest.raises(BadInput, match="conv_template"):
         vicuna.chat_template(True)
 
 

@@ -20,8 +20,10 @@ from transformers import (
     PretrainedConfig,
     PreTrainedTokenizerFast,
     T5Config,
+    ViTConfig,
 )
 
+from eagle_fsd.config import BadInput
 from eagle_fsd.models.load import load_head, load_target, load_target_config
 
 
@@ -64,9 +66,9 @@ def test_target_loads_in_half_precision(tmp_path, dtype):
 
 
 def test_unknown_dtype_is_refused(tmp_path):
-    """A dtype outside the table is a ValueError that lists it."""
+    """A dtype outside the table is a BadInput that lists it."""
     random_model(FAMILIES["llama"](), seed=0).save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match="float64.*bfloat16"):
+    with pytest.raises(BadInput, match="float64.*bfloat16"):
         load_target(str(tmp_path), dtype="float64")
 
 
@@ -92,8 +94,16 @@ def test_unsupported_targets_are_refused_by_their_config_alone(tmp_path, kind):
     config: PretrainedConfig = make()
     config.save_pretrained(tmp_path)
     for load in (load_target_config, load_target):
-        with pytest.raises(ValueError, match=message):
+        with pytest.raises(BadInput, match=message):
             load(str(tmp_path))
+
+
+def test_a_model_that_writes_no_text_is_refused(tmp_path):
+    """transformers raises a ValueError of its own here; a user sees ours, in one line."""
+    ViTConfig().save_pretrained(tmp_path)
+    save_tokenizer(tmp_path)
+    with pytest.raises(BadInput, match=f"target '{tmp_path}' does not load"):
+        load_target(str(tmp_path))
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -109,9 +119,9 @@ def test_supported_configs_are_taken(tmp_path, family):
 
 @pytest.mark.parametrize("name", ["nobody/nothing-here", "nothing-here", "not a name", "a/b/c", ""])
 def test_unknown_targets_are_refused(offline, name):
-    """No folder and no hub: a ValueError that repeats the name and says what may be given."""
+    """No folder and no hub: a BadInput that repeats the name and says what may be given."""
     began = time.perf_counter()
-    with pytest.raises(ValueError, match=f"unknown target '{name}'.*smollm2.*folder"):
+    with pytest.raises(BadInput, match=f"unknown target '{name}'.*smollm2.*folder"):
         load_target_config(name)
     assert time.perf_counter() - began < 10
 
@@ -124,7 +134,7 @@ def test_folders_that_hold_no_target_are_refused(tmp_path, offline, files):
     """Empty folder, broken JSON, no model type, a model type that transformers does not know."""
     for name, text in files.items():
         (tmp_path / name).write_text(text)
-    with pytest.raises(ValueError, match="unknown target"):
+    with pytest.raises(BadInput, match="unknown target"):
         load_target_config(str(tmp_path))
 
 

@@ -9,7 +9,7 @@ from test_decode import EXACT
 from test_decode import run as run_one
 from tiny import prompt_tokens, tiny_target
 
-from eagle_fsd.config import AcceptConfig, SamplingConfig
+from eagle_fsd.config import AcceptConfig, BadInput, SamplingConfig
 from eagle_fsd.decoding.drafter import RootDrafter
 from eagle_fsd.decoding.loop import DecodeConfig, StopConfig, decode_rounds
 from eagle_fsd.decoding.tree import DraftTree
@@ -152,5 +152,5 @@ def test_sampling_emits_the_targets_law():
     ],
 )
 def test_refused_settings(settings, words):
-    with pytest.raises(ValueError, match=words):
+    with pytest.raises(BadInput, match=words):
         LookupDrafter(**settings)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from eagle_fsd.config import BadInput
 from eagle_fsd.runs.folder import Run
 from eagle_fsd.runs.provenance import describe_run, without_checkout
 
@@ -55,5 +56,5 @@ def test_a_run_of_paths_inside_the_checkout_can_be_continued(tmp_path):
     rows["exact"] = [record | {"question_id": 2, "session": "1"}]
     assert run.origin(rows)[1] == 1, "question 2 was answered in two sessions"
     del run  # the folder is free again
-    with pytest.raises(ValueError, match="other-head"):
+    with pytest.raises(BadInput, match="other-head"):
         answered(other, 3)

@@ -10,6 +10,7 @@ import time
 import pytest
 import torch
 
+from eagle_fsd.config import BadInput
 from eagle_fsd.speed.quiet import (
     BUSY,
     check_timing_alone,
@@ -66,10 +67,10 @@ def test_own_work_is_no_load_of_others(monkeypatch):
 def test_one_of_several_processes_is_refused(monkeypatch):
     """As accelerate and torchrun tell them by WORLD_SIZE; one process is alone."""
     monkeypatch.setenv("WORLD_SIZE", "3")
-    with pytest.raises(ValueError, match="3 processes.*without a launcher"):
+    with pytest.raises(BadInput, match="3 processes.*without a launcher"):
         check_timing_alone("cpu")
     monkeypatch.setenv("WORLD_SIZE", "many")
-    with pytest.raises(ValueError, match="WORLD_SIZE is 'many'.*unset"):
+    with pytest.raises(BadInput, match="WORLD_SIZE is 'many'.*unset"):
         process_count()
     monkeypatch.setenv("WORLD_SIZE", "1")
     assert process_count() == 1
@@ -78,7 +79,7 @@ def test_one_of_several_processes_is_refused(monkeypatch):
 
 
 def test_an_unknown_device_is_told():
-    with pytest.raises(ValueError, match="unknown device 'gpu'"):
+    with pytest.raises(BadInput, match="unknown device 'gpu'"):
         check_timing_alone("gpu")
 
 
@@ -103,6 +104,6 @@ def test_this_process_is_not_another():
 def test_a_neighbour_on_the_cuda_device_is_refused():
     """While it holds a context; when it has gone the device is ours."""
     code = "import torch; torch.zeros(1, device='cuda'); print('begun', flush=True); input()"
-    with other_process(code), pytest.raises(ValueError, match="other processes use cuda"):
+    with other_process(code), pytest.raises(BadInput, match="other processes use cuda"):
         check_timing_alone("cuda")
     assert not any("cuda" in warning for warning in check_timing_alone("cuda"))

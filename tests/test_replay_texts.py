@@ -3,7 +3,7 @@
 import pytest
 from tiny import prompt_tokens, tiny_target
 
-from eagle_fsd.config import AcceptConfig
+from eagle_fsd.config import AcceptConfig, BadInput
 from eagle_fsd.decoding.drafter import RootDrafter
 from eagle_fsd.decoding.loop import DecodeConfig, StopConfig, decode
 from eagle_fsd.decoding.target import Target
@@ -50,11 +50,11 @@ def test_texts_resume_after_a_torn_line_and_refuse_what_is_not_theirs(tmp_path):
     path.write_text(whole[:-20])
     stored(TextStore(tmp_path, {}), target, PROMPTS, StopConfig(23))
     assert path.read_text() == whole
-    with pytest.raises(ValueError, match="other settings.*dtype.*name another folder"):
+    with pytest.raises(BadInput, match="other settings.*dtype.*name another folder"):
         TextStore(tmp_path, {"dtype": "bfloat16"})
-    with pytest.raises(ValueError, match="another prompt for question 'a'"):
+    with pytest.raises(BadInput, match="another prompt for question 'a'"):
         TextStore(tmp_path, {}).find("a", "any", [5, 6], StopConfig(3))
-    with pytest.raises(ValueError, match="beyond the target's 251 positions: lower the budget"):
+    with pytest.raises(BadInput, match="beyond the target's 251 positions: lower the budget"):
         stored(TextStore(tmp_path, {}), target, {"x": ("any", [2] * 9)}, StopConfig(240))
 
 

@@ -4,6 +4,7 @@ import math
 
 import pytest
 
+from eagle_fsd.config import BadInput
 from eagle_fsd.evaluation.questions import Question
 from eagle_fsd.tasks.scorers import (
     SCORERS,
@@ -157,7 +158,7 @@ def test_what_cannot_be_scored_is_told(fault):
     scorer, asked, told = UNSCORABLE[fault]
     if scorer == "rouge":
         pytest.importorskip("rouge_score")
-    with pytest.raises(ValueError, match=told):
+    with pytest.raises(BadInput, match=told):
         check_scorable([asked], scorer, execute_code=True)
 
 
@@ -171,13 +172,13 @@ def test_what_cannot_be_scored_is_told(fault):
 )
 def test_unknown_instructions_are_told(wanted, told):
     pytest.importorskip("if_verifiable")
-    with pytest.raises(ValueError, match=told):
+    with pytest.raises(BadInput, match=told):
         check_scorable([instructions("?", **wanted)], "ifeval")
 
 
 def test_code_is_not_executed_unless_allowed():
     problem = question(prompt="def f():\n", test="def check(f): pass", entry_point="f")
-    with pytest.raises(ValueError, match="--execute_code"):
+    with pytest.raises(BadInput, match="--execute_code"):
         check_scorable([problem], "humaneval")
     check_scorable([problem], "humaneval", execute_code=True)
 

@@ -7,6 +7,7 @@ import random
 import pytest
 from hand_records import HAND, NO_ROUNDS, all_fuzzy, plain_rounds, record, turn
 
+from eagle_fsd.config import BadInput
 from eagle_fsd.evaluation.metrics import by_category, ceiling, is_looping, repetition, summarize
 
 
@@ -284,8 +285,8 @@ def test_looping(tokens, looping):
     ids=["no arm", "no answer", "none in common"],
 )
 def test_nothing_in_common_is_told(records):
-    """A ValueError that says so, not a division by zero."""
-    with pytest.raises(ValueError, match="question"):
+    """A BadInput that says so, not a division by zero."""
+    with pytest.raises(BadInput, match="question"):
         summarize(records)
 
 

@@ -22,6 +22,7 @@ from transformers import (
     PretrainedConfig,
 )
 
+from eagle_fsd.config import BadInput
 from eagle_fsd.decoding.target import Target
 from eagle_fsd.decoding.tree import DraftTree
 from eagle_fsd.engine.families import TESTED_FAMILIES
@@ -220,7 +221,7 @@ def test_other_families_that_do_not_work_are_refused():
     """A check finds what the config does not say: scaled logits (Cohere), ALiBi (MPT)."""
     for config, attention in [(CohereConfig(**SIZES), "sdpa"), (mpt(), "eager")]:
         model = random_model(config, seed=0, attention=attention)
-        with pytest.raises(ValueError, match=f"'{config.model_type}' are not supported.*llama"):
+        with pytest.raises(BadInput, match=f"'{config.model_type}' are not supported.*llama"):
             Target(model)
 
 
@@ -237,7 +238,7 @@ def test_a_family_is_refused_or_right(config):
         if config.model_type == "mpt":
             model.to(torch.bfloat16)
         target = Target(model)
-    except ValueError as error:
+    except BadInput as error:
         assert config.model_type in str(error)
         return
     target.model.float()  # the tree's own error, apart from rounding
@@ -254,5 +255,5 @@ def test_families_that_cannot_run_a_tree_at_all_are_refused_by_name(name):
         ),
     }[name]()
     model = random_model(config, seed=0, attention="eager")
-    with pytest.raises(ValueError, match=f"{name}.*not supported"):
+    with pytest.raises(BadInput, match=f"{name}.*not supported"):
         Target(model)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from tiny_folder import write_random_head, write_target
 
+from eagle_fsd.config import BadInput
 from eagle_fsd.evaluation.questions import Question
 from eagle_fsd.tasks.scorers import SCORERS, check_scorable
 from eagle_fsd.tasks.task_scores import compare_scores, read_records, score_records, score_tables
@@ -124,7 +125,7 @@ BROKEN = {
 @pytest.mark.parametrize("fault", BROKEN)
 def test_broken_files_are_told(tmp_path, fault):
     kind, lines, told = BROKEN[fault]
-    with pytest.raises(ValueError, match=told):
+    with pytest.raises(BadInput, match=told):
         read_task(f"{kind}:{write_lines(tmp_path / 'x.jsonl', *lines)}")
 
 
@@ -139,7 +140,7 @@ UNKNOWN = {
 @pytest.mark.parametrize("source", UNKNOWN)
 def test_unknown_sources_are_told(source):
     """The last one offline, as all tests are."""
-    with pytest.raises(ValueError, match=UNKNOWN[source]):
+    with pytest.raises(BadInput, match=UNKNOWN[source]):
         read_task(source)
 
 
@@ -178,10 +179,10 @@ def test_scores_of_a_run_by_hand(tmp_path):
 
 
 def test_a_task_that_was_not_answered_is_told(tmp_path):
-    with pytest.raises(ValueError, match="such as 7"):
+    with pytest.raises(BadInput, match="such as 7"):
         score_records({"plain": [record(7, "x")]}, [Question(1, "x", ["?"])], None, tmp_path)
     assert not list(tmp_path.iterdir())
-    with pytest.raises(ValueError, match="holds no records"):
+    with pytest.raises(BadInput, match="holds no records"):
         read_records(tmp_path)
 
 
@@ -195,7 +196,7 @@ def test_records_that_are_being_written(tmp_path, capsys):
     assert "plain.jsonl: its last line is torn" in capsys.readouterr().err
     assert path.read_text() == before
     write_lines(path, record(1, "x"), "{torn", record(2, "y"))
-    with pytest.raises(ValueError, match="line 2 is no JSON"):
+    with pytest.raises(BadInput, match="line 2 is no JSON"):
         read_records(tmp_path)
 
 

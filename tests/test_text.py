@@ -6,6 +6,7 @@ import pytest
 from tiny_folder import write_target
 from transformers import AutoTokenizer
 
+from eagle_fsd.config import BadInput
 from eagle_fsd.evaluation.questions import Question, read_questions, spread
 from eagle_fsd.models.chat import prompt_ids
 from eagle_fsd.runs.jsonl import append_line, read_lines, write_lines
@@ -59,10 +60,10 @@ def test_fastchat_conversations_do_not_leak_into_one_another(tokenizer):
 
 def test_no_template_and_an_unknown_one_are_told(tokenizer):
     """With the remedy, and with the names that are known."""
-    with pytest.raises(ValueError, match=r"'vicunja'.*vicuna_v1\.1"):
+    with pytest.raises(BadInput, match=r"'vicunja'.*vicuna_v1\.1"):
         prompt_ids(tokenizer, CONVERSATION, conv_template="vicunja")
     tokenizer.chat_template = None
-    with pytest.raises(ValueError, match="conv_template"):
+    with pytest.raises(BadInput, match="conv_template"):
         prompt_ids(tokenizer, CONVERSATION)
 
 
@@ -79,7 +80,7 @@ def test_no_template_and_an_unknown_one_are_told(tokenizer):
 )
 def test_an_empty_prompt_is_refused(tokenizer, messages, template):
     """An empty assistant turn is none: only what the user gives is checked."""
-    with pytest.raises(ValueError, match="empty"):
+    with pytest.raises(BadInput, match="empty"):
         prompt_ids(tokenizer, messages, conv_template=template)
 
 
@@ -146,7 +147,7 @@ def test_a_broken_line_in_the_middle_is_refused(tmp_path, repair):
     path = tmp_path / "rows.jsonl"
     path.write_text('{"id": 1}\n\n{"id": 2\n{"id": 3}\n')
     before = path.read_bytes()
-    with pytest.raises(ValueError, match=r"rows\.jsonl, line 3 "):
+    with pytest.raises(BadInput, match=r"rows\.jsonl, line 3 "):
         read_lines(path, repair=repair)
     assert path.read_bytes() == before
 
@@ -157,10 +158,10 @@ def test_without_repair_a_torn_line_is_refused_and_kept(tmp_path):
     path.write_text('{"id": 1}\n\n{"id": 2}')
     assert read_lines(path) == [{"id": 1}, {"id": 2}]
     path.write_text('{"id": 1}\n{"id"')
-    with pytest.raises(ValueError, match="line 2"):
+    with pytest.raises(BadInput, match="line 2"):
         read_lines(path)
     assert path.read_text() == '{"id": 1}\n{"id"'
-    with pytest.raises(ValueError, match="gone"):
+    with pytest.raises(BadInput, match="gone"):
         read_lines(tmp_path / "gone")
 
 
@@ -199,19 +200,19 @@ BAD_QUESTIONS = {
 
 @pytest.mark.parametrize("fault", BAD_QUESTIONS)
 def test_a_bad_question_is_told(tmp_path, fault):
-    """One ValueError that names the file and which question."""
+    """One BadInput that names the file and which question."""
     row, told = BAD_QUESTIONS[fault]
-    with pytest.raises(ValueError, match=told) as error:
+    with pytest.raises(BadInput, match=told) as error:
         read_questions(question_file(tmp_path, GOOD, row))
     assert "question.jsonl" in str(error.value) and "2" in str(error.value)
 
 
 def test_no_question_and_a_broken_line(tmp_path):
     """An empty file and a line that is no JSON are told apart."""
-    with pytest.raises(ValueError, match="no question"):
+    with pytest.raises(BadInput, match="no question"):
         read_questions(question_file(tmp_path))
     (tmp_path / "question.jsonl").write_text(json.dumps(GOOD) + "\n{torn\n")
-    with pytest.raises(ValueError, match="line 2"):
+    with pytest.raises(BadInput, match="line 2"):
         read_questions(tmp_path / "question.jsonl")
 
 
@@ -229,5 +230,5 @@ def test_spread_takes_the_first_of_each_category_then_the_second():
     for n in range(2, 10):
         assert set(chosen[n - 1]) < set(chosen[n])
     for count in (0, -1, 10):
-        with pytest.raises(ValueError, match=str(count)):
+        with pytest.raises(BadInput, match=str(count)):
             spread(questions, count)

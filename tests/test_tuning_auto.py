@@ -9,7 +9,7 @@ from test_commands import load_command
 from tiny_folder import write_random_head, write_target
 
 from eagle_fsd.api import Model, load
-from eagle_fsd.config import AcceptConfig, SamplingConfig, TreeConfig
+from eagle_fsd.config import AcceptConfig, BadInput, SamplingConfig, TreeConfig
 from eagle_fsd.decoding.loop import DecodeConfig, decode
 from eagle_fsd.drafters.eagle import EagleDrafter
 from eagle_fsd.models.load import load_head
@@ -131,12 +131,12 @@ def test_a_key_knows_the_head(model, folders):
 
 def test_what_cannot_be_tuned_is_refused(model, folders, tmp_path):
     plain = load(str(folders[0]), head=None, dtype="float32")
-    with pytest.raises(ValueError, match="without a draft head"):
+    with pytest.raises(BadInput, match="without a draft head"):
         chosen(plain, None)
     short = write_target(tmp_path / "short", max_positions=90, layers=2)
-    with pytest.raises(ValueError, match="90 positions"):
+    with pytest.raises(BadInput, match="90 positions"):
         chosen(load(str(short), head=str(folders[1]), dtype="float32"), None)
-    with pytest.raises(ValueError, match="repeats"):
+    with pytest.raises(BadInput, match="repeats"):
         replace(TUNING, repeats=0)
 
 

@@ -35,7 +35,12 @@ def read_generation(
     Raises:
         BadInput: a setting that is out of range or that decoding here does not have.
     """
-    settings = dict(normalize_gen_kwargs(gen_kwargs, max_gen_toks))
+    try:
+        settings = dict(normalize_gen_kwargs(gen_kwargs, max_gen_toks))
+        temperature = float(settings.get("temperature", 0.0)) if settings["do_sample"] else 0.0
+        top_k, top_p = int(settings.get("top_k", 0)), float(settings.get("top_p", 1.0))
+    except (TypeError, ValueError) as error:
+        raise BadInput(f"generation_kwargs {gen_kwargs} cannot be read: {error}") from error
     if settings.get("num_beams", 1) == 1:
         settings.pop("num_beams", None)
     unknown = [name for name in settings if name not in GENERATION_KEYS]
@@ -44,10 +49,5 @@ def read_generation(
             f"generation_kwargs {', '.join(f'{name}={settings[name]}' for name in unknown)} cannot "
             f"be had with eagle_fsd; known: {', '.join(GENERATION_KEYS)}"
         )
-    try:
-        temperature = float(settings.get("temperature", 0.0)) if settings["do_sample"] else 0.0
-        top_k, top_p = int(settings.get("top_k", 0)), float(settings.get("top_p", 1.0))
-    except (TypeError, ValueError) as error:
-        raise BadInput(f"generation_kwargs {gen_kwargs} hold no number: {error}") from error
     until = tuple(string for string in settings["until"] if string)
     return SamplingConfig(temperature, top_k, top_p), settings["max_gen_toks"], until
