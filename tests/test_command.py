@@ -1,5 +1,7 @@
 """The ends of every command: bad input in one line, an error of ours with its traceback, Ctrl-C."""
 
+import os
+import signal
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -7,7 +9,7 @@ import pytest
 
 from eagle_fsd.config import BadInput
 from eagle_fsd.evaluation.stats import mcnemar
-from eagle_fsd.runs.command import ended_by, run_command
+from eagle_fsd.runs.command import ended_by, held_interrupt, run_command
 from eagle_fsd.runs.jsonl import read_lines
 
 
@@ -64,3 +66,14 @@ def test_ctrl_c_tells_how_to_go_on(capsys):
         ended_by(interrupt)
     assert end.value.code == 130
     assert capsys.readouterr().err == "interrupted: the same command goes on where it was\n"
+
+
+def test_the_first_interrupt_is_told_and_the_second_interrupts(capsys):
+    """And behind the loop Ctrl-C is as before."""
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt), held_interrupt() as interrupted:
+        assert not interrupted()
+        os.kill(os.getpid(), signal.SIGINT)
+        assert interrupted() and "saving" in capsys.readouterr().err
+        os.kill(os.getpid(), signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is before

@@ -133,3 +133,28 @@ def test_features_are_those_of_the_text(family):
         assert got_LD[-1].eq(0).all()
         torch.testing.assert_close(got_LD[:-1].float(), wanted_LD[:-1], rtol=2**-7, atol=2e-3)
     assert run(target, requests()[:1], batch_size=1)[(0,)].features_LD is None
+
+
+@pytest.mark.parametrize(("asked_before", "begun"), [(0, 0), (1, 0), (2, 4), (5, 10), (8, 11)])
+def test_a_stop_gives_out_what_is_under_way(asked_before, begun):
+    """Before anything, between two prefills of the first batch, and after some tokens: each row is
+    the beginning of what it would have said, and prompts that were not run are not begun.
+
+    (A time limit was looked at only when a dialogue ended: two minutes took five.)
+    """
+    target = tiny_target("llama")
+    whole = run(target, requests(), batch_size=11)
+    calls = []
+
+    def stop(tokens: int) -> bool:
+        calls.append(tokens)
+        return len(calls) > asked_before
+
+    generator = BatchGenerator(target, batch_size=11, tokens_per_prefill=40)
+    left = requests()
+    got = list(generator.run(lambda: left.pop(0) if left else None, stop=stop))
+    assert len(got) == begun
+    for completion in got:
+        tokens = completion.tokens
+        assert tokens == whole[completion.request.key].tokens[: len(tokens)]
+    assert all(len(c.tokens) < 23 for c in got)

@@ -3,12 +3,14 @@
 import json
 import re
 import shutil
+import time
 from pathlib import Path
 
 import pytest
 import torch
 from test_commands import load_command
 from tiny_folder import write_target
+from transformers import LlamaForCausalLM
 
 from eagle_fsd.models.chat import prompt_ids
 from eagle_fsd.models.load import load_target
@@ -204,8 +206,44 @@ def test_budgets(tmp_path, target):
     more = content(output)
     assert sum(sum(mask) for _, _, mask in more.values()) >= 250
     assert {k: more[k] for k in first} == first
-    main(options(target, tmp_path / "timed.jsonl", "--minutes", "0.005"))
+    main(options(target, tmp_path / "timed.jsonl", "--minutes", "0.03"))
     assert content(tmp_path / "timed.jsonl")
+
+
+@pytest.fixture(scope="module")
+def mute(target, tmp_path_factory):
+    """A target that never ends what it says."""
+    folder = Path(shutil.copytree(target, tmp_path_factory.mktemp("mute") / "target"))
+    model = LlamaForCausalLM.from_pretrained(folder)
+    model.lm_head.weight.data *= 20
+    model.lm_head.weight.data[:2] = 0  # <s> and </s>
+    model.save_pretrained(folder)
+    return folder
+
+
+def test_minutes_hold_while_the_first_batch_runs(tmp_path, mute):
+    """Answers under way are cut at the limit: two minutes took as long as the longest answer. A
+    user turn that the clock cut is no dropped one: more time asks it again."""
+    output = tmp_path / "data.jsonl"
+    limits = ("--batch_size", "64", "--minutes", "0.05")
+    began = time.monotonic()
+    long = ("--max_new_tokens", "1500", "--max_prompt_tokens", "40")
+    path = tmp_path / "prompts.jsonl"
+    path.write_text("".join(json.dumps(f"Question {i}?") + "\n" for i in range(64)))
+    main(options(mute, output, *limits, *long, sources=(str(path),)))
+    assert time.monotonic() - began < 15
+    rows = lines(output)
+    assert 0 < len(rows) <= 64 and not all(row["finished"] for row in rows)
+    assert not (tmp_path / "data.dropped.jsonl").exists()
+
+
+def test_a_source_that_yields_nothing_stops_with_advice(tmp_path, target, mute):
+    """A target that does not end its own user turns was asked for ever."""
+    with pytest.raises(SystemExit, match="yields too little: of 128 user turns .* --sources"):
+        main(options(mute, tmp_path / "data.jsonl", "--dialogues", "5", "--batch_size", "64"))
+    (tmp_path / "prompts.jsonl").write_text(json.dumps("long " * 300) + "\n")
+    with pytest.raises(SystemExit, match="no dialogue was made .1 prompt too long"):
+        main(options(target, tmp_path / "none.jsonl", sources=(str(tmp_path / "prompts.jsonl"),)))
 
 
 def test_features_while_generating(tmp_path, target):

@@ -275,3 +275,20 @@ def test_other_families_by_the_same_command(data, tmp_path, family, head_type):
     rows = log_rows(output)
     assert rows[-1]["ce"] < rows[0]["ce"]
     assert_decodes_exactly(output, folder)
+
+
+def test_a_training_that_diverges_writes_no_head(features, target, data, tmp_path):
+    """A NaN head was written and reported as a success. The step and the remedy are named."""
+    changes = {"learning_rate": 1000, "features": features}
+    told = refused(*options(target, data, tmp_path / "head", **changes))
+    assert "diverged at step" in told and "1000" in told and "--learning_rate" in told
+    assert not (tmp_path / "head" / "model.safetensors").exists()
+
+
+def test_a_held_out_dialogue_shorter_than_the_validation(target, tmp_path):
+    """A depth of 7 levels over 4 tokens ended in a traceback, after the training."""
+    path = tmp_path / "data.jsonl"
+    path.write_text(8 * (json.dumps({"prompt_ids": [2], "answer_ids": [4, 5, 6]}) + "\n"))
+    output = train(target, path, tmp_path / "head", held_out=1, validate_depth=7, steps=1)
+    record = json.loads((output / "training.json").read_text())
+    assert record["held_out"]["positions"] == [2, 1, 0, 0, 0, 0, 0]

@@ -4,6 +4,7 @@ import json
 import os
 import random
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -184,6 +185,27 @@ def test_the_log_has_every_step_once(unbroken, killed, features, target, data, t
         COMMAND.main(options(target, data, output, **FAST, features=features))
         assert log_rows(output) == log_rows(unbroken)
         assert same(weights(output), weights(unbroken))
+
+
+def test_interrupted_it_saves_and_goes_on(unbroken, features, target, data, tmp_path, capfd):
+    """Ctrl-C long before the first save lost everything, with a traceback; and the resumed run
+    claimed to have started at random."""
+    output = tmp_path / "head"
+    arguments = options(target, data, output, **FAST, features=features)
+    process = started(sys.executable, SCRIPT, *arguments)
+    while not (output / "log.jsonl").is_file():
+        assert process.poll() is None
+        time.sleep(0.002)
+    process.send_signal(signal.SIGINT)
+    _, told = process.communicate(timeout=60)
+    assert process.returncode == 130 and "Traceback" not in told
+    assert "the same command goes on" in told
+    step = saved_step(output)
+    assert 0 < step < STEPS and not (output / "model.safetensors").exists()
+    COMMAND.main(arguments)
+    told = capfd.readouterr().out
+    assert f"goes on behind step {step}" in told and "at random" not in told
+    assert log_rows(output) == log_rows(unbroken) and same(weights(output), weights(unbroken))
 
 
 def test_an_existing_output_of_other_options_is_refused(unbroken, features, target, data, tmp_path):

@@ -6,7 +6,8 @@ import json
 import pytest
 import torch
 
-from eagle_fsd.training.data import Dialogue, make_batch, read_dialogues, supervised
+from eagle_fsd.config import BadInput
+from eagle_fsd.training.data import Dialogue, digest, make_batch, read_dialogues, supervised
 
 
 def answered(ids: list[int], start: int) -> Dialogue:
@@ -238,3 +239,23 @@ def test_features_of_another_length_are_refused(rows):
     """One row per token, or an error: two rows for four tokens were broadcast over all of them."""
     with pytest.raises((ValueError, RuntimeError, AssertionError)):
         make_batch([answered([1, 2, 3, 4], 2)], [numbered(0, rows)])
+
+
+@pytest.mark.parametrize("token", [2.5, 3.0, "4", True, None])
+def test_a_token_that_is_no_whole_number_is_refused(tmp_path, token):
+    """2.5 was read as 2, and "4" as 4."""
+    path = tmp_path / "data.jsonl"
+    for row in (
+        {"input_ids": [1, 2, token, 3], "loss_mask": [0, 0, 1, 1]},
+        {"prompt_ids": [1, 2], "answer_ids": [token, 3]},
+    ):
+        path.write_text(json.dumps(row) + "\n")
+        with pytest.raises(BadInput, match="line 1"):
+            read_dialogues(path, max_length=9)
+
+
+def test_the_digest_is_of_the_mask_too():
+    """Another loss_mask went on under the digest of the old one."""
+    ids = [3, 5, 7, 11]
+    one, other = (Dialogue(ids, [False, False, True, last]) for last in (True, False))
+    assert digest([one]) != digest([other])

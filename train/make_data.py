@@ -10,7 +10,6 @@ writes data.partK.jsonl, and the first puts them together.
 """
 
 import os
-import sys
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
@@ -20,8 +19,8 @@ from pathlib import Path
 import torch
 from accelerate import PartialState
 from tqdm import tqdm
-from transformers import HfArgumentParser
 
+from eagle_fsd.config import BadInput
 from eagle_fsd.decoding.target import Target
 from eagle_fsd.models.chat import Message
 from eagle_fsd.models.load import (
@@ -33,6 +32,7 @@ from eagle_fsd.models.load import (
     usual_dtype,
 )
 from eagle_fsd.models.model_options import option
+from eagle_fsd.runs.command import run_command
 from eagle_fsd.runs.jsonl import write_json
 from eagle_fsd.runs.provenance import describe_run
 from eagle_fsd.training.budget import DataBudget
@@ -68,7 +68,9 @@ class DataOptions:
     )
     dialogues: int = option(0, "stop after this many; 0: no limit")
     answer_tokens: int = option(0, "begin no dialogue that would exceed this many; 0: no limit")
-    minutes: float = option(0.0, "begin no dialogue after this time, runs before included; 0: none")
+    minutes: float = option(
+        0.0, "end after this time, runs before included; answers under way are cut there; 0: none"
+    )
     max_new_tokens: int = option(400, "budget of an answer; a longer one is cut and ends there")
     max_prompt_tokens: int = option(1024, "longest prompt, earlier turns included")
     exclude: list[str] = field(
@@ -92,25 +94,23 @@ class DataOptions:
         self.batch_size = self.batch_size or (512 if cuda else 128)
         for name in ("batch_size", "max_new_tokens", "max_prompt_tokens"):
             if getattr(self, name) <= 0:
-                raise ValueError(f"--{name} must be positive, got {getattr(self, name)}")
+                raise BadInput(f"--{name} must be positive, got {getattr(self, name)}")
         for name in ("dialogues", "answer_tokens", "minutes"):
             if getattr(self, name) < 0:
-                raise ValueError(f"--{name} must not be negative, got {getattr(self, name)}")
+                raise BadInput(f"--{name} must not be negative, got {getattr(self, name)}")
         if self.answers not in ("rewritten", "given"):
-            raise ValueError(f"--answers must be rewritten or given, got {self.answers!r}")
+            raise BadInput(f"--answers must be rewritten or given, got {self.answers!r}")
         if not self.temperatures or min(self.temperatures) < 0:
-            raise ValueError(f"--temperatures must be 0 or more, got {self.temperatures}")
+            raise BadInput(f"--temperatures must be 0 or more, got {self.temperatures}")
         if not self.output.endswith(".jsonl"):
-            raise ValueError(f"--output must end in .jsonl, got {self.output!r}")
+            raise BadInput(f"--output must end in .jsonl, got {self.output!r}")
         if self.dtype and self.dtype not in DTYPES:
-            raise ValueError(f"unknown --dtype {self.dtype!r}; known: {', '.join(DTYPES)}")
+            raise BadInput(f"unknown --dtype {self.dtype!r}; known: {', '.join(DTYPES)}")
         weights = parse_weights(self.sources)
         if SELF in weights and not (self.dialogues or self.answer_tokens or self.minutes):
-            raise ValueError(
-                "source self has no end: give --dialogues, --answer_tokens or --minutes"
-            )
+            raise BadInput("source self has no end: give --dialogues, --answer_tokens or --minutes")
         if self.features and self.answers == "given":
-            raise ValueError("--features are kept while generating: not with --answers given")
+            raise BadInput("--features are kept while generating: not with --answers given")
 
     def recipe(self) -> AnswerRecipe:
         return AnswerRecipe(
@@ -138,7 +138,7 @@ def prepare(options: DataOptions) -> Material:
     positions = getattr(config, "max_position_embeddings", None) or 2**31
     longest = options.max_prompt_tokens + max(options.max_new_tokens, TURN_TOKENS)
     if longest > positions:
-        raise ValueError(
+        raise BadInput(
             f"--max_prompt_tokens {options.max_prompt_tokens} and --max_new_tokens "
             f"{options.max_new_tokens} exceed the target's {positions} positions: lower one"
         )
@@ -162,7 +162,7 @@ def prepare(options: DataOptions) -> Material:
 def make_data(options: DataOptions) -> None:
     several = int(os.environ.get("WORLD_SIZE", "1")) > 1
     if options.features and several:
-        raise ValueError(
+        raise BadInput(
             "--features keeps EAGLE-1 and -2 features and needs one process; leave it out, and "
             "train_head.py computes them (EAGLE-3's too)"
         )
@@ -191,6 +191,11 @@ def make_data(options: DataOptions) -> None:
         state.wait_for_everyone()
         state.destroy_process_group()
     if process == 0:
+        if not record["dialogues"]:
+            raise BadInput(
+                f"no dialogue was made ({told_reasons(record)}): give other --sources, or more "
+                "--minutes, --max_prompt_tokens or --answer_tokens"
+            )
         earlier = read_record(output)
         if all(record[k] == earlier.get(k) for k in ("dialogues", "dropped")):
             record = earlier  # nothing was added: what made the data is told already
@@ -204,6 +209,7 @@ def run(
     options: DataOptions, material: Material, path: Path, *, process: int, processes: int
 ) -> dict:
     """Make one process's share of the dialogues; returns the counts."""
+    began = time.monotonic()
     journal = Journal(path)
     sizes = {name: len(records) for name, records in material.records.items() if name != SELF}
     mixture = Mixture(material.weights, sizes, seed=options.seed)
@@ -219,7 +225,6 @@ def run(
     )
     if options.features:
         journal.attach(open_features(options, target))
-    began = time.monotonic()
     bar = tqdm(
         desc="answer tokens", unit="tok", initial=journal.answer_tokens, disable=process != 0
     )
@@ -247,8 +252,15 @@ def run(
     generator = BatchGenerator(
         target, batch_size=options.batch_size, keep_features=bool(options.features)
     )
-    for completion in generator.run(maker.next_request):
-        maker.receive(completion)
+
+    def out_of_time(under_way: int) -> bool:
+        bar.set_postfix(under_way=under_way)
+        return bool(options.minutes) and elapsed() >= options.minutes * 60
+
+    for completion in generator.run(maker.next_request, stop=out_of_time):
+        # a user turn that the clock cut is asked again by a run with more time
+        if completion.finished or completion.request.key[0] == "answer" or not out_of_time(0):
+            maker.receive(completion)
     bar.close()
     journal.close()
     return journal.counts(elapsed())
@@ -262,6 +274,10 @@ def share(draws: Iterator[Draw], done: set[int], process: int, processes: int) -
 def open_features(options: DataOptions, target: Target) -> FeatureWriter:
     owner = identity(target, options.target)
     return FeatureWriter(options.features, width=row_width(target), owner=owner)
+
+
+def told_reasons(record: dict) -> str:
+    return ", ".join(f"{n} {reason}" for reason, n in record["dropped"].items()) or "none dropped"
 
 
 def print_summary(output: Path, record: dict) -> None:
@@ -284,11 +300,7 @@ def print_summary(output: Path, record: dict) -> None:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = HfArgumentParser(DataOptions)
-    try:
-        make_data(*parser.parse_args_into_dataclasses(arguments))
-    except ValueError as error:
-        sys.exit(f"error: {error}")
+    run_command(make_data, [DataOptions], arguments)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ train/train_head.py ...`; configurations for FSDP and DeepSpeed lie beside it.
 import copy
 import math
 import resource
-import sys
 from dataclasses import asdict
 from datetime import timedelta
 from pathlib import Path
@@ -20,15 +19,15 @@ from pathlib import Path
 import torch
 from accelerate import Accelerator
 from accelerate.utils import InitProcessGroupKwargs, set_seed
-from transformers import HfArgumentParser
 
 from eagle_fsd.api import SMALL_TREE
-from eagle_fsd.config import TreeConfig
+from eagle_fsd.config import BadInput, TreeConfig
 from eagle_fsd.decoding.target import Target
 from eagle_fsd.heads.files import WEIGHTS_NAME, write_head
 from eagle_fsd.heads.head_config import HeadConfig
 from eagle_fsd.heads.models import DraftHead, build_head
 from eagle_fsd.models.load import load_head, load_target, load_target_config, usual_dtype
+from eagle_fsd.runs.command import run_command
 from eagle_fsd.runs.jsonl import write_json
 from eagle_fsd.runs.provenance import describe_run
 from eagle_fsd.training.batches import Batches, split
@@ -45,7 +44,7 @@ from eagle_fsd.training.new_head import head_config_for
 from eagle_fsd.training.objective import Objective
 from eagle_fsd.training.recipe import Recipe
 from eagle_fsd.training.train_options import TrainOptions
-from eagle_fsd.training.train_state import check_same_run
+from eagle_fsd.training.train_state import check_same_run, is_saved
 from eagle_fsd.training.trainer import Budget, Trainer
 from eagle_fsd.training.validate import accuracy_by_depth, expected_tokens_per_round
 from eagle_fsd.training.vocabulary import coverage, frequent_tokens
@@ -57,11 +56,11 @@ def read_data(options: TrainOptions, vocab_size: int) -> list[list[Dialogue]]:
     files = [read_dialogues(path, max_length=options.max_length) for path in options.data]
     count = sum(len(dialogues) for dialogues in files)
     if options.held_out >= count:
-        raise ValueError(f"--held_out {options.held_out} leaves none of {count} dialogues")
+        raise BadInput(f"--held_out {options.held_out} leaves none of {count} dialogues")
     for path, dialogues in zip(options.data, files, strict=True):
         low, high = min(min(d.ids) for d in dialogues), max(max(d.ids) for d in dialogues)
         if not 0 <= low <= high < vocab_size:
-            raise ValueError(
+            raise BadInput(
                 f"{path} has token ids {low}..{high}, the target's vocabulary is "
                 f"0..{vocab_size - 1}: was the data made with another tokenizer?"
             )
@@ -123,13 +122,13 @@ def open_accelerator(options: TrainOptions) -> Accelerator:
         )
     except ValueError as error:
         about = f"--track {options.track} or " if options.track else ""
-        raise ValueError(f"{about}--precision {options.precision}: {error}") from error
+        raise BadInput(f"{about}--precision {options.precision}: {error}") from error
     if accelerator.state.deepspeed_plugin is not None:  # it cannot see our batches
         accelerator.state.deepspeed_plugin.deepspeed_config["train_micro_batch_size_per_gpu"] = 1
     processes = accelerator.num_processes
     options.batches_per_step = options.batches_per_step or processes
     if options.batches_per_step % processes:
-        raise ValueError(
+        raise BadInput(
             f"--batches_per_step {options.batches_per_step} cannot be shared by {processes} "
             "processes: give a multiple"
         )
@@ -151,7 +150,7 @@ def prepare(
 ) -> tuple[Objective, Batches]:
     """The head in its losses, and the batches to train it on."""
     if not target.readout_is_linear:
-        raise ValueError(
+        raise BadInput(
             "this target's lm_head has a bias or its logits are capped (Gemma 2), which the losses "
             "do not follow: it cannot be trained for"
         )
@@ -161,7 +160,8 @@ def prepare(
         head.set_draft_tokens(token_R)
         allowed_V = torch.zeros(config.vocab_size, dtype=torch.bool)
         allowed_V[token_R] = True
-    accelerator.print(start(options, head, target))
+    if not is_saved(Path(options.output)):
+        accelerator.print(start(options, head, target))
     batches = Batches(
         source,
         hidden_size=target.hidden_size,
@@ -189,7 +189,7 @@ def train(options: TrainOptions) -> None:
     if options.start not in ("random", "target"):  # a wrong one is found before the target loads
         kind = load_head(options.start, target_config).config.head_type
         if kind != options.head_type:
-            raise ValueError(f"--start {options.start} is a head of type {kind!r}")
+            raise BadInput(f"--start {options.start} is a head of type {kind!r}")
     files = read_data(options, target_config.vocab_size)
     accelerator = open_accelerator(options)
     output = Path(options.output)
@@ -295,11 +295,7 @@ def validate(options: TrainOptions, batches: Batches, target: Target, head: Draf
 
 
 def main(argv: list[str] | None = None) -> None:
-    try:
-        (options,) = HfArgumentParser(TrainOptions).parse_args_into_dataclasses(argv)
-        train(options)
-    except ValueError as error:
-        sys.exit(f"error: {error}")
+    run_command(train, [TrainOptions], argv)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,9 @@
 """How every command begins and ends."""
 
+import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 from transformers import HfArgumentParser
 
@@ -48,3 +50,25 @@ def ended_by(work: Callable[[], None]) -> None:
     except KeyboardInterrupt:
         print("interrupted: the same command goes on where it was", file=sys.stderr)
         sys.exit(INTERRUPTED)
+
+
+@contextmanager
+def held_interrupt() -> Iterator[Callable[[], bool]]:
+    """Hold Ctrl-C back, so that a loop can end where its state is whole.
+
+    The first one is told by the function that is given out; the second interrupts at once.
+    """
+    pressed = False
+
+    def note(signal_number, frame) -> None:
+        nonlocal pressed
+        if pressed:
+            raise KeyboardInterrupt
+        pressed = True
+        print("\ninterrupted: saving first; once more stops at once", file=sys.stderr)
+
+    before = signal.signal(signal.SIGINT, note)
+    try:
+        yield lambda: pressed
+    finally:
+        signal.signal(signal.SIGINT, before)

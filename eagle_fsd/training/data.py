@@ -19,6 +19,8 @@ from pathlib import Path
 
 import torch
 
+from eagle_fsd.config import BadInput
+
 
 @dataclass(frozen=True)
 class Dialogue:
@@ -29,7 +31,7 @@ class Dialogue:
 
     def __post_init__(self):
         if len(self.ids) != len(self.mask):
-            raise ValueError(f"{len(self.ids)} tokens, but a mask of {len(self.mask)}")
+            raise BadInput(f"{len(self.ids)} tokens, but a mask of {len(self.mask)}")
 
 
 @dataclass(frozen=True)
@@ -76,19 +78,19 @@ def read_dialogues(path: str | Path | Sequence[str | Path], *, max_length: int) 
     Dialogues in which no position has a known token of the assistant to predict are left out.
 
     Raises:
-        ValueError: a file is missing, a line is broken (its number is given), or a file holds
+        BadInput: a file is missing, a line is broken (its number is given), or a file holds
             nothing to learn.
     """
     if isinstance(path, str | Path):
         return _read_file(Path(path), max_length)
     if not path:
-        raise ValueError("no training data: name at least one file")
+        raise BadInput("no training data: name at least one file")
     return [dialogue for one in path for dialogue in _read_file(Path(one), max_length)]
 
 
 def _read_file(path: Path, max_length: int) -> list[Dialogue]:
     if not path.is_file():
-        raise ValueError(f"no training data at {path}")
+        raise BadInput(f"no training data at {path}")
     opener = gzip.open if path.suffix == ".gz" else open
     dialogues = []
     number = 0
@@ -101,14 +103,14 @@ def _read_file(path: Path, max_length: int) -> list[Dialogue]:
                 if any(mask[2:max_length]):
                     dialogues.append(Dialogue(ids[:max_length], mask[:max_length]))
     except (OSError, EOFError, zlib.error) as error:
-        raise ValueError(f"{path} is damaged after line {number} ({error})") from error
+        raise BadInput(f"{path} is damaged after line {number} ({error})") from error
     except (ValueError, TypeError, KeyError) as error:
-        raise ValueError(
+        raise BadInput(
             f"{path}, line {number}: expected JSON with lists input_ids and loss_mask, or "
             f"prompt_ids and answer_ids ({type(error).__name__}: {error})"
         ) from error
     if not dialogues:
-        raise ValueError(f"{path} holds no dialogue with an answer inside {max_length} tokens")
+        raise BadInput(f"{path} holds no dialogue with an answer inside {max_length} tokens")
     return dialogues
 
 
@@ -116,14 +118,20 @@ def _tokens(row: dict) -> tuple[list[int], list[bool]]:
     """Ids and mask of a row in either format."""
     if "input_ids" not in row:
         prompt, answer = row["prompt_ids"], row["answer_ids"]
-        ids = [int(token) for token in prompt + answer]
-        return ids, [False] * len(prompt) + [True] * len(answer)
+        return _checked(prompt + answer), [False] * len(prompt) + [True] * len(answer)
     ids, mask = row["input_ids"], row["loss_mask"]
     if not (isinstance(ids, list) and isinstance(mask, list) and len(ids) == len(mask)):
-        raise ValueError("input_ids and loss_mask must be lists of one length")
+        raise BadInput("input_ids and loss_mask must be lists of one length")
     if not {0, 1}.issuperset(mask):
-        raise ValueError("loss_mask must hold 0 and 1 only")
-    return [int(token) for token in ids], [bool(m) for m in mask]
+        raise BadInput("loss_mask must hold 0 and 1 only")
+    return _checked(ids), [bool(m) for m in mask]
+
+
+def _checked(ids: list) -> list[int]:
+    for token in ids:
+        if type(token) is not int:  # True is an int too
+            raise BadInput(f"token {token!r} is no whole number")
+    return ids
 
 
 def supervised(
@@ -184,8 +192,8 @@ def make_batch(
 
 
 def digest(dialogues: Iterable[Dialogue]) -> str:
-    """Of all tokens, to tell data that has changed under the same name."""
+    """Of all tokens and masks, to tell data that has changed under the same name."""
     whole = hashlib.sha256()
     for dialogue in dialogues:
-        whole.update(str(dialogue.ids).encode())
+        whole.update(f"{dialogue.ids} {dialogue.mask}".encode())
     return whole.hexdigest()[:16]

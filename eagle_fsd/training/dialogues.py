@@ -6,13 +6,14 @@ business, files are journal.py's.
 """
 
 import random
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 import torch
 from jinja2 import TemplateError
 
+from eagle_fsd.config import BadInput
 from eagle_fsd.models.chat import Message
 from eagle_fsd.training.contamination import Benchmarks
 from eagle_fsd.training.generate import Completion, Request
@@ -21,6 +22,8 @@ from eagle_fsd.training.template import ChatFormat
 
 REFUSED = "template refuses it"  # the chat template raises: no system messages, say
 TURN_TOKENS = 96  # a user turn of the target's own that does not end within these is thrown away
+# A target that does not end its own turns would be asked for ever.
+TURNS_TRIED, TURNS_KEPT = 128, 1 / 8  # after so many turns, the least share that must be usable
 
 
 @dataclass(frozen=True)
@@ -98,6 +101,7 @@ class DialogueMaker:
         self._running: dict[int, _Dialogue] = {}
         self._ready: deque[Request] = deque()
         self._user_prefix = chat.user_prefix() if SELF in records else None
+        self._turns: Counter[str] = Counter()  # what became of the target's own, "" is well
 
     def next_request(self) -> Request | None:
         """The next thing to be sampled; None if nothing is to be sampled now."""
@@ -127,9 +131,26 @@ class DialogueMaker:
                 candidate.problem = "unfinished turn"
             elif not turn:
                 candidate.problem = "empty turn"
+            self._turns[candidate.problem] += 1
+            self._check_turns()
             self._judge()
         else:
             self._receive_answer(self._running[number], completion)
+
+    def _check_turns(self) -> None:
+        """Refuse a target that cannot write user turns.
+
+        Raises:
+            BadInput: names what became of them.
+        """
+        tried = self._turns.total()
+        if tried >= TURNS_TRIED and self._turns[""] < TURNS_KEPT * tried:
+            found = ", ".join(f"{n} {problem}" for problem, n in self._turns.items() if problem)
+            raise BadInput(
+                f"source self yields too little: of {tried} user turns that the target began, "
+                f"{self._turns['']} ended within {TURN_TOKENS} tokens ({found}); give prompts by "
+                "other --sources"
+            )
 
     def _judge(self) -> None:
         """Accept or drop the candidates at the front that are known."""

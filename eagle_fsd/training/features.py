@@ -23,6 +23,7 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
+from eagle_fsd.config import BadInput
 from eagle_fsd.decoding.target import Target
 from eagle_fsd.training.data import Dialogue
 
@@ -103,7 +104,7 @@ class FeatureWriter:
                 (self.folder / name).write_bytes(b"")
             _write_index(self.folder, {**owner, "width": width, "complete": True})
         elif not index["complete"]:
-            raise ValueError(f"the feature cache {folder} was never filled; delete it")
+            raise BadInput(f"the feature cache {folder} was never filled; delete it")
         self._lengths = _stored_lengths(self.folder, width).tolist()
         self.truncate(len(self._lengths))  # what a killed run left half written
 
@@ -168,7 +169,7 @@ class FeatureCache:
         self._start = self._find(starts)
         # a fill is continued by the number of its batches, and those are of all its dialogues
         if not self.complete and [len(d.ids) for d in dialogues] != lengths.tolist():
-            raise ValueError(f"the feature cache {folder} was being filled with other dialogues")
+            raise BadInput(f"the feature cache {folder} was being filled with other dialogues")
         self._rows = np.memmap(
             self.folder / ROWS,
             dtype=np.int16,
@@ -237,7 +238,7 @@ class FeatureCache:
                     found.append(int(starts[at - 1]))
                     break
             else:
-                raise ValueError(
+                raise BadInput(
                     f"the feature cache {self.folder} is of other data: it lacks dialogue "
                     f"{number + 1}; delete it or name another folder"
                 )
@@ -272,7 +273,7 @@ def _check_owner(folder: Path, width: int, owner: dict) -> None:
         return
     theirs = {key: index.get(key) for key in (*owner, "width")}
     if theirs != owner | {"width": width}:
-        raise ValueError(
+        raise BadInput(
             f"the feature cache {folder} is of another target (there {theirs}, here "
             f"{owner | {'width': width}}); delete it or name another folder"
         )
@@ -288,7 +289,7 @@ def _stored_lengths(folder: Path, width: int) -> np.ndarray:
             if got < size:
                 raise OSError(f"{name} has {got} of {size} bytes")
     except OSError as error:
-        raise ValueError(f"the feature cache {folder} is damaged ({error}); delete it") from error
+        raise BadInput(f"the feature cache {folder} is damaged ({error}); delete it") from error
     return lengths
 
 

@@ -120,14 +120,22 @@ class BatchGenerator:
         self._cache: RowCache | None = None
 
     @torch.inference_mode()
-    def run(self, next_request: Callable[[], Request | None]) -> Iterator[Completion]:
+    def run(
+        self,
+        next_request: Callable[[], Request | None],
+        *,
+        stop: Callable[[int], bool] = lambda tokens: False,
+    ) -> Iterator[Completion]:
         """Continue requests until none is running and `next_request` gives None.
 
         Args:
             next_request: asked whenever rows are free; after a None it is asked again once a
                 completion was given out, which may have led to new requests.
+            stop: asked before every forward, given the tokens under way; True ends the run, and
+                what is under way is given out as far as it came.
         """
-        while True:
+        self._stop = stop
+        while not self._stopped():
             alive = [row for row in self._rows if not row.done]
             free = self.batch_size - len(alive)
             ended = False
@@ -141,6 +149,11 @@ class BatchGenerator:
                 yield from self._step()
             elif not ended:
                 return
+        rows, self._rows, self._cache = self._rows, [], None
+        yield from (row.completion() for row in rows if not row.done)
+
+    def _stopped(self) -> bool:
+        return self._stop(sum(len(row.tokens) for row in self._rows if not row.done))
 
     def _admit(
         self, alive: list[_Row], next_request: Callable[[], Request | None], free: int
@@ -151,7 +164,11 @@ class BatchGenerator:
             new.append(_Row(request))
         # prompts of similar length together: little padding
         new.sort(key=lambda row: len(row.request.ids))
-        groups = [(group, self._prefill(group)) for group in self._groups(new)]
+        groups = []
+        for group in self._groups(new):
+            if self._stopped():  # prompts that were not run are not begun
+                break
+            groups.append((group, self._prefill(group)))
         if groups or self._cache is None or self._cache.full or self._wasteful(alive):
             self._rebuild(alive, groups)
         yield from (row.completion() for row in new if row.done)

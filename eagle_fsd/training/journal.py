@@ -15,6 +15,7 @@ from pathlib import Path
 
 import torch
 
+from eagle_fsd.config import BadInput
 from eagle_fsd.runs.jsonl import read_lines, write_json, write_lines
 from eagle_fsd.training.features import FeatureWriter
 
@@ -56,10 +57,10 @@ class Journal:
         """Keep features too from now on.
 
         Raises:
-            ValueError: the writer lacks those of dialogues that are there already.
+            BadInput: the writer lacks those of dialogues that are there already.
         """
         if features.dialogues < self.dialogues:
-            raise ValueError(
+            raise BadInput(
                 f"{features.folder} holds features of {features.dialogues} dialogues, but "
                 f"{self.path} has {self.dialogues}: delete both and start anew"
             )
@@ -150,7 +151,7 @@ def check_same_options(path: Path, mine: dict, *, free: tuple[str, ...]) -> None
         free: options that may change between the runs that make one output.
 
     Raises:
-        ValueError: names the options that differ, or the folder cannot be written.
+        BadInput: names the options that differ, or the folder cannot be written.
     """
     options = path.with_suffix(".options.json")
     if options.is_file():
@@ -158,17 +159,17 @@ def check_same_options(path: Path, mine: dict, *, free: tuple[str, ...]) -> None
         changed = {k: (theirs.get(k), v) for k, v in mine.items() if theirs.get(k) != v}
         changed = {k: v for k, v in changed.items() if k not in free}
         if changed:
-            raise ValueError(
+            raise BadInput(
                 f"{path} was begun with other options (there, here): {changed}; "
                 "name another --output or delete it"
             )
     elif path.exists():
-        raise ValueError(f"--output {path} exists and is no output of this command; name another")
+        raise BadInput(f"--output {path} exists and is no output of this command; name another")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_json(options, mine)
     except OSError as error:
-        raise ValueError(f"cannot write to --output {path} ({error})") from error
+        raise BadInput(f"cannot write to --output {path} ({error})") from error
 
 
 def merge(output: Path, parts: list[Path]) -> dict:

@@ -21,6 +21,8 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import nn
 
+from eagle_fsd.config import BadInput
+
 CHUNK_ELEMENTS = 2**22  # logits held at a time: 16 MB in float32, which a CPU's caches like
 DEVICE_CHUNK_ELEMENTS = 2**27  # elsewhere: 512 MB, few launches
 
@@ -78,24 +80,24 @@ def parse_losses(text: str) -> dict[str, float]:
     """ "feature=1 ce=0.1" as {"feature": 1.0, "ce": 0.1}.
 
     Raises:
-        ValueError: an unknown loss, one given twice, a weight that is no positive number, or no
+        BadInput: an unknown loss, one given twice, a weight that is no positive number, or no
             loss at all.
     """
     weights = {}
     for part in text.replace(",", " ").split():
         name, _, value = part.partition("=")
         if name in weights:
-            raise ValueError(f"loss {name!r} is given twice")
+            raise BadInput(f"loss {name!r} is given twice")
         try:
             weights[name] = float(value or 1)
         except ValueError:
-            raise ValueError(f"loss {part!r}: write NAME=WEIGHT, for instance ce=0.1") from None
+            raise BadInput(f"loss {part!r}: write NAME=WEIGHT, for instance ce=0.1") from None
         if name not in LOSSES:
-            raise ValueError(f"unknown loss {name!r}; known: {', '.join(LOSSES)}")
+            raise BadInput(f"unknown loss {name!r}; known: {', '.join(LOSSES)}")
         if not 0 < weights[name] < math.inf:
-            raise ValueError(f"loss {part!r}: the weight must be positive")
+            raise BadInput(f"loss {part!r}: the weight must be positive")
     if not weights:
-        raise ValueError(f"no loss given; known: {', '.join(LOSSES)}")
+        raise BadInput(f"no loss given; known: {', '.join(LOSSES)}")
     return weights
 
 

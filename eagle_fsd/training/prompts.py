@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from eagle_fsd.config import BadInput
 from eagle_fsd.models.assets import sharegpt_file
 from eagle_fsd.models.chat import Message
 
@@ -75,12 +76,12 @@ def read_records(path: str | Path) -> list:
     """Records of a .jsonl or .json file, gzipped or not.
 
     Raises:
-        ValueError: the file is missing or damaged, a line is no JSON (its number is given), or a
+        BadInput: the file is missing or damaged, a line is no JSON (its number is given), or a
             .json file holds no list.
     """
     path = Path(path)
     if not path.is_file():
-        raise ValueError(
+        raise BadInput(
             f"unknown source {str(path)!r}: give {SELF}, sharegpt, hub:owner/name, or a file "
             "that exists"
         )
@@ -88,14 +89,14 @@ def read_records(path: str | Path) -> list:
         data = path.read_bytes()
         text = (gzip.decompress(data) if path.suffix == ".gz" else data).decode()
     except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} is damaged ({error})") from error
+        raise BadInput(f"{path} is damaged ({error})") from error
     if path.name.removesuffix(".gz").endswith(".json"):
         try:
             records = json.loads(text)
         except ValueError as error:
-            raise ValueError(f"{path} is no JSON: {error}") from error
+            raise BadInput(f"{path} is no JSON: {error}") from error
         if not isinstance(records, list):
-            raise ValueError(f"{path} should hold a list of records, holds {type(records)}")
+            raise BadInput(f"{path} should hold a list of records, holds {type(records)}")
         return records
     records = []
     # not splitlines: JSON may hold U+2028 within a text
@@ -104,7 +105,7 @@ def read_records(path: str | Path) -> list:
             try:
                 records.append(json.loads(line))
             except ValueError as error:
-                raise ValueError(f"{path}, line {number} is no JSON: {error}") from error
+                raise BadInput(f"{path}, line {number} is no JSON: {error}") from error
     return records
 
 
@@ -113,21 +114,21 @@ def read_hub(name: str) -> list:
     try:
         from datasets import load_dataset
     except ImportError as error:
-        raise ValueError(
+        raise BadInput(
             f"source hub:{name} needs the package datasets: pip install datasets"
         ) from error
     name, _, split = name.partition(":")
     try:
         return list(load_dataset(name, split=split or "train"))
     except (OSError, ValueError) as error:
-        raise ValueError(f"cannot load the hub data set {name!r} ({error})") from error
+        raise BadInput(f"cannot load the hub data set {name!r} ({error})") from error
 
 
 def read_source(name: str) -> list[list[Message] | None]:
     """Conversations of a source; None stands for a malformed one.
 
     Raises:
-        ValueError: see read_records and read_hub; or no record has a known form.
+        BadInput: see read_records and read_hub; or no record has a known form.
     """
     if name == "sharegpt":
         records = read_records(sharegpt_file())
@@ -137,7 +138,7 @@ def read_source(name: str) -> list[list[Message] | None]:
         records = read_records(name)
     conversations = [parse_record(record) for record in records]
     if not any(conversations):
-        raise ValueError(f"source {name!r} holds no conversation; known forms: {FORMS}")
+        raise BadInput(f"source {name!r} holds no conversation; known forms: {FORMS}")
     return conversations
 
 
@@ -192,7 +193,7 @@ def parse_weights(sources: list[str]) -> dict[str, float]:
     """`["self=0.6", "prompts.jsonl=0.4"]` as a dict; a source without a weight gets 1.
 
     Raises:
-        ValueError: a weight is no positive number, or a source is named twice.
+        BadInput: a weight is no positive number, or a source is named twice.
     """
     weights: dict[str, float] = {}
     for text in sources:
@@ -202,10 +203,10 @@ def parse_weights(sources: list[str]) -> dict[str, float]:
         except ValueError:
             value = 0.0
         if not 0 < value < float("inf") or not name:
-            raise ValueError(f"--sources {text!r}: expected SOURCE=WEIGHT with a positive weight")
+            raise BadInput(f"--sources {text!r}: expected SOURCE=WEIGHT with a positive weight")
         if name in weights:
-            raise ValueError(f"--sources names {name!r} twice")
+            raise BadInput(f"--sources names {name!r} twice")
         weights[name] = value
     if not weights:
-        raise ValueError("--sources is empty: name at least one, e.g. self")
+        raise BadInput("--sources is empty: name at least one, e.g. self")
     return weights

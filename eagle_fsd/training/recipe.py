@@ -13,6 +13,8 @@ eagle3     EAGLE-3 (eagle/traineagle3): seven steps, each worth 0.8 of the one b
 import math
 from dataclasses import dataclass, field, replace
 
+from eagle_fsd.config import BadInput
+
 SCHEDULES = ("cosine", "linear", "constant")
 
 
@@ -47,19 +49,21 @@ class Recipe:
 
     def __post_init__(self):
         if self.unroll_steps < 1:
-            raise ValueError(f"unroll_steps must be at least 1, got {self.unroll_steps}")
-        if not 0 < self.learning_rate:
-            raise ValueError(f"learning_rate must be positive, got {self.learning_rate}")
+            raise BadInput(f"unroll_steps must be at least 1, got {self.unroll_steps}")
+        if not 0 < self.learning_rate <= 1000:
+            raise BadInput(
+                f"learning_rate must be above 0 and at most 1000, got {self.learning_rate}"
+            )
         if not 0 < self.step_decay <= 1:
-            raise ValueError(f"step_decay must be above 0 and at most 1, got {self.step_decay}")
+            raise BadInput(f"step_decay must be above 0 and at most 1, got {self.step_decay}")
         for name in ("warmup", "final_rate"):
             if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"{name} is a share, 0 to 1, got {getattr(self, name)}")
+                raise BadInput(f"{name} is a share, 0 to 1, got {getattr(self, name)}")
         for name in ("noise", "weight_decay", "clip_norm", "clip_value"):
             if not getattr(self, name) >= 0:
-                raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
+                raise BadInput(f"{name} must not be negative, got {getattr(self, name)}")
         if self.schedule not in SCHEDULES:
-            raise ValueError(f"unknown schedule {self.schedule!r}; known: {', '.join(SCHEDULES)}")
+            raise BadInput(f"unknown schedule {self.schedule!r}; known: {', '.join(SCHEDULES)}")
 
     def rate(self, done: float) -> float:
         """Learning rate when the share `done` of the budget is used."""
@@ -99,8 +103,8 @@ def choose_recipe(name: str, changes: dict) -> Recipe:
     """A preset with some of its values replaced.
 
     Raises:
-        ValueError: unknown name, or a value out of range.
+        BadInput: unknown name, or a value out of range.
     """
     if name not in RECIPES:
-        raise ValueError(f"unknown recipe {name!r}; known: {', '.join(RECIPES)}")
+        raise BadInput(f"unknown recipe {name!r}; known: {', '.join(RECIPES)}")
     return replace(RECIPES[name], **changes)

@@ -11,6 +11,7 @@ import re
 
 from transformers import PreTrainedTokenizerBase
 
+from eagle_fsd.config import BadInput
 from eagle_fsd.models.chat import Message, prompt_ids
 
 MARK = "Sentinel7341"
@@ -23,7 +24,7 @@ class ChatFormat:
         end_ids: tokens that end an assistant's turn.
 
     Raises:
-        ValueError: the tokenizer has no chat template, or nothing tells where a turn ends.
+        BadInput: the tokenizer has no chat template, or nothing tells where a turn ends.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase):
@@ -34,19 +35,19 @@ class ChatFormat:
         text = self._render([user, {"role": "assistant", "content": MARK}], answer_next=False)
         self.end_ids = frozenset(ends | self._first_special(text.rpartition(MARK)[2]))
         if not self.end_ids:
-            raise ValueError("the chat template and tokenizer name no token that ends an answer")
+            raise BadInput("the chat template and tokenizer name no token that ends an answer")
 
     def user_prefix(self) -> tuple[list[int], frozenset[int]]:
         """Tokens up to where the user's first turn begins, and the tokens that end that turn.
 
         Raises:
-            ValueError: no special token follows a user's turn, so that none can be sampled.
+            BadInput: no special token follows a user's turn, so that none can be sampled.
         """
         text = self._render([{"role": "user", "content": MARK}], answer_next=True)
         before, _, after = text.partition(MARK)
         ends = self._first_special(after)
         if not ends:
-            raise ValueError(
+            raise BadInput(
                 "source self: no special token follows the user's turn in this target's chat "
                 "template, so its turns cannot be sampled; give prompts by other --sources"
             )

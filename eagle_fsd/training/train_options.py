@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from eagle_fsd.config import BadInput
 from eagle_fsd.models.model_options import option
 from eagle_fsd.training.losses import parse_losses
 from eagle_fsd.training.recipe import Recipe, choose_recipe
@@ -63,21 +64,21 @@ class TrainOptions:
         names = ("held_out", "validate_depth", "tokens_per_batch", "max_length")
         for name in names:
             if getattr(self, name) <= 0:
-                raise ValueError(f"--{name} must be positive, got {getattr(self, name)}")
+                raise BadInput(f"--{name} must be positive, got {getattr(self, name)}")
         for name in ("draft_vocab", "loss_vocab", "replayed", "answer_tokens", "batches_per_step"):
             if getattr(self, name) < 0:
-                raise ValueError(f"--{name} must not be negative, got {getattr(self, name)}")
+                raise BadInput(f"--{name} must not be negative, got {getattr(self, name)}")
         if 0 < self.draft_vocab < 8:  # validation looks at the best 8
-            raise ValueError(f"--draft_vocab must be at least 8, got {self.draft_vocab}")
+            raise BadInput(f"--draft_vocab must be at least 8, got {self.draft_vocab}")
         if self.draft_vocab and self.loss_vocab:
-            raise ValueError("--draft_vocab and --loss_vocab exclude each other")
+            raise BadInput("--draft_vocab and --loss_vocab exclude each other")
         if self.loss_vocab and self.head_type == "eagle3":
-            raise ValueError("an EAGLE-3 head has its own lm_head: --draft_vocab, not --loss_vocab")
+            raise BadInput("an EAGLE-3 head has its own lm_head: --draft_vocab, not --loss_vocab")
         if self.precision not in ("bf16", "no"):
-            raise ValueError(f"--precision must be bf16 or no, got {self.precision!r}")
+            raise BadInput(f"--precision must be bf16 or no, got {self.precision!r}")
         online = self.features == ["online"]
         if self.features and not online and len(self.features) != len(self.data):
-            raise ValueError(
+            raise BadInput(
                 f"--features names {len(self.features)} caches for {len(self.data)} data files"
             )
         if not (self.epochs or self.steps or self.minutes):
@@ -93,7 +94,7 @@ class TrainOptions:
             changes["schedule"] = self.schedule
         recipe = choose_recipe(self.recipe, changes)
         if self.head_type == "eagle3" and "feature" in recipe.losses:
-            raise ValueError(
+            raise BadInput(
                 "an EAGLE-3 head's output is no feature of the target: leave the loss `feature` out"
             )
         return recipe

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from accelerate import Accelerator
 
+from eagle_fsd.config import BadInput
 from eagle_fsd.runs.jsonl import read_lines, write_json, write_lines
 
 FREE = ("save_minutes", "replayed", "validate_depth", "track")  # they change nothing of the head
@@ -23,7 +24,7 @@ def check_same_run(output: Path, mine: dict) -> None:
         changed = {k: (theirs.get(k), mine[k]) for k in mine if theirs.get(k) != mine[k]}
         changed = {k: values for k, values in changed.items() if k not in FREE}
         if changed:
-            raise ValueError(
+            raise BadInput(
                 f"{output} holds a run with other options (there, here): {changed}; "
                 "name another --output or delete it"
             )
@@ -31,7 +32,7 @@ def check_same_run(output: Path, mine: dict) -> None:
         output.mkdir(parents=True, exist_ok=True)
         write_json(path, mine)
     except OSError as error:
-        raise ValueError(f"cannot write to --output {output} ({error})") from error
+        raise BadInput(f"cannot write to --output {output} ({error})") from error
 
 
 def save_state(accelerator: Accelerator, output: Path, progress: dict) -> None:
@@ -47,6 +48,11 @@ def save_state(accelerator: Accelerator, output: Path, progress: dict) -> None:
         new.rename(old)
         shutil.rmtree(output / "state.old", ignore_errors=True)
     accelerator.wait_for_everyone()
+
+
+def is_saved(output: Path) -> bool:
+    """Whether there is a state to go on from."""
+    return any((output / name / "progress.json").is_file() for name in ("state", "state.old"))
 
 
 def resume(accelerator: Accelerator, output: Path) -> dict:

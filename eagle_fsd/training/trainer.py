@@ -2,6 +2,7 @@
 
 import math
 import time
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,8 @@ from accelerate.utils import DistributedType, broadcast_object_list
 from torch import nn
 from tqdm import tqdm
 
+from eagle_fsd.config import BadInput
+from eagle_fsd.runs.command import held_interrupt
 from eagle_fsd.runs.jsonl import append_line
 from eagle_fsd.training.batches import Batches
 from eagle_fsd.training.recipe import Recipe
@@ -35,9 +38,9 @@ class Budget:
     def __post_init__(self):
         for name in ("epochs", "steps", "minutes"):
             if not getattr(self, name) >= 0:
-                raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
+                raise BadInput(f"{name} must not be negative, got {getattr(self, name)}")
         if not (self.epochs or self.steps or self.minutes):
-            raise ValueError("give a budget: epochs, steps or minutes")
+            raise BadInput("give a budget: epochs, steps or minutes")
 
     def most_steps(self, steps_per_epoch: float) -> int | None:
         """Steps after which it ends whatever the clock says; None: only the clock ends it."""
@@ -76,19 +79,31 @@ class Trainer:
         kind = self.accelerator.distributed_type
         sharded = kind in (DistributedType.FSDP, DistributedType.DEEPSPEED)
         if sharded and self.recipe.clip_value:
-            raise ValueError(
+            raise BadInput(
                 f"{kind.value} cannot clip gradients by value: give --clip_value 0 --clip_norm 0.5"
             )
         if kind == DistributedType.DEEPSPEED and self.batches_per_step != processes:
-            raise ValueError(
+            raise BadInput(
                 "DeepSpeed steps at every backward pass: leave --batches_per_step out, which gives "
                 "every process one batch"
             )
 
     def run(self) -> dict:
-        """Train from the last save to the end of the budget; returns step, seconds, tokens."""
+        """Train from the last save to the end of the budget; returns step, seconds, tokens.
+
+        Ctrl-C ends it behind the step under way, saved.
+
+        Raises:
+            BadInput: a gradient is not finite; the weights are those of the step before.
+        """
+        with held_interrupt() as interrupted:
+            return self._run(interrupted)
+
+    def _run(self, interrupted: Callable[[], bool]) -> dict:
         main = self.accelerator.is_main_process
         progress = resume(self.accelerator, self.output)
+        if progress["step"]:
+            self.accelerator.print(f"goes on behind step {progress['step']}")
         most = self.budget.most_steps(self.batches.per_epoch / self.batches_per_step)
         saved = time.monotonic()
         began = saved - progress["seconds"]
@@ -107,9 +122,15 @@ class Trainer:
             if step == 0 or (step + 1) % LOG_EVERY == 0 or step + 1 == most:
                 self._log(progress, row, bar)
             bar.update()
-            if self._all_agree(now - saved > 60 * self.save_minutes, step + 1):
+            due, stop = self._all_agree(
+                now - saved > 60 * self.save_minutes, interrupted(), step + 1
+            )
+            if due or stop:
                 save_state(self.accelerator, self.output, progress)
                 saved = time.monotonic()
+            if stop:
+                bar.close()
+                raise KeyboardInterrupt
         save_state(self.accelerator, self.output, progress)
         bar.close()
         return progress
@@ -133,6 +154,12 @@ class Trainer:
         norm = accelerator.clip_grad_norm_(parameters, self.recipe.clip_norm or math.inf)
         if self.recipe.clip_value:
             accelerator.clip_grad_value_(self.objective.parameters(), self.recipe.clip_value)
+        if not math.isfinite(total) or (norm is not None and not math.isfinite(norm)):
+            raise BadInput(
+                f"training diverged at step {step + 1}: loss {float(total)}, gradient norm "
+                f"{float(norm)}; lower --learning_rate {self.recipe.learning_rate} or clip "
+                "(--clip_norm), and name another --output"
+            )
         self.optimizer.step()
         self.optimizer.zero_grad()
         return {"loss": total, "losses": parts, "gradient_norm": norm}, counted
@@ -160,15 +187,15 @@ class Trainer:
             done = shared[0]
         return done
 
-    def _all_agree(self, wanted: bool, step: int) -> bool:
-        """Whether to save now: all processes do so in one step, when the first says so."""
+    def _all_agree(self, due: bool, stop: bool, step: int) -> tuple[bool, bool]:
+        """Whether to save and to stop now: all processes do so in one step, as the first says."""
         if self.accelerator.num_processes == 1:
-            return wanted
+            return due, stop
         if step % LOG_EVERY:
-            return False
-        shared = [wanted]
+            return False, False
+        shared = [due, stop]
         broadcast_object_list(shared)
-        return shared[0]
+        return shared[0], shared[1]
 
     def _log(self, progress: dict, row: dict[str, torch.Tensor], bar: tqdm) -> None:
         loss, losses = self.accelerator.reduce((row["loss"], row["losses"]), reduction="sum")

@@ -41,7 +41,7 @@ def accuracy_by_depth(
             mask_BT = batch.mask_BT.clone()
             mask_BT[:, :s] = False
             # a level's root must lie where drafting happens: at or behind the answer's start
-            mask_BT[:, s:] &= batch.mask_BT[:, : mask_BT.shape[1] - s]
+            mask_BT[:, s:] &= batch.mask_BT[:, : max(0, mask_BT.shape[1] - s)]
             rows = zip(
                 batch.target_feature_BTD[mask_BT].split(512),
                 hidden_SBTD[s][mask_BT].split(512),

@@ -3,6 +3,7 @@
 import torch
 from torch import nn
 
+from eagle_fsd.config import BadInput
 from eagle_fsd.decoding.target import Target
 from eagle_fsd.heads.models import DraftHead
 
@@ -14,7 +15,7 @@ def start_from_head(head: DraftHead, other: DraftHead) -> list[str]:
     returned if some tokens of this head's vocabulary have no row there.
 
     Raises:
-        ValueError: nothing fits.
+        BadInput: nothing fits.
     """
     theirs = other.state_dict()
     left = []
@@ -32,7 +33,7 @@ def start_from_head(head: DraftHead, other: DraftHead) -> list[str]:
             else:
                 left.append(key)
     if len(left) == len(list(head.parameters())):
-        raise ValueError("the head to start from has no weight of this head's names and shapes")
+        raise BadInput("the head to start from has no weight of this head's names and shapes")
     return left
 
 
@@ -45,11 +46,11 @@ def start_from_target(head: DraftHead, target: Target) -> list[str]:
     and the lm_head rows of its draft vocabulary.
 
     Raises:
-        ValueError: the target's layers have other names than Llama's.
+        BadInput: the target's layers have other names than Llama's.
     """
     base = target.model.base_model
     if not hasattr(base, "layers") or not hasattr(base, "norm"):
-        raise ValueError(
+        raise BadInput(
             f"cannot start from a target of type {target.model.config.model_type!r}: it has no "
             "`layers` and `norm`; start at random"
         )
