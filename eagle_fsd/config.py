@@ -1,4 +1,4 @@
-"""Settings that check themselves: tree shape, sampling, acceptance, length."""
+"""Settings that check themselves: tree shape and sampling; and the error for what users pass."""
 
 import math
 from dataclasses import dataclass
@@ -93,57 +93,3 @@ class SamplingConfig:
             raise BadInput(f"top_k must be 0 (off) or above, got {self.top_k}")
         if not 0 < self.top_p <= 1:
             raise BadInput(f"top_p must be in (0, 1], got {self.top_p}")
-
-
-@dataclass(frozen=True)
-class AcceptConfig:
-    """The acceptance rule and its threshold.
-
-    Attributes:
-        rule: a name in eagle_fsd.rules.fuzzy.RULES.
-        divergence: a name in eagle_fsd.decoding.divergence.DIVERGENCES, or a published alias.
-        threshold: T; a parent's divergence passes iff T > 0 and D <= T. `inf` accepts everything.
-            Of rule `random` it is r in [0, 1], the probability of taking a child.
-        logits: `raw` compares the two rows as they come, `processed` after temperature, top-k and
-            top-p (refused at temperature 0, where both are one-hot).
-        child: which child is taken when D passes; a name in eagle_fsd.rules.fuzzy.CHILD_CHOICES.
-    """
-
-    rule: str = "fsd"
-    divergence: str = "js"
-    threshold: float = 0.2
-    logits: str = "raw"
-    child: str = "draft"
-
-    def __post_init__(self):
-        # imported here: these modules take their settings from this one
-        from eagle_fsd.decoding.divergence import canonical_name
-        from eagle_fsd.rules.fuzzy import CHILD_CHOICES, RULES
-
-        _one_of("rule", self.rule, RULES)
-        _one_of("child", self.child, CHILD_CHOICES)
-        _one_of("logits", self.logits, ("raw", "processed"))
-        object.__setattr__(self, "divergence", canonical_name(self.divergence))
-        if not self.threshold >= 0:  # NaN too
-            raise BadInput(f"threshold must be 0 or above, got {self.threshold}")
-        if self.rule == "random" and self.threshold > 1:
-            raise BadInput(
-                f"the rate of rule 'random' is a probability, at most 1; got {self.threshold}"
-            )
-
-    def check_with(self, sampling: SamplingConfig) -> None:
-        """Refuse combinations that have no meaning."""
-        if sampling.temperature > 0 or self.rule == "exact":
-            return
-        if self.logits == "processed":
-            raise BadInput(
-                "logits 'processed' needs temperature > 0: at 0 both distributions are one-hot. "
-                "Use 'raw'"
-            )
-        if self.child == "sample":
-            raise BadInput("child 'sample' needs temperature > 0; use draft, target or deepest")
-
-
-def _one_of(name: str, value: str, known) -> None:
-    if value not in known:
-        raise BadInput(f"unknown {name} {value!r}; known: {', '.join(known)}")

@@ -4,22 +4,19 @@ Plain autoregressive decoding is this loop with a one-node tree (drafters/root.p
 stop strings and the token budget are trimmed here, once, for every arm.
 """
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 
 import torch
 
-from eagle_fsd.config import AcceptConfig, SamplingConfig
-from eagle_fsd.decoding.accept import Acceptance, accept, uniforms
+from eagle_fsd.config import BadInput
+from eagle_fsd.decoding.acceptance import Acceptance, Policy, accept
 from eagle_fsd.decoding.clock import PhaseClock
-from eagle_fsd.decoding.divergence import DIVERGENCES, INFINITE_OUTSIDE
 from eagle_fsd.decoding.drafter import Drafter
-from eagle_fsd.decoding.sampling import draw_and_score
+from eagle_fsd.decoding.sampling import draw
 from eagle_fsd.decoding.target import Target
 from eagle_fsd.decoding.tree import DraftTree
-from eagle_fsd.rules.fuzzy import JUDGED_BY_DIVERGENCE
+from eagle_fsd.decoding.verified import UNIFORMS
 
 
 @dataclass(frozen=True)
@@ -40,9 +37,9 @@ class StopConfig:
 
     def __post_init__(self):
         if self.max_new_tokens < 1:
-            raise ValueError(f"max_new_tokens must be at least 1, got {self.max_new_tokens}")
+            raise BadInput(f"max_new_tokens must be at least 1, got {self.max_new_tokens}")
         if self.strings and self.decode is None:
-            raise ValueError("stop strings need `decode`, from token ids to text")
+            raise BadInput("stop strings need `decode`, from token ids to text")
 
     def trim(self, answer: list[int], new: list[int]) -> tuple[list[int], str | None]:
         """How many of the new tokens still belong to the answer.
@@ -64,19 +61,12 @@ class StopConfig:
 
 @dataclass(frozen=True)
 class DecodeConfig:
-    """How an answer is decoded: acceptance, sampling, end, and the seed of all its randomness."""
+    """How an answer is decoded: acceptance and sampling, end, and the seed of all its randomness."""
 
-    accept: AcceptConfig = field(default_factory=AcceptConfig)
-    sampling: SamplingConfig = field(default_factory=SamplingConfig)
+    policy: Policy
     stop: StopConfig = field(default_factory=StopConfig)
     seed: int = 0
 
-    def __post_init__(self):
-        self.accept.check_with(self.sampling)
-
-
-Acceptor = Callable[[DraftTree, torch.Tensor, torch.Tensor], Acceptance]
-"""What of a round's tree is kept, by the target's logits [N, V] over it and uniforms [S, 3]."""
 
 Watcher = Callable[[DraftTree, torch.Tensor, Acceptance], None]
 """Sees each round's tree, the target's logits [N, V] over it, and what was accepted."""
@@ -132,41 +122,32 @@ def check_request(target: Target, prompt: Sequence[int], stop: StopConfig) -> No
     """Refuse a request that cannot be carried out, before any work.
 
     Raises:
-        ValueError: empty prompt, token outside the vocabulary, or prompt plus budget beyond the
+        BadInput: empty prompt, token outside the vocabulary, or prompt plus budget beyond the
             target's positions.
     """
     if len(prompt) == 0:
-        raise ValueError("the prompt is empty: give at least one token")
+        raise BadInput("the prompt is empty: give at least one token")
     strange = [token for token in prompt if not 0 <= token < target.vocab_size]
     if strange:
-        raise ValueError(
+        raise BadInput(
             f"prompt token {strange[0]} is outside the target's vocabulary of "
             f"{target.vocab_size}: was it made with another tokenizer?"
         )
     if len(prompt) + stop.max_new_tokens > target.max_positions:
-        raise ValueError(
+        raise BadInput(
             f"prompt of {len(prompt)} tokens + max_new_tokens {stop.max_new_tokens} is beyond the "
             f"target's {target.max_positions} positions: shorten the prompt or lower the budget"
         )
 
 
-def check_judge(drafter: Drafter, accept: AcceptConfig) -> None:
-    """Refuse a threshold that no divergence of this drafter can pass.
+def answer_uniforms(seed: int, positions: int) -> torch.Tensor:
+    """The random numbers of an answer, float32 [positions, 3] on the CPU; see verified.py.
 
-    Raises:
-        ValueError: the divergence is infinite everywhere, since the draft vocabulary is reduced.
+    They depend on the seed and the position alone, so that rules, trees, drafters, budgets and
+    devices can be compared draw by draw.
     """
-    token_R = getattr(drafter, "draft_token_R", None)
-    if token_R is None or accept.rule not in JUDGED_BY_DIVERGENCE:
-        return
-    if accept.divergence in INFINITE_OUTSIDE and 0 < accept.threshold < math.inf:
-        usable = ", ".join(name for name in DIVERGENCES if name not in INFINITE_OUTSIDE)
-        raise ValueError(
-            f"divergence {accept.divergence} is infinite wherever the target has mass outside the "
-            f"draft vocabulary, and this head drafts {token_R.shape[0]} tokens only: threshold "
-            f"{accept.threshold:g} would never pass. Use {usable}, or a head over the whole "
-            "vocabulary"
-        )
+    generator = torch.Generator().manual_seed(seed)
+    return torch.rand(positions, UNIFORMS, generator=generator)
 
 
 def decode_rounds(
@@ -175,7 +156,6 @@ def decode_rounds(
     prompt: Sequence[int],
     config: DecodeConfig,
     *,
-    acceptor: Acceptor | None = None,
     clock: PhaseClock | None = None,
     watch: Watcher | None = None,
 ) -> Iterator[Round]:
@@ -185,33 +165,32 @@ def decode_rounds(
         target, drafter: both are started anew.
         prompt: token ids.
         config: acceptance, sampling, end and seed.
-        acceptor: decides instead of the rule of `config`; for measurements.
         clock: notes the seconds of every phase.
         watch: is shown every round; for traces, not for timed runs.
 
     Raises:
-        ValueError: see check_request and check_judge.
+        BadInput: see check_request; the rule refuses the sampling or the drafter.
     """
-    check_request(target, prompt, config.stop)
-    check_judge(drafter, config.accept)
+    policy, stop = config.policy, config.stop
+    check_request(target, prompt, stop)
+    policy.check(drafter)
     device = target.device
-    acceptor = acceptor or partial(accept, config=config.accept, sampling=config.sampling)
     lap = clock.lap if clock else _no_lap
-    generator = torch.Generator(device).manual_seed(config.seed)
-    capacity = len(prompt) + config.stop.max_new_tokens
+    uniform_P3 = answer_uniforms(config.seed, stop.max_new_tokens + drafter.max_nodes)
+    capacity = len(prompt) + stop.max_new_tokens
     target.start(capacity + drafter.max_nodes)
     drafter.reset(capacity)
 
     prompt_L = torch.tensor(prompt, device=device)
     logits_V, features_LF = target.prefill(prompt_L)
-    uniform_1 = uniforms(0, generator)[:, 0]
-    root_1, _ = draw_and_score(logits_V[None], uniform_1, prompt_L[None, :0], config.sampling)
+    root_1 = draw(logits_V[None], uniform_P3[:1, 0].to(device), policy.sampling)
     drafter.observe(features_LF, torch.cat([prompt_L[1:], root_1]))
     del features_LF  # the prompt's features are the drafter's to keep or to let go
-    answer, finish = config.stop.trim([], root_1.tolist())
+    answer, finish = stop.trim([], root_1.tolist())
     lap("prefill")
     yield Round(answer, None, finish)
 
+    states, end = policy.start(), frozenset(stop.token_ids)
     committed = len(prompt) + 1
     while finish is None:
         assert target.cache_length == committed - 1
@@ -220,7 +199,16 @@ def decode_rounds(
         lap("propose")
         logits_NV, features_NF = target.verify(tree)
         lap("verify")
-        accepted = acceptor(tree, logits_NV, uniforms(tree.max_depth, generator))
+        first = len(answer)  # the position of the token that the root emits
+        accepted, states = accept(
+            tree,
+            logits_NV,
+            uniform_P3[first : first + tree.max_depth + 1],
+            policy=policy,
+            states=states,
+            stop_token_ids=end,
+            answer=answer,
+        )
         if watch is not None:
             watch(tree, logits_NV, accepted)
         lap("accept")
@@ -229,7 +217,7 @@ def decode_rounds(
         drafter.observe(features_NF[path_A], token_A)
         lap("commit")
         committed += len(accepted.tokens)
-        kept, finish = config.stop.trim(answer, accepted.tokens)
+        kept, finish = stop.trim(answer, accepted.tokens)
         answer = answer + kept
         yield Round(kept, accepted, finish)
 

@@ -31,28 +31,17 @@ def filter_logits(logits_RV: torch.Tensor, sampling: SamplingConfig) -> torch.Te
     return logits_RV
 
 
-def draw_and_score(
-    logits_RV: torch.Tensor,
-    uniform_R: torch.Tensor,
-    token_RC: torch.Tensor,
-    sampling: SamplingConfig,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Draw x ~ P in every row, and give P of the tokens asked about.
+def draw(
+    logits_RV: torch.Tensor, uniform_R: torch.Tensor, sampling: SamplingConfig
+) -> torch.Tensor:
+    """x ~ P in every row of raw logits, int64 [R].
 
     Args:
-        logits_RV: the target's raw logits.
         uniform_R: numbers in [0, 1); unused at temperature 0, where x is the argmax.
-        token_RC: token ids, int64.
-
-    Returns:
-        drawn_R: x, int64 [R].
-        prob_RC: P(token), float32 [R, C].
     """
     if sampling.temperature == 0:
-        drawn_R = logits_RV.float().argmax(-1)  # torch's bf16 argmax is four times slower on a CPU
-        return drawn_R, (token_RC == drawn_R[:, None]).float()
-    prob_RV = next_token_probs(logits_RV, sampling)
-    return inverse_cdf(prob_RV, uniform_R), prob_RV.gather(1, token_RC)
+        return logits_RV.float().argmax(-1)  # torch's bf16 argmax is four times slower on a CPU
+    return inverse_cdf(next_token_probs(logits_RV, sampling), uniform_R)
 
 
 def next_token_probs(logits_RV: torch.Tensor, sampling: SamplingConfig) -> torch.Tensor:

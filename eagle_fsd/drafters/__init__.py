@@ -1,1 +1,32 @@
-"""Drafters that need more than the text's last token."""
+"""Drafters by name, as arms say them; a new one is a file and an entry in DRAFTERS.
+
+eagle.py   dynamic trees of a draft head
+lookup.py  what followed the same tokens before in the text
+growth.py, pool.py  the head's trees at every position of a known text at once
+"""
+
+from typing import TYPE_CHECKING, ClassVar, Protocol
+
+from eagle_fsd.decoding.drafter import Drafter
+from eagle_fsd.drafters.eagle import EagleSettings
+from eagle_fsd.drafters.lookup import LookupSettings
+
+if TYPE_CHECKING:
+    from eagle_fsd.api import Model
+
+
+class DrafterSettings(Protocol):
+    """A frozen dataclass whose fields are a drafter's parameters.
+
+    Attributes:
+        needs_head: a draft head must be loaded for it.
+    """
+
+    needs_head: ClassVar[bool]
+
+    def build(self, model: "Model") -> Drafter:
+        """The drafter for a loaded model."""
+
+
+DEFAULT_DRAFTER = "eagle"
+DRAFTERS: dict[str, type[DrafterSettings]] = {"eagle": EagleSettings, "lookup": LookupSettings}

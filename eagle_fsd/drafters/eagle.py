@@ -4,12 +4,14 @@ Axes: T new positions, K frontier nodes, E of them that a node sees, D hidden si
 """
 
 import copy
+from dataclasses import dataclass
 from functools import partial
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import nn
 
-from eagle_fsd.config import BadInput, TreeConfig
+from eagle_fsd.config import BadInput, TreeConfig, parse_tree, tree_name
 from eagle_fsd.decoding.cache import TreeCache
 from eagle_fsd.decoding.masks import additive, fold
 from eagle_fsd.decoding.target import Target
@@ -18,7 +20,30 @@ from eagle_fsd.engine.graphs import Recorder, bucket_of, fixed_rows, visible_row
 from eagle_fsd.heads.models import DraftHead, draft_readout, runnable
 from eagle_fsd.runs.provenance import weights_digest
 
+if TYPE_CHECKING:
+    from eagle_fsd.api import Model
+
 BLOCK_ROWS = 256  # of a prompt are run at once
+
+
+@dataclass(frozen=True)
+class EagleSettings:
+    """The head's trees, as arms say them (`exact@eagle:7x3x4`).
+
+    Attributes:
+        tree: a shape, DRAFTSxLEVELSxTOPK; "auto": to be chosen by measurement; "": the model's.
+    """
+
+    needs_head: ClassVar[bool] = True
+    tree: str = ""
+
+    def __post_init__(self):
+        if self.tree not in ("", "auto"):
+            object.__setattr__(self, "tree", tree_name(parse_tree(self.tree)))
+
+    def build(self, model: "Model") -> "EagleDrafter":
+        assert self.tree != "auto", "the tree is not chosen yet"
+        return model.drafter.with_tree(parse_tree(self.tree)) if self.tree else model.drafter
 
 
 class EagleDrafter:

@@ -13,12 +13,51 @@ side.
 Axes: T newly committed tokens, F features.
 """
 
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
 import torch
 
 from eagle_fsd.config import BadInput
 from eagle_fsd.decoding.tree import DraftTree
 
+if TYPE_CHECKING:
+    from eagle_fsd.api import Model
+
 Gram = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class LookupSettings:
+    """How drafts are looked up, as arms say it (`exact@lookup:10,max_ngram=2`).
+
+    Attributes:
+        num_draft_tokens: most drafts of a round.
+        max_ngram: longest n-gram looked up; shorter ones down to 1 follow.
+        num_continuations: how many different next tokens of the matching n-gram are drafted, the
+            most recent first; each heads a chain, and the drafts are shared out evenly.
+
+    Raises:
+        BadInput: a value is below 1, or there are more continuations than drafts.
+    """
+
+    needs_head: ClassVar[bool] = False
+    num_draft_tokens: int = 10
+    max_ngram: int = 3
+    num_continuations: int = 1
+
+    def __post_init__(self):
+        for name in ("num_draft_tokens", "max_ngram", "num_continuations"):
+            if getattr(self, name) < 1:
+                raise BadInput(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.num_continuations > self.num_draft_tokens:
+            raise BadInput(
+                f"num_continuations {self.num_continuations} is more than num_draft_tokens "
+                f"{self.num_draft_tokens}: a continuation needs a draft"
+            )
+
+    def build(self, model: "Model") -> "LookupDrafter":
+        return LookupDrafter(self)
 
 
 class LookupDrafter:
@@ -31,37 +70,13 @@ class LookupDrafter:
     The text lives on the host: on an accelerator a round copies its committed tokens there, and
     waits for it. A round costs time in proportion to its new tokens and its drafts, whatever the
     length of the text.
-
-    Args:
-        num_draft_tokens: most drafts of a round.
-        max_ngram: longest n-gram looked up; shorter ones down to 1 follow.
-        num_continuations: how many different next tokens of the matching n-gram are drafted, the
-            most recent first; each heads a chain, and the drafts are shared out evenly.
-
-    Raises:
-        BadInput: an argument is below 1, or there are more continuations than drafts.
     """
 
-    def __init__(
-        self, *, num_draft_tokens: int = 10, max_ngram: int = 3, num_continuations: int = 1
-    ):
-        given = {
-            "num_draft_tokens": num_draft_tokens,
-            "max_ngram": max_ngram,
-            "num_continuations": num_continuations,
-        }
-        for name, value in given.items():
-            if value < 1:
-                raise BadInput(f"{name} must be at least 1, got {value}")
-        if num_continuations > num_draft_tokens:
-            raise BadInput(
-                f"num_continuations {num_continuations} is more than num_draft_tokens "
-                f"{num_draft_tokens}: a continuation needs a draft"
-            )
-        self.num_draft_tokens = num_draft_tokens
-        self.max_ngram = max_ngram
-        self.num_continuations = num_continuations
-        self.max_nodes = num_draft_tokens + 1
+    def __init__(self, settings: LookupSettings = LookupSettings()):  # noqa: B008  (frozen)
+        self.num_draft_tokens = settings.num_draft_tokens
+        self.max_ngram = settings.max_ngram
+        self.num_continuations = settings.num_continuations
+        self.max_nodes = settings.num_draft_tokens + 1
         self.reset(0)
 
     def reset(self, capacity: int) -> None:

@@ -1,28 +1,35 @@
-"""Arms of a comparison: ways to answer the same prompt, timed and counted alike.
+"""Arms of a comparison, as texts: the same in commands, records and tables.
 
-`generate` is transformers' own loop on the stock model, `generate_compiled` the same with a static
-cache and torch.compile; `plain` is our loop with a one-node tree; the others draft trees and accept
-by a rule. Every arm gets the same prompt tokens, stop tokens, budget and seed. The clock covers
-prefill and decoding, not tokenisation.
+    rule[:value][,field=value][@drafter[:value][,field=value]]     such as
+    exact    fsd:0.3    fsd:0.3,child=target,divergence=tv    path:0.5@eagle:7x3x4    exact@lookup:10
+    plain              our loop without drafts
+    generate           transformers' own loop on the stock model
+    generate_compiled  the same with a static cache and torch.compile
+
+`value` is the first field of the rule (rules.RULES), or of the drafter (drafters.DRAFTERS; without
+one: the head's, with its usual tree); guards (rules.guards.GUARDS) are further fields of the rule.
+The canonical text states the value, leaves out other fields that have their default, and resolves
+aliases. Alternatives are the shell's braces: fsd:{0.2,0.3},child={draft,target}.
 """
 
-import math
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+import re
+from collections.abc import Sequence
+from dataclasses import MISSING, Field, dataclass, fields
+from typing import Any
 
-import torch
-from transformers import CompileConfig
+from eagle_fsd.config import BadInput, SamplingConfig
+from eagle_fsd.decoding.acceptance import Policy
+from eagle_fsd.decoding.rule import Guard, Rule
+from eagle_fsd.drafters import DEFAULT_DRAFTER, DRAFTERS, DrafterSettings
+from eagle_fsd.drafters.eagle import EagleSettings
+from eagle_fsd.rules import RULES
+from eagle_fsd.rules.fsd import Exact
+from eagle_fsd.rules.guards import GUARDS
 
-from eagle_fsd.api import Model
-from eagle_fsd.config import AcceptConfig, SamplingConfig, TreeConfig, parse_tree
-from eagle_fsd.decoding.clock import PhaseClock, synchronized_time
-from eagle_fsd.decoding.drafter import Drafter, RootDrafter
-from eagle_fsd.decoding.loop import DecodeConfig, Generation, StopConfig, check_request, decode
-from eagle_fsd.rules.fuzzy import JUDGED_BY_DIVERGENCE
-
-GENERATE = "generate"
-BASELINES = (GENERATE, "plain")
-COMPILED = "generate_compiled"  # minutes of first use and needs a compiler, so no baseline of all
+PLAIN, GENERATE, COMPILED = "plain", "generate", "generate_compiled"
+BASELINES = (GENERATE, PLAIN)
+BY_TRANSFORMERS = (GENERATE, COMPILED)
+NAMES = {float: "a number", int: "a whole number"}
 
 
 @dataclass(frozen=True)
@@ -30,173 +37,173 @@ class Arm:
     """A way to answer.
 
     Attributes:
-        name: in tables and file names.
-        accept: the rule; None for arms that draft nothing.
-        tree: shape of its draft trees; None: as the model's drafter has it.
-        tree_label: what `tree` came from: "" (None), its own name, or "auto": to be chosen by
-            measurement before the first answer.
-        make_drafter: the drafter of an arm that does not use the model's.
-        sampling: of its own; None: the comparison's.
-        loop: whose decoding loop: "ours", "generate" or "generate_compiled"; of an arm that bears
-            one of those names it is that.
+        text: canonical; two arms of one text are one arm.
+        rule: acceptance; None for the arms of transformers.
+        guards: of the rule.
+        drafter: what proposes trees; None: no drafts.
     """
 
-    name: str
-    accept: AcceptConfig | None = None
-    tree: TreeConfig | None = None
-    tree_label: str = ""
-    make_drafter: Callable[[Model], Drafter] | None = None
-    sampling: SamplingConfig | None = None
-    loop: str = ""
+    text: str
+    rule: Rule | None = None
+    guards: tuple[Guard, ...] = ()
+    drafter: DrafterSettings | None = None
 
-    def __post_init__(self):
-        usual = self.name if self.name in (GENERATE, COMPILED) else "ours"
-        object.__setattr__(self, "loop", self.loop or usual)
+    @property
+    def slug(self) -> str:
+        """The text as a file name: fsd_0.3_child-target__eagle_7x3x4."""
+        return re.sub("[:,]", "_", self.text).replace("=", "-").replace("@", "__")
 
-    @classmethod
-    def with_rule(cls, accept: AcceptConfig) -> "Arm":
-        """Named by what differs from the defaults: exact, fsd_js_T0.2, fsd_tv_target_T0.1,
-        random_r0.05, ..."""
-        if accept.rule == "exact":
-            return cls("exact", accept)
-        judges = accept.rule in JUDGED_BY_DIVERGENCE
-        parts = [accept.rule, accept.divergence] if judges else [accept.rule]
-        parts += [accept.logits] if judges and accept.logits != AcceptConfig.logits else []
-        parts += [accept.child] if accept.child != AcceptConfig.child else []
-        letter = "T" if judges else "r"
-        value = f"{accept.threshold:g}"
-        value = value if float(value) == accept.threshold else repr(accept.threshold)
-        return cls("_".join([*parts, letter + value]), accept)
+    @property
+    def kind(self) -> str:
+        """The rule's name, or that of an arm without drafts."""
+        return re.split("[:,@]", self.text)[0]
 
-    def with_tree(self, label: str) -> "Arm":
-        """The same rule on trees of its own, named after them.
-
-        Args:
-            label: "" (the arm as it is), "auto", or a shape such as 15x4x6.
-
-        Raises:
-            ValueError: no such shape.
-        """
-        if not label:
-            return self
-        tree = None if label == "auto" else parse_tree(label)
-        return replace(self, name=f"{self.name}_{label}", tree=tree, tree_label=label)
+    @property
+    def drafts(self) -> bool:
+        return self.drafter is not None
 
     @property
     def runs_our_loop(self) -> bool:
-        return self.loop == "ours"
+        return self.rule is not None
 
-    def build_drafter(self, model: Model) -> Drafter:
-        """Its drafter; build it once, since a reduced draft vocabulary may be copied for it."""
-        assert self.tree or self.tree_label != "auto", f"{self.name}: its tree is not chosen yet"
-        if self.accept is None:
-            return RootDrafter()
-        if self.make_drafter is not None:
-            return self.make_drafter(model)
-        return model.drafter if self.tree is None else model.drafter.with_tree(self.tree)
+    @property
+    def tree(self) -> str:
+        """Of the drafter, if it has a shape of its own: "7x3x4", "auto", or ""."""
+        return getattr(self.drafter, "tree", "")
 
-    def decode_config(self, sampling: SamplingConfig, stop: StopConfig, seed: int) -> DecodeConfig:
-        return DecodeConfig(self.accept or AcceptConfig("exact"), sampling, stop, seed)
+    @property
+    def value(self) -> float | None:
+        """The rule's parameter, None if it has none: what a curve is drawn over."""
+        first = _value_field(self.rule) if self.drafts else None
+        value = getattr(self.rule, first.name) if first else None
+        return value if isinstance(value, float) else None
 
-    def answer(
-        self,
-        model: Model,
-        prompt: list[int],
-        sampling: SamplingConfig,
-        stop: StopConfig,
-        seed: int,
-        *,
-        drafter: Drafter | None = None,
-        clock: PhaseClock | None = None,
-    ) -> tuple[Generation, float]:
-        """Answer a prompt; returns the generation and its seconds.
+    @property
+    def line(self) -> str:
+        """The text without the rule's value: the curve that the arm is a point of."""
+        if self.value is None:
+            return self.text
+        return re.sub(":[^,@]*", "", self.text, count=1)
 
-        Args:
-            drafter: from build_drafter; None builds one now, outside the time.
-            clock: notes the seconds of every phase of our loop; transformers' has none.
-        """
-        if drafter is None:
-            drafter = self.build_drafter(model)
-        target = model.target
-        began = synchronized_time(target.device)
-        if self.runs_our_loop:
-            config = self.decode_config(sampling, stop, seed)
-            result = decode(target, drafter, prompt, config, clock=clock)
+    def policy(self, sampling: SamplingConfig, record: str = "lean") -> Policy:
+        return Policy(self.rule or Exact(), sampling, self.guards, record)
+
+    def check(self, sampling: SamplingConfig) -> None:
+        """Refuse a sampling with which the arm has no meaning; the drafter is not known yet."""
+        self.policy(sampling).rule.check(sampling, None)
+
+    def with_tree(self, tree: str) -> "Arm":
+        """The same arm on trees of another shape; for `auto`, once it is chosen."""
+        assert isinstance(self.drafter, EagleSettings), self.text
+        return make_arm(self.rule, self.guards, EagleSettings(tree))
+
+
+def parse_arm(text: str) -> Arm:
+    """An arm from its text.
+
+    Raises:
+        BadInput: unknown name or field, or a value that it refuses; lists what is known.
+    """
+    if text in BY_TRANSFORMERS:
+        return Arm(text)
+    if text == PLAIN:
+        return Arm(PLAIN, Exact())
+    rule_text, at, drafter_text = text.partition("@")
+    try:
+        rule, guards = _parse(rule_text, RULES, "rule", GUARDS)
+        drafter, _ = _parse(drafter_text if at else DEFAULT_DRAFTER, DRAFTERS, "drafter", {})
+    except BadInput as error:
+        raise BadInput(f"arm {text!r}: {error}") from error
+    return make_arm(rule, guards, drafter)
+
+
+def parse_arms(texts: Sequence[str]) -> list[Arm]:
+    """Arms from their texts, in order.
+
+    Raises:
+        BadInput: see parse_arm; two texts say the same arm.
+    """
+    arms: dict[str, Arm] = {}
+    said: dict[str, str] = {}
+    for text in texts:
+        arm = parse_arm(text)
+        if arm.text in arms:
+            raise BadInput(f"arms {said[arm.text]!r} and {text!r} are the same: give one of them")
+        arms[arm.text], said[arm.text] = arm, text
+    if not arms:
+        raise BadInput("no arm is given; such as: plain exact fsd:0.3")
+    return list(arms.values())
+
+
+def make_arm(rule: Rule, guards: Sequence[Guard], drafter: DrafterSettings) -> Arm:
+    """An arm of our loop with drafts, its text made from its parts."""
+    text = _written(rule, RULES)
+    names = {kind: name for name, kind in GUARDS.items()}
+    guards = tuple(sorted(guards, key=lambda guard: list(GUARDS).index(names[type(guard)])))
+    for guard in guards:
+        text += f",{names[type(guard)]}={_number(getattr(guard, fields(guard)[0].name))}"
+    drafted = _written(drafter, DRAFTERS)
+    if drafted != DEFAULT_DRAFTER:
+        text += f"@{drafted}"
+    return Arm(text, rule, guards, drafter)
+
+
+def _parse(
+    text: str, table: dict[str, type], what: str, extras: dict[str, type]
+) -> tuple[Any, list]:
+    """An instance of a class of the table, and of the extras that its fields name."""
+    first, *others = text.split(",")
+    name, colon, value = first.partition(":")
+    if name not in table:
+        alone = f" (or {PLAIN}, {', '.join(BY_TRANSFORMERS)})" if what == "rule" else ""
+        raise BadInput(f"unknown {what} {name!r}; known: {', '.join(table)}{alone}")
+    known = {field.name: field for field in fields(table[name])}
+    given: dict[str, Any] = {}
+    found = []
+    if colon:
+        if not known:
+            raise BadInput(f"{what} {name} takes no value, got {value!r}")
+        main = _value_field(table[name])
+        given[main.name] = _read(main, value)
+    for other in others:
+        key, equals, value = other.partition("=")
+        if not equals or key not in known and key not in extras:
+            every = ", ".join([*known, *extras]) or "none"
+            raise BadInput(f"{other!r} is no FIELD=VALUE of {what} {name}; fields: {every}")
+        if key in given or any(isinstance(extra, extras.get(key, ())) for extra in found):
+            raise BadInput(f"{key} is given twice")
+        if key in known:
+            given[key] = _read(known[key], value)
         else:
-            compiled = self.loop == COMPILED
-            result = _transformers_generate(model, prompt, sampling, stop, seed, compiled=compiled)
-        return result, synchronized_time(target.device) - began
+            found.append(extras[key](_read(fields(extras[key])[0], value)))
+    return table[name](**given), found
 
 
-@torch.inference_mode()
-def _transformers_generate(
-    model: Model,
-    prompt: list[int],
-    sampling: SamplingConfig,
-    stop: StopConfig,
-    seed: int,
-    *,
-    compiled: bool,
-) -> Generation:
-    """transformers' generate; Target has emptied the model's own generation defaults."""
-    assert model.target.has_stock, "load with keep_stock=True: `generate` is the stock model's"
-    check_request(model.target, prompt, stop)
-    ids = torch.tensor([prompt], device=model.target.device)
-    torch.manual_seed(seed)
-    settings = {"do_sample": False, "temperature": None, "top_k": None, "top_p": None}
-    if sampling.temperature > 0:
-        settings = {
-            "do_sample": True,
-            "temperature": sampling.temperature,
-            "top_k": sampling.top_k,
-            "top_p": sampling.top_p,
-        }
-    if compiled:
-        # transformers compiles on accelerators by itself, on a CPU only with this mark of its own
-        # tests (5.x, generation/utils.py _valid_auto_compile_criteria)
-        compile_config = CompileConfig()
-        compile_config._compile_all_devices = True
-        settings |= {"cache_implementation": "static", "compile_config": compile_config}
-    output = model.target.model.generate(
-        ids,
-        attention_mask=torch.ones_like(ids),
-        max_new_tokens=stop.max_new_tokens,
-        eos_token_id=list(stop.token_ids) or None,
-        pad_token_id=stop.token_ids[0] if stop.token_ids else 0,
-        stop_strings=list(stop.strings) or None,
-        tokenizer=model.tokenizer,
-        **settings,
-    )
-    tokens, finish = stop.trim([], output[0, len(prompt) :].tolist())
-    return Generation(tokens, [], finish or "length")
+def _read(field: Field, text: str) -> float | int | str:
+    try:
+        return field.type(text)
+    except ValueError as error:
+        raise BadInput(f"{field.name} must be {NAMES[field.type]}, got {text!r}") from error
 
 
-def turn_record(model: Model, prompt: list[int], result: Generation, seconds: float) -> dict:
-    """One answered turn as JSON: the answer, its time, its rounds, and how the target rates it."""
-    argmax_share, mean_logp = model.target.rescore(prompt, result.tokens)
-    return {
-        "prompt_tokens": len(prompt),
-        "token_ids": result.tokens,
-        "text": model.text(result.tokens),
-        "finish": result.finish,
-        "seconds": seconds,
-        "rescored_argmax_share": argmax_share,
-        "rescored_mean_logp": mean_logp,
-        "rounds": [
-            {
-                "tokens": r.tokens,
-                "fuzzy": [int(flag) for flag in r.fuzzy],
-                "divergence": [json_number(value) for value in r.divergence],
-                "tv": [json_number(value) for value in r.tv],
-                "regret": [json_number(value) for value in r.regret],
-            }
-            for r in result.rounds
-        ],
-    }
+def _value_field(kind: Any) -> Field | None:
+    return next(iter(fields(kind)), None)
 
 
-def json_number(value: float) -> float | str | None:
-    """JSON has neither NaN (not judged: null) nor infinity ("inf")."""
-    if math.isnan(value):
-        return None
-    return round(value, 6) if math.isfinite(value) else "inf"
+def _written(settings: Any, table: dict[str, type]) -> str:
+    """name[:value][,field=value], without what has its default; a number is always stated."""
+    name = next(name for name, kind in table.items() if type(settings) is kind)
+    text, main = name, _value_field(settings)
+    for field in fields(settings):
+        value = getattr(settings, field.name)
+        stated = field is main and field.type is not str
+        if stated or field.default is MISSING or value != field.default:
+            text += f":{_number(value)}" if field is main else f",{field.name}={_number(value)}"
+    return text
+
+
+def _number(value: float | int | str) -> str:
+    if not isinstance(value, float):
+        return str(value)
+    short = f"{value:g}"
+    return short if float(short) == value else repr(value)

@@ -1,1 +1,23 @@
-"""Acceptance rules, a file a family."""
+"""Acceptance rules, a file a family; a new one is a class and an entry in RULES.
+
+fsd.py       exact, and judging the place by a divergence
+price.py     judging the token by its regret, step by step or over the whole tree
+control.py   what they have to beat
+children.py  which drafted child is taken, where the rule leaves that open
+guards.py    limits that go with any of them
+"""
+
+from eagle_fsd.decoding.rule import Rule
+from eagle_fsd.rules.control import AcceptAll, Random
+from eagle_fsd.rules.fsd import Exact, Fsd, FsdPaper
+from eagle_fsd.rules.price import PathRule, Ratio
+
+RULES: dict[str, type[Rule]] = {
+    "exact": Exact,
+    "fsd": Fsd,
+    "fsd-paper": FsdPaper,
+    "ratio": Ratio,
+    "path": PathRule,
+    "random": Random,
+    "accept-all": AcceptAll,
+}

@@ -1,0 +1,159 @@
+"""Acceptance: which path of a draft tree is kept, which token follows it, and what that cost.
+
+The rule says the path (rule.py, verified.py); everything else follows from it for all rules alike.
+"""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from eagle_fsd.config import BadInput, SamplingConfig
+from eagle_fsd.decoding.drafter import Drafter
+from eagle_fsd.decoding.rule import Guard, Rule, State
+from eagle_fsd.decoding.tree import DraftTree
+from eagle_fsd.decoding.verified import VerifiedTree
+
+ANY_DIVERGENCE = "js"  # recorded in full for rules without a divergence of their own
+
+
+@dataclass(frozen=True)
+class Acceptance:
+    """The outcome of a round. Entry i of every list is about the token emitted after path[i].
+
+    Attributes:
+        path: node indices, the root first; accepted drafts = len(path) - 1.
+        tokens: emitted tokens, the accepted drafts and then the next token; as long as `path`.
+        fuzzy: the token is not the one that the exact test would have emitted with the same draw.
+        divergence: D at path[i]; NaN where nobody asked.
+        tv: 1/2 sum |emitted distribution - P| at path[i]; 0 at nodes without children.
+        regret: log P(argmax) - log P(token) of the raw target distribution, nats.
+    """
+
+    path: list[int]
+    tokens: list[int]
+    fuzzy: list[bool]
+    divergence: list[float]
+    tv: list[float]
+    regret: list[float]
+
+    @property
+    def accepted_drafts(self) -> int:
+        return len(self.path) - 1
+
+
+@dataclass(frozen=True)
+class Policy:
+    """How drafts are accepted, and how P comes from the target's logits.
+
+    Attributes:
+        rule: decides.
+        sampling: temperature, top-k, top-p.
+        guards: what the rule may not do.
+        record: "full" judges D at every node of the path; "lean" only notes it where the rule
+            asked, since a timed arm must not pay for a figure that nobody reads.
+    """
+
+    rule: Rule
+    sampling: SamplingConfig = field(default_factory=SamplingConfig)
+    guards: tuple[Guard, ...] = ()
+    record: str = "lean"
+
+    def __post_init__(self):
+        if self.record not in ("lean", "full"):
+            raise BadInput(f"record must be lean or full, got {self.record!r}")
+        narrowing = any(guard.narrows for guard in self.guards)
+        if narrowing and self.rule.looks_ahead and self.sampling.temperature > 0:
+            raise BadInput(
+                "guards that leave out drafts (cap, floor) go with a rule that looks ahead at "
+                "temperature 0 only: above, its distribution is over the whole tree"
+            )
+
+    def check(self, drafter: Drafter) -> None:
+        """Refuse what has no meaning with the sampling or the drafter.
+
+        Raises:
+            BadInput: says what, and the remedy.
+        """
+        token_R = getattr(drafter, "draft_token_R", None)
+        size = None if token_R is None else token_R.shape[0]
+        self.rule.check(self.sampling, size)
+
+    def start(self) -> list[State]:
+        """What rule and guards know before an answer's first round."""
+        return [self.rule.start(), *(guard.start() for guard in self.guards)]
+
+
+@torch.inference_mode()
+def accept(
+    tree: DraftTree,
+    target_logits_NV: torch.Tensor,
+    uniform_S3: torch.Tensor,
+    *,
+    policy: Policy,
+    states: Sequence[State] | None = None,
+    stop_token_ids: Collection[int] = (),
+    answer: Sequence[int] = (),
+) -> tuple[Acceptance, list[State]]:
+    """Choose a path of the tree, and note what it cost.
+
+    Args:
+        tree: the draft tree.
+        target_logits_NV: the target's raw logits; row i is about the token AFTER node i.
+        uniform_S3: of the positions after the answer's last token, at least max_depth + 1 rows, on
+            the CPU.
+        policy: see there.
+        states: from policy.start(), or of the answer's last round; None: an answer begins.
+        stop_token_ids, answer: see VerifiedTree.
+
+    Returns:
+        The outcome, and the states for the next round.
+    """
+    rule, guards = policy.rule, policy.guards
+    judged = rule.divergence_column
+    columns = [*rule.columns, *(name for guard in guards for name in guard.columns)]
+    if policy.record == "full":
+        judged = judged or ANY_DIVERGENCE
+        columns.append(judged)
+    verified = VerifiedTree(
+        tree,
+        target_logits_NV,
+        uniform_S3,
+        sampling=policy.sampling,
+        columns=columns,
+        looks_ahead=rule.looks_ahead,
+        law=rule.law,
+        allows=[guard.allows for guard in guards if guard.narrows],
+        stop_token_ids=stop_token_ids,
+        answer=answer,
+    )
+    state, *others = policy.start() if states is None else states
+    path, state = rule.choose(verified, state)
+    kept = []
+    for guard, known in zip(guards, others, strict=True):
+        path, known = guard.cut(verified, path, known)
+        kept.append(known)
+    return _acceptance(verified, path, policy, judged), [state, *kept]
+
+
+def _acceptance(
+    verified: VerifiedTree, path: list[int], policy: Policy, judged: str | None
+) -> Acceptance:
+    tokens, fuzzy, divergence, tv, regret = [], [], [], [], []
+    for v, child in zip(path, [*path[1:], None], strict=True):
+        token = verified.drawn(v) if child is None else verified.tokens[child]
+        tokens.append(token)
+        fuzzy.append(token != verified.x(v))
+        regret.append(verified.step_regret(v, child))
+        if policy.rule.law is not None:
+            tv.append(verified.law_tv(v))
+        elif not verified.children[v]:
+            tv.append(0.0)
+        elif verified.greedy and not policy.rule.takes_chances:
+            tv.append(float(fuzzy[-1]))
+        else:
+            tv.append(policy.rule.tv(verified, v))
+        if policy.record == "full" and verified.children[v]:
+            verified.at(judged, v)
+        divergence.append(verified.known(judged, v))
+    return Acceptance(path, tokens, fuzzy, divergence, tv, regret)

@@ -1,0 +1,180 @@
+"""Columns: what a rule may know of a place (a node) or of a draft, each a pure row function.
+
+A column takes Rows and gives one value a row ([M], of a place: the distribution after that node) or
+one a token asked about ([M, C], of a draft: a token after that node). It neither knows nor cares
+how many rows there are: one as a walk asks on a CPU, all at once on an accelerator (verified.py).
+
+    prob           P, the target's distribution after temperature, top-k and top-p
+    log_prob       its logarithm
+    raw_prob       the target's probability without any filter
+    regret         log P(argmax) - log P(token), raw, nats: what a step costs beside the best one
+    rank           tokens that the target finds more probable
+    supported      1 where explicitly set top-k and top-p leave the token, else 0
+    draft_logit    the draft's raw logit; Q is its softmax
+    draft_prob     Q
+    top1, entropy  of the target's raw distribution; a probability, nats
+    js, tv, ...    every divergence of the two raw rows, and X_processed after the sampling filters
+
+A new column is a new entry in COLUMNS.
+
+Axes: M rows, V vocabulary, R draft vocabulary, C tokens asked about.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+
+import torch
+
+from eagle_fsd.config import SamplingConfig
+from eagle_fsd.decoding.divergence import DIVERGENCES, divergence_over
+from eagle_fsd.decoding.sampling import filter_logits, next_token_probs
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows of a tree, and the tokens asked about after each.
+
+    Attributes:
+        target_MV: the target's raw logits, float32.
+        draft_ER: the draft's raw logits at expanded nodes; E is 0 for a drafter without any.
+        draft_row_M: which of them is each row's; -1: none.
+        draft_token_R: the target's ids of a reduced draft vocabulary; None: R is V.
+        token_MC: token ids.
+        sampling: how P comes from the target's logits.
+    """
+
+    target_MV: torch.Tensor
+    draft_ER: torch.Tensor
+    draft_row_M: torch.Tensor
+    draft_token_R: torch.Tensor | None
+    token_MC: torch.Tensor
+    sampling: SamplingConfig
+
+    @cached_property
+    def prob_MV(self) -> torch.Tensor:
+        """P, float32."""
+        return next_token_probs(self.target_MV, self.sampling)
+
+    @cached_property
+    def raw_logp_MV(self) -> torch.Tensor:
+        """The target's raw log-probabilities, float32."""
+        return torch.log_softmax(self.target_MV, dim=-1)
+
+    @cached_property
+    def draft_MR(self) -> torch.Tensor:
+        """The draft's raw logits; NaN where it has none."""
+        if self.draft_ER.shape[0] == 0:
+            width = self.draft_ER.shape[1] or self.target_MV.shape[1]
+            return self.target_MV.new_full((self.target_MV.shape[0], width), math.nan)
+        draft_MR = self.draft_ER[self.draft_row_M.clamp_min(0)]
+        return torch.where(self.draft_row_M[:, None] < 0, math.nan, draft_MR)
+
+    @cached_property
+    def draft_distribution_MV(self) -> torch.Tensor:
+        """The draft's distribution after the filters that make P, over the whole vocabulary."""
+        prob_MR = next_token_probs(self.draft_MR, self.sampling)
+        if self.draft_token_R is None:
+            return prob_MR
+        full_MV = torch.zeros_like(self.target_MV)
+        return full_MV.index_copy_(1, self.draft_token_R, prob_MR)
+
+    def of_tokens(self, value_MV: torch.Tensor) -> torch.Tensor:
+        """A table's values at the tokens asked about, float32 [M, C]."""
+        return value_MV.gather(1, self.token_MC).float()
+
+    def of_draft_tokens(self, value_MR: torch.Tensor) -> torch.Tensor:
+        """The same for a table over the draft vocabulary; what is not in it gets any value."""
+        if self.draft_token_R is None:
+            return self.of_tokens(value_MR)
+        column_MC = torch.searchsorted(self.draft_token_R, self.token_MC)
+        return value_MR.gather(1, column_MC.clamp_max(self.draft_token_R.shape[0] - 1)).float()
+
+
+Column = Callable[[Rows], torch.Tensor]
+
+
+def prob(rows: Rows) -> torch.Tensor:
+    return rows.of_tokens(rows.prob_MV)
+
+
+def log_prob(rows: Rows) -> torch.Tensor:
+    """Exact where P itself is too small for a float32."""
+    if rows.sampling.temperature == 0:
+        return prob(rows).log()
+    logits_MV = filter_logits(rows.target_MV, rows.sampling)
+    return rows.of_tokens(torch.log_softmax(logits_MV, dim=-1))
+
+
+def raw_prob(rows: Rows) -> torch.Tensor:
+    return rows.of_tokens(rows.raw_logp_MV).exp()
+
+
+def regret(rows: Rows) -> torch.Tensor:
+    """A difference of two logits: no softmax."""
+    best_M1 = rows.target_MV.amax(-1, keepdim=True)
+    return best_M1 - rows.of_tokens(rows.target_MV)
+
+
+def rank(rows: Rows) -> torch.Tensor:
+    ascending_MV = rows.target_MV.sort(dim=-1).values
+    at_most_MC = torch.searchsorted(ascending_MV, rows.of_tokens(rows.target_MV), right=True)
+    return (rows.target_MV.shape[-1] - at_most_MC).float()
+
+
+def supported(rows: Rows) -> torch.Tensor:
+    """Temperature alone removes nothing; at 0 the filters are taken of the raw row."""
+    warm = replace(rows.sampling, temperature=rows.sampling.temperature or 1.0)
+    return (rows.of_tokens(filter_logits(rows.target_MV, warm)) > -math.inf).float()
+
+
+def draft_logit(rows: Rows) -> torch.Tensor:
+    return rows.of_draft_tokens(rows.draft_MR)
+
+
+def draft_prob(rows: Rows) -> torch.Tensor:
+    return rows.of_draft_tokens(torch.softmax(rows.draft_MR, dim=-1, dtype=torch.float32))
+
+
+def top1(rows: Rows) -> torch.Tensor:
+    return rows.raw_logp_MV.amax(-1).exp()
+
+
+def entropy(rows: Rows) -> torch.Tensor:
+    return -torch.xlogy(rows.raw_logp_MV.exp(), rows.raw_logp_MV.exp()).sum(-1)
+
+
+def divergence(rows: Rows, *, name: str, processed: bool) -> torch.Tensor:
+    """D of the two rows (divergence.py), NaN where the draft has none."""
+    target_MV, draft_MR = rows.target_MV, rows.draft_MR
+    if processed:
+        target_MV = filter_logits(target_MV, rows.sampling)
+        draft_MR = filter_logits(draft_MR, rows.sampling)
+    return divergence_over(name, target_MV, draft_MR, rows.draft_token_R)
+
+
+def divergence_column(name: str, logits: str) -> str:
+    """The column of a divergence; `logits` is "raw" or "processed"."""
+    return name if logits == "raw" else f"{name}_processed"
+
+
+COLUMNS: dict[str, Column] = {
+    "prob": prob,
+    "log_prob": log_prob,
+    "raw_prob": raw_prob,
+    "regret": regret,
+    "rank": rank,
+    "supported": supported,
+    "draft_logit": draft_logit,
+    "draft_prob": draft_prob,
+    "top1": top1,
+    "entropy": entropy,
+    **{
+        divergence_column(name, logits): partial(
+            divergence, name=name, processed=logits == "processed"
+        )
+        for name in DIVERGENCES
+        for logits in ("raw", "processed")
+    },
+}

@@ -1,0 +1,101 @@
+"""The seam of acceptance: what a rule and a guard are. The rules themselves are in eagle_fsd/rules.
+
+Both are frozen dataclasses: their fields are their parameters, the first of them the value in an
+arm's text (`fsd:0.3`). What they remember of an answer is handed in and out.
+"""
+
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+from eagle_fsd.config import SamplingConfig
+from eagle_fsd.decoding.verified import Law, VerifiedTree
+
+Path = list[int]
+"""Node indices from the root down; the root is always on it."""
+
+State = Any  # a rule's own; the loop only keeps it
+
+
+class Rule:
+    """Decides which path of a verified tree is kept; the drawn token of its last node follows it.
+
+    A decision at a node must not read x below it: that would bias the distribution of the text.
+
+    Attributes:
+        columns: names in columns.COLUMNS that it asks for.
+        divergence_column: the column that is its D; None for a rule without one.
+        looks_ahead: it asks about nodes that it may not visit: columns of all parents at once.
+        law: None, or a row function that changes the distribution of the emitted token itself:
+            law(prob_MV, draft_prob_MV, is_child_MV) -> [M, V], from the target's and the draft's
+            distributions after the sampling filters (the draft's NaN where it has none) and a mask
+            of the drafted tokens. y, drawn from it by x's uniform, takes x's place.
+        takes_chances: at temperature 0 too the path depends on a draw.
+    """
+
+    columns: ClassVar[tuple[str, ...]] = ()
+    divergence_column: ClassVar[str | None] = None
+    looks_ahead: ClassVar[bool] = False
+    law: ClassVar[Law | None] = None
+    takes_chances: ClassVar[bool] = False
+
+    def check(self, sampling: SamplingConfig, draft_vocab_size: int | None) -> None:
+        """Refuse what has no meaning together.
+
+        Args:
+            draft_vocab_size: of a drafter with a reduced vocabulary; None: the target's.
+
+        Raises:
+            BadInput: says what, and the remedy.
+        """
+
+    def start(self) -> State:
+        """What the rule knows before an answer's first round."""
+        return None
+
+    def choose(self, tree: VerifiedTree, state: State) -> tuple[Path, State]:
+        """The path, and what the rule knows after this round."""
+        raise NotImplementedError
+
+    def tv(self, tree: VerifiedTree, v: int) -> float:
+        """1/2 sum |emitted distribution - P| at a node of the path that has children.
+
+        Not asked at temperature 0, where TV is whether the one emitted token is x, unless the rule
+        takes chances.
+        """
+        raise NotImplementedError
+
+
+class Guard:
+    """Goes with any rule: leaves out options, or cuts the finished path.
+
+    Attributes:
+        columns: as a rule's.
+        narrows: its `allows` may say no.
+    """
+
+    columns: ClassVar[tuple[str, ...]] = ()
+    narrows: ClassVar[bool] = True
+
+    def start(self) -> State:
+        return None
+
+    def allows(self, tree: VerifiedTree, child: int) -> bool:
+        """Whether a draft may be taken although x is another token."""
+        return True
+
+    def cut(self, tree: VerifiedTree, path: Path, state: State) -> tuple[Path, State]:
+        """The path up to where the guard ends it, and what it knows after this round."""
+        return path, state
+
+
+def walk(step: Callable[[int], int | None]) -> Path:
+    """The path of a rule that decides at every node by itself.
+
+    Args:
+        step: from a node to the child that is taken; None ends the round.
+    """
+    path, child = [0], step(0)
+    while child is not None:
+        path.append(child)
+        child = step(child)
+    return path

@@ -1,0 +1,282 @@
+"""A draft tree with the target's answers: all that a rule sees of a round.
+
+At every node v the target's distribution P_v is known after one verification. x_v ~ P_v is what the
+exact test emits there; the drafts right below v are its children. A rule reads small numbers on the
+host, and how they come about is this file's business alone:
+
+    CPU           a row at a time, as a walk asks, or all parents at once for rules that look ahead
+    accelerator   all nodes and all columns that were named, in one pass and one transfer
+
+Uniforms are per answer, indexed by the position of a token in it: row s of a round's block is for
+the token that a node at depth s emits. So the same x is drawn at the same place of the same answer,
+whatever the tree, the drafter and the rule.
+
+Axes: N nodes, M rows, V vocabulary, C tokens asked about, S depths.
+"""
+
+from collections.abc import Callable, Collection, Sequence
+from functools import cached_property
+from typing import TypeVar
+
+import torch
+
+from eagle_fsd.config import SamplingConfig
+from eagle_fsd.decoding.columns import COLUMNS, Rows
+from eagle_fsd.decoding.sampling import inverse_cdf
+from eagle_fsd.decoding.tree import DraftTree
+
+Law = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+Result = TypeVar("Result")
+UNIFORMS = 3  # a token: column 0 draws x, 1 picks among drafts, 2 says yes or no
+AT_ZERO = ("prob", "log_prob")  # at temperature 0 they follow from x
+
+
+class VerifiedTree:
+    """A round's tree, after verification.
+
+    Args:
+        tree: the draft tree.
+        target_logits_NV: the target's raw logits; row i is about the token AFTER node i.
+        uniform_S3: numbers in [0, 1) on the CPU, a row a depth.
+        sampling: how P comes from the logits.
+        columns: names in COLUMNS that may be asked for; asking for another is a KeyError.
+        looks_ahead, law: see rule.Rule.
+        allows: of guards; a draft that one of them refuses is no option.
+        stop_token_ids: a node with one of these is a leaf: drafts behind an end are no gain.
+        answer: the answer's tokens so far, the root the last.
+
+    Attributes:
+        tokens, parents, depths: of every node; the root is its own parent.
+        children: of every node, in the draft's order.
+        answer, sampling: as given.
+    """
+
+    def __init__(
+        self,
+        tree: DraftTree,
+        target_logits_NV: torch.Tensor,
+        uniform_S3: torch.Tensor,
+        *,
+        sampling: SamplingConfig,
+        columns: Collection[str] = (),
+        looks_ahead: bool = False,
+        law: Law | None = None,
+        allows: Sequence[Callable[["VerifiedTree", int], bool]] = (),
+        stop_token_ids: Collection[int] = (),
+        answer: Sequence[int] = (),
+    ):
+        self.answer, self.sampling = answer, sampling
+        self._tree, self._logits_NV, self._uniform_S3 = tree, target_logits_NV, uniform_S3
+        self._looks_ahead, self._law, self._allows = looks_ahead, law, allows
+        self._filtered = sampling.top_k > 0 or sampling.top_p < 1
+        names = [*columns, "supported"] if self._filtered else columns
+        self._values: dict[str, dict[int, float]] = {
+            name: {} for name in names if not (self.greedy and name in AT_ZERO)
+        }
+        self._rows: dict[int, Rows] = {}
+        self._drawn: dict[int, tuple[int, int, float]] = {}
+        self._once: dict = {}
+        if target_logits_NV.device.type == "cpu":
+            self.tokens, self.parents = tree.token_N.tolist(), tree.parent_N.tolist()
+        else:
+            self.tokens, self.parents = self._read_all()
+        self.children: list[list[int]] = [[] for _ in self.tokens]
+        self.depths = [0] * len(self.tokens)
+        for node in range(1, len(self.tokens)):
+            parent = self.parents[node]
+            self.depths[node] = self.depths[parent] + 1
+            if parent == 0 or self.tokens[parent] not in stop_token_ids:
+                self.children[parent].append(node)
+
+    # --- what a rule may ask --------------------------------------------------------------------
+
+    @property
+    def greedy(self) -> bool:
+        """P is the argmax."""
+        return self.sampling.temperature == 0
+
+    def x(self, v: int) -> int:
+        """The token that the exact test emits at v."""
+        return self._draw(v)[0]
+
+    def drawn(self, v: int) -> int:
+        """What v emits if no draft is taken: x, or y of the rule's own law."""
+        return self._draw(v)[1]
+
+    def hit(self, v: int) -> int | None:
+        """The child with the drawn token, if there is one."""
+        if not self.children[v]:
+            return None
+        token = self.drawn(v)
+        return next((c for c in self.children[v] if self.tokens[c] == token), None)
+
+    def options(self, v: int) -> list[int]:
+        """Children that may be taken although x is another token: within what explicitly set top-k
+        and top-p leave of the target's row, and allowed by every guard."""
+        return [
+            c
+            for c in self.children[v]
+            if (not self._filtered or self.of("supported", c))
+            and all(allows(self, c) for allows in self._allows)
+        ]
+
+    def at(self, column: str, v: int) -> float:
+        """A column's value at the place v: of the distributions after it."""
+        return self._value(column, v, v)
+
+    def of(self, column: str, child: int) -> float:
+        """A column's value for a draft: of its token, after its parent."""
+        if self.greedy and column == "prob":
+            return float(self.hit(self.parents[child]) == child)
+        return self._value(column, child, self.parents[child])
+
+    def outside(self, v: int) -> float:
+        """P_v of all tokens that were not drafted there; needs the column `prob`."""
+        return max(0.0, 1 - sum(self.of("prob", c) for c in self.children[v]))
+
+    def uniform(self, v: int, column: int) -> float:
+        """A random number in [0, 1) of the token that v emits; column 1 or 2."""
+        return self._uniforms[self.depths[v]][column]
+
+    def once(self, compute: Callable[["VerifiedTree"], Result]) -> Result:
+        """compute(self), done once a round."""
+        if compute not in self._once:
+            self._once[compute] = compute(self)
+        return self._once[compute]
+
+    # --- for the record -------------------------------------------------------------------------
+
+    def law_tv(self, v: int) -> float:
+        """1/2 sum |law - P| at v, of a rule with a law."""
+        return self._draw(v)[2]
+
+    def known(self, column: str | None, v: int) -> float:
+        """A place's value if it was computed, else NaN."""
+        return self._values.get(column, {}).get(v, float("nan"))
+
+    def step_regret(self, v: int, child: int | None) -> float:
+        """Regret of what v emits, nats: the child's token, or the drawn one."""
+        if self._logits_NV.device.type != "cpu":
+            return self._values["regret"][child] if child else self._values["drawn_regret"][v]
+        token = self.tokens[child] if child else self.drawn(v)
+        if self.greedy and token == self.x(v):
+            return 0.0
+        logits_V = self._row(v).target_MV[0]
+        return (logits_V.max() - logits_V[token]).item()
+
+    # --- where the numbers come from: on a CPU -----------------------------------------------------
+
+    @cached_property
+    def _uniforms(self) -> list[list[float]]:
+        return self._uniform_S3.tolist()
+
+    def _value(self, column: str, node: int, v: int) -> float:
+        known = self._values[column]  # a KeyError: the rule did not name this column
+        if node not in known:
+            self._compute(column, v)
+        return known[node]
+
+    def _compute(self, column: str, v: int) -> None:
+        if self._looks_ahead:
+            places, rows = self._expanded, self._expanded_rows
+        else:
+            places, rows = [v], self._row(v)
+        value_M = COLUMNS[column](rows)
+        known = self._values[column]
+        if value_M.ndim == 1:
+            known |= dict(zip(places, value_M.tolist(), strict=True))
+            return
+        for place, value_C in zip(places, value_M.tolist(), strict=True):
+            children = self.children[place]
+            if self._looks_ahead:  # asked about the tokens of all nodes
+                value_C = [value_C[c] for c in children]
+            known |= dict(zip(children, value_C, strict=True))
+
+    def _row(self, v: int) -> Rows:
+        if v not in self._rows:
+            token_1C = torch.tensor([[self.tokens[c] for c in self.children[v]]], dtype=torch.int64)
+            self._rows[v] = self._make_rows(slice(v, v + 1), token_1C)
+        return self._rows[v]
+
+    @cached_property
+    def _expanded(self) -> list[int]:
+        return [v for v, children in enumerate(self.children) if children]
+
+    @cached_property
+    def _expanded_rows(self) -> Rows:
+        token_MN = self._tree.token_N.expand(len(self._expanded), -1)
+        return self._make_rows(torch.tensor(self._expanded, dtype=torch.int64), token_MN)
+
+    def _make_rows(self, node_M: torch.Tensor | slice, token_MC: torch.Tensor) -> Rows:
+        return Rows(
+            target_MV=self._logits_NV[node_M].float(),
+            draft_ER=self._tree.draft_logits_ER,
+            draft_row_M=self._tree.draft_row_N[node_M],
+            draft_token_R=self._tree.draft_token_R,
+            token_MC=token_MC,
+            sampling=self.sampling,
+        )
+
+    def _draw(self, v: int) -> tuple[int, int, float]:
+        """x, what takes its place, and the TV between their distributions."""
+        if v not in self._drawn:
+            if self._looks_ahead and self.greedy and self._law is None:
+                x_M = self._expanded_rows.target_MV.argmax(-1).tolist()
+                self._drawn |= {
+                    place: (x, x, 0.0) for place, x in zip(self._expanded, x_M, strict=True)
+                }
+            if v not in self._drawn:
+                rows, uniform_1 = self._row(v), self._uniform_S3[self.depths[v], :1]
+                x_1 = self._draw_x(rows, uniform_1)
+                drawn = x_1, x_1, torch.zeros(1)
+                if self._law is not None:
+                    is_child_1V = torch.zeros(rows.target_MV.shape, dtype=torch.bool)
+                    is_child_1V.scatter_(1, rows.token_MC, True)
+                    drawn = x_1, *self._draw_law(rows, uniform_1, is_child_1V)
+                self._drawn[v] = tuple(value_1.item() for value_1 in drawn)
+        return self._drawn[v]
+
+    def _draw_x(self, rows: Rows, uniform_M: torch.Tensor) -> torch.Tensor:
+        if self.greedy:
+            return rows.target_MV.argmax(-1)
+        return inverse_cdf(rows.prob_MV, uniform_M)
+
+    def _draw_law(
+        self, rows: Rows, uniform_M: torch.Tensor, is_child_MV: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """y of the rule's own law, and the TV between law and P."""
+        law_MV = self._law(rows.prob_MV, rows.draft_distribution_MV, is_child_MV)
+        return inverse_cdf(law_MV, uniform_M), 0.5 * (law_MV - rows.prob_MV).abs().sum(-1)
+
+    # --- and on an accelerator --------------------------------------------------------------------
+
+    def _read_all(self) -> tuple[list[int], list[int]]:
+        """All nodes, all columns; returns tokens and parents. Ids are exact in float64."""
+        tree, logits_NV = self._tree, self._logits_NV
+        rows = self._make_rows(slice(None), tree.token_N.expand(tree.size, -1))
+        uniform_N = self._uniform_S3.to(logits_NV.device)[:, 0][tree.depth_N]
+        x_N = self._draw_x(rows, uniform_N)
+        drawn_N, tv_N = x_N, torch.zeros_like(uniform_N)
+        if self._law is not None:
+            is_child_NV = torch.zeros(
+                logits_NV.shape, dtype=torch.bool, device=logits_NV.device
+            )
+            is_child_NV[tree.parent_N[1:], tree.token_N[1:]] = True
+            drawn_N, tv_N = self._draw_law(rows, uniform_N, is_child_NV)
+        node_N = torch.arange(tree.size, device=logits_NV.device)
+        best_N = rows.target_MV.amax(-1)
+        names = list(dict.fromkeys([*self._values, "regret"]))
+        values = [COLUMNS[name](rows) for name in names]
+        values = [v if v.ndim == 1 else v[tree.parent_N, node_N] for v in values]
+        regret_N = best_N - rows.target_MV.gather(1, drawn_N[:, None])[:, 0]
+        table = [tree.token_N, tree.parent_N, x_N, drawn_N, tv_N, regret_N, *values]
+        table = torch.stack([value_N.double() for value_N in table]).tolist()
+        token, parent, x, drawn, tv, regret, *values = table
+        self._values = {
+            name: dict(enumerate(value))
+            for name, value in zip([*names, "drawn_regret"], [*values, regret], strict=True)
+        }
+        self._drawn = {
+            v: (int(x[v]), int(drawn[v]), tv[v]) for v in range(tree.size)
+        }
+        return [int(value) for value in token], [int(value) for value in parent]

@@ -1,0 +1,133 @@
+"""An arm answers a prompt: timed and counted alike, whoever's loop it is.
+
+Every arm gets the same prompt tokens, stop tokens, budget and seed. The clock covers prefill and
+decoding, not tokenisation.
+"""
+
+import math
+
+import torch
+from transformers import CompileConfig
+
+from eagle_fsd.api import Model
+from eagle_fsd.config import SamplingConfig
+from eagle_fsd.decoding.clock import PhaseClock, synchronized_time
+from eagle_fsd.decoding.drafter import Drafter, RootDrafter
+from eagle_fsd.decoding.loop import (
+    DecodeConfig,
+    Generation,
+    StopConfig,
+    Watcher,
+    check_request,
+    decode,
+)
+from eagle_fsd.evaluation.arms import COMPILED, Arm
+
+
+def build_drafter(arm: Arm, model: Model) -> Drafter:
+    """The arm's drafter; build it once, since a reduced draft vocabulary may be copied for it."""
+    return arm.drafter.build(model) if arm.drafts else RootDrafter()
+
+
+def answer_prompt(
+    arm: Arm,
+    model: Model,
+    prompt: list[int],
+    sampling: SamplingConfig,
+    stop: StopConfig,
+    seed: int,
+    *,
+    drafter: Drafter,
+    record: str = "lean",
+    clock: PhaseClock | None = None,
+    watch: Watcher | None = None,
+) -> tuple[Generation, float]:
+    """Answer a prompt; returns the generation and its seconds.
+
+    Args:
+        drafter: from build_drafter.
+        record: see Policy.
+        clock, watch: of our loop; transformers' has none.
+    """
+    began = synchronized_time(model.target.device)
+    if arm.runs_our_loop:
+        config = DecodeConfig(arm.policy(sampling, record), stop, seed)
+        result = decode(model.target, drafter, prompt, config, clock=clock, watch=watch)
+    else:
+        compiled = arm.text == COMPILED
+        result = _transformers_generate(model, prompt, sampling, stop, seed, compiled=compiled)
+    return result, synchronized_time(model.target.device) - began
+
+
+@torch.inference_mode()
+def _transformers_generate(
+    model: Model,
+    prompt: list[int],
+    sampling: SamplingConfig,
+    stop: StopConfig,
+    seed: int,
+    *,
+    compiled: bool,
+) -> Generation:
+    """transformers' generate; Target has emptied the model's own generation defaults."""
+    assert model.target.has_stock, "load with keep_stock=True: `generate` is the stock model's"
+    check_request(model.target, prompt, stop)
+    ids = torch.tensor([prompt], device=model.target.device)
+    torch.manual_seed(seed)
+    settings = {"do_sample": False, "temperature": None, "top_k": None, "top_p": None}
+    if sampling.temperature > 0:
+        settings = {
+            "do_sample": True,
+            "temperature": sampling.temperature,
+            "top_k": sampling.top_k,
+            "top_p": sampling.top_p,
+        }
+    if compiled:
+        # transformers compiles on accelerators by itself, on a CPU only with this mark of its own
+        # tests (5.x, generation/utils.py _valid_auto_compile_criteria)
+        compile_config = CompileConfig()
+        compile_config._compile_all_devices = True
+        settings |= {"cache_implementation": "static", "compile_config": compile_config}
+    output = model.target.model.generate(
+        ids,
+        attention_mask=torch.ones_like(ids),
+        max_new_tokens=stop.max_new_tokens,
+        eos_token_id=list(stop.token_ids) or None,
+        pad_token_id=stop.token_ids[0] if stop.token_ids else 0,
+        stop_strings=list(stop.strings) or None,
+        tokenizer=model.tokenizer,
+        **settings,
+    )
+    tokens, finish = stop.trim([], output[0, len(prompt) :].tolist())
+    return Generation(tokens, [], finish or "length")
+
+
+def turn_record(model: Model, prompt: list[int], result: Generation, seconds: float) -> dict:
+    """One answered turn as JSON: the answer, its time, its rounds, and how the target rates it."""
+    argmax_share, mean_logp = model.target.rescore(prompt, result.tokens)
+    return {
+        "prompt_tokens": len(prompt),
+        "token_ids": result.tokens,
+        "text": model.text(result.tokens),
+        "finish": result.finish,
+        "seconds": seconds,
+        "rescored_argmax_share": argmax_share,
+        "rescored_mean_logp": mean_logp,
+        "rounds": [
+            {
+                "tokens": r.tokens,
+                "fuzzy": [int(flag) for flag in r.fuzzy],
+                "divergence": [json_number(value) for value in r.divergence],
+                "tv": [json_number(value) for value in r.tv],
+                "regret": [json_number(value) for value in r.regret],
+            }
+            for r in result.rounds
+        ],
+    }
+
+
+def json_number(value: float) -> float | str | None:
+    """JSON has neither NaN (not judged: null) nor infinity ("inf")."""
+    if math.isnan(value):
+        return None
+    return round(value, 6) if math.isfinite(value) else "inf"

@@ -1,0 +1,142 @@
+"""Which drafted child is taken, once a rule lets one be taken; and the rules that leave it open.
+
+A choice is a function from the options at a node to the probability of each; a new one is a new
+entry in CHILD_CHOICES.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from eagle_fsd.config import BadInput, SamplingConfig
+from eagle_fsd.decoding.rule import Path, Rule, State, walk
+from eagle_fsd.decoding.verified import VerifiedTree
+
+Weights = dict[int, float]  # child -> probability
+Lengths = Callable[[VerifiedTree], list[float]]
+
+
+def most_probable_under_draft(tree: VerifiedTree, options: list[int], _: Lengths) -> Weights:
+    """The child with the largest Q; the first, where the drafter has no distribution."""
+    return {max(options, key=lambda c: tree.of("draft_logit", c)): 1.0}
+
+
+def most_probable_under_target(tree: VerifiedTree, options: list[int], _: Lengths) -> Weights:
+    """The child with the largest P; by the raw logit where P does not tell them apart, as at
+    temperature 0 unless one is the argmax."""
+    return {max(options, key=lambda c: (tree.of("prob", c), -tree.of("regret", c))): 1.0}
+
+
+def deepest(tree: VerifiedTree, options: list[int], lengths: Lengths) -> Weights:
+    """The child below which most drafts are expected to be accepted."""
+    length_N = tree.once(lengths)
+    return {max(options, key=lambda c: length_N[c]): 1.0}
+
+
+def sampled(tree: VerifiedTree, options: list[int], _: Lengths) -> Weights:
+    """A draw from the draft's raw distribution Q, renormalised over the options."""
+    logits = [tree.of("draft_logit", c) for c in options]
+    top = max(logits)
+    if not top > -math.inf:  # no probability anywhere, or no distribution: all alike
+        logits, top = [0.0] * len(options), 0.0
+    weights = [math.exp(logit - top) for logit in logits]
+    return {c: weight / sum(weights) for c, weight in zip(options, weights, strict=True)}
+
+
+CHILD_CHOICES: dict[str, Callable[[VerifiedTree, list[int], Lengths], Weights]] = {
+    "draft": most_probable_under_draft,
+    "target": most_probable_under_target,
+    "deepest": deepest,
+    "sample": sampled,
+}
+COLUMNS_OF_CHOICES = {
+    "draft": ("draft_logit",),
+    "target": ("prob", "regret"),
+    "deepest": ("prob",),
+    "sample": ("draft_logit",),
+}
+
+
+def pick(weights: Sequence[float], uniform: float) -> int:
+    """The index drawn in proportion to the weights; one of weight zero never is."""
+    point, last = uniform * math.fsum(weights), 0
+    for index, weight in enumerate(weights):
+        point -= weight
+        if weight > 0:
+            last = index
+            if point < 0:
+                break
+    return last
+
+
+@dataclass(frozen=True)
+class ChildRule(Rule):
+    """Goes to the drawn token's child; where there is none, maybe to another one.
+
+    Where v has options and no child with the drawn token, one of them is taken with probability
+    `take(tree, v)`. Emitted distribution: P(c) + take P(not in C) choice(c), and (1 - take) P of
+    other tokens; so TV = take P(not in C).
+    """
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return ("prob", *COLUMNS_OF_CHOICES[self.child])
+
+    @property
+    def looks_ahead(self) -> bool:
+        return self.child == "deepest"
+
+    def __post_init__(self):
+        if self.child not in CHILD_CHOICES:
+            known = ", ".join(CHILD_CHOICES)
+            raise BadInput(f"unknown child {self.child!r}; known: {known}")
+
+    def check(self, sampling: SamplingConfig, draft_vocab_size: int | None) -> None:
+        if self.child == "sample" and sampling.temperature == 0:
+            raise BadInput("child 'sample' needs temperature > 0; use draft, target or deepest")
+
+    def take(self, tree: VerifiedTree, v: int) -> float:
+        """Probability that a draft is taken at v although x is another token."""
+        raise NotImplementedError
+
+    def choose(self, tree: VerifiedTree, state: State) -> tuple[Path, State]:
+        def step(v: int) -> int | None:
+            hit = tree.hit(v)
+            if hit is not None:
+                return hit
+            options = tree.options(v)
+            if not options or tree.uniform(v, 2) >= self.take(tree, v):
+                return None
+            return self.taken(tree, v, options)
+
+        return walk(step), state
+
+    def tv(self, tree: VerifiedTree, v: int) -> float:
+        outside = tree.outside(v) if tree.options(v) else 0.0
+        return outside and outside * self.take(tree, v)
+
+    def choice(self, tree: VerifiedTree, options: list[int]) -> Weights:
+        """The probability by which each option is taken."""
+        return CHILD_CHOICES[self.child](tree, options, self.expected_lengths)
+
+    def taken(self, tree: VerifiedTree, v: int, options: list[int]) -> int:
+        weights = self.choice(tree, options)
+        if len(weights) == 1:
+            return next(iter(weights))
+        return list(weights)[pick(list(weights.values()), tree.uniform(v, 1))]
+
+    def expected_lengths(self, tree: VerifiedTree) -> list[float]:
+        """L(v) of every node: the drafts that are expected to be accepted below it.
+
+        L(v) = sum_c P_v(c) (1 + L(c)) + take(v) P_v(not in C) (1 + max_c L(c)), 0 at a leaf. No
+        draw enters, so that the choice of a child biases nothing.
+        """
+        length_N = [0.0] * len(tree.tokens)
+        for v in reversed(range(len(length_N))):
+            if tree.children[v]:
+                best = max((1 + length_N[c] for c in tree.options(v)), default=0.0)
+                best *= self.take(tree, v)
+                # so written that equal children stay exactly equal where one is always taken
+                gains = (tree.of("prob", c) * (1 + length_N[c] - best) for c in tree.children[v])
+                length_N[v] = best + math.fsum(gains)
+        return length_N

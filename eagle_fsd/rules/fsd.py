@@ -1,0 +1,146 @@
+"""Judging the place: a draft may be taken where the divergence of target and draft is small.
+
+    exact      x ~ P_v; if x is a child go there, else emit x and stop           (lossless)
+    fsd        as exact, but if x is no child and D(v) passes, take a drafted child
+               (M. Holsman, TensorRT-LLM #10481, 2026)
+    fsd-paper  if D(v) passes take a drafted child, else emit x and stop
+               (Holsman et al., Findings of ACL 2025, arXiv 2502.20704)
+
+D(v) passes iff T > 0 and D(v) <= T; NaN never passes. All siblings share their parent's divergence;
+which one is taken is the `child` choice (children.py).
+"""
+
+import math
+from dataclasses import dataclass
+
+from eagle_fsd.config import BadInput, SamplingConfig
+from eagle_fsd.decoding.columns import divergence_column
+from eagle_fsd.decoding.divergence import DIVERGENCES, INFINITE_OUTSIDE, canonical_name
+from eagle_fsd.decoding.rule import Path, Rule, State, walk
+from eagle_fsd.decoding.verified import VerifiedTree
+from eagle_fsd.rules.children import ChildRule
+
+LOGITS = ("raw", "processed")
+
+
+@dataclass(frozen=True)
+class Exact(Rule):
+    """The drawn token if it is a child. Lossless for any drafts: every emitted token is x."""
+
+    def choose(self, tree: VerifiedTree, state: State) -> tuple[Path, State]:
+        return walk(tree.hit), state
+
+    def tv(self, tree: VerifiedTree, v: int) -> float:
+        return 0.0
+
+
+@dataclass(frozen=True)
+class Fsd(ChildRule):
+    """The drawn token if it is a child, else a drafted child where D passes.
+
+    Attributes:
+        threshold: T; 0 passes nowhere, `inf` wherever D is a number.
+        child: which drafted child is taken; a name in children.CHILD_CHOICES.
+        divergence: a name in divergence.DIVERGENCES, or a published alias.
+        logits: `raw` compares the two rows as they come, `processed` after temperature, top-k and
+            top-p (refused at temperature 0, where both are one-hot).
+    """
+
+    threshold: float = 0.3
+    child: str = "draft"
+    divergence: str = "js"
+    logits: str = "raw"
+
+    def __post_init__(self):
+        super().__post_init__()
+        check_judgement(self)
+
+    @property
+    def divergence_column(self) -> str:
+        return divergence_column(self.divergence, self.logits)
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return (*super().columns, self.divergence_column)
+
+    def check(self, sampling: SamplingConfig, draft_vocab_size: int | None) -> None:
+        super().check(sampling, draft_vocab_size)
+        check_judgement_with(self, sampling, draft_vocab_size)
+
+    def take(self, tree: VerifiedTree, v: int) -> float:
+        return float(passes(self, tree, v))
+
+
+@dataclass(frozen=True)
+class FsdPaper(Fsd):
+    """A drafted child where D passes, else the drawn token ends the round, child or not.
+
+    Emitted distribution where D passes: choice(c), so TV = 1 - P(c) for a fixed choice.
+    """
+
+    def choose(self, tree: VerifiedTree, state: State) -> tuple[Path, State]:
+        def step(v: int) -> int | None:
+            steps = self.steps(tree, v)
+            return self.taken(tree, v, steps) if steps and self.take(tree, v) else None
+
+        return walk(step), state
+
+    def steps(self, tree: VerifiedTree, v: int) -> list[int]:
+        """The options, and the drawn token's child, which needs nobody's leave."""
+        options = tree.options(v)
+        hit = None if len(options) == len(tree.children[v]) else tree.hit(v)
+        return [c for c in tree.children[v] if c in options or c == hit]
+
+    def tv(self, tree: VerifiedTree, v: int) -> float:
+        steps = self.steps(tree, v)
+        if not steps or not self.take(tree, v):
+            return 0.0
+        choice = self.choice(tree, steps)
+        gaps = (abs(choice.get(c, 0.0) - tree.of("prob", c)) for c in tree.children[v])
+        return 0.5 * (math.fsum(gaps) + tree.outside(v))
+
+    def expected_lengths(self, tree: VerifiedTree) -> list[float]:
+        """L(v) = [D(v) passes] (1 + max_c L(c)), 0 at a leaf."""
+        length_N = [0.0] * len(tree.tokens)
+        for v in reversed(range(len(length_N))):
+            steps = self.steps(tree, v)
+            if steps and self.take(tree, v):
+                length_N[v] = 1 + max(length_N[c] for c in steps)
+        return length_N
+
+
+# --- what all rules with a divergence share -----------------------------------------------------
+
+
+def passes(rule: Rule, tree: VerifiedTree, v: int) -> bool:
+    """T > 0 and D(v) <= T."""
+    return rule.threshold > 0 and tree.at(rule.divergence_column, v) <= rule.threshold
+
+
+def check_judgement(rule: Rule) -> None:
+    """Refuse fields that are none; a divergence's alias becomes its own name."""
+    object.__setattr__(rule, "divergence", canonical_name(rule.divergence))
+    if rule.logits not in LOGITS:
+        raise BadInput(f"unknown logits {rule.logits!r}; known: {', '.join(LOGITS)}")
+    if not rule.threshold >= 0:  # NaN too
+        raise BadInput(f"threshold must be 0 or above, got {rule.threshold}")
+
+
+def check_judgement_with(
+    rule: Rule, sampling: SamplingConfig, draft_vocab_size: int | None
+) -> None:
+    """Refuse a divergence without a meaning, and a threshold that it can never pass."""
+    if rule.logits == "processed" and sampling.temperature == 0:
+        raise BadInput(
+            "logits 'processed' needs temperature > 0: at 0 both distributions are one-hot. "
+            "Use 'raw'"
+        )
+    infinite = draft_vocab_size is not None and rule.divergence in INFINITE_OUTSIDE
+    if infinite and 0 < rule.threshold < math.inf:
+        usable = ", ".join(name for name in DIVERGENCES if name not in INFINITE_OUTSIDE)
+        raise BadInput(
+            f"divergence {rule.divergence} is infinite wherever the target has mass outside the "
+            f"draft vocabulary, and this head drafts {draft_vocab_size} tokens only: threshold "
+            f"{rule.threshold:g} would never pass. Use {usable}, or a head over the whole "
+            "vocabulary"
+        )

@@ -1,0 +1,194 @@
+"""Judging the token: a draft costs its regret, log P(argmax) - log P(c), raw, in nats.
+
+    ratio  x's child if there is one, else the child of least regret if that is at most c
+           (AdaptiveSpec, arXiv 2609.02897; MARS, arXiv 2601.15498, in other words)
+    path   the path through the whole tree whose tokens are worth their regret at b nats a token;
+           ours, no source does it in trees (nearest: ASD, arXiv 2608.03447, on chains)
+
+The price b of `path` means the same at every temperature. With C(v) the options at v and V(leaf) = 0:
+
+    0        V(v) = max(0, max over C(v) and x's child of 1 + V(c) - cost(c) / b),
+             cost(x's child) = 0, else regret(c); the path follows the maximum while it is positive
+    tau > 0  of all distributions of paths the one that maximises E[tokens] - (tau / b) KL(it ||
+             exact's) is exact's, tilted: z(leaf) = 1,
+             z(v) = 1 - P_v(C) + e^(b / tau) sum over C of P_v(c) z(c);
+             child c with probability P_v(c) e^(b / tau) z(c) / z(v), another token t with
+             P_v(t) / z(v). Its value is (tau / b) log z(root), and tau log z / b tends to V.
+
+b = 0 is exact, draw by draw. Where D(v) > gate only the exact step is allowed.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+from eagle_fsd.config import BadInput, SamplingConfig
+from eagle_fsd.decoding.columns import divergence_column
+from eagle_fsd.decoding.divergence import canonical_name
+from eagle_fsd.decoding.rule import Path, Rule, State, walk
+from eagle_fsd.decoding.verified import VerifiedTree
+from eagle_fsd.rules.children import pick
+
+
+@dataclass(frozen=True)
+class Ratio(Rule):
+    """The drawn token's child, else the child of least regret if that is at most c.
+
+    A cap on the regret is a floor on the ratio P(token) / P(argmax), e^-c.
+
+    Attributes:
+        cap: c, nats; 0 is exact, `inf` accepts all.
+    """
+
+    columns: ClassVar[tuple[str, ...]] = ("regret", "prob")
+    cap: float = 1.0
+
+    def __post_init__(self):
+        if not self.cap >= 0:
+            raise BadInput(f"the cap of rule 'ratio' must be 0 or above, got {self.cap}")
+
+    def choose(self, tree: VerifiedTree, state: State) -> tuple[Path, State]:
+        def step(v: int) -> int | None:
+            hit = tree.hit(v)
+            return self.cheapest(tree, v) if hit is None else hit
+
+        return walk(step), state
+
+    def cheapest(self, tree: VerifiedTree, v: int) -> int | None:
+        """The option of least regret, if that is not above the cap."""
+        if not self.cap:
+            return None
+        best = min(tree.options(v), key=lambda c: tree.of("regret", c), default=None)
+        return best if best is not None and tree.of("regret", best) <= self.cap else None
+
+    def tv(self, tree: VerifiedTree, v: int) -> float:
+        """Emitted: P(c), and all of P(not in C) on the cheapest option."""
+        return 0.0 if self.cheapest(tree, v) is None else tree.outside(v)
+
+
+@dataclass(frozen=True)
+class PathRule(Rule):
+    """The best path of the whole tree at a price; see the top of this file.
+
+    Attributes:
+        price: b, nats paid for a further token; larger is looser.
+        gate: largest D at which a fuzzy step is allowed; `inf`: D is not asked.
+        divergence, logits: of the gate, as in fsd.
+    """
+
+    looks_ahead: ClassVar[bool] = True
+    price: float = 0.5
+    gate: float = math.inf
+    divergence: str = "js"
+    logits: str = "raw"
+
+    def __post_init__(self):
+        object.__setattr__(self, "divergence", canonical_name(self.divergence))
+        if not 0 <= self.price < math.inf:
+            raise BadInput(f"the price of rule 'path' must be 0 or above, got {self.price}")
+        if not self.gate >= 0:
+            raise BadInput(f"the gate of rule 'path' must be 0 or above, got {self.gate}")
+        if self.logits not in ("raw", "processed"):
+            raise BadInput(f"unknown logits {self.logits!r}; known: raw, processed")
+
+    @property
+    def divergence_column(self) -> str | None:
+        return None if self.gate == math.inf else divergence_column(self.divergence, self.logits)
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        gate = self.divergence_column
+        return ("regret", "log_prob", *([gate] if gate else []))
+
+    def choose(self, tree: VerifiedTree, state: State) -> tuple[Path, State]:
+        if self.price == 0:
+            return walk(tree.hit), state
+        if tree.greedy:
+            _, best_N = tree.once(self.values)
+            return walk(best_N.__getitem__), state
+        return walk(lambda v: self._tilted_step(tree, v)), state
+
+    def is_open(self, tree: VerifiedTree, v: int) -> bool:
+        """Whether a fuzzy step is allowed at v."""
+        gate = self.divergence_column
+        return gate is None or tree.at(gate, v) <= self.gate
+
+    # --- temperature 0 --------------------------------------------------------------------------
+
+    def values(self, tree: VerifiedTree) -> tuple[list[float], list[int | None]]:
+        """V of every node, and the child that has it; None: the round ends there.
+
+        Equal values prefer the drawn token's child, then the draft's order.
+        """
+        value_N, best_N = [0.0] * len(tree.tokens), [None] * len(tree.tokens)
+        for v in reversed(range(len(value_N))):
+            if not tree.children[v]:
+                continue
+            hit = tree.hit(v)
+            if hit is not None:
+                value_N[v], best_N[v] = 1 + value_N[hit], hit
+            for c in tree.options(v) if self.is_open(tree, v) else ():
+                value = 1 + value_N[c] - tree.of("regret", c) / self.price
+                if value > value_N[v] and c != hit:
+                    value_N[v], best_N[v] = value, c
+        return value_N, best_N
+
+    # --- temperature tau > 0 --------------------------------------------------------------------
+
+    def log_z(self, tree: VerifiedTree) -> list[float]:
+        """log z of every node, float64; tau / b times it is the value of what lies below.
+
+        Where only the exact step is allowed it is sum over C of P_v(c) (b / tau + log z(c)).
+        """
+        gain = self.price / tree.sampling.temperature
+        log_z_N = [0.0] * len(tree.tokens)
+        for v in reversed(range(len(log_z_N))):
+            logps = {c: tree.of("log_prob", c) for c in tree.children[v]}
+            if not logps:
+                continue
+            if not self.is_open(tree, v):
+                log_z_N[v] = math.fsum(math.exp(p) * (gain + log_z_N[c]) for c, p in logps.items())
+                continue
+            outside = 1 - math.fsum(math.exp(p) for p in logps.values())
+            terms = [p + gain + log_z_N[c] for c, p in logps.items()]
+            if outside > 0:
+                terms.append(math.log(outside))
+            top = max(terms)
+            log_z_N[v] = top + math.log(math.fsum(math.exp(term - top) for term in terms))
+        return log_z_N
+
+    def tilts(self, tree: VerifiedTree, v: int) -> dict[int, float]:
+        """log of the new probability of each child over its P."""
+        log_z_N = tree.once(self.log_z)
+        if not self.is_open(tree, v):
+            return dict.fromkeys(tree.children[v], 0.0)
+        gain = self.price / tree.sampling.temperature - log_z_N[v]
+        return {c: gain + log_z_N[c] for c in tree.children[v]}
+
+    def excess(self, tree: VerifiedTree, v: int) -> dict[int, float]:
+        """How far each child's new probability exceeds P; below, x is kept with less than 1."""
+        found = {}
+        for c, tilt in self.tilts(tree, v).items():
+            logp = tree.of("log_prob", c)
+            found[c] = max(0.0, math.exp(logp + tilt) - math.exp(logp))
+        return found
+
+    def _tilted_step(self, tree: VerifiedTree, v: int) -> int | None:
+        """A draw from the tilted distribution, coupled with x as closely as can be.
+
+        x is kept with probability min(1, new / P); else one is drawn from what exceeds P, which
+        lies on children only.
+        """
+        if not tree.children[v]:
+            return None
+        hit = tree.hit(v)
+        if not self.is_open(tree, v):
+            return hit
+        tilt = -tree.once(self.log_z)[v] if hit is None else self.tilts(tree, v)[hit]
+        if tree.uniform(v, 2) < math.exp(min(0.0, tilt)):
+            return hit
+        excess = self.excess(tree, v)
+        return list(excess)[pick(list(excess.values()), tree.uniform(v, 1))]
+
+    def tv(self, tree: VerifiedTree, v: int) -> float:
+        return math.fsum(self.excess(tree, v).values()) if self.price else 0.0
