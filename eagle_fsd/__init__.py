@@ -17,11 +17,11 @@ tree_depth       drafted levels.  branch_top_k: children per expanded node.
 """
 
 from eagle_fsd.api import Answer, Model, generate, load, stream
-from eagle_fsd.config import AcceptConfig, SamplingConfig, TreeConfig
+from eagle_fsd.config import BadInput, SamplingConfig, TreeConfig
 
 __all__ = [
-    "AcceptConfig",
     "Answer",
+    "BadInput",
     "Model",
     "SamplingConfig",
     "TreeConfig",

@@ -5,28 +5,30 @@ from dataclasses import dataclass
 
 from transformers import PreTrainedTokenizerBase
 
-from eagle_fsd.config import AcceptConfig, BadInput, SamplingConfig, TreeConfig
+from eagle_fsd.config import BadInput, SamplingConfig, TreeConfig
 from eagle_fsd.decoding.drafter import Drafter, RootDrafter
 from eagle_fsd.decoding.loop import DecodeConfig, Generation, StopConfig, decode_rounds
 from eagle_fsd.decoding.target import Target
 from eagle_fsd.drafters.eagle import EagleDrafter
+from eagle_fsd.evaluation.arms import parse_arm
 from eagle_fsd.models.assets import EMBEDDED_TARGET
 from eagle_fsd.models.chat import Message, prompt_ids, template_stops
 from eagle_fsd.models.load import (
     SHIPPED_HEAD,
     check_device,
+    default_dtype,
     load_head,
     load_target,
     load_target_config,
-    usual_dtype,
 )
 
 SMALL_TREE = TreeConfig(num_draft_tokens=15, tree_depth=4, branch_top_k=6)
 LARGE_TREE = TreeConfig()
+DEFAULT_ARM = "fsd:0.4"
 
 
-def usual_tree(device: str) -> TreeConfig:
-    """15 drafts on a CPU, where a wide verification is dear, 59 on any other device."""
+def default_tree(device: str) -> TreeConfig:
+    """15 drafts on a CPU, where a wide verification costs much, 59 on any other device."""
     return SMALL_TREE if device == "cpu" else LARGE_TREE
 
 
@@ -82,7 +84,7 @@ def load(
         target: "smollm2" (embedded), a folder, a .gguf file or a hub id.
         head: folder or hub id of a draft head; "" is the shipped one (smollm2 only); None
             decodes without drafts.
-        tree: shape of the draft tree; default: usual_tree.
+        tree: shape of the draft tree; default: default_tree.
         dtype: bfloat16, float16 or float32; "" is bfloat16 where that is fast.
         device: a torch device, or "auto".
         conv_template: see eagle_fsd.models.chat.prompt_ids.
@@ -104,7 +106,7 @@ def load(
     layers = draft_head.config.fused_layers(config.num_hidden_layers) if draft_head else ()
     loaded, tokenizer = load_target(
         target,
-        dtype=dtype or usual_dtype(device),
+        dtype=dtype or default_dtype(device),
         device=device,
         feature_layers=layers,
         engine=engine,
@@ -113,7 +115,7 @@ def load(
     if draft_head is None:
         return Model(loaded, tokenizer, RootDrafter(), conv_template)
     draft_head.to(loaded.device, loaded.dtype)
-    tree = tree or usual_tree(loaded.device.type)
+    tree = tree or default_tree(loaded.device.type)
     return Model(loaded, tokenizer, EagleDrafter(draft_head, loaded, tree), conv_template)
 
 
@@ -122,7 +124,7 @@ def generate(model: Model, prompt: str | list[Message], **settings) -> Answer:
 
     Example:
         >>> model = eagle_fsd.load("smollm2")
-        >>> answer = eagle_fsd.generate(model, "Why is the sky blue?", threshold=0.2)
+        >>> answer = eagle_fsd.generate(model, "Why is the sky blue?", arm="fsd:0.4")
         >>> print(answer.text, answer.tokens_per_round, answer.fuzzy_share)
     """
     *_, (_, answer) = stream(model, prompt, **settings)
@@ -133,11 +135,7 @@ def stream(
     model: Model,
     prompt: str | list[Message],
     *,
-    rule: str = AcceptConfig.rule,
-    divergence: str = AcceptConfig.divergence,
-    threshold: float = AcceptConfig.threshold,
-    logits: str = AcceptConfig.logits,
-    child: str = AcceptConfig.child,
+    arm: str = DEFAULT_ARM,
     temperature: float = SamplingConfig.temperature,
     top_k: int = SamplingConfig.top_k,
     top_p: float = SamplingConfig.top_p,
@@ -150,7 +148,8 @@ def stream(
     Args:
         model: from `load`.
         prompt: a user turn, or messages with role and content.
-        rule, divergence, threshold, logits, child: see AcceptConfig.
+        arm: how drafts are accepted and made, such as "exact", "fsd:0.4", "path:0.5@eagle:7x3x4"
+            or "plain"; see evaluation/arms.py.
         temperature, top_k, top_p: see SamplingConfig.
         max_new_tokens, stop_strings: see StopConfig; the target's stop tokens always end an answer.
         seed: of all randomness.
@@ -158,15 +157,15 @@ def stream(
     Raises:
         BadInput: a setting is out of range, or prompt + budget is beyond the target's positions.
     """
-    config = DecodeConfig(
-        accept=AcceptConfig(rule, divergence, threshold, logits, child),
-        sampling=SamplingConfig(temperature, top_k, top_p),
-        stop=model.stop(max_new_tokens, tuple(stop_strings)),
-        seed=seed,
-    )
+    chosen = parse_arm(arm)
+    if not chosen.runs_our_loop:
+        raise BadInput(f"arm {arm!r} is transformers' own loop: call model.target.model.generate")
+    policy = chosen.policy(SamplingConfig(temperature, top_k, top_p))
+    config = DecodeConfig(policy, model.stop(max_new_tokens, tuple(stop_strings)), seed)
+    drafter = chosen.build_drafter(model)
     answer = Answer()
     ids = model.prompt_ids(prompt)
-    for step in decode_rounds(model.target, model.drafter, ids, config):
+    for step in decode_rounds(model.target, drafter, ids, config):
         answer.tokens += step.tokens
         answer.finish = step.finish
         if step.acceptance is not None:

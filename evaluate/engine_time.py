@@ -19,7 +19,7 @@ import torch
 from tqdm import tqdm
 from transformers import PretrainedConfig
 
-from eagle_fsd.api import usual_tree
+from eagle_fsd.api import default_tree
 from eagle_fsd.config import AcceptConfig, BadInput, TreeConfig
 from eagle_fsd.decoding.drafter import Drafter, RootDrafter
 from eagle_fsd.decoding.loop import DecodeConfig, StopConfig
@@ -27,7 +27,7 @@ from eagle_fsd.decoding.target import Target
 from eagle_fsd.engine.select import choose_engine
 from eagle_fsd.heads.head_config import HeadConfig
 from eagle_fsd.heads.shape import head_shape
-from eagle_fsd.models.load import DTYPES, check_device, check_fits, usual_dtype
+from eagle_fsd.models.load import DTYPES, check_device, check_fits, default_dtype
 from eagle_fsd.models.model_options import DecodeOptions, option
 from eagle_fsd.models.random_weights import (
     cache_row_bytes,
@@ -80,8 +80,8 @@ class EngineOptions:
 
     def __post_init__(self):
         self.device = self.device or ("cuda" if torch.cuda.is_available() else "cpu")
-        self.dtype = self.dtype or usual_dtype(self.device)
-        usual = usual_tree(self.device)
+        self.dtype = self.dtype or default_dtype(self.device)
+        usual = default_tree(self.device)
         for name in ("num_draft_tokens", "tree_depth", "branch_top_k"):
             if getattr(self, name) is None:
                 setattr(self, name, getattr(usual, name))

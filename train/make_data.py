@@ -29,7 +29,7 @@ from eagle_fsd.models.load import (
     load_target,
     load_target_config,
     load_tokenizer,
-    usual_dtype,
+    default_dtype,
 )
 from eagle_fsd.models.model_options import option
 from eagle_fsd.runs.command import run_command
@@ -171,7 +171,7 @@ def make_data(options: DataOptions) -> None:
     process, processes = (state.process_index, state.num_processes) if state else (0, 1)
     if not options.device:
         options.device = f"cuda:{state.local_process_index if state else 0}" if cuda else "cpu"
-    options.dtype = options.dtype or usual_dtype(options.device)
+    options.dtype = options.dtype or default_dtype(options.device)
     check_device(options.device)
     material = prepare(options)
     output = Path(options.output)

@@ -26,7 +26,7 @@ from eagle_fsd.decoding.target import Target
 from eagle_fsd.heads.files import WEIGHTS_NAME, write_head
 from eagle_fsd.heads.head_config import HeadConfig
 from eagle_fsd.heads.models import DraftHead, build_head
-from eagle_fsd.models.load import load_head, load_target, load_target_config, usual_dtype
+from eagle_fsd.models.load import load_head, load_target, load_target_config, default_dtype
 from eagle_fsd.runs.command import run_command
 from eagle_fsd.runs.jsonl import write_json
 from eagle_fsd.runs.provenance import describe_run
@@ -204,7 +204,7 @@ def train(options: TrainOptions) -> None:
     device = options.target_device or str(accelerator.device)
     target, _ = load_target(
         options.target,
-        dtype=options.target_dtype or usual_dtype(device),
+        dtype=options.target_dtype or default_dtype(device),
         device=device,
         feature_layers=config.fused_layers(target_config.num_hidden_layers),
     )

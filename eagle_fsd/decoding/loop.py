@@ -61,7 +61,7 @@ class StopConfig:
 
 @dataclass(frozen=True)
 class DecodeConfig:
-    """How an answer is decoded: acceptance and sampling, end, and the seed of all its randomness."""
+    """How an answer is decoded: acceptance and sampling, its end, the seed of all randomness."""
 
     policy: Policy
     stop: StopConfig = field(default_factory=StopConfig)

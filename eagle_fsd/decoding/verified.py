@@ -164,7 +164,7 @@ class VerifiedTree:
         logits_V = self._row(v).target_MV[0]
         return (logits_V.max() - logits_V[token]).item()
 
-    # --- where the numbers come from: on a CPU -----------------------------------------------------
+    # --- where the numbers come from: on a CPU ---------------------------------------------------
 
     @cached_property
     def _uniforms(self) -> list[list[float]]:
@@ -258,9 +258,7 @@ class VerifiedTree:
         x_N = self._draw_x(rows, uniform_N)
         drawn_N, tv_N = x_N, torch.zeros_like(uniform_N)
         if self._law is not None:
-            is_child_NV = torch.zeros(
-                logits_NV.shape, dtype=torch.bool, device=logits_NV.device
-            )
+            is_child_NV = torch.zeros(logits_NV.shape, dtype=torch.bool, device=logits_NV.device)
             is_child_NV[tree.parent_N[1:], tree.token_N[1:]] = True
             drawn_N, tv_N = self._draw_law(rows, uniform_N, is_child_NV)
         node_N = torch.arange(tree.size, device=logits_NV.device)
@@ -276,7 +274,5 @@ class VerifiedTree:
             name: dict(enumerate(value))
             for name, value in zip([*names, "drawn_regret"], [*values, regret], strict=True)
         }
-        self._drawn = {
-            v: (int(x[v]), int(drawn[v]), tv[v]) for v in range(tree.size)
-        }
+        self._drawn = {v: (int(x[v]), int(drawn[v]), tv[v]) for v in range(tree.size)}
         return [int(value) for value in token], [int(value) for value in parent]

@@ -12,7 +12,7 @@ from transformers import CompileConfig
 from eagle_fsd.api import Model
 from eagle_fsd.config import SamplingConfig
 from eagle_fsd.decoding.clock import PhaseClock, synchronized_time
-from eagle_fsd.decoding.drafter import Drafter, RootDrafter
+from eagle_fsd.decoding.drafter import Drafter
 from eagle_fsd.decoding.loop import (
     DecodeConfig,
     Generation,
@@ -22,11 +22,6 @@ from eagle_fsd.decoding.loop import (
     decode,
 )
 from eagle_fsd.evaluation.arms import COMPILED, Arm
-
-
-def build_drafter(arm: Arm, model: Model) -> Drafter:
-    """The arm's drafter; build it once, since a reduced draft vocabulary may be copied for it."""
-    return arm.drafter.build(model) if arm.drafts else RootDrafter()
 
 
 def answer_prompt(
@@ -45,7 +40,7 @@ def answer_prompt(
     """Answer a prompt; returns the generation and its seconds.
 
     Args:
-        drafter: from build_drafter.
+        drafter: from arm.build_drafter.
         record: see Policy.
         clock, watch: of our loop; transformers' has none.
     """

@@ -1,7 +1,7 @@
 """Arms of a comparison, as texts: the same in commands, records and tables.
 
     rule[:value][,field=value][@drafter[:value][,field=value]]     such as
-    exact    fsd:0.3    fsd:0.3,child=target,divergence=tv    path:0.5@eagle:7x3x4    exact@lookup:10
+    exact    fsd:0.3    fsd:0.3,child=target,divergence=tv    path:0.5@eagle:7x3x4    exact@lookup
     plain              our loop without drafts
     generate           transformers' own loop on the stock model
     generate_compiled  the same with a static cache and torch.compile
@@ -15,16 +15,20 @@ aliases. Alternatives are the shell's braces: fsd:{0.2,0.3},child={draft,target}
 import re
 from collections.abc import Sequence
 from dataclasses import MISSING, Field, dataclass, fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from eagle_fsd.config import BadInput, SamplingConfig
 from eagle_fsd.decoding.acceptance import Policy
+from eagle_fsd.decoding.drafter import Drafter, RootDrafter
 from eagle_fsd.decoding.rule import Guard, Rule
 from eagle_fsd.drafters import DEFAULT_DRAFTER, DRAFTERS, DrafterSettings
 from eagle_fsd.drafters.eagle import EagleSettings
 from eagle_fsd.rules import RULES
 from eagle_fsd.rules.fsd import Exact
 from eagle_fsd.rules.guards import GUARDS
+
+if TYPE_CHECKING:
+    from eagle_fsd.api import Model
 
 PLAIN, GENERATE, COMPILED = "plain", "generate", "generate_compiled"
 BASELINES = (GENERATE, PLAIN)
@@ -91,6 +95,10 @@ class Arm:
     def check(self, sampling: SamplingConfig) -> None:
         """Refuse a sampling with which the arm has no meaning; the drafter is not known yet."""
         self.policy(sampling).rule.check(sampling, None)
+
+    def build_drafter(self, model: "Model") -> Drafter:
+        """Its drafter; build it once, since a reduced draft vocabulary may be copied for it."""
+        return self.drafter.build(model) if self.drafts else RootDrafter()
 
     def with_tree(self, tree: str) -> "Arm":
         """The same arm on trees of another shape; for `auto`, once it is chosen."""

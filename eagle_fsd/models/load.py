@@ -68,7 +68,7 @@ def check_device(device: str) -> None:
         raise BadInput(f"device {device!r} was asked for, but torch sees no CUDA device")
 
 
-def usual_dtype(device: str) -> str:
+def default_dtype(device: str) -> str:
     """bfloat16, but float32 on a processor that does not multiply bfloat16 in hardware."""
     if device != "cpu":
         return "bfloat16"

@@ -1,7 +1,7 @@
 """Controls: what a rule has to beat at the same speed.
 
-    random      as exact, but if x is no child take a drafted child with probability r, whatever D
-    accept-all  as exact, but if x is no child always take a drafted child
+random      as exact, but if x is no child take a drafted child with probability r, whatever D
+accept-all  as exact, but if x is no child always take a drafted child
 """
 
 from dataclasses import dataclass

@@ -5,7 +5,7 @@
     path   the path through the whole tree whose tokens are worth their regret at b nats a token;
            ours, no source does it in trees (nearest: ASD, arXiv 2608.03447, on chains)
 
-The price b of `path` means the same at every temperature. With C(v) the options at v and V(leaf) = 0:
+The price b of `path` means the same at every temperature. C(v) are the options at v, V(leaf) = 0:
 
     0        V(v) = max(0, max over C(v) and x's child of 1 + V(c) - cost(c) / b),
              cost(x's child) = 0, else regret(c); the path follows the maximum while it is positive
@@ -22,7 +22,7 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-from eagle_fsd.config import BadInput, SamplingConfig
+from eagle_fsd.config import BadInput
 from eagle_fsd.decoding.columns import divergence_column
 from eagle_fsd.decoding.divergence import canonical_name
 from eagle_fsd.decoding.rule import Path, Rule, State, walk

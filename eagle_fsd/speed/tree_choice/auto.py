@@ -8,7 +8,7 @@ model = replace(model, drafter=model.drafter.with_tree(choice.tree))
 from dataclasses import asdict
 from pathlib import Path
 
-from eagle_fsd.api import Model, usual_tree
+from eagle_fsd.api import Model, default_tree
 from eagle_fsd.config import AcceptConfig, BadInput, SamplingConfig, TreeConfig
 from eagle_fsd.drafters.eagle import EagleDrafter
 from eagle_fsd.models.assets import cache_dir as assets_dir
@@ -64,7 +64,7 @@ def choose_tree(
     tuning = tuning or TuningConfig()
     trees = trees or candidate_trees(model.drafter.draft_vocab_size)
     device = model.target.device.type
-    default = usual_tree(device)
+    default = default_tree(device)
     costs, accept_costs = _costs(model, accept, sampling, tuning, cache_dir, retune)
     found = kept(
         cache_dir,
