@@ -155,7 +155,7 @@ def measure(options: EngineOptions, config: PretrainedConfig, head: HeadConfig) 
     return {
         "label": LABEL,
         "options": without_checkout(asdict(options)),
-        "engine": target.engine,
+        "engine": target.engine.name,
         "bandwidth_bytes_per_second": bandwidth,
         "accepted_drafts": passes["tree"][0][1].accepted,
         **found,

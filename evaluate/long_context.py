@@ -217,7 +217,7 @@ def run(options: ContextOptions, model_options: ModelOptions) -> None:
             )
         )
     bar.close()
-    report(options, model_options, target.engine, rows, folder)
+    report(options, model_options, target.engine.name, rows, folder)
 
 
 def report(

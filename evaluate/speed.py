@@ -207,7 +207,7 @@ def prepare(
         max_new_tokens=options.max_new_tokens,
     )
     longest = max((prompts[q.question_id] for q in questions), key=lambda p: len(p.ids))
-    folder.begin_session(model.target.engine, contest.warm_up(longest))
+    folder.begin_session(model.target.engine.name, contest.warm_up(longest))
     return contest, prompts
 
 

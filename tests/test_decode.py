@@ -241,10 +241,10 @@ def test_cache_invariant_and_one_buffer(family):
             if step.acceptance is not None:
                 committed += len(step.acceptance.tokens)
                 rounds += 1
-            assert target.cache_length == target._cache.length == committed - 1
-            layers = list(target._cache.layers)
+            assert target.cache_length == target._sequence.cache.length == committed - 1
+            layers = list(target._sequence.cache.layers)
             if rounds and isinstance(drafter, EagleDrafter):
-                layers += drafter._cache.layers  # first used in the first round
+                layers += drafter._sequence.cache.layers  # first used in the first round
             places.update((one.keys.data_ptr(), one.values.data_ptr()) for one in layers)
         assert len(places) == len(layers) and rounds > 10
 

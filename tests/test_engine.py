@@ -26,11 +26,12 @@ from eagle_fsd.decoding.tree import DraftTree
 from eagle_fsd.drafters import eagle
 from eagle_fsd.drafters.eagle import EagleDrafter
 from eagle_fsd.engine import attention
-from eagle_fsd.engine.graphs import BUCKET_ROWS, Recorder, bucket_of, visible_rows
-from eagle_fsd.engine.packed import PackedLinear, can_pack, pack
-from eagle_fsd.engine.select import choose_engine
+from eagle_fsd.engine.attention import Folded
+from eagle_fsd.engine.graphs import BUCKET_ROWS, Graphs, Recorder, bucket_of, visible_rows
+from eagle_fsd.engine.packed import Packed, PackedLinear, can_pack, pack
+from eagle_fsd.engine.select import ENGINES, choose_engine
 
-ENGINES = ["packed", "folded", "graphs"]
+REBUILT = [name for name in ENGINES if name != "stock"]
 TREE = DraftTree.from_parents([3, 5, 7, 11, 13, 17, 19], [0, 0, 0, 1, 1, 3, 2])
 
 
@@ -39,11 +40,11 @@ def pair(family: str, engine: str, *, positions: int = 0) -> tuple[Target, Targe
     config = FAMILIES[family]()
     config.max_position_embeddings = positions or config.max_position_embeddings
     model = random_model(config, seed=0)
-    return Target(model), Target(model, engine=engine)
+    return Target(model), Target(model, engine=ENGINES[engine]())
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", REBUILT)
 def test_prefill_verify_and_commit_give_what_the_stock_model_gives(family, engine):
     stock, other = pair(family, engine)
     prompt_L = torch.tensor(prompt_tokens(41))
@@ -62,7 +63,7 @@ def test_prefill_verify_and_commit_give_what_the_stock_model_gives(family, engin
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "mixtral", *SLIDING])
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", REBUILT)
 def test_greedy_trees_emit_the_tokens_of_transformers_generate(family, engine):
     stock, target = pair(family, engine)
     prompt = prompt_tokens(19, seed=3)
@@ -74,7 +75,7 @@ def test_greedy_trees_emit_the_tokens_of_transformers_generate(family, engine):
         assert_same(stock, prompt, drafted.tokens, expected)
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", REBUILT)
 def test_rounds_are_those_of_the_stock_engine_for_a_second_prompt_too(engine):
     """Trees, paths and divergences agree; graphs keep their cache from one answer to the next."""
     stock, target = pair("llama", engine, positions=2 * BUCKET_ROWS)
@@ -95,11 +96,11 @@ def test_rounds_are_those_of_the_stock_engine_for_a_second_prompt_too(engine):
 def test_the_stock_model_is_left_alone_unless_it_may_go():
     model = random_model(FAMILIES["llama"](), seed=0)
     names = [name for name, _ in model.named_parameters()]
-    kept = Target(model, engine="packed")
+    kept = Target(model, engine=Packed())
     assert kept.has_stock and kept.model is model
     assert [name for name, _ in model.named_parameters()] == names
     assert model.config._attn_implementation == "sdpa"
-    gone = Target(model, engine="packed", keep_stock=False)
+    gone = Target(model, engine=Packed(), keep_stock=False)
     assert not gone.has_stock
     left = [name for name, _ in model.named_parameters()]
     assert not any("proj" in name for name in left)  # no second copy of the weights is held
@@ -138,7 +139,7 @@ def test_a_single_query_under_a_boolean_mask(monkeypatch):
     for wide trees in bfloat16 tried to add it."""
     monkeypatch.setattr(attention, "PRODUCT_SCORES", 1)
     model = random_model(FAMILIES["mistral_sliding"](), seed=0).bfloat16()
-    targets = Target(model), Target(model, engine="folded")
+    targets = Target(model), Target(model, engine=Folded())
     prompt = prompt_tokens(90)
     rows = []
     for target in targets:
@@ -150,12 +151,12 @@ def test_a_single_query_under_a_boolean_mask(monkeypatch):
 
 def test_a_cache_goes_when_its_owner_lets_it_go():
     """Held down: layers that knew their cache kept it alive until the cycle collector ran."""
-    target = Target(random_model(FAMILIES["llama"](), seed=0), engine="folded")
+    target = Target(random_model(FAMILIES["llama"](), seed=0), engine=Folded())
     target.start(50)
     target.prefill(torch.tensor(prompt_tokens(11)))
     gc.disable()
     try:
-        before = weakref.ref(target._cache)
+        before = weakref.ref(target._sequence.cache)
         target.start(50)
         assert before() is None
     finally:
@@ -177,10 +178,10 @@ def test_buckets_hold_their_rows():
 
 
 def test_engines_are_chosen_and_refused_by_device():
-    assert choose_engine("auto", device="cuda:1", dtype=torch.bfloat16) == "graphs"
-    assert choose_engine("auto", device="auto", dtype=torch.bfloat16) == "folded"
+    assert choose_engine("auto", device="cuda:1", dtype=torch.bfloat16).name == "graphs"
+    assert choose_engine("auto", device="auto", dtype=torch.bfloat16).name == "folded"
     expected = "packed" if can_pack(torch.float32) else "folded"
-    assert choose_engine("auto", device="cpu", dtype=torch.float32) == expected
+    assert choose_engine("auto", device="cpu", dtype=torch.float32).name == expected
     with pytest.raises(BadInput, match="unknown engine 'fast'.*packed"):
         choose_engine("fast", device="cpu", dtype=torch.float32)
     with pytest.raises(BadInput, match="'graphs' needs one CUDA device; here it is cpu"):
@@ -203,7 +204,7 @@ def test_graphs_that_cannot_be_recorded_fall_back_and_say_why():
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 def test_replayed_graphs_give_what_the_eager_engine_gives():
     model = random_model(FAMILIES["llama"](), seed=0).cuda()
-    eager, recorded = Target(model, engine="folded"), Target(model, engine="graphs")
+    eager, recorded = Target(model, engine=Folded()), Target(model, engine=Graphs())
     head = tiny_head(eager, seed=2).cuda()
     for length in (5, 230):
         prompt = prompt_tokens(length)
@@ -214,7 +215,7 @@ def test_replayed_graphs_give_what_the_eager_engine_gives():
         assert answers[0] == answers[1]
 
 
-@pytest.mark.parametrize("engine", ["stock", *ENGINES])
+@pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("block", [1, 7, 29, 40])
 def test_a_prompt_in_blocks_gives_the_tree_of_a_prompt_at_once(engine, block, monkeypatch):
     stock, target = pair("llama", engine)

@@ -25,7 +25,7 @@ from transformers import (
 from eagle_fsd.config import BadInput
 from eagle_fsd.decoding.target import Target
 from eagle_fsd.decoding.tree import DraftTree
-from eagle_fsd.engine.families import TESTED_FAMILIES
+from eagle_fsd.engine.families import TESTED_FAMILIES, check_tree_attention
 
 V = SIZES["vocab_size"]
 LONG = 3 * WINDOW + 2  # a prefix longer than the sliding window
@@ -100,11 +100,11 @@ def test_cache_after_commit_is_a_fresh_prefill(family):
         path_A = tree.ancestor_NN[node].nonzero()[:, 0]
         target.commit(path_A)
         tokens += path_to(tree, node)
-        assert target.cache_length == target._cache.length == len(tokens)
+        assert target.cache_length == target._sequence.cache.length == len(tokens)
 
         fresh = DynamicCache()  # without a config it keeps the whole rows of sliding layers
         target.model(torch.tensor([tokens]), past_key_values=fresh)
-        for ours, theirs in zip(target._cache.layers, fresh.layers, strict=True):
+        for ours, theirs in zip(target._sequence.cache.layers, fresh.layers, strict=True):
             keys, values = ours.keys[:, :, : ours.length], ours.values[:, :, : ours.length]
             torch.testing.assert_close(keys, theirs.keys, atol=1e-4, rtol=0)
             torch.testing.assert_close(values, theirs.values, atol=1e-4, rtol=0)
@@ -211,6 +211,7 @@ OTHERS = {
 def test_other_families_that_work_are_taken(name):
     """A family outside the table that passes the check verifies long trees correctly, too."""
     target = Target(random_model(OTHERS[name](), seed=0))
+    check_tree_attention(target)
     assert target.model.config.model_type not in TESTED_FAMILIES
     assert target.cache_length == 0
     for seed in range(2):
@@ -222,13 +223,13 @@ def test_other_families_that_do_not_work_are_refused():
     for config, attention in [(CohereConfig(**SIZES), "sdpa"), (mpt(), "eager")]:
         model = random_model(config, seed=0, attention=attention)
         with pytest.raises(BadInput, match=f"'{config.model_type}' are not supported.*llama"):
-            Target(model)
+            check_tree_attention(Target(model))
 
 
 @torch.inference_mode()
 @pytest.mark.parametrize("config", [gpt_neo(), mpt()], ids=["gpt_neo", "mpt-bfloat16"])
 def test_a_family_is_refused_or_right(config):
-    """Whatever Target takes verifies a long tree correctly.
+    """Whatever the check takes verifies a long tree correctly.
 
     Bugs held down: GPT-Neo's local window lies beyond the check's 11 tokens; MPT's ALiBi error on
     the check's small tree is within the tolerance for bfloat16, in which targets load.
@@ -238,6 +239,7 @@ def test_a_family_is_refused_or_right(config):
         if config.model_type == "mpt":
             model.to(torch.bfloat16)
         target = Target(model)
+        check_tree_attention(target)
     except BadInput as error:
         assert config.model_type in str(error)
         return
@@ -256,4 +258,4 @@ def test_families_that_cannot_run_a_tree_at_all_are_refused_by_name(name):
     }[name]()
     model = random_model(config, seed=0, attention="eager")
     with pytest.raises(BadInput, match=f"{name}.*not supported"):
-        Target(model)
+        check_tree_attention(Target(model))

@@ -20,6 +20,7 @@ from transformers import (
 from eagle_fsd.config import TreeConfig
 from eagle_fsd.decoding.target import Target
 from eagle_fsd.decoding.tree import DraftTree, TreeGrower
+from eagle_fsd.engine.select import ENGINES
 from eagle_fsd.heads.head_config import HeadConfig
 from eagle_fsd.heads.models import EagleHead
 
@@ -93,7 +94,7 @@ def tiny_target(
     family: str, *, seed: int = 0, attention: str = "sdpa", engine: str = "stock"
 ) -> Target:
     model = random_model(FAMILIES[family](), seed=seed, attention=attention)
-    return Target(model, engine=engine)
+    return Target(model, engine=ENGINES[engine]())
 
 
 def tiny_head(target: Target, *, seed: int = 0, scale: float = 1.0, **changes) -> EagleHead:

@@ -3,7 +3,7 @@
 No modeling file is forked. A tree is verified in one forward of the unmodified model: a 4-D
 additive float mask lets each node see the committed prefix and its own ancestors, and explicit
 position_ids place it by its depth (a boolean mask would be silently wrong with eager attention).
-Loading lives in loading.py; text and chat templates in chat.py.
+How the model is run is the engine's business (engine.py); loading is in models/load.py.
 
 Axes: L prompt tokens, N tree nodes, A accepted path with its root, V vocabulary, D hidden size,
 F features: what a draft head reads of the target (D, or several layers' D side by side).
@@ -16,13 +16,9 @@ from torch import nn
 from transformers import GenerationConfig, PreTrainedModel
 
 from eagle_fsd.config import BadInput
-from eagle_fsd.decoding.cache import TreeCache
-from eagle_fsd.decoding.masks import LayerMasks, Masks
+from eagle_fsd.decoding.engine import STOCK, Engine
+from eagle_fsd.decoding.masks import Masks
 from eagle_fsd.decoding.tree import DraftTree
-from eagle_fsd.engine import attention
-from eagle_fsd.engine.families import TESTED_FAMILIES, check_supported, check_tree_attention
-from eagle_fsd.engine.graphs import Recorder, bucket_of, fixed_rows, visible_rows
-from eagle_fsd.engine.packed import PackedLinear, pack, sharing_copy
 
 
 class Target:
@@ -31,10 +27,13 @@ class Target:
     Invariant after prefill and after every commit: cache length == committed tokens - 1, since the
     last committed token (the root of the next tree) has not been run yet.
 
+    A Target made by hand is not checked: some families of models verify trees wrongly. load_target
+    calls eagle_fsd.engine.families.check_tree_attention, and so should who is not sure.
+
     Args:
         model: a causal language model.
+        engine: how `prefill` and `verify` run it.
         feature_layers: see below.
-        engine: how `prefill` and `verify` run it, a name in eagle_fsd.engine.select.ENGINES.
         keep_stock: with an engine that rebuilds the model's layers, rebuild those of a copy, so
             that `model` can still be run as transformers made it; costs the linear weights twice.
 
@@ -54,11 +53,10 @@ class Target:
         self,
         model: PreTrainedModel,
         *,
+        engine: Engine = STOCK,
         feature_layers: tuple[int, ...] = (),
-        engine: str = "stock",
         keep_stock: bool = True,
     ):
-        check_supported(model.config)
         self.model = model.eval().requires_grad_(False)
         eos = model.generation_config.eos_token_id
         self.eos_token_ids: tuple[int, ...] = tuple(
@@ -78,37 +76,16 @@ class Target:
         self.feature_layers = tuple(feature_layers)
         self.vocab_size: int = self.lm_head.weight.shape[0]
         self.max_positions: int = getattr(model.config, "max_position_embeddings", None) or 2**31
-        # Gemma 2 squashes its logits; any other treatment of them is caught by check_tree_attention
+        # Gemma 2 squashes its logits; check_tree_attention finds any other treatment of them
         self._softcap: float | None = getattr(model.config, "final_logit_softcapping", None)
         self.readout_is_linear = self._softcap is None and self.lm_head.bias is None
-        self._cache: TreeCache | None = None
-        self._prefix_length = 0
-        self.engine = engine
-        self.has_stock = keep_stock or engine == "stock"
-        self._run_model = model
-        self._read: Callable[[torch.Tensor], torch.Tensor] = self.lm_head
         self.one_device = len(set((getattr(model, "hf_device_map", None) or {}).values())) < 2
-        self._recorder: Recorder | None = None
-        self._masks = LayerMasks(model.config, self.dtype, 1)
-        if engine != "stock":
-            self._rebuild()
-        if model.config.model_type not in TESTED_FAMILIES:
-            check_tree_attention(self)
-
-    def _rebuild(self) -> None:
-        if self.has_stock:
-            self._run_model = sharing_copy(self.model)
-        if self.engine == "packed":
-            pack(self._run_model.base_model)
-            self._read = PackedLinear.of(self.lm_head)
-        if self.engine == "graphs":
-            self._recorder = Recorder(self.device)
-        config = self._run_model.config
-        if config._attn_implementation == "sdpa":
-            self._run_model.set_attn_implementation(attention.NAME)
-            heads = config.num_attention_heads
-            groups = heads // (getattr(config, "num_key_value_heads", None) or heads)
-            self._masks = LayerMasks(config, self.dtype, groups)
+        self.engine = engine
+        self.has_stock = keep_stock or not engine.rebuilds
+        self._run_model = engine.rebuild(model, keep_stock=keep_stock)
+        self._read = engine.linear(self.lm_head.weight, self.lm_head.bias)
+        self._masks = engine.masks(self._run_model.config, self.dtype)
+        self._sequence = engine.sequence(self.num_layers, self.device, pooled=self.one_device)
 
     @property
     def device(self) -> torch.device:
@@ -122,7 +99,7 @@ class Target:
     @property
     def cache_length(self) -> int:
         """Rows in the cache that belong to committed tokens."""
-        return self._prefix_length
+        return self._sequence.length
 
     def embed(self, token_T: torch.Tensor) -> torch.Tensor:
         """The target's token embedding, on `device`, [T, D]."""
@@ -130,22 +107,11 @@ class Target:
 
     def close(self) -> None:
         """Forget the sequence and its cache."""
-        self._cache, self._prefix_length = None, 0
+        self._sequence.close()
 
     def start(self, capacity: int) -> None:
-        """Begin a new sequence with a cache of `capacity` rows (prompt + answer + one tree).
-
-        With recorded graphs, which know its address, the largest cache so far is kept.
-        """
-        self._prefix_length = 0
-        if self._recorder is None:
-            self._cache = TreeCache(self.num_layers, capacity, pooled=self.one_device)
-            return
-        self._prefix = torch.zeros((), dtype=torch.int64, device=self.device)
-        if self._cache is None or self._cache.capacity < capacity:  # graphs know its address
-            self._cache = TreeCache(self.num_layers, bucket_of(capacity), zeroed=True)
-            self._recorder.forget()
-        self._cache.clear()
+        """Begin a new sequence with a cache of `capacity` rows (prompt + answer + one tree)."""
+        self._sequence.start(capacity)
 
     @torch.inference_mode()
     def prefill(self, prompt_L: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -159,7 +125,7 @@ class Target:
             features_LF: see feature_layers, [L, F].
         """
         hidden_LD, features_LF = self._run(prompt_L, mask=None, position_N=None)
-        self._advance(prompt_L.shape[0])
+        self._sequence.advance(prompt_L.shape[0])
         return self.logits(hidden_LD[-1:])[0], features_LF
 
     @torch.inference_mode()
@@ -170,58 +136,29 @@ class Target:
             logits_NV: row i is the distribution of the token AFTER node i, model dtype [N, V].
             features_NF: see feature_layers, [N, F].
         """
-        if self._recorder is not None:
-            return self._verify_fixed(tree)
-        position_N = self._prefix_length + tree.depth_N
-        hidden_ND, features_NF = self._run(
-            tree.token_N, self._tree_masks(tree, position_N), self._placed(position_N)
-        )
+        return self._sequence.verify(tree, self._run_nodes)
+
+    def _run_nodes(
+        self,
+        token_N: torch.Tensor,
+        position_N: torch.Tensor,
+        visible_NK: torch.Tensor | None = None,
+        key_position_K: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """See engine.NodeForward."""
+        mask = None
+        if visible_NK is not None:
+            mask = self._masks.of(visible_NK, key_position_K, position_N)
+        # Drafts beyond the last position lie beyond the budget and are never emitted; clamped, they
+        # do not run off a table of learned positions.
+        placed_N = position_N.clamp_max(self.max_positions - 1)
+        hidden_ND, features_NF = self._run(token_N, mask, placed_N)
         return self.logits(hidden_ND), features_NF
-
-    def _tree_masks(self, tree: DraftTree, position_N: torch.Tensor) -> Masks | None:
-        N, prefix = tree.size, self._prefix_length
-        if N == 1:  # plain decoding gets what `generate` gets: transformers' own masks
-            return None
-        visible_NK = torch.ones(N, prefix + N, dtype=torch.bool, device=self.device)
-        visible_NK[:, prefix:] = tree.ancestor_NN
-        key_position_K = torch.cat([torch.arange(prefix, device=self.device), position_N])
-        return self._masks.of(visible_NK, key_position_K, position_N)
-
-    def _verify_fixed(self, tree: DraftTree) -> tuple[torch.Tensor, torch.Tensor]:
-        """`verify` as a function of fixed shapes; see engine/graphs.py."""
-        N = tree.size
-        bucket = min(bucket_of(self._prefix_length + N), self._cache.capacity)
-
-        def run(token_N, depth_N, ancestor_NN, prefix):
-            position_N = prefix + depth_N
-            row_K = torch.arange(bucket, device=prefix.device)
-            tree_K = (row_K - prefix).clamp(0, N - 1)
-            key_position_K = torch.where(row_K < prefix, row_K, position_N[tree_K])
-            visible_NK = visible_rows(ancestor_NN, prefix, bucket)
-            masks = self._masks.of(visible_NK, key_position_K, position_N)
-            with fixed_rows(self._cache, prefix, N, bucket):
-                hidden_ND, features_NF = self._run(token_N, masks, self._placed(position_N))
-            return self.logits(hidden_ND), features_NF
-
-        inputs = (tree.token_N, tree.depth_N, tree.ancestor_NN, self._prefix)
-        output = self._recorder.run((N, bucket), run, *inputs)
-        self._cache.extend(self._prefix_length + N)
-        return output
-
-    def _placed(self, position_N: torch.Tensor) -> torch.Tensor:
-        """Drafts beyond the last position lie beyond the budget and are never emitted; clamped,
-        they do not run off a table of learned positions."""
-        return position_N.clamp_max(self.max_positions - 1)
 
     def commit(self, node_A: torch.Tensor) -> None:
         """Keep the cache rows of the accepted path (root first, int64 [A]); drop the rest."""
-        self._cache.keep_path(self._prefix_length, node_A)
-        self._advance(node_A.shape[0])
-
-    def _advance(self, rows: int) -> None:
-        self._prefix_length += rows
-        if self._recorder is not None:
-            self._prefix += rows
+        self._sequence.cache.keep_path(self.cache_length, node_A)
+        self._sequence.advance(node_A.shape[0])
 
     @torch.inference_mode()
     def rescore(self, prompt: list[int], answer: list[int]) -> tuple[float, float]:
@@ -253,7 +190,7 @@ class Target:
             token_N[None],
             attention_mask=mask,
             position_ids=None if position_N is None else position_N[None],
-            past_key_values=self._cache,
+            past_key_values=self._sequence.cache,
             use_cache=True,
         )
         return hidden_BND[0], features_BNF[0]
@@ -295,11 +232,8 @@ class Target:
             return self.logits
         token_R = token_R.to(self.device)
         weight_RD, bias = self.lm_head.weight[token_R].contiguous(), self.lm_head.bias
-        bias_R = None if bias is None else bias[token_R]
-        if self.engine == "packed":
-            read = PackedLinear(weight_RD, bias_R)
-            return lambda hidden_ND: self._capped(read(hidden_ND))
-        return lambda hidden_ND: self._capped(nn.functional.linear(hidden_ND, weight_RD, bias_R))
+        read = self.engine.linear(weight_RD, None if bias is None else bias[token_R])
+        return lambda hidden_ND: self._capped(read(hidden_ND))
 
     def _capped(self, logits_NV: torch.Tensor) -> torch.Tensor:
         if self._softcap is not None:

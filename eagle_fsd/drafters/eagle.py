@@ -12,11 +12,10 @@ import torch
 from torch import nn
 
 from eagle_fsd.config import BadInput, TreeConfig, parse_tree, tree_name
-from eagle_fsd.decoding.cache import TreeCache
 from eagle_fsd.decoding.masks import additive, fold
 from eagle_fsd.decoding.target import Target
 from eagle_fsd.decoding.tree import DraftTree, TreeGrower
-from eagle_fsd.engine.graphs import Recorder, bucket_of, fixed_rows, visible_rows
+from eagle_fsd.engine.graphs import fixed_rows, visible_rows
 from eagle_fsd.heads.models import DraftHead, draft_readout, runnable
 from eagle_fsd.runs.provenance import weights_digest
 
@@ -89,8 +88,8 @@ class EagleDrafter:
             )
         self.tree_config = tree
         self.max_nodes = tree.num_draft_tokens + 1
-        self._recorder = Recorder(self.target.device) if self.target.engine == "graphs" else None
-        self._cache: TreeCache | None = None
+        layers = self.head.config.num_hidden_layers
+        self._sequence = self.target.engine.sequence(layers, self.target.device)
         self._pending: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     def with_tree(self, tree: TreeConfig) -> "EagleDrafter":
@@ -100,18 +99,9 @@ class EagleDrafter:
         return other
 
     def reset(self, capacity: int) -> None:
-        rows = capacity + self.max_nodes + self.tree_config.num_expanded
-        layers = self.head.config.num_hidden_layers
         self._pending = []
-        if self._recorder is None:
-            self._cache = TreeCache(layers, rows)
-            return
-        self._stable = torch.zeros((), dtype=torch.int64, device=self.target.device)
-        rows += self.tree_config.tree_depth + 1
-        if self._cache is None or self._cache.capacity < rows:  # graphs know its address
-            self._cache = TreeCache(layers, bucket_of(rows), zeroed=True)
-            self._recorder.forget()
-        self._cache.clear()
+        slots = self.tree_config.tree_depth + 1  # see _grow_fixed
+        self._sequence.start(capacity + self.max_nodes + self.tree_config.num_expanded + slots)
 
     def observe(self, features_TF: torch.Tensor, next_token_T: torch.Tensor) -> None:
         self._pending.append((features_TF, next_token_T))
@@ -119,17 +109,16 @@ class EagleDrafter:
     @torch.inference_mode()
     def propose(self) -> DraftTree:
         features_TF, token_T = self._take_pending()
-        stable = self._cache.length
+        stable, cache = self._sequence.length, self._sequence.cache
         T = token_T.shape[0]
         # what a round commits fits a recorded shape; a prompt does not, and comes first
-        if self._recorder is None or stable == 0 or T > self.tree_config.tree_depth + 1:
-            tree = self._grow(features_TF, token_T, T, stable)
-            self._cache.truncate(stable + T)
-        else:
+        if self._sequence.fixed_shapes and stable and T <= self.tree_config.tree_depth + 1:
             tree = self._grow_fixed(features_TF, token_T)
-            self._cache.extend(stable + T)
-        if self._recorder is not None:
-            self._stable += T
+            cache.extend(stable + T)
+        else:
+            tree = self._grow(features_TF, token_T, T, stable)
+            cache.truncate(stable + T)
+        self._sequence.advance(T)
         return tree
 
     def _take_pending(self) -> tuple[torch.Tensor, torch.Tensor]:
@@ -141,9 +130,9 @@ class EagleDrafter:
         self._pending = []
         features_TF, token_T = (part[0] if len(part) == 1 else torch.cat(part) for part in parts)
         while token_T.shape[0] > BLOCK_ROWS:
-            self._step(features_TF[:BLOCK_ROWS], token_T[:BLOCK_ROWS], self._cache.length, None)
-            if self._recorder is not None:
-                self._stable += BLOCK_ROWS
+            stable = self._sequence.length
+            self._step(features_TF[:BLOCK_ROWS], token_T[:BLOCK_ROWS], stable, None)
+            self._sequence.advance(BLOCK_ROWS)
             features_TF, token_T = features_TF[BLOCK_ROWS:], token_T[BLOCK_ROWS:]
         return features_TF, token_T
 
@@ -168,14 +157,15 @@ class EagleDrafter:
 
     def _grow_fixed(self, features_TF: torch.Tensor, token_T: torch.Tensor) -> DraftTree:
         """`_grow` as a function of fixed shapes; see engine/graphs.py."""
+        sequence = self._sequence
         T, slots = token_T.shape[0], self.tree_config.tree_depth + 1
         features_SF = nn.functional.pad(features_TF, (0, 0, 0, slots - T))
         token_S = nn.functional.pad(token_T, (0, slots - T))
         count = torch.full((), T, device=token_T.device)
-        rows = self._cache.length + slots + self.tree_config.num_expanded
-        bucket = min(bucket_of(rows), self._cache.capacity)
+        bucket = sequence.bucket(sequence.length + slots + self.tree_config.num_expanded)
         grow = partial(self._grow, bucket=bucket)
-        return self._recorder.run(bucket, grow, features_SF, token_S, count, self._stable)
+        inputs = (features_SF, token_S, count, sequence.length_on_device)
+        return sequence.run(bucket, grow, *inputs)
 
     def _grow(
         self,
@@ -235,15 +225,16 @@ class EagleDrafter:
                 Rows before `base` are seen by all. None: the cache is empty, and causal.
         """
         inputs = (hidden_TD[None], self.target.embed(token_T)[None], position_T)
+        cache = self._sequence.cache
         if bucket is None:
             alone = seen_TE is None or seen_TE.shape == (1, 1)  # needs no mask
             mask = None if alone else self._mask(seen_TE, base)
-            return self.head(*inputs, cache=self._cache, mask=mask)[0]
+            return self.head(*inputs, cache=cache, mask=mask)[0]
         T, E = seen_TE.shape
         visible_TK = visible_rows(seen_TE, base, bucket)
         mask = fold(additive(visible_TK, hidden_TD.dtype), self._query_groups)
-        with fixed_rows(self._cache, base + E - T, T, bucket):
-            return self.head(*inputs, cache=self._cache, mask=mask)[0]
+        with fixed_rows(cache, base + E - T, T, bucket):
+            return self.head(*inputs, cache=cache, mask=mask)[0]
 
     def _mask(self, seen_TE: torch.Tensor, base: int) -> torch.Tensor:
         own_TE = additive(seen_TE, self.target.dtype)

@@ -1,19 +1,31 @@
-"""Attention of few queries over a long cache, through transformers' attention interface.
+"""Attention of few queries over a long cache, and the engine that runs a stock model with it.
 
 transformers' sdpa attention repeats keys and values for every query head of a group when it is
 given a mask (with 128 sequences of 300 tokens on a CPU: most of a step's time). Here the queries of
 a group are folded into the rows instead, so that keys and values are read once and nothing is
-copied. The mask of a tree comes folded too, made once a round (masks.py), not once a layer.
+copied. The mask of a tree comes folded too, made once a round (masks.py), not once a layer. It goes
+through transformers' attention interface: no layer is touched.
 
 Axes: B sequences, H query heads, G key/value heads, R = H / G, N queries (tree nodes), K keys,
 d head size.
 """
 
+import copy
+
 import torch
+from torch import nn
 from torch.nn import functional
-from transformers import AttentionInterface, AttentionMaskInterface
+from transformers import (
+    AttentionInterface,
+    AttentionMaskInterface,
+    PretrainedConfig,
+    PreTrainedModel,
+)
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
+
+from eagle_fsd.decoding.engine import Engine
+from eagle_fsd.decoding.masks import LayerMasks
 
 NAME = "eagle_fsd_folded"
 
@@ -85,3 +97,32 @@ def _products(
 
 AttentionInterface.register(NAME, folded_attention)
 AttentionMaskInterface.register(NAME, sdpa_mask)
+
+
+class Folded(Engine):
+    """Folded attention only; for several devices, and CPUs that cannot pack."""
+
+    name = "folded"
+    rebuilds = True
+
+    def rebuild(self, model: PreTrainedModel, *, keep_stock: bool) -> PreTrainedModel:
+        if keep_stock:
+            model = sharing_copy(model)
+        self.exchange_linears(model.base_model)
+        if model.config._attn_implementation == "sdpa":
+            model.set_attn_implementation(NAME)
+        return model
+
+    def masks(self, config: PretrainedConfig, dtype: torch.dtype) -> LayerMasks:
+        if config._attn_implementation != NAME:
+            return super().masks(config, dtype)
+        heads = config.num_attention_heads
+        return LayerMasks(
+            config, dtype, heads // (getattr(config, "num_key_value_heads", 0) or heads)
+        )
+
+
+def sharing_copy(module: nn.Module) -> nn.Module:
+    """A copy of the module tree and its config whose parameters and buffers are the original's."""
+    tensors = [*module.parameters(), *module.buffers()]
+    return copy.deepcopy(module, memo={id(tensor): tensor for tensor in tensors})

@@ -1,16 +1,13 @@
 """Which model families can verify a draft tree: known ones, and a test for all others."""
 
 import inspect
-from typing import TYPE_CHECKING
 
 import torch
 from transformers import PretrainedConfig
 
 from eagle_fsd.config import BadInput
+from eagle_fsd.decoding.target import Target
 from eagle_fsd.decoding.tree import DraftTree
-
-if TYPE_CHECKING:
-    from eagle_fsd.decoding.target import Target
 
 # Families whose tree attention the tests check, sliding windows included where they have them.
 TESTED_FAMILIES = ("gemma3_text", "llama", "mistral", "mixtral", "qwen2", "qwen3")
@@ -39,8 +36,11 @@ def check_supported(config: PretrainedConfig) -> None:
 
 
 @torch.inference_mode()
-def check_tree_attention(target: "Target") -> None:
-    """Compare a small tree with each of its paths run alone by the model.
+def check_tree_attention(target: Target) -> None:
+    """Refuse a target that does not verify trees correctly.
+
+    Of a family that is not tested, a small tree is compared with its paths, each run alone by the
+    model.
 
     The prompt is longer than the usual local windows, and the tree is wide, so that a model
     which goes by row instead of position is found out.
@@ -48,7 +48,10 @@ def check_tree_attention(target: "Target") -> None:
     Raises:
         BadInput: this model family does not verify trees correctly; names the family.
     """
+    check_supported(target.model.config)
     kind = target.model.config.model_type
+    if kind in TESTED_FAMILIES:
+        return
     if "position_ids" not in inspect.signature(target.model.base_model.forward).parameters:
         raise BadInput(
             f"targets of type {kind!r} are not supported: they take no position_ids, so the "

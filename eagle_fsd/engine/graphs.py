@@ -16,6 +16,9 @@ from typing import TypeVar
 import torch
 
 from eagle_fsd.decoding.cache import FixedRows, TreeCache
+from eagle_fsd.decoding.engine import CachedSequence, NodeForward
+from eagle_fsd.decoding.tree import DraftTree
+from eagle_fsd.engine.attention import Folded
 
 BUCKET_ROWS = 256
 Output = TypeVar("Output")
@@ -126,3 +129,71 @@ def visible_rows(seen_TE: torch.Tensor, start: torch.Tensor, bucket: int) -> tor
     inside_K = (column_K >= 0) & (column_K < E)
     tree_TK = seen_TE[:, column_K.clamp(0, E - 1)] & inside_K
     return tree_TK | (column_K < 0)
+
+
+class RecordedSequence(CachedSequence):
+    """A sequence whose trees are verified by recorded graphs.
+
+    Graphs know the cache by its address, so the largest so far is kept from one sequence to the
+    next.
+
+    Attributes:
+        length_on_device: `length`, int64 [], for what is recorded.
+    """
+
+    fixed_shapes = True
+
+    def __init__(self, num_layers: int, device: torch.device, *, pooled: bool = True):
+        super().__init__(num_layers, device, pooled=pooled)
+        self._recorder = Recorder(device)
+
+    def start(self, capacity: int) -> None:
+        self.length = 0
+        self.length_on_device = torch.zeros((), dtype=torch.int64, device=self._device)
+        if self.cache is None or self.cache.capacity < capacity:
+            rows = bucket_of(capacity)
+            self.cache = TreeCache(self._num_layers, rows, pooled=self._pooled, zeroed=True)
+            self._recorder.forget()
+        self.cache.clear()
+
+    def advance(self, rows: int) -> None:
+        self.length += rows
+        self.length_on_device += rows
+
+    def bucket(self, rows: int) -> int:
+        """How many cache rows a forward reads that needs `rows`."""
+        return min(bucket_of(rows), self.cache.capacity)
+
+    def run(self, key: Hashable, function: Callable[..., Output], *inputs: torch.Tensor) -> Output:
+        """See Recorder.run."""
+        return self._recorder.run(key, function, *inputs)
+
+    def verify(self, tree: DraftTree, forward: NodeForward) -> tuple[torch.Tensor, torch.Tensor]:
+        """As a function of fixed shapes, of one node too."""
+        N = tree.size
+        bucket = self.bucket(self.length + N)
+
+        def recorded(token_N, depth_N, ancestor_NN, prefix):
+            position_N = prefix + depth_N
+            row_K = torch.arange(bucket, device=prefix.device)
+            tree_K = (row_K - prefix).clamp(0, N - 1)
+            key_position_K = torch.where(row_K < prefix, row_K, position_N[tree_K])
+            visible_NK = visible_rows(ancestor_NN, prefix, bucket)
+            with fixed_rows(self.cache, prefix, N, bucket):
+                return forward(token_N, position_N, visible_NK, key_position_K)
+
+        inputs = (tree.token_N, tree.depth_N, tree.ancestor_NN, self.length_on_device)
+        output = self.run((N, bucket), recorded, *inputs)
+        self.cache.extend(self.length + N)
+        return output
+
+
+class Graphs(Folded):
+    """On one CUDA device: folded attention, verification and drafting as CUDA graphs."""
+
+    name = "graphs"
+
+    def sequence(
+        self, num_layers: int, device: torch.device, *, pooled: bool = True
+    ) -> RecordedSequence:
+        return RecordedSequence(num_layers, device, pooled=pooled)

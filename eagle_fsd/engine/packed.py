@@ -8,12 +8,13 @@ on two cores: results/speed_cpu.
 The model's forward stays as it is: only its submodules are exchanged.
 """
 
-import copy
 from collections.abc import Callable
 from functools import partial
 
 import torch
 from torch import nn
+
+from eagle_fsd.engine.attention import Folded
 
 # Layers of one parent that a decoder layer calls one after the other with the same input.
 JOINED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
@@ -105,7 +106,15 @@ def _joinable(linears: list) -> bool:
     return len({linear.in_features for linear in linears}) == 1 and len(biased) == 1
 
 
-def sharing_copy(module: nn.Module) -> nn.Module:
-    """A copy of the module tree and its config whose parameters and buffers are the original's."""
-    tensors = [*module.parameters(), *module.buffers()]
-    return copy.deepcopy(module, memo={id(tensor): tensor for tensor in tensors})
+class Packed(Folded):
+    """On a CPU: packed linear layers and folded attention, no compiler needed."""
+
+    name = "packed"
+
+    def exchange_linears(self, module: nn.Module) -> None:
+        pack(module)
+
+    def linear(
+        self, weight_RD: torch.Tensor, bias_R: torch.Tensor | None
+    ) -> Callable[[torch.Tensor], torch.Tensor]:
+        return PackedLinear(weight_RD, bias_R)

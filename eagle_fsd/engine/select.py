@@ -1,19 +1,22 @@
-"""Which way a target's forwards are run. What each does is in the files beside this one."""
+"""Which way a target's forwards are run. What each does is in its own file."""
 
 import torch
 
 from eagle_fsd.config import BadInput
-from eagle_fsd.engine.packed import can_pack
+from eagle_fsd.decoding.engine import Engine
+from eagle_fsd.engine.attention import Folded
+from eagle_fsd.engine.graphs import Graphs
+from eagle_fsd.engine.packed import Packed, can_pack
 
-ENGINES = {
-    "stock": "the transformers model as it is",
-    "packed": "on a CPU: oneDNN-packed linear layers and folded attention, no compiler needed",
-    "graphs": "on one CUDA device: folded attention, verification and drafting as CUDA graphs",
-    "folded": "folded attention only; for several devices, and CPUs that cannot pack",
+ENGINES: dict[str, type[Engine]] = {
+    "stock": Engine,
+    "packed": Packed,
+    "graphs": Graphs,
+    "folded": Folded,
 }
 
 
-def choose_engine(name: str, *, device: str, dtype: torch.dtype) -> str:
+def choose_engine(name: str, *, device: str, dtype: torch.dtype) -> Engine:
     """The engine to use; `auto` takes the fastest that works here.
 
     Args:
@@ -26,8 +29,8 @@ def choose_engine(name: str, *, device: str, dtype: torch.dtype) -> str:
     """
     if name == "auto":
         if device.startswith("cuda"):
-            return "graphs"
-        return "packed" if device == "cpu" and can_pack(dtype) else "folded"
+            return Graphs()
+        return Packed() if device == "cpu" and can_pack(dtype) else Folded()
     if name not in ENGINES:
         raise BadInput(f"unknown engine {name!r}; known: auto, {', '.join(ENGINES)}")
     if name == "packed" and not (device == "cpu" and can_pack(dtype)):
@@ -37,4 +40,4 @@ def choose_engine(name: str, *, device: str, dtype: torch.dtype) -> str:
         )
     if name == "graphs" and not device.startswith("cuda"):
         raise BadInput(f"engine 'graphs' needs one CUDA device; here it is {device}: use auto")
-    return name
+    return ENGINES[name]()

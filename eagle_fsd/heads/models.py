@@ -30,9 +30,9 @@ from transformers.models.llama.modeling_llama import (
     LlamaRotaryEmbedding,
 )
 
+from eagle_fsd.decoding.engine import Engine
 from eagle_fsd.decoding.target import Target
 from eagle_fsd.engine import attention
-from eagle_fsd.engine.packed import pack, sharing_copy
 from eagle_fsd.heads.head_config import HeadConfig
 
 
@@ -209,13 +209,12 @@ def draft_readout(head: DraftHead, target: Target) -> Callable[[torch.Tensor], t
     return target.readout(head.draft_token_R)
 
 
-def runnable(head: DraftHead, engine: str) -> DraftHead:
+def runnable(head: DraftHead, engine: Engine) -> DraftHead:
     """A copy to draft with, which shares the head's weights: folded attention, and linear layers as
-    the target's engine has them (engine/select.py)."""
-    copied = sharing_copy(head)
+    the target's engine has them."""
+    copied = attention.sharing_copy(head)
     copied._llama_config._attn_implementation = attention.NAME
-    if engine == "packed":
-        pack(copied)
+    engine.exchange_linears(copied)
     return copied
 
 

@@ -14,7 +14,7 @@ from transformers import (
 
 from eagle_fsd.config import BadInput
 from eagle_fsd.decoding.target import Target
-from eagle_fsd.engine.families import check_supported
+from eagle_fsd.engine.families import check_supported, check_tree_attention
 from eagle_fsd.engine.select import choose_engine
 from eagle_fsd.heads.files import resolve_folder
 from eagle_fsd.heads.foreign import read_stored_config, read_stored_head
@@ -94,11 +94,15 @@ def load_target(
         device: a torch device, or "auto" to spread a large target over all accelerators.
         feature_layers, keep_stock: see Target.
         engine: a name in ENGINES, or "auto".
+
+    Raises:
+        BadInput: unknown name, dtype or device, or a target that cannot be loaded or is not
+            supported.
     """
     if dtype not in DTYPES:
         raise BadInput(f"unknown dtype {dtype!r}; known: {', '.join(DTYPES)}")
     check_device(device)
-    engine = choose_engine(engine, device=device, dtype=DTYPES[dtype])
+    chosen = choose_engine(engine, device=device, dtype=DTYPES[dtype])
     config = load_target_config(name)
     path, options = _source(name)
     weights = dict(options)
@@ -115,7 +119,8 @@ def load_target(
         raise BadInput(f"target {name!r} does not load: {error}") from error
     if device != "auto":
         model.to(device)
-    target = Target(model, feature_layers=feature_layers, engine=engine, keep_stock=keep_stock)
+    target = Target(model, engine=chosen, feature_layers=feature_layers, keep_stock=keep_stock)
+    check_tree_attention(target)
     return target, tokenizer
 
 

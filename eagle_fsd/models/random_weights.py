@@ -15,6 +15,7 @@ from transformers.initialization import no_init_weights
 from eagle_fsd.config import BadInput, TreeConfig
 from eagle_fsd.decoding.target import Target
 from eagle_fsd.drafters.eagle import EagleDrafter
+from eagle_fsd.engine.families import check_tree_attention
 from eagle_fsd.engine.select import choose_engine
 from eagle_fsd.heads.head_config import HeadConfig
 from eagle_fsd.heads.models import build_head
@@ -123,10 +124,12 @@ def random_target(
     Args:
         engine: how it is run, as in eagle_fsd.api.load.
     """
-    engine = choose_engine(engine, device=device, dtype=dtype)
+    chosen = choose_engine(engine, device=device, dtype=dtype)
     model = empty_model(config, dtype, device)
     fill(model, seed=seed, readout=model.get_output_embeddings().weight)
-    return Target(model, feature_layers=feature_layers, engine=engine, keep_stock=False)
+    target = Target(model, engine=chosen, feature_layers=feature_layers, keep_stock=False)
+    check_tree_attention(target)
+    return target
 
 
 def random_drafter(

@@ -29,7 +29,7 @@ def cost_key(model: Model, tuning: TuningConfig) -> dict:
         "machine": describe_device(str(target.device)),
         "torch": torch.__version__,
         "threads": torch.get_num_threads(),
-        "engine": target.engine,
+        "engine": target.engine.name,
         "dtype": str(target.dtype),
         "target": _target_shape(model),
         "head": {"config": _digest_of(asdict(head.config)), "draft_vocabulary": drafted},

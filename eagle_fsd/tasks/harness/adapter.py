@@ -306,7 +306,7 @@ class FuzzyLM(TemplateLM):
             NAME: {
                 "arm": self.arm.name,
                 "options": without_checkout(asdict(self.options)),
-                "engine": target.engine,
+                "engine": target.engine.name,
                 "processes": self.world_size,
                 "run": describe_run(self.options.device),
                 "generation": self.figures(),

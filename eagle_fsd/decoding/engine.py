@@ -1,0 +1,108 @@
+"""How a target is run: the engine that runs the stock model, and the sequence that is decoded.
+
+The other engines are in eagle_fsd/engine/; one of them is handed to Target, which knows them by
+these methods only.
+
+Axes: N tree nodes, K keys (cache rows), D hidden size, R rows of a linear layer.
+"""
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import nn
+from transformers import PretrainedConfig, PreTrainedModel
+
+from eagle_fsd.decoding.cache import TreeCache
+from eagle_fsd.decoding.masks import LayerMasks
+from eagle_fsd.decoding.tree import DraftTree
+
+# Target's forward over tree nodes, from their tokens [N] and positions [N], which cache rows each
+# sees [N, K], and where those stand [K]; without the last two, by transformers' own masks.
+NodeForward = Callable[..., tuple[torch.Tensor, torch.Tensor]]
+
+
+class CachedSequence:
+    """The cache of the sequence that is decoded, and how many of its rows are committed.
+
+    Args:
+        num_layers: layers of the model.
+        device: where the tensors of a tree are.
+        pooled: see TreeCache.
+
+    Attributes:
+        length: committed rows.
+        cache: None before the first start and after close.
+        fixed_shapes: forwards of few tokens are made functions of fixed shapes (engine/graphs.py).
+    """
+
+    fixed_shapes = False
+
+    def __init__(self, num_layers: int, device: torch.device, *, pooled: bool = True):
+        self._num_layers, self._device, self._pooled = num_layers, device, pooled
+        self.close()
+
+    def close(self) -> None:
+        """Forget the sequence and its cache."""
+        self.length = 0
+        self.cache: TreeCache | None = None
+
+    def start(self, capacity: int) -> None:
+        """Begin a new sequence with a cache of at least `capacity` rows."""
+        self.length = 0
+        self.cache = TreeCache(self._num_layers, capacity, pooled=self._pooled)
+
+    def advance(self, rows: int) -> None:
+        """Count the next rows of the cache as committed."""
+        self.length += rows
+
+    def verify(self, tree: DraftTree, forward: NodeForward) -> tuple[torch.Tensor, torch.Tensor]:
+        """Run every node at once, each seeing the committed rows and its ancestors only."""
+        N, prefix = tree.size, self.length
+        position_N = prefix + tree.depth_N
+        if N == 1:  # plain decoding gets what `generate` gets: transformers' own masks
+            return forward(tree.token_N, position_N)
+        visible_NK = torch.ones(N, prefix + N, dtype=torch.bool, device=self._device)
+        visible_NK[:, prefix:] = tree.ancestor_NN
+        key_position_K = torch.cat([torch.arange(prefix, device=self._device), position_N])
+        return forward(tree.token_N, position_N, visible_NK, key_position_K)
+
+
+class Engine:
+    """The stock engine: runs the transformers model as it is.
+
+    An engine keeps nothing of a target, so one may serve several.
+
+    Attributes:
+        name: as users give it.
+        rebuilds: the model that it runs is no longer stock.
+    """
+
+    name = "stock"
+    rebuilds = False
+
+    def rebuild(self, model: PreTrainedModel, *, keep_stock: bool) -> PreTrainedModel:
+        """The model to run; with keep_stock, `model` itself stays as it is."""
+        return model
+
+    def exchange_linears(self, module: nn.Module) -> None:
+        """Put the engine's linear layers in the place of the module's own."""
+
+    def linear(
+        self, weight_RD: torch.Tensor, bias_R: torch.Tensor | None
+    ) -> Callable[[torch.Tensor], torch.Tensor]:
+        """The function x W^T + b, from [N, D] to [N, R]."""
+        return partial(nn.functional.linear, weight=weight_RD, bias=bias_R)
+
+    def masks(self, config: PretrainedConfig, dtype: torch.dtype) -> LayerMasks:
+        """Makes masks for the layers of a rebuilt model, from its config and dtype."""
+        return LayerMasks(config, dtype, 1)
+
+    def sequence(
+        self, num_layers: int, device: torch.device, *, pooled: bool = True
+    ) -> CachedSequence:
+        """What a model run by this engine decodes one sequence with."""
+        return CachedSequence(num_layers, device, pooled=pooled)
+
+
+STOCK = Engine()
