@@ -93,6 +93,22 @@ def test_rounds_are_those_of_the_stock_engine_for_a_second_prompt_too(engine):
             assert mine.divergence == pytest.approx(its.divergence, abs=1e-4, nan_ok=True)
 
 
+@pytest.mark.parametrize("engine", ENGINES)
+def test_one_engine_serves_several_targets(engine):
+    """What is kept of a sequence is the target's own: two may decode by turns."""
+    one = ENGINES[engine]()
+    models = [random_model(FAMILIES["llama"](), seed=seed) for seed in range(2)]
+    lengths, rows = (11, 29), []
+    for engines in ((one, one), (ENGINES[engine](), ENGINES[engine]())):
+        targets = [Target(model, engine=of) for model, of in zip(models, engines, strict=True)]
+        for target, length in zip(targets, lengths, strict=True):
+            target.start(length + TREE.size)
+            target.prefill(torch.tensor(prompt_tokens(length)))
+        rows.append([target.verify(TREE)[0] for target in targets])
+    for together, alone in zip(*rows, strict=True):
+        assert torch.equal(together, alone)
+
+
 def test_the_stock_model_is_left_alone_unless_it_may_go():
     model = random_model(FAMILIES["llama"](), seed=0)
     names = [name for name, _ in model.named_parameters()]

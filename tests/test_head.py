@@ -169,9 +169,8 @@ def test_cached_tree_steps_equal_the_head_on_each_path_alone(family, qkv_bias):
                 new_TD = torch.randn(count, 40, generator=generator)
                 drafter.observe(new_TD, new_T)
                 tokens, features_TD = torch.cat([tokens, new_T]), torch.cat([features_TD, new_TD])
-        assert (
-            drafter._sequence.cache.length == tokens.shape[0] - 2
-        )  # the last commit has not been run
+        # the last commit has not been run
+        assert drafter._sequence.cache.length == tokens.shape[0] - 2
 
 
 @torch.inference_mode()
