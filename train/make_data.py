@@ -26,10 +26,10 @@ from eagle_fsd.models.chat import Message
 from eagle_fsd.models.load import (
     DTYPES,
     check_device,
+    default_dtype,
     load_target,
     load_target_config,
     load_tokenizer,
-    default_dtype,
 )
 from eagle_fsd.models.model_options import option
 from eagle_fsd.runs.command import run_command

@@ -26,7 +26,7 @@ from eagle_fsd.decoding.target import Target
 from eagle_fsd.heads.files import WEIGHTS_NAME, write_head
 from eagle_fsd.heads.head_config import HeadConfig
 from eagle_fsd.heads.models import DraftHead, build_head
-from eagle_fsd.models.load import load_head, load_target, load_target_config, default_dtype
+from eagle_fsd.models.load import default_dtype, load_head, load_target, load_target_config
 from eagle_fsd.runs.command import run_command
 from eagle_fsd.runs.jsonl import write_json
 from eagle_fsd.runs.provenance import describe_run
