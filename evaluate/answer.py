@@ -1,8 +1,8 @@
 """Answer one prompt, streaming.
 
-    python evaluate/answer.py --prompt "Why is the sky blue?" --threshold 0.2
-    python evaluate/answer.py --prompt "..." --rule exact          # lossless EAGLE-2
-    python evaluate/answer.py --prompt "..." --plain               # no drafts
+    python evaluate/answer.py --prompt "Why is the sky blue?" --arm fsd:0.4
+    python evaluate/answer.py --prompt "..." --arm exact           # lossless EAGLE-2
+    python evaluate/answer.py --prompt "..." --arm plain           # no drafts
 
 The answer goes to standard output as it comes, what it cost to standard error.
 """
@@ -10,39 +10,33 @@ The answer goes to standard output as it comes, what it cost to standard error.
 import sys
 from dataclasses import asdict, dataclass, field
 
-from eagle_fsd.api import Answer, stream
-from eagle_fsd.config import AcceptConfig, BadInput
+from eagle_fsd.api import DEFAULT_ARM, Answer, stream
+from eagle_fsd.config import BadInput
 from eagle_fsd.decoding.clock import synchronized_time
 from eagle_fsd.decoding.loop import StopConfig
-from eagle_fsd.models.model_options import DecodeOptions, ModelOptions, option
+from eagle_fsd.evaluation.arms import parse_arm
+from eagle_fsd.models.model_options import ModelOptions, SamplingOptions, option
 from eagle_fsd.runs.command import run_command
 
 
 @dataclass
 class AnswerOptions:
     prompt: str = field(metadata={"help": "the user's turn"})
-    plain: bool = option(False, "decode without drafts")
-    rule: str = option("fsd", "exact, fsd or fsd-paper")
-    threshold: float = option(AcceptConfig.threshold, "T: larger is faster and further from exact")
+    arm: str = option(DEFAULT_ARM, "rule[:value][,field=value][@drafter[:tree]], or plain")
     max_new_tokens: int = option(256, "budget of the answer")
 
 
-def run(options: AnswerOptions, decoding: DecodeOptions, model_options: ModelOptions) -> None:
+def run(options: AnswerOptions, sampling: SamplingOptions, model_options: ModelOptions) -> None:
     if not options.prompt.strip():
         raise BadInput("the prompt is empty: give --prompt some text")
-    decoding.accept(options.rule, options.threshold)  # checked before weights load
-    StopConfig(options.max_new_tokens)
-    model = model_options.load(drafts=not options.plain)
+    arm = parse_arm(options.arm)
+    arm.check(sampling.sampling())
+    StopConfig(options.max_new_tokens)  # checked before weights load
+    model = model_options.load(drafts=arm.drafts and arm.drafter.needs_head)
     began = synchronized_time(model.target.device)
     answer = Answer()
-    for text, so_far in stream(
-        model,
-        options.prompt,
-        rule=options.rule,
-        threshold=options.threshold,
-        max_new_tokens=options.max_new_tokens,
-        **asdict(decoding),
-    ):
+    settings = {"arm": options.arm, "max_new_tokens": options.max_new_tokens, **asdict(sampling)}
+    for text, so_far in stream(model, options.prompt, **settings):
         print(text, end="", flush=True)
         answer = so_far
     seconds = synchronized_time(model.target.device) - began
@@ -50,7 +44,7 @@ def run(options: AnswerOptions, decoding: DecodeOptions, model_options: ModelOpt
     figures = (
         f"{len(answer.tokens)} tokens in {seconds:.1f} s ({len(answer.tokens) / seconds:.1f}/s)"
     )
-    if answer.rounds and not options.plain:
+    if answer.rounds and arm.drafts:
         figures += (
             f", {answer.tokens_per_round:.2f} tokens per round, "
             f"fuzzy share {answer.fuzzy_share:.3f}"
@@ -59,7 +53,7 @@ def run(options: AnswerOptions, decoding: DecodeOptions, model_options: ModelOpt
 
 
 def main(arguments: list[str] | None = None) -> None:
-    run_command(run, [AnswerOptions, DecodeOptions, ModelOptions], arguments)
+    run_command(run, [AnswerOptions, SamplingOptions, ModelOptions], arguments)
 
 
 if __name__ == "__main__":

@@ -1,14 +1,16 @@
 """MT-Bench: plain decoding against EAGLE-2 against FSD in EAGLE-2, interleaved in one process.
 
     python evaluate/mt_bench.py                                  # embedded target, 8 questions
-    python evaluate/mt_bench.py --questions 80 --thresholds 0.1 0.2 0.3 --output runs/mt_bench_80
+    python evaluate/mt_bench.py --questions 80 --output runs/mt_bench_80 \\
+        --arms plain exact fsd:{0.3,0.4},child={draft,target} path:0.5 exact@eagle:7x3x4
     python evaluate/mt_bench.py --question_file question.jsonl   # Spec-Bench, EAGLE's sets, yours
 
 Every question is answered by every arm, all turns; the next turn continues the arm's own answer.
 In the output folder: records/ARM.jsonl (tokens, times, rounds), answers/ARM.jsonl (in
-FastChat's answer format), traces/ARM.jsonl (with --traces), run.json, and the summary as md, json,
-csv and png. A killed run continues where it was: run the same command again. More questions, arms,
-thresholds, choices or traces may be added. A launcher (`accelerate launch --config_file
+FastChat's answer format), traces/ARM.jsonl (with --traces), run.json, and the summary. A killed run
+continues where it was: run the same command again. More questions, arms, choices or traces may be
+added, so that an ablation is a run with more arms; another temperature is another run, and
+evaluate/report.py joins them. A launcher (`accelerate launch --config_file
 scripts/accelerate/ddp.yaml`, on a CPU with ACCELERATE_USE_CPU=true) shares the questions out over
 processes: the same answers, no speeds.
 """
@@ -16,37 +18,42 @@ processes: the same answers, no speeds.
 from dataclasses import dataclass
 from pathlib import Path
 
-from eagle_fsd.evaluation.bench import Bench
-from eagle_fsd.evaluation.bench_options import BenchOptions
+from eagle_fsd.evaluation.bench import Bench, BenchOptions
 from eagle_fsd.evaluation.bench_report import report_bench
 from eagle_fsd.evaluation.questions import read_questions
 from eagle_fsd.models.assets import mt_bench_dir
-from eagle_fsd.models.model_options import DecodeOptions, ModelOptions, option
+from eagle_fsd.models.model_options import ModelOptions, SamplingOptions, option
 from eagle_fsd.runs.command import run_command
+
+ON_CPU = 8  # questions of MT-Bench, unless a number is given
 
 
 @dataclass
 class MTBenchOptions(BenchOptions):
     output: str = option("runs/mt_bench", "folder of the run")
     question_file: str = option("", "question.jsonl in FastChat's format; empty: MT-Bench")
+    questions: int | None = option(
+        None, f"how many, over all categories; default: all, but {ON_CPU} of MT-Bench on a CPU"
+    )
     published_tau: float = option(0.0, "tokens_per_round from a paper, printed beside; 0: none")
 
 
 def run_mt_bench(
-    options: MTBenchOptions, decoding: DecodeOptions, model_options: ModelOptions
+    options: MTBenchOptions, sampling: SamplingOptions, model_options: ModelOptions
 ) -> None:
-    arms = options.build_arms(decoding)
+    if options.questions is None and not options.question_file and model_options.device == "cpu":
+        options.questions = ON_CPU
     questions = read_questions(options.question_file or mt_bench_dir() / "question.jsonl")
     name = Path(options.question_file).name or "MT-Bench"
-    questions = options.choose(questions, model_options.device)
-    bench = Bench(name, "mt_bench", arms, questions, options, decoding, model_options)
+    questions = options.choose(questions)
+    bench = Bench(name, "mt_bench", questions, options, sampling, model_options)
     bench.answer_all()
     if bench.processes.is_main:
         print(report_bench(bench, published_tau=options.published_tau))
 
 
 def main(arguments: list[str] | None = None) -> None:
-    run_command(run_mt_bench, [MTBenchOptions, DecodeOptions, ModelOptions], arguments)
+    run_command(run_mt_bench, [MTBenchOptions, SamplingOptions, ModelOptions], arguments)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Tasks with right answers: GSM8K, IFEval, HumanEval and others, by all arms, scored and compared.
 
-    python evaluate/tasks.py --task gsm8k:test.jsonl --questions 200 --arms plain exact fsd
+    python evaluate/tasks.py --task gsm8k:test.jsonl --questions 200 --arms plain exact fsd:0.4
     python evaluate/tasks.py --task ifeval:input_data.jsonl --output runs/ifeval
     python evaluate/tasks.py --task humaneval --execute_code
     python evaluate/tasks.py --task question.jsonl --scorer contains --turns 1
@@ -14,11 +14,10 @@ from the records that are there, with any scorer and without a model.
 from dataclasses import dataclass, replace
 
 from eagle_fsd.config import BadInput
-from eagle_fsd.evaluation.bench import Bench
-from eagle_fsd.evaluation.bench_options import BenchOptions
+from eagle_fsd.evaluation.bench import Bench, BenchOptions
 from eagle_fsd.evaluation.bench_report import report_bench
 from eagle_fsd.evaluation.questions import Question, check_same_questions
-from eagle_fsd.models.model_options import DecodeOptions, ModelOptions, option
+from eagle_fsd.models.model_options import ModelOptions, SamplingOptions, option
 from eagle_fsd.runs.command import run_command
 from eagle_fsd.tasks.sandbox import execute
 from eagle_fsd.tasks.scorers import SCORERS, check_scorable
@@ -44,7 +43,7 @@ class TaskOptions(BenchOptions):
             raise BadInput(f"--task is missing: give {SOURCES}")
 
 
-def run_task(options: TaskOptions, decoding: DecodeOptions, model_options: ModelOptions) -> None:
+def run_task(options: TaskOptions, sampling: SamplingOptions, model_options: ModelOptions) -> None:
     task = read_task(options.task)
     name = options.scorer or task.scorer
     if not name:
@@ -52,18 +51,17 @@ def run_task(options: TaskOptions, decoding: DecodeOptions, model_options: Model
             f"--task {options.task} has no usual scorer: give --scorer, one of {', '.join(SCORERS)}"
         )
     if options.rescore:
-        questions = replace(options, questions=None).choose(task.questions, "")
+        questions = replace(options, questions=None).choose(task.questions)
         records = read_records(options.output)
         check_scorable(questions, name, execute_code=options.execute_code)
         for rows in records.values():
             check_same_questions(rows, questions)
         print(f"\n{score_run(records, questions, name, options.output)[0]}")
         return
-    arms = options.build_arms(decoding)
-    questions = options.choose(task.questions, model_options.device)
+    questions = options.choose(task.questions)
     check_scorable(questions, name, execute_code=options.execute_code)
     bench = Bench(
-        task.name, "tasks", arms, questions, options, decoding, model_options, extendable=EXTENDABLE
+        task.name, "tasks", questions, options, sampling, model_options, extendable=EXTENDABLE
     )
     bench.answer_all()
     if bench.processes.is_main:
@@ -81,7 +79,7 @@ def score_run(
 
 
 def main(arguments: list[str] | None = None) -> None:
-    run_command(run_task, [TaskOptions, DecodeOptions, ModelOptions], arguments)
+    run_command(run_task, [TaskOptions, SamplingOptions, ModelOptions], arguments)
 
 
 if __name__ == "__main__":

@@ -1,26 +1,27 @@
 """Arms answer the same questions, interleaved, into one folder that a killed run goes on with.
 
 Every question is answered by every arm, all turns; the next turn continues the arm's own answer.
-With a launcher the questions are shared out over its processes: each has a seed of its own, so the
-answers are those of one process, but their times are not to be compared.
+With a launcher the questions are shared out over its processes: each answer has a seed of its own,
+so the answers are those of one process, but their times are not to be compared.
 """
 
 import sys
 import time
 import uuid
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 
 from tqdm import tqdm
 
 from eagle_fsd.api import Model
-from eagle_fsd.config import SamplingConfig
+from eagle_fsd.config import BadInput, SamplingConfig
 from eagle_fsd.decoding.drafter import Drafter
+from eagle_fsd.decoding.loop import StopConfig
 from eagle_fsd.decoding.sampling import answer_seed
-from eagle_fsd.evaluation.arms import GENERATE, Arm, turn_record
-from eagle_fsd.evaluation.bench_options import RunOptions
+from eagle_fsd.evaluation.answering import answer_prompt, turn_record
+from eagle_fsd.evaluation.arms import BY_TRANSFORMERS, GENERATE, Arm, parse_arms
 from eagle_fsd.evaluation.questions import Question, check_same_questions, question_digests, spread
 from eagle_fsd.evaluation.traces import trace_record
-from eagle_fsd.models.model_options import DecodeOptions, ModelOptions
+from eagle_fsd.models.model_options import ModelOptions, SamplingOptions, option
 from eagle_fsd.runs.folder import Run, record_key
 from eagle_fsd.runs.jsonl import append_line, read_lines
 from eagle_fsd.runs.processes import Processes
@@ -32,8 +33,6 @@ EXTENDABLE = frozenset(
         "questions",
         "generate_questions",
         "arms",
-        "thresholds",
-        "rates",
         "num_choices",
         "traces",
         "output",
@@ -41,6 +40,52 @@ EXTENDABLE = frozenset(
         "quality_only",
     }
 )
+# fastchat/llm_judge/common.py, temperature_config; other categories are asked at 0.7
+CATEGORY_TEMPERATURES = {
+    "writing": 0.7,
+    "roleplay": 0.7,
+    "extraction": 0.0,
+    "math": 0.0,
+    "coding": 0.0,
+    "reasoning": 0.0,
+    "stem": 0.1,
+    "humanities": 0.1,
+    "arena-hard-200": 0.0,
+}
+OTHER_CATEGORIES = 0.7
+
+
+@dataclass
+class BenchOptions:
+    """Of every command that lets arms answer questions."""
+
+    arms: list[str] = field(
+        default_factory=lambda: ["generate", "plain", "exact", "fsd:0.3", "fsd:0.4", "path:0.5"],
+        metadata={"help": "rule[:value][,field=value][@drafter[:tree]]; see README"},
+    )
+    output: str = option("runs/bench", "folder of the run")
+    questions: int | None = option(None, "how many, over all categories; default: all")
+    turns: int = option(0, "turns of each question; 0: all")
+    generate_questions: int | None = option(None, "questions that `generate` answers; default all")
+    num_choices: int = option(1, "answers of an arm to a question, each with its own seed")
+    max_new_tokens: int = option(128, "budget of an answer")
+    category_temperatures: bool = option(False, "temperature by category, as FastChat asks them")
+    quality_only: bool = option(False, "give no speeds (others may use the machine), all of D")
+    traces: int = option(0, "questions whose rounds are kept for the report, over all categories")
+
+    def __post_init__(self):
+        StopConfig(self.max_new_tokens)  # its own check
+        for name, least in {"turns": 0, "num_choices": 1, "traces": 0}.items():
+            if getattr(self, name) < least:
+                raise BadInput(f"--{name} must be at least {least}, got {getattr(self, name)}")
+
+    def choose(self, questions: list[Question]) -> list[Question]:
+        """As many as were asked for, evenly over the categories, cut to the turns asked for."""
+        if self.questions is not None:
+            questions = spread(questions, self.questions)
+        if self.turns:
+            questions = [replace(q, turns=q.turns[: self.turns]) for q in questions]
+        return questions
 
 
 @dataclass(frozen=True)
@@ -62,51 +107,53 @@ class Bench:
     Args:
         name: of the question set, for the progress bar.
         command: that makes the run; a folder is of one command.
-        arms: their names differ.
         questions: those chosen.
         extendable: further settings that a run may be continued with.
 
     Attributes:
+        arms: as the options name them.
         run: the folder.
 
     Raises:
-        ValueError: see Run; arms that cannot sample as asked; no such number of questions.
+        BadInput: see Run and parse_arms; arms that cannot sample as asked; no such number of
+            questions.
     """
 
     def __init__(
         self,
         name: str,
         command: str,
-        arms: list[Arm],
         questions: list[Question],
-        options: RunOptions,
-        decoding: DecodeOptions,
+        options: BenchOptions,
+        sampling: SamplingOptions,
         model_options: ModelOptions,
         *,
         extendable: frozenset[str] = frozenset(),
     ):
+        arms = parse_arms(options.arms)
         if options.generate_questions == 0:
-            arms = [arm for arm in arms if arm.loop != GENERATE]
+            arms = [arm for arm in arms if arm.text != GENERATE]
         self.name, self.arms, self.questions = name, arms, questions
-        self.options, self.decoding, self.model_options = options, decoding, model_options
-        model_options.tree()
-        names = [arm.name for arm in arms]
-        if len(set(names)) < len(names):
-            raise ValueError(f"two arms have one name: {', '.join(names)}")
+        self.options, self._sampling_options = options, sampling
+        self.model_options = model_options
         for question in questions:
             for arm in arms:
-                if arm.accept:
-                    arm.accept.check_with(options.sampling(arm, question, decoding))
+                arm.check(self._sampling(question))
+        for arm in arms:
+            if arm.tree == "auto":
+                raise BadInput(
+                    f"arm {arm.text!r}: a benchmark takes a tree by its shape, such as 15x4x6; "
+                    "evaluate/choose_tree.py finds one"
+                )
         self._by_generate = _ids(questions, options.generate_questions, "generate_questions")
         self._traced = _ids(questions, options.traces, "traces")
         self.processes = Processes.launched(cpu=model_options.device == "cpu")
-        every = (options, decoding, model_options)
+        every = [asdict(part) for part in (options, sampling, model_options)]
         self.run = Run(
             options.output,
-            {"command": command} | {key: v for part in every for key, v in asdict(part).items()},
-            usual={f.name: f.default for part in every for f in fields(part)},
+            {"command": command} | {key: value for part in every for key, value in part.items()},
             extendable=EXTENDABLE | extendable,
-            arms=names,
+            arms={arm.text: arm.slug for arm in arms},
             processes=self.processes,
         )
         for records in self.run.records.values():
@@ -116,7 +163,7 @@ class Bench:
 
     def answer_all(self) -> None:
         """Answer what is not yet answered, then trace what is not yet traced."""
-        jobs = [job for job in self._jobs() if job.key not in self.run.records[job.arm.name]]
+        jobs = [job for job in self._jobs() if job.key not in self.run.records[job.arm.text]]
         if jobs:
             self._answer(jobs)
         self.run.finish()
@@ -129,7 +176,7 @@ class Bench:
         for number, question in enumerate(self.questions):
             turn = number % len(self.arms)
             for arm in self.arms[turn:] + self.arms[:turn]:
-                if arm.loop == GENERATE and question.question_id not in self._by_generate:
+                if arm.text in BY_TRANSFORMERS and question.question_id not in self._by_generate:
                     continue
                 jobs += [Job(question, arm, choice) for choice in range(self.options.num_choices)]
         return jobs
@@ -144,16 +191,17 @@ class Bench:
         if not mine:
             return
         model = self.model()
-        for arm in self.arms:  # warm-up through the same call
-            prompt = model.prompt_ids(self.questions[0].turns[0])
-            stop = model.stop(min(8, self.options.max_new_tokens))
-            arm.answer(model, prompt, self._sampling(arm, self.questions[0]), stop, seed=0)
+        first = self.questions[0]
+        warm_up = model.prompt_ids(first.turns[0])
+        stop = model.stop(min(8, self.options.max_new_tokens))
+        for arm in self.arms:  # through the same call
+            self._answer_prompt(arm, model, warm_up, self._sampling(first), stop, seed=0)
         bar = tqdm(
             total=len(mine), unit="answer", desc=self.name, disable=not self.processes.is_main
         )
         for job in mine:
-            bar.set_postfix_str(f"question {job.question.question_id}, {job.arm.name}")
-            self.run.add(job.arm.name, self._record(model, job))
+            bar.set_postfix_str(f"question {job.question.question_id}, {job.arm.text}")
+            self.run.add(job.arm.text, self._record(model, job))
             bar.update()
         bar.close()
 
@@ -169,22 +217,31 @@ class Bench:
             options = self.model_options
             options = replace(options, device=self.processes.device(options.device))
             self._model = options.load(
-                drafts=any(arm.accept for arm in self.arms),
+                drafts=any(arm.drafts and arm.drafter.needs_head for arm in self.arms),
                 keep_stock=any(not arm.runs_our_loop for arm in self.arms),
             )
             check_lengths(self._model, self.questions, self.options.max_new_tokens)
         return self._model
 
-    def _sampling(self, arm: Arm, question: Question) -> SamplingConfig:
-        return self.options.sampling(arm, question, self.decoding)
+    def _sampling(self, question: Question) -> SamplingConfig:
+        """How a question is answered: at FastChat's temperature of its category, if asked for."""
+        sampling = self._sampling_options.sampling()
+        if not self.options.category_temperatures:
+            return sampling
+        temperature = CATEGORY_TEMPERATURES.get(question.category, OTHER_CATEGORIES)
+        return replace(sampling, temperature=temperature)
+
+    def _answer_prompt(self, arm: Arm, model: Model, *how, seed: int):
+        if arm.text not in self._drafters:
+            self._drafters[arm.text] = arm.build_drafter(model)
+        record = "full" if self.options.quality_only else "lean"
+        drafter = self._drafters[arm.text]
+        return answer_prompt(arm, model, *how, seed, drafter=drafter, record=record)
 
     def _record(self, model: Model, job: Job) -> dict:
         """All turns of a question by one arm."""
         question, arm = job.question, job.arm
-        sampling = self._sampling(arm, question)
-        if arm.name not in self._drafters:
-            self._drafters[arm.name] = arm.build_drafter(model)
-        drafter = self._drafters[arm.name]
+        sampling = self._sampling(question)
         messages, turns = [], []
         for number, text in enumerate(question.turns):
             messages.append({"role": "user", "content": text})
@@ -192,19 +249,20 @@ class Bench:
             # where the target's positions end before the budget does, the same for every arm
             room = model.target.max_positions - len(prompt)
             stop = model.stop(min(self.options.max_new_tokens, room))
-            seed = answer_seed(self.decoding.seed, question.question_id, number, job.choice)
-            result, seconds = arm.answer(model, prompt, sampling, stop, seed, drafter=drafter)
+            seed = self._sampling_options.seed
+            seed = answer_seed(seed, question.question_id, number, job.choice)
+            result, seconds = self._answer_prompt(arm, model, prompt, sampling, stop, seed=seed)
             turns.append({"seed": seed, **turn_record(model, prompt, result, seconds)})
             messages.append({"role": "assistant", "content": turns[-1]["text"]})
+        needs_head = arm.drafts and arm.drafter.needs_head
         return {
             "question_id": question.question_id,
             "choice": job.choice,
             "question": question_digests(question),
             "category": question.category,
-            "arm": arm.name,
-            "accept": asdict(arm.accept) if arm.accept else None,
+            "arm": arm.text,
             **asdict(sampling),
-            "tree": asdict(arm.tree or self.model_options.tree()) if arm.accept else None,
+            "tree": (arm.tree or self.model_options.tree) if needs_head else None,
             "answer_id": uuid.uuid4().hex,
             "tstamp": time.time(),
             "turns": turns,
@@ -218,7 +276,7 @@ class Bench:
             if not arm.runs_our_loop or not self._traced:
                 continue
             folder.mkdir(exist_ok=True)
-            path = folder / f"{arm.name}.jsonl"
+            path = folder / f"{arm.slug}.jsonl"
             rows = read_lines(path, repair=True) if path.is_file() else []
             known = {record_key(row) for row in rows}
             todo += [
@@ -227,17 +285,17 @@ class Bench:
                 if question.question_id in self._traced and (question.question_id, 0) not in known
             ]
         for path, arm, question in tqdm(todo, unit="answer", desc="traces", disable=not todo):
-            record = self.run.records[arm.name][question.question_id, 0]
-            sampling = self._sampling(arm, question)
+            record = self.run.records[arm.text][question.question_id, 0]
+            sampling = self._sampling(question)
             append_line(path, trace_record(self.model(), arm, sampling, question.turns, record))
 
     def records(self) -> dict[str, list[dict]]:
         """The records of this run's arms, questions and choices, by arm."""
         asked = {question.question_id for question in self.questions}
         return {
-            arm.name: [
+            arm.text: [
                 record
-                for (question, choice), record in self.run.records[arm.name].items()
+                for (question, choice), record in self.run.records[arm.text].items()
                 if question in asked and choice < self.options.num_choices
             ]
             for arm in self.arms
@@ -253,7 +311,7 @@ def check_lengths(model: Model, questions: list[Question], max_new_tokens: int) 
         prompts = len(model.prompt_ids(messages[:-1]))
         longest = prompts + max_new_tokens * (len(question.turns) - 1)
         if longest >= model.target.max_positions:
-            raise ValueError(
+            raise BadInput(
                 f"the last prompt of question {question.question_id} may reach {longest} tokens, "
                 f"the target has {model.target.max_positions} positions: lower --max_new_tokens"
             )
@@ -264,5 +322,5 @@ def _ids(questions: list[Question], count: int | None, name: str) -> set[int | s
     if count is None:
         count = len(questions)
     if not 0 <= count <= len(questions):
-        raise ValueError(f"--{name} must be in 0..{len(questions)}, got {count}")
+        raise BadInput(f"--{name} must be in 0..{len(questions)}, got {count}")
     return {q.question_id for q in spread(questions, count)} if count else set()

@@ -9,10 +9,10 @@ import torch
 
 from eagle_fsd.api import Model
 from eagle_fsd.config import SamplingConfig
-from eagle_fsd.decoding.accept import Acceptance
-from eagle_fsd.decoding.loop import decode
+from eagle_fsd.decoding.acceptance import Acceptance
 from eagle_fsd.decoding.tree import DraftTree
-from eagle_fsd.evaluation.arms import Arm, json_number
+from eagle_fsd.evaluation.answering import answer_prompt, json_number
+from eagle_fsd.evaluation.arms import Arm
 
 
 def trace_record(
@@ -26,7 +26,7 @@ def trace_record(
         record: of an arm that runs our loop.
 
     Returns:
-        The JSON-able trace: question_id, choice, category, arm, accept, and for each turn its
+        The JSON-able trace: question_id, choice, category, arm, and for each turn its
         prompt, whether the tokens are the record's, the token of prefill, and the rounds. A round
         has the tree's nodes (token, text, parent, -1 for the root, depth, and the token's
         probability after its parent under target and draft, by raw rows; null for the root and
@@ -43,8 +43,11 @@ def trace_record(
             rounds.append(_round(model, tree, logits_NV, accepted))
 
         stop = model.stop(len(answered["token_ids"]))
-        config = arm.decode_config(sampling, stop, answered["seed"])
-        result = decode(model.target, drafter, model.prompt_ids(messages), config, watch=watch)
+        prompt = model.prompt_ids(messages)
+        how = (sampling, stop, answered["seed"])
+        result, _ = answer_prompt(
+            arm, model, prompt, *how, drafter=drafter, record="full", watch=watch
+        )
         turns.append(
             {
                 "prompt": question,
@@ -54,7 +57,7 @@ def trace_record(
             }
         )
         messages.append({"role": "assistant", "content": answered["text"]})
-    head = {key: record[key] for key in ("question_id", "category", "arm", "accept")}
+    head = {key: record[key] for key in ("question_id", "category", "arm")}
     return head | {"choice": record.get("choice", 0), "turns": turns}
 
 

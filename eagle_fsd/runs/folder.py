@@ -1,8 +1,8 @@
 """A benchmark run's folder: records are the truth, everything else is made from them.
 
 run.json            settings, and every session (launch) that added records
-records/ARM.jsonl   one question answered by an arm a line: tokens, times, rounds, session; with
-                    several choices a line each
+records/ARM.jsonl   one question answered by an arm a line (ARM is its slug): tokens, times, rounds,
+                    session; with several choices a line each
 answers/ARM.jsonl   the same answers in FastChat's format, all choices of a question in a line
 shards/S.N/ARM.jsonl  records of process N of session S, until they are merged
 
@@ -34,9 +34,8 @@ class Run:
     Args:
         folder: made if needed.
         settings: what was asked for; a folder with records of other settings is refused.
-        usual: what an older run without a setting was made with.
         extendable: settings that may differ from those of earlier sessions.
-        arms: names of the arms that will be asked.
+        arms: those that will be asked, with the name of each one's files.
         processes: all of them open the same folder; each adds its own records.
 
     Raises:
@@ -49,9 +48,8 @@ class Run:
         folder: str | Path,
         settings: dict,
         *,
-        usual: dict | None = None,
         extendable: frozenset[str],
-        arms: list[str],
+        arms: dict[str, str],
         processes: Processes = Processes(),  # noqa: B008  (frozen)
     ):
         self.folder = Path(folder)
@@ -60,15 +58,16 @@ class Run:
         self.sessions: list[dict] = []
         self.records: dict[str, dict[Key, dict]] = {}
         self._session = ""
+        self._slugs = arms
         if processes.is_main:  # mends what a killed session left, before the others read
             self._lock = self._open()
-            self.sessions = self._read_sessions(usual or {}, extendable)
+            self.sessions = self._read_sessions(extendable)
             self.merge()
-            self.read(arms)
+            self.read()
         processes.wait()
         if not processes.is_main:
-            self.sessions = self._read_sessions(usual or {}, extendable)
-            self.read(arms)
+            self.sessions = self._read_sessions(extendable)
+            self.read()
 
     def _open(self):
         """Make the folders, and hold the lock of the one command that may write."""
@@ -87,7 +86,7 @@ class Run:
             ) from error
         return lock
 
-    def _read_sessions(self, usual: dict, extendable: frozenset[str]) -> list[dict]:
+    def _read_sessions(self, extendable: frozenset[str]) -> list[dict]:
         path = self.folder / "run.json"
         if not path.is_file():
             return []
@@ -96,13 +95,10 @@ class Run:
             options, sessions = before["options"], before["sessions"]
         except (ValueError, KeyError) as error:
             raise BadInput(f"{path} is damaged ({error}); name another --output") from error
-        before = {
-            key: options.get(key, usual.get(key, here)) for key, here in self.settings.items()
-        }
         changed = {
-            key: (before[key], here)
+            key: (options.get(key), here)
             for key, here in self.settings.items()
-            if key not in extendable and before[key] != here
+            if key not in extendable and options.get(key) != here
         }
         if changed:
             raise BadInput(
@@ -112,7 +108,7 @@ class Run:
         return sessions
 
     def _file(self, kind: str, arm: str) -> Path:
-        return self.folder / kind / f"{arm}.jsonl"
+        return self.folder / kind / f"{self._slugs[arm]}.jsonl"
 
     def merge(self) -> None:
         """Take the shards' records into records/: every answer once, and the shards away.
@@ -121,7 +117,7 @@ class Run:
         """
         shards = self.folder / "shards"
         for path in sorted(shards.glob("*/*.jsonl")):
-            whole = self._file("records", path.stem)
+            whole = self.folder / "records" / path.name
             rows = read_lines(whole, repair=True) if whole.is_file() else []
             merged = {record_key(row): row for row in read_lines(path, repair=True)}
             merged |= {record_key(row): row for row in rows}
@@ -129,9 +125,9 @@ class Run:
             path.unlink()
         shutil.rmtree(shards, ignore_errors=True)
 
-    def read(self, arms: list[str]) -> None:
+    def read(self) -> None:
         """Read what the arms have answered, and bring their answer files in line with it."""
-        for arm in arms:
+        for arm in self._slugs:
             path = self._file("records", arm)
             rows = read_lines(path, repair=self.processes.is_main) if path.is_file() else []
             self.records[arm] = {record_key(row): row for row in rows}
@@ -176,7 +172,7 @@ class Run:
         self.processes.wait()
         if self.processes.is_main:
             self.merge()
-            self.read(list(self.records))
+            self.read()
 
     def sessions_of(self, records: dict[str, list[dict]]) -> list[dict]:
         """The sessions that the records are of."""

@@ -11,13 +11,14 @@ from pathlib import Path
 from tqdm import tqdm
 
 from eagle_fsd.config import BadInput
+from eagle_fsd.evaluation.arms import parse_arm
 from eagle_fsd.evaluation.questions import Question
 from eagle_fsd.evaluation.stats import mcnemar, mean_interval, paired_difference
 from eagle_fsd.evaluation.tables import markdown_table
 from eagle_fsd.runs.jsonl import whole_lines, write_json, write_lines
 
 BASELINE = "plain"  # the arms of a task share their sampling, so that there is one
-RECORD_KEYS = ("question_id", "turns")
+RECORD_KEYS = ("question_id", "arm", "turns")
 Score = Callable[[str, Question], dict[str, float]]
 
 
@@ -31,12 +32,13 @@ def read_records(folder: str | Path) -> dict[str, list[dict]]:
     """
     paths = sorted((Path(folder) / "records").glob("*.jsonl"))
     warnings: list[str] = []
-    records = {path.stem: whole_lines(path, RECORD_KEYS, warnings) for path in paths}
+    found = [whole_lines(path, RECORD_KEYS, warnings) for path in paths]
+    records = {rows[0]["arm"]: rows for rows in found if rows}
     for warning in warnings:
         print(f"warning: {warning}", file=sys.stderr)
-    if not any(records.values()):
+    if not records:
         raise BadInput(f"{folder} holds no records: name the folder of a run with --output")
-    return {arm: rows for arm, rows in records.items() if rows}
+    return records
 
 
 def score_records(
@@ -75,7 +77,7 @@ def score_records(
                     }
                 )
                 bar.update()
-            write_lines(target / f"{arm}.jsonl", scores[arm])
+            write_lines(target / f"{parse_arm(arm).slug}.jsonl", scores[arm])
     return scores
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 
 from eagle_fsd.config import SamplingConfig
-from eagle_fsd.decoding.sampling import draw_and_score
+from eagle_fsd.decoding.sampling import draw
 from eagle_fsd.decoding.target import Target
 from eagle_fsd.training.row_cache import RowCache, join
 
@@ -263,9 +263,7 @@ class BatchGenerator:
             if temperature > 0:
                 drawn = (rows[b].uniforms[len(rows[b].tokens)] for b in places)
                 uniform_R = torch.tensor(list(drawn))
-            none_R0 = torch.empty(len(places), 0, dtype=torch.int64, device=logits_RV.device)
-            token_R, _ = draw_and_score(
-                logits_RV, uniform_R.to(logits_RV.device), none_R0, SamplingConfig(temperature)
-            )
+            uniform_R = uniform_R.to(logits_RV.device)
+            token_R = draw(logits_RV, uniform_R, SamplingConfig(temperature))
             for b, token in zip(places, token_R.tolist(), strict=True):
                 rows[b].take(token)
