@@ -13,12 +13,11 @@ from tiny_folder import write_random_head, write_target
 from eagle_fsd.config import TreeConfig
 from eagle_fsd.decoding.tree import DraftTree
 from eagle_fsd.drafters.eagle import EagleDrafter
-from eagle_fsd.heads.files import write_head
-from eagle_fsd.heads.foreign import read_stored_head
+from eagle_fsd.heads.files import read_stored_head, write_head
 from eagle_fsd.heads.head_config import HeadConfig
 from eagle_fsd.heads.models import DraftHead, Eagle3Head
+from eagle_fsd.heads.vocabulary import cut_vocabulary
 from eagle_fsd.models.load import load_head, load_target, load_target_config
-from eagle_fsd.training.vocabulary import cut_vocabulary
 
 COMMAND = Path(__file__).parent.parent / "train" / "convert_head.py"
 
@@ -54,8 +53,8 @@ def test_there_and_back(tmp_path, monkeypatch, capsys):
     assert "added embed_tokens.weight (258, 32)" in said
     assert "fuses hidden states (0, 1, 1) of the target" in said
     count = sum(t.numel() for t in load_file(head / "model.safetensors").values())
-    assert f"{count - 258 - 19:,} parameters, bfloat16" in said
-    assert "  layers.0.self_attn.q_proj.weight (32, 64)" in said
+    assert f"{count - 258 - 19:,} parameters" in said
+    assert "  layers.0.self_attn.q_proj.weight (32, 64) bfloat16" in said
     values = json.loads((there / "config.json").read_text())
     assert values["speculators_config"]["verifier"]["name_or_path"] == str(target)
     assert values["speculators_config"]["verifier"]["architectures"] == ["LlamaForCausalLM"]
@@ -77,49 +76,17 @@ def test_there_and_back(tmp_path, monkeypatch, capsys):
 def test_dtype_and_eagle_heads(tmp_path, monkeypatch, capsys, layout):
     """--dtype changes the weights and is said; an EAGLE-1/2 head goes to each layout it has."""
     head, output = write_random_head(tmp_path / "head"), tmp_path / "out"
-    write_target(tmp_path / "target")
-    head = tmp_path / "head"
+    target = write_target(tmp_path / "target")
     convert(monkeypatch, head=head, output=output, format=layout, dtype="float32")
-    assert "bfloat16 became float32" in capsys.readouterr().out
+    assert "fc.weight (32, 64) float32" in capsys.readouterr().out
     got, want = read_stored_head(output), read_stored_head(head)
     assert got.layout == layout and got.config == want.config
     for key, tensor in want.tensors.items():
         assert torch.equal(got.tensors[key], tensor.float()), key
-    load_head(output, load_target_config(str(tmp_path / "target")))
+    load_head(output, load_target_config(str(target)))
 
 
-@pytest.mark.parametrize(
-    "options, message",
-    [
-        ({"format": "onnx"}, "error: unknown --format 'onnx': eagle_fsd, upstream, speculators"),
-        ({"dtype": "int4"}, "error: unknown --dtype 'int4': bfloat16"),
-        ({"output": "head"}, "error: --output head holds a config.json already"),
-        ({"format": "specforge"}, "error: specforge has no heads with head_type_eagle"),
-        ({"head": "target"}, "error: the draft head in target does not fit: missing fc.weight"),
-    ],
-)
-def test_errors_are_one_line(tmp_path, monkeypatch, options, message):
-    """What cannot be done ends in `error: ...` and writes nothing."""
-    monkeypatch.chdir(tmp_path)
-    write_target(Path("target"))
-    write_random_head(Path("head"))
-    with pytest.raises(SystemExit) as error:
-        convert(monkeypatch, **{"head": "head", "output": "out"} | options)
-    assert str(error.value).startswith(message) and "\n" not in str(error.value)
-    assert not Path("out").exists()
-
-
-def test_a_head_of_another_target_is_refused(tmp_path, monkeypatch):
-    """--target checks the sizes and the fused layers before anything is written."""
-    target = write_target(tmp_path / "target")
-    head = write_eagle3_head(tmp_path / "head", feature_layers=(2, 16, 29))
-    with pytest.raises(
-        SystemExit, match=r"fuses hidden states \(2, 16, 29\).*target with 4 layers"
-    ):
-        convert(monkeypatch, head=head, output=tmp_path / "out", target=target)
-    assert not (tmp_path / "out").exists()
-
-
+DATA = {"data": "answers0.jsonl"}
 # answers: 7 three times, 200 twice, 1, 9, 33 once; 5 only in prompts
 ANSWERS = [
     {"prompt_ids": [5, 5, 5, 5], "answer_ids": [7, 200, 7, 33]},
@@ -229,32 +196,35 @@ def test_a_draft_vocabulary_is_cut_again(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     "options, message",
     [
-        ({"draft_vocab": 4}, "--draft_vocab 4 needs --data"),
-        ({"data": "answers0.jsonl"}, "--data is for --draft_vocab: say how many"),
-        ({"draft_vocab": 0, "data": "answers0.jsonl"}, "--draft_vocab 0 must be 1 to 258"),
-        ({"draft_vocab": -3, "data": "answers0.jsonl"}, "--draft_vocab -3 must be 1 to 258"),
-        ({"draft_vocab": 259, "data": "answers0.jsonl"}, "--draft_vocab 259 must be 1 to 258"),
-        (
-            {"draft_vocab": 20, "data": "answers0.jsonl", "head": "head3"},
-            "--draft_vocab 20 must be 1 to 19, the tokens that head3 can draft",
-        ),
+        ({"format": "onnx"}, "unknown --format 'onnx': eagle_fsd, upstream, speculators"),
+        ({"dtype": "int4"}, "unknown --dtype 'int4': bfloat16"),
+        ({"output": "head"}, "--output head holds a config.json already"),
+        ({"format": "specforge"}, "specforge has no heads with head_type_eagle"),
+        ({"head": "target"}, "the draft head in target does not fit: missing fc.weight"),
+        ({"head": "gone"}, "no draft head at 'gone'"),
+        # fused layers, checked before anything is written
+        ({"head": "deep", "target": "target"}, "the draft head 'deep' fuses hidden states (2, 16,"),
+        ({"draft_vocab": 4}, "--draft_vocab and --data, files of answers, go together"),
+        ({"data": "answers0.jsonl"}, "--draft_vocab and --data, files of answers, go together"),
+        ({"draft_vocab": 0, **DATA}, "a draft vocabulary of 0 must be 1 to 258 tokens"),
+        ({"draft_vocab": -3, **DATA}, "a draft vocabulary of -3 must be 1 to 258 tokens"),
+        ({"draft_vocab": 259, **DATA}, "a draft vocabulary of 259 must be 1 to 258 tokens"),
+        ({"draft_vocab": 20, **DATA, "head": "deep"}, "a draft vocabulary of 20 must be 1 to 19"),
         ({"draft_vocab": 4, "data": "gone.jsonl"}, "no training data at gone.jsonl"),
-        ({"draft_vocab": 4, "data": "strange.jsonl"}, "strange.jsonl has token ids 5..258, the"),
+        ({"draft_vocab": 4, "data": "strange.jsonl"}, "strange.jsonl has token ids 7..258, the"),
+        ({"draft_vocab": 4, **DATA, "format": "upstream"}, "--draft_vocab: upstream has no place"),
         (
-            {"draft_vocab": 4, "data": "answers0.jsonl", "format": "upstream"},
-            "--draft_vocab: upstream has no place for the draft vocabulary of an EAGLE-1/2 head",
-        ),
-        (
-            {"draft_vocab": 4, "data": "answers0.jsonl", "format": "speculators"},
-            "--draft_vocab: speculators has no place",
+            {"draft_vocab": 4, **DATA, "format": "speculators"},
+            "--draft_vocab: speculators has no place for the draft vocabulary of an EAGLE-1/2 head",
         ),
     ],
 )
-def test_impossible_draft_vocabularies(tmp_path, monkeypatch, options, message):
-    """Refused in one line, before anything is written."""
+def test_errors_are_one_line(tmp_path, monkeypatch, options, message):
+    """What cannot be done ends in `error: ...` and writes nothing."""
     monkeypatch.chdir(tmp_path)
+    write_target(Path("target"))
     write_random_head(Path("head"))
-    write_eagle3_head(Path("head3"))
+    write_eagle3_head(Path("deep"), feature_layers=(2, 16, 29))
     write_answers(Path())
     strange = {"prompt_ids": [5, 5], "answer_ids": [7, 258]}
     Path("strange.jsonl").write_text(json.dumps(strange) + "\n")

@@ -8,11 +8,11 @@ from dataclasses import replace
 
 import pytest
 import torch
-from test_eagle3 import draft_tokens
+from eagle_fsd.decoding.accept import accept, uniforms
 from tiny import prompt_tokens, tiny_head, tiny_target
+from tiny_eagle3 import draft_tokens
 
 from eagle_fsd.config import AcceptConfig, SamplingConfig, TreeConfig
-from eagle_fsd.decoding.accept import accept, uniforms
 from eagle_fsd.decoding.divergence import DIVERGENCES, INFINITE_OUTSIDE
 from eagle_fsd.decoding.loop import DecodeConfig, StopConfig, decode
 from eagle_fsd.decoding.tree import DraftTree

@@ -12,24 +12,16 @@ import reference_head
 import torch
 from reference_tree import grow, paths
 from test_decode import assert_same, by_generate, run
-from tiny import FAMILIES, prompt_tokens, random_model, randomize, tiny_head
+from tiny import prompt_tokens, tiny_head
+from tiny_eagle3 import LAYERS, draft_tokens, fused_target, tiny_head3
 
 from eagle_fsd.config import TreeConfig
 from eagle_fsd.decoding.drafter import RootDrafter
 from eagle_fsd.decoding.target import Target
 from eagle_fsd.decoding.tree import DraftTree
 from eagle_fsd.drafters.eagle import EagleDrafter
-from eagle_fsd.heads.head_config import HeadConfig
 from eagle_fsd.heads.models import DraftHead, Eagle3Head
 
-LAYERS = 7  # 2, 3 and 4 are upstream's fused layers of a target with seven
-BASE = {
-    "hidden_size": 40,
-    "intermediate_size": 59,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": 101,
-}
 CONFIGS = {
     "plain": {},
     "wide heads": {"head_dim": 14, "rope_theta": 500000.0, "rms_norm_eps": 0.3},
@@ -38,31 +30,6 @@ CONFIGS = {
     "linear rope": {"rope_scaling": {"type": "linear", "factor": 4.0}, "num_key_value_heads": 4},
     "norm before residual": {"norm_before_residual": True, "draft_vocab_size": 11},
 }
-
-
-def draft_tokens(size: int, *, seed: int = 0) -> torch.Tensor:
-    """Ascending token ids, neither the first nor consecutive."""
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randperm(101, generator=generator)[:size].sort().values
-
-
-def tiny_head3(*, seed: int = 0, scale: float = 1.0, **changes) -> Eagle3Head:
-    """A random float32 EAGLE-3 head for a target of tiny.SIZES."""
-    head = Eagle3Head(HeadConfig(**BASE | {"head_type": "eagle3"} | changes)).eval()
-    randomize(head, seed=seed, scale=scale)
-    if head.d2t is not None:
-        head.set_draft_tokens(draft_tokens(head.d2t.shape[0], seed=seed))
-    return head
-
-
-def fused_target(family: str = "llama", *, seed: int = 0, layers: tuple[int, ...] = (2, 3, 4)):
-    """A random target with seven layers that gives the hidden states an EAGLE-3 head reads."""
-    config = FAMILIES[family]()
-    kinds = config.layer_types if hasattr(config, "layer_types") else None
-    if kinds is not None:
-        config.layer_types = (kinds * 3)[:LAYERS]
-    config.num_hidden_layers = LAYERS
-    return Target(random_model(config, seed=seed), feature_layers=layers)
 
 
 def settings(head: DraftHead) -> dict:

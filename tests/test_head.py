@@ -3,14 +3,11 @@
 Axes: T positions, D hidden size, N nodes, V vocabulary.
 """
 
-import json
-from pathlib import Path
-
 import pytest
 import reference_head as reference
 import torch
+from head_files import eagle_tensors, save
 from reference_tree import paths
-from safetensors.torch import save_file
 from tiny import FAMILIES, prompt_tokens, tiny_head, tiny_target
 
 from eagle_fsd.config import TreeConfig
@@ -42,59 +39,14 @@ CONFIGS = {
 }
 
 
-def random_tensors(config: dict, *, seed: int = 0) -> dict[str, torch.Tensor]:
-    """Weights under upstream's keys, embedding included."""
-    D, M = config["hidden_size"], config["intermediate_size"]
-    kv = D // config["num_attention_heads"] * config.get("num_key_value_heads", 4)
-    table = {"embed_tokens.weight": (config["vocab_size"], D), "fc.weight": (D, 2 * D)}
-    if config.get("bias", True):
-        table["fc.bias"] = (D,)
-    for i in range(config["num_hidden_layers"]):
-        for name, width in (("q", D), ("k", kv), ("v", kv)):
-            table[f"layers.{i}.self_attn.{name}_proj.weight"] = (width, D)
-            if config.get("qkv_bias"):
-                table[f"layers.{i}.self_attn.{name}_proj.bias"] = (width,)
-        table[f"layers.{i}.self_attn.o_proj.weight"] = (D, D)
-        table[f"layers.{i}.mlp.gate_proj.weight"] = (M, D)
-        table[f"layers.{i}.mlp.up_proj.weight"] = (M, D)
-        table[f"layers.{i}.mlp.down_proj.weight"] = (D, M)
-        table[f"layers.{i}.post_attention_layernorm.weight"] = (D,)
-        if i:
-            table[f"layers.{i}.input_layernorm.weight"] = (D,)
-    generator = torch.Generator().manual_seed(seed)
-    return {
-        key: torch.randn(shape, generator=generator) * (1.5 / shape[-1] ** 0.5)
-        for key, shape in table.items()
-    }
-
-
-def save(folder: Path, config: dict, tensors: dict[str, torch.Tensor], layout: str) -> Path:
-    """A head in one of the four layouts in which heads are published."""
-    (folder / "config.json").write_text(json.dumps(config))
-    kind, _, sharded = layout.partition(" ")
-    name = {"safetensors": "model.safetensors", "bin": "pytorch_model.bin"}[kind]
-    write = save_file if kind == "safetensors" else torch.save
-    if not sharded:
-        write(tensors, folder / name)
-        return folder
-    shard_of = {
-        key: name.replace(".", f"-{1 + i % 2:05}-of-00002.") for i, key in enumerate(tensors)
-    }
-    for shard in set(shard_of.values()):
-        write({key: tensors[key] for key in tensors if shard_of[key] == shard}, folder / shard)
-    index = {"metadata": {"total_size": 1}, "weight_map": shard_of}
-    (folder / f"{name}.index.json").write_text(json.dumps(index))
-    return folder
-
-
 @torch.inference_mode()
-@pytest.mark.parametrize("layout", ["safetensors", "bin", "safetensors sharded", "bin sharded"])
+@pytest.mark.parametrize("kind", ["safetensors", "bin", "safetensors sharded", "bin sharded"])
 @pytest.mark.parametrize("name", CONFIGS)
-def test_head_agrees_with_the_reference(tmp_path, name, layout):
+def test_head_agrees_with_the_reference(tmp_path, name, kind):
     """A head saved in upstream's layout and loaded by load_head == the key table's arithmetic."""
     config, T = CONFIGS[name], 31
-    tensors = random_tensors(config)
-    head = load_head(save(tmp_path, config, tensors, layout), tiny_target("llama").model.config)
+    tensors = eagle_tensors(config)
+    head = load_head(save(tmp_path, config, tensors, kind), tiny_target("llama").model.config)
     embedding_TD, feature_TD = torch.randn(2, T, 40, generator=torch.Generator().manual_seed(1))
     want_TD = reference.forward(tensors, config, embedding_TD, feature_TD)
     got_TD = head(feature_TD[None], embedding_TD[None], torch.arange(T))[0]
@@ -114,7 +66,7 @@ def test_head_agrees_with_the_reference(tmp_path, name, layout):
 def test_the_comparison_would_see_a_wrong_setting(name, change):
     """Each setting moves the reference's output by far more than the tolerance above."""
     config = CONFIGS[name]
-    tensors = random_tensors(config)
+    tensors = eagle_tensors(config)
     embedding_TD, feature_TD = torch.randn(2, 31, 40, generator=torch.Generator().manual_seed(1))
     one_TD = reference.forward(tensors, config, embedding_TD, feature_TD)
     other_TD = reference.forward(tensors, config | change, embedding_TD, feature_TD)

@@ -5,7 +5,7 @@ Axes: F rotary frequencies.
 
 import pytest
 import torch
-from test_checkpoint import CONFIG, shapes
+from head_files import SIZES
 from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
@@ -13,27 +13,11 @@ from eagle_fsd.heads.head_config import HeadConfig
 from eagle_fsd.heads.models import build_head
 
 
-@pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("qkv_bias", [True, False])
-def test_key_table(bias, qkv_bias):
-    """HeadConfig.shapes() == upstream's key table written out by hand."""
-    config = HeadConfig(**CONFIG | {"bias": bias, "qkv_bias": qkv_bias})
-    assert config.shapes() == shapes(bias=bias, qkv_bias=qkv_bias)
-
-
-def test_later_layers_have_an_input_norm():
-    """Only the first layer goes without one."""
-    extra = set(HeadConfig(**CONFIG, num_hidden_layers=2).shapes()) - set(shapes())
-    assert {key.replace("layers.1.", "layers.0.") for key in extra} == {
-        key for key in shapes() if key.startswith("layers.")
-    } | {"layers.0.input_layernorm.weight"}
-
-
 def test_absent_keys_take_upstream_defaults():
     """Vicuna's head names neither kv heads nor bias nor rope_theta; unknown keys are ignored."""
-    values = {k: CONFIG[k] for k in CONFIG if k not in ("bias", "num_key_value_heads")}
+    values = {k: SIZES[k] for k in SIZES if k != "num_key_value_heads"}
     config = HeadConfig.from_json(values | {"pretraining_tp": 1, "use_cache": True}, source="x")
-    assert config.num_key_value_heads == 2 and config.bias is True and config.qkv_bias is False
+    assert config.num_key_value_heads == 6 and config.bias is True and config.qkv_bias is False
     assert config.rope_theta == 10000.0 and config.rope_scaling is None
     assert config.num_hidden_layers == 1 and config.hidden_act == "silu"
     assert config.max_position_embeddings == 2048 and config.rms_norm_eps == 1e-6
@@ -41,7 +25,7 @@ def test_absent_keys_take_upstream_defaults():
 
 def test_rope_theta_as_transformers_saves_it():
     """transformers 5 moves rope_theta into rope_parameters; a top-level one has precedence."""
-    values = CONFIG | {"rope_parameters": {"rope_type": "default", "rope_theta": 500000.0}}
+    values = SIZES | {"rope_parameters": {"rope_type": "default", "rope_theta": 500000.0}}
     assert HeadConfig.from_json(values, source="x").rope_theta == 500000.0
     assert HeadConfig.from_json(values | {"rope_theta": 7.0}, source="x").rope_theta == 7.0
 
@@ -58,7 +42,7 @@ SCALINGS = {
 def test_scaling_in_rope_parameters_is_not_dropped(kind):
     """Bug held down: a scaling that transformers 5 saved was read as no scaling at all."""
     rope = {"rope_type": kind, "rope_theta": 500000.0, **SCALINGS[kind]}
-    config = HeadConfig.from_json(CONFIG | {"rope_parameters": rope}, source="x")
+    config = HeadConfig.from_json(SIZES | {"rope_parameters": rope}, source="x")
     assert config.rope_theta == 500000.0
     assert config.rope_scaling == {"type": kind, **SCALINGS[kind]}
 
@@ -68,15 +52,15 @@ def test_scaling_in_rope_parameters_is_not_dropped(kind):
 def test_scaled_frequencies_are_transformers(kind, head_type):
     """The head's inverse frequencies == ROPE_INIT_FUNCTIONS of a Llama of the same shape."""
     config = HeadConfig(
-        **CONFIG | {"num_attention_heads": 7},
+        **SIZES,
         rope_theta=3000.0,
         rope_scaling={"type": kind, **SCALINGS[kind]},
         head_type=head_type,
         head_dim=12 if head_type == "eagle3" else None,
     )
     llama = LlamaConfig(
-        hidden_size=28,
-        num_attention_heads=7,
+        hidden_size=24,
+        num_attention_heads=6,
         head_dim=12 if head_type == "eagle3" else 4,
         max_position_embeddings=2048,
         rope_parameters={"rope_type": kind, "rope_theta": 3000.0, **SCALINGS[kind]},

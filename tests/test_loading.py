@@ -1,14 +1,13 @@
 """Targets and heads by name: what loads, and what is refused before any weights are read."""
 
-import json
 import time
 from pathlib import Path
 
 import huggingface_hub.constants
 import pytest
 import torch
-import transformers
-from test_checkpoint import CONFIG, random_tensors, save, shapes
+from head_files import SIZES as HEAD_SIZES
+from head_files import TargetShape, eagle_tensors, save
 from tiny import FAMILIES, SIZES, prompt_tokens, random_model, tiny_target
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
@@ -146,35 +145,11 @@ def test_hub_head_without_a_hub_is_refused(offline):
     assert time.perf_counter() - began < 10
 
 
-def test_head_for_another_target_is_refused(tmp_path):
-    """Wrong hidden size and wrong vocabulary: both numbers of both are in the message.
-
-    Refused by config alone: the folder holds no weights.
-    """
-    target_config = tiny_target("llama").model.config
-    for changes, message in [
-        ({"hidden_size": 44, "vocab_size": 101}, r"hidden_size 44 \(the target's is 40\)"),
-        ({"hidden_size": 40, "vocab_size": 103}, r"vocab_size 103 \(the target's is 101\)"),
-    ]:
-        values = CONFIG | changes
-        (tmp_path / "config.json").write_text(json.dumps(values))
-        with pytest.raises(ValueError, match=message):
-            load_head(tmp_path, target_config)
-
-
-def test_head_whose_weights_are_not_what_its_config_says_is_refused(tmp_path):
-    """The config fits the target, the weights do not."""
-    save(tmp_path, random_tensors(shapes()), CONFIG | {"hidden_size": 40, "vocab_size": 101})
-    with pytest.raises(ValueError, match=r"fc.weight has shape \(28, 56\).*says \(40, 80\)"):
-        load_head(tmp_path, tiny_target("llama").model.config)
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_head_keeps_the_dtype_it_was_saved_in(tmp_path, dtype):
     """load_head returns the file's own tensors, on the CPU, in eval mode."""
-    tensors = {key: tensor.to(dtype) for key, tensor in random_tensors(shapes()).items()}
-    target_config = transformers.LlamaConfig(hidden_size=28, vocab_size=41, num_attention_heads=2)
-    head = load_head(save(tmp_path, tensors), target_config)
+    tensors = {key: tensor.to(dtype) for key, tensor in eagle_tensors().items()}
+    head = load_head(save(tmp_path, HEAD_SIZES, tensors), TargetShape())
     assert not head.training
     assert head.state_dict().keys() == tensors.keys()
     for key, tensor in head.state_dict().items():

@@ -5,8 +5,8 @@ Axes: B dialogues, T positions, S unrolled steps, D hidden size, F features, R d
 
 import pytest
 import torch
-from test_eagle3 import draft_tokens, tiny_head3
 from tiny import tiny_head, tiny_target
+from tiny_eagle3 import draft_tokens, tiny_head3
 
 from eagle_fsd.training.objective import Objective
 from eagle_fsd.training.recipe import Recipe

@@ -128,7 +128,7 @@ def test_every_family_gets_a_head_config(family, head_type):
     """Of the target's shape, with its rope base (Gemma 3 has one per kind of layer)."""
     config = FAMILIES[family]()
     chosen = TrainOptions(data=["d"], output="o", head_type=head_type)
-    head = COMMAND.head_config_for(config, chosen)
+    head = COMMAND.head_shape(config, head_type=chosen.head_type)
     assert head.hidden_size == config.hidden_size and head.vocab_size == config.vocab_size
     assert head.rope_theta >= 10_000 and head.head_type == head_type
     if head_type == "eagle3":

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from test_eagle3 import fused_target, tiny_head3
 from tiny import prompt_tokens, tiny_head, tiny_target
+from tiny_eagle3 import fused_target, tiny_head3
 
 from eagle_fsd.config import TreeConfig
 from eagle_fsd.drafters.eagle import EagleDrafter

@@ -5,9 +5,9 @@ Axes: B dialogues, T positions, L tokens of a dialogue, F features, D hidden siz
 
 import pytest
 import torch
-from test_eagle3 import draft_tokens, fused_target, tiny_head3
 from test_unroll import slow_unroll
 from tiny import prompt_tokens, tiny_head, tiny_target
+from tiny_eagle3 import draft_tokens, fused_target, tiny_head3
 
 from eagle_fsd.config import TreeConfig
 from eagle_fsd.drafters.eagle import EagleDrafter

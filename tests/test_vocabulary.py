@@ -3,16 +3,17 @@
 import pytest
 import torch
 
+from eagle_fsd.config import BadInput
 from eagle_fsd.heads.head_config import HeadConfig
 from eagle_fsd.heads.models import build_head
-from eagle_fsd.training.data import Dialogue
-from eagle_fsd.training.vocabulary import (
+from eagle_fsd.heads.vocabulary import (
     answer_counts,
     coverage,
     cut_vocabulary,
     draft_tokens,
     frequent_tokens,
 )
+from eagle_fsd.training.data import Dialogue
 
 
 def dialogue(prompt: list[int], answer: list[int]) -> Dialogue:
@@ -21,51 +22,45 @@ def dialogue(prompt: list[int], answer: list[int]) -> Dialogue:
 
 # answers: 7 three times, 2 and 9 twice, 11 and 4 once; 5 only in prompts
 DIALOGUES = [dialogue([5, 5, 5, 5], [7, 9, 7, 2]), dialogue([5, 1], [11, 9, 7, 2, 4])]
+COUNTS = answer_counts(DIALOGUES)
 
 
 @pytest.mark.parametrize(
-    ("size", "wanted"),
+    ("among", "size", "wanted"),
     [
-        (1, [7]),
-        (2, [2, 7]),  # 2 and 9 are equal: the lower id
-        (3, [2, 7, 9]),
-        (4, [2, 4, 7, 9]),
-        (5, [2, 4, 7, 9, 11]),
-        (8, [0, 1, 2, 3, 4, 7, 9, 11]),  # filled from below; 5 is prompt alone and no better
-        (13, list(range(13))),
+        (range(13), 1, [7]),
+        (range(13), 2, [2, 7]),  # 2 and 9 are equal: the lower id
+        (range(13), 3, [2, 7, 9]),
+        (range(13), 5, [2, 4, 7, 9, 11]),
+        (range(13), 8, [0, 1, 2, 3, 4, 7, 9, 11]),  # filled from below; 5 is prompt alone
+        (range(13), 13, list(range(13))),
+        ([1, 4, 6, 9, 12], 1, [9]),  # of some tokens: others are passed over, and fill nothing up
+        ([1, 4, 6, 9, 12], 3, [1, 4, 9]),
+        ([1, 4, 6, 9, 12], 5, [1, 4, 6, 9, 12]),
     ],
 )
-def test_the_most_frequent_tokens_of_answers(size, wanted):
+def test_the_most_frequent_tokens_of_answers(among, size, wanted):
     """Ascending, ties to the lower id, filled up from below, whatever the data's order."""
     for data in (DIALOGUES, DIALOGUES[::-1]):
-        token_R = frequent_tokens(data, size, vocab_size=13)
+        token_R = frequent_tokens(answer_counts(data), size, torch.tensor(among))
         assert token_R.dtype == torch.int64 and token_R.tolist() == wanted
 
 
-@pytest.mark.parametrize("size", [0, -1, 14])
-def test_an_impossible_size_is_told(size):
-    """With the vocabulary's own."""
-    with pytest.raises(ValueError, match=f"{size} must be 1 to 13"):
-        frequent_tokens(DIALOGUES, size, vocab_size=13)
+@pytest.mark.parametrize("size, count", [(0, 13), (-1, 13), (14, 13), (6, 5)])
+def test_an_impossible_size_is_told(size, count):
+    """With the number of tokens that may be taken."""
+    with pytest.raises(BadInput, match=f"{size} must be 1 to {count}"):
+        frequent_tokens(COUNTS, size, torch.arange(count))
 
 
 def test_coverage():
     """Of the assistant's tokens, each as often as it was written; prompts do not count."""
-    assert coverage(DIALOGUES, torch.tensor([2, 7])) == pytest.approx(5 / 9)
-    assert coverage(DIALOGUES, torch.arange(13)) == 1.0
-    assert coverage(DIALOGUES, torch.tensor([5])) == 0.0
-    assert coverage([Dialogue([1, 2], [False, False])], torch.tensor([1])) == 0.0
-    assert answer_counts(DIALOGUES) == {7: 3, 2: 2, 9: 2, 4: 1, 11: 1}
-
-
-def test_the_most_frequent_of_some_tokens():
-    """Others are passed over, and fill nothing up."""
-    among_R = torch.tensor([1, 4, 6, 9, 12])
-    for size, wanted in ((1, [9]), (2, [4, 9]), (3, [1, 4, 9]), (5, [1, 4, 6, 9, 12])):
-        token_R = frequent_tokens(DIALOGUES, size, vocab_size=13, among_R=among_R)
-        assert token_R.tolist() == wanted
-    with pytest.raises(ValueError, match="6 must be 1 to 5"):
-        frequent_tokens(DIALOGUES, 6, vocab_size=13, among_R=among_R)
+    assert COUNTS == {7: 3, 2: 2, 9: 2, 4: 1, 11: 1}
+    assert coverage(COUNTS, torch.tensor([2, 7])) == pytest.approx(5 / 9)
+    assert coverage(COUNTS, torch.arange(13)) == 1.0
+    assert coverage(COUNTS, torch.tensor([5])) == 0.0
+    unanswered = answer_counts([Dialogue([1, 2], [False, False])])
+    assert coverage(unanswered, torch.tensor([1])) == 0.0
 
 
 def small_head(**changes) -> tuple[HeadConfig, dict]:
@@ -104,7 +99,5 @@ def test_cutting_a_head_over_all_tokens(kind):
 def test_tokens_that_a_head_cannot_draft_are_told():
     """Their number and one of them; an EAGLE-3 head has no row for them."""
     config, tensors = small_head(head_type="eagle3", draft_vocab_size=4)
-    with pytest.raises(
-        ValueError, match=r"drafts 4 of 13 tokens, and 2 of the 3 .* \(token 6, say"
-    ):
+    with pytest.raises(BadInput, match=r"drafts 4 of 13 tokens, and 2 of the 3 .* \(token 6, say"):
         cut_vocabulary(config, tensors, torch.tensor([5, 6, 10]))

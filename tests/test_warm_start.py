@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from test_eagle3 import draft_tokens, fused_target, tiny_head3
 from tiny import SIZES, tiny_head, tiny_target
+from tiny_eagle3 import draft_tokens, fused_target, tiny_head3
 
 from eagle_fsd.training.warm_start import (
     in_feature_space,

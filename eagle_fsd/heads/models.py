@@ -11,7 +11,8 @@ stands for position i+1. Logits of token i+2 come from `readout`.
                read [norm(embedding), norm(hidden)]; own norm and lm_head, over a reduced vocabulary
                (eagle/model/cnets.py; arXiv 2503.01840 section 3)
 
-Parameter names are the checkpoint keys of head_config.py.
+Names of parameters and buffers are upstream's checkpoint keys; a stored head is checked against
+them (`stored_shapes`).
 
 Axes: B batch, T new positions, N rows, D hidden size, F features (D or 3 D), V the target's
 vocabulary, R draft vocabulary.
@@ -67,8 +68,9 @@ class DraftHead(nn.Module):
 
     def set_draft_tokens(self, token_R: torch.Tensor) -> None:
         """Choose the draft vocabulary: ascending target ids, int64 [R]."""
-        order_R = torch.arange(token_R.shape[0], device=token_R.device)
-        self.d2t.copy_(token_R - order_R)
+        mapping = draft_mapping(token_R, self.config.vocab_size)
+        for name, buffer in self.named_buffers(recurse=False):
+            buffer.copy_(mapping[name])
 
     def fuse(self, feature_BTF: torch.Tensor) -> torch.Tensor:
         """The target's features as the head's hidden, [B, T, D]."""
@@ -145,10 +147,6 @@ class Eagle3Head(DraftHead):
         if R:
             self.register_buffer("t2d", torch.zeros(config.vocab_size, dtype=torch.bool))
 
-    def set_draft_tokens(self, token_R: torch.Tensor) -> None:
-        super().set_draft_tokens(token_R)
-        self.t2d.zero_()[token_R] = True
-
     def fuse(self, feature_BTF: torch.Tensor) -> torch.Tensor:
         return self.fc(feature_BTF)
 
@@ -199,6 +197,26 @@ def build_head(config: HeadConfig) -> DraftHead:
     return HEAD_TYPES[config.head_type](config)
 
 
+def stored_shapes(config: HeadConfig) -> dict[str, tuple[int, ...]]:
+    """Every key of a stored head and its shape."""
+    with torch.device("meta"):
+        tensors = build_head(config).state_dict()
+    return {key: tuple(tensor.shape) for key, tensor in tensors.items()}
+
+
+def draft_mapping(token_R: torch.Tensor, vocab_size: int) -> dict[str, torch.Tensor]:
+    """A draft vocabulary of ascending target ids as upstream stores it.
+
+    Returns:
+        d2t, int64 [R], a draft id's offset to the target's: token 2 5 7 is d2t 2 4 5; and t2d,
+        bool [V], whether a token can be drafted.
+    """
+    can_V = torch.zeros(vocab_size, dtype=torch.bool, device=token_R.device)
+    can_V[token_R] = True
+    order_R = torch.arange(token_R.shape[0], device=token_R.device)
+    return {"d2t": token_R - order_R, "t2d": can_V}
+
+
 def draft_readout(head: DraftHead, target: Target) -> Callable[[torch.Tensor], torch.Tensor]:
     """From a head's hidden states [N, D] to its raw logits [N, R] over its draft vocabulary.
 
@@ -220,23 +238,8 @@ def runnable(head: DraftHead, engine: Engine) -> DraftHead:
 
 def _llama_config(config: HeadConfig) -> LlamaConfig:
     rope = {"rope_type": "default", "rope_theta": config.rope_theta}
-    if config.rope_scaling:
-        scaling = dict(config.rope_scaling)
-        rope |= {"rope_type": scaling.pop("type"), **scaling}
-    return LlamaConfig(
-        hidden_size=config.hidden_size,
-        intermediate_size=config.intermediate_size,
-        num_attention_heads=config.num_attention_heads,
-        num_key_value_heads=config.num_key_value_heads,
-        num_hidden_layers=config.num_hidden_layers,
-        head_dim=config.channels,
-        hidden_act=config.hidden_act,
-        rms_norm_eps=config.rms_norm_eps,
-        max_position_embeddings=config.max_position_embeddings,
-        rope_parameters=rope,
-        attention_bias=config.qkv_bias,
-        attn_implementation="sdpa",
-    )
+    rope |= config.llama_rope_scaling() or {}
+    return LlamaConfig(**config.llama_layer(), rope_parameters=rope, attn_implementation="sdpa")
 
 
 def _first_layer(config: LlamaConfig, index: int, *, qkv_bias: bool) -> LlamaDecoderLayer:

@@ -16,8 +16,7 @@ from eagle_fsd.config import BadInput
 from eagle_fsd.decoding.target import Target
 from eagle_fsd.engine.families import check_supported, check_tree_attention
 from eagle_fsd.engine.select import choose_engine
-from eagle_fsd.heads.files import resolve_folder
-from eagle_fsd.heads.foreign import read_stored_config, read_stored_head
+from eagle_fsd.heads.files import read_stored_config, read_stored_head, resolve_folder
 from eagle_fsd.heads.head_config import HeadConfig
 from eagle_fsd.heads.models import DraftHead, build_head
 from eagle_fsd.models.assets import EMBEDDED_TARGET, embedded_target_dir

@@ -4,20 +4,29 @@ A head over 16 K of 49 K tokens reads a third of the lm_head at every level (FR-
 2502.14856; EAGLE-3's d2t). What the target says outside of it can never be drafted, and counts in
 every divergence. It is chosen before training, or cut out of a head that exists.
 
-Axes: R tokens of a draft vocabulary, V of the target's.
+Axes: R tokens of a draft vocabulary, V of the target's, X that may be taken.
 """
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from typing import Protocol
 
 import torch
 
+from eagle_fsd.config import BadInput
 from eagle_fsd.heads.head_config import HeadConfig
-from eagle_fsd.training.data import Dialogue
+from eagle_fsd.heads.models import draft_mapping
 
 
-def answer_counts(dialogues: Iterable[Dialogue]) -> Counter[int]:
+class Masked(Protocol):
+    """Token ids of a dialogue, and which of them the assistant wrote."""
+
+    ids: Sequence[int]
+    mask: Sequence[bool]
+
+
+def answer_counts(dialogues: Iterable[Masked]) -> Counter[int]:
     """How often the assistant wrote each token."""
     counts: Counter[int] = Counter()
     for dialogue in dialogues:
@@ -25,40 +34,23 @@ def answer_counts(dialogues: Iterable[Dialogue]) -> Counter[int]:
     return counts
 
 
-def frequent_tokens(
-    dialogues: Iterable[Dialogue],
-    size: int,
-    *,
-    vocab_size: int,
-    among_R: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """Ascending ids of the `size` tokens that the assistant wrote most often, int64 [size].
+def frequent_tokens(counts: Counter[int], size: int, token_X: torch.Tensor) -> torch.Tensor:
+    """Ascending ids of the `size` tokens among `token_X` that were written most often, int64 [R].
 
-    Where the data holds fewer tokens, the lowest ids fill up.
-
-    Args:
-        among_R: the ids that may be taken, ascending; None: all of the vocabulary.
+    Where fewer were written, the lowest ids fill up.
 
     Raises:
-        ValueError: size is not between 1 and the number of tokens that may be taken.
+        BadInput: size is not between 1 and the number of tokens given.
     """
-    allowed = range(vocab_size) if among_R is None else among_R.tolist()
-    if not 1 <= size <= len(allowed):
-        raise ValueError(f"a draft vocabulary of {size} must be 1 to {len(allowed)} tokens")
-    counts = answer_counts(dialogues)
+    if not 1 <= size <= len(token_X):
+        raise BadInput(f"a draft vocabulary of {size} must be 1 to {len(token_X)} tokens")
     # equal counts: the lower id, whatever the order of the data
-    may = set(allowed)
-    ranked = sorted(may & counts.keys(), key=lambda token: (-counts[token], token))[:size]
-    chosen = set(ranked)
-    filling = (token for token in allowed if token not in chosen)
-    while len(chosen) < size:
-        chosen.add(next(filling))
-    return torch.tensor(sorted(chosen))
+    ranked = sorted(token_X.tolist(), key=lambda token: (-counts[token], token))
+    return torch.tensor(sorted(ranked[:size]))
 
 
-def coverage(dialogues: Iterable[Dialogue], token_R: torch.Tensor) -> float:
-    """Share of the assistant's tokens that are in the draft vocabulary."""
-    counts = answer_counts(dialogues)
+def coverage(counts: Counter[int], token_R: torch.Tensor) -> float:
+    """Share of what was written that is in the draft vocabulary."""
     return sum(counts[token] for token in token_R.tolist()) / max(1, counts.total())
 
 
@@ -85,20 +77,19 @@ def cut_vocabulary(
         token_R: the target's ids, ascending, int64 [R].
 
     Raises:
-        ValueError: the head cannot draft one of the tokens.
+        BadInput: the head cannot draft one of the tokens.
     """
     assert token_R.ndim == 1 and (token_R.diff() > 0).all(), "token_R must ascend"
     former_R = draft_tokens(config, tensors)
-    known_R = torch.isin(token_R, former_R)
-    if not known_R.all():
-        strange = token_R[~known_R]
-        raise ValueError(
+    strange = token_R[~torch.isin(token_R, former_R)]
+    if len(strange):
+        raise BadInput(
             f"the head drafts {former_R.shape[0]} of {config.vocab_size} tokens, and {len(strange)}"
             f" of the {len(token_R)} asked for are not among them (token {strange[0]}, say)"
         )
-    own = {"d2t": token_R - torch.arange(token_R.shape[0])}
+    own = draft_mapping(token_R, config.vocab_size)
     if config.eagle3:
         own["lm_head.weight"] = tensors["lm_head.weight"][torch.searchsorted(former_R, token_R)]
-        own["t2d"] = torch.zeros(config.vocab_size, dtype=torch.bool)
-        own["t2d"][token_R] = True
+    else:
+        del own["t2d"]
     return replace(config, draft_vocab_size=token_R.shape[0]), tensors | own

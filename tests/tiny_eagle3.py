@@ -1,0 +1,42 @@
+"""Tiny random EAGLE-3 heads, targets whose hidden states they read, and draft vocabularies."""
+
+import torch
+from tiny import FAMILIES, random_model, randomize
+
+from eagle_fsd.decoding.target import Target
+from eagle_fsd.heads.head_config import HeadConfig
+from eagle_fsd.heads.models import Eagle3Head
+
+LAYERS = 7  # 2, 3 and 4 are upstream's fused layers of a target with seven
+BASE = {
+    "hidden_size": 40,
+    "intermediate_size": 59,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 101,
+}
+
+
+def draft_tokens(size: int, *, seed: int = 0) -> torch.Tensor:
+    """Ascending token ids, neither the first nor consecutive."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randperm(101, generator=generator)[:size].sort().values
+
+
+def tiny_head3(*, seed: int = 0, scale: float = 1.0, **changes) -> Eagle3Head:
+    """A random float32 EAGLE-3 head for a target of tiny.SIZES."""
+    head = Eagle3Head(HeadConfig(**BASE | {"head_type": "eagle3"} | changes)).eval()
+    randomize(head, seed=seed, scale=scale)
+    if head.d2t is not None:
+        head.set_draft_tokens(draft_tokens(head.d2t.shape[0], seed=seed))
+    return head
+
+
+def fused_target(family: str = "llama", *, seed: int = 0, layers: tuple[int, ...] = (2, 3, 4)):
+    """A random target with seven layers that gives the hidden states an EAGLE-3 head reads."""
+    config = FAMILIES[family]()
+    kinds = config.layer_types if hasattr(config, "layer_types") else None
+    if kinds is not None:
+        config.layer_types = (kinds * 3)[:LAYERS]
+    config.num_hidden_layers = LAYERS
+    return Target(random_model(config, seed=seed), feature_layers=layers)
