@@ -1,21 +1,11 @@
-"""A scripted judge behind /v1/chat/completions: verdicts by a rule, faults in a given order.
+"""A scripted judge behind /v1/chat/completions: verdicts by a rule, faults in a given order."""
 
-    python tests/judge_server.py PORT LOG --seconds 0.05 --die_after 9
-
-As a process of its own it logs every request's user message, a JSON string a line, before it
-replies, and kills itself with -9 at request --die_after.
-"""
-
-import argparse
 import json
-import os
-import signal
 import threading
 import time
 import zlib
 from collections.abc import Callable, Iterable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 
 
 def verdict(body: dict) -> str:
@@ -32,11 +22,12 @@ class ScriptedJudge(ThreadingHTTPServer):
     Args:
         reply: from a request's body to the judge's words.
         faults: one a request until they are used up: "" (none), "broken" (no JSON), "text" (no
-            JSON and says so), "empty" (no choices), "null" (no content), "stall", "trickle",
-            "close", "quota" (a 429 for good), "429", "429 0.3" (Retry-After), or another status.
+            JSON and says so), "empty" (no choices), "null" (no content), "stall", "close", or
+            a status, with its Retry-After: "429 0.3".
+        seconds: before every reply.
 
     Attributes:
-        requests: (body, authorization, time of arrival) of every request.
+        requests: (body, authorization) of every request.
     """
 
     daemon_threads = True
@@ -47,14 +38,11 @@ class ScriptedJudge(ThreadingHTTPServer):
         reply: Callable[[dict], str] = verdict,
         faults: Iterable[str] = (),
         *,
-        port: int = 0,
         seconds: float = 0.0,
-        on_request: Callable[[str], None] = lambda text: None,
     ):
-        super().__init__(("127.0.0.1", port), Handler)
+        super().__init__(("127.0.0.1", 0), Handler)
         self.reply, self.faults, self.seconds = reply, list(faults), seconds
-        self.on_request = on_request
-        self.requests: list[tuple[dict, str, float]] = []
+        self.requests: list[tuple[dict, str]] = []
         self.lock = threading.Lock()
         self.ended = threading.Event()
 
@@ -64,7 +52,7 @@ class ScriptedJudge(ThreadingHTTPServer):
 
     def texts(self) -> list[str]:
         """The user message of every request."""
-        return [body["messages"][-1]["content"] for body, _, _ in self.requests]
+        return [body["messages"][-1]["content"] for body, _ in self.requests]
 
     def __enter__(self) -> "ScriptedJudge":
         threading.Thread(target=self.serve_forever, args=(0.01,), daemon=True).start()
@@ -86,9 +74,7 @@ class Handler(BaseHTTPRequestHandler):
         server: ScriptedJudge = self.server
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         with server.lock:
-            arrival = self.headers["Authorization"], time.monotonic()
-            server.requests.append((body, *arrival))
-            server.on_request(body["messages"][-1]["content"])
+            server.requests.append((body, self.headers["Authorization"]))
             fault, *wait = (server.faults.pop(0) if server.faults else "").split() or [""]
         time.sleep(server.seconds)
         if fault == "close":
@@ -96,17 +82,13 @@ class Handler(BaseHTTPRequestHandler):
         elif fault == "stall":
             server.ended.wait(10)
             self.close_connection = True
-        elif fault == "trickle":
-            self.trickle()
         elif fault == "broken":
             self.send(200, '{"choices": [{"mess')
         elif fault == "text":
             self.send(200, "<html>Bad gateway</html>", "text/html")
-        elif fault.isdigit() or fault == "quota":
+        elif fault.isdigit():
             # some endpoints repeat the key that was sent
             error = {"message": f"no luck with {self.headers['Authorization']}"}
-            if fault == "quota":
-                fault, error["code"] = "429", "insufficient_quota"
             self.send(int(fault), json.dumps({"error": error}), wait=wait)
         else:
             message = {"role": "assistant", "content": server.reply(body)}
@@ -133,44 +115,3 @@ class Handler(BaseHTTPRequestHandler):
             self.send_header("Retry-After", wait[0])
         self.end_headers()
         self.wfile.write(data)
-
-    def trickle(self) -> None:
-        """A byte now and then, so that no single read takes long."""
-        self.send_response(200)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", "1000")
-        self.end_headers()
-        self.close_connection = True
-        for _ in range(100):
-            if self.server.ended.wait(0.05):
-                return
-            try:
-                self.wfile.write(b" ")
-            except OSError:
-                return
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("port", type=int)
-    parser.add_argument("log", type=Path)
-    parser.add_argument("--seconds", type=float, default=0.0)
-    parser.add_argument("--die_after", type=int, default=0)
-    options = parser.parse_args()
-    log = options.log.open("a")
-    count = 0
-
-    def note(text: str) -> None:
-        nonlocal count
-        count += 1
-        log.write(json.dumps(text) + "\n")
-        log.flush()
-        if count == options.die_after:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    server = ScriptedJudge(port=options.port, seconds=options.seconds, on_request=note)
-    server.serve_forever()
-
-
-if __name__ == "__main__":
-    main()

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from tiny_folder import write_random_head, write_target
 
+from eagle_fsd.config import BadInput
 from eagle_fsd.evaluation.metrics import by_category, summarize
 from eagle_fsd.evaluation.report.arm_rows import (
     accepted_by_depth,
@@ -30,6 +31,9 @@ from eagle_fsd.evaluation.report.read_runs import read_run, read_runs
 from eagle_fsd.evaluation.report.trace_data import pack_traces
 from eagle_fsd.evaluation.tables import SPEED as SPEED_COLUMNS
 from eagle_fsd.evaluation.tables import markdown_table
+from eagle_fsd.tasks.judge_protocol import JudgeRequest
+from eagle_fsd.tasks.judge_scores import pairwise_rows, single_rows
+from eagle_fsd.tasks.task_scores import compare_scores, write_table
 
 pytestmark = pytest.mark.processes  # whole commands
 
@@ -194,34 +198,25 @@ def test_every_picture_is_drawn(report_folder, page):
     assert len(images) == len(names)
 
 
-def test_scores_of_tasks(run_folder):
-    """Choices are averaged, then questions; the difference to plain is paired."""
-    (run_folder / "scores").mkdir()
-    given = {"plain": [(0, 1), (0, 0), (1, 1), (2, 0)], "exact": [(0, 1), (1, 0), (2, 1)]}
-    for arm, values in given.items():
-        seen: dict[int, int] = {}
-        written = []
-        for question, value in values:
-            choice = seen[question] = seen.get(question, -1) + 1
-            row = {"question_id": question, "choice": choice, "scores": {"right": value}}
-            written.append(json.dumps(row) + "\n")
-        (run_folder / "scores" / f"{arm}.jsonl").write_text("".join(written))
+def write_scores(folder: Path, name: str, values: dict[str, list[float]]) -> None:
+    """As evaluate/tasks.py leaves them."""
+    (folder / "scores").mkdir()
+    scores = {
+        arm: [{"question_id": q, "scores": {name: value}} for q, value in enumerate(of_arm)]
+        for arm, of_arm in values.items()
+    }
+    write_table(folder, compare_scores(scores), scorer=name)
+
+
+def test_scores_of_tasks(run_folder, tmp_path):
+    """The rows of scores/table.json, in the table and on the page, with McNemar's test."""
+    write_scores(run_folder, "right", {"exact": [0, 0, 1, 1], "plain": [1, 1, 0, 1]})
     run = read_run(run_folder, name="run")
     rows = {row["arm"]: row for row in arm_rows(run)}
-    plain, exact = score_rows(run, list(rows.values()))
-    assert plain["mean"]["value"] == pytest.approx((0.5 + 1 + 0) / 3)
-    assert exact["vs_plain"]["value"] == pytest.approx((0.5 - 1 + 1) / 3)
-    assert plain["vs_plain"] is None and exact["questions"] == 3
-    assert exact["mcnemar_p"] is None  # question 0 of plain is half right
+    plain, exact = score_rows(run)
+    assert (plain["arm"], plain["mean"]["value"], plain["vs_plain"]) == ("plain", 0.75, None)
+    assert exact["vs_plain"]["value"] == -0.25 and exact["questions"] == 4
     assert rows["exact"]["score right"] == exact["mean"] and rows["generate"]["score right"] is None
-
-
-def test_scores_of_0_and_1_have_mcnemars_test(run_folder, capsys, tmp_path):
-    """In the table and on the page, as tasks.py counts them."""
-    (run_folder / "scores").mkdir()
-    for arm, values in {"plain": [1, 1, 0, 1], "exact": [0, 0, 1, 1]}.items():
-        rows = [{"question_id": q, "scores": {"right": value}} for q, value in enumerate(values)]
-        write_rows(run_folder / "scores" / f"{arm}.jsonl", rows)
     REPORT.main([str(run_folder), "--output", str(tmp_path / "report")])
     table = json.loads((tmp_path / "report" / "report.json").read_text())["tables"]["scores"]
     split = [[row[key] for key in ("gained", "lost", "mcnemar_p")] for row in table]
@@ -233,53 +228,47 @@ def write_rows(path: Path, rows: list[dict]) -> None:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def single_verdict(arm: str, question: int, turn: int, score: float) -> dict:
-    place = {"question_id": question, "model": arm, "turn": turn, "score": score}
-    return place | {"judge": ["gpt-4", "single-v1"]}
-
-
-def test_scores_of_judges_over_shared_turns(run_folder):
-    """Means of a question's turns. Against plain only turns that both have count: an arm judged on
-    its first turns alone was 2 points better than an equal plain whose second turns were worse. A
-    verdict that is being written is left out with a warning."""
-    (run_folder / "model_judgment").mkdir()
-    turns = [("plain", 1, 8), ("plain", 2, 4), ("exact", 1, 8)]
-    verdicts = [single_verdict(arm, q, turn, s) for q in range(3) for arm, turn, s in turns]
-    path = run_folder / "model_judgment" / "gpt-4_single.jsonl"
-    write_rows(path, verdicts)
-    path.write_text(path.read_text() + '{"question_id": 3, "mod')
-    run = read_run(run_folder, name="run")
-    assert any("gpt-4_single.jsonl: its last line is torn" in text for text in run.warnings)
-    plain, exact = score_rows(run, arm_rows(run))
-    assert (plain["score"], plain["mean"]["value"], exact["mean"]["value"]) == ("judge gpt-4", 6, 8)
-    assert exact["vs_plain"] == {"value": 0, "low": 0, "high": 0, "detectable": 0}
-    assert plain["vs_plain"] is None
-
-
-def test_pairwise_verdicts(run_folder, tmp_path):
-    """judge.py's figures as a table, for every baseline."""
-    (run_folder / "model_judgment").mkdir()
-    verdicts = [
-        {"question_id": q, "model_1": arm, "model_2": baseline, "turn": 1}
-        | {"g1_winner": first, "g2_winner": second, "judge": ["gpt-4", "pair-v2"]}
-        for q, arm, baseline, first, second in [
-            (0, "fsd_js_T0.3", "plain", "model_1", "model_1"),
-            (1, "fsd_js_T0.3", "plain", "model_1", "model_2"),
-            (0, "exact", "plain", "tie", "tie"),
-            (0, "fsd_js_T0.3", "exact", "model_2", "model_2"),
-        ]
+def judged(arm: str, baseline: str | None, verdicts: list) -> list[tuple[JudgeRequest, object]]:
+    """Verdicts on first turns of questions 0, 1, ...; of a pair one for each order."""
+    return [
+        (JudgeRequest(question, "a", 0, 1, arm, baseline, game, "x", []), verdict)
+        for question, games in enumerate(verdicts)
+        for game, verdict in enumerate(games, start=1)
     ]
-    write_rows(run_folder / "model_judgment" / "gpt-4_pair.jsonl", verdicts)
+
+
+def test_scores_of_judges(run_folder, tmp_path):
+    """The rows that judge.py has written, alone and against every baseline, in the arms' order."""
+    folder = run_folder / "judge" / "gpt-4"
+    folder.mkdir(parents=True)
+    alone = [*judged("exact", None, [[8], [9]]), *judged("plain", None, [[6], [6]])]
+    plain = [
+        *judged("fsd_js_T0.3", "plain", ["AB", "AA"]),
+        *judged("exact", "plain", [["tie"] * 2]),
+    ]
+    exact = judged("fsd_js_T0.3", "exact", ["BA"])
+    rows = {"single": single_rows(alone, judge="gpt-4", baseline="plain")}
+    for name, verdicts in (("plain", plain), ("exact", exact)):
+        rows[f"pairwise_{name}"] = pairwise_rows(verdicts, judge="gpt-4", baseline=name)
+    for name, found in rows.items():
+        for row in found:
+            del row["categories"]
+        (folder / f"{name}.json").write_text(json.dumps({"rows": found}))
     REPORT.main([str(run_folder), "--output", str(tmp_path / "report")])
-    table = json.loads((tmp_path / "report" / "report.json").read_text())["tables"]["pairwise"]
-    keys = ("judge", "arm", "baseline")
-    assert [tuple(row[key] for key in keys) for row in table] == [
-        ("gpt-4", "exact", "plain"),
-        ("gpt-4", "fsd_js_T0.3", "plain"),
-        ("gpt-4", "fsd_js_T0.3", "exact"),
+    tables = json.loads((tmp_path / "report" / "report.json").read_text())["tables"]
+    keys = ("score", "arm", "mean", "vs_plain")
+    found = [
+        [row[k]["value"] if isinstance(row[k], dict) else row[k] for k in keys]
+        for row in tables["scores"]
     ]
-    assert [row["adjusted"]["value"] for row in table] == [0.5, 0.75, 0]
+    assert found == [["judge gpt-4", "plain", 6, None], ["judge gpt-4", "exact", 8.5, 2.5]]
+    pairs = [(row["baseline"], row["arm"], row["adjusted"]["value"]) for row in tables["pairwise"]]
+    fsd = "fsd_js_T0.3"
+    assert pairs == [("exact", fsd, 0), ("plain", "exact", 0.5), ("plain", fsd, 0.75)]
     assert "Pairwise verdicts" in (tmp_path / "report" / "index.html").read_text()
+    (folder / "single.json").write_text("{")
+    with pytest.raises(BadInput, match="single.json is damaged"):
+        read_run(run_folder, name="run")
 
 
 def test_arms_of_other_temperatures_have_their_own_plain(run_folder):
@@ -292,17 +281,9 @@ def test_arms_of_other_temperatures_have_their_own_plain(run_folder):
     rows = read_rows(run_folder / "records" / "generate.jsonl")
     rows = [row | {"arm": "generate_compiled_t0.7", "temperature": 0.7} for row in rows[:2]]
     write_rows(run_folder / "records" / "generate_compiled_t0.7.jsonl", rows)
-    (run_folder / "scores").mkdir()
-    given = {"plain": 0.0, "exact": 0.5, "plain_t0.7": 1.0, "exact_t0.7": 0.25}
-    for arm, value in given.items():
-        rows = [{"question_id": q, "scores": {"part": value}} for q in range(4)]
-        write_rows(run_folder / "scores" / f"{arm}.jsonl", rows)
     run = read_run(run_folder, name="run")
     rows = {row["arm"]: row for row in arm_rows(run)}
     assert rows["generate_compiled_t0.7"]["rule"] == "generate_compiled"
-    found = {row["arm"]: row["vs_plain"] for row in score_rows(run, list(rows.values()))}
-    assert found["plain"] is None and found["plain_t0.7"] is None
-    assert (found["exact"]["value"], found["exact_t0.7"]["value"]) == (0.5, -0.75)
     assert not any("fewer" in text for text in run.warnings)
     path = run_folder / "records" / "exact_t0.7.jsonl"
     write_rows(path, read_rows(path)[1:])

@@ -56,6 +56,20 @@ CATEGORY: tuple[Column, ...] = (
     ("tokens/round", "tokens_per_round_interval", ".2f"),
     ("argmax share", "argmax_share", ".4f"),
 )
+PAIRWISE: tuple[Column, ...] = (
+    ("arm", "arm", "s"),
+    ("wins", "win", "ratio"),
+    ("ties", "tie", "ratio"),
+    ("losses", "loss", "ratio"),
+    ("wins + ties / 2", "adjusted", "ratio"),
+    ("less 1/2", "difference", "ratio"),
+    ("gained", "gained", "d"),
+    ("lost", "lost", "d"),
+    ("McNemar p", "mcnemar_p", ".3f"),
+    ("orders agree", "consistent", ".2f"),
+    ("questions", "questions", "d"),
+    ("verdicts", "verdicts", "d"),
+)
 NOTES = {
     "speed": "Speed. In brackets: 95 % bootstrap intervals over questions.",
     "cost": "Cost. - plain: mean difference of the questions' own figures, with its interval; "

@@ -13,9 +13,6 @@ from collections.abc import Sequence
 from eagle_fsd.config import BadInput
 from eagle_fsd.evaluation.metrics import kind, summarize
 from eagle_fsd.evaluation.report.read_runs import RunData
-from eagle_fsd.evaluation.stats import Interval, mean_interval
-from eagle_fsd.tasks.judge.judge_scores import Turns, mean_turns, pairwise_rows, shared_scores
-from eagle_fsd.tasks.task_scores import compare_questions
 
 SAMPLING = ("temperature", "top_k", "top_p")
 CELL = ("rule", "divergence", "logits", "child", "threshold", "tree", *SAMPLING)
@@ -62,67 +59,32 @@ def arm_rows(run: RunData) -> list[dict]:
     except BadInput as error:
         raise BadInput(f"{run.folder}: {error}") from error
     found = []
+    names = dict.fromkeys(row["score"] for row in run.scores)
+    means = {(row["score"], row["arm"]): row["mean"] for row in run.scores}
     for row in rows:
         lost = {
             key: None if row[difference] is None else -row[difference]["value"]
             for key, difference in LOST.items()
         }
-        mine = {
-            f"score {name}": _mean_score(arms[row["arm"]]) if row["arm"] in arms else None
-            for name, arms in run.scores.items()
-        }
+        mine = {f"score {name}": means.get((name, row["arm"])) for name in names}
         place = {"run": run.name, "arm": row["arm"]} | cell(run.records[row["arm"]], run.options)
         found.append(place | row | lost | mine)
     return found
 
 
-def score_rows(run: RunData, rows: Sequence[dict]) -> list[dict]:
-    """What scorers and judges gave, one row each and arm.
-
-    Args:
-        rows: from arm_rows; they say which plain arm stands beside which.
-
-    Returns:
-        score, arm, questions, mean (over its questions); and against the plain arm of the same
-        sampling, over the questions and turns that both have: vs_plain, detectable, and for scores
-        of 0 and 1 gained, lost and mcnemar_p. None where there is nothing to compare.
-    """
+def score_rows(run: RunData) -> list[dict]:
+    """What scorers and judges gave, as they wrote it, with gained, lost and mcnemar_p of the test
+    for scores of 0 and 1; None where there is none."""
     table = []
-    for name, arms in run.scores.items():
-        for row in [row for row in rows if row["arm"] in arms]:
-            mine, plain = arms[row["arm"]], beside(rows, row, "plain")
-            theirs = arms.get(plain["arm"], {}) if plain and plain is not row else {}
-            compared = compare_questions(*shared_scores(mine, theirs))
-            difference, split = compared["vs_plain"], compared["mcnemar"]
-            table.append(
-                {
-                    "run": run.name,
-                    "score": name,
-                    "arm": row["arm"],
-                    "questions": len(mine),
-                    "mean": _mean_score(mine),
-                    "vs_plain": difference,
-                    "detectable": difference["detectable"] if difference else None,
-                    "gained": split["gained"] if split else None,
-                    "lost": split["lost"] if split else None,
-                    "mcnemar_p": split["p"] if split else None,
-                }
-            )
-    return table
-
-
-def _mean_score(questions: dict[int | str, Turns]) -> Interval:
-    return mean_interval([mean_turns(turns) for turns in questions.values()])
-
-
-def pairwise_figures(run: RunData) -> list[dict]:
-    """judge.scores.pairwise_rows of every judge and baseline, arms in the run's order."""
-    table = []
-    for judge, verdicts in run.pairwise.items():
-        for baseline in dict.fromkeys(row["model_2"] for row in verdicts):
-            found = {row["arm"]: row for row in pairwise_rows(verdicts, baseline)}
-            place = {"run": run.name, "judge": judge, "baseline": baseline}
-            table += [place | found[arm] for arm in run.records if arm in found]
+    for row in run.scores:
+        split = row["mcnemar"] or {}
+        test = {
+            "gained": split.get("gained"),
+            "lost": split.get("lost"),
+            "mcnemar_p": split.get("p"),
+        }
+        plain = {key: value for key, value in row.items() if key != "mcnemar"}
+        table.append({"run": run.name} | plain | test)
     return table
 
 

@@ -2,8 +2,8 @@
 
 run.json                  options and sessions
 records/ARM.jsonl         the answers; all figures are made from them
-scores/ARM.jsonl          optional: what a task's scorers gave
-model_judgment/           optional: what judges gave
+scores/table.json         optional: rows of what a task's scorers gave
+judge/JUDGE/*.json        optional: rows of what judges gave
 traces/ARM.jsonl          optional: trees and sources of chosen answers
 """
 
@@ -14,14 +14,10 @@ from pathlib import Path
 from eagle_fsd.config import BadInput
 from eagle_fsd.evaluation.metrics import PARTIAL, kind
 from eagle_fsd.runs.jsonl import whole_lines
-from eagle_fsd.tasks.judge.judge_scores import judge_scores, read_verdicts
 
 BASELINES = ("plain", "generate", "generate_compiled", "exact")  # first in every table
 RECORD_KEYS = ("question_id", "arm", "turns")
 TRACE_KEYS = ("question_id", "arm", "turns")
-SCORE_KEYS = ("question_id", "scores")
-# arm -> question -> turn -> mean over its choices; tasks score the first turn
-Scores = dict[str, dict[int | str, dict[int, float]]]
 
 
 @dataclass(frozen=True)
@@ -31,8 +27,8 @@ class RunData:
     Attributes:
         name: the folder's, made unique among the report's runs.
         records: arm -> its records, baselines first, then by rule and threshold.
-        scores: name of a scorer or judge -> arm -> question -> turn -> score.
-        pairwise: judge -> its verdicts on pairs of arms.
+        scores: rows of scorers and judges, see task_scores.compare_scores.
+        pairwise: rows of judges that compared pairs, see judge_scores.pairwise_rows.
         traces: arm -> its trace rows.
         warnings: what a reader should know.
     """
@@ -42,8 +38,8 @@ class RunData:
     options: dict
     sessions: list[dict]
     records: dict[str, list[dict]]
-    scores: dict[str, Scores] = field(default_factory=dict)
-    pairwise: dict[str, list[dict]] = field(default_factory=dict)
+    scores: list[dict] = field(default_factory=list)
+    pairwise: list[dict] = field(default_factory=list)
     traces: dict[str, list[dict]] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
 
@@ -95,8 +91,9 @@ def read_run(folder: Path, *, name: str) -> RunData:
     if not records:
         raise BadInput(f"{folder} holds no records: let its command answer a question first")
     records = dict(sorted(records.items(), key=lambda item: _place(item[1][0])))
-    scores = _read_scores(folder / "scores", warnings) | _read_judges(folder, warnings)
-    pairwise = read_verdicts(folder, "pair", warnings)
+    given = _read_scores(folder, list(records))
+    scores = [row for row in given if "score" in row]
+    pairwise = [row for row in given if "score" not in row]
     traces = _read_arms(folder / "traces", TRACE_KEYS, warnings, unique=False)
     if any(folder.glob("shards/*/*.jsonl")):
         warnings.append(
@@ -151,25 +148,21 @@ def _place(record: dict) -> tuple:
     return place, *names, accept.get("threshold", 0), record["arm"]
 
 
-def _read_scores(folder: Path, warnings: list[str]) -> dict[str, Scores]:
-    found: dict[str, dict[str, dict[int | str, list[float]]]] = {}
-    for arm, rows in _read_arms(folder, SCORE_KEYS, warnings, unique=True).items():
-        for row in rows:
-            for name, value in row["scores"].items():
-                scores = found.setdefault(name, {}).setdefault(arm, {})
-                scores.setdefault(row["question_id"], []).append(float(value))
-    return {
-        name: {
-            arm: {question: {1: sum(values) / len(values)} for question, values in scores.items()}
-            for arm, scores in arms.items()
-        }
-        for name, arms in found.items()
-    }
-
-
-def _read_judges(folder: Path, warnings: list[str]) -> dict[str, Scores]:
-    found = judge_scores(folder, warnings)
-    return {f"judge {judge}": scores for judge, scores in found.items() if scores}
+def _read_scores(folder: Path, arms: list[str]) -> list[dict]:
+    """The rows that the commands of tasks and judges have written, in the arms' order."""
+    rows = []
+    for path in [*folder.glob("scores/table.json"), *sorted(folder.glob("judge/*/*.json"))]:
+        try:
+            rows += json.loads(path.read_text(encoding="utf-8"))["rows"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise BadInput(
+                f"{path} is damaged ({error!r}): let its command make it again"
+            ) from error
+    known = [row for row in rows if row["arm"] in arms]
+    kinds = ("score", "judge", "baseline")  # what a table groups by
+    return sorted(
+        known, key=lambda row: ([row.get(key) or "" for key in kinds], arms.index(row["arm"]))
+    )
 
 
 def used_sessions(sessions: list[dict], records: dict[str, list[dict]]) -> list[dict]:

@@ -5,19 +5,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from eagle_fsd.evaluation.metrics import by_category
-from eagle_fsd.evaluation.report.arm_rows import ISO_LOSSES, SAMPLING, pairwise_figures, score_rows
+from eagle_fsd.evaluation.report.arm_rows import ISO_LOSSES, SAMPLING, score_rows
 from eagle_fsd.evaluation.report.read_runs import RunData
 from eagle_fsd.evaluation.tables import (
     ANSWERS,
     CATEGORY,
     COST,
     NOTES,
+    PAIRWISE,
     SPEED,
     Column,
     cell_text,
     markdown_table,
 )
-from eagle_fsd.tasks.judge.judge_scores import PAIRWISE
 
 MANY_ARMS = 8  # of a run that is an ablation
 MANY_ROWS = 100  # of a table that the page shows when asked
@@ -130,7 +130,7 @@ def run_tables(run: RunData, rows: list[dict]) -> list[Table]:
     for name, columns in {"speed": SPEED, "cost": COST, "answers": ANSWERS}.items():
         title, _, note = NOTES[name].partition(". ")
         tables.append(Table("arms", title, note, columns, rows, run.name))
-    tables += _score_tables(run, rows)
+    tables += _score_tables(run)
     if len(rows) > MANY_ARMS:
         note = "Every arm by its settings; - where one does not apply."
         tables.append(Table("arms", "Ablation", note, ABLATION, rows, run.name))
@@ -142,25 +142,25 @@ def run_tables(run: RunData, rows: list[dict]) -> list[Table]:
     return tables
 
 
-def _score_tables(run: RunData, rows: list[dict]) -> list[Table]:
+def _score_tables(run: RunData) -> list[Table]:
     """What scorers and judges gave; none where there is nothing."""
     tables = []
-    scores = score_rows(run, rows)
+    scores = score_rows(run)
     if scores:
-        note = "Means over questions (choices averaged first) with 95 % intervals; - plain: paired "
-        note += "difference over the questions and turns that both have, in parentheses the "
-        note += "smallest that so many questions show."
+        note = "Means with 95 % intervals over questions; - plain: paired difference over the "
+        note += "questions and turns that both have, in parentheses the smallest that so many "
+        note += "questions show."
         columns = SCORES
         if any(row["mcnemar_p"] is not None for row in scores):
             columns += SPLIT
             note += " gained, lost: questions right only here, or only by plain; McNemar's exact p."
         tables.append(Table("scores", "Scores", note, columns, scores, run.name))
-    pairs = pairwise_figures(run)
-    if pairs:
+    if run.pairwise:
         note = "Against the baseline, each match in both orders; a tie too where the orders "
-        note += "disagree. With 95 % intervals over questions."
+        note += "disagree. With 95 % intervals over questions. gained, lost: questions with more "
+        note += "wins than losses, and with fewer; McNemar's exact p."
         columns = (("judge", "judge", "s"), ("baseline", "baseline", "s"), *PAIRWISE)
-        tables.append(Table("pairwise", "Pairwise verdicts", note, columns, pairs, run.name))
+        tables.append(Table("pairwise", "Pairwise verdicts", note, columns, run.pairwise, run.name))
     return tables
 
 

@@ -131,7 +131,7 @@ def _build(runs: list[RunData], folder: Path) -> list[str]:
 def _draw(runs: list[RunData], rows: list[dict], iso: list[dict], folder: Path) -> list[Picture]:
     """Every picture that there is something for."""
     records = _records(runs)
-    scores = dict.fromkeys(f"score {name}" for run in runs for name in run.scores)
+    scores = dict.fromkeys(f"score {row['score']}" for run in runs for row in run.scores)
     measures = QUALITY | {key: key for key in scores}
     drawn = [
         plot_quality(rows, folder, name=_file_name(f"quality_{key}"), key=key, words=words)
