@@ -7,7 +7,7 @@
 Greedy exact decoding emits the target's own text whatever the head, so the plain answers are made
 once (--texts, shared by all heads and runs of a target) and each head is replayed on them:
 tokens_per_round of every tree as real float32 decoding gives it (logit ties aside), accuracy and
-divergence by level, and for a threshold how often a rule would take a fuzzy token. --decoded N
+divergence by level, and for every arm how often its rule would take a fuzzy token. --decoded N
 really decodes the first N questions too and compares. In the output folder: replay.json, replay.md,
 records/ and decoded/. A killed run continues where it was: run the same command again. More
 questions and heads may be added.
@@ -22,14 +22,14 @@ import torch
 from tqdm import tqdm
 
 from eagle_fsd.api import Model
-from eagle_fsd.config import AcceptConfig, BadInput, parse_tree, tree_name
-from eagle_fsd.decoding.divergence import canonical_name
+from eagle_fsd.config import BadInput, parse_tree, tree_name
 from eagle_fsd.decoding.drafter import RootDrafter
 from eagle_fsd.decoding.loop import StopConfig
 from eagle_fsd.decoding.target import Target
 from eagle_fsd.drafters.eagle import EagleDrafter
+from eagle_fsd.evaluation.arms import parse_arms
 from eagle_fsd.evaluation.offline.decoded import compare, decode_text
-from eagle_fsd.evaluation.offline.replay import WALKS, Asked, replay_text
+from eagle_fsd.evaluation.offline.replay import ReplayPlan, replay_text
 from eagle_fsd.evaluation.offline.replay_metrics import level_rows, tables, tree_row
 from eagle_fsd.evaluation.offline.texts import BEYOND, PlainText, TextStore
 from eagle_fsd.evaluation.questions import Question, read_questions, spread
@@ -68,13 +68,10 @@ class ReplayOptions:
         default_factory=lambda: ["7x4x6", "15x4x6", "23x5x8", "59x6x10"],
         metadata={"help": "drafts x levels x top-k; 4x4x1 is a chain"},
     )
-    rules: list[str] = field(
-        default_factory=lambda: ["fsd", "fsd-paper"], metadata={"help": "judged at --thresholds"}
+    arms: list[str] = field(
+        default_factory=lambda: ["fsd:0.2", "fsd:0.3", "fsd:0.4"],
+        metadata={"help": "of rule fsd or fsd-paper, followed to their first fuzzy token"},
     )
-    thresholds: list[float] = field(
-        default_factory=lambda: [0.1, 0.2, 0.3, 0.4], metadata={"help": "T of the rules"}
-    )
-    divergence: str = option("js", "of the rules; JS by level is always reported")
     true_features: bool = option(
         False, "also grow trees that see the target's features below the root, as no drafter can"
     )
@@ -86,7 +83,6 @@ class ReplayOptions:
         StopConfig(self.max_new_tokens)  # its own check
         self.device = self.device or ("cuda" if torch.cuda.is_available() else "cpu")
         self.heads = list(dict.fromkeys(self.heads or [str(SHIPPED_HEAD)]))
-        self.divergence = canonical_name(self.divergence)
         own = without_checkout({"": self.target})[""].strip("/").replace("/", "_")
         self.texts = self.texts or f"runs/plain_texts/{own}-{self.dtype}"
         if self.decoded < 0:
@@ -96,21 +92,16 @@ class ReplayOptions:
         check_device(self.device)
         template_stops(self.conv_template)  # its name is checked
 
-    def asked(self) -> Asked:
-        """Trees, rules and thresholds, checked."""
-        for rule in self.rules:
-            if rule not in WALKS:
-                raise BadInput(f"unknown rule {rule!r}; replay knows {', '.join(WALKS)}")
-            for threshold in self.thresholds:
-                AcceptConfig(rule, self.divergence, threshold)  # its own check
+    def plan(self) -> ReplayPlan:
+        """Trees and arms, checked."""
         trees = tuple(dict.fromkeys(map(parse_tree, self.trees)))
         if not trees:
             raise BadInput("--trees names no tree: give at least one, such as 15x4x6")
         deepest = max(trees, key=lambda tree: tree.tree_depth)
         if deepest.tree_depth > BEYOND:
             raise BadInput(f"tree {tree_name(deepest)} is deeper than the {BEYOND} of replay")
-        rules, thresholds = dict.fromkeys(self.rules), dict.fromkeys(self.thresholds)
-        return Asked(trees, tuple(rules), tuple(thresholds), self.divergence, self.true_features)
+        arms = tuple(parse_arms(self.arms)) if self.arms else ()
+        return ReplayPlan(trees, arms, self.true_features)
 
 
 def head_names(heads: list[str]) -> dict[str, str]:
@@ -132,11 +123,11 @@ def fingerprint(head: str) -> str:
     return digest.hexdigest()[:16]
 
 
-def open_records(options: ReplayOptions, asked: Asked, kind: str) -> dict[str, dict]:
+def open_records(options: ReplayOptions, plan: ReplayPlan, kind: str) -> dict[str, dict]:
     """Rows by question of every head, from OUTPUT/KIND/HEAD.jsonl."""
     settings = _identity(options) | {
         "max_new_tokens": options.max_new_tokens,
-        "asked": _json(asked),
+        "plan": _json(plan),
         "question_file": options.question_file,
     }
     return {
@@ -146,7 +137,7 @@ def open_records(options: ReplayOptions, asked: Asked, kind: str) -> dict[str, d
 
 
 def run_replay(options: ReplayOptions) -> None:
-    asked = options.asked()
+    plan = options.plan()
     questions = read_questions(options.question_file or mt_bench_dir() / "question.jsonl")
     count = len(questions) if options.questions is None else options.questions
     questions = spread(questions, count)
@@ -156,8 +147,8 @@ def run_replay(options: ReplayOptions) -> None:
         name: load_head(path, target_config) for name, path in head_names(options.heads).items()
     }
     store = TextStore(options.texts, _identity(options))
-    records = open_records(options, asked, "records")
-    proofs = open_records(options, asked, "decoded") if proved else {name: {} for name in heads}
+    records = open_records(options, plan, "records")
+    proofs = open_records(options, plan, "decoded") if proved else {name: {} for name in heads}
     pairs = [(rows, questions) for rows in records.values()]
     pairs += [(rows, proved) for rows in proofs.values()]
     missing = {q.question_id for rows, wanted in pairs for q in wanted if q.question_id not in rows}
@@ -168,14 +159,14 @@ def run_replay(options: ReplayOptions) -> None:
         stop = model.stop(options.max_new_tokens)
         texts = plain_texts(store, model, todo, stop)
         for name, head in heads.items():
-            drafter = build_drafter(head, loaded, asked)
-            replay_head(options, name, drafter, texts, asked, records[name])
+            drafter = build_drafter(head, loaded, plan)
+            replay_head(options, name, drafter, texts, plan, records[name])
             known = {question.question_id for question in proved} - proofs[name].keys()
             for text in tqdm([t for t in texts if t.question_id in known], desc=f"{name}, decoded"):
-                proofs[name][text.question_id] = decode_text(drafter, text, asked.trees, stop)
+                proofs[name][text.question_id] = decode_text(drafter, text, plan.trees, stop)
                 append_line(_path(options, "decoded", name), proofs[name][text.question_id])
     chosen = {name: _chosen(rows, questions) for name, rows in records.items()}
-    report(options, asked, chosen, {name: _chosen(rows, proved) for name, rows in proofs.items()})
+    report(options, plan, chosen, {name: _chosen(rows, proved) for name, rows in proofs.items()})
 
 
 def plain_texts(
@@ -199,13 +190,12 @@ def _path(options: ReplayOptions, kind: str, name: str) -> Path:
     return Path(options.output) / kind / f"{name}.jsonl"
 
 
-def _json(asked: Asked) -> dict:
+def _json(plan: ReplayPlan) -> dict:
     """As it reads back from a file."""
-    trees = [tree_name(tree) for tree in asked.trees]
-    return asdict(asked) | {
-        "trees": trees,
-        "rules": list(asked.rules),
-        "thresholds": list(asked.thresholds),
+    return {
+        "trees": [tree_name(tree) for tree in plan.trees],
+        "arms": [arm.text for arm in plan.arms],
+        "true_features": plan.true_features,
     }
 
 
@@ -213,12 +203,12 @@ def _chosen(rows: dict, questions: list) -> list[dict]:
     return [rows[question.question_id] for question in questions]
 
 
-def build_drafter(head: DraftHead, target: Target, asked: Asked) -> EagleDrafter:
+def build_drafter(head: DraftHead, target: Target, plan: ReplayPlan) -> EagleDrafter:
     """A drafter whose target gives this head's features; it checks that all trees fit."""
     layers = head.config.fused_layers(target.num_layers)
     own = Target(target.model, feature_layers=layers) if layers else target
     head.to(target.device, target.dtype)
-    *_, drafter = (EagleDrafter(head, own, shape) for shape in asked.growths())
+    *_, drafter = (EagleDrafter(head, own, shape) for shape in plan.growths())
     return drafter
 
 
@@ -227,7 +217,7 @@ def replay_head(
     name: str,
     drafter: EagleDrafter,
     texts: list[PlainText],
-    asked: Asked,
+    plan: ReplayPlan,
     rows: dict,
 ) -> None:
     """Add the missing questions of one head to its records."""
@@ -235,7 +225,7 @@ def replay_head(
     origin = {key: described[key] for key in ("commit", "device", "command")}
     for text in tqdm([t for t in texts if t.question_id not in rows], desc=name):
         began = time.perf_counter()
-        record = replay_text(drafter, text, asked)
+        record = replay_text(drafter, text, plan)
         record |= {"seconds": time.perf_counter() - began, **origin}
         append_line(_path(options, "records", name), record)
         rows[text.question_id] = record
@@ -243,7 +233,7 @@ def replay_head(
 
 def report(
     options: ReplayOptions,
-    asked: Asked,
+    plan: ReplayPlan,
     records: dict[str, list[dict]],
     proofs: dict[str, list[dict]],
 ) -> None:
@@ -252,7 +242,7 @@ def report(
         {
             "head": name,
             "seconds": sum(row["seconds"] for row in rows),
-            "trees": [tree_row(rows, tree_name(tree)) for tree in asked.trees],
+            "trees": [tree_row(rows, tree_name(tree)) for tree in plan.trees],
             "levels": level_rows(rows),
             "decoded": compare(proofs[name], rows[: len(proofs[name])]),
         }

@@ -1,17 +1,18 @@
 #!/usr/bin/env bash
-# Rule form x divergence x child x T, with random acceptance at matched rates, and the report.
+# Rules against each other at matched gain: divergence x child x T, the price on the token, chance.
 # Thresholds of a row stand at the same quantiles (5, 20, 35 %) of the divergence where the exact
 # test ends a round, measured with the shipped head; set your own for another.
-#     scripts/ablate_rules.sh                  54 cells + 3 controls, 16 questions x 64 tokens
+#     scripts/ablate_rules.sh                  68 arms, 16 questions x 64 tokens
 #     OUTPUT=runs/x scripts/ablate_rules.sh --questions 32 --max_new_tokens 128
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 output=${OUTPUT:-$root/runs/ablate_rules}
 bash "$root/scripts/setup.sh"
-"$root/.venv/bin/python" "$root/evaluate/ablate.py" --output "$output" \
-    --axes rule=fsd,fsd-paper,random divergence=js,tv,kl_draft_target \
-    child=draft,target,deepest child@random=draft \
-    threshold@js=0.25,0.34,0.42 threshold@tv=0.56,0.68,0.76 \
-    threshold@kl_draft_target=1.3,2,2.9 threshold@random=0.05,0.2,0.35 \
-    --questions 16 --max_new_tokens 64 --generate_questions 2 "$@"
+"$root/.venv/bin/python" "$root/evaluate/mt_bench.py" --output "$output" \
+    --questions 16 --turns 1 --max_new_tokens 64 --generate_questions 2 \
+    --arms generate plain exact \
+    {fsd,fsd-paper}:{0.25,0.34,0.42},child={draft,target,deepest} \
+    {fsd,fsd-paper}:{0.56,0.68,0.76},child={draft,target,deepest},divergence=tv \
+    {fsd,fsd-paper}:{1.3,2,2.9},child={draft,target,deepest},divergence=kl_draft_target \
+    ratio:{0.5,1,2} path:{0.25,0.5,0.77} path:{0.5,0.77},gate=0.4 random:{0.05,0.2,0.35} "$@"
 "$root/.venv/bin/python" "$root/evaluate/report.py" "$output" --output "$output-report"

@@ -7,5 +7,5 @@ bash "$root/scripts/setup.sh"
 exec "$root/.venv/bin/python" "$root/evaluate/mt_bench.py" \
     --target meta-llama/Meta-Llama-3-8B-Instruct --head yuhuili/EAGLE-LLaMA3-Instruct-8B \
     --dtype float16 --max_new_tokens 1024 --published_tau 4.53 \
-    --num_draft_tokens 59 --tree_depth 6 --branch_top_k 10 \
+    --tree 59x6x10 \
     --output "$root/runs/mt_bench_llama3_8b" "$@"

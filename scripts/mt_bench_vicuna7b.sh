@@ -7,5 +7,5 @@ bash "$root/scripts/setup.sh"
 exec "$root/.venv/bin/python" "$root/evaluate/mt_bench.py" \
     --target lmsys/vicuna-7b-v1.3 --head yuhuili/EAGLE-Vicuna-7B-v1.3 --dtype float16 \
     --conv_template vicuna_v1.1 --max_new_tokens 1024 --published_tau 4.98 \
-    --num_draft_tokens 59 --tree_depth 6 --branch_top_k 10 \
+    --tree 59x6x10 \
     --output "$root/runs/mt_bench_vicuna7b" "$@"

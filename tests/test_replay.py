@@ -10,7 +10,7 @@ from eagle_fsd.decoding.loop import DecodeConfig, StopConfig, decode_rounds
 from eagle_fsd.decoding.target import Target
 from eagle_fsd.drafters.eagle import EagleDrafter
 from eagle_fsd.drafters.growth import HeadOnText, grow
-from eagle_fsd.drafters.pool import jump
+from eagle_fsd.drafters.pool import visited_roots
 from eagle_fsd.evaluation.offline.levels import judge_levels
 from eagle_fsd.evaluation.offline.replay import WALKS, Asked, replay_text
 from eagle_fsd.evaluation.offline.replay_metrics import level_rows, tree_row
@@ -143,7 +143,7 @@ def test_walks_equal_decoding_to_the_first_fuzzy_token(case, rule):
                 config = AcceptConfig(rule, "js", threshold)
                 passes_BS = divergence_BS <= threshold
                 accepted_B, fuzzy_B = WALKS[rule](growth[tree.branch_top_k], tree, passes_BS)
-                places = jump(accepted_B)
+                places = visited_roots(accepted_B)
                 rounds = real_rounds(target, drafter.head, text, tree, config)
                 for place, real in zip(places, rounds, strict=False):
                     fuzzy = real.fuzzy.index(True) if any(real.fuzzy) else None

@@ -7,7 +7,7 @@ import torch
 
 from eagle_fsd.config import TreeConfig
 from eagle_fsd.decoding.tree import TreeGrower
-from eagle_fsd.drafters.pool import Pool, jump
+from eagle_fsd.drafters.pool import Pool, visited_roots
 
 
 @cache
@@ -117,5 +117,5 @@ def test_pool_equals_tree_grower(K, S, M, grain):
 
 def test_jump():
     """The docstring's example: from each root, accepted + 1 ahead."""
-    assert jump(torch.tensor([2, 0, 0, 1, 0, 1])) == [0, 3, 5]
-    assert jump(torch.tensor([], dtype=torch.int64)) == []
+    assert visited_roots(torch.tensor([2, 0, 0, 1, 0, 1])) == [0, 3, 5]
+    assert visited_roots(torch.tensor([], dtype=torch.int64)) == []

@@ -139,7 +139,7 @@ class Pool:
         self.child_BSS[:, self.level :] = self.child_BSS[:, last : last + 1]
 
 
-def jump(accepted_B: torch.Tensor) -> list[int]:
+def visited_roots(accepted_B: torch.Tensor) -> list[int]:
     """Places of the roots that decoding visits: from each one accepted + 1 ahead.
 
     Example: accepted 2 0 0 1 0 1 visits places 0, 3 and 5.

@@ -8,7 +8,7 @@ from eagle_fsd.config import TreeConfig
 from eagle_fsd.decoding.target import Target
 from eagle_fsd.drafters.eagle import EagleDrafter
 from eagle_fsd.drafters.growth import HeadOnText, grow
-from eagle_fsd.drafters.pool import jump
+from eagle_fsd.drafters.pool import visited_roots
 from eagle_fsd.heads.models import DraftHead, draft_readout
 from eagle_fsd.training.data import Dialogue, HeadBatch
 from eagle_fsd.training.unroll import unroll
@@ -92,7 +92,7 @@ def expected_tokens_per_round(
             root_B = torch.arange(first, max(first, end - tree.tree_depth), device=ids_L.device)
             if len(root_B):
                 accepted_B = grow(text, root_B, tree).accepted(tree)
-                visited = jump(accepted_B)
+                visited = visited_roots(accepted_B)
                 rounds += len(visited)
                 tokens += sum(1 + int(accepted_B[place]) for place in visited)
     return tokens / rounds if rounds else None

@@ -2,10 +2,12 @@
 
 from collections.abc import Sequence
 
-from eagle_fsd.config import AcceptConfig, TreeConfig, tree_name
+from eagle_fsd.config import TreeConfig, tree_name
+from eagle_fsd.decoding.acceptance import Policy
 from eagle_fsd.decoding.loop import DecodeConfig, StopConfig, decode
 from eagle_fsd.drafters.eagle import EagleDrafter
 from eagle_fsd.evaluation.offline.texts import PlainText
+from eagle_fsd.rules.fsd import Exact
 
 
 def decode_text(
@@ -17,7 +19,7 @@ def decode_text(
         {"question_id", "trees": {name: accepted drafts of every round}, "same_text": {name: bool}}.
     """
     accepted, same = {}, {}
-    config = DecodeConfig(AcceptConfig("exact"), stop=stop)
+    config = DecodeConfig(Policy(Exact()), stop)
     for tree in trees:
         own = drafter.with_tree(tree)
         answer = decode(own.target, own, text.prompt, config)

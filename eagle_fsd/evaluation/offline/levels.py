@@ -23,11 +23,12 @@ class Levels:
         counts: per level, over the positions whose next token is the answer's: positions; top1 and
             top8 (the text's token is the draft's best, among its best 8); js (a sum); agree (it is
             the target's argmax in this forward: all but ties).
-        divergence_BS: D at the text's node of each level, 0 being the root.
+        divergence_BS: of every divergence asked for, D at the text's node of each level, 0 being
+            the root.
     """
 
     counts: list[dict]
-    divergence_BS: torch.Tensor
+    divergence_BS: dict[str, torch.Tensor]
 
 
 def judge_levels(
@@ -37,7 +38,7 @@ def judge_levels(
     end: int,
     *,
     levels: int,
-    divergence: str,
+    divergences: tuple[str, ...],
 ) -> Levels:
     """Compare the head's and the target's rows.
 
@@ -46,33 +47,34 @@ def judge_levels(
         hidden_LD: the target's hidden states of the text, after the final norm.
         root_B: indices of the roots, one after the other.
         end: index behind the answer.
-        divergence: a name in DIVERGENCES.
+        divergences: names in DIVERGENCES.
     """
     names = ("positions", "top1", "top8", "js", "agree")
     counts = [dict.fromkeys(names, 0) for _ in range(levels)]
-    divergences = []
+    found: dict[str, list[torch.Tensor]] = {name: [] for name in divergences}
     for root_C in root_B.split(JUDGED_ROOTS):
         first, C = int(root_C[0]), root_C.shape[0]
         # roots follow each other, so levels share the target's rows
         target_NV = on_text.target.logits(hidden_LD[first : first + C - 1 + levels]).float()
-        rows = []
+        rows: dict[str, list[torch.Tensor]] = {name: [] for name in divergences}
         for level, hidden_CD in enumerate(on_text.chain(root_C, levels)):
             target_CV = target_NV[level : level + C]
             label_C = on_text.ids_L[root_C + level + 1]
             draft_CR = on_text.drafter.readout(hidden_CD).float()
             draft_CV = _over_vocabulary(draft_CR, on_text.drafter.draft_token_R, target_CV)
             js_C = js(target_CV, draft_CV)
-            D_C = js_C if divergence == "js" else DIVERGENCES[divergence](target_CV, draft_CV)
+            for name, kept in rows.items():
+                kept.append(js_C if name == "js" else DIVERGENCES[name](target_CV, draft_CV))
             own_C = draft_CV.gather(1, label_C[:, None])[:, 0]
             rank_C = (draft_CV > own_C[:, None]).sum(1).masked_fill(own_C == -math.inf, NOWHERE)
-            rows.append(D_C)
             in_answer_C = root_C + level + 1 < end
             agree_C = target_CV.argmax(1) == label_C
             values = (torch.ones_like(rank_C), rank_C < 1, rank_C < 8, js_C, agree_C)
             for name, value_C in zip(names, values, strict=True):
                 counts[level][name] += value_C[in_answer_C].sum().item()
-        divergences.append(torch.stack(rows, dim=1))
-    return Levels(counts, torch.cat(divergences))
+        for name, kept in rows.items():
+            found[name].append(torch.stack(kept, dim=1))
+    return Levels(counts, {name: torch.cat(parts) for name, parts in found.items()})
 
 
 def _over_vocabulary(

@@ -9,29 +9,44 @@ from dataclasses import dataclass
 
 import torch
 
-from eagle_fsd.config import TreeConfig, tree_name
+from eagle_fsd.config import BadInput, TreeConfig, tree_name
 from eagle_fsd.drafters.eagle import EagleDrafter
 from eagle_fsd.drafters.growth import HeadOnText, grow
-from eagle_fsd.drafters.pool import Growth, jump
-from eagle_fsd.evaluation.offline.levels import judge_levels
+from eagle_fsd.drafters.pool import Growth, visited_roots
+from eagle_fsd.evaluation.arms import Arm
+from eagle_fsd.evaluation.offline.levels import Levels, judge_levels
 from eagle_fsd.evaluation.offline.texts import PlainText
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What a replay is asked for, and the same for every question.
+class ReplayPlan:
+    """What is replayed, the same for every question.
 
     Attributes:
         trees: shapes; those of one branch_top_k share a growth.
-        rules: of fsd and fsd-paper, judged at every threshold.
+        arms: of rule fsd or fsd-paper, see check_replayable.
         true_features: also grow trees that see the target's own features (see grow).
+
+    Raises:
+        BadInput: an arm that replay cannot follow.
     """
 
     trees: tuple[TreeConfig, ...]
-    rules: tuple[str, ...] = ()
-    thresholds: tuple[float, ...] = ()
-    divergence: str = "js"
+    arms: tuple[Arm, ...] = ()
     true_features: bool = False
+
+    def __post_init__(self):
+        for arm in self.arms:
+            plain = arm.kind in WALKS and not arm.guards and not arm.tree
+            if not plain or arm.rule.child != "draft" or arm.rule.logits != "raw":
+                raise BadInput(
+                    f"arm {arm.text!r}: replay follows {' and '.join(WALKS)} with child draft and "
+                    "raw logits, without guards and trees of their own"
+                )
+
+    @property
+    def divergences(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(arm.rule.divergence for arm in self.arms))
 
     @property
     def levels(self) -> int:
@@ -51,7 +66,7 @@ class Asked:
 
 
 @torch.inference_mode()
-def replay_text(drafter: EagleDrafter, text: PlainText, asked: Asked) -> dict:
+def replay_text(drafter: EagleDrafter, text: PlainText, plan: ReplayPlan) -> dict:
     """Replay one head on one text.
 
     Args:
@@ -73,26 +88,26 @@ def replay_text(drafter: EagleDrafter, text: PlainText, asked: Asked) -> dict:
     }
     if not len(root_B):  # prefill's token ended the answer
         empty = torch.zeros(0, dtype=torch.int64)
-        record["trees"] = {tree_name(tree): _counts(empty) for tree in asked.trees}
+        record["trees"] = {tree_name(tree): _counts(empty) for tree in plan.trees}
         return record
-    shapes = asked.growths()
+    shapes = plan.growths()
     largest = max(shapes, key=lambda shape: shape.num_expanded)
     on_text = HeadOnText(drafter, ids_L, features_1LF[0], largest)
     end = len(text.prompt) + len(text.answer)
     levels = judge_levels(
-        on_text, hidden_1LD[0], root_B, end, levels=asked.levels, divergence=asked.divergence
+        on_text, hidden_1LD[0], root_B, end, levels=plan.levels, divergences=plan.divergences
     )
     record["levels"] = levels.counts
     growths, cheats = {}, {}
     for shape in shapes:
         K = shape.branch_top_k
         growths[K] = grow(on_text, root_B, shape)
-        if asked.true_features:
+        if plan.true_features:
             cheats[K] = grow(on_text, root_B, shape, true_features=True)
-    for tree in asked.trees:
+    for tree in plan.trees:
         K = tree.branch_top_k
-        row = _tree_record(growths[K], tree, levels.divergence_BS, asked)
-        if asked.true_features:
+        row = _tree_record(growths[K], tree, levels, plan)
+        if plan.true_features:
             row["true_features"] = _counts(cheats[K].accepted(tree))
         record["trees"][tree_name(tree)] = row
     return record
@@ -102,28 +117,27 @@ def _counts(accepted_B: torch.Tensor) -> dict:
     """Accepted drafts of every visited round, and the sum over all positions, visited or not."""
     accepted = accepted_B.tolist()
     return {
-        "accepted": [accepted[place] for place in jump(accepted_B)],
+        "accepted": [accepted[place] for place in visited_roots(accepted_B)],
         "positions": len(accepted),
         "accepted_anywhere": sum(accepted),
     }
 
 
-def _tree_record(
-    growth: Growth, tree: TreeConfig, divergence_BS: torch.Tensor, asked: Asked
-) -> dict:
-    """`_counts` of the exact rule, and for every rule and threshold what a walk would do."""
+def _tree_record(growth: Growth, tree: TreeConfig, levels: Levels, plan: ReplayPlan) -> dict:
+    """`_counts` of the exact rule, and for every arm what a walk would do."""
     row = _counts(growth.accepted(tree)) | {"rules": {}}
-    for rule in asked.rules:
-        for threshold in asked.thresholds:
-            passes_BS = (divergence_BS <= threshold) & (threshold > 0)
-            accepted_B, fuzzy_B = WALKS[rule](growth, tree, passes_BS)
-            visited = jump(accepted_B)
-            accepted, fuzzy = accepted_B.tolist(), fuzzy_B.tolist()
-            row["rules"][f"{rule}_{asked.divergence}_T{threshold:g}"] = {
-                "rounds": len(visited),
-                "emitted": sum(accepted[place] + 1 for place in visited),
-                "fuzzy": sum(fuzzy[place] for place in visited),
-            }
+    for arm in plan.arms:
+        threshold = arm.rule.threshold
+        divergence_BS = levels.divergence_BS[arm.rule.divergence]
+        passes_BS = (divergence_BS <= threshold) & (threshold > 0)
+        accepted_B, fuzzy_B = WALKS[arm.kind](growth, tree, passes_BS)
+        visited = visited_roots(accepted_B)
+        accepted, fuzzy = accepted_B.tolist(), fuzzy_B.tolist()
+        row["rules"][arm.text] = {
+            "rounds": len(visited),
+            "emitted": sum(accepted[place] + 1 for place in visited),
+            "fuzzy": sum(fuzzy[place] for place in visited),
+        }
     return row
 
 

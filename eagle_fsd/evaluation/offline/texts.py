@@ -12,10 +12,12 @@ from pathlib import Path
 
 import torch
 
-from eagle_fsd.config import AcceptConfig, BadInput
+from eagle_fsd.config import BadInput
+from eagle_fsd.decoding.acceptance import Policy
 from eagle_fsd.decoding.drafter import RootDrafter
 from eagle_fsd.decoding.loop import DecodeConfig, StopConfig, decode
 from eagle_fsd.decoding.target import Target
+from eagle_fsd.rules.fsd import Exact
 from eagle_fsd.runs.jsonl import append_line, open_rows
 
 # Tokens kept beyond an answer's end: a round's accepted drafts are counted before trimming, so the
@@ -111,7 +113,7 @@ def greedy_tokens(target: Target, prompts: list[list[int]], stop: StopConfig) ->
 
 
 def _decoded(target: Target, prompt: list[int], count: int) -> list[int]:
-    config = DecodeConfig(AcceptConfig("exact"), stop=StopConfig(count))
+    config = DecodeConfig(Policy(Exact()), StopConfig(count))
     return decode(target, RootDrafter(), prompt, config).tokens
 
 
