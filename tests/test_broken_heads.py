@@ -165,17 +165,17 @@ FAULTS: dict[str, tuple[dict | str, dict | Callable[[Path], None], str]] = {
     "EAGLE-3.1 setting": (
         SPECFORGE | {"fc_norm": True},
         {},
-        f"{CONFIG} says fc_norm: EAGLE-3.1 is not supported",
+        f"{CONFIG}: fc_norm: EAGLE-3.1 is not supported",
     ),
     "biases in the MLP": (
         with_layer(SPECULATORS3, mlp_bias=True),
         {},
-        f"{CONFIG} says mlp_bias: biases in the MLP is not supported",
+        f"{CONFIG}: mlp_bias: biases in the MLP is not supported",
     ),
     "norm_output false in SpecForge": (
         SPECFORGE | {"norm_output": False},
         {},
-        f"{CONFIG} says norm_output false: SpecForge 0.2 means that no norm comes before lm_head, "
+        f"{CONFIG}: norm_output false: SpecForge 0.2 means that no norm comes before lm_head, "
         "SGLang and vLLM mean the usual head; drop it if it is the usual one",
     ),
     "fused layers beyond the target": (
@@ -187,41 +187,46 @@ FAULTS: dict[str, tuple[dict | str, dict | Callable[[Path], None], str]] = {
     "four fused layers": (
         SPECFORGE | {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 2, 3, 4]}},
         {},
-        f"{CONFIG} fuses layers [1, 2, 3, 4]: three whole numbers are needed",
+        f"{CONFIG}: head config: an EAGLE-3 head fuses three layers, got (2, 3, 4, 5)",
+    ),
+    "a fused layer as text": (
+        SPECFORGE | {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [2, "8", 16]}},
+        {},
+        f"{CONFIG}: head config: feature_layers must be whole numbers, got (2, '8', 16)",
     ),
     "narrower than its target": (
         SPECFORGE | {"target_hidden_size": 48},
         {},
-        f"{CONFIG} says target_hidden_size 48 and hidden_size 24: a head narrower than its target "
+        f"{CONFIG}: target_hidden_size 48, hidden_size 24: a head narrower than its target "
         "is not supported",
     ),
     "a DeepSeek layer": (
         SPECFORGE | {"architectures": ["DeepseekV3ForCausalLMEagle3"]},
         {},
-        f"{CONFIG} says architectures ['DeepseekV3ForCausalLMEagle3']: EAGLE-3 heads have a Llama "
+        f"{CONFIG}: architectures ['DeepseekV3ForCausalLMEagle3']: EAGLE-3 heads have a Llama "
         "layer",
     ),
     "a Qwen3 layer": (
         with_layer(SPECULATORS3, model_type="qwen3"),
         {},
-        f"{CONFIG} says transformer_layer_config model_type 'qwen3': a llama layer is supported",
+        f"{CONFIG}: transformer_layer_config of 'qwen3': a llama layer is supported",
     ),
     "wide attention of an EAGLE-1/2 head": (
         with_layer(SPECULATORS3 | {"speculators_model_type": "eagle"}, head_dim=8),
         {},
-        f"{CONFIG} says LlamaDecoderLayer with head_dim 8: a LlamaDecoderLayer with hidden_size / "
+        f"{CONFIG}: LlamaDecoderLayer with head_dim 8: a LlamaDecoderLayer with hidden_size / "
         "num_attention_heads is needed",
     ),
     "no word on the residual": (
         without(SPECULATORS3, "norm_before_residual"),
         {},
-        f"{CONFIG} does not say norm_before_residual: speculators takes false for it, vLLM true; "
+        f"{CONFIG}: no norm_before_residual: speculators takes false for it, vLLM true; "
         "write into it what the head was trained with",
     ),
     "another speculator": (
         SPECULATORS3 | {"speculators_model_type": "dflash"},
         {},
-        f"{CONFIG} says speculators_model_type 'dflash': eagle and eagle3 are supported",
+        f"{CONFIG}: speculators_model_type 'dflash': eagle and eagle3 are supported",
     ),
     # --- files
     "no weights": (
@@ -286,7 +291,7 @@ def test_broken_heads_are_refused_by_name(tmp_path, fault):
         ({"draft_vocab_size": 17, "feature_layers": "abc"}, "feature_layers must be whole numbers"),
         ({"head_type": "eagle3", "draft_vocab_size": "17"}, "value of a wrong type"),
         ({"rope_scaling": "linear"}, "value of a wrong type"),
-        ({"hidden_size": None}, "has no hidden_size: not an EAGLE head"),
+        ({"hidden_size": None}, "no hidden_size: not an EAGLE head"),
         ({"num_attention_heads": 5}, "hidden_size 24 is not divisible by num_attention_heads 5"),
         ({"num_key_value_heads": 4}, "heads 6 is not divisible by num_key_value_heads 4"),
         ({"vocab_size": 0}, "vocab_size must be positive, got 0"),

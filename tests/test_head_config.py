@@ -16,7 +16,7 @@ from eagle_fsd.heads.models import build_head
 def test_absent_keys_take_upstream_defaults():
     """Vicuna's head names neither kv heads nor bias nor rope_theta; unknown keys are ignored."""
     values = {k: SIZES[k] for k in SIZES if k != "num_key_value_heads"}
-    config = HeadConfig.from_json(values | {"pretraining_tp": 1, "use_cache": True}, source="x")
+    config = HeadConfig.from_json(values | {"pretraining_tp": 1, "use_cache": True})
     assert config.num_key_value_heads == 6 and config.bias is True and config.qkv_bias is False
     assert config.rope_theta == 10000.0 and config.rope_scaling is None
     assert config.num_hidden_layers == 1 and config.hidden_act == "silu"
@@ -26,8 +26,8 @@ def test_absent_keys_take_upstream_defaults():
 def test_rope_theta_as_transformers_saves_it():
     """transformers 5 moves rope_theta into rope_parameters; a top-level one has precedence."""
     values = SIZES | {"rope_parameters": {"rope_type": "default", "rope_theta": 500000.0}}
-    assert HeadConfig.from_json(values, source="x").rope_theta == 500000.0
-    assert HeadConfig.from_json(values | {"rope_theta": 7.0}, source="x").rope_theta == 7.0
+    assert HeadConfig.from_json(values).rope_theta == 500000.0
+    assert HeadConfig.from_json(values | {"rope_theta": 7.0}).rope_theta == 7.0
 
 
 LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 16}
@@ -42,7 +42,7 @@ SCALINGS = {
 def test_scaling_in_rope_parameters_is_not_dropped(kind):
     """Bug held down: a scaling that transformers 5 saved was read as no scaling at all."""
     rope = {"rope_type": kind, "rope_theta": 500000.0, **SCALINGS[kind]}
-    config = HeadConfig.from_json(SIZES | {"rope_parameters": rope}, source="x")
+    config = HeadConfig.from_json(SIZES | {"rope_parameters": rope})
     assert config.rope_theta == 500000.0
     assert config.rope_scaling == {"type": kind, **SCALINGS[kind]}
 

@@ -85,22 +85,32 @@ def read_stored_config(folder: Path) -> StoredHead:
     path = folder / CONFIG_NAME
     if not path.is_file():
         raise BadInput(f"{folder} is no draft head: it has no {CONFIG_NAME}")
-    values, source = _read_json(path), str(path)
-    layout = layout_of(values, source)
-    nested = values.get("transformer_layer_config")
-    for level in (values, nested if isinstance(nested, dict) else {}):
-        for key, value in level.items():
-            if value and stranger(key):
-                raise BadInput(f"{source} says {key}: {stranger(key)} is not supported")
+    values = _read_json(path)
+    layout = layout_of(values)
     read_config, _ = LAYOUTS[layout]
-    translated, notes = read_config(values, source)
-    width, D = values.get("target_hidden_size"), translated.get("hidden_size")
+    try:
+        _check_settings(values)
+        translated, notes = read_config(values)
+        config = HeadConfig.from_json(translated)
+    except BadInput as error:
+        raise BadInput(f"{path}: {error}") from error
+    except (TypeError, ValueError, AttributeError, LookupError) as error:  # a number as text, say
+        raise BadInput(f"{path} has a value of a wrong type ({error})") from error
+    width, D = values.get("target_hidden_size"), config.hidden_size
     if width not in (None, D):
         raise BadInput(
-            f"{source} says target_hidden_size {width} and hidden_size {D}: a head narrower than "
-            "its target is not supported"
+            f"{path}: target_hidden_size {width}, hidden_size {D}: a head narrower than its target "
+            "is not supported"
         )
-    return StoredHead(layout, HeadConfig.from_json(translated, source=source), tuple(notes))
+    return StoredHead(layout, config, tuple(notes))
+
+
+def _check_settings(values: dict) -> None:
+    for key, value in values.items():
+        if value and stranger(key):
+            raise BadInput(f"{key}: {stranger(key)} is not supported")
+        if isinstance(value, dict):
+            _check_settings(value)
 
 
 def read_stored_head(folder: Path) -> StoredHead:
@@ -247,15 +257,14 @@ def _read_file(path: Path) -> dict[str, torch.Tensor]:
         # a pickle from outside may run code; weights_only reads tensors and nothing else
         tensors = torch.load(path, map_location="cpu", weights_only=True)
     except UNREADABLE as error:
-        refused = re.search(r"GLOBAL (\S+)", str(error))
-        if refused:
-            raise BadInput(
-                f"cannot read {path}: the pickle holds more than tensors ({refused[1]}), which "
-                f"could run code and is never loaded; get the head as {WEIGHTS_NAME}"
-            ) from error
-        raise BadInput(
-            f"cannot read {path}: it is broken or cut off ({type(error).__name__})"
-        ) from error
+        code = re.search(r"GLOBAL (\S+)", str(error))
+        reason = f"it is broken or cut off ({type(error).__name__})"
+        if code:
+            reason = (
+                f"the pickle holds more than tensors ({code[1]}), which could run code and is "
+                f"never loaded; get the head as {WEIGHTS_NAME}"
+            )
+        raise BadInput(f"cannot read {path}: {reason}") from error
     if not isinstance(tensors, dict):
         raise BadInput(f"{path} must map names to tensors, it is a {type(tensors).__name__}")
     named = {k: t for k, t in tensors.items() if isinstance(k, str) and isinstance(t, torch.Tensor)}

@@ -146,32 +146,33 @@ class HeadConfig:
         return {"rope_type": scaling.pop("type"), **scaling}
 
     @classmethod
-    def from_json(cls, values: dict, *, source: str) -> "HeadConfig":
+    def from_json(cls, values: dict) -> "HeadConfig":
         """Read upstream's config.json; keys that have no part in the head are ignored.
 
         A draft_vocab_size without head_type means EAGLE-3, as upstream's heads have it.
 
         Raises:
-            BadInput: a needed key is absent or of a wrong type; names `source`.
+            BadInput: a needed key is absent, or see HeadConfig.
+            TypeError, ValueError, AttributeError: a value is of a wrong type.
         """
         values = {key: value for key, value in values.items() if value is not None}
         missing = [name for name in NEEDED if name not in values]
         if missing:
-            raise BadInput(f"{source} has no {', '.join(missing)}: not an EAGLE head's config")
-        if "head_type" not in values and "draft_vocab_size" in values:
-            values["head_type"] = "eagle3"
+            raise BadInput(f"no {', '.join(missing)}: not an EAGLE head's config")
+        if "draft_vocab_size" in values:
+            values.setdefault("head_type", "eagle3")
         if values.get("head_type", "eagle") == "eagle":
             values.pop("head_dim", None)  # as upstream
         elif values.get("draft_vocab_size") == values["vocab_size"]:
             del values["draft_vocab_size"]  # ids pass through: d2t and t2d say nothing
-        try:
-            values |= _rope(values)
-            known = cls.__dataclass_fields__.keys() & values.keys()
-            return cls(**{name: values[name] for name in known})
-        except BadInput:
-            raise
-        except (TypeError, ValueError, AttributeError) as error:  # a number given as text, say
-            raise BadInput(f"{source} has a value of a wrong type ({error})") from error
+        rope = dict(
+            values.get("rope_parameters", {})
+        )  # where transformers 5 saves base and scaling
+        values.setdefault("rope_theta", rope.pop("rope_theta", cls.rope_theta))
+        scaling = dict(values.get("rope_scaling", rope))
+        scaling = {"type": scaling.pop("rope_type", "default"), **scaling}
+        values["rope_scaling"] = None if scaling["type"] == "default" else scaling
+        return cls(**{name: values[name] for name in cls.__dataclass_fields__ & values.keys()})
 
     def to_json(self) -> dict:
         """What upstream's loader and ours read back."""
@@ -182,15 +183,3 @@ class HeadConfig:
             values["draft_vocab_size"] = self.draft_vocab_size or self.vocab_size
         optional = ("head_dim", "draft_vocab_size", "feature_layers", "norm_before_residual")
         return {key: value for key, value in values.items() if value or key not in optional}
-
-
-def _rope(values: dict) -> dict:
-    """rope_theta and rope_scaling, from wherever a config.json has them."""
-    rope = dict(values.get("rope_parameters", {}))  # where transformers 5 saves both
-    theta = values.get("rope_theta", rope.pop("rope_theta", HeadConfig.rope_theta))
-    scaling = dict(values.get("rope_scaling", rope))
-    scaling = {"type": scaling.pop("rope_type", "default"), **scaling}
-    return {
-        "rope_theta": theta,
-        "rope_scaling": None if scaling["type"] == "default" else scaling,
-    }

@@ -79,52 +79,40 @@ def additions(layout: str, config: HeadConfig) -> dict[str, torch.Tensor]:
     return {}
 
 
-def layout_of(values: dict, source: str) -> str:
-    """The layout that a config.json is of.
-
-    Raises:
-        BadInput: it is of heads that do not run here.
-    """
-    kind = values.get("speculators_model_type")
-    if kind is not None or "speculators_config" in values:
-        if kind not in ("eagle", "eagle3"):
-            raise BadInput(
-                f"{source} says speculators_model_type {kind!r}: eagle and eagle3 are supported"
-            )
+def layout_of(values: dict) -> str:
+    """The layout that a config.json is of."""
+    if "speculators_model_type" in values or "speculators_config" in values:
         return "speculators"
     if "head_type" in values:
         return "eagle_fsd"
-    names = str(values.get("architectures") or "")
-    if "Eagle3" not in names:
-        return "upstream"
-    if "Llama" not in names:
-        raise BadInput(f"{source} says architectures {names}: EAGLE-3 heads have a Llama layer")
-    return "specforge"
+    return "specforge" if "Eagle3" in str(values.get("architectures")) else "upstream"
 
 
-def _read_upstream(values: dict, source: str) -> tuple[dict, list[str]]:
+def _read_upstream(values: dict) -> tuple[dict, list[str]]:
     """Ours and upstream's config.json, to which others may have added fused layers."""
     ids = values.get(FUSED_IDS)
     if not ids or values.get("feature_layers"):
         return values, []
     note = f"fused layers {ids} taken as vLLM counts them: i is what enters layer i"
-    return values | {"feature_layers": _three(ids, source)}, [note]
+    return values | {"feature_layers": ids}, [note]
 
 
-def _read_specforge(values: dict, source: str) -> tuple[dict, list[str]]:
-    values = values | {"head_type": "eagle3"}
-    extra = values.get("eagle_config") or {}
-    if not isinstance(extra, dict) or not extra.get("use_aux_hidden_state", True):
-        raise BadInput(f"{source} says eagle_config {extra!r}: three fused layers are needed")
+def _read_specforge(values: dict) -> tuple[dict, list[str]]:
+    names, extra = values["architectures"], values.get("eagle_config") or {}
+    if "Llama" not in str(names):
+        raise BadInput(f"architectures {names}: EAGLE-3 heads have a Llama layer")
+    if not extra.get("use_aux_hidden_state", True):
+        raise BadInput(f"eagle_config {extra!r}: three fused layers are needed")
     if values.get("norm_output") is False:
         raise BadInput(
-            f"{source} says norm_output false: SpecForge 0.2 means that no norm comes before "
-            "lm_head, SGLang and vLLM mean the usual head; drop it if it is the usual one"
+            "norm_output false: SpecForge 0.2 means that no norm comes before lm_head, SGLang and "
+            "vLLM mean the usual head; drop it if it is the usual one"
         )
+    values = values | {"head_type": "eagle3"}
     ids = extra.get(FUSED_IDS)
     if not ids or values.get("feature_layers"):
-        return _read_upstream(values, source)
-    if _three(ids, source)[0] == 2:  # sgl-project/sglang pull request 25454 tells them apart so
+        return _read_upstream(values)
+    if ids[0] == 2:  # sgl-project/sglang pull request 25454 tells the two ways apart so
         note = f"fused layers {ids} begin with 2: assumed that i is what enters layer i"
         return values | {"feature_layers": ids}, [note]
     ours = [i + 1 for i in ids]
@@ -133,47 +121,41 @@ def _read_specforge(values: dict, source: str) -> tuple[dict, list[str]]:
     return values | {"feature_layers": ours}, [note]
 
 
-def _read_speculators(values: dict, source: str) -> tuple[dict, list[str]]:
-    kind, layer = values["speculators_model_type"], values.get("transformer_layer_config")
+def _read_speculators(values: dict) -> tuple[dict, list[str]]:
+    kind, layer = values.get("speculators_model_type"), values.get("transformer_layer_config")
+    if kind not in ("eagle", "eagle3"):
+        raise BadInput(f"speculators_model_type {kind!r}: eagle and eagle3 are supported")
     if not isinstance(layer, dict):
-        raise BadInput(f"{source} has no transformer_layer_config")
-    if layer.get("model_type", "llama") != "llama":
-        raise BadInput(
-            f"{source} says transformer_layer_config model_type {layer['model_type']!r}: a llama "
-            "layer is supported"
-        )
-    if any(name != "full_attention" for name in layer.get("layer_types") or []):
-        raise BadInput(f"{source} says layer_types {layer['layer_types']}: full_attention needed")
+        raise BadInput("no transformer_layer_config")
+    model_type, layer_types = layer.get("model_type", "llama"), layer.get("layer_types") or []
+    if model_type != "llama":
+        raise BadInput(f"transformer_layer_config of {model_type!r}: a llama layer is supported")
+    if any(name != "full_attention" for name in layer_types):
+        raise BadInput(f"layer_types {layer_types}: full_attention is needed")
     flat = dict(layer, head_type=kind, qkv_bias=bool(layer.get("attention_bias")))
     if kind == "eagle":
-        architecture = values.get("transformer_layer_architecture", "LlamaDecoderLayer")
+        name = values.get("transformer_layer_architecture", "LlamaDecoderLayer")
         channels, heads = layer.get("head_dim"), layer.get("num_attention_heads", 0)
-        wide = channels is not None and channels * heads != layer.get("hidden_size")
-        if architecture != "LlamaDecoderLayer" or wide:
+        wide = channels and channels * heads != layer.get("hidden_size")
+        if wide or name != "LlamaDecoderLayer":
             raise BadInput(
-                f"{source} says {architecture} with head_dim {channels}: a LlamaDecoderLayer with "
-                "hidden_size / num_attention_heads is needed"
+                f"{name} with head_dim {channels}: a LlamaDecoderLayer with hidden_size / "
+                "num_attention_heads is needed"
             )
         return flat | {"bias": bool(values.get("fusion_bias")), "num_hidden_layers": 1}, []
     if not isinstance(values.get("norm_before_residual"), bool):
         raise BadInput(
-            f"{source} does not say norm_before_residual: speculators takes false for it, vLLM "
-            "true; write into it what the head was trained with"
+            "no norm_before_residual: speculators takes false for it, vLLM true; write into it "
+            "what the head was trained with"
         )
     flat |= {key: values.get(key) for key in ("norm_before_residual", "draft_vocab_size")}
     ids = values.get(FUSED_IDS)
     if not ids:
         return flat, []
     notes = [f"fused layers {ids}: i is what enters layer i, as vLLM counts"]
-    if _three(ids, source)[0] == 1:
+    if ids[0] == 1:
         notes.append("they begin with 1, as SpecForge's do; if copied from there, add 1 to all")
     return flat | {"feature_layers": ids}, notes
-
-
-def _three(ids: list, source: str) -> list[int]:
-    if not isinstance(ids, list) or len(ids) != 3 or not all(type(i) is int for i in ids):
-        raise BadInput(f"{source} fuses layers {ids!r}: three whole numbers are needed")
-    return ids
 
 
 def _write_ours(config: HeadConfig, verifier: Verifier) -> tuple[dict, list[str]]:
@@ -263,7 +245,7 @@ def _refuse(layout: str, **settings: bool) -> None:
         raise BadInput(f"{layout} has no heads with {', '.join(found)}")
 
 
-Reader = Callable[[dict, str], tuple[dict, list[str]]]  # config.json, its name -> ours, notes
+Reader = Callable[[dict], tuple[dict, list[str]]]  # config.json -> ours, notes
 Writer = Callable[[HeadConfig, Verifier], tuple[dict, list[str]]]
 LAYOUTS: dict[str, tuple[Reader, Writer]] = {
     "eagle_fsd": (_read_upstream, _write_ours),

@@ -87,6 +87,8 @@ def cut_vocabulary(
             f"the head drafts {former_R.shape[0]} of {config.vocab_size} tokens, and {len(strange)}"
             f" of the {len(token_R)} asked for are not among them (token {strange[0]}, say)"
         )
+    if torch.equal(token_R, former_R):
+        return config, tensors
     own = draft_mapping(token_R, config.vocab_size)
     if config.eagle3:
         own["lm_head.weight"] = tensors["lm_head.weight"][torch.searchsorted(former_R, token_R)]
