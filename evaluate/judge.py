@@ -68,14 +68,16 @@ def run_judge(options: JudgeOptions) -> None:
     wanted = [request for request in requests if not options.arms or request.arm in options.arms]
     folder = Path(options.run) / "judge" / quote(options.model, safe="")
     with VerdictFile(folder / "verdicts.jsonl").opened() as verdicts:
-        unasked = [r for r in wanted if not verdicts.line(r)]
-        if options.retry_unparsed:
-            unasked = [r for r in wanted if (verdicts.line(r) or {}).get("verdict") is None]
+        unasked = verdicts.unasked(wanted, again=options.retry_unparsed)
         try:
             if unasked:
-                judge = endpoint(options)
-                limits = {"concurrency": options.concurrency, "give_up": options.give_up}
-                ask_all(judge, unasked, verdicts, **limits)
+                ask_all(
+                    endpoint(options),
+                    unasked,
+                    verdicts,
+                    concurrency=options.concurrency,
+                    give_up=options.give_up,
+                )
         except BadInput as stopped:
             raise BadInput(
                 f"{stopped}\nThe answers are untouched. {verdicts.progress(wanted)}. The same "
@@ -83,8 +85,7 @@ def run_judge(options: JudgeOptions) -> None:
             ) from None
         print(f"\n{options.model}, {options.mode}: {verdicts.progress(wanted)}\n")
         replies = [(request, verdicts.line(request)) for request in requests]
-        setting = {"judge": options.model, "mode": options.mode, "baseline": options.baseline}
-        print(write_scores(folder, replies, **setting))
+        print(write_scores(folder, replies, options.model, options.mode, options.baseline))
 
 
 def endpoint(options: JudgeOptions) -> JudgeEndpoint:

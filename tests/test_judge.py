@@ -17,7 +17,7 @@ import pytest
 from judge_server import ScriptedJudge, verdict
 
 from eagle_fsd.models.assets import embedded_target_dir, mt_bench_dir
-from eagle_fsd.tasks.judge_protocol import JudgeRequest, parse_verdict
+from eagle_fsd.tasks.judge_protocol import parse_verdict
 from eagle_fsd.tasks.judge_scores import pairwise_rows, single_rows
 
 pytestmark = pytest.mark.processes  # whole commands
@@ -171,25 +171,6 @@ def test_requests_and_rows_are_fastchats(judge, fastchat, folder, tmp_path, mode
     assert comparable(rows) == comparable(read_rows(tmp_path / "theirs.jsonl"))
 
 
-def test_the_second_turn_of_a_math_question(judge, folder):
-    """Both turns, both references and both answers, in the prompt of that name."""
-    with ScriptedJudge() as server:
-        assert judge(folder, server.url, "--arms", "plain").returncode == 0
-    references = {
-        row["question_id"]: row["choices"][0]["turns"]
-        for row in read_rows(mt_bench_dir() / "reference_answer" / "gpt-4.jsonl")
-    }
-    texts = ("{plain} 111 0 a", "{plain} 111 0 b")
-    (asked,) = [request for request in server.requests if all(t in str(request) for t in texts)]
-    body, authorization = asked
-    assert all(text in body["messages"][-1]["content"] for text in references[111])
-    assert body["temperature"] == 0 and body["max_tokens"] == 2048
-    assert authorization == f"Bearer {KEY}"
-    (line,) = [r for r in lines(folder) if (r["question_id"], r["turn"]) == (111, 2)]
-    assert line["prompt"] == "single-math-v1-multi-turn" and line["category"] == "math"
-    assert line["parameters"] == {"temperature": 0, "max_tokens": 2048}
-
-
 def fastchat_rating(monkeypatch, text: str) -> float | None:
     """By FastChat's own patterns, used as its run_judge_single does."""
     monkeypatch.setitem(sys.modules, "anthropic", ModuleType("anthropic"))  # imported, not used
@@ -274,17 +255,17 @@ def test_fastchats_show_result_reads_the_verdicts(judge, tmp_path, mode):
 # --- scores -------------------------------------------------------------------------------------
 
 
-def request(arm: str, question: int, turn: int, *, choice=0, game=1, baseline=None) -> JudgeRequest:
-    category = {1: "a", 2: "a"}.get(question, "b")
-    return JudgeRequest(question, category, choice, turn, arm, baseline, game, "x", [])
+def line(arm: str, question: int, turn: int, verdict, *, choice=0, game=1) -> dict:
+    place = {"question_id": question, "category": "a" if question < 3 else "b", "turn": turn}
+    return place | {"arm": arm, "choice": choice, "game": game, "verdict": verdict}
 
 
 def test_scores_of_answers_judged_alone():
     """By hand: means over verdicts; differences over what both arms have, turns first averaged."""
     given = [("plain", 1, 1, 8), ("plain", 1, 2, 6), ("plain", 2, 1, 4)]
     given += [("fsd", 1, 1, 5), ("fsd", 1, 2, 2), ("fsd", 2, 1, 3), ("fsd", 2, 2, 9)]
-    verdicts = [(request(arm, q, turn), rating) for arm, q, turn, rating in given]
-    verdicts += [(request("fsd", 1, 1, choice=1), 7), (request("fsd", 3, 1), 10)]
+    verdicts = [line(*place) for place in given]
+    verdicts += [line("fsd", 1, 1, 7, choice=1), line("fsd", 3, 1, 10)]
     plain, fsd = single_rows(verdicts, judge="gpt-4", baseline="plain")
     assert plain["second"] == {"value": 6, "low": None, "high": None}
     assert plain["mean"]["value"] == 6 and plain["difference"] is None
@@ -304,7 +285,7 @@ def test_win_rates_of_pairs():
     games = {1: ["AB", "BA"], 2: ["AB", "AA"], 3: [("tie", "tie"), ("tie", "B")], 4: ["AB"]}
     games |= {5: ["AB"], 6: [("A", None)]}
     verdicts = [
-        (request("fsd", question, 1, choice=choice, game=game, baseline="plain"), verdict)
+        line("fsd", question, 1, verdict, choice=choice, game=game)
         for question, matches in games.items()
         for choice, match in enumerate(matches)
         for game, verdict in enumerate(match, start=1)
@@ -331,12 +312,16 @@ def test_the_end_of_a_judging(judge, folder):
         again = judge(folder, server.url)
     assert len(server.requests) == 18
     assert again.stdout == first.stdout
+    written = next(row for row in lines(folder) if (row["question_id"], row["turn"]) == (111, 2))
+    assert (written["prompt"], written["category"]) == ("single-math-v1-multi-turn", "math")
+    assert written["parameters"] == {"temperature": 0, "max_tokens": 2048}
     for word in ("first turn", "second turn", "both", "- baseline", "18 of 18", "by category"):
         assert word in first.stdout
     whole = scores(folder)
     assert [row["arm"] for row in whole["rows"]] == list(ARMS)
     assert whole["hosts"] == [f"127.0.0.1:{server.server_port}"] and whole["made"]["commit"]
     assert set(whole["categories"][0]) == {"arm", "writing", "reasoning", "math"}
+    assert {authorization for _, authorization in server.requests} == {f"Bearer {KEY}"}
     for path in (folder / "judge" / "gpt-4").iterdir():
         assert KEY not in path.read_text() and "pa55" not in path.read_text()
 

@@ -31,7 +31,6 @@ from eagle_fsd.evaluation.report.read_runs import read_run, read_runs
 from eagle_fsd.evaluation.report.trace_data import pack_traces
 from eagle_fsd.evaluation.tables import SPEED as SPEED_COLUMNS
 from eagle_fsd.evaluation.tables import markdown_table
-from eagle_fsd.tasks.judge_protocol import JudgeRequest
 from eagle_fsd.tasks.judge_scores import pairwise_rows, single_rows
 from eagle_fsd.tasks.task_scores import compare_scores, write_table
 
@@ -228,10 +227,11 @@ def write_rows(path: Path, rows: list[dict]) -> None:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def judged(arm: str, baseline: str | None, verdicts: list) -> list[tuple[JudgeRequest, object]]:
+def judged(arm: str, verdicts: list) -> list[dict]:
     """Verdicts on first turns of questions 0, 1, ...; of a pair one for each order."""
+    place = {"arm": arm, "category": "a", "choice": 0, "turn": 1}
     return [
-        (JudgeRequest(question, "a", 0, 1, arm, baseline, game, "x", []), verdict)
+        place | {"question_id": question, "game": game, "verdict": verdict}
         for question, games in enumerate(verdicts)
         for game, verdict in enumerate(games, start=1)
     ]
@@ -241,12 +241,12 @@ def test_scores_of_judges(run_folder, tmp_path):
     """The rows that judge.py has written, alone and against every baseline, in the arms' order."""
     folder = run_folder / "judge" / "gpt-4"
     folder.mkdir(parents=True)
-    alone = [*judged("exact", None, [[8], [9]]), *judged("plain", None, [[6], [6]])]
+    alone = [*judged("exact", [[8], [9]]), *judged("plain", [[6], [6]])]
     plain = [
-        *judged("fsd_js_T0.3", "plain", ["AB", "AA"]),
-        *judged("exact", "plain", [["tie"] * 2]),
+        *judged("fsd_js_T0.3", ["AB", "AA"]),
+        *judged("exact", [["tie"] * 2]),
     ]
-    exact = judged("fsd_js_T0.3", "exact", ["BA"])
+    exact = judged("fsd_js_T0.3", ["BA"])
     rows = {"single": single_rows(alone, judge="gpt-4", baseline="plain")}
     for name, verdicts in (("plain", plain), ("exact", exact)):
         rows[f"pairwise_{name}"] = pairwise_rows(verdicts, judge="gpt-4", baseline=name)

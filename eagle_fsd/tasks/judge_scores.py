@@ -5,10 +5,10 @@ them; intervals resample questions. A difference is over what both arms have ver
 choices of a turn are averaged, then a question's turns.
 """
 
-from collections import defaultdict
-from collections.abc import Iterable
 from importlib.metadata import version
 from pathlib import Path
+
+import pandas as pd
 
 from eagle_fsd.config import BadInput
 from eagle_fsd.evaluation.stats import Interval, mcnemar, paired_difference, rate_interval
@@ -18,6 +18,7 @@ from eagle_fsd.runs.provenance import describe_run
 from eagle_fsd.tasks.judge_protocol import JudgeRequest
 from eagle_fsd.tasks.task_scores import compare_questions
 
+MATCH = ["question_id", "category", "choice", "turn"]
 # who wins by a verdict in game 1 and 2: the arm 1, the baseline -1
 WINS = {1: {"A": 1, "B": -1, "tie": 0}, 2: {"A": -1, "B": 1, "tie": 0}}
 SINGLE: tuple[Column, ...] = (
@@ -39,12 +40,12 @@ BRACKETS = (
     "difference that so many questions show four times in five."
 )
 
-Verdicts = Iterable[tuple[JudgeRequest, float | str]]
-Turns = dict[int, list[float]]  # turn -> the ratings of its choices
 
-
-def single_rows(verdicts: Verdicts, *, judge: str, baseline: str) -> list[dict]:
+def single_rows(lines: list[dict], *, judge: str, baseline: str) -> list[dict]:
     """A row for every arm with verdicts.
+
+    Args:
+        lines: of a verdict file, all with a verdict.
 
     Returns:
         score ("judge NAME"), arm, questions, verdicts; first, second, mean (intervals, of each
@@ -52,36 +53,41 @@ def single_rows(verdicts: Verdicts, *, judge: str, baseline: str) -> list[dict]:
         (that, where the baseline is plain) and mcnemar, as rows of task_scores have them;
         categories {category: mean}.
     """
-    ratings: dict = defaultdict(lambda: defaultdict(lambda: defaultdict(list)))
-    categories = {}
-    for request, rating in verdicts:
-        ratings[request.arm][request.question_id][request.turn].append(rating)
-        categories[request.question_id] = request.category
+    by_arm = pd.DataFrame(lines).groupby("arm", sort=False)
+    arms = {arm: part.set_index(MATCH)["verdict"] for arm, part in by_arm}
     rows = []
-    for arm, mine in ratings.items():
-        theirs = ratings[baseline] if baseline in ratings and arm != baseline else {}
-        compared = compare_questions(*_shared_scores(mine, theirs))
-        whole = {question: sum(turns.values(), []) for question, turns in mine.items()}
+    for arm, ratings in arms.items():
+        theirs = arms[baseline] if baseline in arms and arm != baseline else ratings[:0]
+        sides = [
+            side.groupby(level=["question_id", "turn"], sort=False).mean()
+            for side in (ratings, theirs)
+        ]
+        shared = pd.concat(sides, axis=1, join="inner").groupby(level="question_id", sort=False)
+        compared = compare_questions(*shared.mean().to_numpy().T.tolist())
+        per_turn = {turn: _rate(part) for turn, part in ratings.groupby(level="turn")}
         row = {
             "score": f"judge {judge}",
             "arm": arm,
-            "questions": len(mine),
-            "verdicts": sum(map(len, whole.values())),
-            "first": _rate(turns.get(1, []) for turns in mine.values()),
-            "second": _rate(turns.get(2, []) for turns in mine.values()),
-            "mean": _rate(whole.values()),
+            "questions": ratings.index.unique("question_id").size,
+            "verdicts": len(ratings),
+            "first": per_turn.get(1),
+            "second": per_turn.get(2),
+            "mean": _rate(ratings),
             "baseline": baseline,
             "difference": compared["vs_plain"],
             "vs_plain": compared["vs_plain"] if baseline == "plain" else None,
             "mcnemar": compared["mcnemar"],
-            "categories": _by_category(whole, categories),
+            "categories": _by_category(ratings),
         }
         rows.append(row)
     return rows
 
 
-def pairwise_rows(verdicts: Verdicts, *, judge: str, baseline: str) -> list[dict]:
+def pairwise_rows(lines: list[dict], *, judge: str, baseline: str) -> list[dict]:
     """A row for every arm of which a match has both games; a tie where these name two winners.
+
+    Args:
+        lines: of a verdict file, all with a verdict and against this baseline.
 
     Returns:
         judge, arm, baseline, questions, verdicts (matches); win, tie, loss and adjusted (win +
@@ -89,81 +95,54 @@ def pairwise_rows(verdicts: Verdicts, *, judge: str, baseline: str) -> list[dict
         games agree); gained, lost, mcnemar_p (questions with more wins than losses, with fewer,
         and how likely so uneven a split is); categories {category: adjusted}.
     """
-    games: dict = defaultdict(lambda: defaultdict(lambda: defaultdict(dict)))
-    categories = {}
-    for request, verdict in verdicts:
-        match = games[request.arm][request.question_id][request.choice, request.turn]
-        match[request.game] = WINS[request.game][verdict]
-        categories[request.question_id] = request.category
     rows = []
-    for arm, questions in games.items():
-        wins: dict[int | str, list[int]] = {}
-        agreeing = 0
-        for question, matches in questions.items():
-            for match in matches.values():
-                if len(match) == 2:
-                    agree = match[1] == match[2]
-                    wins.setdefault(question, []).append(match[1] if agree else 0)
-                    agreeing += agree
-        if not wins:
+    won = [line | {"win": WINS[line["game"]][line["verdict"]]} for line in lines]
+    for arm, part in pd.DataFrame(won).groupby("arm", sort=False):
+        # a column a game; nothing is said of a match that lacks one
+        games = part.set_index([*MATCH, "game"])["win"].unstack("game")
+        games = games.reindex(columns=[1, 2]).dropna()
+        if games.empty:
             continue
-        points = {question: [(win + 1) / 2 for win in found] for question, found in wins.items()}
-        balance = [sum(found) for found in wins.values()]
-        split = mcnemar([total > 0 for total in balance], [total < 0 for total in balance])
-        means = [sum(found) / len(found) for found in points.values()]
-        count = sum(map(len, wins.values()))
+        agree = games[1] == games[2]
+        wins = games[1].where(agree, 0)
+        points = (wins + 1) / 2
+        balance = wins.groupby(level="question_id").sum()
+        mean_Q = points.groupby(level="question_id").mean().tolist()
+        split = mcnemar((balance > 0).tolist(), (balance < 0).tolist())
         row = {
             "judge": judge,
             "arm": arm,
             "baseline": baseline,
-            "questions": len(wins),
-            "verdicts": count,
-            **{
-                name: _rate([win == wanted for win in found] for found in wins.values())
-                for name, wanted in (("win", 1), ("tie", 0), ("loss", -1))
-            },
-            "adjusted": _rate(points.values()),
-            "difference": paired_difference(means, [0.5] * len(means)),
-            "consistent": agreeing / count,
-            **{"gained": split["gained"], "lost": split["lost"], "mcnemar_p": split["p"]},
-            "categories": _by_category(points, categories),
+            "questions": len(balance),
+            "verdicts": len(wins),
+            "win": _rate(wins == 1),
+            "tie": _rate(wins == 0),
+            "loss": _rate(wins == -1),
+            "adjusted": _rate(points),
+            "difference": paired_difference(mean_Q, [0.5] * len(mean_Q)),
+            "consistent": float(agree.mean()),
+            "gained": split["gained"],
+            "lost": split["lost"],
+            "mcnemar_p": split["p"],
+            "categories": _by_category(points),
         }
         rows.append(row)
     return rows
 
 
-def _rate(values_Q: Iterable[list[float]]) -> Interval:
+def _rate(values: pd.Series) -> Interval:
     """The mean of all values, which belong to questions."""
-    return rate_interval([(sum(values), len(values)) for values in values_Q if values])
+    parts_Q2 = values.groupby(level="question_id", sort=False).agg(["sum", "count"])
+    return rate_interval(parts_Q2.to_numpy(dtype=float))
 
 
-def _by_category(
-    values_Q: dict[int | str, list[float]], categories: dict[int | str, str]
-) -> dict[str, Interval]:
-    return {
-        name: _rate(values for question, values in values_Q.items() if categories[question] == name)
-        for name in dict.fromkeys(categories[question] for question in values_Q)
-    }
-
-
-def _shared_scores(
-    mine: dict[int | str, Turns], theirs: dict[int | str, Turns]
-) -> tuple[list[float], list[float]]:
-    """Both sides' scores of every question of which both have a turn, over the turns that both
-    have."""
-    scores: tuple[list[float], list[float]] = ([], [])
-    for question in mine:
-        shared = sorted(mine[question].keys() & theirs.get(question, {}).keys())
-        for side, found in zip((mine, theirs), scores, strict=True):
-            means = [sum(side[question][turn]) / len(side[question][turn]) for turn in shared]
-            found += [sum(means) / len(means)] if means else []
-    return scores
+def _by_category(values: pd.Series) -> dict[str, Interval]:
+    return {name: _rate(part) for name, part in values.groupby(level="category", sort=False)}
 
 
 def write_scores(
     folder: Path,
     replies: list[tuple[JudgeRequest, dict | None]],
-    *,
     judge: str,
     mode: str,
     baseline: str,
@@ -182,9 +161,9 @@ def write_scores(
         BadInput: there is no verdict.
     """
     given = [(request, line) for request, line in replies if line]
-    verdicts = [(r, line["verdict"]) for r, line in given if line["verdict"] is not None]
+    lines = [line for _, line in given if line["verdict"] is not None]
     make_rows = single_rows if mode == "single" else pairwise_rows
-    rows = make_rows(verdicts, judge=judge, baseline=baseline)
+    rows = make_rows(lines, judge=judge, baseline=baseline) if lines else []
     if not rows:
         raise BadInput(
             f"{judge} gave no verdict on what there is: see its replies in "
@@ -219,7 +198,7 @@ def judge_tables(rows: list[dict], categories: list[dict], mode: str, baseline: 
     return text
 
 
-def fastchat_rows(replies: Iterable[tuple[JudgeRequest, dict]]) -> list[dict]:
+def fastchat_rows(replies: list[tuple[JudgeRequest, dict]]) -> list[dict]:
     """The verdicts as FastChat's play_a_match_single and play_a_match_pair write them, and the
     choice; a reply without a verdict is -1 or "error" there.
 

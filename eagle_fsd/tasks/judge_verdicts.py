@@ -69,6 +69,11 @@ class VerdictFile:
         """The last reply to this very request."""
         return self._lines.get(request.digest)
 
+    def unasked(self, requests: list[JudgeRequest], *, again: bool) -> list[JudgeRequest]:
+        """Those without a reply; `again`: those without a verdict too."""
+        lines = [(request, self.line(request)) for request in requests]
+        return [r for r, line in lines if not line or (again and line["verdict"] is None)]
+
     def progress(self, requests: list[JudgeRequest]) -> str:
         """How many verdicts there are, and replies without one, in words."""
         lines = [line for request in requests if (line := self.line(request))]
