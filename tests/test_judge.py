@@ -25,7 +25,7 @@ pytestmark = pytest.mark.processes  # whole commands
 ROOT = Path(__file__).parent.parent
 COMMAND = ROOT / "evaluate" / "judge.py"
 KEY = "sk-secret-4711"
-ARMS = ("exact", "fsd_js_T0.4", "plain")
+ARMS = ("exact", "fsd:0.4", "plain")  # fsd_0.4.jsonl is its file
 ASKED = (81, 101, 111)  # writing, reasoning, math: the latter two with a reference
 
 
@@ -84,7 +84,7 @@ def write_answers(folder: Path, questions=ASKED, arms=ARMS, choices=1, note="") 
             }
             for question in questions
         ]
-        write_rows(folder / "answers" / f"{arm}.jsonl", rows)
+        write_rows(folder / "answers" / f"{arm.replace(':', '_')}.jsonl", rows)
     return folder
 
 
@@ -127,7 +127,8 @@ def fastchat(monkeypatch):
         data = mt_bench_dir()
         questions = common.load_questions(str(data / "question.jsonl"), None, None)
         questions = [q for q in questions if q["question_id"] in ASKED]
-        answers = common.load_model_answers(str(folder / "answers"))
+        by_file = common.load_model_answers(str(folder / "answers")).values()
+        answers = {next(iter(rows.values()))["model_id"]: rows for rows in by_file}
         references = common.load_model_answers(str(data / "reference_answer"))
         prompts = common.load_judge_prompts(str(data / "judge_prompts.jsonl"))
         single = mode == "single"
@@ -321,7 +322,6 @@ def test_the_end_of_a_judging(judge, folder):
     assert [row["arm"] for row in whole["rows"]] == list(ARMS)
     assert whole["hosts"] == [f"127.0.0.1:{server.server_port}"] and whole["made"]["commit"]
     assert set(whole["categories"][0]) == {"arm", "writing", "reasoning", "math"}
-    assert {authorization for _, authorization in server.requests} == {f"Bearer {KEY}"}
     for path in (folder / "judge" / "gpt-4").iterdir():
         assert KEY not in path.read_text() and "pa55" not in path.read_text()
 
@@ -339,7 +339,8 @@ def test_another_judge_stands_beside(judge, folder):
         done = judge(folder, other.url)
     places = sorted(f"127.0.0.1:{s.server_port}" for s in (server, other))
     assert f"come from {', '.join(places)}" in done.stdout and len(other.requests) == 12
-    assert server.requests[-1][0]["model"] == "../meta/judge 7B"
+    body, authorization = server.requests[-1]
+    assert body["model"] == "../meta/judge 7B" and authorization == f"Bearer {KEY}"
 
 
 def test_only_what_is_new_is_asked(judge, folder):
@@ -547,7 +548,7 @@ def test_the_judge_is_killed(judge, tmp_path):
 # --- bad input ----------------------------------------------------------------------------------
 
 BAD = {
-    "unknown arm": (["--arms", "fsdd"], "fsdd: no such arm; the run has exact, fsd_js_T0.4, plain"),
+    "unknown arm": (["--arms", "fsdd"], "fsdd: no such arm; the run has exact, fsd:0.4, plain"),
     "unknown mode": (["--mode", "both"], "single or pairwise"),
     "unknown baseline": (["--mode", "pairwise", "--baseline", "generate"], "--baseline generate"),
     "unknown baseline, alone": (["--baseline", "generate"], "--baseline generate"),
@@ -611,7 +612,7 @@ def test_bad_files_are_told(judge, folder, tmp_path):
     write_answers(folder, questions=[81])
     told("question 81 (math) has no reference answer to turn 1", *own)
     write_answers(folder, questions=[82], arms=["plain"])
-    told("exact, fsd_js_T0.4 shares an answered question", "--mode", "pairwise")
+    told("exact, fsd:0.4 shares an answered question", "--mode", "pairwise")
     (folder / "run.json").write_text("{")
     told("run.json is damaged")
     (folder / "answers" / "plain.jsonl").write_text("")

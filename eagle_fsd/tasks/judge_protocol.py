@@ -16,6 +16,7 @@ from pathlib import Path
 from eagle_fsd.config import BadInput
 from eagle_fsd.evaluation.questions import Question, read_questions
 from eagle_fsd.models.assets import mt_bench_dir
+from eagle_fsd.runs.folder import fastchat_answers
 from eagle_fsd.runs.jsonl import read_lines, whole_lines
 
 # categories whose prompt shows a reference answer; FastChat's NEED_REF_CATS
@@ -94,7 +95,7 @@ def read_requests(
         mode,
         read_prompts(Path(prompt_file or data / "judge_prompts.jsonl"), mode),
         read_questions(question_file or _own_questions(run_folder) or data / "question.jsonl"),
-        _read_answer_file(Path(reference_file or data / "reference_answer" / "gpt-4.jsonl"), []),
+        _by_choice(read_lines(Path(reference_file or data / "reference_answer" / "gpt-4.jsonl"))),
         answers,
         baseline if pairwise else None,
     )
@@ -149,30 +150,32 @@ def read_answers(run_folder: Path) -> dict[str, Answers]:
     kinds = ("answers", "records")
     paths = {path.stem: path for k in kinds for path in sorted((run_folder / k).glob("*.jsonl"))}
     warnings: list[str] = []
-    answers = {arm: _read_answer_file(path, warnings) for arm, path in paths.items()}
+    answers: dict[str, Answers] = {}
+    for path in paths.values():
+        if path.parent.name == "records":
+            rows = whole_lines(
+                path, ("question_id", "answer_id", "arm", "tstamp", "turns"), warnings
+            )
+            rows = fastchat_answers(rows)
+        else:
+            rows = whole_lines(path, ("question_id", "choices"), warnings)
+        if rows:
+            answers[rows[0].get("model_id", path.stem)] = _by_choice(rows)
     for warning in warnings:
         print(f"warning: {warning}", file=sys.stderr)
-    if not any(answers.values()):
+    if not answers:
         raise BadInput(
             f"{run_folder} holds no answer in records/ARM.jsonl or answers/ARM.jsonl: run "
             "evaluate/mt_bench.py first"
         )
-    return {arm: found for arm, found in answers.items() if found}
+    return answers
 
 
-def _read_answer_file(path: Path, warnings: list[str]) -> Answers:
-    """Of records, or in FastChat's model_answer format."""
-    if not path.is_file():
-        raise BadInput(f"no file at {path}")
-    if path.parent.name == "records":
-        rows = whole_lines(path, ("question_id", "turns"), warnings)
-        return {
-            (row["question_id"], row.get("choice", 0)): [turn["text"] for turn in row["turns"]]
-            for row in rows
-        }
+def _by_choice(rows: list[dict]) -> Answers:
+    """Of rows in FastChat's model_answer format."""
     return {
         (row["question_id"], choice.get("index", place)): choice["turns"]
-        for row in whole_lines(path, ("question_id", "choices"), warnings)
+        for row in rows
         for place, choice in enumerate(row["choices"])
     }
 

@@ -7,6 +7,7 @@ choices of a turn are averaged, then a question's turns.
 
 from importlib.metadata import version
 from pathlib import Path
+from urllib.parse import quote
 
 import pandas as pd
 
@@ -174,7 +175,7 @@ def write_scores(
     hosts = sorted({line["host"] for _, line in given})
     if len(hosts) > 1:
         text += f"\n\nThe replies come from {', '.join(hosts)}: is it the same model?"
-    name = "single" if mode == "single" else f"pairwise_{baseline}"
+    name = "single" if mode == "single" else f"pairwise_{quote(baseline, safe='')}"
     described = describe_run("cpu")
     described["versions"]["openai"] = version("openai")
     made = {key: described[key] for key in ("command", "commit", "versions")}

@@ -133,7 +133,7 @@ def _read_arms(
                 raise BadInput(f"{path} answers question {key[0]!r}, choice {key[1]} twice")
             seen.add(key)
         if rows:
-            arms[path.stem] = rows
+            arms[rows[0]["arm"]] = rows
         else:
             warnings.append(f"{path.name} holds no whole line: the arm is left out")
     return arms
