@@ -1,18 +1,18 @@
-"""The EAGLE head: against a forward from the key table alone, and the drafter's trees against it.
+"""The modules of both kinds of heads, against forwards from the key table alone.
 
-Axes: T positions, D hidden size, N nodes, V vocabulary.
+Axes: T positions, D hidden size, F = 3 D features, N nodes, V vocabulary.
 """
 
 import pytest
-import reference_head as reference
+import reference_eagle3
+import reference_head
 import torch
 from head_files import eagle_tensors, save
 from reference_tree import paths
-from tiny import FAMILIES, prompt_tokens, tiny_head, tiny_target
+from tiny import prompt_tokens, tiny_head, tiny_target
+from tiny_eagle3 import LAYERS, fused_target, tiny_head3
 
-from eagle_fsd.config import TreeConfig
-from eagle_fsd.decoding.target import Target
-from eagle_fsd.drafters.eagle import EagleDrafter
+from eagle_fsd.decoding.tree import DraftTree
 from eagle_fsd.models.load import load_head
 
 # config.json as published heads have it: what is absent takes upstream's default
@@ -28,7 +28,7 @@ BASE = {
     "transformers_version": "4.28.1",
     "vocab_size": 101,
 }
-CONFIGS = {
+EAGLE = {
     "vicuna": BASE,  # no kv heads, bias, rope_theta or eps
     "llama2": BASE | {"num_key_value_heads": 4, "rope_scaling": None, "rms_norm_eps": 1e-5},
     "llama3": BASE
@@ -41,100 +41,102 @@ CONFIGS = {
 
 @torch.inference_mode()
 @pytest.mark.parametrize("kind", ["safetensors", "bin", "safetensors sharded", "bin sharded"])
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", EAGLE)
 def test_head_agrees_with_the_reference(tmp_path, name, kind):
     """A head saved in upstream's layout and loaded by load_head == the key table's arithmetic."""
-    config, T = CONFIGS[name], 31
+    config, T = EAGLE[name], 31
     tensors = eagle_tensors(config)
     head = load_head(save(tmp_path, config, tensors, kind), tiny_target("llama").model.config)
     embedding_TD, feature_TD = torch.randn(2, T, 40, generator=torch.Generator().manual_seed(1))
-    want_TD = reference.forward(tensors, config, embedding_TD, feature_TD)
+    want_TD = reference_head.forward(tensors, config, embedding_TD, feature_TD)
     got_TD = head(feature_TD[None], embedding_TD[None], torch.arange(T))[0]
     assert want_TD.std() > 0.5
     torch.testing.assert_close(got_TD, want_TD, atol=1e-4, rtol=1e-4)
 
 
+EAGLE3 = {
+    "plain": {},
+    "wide heads": {"head_dim": 14, "rope_theta": 500000.0, "rms_norm_eps": 0.3},
+    "one kv head": {"num_key_value_heads": 1, "draft_vocab_size": 37},
+    "biases": {"qkv_bias": True, "head_dim": 6, "draft_vocab_size": 101 - 1},
+    "linear rope": {"rope_scaling": {"type": "linear", "factor": 4.0}, "num_key_value_heads": 4},
+    "norm before residual": {"norm_before_residual": True, "draft_vocab_size": 11},
+}
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("name", EAGLE3)
+def test_two_steps_agree_with_the_reference(name):
+    """fuse, a step, a second step fed with the un-normed output, and the logits of both."""
+    head, T = tiny_head3(seed=3, scale=1.5, **EAGLE3[name]), 31
+    tensors, config = head.state_dict(), vars(head.config)
+    generator = torch.Generator().manual_seed(1)
+    feature_TF = torch.randn(T, 120, generator=generator)
+    embedding_TD, second_TD = torch.randn(2, T, 40, generator=generator)
+    ours_TD, theirs_TD = head.fuse(feature_TF), reference_eagle3.fuse(tensors, feature_TF)
+    for step_TD in (embedding_TD, second_TD):
+        ours_TD = head(ours_TD[None], step_TD[None], torch.arange(T))[0]
+        theirs_TD = reference_eagle3.forward(tensors, config, step_TD, theirs_TD)
+        assert theirs_TD.std() > 0.5
+        torch.testing.assert_close(ours_TD, theirs_TD, atol=1e-4, rtol=1e-4)
+        want_TV = reference_eagle3.logits(tensors, config, theirs_TD)
+        if head.draft_token_R is not None:
+            want_TV = want_TV[:, head.draft_token_R]
+        torch.testing.assert_close(head.lm_head(head.normed(ours_TD)), want_TV, atol=1e-4, rtol=0)
+
+
 @pytest.mark.parametrize(
-    "name, change",
+    "reference, name, change",
     [
-        ("vicuna", {"rope_theta": 500000.0}),
-        ("llama3", {"rms_norm_eps": 1e-6}),
-        ("linear rope", {"rope_scaling": None}),
-        ("llama3", {"rope_theta": 10000.0}),
+        (reference_head, "vicuna", {"rope_theta": 500000.0}),
+        (reference_head, "llama3", {"rms_norm_eps": 1e-6}),
+        (reference_head, "llama3", {"rope_theta": 10000.0}),
+        (reference_head, "linear rope", {"rope_scaling": None}),
+        (reference_eagle3, "wide heads", {"rope_theta": 10000.0}),
+        (reference_eagle3, "wide heads", {"rms_norm_eps": 1e-6}),
+        (reference_eagle3, "wide heads", {"rope_scaling": {"type": "linear", "factor": 2.0}}),
+        (reference_eagle3, "wide heads", {"norm_before_residual": True}),
     ],
 )
-def test_the_comparison_would_see_a_wrong_setting(name, change):
-    """Each setting moves the reference's output by far more than the tolerance above."""
-    config = CONFIGS[name]
-    tensors = eagle_tensors(config)
-    embedding_TD, feature_TD = torch.randn(2, 31, 40, generator=torch.Generator().manual_seed(1))
-    one_TD = reference.forward(tensors, config, embedding_TD, feature_TD)
-    other_TD = reference.forward(tensors, config | change, embedding_TD, feature_TD)
+def test_the_comparisons_would_see_a_wrong_setting(reference, name, change):
+    """Each setting moves the reference's output by far more than the tolerances above."""
+    if reference is reference_head:
+        config = EAGLE[name]
+        tensors = eagle_tensors(config)
+    else:
+        head = tiny_head3(scale=1.5, **EAGLE3[name])
+        tensors, config = head.state_dict(), vars(head.config)
+    embedding_TD, hidden_TD = torch.randn(2, 31, 40, generator=torch.Generator().manual_seed(1))
+    one_TD = reference.forward(tensors, config, embedding_TD, hidden_TD)
+    other_TD = reference.forward(tensors, config | change, embedding_TD, hidden_TD)
     assert (one_TD - other_TD).abs().max() > 0.01
 
 
-def assert_rows_are_the_heads(
-    drafter: EagleDrafter, target: Target, tokens: torch.Tensor, features_TD: torch.Tensor
-) -> int:
-    """Every draft row of a proposed tree == lm_head of the reference on that node's path alone."""
-    tensors = dict(drafter.head.state_dict())
-    config = {k: v for k, v in vars(drafter.head.config).items()}
-    embed_VD = target.embed_tokens(torch.arange(target.vocab_size))
-    tree = drafter.propose()
-    assert tree.token_N[0] == tokens[-1]
-    checked = 0
-    node_paths = paths(tree.token_N.tolist(), tree.parent_N.tolist())
-    for path, row in zip(node_paths, tree.draft_row_N.tolist(), strict=True):
-        if row < 0:
-            continue
-        output_D = reference.after_path(tensors, config, embed_VD, tokens, features_TD, list(path))
-        want_V = target.logits(output_D[None])[0]
-        torch.testing.assert_close(tree.draft_logits_ER[row], want_V, atol=1e-4, rtol=1e-4)
-        checked += 1
-    return checked
-
-
 @torch.inference_mode()
-@pytest.mark.parametrize("family", ["llama", "gemma3"])
-@pytest.mark.parametrize("qkv_bias", [False, True])
-def test_cached_tree_steps_equal_the_head_on_each_path_alone(family, qkv_bias):
-    """Over rounds of observe and propose: cached tree steps == no cache, one path at a time.
+@pytest.mark.parametrize("family", ["llama", "gemma3", "qwen2_sliding"])
+def test_features_are_the_targets_hidden_states(family):
+    """prefill and verify give hidden_states[2], [n // 2], [n - 3] of a plain forward on each path.
 
-    Rounds commit 1 to 4 tokens; one commits by two observes, one proposes twice. Gemma scales its
-    embedding, which the head must see scaled.
+    The default layers of the head are the target's; hidden states of the embedding come first.
     """
-    target = tiny_target(family)
-    scale = 0.5 if family == "gemma3" else 1.0  # its embedding is six times as large
-    head = tiny_head(target, seed=3, scale=scale, qkv_bias=qkv_bias, bias=not qkv_bias)
-    drafter = EagleDrafter(head, target, TreeConfig(23, 4, 3))
-    generator = torch.Generator().manual_seed(5)
-    for length in (1, 11):  # the second sequence starts anew in the same drafter
-        drafter.reset(60)
-        tokens = torch.tensor(prompt_tokens(length + 1, seed=1)[1:])
-        features_TD = torch.randn(length, 40, generator=generator)
-        drafter.observe(features_TD, tokens)
-        for commits in ([1], [4], [2, 3], [1], [2]):
-            checked = assert_rows_are_the_heads(drafter, target, tokens, features_TD)
-            assert checked >= 4
-            for count in commits:
-                new_T = torch.randint(0, target.vocab_size, (count,), generator=generator)
-                new_TD = torch.randn(count, 40, generator=generator)
-                drafter.observe(new_TD, new_T)
-                tokens, features_TD = torch.cat([tokens, new_T]), torch.cat([features_TD, new_TD])
-        # the last commit has not been run
-        assert drafter._sequence.cache.length == tokens.shape[0] - 2
+    target = fused_target(family)
+    assert tiny_head3().config.fused_layers(LAYERS) == (2, LAYERS // 2, LAYERS - 3) == (2, 3, 4)
+    prompt = torch.tensor(prompt_tokens(11))
+    target.start(40)
+    _, features_LF = target.prefill(prompt)
 
+    def plain(tokens: list[int]) -> torch.Tensor:
+        states = target.model(torch.tensor([tokens]), output_hidden_states=True).hidden_states
+        return torch.cat([states[i][0] for i in (2, 3, 4)], dim=-1)
 
-@torch.inference_mode()
-def test_tree_of_a_head_with_two_layers():
-    """The cache of a deeper head holds rows for each layer."""
-    target = tiny_target("llama")
-    head = tiny_head(target, num_hidden_layers=2)
-    drafter = EagleDrafter(head, target, TreeConfig(7, 3, 2))
-    drafter.reset(30)
-    tokens, features_TD = torch.tensor(prompt_tokens(7)), torch.randn(7, 40)
-    drafter.observe(features_TD, tokens)
-    assert assert_rows_are_the_heads(drafter, target, tokens, features_TD) > 1
+    torch.testing.assert_close(features_LF, plain(prompt.tolist()), atol=1e-4, rtol=1e-4)
+    tokens, parents = [5, 17, 3, 44, 17, 9], [0, 0, 0, 2, 3, 1]
+    tree = DraftTree.from_parents(tokens, parents)
+    logits_NV, features_NF = target.verify(tree)
+    assert features_NF.shape == (6, 120) and logits_NV.shape == (6, 101)
+    for node, path in enumerate(paths(tokens, parents)):
+        want_F = plain([*prompt.tolist(), tokens[0], *path])[-1]
+        torch.testing.assert_close(features_NF[node], want_F, atol=1e-4, rtol=1e-4)
 
 
 @torch.inference_mode()
@@ -159,23 +161,13 @@ def test_half_precision_head_keeps_float32_angles():
     assert errors[1] < 2 * errors[0] < 0.05, errors
 
 
-def test_top_k_beyond_the_vocabulary_is_refused():
-    """A tree wider than the vocabulary is named before anything runs."""
-    target = tiny_target("llama")
-    with pytest.raises(ValueError, match="branch_top_k 102 is more than the draft vocabulary 101"):
-        EagleDrafter(tiny_head(target), target, TreeConfig(102, 1, 102))
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_drafted_tree_has_the_configured_shape(family):
-    """Exactly num_draft_tokens drafts, no deeper than tree_depth, at most max_nodes nodes."""
-    target = tiny_target(family)
-    for config in (TreeConfig(59, 6, 10), TreeConfig(7, 3, 4), TreeConfig(5, 5, 1)):
-        drafter = EagleDrafter(tiny_head(target), target, config)
-        drafter.reset(40)
-        with torch.inference_mode():
-            drafter.observe(torch.randn(5, 40), torch.tensor(prompt_tokens(5)))
-            tree = drafter.propose()
-        assert tree.size == drafter.max_nodes == config.num_draft_tokens + 1
-        assert tree.depth_N.max() <= config.tree_depth == tree.max_depth
-        assert tree.draft_logits_ER.shape == (config.num_expanded, target.vocab_size)
+@torch.inference_mode()
+def test_half_precision_keeps_indices_whole():
+    """`to(bfloat16)` leaves d2t and t2d as they are, and angles in float32."""
+    head = tiny_head3(draft_vocab_size=37, rope_theta=500000.0)
+    token_R = head.draft_token_R
+    half = tiny_head3(draft_vocab_size=37, rope_theta=500000.0).to(torch.bfloat16)
+    assert half.d2t.dtype == torch.int64 and half.t2d.dtype == torch.bool
+    assert torch.equal(half.draft_token_R, token_R) and half.t2d.sum() == 37
+    assert torch.equal(half.t2d.nonzero()[:, 0], token_R)
+    assert half._rotary[0].inv_freq.dtype == torch.float32

@@ -1,11 +1,11 @@
-"""Tiny random EAGLE-3 heads, targets whose hidden states they read, and draft vocabularies."""
+"""Tiny random heads of every kind, with targets that give the hidden states they read."""
 
 import torch
-from tiny import FAMILIES, random_model, randomize
+from tiny import FAMILIES, random_model, randomize, tiny_head
 
 from eagle_fsd.decoding.target import Target
 from eagle_fsd.heads.head_config import HeadConfig
-from eagle_fsd.heads.models import Eagle3Head
+from eagle_fsd.heads.models import DraftHead, Eagle3Head
 
 LAYERS = 7  # 2, 3 and 4 are upstream's fused layers of a target with seven
 BASE = {
@@ -40,3 +40,30 @@ def fused_target(family: str = "llama", *, seed: int = 0, layers: tuple[int, ...
         config.layer_types = (kinds * 3)[:LAYERS]
     config.num_hidden_layers = LAYERS
     return Target(random_model(config, seed=seed), feature_layers=layers)
+
+
+HEADS = {
+    "eagle3": {},
+    "eagle3, own layers": {"feature_layers": (0, 6, 1), "head_dim": 14},
+    "eagle3, 37 tokens": {"draft_vocab_size": 37, "num_key_value_heads": 1},
+    "eagle3, normed residual": {"draft_vocab_size": 37, "norm_before_residual": True},
+    "eagle": {},
+    "eagle, 37 tokens": {"draft_vocab_size": 37},
+    "eagle, biases": {"qkv_bias": True, "bias": False},
+    "eagle, two layers": {"num_hidden_layers": 2},
+}
+
+
+def target_and_head(
+    name: str, *, family: str = "llama", seed: int = 0, scale: float = 1.0
+) -> tuple[Target, DraftHead]:
+    """A head of HEADS, and a target that it reads."""
+    changes = HEADS[name]
+    if name.startswith("eagle3"):
+        head = tiny_head3(seed=seed, scale=scale, **changes)
+        return fused_target(family, seed=seed, layers=head.config.fused_layers(LAYERS)), head
+    target = fused_target(family, seed=seed, layers=())
+    head = tiny_head(target, seed=seed, scale=scale, **changes)
+    if head.d2t is not None:
+        head.set_draft_tokens(draft_tokens(37, seed=seed))
+    return target, head

@@ -1,0 +1,114 @@
+"""Trees that draft heads grow, against the slow version: path by path, without a cache.
+
+Axes: T positions, D hidden size, F features (D or 3 D), V vocabulary.
+"""
+
+import math
+
+import pytest
+import reference_eagle3
+import reference_head
+import torch
+from reference_tree import grow, paths
+from tiny import FAMILIES, prompt_tokens, tiny_head, tiny_target
+from tiny_eagle3 import HEADS, fused_target, target_and_head, tiny_head3
+
+from eagle_fsd.config import TreeConfig
+from eagle_fsd.decoding.target import Target
+from eagle_fsd.drafters.eagle import EagleDrafter
+from eagle_fsd.heads.models import DraftHead
+
+
+def slow_logits(target: Target, head: DraftHead, tokens_T, features_TF, drafts) -> torch.Tensor:
+    """Draft logits after a path over the target's whole vocabulary, [V], by the references."""
+    tensors, config = dict(head.state_dict()), vars(head.config)
+    reference = reference_eagle3 if head.config.eagle3 else reference_head
+    embed_VD = target.embed(torch.arange(101))
+    output_D = reference.after_path(tensors, config, embed_VD, tokens_T, features_TF, drafts)
+    if head.config.eagle3:
+        return reference.logits(tensors, config, output_D[None])[0]
+    full_V = target.logits(output_D[None])[0]
+    if head.d2t is None:
+        return full_V
+    masked_V = torch.full_like(full_V, -math.inf)
+    for token in head.draft_token_R.tolist():
+        masked_V[token] = full_V[token]
+    return masked_V
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("family", ["llama", "gemma3"])
+@pytest.mark.parametrize("name", HEADS)
+def test_trees_are_those_of_the_slow_version(name, family):
+    """Over rounds of observe and propose: tokens, parents and draft rows == path by path.
+
+    Rounds commit 1 to 5 tokens, one of them by two observes; the second sequence starts anew in
+    the same drafter. Gemma scales its embedding, which the head must see scaled.
+    """
+    scale = 0.5 if family == "gemma3" else 1.0  # its embedding is six times as large
+    target, head = target_and_head(name, family=family, seed=4, scale=scale)
+    drafter = EagleDrafter(head, target, TreeConfig(12, 3, 4))
+    generator = torch.Generator().manual_seed(5)
+    width = 40 * (3 if head.config.eagle3 else 1)
+    for length in (1, 9):
+        drafter.reset(40)
+        tokens_T, features_TF = torch.empty(0, dtype=torch.int64), torch.empty(0, width)
+        for commits in ([length], [4], [2, 3], [1]):
+            for count in commits:
+                new_T = torch.randint(0, 101, (count,), generator=generator)
+                new_TF = torch.randn(count, width, generator=generator)
+                drafter.observe(new_TF, new_T)
+                tokens_T = torch.cat([tokens_T, new_T])
+                features_TF = torch.cat([features_TF, new_TF])
+            tree = drafter.propose()
+            assert tree.token_N[0] == tokens_T[-1]
+            memo = {}
+
+            def logits_of(path, at=(tokens_T, features_TF), memo=memo):
+                if path not in memo:
+                    memo[path] = slow_logits(target, head, *at, list(path))
+                return memo[path]
+
+            wanted = grow(logits_of, depth=3, top_k=4, drafts=12)
+            node_paths = paths(tree.token_N.tolist(), tree.parent_N.tolist())
+            assert set(node_paths[1:]) == set(wanted.kept) and node_paths[0] == ()
+            if head.d2t is not None:
+                drafted = set(tree.token_N[1:].tolist())
+                assert drafted <= set(head.draft_token_R.tolist())
+            full_NV = tree.draft_logits(torch.arange(tree.size), 101)
+            checked = 0
+            for path, row, ours_V in zip(node_paths, tree.draft_row_N, full_NV, strict=True):
+                if row >= 0:
+                    torch.testing.assert_close(ours_V, memo[path], atol=1e-4, rtol=1e-4)
+                    checked += 1
+            assert checked >= 3
+            assert drafter._sequence.cache.length == tokens_T.shape[0]  # drafts leave no rows
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_drafted_tree_has_the_configured_shape(family):
+    """Exactly num_draft_tokens drafts, no deeper than tree_depth, at most max_nodes nodes."""
+    target = tiny_target(family)
+    for config in (TreeConfig(59, 6, 10), TreeConfig(7, 3, 4), TreeConfig(5, 5, 1)):
+        drafter = EagleDrafter(tiny_head(target), target, config)
+        drafter.reset(40)
+        with torch.inference_mode():
+            drafter.observe(torch.randn(5, 40), torch.tensor(prompt_tokens(5)))
+            tree = drafter.propose()
+        assert tree.size == drafter.max_nodes == config.num_draft_tokens + 1
+        assert tree.depth_N.max() <= config.tree_depth == tree.max_depth
+        assert tree.draft_logits_ER.shape == (config.num_expanded, target.vocab_size)
+
+
+def test_heads_targets_and_trees_that_do_not_match_are_refused():
+    """Features of other layers, and trees wider than the draft vocabulary; before anything runs."""
+    with pytest.raises(ValueError, match=r"reads hidden states \(2, 3, 4\).*\(1, 2, 3\)"):
+        EagleDrafter(tiny_head3(), fused_target(layers=(1, 2, 3)), TreeConfig(3, 2, 2))
+    with pytest.raises(ValueError, match=r"reads hidden states \(2, 3, 4\)"):
+        EagleDrafter(tiny_head3(), fused_target(layers=()), TreeConfig(3, 2, 2))
+    head = tiny_head3(draft_vocab_size=3)
+    with pytest.raises(ValueError, match="branch_top_k 4 is more than the draft vocabulary 3"):
+        EagleDrafter(head, fused_target(), TreeConfig(4, 1, 4))
+    target = tiny_target("llama")
+    with pytest.raises(ValueError, match="branch_top_k 102 is more than the draft vocabulary 101"):
+        EagleDrafter(tiny_head(target), target, TreeConfig(102, 1, 102))
