@@ -12,11 +12,11 @@ from dataclasses import asdict, dataclass, field
 
 from eagle_fsd.api import DEFAULT_ARM, Answer, stream
 from eagle_fsd.config import BadInput
-from eagle_fsd.decoding.clock import synchronized_time
 from eagle_fsd.decoding.loop import StopConfig
 from eagle_fsd.evaluation.arms import parse_arm
 from eagle_fsd.models.model_options import ModelOptions, SamplingOptions, option
 from eagle_fsd.runs.command import run_command
+from eagle_fsd.speed.clock import synchronized_time
 
 
 @dataclass

@@ -39,9 +39,10 @@ from eagle_fsd.models.random_weights import (
     random_target,
 )
 from eagle_fsd.models.shapes import SHAPES, load_shape
+from eagle_fsd.runs.checkout import without_checkout
 from eagle_fsd.runs.command import run_command
 from eagle_fsd.runs.jsonl import write_json
-from eagle_fsd.runs.provenance import describe_run, without_checkout
+from eagle_fsd.runs.provenance import describe_run
 from eagle_fsd.speed.quiet import check_timing_alone
 from eagle_fsd.speed.roofline import forward_bytes, measure_bandwidth
 from eagle_fsd.speed.round_report import LABEL, figures, table

@@ -27,9 +27,10 @@ from eagle_fsd.models.assets import mt_bench_dir
 from eagle_fsd.models.load import SHIPPED_HEAD, load_head, load_target_config
 from eagle_fsd.models.model_options import ModelOptions, option
 from eagle_fsd.models.random_weights import module_bytes
+from eagle_fsd.runs.checkout import without_checkout
 from eagle_fsd.runs.command import run_command
 from eagle_fsd.runs.jsonl import write_json
-from eagle_fsd.runs.provenance import describe_run, without_checkout
+from eagle_fsd.runs.provenance import describe_run
 from eagle_fsd.speed.contexts import (
     bound_parts,
     loop_peak,

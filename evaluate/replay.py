@@ -46,9 +46,10 @@ from eagle_fsd.models.load import (
     load_target_config,
 )
 from eagle_fsd.models.model_options import option
+from eagle_fsd.runs.checkout import without_checkout
 from eagle_fsd.runs.command import run_command
 from eagle_fsd.runs.jsonl import append_line, open_rows, write_json
-from eagle_fsd.runs.provenance import describe_run, without_checkout
+from eagle_fsd.runs.provenance import describe_run
 
 
 @dataclass

@@ -12,7 +12,7 @@ import pytest
 from test_commands import ROOT, bench_options, load_command, rows
 from tiny_folder import write_random_head, write_target
 
-from eagle_fsd.decoding.sampling import answer_seed
+from eagle_fsd.evaluation.questions import answer_seed
 from eagle_fsd.runs.folder import Run
 
 pytestmark = pytest.mark.processes  # whole commands

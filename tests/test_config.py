@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from eagle_fsd.config import AcceptConfig, BadInput, SamplingConfig, TreeConfig
-from eagle_fsd.decoding.tree import TreeGrower
+from eagle_fsd.drafters.grower import TreeGrower
 
 
 @pytest.mark.parametrize(

@@ -6,10 +6,10 @@ from collections import Counter, defaultdict
 
 import pytest
 import torch
+from eagle_fsd.decoding.accept import accept
 from reference_accept import SlowAccept, chi_square_p, random_round, slow_filter, slow_law
 
 from eagle_fsd.config import AcceptConfig, SamplingConfig
-from eagle_fsd.decoding.accept import accept
 from eagle_fsd.decoding.sampling import draw_and_score, filter_logits, inverse_cdf
 from eagle_fsd.decoding.tree import DraftTree
 

@@ -13,7 +13,8 @@ import reference_tree as reference
 import torch
 
 from eagle_fsd.config import TreeConfig
-from eagle_fsd.decoding.tree import DraftTree, TreeGrower
+from eagle_fsd.decoding.tree import DraftTree
+from eagle_fsd.drafters.grower import TreeGrower
 
 V = 23
 

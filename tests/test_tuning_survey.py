@@ -4,12 +4,13 @@ from dataclasses import replace
 
 import pytest
 import torch
+from eagle_fsd.decoding.accept import accept, uniforms
 from tiny_folder import write_random_head, write_target
 
 from eagle_fsd.api import Model, load
 from eagle_fsd.config import AcceptConfig, SamplingConfig, TreeConfig
-from eagle_fsd.decoding.accept import accept, uniforms
-from eagle_fsd.decoding.tree import DraftTree, TreeGrower
+from eagle_fsd.decoding.tree import DraftTree
+from eagle_fsd.drafters.grower import TreeGrower
 from eagle_fsd.speed.tree_choice.calibration import TuningConfig
 from eagle_fsd.speed.tree_choice.survey import Survey, survey
 

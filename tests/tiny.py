@@ -19,7 +19,8 @@ from transformers import (
 
 from eagle_fsd.config import TreeConfig
 from eagle_fsd.decoding.target import Target
-from eagle_fsd.decoding.tree import DraftTree, TreeGrower
+from eagle_fsd.decoding.tree import DraftTree
+from eagle_fsd.drafters.grower import TreeGrower
 from eagle_fsd.engine.select import ENGINES
 from eagle_fsd.heads.head_config import HeadConfig
 from eagle_fsd.heads.models import EagleHead

@@ -63,10 +63,10 @@ class Policy:
         if self.record not in ("lean", "full"):
             raise BadInput(f"record must be lean or full, got {self.record!r}")
         narrowing = any(guard.narrows for guard in self.guards)
-        if narrowing and self.rule.looks_ahead and self.sampling.temperature > 0:
+        if narrowing and self.rule.whole_tree and self.sampling.temperature > 0:
             raise BadInput(
-                "guards that leave out drafts (cap, floor) go with a rule that looks ahead at "
-                "temperature 0 only: above, its distribution is over the whole tree"
+                "guards that leave out drafts (cap, floor) go with rule path at temperature 0 "
+                "only: above, it draws from one distribution over the whole tree"
             )
 
     def check(self, drafter: Drafter) -> None:
@@ -121,7 +121,7 @@ def accept(
         uniform_S3,
         sampling=policy.sampling,
         columns=columns,
-        looks_ahead=rule.looks_ahead,
+        ahead=rule.ahead,
         law=rule.law,
         allows=[guard.allows for guard in guards if guard.narrows],
         stop_token_ids=stop_token_ids,

@@ -14,26 +14,29 @@ Axes: ... any leading axes, V vocabulary, R draft vocabulary.
 
 import math
 from collections.abc import Callable
+from functools import partial
 
 import torch
 
 from eagle_fsd.config import BadInput
 
-Divergence = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 LN2 = math.log(2)
 
-# --- over log-probabilities of the draft's tokens; `outside` is the target's mass on all others ---
+# --- over log-probabilities [..., R] of the draft's tokens; `outside`: the target's mass elsewhere
 
 
-def _kl_target_draft(target_R, draft_R, outside):
+def kl_target_draft(target_R, draft_R, outside):
+    """KL(target || draft), in [0, inf]; infinite where the draft gives zero to a possible token."""
     return _kl(target_R, draft_R).clamp_min(0) + _infinite(outside)
 
 
-def _kl_draft_target(target_R, draft_R, outside):
+def kl_draft_target(target_R, draft_R, outside):
+    """KL(draft || target), in [0, inf]."""
     return _kl(draft_R, target_R).clamp_min(0)
 
 
-def _js(target_R, draft_R, outside):
+def js(target_R, draft_R, outside):
+    """Jensen-Shannon: 1/2 [KL(target || m) + KL(draft || m)], m their mean; in [0, ln 2]."""
     target, draft = target_R.exp(), draft_R.exp()
     # the smallest normal number stands for 0, so that 0 / 0 becomes 0 / tiny
     mean = ((target + draft) * 0.5).clamp_min(torch.finfo(torch.float32).tiny)
@@ -41,14 +44,31 @@ def _js(target_R, draft_R, outside):
     return (0.5 * (value.sum(-1) + outside * LN2)).clamp(0, LN2)  # outside: p log(p / (p/2))
 
 
-def _tv(target_R, draft_R, outside):
+def tv(target_R, draft_R, outside):
+    """Total variation: 1/2 sum |target - draft|, in [0, 1]."""
     return (0.5 * ((target_R.exp() - draft_R.exp()).abs().sum(-1) + outside)).clamp_max(1)
 
 
-def _js_reference(target_R, draft_R, outside):
+def js_reference(target_R, draft_R, outside):
+    """What the FSD authors' code calls js_div: 1/2 [KL(m || target) + KL(m || draft)], in [0, inf].
+
+    The arguments are swapped against Jensen-Shannon: it is unbounded, and infinite where one side
+    is zero. Close to 0 it agrees with `js`; thresholds do not carry over otherwise
+    (github.com/maxholsman/fsd e92a157).
+    """
     mean_R = torch.logaddexp(target_R, draft_R) - LN2
     value = 0.5 * (_kl(mean_R, target_R) + _kl(mean_R, draft_R))
     return value.clamp_min(0) + _infinite(outside)
+
+
+def _kl(logp_R: torch.Tensor, other_logp_R: torch.Tensor) -> torch.Tensor:
+    """KL of two log-distributions; where p is 0 the term is 0, even if the other is 0 too.
+
+    A p > 0 too small for float32 has exp(log p) = 0, and 0 * inf must not become NaN.
+    """
+    term_R = logp_R.exp() * (logp_R - other_logp_R)
+    term_R = term_R.masked_fill((other_logp_R == -math.inf) & ~logp_R.isnan(), math.inf)
+    return term_R.masked_fill(logp_R == -math.inf, 0.0).sum(-1)
 
 
 def _infinite(outside: torch.Tensor) -> torch.Tensor:
@@ -56,15 +76,24 @@ def _infinite(outside: torch.Tensor) -> torch.Tensor:
     return torch.where(outside > 0, math.inf, outside * 0)
 
 
-_OVER_LOG_PROBS = {
-    "kl_target_draft": _kl_target_draft,
-    "kl_draft_target": _kl_draft_target,
-    "js": _js,
-    "tv": _tv,
-    "js_reference": _js_reference,
+Form = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+FORMS: dict[str, Form] = {
+    "kl_target_draft": kl_target_draft,
+    "kl_draft_target": kl_draft_target,
+    "js": js,
+    "tv": tv,
+    "js_reference": js_reference,
 }
-
-_INFINITE_OUTSIDE = ("kl_target_draft", "js_reference")
+# Infinite as soon as the target has mass where the draft has none, and so, for a drafter with a
+# reduced vocabulary, everywhere.
+INFINITE_OUTSIDE = ("kl_target_draft", "js_reference")
+# The names in the FSD authors' code. Its js_div is not Jensen-Shannon.
+ALIASES = {
+    "kl_div": "kl_draft_target",
+    "kl_div_reversed": "kl_target_draft",
+    "js_div": "js_reference",
+    "tv_div": "tv",
+}
 
 # --- over logits --------------------------------------------------------------------------------
 
@@ -73,15 +102,16 @@ def divergence_over(
     name: str,
     target_logits_V: torch.Tensor,
     draft_logits_R: torch.Tensor,
-    draft_token_R: torch.Tensor | None,
+    draft_token_R: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """A divergence whose draft side is over a reduced vocabulary, float32 [...].
+    """A divergence of two rows of logits, float32 [...].
 
     Args:
-        name: a key of DIVERGENCES.
+        name: a key of FORMS.
         target_logits_V: [..., V].
         draft_logits_R: [..., R].
-        draft_token_R: the target's id of each draft token; None where R is V.
+        draft_token_R: the target's id of each token of a reduced draft vocabulary; None where R
+            is V.
     """
     target_V = torch.log_softmax(target_logits_V, dim=-1, dtype=torch.float32)
     draft_R = torch.log_softmax(draft_logits_R, dim=-1, dtype=torch.float32)
@@ -91,63 +121,18 @@ def divergence_over(
                 f"target logits {tuple(target_V.shape)} and draft logits "
                 f"{tuple(draft_R.shape)} must have one shape"
             )
-        return _OVER_LOG_PROBS[name](target_V, draft_R, target_V.new_zeros(()))
+        return FORMS[name](target_V, draft_R, target_V.new_zeros(()))
     target_R = target_V.index_select(-1, draft_token_R)
-    if name in _INFINITE_OUTSIDE:  # whether there is any mass must be exact
+    if name in INFINITE_OUTSIDE:  # whether there is any mass must be exact
         outside = target_V.exp().index_fill_(-1, draft_token_R, 0.0).sum(-1)
     else:  # how much, to 1e-7
         outside = (1 - target_R.exp().sum(-1)).clamp_min(0)
-    return _OVER_LOG_PROBS[name](target_R, draft_R, outside)
+    return FORMS[name](target_R, draft_R, outside)
 
 
-def kl_target_draft(target_logits_V: torch.Tensor, draft_logits_V: torch.Tensor) -> torch.Tensor:
-    """KL(target || draft), in [0, inf]; infinite where the draft gives zero to a possible token."""
-    return divergence_over("kl_target_draft", target_logits_V, draft_logits_V, None)
-
-
-def kl_draft_target(target_logits_V: torch.Tensor, draft_logits_V: torch.Tensor) -> torch.Tensor:
-    """KL(draft || target), in [0, inf]."""
-    return divergence_over("kl_draft_target", target_logits_V, draft_logits_V, None)
-
-
-def js(target_logits_V: torch.Tensor, draft_logits_V: torch.Tensor) -> torch.Tensor:
-    """Jensen-Shannon: 1/2 [KL(target || m) + KL(draft || m)], m their mean; in [0, ln 2]."""
-    return divergence_over("js", target_logits_V, draft_logits_V, None)
-
-
-def tv(target_logits_V: torch.Tensor, draft_logits_V: torch.Tensor) -> torch.Tensor:
-    """Total variation: 1/2 sum |target - draft|, in [0, 1]."""
-    return divergence_over("tv", target_logits_V, draft_logits_V, None)
-
-
-def js_reference(target_logits_V: torch.Tensor, draft_logits_V: torch.Tensor) -> torch.Tensor:
-    """What the FSD authors' code calls js_div: 1/2 [KL(m || target) + KL(m || draft)], in [0, inf].
-
-    The arguments are swapped against Jensen-Shannon: it is unbounded, and infinite where one side
-    is zero. Close to 0 it agrees with `js`; thresholds do not carry over otherwise
-    (github.com/maxholsman/fsd e92a157; reference/fsd.md).
-    """
-    return divergence_over("js_reference", target_logits_V, draft_logits_V, None)
-
-
-DIVERGENCES: dict[str, Divergence] = {
-    "kl_target_draft": kl_target_draft,
-    "kl_draft_target": kl_draft_target,
-    "js": js,
-    "tv": tv,
-    "js_reference": js_reference,
-}
-
-# Infinite as soon as the target has mass where the draft has none, and so, for a drafter with a
-# reduced vocabulary, everywhere.
-INFINITE_OUTSIDE = ("kl_target_draft", "js_reference")
-
-# The names in the FSD authors' code. Its js_div is not Jensen-Shannon.
-ALIASES = {
-    "kl_div": "kl_draft_target",
-    "kl_div_reversed": "kl_target_draft",
-    "js_div": "js_reference",
-    "tv_div": "tv",
+# Of two rows of logits over one vocabulary, target first.
+DIVERGENCES: dict[str, Callable[..., torch.Tensor]] = {
+    name: partial(divergence_over, name) for name in FORMS
 }
 
 
@@ -164,13 +149,3 @@ def canonical_name(name: str) -> str:
             f"(aliases: {', '.join(f'{a} = {n}' for a, n in ALIASES.items())})"
         )
     return name
-
-
-def _kl(logp_V: torch.Tensor, other_logp_V: torch.Tensor) -> torch.Tensor:
-    """KL of two log-distributions; where p is 0 the term is 0, even if the other is 0 too.
-
-    A p > 0 too small for float32 has exp(log p) = 0, and 0 * inf must not become NaN.
-    """
-    term_V = logp_V.exp() * (logp_V - other_logp_V)
-    term_V = term_V.masked_fill((other_logp_V == -math.inf) & ~logp_V.isnan(), math.inf)
-    return term_V.masked_fill(logp_V == -math.inf, 0.0).sum(-1)

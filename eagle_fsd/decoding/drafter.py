@@ -48,12 +48,5 @@ class RootDrafter:
     def propose(self) -> DraftTree:
         device = self._root.device
         zero_1 = torch.zeros(1, dtype=torch.int64, device=device)
-        return DraftTree(
-            token_N=self._root,
-            parent_N=zero_1,
-            depth_N=zero_1,
-            ancestor_NN=torch.ones(1, 1, dtype=torch.bool, device=device),
-            draft_row_N=zero_1 - 1,
-            draft_logits_ER=torch.empty(0, 0, device=device),
-            max_depth=0,
-        )
+        nothing = torch.empty(0, 0, device=device)
+        return DraftTree.from_tensors(self._root, zero_1, zero_1 - 1, nothing, max_depth=0)

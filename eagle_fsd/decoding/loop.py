@@ -11,7 +11,6 @@ import torch
 
 from eagle_fsd.config import BadInput
 from eagle_fsd.decoding.acceptance import Acceptance, Policy, accept
-from eagle_fsd.decoding.clock import PhaseClock
 from eagle_fsd.decoding.drafter import Drafter
 from eagle_fsd.decoding.sampling import draw
 from eagle_fsd.decoding.target import Target
@@ -66,6 +65,13 @@ class DecodeConfig:
     policy: Policy
     stop: StopConfig = field(default_factory=StopConfig)
     seed: int = 0
+
+
+Lap = Callable[[str], None]
+
+
+def no_lap(phase: str) -> None:
+    """Nobody measures."""
 
 
 Watcher = Callable[[DraftTree, torch.Tensor, Acceptance], None]
@@ -156,7 +162,7 @@ def decode_rounds(
     prompt: Sequence[int],
     config: DecodeConfig,
     *,
-    clock: PhaseClock | None = None,
+    lap: Lap = no_lap,
     watch: Watcher | None = None,
 ) -> Iterator[Round]:
     """Decode one answer, yielding after prefill and after every round.
@@ -165,7 +171,7 @@ def decode_rounds(
         target, drafter: both are started anew.
         prompt: token ids.
         config: acceptance, sampling, end and seed.
-        clock: notes the seconds of every phase.
+        lap: is told the name of every phase that has just ended, see speed/clock.py.
         watch: is shown every round; for traces, not for timed runs.
 
     Raises:
@@ -175,7 +181,6 @@ def decode_rounds(
     check_request(target, prompt, stop)
     policy.check(drafter)
     device = target.device
-    lap = clock.lap if clock else _no_lap
     uniform_P3 = answer_uniforms(config.seed, stop.max_new_tokens + drafter.max_nodes)
     capacity = len(prompt) + stop.max_new_tokens
     target.start(capacity + drafter.max_nodes)
@@ -222,10 +227,6 @@ def decode_rounds(
         yield Round(kept, accepted, finish)
 
 
-def _no_lap(phase: str) -> None:
-    """Nobody measures."""
-
-
 def _on_device(rows: list[list[int]], device: torch.device) -> torch.Tensor:
     """Integers on the device. From pinned memory the host need not wait for an accelerator."""
     if device.type != "cuda":
@@ -239,12 +240,12 @@ def decode(
     prompt: Sequence[int],
     config: DecodeConfig,
     *,
-    clock: PhaseClock | None = None,
+    lap: Lap = no_lap,
     watch: Watcher | None = None,
 ) -> Generation:
     """Decode one answer to its end; see decode_rounds."""
     result = Generation()
-    for step in decode_rounds(target, drafter, prompt, config, clock=clock, watch=watch):
+    for step in decode_rounds(target, drafter, prompt, config, lap=lap, watch=watch):
         result.tokens += step.tokens
         result.finish = step.finish
         if step.acceptance is not None:

@@ -24,7 +24,10 @@ class Rule:
     Attributes:
         columns: names in columns.COLUMNS that it asks for.
         divergence_column: the column that is its D; None for a rule without one.
-        looks_ahead: it asks about nodes that it may not visit: columns of all parents at once.
+        ahead: columns that it asks for at nodes that it may not visit, computed for all parents at
+            once.
+        whole_tree: above temperature 0 it draws from one distribution over the whole tree, so that
+            no guard may leave out drafts.
         law: None, or a row function that changes the distribution of the emitted token itself:
             law(prob_MV, draft_prob_MV, is_child_MV) -> [M, V], from the target's and the draft's
             distributions after the sampling filters (the draft's NaN where it has none) and a mask
@@ -34,7 +37,8 @@ class Rule:
 
     columns: ClassVar[tuple[str, ...]] = ()
     divergence_column: ClassVar[str | None] = None
-    looks_ahead: ClassVar[bool] = False
+    ahead: ClassVar[tuple[str, ...]] = ()
+    whole_tree: ClassVar[bool] = False
     law: ClassVar[Law | None] = None
     takes_chances: ClassVar[bool] = False
 

@@ -7,8 +7,6 @@ that two acceptance rules can be compared draw by draw.
 Axes: R rows, V vocabulary, C tokens asked about.
 """
 
-import zlib
-
 import torch
 from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
@@ -63,9 +61,3 @@ def inverse_cdf(weight_RV: torch.Tensor, uniform_R: torch.Tensor) -> torch.Tenso
     point_R1 = (uniform_R.double() * cdf_RV[:, -1])[:, None]
     index_R = torch.searchsorted(cdf_RV, point_R1, right=True)[:, 0]
     return index_R.clamp_(max=weight_RV.shape[-1] - 1)
-
-
-def answer_seed(seed: int, question_id: int | str, turn: int, choice: int = 0) -> int:
-    """One seed an answer, the same for every arm and whichever process makes it."""
-    place = f"{seed}/{question_id}/{turn}" + (f"/{choice}" if choice else "")
-    return zlib.crc32(place.encode())

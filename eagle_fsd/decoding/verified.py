@@ -4,7 +4,7 @@ At every node v the target's distribution P_v is known after one verification. x
 exact test emits there; the drafts right below v are its children. A rule reads small numbers on the
 host, and how they come about is this file's business alone:
 
-    CPU           a row at a time, as a walk asks, or all parents at once for rules that look ahead
+    CPU           a row at a time, as a walk asks; or all parents at once, where a rule looks ahead
     accelerator   all nodes and all columns that were named, in one pass and one transfer
 
 Uniforms are per answer, indexed by the position of a token in it: row s of a round's block is for
@@ -28,7 +28,7 @@ from eagle_fsd.decoding.tree import DraftTree
 Law = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 Result = TypeVar("Result")
 UNIFORMS = 3  # a token: column 0 draws x, 1 picks among drafts, 2 says yes or no
-AT_ZERO = ("prob", "log_prob")  # at temperature 0 they follow from x
+AT_ZERO = ("prob", "log_prob")  # follow from x at temperature 0
 
 
 class VerifiedTree:
@@ -40,7 +40,7 @@ class VerifiedTree:
         uniform_S3: numbers in [0, 1) on the CPU, a row a depth.
         sampling: how P comes from the logits.
         columns: names in COLUMNS that may be asked for; asking for another is a KeyError.
-        looks_ahead, law: see rule.Rule.
+        ahead, law: see rule.Rule.
         allows: of guards; a draft that one of them refuses is no option.
         stop_token_ids: a node with one of these is a leaf: drafts behind an end are no gain.
         answer: the answer's tokens so far, the root the last.
@@ -59,7 +59,7 @@ class VerifiedTree:
         *,
         sampling: SamplingConfig,
         columns: Collection[str] = (),
-        looks_ahead: bool = False,
+        ahead: Collection[str] = (),
         law: Law | None = None,
         allows: Sequence[Callable[["VerifiedTree", int], bool]] = (),
         stop_token_ids: Collection[int] = (),
@@ -67,7 +67,7 @@ class VerifiedTree:
     ):
         self.answer, self.sampling = answer, sampling
         self._tree, self._logits_NV, self._uniform_S3 = tree, target_logits_NV, uniform_S3
-        self._looks_ahead, self._law, self._allows = looks_ahead, law, allows
+        self._ahead, self._law, self._allows = ahead, law, allows
         self._filtered = sampling.top_k > 0 or sampling.top_p < 1
         names = [*columns, "supported"] if self._filtered else columns
         self._values: dict[str, dict[int, float]] = {
@@ -177,7 +177,8 @@ class VerifiedTree:
         return known[node]
 
     def _compute(self, column: str, v: int) -> None:
-        if self._looks_ahead:
+        ahead = column in self._ahead
+        if ahead:
             places, rows = self._expanded, self._expanded_rows
         else:
             places, rows = [v], self._row(v)
@@ -188,7 +189,7 @@ class VerifiedTree:
             return
         for place, value_C in zip(places, value_M.tolist(), strict=True):
             children = self.children[place]
-            if self._looks_ahead:  # asked about the tokens of all nodes
+            if ahead:  # asked about the tokens of all nodes
                 value_C = [value_C[c] for c in children]
             known |= dict(zip(children, value_C, strict=True))
 
@@ -220,7 +221,7 @@ class VerifiedTree:
     def _draw(self, v: int) -> tuple[int, int, float]:
         """x, what takes its place, and the TV between their distributions."""
         if v not in self._drawn:
-            if self._looks_ahead and self.greedy and self._law is None:
+            if self._ahead and self.greedy and self._law is None:
                 x_M = self._expanded_rows.target_MV.argmax(-1).tolist()
                 self._drawn |= {
                     place: (x, x, 0.0) for place, x in zip(self._expanded, x_M, strict=True)

@@ -14,7 +14,8 @@ from torch import nn
 from eagle_fsd.config import BadInput, TreeConfig, parse_tree, tree_name
 from eagle_fsd.decoding.masks import additive, fold
 from eagle_fsd.decoding.target import Target
-from eagle_fsd.decoding.tree import DraftTree, TreeGrower
+from eagle_fsd.decoding.tree import DraftTree
+from eagle_fsd.drafters.grower import TreeGrower
 from eagle_fsd.engine.graphs import fixed_rows, visible_rows
 from eagle_fsd.heads.models import DraftHead, draft_readout, runnable
 from eagle_fsd.runs.provenance import weights_digest

@@ -11,7 +11,6 @@ from transformers import CompileConfig
 
 from eagle_fsd.api import Model
 from eagle_fsd.config import SamplingConfig
-from eagle_fsd.decoding.clock import PhaseClock, synchronized_time
 from eagle_fsd.decoding.drafter import Drafter
 from eagle_fsd.decoding.loop import (
     DecodeConfig,
@@ -20,8 +19,10 @@ from eagle_fsd.decoding.loop import (
     Watcher,
     check_request,
     decode,
+    no_lap,
 )
 from eagle_fsd.evaluation.arms import COMPILED, Arm
+from eagle_fsd.speed.clock import PhaseClock, synchronized_time
 
 
 def answer_prompt(
@@ -47,7 +48,14 @@ def answer_prompt(
     began = synchronized_time(model.target.device)
     if arm.runs_our_loop:
         config = DecodeConfig(arm.policy(sampling, record), stop, seed)
-        result = decode(model.target, drafter, prompt, config, clock=clock, watch=watch)
+        result = decode(
+            model.target,
+            drafter,
+            prompt,
+            config,
+            lap=clock.lap if clock else no_lap,
+            watch=watch,
+        )
     else:
         compiled = arm.text == COMPILED
         result = _transformers_generate(model, prompt, sampling, stop, seed, compiled=compiled)
@@ -121,8 +129,8 @@ def turn_record(model: Model, prompt: list[int], result: Generation, seconds: fl
     }
 
 
-def json_number(value: float) -> float | str | None:
+def json_number(value: float, digits: int = 6) -> float | str | None:
     """JSON has neither NaN (not judged: null) nor infinity ("inf")."""
     if math.isnan(value):
         return None
-    return round(value, 6) if math.isfinite(value) else "inf"
+    return round(value, digits) if math.isfinite(value) else "inf"

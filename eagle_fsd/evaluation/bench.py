@@ -16,10 +16,15 @@ from eagle_fsd.api import Model
 from eagle_fsd.config import BadInput, SamplingConfig
 from eagle_fsd.decoding.drafter import Drafter
 from eagle_fsd.decoding.loop import StopConfig
-from eagle_fsd.decoding.sampling import answer_seed
 from eagle_fsd.evaluation.answering import answer_prompt, turn_record
 from eagle_fsd.evaluation.arms import BY_TRANSFORMERS, GENERATE, Arm, parse_arms
-from eagle_fsd.evaluation.questions import Question, check_same_questions, question_digests, spread
+from eagle_fsd.evaluation.questions import (
+    Question,
+    answer_seed,
+    check_same_questions,
+    question_digests,
+    spread,
+)
 from eagle_fsd.evaluation.traces import trace_record
 from eagle_fsd.models.model_options import ModelOptions, SamplingOptions, option
 from eagle_fsd.runs.folder import Run, record_key

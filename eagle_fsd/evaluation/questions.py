@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -101,3 +102,9 @@ def spread(questions: list[Question], count: int) -> list[Question]:
         rank[question.category] = rank.get(question.category, 0) + 1
     chosen = sorted(place for _, place in sorted(keyed)[:count])
     return [questions[place] for place in chosen]
+
+
+def answer_seed(seed: int, question_id: int | str, turn: int, choice: int = 0) -> int:
+    """One seed an answer, the same for every arm and whichever process makes it."""
+    place = f"{seed}/{question_id}/{turn}" + (f"/{choice}" if choice else "")
+    return zlib.crc32(place.encode())

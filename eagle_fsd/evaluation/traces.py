@@ -10,6 +10,7 @@ import torch
 from eagle_fsd.api import Model
 from eagle_fsd.config import SamplingConfig
 from eagle_fsd.decoding.acceptance import Acceptance
+from eagle_fsd.decoding.columns import COLUMNS, Rows
 from eagle_fsd.decoding.tree import DraftTree
 from eagle_fsd.evaluation.answering import answer_prompt, json_number
 from eagle_fsd.evaluation.arms import Arm
@@ -66,27 +67,24 @@ def _token(model: Model, token: int) -> dict:
 
 
 def _round(model: Model, tree: DraftTree, logits_NV: torch.Tensor, accepted: Acceptance) -> dict:
-    target_NV = torch.softmax(logits_NV.float(), dim=-1)
-    draft_NV = None
-    if tree.draft_logits_ER.shape[0]:
-        node_N = torch.arange(tree.size, device=logits_NV.device)
-        draft_NV = torch.softmax(tree.draft_logits(node_N, logits_NV.shape[1]).float(), dim=-1)
-    row_N = tree.draft_row_N.tolist()
-
-    def probabilities(node: int, token: int) -> dict:
-        """Of a token after a node."""
-        known = draft_NV is not None and row_N[node] >= 0
-        return {
-            "target_prob": round(target_NV[node, token].item(), 5),
-            "draft_prob": round(draft_NV[node, token].item(), 5) if known else None,
-        }
-
+    tokens, parents = tree.token_N.tolist(), tree.parent_N.tolist()
+    asked = torch.tensor(tokens + accepted.tokens, device=logits_NV.device)
+    rows = Rows(
+        target_MV=logits_NV.float(),
+        draft_ER=tree.draft_logits_ER,
+        draft_row_M=tree.draft_row_N,
+        draft_token_R=tree.draft_token_R,
+        token_MC=asked.expand(tree.size, -1),
+        sampling=SamplingConfig(),
+    )
+    tables = {
+        key: [[json_number(prob, 5) for prob in row] for row in COLUMNS[column](rows).tolist()]
+        for key, column in {"target_prob": "raw_prob", "draft_prob": "draft_prob"}.items()
+    }
     nodes = []
-    tables = [table.tolist() for table in (tree.token_N, tree.parent_N, tree.depth_N)]
-    for node, (token, parent, depth) in enumerate(zip(*tables, strict=True)):
-        place = {"parent": parent if node else -1, "depth": depth}
-        none = {"target_prob": None, "draft_prob": None}
-        found = probabilities(parent, token) if node else none
+    for node, token in enumerate(tokens):
+        place = {"parent": parents[node] if node else -1, "depth": int(tree.depth_N[node])}
+        found = {key: table[parents[node]][node] if node else None for key, table in tables.items()}
         nodes.append(_token(model, token) | place | found)
     emitted = []
     for place, (node, token) in enumerate(zip(accepted.path, accepted.tokens, strict=True)):
@@ -95,7 +93,7 @@ def _round(model: Model, tree: DraftTree, logits_NV: torch.Tensor, accepted: Acc
         emitted.append(
             _token(model, token)
             | {"source": source, "divergence": json_number(accepted.divergence[place])}
-            | probabilities(node, token)
+            | {key: table[node][tree.size + place] for key, table in tables.items()}
             | {"regret": json_number(accepted.regret[place])}
         )
     return {"nodes": nodes, "path": accepted.path, "emitted": emitted}

@@ -83,8 +83,8 @@ class ChildRule(Rule):
         return ("prob", *COLUMNS_OF_CHOICES[self.child])
 
     @property
-    def looks_ahead(self) -> bool:
-        return self.child == "deepest"
+    def ahead(self) -> tuple[str, ...]:
+        return self.columns if self.child == "deepest" else ()
 
     def __post_init__(self):
         if self.child not in CHILD_CHOICES:

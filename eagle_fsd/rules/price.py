@@ -76,7 +76,8 @@ class PathRule(Rule):
         divergence, logits: of the gate, as in fsd.
     """
 
-    looks_ahead: ClassVar[bool] = True
+    ahead: ClassVar[tuple[str, ...]] = ("regret", "log_prob")
+    whole_tree: ClassVar[bool] = True
     price: float = 0.5
     gate: float = math.inf
     divergence: str = "js"
@@ -127,9 +128,9 @@ class PathRule(Rule):
             hit = tree.hit(v)
             if hit is not None:
                 value_N[v], best_N[v] = 1 + value_N[hit], hit
-            for c in tree.options(v) if self.is_open(tree, v) else ():
+            for c in tree.options(v):
                 value = 1 + value_N[c] - tree.of("regret", c) / self.price
-                if value > value_N[v] and c != hit:
+                if c != hit and value > value_N[v] and self.is_open(tree, v):
                     value_N[v], best_N[v] = value, c
         return value_N, best_N
 

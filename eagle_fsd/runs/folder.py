@@ -16,9 +16,10 @@ import time
 from pathlib import Path
 
 from eagle_fsd.config import BadInput
+from eagle_fsd.runs.checkout import without_checkout
 from eagle_fsd.runs.jsonl import append_line, read_lines, write_json, write_lines
 from eagle_fsd.runs.processes import Processes
-from eagle_fsd.runs.provenance import describe_run, without_checkout
+from eagle_fsd.runs.provenance import describe_run
 
 Key = tuple[int | str, int]  # question_id, choice
 

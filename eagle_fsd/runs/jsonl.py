@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from eagle_fsd.config import BadInput
-from eagle_fsd.runs.provenance import without_checkout
+from eagle_fsd.runs.checkout import without_checkout
 
 
 def read_lines(path: Path, *, repair: bool = False) -> list[dict]:

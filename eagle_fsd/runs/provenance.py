@@ -11,8 +11,9 @@ from pathlib import Path
 
 import torch
 
+from eagle_fsd.runs.checkout import ROOT, without_checkout
+
 PACKAGES = ("torch", "transformers", "tokenizers", "accelerate", "numpy", "fschat", "gguf")
-ROOT = Path(__file__).parent.parent.parent
 DIGEST_NUMBERS = 64  # of each weight
 
 
@@ -53,15 +54,6 @@ def weights_digest(module: torch.nn.Module) -> str:
         parts.update(f"{name} {tuple(value.shape)}".encode())
         parts.update(flat[::step].double().cpu().numpy().tobytes())
     return parts.hexdigest()[:16]
-
-
-def without_checkout(values: dict) -> dict:
-    """The values with the checkout's path cut off texts that name a place in it."""
-
-    def cut(text: str) -> str:
-        return text.replace(f"{ROOT}{os.sep}", "").replace(str(ROOT), ".")
-
-    return {key: cut(value) if isinstance(value, str) else value for key, value in values.items()}
 
 
 def _commit() -> str:

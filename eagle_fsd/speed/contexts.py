@@ -12,13 +12,13 @@ from statistics import median
 import torch
 
 from eagle_fsd.config import AcceptConfig
-from eagle_fsd.decoding.clock import synchronized_time
 from eagle_fsd.decoding.drafter import Drafter, RootDrafter
 from eagle_fsd.decoding.loop import DecodeConfig, StopConfig, decode_rounds
 from eagle_fsd.decoding.target import Target
 from eagle_fsd.decoding.tree import DraftTree
 from eagle_fsd.drafters.eagle import EagleDrafter
 from eagle_fsd.models.random_weights import cache_row_bytes
+from eagle_fsd.speed.clock import synchronized_time
 from eagle_fsd.speed.device_memory import PeakAllocated
 
 WARM_UP_PAIRS = 2  # the drafter's prefill is in its first round

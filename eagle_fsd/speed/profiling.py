@@ -4,9 +4,9 @@ Separate from the timed pass: a clock that synchronises at every phase slows an 
 and measuring memory slows everything down.
 """
 
-from eagle_fsd.decoding.clock import PhaseClock, synchronized_time
 from eagle_fsd.decoding.loop import decode_rounds
 from eagle_fsd.evaluation.arms import Arm
+from eagle_fsd.speed.clock import PhaseClock, synchronized_time
 from eagle_fsd.speed.resident_memory import PeakResident
 from eagle_fsd.speed.synchronization import synchronizations_per_round
 from eagle_fsd.speed.timed_arms import Contest, Prompt

@@ -3,8 +3,8 @@
 import torch
 from transformers import PretrainedConfig
 
-from eagle_fsd.decoding.clock import synchronized_time
 from eagle_fsd.models.random_weights import cache_row_bytes, empty_model
+from eagle_fsd.speed.clock import synchronized_time
 
 SAMPLE_BYTES = {"cpu": 2**28, "cuda": 2**30}  # well beyond any cache
 TRIES = 7

@@ -13,11 +13,11 @@ from itertools import cycle
 import torch
 
 from eagle_fsd.decoding.accept import Acceptance, accept
-from eagle_fsd.decoding.clock import ROUND_PHASES, PhaseClock, synchronized_time
 from eagle_fsd.decoding.drafter import Drafter
 from eagle_fsd.decoding.loop import DecodeConfig, decode_rounds
 from eagle_fsd.decoding.target import Target
 from eagle_fsd.decoding.tree import DraftTree
+from eagle_fsd.speed.clock import ROUND_PHASES, PhaseClock, synchronized_time
 
 
 def pattern_path(parents: Sequence[int], depths: Sequence[int], accepted: int) -> list[int]:

@@ -6,8 +6,8 @@ together; the spread over repeats is given beside. The cost of a round is the pr
 prefill left out.
 """
 
-from eagle_fsd.decoding.clock import PHASES, ROUND_PHASES
 from eagle_fsd.evaluation.metrics import Record, paired_ratio, summarize
+from eagle_fsd.speed.clock import PHASES, ROUND_PHASES
 
 MEBIBYTE = 2**20
 Repeat = dict[str, list[Record]]  # arm -> one record a prompt, in the order of the prompts

@@ -7,7 +7,7 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt  # noqa: E402  (the backend must be chosen first)
 
-from eagle_fsd.decoding.clock import ROUND_PHASES  # noqa: E402
+from eagle_fsd.speed.clock import ROUND_PHASES  # noqa: E402
 
 
 def plot_speed(

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
+from eagle_fsd.runs.checkout import without_checkout
 from eagle_fsd.runs.jsonl import write_json
-from eagle_fsd.runs.provenance import without_checkout
 from eagle_fsd.speed.resident_memory import METHODS
 from eagle_fsd.speed.schedule import context_key, profile_file, record_file
 from eagle_fsd.speed.speed_folder import SpeedFolder

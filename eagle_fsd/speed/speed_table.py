@@ -1,7 +1,7 @@
 """A speed run's figures as Markdown."""
 
-from eagle_fsd.decoding.clock import ROUND_PHASES
 from eagle_fsd.evaluation.tables import Column, markdown_table
+from eagle_fsd.speed.clock import ROUND_PHASES
 
 SPEED: tuple[Column, ...] = (
     ("arm", "arm", "s"),

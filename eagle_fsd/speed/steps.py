@@ -18,10 +18,10 @@ import torch
 from transformers import DynamicCache
 
 from eagle_fsd.config import TreeConfig
-from eagle_fsd.decoding.clock import synchronized_time
 from eagle_fsd.decoding.target import Target
 from eagle_fsd.decoding.tree import DraftTree
 from eagle_fsd.drafters.eagle import EagleDrafter
+from eagle_fsd.speed.clock import synchronized_time
 
 WIDTHS = (1, 8, 16, 24, 32, 60)
 DEPTHS = (2, 6)  # of the two drafts whose difference is the cost of a level

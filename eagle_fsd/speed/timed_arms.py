@@ -7,11 +7,11 @@ import torch
 
 from eagle_fsd.api import Model
 from eagle_fsd.config import SamplingConfig
-from eagle_fsd.decoding.clock import PhaseClock
 from eagle_fsd.decoding.drafter import Drafter
 from eagle_fsd.decoding.loop import Generation, StopConfig
-from eagle_fsd.decoding.sampling import answer_seed
 from eagle_fsd.evaluation.arms import COMPILED, Arm
+from eagle_fsd.evaluation.questions import answer_seed
+from eagle_fsd.speed.clock import PhaseClock
 
 
 @dataclass(frozen=True)

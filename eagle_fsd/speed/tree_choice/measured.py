@@ -17,9 +17,9 @@ from tqdm import tqdm
 from eagle_fsd.api import Model
 from eagle_fsd.config import AcceptConfig, BadInput, SamplingConfig, TreeConfig
 from eagle_fsd.decoding.accept import accept, uniforms
-from eagle_fsd.decoding.clock import synchronized_time
 from eagle_fsd.decoding.tree import DraftTree
 from eagle_fsd.drafters.eagle import EagleDrafter
+from eagle_fsd.speed.clock import synchronized_time
 from eagle_fsd.speed.tree_choice.calibration import TuningConfig
 from eagle_fsd.speed.tree_choice.costs import AcceptCosts, Costs
 

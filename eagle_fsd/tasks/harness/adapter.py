@@ -20,8 +20,9 @@ from tqdm import tqdm
 from eagle_fsd.config import BadInput
 from eagle_fsd.decoding.loop import Generation
 from eagle_fsd.models.chat import Message, fastchat_prompt
+from eagle_fsd.runs.checkout import without_checkout
 from eagle_fsd.runs.processes import Processes
-from eagle_fsd.runs.provenance import describe_run, without_checkout
+from eagle_fsd.runs.provenance import describe_run
 from eagle_fsd.tasks.harness.answer_cache import check_cacheable, claim_cache
 from eagle_fsd.tasks.harness.likelihoods import rate
 from eagle_fsd.tasks.harness.lm_requests import Request, read_generation

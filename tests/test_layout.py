@@ -1,0 +1,79 @@
+"""The shape of the library: who may import whom, and that a name is one file's."""
+
+import ast
+from collections import Counter
+from pathlib import Path
+
+LIBRARY = Path(__file__).parent.parent / "eagle_fsd"
+
+
+def module_of(path: Path) -> str:
+    parts = path.relative_to(LIBRARY.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imports(path: Path) -> set[str]:
+    """Modules of the library that a file imports when it is loaded; not those for type checkers."""
+    found = set()
+    nodes = list(ast.parse(path.read_text()).body)
+    while nodes:
+        node = nodes.pop()
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("eagle_fsd"):
+            # from package import module, or from module import name
+            found |= {f"{node.module}.{alias.name}" for alias in node.names} | {node.module}
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        if isinstance(node, ast.Try | ast.With):
+            nodes += node.body
+    return found
+
+
+FILES = {module_of(path): path for path in sorted(LIBRARY.rglob("*.py"))}
+GRAPH = {name: (imports(path) & FILES.keys()) - {name} for name, path in FILES.items()}
+
+
+def closure(name: str) -> set[str]:
+    """What loading a module loads; importing from a package counts as its own file too."""
+    seen, waiting = set(), [name]
+    while waiting:
+        module = waiting.pop()
+        if module not in seen:
+            seen.add(module)
+            waiting += GRAPH[module]
+    return seen
+
+
+def test_no_module_imports_itself_in_a_circle():
+    """A file can be read, and tested, after those that it imports."""
+    circles = {name for name in GRAPH for other in GRAPH[name] if name in closure(other)}
+    assert not circles, circles
+
+
+def test_the_core_stands_alone():
+    """decoding imports itself and the settings; everything else imports it."""
+    for name in GRAPH:
+        if name.startswith("eagle_fsd.decoding"):
+            outside = {o for o in GRAPH[name] if not o.startswith("eagle_fsd.decoding")}
+            assert outside <= {"eagle_fsd.config"}, (name, outside)
+
+
+def test_who_may_not_know_whom():
+    """The report reads files, not the commands that wrote them; training needs no replay; a
+    reader of JSON lines needs no torch."""
+    for folder, unknown in {
+        "eagle_fsd.evaluation": ("eagle_fsd.tasks", "eagle_fsd.training"),
+        "eagle_fsd.training": ("eagle_fsd.evaluation.offline", "eagle_fsd.tasks"),
+        "eagle_fsd.heads": ("eagle_fsd.training", "eagle_fsd.drafters"),
+        "eagle_fsd.rules": ("eagle_fsd.drafters", "eagle_fsd.evaluation"),
+    }.items():
+        for name in FILES:
+            if name.startswith(folder):
+                reached = {o for o in closure(name) if o.startswith(unknown)}
+                assert not reached, (name, reached)
+    for name in closure("eagle_fsd.runs.jsonl"):
+        assert "import torch" not in FILES[name].read_text(), name
+
+
+def test_no_two_files_of_one_name():
+    names = Counter(path.stem for path in FILES.values() if path.stem != "__init__")
+    assert not [name for name, count in names.items() if count > 1]
