@@ -66,7 +66,7 @@ def run_task(options: TaskOptions, sampling: SamplingOptions, model_options: Mod
     bench.answer_all()
     if bench.processes.is_main:
         text, compared = score_run(bench.records(), questions, name, options.output)
-        print(report_bench(bench, extra=text, figures={"scorer": name, "scores": compared}))
+        print(report_bench(bench, extra=text, further={"scorer": name, "scores": compared}))
 
 
 def score_run(

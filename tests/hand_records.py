@@ -45,7 +45,7 @@ HAND = {
         ),
         record("q2", turn([4, 4, 4, 4, 5], 1.0, [([4, 4], [0, 0], [0], [0])] * 2)),
     ],
-    "fsd_js_T0.2": [
+    "fsd:0.2": [
         record(
             "q1",
             turn([5, 6, 1], 0.25, [([6, 1, 1, 2], [0, 1, 0, 0], [0.1, 0.5, 0], [0, 0.75, 0])]),
@@ -61,4 +61,4 @@ def all_fuzzy() -> dict[str, list]:
     """HAND with an arm whose ceiling is without bound: f tau = 1 * 2."""
     rounds = [([1, 2, 3], [1, 1, 1], [0.5, 0.5], [1.0, 1.0, 1.0])]
     wild = [record("q1", turn([1, 2], 0.1, rounds), turn([1, 2], 0.1, rounds))]
-    return HAND | {"fsd_js_T9": [*wild, record("q2", turn([1, 2, 3], 0.1, rounds))]}
+    return HAND | {"fsd:9": [*wild, record("q2", turn([1, 2, 3], 0.1, rounds))]}

@@ -6,7 +6,7 @@ import random
 import numpy as np
 import pytest
 
-from eagle_fsd.evaluation.report.equal_speed import crossing, equal_speed
+from eagle_fsd.evaluation.curves import crossing, equal_speed
 
 CELL = {"run": "r", "divergence": None, "logits": None, "child": None, "threshold": None}
 CELL |= {"tree": None, "temperature": "0", "top_k": "0", "top_p": "1"}

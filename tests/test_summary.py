@@ -1,4 +1,4 @@
-"""Figures of a comparison against numbers worked out by hand."""
+"""Metrics of a comparison against numbers worked out by hand."""
 
 import json
 import math
@@ -8,7 +8,16 @@ import pytest
 from hand_records import HAND, NO_ROUNDS, all_fuzzy, plain_rounds, record, turn
 
 from eagle_fsd.config import BadInput
-from eagle_fsd.evaluation.metrics import by_category, ceiling, is_looping, repetition, summarize
+from eagle_fsd.evaluation.metrics import (
+    METRICS,
+    by_category,
+    ceiling,
+    is_looping,
+    repetition,
+    summarize,
+)
+
+FSD = "fsd:0.2"
 
 
 def by_arm(records) -> dict[str, dict]:
@@ -19,7 +28,7 @@ def values(row: dict, *names: str) -> list:
     return [row[n]["value"] if isinstance(row[n], dict) else row[n] for n in names]
 
 
-def test_figures_of_the_baselines():
+def test_rates_of_the_baselines():
     """Total tokens over total seconds, per answer means, token-weighted rescoring."""
     rows = by_arm(HAND)
     assert list(rows) == list(HAND)
@@ -31,41 +40,47 @@ def test_figures_of_the_baselines():
     assert values(generate, "speed_vs_plain") == [pytest.approx((6 / 4) / (10 / 4))]
     assert values(generate, "same_as_plain") == [2 / 3]
     assert values(generate, "argmax_share", "mean_logp") == [1, -1]
-    for name in ("tokens_per_round", "rounds_per_answer", "fuzzy_share", "ceiling"):
-        assert generate[name] is None
+    rounds = ("tokens_per_round", "rounds_per_answer", "fuzzy_share", "ceiling")
+    assert values(generate, *rounds) == [None] * 4
     assert values(plain, "tokens_per_second", "speed_vs_plain") == [10 / 4, 1]
     assert values(plain, "speed_vs_generate") == [pytest.approx((10 / 4) / (6 / 4))]
     assert values(plain, "tokens_per_round", "rounds_per_answer") == [1, 7 / 3]
     # 3 tokens with share 1, 2 with 0.5, 5 with 1
     assert values(plain, "argmax_share", "mean_logp") == [9 / 10, pytest.approx(-12 / 10)]
     assert values(plain, "argmax_share_vs_plain", "same_as_plain") == [1, 1]
-    # exact makes 2 tokens a round (below), so plain has half as many
-    assert values(plain, "tokens_per_round_vs_exact", "fuzzy_share") == [0.5, 0]
 
 
-def test_figures_of_the_arms_that_draft():
+def test_rates_of_the_arms_that_draft():
     """Rounds before trimming, means over their tokens, ratios to exact and the ceiling."""
     rows = by_arm(HAND)
-    exact, fuzzy = rows["exact"], rows["fsd_js_T0.2"]
+    exact, fuzzy = rows["exact"], rows[FSD]
     # rounds of 3, 1, 2, 2 tokens
     assert values(exact, "tokens_per_round", "rounds_per_answer") == [8 / 4, 4 / 3]
     assert values(exact, "tokens_per_round_vs_exact", "ceiling", "fuzzy_share") == [1, 1, 0]
     assert values(exact, "tokens_per_second", "same_as_plain") == [10 / 1.75, 2 / 3]
+    assert values(exact, "emitted_per_round", "of_ceiling") == [(10 - 3) / 4, 1]
     # rounds of 4, 2, 2 tokens, of which two are fuzzy
     assert values(fuzzy, "tokens_per_round", "rounds_per_answer") == [8 / 3, 1]
     assert values(fuzzy, "fuzzy_share", "regret_per_token") == [2 / 8, 1 / 8]
     assert values(fuzzy, "tv_per_token") == [pytest.approx(0.8 / 8)]
     assert values(fuzzy, "tokens_per_round_vs_exact") == [pytest.approx((8 / 3) / 2)]
     assert values(fuzzy, "ceiling") == [pytest.approx(1 / (1 - 0.25 * 2))]
+    assert values(fuzzy, "emitted_per_round", "of_ceiling") == [
+        pytest.approx((8 - 3) / 3),
+        pytest.approx((4 / 3) / 2),
+    ]
     assert values(fuzzy, "tokens_per_second", "speed_vs_plain") == [8, pytest.approx(8 / 2.5)]
     assert values(fuzzy, "same_as_plain", "tokens_per_answer") == [1 / 3, 8 / 3]
     assert values(fuzzy, "argmax_share", "mean_logp") == [7 / 8, pytest.approx(-12 / 8)]
     assert values(fuzzy, "argmax_share_vs_plain") == [pytest.approx((7 / 8) / (9 / 10))]
+    # questions of 2 rounds with 6 tokens and of 1 with 2
+    assert fuzzy["tokens_per_round"] == {"value": pytest.approx(8 / 3), "low": 2, "high": 3}
+    assert fuzzy["fuzzy_share"] == {"value": 0.25, "low": 0, "high": pytest.approx(1 / 3)}
 
 
 def test_differences_to_plain():
     """Of every question's own rate, then the mean: a long question weighs like a short one."""
-    row = by_arm(HAND)["fsd_js_T0.2"]
+    row = by_arm(HAND)[FSD]
     # q1, q2 of plain and of fsd: tokens 5/2, 5 and 5/2, 3; log p -7/5, -1 and -9/5, -1
     assert values(row, "tokens_per_answer_minus_plain") == [-1]
     assert values(row, "mean_logp_minus_plain") == [pytest.approx(-0.2)]
@@ -77,30 +92,15 @@ def test_differences_to_plain():
     assert row["tokens_per_answer_minus_plain"]["detectable"] == pytest.approx(2.8)
     itself = by_arm(HAND)["plain"]["mean_logp_minus_plain"]
     assert itself == {"value": 0, "low": 0, "high": 0, "detectable": 0}
-    assert by_arm(HAND)["generate"]["regret_per_token_minus_plain"] is None
-
-
-def test_rates_beside_the_ratios():
-    """Emitted tokens a round are after trimming and without prefill's; the share of the ceiling."""
-    rows = by_arm(HAND)
-    exact, fuzzy = rows["exact"], rows["fsd_js_T0.2"]
-    assert values(exact, "emitted_per_round", "of_ceiling") == [(10 - 3) / 4, 1]
-    assert values(fuzzy, "emitted_per_round") == [pytest.approx((8 - 3) / 3)]
-    assert values(fuzzy, "of_ceiling") == [pytest.approx((4 / 3) / 2)]
-    # questions of 2 rounds with 6 tokens and of 1 with 2
-    interval = fuzzy["tokens_per_round_interval"]
-    assert interval == {"value": pytest.approx(8 / 3), "low": 2, "high": 3}
-    assert fuzzy["fuzzy_share_interval"] == {"value": 0.25, "low": 0, "high": pytest.approx(1 / 3)}
-    assert rows["generate"]["fuzzy_share_interval"] is None
+    assert by_arm(HAND)["generate"]["regret_per_token_minus_plain"]["value"] is None
 
 
 def test_without_baselines_their_ratios_are_none():
     """Fsd alone is summarised; nothing is compared with what was not run."""
-    (row,) = summarize({"fsd_js_T0.2": HAND["fsd_js_T0.2"]})
-    for name in ("speed_vs_generate", "speed_vs_plain", "same_as_plain", "ceiling"):
-        assert row[name] is None
-    assert row["tokens_per_round_vs_exact"] is None and row["argmax_share_vs_plain"] is None
-    assert row["tokens_per_round"] == 8 / 3
+    (row,) = summarize({FSD: HAND[FSD]})
+    compared = [key for key, metric in METRICS.items() if metric.of]
+    assert values(row, *compared, "same_as_plain", "ceiling") == [None] * (len(compared) + 2)
+    assert values(row, "tokens_per_round") == [8 / 3]
 
 
 def test_ceiling():
@@ -116,10 +116,10 @@ def test_arms_are_cut_to_the_common_questions():
     more["generate"] = [record("q0", turn([1] * 50, 0.1)), *more["generate"]]
     more["exact"] = [*more["exact"], record("q9", turn([1] * 70, 0.1))]
     assert summarize(more) == summarize(HAND)
-    less = HAND | {"fsd_js_T0.2": HAND["fsd_js_T0.2"][:1]}
+    less = HAND | {FSD: HAND[FSD][:1]}
     rows = by_arm(less)
     assert all(row["questions"] == 1 and row["answers"] == 2 for row in rows.values())
-    assert rows["plain"]["tokens_per_second"] == 5 / 1.5
+    assert values(rows["plain"], "tokens_per_second") == [5 / 1.5]
 
 
 def restricted(records: dict[str, list], *keys) -> dict[str, list]:
@@ -131,12 +131,14 @@ def test_generate_may_have_answered_fewer():
     fewer = HAND | {"generate": [record("q0", turn([1], 9.0)), HAND["generate"][1]]}
     rows, whole, second = by_arm(fewer), by_arm(HAND), by_arm(restricted(HAND, "q2"))
     assert rows["generate"]["questions"] == 1 and rows["plain"]["questions"] == 2
-    for arm in ("plain", "exact", "fsd_js_T0.2"):
+    for arm in ("plain", "exact", FSD):
         assert rows[arm]["speed_vs_generate"] == second[arm]["speed_vs_generate"]
         for key in whole[arm].keys() - {"speed_vs_generate"}:
             assert rows[arm][key] == whole[arm][key], key
     assert rows["generate"] == second["generate"]
-    assert rows["generate"]["same_as_plain"] == 0  # of q2; over both questions 2 of 3 were
+    assert values(rows["generate"], "same_as_plain") == [
+        0
+    ]  # of q2; over both questions 2 of 3 were
     only = {arm: fewer[arm] for arm in ("generate",)}
     assert by_arm(only)["generate"]["questions"] == 2
 
@@ -174,39 +176,24 @@ def sorted_rows(records: dict[str, list]) -> list[dict]:
     return summarize(ordered)
 
 
-def with_settings(rows: list[dict], **settings) -> list[dict]:
-    return [row | settings for row in rows]
-
-
-def test_baselines_are_those_of_the_same_settings():
-    """An ablation has plain at every temperature and exact with each tree too."""
-    small, large = {"num_draft_tokens": 7}, {"num_draft_tokens": 15}
-    cold, warm = {"temperature": 0.0}, {"temperature": 0.7}
+def test_exact_is_that_of_the_same_drafter():
+    """An ablation of trees has an exact arm with each."""
     rows = by_arm(
         {
-            "plain": with_settings(HAND["generate"], tree=None, **cold),
-            "plain_t0.7": with_settings(HAND["plain"], tree=None, **warm),
-            "exact_15x4x6_t0.7": with_settings(HAND["plain"], tree=large, **warm),
-            "exact_7x3x4_t0.7": with_settings(HAND["exact"], tree=small, **warm),
-            "fsd_js_T0.2_7x3x4_t0.7": with_settings(HAND["fsd_js_T0.2"], tree=small, **warm),
-            "fsd_js_T0.2_7x3x4": with_settings(HAND["fsd_js_T0.2"], tree=small, **cold),
+            "plain": HAND["plain"],
+            "exact@eagle:7x3x4": HAND["exact"],
+            "exact": HAND["plain"],
+            "fsd:0.2@eagle:7x3x4": HAND[FSD],
+            "fsd:0.2@eagle:23x4x6": HAND[FSD],
         }
     )
-    warm_row, cold_row = rows["fsd_js_T0.2_7x3x4_t0.7"], rows["fsd_js_T0.2_7x3x4"]
-    by_hand = by_arm(HAND)["fsd_js_T0.2"]
+    small, none = rows["fsd:0.2@eagle:7x3x4"], rows["fsd:0.2@eagle:23x4x6"]
+    by_hand = by_arm(HAND)[FSD]
     for key in ("speed_vs_plain", "tokens_per_round_vs_exact", "ceiling", "same_as_plain"):
-        assert warm_row[key] == by_hand[key], key
-    assert values(cold_row, "speed_vs_plain") == [pytest.approx(8 / 1.5)]
-    assert cold_row["tokens_per_round_vs_exact"] is None and cold_row["ceiling"] is None
-
-
-def test_a_record_that_does_not_tell_its_settings_is_compared():
-    """Runs of before records held the temperature and the tree are continued by later ones."""
-    told = {"temperature": 0.0, "tree": {"num_draft_tokens": 7}}
-    mixed = {
-        arm: rows if arm == "plain" else with_settings(rows, **told) for arm, rows in HAND.items()
-    }
-    assert summarize(mixed) == summarize(HAND)
+        assert small[key] == by_hand[key], key
+    assert values(none, "tokens_per_round_vs_exact", "ceiling") == [None, None]
+    assert (small["rule"], small["value"], small["line"]) == ("fsd", 0.2, "fsd@eagle:7x3x4")
+    assert small["tree"] == "7x3x4"
 
 
 def test_what_was_not_timed_has_no_seconds():
@@ -217,9 +204,10 @@ def test_what_was_not_timed_has_no_seconds():
             del part["seconds"]
     rows, timed = summarize(silent, timed=False), summarize(HAND)
     for row, whole in zip(rows, timed, strict=True):
-        lost = {key for key in row if row[key] is None and whole[key] is not None}
-        assert lost == {key for key in row if "second" in key or "speed" in key}
-        assert all(row[key] == whole[key] for key in row.keys() - lost)
+        lost = {key for key in METRICS if row[key] != whole[key]}
+        assert all(row[key]["value"] is None for key in lost)
+        speeds = {key for key in METRICS if "second" in key or "speed" in key}
+        assert lost == {key for key in speeds if whole[key]["value"] is not None}
 
 
 def test_categories():
@@ -233,11 +221,10 @@ def test_categories():
     alone = [{"category": "about q1"} | row for row in summarize(restricted(HAND, "q1"))] + [
         {"category": "about q2"} | row for row in summarize(restricted(HAND, "q2"))
     ]
-    assert rows == [
-        row | {"speed_vs_generate": None} if row["category"] == "about q2" else row
-        for row in alone
-        if (row["category"], row["arm"]) != ("about q2", "generate")
-    ]
+    kept = [row for row in alone if (row["category"], row["arm"]) != ("about q2", "generate")]
+    for row, expected in zip(rows, kept, strict=True):
+        differing = {key for key in row if row[key] != expected[key]}
+        assert differing <= {"speed_vs_generate"} and row["category"] == expected["category"]
 
 
 def test_repetition():
@@ -276,7 +263,7 @@ def test_looping(tokens, looping):
     """A period of at most 32 tokens, three times and over 16 tokens, up to the end."""
     assert is_looping(tokens) is looping
     goes_on = {"plain": [record(1, turn(tokens + [5], 1.0)), record(2, turn([4, 5], 1.0))]}
-    assert summarize(goes_on)[0]["looping"] == looping / 2  # 5 is where it stopped
+    assert values(summarize(goes_on)[0], "looping") == [looping / 2]  # 5 is where it stopped
 
 
 @pytest.mark.parametrize(
@@ -331,26 +318,19 @@ def test_the_interval_is_paired():
 
 
 def test_answers_without_rounds():
-    """Every answer ended with its first token: lengths and speeds, no figures of rounds."""
-    rows = by_arm({"plain": NO_ROUNDS, "exact": NO_ROUNDS})
-    assert rows["exact"]["tokens_per_second"] == 2 and rows["exact"]["tokens_per_round"] is None
-    assert rows["exact"]["ceiling"] is None
+    """Every answer ended with its first token: lengths and speeds, nothing of rounds."""
+    row = by_arm({"plain": NO_ROUNDS, "exact": NO_ROUNDS})["exact"]
+    assert values(row, "tokens_per_second", "tokens_per_round", "ceiling") == [2, None, None]
+    row = by_arm({"exact": NO_ROUNDS, FSD: HAND[FSD]})[FSD]
+    assert values(row, "ceiling", "tokens_per_round_vs_exact") == [None, None]
 
 
 def test_one_question_without_rounds_spoils_no_interval():
     """A resample of that question alone has no tokens per round; bounds were NaN by it."""
-    records = {"exact": [HAND["exact"][0], NO_ROUNDS[1]], "fsd": [HAND["exact"][0], NO_ROUNDS[1]]}
-    ratio = by_arm(records)["fsd"]["tokens_per_round_vs_exact"]
+    records = {arm: [HAND["exact"][0], NO_ROUNDS[1]] for arm in ("exact", FSD)}
+    ratio = by_arm(records)[FSD]["tokens_per_round_vs_exact"]
     assert ratio["value"] == 1
     assert ratio["low"] is None or ratio["low"] == ratio["high"] == 1
-
-
-def test_no_ceiling_over_an_exact_arm_without_rounds():
-    """Without its tokens per round there is no ceiling and no ratio, rather than inf and NaN."""
-    row = by_arm(
-        {"exact": NO_ROUNDS, "fsd": HAND["fsd_js_T0.2"]},
-    )["fsd"]
-    assert row["ceiling"] is None and row["tokens_per_round_vs_exact"] is None
 
 
 @pytest.mark.parametrize("records", [HAND, all_fuzzy()], ids=["hand", "ceiling without bound"])
@@ -361,9 +341,9 @@ def test_rows_are_json(records):
 
 
 def test_an_infinite_regret_is_no_number():
-    """A token of no probability: what it enters is None, everything else stays."""
-    rounds = [([6, 1], [0, 1], [0, 1], [0, "inf"])]
-    wild = [record("q1", turn([5, 6, 1], 0.5, rounds)), record("q2", turn([5, 6, 1], 0.5, rounds))]
-    (row,) = summarize({"fsd": wild})
-    assert row["regret_per_token"] is None and row["fuzzy_share"] == 0.5
+    """A token of no probability, one without TV: what they enter is None, all else stays."""
+    rounds = [([6, 1], [0, 1], [0, None], [0, "inf"])]
+    wild = [record(q, turn([5, 6, 1], 0.5, rounds)) for q in ("q1", "q2")]
+    (row,) = summarize({FSD: wild})
+    assert values(row, "regret_per_token", "tv_per_token", "fuzzy_share") == [None, None, 0.5]
     assert json.loads(json.dumps(row, allow_nan=False)) == row

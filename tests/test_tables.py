@@ -1,14 +1,25 @@
-"""Rows of figures as Markdown and as CSV."""
+"""Rows of metrics as Markdown, as CSV, on a terminal and in a sentence."""
 
 import csv
 
 import pytest
 from hand_records import HAND, all_fuzzy
 
-from eagle_fsd.evaluation.metrics import by_category, summarize
-from eagle_fsd.evaluation.tables import category_table, cell_text, csv_rows, tables, write_csv
+from eagle_fsd.evaluation.metrics import METRICS, by_category, summarize
+from eagle_fsd.evaluation.tables import (
+    WIDTH,
+    cell_text,
+    columns_text,
+    markdown_table,
+    table,
+    tables,
+    terminal_table,
+    verdict,
+    write_csv,
+)
 
 INTERVAL = {"value": 0.25, "low": -0.5, "high": 1.0}
+FSD = "fsd:0.2"
 
 
 @pytest.mark.parametrize(
@@ -41,30 +52,24 @@ def test_tables():
     """Every arm in all three, cells under their titles, a bar for what is not there."""
     notes_and_tables = tables(summarize(all_fuzzy())).split("\n\n")
     speed, cost, answers = map(read_table, notes_and_tables[1::2])
-    for table in (speed, cost, answers):
-        assert [row["arm"] for row in table] == [*HAND, "fsd_js_T9"]
+    for found in (speed, cost, answers):
+        assert [row["arm"] for row in found] == [*HAND, "fsd:9"]
     assert speed[0]["tokens/round"] == cost[0]["fuzzy share"] == "-"  # generate has no rounds
-    assert speed[3]["tokens/s"] == "8.0" and speed[3]["ceiling"] == "2.00"
-    assert speed[3]["vs exact"].startswith("1.33 [") and speed[3]["rounds/answer"] == "1.0"
+    assert speed[3]["tokens/s"].startswith("8.0 [") and speed[3]["ceiling"] == "2.00"
+    assert speed[3]["tokens/round over exact"].startswith("1.33 [")
     assert speed[3]["tokens/round"] == "2.67 [2.00, 3.00]" and speed[3]["of ceiling"] == "0.67"
     assert speed[4]["ceiling"] == speed[4]["of ceiling"] == "-"
     assert cost[3]["log p - plain"] == "-0.200 [-0.400, +0.000] (0.560)"
     assert cost[1]["log p - plain"] == "+0.000"
     assert answers[3]["tokens - plain"] == "-1.0 [-2.0, +0.0] (2.8)"
-    assert answers[0]["same as plain"] == "0.667" and answers[0]["answers"] == "3"
+    assert answers[0]["same as plain"].startswith("0.667") and answers[0]["answers"] == "3"
 
 
 def test_what_was_not_timed_is_a_bar():
     """Tokens a second and both ratios."""
-    speed = read_table(tables(summarize(HAND, timed=False)).split("\n\n")[1])
-    for row in speed:
-        assert row["tokens/s"] == row["vs generate"] == row["vs plain"] == "-"
-
-
-def test_one_question_is_shown_without_interval():
-    """Its speed against plain: 5 / 0.5 tokens a second over 5 / 1.5."""
-    rows = summarize({arm: rows[:1] for arm, rows in HAND.items()})
-    assert read_table(tables(rows).split("\n\n")[1])[3]["vs plain"] == "3.00"
+    for row in read_table(tables(summarize(HAND, timed=False)).split("\n\n")[1]):
+        names = ("tokens/s", "tokens/s over generate", "tokens/s over plain", "s/answer")
+        assert [row[name] for name in names] == ["-"] * 4
 
 
 def test_category_table():
@@ -74,32 +79,68 @@ def test_category_table():
         for arm, rows in HAND.items()
     }
     records["generate"] = records["generate"][:1]
-    table = read_table(category_table(by_category(records)))
-    assert [(row["category"], row["arm"]) for row in table] == [
+    rows = read_table(table(by_category(records), "categories").split("\n\n")[1])
+    assert [(row["category"], row["arm"]) for row in rows] == [
         *(("about q1", arm) for arm in HAND),
         *(("about q2", arm) for arm in HAND if arm != "generate"),
     ]
-    assert table[-1]["questions"] == "1"
+    assert rows[-1]["questions"] == "1"
+
+
+def test_text_breaks_no_table():
+    """A category with a bar or a line end was two cells, or a line of its own."""
+    text = markdown_table([{"name": "a|b\nc"}], [("name", "name", "s")])
+    assert text.splitlines()[2:] == ["| a\\|b c |"]
+
+
+def test_terminal_table_fits():
+    """An arm too long for its column has a line to itself; the main columns are under their
+    titles."""
+    long = "fsd:0.2,child=target,divergence=kl_target_draft@eagle:59x6x10"
+    lines = terminal_table(summarize(HAND | {long: HAND[FSD]})).splitlines()
+    assert max(map(len, lines)) <= WIDTH and len(lines) == 2 + 4 + 2
+    assert lines[0].split() == "tokens/s fuzzy argmax share log p".split()
+    titles = "arm over plain tokens/round share regret/token - plain - plain"
+    assert lines[1].split() == titles.split()
+    assert lines[-2] == long
+    numbers = ["3.20", "2.67", "0.2500", "0.1250", "+0.0000", "-0.200"]
+    assert lines[-1].split() == numbers and lines[5].split() == [FSD, *numbers]
+    assert lines[2].split() == ["generate", "0.60", "-", "-", "-", "+0.1000", "+0.200"]
+
+
+def test_verdicts():
+    """A sentence an arm, of what is known of it."""
+    generate, plain, exact, fuzzy = map(verdict, summarize(HAND))
+    assert generate == "generate: 0.60 times plain's tokens/s"
+    assert plain == "plain: what the others are compared with, 2.5 tokens/s"
+    assert exact == "exact: 2.29 times plain's tokens/s, 2.00 tokens a round"
+    assert fuzzy == (
+        "fsd:0.2: 3.20 times plain's tokens/s, +33 % tokens a round over exact, 25 % fuzzy, "
+        "-0.20 log p a token"
+    )
+    assert verdict(summarize({FSD: HAND[FSD]})[0]) == "fsd:0.2: 25 % fuzzy"
+
+
+def test_every_column_is_told():
+    """The dictionary of columns has a line for every metric."""
+    assert [row["column"] for row in read_table(columns_text().split("\n\n")[0])] == list(METRICS)
 
 
 def test_csv(tmp_path):
-    """One line an arm under one header; intervals are columns beside their rate."""
-    rows = summarize(HAND)
-    rows[3]["accept"] = {"rule": "fsd", "threshold": 0.2}
+    """One line an arm under one header; intervals are columns beside their rate; what a
+    spreadsheet would run stays text."""
+    rows = [row | {"note": "=1+1", "nothing": None} for row in summarize(HAND)]
     write_csv(tmp_path / "rows.csv", rows)
     with (tmp_path / "rows.csv").open(newline="") as file:
         lines = list(csv.DictReader(file))
     assert [line["arm"] for line in lines] == list(HAND)
     fuzzy, generate = lines[3], lines[0]
-    assert fuzzy["accept_rule"] == "fsd" and generate["accept_rule"] == ""
-    assert [float(fuzzy[f"tokens_per_round{end}"]) for end in ("", "_low", "_high")] == [
-        8 / 3,
-        2,
-        3,
-    ]
+    assert (fuzzy["rule"], fuzzy["value"], generate["value"]) == ("fsd", "0.2", "")
+    found = [float(fuzzy[f"tokens_per_round{end}"]) for end in ("", "_low", "_high")]
+    assert found == [8 / 3, 2, 3]
     assert generate["tokens_per_round"] == generate["tokens_per_round_low"] == ""
     assert float(fuzzy["mean_logp_minus_plain_detectable"]) == pytest.approx(0.56)
-    assert not any("interval" in name for name in lines[0])
-    names = list(lines[0])
-    assert names.index("tokens_per_round_high") == names.index("tokens_per_round") + 2
-    assert csv_rows([]) == []
+    assert float(fuzzy["mean_logp_minus_plain"]) == pytest.approx(-0.2)  # a number, no formula
+    assert fuzzy["note"] == "'=1+1" and "nothing" not in fuzzy
+    write_csv(tmp_path / "none.csv", [])
+    assert (tmp_path / "none.csv").read_text().strip() == ""

@@ -1,27 +1,28 @@
-"""From answer records to the figures of a comparison: speed, cost, answers, and their spread.
+"""METRICS, the one table of what is measured, and the rows of a comparison made from it.
 
-A figure is a rate, sum / sum over questions: total tokens / total seconds, fuzzy tokens / tokens of
-all rounds. Questions are the unit: the choices (repeated answers) and turns of one belong together
-in every resample (stats.py), and arms are only compared over answers that both have.
-tokens_per_round, fuzzy share, regret and TV are over the tokens of all rounds, before trimming and
-without the token that prefill yields; lengths, speeds and emitted_per_round are of what was
-answered.
+A metric is a rate over questions, sum / sum: total tokens / total seconds, fuzzy tokens / tokens of
+all rounds; or a comparison of such a rate with a baseline's. Questions are the unit: the choices
+(repeated answers) and turns of one belong together in every resample (stats.py), and arms are only
+compared over answers that both have. JSON, CSV, Markdown, plots and page all come from these rows.
+
+What is said of rounds counts the tokens of all rounds, before trimming and without the token that
+prefill yields; lengths, speeds and emitted_per_round are of what was answered.
 """
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 from eagle_fsd.config import BadInput
 from eagle_fsd.evaluation import stats
+from eagle_fsd.evaluation.arms import BY_TRANSFORMERS, GENERATE, PLAIN, parse_arm
 from eagle_fsd.evaluation.stats import Interval
 
-Record = dict  # one question answered by one arm: question_id, arm, accept, turns
+Record = dict  # one question answered by one arm: question_id, arm, turns
 Answers = dict[tuple, Record]  # (question_id, choice) -> record, in the order of the questions
 Pair = tuple[list[Record], list[Record]]  # mine and theirs, question by question
-Parts = Callable[[Record], tuple[float, float]]  # numerator and denominator of a rate
-# too slow to answer every question: may have answered fewer than the others
-PARTIAL = ("generate", "generate_compiled")
-SAMPLING = ("temperature", "top_k", "top_p")
+Part = Callable[[Record], float]  # numerator or denominator of a rate
+EXACT = "exact"
 NOTHING: Interval = {"value": None, "low": None, "high": None}
 GRAM = 4
 LOOP_PERIOD, LOOP_REPEATS, LOOP_TOKENS = 32, 3, 16
@@ -56,73 +57,232 @@ def _ends_looping(turn: dict) -> bool:
     return is_looping(tokens[:-1] if turn["finish"] == "stop" else tokens)
 
 
-# --- rates --------------------------------------------------------------------------------------
+# --- numerators and denominators of a record ----------------------------------------------------
 
 
-def _tokens(record: Record) -> int:
-    return sum(len(t["token_ids"]) for t in record["turns"])
+def answers(record: Record) -> int:
+    return len(record["turns"])
 
 
-def _rounds(record: Record) -> list[dict]:
-    return [r for t in record["turns"] for r in t["rounds"]]
+def tokens(record: Record) -> int:
+    return sum(len(turn["token_ids"]) for turn in record["turns"])
 
 
-def _per_answer(figure: Callable[[dict], float]) -> Parts:
-    """The mean of a turn's figure over answers."""
-    return lambda record: (sum(figure(t) for t in record["turns"]), len(record["turns"]))
+def seconds(record: Record) -> float:
+    return sum(turn["seconds"] for turn in record["turns"])
 
 
-def _per_token(key: str) -> Parts:
-    """The mean over answer tokens of what a turn holds as its own mean."""
-    return lambda record: (
-        sum(t[key] * len(t["token_ids"]) for t in record["turns"]),
-        _tokens(record),
+def rounds_of(record: Record) -> list[dict]:
+    """Of all turns, one after the other."""
+    return [r for turn in record["turns"] for r in turn["rounds"]]
+
+
+def rounds(record: Record) -> int:
+    return len(rounds_of(record))
+
+
+def round_tokens(record: Record) -> int:
+    return sum(len(r["tokens"]) for r in rounds_of(record))
+
+
+def _emitted(record: Record) -> int:
+    """Answer tokens without prefill's."""
+    return tokens(record) - answers(record)
+
+
+def _of_turns(value: Callable[[dict], float]) -> Part:
+    return lambda record: sum(value(turn) for turn in record["turns"])
+
+
+def _of_turn_tokens(key: str) -> Part:
+    """What a turn holds as the mean over its tokens, summed."""
+    return _of_turns(lambda turn: turn[key] * len(turn["token_ids"]))
+
+
+def _of_round_tokens(key: str) -> Part:
+    """NaN where a token has none: its metric is then unknown."""
+    return lambda record: sum(
+        math.nan if x is None else float(x) for r in rounds_of(record) for x in r[key]
     )
 
 
-def _per_round_token(key: str) -> Parts:
-    """The mean over the tokens of all rounds."""
-    return lambda record: (
-        sum(float(x) for r in _rounds(record) for x in r[key]),
-        sum(len(r["tokens"]) for r in _rounds(record)),
-    )
+# --- the table ----------------------------------------------------------------------------------
 
 
-def _tokens_and_seconds(record: Record) -> tuple[float, float]:
-    return _tokens(record), sum(t["seconds"] for t in record["turns"])
+@dataclass(frozen=True)
+class Metric:
+    """A column of every table.
+
+    Attributes:
+        label: its title.
+        form: format of the value.
+        tables: names of the printed tables that show it (tables.py); CSV and JSON have all.
+        meaning: in a sentence.
+        numerator, denominator: of a rate.
+        of: without these: the metric that is compared.
+        ratio_to, minus: the baseline that it is compared with: generate, plain or exact.
+    """
+
+    label: str
+    form: str
+    tables: tuple[str, ...]
+    meaning: str
+    numerator: Part | None = None
+    denominator: Part | None = None
+    of: str = ""
+    ratio_to: str = ""
+    minus: str = ""
+
+    @property
+    def timed(self) -> bool:
+        return seconds in (self.numerator, self.denominator)
+
+    @property
+    def of_rounds(self) -> bool:
+        return bool({self.numerator, self.denominator} & {rounds, round_tokens})
 
 
-def _tokens_and_rounds(record: Record) -> tuple[float, float]:
-    rounds = _rounds(record)
-    return sum(len(r["tokens"]) for r in rounds), len(rounds)
-
-
-def _emitted_and_rounds(record: Record) -> tuple[float, float]:
-    return _tokens(record) - len(record["turns"]), len(_rounds(record))
-
-
-TIMED: dict[str, Parts] = {
-    "tokens_per_second": _tokens_and_seconds,
-    "seconds_per_answer": _per_answer(lambda turn: turn["seconds"]),
+# fmt: off
+METRICS: dict[str, Metric] = {
+    "tokens_per_second": Metric(
+        "tokens/s", ".1f", ("speed", "categories"),
+        "emitted tokens over the seconds of prefill and decoding",
+        tokens, seconds,
+    ),
+    "speed_vs_generate": Metric(
+        "tokens/s over generate", ".2f", ("speed",),
+        "tokens/s over those of transformers' own loop on the same questions",
+        of="tokens_per_second", ratio_to=GENERATE,
+    ),
+    "speed_vs_plain": Metric(
+        "tokens/s over plain", ".2f", ("main", "speed", "categories"),
+        "tokens/s over those of our loop without drafts on the same questions",
+        of="tokens_per_second", ratio_to=PLAIN,
+    ),
+    "tokens_per_round": Metric(
+        "tokens/round", ".2f", ("main", "speed", "categories"),
+        "tokens emitted by a verification: the accepted drafts and the next token",
+        round_tokens, rounds,
+    ),
+    "tokens_per_round_vs_exact": Metric(
+        "tokens/round over exact", ".2f", ("speed",),
+        "tokens/round over those of exact acceptance with the same drafter: the gain",
+        of="tokens_per_round", ratio_to=EXACT,
+    ),
+    "ceiling": Metric(
+        "ceiling", ".2f", ("speed",),
+        "most that tokens/round over exact can be at this fuzzy share, 1 / (1 - f tau); rules that "
+        "look ahead and loops in the text break it",
+    ),
+    "of_ceiling": Metric(
+        "of ceiling", ".2f", ("speed",), "tokens/round over exact, over the ceiling"
+    ),
+    "emitted_per_round": Metric(
+        "emitted/round", ".2f", (),
+        "answer tokens, after trimming and without prefill's, a round",
+        _emitted, rounds,
+    ),
+    "rounds_per_answer": Metric(
+        "rounds/answer", ".1f", ("speed",), "verifications an answer", rounds, answers
+    ),
+    "seconds_per_answer": Metric(
+        "s/answer", ".2f", ("speed",), "seconds of an answer", seconds, answers
+    ),
+    "seconds_per_answer_vs_plain": Metric(
+        "s/answer over plain", ".2f", ("speed",),
+        "seconds of an answer over plain's: a lossy rule may write longer answers and so be slower",
+        of="seconds_per_answer", ratio_to=PLAIN,
+    ),
+    "fuzzy_share": Metric(
+        "fuzzy share", ".4f", ("main", "cost", "equal speed"),
+        "share of the rounds' tokens that the exact test would not have emitted",
+        _of_round_tokens("fuzzy"), round_tokens,
+    ),
+    "regret_per_token": Metric(
+        "regret/token", ".4f", ("main", "cost", "equal speed"),
+        "log P(most likely token) - log P(emitted token) under the target, nats, mean over the "
+        "rounds' tokens; above temperature 0 exact sampling has regret too",
+        _of_round_tokens("regret"), round_tokens,
+    ),
+    "regret_per_token_minus_plain": Metric(
+        "regret - plain", "+.4f", (), "difference of regret/token to plain's",
+        of="regret_per_token", minus=PLAIN,
+    ),
+    "tv_per_token": Metric(
+        "TV/token", ".4f", ("cost",),
+        "total variation between the emitted distribution and the target's, mean over the rounds' "
+        "tokens",
+        _of_round_tokens("tv"), round_tokens,
+    ),
+    "argmax_share": Metric(
+        "argmax share", ".4f", ("cost", "categories"),
+        "share of answer tokens that are the target's most likely when the text is scored in one "
+        "forward pass; below 1 for exact decoding in bfloat16 too",
+        _of_turn_tokens("rescored_argmax_share"), tokens,
+    ),
+    "argmax_share_vs_plain": Metric(
+        "argmax over plain", ".4f", ("cost",), "argmax share over plain's",
+        of="argmax_share", ratio_to=PLAIN,
+    ),
+    "argmax_share_minus_plain": Metric(
+        "argmax share - plain", "+.4f", ("main", "cost", "equal speed"),
+        "difference of the argmax share to plain's",
+        of="argmax_share", minus=PLAIN,
+    ),
+    "mean_logp": Metric(
+        "log p/token", ".3f", ("cost",),
+        "mean log-probability of an answer token under the target, nats, in one forward pass",
+        _of_turn_tokens("rescored_mean_logp"), tokens,
+    ),
+    "mean_logp_minus_plain": Metric(
+        "log p - plain", "+.3f", ("main", "cost", "equal speed"),
+        "difference of log p/token to plain's: what the text lost",
+        of="mean_logp", minus=PLAIN,
+    ),
+    "same_as_plain": Metric(
+        "same as plain", ".3f", ("answers",),
+        "share of answers that equal plain's token for token",
+    ),
+    "tokens_per_answer": Metric(
+        "tokens/answer", ".1f", ("answers",), "length of an answer", tokens, answers
+    ),
+    "tokens_per_answer_minus_plain": Metric(
+        "tokens - plain", "+.1f", ("answers", "equal speed"),
+        "difference of tokens/answer to plain's",
+        of="tokens_per_answer", minus=PLAIN,
+    ),
+    "at_limit": Metric(
+        "at the limit", ".2f", ("answers",), "share of answers that ran out of their budget",
+        _of_turns(lambda turn: turn["finish"] == "length"), answers,
+    ),
+    "at_limit_minus_plain": Metric(
+        "limit - plain", "+.2f", ("answers", "equal speed"),
+        "difference of the share at the limit to plain's",
+        of="at_limit", minus=PLAIN,
+    ),
+    "repetition": Metric(
+        "repetition", ".3f", ("answers",),
+        f"share of an answer's {GRAM}-grams that occurred before in it",
+        _of_turns(lambda turn: repetition(turn["token_ids"])), answers,
+    ),
+    "repetition_minus_plain": Metric(
+        "repetition - plain", "+.3f", ("answers", "equal speed"),
+        "difference of repetition to plain's",
+        of="repetition", minus=PLAIN,
+    ),
+    "looping": Metric(
+        "looping", ".2f", ("answers",),
+        f"share of answers whose end repeats at most {LOOP_PERIOD} tokens at least {LOOP_REPEATS} "
+        f"times, over at least {LOOP_TOKENS}",
+        _of_turns(_ends_looping), answers,
+    ),
+    "looping_minus_plain": Metric(
+        "looping - plain", "+.2f", ("answers", "equal speed"),
+        "difference of looping to plain's",
+        of="looping", minus=PLAIN,
+    ),
 }
-ANSWERED: dict[str, Parts] = {
-    "tokens_per_answer": _per_answer(lambda turn: len(turn["token_ids"])),
-    "at_limit": _per_answer(lambda turn: turn["finish"] == "length"),
-    "repetition": _per_answer(lambda turn: repetition(turn["token_ids"])),
-    "looping": _per_answer(_ends_looping),
-    "argmax_share": _per_token("rescored_argmax_share"),
-    "mean_logp": _per_token("rescored_mean_logp"),
-}
-ROUNDS: dict[str, Parts] = {
-    "rounds_per_answer": _per_answer(lambda turn: len(turn["rounds"])),
-    "tokens_per_round": _tokens_and_rounds,
-    "emitted_per_round": _emitted_and_rounds,
-    "fuzzy_share": _per_round_token("fuzzy"),
-    "regret_per_token": _per_round_token("regret"),
-    "tv_per_token": _per_round_token("tv"),
-}
-RATES = TIMED | ANSWERED | ROUNDS
-DIFFERENCES = (*ANSWERED, "regret_per_token")
+# fmt: on
 
 
 # --- rows ---------------------------------------------------------------------------------------
@@ -132,18 +292,18 @@ def summarize(records: Mapping[str, Sequence[Record]], *, timed: bool = True) ->
     """One row an arm.
 
     Args:
-        records: arm name -> its records; answers that not all arms have are left out. Only
-            `generate` and `generate_compiled` arms may have fewer: their rows are over what they
-            answered, and ratios to them over what both answered.
-        timed: False where the arms were not timed side by side (sharded runs): figures of seconds
-            are then None.
+        records: arm's text -> its records; answers that not all arms have are left out. Only the
+            arms of transformers, too slow to answer every question, may have fewer: their rows are
+            over what they answered, and ratios to them over what both answered.
+        timed: False where the arms were not timed side by side (sharded runs): metrics of seconds
+            are then unknown.
 
     Returns:
-        JSON-able rows in the order of the arms. Every rate X is a number, with X_interval beside
-        it; X_interval and ratios (..._vs_...) are {"value", "low", "high"}; X_minus_plain is the
-        mean difference of the questions' own X, {"value", "low", "high", "detectable"}. Baselines
-        are those of the same temperature, top_k and top_p, exact also of the same tree. Figures
-        that an arm does not have, or that are not finite, are None.
+        JSON-able rows in the order of the arms: arm, rule, value (the rule's parameter), line (the
+        arm without it), tree, questions, answers, and every metric as {"value", "low", "high"}, of
+        differences also "detectable" (the mean difference of the questions' own rates). Exact is
+        compared with drafting by the same drafter. None is what an arm does not have, or what is
+        not finite.
 
     Raises:
         BadInput: there is no arm, or no question that all arms have answered.
@@ -159,11 +319,11 @@ def by_category(records: Mapping[str, Sequence[Record]], *, timed: bool = True) 
     """
     kept = _shared(records)
     rows = []
-    every = [record["category"] for answers in kept.values() for record in answers.values()]
+    every = [record["category"] for found in kept.values() for record in found.values()]
     for category in dict.fromkeys(every):
         part = {
-            arm: [record for record in answers.values() if record["category"] == category]
-            for arm, answers in kept.items()
+            arm: [record for record in found.values() if record["category"] == category]
+            for arm, found in kept.items()
         }
         answered = {arm: found for arm, found in part.items() if found}
         rows += [{"category": category} | row for row in summarize(answered, timed=timed)]
@@ -178,7 +338,7 @@ def _shared(records: Mapping[str, Sequence[Record]]) -> dict[str, Answers]:
         arm: {(row["question_id"], row.get("choice", 0)): row for row in rows}
         for arm, rows in records.items()
     }
-    deciding = [arm for arm in records if kind(arm) not in PARTIAL] or list(records)
+    deciding = [arm for arm in records if arm not in BY_TRANSFORMERS] or list(records)
     common = set.intersection(*(set(found[arm]) for arm in deciding))
     lacking = [arm for arm in records if not common & set(found[arm])]
     if lacking:
@@ -189,77 +349,86 @@ def _shared(records: Mapping[str, Sequence[Record]]) -> dict[str, Answers]:
     return {arm: {key: found[arm][key] for key in keys if key in found[arm]} for arm in records}
 
 
-def _questions(answers: Answers, keys: Sequence[tuple]) -> list[Record]:
+def by_question(records: Sequence[Record]) -> dict[int | str, Record]:
     """One record a question, the turns of its choices one after the other."""
-    merged: dict = {}
-    for key in keys:
-        merged.setdefault(key[0], []).append(answers[key])
-    return [
-        {**same[0], "turns": [turn for record in same for turn in record["turns"]]}
-        for same in merged.values()
-    ]
+    merged: dict[int | str, list[Record]] = {}
+    for record in records:
+        merged.setdefault(record["question_id"], []).append(record)
+    return {
+        question: {**same[0], "turns": [turn for record in same for turn in record["turns"]]}
+        for question, same in merged.items()
+    }
 
 
-def _baseline(name: str, arm: str, kept: dict[str, Answers]) -> Pair | None:
-    """The arm's questions and those of the plain, generate or exact arm it is compared with."""
-    settings = (*SAMPLING, "tree") if name == "exact" else SAMPLING
-    for other, theirs in kept.items():
-        keys = [key for key in kept[arm] if kind(other) == name and key in theirs]
-        if keys and _alike(kept[arm][keys[0]], theirs[keys[0]], settings):
-            return _questions(kept[arm], keys), _questions(theirs, keys)
-    return None
+def _pair(arm: str, other: str, kept: dict[str, Answers]) -> Pair | None:
+    """The questions of both, over the answers that both have."""
+    keys = [key for key in kept[arm] if key in kept.get(other, {})]
+    if not keys:
+        return None
+    mine, theirs = (by_question([kept[name][key] for key in keys]) for name in (arm, other))
+    return list(mine.values()), list(theirs.values())
 
 
-def kind(arm: str) -> str:
-    """Arms are named by their kind and what is special: plain, plain_t0.7, exact_15x4x6."""
-    return PARTIAL[1] if arm.startswith(PARTIAL[1]) else arm.split("_")[0]
-
-
-def _alike(mine: Record, theirs: Record, settings: Sequence[str]) -> bool:
-    """Whether the settings are the same, as far as both records tell them."""
-    values = [(mine.get(key), theirs.get(key)) for key in settings]
-    return all(None in pair or pair[0] == pair[1] for pair in values)
+def exact_beside(arm: str, arms: Sequence[str]) -> str:
+    """The exact arm with the same drafter; "" without one."""
+    drafter = parse_arm(arm).drafter
+    parsed = [parse_arm(other) for other in arms]
+    beside = [a.text for a in parsed if a.kind == EXACT and a.drafter == drafter and not a.guards]
+    return beside[0] if beside else ""
 
 
 def _row(arm: str, kept: dict[str, Answers], *, timed: bool) -> dict:
-    questions = _questions(kept[arm], list(kept[arm]))
-    plain, generate, exact = (_baseline(name, arm, kept) for name in ("plain", "generate", "exact"))
-    row = {
-        "arm": arm,
-        "accept": questions[0].get("accept"),
-        "questions": len(questions),
-        "answers": sum(len(record["turns"]) for record in questions),
-    }
-    drafted = any(_rounds(record) for record in questions)
-    for name, parts in RATES.items():
-        has = (timed or name not in TIMED) and (drafted or name not in ROUNDS)
-        interval = stats.rate_interval([parts(q) for q in questions]) if has else NOTHING
-        row[name] = interval["value"]
-        row[f"{name}_interval"] = _known(interval)
-    for key, pair, parts in (
-        ("speed_vs_generate", generate, _tokens_and_seconds),
-        ("speed_vs_plain", plain, _tokens_and_seconds),
-        ("seconds_per_answer_vs_plain", plain, TIMED["seconds_per_answer"]),
-    ):
-        row[key] = _ratio(pair, parts) if timed else None
-    row |= {f"{name}_minus_plain": _difference(plain, RATES[name]) for name in DIFFERENCES}
-    share = _ratio(plain, RATES["argmax_share"])
-    row["argmax_share_vs_plain"] = share["value"] if share else None
-    row["same_as_plain"] = _same_answers(plain)
-    row |= _gain(row["fuzzy_share"], exact)
-    return row
+    parsed = parse_arm(arm)
+    questions = list(by_question(list(kept[arm].values())).values())
+    others = {GENERATE: GENERATE, PLAIN: PLAIN, EXACT: exact_beside(arm, list(kept))}
+    pairs = {name: _pair(arm, other, kept) for name, other in others.items()}
+    row = {"arm": arm, "rule": parsed.kind, "value": parsed.value, "line": parsed.line}
+    row |= {"tree": questions[0].get("tree") or parsed.tree}
+    row |= {"questions": len(questions), "answers": sum(map(answers, questions))}
+    for name, metric in METRICS.items():
+        rate = METRICS[metric.of] if metric.of else metric
+        known = (timed or not rate.timed) and (any(map(rounds, questions)) or not rate.of_rounds)
+        row[name] = _measure(metric, rate, questions, pairs) if known else _nothing(metric)
+    row["same_as_plain"] = _same_answers(pairs[PLAIN])
+    return row | _ceiling(row, pairs[EXACT])
 
 
-def _gain(fuzzy_share: float | None, exact: Pair | None) -> dict[str, Interval | float | None]:
-    """What drafting gained over the exact rule, and how much of what it could."""
-    gain = _ratio(exact, _tokens_and_rounds)
+def _nothing(metric: Metric) -> Interval:
+    return NOTHING | {"detectable": None} if metric.minus else dict(NOTHING)
+
+
+def _measure(
+    metric: Metric, rate: Metric, questions: list[Record], pairs: dict[str, Pair | None]
+) -> Interval:
+    """The metric over questions, or against the pair's other side."""
+    if rate.numerator is None:  # not of one record; _row knows
+        return _nothing(metric)
+    parts = [_parts(rate, side) for side in pairs.get(metric.ratio_to or metric.minus) or ()]
+    if not metric.of:
+        return stats.rate_interval(_parts(rate, questions))
+    if not parts:
+        return _nothing(metric)
+    if metric.ratio_to:
+        return stats.paired_ratio(*parts)
+    # of the questions' own rates; questions where one side has none are left out
+    rates = [(a / b, c / d) for (a, b), (c, d) in zip(*parts, strict=True) if b and d]
+    return stats.paired_difference([a for a, _ in rates], [c for _, c in rates])
+
+
+def _parts(rate: Metric, questions: Sequence[Record]) -> list[tuple[float, float]]:
+    return [(rate.numerator(record), rate.denominator(record)) for record in questions]
+
+
+def _ceiling(row: dict, exact: Pair | None) -> dict[str, Interval]:
+    """How much drafting could have gained over exact, and the share of it that it did."""
+    share, gain = row["fuzzy_share"]["value"], row["tokens_per_round_vs_exact"]["value"]
     most = of_most = None
-    if gain is not None:
-        tau = stats.rate_interval([_tokens_and_rounds(record) for record in exact[1]])["value"]
-        top = ceiling(fuzzy_share, tau)
+    if gain is not None and share is not None:
+        parts = _parts(METRICS["tokens_per_round"], exact[1])
+        top = ceiling(share, stats.rate_interval(parts)["value"])
         if math.isfinite(top):
-            most, of_most = top, gain["value"] / top
-    return {"tokens_per_round_vs_exact": gain, "ceiling": most, "of_ceiling": of_most}
+            most, of_most = top, gain / top
+    return {"ceiling": NOTHING | {"value": most}, "of_ceiling": NOTHING | {"value": of_most}}
 
 
 def ceiling(fuzzy_share: float, exact_tokens_per_round: float) -> float:
@@ -272,36 +441,13 @@ def ceiling(fuzzy_share: float, exact_tokens_per_round: float) -> float:
     return 1 / left if left > 0 else math.inf
 
 
-def _same_answers(pair: Pair | None) -> float | None:
-    """Share of answers that equal the plain loop's token for token."""
+def _same_answers(pair: Pair | None) -> Interval:
+    """Share of answers that equal the plain loop's token for token, resampled by question."""
     if pair is None:
-        return None
-    mine, theirs = ([turn["token_ids"] for q in side for turn in q["turns"]] for side in pair)
-    return sum(a == b for a, b in zip(mine, theirs, strict=True)) / len(mine)
-
-
-def _difference(pair: Pair | None, parts: Parts) -> Interval | None:
-    """Of the questions' own rates; questions where one side has none are left out."""
-    if pair is None:
-        return None
-    part_Q4 = [(*parts(mine), *parts(theirs)) for mine, theirs in zip(*pair, strict=True)]
-    rates = [(a / b, c / d) for a, b, c, d in part_Q4 if b and d]
-    return _known(stats.paired_difference([a for a, _ in rates], [c for _, c in rates]))
-
-
-def _ratio(pair: Pair | None, parts: Parts) -> Interval | None:
-    return None if pair is None else _known(paired_ratio(*pair, parts))
-
-
-def _known(interval: Interval) -> Interval | None:
-    return None if interval["value"] is None else interval
-
-
-def paired_ratio(
-    rows: Sequence[Record], baseline: Sequence[Record] | None, parts: Parts
-) -> Interval | None:
-    """Rate of rows over rate of baseline, a rate being sum / sum of `parts` over the questions,
-    with its paired bootstrap interval; the interval needs two questions."""
-    if baseline is None:
-        return None
-    return stats.paired_ratio([parts(r) for r in rows], [parts(r) for r in baseline])
+        return dict(NOTHING)
+    same_Q2 = []
+    for mine, theirs in zip(*pair, strict=True):
+        both = zip(mine["turns"], theirs["turns"], strict=True)
+        same = [a["token_ids"] == b["token_ids"] for a, b in both]
+        same_Q2.append((sum(same), len(same)))
+    return stats.rate_interval(same_Q2)

@@ -1,61 +1,33 @@
-"""Rows of figures as Markdown tables and as CSV; summary.py makes the rows of a comparison."""
+"""Rows of metrics as Markdown, as CSV, on a terminal and in a sentence; metrics.py makes them."""
 
-import csv
-import io
 from collections.abc import Sequence
 from pathlib import Path
 
-from eagle_fsd.evaluation.metrics import GRAM, LOOP_PERIOD, LOOP_REPEATS, LOOP_TOKENS
+import pandas as pd
+
+from eagle_fsd.evaluation.metrics import METRICS
 from eagle_fsd.evaluation.stats import Interval
 
 Column = tuple[str, str, str]  # title, key of the row, format
-SPEED: tuple[Column, ...] = (
-    ("arm", "arm", "s"),
-    ("questions", "questions", "d"),
-    ("tokens/s", "tokens_per_second", ".1f"),
-    ("vs generate", "speed_vs_generate", ".2f"),
-    ("vs plain", "speed_vs_plain", ".2f"),
-    ("tokens/round", "tokens_per_round_interval", ".2f"),
-    ("vs exact", "tokens_per_round_vs_exact", ".2f"),
-    ("ceiling", "ceiling", ".2f"),
-    ("of ceiling", "of_ceiling", ".2f"),
-    ("rounds/answer", "rounds_per_answer", ".1f"),
-    ("s/answer", "seconds_per_answer", ".2f"),
-    ("s/answer vs plain", "seconds_per_answer_vs_plain", ".2f"),
-)
-COST: tuple[Column, ...] = (
-    ("arm", "arm", "s"),
-    ("fuzzy share", "fuzzy_share_interval", ".4f"),
-    ("regret/token", "regret_per_token_interval", ".4f"),
-    ("TV/token", "tv_per_token", ".4f"),
-    ("argmax share", "argmax_share", ".4f"),
-    ("argmax vs plain", "argmax_share_vs_plain", ".4f"),
-    ("argmax - plain", "argmax_share_minus_plain", "+.4f"),
-    ("log p/token", "mean_logp", ".3f"),
-    ("log p - plain", "mean_logp_minus_plain", "+.3f"),
-)
-ANSWERS: tuple[Column, ...] = (
-    ("arm", "arm", "s"),
-    ("answers", "answers", "d"),
-    ("same as plain", "same_as_plain", ".3f"),
-    ("tokens/answer", "tokens_per_answer", ".1f"),
-    ("tokens - plain", "tokens_per_answer_minus_plain", "+.1f"),
-    ("at the limit", "at_limit", ".2f"),
-    ("limit - plain", "at_limit_minus_plain", "+.2f"),
-    ("repetition", "repetition", ".3f"),
-    ("repetition - plain", "repetition_minus_plain", "+.3f"),
-    ("looping", "looping", ".2f"),
-    ("looping - plain", "looping_minus_plain", "+.2f"),
-)
-CATEGORY: tuple[Column, ...] = (
-    ("category", "category", "s"),
-    ("arm", "arm", "s"),
-    ("questions", "questions", "d"),
-    ("tokens/s", "tokens_per_second", ".1f"),
-    ("vs plain", "speed_vs_plain", ".2f"),
-    ("tokens/round", "tokens_per_round_interval", ".2f"),
-    ("argmax share", "argmax_share", ".4f"),
-)
+# columns before the metrics
+PLACES: dict[str, tuple[Column, ...]] = {
+    "speed": (("arm", "arm", "s"), ("questions", "questions", "d")),
+    "cost": (("arm", "arm", "s"),),
+    "answers": (("arm", "arm", "s"), ("answers", "answers", "d")),
+    "categories": (
+        ("category", "category", "s"),
+        ("arm", "arm", "s"),
+        ("questions", "questions", "d"),
+    ),
+}
+NOTES = {
+    "speed": "Speed. In brackets: 95 % bootstrap intervals over questions.",
+    "cost": "Cost. - plain: mean difference of the questions' own rates, with its interval; in "
+    "parentheses the smallest true difference that so many questions show (5 %, power 80 %).",
+    "answers": "Answers.",
+    "categories": "By category. Few questions each: intervals are wide, or missing.",
+}
+# what a judge says of pairs of answers
 PAIRWISE: tuple[Column, ...] = (
     ("arm", "arm", "s"),
     ("wins", "win", "ratio"),
@@ -70,33 +42,32 @@ PAIRWISE: tuple[Column, ...] = (
     ("questions", "questions", "d"),
     ("verdicts", "verdicts", "d"),
 )
-NOTES = {
-    "speed": "Speed. In brackets: 95 % bootstrap intervals over questions.",
-    "cost": "Cost. - plain: mean difference of the questions' own figures, with its interval; "
-    "in parentheses the smallest true difference that so many questions show (5 %, power 80 %).",
-    "answers": f"Answers. repetition: share of an answer's {GRAM}-grams that occurred before in "
-    f"it. looping: answers whose end repeats at most {LOOP_PERIOD} tokens at least {LOOP_REPEATS} "
-    f"times, over at least {LOOP_TOKENS}.",
-}
+WIDTH = 100  # of a terminal
+# text that a spreadsheet would take for a formula
+FORMULA = ("=", "+", "-", "@", "\t", "\r")
+
+
+def columns(table: str) -> list[Column]:
+    """The columns of a printed table."""
+    shown = [(m.label, key, m.form) for key, m in METRICS.items() if table in m.tables]
+    return [*PLACES.get(table, ()), *shown]
 
 
 def tables(rows: list[dict]) -> str:
     """Three Markdown tables, each under a line that explains it: speed, cost, answers."""
-    columns = {"speed": SPEED, "cost": COST, "answers": ANSWERS}
-    return "\n\n".join(
-        f"{NOTES[name]}\n\n{markdown_table(rows, chosen)}" for name, chosen in columns.items()
-    )
+    return "\n\n".join(table(rows, name) for name in ("speed", "cost", "answers"))
 
 
-def category_table(rows: list[dict]) -> str:
-    """by_category's rows as one Markdown table."""
-    return markdown_table(rows, CATEGORY)
+def table(rows: list[dict], name: str) -> str:
+    """A Markdown table of NOTES, under its line."""
+    return f"{NOTES[name]}\n\n{markdown_table(rows, columns(name))}"
 
 
 def markdown_table(rows: list[dict], columns: Sequence[Column]) -> str:
-    """Aligned; a figure with an interval as cell_text writes it, "-" where there is nothing."""
+    """Aligned; a metric with an interval as cell_text writes it, "-" where there is nothing."""
     cells = [[title for title, _, _ in columns]]
     cells += [[cell_text(row[key], form) for _, key, form in columns] for row in rows]
+    cells = [[" ".join(text.split()).replace("|", "\\|") for text in line] for line in cells]
     widths = [max(len(line[i]) for line in cells) for i in range(len(columns))]
     lines = [
         "| "
@@ -119,39 +90,104 @@ def cell_text(value: str | float | Interval | None, form: str) -> str:
     if value["low"] is None or value["low"] == value["high"]:  # one question, or all alike
         return text
     text += f" [{value['low']:{form}}, {value['high']:{form}}]"
-    return f"{text} ({value['detectable']:{form.lstrip('+')}})" if "detectable" in value else text
+    detectable = value.get("detectable")
+    return text if detectable is None else f"{text} ({detectable:{form.lstrip('+')}})"
 
 
-def csv_rows(rows: list[dict]) -> list[dict]:
-    """Rows without nested dicts, all with the same keys, for spreadsheets.
+# --- for people ---------------------------------------------------------------------------------
 
-    An interval under X or X_interval becomes X, X_low, X_high (and X_detectable), another dict
-    X_KEY. Figures that no row has are left out.
-    """
-    flat = [{key: _flat(key, value) for key, value in row.items()} for row in rows]
-    keys = dict.fromkeys(key for row in flat for key in row)
-    names = dict.fromkeys(name for key in keys for row in flat for name in row.get(key, {}))
-    merged = [
-        {name: value for part in row.values() for name, value in part.items()} for row in flat
+
+def terminal_table(rows: list[dict]) -> str:
+    """The main columns without intervals, at most 100 wide; a long arm has a line to itself."""
+    shown = [(metric, key) for key, metric in METRICS.items() if "main" in metric.tables]
+    heads = [_in_two(metric.label) for metric, _ in shown]
+    cells = [[_brief(row[key], metric.form) for metric, key in shown] for row in rows]
+    texts = [list(column) for column in zip(*heads, strict=True)] + cells
+    widths = [max(len(line[i]) for line in texts) for i in range(len(shown))]
+    room = WIDTH - sum(width + 2 for width in widths)
+    arms = min(room, max(len(row["arm"]) for row in rows))
+    written = []
+    for name, line in zip(["", "arm", *(row["arm"] for row in rows)], texts, strict=True):
+        numbers = "".join(f"  {text:>{width}}" for text, width in zip(line, widths, strict=True))
+        if len(name) > arms:
+            written.append(name)
+            name = ""
+        written.append(f"{name:<{arms}}{numbers}")
+    return "\n".join(written)
+
+
+def _in_two(label: str) -> tuple[str, str]:
+    """A title in two lines: "tokens/s" "over plain"; "" "tokens/round"."""
+    for word in (" over ", " - ", " "):
+        first, space, last = label.partition(word)
+        if space:
+            return first, f"{word.strip()} {last}".strip()
+    return "", label
+
+
+def _brief(value: Interval, form: str) -> str:
+    return "-" if value["value"] is None else format(value["value"], form)
+
+
+def verdict(row: dict) -> str:
+    """An arm in a sentence: "fsd:0.4: +10 % tokens a round over exact, 4 % fuzzy, -0.12 log p a
+    token"."""
+    speed, rate, taus, gain, fuzzy, logp = (
+        row[key]["value"]
+        for key in (
+            "speed_vs_plain",
+            "tokens_per_second",
+            "tokens_per_round",
+            "tokens_per_round_vs_exact",
+            "fuzzy_share",
+            "mean_logp_minus_plain",
+        )
+    )
+    said = []
+    if row["rule"] == "plain":
+        said += ["what the others are compared with"]
+        said += [] if rate is None else [f"{rate:.1f} tokens/s"]
+    elif speed is not None:
+        said.append(f"{speed:.2f} times plain's tokens/s")
+    if row["rule"] == "exact" and taus is not None:
+        said.append(f"{taus:.2f} tokens a round")
+    elif gain is not None:
+        said.append(f"{100 * (gain - 1):+.0f} % tokens a round over exact")
+    if row["rule"] not in ("plain", "exact") and fuzzy is not None:
+        said.append(f"{_percent(fuzzy)} fuzzy")
+        said += [] if logp is None else [f"{logp:+.2f} log p a token"]
+    return f"{row['arm']}: {', '.join(said) or 'nothing to compare with'}"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f} %" if 0 < share < 0.1 else f"{100 * share:.0f} %"
+
+
+def columns_text() -> str:
+    """The dictionary of columns, as Markdown."""
+    rows = [
+        {"column": key, "title": metric.label, "meaning": metric.meaning}
+        for key, metric in METRICS.items()
     ]
-    return [{name: row.get(name) for name in names} for row in merged]
+    note = (
+        "Every column X is also X_low and X_high, its 95 % bootstrap interval over questions; "
+        "differences to plain have X_detectable, the smallest true difference that so many "
+        "questions show (two-sided 5 %, power 80 %)."
+    )
+    return f"{markdown_table(rows, [(key, key, 's') for key in rows[0]])}\n\n{note}"
 
 
-def _flat(key: str, value: object) -> dict[str, object]:
-    if value is None:
-        return {}
-    if not isinstance(value, dict):
-        return {key: value}
-    if "value" in value:
-        key = key.removesuffix("_interval")
-    return {key if name == "value" else f"{key}_{name}": inner for name, inner in value.items()}
+# --- for programs -------------------------------------------------------------------------------
 
 
 def write_csv(path: Path, rows: list[dict]) -> None:
-    """csv_rows under one header; an empty field where a row has nothing."""
-    flat = csv_rows(rows)
-    text = io.StringIO(newline="")
-    writer = csv.DictWriter(text, list(flat[0]) if flat else [])
-    writer.writeheader()
-    writer.writerows(flat)
-    path.write_text(text.getvalue(), encoding="utf-8", newline="")
+    """A line a row under one header: {"value", "low", "high"} under X becomes X, X_low, X_high, any
+    other dict X_KEY; empty where there is nothing, columns without anything are left out. Texts
+    that a spreadsheet would take for a formula begin with an apostrophe."""
+    frame = pd.json_normalize(rows, sep="_").dropna(axis="columns", how="all")
+    frame = frame.rename(columns=lambda name: name.removesuffix("_value"))
+    frame.map(_no_formula).to_csv(path, index=False, lineterminator="\n")
+
+
+def _no_formula(value: object) -> object:
+    return f"'{value}" if isinstance(value, str) and value.startswith(FORMULA) else value

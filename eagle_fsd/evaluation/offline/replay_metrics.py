@@ -3,7 +3,8 @@
 import math
 from collections.abc import Sequence
 
-from eagle_fsd.evaluation.metrics import ceiling, paired_ratio
+from eagle_fsd.evaluation.metrics import ceiling
+from eagle_fsd.evaluation.stats import paired_ratio
 from eagle_fsd.evaluation.tables import Column, markdown_table
 
 
@@ -89,7 +90,7 @@ def _interval(rows: Sequence[dict]) -> dict:
     """A rate with its bootstrap interval: the ratio to a baseline of one token a round."""
     totals = [_emitted([row]) for row in rows]
     ones = [(rounds, rounds) for _, rounds in totals]
-    return {key: _plain(value) for key, value in paired_ratio(totals, ones, tuple).items()}
+    return {key: _plain(value) for key, value in paired_ratio(totals, ones).items()}
 
 
 def _plain(value: float | None) -> float | None:
