@@ -32,7 +32,6 @@ from eagle_fsd.models.load import load_head
 
 THREE = SIZES | {"draft_vocab_size": R}
 MISFIT = "the draft head in FOLDER does not fit: "
-CONFIG = "FOLDER/config.json"
 Q, DOWN = "layers.0.self_attn.q_proj.weight", "layers.0.mlp.down_proj.weight"
 
 
@@ -149,85 +148,6 @@ FAULTS: dict[str, tuple[dict | str, dict | Callable[[Path], None], str]] = {
             + [f"unexpected midlayer.{n}.weight ({D},)" for n in ("hidden_norm", "input_layernorm")]
         ),
     ),
-    # --- config.json
-    "wrong hidden size": (
-        SIZES | {"hidden_size": 30},
-        {},
-        "the draft head 'FOLDER' was made for another target: it has hidden_size 30 (the target's "
-        "is 24), vocab_size 41 (the target's is 41)",
-    ),
-    "wrong vocabulary": (
-        SIZES | {"vocab_size": 43},
-        {},
-        "the draft head 'FOLDER' was made for another target: it has hidden_size 24 (the target's "
-        "is 24), vocab_size 43 (the target's is 41)",
-    ),
-    "EAGLE-3.1 setting": (
-        SPECFORGE | {"fc_norm": True},
-        {},
-        f"{CONFIG}: fc_norm: EAGLE-3.1 is not supported",
-    ),
-    "biases in the MLP": (
-        with_layer(SPECULATORS3, mlp_bias=True),
-        {},
-        f"{CONFIG}: mlp_bias: biases in the MLP is not supported",
-    ),
-    "norm_output false in SpecForge": (
-        SPECFORGE | {"norm_output": False},
-        {},
-        f"{CONFIG}: norm_output false: SpecForge 0.2 means that no norm comes before lm_head, "
-        "SGLang and vLLM mean the usual head; drop it if it is the usual one",
-    ),
-    "fused layers beyond the target": (
-        SPECFORGE | {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 20, 31]}},
-        {},
-        "the draft head 'FOLDER' fuses hidden states (2, 21, 32); of a target with 32 layers it "
-        "can be 0..31 (number 32, after the last layer, is only there normed)",
-    ),
-    "four fused layers": (
-        SPECFORGE | {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 2, 3, 4]}},
-        {},
-        f"{CONFIG}: head config: an EAGLE-3 head fuses three layers, got (2, 3, 4, 5)",
-    ),
-    "a fused layer as text": (
-        SPECFORGE | {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [2, "8", 16]}},
-        {},
-        f"{CONFIG}: head config: feature_layers must be whole numbers, got (2, '8', 16)",
-    ),
-    "narrower than its target": (
-        SPECFORGE | {"target_hidden_size": 48},
-        {},
-        f"{CONFIG}: target_hidden_size 48, hidden_size 24: a head narrower than its target "
-        "is not supported",
-    ),
-    "a DeepSeek layer": (
-        SPECFORGE | {"architectures": ["DeepseekV3ForCausalLMEagle3"]},
-        {},
-        f"{CONFIG}: architectures ['DeepseekV3ForCausalLMEagle3']: EAGLE-3 heads have a Llama "
-        "layer",
-    ),
-    "a Qwen3 layer": (
-        with_layer(SPECULATORS3, model_type="qwen3"),
-        {},
-        f"{CONFIG}: transformer_layer_config of 'qwen3': a llama layer is supported",
-    ),
-    "wide attention of an EAGLE-1/2 head": (
-        with_layer(SPECULATORS3 | {"speculators_model_type": "eagle"}, head_dim=8),
-        {},
-        f"{CONFIG}: LlamaDecoderLayer with head_dim 8: a LlamaDecoderLayer with hidden_size / "
-        "num_attention_heads is needed",
-    ),
-    "no word on the residual": (
-        without(SPECULATORS3, "norm_before_residual"),
-        {},
-        f"{CONFIG}: no norm_before_residual: speculators takes false for it, vLLM true; "
-        "write into it what the head was trained with",
-    ),
-    "another speculator": (
-        SPECULATORS3 | {"speculators_model_type": "dflash"},
-        {},
-        f"{CONFIG}: speculators_model_type 'dflash': eagle and eagle3 are supported",
-    ),
     # --- files
     "no weights": (
         SIZES,
@@ -280,40 +200,84 @@ def test_broken_heads_are_refused_by_name(tmp_path, fault):
     assert str(error.value).replace(str(tmp_path), "FOLDER") == message
 
 
-@pytest.mark.parametrize(
-    "changes, message",
-    [
-        ({"draft_vocab_size": 42}, "draft_vocab_size 42 is more than vocab_size 41"),
-        ({"head_type": "medusa"}, "head_type 'medusa' is not eagle or eagle3"),
-        ({"draft_vocab_size": 17, "num_hidden_layers": 2}, "EAGLE-3 head has one layer, not 2"),
-        ({"feature_layers": [1, 2, 3]}, "settings of EAGLE-3 heads"),
-        ({"draft_vocab_size": 17, "feature_layers": [1, 2]}, r"fuses three layers, got \(1, 2\)"),
-        ({"draft_vocab_size": 17, "feature_layers": "abc"}, "feature_layers must be whole numbers"),
-        ({"head_type": "eagle3", "draft_vocab_size": "17"}, "value of a wrong type"),
-        ({"rope_scaling": "linear"}, "value of a wrong type"),
-        ({"hidden_size": None}, "no hidden_size: not an EAGLE head"),
-        ({"num_attention_heads": 5}, "hidden_size 24 is not divisible by num_attention_heads 5"),
-        ({"num_key_value_heads": 4}, "heads 6 is not divisible by num_key_value_heads 4"),
-        ({"vocab_size": 0}, "vocab_size must be positive, got 0"),
-        ({"hidden_act": "sum"}, "unknown hidden_act 'sum'"),
-        ({"rope_scaling": {"type": "yarn", "factor": 2.0}}, "'yarn'.* is unknown; linear, dynamic"),
-        ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "number as low_freq_factor"),
-        ({"rope_scaling": {"type": "linear", "factor": "4"}}, "number as factor, got '4'"),
-    ],
-)
-def test_configs_that_cannot_be_a_head_are_refused(tmp_path, changes, message):
-    """Settings of the other kind, sizes that do not divide, unknown rope scalings."""
-    save(tmp_path, SIZES | changes, {})
-    with pytest.raises(BadInput, match=message):
-        read_stored_config(tmp_path)
+FUSED = {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 20, 31]}}
+WIDE = with_layer(SPECULATORS3 | {"speculators_model_type": "eagle"}, head_dim=8)
+# config.json, a part of the error
+CONFIGS = [
+    (SIZES | {"draft_vocab_size": 42}, "draft_vocab_size 42 is more than vocab_size 41"),
+    (SIZES | {"head_type": "medusa"}, "head_type 'medusa' is not eagle or eagle3"),
+    (THREE | {"num_hidden_layers": 2}, "an EAGLE-3 head has one layer, not 2"),
+    (SIZES | {"feature_layers": [1, 2, 3]}, "settings of EAGLE-3 heads"),
+    (THREE | {"feature_layers": [1, 2]}, "an EAGLE-3 head fuses three layers, got (1, 2)"),
+    (THREE | {"feature_layers": "abc"}, "feature_layers must be whole numbers"),
+    (SIZES | {"head_type": "eagle3", "draft_vocab_size": "17"}, "has a value of a wrong type"),
+    (SIZES | {"rope_scaling": "linear"}, "has a value of a wrong type"),
+    (SIZES | {"hidden_size": None}, "no hidden_size: not an EAGLE head's config"),
+    (
+        SIZES | {"num_attention_heads": 5},
+        "hidden_size 24 is not divisible by num_attention_heads 5",
+    ),
+    (SIZES | {"num_key_value_heads": 4}, "heads 6 is not divisible by num_key_value_heads 4"),
+    (SIZES | {"vocab_size": 0}, "vocab_size must be positive, got 0"),
+    (SIZES | {"hidden_act": "sum"}, "unknown hidden_act 'sum'"),
+    (
+        SIZES | {"rope_scaling": {"type": "yarn", "factor": 2.0}},
+        "is unknown; linear, dynamic, llama3",
+    ),
+    (
+        SIZES | {"rope_scaling": {"rope_type": "llama3", "factor": 8.0}},
+        "a number as low_freq_factor",
+    ),
+    (SIZES | {"rope_scaling": {"type": "linear", "factor": "4"}}, "a number as factor, got '4'"),
+    (
+        SIZES | {"hidden_size": 30},
+        "made for another target: it has hidden_size 30 (the target's is 24)",
+    ),
+    (SIZES | {"vocab_size": 43}, "vocab_size 43 (the target's is 41)"),
+    (SPECFORGE | {"fc_norm": True}, "fc_norm: EAGLE-3.1 is not supported"),
+    (with_layer(SPECULATORS3, mlp_bias=True), "mlp_bias: biases in the MLP is not supported"),
+    (
+        SPECFORGE | {"norm_output": False},
+        "norm_output false: SpecForge 0.2 means that no norm comes",
+    ),
+    (
+        SPECFORGE | FUSED,
+        "fuses hidden states (2, 21, 32); of a target with 32 layers it can be 0..31",
+    ),
+    (THREE | {"eagle_aux_hidden_state_layer_ids": [2, "8", 16]}, "must be whole numbers"),
+    (
+        SPECFORGE | {"target_hidden_size": 48},
+        "target_hidden_size 48, hidden_size 24: a head narrower",
+    ),
+    (
+        SPECFORGE | {"architectures": ["DeepseekV3ForCausalLMEagle3"]},
+        "architectures ['DeepseekV3ForCausalLMEagle3']: EAGLE-3 heads have a Llama layer",
+    ),
+    (with_layer(SPECULATORS3, model_type="qwen3"), "'qwen3': a llama layer is supported"),
+    (with_layer(SPECULATORS3, layer_types=["sliding_attention"]), "full_attention is needed"),
+    (WIDE, "LlamaDecoderLayer with head_dim 8: a LlamaDecoderLayer with hidden_size / num_"),
+    (
+        without(SPECULATORS3, "norm_before_residual"),
+        "no norm_before_residual: speculators takes false",
+    ),
+    (without(SPECULATORS3, "transformer_layer_config"), "no transformer_layer_config"),
+    (
+        SPECULATORS3 | {"speculators_model_type": "dflash"},
+        "'dflash': eagle and eagle3 are supported",
+    ),
+    ("{", "config.json is broken JSON"),
+    ("[1, 2]", "config.json must hold a JSON object, got [1, 2]"),
+]
 
 
-@pytest.mark.parametrize("text, message", [("{", "is broken JSON"), ("[1, 2]", "a JSON object")])
-def test_config_files_that_are_no_json_object_are_refused(tmp_path, text, message):
-    """The error names the file."""
-    save(tmp_path, text, {})
-    with pytest.raises(BadInput, match=f"config.json.* {message}"):
-        read_stored_config(tmp_path)
+@pytest.mark.parametrize("config, message", CONFIGS)
+def test_configs_that_cannot_be_a_head_are_refused(tmp_path, config, message):
+    """By config.json alone, which the error names: settings of other kinds, sizes that do not
+    divide, unknown rope scalings, layouts that do not run here, heads of another target."""
+    save(tmp_path, config, {})
+    with pytest.raises(BadInput) as error:
+        load_head(tmp_path, TargetShape())
+    assert message in str(error.value) and str(tmp_path) in str(error.value)
 
 
 def test_absent_folders_are_named(tmp_path):
