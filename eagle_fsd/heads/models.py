@@ -53,7 +53,7 @@ class DraftHead(nn.Module):
         self.lm_head = None  # not in the class, where it would hide the module of EAGLE-3
         self._llama_config = _llama_config(config)
         # Cosines come from a float32 table even in a half-precision head, so the table is no
-        # submodule, which `to` would cast. (Upstream's are cast: reference/eagle.md section 1.1.)
+        # submodule, which `to` would cast (as upstream does, which blurs far positions).
         self._rotary = (LlamaRotaryEmbedding(self._llama_config),)
         self.d2t: torch.Tensor | None
         R = config.draft_vocab_size
