@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from eagle_fsd.config import BadInput
-from eagle_fsd.runs.folder import Run
 from eagle_fsd.runs.checkout import without_checkout
+from eagle_fsd.runs.folder import Run
 from eagle_fsd.runs.provenance import describe_run
 
 ROOT = Path(__file__).parent.parent
