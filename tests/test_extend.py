@@ -1,0 +1,99 @@
+"""The examples of docs/extend.md, run as they stand there: one entry in a table is enough."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from tiny import NoisyTargetDrafter, prompt_tokens, tiny_target
+
+from eagle_fsd.config import SamplingConfig, TreeConfig
+from eagle_fsd.decoding.columns import COLUMNS, divergence_column
+from eagle_fsd.decoding.divergence import FORMS, divergence_over
+from eagle_fsd.decoding.loop import DecodeConfig, StopConfig, decode
+from eagle_fsd.drafters import DRAFTERS
+from eagle_fsd.evaluation.arms import parse_arm
+from eagle_fsd.rules import RULES
+from eagle_fsd.rules.guards import GUARDS
+
+PAGE = Path(__file__).parent.parent / "docs" / "extend.md"
+BLOCKS = dict(re.findall(r"```python (\w+)\n(.*?)```", PAGE.read_text(), flags=re.DOTALL))
+
+
+@pytest.fixture(scope="module")
+def target():
+    return tiny_target("llama")
+
+
+def run_block(name: str) -> dict:
+    """What a block of the page defines."""
+    assert len(BLOCKS[name].splitlines()) < 26, "an example is under 25 lines"
+    namespace: dict = {"__name__": "example"}
+    exec(compile(BLOCKS[name], f"docs/extend.md:{name}", "exec"), namespace)
+    return namespace
+
+
+def answer(target, text: str, *, temperature: float = 0.0, seed: int = 0):
+    """An arm's answer on a tiny target whose drafts are often accepted."""
+    arm = parse_arm(text)
+    drafter = NoisyTargetDrafter(target, TreeConfig(7, 3, 3), noise=1.0, seed=seed)
+    if arm.drafter.needs_head is False:
+        drafter = arm.build_drafter(None)
+    policy = arm.policy(SamplingConfig(temperature), record="full")
+    config = DecodeConfig(policy, StopConfig(40), seed)
+    return decode(target, drafter, prompt_tokens(9, seed=seed), config)
+
+
+def test_a_rule_with_a_parameter_and_a_state(target, monkeypatch):
+    monkeypatch.setitem(RULES, "every", run_block("rule")["Every"])
+    fuzzy = [any(r.fuzzy) for r in answer(target, "every:2").rounds]
+    assert sum(fuzzy) > 2 and not any(fuzzy[:2])
+    assert not any(a and b for a, b in zip(fuzzy, fuzzy[1:], strict=False))
+    assert answer(target, "every:1000").tokens == answer(target, "exact").tokens
+
+
+def test_a_rule_with_a_distribution_of_its_own(target, monkeypatch):
+    monkeypatch.setitem(RULES, "mixture", run_block("law")["Mixture"])
+    assert answer(target, "mixture:0", temperature=1).tokens == (
+        answer(target, "exact", temperature=1).tokens
+    )
+    tv = [value for r in answer(target, "mixture:0.5", temperature=1).rounds for value in r.tv]
+    assert 0 < max(tv) <= 0.5
+
+
+def test_a_guard(target, monkeypatch):
+    monkeypatch.setitem(GUARDS, "first", run_block("guard")["First"])
+    guarded = answer(target, "accept-all:draft,first=12")
+    flags = [flag for r in guarded.rounds for flag in r.fuzzy]
+    assert not any(flags[:11]) and any(flags)  # prefill's token is the first
+
+
+def test_a_column(target, monkeypatch):
+    monkeypatch.setitem(COLUMNS, "margin", run_block("column")["margin"])
+
+    class Sure(RULES["exact"]):
+        columns = ("margin",)
+
+        def choose(self, tree, state):
+            assert tree.at("margin", 0) >= 0
+            return super().choose(tree, state)
+
+    monkeypatch.setitem(RULES, "sure", Sure)
+    assert answer(target, "sure").tokens == answer(target, "exact").tokens
+
+
+def test_a_divergence(target, monkeypatch):
+    hellinger = run_block("divergence")["hellinger"]
+    monkeypatch.setitem(FORMS, "hellinger", hellinger)
+    logits_2V = torch.randn(2, 7, generator=torch.Generator().manual_seed(0))
+    assert divergence_over("hellinger", logits_2V, logits_2V).abs().max() < 1e-6
+    assert divergence_over("hellinger", *logits_2V) > 0.01
+    assert divergence_column("hellinger", "raw") == "hellinger"
+
+
+def test_a_drafter(target, monkeypatch):
+    monkeypatch.setitem(DRAFTERS, "repeat", run_block("drafter")["RepeatSettings"])
+    plain = answer(target, "exact")
+    again = answer(target, "exact@repeat:4")
+    assert again.tokens == plain.tokens
+    assert all(len(r.tokens) <= 5 for r in again.rounds)
