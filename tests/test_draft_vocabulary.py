@@ -8,15 +8,17 @@ from dataclasses import replace
 
 import pytest
 import torch
-from eagle_fsd.decoding.accept import accept, uniforms
 from tiny import prompt_tokens, tiny_head, tiny_target
 from tiny_eagle3 import draft_tokens
 
-from eagle_fsd.config import AcceptConfig, SamplingConfig, TreeConfig
+from eagle_fsd.config import BadInput, SamplingConfig, TreeConfig
+from eagle_fsd.decoding.acceptance import Policy, accept
 from eagle_fsd.decoding.divergence import DIVERGENCES, INFINITE_OUTSIDE
-from eagle_fsd.decoding.loop import DecodeConfig, StopConfig, decode
+from eagle_fsd.decoding.loop import DecodeConfig, StopConfig, answer_uniforms, decode
+from eagle_fsd.decoding.rule import Rule
 from eagle_fsd.decoding.tree import DraftTree
 from eagle_fsd.drafters.eagle import EagleDrafter
+from eagle_fsd.rules.fsd import Exact, Fsd
 
 
 def random_tree(generator: torch.Generator, token_R: torch.Tensor) -> DraftTree:
@@ -50,13 +52,11 @@ def test_mass_outside_the_draft_vocabulary_counts(divergence, logits, child):
         logits_NV = torch.randn(4, 101, generator=generator)
         logits_NV[:, token_R] += 3
         for threshold in (0.1, 0.35, 5.0):
-            config = AcceptConfig(
-                "fsd", divergence=divergence, threshold=threshold, logits=logits, child=child
-            )
-            uniform_S3 = uniforms(2, torch.Generator().manual_seed(3))
-            one, other = (
-                accept(t, logits_NV, uniform_S3, config=config, sampling=sampling)
-                for t in (tree, full)
+            rule = Fsd(threshold, child=child, divergence=divergence, logits=logits)
+            policy = Policy(rule, sampling, record="full")
+            uniform_S3 = answer_uniforms(3, 3)
+            (one, _), (other, _) = (
+                accept(t, logits_NV, uniform_S3, policy=policy) for t in (tree, full)
             )
             assert (one.path, one.tokens, one.fuzzy) == (other.path, other.tokens, other.fuzzy)
             for name in ("divergence", "tv", "regret"):
@@ -70,19 +70,13 @@ def test_mass_outside_the_draft_vocabulary_counts(divergence, logits, child):
 def test_total_variation_is_at_least_the_mass_outside():
     """A worked case: the draft equals the target inside R, and 0.3 of the target lies outside."""
     target_V = torch.tensor([0.3, 0.35, 0.1, 0.25]).log()
-    tree = DraftTree.from_tensors(
-        torch.tensor([0, 1]),
-        torch.tensor([0, 0]),
-        torch.tensor([0, -1]),
-        target_V[None, 1:],
-        max_depth=1,
-        draft_token_R=torch.tensor([1, 2, 3]),
+    token_R = torch.tensor([1, 2, 3])
+    tv, forward, backward = (
+        DIVERGENCES[name](target_V, target_V[token_R], token_R)
+        for name in ("tv", "kl_target_draft", "kl_draft_target")
     )
-    draft_V = tree.draft_logits(torch.tensor([0]), 4)[0]
-    assert draft_V[0] == -math.inf
-    assert DIVERGENCES["tv"](target_V, draft_V) == pytest.approx(0.3, abs=1e-6)
-    assert DIVERGENCES["kl_target_draft"](target_V, draft_V) == math.inf
-    assert DIVERGENCES["kl_draft_target"](target_V, draft_V) == pytest.approx(-math.log(0.7))
+    assert tv == pytest.approx(0.3, abs=1e-6) and forward == math.inf
+    assert backward == pytest.approx(-math.log(0.7))
 
 
 @pytest.mark.parametrize("divergence", DIVERGENCES)
@@ -93,14 +87,14 @@ def test_a_threshold_that_can_never_pass_is_refused(divergence):
     head.set_draft_tokens(draft_tokens(11))
     drafter = EagleDrafter(head, target, TreeConfig(5, 2, 3))
 
-    def rounds(threshold: float, rule: str = "fsd") -> int:
-        accept = AcceptConfig(rule, divergence, threshold)
-        config = DecodeConfig(accept, stop=StopConfig(9))
+    def rounds(rule: Rule) -> int:
+        config = DecodeConfig(Policy(rule), StopConfig(9))
         return len(decode(target, drafter, prompt_tokens(5), config).rounds)
 
-    assert rounds(0.0) == rounds(0.5, "exact") >= rounds(math.inf)
+    never, late, always = (Fsd(T, divergence=divergence) for T in (0.0, 50.0, math.inf))
+    assert rounds(never) == rounds(Exact()) >= rounds(always)
     if divergence not in INFINITE_OUTSIDE:
-        assert rounds(50.0) == rounds(math.inf)
+        assert rounds(late) == rounds(always)
         return
-    with pytest.raises(ValueError, match=f"divergence {divergence} is infinite .* 11 tokens only"):
-        rounds(50.0)
+    with pytest.raises(BadInput, match=f"divergence {divergence} is infinite .* 11 tokens only"):
+        rounds(late)
