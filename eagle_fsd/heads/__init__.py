@@ -1,1 +1,1 @@
-"""Draft heads: modules, shape, files, foreign layouts."""
+"""Draft heads: modules, shape, files in every layout, reduced vocabularies."""
