@@ -74,12 +74,17 @@ def whole_lines(path: Path, keys: tuple[str, ...], warnings: list[str]) -> list[
     return rows
 
 
-def append_line(path: Path, row: dict) -> None:
-    """Append one row and wait until it is on disk."""
+def append_line(path: Path, row: dict, *, wait: bool = True) -> None:
+    """Append one row; it outlives a kill.
+
+    Args:
+        wait: until it is on disk, so that it outlives a power cut too.
+    """
     with path.open("a", encoding="utf-8") as file:
         file.write(json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n")
-        file.flush()
-        os.fsync(file.fileno())
+        if wait:
+            file.flush()
+            os.fsync(file.fileno())
 
 
 def write_lines(path: Path, rows: list[dict]) -> None:

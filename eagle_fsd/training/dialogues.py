@@ -2,20 +2,20 @@
 
 Candidates are numbered, and judged in the order of their numbers whatever finishes first, so that
 the same dialogues are kept whether a run was broken or not. Sampling itself is generate.py's
-business, files are journal.py's.
+business, files are making.py's.
 """
 
 import random
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Generator, Iterable, Iterator
+from dataclasses import dataclass
 
-import torch
 from jinja2 import TemplateError
 
 from eagle_fsd.config import BadInput
 from eagle_fsd.models.chat import Message
 from eagle_fsd.training.contamination import Benchmarks
+from eagle_fsd.training.data_options import DataOptions
 from eagle_fsd.training.generate import Completion, Request
 from eagle_fsd.training.prompts import SELF, Draw
 from eagle_fsd.training.template import ChatFormat
@@ -26,15 +26,7 @@ TURN_TOKENS = 96  # a user turn of the target's own that does not end within the
 TURNS_TRIED, TURNS_KEPT = 128, 1 / 8  # after so many turns, the least share that must be usable
 
 
-@dataclass(frozen=True)
-class AnswerRecipe:
-    """How dialogues are made; see make_data.py's options of the same names."""
-
-    answers: str = "rewritten"
-    temperatures: tuple[float, ...] = (0.0, 0.0, 0.7, 1.0)
-    max_new_tokens: int = 400
-    max_prompt_tokens: int = 1024
-    seed: int = 0
+Row = dict[str, object]  # a finished dialogue as it is written
 
 
 @dataclass
@@ -46,17 +38,6 @@ class _Candidate:
     problem: str = ""  # why it is dropped; known before its turn to be judged
 
 
-@dataclass
-class _Dialogue:
-    """A conversation whose answers are being written."""
-
-    draw: Draw
-    temperature: float
-    open_turns: deque[str]  # user turns not asked yet
-    said: list[Message]
-    mask: list[int] = field(default_factory=list)  # of the tokens so far
-
-
 class DialogueMaker:
     """Asks for what is needed next, and turns what comes back into rows.
 
@@ -64,12 +45,12 @@ class DialogueMaker:
         chat: the target's chat template.
         draws: candidates in order; those already done are left out by the caller.
         records: source -> its conversations (None: malformed).
-        recipe: how.
+        options: how.
         benchmarks: prompts that are dropped.
         end_ids: tokens that end an answer.
         seen: first user turns of dialogues that are kept already.
         may_begin: given the number of dialogues under way, whether one more may begin.
-        keep: called with a finished dialogue's row and its features.
+        keep: called with a finished dialogue's row.
         drop: called with a dropped candidate's number and the reason.
     """
 
@@ -78,18 +59,18 @@ class DialogueMaker:
         chat: ChatFormat,
         draws: Iterable[Draw],
         records: dict[str, list[list[Message] | None]],
-        recipe: AnswerRecipe,
+        options: DataOptions,
         benchmarks: Benchmarks,
         *,
         end_ids: frozenset[int],
         seen: set[str],
         may_begin: Callable[[int], bool],
-        keep: Callable[[dict, torch.Tensor | None], None],
+        keep: Callable[[Row], None],
         drop: Callable[[int, str], None],
     ):
         self.chat = chat
         self.records = records
-        self.recipe = recipe
+        self.options = options
         self.benchmarks = benchmarks
         self.end_ids = end_ids
         self.seen = seen
@@ -98,7 +79,7 @@ class DialogueMaker:
         self.drop = drop
         self._draws: Iterator[Draw] = iter(draws)
         self._waiting: deque[_Candidate] = deque()  # in order, until all before are judged
-        self._running: dict[int, _Dialogue] = {}
+        self._running: dict[int, Generator[Request, Completion, Row | str]] = {}
         self._ready: deque[Request] = deque()
         self._user_prefix = chat.user_prefix() if SELF in records else None
         self._turns: Counter[str] = Counter()  # what became of the target's own, "" is well
@@ -113,29 +94,29 @@ class DialogueMaker:
                 self._waiting.append(_Candidate(draw))
                 prefix, ends = self._user_prefix
                 seed = self._seed(draw, "turn")
-                return Request(("turn", draw.number), prefix, TURN_TOKENS, 1.0, ends, seed)
+                return Request(draw, prefix, TURN_TOKENS, 1.0, ends, seed)
             messages = self.records[draw.source][draw.record]
-            problem = "" if messages else "malformed"
-            self._waiting.append(_Candidate(draw, messages or [], problem))
+            self._waiting.append(_Candidate(draw, messages or [], "" if messages else "malformed"))
             self._judge()
         return self._ready.popleft() if self._ready else None
 
     def receive(self, completion: Completion) -> None:
         """Take what was sampled for a request."""
-        kind, number = completion.request.key
-        if kind == "turn":
-            candidate = next(c for c in self._waiting if c.draw.number == number)
-            turn = self.chat.text(completion.tokens).strip()
-            candidate.messages = [{"role": "user", "content": turn}]
-            if not completion.finished:
-                candidate.problem = "unfinished turn"
-            elif not turn:
-                candidate.problem = "empty turn"
-            self._turns[candidate.problem] += 1
-            self._check_turns()
-            self._judge()
-        else:
-            self._receive_answer(self._running[number], completion)
+        draw = completion.request.key
+        if draw.number in self._running:
+            return self._go_on(draw, completion)
+        if not completion.finished and len(completion.tokens) < TURN_TOKENS:
+            return  # the clock cut a user turn: more time asks for it again
+        candidate = next(c for c in self._waiting if c.draw == draw)
+        turn = self.chat.text(completion.tokens).strip()
+        candidate.messages = [{"role": "user", "content": turn}]
+        if not completion.finished:
+            candidate.problem = "unfinished turn"
+        elif not turn:
+            candidate.problem = "empty turn"
+        self._turns[candidate.problem] += 1
+        self._check_turns()
+        self._judge()
 
     def _check_turns(self) -> None:
         """Refuse a target that cannot write user turns.
@@ -175,76 +156,89 @@ class DialogueMaker:
             prompt = self.chat.prompt(messages[:first])
         except TemplateError:
             return REFUSED
-        return "prompt too long" if len(prompt) > self.recipe.max_prompt_tokens else ""
+        return "prompt too long" if len(prompt) > self.options.max_prompt_tokens else ""
 
     def _begin(self, candidate: _Candidate) -> None:
         draw, messages = candidate.draw, candidate.messages
-        if self.recipe.answers == "given" and draw.source != SELF:
-            return self._keep_given(draw, messages)
-        turns = deque(m["content"] for m in messages if m["role"] == "user")
-        said = [m for m in messages[:1] if m["role"] == "system"]
-        said.append({"role": "user", "content": turns.popleft()})
-        temperature = random.Random(self._seed(draw, "temperature")).choice(
-            self.recipe.temperatures
-        )
-        dialogue = _Dialogue(draw, temperature, turns, said)
-        self._running[draw.number] = dialogue
-        self._ask(dialogue, self.chat.prompt(said))
+        if self.options.answers == "given" and draw.source != SELF:
+            self._end(draw, self._given(draw, messages))
+        else:
+            self._running[draw.number] = self._rewritten(draw, messages)
+            self._go_on(draw, None)
 
-    def _keep_given(self, draw: Draw, messages: list[Message]) -> None:
+    def _go_on(self, draw: Draw, completion: Completion | None) -> None:
+        """Hand a dialogue what was sampled for it, and take its next request or its end."""
+        try:
+            self._ready.append(self._running[draw.number].send(completion))
+        except StopIteration as end:
+            del self._running[draw.number]
+            self._end(draw, end.value)
+
+    def _end(self, draw: Draw, outcome: Row | str) -> None:
+        if isinstance(outcome, str):
+            self.drop(draw.number, outcome)
+        else:
+            self.keep(outcome)
+
+    def _given(self, draw: Draw, messages: list[Message]) -> Row | str:
+        """A dialogue with the data's own answers, or why it is dropped."""
         if messages[-1]["role"] == "user":
             messages = messages[:-1]
         if not any(m["role"] == "assistant" for m in messages):
-            return self.drop(draw.number, "no answer given")
+            return "no answer given"
         try:
             tokens = self.chat.given(messages)
         except TemplateError:
-            return self.drop(draw.number, REFUSED)
+            return REFUSED
         if tokens is None or 1 not in tokens[1]:
-            return self.drop(draw.number, "template differs")
-        row = self._row(draw, messages, *tokens)
-        self.keep({**row, "temperature": None, "finished": True}, None)
+            return "template differs"
+        return self._row(draw, messages, *tokens, temperature=None, finished=True)
 
-    def _ask(self, dialogue: _Dialogue, ids: list[int]) -> None:
-        """Request the next answer; tokens that came before it were asked, not answered."""
-        dialogue.mask += [0] * (len(ids) - len(dialogue.mask))
-        number = dialogue.draw.number
-        self._ready.append(
-            Request(
-                ("answer", number),
-                ids,
-                self.recipe.max_new_tokens,
-                dialogue.temperature,
+    def _rewritten(
+        self, draw: Draw, messages: list[Message]
+    ) -> Generator[Request, Completion, Row | str]:
+        """A dialogue whose answers the target writes, turn by turn: yields what is to be sampled,
+        is sent what was, and returns its row or why it is dropped."""
+        seed = self._seed(draw, "temperature")
+        temperature = random.Random(seed).choice(self.options.temperatures)
+        said = [m for m in messages[:1] if m["role"] == "system"]
+        ids: list[int] = []
+        mask: list[int] = []
+        for turn in [m for m in messages if m["role"] == "user"]:
+            try:
+                longer = (
+                    self.chat.extend(ids, said, turn["content"])
+                    if ids
+                    else self.chat.prompt([*said, turn])
+                )
+            except TemplateError:
+                return REFUSED
+            if longer is None or len(longer) > self.options.max_prompt_tokens:
+                break  # of the first turn it is known that it is short enough
+            said.append(turn)
+            completion = yield Request(
+                draw,
+                longer,
+                self.options.max_new_tokens,
+                temperature,
                 self.end_ids,
-                self._seed(dialogue.draw, f"answer {len(dialogue.said)}"),
+                self._seed(draw, f"answer {len(said)}"),
             )
+            # tokens that came before the answer were asked
+            mask += [0] * (len(longer) - len(mask)) + [1] * len(completion.tokens)
+            ids = longer + completion.tokens
+            said.append({"role": "assistant", "content": self.chat.text(completion.tokens)})
+            if not completion.finished:
+                break
+        if not said[-1]["content"].strip():
+            return "empty answer"
+        return self._row(
+            draw, said, ids, mask, temperature=temperature, finished=completion.finished
         )
 
-    def _receive_answer(self, dialogue: _Dialogue, completion: Completion) -> None:
-        ids = completion.request.ids + completion.tokens
-        answer = self.chat.text(completion.tokens)
-        dialogue.mask += [1] * len(completion.tokens)
-        dialogue.said.append({"role": "assistant", "content": answer})
-        if completion.finished and dialogue.open_turns:
-            turn = dialogue.open_turns.popleft()
-            try:
-                longer = self.chat.extend(ids, dialogue.said, turn)
-            except TemplateError:
-                del self._running[dialogue.draw.number]
-                return self.drop(dialogue.draw.number, REFUSED)
-            if longer is not None and len(longer) <= self.recipe.max_prompt_tokens:
-                dialogue.said.append({"role": "user", "content": turn})
-                return self._ask(dialogue, longer)
-        del self._running[dialogue.draw.number]
-        if not answer.strip():
-            return self.drop(dialogue.draw.number, "empty answer")
-        row = self._row(dialogue.draw, dialogue.said, ids, dialogue.mask)
-        row |= {"temperature": dialogue.temperature, "finished": completion.finished}
-        self.keep(row, completion.features_LD)
-
     def _row(
-        self, draw: Draw, messages: list[Message], ids: list[int], mask: list[int]
-    ) -> dict[str, object]:
+        self, draw: Draw, messages: list[Message], ids: list[int], mask: list[int], **how: object
+    ) -> Row:
         return {
             "id": draw.number,
             "source": draw.source,
@@ -252,11 +246,12 @@ class DialogueMaker:
             "answers": sum(m["role"] == "assistant" for m in messages),
             "input_ids": ids,
             "loss_mask": mask,
+            **how,
         }
 
     def _seed(self, draw: Draw, what: str) -> int:
         """Of a draw's randomness: by the run's seed, the draw's number, and what it is for."""
-        return random.Random(f"{self.recipe.seed}/{draw.number}/{what}").getrandbits(62)
+        return random.Random(f"{self.options.seed}/{draw.number}/{what}").getrandbits(62)
 
 
 def _first_turn(messages: list[Message]) -> str:

@@ -1,12 +1,11 @@
-"""Sampling from the target for many prompts at once, at the machine's best rate.
+"""Sampling from the target for many prompts at once: training answers, and replay's plain texts.
 
 The batch stays full: a finished row's place is given to the next prompt while the others go on.
 Every row draws with uniforms of its own seed, so its text depends on its prompt, temperature and
-seed, not on its neighbours (up to the rounding of batched kernels). What is asked is dialogues.py's
-business.
+seed, not on its neighbours (up to the rounding of batched kernels).
 
-Axes: B rows of the batch, T new columns, C cached columns, V vocabulary, D hidden size,
-L tokens of a row.
+Axes: B rows of the batch, T new columns, C cached columns, R chosen rows, V vocabulary, D hidden
+size.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -15,9 +14,11 @@ from dataclasses import dataclass
 import torch
 
 from eagle_fsd.config import SamplingConfig
+from eagle_fsd.decoding.cache import PreallocatedLayer, TreeCache
 from eagle_fsd.decoding.sampling import draw
 from eagle_fsd.decoding.target import Target
-from eagle_fsd.training.row_cache import RowCache, join
+
+ROOM = 64  # columns to spare when a cache is made anew
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,7 @@ class Request:
     """A prompt to be continued.
 
     Attributes:
-        key: the caller's name for it.
+        key: the caller's name for it, handed on.
         ids: the prompt's tokens.
         max_new_tokens: budget.
         temperature: 0 is greedy.
@@ -33,7 +34,7 @@ class Request:
         seed: of its draws.
     """
 
-    key: tuple
+    key: object
     ids: list[int]
     max_new_tokens: int
     temperature: float
@@ -48,14 +49,11 @@ class Completion:
     Attributes:
         tokens: new tokens, a stop token included.
         finished: whether a stop token ended it, and not the budget.
-        features_LD: hidden states after the final norm of prompt and new tokens, bfloat16 on the
-            CPU, or None. The last token was never run: its row is zero.
     """
 
     request: Request
     tokens: list[int]
     finished: bool
-    features_LD: torch.Tensor | None
 
 
 class _Row:
@@ -64,7 +62,6 @@ class _Row:
     def __init__(self, request: Request):
         self.request = request
         self.tokens: list[int] = []
-        self.features: list[torch.Tensor] = []  # [n, D] each
         self.done = False
         self.uniforms: list[float] = []
         if request.temperature > 0:
@@ -82,12 +79,16 @@ class _Row:
         self.done = ended or len(self.tokens) == self.request.max_new_tokens
 
     def completion(self) -> Completion:
-        features_LD = None
-        if self.features:
-            zero = torch.zeros_like(self.features[0][:1])
-            features_LD = torch.cat([*self.features, zero])
-        finished = self.tokens[-1] in self.request.stops
-        return Completion(self.request, self.tokens, finished, features_LD)
+        return Completion(self.request, self.tokens, self.tokens[-1] in self.request.stops)
+
+
+class RowCache(TreeCache):
+    """Keys and values of several rows, padded on the left so that all end in the same column."""
+
+    @property
+    def full(self) -> bool:
+        """Whether the next step has no column left."""
+        return self.length == self.capacity
 
 
 class BatchGenerator:
@@ -96,7 +97,6 @@ class BatchGenerator:
     Args:
         target: run by its engine; its own single sequence is not touched.
         batch_size: rows.
-        keep_features: give every completion's features_LD.
         refill_share: share of the batch that must be free before prompts are admitted; each
             admission copies the cache.
         tokens_per_prefill: padded prompt tokens a forward.
@@ -107,13 +107,11 @@ class BatchGenerator:
         target: Target,
         *,
         batch_size: int,
-        keep_features: bool = False,
         refill_share: float = 1 / 16,
         tokens_per_prefill: int = 4096,
     ):
         self.target = target
         self.batch_size = batch_size
-        self.keep_features = keep_features
         self.refill_at = max(1, int(batch_size * refill_share))
         self.tokens_per_prefill = tokens_per_prefill
         self._rows: list[_Row] = []
@@ -194,10 +192,6 @@ class BatchGenerator:
             token_BT[b, T - len(row.request.ids) :] = torch.tensor(row.request.ids)
         length_B = torch.tensor([len(row.request.ids) for row in rows])
         hidden_BTD = self._forward(token_BT, length_B, cache)
-        if self.keep_features:
-            kept_BTD = hidden_BTD.to("cpu", torch.bfloat16)
-            for row, kept_TD in zip(rows, kept_BTD, strict=True):
-                row.features.append(kept_TD[T - len(row.request.ids) :].clone())
         self._draw(rows, hidden_BTD[:, -1])
         return cache
 
@@ -223,11 +217,6 @@ class BatchGenerator:
         # rows that are done run along until the next change; nobody reads what they say
         length_B = torch.tensor([row.length + 1 for row in self._rows])
         hidden_BD = self._forward(token_B1, length_B, self._cache)[:, -1]
-        if self.keep_features:
-            kept_BD = hidden_BD.to("cpu", torch.bfloat16)
-            for b, row in enumerate(self._rows):
-                if not row.done:
-                    row.features.append(kept_BD[b : b + 1])
         self._draw(self._rows, hidden_BD)
         yield from (row.completion() for row in running if row.done)
 
@@ -236,7 +225,7 @@ class BatchGenerator:
     ) -> torch.Tensor:
         """Hidden states after the final norm [B, T, D]; length_B counts the new tokens too."""
         T = token_BT.shape[1]
-        columns = cache.columns + T
+        columns = cache.length + T
         column_C = torch.arange(columns)
         padding_B = columns - length_B
         position_BC = (column_C - padding_B[:, None]).clamp_(min=0)
@@ -267,3 +256,42 @@ class BatchGenerator:
             token_R = draw(logits_RV, uniform_R, SamplingConfig(temperature))
             for b, token in zip(places, token_R.tolist(), strict=True):
                 rows[b].take(token)
+
+
+def join(parts: list[tuple[RowCache, torch.Tensor]], columns: int) -> RowCache:
+    """The chosen rows of several caches, one below the other, in a new cache.
+
+    Args:
+        parts: caches with the rows to keep, int64 [R].
+        columns: length of the longest kept row; what lies further left is padding and cut off.
+
+    Example: rows `ab` and `cde` of a cache, and `f` of another, with 3 columns: `.ab`, `cde`, `..f`
+    """
+    first = parts[0][0]
+    joined = RowCache(len(first.layers), columns + ROOM, pooled=first.pooled)
+    total = sum(len(row_R) for _, row_R in parts)
+    for number, layer in enumerate(joined.layers):
+        layer.lazy_initialization(*_like(first.layers[number], total))
+        layer.length = columns
+        # padding is masked, but masked NaN would still spread
+        layer.keys[:, :, :columns].zero_()
+        layer.values[:, :, :columns].zero_()
+        top = 0
+        for cache, row_R in parts:
+            source = cache.layers[number]
+            width = min(source.length, columns)
+            where = slice(top, top + len(row_R)), slice(None), slice(columns - width, columns)
+            row_R = row_R.to(source.keys.device)
+            end = slice(source.length - width, source.length)
+            layer.keys[where] = source.keys[:, :, end].index_select(0, row_R)
+            layer.values[where] = source.values[:, :, end].index_select(0, row_R)
+            top += len(row_R)
+    return joined
+
+
+def _like(layer: PreallocatedLayer, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Stand-ins with the wanted rows and the layer's heads and widths, for allocation."""
+    return (
+        layer.keys[:1].expand(rows, -1, -1, -1),
+        layer.values[:1].expand(rows, -1, -1, -1),
+    )

@@ -72,8 +72,8 @@ def _checked(messages: list[Message | None], *, answers: bool = True) -> list[Me
     return messages
 
 
-def read_records(path: str | Path) -> list:
-    """Records of a .jsonl or .json file, gzipped or not.
+def read_records(path: str | Path) -> Iterator[tuple[int, object]]:
+    """Records of a .jsonl or .json file, gzipped or not, with their numbers (lines of a .jsonl).
 
     Raises:
         BadInput: the file is missing or damaged, a line is no JSON (its number is given), or a
@@ -81,32 +81,23 @@ def read_records(path: str | Path) -> list:
     """
     path = Path(path)
     if not path.is_file():
-        raise BadInput(
-            f"unknown source {str(path)!r}: give {SELF}, sharegpt, hub:owner/name, or a file "
-            "that exists"
-        )
+        raise BadInput(f"no file at {path}")
+    number = 0
     try:
-        data = path.read_bytes()
-        text = (gzip.decompress(data) if path.suffix == ".gz" else data).decode()
+        with (gzip.open if path.suffix == ".gz" else open)(path, "rt", encoding="utf-8") as file:
+            if path.name.removesuffix(".gz").endswith(".json"):
+                records = json.load(file)
+                if not isinstance(records, list):
+                    raise BadInput(f"{path} should hold a list of records, holds {type(records)}")
+                yield from enumerate(records, start=1)
+                return
+            for number, line in enumerate(file, start=1):
+                if line.strip():
+                    yield number, json.loads(line)
+    except json.JSONDecodeError as error:
+        raise BadInput(f"{path}, line {max(1, number)} is no JSON: {error}") from error
     except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
-        raise BadInput(f"{path} is damaged ({error})") from error
-    if path.name.removesuffix(".gz").endswith(".json"):
-        try:
-            records = json.loads(text)
-        except ValueError as error:
-            raise BadInput(f"{path} is no JSON: {error}") from error
-        if not isinstance(records, list):
-            raise BadInput(f"{path} should hold a list of records, holds {type(records)}")
-        return records
-    records = []
-    # not splitlines: JSON may hold U+2028 within a text
-    for number, line in enumerate(text.split("\n"), start=1):
-        if line.strip():
-            try:
-                records.append(json.loads(line))
-            except ValueError as error:
-                raise BadInput(f"{path}, line {number} is no JSON: {error}") from error
-    return records
+        raise BadInput(f"{path} is damaged behind line {number} ({error})") from error
 
 
 def read_hub(name: str) -> list:
@@ -131,15 +122,23 @@ def read_source(name: str) -> list[list[Message] | None]:
         BadInput: see read_records and read_hub; or no record has a known form.
     """
     if name == "sharegpt":
-        records = read_records(sharegpt_file())
+        records = _records(sharegpt_file())
     elif name.startswith("hub:"):
         records = read_hub(name.removeprefix("hub:"))
+    elif Path(name).is_file():
+        records = _records(name)
     else:
-        records = read_records(name)
+        raise BadInput(
+            f"unknown source {name!r}: give {SELF}, sharegpt, hub:owner/name, or a file that exists"
+        )
     conversations = [parse_record(record) for record in records]
     if not any(conversations):
         raise BadInput(f"source {name!r} holds no conversation; known forms: {FORMS}")
     return conversations
+
+
+def _records(path: str | Path) -> list:
+    return [record for _, record in read_records(path)]
 
 
 @dataclass(frozen=True)

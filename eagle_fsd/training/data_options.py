@@ -1,0 +1,67 @@
+"""Options of train/make_data.py, checked before anything loads."""
+
+from dataclasses import dataclass, field
+
+import torch
+
+from eagle_fsd.config import BadInput
+from eagle_fsd.models.load import DTYPES
+from eagle_fsd.models.model_options import option
+from eagle_fsd.training.prompts import SELF, parse_weights
+
+
+@dataclass
+class DataOptions:
+    output: str = field(metadata={"help": "the .jsonl file to write"})
+    target: str = option("smollm2", "smollm2, a folder, a .gguf file or a hub id")
+    sources: list[str] = field(
+        default_factory=lambda: [SELF],
+        metadata={
+            "help": "SOURCE=WEIGHT ...: self (user turns sampled from the target), sharegpt, "
+            "hub:owner/name[:split], or a .jsonl/.json(.gz) file of conversations or prompts"
+        },
+    )
+    answers: str = option(
+        "rewritten", "rewritten by the target, turn by turn; or given, the data's own"
+    )
+    temperatures: list[float] = field(
+        default_factory=lambda: [0.0, 0.0, 0.7, 1.0],
+        metadata={"help": "each dialogue draws one of these; 0 is greedy"},
+    )
+    dialogues: int = option(0, "stop after this many; 0: no limit")
+    answer_tokens: int = option(0, "begin no dialogue that would exceed this many; 0: no limit")
+    minutes: float = option(
+        0.0, "end after this time, runs before included; answers under way are cut there; 0: none"
+    )
+    max_new_tokens: int = option(400, "budget of an answer; a longer one is cut and ends there")
+    max_prompt_tokens: int = option(1024, "longest prompt, earlier turns included")
+    exclude: list[str] = field(
+        default_factory=list, metadata={"help": "more question files whose prompts are dropped"}
+    )
+    batch_size: int = option(
+        0, "dialogues at a time; default 128 on CPU, 512 on CUDA; lower it if memory ends"
+    )
+    seed: int = option(0, "of prompts, mixture and sampling")
+    device: str = option("", "torch device; empty: cuda if there is one")
+    dtype: str = option("", "bfloat16, float16 or float32; empty: bfloat16 where it is fast")
+
+    def __post_init__(self):
+        self.device = self.device or ("cuda" if torch.cuda.is_available() else "cpu")
+        self.batch_size = self.batch_size or (512 if self.device.startswith("cuda") else 128)
+        for name in ("batch_size", "max_new_tokens", "max_prompt_tokens"):
+            if getattr(self, name) <= 0:
+                raise BadInput(f"--{name} must be positive, got {getattr(self, name)}")
+        for name in ("dialogues", "answer_tokens", "minutes"):
+            if not getattr(self, name) >= 0:
+                raise BadInput(f"--{name} must not be negative, got {getattr(self, name)}")
+        if self.answers not in ("rewritten", "given"):
+            raise BadInput(f"--answers must be rewritten or given, got {self.answers!r}")
+        if not self.temperatures or not all(0 <= t < float("inf") for t in self.temperatures):
+            raise BadInput(f"--temperatures must be 0 or more, got {self.temperatures}")
+        if not self.output.endswith(".jsonl"):
+            raise BadInput(f"--output must end in .jsonl, got {self.output!r}")
+        if self.dtype and self.dtype not in DTYPES:
+            raise BadInput(f"unknown --dtype {self.dtype!r}; known: {', '.join(DTYPES)}")
+        endless = not (self.dialogues or self.answer_tokens or self.minutes)
+        if SELF in parse_weights(self.sources) and endless:
+            raise BadInput("source self has no end: give --dialogues, --answer_tokens or --minutes")
