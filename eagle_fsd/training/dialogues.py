@@ -2,7 +2,7 @@
 
 Candidates are numbered, and judged in the order of their numbers whatever finishes first, so that
 the same dialogues are kept whether a run was broken or not. Sampling itself is generate.py's
-business, files are making.py's.
+business, files are journal.py's.
 """
 
 import random

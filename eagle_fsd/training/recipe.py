@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from eagle_fsd.config import BadInput
 
 SCHEDULES = ("cosine", "linear", "constant")
+LOSSES = ("feature", "ce", "kl", "rkl", "js", "tv")
 
 
 @dataclass(frozen=True)
@@ -97,6 +98,31 @@ RECIPES: dict[str, Recipe] = {
         losses={"ce": 1.0}, unroll_steps=7, step_decay=0.8, noise=0.0, weight_decay=0.0
     ),
 }
+
+
+def parse_losses(text: str) -> dict[str, float]:
+    """ "feature=1 ce=0.1" as {"feature": 1.0, "ce": 0.1}.
+
+    Raises:
+        BadInput: an unknown loss, one given twice, a weight that is no positive number, or no
+            loss at all.
+    """
+    weights = {}
+    for part in text.replace(",", " ").split():
+        name, _, value = part.partition("=")
+        if name in weights:
+            raise BadInput(f"loss {name!r} is given twice")
+        try:
+            weights[name] = float(value or 1)
+        except ValueError:
+            raise BadInput(f"loss {part!r}: write NAME=WEIGHT, for instance ce=0.1") from None
+        if name not in LOSSES:
+            raise BadInput(f"unknown loss {name!r}; known: {', '.join(LOSSES)}")
+        if not 0 < weights[name] < math.inf:
+            raise BadInput(f"loss {part!r}: the weight must be positive")
+    if not weights:
+        raise BadInput(f"no loss given; known: {', '.join(LOSSES)}")
+    return weights
 
 
 def choose_recipe(name: str, changes: dict) -> Recipe:

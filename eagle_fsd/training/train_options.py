@@ -6,8 +6,7 @@ import torch
 
 from eagle_fsd.config import BadInput
 from eagle_fsd.models.model_options import option
-from eagle_fsd.training.losses import parse_losses
-from eagle_fsd.training.recipe import Recipe, choose_recipe
+from eagle_fsd.training.recipe import Recipe, choose_recipe, parse_losses
 
 
 @dataclass
@@ -17,9 +16,8 @@ class TrainOptions:
     target: str = option("smollm2", "smollm2, a folder, a .gguf file or a hub id")
     target_device: str = option("", "where the target is; auto spreads it; empty: the process's")
     target_dtype: str = option("", "bfloat16, float16 or float32; empty: bfloat16 where it is fast")
-    features: list[str] = field(
-        default_factory=list,
-        metadata={"help": "a cache per data file; online: no cache; default: below OUTPUT"},
+    features: str = option(
+        "", "folder that keeps the target's states; online: compute them each time; empty: OUTPUT's"
     )
     max_length: int = option(2048, "longest dialogue in tokens; the rest is cut")
     answer_tokens: int = option(0, "train on a random part of about so many; 0: all")
@@ -76,11 +74,6 @@ class TrainOptions:
             raise BadInput("an EAGLE-3 head has its own lm_head: --draft_vocab, not --loss_vocab")
         if self.precision not in ("bf16", "no"):
             raise BadInput(f"--precision must be bf16 or no, got {self.precision!r}")
-        online = self.features == ["online"]
-        if self.features and not online and len(self.features) != len(self.data):
-            raise BadInput(
-                f"--features names {len(self.features)} caches for {len(self.data)} data files"
-            )
         if not (self.epochs or self.steps or self.minutes):
             self.epochs = 3.0
 

@@ -1,5 +1,6 @@
 """How good a head is on held-out answers: by drafted level, and in tokens per round."""
 
+import copy
 from collections.abc import Iterable, Sequence
 
 import torch
@@ -10,8 +11,42 @@ from eagle_fsd.drafters.eagle import EagleDrafter
 from eagle_fsd.drafters.growth import HeadOnText, grow
 from eagle_fsd.drafters.pool import visited_roots
 from eagle_fsd.heads.models import DraftHead, draft_readout
-from eagle_fsd.training.data import Dialogue, HeadBatch
+from eagle_fsd.training.data import Batches, Dialogue, HeadBatch
 from eagle_fsd.training.unroll import unroll
+
+
+def validate(
+    head: DraftHead,
+    batches: Batches,
+    target: Target,
+    *,
+    depth: int,
+    replayed: int,
+    trees: dict[str, TreeConfig],
+    half: bool,
+) -> dict:
+    """Accuracy by level over all held-out dialogues, tokens per round over the first few.
+
+    Args:
+        depth: levels.
+        replayed: dialogues whose tokens per round are found.
+        trees: name -> shape.
+        half: accuracy in bfloat16, as it was trained.
+    """
+    head.to(target.device)  # the target may be elsewhere than the training
+    loaded = (batch.to(target.device) for batch in batches.validation())
+    with torch.autocast(target.device.type, torch.bfloat16, enabled=half):
+        result = accuracy_by_depth(head, loaded, target, depth=depth)
+    chosen = batches.held_out[:replayed]
+    dialogues = [batches.dialogues[i] for i in chosen]
+    features = [batches.features(i) for i in chosen]
+    as_decoded = copy.deepcopy(head).to(target.device, target.dtype)
+    result["tokens_per_round"] = {
+        name: expected_tokens_per_round(as_decoded, target, dialogues, features, tree)
+        for name, tree in trees.items()
+        if chosen
+    }
+    return result
 
 
 @torch.no_grad()

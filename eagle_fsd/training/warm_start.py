@@ -6,6 +6,19 @@ from torch import nn
 from eagle_fsd.config import BadInput
 from eagle_fsd.decoding.target import Target
 from eagle_fsd.heads.models import DraftHead
+from eagle_fsd.models.load import load_head
+
+
+def first_weights(start: str, head: DraftHead, target: Target) -> str:
+    """Give the head its first weights: "random", "target", or those of the head of that name;
+    returns a line about it."""
+    if start == "random":
+        return "started at random"
+    if start == "target":
+        left = start_from_target(head, target)
+    else:
+        left = start_from_head(head, load_head(start, target.model.config))
+    return f"started from {start}; at random: {', '.join(left) or 'nothing'}"
 
 
 def start_from_head(head: DraftHead, other: DraftHead) -> list[str]:

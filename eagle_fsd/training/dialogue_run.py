@@ -10,10 +10,10 @@ from eagle_fsd.config import BadInput
 from eagle_fsd.models.chat import Message
 from eagle_fsd.models.load import (
     check_device,
+    default_dtype,
     load_target,
     load_target_config,
     load_tokenizer,
-    usual_dtype,
 )
 from eagle_fsd.runs.jsonl import write_json
 from eagle_fsd.runs.processes import Processes
@@ -95,7 +95,7 @@ def make_dialogues(options: DataOptions) -> dict | None:
     """
     processes = Processes.launched(cpu=not options.device.startswith("cuda"))
     options.device = processes.device(options.device)
-    options.dtype = options.dtype or usual_dtype(options.device)
+    options.dtype = options.dtype or default_dtype(options.device)
     check_device(options.device)
     material = read_material(options)
     output = Path(options.output)

@@ -1,6 +1,11 @@
-"""The training loop: batches in, a trained head out, resumable at every save."""
+"""The training loop: batches in, a trained head out, resumable at every save.
 
+state/ below the output holds the last complete save, log.jsonl beside it what the loop logged.
+"""
+
+import json
 import math
+import shutil
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -15,10 +20,9 @@ from tqdm import tqdm
 
 from eagle_fsd.config import BadInput
 from eagle_fsd.runs.command import held_interrupt
-from eagle_fsd.runs.jsonl import append_line
-from eagle_fsd.training.batches import Batches
+from eagle_fsd.runs.jsonl import append_line, read_lines, write_lines
+from eagle_fsd.training.data import Batches
 from eagle_fsd.training.recipe import Recipe
-from eagle_fsd.training.train_state import resume, save_state
 
 LOG_EVERY = 20  # steps; the first step is logged too
 
@@ -122,9 +126,11 @@ class Trainer:
             if step == 0 or (step + 1) % LOG_EVERY == 0 or step + 1 == most:
                 self._log(progress, row, bar)
             bar.update()
-            due, stop = self._all_agree(
-                now - saved > 60 * self.save_minutes, interrupted(), step + 1
-            )
+            due, stop = now - saved > 60 * self.save_minutes, interrupted()
+            if self.accelerator.num_processes > 1:
+                # all processes do so in one step; to ask in every step would cost time
+                asked = (step + 1) % LOG_EVERY == 0
+                due, stop = self._as_the_first(due, stop) if asked else (False, False)
             if due or stop:
                 save_state(self.accelerator, self.output, progress)
                 saved = time.monotonic()
@@ -181,21 +187,14 @@ class Trainer:
     def _agreed_share(self, progress: dict, most: int | None) -> float:
         """The budget's used share; by the first process's clock where the clock counts."""
         done = self.budget.done(progress["step"], progress["seconds"], most)
-        if self.budget.minutes and self.accelerator.num_processes > 1:
-            shared = [done]
-            broadcast_object_list(shared)
-            done = shared[0]
-        return done
+        return self._as_the_first(done)[0] if self.budget.minutes else done
 
-    def _all_agree(self, due: bool, stop: bool, step: int) -> tuple[bool, bool]:
-        """Whether to save and to stop now: all processes do so in one step, as the first says."""
-        if self.accelerator.num_processes == 1:
-            return due, stop
-        if step % LOG_EVERY:
-            return False, False
-        shared = [due, stop]
-        broadcast_object_list(shared)
-        return shared[0], shared[1]
+    def _as_the_first(self, *values: float) -> list:
+        """The first process's values, in all processes."""
+        shared = list(values)
+        if self.accelerator.num_processes > 1:
+            broadcast_object_list(shared)
+        return shared
 
     def _log(self, progress: dict, row: dict[str, torch.Tensor], bar: tqdm) -> None:
         loss, losses = self.accelerator.reduce((row["loss"], row["losses"]), reduction="sum")
@@ -210,3 +209,40 @@ class Trainer:
             append_line(self.output / "log.jsonl", progress | values)
             bar.set_postfix({name: f"{values[name]:.3f}" for name in names})
         self.accelerator.log(values, step=progress["step"])
+
+
+def save_state(accelerator: Accelerator, output: Path, progress: dict) -> None:
+    """Save in a folder of its own, then swap: a kill leaves the old state or the new one."""
+    new, old = output / "state.new", output / "state"
+    accelerator.save_state(str(new))
+    accelerator.wait_for_everyone()
+    if accelerator.is_main_process:
+        (new / "progress.json").write_text(json.dumps(progress))
+        if old.exists():  # else state.old, from a kill in here, is the last complete one
+            shutil.rmtree(output / "state.old", ignore_errors=True)
+            old.rename(output / "state.old")
+        new.rename(old)
+        shutil.rmtree(output / "state.old", ignore_errors=True)
+    accelerator.wait_for_everyone()
+
+
+def is_saved(output: Path) -> bool:
+    """Whether there is a state to go on from."""
+    return any((output / name / "progress.json").is_file() for name in ("state", "state.old"))
+
+
+def resume(accelerator: Accelerator, output: Path) -> dict:
+    """The last complete state, or a fresh start; what was logged after it is forgotten."""
+    log = output / "log.jsonl"
+    for name in ("state", "state.old"):  # killed between the two renames, only the old is there
+        path = output / name / "progress.json"
+        if path.is_file():
+            accelerator.load_state(str(path.parent))
+            progress = json.loads(path.read_text())
+            if accelerator.is_main_process and log.is_file():
+                rows = read_lines(log, repair=True)
+                write_lines(log, [row for row in rows if row["step"] <= progress["step"]])
+            return progress
+    if accelerator.is_main_process:
+        log.unlink(missing_ok=True)
+    return {"step": 0, "seconds": 0.0, "tokens": 0}
