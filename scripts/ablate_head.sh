@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Recipes of head training against each other at equal tokens seen, judged by replay. Resumes.
 #     scripts/ablate_head.sh                                 makes 300,000 answer tokens first
-#     DATA=a.jsonl FEATURES=cache scripts/ablate_head.sh     from train/make_data.py
+#     DATA=a.jsonl FEATURES=folder scripts/ablate_head.sh    from train/make_data.py; kept states
 #     STEPS=150 SEEDS="0 1 2" TARGET=T OUTPUT=runs/ablation scripts/ablate_head.sh
 # An arm is one line below; options go to train_head.py.
 set -euo pipefail
@@ -15,7 +15,7 @@ data=${DATA:-$output/data.jsonl}
 features=${FEATURES:-$output/features}
 if [ -z "${DATA:-}" ]; then
     "$python" "$root/train/make_data.py" --target "$target" --output "$data" \
-        --features "$features" --answer_tokens 300000
+        --answer_tokens 300000
 fi
 extra=("$@")
 heads=()

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # One recipe on more and more data, judged by replay: does data bind, or capacity? Resumes.
-#     DATA=a.jsonl FEATURES=cache scripts/learning_curve.sh         from train/make_data.py
+#     DATA=a.jsonl FEATURES=folder scripts/learning_curve.sh        from train/make_data.py; kept states
 #     SIZES="100000 1000000 0" TARGET=T OUTPUT=runs/curve ... --epochs 2   options go to train_head.py
 # SIZES are answer tokens, 0 is all; a smaller part lies within a larger one.
 set -euo pipefail

@@ -3,9 +3,9 @@
 #     scripts/train_smollm2_head.sh                          two hours on two CPU cores
 #     MINUTES=20 scripts/train_smollm2_head.sh               a smaller head; or one large GPU
 #     OUTPUT=runs/my_head scripts/train_smollm2_head.sh --unroll_steps 5   options go to train_head.py
-# Half of the time goes into data: answers of the target to user turns that it wrote itself, their
-# features kept as they are made. The rest trains, by the clock. The head is then confined to the
-# 8,192 most frequent tokens (head_8k), and both are replayed; that comes on top.
+# Half of the time goes into data: answers of the target to user turns that it wrote itself. The rest
+# trains, by the clock. The head is then confined to the 8,192 most frequent tokens (head_8k), and both
+# are replayed; that comes on top.
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 output=${OUTPUT:-$root/runs/smollm2_head}
@@ -22,10 +22,10 @@ fi
 echo "$minutes" >"$output/minutes"
 bash "$root/scripts/setup.sh"
 python=$root/.venv/bin/python
-"$python" "$root/train/make_data.py" --output "$output/data.jsonl" --features "$output/features" \
-    --sources self --minutes "$((minutes / 2))"
-"$python" "$root/train/train_head.py" --data "$output/data.jsonl" --features "$output/features" \
-    --output "$output/head" --loss_vocab 16384 --minutes "$((minutes - minutes / 2))" "$@"
+"$python" "$root/train/make_data.py" --output "$output/data.jsonl" --sources self \
+    --minutes "$((minutes / 2))"
+"$python" "$root/train/train_head.py" --data "$output/data.jsonl" --output "$output/head" \
+    --loss_vocab 16384 --minutes "$((minutes - minutes / 2))" "$@"
 # drafting reads a sixth of the lm_head's rows; what that costs, the replay says
 [ -f "$output/head_8k/config.json" ] || "$python" "$root/train/convert_head.py" \
     --head "$output/head" --output "$output/head_8k" --draft_vocab 8192 --data "$output/data.jsonl"

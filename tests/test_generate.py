@@ -120,21 +120,6 @@ def test_an_answer_may_ask_for_more():
     assert seen == [0, 1, 2, 3]
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma3"])
-def test_features_are_those_of_the_text(family):
-    """What feeds the lm_head when the text is run at once; the last token's row is zero."""
-    target = tiny_target(family)
-    for completion in run(target, requests(), batch_size=3, keep_features=True).values():
-        ids = completion.request.ids + completion.tokens
-        with torch.no_grad():
-            wanted_LD = target.model.base_model(torch.tensor([ids])).last_hidden_state[0]
-        got_LD = completion.features_LD
-        assert got_LD.dtype == torch.bfloat16 and got_LD.shape == wanted_LD.shape
-        assert got_LD[-1].eq(0).all()
-        torch.testing.assert_close(got_LD[:-1].float(), wanted_LD[:-1], rtol=2**-7, atol=2e-3)
-    assert run(target, requests()[:1], batch_size=1)[(0,)].features_LD is None
-
-
 @pytest.mark.parametrize(("asked_before", "begun"), [(0, 0), (1, 0), (2, 4), (5, 10), (8, 11)])
 def test_a_stop_gives_out_what_is_under_way(asked_before, begun):
     """Before anything, between two prefills of the first batch, and after some tokens: each row is

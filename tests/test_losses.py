@@ -11,12 +11,8 @@ from torch.nn import functional
 
 from eagle_fsd.decoding.divergence import DIVERGENCES
 from eagle_fsd.training import losses
-from eagle_fsd.training.losses import (
-    DISTRIBUTION_LOSSES,
-    distribution_losses,
-    feature_smooth_l1,
-    parse_losses,
-)
+from eagle_fsd.training.losses import DISTRIBUTION_LOSSES, distribution_losses, feature_smooth_l1
+from eagle_fsd.training.recipe import parse_losses
 
 S, M, D, R = 3, 11, 7, 13
 MIX = {"js": 0.3, "ce": 1.0, "tv": 2.0, "rkl": 0.7, "kl": 0.05}

@@ -1,26 +1,30 @@
-"""train/make_data.py on a tiny target, greedy in float32: what it writes and what it refuses."""
+"""train/make_data.py on a tiny target, greedy in float32: what it writes, refuses, goes on with."""
 
 import json
+import os
+import random
 import re
 import shutil
+import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
 import pytest
 import torch
-from test_commands import load_command
 from tiny_folder import write_target
+from training_runs import ROOT, TALKS, content, lines, write_talks
+from training_runs import data_options as options
+from training_runs import make_data as main
 from transformers import LlamaForCausalLM
 
 from eagle_fsd.models.chat import prompt_ids
 from eagle_fsd.models.load import load_target
 from eagle_fsd.training.data import read_dialogues
-from eagle_fsd.training.features import FeatureCache, identity, row_width
 
+COMMAND = str(ROOT / "train/make_data.py")
 pytestmark = pytest.mark.processes  # whole commands
-
-TALKS = 12
-main = load_command("train/make_data.py").main
 
 
 @pytest.fixture(scope="module")
@@ -31,40 +35,6 @@ def target(tmp_path_factory):
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
     return write_talks(tmp_path_factory.mktemp("data"))
-
-
-def write_talks(folder: Path) -> Path:
-    """Conversations of one to three turns; number 3 repeats number 2, 4 is malformed, 5 long."""
-    path = folder / "talks.jsonl"
-    rows = []
-    for i in range(TALKS):
-        turns = [{"from": "human", "value": f"Question {i}?"}, {"from": "gpt", "value": "So."}]
-        for more in range(i % 3):
-            turns += [{"from": "human", "value": f"And {more}?"}, {"from": "gpt", "value": "Yes!"}]
-        rows.append({"conversations": turns})
-    rows[3] = rows[2]
-    rows[4] = {"conversations": rows[4]["conversations"][1:]}
-    rows[5] = {"conversations": [{"from": "human", "value": "long " * 300}]}
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
-
-
-def options(target, output, *more: str, sources: tuple[str, ...] = ("self",)) -> list[str]:
-    fixed = {"--temperatures": "0", "--dtype": "float32", "--device": "cpu"}
-    limits = {"--max_new_tokens": "20", "--max_prompt_tokens": "400", "--batch_size": "4"}
-    pairs = [text for pair in (fixed | limits).items() for text in pair]
-    names = ["--target", str(target), "--output", str(output), "--sources", *sources]
-    return [*names, *pairs, *more]
-
-
-def lines(path: Path) -> list[dict]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
-
-
-def content(path: Path) -> dict[int, tuple]:
-    rows = lines(path)
-    assert len({row["id"] for row in rows}) == len(rows)
-    return {row["id"]: (row["source"], row["input_ids"], row["loss_mask"]) for row in rows}
 
 
 def spoken(row: dict) -> list[list[int]]:
@@ -197,7 +167,7 @@ def test_what_the_template_refuses_is_dropped(tmp_path, target):
 
 
 def test_budgets(tmp_path, target):
-    """Tokens: near what was asked, and a larger budget goes on. Minutes: ends by itself."""
+    """Tokens: near what was asked, and a larger budget goes on."""
     output = tmp_path / "data.jsonl"
     main(options(target, output, "--answer_tokens", "150"))
     first = content(output)
@@ -206,8 +176,6 @@ def test_budgets(tmp_path, target):
     more = content(output)
     assert sum(sum(mask) for _, _, mask in more.values()) >= 250
     assert {k: more[k] for k in first} == first
-    main(options(target, tmp_path / "timed.jsonl", "--minutes", "0.03"))
-    assert content(tmp_path / "timed.jsonl")
 
 
 @pytest.fixture(scope="module")
@@ -225,13 +193,13 @@ def test_minutes_hold_while_the_first_batch_runs(tmp_path, mute):
     """Answers under way are cut at the limit: two minutes took as long as the longest answer. A
     user turn that the clock cut is no dropped one: more time asks it again."""
     output = tmp_path / "data.jsonl"
-    limits = ("--batch_size", "64", "--minutes", "0.05")
+    limits = ("--batch_size", "64", "--minutes", "0.15")
     began = time.monotonic()
     long = ("--max_new_tokens", "1500", "--max_prompt_tokens", "40")
     path = tmp_path / "prompts.jsonl"
     path.write_text("".join(json.dumps(f"Question {i}?") + "\n" for i in range(64)))
     main(options(mute, output, *limits, *long, sources=(str(path),)))
-    assert time.monotonic() - began < 15
+    assert time.monotonic() - began < 30
     rows = lines(output)
     assert 0 < len(rows) <= 64 and not all(row["finished"] for row in rows)
     assert not (tmp_path / "data.dropped.jsonl").exists()
@@ -244,25 +212,6 @@ def test_a_source_that_yields_nothing_stops_with_advice(tmp_path, target, mute):
     (tmp_path / "prompts.jsonl").write_text(json.dumps("long " * 300) + "\n")
     with pytest.raises(SystemExit, match="no dialogue was made .1 prompt too long"):
         main(options(target, tmp_path / "none.jsonl", sources=(str(tmp_path / "prompts.jsonl"),)))
-
-
-def test_features_while_generating(tmp_path, target):
-    """They are the target's of the written dialogues, after a broken run too."""
-    output, folder = tmp_path / "data.jsonl", tmp_path / "features"
-    main(options(target, output, "--dialogues", "5", "--features", str(folder)))
-    kept = output.read_bytes().splitlines(keepends=True)
-    output.write_bytes(b"".join(kept[:3]))  # killed between features and line
-    main(options(target, output, "--dialogues", "9", "--features", str(folder)))
-    model, _ = load_target(str(target), dtype="float32")
-    dialogues = read_dialogues(output, max_length=10_000)
-    assert len(dialogues) == 9
-    owner = identity(model, str(target))
-    cache = FeatureCache(folder, dialogues, width=row_width(model), owner=owner)
-    assert cache.complete
-    for i, dialogue in enumerate(dialogues):
-        with torch.no_grad():
-            wanted_LD = model.model.base_model(torch.tensor([dialogue.ids])).last_hidden_state[0]
-        torch.testing.assert_close(cache[i][:-1].float(), wanted_LD[:-1], rtol=2**-7, atol=2e-3)
 
 
 BAD = {
@@ -278,7 +227,6 @@ BAD = {
     "dtype": (("--dtype", "int4"), "unknown --dtype 'int4'"),
     "device": (("--device", "gpu"), "unknown device 'gpu'"),
     "exclude": (("--exclude", "gone.jsonl"), "gone.jsonl"),
-    "given with features": (("--answers", "given", "--features", "f"), "not with --answers given"),
     "target": (("--target", "nowhere/none"), "unknown target"),
 }
 
@@ -301,3 +249,82 @@ def test_no_chat_template_is_told(tmp_path, target):
     (bare / "chat_template.jinja").unlink()
     with pytest.raises(SystemExit, match="no chat template"):
         main(options(bare, tmp_path / "data.jsonl", "--dialogues", "2"))
+
+
+def test_the_record_is_of_all_runs(tmp_path, target):
+    """A finished job run again leaves it as it was; a larger budget adds its time and tokens."""
+    output = tmp_path / "data.jsonl"
+    record = output.with_suffix(".json")
+    main(options(target, output, "--dialogues", "4"))
+    first = record.read_text()
+    main(options(target, output, "--dialogues", "4"))
+    assert record.read_text() == first
+    main(options(target, output, "--dialogues", "8"))
+    first, second = json.loads(first), json.loads(record.read_text())
+    assert second["seconds"] > first["seconds"] > 0
+    assert second["tokens_per_s"] == second["answer_tokens"] / second["seconds"]
+    assert lines(output)[-1]["seconds"] >= round(first["seconds"], 1)
+
+
+def test_another_run_is_not_continued(tmp_path, target):
+    """Options that differ are named; a file that is not ours is left alone."""
+    output = tmp_path / "data.jsonl"
+    main(options(target, output, "--dialogues", "2"))
+    before = output.read_bytes()
+    with pytest.raises(SystemExit, match=r"other options .*'seed': \(0, 5\)"):
+        main(options(target, output, "--dialogues", "2", "--seed", "5"))
+    other = tmp_path / "other.jsonl"
+    other.write_text("mine\n")
+    with pytest.raises(SystemExit, match="exists and is no output of this command"):
+        main(options(target, other, "--dialogues", "2"))
+    assert output.read_bytes() == before and other.read_text() == "mine\n"
+
+
+def test_killed_three_times(tmp_path, target, data):
+    """kill -9 at random moments, then the same command: the unbroken run's dialogues, each once."""
+    sources = ("self=0.6", f"{data}=0.4")
+    limit = ("--dialogues", "45")
+    main(options(target, tmp_path / "unbroken.jsonl", *limit, sources=sources))
+    output = tmp_path / "data.jsonl"
+    command = [sys.executable, COMMAND, *options(target, output, *limit, sources=sources)]
+    rng = random.Random(0)
+    kills = 0
+    while kills < 3:
+        wanted = 1 + kills * 12 + rng.randrange(8)
+        process = subprocess.Popen(command, stderr=subprocess.DEVNULL, start_new_session=True)
+        while process.poll() is None and not (
+            output.is_file() and output.read_bytes().count(b"\n") >= wanted
+        ):
+            time.sleep(0.002)
+        time.sleep(rng.random() * 0.02)
+        assert process.poll() is None, "the run ended before it was killed"
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        kills += 1
+    with output.open("ab") as file:
+        file.write(b'{"id": 9999, "source": "se')  # torn as by a kill within the write
+    main(options(target, output, *limit, sources=sources))
+    assert content(output) == content(tmp_path / "unbroken.jsonl")
+    dropped = [lines(p) for p in sorted(tmp_path.glob("*.dropped.jsonl"))]
+    assert sorted(map(str, dropped[0])) == sorted(map(str, dropped[1]))
+
+
+def test_two_processes(tmp_path, target, data):
+    """torchrun: each makes its share, the first puts them together; nothing twice."""
+    output = tmp_path / "data.jsonl"
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2"]
+    command = [*torchrun, "--master_port", "29731", COMMAND]
+    command += options(target, output, "--dialogues", "12", sources=("self", str(data)))
+    result = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert result.returncode == 0, result.stderr[-2000:]
+    rows = lines(output)
+    assert len(rows) in (11, 12) and [row["id"] for row in rows] == sorted(content(output))
+    assert len({row["user"] for row in rows}) == len(rows)
+    for i in range(2):
+        part = tmp_path / f"data.part{i}.jsonl"
+        assert len(lines(part)) == 6 and all(row["id"] % 2 == i for row in lines(part))
+    record = json.loads((tmp_path / "data.json").read_text())
+    assert record["dialogues"] == len(rows)
+    assert record["tokens_per_s"] == record["answer_tokens"] / record["seconds"] > 0
+    with pytest.raises(SystemExit, match="processes"):
+        main(options(target, output, "--dialogues", "12", sources=("self", str(data))))

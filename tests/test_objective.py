@@ -8,7 +8,7 @@ import torch
 from tiny import tiny_head, tiny_target
 from tiny_eagle3 import draft_tokens, tiny_head3
 
-from eagle_fsd.training.objective import Objective
+from eagle_fsd.training.losses import Objective
 from eagle_fsd.training.recipe import Recipe
 from eagle_fsd.training.unroll import unroll
 

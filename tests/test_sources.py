@@ -77,7 +77,7 @@ def test_files(tmp_path, name):
         text = "\n\n".join(json.dumps(r, ensure_ascii=False) for r in records) + "\n"
     data = text.encode()
     (tmp_path / name).write_bytes(gzip.compress(data) if name.endswith("gz") else data)
-    assert read_records(tmp_path / name) == records
+    assert [r for _, r in read_records(tmp_path / name)] == records
     first = {"role": "user", "content": "one\u2028two"}
     assert read_source(str(tmp_path / name)) == [[first], [U], None]
 
@@ -105,7 +105,7 @@ def test_other_bad_files(tmp_path):
     with pytest.raises(ValueError, match="a.json should hold a list"):
         read_source(str(tmp_path / "a.json"))
     (tmp_path / "b.json").write_text('["u", ')
-    with pytest.raises(ValueError, match="b.json is no JSON"):
+    with pytest.raises(ValueError, match="b.json, line 1 is no JSON"):
         read_source(str(tmp_path / "b.json"))
     (tmp_path / "c.jsonl.gz").write_bytes(gzip.compress(b'"u"\n' * 999)[:-9])
     with pytest.raises(ValueError, match="c.jsonl.gz is damaged"):

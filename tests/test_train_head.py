@@ -1,31 +1,20 @@
 """train/train_head.py on tiny targets: heads that load, learn, decode, repeat; options refused."""
 
-import gzip
 import json
-import random
 from pathlib import Path
 
 import pytest
 import torch
-from accelerate.state import AcceleratorState
-from safetensors.torch import load_file
-from test_commands import load_command
 from tiny import FAMILIES, random_model
 from tiny_folder import write_target
+from training_runs import head_options as options
+from training_runs import log_rows, refused, same, train, weights, write_data
 
 import eagle_fsd
 from eagle_fsd.config import TreeConfig
 from eagle_fsd.models.load import load_head, load_target_config
 
 pytestmark = pytest.mark.processes  # whole commands
-
-COMMAND = load_command("train/train_head.py")
-
-
-@pytest.fixture(autouse=True)
-def one_run_a_process():
-    """accelerate keeps a process's first settings; every test is a process of its own here."""
-    AcceleratorState._reset_state(reset_partial_state=True)
 
 
 @pytest.fixture(scope="module")
@@ -38,60 +27,10 @@ def data(tmp_path_factory):
     return write_data(tmp_path_factory.mktemp("data") / "data.jsonl.gz")
 
 
-def write_data(path: Path, *, count: int = 40, vocabulary: int = 20) -> Path:
-    """Dialogues of random tokens out of the first few, of very different lengths."""
-    rng = random.Random(0)
-    with gzip.open(path, "wt") as file:
-        for _ in range(count):
-            lengths = rng.randint(2, 9), rng.randint(3, 40)
-            parts = [[rng.randrange(2, vocabulary) for _ in range(n)] for n in lengths]
-            row = dict(zip(("prompt_ids", "answer_ids"), parts, strict=True))
-            file.write(json.dumps(row) + "\n")
-    return path
-
-
-def options(target, data, output, /, **changes) -> list[str]:
-    """A run of 41 steps unless told otherwise; None leaves an option out."""
-    chosen = {"target": target, "data": data, "output": output, "held_out": 5, "steps": 41}
-    chosen |= {"tokens_per_batch": 100, "validate_depth": 2, "learning_rate": 1e-2, "replayed": 1}
-    chosen |= {"noise": 0.01} | changes
-    given = {key: value for key, value in chosen.items() if value is not None}
-    return [part for key, value in given.items() for part in (f"--{key}", str(value))]
-
-
-def train(*args, **changes) -> Path:
-    AcceleratorState._reset_state(reset_partial_state=True)
-    COMMAND.main(options(*args, **changes))
-    return Path(args[2])
-
-
-def weights(output: Path) -> dict[str, torch.Tensor]:
-    return load_file(output / "model.safetensors")
-
-
-def same(a: dict, b: dict) -> bool:
-    return a.keys() == b.keys() and all(torch.equal(a[key], b[key]) for key in a)
-
-
-def log_rows(output: Path) -> list[dict]:
-    """What is logged, but for the clock."""
-    rows = [json.loads(line) for line in (output / "log.jsonl").read_text().splitlines()]
-    return [{k: v for k, v in row.items() if k != "seconds"} for row in rows]
-
-
 def assert_near(a: list[dict], b: list[dict], *, rel: float) -> None:
     assert len(a) == len(b)
     for ours, theirs in zip(a, b, strict=True):
         assert ours == pytest.approx(theirs, rel=rel, abs=1e-6)
-
-
-def refused(*arguments: str) -> str:
-    """The one line that a command ends with; a traceback fails the test by its own error."""
-    with pytest.raises(SystemExit) as exit:
-        COMMAND.main(list(arguments))
-    message = str(exit.value.code)
-    assert message.startswith("error: ") and "\n" not in message
-    return message
 
 
 def assert_decodes_exactly(head: Path, target: Path) -> None:
@@ -102,7 +41,7 @@ def assert_decodes_exactly(head: Path, target: Path) -> None:
     ]
     for prompt in ("What is it?", "b"):
         ours, plain = (
-            eagle_fsd.generate(model, prompt, rule="exact", max_new_tokens=40) for model in models
+            eagle_fsd.generate(model, prompt, arm="exact", max_new_tokens=40) for model in models
         )
         assert ours.tokens == plain.tokens and len(ours.tokens) > 3
 
@@ -116,7 +55,7 @@ def unbroken(target, data, tmp_path_factory):
 @pytest.fixture(scope="module")
 def features(unbroken):
     """The target's states, computed once for all runs of EAGLE-1/2 heads."""
-    return unbroken / "features" / "0"
+    return unbroken / "features"
 
 
 def test_writes_a_head_that_loads_and_has_learnt(unbroken, target):

@@ -3,18 +3,12 @@
 import json
 
 import pytest
-from accelerate.state import AcceleratorState
-from test_train_head import COMMAND, options, refused, write_data
 from tiny import FAMILIES
 from tiny_folder import write_random_head, write_target
+from training_runs import head_options as options
+from training_runs import refused, train, write_data
 
-from eagle_fsd.training.train_options import TrainOptions
-
-
-@pytest.fixture(autouse=True)
-def one_run_a_process():
-    """accelerate keeps a process's first settings; every test is a process of its own here."""
-    AcceleratorState._reset_state(reset_partial_state=True)
+from eagle_fsd.heads.shape import head_shape
 
 
 @pytest.fixture(scope="module")
@@ -78,8 +72,7 @@ def test_bad_input_is_one_clear_line(target, data, tmp_path, fault):
 def test_a_slip_does_not_claim_the_output(target, data, tmp_path, changes):
     """The corrected command runs: it was refused as a run with other options."""
     refused(*options(target, data, tmp_path / "head", steps=1, **changes))
-    AcceleratorState._reset_state(reset_partial_state=True)
-    COMMAND.main(options(target, data, tmp_path / "head", steps=1))
+    train(target, data, tmp_path / "head", steps=1)
 
 
 def test_a_start_at_a_head_of_another_target_is_refused(target, data, tmp_path):
@@ -105,19 +98,12 @@ def test_tokens_of_another_vocabulary_are_told(target, tmp_path, token):
     assert str(token) in refused(*options(target, path, tmp_path / "head", held_out=1))
 
 
-def test_as_many_caches_as_data_files(target, data, tmp_path):
-    """Two caches for one file are a slip."""
-    told = refused(*options(target, data, tmp_path / "head"), "--features", "a", "b")
-    assert "2 caches for 1 data files" in told
-
-
 def test_answers_shorter_than_the_unrolling_do_no_harm(target, tmp_path):
     """A batch whose positions all lie before the last step's first root has nothing to learn."""
     path = tmp_path / "data.jsonl"
     path.write_text(8 * (json.dumps({"prompt_ids": [2], "answer_ids": [4, 5]}) + "\n"))
-    output = tmp_path / "head"
     changes = {"held_out": 1, "unroll_steps": 3, "tokens_per_batch": 3, "steps": 3}
-    COMMAND.main(options(target, path, output, **changes))
+    output = train(target, path, tmp_path / "head", **changes)
     rows = [json.loads(line) for line in (output / "log.jsonl").read_text().splitlines()]
     assert all(row["loss"] == row["gradient_norm"] == 0 for row in rows)
 
@@ -127,8 +113,7 @@ def test_answers_shorter_than_the_unrolling_do_no_harm(target, tmp_path):
 def test_every_family_gets_a_head_config(family, head_type):
     """Of the target's shape, with its rope base (Gemma 3 has one per kind of layer)."""
     config = FAMILIES[family]()
-    chosen = TrainOptions(data=["d"], output="o", head_type=head_type)
-    head = COMMAND.head_shape(config, head_type=chosen.head_type)
+    head = head_shape(config, head_type=head_type)
     assert head.hidden_size == config.hidden_size and head.vocab_size == config.vocab_size
     assert head.rope_theta >= 10_000 and head.head_type == head_type
     if head_type == "eagle3":

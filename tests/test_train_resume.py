@@ -14,11 +14,11 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
-from accelerate.state import AcceleratorState
-from test_train_head import COMMAND, log_rows, options, refused, same, weights, write_data
 from tiny_folder import write_target
+from training_runs import ROOT, fresh_accelerator, log_rows, refused, same, weights, write_data
+from training_runs import head_options as options
+from training_runs import train_head as main
 
-ROOT = Path(__file__).parent.parent
 SCRIPT = str(ROOT / "train/train_head.py")
 pytestmark = pytest.mark.processes
 STEPS = 100
@@ -32,7 +32,7 @@ FAST = {"steps": STEPS, "precision": "no", "unroll_steps": 2}
 def one_run_a_process():
     """Runs within this process are as those of their own: accelerate's state is fresh, and there is
     one thread, since sums over more are rounded otherwise."""
-    AcceleratorState._reset_state(reset_partial_state=True)
+    fresh_accelerator()
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -85,7 +85,7 @@ def unbroken(target, data, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def features(unbroken):
-    return unbroken / "features" / "0"
+    return unbroken / "features"
 
 
 def saved_step(output: Path) -> int:
@@ -168,7 +168,7 @@ def test_a_kill_in_the_middle_of_a_save_does_no_harm(
     else:
         (output / left_over).mkdir()
         (output / left_over / "model.safetensors").write_bytes(b"torn")
-    COMMAND.main(options(target, data, output, **FAST, features=features))
+    main(options(target, data, output, **FAST, features=features))
     assert log_rows(output) == log_rows(unbroken)
     assert same(weights(output), weights(unbroken))
 
@@ -182,7 +182,7 @@ def test_the_log_has_every_step_once(unbroken, killed, features, target, data, t
     rows = (unbroken / "log.jsonl").read_text().splitlines(keepends=True)
     (output / "log.jsonl").write_text("".join(rows[:4]) + rows[4][:20])
     for _ in range(2):
-        COMMAND.main(options(target, data, output, **FAST, features=features))
+        main(options(target, data, output, **FAST, features=features))
         assert log_rows(output) == log_rows(unbroken)
         assert same(weights(output), weights(unbroken))
 
@@ -202,7 +202,7 @@ def test_interrupted_it_saves_and_goes_on(unbroken, features, target, data, tmp_
     assert "the same command goes on" in told
     step = saved_step(output)
     assert 0 < step < STEPS and not (output / "model.safetensors").exists()
-    COMMAND.main(arguments)
+    main(arguments)
     told = capfd.readouterr().out
     assert f"goes on behind step {step}" in told and "at random" not in told
     assert log_rows(output) == log_rows(unbroken) and same(weights(output), weights(unbroken))
@@ -212,11 +212,11 @@ def test_an_existing_output_of_other_options_is_refused(unbroken, features, targ
     """What differs is named with both values; how often to save may differ."""
     output = tmp_path / "head"
     changes = {"steps": 2, "features": features}
-    COMMAND.main(options(target, data, output, **changes))
+    main(options(target, data, output, **changes))
     before = weights(output)
     told = refused(*options(target, data, output, **changes | {"learning_rate": 2e-3}))
     assert "learning_rate" in told and "0.002" in told and "0.01" in told
-    COMMAND.main(options(target, data, output, **changes, save_minutes=3))
+    main(options(target, data, output, **changes, save_minutes=3))
     assert same(weights(output), before)
 
 
@@ -241,7 +241,7 @@ def test_two_processes_are_one_with_twice_the_batch(target, data, tmp_path, chan
     """As accelerate launches them: losses, gradient norms and head up to rounding, one log."""
     changes = FAST | {"steps": 21, "batches_per_step": 2} | changes
     one, two = tmp_path / "one", tmp_path / "two"
-    COMMAND.main(options(target, data, one, **changes))
+    main(options(target, data, one, **changes))
     finished(launch(options(target, data, two, **changes)))
     rows = log_rows(one), log_rows(two)
     assert [row["step"] for row in rows[1]] == [1, 20, 21]
@@ -259,7 +259,7 @@ def test_two_processes_resume(target, data, tmp_path):
     changes = FAST | {"steps": 60, "batches_per_step": 2}
     whole, output = tmp_path / "whole", tmp_path / "head"
     finished(launch(options(target, data, whole, **changes)))
-    changes |= {"features": whole / "features" / "0", "save_minutes": 1e-6}
+    changes |= {"features": whole / "features", "save_minutes": 1e-6}
     process = launch(options(target, data, output, **changes))
     deadline = time.monotonic() + 120
     try:

@@ -1,4 +1,8 @@
-"""Reading dialogues, and the shift between tokens, features and mask in a batch."""
+"""Reading dialogues, the shift between tokens, features and mask, and what is trained on when: by
+seed and number alone.
+
+Axes: B dialogues, T positions, F features, W width of a row, D hidden size, L tokens, V vocabulary.
+"""
 
 import gzip
 import json
@@ -7,12 +11,24 @@ import pytest
 import torch
 
 from eagle_fsd.config import BadInput
-from eagle_fsd.training.data import Dialogue, digest, make_batch, read_dialogues, supervised
+from eagle_fsd.training.data import (
+    Batches,
+    Dialogue,
+    HeadBatch,
+    digest,
+    make_batch,
+    read_dialogues,
+    supervised,
+)
 
 
 def answered(ids: list[int], start: int) -> Dialogue:
     """A dialogue of one answer, which begins at token `start`."""
     return Dialogue(ids, [i >= start for i in range(len(ids))])
+
+
+def batch_of(dialogues, features_LD, *, shift: bool = True) -> HeadBatch:
+    return make_batch(dialogues, features_LD, [supervised(d, shift=shift) for d in dialogues])
 
 
 def row(prompt: list, answer: list, **other) -> str:
@@ -97,12 +113,11 @@ def test_every_dialogue_that_is_kept_trains_something(tmp_path):
             )
             for dialogue in read_dialogues(path, max_length=30)[1:]:
                 features = torch.zeros(len(dialogue.ids), 2)
-                assert make_batch([dialogue], [features]).mask_BT.any(), (prompt, answer)
+                assert batch_of([dialogue], [features]).mask_BT.any(), (prompt, answer)
 
 
 BROKEN = {
     "no JSON": "{torn",
-    "empty line": "",
     "no object": "[1, 2]",
     "null": "null",
     "no answer": '{"prompt_ids": [1, 2]}',
@@ -157,7 +172,7 @@ def numbered(first: int, length: int) -> torch.Tensor:
 
 def test_the_drawn_example():
     """HeadBatch's docstring, entry by entry: 5 tokens, answer from token 3."""
-    batch = make_batch([answered([20, 21, 22, 23, 24], 3)], [numbered(100, 5)])
+    batch = batch_of([answered([20, 21, 22, 23, 24], 3)], [numbered(100, 5)])
     assert batch.feature_BTD[0, :, 0].tolist() == [100, 101, 102, 103]
     assert batch.next_token_BT.tolist() == [[21, 22, 23, 24]]
     assert batch.target_feature_BTD[0, :, 0].tolist() == [101, 102, 103, 104]
@@ -168,9 +183,9 @@ def test_the_drawn_example():
 def test_the_drawn_example_unshifted():
     """Upstream's mask on the same dialogue: nothing counts, since the last position never does."""
     dialogue = answered([20, 21, 22, 23, 24], 3)
-    batch = make_batch([dialogue], [numbered(100, 5)], shift_mask=False)
+    batch = batch_of([dialogue], [numbered(100, 5)], shift=False)
     assert batch.mask_BT.tolist() == [[False, False, False, False]]
-    shifted = make_batch([dialogue], [numbered(100, 5)])
+    shifted = batch_of([dialogue], [numbered(100, 5)])
     assert torch.equal(batch.target_feature_BTD, shifted.target_feature_BTD)
 
 
@@ -178,7 +193,7 @@ def test_the_second_drawn_example():
     """HeadBatch's docstring: an answer inside the dialogue, with the mask shifted and not."""
     dialogue = Dialogue([20, 21, 22, 23, 24, 25, 26], [bool(m) for m in (0, 1, 1, 1, 0, 0, 0)])
     shifted, unshifted = (
-        make_batch([dialogue], [numbered(0, 7)], shift_mask=shift).mask_BT[0].int().tolist()
+        batch_of([dialogue], [numbered(0, 7)], shift=shift).mask_BT[0].int().tolist()
         for shift in (True, False)
     )
     assert shifted == [1, 1, 0, 0, 0, 0]
@@ -201,10 +216,10 @@ def test_two_turns():
 
 
 def test_padding_on_the_right():
-    """Shorter dialogues get zero features, the pad token and no mask behind their end."""
+    """Shorter dialogues get zero features, token 0 and no mask behind their end."""
     dialogues = [answered([20, 21, 22], 1), answered([30, 31, 32, 33, 34, 35], 4)]
-    batch = make_batch(dialogues, [numbered(100, 3), numbered(200, 6)], pad_token=7)
-    assert batch.next_token_BT.tolist() == [[21, 22, 7, 7, 7], [31, 32, 33, 34, 35]]
+    batch = batch_of(dialogues, [numbered(100, 3), numbered(200, 6)])
+    assert batch.next_token_BT.tolist() == [[21, 22, 0, 0, 0], [31, 32, 33, 34, 35]]
     assert batch.feature_BTD[..., 0].tolist() == [[100, 101, 0, 0, 0], [200, 201, 202, 203, 204]]
     target = batch.target_feature_BTD[..., 0].tolist()
     assert target == [[101, 102, 0, 0, 0], [201, 202, 203, 204, 205]]
@@ -217,7 +232,7 @@ def test_padding_on_the_right():
 def test_the_mask_is_whether_token_i_plus_2_is_in_the_answer(start):
     """Its definition, read off the tokens, for every start of the answer."""
     ids = [10, 11, 12, 13, 14, 15]
-    batch = make_batch([answered(ids, start)], [numbered(0, 6)])
+    batch = batch_of([answered(ids, start)], [numbered(0, 6)])
     wanted = [i + 2 < len(ids) and i + 2 >= start for i in range(len(ids) - 1)]
     assert batch.mask_BT[0].tolist() == wanted
 
@@ -225,7 +240,7 @@ def test_the_mask_is_whether_token_i_plus_2_is_in_the_answer(start):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_dtypes(dtype):
     """Features keep theirs; tokens are int64 and the mask bool, as the embedding and index need."""
-    batch = make_batch([answered([1, 2, 3, 4], 2)], [numbered(0, 4).to(dtype)])
+    batch = batch_of([answered([1, 2, 3, 4], 2)], [numbered(0, 4).to(dtype)])
     assert batch.feature_BTD.dtype == batch.target_feature_BTD.dtype == dtype
     assert batch.next_token_BT.dtype == torch.int64 and batch.mask_BT.dtype == torch.bool
     moved = batch.to(torch.device("cpu"))
@@ -238,7 +253,7 @@ def test_dtypes(dtype):
 def test_features_of_another_length_are_refused(rows):
     """One row per token, or an error: two rows for four tokens were broadcast over all of them."""
     with pytest.raises((ValueError, RuntimeError, AssertionError)):
-        make_batch([answered([1, 2, 3, 4], 2)], [numbered(0, rows)])
+        batch_of([answered([1, 2, 3, 4], 2)], [numbered(0, rows)])
 
 
 @pytest.mark.parametrize("token", [2.5, 3.0, "4", True, None])
@@ -259,3 +274,158 @@ def test_the_digest_is_of_the_mask_too():
     ids = [3, 5, 7, 11]
     one, other = (Dialogue(ids, [False, False, True, last]) for last in (True, False))
     assert digest([one]) != digest([other])
+
+
+D, V = 5, 31
+LENGTHS = [5, 23, 11, 17, 11, 31, 9, 8, 13, 29, 7, 19, 41]
+
+
+def telling_rows(dialogues, width: int):
+    """States that tell where they are from: row of token i of dialogue n is 100 n + i + column / 64
+    (to the last bit in float32)."""
+    column_W = torch.arange(width) / 64
+
+    def rows(indices):
+        return [
+            100.0 * n + torch.arange(len(dialogues[n].ids))[:, None] + column_W for n in indices
+        ]
+
+    return rows
+
+
+@pytest.fixture(scope="module")
+def dialogues():
+    generator = torch.Generator().manual_seed(0)
+    made = []
+    for n in LENGTHS:
+        ids = torch.randint(0, V, (n,), generator=generator).tolist()
+        mask = (torch.rand(n, generator=generator) < 0.7).tolist()
+        made.append(Dialogue(ids, mask[:-1] + [True]))
+    return made
+
+
+def make(dialogues, *, width: int = D, **changes) -> Batches:
+    settings = {"hidden_size": D, "tokens_per_batch": 64, "held_out": 3, "seed": 0} | changes
+    return Batches(dialogues, telling_rows(dialogues, width), **settings)
+
+
+def everything(batches: Batches, epochs: int = 2) -> list[list[int]]:
+    return [batches.indices(number) for number in range(epochs * batches.per_epoch)]
+
+
+def test_order_depends_on_seed_and_number_alone(dialogues):
+    """Asked for in any order, by another object, after other epochs: the same dialogues."""
+    first = everything(make(dialogues))
+    other = make(dialogues, noise=0.3)
+    backwards = [other.indices(n) for n in reversed(range(len(first)))][::-1]
+    assert backwards == first
+    assert everything(make(dialogues, seed=1)) != first
+
+
+def test_every_epoch_has_each_dialogue_and_its_own_order(dialogues):
+    """Nothing twice, nothing left out, no batch over the limit but a lone long dialogue."""
+    batches = make(dialogues)
+    for epoch in range(4):
+        numbers = range(epoch * batches.per_epoch, (epoch + 1) * batches.per_epoch)
+        chosen = [batches.indices(number) for number in numbers]
+        for indices in chosen:
+            padded = len(indices) * max(LENGTHS[i] for i in indices)
+            assert padded <= 64 or len(indices) == 1
+        seen = [i for indices in chosen for i in indices]
+        assert len(seen) == len(set(seen))
+        if len(batches._order(epoch)) == batches.per_epoch:
+            assert sorted(seen) == batches.training
+    orders = [everything(batches, 3)[e * batches.per_epoch :][: batches.per_epoch] for e in (0, 1)]
+    assert orders[0] != orders[1]
+
+
+def test_held_out_dialogues_are_never_trained_on(dialogues):
+    """The same ones whatever the seed; together with the others they are all."""
+    held = {tuple(make(dialogues, seed=seed).held_out) for seed in range(4)}
+    assert len(held) == 1
+    batches = make(dialogues)
+    trained = {i for indices in everything(batches, 5) for i in indices}
+    assert trained.isdisjoint(batches.held_out) and len(batches.held_out) == 3
+    assert trained | set(batches.held_out) == set(range(len(dialogues)))
+
+
+def test_noise_depends_on_seed_and_number_alone(dialogues):
+    """On the features alone; uniform in +-noise * 512 / T; the next epoch's is another."""
+    clean, noisy = make(dialogues), make(dialogues, noise=0.01)
+    for number in (0, 2, 3):
+        batch, wanted = noisy.batch(number), clean.batch(number)
+        again = make(dialogues, noise=0.01).batch(number)
+        assert torch.equal(batch.feature_BTD, again.feature_BTD)
+        assert torch.equal(batch.target_feature_BTD, wanted.target_feature_BTD)
+        difference_BTD = batch.feature_BTD - wanted.feature_BTD
+        largest = 0.01 * 512 / batch.feature_BTD.shape[1]
+        assert difference_BTD.abs().max() <= largest * 1.001
+        assert difference_BTD.min() < -0.8 * largest and difference_BTD.max() > 0.8 * largest
+    other = make(dialogues, noise=0.01, seed=1)
+    assert not torch.equal(other._noisy(wanted.feature_BTD, 3), batch.feature_BTD)
+    assert not torch.equal(noisy._noisy(wanted.feature_BTD, 4), batch.feature_BTD)
+    (held,) = noisy.validation(dialogues=3)
+    (wanted,) = clean.validation(dialogues=3)
+    assert torch.equal(held.feature_BTD, wanted.feature_BTD), "validation has no noise"
+
+
+def test_noise_of_bfloat16_features_stays_bfloat16(dialogues):
+    """A cache's dtype is kept."""
+    noisy = make(dialogues, noise=0.1)
+    assert noisy._noisy(torch.zeros(2, 3, D, dtype=torch.bfloat16), 0).dtype == torch.bfloat16
+
+
+MASKS = {
+    "shifted": {},
+    "unshifted": {"shift": False},
+    "skip": {"skip": 4},
+    "vocabulary": {"token_allowed_V": torch.arange(V) % 3 > 0},
+    "all": {"shift": False, "skip": 2, "token_allowed_V": torch.arange(V) % 2 > 0},
+}
+
+
+@pytest.mark.parametrize("kind", MASKS)
+def test_counted_is_what_the_mask_of_the_batch_holds(dialogues, kind):
+    """`counted` reads no states; position by position the mask is that of the definition."""
+    changes = MASKS[kind]
+    batches = make(dialogues, **changes)
+    allowed_V = changes.get("token_allowed_V", torch.ones(V, dtype=torch.bool))
+    for number in range(batches.per_epoch):
+        batch, indices = batches.batch(number), batches.indices(number)
+        assert batches.counted(number) == batch.mask_BT.sum()
+        for b, i in enumerate(indices):
+            ids, own = dialogues[i].ids, dialogues[i].mask
+            shift = 2 if changes.get("shift", True) else 0
+            wanted = [
+                t >= changes.get("skip", 0) and own[t + shift] and bool(allowed_V[ids[t + 2]])
+                for t in range(len(ids) - 2)
+            ]
+            padding = batch.mask_BT.shape[1] - len(wanted)
+            assert batch.mask_BT[b].tolist() == wanted + [False] * padding
+
+
+@pytest.mark.parametrize("width", [D, 4 * D])
+def test_rows_are_split_into_features_and_targets(dialogues, width):
+    """F columns of token i, D of token i+1: the same ones, or those behind them (EAGLE-3)."""
+    batches = make(dialogues, width=width)
+    F = D if width == D else 3 * D
+    for batch, indices in [
+        (batches.batch(1), batches.indices(1)),
+        (next(batches.validation(dialogues=2)), batches.held_out[:2]),
+    ]:
+        assert batch.feature_BTD.shape[-1] == F and batch.target_feature_BTD.shape[-1] == D
+        for b, i in enumerate(indices):
+            length = len(dialogues[i].ids) - 1
+            rows_LW = telling_rows(dialogues, width)([i])[0]
+            assert torch.equal(batch.feature_BTD[b, :length], rows_LW[:-1, :F])
+            assert torch.equal(batch.target_feature_BTD[b, :length], rows_LW[1:, width - D :])
+            assert batch.next_token_BT[b, :length].tolist() == dialogues[i].ids[1:]
+
+
+def test_validation_counts_every_answer_position(dialogues):
+    """The training masks do not bind it: what is drafted outside of them counts as a miss."""
+    batches = make(dialogues, **MASKS["all"])
+    held = [mask_T for batch in batches.validation(dialogues=2) for mask_T in batch.mask_BT]
+    assert len(held) == 3
+    for i, mask_T in zip(batches.held_out, held, strict=True):
+        assert mask_T.sum() == sum(dialogues[i].mask[2:])

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from reference_unroll import slow_unroll
 from tiny import prompt_tokens, tiny_head, tiny_target
 from tiny_eagle3 import fused_target, tiny_head3
 
@@ -31,17 +32,6 @@ def inputs(target, head):
     D = target.hidden_size
     F = 3 * D if head.config.eagle3 else D
     return tuple(torch.randn(B, T, width, generator=generator) for width in (F, D))
-
-
-def slow_unroll(head, feature_BTF, embedding_BTD, root: int, steps: int) -> torch.Tensor:
-    """[steps, B, D]: true features up to `root`, then the head's own, each time from scratch."""
-    feature_BLD, outputs = head.fuse(feature_BTF)[:, : root + 1], []
-    for _ in range(steps):
-        L = feature_BLD.shape[1]
-        hidden_BLD = head(feature_BLD, embedding_BTD[:, :L], torch.arange(L))
-        outputs.append(hidden_BLD[:, -1])
-        feature_BLD = torch.cat([feature_BLD, hidden_BLD[:, -1:]], dim=1)
-    return torch.stack(outputs)
 
 
 @pytest.mark.parametrize("steps", [1, 2, 4, 7])

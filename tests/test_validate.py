@@ -5,15 +5,14 @@ Axes: B dialogues, T positions, L tokens of a dialogue, F features, D hidden siz
 
 import pytest
 import torch
-from test_unroll import slow_unroll
+from reference_unroll import slow_unroll
 from tiny import prompt_tokens, tiny_head, tiny_target
 from tiny_eagle3 import draft_tokens, fused_target, tiny_head3
 
 from eagle_fsd.config import TreeConfig
 from eagle_fsd.drafters.eagle import EagleDrafter
-from eagle_fsd.training.batches import Batches
-from eagle_fsd.training.data import Dialogue
-from eagle_fsd.training.features import Online
+from eagle_fsd.training.data import Batches, Dialogue
+from eagle_fsd.training.features import TargetStates
 from eagle_fsd.training.validate import (
     accuracy_by_depth,
     answer_spans,
@@ -53,15 +52,20 @@ def test_accuracy_counts_one_position_at_a_time(kind, at_once):
     made = [answered(target, 3 + n, 5 + 2 * n, seed=n) for n in range(5)]
     # a dialogue of two turns
     made[2] = Dialogue(made[2].ids, [False] * 4 + [True] * 4 + [False] * 3 + [True] * 3)
-    source = Online(target, [*made, made[0]])
+    states = TargetStates(target, [*made, made[0]])
     batches = Batches(
-        source, hidden_size=target.hidden_size, tokens_per_batch=50, held_out=5, seed=0
+        states.dialogues,
+        states.rows,
+        hidden_size=target.hidden_size,
+        tokens_per_batch=50,
+        held_out=5,
+        seed=0,
     )
     got = accuracy_by_depth(head, batches.validation(at_once), target, depth=DEPTH)
     hits, count = torch.zeros(2, DEPTH), torch.zeros(DEPTH)
     tokens = range(target.vocab_size) if head.d2t is None else head.draft_token_R.tolist()
     rows = target.lm_head.weight if head.lm_head is None else head.lm_head.weight
-    for dialogue in (source.dialogues[i] for i in batches.held_out):
+    for dialogue in (batches.dialogues[i] for i in batches.held_out):
         ids_1L = torch.tensor([dialogue.ids])
         hidden_1LD, features_1LF = target.hidden_and_features(ids_1L, use_cache=False)
         wanted_L = target.logits(hidden_1LD[0]).argmax(-1)
@@ -98,7 +102,7 @@ def test_tokens_per_round_are_what_decoding_emits(kind, tree):
     has a whole tree's depth of answer left."""
     target, head = setting(kind)
     dialogues = [answered(target, 4 + n, 20 + 3 * n, seed=n) for n in range(3)]
-    features = Online(target, dialogues).rows(range(3))
+    features = TargetStates(target, dialogues).rows(range(3))
     features = [f[:, : f.shape[1] * 3 // 4] if kind == "eagle3" else f for f in features]
     got = expected_tokens_per_round(head, target, dialogues, features, tree)
     tokens = rounds = 0
@@ -129,7 +133,7 @@ def test_no_answer_long_enough_is_none():
     """A tree deeper than every answer: no figure, rather than a division by zero."""
     target, head = setting("eagle")
     dialogue = answered(target, 4, 2, seed=0)
-    rows = Online(target, [dialogue]).rows([0])
+    rows = TargetStates(target, [dialogue]).rows([0])
     tree = TreeConfig(3, 3, 1)
     assert expected_tokens_per_round(head, target, [dialogue], rows, tree) is None
 

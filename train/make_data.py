@@ -9,10 +9,9 @@ smaller one ended. Several processes: `torchrun --nproc_per_node N train/make_da
 writes data.partK.jsonl, and the first puts them together.
 """
 
-from eagle_fsd.training.making import make_dialogues
-
 from eagle_fsd.runs.command import run_command
 from eagle_fsd.training.data_options import DataOptions
+from eagle_fsd.training.dialogue_run import make_dialogues
 
 
 def make_data(options: DataOptions) -> None:

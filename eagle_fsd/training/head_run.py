@@ -14,6 +14,8 @@ from eagle_fsd.decoding.target import Target
 from eagle_fsd.heads.files import WEIGHTS_NAME, write_head
 from eagle_fsd.heads.head_config import HeadConfig
 from eagle_fsd.heads.models import DraftHead, build_head
+from eagle_fsd.heads.shape import head_shape
+from eagle_fsd.heads.vocabulary import answer_counts, coverage, frequent_tokens
 from eagle_fsd.models.load import default_dtype, load_head, load_target, load_target_config
 from eagle_fsd.runs.jsonl import write_json
 from eagle_fsd.runs.provenance import describe_run
@@ -21,12 +23,10 @@ from eagle_fsd.training.data import Batches, Dialogue, digest, read_dialogues, s
 from eagle_fsd.training.features import TargetStates
 from eagle_fsd.training.loop import Budget, Trainer, is_saved
 from eagle_fsd.training.losses import Objective
-from eagle_fsd.training.new_head import head_config_for
 from eagle_fsd.training.recipe import Recipe
 from eagle_fsd.training.same_options import check_same_options
 from eagle_fsd.training.train_options import TrainOptions
 from eagle_fsd.training.validate import validate
-from eagle_fsd.training.vocabulary import coverage, frequent_tokens
 from eagle_fsd.training.warm_start import first_weights
 
 FREE = ("save_minutes", "replayed", "validate_depth", "track")  # they change nothing of the head
@@ -45,7 +45,12 @@ def train_head(options: TrainOptions) -> dict | None:
     recipe = options.chosen_recipe()
     budget = Budget(options.epochs, options.steps, options.minutes)
     target_config = load_target_config(options.target)
-    config = head_config_for(target_config, options)
+    config = head_shape(target_config, head_type=options.head_type, draft_vocab=options.draft_vocab)
+    if options.loss_vocab >= config.vocab_size:
+        raise BadInput(
+            f"--loss_vocab {options.loss_vocab} must be less than the target's "
+            f"{config.vocab_size} tokens"
+        )
     if options.start not in ("random", "target"):  # a wrong one is found before the target loads
         kind = load_head(options.start, target_config).config.head_type
         if kind != options.head_type:
@@ -206,11 +211,10 @@ def draft_vocabulary(
     size = options.draft_vocab or options.loss_vocab
     if not size:
         return None
-    training, held_out = split(
-        dialogues, held_out=options.held_out, answer_tokens=options.answer_tokens
-    )
-    token_R = frequent_tokens((dialogues[i] for i in training), size, vocab_size=vocab_size)
-    share = coverage((dialogues[i] for i in held_out), token_R)
+    parts = split(dialogues, held_out=options.held_out, answer_tokens=options.answer_tokens)
+    written, wanted = (answer_counts(dialogues[i] for i in part) for part in parts)
+    token_R = frequent_tokens(written, size, torch.arange(vocab_size))
+    share = coverage(wanted, token_R)
     accelerator.print(f"vocabulary: {size} tokens, {share:.2%} of the held-out answers")
     return token_R
 

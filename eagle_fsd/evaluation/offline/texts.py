@@ -6,6 +6,7 @@ read, so a store made for 128 tokens also serves 64. Features are not stored: on
 gives them back, equal to those of step-by-step decoding up to float32 rounding.
 """
 
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ from eagle_fsd.decoding.loop import DecodeConfig, StopConfig, decode
 from eagle_fsd.decoding.target import Target
 from eagle_fsd.rules.fsd import Exact
 from eagle_fsd.runs.jsonl import append_line, open_rows
+from eagle_fsd.training.generate import BatchGenerator, Request
 
 # Tokens kept beyond an answer's end: a round's accepted drafts are counted before trimming, so the
 # last rounds look past it. The deepest tree that can be replayed has as many levels.
@@ -86,26 +88,19 @@ def check_positions(target: Target, prompt: list[int], stop: StopConfig) -> None
 def greedy_tokens(target: Target, prompts: list[list[int]], stop: StopConfig) -> list[list[int]]:
     """Greedy continuations of several prompts, past their stops, max_new_tokens + BEYOND each.
 
-    They are made in one left-padded batch by transformers' `generate`, many times faster than one
-    by one. Each is then run alone in one forward; where a token is not the argmax there (a tie
-    that the batch resolved otherwise), the text is decoded by the one loop instead.
+    They are made in one batch, many times faster than one by one. Each is then run alone in one
+    forward; where a token is not the argmax there (a tie that the batch resolved otherwise), the
+    text is decoded by the one loop instead.
     """
-    device, count = target.device, stop.max_new_tokens + BEYOND
-    longest = max(map(len, prompts))
-    ids_BL = torch.zeros(len(prompts), longest, dtype=torch.int64, device=device)
-    real_BL = torch.zeros_like(ids_BL)
-    for row, prompt in enumerate(prompts):
-        ids_BL[row, longest - len(prompt) :] = torch.tensor(prompt, device=device)
-        real_BL[row, longest - len(prompt) :] = 1
-    output_BN = target.model.generate(
-        ids_BL,
-        attention_mask=real_BL,
-        max_new_tokens=count,
-        do_sample=False,
-        eos_token_id=None,
-        pad_token_id=0,
+    count = stop.max_new_tokens + BEYOND
+    asked = deque(
+        Request(row, prompt, count, temperature=0.0, stops=frozenset())
+        for row, prompt in enumerate(prompts)
     )
-    texts = output_BN[:, longest:].tolist()
+    generator = BatchGenerator(target, batch_size=len(prompts))
+    made = generator.run(lambda: asked.popleft() if asked else None)
+    by_row = {completion.request.key: completion.tokens for completion in made}
+    texts = [by_row[row] for row in range(len(prompts))]
     return [
         text if target.rescore(prompt, text)[0] == 1.0 else _decoded(target, prompt, count)
         for prompt, text in zip(prompts, texts, strict=True)

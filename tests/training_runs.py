@@ -1,0 +1,121 @@
+"""Runs of train/make_data.py and train/train_head.py in this process, and what they wrote."""
+
+import gzip
+import importlib.util
+import json
+import random
+from pathlib import Path
+
+import pytest
+import torch
+from accelerate.state import AcceleratorState
+from safetensors.torch import load_file
+
+ROOT = Path(__file__).parent.parent
+TALKS = 12
+
+
+def command(name: str):
+    """The main function of a command in train/."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / "train" / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.main
+
+
+make_data, train_head = command("make_data"), command("train_head")
+
+
+def fresh_accelerator() -> None:
+    """accelerate keeps a process's first settings; every run is a process of its own here."""
+    AcceleratorState._reset_state(reset_partial_state=True)
+
+
+# --- make_data.py ---------------------------------------------------------------------------------
+
+
+def write_talks(folder: Path) -> Path:
+    """Conversations of one to three turns; number 3 repeats number 2, 4 is malformed, 5 long."""
+    path = folder / "talks.jsonl"
+    rows = []
+    for i in range(TALKS):
+        turns = [{"from": "human", "value": f"Question {i}?"}, {"from": "gpt", "value": "So."}]
+        for more in range(i % 3):
+            turns += [{"from": "human", "value": f"And {more}?"}, {"from": "gpt", "value": "Yes!"}]
+        rows.append({"conversations": turns})
+    rows[3] = rows[2]
+    rows[4] = {"conversations": rows[4]["conversations"][1:]}
+    rows[5] = {"conversations": [{"from": "human", "value": "long " * 300}]}
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def data_options(target, output, *more: str, sources: tuple[str, ...] = ("self",)) -> list[str]:
+    fixed = {"--temperatures": "0", "--dtype": "float32", "--device": "cpu"}
+    limits = {"--max_new_tokens": "20", "--max_prompt_tokens": "400", "--batch_size": "4"}
+    pairs = [text for pair in (fixed | limits).items() for text in pair]
+    names = ["--target", str(target), "--output", str(output), "--sources", *sources]
+    return [*names, *pairs, *more]
+
+
+def lines(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def content(path: Path) -> dict[int, tuple]:
+    rows = lines(path)
+    assert len({row["id"] for row in rows}) == len(rows)
+    return {row["id"]: (row["source"], row["input_ids"], row["loss_mask"]) for row in rows}
+
+
+# --- train_head.py --------------------------------------------------------------------------------
+
+
+def write_data(path: Path, *, count: int = 40, vocabulary: int = 20) -> Path:
+    """Dialogues of random tokens out of the first few, of very different lengths."""
+    rng = random.Random(0)
+    with gzip.open(path, "wt") as file:
+        for _ in range(count):
+            lengths = rng.randint(2, 9), rng.randint(3, 40)
+            parts = [[rng.randrange(2, vocabulary) for _ in range(n)] for n in lengths]
+            row = dict(zip(("prompt_ids", "answer_ids"), parts, strict=True))
+            file.write(json.dumps(row) + "\n")
+    return path
+
+
+def head_options(target, data, output, /, **changes) -> list[str]:
+    """A run of 41 steps unless told otherwise; None leaves an option out."""
+    chosen = {"target": target, "data": data, "output": output, "held_out": 5, "steps": 41}
+    chosen |= {"tokens_per_batch": 100, "validate_depth": 2, "learning_rate": 1e-2, "replayed": 1}
+    chosen |= {"noise": 0.01} | changes
+    given = {key: value for key, value in chosen.items() if value is not None}
+    return [part for key, value in given.items() for part in (f"--{key}", str(value))]
+
+
+def train(*args, **changes) -> Path:
+    fresh_accelerator()
+    train_head(head_options(*args, **changes))
+    return Path(args[2])
+
+
+def refused(*arguments: str) -> str:
+    """The one line that train_head.py ends with; a traceback fails the test by its own error."""
+    fresh_accelerator()
+    with pytest.raises(SystemExit) as exit:
+        train_head(list(arguments))
+    message = str(exit.value.code)
+    assert message.startswith("error: ") and "\n" not in message
+    return message
+
+
+def weights(output: Path) -> dict[str, torch.Tensor]:
+    return load_file(output / "model.safetensors")
+
+
+def same(a: dict, b: dict) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[key], b[key]) for key in a)
+
+
+def log_rows(output: Path) -> list[dict]:
+    """What is logged, but for the clock."""
+    return [{k: v for k, v in row.items() if k != "seconds"} for row in lines(output / "log.jsonl")]
