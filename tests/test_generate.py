@@ -4,7 +4,7 @@ import pytest
 import torch
 from tiny import FAMILIES, prompt_tokens, tiny_target
 
-from eagle_fsd.training.generate import BatchGenerator, Completion, Request
+from eagle_fsd.models.generate import BatchGenerator, Completion, Request
 
 STOPS = frozenset({5, 17, 41})
 LENGTHS = [3, 29, 11, 2, 17, 11, 23, 5, 13, 7, 19]

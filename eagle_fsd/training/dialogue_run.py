@@ -8,6 +8,7 @@ from tqdm import tqdm
 
 from eagle_fsd.config import BadInput
 from eagle_fsd.models.chat import Message
+from eagle_fsd.models.generate import BatchGenerator
 from eagle_fsd.models.load import (
     check_device,
     default_dtype,
@@ -21,7 +22,6 @@ from eagle_fsd.runs.provenance import describe_run
 from eagle_fsd.training.contamination import Benchmarks, load_benchmarks
 from eagle_fsd.training.data_options import DataOptions
 from eagle_fsd.training.dialogues import TURN_TOKENS, DialogueMaker
-from eagle_fsd.training.generate import BatchGenerator
 from eagle_fsd.training.journal import Journal, merge, read_record
 from eagle_fsd.training.prompts import SELF, Mixture, parse_weights, read_source
 from eagle_fsd.training.same_options import check_same_options

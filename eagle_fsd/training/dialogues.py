@@ -14,9 +14,9 @@ from jinja2 import TemplateError
 
 from eagle_fsd.config import BadInput
 from eagle_fsd.models.chat import Message
+from eagle_fsd.models.generate import Completion, Request
 from eagle_fsd.training.contamination import Benchmarks
 from eagle_fsd.training.data_options import DataOptions
-from eagle_fsd.training.generate import Completion, Request
 from eagle_fsd.training.prompts import SELF, Draw
 from eagle_fsd.training.template import ChatFormat
 

@@ -21,11 +21,11 @@ from eagle_fsd.runs.jsonl import write_json
 from eagle_fsd.runs.provenance import describe_run
 from eagle_fsd.training.data import Batches, Dialogue, digest, read_dialogues, split
 from eagle_fsd.training.features import TargetStates
-from eagle_fsd.training.loop import Budget, Trainer, is_saved
 from eagle_fsd.training.losses import Objective
 from eagle_fsd.training.recipe import Recipe
 from eagle_fsd.training.same_options import check_same_options
 from eagle_fsd.training.train_options import TrainOptions
+from eagle_fsd.training.trainer import Budget, Trainer, is_saved
 from eagle_fsd.training.validate import validate
 from eagle_fsd.training.warm_start import first_weights
 

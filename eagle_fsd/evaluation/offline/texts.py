@@ -18,9 +18,9 @@ from eagle_fsd.decoding.acceptance import Policy
 from eagle_fsd.decoding.drafter import RootDrafter
 from eagle_fsd.decoding.loop import DecodeConfig, StopConfig, decode
 from eagle_fsd.decoding.target import Target
+from eagle_fsd.models.generate import BatchGenerator, Request
 from eagle_fsd.rules.fsd import Exact
 from eagle_fsd.runs.jsonl import append_line, open_rows
-from eagle_fsd.training.generate import BatchGenerator, Request
 
 # Tokens kept beyond an answer's end: a round's accepted drafts are counted before trimming, so the
 # last rounds look past it. The deepest tree that can be replayed has as many levels.
