@@ -3,11 +3,13 @@
 import pytest
 from tiny import prompt_tokens, tiny_target
 
-from eagle_fsd.config import AcceptConfig, BadInput
+from eagle_fsd.config import BadInput
+from eagle_fsd.decoding.acceptance import Policy
 from eagle_fsd.decoding.drafter import RootDrafter
 from eagle_fsd.decoding.loop import DecodeConfig, StopConfig, decode
 from eagle_fsd.decoding.target import Target
 from eagle_fsd.evaluation.offline.texts import BEYOND, PlainText, TextStore
+from eagle_fsd.rules.fsd import Exact
 
 PROMPTS = {name: ("any", prompt_tokens(9, seed=seed)) for seed, name in enumerate("abc")}
 
@@ -29,9 +31,7 @@ def test_texts_are_the_plain_answers_for_any_budget_and_stop(tmp_path):
     for stop in stops:
         again = TextStore(tmp_path, {"target": "tiny"})
         (short,) = stored(again, target, {"a": ("any", prompt)}, stop)
-        plain = decode(
-            target, RootDrafter(), prompt, DecodeConfig(AcceptConfig("exact"), stop=stop)
-        )
+        plain = decode(target, RootDrafter(), prompt, DecodeConfig(Policy(Exact()), stop))
         assert short.answer == plain.tokens
         assert (
             short.answer + short.beyond == (text.answer + text.beyond)[: len(short.answer) + BEYOND]
@@ -64,6 +64,6 @@ def test_batched_texts_are_the_plain_answers(family, tmp_path):
     target = tiny_target(family)
     prompts = {n: ("any", prompt_tokens(n, seed=n)) for n in (3, 19, 7)}
     for text in stored(TextStore(tmp_path, {}), target, prompts, StopConfig(29)):
-        config = DecodeConfig(AcceptConfig("exact"), stop=StopConfig(29 + BEYOND))
+        config = DecodeConfig(Policy(Exact()), StopConfig(29 + BEYOND))
         plain = decode(target, RootDrafter(), text.prompt, config)
         assert text.answer + text.beyond == plain.tokens
