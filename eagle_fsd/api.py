@@ -3,16 +3,13 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from transformers import PreTrainedTokenizerBase
-
 from eagle_fsd.config import BadInput, SamplingConfig, TreeConfig
-from eagle_fsd.decoding.drafter import Drafter, RootDrafter
+from eagle_fsd.decoding.drafter import RootDrafter
 from eagle_fsd.decoding.loop import DecodeConfig, Generation, StopConfig, decode_rounds
-from eagle_fsd.decoding.target import Target
 from eagle_fsd.drafters.eagle import EagleDrafter
 from eagle_fsd.evaluation.arms import parse_arm
 from eagle_fsd.models.assets import EMBEDDED_TARGET
-from eagle_fsd.models.chat import Message, prompt_ids, template_stops
+from eagle_fsd.models.chat import Message, template_stops
 from eagle_fsd.models.load import (
     SHIPPED_HEAD,
     check_device,
@@ -21,6 +18,7 @@ from eagle_fsd.models.load import (
     load_target,
     load_target_config,
 )
+from eagle_fsd.models.loaded import Model
 
 SMALL_TREE = TreeConfig(num_draft_tokens=15, tree_depth=4, branch_top_k=6)
 LARGE_TREE = TreeConfig()
@@ -30,34 +28,6 @@ DEFAULT_ARM = "fsd:0.4"
 def default_tree(device: str) -> TreeConfig:
     """15 drafts on a CPU, where a wide verification costs much, 59 on any other device."""
     return SMALL_TREE if device == "cpu" else LARGE_TREE
-
-
-@dataclass(frozen=True)
-class Model:
-    """A loaded target with its drafter; one answer at a time."""
-
-    target: Target
-    tokenizer: PreTrainedTokenizerBase
-    drafter: Drafter
-    conv_template: str = ""
-
-    def stop(self, max_new_tokens: int, strings: tuple[str, ...] = ()) -> StopConfig:
-        """The budget, and all that ends an answer: the generation config's tokens, the tokenizer's
-        end token, the conversation template's stops, and the strings given."""
-        template_strings, template_ids = template_stops(self.conv_template)
-        ids = [*self.target.eos_token_ids, *template_ids]
-        if self.tokenizer.eos_token_id is not None:
-            ids.append(self.tokenizer.eos_token_id)
-        strings = tuple(dict.fromkeys([*template_strings, *strings]))
-        return StopConfig(max_new_tokens, tuple(dict.fromkeys(ids)), strings, self.text)
-
-    def prompt_ids(self, prompt: str | list[Message]) -> list[int]:
-        """A user turn, or a whole conversation, through the chat template."""
-        messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
-        return prompt_ids(self.tokenizer, messages, conv_template=self.conv_template)
-
-    def text(self, token_ids: list[int]) -> str:
-        return self.tokenizer.decode(token_ids, skip_special_tokens=True)
 
 
 @dataclass

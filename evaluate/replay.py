@@ -21,7 +21,6 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
-from eagle_fsd.api import Model
 from eagle_fsd.config import BadInput, parse_tree, tree_name
 from eagle_fsd.decoding.drafter import RootDrafter
 from eagle_fsd.decoding.loop import StopConfig
@@ -45,6 +44,7 @@ from eagle_fsd.models.load import (
     load_target,
     load_target_config,
 )
+from eagle_fsd.models.loaded import Model
 from eagle_fsd.models.model_options import option
 from eagle_fsd.runs.checkout import without_checkout
 from eagle_fsd.runs.command import run_command

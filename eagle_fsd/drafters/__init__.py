@@ -5,14 +5,12 @@ lookup.py  what followed the same tokens before in the text
 growth.py, pool.py  the head's trees at every position of a known text at once
 """
 
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import ClassVar, Protocol
 
 from eagle_fsd.decoding.drafter import Drafter
 from eagle_fsd.drafters.eagle import EagleSettings
 from eagle_fsd.drafters.lookup import LookupSettings
-
-if TYPE_CHECKING:
-    from eagle_fsd.api import Model
+from eagle_fsd.models.loaded import Model
 
 
 class DrafterSettings(Protocol):
@@ -24,7 +22,7 @@ class DrafterSettings(Protocol):
 
     needs_head: ClassVar[bool]
 
-    def build(self, model: "Model") -> Drafter:
+    def build(self, model: Model) -> Drafter:
         """The drafter for a loaded model."""
 
 

@@ -6,7 +6,7 @@ Axes: T new positions, K frontier nodes, E of them that a node sees, D hidden si
 import copy
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import nn
@@ -18,10 +18,8 @@ from eagle_fsd.decoding.tree import DraftTree
 from eagle_fsd.drafters.grower import TreeGrower
 from eagle_fsd.engine.graphs import fixed_rows, visible_rows
 from eagle_fsd.heads.models import DraftHead, draft_readout, runnable
+from eagle_fsd.models.loaded import Model
 from eagle_fsd.runs.provenance import weights_digest
-
-if TYPE_CHECKING:
-    from eagle_fsd.api import Model
 
 BLOCK_ROWS = 256  # of a prompt are run at once
 
@@ -41,7 +39,7 @@ class EagleSettings:
         if self.tree not in ("", "auto"):
             object.__setattr__(self, "tree", tree_name(parse_tree(self.tree)))
 
-    def build(self, model: "Model") -> "EagleDrafter":
+    def build(self, model: Model) -> "EagleDrafter":
         assert self.tree != "auto", "the tree is not chosen yet"
         return model.drafter.with_tree(parse_tree(self.tree)) if self.tree else model.drafter
 

@@ -14,15 +14,13 @@ Axes: T newly committed tokens, F features.
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import torch
 
 from eagle_fsd.config import BadInput
 from eagle_fsd.decoding.tree import DraftTree
-
-if TYPE_CHECKING:
-    from eagle_fsd.api import Model
+from eagle_fsd.models.loaded import Model
 
 Gram = tuple[int, ...]
 
@@ -56,7 +54,7 @@ class LookupSettings:
                 f"{self.num_draft_tokens}: a continuation needs a draft"
             )
 
-    def build(self, model: "Model") -> "LookupDrafter":
+    def build(self, model: Model) -> "LookupDrafter":
         return LookupDrafter(self)
 
 

@@ -9,7 +9,6 @@ import math
 import torch
 from transformers import CompileConfig
 
-from eagle_fsd.api import Model
 from eagle_fsd.config import SamplingConfig
 from eagle_fsd.decoding.drafter import Drafter
 from eagle_fsd.decoding.loop import (
@@ -22,6 +21,7 @@ from eagle_fsd.decoding.loop import (
     no_lap,
 )
 from eagle_fsd.evaluation.arms import COMPILED, Arm
+from eagle_fsd.models.loaded import Model
 from eagle_fsd.speed.clock import PhaseClock, synchronized_time
 
 

@@ -15,7 +15,7 @@ aliases. Alternatives are the shell's braces: fsd:{0.2,0.3},child={draft,target}
 import re
 from collections.abc import Sequence
 from dataclasses import MISSING, Field, dataclass, fields
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from eagle_fsd.config import BadInput, SamplingConfig
 from eagle_fsd.decoding.acceptance import Policy
@@ -23,12 +23,10 @@ from eagle_fsd.decoding.drafter import Drafter, RootDrafter
 from eagle_fsd.decoding.rule import Guard, Rule
 from eagle_fsd.drafters import DEFAULT_DRAFTER, DRAFTERS, DrafterSettings
 from eagle_fsd.drafters.eagle import EagleSettings
+from eagle_fsd.models.loaded import Model
 from eagle_fsd.rules import RULES
 from eagle_fsd.rules.fsd import Exact
 from eagle_fsd.rules.guards import GUARDS
-
-if TYPE_CHECKING:
-    from eagle_fsd.api import Model
 
 PLAIN, GENERATE, COMPILED = "plain", "generate", "generate_compiled"
 BASELINES = (GENERATE, PLAIN)
@@ -96,7 +94,7 @@ class Arm:
         """Refuse a sampling with which the arm has no meaning; the drafter is not known yet."""
         self.policy(sampling).rule.check(sampling, None)
 
-    def build_drafter(self, model: "Model") -> Drafter:
+    def build_drafter(self, model: Model) -> Drafter:
         """Its drafter; build it once, since a reduced draft vocabulary may be copied for it."""
         return self.drafter.build(model) if self.drafts else RootDrafter()
 

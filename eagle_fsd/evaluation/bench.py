@@ -12,7 +12,6 @@ from dataclasses import asdict, dataclass, field, replace
 
 from tqdm import tqdm
 
-from eagle_fsd.api import Model
 from eagle_fsd.config import BadInput, SamplingConfig
 from eagle_fsd.decoding.drafter import Drafter
 from eagle_fsd.decoding.loop import StopConfig
@@ -26,6 +25,7 @@ from eagle_fsd.evaluation.questions import (
     spread,
 )
 from eagle_fsd.evaluation.traces import trace_record
+from eagle_fsd.models.loaded import Model
 from eagle_fsd.models.model_options import ModelOptions, SamplingOptions, option
 from eagle_fsd.runs.folder import Run, record_key
 from eagle_fsd.runs.jsonl import append_line, read_lines

@@ -7,13 +7,13 @@ for the same machine and number of threads.
 
 import torch
 
-from eagle_fsd.api import Model
 from eagle_fsd.config import SamplingConfig
 from eagle_fsd.decoding.acceptance import Acceptance
 from eagle_fsd.decoding.columns import COLUMNS, Rows
 from eagle_fsd.decoding.tree import DraftTree
 from eagle_fsd.evaluation.answering import answer_prompt, json_number
 from eagle_fsd.evaluation.arms import Arm
+from eagle_fsd.models.loaded import Model
 
 
 def trace_record(
