@@ -1,20 +1,21 @@
 """lm-evaluation-harness (lm-eval) on a target with its drafts: its own command line, plus a model.
 
-    python evaluate/harness.py --model eagle_fsd --model_args rule=fsd,threshold=0.2 --tasks gsm8k \
-        --apply_chat_template --output_path runs/gsm8k --log_samples
+    python evaluate/harness.py --model eagle_fsd --model_args arm=fsd:0.3,child=target \
+        --tasks gsm8k --apply_chat_template --output_path runs/gsm8k --log_samples
     python evaluate/harness.py --model eagle_fsd --tasks mmlu commonsense_qa \
-        --model_args target=meta-llama/Meta-Llama-3-8B-Instruct,head=none
+        --model_args target=meta-llama/Meta-Llama-3-8B-Instruct,arm=plain
     python evaluate/harness.py --model eagle_fsd --tasks mine --include_path folder
     HF_ALLOW_CODE_EVAL=1 python evaluate/harness.py --model eagle_fsd --tasks humaneval_instruct \
         --apply_chat_template --confirm_run_unsafe_code    # runs what the target wrote, unconfined
     accelerate launch --config_file scripts/accelerate/ddp.yaml evaluate/harness.py ...
 
---model_args are the fields of eagle_fsd.harness.HarnessOptions; everything else is lm-eval's
-(`python evaluate/harness.py run --help`). Multiple choice is rated by the target alone, so there
-no rule changes the score. Rounds, fuzzy share, regret and TV of the generated answers are printed
-at the end, by task, and stand in the results file under config.eagle_fsd. A killed run continues
-with --use_cache PATH, which answers of other options are not mixed into; --cache_requests keeps
-the built prompts.
+--model_args are the fields of eagle_fsd.tasks.harness_options.HarnessOptions, others are further
+fields of the arm (arm=plain needs no head); everything else is lm-eval's (`python
+evaluate/harness.py run --help`). Multiple choice is rated by the target alone, so there no arm
+changes the score. Rounds, fuzzy share, regret and TV of the generated answers are printed at the
+end, by task, and stand in the results file under config.eagle_fsd. A killed run continues with
+--use_cache PATH, which answers of other options are not mixed into; --cache_requests keeps the
+built prompts.
 """
 
 import sys
@@ -29,13 +30,13 @@ def main() -> None:
     from lm_eval.api.registry import register_model
 
     from eagle_fsd.runs.command import ended_by
-    from eagle_fsd.tasks.harness import NAME, FuzzyLM
+    from eagle_fsd.tasks.harness_model import NAME, FuzzyLM
 
     loaded: list[FuzzyLM] = []
 
     @register_model(NAME)
     class Loaded(FuzzyLM):
-        """Kept, so that its figures can be told when lm-eval is done."""
+        """Kept, so that its metrics can be told when lm-eval is done."""
 
         def __init__(self, **arguments: object):
             super().__init__(**arguments)

@@ -20,12 +20,13 @@ from lm_eval.tasks import TaskManager
 from tiny_folder import write_random_head, write_target
 
 from eagle_fsd.config import BadInput
-from eagle_fsd.evaluation.arms import turn_record
+from eagle_fsd.evaluation.answering import turn_record
 from eagle_fsd.evaluation.metrics import summarize
-from eagle_fsd.tasks.harness import FuzzyLM, read_generation
+from eagle_fsd.tasks.harness_model import FuzzyLM
+from eagle_fsd.tasks.harness_options import HarnessOptions, read_generation
 
 ROOT = Path(__file__).parent.parent
-TREE = {"num_draft_tokens": 7, "tree_depth": 3, "branch_top_k": 3}
+TREE = {"tree": "7x3x3"}
 PROMPTS = ["Why?", "One, two, three,", "<s>Begun already", "A longer prompt. " * 4, "Zürich "]
 
 
@@ -48,7 +49,7 @@ def hf_lm(models: dict, **arguments) -> HFLM:
 
 @pytest.fixture(scope="module")
 def exact(models):
-    return fuzzy_lm(models, rule="exact")
+    return fuzzy_lm(models, arm="exact")
 
 
 def instances(kind: str, arguments: Iterable[tuple], *, repeats: int = 1) -> list[Instance]:
@@ -74,7 +75,7 @@ def same(mine: list[tuple[float, bool]], theirs: list[tuple[float, bool]]) -> bo
 def test_loglikelihoods_are_those_of_hf(models, max_length):
     """Choices of one token and of several, an empty context, spaces at the end, sequences longer
     than max_length, and whole texts in windows of it."""
-    mine = fuzzy_lm(models, rule="plain", max_length=max_length)
+    mine = fuzzy_lm(models, arm="plain", max_length=max_length)
     theirs = hf_lm(models, max_length=max_length)
     pairs = [(p, c) for p in ["", *PROMPTS] for c in (" A", " B", " blue", "x")]
     asked = instances("loglikelihood", [*pairs, ("space ", "after")])
@@ -86,10 +87,8 @@ def test_loglikelihoods_are_those_of_hf(models, max_length):
 
 def test_a_greedy_continuation_is_told(models, exact):
     """The target's own answer is greedy, and with another last token it no longer is."""
-    request = exact._read_request(PROMPTS[1], {"max_gen_toks": 9})
-    answer = exact.arm.answer(exact.model, request.prompt, request.sampling, request.stop, 0)[
-        0
-    ].tokens
+    request = exact.read_request(PROMPTS[1], {"max_gen_toks": 9})
+    answer = exact.answer(request, seed=0)[0].tokens
     other = [*answer[:-1], (answer[-1] + 1) % 256]
     asked = [(None, request.prompt, answer), (None, request.prompt, other)]
     mine = exact._loglikelihood_tokens(asked)
@@ -102,10 +101,10 @@ def test_a_continuation_that_cannot_be_rated_is_refused(exact):
         exact._loglikelihood_tokens([(None, [3, 4], [])])
 
 
-@pytest.mark.parametrize("rule", ["plain", "exact", "fsd"])
-def test_greedy_answers_are_those_of_hf(models, rule):
-    """Rule fsd at T = 0. With stop strings, which are cut off; prompts cut from the left."""
-    mine = fuzzy_lm(models, rule=rule, threshold=0.0, max_length=60)
+@pytest.mark.parametrize("arm", ["plain", "exact", "fsd:0", "exact@lookup"])
+def test_greedy_answers_are_those_of_hf(models, arm):
+    """With stop strings, which are cut off; prompts cut from the left."""
+    mine = fuzzy_lm(models, arm=arm, max_length=60)
     theirs = hf_lm(models, max_length=60)
     free = theirs.generate_until(generations())
     assert mine.generate_until(generations()) == free
@@ -115,20 +114,18 @@ def test_greedy_answers_are_those_of_hf(models, rule):
     assert wanted != free and all(mark not in text for mark in until for text in wanted)
 
 
-def test_figures_are_those_of_summary(models):
+def test_metrics_are_those_of_other_commands(models):
     """Of the same answers, recorded as every other command records them."""
-    lm = fuzzy_lm(models, rule="fsd", threshold=1e9)
+    lm = fuzzy_lm(models, arm="fsd:1e9")
     asked = generations()
     lm.generate_until(asked)
     turns = []
     for instance in asked:
-        request = lm._read_request(*instance.args)
-        answered = lm.arm.answer(lm.model, request.prompt, request.sampling, request.stop, 0)
-        turns.append(turn_record(lm.model, request.prompt, *answered))
-    record = {"question_id": 0, "arm": "fsd", "accept": None, "turns": turns}
-    (row,) = summarize({"fsd": [record]})
-    mine = lm.figures()["tasks"]["task"]
-    assert mine == lm.figures()["all"]
+        request = lm.read_request(*instance.args)
+        turns.append(turn_record(lm.loaded, request.prompt, *lm.answer(request, seed=0)))
+    (row,) = summarize({"fsd": [{"question_id": 0, "arm": "fsd", "turns": turns}]})
+    mine = lm.metrics()["tasks"]["task"]
+    assert mine == lm.metrics()["all"]
     for name in ("tokens_per_round", "fuzzy_share", "regret_per_token", "tv_per_token"):
         assert mine[name] == pytest.approx(row[name], abs=1e-5), name
     assert mine["fuzzy_share"] > 0.2
@@ -142,18 +139,18 @@ def test_seeds_are_of_prompt_and_repeat(exact):
     ranks so) is neither answered nor counted again."""
     settings = {"max_gen_toks": 8, "do_sample": True, "temperature": 1.0}
     asked = instances("generate_until", [(p, settings) for p in PROMPTS[:3]], repeats=2)
-    before = exact.figures().get("all", {}).get("answers", 0)
+    before = exact.metrics().get("all", {}).get("answers", 0)
     forth = exact.generate_until([*asked, *asked])
     back = exact.generate_until([*asked[::-1], *asked[::-1]])
     n = len(asked)
     assert forth[:n] == back[:n][::-1] and forth[n:] == back[n:][::-1]
     assert forth[:n] != forth[n:]
     assert exact.generate_until([asked[0]] * 3)[1:] == [forth[n]] * 2
-    assert exact.figures()["all"]["answers"] - before == 4 * n + 2
+    assert exact.metrics()["all"]["answers"] - before == 4 * n + 2
 
 
 def test_all_requests_are_checked_before_the_first_is_answered(models):
-    lm = fuzzy_lm(models, rule="fsd", logits="processed")
+    lm = fuzzy_lm(models, arm="fsd:0.3,logits=processed")
     sampled = {"do_sample": True, "temperature": 0.5}
     asked = instances("generate_until", [("Why?", sampled), ("Why?", {"num_beams": 4})])
     with pytest.raises(BadInput, match="num_beams=4"):
@@ -162,7 +159,7 @@ def test_all_requests_are_checked_before_the_first_is_answered(models):
         lm.generate_until(generations())
     with pytest.raises(BadInput, match="no room for a prompt"):
         lm.generate_until(generations(max_gen_toks=2048, **sampled))
-    assert lm.figures() == {}
+    assert lm.metrics() == {}
 
 
 def test_generation_kwargs():
@@ -183,20 +180,20 @@ def test_generation_kwargs():
 
 def test_stop_strings_may_be_special_tokens(models, exact):
     """A special token is not in the text, and still ends the answer."""
-    free = exact._read_request("Why?", {"until": ["<s>"], "max_gen_toks": 5}).stop
+    free = exact.read_request("Why?", {"until": ["<s>"], "max_gen_toks": 5}).stop
     assert free.trim([], [9, 0, 9]) == ([9, 0], "stop")
 
 
 def test_answer_cache_is_of_one_set_of_options(models, tmp_path):
     """A second run answers from it; lm-eval itself would mix another threshold's answers in."""
     path = str(tmp_path / "cache.db")
-    first = fuzzy_lm(models, rule="fsd", threshold=0.1)
+    first = fuzzy_lm(models, arm="fsd:0.1")
     texts = CachingLM(first, path).generate_until(generations())
-    again = fuzzy_lm(models, rule="fsd", threshold=0.1)
+    again = fuzzy_lm(models, arm="fsd:0.1")
     assert CachingLM(again, path).generate_until(generations()) == texts
-    assert again.figures() == {} and first.figures()["all"]["answers"] == len(PROMPTS)
-    with pytest.raises(BadInput, match='"threshold": 0.1'):
-        CachingLM(fuzzy_lm(models, rule="fsd", threshold=0.2), path)
+    assert again.metrics() == {} and first.metrics()["all"]["answers"] == len(PROMPTS)
+    with pytest.raises(BadInput, match='"arm": "fsd:0.1"'):
+        CachingLM(fuzzy_lm(models, arm="fsd:0.2"), path)
     other = str(tmp_path / "other.db")
     CachingLM(hf_lm(models), other).generate_until(generations())
     with pytest.raises(BadInput, match="another model"):
@@ -206,7 +203,7 @@ def test_answer_cache_is_of_one_set_of_options(models, tmp_path):
 def test_answer_cache_and_repeats(models, tmp_path):
     """Sampling by temperature alone: lm-eval's cache would give all repeats one text when a run is
     resumed. Told before anything is answered; with do_sample every repeat is its own."""
-    cached = CachingLM(fuzzy_lm(models, rule="exact"), str(tmp_path / "cache.db"))
+    cached = CachingLM(fuzzy_lm(models, arm="exact"), str(tmp_path / "cache.db"))
 
     def ask(lm, repeats: int = 2, **settings) -> list[str]:
         settings |= {"temperature": 1.0, "max_gen_toks": 8}
@@ -216,12 +213,12 @@ def test_answer_cache_and_repeats(models, tmp_path):
 
     with pytest.raises(BadInput, match="temperature=1 .* all 2 repeats .* do_sample=true"):
         ask(cached)
-    assert cached.lm.figures() == {}
+    assert cached.lm.metrics() == {}
     once = ask(cached, do_sample=True)
     assert once[0] != once[1] and ask(cached, do_sample=True) == once
     assert len(ask(cached, repeats=1)) == 1
     assert ask(cached.lm, do_sample=False)
-    assert len(set(ask(fuzzy_lm(models, rule="exact")))) == 2  # without a cache
+    assert len(set(ask(fuzzy_lm(models, arm="exact")))) == 2  # without a cache
 
 
 def test_chat_templates(models, exact):
@@ -229,12 +226,12 @@ def test_chat_templates(models, exact):
     history = [{"role": "user", "content": "Why?"}]
     assert exact.chat_template(True) == exact.tokenizer.chat_template
     text = exact.apply_chat_template(history)
-    assert exact.tok_encode(text) == exact.model.prompt_ids(history)
+    assert exact.tok_encode(text) == exact.loaded.prompt_ids(history)
     begun = [*history, {"role": "assistant", "content": "Because"}]
     assert exact.apply_chat_template(begun, add_generation_prompt=False).endswith("Because")
-    vicuna = fuzzy_lm(models, rule="exact", conv_template="vicuna_v1.1")
+    vicuna = fuzzy_lm(models, arm="exact", conv_template="vicuna_v1.1")
     assert vicuna.chat_template(True) == "vicuna_v1.1" != vicuna.tokenizer_name
-    assert vicuna.tok_encode(vicuna.apply_chat_template(history)) == vicuna.model.prompt_ids(
+    assert vicuna.tok_encode(vicuna.apply_chat_template(history)) == vicuna.loaded.prompt_ids(
         history
     )
     with pytest.raises(BadInput, match="gen_prefix"):
@@ -245,14 +242,11 @@ def test_chat_templates(models, exact):
 
 
 BAD = {
-    "unknown key": ({"treshold": 0.1}, "treshold; known: target, head"),
-    "not a number": ({"threshold": "high"}, "threshold='high'"),
+    "unknown key": ({"treshold": 0.1}, "treshold: no options .target, .*fields: threshold"),
     "not a whole number": ({"seed": 0.5}, "seed=0.5"),
-    "unknown rule": ({"rule": "fsdd"}, "fsdd"),
-    "unknown divergence": ({"divergence": "jss"}, "known: kl_target_draft"),
-    "infinite threshold": ({"threshold": math.inf}, "inf cannot be recorded"),
-    "impossible tree": ({"tree_depth": 9}, "num_draft_tokens 7 cannot fill"),
-    "a rule without a head": ({"head": "none", "rule": "fsd"}, "rule=fsd needs a head"),
+    "unknown rule": ({"arm": "fsdd"}, "fsdd"),
+    "transformers' own loop": ({"arm": "generate"}, "--model hf"),
+    "a tree to be chosen": ({"arm": "exact@eagle:auto"}, "eagle:15x4x6"),
     "a batch": ({"batch_size": 8}, "batch_size 8"),
     "no budget": ({"max_gen_toks": 0}, "max_new_tokens must be at least 1"),
     "beyond the positions": ({"max_length": 4096}, "2..2048 here, got 4096"),
@@ -264,18 +258,27 @@ BAD = {
 @pytest.mark.parametrize("fault", BAD)
 def test_bad_model_args_are_told(models, fault):
     arguments, told = BAD[fault]
-    with pytest.raises(ValueError, match=told):
+    with pytest.raises(BadInput, match=told):
         FuzzyLM(**models | TREE | {"device": "cpu"} | arguments)
+
+
+def test_other_keys_are_fields_of_the_arm(models):
+    """As lm-eval splits them at commas, and as JSON; the drafter comes last."""
+    given = {"arm": "fsd:0.30", "child": "target", "cap": 1, "target": models["target"]}
+    assert HarnessOptions.read(given).arm == "fsd:0.3,child=target,cap=1"
+    given = {"arm": "fsd:0.3", "child": "target@eagle:7x3x4"}
+    assert HarnessOptions.read(given).arm == "fsd:0.3,child=target@eagle:7x3x4"
+    given = {"arm": "fsd:0.3,child=target"}
+    assert HarnessOptions.read(given).arm == given["arm"]
 
 
 def test_what_lm_eval_passes_on(models):
     """model_args go before --device and --batch_size; lm-eval's own default device is no wish."""
     passed = {"batch_size": "auto:4", "max_batch_size": 64, "device": "cuda:0"}
-    arguments = {"target": models["target"], "head": None, "trust_remote_code": True}
+    arguments = {"target": models["target"], "arm": "plain", "trust_remote_code": True}
     lm = FuzzyLM.create_from_arg_obj(arguments, passed)
-    assert lm.arm.name == "plain"
     assert lm.options.device == ("cuda" if torch.cuda.is_available() else "cpu")
-    text = f"target={models['target']},head=none,device=cpu"
+    text = f"target={models['target']},arm=plain,device=cpu"
     assert FuzzyLM.create_from_arg_string(text, {"device": "cuda:1"}).options.device == "cpu"
 
 
@@ -346,7 +349,7 @@ def harness(models, tasks, output: Path, *, cwd: Path, launcher: tuple = (), **a
 def plain(models, tasks):
     """The plain loop on both tasks, through lm-eval's Python call."""
     return simple_evaluate(
-        fuzzy_lm(models, rule="plain"),
+        fuzzy_lm(models, arm="plain"),
         tasks=["tiny_generation", "tiny_choice"],
         task_manager=TaskManager(include_path=str(tasks), include_defaults=False),
     )
@@ -370,9 +373,9 @@ def check_same(output: Path, plain: dict) -> dict:
 def test_the_command_at_threshold_0_is_plain(models, tasks, plain, tmp_path):
     """Answer for answer, started from the folder of commands; what the rounds did is in the
     results file and on the screen."""
-    told = harness(models, tasks, tmp_path, cwd=ROOT / "evaluate", rule="fsd", threshold=0)
+    told = harness(models, tasks, tmp_path, cwd=ROOT / "evaluate", arm="fsd:0,child=target")
     ours = check_same(tmp_path, plain)
-    assert ours["arm"] == "fsd_js_T0" and ours["options"]["threshold"] == 0
+    assert ours["options"]["arm"] == "fsd:0,child=target"
     figures = ours["generation"]["tasks"]
     assert list(figures) == ["tiny_generation"]
     assert figures["tiny_generation"]["answers"] == 5
@@ -391,7 +394,7 @@ def test_two_processes_share_the_requests(models, tasks, plain, tmp_path):
     config = str(ROOT / "scripts" / "accelerate" / "ddp.yaml")
     launcher = ("-m", "accelerate.commands.launch", "--config_file", config)
     launcher += ("--main_process_port", str(free_port()))
-    harness(models, tasks, tmp_path, cwd=ROOT, launcher=launcher, rule="fsd", threshold=0)
+    harness(models, tasks, tmp_path, cwd=ROOT, launcher=launcher, arm="fsd:0")
     ours = check_same(tmp_path, plain)
     assert ours["processes"] == 2
     baseline = plain["config"]["eagle_fsd"]["generation"]["all"]
@@ -403,7 +406,7 @@ def test_the_command_tells_bad_input(monkeypatch):
     """One line, no traceback."""
     command = ["harness.py", "--model", "eagle_fsd", "--tasks", "arc_easy"]
     monkeypatch.setattr(sys, "argv", [*command, "--model_args", "treshold=0.2"])
-    with pytest.raises(SystemExit, match="^error: unknown model_args treshold"):
+    with pytest.raises(SystemExit, match="^error: model_args treshold"):
         runpy.run_path(str(ROOT / "evaluate" / "harness.py"), run_name="__main__")
 
 
