@@ -5,47 +5,27 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from eagle_fsd.decoding.loop import Generation
+from eagle_fsd.evaluation.metrics import METRICS
 from eagle_fsd.evaluation.tables import Column, markdown_table
 
-Sums = Counter[str]
-# metric, as evaluation/metrics.py names and counts it -> numerator and denominator
-RATES = {
-    "tokens_per_second": ("tokens", "seconds"),
-    "tokens_per_answer": ("tokens", "answers"),
-    "tokens_per_round": ("round_tokens", "rounds"),
-    "fuzzy_share": ("fuzzy", "round_tokens"),
-    "regret_per_token": ("regret", "round_tokens"),
-    "tv_per_token": ("tv", "round_tokens"),
-}
-COUNTS = ("answers", "answers_at_limit", "tokens", "seconds", "rounds")
-COLUMNS: tuple[Column, ...] = (
-    ("task", "task", "s"),
-    ("answers", "answers", "d"),
-    ("at the limit", "answers_at_limit", "d"),
-    ("tokens", "tokens", "d"),
-    ("tokens/s", "tokens_per_second", ".1f"),
-    ("rounds", "rounds", "d"),
-    ("tokens/round", "tokens_per_round", ".2f"),
-    ("fuzzy share", "fuzzy_share", ".4f"),
-    ("regret/token", "regret_per_token", ".4f"),
-    ("TV/token", "tv_per_token", ".4f"),
+RATES = (
+    *("tokens_per_second", "tokens_per_answer", "at_limit", "rounds_per_answer"),
+    *("tokens_per_round", "fuzzy_share", "regret_per_token", "tv_per_token"),
 )
+COUNTS: tuple[Column, ...] = (("answers", "answers", "d"), ("tokens", "tokens", "d"))
+Sums = Counter  # of COUNTS, and of each rate's numerator and denominator
 
 
 def count_answer(result: Generation, seconds: float) -> Sums:
-    """The sums of one answer and its rounds."""
-    rounds = result.rounds
-    return Counter(
-        answers=1,
-        answers_at_limit=int(result.finish == "length"),
-        tokens=len(result.tokens),
-        seconds=seconds,
-        rounds=len(rounds),
-        round_tokens=sum(len(one.tokens) for one in rounds),
-        fuzzy=sum(sum(one.fuzzy) for one in rounds),
-        regret=sum(sum(one.regret) for one in rounds),
-        tv=sum(sum(one.tv) for one in rounds),
-    )
+    """The sums of one answer."""
+    turn = {"token_ids": result.tokens, "seconds": seconds, "finish": result.finish}
+    turn["rounds"] = [vars(accepted) for accepted in result.rounds]
+    record = {"turns": [turn]}
+    sums = Counter(answers=1, tokens=len(result.tokens))
+    for name in RATES:
+        sums[name, "numerator"] = METRICS[name].numerator(record)
+        sums[name, "denominator"] = METRICS[name].denominator(record)
+    return sums
 
 
 def metrics_by_task(sums: Iterable[Mapping[str, Sums]]) -> dict[str, dict]:
@@ -67,10 +47,10 @@ def metrics_by_task(sums: Iterable[Mapping[str, Sums]]) -> dict[str, dict]:
 
 def _metrics(sums: Sums) -> dict[str, float | int | None]:
     """JSON-able; None where there is nothing to divide by."""
-    metrics: dict[str, float | int | None] = {name: sums[name] for name in COUNTS}
-    for name, (part, whole) in RATES.items():
-        known = sums[whole] and math.isfinite(sums[part])
-        metrics[name] = sums[part] / sums[whole] if known else None
+    metrics: dict[str, float | int | None] = {key: sums[key] for _, key, _ in COUNTS}
+    for name in RATES:
+        part, whole = sums[name, "numerator"], sums[name, "denominator"]
+        metrics[name] = part / whole if whole and math.isfinite(part) else None
     return metrics
 
 
@@ -78,4 +58,5 @@ def task_table(metrics: dict[str, dict]) -> str:
     """What metrics_by_task gives as one Markdown table, with a row of all if tasks are several."""
     rows = [{"task": task, **row} for task, row in metrics["tasks"].items()]
     rows += [{"task": "all", **metrics["all"]}] if len(rows) > 1 else []
-    return markdown_table(rows, COLUMNS)
+    rates = [(METRICS[name].label, name, METRICS[name].form) for name in RATES]
+    return markdown_table(rows, [("task", "task", "s"), *COUNTS, *rates])
