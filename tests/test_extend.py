@@ -5,16 +5,25 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny import NoisyTargetDrafter, prompt_tokens, tiny_target
+from tiny import NoisyTargetDrafter, prompt_tokens, randomize, tiny_target
 
-from eagle_fsd.config import SamplingConfig, TreeConfig
+from eagle_fsd.config import BadInput, SamplingConfig, TreeConfig
 from eagle_fsd.decoding.columns import COLUMNS, divergence_column
 from eagle_fsd.decoding.divergence import FORMS, divergence_over
+from eagle_fsd.decoding.drafter import RootDrafter
 from eagle_fsd.decoding.loop import DecodeConfig, StopConfig, decode
 from eagle_fsd.drafters import DRAFTERS
+from eagle_fsd.drafters.eagle import EagleDrafter
 from eagle_fsd.evaluation.arms import parse_arm
+from eagle_fsd.evaluation.metrics import METRICS, summarize
+from eagle_fsd.evaluation.questions import Question
+from eagle_fsd.heads.files import write_head
+from eagle_fsd.heads.head_config import HeadConfig
+from eagle_fsd.heads.models import HEAD_TYPES, build_head
+from eagle_fsd.models.load import load_head
 from eagle_fsd.rules import RULES
 from eagle_fsd.rules.guards import GUARDS
+from eagle_fsd.tasks.scorers import SCORERS
 
 PAGE = Path(__file__).parent.parent / "docs" / "extend.md"
 BLOCKS = dict(re.findall(r"```python (\w+)\n(.*?)```", PAGE.read_text(), flags=re.DOTALL))
@@ -97,3 +106,41 @@ def test_a_drafter(target, monkeypatch):
     again = answer(target, "exact@repeat:4")
     assert again.tokens == plain.tokens
     assert all(len(r.tokens) <= 5 for r in again.rounds)
+
+
+def test_a_metric(monkeypatch):
+    monkeypatch.setitem(METRICS, "costly_share", run_block("metric")["costly_share"])
+    turn = {
+        "token_ids": [3, 5, 7],
+        "finish": "length",
+        "seconds": 1.0,
+        "rescored_argmax_share": 1.0,
+        "rescored_mean_logp": -0.5,
+        "rounds": [{"tokens": [5, 7], "fuzzy": [0, 1], "tv": [0, 1], "regret": [0.0, 2.0]}],
+    }
+    record = {"question_id": 1, "category": "math", "arm": "fsd:0.4", "turns": [turn]}
+    assert summarize({"fsd:0.4": [record]})[0]["costly_share"]["value"] == 0.5
+
+
+def test_a_scorer(monkeypatch):
+    monkeypatch.setitem(SCORERS, "starts_with", run_block("scorer")["scorer"])
+    question = Question(1, "math", ["1 + 1?"], reference=["2"])
+    assert SCORERS["starts_with"].score("2, of course", question) == {"starts_with": 1.0}
+    assert SCORERS["starts_with"].score("It is 2", question) == {"starts_with": 0.0}
+    with pytest.raises(BadInput, match="add one"):
+        SCORERS["starts_with"].check(Question(1, "math", ["1 + 1?"]))
+
+
+def test_a_head(target, monkeypatch, tmp_path):
+    """Written, loaded and checked against the target, it drafts; exact decoding stays plain's."""
+    monkeypatch.setitem(HEAD_TYPES, "gated", run_block("head")["GatedHead"])
+    config = HeadConfig(target.hidden_size, 59, 4, target.vocab_size, 2, head_type="gated")
+    head = build_head(config).eval()
+    randomize(head, seed=3, scale=1.0)
+    write_head(tmp_path / "head", config, head.state_dict(), dtype=None)
+    loaded = load_head(tmp_path / "head", target.model.config)
+    drafter = EagleDrafter(loaded, target, TreeConfig(7, 3, 3))
+    arm = parse_arm("exact")
+    config = DecodeConfig(arm.policy(SamplingConfig()), StopConfig(24))
+    drafted = decode(target, drafter, prompt_tokens(9), config)
+    assert drafted.tokens == decode(target, RootDrafter(), prompt_tokens(9), config).tokens

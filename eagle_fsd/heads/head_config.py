@@ -27,7 +27,7 @@ class HeadConfig:
     """Shape of a head, with upstream's names and defaults for absent keys.
 
     Attributes:
-        head_type: "eagle" (EAGLE-1/2) or "eagle3".
+        head_type: a name in models.HEAD_TYPES: "eagle" (EAGLE-1/2), "eagle3".
         bias: whether fc has one (absent in older EAGLE-1/2 configs, where it is true).
         qkv_bias: biases on q, k and v (Qwen2 heads).
         rope_scaling: None, or {"type": a key of ROPE_SCALINGS, "factor": float, ...}.
@@ -84,8 +84,6 @@ class HeadConfig:
             )
         if self.hidden_act not in ACT2FN:
             yield f"unknown hidden_act {self.hidden_act!r}"
-        if self.head_type not in ("eagle", "eagle3"):
-            yield f"head_type {self.head_type!r} is not eagle or eagle3"
         if self.draft_vocab_size and self.draft_vocab_size > self.vocab_size:
             yield (
                 f"draft_vocab_size {self.draft_vocab_size} is more than vocab_size "
