@@ -70,7 +70,7 @@ class Arm:
 
     @property
     def tree(self) -> str:
-        """Of the drafter, if it has a shape of its own: "7x3x4", "auto", or ""."""
+        """The shape of its trees, if the arm names one: "7x3x4", "auto", else ""."""
         return getattr(self.drafter, "tree", "")
 
     @property

@@ -62,7 +62,7 @@ OTHER_CATEGORIES = 0.7
 
 @dataclass
 class BenchOptions:
-    """Of every command that lets arms answer questions."""
+    """Options of every command that lets arms answer questions."""
 
     arms: list[str] = field(
         default_factory=lambda: ["generate", "plain", "exact", "fsd:0.3", "fsd:0.4", "path:0.5"],

@@ -64,7 +64,7 @@ def check_device(device: str) -> None:
     except RuntimeError as error:
         raise BadInput(f"unknown device {device!r}: give cpu, cuda, cuda:1 or auto") from error
     if kind == "cuda" and not torch.cuda.is_available():
-        raise BadInput(f"device {device!r} was asked for, but torch sees no CUDA device")
+        raise BadInput(f"device {device!r} is given, but torch sees no CUDA device")
 
 
 def default_dtype(device: str) -> str:

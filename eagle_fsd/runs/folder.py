@@ -34,9 +34,9 @@ class Run:
 
     Args:
         folder: made if needed.
-        settings: what was asked for; a folder with records of other settings is refused.
+        settings: of the command; a folder with records of other settings is refused.
         extendable: settings that may differ from those of earlier sessions.
-        arms: those that will be asked, with the name of each one's files.
+        arms: those that will answer, with the name of each one's files.
         processes: all of them open the same folder; each adds its own records.
 
     Raises:
@@ -156,7 +156,7 @@ class Run:
 
     @property
     def _shard(self) -> str:
-        """Of this session alone: what outlives its launcher finds no folder to write to."""
+        """The folder of this session alone: what outlives its launcher finds none to write to."""
         return f"shards/{self._session}.{self.processes.index}"
 
     def add(self, arm: str, record: dict) -> None:

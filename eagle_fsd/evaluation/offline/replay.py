@@ -1,6 +1,6 @@
 """One head replayed on one text: a JSON-able record of counts.
 
-Counts only, so that questions can be added up, resampled and resumed (figures.py).
+Counts only, so that questions can be added up, resampled and resumed (replay_metrics.py).
 
 Axes: L tokens of the text, B roots, S levels.
 """

@@ -56,7 +56,7 @@ def tree_row(records: Sequence[dict], name: str) -> dict:
 
 
 def _rule_row(rows: Sequence[dict], arm: str, exact: float) -> dict:
-    """First-order figures of a rule: after a fuzzy token the text would be another one.
+    """First-order metrics of a rule: after a fuzzy token the text would be another one.
 
     A walk is followed up to and with its first fuzzy token, or to its end. With a share p of walks
     that take one, and tau tokens a walk, the fuzzy share is f = p / tau.
