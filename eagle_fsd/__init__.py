@@ -16,7 +16,8 @@ num_draft_tokens drafts of a tree, without its root; a verification is one wider
 tree_depth       drafted levels.  branch_top_k: children per expanded node.
 """
 
-from eagle_fsd.api import Answer, Model, generate, load, stream
+from importlib import import_module
+
 from eagle_fsd.config import BadInput, SamplingConfig, TreeConfig
 
 __all__ = [
@@ -29,3 +30,11 @@ __all__ = [
     "load",
     "stream",
 ]
+
+
+def __getattr__(name: str) -> object:
+    """What is in api.py, once it is asked for: torch and transformers take seconds to import, and a
+    command that only tells its options needs neither."""
+    if name in __all__:
+        return getattr(import_module("eagle_fsd.api"), name)
+    raise AttributeError(f"module 'eagle_fsd' has no attribute {name!r}")

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from eagle_fsd.config import BadInput, SamplingConfig, TreeConfig
+from eagle_fsd.config import DEFAULT_ARM, BadInput, SamplingConfig, TreeConfig
 from eagle_fsd.decoding.drafter import RootDrafter
 from eagle_fsd.decoding.loop import DecodeConfig, Generation, StopConfig, decode_rounds
 from eagle_fsd.drafters.eagle import EagleDrafter
@@ -22,7 +22,6 @@ from eagle_fsd.models.loaded import Model
 
 SMALL_TREE = TreeConfig(num_draft_tokens=15, tree_depth=4, branch_top_k=6)
 LARGE_TREE = TreeConfig()
-DEFAULT_ARM = "fsd:0.4"
 
 
 def default_tree(device: str) -> TreeConfig:

@@ -3,6 +3,8 @@
 import math
 from dataclasses import dataclass
 
+DEFAULT_ARM = "fsd:0.4"
+
 
 class BadInput(ValueError):  # noqa: N818  (what it tells of is the user, not an error of ours)
     """What a user passed cannot be used; the text names the value and the remedy.

@@ -10,13 +10,9 @@ The answer goes to standard output as it comes, what it cost to standard error.
 import sys
 from dataclasses import asdict, dataclass, field
 
-from eagle_fsd.api import DEFAULT_ARM, Answer, stream
-from eagle_fsd.config import BadInput
-from eagle_fsd.decoding.loop import StopConfig
-from eagle_fsd.evaluation.arms import parse_arm
+from eagle_fsd.config import DEFAULT_ARM, BadInput
 from eagle_fsd.models.model_options import ModelOptions, SamplingOptions, option
 from eagle_fsd.runs.command import run_command
-from eagle_fsd.speed.clock import synchronized_time
 
 
 @dataclass
@@ -27,6 +23,11 @@ class AnswerOptions:
 
 
 def run(options: AnswerOptions, sampling: SamplingOptions, model_options: ModelOptions) -> None:
+    from eagle_fsd.api import Answer, stream
+    from eagle_fsd.decoding.loop import StopConfig
+    from eagle_fsd.evaluation.arms import parse_arm
+    from eagle_fsd.speed.clock import synchronized_time
+
     if not options.prompt.strip():
         raise BadInput("the prompt is empty: give --prompt some text")
     arm = parse_arm(options.arm)

@@ -18,8 +18,7 @@ processes: the same answers, no speeds.
 from dataclasses import dataclass
 from pathlib import Path
 
-from eagle_fsd.evaluation.bench import Bench, BenchOptions
-from eagle_fsd.evaluation.bench_report import report_bench
+from eagle_fsd.evaluation.bench_options import BenchOptions
 from eagle_fsd.evaluation.questions import read_questions
 from eagle_fsd.models.assets import mt_bench_dir
 from eagle_fsd.models.model_options import ModelOptions, SamplingOptions, option
@@ -41,6 +40,9 @@ class MTBenchOptions(BenchOptions):
 def run_mt_bench(
     options: MTBenchOptions, sampling: SamplingOptions, model_options: ModelOptions
 ) -> None:
+    from eagle_fsd.evaluation.bench import Bench
+    from eagle_fsd.evaluation.bench_report import report_bench
+
     if options.questions is None and not options.question_file and model_options.device == "cpu":
         options.questions = ON_CPU
     questions = read_questions(options.question_file or mt_bench_dir() / "question.jsonl")

@@ -116,7 +116,7 @@ def head_names(heads: list[str]) -> dict[str, str]:
 
 
 def fingerprint(head: str) -> str:
-    """A digest of the weights, so that records of a head that was trained on since are not continued."""
+    """A digest of the weights: records of a head that was trained on since are not continued."""
     digest = hashlib.sha256()
     for path in sorted(resolve_folder(head).glob("*")):
         if path.suffix in (".safetensors", ".bin") or path.name == "config.json":

@@ -14,7 +14,8 @@ from the records that are there, with any scorer and without a model.
 from dataclasses import dataclass, replace
 
 from eagle_fsd.config import BadInput
-from eagle_fsd.evaluation.bench import Bench, BenchOptions
+from eagle_fsd.evaluation.bench import Bench
+from eagle_fsd.evaluation.bench_options import BenchOptions
 from eagle_fsd.evaluation.bench_report import report_bench
 from eagle_fsd.evaluation.questions import Question, check_same_questions
 from eagle_fsd.models.model_options import ModelOptions, SamplingOptions, option

@@ -8,15 +8,15 @@ so the answers are those of one process, but their times are not to be compared.
 import sys
 import time
 import uuid
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 
 from tqdm import tqdm
 
 from eagle_fsd.config import BadInput, SamplingConfig
 from eagle_fsd.decoding.drafter import Drafter
-from eagle_fsd.decoding.loop import StopConfig
 from eagle_fsd.evaluation.answering import answer_prompt, turn_record
 from eagle_fsd.evaluation.arms import BY_TRANSFORMERS, GENERATE, Arm, parse_arms
+from eagle_fsd.evaluation.bench_options import BenchOptions
 from eagle_fsd.evaluation.questions import (
     Question,
     answer_seed,
@@ -26,7 +26,7 @@ from eagle_fsd.evaluation.questions import (
 )
 from eagle_fsd.evaluation.traces import trace_record
 from eagle_fsd.models.loaded import Model
-from eagle_fsd.models.model_options import ModelOptions, SamplingOptions, option
+from eagle_fsd.models.model_options import ModelOptions, SamplingOptions
 from eagle_fsd.runs.folder import Run, record_key
 from eagle_fsd.runs.jsonl import append_line, read_lines
 from eagle_fsd.runs.processes import Processes
@@ -58,39 +58,6 @@ CATEGORY_TEMPERATURES = {
     "arena-hard-200": 0.0,
 }
 OTHER_CATEGORIES = 0.7
-
-
-@dataclass
-class BenchOptions:
-    """Options of every command that lets arms answer questions."""
-
-    arms: list[str] = field(
-        default_factory=lambda: ["generate", "plain", "exact", "fsd:0.3", "fsd:0.4", "path:0.5"],
-        metadata={"help": "rule[:value][,field=value][@drafter[:tree]]; see README"},
-    )
-    output: str = option("runs/bench", "folder of the run")
-    questions: int | None = option(None, "how many, over all categories; default: all")
-    turns: int = option(0, "turns of each question; 0: all")
-    generate_questions: int | None = option(None, "questions that `generate` answers; default all")
-    num_choices: int = option(1, "answers of an arm to a question, each with its own seed")
-    max_new_tokens: int = option(128, "budget of an answer")
-    category_temperatures: bool = option(False, "temperature by category, as FastChat asks them")
-    quality_only: bool = option(False, "give no speeds (others may use the machine), all of D")
-    traces: int = option(0, "questions whose rounds are kept for the report, over all categories")
-
-    def __post_init__(self):
-        StopConfig(self.max_new_tokens)  # its own check
-        for name, least in {"turns": 0, "num_choices": 1, "traces": 0}.items():
-            if getattr(self, name) < least:
-                raise BadInput(f"--{name} must be at least {least}, got {getattr(self, name)}")
-
-    def choose(self, questions: list[Question]) -> list[Question]:
-        """As many as were asked for, evenly over the categories, cut to the turns asked for."""
-        if self.questions is not None:
-            questions = spread(questions, self.questions)
-        if self.turns:
-            questions = [replace(q, turns=q.turns[: self.turns]) for q in questions]
-        return questions
 
 
 @dataclass(frozen=True)

@@ -1,13 +1,15 @@
-"""Options that commands share, for HfArgumentParser."""
+"""Options that commands share, for HfArgumentParser.
+
+Nothing heavy is imported before they are parsed: `--help` and a typo are answered at once.
+"""
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-import torch
-
-from eagle_fsd.api import Model, default_tree, load
 from eagle_fsd.config import SamplingConfig, parse_tree, tree_name
-from eagle_fsd.engine.select import choose_engine
-from eagle_fsd.models.load import DTYPES, default_dtype
+
+if TYPE_CHECKING:
+    from eagle_fsd.models.loaded import Model
 
 
 def option(default, help: str):
@@ -26,18 +28,26 @@ class ModelOptions:
     engine: str = option("auto", "auto, packed (CPU), graphs (CUDA), folded or stock")
 
     def __post_init__(self):
+        import torch
+
+        from eagle_fsd.api import default_tree
+        from eagle_fsd.engine.select import choose_engine
+        from eagle_fsd.models.load import DTYPES, default_dtype
+
         self.device = self.device or ("cuda" if torch.cuda.is_available() else "cpu")
         self.dtype = self.dtype or default_dtype(self.device)
         choose_engine(self.engine, device=self.device, dtype=DTYPES.get(self.dtype, torch.float32))
         self.tree = tree_name(parse_tree(self.tree) if self.tree else default_tree(self.device))
 
-    def load(self, *, drafts: bool = True, keep_stock: bool = False) -> Model:
+    def load(self, *, drafts: bool = True, keep_stock: bool = False) -> "Model":
         """Check everything that can be checked without weights, then load.
 
         Args:
             drafts: False needs no head and decodes plainly.
             keep_stock: keep a stock model beside, for transformers' own generate.
         """
+        from eagle_fsd.api import load
+
         return load(
             self.target,
             head=self.head if drafts else None,

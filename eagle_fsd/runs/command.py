@@ -35,10 +35,10 @@ def parse(parser: HfArgumentParser, arguments: list[str] | None = None) -> tuple
     Raises:
         BadInput: an argument that the parser does not know; it would raise a plain ValueError.
     """
-    *parsed, unknown = parser.parse_args_into_dataclasses(arguments, return_remaining_strings=True)
+    _, unknown = parser.parse_known_args(arguments)  # before options look for a device
     if unknown:
         raise BadInput(f"unknown arguments {' '.join(unknown)}: see --help")
-    return tuple(parsed)
+    return parser.parse_args_into_dataclasses(arguments)
 
 
 def ended_by(work: Callable[[], None]) -> None:

@@ -7,8 +7,7 @@ from dataclasses import asdict, dataclass, fields
 
 from lm_eval.models.utils import normalize_gen_kwargs
 
-from eagle_fsd.api import DEFAULT_ARM
-from eagle_fsd.config import BadInput, SamplingConfig
+from eagle_fsd.config import DEFAULT_ARM, BadInput, SamplingConfig
 from eagle_fsd.decoding.loop import StopConfig
 from eagle_fsd.evaluation.arms import parse_arm
 from eagle_fsd.models.load import load_target_config

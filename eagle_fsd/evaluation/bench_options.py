@@ -1,0 +1,40 @@
+"""Options of the commands whose arms answer questions; nothing heavy is imported here."""
+
+from dataclasses import dataclass, field, replace
+
+from eagle_fsd.config import BadInput
+from eagle_fsd.evaluation.questions import Question, spread
+from eagle_fsd.models.model_options import option
+
+
+@dataclass
+class BenchOptions:
+    """Options of every command that lets arms answer questions."""
+
+    arms: list[str] = field(
+        default_factory=lambda: ["generate", "plain", "exact", "fsd:0.3", "fsd:0.4", "path:0.5"],
+        metadata={"help": "rule[:value][,field=value][@drafter[:tree]]; see README"},
+    )
+    output: str = option("runs/bench", "folder of the run")
+    questions: int | None = option(None, "how many, over all categories; default: all")
+    turns: int = option(0, "turns of each question; 0: all")
+    generate_questions: int | None = option(None, "questions that `generate` answers; default all")
+    num_choices: int = option(1, "answers of an arm to a question, each with its own seed")
+    max_new_tokens: int = option(128, "budget of an answer")
+    category_temperatures: bool = option(False, "temperature by category, as FastChat asks them")
+    quality_only: bool = option(False, "give no speeds (others may use the machine), all of D")
+    traces: int = option(0, "questions whose rounds are kept for the report, over all categories")
+
+    def __post_init__(self):
+        least_of = {"turns": 0, "num_choices": 1, "traces": 0, "max_new_tokens": 1}
+        for name, least in least_of.items():
+            if getattr(self, name) < least:
+                raise BadInput(f"--{name} must be at least {least}, got {getattr(self, name)}")
+
+    def choose(self, questions: list[Question]) -> list[Question]:
+        """As many as were asked for, evenly over the categories, cut to the turns asked for."""
+        if self.questions is not None:
+            questions = spread(questions, self.questions)
+        if self.turns:
+            questions = [replace(q, turns=q.turns[: self.turns]) for q in questions]
+        return questions
