@@ -11,9 +11,9 @@ from eagle_fsd.evaluation.arms import parse_arm
 from eagle_fsd.models.assets import EMBEDDED_TARGET
 from eagle_fsd.models.chat import Message, template_stops
 from eagle_fsd.models.load import (
-    SHIPPED_HEAD,
     check_device,
     default_dtype,
+    default_head,
     load_head,
     load_target,
     load_target_config,
@@ -50,9 +50,9 @@ def load(
     """Load a target and a draft head; configs are checked before weights load.
 
     Args:
-        target: "smollm2" (embedded), a folder, a .gguf file or a hub id.
-        head: folder or hub id of a draft head; "" is the shipped one (smollm2 only); None
-            decodes without drafts.
+        target: "smollm2" (embedded), a folder, a .gguf file, a hub id, or random:SHAPE.
+        head: folder or hub id of a draft head; "" is the shipped one (smollm2 only), or a random
+            one for a random target; None decodes without drafts.
         tree: shape of the draft tree; default: default_tree.
         dtype: bfloat16, float16 or float32; "" is bfloat16 where that is fast.
         device: a torch device, or "auto".
@@ -65,9 +65,7 @@ def load(
         BadInput: unknown target, no head for it, or a head of another target.
     """
     if head == "":
-        if target != EMBEDDED_TARGET:
-            raise BadInput(f"no head ships for target {target!r}: name one, or None for plain")
-        head = str(SHIPPED_HEAD)
+        head = default_head(target)
     check_device(device)
     template_stops(conv_template)  # its name is checked
     config = load_target_config(target)

@@ -9,6 +9,7 @@ from transformers import (
     AutoTokenizer,
     GgufConfig,
     PretrainedConfig,
+    PreTrainedModel,
     PreTrainedTokenizerBase,
 )
 
@@ -20,6 +21,8 @@ from eagle_fsd.heads.files import read_stored_config, read_stored_head, resolve_
 from eagle_fsd.heads.head_config import HeadConfig
 from eagle_fsd.heads.models import DraftHead, build_head
 from eagle_fsd.models.assets import EMBEDDED_TARGET, embedded_target_dir
+from eagle_fsd.models.random_weights import PREFIX, random_head, random_model, random_tokenizer
+from eagle_fsd.models.shapes import load_shape
 
 SHIPPED_HEAD = Path(__file__).parent.parent.parent / "checkpoints" / "smollm2-135m-eagle2"
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
@@ -29,11 +32,14 @@ def load_target_config(name: str) -> PretrainedConfig:
     """The target's config, refused if trees cannot be verified with it.
 
     Args:
-        name: "smollm2" (the embedded one), a folder, a .gguf file, or a hub id.
+        name: "smollm2" (the embedded one), a folder, a .gguf file, a hub id, or "random:" and a
+            shape (shapes.py): random weights.
 
     Raises:
         BadInput: unknown name, or an unsupported model.
     """
+    if name.startswith(PREFIX):
+        return load_shape(name.removeprefix(PREFIX))
     path, options = _source(name)
     try:
         config = AutoConfig.from_pretrained(path, **options)
@@ -48,6 +54,8 @@ def load_target_config(name: str) -> PretrainedConfig:
 
 def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
     """A target's tokenizer without its weights; for names see load_target_config."""
+    if name.startswith(PREFIX):
+        return random_tokenizer(load_target_config(name))
     path, options = _source(name)
     try:
         return AutoTokenizer.from_pretrained(path, **options)
@@ -103,24 +111,43 @@ def load_target(
     check_device(device)
     chosen = choose_engine(engine, device=device, dtype=DTYPES[dtype])
     config = load_target_config(name)
-    path, options = _source(name)
-    weights = dict(options)
-    if "gguf_file" in options:
-        # transformers 5.23 would keep GGUF weights packed
-        weights["quantization_config"] = GgufConfig(dequantize=True)
-    placement = {"device_map": "auto"} if device == "auto" else {}
     tokenizer = load_tokenizer(name)
-    try:
-        model = AutoModelForCausalLM.from_pretrained(
-            path, config=config, dtype=DTYPES[dtype], **weights, **placement
-        )
-    except (OSError, ValueError) as error:
-        raise BadInput(f"target {name!r} does not load: {error}") from error
-    if device != "auto":
-        model.to(device)
+    if name.startswith(PREFIX):
+        model = random_model(config, dtype=DTYPES[dtype], device=device)
+    else:
+        model = _stored_model(name, config, DTYPES[dtype], device)
     target = Target(model, engine=chosen, feature_layers=feature_layers, keep_stock=keep_stock)
     check_tree_attention(target)
     return target, tokenizer
+
+
+def _stored_model(
+    name: str, config: PretrainedConfig, dtype: torch.dtype, device: str
+) -> PreTrainedModel:
+    path, options = _source(name)
+    if "gguf_file" in options:
+        # transformers 5.23 would keep GGUF weights packed
+        options["quantization_config"] = GgufConfig(dequantize=True)
+    if device == "auto":
+        options["device_map"] = "auto"
+    try:
+        model = AutoModelForCausalLM.from_pretrained(path, config=config, dtype=dtype, **options)
+    except (OSError, ValueError) as error:
+        raise BadInput(f"target {name!r} does not load: {error}") from error
+    return model if device == "auto" else model.to(device)
+
+
+def default_head(target: str) -> str:
+    """The head that a target has of itself: the shipped one, or random weights for random weights.
+
+    Raises:
+        BadInput: none ships for it.
+    """
+    if target == EMBEDDED_TARGET:
+        return str(SHIPPED_HEAD)
+    if target.startswith(PREFIX):
+        return f"{PREFIX}eagle"
+    raise BadInput(f"no head ships for target {target!r}: name one, or None for plain")
 
 
 def load_head(name: str | Path, target_config: PretrainedConfig) -> DraftHead:
@@ -129,6 +156,10 @@ def load_head(name: str | Path, target_config: PretrainedConfig) -> DraftHead:
     Raises:
         BadInput: no head there, broken, or made for another target; shapes are named.
     """
+    if str(name).startswith(PREFIX):
+        head = random_head(str(name), target_config)
+        check_fits(head.config, target_config, name=str(name))
+        return head
     folder = resolve_folder(name)
     check_fits(read_stored_config(folder).config, target_config, name=str(name))
     stored = read_stored_head(folder)
@@ -155,7 +186,7 @@ def check_fits(config: HeadConfig, target_config: PretrainedConfig, *, name: str
         )
 
 
-def _source(name: str) -> tuple[str, dict[str, str]]:
+def _source(name: str) -> tuple[str, dict]:
     """What from_pretrained takes: a folder or hub id, and options."""
     if name == EMBEDDED_TARGET:
         return str(embedded_target_dir()), {}

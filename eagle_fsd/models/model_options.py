@@ -19,7 +19,7 @@ def option(default, help: str):
 
 @dataclass
 class ModelOptions:
-    target: str = option("smollm2", "smollm2 (embedded), a folder, a .gguf file or a hub id")
+    target: str = option("smollm2", "smollm2 (embedded), folder, .gguf, hub id or random:SHAPE")
     head: str = option("", "folder or hub id of a draft head; empty: the shipped one")
     device: str = option("", "torch device, or auto for several; empty: cuda if there is one")
     dtype: str = option("", "bfloat16, float16 or float32; empty: bfloat16 where it is fast")

@@ -1,25 +1,32 @@
-"""A target and a head of a given shape with random weights, made where they will run.
+"""Targets and heads of a given shape with random weights: for times and memory, not for quality.
 
-Nothing is initialised twice: the modules are built empty on the device, and one block of normal
-numbers is copied into them over and over. Its length is a prime, so no two rows of a matrix are
-alike.
+They are named where others are: target `random:llama-3.1-8b` or `random:path/config.json`, head
+`random:eagle` or `random:eagle3:32000` (32,000 draft tokens).
+
+Nothing is initialised twice: a target is built empty on its device, and one block of normal numbers
+is copied into it over and over. Its length is a prime, so no two rows of a matrix are alike.
 """
 
 import os
 
 import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from torch import nn
-from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers import (
+    AutoModelForCausalLM,
+    PretrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+)
 from transformers.initialization import no_init_weights
 
-from eagle_fsd.config import BadInput, TreeConfig
-from eagle_fsd.decoding.target import Target
-from eagle_fsd.drafters.eagle import EagleDrafter
-from eagle_fsd.engine.families import check_tree_attention
-from eagle_fsd.engine.select import choose_engine
+from eagle_fsd.config import BadInput
 from eagle_fsd.heads.head_config import HeadConfig
-from eagle_fsd.heads.models import build_head
+from eagle_fsd.heads.models import DraftHead, build_head
+from eagle_fsd.heads.shape import head_shape
 
+PREFIX = "random:"
+HEAD_TYPES = ("eagle", "eagle3")
 BLOCK = 1048583  # values, a prime
 # Logits of random rows vary by about 1, and a draft so flat fills the tree's first levels only.
 # Steeper by this factor, the tree is as deep as a trained head's.
@@ -42,16 +49,6 @@ def module_bytes(module: nn.Module) -> int:
     return sum(t.nbytes for t in tensors.values())
 
 
-def head_bytes(config: HeadConfig, dtype: torch.dtype) -> int:
-    """Bytes of a head with the rows of an lm_head that it reads and does not share."""
-    with torch.device("meta"):
-        head = build_head(config).to(dtype)
-    copied = 0
-    if not config.eagle3 and config.draft_vocab_size:  # copied out of the target's lm_head
-        copied = config.draft_vocab_size * config.hidden_size * dtype.itemsize
-    return module_bytes(head) + copied
-
-
 def cache_row_bytes(config: PretrainedConfig | HeadConfig, dtype: torch.dtype) -> int:
     """Bytes of keys and values of one position over all layers."""
     if isinstance(config, HeadConfig):
@@ -59,8 +56,8 @@ def cache_row_bytes(config: PretrainedConfig | HeadConfig, dtype: torch.dtype) -
     else:
         heads = config.num_attention_heads
         channels = getattr(config, "head_dim", None) or config.hidden_size // heads
-    per_layer = 2 * config.num_key_value_heads * channels
-    return config.num_hidden_layers * per_layer * dtype.itemsize
+    kv_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    return config.num_hidden_layers * 2 * kv_heads * channels * dtype.itemsize
 
 
 def device_bytes(device: torch.device) -> int:
@@ -70,21 +67,17 @@ def device_bytes(device: torch.device) -> int:
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
-def check_memory(needed: dict[str, int], device: torch.device) -> None:
+def check_memory(needed: int, device: torch.device, *, name: str) -> None:
     """Refuse what cannot fit, before anything is allocated.
 
-    Args:
-        needed: what it is -> its bytes.
-
     Raises:
-        BadInput: names every part, in GiB, and the device's memory.
+        BadInput: names both, in GiB.
     """
-    total, available = sum(needed.values()), device_bytes(device)
-    if total > available:
-        parts = ", ".join(f"{name} {size / 2**30:.3g}" for name, size in needed.items())
+    available = device_bytes(device)
+    if needed > available:
         raise BadInput(
-            f"{total / 2**30:.3g} GiB are needed ({parts}) and {device} has "
-            f"{available / 2**30:.3g} GiB: give a smaller shape, --prompt_tokens or --dtype"
+            f"{name} needs {needed / 2**30:.3g} GiB and {device} has {available / 2**30:.3g} GiB: "
+            "give a smaller shape or --dtype"
         )
 
 
@@ -110,37 +103,65 @@ def fill(module: nn.Module, *, seed: int, readout: nn.Parameter | None = None) -
             part.copy_(block[: part.shape[0]]).mul_(scale)
 
 
-def random_target(
-    config: PretrainedConfig,
-    *,
-    dtype: torch.dtype,
-    device: str,
-    engine: str = "auto",
-    feature_layers: tuple[int, ...] = (),
-    seed: int = 0,
-) -> Target:
-    """A target of the shape; the same seed gives the same weights on one kind of device.
+def random_model(
+    config: PretrainedConfig, *, dtype: torch.dtype, device: str, seed: int = 0
+) -> PreTrainedModel:
+    """A model of the shape; the same seed gives the same weights on one kind of device.
 
-    Args:
-        engine: how it is run, as in eagle_fsd.api.load.
+    No token ends its answers: they are as long as their budget.
+
+    Raises:
+        BadInput: no single device, or too small a one.
     """
-    chosen = choose_engine(engine, device=device, dtype=dtype)
+    if device == "auto":
+        raise BadInput("a target of random weights is made on one device: give --device")
+    size = module_bytes(empty_model(config, dtype, "meta"))
+    check_memory(size, torch.device(device), name="a target of random weights")
     model = empty_model(config, dtype, device)
     fill(model, seed=seed, readout=model.get_output_embeddings().weight)
-    target = Target(model, engine=chosen, feature_layers=feature_layers, keep_stock=False)
-    check_tree_attention(target)
-    return target
+    model.generation_config.eos_token_id = None
+    return model
 
 
-def random_drafter(
-    config: HeadConfig, target: Target, tree: TreeConfig, *, seed: int = 1
-) -> EagleDrafter:
-    """A drafter with a random head; a reduced vocabulary is spread evenly over the target's."""
+def random_tokenizer(config: PretrainedConfig) -> PreTrainedTokenizerFast:
+    """Bytes as tokens, so that any text is a prompt; the vocabulary's other tokens have no text."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    if config.vocab_size < len(alphabet):
+        raise BadInput(
+            f"a target of random weights takes bytes as tokens: a vocabulary of "
+            f"{config.vocab_size} is too small, at least {len(alphabet)} are needed"
+        )
+    tokenizer = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(alphabet)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer)
+    fast.chat_template = "{% for m in messages %}{{ m['content'] }}\n{% endfor %}"
+    return fast
+
+
+def random_head(name: str, target_config: PretrainedConfig, *, seed: int = 1) -> DraftHead:
+    """A head shaped like a layer of the target, float32 on the CPU.
+
+    Args:
+        name: `random:TYPE` or `random:TYPE:TOKENS`, with TYPE eagle (EAGLE-1/2) or eagle3; a
+            draft vocabulary of so many TOKENS is spread evenly over the target's.
+
+    Raises:
+        BadInput: not of that form, or no such head for the target.
+    """
+    head_type, _, tokens = name.removeprefix(PREFIX).partition(":")
+    if head_type not in HEAD_TYPES or (tokens and not tokens.isdecimal()):
+        raise BadInput(
+            f"a head of random weights is random:{' or random:'.join(HEAD_TYPES)}, with :TOKENS "
+            f"for a draft vocabulary; got {name!r}"
+        )
+    R = int(tokens or 0)
+    if R > target_config.vocab_size:
+        raise BadInput(f"head {name!r}: the target has {target_config.vocab_size} tokens only")
+    config = head_shape(target_config, head_type=head_type, draft_vocab=R)
     with no_init_weights():
-        head = build_head(config).eval().to(target.device, target.dtype)
-    head.requires_grad_(False)
+        head = build_head(config).eval().requires_grad_(False)
     fill(head, seed=seed, readout=None if head.lm_head is None else head.lm_head.weight)
-    R = config.draft_vocab_size
     if R:
-        head.set_draft_tokens(torch.arange(R, device=target.device) * config.vocab_size // R)
-    return EagleDrafter(head, target, tree)
+        head.set_draft_tokens(torch.arange(R) * config.vocab_size // R)
+    return head

@@ -60,7 +60,8 @@ def load_shape(name: str) -> PretrainedConfig:
         return AutoConfig.for_model(**SHAPES[name])
     if not Path(name).exists():
         raise BadInput(
-            f"unknown shape {name!r}: give {', '.join(SHAPES)}, or the path of a config.json"
+            f"unknown shape {name!r}: after random: comes {', '.join(SHAPES)}, or the path of a "
+            "config.json"
         )
     try:
         config = AutoConfig.from_pretrained(name)

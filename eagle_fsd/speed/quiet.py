@@ -1,4 +1,4 @@
-"""Whether a timing would measure this process, or its neighbours."""
+"""Whether a timing would measure this process, or its neighbours; and what else decides it."""
 
 import os
 import subprocess
@@ -45,6 +45,16 @@ def check_timing_alone(device: str) -> list[str]:
             "the machine is idle"
         )
     return warnings
+
+
+def describe_machine() -> dict[str, int | str | float | None]:
+    """Threads, OpenMP's wait policy, and the cores that others keep busy now (None: unknown)."""
+    load = load_by_others()
+    return {
+        "threads": torch.get_num_threads(),
+        "wait_policy": os.environ.get("OMP_WAIT_POLICY", "default"),
+        "load_by_others": None if load is None else round(load, 2),
+    }
 
 
 def process_count() -> int:

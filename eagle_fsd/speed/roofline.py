@@ -10,12 +10,14 @@ SAMPLE_BYTES = {"cpu": 2**28, "cuda": 2**30}  # well beyond any cache
 TRIES = 7
 
 
-def weight_bytes_read(config: PretrainedConfig, dtype: torch.dtype) -> int:
+def weight_bytes_read(config: PretrainedConfig, dtype: torch.dtype) -> int | None:
     """Bytes of weights that a forward reads once, however many tokens it takes.
 
     Everything but the embedding table, of which a row a token is read (not counted); where the
-    lm_head is that table, it is read.
+    lm_head is that table, it is read. None for a model with experts, of which the tokens decide.
     """
+    if getattr(config, "num_local_experts", None) or getattr(config, "num_experts", None):
+        return None
     model = empty_model(config, dtype, "meta")
     embedding = model.get_input_embeddings().weight
     tied = model.get_output_embeddings().weight is embedding
@@ -23,12 +25,13 @@ def weight_bytes_read(config: PretrainedConfig, dtype: torch.dtype) -> int:
     return weights - (0 if tied else embedding.nbytes)
 
 
-def forward_bytes(config: PretrainedConfig, dtype: torch.dtype, *, context: float) -> float:
+def forward_bytes(config: PretrainedConfig, dtype: torch.dtype, *, context: float) -> float | None:
     """Bytes that a step or a verification must read: weights, and the cache of `context` rows.
 
     The tree's own rows and activations are left out: a few MB at most.
     """
-    return weight_bytes_read(config, dtype) + context * cache_row_bytes(config, dtype)
+    weights = weight_bytes_read(config, dtype)
+    return None if weights is None else weights + context * cache_row_bytes(config, dtype)
 
 
 def measure_bandwidth(device: torch.device, *, sample_bytes: int = 0) -> float:

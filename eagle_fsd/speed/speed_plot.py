@@ -7,23 +7,25 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt  # noqa: E402  (the backend must be chosen first)
 
+from eagle_fsd.evaluation.arms import BY_TRANSFORMERS, PLAIN  # noqa: E402
 from eagle_fsd.speed.clock import ROUND_PHASES  # noqa: E402
 
 
 def plot_speed(
-    rows: list[dict], profile: list[dict], references: dict[str, float], path: Path, *, title: str
+    rows: list[dict], rounds: list[dict], references: dict[str, float], path: Path, *, title: str
 ) -> None:
     """Draw both panels.
 
     Args:
         rows: from arm_rows.
-        profile: from profile_rows; the prompts' are drawn.
+        rounds: from round_rows; the prompts' are drawn.
         references: name -> tokens/s that were not measured here.
         path: the PNG.
     """
     height = max(4.8, 1.2 + 0.55 * len(rows))
     figure, (left, right) = plt.subplots(1, 2, figsize=(14, height), layout="constrained")
-    _draw_rounds(left, rows, {row["arm"]: row for row in profile if row["context"] is None})
+    costs = {row["arm"]: row for row in rounds if row["place"] == "prompts"}
+    _draw_rounds(left, rows, costs)
     _draw_break_even(right, rows, references)
     figure.suptitle(title, fontsize=9)
     figure.savefig(path, dpi=130)
@@ -44,7 +46,7 @@ def _draw_rounds(axes, rows: list[dict], costs: dict[str, dict]) -> None:
                 width = cost["phase_ms"][phase]
                 axes.barh(place, width, left=left, color=f"C{number}", label=label)
                 left += width
-        tau = row["tokens_per_round"]
+        tau = row["tokens_per_round"]["value"]
         words = f"{tau:.2f} tokens/round, " if tau is not None else ""
         axes.text(left, place, f"  {words}{row['ms_per_token']:.1f} ms/token", va="center")
     axes.set_yticks(range(len(rows)), [row["arm"] for row in rows])
@@ -58,13 +60,14 @@ def _draw_rounds(axes, rows: list[dict], costs: dict[str, dict]) -> None:
 
 def _draw_break_even(axes, rows: list[dict], references: dict[str, float]) -> None:
     """Points are measured; the line of an arm is tokens_per_round / (its round / plain's)."""
-    plain = next((row for row in rows if row["arm"] == "plain"), None)
-    drafted = [r for r in rows if r["accept"] and r["tokens_per_round"] and r["speed_vs_plain"]]
-    most = max([row["tokens_per_round"] for row in drafted] + [2.0]) * 1.15
+    plain = next((row for row in rows if row["arm"] == PLAIN), None)
+    drafted = [r for r in rows if r["arm"] not in (PLAIN, *BY_TRANSFORMERS)]
+    drafted = [r for r in drafted if r["tokens_per_round"]["value"] and plain is not None]
+    most = max([row["tokens_per_round"]["value"] for row in drafted] + [2.0]) * 1.15
     axes.axhline(1, color="0.3", lw=1.2, label="plain: break-even")
     at_height: dict[float, list[str]] = {}  # baselines of about the same speed share a label
     for row in rows:
-        if row["accept"] is None and row["arm"] != "plain" and row["speed_vs_plain"]:
+        if row["arm"] in BY_TRANSFORMERS and plain is not None:
             value = row["speed_vs_plain"]["value"]
             axes.axhline(value, color="0.5", lw=1, ls=":")
             at_height.setdefault(round(value, 1), []).append(row["arm"])
@@ -74,7 +77,7 @@ def _draw_break_even(axes, rows: list[dict], references: dict[str, float]) -> No
     for number, row in enumerate(drafted):
         _draw_arm(axes, row, most, color=f"C{number}")
     for name, speed in references.items() if plain is not None else ():
-        value = speed / plain["tokens_per_second"]
+        value = speed / plain["tokens_per_second"]["value"]
         axes.axhline(value, color="0.6", lw=1, ls="--")
         words = f"{name}, {speed:g} tokens/s: not measured here"
         axes.text(1, value, words, fontsize=8, va="bottom", color="0.4")
@@ -87,7 +90,7 @@ def _draw_break_even(axes, rows: list[dict], references: dict[str, float]) -> No
 
 
 def _draw_arm(axes, row: dict, most: float, *, color: str) -> None:
-    speed, tau = row["speed_vs_plain"], row["tokens_per_round"]
+    speed, tau = row["speed_vs_plain"], row["tokens_per_round"]["value"]
     bar = None
     if speed["low"] is not None:
         bar = [[abs(speed["value"] - speed[end])] for end in ("low", "high")]

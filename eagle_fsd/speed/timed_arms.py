@@ -1,40 +1,46 @@
-"""The arms of a speed run, made ready once: drafters, warm-up, and what cannot run here."""
+"""The arms of a speed run, made ready once: drafters, warm-up, timed and profiled answers."""
 
+import gc
 import sys
-from dataclasses import dataclass
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 
 import torch
 
 from eagle_fsd.api import Model
-from eagle_fsd.config import SamplingConfig
+from eagle_fsd.config import SamplingConfig, tree_name
 from eagle_fsd.decoding.drafter import Drafter
-from eagle_fsd.decoding.loop import Generation, StopConfig
+from eagle_fsd.decoding.loop import DecodeConfig, Generation, Round, decode_rounds
+from eagle_fsd.drafters.eagle import EagleDrafter
+from eagle_fsd.evaluation.answering import answer_prompt, turn_record
 from eagle_fsd.evaluation.arms import COMPILED, Arm
 from eagle_fsd.evaluation.questions import answer_seed
-from eagle_fsd.speed.clock import PhaseClock
+from eagle_fsd.models.random_weights import cache_row_bytes
+from eagle_fsd.speed.clock import PhaseClock, synchronized_time
+from eagle_fsd.speed.pattern import Pattern
+from eagle_fsd.speed.peak_memory import PeakAllocated
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """A prompt's tokens, and where it comes from.
-
-    Attributes:
-        context: its length, for prompts that are made for that; None for questions.
-    """
+    """A prompt's tokens, and the question that they are of."""
 
     question_id: int | str
     category: str
     ids: list[int]
-    context: int | None = None
+    digests: list[str] = field(default_factory=list)
 
 
-class Contest:
+class TimedArms:
     """Answers prompts with any of the arms, each with the same settings.
 
     Args:
-        model: loaded; its target keeps the stock model for `generate`.
-        arms: their trees are chosen.
+        model: loaded; with keep_stock if an arm is transformers' own.
+        arms: name -> arm, its tree chosen.
         sampling, seed, max_new_tokens: of every answer; the seed is mixed with the prompt's id.
+        accepted: drafts that each round accepts, in turn, whatever the rules say; empty:
+            as they say.
 
     Attributes:
         arms: those that can run; `warm_up` takes out the others.
@@ -44,43 +50,34 @@ class Contest:
     def __init__(
         self,
         model: Model,
-        arms: list[Arm],
+        arms: dict[str, Arm],
         sampling: SamplingConfig,
         *,
         seed: int,
         max_new_tokens: int,
+        accepted: tuple[int, ...] = (),
     ):
-        self.model = model
-        self.arms = arms
-        self.sampling = sampling
+        if accepted:
+            arms = {
+                name: replace(arm, rule=Pattern(arm.rule, accepted)) if arm.drafts else arm
+                for name, arm in arms.items()
+            }
+        self.model, self.arms = model, arms
         self.skipped: dict[str, str] = {}
-        self._seed = seed
-        self._max_new_tokens = max_new_tokens
-        self._drafters: dict[str, Drafter] = {arm.name: arm.build_drafter(model) for arm in arms}
+        self._sampling, self._seed = sampling, seed
+        self._stop = model.stop(max_new_tokens)
+        self._drafters = {name: arm.build_drafter(model) for name, arm in arms.items()}
 
-    def drafter(self, arm: Arm) -> Drafter:
-        return self._drafters[arm.name]
+    def timed(self, name: str, prompt: Prompt) -> dict:
+        """One answer without a clock inside, as a turn of a record; its seconds cover prefill and
+        decoding. What the target says of the text is found out afterwards."""
+        result, seconds = self._answer(name, prompt)
+        return turn_record(self.model, prompt.ids, result, seconds)
 
-    def stop(self) -> StopConfig:
-        return self.model.stop(self._max_new_tokens)
-
-    def seed(self, prompt: Prompt) -> int:
-        """One seed a prompt, the same for every arm and repeat."""
-        return answer_seed(self._seed, prompt.question_id, turn=0)
-
-    def answer(
-        self, arm: Arm, prompt: Prompt, *, clock: PhaseClock | None = None
-    ) -> tuple[Generation, float]:
-        """One answer and its seconds."""
-        return arm.answer(
-            self.model,
-            prompt.ids,
-            self.sampling,
-            self.stop(),
-            self.seed(prompt),
-            drafter=self.drafter(arm),
-            clock=clock,
-        )
+    def tree(self, name: str) -> str:
+        """The shape of an arm's trees, "" where its drafter has none."""
+        drafter = self._drafters[name]
+        return tree_name(drafter.tree_config) if isinstance(drafter, EagleDrafter) else ""
 
     def warm_up(self, prompt: Prompt) -> dict[str, float]:
         """Every arm's first answer, through the same call; seconds by arm.
@@ -89,25 +86,118 @@ class Contest:
             prompt: the longest, so that buffers and compiled shapes are as large as they will be.
         """
         seconds = {}
-        for arm in list(self.arms):
+        for name in list(self.arms):
             try:
-                seconds[arm.name] = self.answer(arm, prompt)[1]
+                seconds[name] = self._answer(name, prompt)[1]
             except RuntimeError as error:
                 # of many kinds, from dynamo's, inductor's and the compiler's own errors
-                if arm.name != COMPILED or isinstance(error, torch.OutOfMemoryError):
+                if name != COMPILED or isinstance(error, torch.OutOfMemoryError):
                     raise
-                self._skip(arm, error)
+                why = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+                self.skipped[name] = why
+                del self.arms[name]
+                print(f"warning: {name} is left out, it cannot run here ({why})", file=sys.stderr)
         return seconds
 
-    def _skip(self, arm: Arm, error: RuntimeError) -> None:
-        words = " ".join(str(error).split())
-        why = f"{type(error).__name__}: {words[:200]}"
-        self.skipped[arm.name] = why
-        self.arms = [other for other in self.arms if other.name != arm.name]
-        print(f"warning: arm {arm.name} is left out, it cannot run here ({why})", file=sys.stderr)
+    def profiled(self, name: str, prompt: Prompt) -> dict:
+        """Where an answer's time and memory go; the prompt is answered several times, since what
+        measures one slows the other.
 
-    def release(self) -> None:
-        """Let go of the last answer's caches."""
-        self.model.target.start(1)
-        for drafter in self._drafters.values():
-            drafter.reset(1)
+        Returns:
+            tokens, rounds, round_tokens (before trimming), seconds and peak_memory_bytes above what
+            was there before; of our loop also prefill_seconds and round_seconds without a clock,
+            phase_seconds under one (it waits for the device at every phase), context (mean rows in
+            the cache after a round), width, drafter_bytes and, on CUDA, synchronizations_per_round.
+        """
+        target, drafter = self.model.target, self._drafters[name]
+        target.close()
+        for other in self._drafters.values():
+            other.reset(1)  # what the last answers hold is no part of this one
+        gc.collect()
+        with PeakAllocated(target.device) as memory:
+            self._answer(name, prompt)
+        if not self.arms[name].runs_our_loop:
+            result, seconds = self._answer(name, prompt)
+            return _counts(result) | {"seconds": seconds, "peak_memory_bytes": memory.peak_bytes}
+        waits = self._synchronizations(name, prompt)
+        began = synchronized_time(target.device)
+        steps = self._rounds(name, prompt)
+        next(steps)
+        prefilled = synchronized_time(target.device)
+        context = [target.cache_length for _ in steps]
+        ended = synchronized_time(target.device)
+        clock = PhaseClock(target.device)
+        result, _ = self._answer(name, prompt, clock=clock)
+        return _counts(result) | {
+            "seconds": ended - began,
+            "prefill_seconds": prefilled - began,
+            "round_seconds": ended - prefilled,
+            "phase_seconds": clock.seconds,
+            "context": sum(context) / len(context) if context else None,
+            "width": drafter.max_nodes,
+            "drafter_bytes": _drafter_bytes(drafter, len(prompt.ids) + self._stop.max_new_tokens),
+            "peak_memory_bytes": memory.peak_bytes,
+            "synchronizations_per_round": waits,
+        }
+
+    def _answer(
+        self, name: str, prompt: Prompt, *, clock: PhaseClock | None = None
+    ) -> tuple[Generation, float]:
+        return answer_prompt(
+            self.arms[name],
+            self.model,
+            prompt.ids,
+            self._sampling,
+            self._stop,
+            self._seed_of(prompt),
+            drafter=self._drafters[name],
+            clock=clock,
+        )
+
+    def _rounds(self, name: str, prompt: Prompt) -> Iterator[Round]:
+        policy = self.arms[name].policy(self._sampling)
+        config = DecodeConfig(policy, self._stop, self._seed_of(prompt))
+        return decode_rounds(self.model.target, self._drafters[name], prompt.ids, config)
+
+    def _seed_of(self, prompt: Prompt) -> int:
+        """One seed a prompt, the same for every arm and repeat."""
+        return answer_seed(self._seed, prompt.question_id, turn=0)
+
+    def _synchronizations(self, name: str, prompt: Prompt) -> float | None:
+        """How often a round makes the host wait for the accelerator; None on a CPU.
+
+        torch warns at every operation that synchronises (set_sync_debug_mode).
+        """
+        if self.model.target.device.type != "cuda":
+            return None
+        steps = self._rounds(name, prompt)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            torch.cuda.set_sync_debug_mode("warn")
+            try:
+                next(steps)  # prefill
+                before = len(caught)
+                rounds = sum(1 for _ in steps)
+            finally:
+                torch.cuda.set_sync_debug_mode("default")
+            waits = sum("synchroniz" in str(warning.message) for warning in caught[before:])
+        return waits / rounds if rounds else None
+
+
+def _counts(result: Generation) -> dict[str, int]:
+    return {
+        "tokens": len(result.tokens),
+        "rounds": len(result.rounds),
+        "round_tokens": sum(len(r.tokens) for r in result.rounds),
+    }
+
+
+def _drafter_bytes(drafter: Drafter, tokens: int) -> int | None:
+    """Bytes that a head's drafter has to take for a sequence, beside its weights: its cache of the
+    tokens, one tree and the expanded nodes, and the draft logits of these."""
+    if not isinstance(drafter, EagleDrafter):
+        return None
+    dtype, expanded = drafter.target.dtype, drafter.tree_config.num_expanded
+    rows = tokens + drafter.max_nodes + expanded
+    logits = expanded * drafter.draft_vocab_size * dtype.itemsize
+    return rows * cache_row_bytes(drafter.head.config, dtype) + logits

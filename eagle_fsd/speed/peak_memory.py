@@ -12,7 +12,7 @@ from torch.profiler import ProfilerActivity, profile
 
 
 class PeakAllocated:
-    """Measures a block of work.
+    """Measures a block of work; it makes the work slower, so do not time it.
 
     On a CPU, blocks freed inside that were allocated before it are not counted as given back, so
     work that drops old buffers should drop them before.
@@ -22,29 +22,20 @@ class PeakAllocated:
         ...     work()
         >>> memory.peak_bytes
 
-    Args:
-        level: bytes that count as nothing held, from `held_level`; None is what is held at the
-            start. With a level taken before, buffers that earlier work has left behind count; on a
-            CPU they cannot be seen.
-
     Attributes:
-        peak_bytes: most bytes held at a time, above the level.
-        held_bytes: what is still held at the end, above the level.
+        peak_bytes: most bytes held at a time, above what was held at the start.
     """
 
-    def __init__(self, device: torch.device, *, level: int | None = None):
+    def __init__(self, device: torch.device):
         self._device = device
         self._profile: profile | None = None
-        self._level = level
         self.peak_bytes = 0
-        self.held_bytes = 0
 
     def __enter__(self) -> "PeakAllocated":
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
             torch.cuda.reset_peak_memory_stats(self._device)
-            if self._level is None:
-                self._level = held_level(self._device)
+            self._before = torch.cuda.memory_allocated(self._device)
         else:
             self._profile = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
             self._profile.__enter__()
@@ -56,27 +47,21 @@ class PeakAllocated:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if self._device.type == "cuda":
+        if self._profile is None:
             torch.cuda.synchronize(self._device)
-            self.peak_bytes = torch.cuda.max_memory_allocated(self._device) - self._level
-            self.held_bytes = held_level(self._device) - self._level
+            self.peak_bytes = torch.cuda.max_memory_allocated(self._device) - self._before
             return
         self._profile.__exit__(kind, error, trace)
         if kind is None:
-            self.peak_bytes, self.held_bytes = _peak_and_last(self._profile)
+            self.peak_bytes = _peak(self._profile)
 
 
-def held_level(device: torch.device) -> int:
-    """Bytes held now; 0 on a CPU, where only changes are seen."""
-    return torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
-
-
-def _peak_and_last(finished: profile) -> tuple[int, int]:
-    """The largest and the last running sum of allocations (positive) and releases (negative)."""
+def _peak(finished: profile) -> int:
+    """The largest running sum of allocations (positive) and releases (negative)."""
     events = finished.profiler.kineto_results.events()
     changes = [(e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]"]
     level = peak = 0
     for _, change in sorted(changes, key=lambda pair: pair[0]):
         level += change
         peak = max(peak, level)
-    return peak, level
+    return peak

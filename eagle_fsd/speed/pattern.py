@@ -1,0 +1,53 @@
+"""A fixed acceptance pattern in the place of a rule's own decisions: engine time, no quality.
+
+Random weights accept what chance gives. So that they commit what a trained head would, the rule
+does all its work, and its time counts; then a path of the length that the pattern says is taken.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from eagle_fsd.decoding.rule import Path, Rule, State
+from eagle_fsd.decoding.verified import VerifiedTree
+
+
+@dataclass(frozen=True)
+class Pattern(Rule):
+    """Accepts so many drafts a round, in turn, clipped to the tree's depth.
+
+    Attributes:
+        rule: whose work is done for nothing.
+        accepted: drafts of the first round, of the second, ...; from the start again at the end.
+    """
+
+    rule: Rule
+    accepted: tuple[int, ...]
+
+    # what accept() asks of a rule; divergence, law and chances are not asked of a pattern
+    columns = property(lambda self: self.rule.columns)  # type: ignore[assignment]
+    looks_ahead = property(lambda self: self.rule.looks_ahead)  # type: ignore[assignment]
+
+    def start(self) -> State:
+        return 0, self.rule.start()
+
+    def choose(self, tree: VerifiedTree, state: State) -> tuple[Path, State]:
+        rounds, of_rule = state
+        _, of_rule = self.rule.choose(tree, of_rule)
+        count = self.accepted[rounds % len(self.accepted)]
+        return pattern_path(tree.parents, tree.depths, count), (rounds + 1, of_rule)
+
+    def tv(self, tree: VerifiedTree, v: int) -> float:
+        return 0.0
+
+
+def pattern_path(parents: Sequence[int], depths: Sequence[int], accepted: int) -> Path:
+    """The first `accepted` drafts of the path to the deepest node, after the root.
+
+    Ends at that node if the tree is not as deep; of equally deep nodes the first counts.
+
+    Example: parents 0 0 0 2 3, depths 0 1 1 2 3 and 2 accepted drafts give [0, 2, 3].
+    """
+    path = [max(range(len(depths)), key=lambda node: (depths[node], -node))]
+    while path[-1] != 0:
+        path.append(parents[path[-1]])
+    return path[::-1][: accepted + 1]

@@ -1,0 +1,128 @@
+"""Targets and heads of random weights: shapes, bytes, names, and what is refused by name."""
+
+import math
+
+import pytest
+import torch
+from tiny import FAMILIES, prompt_tokens
+from transformers import AutoModelForCausalLM, LlamaConfig, MixtralConfig
+
+from eagle_fsd.api import generate, load
+from eagle_fsd.config import BadInput, TreeConfig
+from eagle_fsd.decoding.target import Target
+from eagle_fsd.models import random_weights
+from eagle_fsd.models.load import load_head, load_target, load_target_config
+from eagle_fsd.models.shapes import SHAPES, load_shape
+from eagle_fsd.speed import roofline
+
+# V 101, D 40, M 53, 3 layers, 4 query and 2 key heads of 14 channels
+LAYER = 2 * 40 * 4 * 14 + 2 * 40 * 2 * 14 + 3 * 40 * 53 + 2 * 40
+TABLE = 101 * 40
+
+
+def tiny_config(**changes) -> LlamaConfig:
+    config = FAMILIES["llama"]()
+    config.update({"vocab_size": 307, "num_hidden_layers": 6} | changes)
+    return config
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"), [("llama-3.1-8b", 8_030_261_248), ("qwen3-32b", 32_762_123_264)]
+)
+def test_built_in_shapes_have_the_published_number_of_parameters(name, parameters):
+    model = random_weights.empty_model(load_target_config(f"random:{name}"), torch.bfloat16, "meta")
+    assert sum(parameter.numel() for parameter in model.parameters()) == parameters
+    rope = model.config.rope_parameters
+    assert rope["rope_theta"] == SHAPES[name]["rope_theta"]
+    assert rope["rope_type"] == ("llama3" if "llama" in name else "default")
+
+
+def test_bytes_by_hand():
+    """Every weight but the embedding table is read; a tied table is read as the lm_head."""
+    config = FAMILIES["llama"]()
+    weights = 3 * LAYER + 40 + TABLE  # layers, final norm, lm_head
+    assert roofline.weight_bytes_read(config, torch.bfloat16) == 2 * weights
+    row = 2 * 3 * 2 * 14
+    assert random_weights.cache_row_bytes(config, torch.float32) == 4 * row
+    read = roofline.forward_bytes(config, torch.bfloat16, context=10.5)
+    assert read == 2 * (weights + 10.5 * row)
+    config.tie_word_embeddings = True
+    assert roofline.weight_bytes_read(config, torch.bfloat16) == 2 * weights
+    assert roofline.forward_bytes(FAMILIES["mixtral"](), torch.bfloat16, context=1) is None
+
+
+def test_bandwidth_is_measured():
+    rate = roofline.measure_bandwidth(torch.device("cpu"), sample_bytes=2**20)
+    assert math.isfinite(rate) and rate > 0
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_random_model_is_the_stock_model_with_those_weights(tied):
+    """Rotary tables and ties are made although initialisation is left out."""
+    config = tiny_config(tie_word_embeddings=tied)
+    model = random_weights.random_model(config, dtype=torch.float32, device="cpu")
+    target = Target(model)
+    stock = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    stock.load_state_dict(model.state_dict())
+    prompt_L = torch.tensor(prompt_tokens(17))
+    target.start(17)
+    logits_V, _ = target.prefill(prompt_L)
+    assert torch.allclose(logits_V, stock(prompt_L[None]).logits[0, -1], atol=1e-4, rtol=1e-4)
+    assert len(target.lm_head.weight.unique(dim=0)) == target.vocab_size
+    assert (target.embed_tokens.weight is target.lm_head.weight) == tied
+    assert target.eos_token_ids == ()
+
+
+def test_weights_are_steep_and_filled_beyond_one_block(monkeypatch):
+    """A matrix longer than the block goes on with its start; norms are 1, biases 0."""
+    monkeypatch.setattr(random_weights, "BLOCK", 7)
+    module = torch.nn.Sequential(torch.nn.Linear(5, 3), torch.nn.LayerNorm(3))
+    random_weights.fill(module, seed=0, readout=module[0].weight)
+    weight = module[0].weight.detach().flatten()
+    assert torch.equal(weight[:7], weight[7:14]) and torch.equal(weight[0], weight[14])
+    block = torch.randn(7, generator=torch.Generator().manual_seed(0))
+    assert torch.allclose(weight[:7], block * random_weights.STEEPNESS / math.sqrt(5))
+    assert (module[1].weight == 1).all() and (module[0].bias == 0).all()
+
+
+@pytest.mark.parametrize("head", ["", "random:eagle:149", "random:eagle3", "random:eagle3:149"])
+def test_loaded_by_name_and_drafting_deeply(tmp_path, head):
+    """Flat drafts would fill the first levels only. Answers run to their budget."""
+    tiny_config().save_pretrained(tmp_path)
+    tree = TreeConfig(11, 4, 3)
+    model = load(f"random:{tmp_path / 'config.json'}", head=head, tree=tree, dtype="float32")
+    answer = generate(model, "Say a.", arm="exact", max_new_tokens=23)
+    assert len(answer.tokens) == 23
+    assert model.drafter.propose().max_depth == 4
+    if "149" in head:
+        token_R = model.drafter.draft_token_R
+        assert token_R.shape == (149,) and (token_R.diff() > 0).all() and token_R[-1] < 307
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("random:medusa", "random:eagle or random:eagle3"),
+        ("random:eagle:many", "random:eagle:many"),
+        ("random:eagle3:308", "307 tokens"),
+    ],
+)
+def test_heads_that_are_none_are_refused(name, words):
+    with pytest.raises(BadInput, match=words):
+        load_head(name, tiny_config())
+
+
+def test_targets_that_are_none_are_refused(tmp_path):
+    with pytest.raises(BadInput, match="unknown shape 'llama-9'.*llama-3.1-8b"):
+        load_target_config("random:llama-9")
+    MixtralConfig(num_local_experts=4, num_hidden_layers=1).save_pretrained(tmp_path / "experts")
+    with pytest.raises(BadInput, match="4 experts"):
+        load_shape(str(tmp_path / "experts"))
+    tiny_config(vocab_size=101).save_pretrained(tmp_path / "small")
+    with pytest.raises(BadInput, match="vocabulary of 101"):
+        load_target(f"random:{tmp_path / 'small'}")
+    tiny_config().save_pretrained(tmp_path)
+    with pytest.raises(BadInput, match="one device"):
+        load_target(f"random:{tmp_path}", device="auto")
+    with pytest.raises(BadInput, match=r"the moon needs 1.05e\+06 GiB and cpu has"):
+        random_weights.check_memory(2**50, torch.device("cpu"), name="the moon")
