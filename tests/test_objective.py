@@ -121,17 +121,6 @@ def test_what_does_not_count_changes_nothing(target, kind):
     torch.testing.assert_close(before, after, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("losses", [{"feature": 1.0}, {"tv": 1.0}, {"rkl": 2.0, "kl": 1.0}])
-def test_names_are_of_the_losses_in_use(target, losses):
-    """In the order of what forward returns, feature first."""
-    objective = make(target, "eagle", losses=losses)
-    batch = random_batch(objective)
-    total, parts = objective(*batch, batch[-1].sum().float())
-    assert objective.names == list(losses) and parts.shape == (len(losses),)
-    weighted = sum(w * part for w, part in zip(losses.values(), parts, strict=True))
-    torch.testing.assert_close(total.detach(), weighted)
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_only_the_head_is_in_the_state(target, kind):
     """The target's rows are a constant: neither parameter, nor buffer, nor saved."""

@@ -25,12 +25,6 @@ def test_the_eagle3_preset_is_upstreams():
     assert (recipe.clip_norm, recipe.weight_decay) == (0.5, 0.0)
 
 
-def test_the_default_is_unrolled():
-    """HASS: both losses over three steps."""
-    assert RECIPES["unrolled"] == Recipe()
-    assert set(Recipe().losses) == {"feature", "ce"} and Recipe().unroll_steps == 3
-
-
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_rate_over_the_budget(schedule):
     """Rises in a line to the peak at the end of the warm-up, and never again; ends at the floor."""

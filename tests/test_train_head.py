@@ -137,12 +137,6 @@ def test_recipes_and_mixes(features, target, data, tmp_path, recipe, losses):
     assert row["loss"] == pytest.approx(total, rel=1e-5)
 
 
-def test_upstreams_mask_counts_other_positions(features, unbroken, target, data, tmp_path):
-    """--shift_mask False, as in upstream's training."""
-    output = train(target, data, tmp_path / "head", shift_mask=False, features=features, steps=1)
-    assert log_rows(output)[0]["tokens"] != log_rows(unbroken)[0]["tokens"]
-
-
 def test_checkpointing_changes_no_number(unbroken, features, target, data, tmp_path):
     """Less memory, same log, same weights."""
     changes = {"gradient_checkpointing": True, "features": features}

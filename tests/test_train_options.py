@@ -49,6 +49,10 @@ BAD = {
     "start": ({"start": "/nowhere/at-all"}, "/nowhere/at-all"),
     "unknown target": ({"target": "/nowhere/at-all"}, "/nowhere/at-all"),
     "output not writable": ({"output": "/proc/head"}, "/proc/head"),
+    "data is a folder": ({"data": "/tmp"}, "no file at /tmp"),
+    "endless epochs": ({"epochs": "inf"}, "epochs"),
+    "negative seed": ({"seed": -1}, "--seed must be 0 to"),
+    "never saved": ({"save_minutes": "nan"}, "--save_minutes"),
     "no batch": ({"batches_per_step": -1}, "--batches_per_step must not be negative, got -1"),
     "target_dtype": ({"target_dtype": "int8"}, "int8"),
     "target_device": ({"target_device": "abacus"}, "abacus"),
@@ -62,6 +66,17 @@ def test_bad_input_is_one_clear_line(target, data, tmp_path, fault):
     changes, told = BAD[fault]
     assert told in refused(*options(target, data, tmp_path / "head", **changes))
     assert not (tmp_path / "head" / "model.safetensors").exists()
+
+
+def test_a_file_where_the_output_should_be(target, data, tmp_path):
+    """It ended in a traceback; so did a damaged options file."""
+    output = tmp_path / "head"
+    output.write_text("mine")
+    assert f"cannot write to --output {output}" in refused(*options(target, data, output))
+    assert output.read_text() == "mine"
+    run = train(target, data, tmp_path / "run", steps=1)
+    (run / "options.json").write_text("{torn")
+    assert "options.json is damaged" in refused(*options(target, data, run, steps=1))
 
 
 @pytest.mark.parametrize(

@@ -81,11 +81,6 @@ def test_dialogues_with_nothing_to_learn_are_dropped(tmp_path, mask):
     assert [d.ids for d in read_dialogues(path, max_length=3)] == [[5, 6, 7]]
 
 
-def test_tokens_and_mask_must_match():
-    with pytest.raises(ValueError, match="3 tokens, but a mask of 2"):
-        Dialogue([1, 2, 3], [True, False])
-
-
 def test_cuts_at_max_length_and_drops_what_lies_outside(tmp_path):
     """A cut dialogue keeps its answer's start; one whose answer is cut away is left out."""
     lines = [
@@ -151,19 +146,6 @@ def test_a_missing_file_and_an_empty_one_are_told(tmp_path):
         read_dialogues(written(tmp_path / "a.jsonl", row([1, 2, 3], [4, 5])), max_length=3)
 
 
-@pytest.mark.parametrize("fault", ["truncated", "damaged", "not gzip"])
-def test_a_broken_gzip_is_told(tmp_path, fault):
-    """A file whose copy was cut short, say: one ValueError that names it, not gzip's own errors."""
-    generator = torch.Generator().manual_seed(0)
-    ids = torch.randint(0, 10**6, (2000,), generator=generator).tolist()
-    data = gzip.compress(row(ids, ids).encode())
-    damaged = data[:500] + bytes(b ^ 255 for b in data[500:600]) + data[600:]
-    path = tmp_path / "data.jsonl.gz"
-    path.write_bytes({"truncated": data[:-50], "damaged": damaged, "not gzip": b"{}\n"}[fault])
-    with pytest.raises(ValueError, match=r"data\.jsonl\.gz"):
-        read_dialogues(path, max_length=10**6)
-
-
 def numbered(first: int, length: int) -> torch.Tensor:
     """Feature of token j is [first + j, -(first + j), 0.5]: a shift or swap is seen."""
     value_L = torch.arange(first, first + length, dtype=torch.float32)
@@ -178,15 +160,6 @@ def test_the_drawn_example():
     assert batch.target_feature_BTD[0, :, 0].tolist() == [101, 102, 103, 104]
     assert batch.target_feature_BTD[0, :, 1].tolist() == [-101, -102, -103, -104]
     assert batch.mask_BT.tolist() == [[False, True, True, False]]
-
-
-def test_the_drawn_example_unshifted():
-    """Upstream's mask on the same dialogue: nothing counts, since the last position never does."""
-    dialogue = answered([20, 21, 22, 23, 24], 3)
-    batch = batch_of([dialogue], [numbered(100, 5)], shift=False)
-    assert batch.mask_BT.tolist() == [[False, False, False, False]]
-    shifted = batch_of([dialogue], [numbered(100, 5)])
-    assert torch.equal(batch.target_feature_BTD, shifted.target_feature_BTD)
 
 
 def test_the_second_drawn_example():
@@ -226,34 +199,6 @@ def test_padding_on_the_right():
     assert batch.feature_BTD[0, 2:].eq(0).all() and batch.target_feature_BTD[0, 2:].eq(0).all()
     # token i + 2 of the first is token 2 at i = 0 alone; of the second tokens 4, 5 at i = 2, 3
     assert batch.mask_BT.int().tolist() == [[1, 0, 0, 0, 0], [0, 0, 1, 1, 0]]
-
-
-@pytest.mark.parametrize("start", range(6))
-def test_the_mask_is_whether_token_i_plus_2_is_in_the_answer(start):
-    """Its definition, read off the tokens, for every start of the answer."""
-    ids = [10, 11, 12, 13, 14, 15]
-    batch = batch_of([answered(ids, start)], [numbered(0, 6)])
-    wanted = [i + 2 < len(ids) and i + 2 >= start for i in range(len(ids) - 1)]
-    assert batch.mask_BT[0].tolist() == wanted
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_dtypes(dtype):
-    """Features keep theirs; tokens are int64 and the mask bool, as the embedding and index need."""
-    batch = batch_of([answered([1, 2, 3, 4], 2)], [numbered(0, 4).to(dtype)])
-    assert batch.feature_BTD.dtype == batch.target_feature_BTD.dtype == dtype
-    assert batch.next_token_BT.dtype == torch.int64 and batch.mask_BT.dtype == torch.bool
-    moved = batch.to(torch.device("cpu"))
-    assert all(
-        torch.equal(a, b) for a, b in zip(vars(batch).values(), vars(moved).values(), strict=True)
-    )
-
-
-@pytest.mark.parametrize("rows", [1, 2, 3, 5])
-def test_features_of_another_length_are_refused(rows):
-    """One row per token, or an error: two rows for four tokens were broadcast over all of them."""
-    with pytest.raises((ValueError, RuntimeError, AssertionError)):
-        batch_of([answered([1, 2, 3, 4], 2)], [numbered(0, rows)])
 
 
 @pytest.mark.parametrize("token", [2.5, 3.0, "4", True, None])
@@ -367,12 +312,6 @@ def test_noise_depends_on_seed_and_number_alone(dialogues):
     (held,) = noisy.validation(dialogues=3)
     (wanted,) = clean.validation(dialogues=3)
     assert torch.equal(held.feature_BTD, wanted.feature_BTD), "validation has no noise"
-
-
-def test_noise_of_bfloat16_features_stays_bfloat16(dialogues):
-    """A cache's dtype is kept."""
-    noisy = make(dialogues, noise=0.1)
-    assert noisy._noisy(torch.zeros(2, 3, D, dtype=torch.bfloat16), 0).dtype == torch.bfloat16
 
 
 MASKS = {

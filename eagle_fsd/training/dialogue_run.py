@@ -176,6 +176,8 @@ def make_part(options: DataOptions, material: Material, path: Path, processes: P
         desc="answer tokens",
         unit="tok",
         initial=journal.answer_tokens,
+        miniters=0,  # what is under way is shown long before anything is finished
+        mininterval=1.0,
         disable=not processes.is_main,
     )
 
@@ -188,7 +190,8 @@ def make_part(options: DataOptions, material: Material, path: Path, processes: P
         bar.update(sum(row["loss_mask"]))
 
     def out_of_time(tokens_under_way: int) -> bool:
-        bar.set_postfix(under_way=tokens_under_way)
+        bar.set_postfix(under_way=tokens_under_way, refresh=False)
+        bar.update(0)
         return budget.out_of_time(elapsed())
 
     maker = DialogueMaker(

@@ -33,5 +33,7 @@ def check_same_options(path: Path, mine: dict, *, free: tuple[str, ...], begun: 
                 )
         path.parent.mkdir(parents=True, exist_ok=True)
         write_json(path, mine)
+    except json.JSONDecodeError as error:
+        raise BadInput(f"{path} is damaged ({error}): name another --output") from error
     except OSError as error:
         raise BadInput(f"cannot write to --output {path.parent} ({error})") from error

@@ -72,6 +72,10 @@ class TrainOptions:
             raise BadInput("--draft_vocab and --loss_vocab exclude each other")
         if self.loss_vocab and self.head_type == "eagle3":
             raise BadInput("an EAGLE-3 head has its own lm_head: --draft_vocab, not --loss_vocab")
+        if not self.save_minutes > 0:
+            raise BadInput(f"--save_minutes must be positive, got {self.save_minutes}")
+        if not 0 <= self.seed < 2**32:
+            raise BadInput(f"--seed must be 0 to {2**32 - 1}, got {self.seed}")
         if self.precision not in ("bf16", "no"):
             raise BadInput(f"--precision must be bf16 or no, got {self.precision!r}")
         if not (self.epochs or self.steps or self.minutes):

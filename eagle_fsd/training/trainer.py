@@ -41,8 +41,8 @@ class Budget:
 
     def __post_init__(self):
         for name in ("epochs", "steps", "minutes"):
-            if not getattr(self, name) >= 0:
-                raise BadInput(f"{name} must not be negative, got {getattr(self, name)}")
+            if not 0 <= getattr(self, name) < math.inf:
+                raise BadInput(f"--{name} must be 0 or more, got {getattr(self, name)}")
         if not (self.epochs or self.steps or self.minutes):
             raise BadInput("give a budget: epochs, steps or minutes")
 
