@@ -1,11 +1,12 @@
-"""A report from run folders: tables, pictures, and one page with the answers token by token.
+"""A report from run folders: one page with the answer first, a plot, tables.
 
     python evaluate/report.py runs/mt_bench_80
-    python evaluate/report.py runs/mt_bench_80 runs/ablation --output runs/report
+    python evaluate/report.py runs/mt_bench_80 runs/warm --output runs/report
+    python evaluate/report.py --columns                         # what the columns mean
 
-Takes the folders of mt_bench.py, tasks.py and ablation.py, in any number, and changes nothing in
-them; a run that is still being written may be reported on. In the output folder: index.html (opens
-from the disk, needs no network), report.md, report.json, tables/*.csv, plots/*.png. An old report
+Takes the folders of mt_bench.py and tasks.py, in any number, and changes nothing in them; a run
+that is still being written may be reported on. In the output folder: index.html (opens from the
+disk, needs no network), report.md, report.json, tables/*.csv, plot.svg and plot.pdf. An old report
 there is replaced when the new one is whole.
 """
 
@@ -15,8 +16,10 @@ from pathlib import Path
 
 from transformers import HfArgumentParser
 
+from eagle_fsd.config import BadInput
 from eagle_fsd.evaluation.report.read_runs import read_runs
 from eagle_fsd.evaluation.report.write_report import check_output, write_report
+from eagle_fsd.evaluation.tables import columns_text
 from eagle_fsd.models.model_options import option
 from eagle_fsd.runs.command import ended_by, parse
 
@@ -25,20 +28,26 @@ from eagle_fsd.runs.command import ended_by, parse
 class ReportOptions:
     output: str = option("report", "folder of the report")
     allow_different_targets: bool = option(False, "put runs of different targets side by side")
+    columns: bool = option(False, "print what the columns of tables and CSVs mean, and end")
 
 
 def report(folders: list[str], options: ReportOptions) -> None:
+    if options.columns:
+        print(columns_text())
+        return
+    if not folders:
+        raise BadInput("no run is named: give the folder of one, such as runs/mt_bench")
     output = Path(options.output)
     check_output(output, [Path(folder) for folder in folders])
     runs = read_runs(folders, allow_different_targets=options.allow_different_targets)
     for warning in write_report(runs, output):
         print(f"warning: {warning}", file=sys.stderr)
-    print(f"written to {output}: index.html, report.md, report.json, tables/, plots/")
+    print(f"written to {output}: index.html, report.md, report.json, tables/, plot.svg, plot.pdf")
 
 
 def main(arguments: list[str] | None = None) -> None:
     parser = HfArgumentParser(ReportOptions)
-    parser.add_argument("runs", nargs="+", help="folders of runs")
+    parser.add_argument("runs", nargs="*", help="folders of runs")
 
     def work() -> None:
         options, others = parse(parser, arguments)

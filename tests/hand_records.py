@@ -1,4 +1,8 @@
-"""Answer records small enough to work their figures out by hand."""
+"""Answer records made by hand: small ones to work everything out, and a whole run folder."""
+
+import json
+import random
+from pathlib import Path
 
 
 def turn(token_ids, seconds, rounds=(), *, finish="stop", share=1.0, logp=-1.0) -> dict:
@@ -62,3 +66,87 @@ def all_fuzzy() -> dict[str, list]:
     rounds = [([1, 2, 3], [1, 1, 1], [0.5, 0.5], [1.0, 1.0, 1.0])]
     wild = [record("q1", turn([1, 2], 0.1, rounds), turn([1, 2], 0.1, rounds))]
     return HAND | {"fsd:9": [*wild, record("q2", turn([1, 2, 3], 0.1, rounds))]}
+
+
+# --- a whole run folder, without a model --------------------------------------------------------
+
+WORDS = "the sky is blue because light of short waves is scattered more than that of long".split()
+ARMS = {
+    "plain": 0,
+    "exact": 0,
+    "fsd:0.2": 0.05,
+    "fsd:0.4": 0.2,
+    "random:0.1": 0.1,
+    "random:0.3": 0.3,
+}
+TEXT = "Say it. </script><script>alert(1)</script><img src=x onerror=alert(2)>"
+
+
+def made_run(questions: int = 4, *, rounds: int = 12) -> dict[str, list[dict]]:
+    """Records of ARMS as a bench run writes them: each arm's fuzzy tokens make its rounds longer
+    and its text less likely; prompts and categories are hostile."""
+    draw = random.Random(0)
+    records: dict[str, list[dict]] = {arm: [] for arm in ARMS}
+    for question in range(questions):
+        lengths = [1 + draw.randrange(3) for _ in range(rounds)]
+        for arm, share in ARMS.items():
+            made = [_made_round(draw, 1 if arm == "plain" else n, arm, share) for n in lengths]
+            records[arm].append(_made_record(draw, arm, question, made))
+    return records
+
+
+def _made_round(draw: random.Random, length: int, arm: str, share: float) -> dict:
+    fuzzy = [int(draw.random() < share) for _ in range(length)]
+    fuzzy += [0] * sum(fuzzy)  # what a fuzzy token won
+    price = 3.0 if arm.startswith("random") else 1.0
+    judged = [None if arm in ("plain", "exact") else draw.random() / 2 for _ in fuzzy]
+    return {
+        "tokens": [draw.randrange(len(WORDS)) for _ in fuzzy],
+        "fuzzy": fuzzy,
+        "divergence": judged,
+        "tv": [float(flag) for flag in fuzzy],
+        "regret": [price * draw.random() * flag for flag in fuzzy],
+    }
+
+
+def _made_record(draw: random.Random, arm: str, question: int, rounds: list[dict]) -> dict:
+    tokens = [0, *(token for r in rounds for token in r["tokens"])]
+    flags = [0, *(flag for r in rounds for flag in r["fuzzy"])]
+    words = [f"{WORDS[token]} " for token in tokens]
+    ends = [sum(map(len, words[: place + 1])) for place in range(len(words))]
+    regret = sum(x for r in rounds for x in r["regret"]) / len(tokens)
+    made = {
+        "prompt": TEXT,
+        "prompt_tokens": 9,
+        "token_ids": tokens,
+        "text": "".join(words),
+        "fuzzy_spans": [
+            [end - len(word), end]
+            for word, end, flag in zip(words, ends, flags, strict=True)
+            if flag
+        ],
+        "finish": "stop",
+        "seconds": len(rounds) * (1.0 + 0.1 * draw.random()),
+        "rescored_argmax_share": 1 - sum(flags) / len(flags),
+        "rescored_mean_logp": -0.5 - regret - 0.02 * draw.random(),
+        "rounds": rounds,
+    }
+    return {
+        **{"question_id": question, "choice": 0, "category": f"{question % 2}{TEXT}", "arm": arm},
+        **{"temperature": 0.0, "top_k": 0, "top_p": 1.0, "tree": None, "session": "1"},
+        "turns": [made],
+    }
+
+
+def write_run(folder: Path, records: dict[str, list[dict]], **session) -> Path:
+    """A run folder of the records; `session` is what its one session says otherwise."""
+    (folder / "records").mkdir(parents=True)
+    for number, (arm, rows) in enumerate(records.items()):
+        lines = "".join(json.dumps(row | {"arm": arm}) + "\n" for row in rows)
+        (folder / "records" / f"arm{number}.jsonl").write_text(lines)
+    told = {"session": "1", "started": 0.0, "device": "a machine", "commit": "abc", "command": "c"}
+    told |= {"versions": {"torch": "9.9"}, "processes": 1, "timed": True, "warnings": []}
+    options = {"target": "tiny", "dtype": "float32"}
+    whole = {"options": options, "sessions": [told | session]}
+    (folder / "run.json").write_text(json.dumps(whole))
+    return folder

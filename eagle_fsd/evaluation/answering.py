@@ -112,6 +112,7 @@ def turn_record(model: Model, prompt: list[int], result: Generation, seconds: fl
         "prompt_tokens": len(prompt),
         "token_ids": result.tokens,
         "text": model.text(result.tokens),
+        "fuzzy_spans": fuzzy_spans(model, result),
         "finish": result.finish,
         "seconds": seconds,
         "rescored_argmax_share": argmax_share,
@@ -127,6 +128,16 @@ def turn_record(model: Model, prompt: list[int], result: Generation, seconds: fl
             for r in result.rounds
         ],
     }
+
+
+def fuzzy_spans(model: Model, result: Generation) -> list[list[int]]:
+    """[begin, end) of every fuzzy token in the answer's text."""
+    flags = [False, *(flag for r in result.rounds for flag in r.fuzzy)]  # the first is prefill's
+    return [
+        [len(model.text(result.tokens[:place])), len(model.text(result.tokens[: place + 1]))]
+        for place, flag in enumerate(flags[: len(result.tokens)])
+        if flag
+    ]
 
 
 def json_number(value: float, digits: int = 6) -> float | str | None:

@@ -224,7 +224,9 @@ class Bench:
             seed = self._sampling_options.seed
             seed = answer_seed(seed, question.question_id, number, job.choice)
             result, seconds = self._answer_prompt(arm, model, prompt, sampling, stop, seed=seed)
-            turns.append({"seed": seed, **turn_record(model, prompt, result, seconds)})
+            turns.append(
+                {"prompt": text, "seed": seed, **turn_record(model, prompt, result, seconds)}
+            )
             messages.append({"role": "assistant", "content": turns[-1]["text"]})
         needs_head = arm.drafts and arm.drafter.needs_head
         return {

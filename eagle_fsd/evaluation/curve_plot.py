@@ -44,7 +44,7 @@ def plot_curves(rows: Sequence[dict], path: Path) -> str:
     styles |= {"axes.labelcolor": INK, "axes.edgecolor": INK, "grid.color": INK}
     with matplotlib.rc_context(styles):
         names = len(named) + len({row["arm"] for row in single})
-        figure = Figure(figsize=(6.4, 4.0 + 0.12 * names), layout="constrained")
+        figure = Figure(figsize=(5.6, 3.8 + 0.12 * names), layout="constrained")
         axes = figure.subplots()
         for row in single:
             color = INK if row["rule"] == EXACT else COLORS[6]

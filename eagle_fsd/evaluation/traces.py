@@ -32,7 +32,8 @@ def trace_record(
         has the tree's nodes (token, text, parent, -1 for the root, depth, and the token's
         probability after its parent under target and draft, by raw rows; null for the root and
         where the drafter has none), the path, and the emitted tokens: source (draft, fuzzy or
-        target), divergence, both probabilities, regret (nats).
+        target), divergence, both probabilities, regret (nats), and the target's most likely token
+        there, which at temperature 0 is what the exact test emits.
     """
     drafter = arm.build_drafter(model)
     messages, turns = [], []
@@ -68,7 +69,8 @@ def _token(model: Model, token: int) -> dict:
 
 def _round(model: Model, tree: DraftTree, logits_NV: torch.Tensor, accepted: Acceptance) -> dict:
     tokens, parents = tree.token_N.tolist(), tree.parent_N.tolist()
-    asked = torch.tensor(tokens + accepted.tokens, device=logits_NV.device)
+    best = logits_NV[accepted.path].argmax(-1).tolist()
+    asked = torch.tensor(tokens + accepted.tokens + best, device=logits_NV.device)
     rows = Rows(
         target_MV=logits_NV.float(),
         draft_ER=tree.draft_logits_ER,
@@ -95,5 +97,7 @@ def _round(model: Model, tree: DraftTree, logits_NV: torch.Tensor, accepted: Acc
             | {"source": source, "divergence": json_number(accepted.divergence[place])}
             | {key: table[node][tree.size + place] for key, table in tables.items()}
             | {"regret": json_number(accepted.regret[place])}
+            | {"best": _token(model, best[place])["text"]}
+            | {"best_prob": tables["target_prob"][node][place - len(best)]}
         )
     return {"nodes": nodes, "path": accepted.path, "emitted": emitted}

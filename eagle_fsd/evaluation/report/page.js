@@ -1,24 +1,24 @@
 "use strict";
-// Draws the traces. Answers are untrusted text: everything goes in by textContent.
-// The form of the data is told in trace_data.py.
+// The answers side by side. They are untrusted text: everything goes in by textContent.
+// The form of the data is told in page_answers.py.
 (() => {
-  const data = JSON.parse(document.getElementById("trace-data").textContent);
-  if (!data.traces.length) return;
+  const data = JSON.parse(document.getElementById("answer-data").textContent);
   const byId = (id) => document.getElementById(id);
   const SOURCES = ["draft", "fuzzy", "target"];
-  const WORDS = ["draft that the exact test accepts", "fuzzy draft", "the target's own token"];
-  const text = (index) => data.strings[index];
+  const WORDS = ["accepted draft", "fuzzy draft", "the target's own token"];
   const NODE = { width: 92, height: 44, gapX: 26, gapY: 8 };
-  let open = null; // { trace, turn, round } whose tree is shown
+  const string = (index) => data.strings[index];
+  const shown = { run: null, question: null, arms: [] };
+  let open = null; // { column, turn, round } whose tree is shown
 
   function chunks(flat, width) {
     const rows = [];
     for (let i = 0; i < flat.length; i += width) rows.push(flat.slice(i, i + width));
     return rows;
   }
-  const number = (value, digits = 4) =>
+  const number = (value, digits = 3) =>
     value === null ? "-" : typeof value === "string" ? value : value.toFixed(digits);
-  const visible = (token) => (token === "" ? "\u2205" : token.replace(/\n/g, "\u21b5\n"));
+  const quoted = (text) => "\u201c" + text.replace(/\n/g, "\u21b5") + "\u201d";
   function brief(token) {
     const one = token === "" ? "\u2205" : token.replace(/\n/g, "\u21b5").replace(/ /g, "\u2423");
     const letters = [...one];
@@ -31,88 +31,114 @@
     return made;
   }
 
-  // --- the answer ---------------------------------------------------------------------------
-  const questionOf = (trace) => `${trace[0]}/${trace[2]}/${trace[3]}`;
-
-  function fillPickers() {
-    const seen = new Set();
-    const runs = new Set(data.traces.map((trace) => trace[0]));
-    for (const trace of data.traces) {
-      if (seen.has(questionOf(trace))) continue;
-      seen.add(questionOf(trace));
-      const words = [`question ${trace[2]}`, trace[4]];
-      if (runs.size > 1) words.unshift(text(trace[0]));
-      if (trace[3]) words.push(`choice ${trace[3]}`);
+  // --- which question, which arms -----------------------------------------------------------
+  function fillQuestions() {
+    data.runs.forEach((run, runIndex) => run.questions.forEach((question, index) => {
+      const words = [`${question.id}`, question.category];
+      if (data.runs.length > 1) words.unshift(run.name);
+      if (question.choice) words.push(`choice ${question.choice}`);
+      if (question.answers.some((answer) => answer?.[0].rounds)) words.push("with trees");
       const label = words.filter((word) => word !== "").join(", ");
-      byId("question").append(element("option", { value: questionOf(trace) }, label));
-    }
+      byId("question").append(element("option", { value: `${runIndex}/${index}` }, label));
+    }));
   }
 
-  function fillArms(question, wanted) {
-    const picker = byId("arm");
-    picker.replaceChildren();
-    data.traces.forEach((trace, index) => {
-      if (questionOf(trace) !== question) return;
-      const selected = text(trace[1]) === wanted;
-      picker.append(element("option", { value: index, selected }, text(trace[1])));
-    });
-    if (wanted === undefined) picker.selectedIndex = picker.options.length - 1; // the fuzziest
-    return Number(picker.value);
+  const fuzzyOf = (answer) =>
+    (answer ?? []).reduce((sum, turn) => sum + turn.parts.filter((part) => part[1]).length, 0);
+
+  /* plain, exact and the arm with the most fuzzy tokens; the arms of before where there are. */
+  function chooseArms(run, question) {
+    if (shown.run === run && shown.arms.length) return;
+    const counts = question.answers.map(fuzzyOf);
+    const fuzziest = counts.indexOf(Math.max(...counts));
+    const wanted = [run.arms.indexOf("plain"), run.arms.indexOf("exact"), fuzziest];
+    const others = run.arms.map((_, index) => index);
+    const chosen = [...new Set([...wanted.filter((index) => index >= 0), ...others])].slice(0, 3);
+    shown.arms = chosen.sort((a, b) => counts[a] - counts[b] || a - b);
   }
 
-  function showTrace(index) {
+  function show(value) {
+    const [run, question] = value.split("/").map(Number);
+    const runData = data.runs[run];
+    chooseArms(runData, runData.questions[question]);
+    Object.assign(shown, { run: runData, question: runData.questions[question] });
+    byId("question").value = value;
+    draw();
+  }
+
+  function draw() {
     closeTree();
-    const answer = byId("answer");
-    answer.replaceChildren();
-    const counts = [0, 0, 0];
-    let rounds = 0;
-    data.traces[index][5].forEach((turn, turnIndex) => {
-      answer.append(element("h3", {}, `Turn ${turnIndex + 1}`));
-      const details = element("details", {});
-      details.append(element("summary", {}, "prompt"));
-      details.append(element("div", { className: "prompt" }, text(turn[0])));
-      answer.append(details);
-      if (!turn[3]) {
-        const words = "decoded again for this trace, the text came out otherwise than in the record";
-        answer.append(element("p", { className: "warning" }, words));
-      }
-      const line = element("div", { className: "answer" });
-      const first = element("span", { className: "token target" }, visible(text(turn[1])));
-      first.dataset.tip = "from prefill: the target's own token";
-      line.append(first);
-      turn[2].forEach((round, roundIndex) => {
-        for (const token of chunks(round[2], 6)) {
-          counts[token[1]] += 1;
-          const span = element("span", { className: `token ${SOURCES[token[1]]}` }, visible(text(token[0])));
-          span.dataset.turn = turnIndex;
-          span.dataset.round = roundIndex;
-          span.dataset.tip = [
-            `${JSON.stringify(text(token[0]))}: ${WORDS[token[1]]}`,
-            `divergence ${number(token[2])}`,
-            `target P ${number(token[3])}, draft Q ${number(token[4])}`,
-            `regret ${number(token[5])} nats`,
-            `round ${roundIndex + 1} of ${turn[2].length}`,
-          ].join("\n");
-          line.append(span);
-        }
-        rounds += 1;
-      });
-      answer.append(line);
+    const { run, question, arms } = shown;
+    const columns = byId("columns");
+    columns.replaceChildren();
+    columns.append(element("div", { className: "prompt" }, question.prompts.filter(Boolean).join("\n\u2014\n") || `question ${question.id}`));
+    arms.forEach((arm, column) => {
+      const box = element("div", { className: "column" });
+      const picker = element("select", {});
+      picker.setAttribute("aria-label", `arm of column ${column + 1}`);
+      run.arms.forEach((name, index) => picker.append(element("option", { value: index, selected: index === arm }, name)));
+      picker.addEventListener("change", () => { shown.arms[column] = Number(picker.value); draw(); });
+      box.append(picker);
+      const answer = question.answers[arm];
+      if (!answer) box.append(element("p", { className: "note" }, "this arm has not answered it"));
+      (answer ?? []).forEach((turn, index) => box.append(...drawTurn(turn, index, column, answer.length)));
+      columns.append(box);
     });
-    for (const span of answer.querySelectorAll(".token")) {
-      span.tabIndex = -1;
-      span.setAttribute("role", "button");
-    }
-    const start = answer.querySelector(".token");
-    if (start) start.tabIndex = 0;
-    const all = counts[0] + counts[1] + counts[2];
-    byId("counts").textContent =
-      `${rounds} rounds, ${rounds ? (all / rounds).toFixed(2) : "-"} tokens a round: ` +
-      `${counts[0]} exact drafts, ${counts[1]} fuzzy drafts, ${counts[2]} of the target's own ` +
-      "(all that rounds emitted, the last round's untrimmed)";
+    byId("traced").hidden = !arms.some((arm) => question.answers[arm]?.[0].rounds);
+    const first = columns.querySelector(".fuzzy");
+    if (first) first.tabIndex = 0;
   }
 
-  // --- figures of a token -------------------------------------------------------------------
+  function drawTurn(turn, index, column, turns) {
+    const fuzzy = fuzzyOf([turn]);
+    const words = [`${turn.tokens} tokens`, `${fuzzy} fuzzy`];
+    if (turn.rounds) words.push(`${turn.rounds.length} rounds`);
+    if (turns > 1) words.unshift(`turn ${index + 1}`);
+    const line = element("div", { className: "answer" });
+    line.append(...(turn.rounds ? tracedTokens(turn, index, column) : recordedTokens(turn)));
+    return [element("p", { className: "note small" }, words.join(", ")), line];
+  }
+
+  const ratio = (regret) =>
+    typeof regret === "number" ? `the target's most likely token is ${Math.exp(regret).toFixed(1)} times as likely` : "";
+
+  function recordedTokens(turn) {
+    return turn.parts.map(([text, fuzzy]) => {
+      if (!fuzzy) return document.createTextNode(text);
+      const tip = [quoted(text) + ": fuzzy", ratio(fuzzy.regret), `regret ${number(fuzzy.regret)} nats`];
+      if (fuzzy.D !== null) tip.push(`D ${number(fuzzy.D)}`);
+      return token(text, "fuzzy", tip);
+    });
+  }
+
+  function tracedTokens(turn, index, column) {
+    const first = token(string(turn.first), "target", ["from prefill: the target's own token"]);
+    const spans = [first];
+    turn.rounds.forEach((round, roundIndex) => {
+      for (const [word, source, d, p, q, regret, best, bestP] of chunks(round[2], 8)) {
+        const tip = [`${quoted(string(word))}: ${WORDS[source]}`];
+        if (source === 1) {
+          const who = shown.run.greedy ? "exact would have said" : "the target's most likely:";
+          tip.push(`${who} ${quoted(string(best))} (P ${number(bestP, 2)})`);
+        }
+        tip.push(`P ${number(p)}, Q ${number(q)}, D ${number(d)}, regret ${number(regret)} nats`);
+        tip.push(`round ${roundIndex + 1} of ${turn.rounds.length}`);
+        const span = token(string(word), SOURCES[source], tip);
+        Object.assign(span.dataset, { column, turn: index, round: roundIndex });
+        spans.push(span);
+      }
+    });
+    return spans;
+  }
+
+  function token(text, source, tip) {
+    const span = element("span", { className: `token ${source}` }, text);
+    span.dataset.tip = tip.filter(Boolean).join("\n");
+    if (source === "fuzzy") span.tabIndex = -1;
+    return span;
+  }
+
+  // --- what is told of a token --------------------------------------------------------------
   function showTip(span) {
     const tip = byId("tip");
     tip.textContent = span.dataset.tip;
@@ -128,16 +154,16 @@
   /* Nodes of the drawing: the round's, and the target's own token behind the path. */
   function treeNodes(round) {
     const nodes = chunks(round[0], 4).map(([word, parent, p, q]) => ({
-      word: text(word), parent, p, q, d: null, mark: "",
+      word: string(word), parent, p, q, d: null, mark: "",
     }));
-    const emitted = chunks(round[2], 6);
+    const emitted = chunks(round[2], 8);
     round[1].forEach((index, step) => {
       nodes[index].mark = step && emitted[step - 1][1] === 1 ? "fuzzy" : "kept";
       if (emitted[step]) nodes[index].d = emitted[step][2];
     });
     const last = emitted[emitted.length - 1];
     const end = round[1][round[1].length - 1];
-    nodes.push({ word: text(last[0]), parent: end, p: last[3], q: last[4], d: null, mark: "next" });
+    nodes.push({ word: string(last[0]), parent: end, p: last[3], q: last[4], d: null, mark: "next" });
     return nodes;
   }
 
@@ -156,7 +182,7 @@
     })(0, 0);
   }
 
-  function draw(name, attributes, content) {
+  function svg(name, attributes, content) {
     const made = document.createElementNS(byId("tree").namespaceURI, name);
     for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
     if (content !== undefined) made.textContent = content;
@@ -164,28 +190,28 @@
   }
 
   function drawNode(node) {
-    const group = draw("g", { class: node.mark });
+    const group = svg("g", { class: node.mark });
     const box = { x: node.x, y: node.y, width: NODE.width, height: NODE.height, rx: 4 };
-    group.append(draw("rect", box));
+    group.append(svg("rect", box));
     if (node.mark === "fuzzy") { // the double border
       const inner = { x: box.x + 3, y: box.y + 3, width: box.width - 6, height: box.height - 6, rx: 3 };
-      group.append(draw("rect", { ...inner, class: "inner" }));
+      group.append(svg("rect", { ...inner, class: "inner" }));
     }
     const at = { x: node.x + 7 };
-    group.append(draw("text", { ...at, y: node.y + 15 }, brief(node.word)));
+    group.append(svg("text", { ...at, y: node.y + 15 }, brief(node.word)));
     const probs = node.parent < 0 ? "root" : `P ${number(node.p, 2)} Q ${number(node.q, 2)}`;
-    group.append(draw("text", { ...at, y: node.y + 27, class: "small" }, probs));
+    group.append(svg("text", { ...at, y: node.y + 27, class: "small" }, probs));
     const third = node.mark === "fuzzy" ? "fuzzy " : node.mark === "next" ? "target" : "";
-    const d = node.d === null ? "" : `D ${number(node.d, 3)}`;
-    group.append(draw("text", { ...at, y: node.y + 38, class: "small" }, third + d));
-    group.append(draw("title", {}, `${JSON.stringify(node.word)} P ${number(node.p)} Q ${number(node.q)}`));
+    const d = node.d === null ? "" : `D ${number(node.d)}`;
+    group.append(svg("text", { ...at, y: node.y + 38, class: "small" }, third + d));
+    group.append(svg("title", {}, `${quoted(node.word)} P ${number(node.p, 4)} Q ${number(node.q, 4)}`));
     return group;
   }
 
-  function openTree(trace, turn, round) {
-    const rounds = data.traces[trace][5][turn]?.[2];
+  function openTree(column, turn, round) {
+    const rounds = shown.question.answers[shown.arms[column]]?.[turn]?.rounds;
     if (!rounds?.[round]) return;
-    open = { trace, turn, round };
+    open = { column, turn, round };
     const nodes = treeNodes(rounds[round]);
     place(nodes);
     const tree = byId("tree");
@@ -194,95 +220,96 @@
     const height = Math.max(...nodes.map((node) => node.y)) + NODE.height + 6;
     tree.setAttribute("width", width);
     tree.setAttribute("height", height);
-    tree.setAttribute("viewBox", `0 0 ${width} ${height}`);
     for (const node of nodes) {
       if (node.parent < 0) continue;
       const from = nodes[node.parent];
       const [x0, y0] = [from.x + NODE.width, from.y + NODE.height / 2];
       const [x1, y1] = [node.x, node.y + NODE.height / 2];
       const bend = (x0 + x1) / 2;
-      tree.append(draw("path", { d: `M${x0} ${y0}C${bend} ${y0} ${bend} ${y1} ${x1} ${y1}`, class: node.mark }));
+      tree.append(svg("path", { d: `M${x0} ${y0}C${bend} ${y0} ${bend} ${y1} ${x1} ${y1}`, class: node.mark }));
     }
     for (const node of nodes) tree.append(drawNode(node));
     const accepted = rounds[round][1].length - 1;
-    const title = `Turn ${turn + 1}, round ${round + 1} of ${rounds.length}: ` +
-      `${nodes.length - 2} drafts, ${accepted} accepted`;
+    const title = `${shown.run.arms[shown.arms[column]]}, turn ${turn + 1}, round ${round + 1} of ` +
+      `${rounds.length}: ${nodes.length - 2} drafts, ${accepted} accepted`;
     byId("round-title").textContent = title;
     tree.setAttribute("aria-label", `draft tree. ${title}`);
     byId("before").disabled = round === 0;
     byId("after").disabled = round === rounds.length - 1;
     byId("panel").hidden = false;
-    for (const span of byId("answer").querySelectorAll(".token")) {
-      const same = span.dataset.turn === String(turn) && span.dataset.round === String(round);
-      span.classList.toggle("same-round", same);
+    for (const span of byId("columns").querySelectorAll("[data-round]")) {
+      const of = [span.dataset.column, span.dataset.turn, span.dataset.round].map(Number);
+      span.classList.toggle("same-round", of[0] === column && of[1] === turn && of[2] === round);
     }
     const scroll = tree.parentElement; // the path's middle into view
-    const middle = nodes[rounds[round][1].at(-1)].y;
-    scroll.scrollTop = middle - scroll.clientHeight / 2;
-    history.replaceState(null, "", `#trace=${trace}&turn=${turn}&round=${round}`);
+    scroll.scrollTop = nodes[rounds[round][1].at(-1)].y - scroll.clientHeight / 2;
+    history.replaceState(null, "", `#q=${byId("question").value}&arm=${shown.arms[column]}&turn=${turn}&round=${round}`);
   }
 
   function closeTree() {
     open = null;
     byId("panel").hidden = true;
-    for (const span of byId("answer").querySelectorAll(".same-round")) span.classList.remove("same-round");
-  }
-
-  function openSpan(span) {
-    if (span.dataset.round === undefined) return;
-    openTree(Number(byId("arm").value), Number(span.dataset.turn), Number(span.dataset.round));
+    for (const span of byId("columns").querySelectorAll(".same-round")) span.classList.remove("same-round");
   }
 
   function fromHash() {
     const wanted = new URLSearchParams(location.hash.slice(1));
-    const trace = data.traces[Number(wanted.get("trace") ?? NaN)];
-    if (!trace) return false;
-    byId("question").value = questionOf(trace);
-    fillArms(questionOf(trace), text(trace[1]));
-    showTrace(Number(wanted.get("trace")));
-    if (wanted.has("round")) {
-      openTree(Number(wanted.get("trace")), Number(wanted.get("turn") ?? 0), Number(wanted.get("round")));
+    const [run, question] = (wanted.get("q") ?? "").split("/");
+    if (!data.runs[run]?.questions[question]) return false;
+    show(wanted.get("q"));
+    if (wanted.has("arm") && shown.run.arms[wanted.get("arm")]) {
+      const arm = Number(wanted.get("arm"));
+      if (!shown.arms.includes(arm)) { shown.arms[shown.arms.length - 1] = arm; draw(); }
+      openTree(shown.arms.indexOf(arm), Number(wanted.get("turn") ?? 0), Number(wanted.get("round") ?? 0));
     }
-    byId("traces").scrollIntoView();
+    byId("answers").scrollIntoView();
     return true;
   }
 
   // --- events -------------------------------------------------------------------------------
-  byId("question").addEventListener("change", () => {
-    const arm = byId("arm").selectedOptions[0]?.textContent;
-    showTrace(fillArms(byId("question").value, arm));
-  });
-  byId("arm").addEventListener("change", () => showTrace(Number(byId("arm").value)));
-  const answer = byId("answer");
-  const tokenOf = (event) => event.target.closest?.(".token");
-  answer.addEventListener("mouseover", (event) => { if (tokenOf(event)) showTip(tokenOf(event)); });
-  answer.addEventListener("mouseout", hideTip);
-  answer.addEventListener("focusin", (event) => { if (tokenOf(event)) showTip(tokenOf(event)); });
-  answer.addEventListener("focusout", hideTip);
-  answer.addEventListener("click", (event) => { if (tokenOf(event)) openSpan(tokenOf(event)); });
-  answer.addEventListener("keydown", (event) => {
+  function openSpan(span) {
+    if (span?.dataset.round === undefined) return;
+    openTree(Number(span.dataset.column), Number(span.dataset.turn), Number(span.dataset.round));
+  }
+  byId("question").addEventListener("change", () => show(byId("question").value));
+  const columns = byId("columns");
+  const tokenOf = (event) => event.target.closest?.("[data-tip]");
+  for (const [name, shows] of [["mouseover", true], ["mouseout", false], ["focusin", true], ["focusout", false]]) {
+    columns.addEventListener(name, (event) => {
+      if (!shows) hideTip();
+      else if (tokenOf(event)) showTip(tokenOf(event));
+    });
+  }
+  columns.addEventListener("click", (event) => openSpan(tokenOf(event)));
+  addEventListener("keydown", (event) => {
+    if (event.target.closest?.("select, button, summary, a") || event.altKey || event.ctrlKey || event.metaKey) return;
     const span = tokenOf(event);
-    if (!span) return;
-    if (event.key === "Enter" || event.key === " ") {
+    if (span && (event.key === "Enter" || event.key === " ")) {
       openSpan(span);
       event.preventDefault();
     }
     const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
-    if (!step) return;
+    const all = [...columns.querySelectorAll(".fuzzy")];
+    if (!step || !all.length) return;
     event.preventDefault();
-    const all = [...answer.querySelectorAll(".token")];
-    const next = all[all.indexOf(span) + step];
+    const before = all.indexOf(span);
+    const next = all[before < 0 ? (step > 0 ? 0 : all.length - 1) : before + step];
     if (!next) return;
-    span.tabIndex = -1;
+    for (const other of all) other.tabIndex = -1;
     next.tabIndex = 0;
     next.focus();
   });
-  byId("before").addEventListener("click", () => openTree(open.trace, open.turn, open.round - 1));
-  byId("after").addEventListener("click", () => openTree(open.trace, open.turn, open.round + 1));
+  byId("before").addEventListener("click", () => openTree(open.column, open.turn, open.round - 1));
+  byId("after").addEventListener("click", () => openTree(open.column, open.turn, open.round + 1));
   byId("close").addEventListener("click", closeTree);
   addEventListener("hashchange", fromHash);
 
-  byId("traces").hidden = false;
-  fillPickers();
-  if (!fromHash()) showTrace(fillArms(byId("question").value));
+  fillQuestions();
+  const any = byId("question").options[0];
+  if (!any) return;
+  byId("answers").hidden = false;
+  if (!fromHash()) {
+    const traced = [...byId("question").options].find((option) => option.textContent.endsWith("with trees"));
+    show((traced ?? any).value);
+  }
 })();

@@ -1,64 +1,69 @@
-"""index.html: one file that needs nothing else, from the tables, pictures and traces.
+"""index.html: one file that needs nothing else. It opens with the answer: a sentence an arm, the
+plot, one question's answers side by side, how far to trust it, one table; all else is folded.
 
 Everything that comes from a run is untrusted text: escaped here, and put in by textContent in
 page.js.
 """
 
-import base64
 import html
 import json
+import statistics
 import time
+from base64 import b64encode
+from collections.abc import Sequence
 from importlib.resources import files
-from pathlib import Path
 from string import Template
 
-from eagle_fsd.evaluation.report.plots import Picture
-from eagle_fsd.evaluation.report.read_runs import RunData
-from eagle_fsd.evaluation.report.report_tables import Table
+from eagle_fsd.evaluation.curve_plot import INK
+from eagle_fsd.evaluation.metrics import METRICS
+from eagle_fsd.evaluation.report.read_runs import RunData, same_work
+from eagle_fsd.evaluation.report.report_tables import main_table, run_tables
+from eagle_fsd.evaluation.tables import verdict
+
+# words of a verdict -> the metric that explains them on hover
+GLOSSARY = {
+    "tokens a round over exact": "tokens_per_round_vs_exact",
+    "tokens a round": "tokens_per_round",
+    "log p a token": "mean_logp_minus_plain",
+    "times plain's tokens/s": "speed_vs_plain",
+    "fuzzy": "fuzzy_share",
+}
 
 
 def build_page(
-    runs: list[RunData],
-    tables: list[Table],
-    pictures: list[Picture],
-    folder: Path,
-    traces: dict[str, list],
+    runs: Sequence[RunData],
+    rows: Sequence[list[dict]],
+    plot: str,
+    csv: str,
+    answers: dict[str, list],
     *,
-    notes: list[str],
+    notes: Sequence[str],
 ) -> str:
     """The page's text.
 
     Args:
-        folder: where the pictures' PNGs are.
-        traces: from pack_traces.
-        notes: warnings about the report itself.
+        rows: of each run, from summarize.
+        plot: SVG of the curves, or "".
+        csv: of the rows of all runs, to download.
+        answers: from pack_answers.
+        notes: about the report itself.
     """
-    sections = [f'<p class="warning">{html.escape(note)}</p>' for note in notes]
-    contents = []
-    for number, run in enumerate(runs):
-        contents.append((f"run-{number}", run.name))
-        mine = [table.html() for table in tables if table.run == run.name]
-        sections.append(
-            f'<section id="run-{number}">\n<h2>{html.escape(run.name)}</h2>\n{_origin(run)}\n'
-            + "\n".join(mine)
-            + "\n</section>"
-        )
-    contents.append(("pictures", "pictures"))
-    common = [table.html() for table in tables if not table.run]
-    drawn = [_figure(picture, folder) for picture in pictures]
-    sections.append(
-        '<section id="pictures">\n<h2>Pictures</h2>\n' + "\n".join(drawn + common) + "\n</section>"
-    )
-    if traces["traces"]:
-        contents.append(("traces", "token by token"))
+    pairs = list(zip(runs, rows, strict=True))
     package = files("eagle_fsd.evaluation.report")
+    title = ", ".join(run.name for run in runs)
     return Template((package / "page.html").read_text(encoding="utf-8")).substitute(
-        title=html.escape("Report: " + ", ".join(run.name for run in runs)),
+        title=html.escape(title),
+        subtitle=html.escape("; ".join(dict.fromkeys(_subject(run) for run in runs))),
         css=(package / "page.css").read_text(encoding="utf-8"),
         js=(package / "page.js").read_text(encoding="utf-8"),
-        contents=" ".join(f'<a href="#{key}">{html.escape(name)}</a>' for key, name in contents),
-        sections="\n".join(sections),
-        traces=script_json(traces),
+        verdicts="\n".join(_named(runs, run, _verdicts(found)) for run, found in pairs),
+        plot=_inline(plot),
+        downloads=_downloads({"plot.svg": ("image/svg+xml", plot), "arms.csv": ("text/csv", csv)}),
+        trust="\n".join(_named(runs, run, _trust(run)) for run in runs),
+        main="\n".join(_named(runs, run, main_table(found).html()) for run, found in pairs),
+        folded="\n".join(_named(runs, run, _folded(run, found)) for run, found in pairs),
+        notes="".join(f'<p class="warning">{html.escape(note)}</p>' for note in notes),
+        answers=script_json(answers),
     )
 
 
@@ -66,6 +71,72 @@ def script_json(value: object) -> str:
     """JSON that may stand in a script element: no text in it can end the element."""
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
+
+
+def _named(runs: Sequence[RunData], run: RunData, text: str) -> str:
+    """Under the run's name, where there are several."""
+    return f"<h3>{html.escape(run.name)}</h3>\n{text}" if len(runs) > 1 else text
+
+
+def _subject(run: RunData) -> str:
+    temperatures = {f"{r['temperature']:g}" for rows in run.records.values() for r in rows}
+    return (
+        f"{run.options['target']} in {run.options['dtype']}, "
+        f"temperature {' and '.join(sorted(temperatures))}"
+    )
+
+
+def _verdicts(rows: list[dict]) -> str:
+    items = []
+    for row in rows:
+        arm, _, said = verdict(row).partition(": ")
+        said = html.escape(said, quote=False)
+        for number, words in enumerate(GLOSSARY):  # not within one another
+            said = said.replace(words, f"\0{number}\0")
+        for number, (words, key) in enumerate(GLOSSARY.items()):
+            meaning = html.escape(METRICS[key].meaning)
+            said = said.replace(f"\0{number}\0", f'<abbr title="{meaning}">{words}</abbr>')
+        items.append(f"<li><code>{html.escape(arm)}</code> {said}</li>")
+    return f'<ul class="verdicts">{"".join(items)}</ul>'
+
+
+def _inline(plot: str) -> str:
+    """The SVG element, in the page's own text colour."""
+    return plot[plot.index("<svg") :].replace(INK, "currentColor") if plot else ""
+
+
+def _downloads(contents: dict[str, tuple[str, str]]) -> str:
+    links = []
+    for name, (kind, text) in contents.items():
+        data = b64encode(text.encode()).decode()
+        link = f'<a download="{name}" href="data:{kind};base64,{data}">{name}</a>'
+        links += [link] if text else []
+    return "Download: " + ", ".join(links)
+
+
+def _trust(run: RunData) -> str:
+    said = [f"{run.questions} questions answered by {len(run.records)} arms"]
+    commits = dict.fromkeys(str(session.get("commit")) for session in run.sessions)
+    said.append(f"commit {' / '.join(commits)}")
+    said += dict.fromkeys(str(session.get("device")) for session in run.sessions)
+    spread = same_work(run.records) if run.timed else []
+    if spread:
+        count = "once" if len(spread) == 1 else f"{len(spread)} times"
+        said.append(
+            f"where arms made an answer by the same rounds, token for token ({count}), their "
+            f"seconds differed by {100 * statistics.median(spread):.0f} % in the median, "
+            f"{100 * max(spread):.0f} % at most: that is noise"
+        )
+    warnings = "".join(f'<p class="warning">{html.escape(text)}</p>' for text in run.warnings)
+    return f'<p class="note">{html.escape("; ".join(said))}.</p>\n{warnings}'
+
+
+def _folded(run: RunData, rows: list[dict]) -> str:
+    entries = "".join(
+        f"<dt>{html.escape(what)}</dt><dd>{html.escape(words)}</dd>" for what, words in origin(run)
+    )
+    told = f"<details><summary>How it was made</summary><dl>{entries}</dl></details>"
+    return "\n".join([*(table.folded() for table in run_tables(run, rows)), told])
 
 
 def origin(run: RunData) -> list[tuple[str, str]]:
@@ -90,24 +161,3 @@ def _words(value: object) -> str:
     if isinstance(value, list):
         return " ".join(map(str, value))
     return "-" if value in ("", None) else str(value)
-
-
-def _origin(run: RunData) -> str:
-    told = [f'<p class="warning">{html.escape(text)}</p>' for text in run.warnings]
-    entries = "".join(
-        f"<dt>{html.escape(what)}</dt><dd>{html.escape(words)}</dd>" for what, words in origin(run)
-    )
-    summary = f"{run.questions} questions, {run.options['target']} in {run.options['dtype']}"
-    summary += ": how it was made"
-    return "\n".join(told) + (
-        f"\n<details><summary>{html.escape(summary)}</summary><dl>{entries}</dl></details>"
-    )
-
-
-def _figure(picture: Picture, folder: Path) -> str:
-    data = base64.b64encode((folder / f"{picture.name}.png").read_bytes()).decode()
-    title = html.escape(picture.title)
-    return (
-        f'<h3>{title}</h3>\n<p class="note">{html.escape(picture.note)}</p>\n'
-        f'<figure><img alt="{title}" src="data:image/png;base64,{data}"></figure>'
-    )

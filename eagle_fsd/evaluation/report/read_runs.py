@@ -1,7 +1,7 @@
 """What a run folder holds, read without changing it: another process may be writing to it.
 
 run.json                  options and sessions
-records/ARM.jsonl         the answers; all figures are made from them
+records/ARM.jsonl         the answers; everything measured is made from them
 scores/table.json         optional: rows of what a task's scorers gave
 judge/JUDGE/*.json        optional: rows of what judges gave
 traces/ARM.jsonl          optional: trees and sources of chosen answers
@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from eagle_fsd.config import BadInput
-from eagle_fsd.evaluation.metrics import PARTIAL, kind
+from eagle_fsd.evaluation.arms import BY_TRANSFORMERS, parse_arm
+from eagle_fsd.evaluation.metrics import rounds_of, seconds
 from eagle_fsd.runs.jsonl import whole_lines
 
 BASELINES = ("plain", "generate", "generate_compiled", "exact")  # first in every table
@@ -90,7 +91,10 @@ def read_run(folder: Path, *, name: str) -> RunData:
     records = _read_arms(folder / "records", RECORD_KEYS, warnings, unique=True)
     if not records:
         raise BadInput(f"{folder} holds no records: let its command answer a question first")
-    records = dict(sorted(records.items(), key=lambda item: _place(item[1][0])))
+    try:
+        records = {arm: records[arm] for arm in sorted(records, key=_place)}
+    except BadInput as error:
+        raise BadInput(f"{folder}: {error}; made by an older version? Run it again") from error
     given = _read_scores(folder, list(records))
     scores = [row for row in given if "score" in row]
     pairwise = [row for row in given if "score" not in row]
@@ -139,13 +143,11 @@ def _read_arms(
     return arms
 
 
-def _place(record: dict) -> tuple:
-    """Where an arm stands in tables."""
-    accept = record.get("accept") or {}
-    names = tuple(str(accept.get(key)) for key in ("rule", "divergence", "logits", "child"))
-    known = record["arm"] in BASELINES
-    place = BASELINES.index(record["arm"]) if known else len(BASELINES)
-    return place, *names, accept.get("threshold", 0), record["arm"]
+def _place(arm: str) -> tuple:
+    """Where an arm stands in tables: baselines first, then by line and value."""
+    parsed = parse_arm(arm)
+    place = BASELINES.index(parsed.kind) if parsed.kind in BASELINES else len(BASELINES)
+    return place, parsed.line, parsed.value or 0.0
 
 
 def _read_scores(folder: Path, arms: list[str]) -> list[dict]:
@@ -172,7 +174,7 @@ def used_sessions(sessions: list[dict], records: dict[str, list[dict]]) -> list[
 
 
 def _doubts(sessions: list[dict], records: dict[str, list[dict]]) -> list[str]:
-    """What makes figures less comparable than they look."""
+    """What makes the arms less comparable than they look."""
     doubts = []
     used: dict[int | str, set[str]] = {}
     for rows in records.values():
@@ -206,7 +208,7 @@ def _left_out(records: dict[str, list[dict]]) -> list[str]:
     answered = {
         arm: {(row["question_id"], row.get("choice", 0)) for row in rows}
         for arm, rows in records.items()
-        if kind(arm) not in PARTIAL
+        if arm not in BY_TRANSFORMERS
     }
     if not answered:
         return []
@@ -216,6 +218,19 @@ def _left_out(records: dict[str, list[dict]]) -> list[str]:
         return []
     unit = "answers" if any(choice for _, choice in every) else "questions"
     return [
-        f"all figures of speed, cost and answers are over the {len(common)} {unit} that all arms "
+        f"everything measured is over the {len(common)} {unit} that all arms "
         f"have; fewer than {len(every)}: {', '.join(short)}"
     ]
+
+
+def same_work(records: dict[str, list[dict]]) -> list[float]:
+    """How much longer the slowest of several arms took than the fastest, for every answer that
+    they made by the same rounds, token for token: what noise alone does to seconds. 0.1: 10 %."""
+    groups: dict[tuple, list[float]] = {}
+    for arm, rows in records.items():
+        drafter = parse_arm(arm).drafter
+        for row in rows if drafter else []:
+            made = tuple(tuple(r["tokens"]) for r in rounds_of(row))
+            key = (drafter, row["question_id"], row.get("choice", 0), made)
+            groups.setdefault(key, []).append(seconds(row))
+    return [max(found) / min(found) - 1 for found in groups.values() if len(found) > 1]

@@ -1,75 +1,42 @@
 """The report's tables: one description each, written as Markdown, CSV and HTML."""
 
 import html
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from eagle_fsd.evaluation.metrics import by_category
-from eagle_fsd.evaluation.report.arm_rows import ISO_LOSSES, SAMPLING, score_rows
+import pandas as pd
+
+from eagle_fsd.evaluation.curves import equal_speed
+from eagle_fsd.evaluation.metrics import METRICS, Record, by_category, rounds_of
 from eagle_fsd.evaluation.report.read_runs import RunData
 from eagle_fsd.evaluation.tables import (
-    ANSWERS,
-    CATEGORY,
-    COST,
     NOTES,
     PAIRWISE,
-    SPEED,
     Column,
     cell_text,
+    columns,
     markdown_table,
 )
 
-MANY_ARMS = 8  # of a run that is an ablation
-MANY_ROWS = 100  # of a table that the page shows when asked
+MOST_DEPTHS = 8  # columns of accepted drafts
+SOURCES = ("draft", "fuzzy", "target")
+QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9)
+ARM: Column = ("arm", "arm", "s")
+EQUAL_SPEED: tuple[Column, ...] = (
+    ("line", "line", "s"),
+    ("tokens/round over exact", "gain", ".2f"),
+    ("value", "value", ".3f"),
+)
 SCORES: tuple[Column, ...] = (
     ("score", "score", "s"),
-    ("arm", "arm", "s"),
+    ARM,
     ("questions", "questions", "d"),
     ("mean", "mean", ".4f"),
     ("- plain", "vs_plain", "+.4f"),
-)
-SPLIT: tuple[Column, ...] = (
     ("gained", "gained", "d"),
     ("lost", "lost", "d"),
     ("McNemar p", "mcnemar_p", ".3f"),
-)
-ABLATION: tuple[Column, ...] = (
-    ("rule", "rule", "s"),
-    ("divergence", "divergence", "s"),
-    ("logits", "logits", "s"),
-    ("child", "child", "s"),
-    ("T or r", "threshold", "g"),
-    ("tree", "tree", "s"),
-    *((key, key, "s") for key in SAMPLING),
-    ("tokens/round", "tokens_per_round_interval", ".2f"),
-    ("vs exact", "tokens_per_round_vs_exact", ".2f"),
-    ("of ceiling", "of_ceiling", ".2f"),
-    ("tokens/s vs plain", "speed_vs_plain", ".2f"),
-    ("fuzzy share", "fuzzy_share", ".4f"),
-    ("regret/token", "regret_per_token", ".4f"),
-    ("argmax share - plain", "argmax_share_minus_plain", "+.4f"),
-    ("log p - plain", "mean_logp_minus_plain", "+.3f"),
-    ("looping", "looping", ".2f"),
-)
-ISO: tuple[Column, ...] = (
-    ("line", "line", "s"),
-    ("loss", "loss", "s"),
-    *((f"{loss:g}", f"at_{loss:g}", ".2f") for loss in ISO_LOSSES),
-)
-
-
-EQUAL_SPEED: tuple[Column, ...] = (
-    ("line", "line", "s"),
-    ("tokens/round vs exact", "gain", ".2f"),
-    ("T or r", "threshold", ".3f"),
-    ("fuzzy share", "fuzzy_share", ".4f"),
-    ("regret/token", "regret_per_token", ".3f"),
-    ("argmax share - plain", "argmax_share", "+.4f"),
-    ("log p - plain", "mean_logp", "+.3f"),
-    ("tokens/answer - plain", "tokens_per_answer", "+.1f"),
-    ("at the limit - plain", "at_limit", "+.3f"),
-    ("repetition - plain", "repetition", "+.3f"),
-    ("looping - plain", "looping", "+.3f"),
 )
 
 
@@ -82,7 +49,6 @@ class Table:
         title, note: above it.
         columns: as in eagle_fsd.evaluation.tables.
         rows: with the columns' keys; the CSV holds all keys.
-        run: whose it is; empty: of all runs.
     """
 
     name: str
@@ -90,93 +56,144 @@ class Table:
     note: str
     columns: Sequence[Column]
     rows: list[dict]
-    run: str = ""
 
     def markdown(self) -> str:
         return f"### {self.title}\n\n{self.note}\n\n{markdown_table(self.rows, self.columns)}"
 
     def html(self) -> str:
-        """A heading, the note, and the table in a box that scrolls; a long one is folded."""
-        kinds = [' class="text"' if form == "s" else "" for _, _, form in self.columns]
-        lines = [[title for title, _, _ in self.columns]]
-        lines += [[cell_text(row[key], form) for _, key, form in self.columns] for row in self.rows]
-        written = []
-        for number, line in enumerate(lines):
-            tag = "td" if number else "th"
-            cells = [
-                f"<{tag}{kind}>{html.escape(cell)}</{tag}>"
-                for cell, kind in zip(line, kinds, strict=True)
-            ]
-            written.append(f"<tr>{''.join(cells)}</tr>")
-        body = "\n".join(written[1:])
-        table = (
+        """The note, and the table in a box that scrolls; a column's meaning on hover."""
+        heads, lines = [], []
+        for title, key, form in self.columns:
+            meaning = html.escape(METRICS[key].meaning) if key in METRICS else ""
+            told = f' title="{meaning}" tabindex="0"' if meaning else ""
+            heads.append(f"<th{_text_class(form)}{told}>{html.escape(title)}</th>")
+        for row in self.rows:
+            cells = [_cell(row[key], form) for _, key, form in self.columns]
+            lines.append(f"<tr>{''.join(cells)}</tr>")
+        return (
             f'<p class="note">{html.escape(self.note)}</p>\n<div class="scroll"><table>\n'
-            f"<thead>{written[0]}</thead>\n<tbody>\n{body}\n</tbody>\n"
+            f"<thead><tr>{''.join(heads)}</tr></thead>\n<tbody>\n{_lines(lines)}\n</tbody>\n"
             "</table></div>"
         )
-        if len(self.rows) <= MANY_ROWS:
-            return f"<h3>{html.escape(self.title)}</h3>\n{table}"
-        words = f"{html.escape(self.title)}, {len(self.rows)} rows"
-        return f"<details><summary><strong>{words}</strong></summary>\n{table}\n</details>"
+
+    def folded(self) -> str:
+        summary = f"<summary>{html.escape(self.title)}</summary>"
+        return f"<details>{summary}\n{self.html()}\n</details>"
+
+
+def _lines(lines: list[str]) -> str:
+    return "\n".join(lines)
+
+
+def _text_class(form: str) -> str:
+    return ' class="text"' if form == "s" else ""
+
+
+def _cell(value: object, form: str) -> str:
+    """An interval stands small below its value."""
+    text, bracket, interval = cell_text(value, form).partition(" [")
+    small = f"<small>{html.escape(bracket.strip() + interval)}</small>" if bracket else ""
+    return f"<td{_text_class(form)}>{html.escape(text)}{small}</td>"
+
+
+def main_table(rows: list[dict]) -> Table:
+    """What the page opens with: 7 columns."""
+    note = "With 95 % bootstrap intervals over questions, and in parentheses the smallest true "
+    note += "difference that so many questions show. Hover over a title for its meaning."
+    return Table("arms", "Arms", note, [ARM, *columns("main")], rows)
 
 
 def run_tables(run: RunData, rows: list[dict]) -> list[Table]:
-    """A run's tables.
+    """A run's further tables, those that hold something.
 
     Args:
-        rows: from figures.arm_rows.
+        rows: from summarize.
     """
     tables = []
-    for name, columns in {"speed": SPEED, "cost": COST, "answers": ANSWERS}.items():
+    for name in ("speed", "cost", "answers"):
         title, _, note = NOTES[name].partition(". ")
-        tables.append(Table("arms", title, note, columns, rows, run.name))
-    tables += _score_tables(run)
-    if len(rows) > MANY_ARMS:
-        note = "Every arm by its settings; - where one does not apply."
-        tables.append(Table("arms", "Ablation", note, ABLATION, rows, run.name))
+        tables.append(Table("arms", title.rstrip("."), note, columns(name), rows))
     categories = by_category(run.records, timed=run.timed)
     if len({row["category"] for row in categories}) > 1:
-        rows = [{"run": run.name} | row for row in categories]
-        note = "Few questions each: the intervals of a category are wide, or missing."
-        tables.append(Table("categories", "By category", note, CATEGORY, rows, run.name))
-    return tables
+        title, _, note = NOTES["categories"].partition(". ")
+        tables.append(Table("categories", title, note, columns("categories"), categories))
+    lost = equal_speed(run.records, rows)
+    note = "What every line of arms has lost where its tokens per round are 1.05, 1.1 and 1.2 times"
+    note += " exact's (interpolated between its values, with 95 % intervals): compare with random."
+    shown = [*EQUAL_SPEED, *columns("equal speed")]
+    tables.append(Table("equal_speed", "Loss at equal speed", note, shown, lost))
+    tables += [_score_table(run), _pairwise_table(run), _depth_table(run), _divergence_table(run)]
+    return [table for table in tables if table.rows]
 
 
-def _score_tables(run: RunData) -> list[Table]:
-    """What scorers and judges gave; none where there is nothing."""
-    tables = []
-    scores = score_rows(run)
-    if scores:
-        note = "Means with 95 % intervals over questions; - plain: paired difference over the "
-        note += "questions and turns that both have, in parentheses the smallest that so many "
-        note += "questions show."
-        columns = SCORES
-        if any(row["mcnemar_p"] is not None for row in scores):
-            columns += SPLIT
-            note += " gained, lost: questions right only here, or only by plain; McNemar's exact p."
-        tables.append(Table("scores", "Scores", note, columns, scores, run.name))
-    if run.pairwise:
-        note = "Against the baseline, each match in both orders; a tie too where the orders "
-        note += "disagree. With 95 % intervals over questions. gained, lost: questions with more "
-        note += "wins than losses, and with fewer; McNemar's exact p."
-        columns = (("judge", "judge", "s"), ("baseline", "baseline", "s"), *PAIRWISE)
-        tables.append(Table("pairwise", "Pairwise verdicts", note, columns, run.pairwise, run.name))
-    return tables
+def _score_table(run: RunData) -> Table:
+    """What scorers and judges gave, as they wrote it."""
+    note = "Means with 95 % intervals over questions; - plain: paired difference over the questions"
+    note += " and turns that both have, in parentheses the smallest that so many questions show. "
+    note += "gained, lost: questions right only here, or only by plain; McNemar's exact p."
+    rows = []
+    for row in run.scores:
+        split = row.get("mcnemar") or {}
+        test = {"gained": split.get("gained"), "lost": split.get("lost")}
+        plain = {key: value for key, value in row.items() if key != "mcnemar"}
+        rows.append(plain | test | {"mcnemar_p": split.get("p")})
+    return Table("scores", "Scores", note, SCORES, rows)
 
 
-def equal_speed_table(table: list[dict]) -> list[Table]:
-    """equal_speed's rows as a table; none if no line gains enough."""
-    note = (
-        "What every line has lost where its tokens per round are 1.05, 1.1 and 1.2 times exact's "
-    )
-    note += "(between measured thresholds, with 95 % intervals): compare a rule with random."
-    return [Table("equal_speed", "Loss at equal speed", note, EQUAL_SPEED, table)] if table else []
+def _pairwise_table(run: RunData) -> Table:
+    note = "Against the baseline, each match in both orders; a tie too where the orders disagree. "
+    note += "gained, lost: questions with more wins than losses, and with fewer; McNemar's exact p."
+    shown = (("judge", "judge", "s"), ("baseline", "baseline", "s"), *PAIRWISE)
+    return Table("pairwise", "Pairwise verdicts", note, shown, run.pairwise)
 
 
-def iso_table(table: list[dict]) -> list[Table]:
-    """figures.iso_quality as a table; none if no line reaches a loss."""
-    if not any(row[f"at_{loss:g}"] is not None for row in table for loss in ISO_LOSSES):
-        return []
-    note = "tokens per round relative to exact at a loss of .01, .02, ...: interpolated between a "
-    note += "line's measured thresholds; - outside of them."
-    return [Table("iso_quality", "Speed at equal quality", note, ISO, table)]
+def _depth_table(run: RunData) -> Table:
+    rows = []
+    for arm, records in run.records.items():
+        shares = accepted_by_depth(records)[:MOST_DEPTHS]
+        if shares:
+            shares += [0.0] * (MOST_DEPTHS - len(shares))
+            at = {f"at_least_{depth}": share for depth, share in enumerate(shares, start=1)}
+            rows.append({"arm": arm} | at)
+    rows = [row for row in rows if row["at_least_1"]]  # drafts, and accepts some
+    depths = range(1, MOST_DEPTHS + 1)
+    shown = [ARM, *((f">= {depth}", f"at_least_{depth}", ".3f") for depth in depths)]
+    note = "Share of rounds that accept at least so many drafts."
+    return Table("accepted_drafts", "Accepted drafts", note, shown, rows)
+
+
+def accepted_by_depth(records: Sequence[Record]) -> list[float]:
+    """Share of rounds that accept at least d drafts, for d = 1 up to the most accepted."""
+    counts = [len(r["tokens"]) - 1 for record in records for r in rounds_of(record)]
+    return [
+        sum(count >= depth for count in counts) / len(counts)
+        for depth in range(1, max(counts, default=0) + 1)
+    ]
+
+
+def _divergence_table(run: RunData) -> Table:
+    judged = [(arm, *node) for arm, found in run.records.items() for node in judged_nodes(found)]
+    rows = []
+    frame = pd.DataFrame(judged, columns=["arm", "source", "divergence"])
+    for (arm, source), values in frame.groupby(["arm", "source"], sort=False)["divergence"]:
+        found = {f"quantile_{share:g}": float(values.quantile(share)) for share in QUANTILES}
+        rows.append({"arm": arm, "source": source, "nodes": len(values)} | found)
+    order = list(run.records)
+    rows.sort(key=lambda row: (order.index(row["arm"]), SOURCES.index(row["source"])))
+    shares = ((f"{100 * share:g} %", f"quantile_{share:g}", ".4f") for share in QUANTILES)
+    shown = [ARM, ("followed by", "source", "s"), ("nodes", "nodes", "d"), *shares]
+    note = "Quantiles of the divergence D at judged nodes, by what was emitted after them: a draft "
+    note += "that the exact test accepts too, a fuzzy draft, or the target's own token."
+    return Table("divergences", "Divergences", note, shown, rows)
+
+
+def judged_nodes(records: Sequence[Record]) -> list[tuple[str, float]]:
+    """(source, D) of the judged nodes; infinite values are left out."""
+    found = []
+    for r in (r for record in records for r in rounds_of(record)):
+        last = len(r["tokens"]) - 1
+        for place, (value, fuzzy) in enumerate(zip(r["divergence"], r["fuzzy"], strict=True)):
+            if value is not None and math.isfinite(float(value)):
+                source = "fuzzy" if fuzzy else "draft" if place < last else "target"
+                found.append((source, float(value)))
+    return found

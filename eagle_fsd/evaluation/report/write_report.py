@@ -1,47 +1,28 @@
 """The report's folder, written whole or not at all.
 
 index.html      everything, in one file
-report.md       the tables, and where the runs come from
+report.md       sentences and tables, and where the runs come from
 report.json     the tables' rows, for programs; marks the folder as a report
-tables/*.csv    arms, scores, pairwise verdicts, categories, loss at equal speed, speed at equal
-                quality
-plots/*.png
+tables/*.csv    arms, scores, pairwise verdicts, categories, loss at equal speed, ...
+plot.svg, .pdf  loss against gain
 """
 
-import re
 import shutil
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from eagle_fsd.config import BadInput
-from eagle_fsd.evaluation.report.arm_rows import arm_rows, iso_quality
-from eagle_fsd.evaluation.report.equal_speed import equal_speed
+from eagle_fsd.evaluation.curve_plot import plot_curves
+from eagle_fsd.evaluation.metrics import summarize
 from eagle_fsd.evaluation.report.page import build_page, origin
-from eagle_fsd.evaluation.report.plots import Picture
-from eagle_fsd.evaluation.report.quality_plots import plot_iso_quality, plot_quality
+from eagle_fsd.evaluation.report.page_answers import pack_answers
 from eagle_fsd.evaluation.report.read_runs import RunData
-from eagle_fsd.evaluation.report.report_tables import (
-    Table,
-    equal_speed_table,
-    iso_table,
-    run_tables,
-)
-from eagle_fsd.evaluation.report.round_plots import plot_depths, plot_divergences, plot_lengths
-from eagle_fsd.evaluation.report.trace_data import pack_traces
-from eagle_fsd.evaluation.tables import write_csv
+from eagle_fsd.evaluation.report.report_tables import Table, run_tables
+from eagle_fsd.evaluation.tables import verdict, write_csv
 from eagle_fsd.runs.jsonl import write_json
 
 MARK = "report.json"
-LOSSES = {
-    "fuzzy share": "fuzzy_share",
-    "argmax share lost against plain": "argmax_share_lost",
-    "regret a token, nats": "regret_per_token",
-    "log p a token lost against plain, nats": "logp_lost",
-}
-QUALITY = {
-    "argmax_share_minus_plain": "argmax share, difference to plain",
-    "mean_logp_minus_plain": "log p a token, difference to plain",
-}
 
 
 def check_output(output: Path, runs: list[Path]) -> None:
@@ -67,7 +48,7 @@ def write_report(runs: list[RunData], output: Path) -> list[str]:
         All warnings.
 
     Raises:
-        BadInput: see check_output; figures that cannot be made; the folder cannot be written.
+        BadInput: see check_output; arms that cannot be compared; the folder cannot be written.
     """
     check_output(output, [run.folder for run in runs])
     try:
@@ -101,82 +82,55 @@ def _replace(building: Path, output: Path) -> None:
 
 def _build(runs: list[RunData], folder: Path) -> list[str]:
     (folder / "tables").mkdir()
-    (folder / "plots").mkdir()
-    rows = {run.name: arm_rows(run) for run in runs}
-    all_rows = [row for run in runs for row in rows[run.name]]
-    iso = iso_quality(all_rows, LOSSES)
-    tables = [table for run in runs for table in run_tables(run, rows[run.name])]
-    tables += equal_speed_table(equal_speed(_records(runs), all_rows)) + iso_table(iso)
-    pictures = _draw(runs, all_rows, iso, folder / "plots")
-    traces, left_out = pack_traces(runs)
-    notes = []
-    if left_out:
-        notes.append(f"{left_out} traces are left out, to keep the page small")
-    _write_csvs(tables, folder / "tables")
-    (folder / "report.md").write_text(_markdown(runs, tables, pictures), encoding="utf-8")
-    page = build_page(runs, tables, pictures, folder / "plots", traces, notes=notes)
+    rows = [_rows(run) for run in runs]
+    tables = [run_tables(run, found) for run, found in zip(runs, rows, strict=True)]
+    by_name: dict[str, list[dict]] = {}
+    for run, found in zip(runs, tables, strict=True):
+        for table in {table.name: table for table in found}.values():
+            by_name.setdefault(table.name, []).extend({"run": run.name} | r for r in table.rows)
+    for name, every in by_name.items():
+        write_csv(folder / "tables" / f"{name}.csv", every)
+    plot = plot_curves(_named_lines(runs, rows), folder / "plot")
+    answers, short = pack_answers(runs)
+    notes = [f"{short} questions lack an answer or its trees, to keep the page small"] * bool(short)
+    csv = (folder / "tables" / "arms.csv").read_text(encoding="utf-8")
+    page = build_page(runs, rows, plot, csv, answers, notes=notes)
     (folder / "index.html").write_text(page, encoding="utf-8")
+    text = _markdown(runs, rows, tables, plot=bool(plot))
+    (folder / "report.md").write_text(text, encoding="utf-8")
     warnings = [f"{run.name}: {text}" for run in runs for text in run.warnings] + notes
-    whole = {
-        "runs": [
-            {"name": run.name, "options": run.options, "sessions": run.sessions} for run in runs
-        ],
-        "warnings": warnings,
-        "tables": {name: found for name, found in _by_name(tables).items()},
-    }
-    write_json(folder / MARK, whole)
+    made = [{"name": run.name, "options": run.options, "sessions": run.sessions} for run in runs]
+    write_json(folder / MARK, {"runs": made, "warnings": warnings, "tables": by_name})
     return warnings
 
 
-def _draw(runs: list[RunData], rows: list[dict], iso: list[dict], folder: Path) -> list[Picture]:
-    """Every picture that there is something for."""
-    records = _records(runs)
-    scores = dict.fromkeys(f"score {row['score']}" for run in runs for row in run.scores)
-    measures = QUALITY | {key: key for key in scores}
-    drawn = [
-        plot_quality(rows, folder, name=_file_name(f"quality_{key}"), key=key, words=words)
-        for key, words in measures.items()
+def _rows(run: RunData) -> list[dict]:
+    try:
+        return summarize(run.records, timed=run.timed)
+    except BadInput as error:
+        raise BadInput(f"{run.folder}: {error}") from error
+
+
+def _named_lines(runs: list[RunData], rows: list[list[dict]]) -> list[dict]:
+    """All rows; those of several runs are lines of their own."""
+    if len(runs) == 1:
+        return rows[0]
+    return [
+        row | {"arm": f"{run.name}: {row['arm']}", "line": f"{run.name}: {row['line']}"}
+        for run, found in zip(runs, rows, strict=True)
+        for row in found
     ]
-    drawn += [
-        plot_iso_quality(rows, iso, folder),
-        plot_depths(rows, records, folder),
-        plot_divergences(rows, records, folder),
-        plot_lengths(rows, folder),
-    ]
-    return [picture for picture in drawn if picture is not None]
 
 
-def _records(runs: list[RunData]) -> dict[tuple[str, str], list[dict]]:
-    return {(run.name, arm): found for run in runs for arm, found in run.records.items()}
-
-
-def _file_name(text: str) -> str:
-    return re.sub(r"[^A-Za-z0-9._-]+", "_", text)
-
-
-def _by_name(tables: list[Table]) -> dict[str, list[dict]]:
-    """Rows of the tables of one name; several tables may show the same rows."""
-    found: dict[str, list[dict]] = {}
-    for table in tables:
-        rows = found.setdefault(table.name, [])
-        rows += [row for row in table.rows if not any(row is other for other in rows)]
-    return found
-
-
-def _write_csvs(tables: list[Table], folder: Path) -> None:
-    for name, rows in _by_name(tables).items():
-        write_csv(folder / f"{name}.csv", rows)
-
-
-def _markdown(runs: list[RunData], tables: list[Table], pictures: list[Picture]) -> str:
+def _markdown(
+    runs: list[RunData], rows: list[list[dict]], tables: Sequence[list[Table]], *, plot: bool
+) -> str:
     parts = ["# Report: " + ", ".join(run.name for run in runs)]
-    for run in runs:
+    parts += ["![loss against gain](plot.svg)"] if plot else []
+    for run, found, of_run in zip(runs, rows, tables, strict=True):
         parts.append(f"## {run.name}")
+        parts.append("\n".join(f"- {verdict(row)}" for row in found))
+        parts += [f"Warning: {text}" for text in run.warnings]
+        parts += [table.markdown() for table in of_run]
         parts.append("\n".join(f"- {what}: {words}" for what, words in origin(run)))
-        if run.warnings:
-            parts.append("\n".join(f"Warning: {text}" for text in run.warnings))
-        parts += [table.markdown() for table in tables if table.run == run.name]
-    parts += [table.markdown() for table in tables if not table.run]
-    parts.append("## Pictures")
-    parts += [f"![{p.title}](plots/{p.name}.png)\n\n{p.note}" for p in pictures]
     return "\n\n".join(parts) + "\n"
