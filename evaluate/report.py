@@ -17,9 +17,6 @@ from pathlib import Path
 from transformers import HfArgumentParser
 
 from eagle_fsd.config import BadInput
-from eagle_fsd.evaluation.report.read_runs import read_runs
-from eagle_fsd.evaluation.report.write_report import check_output, write_report
-from eagle_fsd.evaluation.tables import columns_text
 from eagle_fsd.models.model_options import option
 from eagle_fsd.runs.command import ended_by, parse
 
@@ -32,6 +29,10 @@ class ReportOptions:
 
 
 def report(folders: list[str], options: ReportOptions) -> None:
+    from eagle_fsd.evaluation.report.read_runs import read_runs
+    from eagle_fsd.evaluation.report.write_report import check_output, write_report
+    from eagle_fsd.evaluation.tables import columns_text
+
     if options.columns:
         print(columns_text())
         return
