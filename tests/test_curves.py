@@ -80,7 +80,7 @@ def test_curves_join_values_of_one_line():
         ({"plain": HAND["plain"]}, False),
         ({"plain": NO_ROUNDS, "exact": NO_ROUNDS}, False),
     ],
-    ids=["hand", "no ceiling", "no exact", "alone", "one question", "thirty lines", "plain", "none"],
+    ids=["hand", "no ceiling", "no exact", "alone", "one question", "many", "plain", "none"],
 )
 def test_the_plot_is_drawn(tmp_path, records, drawn):
     """As SVG and PDF, whatever arms there are that draft; the same every time."""
