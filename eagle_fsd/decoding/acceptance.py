@@ -70,11 +70,7 @@ class Policy:
             )
 
     def check(self, drafter: Drafter) -> None:
-        """Refuse what has no meaning with the sampling or the drafter.
-
-        Raises:
-            BadInput: says what, and the remedy.
-        """
+        """Refuse, by a BadInput, what has no meaning with the sampling or the drafter."""
         token_R = getattr(drafter, "draft_token_R", None)
         size = None if token_R is None else token_R.shape[0]
         self.rule.check(self.sampling, size)

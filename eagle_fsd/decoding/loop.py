@@ -68,12 +68,6 @@ class DecodeConfig:
 
 
 Lap = Callable[[str], None]
-
-
-def no_lap(phase: str) -> None:
-    """Nobody measures."""
-
-
 Watcher = Callable[[DraftTree, torch.Tensor, Acceptance], None]
 """Sees each round's tree, the target's logits [N, V] over it, and what was accepted."""
 
@@ -162,7 +156,7 @@ def decode_rounds(
     prompt: Sequence[int],
     config: DecodeConfig,
     *,
-    lap: Lap = no_lap,
+    lap: Lap | None = None,
     watch: Watcher | None = None,
 ) -> Iterator[Round]:
     """Decode one answer, yielding after prefill and after every round.
@@ -171,7 +165,7 @@ def decode_rounds(
         target, drafter: both are started anew.
         prompt: token ids.
         config: acceptance, sampling, end and seed.
-        lap: is told the name of every phase that has just ended, see speed/clock.py.
+        lap: is told the name of every phase that has just ended (speed/clock.py).
         watch: is shown every round; for traces, not for timed runs.
 
     Raises:
@@ -180,7 +174,7 @@ def decode_rounds(
     policy, stop = config.policy, config.stop
     check_request(target, prompt, stop)
     policy.check(drafter)
-    device = target.device
+    device, lap = target.device, lap or (lambda phase: None)
     uniform_P3 = answer_uniforms(config.seed, stop.max_new_tokens + drafter.max_nodes)
     capacity = len(prompt) + stop.max_new_tokens
     target.start(capacity + drafter.max_nodes)
@@ -240,7 +234,7 @@ def decode(
     prompt: Sequence[int],
     config: DecodeConfig,
     *,
-    lap: Lap = no_lap,
+    lap: Lap | None = None,
     watch: Watcher | None = None,
 ) -> Generation:
     """Decode one answer to its end; see decode_rounds."""

@@ -10,9 +10,7 @@ from typing import Any, ClassVar
 from eagle_fsd.config import SamplingConfig
 from eagle_fsd.decoding.verified import Law, VerifiedTree
 
-Path = list[int]
-"""Node indices from the root down; the root is always on it."""
-
+Path = list[int]  # node indices from the root down; the root is always on it
 State = Any  # a rule's own; the loop only keeps it
 
 

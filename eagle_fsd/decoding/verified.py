@@ -28,7 +28,6 @@ from eagle_fsd.decoding.tree import DraftTree
 Law = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 Result = TypeVar("Result")
 UNIFORMS = 3  # a token: column 0 draws x, 1 picks among drafts, 2 says yes or no
-AT_ZERO = ("prob", "log_prob")  # follow from x at temperature 0
 
 
 class VerifiedTree:
@@ -71,7 +70,7 @@ class VerifiedTree:
         self._filtered = sampling.top_k > 0 or sampling.top_p < 1
         names = [*columns, "supported"] if self._filtered else columns
         self._values: dict[str, dict[int, float]] = {
-            name: {} for name in names if not (self.greedy and name in AT_ZERO)
+            name: {} for name in names if not (self.greedy and name in ("prob", "log_prob"))
         }
         self._rows: dict[int, Rows] = {}
         self._drawn: dict[int, tuple[int, int, float]] = {}

@@ -18,7 +18,6 @@ from eagle_fsd.decoding.loop import (
     Watcher,
     check_request,
     decode,
-    no_lap,
 )
 from eagle_fsd.evaluation.arms import COMPILED, Arm
 from eagle_fsd.models.loaded import Model
@@ -53,7 +52,7 @@ def answer_prompt(
             drafter,
             prompt,
             config,
-            lap=clock.lap if clock else no_lap,
+            lap=clock.lap if clock else None,
             watch=watch,
         )
     else:
