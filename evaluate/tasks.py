@@ -20,13 +20,13 @@ from eagle_fsd.evaluation.bench_report import report_bench
 from eagle_fsd.evaluation.questions import Question, check_same_questions
 from eagle_fsd.models.model_options import ModelOptions, SamplingOptions, option
 from eagle_fsd.runs.command import run_command
-from eagle_fsd.tasks.sandbox import execute
+from eagle_fsd.tasks.sandbox import isolation
 from eagle_fsd.tasks.scorers import SCORERS, check_scorable
 from eagle_fsd.tasks.task_scores import compare_scores, read_records, score_records, write_table
 from eagle_fsd.tasks.task_sources import SOURCES, read_task
 
 # They change scores, not answers.
-EXTENDABLE = frozenset({"scorer", "execute_code", "rescore"})
+EXTENDABLE = frozenset({"scorer", "execute_code", "without_isolation", "rescore"})
 
 
 @dataclass
@@ -35,6 +35,7 @@ class TaskOptions(BenchOptions):
     task: str = option("", SOURCES)
     scorer: str = option("", f"of {', '.join(SCORERS)}; empty: the task's usual one")
     execute_code: bool = option(False, "let the scorer humaneval run the code of the answers")
+    without_isolation: bool = option(False, "run it even where there is no bubblewrap")
     rescore: bool = option(False, "score the records of --output again; loads no model")
     max_new_tokens: int = option(256, "budget of an answer")
 
@@ -51,16 +52,20 @@ def run_task(options: TaskOptions, sampling: SamplingOptions, model_options: Mod
         raise BadInput(
             f"--task {options.task} has no usual scorer: give --scorer, one of {', '.join(SCORERS)}"
         )
+    allowed = {
+        "execute_code": options.execute_code,
+        "without_isolation": options.without_isolation,
+    }
     if options.rescore:
         questions = replace(options, questions=None).choose(task.questions)
         records = read_records(options.output)
-        check_scorable(questions, name, execute_code=options.execute_code)
+        check_scorable(questions, name, **allowed)
         for rows in records.values():
             check_same_questions(rows, questions)
         print(f"\n{score_run(records, questions, name, options.output)[0]}")
         return
     questions = options.choose(task.questions)
-    check_scorable(questions, name, execute_code=options.execute_code)
+    check_scorable(questions, name, **allowed)
     bench = Bench(
         task.name, "tasks", questions, options, sampling, model_options, extendable=EXTENDABLE
     )
@@ -74,7 +79,7 @@ def score_run(
     records: dict[str, list[dict]], questions: list[Question], scorer: str, folder: str
 ) -> tuple[str, list[dict]]:
     """Score a run and write what that gives; returns the table as text and as rows."""
-    note = f"The answers' code ran in: {execute('').isolation}." if scorer == "humaneval" else ""
+    note = f"The answers' code ran with: {isolation()}." if scorer == "humaneval" else ""
     compared = compare_scores(score_records(records, questions, SCORERS[scorer].score, folder))
     return write_table(folder, compared, scorer=scorer, note=note), compared
 

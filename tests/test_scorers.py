@@ -6,6 +6,7 @@ import pytest
 
 from eagle_fsd.config import BadInput
 from eagle_fsd.evaluation.questions import Question
+from eagle_fsd.tasks import sandbox
 from eagle_fsd.tasks.scorers import (
     SCORERS,
     check_scorable,
@@ -88,12 +89,28 @@ def test_letter_given_as_the_answer(text):
 
 
 def test_exact_match_and_contains_are_normalised():
-    assert normalize("  The  CAT's\thome! ") == "cats home"
+    assert normalize("  The  \u201cCAT's\u201d\thome! (**So**.)") == "cat's home so"
     assert score("exact_match", "the Eiffel Tower.", "Eiffel tower") == 1
     assert score("exact_match", "It is the Eiffel Tower.", "Eiffel tower") == 0
     assert score("contains", "It is the Eiffel Tower.", "Big Ben", "Eiffel tower") == 1
     assert score("contains", "a category error", "cat") == 0
     assert score("contains", "a cat", "cat") == 1
+
+
+@pytest.mark.parametrize("scorer", ["exact_match", "contains"])
+def test_signs_are_compared(scorer):
+    """Regression: all punctuation was dropped, so that these pairs were equal."""
+    for mine, reference in (("5", "-5"), ("15", "1.5"), ("C", "C++"), ("5", ".5"), ("", "+")):
+        assert score(scorer, mine, reference) == score(scorer, reference, mine or "x") == 0
+        assert score(scorer, f"**{reference}**.", reference) == 1
+
+
+@pytest.mark.parametrize("reference", ["A", "the", "...", "()"])
+def test_a_reference_that_is_nothing_is_refused(reference):
+    """Regression: it scored empty answers 1."""
+    for scorer in ("exact_match", "contains"):
+        with pytest.raises(BadInput, match="an empty answer would be right"):
+            check_scorable([question(reference)], scorer)
 
 
 def test_rouge_is_that_of_the_best_reference():
@@ -159,7 +176,7 @@ def test_what_cannot_be_scored_is_told(fault):
     if scorer == "rouge":
         pytest.importorskip("rouge_score")
     with pytest.raises(BadInput, match=told):
-        check_scorable([asked], scorer, execute_code=True)
+        check_scorable([asked], scorer, execute_code=True, without_isolation=True)
 
 
 @pytest.mark.processes
@@ -176,16 +193,22 @@ def test_unknown_instructions_are_told(wanted, told):
         check_scorable([instructions("?", **wanted)], "ifeval")
 
 
-def test_code_is_not_executed_unless_allowed():
+def test_code_is_not_executed_unless_allowed(monkeypatch, tmp_path):
+    """Nor without bubblewrap, which is found by PATH, unless that is accepted."""
     problem = question(prompt="def f():\n", test="def check(f): pass", entry_point="f")
     with pytest.raises(BadInput, match="--execute_code"):
         check_scorable([problem], "humaneval")
-    check_scorable([problem], "humaneval", execute_code=True)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    sandbox._prefix.cache_clear()
+    with pytest.raises(BadInput, match="apt-get install bubblewrap.*--without_isolation"):
+        check_scorable([problem], "humaneval", execute_code=True)
+    check_scorable([problem], "humaneval", execute_code=True, without_isolation=True)
+    sandbox._prefix.cache_clear()
 
 
 def test_scores_are_between_0_and_1():
     """Of odd answers too."""
-    for scorer, reference in {"exact_match": "a", "contains": "a", "last_number": "1"}.items():
+    for scorer, reference in {"exact_match": "x", "contains": "x", "last_number": "1"}.items():
         for answer in ("", " ", "\u0000", "9" * 5000, "-" * 5000, "```" * 500):
             value = score(scorer, answer, reference)
             assert 0 <= value <= 1 and math.isfinite(value)

@@ -41,21 +41,20 @@ def extract_code(answer: str, entry_point: str) -> str:
     return STOPS.split(answer, maxsplit=1)[0]
 
 
-def build_program(prompt: str, code: str, test: str, entry_point: str) -> str:
-    """The program whose end is reached iff the code passes the test.
+def build_program(prompt: str, code: str) -> str:
+    """The program that defines the function.
 
     The prompt stays in front of code that is a whole function too: it holds imports and helpers.
     """
     between = "\n" if TOP_LEVEL.search(code) else ""
-    return f"{prompt}{between}{code}\n\n{test}\n\ncheck({entry_point})\n"
+    return f"{prompt}{between}{code}\n"
 
 
 def pass_at_1(answer: str, question: Question) -> dict[str, float]:
     """{"pass@1": 1.0 if the answer's code passes the problem's tests}. Executes the answer."""
-    problem = question.extra
-    code = extract_code(answer, problem["entry_point"])
-    program = build_program(problem["prompt"], code, problem["test"], problem["entry_point"])
-    return {"pass@1": float(execute(program).passed)}
+    problem = {name: question.extra[name] for name in FIELDS}
+    program = build_program(problem["prompt"], extract_code(answer, problem["entry_point"]))
+    return {"pass@1": float(execute(program, **problem).passed)}
 
 
 def check_problem(question: Question) -> None:

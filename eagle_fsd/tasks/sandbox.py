@@ -1,139 +1,163 @@
-"""Runs a Python program in a process of its own and says whether it reached its end.
+"""Runs the code of an answer against a problem's tests, in processes of their own.
 
-Against accidents of a model's answer: endless loops, memory, processes, the network, files. What
-the process may do is set in cell.py. It starts in an empty temporary folder with almost no
-environment, and its whole process group is killed when its time is over.
+With bubblewrap (`bwrap`) the code sees a read-only /usr and Python, an empty read-only /tmp, no
+network, no process but its own, no privileges and almost no environment. What it does is killed
+when its time is over. Without bubblewrap there are the limits of checked_call.py (time, memory,
+size and number of files), a throw-away folder, and no network where the system permits that: the
+code can then read and change whatever the user can.
+
+What is left with bubblewrap: faults of the kernel, whose system calls are not filtered; and as root
+the number of processes within the time. The verdict is made where the code is not.
 """
 
 import contextlib
 import functools
 import json
 import os
-import secrets
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from eagle_fsd.config import BadInput
 
-CELL = Path(__file__).with_name("confined.py")
-SECONDS = 10.0  # of wall clock; the slowest of HumanEval's own solutions takes 0.2
+PROGRAM = Path(__file__).with_name("checked_call.py")
+SECONDS = 10.0  # of wall clock; HumanEval's own solutions take 0.2
 MEMORY_BYTES = 1 << 30
-RESULT_BYTES = 1 << 16
+ISOLATION = ("bubblewrap", "no network, time and memory limits", "time and memory limits only")
+NOBODY = "65534"
 
 
 @dataclass(frozen=True)
 class Execution:
-    """How a program ended.
+    """How the check of an answer's code ended.
 
     Attributes:
-        passed: its last line was reached.
+        passed: all tests passed.
         reason: "passed", "timeout", the name of the exception that ended it, or "ended early".
-        isolation: what shut it in: "network namespace, seccomp"; without the first where the
-            system does not permit one, with "audit hook" for the second where there is none.
     """
 
     passed: bool
     reason: str
-    isolation: str
 
 
 def execute(
-    program: str, *, seconds: float = SECONDS, memory_bytes: int = MEMORY_BYTES
+    program: str,
+    *,
+    prompt: str,
+    test: str,
+    entry_point: str,
+    seconds: float = SECONDS,
+    memory_bytes: int = MEMORY_BYTES,
 ) -> Execution:
-    """Run a program's text.
+    """Check a program's function.
 
     Args:
+        program: untrusted; defines `entry_point`.
+        prompt, test: the problem's, trusted: what precedes the function, and the function `check`.
         seconds: wall clock; processor time is limited to one second more.
-        memory_bytes: of address space.
+        memory_bytes: of address space, for each process.
 
     Raises:
-        BadInput: the process did not start, which is no fault of the program.
+        BadInput: the processes did not start, which is no fault of the program.
     """
-    token = secrets.token_hex(16)
-    request = {"program": program, "token": token, "seconds": seconds, "memory_bytes": memory_bytes}
-    prefix = _network_namespace()
-    with tempfile.TemporaryDirectory(prefix="answer-") as folder, _pipe() as (reading, writing):
-        # -s, -P: no user's packages, nothing from this folder; a fixed hash seed, so that a score
-        # can be made again
-        command = [*prefix, sys.executable, "-s", "-P", "-B", str(CELL), str(writing)]
-        try:
-            process = subprocess.Popen(
-                command,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                cwd=folder,
-                env=_environment(folder),
-                pass_fds=(writing,),
-                start_new_session=True,
-            )
-        except OSError as error:
-            raise BadInput(f"cannot start {command[0]} to run answers ({error})") from error
-        try:
-            process.communicate(json.dumps(request).encode(), timeout=seconds)
-            late = False
-        except subprocess.TimeoutExpired:
-            late = True
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-        told = _read(reading)
-    shut_in, _, end = told.partition("\n")
-    if not shut_in:
+    limits = {"seconds": seconds, "memory_bytes": memory_bytes, "entry_point": entry_point}
+    theirs, ours = socket.socketpair()
+    with tempfile.TemporaryDirectory(prefix="answer-") as folder, theirs, ours:
+        answer = limits | {"program": program}
+        checker = limits | {"prompt": prompt, "test": test}
+        with _started("answer", answer, theirs, folder):
+            theirs.close()  # or the checker would not see it end
+            with _started("check", checker, ours, folder) as process:
+                ours.close()
+                late = False
+                try:
+                    told = process.communicate(timeout=seconds)[1]
+                except subprocess.TimeoutExpired as error:
+                    late, told = True, error.stderr or b""
+    ready, _, reason = told.decode(errors="replace").partition("\n")
+    if ready != "ready":
         raise BadInput(
-            f"a process for an answer was not ready within {seconds:g} s: is this machine "
-            f"overloaded, or does {sys.executable} not start there?"
+            f"the processes that run and check answers were not ready in {seconds:g} s "
+            f"({told[-200:].decode(errors='replace').strip() or 'no word'}): is this machine "
+            f"overloaded, or does {sys.executable} not run there?"
         )
-    isolation = ", ".join([*(["network namespace"] if prefix else []), shut_in])
-    if not late and end == token:
-        return Execution(True, "passed", isolation)
-    return Execution(False, "timeout" if late else end or "ended early", isolation)
+    if late:
+        return Execution(False, "timeout")
+    passed = process.returncode == 0
+    return Execution(passed, "passed" if passed else reason.strip() or "ended early")
 
 
 @contextlib.contextmanager
-def _pipe():
-    reading, writing = os.pipe()
+def _started(
+    role: str, request: dict, wire: socket.socket, folder: str
+) -> Iterator[subprocess.Popen]:
+    """A process of checked_call.py, killed with all its own when this ends."""
+    with tempfile.TemporaryFile("w+") as file:
+        json.dump(request, file)
+        file.seek(0)
+        # -s, -P: no user's packages, nothing from the folder
+        command = [sys.executable, "-s", "-P", "-B", "-c", PROGRAM.read_text(), role]
+        process = subprocess.Popen(
+            [*_prefix()[1], *command, str(file.fileno())],
+            stdin=wire,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE if role == "check" else subprocess.DEVNULL,
+            cwd=folder,
+            env=_environment(),
+            pass_fds=(file.fileno(),),
+            start_new_session=True,
+        )
     try:
-        yield reading, writing
+        yield process
     finally:
-        os.close(reading)
-        os.close(writing)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        if process.stderr:
+            process.stderr.close()
 
 
-def _read(reading: int) -> str:
-    """What was written so far; a process that outlives its group may still hold the other end."""
-    os.set_blocking(reading, False)
-    try:
-        return os.read(reading, RESULT_BYTES).decode(errors="replace")
-    except BlockingIOError:
-        return ""
+def _environment() -> dict[str, str]:
+    """Hashes are the same every time, so that a score can be made again."""
+    one = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "PYTHONHASHSEED": "0"}
+    return one | {"PATH": os.defpath, "HOME": "/tmp", "LANG": "C.UTF-8"}
 
 
-def _environment(folder: str) -> dict[str, str]:
-    return {
-        "PATH": os.defpath,
-        "HOME": folder,
-        "TMPDIR": folder,
-        "LANG": "C.UTF-8",
-        "PYTHONHASHSEED": "0",
-        "OMP_NUM_THREADS": "1",
-        "OPENBLAS_NUM_THREADS": "1",
-    }
+def isolation() -> str:
+    """What shuts the code of answers in here, one of ISOLATION."""
+    return _prefix()[0]
 
 
 @functools.cache
-def _network_namespace() -> tuple[str, ...]:
-    """What to put before a command, to give it a network of its own without any way out; () where
-    that is not permitted."""
-    unshare = shutil.which("unshare")
-    if unshare is None:
-        return ()
-    options = ("--net",) if os.geteuid() == 0 else ("--net", "--user", "--map-current-user")
-    probe = subprocess.run([unshare, *options, "true"], capture_output=True)
-    return (unshare, *options) if probe.returncode == 0 else ()
+def _prefix() -> tuple[str, list[str]]:
+    """What goes before a command, and what it is called; probed once."""
+    unshare = [shutil.which("unshare"), "--net"]
+    unshare += [] if os.geteuid() == 0 else ["--user", "--map-current-user"]
+    for name, prefix in zip(ISOLATION[:2], (_bubblewrap(), unshare), strict=True):
+        if prefix[0] is not None:
+            probe = subprocess.run([*prefix, sys.executable, "-V"], capture_output=True)
+            if probe.returncode == 0:
+                return name, prefix
+    return ISOLATION[2], []
+
+
+def _bubblewrap() -> list[str | None]:
+    """bwrap with what the code may see."""
+    command = [shutil.which("bwrap"), "--unshare-all", "--unshare-user", "--die-with-parent"]
+    command += ["--new-session", "--cap-drop", "ALL", "--uid", NOBODY, "--gid", NOBODY]
+    for place in ("/lib", "/lib64", "/bin"):
+        if os.path.islink(place):
+            command += ["--symlink", os.readlink(place), place]
+        else:
+            command += ["--ro-bind-try", place, place]
+    python = {sys.prefix, sys.base_prefix, os.path.realpath(sys.base_prefix)}
+    for place in ["/usr", "/etc/ld.so.cache", *sorted(python)]:
+        command += ["--ro-bind-try", place, place]
+    command += ["--dev", "/dev", "--remount-ro", "/dev", "--dir", "/tmp", "--chdir", "/tmp"]
+    return [*command, "--remount-ro", "/"]

@@ -15,6 +15,7 @@ from eagle_fsd.config import BadInput
 from eagle_fsd.evaluation.questions import Question
 from eagle_fsd.tasks.humaneval import check_problem, pass_at_1
 from eagle_fsd.tasks.ifeval import check_instructions, follow
+from eagle_fsd.tasks.sandbox import ISOLATION, isolation
 
 # a sign is none behind a digit or a bracket (10-5, (3)-2); a comma parts thousands only
 NUMBER = re.compile(
@@ -23,6 +24,10 @@ NUMBER = re.compile(
 STATED = re.compile(r"(?i:answer|choice|option)(?i:\s+is)?[^A-Za-z0-9]*([A-E])\b")
 # a lone A before a small letter is an article
 LONE = re.compile(r"\b([B-E]|A(?! [a-z]))\b")
+
+# what a sentence and Markdown put around a word; a leading full stop may be a number's
+QUOTES = "\"'`*()\\[\\]{}\u2018\u2019\u201c\u201d\u00ab\u00bb"
+AROUND = re.compile(rf"^[{QUOTES}]+|[{QUOTES}.,;:!?\u2026]+$")
 
 
 def exact_match(answer: str, question: Question) -> dict[str, float]:
@@ -61,9 +66,13 @@ def rouge(answer: str, question: Question) -> dict[str, float]:
 
 
 def normalize(text: str) -> str:
-    """Small letters, no punctuation, no articles, single spaces (SQuAD's normalisation)."""
-    text = re.sub(r"[^\w\s]", "", unicodedata.normalize("NFKC", text).casefold())
-    return " ".join(re.sub(r"\b(?:a|an|the)\b", " ", text).split())
+    """Small letters, words without articles and without quotes and full stops around them.
+
+    Signs stay: -5 is not 5, 1.5 not 15, C++ not C.
+    """
+    words = unicodedata.normalize("NFKC", text).casefold().split()
+    words = [AROUND.sub("", word) for word in words]
+    return " ".join(word for word in words if word not in ("", "a", "an", "the"))
 
 
 def find_last_number(text: str) -> Decimal | None:
@@ -107,6 +116,16 @@ def _check_texts(question: Question) -> None:
         )
 
 
+def _check_normal_texts(question: Question) -> None:
+    _check_texts(question)
+    if unfit := [r for r in question.reference if not normalize(r)]:
+        raise BadInput(
+            f"question {question.question_id!r}: the reference {unfit[0]!r:.100} is nothing but "
+            "articles and punctuation, which are not compared: an empty answer would be right; add "
+            "a word to it, or choose another scorer (choice takes letters)"
+        )
+
+
 def _check_numbers(question: Question) -> None:
     _check_texts(question)
     for reference in question.reference:
@@ -145,8 +164,8 @@ class Scorer:
 
 
 SCORERS = {
-    "exact_match": Scorer(exact_match, _check_texts),
-    "contains": Scorer(contains, _check_texts),
+    "exact_match": Scorer(exact_match, _check_normal_texts),
+    "contains": Scorer(contains, _check_normal_texts),
     "last_number": Scorer(last_number, _check_numbers),
     "choice": Scorer(choice, _check_letters),
     "rouge": Scorer(rouge, _check_rouge),
@@ -155,20 +174,35 @@ SCORERS = {
 }
 
 
-def check_scorable(questions: list[Question], scorer: str, *, execute_code: bool = False) -> None:
+def check_scorable(
+    questions: list[Question],
+    scorer: str,
+    *,
+    execute_code: bool = False,
+    without_isolation: bool = False,
+) -> None:
     """Refuse what the scorer could not score, before any answer is made.
+
+    Args:
+        execute_code: `humaneval` may run what a model wrote, in bubblewrap.
+        without_isolation: and where there is no bubblewrap, with limits only.
 
     Raises:
         BadInput: no such scorer, a question without what it needs or of several turns, a package
-            is missing, or `humaneval` without execute_code.
+            is missing, or `humaneval` without leave.
     """
     if scorer not in SCORERS:
         raise BadInput(f"unknown --scorer {scorer!r}; known: {', '.join(SCORERS)}")
     if scorer == "humaneval" and not execute_code:
         raise BadInput(
             "the scorer humaneval runs code that a model wrote: allow it with --execute_code. It "
-            "runs without network, in a process that can write no file, but a container or a "
-            "virtual machine is safer"
+            "runs in bubblewrap; a virtual machine is safer"
+        )
+    if scorer == "humaneval" and isolation() != ISOLATION[0] and not without_isolation:
+        raise BadInput(
+            "bubblewrap does not run here, so code that a model wrote could read and change what "
+            "you can: install it (apt-get install bubblewrap; it needs user namespaces), or accept "
+            f"that with --without_isolation, on a machine to throw away ({isolation()})"
         )
     for question in questions:
         if len(question.turns) > 1:
