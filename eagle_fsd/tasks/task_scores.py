@@ -5,7 +5,7 @@ questions are the unit of every interval and test.
 """
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from tqdm import tqdm
@@ -14,12 +14,26 @@ from eagle_fsd.config import BadInput
 from eagle_fsd.evaluation.arms import parse_arm
 from eagle_fsd.evaluation.questions import Question
 from eagle_fsd.evaluation.stats import mcnemar, mean_interval, paired_difference
-from eagle_fsd.evaluation.tables import markdown_table
+from eagle_fsd.evaluation.tables import Column, markdown_table
 from eagle_fsd.runs.jsonl import whole_lines, write_json, write_lines
+from eagle_fsd.tasks.sandbox import isolation
+from eagle_fsd.tasks.scorers import SCORERS, Score
 
 BASELINE = "plain"  # the arms of a task share their sampling, so that there is one
 RECORD_KEYS = ("question_id", "arm", "turns")
-Score = Callable[[str, Question], dict[str, float]]
+COLUMNS: tuple[Column, ...] = (
+    ("questions", "questions", "d"),
+    ("- plain", "vs_plain", "+.3f"),
+    ("gained", "gained", "d"),
+    ("lost", "lost", "d"),
+    ("McNemar p", "p", ".3f"),
+)
+NO_TEST = dict.fromkeys(("gained", "lost", "p"))
+NOTE = (
+    "Means over questions with 95 % intervals; - plain: paired difference, in parentheses the "
+    "smallest true one that so many questions show with power 80 % (0 where no question differs, "
+    "which says nothing of other questions)."
+)
 
 
 def read_records(folder: str | Path) -> dict[str, list[dict]]:
@@ -62,20 +76,13 @@ def score_records(
             )
     target = Path(folder) / "scores"
     target.mkdir(parents=True, exist_ok=True)
-    scores: dict[str, list[dict]] = {}
-    total = sum(map(len, records.values()))
-    with tqdm(total=total, unit="answer", desc="scores") as bar:
+    scores: dict[str, list[dict]] = {arm: [] for arm in records}
+    with tqdm(total=sum(map(len, records.values())), unit="answer", desc="scores") as bar:
         for arm, rows in records.items():
-            scores[arm] = []
             for row in rows:
-                answer = row["turns"][0]["text"]
-                scores[arm].append(
-                    {
-                        "question_id": row["question_id"],
-                        "choice": row.get("choice", 0),
-                        "scores": score(answer, by_id[row["question_id"]]),
-                    }
-                )
+                given = score(row["turns"][0]["text"], by_id[row["question_id"]])
+                place = {"question_id": row["question_id"], "choice": row.get("choice", 0)}
+                scores[arm].append(place | {"scores": given})
                 bar.update()
             write_lines(target / f"{parse_arm(arm).slug}.jsonl", scores[arm])
     return scores
@@ -97,14 +104,10 @@ def compare_scores(scores: dict[str, list[dict]]) -> list[dict]:
     for name in names:
         values = {arm: _by_question(rows, name) for arm, rows in scores.items()}
         for arm, mine in values.items():
-            row = {
-                "score": name,
-                "arm": arm,
-                "questions": len(mine),
-                "mean": mean_interval(list(mine.values())),
-            }
             theirs = values.get(BASELINE, {}) if arm != BASELINE else {}
             common = [key for key in mine if key in theirs]
+            mean = mean_interval(list(mine.values()))
+            row = {"score": name, "arm": arm, "questions": len(mine), "mean": mean}
             pair = [mine[key] for key in common], [theirs[key] for key in common]
             compared.append(row | compare_questions(*pair))
     return compared
@@ -139,40 +142,14 @@ def score_tables(compared: list[dict]) -> str:
     """A Markdown table for each score, and how to read them."""
     tables = []
     for name in dict.fromkeys(row["score"] for row in compared):
-        cells = [
-            {
-                "arm": row["arm"],
-                "mean": _interval(row["mean"], ".3f"),
-                "questions": row["questions"],
-                "vs_plain": _interval(row["vs_plain"], "+.3f"),
-                "detectable": _number((row["vs_plain"] or {}).get("detectable"), ".3f"),
-                "split": "{gained} / {lost}".format(**row["mcnemar"]) if row["mcnemar"] else None,
-                "p": _number((row["mcnemar"] or {}).get("p"), ".3f"),
-            }
-            for row in compared
-            if row["score"] == name
-        ]
-        columns = (
-            ("arm", "arm", "s"),
-            (name, "mean", "s"),
-            ("n", "questions", "d"),
-            ("vs plain", "vs_plain", "s"),
-            ("detectable", "detectable", "s"),
-            ("gained / lost", "split", "s"),
-            ("McNemar p", "p", "s"),
-        )
-        tables.append(markdown_table(cells, columns))
-    tables.append(
-        "Scores by question; brackets are 95 % bootstrap intervals. detectable: smallest true "
-        "difference to plain that so many questions show with power 80 %; 0 where no question "
-        "differs, which says nothing of other questions."
-    )
-    return "\n\n".join(tables)
+        rows = [NO_TEST | (row["mcnemar"] or {}) | row for row in compared if row["score"] == name]
+        tables.append(markdown_table(rows, [("arm", "arm", "s"), (name, "mean", ".3f"), *COLUMNS]))
+    return "\n\n".join([*tables, NOTE])
 
 
 def write_table(folder: str | Path, compared: list[dict], *, scorer: str, note: str = "") -> str:
-    """Write scores/table.md and scores/table.json, with a note if there is one; returns the
-    text."""
+    """Write scores/table.md, and scores/table.json {scorer, note, rows}, whose rows the report
+    shows as they are; returns the text."""
     text = "\n\n".join([score_tables(compared), *([note] if note else [])])
     target = Path(folder) / "scores"
     (target / "table.md").write_text(text + "\n")
@@ -180,14 +157,10 @@ def write_table(folder: str | Path, compared: list[dict], *, scorer: str, note: 
     return text
 
 
-def _interval(value: dict | None, form: str) -> str | None:
-    if value is None or value["value"] is None:
-        return None
-    mean = format(value["value"], form)
-    if value["low"] is None:
-        return mean
-    return f"{mean} [{value['low']:{form}}, {value['high']:{form}}]"
-
-
-def _number(value: float | None, form: str) -> str | None:
-    return None if value is None else format(value, form)
+def score_run(
+    records: dict[str, list[dict]], questions: list[Question], scorer: str, folder: str | Path
+) -> tuple[str, list[dict]]:
+    """Score a run and write what that gives; returns the table as text and as rows."""
+    note = f"The answers' code ran with: {isolation()}." if scorer == "humaneval" else ""
+    compared = compare_scores(score_records(records, questions, SCORERS[scorer].score, folder))
+    return write_table(folder, compared, scorer=scorer, note=note), compared
