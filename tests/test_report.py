@@ -18,7 +18,7 @@ from eagle_fsd.config import BadInput
 from eagle_fsd.evaluation.metrics import METRICS, by_category, summarize
 from eagle_fsd.evaluation.report.page import script_json
 from eagle_fsd.evaluation.report.page_answers import pack_answers, text_parts
-from eagle_fsd.evaluation.report.read_runs import read_run, read_runs, same_work
+from eagle_fsd.evaluation.report.read_runs import RunData, read_run, read_runs
 from eagle_fsd.evaluation.report.report_tables import accepted_by_depth, judged_nodes
 from eagle_fsd.evaluation.tables import columns, markdown_table
 from eagle_fsd.tasks.judge_scores import pairwise_rows, single_rows
@@ -101,7 +101,7 @@ class Page(HTMLParser):
             self.texts.setdefault(self.open[-1], []).append(data)
 
     @property
-    def data(self) -> dict:
+    def data(self) -> list[dict]:
         return json.loads(self.texts["script"][0])
 
 
@@ -269,7 +269,7 @@ def test_page_trusts_no_text(report_folder, page):
     """A category and a prompt that close scripts and open images stay text."""
     assert [attrs for tag, attrs in page.elements if "onerror" in attrs] == []
     assert sum(tag == "script" for tag, _ in page.elements) == 2
-    assert page.data["runs"][0]["questions"][0]["prompts"] == [TEXT]
+    assert page.data[0]["questions"][0]["prompts"] == [TEXT]
     assert TEXT not in (report_folder / "index.html").read_text()
 
 
@@ -290,13 +290,13 @@ def test_what_is_too_much_is_left_out(run_folder):
     """Whole questions, and counted; every answer of the others is there."""
     run = read_run(run_folder, name="run")
     data, short = pack_answers([run])
-    (packed,) = data["runs"]
+    (packed,) = data
     assert short == 0 and packed["arms"] == list(ARMS) and packed["greedy"]
     for question, text in enumerate(record["turns"][0]["text"] for record in run.records[FSD]):
         (turn,) = packed["questions"][question]["answers"][packed["arms"].index(FSD)]
         assert "".join(part for part, _ in turn["parts"]) == text
     data, short = pack_answers([run], most_bytes=len(script_json(data)) // 2)
-    assert short == 4 - len(data["runs"][0]["questions"]) and 1 < short < 4
+    assert short == 4 - len(data[0]["questions"]) and 1 < short < 4
 
 
 @pytest.fixture(scope="module")
@@ -319,7 +319,7 @@ def test_traces_are_the_records_rounds(traced):
     """Tokens and fuzzy flags of every round are the record's, the path and the target's own token
     end where they should; the most likely token is as likely as the regret says."""
     data = Page((traced / "report" / "index.html").read_text()).data
-    (run,) = data["runs"]
+    (run,) = data
     assert run["arms"] == ["plain", "generate", "exact", "fsd:0.6"]
     traced_question, other = run["questions"]
     assert [answer[0].get("rounds") is None for answer in other["answers"]] == [True] * 4
@@ -333,12 +333,13 @@ def test_traces_are_the_records_rounds(traced):
         for (nodes, path, emitted), whole in zip(
             turn.get("rounds", []), recorded["rounds"], strict=True
         ):
-            assert [int(source == 1) for source in emitted[1::8]] == whole["fuzzy"]
-            assert len(path) == len(whole["tokens"]) and emitted[1::8][-1] == 2
-            words = [nodes[4 * node] for node in path[1:]]
-            assert words == emitted[0::8][: len(words)]
-            assert [nodes[4 * node + 1] for node in path] == [-1, *path[:-1]]
-            for prob, regret, best in zip(emitted[3::8], emitted[5::8], emitted[7::8], strict=True):
+            sources = [token[1] for token in emitted]
+            assert [int(source == 1) for source in sources] == whole["fuzzy"]
+            assert len(path) == len(whole["tokens"]) and sources[-1] == 2
+            words = [nodes[node][0] for node in path[1:]]
+            assert words == [token[0] for token in emitted[:-1]]
+            assert [nodes[node][1] for node in path] == [-1, *path[:-1]]
+            for _, _, _, prob, _, regret, _, best in emitted:
                 assert best == prob if regret == 0 else best >= prob
             fuzzy += sum(whole["fuzzy"])
     assert fuzzy > 0
@@ -400,7 +401,7 @@ def test_same_work_is_that_of_the_same_rounds():
         "fsd:0.3": answer(5.0, [1], [2]),
         "fsd:0.3@eagle:7x3x4": answer(5.0, [1, 2]),
     }
-    assert same_work(records) == [0.5]
+    assert RunData("", Path(), {}, [], records).same_work() == [0.5]
 
 
 # --- what is refused, and what is kept ----------------------------------------------------------

@@ -3,14 +3,10 @@ CSV."""
 
 from eagle_fsd.evaluation.bench import Bench
 from eagle_fsd.evaluation.curve_plot import plot_curves
-from eagle_fsd.evaluation.metrics import by_category, summarize
+from eagle_fsd.evaluation.metrics import by_category
+from eagle_fsd.evaluation.report.read_runs import RunData
 from eagle_fsd.evaluation.tables import table, tables, terminal_table, verdict, write_csv
 from eagle_fsd.runs.jsonl import write_json
-
-NOT_TIMED = (
-    "Made by several processes at once, or for quality only: seconds are not timings, so no speed "
-    "is given."
-)
 
 
 def report_bench(
@@ -26,52 +22,38 @@ def report_bench(
     Returns:
         What the terminal shows: the main table, a sentence an arm, and where the rest is.
     """
-    run, records, title = bench.run, bench.records(), bench_title(bench)
-    sessions = run.sessions_of(records)
-    timed = all(session.get("timed", True) for session in sessions)
-    rows = summarize(records, timed=timed)
-    categories = by_category(records, timed=timed)
-    notes = [] if timed else [NOT_TIMED]
-    mixed = run.origin(records)[1]
-    if mixed and timed:
-        notes.append(
-            f"{mixed} questions were answered in more than one session: their arms were not timed "
-            "side by side"
-        )
-    notes += dict.fromkeys(warning for s in sessions for warning in s.get("warnings", []))
+    folder, settings = bench.run.folder, bench.run.settings
+    run = RunData(bench.name, folder, settings, bench.run.sessions, bench.records())
+    title, rows = bench_title(bench), run.rows()
+    categories = by_category(run.records, timed=run.timed)
+    notes = run.doubts()
     if published_tau:
         notes.append(
-            f"Published tokens_per_round of exact: {published_tau} (from the paper, not measured "
+            f"published tokens_per_round of exact: {published_tau} (from the paper, not measured "
             "here)"
         )
-    whole = {
-        "title": title,
-        "options": run.settings,
-        "sessions": run.sessions,
-        "questions_in_several_sessions": mixed,
-        "notes": notes,
-        "rows": rows,
-        "by_category": categories,
-        "published_tau_not_measured_here": published_tau or None,
-    }
-    write_json(run.folder / "summary.json", whole | (further or {}))
-    write_csv(run.folder / "summary.csv", rows)
+    whole = {"title": title, "options": settings, "sessions": run.sessions, "notes": notes}
+    whole |= {"rows": rows, "by_category": categories, **(further or {})}
+    whole["published_tau_not_measured_here"] = published_tau or None
+    write_json(folder / "summary.json", whole)
+    write_csv(folder / "summary.csv", rows)
+    plot = "![loss against gain](summary.svg)" if plot_curves(rows, folder / "summary") else ""
     said = "\n".join(f"- {verdict(row)}" for row in rows)
-    parts = [title, said, tables(rows)]
+    notes = [f"Note: {note}." for note in notes]
+    by = ""
     if len({row["category"] for row in categories}) > 1:
-        write_csv(run.folder / "by_category.csv", categories)
-        parts.append(table(categories, "categories"))
-    told = [extra] if extra else []
-    if plot_curves(rows, run.folder / "summary"):
-        parts.append("![loss against gain](summary.svg)")
-    text = "\n\n".join([*parts, *told, *notes])
-    (run.folder / "summary.md").write_text(text + "\n", encoding="utf-8")
+        write_csv(folder / "by_category.csv", categories)
+        by = table(categories, "categories")
+    parts = [title, said, plot, tables(rows), by, extra, *notes]
+    text = "\n\n".join(filter(None, parts))
+    (folder / "summary.md").write_text(text + "\n", encoding="utf-8")
     rest = (
-        f"More columns, with intervals: {run.folder}/summary.md, .json, .csv; the plot: .svg\n"
-        "The page with the answers side by side: "
-        f"python evaluate/report.py {run.folder} --output {run.folder}_report"
+        f"All columns, with intervals, written to {folder}/summary.md, .json and .csv; the plot: "
+        f"summary.svg\nThe page: python evaluate/report.py {folder} --output {folder}_report"
     )
-    return "\n" + "\n\n".join([title, terminal_table(rows), said, *told, *notes, rest])
+    return "\n" + "\n\n".join(
+        filter(None, [title, terminal_table(rows), said, extra, *notes, rest])
+    )
 
 
 def bench_title(bench: Bench) -> str:

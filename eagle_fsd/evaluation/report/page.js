@@ -2,20 +2,14 @@
 // The answers side by side. They are untrusted text: everything goes in by textContent.
 // The form of the data is told in page_answers.py.
 (() => {
-  const data = JSON.parse(document.getElementById("answer-data").textContent);
+  const runs = JSON.parse(document.getElementById("answer-data").textContent);
   const byId = (id) => document.getElementById(id);
   const SOURCES = ["draft", "fuzzy", "target"];
   const WORDS = ["accepted draft", "fuzzy draft", "the target's own token"];
   const NODE = { width: 92, height: 44, gapX: 26, gapY: 8 };
-  const string = (index) => data.strings[index];
   const shown = { run: null, question: null, arms: [] };
   let open = null; // { column, turn, round } whose tree is shown
 
-  function chunks(flat, width) {
-    const rows = [];
-    for (let i = 0; i < flat.length; i += width) rows.push(flat.slice(i, i + width));
-    return rows;
-  }
   const number = (value, digits = 3) =>
     value === null ? "-" : typeof value === "string" ? value : value.toFixed(digits);
   const quoted = (text) => "\u201c" + text.replace(/\n/g, "\u21b5") + "\u201d";
@@ -33,9 +27,9 @@
 
   // --- which question, which arms -----------------------------------------------------------
   function fillQuestions() {
-    data.runs.forEach((run, runIndex) => run.questions.forEach((question, index) => {
+    runs.forEach((run, runIndex) => run.questions.forEach((question, index) => {
       const words = [`${question.id}`, question.category];
-      if (data.runs.length > 1) words.unshift(run.name);
+      if (runs.length > 1) words.unshift(run.name);
       if (question.choice) words.push(`choice ${question.choice}`);
       if (question.answers.some((answer) => answer?.[0].rounds)) words.push("with trees");
       const label = words.filter((word) => word !== "").join(", ");
@@ -59,7 +53,7 @@
 
   function show(value) {
     const [run, question] = value.split("/").map(Number);
-    const runData = data.runs[run];
+    const runData = runs[run];
     chooseArms(runData, runData.questions[question]);
     Object.assign(shown, { run: runData, question: runData.questions[question] });
     byId("question").value = value;
@@ -112,18 +106,18 @@
   }
 
   function tracedTokens(turn, index, column) {
-    const first = token(string(turn.first), "target", ["from prefill: the target's own token"]);
+    const first = token(turn.first, "target", ["from prefill: the target's own token"]);
     const spans = [first];
     turn.rounds.forEach((round, roundIndex) => {
-      for (const [word, source, d, p, q, regret, best, bestP] of chunks(round[2], 8)) {
-        const tip = [`${quoted(string(word))}: ${WORDS[source]}`];
+      for (const [word, source, d, p, q, regret, best, bestP] of round[2]) {
+        const tip = [`${quoted(word)}: ${WORDS[source]}`];
         if (source === 1) {
           const who = shown.run.greedy ? "exact would have said" : "the target's most likely:";
-          tip.push(`${who} ${quoted(string(best))} (P ${number(bestP, 2)})`);
+          tip.push(`${who} ${quoted(best)} (P ${number(bestP, 2)})`);
         }
         tip.push(`P ${number(p)}, Q ${number(q)}, D ${number(d)}, regret ${number(regret)} nats`);
         tip.push(`round ${roundIndex + 1} of ${turn.rounds.length}`);
-        const span = token(string(word), SOURCES[source], tip);
+        const span = token(word, SOURCES[source], tip);
         Object.assign(span.dataset, { column, turn: index, round: roundIndex });
         spans.push(span);
       }
@@ -153,17 +147,15 @@
   // --- the tree of a round ------------------------------------------------------------------
   /* Nodes of the drawing: the round's, and the target's own token behind the path. */
   function treeNodes(round) {
-    const nodes = chunks(round[0], 4).map(([word, parent, p, q]) => ({
-      word: string(word), parent, p, q, d: null, mark: "",
-    }));
-    const emitted = chunks(round[2], 8);
+    const nodes = round[0].map(([word, parent, p, q]) => ({ word, parent, p, q, d: null, mark: "" }));
+    const emitted = round[2];
     round[1].forEach((index, step) => {
       nodes[index].mark = step && emitted[step - 1][1] === 1 ? "fuzzy" : "kept";
       if (emitted[step]) nodes[index].d = emitted[step][2];
     });
     const last = emitted[emitted.length - 1];
     const end = round[1][round[1].length - 1];
-    nodes.push({ word: string(last[0]), parent: end, p: last[3], q: last[4], d: null, mark: "next" });
+    nodes.push({ word: last[0], parent: end, p: last[3], q: last[4], d: null, mark: "next" });
     return nodes;
   }
 
@@ -255,7 +247,7 @@
   function fromHash() {
     const wanted = new URLSearchParams(location.hash.slice(1));
     const [run, question] = (wanted.get("q") ?? "").split("/");
-    if (!data.runs[run]?.questions[question]) return false;
+    if (!runs[run]?.questions[question]) return false;
     show(wanted.get("q"));
     if (wanted.has("arm") && shown.run.arms[wanted.get("arm")]) {
       const arm = Number(wanted.get("arm"));

@@ -16,7 +16,7 @@ from string import Template
 
 from eagle_fsd.evaluation.curve_plot import INK
 from eagle_fsd.evaluation.metrics import METRICS
-from eagle_fsd.evaluation.report.read_runs import RunData, same_work
+from eagle_fsd.evaluation.report.read_runs import RunData
 from eagle_fsd.evaluation.report.report_tables import main_table, run_tables
 from eagle_fsd.evaluation.tables import verdict
 
@@ -35,7 +35,7 @@ def build_page(
     rows: Sequence[list[dict]],
     plot: str,
     csv: str,
-    answers: dict[str, list],
+    answers: list[dict],
     *,
     notes: Sequence[str],
 ) -> str:
@@ -119,7 +119,7 @@ def _trust(run: RunData) -> str:
     commits = dict.fromkeys(str(session.get("commit")) for session in run.sessions)
     said.append(f"commit {' / '.join(commits)}")
     said += dict.fromkeys(str(session.get("device")) for session in run.sessions)
-    spread = same_work(run.records) if run.timed else []
+    spread = run.same_work() if run.timed else []
     if spread:
         count = "once" if len(spread) == 1 else f"{len(spread)} times"
         said.append(

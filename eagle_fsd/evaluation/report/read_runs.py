@@ -13,12 +13,15 @@ from pathlib import Path
 
 from eagle_fsd.config import BadInput
 from eagle_fsd.evaluation.arms import BY_TRANSFORMERS, parse_arm
-from eagle_fsd.evaluation.metrics import rounds_of, seconds
+from eagle_fsd.evaluation.metrics import rounds_of, seconds, summarize
 from eagle_fsd.runs.jsonl import whole_lines
 
 BASELINES = ("plain", "generate", "generate_compiled", "exact")  # first in every table
-RECORD_KEYS = ("question_id", "arm", "turns")
-TRACE_KEYS = ("question_id", "arm", "turns")
+KEYS = ("question_id", "arm", "turns")  # of every record and trace
+NOT_TIMED = (
+    "made by several processes at once, or for quality only: seconds are not timings, so no speed "
+    "is given"
+)
 
 
 @dataclass(frozen=True)
@@ -27,7 +30,7 @@ class RunData:
 
     Attributes:
         name: the folder's, made unique among the report's runs.
-        records: arm -> its records, baselines first, then by rule and threshold.
+        records: arm -> its records, baselines first, then by line and value.
         scores: rows of scorers and judges, see task_scores.compare_scores.
         pairwise: rows of judges that compared pairs, see judge_scores.pairwise_rows.
         traces: arm -> its trace rows.
@@ -45,16 +48,78 @@ class RunData:
     warnings: list[str] = field(default_factory=list)
 
     @property
+    def used_sessions(self) -> list[dict]:
+        """Those that the records are of."""
+        used = {row.get("session") for rows in self.records.values() for row in rows}
+        return [session for session in self.sessions if session.get("session") in used]
+
+    @property
     def timed(self) -> bool:
         """Whether seconds are timings: no session had several processes, or was for quality."""
-        return all(
-            session.get("timed", True) for session in used_sessions(self.sessions, self.records)
-        )
+        return all(session.get("timed", True) for session in self.used_sessions)
 
     @property
     def questions(self) -> int:
         """How many questions at least one arm has answered."""
         return len({row["question_id"] for rows in self.records.values() for row in rows})
+
+    def rows(self) -> list[dict]:
+        """Of summarize; its BadInput names the folder."""
+        try:
+            return summarize(self.records, timed=self.timed)
+        except BadInput as error:
+            raise BadInput(f"{self.folder}: {error}") from error
+
+    def doubts(self) -> list[str]:
+        """What makes the arms less comparable than they look."""
+        doubts, used = [], {}
+        for rows in self.records.values():
+            for row in rows:
+                used.setdefault(row["question_id"], set()).add(row.get("session", "?"))
+        mixed = sum(len(found) > 1 for found in used.values())
+        if mixed:
+            doubts.append(
+                f"{mixed} of {len(used)} questions were answered in more than one session: their "
+                "arms were not timed side by side"
+            )
+        doubts += [] if self.timed else [NOT_TIMED]
+        sessions = self.used_sessions
+        doubts += dict.fromkeys(text for s in sessions for text in s.get("warnings", []))
+        for key, words in (("device", "hardware"), ("commit", "commits")):
+            values = {str(session.get(key)) for session in sessions}
+            if len(values) > 1:
+                doubts.append(f"different {words}: {' / '.join(sorted(values))}")
+        if any(str(session.get("commit")).endswith("+") for session in sessions):
+            doubts.append("made from a checkout with uncommitted changes (commit ends in +)")
+        return doubts + self._left_out()
+
+    def _left_out(self) -> list[str]:
+        """Whether rows leave out answers that not all arms have."""
+        answered = {
+            arm: {_key(row) for row in rows}
+            for arm, rows in self.records.items()
+            if arm not in BY_TRANSFORMERS
+        }
+        every = set().union(*answered.values())
+        short = [f"{arm} {len(keys)}" for arm, keys in answered.items() if len(keys) < len(every)]
+        if not short:
+            return []
+        unit = "answers" if any(choice for _, choice in every) else "questions"
+        return [
+            f"everything measured is over the {len(set.intersection(*answered.values()))} {unit} "
+            f"that all arms have; fewer than {len(every)}: {', '.join(short)}"
+        ]
+
+    def same_work(self) -> list[float]:
+        """How much longer the slowest of several arms took than the fastest, for every answer that
+        they made by the same rounds, token for token: what noise alone does. 0.1: 10 %."""
+        groups: dict[tuple, list[float]] = {}
+        for arm, rows in self.records.items():
+            drafter = parse_arm(arm).drafter
+            for row in rows if drafter else []:
+                made = tuple(tuple(r["tokens"]) for r in rounds_of(row))
+                groups.setdefault((drafter, *_key(row), made), []).append(seconds(row))
+        return [max(found) / min(found) - 1 for found in groups.values() if len(found) > 1]
 
 
 def read_runs(folders: list[str], *, allow_different_targets: bool = False) -> list[RunData]:
@@ -65,14 +130,14 @@ def read_runs(folders: list[str], *, allow_different_targets: bool = False) -> l
             the runs are of different targets and that was not allowed.
     """
     paths = [Path(folder) for folder in folders]
+    places = [path.resolve() for path in paths]
     for path in paths:
-        if [p.resolve() for p in paths].count(path.resolve()) > 1:
+        if places.count(path.resolve()) > 1:
             raise BadInput(f"{path} is given twice: name every run once")
-    names = [path.resolve().name for path in paths]
-    unique = len(set(names)) == len(names)
+    unique = len({place.name for place in places}) == len(paths)
     runs = [
-        read_run(path, name=name if unique else str(path))
-        for path, name in zip(paths, names, strict=True)
+        read_run(path, name=place.name if unique else str(path))
+        for path, place in zip(paths, places, strict=True)
     ]
     targets = {run.name: f"{run.options['target']} in {run.options['dtype']}" for run in runs}
     if len(set(targets.values())) > 1 and not allow_different_targets:
@@ -88,24 +153,32 @@ def read_run(folder: Path, *, name: str) -> RunData:
     """Read one folder; see read_runs."""
     options, sessions = _read_settings(folder / "run.json")
     warnings: list[str] = []
-    records = _read_arms(folder / "records", RECORD_KEYS, warnings, unique=True)
+    records = _read_arms(folder / "records", warnings)
     if not records:
         raise BadInput(f"{folder} holds no records: let its command answer a question first")
     try:
         records = {arm: records[arm] for arm in sorted(records, key=_place)}
     except BadInput as error:
         raise BadInput(f"{folder}: {error}; made by an older version? Run it again") from error
-    given = _read_scores(folder, list(records))
-    scores = [row for row in given if "score" in row]
-    pairwise = [row for row in given if "score" not in row]
-    traces = _read_arms(folder / "traces", TRACE_KEYS, warnings, unique=False)
+    scores = _read_scores(folder, list(records))
+    run = RunData(
+        name,
+        folder,
+        options,
+        sessions,
+        records,
+        scores=[row for row in scores if "score" in row],
+        pairwise=[row for row in scores if "score" not in row],
+        traces=_read_arms(folder / "traces", warnings),
+        warnings=warnings,
+    )
     if any(folder.glob("shards/*/*.jsonl")):
         warnings.append(
             "holds answers of several processes that are not merged yet and not counted here: run "
             "its command again when it has ended"
         )
-    warnings += _doubts(sessions, records)
-    return RunData(name, folder, options, sessions, records, scores, pairwise, traces, warnings)
+    warnings += run.doubts()
+    return run
 
 
 def _read_settings(path: Path) -> tuple[dict, list[dict]]:
@@ -123,19 +196,19 @@ def _read_settings(path: Path) -> tuple[dict, list[dict]]:
         raise BadInput(f"{path} is damaged ({error})") from error
 
 
-def _read_arms(
-    folder: Path, keys: tuple[str, ...], warnings: list[str], *, unique: bool
-) -> dict[str, list[dict]]:
+def _key(row: dict) -> tuple[int | str, int]:
+    return row["question_id"], row.get("choice", 0)
+
+
+def _read_arms(folder: Path, warnings: list[str]) -> dict[str, list[dict]]:
     """Arm -> rows of every file that holds any."""
     arms = {}
     for path in sorted(folder.glob("*.jsonl")):
-        rows = whole_lines(path, keys, warnings)
-        seen: set[tuple] = set()
-        for row in rows if unique else []:
-            key = (row["question_id"], row.get("choice", 0))
-            if key in seen:
-                raise BadInput(f"{path} answers question {key[0]!r}, choice {key[1]} twice")
-            seen.add(key)
+        rows = whole_lines(path, KEYS, warnings)
+        keys = [_key(row) for row in rows]
+        twice = next((key for key in keys if keys.count(key) > 1), None)
+        if twice:
+            raise BadInput(f"{path} answers question {twice[0]!r}, choice {twice[1]} twice")
         if rows:
             arms[rows[0]["arm"]] = rows
         else:
@@ -165,72 +238,3 @@ def _read_scores(folder: Path, arms: list[str]) -> list[dict]:
     return sorted(
         known, key=lambda row: ([row.get(key) or "" for key in kinds], arms.index(row["arm"]))
     )
-
-
-def used_sessions(sessions: list[dict], records: dict[str, list[dict]]) -> list[dict]:
-    """The sessions that the records are of."""
-    used = {row.get("session") for rows in records.values() for row in rows}
-    return [session for session in sessions if session.get("session") in used]
-
-
-def _doubts(sessions: list[dict], records: dict[str, list[dict]]) -> list[str]:
-    """What makes the arms less comparable than they look."""
-    doubts = []
-    used: dict[int | str, set[str]] = {}
-    for rows in records.values():
-        for row in rows:
-            used.setdefault(row["question_id"], set()).add(row.get("session", "?"))
-    mixed = sum(len(found) > 1 for found in used.values())
-    if mixed:
-        doubts.append(
-            f"{mixed} of {len(used)} questions were answered in more than one session: their arms "
-            "were not timed side by side"
-        )
-    sessions = used_sessions(sessions, records)
-    if not all(session.get("timed", True) for session in sessions):
-        doubts.append(
-            "made by several processes at once, or for quality only: seconds are not timings, so "
-            "no speed is given"
-        )
-    for session in sessions:
-        doubts += [f"session {session['session']}: {text}" for text in session.get("warnings", [])]
-    for key, words in (("device", "hardware"), ("commit", "commits")):
-        values = {str(s.get(key)) for s in sessions}
-        if len(values) > 1:
-            doubts.append(f"different {words}: {' / '.join(sorted(values))}")
-    if any(str(s.get("commit")).endswith("+") for s in sessions):
-        doubts.append("made from a checkout with uncommitted changes (commit ends in +)")
-    return doubts + _left_out(records)
-
-
-def _left_out(records: dict[str, list[dict]]) -> list[str]:
-    """Whether summarize leaves out answers that not all arms have."""
-    answered = {
-        arm: {(row["question_id"], row.get("choice", 0)) for row in rows}
-        for arm, rows in records.items()
-        if arm not in BY_TRANSFORMERS
-    }
-    if not answered:
-        return []
-    common, every = set.intersection(*answered.values()), set.union(*answered.values())
-    short = [f"{arm} {len(keys)}" for arm, keys in answered.items() if len(keys) < len(every)]
-    if not short:
-        return []
-    unit = "answers" if any(choice for _, choice in every) else "questions"
-    return [
-        f"everything measured is over the {len(common)} {unit} that all arms "
-        f"have; fewer than {len(every)}: {', '.join(short)}"
-    ]
-
-
-def same_work(records: dict[str, list[dict]]) -> list[float]:
-    """How much longer the slowest of several arms took than the fastest, for every answer that
-    they made by the same rounds, token for token: what noise alone does to seconds. 0.1: 10 %."""
-    groups: dict[tuple, list[float]] = {}
-    for arm, rows in records.items():
-        drafter = parse_arm(arm).drafter
-        for row in rows if drafter else []:
-            made = tuple(tuple(r["tokens"]) for r in rounds_of(row))
-            key = (drafter, row["question_id"], row.get("choice", 0), made)
-            groups.setdefault(key, []).append(seconds(row))
-    return [max(found) / min(found) - 1 for found in groups.values() if len(found) > 1]

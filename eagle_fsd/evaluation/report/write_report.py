@@ -14,7 +14,6 @@ from pathlib import Path
 
 from eagle_fsd.config import BadInput
 from eagle_fsd.evaluation.curve_plot import plot_curves
-from eagle_fsd.evaluation.metrics import summarize
 from eagle_fsd.evaluation.report.page import build_page, origin
 from eagle_fsd.evaluation.report.page_answers import pack_answers
 from eagle_fsd.evaluation.report.read_runs import RunData
@@ -82,7 +81,7 @@ def _replace(building: Path, output: Path) -> None:
 
 def _build(runs: list[RunData], folder: Path) -> list[str]:
     (folder / "tables").mkdir()
-    rows = [_rows(run) for run in runs]
+    rows = [run.rows() for run in runs]
     tables = [run_tables(run, found) for run, found in zip(runs, rows, strict=True)]
     by_name: dict[str, list[dict]] = {}
     for run, found in zip(runs, tables, strict=True):
@@ -102,13 +101,6 @@ def _build(runs: list[RunData], folder: Path) -> list[str]:
     made = [{"name": run.name, "options": run.options, "sessions": run.sessions} for run in runs]
     write_json(folder / MARK, {"runs": made, "warnings": warnings, "tables": by_name})
     return warnings
-
-
-def _rows(run: RunData) -> list[dict]:
-    try:
-        return summarize(run.records, timed=run.timed)
-    except BadInput as error:
-        raise BadInput(f"{run.folder}: {error}") from error
 
 
 def _named_lines(runs: list[RunData], rows: list[list[dict]]) -> list[dict]:
