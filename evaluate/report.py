@@ -6,7 +6,7 @@
 
 Takes the folders of mt_bench.py and tasks.py, in any number, and changes nothing in them; a run
 that is still being written may be reported on. In the output folder: index.html (opens from the
-disk, needs no network), report.md, report.json, tables/*.csv, plot.svg and plot.pdf. An old report
+disk, needs no network), report.json, tables/*.csv, plot.svg and plot.pdf. An old report
 there is replaced when the new one is whole.
 """
 
@@ -43,7 +43,7 @@ def report(folders: list[str], options: ReportOptions) -> None:
     runs = read_runs(folders, allow_different_targets=options.allow_different_targets)
     for warning in write_report(runs, output):
         print(f"warning: {warning}", file=sys.stderr)
-    print(f"written to {output}: index.html, report.md, report.json, tables/, plot.svg, plot.pdf")
+    print(f"written to {output}: index.html, report.json, tables/, plot.svg, plot.pdf")
 
 
 def main(arguments: list[str] | None = None) -> None:

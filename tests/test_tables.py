@@ -5,14 +5,13 @@ import csv
 import pytest
 from hand_records import HAND, all_fuzzy
 
-from eagle_fsd.evaluation.metrics import METRICS, by_category, summarize
+from eagle_fsd.evaluation.metrics import METRICS, summarize
 from eagle_fsd.evaluation.tables import (
     WIDTH,
     cell_text,
+    columns,
     columns_text,
     markdown_table,
-    table,
-    tables,
     terminal_table,
     verdict,
     write_csv,
@@ -48,10 +47,14 @@ def read_table(text: str) -> list[dict[str, str]]:
     return [dict(zip(title, row, strict=True)) for row in cells]
 
 
+def printed(rows: list[dict], name: str) -> list[dict[str, str]]:
+    return read_table(markdown_table(rows, columns(name)))
+
+
 def test_tables():
     """Every arm in all three, cells under their titles, a bar for what is not there."""
-    notes_and_tables = tables(summarize(all_fuzzy())).split("\n\n")
-    speed, cost, answers = map(read_table, notes_and_tables[1::2])
+    rows = summarize(all_fuzzy())
+    speed, cost, answers = (printed(rows, name) for name in ("speed", "cost", "answers"))
     for found in (speed, cost, answers):
         assert [row["arm"] for row in found] == [*HAND, "fsd:9"]
     assert speed[0]["tokens/round"] == cost[0]["fuzzy share"] == "-"  # generate has no rounds
@@ -59,32 +62,17 @@ def test_tables():
     assert speed[3]["tokens/round over exact"].startswith("1.33 [")
     assert speed[3]["tokens/round"] == "2.67 [2.00, 3.00]" and speed[3]["of ceiling"] == "0.67"
     assert speed[4]["ceiling"] == speed[4]["of ceiling"] == "-"
-    assert cost[3]["log p - plain"] == "-0.200 [-0.400, +0.000] (0.560)"
-    assert cost[1]["log p - plain"] == "+0.000"
-    assert answers[3]["tokens - plain"] == "-1.0 [-2.0, +0.0] (2.8)"
+    assert cost[3]["log p/token - plain"] == "-0.200 [-0.400, +0.000] (0.560)"
+    assert cost[1]["log p/token - plain"] == "+0.000"
+    assert answers[3]["tokens/answer - plain"] == "-1.0 [-2.0, +0.0] (2.8)"
     assert answers[0]["same as plain"].startswith("0.667") and answers[0]["answers"] == "3"
 
 
 def test_what_was_not_timed_is_a_bar():
     """Tokens a second and both ratios."""
-    for row in read_table(tables(summarize(HAND, timed=False)).split("\n\n")[1]):
+    for row in printed(summarize(HAND, timed=False), "speed"):
         names = ("tokens/s", "tokens/s over generate", "tokens/s over plain", "s/answer")
         assert [row[name] for name in names] == ["-"] * 4
-
-
-def test_category_table():
-    """A line for each category and arm; generate has none where it answered nothing."""
-    records = {
-        arm: [row | {"category": f"about {row['question_id']}"} for row in rows]
-        for arm, rows in HAND.items()
-    }
-    records["generate"] = records["generate"][:1]
-    rows = read_table(table(by_category(records), "categories").split("\n\n")[1])
-    assert [(row["category"], row["arm"]) for row in rows] == [
-        *(("about q1", arm) for arm in HAND),
-        *(("about q2", arm) for arm in HAND if arm != "generate"),
-    ]
-    assert rows[-1]["questions"] == "1"
 
 
 def test_text_breaks_no_table():
@@ -99,7 +87,7 @@ def test_terminal_table_fits():
     long = "fsd:0.2,child=target,divergence=kl_target_draft@eagle:59x6x10"
     lines = terminal_table(summarize(HAND | {long: HAND[FSD]})).splitlines()
     assert max(map(len, lines)) <= WIDTH and len(lines) == 2 + 4 + 2
-    assert lines[0].split() == "tokens/s fuzzy argmax share log p".split()
+    assert lines[0].split() == "tokens/s fuzzy argmax share log p/token".split()
     titles = "arm over plain tokens/round share regret/token - plain - plain"
     assert lines[1].split() == titles.split()
     assert lines[-2] == long

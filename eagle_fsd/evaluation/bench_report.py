@@ -5,7 +5,8 @@ from eagle_fsd.evaluation.bench import Bench
 from eagle_fsd.evaluation.curve_plot import plot_curves
 from eagle_fsd.evaluation.metrics import by_category
 from eagle_fsd.evaluation.report.read_runs import RunData
-from eagle_fsd.evaluation.tables import table, tables, terminal_table, verdict, write_csv
+from eagle_fsd.evaluation.report.report_tables import run_tables
+from eagle_fsd.evaluation.tables import terminal_table, verdict, write_csv
 from eagle_fsd.runs.jsonl import write_json
 
 
@@ -37,15 +38,12 @@ def report_bench(
     whole["published_tau_not_measured_here"] = published_tau or None
     write_json(folder / "summary.json", whole)
     write_csv(folder / "summary.csv", rows)
+    write_csv(folder / "by_category.csv", categories)
     plot = "![loss against gain](summary.svg)" if plot_curves(rows, folder / "summary") else ""
     said = "\n".join(f"- {verdict(row)}" for row in rows)
     notes = [f"Note: {note}." for note in notes]
-    by = ""
-    if len({row["category"] for row in categories}) > 1:
-        write_csv(folder / "by_category.csv", categories)
-        by = table(categories, "categories")
-    parts = [title, said, plot, tables(rows), by, extra, *notes]
-    text = "\n\n".join(filter(None, parts))
+    found = [table.markdown() for table in run_tables(run, rows)]
+    text = "\n\n".join(filter(None, [title, said, plot, *found, extra, *notes]))
     (folder / "summary.md").write_text(text + "\n", encoding="utf-8")
     rest = (
         f"All columns, with intervals, written to {folder}/summary.md, .json and .csv; the plot: "

@@ -143,31 +143,16 @@ class Metric:
 
 
 # fmt: off
-METRICS: dict[str, Metric] = {
+RATES: dict[str, Metric] = {
     "tokens_per_second": Metric(
         "tokens/s", ".1f", ("speed", "categories"),
         "emitted tokens over the seconds of prefill and decoding",
         tokens, seconds,
     ),
-    "speed_vs_generate": Metric(
-        "tokens/s over generate", ".2f", ("speed",),
-        "tokens/s over those of transformers' own loop on the same questions",
-        of="tokens_per_second", ratio_to=GENERATE,
-    ),
-    "speed_vs_plain": Metric(
-        "tokens/s over plain", ".2f", ("main", "speed", "categories"),
-        "tokens/s over those of our loop without drafts on the same questions",
-        of="tokens_per_second", ratio_to=PLAIN,
-    ),
     "tokens_per_round": Metric(
         "tokens/round", ".2f", ("main", "speed", "categories"),
         "tokens emitted by a verification: the accepted drafts and the next token",
         round_tokens, rounds,
-    ),
-    "tokens_per_round_vs_exact": Metric(
-        "tokens/round over exact", ".2f", ("speed",),
-        "tokens/round over those of exact acceptance with the same drafter: the gain",
-        of="tokens_per_round", ratio_to=EXACT,
     ),
     "ceiling": Metric(
         "ceiling", ".2f", ("speed",),
@@ -188,11 +173,6 @@ METRICS: dict[str, Metric] = {
     "seconds_per_answer": Metric(
         "s/answer", ".2f", ("speed",), "seconds of an answer", seconds, answers
     ),
-    "seconds_per_answer_vs_plain": Metric(
-        "s/answer over plain", ".2f", ("speed",),
-        "seconds of an answer over plain's: a lossy rule may write longer answers and so be slower",
-        of="seconds_per_answer", ratio_to=PLAIN,
-    ),
     "fuzzy_share": Metric(
         "fuzzy share", ".4f", ("main", "cost", "equal speed"),
         "share of the rounds' tokens that the exact test would not have emitted",
@@ -203,10 +183,6 @@ METRICS: dict[str, Metric] = {
         "log P(most likely token) - log P(emitted token) under the target, nats, mean over the "
         "rounds' tokens; above temperature 0 exact sampling has regret too",
         _of_round_tokens("regret"), round_tokens,
-    ),
-    "regret_per_token_minus_plain": Metric(
-        "regret - plain", "+.4f", (), "difference of regret/token to plain's",
-        of="regret_per_token", minus=PLAIN,
     ),
     "tv_per_token": Metric(
         "TV/token", ".4f", ("cost",),
@@ -220,24 +196,10 @@ METRICS: dict[str, Metric] = {
         "forward pass; below 1 for exact decoding in bfloat16 too",
         _of_turn_tokens("rescored_argmax_share"), tokens,
     ),
-    "argmax_share_vs_plain": Metric(
-        "argmax over plain", ".4f", ("cost",), "argmax share over plain's",
-        of="argmax_share", ratio_to=PLAIN,
-    ),
-    "argmax_share_minus_plain": Metric(
-        "argmax share - plain", "+.4f", ("main", "cost", "equal speed"),
-        "difference of the argmax share to plain's",
-        of="argmax_share", minus=PLAIN,
-    ),
     "mean_logp": Metric(
         "log p/token", ".3f", ("cost",),
         "mean log-probability of an answer token under the target, nats, in one forward pass",
         _of_turn_tokens("rescored_mean_logp"), tokens,
-    ),
-    "mean_logp_minus_plain": Metric(
-        "log p - plain", "+.3f", ("main", "cost", "equal speed"),
-        "difference of log p/token to plain's: what the text lost",
-        of="mean_logp", minus=PLAIN,
     ),
     "same_as_plain": Metric(
         "same as plain", ".3f", ("answers",),
@@ -246,29 +208,14 @@ METRICS: dict[str, Metric] = {
     "tokens_per_answer": Metric(
         "tokens/answer", ".1f", ("answers",), "length of an answer", tokens, answers
     ),
-    "tokens_per_answer_minus_plain": Metric(
-        "tokens - plain", "+.1f", ("answers", "equal speed"),
-        "difference of tokens/answer to plain's",
-        of="tokens_per_answer", minus=PLAIN,
-    ),
     "at_limit": Metric(
         "at the limit", ".2f", ("answers",), "share of answers that ran out of their budget",
         _of_turns(lambda turn: turn["finish"] == "length"), answers,
-    ),
-    "at_limit_minus_plain": Metric(
-        "limit - plain", "+.2f", ("answers", "equal speed"),
-        "difference of the share at the limit to plain's",
-        of="at_limit", minus=PLAIN,
     ),
     "repetition": Metric(
         "repetition", ".3f", ("answers",),
         f"share of an answer's {GRAM}-grams that occurred before in it",
         _of_turns(lambda turn: repetition(turn["token_ids"])), answers,
-    ),
-    "repetition_minus_plain": Metric(
-        "repetition - plain", "+.3f", ("answers", "equal speed"),
-        "difference of repetition to plain's",
-        of="repetition", minus=PLAIN,
     ),
     "looping": Metric(
         "looping", ".2f", ("answers",),
@@ -276,12 +223,40 @@ METRICS: dict[str, Metric] = {
         f"times, over at least {LOOP_TOKENS}",
         _of_turns(_ends_looping), answers,
     ),
-    "looping_minus_plain": Metric(
-        "looping - plain", "+.2f", ("answers", "equal speed"),
-        "difference of looping to plain's",
-        of="looping", minus=PLAIN,
-    ),
 }
+
+
+def _over(baseline: str, of: str, *tables: str) -> Metric:
+    """A rate over the baseline's, on the questions that both have answered."""
+    label = f"{RATES[of].label} over {baseline}"
+    meaning = f"{RATES[of].label} over that of {baseline}, on the questions that both answered"
+    return Metric(label, ".2f", tables, meaning, of=of, ratio_to=baseline)
+
+
+def _minus_plain(of: str, *tables: str) -> Metric:
+    """The mean difference of the questions' own rates to plain's."""
+    rate = RATES[of]
+    meaning = f"difference to plain's {rate.label} ({rate.meaning})"
+    return Metric(f"{rate.label} - plain", f"+{rate.form}", tables, meaning, of=of, minus=PLAIN)
+
+
+COMPARISONS: dict[str, Metric] = {
+    "speed_vs_generate": _over(GENERATE, "tokens_per_second", "speed"),
+    "speed_vs_plain": _over(PLAIN, "tokens_per_second", "main", "speed", "categories"),
+    "seconds_per_answer_vs_plain": _over(PLAIN, "seconds_per_answer", "speed"),
+    "tokens_per_round_vs_exact": _over(EXACT, "tokens_per_round", "speed"),
+    "regret_per_token_minus_plain": _minus_plain("regret_per_token"),
+    "argmax_share_vs_plain": _over(PLAIN, "argmax_share"),
+    "argmax_share_minus_plain": _minus_plain("argmax_share", "main", "cost", "equal speed"),
+    "mean_logp_minus_plain": _minus_plain("mean_logp", "main", "cost", "equal speed"),
+    "tokens_per_answer_minus_plain": _minus_plain("tokens_per_answer", "answers", "equal speed"),
+    "at_limit_minus_plain": _minus_plain("at_limit", "answers", "equal speed"),
+    "repetition_minus_plain": _minus_plain("repetition", "answers", "equal speed"),
+    "looping_minus_plain": _minus_plain("looping", "answers", "equal speed"),
+}
+METRICS: dict[str, Metric] = {}
+for _key, _rate in RATES.items():  # each followed by its comparisons
+    METRICS |= {_key: _rate} | {key: m for key, m in COMPARISONS.items() if m.of == _key}
 # fmt: on
 
 

@@ -20,12 +20,16 @@ PLACES: dict[str, tuple[Column, ...]] = {
         ("questions", "questions", "d"),
     ),
 }
+# table -> its title, and how to read it
 NOTES = {
-    "speed": "Speed. In brackets: 95 % bootstrap intervals over questions.",
-    "cost": "Cost. - plain: mean difference of the questions' own rates, with its interval; in "
-    "parentheses the smallest true difference that so many questions show (5 %, power 80 %).",
-    "answers": "Answers.",
-    "categories": "By category. Few questions each: intervals are wide, or missing.",
+    "speed": ("Speed", "In brackets: 95 % bootstrap intervals over questions."),
+    "cost": (
+        "Cost",
+        "- plain: mean difference of the questions' own rates, with its interval; in parentheses "
+        "the smallest true difference that so many questions show (5 %, power 80 %).",
+    ),
+    "answers": ("Answers", "Differences as under Cost."),
+    "categories": ("By category", "Few questions each: intervals are wide, or missing."),
 }
 # what a judge says of pairs of answers
 PAIRWISE: tuple[Column, ...] = (
@@ -51,16 +55,6 @@ def columns(table: str) -> list[Column]:
     """The columns of a printed table."""
     shown = [(m.label, key, m.form) for key, m in METRICS.items() if table in m.tables]
     return [*PLACES.get(table, ()), *shown]
-
-
-def tables(rows: list[dict]) -> str:
-    """Three Markdown tables, each under a line that explains it: speed, cost, answers."""
-    return "\n\n".join(table(rows, name) for name in ("speed", "cost", "answers"))
-
-
-def table(rows: list[dict], name: str) -> str:
-    """A Markdown table of NOTES, under its line."""
-    return f"{NOTES[name]}\n\n{markdown_table(rows, columns(name))}"
 
 
 def markdown_table(rows: list[dict], columns: Sequence[Column]) -> str:

@@ -8,7 +8,6 @@ page.js.
 import html
 import json
 import statistics
-import time
 from base64 import b64encode
 from collections.abc import Sequence
 from importlib.resources import files
@@ -17,7 +16,7 @@ from string import Template
 from eagle_fsd.evaluation.curve_plot import INK
 from eagle_fsd.evaluation.metrics import METRICS
 from eagle_fsd.evaluation.report.read_runs import RunData
-from eagle_fsd.evaluation.report.report_tables import main_table, run_tables
+from eagle_fsd.evaluation.report.report_tables import Table, main_table
 from eagle_fsd.evaluation.tables import verdict
 
 # words of a verdict -> the metric that explains them on hover
@@ -33,6 +32,7 @@ GLOSSARY = {
 def build_page(
     runs: Sequence[RunData],
     rows: Sequence[list[dict]],
+    tables: Sequence[list[Table]],
     plot: str,
     csv: str,
     answers: list[dict],
@@ -42,7 +42,7 @@ def build_page(
     """The page's text.
 
     Args:
-        rows: of each run, from summarize.
+        rows, tables: of each run, from summarize and run_tables.
         plot: SVG of the curves, or "".
         csv: of the rows of all runs, to download.
         answers: from pack_answers.
@@ -61,7 +61,9 @@ def build_page(
         downloads=_downloads({"plot.svg": ("image/svg+xml", plot), "arms.csv": ("text/csv", csv)}),
         trust="\n".join(_named(runs, run, _trust(run)) for run in runs),
         main="\n".join(_named(runs, run, main_table(found).html()) for run, found in pairs),
-        folded="\n".join(_named(runs, run, _folded(run, found)) for run, found in pairs),
+        folded="\n".join(
+            _named(runs, run, _folded(run, found)) for run, found in zip(runs, tables, strict=True)
+        ),
         notes="".join(f'<p class="warning">{html.escape(note)}</p>' for note in notes),
         answers=script_json(answers),
     )
@@ -131,33 +133,8 @@ def _trust(run: RunData) -> str:
     return f'<p class="note">{html.escape("; ".join(said))}.</p>\n{warnings}'
 
 
-def _folded(run: RunData, rows: list[dict]) -> str:
-    entries = "".join(
-        f"<dt>{html.escape(what)}</dt><dd>{html.escape(words)}</dd>" for what, words in origin(run)
-    )
-    told = f"<details><summary>How it was made</summary><dl>{entries}</dl></details>"
-    return "\n".join([*(table.folded() for table in run_tables(run, rows)), told])
-
-
-def origin(run: RunData) -> list[tuple[str, str]]:
-    """Where a run comes from: (what, words)."""
-    options = run.options
-    entries = [
-        ("folder", str(run.folder)),
-        ("questions", f"{run.questions} by {len(run.records)} arms"),
-        ("target", f"{options['target']} in {options['dtype']}"),
-        ("options", ", ".join(f"{key} {_words(value)}" for key, value in options.items())),
-    ]
-    for session in run.sessions:
-        started = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(session["started"]))
-        versions = ", ".join(f"{name} {number}" for name, number in session["versions"].items())
-        words = f"{started}; {session['device']}; commit {session['commit']}; "
-        words += f"{session.get('processes', 1)} process(es); {versions}; {session['command']}"
-        entries.append((f"session {session['session']}", words))
-    return entries
-
-
-def _words(value: object) -> str:
-    if isinstance(value, list):
-        return " ".join(map(str, value))
-    return "-" if value in ("", None) else str(value)
+def _folded(run: RunData, tables: list[Table]) -> str:
+    made = json.dumps({"options": run.options, "sessions": run.sessions}, indent=1)
+    told = f"<pre>{html.escape(str(run.folder))}\n{html.escape(made)}</pre>"
+    made = f"<details><summary>How it was made</summary>{told}</details>"
+    return "\n".join([*(table.folded() for table in tables), made])

@@ -109,14 +109,14 @@ def run_tables(run: RunData, rows: list[dict]) -> list[Table]:
     Args:
         rows: from summarize.
     """
-    tables = []
-    for name in ("speed", "cost", "answers"):
-        title, _, note = NOTES[name].partition(". ")
-        tables.append(Table("arms", title.rstrip("."), note, columns(name), rows))
+    rows_of = dict.fromkeys(("speed", "cost", "answers"), rows)
     categories = by_category(run.records, timed=run.timed)
     if len({row["category"] for row in categories}) > 1:
-        title, _, note = NOTES["categories"].partition(". ")
-        tables.append(Table("categories", title, note, columns("categories"), categories))
+        rows_of["categories"] = categories
+    tables = [
+        Table("categories" if name == "categories" else "arms", *NOTES[name], columns(name), found)
+        for name, found in rows_of.items()
+    ]
     lost = equal_speed(run.records, rows)
     note = "What every line of arms has lost where its tokens per round are 1.05, 1.1 and 1.2 times"
     note += " exact's (interpolated between its values, with 95 % intervals): compare with random."

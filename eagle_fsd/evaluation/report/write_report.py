@@ -1,7 +1,6 @@
 """The report's folder, written whole or not at all.
 
-index.html      everything, in one file
-report.md       sentences and tables, and where the runs come from
+index.html      everything, in one file (in Markdown: the runs' own summary.md)
 report.json     the tables' rows, for programs; marks the folder as a report
 tables/*.csv    arms, scores, pairwise verdicts, categories, loss at equal speed, ...
 plot.svg, .pdf  loss against gain
@@ -9,16 +8,15 @@ plot.svg, .pdf  loss against gain
 
 import shutil
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 
 from eagle_fsd.config import BadInput
 from eagle_fsd.evaluation.curve_plot import plot_curves
-from eagle_fsd.evaluation.report.page import build_page, origin
+from eagle_fsd.evaluation.report.page import build_page
 from eagle_fsd.evaluation.report.page_answers import pack_answers
 from eagle_fsd.evaluation.report.read_runs import RunData
-from eagle_fsd.evaluation.report.report_tables import Table, run_tables
-from eagle_fsd.evaluation.tables import verdict, write_csv
+from eagle_fsd.evaluation.report.report_tables import run_tables
+from eagle_fsd.evaluation.tables import write_csv
 from eagle_fsd.runs.jsonl import write_json
 
 MARK = "report.json"
@@ -93,10 +91,8 @@ def _build(runs: list[RunData], folder: Path) -> list[str]:
     answers, short = pack_answers(runs)
     notes = [f"{short} questions lack an answer or its trees, to keep the page small"] * bool(short)
     csv = (folder / "tables" / "arms.csv").read_text(encoding="utf-8")
-    page = build_page(runs, rows, plot, csv, answers, notes=notes)
+    page = build_page(runs, rows, tables, plot, csv, answers, notes=notes)
     (folder / "index.html").write_text(page, encoding="utf-8")
-    text = _markdown(runs, rows, tables, plot=bool(plot))
-    (folder / "report.md").write_text(text, encoding="utf-8")
     warnings = [f"{run.name}: {text}" for run in runs for text in run.warnings] + notes
     made = [{"name": run.name, "options": run.options, "sessions": run.sessions} for run in runs]
     write_json(folder / MARK, {"runs": made, "warnings": warnings, "tables": by_name})
@@ -112,17 +108,3 @@ def _named_lines(runs: list[RunData], rows: list[list[dict]]) -> list[dict]:
         for run, found in zip(runs, rows, strict=True)
         for row in found
     ]
-
-
-def _markdown(
-    runs: list[RunData], rows: list[list[dict]], tables: Sequence[list[Table]], *, plot: bool
-) -> str:
-    parts = ["# Report: " + ", ".join(run.name for run in runs)]
-    parts += ["![loss against gain](plot.svg)"] if plot else []
-    for run, found, of_run in zip(runs, rows, tables, strict=True):
-        parts.append(f"## {run.name}")
-        parts.append("\n".join(f"- {verdict(row)}" for row in found))
-        parts += [f"Warning: {text}" for text in run.warnings]
-        parts += [table.markdown() for table in of_run]
-        parts.append("\n".join(f"- {what}: {words}" for what, words in origin(run)))
-    return "\n\n".join(parts) + "\n"
