@@ -1,6 +1,7 @@
 """Fuzzy Speculative Decoding in EAGLE-2.
 
-Words, as used everywhere here (other projects disagree with each other on several):
+Words, as used everywhere here (other projects disagree with each other on several; with examples:
+docs/glossary.md):
 
 root             the last committed token, drawn by the target and not yet in its cache; node 0 of
                  every tree. The other nodes are drafts.
@@ -12,6 +13,9 @@ tokens_per_round accepted_drafts + 1 (the literature's tau): counted before trim
                  the budget, without the token that prefill yields.
 fuzzy token      an emitted token that the exact test would not have emitted; fuzzy_share is their
                  share of the tokens of all rounds.
+regret           log P(argmax) - log P(token) under the target, raw, in nats: what a token costs.
+gain             tokens_per_round over those of exact with the same drafter.
+arm              a way to answer, as a text: rule, drafter, their settings (evaluation/arms.py).
 num_draft_tokens drafts of a tree, without its root; a verification is one wider.
 tree_depth       drafted levels.  branch_top_k: children per expanded node.
 """

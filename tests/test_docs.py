@@ -1,0 +1,81 @@
+"""README and docs say what the commands take, and name what is there."""
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+import eagle_fsd
+from eagle_fsd.evaluation.arms import parse_arms
+from eagle_fsd.evaluation.tables import columns_text
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+CODE = "\n".join(path.read_text() for path in [*ROOT.glob("e*/**/*.py"), *ROOT.glob("train/*.py")])
+CLASSES = {
+    name: (bases, body)
+    for name, bases, body in re.findall(
+        r"^class (\w*Options)(?:\((.*?)\))?:\n(.*?)(?=^\S)", CODE, re.M | re.S
+    )
+}
+FIELD = re.compile(r"^    (\w+): ", re.M)
+
+
+def options_of(command: Path) -> set[str]:
+    """Fields of all option classes that a command names, and of their bases."""
+    waiting, found = re.findall(r"\b\w+Options\b", command.read_text()), set()
+    while waiting:
+        bases, body = CLASSES[waiting.pop()]
+        found |= set(FIELD.findall(body))
+        waiting += re.findall(r"\w+Options", bases)
+    return found
+
+
+def commands() -> list[tuple[str, str, list[str]]]:
+    """(page, command, its words as the shell expands them) of every command that is shown."""
+    found = []
+    for page in PAGES:
+        text = page.read_text().replace("\\\n", " ")
+        for command, rest in re.findall(r"^    .*?((?:evaluate|train)/\w+\.py)\b(.*)$", text, re.M):
+            shell = ["bash", "-c", f"printf '%s\\n' {rest}"]
+            words = subprocess.run(shell, capture_output=True, text=True, check=True, cwd="/")
+            found.append((page.name, command, words.stdout.splitlines()))
+    return found
+
+
+@pytest.mark.parametrize("page,command,words", commands())
+def test_commands_take_what_is_shown(page, command, words):
+    """Options are fields of the command, and arms are arms; lm-eval's options are its own."""
+    names = {word.removeprefix("--") for word in words if word.startswith("--")}
+    if command != "evaluate/harness.py":
+        assert names <= options_of(ROOT / command)
+    for option in {"--arm", "--arms"} & set(words):
+        place = words.index(option) + 1
+        ends = [n for n, word in enumerate(words) if n >= place and word.startswith("-")]
+        parse_arms(words[place : min(ends, default=len(words))])
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_what_is_named_is_there(page):
+    """Links, and paths within backticks that begin with a folder of ours."""
+    text = page.read_text()
+    for link in re.findall(r"\]\((?!http)([^)#]+)", text):
+        assert (page.parent / link).exists(), link
+    folders = "checkpoints|docs|eagle_fsd|evaluate|results|scripts|tests|train"
+    for path in re.findall(rf"`((?:{folders})/[\w./*-]*)`", text):
+        assert list(ROOT.glob(path.rstrip("/"))), path
+
+
+def test_the_readme_is_two_screens():
+    assert len((ROOT / "README.md").read_text().split()) <= 900
+
+
+def test_the_glossary_is_the_library_s():
+    """All words of the package, and every column."""
+    glossary = (ROOT / "docs/glossary.md").read_text()
+    words = re.findall(r"^([a-z_]+(?: token)?) +|(?<=  )(\w+):", eagle_fsd.__doc__, re.M)
+    for word in map("".join, words):
+        assert word in glossary, word
+    for line in columns_text().splitlines():
+        assert re.sub(" +", " ", line) in glossary or line.startswith("|-"), line
