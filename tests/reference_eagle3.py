@@ -1,6 +1,6 @@
 """The EAGLE-3 head from its key table alone: matmuls over a state dict and config.json's dict.
 
-Written from SafeAILab/EAGLE's checkpoint format (reference/eagle.md section 1.2), without
+Written from SafeAILab/EAGLE's checkpoint format, without
 transformers, cache or masks from outside: one causal sequence at a time.
 
 Axes: T positions, D hidden, F = 3 D features, H heads, G key/value heads, C channels of a head,

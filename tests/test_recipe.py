@@ -8,7 +8,7 @@ from eagle_fsd.training.recipe import RECIPES, SCHEDULES, Recipe, choose_recipe
 
 
 def test_the_eagle_preset_is_upstreams():
-    """SafeAILab/EAGLE branch v1, eagle/train/main.py (reference/eagle.md section 3.1)."""
+    """SafeAILab/EAGLE branch v1, eagle/train/main.py."""
     recipe = RECIPES["eagle"]
     assert recipe.losses == {"feature": 1.0, "ce": 0.1}
     assert (recipe.unroll_steps, recipe.noise) == (1, 0.1)
@@ -18,7 +18,7 @@ def test_the_eagle_preset_is_upstreams():
 
 
 def test_the_eagle3_preset_is_upstreams():
-    """eagle/traineagle3 (reference/eagle.md section 3.2): no feature loss, seven steps by 0.8."""
+    """eagle/traineagle3: no feature loss, seven steps by 0.8."""
     recipe = RECIPES["eagle3"]
     assert recipe.losses == {"ce": 1.0}
     assert (recipe.unroll_steps, recipe.step_decay, recipe.noise) == (7, 0.8, 0.0)

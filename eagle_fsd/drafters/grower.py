@@ -72,7 +72,7 @@ class TreeGrower:
 
         They are connected: a child's score is at most its parent's, the parent stands earlier in
         the pool, and the sort is stable. (Upstream's top-k over half-precision scores orphans
-        nodes: reference/eagle.md section 2.8.)
+        nodes.)
 
         Args:
             root_token: token id of the root, int64 [] or [1].

@@ -13,7 +13,7 @@ class BenchOptions:
 
     arms: list[str] = field(
         default_factory=lambda: ["generate", "plain", "exact", "fsd:0.3", "fsd:0.4", "path:0.5"],
-        metadata={"help": "rule[:value][,field=value][@drafter[:tree]]; see README"},
+        metadata={"help": "rule[:value][,field=value][@drafter[:tree]]; see docs/evaluate.md"},
     )
     output: str = option("runs/bench", "folder of the run")
     questions: int | None = option(None, "how many, over all categories; default: all")

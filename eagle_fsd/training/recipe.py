@@ -32,7 +32,7 @@ class Recipe:
             `final_rate` of it.
         clip_norm, clip_value: largest gradient norm, largest entry; 0 is off.
         shift_mask: supervise the tokens that the assistant wrote; False is upstream's unshifted
-            mask (reference/eagle.md section 3.1).
+            mask.
     """
 
     losses: dict[str, float] = field(default_factory=lambda: {"feature": 1.0, "ce": 1.0})
