@@ -19,6 +19,7 @@ from eagle_fsd.evaluation.report.read_runs import RunData
 from eagle_fsd.evaluation.report.report_tables import Table, main_table
 from eagle_fsd.evaluation.tables import verdict
 
+MOST_VERDICTS = 10  # in sight
 # words of a verdict -> the metric that explains them on hover
 GLOSSARY = {
     "tokens a round over exact": "tokens_per_round_vs_exact",
@@ -99,7 +100,11 @@ def _verdicts(rows: list[dict]) -> str:
             meaning = html.escape(METRICS[key].meaning)
             said = said.replace(f"\0{number}\0", f'<abbr title="{meaning}">{words}</abbr>')
         items.append(f"<li><code>{html.escape(arm)}</code> {said}</li>")
-    return f'<ul class="verdicts">{"".join(items)}</ul>'
+    shown = f'<ul class="verdicts">{"".join(items[:MOST_VERDICTS])}</ul>'
+    rest = "".join(items[MOST_VERDICTS:])
+    words = f"{len(items) - MOST_VERDICTS} more arms"
+    folded = f'<details><summary>{words}</summary><ul class="verdicts">{rest}</ul></details>'
+    return shown + (folded if rest else "")
 
 
 def _inline(plot: str) -> str:
