@@ -1,14 +1,13 @@
 """From drawn records to training dialogues: what is asked of the target, what is dropped, and why.
 
-Candidates are numbered, and judged in the order of their numbers whatever finishes first, so that
-the same dialogues are kept whether a run was broken or not. Sampling itself is generate.py's
-business, files are journal.py's.
+Draws are numbered, and what is random about one depends on its number, so that a broken run and an
+unbroken one make the same dialogues. (Of two that the target begins with the same words, the one
+whose turn ends first is kept.) Sampling itself is generate.py's business, files are journal.py's.
 """
 
 import random
 from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterable, Iterator
-from dataclasses import dataclass
 
 from jinja2 import TemplateError
 
@@ -27,15 +26,6 @@ TURNS_TRIED, TURNS_KEPT = 128, 1 / 8  # after so many turns, the least share tha
 
 
 Row = dict[str, object]  # a finished dialogue as it is written
-
-
-@dataclass
-class _Candidate:
-    """A drawn record on its way; `messages` is None until its own user turn is there."""
-
-    draw: Draw
-    messages: list[Message] | None = None
-    problem: str = ""  # why it is dropped; known before its turn to be judged
 
 
 class DialogueMaker:
@@ -78,7 +68,7 @@ class DialogueMaker:
         self.keep = keep
         self.drop = drop
         self._draws: Iterator[Draw] = iter(draws)
-        self._waiting: deque[_Candidate] = deque()  # in order, until all before are judged
+        self._asked = 0  # user turns that the target is writing
         self._running: dict[int, Generator[Request, Completion, Row | str]] = {}
         self._ready: deque[Request] = deque()
         self._user_prefix = chat.user_prefix() if SELF in records else None
@@ -86,18 +76,17 @@ class DialogueMaker:
 
     def next_request(self) -> Request | None:
         """The next thing to be sampled; None if nothing is to be sampled now."""
-        while not self._ready and self.may_begin(len(self._waiting) + len(self._running)):
+        while not self._ready and self.may_begin(self._asked + len(self._running)):
             draw = next(self._draws, None)
             if draw is None:
                 break
             if draw.source == SELF:
-                self._waiting.append(_Candidate(draw))
+                self._asked += 1
                 prefix, ends = self._user_prefix
                 seed = self._seed(draw, "turn")
                 return Request(draw, prefix, TURN_TOKENS, 1.0, ends, seed)
             messages = self.records[draw.source][draw.record]
-            self._waiting.append(_Candidate(draw, messages or [], "" if messages else "malformed"))
-            self._judge()
+            self._begin(draw, messages or [], "" if messages else "malformed")
         return self._ready.popleft() if self._ready else None
 
     def receive(self, completion: Completion) -> None:
@@ -107,16 +96,14 @@ class DialogueMaker:
             return self._go_on(draw, completion)
         if not completion.finished and len(completion.tokens) < TURN_TOKENS:
             return  # the clock cut a user turn: more time asks for it again
-        candidate = next(c for c in self._waiting if c.draw == draw)
+        self._asked -= 1
         turn = self.chat.text(completion.tokens).strip()
-        candidate.messages = [{"role": "user", "content": turn}]
+        problem = "" if turn else "empty turn"
         if not completion.finished:
-            candidate.problem = "unfinished turn"
-        elif not turn:
-            candidate.problem = "empty turn"
-        self._turns[candidate.problem] += 1
+            problem = "unfinished turn"
+        self._turns[problem] += 1
         self._check_turns()
-        self._judge()
+        self._begin(draw, [{"role": "user", "content": turn}], problem)
 
     def _check_turns(self) -> None:
         """Refuse a target that cannot write user turns.
@@ -133,19 +120,7 @@ class DialogueMaker:
                 "other --sources"
             )
 
-    def _judge(self) -> None:
-        """Accept or drop the candidates at the front that are known."""
-        while self._waiting and self._waiting[0].messages is not None:
-            candidate = self._waiting.popleft()
-            problem = candidate.problem or self._problem(candidate)
-            if problem:
-                self.drop(candidate.draw.number, problem)
-            else:
-                self.seen.add(_first_turn(candidate.messages))
-                self._begin(candidate)
-
-    def _problem(self, candidate: _Candidate) -> str:
-        messages = candidate.messages
+    def _problem(self, messages: list[Message]) -> str:
         if _first_turn(messages) in self.seen:
             return "duplicate"
         for message in messages:
@@ -158,13 +133,16 @@ class DialogueMaker:
             return REFUSED
         return "prompt too long" if len(prompt) > self.options.max_prompt_tokens else ""
 
-    def _begin(self, candidate: _Candidate) -> None:
-        draw, messages = candidate.draw, candidate.messages
+    def _begin(self, draw: Draw, messages: list[Message], problem: str) -> None:
+        """Go on from a candidate's user turns, unless there is a problem with them."""
+        problem = problem or self._problem(messages)
+        if problem:
+            return self._end(draw, problem)
+        self.seen.add(_first_turn(messages))
         if self.options.answers == "given" and draw.source != SELF:
-            self._end(draw, self._given(draw, messages))
-        else:
-            self._running[draw.number] = self._rewritten(draw, messages)
-            self._go_on(draw, None)
+            return self._end(draw, self._given(draw, messages))
+        self._running[draw.number] = self._rewritten(draw, messages)
+        self._go_on(draw, None)
 
     def _go_on(self, draw: Draw, completion: Completion | None) -> None:
         """Hand a dialogue what was sampled for it, and take its next request or its end."""
