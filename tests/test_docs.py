@@ -2,13 +2,16 @@
 
 import re
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import eagle_fsd
 from eagle_fsd.evaluation.arms import parse_arms
+from eagle_fsd.evaluation.questions import read_questions
 from eagle_fsd.evaluation.tables import columns_text
+from eagle_fsd.tasks.scorers import check_scorable
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -71,6 +74,15 @@ def test_the_readme_is_two_screens():
     assert len((ROOT / "README.md").read_text().split()) <= 900
 
 
+def test_the_questions_shown_can_be_asked_and_scored(tmp_path):
+    lines = re.findall(r"^    (\{.*)$", (ROOT / "README.md").read_text(), re.M)
+    (tmp_path / "mine.jsonl").write_text("\n".join(lines))
+    questions = read_questions(tmp_path / "mine.jsonl")
+    assert len(questions) == 3
+    questions = [replace(question, turns=question.turns[:1]) for question in questions]
+    check_scorable(questions, "contains")
+
+
 def test_the_glossary_is_the_library_s():
     """All words of the package, and every column."""
     glossary = (ROOT / "docs/glossary.md").read_text()
@@ -78,4 +90,6 @@ def test_the_glossary_is_the_library_s():
     for word in map("".join, words):
         assert word in glossary, word
     for line in columns_text().splitlines():
-        assert re.sub(" +", " ", line) in glossary or line.startswith("|-"), line
+        assert re.sub(" +", " ", line) in glossary or line.startswith("|-"), (
+            f"{line}: renew the columns from evaluate/report.py --columns"
+        )
