@@ -16,16 +16,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from eagle_fsd.config import BadInput
-from eagle_fsd.evaluation.arms import parse_arm
-from eagle_fsd.evaluation.tables import Column, markdown_table
 from eagle_fsd.models.model_options import ModelOptions, option
 from eagle_fsd.runs.command import run_command
-from eagle_fsd.runs.jsonl import write_json
-from eagle_fsd.runs.provenance import describe_run
-from eagle_fsd.speed.quiet import check_timing_alone
-from eagle_fsd.speed.tree_choice import choose_tree
 
-COLUMNS: tuple[Column, ...] = (
+COLUMNS = (
     ("tree", "tree", "s"),
     ("tokens/round", "tokens_per_round", ".2f"),
     ("ms/round", "ms_per_round", ".1f"),
@@ -53,14 +47,21 @@ class ChooseOptions:
             raise BadInput(f"--max_new_tokens must be at least 2, got {self.max_new_tokens}")
         if self.output and not Path(self.output).parent.is_dir():
             raise BadInput(f"--output {self.output}: {Path(self.output).parent} is no folder")
-        if not parse_arm(self.arm).drafts:
-            raise BadInput(f"--arm {self.arm} has no tree: give a rule, such as fsd:0.4")
 
 
 def run(options: ChooseOptions, model_options: ModelOptions) -> None:
+    from eagle_fsd.evaluation.arms import parse_arm
+    from eagle_fsd.evaluation.tables import markdown_table
+    from eagle_fsd.runs.jsonl import write_json
+    from eagle_fsd.runs.provenance import describe_run
+    from eagle_fsd.speed.quiet import check_timing_alone
+    from eagle_fsd.speed.tree_choice import choose_tree
+
+    arm = parse_arm(options.arm)
+    if not arm.drafts:
+        raise BadInput(f"--arm {options.arm} has no tree: give a rule, such as fsd:0.4")
     for warning in check_timing_alone(model_options.device):
         print(f"warning: {warning}", file=sys.stderr)
-    arm = parse_arm(options.arm)
     choice = choose_tree(
         model_options.load(),
         arm.rule,

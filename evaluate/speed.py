@@ -19,11 +19,16 @@ or contexts may be added.
 from eagle_fsd.models.model_options import ModelOptions, SamplingOptions
 from eagle_fsd.runs.command import run_command
 from eagle_fsd.speed.speed_options import SpeedOptions
-from eagle_fsd.speed.speed_run import run_speed
+
+
+def run(options: SpeedOptions, sampling: SamplingOptions, model_options: ModelOptions) -> None:
+    from eagle_fsd.speed.speed_run import run_speed
+
+    run_speed(options, sampling, model_options)
 
 
 def main(arguments: list[str] | None = None) -> None:
-    run_command(run_speed, [SpeedOptions, SamplingOptions, ModelOptions], arguments)
+    run_command(run, [SpeedOptions, SamplingOptions, ModelOptions], arguments)
 
 
 if __name__ == "__main__":

@@ -4,12 +4,12 @@ import pytest
 import torch
 from tiny import prompt_tokens, tiny_head, tiny_target
 
-from eagle_fsd.api import Model
 from eagle_fsd.config import SamplingConfig, TreeConfig
 from eagle_fsd.decoding.acceptance import Policy
 from eagle_fsd.decoding.drafter import RootDrafter
 from eagle_fsd.decoding.loop import DecodeConfig, StopConfig, decode
 from eagle_fsd.drafters.eagle import EagleDrafter
+from eagle_fsd.models.loaded import Model
 from eagle_fsd.rules.fsd import Exact, Fsd
 from eagle_fsd.rules.price import PathRule
 from eagle_fsd.speed.forwards import forward_rows, in_turn, rotated, rows_needed, time_forwards

@@ -20,12 +20,12 @@ import torch
 from tqdm import tqdm
 from transformers import DynamicCache
 
-from eagle_fsd.api import Model
 from eagle_fsd.config import SamplingConfig, TreeConfig
 from eagle_fsd.decoding.acceptance import Policy, accept
 from eagle_fsd.decoding.loop import answer_uniforms
 from eagle_fsd.decoding.tree import DraftTree
 from eagle_fsd.drafters.eagle import EagleDrafter
+from eagle_fsd.models.loaded import Model
 from eagle_fsd.rules.fsd import Exact
 from eagle_fsd.speed.clock import synchronized_time
 

@@ -7,6 +7,7 @@ does all its work, and its time counts; then a path of the length that the patte
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from eagle_fsd.config import SamplingConfig
 from eagle_fsd.decoding.rule import Path, Rule, State
 from eagle_fsd.decoding.verified import VerifiedTree
 
@@ -24,8 +25,11 @@ class Pattern(Rule):
     accepted: tuple[int, ...]
 
     # what accept() asks of a rule; divergence, law and chances are not asked of a pattern
-    columns = property(lambda self: self.rule.columns)  # type: ignore[assignment]
-    looks_ahead = property(lambda self: self.rule.looks_ahead)  # type: ignore[assignment]
+    columns = property(lambda self: self.rule.columns)
+    looks_ahead = property(lambda self: self.rule.looks_ahead)
+
+    def check(self, sampling: SamplingConfig, draft_vocab_size: int | None) -> None:
+        self.rule.check(sampling, draft_vocab_size)
 
     def start(self) -> State:
         return 0, self.rule.start()

@@ -1,9 +1,13 @@
-"""The memory roofline: what a forward must read, and how fast the device reads."""
+"""The memory roofline: what a forward must read, and how fast the device reads.
+
+A step or a verification reads the weights and the cache of its context; the tree's own rows and
+activations are left out, a few MB at most.
+"""
 
 import torch
 from transformers import PretrainedConfig
 
-from eagle_fsd.models.random_weights import cache_row_bytes, empty_model
+from eagle_fsd.models.random_weights import empty_model
 from eagle_fsd.speed.clock import synchronized_time
 
 SAMPLE_BYTES = {"cpu": 2**28, "cuda": 2**30}  # well beyond any cache
@@ -23,15 +27,6 @@ def weight_bytes_read(config: PretrainedConfig, dtype: torch.dtype) -> int | Non
     tied = model.get_output_embeddings().weight is embedding
     weights = sum(parameter.nbytes for parameter in model.parameters())  # tied ones once
     return weights - (0 if tied else embedding.nbytes)
-
-
-def forward_bytes(config: PretrainedConfig, dtype: torch.dtype, *, context: float) -> float | None:
-    """Bytes that a step or a verification must read: weights, and the cache of `context` rows.
-
-    The tree's own rows and activations are left out: a few MB at most.
-    """
-    weights = weight_bytes_read(config, dtype)
-    return None if weights is None else weights + context * cache_row_bytes(config, dtype)
 
 
 def measure_bandwidth(device: torch.device, *, sample_bytes: int = 0) -> float:

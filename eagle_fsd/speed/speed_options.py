@@ -1,22 +1,15 @@
-"""Options of evaluate/speed.py, checked before anything is loaded."""
+"""Options of evaluate/speed.py; nothing heavy is imported here."""
 
 from dataclasses import dataclass, field
 
-from eagle_fsd.api import DEFAULT_ARM
-from eagle_fsd.config import BadInput
-from eagle_fsd.decoding.loop import StopConfig
-from eagle_fsd.evaluation.arms import COMPILED, GENERATE, PLAIN, Arm, parse_arms
-from eagle_fsd.models.load import load_target_config
-from eagle_fsd.models.model_options import ModelOptions, SamplingOptions, option
-from eagle_fsd.models.random_weights import PREFIX
-from eagle_fsd.speed.forwards import rows_needed
+from eagle_fsd.config import DEFAULT_ARM, BadInput
+from eagle_fsd.models.model_options import option
 
 # What a run may be continued with, although it differs.
 EXTENDABLE = frozenset(
     ("output", "prompts", "arms", "repeats", "profile_prompts", "context")
     + ("reference_tokens_per_second", "hold_fuzzy_share")
 )
-RANDOM_PATTERN = (0, 1, 2, 3)  # 2.5 tokens a round
 
 
 @dataclass
@@ -25,7 +18,9 @@ class SpeedOptions:
     prompts: int = option(16, "how many first turns, over all categories")
     question_file: str = option("", "question.jsonl in FastChat's format; empty: MT-Bench")
     arms: list[str] = field(
-        default_factory=lambda: [GENERATE, COMPILED, PLAIN, "exact", DEFAULT_ARM, "exact@lookup"],
+        default_factory=lambda: [
+            *("generate", "generate_compiled", "plain", "exact", DEFAULT_ARM, "exact@lookup")
+        ],
         metadata={
             "help": "plain, generate, generate_compiled, RULE[:VALUE][@DRAFTER[:TREE]], as in "
             "exact@eagle:7x3x4; a tree of auto is chosen by measurement"
@@ -36,7 +31,9 @@ class SpeedOptions:
     profile_prompts: int = option(2, "first prompts that are profiled")
     context: list[int] = field(
         default_factory=lambda: [200],
-        metadata={"help": "lengths of further prompts, answered and profiled; forwards are timed"},
+        metadata={
+            "help": "lengths of prompts that are profiled too, and at which forwards are timed"
+        },
     )
     step_repeats: int = option(20, "measurements of every single forward")
     accepted: list[int] = field(
@@ -52,8 +49,7 @@ class SpeedOptions:
     )
 
     def __post_init__(self):
-        StopConfig(self.max_new_tokens)  # its own check
-        for name in ("repeats", "profile_prompts", "step_repeats"):
+        for name in ("max_new_tokens", "repeats", "profile_prompts", "step_repeats"):
             if getattr(self, name) < 1:
                 raise BadInput(f"--{name} must be at least 1, got {getattr(self, name)}")
         if any(length < 2 for length in self.context):
@@ -81,24 +77,3 @@ class SpeedOptions:
                     f"--reference_tokens_per_second takes NAME=TOKENS_PER_SECOND, got {text!r}"
                 )
         return speeds
-
-    def parse(self, sampling: SamplingOptions, model: ModelOptions) -> list[Arm]:
-        """The arms, checked together with the other options.
-
-        Raises:
-            BadInput: an arm that is none, or contexts that leave no room for an answer.
-        """
-        arms = parse_arms(self.arms)
-        for arm in arms:
-            arm.check(sampling.sampling())
-        if model.target.startswith(PREFIX):
-            self.accepted = self.accepted or list(RANDOM_PATTERN)
-        most = getattr(load_target_config(model.target), "max_position_embeddings", None)
-        for length in self.context:
-            needed = length + max(self.max_new_tokens, rows_needed(self.step_repeats))
-            if most is not None and needed > most:
-                raise BadInput(
-                    f"--context {length} needs {needed} positions with the tokens after it, the "
-                    f"target has {most}: shorten it, or lower --max_new_tokens or --step_repeats"
-                )
-        return arms

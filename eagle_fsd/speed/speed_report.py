@@ -22,11 +22,12 @@ from eagle_fsd.evaluation.metrics import (
 from eagle_fsd.evaluation.tables import Column, markdown_table
 from eagle_fsd.models.load import DTYPES, load_target_config
 from eagle_fsd.models.model_options import ModelOptions
+from eagle_fsd.models.random_weights import cache_row_bytes
 from eagle_fsd.runs.folder import Run
 from eagle_fsd.runs.jsonl import write_json
 from eagle_fsd.speed.clock import ROUND_PHASES
 from eagle_fsd.speed.forwards import forward_rows
-from eagle_fsd.speed.roofline import forward_bytes
+from eagle_fsd.speed.roofline import weight_bytes_read
 from eagle_fsd.speed.speed_options import SpeedOptions
 from eagle_fsd.speed.speed_plot import plot_speed
 
@@ -93,8 +94,9 @@ NOTES = (
     "at every phase; propose: with the head's run over the prompt, in an answer's first round",
     "GB read: weights and cache that a verification must read; least ms: that over the bandwidth "
     "measured here; its share of a clocked verification and of a round without a clock",
-    "peak MiB: what torch's allocator gave out, above what was there before the answer; drafter's "
-    "share: the head's cache and its draft logits, which a drafter cannot do without",
+    "peak MiB: what torch's allocator gave out in prefill and the first rounds of an answer, with "
+    "the caches for all of it, above what was there before; drafter's share: the head's cache and "
+    "its draft logits, which a drafter cannot do without",
     "waits/round: host-device synchronisations, on CUDA only",
 )
 
@@ -242,10 +244,11 @@ def report(
     }
     machines = list(run.records[MACHINE].values())
     config, dtype = load_target_config(model_options.target), DTYPES[model_options.dtype]
+    weights, row_bytes = weight_bytes_read(config, dtype), cache_row_bytes(config, dtype)
     rounds = round_rows(
         profiles,
-        lambda context: forward_bytes(config, dtype, context=context),
-        max(machine["bandwidth"] for machine in machines),
+        bytes_read=lambda context: weights and weights + context * row_bytes,
+        bandwidth=max(machine["bandwidth"] for machine in machines),
     )
     references = options.reference_speeds()
     rows = arm_rows(records, rounds, references)

@@ -15,8 +15,8 @@ from dataclasses import asdict, dataclass
 
 from tqdm import tqdm
 
-from eagle_fsd.api import Model
-from eagle_fsd.evaluation.arms import Arm
+from eagle_fsd.config import BadInput
+from eagle_fsd.evaluation.arms import Arm, parse_arms
 from eagle_fsd.evaluation.questions import (
     Question,
     check_same_questions,
@@ -25,15 +25,20 @@ from eagle_fsd.evaluation.questions import (
     spread,
 )
 from eagle_fsd.models.assets import mt_bench_dir
+from eagle_fsd.models.load import load_target_config
+from eagle_fsd.models.loaded import Model
 from eagle_fsd.models.model_options import ModelOptions, SamplingOptions
+from eagle_fsd.models.random_weights import PREFIX
 from eagle_fsd.runs.folder import Run
-from eagle_fsd.speed.forwards import rotated, time_forwards
+from eagle_fsd.speed.forwards import rotated, rows_needed, time_forwards
 from eagle_fsd.speed.quiet import check_timing_alone, describe_machine
 from eagle_fsd.speed.roofline import measure_bandwidth
 from eagle_fsd.speed.speed_options import EXTENDABLE, SpeedOptions
 from eagle_fsd.speed.speed_report import FORWARDS, MACHINE, PROFILED, context_id, report
 from eagle_fsd.speed.timed_arms import Prompt, TimedArms
 from eagle_fsd.speed.tree_choice import choose_tree
+
+RANDOM_PATTERN = (0, 1, 2, 3)  # 2.5 tokens a round
 
 
 @dataclass(frozen=True)
@@ -49,7 +54,7 @@ def run_speed(
     options: SpeedOptions, sampling: SamplingOptions, model_options: ModelOptions
 ) -> None:
     """Measure what is missing, and report."""
-    arms = options.parse(sampling, model_options)
+    arms = check(options, sampling, model_options)
     every = read_questions(options.question_file or mt_bench_dir() / "question.jsonl")
     questions = spread(every, options.prompts)
     machine = describe_machine()
@@ -103,6 +108,30 @@ def run_speed(
     )
 
 
+def check(
+    options: SpeedOptions, sampling: SamplingOptions, model_options: ModelOptions
+) -> list[Arm]:
+    """The arms; a target of random weights gets its pattern.
+
+    Raises:
+        BadInput: an arm that is none, or contexts that leave no room for an answer.
+    """
+    arms = parse_arms(options.arms)
+    for arm in arms:
+        arm.check(sampling.sampling())
+    if model_options.target.startswith(PREFIX):
+        options.accepted = options.accepted or list(RANDOM_PATTERN)
+    most = getattr(load_target_config(model_options.target), "max_position_embeddings", None)
+    for length in options.context:
+        needed = length + max(options.max_new_tokens, rows_needed(options.step_repeats))
+        if most is not None and needed > most:
+            raise BadInput(
+                f"--context {length} needs {needed} positions with the tokens after it, the "
+                f"target has {most}: shorten it, or lower --max_new_tokens or --step_repeats"
+            )
+    return arms
+
+
 def missing_jobs(
     run: Run, options: SpeedOptions, arms: list[Arm], asked: list[int | str]
 ) -> Iterator[Job]:
@@ -110,7 +139,7 @@ def missing_jobs(
     begun by another arm, then the profiled answers."""
     contexts = [context_id(length) for length in options.context]
     passes = [(repeat, asked) for repeat in range(options.repeats)]
-    passes += [(0, contexts), (PROFILED, asked[: options.profile_prompts] + contexts)]
+    passes.append((PROFILED, asked[: options.profile_prompts] + contexts))
     for repeat, keys in passes:
         for number, key in enumerate(keys, start=repeat):
             for arm in rotated(arms, number):
@@ -165,7 +194,7 @@ def answer(run: Run, timed: TimedArms, prompts: dict[int | str, Prompt], todo: l
         else:
             found = {"turns": [timed.timed(name, prompt)]}
         found |= {"category": prompt.category, "question": prompt.digests}
-        found["tree"] = timed.tree(name) or None
+        found["tree"] = timed.tree(name)
         add(run, name, job.question_id, found, choice=job.repeat)
 
 

@@ -5,21 +5,24 @@ import sys
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from itertools import islice
 
 import torch
 
-from eagle_fsd.api import Model
 from eagle_fsd.config import SamplingConfig, tree_name
 from eagle_fsd.decoding.drafter import Drafter
-from eagle_fsd.decoding.loop import DecodeConfig, Generation, Round, decode_rounds
+from eagle_fsd.decoding.loop import DecodeConfig, Generation, Round, StopConfig, decode_rounds
 from eagle_fsd.drafters.eagle import EagleDrafter
 from eagle_fsd.evaluation.answering import answer_prompt, turn_record
 from eagle_fsd.evaluation.arms import COMPILED, Arm
 from eagle_fsd.evaluation.questions import answer_seed
+from eagle_fsd.models.loaded import Model
 from eagle_fsd.models.random_weights import cache_row_bytes
 from eagle_fsd.speed.clock import PhaseClock, synchronized_time
 from eagle_fsd.speed.pattern import Pattern
 from eagle_fsd.speed.peak_memory import PeakAllocated
+
+MEMORY_ROUNDS = 8
 
 
 @dataclass(frozen=True)
@@ -39,8 +42,8 @@ class TimedArms:
         model: loaded; with keep_stock if an arm is transformers' own.
         arms: name -> arm, its tree chosen.
         sampling, seed, max_new_tokens: of every answer; the seed is mixed with the prompt's id.
-        accepted: drafts that each round accepts, in turn, whatever the rules say; empty:
-            as they say.
+        accepted: drafts that each round accepts, in turn, whatever the rules say; empty: as they
+            say.
 
     Attributes:
         arms: those that can run; `warm_up` takes out the others.
@@ -74,10 +77,10 @@ class TimedArms:
         result, seconds = self._answer(name, prompt)
         return turn_record(self.model, prompt.ids, result, seconds)
 
-    def tree(self, name: str) -> str:
-        """The shape of an arm's trees, "" where its drafter has none."""
+    def tree(self, name: str) -> str | None:
+        """The shape of an arm's trees; None where its drafter has none."""
         drafter = self._drafters[name]
-        return tree_name(drafter.tree_config) if isinstance(drafter, EagleDrafter) else ""
+        return tree_name(drafter.tree_config) if isinstance(drafter, EagleDrafter) else None
 
     def warm_up(self, prompt: Prompt) -> dict[str, float]:
         """Every arm's first answer, through the same call; seconds by arm.
@@ -104,10 +107,11 @@ class TimedArms:
         measures one slows the other.
 
         Returns:
-            tokens, rounds, round_tokens (before trimming), seconds and peak_memory_bytes above what
-            was there before; of our loop also prefill_seconds and round_seconds without a clock,
-            phase_seconds under one (it waits for the device at every phase), context (mean rows in
-            the cache after a round), width, drafter_bytes and, on CUDA, synchronizations_per_round.
+            tokens, rounds, round_tokens (before trimming), seconds; peak_memory_bytes of prefill
+            and the first rounds, above what was there before. Of our loop also prefill_seconds and
+            round_seconds without a clock, phase_seconds under one (it waits for the device at every
+            phase), context (mean rows in the cache after a round), drafter_bytes and, on CUDA,
+            synchronizations_per_round.
         """
         target, drafter = self.model.target, self._drafters[name]
         target.close()
@@ -115,7 +119,7 @@ class TimedArms:
             other.reset(1)  # what the last answers hold is no part of this one
         gc.collect()
         with PeakAllocated(target.device) as memory:
-            self._answer(name, prompt)
+            self._answer_beginning(name, prompt)
         if not self.arms[name].runs_our_loop:
             result, seconds = self._answer(name, prompt)
             return _counts(result) | {"seconds": seconds, "peak_memory_bytes": memory.peak_bytes}
@@ -134,21 +138,37 @@ class TimedArms:
             "round_seconds": ended - prefilled,
             "phase_seconds": clock.seconds,
             "context": sum(context) / len(context) if context else None,
-            "width": drafter.max_nodes,
             "drafter_bytes": _drafter_bytes(drafter, len(prompt.ids) + self._stop.max_new_tokens),
             "peak_memory_bytes": memory.peak_bytes,
             "synchronizations_per_round": waits,
         }
 
+    def _answer_beginning(self, name: str, prompt: Prompt) -> None:
+        """Prefill and the first rounds; caches are there for the whole answer. The profiler that
+        counts memory on a CPU needs gigabytes of its own for more."""
+        if self.arms[name].runs_our_loop:
+            for _ in islice(self._rounds(name, prompt), 1 + MEMORY_ROUNDS):
+                pass
+        elif name == COMPILED:  # another budget would be compiled anew
+            self._answer(name, prompt)
+        else:
+            few = min(MEMORY_ROUNDS, self._stop.max_new_tokens)
+            self._answer(name, prompt, stop=replace(self._stop, max_new_tokens=few))
+
     def _answer(
-        self, name: str, prompt: Prompt, *, clock: PhaseClock | None = None
+        self,
+        name: str,
+        prompt: Prompt,
+        *,
+        clock: PhaseClock | None = None,
+        stop: StopConfig | None = None,
     ) -> tuple[Generation, float]:
         return answer_prompt(
             self.arms[name],
             self.model,
             prompt.ids,
             self._sampling,
-            self._stop,
+            stop or self._stop,
             self._seed_of(prompt),
             drafter=self._drafters[name],
             clock=clock,

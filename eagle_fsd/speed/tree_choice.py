@@ -27,7 +27,7 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from eagle_fsd.api import Model, default_tree
+from eagle_fsd.api import default_tree
 from eagle_fsd.config import BadInput, TreeConfig, tree_name
 from eagle_fsd.decoding.acceptance import Policy
 from eagle_fsd.decoding.drafter import RootDrafter
@@ -39,6 +39,7 @@ from eagle_fsd.drafters.pool import visited_roots
 from eagle_fsd.evaluation.offline.levels import judge_levels
 from eagle_fsd.evaluation.offline.replay import walk_fsd
 from eagle_fsd.models.assets import cache_dir
+from eagle_fsd.models.loaded import Model
 from eagle_fsd.rules.fsd import Exact, Fsd
 from eagle_fsd.runs.jsonl import write_json
 from eagle_fsd.runs.provenance import describe_device, weights_digest
@@ -90,6 +91,13 @@ class Candidate:
     @property
     def ms_per_round(self) -> float:
         return self.propose + self.verify + self.settle
+
+    def in_words(self) -> str:
+        return (
+            f"{self.tree}, {self.speedup:.2f}x plain expected under the exact rule: "
+            f"{self.tokens_per_round:.2f} tokens a round in {self.ms_per_round:.1f} ms (propose "
+            f"{self.propose:.1f}, verify {self.verify:.1f}, settle {self.settle:.1f})"
+        )
 
 
 @dataclass(frozen=True)
@@ -146,7 +154,7 @@ def choose_tree(
         )
     folder = folder or cache_dir() / "tuning"
     trees = candidate_trees(model.drafter.draft_vocab_size)
-    judged = [rule.divergence, rule.threshold] if type(rule) is Fsd else None
+    judged = f"{rule.divergence} {rule.threshold}" if type(rule) is Fsd else None
     key = _key(model)
     costs = kept(folder, "costs", key, lambda: measure_costs(model), retune=retune)
     counts = kept(
@@ -282,45 +290,21 @@ def choose(
         )
     table.sort(key=lambda row: -row.speedup)
     best = next(row for row in table if row.held)
-    return TreeChoice(best.tree, table, _explain(best, table, plain_ms, default, counts))
+    return TreeChoice(best.tree, table, _explain(table, best, default, plain_ms))
 
 
-def _explain(best: Candidate, table: list[Candidate], plain_ms: float, default: str, counts) -> str:
-    lines = [
-        f"auto tree: {best.tree}: {best.speedup:.2f}x plain expected under the exact rule",
-        f"  {best.tokens_per_round:.2f} tokens a round in {best.ms_per_round:.1f} ms: propose "
-        f"{best.propose:.1f}, verify {best.verify:.1f}, settle {best.settle:.1f}; plain decoding "
-        f"takes {plain_ms:.1f} ms a token",
-    ]
+def _explain(table: list[Candidate], best: Candidate, default: str, plain_ms: float) -> str:
+    lines = [f"auto tree: {best.in_words()}", f"  plain decoding takes {plain_ms:.1f} ms a token"]
+    lines += [f"  the default tree: {row.in_words()}" for row in table if row.tree == default]
     if best.speedup <= 1:
-        lines.append(
-            "  no tree beats plain decoding here: this is the least slow one. A better head or "
-            "plain decoding would be faster"
-        )
-    others = [
-        row for row in table if row.held and row.tree.split("x")[0] != best.tree.split("x")[0]
-    ]
-    lines += [f"  next best of another size: {_compared(row, best)}" for row in others[:1]]
-    lines += [f"  the default tree: {_compared(r, best)}" for r in table if r.tree == default]
-    refused = [row for row in table if not row.held]
+        lines.append("  no tree beats plain decoding here: this is the least slow one")
+    refused = [row.fuzzy_share for row in table if not row.held]
     if refused:
         lines.append(
             f"  {len(refused)} of {len(table)} trees are refused: predicted fuzzy share up to "
-            f"{max(row.fuzzy_share for row in refused):.3f}, {best.tree} has {best.fuzzy_share:.3f}"
+            f"{max(refused):.3f}, this one's is {best.fuzzy_share:.3f}"
         )
-    lines.append(
-        f"  from {max(rounds for rounds, _, _ in counts)} positions of {len(PROMPTS)} answers"
-    )
     return "\n".join(lines)
-
-
-def _compared(row: Candidate, best: Candidate) -> str:
-    if row == best:
-        return "the same"
-    return (
-        f"{row.tree}: {row.tokens_per_round:.2f} tokens in {row.ms_per_round:.1f} ms, "
-        f"{row.speedup:.2f}x plain ({100 * (1 - row.speedup / best.speedup):.1f} % fewer tokens/s)"
-    )
 
 
 # --- kept ---------------------------------------------------------------------------------------
