@@ -5,7 +5,7 @@ import math
 import random
 
 import pytest
-from hand_records import HAND, NO_ROUNDS, all_fuzzy, plain_rounds, record, turn
+from hand_records import HAND, NO_ROUNDS, all_fuzzy, record, turn
 
 from eagle_fsd.config import BadInput
 from eagle_fsd.evaluation.metrics import (
@@ -275,46 +275,6 @@ def test_nothing_in_common_is_told(records):
     """A BadInput that says so, not a division by zero."""
     with pytest.raises(BadInput, match="question"):
         summarize(records)
-
-
-def test_one_question_has_no_interval():
-    """Value without bounds."""
-    rows = summarize({arm: rows[:1] for arm, rows in HAND.items()})
-    ratio = rows[3]["speed_vs_plain"]
-    assert ratio == {"value": pytest.approx((5 / 0.5) / (5 / 1.5)), "low": None, "high": None}
-
-
-def varied(questions: int) -> dict[str, list]:
-    """`exact` is 2, 3 or 4 times as fast as `plain`, by question."""
-    plain, exact = [], []
-    for i in range(questions):
-        ids, seconds = [7] * (10 + i % 4), 1 + i % 2
-        rounds = [([1] * (2 + i % 3), [0] * (2 + i % 3), [0], [0])] * 3
-        plain.append(record(i, turn(ids, seconds, plain_rounds(9))))
-        exact.append(record(i, turn(ids, seconds / (2 + i % 3), rounds)))
-    return {"plain": plain, "exact": exact}
-
-
-def test_the_interval_holds_the_value_and_shrinks():
-    """About as 1 / sqrt(n); the same every time; none around a ratio with itself."""
-    width = {}
-    for n in (12, 48):
-        rows = by_arm(varied(n))
-        ratio = rows["exact"]["speed_vs_plain"]
-        assert 2 < ratio["low"] < ratio["value"] < ratio["high"] < 4
-        width[n] = ratio["high"] - ratio["low"]
-        itself = rows["plain"]["speed_vs_plain"]
-        assert itself == {"value": 1, "low": 1, "high": 1}
-        assert rows["exact"]["speed_vs_plain"] == by_arm(varied(n))["exact"]["speed_vs_plain"]
-    assert 1.5 < width[12] / width[48] < 2.7
-
-
-def test_the_interval_is_paired():
-    """An arm that is twice as fast on every question has no spread, however unlike they are."""
-    plain = [record(i, turn([7] * (5 + 11 * i), 2.0**i)) for i in range(6)]
-    twice = [record(i, turn([7] * (5 + 11 * i), 2.0**i / 2)) for i in range(6)]
-    ratio = by_arm({"plain": plain, "exact": twice})["exact"]["speed_vs_plain"]
-    assert ratio == {"value": 2, "low": 2, "high": 2}
 
 
 def test_answers_without_rounds():

@@ -229,7 +229,8 @@ RATES: dict[str, Metric] = {
 def _over(baseline: str, of: str, *tables: str) -> Metric:
     """A rate over the baseline's, on the questions that both have answered."""
     label = f"{RATES[of].label} over {baseline}"
-    meaning = f"{RATES[of].label} over that of {baseline}, on the questions that both answered"
+    whose = "exact with the same drafter" if baseline == EXACT else baseline
+    meaning = f"{RATES[of].label} over that of {whose}, on the questions that both answered"
     return Metric(label, ".2f", tables, meaning, of=of, ratio_to=baseline)
 
 
