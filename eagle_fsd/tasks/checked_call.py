@@ -12,9 +12,11 @@ import json
 import math
 import os
 import resource
+import socket
 import sys
 from decimal import Decimal
 from fractions import Fraction
+from typing import TextIO
 
 FILE_BYTES = 1 << 20
 OPEN_FILES = 64
@@ -59,58 +61,52 @@ def limit(seconds: float, memory_bytes: int) -> None:
         resource.setrlimit(kind, (value, value))
 
 
-class Wire:
-    """Lines of JSON to and from the other process."""
-
-    def __init__(self, descriptor: int):
-        self._in, self._out = open(os.dup(descriptor)), open(os.dup(descriptor), "w")
-
-    def send(self, value: object) -> None:
-        self._out.write(json.dumps(value) + "\n")
-        self._out.flush()
-
-    def receive(self) -> object:
-        """Raises EOFError where the other process has ended."""
-        line = self._in.readline()
-        if not line:
-            raise EOFError
-        return json.loads(line)
+def send(wire: TextIO, value: object) -> None:
+    wire.write(json.dumps(value) + "\n")
+    wire.flush()
 
 
-def serve(wire: Wire, request: dict) -> None:
+def receive(wire: TextIO) -> object:
+    """Raises EOFError where the other process has ended."""
+    line = wire.readline()
+    if not line:
+        raise EOFError
+    return json.loads(line)
+
+
+def serve(wire: TextIO, request: dict) -> None:
     """Run the answer's program, then call its function with the arguments that come."""
-    wire.send("ready")
+    send(wire, "ready")
     space = {"__name__": "answer"}  # not __main__, whose blocks are no part of an answer
     arguments = None
     while True:
         try:
             if arguments is None:
                 exec(compile(request["program"], "answer.py", "exec"), space)
-                given = None
+                send(wire, {"value": None})
             else:
-                given = encode(space[request["entry_point"]](*arguments))
-            reply = json.dumps({"value": given})
+                value = space[request["entry_point"]](*arguments)
+                send(wire, {"value": encode(value)})
         except BaseException as error:  # SystemExit is no answer either
-            reply = json.dumps({"error": type(error).__name__[:80]})
-        wire.send(json.loads(reply))
-        arguments = decode(wire.receive())
+            send(wire, {"error": type(error).__name__})
+        arguments = decode(receive(wire))
 
 
 class AnswerError(Exception):
     """The answer's code raised what the text names."""
 
 
-def check(wire: Wire, request: dict) -> None:
+def check(wire: TextIO, request: dict) -> None:
     """Run the problem's tests; returns if they pass."""
 
     def ask() -> object:
-        reply = wire.receive()
+        reply = receive(wire)
         if "error" in reply:
             raise AnswerError(str(reply["error"])[:80])
         return decode(reply["value"])
 
     def candidate(*arguments: object) -> object:
-        wire.send(encode(list(arguments)))
+        send(wire, encode(list(arguments)))
         return ask()
 
     ask()  # the program has run
@@ -126,14 +122,14 @@ def main() -> None:
     role, descriptor = sys.argv[1:]
     with open(int(descriptor)) as file:
         request = json.load(file)
-    wire = Wire(0)
+    wire = socket.socket(fileno=os.dup(0)).makefile("rw")
     nothing = os.open(os.devnull, os.O_RDWR)
     for standard in (0, 1) if role == "check" else (0, 1, 2):
         os.dup2(nothing, standard)
     limit(request["seconds"], request["memory_bytes"])
     if role == "answer":
         serve(wire, request)
-    print(wire.receive(), file=sys.stderr, flush=True)
+    print(receive(wire), file=sys.stderr, flush=True)
     try:
         check(wire, request)
     except BaseException as error:

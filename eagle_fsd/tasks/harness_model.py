@@ -8,7 +8,7 @@ arm changes. evaluate/harness.py registers the model.
 import logging
 import zlib
 from collections import Counter
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 
 import torch
 from accelerate import Accelerator
@@ -39,21 +39,9 @@ from eagle_fsd.tasks.harness_tally import Sums, count_answer, metrics_by_task, t
 NAME = "eagle_fsd"
 WARM_UP_TOKENS = 8
 
+Request = tuple[list[int], SamplingConfig, StopConfig]  # prompt, and how to answer it
+
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Request:
-    """A prompt and how to answer it.
-
-    Attributes:
-        prompt: token ids, truncated from the left to leave room for the budget.
-        sampling, stop: from the task's generation_kwargs.
-    """
-
-    prompt: list[int]
-    sampling: SamplingConfig
-    stop: StopConfig
 
 
 class FuzzyLM(HFLM):
@@ -168,9 +156,9 @@ class FuzzyLM(HFLM):
             check_cacheable(request.args[1], request.repeats or 1)
         todo = [self.read_request(*request.args) for request in requests]
         if todo:  # warm-up through the same call
-            budget = min(WARM_UP_TOKENS, todo[0].stop.max_new_tokens)
-            stop = replace(todo[0].stop, max_new_tokens=budget)
-            self.answer(replace(todo[0], stop=stop), seed=0)
+            prompt, sampling, stop = todo[0]
+            budget = min(WARM_UP_TOKENS, stop.max_new_tokens)
+            self.answer((prompt, sampling, replace(stop, max_new_tokens=budget)), seed=0)
         answers: list[str] = []
         given: dict[int, list[str]] = {}
         bar = tqdm(todo, desc=self.arm.text, disable=disable_tqdm or self.rank != 0, unit="answer")
@@ -183,7 +171,7 @@ class FuzzyLM(HFLM):
             seed = zlib.crc32(f"{self.options.seed}/{len(before)}/{context}".encode())
             result, seconds = self.answer(request, seed)
             text = self.loaded.text(result.tokens)
-            text = postprocess_generated_text(text, list(request.stop.strings), None)
+            text = postprocess_generated_text(text, list(request[2].strings), None)
             sums = self._sums.setdefault(instance.task_name or "", Counter())
             sums.update(count_answer(result, seconds))
             self.cache_hook.add_partial("generate_until", instance.args, text)
@@ -193,11 +181,11 @@ class FuzzyLM(HFLM):
 
     def answer(self, request: Request, seed: int) -> tuple[Generation, float]:
         """One answer by the arm, and its seconds."""
-        how = request.prompt, request.sampling, request.stop, seed
-        return answer_prompt(self.arm, self.loaded, *how, drafter=self._drafter)
+        return answer_prompt(self.arm, self.loaded, *request, seed, drafter=self._drafter)
 
     def read_request(self, context: str, gen_kwargs: dict[str, object]) -> Request:
-        """What lm-eval asks for, as the loop takes it.
+        """What lm-eval asks for, as the loop takes it; the prompt truncated from the left to leave
+        room for the budget.
 
         Raises:
             BadInput: it cannot be answered so.
@@ -214,7 +202,7 @@ class FuzzyLM(HFLM):
         prompt = self.tok_encode(context) or [self.prefix_token_id]
         if len(prompt) > room:
             log.warning("prompt of %d tokens truncated from the left to %d", len(prompt), room)
-        return Request(prompt[-room:], sampling, stop)
+        return prompt[-room:], sampling, stop
 
     # --- log-likelihoods: HFLM's, by the target's engine -------------------------------------
 

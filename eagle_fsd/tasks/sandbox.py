@@ -1,13 +1,13 @@
 """Runs the code of an answer against a problem's tests, in processes of their own.
 
 With bubblewrap (`bwrap`) the code sees a read-only /usr and Python, an empty read-only /tmp, no
-network, no process but its own, no privileges and almost no environment. What it does is killed
-when its time is over. Without bubblewrap there are the limits of checked_call.py (time, memory,
-size and number of files), a throw-away folder, and no network where the system permits that: the
-code can then read and change whatever the user can.
+network, no process but its own, no privileges and almost no environment, and what it started is
+killed when its time is over. What is left are faults of the kernel, whose calls are not filtered,
+and as root the number of processes within the time.
 
-What is left with bubblewrap: faults of the kernel, whose system calls are not filtered; and as root
-the number of processes within the time. The verdict is made where the code is not.
+Without bubblewrap there are the limits of checked_call.py (time, memory, size and number of files),
+a throw-away folder, and no network where the system permits that. The code can then read and change
+what the user can, the process that checks it too, and leave processes behind.
 """
 
 import contextlib

@@ -106,49 +106,28 @@ def _rouge():
     return RougeScorer(["rougeL"], use_stemmer=True)
 
 
-def _check_texts(question: Question) -> None:
-    """Raises BadInput without a reference that is a text."""
-    texts = [r for r in question.reference if isinstance(r, str) and r.strip()]
-    if not texts or len(texts) != len(question.reference):
-        raise BadInput(
-            f"question {question.question_id!r} needs a reference, a list of texts that are right "
-            f"answers, got {question.reference!r:.100}: add it to the question file, or choose "
-            "another scorer"
-        )
+def references(fits: Callable[[str], object], lacking: str) -> Callable[[Question], None]:
+    """A scorer's check: there are references, all of them texts that fit; what others lack."""
 
-
-def _check_normal_texts(question: Question) -> None:
-    _check_texts(question)
-    if unfit := [r for r in question.reference if not normalize(r)]:
-        raise BadInput(
-            f"question {question.question_id!r}: the reference {unfit[0]!r:.100} is nothing but "
-            "articles and punctuation, which are not compared: an empty answer would be right; add "
-            "a word to it, or choose another scorer (choice takes letters)"
-        )
-
-
-def _check_numbers(question: Question) -> None:
-    _check_texts(question)
-    for reference in question.reference:
-        if find_last_number(reference) is None:
+    def check(question: Question) -> None:
+        texts = [r for r in question.reference if isinstance(r, str) and r.strip()]
+        if not texts or len(texts) != len(question.reference):
             raise BadInput(
-                f"question {question.question_id!r}: no number in the reference {reference!r:.100}"
-                "; the scorer last_number needs one"
+                f"question {question.question_id!r} needs a reference, a list of texts that are "
+                f"right answers, got {question.reference!r:.100}: add it to the question file, or "
+                "choose another scorer"
+            )
+        if unfit := [text for text in texts if not fits(text)]:
+            raise BadInput(
+                f"question {question.question_id!r}: the reference {unfit[0]!r:.100} {lacking}"
             )
 
-
-def _check_letters(question: Question) -> None:
-    _check_texts(question)
-    if unfit := [r for r in question.reference if r not in ("A", "B", "C", "D", "E")]:
-        raise BadInput(
-            f"question {question.question_id!r}: the reference {unfit[0]!r:.100} is no letter A to "
-            "E; the scorer choice needs one"
-        )
+    return check
 
 
 def _check_rouge(question: Question) -> None:
     _rouge()
-    _check_texts(question)
+    references(bool, "")(question)
 
 
 @dataclass(frozen=True)
@@ -164,9 +143,20 @@ class Scorer:
     check: Callable[[Question], None]
 
 
+_check_words = references(
+    normalize,
+    "is nothing but articles and punctuation, which are not compared: an empty answer would be "
+    "right; add a word to it, or choose another scorer (choice takes letters)",
+)
+_check_numbers = references(
+    lambda text: find_last_number(text) is not None, "holds no number; last_number needs one"
+)
+_check_letters = references(
+    ("A", "B", "C", "D", "E").__contains__, "is no letter A to E; choice needs one"
+)
 SCORERS = {
-    "exact_match": Scorer(exact_match, _check_normal_texts),
-    "contains": Scorer(contains, _check_normal_texts),
+    "exact_match": Scorer(exact_match, _check_words),
+    "contains": Scorer(contains, _check_words),
     "last_number": Scorer(last_number, _check_numbers),
     "choice": Scorer(choice, _check_letters),
     "rouge": Scorer(rouge, _check_rouge),
