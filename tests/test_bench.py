@@ -9,7 +9,8 @@ import time
 from pathlib import Path
 
 import pytest
-from test_commands import ROOT, bench_options, load_command, rows
+from commands import ROOT, load_command
+from test_commands import bench_options, rows
 from tiny_folder import write_random_head, write_target
 
 from eagle_fsd.evaluation.questions import answer_seed

@@ -1,6 +1,5 @@
 """Every command runs on the CPU with a tiny random model; killed runs resume; bad input is told."""
 
-import importlib.util
 import json
 import os
 import signal
@@ -11,11 +10,11 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from commands import ROOT, load_command
 from tiny_folder import write_random_head, write_target
 
 pytestmark = pytest.mark.processes  # whole commands
 
-ROOT = Path(__file__).parent.parent
 QUESTIONS = [
     {"question_id": i, "category": "ab"[i % 2], "turns": [f"Say {i}.", "And again?"]}
     for i in range(5)
@@ -26,15 +25,6 @@ QUESTIONS = [
 def models(tmp_path_factory):
     folder = tmp_path_factory.mktemp("models")
     return write_target(folder / "target"), write_random_head(folder / "head")
-
-
-def load_command(path: str):
-    """A command's module; commands do nothing on import."""
-    spec = importlib.util.spec_from_file_location(Path(path).stem, ROOT / path)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
 
 
 COMMANDS = {path: load_command(path) for path in ("evaluate/mt_bench.py", "evaluate/answer.py")}

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from test_commands import load_command
+from commands import load_command
 from tiny_folder import write_random_head, write_target
 
 pytestmark = pytest.mark.processes  # whole commands

@@ -10,8 +10,8 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from commands import load_command
 from hand_records import ARMS, TEXT, made_run, write_run
-from test_commands import load_command
 from tiny_folder import write_random_head, write_target
 
 from eagle_fsd.config import BadInput

@@ -54,7 +54,7 @@ def build_page(
     title = ", ".join(run.name for run in runs)
     return Template((package / "page.html").read_text(encoding="utf-8")).substitute(
         title=html.escape(title),
-        subtitle=html.escape("; ".join(dict.fromkeys(_subject(run) for run in runs))),
+        subtitle=html.escape(_subjects(runs)),
         css=(package / "page.css").read_text(encoding="utf-8"),
         js=(package / "page.js").read_text(encoding="utf-8"),
         verdicts="\n".join(_named(runs, run, _verdicts(found)) for run, found in pairs),
@@ -81,12 +81,16 @@ def _named(runs: Sequence[RunData], run: RunData, text: str) -> str:
     return f"<h3>{html.escape(run.name)}</h3>\n{text}" if len(runs) > 1 else text
 
 
-def _subject(run: RunData) -> str:
-    temperatures = {f"{r['temperature']:g}" for rows in run.records.values() for r in rows}
-    return (
-        f"{run.options['target']} in {run.options['dtype']}, "
-        f"temperature {' and '.join(sorted(temperatures))}"
-    )
+def _subjects(runs: Sequence[RunData]) -> str:
+    """Target and temperatures of every run; once, if they are the same."""
+    subjects = {}
+    for run in runs:
+        warm = sorted({f"{r['temperature']:g}" for rows in run.records.values() for r in rows})
+        target = f"{run.options['target']} in {run.options['dtype']}"
+        subjects[run.name] = f"{target}, temperature {' and '.join(warm)}"
+    if len(set(subjects.values())) == 1:
+        return subjects[runs[0].name]
+    return "; ".join(f"{name}: {subject}" for name, subject in subjects.items())
 
 
 def _verdicts(rows: list[dict]) -> str:

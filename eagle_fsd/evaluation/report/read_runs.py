@@ -8,6 +8,7 @@ traces/ARM.jsonl          optional: trees and sources of chosen answers
 """
 
 import json
+from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -205,8 +206,8 @@ def _read_arms(folder: Path, warnings: list[str]) -> dict[str, list[dict]]:
     arms = {}
     for path in sorted(folder.glob("*.jsonl")):
         rows = whole_lines(path, KEYS, warnings)
-        keys = [_key(row) for row in rows]
-        twice = next((key for key in keys if keys.count(key) > 1), None)
+        counts = Counter(map(_key, rows))
+        twice = next((key for key, count in counts.items() if count > 1), None)
         if twice:
             raise BadInput(f"{path} answers question {twice[0]!r}, choice {twice[1]} twice")
         if rows:
