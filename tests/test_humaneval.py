@@ -100,8 +100,7 @@ def isolation(request, monkeypatch, tmp_path):
     sandbox._prefix.cache_clear()
 
 
-# what is tried, and how it ends with and without bubblewrap; {here} is this process, {file} a file
-# of its own, {port} where it listens
+# what is tried, and how it ends with and without bubblewrap
 SEND = "import sys; wire = sys._getframe(1).f_locals['wire']; "
 ENDS = {
     "bytearray(3 << 30)": "MemoryError",
@@ -113,7 +112,6 @@ ENDS = {
     "import os; os.kill(os.getpid(), 9)": "ended early",
     "open('x', 'w').write('x' * (2 << 20))": "OSError",
     "[open('/dev/null') for _ in range(99)]": "OSError",
-    "import resource as r; r.setrlimit(r.RLIMIT_CPU, (99, 99))": "ValueError",
     # a forged verdict: the frames hold no test and no token, and what is sent is but a value
     "import sys; return 'test' in sys._getframe(1).f_locals['request']": "AssertionError",
     SEND + "print('{\"value\": 1}', file=wire)": "AssertionError",
@@ -123,6 +121,7 @@ ENDS = {
     "import os; os.write(2, b'ready')": "AssertionError",
     "class E(int):\n    __eq__ = lambda s, o: True\nreturn E()": "AssertionError",
 }
+# {here} is this process, {file} a file of its own, {port} where it listens
 SHUT_OUT = {
     "open({file!r}, 'w')": "FileNotFoundError",
     "open('/etc/passwd').read()": "FileNotFoundError",
@@ -135,7 +134,9 @@ SHUT_OUT = {
     "import os; os.kill({here}, 0)": "ProcessLookupError",
     "import os; os.setpriority(os.PRIO_PROCESS, {here}, 19)": "ProcessLookupError",
     "import os; os.setuid(0)": "OSError",
+    "import resource as r; r.setrlimit(r.RLIMIT_CPU, (99, 99))": "ValueError",
     "import ctypes; assert ctypes.CDLL(None).ptrace(16, {here}, 0, 0) == 0": "AssertionError",
+    "import ctypes; assert ctypes.CDLL(None).unshare(0x10000000) == 0": "AssertionError",
     "import ctypes; assert ctypes.CDLL(None).mount(b'a', b'/tmp', b'tmpfs', 0, 0) == 0": (
         "AssertionError"
     ),

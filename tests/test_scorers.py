@@ -166,6 +166,11 @@ UNSCORABLE = {
     "a reference that is no letter": ("choice", question("F"), "'F'"),
     "no instructions": ("ifeval", question(), "ifeval:PATH"),
     "no problem": ("humaneval", question(test="x", entry_point="f"), "lacks prompt"),
+    "a test without check": (
+        "humaneval",
+        question(prompt="def f():", test="assert f()", entry_point="f"),
+        "no function check",
+    ),
     "two turns": ("contains", Question(1, "x", ["a", "b"], ["c"]), "--turns 1"),
 }
 

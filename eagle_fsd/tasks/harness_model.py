@@ -42,6 +42,9 @@ WARM_UP_TOKENS = 8
 Request = tuple[list[int], SamplingConfig, StopConfig]  # prompt, and how to answer it
 
 log = logging.getLogger(__name__)
+# HFLM warns of a model that is handed to it, in words that are wrong of this one
+HF_LOG = logging.getLogger("lm_eval.models.huggingface")
+HF_LOG.addFilter(lambda record: "`pretrained`" not in record.msg)
 
 
 class FuzzyLM(HFLM):

@@ -65,6 +65,11 @@ def check_problem(question: Question) -> None:
             f"question {question.question_id!r} lacks {', '.join(missing)}: the scorer humaneval "
             "is for --task humaneval"
         )
+    if "def check(" not in question.extra["test"]:
+        raise BadInput(
+            f"question {question.question_id!r}: its test defines no function check(candidate), as "
+            "HumanEval's do"
+        )
 
 
 def _defines(code: str, name: str) -> bool:

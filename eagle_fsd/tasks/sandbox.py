@@ -3,7 +3,7 @@
 With bubblewrap (`bwrap`) the code sees a read-only /usr and Python, an empty read-only /tmp, no
 network, no process but its own, no privileges and almost no environment, and what it started is
 killed when its time is over. What is left are faults of the kernel, whose calls are not filtered,
-and as root the number of processes within the time.
+and as root the number of processes, and so the memory of all, within the time.
 
 Without bubblewrap there are the limits of checked_call.py (time, memory, size and number of files),
 a throw-away folder, and no network where the system permits that. The code can then read and change
@@ -149,7 +149,12 @@ def _prefix() -> tuple[str, list[str]]:
 
 def _bubblewrap() -> list[str | None]:
     """bwrap with what the code may see."""
-    command = [shutil.which("bwrap"), "--unshare-all", "--unshare-user", "--die-with-parent"]
+    bwrap = shutil.which("bwrap")
+    if bwrap is None:
+        return [None]
+    command = [bwrap, "--unshare-all", "--unshare-user", "--die-with-parent"]
+    known = subprocess.run([bwrap, "--help"], capture_output=True, text=True).stdout
+    command += ["--disable-userns"] if "--disable-userns" in known else []  # bubblewrap 0.8
     command += ["--new-session", "--cap-drop", "ALL", "--uid", NOBODY, "--gid", NOBODY]
     for place in ("/lib", "/lib64", "/bin"):
         if os.path.islink(place):
