@@ -20,7 +20,6 @@ from typing import TextIO
 
 FILE_BYTES = 1 << 20
 OPEN_FILES = 64
-PROCESSES = 64
 KINDS = {kind.__name__: kind for kind in (tuple, set, frozenset, dict, complex, Decimal, Fraction)}
 
 
@@ -46,16 +45,17 @@ def decode(value: object) -> object:
     return value
 
 
-def limit(seconds: float, memory_bytes: int) -> None:
-    """Bound this process, for good; the number of processes is not bounded for root."""
-    for kind, value in (
+def limit(seconds: float, memory_bytes: int, processes: int) -> None:
+    """Bound this process, for good; the number of processes only if it is above 0."""
+    bounds = [
         (resource.RLIMIT_CPU, math.ceil(seconds) + 1),
         (resource.RLIMIT_AS, memory_bytes),
         (resource.RLIMIT_FSIZE, FILE_BYTES),
         (resource.RLIMIT_NOFILE, OPEN_FILES),
-        (resource.RLIMIT_NPROC, PROCESSES),
         (resource.RLIMIT_CORE, 0),
-    ):
+    ]
+    bounds += [(resource.RLIMIT_NPROC, processes)] if processes else []
+    for kind, value in bounds:
         hard = resource.getrlimit(kind)[1]
         value = value if hard == resource.RLIM_INFINITY else min(value, hard)
         resource.setrlimit(kind, (value, value))
@@ -126,7 +126,7 @@ def main() -> None:
     nothing = os.open(os.devnull, os.O_RDWR)
     for standard in (0, 1) if role == "check" else (0, 1, 2):
         os.dup2(nothing, standard)
-    limit(request["seconds"], request["memory_bytes"])
+    limit(request["seconds"], request["memory_bytes"], request["processes"])
     if role == "answer":
         serve(wire, request)
     print(receive(wire), file=sys.stderr, flush=True)

@@ -29,6 +29,7 @@ from eagle_fsd.config import BadInput
 PROGRAM = Path(__file__).with_name("checked_call.py")
 SECONDS = 10.0  # of wall clock; HumanEval's own solutions take 0.2
 MEMORY_BYTES = 1 << 30
+PROCESSES = 64  # Linux does not count root's
 ISOLATION = ("bubblewrap", "no network, time and memory limits", "time and memory limits only")
 NOBODY = "65534"
 
@@ -66,7 +67,10 @@ def execute(
     Raises:
         BadInput: the processes did not start, which is no fault of the program.
     """
-    limits = {"seconds": seconds, "memory_bytes": memory_bytes, "entry_point": entry_point}
+    # outside of bubblewrap the user's other processes count too
+    processes = PROCESSES if isolation() == ISOLATION[0] else 0
+    limits = {"seconds": seconds, "memory_bytes": memory_bytes, "processes": processes}
+    limits["entry_point"] = entry_point
     theirs, ours = socket.socketpair()
     with tempfile.TemporaryDirectory(prefix="answer-") as folder, theirs, ours:
         answer = limits | {"program": program}
