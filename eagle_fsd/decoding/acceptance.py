@@ -25,7 +25,7 @@ class Acceptance:
         path: node indices, the root first; accepted drafts = len(path) - 1.
         tokens: emitted tokens, the accepted drafts and then the next token; as long as `path`.
         fuzzy: the token is not the one that the exact test would have emitted with the same draw.
-        divergence: D at path[i]; NaN where nobody asked.
+        divergence: D at path[i]; NaN where it was not computed, and at nodes without children.
         tv: 1/2 sum |emitted distribution - P| at path[i]; 0 at nodes without children.
         regret: log P(argmax) - log P(token) of the raw target distribution, nats.
     """

@@ -73,23 +73,28 @@ class Rows:
 
     @cached_property
     def draft_distribution_MV(self) -> torch.Tensor:
-        """The draft's distribution after the filters that make P, over the whole vocabulary."""
-        prob_MR = next_token_probs(self.draft_MR, self.sampling)
-        if self.draft_token_R is None:
-            return prob_MR
-        full_MV = torch.zeros_like(self.target_MV)
-        return full_MV.index_copy_(1, self.draft_token_R, prob_MR)
+        """The draft's distribution after the filters that make P, over the whole vocabulary; NaN
+        where it has none."""
+        prob_MV = next_token_probs(self.draft_MR, self.sampling)
+        if self.draft_token_R is not None:
+            full_MV = torch.zeros_like(self.target_MV)
+            prob_MV = full_MV.index_copy_(1, self.draft_token_R, prob_MV)
+        return prob_MV.masked_fill(self.draft_MR[:, :1].isnan(), math.nan)
 
     def of_tokens(self, value_MV: torch.Tensor) -> torch.Tensor:
         """A table's values at the tokens asked about, float32 [M, C]."""
         return value_MV.gather(1, self.token_MC).float()
 
-    def of_draft_tokens(self, value_MR: torch.Tensor) -> torch.Tensor:
-        """The same for a table over the draft vocabulary; what is not in it gets any value."""
+    def of_draft_tokens(self, value_MR: torch.Tensor, outside: float) -> torch.Tensor:
+        """The same for a table over the draft vocabulary; `outside` for tokens that are not in it,
+        as text that was looked up may have. NaN where the draft has no row."""
         if self.draft_token_R is None:
             return self.of_tokens(value_MR)
-        column_MC = torch.searchsorted(self.draft_token_R, self.token_MC)
-        return value_MR.gather(1, column_MC.clamp_max(self.draft_token_R.shape[0] - 1)).float()
+        column_MC = torch.searchsorted(self.draft_token_R, self.token_MC.contiguous())
+        column_MC = column_MC.clamp_max(self.draft_token_R.shape[0] - 1)
+        value_MC = value_MR.gather(1, column_MC).float()
+        known_MC = (self.draft_token_R[column_MC] == self.token_MC) | value_MC.isnan()
+        return value_MC.masked_fill(~known_MC, outside)
 
 
 Column = Callable[[Rows], torch.Tensor]
@@ -130,11 +135,11 @@ def supported(rows: Rows) -> torch.Tensor:
 
 
 def draft_logit(rows: Rows) -> torch.Tensor:
-    return rows.of_draft_tokens(rows.draft_MR)
+    return rows.of_draft_tokens(rows.draft_MR, -math.inf)
 
 
 def draft_prob(rows: Rows) -> torch.Tensor:
-    return rows.of_draft_tokens(torch.softmax(rows.draft_MR, dim=-1, dtype=torch.float32))
+    return rows.of_draft_tokens(torch.softmax(rows.draft_MR, dim=-1, dtype=torch.float32), 0.0)
 
 
 def top1(rows: Rows) -> torch.Tensor:

@@ -68,7 +68,7 @@ def _kl(logp_R: torch.Tensor, other_logp_R: torch.Tensor) -> torch.Tensor:
     """
     term_R = logp_R.exp() * (logp_R - other_logp_R)
     term_R = term_R.masked_fill((other_logp_R == -math.inf) & ~logp_R.isnan(), math.inf)
-    return term_R.masked_fill(logp_R == -math.inf, 0.0).sum(-1)
+    return term_R.masked_fill((logp_R == -math.inf) & ~other_logp_R.isnan(), 0.0).sum(-1)
 
 
 def _infinite(outside: torch.Tensor) -> torch.Tensor:

@@ -14,6 +14,7 @@ whatever the tree, the drafter and the rule.
 Axes: N nodes, M rows, V vocabulary, C tokens asked about, S depths.
 """
 
+import math
 from collections.abc import Callable, Collection, Sequence
 from functools import cached_property
 from typing import TypeVar
@@ -28,6 +29,7 @@ from eagle_fsd.decoding.tree import DraftTree
 Law = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 Result = TypeVar("Result")
 UNIFORMS = 3  # a token: column 0 draws x, 1 picks among drafts, 2 says yes or no
+AT_ZERO = {"prob": (0.0, 1.0), "log_prob": (-math.inf, 0.0)}  # of other tokens, and of x
 
 
 class VerifiedTree:
@@ -69,13 +71,11 @@ class VerifiedTree:
         self._ahead, self._law, self._allows = ahead, law, allows
         self._filtered = sampling.top_k > 0 or sampling.top_p < 1
         names = [*columns, "supported"] if self._filtered else columns
-        self._values: dict[str, dict[int, float]] = {
-            name: {} for name in names if not (self.greedy and name in ("prob", "log_prob"))
-        }
+        self._values: dict[str, dict[int, float]] = {name: {} for name in names}
         self._rows: dict[int, Rows] = {}
         self._drawn: dict[int, tuple[int, int, float]] = {}
         self._once: dict = {}
-        if target_logits_NV.device.type == "cpu":
+        if self._on_cpu:
             self.tokens, self.parents = tree.token_N.tolist(), tree.parent_N.tolist()
         else:
             self.tokens, self.parents = self._read_all()
@@ -125,9 +125,10 @@ class VerifiedTree:
 
     def of(self, column: str, child: int) -> float:
         """A column's value for a draft: of its token, after its parent."""
-        if self.greedy and column == "prob":
-            return float(self.hit(self.parents[child]) == child)
-        return self._value(column, child, self.parents[child])
+        v = self.parents[child]
+        if self.greedy and column in AT_ZERO:
+            self._values[column][child] = AT_ZERO[column][self.tokens[child] == self.x(v)]
+        return self._value(column, child, v)
 
     def outside(self, v: int) -> float:
         """P_v of all tokens that were not drafted there; needs the column `prob`."""
@@ -150,13 +151,14 @@ class VerifiedTree:
         return self._draw(v)[2]
 
     def known(self, column: str | None, v: int) -> float:
-        """A place's value if it was computed, else NaN."""
-        return self._values.get(column, {}).get(v, float("nan"))
+        """A place's value if it was computed and has drafts behind it, else NaN."""
+        return self._values.get(column, {}).get(v, math.nan) if self.children[v] else math.nan
 
     def step_regret(self, v: int, child: int | None) -> float:
         """Regret of what v emits, nats: the child's token, or the drawn one."""
-        if self._logits_NV.device.type != "cpu":
-            return self._values["regret"][child] if child else self._values["drawn_regret"][v]
+        if not self._on_cpu:
+            drawn, taken = self._step_regrets
+            return taken[child] if child else drawn[v]
         token = self.tokens[child] if child else self.drawn(v)
         if self.greedy and token == self.x(v):
             return 0.0
@@ -164,6 +166,10 @@ class VerifiedTree:
         return (logits_V.max() - logits_V[token]).item()
 
     # --- where the numbers come from: on a CPU ---------------------------------------------------
+
+    @property
+    def _on_cpu(self) -> bool:
+        return self._logits_NV.device.type == "cpu"
 
     @cached_property
     def _uniforms(self) -> list[list[float]]:
@@ -263,16 +269,16 @@ class VerifiedTree:
             drawn_N, tv_N = self._draw_law(rows, uniform_N, is_child_NV)
         node_N = torch.arange(tree.size, device=logits_NV.device)
         best_N = rows.target_MV.amax(-1)
-        names = list(dict.fromkeys([*self._values, "regret"]))
+        asked = [name for name in self._values if not (self.greedy and name in AT_ZERO)]
+        names = list(dict.fromkeys([*asked, "regret"]))
         values = [COLUMNS[name](rows) for name in names]
         values = [v if v.ndim == 1 else v[tree.parent_N, node_N] for v in values]
         regret_N = best_N - rows.target_MV.gather(1, drawn_N[:, None])[:, 0]
         table = [tree.token_N, tree.parent_N, x_N, drawn_N, tv_N, regret_N, *values]
         table = torch.stack([value_N.double() for value_N in table]).tolist()
         token, parent, x, drawn, tv, regret, *values = table
-        self._values = {
-            name: dict(enumerate(value))
-            for name, value in zip([*names, "drawn_regret"], [*values, regret], strict=True)
-        }
+        named = dict(zip(names, values, strict=True))
+        self._step_regrets = regret, named["regret"]
+        self._values |= {name: dict(enumerate(named[name])) for name in asked}
         self._drawn = {v: (int(x[v]), int(drawn[v]), tv[v]) for v in range(tree.size)}
         return [int(value) for value in token], [int(value) for value in parent]

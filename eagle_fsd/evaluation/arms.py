@@ -211,5 +211,6 @@ def _written(settings: Any, table: dict[str, type]) -> str:
 def _number(value: float | int | str) -> str:
     if not isinstance(value, float):
         return str(value)
+    value += 0.0  # -0 is 0
     short = f"{value:g}"
     return short if float(short) == value else repr(value)

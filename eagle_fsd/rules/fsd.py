@@ -65,7 +65,7 @@ class Fsd(ChildRule):
 
     def check(self, sampling: SamplingConfig, draft_vocab_size: int | None) -> None:
         super().check(sampling, draft_vocab_size)
-        check_judgement_with(self, sampling, draft_vocab_size)
+        check_judgement_with(self, self.threshold, sampling, draft_vocab_size)
 
     def take(self, tree: VerifiedTree, v: int) -> float:
         return float(passes(self, tree, v))
@@ -80,32 +80,37 @@ class FsdPaper(Fsd):
 
     def choose(self, tree: VerifiedTree, state: State) -> tuple[Path, State]:
         def step(v: int) -> int | None:
-            steps = self.steps(tree, v)
+            steps = self.steps(tree, v, tree.hit(v))
             return self.taken(tree, v, steps) if steps and self.take(tree, v) else None
 
         return walk(step), state
 
-    def steps(self, tree: VerifiedTree, v: int) -> list[int]:
+    def steps(self, tree: VerifiedTree, v: int, hit: int | None) -> list[int]:
         """The options, and the drawn token's child, which needs nobody's leave."""
         options = tree.options(v)
-        hit = None if len(options) == len(tree.children[v]) else tree.hit(v)
         return [c for c in tree.children[v] if c in options or c == hit]
 
     def tv(self, tree: VerifiedTree, v: int) -> float:
-        steps = self.steps(tree, v)
-        if not steps or not self.take(tree, v):
+        options = tree.options(v)
+        if not options or not self.take(tree, v):
             return 0.0
-        choice = self.choice(tree, steps)
-        gaps = (abs(choice.get(c, 0.0) - tree.of("prob", c)) for c in tree.children[v])
+        prob = {c: tree.of("prob", c) for c in tree.children[v]}
+        drawn = {c: p for c, p in prob.items() if p and c not in options}
+        drawn[None] = 1 - math.fsum(drawn.values())  # what is drawn makes no other difference
+        emitted = dict.fromkeys(prob, 0.0)
+        for hit, p in drawn.items():
+            for c, share in self.choice(tree, self.steps(tree, v, hit)).items():
+                emitted[c] += p * share
+        gaps = (abs(emitted[c] - prob[c]) for c in prob)
         return 0.5 * (math.fsum(gaps) + tree.outside(v))
 
     def expected_lengths(self, tree: VerifiedTree) -> list[float]:
         """L(v) = [D(v) passes] (1 + max_c L(c)), 0 at a leaf."""
         length_N = [0.0] * len(tree.tokens)
         for v in reversed(range(len(length_N))):
-            steps = self.steps(tree, v)
-            if steps and self.take(tree, v):
-                length_N[v] = 1 + max(length_N[c] for c in steps)
+            options = tree.options(v)
+            if options and self.take(tree, v):
+                length_N[v] = 1 + max(length_N[c] for c in options)
         return length_N
 
 
@@ -127,7 +132,7 @@ def check_judgement(rule: Rule) -> None:
 
 
 def check_judgement_with(
-    rule: Rule, sampling: SamplingConfig, draft_vocab_size: int | None
+    rule: Rule, threshold: float, sampling: SamplingConfig, draft_vocab_size: int | None
 ) -> None:
     """Refuse a divergence without a meaning, and a threshold that it can never pass."""
     if rule.logits == "processed" and sampling.temperature == 0:
@@ -136,11 +141,11 @@ def check_judgement_with(
             "Use 'raw'"
         )
     infinite = draft_vocab_size is not None and rule.divergence in INFINITE_OUTSIDE
-    if infinite and 0 < rule.threshold < math.inf:
+    if infinite and 0 < threshold < math.inf:
         usable = ", ".join(name for name in DIVERGENCES if name not in INFINITE_OUTSIDE)
         raise BadInput(
             f"divergence {rule.divergence} is infinite wherever the target has mass outside the "
             f"draft vocabulary, and this head drafts {draft_vocab_size} tokens only: threshold "
-            f"{rule.threshold:g} would never pass. Use {usable}, or a head over the whole "
+            f"{threshold:g} would never pass. Use {usable}, or a head over the whole "
             "vocabulary"
         )

@@ -22,12 +22,13 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-from eagle_fsd.config import BadInput
+from eagle_fsd.config import BadInput, SamplingConfig
 from eagle_fsd.decoding.columns import divergence_column
 from eagle_fsd.decoding.divergence import canonical_name
 from eagle_fsd.decoding.rule import Path, Rule, State, walk
 from eagle_fsd.decoding.verified import VerifiedTree
 from eagle_fsd.rules.children import pick
+from eagle_fsd.rules.fsd import check_judgement_with
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,7 @@ class PathRule(Rule):
 
     Attributes:
         price: b, nats paid for a further token; larger is looser.
-        gate: largest D at which a fuzzy step is allowed; `inf`: D is not asked.
+        gate: largest D at which a fuzzy step is allowed; 0: none is; `inf`: D is not asked.
         divergence, logits: of the gate, as in fsd.
     """
 
@@ -101,6 +102,10 @@ class PathRule(Rule):
         gate = self.divergence_column
         return ("regret", "log_prob", *([gate] if gate else []))
 
+    def check(self, sampling: SamplingConfig, draft_vocab_size: int | None) -> None:
+        if self.divergence_column:
+            check_judgement_with(self, self.gate, sampling, draft_vocab_size)
+
     def choose(self, tree: VerifiedTree, state: State) -> tuple[Path, State]:
         if self.price == 0:
             return walk(tree.hit), state
@@ -112,7 +117,7 @@ class PathRule(Rule):
     def is_open(self, tree: VerifiedTree, v: int) -> bool:
         """Whether a fuzzy step is allowed at v."""
         gate = self.divergence_column
-        return gate is None or tree.at(gate, v) <= self.gate
+        return gate is None or 0 < self.gate and tree.at(gate, v) <= self.gate
 
     # --- temperature 0 --------------------------------------------------------------------------
 

@@ -26,7 +26,7 @@ class Pattern(Rule):
 
     # what accept() asks of a rule; divergence, law and chances are not asked of a pattern
     columns = property(lambda self: self.rule.columns)
-    looks_ahead = property(lambda self: self.rule.looks_ahead)
+    ahead = property(lambda self: self.rule.ahead)
 
     def check(self, sampling: SamplingConfig, draft_vocab_size: int | None) -> None:
         self.rule.check(sampling, draft_vocab_size)
