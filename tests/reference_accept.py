@@ -1,18 +1,23 @@
 """Slow, obvious versions of divergence, sampling and acceptance, and random trees to try them on.
 
 Plain Python floats (float64), recursive, a token at a time, written from DESIGN section 5 and not
-from eagle_fsd. Of eagle_fsd only the settings and DraftTree are used.
+from eagle_fsd. Of eagle_fsd only the settings (rules, guards, sampling) and DraftTree are used.
 """
 
+import functools
 import math
 import random
 from collections import defaultdict
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import torch
 
-from eagle_fsd.config import AcceptConfig, SamplingConfig
+from eagle_fsd.config import SamplingConfig
+from eagle_fsd.decoding.acceptance import Policy
 from eagle_fsd.decoding.tree import DraftTree
+from eagle_fsd.rules import RULES
+from eagle_fsd.rules.guards import GUARDS
 
 # --- divergences of two rows of logits ----------------------------------------------------------
 
@@ -74,7 +79,7 @@ def slow_filter(logits: list[float], sampling: SamplingConfig) -> list[float]:
     return [logit if token in order else -math.inf for token, logit in enumerate(logits)]
 
 
-def slow_law(logits: list[float], sampling: SamplingConfig) -> list[float]:
+def slow_p(logits: list[float], sampling: SamplingConfig) -> list[float]:
     """P: the target's next-token distribution."""
     if sampling.temperature == 0:
         best = logits.index(max(logits))
@@ -107,131 +112,234 @@ class Step:
 
 
 class SlowAccept:
-    """DESIGN section 5 over one tree, by recursion from a node to its children."""
+    """DESIGN section 5 over one tree, by recursion from a node to its children.
+
+    Every rule is one question, `step`: where x is drawn at v, how likely is the exact step kept,
+    and which children are taken otherwise?
+    """
 
     def __init__(
         self,
         tree: DraftTree,
         target_logits_NV: torch.Tensor,
-        *,
-        config: AcceptConfig,
-        sampling: SamplingConfig,
-        threshold: float | list[float] | None = None,
+        policy: Policy,
+        stop: Collection[int] = (),
     ):
-        threshold = config.threshold if threshold is None else threshold
-        self.config, self.sampling = config, sampling
+        self.rule, self.sampling = policy.rule, policy.sampling
+        self.kind = next(name for name, kind in RULES.items() if type(self.rule) is kind)
+        self.guards = {
+            name: guard
+            for name, kind in GUARDS.items()
+            for guard in policy.guards
+            if type(guard) is kind
+        }
         self.token = tree.token_N.tolist()
         parent = tree.parent_N.tolist()
         nodes = range(len(parent))
         self.children = [[c for c in nodes if c > 0 and parent[c] == v] for v in nodes]
-        self.threshold = threshold if isinstance(threshold, list) else [threshold] * len(parent)
+        for v in nodes:
+            if v and self.token[v] in stop:
+                self.children[v] = []
         self.target = target_logits_NV.double().tolist()
         rows = tree.draft_logits_ER.double().tolist()
         self.draft = [rows[row] if row >= 0 else None for row in tree.draft_row_N.tolist()]
-        self.law = [slow_law(logits, sampling) for logits in self.target]
+        self.p = [slow_p(logits, self.sampling) for logits in self.target]
+        for name in ("divergence", "options", "length", "value", "log_z", "tilted", "tv"):
+            setattr(self, name, functools.cache(getattr(self, name)))  # or it takes minutes
+
+    # --- what is known of a node ---
 
     def divergence(self, v: int) -> float:
+        """D by the rule's settings, else by the default ones."""
+        if self.draft[v] is None:
+            return math.nan
         rows = [self.target[v], self.draft[v]]
-        if self.config.logits == "processed":
+        if getattr(self.rule, "logits", "raw") == "processed":
             rows = [slow_filter(row, self.sampling) for row in rows]
-        return slow_divergence(self.config.divergence, *rows)
+        return slow_divergence(getattr(self.rule, "divergence", "js"), *rows)
 
-    def passes(self, v: int) -> float:
-        """How likely the divergence, or chance for rule random, lets a child be taken.
+    def passes(self, v: int, limit: float) -> bool:
+        return limit > 0 and self.divergence(v) <= limit
 
-        Only asked at nodes with children: where there are none there is nothing to take.
-        """
-        if not self.children[v] or self.config.rule == "exact":
-            return 0.0
-        if self.config.rule == "random":
-            return min(self.threshold[v], 1.0)
-        return float(self.threshold[v] > 0 and self.divergence(v) <= self.threshold[v])
+    def regret(self, v: int, token: int) -> float:
+        return max(self.target[v]) - self.target[v][token]
+
+    def hit(self, v: int, token: int) -> int | None:
+        return next((c for c in self.children[v] if self.token[c] == token), None)
+
+    def options(self, v: int) -> list[int]:
+        """Children that top-k, top-p and the guards leave."""
+        filters = SamplingConfig(
+            self.sampling.temperature or 1.0, self.sampling.top_k, self.sampling.top_p
+        )
+        raw = log_probs(self.target[v])
+        kept = [0.0] * len(raw)  # temperature alone removes nothing
+        if filters.top_k or filters.top_p < 1:
+            kept = slow_filter(self.target[v], filters)
+        cap = self.guards["cap"].nats if "cap" in self.guards else math.inf
+        floor = self.guards["floor"].prob if "floor" in self.guards else 0.0
+        return [
+            c
+            for c in self.children[v]
+            if kept[self.token[c]] > -math.inf
+            and self.regret(v, self.token[c]) <= cap
+            and math.exp(raw[self.token[c]]) >= floor
+        ]
 
     def outside(self, v: int) -> float:
         """P_v(not in C(v))."""
         tokens = {self.token[c] for c in self.children[v]}
-        return math.fsum(p for token, p in enumerate(self.law[v]) if token not in tokens)
+        return math.fsum(p for token, p in enumerate(self.p[v]) if token not in tokens)
+
+    def fuzzy_chance(self, v: int) -> float:
+        """How likely one of the options is taken where x has no child."""
+        if self.kind in ("fsd", "fsd-paper"):
+            return float(self.passes(v, self.rule.threshold))
+        return {"random": getattr(self.rule, "rate", 0.0), "accept-all": 1.0}[self.kind]
 
     def length(self, v: int) -> float:
         """L(v), the expected accepted drafts below v if the best child is taken; no draw in it."""
         if not self.children[v]:
             return 0.0
         below = {c: 1 + self.length(c) for c in self.children[v]}
-        passes, best = self.passes(v), max(below.values())
-        if self.config.rule == "fsd-paper":
-            return best * passes  # the drawn token counts for nothing there
-        drawn = math.fsum(self.law[v][self.token[c]] * below[c] for c in below)
-        return drawn + self.outside(v) * best * passes
+        best = max((below[c] for c in self.options(v)), default=0.0) * self.fuzzy_chance(v)
+        if self.kind == "fsd-paper":
+            return best  # the drawn token counts for nothing there
+        drawn = math.fsum(self.p[v][self.token[c]] * below[c] for c in below)
+        return drawn + self.outside(v) * best
 
-    def choice(self, v: int) -> dict[int, float]:
-        """The law over the children by which one is taken once D passes."""
-        children, choose = self.children[v], self.config.child
-        if choose == "sample":
+    def choice(self, v: int, options: list[int]) -> dict[int, float]:
+        """The distribution over the options by which one is taken."""
+        if self.rule.child == "sample":
             weight = [
-                math.exp(x) for x in log_probs([self.draft[v][self.token[c]] for c in children])
+                math.exp(x) for x in log_probs([self.draft[v][self.token[c]] for c in options])
             ]
-            return dict(zip(children, weight, strict=True))
-        if choose == "draft":
-            return {max(children, key=lambda c: self.draft[v][self.token[c]]): 1.0}
-        if choose == "target":  # by P; by the raw logit where P does not tell them apart
-            return {max(children, key=lambda c: (self.law[v][self.token[c]], self.raw(v, c))): 1.0}
-        assert choose == "deepest"
-        length = [self.length(c) for c in children]
-        equal = [c for c, value in zip(children, length, strict=True) if value > max(length) - 1e-9]
+            return dict(zip(options, weight, strict=True))
+        if self.rule.child == "draft":
+            return {max(options, key=lambda c: self.draft[v][self.token[c]]): 1.0}
+        if self.rule.child == "target":  # by P; by the raw logit where P does not tell them apart
+            key = [(self.p[v][self.token[c]], self.target[v][self.token[c]]) for c in options]
+            return {options[key.index(max(key))]: 1.0}
+        assert self.rule.child == "deepest"
+        length = [self.length(c) for c in options]
+        equal = [c for c, value in zip(options, length, strict=True) if value > max(length) - 1e-9]
         return {equal[0]: 1.0}  # the first of equals
 
-    def raw(self, v: int, child: int) -> float:
-        return self.target[v][self.token[child]]
+    # --- the rule path ---
+
+    def open(self, v: int) -> bool:
+        return self.rule.gate == math.inf or self.passes(v, self.rule.gate)
+
+    def value(self, v: int) -> float:
+        """V(v) at temperature 0."""
+        return max([0.0, *self.gains(v).values()])
+
+    def gains(self, v: int) -> dict[int, float]:
+        """1 + V(c) - cost(c) / b of all steps allowed at v; x's child first."""
+        hit = self.hit(v, self.p[v].index(1.0))
+        found = {} if hit is None else {hit: 1 + self.value(hit)}
+        for c in self.options(v) if self.open(v) else []:
+            cost = self.regret(v, self.token[c]) / self.rule.price
+            found.setdefault(c, 1 + self.value(c) - cost)
+        return found
+
+    def log_z(self, v: int) -> float:
+        """log z(v) at temperature tau > 0; b / tau is a token's worth."""
+        worth = self.rule.price / self.sampling.temperature
+        below = [(self.p[v][self.token[c]], worth + self.log_z(c)) for c in self.children[v]]
+        if not self.open(v):
+            return math.fsum(p * value for p, value in below)
+        return math.log(self.outside(v) + math.fsum(p * math.exp(value) for p, value in below))
+
+    def tilted(self, v: int) -> list[float]:
+        """The distribution of the token that `path` emits at v, tau > 0."""
+        if not self.children[v] or not self.open(v) or self.rule.price == 0:
+            return self.p[v]
+        worth, z = self.rule.price / self.sampling.temperature, math.exp(self.log_z(v))
+        tilted = [p / z for p in self.p[v]]
+        for c in self.children[v]:
+            tilted[self.token[c]] *= math.exp(worth + self.log_z(c))
+        return tilted
+
+    # --- a step, and what follows from it ---
+
+    def step(self, v: int, x: int) -> tuple[float, dict[int, float]]:
+        """How likely the exact step is kept where x is drawn at v, and the children else taken."""
+        hit, options = self.hit(v, x), self.options(v)
+        if self.kind == "exact" or not self.children[v]:
+            return 1.0, {}
+        if self.kind == "fsd-paper":
+            options = [c for c in self.children[v] if c in options or c == hit]
+            taken = bool(options) and self.passes(v, self.rule.threshold)
+            return (0.0, self.choice(v, options)) if taken else (1.0, {})
+        if self.kind == "path" and self.rule.price > 0 and self.sampling.temperature > 0:
+            new, old = self.tilted(v), self.p[v]
+            excess = {
+                c: max(0.0, new[self.token[c]] - old[self.token[c]]) for c in self.children[v]
+            }
+            total = math.fsum(excess.values())
+            kept = min(1.0, new[x] / old[x])
+            return kept, {c: p / total for c, p in excess.items()} if total else {}
+        if self.kind == "path" and self.rule.price > 0:
+            gains = self.gains(v)
+            best = max(gains, key=gains.get, default=None)
+            return (1.0, {}) if best in (hit, None) or gains[best] <= 0 else (0.0, {best: 1.0})
+        if hit is not None or not options or self.kind == "path":
+            return 1.0, {}
+        if self.kind == "ratio":
+            cost = [self.regret(v, self.token[c]) for c in options]
+            cheap = 0 < self.rule.cap >= min(cost)
+            return (0.0, {options[cost.index(min(cost))]: 1.0}) if cheap else (1.0, {})
+        return 1 - self.fuzzy_chance(v), self.choice(v, options)
+
+    def kept_child(self, v: int, x: int) -> int | None:
+        """Where the exact step leads; in fsd-paper the draw ends the round, child or not."""
+        return None if self.kind == "fsd-paper" else self.hit(v, x)
 
     def moves(self, v: int) -> list[tuple[float, int, int | None]]:
         """All that can happen at v: (probability, emitted token, node walked to or None)."""
-        child_of = {self.token[c]: c for c in self.children[v]}
-        drawn = [(p, token, child_of.get(token)) for token, p in enumerate(self.law[v])]
-        passes = self.passes(v)
-        if not passes:
-            if self.config.rule == "fsd-paper":  # the draw ends the round, child or not
-                return [(p, token, None) for p, token, _ in drawn]
-            return drawn
-        hits = [] if self.config.rule == "fsd-paper" else [move for move in drawn if move[2]]
-        rest = 1.0 if self.config.rule == "fsd-paper" else self.outside(v)
-        misses = [(p * (1 - passes), token, None) for p, token, child in drawn if not child]
-        taken = [(rest * passes * p, self.token[c], c) for c, p in self.choice(v).items()]
-        return hits + taken + (misses if passes < 1 else [])
+        moves = []
+        for x, p in enumerate(self.p[v]):
+            if p:
+                kept, others = self.step(v, x)
+                moves.append((p * kept, x, self.kept_child(v, x)))
+                moves += [
+                    (p * (1 - kept) * q, self.token[c], c) for c, q in others.items() if kept < 1
+                ]
+        return moves
 
     def tv(self, v: int) -> float:
-        """1/2 sum |emitted law - P|, with the emitted law written out."""
+        """1/2 sum |emitted distribution - P|, with the emitted distribution written out."""
         emitted = defaultdict(float)
         for p, token, _ in self.moves(v):
             emitted[token] += p
-        return 0.5 * math.fsum(abs(emitted[token] - p) for token, p in enumerate(self.law[v]))
+        return 0.5 * math.fsum(abs(emitted[token] - p) for token, p in enumerate(self.p[v]))
 
-    def round_law(self, v: int = 0) -> dict[tuple[int, ...], float]:
-        """The law of all tokens that a round emits from v on."""
-        law = defaultdict(float)
+    def round_distribution(self, v: int = 0) -> dict[tuple[int, ...], float]:
+        """Of all tokens that a round emits from v on."""
+        found = defaultdict(float)
         for p, token, child in self.moves(v):
-            rest = self.round_law(child) if child else {(): 1.0}
+            rest = self.round_distribution(child) if child else {(): 1.0}
             for tokens, q in rest.items():
-                law[(token, *tokens)] += p * q
-        return law
+                found[(token, *tokens)] += p * q
+        return {tokens: p for tokens, p in found.items() if p > 0}
 
     def walk(self, uniforms: list[list[float]], v: int = 0) -> list[Step]:
-        rule = self.config.rule
-        drawn = slow_draw(self.law[v], uniforms[0][0])
-        hit = [c for c in self.children[v] if self.token[c] == drawn]
-        go = hit[0] if hit and rule != "fsd-paper" else None
-        taken = uniforms[0][2] < self.passes(v) if rule == "random" else self.passes(v)
-        if go is None and taken:
-            law = self.choice(v)
-            go = list(law)[slow_draw(list(law.values()), uniforms[0][1])]
-        token = drawn if go is None else self.token[go]
-        judged = self.children[v] and rule in ("fsd", "fsd-paper")
+        x = slow_draw(self.p[v], uniforms[0][0])
+        kept, others = self.step(v, x)
+        # one says "keep below", the others "take below": the same chance, another half of it
+        keep = uniforms[0][2] < kept if self.kind == "path" else uniforms[0][2] >= 1 - kept
+        go = self.kept_child(v, x)
+        if not keep:
+            go = list(others)[slow_draw(list(others.values()), uniforms[0][1])]
+        token = x if go is None else self.token[go]
         step = Step(
             node=v,
             token=token,
-            fuzzy=token != drawn,
-            divergence=self.divergence(v) if judged else math.nan,
+            fuzzy=token != x,
+            divergence=self.divergence(v) if self.children[v] else math.nan,
             tv=self.tv(v),
-            regret=max(self.target[v]) - self.target[v][token],
+            regret=self.regret(v, token),
         )
         return [step] if go is None else [step, *self.walk(uniforms[1:], go)]
 
@@ -273,15 +381,21 @@ def random_round(
     return tree, logits_NV, torch.rand(depth + 1, 3, generator=generator)
 
 
-def chi_square_p(count: dict, law: dict) -> float:
-    """P-value of the counts under the law; outcomes expected fewer than 5 times are pooled."""
-    impossible = {outcome: n for outcome, n in count.items() if n and law.get(outcome, 0) < 1e-12}
+def chi_square_p(count: dict, expected: dict) -> float:
+    """P-value of the counts; outcomes expected fewer than 5 times are pooled.
+
+    Args:
+        expected: the probability of every outcome.
+    """
+    impossible = {key: n for key, n in count.items() if n and expected.get(key, 0) < 1e-12}
     assert not impossible, f"drawn though their probability is 0: {impossible}"
-    assert math.isclose(math.fsum(law.values()), 1, abs_tol=1e-5)
+    assert math.isclose(math.fsum(expected.values()), 1, abs_tol=1e-5)
     draws = sum(count.values())
-    cells = [(count.get(outcome, 0), p * draws) for outcome, p in law.items() if p * draws >= 5]
+    cells = [
+        (count.get(outcome, 0), p * draws) for outcome, p in expected.items() if p * draws >= 5
+    ]
     rare = (draws - sum(n for n, _ in cells), draws - math.fsum(e for _, e in cells))
     cells += [rare] if rare[1] >= 5 else []
-    x = math.fsum((n - expected) ** 2 / expected for n, expected in cells)
+    x = math.fsum((n - mean) ** 2 / mean for n, mean in cells)
     half = torch.tensor([(len(cells) - 1) / 2, x / 2], dtype=torch.float64)
     return torch.special.gammaincc(half[0], half[1]).item()

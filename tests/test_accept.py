@@ -1,32 +1,57 @@
 """Acceptance rules against a slow recursive reference and at their limits.
 
-The laws that they emit by are tested by sampling, in test_sample.py.
+On a CPU rows are computed as they are asked for, on an accelerator all at once; the second way is
+run here too, on the CPU. What rules emit is tested by sampling, in test_sample.py and test_path.py.
 """
 
 import itertools
 import math
 import traceback
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import pytest
 import torch
 from reference_accept import SlowAccept, random_round
 
-from eagle_fsd.config import AcceptConfig, SamplingConfig
-from eagle_fsd.decoding.accept import accept, uniforms
+from eagle_fsd.config import BadInput, SamplingConfig
+from eagle_fsd.decoding.acceptance import Acceptance, Policy, accept
 from eagle_fsd.decoding.divergence import ALIASES, DIVERGENCES
-from eagle_fsd.decoding.loop import DecodeConfig
+from eagle_fsd.decoding.rule import Guard, Rule
 from eagle_fsd.decoding.tree import DraftTree
-from eagle_fsd.decoding.visit import Judge
-from eagle_fsd.rules.fuzzy import CHILD_CHOICES, RULES, expected_length
+from eagle_fsd.decoding.verified import VerifiedTree
+from eagle_fsd.rules import RULES
+from eagle_fsd.rules.children import CHILD_CHOICES
+from eagle_fsd.rules.control import AcceptAll, Random
+from eagle_fsd.rules.fsd import Exact, Fsd, FsdPaper
+from eagle_fsd.rules.guards import Budget, Cap, Floor
+from eagle_fsd.rules.price import PathRule, Ratio
 
-GREEDY, FILTERED, PLAIN = SamplingConfig(), SamplingConfig(0.7, 7, 0.9), SamplingConfig(1.0)
+INF = math.inf
+GREEDY, FILTERED, WARM = SamplingConfig(), SamplingConfig(0.7, 7, 0.9), SamplingConfig(1.0)
 SAMPLINGS = [
     pytest.param(sampling, id=f"temperature-{sampling.temperature}")
-    for sampling in (GREEDY, FILTERED, PLAIN)
+    for sampling in (GREEDY, FILTERED, WARM)
 ]
-FUZZY_RULES = ("fsd", "fsd-paper")
-INF = math.inf
+BY_DIVERGENCE = [Fsd, FsdPaper]
+GUARDED = [(), (Cap(1.5),), (Floor(0.02), Budget(2.0)), (Cap(2.5), Floor(0.01))]
+
+
+@pytest.fixture(params=["on-demand", "at-once"])
+def each_way(request, monkeypatch):
+    """Runs a test as on a CPU, and as on an accelerator."""
+    if request.param == "at-once":
+        monkeypatch.setattr(VerifiedTree, "_on_cpu", False)
+
+
+def outcome(
+    round_: tuple,
+    rule: Rule,
+    sampling: SamplingConfig = GREEDY,
+    guards: tuple[Guard, ...] = (),
+    record: str = "full",
+    **rest,
+) -> Acceptance:
+    return accept(*round_, policy=Policy(rule, sampling, guards, record), **rest)[0]
 
 
 def children_for(sampling: SamplingConfig) -> list[str]:
@@ -35,74 +60,121 @@ def children_for(sampling: SamplingConfig) -> list[str]:
 
 def ladder(tree: DraftTree, logits_NV: torch.Tensor, divergence: str = "js") -> list[float]:
     """Thresholds 0, between any two divergences of this tree's parents, and infinity."""
-    config = AcceptConfig(divergence=divergence)
-    slow = SlowAccept(tree, logits_NV, config=config, sampling=GREEDY)
+    slow = SlowAccept(tree, logits_NV, Policy(Fsd(divergence=divergence)))
     at_parents = sorted(slow.divergence(v) for v in range(tree.size) if slow.children[v])
     return [0.0, *(sum(pair) / 2 for pair in itertools.pairwise(at_parents)), INF]
 
 
 def with_draft(tree: DraftTree, draft_EV: torch.Tensor) -> DraftTree:
-    tensors = (tree.token_N, tree.parent_N, tree.draft_row_N, draft_EV)
-    return DraftTree.from_tensors(*tensors, max_depth=tree.max_depth)
+    return replace(tree, draft_logits_ER=draft_EV)
+
+
+def is_leaf(tree: DraftTree, node: int) -> bool:
+    return node not in tree.parent_N[1:]
 
 
 # --- against the slow reference -----------------------------------------------------------------
 
 
+def assert_agrees(round_: tuple, rule: Rule, sampling: SamplingConfig, guards=(), stop=()):
+    """The outcome is the reference's, but for a budget, which the reference does not know."""
+    tree, logits_NV, uniform_S3 = round_
+    got = outcome(round_, rule, sampling, guards, stop_token_ids=stop)
+    slow = SlowAccept(tree, logits_NV, Policy(rule, sampling, guards), stop)
+    want = slow.walk(uniform_S3.tolist())
+    assert got.path == [step.node for step in want], rule
+    for name in ("tokens", "fuzzy"):
+        assert getattr(got, name) == [getattr(step, name[:5]) for step in want], (name, rule)
+    for name in ("divergence", "tv", "regret"):
+        approx = [getattr(step, name) for step in want]
+        approx = pytest.approx(approx, rel=1e-4, abs=4e-6, nan_ok=True)
+        assert getattr(got, name) == approx, (name, rule)
+    assert got.accepted_drafts == len(got.path) - 1 == len(got.tokens) - 1
+    return got
+
+
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 @pytest.mark.parametrize("divergence", DIVERGENCES)
-@pytest.mark.parametrize("rule", RULES)
-def test_agrees_with_the_recursive_reference(rule, divergence, sampling):
-    """Path, tokens, fuzzy flags, D where judged, TV and regret, on random trees."""
-    kinds = ["raw"] if sampling.temperature == 0 else ["raw", "processed"]
+@pytest.mark.parametrize("kind", BY_DIVERGENCE)
+def test_rules_that_judge_the_place_agree_with_the_reference(kind, divergence, sampling, each_way):
+    """Path, tokens, fuzzy flags, D at every visited parent, TV and regret, on random trees."""
+    logits = ["raw"] if sampling.temperature == 0 else ["raw", "processed"]
     fuzzy = 0
-    for child, kind, seed in itertools.product(children_for(sampling), kinds, range(5)):
-        config = AcceptConfig(rule=rule, child=child, divergence=divergence, logits=kind)
-        tree, logits_NV, uniform_S3 = random_round(101 * seed + len(child))
+    for child, which, seed in itertools.product(children_for(sampling), logits, range(2, 4)):
+        tree, logits_NV, uniform_S3 = round_ = random_round(101 * seed + len(child))
         thresholds = ladder(tree, logits_NV, divergence)
         for threshold in {0.0, *thresholds[1::3], INF}:
-            settings = {"config": config, "sampling": sampling, "threshold": threshold}
-            got = accept(tree, logits_NV, uniform_S3, **settings)
-            want = SlowAccept(tree, logits_NV, **settings).walk(uniform_S3.tolist())
-            assert got.path == [step.node for step in want]
-            for name in ("tokens", "fuzzy"):
-                assert getattr(got, name) == [getattr(step, name[:5]) for step in want], name
-            for name in ("divergence", "tv", "regret"):
-                approx = [getattr(step, name) for step in want]
-                approx = pytest.approx(approx, rel=1e-4, abs=2e-6, nan_ok=True)
-                assert getattr(got, name) == approx, (name, settings)
-            assert got.accepted_drafts == len(got.path) - 1 == len(got.tokens) - 1
-            fuzzy += sum(got.fuzzy)
-    assert (fuzzy > 0) == (rule != "exact")
+            rule = kind(threshold, child, divergence, which)
+            fuzzy += sum(assert_agrees(round_, rule, sampling).fuzzy)
+    assert fuzzy > 0
 
 
-@pytest.mark.parametrize("rule", FUZZY_RULES)
-def test_ties_at_temperature_zero(rule):
+def other_rules(sampling: SamplingConfig) -> list[Rule]:
+    found = [Exact(), *(Ratio(cap) for cap in (0.0, 0.4, 1.5, INF))]
+    for child in children_for(sampling):
+        found += [AcceptAll(child), *(Random(rate, child) for rate in (0.0, 0.3, 1.0))]
+    for gate, divergence in ((INF, "js"), (0.0, "js"), (0.2, "tv"), (0.3, "kl_draft_target")):
+        found += [PathRule(price, gate, divergence) for price in (0.0, 0.3, 1.0, 4.0)]
+    return found
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+def test_the_other_rules_agree_with_the_reference(sampling, each_way):
+    """As above, for rules that judge the token, that price it, or that leave it to chance."""
+    fuzzy = 0
+    for rule, seed in itertools.product(other_rules(sampling), range(12)):
+        fuzzy += sum(assert_agrees(random_round(seed), rule, sampling).fuzzy)
+    assert fuzzy > 30
+
+
+@pytest.mark.parametrize("guards", GUARDED[:2] + GUARDED[3:], ids=str)
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+def test_guards_and_stop_tokens_agree_with_the_reference(guards, sampling, each_way):
+    """Options are narrowed for every rule alike, and a stop token's node is a leaf."""
+    ahead = sampling.temperature > 0 and guards
+    rules = [rule for rule in other_rules(sampling) if not (ahead and rule.whole_tree)]
+    rules += [kind(0.3, child) for kind in BY_DIVERGENCE for child in children_for(sampling)]
+    ended = 0
+    for rule, seed in itertools.product(rules, range(3)):
+        tree, *_ = round_ = random_round(50 + seed)
+        stop = set(tree.token_N[tree.parent_N[1:]].tolist()[1::3])
+        got = assert_agrees(round_, rule, sampling, guards, stop)
+        assert not stop & set(got.tokens[:-2]), "drafts behind an end were accepted"
+        ended += len(got.path) > 1 and got.tokens[-2] in stop and not is_leaf(tree, got.path[-1])
+    assert ended > 0 or guards
+
+
+@pytest.mark.parametrize("rule", [*BY_DIVERGENCE, AcceptAll, Ratio, PathRule])
+def test_ties_at_temperature_zero(rule, each_way):
     """Equal logits, common in bf16: the first argmax is P, and child `target` follows P.
 
     Bug held down: with two children tied for the argmax, `target` took the first child in node
     order though P gave it 0, so that the greedy token was replaced and counted as fuzzy.
     """
+    with_child = "child" in {field.name for field in fields(rule)}
     for seed, child in itertools.product(range(60), children_for(GREEDY)):
-        tree, logits_NV, uniform_S3 = random_round(seed, vocab=5, ties=True)
-        config = AcceptConfig(rule=rule, child=child, threshold=INF)
-        got = accept(tree, logits_NV, uniform_S3, config=config, sampling=GREEDY)
-        want = SlowAccept(tree, logits_NV, config=config, sampling=GREEDY)
-        assert got.path == [step.node for step in want.walk(uniform_S3.tolist())], (seed, child)
+        loose = rule(child=child) if with_child else rule()
+        if rule in BY_DIVERGENCE:
+            loose = rule(INF, child)
+        assert_agrees(random_round(seed, vocab=5, ties=True), loose, GREEDY)
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)
-@pytest.mark.parametrize("rule", [*FUZZY_RULES, "random"])
-def test_expected_length_of_deepest(rule, sampling):
+@pytest.mark.parametrize("kind", [*BY_DIVERGENCE, Random])
+def test_expected_length_of_deepest(kind, sampling):
     """L(v) at every node == the recursive formula."""
     for seed in range(20):
-        tree, logits_NV, _ = random_round(seed)
-        config = AcceptConfig(rule=rule, child="deepest")
-        for threshold in ladder(tree, logits_NV)[::2]:
-            settings = {"config": config, "sampling": sampling, "threshold": threshold}
-            got = expected_length(Judge(tree, logits_NV, **settings)).tolist()
-            slow = SlowAccept(tree, logits_NV, **settings)
-            assert got == pytest.approx([slow.length(v) for v in range(tree.size)], abs=1e-5)
+        tree, logits_NV, uniform_S3 = random_round(seed)
+        limits = (0.0, 0.4, 1.0) if kind is Random else ladder(tree, logits_NV)[::2]
+        for limit in limits:
+            rule = kind(limit, "deepest")
+            columns = [*rule.columns, "supported"]
+            verified = VerifiedTree(
+                tree, logits_NV, uniform_S3, sampling=sampling, columns=columns, ahead=rule.ahead
+            )
+            slow = SlowAccept(tree, logits_NV, Policy(rule, sampling))
+            want = [slow.length(v) for v in range(tree.size)]
+            assert rule.expected_lengths(verified) == pytest.approx(want, abs=1e-5)
 
 
 def test_deepest_takes_the_first_of_equals():
@@ -112,26 +184,28 @@ def test_deepest_takes_the_first_of_equals():
     """
     parents = [0] + [(node - 1) // 2 for node in range(1, 31)]
     tokens = [0] + [3 if node % 2 else 5 for node in range(1, 31)]
-    config = AcceptConfig(child="deepest", threshold=INF)
     for seed in range(40):
         generator = torch.Generator().manual_seed(seed)
         draft_NV, logits_NV = torch.randn(2, 31, 7, generator=generator)
         tensors = (torch.tensor(tokens), torch.tensor(parents), torch.arange(31), draft_NV)
         tree = DraftTree.from_tensors(*tensors, max_depth=4)
         logits_NV[:, [3, 5]] -= 2  # so that D is needed
-        uniform_S3 = torch.rand(5, 3, generator=generator)
-        got = accept(tree, logits_NV, uniform_S3, config=config, sampling=PLAIN)
+        round_ = (tree, logits_NV, torch.rand(5, 3, generator=generator))
+        got = outcome(round_, Fsd(INF, "deepest"), WARM)
         taken = [node for node, fuzzy in zip(got.path[1:], got.fuzzy, strict=False) if fuzzy]
         assert len(got.path) == 5 and all(node % 2 for node in taken), (seed, got.path)
 
 
-# --- the limits of the threshold ----------------------------------------------------------------
+# --- the limits of the parameters ---------------------------------------------------------------
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)
-def test_threshold_zero_is_exact(sampling):
-    """fsd at T = 0 emits exactly what exact emits with the same uniforms, even where D = 0."""
-    for seed, child in itertools.product(range(100), children_for(sampling)):
+def test_the_tight_end_of_every_rule_is_exact(sampling):
+    """The same path, tokens and draws, nothing fuzzy and no TV, even where D = 0."""
+    tight = [Ratio(0), PathRule(0), PathRule(0, gate=0.3), PathRule(2.0, gate=0)]
+    tight += [Random(0, child) for child in ("draft", "target", "deepest")]
+    tight += [Fsd(0, child) for child in children_for(sampling)]
+    for seed in range(100):
         tree, logits_NV, uniform_S3 = random_round(seed)
         if seed % 5 == 0:  # a perfect draft: D = 0 at every parent
             row_E = [
@@ -139,75 +213,73 @@ def test_threshold_zero_is_exact(sampling):
             ]
             tree = with_draft(tree, logits_NV[row_E])
         round_ = (tree, logits_NV, uniform_S3)
-        want = accept(*round_, config=AcceptConfig(rule="exact"), sampling=sampling)
-        config = AcceptConfig(rule="fsd", threshold=0, child=child)
-        got = accept(*round_, config=config, sampling=sampling)
-        assert (got.path, got.tokens) == (want.path, want.tokens)
-        assert not any(got.fuzzy) and not any(got.tv)
-        config = AcceptConfig(rule="fsd-paper", threshold=0, child=child)
-        paper = accept(*round_, config=config, sampling=sampling)
-        assert (paper.path, paper.tokens) == ([0], want.tokens[:1])
+        want = outcome(round_, Exact(), sampling)
+        for rule in tight:
+            got = outcome(round_, rule, sampling)
+            assert (got.path, got.tokens) == (want.path, want.tokens), rule
+            assert not any(got.fuzzy) and not any(got.tv), rule
+        for child in children_for(sampling):
+            paper = outcome(round_, FsdPaper(0, child), sampling)
+            assert (paper.path, paper.tokens) == ([0], want.tokens[:1])
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)
-@pytest.mark.parametrize("rule", FUZZY_RULES)
-def test_paths_grow_with_the_threshold(rule, sampling):
+def test_the_loose_end_of_every_rule_is_a_leaf(sampling):
+    """T = inf accepts any divergence that is a number, infinite ones included."""
+    logits = ["raw"] if sampling.temperature == 0 else ["raw", "processed"]
+    unfiltered = replace(sampling, top_k=0, top_p=1.0)
+    loose = [Ratio(INF), *(Random(1, child) for child in children_for(sampling))]
+    loose += [AcceptAll(child) for child in children_for(sampling)]
+    by_divergence = itertools.product(BY_DIVERGENCE, children_for(sampling), DIVERGENCES, logits)
+    loose += [kind(INF, *settings) for kind, *settings in by_divergence]
+    infinite = set()
+    for seed in range(6):
+        tree, logits_NV, uniform_S3 = random_round(seed)
+        draft_EV = tree.draft_logits_ER.clone()
+        draft_EV[:, tree.token_N.bincount(minlength=11) == 0] = -INF  # tokens nobody drafted
+        for drafts, rule in itertools.product((tree, with_draft(tree, draft_EV)), loose):
+            got = outcome((drafts, logits_NV, uniform_S3), rule, unfiltered)
+            assert is_leaf(tree, got.path[-1]), rule
+            assert all(tree.parent_N[c] == v for v, c in itertools.pairwise(got.path))
+            infinite |= {rule.divergence for d in got.divergence if d == INF and rule.columns}
+    assert infinite == {"kl_target_draft", "js_reference"}
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+@pytest.mark.parametrize("kind", BY_DIVERGENCE)
+def test_paths_grow_with_the_threshold(kind, sampling):
     """Same draws: the path at T1 is a prefix of that at T2 > T1, for draft, target and sample."""
     grown = 0
     for seed, child in itertools.product(range(30), children_for(sampling)):
         if child == "deepest":
             continue
-        tree, logits_NV, uniform_S3 = random_round(seed)
-        config, shorter = AcceptConfig(rule=rule, child=child), [0]
-        for threshold in ladder(tree, logits_NV):
-            path = accept(
-                tree, logits_NV, uniform_S3, config=config, sampling=sampling, threshold=threshold
-            ).path
+        round_, shorter = random_round(seed), [0]
+        for threshold in ladder(*round_[:2]):
+            path = outcome(round_, kind(threshold, child), sampling).path
             assert path[: len(shorter)] == shorter
             grown += len(path) > len(shorter) > 1
             shorter = path
-    assert grown > 10
+    assert grown > 5
 
 
-@pytest.mark.parametrize("rule", FUZZY_RULES)
-def test_greedy_deepest_never_shrinks(rule):
+@pytest.mark.parametrize("kind", BY_DIVERGENCE)
+def test_greedy_deepest_never_shrinks(kind):
     """Temperature 0: the length of `deepest`'s path is L(root) and never shrinks as T grows."""
-    config, grown = AcceptConfig(rule=rule, child="deepest"), 0
+    grown = 0
     for seed in range(60):
-        tree, logits_NV, uniform_S3 = random_round(seed)
-        length = 0
-        for threshold in ladder(tree, logits_NV):
-            settings = {"config": config, "sampling": GREEDY, "threshold": threshold}
-            accepted = accept(tree, logits_NV, uniform_S3, **settings).accepted_drafts
-            assert accepted == SlowAccept(tree, logits_NV, **settings).length(0)
+        round_, length = random_round(seed), 0
+        for threshold in ladder(*round_[:2]):
+            rule = kind(threshold, "deepest")
+            accepted = outcome(round_, rule).accepted_drafts
+            assert accepted == SlowAccept(*round_[:2], Policy(rule)).length(0)
             assert accepted >= length
             grown += accepted > length
             length = accepted
     assert grown > 30
 
 
-@pytest.mark.parametrize("divergence", DIVERGENCES)
-@pytest.mark.parametrize("rule", FUZZY_RULES)
-def test_threshold_infinity_ends_at_a_leaf(rule, divergence):
-    """T = inf accepts any divergence that is a number, infinite ones included."""
-    infinite = 0
-    for seed, sampling in itertools.product(range(8), (GREEDY, FILTERED, PLAIN)):
-        tree, logits_NV, uniform_S3 = random_round(seed)
-        draft_EV = tree.draft_logits_ER.clone()
-        draft_EV[:, tree.token_N.bincount(minlength=11) == 0] = -INF  # tokens nobody drafted
-        kinds = ["raw"] if sampling == GREEDY else ["raw", "processed"]
-        drafts = (tree, with_draft(tree, draft_EV))
-        for a_tree, child, kind in itertools.product(drafts, children_for(sampling), kinds):
-            config = AcceptConfig(rule, divergence, INF, kind, child)
-            got = accept(a_tree, logits_NV, uniform_S3, config=config, sampling=sampling)
-            assert got.path[-1] not in tree.parent_N[1:]
-            assert all(tree.parent_N[c] == v for v, c in itertools.pairwise(got.path))
-            infinite += INF in got.divergence
-    assert (infinite > 0) == (divergence not in ("js", "tv"))
-
-
 @pytest.mark.parametrize("child", ["draft", "sample"])
-def test_children_of_no_draft_probability_are_still_children(child):
+def test_children_of_no_draft_probability_are_still_children(child, each_way):
     """Bug held down: with -inf for every child, the walk went to the root or to the last node."""
     draft_EV = torch.zeros(2, 7)
     draft_EV[:, [2, 3, 5]] = -INF
@@ -215,155 +287,267 @@ def test_children_of_no_draft_probability_are_still_children(child):
     tree = DraftTree.from_tensors(
         tokens, parents, torch.tensor([0, 1, -1, -1]), draft_EV, max_depth=2
     )
-    config = AcceptConfig("fsd-paper", "kl_target_draft", INF, "raw", child)
-    got = accept(tree, torch.zeros(4, 7), torch.rand(3, 3), config=config, sampling=PLAIN)
+    round_ = (tree, torch.zeros(4, 7), torch.rand(3, 3))
+    got = outcome(round_, FsdPaper(INF, child, "kl_target_draft"), WARM)
     assert got.path in ([0, 1, 3], [0, 2])
 
 
 @pytest.mark.parametrize("divergence", DIVERGENCES)
-def test_nan_never_passes(divergence):
+def test_nan_never_passes(divergence, each_way):
     """One NaN in each draft row: fsd is exact and fsd-paper ends at the root, even at T = inf."""
-    for seed, sampling in itertools.product(range(5), (GREEDY, FILTERED, PLAIN)):
+    for seed, sampling in itertools.product(range(5), (GREEDY, FILTERED, WARM)):
         tree, *rest = random_round(seed)
         draft_EV = tree.draft_logits_ER.clone()
         draft_EV[:, seed] = math.nan
-        tree = with_draft(tree, draft_EV)
-        want = accept(tree, *rest, config=AcceptConfig("exact"), sampling=sampling)
+        round_ = (with_draft(tree, draft_EV), *rest)
+        want = outcome(round_, Exact(), sampling)
         for child in children_for(sampling):
-            config = AcceptConfig("fsd", divergence, INF, "raw", child)
-            got = accept(tree, *rest, config=config, sampling=sampling)
+            got = outcome(round_, Fsd(INF, child, divergence), sampling)
             assert (got.path, got.tokens) == (want.path, want.tokens)
-            config = AcceptConfig("fsd-paper", divergence, INF, "raw", child)
-            assert accept(tree, *rest, config=config, sampling=sampling).path == [0]
+            assert outcome(round_, FsdPaper(INF, child, divergence), sampling).path == [0]
+        gated = outcome(round_, PathRule(2.0, 1e9, divergence), sampling)
+        assert (gated.path, gated.tokens) == (want.path, want.tokens)
 
 
-def test_a_tree_without_distributions_is_decoded_exactly():
-    """E = 0 (a drafter that is no language model): nothing to judge, so nothing passes."""
-    tree, logits_NV, uniform_S3 = random_round(7)
-    tree = DraftTree.from_parents(tree.token_N.tolist(), tree.parent_N.tolist())
-    for sampling in (GREEDY, PLAIN):
-        round_ = (tree, logits_NV, uniform_S3)
-        want = accept(*round_, config=AcceptConfig("exact"), sampling=sampling)
+def test_a_tree_without_distributions(each_way):
+    """E = 0 (a drafter that is no language model): no D passes; other rules have no use for it."""
+    tree, *rest = random_round(7)
+    bare = DraftTree.from_parents(tree.token_N.tolist(), tree.parent_N.tolist())
+    for sampling in (GREEDY, FILTERED, WARM):
+        want = outcome((bare, *rest), Exact(), sampling)
         for child in children_for(sampling):
-            config = AcceptConfig(threshold=INF, child=child)
-            assert accept(*round_, config=config, sampling=sampling).path == want.path
-
-
-@pytest.mark.parametrize("sampling", SAMPLINGS)
-def test_random_has_no_use_for_a_divergence(sampling):
-    """Rate 0 is exact, rate 1 ends at a leaf; D is neither needed nor judged."""
-    for seed, child in itertools.product(range(30), ("draft", "target", "deepest")):
-        tree, logits_NV, uniform_S3 = random_round(seed)
-        nan = with_draft(tree, torch.full_like(tree.draft_logits_ER, math.nan))
-        round_ = (tree if child == "draft" else nan, logits_NV, uniform_S3)
-        want = accept(*round_, config=AcceptConfig("exact"), sampling=sampling)
-        config = AcceptConfig("random", threshold=0, child=child)
-        never = accept(*round_, config=config, sampling=sampling)
-        assert (never.path, never.tokens) == (want.path, want.tokens)
-        config = AcceptConfig("random", threshold=1, child=child)
-        always = accept(*round_, config=config, sampling=sampling)
-        assert always.path[-1] not in tree.parent_N[1:]
-        assert all(math.isnan(value) for value in always.divergence)
-    with pytest.raises(ValueError, match="a probability, at most 1; got 1.5"):
-        AcceptConfig("random", threshold=1.5)
+            for rule in (Fsd(INF, child), PathRule(2.0, gate=1.0)):
+                got = outcome((bare, *rest), rule, sampling)
+                assert (got.path, got.tokens) == (want.path, want.tokens)
+            got = outcome((bare, *rest), AcceptAll(child), replace(sampling, top_k=0, top_p=1.0))
+            assert is_leaf(tree, got.path[-1])
+        for rule in (Ratio(1.0), PathRule(1.0), Random(1.0, "target"), AcceptAll("deepest")):
+            one, other = (outcome((t, *rest), rule, sampling) for t in (bare, tree))
+            assert (one.path, one.tokens, one.tv) == (other.path, other.tokens, other.tv)
 
 
 def test_threshold_holds_its_own_value():
     """D <= T: T equal to D passes, the next float32 below does not."""
-    tree, logits_NV, uniform_S3 = random_round(11)
-    config = AcceptConfig("fsd-paper", "js")
-    settings = {"config": config, "sampling": GREEDY}
-    at_root = accept(tree, logits_NV, uniform_S3, **settings).divergence[0]
+    round_ = random_round(11)
+    at_root = outcome(round_, FsdPaper()).divergence[0]
     below = torch.tensor(at_root).nextafter(torch.tensor(0.0)).item()
-    assert accept(tree, logits_NV, uniform_S3, threshold=at_root, **settings).path != [0]
-    assert accept(tree, logits_NV, uniform_S3, threshold=below, **settings).path == [0]
+    assert outcome(round_, FsdPaper(at_root)).path != [0]
+    assert outcome(round_, FsdPaper(below)).path == [0]
+
+
+def test_support_is_what_top_k_and_top_p_leave(each_way):
+    """Temperature 0 has them too: of the raw row. Temperature alone removes nothing."""
+    taken = 0
+    for seed, temperature in itertools.product(range(40), (0.0, 0.7, 1.5)):
+        tree, logits_NV, uniform_S3 = round_ = random_round(seed, vocab=23)
+        for top_k, top_p in ((3, 1.0), (0, 0.8), (5, 0.9)):
+            sampling = SamplingConfig(temperature, top_k, top_p)
+            warm = replace(sampling, temperature=temperature or 1.0)
+            slow = SlowAccept(tree, logits_NV, Policy(Exact(), warm))
+            for rule in (Fsd(INF), FsdPaper(INF), AcceptAll("target"), Ratio(INF), PathRule(9.0)):
+                got = outcome(round_, rule, sampling)
+                support = [
+                    slow.p[v][token] > 0 for v, token in zip(got.path, got.tokens, strict=True)
+                ]
+                assert all(support), (rule, sampling)
+                taken += sum(got.fuzzy)
+        free = outcome(round_, AcceptAll(), SamplingConfig(temperature))
+        assert is_leaf(tree, free.path[-1])
+    assert taken > 100
+
+
+# --- guards ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)
-@pytest.mark.parametrize("rule", FUZZY_RULES)
-def test_threshold_over_nodes(rule, sampling):
-    """A tensor [N] gives every parent its own T; a constant one is the number."""
-    for seed, child in itertools.product(range(15), children_for(sampling)):
-        tree, *rest = random_round(seed)
-        settings = {"config": AcceptConfig(rule, child=child), "sampling": sampling}
-        threshold_N = torch.tensor([0.0, 0.05, 0.2, INF])[torch.arange(tree.size) * (seed + 1) % 4]
-        slow = SlowAccept(tree, rest[0], threshold=threshold_N.tolist(), **settings)
-        got = accept(tree, *rest, threshold=threshold_N, **settings)
-        assert got.path == [step.node for step in slow.walk(rest[1].tolist())]
-        constant = accept(tree, *rest, threshold=torch.full((tree.size,), 0.2), **settings)
-        assert constant.path == accept(tree, *rest, threshold=0.2, **settings).path
+def test_cap_and_floor_bound_every_fuzzy_token(sampling):
+    """Whatever the rule; and what x itself says is never refused."""
+    fuzzy = 0
+    for seed, rule in itertools.product(
+        range(40), (Fsd(INF), AcceptAll(), Random(0.7), Ratio(INF))
+    ):
+        tree, logits_NV, _ = round_ = random_round(seed)
+        logp_NV = torch.log_softmax(logits_NV.double(), -1)
+        got = outcome(round_, rule, sampling, (Cap(1.2),))
+        costs = [r for r, flag in zip(got.regret, got.fuzzy, strict=True) if flag]
+        assert all(cost <= 1.2 for cost in costs)
+        fuzzy += len(costs)
+        got = outcome(round_, rule, sampling, (Floor(0.1),))
+        for v, token, flag in zip(got.path, got.tokens, got.fuzzy, strict=True):
+            assert not flag or logp_NV[v, token].exp() >= 0.1
+        exact = outcome(round_, Exact(), sampling)
+        assert outcome(round_, rule, sampling, (Cap(0), Floor(1))).path[: len(exact.path)] == (
+            exact.path
+        )
+    assert fuzzy > 20
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+def test_a_budget_is_spent_once_an_answer(sampling, each_way):
+    """The path ends before the fuzzy step that would exceed it, x follows, and the sum is kept
+    from round to round; nothing else changes."""
+    cut = 0
+    for rule in (AcceptAll(), Fsd(0.4), PathRule(3.0), Ratio(2.0)):
+        policy = Policy(rule, sampling, (Budget(6.0),))
+        states, spent = policy.start(), 0.0
+        for seed in range(40):
+            round_ = random_round(seed)
+            free = outcome(round_, rule, sampling)
+            got, states = accept(*round_, policy=policy, states=states)
+            costs = [r for r, flag in zip(got.regret, got.fuzzy, strict=True) if flag]
+            spent += sum(costs)
+            assert states[1] == pytest.approx(spent, abs=1e-4) and spent <= 6.0
+            assert got.path == free.path[: len(got.path)]
+            if len(got.path) < len(free.path):
+                cut += 1
+                place = len(got.path) - 1
+                assert free.fuzzy[place] and not got.fuzzy[place]
+                assert spent + free.regret[place] > 6.0
+            else:
+                assert got.tokens == free.tokens
+        assert policy.start() == [None, 0.0]
+    assert cut > 20
+
+
+def test_what_narrows_path_is_refused_above_zero():
+    """It draws from one distribution over the whole tree; a budget, which only cuts, is allowed."""
+    for guard in (Cap(1.0), Floor(0.1)):
+        Policy(PathRule(), GREEDY, (guard,))
+        with pytest.raises(BadInput, match="temperature 0 only"):
+            Policy(PathRule(), WARM, (guard,))
+    Policy(PathRule(), WARM, (Budget(1.0),))
 
 
 # --- settings, randomness, devices --------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    "field, known",
-    [("rule", RULES), ("child", CHILD_CHOICES), ("divergence", [*DIVERGENCES, *ALIASES])],
+    "make, told",
+    [
+        (lambda: Fsd(child="best"), ["'best'", *CHILD_CHOICES]),
+        (lambda: Random(child="best"), ["'best'", *CHILD_CHOICES]),
+        (lambda: AcceptAll("best"), ["'best'", *CHILD_CHOICES]),
+        (lambda: Fsd(divergence="kl"), ["'kl'", *DIVERGENCES, *ALIASES]),
+        (lambda: PathRule(divergence="kl"), ["'kl'", *DIVERGENCES, *ALIASES]),
+        (lambda: Fsd(logits="cooked"), ["'cooked'", "raw", "processed"]),
+        (lambda: PathRule(logits="cooked"), ["'cooked'", "raw", "processed"]),
+        (lambda: Fsd(-0.1), ["-0.1", "0 or above"]),
+        (lambda: FsdPaper(math.nan), ["nan"]),
+        (lambda: Ratio(-1.0), ["'ratio'", "-1"]),
+        (lambda: Ratio(math.nan), ["'ratio'", "nan"]),
+        (lambda: PathRule(-1.0), ["'path'", "-1"]),
+        (lambda: PathRule(INF), ["'path'", "inf"]),
+        (lambda: PathRule(gate=math.nan), ["gate", "nan"]),
+        (lambda: Random(1.5), ["probability", "1.5"]),
+        (lambda: Random(math.nan), ["probability", "nan"]),
+        (lambda: Cap(-1.0), ["cap", "-1"]),
+        (lambda: Floor(1.1), ["floor", "1.1"]),
+        (lambda: Budget(math.nan), ["budget", "nan"]),
+        (lambda: Policy(Exact(), record="all"), ["'all'", "lean", "full"]),
+    ],
 )
-def test_unknown_names_list_the_known(field, known):
-    """Every name of the table stands in the error; so does the wrong one."""
-    with pytest.raises(ValueError, match="'nonsense'") as error:
-        AcceptConfig(**{field: "nonsense"})
-    assert all(name in str(error.value) for name in known)
+def test_values_without_meaning_are_refused(make, told):
+    """The error says the value, and what would do."""
+    with pytest.raises(BadInput) as error:
+        make()
+    assert all(word in str(error.value) for word in told), error.value
 
 
-def test_settings_are_checked_where_they_meet():
-    """DecodeConfig refuses what has no meaning at temperature 0; aliases become canonical."""
-    for values in ({"logits": "processed"}, {"child": "sample"}):
-        with pytest.raises(ValueError, match="temperature > 0"):
-            DecodeConfig(accept=AcceptConfig(**values), sampling=GREEDY)
-        DecodeConfig(accept=AcceptConfig(**values), sampling=FILTERED)
+def test_combinations_without_meaning_are_refused():
+    """At temperature 0 both rows are one-hot: `processed` and `sample` need a temperature.
+
+    Bug held down: the gate of `path` was not checked, and failed in the middle of decoding.
+    """
+    refused = [kind(0.3, child="sample") for kind in (Fsd, FsdPaper, Random)]
+    refused += [kind(0.3, logits="processed") for kind in BY_DIVERGENCE]
+    for rule in [*refused, AcceptAll("sample"), PathRule(gate=0.3, logits="processed")]:
+        with pytest.raises(BadInput, match="temperature > 0"):
+            rule.check(GREEDY, None)
+        rule.check(FILTERED, None)
+    PathRule(logits="processed").check(GREEDY, None)  # no gate, so that nobody asks
+    for rule in (Fsd(divergence="js_reference"), PathRule(gate=2.0, divergence="kl_div_reversed")):
+        rule.check(GREEDY, None)
+        with pytest.raises(BadInput, match="would never pass"):
+            rule.check(GREEDY, 11)
     for alias, name in ALIASES.items():
-        assert AcceptConfig(divergence=alias) == AcceptConfig(divergence=name)
+        assert Fsd(divergence=alias) == Fsd(divergence=name)
 
 
-def test_every_round_takes_the_same_block_of_uniforms():
-    """uniforms: [max_depth + 1, 3] in [0, 1), from the generator alone; accept takes no other."""
-    block_S3 = uniforms(4, torch.Generator().manual_seed(3))
-    assert block_S3.shape == (5, 3) and block_S3.dtype == torch.float32
-    assert torch.equal(block_S3, uniforms(4, torch.Generator().manual_seed(3)))
-    assert 0 <= block_S3.min() and block_S3.max() < 1
-    tree, logits_NV, _ = random_round(5)
+def test_no_randomness_but_the_uniforms():
+    """The block decides; what a node emits hangs on the rows down to its own, x on column 0."""
+    tree, logits_NV, uniform_S3 = random_round(5)
+    other_S3 = torch.rand(9, 3)
     state = torch.get_rng_state()
-    for rule, child in itertools.product(RULES, CHILD_CHOICES):
-        config = AcceptConfig(rule, child=child)
-        accept(tree, logits_NV, block_S3, config=config, sampling=PLAIN)
+    for rule in other_rules(WARM):
+        want = outcome((tree, logits_NV, uniform_S3), rule, WARM)
+        behind_S3 = torch.cat([uniform_S3[: len(want.path)], other_S3])
+        again = outcome((tree, logits_NV, behind_S3), rule, WARM)
+        assert (again.path, again.tokens, again.fuzzy) == (want.path, want.tokens, want.fuzzy)
+    other_S3[:5, 0] = uniform_S3[:, 0]
+    one, other = (outcome((tree, logits_NV, u), Exact(), WARM) for u in (uniform_S3, other_S3))
+    assert one.path == other.path and one.tokens == other.tokens
     assert torch.equal(state, torch.get_rng_state())
+
+
+def on_meta(tree: DraftTree) -> DraftTree:
+    values = {field.name: getattr(tree, field.name) for field in fields(tree)}
+    tensors = {k: v.to("meta") for k, v in values.items() if isinstance(v, torch.Tensor)}
+    return replace(tree, **tensors)
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 def test_nothing_is_read_back_before_the_end(sampling):
-    """Off the CPU the only read is the last one (tensors on `meta` cannot be read at all).
+    """Off the CPU the only read is the one `tolist` (tensors on `meta` cannot be read at all).
 
     Bug held down: `token_N[child]` with a 0-d index reads the index, once a step.
     """
     tree, logits_NV, uniform_S3 = random_round(2)
-    values = {f.name: getattr(tree, f.name) for f in fields(tree)}
-    tensors = {k: v.to("meta") for k, v in values.items() if isinstance(v, torch.Tensor)}
-    tree = DraftTree(**(values | tensors))
-    for rule, child in itertools.product(RULES, children_for(sampling)):
-        config = AcceptConfig(rule, child=child)
+    rules = [
+        *other_rules(sampling),
+        *(kind(0.3, c) for kind in BY_DIVERGENCE for c in children_for(sampling)),
+    ]
+    for rule in rules:
         with pytest.raises((RuntimeError, NotImplementedError)) as error:
-            accept(
-                tree, logits_NV.to("meta"), uniform_S3.to("meta"), config=config, sampling=sampling
-            )
+            outcome((on_meta(tree), logits_NV.to("meta"), uniform_S3), rule, sampling)
         frames = traceback.extract_tb(error.value.__traceback__)
         last = [frame for frame in frames if "eagle_fsd" in frame.filename][-1]
-        assert ".tolist()" in last.line, f"{rule}, {child}: read at line {last.lineno}: {last.line}"
+        assert ".tolist()" in last.line, f"{rule}: read at line {last.lineno}: {last.line}"
+
+
+def test_there_is_one_transfer(monkeypatch):
+    """After `_read_all` every answer is on the host: the tensors may be gone."""
+    read = VerifiedTree._read_all
+
+    def read_and_forget(self):
+        found = read(self)
+        self._logits_NV, self._tree = self._logits_NV.to("meta"), on_meta(self._tree)
+        return found
+
+    monkeypatch.setattr(VerifiedTree, "_on_cpu", False)
+    want = [
+        outcome(random_round(3), rule, sampling)
+        for sampling in (GREEDY, FILTERED, WARM)
+        for rule in [*other_rules(sampling), Fsd(child="deepest"), FsdPaper(0.2, "target")]
+    ]
+    monkeypatch.setattr(VerifiedTree, "_read_all", read_and_forget)
+    got = [
+        outcome(random_round(3), rule, sampling)
+        for sampling in (GREEDY, FILTERED, WARM)
+        for rule in [*other_rules(sampling), Fsd(child="deepest"), FsdPaper(0.2, "target")]
+    ]
+    assert repr(got) == repr(want)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 def test_cuda_agrees_with_the_cpu():
-    """The walk that never stops early gives the same Acceptance."""
-    for seed, sampling in itertools.product(range(10), (GREEDY, FILTERED, PLAIN)):
-        tree, *rest = random_round(seed)
+    """The same Acceptance from there."""
+    for seed, sampling in itertools.product(range(10), (GREEDY, FILTERED, WARM)):
+        tree, logits_NV, uniform_S3 = random_round(seed)
         tensors = [tree.token_N, tree.parent_N, tree.draft_row_N, tree.draft_logits_ER]
         there = DraftTree.from_tensors(*(t.cuda() for t in tensors), max_depth=tree.max_depth)
-        for rule, child in itertools.product(RULES, children_for(sampling)):
-            settings = {"config": AcceptConfig(rule, child=child), "sampling": sampling}
-            want = accept(tree, *rest, **settings)
-            got = accept(there, *(t.cuda() for t in rest), **settings)
+        for rule in [*other_rules(sampling), *(kind() for kind in RULES.values())]:
+            want = outcome((tree, logits_NV, uniform_S3), rule, sampling)
+            got = outcome((there, logits_NV.cuda(), uniform_S3), rule, sampling)
             assert (got.path, got.tokens, got.fuzzy) == (want.path, want.tokens, want.fuzzy)
             for name in ("divergence", "tv", "regret"):
                 approx = pytest.approx(getattr(want, name), rel=1e-4, abs=1e-5, nan_ok=True)

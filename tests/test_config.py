@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from eagle_fsd.config import AcceptConfig, BadInput, SamplingConfig, TreeConfig
+from eagle_fsd.config import BadInput, SamplingConfig, TreeConfig
 from eagle_fsd.drafters.grower import TreeGrower
 
 
@@ -68,30 +68,3 @@ def test_impossible_sampling_is_refused(values, message):
     """Numbers outside their range, NaN included."""
     with pytest.raises(BadInput, match=message):
         SamplingConfig(**values)
-
-
-@pytest.mark.parametrize(
-    "values, message",
-    [
-        ({"rule": "fuzzy"}, "unknown rule 'fuzzy'; known: exact, fsd"),
-        ({"child": "best"}, "unknown child 'best'; known: draft"),
-        ({"logits": "cooked"}, "unknown logits 'cooked'"),
-        ({"divergence": "kl"}, "'kl'"),
-        ({"threshold": -0.1}, "threshold must be 0 or above, got -0.1"),
-        ({"threshold": math.nan}, "threshold must be 0 or above, got nan"),
-    ],
-)
-def test_unknown_acceptance_is_refused(values, message):
-    """Every name is checked against its table, and the error lists it."""
-    with pytest.raises(BadInput, match=message):
-        AcceptConfig(**values)
-
-
-def test_combinations_without_meaning_are_refused():
-    """At temperature 0 both rows are one-hot: `processed` and `sample` need a temperature."""
-    greedy, warm = SamplingConfig(), SamplingConfig(temperature=0.7)
-    for values in ({"logits": "processed"}, {"child": "sample"}):
-        with pytest.raises(BadInput, match="needs temperature > 0"):
-            AcceptConfig(**values).check_with(greedy)
-        AcceptConfig(**values).check_with(warm)
-        AcceptConfig(rule="exact", **values).check_with(greedy)  # never looks at either

@@ -17,14 +17,26 @@ from tiny import (
 )
 from transformers import GPT2Config
 
-from eagle_fsd.config import AcceptConfig, SamplingConfig, TreeConfig
+from eagle_fsd.config import SamplingConfig, TreeConfig
+from eagle_fsd.decoding.acceptance import Policy
 from eagle_fsd.decoding.drafter import Drafter, RootDrafter
-from eagle_fsd.decoding.loop import DecodeConfig, Generation, StopConfig, decode, decode_rounds
+from eagle_fsd.decoding.loop import (
+    DecodeConfig,
+    Generation,
+    StopConfig,
+    answer_uniforms,
+    decode,
+    decode_rounds,
+)
+from eagle_fsd.decoding.rule import Rule
 from eagle_fsd.decoding.target import Target
 from eagle_fsd.drafters.eagle import EagleDrafter
+from eagle_fsd.drafters.lookup import LookupDrafter
+from eagle_fsd.rules import RULES
+from eagle_fsd.rules.fsd import Exact, Fsd
+from eagle_fsd.rules.price import PathRule
 
-EXACT = AcceptConfig(rule="exact")
-NEVER = AcceptConfig(rule="fsd", threshold=0.0)
+EXACT, NEVER = Exact(), Fsd(0.0)
 TREES = [
     TreeConfig(5, 5, 1),  # a chain
     TreeConfig(7, 3, 4),
@@ -44,7 +56,7 @@ def run(
     drafter: Drafter,
     prompt: list[int],
     *,
-    accept: AcceptConfig = EXACT,
+    rule: Rule = EXACT,
     temperature: float = 0.0,
     seed: int = 0,
     budget: int = 24,
@@ -52,8 +64,7 @@ def run(
     strings: tuple[str, ...] = (),
 ) -> Generation:
     config = DecodeConfig(
-        accept,
-        SamplingConfig(temperature),
+        Policy(rule, SamplingConfig(temperature)),
         StopConfig(budget, stop, strings, text_of if strings else None),
         seed,
     )
@@ -131,6 +142,59 @@ def test_budgets(family):
     assert run(target, drafter, prompt, budget=1).rounds == []
 
 
+@torch.inference_mode()
+def assert_same_draws(
+    target: Target,
+    prompt: list[int],
+    ours: list[int],
+    theirs: list[int],
+    temperature: float,
+    seed: int,
+) -> None:
+    """Equal, or parted where the uniform lies within 1e-5 of a boundary of P's distribution
+    function, which float32 may resolve either way; both tokens must touch that boundary."""
+    if ours == theirs or temperature == 0:
+        return assert_same(target, prompt, ours, theirs)
+    at = next(i for i, (a, b) in enumerate(zip(ours, theirs, strict=True)) if a != b)
+    logits_V = target.model(torch.tensor([prompt + theirs[:at]])).logits[0, -1]
+    edge_V = torch.softmax(logits_V.double() / temperature, -1).cumsum(-1)
+    uniform = answer_uniforms(seed, at + 1)[at, 0].item()
+    for token in (ours[at], theirs[at]):
+        left = edge_V[token - 1].item() if token else 0.0
+        assert left - 1e-5 <= uniform <= edge_V[token].item() + 1e-5, f"token {at}: {token}"
+
+
+@pytest.mark.parametrize("temperature", [0.7, 1.0])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_exact_is_plain_decoding_draw_by_draw(family, temperature):
+    """Same seed, same tokens, whatever the drafter and its trees: uniforms go by position."""
+    target, accepted = tiny_target(family, seed=3), 0
+    for seed, tree in enumerate((TREES[0], TREES[2], TREES[4])):
+        prompt = prompt_tokens(5 + 4 * seed, seed=seed)
+        settings = {"temperature": temperature, "seed": seed, "budget": 32}
+        plain = run(target, RootDrafter(), prompt, **settings)
+        for drafter in (
+            NoisyTargetDrafter(target, tree, noise=0.3, seed=seed),
+            EagleDrafter(tiny_head(target, seed=seed), target, tree),
+            LookupDrafter(),
+        ):
+            got = run(target, drafter, prompt, **settings)
+            assert_same_draws(target, prompt, got.tokens, plain.tokens, temperature, seed)
+            accepted += sum(r.accepted_drafts for r in got.rounds)
+    assert accepted > 20
+
+
+@pytest.mark.parametrize("rule", [EXACT, Fsd(0.4), PathRule(0.8)], ids=["exact", "fsd", "path"])
+def test_a_budget_changes_nothing_before_it(rule):
+    """The shorter answer is the longer one's beginning, at temperature 1, for every rule."""
+    target, prompt = tiny_target("qwen3", seed=3), prompt_tokens(9)
+    drafter = NoisyTargetDrafter(target, TREES[1], noise=0.5)
+    long = run(target, drafter, prompt, rule=rule, temperature=1.0, seed=5, budget=40).tokens
+    for budget in (1, 2, 7, 17, 39):
+        short = run(target, drafter, prompt, rule=rule, temperature=1.0, seed=5, budget=budget)
+        assert short.tokens == long[:budget]
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_stop_tokens_wherever_they_stand_in_a_path(family):
     """Each token of the answer in turn as stop token: kept, nothing after it, like generate.
@@ -189,7 +253,7 @@ def test_fsd_at_threshold_zero_is_exact(family, temperature):
     ):
         for seed in range(3):
             pair = [
-                run(target, make(), prompt, accept=rule, temperature=temperature, seed=seed)
+                run(target, make(), prompt, rule=rule, temperature=temperature, seed=seed)
                 for rule in (EXACT, NEVER)
             ]
             assert pair[0].tokens == pair[1].tokens and pair[1].fuzzy_share == 0
@@ -201,12 +265,12 @@ def test_a_threshold_changes_the_answer():
     target, prompt = tiny_target("llama", seed=7), prompt_tokens(10)
     drafter = NoisyTargetDrafter(target, TREES[2], noise=1.0)
     exact = run(target, drafter, prompt)
-    all_in = run(target, drafter, prompt, accept=AcceptConfig(rule="fsd", threshold=float("inf")))
+    all_in = run(target, drafter, prompt, rule=Fsd(float("inf")))
     assert all_in.tokens != exact.tokens and all_in.fuzzy_share > 0.05
     assert all_in.tokens_per_round > exact.tokens_per_round
 
 
-@pytest.mark.parametrize("rule", ["exact", "fsd", "fsd-paper"])
+@pytest.mark.parametrize("rule", ["exact", "fsd", "path"])
 def test_seeds(rule):
     """At temperature 1 the same seed repeats the run, round by round; other seeds differ.
 
@@ -214,13 +278,13 @@ def test_seeds(rule):
     """
     target, prompt = tiny_target("qwen2", seed=8), prompt_tokens(8)
     drafter = EagleDrafter(tiny_head(target), target, TREES[1])
-    accept = AcceptConfig(rule=rule)
+    rule = RULES[rule]()
     answers = [
-        run(target, drafter, prompt, accept=accept, temperature=1.0, seed=seed)
+        run(target, drafter, prompt, rule=rule, temperature=1.0, seed=seed)
         for seed in (0, 1, 2, 0, 1, 2)
     ]
     torch.manual_seed(99)  # no randomness but the given seed's
-    again = run(target, drafter, prompt, accept=accept, temperature=1.0, seed=0)
+    again = run(target, drafter, prompt, rule=rule, temperature=1.0, seed=0)
     for one, other in zip(answers[:3], [again, *answers[4:]], strict=True):
         assert one.tokens == other.tokens
         assert [r.path for r in one.rounds] == [r.path for r in other.rounds]
@@ -237,7 +301,7 @@ def test_cache_invariant_and_one_buffer(family):
     ):
         committed, places = len(prompt) + 1, set()
         rounds = 0
-        for step in decode_rounds(target, drafter, prompt, DecodeConfig(accept=EXACT)):
+        for step in decode_rounds(target, drafter, prompt, DecodeConfig(Policy(EXACT))):
             if step.acceptance is not None:
                 committed += len(step.acceptance.tokens)
                 rounds += 1
@@ -283,7 +347,7 @@ def test_rounds_add_up_to_the_answer():
     """decode == decode_rounds put together; prefill's token is no round's."""
     target, prompt = tiny_target("mixtral", seed=2), prompt_tokens(5)
     drafter = NoisyTargetDrafter(target, TREES[1], noise=0.3)
-    config = DecodeConfig(accept=EXACT, stop=StopConfig(max_new_tokens=13))
+    config = DecodeConfig(Policy(EXACT), stop=StopConfig(max_new_tokens=13))
     steps = list(decode_rounds(target, drafter, prompt, config))
     whole = decode(target, drafter, prompt, config)
     assert whole.tokens == [token for step in steps for token in step.tokens]

@@ -19,7 +19,7 @@ from tiny import (
     tiny_head,
 )
 
-from eagle_fsd.config import AcceptConfig, BadInput, TreeConfig
+from eagle_fsd.config import BadInput, TreeConfig
 from eagle_fsd.decoding.drafter import RootDrafter
 from eagle_fsd.decoding.target import Target
 from eagle_fsd.decoding.tree import DraftTree
@@ -30,6 +30,7 @@ from eagle_fsd.engine.attention import Folded
 from eagle_fsd.engine.graphs import BUCKET_ROWS, Graphs, Recorder, bucket_of, visible_rows
 from eagle_fsd.engine.packed import Packed, PackedLinear, can_pack, pack
 from eagle_fsd.engine.select import ENGINES, choose_engine
+from eagle_fsd.rules.fsd import Fsd
 
 REBUILT = [name for name in ENGINES if name != "stock"]
 TREE = DraftTree.from_parents([3, 5, 7, 11, 13, 17, 19], [0, 0, 0, 1, 1, 3, 2])
@@ -79,14 +80,14 @@ def test_greedy_trees_emit_the_tokens_of_transformers_generate(family, engine):
 def test_rounds_are_those_of_the_stock_engine_for_a_second_prompt_too(engine):
     """Trees, paths and divergences agree; graphs keep their cache from one answer to the next."""
     stock, target = pair("llama", engine, positions=2 * BUCKET_ROWS)
-    accept = AcceptConfig("fsd", threshold=0.6)
+    rule = Fsd(0.6)
     head = tiny_head(stock, seed=2)
     ours = EagleDrafter(head, target, TreeConfig(15, 4, 4))
     theirs = EagleDrafter(head, stock, TreeConfig(15, 4, 4))
     for length in (5, 230, 29):  # 230: over the edge of a bucket while decoding
         prompt = prompt_tokens(length, seed=length)
-        one = run(target, ours, prompt, accept=accept, budget=40)
-        other = run(stock, theirs, prompt, accept=accept, budget=40)
+        one = run(target, ours, prompt, rule=rule, budget=40)
+        other = run(stock, theirs, prompt, rule=rule, budget=40)
         assert one.tokens == other.tokens
         for mine, its in zip(one.rounds, other.rounds, strict=True):
             assert mine.path == its.path

@@ -9,11 +9,13 @@ from test_decode import EXACT
 from test_decode import run as run_one
 from tiny import prompt_tokens, tiny_target
 
-from eagle_fsd.config import AcceptConfig, BadInput, SamplingConfig
+from eagle_fsd.config import BadInput, SamplingConfig
+from eagle_fsd.decoding.acceptance import Policy
 from eagle_fsd.decoding.drafter import RootDrafter
 from eagle_fsd.decoding.loop import DecodeConfig, StopConfig, decode_rounds
 from eagle_fsd.decoding.tree import DraftTree
-from eagle_fsd.drafters.lookup import LookupDrafter
+from eagle_fsd.drafters.lookup import LookupDrafter, LookupSettings
+from eagle_fsd.rules.fsd import Fsd
 
 SETTINGS = [
     {},
@@ -24,7 +26,7 @@ run = partial(run_one, budget=40)
 
 
 def proposal(text: list[int], **settings: int) -> DraftTree:
-    drafter = LookupDrafter(**settings)
+    drafter = LookupDrafter(LookupSettings(**settings))
     drafter.observe(torch.empty(len(text), 0), torch.tensor(text))
     return drafter.propose()
 
@@ -76,7 +78,7 @@ def test_greedy_output_is_plain_decoding(family, settings):
     """Token for token, with the trees of every round within max_nodes."""
     target = tiny_target(family)
     prompt = prompt_tokens(6) + prompt_tokens(23, vocab_size=7) * 2
-    drafter = LookupDrafter(**settings)
+    drafter = LookupDrafter(LookupSettings(**settings))
     plain = run(target, RootDrafter(), prompt)
     found = run(target, drafter, prompt)
     assert found.tokens == plain.tokens
@@ -85,7 +87,7 @@ def test_greedy_output_is_plain_decoding(family, settings):
 
 @pytest.mark.parametrize("settings", SETTINGS)
 def test_trees_never_exceed_max_nodes(settings):
-    drafter = LookupDrafter(**settings)
+    drafter = LookupDrafter(LookupSettings(**settings))
     generator = torch.Generator().manual_seed(0)
     for _ in range(60):
         count = int(torch.randint(1, 5, (), generator=generator))
@@ -114,10 +116,13 @@ def test_fsd_is_exact_without_a_divergence(child, temperature):
     """D is NaN and never passes, at any threshold; the same draws give the same tokens."""
     target = tiny_target("llama")
     prompt = prompt_tokens(23, vocab_size=5)
-    fsd = AcceptConfig("fsd", threshold=math.inf, child=child)
+    fsd = Fsd(math.inf, child)
     settings = {"temperature": temperature, "seed": 3}
-    expected = run(target, LookupDrafter(num_continuations=2), prompt, **settings)
-    found = run(target, LookupDrafter(num_continuations=2), prompt, accept=fsd, **settings)
+    expected = run(target, LookupDrafter(LookupSettings(num_continuations=2)), prompt, **settings)
+    settings["rule"] = fsd
+    found = run(target, LookupDrafter(LookupSettings(num_continuations=2)), prompt, **settings)
+        target, LookupDrafter(LookupSettings(num_continuations=2)), prompt, rule=fsd, **settings
+    )
     assert found.tokens == expected.tokens
     assert found.fuzzy_share == 0
 
@@ -133,8 +138,8 @@ def test_sampling_emits_the_targets_law():
     prob_V = root_V[0] @ next_VV
     count_V, drafted, runs = torch.zeros(V), 0, 500
     for seed in range(runs):
-        config = DecodeConfig(EXACT, SamplingConfig(1.0), StopConfig(2), seed)
-        _, first = decode_rounds(target, LookupDrafter(max_ngram=1), prompt, config)
+        config = DecodeConfig(Policy(EXACT, SamplingConfig(1.0)), StopConfig(2), seed)
+        _, first = decode_rounds(target, LookupDrafter(LookupSettings(max_ngram=1)), prompt, config)
         count_V[first.tokens[0]] += 1
         drafted += first.acceptance.accepted_drafts > 0
     assert drafted > 0
@@ -153,4 +158,4 @@ def test_sampling_emits_the_targets_law():
 )
 def test_refused_settings(settings, words):
     with pytest.raises(BadInput, match=words):
-        LookupDrafter(**settings)
+        LookupDrafter(LookupSettings(**settings))

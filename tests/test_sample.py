@@ -1,17 +1,20 @@
-"""From logits to P, draws from it, and the laws by which the acceptance rules emit."""
+"""From logits to P, draws from it, and the distributions that acceptance rules emit."""
 
 import itertools
 import math
 from collections import Counter, defaultdict
+from dataclasses import replace
 
 import pytest
 import torch
-from eagle_fsd.decoding.accept import accept
-from reference_accept import SlowAccept, chi_square_p, random_round, slow_filter, slow_law
+from reference_accept import SlowAccept, chi_square_p, random_round, slow_filter, slow_p
 
-from eagle_fsd.config import AcceptConfig, SamplingConfig
-from eagle_fsd.decoding.sampling import draw_and_score, filter_logits, inverse_cdf
+from eagle_fsd.config import SamplingConfig
+from eagle_fsd.decoding.acceptance import Policy, accept
+from eagle_fsd.decoding.sampling import draw, filter_logits, inverse_cdf, next_token_probs
 from eagle_fsd.decoding.tree import DraftTree
+from eagle_fsd.rules.control import Random
+from eagle_fsd.rules.fsd import Exact, Fsd, FsdPaper
 
 SAMPLINGS = [
     SamplingConfig(temperature=temperature, top_k=top_k, top_p=top_p)
@@ -67,53 +70,38 @@ def test_a_whole_number_is_a_temperature():
     assert torch.equal(whole_RV, filter_logits(logits_RV, SamplingConfig(temperature=2.0)))
 
 
-def test_scores_are_the_law():
-    """P of all tokens asked about == the law by hand; it sums to 1; removed tokens have 0."""
+def test_p_is_the_reference_s():
+    """P of all tokens by hand; it sums to 1; removed tokens have 0; what is drawn has not."""
     logits_RV = random_logits(13, 37, seed=1)
-    every_RV = torch.arange(37).expand(13, 37)
     for sampling in [*SAMPLINGS, SamplingConfig()]:
-        drawn_R, prob_RV = draw_and_score(logits_RV, torch.full((13,), 0.5), every_RV, sampling)
+        prob_RV = next_token_probs(logits_RV, sampling)
+        drawn_R = draw(logits_RV, torch.full((13,), 0.5), sampling)
         assert drawn_R.dtype == torch.int64 and prob_RV.dtype == torch.float32
         torch.testing.assert_close(prob_RV.sum(1), torch.ones(13))
-        want_RV = torch.tensor([slow_law(logits, sampling) for logits in logits_RV.tolist()])
+        want_RV = torch.tensor([slow_p(logits, sampling) for logits in logits_RV.tolist()])
         torch.testing.assert_close(prob_RV, want_RV, rtol=1e-4, atol=1e-6)
         assert (prob_RV.gather(1, drawn_R[:, None]) > 0).all()
-
-
-def test_scores_follow_the_tokens_asked_about():
-    """prob_RC is by token, in the order asked, repeated tokens included; C may be 0."""
-    logits_RV = random_logits(2, 11, seed=2)
-    token_RC = torch.tensor([[7, 0, 7, 10, 3], [1, 1, 2, 3, 5]])
-    _, prob_RC = draw_and_score(logits_RV, torch.zeros(2), token_RC, SamplingConfig(1.0))
-    torch.testing.assert_close(prob_RC, torch.softmax(logits_RV, -1).gather(1, token_RC))
-    assert (
-        draw_and_score(logits_RV, torch.zeros(2), token_RC[:, :0], SamplingConfig())[1].numel() == 0
-    )
 
 
 def test_greedy_is_the_first_argmax():
     """Temperature 0 ignores the uniform and takes the first of equals, as `generate` does."""
     logits_RV = torch.tensor([[1.0, 3.0, 3.0, 0.0, 3.0], [0.0, -1.0, -2.0, -3.0, -math.inf]])
     for uniform in (0.0, 0.6, 0.999):
-        every_RV = torch.arange(5).expand(2, 5)
-        drawn_R, prob_RV = draw_and_score(
-            logits_RV, torch.full((2,), uniform), every_RV, SamplingConfig()
-        )
-        assert drawn_R.tolist() == [1, 0]
-        assert prob_RV.tolist() == [[0, 1, 0, 0, 0], [1, 0, 0, 0, 0]]
+        assert draw(logits_RV, torch.full((2,), uniform), SamplingConfig()).tolist() == [1, 0]
+    prob_RV = next_token_probs(logits_RV, SamplingConfig())
+    assert prob_RV.tolist() == [[0, 1, 0, 0, 0], [1, 0, 0, 0, 0]]
 
 
 @pytest.mark.parametrize(
     "sampling", [SamplingConfig(1.0), SamplingConfig(0.7, top_p=0.9), SamplingConfig(1.5, top_k=3)]
 )
-def test_draws_follow_the_law(sampling):
+def test_draws_follow_p(sampling):
     """100,000 draws over 7 tokens against P, by chi-square; removed tokens never come."""
     logits_1V = random_logits(1, 7, seed=3)
     uniform_R = torch.rand(100_000, generator=torch.Generator().manual_seed(4))
-    row_RV, none_RC = logits_1V.expand(100_000, 7), torch.zeros(100_000, 0, dtype=torch.int64)
-    drawn_R, _ = draw_and_score(row_RV, uniform_R, none_RC, sampling)
+    drawn_R = draw(logits_1V.expand(100_000, 7), uniform_R, sampling)
     count = dict(enumerate(drawn_R.bincount(minlength=7).tolist()))
-    assert chi_square_p(count, dict(enumerate(slow_law(logits_1V[0].tolist(), sampling)))) > 1e-4
+    assert chi_square_p(count, dict(enumerate(slow_p(logits_1V[0].tolist(), sampling)))) > 1e-4
 
 
 def test_inverse_cdf_at_its_boundaries():
@@ -157,7 +145,7 @@ def test_inverse_cdf_is_exact_over_a_large_vocabulary():
     assert inverse_cdf(tail_1V, uniform_1).tolist() == [2]
 
 
-# --- the laws of the rules ----------------------------------------------------------------------
+# --- what the rules emit ------------------------------------------------------------------------
 
 DRAWS = 20_000
 
@@ -179,24 +167,24 @@ def exact_draws(request):
         )
         for a in range(7)
     ]
-    generator, config = torch.Generator().manual_seed(7), AcceptConfig("exact")
+    generator, policy = torch.Generator().manual_seed(7), Policy(Exact(), sampling)
     pairs, accepted = [], []
     for _ in range(DRAWS):
         text, drafts = [0], []
         while len(text) < 3:
             tree, uniform_S3 = trees[text[-1]], torch.rand(3, 3, generator=generator)
             logits_NV = logits_VV[tree.token_N]
-            got = accept(tree, logits_NV, uniform_S3, config=config, sampling=sampling)
+            got, _ = accept(tree, logits_NV, uniform_S3, policy=policy)
             text += got.tokens
             drafts.append(got.accepted_drafts)
         pairs.append(tuple(text[1:3]))
         accepted.append(drafts[0])
-    law_VV = [slow_law(logits, sampling) for logits in logits_VV.tolist()]
+    law_VV = [slow_p(logits, sampling) for logits in logits_VV.tolist()]
     return law_VV, trees[0], pairs, accepted
 
 
-def test_exact_emits_the_target_law(exact_draws):
-    """First token and first two tokens of `exact` against the target's law, by chi-square."""
+def test_exact_emits_what_the_target_says(exact_draws):
+    """First token and first two tokens of `exact` against the target's, by chi-square."""
     law_VV, _, pairs, _ = exact_draws
     first = Counter(a for a, _ in pairs)
     assert chi_square_p(first, dict(enumerate(law_VV[0]))) > 1e-4
@@ -221,8 +209,7 @@ def test_greedy_exact_accepts_exactly_the_expected_drafts():
     total = 0
     for seed in range(100):
         tree, logits_NV, uniform_S3 = random_round(seed, vocab=5)
-        config, sampling = AcceptConfig("exact"), SamplingConfig()
-        got = accept(tree, logits_NV, uniform_S3, config=config, sampling=sampling)
+        got, _ = accept(tree, logits_NV, uniform_S3, policy=Policy(Exact()))
         argmax_N, parent, reach = logits_NV.argmax(-1), tree.parent_N.tolist(), [1]
         for node in range(1, tree.size):
             wanted = int(argmax_N[parent[node]] == tree.token_N[node])
@@ -233,13 +220,12 @@ def test_greedy_exact_accepts_exactly_the_expected_drafts():
 
 
 @pytest.mark.parametrize("child", ["draft", "target", "deepest"])
-@pytest.mark.parametrize("rule", ["fsd", "fsd-paper"])
+@pytest.mark.parametrize("rule", [Fsd, FsdPaper])
 def test_greedy_tv_counts_the_fuzzy_tokens(rule, child):
     """At temperature 0 the emitted law is one-hot: the sum of TV is the number of fuzzy tokens."""
     fuzzy = 0
     for seed, threshold in itertools.product(range(40), (0.02, 0.2, math.inf)):
-        config = AcceptConfig(rule, threshold=threshold, child=child)
-        got = accept(*random_round(seed), config=config, sampling=SamplingConfig())
+        got, _ = accept(*random_round(seed), policy=Policy(rule(threshold, child)))
         assert sum(got.tv) == sum(got.fuzzy)
         fuzzy += sum(got.fuzzy)
     assert fuzzy > 30
@@ -267,52 +253,59 @@ def round_of_eighths() -> tuple[DraftTree, torch.Tensor]:
     return tree, (eighths_NV / 8).log()
 
 
-def thresholds(passing: set[int]) -> torch.Tensor:
-    return torch.tensor([math.inf if node in passing else 0.0 for node in range(9)])
+def judged(tree: DraftTree, passing: set[int]) -> DraftTree:
+    """D is a number at these nodes only, so that T = inf passes there and nowhere else."""
+    draft_EV = tree.draft_logits_ER.clone()
+    for node in {0, 2, 3} - passing:
+        draft_EV[tree.draft_row_N[node]] = math.nan
+    return replace(tree, draft_logits_ER=draft_EV)
 
 
-# law of the first token in 32nds where D passes at the root and node 2; by hand from section 5
-FIRST_TOKEN_LAWS = {
-    ("fsd", "draft"): {1: 8, 2: 4, 4: 20},
-    ("fsd", "target"): {1: 28, 2: 4},
-    ("fsd", "deepest"): {1: 8, 2: 24},
-    ("fsd", "sample"): {1: 8 + 5, 2: 4 + 5, 4: 10},
-    ("fsd-paper", "draft"): {4: 32},
-    ("fsd-paper", "target"): {1: 32},
-    ("fsd-paper", "deepest"): {2: 32},
-    ("fsd-paper", "sample"): {1: 8, 2: 8, 4: 16},
+# of the first token, in 32nds, where D passes at the root and node 2; by hand from section 5
+FIRST_TOKENS = {
+    (Fsd, "draft"): {1: 8, 2: 4, 4: 20},
+    (Fsd, "target"): {1: 28, 2: 4},
+    (Fsd, "deepest"): {1: 8, 2: 24},
+    (Fsd, "sample"): {1: 8 + 5, 2: 4 + 5, 4: 10},
+    (FsdPaper, "draft"): {4: 32},
+    (FsdPaper, "target"): {1: 32},
+    (FsdPaper, "deepest"): {2: 32},
+    (FsdPaper, "sample"): {1: 8, 2: 8, 4: 16},
 }
 # the others take half a minute; the exact test below covers all
-DRAWN_BY_DEFAULT = [("fsd", "draft"), ("fsd-paper", "sample")]
+DRAWN_BY_DEFAULT = [(Fsd, "draft"), (FsdPaper, "sample")]
 
 
-@pytest.mark.parametrize("rule, child", FIRST_TOKEN_LAWS)
-def test_fuzzy_rules_emit_their_laws_exactly(rule, child):
-    """The law of a round's first two tokens, with no sampling error, where D passes and where not.
+def first_two(slow: SlowAccept) -> dict[tuple[int, ...], float]:
+    """The distribution of a round's first two tokens."""
+    found = defaultdict(float)
+    for tokens, p in slow.round_distribution().items():
+        found[tokens[:2]] += p
+    return dict(found)
 
-    P comes in eighths and `sample`'s law in quarters, so the middles of 8 x 4 cells of a step's two
+
+@pytest.mark.parametrize("rule, child", FIRST_TOKENS)
+def test_fuzzy_rules_emit_their_distributions_exactly(rule, child):
+    """That of a round's first two tokens, with no sampling error, where D passes and where not.
+
+    P comes in eighths, `sample` chooses in quarters: the middles of 8 x 4 cells of a step's two
     uniforms, all combined over two steps, weigh every outcome by its very probability.
     """
     tree, logits_NV = round_of_eighths()
     drawn = [(cell + 0.5) / 8 for cell in range(8)]
     chosen = [0.125, 0.375, 0.625, 0.875] if child == "sample" else [0.5]
     cells = list(itertools.product(itertools.product(drawn, chosen), repeat=2))
-    sampling, config = SamplingConfig(1.0), AcceptConfig(rule, child=child)
+    policy = Policy(rule(math.inf, child), SamplingConfig(1.0))
     for passing in ({0, 2}, {2}, {0, 3}, set()):
-        settings = {"config": config, "sampling": sampling, "threshold": thresholds(passing)}
+        round_ = judged(tree, passing), logits_NV
         got = defaultdict(float)
         for first, second in cells:
             uniform_S3 = torch.tensor([(*first, 0.5), (*second, 0.5), (0.3, 0.6, 0.5)])
-            round_ = accept(tree, logits_NV, uniform_S3, **settings)
-            got[tuple(round_.tokens[:2])] += 1 / len(cells)
-        settings["threshold"] = settings["threshold"].tolist()
-        want = defaultdict(float)
-        for tokens, p in SlowAccept(tree, logits_NV, **settings).round_law().items():
-            want[tokens[:2]] += p
-        want = {tokens: p for tokens, p in want.items() if p > 0}
-        assert dict(got) == pytest.approx(want, abs=1e-6), passing
+            accepted, _ = accept(*round_, uniform_S3, policy=policy)
+            got[tuple(accepted.tokens[:2])] += 1 / len(cells)
+        assert dict(got) == pytest.approx(first_two(SlowAccept(*round_, policy))), passing
         if passing == {0, 2}:
-            by_hand = FIRST_TOKEN_LAWS[rule, child]
+            by_hand = FIRST_TOKENS[rule, child]
             for token in range(7):
                 share = math.fsum(p for tokens, p in got.items() if tokens[0] == token)
                 assert share == pytest.approx(by_hand.get(token, 0) / 32)
@@ -320,41 +313,36 @@ def test_fuzzy_rules_emit_their_laws_exactly(rule, child):
 
 @pytest.mark.parametrize("rate", [0.0, 0.25, 1.0])
 @pytest.mark.parametrize("child", ["draft", "target", "deepest"])
-def test_random_emits_its_law_exactly(child, rate):
-    """As above for rule random, over quarters of its own uniform; its TV is that of this law."""
+def test_random_emits_its_distribution_exactly(child, rate):
+    """As above for rule random, over quarters of its own uniform; its TV too."""
     tree, logits_NV = round_of_eighths()
     drawn, tried = [(cell + 0.5) / 8 for cell in range(8)], [0.125, 0.375, 0.625, 0.875]
     cells = list(itertools.product(itertools.product(drawn, [0.5], tried), repeat=2))
-    config = AcceptConfig("random", threshold=rate, child=child)
-    settings = {"config": config, "sampling": SamplingConfig(1.0)}
-    slow = SlowAccept(tree, logits_NV, **settings)
-    got = defaultdict(float)
+    policy = Policy(Random(rate, child), SamplingConfig(1.0))
+    slow, got = SlowAccept(tree, logits_NV, policy), defaultdict(float)
     for first, second in cells:
-        round_ = accept(tree, logits_NV, torch.tensor([first, second, (0.3, 0.6, 0.5)]), **settings)
-        assert round_.tv == pytest.approx([slow.tv(v) for v in round_.path], abs=1e-6)
-        got[tuple(round_.tokens[:2])] += 1 / len(cells)
-    want = defaultdict(float)
-    for tokens, p in slow.round_law().items():
-        want[tokens[:2]] += p
-    assert dict(got) == pytest.approx({k: p for k, p in want.items() if p > 0}, abs=1e-6)
+        uniform_S3 = torch.tensor([first, second, (0.3, 0.6, 0.5)])
+        accepted, _ = accept(tree, logits_NV, uniform_S3, policy=policy)
+        assert accepted.tv == pytest.approx([slow.tv(v) for v in accepted.path], abs=1e-6)
+        got[tuple(accepted.tokens[:2])] += 1 / len(cells)
+    assert dict(got) == pytest.approx(first_two(slow), abs=1e-6)
 
 
 @pytest.mark.parametrize(
     "rule, child",
     [
         pytest.param(*key, marks=() if key in DRAWN_BY_DEFAULT else pytest.mark.slow)
-        for key in FIRST_TOKEN_LAWS
+        for key in FIRST_TOKENS
     ],
 )
-def test_fuzzy_rules_draw_from_their_laws(rule, child):
+def test_fuzzy_rules_draw_from_their_distributions(rule, child):
     """All tokens of a round over 20,000 draws, by chi-square; D passes at the root and node 2."""
     tree, logits_NV = round_of_eighths()
-    settings = {"config": AcceptConfig(rule, child=child), "sampling": SamplingConfig(1.0)}
-    threshold_N = thresholds({0, 2})
+    tree, policy = judged(tree, {0, 2}), Policy(rule(math.inf, child), SamplingConfig(1.0))
     block_RS3 = torch.rand(DRAWS, 3, 3, generator=torch.Generator().manual_seed(8))
     count = Counter(
-        tuple(accept(tree, logits_NV, uniform_S3, threshold=threshold_N, **settings).tokens)
+        tuple(accept(tree, logits_NV, uniform_S3, policy=policy)[0].tokens)
         for uniform_S3 in block_RS3
     )
-    law = SlowAccept(tree, logits_NV, threshold=threshold_N.tolist(), **settings).round_law()
-    assert chi_square_p(count, law) > 1e-4
+    slow = SlowAccept(tree, logits_NV, policy)
+    assert chi_square_p(count, slow.round_distribution()) > 1e-4

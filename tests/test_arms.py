@@ -1,0 +1,131 @@
+"""Arms as texts: their canonical form, defaults, aliases, and what is refused."""
+
+import itertools
+
+import pytest
+
+from eagle_fsd.config import BadInput, SamplingConfig
+from eagle_fsd.decoding.divergence import ALIASES
+from eagle_fsd.drafters import DRAFTERS
+from eagle_fsd.evaluation.arms import parse_arm, parse_arms
+from eagle_fsd.rules import RULES
+from eagle_fsd.rules.fsd import Exact, Fsd
+from eagle_fsd.rules.guards import GUARDS, Budget, Cap
+
+VALUES = ["0", "0.3", "1e-05", "0.1234567890123", "1"]
+RULE_TEXTS = [
+    "exact",
+    "accept-all",
+    "accept-all:target",
+    *(f"{rule}:{value}" for rule in ("fsd", "fsd-paper", "ratio", "path") for value in VALUES),
+    "fsd:inf",
+    "ratio:inf",
+    "random:0.05",
+    "fsd:0.3,child=target",
+    "fsd:0.3,divergence=kl_target_draft,logits=processed",
+    "path:0.5,gate=0.3,divergence=tv",
+    "random:0.2,child=sample",
+]
+GUARD_TEXTS = ["", ",cap=2", ",floor=0.01,budget=3.5", ",cap=0.5,floor=1e-05,budget=10"]
+DRAFTER_TEXTS = ["", "@eagle:7x3x4", "@eagle:auto", "@lookup:10", "@lookup:5,max_ngram=2"]
+
+
+def test_canonical_texts_are_their_own_and_slugs_tell_them_apart():
+    """parse(text).text == text and parse(arm.text) == arm, for all combinations."""
+    texts = ["plain", "generate", "generate_compiled"]
+    parts = itertools.product(RULE_TEXTS, GUARD_TEXTS, DRAFTER_TEXTS)
+    # ratio's own value is called cap, and is one
+    texts += ["".join(p) for p in parts if not (p[0].startswith("ratio") and "cap" in p[1])]
+    arms = parse_arms(texts)
+    assert [arm.text for arm in arms] == texts
+    for arm in arms:
+        assert parse_arm(arm.text) == arm
+        assert not set(arm.slug) & set(":,=@/ ") and arm.slug
+    assert len({arm.slug for arm in arms}) == len(texts) > 400
+
+
+@pytest.mark.parametrize(
+    ("text", "canonical"),
+    [
+        ("fsd", "fsd:0.3"),
+        ("fsd:0.30", "fsd:0.3"),
+        ("fsd:3e-1,child=draft,divergence=js,logits=raw", "fsd:0.3"),
+        ("fsd,threshold=0.4", "fsd:0.4"),
+        ("fsd:-0", "fsd:0"),
+        ("fsd:infinity", "fsd:inf"),
+        ("fsd:0.3,logits=processed,child=target", "fsd:0.3,child=target,logits=processed"),
+        ("random", "random:0.05"),
+        ("path:1,gate=inf", "path:1"),
+        ("accept-all:draft", "accept-all"),
+        ("accept-all,child=target", "accept-all:target"),
+        ("exact@eagle", "exact"),
+        ("exact@eagle:007x3x4", "exact@eagle:7x3x4"),
+        ("exact@lookup", "exact@lookup:10"),
+        ("exact@lookup,num_draft_tokens=5,max_ngram=3", "exact@lookup:5"),
+        ("path:1,budget=2,cap=3.0", "path:1,cap=3,budget=2"),
+        *((f"fsd:1,divergence={alias}", f"fsd:1,divergence={n}") for alias, n in ALIASES.items()),
+        ("path:1,gate=0.1,divergence=tv_div", "path:1,gate=0.1,divergence=tv"),
+    ],
+)
+def test_defaults_go_numbers_are_formatted_and_aliases_resolved(text, canonical):
+    assert parse_arm(text).text == canonical
+    assert parse_arm(text) == parse_arm(canonical)
+    with pytest.raises(BadInput, match="are the same"):
+        parse_arms(["plain", canonical, text])
+
+
+def test_what_an_arm_is_made_of():
+    """Rule, guards and drafter, and what tables ask of it."""
+    arm = parse_arm("fsd:0.4,child=target,budget=3,cap=2@eagle:7x3x4")
+    assert arm.rule == Fsd(0.4, "target") and arm.guards == (Cap(2.0), Budget(3.0))
+    assert (arm.kind, arm.value, arm.tree, arm.drafts) == ("fsd", 0.4, "7x3x4", True)
+    assert arm.line == "fsd,child=target,cap=2,budget=3@eagle:7x3x4"
+    assert arm.slug == "fsd_0.4_child-target_cap-2_budget-3__eagle_7x3x4"
+    assert arm.with_tree("15x4x6").text == arm.text.replace("7x3x4", "15x4x6")
+    plain, generate = parse_arms(["plain", "generate"])
+    assert plain.runs_our_loop and plain.rule == Exact() and not plain.drafts
+    assert not generate.runs_our_loop and generate.value is None and generate.line == "generate"
+    assert [parse_arm(text).value for text in ("exact", "accept-all", "ratio:2")] == [None, None, 2]
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("fzd:0.3", ["'fzd'", *RULES, "plain", "generate"]),
+        ("", ["''", *RULES]),
+        ("exact@head", ["'head'", *DRAFTERS]),
+        ("exact@", ["''", *DRAFTERS]),
+        ("exact:0.3", ["exact takes no value", "'0.3'"]),
+        ("fsd:a", ["threshold must be a number", "'a'"]),
+        ("fsd:", ["threshold must be a number"]),
+        ("fsd:nan", ["0 or above", "nan"]),
+        ("fsd:0.3,colour=red", ["'colour=red'", "threshold", "child", "divergence", *GUARDS]),
+        ("fsd:0.3,child", ["'child'", "FIELD=VALUE"]),
+        ("fsd:0.3,threshold=0.4", ["threshold is given twice"]),
+        ("fsd:0.3,cap=1,cap=2", ["cap is given twice"]),
+        ("fsd:0.3,cap=-1", ["cap must be 0"]),
+        ("fsd:0.3,divergence=jss", ["unknown divergence 'jss'", "js_reference"]),
+        ("path:inf", ["price", "inf"]),
+        ("exact@lookup:2.5", ["num_draft_tokens must be a whole number", "'2.5'"]),
+        ("exact@lookup:0", ["at least 1"]),
+        ("exact@lookup:5,cap=2", ["'cap=2'", "max_ngram"]),
+        ("exact@eagle:7x7", ["DRAFTSxLEVELSxTOPK"]),
+        ("exact@eagle:7x9x1", ["cannot fill tree_depth"]),
+    ],
+)
+def test_errors_say_the_arm_and_what_is_known(text, told):
+    with pytest.raises(BadInput) as error:
+        parse_arm(text)
+    assert all(word in str(error.value) for word in [repr(text), *told]), error.value
+
+
+def test_sampling_that_gives_an_arm_no_meaning_is_refused():
+    for text in ("fsd:0.3,child=sample", "fsd:0.3,logits=processed"):
+        parse_arm(text).check(SamplingConfig(0.7))
+        with pytest.raises(BadInput, match="temperature > 0"):
+            parse_arm(text).check(SamplingConfig())
+    parse_arm("path:1,cap=2").check(SamplingConfig())
+    with pytest.raises(BadInput, match="temperature 0 only"):
+        parse_arm("path:1,cap=2").check(SamplingConfig(0.7))
+    with pytest.raises(BadInput, match="no arm is given"):
+        parse_arms([])

@@ -1,0 +1,248 @@
+"""The rule `path`: the best path of a tree at a price, against brute force and by its law.
+
+At temperature 0 it is a maximum over all paths, above it a distribution over them; what it does
+draw by draw is held against the recursive reference in test_accept.py.
+"""
+
+import itertools
+import math
+import random
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+import pytest
+import torch
+from reference_accept import SlowAccept, chi_square_p, random_round
+
+from eagle_fsd.config import SamplingConfig
+from eagle_fsd.decoding.acceptance import Policy, accept
+from eagle_fsd.decoding.verified import VerifiedTree
+from eagle_fsd.rules.control import Random
+from eagle_fsd.rules.fsd import Exact, Fsd
+from eagle_fsd.rules.guards import Cap
+from eagle_fsd.rules.price import PathRule, Ratio
+
+GREEDY, WARM = SamplingConfig(), SamplingConfig(1.0)
+INF = math.inf
+
+
+def verify(round_: tuple, policy: Policy, stop=()) -> VerifiedTree:
+    """The tree as `accept` shows it to the rule."""
+    columns = [*policy.rule.columns, *(name for g in policy.guards for name in g.columns)]
+    return VerifiedTree(
+        *round_,
+        sampling=policy.sampling,
+        columns=columns,
+        ahead=policy.rule.ahead,
+        allows=[guard.allows for guard in policy.guards],
+        stop_token_ids=stop,
+    )
+
+
+# --- temperature 0 --------------------------------------------------------------------------------
+
+
+def all_paths(children: list[list[int]], v: int = 0) -> list[list[int]]:
+    """Every path from v down, the empty one first, in the draft's order."""
+    return [[], *([c, *rest] for c in children[v] for rest in all_paths(children, c))]
+
+
+def steps(path: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """(node, child) of every step from the root on."""
+    return itertools.pairwise([0, *path])
+
+
+def test_the_value_is_the_best_of_all_paths():
+    """1,000 random trees: brute force over every root-to-node path, with and without ties, with
+    top-k, a cap, a gate and stop tokens; of equal paths x's child comes first, then the draft's
+    order. Quarters as logits and prices make equal values exactly equal."""
+    checked = Counter()
+    for seed in range(1000):
+        rng = random.Random(seed)
+        tree, logits_NV, uniform_S3 = random_round(seed, vocab=7, ties=seed % 2 == 0)
+        # of tokens tied for the last place transformers' top-k keeps all
+        sampling = SamplingConfig(0.0, top_k=rng.choice([0, 3]) if seed % 2 else 0)
+        guards = rng.choice([(), (), (Cap(2.0),)])
+        gate = rng.choice([INF, INF, 0.1, 0.4])
+        stop = set(rng.sample(range(7), rng.choice([0, 0, 1, 2])))
+        rule = PathRule(rng.choice([0.25, 0.5, 1.0, 2.0]), gate)
+        policy = Policy(rule, sampling, guards)
+        slow = SlowAccept(tree, logits_NV, policy, stop)
+        hit = [slow.hit(v, logits.index(max(logits))) for v, logits in enumerate(slow.target)]
+        allowed = [slow.options(v) if slow.open(v) else [] for v in range(tree.size)]
+
+        def worth(path: list[int], hit=hit, allowed=allowed, slow=slow, rule=rule) -> float:
+            total = 0.0
+            for v, c in steps(path):
+                if c != hit[v] and c not in allowed[v]:
+                    return -INF
+                free = c == hit[v]
+                total += 1 - (0 if free else slow.regret(v, slow.token[c]) / rule.price)
+            return total
+
+        paths = {tuple(path): worth(path) for path in all_paths(slow.children)}
+        best = max(paths.values())
+        round_ = (tree, logits_NV, uniform_S3)
+        values, _ = rule.values(verify(round_, policy, stop))
+        assert values[0] == pytest.approx(best, abs=1e-5), seed
+        got, _ = accept(*round_, policy=policy, stop_token_ids=stop)
+        assert paths[tuple(got.path[1:])] == pytest.approx(best, abs=1e-5), seed
+        if seed % 2 == 0:
+            equal = [path for path, value in paths.items() if value == best]
+            # x's child comes first, then the draft's order; the round ends where nothing is gained
+            first = min(equal, key=lambda path: [(c != hit[v], c) for v, c in steps(path)])
+            assert tuple(got.path[1:]) == first, seed
+            checked["ties"] += len(equal) > 1
+        checked["fuzzy"] += any(got.fuzzy)
+        checked["narrowed"] += any(
+            c not in allowed[v] and c != hit[v] for v in range(tree.size) for c in slow.children[v]
+        )
+        checked["stopped"] += any(slow.token[v] in stop for v in range(1, tree.size))
+    assert min(checked[k] for k in ("ties", "fuzzy", "narrowed", "stopped")) > 50, checked
+
+
+# --- above 0: the distribution --------------------------------------------------------------------
+
+
+def emitted(round_: tuple, policy: Policy) -> tuple[SlowAccept, list[dict[int, float]]]:
+    """The reference, and the rule's own probability of every child."""
+    verified = verify(round_, policy)
+    slow = SlowAccept(*round_[:2], policy)
+    return slow, [
+        {
+            c: slow.p[v][slow.token[c]] * math.exp(tilt)
+            for c, tilt in policy.rule.tilts(verified, v).items()
+        }
+        if children
+        else {}
+        for v, children in enumerate(verified.children)
+    ]
+
+
+def objective(slow: SlowAccept, new: list[dict[int, float]], b_over_tau: float) -> float:
+    """E[accepted drafts] - (tau / b) KL(emitted || exact's), over the whole tree."""
+
+    def parts(v: int) -> tuple[float, float]:
+        tokens = divergence = 0.0
+        for c, q in new[v].items():
+            below, cost = parts(c)
+            p = slow.p[v][slow.token[c]]
+            tokens += q * (1 + below)
+            divergence += q * cost + (q * math.log(q / p) if q else 0.0)
+        if new[v]:
+            left, outside = 1 - math.fsum(new[v].values()), slow.outside(v)
+            divergence += left * math.log(left / outside) if outside and left > 1e-12 else 0.0
+        return tokens, divergence
+
+    tokens, divergence = parts(0)
+    return tokens - divergence / b_over_tau
+
+
+def perturbed(slow, new, rng: random.Random, size: float) -> list[dict[int, float]]:
+    """The distribution with random weights at every open node, renormalised."""
+    other = []
+    for v, probs in enumerate(new):
+        if not probs or not slow.open(v):
+            other.append(probs)
+            continue
+        weights = {c: q * math.exp(rng.gauss(0, size)) for c, q in probs.items()}
+        left = max(0.0, 1 - math.fsum(probs.values())) * math.exp(rng.gauss(0, size))
+        total = math.fsum(weights.values()) + left
+        other.append({c: q / total for c, q in weights.items()})
+    return other
+
+
+@pytest.mark.parametrize("gate", [INF, 0.25, 0.0], ids=["open", "gated", "closed"])
+@pytest.mark.parametrize("tau", [0.5, 1.0, 1.7])
+def test_no_other_distribution_is_worth_more(tau, gate):
+    """Its objective == (tau / b) log z(root), and every perturbed one's is less."""
+    rng, less = random.Random(1), 0
+    for seed, price in itertools.product(range(8), (0.3, 1.0, 3.0)):
+        round_ = random_round(seed)
+        policy = Policy(PathRule(price, gate), SamplingConfig(tau))
+        slow, new = emitted(round_, policy)
+        value = objective(slow, new, price / tau)
+        log_z = policy.rule.log_z(verify(round_, policy))
+        assert log_z == pytest.approx([slow.log_z(v) for v in range(len(log_z))], abs=1e-5)
+        assert value == pytest.approx(tau / price * log_z[0], abs=1e-5)
+        for size in (0.01, 0.1, 0.5, 2.0, 5.0):
+            other = objective(slow, perturbed(slow, new, rng, size), price / tau)
+            assert other <= value + 1e-6
+            less += other < value - 1e-6
+    assert less > 60 or gate == 0
+
+
+def test_as_the_temperature_falls_the_value_becomes_that_of_temperature_zero():
+    """tau log z / b -> V, with the same price: the dial means the same at every temperature."""
+    for seed, price in itertools.product(range(30), (0.3, 1.0, 3.0)):
+        round_ = random_round(seed)
+        rule = PathRule(price)
+        values, _ = rule.values(verify(round_, Policy(rule, GREEDY)))
+        gaps = []
+        for tau in (0.3, 0.03, 0.003):
+            log_z = rule.log_z(verify(round_, Policy(rule, SamplingConfig(tau))))
+            gaps.append(abs(tau / price * log_z[0] - values[0]))
+        # each of at most 5 levels adds at most tau log(12) / b
+        bound = 5 * 0.003 * math.log(12) / price
+        assert gaps[2] <= bound and gaps[2] <= max(gaps[0], 1e-3), (seed, price, gaps)
+
+
+@pytest.mark.parametrize(
+    "rule, sampling",
+    [
+        (PathRule(0.8), WARM),
+        (PathRule(2.0, gate=0.2), SamplingConfig(0.8)),
+        (PathRule(1.5), SamplingConfig(1.2, top_k=4, top_p=0.95)),
+    ],
+    ids=["open", "gated", "filtered"],
+)
+def test_a_round_emits_its_distribution(rule, sampling):
+    """All tokens of 4,000 rounds over 5 tokens by chi-square; x is kept as often as the maximal
+    coupling says, 1 - TV, and TV is what was recorded."""
+    draws = 4000
+    tree, logits_NV, _ = random_round(8, depth=2, vocab=5)
+    policy = Policy(rule, sampling)
+    slow = SlowAccept(tree, logits_NV, policy)
+    block_RS3 = torch.rand(draws, 3, 3, generator=torch.Generator().manual_seed(2))
+    count, fuzzy = Counter(), 0
+    for uniform_S3 in block_RS3:
+        got, _ = accept(tree, logits_NV, uniform_S3, policy=policy)
+        count[tuple(got.tokens)] += 1
+        fuzzy += got.fuzzy[0]
+        assert got.tv[0] == pytest.approx(slow.tv(0), abs=1e-6)
+    assert chi_square_p(count, slow.round_distribution()) > 1e-4
+    tv = slow.tv(0)
+    assert tv > 0.02 and abs(fuzzy / draws - tv) < 4 * math.sqrt(tv * (1 - tv) / draws)
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [Fsd(INF), Random(0.8), Ratio(INF), PathRule(3.0)],
+    ids=["fsd", "random", "ratio", "path"],
+)
+def test_nothing_outside_the_filtered_support_is_emitted(rule):
+    """20,000 tokens' worth of rounds on many trees, under top-k and top-p."""
+    tokens = fuzzy = 0
+    for seed in itertools.count():
+        tree, logits_NV, _ = random_round(seed, vocab=13)
+        sampling = SamplingConfig(*[(1.3, 4, 1.0), (0.9, 0, 0.8), (1.0, 6, 0.9)][seed % 3])
+        policy = Policy(rule, sampling)
+        p = SlowAccept(tree, logits_NV, Policy(Exact(), sampling)).p
+        for uniform_S3 in torch.rand(40, 5, 3, generator=torch.Generator().manual_seed(seed)):
+            got, _ = accept(tree, logits_NV, uniform_S3, policy=policy)
+            assert all(p[v][t] > 0 for v, t in zip(got.path, got.tokens, strict=True)), seed
+            tokens += len(got.tokens)
+            fuzzy += sum(got.fuzzy)
+        if tokens >= 20_000:
+            break
+    assert fuzzy > 500
+
+
+def test_a_price_of_nothing_is_exact_draw_by_draw():
+    """At every temperature, gated or not, with the same uniforms."""
+    for seed, tau in itertools.product(range(100), (0.0, 0.6, 1.0)):
+        round_ = random_round(seed)
+        want, _ = accept(*round_, policy=Policy(Exact(), SamplingConfig(tau)))
+        for rule in (PathRule(0.0), PathRule(0.0, gate=0.3)):
+            got, _ = accept(*round_, policy=Policy(rule, SamplingConfig(tau)))
+            assert repr(got) == repr(want)
