@@ -121,8 +121,6 @@ def test_fsd_is_exact_without_a_divergence(child, temperature):
     expected = run(target, LookupDrafter(LookupSettings(num_continuations=2)), prompt, **settings)
     settings["rule"] = fsd
     found = run(target, LookupDrafter(LookupSettings(num_continuations=2)), prompt, **settings)
-        target, LookupDrafter(LookupSettings(num_continuations=2)), prompt, rule=fsd, **settings
-    )
     assert found.tokens == expected.tokens
     assert found.fuzzy_share == 0
 
