@@ -15,14 +15,16 @@ are judged anew.
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from eagle_fsd.config import BadInput
 from eagle_fsd.models.model_options import option
 from eagle_fsd.runs.command import run_command
 from eagle_fsd.tasks.judge_protocol import PROMPTS, read_requests
-from eagle_fsd.tasks.judge_scores import write_scores
-from eagle_fsd.tasks.judge_verdicts import OPENAI, JudgeEndpoint, VerdictFile, ask_all
+
+if TYPE_CHECKING:
+    from eagle_fsd.tasks.judge_verdicts import JudgeEndpoint
 
 
 @dataclass
@@ -56,6 +58,9 @@ class JudgeOptions:
 
 
 def run_judge(options: JudgeOptions) -> None:
+    from eagle_fsd.tasks.judge_scores import write_scores
+    from eagle_fsd.tasks.judge_verdicts import VerdictFile, ask_all
+
     requests = read_requests(
         Path(options.run),
         mode=options.mode,
@@ -88,7 +93,9 @@ def run_judge(options: JudgeOptions) -> None:
         print(write_scores(folder, replies, options.model, options.mode, options.baseline))
 
 
-def endpoint(options: JudgeOptions) -> JudgeEndpoint:
+def endpoint(options: JudgeOptions) -> "JudgeEndpoint":
+    from eagle_fsd.tasks.judge_verdicts import OPENAI, JudgeEndpoint
+
     return JudgeEndpoint(
         options.model,
         base_url=options.base_url or os.environ.get("OPENAI_BASE_URL") or OPENAI,

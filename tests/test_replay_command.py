@@ -25,7 +25,7 @@ def options(models, tmp_path):
     target, head = models
     return [
         *("--target", target, "--heads", head, "--question_file", path, "--max_new_tokens", 11),
-        *("--trees", "7x3x4", "4x4x1", "--thresholds", 0.2, "--true_features", "True"),
+        *("--trees", "7x3x4", "4x4x1", "--arms", "fsd:0.2", "fsd-paper:0.2", "--true_features", "True"),
         *("--texts", tmp_path / "texts", "--output", tmp_path / "run", "--device", "cpu"),
     ]
 
@@ -74,9 +74,9 @@ def test_command_proves_itself_by_decoding(options, tmp_path, capsys):
         (["--trees", "15-4-6"], "a tree is DRAFTSxLEVELSxTOPK, such as 15x4x6; got '15-4-6'"),
         (["--trees", "99x2x3"], "num_draft_tokens 99 is more than the 12 candidates"),
         (["--trees", "17x17x1"], "tree 17x17x1 is deeper than the 16 of replay"),
-        (["--rules", "exact"], "unknown rule 'exact'; replay knows fsd, fsd-paper"),
-        (["--thresholds", "-1"], "threshold must be 0 or above, got -1.0"),
-        (["--divergence", "jsd"], "unknown divergence 'jsd'"),
+        (["--arms", "exact"], "arm 'exact': replay follows fsd and fsd-paper"),
+        (["--arms", "fsd:-1"], "threshold must be 0 or above, got -1.0"),
+        (["--arms", "fsd:0.2,divergence=jsd"], "unknown divergence 'jsd'"),
         (["--dtype", "int8"], "unknown dtype 'int8'"),
         (["--max_new_tokens", "0"], "max_new_tokens must be at least 1"),
         (["--heads", "nowhere/head"], "nowhere/head"),

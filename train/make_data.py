@@ -11,10 +11,11 @@ writes data.partK.jsonl, and the first puts them together.
 
 from eagle_fsd.runs.command import run_command
 from eagle_fsd.training.data_options import DataOptions
-from eagle_fsd.training.dialogue_run import make_dialogues
 
 
 def make_data(options: DataOptions) -> None:
+    from eagle_fsd.training.dialogue_run import make_dialogues
+
     record = make_dialogues(options)
     if record is not None:
         print_summary(options.output, record)

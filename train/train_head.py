@@ -12,11 +12,12 @@ train/train_head.py ...`; configurations for FSDP and DeepSpeed lie beside it.
 import math
 
 from eagle_fsd.runs.command import run_command
-from eagle_fsd.training.head_run import train_head
 from eagle_fsd.training.train_options import TrainOptions
 
 
 def train(options: TrainOptions) -> None:
+    from eagle_fsd.training.head_run import train_head
+
     record = train_head(options)
     if record is not None:
         print_summary(options.output, record)

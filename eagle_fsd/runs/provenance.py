@@ -8,10 +8,12 @@ import subprocess
 import sys
 from importlib.metadata import version
 from pathlib import Path
-
-import torch
+from typing import TYPE_CHECKING
 
 from eagle_fsd.runs.checkout import ROOT, without_checkout
+
+if TYPE_CHECKING:
+    import torch
 
 PACKAGES = ("torch", "transformers", "tokenizers", "accelerate", "numpy", "fschat", "gguf")
 DIGEST_NUMBERS = 64  # of each weight
@@ -32,6 +34,8 @@ def describe_run(device: str) -> dict:
 
 def describe_device(device: str) -> str:
     """The accelerator's name, or for "cpu" the processor's with the threads in use."""
+    import torch  # not before a device is looked at: options are parsed without it
+
     if device.startswith("cuda") and torch.cuda.is_available():
         return torch.cuda.get_device_name(device)
     if device == "auto":
@@ -45,7 +49,7 @@ def describe_device(device: str) -> str:
     return f"{name}, {os.cpu_count()} cores, {torch.get_num_threads()} threads"
 
 
-def weights_digest(module: torch.nn.Module) -> str:
+def weights_digest(module: "torch.nn.Module") -> str:
     """A digest of names, shapes and some numbers of each parameter and buffer."""
     parts = hashlib.sha256()
     for name, value in sorted(module.state_dict().items()):

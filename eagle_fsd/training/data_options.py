@@ -1,11 +1,11 @@
-"""Options of train/make_data.py, checked before anything loads."""
+"""Options of train/make_data.py, checked before anything loads.
+
+Nothing heavy is imported before they are parsed.
+"""
 
 from dataclasses import dataclass, field
 
-import torch
-
 from eagle_fsd.config import BadInput
-from eagle_fsd.models.load import DTYPES
 from eagle_fsd.models.model_options import option
 from eagle_fsd.training.prompts import SELF, parse_weights
 
@@ -48,6 +48,10 @@ class DataOptions:
     dtype: str = option("", "bfloat16, float16 or float32; empty: bfloat16 where it is fast")
 
     def __post_init__(self):
+        import torch
+
+        from eagle_fsd.models.load import DTYPES
+
         self.device = self.device or ("cuda" if torch.cuda.is_available() else "cpu")
         if not self.batch_size:
             # on one thread of a CPU 128 rows take 4.3 ms a token, 32 take 4.9; but nothing is

@@ -2,8 +2,6 @@
 
 from dataclasses import dataclass, field
 
-import torch
-
 from eagle_fsd.config import BadInput
 from eagle_fsd.models.model_options import option
 from eagle_fsd.training.recipe import Recipe, choose_recipe, parse_losses
@@ -55,6 +53,8 @@ class TrainOptions:
     seed: int = option(0, "of initialisation, order and noise")
 
     def __post_init__(self):
+        import torch
+
         self.recipe = self.recipe or ("eagle3" if self.head_type == "eagle3" else "unrolled")
         self.tokens_per_batch = self.tokens_per_batch or (
             16384 if torch.cuda.is_available() else 2048

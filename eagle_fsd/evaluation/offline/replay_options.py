@@ -1,0 +1,74 @@
+"""Options of evaluate/replay.py; nothing heavy is imported before they are parsed."""
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from eagle_fsd.config import BadInput, parse_tree, tree_name
+from eagle_fsd.models.model_options import option
+from eagle_fsd.runs.checkout import without_checkout
+
+if TYPE_CHECKING:
+    from eagle_fsd.evaluation.offline.replay import ReplayPlan
+
+
+@dataclass
+class ReplayOptions:
+    heads: list[str] = field(
+        default_factory=list,
+        metadata={"help": "folders or hub ids of draft heads; empty: the shipped one"},
+    )
+    target: str = option("smollm2", "smollm2 (embedded), a folder, a .gguf file or a hub id")
+    dtype: str = option("float32", "replay equals decoding in float32 only")
+    device: str = option("", "torch device; empty: cuda if there is one")
+    conv_template: str = option("", "FastChat template, for targets without a chat template")
+    question_file: str = option("", "question.jsonl in FastChat's format; empty: MT-Bench")
+    questions: int | None = option(None, "how many first turns, over all categories; default all")
+    max_new_tokens: int = option(128, "budget of an answer")
+    trees: list[str] = field(
+        default_factory=lambda: ["7x4x6", "15x4x6", "23x5x8", "59x6x10"],
+        metadata={"help": "drafts x levels x top-k; 4x4x1 is a chain"},
+    )
+    arms: list[str] = field(
+        default_factory=lambda: ["fsd:0.2", "fsd:0.3", "fsd:0.4"],
+        metadata={"help": "of rule fsd or fsd-paper, followed to their first fuzzy token"},
+    )
+    true_features: bool = option(
+        False, "also grow trees that see the target's features below the root, as no drafter can"
+    )
+    decoded: int = option(0, "first questions that are really decoded too, as a proof")
+    texts: str = option("", "folder of stored texts; default runs/plain_texts/TARGET-DTYPE")
+    output: str = option("runs/replay", "folder of the run")
+
+    def __post_init__(self):
+        import torch
+
+        from eagle_fsd.decoding.loop import StopConfig
+        from eagle_fsd.models.chat import template_stops
+        from eagle_fsd.models.load import DTYPES, SHIPPED_HEAD, check_device
+
+        StopConfig(self.max_new_tokens)  # its own check
+        self.device = self.device or ("cuda" if torch.cuda.is_available() else "cpu")
+        self.heads = list(dict.fromkeys(self.heads or [str(SHIPPED_HEAD)]))
+        own = without_checkout({"": self.target})[""].strip("/").replace("/", "_")
+        self.texts = self.texts or f"runs/plain_texts/{own}-{self.dtype}"
+        if self.decoded < 0:
+            raise BadInput(f"--decoded must not be negative, got {self.decoded}")
+        if self.dtype not in DTYPES:
+            raise BadInput(f"unknown dtype {self.dtype!r}; known: {', '.join(DTYPES)}")
+        check_device(self.device)
+        template_stops(self.conv_template)  # its name is checked
+
+    def plan(self) -> "ReplayPlan":
+        """Trees and arms, checked."""
+        from eagle_fsd.evaluation.arms import parse_arms
+        from eagle_fsd.evaluation.offline.replay import ReplayPlan
+        from eagle_fsd.evaluation.offline.texts import BEYOND
+
+        trees = tuple(dict.fromkeys(map(parse_tree, self.trees)))
+        if not trees:
+            raise BadInput("--trees names no tree: give at least one, such as 15x4x6")
+        deepest = max(trees, key=lambda tree: tree.tree_depth)
+        if deepest.tree_depth > BEYOND:
+            raise BadInput(f"tree {tree_name(deepest)} is deeper than the {BEYOND} of replay")
+        arms = tuple(parse_arms(self.arms)) if self.arms else ()
+        return ReplayPlan(trees, arms, self.true_features)
