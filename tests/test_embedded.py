@@ -5,10 +5,11 @@ import torch
 
 import eagle_fsd
 from eagle_fsd.api import SMALL_TREE
-from eagle_fsd.config import AcceptConfig, SamplingConfig, TreeConfig
-from eagle_fsd.evaluation.arms import Arm
+from eagle_fsd.config import SamplingConfig, TreeConfig
+from eagle_fsd.evaluation.answering import answer_prompt
+from eagle_fsd.evaluation.arms import parse_arm
 from eagle_fsd.evaluation.offline.decoded import decode_text
-from eagle_fsd.evaluation.offline.replay import Asked, replay_text
+from eagle_fsd.evaluation.offline.replay import ReplayPlan, replay_text
 from eagle_fsd.evaluation.offline.texts import cut, greedy_tokens
 from eagle_fsd.evaluation.questions import read_questions, spread
 from eagle_fsd.models.assets import mt_bench_dir
@@ -22,9 +23,13 @@ def model():
     return eagle_fsd.load("smollm2", dtype="float32", keep_stock=True)
 
 
-def answers(model, arm: Arm, prompts: list[list[int]], new_tokens: int) -> list[list[int]]:
-    stop = model.stop(new_tokens)
-    return [arm.answer(model, p, SamplingConfig(), stop, seed=0)[0].tokens for p in prompts]
+def answers(model, text: str, prompts: list[list[int]], new_tokens: int) -> list[list[int]]:
+    arm, stop = parse_arm(text), model.stop(new_tokens)
+    drafter = arm.build_drafter(model) if arm.runs_our_loop else None
+    return [
+        answer_prompt(arm, model, prompt, SamplingConfig(), stop, 0, drafter=drafter)[0].tokens
+        for prompt in prompts
+    ]
 
 
 @torch.inference_mode()
@@ -51,9 +56,9 @@ def first_turns(model, count: int) -> list[list[int]]:
 def test_exact_eagle_equals_plain_equals_generate(model, count):
     """Greedy in float32, 64 new tokens of MT-Bench first turns: one text, however it is made."""
     prompts = first_turns(model, count)
-    plain = answers(model, Arm("plain"), prompts, 64)
-    exact = answers(model, Arm.with_rule(AcceptConfig("exact")), prompts, 64)
-    generate = answers(model, Arm("generate"), prompts, 64)
+    plain = answers(model, "plain", prompts, 64)
+    exact = answers(model, "exact", prompts, 64)
+    generate = answers(model, "generate", prompts, 64)
     assert_equal_up_to_ties(model, prompts, plain, exact)
     assert_equal_up_to_ties(model, prompts, plain, generate)
 
@@ -61,12 +66,10 @@ def test_exact_eagle_equals_plain_equals_generate(model, count):
 def test_fsd_at_zero_is_exact_and_at_infinity_fills_the_tree(model):
     """On the real head: T = 0 emits exact's tokens; T = inf accepts a whole path every round."""
     prompts = first_turns(model, 2)
-    exact = answers(model, Arm.with_rule(AcceptConfig("exact")), prompts, 32)
-    fsd = answers(model, Arm.with_rule(AcceptConfig("fsd", threshold=0.0)), prompts, 32)
+    exact = answers(model, "exact", prompts, 32)
+    fsd = answers(model, "fsd:0", prompts, 32)
     assert fsd == exact
-    answer = eagle_fsd.generate(
-        model, "Name three colours.", threshold=float("inf"), max_new_tokens=32
-    )
+    answer = eagle_fsd.generate(model, "Name three colours.", arm="fsd:inf", max_new_tokens=32)
     assert answer.tokens_per_round > 2
     assert answer.fuzzy_share > 0
 
@@ -74,7 +77,7 @@ def test_fsd_at_zero_is_exact_and_at_infinity_fills_the_tree(model):
 def test_shipped_head_drafts_well(model):
     """A head that is broken, or of other weights, accepts next to nothing (plain is 1.0)."""
     answer = eagle_fsd.generate(
-        model, "Write a short letter to a friend.", rule="exact", max_new_tokens=64
+        model, "Write a short letter to a friend.", arm="exact", max_new_tokens=64
     )
     assert answer.tokens_per_round > 1.4
 
@@ -91,12 +94,12 @@ def test_replay_equals_decoding(model):
     """Round by round on two first turns x 32 tokens, with the small tree and a chain."""
     stop = model.stop(32)
     prompts = first_turns(model, 2)
-    asked = Asked((SMALL_TREE, TreeConfig(4, 4, 1)), (), (), "js", False)
+    plan = ReplayPlan((SMALL_TREE, TreeConfig(4, 4, 1)))
     greedy = greedy_tokens(model.target, prompts, stop)
     for number, (prompt, tokens) in enumerate(zip(prompts, greedy, strict=True)):
         text = cut(tokens, stop, question_id=number, category="", prompt=prompt)
-        record = replay_text(model.drafter, text, asked)
-        decoded = decode_text(model.drafter, text, asked.trees, stop)
+        record = replay_text(model.drafter, text, plan)
+        decoded = decode_text(model.drafter, text, plan.trees, stop)
         assert decoded["same_text"] == {"15x4x6": True, "4x4x1": True}
         replayed = {name: row["accepted"] for name, row in record["trees"].items()}
         assert replayed == decoded["trees"]
