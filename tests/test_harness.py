@@ -172,7 +172,7 @@ def test_stop_strings_may_be_special_tokens(models, exact):
     assert stop.trim([], [9, 0, 9]) == ([9, 0], "stop")
 
 
-def test_answer_cache_is_of_one_set_of_options(models, tmp_path):
+def test_answer_cache_is_of_one_set_of_options_and_weights(models, tmp_path):
     """A second run answers from it; lm-eval itself would mix another threshold's answers in."""
     path = str(tmp_path / "cache.db")
     first = fuzzy_lm(models, arm="fsd:0.1")
@@ -182,6 +182,11 @@ def test_answer_cache_is_of_one_set_of_options(models, tmp_path):
     assert again.metrics() == {} and first.metrics()["all"]["answers"] == len(PROMPTS)
     with pytest.raises(BadInput, match='"arm": "fsd:0.1"'):
         CachingLM(fuzzy_lm(models, arm="fsd:0.2"), path)
+    target = {"target": str(write_target(tmp_path / "target"))}
+    CachingLM(fuzzy_lm(target, arm="plain"), str(tmp_path / "old.db"))
+    write_target(tmp_path / "target", seed=1)
+    with pytest.raises(BadInput, match="weights"):  # of the same path
+        CachingLM(fuzzy_lm(target, arm="plain"), str(tmp_path / "old.db"))
     other = str(tmp_path / "other.db")
     CachingLM(hf_lm(models), other).generate_until(generations())
     with pytest.raises(BadInput, match="another model"):

@@ -27,7 +27,7 @@ from eagle_fsd.evaluation.arms import parse_arm
 from eagle_fsd.models.chat import Message, fastchat_prompt
 from eagle_fsd.runs.checkout import without_checkout
 from eagle_fsd.runs.processes import Processes
-from eagle_fsd.runs.provenance import describe_run
+from eagle_fsd.runs.provenance import describe_run, weights_digest
 from eagle_fsd.tasks.harness_options import (
     HarnessOptions,
     check_cacheable,
@@ -236,7 +236,9 @@ class FuzzyLM(HFLM):
         """lm-eval's answer cache; see claim_cache."""
         super().set_cache_hook(cache_hook)
         if cache_hook.dbdict is not None:
-            claim_cache(cache_hook.dbdict, self.options)
+            head = getattr(self._drafter, "fingerprint", "")
+            weights = [weights_digest(self.loaded.target.model), head]
+            claim_cache(cache_hook.dbdict, self.options, weights)
 
     def metrics(self) -> dict[str, dict[str, float | int | None]]:
         """Metrics of the answers made so far, by task and for "all"; empty without any.

@@ -15,7 +15,7 @@ from eagle_fsd.models.model_options import ModelOptions, option
 
 GENERATION_KEYS = ("until", "max_gen_toks", "do_sample", "temperature", "top_k", "top_p")
 CACHE_MARK = "eagle_fsd"  # a key of lm-eval's answer cache, whose own keys are hashes
-NOT_IN_ANSWERS = frozenset({"device", "engine", "batch_size"})
+NOT_IN_ANSWERS = frozenset({"device", "batch_size"})
 
 
 @dataclass
@@ -118,19 +118,23 @@ def read_generation(
     return SamplingConfig(temperature, top_k, top_p), settings["max_gen_toks"], until
 
 
-def claim_cache(cache: MutableMapping, options: HarnessOptions) -> None:
-    """Mark a new cache, which knows a request but not who answered it, with the options that its
-    answers are made with.
+def claim_cache(cache: MutableMapping, options: HarnessOptions, weights: list[str]) -> None:
+    """Mark a new cache, which knows a request but not who answered it, with the options and the
+    weights that its answers are made with.
+
+    Args:
+        weights: digests of the target's and the head's.
 
     Raises:
-        BadInput: the cache holds answers made with other options.
+        BadInput: the cache holds answers made with others.
     """
     mine = {k: v for k, v in asdict(options).items() if k not in NOT_IN_ANSWERS}
-    made_with = cache.get(CACHE_MARK) if len(cache) else json.dumps(mine)
-    if made_with != json.dumps(mine):
+    asked = json.dumps(mine | {"weights": weights})
+    made_with = cache.get(CACHE_MARK) if len(cache) else asked
+    if made_with != asked:
         raise BadInput(
             f"--use_cache holds answers made with {made_with or 'another model'}; asked for "
-            f"is {json.dumps(mine)}: name another cache"
+            f"is {asked}: name another cache"
         )
     cache[CACHE_MARK] = made_with
 
