@@ -106,7 +106,7 @@ def test_verdicts():
         "fsd:0.2: 3.20 times plain's tokens/s, +33 % tokens a round over exact, 25 % fuzzy, "
         "-0.20 log p a token"
     )
-    assert verdict(summarize({FSD: HAND[FSD]})[0]) == "fsd:0.2: 25 % fuzzy"
+    assert verdict(summarize({FSD: HAND[FSD]})[0]) == "fsd:0.2: 2.67 tokens a round, 25 % fuzzy"
 
 
 def test_every_column_is_told():

@@ -143,10 +143,10 @@ def verdict(row: dict) -> str:
         said += [] if rate is None else [f"{rate:.1f} tokens/s"]
     elif speed is not None:
         said.append(f"{speed:.2f} times plain's tokens/s")
-    if row["rule"] == "exact" and taus is not None:
-        said.append(f"{taus:.2f} tokens a round")
-    elif gain is not None:
+    if gain is not None and row["rule"] != "exact":
         said.append(f"{100 * (gain - 1):+.0f} % tokens a round over exact")
+    elif taus is not None and row["rule"] != "plain":
+        said.append(f"{taus:.2f} tokens a round")
     if row["rule"] not in ("plain", "exact") and fuzzy is not None:
         said.append(f"{_percent(fuzzy)} fuzzy")
         said += [] if logp is None else [f"{logp:+.2f} log p a token"]
