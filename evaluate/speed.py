@@ -11,9 +11,9 @@ prompts, and one of each --context, are profiled (milliseconds by phase, against
 roofline; peak memory; synchronisations), and single forwards are timed. A target random:SHAPE has
 random weights, of llama-3.1-8b, qwen3-32b or any config.json, and a head random:eagle or
 random:eagle3:DRAFT_TOKENS; --accepted is then how many drafts its rounds accept: engine time, no
-quality. In the output folder: speed.md, speed.json, speed.png, and the records that they are made
-from. A killed run continues where it was: run the same command again. More prompts, repeats, arms
-or contexts may be added.
+quality. In the output folder: speed.md, speed.json, speed.svg and .pdf, and the records that they
+are made from. A killed run continues where it was: run the same command again. More prompts,
+repeats, arms or contexts may be added.
 """
 
 from eagle_fsd.models.model_options import ModelOptions, SamplingOptions

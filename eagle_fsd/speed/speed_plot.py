@@ -2,13 +2,14 @@
 
 from pathlib import Path
 
-import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt  # noqa: E402  (the backend must be chosen first)
+from eagle_fsd.evaluation.arms import BY_TRANSFORMERS, PLAIN
+from eagle_fsd.speed.clock import ROUND_PHASES
 
-from eagle_fsd.evaluation.arms import BY_TRANSFORMERS, PLAIN  # noqa: E402
-from eagle_fsd.speed.clock import ROUND_PHASES  # noqa: E402
+# below the axis label, whatever the figure's height
+BELOW = {"fontsize": 8, "loc": "upper center", "bbox_to_anchor": (0.5, 0), "borderaxespad": 5}
 
 
 def plot_speed(
@@ -20,19 +21,20 @@ def plot_speed(
         rows: from arm_rows.
         rounds: from round_rows; the prompts' are drawn.
         references: name -> tokens/s that were not measured here.
-        path: the PNG.
+        path: with the suffixes .svg and .pdf.
     """
     height = max(4.8, 1.2 + 0.55 * len(rows))
-    figure, (left, right) = plt.subplots(1, 2, figsize=(14, height), layout="constrained")
+    figure = Figure(figsize=(14, height), layout="constrained")
+    left, right = figure.subplots(1, 2)
     costs = {row["arm"]: row for row in rounds if row["place"] == "prompts"}
     _draw_rounds(left, rows, costs)
     _draw_break_even(right, rows, references)
     figure.suptitle(title, fontsize=9)
-    figure.savefig(path, dpi=130)
-    plt.close(figure)
+    figure.savefig(path.with_suffix(".svg"), metadata={"Date": None})
+    figure.savefig(path.with_suffix(".pdf"), metadata={"CreationDate": None})
 
 
-def _draw_rounds(axes, rows: list[dict], costs: dict[str, dict]) -> None:
+def _draw_rounds(axes: Axes, rows: list[dict], costs: dict[str, dict]) -> None:
     """A stacked bar an arm; transformers' generate has no phases, its bar is a token's time."""
     for place, row in enumerate(rows):
         cost = costs.get(row["arm"])
@@ -55,10 +57,10 @@ def _draw_rounds(axes, rows: list[dict], costs: dict[str, dict]) -> None:
     axes.set_xlabel("milliseconds of a round (hatched: of a token, with prefill)")
     axes.set_title("where a round's time goes", fontsize=10)
     if axes.get_legend_handles_labels()[0]:
-        axes.legend(fontsize=8, ncols=5, loc="upper center", bbox_to_anchor=(0.5, -0.1))
+        axes.legend(ncols=5, **BELOW)
 
 
-def _draw_break_even(axes, rows: list[dict], references: dict[str, float]) -> None:
+def _draw_break_even(axes: Axes, rows: list[dict], references: dict[str, float]) -> None:
     """Points are measured; the line of an arm is tokens_per_round / (its round / plain's)."""
     plain = next((row for row in rows if row["arm"] == PLAIN), None)
     drafted = [r for r in rows if r["arm"] not in (PLAIN, *BY_TRANSFORMERS)]
@@ -86,10 +88,10 @@ def _draw_break_even(axes, rows: list[dict], references: dict[str, float]) -> No
     axes.set_ylabel("tokens/s, relative to the plain loop")
     axes.set_title("speed by tokens per round; lines: from the round's cost alone", fontsize=10)
     axes.grid(alpha=0.3)
-    axes.legend(fontsize=8, ncols=2, loc="upper center", bbox_to_anchor=(0.5, -0.1))
+    axes.legend(ncols=2, **BELOW)
 
 
-def _draw_arm(axes, row: dict, most: float, *, color: str) -> None:
+def _draw_arm(axes: Axes, row: dict, most: float, *, color: str) -> None:
     speed, tau = row["speed_vs_plain"], row["tokens_per_round"]["value"]
     bar = None
     if speed["low"] is not None:

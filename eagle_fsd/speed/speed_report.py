@@ -19,7 +19,7 @@ from eagle_fsd.evaluation.metrics import (
     summarize,
     tokens,
 )
-from eagle_fsd.evaluation.tables import Column, markdown_table
+from eagle_fsd.evaluation.tables import Column, markdown_table, terminal_table, verdict
 from eagle_fsd.models.load import DTYPES, load_target_config
 from eagle_fsd.models.model_options import ModelOptions
 from eagle_fsd.models.random_weights import cache_row_bytes
@@ -222,7 +222,7 @@ def report(
     asked: list[int | str],
     skipped: dict[str, str],
 ) -> None:
-    """Write speed.md, speed.json and speed.png, and print the first.
+    """Write speed.md, speed.json and the plot, and print what matters most.
 
     Args:
         arms: those with records, in order.
@@ -295,8 +295,14 @@ def report(
             "forwards": single,
         },
     )
-    plot_speed(rows, rounds, references, run.folder / "speed.png", title=title)
-    print(f"\n{text}\n\nwritten to {run.folder}: speed.md, speed.json, speed.png")
+    plot_speed(rows, rounds, references, run.folder / "speed", title=title)
+    shown = [markdown_table(rows, SPEED)] if options.accepted else [terminal_table(rows)]
+    shown += [] if options.accepted else ["\n".join(f"- {verdict(row)}" for row in rows)]
+    rest = (
+        f"Intervals, rounds by phase, memory and single forwards: {run.folder}/speed.md and .json; "
+        "the plot: speed.svg"
+    )
+    print("\n" + "\n\n".join([title, *shown, *against, rest]))
 
 
 def _title(settings: dict, prompts: int, machines: list[dict], origin: str) -> str:
