@@ -1,4 +1,4 @@
-"""Bench runs on a tiny model: shards, choices, temperatures, partial arms, traces, ablations."""
+"""Bench runs on a tiny model: shards, choices, temperatures, partial arms, traces, what may be added."""
 
 import json
 import os
@@ -9,8 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from commands import ROOT, load_command
-from test_commands import bench_options, rows
+from commands import ROOT, bench_options, load_command, rows
 from tiny_folder import write_random_head, write_target
 
 from eagle_fsd.evaluation.questions import answer_seed
@@ -18,7 +17,7 @@ from eagle_fsd.runs.folder import Run
 
 pytestmark = pytest.mark.processes  # whole commands
 
-COMMANDS = {name: load_command(f"evaluate/{name}.py") for name in ("mt_bench", "ablate")}
+COMMANDS = {name: load_command(f"evaluate/{name}.py") for name in ("mt_bench", "tasks")}
 LAUNCH = [sys.executable, "-m", "accelerate.commands.launch"]
 LAUNCH += ["--config_file", str(ROOT / "scripts/accelerate/ddp.yaml")]
 
@@ -66,7 +65,8 @@ def answers(folder: Path) -> dict:
     }
 
 
-SAMPLED = ["--questions", 5, "--temperature", 1, "--arms", "plain", "exact", "fsd", "random"]
+SAMPLED = ["--questions", 5, "--temperature", 1, "--arms", "plain", "exact", "fsd:0.4"]
+SAMPLED += ["path:0.5", "random:0.05"]
 
 
 @pytest.mark.processes
@@ -86,7 +86,7 @@ def test_two_processes_answer_as_one(call, models, tmp_path):
     (session,) = json.loads((two / "run.json").read_text())["sessions"]
     assert session["processes"] == 2
     summary = json.loads((two / "summary.json").read_text())
-    assert all(row["tokens_per_second"] is None for row in summary["rows"])
+    assert all(row["tokens_per_second"]["value"] is None for row in summary["rows"])
 
 
 @pytest.mark.processes
@@ -95,7 +95,7 @@ def test_a_killed_worker_is_made_up_for(call, models, tmp_path):
     (of one process) answers the rest; the whole equals an unbroken run."""
     for name in ("whole", "broken"):
         (tmp_path / name).mkdir()
-    long = ["--max_new_tokens", 60, "--questions", 5, "--arms", "plain", "exact", "fsd"]
+    long = ["--max_new_tokens", 60, "--questions", 5, "--arms", "plain", "exact", "fsd:0.4"]
     call("mt_bench", *bench_options(models, tmp_path / "whole"), *long)
     options = [*bench_options(models, tmp_path / "broken"), *long]
     process = launch(options)
@@ -128,11 +128,11 @@ def test_merging_killed_in_the_middle_is_done_again(models, tmp_path):
         (folder / place / "plain.jsonl").write_text(2 * (json.dumps(row) + "\n"))
     with (folder / "shards/1.2/plain.jsonl").open("a") as file:
         file.write(json.dumps({**row, "question_id": 2}) + "\n" + '{"question_id": 3, "tu')
-    run = Run(folder, {}, extendable=frozenset(), arms=["plain"])
+    run = Run(folder, {}, extendable=frozenset(), arms={"plain": "plain"})
     assert set(run.records["plain"]) == {(1, 0), (2, 0)}
     assert len(rows(folder / "records/plain.jsonl")) == 2 and not (folder / "shards").exists()
     with pytest.raises(ValueError, match="another command is writing"):
-        Run(folder, {}, extendable=frozenset(), arms=["plain"])
+        Run(folder, {}, extendable=frozenset(), arms={"plain": "plain"})
 
 
 def test_choices_have_seeds_of_their_own(call, models, tmp_path):
@@ -166,9 +166,7 @@ def test_temperature_by_category(call, models, tmp_path):
         row["category"]: row["temperature"] for row in rows(tmp_path / "run/records/plain.jsonl")
     }
     assert found == {"math": 0.0, "writing": 0.7, "stem": 0.1, "new": 0.7}
-    told = call(
-        "mt_bench", *options, "--arms", "fsd", "--child", "sample", "--output", tmp_path / "b"
-    )
+    told = call("mt_bench", *options, "--arms", "fsd:0.4,child=sample", "--output", tmp_path / "b")
     assert "needs temperature > 0" in told
 
 
@@ -187,14 +185,15 @@ def test_generate_may_answer_fewer(call, models, tmp_path):
 
 def test_traces_tell_where_tokens_came_from(call, models, tmp_path):
     """A trace repeats its record; sources, path and probabilities agree with its rounds."""
-    options = [*bench_options(models, tmp_path), "--questions", 3, "--thresholds", 0.6]
+    options = [*bench_options(models, tmp_path), "--questions", 3, "--arms", "generate", "plain"]
+    options += ["exact", "fsd:0.6"]
     call("mt_bench", *options)
     call("mt_bench", *options, "--traces", 2)
     call("mt_bench", *options, "--traces", 2)  # nothing is traced twice
     folder = tmp_path / "run"
     assert not (folder / "traces" / "generate.jsonl").exists()
     fuzzy = 0
-    for arm in ("plain", "exact", "fsd_js_T0.6"):
+    for arm in ("plain", "exact", "fsd_0.6"):
         traces, records = (
             rows(folder / f"traces/{arm}.jsonl"),
             rows(folder / f"records/{arm}.jsonl"),
@@ -225,26 +224,26 @@ def test_traces_tell_where_tokens_came_from(call, models, tmp_path):
     assert fuzzy > 0
 
 
-def test_ablation_has_a_row_a_cell(call, models, tmp_path):
-    """Cells with their configuration in CSV; a further value of an axis answers only its own."""
+def test_arms_are_added_to_a_run(call, models, tmp_path):
+    """An ablation is a run with more arms: a further one answers only its own."""
     options = [*bench_options(models, tmp_path), "--questions", 3]
-    axes = ["rule=fsd,random", "threshold=0.4", "threshold@random=0.2", "temperature=0,1"]
-    out = call("ablate", *options, "--axes", *axes)
-    assert "Cells" in out and "cells.csv" in out
-    folder = tmp_path / "run"
-    before = {path.name: path.read_bytes() for path in (folder / "records").iterdir()}
+    arms = ["plain", "exact", "exact@eagle:4x2x2", "fsd:0.4,child=target", "path:0.5,gate=0.4"]
+    call("mt_bench", *options, "--arms", *arms)
+    folder = tmp_path / "run" / "records"
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
     assert set(before) == {
-        f"{arm}{warm}.jsonl"
-        for arm in ("plain", "exact", "generate", "fsd_js_T0.4", "random_r0.2")
-        for warm in ("", "_t1")
+        "plain.jsonl",
+        "exact.jsonl",
+        "exact__eagle_4x2x2.jsonl",
+        "fsd_0.4_child-target.jsonl",
+        "path_0.5_gate-0.4.jsonl",
     }
-    lines = (folder / "cells.csv").read_text().splitlines()
-    assert len(lines) == 1 + 10
-    header = lines[0].split(",")
-    assert {"rule", "divergence", "threshold", "child", "tree", "temperature"} <= set(header)
-    call("ablate", *options, "--axes", "threshold=0.4,0.5", "temperature=0,1")
-    after = {path.name: path.read_bytes() for path in (folder / "records").iterdir()}
-    assert set(after) - set(before) == {"fsd_js_T0.5.jsonl", "fsd_js_T0.5_t1.jsonl"}
+    trees = {row["arm"]: row["tree"] for name in before for row in rows(folder / name)}
+    assert trees["exact"] == "7x3x3" and trees["exact@eagle:4x2x2"] == "4x2x2"
+    assert trees["plain"] is None
+    call("mt_bench", *options, "--arms", "fsd:0.5", "exact")
+    after = {path.name: path.read_bytes() for path in folder.iterdir()}
+    assert set(after) - set(before) == {"fsd_0.5.jsonl"}
     assert all(after[name] == before[name] for name in before)
 
 
@@ -253,27 +252,14 @@ def test_a_run_is_continued_with_its_own_questions_only(call, models, tmp_path):
     options = [*bench_options(models, tmp_path), "--questions", 2, "--arms", "plain", "exact"]
     call("mt_bench", *options)
     kept = (tmp_path / "run/records/plain.jsonl").read_bytes()
-    told = call("ablate", *bench_options(models, tmp_path), "--questions", 2)
-    assert "'command': ('mt_bench', 'ablate')" in told
     path = tmp_path / "question.jsonl"
+    task = ["--task", path, "--scorer", "contains", "--turns", 1]
+    task += [option for option in options if option not in ("--question_file", path)]
+    path.write_text(path.read_text().replace('"turns"', '"reference": ["a"], "turns"'))
+    assert "'command': ('mt_bench', 'tasks')" in call("tasks", *task)
+    path.write_text(path.read_text().replace('"reference": ["a"], "turns"', '"turns"'))
     path.write_text(path.read_text().replace("Say 0.", "Say nothing."))
     assert "question 0 was answered with another text" in call("mt_bench", *options)
     path.write_text(path.read_text().replace("Say nothing.", "Say 0."))
     call("mt_bench", *options)
     assert (tmp_path / "run/records/plain.jsonl").read_bytes() == kept
-    near = ["--arms", "fsd", "--thresholds", 0.1234567, 0.1234568, "--output", tmp_path / "near"]
-    call("mt_bench", *options, *near)
-    names = sorted(path.stem for path in (tmp_path / "near/records").iterdir())
-    assert names == ["fsd_js_T0.1234567", "fsd_js_T0.1234568"]
-
-
-def test_settings_of_an_ablation_that_are_no_axis(call, models, tmp_path):
-    """--divergence and --temperature hold for every cell."""
-    options = [*bench_options(models, tmp_path), "--questions", 1, "--generate_questions", 0]
-    out = call("ablate", *options, "--temperature", 0.7, "--divergence", "tv")
-    assert "temperature 0.7" in out
-    for path in (tmp_path / "run/records").iterdir():
-        (row,) = rows(path)
-        assert row["temperature"] == 0.7
-        if path.stem.startswith("fsd"):
-            assert row["accept"]["divergence"] == "tv" and "_tv_" in path.stem

@@ -6,19 +6,15 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from commands import ROOT, load_command
+from commands import ROOT, bench_options, load_command, rows
 from tiny_folder import write_random_head, write_target
 
-pytestmark = pytest.mark.processes  # whole commands
+from eagle_fsd.evaluation.arms import parse_arm
 
-QUESTIONS = [
-    {"question_id": i, "category": "ab"[i % 2], "turns": [f"Say {i}.", "And again?"]}
-    for i in range(5)
-]
+pytestmark = pytest.mark.processes  # whole commands
 
 
 @pytest.fixture(scope="module")
@@ -48,22 +44,9 @@ def run(capsys, monkeypatch):
     return call
 
 
-def bench_options(models, folder: Path, questions=QUESTIONS) -> list:
-    path = folder / "question.jsonl"
-    path.write_text("".join(json.dumps(q) + "\n" for q in questions))
-    target, head = models
-    options = ["--target", target, "--head", head, "--question_file", path, "--dtype", "float32"]
-    options += ["--num_draft_tokens", 7, "--tree_depth", 3, "--branch_top_k", 3]
-    return [*options, "--max_new_tokens", 12, "--output", folder / "run"]
-
-
-def rows(path: Path) -> list[dict]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
-
-
-ALL_ARMS = ["--arms", "generate", "plain", "exact", "fsd", "fsd-paper", "--thresholds", 0, 0.2]
-NAMES = ["generate", "plain", "exact", "fsd_js_T0", "fsd_js_T0.2"]
-NAMES += ["fsd-paper_js_T0", "fsd-paper_js_T0.2"]
+NAMES = ["generate", "plain", "exact", "fsd:0", "fsd:0.2", "fsd-paper:0", "path:0.5", "ratio:1"]
+NAMES += ["exact@lookup:4"]
+ALL_ARMS = ["--arms", *NAMES]
 
 
 def test_mt_bench_writes_everything_and_can_be_extended(run, models, tmp_path):
@@ -72,16 +55,16 @@ def test_mt_bench_writes_everything_and_can_be_extended(run, models, tmp_path):
     options = bench_options(models, tmp_path)
     done = run("evaluate/mt_bench.py", *options, "--questions", 2, *ALL_ARMS)
     assert done.returncode == 0, done.stderr
-    assert "tokens/round" in done.stdout and "| fsd-paper_js_T0.2 " in done.stdout
+    assert "tokens/round" in done.stdout and "| fsd-paper:0 " in done.stdout
     folder = tmp_path / "run"
     summary = json.loads((folder / "summary.json").read_text())
     assert [row["arm"] for row in summary["rows"]] == NAMES
-    assert (folder / "summary.png").read_bytes().startswith(b"\x89PNG")
     by_arm = {row["arm"]: row for row in summary["rows"]}
-    for arm in ("generate", "exact", "fsd_js_T0"):
-        assert by_arm[arm]["same_as_plain"] == 1
-    assert by_arm["fsd_js_T0"]["fuzzy_share"] == 0 and by_arm["fsd_js_T0"]["ceiling"] == 1
-    assert by_arm["plain"]["tokens_per_round"] == 1
+    for arm in ("generate", "exact", "fsd:0", "exact@lookup:4"):
+        assert by_arm[arm]["same_as_plain"]["value"] == 1
+    assert by_arm["fsd:0"]["fuzzy_share"]["value"] == 0
+    assert by_arm["fsd:0"]["ceiling"]["value"] == 1
+    assert by_arm["plain"]["tokens_per_round"]["value"] == 1
 
     before = rows(folder / "records" / "exact.jsonl")
     done = run("evaluate/mt_bench.py", *options, "--questions", 5, *ALL_ARMS)
@@ -122,7 +105,10 @@ def test_mt_bench_survives_kill_9(run, models, tmp_path):
     assert rows(record)[: len(kept)] == kept
     for name in NAMES:
         for kind in ("records", "answers"):
-            ids = [row["question_id"] for row in rows(tmp_path / "run" / kind / f"{name}.jsonl")]
+            ids = [
+                row["question_id"]
+                for row in rows(tmp_path / "run" / kind / f"{parse_arm(name).slug}.jsonl")
+            ]
             assert sorted(ids) == [0, 1, 2, 3, 4], (kind, name)
 
 
@@ -132,14 +118,14 @@ def test_mt_bench_samples_repeatably(run, models, tmp_path):
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
         options = bench_options(models, tmp_path / name)
-        options += ["--questions", 1, "--temperature", 1, "--logits", "processed"]
-        options += ["--child", "sample", "--top_k", 20, "--thresholds", 0.5]
+        options += ["--questions", 1, "--temperature", 1, "--top_k", 20, "--arms", "plain", "exact"]
+        options += ["fsd:0.5,child=sample,logits=processed"]
         done = run("evaluate/mt_bench.py", *options)
         assert done.returncode == 0, done.stderr
         files = sorted((tmp_path / name / "run" / "records").iterdir())
         texts.append([[t["token_ids"] for t in rows(f)[0]["turns"]] for f in files])
     assert texts[0] == texts[1]
-    assert files[1].name == "fsd_js_processed_sample_T0.5.jsonl"
+    assert files[1].name == "fsd_0.5_child-sample_logits-processed.jsonl"
 
 
 def test_an_answer_stops_where_the_positions_end(run, models, tmp_path):
@@ -155,17 +141,20 @@ def test_an_answer_stops_where_the_positions_end(run, models, tmp_path):
 
 
 BAD_BENCH = {
-    "a threshold that JSON cannot hold": (("--thresholds", "inf"), "inf cannot be recorded"),
     "an engine of another device": (("--engine", "graphs"), "needs one CUDA device"),
     "no such device": (["--device", "cuda:x"], "cuda:x"),
-    "depth 0": (["--tree_depth", "0"], "tree_depth"),
+    "depth 0": (["--tree", "7x0x3"], "tree_depth"),
+    "no tree": (["--arms", "exact@eagle:7x3"], "DRAFTSxLEVELSxTOPK"),
+    "a tree to be chosen": (["--arms", "exact@eagle:auto"], "choose_tree"),
     "negative turns": (["--turns", "-1"], "--turns"),
     "unknown rule": (["--arms", "fsdd"], "fsdd"),
-    "unknown divergence": (["--divergence", "jss"], "known: kl_target_draft"),
-    "negative T": (["--thresholds", "-0.1"], "-0.1"),
+    "unknown divergence": (["--arms", "fsd:0.2,divergence=jss"], "known: kl_target_draft"),
+    "unknown field": (["--arms", "fsd:0.2,chidl=draft"], "chidl=draft"),
+    "one arm twice": (["--arms", "fsd:0.2", "fsd:0.20,child=draft"], "are the same"),
+    "negative T": (["--arms", "fsd:-0.1"], "-0.1"),
     "negative temperature": (["--temperature", "-1"], "temperature"),
-    "impossible tree": (["--tree_depth", "2", "--branch_top_k", "1"], "candidates"),
-    "processed at 0": (["--logits", "processed"], "processed"),
+    "impossible tree": (["--tree", "7x2x1"], "candidates"),
+    "processed at 0": (["--arms", "fsd:0.2,logits=processed"], "processed"),
     "too many questions": (["--questions", "6"], "1..5"),
     "no such target": (["--target", "nowhere/at-all"], "nowhere/at-all"),
     "question file missing": (["--question_file", "gone.jsonl"], "gone.jsonl"),
@@ -215,12 +204,12 @@ def test_answer_streams_and_tells_bad_input(run, models):
     """Text on standard output, figures on standard error; an empty prompt is told."""
     target, head = models
     options = ["--target", target, "--head", head, "--dtype", "float32", "--max_new_tokens", 9]
-    options += ["--num_draft_tokens", 7, "--tree_depth", 3, "--branch_top_k", 3]
+    options += ["--tree", "7x3x3"]
     done = run("evaluate/answer.py", *options, "--prompt", "Hello")
     assert done.returncode == 0, done.stderr
     assert "9 tokens" in done.stderr and "per round" in done.stderr
-    plain = run("evaluate/answer.py", *options, "--prompt", "Hello", "--plain")
-    exact = run("evaluate/answer.py", *options, "--prompt", "Hello", "--rule", "exact")
+    plain = run("evaluate/answer.py", *options, "--prompt", "Hello", "--arm", "plain")
+    exact = run("evaluate/answer.py", *options, "--prompt", "Hello", "--arm", "exact")
     assert plain.stdout == exact.stdout
     done = run("evaluate/answer.py", *options, "--prompt", " ")
     assert done.returncode == 1 and "empty" in done.stderr

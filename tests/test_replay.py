@@ -5,18 +5,23 @@ import torch
 from test_replay_texts import stored
 from tiny import prompt_tokens, randomize, tiny_head, tiny_target
 
-from eagle_fsd.config import AcceptConfig, TreeConfig, parse_tree, tree_name
+from eagle_fsd.config import TreeConfig, parse_tree, tree_name
+from eagle_fsd.decoding.acceptance import Policy
 from eagle_fsd.decoding.loop import DecodeConfig, StopConfig, decode_rounds
+from eagle_fsd.decoding.rule import Rule
 from eagle_fsd.decoding.target import Target
 from eagle_fsd.drafters.eagle import EagleDrafter
 from eagle_fsd.drafters.growth import HeadOnText, grow
 from eagle_fsd.drafters.pool import visited_roots
+from eagle_fsd.evaluation.arms import parse_arm
 from eagle_fsd.evaluation.offline.levels import judge_levels
-from eagle_fsd.evaluation.offline.replay import WALKS, Asked, replay_text
+from eagle_fsd.evaluation.offline.replay import WALKS, ReplayPlan, replay_text
 from eagle_fsd.evaluation.offline.replay_metrics import level_rows, tree_row
 from eagle_fsd.evaluation.offline.texts import PlainText, TextStore, cut
 from eagle_fsd.heads.head_config import HeadConfig
 from eagle_fsd.heads.models import build_head, draft_readout
+from eagle_fsd.rules import RULES
+from eagle_fsd.rules.fsd import Exact
 
 TREES = tuple(map(parse_tree, ("3x3x1", "7x3x4", "11x4x4", "23x5x3")))
 BUDGET = 23
@@ -95,9 +100,9 @@ def case(request, tmp_path_factory):
     return target, EagleDrafter(head, target, TREES[-1]), texts
 
 
-def real_rounds(target, head, text: PlainText, tree: TreeConfig, accept: AcceptConfig):
+def real_rounds(target, head, text: PlainText, tree: TreeConfig, rule: Rule):
     """Acceptances one by one, as they are decoded."""
-    config = DecodeConfig(accept, stop=StopConfig(BUDGET))
+    config = DecodeConfig(Policy(rule, record="full"), StopConfig(BUDGET))
     steps = decode_rounds(target, EagleDrafter(head, target, tree), text.prompt, config)
     return (step.acceptance for step in steps if step.acceptance is not None)
 
@@ -107,9 +112,9 @@ def test_replay_equals_decoding_round_by_round(case):
     target, drafter, texts = case
     seen = []
     for text in texts:
-        record = replay_text(drafter, text, Asked(TREES))
+        record = replay_text(drafter, text, ReplayPlan(TREES))
         for tree in TREES:
-            rounds = real_rounds(target, drafter.head, text, tree, AcceptConfig("exact"))
+            rounds = real_rounds(target, drafter.head, text, tree, Exact())
             accepted = [r.accepted_drafts for r in rounds]
             assert record["trees"][tree_name(tree)]["accepted"] == accepted
             seen += accepted
@@ -119,12 +124,12 @@ def test_replay_equals_decoding_round_by_round(case):
 def test_roots_are_replayed_alike_in_any_batch(case, monkeypatch):
     """Batches bound the memory and change nothing."""
     _, drafter, texts = case
-    asked = Asked(TREES, ("fsd",), (0.3,), true_features=True)
-    whole = replay_text(drafter, texts[0], asked)
+    plan = ReplayPlan(TREES, (parse_arm("fsd:0.3"),), true_features=True)
+    whole = replay_text(drafter, texts[0], plan)
     monkeypatch.setattr("eagle_fsd.drafters.growth.ROOTS_AT_ONCE", 5)
     monkeypatch.setattr("eagle_fsd.drafters.growth.READOUT_ROWS", 3)
     monkeypatch.setattr("eagle_fsd.evaluation.offline.levels.JUDGED_ROOTS", 4)
-    parts = replay_text(drafter, texts[0], asked)
+    parts = replay_text(drafter, texts[0], plan)
     assert parts["trees"] == whole["trees"]
     for one, other in zip(parts["levels"], whole["levels"], strict=True):
         assert one == pytest.approx(other, rel=1e-4)
@@ -137,10 +142,10 @@ def test_walks_equal_decoding_to_the_first_fuzzy_token(case, rule):
     ended = []
     for text in texts:
         growth, levels = grown(drafter, text)
-        divergence_BS = levels.divergence_BS
+        divergence_BS = levels.divergence_BS["js"]
         for tree in TREES[1:3]:
             for threshold in divergence_BS.quantile(torch.tensor([0.1, 0.3, 0.6])).tolist():
-                config = AcceptConfig(rule, "js", threshold)
+                config = RULES[rule](threshold)
                 passes_BS = divergence_BS <= threshold
                 accepted_B, fuzzy_B = WALKS[rule](growth[tree.branch_top_k], tree, passes_BS)
                 places = visited_roots(accepted_B)
@@ -165,12 +170,12 @@ def test_walks_equal_decoding_to_the_first_fuzzy_token(case, rule):
 def grown(drafter, text):
     """Growths by branch_top_k, and D along the text."""
     ids_L, root_B = torch.tensor(text.ids), torch.tensor(list(text.roots))
-    shapes = Asked(TREES).growths()
+    shapes = ReplayPlan(TREES).growths()
     hidden_1LD, features_1LF = drafter.target.hidden_and_features(ids_L[None], use_cache=False)
     on_text = HeadOnText(drafter, ids_L, features_1LF[0], max(shapes, key=lambda s: s.num_expanded))
     growth = {shape.branch_top_k: grow(on_text, root_B, shape) for shape in shapes}
     with torch.inference_mode():
-        levels = judge_levels(on_text, hidden_1LD[0], root_B, 0, levels=5, divergence="js")
+        levels = judge_levels(on_text, hidden_1LD[0], root_B, 0, levels=5, divergences=("js",))
     return growth, levels
 
 
@@ -194,7 +199,7 @@ def test_levels_count_hits_and_js_over_the_whole_vocabulary(case):
     """Level 1 against the head run once: top-1, top-8 and JS, tokens outside the draft included."""
     _, drafter, texts = case
     text = texts[1]
-    rows = replay_text(drafter, text, Asked(TREES))["levels"]
+    rows = replay_text(drafter, text, ReplayPlan(TREES))["levels"]
     ids_L = torch.tensor(text.ids)
     with torch.inference_mode():
         hidden, features = drafter.target.hidden_and_features(ids_L[None], use_cache=False)
@@ -231,9 +236,11 @@ def test_a_text_that_ends_with_its_first_token_has_no_round(case):
     text = texts[0]
     stop = StopConfig(1)
     one = cut(text.answer + text.beyond, stop, question_id=1, category="", prompt=text.prompt)
-    record = replay_text(drafter, one, Asked(TREES, ("fsd",), (0.2,)))
+    record = replay_text(drafter, one, ReplayPlan(TREES, ("fsd",), (0.2,)))
     row = tree_row([record], "7x3x4")
     assert row["tokens_per_round"] is None and row["rounds"] == 0
     assert level_rows([record]) == []
-    both = tree_row([record, replay_text(drafter, text, Asked(TREES, ("fsd",), (0.2,)))], "7x3x4")
+    both = tree_row(
+        [record, replay_text(drafter, text, ReplayPlan(TREES, ("fsd",), (0.2,)))], "7x3x4"
+    )
     assert both["tokens_per_round"]["value"] > 1
