@@ -288,7 +288,7 @@ class SlowAccept:
             return 1.0, {}
         if self.kind == "ratio":
             cost = [self.regret(v, self.token[c]) for c in options]
-            cheap = 0 < self.rule.cap >= min(cost)
+            cheap = 0 < self.rule.limit >= min(cost)
             return (0.0, {options[cost.index(min(cost))]: 1.0}) if cheap else (1.0, {})
         return 1 - self.fuzzy_chance(v), self.choice(v, options)
 

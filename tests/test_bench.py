@@ -1,4 +1,4 @@
-"""Bench runs on a tiny model: shards, choices, temperatures, partial arms, traces, what may be added."""
+"""Bench runs on a tiny model: shards, choices, temperatures, traces, what may be added."""
 
 import json
 import os

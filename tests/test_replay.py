@@ -2,8 +2,7 @@
 
 import pytest
 import torch
-from test_replay_texts import stored
-from tiny import prompt_tokens, randomize, tiny_head, tiny_target
+from tiny import prompt_tokens, randomize, stored, tiny_head, tiny_target
 
 from eagle_fsd.config import TreeConfig, parse_tree, tree_name
 from eagle_fsd.decoding.acceptance import Policy
@@ -71,6 +70,7 @@ def eagle3_head(target: Target, layers: tuple[int, ...], **changes):
     return head
 
 
+PLAN = ReplayPlan(TREES, (parse_arm("fsd:0.2"),))
 CASES = {
     "llama": ("llama", "eagle", None, 5),
     "mistral_sliding_reduced": ("mistral_sliding", "eagle", 67, 5),
@@ -236,11 +236,9 @@ def test_a_text_that_ends_with_its_first_token_has_no_round(case):
     text = texts[0]
     stop = StopConfig(1)
     one = cut(text.answer + text.beyond, stop, question_id=1, category="", prompt=text.prompt)
-    record = replay_text(drafter, one, ReplayPlan(TREES, ("fsd",), (0.2,)))
+    record = replay_text(drafter, one, PLAN)
     row = tree_row([record], "7x3x4")
     assert row["tokens_per_round"] is None and row["rounds"] == 0
     assert level_rows([record]) == []
-    both = tree_row(
-        [record, replay_text(drafter, text, ReplayPlan(TREES, ("fsd",), (0.2,)))], "7x3x4"
-    )
+    both = tree_row([record, replay_text(drafter, text, PLAN)], "7x3x4")
     assert both["tokens_per_round"]["value"] > 1

@@ -25,7 +25,16 @@ def options(models, tmp_path):
     target, head = models
     return [
         *("--target", target, "--heads", head, "--question_file", path, "--max_new_tokens", 11),
-        *("--trees", "7x3x4", "4x4x1", "--arms", "fsd:0.2", "fsd-paper:0.2", "--true_features", "True"),
+        *(
+            "--trees",
+            "7x3x4",
+            "4x4x1",
+            "--arms",
+            "fsd:0.2",
+            "fsd-paper:0.2",
+            "--true_features",
+            "True",
+        ),
         *("--texts", tmp_path / "texts", "--output", tmp_path / "run", "--device", "cpu"),
     ]
 

@@ -1,22 +1,16 @@
 """The store of plain texts: any budget, resumed after a kill, equal to the plain loop."""
 
 import pytest
-from tiny import prompt_tokens, tiny_target
+from tiny import prompt_tokens, stored, tiny_target
 
 from eagle_fsd.config import BadInput
 from eagle_fsd.decoding.acceptance import Policy
 from eagle_fsd.decoding.drafter import RootDrafter
 from eagle_fsd.decoding.loop import DecodeConfig, StopConfig, decode
-from eagle_fsd.decoding.target import Target
-from eagle_fsd.evaluation.offline.texts import BEYOND, PlainText, TextStore
+from eagle_fsd.evaluation.offline.texts import BEYOND, TextStore
 from eagle_fsd.rules.fsd import Exact
 
 PROMPTS = {name: ("any", prompt_tokens(9, seed=seed)) for seed, name in enumerate("abc")}
-
-
-def stored(store: TextStore, target: Target, prompts: dict, stop: StopConfig) -> list[PlainText]:
-    list(store.fill(target, prompts, stop))
-    return [store.find(key, *prompt, stop) for key, prompt in prompts.items()]
 
 
 def test_texts_are_the_plain_answers_for_any_budget_and_stop(tmp_path):

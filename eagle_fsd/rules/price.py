@@ -35,18 +35,18 @@ from eagle_fsd.rules.fsd import check_judgement_with
 class Ratio(Rule):
     """The drawn token's child, else the child of least regret if that is at most c.
 
-    A cap on the regret is a floor on the ratio P(token) / P(argmax), e^-c.
+    A limit on the regret is a floor on the ratio P(token) / P(argmax), e^-c.
 
     Attributes:
-        cap: c, nats; 0 is exact, `inf` accepts all.
+        limit: c, nats; 0 is exact, `inf` accepts all.
     """
 
     columns: ClassVar[tuple[str, ...]] = ("regret", "prob")
-    cap: float = 1.0
+    limit: float = 1.0
 
     def __post_init__(self):
-        if not self.cap >= 0:
-            raise BadInput(f"the cap of rule 'ratio' must be 0 or above, got {self.cap}")
+        if not self.limit >= 0:
+            raise BadInput(f"the limit of rule 'ratio' must be 0 or above, got {self.limit}")
 
     def choose(self, tree: VerifiedTree, state: State) -> tuple[Path, State]:
         def step(v: int) -> int | None:
@@ -56,11 +56,11 @@ class Ratio(Rule):
         return walk(step), state
 
     def cheapest(self, tree: VerifiedTree, v: int) -> int | None:
-        """The option of least regret, if that is not above the cap."""
-        if not self.cap:
+        """The option of least regret, if that is not above the limit."""
+        if not self.limit:
             return None
         best = min(tree.options(v), key=lambda c: tree.of("regret", c), default=None)
-        return best if best is not None and tree.of("regret", best) <= self.cap else None
+        return best if best is not None and tree.of("regret", best) <= self.limit else None
 
     def tv(self, tree: VerifiedTree, v: int) -> float:
         """Emitted: P(c), and all of P(not in C) on the cheapest option."""
