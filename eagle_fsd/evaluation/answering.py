@@ -21,7 +21,7 @@ from eagle_fsd.decoding.loop import (
 )
 from eagle_fsd.evaluation.arms import COMPILED, Arm
 from eagle_fsd.models.loaded import Model
-from eagle_fsd.speed.clock import PhaseClock, synchronized_time
+from eagle_fsd.speed.clock import synchronized_time
 
 
 def answer_prompt(
@@ -34,7 +34,6 @@ def answer_prompt(
     *,
     drafter: Drafter,
     record: str = "lean",
-    clock: PhaseClock | None = None,
     watch: Watcher | None = None,
 ) -> tuple[Generation, float]:
     """Answer a prompt; returns the generation and its seconds.
@@ -42,7 +41,7 @@ def answer_prompt(
     Args:
         drafter: from arm.build_drafter.
         record: see Policy.
-        clock, watch: of our loop; transformers' has none.
+        watch: of our loop; transformers' has none.
     """
     began = synchronized_time(model.target.device)
     if arm.runs_our_loop:
@@ -52,7 +51,6 @@ def answer_prompt(
             drafter,
             prompt,
             config,
-            lap=clock.lap if clock else None,
             watch=watch,
         )
     else:

@@ -64,7 +64,7 @@ ROUND: tuple[Column, ...] = (
     ("tokens/round", "round_tokens", ".2f"),
     ("clocked", "clocked_ms_per_round", ".2f"),
     *((phase, f"{phase}_cell", "s") for phase in ROUND_PHASES),
-    ("prefill ms", "prefill_ms", ".0f"),
+    ("start ms", "start_ms", ".0f"),
     ("waits/round", "synchronizations", ".1f"),
 )
 LIMITS: tuple[Column, ...] = (
@@ -90,8 +90,9 @@ NOTES = (
     "tokens/s: total tokens / total seconds of prefill and decoding, no clock inside; ratios with "
     "95 % bootstrap intervals over prompts; repeats: lowest and highest ratio to plain",
     "break-even: tokens/round at which the arm is as fast as plain: ms/round over plain's",
-    "ms/round: without a clock, prefill left out; clocked and the phases: the device is waited for "
-    "at every phase; propose: with the head's run over the prompt, in an answer's first round",
+    "ms/round: without a clock; clocked and the phases: the device is waited for at every phase; "
+    "start: prefill and the first round, with the head's run over the prompt; the others' mean "
+    "leaves it out",
     "GB read: weights and cache that a verification must read; least ms: that over the bandwidth "
     "measured here; its share of a clocked verification and of a round without a clock",
     "peak MiB: what torch's allocator gave out in prefill and the first rounds of an answer, with "
@@ -177,11 +178,9 @@ def round_rows(
 def _round_row(answers: list[dict], bytes_read: BytesRead, bandwidth: float) -> dict:
     keys = [key for _, key, _ in (*ROUND, *LIMITS) if key not in ("arm", "place")]
     row = dict.fromkeys([*keys, "phase_ms"])
-    total = {key: sum(a[key] for a in answers) for key in ("rounds", "round_tokens", "seconds")}
     row["peak_mebibytes"] = max(answer["peak_memory_bytes"] for answer in answers) / MEBIBYTE
-    row["ms_per_token"] = 1000 * total["seconds"] / sum(answer["tokens"] for answer in answers)
-    rounds = total["rounds"]
-    if not rounds:  # transformers' own loop, or every answer ended with prefill's token
+    rounds = sum(answer.get("rounds", 0) for answer in answers)
+    if not rounds:  # transformers' own loop, or every answer ended in its first round
         return row
     phase_ms = {
         phase: 1000 * sum(answer["phase_seconds"][phase] for answer in answers) / rounds
@@ -195,8 +194,8 @@ def _round_row(answers: list[dict], bytes_read: BytesRead, bandwidth: float) -> 
         "phase_ms": phase_ms,
         "ms_per_round": 1000 * sum(answer["round_seconds"] for answer in answers) / rounds,
         "clocked_ms_per_round": clocked,
-        "round_tokens": total["round_tokens"] / rounds,
-        "prefill_ms": 1000 * sum(a["prefill_seconds"] for a in answers) / len(answers),
+        "round_tokens": sum(answer["round_tokens"] for answer in answers) / rounds,
+        "start_ms": 1000 * sum(answer["start_seconds"] for answer in answers) / len(answers),
         "synchronizations": None if None in waits else max(waits),
         "drafter_mebibytes": None if None in sizes else max(sizes) / MEBIBYTE,
     }

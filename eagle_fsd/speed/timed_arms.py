@@ -107,11 +107,12 @@ class TimedArms:
         measures one slows the other.
 
         Returns:
-            tokens, rounds, round_tokens (before trimming), seconds; peak_memory_bytes of prefill
-            and the first rounds, above what was there before. Of our loop also prefill_seconds and
+            peak_memory_bytes of prefill and the first rounds, above what was there before. Of our
+            loop also start_seconds (prefill and the first round, in which a drafter takes in the
+            prompt), then of the other rounds: their number, round_tokens (before trimming),
             round_seconds without a clock, phase_seconds under one (it waits for the device at every
-            phase), context (mean rows in the cache after a round), drafter_bytes and, on CUDA,
-            synchronizations_per_round.
+            phase), context (mean rows in the cache after a round), synchronizations_per_round on
+            CUDA; and drafter_bytes.
         """
         target, drafter = self.model.target, self._drafters[name]
         target.close()
@@ -120,27 +121,36 @@ class TimedArms:
         gc.collect()
         with PeakAllocated(target.device) as memory:
             self._answer_beginning(name, prompt)
+        found = {"peak_memory_bytes": memory.peak_bytes}
         if not self.arms[name].runs_our_loop:
-            result, seconds = self._answer(name, prompt)
-            return _counts(result) | {"seconds": seconds, "peak_memory_bytes": memory.peak_bytes}
-        waits = self._synchronizations(name, prompt)
-        began = synchronized_time(target.device)
-        steps = self._rounds(name, prompt)
-        next(steps)
-        prefilled = synchronized_time(target.device)
-        context = [target.cache_length for _ in steps]
-        ended = synchronized_time(target.device)
+            return found
         clock = PhaseClock(target.device)
-        result, _ = self._answer(name, prompt, clock=clock)
-        return _counts(result) | {
-            "seconds": ended - began,
-            "prefill_seconds": prefilled - began,
-            "round_seconds": ended - prefilled,
+        self._time_rounds(name, prompt, clock)
+        return found | {
             "phase_seconds": clock.seconds,
-            "context": sum(context) / len(context) if context else None,
+            **self._time_rounds(name, prompt),
             "drafter_bytes": _drafter_bytes(drafter, len(prompt.ids) + self._stop.max_new_tokens),
-            "peak_memory_bytes": memory.peak_bytes,
-            "synchronizations_per_round": waits,
+            "synchronizations_per_round": self._synchronizations(name, prompt),
+        }
+
+    def _time_rounds(self, name: str, prompt: Prompt, clock: PhaseClock | None = None) -> dict:
+        target = self.model.target
+        began = synchronized_time(target.device)
+        steps = self._rounds(name, prompt, clock)
+        for _ in islice(steps, 2):
+            pass
+        started = synchronized_time(target.device)
+        if clock is not None:
+            clock.restart()
+        rounds = [(len(step.acceptance.tokens), target.cache_length) for step in steps]
+        ended = synchronized_time(target.device)
+        count = len(rounds)
+        return {
+            "start_seconds": started - began,
+            "round_seconds": ended - started,
+            "rounds": count,
+            "round_tokens": sum(tokens for tokens, _ in rounds),
+            "context": sum(rows for _, rows in rounds) / count if count else None,
         }
 
     def _answer_beginning(self, name: str, prompt: Prompt) -> None:
@@ -156,12 +166,7 @@ class TimedArms:
             self._answer(name, prompt, stop=replace(self._stop, max_new_tokens=few))
 
     def _answer(
-        self,
-        name: str,
-        prompt: Prompt,
-        *,
-        clock: PhaseClock | None = None,
-        stop: StopConfig | None = None,
+        self, name: str, prompt: Prompt, *, stop: StopConfig | None = None
     ) -> tuple[Generation, float]:
         return answer_prompt(
             self.arms[name],
@@ -171,13 +176,15 @@ class TimedArms:
             stop or self._stop,
             self._seed_of(prompt),
             drafter=self._drafters[name],
-            clock=clock,
         )
 
-    def _rounds(self, name: str, prompt: Prompt) -> Iterator[Round]:
+    def _rounds(
+        self, name: str, prompt: Prompt, clock: PhaseClock | None = None
+    ) -> Iterator[Round]:
         policy = self.arms[name].policy(self._sampling)
         config = DecodeConfig(policy, self._stop, self._seed_of(prompt))
-        return decode_rounds(self.model.target, self._drafters[name], prompt.ids, config)
+        lap = clock.lap if clock else None
+        return decode_rounds(self.model.target, self._drafters[name], prompt.ids, config, lap=lap)
 
     def _seed_of(self, prompt: Prompt) -> int:
         """One seed a prompt, the same for every arm and repeat."""
@@ -202,14 +209,6 @@ class TimedArms:
                 torch.cuda.set_sync_debug_mode("default")
             waits = sum("synchroniz" in str(warning.message) for warning in caught[before:])
         return waits / rounds if rounds else None
-
-
-def _counts(result: Generation) -> dict[str, int]:
-    return {
-        "tokens": len(result.tokens),
-        "rounds": len(result.rounds),
-        "round_tokens": sum(len(r.tokens) for r in result.rounds),
-    }
 
 
 def _drafter_bytes(drafter: Drafter, tokens: int) -> int | None:
