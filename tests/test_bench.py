@@ -255,9 +255,9 @@ def test_a_run_is_continued_with_its_own_questions_only(call, models, tmp_path):
     path = tmp_path / "question.jsonl"
     task = ["--task", path, "--scorer", "contains", "--turns", 1]
     task += [option for option in options if option not in ("--question_file", path)]
-    path.write_text(path.read_text().replace('"turns"', '"reference": ["a"], "turns"'))
+    path.write_text(path.read_text().replace('"turns"', '"reference": ["yes"], "turns"'))
     assert "'command': ('mt_bench', 'tasks')" in call("tasks", *task)
-    path.write_text(path.read_text().replace('"reference": ["a"], "turns"', '"turns"'))
+    path.write_text(path.read_text().replace('"reference": ["yes"], "turns"', '"turns"'))
     path.write_text(path.read_text().replace("Say 0.", "Say nothing."))
     assert "question 0 was answered with another text" in call("mt_bench", *options)
     path.write_text(path.read_text().replace("Say nothing.", "Say 0."))

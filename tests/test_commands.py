@@ -55,7 +55,7 @@ def test_mt_bench_writes_everything_and_can_be_extended(run, models, tmp_path):
     options = bench_options(models, tmp_path)
     done = run("evaluate/mt_bench.py", *options, "--questions", 2, *ALL_ARMS)
     assert done.returncode == 0, done.stderr
-    assert "tokens/round" in done.stdout and "| fsd-paper:0 " in done.stdout
+    assert "tokens/round" in done.stdout and "fsd-paper:0 " in done.stdout
     folder = tmp_path / "run"
     summary = json.loads((folder / "summary.json").read_text())
     assert [row["arm"] for row in summary["rows"]] == NAMES
