@@ -6,7 +6,6 @@
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 bash "$root/scripts/setup.sh"
-export KINETO_LOG_LEVEL=5 # torch 2.13's profiler tells of every start
 exec "$root/.venv/bin/python" "$root/evaluate/speed.py" --device cpu --output "$root/runs/speed_cpu" \
     --arms generate generate_compiled plain exact@eagle:{7x3x4,15x4x6,auto} \
     fsd:{0.3,0.4}@eagle:7x3x4 exact@lookup --context 200 4000 7900 \

@@ -5,6 +5,7 @@ back, from the profiler's memory events: tensors, temporaries of operators, weig
 packed. Neither counts what a library (MKL, cuBLAS, OpenMP) takes from the system by itself.
 """
 
+import os
 from types import TracebackType
 
 import torch
@@ -37,6 +38,8 @@ class PeakAllocated:
             torch.cuda.reset_peak_memory_stats(self._device)
             self._before = torch.cuda.memory_allocated(self._device)
         else:
+            # torch 2.13's profiler tells of every start and stop below this level
+            os.environ.setdefault("KINETO_LOG_LEVEL", "6")
             self._profile = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
             self._profile.__enter__()
         return self

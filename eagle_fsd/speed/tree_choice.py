@@ -267,7 +267,8 @@ def choose(
     Args:
         trees, counts: from candidate_trees and count_acceptance.
         costs: from measure_costs.
-        default: name of the tree that is taken without a choice; a candidate.
+        default: name of the tree that is taken without a choice; where the draft vocabulary is too
+            small for it, nothing is refused.
         hold: hold_fuzzy_share; None where the rule's share is not predicted.
     """
     if not all(rounds for rounds, _, _ in counts):
@@ -284,7 +285,7 @@ def choose(
         verify, tokens = at(costs["verify"], 1 + tree.num_draft_tokens), 1 + accepted / rounds
         speedup = tokens * plain_ms / (propose + verify + costs["settle"])
         share = None if hold is None else shares[name]
-        held = hold is None or share <= shares[default] + hold
+        held = hold is None or share <= shares.get(default, 1.0) + hold
         table.append(
             Candidate(name, tokens, share, propose, verify, costs["settle"], speedup, held)
         )
