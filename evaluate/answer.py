@@ -42,15 +42,13 @@ def run(options: AnswerOptions, sampling: SamplingOptions, model_options: ModelO
         answer = so_far
     seconds = synchronized_time(model.target.device) - began
     print()
-    figures = (
-        f"{len(answer.tokens)} tokens in {seconds:.1f} s ({len(answer.tokens) / seconds:.1f}/s)"
-    )
+    cost = f"{len(answer.tokens)} tokens in {seconds:.1f} s ({len(answer.tokens) / seconds:.1f}/s)"
     if answer.rounds and arm.drafts:
-        figures += (
+        cost += (
             f", {answer.tokens_per_round:.2f} tokens per round, "
             f"fuzzy share {answer.fuzzy_share:.3f}"
         )
-    print(f"[{figures}; ended by {answer.finish}]", file=sys.stderr)
+    print(f"[{cost}; ended by {answer.finish}]", file=sys.stderr)
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -67,14 +67,14 @@ def equal_speed(records: Mapping[str, Sequence[Record]], rows: Sequence[dict]) -
 
 
 def _shared(arms: Sequence[Sequence[Record]]) -> list[list[Record]]:
-    """Of every arm, the questions that all have."""
+    """Every arm's records of the questions that all have."""
     grouped = [by_question(records) for records in arms]
     keys = [key for key in grouped[0] if all(key in other for other in grouped)]
     return [[mine[key] for key in keys] for mine in grouped]
 
 
 def _losses(arms: list[list[Record]], metric: Metric) -> np.ndarray:
-    """Of exact and the curve's arms, [1 + R, A]; of a difference, less plain's."""
+    """A metric of exact and the curve's arms, [1 + R, A]; of a difference, less plain's."""
     rate_RA = _rates(arms, METRICS[metric.of] if metric.of else metric)
     return rate_RA[:, 1:] - (rate_RA[:, :1] if metric.of else 0.0)
 

@@ -73,7 +73,7 @@ def seconds(record: Record) -> float:
 
 
 def rounds_of(record: Record) -> list[dict]:
-    """Of all turns, one after the other."""
+    """The rounds of all turns, one after the other."""
     return [r for turn in record["turns"] for r in turn["rounds"]]
 
 

@@ -57,7 +57,7 @@ class JudgeRequest:
 
     @property
     def digest(self) -> str:
-        """Of all of it, so that a verdict on another answer or prompt is told apart."""
+        """A digest of all of it, so that a verdict on another answer or prompt is told apart."""
         return hashlib.sha256(json.dumps(asdict(self)).encode()).hexdigest()[:16]
 
 
@@ -172,7 +172,7 @@ def read_answers(run_folder: Path) -> dict[str, Answers]:
 
 
 def _by_choice(rows: list[dict]) -> Answers:
-    """Of rows in FastChat's model_answer format."""
+    """Answers from rows in FastChat's model_answer format."""
     return {
         (row["question_id"], choice.get("index", place)): choice["turns"]
         for row in rows

@@ -67,7 +67,7 @@ def load_benchmarks(others: dict[str, Iterable[str]] | None = None) -> Benchmark
 
 
 def fingerprints(prompts: Iterable[str]) -> set[Fingerprint]:
-    """Of each prompt's first 13 words, or of all if it has fewer."""
+    """Hashes of each prompt's first 13 words, or of all if it has fewer."""
     starts = (_words(prompt)[:LONGEST] for prompt in prompts)
     return {(len(words), _hash(words)) for words in starts if words}
 

@@ -180,7 +180,7 @@ def make_batch(
 
 
 def digest(dialogues: Iterable[Dialogue]) -> str:
-    """Of all tokens and masks, to tell data that has changed under the same name."""
+    """A digest of all tokens and masks, to tell data that has changed under the same name."""
     whole = hashlib.sha256()
     for dialogue in dialogues:
         whole.update(f"{dialogue.ids} {dialogue.mask}".encode())

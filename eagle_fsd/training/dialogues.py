@@ -228,7 +228,7 @@ class DialogueMaker:
         }
 
     def _seed(self, draw: Draw, what: str) -> int:
-        """Of a draw's randomness: by the run's seed, the draw's number, and what it is for."""
+        """The seed of a draw: by the run's seed, the draw's number, and what it is for."""
         return random.Random(f"{self.options.seed}/{draw.number}/{what}").getrandbits(62)
 
 

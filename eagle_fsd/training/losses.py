@@ -195,7 +195,7 @@ class Objective(nn.Module):
 
     @property
     def names(self) -> list[str]:
-        """Of the losses that forward returns, in its order."""
+        """Names of the losses that forward returns, in its order."""
         return [*(["feature"] if "feature" in self.recipe.losses else []), *self.mixed]
 
     def forward(

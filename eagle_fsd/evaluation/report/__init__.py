@@ -1,1 +1,1 @@
-"""The report: run folders in; tables, pictures and one self-contained page out."""
+"""The report: run folders in; tables, plots and one self-contained page out."""

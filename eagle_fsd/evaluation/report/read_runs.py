@@ -65,7 +65,7 @@ class RunData:
         return len({row["question_id"] for rows in self.records.values() for row in rows})
 
     def rows(self) -> list[dict]:
-        """Of summarize; its BadInput names the folder."""
+        """summarize's rows; its BadInput names the folder."""
         try:
             return summarize(self.records, timed=self.timed)
         except BadInput as error:
