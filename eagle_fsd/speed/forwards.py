@@ -33,7 +33,7 @@ WIDTHS = (1, 8, 16, 24, 32, 60)
 DEPTHS = (2, 6)  # of the two drafts whose difference is the cost of a level
 SETTLED = 16  # nodes of the tree that is settled
 WARM_UP = 3  # measurements that do not count: compiling, packing, recording, first touches
-OBSERVED = 2  # tokens that a drafter takes in before a measured draft, as after a usual round
+OBSERVED = 2  # tokens that a drafter takes in before a measured draft, as after a mean round
 
 Item = TypeVar("Item")
 Name = TypeVar("Name", bound=Hashable)
@@ -81,9 +81,11 @@ class ForwardProbes:
         self._runs = WARM_UP + repeats
         self._target.start(len(context) + rows_needed(repeats))
         _, features_LF = self._target.prefill(self._context_L)
+        # recorded graphs hand out the same memory again
         self._features_LF = features_LF.clone()
 
     def _timed(self, work: Callable[[], object]) -> float:
+        """The one way to time a piece of work here: the device has finished before and after."""
         began = synchronized_time(self._target.device)
         work()
         return synchronized_time(self._target.device) - began
@@ -115,7 +117,7 @@ class ForwardProbes:
         return step
 
     def draft(self, depth: int, branch_top_k: int) -> Probe:
-        """A whole draft, after the tokens of a usual round."""
+        """A whole draft, after the tokens that a mean round commits."""
         pool = TreeConfig(depth, depth, branch_top_k).pool_size
         drafts = min(pool, max(depth, self._drafter.tree_config.num_draft_tokens))
         own = self._told(TreeConfig(drafts, depth, branch_top_k))

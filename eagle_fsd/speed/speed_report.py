@@ -39,6 +39,7 @@ BytesRead = Callable[[float], float | None]
 
 
 def _metrics(*names: str) -> tuple[Column, ...]:
+    """Columns of METRICS, under the titles that they have everywhere."""
     return tuple((METRICS[name].label, name, METRICS[name].form) for name in names)
 
 
@@ -148,6 +149,7 @@ def _by_prompt(records: list[Record]) -> list[tuple[int, float]]:
 
 
 def _speed(records: list[Record], repeat: int) -> float:
+    """Tokens a second of one repeat."""
     chosen = [record for record in records if record["choice"] == repeat]
     return sum(map(tokens, chosen)) / sum(map(seconds, chosen))
 
@@ -176,6 +178,7 @@ def round_rows(
 
 
 def _round_row(answers: list[dict], bytes_read: BytesRead, bandwidth: float) -> dict:
+    """Sums over the answers' rounds / number of rounds; None is what transformers' loop has not."""
     keys = [key for _, key, _ in (*ROUND, *LIMITS) if key not in ("arm", "place")]
     row = dict.fromkeys([*keys, "phase_ms"])
     row["peak_mebibytes"] = max(answer["peak_memory_bytes"] for answer in answers) / MEBIBYTE
@@ -305,6 +308,7 @@ def report(
 
 
 def _title(settings: dict, prompts: int, machines: list[dict], origin: str) -> str:
+    """What was run, on what, in one line; engine time says what it is."""
     engines = " / ".join(dict.fromkeys(machine["engine"] for machine in machines))
     waits = " / ".join(dict.fromkeys(machine["wait_policy"] for machine in machines))
     pattern = " ".join(map(str, settings["accepted"]))

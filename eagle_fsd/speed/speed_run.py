@@ -57,7 +57,7 @@ def run_speed(
     arms = check(options, sampling, model_options)
     every = read_questions(options.question_file or mt_bench_dir() / "question.jsonl")
     questions = spread(every, options.prompts)
-    machine = describe_machine()
+    machine = describe_machine()  # before this process is at work itself
     settings = {"command": "speed"}
     settings |= asdict(options) | asdict(sampling) | asdict(model_options)
     settings |= {key: machine[key] for key in ("threads", "wait_policy")}
@@ -117,6 +117,7 @@ def check(
         BadInput: an arm that is none, or contexts that leave no room for an answer.
     """
     arms = parse_arms(options.arms)
+    # all of this before weights load
     for arm in arms:
         arm.check(sampling.sampling())
     if model_options.target.startswith(PREFIX):

@@ -22,7 +22,7 @@ from eagle_fsd.speed.clock import PhaseClock, synchronized_time
 from eagle_fsd.speed.pattern import Pattern
 from eagle_fsd.speed.peak_memory import PeakAllocated
 
-MEMORY_ROUNDS = 8
+MEMORY_ROUNDS = 8  # the peak is prefill's or a round's; only generate's cache goes on growing
 
 
 @dataclass(frozen=True)
@@ -134,6 +134,7 @@ class TimedArms:
         }
 
     def _time_rounds(self, name: str, prompt: Prompt, clock: PhaseClock | None = None) -> dict:
+        """The times and counts of profiled; the clock, if any, forgets the first round."""
         target = self.model.target
         began = synchronized_time(target.device)
         steps = self._rounds(name, prompt, clock)
@@ -168,6 +169,7 @@ class TimedArms:
     def _answer(
         self, name: str, prompt: Prompt, *, stop: StopConfig | None = None
     ) -> tuple[Generation, float]:
+        """A whole answer and its seconds, through the call that benchmarks use."""
         return answer_prompt(
             self.arms[name],
             self.model,
@@ -181,6 +183,7 @@ class TimedArms:
     def _rounds(
         self, name: str, prompt: Prompt, clock: PhaseClock | None = None
     ) -> Iterator[Round]:
+        """An answer of our loop, round by round as they are asked for."""
         policy = self.arms[name].policy(self._sampling)
         config = DecodeConfig(policy, self._stop, self._seed_of(prompt))
         lap = clock.lap if clock else None

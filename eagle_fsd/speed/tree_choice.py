@@ -154,6 +154,7 @@ def choose_tree(
         )
     folder = folder or cache_dir() / "tuning"
     trees = candidate_trees(model.drafter.draft_vocab_size)
+    # JSON has no infinity, which a threshold may be
     judged = f"{rule.divergence} {rule.threshold}" if type(rule) is Fsd else None
     key = _key(model)
     costs = kept(folder, "costs", key, lambda: measure_costs(model), retune=retune)
@@ -178,7 +179,7 @@ def measure_costs(model: Model) -> dict[str, Curve | float]:
     context = (text * (CONTEXT // len(text) + 1))[:CONTEXT]
     probes = ForwardProbes(model, context, REPEATS)
     branches = [k for k in BRANCHES if k <= model.drafter.draft_vocab_size]
-    deep = LEVELS - 2
+    deep = LEVELS - 2  # levels of the deeper of two drafts, whose difference is that of its levels
     named = {("verify", width): probes.verify(width) for width in WIDTHS}
     named |= {("draft", k, d): probes.draft(d, k) for k in branches for d in (1, deep)}
     named["settle"] = probes.settle()
@@ -273,7 +274,7 @@ def choose(
     """
     if not all(rounds for rounds, _, _ in counts):
         raise BadInput("no calibration prompt was answered by more than one token: name the tree")
-    plain_ms = at(costs["verify"], 1) + costs["settle"]
+    plain_ms = at(costs["verify"], 1) + costs["settle"]  # a round of plain decoding, one token
     shares = {
         tree_name(tree): fuzzy / (rounds + accepted)
         for tree, (rounds, accepted, fuzzy) in zip(trees, counts, strict=True)
@@ -295,6 +296,7 @@ def choose(
 
 
 def _explain(table: list[Candidate], best: Candidate, default: str, plain_ms: float) -> str:
+    """The choice in a few lines: what it costs and brings, what was refused."""
     lines = [f"auto tree: {best.in_words()}", f"  plain decoding takes {plain_ms:.1f} ms a token"]
     lines += [f"  the default tree: {row.in_words()}" for row in table if row.tree == default]
     if best.speedup <= 1:
