@@ -205,7 +205,7 @@ WIDE = with_layer(SPECULATORS3 | {"speculators_model_type": "eagle"}, head_dim=8
 # config.json, a part of the error
 CONFIGS = [
     (SIZES | {"draft_vocab_size": 42}, "draft_vocab_size 42 is more than vocab_size 41"),
-    (SIZES | {"head_type": "medusa"}, "head_type 'medusa' is not eagle or eagle3"),
+    (SIZES | {"head_type": "medusa"}, "head_type 'medusa' is unknown; known: eagle, eagle3"),
     (THREE | {"num_hidden_layers": 2}, "an EAGLE-3 head has one layer, not 2"),
     (SIZES | {"feature_layers": [1, 2, 3]}, "settings of EAGLE-3 heads"),
     (THREE | {"feature_layers": [1, 2]}, "an EAGLE-3 head fuses three layers, got (1, 2)"),

@@ -211,7 +211,7 @@ def test_a_draft_vocabulary_is_cut_again(tmp_path, monkeypatch):
         ({"draft_vocab": -3, **DATA}, "a draft vocabulary of -3 must be 1 to 258 tokens"),
         ({"draft_vocab": 259, **DATA}, "a draft vocabulary of 259 must be 1 to 258 tokens"),
         ({"draft_vocab": 20, **DATA, "head": "deep"}, "a draft vocabulary of 20 must be 1 to 19"),
-        ({"draft_vocab": 4, "data": "gone.jsonl"}, "no training data at gone.jsonl"),
+        ({"draft_vocab": 4, "data": "gone.jsonl"}, "no file at gone.jsonl"),
         ({"draft_vocab": 4, "data": "strange.jsonl"}, "strange.jsonl has token ids 7..258, the"),
         ({"draft_vocab": 4, **DATA, "format": "upstream"}, "--draft_vocab: upstream has no place"),
         (

@@ -43,7 +43,7 @@ def test_a_run_of_paths_inside_the_checkout_can_be_continued(tmp_path):
 
     def answered(settings: dict, question_id: int) -> Run:
         extendable = frozenset({"questions"})
-        run = Run(tmp_path / "run", settings, extendable=extendable, arms=["plain"])
+        run = Run(tmp_path / "run", settings, extendable=extendable, arms={"plain": "plain"})
         run.begin_session(timed=True, warnings=[])
         run.add("plain", record | {"question_id": question_id})
         return run

@@ -29,7 +29,7 @@ from eagle_fsd.heads.layouts import (
     optional_shapes,
     stranger,
 )
-from eagle_fsd.heads.models import stored_shapes
+from eagle_fsd.heads.models import check_head_type, stored_shapes
 
 CONFIG_NAME = "config.json"
 WEIGHTS_NAME = "model.safetensors"
@@ -92,6 +92,7 @@ def read_stored_config(folder: Path) -> StoredHead:
         _check_settings(values)
         translated, notes = read_config(values)
         config = HeadConfig.from_json(translated)
+        check_head_type(config)
     except BadInput as error:
         raise BadInput(f"{path}: {error}") from error
     except (TypeError, ValueError, AttributeError, LookupError) as error:  # a number as text, say

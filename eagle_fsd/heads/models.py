@@ -193,11 +193,16 @@ class _Eagle3Layer(nn.Module):
 HEAD_TYPES: dict[str, type[DraftHead]] = {"eagle": EagleHead, "eagle3": Eagle3Head}
 
 
-def build_head(config: HeadConfig) -> DraftHead:
-    """A head of this shape, freshly initialised."""
+def check_head_type(config: HeadConfig) -> None:
+    """Refuse, by a BadInput, a head whose module is not known."""
     if config.head_type not in HEAD_TYPES:
         known = ", ".join(HEAD_TYPES)
         raise BadInput(f"head_type {config.head_type!r} is unknown; known: {known}")
+
+
+def build_head(config: HeadConfig) -> DraftHead:
+    """A head of this shape, freshly initialised."""
+    check_head_type(config)
     return HEAD_TYPES[config.head_type](config)
 
 
