@@ -233,47 +233,36 @@ class VerifiedTree:
                 }
             if v not in self._drawn:
                 rows, uniform_1 = self._row(v), self._uniform_S3[self.depths[v], :1]
-                x_1 = self._draw_x(rows, uniform_1)
-                drawn = x_1, x_1, torch.zeros(1)
-                if self._law is not None:
-                    is_child_1V = torch.zeros(rows.target_MV.shape, dtype=torch.bool)
-                    is_child_1V.scatter_(1, rows.token_MC, True)
-                    drawn = x_1, *self._draw_law(rows, uniform_1, is_child_1V)
+                drawn = self._draw_rows(rows, uniform_1, 0, rows.token_MC[0])
                 self._drawn[v] = tuple(value_1.item() for value_1 in drawn)
         return self._drawn[v]
 
-    def _draw_x(self, rows: Rows, uniform_M: torch.Tensor) -> torch.Tensor:
-        if self.greedy:
-            return rows.target_MV.argmax(-1)
-        return inverse_cdf(rows.prob_MV, uniform_M)
-
-    def _draw_law(
-        self, rows: Rows, uniform_M: torch.Tensor, is_child_MV: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """y of the rule's own law, and the TV between law and P."""
+    def _draw_rows(
+        self, rows: Rows, uniform_M: torch.Tensor, row_C: torch.Tensor | int, child_C: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """The same of several rows; children are given by their row and their token."""
+        x_M = rows.target_MV.argmax(-1) if self.greedy else inverse_cdf(rows.prob_MV, uniform_M)
+        if self._law is None:
+            return x_M, x_M, torch.zeros_like(uniform_M)
+        is_child_MV = torch.zeros_like(rows.target_MV, dtype=torch.bool)
+        is_child_MV[row_C, child_C] = True
         law_MV = self._law(rows.prob_MV, rows.draft_distribution_MV, is_child_MV)
-        return inverse_cdf(law_MV, uniform_M), 0.5 * (law_MV - rows.prob_MV).abs().sum(-1)
+        return x_M, inverse_cdf(law_MV, uniform_M), 0.5 * (law_MV - rows.prob_MV).abs().sum(-1)
 
     # --- and on an accelerator --------------------------------------------------------------------
 
     def _read_all(self) -> tuple[list[int], list[int]]:
         """All nodes, all columns; returns tokens and parents. Ids are exact in float64."""
-        tree, logits_NV = self._tree, self._logits_NV
+        tree, device = self._tree, self._logits_NV.device
         rows = self._make_rows(slice(None), tree.token_N.expand(tree.size, -1))
-        uniform_N = self._uniform_S3.to(logits_NV.device)[:, 0][tree.depth_N]
-        x_N = self._draw_x(rows, uniform_N)
-        drawn_N, tv_N = x_N, torch.zeros_like(uniform_N)
-        if self._law is not None:
-            is_child_NV = torch.zeros(logits_NV.shape, dtype=torch.bool, device=logits_NV.device)
-            is_child_NV[tree.parent_N[1:], tree.token_N[1:]] = True
-            drawn_N, tv_N = self._draw_law(rows, uniform_N, is_child_NV)
-        node_N = torch.arange(tree.size, device=logits_NV.device)
-        best_N = rows.target_MV.amax(-1)
+        uniform_N = self._uniform_S3.to(device)[:, 0][tree.depth_N]
+        x_N, drawn_N, tv_N = self._draw_rows(rows, uniform_N, tree.parent_N[1:], tree.token_N[1:])
+        node_N = torch.arange(tree.size, device=device)
         asked = [name for name in self._values if not (self.greedy and name in AT_ZERO)]
         names = list(dict.fromkeys([*asked, "regret"]))
         values = [COLUMNS[name](rows) for name in names]
         values = [v if v.ndim == 1 else v[tree.parent_N, node_N] for v in values]
-        regret_N = best_N - rows.target_MV.gather(1, drawn_N[:, None])[:, 0]
+        regret_N = rows.target_MV.amax(-1) - rows.target_MV.gather(1, drawn_N[:, None])[:, 0]
         table = [tree.token_N, tree.parent_N, x_N, drawn_N, tv_N, regret_N, *values]
         table = torch.stack([value_N.double() for value_N in table]).tolist()
         token, parent, x, drawn, tv, regret, *values = table
