@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from eagle_fsd.config import DEFAULT_ARM, BadInput, SamplingConfig, TreeConfig
+from eagle_fsd.config import DEFAULT_ARM, SamplingConfig, TreeConfig
 from eagle_fsd.decoding.drafter import RootDrafter
 from eagle_fsd.decoding.loop import DecodeConfig, Generation, StopConfig, decode_rounds
 from eagle_fsd.drafters.eagle import EagleDrafter
@@ -125,8 +125,7 @@ def stream(
         BadInput: a setting is out of range, or prompt + budget is beyond the target's positions.
     """
     chosen = parse_arm(arm)
-    if not chosen.runs_our_loop:
-        raise BadInput(f"arm {arm!r} is transformers' own loop: call model.target.model.generate")
+    chosen.check_answers()
     policy = chosen.policy(SamplingConfig(temperature, top_k, top_p))
     config = DecodeConfig(policy, model.stop(max_new_tokens, tuple(stop_strings)), seed)
     drafter = chosen.build_drafter(model)

@@ -31,6 +31,7 @@ def run(options: AnswerOptions, sampling: SamplingOptions, model_options: ModelO
     if not options.prompt.strip():
         raise BadInput("the prompt is empty: give --prompt some text")
     arm = parse_arm(options.arm)
+    arm.check_answers()
     arm.check(sampling.sampling())
     StopConfig(options.max_new_tokens)  # checked before weights load
     model = model_options.load(drafts=arm.drafts and arm.drafter.needs_head)

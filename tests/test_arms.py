@@ -103,6 +103,7 @@ def test_what_an_arm_is_made_of():
         ("fsd:0.3,threshold=0.4", ["threshold is given twice"]),
         ("fsd:0.3,cap=1,cap=2", ["cap is given twice"]),
         ("fsd:0.3,cap=-1", ["cap must be 0"]),
+        ("fsd:0.3,floor=", ["floor must be a number"]),
         ("fsd:0.3,divergence=jss", ["unknown divergence 'jss'", "js_reference"]),
         ("path:inf", ["price", "inf"]),
         ("exact@lookup:2.5", ["num_draft_tokens must be a whole number", "'2.5'"]),

@@ -183,6 +183,16 @@ def test_generate_may_answer_fewer(call, models, tmp_path):
     assert "--generate_questions must be in 0..5, got 6" in told
 
 
+def test_generate_may_answer_none(call, models, tmp_path):
+    """Bugs held down: generate_compiled stayed without answers; no arm left was a division by 0."""
+    options = [*bench_options(models, tmp_path), "--questions", 1, "--generate_questions", 0]
+    call("mt_bench", *options, "--arms", "plain", "generate", "generate_compiled")
+    summary = json.loads((tmp_path / "run/summary.json").read_text())
+    assert [row["arm"] for row in summary["rows"]] == ["plain"]
+    told = call("mt_bench", *options, "--arms", "generate")
+    assert "--generate_questions 0 leaves no arm" in told
+
+
 def test_traces_tell_where_tokens_came_from(call, models, tmp_path):
     """A trace repeats its record; sources, path and probabilities agree with its rounds."""
     options = [*bench_options(models, tmp_path), "--questions", 3, "--arms", "generate", "plain"]

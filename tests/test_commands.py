@@ -213,6 +213,9 @@ def test_answer_streams_and_tells_bad_input(run, models):
     assert plain.stdout == exact.stdout
     done = run("evaluate/answer.py", *options, "--prompt", " ")
     assert done.returncode == 1 and "empty" in done.stderr
+    for arm, told in {"generate": "transformers' own", "exact@eagle:auto": "15x4x6"}.items():
+        done = run("evaluate/answer.py", *options, "--prompt", "Hello", "--arm", arm)
+        assert done.returncode == 1 and "error: " in done.stderr and told in done.stderr
 
 
 @pytest.mark.embedded

@@ -97,6 +97,16 @@ def test_loaded_by_name_and_drafting_deeply(tmp_path, head):
         assert token_R.shape == (149,) and (token_R.diff() > 0).all() and token_R[-1] < 307
 
 
+def test_a_tree_needs_a_head(tmp_path):
+    """Bug held down: without a head an arm with a tree of its own ended in an AttributeError."""
+    tiny_config().save_pretrained(tmp_path)
+    model = load(f"random:{tmp_path / 'config.json'}", head=None, dtype="float32")
+    assert len(generate(model, "Say a.", arm="exact", max_new_tokens=3).tokens) == 3
+    for arm, told in {"exact@eagle:7x3x4": "without one", "exact@eagle:auto": "15x4x6"}.items():
+        with pytest.raises(BadInput, match=told):
+            generate(model, "Say a.", arm=arm)
+
+
 @pytest.mark.parametrize(
     ("name", "words"),
     [

@@ -1,6 +1,6 @@
 """The one decoding loop: prefill, then rounds of propose, verify, accept, commit.
 
-Plain autoregressive decoding is this loop with a one-node tree (drafters/root.py). Stop tokens,
+Plain autoregressive decoding is this loop with a one-node tree (RootDrafter). Stop tokens,
 stop strings and the token budget are trimmed here, once, for every arm.
 """
 

@@ -1,8 +1,8 @@
 """Drafters by name, as arms say them; a new one is a file and an entry in DRAFTERS.
 
-eagle.py   dynamic trees of a draft head
-lookup.py  what followed the same tokens before in the text
-growth.py, pool.py  the head's trees at every position of a known text at once
+eagle.py, grower.py  dynamic trees of a draft head
+lookup.py            what followed the same tokens before in the text
+growth.py, pool.py   the head's trees at every position of a known text at once
 """
 
 from typing import ClassVar, Protocol

@@ -1,4 +1,4 @@
-"""The drafter that grows a dynamic tree a round with a draft head (heads.py; trees: tree.py).
+"""The drafter that grows a dynamic tree a round with a draft head (heads/models.py; grower.py).
 
 Axes: T new positions, K frontier nodes, E of them that a node sees, D hidden size, F features.
 """
@@ -41,7 +41,11 @@ class EagleSettings:
 
     def build(self, model: Model) -> "EagleDrafter":
         assert self.tree != "auto", "the tree is not chosen yet"
-        return model.drafter.with_tree(parse_tree(self.tree)) if self.tree else model.drafter
+        if not self.tree:
+            return model.drafter
+        if not isinstance(model.drafter, EagleDrafter):
+            raise BadInput(f"tree {self.tree} needs a draft head; the model was loaded without one")
+        return model.drafter.with_tree(parse_tree(self.tree))
 
 
 class EagleDrafter:

@@ -5,7 +5,8 @@ token of that text at once, and a tree accepts as many drafts as the text's own 
 it. Real decoding visits only some of these roots: from a root that accepts a drafts it jumps a + 1
 tokens ahead. EagleDrafter is the reference.
 
-Which of the text's tokens a tree holds is in pool.py, records made of it in record.py.
+Which of the text's tokens a tree holds is in pool.py; evaluation/offline/replay.py makes records
+of it.
 
 Axes: L tokens of the text, B roots, K branch_top_k, J frontier nodes (1 at the root, then K),
 S levels, E ancestors, M rows run together, R draft vocabulary, D hidden size.

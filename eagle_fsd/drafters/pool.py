@@ -1,6 +1,6 @@
 """A batch of growing trees, and where a text's own next tokens stand in them.
 
-Pool order, scores and ties are TreeGrower's (tree.py), which a test compares draft by draft.
+Pool order, scores and ties are TreeGrower's (grower.py), which a test compares draft by draft.
 
 Axes: B roots, K branch_top_k, J frontier nodes (1 at the root, then K), P pool of candidates so
 far, S levels, X any indices.

@@ -7,7 +7,7 @@
     generate_compiled  the same with a static cache and torch.compile
 
 `value` is the first field of the rule (rules.RULES), or of the drafter (drafters.DRAFTERS; without
-one: the head's, with its usual tree); guards (rules.guards.GUARDS) are further fields of the rule.
+one: the head's, with the run's tree); guards (rules.guards.GUARDS) are further fields of the rule.
 The canonical text states the value, leaves out other fields that have their default, and resolves
 aliases. Alternatives are the shell's braces: fsd:{0.2,0.3},child={draft,target}.
 """
@@ -78,7 +78,7 @@ class Arm:
         """The rule's parameter, None if it has none: what a curve is drawn over."""
         first = _value_field(self.rule) if self.drafts else None
         value = getattr(self.rule, first.name) if first else None
-        return value if isinstance(value, float) else None
+        return None if isinstance(value, str) else value
 
     @property
     def line(self) -> str:
@@ -93,6 +93,23 @@ class Arm:
     def check(self, sampling: SamplingConfig) -> None:
         """Refuse a sampling with which the arm has no meaning; the drafter is not known yet."""
         self.policy(sampling).rule.check(sampling, None)
+
+    def check_answers(self) -> None:
+        """Refuse an arm that cannot answer as it is: of another loop, or with a tree to choose."""
+        if not self.runs_our_loop:
+            raise BadInput(
+                f"arm {self.text!r} is transformers' own loop: call its generate, or lm-eval's "
+                "--model hf"
+            )
+        self.check_tree()
+
+    def check_tree(self) -> None:
+        """Refuse a tree that is still to be chosen."""
+        if self.tree == "auto":
+            raise BadInput(
+                f"arm {self.text!r}: give the tree's shape, such as eagle:15x4x6; "
+                "evaluate/choose_tree.py finds one"
+            )
 
     def build_drafter(self, model: Model) -> Drafter:
         """Its drafter; build it once, since a reduced draft vocabulary may be copied for it."""
@@ -170,7 +187,7 @@ def _parse(
         if not known:
             raise BadInput(f"{what} {name} takes no value, got {value!r}")
         main = _value_field(table[name])
-        given[main.name] = _read(main, value)
+        given[main.name] = _read(main, main.name, value)
     for other in others:
         key, equals, value = other.partition("=")
         if not equals or key not in known and key not in extras:
@@ -179,17 +196,17 @@ def _parse(
         if key in given or any(isinstance(extra, extras.get(key, ())) for extra in found):
             raise BadInput(f"{key} is given twice")
         if key in known:
-            given[key] = _read(known[key], value)
+            given[key] = _read(known[key], key, value)
         else:
-            found.append(extras[key](_read(fields(extras[key])[0], value)))
+            found.append(extras[key](_read(fields(extras[key])[0], key, value)))
     return table[name](**given), found
 
 
-def _read(field: Field, text: str) -> float | int | str:
+def _read(field: Field, name: str, text: str) -> float | int | str:
     try:
         return field.type(text)
     except ValueError as error:
-        raise BadInput(f"{field.name} must be {NAMES[field.type]}, got {text!r}") from error
+        raise BadInput(f"{name} must be {NAMES[field.type]}, got {text!r}") from error
 
 
 def _value_field(kind: Any) -> Field | None:

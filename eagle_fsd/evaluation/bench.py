@@ -15,7 +15,7 @@ from tqdm import tqdm
 from eagle_fsd.config import BadInput, SamplingConfig
 from eagle_fsd.decoding.drafter import Drafter
 from eagle_fsd.evaluation.answering import answer_prompt, turn_record
-from eagle_fsd.evaluation.arms import BY_TRANSFORMERS, GENERATE, Arm, parse_arms
+from eagle_fsd.evaluation.arms import BY_TRANSFORMERS, Arm, parse_arms
 from eagle_fsd.evaluation.bench_options import BenchOptions
 from eagle_fsd.evaluation.questions import (
     Question,
@@ -104,7 +104,9 @@ class Bench:
     ):
         arms = parse_arms(options.arms)
         if options.generate_questions == 0:
-            arms = [arm for arm in arms if arm.text != GENERATE]
+            arms = [arm for arm in arms if arm.runs_our_loop]
+            if not arms:
+                raise BadInput("--generate_questions 0 leaves no arm to answer: give one of ours")
         self.name, self.arms, self.questions = name, arms, questions
         self.options, self._sampling_options = options, sampling
         self.model_options = model_options
@@ -112,11 +114,7 @@ class Bench:
             for arm in arms:
                 arm.check(self._sampling(question))
         for arm in arms:
-            if arm.tree == "auto":
-                raise BadInput(
-                    f"arm {arm.text!r}: a benchmark takes a tree by its shape, such as 15x4x6; "
-                    "evaluate/choose_tree.py finds one"
-                )
+            arm.check_tree()
         self._by_generate = _ids(questions, options.generate_questions, "generate_questions")
         self._traced = _ids(questions, options.traces, "traces")
         self.processes = Processes.launched(cpu=model_options.device == "cpu")

@@ -37,12 +37,7 @@ class HarnessOptions(ModelOptions):
         super().__post_init__()
         arm = parse_arm(self.arm)
         self.arm = arm.text
-        if not arm.runs_our_loop:
-            raise BadInput(
-                f"arm {self.arm!r} is transformers' own loop: lm-eval's --model hf is it"
-            )
-        if arm.tree == "auto":
-            raise BadInput(f"arm {self.arm!r}: give the tree's shape, such as eagle:15x4x6")
+        arm.check_answers()
         if self.batch_size != "1" and not self.batch_size.startswith("auto"):
             raise BadInput(
                 f"batch_size {self.batch_size}: eagle_fsd answers one at a time; give 1 or auto"

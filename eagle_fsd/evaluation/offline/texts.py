@@ -35,7 +35,7 @@ class PlainText:
     """A prompt, the plain greedy answer to it, and what the target would have said next.
 
     Attributes:
-        answer: trimmed at stop and budget, as decode.py does.
+        answer: trimmed at stop and budget, as the loop does.
         beyond: BEYOND greedy tokens after the answer's end.
     """
 
