@@ -409,6 +409,19 @@ def test_a_budget_is_spent_once_an_answer(sampling, each_way):
     assert cut > 20
 
 
+def test_a_budget_leaves_no_known_tv():
+    """Bug held down: a spent budget emits what exact emits, and the rule's own TV was recorded."""
+    for rule in (AcceptAll(), Fsd(0.4), PathRule(3.0), Ratio(2.0), Random(0.5)):
+        for round_ in map(random_round, range(5)):
+            warm = outcome(round_, rule, WARM, (Budget(0.0),))
+            tree = round_[0]
+            for node, tv in zip(warm.path, warm.tv, strict=True):
+                assert tv == 0 if is_leaf(tree, node) else math.isnan(tv)
+            if not rule.takes_chances:
+                greedy = outcome(round_, rule, GREEDY, (Budget(0.0),))
+                assert greedy.tv == [float(flag) for flag in greedy.fuzzy]
+
+
 def test_what_narrows_path_is_refused_above_zero():
     """It draws from one distribution over the whole tree; a budget, which only cuts, is allowed."""
     for guard in (Cap(1.0), Floor(0.1)):
@@ -451,6 +464,19 @@ def test_values_without_meaning_are_refused(make, told):
     with pytest.raises(BadInput) as error:
         make()
     assert all(word in str(error.value) for word in told), error.value
+
+
+def test_guards_are_refused_where_a_rule_draws_from_its_own_distribution():
+    """Bug held down: y is emitted wherever a budget cuts, and was not charged to it."""
+
+    class Uniform(Exact):
+        def law(self, prob_MV, draft_prob_MV, is_child_MV):
+            return torch.ones_like(prob_MV)
+
+    Policy(Uniform())
+    for guard in (Budget(1.0), Cap(1.0)):
+        with pytest.raises(BadInput, match="leave them out"):
+            Policy(Uniform(), guards=(guard,))
 
 
 def test_combinations_without_meaning_are_refused():

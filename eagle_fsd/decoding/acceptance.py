@@ -3,6 +3,7 @@
 The rule says the path (rule.py, verified.py); everything else follows from it for all rules alike.
 """
 
+import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
@@ -26,7 +27,8 @@ class Acceptance:
         tokens: emitted tokens, the accepted drafts and then the next token; as long as `path`.
         fuzzy: the token is not the one that the exact test would have emitted with the same draw.
         divergence: D at path[i]; NaN where it was not computed, and at nodes without children.
-        tv: 1/2 sum |emitted distribution - P| at path[i]; 0 at nodes without children.
+        tv: 1/2 sum |emitted distribution - P| at path[i]; 0 at nodes without children, NaN where
+            it is not known.
         regret: log P(argmax) - log P(token) of the raw target distribution, nats.
     """
 
@@ -62,6 +64,11 @@ class Policy:
     def __post_init__(self):
         if self.record not in ("lean", "full"):
             raise BadInput(f"record must be lean or full, got {self.record!r}")
+        if self.guards and self.rule.law is not None:
+            raise BadInput(
+                "guards (cap, floor, budget) limit which drafts are taken; this rule draws tokens "
+                "from a distribution of its own, which they do not reach: leave them out"
+            )
         narrowing = any(guard.narrows for guard in self.guards)
         if narrowing and self.rule.whole_tree and self.sampling.temperature > 0:
             raise BadInput(
@@ -147,6 +154,8 @@ def _acceptance(
             tv.append(0.0)
         elif verified.greedy and not policy.rule.takes_chances:
             tv.append(float(fuzzy[-1]))
+        elif any(guard.cuts for guard in policy.guards):
+            tv.append(math.nan)
         else:
             tv.append(policy.rule.tv(verified, v))
         if policy.record == "full" and verified.children[v]:

@@ -73,10 +73,12 @@ class Guard:
     Attributes:
         columns: as a rule's.
         narrows: its `allows` may say no.
+        cuts: its `cut` may end a path early, so that a rule's TV is no longer what is emitted.
     """
 
     columns: ClassVar[tuple[str, ...]] = ()
     narrows: ClassVar[bool] = True
+    cuts: ClassVar[bool] = False
 
     def start(self) -> State:
         return None

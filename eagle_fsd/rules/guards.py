@@ -46,6 +46,7 @@ class Floor(Guard):
 class Budget(Guard):
     columns: ClassVar[tuple[str, ...]] = ("regret",)
     narrows: ClassVar[bool] = False
+    cuts: ClassVar[bool] = True
     nats: float
 
     def __post_init__(self):
