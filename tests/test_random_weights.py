@@ -97,12 +97,14 @@ def test_loaded_by_name_and_drafting_deeply(tmp_path, head):
         assert token_R.shape == (149,) and (token_R.diff() > 0).all() and token_R[-1] < 307
 
 
-def test_a_tree_needs_a_head(tmp_path):
-    """Bug held down: without a head an arm with a tree of its own ended in an AttributeError."""
+def test_drafts_that_cannot_be_made_are_refused(tmp_path):
+    """Bugs held down: without a head an arm with a tree of its own ended in an AttributeError, and
+    more drafts than there is memory for in torch's own error."""
     tiny_config().save_pretrained(tmp_path)
     model = load(f"random:{tmp_path / 'config.json'}", head=None, dtype="float32")
     assert len(generate(model, "Say a.", arm="exact", max_new_tokens=3).tokens) == 3
-    for arm, told in {"exact@eagle:7x3x4": "without one", "exact@eagle:auto": "15x4x6"}.items():
+    refused = {"exact@eagle:7x3x4": "without one", "exact@eagle:auto": "15x4x6"}
+    for arm, told in (refused | {"exact@lookup:99999999999999": "lower it"}).items():
         with pytest.raises(BadInput, match=told):
             generate(model, "Say a.", arm=arm)
 

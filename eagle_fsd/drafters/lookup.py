@@ -55,6 +55,11 @@ class LookupSettings:
             )
 
     def build(self, model: Model) -> "LookupDrafter":
+        if self.num_draft_tokens >= model.target.max_positions:
+            raise BadInput(
+                f"num_draft_tokens {self.num_draft_tokens} is beyond the target's "
+                f"{model.target.max_positions} positions: lower it"
+            )
         return LookupDrafter(self)
 
 
