@@ -89,10 +89,9 @@ class SamplingConfig:
     top_p: float = 1.0
 
     def __post_init__(self):
-        if not (0 <= self.temperature < math.inf):
-            raise BadInput(f"temperature must be 0 (greedy) or above, got {self.temperature}")
-        if 0 < self.temperature < 1e-6:  # logits divided by less could overflow float32
-            raise BadInput(f"temperature {self.temperature} is too near 0: give 0 for the argmax")
+        # logits divided by still less could overflow float32
+        if not (self.temperature == 0 or 1e-6 <= self.temperature < math.inf):
+            raise BadInput(f"temperature must be 0 (greedy) or above 1e-6, got {self.temperature}")
         if self.top_k < 0:
             raise BadInput(f"top_k must be 0 (off) or above, got {self.top_k}")
         if not 0 < self.top_p <= 1:

@@ -12,6 +12,7 @@ import pytest
 from commands import ROOT, bench_options, load_command, rows
 from tiny_folder import write_random_head, write_target
 
+from eagle_fsd.config import BadInput
 from eagle_fsd.evaluation.questions import answer_seed
 from eagle_fsd.runs.folder import Run
 
@@ -135,6 +136,14 @@ def test_merging_killed_in_the_middle_is_done_again(models, tmp_path):
         Run(folder, {}, extendable=frozenset(), arms={"plain": "plain"})
 
 
+@pytest.mark.parametrize("text", ["{", "{}", "[]", '{"options": 1, "sessions": []}'])
+def test_a_damaged_folder_is_told(tmp_path, text):
+    """Bug held down: JSON of another kind ended in a TypeError."""
+    (tmp_path / "run.json").write_text(text)
+    with pytest.raises(BadInput, match="is damaged"):
+        Run(tmp_path, {"turns": 0}, extendable=frozenset(), arms={"plain": "plain"})
+
+
 def test_choices_have_seeds_of_their_own(call, models, tmp_path):
     """num_choices: a record each, one FastChat answer a question; they may be added later."""
     options = [*bench_options(models, tmp_path), "--questions", 2, "--temperature", 1]
@@ -171,7 +180,7 @@ def test_temperature_by_category(call, models, tmp_path):
 
 
 def test_generate_may_answer_fewer(call, models, tmp_path):
-    """The other arms' figures stay over all questions; the ratio is over those both have."""
+    """The other arms' metrics stay over all questions; the ratio is over those both have."""
     options = [*bench_options(models, tmp_path), "--questions", 5, "--generate_questions", 2]
     call("mt_bench", *options)
     found = {

@@ -201,7 +201,7 @@ def test_mt_bench_refuses_to_mix_settings(run, models, tmp_path):
 
 
 def test_answer_streams_and_tells_bad_input(run, models):
-    """Text on standard output, figures on standard error; an empty prompt is told."""
+    """Text on standard output, metrics on standard error; an empty prompt is told."""
     target, head = models
     options = ["--target", target, "--head", head, "--dtype", "float32", "--max_new_tokens", 9]
     options += ["--tree", "7x3x3"]

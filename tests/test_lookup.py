@@ -125,7 +125,7 @@ def test_fsd_is_exact_without_a_divergence(child, temperature):
     assert found.fuzzy_share == 0
 
 
-def test_sampling_emits_the_targets_law():
+def test_sampling_emits_the_targets_distribution():
     """At temperature 1 the first token of the first round follows sum_x P(x) P(y | x), x being the
     root: within 4 standard errors for the tokens that matter, with drafts accepted on the way."""
     target = tiny_target("llama")

@@ -29,7 +29,7 @@ def random_logits(rows: int, vocab: int, seed: int = 0) -> torch.Tensor:
 
 
 def test_filters_agree_with_float64():
-    """Temperature, then top-k, then top-p: the same tokens kept, the same law, as by hand."""
+    """Temperature, then top-k, then top-p: the same tokens kept, as probable as by hand."""
     logits_RV = random_logits(13, 37)
     logits_RV[5, ::3] = -math.inf
     for sampling in SAMPLINGS:
@@ -156,8 +156,9 @@ def exact_draws(request):
 
     The target is a Markov chain over 7 tokens: P depends on the last token only. A text starts at
     token 0; a round that ends after one token is followed by another, whose root is that token and
-    whose uniforms are fresh, as in decoding. So whatever the trees hold, the law of the first two
-    tokens must be P(a | 0) P(b | a). Only some tokens are in a tree: both endings of a round occur.
+    whose uniforms are fresh, as in decoding. So whatever the trees hold, the first two tokens must
+    be distributed as P(a | 0) P(b | a). Only some tokens are in a tree, so that rounds end both
+    ways.
     """
     sampling = request.param
     logits_VV = random_logits(7, 7, seed=6)
@@ -222,7 +223,7 @@ def test_greedy_exact_accepts_exactly_the_expected_drafts():
 @pytest.mark.parametrize("child", ["draft", "target", "deepest"])
 @pytest.mark.parametrize("rule", [Fsd, FsdPaper])
 def test_greedy_tv_counts_the_fuzzy_tokens(rule, child):
-    """At temperature 0 the emitted law is one-hot: the sum of TV is the number of fuzzy tokens."""
+    """At temperature 0 what is emitted is one-hot: the sum of TV is the number of fuzzy tokens."""
     fuzzy = 0
     for seed, threshold in itertools.product(range(40), (0.02, 0.2, math.inf)):
         got, _ = accept(*random_round(seed), policy=Policy(rule(threshold, child)))

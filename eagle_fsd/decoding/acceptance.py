@@ -27,8 +27,7 @@ class Acceptance:
         tokens: emitted tokens, the accepted drafts and then the next token; as long as `path`.
         fuzzy: the token is not the one that the exact test would have emitted with the same draw.
         divergence: D at path[i]; NaN where it was not computed, and at nodes without children.
-        tv: 1/2 sum |emitted distribution - P| at path[i]; 0 at nodes without children, NaN where
-            it is not known.
+        tv: 1/2 sum |emitted distribution - P| at path[i], NaN if unknown; 0 without children.
         regret: log P(argmax) - log P(token) of the raw target distribution, nats.
     """
 
@@ -65,10 +64,7 @@ class Policy:
         if self.record not in ("lean", "full"):
             raise BadInput(f"record must be lean or full, got {self.record!r}")
         if self.guards and self.rule.law is not None:
-            raise BadInput(
-                "guards (cap, floor, budget) limit which drafts are taken; this rule draws tokens "
-                "from a distribution of its own, which they do not reach: leave them out"
-            )
+            raise BadInput("guards do not reach tokens that a rule's `law` draws: leave them out")
         narrowing = any(guard.narrows for guard in self.guards)
         if narrowing and self.rule.whole_tree and self.sampling.temperature > 0:
             raise BadInput(

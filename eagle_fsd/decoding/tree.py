@@ -74,16 +74,8 @@ class DraftTree:
             at_N = parent_N[at_N]
             ancestor_NN[node_N, at_N] = True
         depth_N = ancestor_NN.sum(1) - 1
-        return cls(
-            token_N,
-            parent_N,
-            depth_N,
-            ancestor_NN,
-            draft_row_N,
-            draft_logits_ER,
-            max_depth,
-            draft_token_R,
-        )
+        drafted = draft_row_N, draft_logits_ER, max_depth, draft_token_R
+        return cls(token_N, parent_N, depth_N, ancestor_NN, *drafted)
 
     @classmethod
     def from_parents(

@@ -93,8 +93,8 @@ class Run:
             return []
         try:
             before = json.loads(path.read_text())
-            options, sessions = before["options"], before["sessions"]
-        except (ValueError, KeyError) as error:
+            options, sessions = dict(before["options"]), list(before["sessions"])
+        except (ValueError, KeyError, TypeError) as error:
             raise BadInput(f"{path} is damaged ({error}); name another --output") from error
         changed = {
             key: (options.get(key), here)
