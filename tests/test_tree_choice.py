@@ -119,6 +119,9 @@ def test_what_cannot_be_measured_is_refused(folders, tmp_path):
     short = write_target(tmp_path / "short", max_positions=90, layers=2)
     with pytest.raises(BadInput, match="90 positions"):
         choose_tree(load(str(short), head=str(folders[1]), dtype="float32"), Exact())
+    for arm in ("plain", "exact@lookup"):  # bug held down: for look-up the head's tree was chosen
+        with pytest.raises(SystemExit, match="no tree of a head"):
+            MAIN(["--device", "cpu", "--arm", arm])
 
 
 @pytest.mark.processes
