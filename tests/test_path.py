@@ -201,7 +201,7 @@ def test_a_round_emits_its_distribution(rule, sampling):
     coupling says, 1 - TV, and TV is what was recorded."""
     draws = 4000
     tree, logits_NV, _ = random_round(8, depth=2, vocab=5)
-    policy = Policy(rule, sampling)
+    policy = Policy(rule, sampling, record="full")
     slow = SlowAccept(tree, logits_NV, policy)
     block_RS3 = torch.rand(draws, 3, 3, generator=torch.Generator().manual_seed(2))
     count, fuzzy = Counter(), 0
@@ -242,7 +242,7 @@ def test_a_price_of_nothing_is_exact_draw_by_draw():
     """At every temperature, gated or not, with the same uniforms."""
     for seed, tau in itertools.product(range(100), (0.0, 0.6, 1.0)):
         round_ = random_round(seed)
-        want, _ = accept(*round_, policy=Policy(Exact(), SamplingConfig(tau)))
+        want, _ = accept(*round_, policy=Policy(Exact(), SamplingConfig(tau), record="full"))
         for rule in (PathRule(0.0), PathRule(0.0, gate=0.3)):
-            got, _ = accept(*round_, policy=Policy(rule, SamplingConfig(tau)))
+            got, _ = accept(*round_, policy=Policy(rule, SamplingConfig(tau), record="full"))
             assert repr(got) == repr(want)

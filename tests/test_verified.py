@@ -195,7 +195,9 @@ def test_full_records_judge_every_visited_parent_lean_ones_only_where_asked(monk
             full, _ = accept(*round_, policy=Policy(rule, sampling, record="full"))
             parents = [v in tree.parent_N[1:] for v in full.path]
             assert [not math.isnan(d) for d in full.divergence] == parents
-            assert (lean.path, lean.tokens, lean.tv) == (full.path, full.tokens, full.tv)
+            assert (lean.path, lean.tokens) == (full.path, full.tokens)
+            judges = isinstance(rule, Fsd) and sampling is WARM  # its TV would ask for D
+            assert judges or lean.tv == full.tv
             if isinstance(rule, Fsd) and rule.threshold:
                 assert asked <= {"tv"}
                 for d, other in zip(lean.divergence, full.divergence, strict=True):

@@ -51,8 +51,7 @@ class Policy:
         rule: decides.
         sampling: temperature, top-k, top-p.
         guards: what the rule may not do.
-        record: "full" judges D at every node of the path; "lean" only notes it where the rule
-            asked, since a timed arm must not pay for a figure that nobody reads.
+        record: "full" judges D all along the path; "lean", for timed arms, notes what was asked.
     """
 
     rule: Rule
@@ -139,6 +138,7 @@ def _acceptance(
     verified: VerifiedTree, path: list[int], policy: Policy, judged: str | None
 ) -> Acceptance:
     tokens, fuzzy, divergence, tv, regret = [], [], [], [], []
+    judges = policy.record == "lean" and policy.rule.divergence_column  # TV would ask for all of D
     for v, child in zip(path, [*path[1:], None], strict=True):
         token = verified.drawn(v) if child is None else verified.tokens[child]
         tokens.append(token)
@@ -150,7 +150,7 @@ def _acceptance(
             tv.append(0.0)
         elif verified.greedy and not policy.rule.takes_chances:
             tv.append(float(fuzzy[-1]))
-        elif any(guard.cuts for guard in policy.guards):
+        elif judges or any(guard.cuts for guard in policy.guards):
             tv.append(math.nan)
         else:
             tv.append(policy.rule.tv(verified, v))
