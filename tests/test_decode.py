@@ -6,6 +6,7 @@ two best logits are a tie (gap < 1e-4).
 
 import pytest
 import torch
+from answers import EXACT, NEVER, TREES, assert_same, by_generate, run, text_of
 from tiny import (
     BOS,
     FAMILIES,
@@ -17,86 +18,21 @@ from tiny import (
 )
 from transformers import GPT2Config
 
-from eagle_fsd.config import SamplingConfig, TreeConfig
 from eagle_fsd.decoding.acceptance import Policy
-from eagle_fsd.decoding.drafter import Drafter, RootDrafter
+from eagle_fsd.decoding.drafter import RootDrafter
 from eagle_fsd.decoding.loop import (
     DecodeConfig,
-    Generation,
     StopConfig,
     answer_uniforms,
     decode,
     decode_rounds,
 )
-from eagle_fsd.decoding.rule import Rule
 from eagle_fsd.decoding.target import Target
 from eagle_fsd.drafters.eagle import EagleDrafter
 from eagle_fsd.drafters.lookup import LookupDrafter
 from eagle_fsd.rules import RULES
-from eagle_fsd.rules.fsd import Exact, Fsd
+from eagle_fsd.rules.fsd import Fsd
 from eagle_fsd.rules.price import PathRule
-
-EXACT, NEVER = Exact(), Fsd(0.0)
-TREES = [
-    TreeConfig(5, 5, 1),  # a chain
-    TreeConfig(7, 3, 4),
-    TreeConfig(15, 5, 4),
-    TreeConfig(23, 6, 3),
-    TreeConfig(59, 6, 10),
-    TreeConfig(4, 1, 7),  # one level
-]
-
-
-def text_of(tokens) -> str:
-    return "".join(f"<{token}>" for token in tokens)
-
-
-def run(
-    target: Target,
-    drafter: Drafter,
-    prompt: list[int],
-    *,
-    rule: Rule = EXACT,
-    temperature: float = 0.0,
-    seed: int = 0,
-    budget: int = 24,
-    stop: tuple[int, ...] = (),
-    strings: tuple[str, ...] = (),
-) -> Generation:
-    config = DecodeConfig(
-        Policy(rule, SamplingConfig(temperature)),
-        StopConfig(budget, stop, strings, text_of if strings else None),
-        seed,
-    )
-    return decode(target, drafter, prompt, config)
-
-
-def by_generate(target: Target, prompt: list[int], *, budget: int = 24, stop=()) -> list[int]:
-    """The answer of transformers' own greedy search."""
-    output = target.model.generate(
-        torch.tensor([prompt]),
-        do_sample=False,
-        max_new_tokens=budget,
-        eos_token_id=list(stop) or None,
-        pad_token_id=0,
-    )
-    return output[0, len(prompt) :].tolist()
-
-
-@torch.inference_mode()
-def assert_same(target: Target, prompt: list[int], ours: list[int], theirs: list[int]) -> None:
-    """Equal, or parted at a proven tie of the target's two best tokens."""
-    if ours == theirs:
-        return
-    parted = [i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b]
-    assert parted, f"one answer is a part of the other: {ours} {theirs}"
-    at = parted[0]
-    logits_V = target.model(torch.tensor([prompt + ours[:at]])).logits[0, -1]
-    best_2 = logits_V.topk(2)
-    gap = float(best_2.values[0] - best_2.values[1])
-    assert set(best_2.indices.tolist()) == {ours[at], theirs[at]} and gap < 1e-4, (
-        f"token {at}: {ours[at]} or {theirs[at]}, and no tie (gap {gap:.2g})"
-    )
 
 
 @pytest.mark.parametrize("tree", TREES, ids=lambda tree: f"{tree.num_draft_tokens}drafts")

@@ -10,7 +10,7 @@ import weakref
 
 import pytest
 import torch
-from test_decode import TREES, assert_same, by_generate, run
+from answers import TREES, assert_same, by_generate, run
 from tiny import (
     FAMILIES,
     SLIDING,

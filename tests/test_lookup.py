@@ -5,8 +5,8 @@ from functools import partial
 
 import pytest
 import torch
-from test_decode import EXACT
-from test_decode import run as run_one
+from answers import EXACT
+from answers import run as run_one
 from tiny import prompt_tokens, tiny_target
 
 from eagle_fsd.config import BadInput, SamplingConfig
