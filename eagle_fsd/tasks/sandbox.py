@@ -32,6 +32,7 @@ MEMORY_BYTES = 1 << 30
 PROCESSES = 64  # Linux does not count root's
 ISOLATION = ("bubblewrap", "no network, time and memory limits", "time and memory limits only")
 NOBODY = "65534"
+EMPTY = "/answer"  # where the code begins; /tmp may hold the Python that runs it
 
 
 @dataclass(frozen=True)
@@ -168,5 +169,6 @@ def _bubblewrap() -> list[str | None]:
     python = {sys.prefix, sys.base_prefix, os.path.realpath(sys.base_prefix)}
     for place in ["/usr", "/etc/ld.so.cache", *sorted(python)]:
         command += ["--ro-bind-try", place, place]
-    command += ["--dev", "/dev", "--remount-ro", "/dev", "--dir", "/tmp", "--chdir", "/tmp"]
+    command += ["--dev", "/dev", "--remount-ro", "/dev", "--dir", "/tmp", "--dir", EMPTY]
+    command += ["--chdir", EMPTY]
     return [*command, "--remount-ro", "/"]
