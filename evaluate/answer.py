@@ -4,9 +4,11 @@
     python evaluate/answer.py --prompt "..." --arm exact           # lossless EAGLE-2
     python evaluate/answer.py --prompt "..." --arm plain           # no drafts
 
-The answer goes to standard output as it comes, what it cost to standard error.
+The answer goes to standard output as it comes, what it cost to standard error. On a terminal fuzzy
+tokens are coloured, unless NO_COLOR is set; elsewhere only if FORCE_COLOR is.
 """
 
+import os
 import sys
 from dataclasses import asdict, dataclass, field
 
@@ -22,9 +24,13 @@ class AnswerOptions:
     max_new_tokens: int = option(256, "budget of the answer")
 
 
+FUZZY, END = "\033[30;43m", "\033[0m"  # black on yellow
+
+
 def run(options: AnswerOptions, sampling: SamplingOptions, model_options: ModelOptions) -> None:
     from eagle_fsd.api import Answer, stream
     from eagle_fsd.decoding.loop import StopConfig
+    from eagle_fsd.evaluation.answering import fuzzy_spans
     from eagle_fsd.evaluation.arms import parse_arm
     from eagle_fsd.speed.clock import synchronized_time
 
@@ -38,18 +44,30 @@ def run(options: AnswerOptions, sampling: SamplingOptions, model_options: ModelO
     began = synchronized_time(model.target.device)
     answer = Answer()
     settings = {"arm": options.arm, "max_new_tokens": options.max_new_tokens, **asdict(sampling)}
-    for text, so_far in stream(model, options.prompt, **settings):
-        print(text, end="", flush=True)
-        answer = so_far
+    colored = "FORCE_COLOR" in os.environ or sys.stdout.isatty() and "NO_COLOR" not in os.environ
+    for text, answer in stream(model, options.prompt, **settings):
+        shown = len(answer.text) - len(text)
+        spans = fuzzy_spans(model, answer) if colored else []
+        print(marked(answer.text, spans, shown), end="", flush=True)
     seconds = synchronized_time(model.target.device) - began
     print()
     cost = f"{len(answer.tokens)} tokens in {seconds:.1f} s ({len(answer.tokens) / seconds:.1f}/s)"
     if answer.rounds and arm.drafts:
         cost += (
             f", {answer.tokens_per_round:.2f} tokens per round, "
-            f"fuzzy share {answer.fuzzy_share:.3f}"
+            f"{sum(answer.fuzzy)} fuzzy (share {answer.fuzzy_share:.3f})"
         )
     print(f"[{cost}; ended by {answer.finish}]", file=sys.stderr)
+
+
+def marked(text: str, spans: list[list[int]], first: int) -> str:
+    """The text from its character `first` on, with the spans [begin, end) coloured."""
+    pieces = []
+    for begin, end in spans:
+        if end > first:
+            pieces += [text[first:begin], FUZZY, text[max(begin, first) : end], END]
+            first = end
+    return "".join([*pieces, text[first:]])
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -117,6 +117,16 @@ class Generation:
         fuzzy = [flag for r in self.rounds for flag in r.fuzzy]
         return sum(fuzzy) / len(fuzzy) if fuzzy else float("nan")
 
+    @property
+    def fuzzy(self) -> list[bool]:
+        """Whether the exact test would not have emitted it, of each of the tokens.
+
+        Prefill's is never fuzzy, nor are those of who has no rounds (transformers' generate).
+        """
+        flags = [False, *(flag for r in self.rounds for flag in r.fuzzy)]
+        flags += [False] * (len(self.tokens) - len(flags))
+        return flags[: len(self.tokens)]
+
 
 def check_request(target: Target, prompt: Sequence[int], stop: StopConfig) -> None:
     """Refuse a request that cannot be carried out, before any work.

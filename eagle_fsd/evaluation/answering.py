@@ -129,10 +129,9 @@ def turn_record(model: Model, prompt: list[int], result: Generation, seconds: fl
 
 def fuzzy_spans(model: Model, result: Generation) -> list[list[int]]:
     """[begin, end) of every fuzzy token in the answer's text."""
-    flags = [False, *(flag for r in result.rounds for flag in r.fuzzy)]  # the first is prefill's
     return [
         [len(model.text(result.tokens[:place])), len(model.text(result.tokens[: place + 1]))]
-        for place, flag in enumerate(flags[: len(result.tokens)])
+        for place, flag in enumerate(result.fuzzy)
         if flag
     ]
 

@@ -1,0 +1,65 @@
+"""The answer to one prompt: which of its tokens were fuzzy, and how they are shown."""
+
+import re
+
+import pytest
+import torch
+from commands import load_command
+from tiny_folder import write_random_head, write_target
+
+import eagle_fsd
+from eagle_fsd.config import TreeConfig
+
+answer = load_command("evaluate/answer.py")
+ARM, PROMPT, TOKENS = "random:0.7", "Hello", 30
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("models")
+    return write_target(folder / "target"), write_random_head(folder / "head")
+
+
+@torch.inference_mode()
+def test_fuzzy_says_it_of_every_token(folders):
+    """One flag a token, over rounds and the trimming at the budget: what is not the argmax of the
+    target's own forward over the whole answer."""
+    target, head = map(str, folders)
+    tree = TreeConfig(7, 3, 3)
+    model = eagle_fsd.load(target, head=head, tree=tree, dtype="float32", keep_stock=True)
+    told = eagle_fsd.generate(model, PROMPT, arm=ARM, max_new_tokens=TOKENS)
+    assert len(told.fuzzy) == len(told.tokens) == TOKENS and not told.fuzzy[0]
+    prompt = model.prompt_ids(PROMPT)
+    logits_NV = model.target.model(torch.tensor([prompt + told.tokens])).logits[0]
+    argmax = logits_NV[len(prompt) - 1 : -1].argmax(-1).tolist()
+    assert told.fuzzy == [a != b for a, b in zip(told.tokens, argmax, strict=True)]
+    assert 5 < sum(told.fuzzy) < TOKENS
+    plain = eagle_fsd.generate(model, PROMPT, arm="plain", max_new_tokens=TOKENS)
+    assert plain.fuzzy == [False] * TOKENS
+    assert eagle_fsd.Answer(tokens=[1, 2]).fuzzy == [False, False]  # transformers' generate
+
+
+def test_a_terminal_shows_fuzzy_tokens_in_color(folders, capsys, monkeypatch):
+    """Forced here; the text is the same without the color, and a pipe gets none."""
+    options = ["--target", *map(str, folders), "--tree", "7x3x3", "--dtype", "float32"]
+    options[2:2] = ["--head"]
+    options += ["--prompt", PROMPT, "--arm", ARM, "--max_new_tokens", str(TOKENS)]
+    answer.main(options)
+    piped = capsys.readouterr()
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    answer.main(options)
+    colored = capsys.readouterr().out
+    assert "\033" not in piped.out
+    assert re.sub(r"\033\[[\d;]*m", "", colored) == piped.out
+    shown = re.findall(re.escape(answer.FUZZY) + "(.+?)" + re.escape(answer.END), colored, re.S)
+    assert 0 < len(shown) <= int(re.search(r"(\d+) fuzzy", piped.err)[1])
+
+
+@pytest.mark.parametrize(
+    "first, wanted",
+    [(0, "a[bc]d[ef]"), (1, "[bc]d[ef]"), (2, "[c]d[ef]"), (3, "d[ef]"), (6, "")],
+)
+def test_marking_goes_on_where_the_text_was(first, wanted):
+    """Spans before the new text, across its beginning, within it and up to its end."""
+    marked = answer.marked("abcdef", [[1, 3], [4, 6]], first)
+    assert marked.replace(answer.FUZZY, "[").replace(answer.END, "]") == wanted
