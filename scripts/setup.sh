@@ -8,13 +8,20 @@ if ! "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then
     echo "error: Python 3.11 or later is needed; name one with PYTHON=..." >&2
     exit 1
 fi
-wanted=$(cat "$root"/requirements.txt "$root"/requirements-test.txt "$root"/pyproject.toml | sha256sum)
-if [ "$(cat "$root/.venv/setup-stamp" 2>/dev/null)" != "$wanted" ]; then
+digest=$(cat "$root"/requirements.txt "$root"/requirements-test.txt "$root"/pyproject.toml | sha256sum)
+stamp=$(cat "$root/.venv/setup-stamp" 2>/dev/null || true)
+if [ "$stamp" != "$root $digest" ]; then
+    anew=""
+    if [ -n "$stamp" ] && [[ "$stamp" != "$root "* ]]; then
+        # copied or moved with its checkout: it would import the old folder's library
+        echo "set-up: $root/.venv was made for another folder and is made anew" >&2
+        anew="--clear"
+    fi
     echo "set-up: dependencies into $root/.venv (minutes, once)" >&2
-    "$python" -m venv "$root/.venv"
+    "$python" -m venv $anew "$root/.venv"
     "$root/.venv/bin/python" -m pip install --quiet -r "$root/requirements-test.txt"
     "$root/.venv/bin/python" -m pip install --quiet --no-deps -e "$root"
-    echo "$wanted" >"$root/.venv/setup-stamp"
+    echo "$root $digest" >"$root/.venv/setup-stamp"
 fi
 "$root/.venv/bin/python" - <<'PY'
 from eagle_fsd.models.assets import embedded_target_dir, mt_bench_dir
