@@ -1,13 +1,16 @@
 #!/usr/bin/env bash
 # Sets up and passes the tests: the fast ones, then those on the embedded target (minutes).
-#     scripts/test.sh --fast     only the fast ones (under three minutes)
-# Other options go to pytest. The longest are left out: .venv/bin/pytest -m slow
+#     scripts/test.sh --fast     only the fast ones (two minutes)
+# Other options go to pytest. The longest are left out: .venv/bin/python -m pytest -m slow
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 bash "$root/scripts/setup.sh"
 cd "$root"
+chosen="not slow"
 if [ "${1:-}" = "--fast" ]; then
     shift
-    exec .venv/bin/python -m pytest -q -m "not embedded and not processes and not slow" "$@"
+    chosen="not slow and not embedded and not processes"
 fi
-exec .venv/bin/python -m pytest -q -m "not slow" "$@"
+# a process a core, each of one thread: threads of several processes wait for one another
+export OMP_NUM_THREADS=1
+exec .venv/bin/python -m pytest -q -n logical --maxprocesses 4 --dist loadfile -m "$chosen" "$@"
