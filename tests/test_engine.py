@@ -11,13 +11,7 @@ import weakref
 import pytest
 import torch
 from answers import TREES, assert_same, by_generate, run
-from tiny import (
-    FAMILIES,
-    SLIDING,
-    prompt_tokens,
-    random_model,
-    tiny_head,
-)
+from tiny import FAMILIES, SLIDING, prompt_tokens, random_model, tiny_head
 
 from eagle_fsd.config import BadInput, TreeConfig
 from eagle_fsd.decoding.drafter import RootDrafter
@@ -66,12 +60,13 @@ def test_prefill_verify_and_commit_give_what_the_stock_model_gives(family, engin
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "mixtral", *SLIDING])
 @pytest.mark.parametrize("engine", REBUILT)
 def test_greedy_trees_emit_the_tokens_of_transformers_generate(family, engine):
+    """The plain loop too; every shape of tree on one family, a branching one on all."""
     stock, target = pair(family, engine)
     prompt = prompt_tokens(19, seed=3)
     expected = by_generate(stock, prompt)
     assert_same(stock, prompt, run(target, RootDrafter(), prompt).tokens, expected)
     drafter = EagleDrafter(tiny_head(target, seed=1), target, TREES[0])
-    for tree in TREES:
+    for tree in TREES if family == "llama" else TREES[1:2]:
         drafted = run(target, drafter.with_tree(tree), prompt)
         assert_same(stock, prompt, drafted.tokens, expected)
 
@@ -187,11 +182,8 @@ def test_visible_rows_by_hand():
 
 
 def test_buckets_hold_their_rows():
-    assert [bucket_of(n) for n in (1, BUCKET_ROWS, BUCKET_ROWS + 1)] == [
-        BUCKET_ROWS,
-        BUCKET_ROWS,
-        2 * BUCKET_ROWS,
-    ]
+    rows = BUCKET_ROWS
+    assert [bucket_of(n) for n in (1, rows, rows + 1)] == [rows, rows, 2 * rows]
 
 
 def test_engines_are_chosen_and_refused_by_device():
@@ -233,7 +225,7 @@ def test_replayed_graphs_give_what_the_eager_engine_gives():
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("block", [1, 7, 29, 40])
+@pytest.mark.parametrize("block", [1, 29, 40])
 def test_a_prompt_in_blocks_gives_the_tree_of_a_prompt_at_once(engine, block, monkeypatch):
     stock, target = pair("llama", engine)
     head = tiny_head(stock, seed=2)

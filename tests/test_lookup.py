@@ -134,7 +134,7 @@ def test_sampling_emits_the_targets_distribution():
     follows_VL = torch.cat([torch.tensor([prompt]).expand(V, -1), torch.arange(V)[:, None]], dim=1)
     root_V, next_VV = target.model(follows_VL).logits[:, -2:].softmax(-1).unbind(1)
     prob_V = root_V[0] @ next_VV
-    count_V, drafted, runs = torch.zeros(V), 0, 500
+    count_V, drafted, runs = torch.zeros(V), 0, 300
     for seed in range(runs):
         config = DecodeConfig(Policy(EXACT, SamplingConfig(1.0)), StopConfig(2), seed)
         _, first = decode_rounds(target, LookupDrafter(LookupSettings(max_ngram=1)), prompt, config)
