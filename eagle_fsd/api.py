@@ -132,10 +132,7 @@ def stream(
     answer = Answer()
     ids = model.prompt_ids(prompt)
     for step in decode_rounds(model.target, drafter, ids, config):
-        answer.tokens += step.tokens
-        answer.finish = step.finish
-        if step.acceptance is not None:
-            answer.rounds.append(step.acceptance)
+        answer.add(step)
         text = model.text(answer.tokens)
         if step.finish is None and text.endswith("\N{REPLACEMENT CHARACTER}"):
             continue  # half a character; the next round completes it

@@ -375,7 +375,7 @@ def random_round(
     draft_EV = logits_NV[[*expanded, 0]] + noise_EV
     if ties:
         logits_NV, draft_EV = (logits_NV / 2).round(), (draft_EV / 2).round()
-    tree = DraftTree.from_tensors(
+    tree = DraftTree(
         torch.tensor(tokens), torch.tensor(parents), draft_row_N, draft_EV, max_depth=depth
     )
     return tree, logits_NV, torch.rand(depth + 1, 3, generator=generator)

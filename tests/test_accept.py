@@ -188,7 +188,7 @@ def test_deepest_takes_the_first_of_equals():
         generator = torch.Generator().manual_seed(seed)
         draft_NV, logits_NV = torch.randn(2, 31, 7, generator=generator)
         tensors = (torch.tensor(tokens), torch.tensor(parents), torch.arange(31), draft_NV)
-        tree = DraftTree.from_tensors(*tensors, max_depth=4)
+        tree = DraftTree(*tensors, max_depth=4)
         logits_NV[:, [3, 5]] -= 2  # so that D is needed
         round_ = (tree, logits_NV, torch.rand(5, 3, generator=generator))
         got = outcome(round_, Fsd(INF, "deepest"), WARM)
@@ -284,9 +284,7 @@ def test_children_of_no_draft_probability_are_still_children(child, each_way):
     draft_EV = torch.zeros(2, 7)
     draft_EV[:, [2, 3, 5]] = -INF
     tokens, parents = torch.tensor([0, 2, 3, 5]), torch.tensor([0, 0, 0, 1])
-    tree = DraftTree.from_tensors(
-        tokens, parents, torch.tensor([0, 1, -1, -1]), draft_EV, max_depth=2
-    )
+    tree = DraftTree(tokens, parents, torch.tensor([0, 1, -1, -1]), draft_EV, max_depth=2)
     round_ = (tree, torch.zeros(4, 7), torch.rand(3, 3))
     got = outcome(round_, FsdPaper(INF, child, "kl_target_draft"), WARM)
     assert got.path in ([0, 1, 3], [0, 2])
@@ -516,7 +514,7 @@ def test_no_randomness_but_the_uniforms():
 
 
 def on_meta(tree: DraftTree) -> DraftTree:
-    values = {field.name: getattr(tree, field.name) for field in fields(tree)}
+    values = {field.name: getattr(tree, field.name) for field in fields(tree) if field.init}
     tensors = {k: v.to("meta") for k, v in values.items() if isinstance(v, torch.Tensor)}
     return replace(tree, **tensors)
 
@@ -570,7 +568,7 @@ def test_cuda_agrees_with_the_cpu():
     for seed, sampling in itertools.product(range(10), (GREEDY, FILTERED, WARM)):
         tree, logits_NV, uniform_S3 = random_round(seed)
         tensors = [tree.token_N, tree.parent_N, tree.draft_row_N, tree.draft_logits_ER]
-        there = DraftTree.from_tensors(*(t.cuda() for t in tensors), max_depth=tree.max_depth)
+        there = DraftTree(*(t.cuda() for t in tensors), max_depth=tree.max_depth)
         for rule in [*other_rules(sampling), *(kind() for kind in RULES.values())]:
             want = outcome((tree, logits_NV, uniform_S3), rule, sampling)
             got = outcome((there, logits_NV.cuda(), uniform_S3), rule, sampling)

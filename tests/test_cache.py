@@ -65,22 +65,22 @@ def test_update_returns_all_valid_rows_and_only_those():
     assert cache.get_mask_sizes(2, 0) == (9, 0)
 
 
-def test_truncate_forgets_the_end():
-    """Rows from `length` on are gone and overwritten by the next; growing is refused."""
+def test_a_lower_length_forgets_the_end():
+    """Rows from `length` on are gone and overwritten by the next."""
     cache = TreeCache(LAYERS, capacity=9)
     append(cache, 0, 6)
-    cache.truncate(2)
+    cache.length = 2
     append(cache, 20, 1)
     assert stored(cache) == stored(cache, layer=1) == [0, 1, 20]
-    with pytest.raises(AssertionError, match="cannot grow"):
-        cache.truncate(4)
+    with pytest.raises(AssertionError, match="cache of 9 rows"):
+        cache.length = 10
 
 
 def test_rows_beyond_capacity_are_refused():
     """A full cache says so instead of growing."""
     cache = TreeCache(1, capacity=5)
     append(cache, 0, 4)
-    with pytest.raises(AssertionError, match="cannot hold 6"):
+    with pytest.raises(RuntimeError, match="exceeds dimension"):
         append(cache, 4, 2)
 
 
@@ -93,6 +93,6 @@ def test_the_buffer_is_allocated_once():
         prefix = cache.length
         append(cache, prefix, 5)
         cache.keep_path(prefix, torch.tensor([0, 2, 4]))
-        cache.truncate(cache.length - 1)
+        cache.length -= 1
     assert where == [(layer.keys.data_ptr(), layer.values.data_ptr()) for layer in cache.layers]
     assert [layer.keys.shape[2] for layer in cache.layers] == [31, 31]

@@ -24,7 +24,7 @@ from eagle_fsd.rules.fsd import Exact, Fsd
 def random_tree(generator: torch.Generator, token_R: torch.Tensor) -> DraftTree:
     """Root, two children, one grandchild; tokens of the draft vocabulary, rows over it."""
     picks = token_R[torch.randperm(token_R.shape[0], generator=generator)[:3]]
-    return DraftTree.from_tensors(
+    return DraftTree(
         torch.cat([torch.tensor([1]), picks]),
         torch.tensor([0, 0, 0, 1]),
         torch.tensor([0, 1, -1, -1]),

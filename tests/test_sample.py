@@ -248,7 +248,7 @@ def round_of_eighths() -> tuple[DraftTree, torch.Tensor]:
     draft_EV[1, [3, 5]] = torch.tensor([0.2, 0.6])
     draft_EV[2, [0, 6, 2]] = torch.tensor([0.2, 0.2, 0.4])
     row_N = torch.tensor([0, -1, 1, 2, -1, -1, -1, -1, -1])
-    tree = DraftTree.from_tensors(
+    tree = DraftTree(
         torch.tensor(tokens), torch.tensor(parents), row_N, draft_EV.log(), max_depth=2
     )
     return tree, (eighths_NV / 8).log()

@@ -54,8 +54,6 @@ class PreallocatedLayer(CacheLayerMixin):
             return self.keys.narrow(2, 0, fixed.bucket), self.values.narrow(2, 0, fixed.bucket)
         new = key_states.shape[2]
         end = self.length + new
-        capacity = self._cache.capacity
-        assert end <= capacity, f"cache of {capacity} rows cannot hold {end}"
         self.keys.narrow(2, self.length, new).copy_(key_states)
         self.values.narrow(2, self.length, new).copy_(value_states)
         self.length = end
@@ -81,46 +79,46 @@ class TreeCache(Cache):
         num_layers: layers of the model.
         capacity: rows of each.
         pooled: one buffer for all layers; False where they lie on several devices.
-        zeroed: no row is ever undefined; for forwards that read rows not valid yet.
 
     Attributes:
         fixed: set while a forward of fixed shapes runs, else None.
     """
 
-    def __init__(
-        self, num_layers: int, capacity: int, *, pooled: bool = True, zeroed: bool = False
-    ):
+    def __init__(self, num_layers: int, capacity: int, *, pooled: bool = True):
         super().__init__(layers=[PreallocatedLayer(self, index) for index in range(num_layers)])
         self.capacity = capacity
         self.fixed: FixedRows | None = None
-        self.pooled, self._zeroed = pooled, zeroed
+        self.pooled = pooled
         self._pools: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     @property
     def length(self) -> int:
-        """Number of valid rows."""
+        """Number of valid rows. Set lower, it forgets the rows behind; set higher, rows are valid
+        that a forward of fixed shapes has written."""
         return self.layers[0].length
+
+    @length.setter
+    def length(self, length: int) -> None:
+        assert 0 <= length <= self.capacity, f"length {length} of a cache of {self.capacity} rows"
+        for layer in self.layers:
+            layer.length = length
 
     def buffers(
         self, index: int, key_states: torch.Tensor, value_states: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """A layer's part of the pool of all layers; of one of its own if it lies or looks apart."""
-        shapes = [self._shape(states) for states in (key_states, value_states)]
-        if not self._pools and self.pooled:
-            self._add_pool(len(self.layers), shapes, key_states)
-        if not self.pooled or [part.shape[1:] for part in self._pools[0]] != shapes:
-            self._add_pool(1, shapes, key_states)
-            index = -1
-        keys, values = self._pools[-1 if index < 0 else 0]
-        return keys[index], values[index]
-
-    def _add_pool(self, layers: int, shapes: list[torch.Size], like: torch.Tensor) -> None:
-        new = like.new_zeros if self._zeroed else like.new_empty
-        self._pools.append(tuple(new(layers, *shape) for shape in shapes))
-
-    def _shape(self, states: torch.Tensor) -> torch.Size:
-        batch, heads, _, head_dim = states.shape
-        return torch.Size((batch, heads, self.capacity, head_dim))
+        shapes = [
+            torch.Size((*states.shape[:2], self.capacity, states.shape[3]))
+            for states in (key_states, value_states)
+        ]
+        if self._pools and self.pooled and [part.shape[1:] for part in self._pools[0]] == shapes:
+            keys, values = self._pools[0]
+            return keys[index], values[index]
+        layers = len(self.layers) if self.pooled and not self._pools else 1
+        # zeros: a row behind a mask must not be infinite or NaN
+        keys, values = (key_states.new_zeros(layers, *shape) for shape in shapes)
+        self._pools.append((keys, values))
+        return keys[0], values[0]
 
     @torch.inference_mode()
     def keep_path(self, prefix_length: int, node_A: torch.Tensor) -> None:
@@ -137,26 +135,12 @@ class TreeCache(Cache):
                 for part in pool:
                     # index_select copies first, so source and destination rows may overlap
                     part.narrow(3, prefix_length, kept).copy_(part.index_select(3, row_A))
-        self.truncate(prefix_length + kept)
-
-    def truncate(self, length: int) -> None:
-        """Forget all rows from `length` on."""
-        assert length <= self.length, f"cannot grow a cache from {self.length} to {length}"
-        self._set_length(length)
+        self.length = prefix_length + kept
 
     @torch.inference_mode()
     def clear(self) -> None:
-        """Forget all rows, and what they held: a row behind a mask must not be infinite or NaN."""
-        self._set_length(0)
+        """Forget all rows, and what they held."""
+        self.length = 0
         for pool in self._pools:
             for part in pool:
                 part.zero_()
-
-    def extend(self, length: int) -> None:
-        """Rows [0, length) are valid now: a forward of fixed shapes has written them."""
-        assert self.length <= length <= self.capacity, (self.length, length, self.capacity)
-        self._set_length(length)
-
-    def _set_length(self, length: int) -> None:
-        for layer in self.layers:
-            layer.length = length

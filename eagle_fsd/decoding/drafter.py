@@ -49,4 +49,4 @@ class RootDrafter:
         device = self._root.device
         zero_1 = torch.zeros(1, dtype=torch.int64, device=device)
         nothing = torch.empty(0, 0, device=device)
-        return DraftTree.from_tensors(self._root, zero_1, zero_1 - 1, nothing, max_depth=0)
+        return DraftTree(self._root, zero_1, zero_1 - 1, nothing, max_depth=0)

@@ -41,11 +41,7 @@ class StopConfig:
             raise BadInput("stop strings need `decode`, from token ids to text")
 
     def trim(self, answer: list[int], new: list[int]) -> tuple[list[int], str | None]:
-        """How many of the new tokens still belong to the answer.
-
-        Returns:
-            The tokens kept, and why the answer ended: "stop", "length", or None if it goes on.
-        """
+        """The new tokens that belong to the answer, and why it ends: "stop", "length" or None."""
         for count, token in enumerate(new, start=1):
             stopped = token in self.token_ids
             if not stopped and self.strings:
@@ -67,40 +63,44 @@ class DecodeConfig:
     seed: int = 0
 
 
-Lap = Callable[[str], None]
-Watcher = Callable[[DraftTree, torch.Tensor, Acceptance], None]
-"""Sees each round's tree, the target's logits [N, V] over it, and what was accepted."""
-
-
 @dataclass(frozen=True)
 class Round:
-    """One round of the loop.
+    """One round of the loop; prefill is the first, and has tokens only.
 
     Attributes:
         tokens: tokens that joined the answer, after trimming.
-        acceptance: what the rule did, before trimming. None for prefill, whose one token is no
-            round's.
         finish: why the answer ended in this round, else None.
+        acceptance: what the rule did, before trimming.
+        tree, logits_NV: what it saw; the logits are good until the next round.
     """
 
     tokens: list[int]
-    acceptance: Acceptance | None
     finish: str | None
+    acceptance: Acceptance | None = None
+    tree: DraftTree | None = None
+    logits_NV: torch.Tensor | None = None
 
 
 @dataclass
 class Generation:
-    """A finished answer.
+    """An answer.
 
     Attributes:
         tokens: the answer's token ids, after trimming.
         rounds: acceptance of every round, before trimming; prefill is not among them.
-        finish: "stop" or "length".
+        finish: "stop" or "length"; None while it goes on.
     """
 
     tokens: list[int] = field(default_factory=list)
     rounds: list[Acceptance] = field(default_factory=list)
     finish: str | None = None
+
+    def add(self, step: Round) -> None:
+        """Take in the answer's next round."""
+        self.tokens += step.tokens
+        self.finish = step.finish
+        if step.acceptance is not None:
+            self.rounds.append(step.acceptance)
 
     @property
     def tokens_per_round(self) -> float:
@@ -156,8 +156,17 @@ def answer_uniforms(seed: int, positions: int) -> torch.Tensor:
     They depend on the seed and the position alone, so that rules, trees, drafters, budgets and
     devices can be compared draw by draw.
     """
-    generator = torch.Generator().manual_seed(seed)
-    return torch.rand(positions, UNIFORMS, generator=generator)
+    return torch.rand(positions, UNIFORMS, generator=torch.Generator().manual_seed(seed))
+
+
+def decode(
+    target: Target, drafter: Drafter, prompt: Sequence[int], config: DecodeConfig
+) -> Generation:
+    """Decode one answer to its end; see decode_rounds."""
+    result = Generation()
+    for step in decode_rounds(target, drafter, prompt, config):
+        result.add(step)
+    return result
 
 
 def decode_rounds(
@@ -166,8 +175,7 @@ def decode_rounds(
     prompt: Sequence[int],
     config: DecodeConfig,
     *,
-    lap: Lap | None = None,
-    watch: Watcher | None = None,
+    lap: Callable[[str], None] | None = None,
 ) -> Iterator[Round]:
     """Decode one answer, yielding after prefill and after every round.
 
@@ -176,15 +184,14 @@ def decode_rounds(
         prompt: token ids.
         config: acceptance, sampling, end and seed.
         lap: is told the name of every phase that has just ended (speed/clock.py).
-        watch: is shown every round; for traces, not for timed runs.
 
     Raises:
         BadInput: see check_request; the rule refuses the sampling or the drafter.
     """
     policy, stop = config.policy, config.stop
+    device, lap = target.device, lap or (lambda phase: None)
     check_request(target, prompt, stop)
     policy.check(drafter)
-    device, lap = target.device, lap or (lambda phase: None)
     uniform_P3 = answer_uniforms(config.seed, stop.max_new_tokens + drafter.max_nodes)
     capacity = len(prompt) + stop.max_new_tokens
     target.start(capacity + drafter.max_nodes)
@@ -197,7 +204,7 @@ def decode_rounds(
     del features_LF  # the prompt's features are the drafter's to keep or to let go
     answer, finish = stop.trim([], root_1.tolist())
     lap("prefill")
-    yield Round(answer, None, finish)
+    yield Round(answer, finish)
 
     states, end = policy.start(), frozenset(stop.token_ids)
     committed = len(prompt) + 1
@@ -218,8 +225,6 @@ def decode_rounds(
             stop_token_ids=end,
             answer=answer,
         )
-        if watch is not None:
-            watch(tree, logits_NV, accepted)
         lap("accept")
         path_A, token_A = _on_device([accepted.path, accepted.tokens], device)
         target.commit(path_A)
@@ -228,7 +233,7 @@ def decode_rounds(
         committed += len(accepted.tokens)
         kept, finish = stop.trim(answer, accepted.tokens)
         answer = answer + kept
-        yield Round(kept, accepted, finish)
+        yield Round(kept, finish, accepted, tree, logits_NV)
 
 
 def _on_device(rows: list[list[int]], device: torch.device) -> torch.Tensor:
@@ -236,22 +241,3 @@ def _on_device(rows: list[list[int]], device: torch.device) -> torch.Tensor:
     if device.type != "cuda":
         return torch.tensor(rows, device=device)
     return torch.tensor(rows, pin_memory=True).to(device, non_blocking=True)
-
-
-def decode(
-    target: Target,
-    drafter: Drafter,
-    prompt: Sequence[int],
-    config: DecodeConfig,
-    *,
-    lap: Lap | None = None,
-    watch: Watcher | None = None,
-) -> Generation:
-    """Decode one answer to its end; see decode_rounds."""
-    result = Generation()
-    for step in decode_rounds(target, drafter, prompt, config, lap=lap, watch=watch):
-        result.tokens += step.tokens
-        result.finish = step.finish
-        if step.acceptance is not None:
-            result.rounds.append(step.acceptance)
-    return result

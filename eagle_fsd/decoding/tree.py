@@ -6,7 +6,7 @@ Everything stays on the drafter's device; there is no loop over nodes.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -27,25 +27,36 @@ class DraftTree:
     Attributes:
         token_N: token ids, int64 [N].
         parent_N: index of each node's parent, int64 [N].
-        depth_N: levels below the root, int64 [N].
-        ancestor_NN: bool [N, N]; row i marks node i and its ancestors.
         draft_row_N: row of `draft_logits_ER` for each node, int64 [N]; -1 where the drafter has no
             distribution. Every node that has children was expanded and has a row, unless the
             drafter is no language model at all and E is 0.
         draft_logits_ER: raw logits of the drafter at expanded nodes, [E, R]: row i is the
             distribution of the token AFTER that node, over the draft vocabulary.
+        max_depth: no node is deeper; known on the host, so that nothing is read from the device.
         draft_token_R: the target's id of every draft token, ascending, int64 [R]; None where R is
             V.
+        depth_N: levels below the root, int64 [N]; made from the parents.
+        ancestor_NN: bool [N, N]; row i marks node i and its ancestors; made from the parents.
     """
 
     token_N: torch.Tensor
     parent_N: torch.Tensor
-    depth_N: torch.Tensor
-    ancestor_NN: torch.Tensor
     draft_row_N: torch.Tensor
     draft_logits_ER: torch.Tensor
     max_depth: int
     draft_token_R: torch.Tensor | None = None
+    depth_N: torch.Tensor = field(init=False)
+    ancestor_NN: torch.Tensor = field(init=False)
+
+    def __post_init__(self):
+        node_N = torch.arange(self.size, device=self.token_N.device)
+        ancestor_NN = torch.eye(self.size, dtype=torch.bool, device=self.token_N.device)
+        at_N = node_N
+        for _ in range(self.max_depth):  # all parents at once
+            at_N = self.parent_N[at_N]
+            ancestor_NN[node_N, at_N] = True
+        object.__setattr__(self, "ancestor_NN", ancestor_NN)
+        object.__setattr__(self, "depth_N", ancestor_NN.sum(1) - 1)
 
     @property
     def size(self) -> int:
@@ -53,43 +64,16 @@ class DraftTree:
         return self.token_N.shape[0]
 
     @classmethod
-    def from_tensors(
-        cls,
-        token_N: torch.Tensor,
-        parent_N: torch.Tensor,
-        draft_row_N: torch.Tensor,
-        draft_logits_ER: torch.Tensor,
-        *,
-        max_depth: int,
-        draft_token_R: torch.Tensor | None = None,
-    ) -> "DraftTree":
-        """Build depths and the ancestor table by following all parents at once, `max_depth` times.
-
-        `max_depth` is an upper bound known on the host, so that nothing is read from the device.
-        """
-        node_N = torch.arange(token_N.shape[0], device=token_N.device)
-        ancestor_NN = torch.eye(token_N.shape[0], dtype=torch.bool, device=token_N.device)
-        at_N = node_N
-        for _ in range(max_depth):
-            at_N = parent_N[at_N]
-            ancestor_NN[node_N, at_N] = True
-        depth_N = ancestor_NN.sum(1) - 1
-        drafted = draft_row_N, draft_logits_ER, max_depth, draft_token_R
-        return cls(token_N, parent_N, depth_N, ancestor_NN, *drafted)
-
-    @classmethod
     def from_parents(
         cls, tokens: Sequence[int], parents: Sequence[int], *, device: torch.device | str = "cpu"
     ) -> "DraftTree":
         """A tree without draft distributions; `parents[0]` is 0 and parents come first."""
-        if not tokens or len(tokens) != len(parents) or parents[0] != 0:
-            raise ValueError(f"not a tree: tokens {tokens!r}, parents {parents!r}")
+        assert parents[0] == 0, f"the root is its own parent: {parents!r}"
         depth = [0]
         for node, parent in enumerate(parents[1:], start=1):
-            if not 0 <= parent < node:
-                raise ValueError(f"parent {parent} of node {node} must be one of 0..{node - 1}")
+            assert 0 <= parent < node, f"parent {parent} of node {node} must come before it"
             depth.append(depth[parent] + 1)
-        return cls.from_tensors(
+        return cls(
             torch.tensor(tokens, device=device),
             torch.tensor(parents, device=device),
             torch.full((len(tokens),), -1, device=device),

@@ -117,10 +117,9 @@ class EagleDrafter:
         # what a round commits fits a recorded shape; a prompt does not, and comes first
         if self._sequence.fixed_shapes and stable and T <= self.tree_config.tree_depth + 1:
             tree = self._grow_fixed(features_TF, token_T)
-            cache.extend(stable + T)
         else:
             tree = self._grow(features_TF, token_T, T, stable)
-            cache.truncate(stable + T)
+        cache.length = stable + T
         self._sequence.advance(T)
         return tree
 

@@ -89,7 +89,7 @@ class TreeGrower:
         row_of_P[expanded_E] = torch.arange(expanded_E.shape[0], device=device)
         root_1 = torch.full((1,), -1, device=device)
         pool_N = torch.cat([root_1, keep_M])
-        return DraftTree.from_tensors(
+        return DraftTree(
             torch.cat([root_token.reshape(1).to(device), token_P[keep_M]]),
             node_of_P[torch.cat([root_1, parent_P[keep_M]])],
             row_of_P[pool_N],

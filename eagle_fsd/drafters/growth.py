@@ -64,7 +64,7 @@ class HeadOnText:
         self.root_hidden_LD = torch.cat([hidden_LD[:1], hidden_LD])  # row r is root r's; 0 is none
 
     def forget_trees(self) -> None:
-        self._cache.truncate(self.stable)
+        self._cache.length = self.stable
 
     def run_rows(
         self,

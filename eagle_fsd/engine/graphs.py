@@ -152,7 +152,7 @@ class RecordedSequence(CachedSequence):
         self.length_on_device = torch.zeros((), dtype=torch.int64, device=self._device)
         if self.cache is None or self.cache.capacity < capacity:
             rows = bucket_of(capacity)
-            self.cache = TreeCache(self._num_layers, rows, pooled=self._pooled, zeroed=True)
+            self.cache = TreeCache(self._num_layers, rows, pooled=self._pooled)
             self._recorder.forget()
         self.cache.clear()
 
@@ -184,7 +184,7 @@ class RecordedSequence(CachedSequence):
 
         inputs = (tree.token_N, tree.depth_N, tree.ancestor_NN, self.length_on_device)
         output = self.run((N, bucket), recorded, *inputs)
-        self.cache.extend(self.length + N)
+        self.cache.length = self.length + N
         return output
 
 

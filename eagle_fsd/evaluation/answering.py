@@ -15,7 +15,6 @@ from eagle_fsd.decoding.loop import (
     DecodeConfig,
     Generation,
     StopConfig,
-    Watcher,
     check_request,
     decode,
 )
@@ -34,25 +33,17 @@ def answer_prompt(
     *,
     drafter: Drafter,
     record: str = "lean",
-    watch: Watcher | None = None,
 ) -> tuple[Generation, float]:
     """Answer a prompt; returns the generation and its seconds.
 
     Args:
         drafter: from arm.build_drafter.
         record: see Policy.
-        watch: of our loop; transformers' has none.
     """
     began = synchronized_time(model.target.device)
     if arm.runs_our_loop:
         config = DecodeConfig(arm.policy(sampling, record), stop, seed)
-        result = decode(
-            model.target,
-            drafter,
-            prompt,
-            config,
-            watch=watch,
-        )
+        result = decode(model.target, drafter, prompt, config)
     else:
         compiled = arm.text == COMPILED
         result = _transformers_generate(model, prompt, sampling, stop, seed, compiled=compiled)

@@ -8,10 +8,9 @@ for the same machine and number of threads.
 import torch
 
 from eagle_fsd.config import SamplingConfig
-from eagle_fsd.decoding.acceptance import Acceptance
 from eagle_fsd.decoding.columns import COLUMNS, Rows
-from eagle_fsd.decoding.tree import DraftTree
-from eagle_fsd.evaluation.answering import answer_prompt, json_number
+from eagle_fsd.decoding.loop import DecodeConfig, Round, decode_rounds
+from eagle_fsd.evaluation.answering import json_number
 from eagle_fsd.evaluation.arms import Arm
 from eagle_fsd.models.loaded import Model
 
@@ -39,22 +38,18 @@ def trace_record(
     messages, turns = [], []
     for question, answered in zip(questions, record["turns"], strict=True):
         messages.append({"role": "user", "content": question})
-        rounds: list[dict] = []
-
-        def watch(tree, logits_NV, accepted, rounds=rounds):
-            rounds.append(_round(model, tree, logits_NV, accepted))
-
         stop = model.stop(len(answered["token_ids"]))
-        prompt = model.prompt_ids(messages)
-        how = (sampling, stop, answered["seed"])
-        result, _ = answer_prompt(
-            arm, model, prompt, *how, drafter=drafter, record="full", watch=watch
-        )
+        config = DecodeConfig(arm.policy(sampling, "full"), stop, answered["seed"])
+        tokens, rounds = [], []
+        for step in decode_rounds(model.target, drafter, model.prompt_ids(messages), config):
+            tokens += step.tokens
+            if step.acceptance is not None:
+                rounds.append(_round(model, step))
         turns.append(
             {
                 "prompt": question,
-                "same_as_record": result.tokens == answered["token_ids"],
-                "first": _token(model, result.tokens[0]),
+                "same_as_record": tokens == answered["token_ids"],
+                "first": _token(model, tokens[0]),
                 "rounds": rounds,
             }
         )
@@ -67,7 +62,8 @@ def _token(model: Model, token: int) -> dict:
     return {"token": token, "text": model.tokenizer.decode([token])}
 
 
-def _round(model: Model, tree: DraftTree, logits_NV: torch.Tensor, accepted: Acceptance) -> dict:
+def _round(model: Model, step: Round) -> dict:
+    tree, logits_NV, accepted = step.tree, step.logits_NV, step.acceptance
     tokens, parents = tree.token_N.tolist(), tree.parent_N.tolist()
     best = logits_NV[accepted.path].argmax(-1).tolist()
     asked = torch.tensor(tokens + accepted.tokens + best, device=logits_NV.device)
