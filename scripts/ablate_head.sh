@@ -25,24 +25,21 @@ arm() { # name, then the options that make the arm
     for seed in ${SEEDS:-0 1}; do
         "$python" "$root/train/train_head.py" --target "$target" --data "$data" \
             --output "$output/$name-$seed" --seed "$seed" --steps "${STEPS:-70}" \
-            --learning_rate 1.5e-3 "$@" ${extra[@]+"${extra[@]}"}
+            "$@" ${extra[@]+"${extra[@]}"}
         heads+=("$output/$name-$seed")
     done
 }
-eagle=(--features "$features")
-eagle3=(--features "$output/features-eagle3" --head_type eagle3 --unroll_steps 3 --draft_vocab 16384)
-arm eagle "${eagle[@]}" --loss_vocab 16384 --recipe eagle
-arm unrolled-ce0.1 "${eagle[@]}" --loss_vocab 16384 --losses "feature=1 ce=0.1"
-arm unrolled "${eagle[@]}" --loss_vocab 16384
-arm ce-only "${eagle[@]}" --loss_vocab 16384 --losses ce=1 # forward KL has the same gradient
-arm rkl-only "${eagle[@]}" --loss_vocab 16384 --losses rkl=1
-arm js-only "${eagle[@]}" --loss_vocab 16384 --losses js=1
-arm tv-only "${eagle[@]}" --loss_vocab 16384 --losses tv=1
-arm vocab8k "${eagle[@]}" --draft_vocab 8192
-arm vocab16k "${eagle[@]}" --draft_vocab 16384
-arm full-vocab "${eagle[@]}"
-arm start-target "${eagle[@]}" --loss_vocab 16384 --start target
-arm eagle3 "${eagle3[@]}"
-arm eagle3-start-target "${eagle3[@]}" --start target
+loss16k=(--features "$features" --loss_vocab 16384 --recipe)
+arm eagle "${loss16k[@]}" eagle,learning_rate=1.5e-3
+arm unrolled-ce0.1 "${loss16k[@]}" unrolled,ce=0.1
+arm unrolled "${loss16k[@]}" unrolled
+arm ce-only "${loss16k[@]}" unrolled,feature=0 # forward KL has the same gradient
+arm rkl-only "${loss16k[@]}" unrolled,feature=0,ce=0,rkl=1
+arm js-only "${loss16k[@]}" unrolled,feature=0,ce=0,js=1
+arm tv-only "${loss16k[@]}" unrolled,feature=0,ce=0,tv=1
+arm vocab8k --features "$features" --draft_vocab 8192
+arm vocab16k --features "$features" --draft_vocab 16384
+arm full-vocab --features "$features"
+arm eagle3 --features "$features" --head_type eagle3 --recipe eagle3,unroll_steps=3 --draft_vocab 16384
 "$python" "$root/evaluate/replay.py" --target "$target" --heads "${heads[@]}" --questions 24 \
     --max_new_tokens 64 --trees 7x4x6 15x4x6 --output "$output/replay"

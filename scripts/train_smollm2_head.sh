@@ -2,7 +2,7 @@
 # A draft head for the embedded target from nothing: data, training, replay. Resumes when run again.
 #     scripts/train_smollm2_head.sh                          two hours on two CPU cores
 #     MINUTES=20 scripts/train_smollm2_head.sh               a smaller head; or one large GPU
-#     OUTPUT=runs/my_head scripts/train_smollm2_head.sh --unroll_steps 5   options go to train_head.py
+#     OUTPUT=runs/my_head scripts/train_smollm2_head.sh --start HEAD   options go to train_head.py
 # Half of the time goes into data: answers of the target to user turns that it wrote itself. The rest
 # trains, by the clock. The head is then confined to the 8,192 most frequent tokens (head_8k), and both
 # are replayed; that comes on top.

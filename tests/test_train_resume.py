@@ -14,33 +14,46 @@ import psutil
 import pytest
 import torch
 from tiny_folder import write_target
-from training_runs import ROOT, fresh_accelerator, log_rows, refused, same, weights, write_data
+from training_runs import (
+    RECIPE,
+    ROOT,
+    fresh_accelerator,
+    log_rows,
+    refused,
+    same,
+    train_head,
+    weights,
+    write_data,
+)
 from training_runs import head_options as options
-from training_runs import train_head as main
 
 SCRIPT = str(ROOT / "train/train_head.py")
 pytestmark = pytest.mark.processes
-STEPS = 100
+STEPS = 60
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}
+FAST = {"steps": STEPS, "precision": "no", "recipe": RECIPE + ",unroll_steps=2"}
 # two batches for each process of two
 EAGLE3 = {"head_type": "eagle3", "recipe": "eagle3", "draft_vocab": 15, "batches_per_step": 4}
-FAST = {"steps": STEPS, "precision": "no", "unroll_steps": 2}
 
 
-@pytest.fixture(autouse=True)
-def one_run_a_process():
-    """Runs within this process are as those of their own: accelerate's state is fresh, and there is
-    one thread, since sums over more are rounded otherwise."""
-    fresh_accelerator()
+@pytest.fixture(autouse=True, scope="module")
+def one_thread():
+    """As the processes that are started: sums over more are rounded otherwise."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
 
 
+def main(arguments: list[str]) -> None:
+    """A run within this process."""
+    fresh_accelerator()
+    train_head(arguments)
+
+
 @pytest.fixture(scope="module")
 def target(tmp_path_factory):
-    return write_target(tmp_path_factory.mktemp("models") / "target")
+    return write_target(tmp_path_factory.mktemp("models") / "target", layers=1)
 
 
 @pytest.fixture(scope="module")
@@ -74,32 +87,14 @@ def finished(process: subprocess.Popen, *, seconds: float = 150) -> None:
     assert process.returncode == 0, told
 
 
-@pytest.fixture(scope="module")
-def unbroken(target, data, tmp_path_factory):
-    """A finished run, in a process of its own as the killed ones."""
-    output = tmp_path_factory.mktemp("run") / "head"
-    finished(started(sys.executable, SCRIPT, *options(target, data, output, **FAST)))
-    return output
-
-
-@pytest.fixture(scope="module")
-def features(unbroken):
-    return unbroken / "features"
-
-
 def saved_step(output: Path) -> int:
     """Of the last complete state, wherever in a save a kill fell; -1: none."""
-    for name in ("state", "state.old"):
-        try:
-            return json.loads((output / name / "progress.json").read_text())["step"]
-        except (OSError, ValueError):
-            pass
-    return -1
+    path = output / "progress.json"
+    return json.loads(path.read_text())["step"] if path.is_file() else -1
 
 
-def kill_behind(arguments: list[str], output: Path, *, step: int, delay: float) -> int:
-    """Run, wait for a save at `step` or later and a moment more, kill; the last saved step."""
-    process = started(sys.executable, SCRIPT, *arguments)
+def kill_behind(process: subprocess.Popen, output: Path, *, step: int, delay: float) -> int:
+    """Wait for a save at `step` or later and a moment more, kill; the last saved step."""
     try:
         deadline = time.monotonic() + 120
         while saved_step(output) < step:
@@ -112,7 +107,20 @@ def kill_behind(arguments: list[str], output: Path, *, step: int, delay: float) 
     return saved_step(output)
 
 
-def test_killed_three_times_is_as_if_never_killed(unbroken, features, target, data, tmp_path):
+@pytest.fixture(scope="module")
+def unbroken(target, data, tmp_path_factory):
+    """A finished run."""
+    output = tmp_path_factory.mktemp("run") / "head"
+    main(options(target, data, output, **FAST))
+    return output
+
+
+@pytest.fixture(scope="module")
+def features(unbroken):
+    return unbroken / "features"
+
+
+def test_killed_twice_is_as_if_never_killed(unbroken, features, target, data, tmp_path):
     """SIGKILL at random moments, the same command again: losses and weights bit for bit.
 
     It saves after every step, so that many kills fall into a save; no step saved is ever lost.
@@ -121,13 +129,14 @@ def test_killed_three_times_is_as_if_never_killed(unbroken, features, target, da
     arguments = options(target, data, output, **FAST, features=features, save_minutes=1e-6)
     rng = random.Random(time.time_ns())  # other moments every time that the test runs
     reached = 0
-    for _ in range(3):
+    for _ in range(2):
         step = reached + rng.randint(1, 14)
-        left = kill_behind(arguments, output, step=step, delay=rng.uniform(0, 0.05))
+        process = started(sys.executable, SCRIPT, *arguments)
+        left = kill_behind(process, output, step=step, delay=rng.uniform(0, 0.05))
         assert left >= step > reached
         reached = left
     assert not (output / "training.json").exists()
-    finished(started(sys.executable, SCRIPT, *arguments))
+    main(arguments)
     assert log_rows(output) == log_rows(unbroken)
     assert same(weights(output), weights(unbroken))
 
@@ -148,26 +157,18 @@ def test_interrupted_it_saves_and_goes_on(unbroken, features, target, data, tmp_
     step = saved_step(output)
     assert 0 < step < STEPS and not (output / "model.safetensors").exists()
     # what a kill within a save and one within a line of the log leave does no harm
-    (output / "state").rename(output / "state.old")
-    (output / "state.new").mkdir()
+    (output / f"state-{step + 7}").mkdir()
     with (output / "log.jsonl").open("a") as log:
         log.write(f'{{"step": {step + 7}}}\n{{"step":')
+    told = refused(*arguments, "--seed", "3")
+    assert "seed" in told and "3" in told
     main(arguments)
     told = capfd.readouterr().out
     assert f"goes on behind step {step}" in told and "at random" not in told
     assert log_rows(output) == log_rows(unbroken) and same(weights(output), weights(unbroken))
-
-
-def test_an_existing_output_of_other_options_is_refused(unbroken, features, target, data, tmp_path):
-    """What differs is named with both values; how often to save may differ."""
-    output = tmp_path / "head"
-    changes = {"steps": 2, "features": features}
-    main(options(target, data, output, **changes))
-    before = weights(output)
-    told = refused(*options(target, data, output, **changes | {"learning_rate": 2e-3}))
-    assert "learning_rate" in told and "0.002" in told and "0.01" in told
-    main(options(target, data, output, **changes, save_minutes=3))
-    assert same(weights(output), before)
+    assert {path.name for path in output.glob("state-*")} == {f"state-{STEPS}"}
+    main([*arguments, "--save_minutes", "3"])
+    assert "already trained" in capfd.readouterr().out
 
 
 def free_port() -> int:
@@ -210,13 +211,6 @@ def test_two_processes_resume(target, data, tmp_path):
     whole, output = tmp_path / "whole", tmp_path / "head"
     finished(launch(options(target, data, whole, **changes)))
     changes |= {"features": whole / "features", "save_minutes": 1e-6}
-    process = launch(options(target, data, output, **changes))
-    deadline = time.monotonic() + 120
-    try:
-        while saved_step(output) < 20:
-            assert process.poll() is None and time.monotonic() < deadline
-            time.sleep(0.005)
-    finally:
-        kill(process)
+    kill_behind(launch(options(target, data, output, **changes)), output, step=20, delay=0.0)
     finished(launch(options(target, data, output, **changes)))
     assert log_rows(output) == log_rows(whole)

@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 
 ROOT = Path(__file__).parent.parent
 TALKS = 12
+RECIPE = "unrolled,learning_rate=1e-2,noise=0.01"
 
 
 def command(name: str):
@@ -85,9 +86,8 @@ def write_data(path: Path, *, count: int = 40, vocabulary: int = 20) -> Path:
 
 def head_options(target, data, output, /, **changes) -> list[str]:
     """A run of 41 steps unless told otherwise; None leaves an option out."""
-    chosen = {"target": target, "data": data, "output": output, "held_out": 5, "steps": 41}
-    chosen |= {"tokens_per_batch": 100, "validate_depth": 2, "learning_rate": 1e-2, "replayed": 1}
-    chosen |= {"noise": 0.01} | changes
+    chosen = {"target": target, "data": data, "output": output, "held_out": 2, "steps": 41}
+    chosen |= {"tokens_per_batch": 100, "recipe": RECIPE} | changes
     given = {key: value for key, value in chosen.items() if value is not None}
     return [part for key, value in given.items() for part in (f"--{key}", str(value))]
 

@@ -8,6 +8,10 @@ unrolled   the same losses with cross-entropy at full weight, unrolled for three
            head's own features (HASS, arXiv 2408.15766; EAGLE-3's training-time test). Default.
 eagle3     EAGLE-3 (eagle/traineagle3): seven steps, each worth 0.8 of the one before, soft
            cross-entropy alone, no noise, no weight decay.
+
+On a command line a recipe is a text: a preset, then what is changed of it, losses by their names:
+
+    unrolled,unroll_steps=5,noise=0        eagle,feature=0,js=1
 """
 
 import math
@@ -15,8 +19,24 @@ from dataclasses import dataclass, field, replace
 
 from eagle_fsd.config import BadInput
 
-SCHEDULES = ("cosine", "linear", "constant")
-LOSSES = ("feature", "ce", "kl", "rkl", "js", "tv")
+LOSSES = ("feature", "ce", "rkl", "js", "tv")  # see losses.py
+# from the peak at 0 down to 1 at the end: the share of the way to the final rate that is left
+SCHEDULES = {
+    "cosine": lambda done: 0.5 * (1 + math.cos(math.pi * done)),
+    "linear": lambda done: 1 - done,
+}
+# least and largest value of every number
+RANGES = {
+    "unroll_steps": (1, 100),
+    "step_decay": (0.01, 1),
+    "noise": (0, math.inf),
+    "learning_rate": (1e-9, 1000),
+    "warmup": (0, 1),
+    "final_rate": (0, 1),
+    "weight_decay": (0, math.inf),
+    "clip_norm": (0, math.inf),
+    "clip_value": (0, math.inf),
+}
 
 
 @dataclass(frozen=True)
@@ -31,8 +51,6 @@ class Recipe:
         learning_rate: peak, after `warmup`, a share of the budget; then `schedule` down to
             `final_rate` of it.
         clip_norm, clip_value: largest gradient norm, largest entry; 0 is off.
-        shift_mask: supervise the tokens that the assistant wrote; False is upstream's unshifted
-            mask.
     """
 
     losses: dict[str, float] = field(default_factory=lambda: {"feature": 1.0, "ce": 1.0})
@@ -46,37 +64,23 @@ class Recipe:
     weight_decay: float = 0.01
     clip_norm: float = 0.5
     clip_value: float = 0.0
-    shift_mask: bool = True
 
     def __post_init__(self):
-        if self.unroll_steps < 1:
-            raise BadInput(f"unroll_steps must be at least 1, got {self.unroll_steps}")
-        if not 0 < self.learning_rate <= 1000:
-            raise BadInput(
-                f"learning_rate must be above 0 and at most 1000, got {self.learning_rate}"
-            )
-        if not 0 < self.step_decay <= 1:
-            raise BadInput(f"step_decay must be above 0 and at most 1, got {self.step_decay}")
-        for name in ("warmup", "final_rate"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise BadInput(f"{name} is a share, 0 to 1, got {getattr(self, name)}")
-        for name in ("noise", "weight_decay", "clip_norm", "clip_value"):
-            if not getattr(self, name) >= 0:
-                raise BadInput(f"{name} must not be negative, got {getattr(self, name)}")
+        for name, (low, high) in RANGES.items():
+            if not low <= getattr(self, name) <= high:
+                raise BadInput(f"{name} must be {low} to {high}, got {getattr(self, name)}")
         if self.schedule not in SCHEDULES:
             raise BadInput(f"unknown schedule {self.schedule!r}; known: {', '.join(SCHEDULES)}")
+        if not self.losses or not all(0 < w < math.inf for w in self.losses.values()):
+            raise BadInput(f"losses need positive weights, got {self.losses}")
 
     def rate(self, done: float) -> float:
         """Learning rate when the share `done` of the budget is used."""
         if done < self.warmup:
             return self.learning_rate * done / self.warmup
         rest = (done - self.warmup) / max(1 - self.warmup, 1e-9)
-        shape = {
-            "cosine": 0.5 * (1 + math.cos(math.pi * min(rest, 1))),
-            "linear": max(0.0, 1 - rest),
-            "constant": 1.0,
-        }[self.schedule]
-        return self.learning_rate * (self.final_rate + (1 - self.final_rate) * shape)
+        left = SCHEDULES[self.schedule](min(rest, 1))
+        return self.learning_rate * (self.final_rate + (1 - self.final_rate) * left)
 
     def step_weights(self) -> list[float]:
         """Weight of every unrolled step; they sum to 1."""
@@ -100,37 +104,26 @@ RECIPES: dict[str, Recipe] = {
 }
 
 
-def parse_losses(text: str) -> dict[str, float]:
-    """ "feature=1 ce=0.1" as {"feature": 1.0, "ce": 0.1}.
+def parse_recipe(text: str) -> Recipe:
+    """A preset with some of its values replaced; a loss of weight 0 is left out.
 
     Raises:
-        BadInput: an unknown loss, one given twice, a weight that is no positive number, or no
-            loss at all.
+        BadInput: an unknown preset or field, or a value out of range.
     """
-    weights = {}
-    for part in text.replace(",", " ").split():
-        name, _, value = part.partition("=")
-        if name in weights:
-            raise BadInput(f"loss {name!r} is given twice")
-        try:
-            weights[name] = float(value or 1)
-        except ValueError:
-            raise BadInput(f"loss {part!r}: write NAME=WEIGHT, for instance ce=0.1") from None
-        if name not in LOSSES:
-            raise BadInput(f"unknown loss {name!r}; known: {', '.join(LOSSES)}")
-        if not 0 < weights[name] < math.inf:
-            raise BadInput(f"loss {part!r}: the weight must be positive")
-    if not weights:
-        raise BadInput(f"no loss given; known: {', '.join(LOSSES)}")
-    return weights
-
-
-def choose_recipe(name: str, changes: dict) -> Recipe:
-    """A preset with some of its values replaced.
-
-    Raises:
-        BadInput: unknown name, or a value out of range.
-    """
+    name, *changes = text.split(",")
     if name not in RECIPES:
         raise BadInput(f"unknown recipe {name!r}; known: {', '.join(RECIPES)}")
-    return replace(RECIPES[name], **changes)
+    fields: dict[str, float | str] = {}
+    losses = dict(RECIPES[name].losses)
+    for change in changes:
+        key, _, value = change.partition("=")
+        known = ("schedule", *RANGES, *LOSSES)
+        if key not in known:
+            raise BadInput(f"recipe {text!r}: unknown field {key!r}; known: {', '.join(known)}")
+        kind = {"schedule": str, "unroll_steps": int}.get(key, float)
+        try:
+            (losses if key in LOSSES else fields)[key] = kind(value)
+        except ValueError as error:
+            raise BadInput(f"recipe {text!r}: {key} is a number ({error})") from error
+    losses = {name: weight for name, weight in losses.items() if weight}
+    return replace(RECIPES[name], losses=losses, **fields)

@@ -1,10 +1,15 @@
 """Options of train/train_head.py, checked before anything loads."""
 
+import math
 from dataclasses import dataclass, field
 
 from eagle_fsd.config import BadInput
 from eagle_fsd.models.model_options import option
-from eagle_fsd.training.recipe import Recipe, choose_recipe, parse_losses
+from eagle_fsd.training.recipe import parse_recipe
+
+LEAST = dict.fromkeys(("held_out", "max_length", "tokens_per_batch"), 1) | {"save_minutes": 1e-9}
+LEAST |= dict.fromkeys(("answer_tokens", "draft_vocab", "loss_vocab", "batches_per_step"), 0)
+LEAST |= dict.fromkeys(("epochs", "steps", "minutes", "seed"), 0)
 
 
 @dataclass
@@ -19,37 +24,25 @@ class TrainOptions:
     )
     max_length: int = option(2048, "longest dialogue in tokens; the rest is cut")
     answer_tokens: int = option(0, "train on a random part of about so many; 0: all")
-    held_out: int = option(64, "dialogues kept for validation")
-    validate_depth: int = option(5, "levels of the validation")
-    replayed: int = option(8, "held-out dialogues whose tokens per round are found by replay")
+    held_out: int = option(16, "dialogues kept to find the head's tokens per round by replay")
 
     head_type: str = option("eagle", "eagle (EAGLE-1/2) or eagle3")
     draft_vocab: int = option(0, "tokens that the head can draft, the most frequent; 0: all")
     loss_vocab: int = option(0, "losses over this many frequent tokens, though all are drafted")
-    start: str = option("random", "weights begin at random, at the target's (target), or at a head")
+    start: str = option("", "head whose weights it starts with; empty: random ones")
 
-    recipe: str = option("", "eagle, unrolled or eagle3; empty: unrolled, or eagle3 for its heads")
-    losses: str = option("", "mix such as 'feature=1 ce=0.1'; also kl, rkl, js, tv")
-    unroll_steps: int | None = option(None, "steps on the head's own output; 1: true features only")
-    step_decay: float | None = option(None, "weight of a step relative to the one before")
-    noise: float | None = option(None, "features get uniform noise in +-NOISE * 512 / length")
-    learning_rate: float | None = option(None, "peak")
-    warmup: float | None = option(None, "share of the budget that warms up")
-    schedule: str = option("", "cosine, linear or constant")
-    weight_decay: float | None = option(None, "AdamW's")
-    clip_norm: float | None = option(None, "largest gradient norm; 0: off")
-    clip_value: float | None = option(None, "largest gradient entry; 0: off")
-    shift_mask: bool | None = option(None, "False supervises by upstream's unshifted mask")
-
+    recipe: str = option(
+        "",
+        "eagle, unrolled (default) or eagle3 (default for such heads), and changes of it: "
+        "unrolled,noise=0,js=0.5; fields and losses are listed by a wrong one",
+    )
     epochs: float = option(0.0, "passes over the data; 3 if no budget is given")
     steps: int = option(0, "largest number of steps")
     minutes: float = option(0.0, "longest training; the learning rate then follows the clock")
     tokens_per_batch: int = option(0, "padded tokens of one forward; default 2048, 16384 on CUDA")
     batches_per_step: int = option(0, "batches of a step, over all processes; default one each")
     precision: str = option("bf16", "bf16 (mixed) or no (float32)")
-    gradient_checkpointing: bool = option(False, "recompute activations: less memory, slower")
     save_minutes: float = option(5.0, "minutes between resumable saves")
-    track: str = option("", "tensorboard, wandb, ...: what accelerate logs to, below OUTPUT")
     seed: int = option(0, "of initialisation, order and noise")
 
     def __post_init__(self):
@@ -59,39 +52,31 @@ class TrainOptions:
         self.tokens_per_batch = self.tokens_per_batch or (
             16384 if torch.cuda.is_available() else 2048
         )
-        names = ("held_out", "validate_depth", "tokens_per_batch", "max_length")
-        for name in names:
-            if getattr(self, name) <= 0:
-                raise BadInput(f"--{name} must be positive, got {getattr(self, name)}")
-        for name in ("draft_vocab", "loss_vocab", "replayed", "answer_tokens", "batches_per_step"):
-            if getattr(self, name) < 0:
-                raise BadInput(f"--{name} must not be negative, got {getattr(self, name)}")
-        if 0 < self.draft_vocab < 8:  # validation looks at the best 8
+        for name, least in LEAST.items():
+            if not least <= getattr(self, name) < math.inf:
+                raise BadInput(f"--{name} must be {least} or more, got {getattr(self, name)}")
+        if 0 < self.draft_vocab < 8:  # the trees of the replay branch by 6
             raise BadInput(f"--draft_vocab must be at least 8, got {self.draft_vocab}")
         if self.draft_vocab and self.loss_vocab:
             raise BadInput("--draft_vocab and --loss_vocab exclude each other")
-        if self.loss_vocab and self.head_type == "eagle3":
-            raise BadInput("an EAGLE-3 head has its own lm_head: --draft_vocab, not --loss_vocab")
-        if not self.save_minutes > 0:
-            raise BadInput(f"--save_minutes must be positive, got {self.save_minutes}")
-        if not 0 <= self.seed < 2**32:
-            raise BadInput(f"--seed must be 0 to {2**32 - 1}, got {self.seed}")
         if self.precision not in ("bf16", "no"):
             raise BadInput(f"--precision must be bf16 or no, got {self.precision!r}")
+        losses = parse_recipe(self.recipe).losses
+        if self.head_type == "eagle3" and ("feature" in losses or self.loss_vocab):
+            raise BadInput(
+                "an EAGLE-3 head's output is no feature of the target and has its own lm_head: "
+                "leave out the loss feature (feature=0) and --loss_vocab (--draft_vocab)"
+            )
         if not (self.epochs or self.steps or self.minutes):
             self.epochs = 3.0
 
-    def chosen_recipe(self) -> Recipe:
-        names = ("unroll_steps", "step_decay", "noise", "learning_rate", "warmup", "weight_decay")
-        names += ("clip_norm", "clip_value", "shift_mask")
-        changes = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
-        if self.losses:
-            changes["losses"] = parse_losses(self.losses)
-        if self.schedule:
-            changes["schedule"] = self.schedule
-        recipe = choose_recipe(self.recipe, changes)
-        if self.head_type == "eagle3" and "feature" in recipe.losses:
-            raise BadInput(
-                "an EAGLE-3 head's output is no feature of the target: leave the loss `feature` out"
-            )
-        return recipe
+    def most_steps(self, steps_per_epoch: float) -> int | None:
+        """Steps after which it ends whatever the clock says; None: only the clock ends it."""
+        limits = [self.steps] if self.steps else []
+        limits += [math.ceil(self.epochs * steps_per_epoch)] if self.epochs else []
+        return min(limits, default=None)
+
+    def used(self, step: int, seconds: float, most_steps: int | None) -> float:
+        """Share of the budget that is used, 1 or more at the end: at the first of its limits."""
+        by_steps = step / most_steps if most_steps else 0.0
+        return max(by_steps, seconds / (60 * self.minutes) if self.minutes else 0.0)

@@ -15,21 +15,13 @@ Axes: B dialogues, T positions, D hidden size, F features, S steps.
 """
 
 import torch
-from torch.utils.checkpoint import checkpoint as recompute
 from transformers import DynamicCache
 
 from eagle_fsd.heads.models import DraftHead
 
-Past = tuple[tuple[torch.Tensor, torch.Tensor], ...]  # keys and values of each layer
-
 
 def unroll(
-    head: DraftHead,
-    feature_BTF: torch.Tensor,
-    embedding_BTD: torch.Tensor,
-    *,
-    steps: int,
-    checkpoint: bool = False,
+    head: DraftHead, feature_BTF: torch.Tensor, embedding_BTD: torch.Tensor, *, steps: int
 ) -> torch.Tensor:
     """The head's output at every step, [S, B, T, D].
 
@@ -40,50 +32,27 @@ def unroll(
         feature_BTF: the target's features.
         embedding_BTD: embedding of the token after each position.
         steps: S; 1 is the head on true features.
-        checkpoint: forget what is inside a step and compute it again in the backward pass.
     """
-    T = feature_BTF.shape[1]
     if not torch.is_autocast_enabled(feature_BTF.device.type):
         # the target may be in half precision while the head is not
         dtype = head.fc.weight.dtype
         feature_BTF, embedding_BTD = feature_BTF.to(dtype), embedding_BTD.to(dtype)
     fused_BTD = head.fuse(feature_BTF)
-    past: Past = ()
-    hidden, outputs = fused_BTD, []
+    position_T = torch.arange(feature_BTF.shape[1], device=feature_BTF.device)
+    cache = DynamicCache()  # it concatenates: nothing that a gradient needs is changed in place
+    hidden_BTD, outputs = fused_BTD, []
     for step in range(steps):
+        mask = None
         if step:  # what the last step predicted for index i stands at i - 1
-            hidden = torch.cat([fused_BTD[:, :1], outputs[-1][:, :-1]], dim=1)
-        mask = _mask(T, step, hidden) if step else None
-        arguments = (head, hidden, embedding_BTD, mask, past)
-        if checkpoint:
-            hidden, past = recompute(_step, *arguments, use_reentrant=False)
-        else:
-            hidden, past = _step(*arguments)
-        outputs.append(hidden)
+            hidden_BTD = torch.cat([fused_BTD[:, :1], outputs[-1][:, :-1]], dim=1)
+            mask = _mask(position_T, step, hidden_BTD.dtype)
+        outputs.append(head(hidden_BTD, embedding_BTD, position_T, cache=cache, mask=mask))
     return torch.stack(outputs)
 
 
-def _step(
-    head: DraftHead,
-    hidden: torch.Tensor,
-    embedding_BTD: torch.Tensor,
-    mask: torch.Tensor | None,
-    past: Past,
-) -> tuple[torch.Tensor, Past]:
-    """One run of the head; keys and values go in and out, nothing is changed in place."""
-    cache = DynamicCache()
-    for layer, (keys, values) in enumerate(past):
-        cache.update(keys, values, layer)
-    position_T = torch.arange(hidden.shape[1], device=hidden.device)
-    hidden = head(hidden, embedding_BTD, position_T, cache=cache, mask=mask)
-    return hidden, tuple((layer.keys, layer.values) for layer in cache.layers)
-
-
-def _mask(T: int, step: int, like: torch.Tensor) -> torch.Tensor:
+def _mask(position_T: torch.Tensor, step: int, dtype: torch.dtype) -> torch.Tensor:
     """Additive mask [1, 1, T, (step + 1) T] over the keys of all steps so far; see the example."""
-    query_T1 = torch.arange(T, device=like.device)[:, None]
-    key_1T = query_T1.T
-    blocks = [key_1T <= query_T1 - step]
-    blocks += [key_1T == query_T1 - (step - own) for own in range(1, step + 1)]
-    mask = torch.zeros(T, (step + 1) * T, dtype=like.dtype, device=like.device)
-    return mask.masked_fill_(~torch.cat(blocks, dim=1), torch.finfo(like.dtype).min)[None, None]
+    behind_TT = position_T[:, None] - position_T  # of each key, as seen from each query
+    blocks = [behind_TT >= step, *(behind_TT == step - own for own in range(1, step + 1))]
+    seen = torch.cat(blocks, dim=1)[None, None]
+    return torch.zeros_like(seen, dtype=dtype).masked_fill_(~seen, torch.finfo(dtype).min)
