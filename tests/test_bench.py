@@ -12,9 +12,7 @@ import pytest
 from commands import ROOT, bench_options, load_command, rows
 from tiny_folder import write_random_head, write_target
 
-from eagle_fsd.config import BadInput
 from eagle_fsd.evaluation.questions import answer_seed
-from eagle_fsd.runs.folder import Run
 
 pytestmark = pytest.mark.processes  # whole commands
 
@@ -117,31 +115,6 @@ def test_a_killed_worker_is_made_up_for(call, models, tmp_path):
     assert answers(whole) == answers(broken)
     merged = {row["answer_id"] for row in rows(broken / "records" / "plain.jsonl")}
     assert {row["answer_id"] for row in kept} <= merged and len(merged) == 5
-
-
-def test_merging_killed_in_the_middle_is_done_again(models, tmp_path):
-    """What is already in the records, or twice in a shard, is taken once; a torn line is not."""
-    row = {"question_id": 1, "choice": 0, "arm": "plain", "answer_id": "a", "tstamp": 0.0}
-    row |= {"turns": [], "session": "1"}
-    folder = tmp_path / "run"
-    for place in ("records", "shards/1.1", "shards/1.2"):
-        (folder / place).mkdir(parents=True)
-        (folder / place / "plain.jsonl").write_text(2 * (json.dumps(row) + "\n"))
-    with (folder / "shards/1.2/plain.jsonl").open("a") as file:
-        file.write(json.dumps({**row, "question_id": 2}) + "\n" + '{"question_id": 3, "tu')
-    run = Run(folder, {}, extendable=frozenset(), arms={"plain": "plain"})
-    assert set(run.records["plain"]) == {(1, 0), (2, 0)}
-    assert len(rows(folder / "records/plain.jsonl")) == 2 and not (folder / "shards").exists()
-    with pytest.raises(ValueError, match="another command is writing"):
-        Run(folder, {}, extendable=frozenset(), arms={"plain": "plain"})
-
-
-@pytest.mark.parametrize("text", ["{", "{}", "[]", '{"options": 1, "sessions": []}'])
-def test_a_damaged_folder_is_told(tmp_path, text):
-    """Bug held down: JSON of another kind ended in a TypeError."""
-    (tmp_path / "run.json").write_text(text)
-    with pytest.raises(BadInput, match="is damaged"):
-        Run(tmp_path, {"turns": 0}, extendable=frozenset(), arms={"plain": "plain"})
 
 
 def test_choices_have_seeds_of_their_own(call, models, tmp_path):

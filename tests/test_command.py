@@ -3,14 +3,13 @@
 import os
 import signal
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 
 from eagle_fsd.config import BadInput
 from eagle_fsd.evaluation.stats import mcnemar
 from eagle_fsd.runs.command import ended_by, held_interrupt, run_command
-from eagle_fsd.runs.jsonl import read_lines
+from eagle_fsd.runs.jsonl import read_records
 
 
 @dataclass
@@ -50,7 +49,7 @@ def test_a_command_gets_its_options_and_ends_quietly():
 def test_bad_input_is_one_line_and_status_1(arguments, told):
     """sys.exit of a text prints it to standard error and gives status 1."""
     with pytest.raises(SystemExit) as end:
-        run_command(lambda options: read_lines(Path("gone.jsonl")), [Asked], arguments)
+        run_command(lambda options: list(read_records("gone.jsonl")), [Asked], arguments)
     assert end.value.code == f"error: {told}"
 
 

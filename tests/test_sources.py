@@ -8,11 +8,11 @@ from collections import Counter
 import pytest
 
 from eagle_fsd.models.assets import cut_to_whole_records
+from eagle_fsd.runs.jsonl import read_records
 from eagle_fsd.training.prompts import (
     Mixture,
     parse_record,
     parse_weights,
-    read_records,
     read_source,
 )
 

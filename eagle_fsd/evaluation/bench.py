@@ -21,14 +21,15 @@ from eagle_fsd.evaluation.questions import (
     Question,
     answer_seed,
     check_same_questions,
+    fastchat_answers,
     question_digests,
     spread,
 )
 from eagle_fsd.evaluation.traces import trace_record
 from eagle_fsd.models.loaded import Model
 from eagle_fsd.models.model_options import ModelOptions, SamplingOptions
-from eagle_fsd.runs.folder import Run, record_key
-from eagle_fsd.runs.jsonl import append_line, read_lines
+from eagle_fsd.runs.folder import Run, answer_key
+from eagle_fsd.runs.jsonl import append_lines, read_lines, write_lines
 from eagle_fsd.runs.processes import Processes
 from eagle_fsd.speed.quiet import check_timing_alone
 
@@ -122,8 +123,7 @@ class Bench:
         self.run = Run(
             options.output,
             {"command": command} | {key: value for part in every for key, value in part.items()},
-            extendable=EXTENDABLE | extendable,
-            arms={arm.text: arm.slug for arm in arms},
+            free=EXTENDABLE | extendable,
             processes=self.processes,
         )
         for records in self.run.records.values():
@@ -133,11 +133,12 @@ class Bench:
 
     def answer_all(self) -> None:
         """Answer what is not yet answered, then trace what is not yet traced."""
-        jobs = [job for job in self._jobs() if job.key not in self.run.records[job.arm.text]]
+        jobs = [job for job in self._jobs() if job.key not in self.run.records[job.arm.slug]]
         if jobs:
             self._answer(jobs)
         self.run.finish()
         if self.processes.is_main:
+            self._write_answers()
             self._trace()
 
     def _jobs(self) -> list[Job]:
@@ -171,7 +172,7 @@ class Bench:
         )
         for job in mine:
             bar.set_postfix_str(f"question {job.question.question_id}, {job.arm.text}")
-            self.run.add(job.arm.text, self._record(model, job))
+            self.run.add(job.arm.slug, self._record(model, job))
             bar.update()
         bar.close()
 
@@ -240,6 +241,13 @@ class Bench:
             "turns": turns,
         }
 
+    def _write_answers(self) -> None:
+        """Beside the records, the same answers as FastChat keeps them."""
+        folder = self.run.folder / "answers"
+        folder.mkdir(exist_ok=True)
+        for name, records in self.run.records.items():
+            write_lines(folder / f"{name}.jsonl", fastchat_answers(list(records.values())))
+
     def _trace(self) -> None:
         """Keep the rounds of the traced questions' first choices, of arms that run our loop."""
         folder = self.run.folder / "traces"
@@ -250,16 +258,16 @@ class Bench:
             folder.mkdir(exist_ok=True)
             path = folder / f"{arm.slug}.jsonl"
             rows = read_lines(path, repair=True) if path.is_file() else []
-            known = {record_key(row) for row in rows}
+            known = {answer_key(row) for row in rows}
             todo += [
                 (path, arm, question)
                 for question in self.questions
                 if question.question_id in self._traced and (question.question_id, 0) not in known
             ]
         for path, arm, question in tqdm(todo, unit="answer", desc="traces", disable=not todo):
-            record = self.run.records[arm.text][question.question_id, 0]
+            record = self.run.records[arm.slug][question.question_id, 0]
             sampling = self._sampling(question)
-            append_line(path, trace_record(self.model(), arm, sampling, question.turns, record))
+            append_lines(path, [trace_record(self.model(), arm, sampling, question.turns, record)])
 
     def records(self) -> dict[str, list[dict]]:
         """The records of this run's arms, questions and choices, by arm."""
@@ -267,7 +275,7 @@ class Bench:
         return {
             arm.text: [
                 record
-                for (question, choice), record in self.run.records[arm.text].items()
+                for (question, choice), record in self.run.records[arm.slug].items()
                 if question in asked and choice < self.options.num_choices
             ]
             for arm in self.arms

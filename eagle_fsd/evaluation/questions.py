@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from eagle_fsd.config import BadInput
-from eagle_fsd.runs.jsonl import read_lines
+from eagle_fsd.runs.jsonl import read_records
 
 
 @dataclass(frozen=True)
@@ -61,11 +61,8 @@ def read_questions(path: str | Path) -> list[Question]:
         BadInput: the file is missing, a line is broken or lacks a key (with its number), an id
             occurs twice, or a turn is empty.
     """
-    path = Path(path)
     questions: dict[int | str, Question] = {}
-    rows = read_lines(path)  # names the line of what is no JSON
-    lines = [n for n, line in enumerate(path.read_bytes().splitlines(), start=1) if line.strip()]
-    for number, row in zip(lines, rows, strict=True):
+    for number, row in read_records(path):
         place = f"{path}, line {number}"
         turns = row.get("turns") if isinstance(row, dict) else None
         if (
@@ -108,3 +105,15 @@ def answer_seed(seed: int, question_id: int | str, turn: int, choice: int = 0) -
     """One seed an answer, the same for every arm and whichever process makes it."""
     place = f"{seed}/{question_id}/{turn}" + (f"/{choice}" if choice else "")
     return zlib.crc32(place.encode())
+
+
+def fastchat_answers(records: list[dict]) -> list[dict]:
+    """FastChat's model_answer rows (fastchat/llm_judge/gen_model_answer.py), one a question."""
+    rows: dict[int | str, dict] = {}
+    for record in sorted(records, key=lambda record: record.get("choice", 0)):
+        row = {key: record[key] for key in ("question_id", "answer_id")}
+        row |= {"model_id": record["arm"], "choices": [], "tstamp": record["tstamp"]}
+        turns = [turn["text"] for turn in record["turns"]]
+        choices = rows.setdefault(record["question_id"], row)["choices"]
+        choices.append({"index": record.get("choice", 0), "turns": turns})
+    return list(rows.values())

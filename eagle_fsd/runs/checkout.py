@@ -2,14 +2,18 @@
 
 import os
 from pathlib import Path
+from typing import TypeVar
 
 ROOT = Path(__file__).parent.parent.parent
+Json = TypeVar("Json", str, list, dict, object)
 
 
-def without_checkout(values: dict) -> dict:
-    """The values with the checkout's path cut off texts that name a place in it."""
-
-    def cut(text: str) -> str:
-        return text.replace(f"{ROOT}{os.sep}", "").replace(str(ROOT), ".")
-
-    return {key: cut(value) if isinstance(value, str) else value for key, value in values.items()}
+def without_checkout(value: Json) -> Json:
+    """The JSON-able value, the checkout's path cut off texts that name a place in it."""
+    if isinstance(value, str):
+        return value.replace(f"{ROOT}{os.sep}", "").replace(str(ROOT), ".")
+    if isinstance(value, list | tuple):
+        return [without_checkout(item) for item in value]
+    if isinstance(value, dict):
+        return {key: without_checkout(item) for key, item in value.items()}
+    return value

@@ -1,10 +1,8 @@
-"""A benchmark run's folder: records are the truth, everything else is made from them.
+"""The folder of a run: records are the truth, everything else is made from them.
 
-run.json            settings, and every session (launch) that added records
-records/ARM.jsonl   one question answered by an arm a line (ARM is its slug): tokens, times, rounds,
-                    session; with several choices a line each
-answers/ARM.jsonl   the same answers in FastChat's format, all choices of a question in a line
-shards/S.N/ARM.jsonl  records of process N of session S, until they are merged
+run.json                settings, and every session (launch) that added records
+records/NAME.jsonl      what the run has made: a record a line, only ever appended to
+shards/S.N/NAME.jsonl   records of process N of session S, until they are merged
 
 Records of a killed session are merged when the next one opens the folder.
 """
@@ -12,20 +10,21 @@ Records of a killed session are merged when the next one opens the folder.
 import fcntl
 import json
 import shutil
+import threading
 import time
+from collections import defaultdict
+from collections.abc import Callable, Collection, Hashable
 from pathlib import Path
 
 from eagle_fsd.config import BadInput
 from eagle_fsd.runs.checkout import without_checkout
-from eagle_fsd.runs.jsonl import append_line, read_lines, write_json, write_lines
+from eagle_fsd.runs.jsonl import append_lines, read_lines, write_json
 from eagle_fsd.runs.processes import Processes
 from eagle_fsd.runs.provenance import describe_run
 
-Key = tuple[int | str, int]  # question_id, choice
 
-
-def record_key(record: dict) -> Key:
-    """What a record answers; those of older runs have one choice."""
+def answer_key(record: dict) -> tuple[int | str, int]:
+    """What an answer is of: question_id and choice; those of older runs have one choice."""
     return record["question_id"], record.get("choice", 0)
 
 
@@ -34,10 +33,15 @@ class Run:
 
     Args:
         folder: made if needed.
-        settings: of the command; a folder with records of other settings is refused.
-        extendable: settings that may differ from those of earlier sessions.
-        arms: those that will answer, with the name of each one's files.
+        settings: JSON-able; a folder of others is refused, and what differs is named.
+        free: settings that may differ from those of earlier sessions.
+        key: what tells a record from the others of its name; of two with one key the later counts.
         processes: all of them open the same folder; each adds its own records.
+
+    Attributes:
+        records: name -> key -> record, of the sessions before and of this process; after `finish`
+            the main process has all.
+        sessions: of run.json.
 
     Raises:
         BadInput: the folder cannot be written to, is damaged, holds another run, or another
@@ -49,164 +53,127 @@ class Run:
         folder: str | Path,
         settings: dict,
         *,
-        extendable: frozenset[str],
-        arms: dict[str, str],
+        free: Collection[str] = (),
+        key: Callable[[dict], Hashable] = answer_key,
         processes: Processes = Processes(),  # noqa: B008  (frozen)
     ):
         self.folder = Path(folder)
-        self.settings = without_checkout(settings)
+        self.settings = json.loads(json.dumps(without_checkout(settings)))  # as they read back
         self.processes = processes
-        self.sessions: list[dict] = []
-        self.records: dict[str, dict[Key, dict]] = {}
-        self._session = ""
-        self._slugs = arms
+        self.records: defaultdict[str, dict[Hashable, dict]] = defaultdict(dict)
+        self._key, self._session = key, ""
+        self._adding = threading.Lock()
         if processes.is_main:  # mends what a killed session left, before the others read
             self._lock = self._open()
-            self.sessions = self._read_sessions(extendable)
-            self.merge()
-            self.read()
+            self.sessions = self._read_sessions(free)
+            self._read()
+            self._merge()
         processes.wait()
         if not processes.is_main:
-            self.sessions = self._read_sessions(extendable)
-            self.read()
+            self.sessions = self._read_sessions(free)
+            self._read()
 
     def _open(self):
-        """Make the folders, and hold the lock of the one command that may write."""
+        """Make the folder, and hold the lock of the one command that may write."""
         try:
-            for name in ("records", "answers"):
-                (self.folder / name).mkdir(parents=True, exist_ok=True)
+            (self.folder / "records").mkdir(parents=True, exist_ok=True)
             lock = (self.folder / ".lock").open("w")
         except OSError as error:
-            raise BadInput(f"cannot write to --output {self.folder} ({error})") from error
+            raise BadInput(f"cannot write to the folder {self.folder} ({error})") from error
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # a kill releases it too
         except OSError as error:
             raise BadInput(
-                f"another command is writing to {self.folder}: wait for it, or name another "
-                "--output"
+                f"another command is writing to {self.folder}: wait for it, or name another folder"
             ) from error
         return lock
 
-    def _read_sessions(self, extendable: frozenset[str]) -> list[dict]:
+    def _read_sessions(self, free: Collection[str]) -> list[dict]:
         path = self.folder / "run.json"
         if not path.is_file():
             return []
         try:
             before = json.loads(path.read_text())
-            options, sessions = dict(before["options"]), list(before["sessions"])
+            settings, sessions = dict(before["options"]), list(before["sessions"])
         except (ValueError, KeyError, TypeError) as error:
-            raise BadInput(f"{path} is damaged ({error}); name another --output") from error
+            raise BadInput(f"{path} is damaged ({error}); name another folder") from error
         changed = {
-            key: (options.get(key), here)
-            for key, here in self.settings.items()
-            if key not in extendable and options.get(key) != here
+            name: (settings.get(name), here)
+            for name, here in self.settings.items()
+            if name not in free and settings.get(name) != here
         }
         if changed:
             raise BadInput(
                 f"{self.folder} holds a run with other settings (there, here): {changed}; "
-                "name another --output"
+                "name another folder"
             )
         return sessions
 
-    def _file(self, kind: str, arm: str) -> Path:
-        return self.folder / kind / f"{self._slugs[arm]}.jsonl"
+    def _read(self) -> None:
+        for path in sorted((self.folder / "records").glob("*.jsonl")):
+            rows = read_lines(path, repair=self.processes.is_main)
+            self.records[path.stem] = {self._key(row): row for row in rows}
 
-    def merge(self) -> None:
-        """Take the shards' records into records/: every answer once, and the shards away.
+    def _merge(self) -> None:
+        """Take the shards' records into records/, then the shards away.
 
-        Killed in the middle, it can be done again.
+        Killed in the middle, it is done again: what is there already is not taken twice.
         """
-        shards = self.folder / "shards"
-        for path in sorted(shards.glob("*/*.jsonl")):
-            whole = self.folder / "records" / path.name
-            rows = read_lines(whole, repair=True) if whole.is_file() else []
-            merged = {record_key(row): row for row in read_lines(path, repair=True)}
-            merged |= {record_key(row): row for row in rows}
-            write_lines(whole, list(merged.values()))
-            path.unlink()
-        shutil.rmtree(shards, ignore_errors=True)
+        for path in sorted(self.folder.glob("shards/*/*.jsonl")):
+            known = self.records[path.stem]
+            rows = {self._key(row): row for row in read_lines(path)}
+            fresh = {key: row for key, row in rows.items() if known.get(key) != row}
+            append_lines(self.folder / "records" / path.name, fresh.values())
+            known |= fresh
+        shutil.rmtree(self.folder / "shards", ignore_errors=True)
 
-    def read(self) -> None:
-        """Read what the arms have answered, and bring their answer files in line with it."""
-        for arm in self._slugs:
-            path = self._file("records", arm)
-            rows = read_lines(path, repair=self.processes.is_main) if path.is_file() else []
-            self.records[arm] = {record_key(row): row for row in rows}
-            if self.processes.is_main and rows:
-                write_lines(self._file("answers", arm), fastchat_answers(rows))
-
-    def begin_session(self, *, timed: bool, warnings: list[str]) -> None:
+    def begin_session(self, **notes: object) -> None:
         """Before the first record that a launch adds; every process calls it.
 
         Args:
-            timed: the records' seconds are timings.
-            warnings: what speaks against its times.
+            notes: what is to be known of the session, beside its command, commit and machine.
         """
         self.processes.wait()  # until all have read what there is
         self._session = f"{len(self.sessions) + 1}"
-        device = self.settings.get("device", "cpu")
-        session = {"session": self._session, "started": time.time(), **describe_run(device)}
-        session |= {"processes": self.processes.count, "timed": timed, "warnings": warnings}
-        self.sessions.append(session)
+        session = {"session": self._session, "started": time.time()}
+        session |= describe_run(self.settings.get("device", "cpu"))
+        self.sessions.append(session | {"processes": self.processes.count} | notes)
         if self.processes.is_main:
             whole = {"options": self.settings, "sessions": self.sessions}
             write_json(self.folder / "run.json", whole)
         else:
-            (self.folder / self._shard).mkdir(parents=True, exist_ok=True)
+            self._place.mkdir(parents=True, exist_ok=True)
 
     @property
-    def _shard(self) -> str:
-        """The folder of this session alone: what outlives its launcher finds none to write to."""
-        return f"shards/{self._session}.{self.processes.index}"
+    def _place(self) -> Path:
+        """Where this process adds; a shard is of one session alone, so that a process which
+        outlives its launcher finds none to write to."""
+        if self.processes.is_main:
+            return self.folder / "records"
+        return self.folder / f"shards/{self._session}.{self.processes.index}"
 
-    def add(self, arm: str, record: dict) -> None:
-        """Append a record; it is on disk when this returns."""
-        record = {**record, "session": self._session}
-        path = self._file("records", arm)
-        if not self.processes.is_main:
-            path = self._file(self._shard, arm)
-        append_line(path, record)
-        self.records[arm][record_key(record)] = record
+    def add(self, name: str, record: dict) -> None:
+        """Append a record; it is on disk when this returns. Any thread may call it."""
+        record = record | {"session": self._session}
+        with self._adding:
+            append_lines(self._place / f"{name}.jsonl", [record])
+            self.records[name][self._key(record)] = record
 
     def finish(self) -> None:
         """Wait for the other processes and merge what they have added; all processes call it."""
         self.processes.wait()
         if self.processes.is_main:
-            self.merge()
-            self.read()
-
-    def sessions_of(self, records: dict[str, list[dict]]) -> list[dict]:
-        """The sessions that the records are of."""
-        used = {row["session"] for rows in records.values() for row in rows}
-        return [s for s in self.sessions if s["session"] in used]
+            self._merge()
 
     def origin(self, records: dict[str, list[dict]]) -> tuple[str, int]:
         """Where the records come from, in words, and how many questions mix sessions."""
-        sessions = self.sessions_of(records)
-        words = []
-        for key in ("device", "commit"):
-            words.append(f"{key} " + " / ".join(dict.fromkeys(s[key] for s in sessions)))
-        per_question: dict = {}
+        used: dict = {}
         for rows in records.values():
             for row in rows:
-                per_question.setdefault(row["question_id"], set()).add(row["session"])
-        return ", ".join(words), sum(len(found) > 1 for found in per_question.values())
-
-
-def fastchat_answers(records: list[dict]) -> list[dict]:
-    """FastChat's model_answer rows (fastchat/llm_judge/gen_model_answer.py), one a question."""
-    rows: dict = {}
-    for record in sorted(records, key=lambda r: r.get("choice", 0)):
-        row = rows.setdefault(
-            record["question_id"],
-            {
-                "question_id": record["question_id"],
-                "answer_id": record["answer_id"],
-                "model_id": record["arm"],
-                "choices": [],
-                "tstamp": record["tstamp"],
-            },
-        )
-        turns = [turn["text"] for turn in record["turns"]]
-        row["choices"].append({"index": record.get("choice", 0), "turns": turns})
-    return list(rows.values())
+                used.setdefault(row["question_id"], set()).add(row["session"])
+        sessions = [s for s in self.sessions if s["session"] in set().union(*used.values())]
+        words = [
+            f"{key} " + " / ".join(dict.fromkeys(session[key] for session in sessions))
+            for key in ("device", "commit")
+        ]
+        return ", ".join(words), sum(len(found) > 1 for found in used.values())

@@ -1,96 +1,106 @@
-"""JSON-lines files that survive a kill: whole lines are kept, a torn last line is dropped."""
+"""JSON-lines files: our own, which outlive a kill, and those that users bring."""
 
+import gzip
 import json
 import os
 import sys
+import zlib
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from eagle_fsd.config import BadInput
 from eagle_fsd.runs.checkout import without_checkout
 
 
-def read_lines(path: Path, *, repair: bool = False) -> list[dict]:
-    """All rows of a file; blank lines are skipped.
+def _print_warning(text: str) -> None:
+    print(f"warning: {text}", file=sys.stderr)
+
+
+def read_lines(
+    path: Path,
+    *,
+    keys: tuple[str, ...] = (),
+    repair: bool = False,
+    warn: Callable[[str], None] = _print_warning,
+) -> list[dict]:
+    """The rows of a file of ours. A torn last line, as a killed writer leaves it or a running one
+    has it, is left out with a warning.
 
     Args:
-        repair: cut a broken last line off the file, with a warning, as a killed writer leaves it.
+        keys: what every row has.
+        repair: cut the torn line off the file too, for who holds its lock.
 
     Raises:
-        BadInput: the file is missing or a line is broken; names the line.
+        BadInput: a line amid the file is broken, or a row lacks a key; names the line.
     """
-    if not path.is_file():
-        raise BadInput(f"no file at {path}")
     rows, good = [], 0
     data = path.read_bytes()
     for number, line in enumerate(data.splitlines(keepends=True), start=1):
         try:
-            if repair and not line.endswith(b"\n"):
+            if not line.endswith(b"\n"):
                 raise ValueError("no line end")
             row = json.loads(line) if line.strip() else None
         except ValueError as error:
-            if repair and good + len(line) == len(data):
-                print(
-                    f"warning: {path}, line {number} is torn ({error}); dropped, to be redone",
-                    file=sys.stderr,
-                )
-                with path.open("r+b") as file:
-                    file.truncate(good)
-                break
-            raise BadInput(f"{path}, line {number} is no JSON: {error}") from error
+            if good + len(line) < len(data):
+                raise BadInput(f"{path}, line {number} is no JSON: {error}") from error
+            warn(f"{path.name}: its last line is torn (a killed or running writer) and left out")
+            if repair:
+                os.truncate(path, good)
+            break
         good += len(line)
         if row is not None:
+            lacking = [key for key in keys if not isinstance(row, dict) or key not in row]
+            if lacking:
+                raise BadInput(f"{path}, line {number} lacks {', '.join(lacking)}")
             rows.append(row)
     return rows
 
 
-def whole_lines(path: Path, keys: tuple[str, ...], warnings: list[str]) -> list[dict]:
-    """The whole lines of a file that another process may be writing to; a torn last line, as a
-    killed writer leaves it, is skipped with a warning and stays in the file.
-
-    Args:
-        keys: what every row has.
-        warnings: the warning is added to them.
+def read_records(path: str | Path) -> Iterator[tuple[int, object]]:
+    """Records of a user's .jsonl or .json file, gzipped or not, with their numbers (lines of a
+    .jsonl).
 
     Raises:
-        BadInput: a line is no JSON object or lacks one of the keys; names the line.
+        BadInput: the file is missing or damaged, a line is no JSON (its number is given), or a
+            .json file holds no list.
     """
-    whole, _, torn = path.read_bytes().rpartition(b"\n")
-    if torn.strip():
-        warnings.append(
-            f"{path.name}: its last line is torn (a killed or running writer) and left out"
-        )
-    rows = []
-    for number, line in enumerate(whole.split(b"\n"), start=1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except ValueError as error:
-            raise BadInput(f"{path}, line {number} is no JSON: {error}") from error
-        lacking = [key for key in keys if not isinstance(row, dict) or key not in row]
-        if lacking:
-            raise BadInput(f"{path}, line {number} lacks {', '.join(lacking)}")
-        rows.append(row)
-    return rows
+    path = Path(path)
+    if not path.is_file():
+        raise BadInput(f"no file at {path}")
+    number = 0
+    try:
+        with (gzip.open if path.suffix == ".gz" else open)(path, "rt", encoding="utf-8") as file:
+            if path.name.removesuffix(".gz").endswith(".json"):
+                records = json.load(file)
+                if not isinstance(records, list):
+                    raise BadInput(f"{path} should hold a list of records, holds {type(records)}")
+                yield from enumerate(records, start=1)
+                return
+            for number, line in enumerate(file, start=1):
+                if line.strip():
+                    yield number, json.loads(line)
+    except json.JSONDecodeError as error:
+        raise BadInput(f"{path}, line {max(1, number)} is no JSON: {error}") from error
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
+        raise BadInput(f"{path} is damaged behind line {number} ({error})") from error
+
+
+def append_lines(path: Path, rows: Iterable[dict]) -> None:
+    """Append rows; they are on disk when this returns."""
+    with path.open("a", encoding="utf-8") as file:
+        file.write(_lines(rows))
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def append_line(path: Path, row: dict, *, wait: bool = True) -> None:
-    """Append one row; it outlives a kill.
-
-    Args:
-        wait: until it is on disk, so that it outlives a power cut too.
-    """
-    with path.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n")
-        if wait:
-            file.flush()
-            os.fsync(file.fileno())
+    """Append one row."""
+    append_lines(path, [row])
 
 
-def write_lines(path: Path, rows: list[dict]) -> None:
+def write_lines(path: Path, rows: Iterable[dict]) -> None:
     """Replace a file in one rename."""
-    lines = (json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n" for row in rows)
-    _replace(path, "".join(lines))
+    _replace(path, _lines(rows))
 
 
 def open_rows(path: Path, settings: dict, *, read_only: bool = False) -> dict[int | str, dict]:
@@ -127,6 +137,10 @@ def open_rows(path: Path, settings: dict, *, read_only: bool = False) -> dict[in
 def write_json(path: Path, value: dict) -> None:
     """Replace an indented JSON file in one rename."""
     _replace(path, json.dumps(value, indent=2, allow_nan=False) + "\n")
+
+
+def _lines(rows: Iterable[dict]) -> str:
+    return "".join(json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n" for row in rows)
 
 
 def _replace(path: Path, text: str) -> None:

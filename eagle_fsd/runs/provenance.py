@@ -25,7 +25,7 @@ def describe_run(device: str) -> dict:
     Paths inside the checkout are given relative to it, so that records can be published.
     """
     return {
-        "command": shlex.join(["python", *without_checkout(dict(enumerate(sys.argv))).values()]),
+        "command": shlex.join(["python", *without_checkout(sys.argv)]),
         "commit": _commit(),
         "versions": {"python": platform.python_version()} | {p: version(p) for p in PACKAGES},
         "device": describe_device(device),

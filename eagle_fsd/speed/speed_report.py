@@ -231,7 +231,7 @@ def report(
         asked: question_ids of the timed prompts.
         skipped: arm that could not run here -> why.
     """
-    found = {arm.text: run.records[arm.text] for arm in arms}
+    found = {arm.text: run.records[arm.slug] for arm in arms}
     records = {
         arm: [rows[key, repeat] for key in asked for repeat in range(options.repeats)]
         for arm, rows in found.items()

@@ -61,8 +61,7 @@ def run_speed(
     settings = {"command": "speed"}
     settings |= asdict(options) | asdict(sampling) | asdict(model_options)
     settings |= {key: machine[key] for key in ("threads", "wait_policy")}
-    files = {arm.text: arm.slug for arm in arms} | {FORWARDS: FORWARDS, MACHINE: MACHINE}
-    run = Run(options.output, settings, extendable=EXTENDABLE, arms=files)
+    run = Run(options.output, settings, free=EXTENDABLE)
     for records in run.records.values():
         check_same_questions(records.values(), questions)
     todo = list(missing_jobs(run, options, arms, [q.question_id for q in questions]))
@@ -144,7 +143,7 @@ def missing_jobs(
     for repeat, keys in passes:
         for number, key in enumerate(keys, start=repeat):
             for arm in rotated(arms, number):
-                if (key, repeat) not in run.records[arm.text]:
+                if (key, repeat) not in run.records[arm.slug]:
                     yield Job(arm, key, repeat)
 
 
@@ -175,7 +174,7 @@ def with_chosen_tree(model: Model, arm: Arm, options: SpeedOptions, run: Run) ->
     """An arm of an `auto` tree with its tree: what its records have, else chosen now."""
     if arm.tree != "auto":
         return arm
-    known = next(iter(run.records[arm.text].values()), None)
+    known = next(iter(run.records[arm.slug].values()), None)
     if known is not None:
         return arm.with_tree(known["tree"])
     choice = choose_tree(model, arm.rule, hold_fuzzy_share=options.hold_fuzzy_share)
@@ -196,11 +195,13 @@ def answer(run: Run, timed: TimedArms, prompts: dict[int | str, Prompt], todo: l
             found = {"turns": [timed.timed(name, prompt)]}
         found |= {"category": prompt.category, "question": prompt.digests}
         found["tree"] = timed.tree(name)
-        add(run, name, job.question_id, found, choice=job.repeat)
+        add(run, name, job.question_id, found, choice=job.repeat, file=job.arm.slug)
 
 
-def add(run: Run, arm: str, key: int | str, found: dict, *, choice: int = 0) -> None:
+def add(
+    run: Run, arm: str, key: int | str, found: dict, *, choice: int = 0, file: str = ""
+) -> None:
     """Add a record, with what every record of a run has."""
     record = {"question_id": key, "choice": choice, "arm": arm, "turns": []}
     record |= {"answer_id": uuid.uuid4().hex, "tstamp": time.time()}
-    run.add(arm, record | found)
+    run.add(file or arm, record | found)

@@ -8,16 +8,14 @@ current openai package. Nothing is asked here.
 import hashlib
 import json
 import re
-import sys
 from dataclasses import asdict, dataclass
 from itertools import product
 from pathlib import Path
 
 from eagle_fsd.config import BadInput
-from eagle_fsd.evaluation.questions import Question, read_questions
+from eagle_fsd.evaluation.questions import Question, fastchat_answers, read_questions
 from eagle_fsd.models.assets import mt_bench_dir
-from eagle_fsd.runs.folder import fastchat_answers
-from eagle_fsd.runs.jsonl import read_lines, whole_lines
+from eagle_fsd.runs.jsonl import read_lines, read_records
 
 # categories whose prompt shows a reference answer; FastChat's NEED_REF_CATS
 REFERENCED = frozenset({"math", "reasoning", "coding", "arena-hard-200"})
@@ -95,7 +93,7 @@ def read_requests(
         mode,
         read_prompts(Path(prompt_file or data / "judge_prompts.jsonl"), mode),
         read_questions(question_file or _own_questions(run_folder) or data / "question.jsonl"),
-        _by_choice(read_lines(Path(reference_file or data / "reference_answer" / "gpt-4.jsonl"))),
+        _by_choice(_rows(reference_file or data / "reference_answer" / "gpt-4.jsonl")),
         answers,
         baseline if pairwise else None,
     )
@@ -126,7 +124,7 @@ def read_prompts(path: Path, mode: str) -> dict[str, dict]:
     Raises:
         BadInput: the file is missing or broken, or lacks a prompt whose verdict we can read.
     """
-    rows = {row.get("name"): row for row in read_lines(path)}
+    rows = {row.get("name"): row for row in _rows(path)}
     *stems, verdict = PROMPTS[mode]
     prompts = {name: rows.get(name, {}) for s in stems for name in (s, f"{s}-multi-turn")}
     for name, row in prompts.items():
@@ -149,26 +147,25 @@ def read_answers(run_folder: Path) -> dict[str, Answers]:
     """
     kinds = ("answers", "records")
     paths = {path.stem: path for k in kinds for path in sorted((run_folder / k).glob("*.jsonl"))}
-    warnings: list[str] = []
     answers: dict[str, Answers] = {}
     for path in paths.values():
         if path.parent.name == "records":
-            rows = whole_lines(
-                path, ("question_id", "answer_id", "arm", "tstamp", "turns"), warnings
-            )
+            rows = read_lines(path, keys=("question_id", "answer_id", "arm", "tstamp", "turns"))
             rows = fastchat_answers(rows)
         else:
-            rows = whole_lines(path, ("question_id", "choices"), warnings)
+            rows = read_lines(path, keys=("question_id", "choices"))
         if rows:
             answers[rows[0].get("model_id", path.stem)] = _by_choice(rows)
-    for warning in warnings:
-        print(f"warning: {warning}", file=sys.stderr)
     if not answers:
         raise BadInput(
             f"{run_folder} holds no answer in records/ARM.jsonl or answers/ARM.jsonl: run "
             "evaluate/mt_bench.py first"
         )
     return answers
+
+
+def _rows(path: str | Path) -> list[dict]:
+    return [row for _, row in read_records(path)]
 
 
 def _by_choice(rows: list[dict]) -> Answers:

@@ -4,7 +4,6 @@ The scored text is that of a record's first turn. A question's score is the mean
 questions are the unit of every interval and test.
 """
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from eagle_fsd.evaluation.arms import parse_arm
 from eagle_fsd.evaluation.questions import Question
 from eagle_fsd.evaluation.stats import mcnemar, mean_interval, paired_difference
 from eagle_fsd.evaluation.tables import Column, markdown_table
-from eagle_fsd.runs.jsonl import whole_lines, write_json, write_lines
+from eagle_fsd.runs.jsonl import read_lines, write_json, write_lines
 from eagle_fsd.tasks.sandbox import isolation
 from eagle_fsd.tasks.scorers import SCORERS, Score
 
@@ -45,11 +44,8 @@ def read_records(folder: str | Path) -> dict[str, list[dict]]:
         BadInput: the folder holds no records, or a line is broken.
     """
     paths = sorted((Path(folder) / "records").glob("*.jsonl"))
-    warnings: list[str] = []
-    found = [whole_lines(path, RECORD_KEYS, warnings) for path in paths]
+    found = [read_lines(path, keys=RECORD_KEYS) for path in paths]
     records = {rows[0]["arm"]: rows for rows in found if rows}
-    for warning in warnings:
-        print(f"warning: {warning}", file=sys.stderr)
     if not records:
         raise BadInput(f"{folder} holds no records: name the folder of a run with --output")
     return records

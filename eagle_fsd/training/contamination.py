@@ -16,7 +16,7 @@ from hashlib import blake2b
 from pathlib import Path
 
 from eagle_fsd.models.assets import mt_bench_dir
-from eagle_fsd.training.prompts import read_records
+from eagle_fsd.runs.jsonl import read_records
 
 HASHES = Path(__file__).with_name("benchmark_hashes.txt")
 LONGEST = 13  # words; the length at which GPT-3's authors called an overlap contamination

@@ -27,7 +27,7 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from eagle_fsd.config import BadInput
-from eagle_fsd.training.prompts import read_records
+from eagle_fsd.runs.jsonl import read_records
 
 # of dialogues of these indices: features [L, F] and hidden states after the final norm [L, D]
 StatesOf = Callable[[Sequence[int]], list[tuple[torch.Tensor, torch.Tensor]]]

@@ -3,10 +3,7 @@
 What is asked of the target's own ("self") is written in dialogues.py; here it is only a name.
 """
 
-import gzip
-import json
 import random
-import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +11,7 @@ from pathlib import Path
 from eagle_fsd.config import BadInput
 from eagle_fsd.models.assets import sharegpt_file
 from eagle_fsd.models.chat import Message
+from eagle_fsd.runs.jsonl import read_records
 
 SELF = "self"
 FORMS = (
@@ -70,34 +68,6 @@ def _checked(messages: list[Message | None], *, answers: bool = True) -> list[Me
     if not turns or any(m["role"] != wanted[i % len(wanted)] for i, m in enumerate(turns)):
         return None
     return messages
-
-
-def read_records(path: str | Path) -> Iterator[tuple[int, object]]:
-    """Records of a .jsonl or .json file, gzipped or not, with their numbers (lines of a .jsonl).
-
-    Raises:
-        BadInput: the file is missing or damaged, a line is no JSON (its number is given), or a
-            .json file holds no list.
-    """
-    path = Path(path)
-    if not path.is_file():
-        raise BadInput(f"no file at {path}")
-    number = 0
-    try:
-        with (gzip.open if path.suffix == ".gz" else open)(path, "rt", encoding="utf-8") as file:
-            if path.name.removesuffix(".gz").endswith(".json"):
-                records = json.load(file)
-                if not isinstance(records, list):
-                    raise BadInput(f"{path} should hold a list of records, holds {type(records)}")
-                yield from enumerate(records, start=1)
-                return
-            for number, line in enumerate(file, start=1):
-                if line.strip():
-                    yield number, json.loads(line)
-    except json.JSONDecodeError as error:
-        raise BadInput(f"{path}, line {max(1, number)} is no JSON: {error}") from error
-    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
-        raise BadInput(f"{path} is damaged behind line {number} ({error})") from error
 
 
 def read_hub(name: str) -> list:

@@ -15,7 +15,7 @@ from pathlib import Path
 from eagle_fsd.config import BadInput
 from eagle_fsd.evaluation.arms import BY_TRANSFORMERS, parse_arm
 from eagle_fsd.evaluation.metrics import rounds_of, seconds, summarize
-from eagle_fsd.runs.jsonl import whole_lines
+from eagle_fsd.runs.jsonl import read_lines
 
 BASELINES = ("plain", "generate", "generate_compiled", "exact")  # first in every table
 KEYS = ("question_id", "arm", "turns")  # of every record and trace
@@ -205,7 +205,7 @@ def _read_arms(folder: Path, warnings: list[str]) -> dict[str, list[dict]]:
     """Arm -> rows of every file that holds any."""
     arms = {}
     for path in sorted(folder.glob("*.jsonl")):
-        rows = whole_lines(path, KEYS, warnings)
+        rows = read_lines(path, keys=KEYS, warn=warnings.append)
         counts = Counter(map(_key, rows))
         twice = next((key for key, count in counts.items() if count > 1), None)
         if twice:
