@@ -9,7 +9,7 @@
         --apply_chat_template --confirm_run_unsafe_code    # runs what the target wrote, unconfined
     accelerate launch --config_file scripts/accelerate/ddp.yaml evaluate/harness.py ...
 
---model_args are the fields of eagle_fsd.tasks.harness_options.HarnessOptions, others are further
+--model_args are the fields of eagle_fsd.tasks.harness_model.HarnessOptions, others are further
 fields of the arm (arm=plain needs no head); everything else is lm-eval's (`python
 evaluate/harness.py run --help`). Multiple choice is rated by the target alone, so there no arm
 changes the score. Rounds, fuzzy share, regret and TV of the generated answers are printed at the
@@ -26,26 +26,15 @@ def main() -> None:
     # this folder's commands must not stand for packages that lm-eval imports
     here = Path(__file__).resolve().parent
     sys.path[:] = [place for place in sys.path if Path(place).resolve() != here]
+    import lm_eval.models  # noqa: F401  (names lm-eval's own models)
     from lm_eval.__main__ import cli_evaluate
-    from lm_eval.api.registry import register_model
+    from lm_eval.api.registry import model_registry
 
     from eagle_fsd.runs.command import ended_by
-    from eagle_fsd.tasks.harness_model import NAME, FuzzyLM
 
-    loaded: list[FuzzyLM] = []
-
-    @register_model(NAME)
-    class Loaded(FuzzyLM):
-        """Kept, so that its metrics can be told when lm-eval is done."""
-
-        def __init__(self, **arguments: object):
-            super().__init__(**arguments)
-            loaded.append(self)
-
+    # by name: `--help` and a typo are answered before torch is imported
+    model_registry.register("eagle_fsd", target="eagle_fsd.tasks.harness_model:FuzzyLM")
     ended_by(cli_evaluate)
-    for model in loaded:
-        if model.rank == 0 and model.report():
-            print(f"\n{model.report()}")
 
 
 if __name__ == "__main__":

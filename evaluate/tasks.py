@@ -44,7 +44,7 @@ class TaskOptions(BenchOptions):
 def run_task(options: TaskOptions, sampling: SamplingOptions, model_options: ModelOptions) -> None:
     from eagle_fsd.evaluation.bench import Bench
     from eagle_fsd.evaluation.bench_report import report_bench
-    from eagle_fsd.tasks.task_scores import read_records, score_run
+    from eagle_fsd.tasks.task_scores import records_by_arm, score_run
 
     task = read_task(options.task)
     scorer = options.scorer or task.scorer
@@ -57,7 +57,7 @@ def run_task(options: TaskOptions, sampling: SamplingOptions, model_options: Mod
     questions = options.choose(task.questions)
     leave = {name: getattr(options, name) for name in ("execute_code", "without_isolation")}
     if options.rescore:
-        records = read_records(options.output)
+        records = records_by_arm(options.output)
         check_scorable(questions, scorer, **leave)
         for rows in records.values():
             check_same_questions(rows, questions)

@@ -6,8 +6,6 @@ import json
 import os
 import socket
 import time
-from decimal import Decimal
-from fractions import Fraction
 from pathlib import Path
 
 import pytest
@@ -16,8 +14,8 @@ from eagle_fsd.config import BadInput
 from eagle_fsd.evaluation.questions import Question
 from eagle_fsd.models.assets import human_eval_file
 from eagle_fsd.tasks import sandbox
-from eagle_fsd.tasks.checked_call import decode, encode
 from eagle_fsd.tasks.humaneval import build_program, extract_code, pass_at_1
+from eagle_fsd.tasks.task_sources import read_task
 
 PROMPT = 'import math\n\n\ndef area(r: float) -> float:\n    """Of a circle."""\n'
 TEST = "def check(candidate):\n    assert abs(candidate(2) - 12.566) < 0.01\n"
@@ -44,10 +42,11 @@ RIGHT = {
 }
 
 
-@pytest.mark.processes
 @pytest.mark.parametrize("form", RIGHT)
-def test_right_answers_pass(form):
-    assert pass_at_1(RIGHT[form], PROBLEM) == {"pass@1": 1.0}
+def test_code_of_right_answers(form):
+    space = {"__name__": "answer"}
+    exec(build_program(PROMPT, extract_code(RIGHT[form], "area")), space)
+    assert abs(space["area"](2) - 12.566) < 0.01
 
 
 WRONG = {
@@ -80,44 +79,44 @@ def test_extracted_text():
     assert build_program("P\n", WHOLE) == f"P\n\n{WHOLE}\n"
 
 
-def run(body: str, *, test: str = "candidate()", **settings) -> sandbox.Execution:
-    """A function f of this body, called once."""
+def run(body: str, *, test: str = "candidate()", **settings) -> str:
+    """How the check of a function f of this body, called once, ends."""
     lines = "".join(f"    {line}\n" for line in body.splitlines())
     check = f"def check(candidate):\n    {test}\n"
     how = {"prompt": "def f():\n", "test": check, "entry_point": "f", "seconds": 5} | settings
     return sandbox.execute(f"def f():\n{lines}", **how)
 
 
-@pytest.fixture(params=["bubblewrap", "without"])
+needs_bubblewrap = pytest.mark.skipif(
+    not sandbox.bubblewrap(), reason="bubblewrap is not installed, or not permitted here"
+)
+
+
+@pytest.fixture(params=[pytest.param("bubblewrap", marks=needs_bubblewrap), "without"])
 def isolation(request, monkeypatch, tmp_path):
     """With bubblewrap where it works, and without: found by PATH."""
     if request.param == "without":
         monkeypatch.setenv("PATH", str(tmp_path))
-    sandbox._prefix.cache_clear()
-    if request.param == "bubblewrap" and sandbox.isolation() != "bubblewrap":
-        pytest.skip("bubblewrap is not installed, or not permitted here")
+    sandbox.bubblewrap.cache_clear()
     yield request.param
-    sandbox._prefix.cache_clear()
+    sandbox.bubblewrap.cache_clear()
 
 
-# what is tried, and how it ends with and without bubblewrap
+# what is tried, and how it ends
 SEND = "import sys; wire = sys._getframe(1).f_locals['wire']; "
 ENDS = {
     "bytearray(3 << 30)": "MemoryError",
-    "input()": "EOFError",
     "raise KeyboardInterrupt": "KeyboardInterrupt",
     "f()": "RecursionError",
     "import sys; sys.exit(0)": "SystemExit",
-    "import os; os._exit(0)": "ended early",
     "import os; os.kill(os.getpid(), 9)": "ended early",
     "open('x', 'w').write('x' * (2 << 20))": "OSError",
     "[open('/dev/null') for _ in range(99)]": "OSError",
     # a forged verdict: the frames hold no test and no token, and what is sent is but a value
     "import sys; return 'test' in sys._getframe(1).f_locals['request']": "AssertionError",
-    SEND + "print('{\"value\": 1}', file=wire)": "AssertionError",
-    SEND + "print('{\"passed\": 1}', file=wire)": "KeyError",
-    SEND + 'print(\'{"value": {"eval": "2"}}\', file=wire)': "KeyError",
-    SEND + "print('{\"value\": ' + '[' * 99999, file=wire)": "RecursionError",
+    SEND + "print(('value', 1), file=wire)": "AssertionError",
+    SEND + "print('exit(0)', file=wire)": "ValueError",
+    SEND + "print('(' * 99999, file=wire)": "SyntaxError",
     "import os; os.write(2, b'ready')": "AssertionError",
     "class E(int):\n    __eq__ = lambda s, o: True\nreturn E()": "AssertionError",
 }
@@ -149,31 +148,36 @@ SHUT_OUT = {
 
 @pytest.mark.processes
 @pytest.mark.parametrize("program", ENDS)
-def test_a_verdict_is_not_forged_and_limits_hold(program, isolation):
-    assert run(program, test="assert candidate() == 2").reason == ENDS[program]
+def test_a_verdict_is_not_forged_and_limits_hold(program):
+    assert run(program, test="assert candidate() == 2") == ENDS[program]
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("program", SHUT_OUT)
-def test_what_bubblewrap_shuts_out(program, tmp_path, monkeypatch):
-    """Tried against this process, a file and a port of its own."""
-    if sandbox.isolation() != "bubblewrap":
-        pytest.skip("bubblewrap is not installed, or not permitted here")
+@needs_bubblewrap
+def test_what_bubblewrap_shuts_out(tmp_path, monkeypatch):
+    """Tried against this process, a file and a port of its own, all in one program."""
     monkeypatch.setenv("SECRET", "1")
     outside = tmp_path / "outside"
     outside.write_text("kept")
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-        done = run(program.format(file=str(outside), here=os.getpid(), port=port))
-    assert done.reason == SHUT_OUT[program] and not done.passed
+        place = {"file": str(outside), "here": os.getpid(), "port": port}
+        body = "ends = []\n"
+        for program in SHUT_OUT:
+            lines = [f"    {line}\n" for line in program.format(**place).split("; ")]
+            body += f"try:\n{''.join(lines)}    ends.append('')\n"
+            body += "except Exception as error:\n    ends.append(type(error).__name__)\n"
+        wanted = list(SHUT_OUT.values())
+        told = run(f"{body}return ends", test=f"raise Exception if candidate() == {wanted} else 1")
+    assert told == "Exception"
     assert outside.read_text() == "kept"
 
 
 @pytest.mark.processes
 def test_children_end_with_the_answer(isolation):
-    """Of 40 that a program leaves behind."""
+    """Of 20 that a program leaves behind."""
     mark = f"{time.time_ns()}"
-    body = "import subprocess as s, sys\nfor _ in range(40):\n"
+    body = "import subprocess as s, sys\nfor _ in range(20):\n"
     body += f"    s.Popen([sys.executable, '-c', 'import time; time.sleep(9)', '{mark}'])"
     run(body, seconds=10)
     deadline = time.monotonic() + 5
@@ -192,36 +196,31 @@ def processes_with(mark: str) -> list[str]:
 
 
 @pytest.mark.processes
-def test_an_endless_loop_ends_in_time(isolation):
-    began = time.monotonic()
-    assert run("while True: pass", seconds=1).reason == "timeout"
-    assert run("import time; time.sleep(60)", seconds=1).reason == "timeout"
-    assert time.monotonic() - began < 10
+def test_what_never_ends(isolation):
+    """Computing or asleep."""
+    assert run("while True: pass", seconds=0.8) == "timeout"
+    assert run("import time; time.sleep(60)", seconds=0.8) == "timeout"
+
+
+ALLOWED = """import os, threading, numpy
+thread = threading.Thread(target=int)
+thread.start(), thread.join()
+print('x' * (1 << 25))
+assert os.listdir() == []
+return (numpy.ones(9) @ numpy.ones(9)).astype(int), hash('1'), VALUES"""
+VALUES = [1, 2.5, True, None, "\ud800", [1, (2, {3}), {"a": (1,), 2: 1j}], {}, (), b"x"]
 
 
 @pytest.mark.processes
 def test_what_is_allowed(isolation):
-    """Threads, numpy, much output; an empty folder; hashes are the same every time."""
-    assert run("import threading as t; x = t.Thread(target=int); x.start(); x.join()").passed
-    assert run("import numpy; return (numpy.ones(9) @ numpy.ones(9)).astype(int)", test=NINE).passed
-    assert run("print('x' * (1 << 25))").passed
-    assert run("import os; assert os.listdir() == []").passed
-    hashes = {run("raise type(f'E{hash(str(1))}', (Exception,), {})").reason for _ in range(3)}
-    assert len(hashes) == 1 and hashes.pop().startswith("E")
-
-
-NINE = "assert candidate() == 9"
-
-
-def test_values_travel_as_they_are():
-    """Python's own, numpy's numbers, and nothing else."""
-    plain = [1, 2.5, float("inf"), True, None, "\ud800", [1, (2, {3}), {"a": (1,), 2: 1j}]]
-    plain += [Decimal("1.50"), Fraction(1, 3), frozenset({()}), {}, ()]
-    assert decode(json.loads(json.dumps(encode(plain)))) == plain
-    assert [type(x) for x in decode(encode(plain))] == [type(x) for x in plain]
-    for odd in (object(), b"x", print):
-        with pytest.raises(TypeError):
-            json.dumps(encode([odd]))
+    """Threads, numpy, much output; an empty folder; hashes are the same every time; values come
+    as they are, of numpy's only numbers."""
+    body = ALLOWED.replace("VALUES", repr(VALUES))
+    test = f"n, h, v = candidate(); raise Exception(h) if (n, v) == (9, {VALUES!r}) else 1"
+    test = test.replace("Exception(h)", "type(f'E{h}', (Exception,), {})")
+    ends = {run(body, test=test) for _ in range(2)}
+    assert len(ends) == 1 and ends.pop().startswith("E")
+    assert run("return object()") == "SyntaxError"
 
 
 @pytest.mark.processes
@@ -232,14 +231,11 @@ def test_an_overloaded_machine_is_no_wrong_answer():
 
 @pytest.mark.processes
 def test_a_sample_of_humaneval_passes_its_own_tests():
-    """Every 33rd solution passes as a block and as a continuation; an empty body never does. The
+    """Every 40th solution passes as a block and as a continuation; an empty body never does. The
     problems are fetched at first use."""
+    questions = read_task("humaneval").questions
     rows = [json.loads(line) for line in gzip.open(human_eval_file())]
-    assert len(rows) == 164
-    for row in rows[::33]:
-        extra = {name: row[name] for name in ("prompt", "test", "entry_point")}
-        asked = Question(row["task_id"], "humaneval", ["?"], [], extra)
+    for row, asked in list(zip(rows, questions, strict=True))[::40]:
         whole = f"```python\n{row['prompt']}{row['canonical_solution']}```"
-        assert pass_at_1(whole, asked) == {"pass@1": 1.0}, row["task_id"]
-        assert pass_at_1(row["canonical_solution"], asked) == {"pass@1": 1.0}, row["task_id"]
-        assert pass_at_1("    pass\n", asked) == {"pass@1": 0.0}, row["task_id"]
+        for answer, passed in ((whole, 1), (row["canonical_solution"], 1), ("    pass\n", 0)):
+            assert pass_at_1(answer, asked) == {"pass@1": passed}, row["task_id"]

@@ -11,7 +11,6 @@ from eagle_fsd.tasks.scorers import (
     SCORERS,
     check_scorable,
     find_last_number,
-    find_letter,
     normalize,
 )
 
@@ -64,30 +63,6 @@ def test_last_number_compares_values():
     assert score("last_number", "100000000000000000001", "100000000000000000000") == 0
 
 
-LETTERS = {
-    "B": "B",
-    "(C) because": "C",
-    "**D.** The sun": "D",
-    "The correct answer is (E).": "E",
-    "Answer: **B**": "B",
-    "A dog barks, so the answer is C": "C",
-    "A dog barks, so C": "C",
-    "A. dogs": "A",
-    "A": "A",
-    "Of A, B and C the right choice is B": "B",
-    "I do not know": None,
-    "the answer is a dog": None,
-    "F": None,
-}
-
-
-@pytest.mark.parametrize("text", LETTERS)
-def test_letter_given_as_the_answer(text):
-    assert find_letter(text) == LETTERS[text]
-    for letter in "ABCDE":
-        assert score("choice", text, letter) == float(letter == LETTERS[text])
-
-
 def test_exact_match_and_contains_are_normalised():
     assert normalize("  The  \u201cCAT's\u201d\thome! (**So**.)") == "cat's home so"
     assert score("exact_match", "the Eiffel Tower.", "Eiffel tower") == 1
@@ -113,14 +88,6 @@ def test_a_reference_that_is_nothing_is_refused(reference):
             check_scorable([question(reference)], scorer)
 
 
-def test_rouge_is_that_of_the_best_reference():
-    """Longest common subsequence of 2 of 3 and 4 words: P 2/3, R 1/2, F 4/7."""
-    pytest.importorskip("rouge_score")
-    assert score("rouge", "green big frogs", "big red green frog") == pytest.approx(4 / 7)
-    assert score("rouge", "green big frogs", "unlike", "Green, big frogs!") == 1
-    assert score("rouge", "", "something") == 0
-
-
 def instructions(prompt: str, **wanted: dict) -> Question:
     names = [name.replace("__", ":") for name in wanted]
     extra = {"instruction_id_list": names, "kwargs": list(wanted.values())}
@@ -131,7 +98,6 @@ def instructions(prompt: str, **wanted: dict) -> Question:
 def test_ifeval_strict_and_loose():
     """One instruction of two; the loose form forgives a first line and asterisks. The English
     sentence model is fetched at first use."""
-    pytest.importorskip("if_verifiable")
     asked = instructions(
         "Answer without commas, in less than 3 sentences.",
         punctuation__no_comma={},
@@ -150,7 +116,6 @@ def test_ifeval_strict_and_loose():
 @pytest.mark.processes
 def test_ifeval_counts_the_character_that_was_asked_for():
     """Regression: the published checker counts a random letter where "#" is asked for."""
-    pytest.importorskip("if_verifiable")
     wanted = {"let_relation": "at least", "letter": "#", "let_frequency": 2}
     asked = instructions("Use 2 hashtags.", keywords__letter_frequency=wanted)
     for _ in range(5):
@@ -158,44 +123,38 @@ def test_ifeval_counts_the_character_that_was_asked_for():
         assert SCORERS["ifeval"].score("eeeeaaaattttoooo #", asked)["prompt_strict"] == 0
 
 
+NO_COMMAS = instructions("?", punctuation__no_commas={})
+WORDS = instructions("?", length_constraints__number_words={"words": 3})
 UNSCORABLE = {
     "no such scorer": ("bleu", question("a"), "known: exact_match"),
-    "no reference": ("contains", question(), "add it to the question file"),
-    "a reference that is no text": ("rouge", question(7), "7"),
+    "no reference": ("contains", question(), "no list of texts"),
+    "a reference that is no text": ("contains", question(7), "7"),
     "a reference without a number": ("last_number", question("four"), "'four'"),
-    "a reference that is no letter": ("choice", question("F"), "'F'"),
     "no instructions": ("ifeval", question(), "ifeval:PATH"),
+    "an unknown instruction": ("ifeval", NO_COMMAS, "punctuation:no_commas"),
+    "arguments that do not fit": ("ifeval", WORDS, "words"),
     "no problem": ("humaneval", question(test="x", entry_point="f"), "lacks prompt"),
     "a test without check": (
         "humaneval",
         question(prompt="def f():", test="assert f()", entry_point="f"),
-        "no function check",
+        "lacks def check",
     ),
     "two turns": ("contains", Question(1, "x", ["a", "b"], ["c"]), "--turns 1"),
 }
 
 
-@pytest.mark.parametrize("fault", UNSCORABLE)
+# the checkers of ifeval are fetched at first use
+CASES = [
+    pytest.param(fault, marks=[pytest.mark.processes] if case[0] == "ifeval" else [])
+    for fault, case in UNSCORABLE.items()
+]
+
+
+@pytest.mark.parametrize("fault", CASES)
 def test_what_cannot_be_scored_is_told(fault):
     scorer, asked, told = UNSCORABLE[fault]
-    if scorer == "rouge":
-        pytest.importorskip("rouge_score")
     with pytest.raises(BadInput, match=told):
         check_scorable([asked], scorer, execute_code=True, without_isolation=True)
-
-
-@pytest.mark.processes
-@pytest.mark.parametrize(
-    ("wanted", "told"),
-    [
-        ({"punctuation__no_commas": {}}, "no checker for 'punctuation:no_commas'"),
-        ({"length_constraints__number_words": {"words": 3}}, "do not fit"),
-    ],
-)
-def test_unknown_instructions_are_told(wanted, told):
-    pytest.importorskip("if_verifiable")
-    with pytest.raises(BadInput, match=told):
-        check_scorable([instructions("?", **wanted)], "ifeval")
 
 
 def test_code_is_not_executed_unless_allowed(monkeypatch, tmp_path):
@@ -204,11 +163,11 @@ def test_code_is_not_executed_unless_allowed(monkeypatch, tmp_path):
     with pytest.raises(BadInput, match="--execute_code"):
         check_scorable([problem], "humaneval")
     monkeypatch.setenv("PATH", str(tmp_path))
-    sandbox._prefix.cache_clear()
+    sandbox.bubblewrap.cache_clear()
     with pytest.raises(BadInput, match="apt-get install bubblewrap.*--without_isolation"):
         check_scorable([problem], "humaneval", execute_code=True)
     check_scorable([problem], "humaneval", execute_code=True, without_isolation=True)
-    sandbox._prefix.cache_clear()
+    sandbox.bubblewrap.cache_clear()
 
 
 def test_scores_are_between_0_and_1():

@@ -14,7 +14,7 @@ from eagle_fsd.config import BadInput
 from eagle_fsd.evaluation.questions import Question
 from eagle_fsd.runs.jsonl import read_lines
 from eagle_fsd.tasks.scorers import check_scorable
-from eagle_fsd.tasks.task_scores import read_records, score_records, score_run
+from eagle_fsd.tasks.task_scores import records_by_arm, score_records, score_run
 from eagle_fsd.tasks.task_sources import read_task
 
 pytestmark = pytest.mark.processes  # whole commands
@@ -60,9 +60,8 @@ def test_gsm8k_and_ifeval_files(tmp_path):
 def test_question_files(tmp_path):
     row = {"question_id": 81, "category": "qa", "turns": ["Who?"], "reference": ["me"]}
     path = write_lines(tmp_path / "question.jsonl", row)
-    for source in (path, f"file:{path}"):
-        task = read_task(str(source))
-        assert task.questions == [Question(81, "qa", ["Who?"], ["me"])] and task.scorer == ""
+    task = read_task(str(path))
+    assert task.questions == [Question(81, "qa", ["Who?"], ["me"])] and task.scorer == ""
 
 
 def test_humaneval_of_the_package(tmp_path):
@@ -77,12 +76,11 @@ def test_humaneval_of_the_package(tmp_path):
 
 BROKEN = {
     "no JSON": ("gsm8k", [GSM8K, "{torn"], "line 2 is no JSON"),
-    "no object": ("gsm8k", ["[1]"], "line 1: expected an object"),
-    "no question": ("gsm8k", ["", {"answer": "#### 1"}], "line 2: expected the text 'question'"),
-    "no gold answer": ("gsm8k", [GSM8K | {"answer": "6"}], 'line 1: expected "#### "'),
-    "an id twice": ("ifeval", [IFEVAL, IFEVAL], "line 2: the id 1000 occurs twice"),
-    "no key": ("ifeval", [{"prompt": "x"}], "line 1: expected a key"),
-    "no instructions": ("ifeval", [{"key": 1, "prompt": "x"}], "expected the lists"),
+    "no object": ("gsm8k", ["[1]"], "line 1 is no row of gsm8k"),
+    "no question": ("gsm8k", ["", {"answer": "#### 1"}], "line 2 .*'question'"),
+    "no gold answer": ("gsm8k", [GSM8K | {"answer": "6"}], "line 1 .*no #### "),
+    "an id twice": ("ifeval", [IFEVAL, IFEVAL], "line 2 .*the id 1000 occurs twice"),
+    "no key": ("ifeval", [{"prompt": "x"}], "line 1 .*'instruction_id_list'"),
     "nothing": ("gsm8k", [""], "holds no question"),
 }
 
@@ -96,7 +94,7 @@ def test_broken_files_are_told(tmp_path, fault):
 
 UNKNOWN = {
     "gsm8k:gone.jsonl": "no file at 'gone.jsonl'",
-    "gone.jsonl": "unknown --task 'gone.jsonl'",
+    "gone.jsonl": "--task 'gone.jsonl'",
     "hub:openai/gsm8k": "evaluate/harness.py",
 }
 
@@ -154,7 +152,7 @@ def test_a_task_that_was_not_answered_is_told(tmp_path):
         score_records({"plain": [record(7, "x")]}, [Question(1, "x", ["?"])], None, tmp_path)
     assert not list(tmp_path.iterdir())
     with pytest.raises(BadInput, match="holds no records"):
-        read_records(tmp_path)
+        records_by_arm(tmp_path)
 
 
 def test_records_that_are_being_written(tmp_path, capsys):
@@ -163,12 +161,12 @@ def test_records_that_are_being_written(tmp_path, capsys):
     path = write_lines(tmp_path / "records" / "plain.jsonl", record(1, "x"), record(2, "y"))
     path.write_text(path.read_text() + '{"question_id": 3, "tu')
     before = path.read_text()
-    assert read_records(tmp_path) == {"plain": [record(1, "x"), record(2, "y")]}
+    assert records_by_arm(tmp_path) == {"plain": [record(1, "x"), record(2, "y")]}
     assert "plain.jsonl: its last line is torn" in capsys.readouterr().err
     assert path.read_text() == before
     write_lines(path, record(1, "x"), "{torn", record(2, "y"))
     with pytest.raises(BadInput, match="line 2 is no JSON"):
-        read_records(tmp_path)
+        records_by_arm(tmp_path)
 
 
 def load_command():
@@ -234,7 +232,7 @@ def test_command_scores_rescores_and_needs_no_weights_for_it(call, models, tmp_p
     assert summary["scores"] == table["rows"] and summary["scorer"] == "contains"
     assert "contains" in (folder / "summary.md").read_text()
 
-    gold = {r["question_id"]: r["turns"][0]["text"] for r in read_records(folder)["plain"]}
+    gold = {r["question_id"]: r["turns"][0]["text"] for r in records_by_arm(folder)["plain"]}
     answered = [q | {"reference": [gold[q["question_id"]]]} for q in QUESTIONS]
     write_lines(tmp_path / "question.jsonl", *answered)
     assert "another text or reference" in call(*options, "--scorer", "contains", "--rescore")
@@ -243,14 +241,14 @@ def test_command_scores_rescores_and_needs_no_weights_for_it(call, models, tmp_p
 
     shutil.rmtree(target)
     assert "| exact_match " in call(*options, "--scorer", "exact_match")
-    records = {arm: rows[:] for arm, rows in read_records(folder).items()}
+    records = {arm: rows[:] for arm, rows in records_by_arm(folder).items()}
     again = call(*options, "--scorer", "exact_match", "--rescore", "--questions", 1)
     assert "| exact_match " in again
     rows = {r["arm"]: r for r in json.loads((folder / "scores/table.json").read_text())["rows"]}
     same = [row["turns"][0]["text"] == gold[row["question_id"]] for row in records["fsd:0.5"]]
     assert rows["plain"]["mean"]["value"] == rows["exact"]["mean"]["value"] == 1
     assert rows["fsd:0.5"]["mcnemar"]["lost"] == same.count(False) > 0
-    assert read_records(folder) == records
+    assert records_by_arm(folder) == records
 
 
 REFUSED = {

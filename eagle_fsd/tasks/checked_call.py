@@ -1,77 +1,57 @@
-"""Run as text by sandbox.py, in two processes that talk over one socket, standard input:
+"""Run as text by sandbox.py, in two processes that talk over one socket:
 
-    python -c THIS answer REQUEST_FD    defines the answer's function and calls it when asked
-    python -c THIS check REQUEST_FD     runs the problem's tests, whose candidate asks the other
+    python -c THIS answer SOCKET    defines the answer's function and calls it when asked
+    python -c THIS check SOCKET     runs the problem's tests, whose candidate asks the other
 
-The tests and their verdict, the checker's exit status, are where the answer's code is not: that can
-only give values, and a value that passes is the right one. Values travel as JSON, never as objects.
-On standard error the checker tells "ready" once both are, and then what the check failed with.
+Each reads its request from standard input. The tests and their verdict, the checker's exit status,
+are where the answer's code is not: that can only give values, and a value that passes is the right
+one. Values travel as text that Python reads as a literal, never as objects. On standard error the
+checker tells "ready" once both are, and then what the check failed with.
 """
 
+import ast
 import json
 import math
 import os
 import resource
 import socket
 import sys
-from decimal import Decimal
-from fractions import Fraction
 from typing import TextIO
 
 FILE_BYTES = 1 << 20
 OPEN_FILES = 64
-KINDS = {kind.__name__: kind for kind in (tuple, set, frozenset, dict, complex, Decimal, Fraction)}
-
-
-def encode(value: object) -> object:
-    """As JSON; what JSON has not is {name of its type: its parts, or its text}."""
-    if isinstance(value, list):
-        return [encode(part) for part in value]
-    for name, kind in KINDS.items():
-        if isinstance(value, kind):
-            parts = value.items() if kind is dict else value
-            text = kind in (complex, Decimal, Fraction)
-            return {name: str(value) if text else [encode(part) for part in parts]}
-    return value.item() if hasattr(value, "item") else value  # numpy's numbers
-
-
-def decode(value: object) -> object:
-    """The inverse of encode."""
-    if isinstance(value, list):
-        return [decode(part) for part in value]
-    if isinstance(value, dict):
-        ((name, parts),) = value.items()
-        return KINDS[name](decode(parts))
-    return value
 
 
 def limit(seconds: float, memory_bytes: int, processes: int) -> None:
     """Bound this process, for good; the number of processes only if it is above 0."""
-    bounds = [
-        (resource.RLIMIT_CPU, math.ceil(seconds) + 1),
-        (resource.RLIMIT_AS, memory_bytes),
-        (resource.RLIMIT_FSIZE, FILE_BYTES),
-        (resource.RLIMIT_NOFILE, OPEN_FILES),
-        (resource.RLIMIT_CORE, 0),
-    ]
-    bounds += [(resource.RLIMIT_NPROC, processes)] if processes else []
-    for kind, value in bounds:
+    bounds = {
+        resource.RLIMIT_CPU: math.ceil(seconds) + 1,
+        resource.RLIMIT_AS: memory_bytes,
+        resource.RLIMIT_FSIZE: FILE_BYTES,
+        resource.RLIMIT_NOFILE: OPEN_FILES,
+        resource.RLIMIT_CORE: 0,
+    }
+    bounds |= {resource.RLIMIT_NPROC: processes} if processes else {}
+    for kind, value in bounds.items():
         hard = resource.getrlimit(kind)[1]
         value = value if hard == resource.RLIM_INFINITY else min(value, hard)
         resource.setrlimit(kind, (value, value))
 
 
 def send(wire: TextIO, value: object) -> None:
-    wire.write(json.dumps(value) + "\n")
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].set_printoptions(legacy="1.25")  # 2.0, not np.float64(2.0)
+    wire.write(f"{value!r}\n")
     wire.flush()
 
 
 def receive(wire: TextIO) -> object:
-    """Raises EOFError where the other process has ended."""
+    """Raises EOFError where the other process has ended, ValueError and the like for what is no
+    literal."""
     line = wire.readline()
     if not line:
         raise EOFError
-    return json.loads(line)
+    return ast.literal_eval(line)
 
 
 def serve(wire: TextIO, request: dict) -> None:
@@ -83,13 +63,12 @@ def serve(wire: TextIO, request: dict) -> None:
         try:
             if arguments is None:
                 exec(compile(request["program"], "answer.py", "exec"), space)
-                send(wire, {"value": None})
+                send(wire, ("value", None))
             else:
-                value = space[request["entry_point"]](*arguments)
-                send(wire, {"value": encode(value)})
+                send(wire, ("value", space[request["entry_point"]](*arguments)))
         except BaseException as error:  # SystemExit is no answer either
-            send(wire, {"error": type(error).__name__})
-        arguments = decode(receive(wire))
+            send(wire, ("error", type(error).__name__))
+        arguments = receive(wire)
 
 
 class AnswerError(Exception):
@@ -100,13 +79,13 @@ def check(wire: TextIO, request: dict) -> None:
     """Run the problem's tests; returns if they pass."""
 
     def ask() -> object:
-        reply = receive(wire)
-        if "error" in reply:
-            raise AnswerError(str(reply["error"])[:80])
-        return decode(reply["value"])
+        kind, value = receive(wire)
+        if kind == "error":
+            raise AnswerError(str(value)[:80])
+        return value
 
     def candidate(*arguments: object) -> object:
-        send(wire, encode(list(arguments)))
+        send(wire, arguments)
         return ask()
 
     ask()  # the program has run
@@ -120,9 +99,8 @@ def check(wire: TextIO, request: dict) -> None:
 
 def main() -> None:
     role, descriptor = sys.argv[1:]
-    with open(int(descriptor)) as file:
-        request = json.load(file)
-    wire = socket.socket(fileno=os.dup(0)).makefile("rw")
+    request = json.load(sys.stdin)
+    wire = socket.socket(fileno=int(descriptor)).makefile("rw")
     nothing = os.open(os.devnull, os.O_RDWR)
     for standard in (0, 1) if role == "check" else (0, 1, 2):
         os.dup2(nothing, standard)

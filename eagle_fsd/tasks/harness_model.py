@@ -5,10 +5,12 @@ own model "hf" on the same target: tokens, truncation, chat templates, and log-l
 arm changes. evaluate/harness.py registers the model.
 """
 
+import json
 import logging
 import zlib
 from collections import Counter
-from dataclasses import asdict, replace
+from collections.abc import MutableMapping
+from dataclasses import asdict, dataclass, fields, replace
 
 import torch
 from accelerate import Accelerator
@@ -16,35 +18,81 @@ from lm_eval.api.instance import Instance
 from lm_eval.api.model import CacheHook
 from lm_eval.config.evaluate_config import EvaluatorConfig
 from lm_eval.models.huggingface import HFLM
-from lm_eval.models.utils import postprocess_generated_text
-from lm_eval.utils import simple_parse_args_string
+from lm_eval.models.utils import normalize_gen_kwargs, postprocess_generated_text
 from tqdm import tqdm
+from transformers import HfArgumentParser
 
-from eagle_fsd.config import BadInput, SamplingConfig
-from eagle_fsd.decoding.loop import Generation, StopConfig
-from eagle_fsd.evaluation.answering import answer_prompt
+from eagle_fsd.config import DEFAULT_ARM, BadInput, SamplingConfig
+from eagle_fsd.decoding.loop import StopConfig
+from eagle_fsd.evaluation.answering import answer_prompt, turn_record
 from eagle_fsd.evaluation.arms import parse_arm
+from eagle_fsd.evaluation.metrics import METRICS, summarize
+from eagle_fsd.evaluation.tables import markdown_table
 from eagle_fsd.models.chat import Message, fastchat_prompt
+from eagle_fsd.models.model_options import ModelOptions, option
 from eagle_fsd.runs.checkout import without_checkout
 from eagle_fsd.runs.processes import Processes
 from eagle_fsd.runs.provenance import describe_run, weights_digest
-from eagle_fsd.tasks.harness_options import (
-    HarnessOptions,
-    check_cacheable,
-    claim_cache,
-    read_generation,
-)
-from eagle_fsd.tasks.harness_tally import Sums, count_answer, metrics_by_task, task_table
 
-NAME = "eagle_fsd"
+NAME = "eagle_fsd"  # as --model, in the results file, and the key of lm-eval's answer cache
 WARM_UP_TOKENS = 8
-
-Request = tuple[list[int], SamplingConfig, StopConfig]  # prompt, and how to answer it
+SETTINGS = {"until", "max_gen_toks", "do_sample", "temperature", "top_k", "top_p"}
+SHOWN = ("tokens_per_second", "tokens_per_answer", "tokens_per_round", "fuzzy_share")
+SHOWN += ("regret_per_token", "tv_per_token")
 
 log = logging.getLogger(__name__)
 # HFLM warns of a model that is handed to it, in words that are wrong of this one
 HF_LOG = logging.getLogger("lm_eval.models.huggingface")
 HF_LOG.addFilter(lambda record: "`pretrained`" not in record.msg)
+
+
+@dataclass
+class HarnessOptions(ModelOptions):
+    """The fields of --model_args.
+
+    lm-eval splits --model_args at commas, so what is no field here is taken as a further field of
+    the arm: arm=fsd:0.3,child=target,target=smollm2 is the arm fsd:0.3,child=target. As JSON,
+    {"arm": "fsd:0.3,child=target"}, the arm is one text.
+    """
+
+    arm: str = option(DEFAULT_ARM, "rule[:value][,field=value][@drafter[:tree]]; plain: no drafts")
+    seed: int = option(0, "of all sampling")
+
+    def __post_init__(self):
+        super().__post_init__()
+        arm = parse_arm(self.arm)
+        self.arm = arm.text
+        arm.check_answers()
+
+    @classmethod
+    def read(cls, arguments: dict[str, object]) -> "HarnessOptions":
+        """From what lm-eval made of its command line.
+
+        Raises:
+            BadInput: a key that is neither a field here nor one of the arm, or a value that is out
+                of range; a value of another type ends the process as an option of a command does.
+        """
+        batch_size = arguments.pop("batch_size", None) or 1
+        if str(batch_size).split(":")[0] not in ("1", "auto"):
+            raise BadInput(f"batch_size {batch_size}: eagle_fsd answers one at a time; give 1")
+        arguments.pop("max_batch_size", None)
+        arguments.pop("trust_remote_code", None)  # for data sets: targets never run code of theirs
+        if arguments.get("device") == EvaluatorConfig().device:  # the default is no wish
+            del arguments["device"]
+        names = [field.name for field in fields(cls)]
+        further = [name for name in arguments if name not in names]
+        if further:
+            arm = ",".join(f"{name}={arguments.pop(name)}" for name in further)
+            arguments["arm"] = f"{arguments.get('arm', DEFAULT_ARM)},{arm}"
+            try:
+                parse_arm(arguments["arm"])
+            except BadInput as error:
+                raise BadInput(
+                    f"model_args {', '.join(further)}: no options ({', '.join(names)}), so they "
+                    f"are fields of the arm: {error}"
+                ) from error
+        texts = [f"--{name}={value}" for name, value in arguments.items()]
+        return HfArgumentParser(cls).parse_args_into_dataclasses(texts)[0]
 
 
 class FuzzyLM(HFLM):
@@ -70,7 +118,7 @@ class FuzzyLM(HFLM):
         super().__init__(
             self.loaded.target.model,
             tokenizer=self.loaded.tokenizer,
-            max_length=self.options.max_length or self.loaded.target.max_positions,
+            max_length=self.loaded.target.max_positions,
             softmax_dtype="float32",
         )
         # a model that is handed over is one process's for HFLM
@@ -78,41 +126,15 @@ class FuzzyLM(HFLM):
         if processes.count > 1:
             self.accelerator = Accelerator(cpu=on_cpu)
         self._drafter = self.arm.build_drafter(self.loaded)
-        self._sums: dict[str, Sums] = {}  # of this process, by task
-        self._every_sums = [self._sums]  # of all processes, on the first
-
-    @classmethod
-    def create_from_arg_obj(
-        cls, arg_dict: dict[str, object], additional_config: dict[str, object] | None = None
-    ) -> "FuzzyLM":
-        """lm-eval's way in.
-
-        Args:
-            arg_dict: --model_args, which go before the others.
-            additional_config: --device, --batch_size and --max_batch_size. A device that is
-                lm-eval's default stands for cuda if there is one.
-        """
-        given = {k: v for k, v in (additional_config or {}).items() if v is not None}
-        given.pop("max_batch_size", None)
-        if given.get("device") == EvaluatorConfig().device:
-            del given["device"]
-        given |= arg_dict
-        given.pop("trust_remote_code", None)  # for data sets: targets never run code of theirs
-        return cls(**given)
-
-    @classmethod
-    def create_from_arg_string(
-        cls, arg_string: str, additional_config: dict[str, object] | None = None
-    ) -> "FuzzyLM":
-        return cls.create_from_arg_obj(simple_parse_args_string(arg_string), additional_config)
+        self._records: list[dict] = []  # of this process
+        self._every_record = self._records  # on the first process of all, after `barrier`
 
     # --- chat templates ----------------------------------------------------------------------
 
     @property
     def tokenizer_name(self) -> str:
         """By which lm-eval keeps built prompts apart."""
-        names = [super().tokenizer_name, self.options.conv_template]
-        return "__".join(name for name in names if name)
+        return "__".join(filter(None, [super().tokenizer_name, self.options.conv_template]))
 
     def chat_template(self, chat_template: bool | str = False) -> str | None:
         """The tokenizer's template, or the name of FastChat's.
@@ -120,14 +142,12 @@ class FuzzyLM(HFLM):
         Raises:
             BadInput: there is none.
         """
-        if self.options.conv_template:
-            return self.options.conv_template
-        if self.tokenizer.chat_template is None:
+        if self.tokenizer.chat_template is None and not self.options.conv_template:
             raise BadInput(
                 "--apply_chat_template: this target's tokenizer has no chat template; name one of "
                 "FastChat's with conv_template in --model_args"
             )
-        return super().chat_template(chat_template)
+        return self.options.conv_template or super().chat_template(chat_template)
 
     def apply_chat_template(
         self, chat_history: list[Message], add_generation_prompt: bool = True
@@ -154,46 +174,48 @@ class FuzzyLM(HFLM):
         The seed depends on the prompt, on the option `seed` and on the number of the repeat only,
         not on the order or the number of processes.
         """
-        cached = self.cache_hook.dbdict is not None
-        for request in requests if cached else []:
-            check_cacheable(request.args[1], request.repeats or 1)
-        todo = [self.read_request(*request.args) for request in requests]
+        todo = [self.read_request(request) for request in requests]
         if todo:  # warm-up through the same call
             prompt, sampling, stop = todo[0]
-            budget = min(WARM_UP_TOKENS, stop.max_new_tokens)
-            self.answer((prompt, sampling, replace(stop, max_new_tokens=budget)), seed=0)
+            short = replace(stop, max_new_tokens=min(WARM_UP_TOKENS, stop.max_new_tokens))
+            answer_prompt(self.arm, self.loaded, prompt, sampling, short, 0, drafter=self._drafter)
         answers: list[str] = []
-        given: dict[int, list[str]] = {}
+        asked: Counter[int] = Counter()
         bar = tqdm(todo, desc=self.arm.text, disable=disable_tqdm or self.rank != 0, unit="answer")
         for instance, request in zip(requests, bar, strict=True):
-            before = given.setdefault(id(instance), [])
-            if len(before) == (instance.repeats or 1):
-                answers.append(before[-1])  # a copy: lm-eval evens out the ranks with them
+            repeat = asked[id(instance)]
+            asked[id(instance)] += 1
+            if repeat >= (instance.repeats or 1):
+                answers.append(answers[-1])  # a copy: lm-eval evens out the ranks with them
                 continue
-            context = instance.args[0]
-            seed = zlib.crc32(f"{self.options.seed}/{len(before)}/{context}".encode())
-            result, seconds = self.answer(request, seed)
-            text = self.loaded.text(result.tokens)
-            text = postprocess_generated_text(text, list(request[2].strings), None)
-            sums = self._sums.setdefault(instance.task_name or "", Counter())
-            sums.update(count_answer(result, seconds))
+            seed = zlib.crc32(f"{self.options.seed}/{repeat}/{instance.args[0]}".encode())
+            answered = answer_prompt(self.arm, self.loaded, *request, seed, drafter=self._drafter)
+            turn = turn_record(self.loaded, request[0], *answered)
+            place = {"arm": self.arm.text, "task": instance.task_name}
+            place["question_id"] = f"{self.rank}/{len(self._records)}"
+            self._records.append(place | {"turns": [turn]})
+            text = postprocess_generated_text(turn["text"], list(request[2].strings), None)
             self.cache_hook.add_partial("generate_until", instance.args, text)
-            before.append(text)
             answers.append(text)
         return answers
 
-    def answer(self, request: Request, seed: int) -> tuple[Generation, float]:
-        """One answer by the arm, and its seconds."""
-        return answer_prompt(self.arm, self.loaded, *request, seed, drafter=self._drafter)
-
-    def read_request(self, context: str, gen_kwargs: dict[str, object]) -> Request:
+    def read_request(self, request: Instance) -> tuple[list[int], SamplingConfig, StopConfig]:
         """What lm-eval asks for, as the loop takes it; the prompt truncated from the left to leave
         room for the budget.
 
         Raises:
             BadInput: it cannot be answered so.
         """
-        sampling, budget, until = read_generation(gen_kwargs, self.options.max_gen_toks)
+        context, gen_kwargs = request.args
+        sampling, budget, until = read_generation(gen_kwargs, self.max_gen_toks)
+        # CachingLM knows sampling by do_sample alone (lm-eval 0.4.13)
+        sampled_unknown = sampling.temperature > 0 and not gen_kwargs.get("do_sample")
+        if self.cache_hook.dbdict is not None and sampled_unknown and (request.repeats or 1) > 1:
+            raise BadInput(
+                f"--use_cache with temperature={sampling.temperature:g} and no do_sample would "
+                f"give all {request.repeats} repeats of a request one text: add do_sample=true to "
+                "--gen_kwargs"
+            )
         stop = replace(self.loaded.stop(budget, until), decode=self.tokenizer.decode)
         self.arm.policy(sampling).check(self._drafter)
         room = self.max_length - budget
@@ -214,54 +236,86 @@ class FuzzyLM(HFLM):
             hidden_BLD, _ = self.loaded.target.hidden_and_features(inps, use_cache=False)
             return self.loaded.target.logits(hidden_BLD)
 
-    def _loglikelihood_tokens(
-        self, requests: list[tuple[object, list[int], list[int]]], **settings: object
-    ) -> list[tuple[float, bool]]:
-        for _, _, continuation in requests:
-            if not 1 <= len(continuation) <= self.max_length:
-                raise BadInput(
-                    f"a continuation of {len(continuation)} tokens cannot be rated: 1 to "
-                    f"{self.max_length} (max_length) can"
-                )
-        return super()._loglikelihood_tokens(requests, **settings)
-
     # --- what is told ------------------------------------------------------------------------
 
     def barrier(self) -> None:
-        """Where all processes meet after each kind of request; their sums are collected here."""
+        """Where all processes meet after each kind of request; their records are collected here."""
         super().barrier()
-        self._every_sums = self.gather_object(self._sums) or []
+        self._every_record = sum(self.gather_object(self._records) or [], [])
 
     def set_cache_hook(self, cache_hook: CacheHook) -> None:
         """lm-eval's answer cache; see claim_cache."""
         super().set_cache_hook(cache_hook)
         if cache_hook.dbdict is not None:
-            head = getattr(self._drafter, "fingerprint", "")
-            weights = [weights_digest(self.loaded.target.model), head]
-            claim_cache(cache_hook.dbdict, self.options, weights)
+            weights = weights_digest(self.loaded.target.model)
+            answering = asdict(self.options) | {"device": None, "weights": weights}
+            answering["head"] = getattr(self._drafter, "fingerprint", "")
+            claim_cache(cache_hook.dbdict, json.dumps(answering))
 
-    def metrics(self) -> dict[str, dict[str, float | int | None]]:
-        """Metrics of the answers made so far, by task and for "all"; empty without any.
+    def metrics(self) -> dict[str, dict]:
+        """Rows of metrics of the answers made so far, by task; those from a cache are not in them.
 
-        Those of all processes after `barrier`, on the first. Answers from a cache are not in them.
+        Those of all processes after `barrier`, on the first.
         """
-        return metrics_by_task(self._every_sums)
-
-    def report(self) -> str:
-        """`metrics` as a Markdown table; empty without any."""
-        metrics = self.metrics()
-        return f"{self.arm.text}\n\n{task_table(metrics)}" if metrics else ""
+        tasks: dict[str, list[dict]] = {}
+        for record in self._every_record:
+            tasks.setdefault(record["task"], []).append(record)
+        return {task: summarize({self.arm.text: rows})[0] for task, rows in tasks.items()}
 
     def get_model_info(self) -> dict[str, object]:
-        """What lm-eval adds to `config` of its results file."""
-        target = self.loaded.target
-        return {
-            "model_dtype": str(target.dtype),
-            NAME: {
-                "options": without_checkout(asdict(self.options)),
-                "engine": target.engine.name,
-                "processes": self.world_size,
-                "run": describe_run(self.options.device),
-                "generation": self.metrics(),
-            },
-        }
+        """What lm-eval adds to `config` of its results file; asked for at the end, by the first
+        process, so that the metrics are printed here."""
+        metrics = self.metrics()
+        columns = [("task", "task", "s"), ("answers", "answers", "d")]
+        columns += [(METRICS[name].label, name, METRICS[name].form) for name in SHOWN]
+        if metrics:
+            rows = [{"task": task} | row for task, row in metrics.items()]
+            print(f"\n{self.arm.text}\n\n{markdown_table(rows, columns)}\n")
+        options = without_checkout(asdict(self.options))
+        run = describe_run(self.options.device) | {"processes": self.world_size}
+        run["engine"] = self.loaded.target.engine.name
+        return {NAME: {"options": options, "run": run, "generation": metrics}}
+
+
+def read_generation(
+    gen_kwargs: dict[str, object], max_gen_toks: int
+) -> tuple[SamplingConfig, int, tuple[str, ...]]:
+    """What a task's generation_kwargs ask for: the sampling, the budget, the stop strings.
+
+    As in lm-eval: greedy unless do_sample or a temperature is given, and greedy with
+    do_sample=False. top_k and top_p are off unless given.
+
+    Raises:
+        BadInput: a setting that is out of range or that decoding here does not have.
+    """
+    try:
+        settings = dict(normalize_gen_kwargs(gen_kwargs, max_gen_toks))
+        temperature = float(settings.get("temperature", 0.0)) if settings["do_sample"] else 0.0
+        top_k, top_p = int(settings.get("top_k", 0)), float(settings.get("top_p", 1.0))
+    except (TypeError, ValueError) as error:
+        raise BadInput(f"generation_kwargs {gen_kwargs} cannot be read: {error}") from error
+    if settings.get("num_beams") == 1:
+        del settings["num_beams"]
+    unknown = [f"{name}={value}" for name, value in settings.items() if name not in SETTINGS]
+    if unknown:
+        raise BadInput(
+            f"generation_kwargs {', '.join(unknown)} cannot be had with eagle_fsd; known: "
+            f"{', '.join(sorted(SETTINGS))}"
+        )
+    until = tuple(string for string in settings["until"] if string)
+    return SamplingConfig(temperature, top_k, top_p), settings["max_gen_toks"], until
+
+
+def claim_cache(cache: MutableMapping, answering: str) -> None:
+    """Mark a new cache, which knows a request but not who answered it, with options and weights.
+
+    Raises:
+        BadInput: the cache holds answers made with others.
+    """
+    made_with = cache.get(NAME) if len(cache) else answering
+    if made_with != answering:
+        raise BadInput(
+            f"--use_cache holds answers made with {made_with or 'another model'}; asked for "
+            f"is {answering}: name another cache"
+        )
+    cache[NAME] = answering

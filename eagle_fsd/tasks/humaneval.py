@@ -9,7 +9,7 @@ import re
 
 from eagle_fsd.config import BadInput
 from eagle_fsd.evaluation.questions import Question
-from eagle_fsd.tasks.sandbox import execute
+from eagle_fsd.tasks.sandbox import PASSED, execute
 
 # An unclosed fence, of an answer that was cut off, reaches to the end.
 FENCE = re.compile(r"```[ \t]*([\w+-]*)[^\n]*\n(.*?)(?:```|\Z)", re.DOTALL)
@@ -28,17 +28,12 @@ def extract_code(answer: str, entry_point: str) -> str:
     defines it, as far as it is Python; else the answer up to the paper's stop sequences: a
     bare continuation of the prompt.
     """
+    defined = re.compile(rf"^(?:async )?def {re.escape(entry_point)}\b", re.MULTILINE)
     blocks = [code for tag, code in FENCE.findall(answer) if tag.lower() in PYTHON_TAGS]
-    for block in blocks:
-        if _defines(block, entry_point):
-            return block
     if blocks:
-        return blocks[0]
-    for start in TOP_LEVEL.finditer(answer):
-        code = _longest_python(answer[start.start() :])
-        if _defines(code, entry_point):
-            return code
-    return STOPS.split(answer, maxsplit=1)[0]
+        return next(filter(defined.search, blocks), blocks[0])
+    texts = (_longest_python(answer[start.start() :]) for start in TOP_LEVEL.finditer(answer))
+    return next(filter(defined.search, texts), STOPS.split(answer, maxsplit=1)[0])
 
 
 def build_program(prompt: str, code: str) -> str:
@@ -54,26 +49,17 @@ def pass_at_1(answer: str, question: Question) -> dict[str, float]:
     """{"pass@1": 1.0 if the answer's code passes the problem's tests}. Executes the answer."""
     problem = {name: question.extra[name] for name in FIELDS}
     program = build_program(problem["prompt"], extract_code(answer, problem["entry_point"]))
-    return {"pass@1": float(execute(program, **problem).passed)}
+    return {"pass@1": float(execute(program, **problem) == PASSED)}
 
 
 def check_problem(question: Question) -> None:
     """Raises BadInput where a question is no HumanEval problem."""
     missing = [name for name in FIELDS if not isinstance(question.extra.get(name), str)]
-    if missing:
+    if missing or "def check(" not in question.extra["test"]:
         raise BadInput(
-            f"question {question.question_id!r} lacks {', '.join(missing)}: the scorer humaneval "
-            "is for --task humaneval"
+            f"question {question.question_id!r} lacks {', '.join(missing) or 'def check( in test'}:"
+            " the scorer humaneval is for --task humaneval"
         )
-    if "def check(" not in question.extra["test"]:
-        raise BadInput(
-            f"question {question.question_id!r}: its test defines no function check(candidate), as "
-            "HumanEval's do"
-        )
-
-
-def _defines(code: str, name: str) -> bool:
-    return re.search(rf"^(?:async )?def {re.escape(name)}\b", code, re.MULTILINE) is not None
 
 
 def _longest_python(text: str) -> str:

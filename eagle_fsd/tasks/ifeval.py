@@ -21,13 +21,8 @@ def follow(answer: str, question: Question) -> dict[str, float]:
     prompt alike; the paper's weighs every instruction alike.
     """
     evaluate, registry = _checkers()
-    _, scores = evaluate(
-        answer,
-        question.extra["instruction_id_list"],
-        question.extra["kwargs"],
-        question.turns[0],
-        registry,
-    )
+    instructions = question.extra["instruction_id_list"], question.extra["kwargs"]
+    _, scores = evaluate(answer, *instructions, question.turns[0], registry)
     return {
         "prompt_strict": scores.binary_strict,
         "prompt_loose": scores.binary_loose,
@@ -37,42 +32,29 @@ def follow(answer: str, question: Question) -> dict[str, float]:
 
 
 def check_instructions(question: Question) -> None:
-    """Raises BadInput where a question's instructions are missing or unknown."""
-    names, arguments = (question.extra.get(key) for key in ("instruction_id_list", "kwargs"))
-    if not names or not isinstance(arguments, list) or len(names) != len(arguments):
-        raise BadInput(
-            f"question {question.question_id!r} lacks instruction_id_list and as many kwargs: the "
-            "scorer ifeval is for --task ifeval:PATH"
-        )
-    _, registry = _checkers()
-    for name, values in zip(names, arguments, strict=True):
-        if name not in registry:
-            raise BadInput(
-                f"question {question.question_id!r}: if-verifiable has no checker for {name!r}"
-            )
-        try:
+    """Raises BadInput where a question's instructions are missing, unknown or do not fit."""
+    try:
+        names, arguments = question.extra["instruction_id_list"], question.extra["kwargs"]
+        registry = _checkers()[1]
+        for name, values in zip(names, arguments, strict=True):
             given = {key: value for key, value in values.items() if value is not None}
             registry[name](name).build_description(**given)
-        except (AttributeError, TypeError, ValueError) as error:
-            raise BadInput(
-                f"question {question.question_id!r}: kwargs {values!r:.100} do not fit {name!r} "
-                f"({error})"
-            ) from error
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise BadInput(
+            f"question {question.question_id!r}: the scorer ifeval, for --task ifeval:PATH, needs "
+            "instruction_id_list and as many kwargs, of instructions that if-verifiable has a "
+            f"checker for ({error!r:.200})"
+        ) from error
 
 
 @functools.cache
 def _checkers():
     """The package's evaluate function, and its registry: instruction -> class of checker."""
-    try:
-        import langdetect
-        import nltk
-        from if_verifiable.common import evaluate_instructions
-        from if_verifiable.ifeval import INSTRUCTION_DICT
-    except ImportError as error:
-        raise BadInput(
-            f"the scorer ifeval needs the package if-verifiable ({error}): "
-            "pip install if-verifiable==0.1.2"
-        ) from error
+    import langdetect
+    import nltk
+    from if_verifiable.common import evaluate_instructions
+    from if_verifiable.ifeval import INSTRUCTION_DICT
+
     langdetect.DetectorFactory.seed = 0
     nltk.data.path.append(str(nltk_data_dir()))
 

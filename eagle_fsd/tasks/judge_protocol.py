@@ -13,21 +13,19 @@ from itertools import product
 from pathlib import Path
 
 from eagle_fsd.config import BadInput
-from eagle_fsd.evaluation.questions import Question, fastchat_answers, read_questions
+from eagle_fsd.evaluation.questions import Question, read_questions
 from eagle_fsd.models.assets import mt_bench_dir
-from eagle_fsd.runs.jsonl import read_lines, read_records
+from eagle_fsd.runs.jsonl import read_records
+from eagle_fsd.tasks.task_scores import BASELINE, records_by_arm
 
 # categories whose prompt shows a reference answer; FastChat's NEED_REF_CATS
 REFERENCED = frozenset({"math", "reasoning", "coding", "arena-hard-200"})
-# mode -> its prompts without and with a reference, and the verdict that they ask for
-PROMPTS = {
-    "single": ("single-v1", "single-math-v1", "[[rating]]"),
-    "pairwise": ("pair-v2", "pair-math-v1", "[[A]]"),
-}
+# mode -> its prompts without and with a reference
+PROMPTS = {"single": ("single-v1", "single-math-v1"), "pairwise": ("pair-v2", "pair-math-v1")}
 PREFERENCES = {"[[A]]": "A", "[[B]]": "B", "[[C]]": "tie"}  # the first that occurs
 TOP_RATING = 10
 
-Answers = dict[tuple[int | str, int], list[str]]  # (question_id, choice) -> turns
+Turns = dict[int | str, list[str]]  # question_id -> a text a turn
 
 
 @dataclass(frozen=True)
@@ -60,178 +58,81 @@ class JudgeRequest:
 
 
 def read_requests(
-    run_folder: Path,
-    *,
-    mode: str,
-    baseline: str,
-    arms: list[str],
-    question_file: str,
-    prompt_file: str,
-    reference_file: str,
+    run_folder: Path, *, mode: str, baseline: str, question_file: str
 ) -> list[JudgeRequest]:
-    """All requests about a run.
-
-    Args:
-        arms: those that are to be judged; empty: all.
-        question_file, prompt_file, reference_file: empty: the run's own, and FastChat's.
-
-    Raises:
-        BadInput: what is named does not exist, does not fit together, or leaves nothing to judge.
-    """
-    answers = read_answers(run_folder)
-    pairwise = mode == "pairwise"
-    # judged alone, arms have a score without a baseline too
-    needed = [baseline] if pairwise or baseline != "plain" else []
-    for option, names in (("--arms", arms), ("--baseline", needed)):
-        unknown = [name for name in names if name not in answers]
-        if unknown:
-            raise BadInput(
-                f"{option} {', '.join(unknown)}: no such arm; the run has {', '.join(answers)}"
-            )
-    data = mt_bench_dir()
-    requests = make_requests(
-        mode,
-        read_prompts(Path(prompt_file or data / "judge_prompts.jsonl"), mode),
-        read_questions(question_file or _own_questions(run_folder) or data / "question.jsonl"),
-        _by_choice(_rows(reference_file or data / "reference_answer" / "gpt-4.jsonl")),
-        answers,
-        baseline if pairwise else None,
-    )
-    found = {request.arm for request in requests}
-    lonely = [arm for arm in arms or answers if arm not in found | {baseline}]
-    if lonely or not found.intersection(arms or found):
-        raise BadInput(
-            f"{', '.join(lonely) or 'no other arm'} shares an answered question and choice with "
-            f"{baseline}: nothing to compare"
-        )
-    return requests
-
-
-def _own_questions(run_folder: Path) -> str:
-    """The question file that the run was made from; "" for MT-Bench's."""
-    path = run_folder / "run.json"
-    try:
-        return json.loads(path.read_text())["options"].get("question_file", "")
-    except FileNotFoundError:
-        return ""
-    except (ValueError, KeyError) as error:
-        raise BadInput(f"{path} is damaged ({error!r})") from error
-
-
-def read_prompts(path: Path, mode: str) -> dict[str, dict]:
-    """The four prompts of a mode, by name.
-
-    Raises:
-        BadInput: the file is missing or broken, or lacks a prompt whose verdict we can read.
-    """
-    rows = {row.get("name"): row for row in _rows(path)}
-    *stems, verdict = PROMPTS[mode]
-    prompts = {name: rows.get(name, {}) for s in stems for name in (s, f"{s}-multi-turn")}
-    for name, row in prompts.items():
-        if row.get("output_format") != verdict or not {"system_prompt", "prompt_template"} <= set(
-            row
-        ):
-            raise BadInput(
-                f"{path} has no judge prompt {name!r} with system_prompt, prompt_template and "
-                f"output_format {verdict}: give FastChat's, or one of its form, with --prompt_file"
-            )
-    return prompts
-
-
-def read_answers(run_folder: Path) -> dict[str, Answers]:
-    """Every arm's answers: of RUN/records, which are ahead of its answers while a run is made and
-    after a kill; of RUN/answers where FastChat made them. A torn last line is told and skipped.
-
-    Raises:
-        BadInput: there is none, or a file is broken.
-    """
-    kinds = ("answers", "records")
-    paths = {path.stem: path for k in kinds for path in sorted((run_folder / k).glob("*.jsonl"))}
-    answers: dict[str, Answers] = {}
-    for path in paths.values():
-        if path.parent.name == "records":
-            rows = read_lines(path, keys=("question_id", "answer_id", "arm", "tstamp", "turns"))
-            rows = fastchat_answers(rows)
-        else:
-            rows = read_lines(path, keys=("question_id", "choices"))
-        if rows:
-            answers[rows[0].get("model_id", path.stem)] = _by_choice(rows)
-    if not answers:
-        raise BadInput(
-            f"{run_folder} holds no answer in records/ARM.jsonl or answers/ARM.jsonl: run "
-            "evaluate/mt_bench.py first"
-        )
-    return answers
-
-
-def _rows(path: str | Path) -> list[dict]:
-    return [row for _, row in read_records(path)]
-
-
-def _by_choice(rows: list[dict]) -> Answers:
-    """Answers from rows in FastChat's model_answer format."""
-    return {
-        (row["question_id"], choice.get("index", place)): choice["turns"]
-        for row in rows
-        for place, choice in enumerate(row["choices"])
-    }
-
-
-def make_requests(
-    mode: str,
-    prompts: dict[str, dict],
-    questions: list[Question],
-    references: Answers,
-    answers: dict[str, Answers],
-    baseline: str | None,
-) -> list[JudgeRequest]:
-    """All requests, question by question, so that a part of them compares the arms too.
+    """All requests about a run, question by question, so that a part of them compares the arms.
 
     A turn is judged where question and answers have it; second turns only of questions with
     exactly two, as FastChat does.
 
     Args:
-        baseline: None judges each answer alone.
+        question_file: empty: the run's own.
 
     Raises:
-        BadInput: an answered question is not among the questions or lacks its reference, or a
-            prompt cannot be filled.
+        BadInput: what is named does not exist, or does not fit together.
     """
-    strange = {key[0] for of_arm in answers.values() for key in of_arm}
-    strange -= {question.question_id for question in questions}
-    if strange:
+    data = mt_bench_dir()
+    prompts = {row["name"]: row for _, row in read_records(data / "judge_prompts.jsonl")}
+    by_gpt4 = {
+        row["question_id"]: row["choices"][0]["turns"]
+        for _, row in read_records(data / "reference_answer" / "gpt-4.jsonl")
+    }
+    # by text: another file may use the same ids
+    references = {
+        question.turns[0]: by_gpt4.get(question.question_id, [])
+        for question in read_questions(data / "question.jsonl")
+    }
+    questions = read_questions(question_file or _own_questions(run_folder))
+    records = records_by_arm(run_folder)
+    needed = baseline if mode == "pairwise" else None
+    # judged alone, arms have a score without a baseline too
+    if baseline not in records and (needed or baseline != BASELINE):
+        raise BadInput(f"--baseline {baseline}: no such arm; the run has {', '.join(records)}")
+    answers: dict[int, dict[str, Turns]] = {}  # of each choice, by arm
+    for arm, rows in records.items():
+        for row in rows:
+            turns = answers.setdefault(row.get("choice", 0), {}).setdefault(arm, {})
+            turns[row["question_id"]] = [turn["text"] for turn in row["turns"]]
+    unknown = {row["question_id"] for rows in records.values() for row in rows}
+    unknown -= {question.question_id for question in questions}
+    if unknown:
         raise BadInput(
-            f"the question file lacks {', '.join(sorted(map(str, strange))[:5])}, which the run "
+            f"the question file lacks {', '.join(sorted(map(str, unknown))[:5])}, which the run "
             "answered: name the run's own with --question_file"
         )
     requests = []
-    choices = sorted({choice for of_arm in answers.values() for _, choice in of_arm})
-    for question, arm, choice in product(questions, answers, choices):
-        mine = answers[arm].get((question.question_id, choice))
-        theirs = answers[baseline].get((question.question_id, choice)) if baseline else None
-        if mine is None or arm == baseline or (baseline and theirs is None):
+    for question, arm, (choice, found) in product(questions, records, sorted(answers.items())):
+        answered = [found.get(name, {}).get(question.question_id) for name in (arm, needed or arm)]
+        if None in answered or arm == needed:
             continue
-        games = [{"answer": mine}]
-        if theirs is not None:
-            games = [
-                {"answer_a": mine, "answer_b": theirs},
-                {"answer_a": theirs, "answer_b": mine},
-            ]
-        answered = min(map(len, games[0].values()))
-        turns = range(1, min(2 if len(question.turns) == 2 else 1, answered) + 1)
-        for turn, (game, shown) in product(turns, enumerate(games, start=1)):
+        both = dict(zip(("answer_a", "answer_b"), answered, strict=True))
+        swapped = dict(zip(("answer_a", "answer_b"), answered[::-1], strict=True))
+        games = [both, swapped] if needed else [{"answer": answered[0]}]
+        turns = min(2 if len(question.turns) == 2 else 1, *map(len, answered))
+        for turn, (game, shown) in product(range(1, turns + 1), enumerate(games, start=1)):
             stem = PROMPTS[mode][question.category in REFERENCED]
             prompt = prompts[stem + ("-multi-turn" if turn == 2 else "")]
             texts = {"system": prompt["system_prompt"]}
-            texts["user"] = _fill(prompt, turn, question, shown, references)
+            reference = references.get(question.turns[0], question.reference)
+            texts["user"] = _fill(prompt["prompt_template"], turn, question, shown, reference)
             messages = [{"role": role, "content": text} for role, text in texts.items() if text]
-            place = question.question_id, question.category, choice, turn, arm, baseline, game
+            place = question.question_id, question.category, choice, turn, arm, needed, game
             requests.append(JudgeRequest(*place, prompt["name"], messages))
     return requests
 
 
+def _own_questions(run_folder: Path) -> Path:
+    """The question file that the run was made from, or MT-Bench's."""
+    path = run_folder / "run.json"
+    try:
+        options = json.loads(path.read_text())["options"] if path.is_file() else {}
+        return Path(options.get("question_file") or mt_bench_dir() / "question.jsonl")
+    except (ValueError, KeyError, TypeError) as error:
+        raise BadInput(f"{path} is damaged ({error!r})") from error
+
+
 def _fill(
-    prompt: dict, turn: int, question: Question, shown: dict[str, list[str]], references: Answers
+    template: str, turn: int, question: Question, shown: dict[str, list[str]], reference: list[str]
 ) -> str:
     """The user message: of the second turn both turns are shown."""
     texts = {"question": question.turns} | shown
@@ -240,20 +141,13 @@ def _fill(
     else:
         values = {f"{name}_{i}": turns[i - 1] for name, turns in texts.items() for i in (1, 2)}
     if question.category in REFERENCED:
-        reference = references.get((question.question_id, 0), [])
         if len(reference) < turn:
             raise BadInput(
                 f"question {question.question_id} ({question.category}) has no reference answer to "
-                f"turn {turn}: name a file that holds one with --reference_file"
+                f"turn {turn}: add `reference`, a text a turn, to the question file"
             )
         values |= {f"ref_answer_{i}": reference[i - 1] for i in range(1, turn + 1)}
-    try:
-        return prompt["prompt_template"].format(**values)
-    except (KeyError, IndexError, ValueError) as error:
-        raise BadInput(
-            f"judge prompt {prompt['name']!r} cannot be filled ({error!r}); it may name "
-            f"{', '.join(values)}"
-        ) from error
+    return template.format(**values)
 
 
 def parse_verdict(reply: str, *, pairwise: bool) -> float | str | None:

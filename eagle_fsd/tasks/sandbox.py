@@ -5,9 +5,9 @@ network, no process but its own, no privileges and almost no environment, and wh
 killed when its time is over. What is left are faults of the kernel, whose calls are not filtered,
 and as root the number of processes, and so the memory of all, within the time.
 
-Without bubblewrap there are the limits of checked_call.py (time, memory, size and number of files),
-a throw-away folder, and no network where the system permits that. The code can then read and change
-what the user can, the process that checks it too, and leave processes behind.
+Without bubblewrap there are the limits of checked_call.py (time, memory, size and number of files)
+and a throw-away folder. The code can then read and change what the user can, the process that
+checks it too, use the network, and leave processes behind.
 """
 
 import contextlib
@@ -21,7 +21,6 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from eagle_fsd.config import BadInput
@@ -30,22 +29,17 @@ PROGRAM = Path(__file__).with_name("checked_call.py")
 SECONDS = 10.0  # of wall clock; HumanEval's own solutions take 0.2
 MEMORY_BYTES = 1 << 30
 PROCESSES = 64  # Linux does not count root's
-ISOLATION = ("bubblewrap", "no network, time and memory limits", "time and memory limits only")
+PASSED = "passed"
 NOBODY = "65534"
+ENVIRONMENT = {
+    "PATH": os.defpath,
+    "HOME": "/tmp",
+    "LANG": "C.UTF-8",
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "PYTHONHASHSEED": "0",  # so that a score can be made again
+}
 EMPTY = "/answer"  # where the code begins; /tmp may hold the Python that runs it
-
-
-@dataclass(frozen=True)
-class Execution:
-    """How the check of an answer's code ended.
-
-    Attributes:
-        passed: all tests passed.
-        reason: "passed", "timeout", the name of the exception that ended it, or "ended early".
-    """
-
-    passed: bool
-    reason: str
 
 
 def execute(
@@ -56,7 +50,7 @@ def execute(
     entry_point: str,
     seconds: float = SECONDS,
     memory_bytes: int = MEMORY_BYTES,
-) -> Execution:
+) -> str:
     """Check a program's function.
 
     Args:
@@ -65,19 +59,20 @@ def execute(
         seconds: wall clock; processor time is limited to one second more.
         memory_bytes: of address space, for each process.
 
+    Returns:
+        PASSED, "timeout", the name of the exception that ended the check, or "ended early".
+
     Raises:
         BadInput: the processes did not start, which is no fault of the program.
     """
     # outside of bubblewrap the user's other processes count too
-    processes = PROCESSES if isolation() == ISOLATION[0] else 0
-    limits = {"seconds": seconds, "memory_bytes": memory_bytes, "processes": processes}
-    limits["entry_point"] = entry_point
+    request = {"seconds": seconds, "memory_bytes": memory_bytes, "entry_point": entry_point}
+    request["processes"] = PROCESSES if bubblewrap() else 0
     theirs, ours = socket.socketpair()
     with tempfile.TemporaryDirectory(prefix="answer-") as folder, theirs, ours:
-        answer = limits | {"program": program}
-        checker = limits | {"prompt": prompt, "test": test}
-        with _started("answer", answer, theirs, folder):
+        with _started("answer", request | {"program": program}, theirs, folder):
             theirs.close()  # or the checker would not see it end
+            checker = request | {"prompt": prompt, "test": test}
             with _started("check", checker, ours, folder) as process:
                 ours.close()
                 late = False
@@ -93,9 +88,8 @@ def execute(
             f"overloaded, or does {sys.executable} not run there?"
         )
     if late:
-        return Execution(False, "timeout")
-    passed = process.returncode == 0
-    return Execution(passed, "passed" if passed else reason.strip() or "ended early")
+        return "timeout"
+    return PASSED if process.returncode == 0 else reason.strip() or "ended early"
 
 
 @contextlib.contextmanager
@@ -109,13 +103,13 @@ def _started(
         # -s, -P: no user's packages, nothing from the folder
         command = [sys.executable, "-s", "-P", "-B", "-c", PROGRAM.read_text(), role]
         process = subprocess.Popen(
-            [*_prefix()[1], *command, str(file.fileno())],
-            stdin=wire,
+            [*bubblewrap(), *command, str(wire.fileno())],
+            stdin=file,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE if role == "check" else subprocess.DEVNULL,
             cwd=folder,
-            env=_environment(),
-            pass_fds=(file.fileno(),),
+            env=ENVIRONMENT,
+            pass_fds=(wire.fileno(),),
             start_new_session=True,
         )
     try:
@@ -128,35 +122,12 @@ def _started(
             process.stderr.close()
 
 
-def _environment() -> dict[str, str]:
-    """Hashes are the same every time, so that a score can be made again."""
-    one = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "PYTHONHASHSEED": "0"}
-    return one | {"PATH": os.defpath, "HOME": "/tmp", "LANG": "C.UTF-8"}
-
-
-def isolation() -> str:
-    """What shuts the code of answers in here, one of ISOLATION."""
-    return _prefix()[0]
-
-
 @functools.cache
-def _prefix() -> tuple[str, list[str]]:
-    """What goes before a command, and what it is called; probed once."""
-    unshare = [shutil.which("unshare"), "--net"]
-    unshare += [] if os.geteuid() == 0 else ["--user", "--map-current-user"]
-    for name, prefix in zip(ISOLATION[:2], (_bubblewrap(), unshare), strict=True):
-        if prefix[0] is not None:
-            probe = subprocess.run([*prefix, sys.executable, "-V"], capture_output=True)
-            if probe.returncode == 0:
-                return name, prefix
-    return ISOLATION[2], []
-
-
-def _bubblewrap() -> list[str | None]:
-    """bwrap with what the code may see."""
+def bubblewrap() -> list[str]:
+    """bwrap with what the code may see, to go before a command; empty where it does not run."""
     bwrap = shutil.which("bwrap")
     if bwrap is None:
-        return [None]
+        return []
     command = [bwrap, "--unshare-all", "--unshare-user", "--die-with-parent"]
     known = subprocess.run([bwrap, "--help"], capture_output=True, text=True).stdout
     command += ["--disable-userns"] if "--disable-userns" in known else []  # bubblewrap 0.8
@@ -170,5 +141,6 @@ def _bubblewrap() -> list[str | None]:
     for place in ["/usr", "/etc/ld.so.cache", *sorted(python)]:
         command += ["--ro-bind-try", place, place]
     command += ["--dev", "/dev", "--remount-ro", "/dev", "--dir", "/tmp", "--dir", EMPTY]
-    command += ["--chdir", EMPTY]
-    return [*command, "--remount-ro", "/"]
+    command += ["--chdir", EMPTY, "--remount-ro", "/"]
+    probe = subprocess.run([*command, sys.executable, "-V"], capture_output=True)
+    return command if probe.returncode == 0 else []

