@@ -1,52 +1,68 @@
-"""The EAGLE-1/2 head from its key table alone: matmuls over a state dict and config.json's dict.
+"""The heads from their key tables alone: matmuls over a state dict and config.json's dict.
 
 Written from SafeAILab/EAGLE's checkpoint format (keys, absent config keys, order of embedding and
 feature), without transformers, cache or masks from outside: one causal sequence at a time.
 
-Axes: T positions, D hidden, H heads, G key/value heads, C channels of a head.
+Axes: T positions, D hidden, F features (D, or 3 D for EAGLE-3), X what an attention reads, H heads,
+G key/value heads, C channels of a head, R draft vocabulary, V the target's vocabulary.
 """
 
 import torch
 
+Tensors = dict[str, torch.Tensor]
+
+
+def is_eagle3(tensors: Tensors) -> bool:
+    return "midlayer.hidden_norm.weight" in tensors
+
+
+def fuse(tensors: Tensors, feature_TF: torch.Tensor) -> torch.Tensor:
+    """The target's features as the head's hidden, [T, D]."""
+    return feature_TF @ tensors["fc.weight"].T if is_eagle3(tensors) else feature_TF
+
 
 def forward(
-    tensors: dict[str, torch.Tensor],
-    config: dict,
-    embedding_TD: torch.Tensor,
-    feature_TD: torch.Tensor,
+    tensors: Tensors, config: dict, embedding_TD: torch.Tensor, hidden_TD: torch.Tensor
 ) -> torch.Tensor:
-    """The head's output at every position, [T, D]; input i is (embed(token i+1), feature i)."""
-    x_TD = torch.cat([embedding_TD, feature_TD], dim=-1) @ tensors["fc.weight"].T
+    """The un-normed output at every position, [T, D]; input i is (embed(token i+1), hidden i)."""
+    eps = config.get("rms_norm_eps", 1e-6)
+    if is_eagle3(tensors):
+        layer = inside("midlayer.", tensors)
+        embedding_TD = rms_norm(embedding_TD, layer["input_layernorm.weight"], eps)
+        normed_TD = rms_norm(hidden_TD, layer["hidden_norm.weight"], eps)
+        residual_TD = normed_TD if config.get("norm_before_residual") else hidden_TD
+        both_TX = torch.cat([embedding_TD, normed_TD], dim=-1)
+        return mlp(layer, config, residual_TD + attention(layer, config, both_TX))
+    x_TD = torch.cat([embedding_TD, hidden_TD], dim=-1) @ tensors["fc.weight"].T
     if config.get("bias", True):
         x_TD = x_TD + tensors["fc.bias"]
     for i in range(config.get("num_hidden_layers", 1)):
-        layer = {k[len(f"layers.{i}.") :]: v for k, v in tensors.items() if f"layers.{i}." in k}
-        x_TD = decoder_layer(layer, config, x_TD)
+        layer = inside(f"layers.{i}.", tensors)
+        y_TD = rms_norm(x_TD, layer["input_layernorm.weight"], eps) if i else x_TD
+        x_TD = mlp(layer, config, x_TD + attention(layer, config, y_TD))
     return x_TD
 
 
-def decoder_layer(layer: dict[str, torch.Tensor], config: dict, x_TD: torch.Tensor) -> torch.Tensor:
-    """A Llama layer; the first one of a head has no norm before its attention."""
+def inside(prefix: str, tensors: Tensors) -> Tensors:
+    return {k.removeprefix(prefix): t for k, t in tensors.items() if k.startswith(prefix)}
+
+
+def mlp(layer: Tensors, config: dict, x_TD: torch.Tensor) -> torch.Tensor:
     eps = config.get("rms_norm_eps", 1e-6)
-    y_TD = x_TD
-    if "input_layernorm.weight" in layer:
-        y_TD = rms_norm(y_TD, layer["input_layernorm.weight"], eps)
-    x_TD = x_TD + attention(layer, config, y_TD)
     y_TD = rms_norm(x_TD, layer["post_attention_layernorm.weight"], eps)
     gate_TM = torch.nn.functional.silu(y_TD @ layer["mlp.gate_proj.weight"].T)
     up_TM = y_TD @ layer["mlp.up_proj.weight"].T
     return x_TD + (gate_TM * up_TM) @ layer["mlp.down_proj.weight"].T
 
 
-def attention(layer: dict[str, torch.Tensor], config: dict, x_TD: torch.Tensor) -> torch.Tensor:
+def attention(layer: Tensors, config: dict, x_TX: torch.Tensor) -> torch.Tensor:
     """Causal attention, one head at a time; positions are 0, 1, 2, ..."""
-    T, D = x_TD.shape
-    H = config["num_attention_heads"]
+    T, H = x_TX.shape[0], config["num_attention_heads"]
     G = config.get("num_key_value_heads") or H
-    C = D // H
+    C = config.get("head_dim") or config["hidden_size"] // H
 
     def project(name: str) -> torch.Tensor:
-        y_TX = x_TD @ layer[f"self_attn.{name}_proj.weight"].T
+        y_TX = x_TX @ layer[f"self_attn.{name}_proj.weight"].T
         if config.get("qkv_bias", False):
             y_TX = y_TX + layer[f"self_attn.{name}_proj.bias"]
         return y_TX
@@ -67,9 +83,10 @@ def attention(layer: dict[str, torch.Tensor], config: dict, x_TD: torch.Tensor) 
 def rotate(x_TC: torch.Tensor, config: dict) -> torch.Tensor:
     """Rotary embedding: channel c is paired with channel c + C/2."""
     T, C = x_TC.shape
-    scaling = config.get("rope_scaling")
-    factor = scaling["factor"] if scaling else 1.0  # "linear" divides the positions
-    theta = config.get("rope_theta", 10000.0)
+    # as upstream's file says it, or transformers' config
+    rope = config.get("rope_parameters") or config | (config.get("rope_scaling") or {})
+    factor = rope.get("factor", 1.0)  # "linear" divides the positions
+    theta = rope.get("rope_theta", 10000.0)
     angle_TF = (torch.arange(T) / factor)[:, None] / theta ** (torch.arange(0, C, 2) / C)
     cos_TF, sin_TF = angle_TF.cos(), angle_TF.sin()
     a_TF, b_TF = x_TC[:, : C // 2], x_TC[:, C // 2 :]
@@ -80,23 +97,35 @@ def rms_norm(x_TD: torch.Tensor, weight_D: torch.Tensor, eps: float) -> torch.Te
     return weight_D * x_TD / (x_TD.pow(2).mean(-1, keepdim=True) + eps).sqrt()
 
 
+def logits(tensors: Tensors, config: dict, hidden_TD: torch.Tensor) -> torch.Tensor:
+    """EAGLE-3's draft logits over the target's vocabulary, [T, V]; -inf outside R."""
+    normed_TD = rms_norm(hidden_TD, tensors["norm.weight"], config.get("rms_norm_eps", 1e-6))
+    row_TR = normed_TD @ tensors["lm_head.weight"].T
+    if "d2t" not in tensors:
+        return row_TR
+    full_TV = torch.full((row_TR.shape[0], config["vocab_size"]), -torch.inf)
+    for draft, offset in enumerate(tensors["d2t"].tolist()):
+        full_TV[:, draft + offset] = row_TR[:, draft]
+    return full_TV
+
+
 def after_path(
-    tensors: dict[str, torch.Tensor],
+    tensors: Tensors,
     config: dict,
     embed_VD: torch.Tensor,
     next_token_T: torch.Tensor,
-    feature_TD: torch.Tensor,
+    feature_TF: torch.Tensor,
     drafts: list[int],
 ) -> torch.Tensor:
-    """The head's output after the committed sequence and then `drafts`, [D], without any cache.
+    """The un-normed output after the committed sequence and then `drafts`, [D], without any cache.
 
-    Example: features f0 f1, next tokens t1 t2 (t2 the root) and drafts [c, d] run
-    (t1, f0) (t2, f1) (c, g) (d, h): g is the output after (t2, f1), h the output after (c, g).
+    Example: features f0 f1, next tokens t1 t2 (t2 the root) and drafts [c, d] run (t1, fuse f0)
+    (t2, fuse f1) (c, g) (d, h): g is the output after (t2, fuse f1), h the output after (c, g).
     """
-    tokens, features_TD = next_token_T.tolist(), feature_TD
-    output_TD = forward(tensors, config, embed_VD[tokens], features_TD)
+    tokens, hidden_TD = next_token_T.tolist(), fuse(tensors, feature_TF)
+    output_TD = forward(tensors, config, embed_VD[tokens], hidden_TD)
     for draft in drafts:
         tokens = [*tokens, draft]
-        features_TD = torch.cat([features_TD, output_TD[-1:]])
-        output_TD = forward(tensors, config, embed_VD[tokens], features_TD)
+        hidden_TD = torch.cat([hidden_TD, output_TD[-1:]])
+        output_TD = forward(tensors, config, embed_VD[tokens], hidden_TD)
     return output_TD[-1]

@@ -44,7 +44,7 @@ def test_mass_outside_the_draft_vocabulary_counts(divergence, logits, child):
     warm = child == "sample" or logits == "processed"
     sampling = SamplingConfig(0.8, top_k=30) if warm else SamplingConfig(0.0)
     accepted = 0
-    for _ in range(12):
+    for _ in range(6):
         tree = random_tree(generator, token_R)
         full_EV = torch.full((2, 101), -math.inf)
         full_EV[:, token_R] = tree.draft_logits_ER

@@ -6,7 +6,6 @@ Axes: T positions, D hidden size, F features (D or 3 D), V vocabulary.
 import math
 
 import pytest
-import reference_eagle3
 import reference_head
 import torch
 from reference_tree import grow, paths
@@ -22,11 +21,10 @@ from eagle_fsd.heads.models import DraftHead
 def slow_logits(target: Target, head: DraftHead, tokens_T, features_TF, drafts) -> torch.Tensor:
     """Draft logits after a path over the target's whole vocabulary, [V], by the references."""
     tensors, config = dict(head.state_dict()), vars(head.config)
-    reference = reference_eagle3 if head.config.eagle3 else reference_head
     embed_VD = target.embed(torch.arange(101))
-    output_D = reference.after_path(tensors, config, embed_VD, tokens_T, features_TF, drafts)
+    output_D = reference_head.after_path(tensors, config, embed_VD, tokens_T, features_TF, drafts)
     if head.config.eagle3:
-        return reference.logits(tensors, config, output_D[None])[0]
+        return reference_head.logits(tensors, config, output_D[None])[0]
     full_V = target.logits(output_D[None])[0]
     if head.d2t is None:
         return full_V

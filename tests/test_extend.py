@@ -18,7 +18,7 @@ from eagle_fsd.evaluation.arms import parse_arm
 from eagle_fsd.evaluation.metrics import METRICS, summarize
 from eagle_fsd.evaluation.questions import Question
 from eagle_fsd.heads.files import write_head
-from eagle_fsd.heads.head_config import HeadConfig
+from eagle_fsd.heads.head_config import head_shape
 from eagle_fsd.heads.models import HEAD_TYPES, build_head
 from eagle_fsd.models.load import load_head
 from eagle_fsd.rules import RULES
@@ -134,10 +134,10 @@ def test_a_scorer(monkeypatch):
 def test_a_head(target, monkeypatch, tmp_path):
     """Written, loaded and checked against the target, it drafts; exact decoding stays plain's."""
     monkeypatch.setitem(HEAD_TYPES, "gated", run_block("head")["GatedHead"])
-    config = HeadConfig(target.hidden_size, 59, 4, target.vocab_size, 2, head_type="gated")
+    config = head_shape(target.model.config, head_type="gated")
     head = build_head(config).eval()
     randomize(head, seed=3, scale=1.0)
-    write_head(tmp_path / "head", config, head.state_dict(), dtype=None)
+    write_head(tmp_path / "head", head, dtype=None)
     loaded = load_head(tmp_path / "head", target.model.config)
     drafter = EagleDrafter(loaded, target, TreeConfig(7, 3, 3))
     arm = parse_arm("exact")

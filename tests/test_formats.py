@@ -1,4 +1,7 @@
-"""Draft heads in every layout: hand-written files load, round trips keep every bit."""
+"""Draft heads in every layout: hand-written files load, what we write is upstream's and ours.
+
+Axes: F rotary frequencies.
+"""
 
 import json
 
@@ -23,11 +26,12 @@ from head_files import (
     with_layer,
 )
 from safetensors.torch import load_file
+from transformers import LlamaConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from eagle_fsd.heads.files import read_stored_config, read_stored_head, write_head
+from eagle_fsd.heads.files import read_head, write_head
 from eagle_fsd.heads.head_config import HeadConfig
-from eagle_fsd.heads.layouts import LAYOUTS
-from eagle_fsd.heads.models import build_head, stored_shapes
+from eagle_fsd.heads.models import build_head
 from eagle_fsd.models.load import load_head
 
 AUX = "eagle_aux_hidden_state_layer_ids"
@@ -57,15 +61,10 @@ def foreign() -> dict[str, tuple[dict, dict, dict, dict]]:
             eagle3,
             three | {"feature_layers": (2, 16, 29)},
         ),
-        "specforge full": (
-            SPECFORGE | {"draft_vocab_size": V},
-            full | identity,
-            full,
-            {"head_type": "eagle3"},
-        ),
         "speculators": (
             spec1 | {"fusion_bias": True, "layernorms": False},
-            renamed(eagle, {"fc.": "fusion_fc.", "layers.0.": "transformer."}),
+            renamed(eagle, {"fc.": "fusion_fc.", "layers.0.": "transformer."})
+            | {"lm_head.weight": torch.ones(V, D)},
             eagle,
             theta,
         ),
@@ -87,118 +86,128 @@ def foreign() -> dict[str, tuple[dict, dict, dict, dict]]:
     }
 
 
-@torch.inference_mode()
-@pytest.mark.parametrize("name", foreign())
-@pytest.mark.parametrize("kind", ["safetensors", "bin"])
-def test_foreign_files_are_our_heads(tmp_path, name, kind):
-    """A hand-written file of each layout: the config, every tensor and the forward are ours."""
-    values, tensors, ours, fields = foreign()[name]
-    stored = read_stored_head(save(tmp_path, values, tensors, kind))
-    assert stored.layout == name.split(",")[0].split()[0]
-    assert stored.config == HeadConfig(**SIZES | fields)
-    assert_same_tensors(stored.tensors, ours)
-    head = load_head(tmp_path, TargetShape())
-    twin = build_head(HeadConfig(**SIZES | fields)).eval()
-    twin.load_state_dict(ours)
-    width = 3 * D if head.config.eagle3 else D
-    feature = torch.randn(1, 7, width, generator=torch.Generator().manual_seed(1))
-    embedding = torch.randn(1, 7, D, generator=torch.Generator().manual_seed(2))
-    got, want = (h(h.fuse(feature), embedding, torch.arange(7)) for h in (head, twin))
-    assert torch.equal(got, want) and got.std() > 0.1
-    if head.config.eagle3:
-        assert torch.equal(head.lm_head(head.normed(got)), twin.lm_head(twin.normed(want)))
-
-
 def assert_same_tensors(got: dict[str, torch.Tensor], want: dict[str, torch.Tensor]) -> None:
     assert got.keys() == want.keys()
     for key, tensor in want.items():
         assert got[key].dtype == tensor.dtype and torch.equal(got[key], tensor), key
 
 
+@pytest.mark.parametrize("name", foreign())
+@pytest.mark.parametrize("kind", ["safetensors", "bin"])
+def test_foreign_files_are_our_heads(tmp_path, name, kind):
+    """A hand-written file of each layout: the config and every tensor are ours."""
+    values, tensors, ours, fields = foreign()[name]
+    stored = read_head(save(tmp_path, values, tensors, kind))
+    assert stored.layout == name.split(",")[0].split()[0]
+    assert stored.config == HeadConfig(**SIZES | fields)
+    head = load_head(tmp_path, TargetShape())
+    assert not head.training
+    assert_same_tensors(head.state_dict(), ours)
+
+
 ROUND_TRIPS = {
     "eagle": {},
     "eagle, no bias": {"bias": False, "rope_theta": 500000.0, "rms_norm_eps": 1e-5},
     "eagle, qkv bias": {"qkv_bias": True, "rope_scaling": {"type": "linear", "factor": 4.0}},
+    "eagle, 11 tokens": {"draft_vocab_size": R},
     "eagle3": {"head_type": "eagle3"},
     "eagle3, 11 tokens": {"head_type": "eagle3", "draft_vocab_size": R, "head_dim": 10},
-    "eagle3, own layers": {"head_type": "eagle3", "feature_layers": (1, 20, 3)},
+    "eagle3, own layers": {"head_type": "eagle3", "feature_layers": (3, 20, 2)},
     "eagle3, qkv bias": {"head_type": "eagle3", "qkv_bias": True},
     "eagle3, normed residual": {"head_type": "eagle3", "norm_before_residual": True},
 }
-IMPOSSIBLE = {
-    ("eagle", "specforge"): "specforge has no heads with head_type_eagle",
-    ("eagle, no bias", "specforge"): "head_type_eagle",
-    ("eagle, qkv bias", "specforge"): "head_type_eagle, qkv_bias",
-    ("eagle3, qkv bias", "specforge"): "qkv_bias",
-    ("eagle3, qkv bias", "upstream"): "upstream has no heads with qkv_bias",
-    ("eagle3, normed residual", "specforge"): "norm_before_residual",
-    ("eagle3, normed residual", "upstream"): "norm_before_residual",
-}
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("name", ROUND_TRIPS)
-@pytest.mark.parametrize("embedding", [None, torch.ones(V, D)])
-def test_round_trips_keep_every_bit(tmp_path, name, layout, embedding):
-    """Ours -> a layout -> ours: the same config and bits; or the layout has no such head."""
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16])
+def test_what_is_written_is_read_back(tmp_path, name, dtype):
+    """The config and every bit; nothing else is left in the folder."""
     config = HeadConfig(**SIZES | ROUND_TRIPS[name])
-    weights = {k: s for k, s in stored_shapes(config).items() if k not in ("d2t", "t2d")}
-    tensors = {key: tensor.bfloat16() for key, tensor in draw(weights).items()}
-    tensors |= vocabulary() if config.draft_vocab_size else {}
-    if (name, layout) in IMPOSSIBLE:
-        with pytest.raises(ValueError, match=IMPOSSIBLE[name, layout]):
-            write_head(tmp_path / "x", config, tensors, layout)
-        assert not (tmp_path / "x").exists()
-        return
-    write_head(tmp_path / "a" / "b", config, tensors, layout, embedding_VD=embedding)
+    head = build_head(config)
+    weights = draw({key: tuple(tensor.shape) for key, tensor in head.named_parameters()})
+    indices = {key: vocabulary()[key] for key, _ in head.named_buffers()}
+    head.load_state_dict(weights | indices)
+    write_head(tmp_path / "a" / "b", head, dtype=dtype)
     names = sorted(path.name for path in (tmp_path / "a" / "b").iterdir())
     assert names == ["config.json", "model.safetensors"]
-    stored = read_stored_head(tmp_path / "a" / "b")
-    assert stored.layout == layout and stored.config == config
-    assert_same_tensors(stored.tensors, tensors)
+    stored = read_head(tmp_path / "a" / "b")
+    assert stored.layout == "upstream" and stored.config == config and not stored.notes
+    want = {key: tensor.to(dtype or tensor.dtype) for key, tensor in weights.items()}
+    assert_same_tensors(stored.load().state_dict(), want | indices)
 
 
-@pytest.mark.parametrize("dtype", [None, torch.float16])
-def test_our_eagle_heads_have_upstreams_keys(tmp_path, dtype):
-    """write_head of an EAGLE-1/2 head: exactly upstream's keys, other tensors left out, the same
-    file in both layouts; config.json says bias and rope_theta where upstream looks for them."""
-    config = HeadConfig(**SIZES, bias=True, rope_theta=500000.0)
-    tensors = eagle_tensors()
-    want = {key: tensor.to(dtype or torch.float32) for key, tensor in tensors.items()}
-    for layout in ("eagle_fsd", "upstream"):
-        write_head(tmp_path, config, tensors | EMBEDDING, layout, dtype=dtype)
-        assert_same_tensors(load_file(tmp_path / "model.safetensors"), want)
-        written = json.loads((tmp_path / "config.json").read_text())
-        assert written["bias"] is True and written["rope_theta"] == 500000.0
-        assert written["rope_scaling"] is None and written["num_key_value_heads"] == 2
-        assert written["model_type"] == "llama" and "draft_vocab_size" not in written
-
-
-def test_a_reduced_vocabulary_of_an_eagle_head_is_ours_alone(tmp_path):
-    """Ours keeps d2t; elsewhere the head drafts from all tokens, and the note says so."""
-    config = HeadConfig(**SIZES, draft_vocab_size=R)
-    tensors = eagle_tensors() | {"d2t": vocabulary()["d2t"]}
-    write_head(tmp_path / "ours", config, tensors)
-    stored = read_stored_head(tmp_path / "ours")
-    assert stored.config == config and torch.equal(stored.tensors["d2t"], tensors["d2t"])
-    for layout in ("upstream", "speculators"):
-        notes = write_head(tmp_path / layout, config, tensors, layout)
-        assert any("dropped d2t" in note for note in notes)
-        assert read_stored_head(tmp_path / layout).config == HeadConfig(**SIZES)
+def test_our_heads_are_upstreams(tmp_path):
+    """Exactly upstream's keys; config.json says things where upstream, SGLang and vLLM look."""
+    rope = {"rope_theta": 500000.0, "rope_scaling": {"rope_type": "linear", "factor": 4.0}}
+    head = build_head(HeadConfig(**SIZES, **rope))
+    write_head(tmp_path, head)
+    assert load_file(tmp_path / "model.safetensors").keys() == eagle_tensors().keys()
+    written = json.loads((tmp_path / "config.json").read_text())
+    assert written["bias"] is True and written["rope_theta"] == 500000.0
+    assert written["rope_scaling"] == {"type": "linear", "rope_type": "linear", "factor": 4.0}
+    assert written["num_key_value_heads"] == 2 and written["model_type"] == "llama"
+    assert "rope_parameters" not in written and "draft_vocab_size" not in written
+    three = {"head_type": "eagle3", "feature_layers": (2, 16, 29)}
+    write_head(tmp_path, build_head(HeadConfig(**SIZES, **three)))
+    assert load_file(tmp_path / "model.safetensors").keys() == eagle3_tensors(rows=V).keys()
+    written = json.loads((tmp_path / "config.json").read_text())
+    assert written["architectures"] == ["LlamaForCausalLMEagle3"]
+    assert written["draft_vocab_size"] == V
+    assert written[AUX] == [2, 16, 29] and written["eagle_config"][AUX] == [1, 15, 28]
 
 
 @pytest.mark.parametrize(
-    "ids, nested, layers, note",
+    "ids, nested, layers",
     [
-        ([1, 15, 28], True, (2, 16, 29), "i is what leaves layer i"),
-        ([2, 16, 29], True, (2, 16, 29), "assumed that i is what enters"),
-        ([0, 4, 9], True, (1, 5, 10), "assumed, as SpecForge trains"),
-        ([3, 16, 29], False, (3, 16, 29), "taken as vLLM counts"),
+        ([1, 15, 28], True, (2, 16, 29)),
+        ([2, 16, 29], True, (2, 16, 29)),
+        ([0, 4, 9], True, (1, 5, 10)),
+        ([3, 16, 29], False, (3, 16, 29)),
     ],
 )
-def test_what_was_assumed_of_fused_layers_is_said(tmp_path, ids, nested, layers, note):
-    """SpecForge counts what leaves a layer, vLLM what enters it; the note says which was taken."""
+def test_fused_layers_are_counted_in_two_ways(tmp_path, ids, nested, layers):
+    """SpecForge counts what leaves a layer, vLLM what enters it; an assumption is said."""
     save(tmp_path, SPECFORGE | ({"eagle_config": {AUX: ids}} if nested else {AUX: ids}), {})
-    stored = read_stored_config(tmp_path)
+    stored = read_head(tmp_path)
     assert stored.config.feature_layers == layers
-    assert len(stored.notes) == 1 and note in stored.notes[0]
+    assert [str(list(layers)) in note for note in stored.notes] == [True] * nested
+
+
+def test_absent_keys_take_upstream_defaults(tmp_path):
+    """Vicuna's head names neither kv heads nor bias nor rope_theta; unknown keys are ignored."""
+    values = {key: SIZES[key] for key in SIZES if key != "num_key_value_heads"}
+    config = read_head(save(tmp_path, values | {"use_cache": True, "torch_dtype": "x"}, {})).config
+    assert config.num_key_value_heads == 6 and config.bias is True and config.qkv_bias is False
+    assert config.rope_parameters == {"rope_type": "default", "rope_theta": 10000.0}
+    assert config.num_hidden_layers == 1 and config.hidden_act == "silu"
+    assert config.max_position_embeddings == 2048 and config.rms_norm_eps == 1e-6
+
+
+LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 16}
+SCALINGS = {
+    "linear": {"factor": 4.0},
+    "dynamic": {"factor": 2.0},
+    "llama3": {"factor": 8.0} | LLAMA3,
+}
+
+
+@pytest.mark.parametrize("where", ["rope_scaling", "rope_parameters"])
+@pytest.mark.parametrize("kind", SCALINGS)
+@pytest.mark.parametrize("head_type", ["eagle", "eagle3"])
+def test_scaled_frequencies_are_transformers(tmp_path, where, kind, head_type):
+    """The head's inverse frequencies == ROPE_INIT_FUNCTIONS of a Llama of the same shape.
+
+    Bug held down: a scaling that transformers 5 saved was read as no scaling at all.
+    """
+    channels = {"head_dim": 12} if head_type == "eagle3" else {}
+    rope = {"rope_type": kind, "rope_theta": 3000.0, **SCALINGS[kind]}
+    values = {"rope_parameters": rope}
+    if where == "rope_scaling":
+        values = {"rope_theta": 3000.0, "rope_scaling": {"type": kind, **SCALINGS[kind]}}
+    save(tmp_path, SIZES | channels | {"head_type": head_type} | values, {})
+    llama = LlamaConfig(**SIZES | {"head_dim": 4} | channels, rope_parameters=rope)
+    want_F, scale = ROPE_INIT_FUNCTIONS[kind](llama)
+    assert torch.equal(build_head(read_head(tmp_path).config)._rotary[0].inv_freq, want_F)
+    plain_F = 3000.0 ** (-torch.arange(0, llama.head_dim, 2) / llama.head_dim)
+    ratio_F = want_F / plain_F
+    assert scale == 1 and (kind == "dynamic" or (ratio_F < 0.9).any())

@@ -8,10 +8,11 @@ import pytest
 import torch
 from head_files import SIZES as HEAD_SIZES
 from head_files import TargetShape, eagle_tensors, save
-from tiny import FAMILIES, SIZES, prompt_tokens, random_model, tiny_target
+from tiny import FAMILIES, SIZES, prompt_tokens, random_model
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import (
+    DistilBertConfig,
     Gemma3Config,
     Lfm2Config,
     Llama4TextConfig,
@@ -19,9 +20,9 @@ from transformers import (
     PretrainedConfig,
     PreTrainedTokenizerFast,
     T5Config,
-    ViTConfig,
 )
 
+from eagle_fsd.api import load
 from eagle_fsd.config import BadInput
 from eagle_fsd.models.load import load_head, load_target, load_target_config
 
@@ -55,18 +56,12 @@ def test_target_loads_as_it_was_saved(tmp_path, family):
     torch.testing.assert_close(target.prefill(prompt)[0], want_V, atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_target_loads_in_half_precision(tmp_path, dtype):
-    """The dtype asked for is the dtype of every weight."""
+def test_target_loads_in_half_precision(tmp_path):
+    """The dtype asked for is the dtype of every weight; an unknown one lists those that are."""
     random_model(FAMILIES["llama"](), seed=0).save_pretrained(tmp_path)
     save_tokenizer(tmp_path)
-    target, _ = load_target(str(tmp_path), dtype=dtype)
-    assert {p.dtype for p in target.model.parameters()} == {getattr(torch, dtype)}
-
-
-def test_unknown_dtype_is_refused(tmp_path):
-    """A dtype outside the table is a BadInput that lists it."""
-    random_model(FAMILIES["llama"](), seed=0).save_pretrained(tmp_path)
+    target, _ = load_target(str(tmp_path), dtype="float16")
+    assert {p.dtype for p in target.model.parameters()} == {torch.float16}
     with pytest.raises(BadInput, match="float64.*bfloat16"):
         load_target(str(tmp_path), dtype="float64")
 
@@ -92,28 +87,27 @@ def test_unsupported_targets_are_refused_by_their_config_alone(tmp_path, kind):
     make, message = UNSUPPORTED[kind]
     config: PretrainedConfig = make()
     config.save_pretrained(tmp_path)
-    for load in (load_target_config, load_target):
+    for read in (load_target_config, load_target):
         with pytest.raises(BadInput, match=message):
-            load(str(tmp_path))
+            read(str(tmp_path))
 
 
 def test_a_model_that_writes_no_text_is_refused(tmp_path):
     """transformers raises a ValueError of its own here; a user sees ours, in one line."""
-    ViTConfig().save_pretrained(tmp_path)
+    DistilBertConfig().save_pretrained(tmp_path)
     save_tokenizer(tmp_path)
     with pytest.raises(BadInput, match=f"target '{tmp_path}' does not load"):
         load_target(str(tmp_path))
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_supported_configs_are_taken(tmp_path, family):
+def test_supported_configs_are_taken(tmp_path):
     """Every tested family's saved config passes, its sliding window unchanged."""
-    config = FAMILIES[family]()
-    config.save_pretrained(tmp_path)
-    loaded = load_target_config(str(tmp_path))
-    assert loaded.model_type == config.model_type
-    window = getattr(config, "sliding_window", None)
-    assert getattr(loaded, "sliding_window", None) == window
+    for family, make in FAMILIES.items():
+        make().save_pretrained(tmp_path / family)
+        loaded = load_target_config(str(tmp_path / family))
+        assert loaded.model_type == make().model_type
+        window = getattr(make(), "sliding_window", None)
+        assert getattr(loaded, "sliding_window", None) == window
 
 
 @pytest.mark.parametrize("name", ["nobody/nothing-here", "nothing-here", "not a name", "a/b/c", ""])
@@ -137,12 +131,14 @@ def test_folders_that_hold_no_target_are_refused(tmp_path, offline, files):
         load_target_config(str(tmp_path))
 
 
-def test_hub_head_without_a_hub_is_refused(offline):
-    """A head's hub id that cannot be reached is named."""
+def test_heads_that_are_not_there_are_refused(offline):
+    """A hub id that cannot be reached is named; a target without a head of its own: what to do."""
     began = time.perf_counter()
-    with pytest.raises(ValueError, match="no draft head at 'nobody/no-head'"):
-        load_head("nobody/no-head", tiny_target("llama").model.config)
+    with pytest.raises(BadInput, match="no draft head at 'nobody/no-head'"):
+        load_head("nobody/no-head", FAMILIES["llama"]())
     assert time.perf_counter() - began < 10
+    with pytest.raises(BadInput, match="'some/target'.*--head.*train_head.py.*--arms generate pl"):
+        load("some/target")
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

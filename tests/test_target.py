@@ -66,7 +66,7 @@ def test_tree_logits_are_those_of_each_path_alone(family, attention):
 
     Prefixes shorter than the sliding window, of just its size and longer; trees deeper than it.
     """
-    for seed, length in enumerate([1, WINDOW, LONG, LONG + 1, 5, 41]):
+    for seed, length in enumerate([1, WINDOW, LONG, LONG + 1]):
         target, prompt = tiny_target(family, seed=seed, attention=attention), prompt_tokens(length)
         tree = random_tree(seed)
         target.start(length + tree.size)

@@ -8,7 +8,7 @@ from tiny_folder import write_random_head, write_target
 from training_runs import head_options as options
 from training_runs import lines, refused, train, write_data
 
-from eagle_fsd.heads.shape import head_shape
+from eagle_fsd.heads.head_config import head_shape
 
 
 @pytest.fixture(scope="module")
@@ -100,6 +100,5 @@ def test_every_family_gets_a_head_config(family, head_type):
     config = FAMILIES[family]()
     head = head_shape(config, head_type=head_type)
     assert head.hidden_size == config.hidden_size and head.vocab_size == config.vocab_size
-    assert head.rope_theta >= 10_000 and head.head_type == head_type
-    if head_type == "eagle3":
-        assert head.channels == getattr(config, "head_dim", None) or 10
+    assert head.rope_parameters["rope_theta"] >= 10_000 and head.head_type == head_type
+    assert head.head_dim == (getattr(config, "head_dim", 10) if head_type == "eagle3" else 10)

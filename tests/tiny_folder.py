@@ -57,5 +57,5 @@ def write_random_head(folder: Path, *, hidden_size: int = HIDDEN) -> Path:
         num_key_value_heads=KV_HEADS,
         vocab_size=258,
     )
-    write_head(folder, config, EagleHead(config).state_dict())
+    write_head(folder, EagleHead(config))
     return folder

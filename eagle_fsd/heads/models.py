@@ -11,8 +11,8 @@ stands for position i+1. Logits of token i+2 come from `readout`.
                read [norm(embedding), norm(hidden)]; own norm and lm_head, over a reduced vocabulary
                (eagle/model/cnets.py; arXiv 2503.01840 section 3)
 
-Names of parameters and buffers are upstream's checkpoint keys; a stored head is checked against
-them (`stored_shapes`).
+Names of parameters and buffers are upstream's checkpoint keys, and stored heads are checked against
+them: whatever module is in HEAD_TYPES can be saved, loaded, trained and drafted with.
 
 Axes: B batch, T new positions, N rows, D hidden size, F features (D or 3 D), V the target's
 vocabulary, R draft vocabulary.
@@ -22,11 +22,9 @@ from collections.abc import Callable
 
 import torch
 from torch import nn
-from transformers import Cache, LlamaConfig
+from transformers import Cache
 from transformers.models.llama.modeling_llama import (
-    LlamaAttention,
     LlamaDecoderLayer,
-    LlamaMLP,
     LlamaRMSNorm,
     LlamaRotaryEmbedding,
 )
@@ -52,10 +50,9 @@ class DraftHead(nn.Module):
         super().__init__()
         self.config = config
         self.lm_head = None  # not in the class, where it would hide the module of EAGLE-3
-        self._llama_config = _llama_config(config)
         # Cosines come from a float32 table even in a half-precision head, so the table is no
         # submodule, which `to` would cast (as upstream does, which blurs far positions).
-        self._rotary = (LlamaRotaryEmbedding(self._llama_config),)
+        self._rotary = (LlamaRotaryEmbedding(config),)
         self.d2t: torch.Tensor | None
         R = config.draft_vocab_size
         self.register_buffer("d2t", torch.zeros(R, dtype=torch.int64) if R else None)
@@ -69,9 +66,9 @@ class DraftHead(nn.Module):
 
     def set_draft_tokens(self, token_R: torch.Tensor) -> None:
         """Choose the draft vocabulary: ascending target ids, int64 [R]."""
-        mapping = draft_mapping(token_R, self.config.vocab_size)
-        for name, buffer in self.named_buffers(recurse=False):
-            buffer.copy_(mapping[name])
+        self.d2t.copy_(token_R - torch.arange(len(token_R), device=token_R.device))
+        if hasattr(self, "t2d"):
+            self.t2d.zero_()[token_R] = True
 
     def fuse(self, feature_BTF: torch.Tensor) -> torch.Tensor:
         """The target's features as the head's hidden, [B, T, D]."""
@@ -116,9 +113,12 @@ class EagleHead(DraftHead):
         super().__init__(config)
         self.fc = nn.Linear(2 * config.hidden_size, config.hidden_size, bias=config.bias)
         self.layers = nn.ModuleList(
-            _first_layer(self._llama_config, i, qkv_bias=config.qkv_bias)
-            for i in range(config.num_hidden_layers)
+            LlamaDecoderLayer(config, i) for i in range(config.num_hidden_layers)
         )
+        # the feature is already normed; upstream's first layer has no input norm
+        self.layers[0].input_layernorm = nn.Identity()
+        for layer in self.layers:  # qkv_bias is of q, k and v, and none of o
+            layer.self_attn.o_proj.bias = None
 
     def forward(self, hidden_BTD, embedding_BTD, position_T, *, cache=None, mask=None):
         hidden_BTD = self.fc(torch.cat([embedding_BTD, hidden_BTD], dim=-1))
@@ -142,7 +142,7 @@ class Eagle3Head(DraftHead):
         super().__init__(config)
         D, R = config.hidden_size, config.draft_vocab_size
         self.fc = nn.Linear(3 * D, D, bias=False)
-        self.midlayer = _Eagle3Layer(self._llama_config, config)
+        self.midlayer = _Eagle3Layer(config)
         self.norm = LlamaRMSNorm(D, config.rms_norm_eps)
         self.lm_head = nn.Linear(D, R or config.vocab_size, bias=False)
         if R:
@@ -159,22 +159,18 @@ class Eagle3Head(DraftHead):
         return self.midlayer(hidden_BTD, embedding_BTD, positions, cache=cache, mask=mask)
 
 
-class _Eagle3Layer(nn.Module):
+class _Eagle3Layer(LlamaDecoderLayer):
     """A Llama layer whose attention reads the embedding beside the hidden state."""
 
-    def __init__(self, llama_config: LlamaConfig, config: HeadConfig):
-        super().__init__()
-        D, eps = config.hidden_size, config.rms_norm_eps
+    def __init__(self, config: HeadConfig):
+        super().__init__(config, 0)
+        D = config.hidden_size
         self.norm_before_residual = config.norm_before_residual
-        self.self_attn = LlamaAttention(llama_config, 0)
+        self.hidden_norm = LlamaRMSNorm(D, config.rms_norm_eps)
         for name in ("q_proj", "k_proj", "v_proj"):
             rows = getattr(self.self_attn, name).out_features
             setattr(self.self_attn, name, nn.Linear(2 * D, rows, bias=config.qkv_bias))
         self.self_attn.o_proj.bias = None
-        self.mlp = LlamaMLP(llama_config)
-        self.hidden_norm = LlamaRMSNorm(D, eps)
-        self.input_layernorm = LlamaRMSNorm(D, eps)
-        self.post_attention_layernorm = LlamaRMSNorm(D, eps)
 
     def forward(self, hidden_BTD, embedding_BTD, position_embeddings, *, cache, mask):
         normed_BTD = self.hidden_norm(hidden_BTD)
@@ -193,37 +189,12 @@ class _Eagle3Layer(nn.Module):
 HEAD_TYPES: dict[str, type[DraftHead]] = {"eagle": EagleHead, "eagle3": Eagle3Head}
 
 
-def check_head_type(config: HeadConfig) -> None:
-    """Refuse, by a BadInput, a head whose module is not known."""
+def build_head(config: HeadConfig) -> DraftHead:
+    """A head of this shape, freshly initialised; BadInput if its module is not known."""
     if config.head_type not in HEAD_TYPES:
         known = ", ".join(HEAD_TYPES)
         raise BadInput(f"head_type {config.head_type!r} is unknown; known: {known}")
-
-
-def build_head(config: HeadConfig) -> DraftHead:
-    """A head of this shape, freshly initialised."""
-    check_head_type(config)
     return HEAD_TYPES[config.head_type](config)
-
-
-def stored_shapes(config: HeadConfig) -> dict[str, tuple[int, ...]]:
-    """Every key of a stored head and its shape."""
-    with torch.device("meta"):
-        tensors = build_head(config).state_dict()
-    return {key: tuple(tensor.shape) for key, tensor in tensors.items()}
-
-
-def draft_mapping(token_R: torch.Tensor, vocab_size: int) -> dict[str, torch.Tensor]:
-    """A draft vocabulary of ascending target ids as upstream stores it.
-
-    Returns:
-        d2t, int64 [R], a draft id's offset to the target's: token 2 5 7 is d2t 2 4 5; and t2d,
-        bool [V], whether a token can be drafted.
-    """
-    can_V = torch.zeros(vocab_size, dtype=torch.bool, device=token_R.device)
-    can_V[token_R] = True
-    order_R = torch.arange(token_R.shape[0], device=token_R.device)
-    return {"d2t": token_R - order_R, "t2d": can_V}
 
 
 def draft_readout(head: DraftHead, target: Target) -> Callable[[torch.Tensor], torch.Tensor]:
@@ -240,21 +211,6 @@ def runnable(head: DraftHead, engine: Engine) -> DraftHead:
     """A copy to draft with, which shares the head's weights: folded attention, and linear layers as
     the target's engine has them."""
     copied = attention.sharing_copy(head)
-    copied._llama_config._attn_implementation = attention.NAME
+    copied.config._attn_implementation = attention.NAME
     engine.exchange_linears(copied)
     return copied
-
-
-def _llama_config(config: HeadConfig) -> LlamaConfig:
-    rope = {"rope_type": "default", "rope_theta": config.rope_theta}
-    rope |= config.llama_rope_scaling() or {}
-    return LlamaConfig(**config.llama_layer(), rope_parameters=rope, attn_implementation="sdpa")
-
-
-def _first_layer(config: LlamaConfig, index: int, *, qkv_bias: bool) -> LlamaDecoderLayer:
-    layer = LlamaDecoderLayer(config, index)
-    if index == 0:  # the feature is already normed; upstream's first layer has no input norm
-        layer.input_layernorm = nn.Identity()
-    if qkv_bias:  # Qwen2 heads: biases on q, k and v, none on o
-        layer.self_attn.o_proj.bias = None
-    return layer

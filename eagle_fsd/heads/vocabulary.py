@@ -15,8 +15,7 @@ from typing import Protocol
 import torch
 
 from eagle_fsd.config import BadInput
-from eagle_fsd.heads.head_config import HeadConfig
-from eagle_fsd.heads.models import draft_mapping
+from eagle_fsd.heads.models import DraftHead, build_head
 
 
 class Masked(Protocol):
@@ -54,17 +53,8 @@ def coverage(counts: Counter[int], token_R: torch.Tensor) -> float:
     return sum(counts[token] for token in token_R.tolist()) / max(1, counts.total())
 
 
-def draft_tokens(config: HeadConfig, tensors: dict[str, torch.Tensor]) -> torch.Tensor:
-    """Ascending ids that a stored head can draft, int64 [R]; all V without a reduced vocabulary."""
-    if not config.draft_vocab_size:
-        return torch.arange(config.vocab_size)
-    return tensors["d2t"] + torch.arange(config.draft_vocab_size)
-
-
-def cut_vocabulary(
-    config: HeadConfig, tensors: dict[str, torch.Tensor], token_R: torch.Tensor
-) -> tuple[HeadConfig, dict[str, torch.Tensor]]:
-    """The same head, drafting these tokens only; its draft logits are the former ones' columns.
+def cut_vocabulary(head: DraftHead, token_R: torch.Tensor) -> DraftHead:
+    """The same head, drafting these of its tokens only; its logits are the former ones' columns.
 
     An EAGLE-1/2 head reads the target's lm_head, so that it only gets d2t. An EAGLE-3 head keeps
     these rows of its own lm_head, and gets d2t and t2d:
@@ -73,25 +63,15 @@ def cut_vocabulary(
         token_R          5 9        lm_head rows b d        d2t 5 8
 
     Args:
-        tensors: of the head under our keys; they are not changed.
-        token_R: the target's ids, ascending, int64 [R].
-
-    Raises:
-        BadInput: the head cannot draft one of the tokens.
+        head: not changed.
+        token_R: the target's ids, ascending, int64 [R], all of them in the head's vocabulary.
     """
-    assert token_R.ndim == 1 and (token_R.diff() > 0).all(), "token_R must ascend"
-    former_R = draft_tokens(config, tensors)
-    strange = token_R[~torch.isin(token_R, former_R)]
-    if len(strange):
-        raise BadInput(
-            f"the head drafts {former_R.shape[0]} of {config.vocab_size} tokens, and {len(strange)}"
-            f" of the {len(token_R)} asked for are not among them (token {strange[0]}, say)"
-        )
-    if torch.equal(token_R, former_R):
-        return config, tensors
-    own = draft_mapping(token_R, config.vocab_size)
-    if config.eagle3:
-        own["lm_head.weight"] = tensors["lm_head.weight"][torch.searchsorted(former_R, token_R)]
-    else:
-        del own["t2d"]
-    return replace(config, draft_vocab_size=token_R.shape[0]), tensors | own
+    former_R = head.draft_token_R
+    row_R = token_R if former_R is None else torch.searchsorted(former_R, token_R)
+    cut = build_head(replace(head.config, draft_vocab_size=len(token_R))).eval()
+    cut.set_draft_tokens(token_R)
+    weights = dict(head.named_parameters())
+    if head.lm_head is not None:
+        weights["lm_head.weight"] = weights["lm_head.weight"].detach()[row_R]
+    cut.load_state_dict(dict(cut.named_buffers()) | weights, assign=True)
+    return cut

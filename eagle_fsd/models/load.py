@@ -9,7 +9,6 @@ from transformers import (
     AutoTokenizer,
     GgufConfig,
     PretrainedConfig,
-    PreTrainedModel,
     PreTrainedTokenizerBase,
 )
 
@@ -17,12 +16,16 @@ from eagle_fsd.config import BadInput
 from eagle_fsd.decoding.target import Target
 from eagle_fsd.engine.families import check_supported, check_tree_attention
 from eagle_fsd.engine.select import choose_engine
-from eagle_fsd.heads.files import read_stored_config, read_stored_head, resolve_folder
-from eagle_fsd.heads.head_config import HeadConfig
-from eagle_fsd.heads.models import DraftHead, build_head
+from eagle_fsd.heads.files import read_head
+from eagle_fsd.heads.models import DraftHead
 from eagle_fsd.models.assets import EMBEDDED_TARGET, embedded_target_dir
-from eagle_fsd.models.random_weights import PREFIX, random_head, random_model, random_tokenizer
-from eagle_fsd.models.shapes import load_shape
+from eagle_fsd.models.random_weights import (
+    PREFIX,
+    load_shape,
+    random_head,
+    random_model,
+    random_tokenizer,
+)
 
 SHIPPED_HEAD = Path(__file__).parent.parent.parent / "checkpoints" / "smollm2-135m-eagle2"
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
@@ -33,16 +36,15 @@ def load_target_config(name: str) -> PretrainedConfig:
 
     Args:
         name: "smollm2" (the embedded one), a folder, a .gguf file, a hub id, or "random:" and a
-            shape (shapes.py): random weights.
+            shape (random_weights.py).
 
     Raises:
         BadInput: unknown name, or an unsupported model.
     """
-    if name.startswith(PREFIX):
-        return load_shape(name.removeprefix(PREFIX))
     path, options = _source(name)
     try:
-        config = AutoConfig.from_pretrained(path, **options)
+        random = name.startswith(PREFIX)
+        config = load_shape(path) if random else AutoConfig.from_pretrained(path, **options)
     except (OSError, ValueError) as error:
         raise BadInput(
             f"unknown target {name!r}: give {EMBEDDED_TARGET!r} (embedded), a folder with "
@@ -110,31 +112,26 @@ def load_target(
         raise BadInput(f"unknown dtype {dtype!r}; known: {', '.join(DTYPES)}")
     check_device(device)
     chosen = choose_engine(engine, device=device, dtype=DTYPES[dtype])
-    config = load_target_config(name)
-    tokenizer = load_tokenizer(name)
+    config, tokenizer = load_target_config(name), load_tokenizer(name)
     if name.startswith(PREFIX):
         model = random_model(config, dtype=DTYPES[dtype], device=device)
     else:
-        model = _stored_model(name, config, DTYPES[dtype], device)
+        path, options = _source(name)
+        if "gguf_file" in options:
+            # transformers 5.23 would keep GGUF weights packed
+            options["quantization_config"] = GgufConfig(dequantize=True)
+        if device == "auto":
+            options["device_map"] = "auto"
+        options |= {"config": config, "dtype": DTYPES[dtype]}
+        try:
+            model = AutoModelForCausalLM.from_pretrained(path, **options)
+        except (OSError, ValueError) as error:
+            raise BadInput(f"target {name!r} does not load: {error}") from error
+        if device != "auto":
+            model.to(device)
     target = Target(model, engine=chosen, feature_layers=feature_layers, keep_stock=keep_stock)
     check_tree_attention(target)
     return target, tokenizer
-
-
-def _stored_model(
-    name: str, config: PretrainedConfig, dtype: torch.dtype, device: str
-) -> PreTrainedModel:
-    path, options = _source(name)
-    if "gguf_file" in options:
-        # transformers 5.23 would keep GGUF weights packed
-        options["quantization_config"] = GgufConfig(dequantize=True)
-    if device == "auto":
-        options["device_map"] = "auto"
-    try:
-        model = AutoModelForCausalLM.from_pretrained(path, config=config, dtype=dtype, **options)
-    except (OSError, ValueError) as error:
-        raise BadInput(f"target {name!r} does not load: {error}") from error
-    return model if device == "auto" else model.to(device)
 
 
 def default_head(target: str) -> str:
@@ -147,7 +144,10 @@ def default_head(target: str) -> str:
         return str(SHIPPED_HEAD)
     if target.startswith(PREFIX):
         return f"{PREFIX}eagle"
-    raise BadInput(f"no head ships for target {target!r}: name one, or None for plain")
+    raise BadInput(
+        f"no head ships for target {target!r}: name one with --head, train one (make_data.py and "
+        "train_head.py in train/), or decode without one: --arms generate plain (Python: head=None)"
+    )
 
 
 def load_head(name: str | Path, target_config: PretrainedConfig) -> DraftHead:
@@ -158,38 +158,17 @@ def load_head(name: str | Path, target_config: PretrainedConfig) -> DraftHead:
     """
     if str(name).startswith(PREFIX):
         head = random_head(str(name), target_config)
-        check_fits(head.config, target_config, name=str(name))
+        head.config.check_fits(target_config, name=str(name))
         return head
-    folder = resolve_folder(name)
-    check_fits(read_stored_config(folder).config, target_config, name=str(name))
-    stored = read_stored_head(folder)
-    head = build_head(stored.config).eval()
-    head.load_state_dict(stored.tensors, assign=True)
-    return head
-
-
-def check_fits(config: HeadConfig, target_config: PretrainedConfig, *, name: str) -> None:
-    """Refuse a head made for another target, by the configs alone; both values are named."""
-    got = {"hidden_size": config.hidden_size, "vocab_size": config.vocab_size}
-    want = {key: getattr(target_config, key) for key in got}
-    if got != want:
-        raise BadInput(
-            f"the draft head {name!r} was made for another target: it has "
-            + ", ".join(f"{key} {got[key]} (the target's is {want[key]})" for key in got)
-        )
-    n = target_config.num_hidden_layers
-    layers = config.fused_layers(n)
-    if any(not 0 <= layer < n for layer in layers):
-        raise BadInput(
-            f"the draft head {name!r} fuses hidden states {layers}; of a target with {n} layers it "
-            f"can be 0..{n - 1} (number {n}, after the last layer, is only there normed)"
-        )
+    stored = read_head(name)
+    stored.config.check_fits(target_config, name=str(name))
+    return stored.load()
 
 
 def _source(name: str) -> tuple[str, dict]:
-    """What from_pretrained takes: a folder or hub id, and options."""
+    """What from_pretrained or load_shape takes: a folder, hub id or shape, and options."""
     if name == EMBEDDED_TARGET:
         return str(embedded_target_dir()), {}
     if name.endswith(".gguf") and Path(name).is_file():
         return str(Path(name).parent), {"gguf_file": Path(name).name}
-    return name, {}
+    return name.removeprefix(PREFIX), {}

@@ -1,36 +1,75 @@
 """Targets and heads of a given shape with random weights: for times and memory, not for quality.
 
 They are named where others are: target `random:llama-3.1-8b` or `random:path/config.json`, head
-`random:eagle` or `random:eagle3:32000` (32,000 draft tokens).
-
-Nothing is initialised twice: a target is built empty on its device, and one block of normal numbers
-is copied into it over and over. Its length is a prime, so no two rows of a matrix are alike.
+`random:eagle` or `random:eagle3:32000` (32,000 draft tokens). A model with experts takes those that
+its random router names.
 """
 
 import os
+from pathlib import Path
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from torch import nn
 from transformers import (
+    AutoConfig,
     AutoModelForCausalLM,
+    LlamaConfig,
     PretrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerFast,
+    Qwen3Config,
 )
 from transformers.initialization import no_init_weights
 
 from eagle_fsd.config import BadInput
-from eagle_fsd.heads.head_config import HeadConfig
-from eagle_fsd.heads.models import DraftHead, build_head
-from eagle_fsd.heads.shape import head_shape
+from eagle_fsd.heads.head_config import head_shape
+from eagle_fsd.heads.models import HEAD_TYPES, DraftHead, build_head
 
 PREFIX = "random:"
-HEAD_TYPES = ("eagle", "eagle3")
-BLOCK = 1048583  # values, a prime
+# As in the config.json beside the weights; what has no part in the size or the time of a forward is
+# left out
+SHAPES = {
+    "llama-3.1-8b": lambda: LlamaConfig(
+        vocab_size=128256,
+        hidden_size=4096,
+        intermediate_size=14336,
+        num_hidden_layers=32,
+        num_attention_heads=32,
+        num_key_value_heads=8,
+        max_position_embeddings=131072,
+    ),
+    "qwen3-32b": lambda: Qwen3Config(
+        vocab_size=151936,
+        hidden_size=5120,
+        intermediate_size=25600,
+        num_hidden_layers=64,
+        num_attention_heads=64,
+        num_key_value_heads=8,
+        head_dim=128,
+        max_position_embeddings=40960,
+    ),
+}
 # Logits of random rows vary by about 1, and a draft so flat fills the tree's first levels only.
 # Steeper by this factor, the tree is as deep as a trained head's.
 STEEPNESS = 8.0
+
+
+def load_shape(name: str) -> PretrainedConfig:
+    """The config of a target: a key of SHAPES, or a config.json or folder that holds one.
+
+    Raises:
+        BadInput: neither.
+    """
+    if name in SHAPES:
+        return SHAPES[name]()
+    try:
+        return AutoConfig.from_pretrained(Path(name).resolve(strict=True))
+    except (OSError, ValueError, KeyError) as error:
+        raise BadInput(
+            f"unknown shape {name!r}: after random: comes {', '.join(SHAPES)}, or the path of a "
+            f"config.json ({error})"
+        ) from error
 
 
 def empty_model(
@@ -43,64 +82,33 @@ def empty_model(
     return model.eval()
 
 
-def module_bytes(module: nn.Module) -> int:
-    """Bytes of all parameters and buffers, tied ones once."""
-    tensors = {id(t): t for t in [*module.parameters(), *module.buffers()]}
-    return sum(t.nbytes for t in tensors.values())
-
-
-def cache_row_bytes(config: PretrainedConfig | HeadConfig, dtype: torch.dtype) -> int:
+def cache_row_bytes(config: PretrainedConfig, dtype: torch.dtype) -> int:
     """Bytes of keys and values of one position over all layers."""
-    if isinstance(config, HeadConfig):
-        channels = config.channels
-    else:
-        heads = config.num_attention_heads
-        channels = getattr(config, "head_dim", None) or config.hidden_size // heads
-    kv_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    heads = config.num_attention_heads
+    channels = getattr(config, "head_dim", None) or config.hidden_size // heads
+    kv_heads = getattr(config, "num_key_value_heads", None) or heads
     return config.num_hidden_layers * 2 * kv_heads * channels * dtype.itemsize
 
 
-def device_bytes(device: torch.device) -> int:
-    """Memory that could be had: free on an accelerator, installed on a CPU."""
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-
-
-def check_memory(needed: int, device: torch.device, *, name: str) -> None:
-    """Refuse what cannot fit, before anything is allocated.
-
-    Raises:
-        BadInput: names both, in GiB.
-    """
-    available = device_bytes(device)
-    if needed > available:
-        raise BadInput(
-            f"{name} needs {needed / 2**30:.3g} GiB and {device} has {available / 2**30:.3g} GiB: "
-            "give a smaller shape or --dtype"
-        )
-
-
 @torch.no_grad()
-def fill(module: nn.Module, *, seed: int, readout: nn.Parameter | None = None) -> None:
+def randomize(module: nn.Module, *, seed: int, readout: nn.Parameter | None = None) -> None:
     """Random weights that keep the size of what they act on: no overflow, no denormals.
 
     Args:
         readout: the parameter that makes the logits; it is steeper.
     """
     parameters = list(module.named_parameters())  # tied ones once
-    device = parameters[0][1].device
-    generator = torch.Generator(device).manual_seed(seed)
-    block = torch.randn(BLOCK, generator=generator, device=device)
+    generator = torch.Generator(parameters[0][1].device).manual_seed(seed)
     for name, parameter in parameters:
         if parameter.ndim == 1:  # biases and norms
             parameter.fill_(0.0 if name.endswith("bias") else 1.0)
             continue
-        scale = 1.0 if "embed" in name else parameter.shape[-1] ** -0.5
+        scale = parameter.shape[-1] ** -0.5
         if parameter is readout:
-            scale = STEEPNESS * parameter.shape[-1] ** -0.5
-        for part in parameter.view(-1).split(BLOCK):
-            part.copy_(block[: part.shape[0]]).mul_(scale)
+            scale *= STEEPNESS
+        elif "embed" in name:
+            scale = 1.0
+        parameter.normal_(0.0, scale, generator=generator)
 
 
 def random_model(
@@ -111,14 +119,21 @@ def random_model(
     No token ends its answers: they are as long as their budget.
 
     Raises:
-        BadInput: no single device, or too small a one.
+        BadInput: no single device, or one with too little memory; nothing is allocated then.
     """
     if device == "auto":
         raise BadInput("a target of random weights is made on one device: give --device")
-    size = module_bytes(empty_model(config, dtype, "meta"))
-    check_memory(size, torch.device(device), name="a target of random weights")
+    needed = sum(p.nbytes for p in empty_model(config, dtype, "meta").parameters())
+    free = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if device != "cpu":
+        free, _ = torch.cuda.mem_get_info(torch.device(device))
+    if needed > free:
+        raise BadInput(
+            f"a target of random weights needs {needed / 2**30:.3g} GiB and {device} has "
+            f"{free / 2**30:.3g} GiB: give a smaller shape or --dtype"
+        )
     model = empty_model(config, dtype, device)
-    fill(model, seed=seed, readout=model.get_output_embeddings().weight)
+    randomize(model, seed=seed, readout=model.get_output_embeddings().weight)
     model.generation_config.eos_token_id = None
     return model
 
@@ -143,8 +158,8 @@ def random_head(name: str, target_config: PretrainedConfig, *, seed: int = 1) ->
     """A head shaped like a layer of the target, float32 on the CPU.
 
     Args:
-        name: `random:TYPE` or `random:TYPE:TOKENS`, with TYPE eagle (EAGLE-1/2) or eagle3; a
-            draft vocabulary of so many TOKENS is spread evenly over the target's.
+        name: `random:TYPE` or `random:TYPE:TOKENS`, with TYPE one of HEAD_TYPES; a draft vocabulary
+            of so many TOKENS is spread evenly over the target's.
 
     Raises:
         BadInput: not of that form, or no such head for the target.
@@ -156,12 +171,10 @@ def random_head(name: str, target_config: PretrainedConfig, *, seed: int = 1) ->
             f"for a draft vocabulary; got {name!r}"
         )
     R = int(tokens or 0)
-    if R > target_config.vocab_size:
-        raise BadInput(f"head {name!r}: the target has {target_config.vocab_size} tokens only")
     config = head_shape(target_config, head_type=head_type, draft_vocab=R)
     with no_init_weights():
         head = build_head(config).eval().requires_grad_(False)
-    fill(head, seed=seed, readout=None if head.lm_head is None else head.lm_head.weight)
+    randomize(head, seed=seed, readout=None if head.lm_head is None else head.lm_head.weight)
     if R:
         head.set_draft_tokens(torch.arange(R) * config.vocab_size // R)
     return head

@@ -12,9 +12,8 @@ from eagle_fsd.api import SMALL_TREE
 from eagle_fsd.config import BadInput, tree_name
 from eagle_fsd.decoding.target import Target
 from eagle_fsd.heads.files import write_head
-from eagle_fsd.heads.head_config import HeadConfig
+from eagle_fsd.heads.head_config import HeadConfig, head_shape
 from eagle_fsd.heads.models import DraftHead, build_head
-from eagle_fsd.heads.shape import head_shape
 from eagle_fsd.heads.vocabulary import answer_counts, coverage, frequent_tokens
 from eagle_fsd.models.load import default_dtype, load_head, load_target, load_target_config
 from eagle_fsd.runs.jsonl import write_json
@@ -72,7 +71,7 @@ def train_head(options: TrainOptions) -> dict | None:
         return None
     head = build_head(config).eval()
     head.load_state_dict({key.removeprefix("head."): t for key, t in tensors.items()})
-    write_head(output, config, head.state_dict())
+    write_head(output, head)
     _, held_out = split(dialogues, held_out=options.held_out)
     tokens_per_round = expected_tokens_per_round(
         head.to(target.device, target.dtype),
