@@ -12,6 +12,7 @@ drafting reads fewer rows of the lm_head.
 
 import sys
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -69,7 +70,8 @@ def confined(head: "DraftHead", options: ConvertOptions) -> "DraftHead":
     from eagle_fsd.heads import vocabulary
     from eagle_fsd.training.data import read_dialogues
 
-    counts = vocabulary.answer_counts(read_dialogues(options.data, max_length=sys.maxsize))
+    read = (read_dialogues(path, max_length=sys.maxsize) for path in options.data)
+    counts = vocabulary.answer_counts(chain.from_iterable(read))
     V = head.config.vocab_size
     if not 0 <= min(counts) <= max(counts) < V:
         raise BadInput(
