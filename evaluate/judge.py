@@ -25,7 +25,7 @@ class JudgeOptions:
     run: str = field(metadata={"help": "folder of a run"})
     model: str = field(metadata={"help": "the judge, as the endpoint names it"})
     mode: str = option("single", "single: a score an answer; pairwise: against the baseline")
-    baseline: str = option("plain", "arm that the others are compared with")
+    baseline: str = option("plain", "arm that pairs are made with")
     arms: list[str] = field(default_factory=list, metadata={"help": "empty: all of the run"})
     base_url: str = option("", "of the API; empty: OPENAI_BASE_URL, or OpenAI's own")
     question_file: str = option("", "question.jsonl; empty: the run's own, or MT-Bench's")

@@ -23,7 +23,7 @@ from eagle_fsd.heads.models import HEAD_TYPES, build_head
 from eagle_fsd.models.load import load_head
 from eagle_fsd.rules import RULES
 from eagle_fsd.rules.guards import GUARDS
-from eagle_fsd.tasks.scorers import SCORERS
+from eagle_fsd.tasks.scorers import SCORERS, check_scorable
 
 PAGE = Path(__file__).parent.parent / "docs" / "extend.md"
 BLOCKS = dict(re.findall(r"```python (\w+)\n(.*?)```", PAGE.read_text(), flags=re.DOTALL))
@@ -127,8 +127,8 @@ def test_a_scorer(monkeypatch):
     question = Question(1, "math", ["1 + 1?"], reference=["2"])
     assert SCORERS["starts_with"].score("2, of course", question) == {"starts_with": 1.0}
     assert SCORERS["starts_with"].score("It is 2", question) == {"starts_with": 0.0}
-    with pytest.raises(BadInput, match="add one"):
-        SCORERS["starts_with"].check(Question(1, "math", ["1 + 1?"]))
+    with pytest.raises(BadInput, match="lacks reference"):
+        check_scorable([Question(1, "math", ["1 + 1?"])], "starts_with")
 
 
 def test_a_head(target, monkeypatch, tmp_path):

@@ -154,7 +154,8 @@ def test_scores_of_tasks(run_folder, tmp_path):
         arm: [{"question_id": q, "scores": {"right": value}} for q, value in enumerate(values)]
         for arm, values in given.items()
     }
-    write_table(run_folder, compare_scores(scores), scorer="right")
+    (run_folder / "scores").mkdir(exist_ok=True)
+    write_table(run_folder / "scores" / "table", "", compare_scores(scores))
     plain, exact = report_tables(run_folder, output=tmp_path / "report")["scores"]
     assert (plain["arm"], plain["mean"]["value"], plain["vs_plain"]) == ("plain", 0.75, None)
     assert exact["vs_plain"]["value"] == -0.25 and exact["questions"] == 4
@@ -177,16 +178,15 @@ def test_scores_of_judges(run_folder, tmp_path):
     folder.mkdir(parents=True)
     alone = [*judged("exact", [[8], [9]]), *judged("plain", [[6], [6]])]
     plain = [*judged(FSD, ["AB", "AA"]), *judged("exact", [["tie"] * 2])]
-    rows = {"single": single_rows(alone, judge="gpt-4", baseline="plain")}
+    rows = {"single": single_rows(alone, judge="gpt-4")}
     for name, verdicts in (("plain", plain), ("exact", judged(FSD, ["BA"]))):
         rows[f"pairwise_{name}"] = pairwise_rows(verdicts, judge="gpt-4", baseline=name)
     for name, found in rows.items():
-        for row in found:
-            del row["categories"]
         (folder / f"{name}.json").write_text(json.dumps({"rows": found}))
     tables = report_tables(run_folder, output=tmp_path / "report")
     found = [(r["score"], r["arm"], r["mean"]["value"]) for r in tables["scores"]]
-    assert found == [("judge gpt-4", "plain", 6), ("judge gpt-4", "exact", 8.5)]
+    assert found[:2] == [("judge gpt-4", "plain", 6), ("judge gpt-4", "exact", 8.5)]
+    assert found[2:] == [(f"{score}, turn 1", arm, mean) for score, arm, mean in found[:2]]
     pairs = [(row["baseline"], row["arm"], row["adjusted"]["value"]) for row in tables["pairwise"]]
     assert pairs == [("exact", FSD, 0), ("plain", "exact", 0.5), ("plain", FSD, 0.75)]
     (folder / "single.json").write_text("{")

@@ -256,7 +256,7 @@ REFUSED = {
     "no scorer": ([], "give --scorer"),
     "unknown scorer": (["--scorer", "bleu"], "known: exact_match"),
     "two turns": (["--scorer", "contains", "--turns", 0], "--turns 1"),
-    "references that do not fit": (["--scorer", "last_number"], "holds no number"),
+    "references that do not fit": (["--scorer", "last_number"], "is not right itself"),
     "code": (["--scorer", "humaneval"], "--execute_code"),
     "nothing to rescore": (["--scorer", "contains", "--rescore"], "holds no records"),
     "negative T": (["--scorer", "contains", "--arms", "fsd:-1"], "-1"),

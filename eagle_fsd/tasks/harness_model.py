@@ -28,7 +28,6 @@ from eagle_fsd.evaluation.answering import answer_prompt, turn_record
 from eagle_fsd.evaluation.arms import parse_arm
 from eagle_fsd.evaluation.metrics import METRICS, summarize
 from eagle_fsd.evaluation.tables import markdown_table
-from eagle_fsd.models.chat import Message, fastchat_prompt
 from eagle_fsd.models.model_options import ModelOptions, option
 from eagle_fsd.runs.checkout import without_checkout
 from eagle_fsd.runs.processes import Processes
@@ -63,6 +62,11 @@ class HarnessOptions(ModelOptions):
         arm = parse_arm(self.arm)
         self.arm = arm.text
         arm.check_answers()
+        if self.conv_template:
+            raise BadInput(
+                "lm-eval makes the prompts: give the target's tokenizer a chat_template instead of "
+                f"conv_template={self.conv_template}"
+            )
 
     @classmethod
     def read(cls, arguments: dict[str, object]) -> "HarnessOptions":
@@ -128,43 +132,6 @@ class FuzzyLM(HFLM):
         self._drafter = self.arm.build_drafter(self.loaded)
         self._records: list[dict] = []  # of this process
         self._every_record = self._records  # on the first process of all, after `barrier`
-
-    # --- chat templates ----------------------------------------------------------------------
-
-    @property
-    def tokenizer_name(self) -> str:
-        """By which lm-eval keeps built prompts apart."""
-        return "__".join(filter(None, [super().tokenizer_name, self.options.conv_template]))
-
-    def chat_template(self, chat_template: bool | str = False) -> str | None:
-        """The tokenizer's template, or the name of FastChat's.
-
-        Raises:
-            BadInput: there is none.
-        """
-        if self.tokenizer.chat_template is None and not self.options.conv_template:
-            raise BadInput(
-                "--apply_chat_template: this target's tokenizer has no chat template; name one of "
-                "FastChat's with conv_template in --model_args"
-            )
-        return self.options.conv_template or super().chat_template(chat_template)
-
-    def apply_chat_template(
-        self, chat_history: list[Message], add_generation_prompt: bool = True
-    ) -> str:
-        """The conversation as text, up to where the assistant goes on.
-
-        Args:
-            add_generation_prompt: False continues the last message, the assistant's.
-        """
-        if not self.options.conv_template:
-            return super().apply_chat_template(chat_history, add_generation_prompt)
-        if not add_generation_prompt:
-            raise BadInput(
-                "a task that begins the answer (gen_prefix) needs the tokenizer's own chat "
-                f"template: leave conv_template={self.options.conv_template} out"
-            )
-        return fastchat_prompt(chat_history, self.options.conv_template)
 
     # --- answers -----------------------------------------------------------------------------
 

@@ -7,7 +7,6 @@ package's own runs inside the caller's process and is switched off as published.
 import ast
 import re
 
-from eagle_fsd.config import BadInput
 from eagle_fsd.evaluation.questions import Question
 from eagle_fsd.tasks.sandbox import PASSED, execute
 
@@ -50,16 +49,6 @@ def pass_at_1(answer: str, question: Question) -> dict[str, float]:
     problem = {name: question.extra[name] for name in FIELDS}
     program = build_program(problem["prompt"], extract_code(answer, problem["entry_point"]))
     return {"pass@1": float(execute(program, **problem) == PASSED)}
-
-
-def check_problem(question: Question) -> None:
-    """Raises BadInput where a question is no HumanEval problem."""
-    missing = [name for name in FIELDS if not isinstance(question.extra.get(name), str)]
-    if missing or "def check(" not in question.extra["test"]:
-        raise BadInput(
-            f"question {question.question_id!r} lacks {', '.join(missing) or 'def check( in test'}:"
-            " the scorer humaneval is for --task humaneval"
-        )
 
 
 def _longest_python(text: str) -> str:

@@ -6,10 +6,10 @@ three guess its language, one may draw a letter; all are made to give the same r
 
 import functools
 
-from eagle_fsd.config import BadInput
 from eagle_fsd.evaluation.questions import Question
 from eagle_fsd.models.assets import nltk_data_dir
 
+INSTRUCTIONS = ("instruction_id_list", "kwargs")
 LETTERS = "keywords:letter_frequency"
 
 
@@ -19,32 +19,20 @@ def follow(answer: str, question: Question) -> dict[str, float]:
     `strict` takes the answer as it is, `loose` the best of it without its first line, its last
     line and its asterisks. The mean of the instruction-level scores over questions weighs every
     prompt alike; the paper's weighs every instruction alike.
+
+    Raises:
+        KeyError, TypeError: an unknown instruction, or arguments that do not fit it.
     """
     evaluate, registry = _checkers()
-    instructions = question.extra["instruction_id_list"], question.extra["kwargs"]
-    _, scores = evaluate(answer, *instructions, question.turns[0], registry)
+    names, arguments = (question.extra[key] for key in INSTRUCTIONS)
+    registry = {name: registry[name] for name in names}  # it would skip an unknown one
+    _, scores = evaluate(answer, names, arguments, question.turns[0], registry)
     return {
         "prompt_strict": scores.binary_strict,
         "prompt_loose": scores.binary_loose,
         "instruction_strict": scores.partial_strict,
         "instruction_loose": scores.partial_loose,
     }
-
-
-def check_instructions(question: Question) -> None:
-    """Raises BadInput where a question's instructions are missing, unknown or do not fit."""
-    try:
-        names, arguments = question.extra["instruction_id_list"], question.extra["kwargs"]
-        registry = _checkers()[1]
-        for name, values in zip(names, arguments, strict=True):
-            given = {key: value for key, value in values.items() if value is not None}
-            registry[name](name).build_description(**given)
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise BadInput(
-            f"question {question.question_id!r}: the scorer ifeval, for --task ifeval:PATH, needs "
-            "instruction_id_list and as many kwargs, of instructions that if-verifiable has a "
-            f"checker for ({error!r:.200})"
-        ) from error
 
 
 @functools.cache

@@ -16,7 +16,7 @@ from eagle_fsd.config import BadInput
 from eagle_fsd.evaluation.questions import Question, read_questions
 from eagle_fsd.models.assets import mt_bench_dir
 from eagle_fsd.runs.jsonl import read_records
-from eagle_fsd.tasks.task_scores import BASELINE, records_by_arm
+from eagle_fsd.tasks.task_scores import records_by_arm
 
 # categories whose prompt shows a reference answer; FastChat's NEED_REF_CATS
 REFERENCED = frozenset({"math", "reasoning", "coding", "arena-hard-200"})
@@ -85,9 +85,8 @@ def read_requests(
     questions = read_questions(question_file or _own_questions(run_folder))
     records = records_by_arm(run_folder)
     needed = baseline if mode == "pairwise" else None
-    # judged alone, arms have a score without a baseline too
-    if baseline not in records and (needed or baseline != BASELINE):
-        raise BadInput(f"--baseline {baseline}: no such arm; the run has {', '.join(records)}")
+    if needed and needed not in records:
+        raise BadInput(f"--baseline {needed}: no such arm; the run has {', '.join(records)}")
     answers: dict[int, dict[str, Turns]] = {}  # of each choice, by arm
     for arm, rows in records.items():
         for row in rows:

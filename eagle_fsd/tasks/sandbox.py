@@ -27,7 +27,7 @@ from eagle_fsd.config import BadInput
 
 PROGRAM = Path(__file__).with_name("checked_call.py")
 SECONDS = 10.0  # of wall clock; HumanEval's own solutions take 0.2
-MEMORY_BYTES = 1 << 30
+MEMORY_BYTES = 1 << 30  # of address space, for each process
 PROCESSES = 64  # Linux does not count root's
 PASSED = "passed"
 NOBODY = "65534"
@@ -49,7 +49,6 @@ def execute(
     test: str,
     entry_point: str,
     seconds: float = SECONDS,
-    memory_bytes: int = MEMORY_BYTES,
 ) -> str:
     """Check a program's function.
 
@@ -57,7 +56,6 @@ def execute(
         program: untrusted; defines `entry_point`.
         prompt, test: the problem's, trusted: what precedes the function, and the function `check`.
         seconds: wall clock; processor time is limited to one second more.
-        memory_bytes: of address space, for each process.
 
     Returns:
         PASSED, "timeout", the name of the exception that ended the check, or "ended early".
@@ -66,7 +64,7 @@ def execute(
         BadInput: the processes did not start, which is no fault of the program.
     """
     # outside of bubblewrap the user's other processes count too
-    request = {"seconds": seconds, "memory_bytes": memory_bytes, "entry_point": entry_point}
+    request = {"seconds": seconds, "memory_bytes": MEMORY_BYTES, "entry_point": entry_point}
     request["processes"] = PROCESSES if bubblewrap() else 0
     theirs, ours = socket.socketpair()
     with tempfile.TemporaryDirectory(prefix="answer-") as folder, theirs, ours:

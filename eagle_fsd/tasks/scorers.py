@@ -12,8 +12,8 @@ from decimal import Decimal
 
 from eagle_fsd.config import BadInput
 from eagle_fsd.evaluation.questions import Question
-from eagle_fsd.tasks.humaneval import check_problem, pass_at_1
-from eagle_fsd.tasks.ifeval import check_instructions, follow
+from eagle_fsd.tasks.humaneval import FIELDS, pass_at_1
+from eagle_fsd.tasks.ifeval import INSTRUCTIONS, follow
 from eagle_fsd.tasks.sandbox import bubblewrap
 
 Score = Callable[[str, Question], dict[str, float]]
@@ -75,50 +75,25 @@ class Scorer:
 
     Attributes:
         score: (answer, question) -> name -> score in [0, 1].
-        check: raises BadInput where a question lacks what `score` needs.
+        needs: what a question must have: "reference", right answers; or keys of `extra`.
     """
 
     score: Score
-    check: Callable[[Question], None]
+    needs: tuple[str, ...] = ("reference",)
 
 
-def references(lacking: str, fits: Callable[[str], object]) -> Callable[[Question], None]:
-    """A scorer's check: there are references, all of them texts that fit; what others lack."""
-
-    def check(question: Question) -> None:
-        texts = question.reference
-        if not texts or not all(isinstance(text, str) and text.strip() for text in texts):
-            lacks, unfit = "is no list of texts that are right answers", [texts]
-        else:
-            lacks, unfit = lacking, [text for text in texts if not fits(text)]
-        if unfit:
-            raise BadInput(
-                f"question {question.question_id!r}: the reference {unfit[0]!r:.100} {lacks}: "
-                "mend the question file, or choose another scorer"
-            )
-
-    return check
-
-
-_words = references(
-    "is nothing but articles and punctuation, which are not compared, so that an empty answer "
-    "would be right",
-    normalize,
-)
 SCORERS = {
-    "exact_match": Scorer(exact_match, _words),
-    "contains": Scorer(contains, _words),
-    "last_number": Scorer(
-        last_number, references("holds no number", lambda text: find_last_number(text) is not None)
-    ),
-    "ifeval": Scorer(follow, check_instructions),
-    "humaneval": Scorer(pass_at_1, check_problem),
+    "exact_match": Scorer(exact_match),
+    "contains": Scorer(contains),
+    "last_number": Scorer(last_number),
+    "ifeval": Scorer(follow, INSTRUCTIONS),
+    "humaneval": Scorer(pass_at_1, FIELDS),
 }
 
 
 def check_scorable(
     questions: list[Question],
-    scorer: str,
+    name: str,
     *,
     execute_code: bool = False,
     without_isolation: bool = False,
@@ -133,14 +108,14 @@ def check_scorable(
         BadInput: no such scorer, a question without what it needs or of several turns, or
             `humaneval` without leave.
     """
-    if scorer not in SCORERS:
-        raise BadInput(f"unknown --scorer {scorer!r}; known: {', '.join(SCORERS)}")
-    if scorer == "humaneval" and not execute_code:
+    if name not in SCORERS:
+        raise BadInput(f"unknown --scorer {name!r}; known: {', '.join(SCORERS)}")
+    if name == "humaneval" and not execute_code:
         raise BadInput(
             "the scorer humaneval runs code that a model wrote: allow it with --execute_code. It "
             "runs in bubblewrap; a virtual machine is safer"
         )
-    if scorer == "humaneval" and not bubblewrap() and not without_isolation:
+    if name == "humaneval" and not bubblewrap() and not without_isolation:
         raise BadInput(
             "bubblewrap does not run here, so code that a model wrote could read and change what "
             "you can: install it (apt-get install bubblewrap; it needs user namespaces), or accept "
@@ -152,4 +127,27 @@ def check_scorable(
                 f"question {question.question_id!r} has {len(question.turns)} turns, scorers look "
                 "at one: give --turns 1"
             )
-        SCORERS[scorer].check(question)
+        _check_question(question, name)
+
+
+def _check_question(question: Question, name: str) -> None:
+    scorer, place = SCORERS[name], f"question {question.question_id!r}"
+    has = question.extra | {"reference": question.reference}
+    lacking = [key for key in scorer.needs if not has.get(key)]
+    if lacking:
+        raise BadInput(
+            f"{place} lacks {', '.join(lacking)}, which the scorer {name} needs: add it, or choose "
+            "another scorer"
+        )
+    if name == "humaneval":  # would run
+        return
+    try:
+        nothing = max(scorer.score(".", question).values())
+        right = [max(scorer.score(text, question).values()) for text in question.reference]
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        raise BadInput(f"{place}: the scorer {name} cannot score it ({error!r:.200})") from error
+    if right and not nothing < 1 == min(right):
+        raise BadInput(
+            f"{place}: by the scorer {name} its reference {question.reference!r:.100} is not right "
+            "itself, or an answer that says nothing is: mend it, or choose another scorer"
+        )

@@ -1,10 +1,8 @@
 """The scores of a run: scores/ARM.jsonl, made from its records as often as one likes, and a table.
 
-The scored text is that of a record's first turn. A question's score is the mean over its choices;
-questions are the unit of every interval and test.
+The scored text is that of a record's first turn; questions are the unit of every interval and test.
 """
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import pandas as pd
@@ -84,65 +82,65 @@ def score_records(
 
 
 def compare_scores(scores: dict[str, list[dict]]) -> list[dict]:
-    """A row for every score of every arm.
+    """A row for every score of every arm. A question's score is the mean over its turns, a turn's
+    over its choices; arms are compared over the questions and turns that both have.
+
+    Args:
+        scores: arm -> rows {"question_id", "turn": 1 unless given, "scores": name -> value}.
 
     Returns:
-        JSON-able rows: score, arm, questions, mean {"value", "low", "high"}, and what
-        compare_questions says against the plain loop, on the questions both have answered.
+        JSON-able rows: score, arm, questions, mean {"value", "low", "high"}, and against the plain
+        loop vs_plain {"value", "low", "high", "detectable"} and mcnemar {"gained", "lost", "p"};
+        both None for itself and without it, mcnemar also where a score is neither 0 nor 1.
     """
     flat = [
-        {"name": name, "arm": arm, "question_id": row["question_id"], "value": value}
+        {"name": name, "arm": arm, "value": value, "turn": 1} | row
         for arm, rows in scores.items()
         for row in rows
         for name, value in row["scores"].items()
     ]
+    places = ["arm", "question_id", "turn"]
     compared = []
     for name, frame in pd.DataFrame(flat).groupby("name", sort=False):
-        means = frame.groupby(["arm", "question_id"], sort=False)["value"].mean()
-        values = {arm: means[arm] for arm in scores}
-        for arm, mine in values.items():
-            theirs = values[BASELINE] if BASELINE in values and arm != BASELINE else mine[:0]
-            pairs = pd.concat([mine, theirs], axis=1, join="inner")
-            row = {"score": name, "arm": arm, "questions": len(mine), "mean": mean_interval(mine)}
-            compared.append(row | compare_questions(*pairs.to_numpy().T.tolist()))
+        values = frame.groupby(places, sort=False)["value"].mean()
+        for arm in values.index.unique("arm"):
+            mine_Q = values[arm].groupby("question_id", sort=False).mean()
+            row = {"score": name, "arm": arm, "questions": len(mine_Q), "vs_plain": None}
+            row |= {"mean": mean_interval(mine_Q), "mcnemar": None}
+            if arm != BASELINE and BASELINE in values.index.unique("arm"):
+                both = pd.concat([values[arm], values[BASELINE]], axis=1, join="inner")
+                pair = both.groupby("question_id", sort=False).mean().to_numpy().T.tolist()
+                if pair[0]:
+                    row["vs_plain"] = paired_difference(*pair)
+                    binary = {*pair[0], *pair[1]} <= {0, 1}
+                    row["mcnemar"] = mcnemar(*pair) if binary else None
+            compared.append(row)
     return compared
 
 
-def compare_questions(mine_Q: Sequence[float], theirs_Q: Sequence[float]) -> dict:
-    """Scores of the same questions against each other.
-
-    Returns:
-        vs_plain {"value", "low", "high", "detectable"} and mcnemar {"gained", "lost", "p"}; both
-        None without questions, mcnemar also where a score is neither 0 nor 1.
-    """
-    if not mine_Q:
-        return {"vs_plain": None, "mcnemar": None}
-    binary = {*mine_Q, *theirs_Q} <= {0, 1}
-    return {
-        "vs_plain": paired_difference(mine_Q, theirs_Q),
-        "mcnemar": mcnemar(mine_Q, theirs_Q) if binary else None,
-    }
-
-
-def write_table(folder: str | Path, compared: list[dict], *, scorer: str, note: str = "") -> str:
-    """Write scores/table.md, a table for each score and how to read it, and scores/table.json
-    {scorer, note, rows}, whose rows the report shows as they are; returns the text."""
+def score_tables(compared: list[dict]) -> str:
+    """A Markdown table for each score, and how to read them."""
     tables = []
     for name in dict.fromkeys(row["score"] for row in compared):
         rows = [NO_TEST | (row["mcnemar"] or {}) | row for row in compared if row["score"] == name]
         tables.append(markdown_table(rows, [("arm", "arm", "s"), (name, "mean", ".3f"), *COLUMNS]))
-    text = "\n\n".join([*tables, NOTE, *([note] if note else [])])
-    target = Path(folder) / "scores"
-    (target / "table.md").write_text(text + "\n")
-    write_json(target / "table.json", {"scorer": scorer, "note": note, "rows": compared})
-    return text
+    return "\n\n".join([*tables, NOTE])
+
+
+def write_table(path: Path, text: str, rows: list[dict]) -> None:
+    """Write PATH.md, and PATH.json {"rows"}, which the report shows as they are."""
+    path.with_name(f"{path.name}.md").write_text(f"{text}\n")
+    write_json(path.with_name(f"{path.name}.json"), {"rows": rows})
 
 
 def score_run(
     records: dict[str, list[dict]], questions: list[Question], scorer: str, folder: str | Path
 ) -> tuple[str, list[dict]]:
-    """Score a run and write what that gives; returns the table as text and as rows."""
-    place = "in bubblewrap" if bubblewrap() else "without isolation"
-    note = f"The answers' code ran {place}." if scorer == "humaneval" else ""
+    """Score a run, and write scores/table beside; returns the table as text and as rows."""
     compared = compare_scores(score_records(records, questions, SCORERS[scorer].score, folder))
-    return write_table(folder, compared, scorer=scorer, note=note), compared
+    text = score_tables(compared)
+    if scorer == "humaneval":
+        place = "in bubblewrap" if bubblewrap() else "without isolation"
+        text += f"\n\nThe answers' code ran {place}."
+    write_table(Path(folder) / "scores" / "table", text, compared)
+    return text, compared

@@ -13,6 +13,7 @@ from eagle_fsd.evaluation.questions import Question, read_questions
 from eagle_fsd.models.assets import human_eval_file
 from eagle_fsd.runs.jsonl import read_records
 from eagle_fsd.tasks.humaneval import FIELDS
+from eagle_fsd.tasks.ifeval import INSTRUCTIONS
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ def gsm8k(row: dict, number: int) -> Question:
 
 def ifeval(row: dict, number: int) -> Question:
     """{key, prompt, instruction_id_list, kwargs}. Prompt: as it is."""
-    extra = {name: row[name] for name in ("instruction_id_list", "kwargs")}
+    extra = {name: row[name] for name in INSTRUCTIONS}
     return Question(row["key"], "ifeval", [row["prompt"]], [], extra)
 
 
