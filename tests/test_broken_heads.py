@@ -149,9 +149,9 @@ CONFIGS = [
     (SIZES | {"rope_scaling": "linear"}, "rope_parameters"),
     (SIZES | {"rope_scaling": {"type": "nope", "factor": 2.0}}, "'nope'"),
     (SIZES | {"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "low_freq_factor"),
-    ({}, "it has hidden_size 4096, the target 24"),  # upstream's defaults
-    (SIZES | {"hidden_size": 36}, "made for another target: it has hidden_size 36, the target 24"),
-    (SIZES | {"vocab_size": 43}, "it has vocab_size 43, the target 41"),
+    ({}, "another target: its hidden_size is 4096, not 24"),  # upstream's defaults
+    (SIZES | {"hidden_size": 36}, "a head for another target: its hidden_size is 36, not 24"),
+    (SIZES | {"vocab_size": 43}, "its vocab_size is 43, not 41"),
     (
         SPECFORGE | {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 20, 31]}},
         "fuses hidden states (2, 21, 32); of a target with 32 layers it can be 0..31",

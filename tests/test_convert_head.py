@@ -64,13 +64,13 @@ def test_another_layout_becomes_ours(tmp_path, capsys):
     save(tmp_path / "theirs", SPECULATORS3 | fused, theirs, "bin")
     convert(head=tmp_path / "theirs", output=tmp_path / "ours")
     said = capsys.readouterr().out
-    assert "EAGLE-3 head in the layout of speculators" in said and "[2, 16, 29]" in said
+    assert "EAGLE-3 head; layout: speculators; fused" in said and "[2, 16, 29]" in said
     count = sum(t.numel() for t in tensors.values() if t.is_floating_point())
     assert f"{count:,} parameters" in said
     written = load_file(tmp_path / "ours" / "model.safetensors")
     assert written.keys() == tensors.keys()
     assert all(torch.equal(written[key], tensor) for key, tensor in tensors.items())
-    config = read_head(tmp_path / "ours").config
+    config = read_head(tmp_path / "ours")[0].config
     assert config.feature_layers == (2, 16, 29) and config.hidden_size == SIZES["hidden_size"]
 
 
@@ -129,7 +129,7 @@ def test_a_draft_vocabulary(folder, tmp_path, capsys, kind, token_R, rows, told)
 
     convert(head=output, output=tmp_path / "twice", draft_vocab=2, data=data)
     convert(head=folder / kind, output=tmp_path / "once", draft_vocab=2, data=data)
-    twice, once = (read_head(tmp_path / name).load() for name in ("twice", "once"))
+    twice, once = (read_head(tmp_path / name)[0] for name in ("twice", "once"))
     assert twice.config == once.config
     for key, tensor in once.state_dict().items():
         assert torch.equal(twice.state_dict()[key], tensor), key

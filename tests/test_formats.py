@@ -31,8 +31,8 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from eagle_fsd.heads.files import read_head, write_head
 from eagle_fsd.heads.head_config import HeadConfig
+from eagle_fsd.heads.layouts import read_config
 from eagle_fsd.heads.models import build_head
-from eagle_fsd.models.load import load_head
 
 AUX = "eagle_aux_hidden_state_layer_ids"
 
@@ -97,11 +97,9 @@ def assert_same_tensors(got: dict[str, torch.Tensor], want: dict[str, torch.Tens
 def test_foreign_files_are_our_heads(tmp_path, name, kind):
     """A hand-written file of each layout: the config and every tensor are ours."""
     values, tensors, ours, fields = foreign()[name]
-    stored = read_head(save(tmp_path, values, tensors, kind))
-    assert stored.layout == name.split(",")[0].split()[0]
-    assert stored.config == HeadConfig(**SIZES | fields)
-    head = load_head(tmp_path, TargetShape())
-    assert not head.training
+    head, notes = read_head(save(tmp_path, values, tensors, kind), TargetShape())
+    assert notes[0] == f"layout: {name.split(',')[0].split()[0]}"
+    assert head.config == HeadConfig(**SIZES | fields) and not head.training
     assert_same_tensors(head.state_dict(), ours)
 
 
@@ -130,10 +128,10 @@ def test_what_is_written_is_read_back(tmp_path, name, dtype):
     write_head(tmp_path / "a" / "b", head, dtype=dtype)
     names = sorted(path.name for path in (tmp_path / "a" / "b").iterdir())
     assert names == ["config.json", "model.safetensors"]
-    stored = read_head(tmp_path / "a" / "b")
-    assert stored.layout == "upstream" and stored.config == config and not stored.notes
+    read, notes = read_head(tmp_path / "a" / "b")
+    assert notes == ["layout: upstream"] and read.config == config
     want = {key: tensor.to(dtype or tensor.dtype) for key, tensor in weights.items()}
-    assert_same_tensors(stored.load().state_dict(), want | indices)
+    assert_same_tensors(read.state_dict(), want | indices)
 
 
 def test_our_heads_are_upstreams(tmp_path):
@@ -165,18 +163,18 @@ def test_our_heads_are_upstreams(tmp_path):
         ([3, 16, 29], False, (3, 16, 29)),
     ],
 )
-def test_fused_layers_are_counted_in_two_ways(tmp_path, ids, nested, layers):
+def test_fused_layers_are_counted_in_two_ways(ids, nested, layers):
     """SpecForge counts what leaves a layer, vLLM what enters it; an assumption is said."""
-    save(tmp_path, SPECFORGE | ({"eagle_config": {AUX: ids}} if nested else {AUX: ids}), {})
-    stored = read_head(tmp_path)
-    assert stored.config.feature_layers == layers
-    assert [str(list(layers)) in note for note in stored.notes] == [True] * nested
+    values = SPECFORGE | ({"eagle_config": {AUX: ids}} if nested else {AUX: ids})
+    _, config, notes = read_config(values)
+    assert config.feature_layers == layers
+    assert [str(list(layers)) in note for note in notes] == [True] * nested
 
 
-def test_absent_keys_take_upstream_defaults(tmp_path):
+def test_absent_keys_take_upstream_defaults():
     """Vicuna's head names neither kv heads nor bias nor rope_theta; unknown keys are ignored."""
     values = {key: SIZES[key] for key in SIZES if key != "num_key_value_heads"}
-    config = read_head(save(tmp_path, values | {"use_cache": True, "torch_dtype": "x"}, {})).config
+    _, config, _ = read_config(values | {"use_cache": True, "torch_dtype": "x"})
     assert config.num_key_value_heads == 6 and config.bias is True and config.qkv_bias is False
     assert config.rope_parameters == {"rope_type": "default", "rope_theta": 10000.0}
     assert config.num_hidden_layers == 1 and config.hidden_act == "silu"
@@ -194,7 +192,7 @@ SCALINGS = {
 @pytest.mark.parametrize("where", ["rope_scaling", "rope_parameters"])
 @pytest.mark.parametrize("kind", SCALINGS)
 @pytest.mark.parametrize("head_type", ["eagle", "eagle3"])
-def test_scaled_frequencies_are_transformers(tmp_path, where, kind, head_type):
+def test_scaled_frequencies_are_transformers(where, kind, head_type):
     """The head's inverse frequencies == ROPE_INIT_FUNCTIONS of a Llama of the same shape.
 
     Bug held down: a scaling that transformers 5 saved was read as no scaling at all.
@@ -204,10 +202,10 @@ def test_scaled_frequencies_are_transformers(tmp_path, where, kind, head_type):
     values = {"rope_parameters": rope}
     if where == "rope_scaling":
         values = {"rope_theta": 3000.0, "rope_scaling": {"type": kind, **SCALINGS[kind]}}
-    save(tmp_path, SIZES | channels | {"head_type": head_type} | values, {})
+    _, config, _ = read_config(SIZES | channels | {"head_type": head_type} | values)
     llama = LlamaConfig(**SIZES | {"head_dim": 4} | channels, rope_parameters=rope)
     want_F, scale = ROPE_INIT_FUNCTIONS[kind](llama)
-    assert torch.equal(build_head(read_head(tmp_path).config)._rotary[0].inv_freq, want_F)
+    assert torch.equal(build_head(config)._rotary[0].inv_freq, want_F)
     plain_F = 3000.0 ** (-torch.arange(0, llama.head_dim, 2) / llama.head_dim)
     ratio_F = want_F / plain_F
     assert scale == 1 and (kind == "dynamic" or (ratio_F < 0.9).any())

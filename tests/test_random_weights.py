@@ -117,7 +117,7 @@ def test_heads_that_are_none_are_refused(name, words):
 
 
 def test_targets_that_are_none_are_refused(tmp_path, monkeypatch):
-    with pytest.raises(BadInput, match="unknown shape 'llama-9'.*llama-3.1-8b"):
+    with pytest.raises(BadInput, match="unknown target 'random:llama-9'.*llama-3.1-8b"):
         load_target_config("random:llama-9")
     tiny_config(vocab_size=101).save_pretrained(tmp_path / "small")
     with pytest.raises(BadInput, match="vocabulary of 101"):

@@ -47,12 +47,9 @@ def convert(options: ConvertOptions) -> None:
 
     from eagle_fsd.heads.files import read_head, write_head
 
-    stored = read_head(options.head)
-    head = stored.load()
+    head, notes = read_head(options.head)
     kind = "EAGLE-3" if head.config.eagle3 else "EAGLE-1/2"
-    print(f"read {options.head}: {kind} head in the layout of {stored.layout}")
-    for note in stored.notes:
-        print(f"  {note}")
+    print(f"read {options.head}: {kind} head; {'; '.join(notes)}")
     if options.draft_vocab:
         head = confined(head, options)
     dtype = getattr(torch, options.dtype) if options.dtype else None

@@ -7,17 +7,16 @@ sharded. Pickles are read with weights_only=True, and nothing else of them is ev
 import json
 import pickle
 import struct
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
+from transformers import PretrainedConfig
 
 from eagle_fsd.config import BadInput
-from eagle_fsd.heads.head_config import HeadConfig
-from eagle_fsd.heads.layouts import SPECULATORS, read_config, to_json
+from eagle_fsd.heads.layouts import read_config, renamed, to_json
 from eagle_fsd.heads.models import DraftHead, build_head
 
 CONFIG_NAME = "config.json"
@@ -27,55 +26,6 @@ WEIGHT_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 UNREADABLE = (SafetensorError, pickle.UnpicklingError, struct.error, StrictDataclassError)
 UNREADABLE += (ArithmeticError, AssertionError, AttributeError, EOFError, LookupError, OSError)
 UNREADABLE += (RuntimeError, TypeError, ValueError)
-
-
-@dataclass(frozen=True)
-class StoredHead:
-    """A head's folder, of which the config was read.
-
-    Attributes:
-        layout: see layouts.py.
-        config: its shape, in our terms.
-        notes: what was assumed, a sentence each.
-    """
-
-    folder: Path
-    layout: str
-    config: HeadConfig
-    notes: tuple[str, ...]
-
-    def load(self) -> DraftHead:
-        """The head in its own dtype, on the CPU, every tensor of the file checked.
-
-        Raises:
-            BadInput: unreadable, or names what is missing, unexpected, misshapen or not finite.
-        """
-        tensors = _read_weights(self.folder)
-        if self.layout == "speculators":
-            prefixes = SPECULATORS[self.config.head_type]
-            tensors = {_renamed(key, prefixes): tensor for key, tensor in tensors.items()}
-        head = build_head(self.config).eval()
-        own = head.state_dict().keys()
-        tensors = {k: t for k, t in tensors.items() if k in own or not self._is_idle(k, t)}
-        faults = [fault for key, tensor in tensors.items() for fault in _faults(key, tensor)]
-        try:
-            head.load_state_dict(tensors, assign=True)  # strict: keys and shapes
-        except RuntimeError as error:
-            faults.append(" ".join(str(error).split()))
-        if not faults:
-            faults = _vocabulary_faults(head)
-        if faults:
-            raise BadInput(f"the draft head in {self.folder} does not fit: {'; '.join(faults)}")
-        return head
-
-    def _is_idle(self, key: str, tensor: torch.Tensor) -> bool:
-        """Whether a tensor that such a head has not changes nothing."""
-        if key.startswith(("embed_tokens.", "verifier_")) or key == "t2d":
-            return True  # the target's own, and a mask that d2t implies
-        if key == "lm_head.weight":
-            return self.layout == "speculators"  # the target's own, too
-        # a d2t that leads nowhere; biases of a layout that has all of them or none
-        return key.endswith(("d2t", ".bias")) and not tensor.any()
 
 
 def resolve_folder(name: str | Path) -> Path:
@@ -98,27 +48,47 @@ def resolve_folder(name: str | Path) -> Path:
         ) from error
 
 
-def read_head(name: str | Path) -> StoredHead:
-    """A head of any layout by its config.json; the weights are not read yet.
+def read_head(
+    name: str | Path, target_config: PretrainedConfig | None = None
+) -> tuple[DraftHead, list[str]]:
+    """A head of any layout in its own dtype, on the CPU, every tensor of its file checked.
 
     Args:
         name: a folder or hub id.
+        target_config: a head of another target is refused before weights are read.
+
+    Returns:
+        The head; its layout and what was assumed, a sentence each.
 
     Raises:
-        BadInput: absent, broken, or of a head that cannot run here; names the setting.
+        BadInput: names the file that is absent or broken, the setting that cannot run here, or the
+            tensors that are missing, unexpected, misshapen or not finite.
     """
     folder = resolve_folder(name)
     path = folder / CONFIG_NAME
     try:
         layout, config, notes = read_config(json.loads(path.read_text()))
-        with torch.device("meta"):  # sizes that make no layer are refused by it
-            build_head(config)
+        if target_config is not None:
+            config.check_fits(target_config)
+        head = build_head(config).eval()
     except BadInput as error:
         raise BadInput(f"{path}: {error}") from error
     except UNREADABLE as error:
         reason = " ".join(f"{type(error).__name__}: {error}".split())
         raise BadInput(f"{path} is no draft head's config ({reason})") from error
-    return StoredHead(folder, layout, config, tuple(notes))
+    tensors = {renamed(k, layout, config): tensor for k, tensor in _read_weights(folder).items()}
+    own = head.state_dict().keys()
+    tensors = {k: t for k, t in tensors.items() if k in own or not _is_idle(k, t, layout)}
+    faults = [fault for key, tensor in tensors.items() for fault in _faults(key, tensor)]
+    try:
+        head.load_state_dict(tensors, assign=True)  # strict: keys and shapes
+    except RuntimeError as error:
+        faults.append(" ".join(str(error).split()))
+    if not faults and head.draft_token_R is not None:
+        faults = _vocabulary_faults(head, head.draft_token_R)
+    if faults:
+        raise BadInput(f"the draft head in {folder} does not fit: {'; '.join(faults)}")
+    return head, [f"layout: {layout}", *notes]
 
 
 def write_head(
@@ -140,30 +110,31 @@ def write_head(
     unfinished.replace(folder / WEIGHTS_NAME)
 
 
-def _renamed(key: str, prefixes: dict[str, str]) -> str:
-    for theirs, ours in prefixes.items():
-        if key.startswith(theirs):
-            return ours + key.removeprefix(theirs)
-    return key
+def _is_idle(key: str, tensor: torch.Tensor, layout: str) -> bool:
+    """Whether a tensor that such a head has not changes nothing."""
+    if key.startswith(("embed_tokens.", "verifier_")) or key == "t2d":
+        return True  # the target's own, and a mask that d2t implies
+    if key == "lm_head.weight":
+        return layout == "speculators"  # the target's own, too
+    # a d2t that leads nowhere; biases of a layout that has all of them or none
+    return key.endswith(("d2t", ".bias")) and not tensor.any()
 
 
 def _faults(key: str, tensor: torch.Tensor) -> list[str]:
-    if key in ("d2t", "t2d"):
-        return [f"{key} has dtype {tensor.dtype}"] if tensor.is_floating_point() else []
-    if tensor.dtype not in WEIGHT_DTYPES:
+    """Numbers of another kind, or not finite."""
+    index = key in ("d2t", "t2d")
+    if tensor.is_floating_point() if index else tensor.dtype not in WEIGHT_DTYPES:
         return [f"{key} has dtype {tensor.dtype}"]
     # a NaN passes through minimum and maximum, which are found far faster than isfinite of all
-    if torch.stack(tensor.aminmax()).isfinite().all():
+    if index or torch.stack(tensor.aminmax()).isfinite().all():
         return []
     strange = (~tensor.isfinite()).sum().item()
     return [f"{key} is NaN or infinite at {strange:,} of {tensor.numel():,} places"]
 
 
-def _vocabulary_faults(head: DraftHead) -> list[str]:
+def _vocabulary_faults(head: DraftHead, token_R: torch.Tensor) -> list[str]:
     """Whether d2t leads into the target's vocabulary, one token each, and t2d says the same."""
-    token_R, V = head.draft_token_R, head.config.vocab_size
-    if token_R is None:
-        return []
+    V = head.config.vocab_size
     if token_R[0] < 0 or token_R[-1] >= V or (token_R.diff() <= 0).any():
         return [f"d2t must lead to ascending tokens of 0..{V - 1}, it leads to {token_R.tolist()}"]
     if hasattr(head, "t2d") and not torch.equal(head.t2d.nonzero()[:, 0], token_R):

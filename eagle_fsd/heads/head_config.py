@@ -63,21 +63,18 @@ class HeadConfig(LlamaConfig):
             return ()
         return self.feature_layers or (2, target_layers // 2, target_layers - 3)
 
-    def check_fits(self, target_config: PretrainedConfig, *, name: str) -> None:
+    def check_fits(self, target_config: PretrainedConfig) -> None:
         """Refuse a head made for another target, by a BadInput that names both values."""
         for key in ("hidden_size", "vocab_size"):
             own, wanted = getattr(self, key), getattr(target_config, key)
             if own != wanted:
-                raise BadInput(
-                    f"the draft head {name!r} was made for another target: it has {key} {own}, the "
-                    f"target {wanted}"
-                )
+                raise BadInput(f"a head for another target: its {key} is {own}, not {wanted}")
         n = target_config.num_hidden_layers
         layers = self.fused_layers(n)
         if any(not 0 <= layer < n for layer in layers):
             raise BadInput(
-                f"the draft head {name!r} fuses hidden states {layers}; of a target with {n} layers"
-                f" it can be 0..{n - 1} (number {n}, after the last layer, is only there normed)"
+                f"the head fuses hidden states {layers}; of a target with {n} layers it can be "
+                f"0..{n - 1} (number {n}, after the last layer, is only there normed)"
             )
 
 

@@ -17,10 +17,10 @@ from transformers import PretrainedConfig
 from eagle_fsd.config import BadInput
 from eagle_fsd.heads.head_config import HeadConfig
 
-# what speculators' names of weights begin with -> what upstream's do, by type
-SPECULATORS = {
-    "eagle": {"fusion_fc.": "fc.", "transformer.": "layers.0."},
-    "eagle3": {"layers.0.": "midlayer."},
+# what a layout's names of weights begin with -> what upstream's do
+RENAMES = {
+    ("speculators", "eagle"): {"fusion_fc.": "fc.", "transformer.": "layers.0."},
+    ("speculators", "eagle3"): {"layers.0.": "midlayer."},
 }
 # what changes a head's forward and has no counterpart here: EAGLE-3.1, HASS, P-EAGLE, Qwen3's layer
 UNSUPPORTED = ("fc_norm", "norm_output", "norm_before_fc", "input_norm", "layernorms", "mlp_bias")
@@ -29,6 +29,14 @@ FUSED_IDS = "eagle_aux_hidden_state_layer_ids"
 # what of a config.json is the head's: transformers' keys of any model are not
 FIELDS = HeadConfig.__dataclass_fields__.keys() - PretrainedConfig.__dataclass_fields__.keys()
 FIELDS |= {"rope_theta", "rope_scaling"}
+
+
+def renamed(key: str, layout: str, config: HeadConfig) -> str:
+    """Upstream's name for a weight in a file of the layout."""
+    for theirs, ours in RENAMES.get((layout, config.head_type), {}).items():
+        if key.startswith(theirs):
+            return ours + key.removeprefix(theirs)
+    return key
 
 
 def read_config(values: dict) -> tuple[str, HeadConfig, list[str]]:
@@ -41,17 +49,20 @@ def read_config(values: dict) -> tuple[str, HeadConfig, list[str]]:
         BadInput: a head that cannot run here; names the setting.
         StrictDataclassError, LookupError, TypeError, ...: something else than a head's config.
     """
-    layer = values.get("transformer_layer_config")
-    if layer:
-        layout, notes = "speculators", []
-        values = layer | _beside_layer(values)
-        ids = values.get(FUSED_IDS)
+    notes, ids = [], values.get(FUSED_IDS)
+    if "transformer_layer_config" in values:
+        layout = "speculators"
+        values = _flat(values)
         if ids:
             notes = [f"fused layers {ids}: if SpecForge counted them, add 1 to each"]
     else:
-        ids, notes = _fused_layers(values)
         eagle3 = "Eagle3" in str(values.get("architectures"))
         layout = "specforge" if eagle3 and "head_type" not in values else "upstream"
+        left = (values.get("eagle_config") or {}).get(FUSED_IDS)
+        if left and not ids:
+            # sgl-project/sglang pull request 25454 tells the two ways apart by the first id
+            ids = left if left[0] == 2 else [i + 1 for i in left]
+            notes = [f"fused layers {left}: assumed that hidden states {ids} are meant"]
         # upstream's EAGLE-1/2 heads have no draft_vocab_size; ours do, beside head_type
         eagle3 |= "draft_vocab_size" in values
         values = {"head_type": "eagle3" if eagle3 else "eagle"} | values
@@ -66,28 +77,18 @@ def read_config(values: dict) -> tuple[str, HeadConfig, list[str]]:
     return layout, HeadConfig(**known), notes
 
 
-def _beside_layer(values: dict) -> dict:
-    """What speculators' config says beside the layer, in our terms."""
+def _flat(values: dict) -> dict:
+    """speculators' config as one of upstream's."""
     kind = values["speculators_model_type"]
+    flat = values["transformer_layer_config"] | values | {"head_type": kind}
     if kind == "eagle":
-        bias = bool(values.get("fusion_bias"))
-        return values | {"head_type": kind, "bias": bias, "num_hidden_layers": 1}
-    if not isinstance(values.get("norm_before_residual"), bool):
-        raise BadInput(
-            "no norm_before_residual: speculators takes false for it, vLLM true; write into it "
-            "what the head was trained with"
-        )
-    return values | {"head_type": kind}
-
-
-def _fused_layers(values: dict) -> tuple[list[int] | None, list[str]]:
-    """The ids of vLLM, or of SpecForge as we count them, and what was assumed."""
-    nested = (values.get("eagle_config") or {}).get(FUSED_IDS)
-    if values.get(FUSED_IDS) or not nested:
-        return values.get(FUSED_IDS), []
-    # sgl-project/sglang pull request 25454 tells the two ways apart by the first id
-    ids = nested if nested[0] == 2 else [i + 1 for i in nested]
-    return ids, [f"fused layers {nested}: assumed that hidden states {ids} of the target are meant"]
+        return flat | {"bias": bool(values.get("fusion_bias")), "num_hidden_layers": 1}
+    if isinstance(values.get("norm_before_residual"), bool):
+        return flat
+    raise BadInput(
+        "no norm_before_residual: speculators takes false for it, vLLM true; write into it what "
+        "the head was trained with"
+    )
 
 
 def to_json(config: HeadConfig) -> dict:
@@ -95,11 +96,10 @@ def to_json(config: HeadConfig) -> dict:
     name = "LlamaForCausalLMEagle3" if config.eagle3 else "LlamaForCausalLM"
     values = {key: value for key, value in config.to_dict().items() if key in FIELDS}
     values |= {"architectures": [name], "model_type": "llama"}
-    scaling = values.pop("rope_parameters")
-    values["rope_theta"] = scaling.pop("rope_theta")
-    plain = scaling["rope_type"] == "default"
-    # upstream and older readers want the type as `type`
-    values["rope_scaling"] = None if plain else {"type": scaling["rope_type"], **scaling}
+    rope = values.pop("rope_parameters")
+    values["rope_theta"] = rope.pop("rope_theta")
+    if rope["rope_type"] != "default":  # upstream and older readers want it as `type`
+        values["rope_scaling"] = {"type": rope["rope_type"], **rope}
     if config.eagle3:  # upstream needs the key
         values["draft_vocab_size"] = config.draft_vocab_size or config.vocab_size
     if layers := values.pop("feature_layers"):

@@ -21,7 +21,7 @@ from eagle_fsd.heads.models import DraftHead
 from eagle_fsd.models.assets import EMBEDDED_TARGET, embedded_target_dir
 from eagle_fsd.models.random_weights import (
     PREFIX,
-    load_shape,
+    SHAPES,
     random_head,
     random_model,
     random_tokenizer,
@@ -35,20 +35,21 @@ def load_target_config(name: str) -> PretrainedConfig:
     """The target's config, refused if trees cannot be verified with it.
 
     Args:
-        name: "smollm2" (the embedded one), a folder, a .gguf file, a hub id, or "random:" and a
-            shape (random_weights.py).
+        name: "smollm2" (the embedded one), a folder, a .gguf file, a hub id, or "random:" and one
+            of them, or a name in SHAPES: random weights of that config.
 
     Raises:
         BadInput: unknown name, or an unsupported model.
     """
     path, options = _source(name)
     try:
-        random = name.startswith(PREFIX)
-        config = load_shape(path) if random else AutoConfig.from_pretrained(path, **options)
+        shape = SHAPES.get(path) if name.startswith(PREFIX) else None
+        config = shape() if shape else AutoConfig.from_pretrained(path, **options)
     except (OSError, ValueError) as error:
         raise BadInput(
             f"unknown target {name!r}: give {EMBEDDED_TARGET!r} (embedded), a folder with "
-            f"config.json, a .gguf file, or a hub id that can be reached ({error})"
+            f"config.json, a .gguf file, a hub id that can be reached, or {PREFIX} and one of these"
+            f" or of {', '.join(SHAPES)} ({error})"
         ) from error
     check_supported(config)
     return config
@@ -157,16 +158,13 @@ def load_head(name: str | Path, target_config: PretrainedConfig) -> DraftHead:
         BadInput: no head there, broken, or made for another target; shapes are named.
     """
     if str(name).startswith(PREFIX):
-        head = random_head(str(name), target_config)
-        head.config.check_fits(target_config, name=str(name))
-        return head
-    stored = read_head(name)
-    stored.config.check_fits(target_config, name=str(name))
-    return stored.load()
+        return random_head(str(name), target_config)
+    head, _ = read_head(name, target_config)
+    return head
 
 
 def _source(name: str) -> tuple[str, dict]:
-    """What from_pretrained or load_shape takes: a folder, hub id or shape, and options."""
+    """What from_pretrained takes: a folder or hub id, or a name in SHAPES, and options."""
     if name == EMBEDDED_TARGET:
         return str(embedded_target_dir()), {}
     if name.endswith(".gguf") and Path(name).is_file():

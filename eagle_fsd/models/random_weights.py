@@ -6,13 +6,11 @@ its random router names.
 """
 
 import os
-from pathlib import Path
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from torch import nn
 from transformers import (
-    AutoConfig,
     AutoModelForCausalLM,
     LlamaConfig,
     PretrainedConfig,
@@ -53,23 +51,6 @@ SHAPES = {
 # Logits of random rows vary by about 1, and a draft so flat fills the tree's first levels only.
 # Steeper by this factor, the tree is as deep as a trained head's.
 STEEPNESS = 8.0
-
-
-def load_shape(name: str) -> PretrainedConfig:
-    """The config of a target: a key of SHAPES, or a config.json or folder that holds one.
-
-    Raises:
-        BadInput: neither.
-    """
-    if name in SHAPES:
-        return SHAPES[name]()
-    try:
-        return AutoConfig.from_pretrained(Path(name).resolve(strict=True))
-    except (OSError, ValueError, KeyError) as error:
-        raise BadInput(
-            f"unknown shape {name!r}: after random: comes {', '.join(SHAPES)}, or the path of a "
-            f"config.json ({error})"
-        ) from error
 
 
 def empty_model(
@@ -172,6 +153,7 @@ def random_head(name: str, target_config: PretrainedConfig, *, seed: int = 1) ->
         )
     R = int(tokens or 0)
     config = head_shape(target_config, head_type=head_type, draft_vocab=R)
+    config.check_fits(target_config)
     with no_init_weights():
         head = build_head(config).eval().requires_grad_(False)
     randomize(head, seed=seed, readout=None if head.lm_head is None else head.lm_head.weight)
