@@ -62,10 +62,10 @@ def test_writes_a_head_that_loads_and_has_learnt(unbroken, target):
     assert [row["step"] for row in rows] == [1, 20, 40, 41]
     assert rows[-1]["feature"] < 0.9 * rows[0]["feature"] and rows[-1]["ce"] < 0.97 * rows[0]["ce"]
     assert all(row["loss"] == pytest.approx(row["feature"] + row["ce"]) for row in rows)
-    record = json.loads((unbroken / "training.json").read_text())
-    assert record["options"]["recipe"] == RECIPE and record["recipe"]["learning_rate"] == 1e-2
+    run, record = (json.loads((unbroken / f"{n}.json").read_text()) for n in ("run", "training"))
+    assert run["options"]["recipe"] == RECIPE and record["recipe"]["learning_rate"] == 1e-2
     assert record["answer_tokens_seen"] == rows[-1]["tokens"]
-    assert record["held_out"]["tree"] == "15x4x6" and record["held_out"]["tokens_per_round"] >= 1
+    assert record["tree"] == "15x4x6" and record["tokens_per_round"] >= 1
     assert_decodes_exactly(unbroken, target)
 
 
@@ -94,7 +94,7 @@ def test_options_do_what_they_say(unbroken, features, target, data, tmp_path, ca
     assert drafts[0]["tokens"] < losses[0]["tokens"]
     capsys.readouterr()
     warm = run("warm", start=unbroken)
-    assert "not as in --start: nothing" in capsys.readouterr().out
+    assert "nothing is at random" in capsys.readouterr().out
     assert warm[0]["loss"] < 0.95 * log_rows(unbroken)[0]["loss"]
     per_epoch = run("whole", steps=None, epochs=1)[-1]["step"]
     assert 5 < per_epoch < 30

@@ -147,7 +147,7 @@ def test_interrupted_it_saves_and_goes_on(unbroken, features, target, data, tmp_
     output = tmp_path / "head"
     arguments = options(target, data, output, **FAST, features=features)
     process = started(sys.executable, SCRIPT, *arguments)
-    while not (output / "log.jsonl").is_file():
+    while not (output / "records" / "log.jsonl").is_file():
         assert process.poll() is None
         time.sleep(0.002)
     process.send_signal(signal.SIGINT)
@@ -158,8 +158,8 @@ def test_interrupted_it_saves_and_goes_on(unbroken, features, target, data, tmp_
     assert 0 < step < STEPS and not (output / "model.safetensors").exists()
     # what a kill within a save and one within a line of the log leave does no harm
     (output / f"state-{step + 7}").mkdir()
-    with (output / "log.jsonl").open("a") as log:
-        log.write(f'{{"step": {step + 7}}}\n{{"step":')
+    with (output / "records" / "log.jsonl").open("a") as log:
+        log.write('{"step": 20}\n{"step":')
     told = refused(*arguments, "--seed", "3")
     assert "seed" in told and "3" in told
     main(arguments)

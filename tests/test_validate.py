@@ -56,10 +56,11 @@ def test_tokens_per_round_are_what_decoding_emits(kind, tree):
     has a whole tree's depth of answer left; None where no answer has."""
     target, head = setting(kind)
     dialogues = [answered(target, 4 + n, 16 + 3 * n, seed=n) for n in range(2)]
-    features = [feature_LF for feature_LF, _ in TargetStates(target, dialogues).of([0, 1])]
-    got = expected_tokens_per_round(head, target, dialogues, features, tree)
+    states = TargetStates(target)
+    got = expected_tokens_per_round(head, states, dialogues, tree)
     tokens = rounds = 0
-    for dialogue, feature_LF in zip(dialogues, features, strict=True):
+    for dialogue in dialogues:
+        ((feature_LF, _),) = states.of([dialogue.ids])
         ids_L = torch.tensor(dialogue.ids)
         root, end = dialogue.mask.index(True), len(dialogue.ids)
         while root < end - tree.tree_depth:
@@ -71,8 +72,7 @@ def test_tokens_per_round_are_what_decoding_emits(kind, tree):
             tokens, rounds, root = tokens + depth + 1, rounds + 1, root + depth + 1
     assert got == pytest.approx(tokens / rounds)
     short = [Dialogue(d.ids[:6], d.mask[:6]) for d in dialogues]
-    features = [feature_LF[:6] for feature_LF in features]
-    assert expected_tokens_per_round(head, target, short, features, tree) is None
+    assert expected_tokens_per_round(head, states, short, tree) is None
 
 
 @pytest.mark.parametrize(

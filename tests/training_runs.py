@@ -104,6 +104,7 @@ def refused(*arguments: str) -> str:
     with pytest.raises(SystemExit) as exit:
         train_head(list(arguments))
     message = str(exit.value.code)
+    del exit  # its frames hold the lock of the folder
     assert message.startswith("error: ") and "\n" not in message
     return message
 
@@ -117,5 +118,9 @@ def same(a: dict, b: dict) -> bool:
 
 
 def log_rows(output: Path) -> list[dict]:
-    """What is logged, but for the clock."""
-    return [{k: v for k, v in row.items() if k != "seconds"} for row in lines(output / "log.jsonl")]
+    """What is logged, but for the clock and the session; of a step that was redone the last."""
+    rows = {row["step"]: row for row in lines(output / "records" / "log.jsonl")}
+    return [
+        {key: value for key, value in rows[step].items() if key not in ("seconds", "session")}
+        for step in sorted(rows)
+    ]

@@ -19,13 +19,12 @@ def train(options: TrainOptions) -> None:
     from eagle_fsd.training.head_run import train_head
 
     if record := train_head(options):
-        held_out = record["held_out"]
         print(
             f"head: {options.output}\n"
             f"answer tokens seen: {record['answer_tokens_seen']}, {record['training_seconds']:.0f} "
             f"seconds, {record['tokens_per_second']:.0f} tokens/s\n"
-            f"tokens a round on held-out answers as drawn, trees of {held_out['tree']}: "
-            f"{held_out['tokens_per_round'] or math.nan:.2f}"
+            f"tokens a round on held-out answers as drawn, trees of {record['tree']}: "
+            f"{record['tokens_per_round'] or math.nan:.2f}"
         )
 
 

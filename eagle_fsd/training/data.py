@@ -8,18 +8,17 @@ or, for a dialogue of one answer,
     answer_ids   what the target answered, its end token included if it ended
 Other keys are ignored. What the target computed at each token comes from features.py.
 
-Which dialogues are in which batch, which of their positions count and the noise depend on the seed
-and the batch's number alone: a resumed run goes on as an unbroken one, and processes or
-accumulation share a step's batches without a difference.
+What is in a batch, its noise included, depends on the seed and the batch's number alone: a resumed
+run goes on as an unbroken one, and processes share a step's batches without a difference.
 
 Axes: B dialogues, T positions, L tokens of a dialogue, F features, D hidden size, V vocabulary.
 """
 
-import hashlib
 import random
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import accumulate
 from pathlib import Path
 
@@ -29,8 +28,8 @@ from torch.nn.utils.rnn import pad_sequence
 from eagle_fsd.config import BadInput
 from eagle_fsd.runs.jsonl import read_records
 
-# of dialogues of these indices: features [L, F] and hidden states after the final norm [L, D]
-StatesOf = Callable[[Sequence[int]], list[tuple[torch.Tensor, torch.Tensor]]]
+# of token ids: features [L, F] and hidden states after the final norm [L, D] (TargetStates.of)
+StatesOf = Callable[[list[list[int]]], list[tuple[torch.Tensor, torch.Tensor]]]
 
 
 @dataclass(frozen=True)
@@ -107,94 +106,74 @@ def _dialogue(row: dict) -> Dialogue:
     return Dialogue(ids, [bool(m) for m in mask])
 
 
-def digest(dialogues: Iterable[Dialogue]) -> str:
-    """A digest of all tokens and masks, to tell data that has changed under the same name."""
-    whole = hashlib.sha256()
-    for dialogue in dialogues:
-        whole.update(f"{dialogue.ids} {dialogue.mask}".encode())
-    return whole.hexdigest()[:16]
-
-
 def split(
     dialogues: Sequence[Dialogue], *, held_out: int, answer_tokens: int = 0
-) -> tuple[list[int], list[int]]:
-    """Indices of the dialogues to train on and of those held out, the same whatever the seed.
+) -> tuple[list[Dialogue], list[Dialogue]]:
+    """Dialogues to train on, and so many held out, the same whatever the run's seed.
 
     Args:
         answer_tokens: train on a random part that holds about so many, a smaller number on a part
             of a larger one's; 0: all.
     """
-    shuffled = random.Random(0).sample(range(len(dialogues)), len(dialogues))
+    shuffled = random.Random(0).sample(dialogues, len(dialogues))
     held, training = shuffled[:held_out], shuffled[held_out:]
     if answer_tokens:
-        sums = list(accumulate(sum(dialogues[i].mask) for i in training))
+        sums = list(accumulate(sum(dialogue.mask) for dialogue in training))
         training = training[: bisect_left(sums, answer_tokens) + 1]
     return training, held
 
 
 def supervised(
-    dialogue: Dialogue, *, skip: int = 0, token_allowed_V: torch.Tensor | None = None
+    dialogue: Dialogue, *, skip: int = 0, allowed_V: torch.Tensor | None = None
 ) -> torch.Tensor:
     """Which positions of a dialogue count (see HeadBatch), bool [L - 1].
 
-    Args:
-        skip: the first positions, which do not count (those that not all unrolled steps reach).
-        token_allowed_V: bool; positions count only where token i+2 is allowed (a reduced draft
-            vocabulary). None allows all.
+    Not the first `skip`, which not all unrolled steps reach, nor where a reduced draft vocabulary
+    does not allow token i+2.
     """
     counts_T = torch.zeros(len(dialogue.ids) - 1, dtype=torch.bool)
     counts_T[:-1] = torch.tensor(dialogue.mask[2:])
     counts_T[:skip] = False
-    if token_allowed_V is not None:
-        counts_T[:-1] &= token_allowed_V[torch.tensor(dialogue.ids[2:])]
+    if allowed_V is not None:
+        counts_T[:-1] &= allowed_V[torch.tensor(dialogue.ids[2:])]
     return counts_T
 
 
 class Batches:
-    """Batches of similar length; dialogues are shuffled anew every epoch.
+    """Batches of dialogues of similar length, shuffled anew every epoch.
 
     Args:
-        dialogues: all of them.
-        states: the target's states of some of them (TargetStates.of).
-        training: indices of those to train on.
-        tokens_per_batch: padded tokens of a batch; a longer dialogue is a batch of its own.
+        states_of: gives the target's states.
+        tokens_per_batch: padded tokens; a longer dialogue is a batch of its own.
         seed: of the order and the noise.
-        noise: features get uniform noise in +-noise * 512 / T, so that longer texts get less; 0.1
-            is upstream's (eagle/train/main.py).
-        skip, token_allowed_V: see `supervised`.
+        noise: see Recipe.
+        skip, allowed_V: see `supervised`.
     """
 
     def __init__(
         self,
         dialogues: Sequence[Dialogue],
-        states: StatesOf,
-        training: Sequence[int],
+        states_of: StatesOf,
         *,
         tokens_per_batch: int,
         seed: int,
         noise: float = 0.0,
         skip: int = 0,
-        token_allowed_V: torch.Tensor | None = None,
+        allowed_V: torch.Tensor | None = None,
     ):
         self.dialogues = dialogues
-        self.states = states
+        self.states_of = states_of
         self.tokens_per_batch = tokens_per_batch
         self.seed = seed
         self.noise = noise
-        self._length = {i: len(dialogues[i].ids) for i in training}
-        self._mask_T = {
-            i: supervised(dialogues[i], skip=skip, token_allowed_V=token_allowed_V)
-            for i in training
-        }
+        self._mask_T = [supervised(d, skip=skip, allowed_V=allowed_V) for d in dialogues]
+        self._order = lru_cache(maxsize=2)(self._shuffled)
         self.per_epoch = len(self._order(0))
-        self._shuffled: tuple[int, list[list[int]]] = (-1, [])
 
     def indices(self, number: int) -> list[int]:
         """The dialogues of a batch; batches are numbered through all epochs."""
         epoch, position = divmod(number, self.per_epoch)
-        if self._shuffled[0] != epoch:
-            self._shuffled = (epoch, self._order(epoch))
-        order = self._shuffled[1]
+        order = self._order(epoch)
         # lengths are jittered, so an epoch may have a batch more or less than the first
         return order[position % len(order)]
 
@@ -205,12 +184,12 @@ class Batches:
     def batch(self, number: int) -> HeadBatch:
         """A batch to train on, noise included."""
         indices = self.indices(number)
-        features_LF, hiddens_LD = zip(*self.states(indices), strict=True)
-        ids_L = [torch.tensor(self.dialogues[i].ids) for i in indices]
+        ids = [self.dialogues[i].ids for i in indices]
+        features_LF, hiddens_LD = zip(*self.states_of(ids), strict=True)
         feature_BTF = _padded(feature_LF[:-1] for feature_LF in features_LF)
         return HeadBatch(
             self._noisy(feature_BTF, number),
-            _padded(ids[1:] for ids in ids_L),
+            _padded(torch.tensor(own[1:]) for own in ids),
             _padded(hidden_LD[1:] for hidden_LD in hiddens_LD),
             _padded(self._mask_T[i] for i in indices),
         )
@@ -223,17 +202,18 @@ class Batches:
         scale = self.noise * 512 / feature_BTF.shape[1]
         return feature_BTF + (uniform * scale).to(feature_BTF)
 
-    def _order(self, epoch: int) -> list[list[int]]:
+    def _shuffled(self, epoch: int) -> list[list[int]]:
         rng = random.Random(f"{self.seed}/{epoch}")
         # nearly sorted by length: little padding, yet other neighbours every epoch
-        jittered = {i: length * rng.uniform(0.9, 1.1) for i, length in self._length.items()}
+        lengths = [len(dialogue.ids) for dialogue in self.dialogues]
+        jittered = [length * rng.uniform(0.9, 1.1) for length in lengths]
         batches: list[list[int]] = [[]]
         longest = 0
-        for i in sorted(jittered, key=jittered.__getitem__):
-            longest = max(longest, self._length[i])
+        for i in sorted(range(len(lengths)), key=jittered.__getitem__):
+            longest = max(longest, lengths[i])
             if batches[-1] and longest * (len(batches[-1]) + 1) > self.tokens_per_batch:
                 batches.append([])
-                longest = self._length[i]
+                longest = lengths[i]
             batches[-1].append(i)
         rng.shuffle(batches)
         return batches

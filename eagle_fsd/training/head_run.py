@@ -1,7 +1,9 @@
 """A run that trains a head, from its options to the record of what it became."""
 
+import hashlib
 import resource
 from dataclasses import asdict
+from operator import itemgetter
 from pathlib import Path
 
 import torch
@@ -16,15 +18,15 @@ from eagle_fsd.heads.head_config import HeadConfig, head_shape
 from eagle_fsd.heads.models import DraftHead, build_head
 from eagle_fsd.heads.vocabulary import answer_counts, coverage, frequent_tokens
 from eagle_fsd.models.load import default_dtype, load_head, load_target, load_target_config
+from eagle_fsd.runs.folder import Run
 from eagle_fsd.runs.jsonl import write_json
-from eagle_fsd.runs.provenance import describe_run
-from eagle_fsd.training.data import Batches, Dialogue, digest, read_dialogues, split
+from eagle_fsd.runs.processes import Processes
+from eagle_fsd.training.data import Batches, Dialogue, read_dialogues, split
 from eagle_fsd.training.features import TargetStates
 from eagle_fsd.training.losses import Objective
 from eagle_fsd.training.recipe import parse_recipe
-from eagle_fsd.training.same_options import check_same_options
 from eagle_fsd.training.train_options import TrainOptions
-from eagle_fsd.training.trainer import Trainer, is_saved
+from eagle_fsd.training.trainer import Trainer
 from eagle_fsd.training.validate import expected_tokens_per_round
 from eagle_fsd.training.warm_start import start_from_head
 
@@ -41,56 +43,54 @@ def train_head(options: TrainOptions) -> dict | None:
     Raises:
         BadInput: an option that cannot be followed, or a training that diverges.
     """
-    output = Path(options.output)
     target_config = load_target_config(options.target)
     config = head_shape(target_config, head_type=options.head_type, draft_vocab=options.draft_vocab)
     other = load_head(options.start, target_config) if options.start else None
     dialogues = read_data(options, config.vocab_size)
-    accelerator = open_accelerator(options)
-    trained = (output / RECORD).is_file()
-    with accelerator.main_process_first():
-        check_same_options(
-            output / "options.json",
-            asdict(options) | {"dialogues": digest(dialogues)},
-            free=("save_minutes",),
-            # a run that ended before it saved anything leaves nothing to go on from
-            begun=trained or is_saved(output),
+    accelerator = Accelerator(mixed_precision=options.precision)
+    processes = Processes(accelerator.process_index, accelerator.num_processes)
+    options.batches_per_step = options.batches_per_step or processes.count
+    if options.batches_per_step % processes.count:
+        raise BadInput(
+            f"--batches_per_step {options.batches_per_step} cannot be shared by {processes.count} "
+            "processes: give a multiple"
         )
-    if trained:
-        accelerator.print(f"{output} is already trained: {RECORD} tells how")
+    told = hashlib.sha256(repr(dialogues).encode()).hexdigest()  # data may change under its name
+    run = Run(
+        options.output,
+        asdict(options) | {"dialogues": told[:16], "device": str(accelerator.device)},
+        free=("save_minutes", "device"),
+        key=itemgetter("step"),
+        processes=processes,
+    )
+    if (run.folder / RECORD).is_file():
+        accelerator.print(f"{run.folder} is already trained: {RECORD} tells how")
         return None
-    set_seed(options.seed)
-    head = build_head(config)
-    target = load_readable_target(options, config, str(accelerator.device))
-    folder = None if options.features == "online" else Path(options.features or output / "features")
-    states = TargetStates(target, dialogues, folder)
-    trainer = prepare(options, head, other, dialogues, states, accelerator)
-    progress = trainer.run()
+    target = load_trainable(options, config, str(accelerator.device))
+    online, kept = options.features == "online", options.features or run.folder / "features"
+    states = TargetStates(target, None if online else Path(kept))
+    training, held_out = split(
+        dialogues, held_out=options.held_out, answer_tokens=options.answer_tokens
+    )
+    trainer = prepare(options, config, other, training, states, accelerator, run)
+    progress = trainer.train()
     tensors = accelerator.get_state_dict(trainer.objective)  # whole, also where it was sharded
     if not accelerator.is_main_process:
         return None
     head = build_head(config).eval()
     head.load_state_dict({key.removeprefix("head."): t for key, t in tensors.items()})
-    write_head(output, head)
-    _, held_out = split(dialogues, held_out=options.held_out)
-    tokens_per_round = expected_tokens_per_round(
-        head.to(target.device, target.dtype),
-        target,
-        [dialogues[i] for i in held_out],
-        [states.of([i])[0][0] for i in held_out],
-        SMALL_TREE,
-    )
+    write_head(run.folder, head)
+    head.to(target.device, target.dtype)
     record = {
         "answer_tokens_seen": progress["tokens"],
         "training_seconds": progress["seconds"],
         "tokens_per_second": progress["tokens"] / max(progress["seconds"], 1e-9),
         "peak_memory_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
-        "held_out": {"tree": tree_name(SMALL_TREE), "tokens_per_round": tokens_per_round},
-        "options": asdict(options),
+        "tree": tree_name(SMALL_TREE),
+        "tokens_per_round": expected_tokens_per_round(head, states, held_out, SMALL_TREE),
         "recipe": asdict(trainer.recipe),
-        "run": describe_run(str(accelerator.device)),
     }
-    write_json(output / RECORD, record)
+    write_json(run.folder / RECORD, record)
     return record
 
 
@@ -111,23 +111,7 @@ def read_data(options: TrainOptions, vocab_size: int) -> list[Dialogue]:
     return everything
 
 
-def open_accelerator(options: TrainOptions) -> Accelerator:
-    """What runs the processes; options.batches_per_step gets its default of one for each."""
-    try:
-        accelerator = Accelerator(mixed_precision=options.precision)
-    except ValueError as error:
-        raise BadInput(f"--precision {options.precision}: {error}") from error
-    processes = accelerator.num_processes
-    options.batches_per_step = options.batches_per_step or processes
-    if options.batches_per_step % processes:
-        raise BadInput(
-            f"--batches_per_step {options.batches_per_step} cannot be shared by {processes} "
-            "processes: give a multiple"
-        )
-    return accelerator
-
-
-def load_readable_target(options: TrainOptions, config: HeadConfig, device: str) -> Target:
+def load_trainable(options: TrainOptions, config: HeadConfig, device: str) -> Target:
     """The target, giving the features that the head reads."""
     device = options.target_device or device
     layers = load_target_config(options.target).num_hidden_layers
@@ -147,43 +131,41 @@ def load_readable_target(options: TrainOptions, config: HeadConfig, device: str)
 
 def prepare(
     options: TrainOptions,
-    head: DraftHead,
+    config: HeadConfig,
     other: DraftHead | None,
-    dialogues: list[Dialogue],
+    training: list[Dialogue],
     states: TargetStates,
     accelerator: Accelerator,
+    run: Run,
 ) -> Trainer:
-    """The head in its losses, begun at another one's weights if there is one, and its batches."""
-    recipe, target = parse_recipe(options.recipe), states.target
-    training, held_out = split(
-        dialogues, held_out=options.held_out, answer_tokens=options.answer_tokens
-    )
+    """A head in its losses, begun at random or at another one's weights, and its batches."""
+    set_seed(options.seed)
+    head, target, recipe = build_head(config), states.target, parse_recipe(options.recipe)
     rows_RD, allowed_V = target.lm_head.weight.detach(), None
     if size := options.draft_vocab or options.loss_vocab:
-        every_V = torch.arange(target.vocab_size)
-        token_R = frequent_tokens(answer_counts(dialogues[i] for i in training), size, every_V)
-        share = coverage(answer_counts(dialogues[i] for i in held_out), token_R)
-        accelerator.print(f"vocabulary: {size} tokens, {share:.2%} of the held-out answers")
+        counts, every_V = answer_counts(training), torch.arange(target.vocab_size)
+        token_R = frequent_tokens(counts, size, every_V)
+        accelerator.print(f"{size} tokens are {coverage(counts, token_R):.2%} of the answers")
         rows_RD = rows_RD[token_R.to(rows_RD.device)]
         if options.draft_vocab:
             head.set_draft_tokens(token_R)
             allowed_V = torch.isin(every_V, token_R)
-    if other is not None and not is_saved(Path(options.output)):
-        left = start_from_head(head, other)
-        accelerator.print(f"at random, not as in --start: {', '.join(left) or 'nothing'}")
+    if other is not None:
+        left = ", ".join(start_from_head(head, other)) or "nothing"
+        accelerator.print(f"--start {options.start}: {left} is at random, all else as there")
     batches = Batches(
-        dialogues,
-        states.of,
         training,
+        states.of,
         tokens_per_batch=options.tokens_per_batch,
         seed=options.seed,
         noise=recipe.noise,
         skip=recipe.unroll_steps - 1,
-        token_allowed_V=allowed_V,
+        allowed_V=allowed_V,
     )
     objective = Objective(head, rows_RD.to(accelerator.device), recipe)
     optimizer = torch.optim.AdamW(
         objective.parameters(), betas=(0.9, 0.95), weight_decay=recipe.weight_decay
     )
     objective, optimizer = accelerator.prepare(objective, optimizer)
-    return Trainer(accelerator, objective, optimizer, batches, target.embed_tokens, recipe, options)
+    embed_tokens = target.embed_tokens
+    return Trainer(accelerator, objective, optimizer, batches, embed_tokens, recipe, options, run)

@@ -85,10 +85,8 @@ def distribution_losses(
     Args:
         hidden_SMD: what the head's lm_head reads, at every unrolled step.
         lm_head_RD: the rows that make Q: the target's, or an EAGLE-3 head's own.
-        target_hidden_MD: the target's hidden states after its final norm.
-        target_lm_head_RD: the target's rows for the same tokens; they make P and get no gradient.
-            Their dtype is that of the products.
-        weight_SM: weight of every position at every step.
+        target_hidden_MD, target_lm_head_RD: they make P and get no gradient; the dtype of the rows
+            is that of all products.
         losses: names in DISTRIBUTION_LOSSES and their weights.
 
     Returns:

@@ -1,7 +1,7 @@
 """The training loop: batches in, a trained head out, resumable at every save.
 
-Below the output, progress.json names the last complete save, which is state-STEP/; log.jsonl beside
-it holds what the loop logged.
+In the run's folder, progress.json names the last complete save, which is state-STEP/, and
+records/log.jsonl holds what the loop logged; of two rows of one step the later counts.
 """
 
 import json
@@ -10,7 +10,6 @@ import shutil
 import time
 from contextlib import nullcontext
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from accelerate import Accelerator
@@ -20,18 +19,14 @@ from tqdm import tqdm
 
 from eagle_fsd.config import BadInput
 from eagle_fsd.runs.command import held_interrupt
-from eagle_fsd.runs.jsonl import append_line, read_lines, write_json, write_lines
+from eagle_fsd.runs.folder import Run
+from eagle_fsd.runs.jsonl import write_json
 from eagle_fsd.training.data import Batches
 from eagle_fsd.training.recipe import Recipe
 from eagle_fsd.training.train_options import TrainOptions
 
 LOG_EVERY = 20  # steps; the first step is logged too
-PROGRESS, LOG = "progress.json", "log.jsonl"
-
-
-def is_saved(output: Path) -> bool:
-    """Whether there is a state to go on from."""
-    return (output / PROGRESS).is_file()
+PROGRESS = "progress.json"
 
 
 @dataclass
@@ -51,12 +46,9 @@ class Trainer:
     embed_tokens: nn.Module  # the target's, frozen
     recipe: Recipe
     options: TrainOptions
+    run: Run
 
-    @property
-    def output(self) -> Path:
-        return Path(self.options.output)
-
-    def run(self) -> dict:
+    def train(self) -> dict:
         """Train from the last save to the end of the budget; returns step, seconds, tokens.
 
         Ctrl-C ends it behind the step under way, saved.
@@ -64,6 +56,7 @@ class Trainer:
         Raises:
             BadInput: a gradient is not finite; the weights are those of the step before.
         """
+        self.run.begin_session()
         kept = self._resume()
         progress = kept or {"step": 0, "seconds": 0.0, "tokens": 0}
         most = self.options.most_steps(self.batches.per_epoch / self.options.batches_per_step)
@@ -75,7 +68,10 @@ class Trainer:
             while True:
                 due = time.monotonic() - saved > 60 * self.options.save_minutes
                 used = self.options.used(progress["step"], progress["seconds"], most)
-                used, due, stop = self._agreed(used, due, interrupted())
+                decision = [used, due, interrupted()]
+                if self.accelerator.num_processes > 1:  # all save and end in one step
+                    broadcast_object_list(decision)
+                used, due, stop = decision
                 if (due or stop or used >= 1) and progress != kept:
                     self._save(progress)
                     kept, saved = progress, time.monotonic()
@@ -139,41 +135,31 @@ class Trainer:
                 counted,
             )
 
-    def _agreed(self, *values: float) -> list:
-        """The first process's values, in all processes: they save and end in one step."""
-        shared = list(values)
-        if self.accelerator.num_processes > 1:
-            broadcast_object_list(shared)
-        return shared
-
     def _log(self, progress: dict, row: dict[str, torch.Tensor], bar: tqdm) -> None:
         # losses are shares of a mean, and of the norm, which all know, each gives its part
         row = {k: v.item() for k, v in self.accelerator.reduce(row, reduction="sum").items()}
         if self.accelerator.is_main_process:
             learning_rate = self.optimizer.param_groups[0]["lr"]
-            append_line(self.output / LOG, progress | row | {"learning_rate": learning_rate})
+            self.run.add("log", progress | row | {"learning_rate": learning_rate})
             bar.set_postfix({name: f"{value:.3f}" for name, value in row.items()})
 
     def _save(self, progress: dict) -> None:
         """Save in a folder of its own, then name it: a kill leaves the old state or the new one."""
-        folder = self.output / f"state-{progress['step']}"
+        folder = self.run.folder / f"state-{progress['step']}"
         self.accelerator.save_state(str(folder))
         self.accelerator.wait_for_everyone()
         if self.accelerator.is_main_process:
-            write_json(self.output / PROGRESS, progress)
-            for other in set(self.output.glob("state-*")) - {folder}:
+            write_json(self.run.folder / PROGRESS, progress)
+            for other in set(self.run.folder.glob("state-*")) - {folder}:
                 shutil.rmtree(other)
         self.accelerator.wait_for_everyone()
 
     def _resume(self) -> dict | None:
-        """Load the last complete state, None if there is none; forget what was logged after it."""
-        progress = None
-        if is_saved(self.output):
-            progress = json.loads((self.output / PROGRESS).read_text())
-            self.accelerator.load_state(str(self.output / f"state-{progress['step']}"))
-            self.accelerator.print(f"goes on behind step {progress['step']}")
-        log, step = self.output / LOG, progress["step"] if progress else 0
-        if self.accelerator.is_main_process and log.is_file():
-            rows = read_lines(log, repair=True)
-            write_lines(log, [row for row in rows if row["step"] <= step])
+        """Load the last complete state; None if there is none."""
+        path = self.run.folder / PROGRESS
+        if not path.is_file():
+            return None
+        progress = json.loads(path.read_text())
+        self.accelerator.load_state(str(self.run.folder / f"state-{progress['step']}"))
+        self.accelerator.print(f"goes on behind step {progress['step']}")
         return progress

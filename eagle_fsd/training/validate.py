@@ -6,21 +6,17 @@ from itertools import groupby
 import torch
 
 from eagle_fsd.config import TreeConfig
-from eagle_fsd.decoding.target import Target
 from eagle_fsd.drafters.eagle import EagleDrafter
 from eagle_fsd.drafters.growth import HeadOnText, grow
 from eagle_fsd.drafters.pool import visited_roots
 from eagle_fsd.heads.models import DraftHead
 from eagle_fsd.training.data import Dialogue
+from eagle_fsd.training.features import TargetStates
 
 
 @torch.no_grad()
 def expected_tokens_per_round(
-    head: DraftHead,
-    target: Target,
-    dialogues: Sequence[Dialogue],
-    features: Sequence[torch.Tensor],
-    tree: TreeConfig,
+    head: DraftHead, states: TargetStates, dialogues: Sequence[Dialogue], tree: TreeConfig
 ) -> float | None:
     """Tokens a round that exact decoding of these answers would have had, by replay.
 
@@ -29,13 +25,14 @@ def expected_tokens_per_round(
 
     Args:
         head: on the target's device, in its dtype, as it will be decoded with.
+        states: of the target.
         dialogues: answers as the target wrote them.
-        features: the head's features of each, [L, F].
-        tree: the tree's shape.
     """
+    target = states.target
     drafter = EagleDrafter(head, target, tree)
     tokens = rounds = 0
-    for dialogue, feature_LF in zip(dialogues, features, strict=True):
+    for dialogue in dialogues:
+        ((feature_LF, _),) = states.of([dialogue.ids])
         ids_L = torch.tensor(dialogue.ids, device=target.device)
         text = HeadOnText(drafter, ids_L, feature_LF.to(target.device, target.dtype), tree)
         for first, end in answer_spans(dialogue):
@@ -45,7 +42,7 @@ def expected_tokens_per_round(
                 accepted_B = grow(text, root_B, tree).accepted(tree)
                 visited = visited_roots(accepted_B)
                 rounds += len(visited)
-                tokens += sum(1 + int(accepted_B[place]) for place in visited)
+                tokens += len(visited) + int(accepted_B[visited].sum())
     return tokens / rounds if rounds else None
 
 
