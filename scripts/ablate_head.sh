@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Recipes of head training against each other at equal tokens seen, judged by replay. Resumes.
 #     scripts/ablate_head.sh                                 makes 300,000 answer tokens first
-#     DATA=a.jsonl FEATURES=folder scripts/ablate_head.sh    from train/make_data.py; kept states
+#     DATA=folder FEATURES=folder scripts/ablate_head.sh     from train/make_data.py; kept states
 #     STEPS=150 SEEDS="0 1 2" TARGET=T OUTPUT=runs/ablation scripts/ablate_head.sh
 # An arm is one line below; options go to train_head.py.
 set -euo pipefail
@@ -11,7 +11,7 @@ target=${TARGET:-smollm2}
 bash "$root/scripts/setup.sh"
 python=$root/.venv/bin/python
 mkdir -p "$output"
-data=${DATA:-$output/data.jsonl}
+data=${DATA:-$output/data}
 features=${FEATURES:-$output/features}
 if [ -z "${DATA:-}" ]; then
     "$python" "$root/train/make_data.py" --target "$target" --output "$data" \

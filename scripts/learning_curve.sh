@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
 # One recipe on more and more data, judged by replay: does data bind, or capacity? Resumes.
-#     DATA=a.jsonl FEATURES=folder scripts/learning_curve.sh        from train/make_data.py; kept states
+#     DATA=folder FEATURES=folder scripts/learning_curve.sh         from train/make_data.py; kept states
 #     SIZES="100000 1000000 0" TARGET=T OUTPUT=runs/curve ... --epochs 2   options go to train_head.py
 # SIZES are answer tokens, 0 is all; a smaller part lies within a larger one.
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 output=${OUTPUT:-$root/runs/learning_curve}
 target=${TARGET:-smollm2}
-: "${DATA:?name the data file, from train/make_data.py}"
+: "${DATA:?name the data, a folder of train/make_data.py}"
 bash "$root/scripts/setup.sh"
 python=$root/.venv/bin/python
 heads=()

@@ -22,12 +22,12 @@ fi
 echo "$minutes" >"$output/minutes"
 bash "$root/scripts/setup.sh"
 python=$root/.venv/bin/python
-"$python" "$root/train/make_data.py" --output "$output/data.jsonl" --sources self \
+"$python" "$root/train/make_data.py" --output "$output/data" --sources self \
     --minutes "$((minutes / 2))"
-"$python" "$root/train/train_head.py" --data "$output/data.jsonl" --output "$output/head" \
+"$python" "$root/train/train_head.py" --data "$output/data" --output "$output/head" \
     --loss_vocab 16384 --minutes "$((minutes - minutes / 2))" "$@"
 # drafting reads a sixth of the lm_head's rows; what that costs, the replay says
 [ -f "$output/head_8k/config.json" ] || "$python" "$root/train/convert_head.py" \
-    --head "$output/head" --output "$output/head_8k" --draft_vocab 8192 --data "$output/data.jsonl"
+    --head "$output/head" --output "$output/head_8k" --draft_vocab 8192 --data "$output/data"
 "$python" "$root/evaluate/replay.py" --heads "$output/head" "$output/head_8k" --questions 24 \
     --texts "$root/runs/plain_texts/smollm2-float32" --output "$output/replay"

@@ -1,8 +1,9 @@
 """train/make_data.py on a tiny target, greedy in float32: what it writes, refuses, goes on with."""
 
 import json
-import re
+import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from tiny_folder import write_target
-from training_runs import ROOT, TALKS, content, lines, write_talks
+from training_runs import ROOT, TALKS, content, lines, made, write_talks
 from training_runs import data_options as options
 from training_runs import make_data as main
 from transformers import LlamaForCausalLM
@@ -26,12 +27,21 @@ pytestmark = pytest.mark.processes  # whole commands
 
 @pytest.fixture(scope="module")
 def target(tmp_path_factory):
-    return write_target(tmp_path_factory.mktemp("target"))
+    return write_target(tmp_path_factory.mktemp("target"), layers=2)
 
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
     return write_talks(tmp_path_factory.mktemp("data"))
+
+
+def summary(output: Path) -> dict:
+    return json.loads((output / "summary.json").read_text())
+
+
+def written(path: Path, records: list) -> str:
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return str(path)
 
 
 def spoken(row: dict) -> list[list[int]]:
@@ -46,13 +56,14 @@ def spoken(row: dict) -> list[list[int]]:
     return runs
 
 
-def test_own_turns_and_answers(tmp_path, target, capsys):
-    """Every dialogue is the prompt of its user turn and the target's greedy answer to it."""
-    output = tmp_path / "data.jsonl"
-    main(options(target, output, "--dialogues", "6"))
-    model, tokenizer = load_target(str(target), dtype="float32")
-    rows = lines(output)
-    assert len(rows) == 6 == len(read_dialogues(output, max_length=1000))
+def test_own_turns_and_answers(tmp_path, terse, capsys):
+    """Every dialogue is the prompt of its user turn and the target's greedy answer to it; a larger
+    budget adds to them, other options are refused."""
+    main(options(terse, tmp_path, "--dialogues", "6"))
+    told = json.loads(capsys.readouterr().out.partition("\n")[2])
+    model, tokenizer = load_target(str(terse), dtype="float32")
+    rows = made(tmp_path)
+    assert len(rows) == 6 == len(read_dialogues(tmp_path, max_length=1000))
     for row in rows:
         prompt = prompt_ids(tokenizer, [{"role": "user", "content": row["user"]}])
         (answer,) = spoken(row)
@@ -62,52 +73,59 @@ def test_own_turns_and_answers(tmp_path, target, capsys):
         )
         assert answer == wanted[0, len(prompt) :].tolist()
         assert row["finished"] == (answer[-1] == 1) and row["temperature"] == 0
-    record = json.loads((tmp_path / "data.json").read_text())
-    assert record["dialogues"] == 6 and record["by_source"] == {"self": 6}
-    assert record["answer_tokens"] == sum(sum(row["loss_mask"]) for row in rows)
-    assert record["options"]["seed"] == 0 and record["run"]["commit"]
-    dropped = len(lines(tmp_path / "data.dropped.jsonl"))
-    assert dropped == sum(record["dropped"].values()) > 0
-    told = capsys.readouterr().out
-    assert "dropped, unfinished turn" in told
-    assert re.search(r"dropped as benchmark prompts +0\n", told)
+    assert told == summary(tmp_path)
+    assert told["dialogues"] == 6 and told["from"] == {"self": 6}
+    assert told["answer_tokens"] == sum(sum(row["loss_mask"]) for row in rows)
+    dropped = lines(tmp_path / "records/dropped.jsonl")
+    assert len(dropped) == sum(told["dropped"].values()) > 0
+
+    first = content(tmp_path)
+    with pytest.raises(SystemExit, match=r"other settings .*'seed': \(0, 5\)"):
+        main(options(terse, tmp_path, "--dialogues", "9", "--seed", "5"))
+    main(options(terse, tmp_path, "--dialogues", "6"))
+    assert content(tmp_path) == first
+    main(options(terse, tmp_path, "--dialogues", "9"))
+    more = content(tmp_path)
+    assert len(more) == 9 and {number: more[number] for number in first} == first
+    assert summary(tmp_path)["seconds"] >= told["seconds"] > 0
+
+
+def test_a_token_budget_is_met_about(tmp_path, terse):
+    main(options(terse, tmp_path, "--answer_tokens", "300", "--batch_size", "4"))
+    assert 260 <= summary(tmp_path)["answer_tokens"] <= 380
 
 
 def test_conversations_are_rewritten_turn_by_turn(tmp_path, target, data):
     """The users' turns are the data's, the answers the target's, each after its own past; a
     dialogue goes on only behind a finished answer. What is dropped is counted by reason."""
-    output = tmp_path / "data.jsonl"
-    main(options(target, output, "--max_new_tokens", "300", sources=(str(data),)))
+    main(options(target, tmp_path, "--max_new_tokens", "300", sources=(str(data),)))
     _, tokenizer = load_target(str(target), dtype="float32")
-    rows = lines(output)
-    record = json.loads((tmp_path / "data.json").read_text())
-    assert record["dropped"] == {"duplicate": 1, "malformed": 1, "prompt too long": 1}
-    assert len(rows) == TALKS - 3
-    assert max(row["answers"] for row in rows) > 1
+    rows = made(tmp_path)
+    dropped = {"duplicate": 1, "malformed": 1, "prompt too long": 1}
+    assert summary(tmp_path)["dropped"] == dropped and len(rows) == TALKS - 3
+    assert max(len(spoken(row)) for row in rows) > 1
     for row in rows:
         runs = spoken(row)
-        assert len(runs) == row["answers"]
         assert all(run[-1] == 1 for run in runs[:-1])
         asked = tokenizer.decode(
             [t for t, m in zip(row["input_ids"], row["loss_mask"], strict=True) if not m]
         )
         wanted = f"<s>user\n{row['user']}</s><s>assistant\n"
-        for more in range(row["answers"] - 1):
+        for more in range(len(runs) - 1):
             wanted += f"<s>user\nAnd {more}?</s><s>assistant\n"
         assert asked == wanted
 
 
 def test_given_answers_are_only_tokenised(tmp_path, target, data):
-    output = tmp_path / "data.jsonl"
-    main(options(target, output, "--answers", "given", sources=(str(data),)))
+    main(options(target, tmp_path, "--answers", "given", sources=(str(data),)))
     _, tokenizer = load_target(str(target), dtype="float32")
-    rows = {row["user"]: row for row in lines(output)}
+    rows = {row["user"]: row for row in made(tmp_path)}
     said = [tokenizer.decode(run) for run in spoken(rows["Question 8?"])]
     assert said == ["So.</s>", "Yes!</s>", "Yes!</s>"]
     assert "Question 5?" not in rows and "Question 4?" not in rows
 
 
-def test_benchmark_prompts_are_dropped_by_name(tmp_path, target, capsys):
+def test_benchmark_prompts_are_dropped_by_name(tmp_path, target):
     """A question of MT-Bench, one of --exclude, and one that may stay; later turns count too."""
     prompts = [
         "Implement a program to find the common elements in two arrays without using any extra "
@@ -116,21 +134,16 @@ def test_benchmark_prompts_are_dropped_by_name(tmp_path, target, capsys):
         "An open question.",
         {"turns": ["Another open question.", "secret   QUESTION"]},
     ]
-    (tmp_path / "prompts.jsonl").write_text("".join(json.dumps(p) + "\n" for p in prompts))
-    (tmp_path / "mine.jsonl").write_text(json.dumps({"question": "Secret question"}) + "\n")
-    exclude = ("--exclude", str(tmp_path / "mine.jsonl"))
-    output = tmp_path / "data.jsonl"
-    main(options(target, output, *exclude, sources=(str(tmp_path / "prompts.jsonl"),)))
-    assert [row["user"] for row in lines(output)] == ["An open question."]
-    record = json.loads((tmp_path / "data.json").read_text())
-    assert record["dropped"] == {"in mine.jsonl": 2, "in mt_bench": 1}
-    told = capsys.readouterr().out
-    assert "dropped, in mt_bench" in told
-    assert re.search(r"dropped as benchmark prompts +3\n", told)
+    prompts = written(tmp_path / "prompts.jsonl", prompts)
+    exclude = written(tmp_path / "mine.jsonl", [{"question": "Secret question"}])
+    main(options(target, tmp_path / "data", "--exclude", exclude, sources=(prompts,)))
+    assert [row["user"] for row in made(tmp_path / "data")] == ["An open question."]
+    assert summary(tmp_path / "data")["dropped"] == {"in mine.jsonl": 2, "in mt_bench": 1}
 
 
-def test_what_the_template_refuses_is_dropped(tmp_path, target):
-    """System messages, or a later turn; the others go on. The same with given answers."""
+@pytest.mark.parametrize("answers", ["given", "rewritten"])
+def test_what_the_template_refuses_is_dropped(tmp_path, target, answers):
+    """System messages, or a later turn; the others go on."""
     strict = Path(shutil.copytree(target, tmp_path / "strict"))
     template = strict / "chat_template.jinja"
     refusal = (
@@ -142,73 +155,69 @@ def test_what_the_template_refuses_is_dropped(tmp_path, target):
     talks += [[f"Question {i}?", "So.", "NO more?", "Yes."] for i in range(2, 10)]
     talks += [["Question 10?", "So."]]
     roles = {2: ["user"], 3: ["system", "user"], 4: ["user", "assistant", "user"]}
-    path = tmp_path / "talks.jsonl"
-    with path.open("w") as file:
-        for talk in talks:
-            pairs = zip([*roles[len(talk)], "assistant"], talk, strict=True)
-            print(
-                json.dumps({"messages": [{"role": r, "content": c} for r, c in pairs]}), file=file
-            )
-    for answers in ("given", "rewritten"):
-        output = tmp_path / f"{answers}.jsonl"
-        limit = ("--max_new_tokens", "300", "--answers", answers)
-        main(options(strict, output, *limit, sources=(str(path),)))
-        kept = {row["user"]: row["finished"] for row in lines(output)}
-        record = json.loads(output.with_suffix(".json").read_text())
-        assert record["dropped"] == {"template refuses it": len(talks) - len(kept)}
-        assert kept.pop("Question 10?") in (True, False)
-        if answers == "given":
-            assert not kept
-        else:  # a later turn is asked only behind a finished answer
-            assert 0 < len(kept) < 8 and not any(kept.values())
+    records = []
+    for talk in talks:
+        pairs = zip([*roles[len(talk)], "assistant"], talk, strict=True)
+        records.append({"messages": [{"role": r, "content": c} for r, c in pairs]})
+    sources = (written(tmp_path / "talks.jsonl", records),)
+    limit = ("--max_new_tokens", "300", "--answers", answers)
+    main(options(strict, tmp_path / "data", *limit, sources=sources))
+    kept = {row["user"]: row["finished"] for row in made(tmp_path / "data")}
+    dropped = summary(tmp_path / "data")["dropped"]
+    assert dropped == {"template refuses it": len(talks) - len(kept)}
+    assert kept.pop("Question 10?") in (True, False)
+    if answers == "given":
+        assert not kept
+    else:  # a later turn is asked only behind a finished answer
+        assert 0 < len(kept) < 8 and not any(kept.values())
 
 
-def test_budgets(tmp_path, target):
-    """Tokens: near what was asked, and a larger budget goes on."""
-    output = tmp_path / "data.jsonl"
-    main(options(target, output, "--answer_tokens", "150"))
-    first = content(output)
-    assert 100 <= sum(sum(mask) for _, _, mask in first.values()) <= 250
-    main(options(target, output, "--answer_tokens", "300"))
-    more = content(output)
-    assert sum(sum(mask) for _, _, mask in more.values()) >= 250
-    assert {k: more[k] for k in first} == first
+def changed(target: Path, folder: Path, end: float) -> Path:
+    """The target with the logits of its end token scaled."""
+    shutil.copytree(target, folder)
+    model = LlamaForCausalLM.from_pretrained(folder)
+    model.lm_head.weight.data[1] *= end
+    model.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def terse(target, tmp_path_factory):
+    """A target whose own turns end soon."""
+    return changed(target, tmp_path_factory.mktemp("terse") / "target", end=3.0)
 
 
 @pytest.fixture(scope="module")
 def mute(target, tmp_path_factory):
     """A target that never ends what it says."""
-    folder = Path(shutil.copytree(target, tmp_path_factory.mktemp("mute") / "target"))
-    model = LlamaForCausalLM.from_pretrained(folder)
-    model.lm_head.weight.data *= 20
-    model.lm_head.weight.data[:2] = 0  # <s> and </s>
-    model.save_pretrained(folder)
-    return folder
+    return changed(target, tmp_path_factory.mktemp("mute") / "target", end=0.0)
 
 
 def test_minutes_hold_while_the_first_batch_runs(tmp_path, mute):
-    """Answers under way are cut at the limit: two minutes took as long as the longest answer. A
-    user turn that the clock cut is no dropped one: more time asks it again."""
-    output = tmp_path / "data.jsonl"
-    limits = ("--batch_size", "64", "--minutes", "0.15")
+    """Answers under way are cut at the limit: two minutes took as long as the longest answer."""
     began = time.monotonic()
-    long = ("--max_new_tokens", "1500", "--max_prompt_tokens", "40")
-    path = tmp_path / "prompts.jsonl"
-    path.write_text("".join(json.dumps(f"Question {i}?") + "\n" for i in range(64)))
-    main(options(mute, output, *limits, *long, sources=(str(path),)))
-    assert time.monotonic() - began < 30
-    rows = lines(output)
+    limits = ("--minutes", "0.03", "--max_new_tokens", "1900", "--max_prompt_tokens", "40")
+    sources = (written(tmp_path / "prompts.jsonl", [f"Question {i}?" for i in range(64)]),)
+    main(options(mute, tmp_path / "data", *limits, sources=sources))
+    assert time.monotonic() - began < 20
+    rows = made(tmp_path / "data")
     assert 0 < len(rows) <= 64 and not all(row["finished"] for row in rows)
-    assert not (tmp_path / "data.dropped.jsonl").exists()
+
+
+def test_a_user_turn_cut_by_the_clock_is_asked_again(tmp_path, mute):
+    """It is no dropped one."""
+    with pytest.raises(SystemExit, match="no dialogue was made .none dropped"):
+        main(options(mute, tmp_path, "--minutes", "0.0005"))
+    assert not list(tmp_path.glob("records/*"))
 
 
 def test_a_source_that_yields_nothing_stops_with_advice(tmp_path, target, mute):
     """A target that does not end its own user turns was asked for ever."""
     with pytest.raises(SystemExit, match="yields too little: of 128 user turns .* --sources"):
-        main(options(mute, tmp_path / "data.jsonl", "--dialogues", "5", "--batch_size", "64"))
-    (tmp_path / "prompts.jsonl").write_text(json.dumps("long " * 300) + "\n")
+        main(options(mute, tmp_path / "self", "--dialogues", "500", "--batch_size", "128"))
+    prompts = written(tmp_path / "prompts.jsonl", ["long " * 300])
     with pytest.raises(SystemExit, match="no dialogue was made .1 prompt too long"):
-        main(options(target, tmp_path / "none.jsonl", sources=(str(tmp_path / "prompts.jsonl"),)))
+        main(options(target, tmp_path / "none", sources=(prompts,)))
 
 
 BAD = {
@@ -220,14 +229,12 @@ BAD = {
     "positions": (("--max_prompt_tokens", "2040"), "exceed the target's 2048 positions"),
     "batch": (("--batch_size", "-4"), "--batch_size must be positive"),
     "negative": (("--dialogues", "-4"), "--dialogues must not be negative"),
-    "ending": (("--output", "data.json"), "--output must end in .jsonl"),
     "dtype": (("--dtype", "int4"), "unknown --dtype 'int4'"),
     "device": (("--device", "gpu"), "unknown device 'gpu'"),
     "exclude": (("--exclude", "gone.jsonl"), "gone.jsonl"),
     "target": (("--target", "nowhere/none"), "unknown target"),
     "source is a folder": (("--sources", "/tmp"), "unknown source '/tmp'"),
-    "output below a file": (("--output", "/etc/hostname/data.jsonl"), "cannot write to --output"),
-    "output below nothing": (("--output", "/proc/none/data.jsonl"), "cannot write to --output"),
+    "output below a file": (("--output", "/etc/hostname/data"), "cannot write to"),
 }
 
 
@@ -235,83 +242,65 @@ BAD = {
 def test_bad_input_is_one_plain_line(tmp_path, target, monkeypatch, fault):
     """Before any weight is loaded, and with nothing written."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     more, message = BAD[fault]
     limit = () if fault == "no end" else ("--dialogues", "3")
     with pytest.raises(SystemExit, match=f"^error: .*{message}"):
-        main(options(target, tmp_path / "data.jsonl", *limit, *more))
+        main(options(target, tmp_path / "data", *limit, *more))
     assert not list(tmp_path.iterdir())
 
 
-def test_no_chat_template_is_told(tmp_path, target):
+def test_no_chat_template_is_told(tmp_path):
     """Before weights load, with the remedy."""
-    bare = write_target(tmp_path / "bare")
+    bare = write_target(tmp_path / "bare", layers=1)
     (bare / "chat_template.jinja").unlink()
     with pytest.raises(SystemExit, match="no chat template"):
-        main(options(bare, tmp_path / "data.jsonl", "--dialogues", "2"))
+        main(options(bare, tmp_path / "data", "--dialogues", "2"))
 
 
-def test_the_record_is_of_all_runs(tmp_path, target):
-    """A finished job run again leaves it as it was; a larger budget adds its time and tokens."""
-    output = tmp_path / "data.jsonl"
-    record = output.with_suffix(".json")
-    main(options(target, output, "--dialogues", "4"))
-    first = record.read_text()
-    main(options(target, output, "--dialogues", "4"))
-    assert record.read_text() == first
-    main(options(target, output, "--dialogues", "8"))
-    first, second = json.loads(first), json.loads(record.read_text())
-    assert second["seconds"] > first["seconds"] > 0
-    assert second["tokens_per_s"] == second["answer_tokens"] / second["seconds"]
-    assert lines(output)[-1]["seconds"] >= round(first["seconds"], 1)
+def started(*arguments: str, launcher: tuple[str, ...] = ()) -> subprocess.Popen:
+    """The command in a process group of its own."""
+    command = [sys.executable, *launcher, COMMAND, *arguments]
+    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
 
 
-def test_another_run_is_not_continued(tmp_path, target):
-    """Options that differ are named; a file that is not ours is left alone."""
-    output = tmp_path / "data.jsonl"
-    main(options(target, output, "--dialogues", "2"))
-    before = output.read_bytes()
-    with pytest.raises(SystemExit, match=r"other options .*'seed': \(0, 5\)"):
-        main(options(target, output, "--dialogues", "2", "--seed", "5"))
-    other = tmp_path / "other.jsonl"
-    other.write_text("mine\n")
-    with pytest.raises(SystemExit, match="exists and is no output of this command"):
-        main(options(target, other, "--dialogues", "2"))
-    assert output.read_bytes() == before and other.read_text() == "mine\n"
-
-
-def test_a_broken_run_goes_on(tmp_path, target, data):
-    """As a kill leaves it, dialogues missing and the last line torn: the unbroken run's dialogues,
-    each once, the same ones dropped."""
+def test_a_killed_run_goes_on(tmp_path, terse, data):
+    """Killed with -9 amid its work: the unbroken run's dialogues, each once, the same ones
+    dropped; what was there before the kill stays as it was."""
     sources = ("self=0.6", f"{data}=0.4")
-    output, dropped = tmp_path / "data.jsonl", tmp_path / "data.dropped.jsonl"
-    main(options(target, output, "--dialogues", "20", sources=sources))
-    whole, out = content(output), sorted(map(str, lines(dropped)))
-    (tmp_path / "data.json").unlink()
-    for path in (output, dropped):
-        kept = path.read_bytes().splitlines(keepends=True)
-        path.write_bytes(b"".join(kept[: len(kept) // 2]) + b'{"id": 9999, "source": "se')
-    main(options(target, output, "--dialogues", "20", sources=sources))
-    assert content(output) == whole
-    assert sorted(map(str, lines(dropped))) == out
+    arguments = ("--dialogues", "30", "--batch_size", "4")
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    main(options(terse, whole, *arguments, sources=sources))
+    process = started(*options(terse, killed, *arguments, sources=sources))
+    path = killed / "records/dialogues.jsonl"
+    while not path.is_file() or path.read_bytes().count(b"\n") < 5:
+        assert process.poll() is None, process.stderr.read()
+        time.sleep(0.01)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
+    before = path.read_text()
+    assert 5 <= before.count("\n") < 30
+    main(options(terse, killed, *arguments, sources=sources))
+    assert path.read_text().startswith(before[: before.rfind("\n") + 1])
+    assert content(killed) == content(whole)
+    dropped = [
+        {(row["id"], row["reason"]) for row in lines(folder / "records/dropped.jsonl")}
+        for folder in (whole, killed)
+    ]
+    assert dropped[0] == dropped[1]
+    assert len(json.loads((killed / "run.json").read_text())["sessions"]) == 2
 
 
-def test_two_processes(tmp_path, target, data):
-    """torchrun: each makes its share, the first puts them together; nothing twice."""
-    output = tmp_path / "data.jsonl"
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2"]
-    command = [*torchrun, "--master_port", "29731", COMMAND]
-    command += options(target, output, "--dialogues", "12", sources=("self", str(data)))
-    result = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert result.returncode == 0, result.stderr[-2000:]
-    rows = lines(output)
-    assert len(rows) in (11, 12) and [row["id"] for row in rows] == sorted(content(output))
-    assert len({row["user"] for row in rows}) == len(rows)
-    for i in range(2):
-        part = tmp_path / f"data.part{i}.jsonl"
-        assert len(lines(part)) == 6 and all(row["id"] % 2 == i for row in lines(part))
-    record = json.loads((tmp_path / "data.json").read_text())
-    assert record["dialogues"] == len(rows)
-    assert record["tokens_per_s"] == record["answer_tokens"] / record["seconds"] > 0
-    with pytest.raises(SystemExit, match="processes"):
-        main(options(target, output, "--dialogues", "12", sources=("self", str(data))))
+def test_two_processes(tmp_path, terse, data):
+    """torchrun: each makes its share, the first puts them together; one alone goes on."""
+    torchrun = ("-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", "29731")
+    mixed = {"sources": ("self", str(data))}
+    process = started(*options(terse, tmp_path, "--dialogues", "13", **mixed), launcher=torchrun)
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 0, errors[-2000:]
+    first = content(tmp_path)
+    assert len(first) in (12, 13) and list(first) == sorted(first)
+    assert len({number % 2 for number in first}) == 2
+    assert summary(tmp_path)["dialogues"] == len(first) and not (tmp_path / "shards").exists()
+    main(options(terse, tmp_path, "--dialogues", "16", **mixed))
+    more = content(tmp_path)
+    assert len(more) == 16 and {number: more[number] for number in first} == first

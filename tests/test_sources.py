@@ -1,16 +1,16 @@
 """Conversations in all their forms, malformed ones, and the order in which sources are drawn."""
 
 import gzip
-import itertools
 import json
 from collections import Counter
+from itertools import islice
 
 import pytest
 
 from eagle_fsd.models.assets import cut_to_whole_records
 from eagle_fsd.runs.jsonl import read_records
 from eagle_fsd.training.prompts import (
-    Mixture,
+    draw_candidates,
     parse_record,
     parse_weights,
     read_source,
@@ -146,28 +146,22 @@ def test_weights():
             parse_weights([wrong])
     with pytest.raises(ValueError, match="twice"):
         parse_weights(["self", "self=2"])
-    with pytest.raises(ValueError, match="empty"):
-        parse_weights([])
 
 
-def test_draws_follow_weights_and_seed():
-    """The same seed draws the same, another another; shares are the weights'."""
+def test_candidates_follow_weights_and_seed():
+    """The same seed draws the same, another another; shares are the weights'. A source is used up
+    once, every record of it, and the others go on; without `self` there is an end."""
+    sources = {"a": [[n] for n in range(700)]}
 
     def first(seed: int) -> list:
-        mixture = Mixture({"self": 0.7, "a": 0.3}, {"a": 5000}, seed=seed)
-        return list(itertools.islice(mixture.draws(), 2000))
+        return list(islice(draw_candidates({"self": 0.7, "a": 0.3}, sources, seed=seed), 2000))
 
     assert first(1) == first(1) != first(2)
-    assert [draw.number for draw in first(1)] == list(range(2000))
-    assert 0.65 < Counter(draw.source for draw in first(1))["self"] / 2000 < 0.75
-    taken = [draw.record for draw in first(1) if draw.source == "a"]
-    assert len(set(taken)) == len(taken) and taken != sorted(taken)
-
-
-def test_a_source_is_used_up_once():
-    """Every record once, then the others go on; without `self` the draws end."""
-    mixture = Mixture({"a": 1.0, "b": 9.0}, {"a": 30, "b": 7}, seed=0)
-    drawn = Counter((draw.source, draw.record) for draw in mixture.draws())
-    assert len(drawn) == 37 and set(drawn.values()) == {1}
-    mixture = Mixture({"self": 0.1, "b": 9.0}, {"b": 7}, seed=0)
-    assert Counter(d.source for d in itertools.islice(mixture.draws(), 99))["self"] == 92
+    assert [candidate.number for candidate in first(1)] == list(range(2000))
+    assert 0.65 < Counter(candidate.source for candidate in first(1))["self"] / 2000 < 0.75
+    taken = [candidate.conversation for candidate in first(1) if candidate.source == "a"]
+    assert sorted(taken) != taken and len(set(map(str, taken))) == len(taken)
+    both = draw_candidates({"a": 1, "b": 9}, sources | {"b": [None] * 7}, seed=0)
+    assert Counter(candidate.source for candidate in both) == {"a": 700, "b": 7}
+    endless = draw_candidates({"self": 0.1, "b": 9}, {"b": [None] * 7}, seed=0)
+    assert Counter(candidate.source for candidate in islice(endless, 99))["self"] == 92

@@ -53,7 +53,7 @@ def write_talks(folder: Path) -> Path:
 
 def data_options(target, output, *more: str, sources: tuple[str, ...] = ("self",)) -> list[str]:
     fixed = {"--temperatures": "0", "--dtype": "float32", "--device": "cpu"}
-    limits = {"--max_new_tokens": "20", "--max_prompt_tokens": "400", "--batch_size": "4"}
+    limits = {"--max_new_tokens": "20", "--max_prompt_tokens": "400", "--batch_size": "32"}
     pairs = [text for pair in (fixed | limits).items() for text in pair]
     names = ["--target", str(target), "--output", str(output), "--sources", *sources]
     return [*names, *pairs, *more]
@@ -63,9 +63,14 @@ def lines(path: Path) -> list[dict]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def content(path: Path) -> dict[int, tuple]:
-    rows = lines(path)
-    assert len({row["id"] for row in rows}) == len(rows)
+def made(output: Path) -> list[dict]:
+    return lines(output / "records/dialogues.jsonl")
+
+
+def content(output: Path) -> dict[int, tuple]:
+    """What tells dialogues apart, by their numbers: none of them twice."""
+    rows = made(output)
+    assert len({row["id"] for row in rows}) == len({row["user"] for row in rows}) == len(rows)
     return {row["id"]: (row["source"], row["input_ids"], row["loss_mask"]) for row in rows}
 
 

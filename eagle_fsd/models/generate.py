@@ -1,297 +1,201 @@
 """Sampling from the target for many prompts at once: training answers, and replay's plain texts.
 
-The batch stays full: a finished row's place is given to the next prompt while the others go on.
+The batch stays full: the places of ended rows are given to the next prompts while the others go on.
 Every row draws with uniforms of its own seed, so its text depends on its prompt, temperature and
 seed, not on its neighbours (up to the rounding of batched kernels).
 
-Axes: B rows of the batch, T new columns, C cached columns, R chosen rows, V vocabulary, D hidden
-size.
+Axes: B rows of the batch, H heads, T new columns, C cached columns, R chosen rows, V vocabulary, D
+hidden size.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import islice
 
 import torch
+from torch.nn.functional import pad
 
 from eagle_fsd.config import SamplingConfig
-from eagle_fsd.decoding.cache import PreallocatedLayer, TreeCache
+from eagle_fsd.decoding.cache import TreeCache
 from eagle_fsd.decoding.sampling import draw
 from eagle_fsd.decoding.target import Target
 
 ROOM = 64  # columns to spare when a cache is made anew
+TOKENS_PER_PREFILL = 4096  # prompt tokens a forward, with padding
+GOING = (
+    15 / 16
+)  # share of the rows that are left when the others are exchanged: a copy of the cache
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Request:
-    """A prompt to be continued.
+    """A prompt, and what the target continues it with.
 
     Attributes:
-        key: the caller's name for it, handed on.
-        ids: the prompt's tokens.
+        prompt: its tokens.
         max_new_tokens: budget.
         temperature: 0 is greedy.
-        stops: tokens that end it; the one that did is part of the continuation.
+        stops: tokens that end it.
         seed: of its draws.
+        tokens: the continuation, a stop token included.
     """
 
-    key: object
-    ids: list[int]
+    prompt: list[int]
     max_new_tokens: int
-    temperature: float
-    stops: frozenset[int]
+    temperature: float = 0.0
+    stops: frozenset[int] = frozenset()
     seed: int = 0
-
-
-@dataclass(frozen=True)
-class Completion:
-    """What the target continued a request with.
-
-    Attributes:
-        tokens: new tokens, a stop token included.
-        finished: whether a stop token ended it, and not the budget.
-    """
-
-    request: Request
-    tokens: list[int]
-    finished: bool
-
-
-class _Row:
-    """A request that is being continued."""
-
-    def __init__(self, request: Request):
-        self.request = request
-        self.tokens: list[int] = []
-        self.done = False
-        self.uniforms: list[float] = []
-        if request.temperature > 0:
-            generator = torch.Generator().manual_seed(request.seed)
-            self.uniforms = torch.rand(request.max_new_tokens, generator=generator).tolist()
+    tokens: list[int] = field(default_factory=list)
 
     @property
-    def length(self) -> int:
-        """Tokens in the cache: all but the last, which is not run yet."""
-        return len(self.request.ids) + len(self.tokens) - 1
-
-    def take(self, token: int) -> None:
-        self.tokens.append(token)
-        ended = token in self.request.stops
-        self.done = ended or len(self.tokens) == self.request.max_new_tokens
-
-    def completion(self) -> Completion:
-        return Completion(self.request, self.tokens, self.tokens[-1] in self.request.stops)
-
-
-class RowCache(TreeCache):
-    """Keys and values of several rows, padded on the left so that all end in the same column."""
+    def finished(self) -> bool:
+        """Whether a stop token ended it."""
+        return not self.stops.isdisjoint(self.tokens[-1:])
 
     @property
-    def full(self) -> bool:
-        """Whether the next step has no column left."""
-        return self.length == self.capacity
+    def ended(self) -> bool:
+        """Whether a stop token or the budget did."""
+        return self.finished or len(self.tokens) == self.max_new_tokens
+
+    @cached_property
+    def uniforms(self) -> list[float]:
+        generator = torch.Generator().manual_seed(self.seed)
+        return torch.rand(self.max_new_tokens, generator=generator).tolist()
 
 
-class BatchGenerator:
-    """Continues requests, `batch_size` at a time.
+class Batch:
+    """Requests under way, and their keys and values: padded on the left, so that all rows end in
+    the same column. The last token of each row is not in the cache yet.
 
     Args:
         target: run by its engine; its own single sequence is not touched.
-        batch_size: rows.
-        refill_share: share of the batch that must be free before prompts are admitted; each
-            admission copies the cache.
-        tokens_per_prefill: padded prompt tokens a forward.
+        rows: the first step runs their prompts.
     """
 
-    def __init__(
-        self,
-        target: Target,
-        *,
-        batch_size: int,
-        refill_share: float = 1 / 16,
-        tokens_per_prefill: int = 4096,
-    ):
+    def __init__(self, target: Target, rows: list[Request]):
         self.target = target
-        self.batch_size = batch_size
-        self.refill_at = max(1, int(batch_size * refill_share))
-        self.tokens_per_prefill = tokens_per_prefill
-        self._rows: list[_Row] = []
-        self._cache: RowCache | None = None
+        self.rows = rows
+        columns = max((len(row.prompt) + len(row.tokens) for row in rows), default=0)
+        self.cache = TreeCache(target.num_layers, columns + ROOM, pooled=target.one_device)
 
-    @torch.inference_mode()
-    def run(
-        self,
-        next_request: Callable[[], Request | None],
-        *,
-        stop: Callable[[int], bool] = lambda tokens: False,
-    ) -> Iterator[Completion]:
-        """Continue requests until none is running and `next_request` gives None.
+    @property
+    def going(self) -> list[int]:
+        """The rows that have not ended."""
+        return [b for b, row in enumerate(self.rows) if not row.ended]
 
-        Args:
-            next_request: asked whenever rows are free; after a None it is asked again once a
-                completion was given out, which may have led to new requests.
-            stop: asked before every forward, given the tokens under way; True ends the run, and
-                what is under way is given out as far as it came.
+    @property
+    def due(self) -> bool:
+        """Whether the cache has to be made anew: full, or with rows that have ended."""
+        full = self.cache.length == self.cache.capacity
+        return full or len(self.going) <= GOING * len(self.rows)
+
+    def step(self) -> Iterator[Request]:
+        """One more token for every row; gives out those that end by it.
+
+        Rows that had ended before run along; nobody reads what they say.
         """
-        self._stop = stop
-        while not self._stopped():
-            alive = [row for row in self._rows if not row.done]
-            free = self.batch_size - len(alive)
-            ended = False
-            if not alive or free >= self.refill_at:
-                for completion in self._admit(alive, next_request, free):
-                    ended = True
-                    yield completion
-            elif self._cache.full:
-                self._rebuild(alive, [])
-            if self._rows:
-                yield from self._step()
-            elif not ended:
-                return
-        rows, self._rows, self._cache = self._rows, [], None
-        yield from (row.completion() for row in rows if not row.done)
-
-    def _stopped(self) -> bool:
-        return self._stop(sum(len(row.tokens) for row in self._rows if not row.done))
-
-    def _admit(
-        self, alive: list[_Row], next_request: Callable[[], Request | None], free: int
-    ) -> Iterator[Completion]:
-        """Take new requests, run their prompts, and put the rows that go on below the old ones."""
-        new: list[_Row] = []
-        while len(new) < free and (request := next_request()) is not None:
-            new.append(_Row(request))
-        # prompts of similar length together: little padding
-        new.sort(key=lambda row: len(row.request.ids))
-        groups = []
-        for group in self._groups(new):
-            if self._stopped():  # prompts that were not run are not begun
-                break
-            groups.append((group, self._prefill(group)))
-        if groups or self._cache is None or self._cache.full or self._wasteful(alive):
-            self._rebuild(alive, groups)
-        yield from (row.completion() for row in new if row.done)
-
-    def _wasteful(self, alive: list[_Row]) -> bool:
-        return len(self._rows) - len(alive) >= max(1, len(self._rows) // 16)
-
-    def _groups(self, rows: list[_Row]) -> list[list[_Row]]:
-        groups: list[list[_Row]] = []
-        for row in rows:  # by length: a group's last row is its longest
-            if groups and (len(groups[-1]) + 1) * len(row.request.ids) <= self.tokens_per_prefill:
-                groups[-1].append(row)
-            else:
-                groups.append([row])
-        return groups
-
-    def _prefill(self, rows: list[_Row]) -> RowCache:
-        """Run the prompts of some rows and draw the first token of each."""
-        T = len(rows[-1].request.ids)
-        cache = RowCache(self.target.num_layers, T, pooled=self.target.one_device)
-        token_BT = torch.zeros(len(rows), T, dtype=torch.int64)
-        for b, row in enumerate(rows):
-            token_BT[b, T - len(row.request.ids) :] = torch.tensor(row.request.ids)
-        length_B = torch.tensor([len(row.request.ids) for row in rows])
-        hidden_BTD = self._forward(token_BT, length_B, cache)
-        self._draw(rows, hidden_BTD[:, -1])
-        return cache
-
-    def _rebuild(self, alive: list[_Row], groups: Sequence[tuple[list[_Row], RowCache]]) -> None:
-        """Rows that go on, old and new, in a cache without the others."""
-        parts = []
-        if alive:
-            kept = [i for i, row in enumerate(self._rows) if not row.done]
-            parts.append((self._cache, torch.tensor(kept)))
-        rows = list(alive)
-        for group, cache in groups:
-            going = [i for i, row in enumerate(group) if not row.done]
-            if going:
-                parts.append((cache, torch.tensor(going)))
-                rows += [group[i] for i in going]
-        self._cache = join(parts, max(row.length for row in rows)) if rows else None
-        self._rows = rows
-
-    def _step(self) -> Iterator[Completion]:
-        """One more token for every row."""
-        running = [row for row in self._rows if not row.done]
-        token_B1 = torch.tensor([[row.tokens[-1]] for row in self._rows])
-        # rows that are done run along until the next change; nobody reads what they say
-        length_B = torch.tensor([row.length + 1 for row in self._rows])
-        hidden_BD = self._forward(token_B1, length_B, self._cache)[:, -1]
-        self._draw(self._rows, hidden_BD)
-        yield from (row.completion() for row in running if row.done)
-
-    def _forward(
-        self, token_BT: torch.Tensor, length_B: torch.Tensor, cache: RowCache
-    ) -> torch.Tensor:
-        """Hidden states after the final norm [B, T, D]; length_B counts the new tokens too."""
-        T = token_BT.shape[1]
-        columns = cache.length + T
-        column_C = torch.arange(columns)
-        padding_B = columns - length_B
-        position_BC = (column_C - padding_B[:, None]).clamp_(min=0)
+        new = [row.tokens[-1:] or row.prompt for row in self.rows]
+        T = max(map(len, new))
+        token_BT = torch.tensor([[0] * (T - len(ids)) + ids for ids in new])
+        length_B = torch.tensor([len(row.prompt) + len(row.tokens) for row in self.rows])
+        column_C = torch.arange(self.cache.length + T)
+        position_BC = column_C - (len(column_C) - length_B)[:, None]  # below 0: padding
         device = self.target.embed_tokens.weight.device
         hidden_BTD, _ = self.target.hidden_and_features(
             token_BT,
-            attention_mask=(column_C >= padding_B[:, None]).long().to(device),
-            position_ids=position_BC[:, -T:].to(device),
-            past_key_values=cache,
+            attention_mask=(position_BC >= 0).long().to(device),
+            position_ids=position_BC[:, -T:].clamp(min=0).to(device),
+            past_key_values=self.cache,
             use_cache=True,
         )
-        return hidden_BTD
+        going = [self.rows[b] for b in self.going]
+        logits_RV = self.target.logits(hidden_BTD[self.going, -1])
+        for row, token in zip(going, next_tokens(going, logits_RV), strict=True):
+            row.tokens.append(token)
+        return (row for row in going if row.ended)
 
-    def _draw(self, rows: list[_Row], hidden_BD: torch.Tensor) -> None:
-        """The next token of every row that is not done."""
-        by_temperature: dict[float, list[int]] = {}
-        for b, row in enumerate(rows):
-            if not row.done:
-                by_temperature.setdefault(row.request.temperature, []).append(b)
-        for temperature, places in by_temperature.items():
-            row_R = torch.tensor(places, device=hidden_BD.device)
-            logits_RV = self.target.logits(hidden_BD[row_R])
-            uniform_R = torch.zeros(len(places))
-            if temperature > 0:
-                drawn = (rows[b].uniforms[len(rows[b].tokens)] for b in places)
-                uniform_R = torch.tensor(list(drawn))
-            uniform_R = uniform_R.to(logits_RV.device)
-            token_R = draw(logits_RV, uniform_R, SamplingConfig(temperature))
-            for b, token in zip(places, token_R.tolist(), strict=True):
-                rows[b].take(token)
+    def kept(self, layer: int, columns: int) -> list[torch.Tensor]:
+        """Keys and values of the rows that have not ended, [R, H, columns, D]: cut on the left,
+        where all is padding, or padded with zeros (masked NaN would still spread)."""
+        states = self.cache.layers[layer]
+        row_R = torch.tensor(self.going, device=states.keys.device)
+        return [
+            pad(part.index_select(0, row_R), (0, 0, columns - states.length, 0))
+            for part in (states.keys[:, :, : states.length], states.values[:, :, : states.length])
+        ]
 
 
-def join(parts: list[tuple[RowCache, torch.Tensor]], columns: int) -> RowCache:
-    """The chosen rows of several caches, one below the other, in a new cache.
+def next_tokens(rows: list[Request], logits_RV: torch.Tensor) -> list[int]:
+    """A token for each row, by its temperature and its next uniform."""
+    token_R = torch.zeros(len(rows), dtype=torch.int64, device=logits_RV.device)
+    for temperature in {row.temperature for row in rows}:
+        chosen = [r for r, row in enumerate(rows) if row.temperature == temperature]
+        uniforms = [rows[r].uniforms[len(rows[r].tokens)] for r in chosen]
+        uniform_R = torch.tensor(uniforms, device=logits_RV.device)
+        token_R[chosen] = draw(logits_RV[chosen], uniform_R, SamplingConfig(temperature))
+    return token_R.tolist()
+
+
+def join(target: Target, batches: list[Batch]) -> Batch:
+    """The rows of several batches that have not ended, one below the other, in a new cache.
+
+    Example: rows `ab` and `cde` of a batch, and `f` of another: `.ab`, `cde`, `..f`
+    """
+    batches = [batch for batch in batches if batch.going]
+    whole = Batch(target, [batch.rows[b] for batch in batches for b in batch.going])
+    columns = max((len(row.prompt) + len(row.tokens) - 1 for row in whole.rows), default=0)
+    for number, layer in enumerate(whole.cache.layers if batches else ()):
+        parts = [batch.kept(number, columns) for batch in batches]
+        layer.update(*(torch.cat(part) for part in zip(*parts, strict=True)))
+    return whole
+
+
+@torch.inference_mode()
+def complete(
+    target: Target,
+    next_request: Callable[[], Request | None],
+    *,
+    batch_size: int,
+    stop: Callable[[int], bool] = lambda tokens: False,
+) -> Iterator[Request]:
+    """Continue requests, and give each out when it has ended, until none is left.
 
     Args:
-        parts: caches with the rows to keep, int64 [R].
-        columns: length of the longest kept row; what lies further left is padding and cut off.
-
-    Example: rows `ab` and `cde` of a cache, and `f` of another, with 3 columns: `.ab`, `cde`, `..f`
+        next_request: asked when rows are free; after a None it is asked again later, since a
+            request that was given out may lead to new ones.
+        batch_size: rows at a time.
+        stop: asked before every forward, given the tokens under way; True ends the run, and what
+            is under way is given out as far as it came.
     """
-    first = parts[0][0]
-    joined = RowCache(len(first.layers), columns + ROOM, pooled=first.pooled)
-    total = sum(len(row_R) for _, row_R in parts)
-    for number, layer in enumerate(joined.layers):
-        layer.lazy_initialization(*_like(first.layers[number], total))
-        layer.length = columns
-        # padding is masked, but masked NaN would still spread
-        layer.keys[:, :, :columns].zero_()
-        layer.values[:, :, :columns].zero_()
-        top = 0
-        for cache, row_R in parts:
-            source = cache.layers[number]
-            width = min(source.length, columns)
-            where = slice(top, top + len(row_R)), slice(None), slice(columns - width, columns)
-            row_R = row_R.to(source.keys.device)
-            end = slice(source.length - width, source.length)
-            layer.keys[where] = source.keys[:, :, end].index_select(0, row_R)
-            layer.values[where] = source.values[:, :, end].index_select(0, row_R)
-            top += len(row_R)
-    return joined
+    batch = Batch(target, [])
+
+    def stopped() -> bool:
+        return stop(sum(len(batch.rows[b].tokens) for b in batch.going))
+
+    while not stopped():
+        if batch.due:
+            new = list(islice(iter(next_request, None), batch_size - len(batch.going)))
+            if not (new or batch.going):
+                return
+            parts = [batch]
+            for group in prefill_groups(new):
+                if stopped():  # prompts that were not run are not begun
+                    break
+                parts.append(Batch(target, group))
+                yield from parts[-1].step()
+            batch = join(target, parts)
+        if batch.rows:
+            yield from batch.step()
+    yield from (batch.rows[b] for b in batch.going)
 
 
-def _like(layer: PreallocatedLayer, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Stand-ins with the wanted rows and the layer's heads and widths, for allocation."""
-    return (
-        layer.keys[:1].expand(rows, -1, -1, -1),
-        layer.values[:1].expand(rows, -1, -1, -1),
-    )
+def prefill_groups(requests: list[Request]) -> list[list[Request]]:
+    """Prompts of similar length together: little padding."""
+    groups: list[list[Request]] = []
+    for request in sorted(requests, key=lambda request: len(request.prompt)):
+        if groups and (len(groups[-1]) + 1) * len(request.prompt) <= TOKENS_PER_PREFILL:
+            groups[-1].append(request)
+        else:
+            groups.append([request])
+    return groups

@@ -67,7 +67,7 @@ class HeadBatch:
 
 
 def read_dialogues(path: str | Path, *, max_length: int) -> list[Dialogue]:
-    """Read the dialogues of a file, cutting each at `max_length` tokens.
+    """Read the dialogues of a file, or of a folder of make_data.py, cutting each at `max_length`.
 
     Dialogues in which no position has a known token of the assistant to predict are left out.
 
@@ -75,7 +75,8 @@ def read_dialogues(path: str | Path, *, max_length: int) -> list[Dialogue]:
         BadInput: the file is missing, a line is broken (its number is given), or there is nothing
             to learn.
     """
-    dialogues = []
+    dialogues, path = [], Path(path)
+    path = path / "records" / "dialogues.jsonl" if path.is_dir() else path
     for number, row in read_records(path):
         try:
             dialogue = _dialogue(row)

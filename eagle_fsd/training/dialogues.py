@@ -1,236 +1,214 @@
-"""From drawn records to training dialogues: what is asked of the target, what is dropped, and why.
+"""From candidates to training dialogues: what is asked of the target, what is dropped, and why.
 
-Draws are numbered, and what is random about one depends on its number, so that a broken run and an
-unbroken one make the same dialogues. (Of two that the target begins with the same words, the one
-whose turn ends first is kept.) Sampling itself is generate.py's business, files are journal.py's.
+What is random about a candidate depends on its number, so that a broken run and an unbroken one
+make the same dialogues. (Of two that the target begins with the same words, the one whose turn ends
+first is kept.) Sampling itself is generate.py's business.
 """
 
+import math
 import random
+import time
 from collections import Counter, deque
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Generator, Iterator
 
 from jinja2 import TemplateError
+from tqdm import tqdm
 
 from eagle_fsd.config import BadInput
-from eagle_fsd.models.chat import Message
-from eagle_fsd.models.generate import Completion, Request
+from eagle_fsd.models.generate import Request
+from eagle_fsd.runs.folder import Run
 from eagle_fsd.training.contamination import Benchmarks
 from eagle_fsd.training.data_options import DataOptions
-from eagle_fsd.training.prompts import SELF, Draw
+from eagle_fsd.training.prompts import ASSISTANT, SELF, SYSTEM, USER, Candidate, Conversation
 from eagle_fsd.training.template import ChatFormat
 
-REFUSED = "template refuses it"  # the chat template raises: no system messages, say
 TURN_TOKENS = 96  # a user turn of the target's own that does not end within these is thrown away
 # A target that does not end its own turns would be asked for ever.
 TURNS_TRIED, TURNS_KEPT = 128, 1 / 8  # after so many turns, the least share that must be usable
 
+# Yields what the target is to say next, goes on when that has been said, and returns the row.
+Making = Generator[Request, None, dict | None]
 
-Row = dict[str, object]  # a finished dialogue as it is written
+
+class Dropped(Exception):  # noqa: N818  (no error)
+    """A candidate becomes no dialogue; the text says why."""
 
 
 class DialogueMaker:
-    """Asks for what is needed next, and turns what comes back into rows.
+    """Makes candidates into dialogues while the limits allow, and records what becomes of them.
 
     Args:
+        options: how many, and how.
+        run: with what was made before; gets "dialogues" and "dropped".
+        candidates: those of this process, without the ones that are done.
         chat: the target's chat template.
-        draws: candidates in order; those already done are left out by the caller.
-        records: source -> its conversations (None: malformed).
-        options: how.
         benchmarks: prompts that are dropped.
         end_ids: tokens that end an answer.
-        seen: first user turns of dialogues that are kept already.
-        may_begin: given the number of dialogues under way, whether one more may begin.
-        keep: called with a finished dialogue's row.
-        drop: called with a dropped candidate's number and the reason.
     """
 
     def __init__(
         self,
-        chat: ChatFormat,
-        draws: Iterable[Draw],
-        records: dict[str, list[list[Message] | None]],
         options: DataOptions,
+        run: Run,
+        candidates: Iterator[Candidate],
+        chat: ChatFormat,
         benchmarks: Benchmarks,
-        *,
         end_ids: frozenset[int],
-        seen: set[str],
-        may_begin: Callable[[int], bool],
-        keep: Callable[[Row], None],
-        drop: Callable[[int, str], None],
     ):
-        self.chat = chat
-        self.records = records
-        self.options = options
-        self.benchmarks = benchmarks
-        self.end_ids = end_ids
-        self.seen = seen
-        self.may_begin = may_begin
-        self.keep = keep
-        self.drop = drop
-        self._draws: Iterator[Draw] = iter(draws)
-        self._asked = 0  # user turns that the target is writing
-        self._running: dict[int, Generator[Request, Completion, Row | str]] = {}
+        self.options, self.run, self.candidates = options, run, candidates
+        self.chat, self.benchmarks, self.end_ids = chat, benchmarks, end_ids
+        rows = run.records["dialogues"].values()
+        before = sum(sum(row["loss_mask"]) for row in rows)
+        self._seen = {row["user"] for row in rows}
+        self._began = time.monotonic() - max((row["seconds"] for row in rows), default=0.0)
+        self._dialogues_left = (options.dialogues or math.inf) - len(rows)
+        self._tokens_left = (options.answer_tokens or math.inf) - before
+        self._dialogues = self._tokens = 0  # of this process and session
+        self._own_turns: Counter[str] = Counter()  # what became of them; "" is well
+        self._under_way: dict[Request, tuple[Candidate, Making]] = {}
         self._ready: deque[Request] = deque()
-        self._user_prefix = chat.user_prefix() if SELF in records else None
-        self._turns: Counter[str] = Counter()  # what became of the target's own, "" is well
-
-    def next_request(self) -> Request | None:
-        """The next thing to be sampled; None if nothing is to be sampled now."""
-        while not self._ready and self.may_begin(self._asked + len(self._running)):
-            draw = next(self._draws, None)
-            if draw is None:
-                break
-            if draw.source == SELF:
-                self._asked += 1
-                prefix, ends = self._user_prefix
-                seed = self._seed(draw, "turn")
-                return Request(draw, prefix, TURN_TOKENS, 1.0, ends, seed)
-            messages = self.records[draw.source][draw.record]
-            self._begin(draw, messages or [], "" if messages else "malformed")
-        return self._ready.popleft() if self._ready else None
-
-    def receive(self, completion: Completion) -> None:
-        """Take what was sampled for a request."""
-        draw = completion.request.key
-        if draw.number in self._running:
-            return self._go_on(draw, completion)
-        if not completion.finished and len(completion.tokens) < TURN_TOKENS:
-            return  # the clock cut a user turn: more time asks for it again
-        self._asked -= 1
-        turn = self.chat.text(completion.tokens).strip()
-        problem = "" if turn else "empty turn"
-        if not completion.finished:
-            problem = "unfinished turn"
-        self._turns[problem] += 1
-        self._check_turns()
-        self._begin(draw, [{"role": "user", "content": turn}], problem)
-
-    def _check_turns(self) -> None:
-        """Refuse a target that cannot write user turns.
-
-        Raises:
-            BadInput: names what became of them.
-        """
-        tried = self._turns.total()
-        if tried >= TURNS_TRIED and self._turns[""] < TURNS_KEPT * tried:
-            found = ", ".join(f"{n} {problem}" for problem, n in self._turns.items() if problem)
-            raise BadInput(
-                f"source self yields too little: of {tried} user turns that the target began, "
-                f"{self._turns['']} ended within {TURN_TOKENS} tokens ({found}); give prompts by "
-                "other --sources"
-            )
-
-    def _problem(self, messages: list[Message]) -> str:
-        if _first_turn(messages) in self.seen:
-            return "duplicate"
-        for message in messages:
-            if message["role"] == "user" and (name := self.benchmarks.find(message["content"])):
-                return f"in {name}"
-        first = 2 if messages[0]["role"] == "system" else 1
-        try:
-            prompt = self.chat.prompt(messages[:first])
-        except TemplateError:
-            return REFUSED
-        return "prompt too long" if len(prompt) > self.options.max_prompt_tokens else ""
-
-    def _begin(self, draw: Draw, messages: list[Message], problem: str) -> None:
-        """Go on from a candidate's user turns, unless there is a problem with them."""
-        problem = problem or self._problem(messages)
-        if problem:
-            return self._end(draw, problem)
-        self.seen.add(_first_turn(messages))
-        if self.options.answers == "given" and draw.source != SELF:
-            return self._end(draw, self._given(draw, messages))
-        self._running[draw.number] = self._rewritten(draw, messages)
-        self._go_on(draw, None)
-
-    def _go_on(self, draw: Draw, completion: Completion | None) -> None:
-        """Hand a dialogue what was sampled for it, and take its next request or its end."""
-        try:
-            self._ready.append(self._running[draw.number].send(completion))
-        except StopIteration as end:
-            del self._running[draw.number]
-            self._end(draw, end.value)
-
-    def _end(self, draw: Draw, outcome: Row | str) -> None:
-        if isinstance(outcome, str):
-            self.drop(draw.number, outcome)
-        else:
-            self.keep(outcome)
-
-    def _given(self, draw: Draw, messages: list[Message]) -> Row | str:
-        """A dialogue with the data's own answers, or why it is dropped."""
-        if messages[-1]["role"] == "user":
-            messages = messages[:-1]
-        if not any(m["role"] == "assistant" for m in messages):
-            return "no answer given"
-        try:
-            tokens = self.chat.given(messages)
-        except TemplateError:
-            return REFUSED
-        if tokens is None or 1 not in tokens[1]:
-            return "template differs"
-        return self._row(draw, messages, *tokens, temperature=None, finished=True)
-
-    def _rewritten(
-        self, draw: Draw, messages: list[Message]
-    ) -> Generator[Request, Completion, Row | str]:
-        """A dialogue whose answers the target writes, turn by turn: yields what is to be sampled,
-        is sent what was, and returns its row or why it is dropped."""
-        seed = self._seed(draw, "temperature")
-        temperature = random.Random(seed).choice(self.options.temperatures)
-        said = [m for m in messages[:1] if m["role"] == "system"]
-        ids: list[int] = []
-        mask: list[int] = []
-        for turn in [m for m in messages if m["role"] == "user"]:
-            try:
-                longer = (
-                    self.chat.extend(ids, said, turn["content"])
-                    if ids
-                    else self.chat.prompt([*said, turn])
-                )
-            except TemplateError:
-                return REFUSED
-            if longer is None or len(longer) > self.options.max_prompt_tokens:
-                break  # of the first turn it is known that it is short enough
-            said.append(turn)
-            completion = yield Request(
-                draw,
-                longer,
-                self.options.max_new_tokens,
-                temperature,
-                self.end_ids,
-                self._seed(draw, f"answer {len(said)}"),
-            )
-            # tokens that came before the answer were asked
-            mask += [0] * (len(longer) - len(mask)) + [1] * len(completion.tokens)
-            ids = longer + completion.tokens
-            said.append({"role": "assistant", "content": self.chat.text(completion.tokens)})
-            if not completion.finished:
-                break
-        if not said[-1]["content"].strip():
-            return "empty answer"
-        return self._row(
-            draw, said, ids, mask, temperature=temperature, finished=completion.finished
+        self._bar = tqdm(
+            desc="answer tokens",
+            unit="tok",
+            total=options.answer_tokens or None,
+            initial=before,
+            disable=not run.processes.is_main,
         )
 
-    def _row(
-        self, draw: Draw, messages: list[Message], ids: list[int], mask: list[int], **how: object
-    ) -> Row:
+    def next_request(self) -> Request | None:
+        """What the target is to say next; None if there is nothing now."""
+        while not self._ready and self._may_begin():
+            candidate = next(self.candidates, None)
+            if candidate is None:
+                break
+            self._go_on(candidate, self._make(candidate))
+        return self._ready.popleft() if self._ready else None
+
+    def receive(self, request: Request) -> None:
+        """Go on with what the target has said."""
+        self._go_on(*self._under_way.pop(request))
+
+    def out_of_time(self, tokens_under_way: int) -> bool:
+        """Asked at every step, so what is under way is shown before anything is finished."""
+        self._bar.set_postfix(dialogues=self._dialogues, under_way=tokens_under_way)
+        return 0 < 60 * self.options.minutes <= time.monotonic() - self._began
+
+    def _may_begin(self) -> bool:
+        """Whether one more dialogue may begin; those under way count with the average length."""
+        processes, under_way = self.run.processes, len(self._under_way)
+        mean = self._tokens / self._dialogues if self._dialogues else self.options.max_new_tokens
+        dialogues = (self._dialogues + under_way) * processes.count + processes.index
+        tokens = (self._tokens + under_way * mean) * processes.count
+        return dialogues < self._dialogues_left and tokens < self._tokens_left
+
+    def _go_on(self, candidate: Candidate, making: Making) -> None:
+        try:
+            request = next(making)
+        except StopIteration as end:
+            if end.value is not None:
+                self._keep(end.value)
+        except (Dropped, TemplateError) as error:
+            # a template may refuse system messages, say
+            reason = str(error) if isinstance(error, Dropped) else "template refuses it"
+            self.run.add("dropped", {"id": candidate.number, "reason": reason})
+        else:
+            self._under_way[request] = candidate, making
+            self._ready.append(request)
+
+    def _keep(self, row: dict) -> None:
+        self.run.add("dialogues", row | {"seconds": round(time.monotonic() - self._began, 1)})
+        self._dialogues += 1
+        self._tokens += sum(row["loss_mask"])
+        self._bar.update(sum(row["loss_mask"]))
+
+    def _make(self, candidate: Candidate) -> Making:
+        """A candidate's dialogue; None if the clock cut it before it began, to be asked again."""
+        conversation = candidate.conversation
+        if candidate.source == SELF:
+            prefix, ends = self.chat.user_prefix()
+            request = Request(prefix, TURN_TOKENS, 1.0, ends, self._seed(candidate, "turn"))
+            yield request
+            if not request.ended:
+                return None
+            conversation = [{"role": USER, "content": self._own_turn(request)}]
+        if conversation is None:
+            raise Dropped("malformed")
+        self._check([message["content"] for message in conversation if message["role"] == USER])
+        return (yield from self._answered(candidate, conversation))
+
+    def _own_turn(self, request: Request) -> str:
+        """The text of a user turn that the target has written.
+
+        Raises:
+            BadInput: too few of them can be used.
+        """
+        turn = self.chat.text(request.tokens).strip()
+        problem = "" if turn else "empty turn"
+        if not request.finished:
+            problem = "unfinished turn"
+        self._own_turns[problem] += 1
+        tried, well = self._own_turns.total(), self._own_turns[""]
+        if tried >= TURNS_TRIED and well < TURNS_KEPT * tried:
+            raise BadInput(
+                f"source self yields too little: of {tried} user turns that the target began, "
+                f"{well} said something and ended within {TURN_TOKENS} tokens; give prompts by "
+                "other --sources"
+            )
+        if problem:
+            raise Dropped(problem)
+        return turn
+
+    def _check(self, turns: list[str]) -> None:
+        if turns[0] in self._seen:
+            raise Dropped("duplicate")
+        for turn in turns:
+            if name := self.benchmarks.find(turn):
+                raise Dropped(f"in {name}")
+        self._seen.add(turns[0])
+
+    def _answered(self, candidate: Candidate, conversation: Conversation) -> Making:
+        """The user's turns, each with an answer of the target's or with the one that is given."""
+        options = self.options
+        said = [message for message in conversation if message["role"] == SYSTEM]
+        turns = [message for message in conversation if message["role"] == USER]
+        answers = [message for message in conversation if message["role"] == ASSISTANT]
+        rewritten = options.answers == "rewritten" or candidate.source == SELF
+        rng = random.Random(self._seed(candidate, "temperature"))
+        temperature = rng.choice(options.temperatures) if rewritten else None
+        ids: list[int] = []
+        mask: list[int] = []
+        reason = "no answer given"
+        for turn, answer in zip(turns, turns if rewritten else answers, strict=False):
+            prompt = self.chat.prompt([*said, turn], ids)
+            if prompt is None or len(prompt) > options.max_prompt_tokens:
+                reason = "prompt too long"
+                break
+            said.append(turn)
+            seed = self._seed(candidate, len(said))
+            request = Request(prompt, options.max_new_tokens, temperature, self.end_ids, seed)
+            if rewritten:
+                yield request
+            else:
+                request.tokens = self.chat.answer([*said, answer])
+            ids = prompt + request.tokens
+            mask += [0] * (len(prompt) - len(mask)) + [1] * len(request.tokens)
+            said.append({"role": ASSISTANT, "content": self.chat.text(request.tokens)})
+            if not request.finished:
+                break
+        if not ids:
+            raise Dropped(reason)
+        if not said[-1]["content"].strip():
+            raise Dropped("empty answer")
         return {
-            "id": draw.number,
-            "source": draw.source,
-            "user": _first_turn(messages),
-            "answers": sum(m["role"] == "assistant" for m in messages),
+            "id": candidate.number,
+            "source": candidate.source,
+            "user": turns[0]["content"],
             "input_ids": ids,
             "loss_mask": mask,
-            **how,
+            "temperature": temperature,
+            "finished": request.finished,
         }
 
-    def _seed(self, draw: Draw, what: str) -> int:
-        """The seed of a draw: by the run's seed, the draw's number, and what it is for."""
-        return random.Random(f"{self.options.seed}/{draw.number}/{what}").getrandbits(62)
-
-
-def _first_turn(messages: list[Message]) -> str:
-    return next(m["content"] for m in messages if m["role"] == "user")
+    def _seed(self, candidate: Candidate, what: object) -> int:
+        """Of one thing that is drawn for a candidate."""
+        return random.Random(f"{self.options.seed}/{candidate.number}/{what}").getrandbits(62)

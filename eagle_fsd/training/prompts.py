@@ -6,6 +6,7 @@ What is asked of the target's own ("self") is written in dialogues.py; here it i
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import repeat
 from pathlib import Path
 
 from eagle_fsd.config import BadInput
@@ -18,56 +19,40 @@ FORMS = (
     '{"conversations": [{"from", "value"}]}, {"messages": [{"role", "content"}]}, a text, or '
     '{"prompt"}, {"question"}, {"user"}, {"turns"}'
 )
-ROLES = {
-    "human": "user",
-    "user": "user",
-    "gpt": "assistant",
-    "assistant": "assistant",
-    "chatgpt": "assistant",
-    "bing": "assistant",
-    "bard": "assistant",
-    "system": "system",
-}
+USER, ASSISTANT, SYSTEM = "user", "assistant", "system"
+ROLES = {"human": USER} | dict.fromkeys(("gpt", "chatgpt", "bing", "bard"), ASSISTANT)
+ROLES |= {role: role for role in (USER, ASSISTANT, SYSTEM)}
+
+Conversation = list[Message]
 
 
-def parse_record(record: object) -> list[Message] | None:
+def parse_record(record: object) -> Conversation | None:
     """A record in one of FORMS as messages: an optional system message, then user and assistant by
     turns. None if it is malformed: another form, roles that do not alternate, an empty turn.
 
     A list of turns is user turns without the answers between them.
     """
     if isinstance(record, str):
-        return _checked([{"role": "user", "content": record}])
-    if not isinstance(record, dict):
+        record = {"prompt": record}
+    alternating = [USER, ASSISTANT]
+    try:
+        if turns := record.get("conversations"):
+            messages = [{"role": ROLES[m["from"]], "content": m["value"]} for m in turns]
+        elif turns := record.get("messages"):
+            messages = [{"role": ROLES[m["role"]], "content": m["content"]} for m in turns]
+        else:
+            texts = [record[key] for key in ("prompt", "question", "user") if key in record]
+            turns = record.get("turns", texts[:1])
+            messages = [{"role": USER, "content": turn} for turn in turns]
+            alternating = [USER]
+    except (AttributeError, KeyError, TypeError):
         return None
-    if isinstance(turns := record.get("conversations"), list):
-        return _checked([_message(turn, "from", "value") for turn in turns])
-    if isinstance(turns := record.get("messages"), list):
-        return _checked([_message(turn, "role", "content") for turn in turns])
-    if isinstance(turns := record.get("turns"), list):
-        return _checked([{"role": "user", "content": turn} for turn in turns], answers=False)
-    for key in ("prompt", "question", "user"):
-        if isinstance(record.get(key), str):
-            return _checked([{"role": "user", "content": record[key]}])
-    return None
-
-
-def _message(turn: object, role: str, content: str) -> Message | None:
-    if not isinstance(turn, dict) or turn.get(role) not in ROLES:
+    roles = [message["role"] for message in messages]
+    roles = roles[1:] if roles[:1] == [SYSTEM] else roles
+    if not roles or roles != (alternating * len(roles))[: len(roles)]:
         return None
-    return {"role": ROLES[turn[role]], "content": turn.get(content)}
-
-
-def _checked(messages: list[Message | None], *, answers: bool = True) -> list[Message] | None:
-    if not messages or None in messages:
-        return None
-    if not all(isinstance(m["content"], str) and m["content"].strip() for m in messages):
-        return None
-    turns = messages[1:] if messages[0]["role"] == "system" else messages
-    wanted = ("user", "assistant") if answers else ("user",)
-    if not turns or any(m["role"] != wanted[i % len(wanted)] for i, m in enumerate(turns)):
-        return None
-    return messages
+    whole = all(isinstance(m["content"], str) and m["content"].strip() for m in messages)
+    return messages if whole else None
 
 
 def read_hub(name: str) -> list:
@@ -85,18 +70,17 @@ def read_hub(name: str) -> list:
         raise BadInput(f"cannot load the hub data set {name!r} ({error})") from error
 
 
-def read_source(name: str) -> list[list[Message] | None]:
+def read_source(name: str) -> list[Conversation | None]:
     """Conversations of a source; None stands for a malformed one.
 
     Raises:
         BadInput: see read_records and read_hub; or no record has a known form.
     """
-    if name == "sharegpt":
-        records = _records(sharegpt_file())
-    elif name.startswith("hub:"):
+    if name.startswith("hub:"):
         records = read_hub(name.removeprefix("hub:"))
-    elif Path(name).is_file():
-        records = _records(name)
+    elif name == "sharegpt" or Path(name).is_file():
+        path = sharegpt_file() if name == "sharegpt" else name
+        records = [record for _, record in read_records(path)]
     else:
         raise BadInput(
             f"unknown source {name!r}: give {SELF}, sharegpt, hub:owner/name, or a file that exists"
@@ -107,55 +91,39 @@ def read_source(name: str) -> list[list[Message] | None]:
     return conversations
 
 
-def _records(path: str | Path) -> list:
-    return [record for _, record in read_records(path)]
-
-
 @dataclass(frozen=True)
-class Draw:
-    """The dialogue number `number` is to come from record `record` of a source.
+class Candidate:
+    """What a dialogue may be made of.
 
-    The target's own turns have no record: -1.
+    Attributes:
+        number: what is random about it depends on this.
+        conversation: None for a malformed record, and for source self.
     """
 
     number: int
     source: str
-    record: int
+    conversation: Conversation | None
 
 
-class Mixture:
-    """Sources with weights, drawn from in an order that depends on the seed alone.
-
-    Args:
-        weights: source -> weight.
-        sizes: source -> number of records; a source that is used up is left out from then on, and
-            `self` is never used up.
-    """
-
-    def __init__(self, weights: dict[str, float], sizes: dict[str, int], *, seed: int):
-        self.weights = weights
-        self.sizes = sizes
-        self.seed = seed
-
-    def draws(self) -> Iterator[Draw]:
-        """Draws number 0, 1, 2, ... until every source is used up."""
-        order = {}
-        for name, size in self.sizes.items():
-            order[name] = list(range(size))
-            random.Random(f"{self.seed}/order/{name}").shuffle(order[name])
-        left = dict(self.weights)
-        taken = dict.fromkeys(left, 0)
-        rng = random.Random(f"{self.seed}/mixture")
-        number = 0
-        while left:
-            (name,) = rng.choices(list(left), list(left.values()))
-            if name != SELF and taken[name] == self.sizes[name]:
-                del left[name]
-                continue
-            record = -1 if name == SELF else order[name][taken[name]]
-            taken[name] += 1
-            yield Draw(number, name, record)
+def draw_candidates(
+    weights: dict[str, float], sources: dict[str, list[Conversation | None]], *, seed: int
+) -> Iterator[Candidate]:
+    """Candidates number 0, 1, 2, ... in an order that depends on the seed alone, until every source
+    is used up; `self`, which is no key of `sources`, never is."""
+    left = {}
+    for name in weights:
+        conversations = sources.get(name, [])
+        shuffled = random.Random(f"{seed}/order/{name}").sample(conversations, len(conversations))
+        left[name] = repeat(None) if name == SELF else iter(shuffled)
+    rng = random.Random(f"{seed}/mixture")
+    number = 0
+    while left:
+        (name,) = rng.choices(list(left), [weights[name] for name in left])
+        try:
+            yield Candidate(number, name, next(left[name]))
             number += 1
+        except StopIteration:
+            del left[name]
 
 
 def parse_weights(sources: list[str]) -> dict[str, float]:
@@ -166,7 +134,7 @@ def parse_weights(sources: list[str]) -> dict[str, float]:
     """
     weights: dict[str, float] = {}
     for text in sources:
-        name, equals, weight = text.rpartition("=") if "=" in text else (text, "", "1")
+        name, _, weight = text.rpartition("=") if "=" in text else (text, "", "1")
         try:
             value = float(weight)
         except ValueError:
@@ -176,6 +144,4 @@ def parse_weights(sources: list[str]) -> dict[str, float]:
         if name in weights:
             raise BadInput(f"--sources names {name!r} twice")
         weights[name] = value
-    if not weights:
-        raise BadInput("--sources is empty: name at least one, e.g. self")
     return weights

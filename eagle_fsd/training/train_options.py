@@ -14,7 +14,7 @@ LEAST |= dict.fromkeys(("epochs", "steps", "minutes", "seed"), 0)
 
 @dataclass
 class TrainOptions:
-    data: list[str] = field(metadata={"help": "JSONL(.gz) files of dialogues, from make_data.py"})
+    data: list[str] = field(metadata={"help": "folders of make_data.py, or its JSONL(.gz) files"})
     output: str = field(metadata={"help": "folder of the head, its state and its log"})
     target: str = option("smollm2", "smollm2, a folder, a .gguf file or a hub id")
     target_device: str = option("", "where the target is; auto spreads it; empty: the process's")

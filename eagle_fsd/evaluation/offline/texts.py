@@ -18,7 +18,7 @@ from eagle_fsd.decoding.acceptance import Policy
 from eagle_fsd.decoding.drafter import RootDrafter
 from eagle_fsd.decoding.loop import DecodeConfig, StopConfig, decode
 from eagle_fsd.decoding.target import Target
-from eagle_fsd.models.generate import BatchGenerator, Request
+from eagle_fsd.models.generate import Request, complete
 from eagle_fsd.rules.fsd import Exact
 from eagle_fsd.runs.jsonl import append_line, open_rows
 
@@ -93,14 +93,13 @@ def greedy_tokens(target: Target, prompts: list[list[int]], stop: StopConfig) ->
     text is decoded by the one loop instead.
     """
     count = stop.max_new_tokens + BEYOND
-    asked = deque(
-        Request(row, prompt, count, temperature=0.0, stops=frozenset())
-        for row, prompt in enumerate(prompts)
-    )
-    generator = BatchGenerator(target, batch_size=len(prompts))
-    made = generator.run(lambda: asked.popleft() if asked else None)
-    by_row = {completion.request.key: completion.tokens for completion in made}
-    texts = [by_row[row] for row in range(len(prompts))]
+    requests = [Request(prompt, count) for prompt in prompts]
+    waiting = deque(requests)
+    for _ in complete(
+        target, lambda: waiting.popleft() if waiting else None, batch_size=len(prompts)
+    ):
+        pass
+    texts = [request.tokens for request in requests]
     return [
         text if target.rescore(prompt, text)[0] == 1.0 else _decoded(target, prompt, count)
         for prompt, text in zip(prompts, texts, strict=True)
