@@ -22,7 +22,7 @@ from lm_eval.tasks import TaskManager
 from tiny_folder import write_random_head, write_target
 
 from eagle_fsd.config import BadInput
-from eagle_fsd.tasks.harness_model import FuzzyLM, HarnessOptions, read_generation
+from eagle_fsd.tasks.harness_model import FuzzyLM, HarnessOptions
 
 TREE = {"tree": "7x3x3"}
 POSITIONS = 60
@@ -121,34 +121,31 @@ def test_seeds_are_of_prompt_and_repeat(models):
     assert lm.metrics()["task"]["answers"] == 4 * n + 2
 
 
-def test_all_requests_are_checked_before_the_first_is_answered(models):
+def test_generation_kwargs(models):
+    """lm-eval's meanings: greedy unless sampling is asked for; aliases of the budget. What cannot
+    be had is told before the first request is answered."""
     lm = fuzzy_lm(models, arm="fsd:0.3,logits=processed")
-    sampled = {"do_sample": True, "temperature": 0.5}
-    asked = [("Why?", sampled | {"max_gen_toks": 9}), ("Why?", {"num_beams": 4})]
-    asked = instances("generate_until", asked)
-    with pytest.raises(BadInput, match="num_beams=4"):
-        lm.generate_until(asked)
-    with pytest.raises(BadInput, match="processed"):
-        lm.generate_until(generations())
-    with pytest.raises(BadInput, match="no room for a prompt"):
-        lm.generate_until(generations(max_gen_toks=POSITIONS, **sampled))
+
+    def read(**settings) -> tuple:
+        (asked,) = instances("generate_until", [("Why?", {"max_gen_toks": 9} | settings)])
+        _, sampling, stop = lm.read_request(asked)
+        return sampling.temperature, sampling.top_k, sampling.top_p, stop.max_new_tokens
+
+    assert read(temperature=0.7, num_beams=1) == (0.7, 0, 1.0, 9)
+    assert read(temperature=1, top_p=0.9, top_k=3, do_sample=True) == (1, 3, 0.9, 9)
+    wrong = {
+        "num_beams .4.": {"num_beams": 4, "temperature": 1},
+        "repetition_penalty .1.1.": {"repetition_penalty": 1.1},
+        "'warm'.*cannot be read": {"temperature": "warm"},
+        "processed": {"temperature": 0.7, "do_sample": False},  # the arm needs sampling
+        "max_gen_toks .below the target's 60": {"max_gen_toks": POSITIONS, "temperature": 1},
+    }
+    for told, settings in wrong.items():
+        right = ("Why?", {"temperature": 1.0, "max_gen_toks": 9})
+        asked = instances("generate_until", [right, ("Why?", {"max_gen_toks": 9} | settings)])
+        with pytest.raises(BadInput, match=told):
+            lm.generate_until(asked)
     assert lm.metrics() == {}
-
-
-def test_generation_kwargs():
-    """lm-eval's meanings: greedy unless sampling is asked for; aliases of the budget."""
-    sampling, budget, until = read_generation({"until": ["\n", ""], "num_beams": 1}, 256)
-    assert (sampling.temperature, budget, until) == (0, 256, ("\n",))
-    assert read_generation({"temperature": 0.7}, 9)[0].temperature == 0.7
-    assert read_generation({"temperature": 0.7, "do_sample": False}, 9)[0].temperature == 0
-    sampling, budget, _ = read_generation(
-        {"max_new_tokens": 5, "temperature": 1, "top_p": 0.9, "top_k": 3}, 9
-    )
-    assert (sampling.top_p, sampling.top_k, budget) == (0.9, 3, 5)
-    with pytest.raises(BadInput, match="repetition_penalty=1.1"):
-        read_generation({"repetition_penalty": 1.1}, 9)
-    with pytest.raises(BadInput, match="'warm'.*cannot be read"):
-        read_generation({"temperature": "warm", "do_sample": True}, 9)
 
 
 def test_answer_cache_is_of_one_set_of_options_and_weights(models, tmp_path):
@@ -182,7 +179,7 @@ def test_answer_cache_and_repeats(models, tmp_path):
         asked = instances("generate_until", [("Why?", settings)], repeats=2)
         return cached.generate_until(asked * 2)
 
-    with pytest.raises(BadInput, match="temperature=1 .* all 2 repeats .* do_sample=true"):
+    with pytest.raises(BadInput, match="temperature .with --use_cache only beside do_sample=true"):
         ask()
     assert cached.lm.metrics() == {}
     once = ask(do_sample=True)

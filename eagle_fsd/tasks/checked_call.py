@@ -18,20 +18,22 @@ import socket
 import sys
 from typing import TextIO
 
+MEMORY_BYTES = 1 << 30  # of address space
 FILE_BYTES = 1 << 20
 OPEN_FILES = 64
 
 
-def limit(seconds: float, memory_bytes: int, processes: int) -> None:
-    """Bound this process, for good; the number of processes only if it is above 0."""
+def limit(seconds: float, processes: int | None) -> None:
+    """Bound this process, for good; None: any number of processes."""
     bounds = {
         resource.RLIMIT_CPU: math.ceil(seconds) + 1,
-        resource.RLIMIT_AS: memory_bytes,
+        resource.RLIMIT_AS: MEMORY_BYTES,
         resource.RLIMIT_FSIZE: FILE_BYTES,
         resource.RLIMIT_NOFILE: OPEN_FILES,
         resource.RLIMIT_CORE: 0,
     }
-    bounds |= {resource.RLIMIT_NPROC: processes} if processes else {}
+    if processes is not None:
+        bounds[resource.RLIMIT_NPROC] = processes
     for kind, value in bounds.items():
         hard = resource.getrlimit(kind)[1]
         value = value if hard == resource.RLIM_INFINITY else min(value, hard)
@@ -104,7 +106,7 @@ def main() -> None:
     nothing = os.open(os.devnull, os.O_RDWR)
     for standard in (0, 1) if role == "check" else (0, 1, 2):
         os.dup2(nothing, standard)
-    limit(request["seconds"], request["memory_bytes"], request["processes"])
+    limit(request["seconds"], request["processes"])
     if role == "answer":
         serve(wire, request)
     print(receive(wire), file=sys.stderr, flush=True)

@@ -9,7 +9,6 @@ import json
 import logging
 import zlib
 from collections import Counter
-from collections.abc import MutableMapping
 from dataclasses import asdict, dataclass, fields, replace
 
 import torch
@@ -35,7 +34,6 @@ from eagle_fsd.runs.provenance import describe_run, weights_digest
 
 NAME = "eagle_fsd"  # as --model, in the results file, and the key of lm-eval's answer cache
 WARM_UP_TOKENS = 8
-SETTINGS = {"until", "max_gen_toks", "do_sample", "temperature", "top_k", "top_p"}
 SHOWN = ("tokens_per_second", "tokens_per_answer", "tokens_per_round", "fuzzy_share")
 SHOWN += ("regret_per_token", "tv_per_token")
 
@@ -170,27 +168,37 @@ class FuzzyLM(HFLM):
         """What lm-eval asks for, as the loop takes it; the prompt truncated from the left to leave
         room for the budget.
 
+        As in lm-eval: greedy unless do_sample or a temperature is given, and greedy with
+        do_sample=False. top_k and top_p are off unless given.
+
         Raises:
-            BadInput: it cannot be answered so.
+            BadInput: a setting that is out of range or that decoding here does not have.
         """
         context, gen_kwargs = request.args
-        sampling, budget, until = read_generation(gen_kwargs, self.max_gen_toks)
-        # CachingLM knows sampling by do_sample alone (lm-eval 0.4.13)
-        sampled_unknown = sampling.temperature > 0 and not gen_kwargs.get("do_sample")
-        if self.cache_hook.dbdict is not None and sampled_unknown and (request.repeats or 1) > 1:
-            raise BadInput(
-                f"--use_cache with temperature={sampling.temperature:g} and no do_sample would "
-                f"give all {request.repeats} repeats of a request one text: add do_sample=true to "
-                "--gen_kwargs"
+        try:
+            settings = dict(normalize_gen_kwargs(gen_kwargs, self.max_gen_toks))
+            budget, until = settings.pop("max_gen_toks"), filter(None, settings.pop("until"))
+            temperature = float(settings.pop("temperature", 0.0))
+            sampling = SamplingConfig(
+                temperature if settings.pop("do_sample") else 0.0,
+                int(settings.pop("top_k", 0)),
+                float(settings.pop("top_p", 1.0)),
             )
-        stop = replace(self.loaded.stop(budget, until), decode=self.tokenizer.decode)
-        self.arm.policy(sampling).check(self._drafter)
+        except (KeyError, TypeError, ValueError) as error:
+            raise BadInput(f"generation_kwargs {gen_kwargs} cannot be read: {error}") from error
+        if settings.get("num_beams") == 1:
+            del settings["num_beams"]
+        # CachingLM knows sampling by do_sample alone (lm-eval 0.4.13)
+        if self.cache_hook.dbdict is not None and "do_sample" not in gen_kwargs and temperature > 0:
+            settings["temperature"] = "with --use_cache only beside do_sample=true"
         room = self.max_length - budget
         if room < 1:
-            raise BadInput(
-                f"max_gen_toks {budget} leaves no room for a prompt in {self.max_length} tokens: "
-                "lower it with --gen_kwargs"
-            )
+            settings["max_gen_toks"] = f"below the target's {self.max_length} positions"
+        if settings:
+            told = ", ".join(f"{name} ({value})" for name, value in settings.items())
+            raise BadInput(f"generation_kwargs: eagle_fsd has no {told}; mend it by --gen_kwargs")
+        self.arm.policy(sampling).check(self._drafter)
+        stop = replace(self.loaded.stop(budget, tuple(until)), decode=self.tokenizer.decode)
         prompt = self.tok_encode(context) or [self.prefix_token_id]
         if len(prompt) > room:
             log.warning("prompt of %d tokens truncated from the left to %d", len(prompt), room)
@@ -211,13 +219,27 @@ class FuzzyLM(HFLM):
         self._every_record = sum(self.gather_object(self._records) or [], [])
 
     def set_cache_hook(self, cache_hook: CacheHook) -> None:
-        """lm-eval's answer cache; see claim_cache."""
+        """lm-eval's answer cache, which knows a request but not who answered it: marked with the
+        options and weights of its answers.
+
+        Raises:
+            BadInput: it holds answers made with others.
+        """
         super().set_cache_hook(cache_hook)
-        if cache_hook.dbdict is not None:
-            weights = weights_digest(self.loaded.target.model)
-            answering = asdict(self.options) | {"device": None, "weights": weights}
-            answering["head"] = getattr(self._drafter, "fingerprint", "")
-            claim_cache(cache_hook.dbdict, json.dumps(answering))
+        cache = cache_hook.dbdict
+        if cache is None:
+            return
+        answering = asdict(self.options) | {"device": None}
+        answering["weights"] = weights_digest(self.loaded.target.model)
+        answering["head"] = getattr(self._drafter, "fingerprint", "")
+        mark = json.dumps(answering)
+        made_with = cache.get(NAME) if len(cache) else mark
+        if made_with != mark:
+            raise BadInput(
+                f"--use_cache holds answers made with {made_with or 'another model'}; asked for "
+                f"is {mark}: name another cache"
+            )
+        cache[NAME] = mark
 
     def metrics(self) -> dict[str, dict]:
         """Rows of metrics of the answers made so far, by task; those from a cache are not in them.
@@ -242,47 +264,3 @@ class FuzzyLM(HFLM):
         run = describe_run(self.options.device) | {"processes": self.world_size}
         run["engine"] = self.loaded.target.engine.name
         return {NAME: {"options": options, "run": run, "generation": metrics}}
-
-
-def read_generation(
-    gen_kwargs: dict[str, object], max_gen_toks: int
-) -> tuple[SamplingConfig, int, tuple[str, ...]]:
-    """What a task's generation_kwargs ask for: the sampling, the budget, the stop strings.
-
-    As in lm-eval: greedy unless do_sample or a temperature is given, and greedy with
-    do_sample=False. top_k and top_p are off unless given.
-
-    Raises:
-        BadInput: a setting that is out of range or that decoding here does not have.
-    """
-    try:
-        settings = dict(normalize_gen_kwargs(gen_kwargs, max_gen_toks))
-        temperature = float(settings.get("temperature", 0.0)) if settings["do_sample"] else 0.0
-        top_k, top_p = int(settings.get("top_k", 0)), float(settings.get("top_p", 1.0))
-    except (TypeError, ValueError) as error:
-        raise BadInput(f"generation_kwargs {gen_kwargs} cannot be read: {error}") from error
-    if settings.get("num_beams") == 1:
-        del settings["num_beams"]
-    unknown = [f"{name}={value}" for name, value in settings.items() if name not in SETTINGS]
-    if unknown:
-        raise BadInput(
-            f"generation_kwargs {', '.join(unknown)} cannot be had with eagle_fsd; known: "
-            f"{', '.join(sorted(SETTINGS))}"
-        )
-    until = tuple(string for string in settings["until"] if string)
-    return SamplingConfig(temperature, top_k, top_p), settings["max_gen_toks"], until
-
-
-def claim_cache(cache: MutableMapping, answering: str) -> None:
-    """Mark a new cache, which knows a request but not who answered it, with options and weights.
-
-    Raises:
-        BadInput: the cache holds answers made with others.
-    """
-    made_with = cache.get(NAME) if len(cache) else answering
-    if made_with != answering:
-        raise BadInput(
-            f"--use_cache holds answers made with {made_with or 'another model'}; asked for "
-            f"is {answering}: name another cache"
-        )
-    cache[NAME] = answering

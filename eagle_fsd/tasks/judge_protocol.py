@@ -25,8 +25,6 @@ PROMPTS = {"single": ("single-v1", "single-math-v1"), "pairwise": ("pair-v2", "p
 PREFERENCES = {"[[A]]": "A", "[[B]]": "B", "[[C]]": "tie"}  # the first that occurs
 TOP_RATING = 10
 
-Turns = dict[int | str, list[str]]  # question_id -> a text a turn
-
 
 @dataclass(frozen=True)
 class JudgeRequest:
@@ -87,34 +85,36 @@ def read_requests(
     needed = baseline if mode == "pairwise" else None
     if needed and needed not in records:
         raise BadInput(f"--baseline {needed}: no such arm; the run has {', '.join(records)}")
-    answers: dict[int, dict[str, Turns]] = {}  # of each choice, by arm
-    for arm, rows in records.items():
-        for row in rows:
-            turns = answers.setdefault(row.get("choice", 0), {}).setdefault(arm, {})
-            turns[row["question_id"]] = [turn["text"] for turn in row["turns"]]
-    unknown = {row["question_id"] for rows in records.values() for row in rows}
+    answers = {
+        (arm, row["question_id"], row.get("choice", 0)): [turn["text"] for turn in row["turns"]]
+        for arm, rows in records.items()
+        for row in rows
+    }
+    unknown = {question_id for _, question_id, _ in answers}
     unknown -= {question.question_id for question in questions}
     if unknown:
         raise BadInput(
             f"the question file lacks {', '.join(sorted(map(str, unknown))[:5])}, which the run "
             "answered: name the run's own with --question_file"
         )
+    choices = sorted({choice for _, _, choice in answers})
     requests = []
-    for question, arm, (choice, found) in product(questions, records, sorted(answers.items())):
-        answered = [found.get(name, {}).get(question.question_id) for name in (arm, needed or arm)]
-        if None in answered or arm == needed:
+    for question, arm, choice in product(questions, records, choices):
+        places = [(name, question.question_id, choice) for name in (arm, needed or arm)]
+        shown = [answers[place] for place in places if place in answers]
+        if len(shown) < 2 or arm == needed:
             continue
-        both = dict(zip(("answer_a", "answer_b"), answered, strict=True))
-        swapped = dict(zip(("answer_a", "answer_b"), answered[::-1], strict=True))
-        games = [both, swapped] if needed else [{"answer": answered[0]}]
-        turns = min(2 if len(question.turns) == 2 else 1, *map(len, answered))
-        for turn, (game, shown) in product(range(1, turns + 1), enumerate(games, start=1)):
+        last = min(2 if len(question.turns) == 2 else 1, *map(len, shown))
+        for turn, game in product(range(1, last + 1), (1, 2) if needed else (1,)):
             stem = PROMPTS[mode][question.category in REFERENCED]
             prompt = prompts[stem + ("-multi-turn" if turn == 2 else "")]
-            texts = {"system": prompt["system_prompt"]}
+            first, second = shown if game == 1 else shown[::-1]
             reference = references.get(question.turns[0], question.reference)
-            texts["user"] = _fill(prompt["prompt_template"], turn, question, shown, reference)
-            messages = [{"role": role, "content": text} for role, text in texts.items() if text]
+            texts = {"question": question.turns, "ref_answer": reference}
+            texts |= {"answer": first, "answer_a": first, "answer_b": second}
+            user = _fill(prompt["prompt_template"], texts, question)
+            messages = [("system", prompt["system_prompt"]), ("user", user)]
+            messages = [{"role": role, "content": text} for role, text in messages if text]
             place = question.question_id, question.category, choice, turn, arm, needed, game
             requests.append(JudgeRequest(*place, prompt["name"], messages))
     return requests
@@ -130,23 +130,18 @@ def _own_questions(run_folder: Path) -> Path:
         raise BadInput(f"{path} is damaged ({error!r})") from error
 
 
-def _fill(
-    template: str, turn: int, question: Question, shown: dict[str, list[str]], reference: list[str]
-) -> str:
-    """The user message: of the second turn both turns are shown."""
-    texts = {"question": question.turns} | shown
-    if turn == 1:
-        values = {name: turns[0] for name, turns in texts.items()}
-    else:
-        values = {f"{name}_{i}": turns[i - 1] for name, turns in texts.items() for i in (1, 2)}
-    if question.category in REFERENCED:
-        if len(reference) < turn:
-            raise BadInput(
-                f"question {question.question_id} ({question.category}) has no reference answer to "
-                f"turn {turn}: add `reference`, a text a turn, to the question file"
-            )
-        values |= {f"ref_answer_{i}": reference[i - 1] for i in range(1, turn + 1)}
-    return template.format(**values)
+def _fill(template: str, texts: dict[str, list[str]], question: Question) -> str:
+    """The user message; a name is that of all turns' first text, NAME_2 of the second's."""
+    values = {name: turns[0] for name, turns in texts.items() if turns}
+    for name, turns in texts.items():
+        values |= {f"{name}_{turn}": text for turn, text in enumerate(turns, start=1)}
+    try:
+        return template.format(**values)
+    except KeyError as error:
+        raise BadInput(
+            f"question {question.question_id} ({question.category}) has no {error}: add `reference`"
+            ", a right answer a turn, to the question file"
+        ) from error
 
 
 def parse_verdict(reply: str, *, pairwise: bool) -> float | str | None:

@@ -1,7 +1,7 @@
 """Where tasks come from: local files and HumanEval's package. All zero-shot, without a hub.
 
-Each set has a function from its rows to questions, which makes the chat prompt of its docstring.
-What lm-evaluation-harness has beside is asked through evaluate/harness.py.
+Each set has a function from its rows, whose keys its docstring names, to questions. What
+lm-evaluation-harness has beside is asked through evaluate/harness.py.
 """
 
 from collections.abc import Callable
@@ -26,37 +26,25 @@ class Task:
 
 
 def gsm8k(row: dict, number: int) -> Question:
-    """{question, answer "... #### 42"}.
-
-    Prompt: the question, an empty line, "Solve this step by step. Give the answer as a number at
-    the end."
-    """
+    """{question, answer "... #### 42"}; numbered by row."""
     _, mark, gold = row["answer"].rpartition("####")
     if not mark or not gold.strip():
         raise ValueError("no #### with a number behind it in answer")
-    prompt = (
-        f"{row['question'].strip()}\n\nSolve this step by step. Give the answer as a number "
-        "at the end."
-    )
+    request = "Solve this step by step. Give the answer as a number at the end."
+    prompt = f"{row['question'].strip()}\n\n{request}"
     return Question(f"gsm8k/{number}", "gsm8k", [prompt], [gold.strip()])
 
 
 def ifeval(row: dict, number: int) -> Question:
-    """{key, prompt, instruction_id_list, kwargs}. Prompt: as it is."""
+    """{key, prompt, instruction_id_list, kwargs}."""
     extra = {name: row[name] for name in INSTRUCTIONS}
     return Question(row["key"], "ifeval", [row["prompt"]], [], extra)
 
 
 def humaneval(row: dict, number: int) -> Question:
-    """{task_id, prompt, test, entry_point}.
-
-    Prompt: "Complete this Python function. Answer with the whole function in one code block." and
-    the problem's prompt in a Python block.
-    """
-    prompt = (
-        "Complete this Python function. Answer with the whole function in one code block.\n\n"
-        f"```python\n{row['prompt'].strip()}\n```"
-    )
+    """{task_id, prompt, test, entry_point}."""
+    request = "Complete this Python function. Answer with the whole function in one code block."
+    prompt = f"{request}\n\n```python\n{row['prompt'].strip()}\n```"
     extra = {name: row[name] for name in FIELDS}
     return Question(row["task_id"], "humaneval", [prompt], [], extra)
 
@@ -91,14 +79,13 @@ def read_task(source: str) -> Task:
 
 
 def _read_set(kind: str, path: Path) -> list[Question]:
-    """The questions of a set's own file; gsm8k's ids are numbered by row."""
     questions: dict[int | str, Question] = {}
     for line, row in read_records(path):
         try:
             question = SETS[kind][0](row, len(questions))
             if not question.turns[0].strip() or question.question_id in questions:
                 raise ValueError(f"the id {question.question_id!r} occurs twice, or has no prompt")
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
+        except (AttributeError, LookupError, TypeError, ValueError) as error:
             raise BadInput(f"{path}, line {line} is no row of {kind} ({error!r:.200})") from error
         questions[question.question_id] = question
     if not questions:
