@@ -93,19 +93,15 @@ EAGLE3_WEIGHTS = {
     ),
     "d2t beyond the vocabulary": (
         eagle3_tensors() | {"d2t": eagle3_tensors()["d2t"] + 1},
-        "d2t must lead to ascending tokens of 0..40, it leads to [2, 3, 6, 8, 9, 14, 21,",
+        "d2t leads to [2, 3, 6, 8, 9, 14, 21, 22, 31, 40, 41], not to ascending tokens of 0..40",
     ),
     "d2t out of order": (
         eagle3_tensors() | {"d2t": torch.arange(0, -2 * R, -2) + 20},
-        "it leads to [20, 19, 18",
+        "d2t leads to [20, 19, 18",
     ),
     "d2t of fractions": (
         eagle3_tensors() | {"d2t": eagle3_tensors()["d2t"].float()},
         "d2t has dtype torch.float32",
-    ),
-    "t2d of other tokens": (
-        eagle3_tensors() | {"t2d": torch.ones(V, dtype=torch.bool)},
-        "t2d marks other tokens than d2t leads to",
     ),
 }
 FULL = eagle3_tensors(rows=V) | {"d2t": torch.ones(V, dtype=torch.int64)}

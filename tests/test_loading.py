@@ -1,13 +1,9 @@
 """Targets and heads by name: what loads, and what is refused before any weights are read."""
 
-import time
 from pathlib import Path
 
-import huggingface_hub.constants
 import pytest
 import torch
-from head_files import SIZES as HEAD_SIZES
-from head_files import TargetShape, eagle_tensors, save
 from tiny import FAMILIES, SIZES, prompt_tokens, random_model
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
@@ -17,7 +13,6 @@ from transformers import (
     Lfm2Config,
     Llama4TextConfig,
     MambaConfig,
-    PretrainedConfig,
     PreTrainedTokenizerFast,
     T5Config,
 )
@@ -25,12 +20,6 @@ from transformers import (
 from eagle_fsd.api import load
 from eagle_fsd.config import BadInput
 from eagle_fsd.models.load import load_head, load_target, load_target_config
-
-
-@pytest.fixture
-def offline(monkeypatch):
-    """No network, said beforehand: a machine without one retries for half a minute otherwise."""
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
 
 
 def save_tokenizer(folder: Path) -> None:
@@ -66,30 +55,27 @@ def test_target_loads_in_half_precision(tmp_path):
         load_target(str(tmp_path), dtype="float64")
 
 
-UNSUPPORTED = {
-    "encoder-decoder": (lambda: T5Config(), "'t5' is an encoder-decoder"),
-    "multimodal": (lambda: Gemma3Config(), "'gemma3' is multimodal"),
-    "chunked": (
-        lambda: Llama4TextConfig(num_hidden_layers=4),
-        "'llama4_text' has layers of type .'chunked_attention'",
-    ),
-    "convolution": (
-        lambda: Lfm2Config(num_hidden_layers=2, layer_types=["conv", "full_attention"]),
-        "'lfm2' has layers of type .'conv'",
-    ),
-    "state space": (lambda: MambaConfig(num_hidden_layers=2), "'mamba' has layers of type"),
-}
-
-
-@pytest.mark.parametrize("kind", UNSUPPORTED)
-def test_unsupported_targets_are_refused_by_their_config_alone(tmp_path, kind):
+@pytest.mark.parametrize(
+    "config, message",
+    [
+        (T5Config(), "'t5' is an encoder-decoder"),
+        (Gemma3Config(), "'gemma3' is multimodal"),
+        (
+            Llama4TextConfig(num_hidden_layers=4),
+            "'llama4_text' has layers of type .'chunked_attention'",
+        ),
+        (
+            Lfm2Config(num_hidden_layers=2, layer_types=["conv", "full_attention"]),
+            "'lfm2' has layers of type .'conv'",
+        ),
+        (MambaConfig(num_hidden_layers=2), "'mamba' has layers of type"),
+    ],
+)
+def test_unsupported_targets_are_refused_by_their_config_alone(tmp_path, config, message):
     """The folder holds no weights: the refusal names the model type and comes before them."""
-    make, message = UNSUPPORTED[kind]
-    config: PretrainedConfig = make()
     config.save_pretrained(tmp_path)
-    for read in (load_target_config, load_target):
-        with pytest.raises(BadInput, match=message):
-            read(str(tmp_path))
+    with pytest.raises(BadInput, match=message):
+        load_target(str(tmp_path))
 
 
 def test_a_model_that_writes_no_text_is_refused(tmp_path):
@@ -100,53 +86,24 @@ def test_a_model_that_writes_no_text_is_refused(tmp_path):
         load_target(str(tmp_path))
 
 
-def test_supported_configs_are_taken(tmp_path):
-    """Every tested family's saved config passes, its sliding window unchanged."""
-    for family, make in FAMILIES.items():
-        make().save_pretrained(tmp_path / family)
-        loaded = load_target_config(str(tmp_path / family))
-        assert loaded.model_type == make().model_type
-        window = getattr(make(), "sliding_window", None)
-        assert getattr(loaded, "sliding_window", None) == window
-
-
-@pytest.mark.parametrize("name", ["nobody/nothing-here", "nothing-here", "not a name", "a/b/c", ""])
-def test_unknown_targets_are_refused(offline, name):
+@pytest.mark.parametrize("name", ["nobody/nothing-here", "not a name", "a/b/c", ""])
+def test_unknown_targets_are_refused(name):
     """No folder and no hub: a BadInput that repeats the name and says what may be given."""
-    began = time.perf_counter()
     with pytest.raises(BadInput, match=f"unknown target '{name}'.*smollm2.*folder"):
         load_target_config(name)
-    assert time.perf_counter() - began < 10
 
 
-@pytest.mark.parametrize(
-    "files",
-    [{}, {"config.json": "{"}, {"config.json": "{}"}, {"config.json": '{"model_type": "novel"}'}],
-)
-def test_folders_that_hold_no_target_are_refused(tmp_path, offline, files):
-    """Empty folder, broken JSON, no model type, a model type that transformers does not know."""
-    for name, text in files.items():
-        (tmp_path / name).write_text(text)
+@pytest.mark.parametrize("text", ["", "{", "{}", '{"model_type": "novel"}'])
+def test_folders_that_hold_no_target_are_refused(tmp_path, text):
+    """Empty file, broken JSON, no model type, a model type that transformers does not know."""
+    (tmp_path / "config.json").write_text(text)
     with pytest.raises(BadInput, match="unknown target"):
         load_target_config(str(tmp_path))
 
 
-def test_heads_that_are_not_there_are_refused(offline):
+def test_heads_that_are_not_there_are_refused():
     """A hub id that cannot be reached is named; a target without a head of its own: what to do."""
-    began = time.perf_counter()
     with pytest.raises(BadInput, match="no draft head at 'nobody/no-head'"):
         load_head("nobody/no-head", FAMILIES["llama"]())
-    assert time.perf_counter() - began < 10
     with pytest.raises(BadInput, match="'some/target'.*--head.*train_head.py.*--arms generate pl"):
         load("some/target")
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_head_keeps_the_dtype_it_was_saved_in(tmp_path, dtype):
-    """load_head returns the file's own tensors, on the CPU, in eval mode."""
-    tensors = {key: tensor.to(dtype) for key, tensor in eagle_tensors().items()}
-    head = load_head(save(tmp_path, HEAD_SIZES, tensors), TargetShape())
-    assert not head.training
-    assert head.state_dict().keys() == tensors.keys()
-    for key, tensor in head.state_dict().items():
-        assert tensor.dtype == dtype and torch.equal(tensor, tensors[key])

@@ -103,25 +103,16 @@ def test_drafts_that_cannot_be_made_are_refused(tmp_path):
             generate(model, "Say a.", arm=arm)
 
 
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [
-        ("random:medusa", "random:eagle or random:eagle3"),
-        ("random:eagle:many", "random:eagle:many"),
-        ("random:eagle3:308", "less than the target's 307 tokens"),
-    ],
-)
-def test_heads_that_are_none_are_refused(name, words):
-    with pytest.raises(BadInput, match=words):
-        load_head(name, tiny_config())
+def test_heads_that_are_none_are_refused():
+    words = {"medusa": "random:eagle or random:eagle3", "eagle:many": "random:eagle:many"}
+    for name, told in (words | {"eagle3:308": "less than the target's 307 tokens"}).items():
+        with pytest.raises(BadInput, match=told):
+            load_head(f"random:{name}", tiny_config())
 
 
 def test_targets_that_are_none_are_refused(tmp_path, monkeypatch):
     with pytest.raises(BadInput, match="unknown target 'random:llama-9'.*llama-3.1-8b"):
         load_target_config("random:llama-9")
-    tiny_config(vocab_size=101).save_pretrained(tmp_path / "small")
-    with pytest.raises(BadInput, match="vocabulary of 101"):
-        load_target(f"random:{tmp_path / 'small'}")
     tiny_config().save_pretrained(tmp_path)
     with pytest.raises(BadInput, match="one device"):
         load_target(f"random:{tmp_path}", device="auto")

@@ -8,9 +8,8 @@ Axes: R tokens of a draft vocabulary, V of the target's, X that may be taken.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import replace
-from typing import Protocol
 
 import torch
 
@@ -18,15 +17,12 @@ from eagle_fsd.config import BadInput
 from eagle_fsd.heads.models import DraftHead, build_head
 
 
-class Masked(Protocol):
-    """Token ids of a dialogue, and which of them the assistant wrote."""
+def answer_counts(dialogues: Iterable) -> Counter[int]:
+    """How often the assistant wrote each token.
 
-    ids: Sequence[int]
-    mask: Sequence[bool]
-
-
-def answer_counts(dialogues: Iterable[Masked]) -> Counter[int]:
-    """How often the assistant wrote each token."""
+    Args:
+        dialogues: with token `ids`, and a `mask` of which of them the assistant wrote.
+    """
     counts: Counter[int] = Counter()
     for dialogue in dialogues:
         counts.update(t for t, own in zip(dialogue.ids, dialogue.mask, strict=True) if own)
