@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from tiny import prompt_tokens, randomize, stored, tiny_head, tiny_target
+from tiny import prompt_tokens, randomize, tiny_head, tiny_target
 
 from eagle_fsd.config import TreeConfig, parse_tree, tree_name
 from eagle_fsd.decoding.acceptance import Policy
@@ -16,7 +16,7 @@ from eagle_fsd.evaluation.arms import parse_arm
 from eagle_fsd.evaluation.offline.levels import judge_levels
 from eagle_fsd.evaluation.offline.replay import WALKS, ReplayPlan, replay_text
 from eagle_fsd.evaluation.offline.replay_metrics import level_rows, tree_row
-from eagle_fsd.evaluation.offline.texts import PlainText, TextStore, cut
+from eagle_fsd.evaluation.offline.texts import PlainText, cut, plain_texts
 from eagle_fsd.heads.head_config import HeadConfig
 from eagle_fsd.heads.models import build_head, draft_readout
 from eagle_fsd.rules import RULES
@@ -86,9 +86,9 @@ def case(request, tmp_path_factory):
     target = tiny_target(family)
     if kind == "eagle3":
         target = Target(target.model, feature_layers=(0, 1, 3))
-    texts = stored(
-        TextStore(tmp_path_factory.mktemp("texts"), {}), target, PROMPTS, StopConfig(BUDGET)
-    )
+    folder = tmp_path_factory.mktemp("texts")
+    made = plain_texts(target, PROMPTS, StopConfig(BUDGET), folder=folder, settings={})
+    texts = list(made.values())
     changes = {} if reduced is None else {"draft_vocab_size": reduced}
     make = tiny_head if kind == "eagle" else lambda t, **c: eagle3_head(t, (0, 1, 3), **c)
     head = make(target, **changes)

@@ -63,7 +63,7 @@ def test_command_writes_tables_and_is_extended(options, models, tmp_path, capsys
         ("head", 4),
         ("other", 4),
     ]
-    assert len((tmp_path / "texts" / "texts.jsonl").read_text().splitlines()) == 5
+    assert len((tmp_path / "texts/records/texts.jsonl").read_text().splitlines()) == 4
 
 
 def test_command_proves_itself_by_decoding(options, tmp_path, capsys):

@@ -18,12 +18,10 @@ from transformers import (
 )
 
 from eagle_fsd.config import TreeConfig
-from eagle_fsd.decoding.loop import StopConfig
 from eagle_fsd.decoding.target import Target
 from eagle_fsd.decoding.tree import DraftTree
 from eagle_fsd.drafters.grower import TreeGrower
 from eagle_fsd.engine.select import ENGINES
-from eagle_fsd.evaluation.offline.texts import PlainText, TextStore
 from eagle_fsd.heads.head_config import HeadConfig
 from eagle_fsd.heads.models import EagleHead
 
@@ -153,9 +151,3 @@ class NoisyTargetDrafter:
             token_K, slot_K = grower.add_level(4 * (logits_KV + self.noise * noise_KV))
             path_KT = torch.cat([path_KT[slot_K], token_K[:, None]], dim=1)
         return grower.finish(torch.tensor(self._tokens[-1]))
-
-
-def stored(store: TextStore, target: Target, prompts: dict, stop: StopConfig) -> list[PlainText]:
-    """The texts of the prompts, made and read back."""
-    list(store.fill(target, prompts, stop))
-    return [store.find(key, *prompt, stop) for key, prompt in prompts.items()]

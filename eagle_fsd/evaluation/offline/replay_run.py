@@ -12,15 +12,14 @@ from tqdm import tqdm
 
 from eagle_fsd.config import tree_name
 from eagle_fsd.decoding.drafter import RootDrafter
-from eagle_fsd.decoding.loop import StopConfig
 from eagle_fsd.decoding.target import Target
 from eagle_fsd.drafters.eagle import EagleDrafter
 from eagle_fsd.evaluation.offline.decoded import compare, decode_text
 from eagle_fsd.evaluation.offline.replay import ReplayPlan, replay_text
 from eagle_fsd.evaluation.offline.replay_metrics import level_rows, tables, tree_row
 from eagle_fsd.evaluation.offline.replay_options import ReplayOptions
-from eagle_fsd.evaluation.offline.texts import PlainText, TextStore
-from eagle_fsd.evaluation.questions import Question, read_questions, spread
+from eagle_fsd.evaluation.offline.texts import PlainText, open_texts, plain_texts
+from eagle_fsd.evaluation.questions import read_questions, spread
 from eagle_fsd.heads.files import resolve_folder
 from eagle_fsd.heads.models import DraftHead
 from eagle_fsd.models.assets import mt_bench_dir
@@ -77,7 +76,7 @@ def run_replay(options: ReplayOptions) -> None:
     heads = {
         name: load_head(path, target_config) for name, path in head_names(options.heads).items()
     }
-    store = TextStore(options.texts, _identity(options))
+    open_texts(options.texts, _identity(options))  # refused before weights load
     records = open_records(options, plan, "records")
     proofs = open_records(options, plan, "decoded") if proved else {name: {} for name in heads}
     pairs = [(rows, questions) for rows in records.values()]
@@ -88,7 +87,9 @@ def run_replay(options: ReplayOptions) -> None:
         loaded, tokenizer = load_target(options.target, dtype=options.dtype, device=options.device)
         model = Model(loaded, tokenizer, RootDrafter(), options.conv_template)
         stop = model.stop(options.max_new_tokens)
-        texts = plain_texts(store, model, todo, stop)
+        prompts = {q.question_id: (q.category, model.prompt_ids(q.turns[0])) for q in todo}
+        made = plain_texts(loaded, prompts, stop, folder=options.texts, settings=_identity(options))
+        texts = list(made.values())
         for name, head in heads.items():
             drafter = build_drafter(head, loaded, plan)
             replay_head(options, name, drafter, texts, plan, records[name])
@@ -98,18 +99,6 @@ def run_replay(options: ReplayOptions) -> None:
                 append_line(_path(options, "decoded", name), proofs[name][text.question_id])
     chosen = {name: _chosen(rows, questions) for name, rows in records.items()}
     report(options, plan, chosen, {name: _chosen(rows, proved) for name, rows in proofs.items()})
-
-
-def plain_texts(
-    store: TextStore, model: Model, questions: list[Question], stop: StopConfig
-) -> list[PlainText]:
-    """The target's own texts; those that are not stored yet are made."""
-    prompts = {q.question_id: (q.category, model.prompt_ids(q.turns[0])) for q in questions}
-    missing = store.missing(prompts, stop)
-    if missing:
-        for _ in tqdm(store.fill(model.target, prompts, stop), total=len(missing), desc="texts"):
-            pass
-    return [store.find(key, *prompt, stop) for key, prompt in prompts.items()]
 
 
 def _identity(options: ReplayOptions) -> dict[str, str]:

@@ -1,17 +1,17 @@
 """The target's own greedy texts, stored once: what every head is replayed on (growth.py).
 
-texts.jsonl: a first line with the settings, then a question a line: its prompt and the greedy
-tokens, whatever the budget and the stop tokens. A text for a budget is cut from them when it is
-read, so a store made for 128 tokens also serves 64. Features are not stored: one forward a question
-gives them back, equal to those of step-by-step decoding up to float32 rounding.
+Their folder is a run's (runs/folder.py): records/texts.jsonl has a question a line, its prompt and
+the greedy tokens whatever the stop tokens. A text for a budget is cut from them when it is read, so
+a store made for 128 tokens also serves 64. Features are not stored: one forward a question gives
+them back, equal to those of step-by-step decoding up to float32 rounding.
 """
 
 from collections import deque
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from tqdm import trange
 
 from eagle_fsd.config import BadInput
 from eagle_fsd.decoding.acceptance import Policy
@@ -20,7 +20,7 @@ from eagle_fsd.decoding.loop import DecodeConfig, StopConfig, decode
 from eagle_fsd.decoding.target import Target
 from eagle_fsd.models.generate import Request, complete
 from eagle_fsd.rules.fsd import Exact
-from eagle_fsd.runs.jsonl import append_line, open_rows
+from eagle_fsd.runs.folder import Run
 
 # Tokens kept beyond an answer's end: a round's accepted drafts are counted before trimming, so the
 # last rounds look past it. The deepest tree that can be replayed has as many levels.
@@ -70,20 +70,6 @@ def cut(
     return PlainText(question_id, category, prompt, answer, beyond)
 
 
-def check_positions(target: Target, prompt: list[int], stop: StopConfig) -> None:
-    """Refuse what the target has no positions for.
-
-    Raises:
-        BadInput: names the lengths.
-    """
-    if len(prompt) + stop.max_new_tokens + BEYOND > target.max_positions:
-        raise BadInput(
-            f"prompt of {len(prompt)} tokens + max_new_tokens {stop.max_new_tokens} + {BEYOND} "
-            f"that replay looks ahead is beyond the target's {target.max_positions} positions: "
-            "lower the budget"
-        )
-
-
 @torch.inference_mode()
 def greedy_tokens(target: Target, prompts: list[list[int]], stop: StopConfig) -> list[list[int]]:
     """Greedy continuations of several prompts, past their stops, max_new_tokens + BEYOND each.
@@ -93,78 +79,63 @@ def greedy_tokens(target: Target, prompts: list[list[int]], stop: StopConfig) ->
     text is decoded by the one loop instead.
     """
     count = stop.max_new_tokens + BEYOND
+    one_by_one = DecodeConfig(Policy(Exact()), StopConfig(count))
     requests = [Request(prompt, count) for prompt in prompts]
-    waiting = deque(requests)
-    for _ in complete(
-        target, lambda: waiting.popleft() if waiting else None, batch_size=len(prompts)
-    ):
-        pass
-    texts = [request.tokens for request in requests]
+    waiting = deque([*requests, None])
+    list(complete(target, waiting.popleft, batch_size=len(prompts)))
     return [
-        text if target.rescore(prompt, text)[0] == 1.0 else _decoded(target, prompt, count)
-        for prompt, text in zip(prompts, texts, strict=True)
+        request.tokens
+        if target.rescore(request.prompt, request.tokens)[0] == 1.0
+        else decode(target, RootDrafter(), request.prompt, one_by_one).tokens
+        for request in requests
     ]
 
 
-def _decoded(target: Target, prompt: list[int], count: int) -> list[int]:
-    config = DecodeConfig(Policy(Exact()), StopConfig(count))
-    return decode(target, RootDrafter(), prompt, config).tokens
+def open_texts(folder: str | Path, settings: dict) -> Run:
+    """The store, locked as long as the object lives; BadInput if it has texts of other settings."""
+    return Run(folder, settings, key=lambda row: row["question_id"])
 
 
-class TextStore:
-    """The stored texts of one target.
+def plain_texts(
+    target: Target, prompts: Prompts, stop: StopConfig, *, folder: str | Path, settings: dict
+) -> dict[int | str, PlainText]:
+    """The texts of the prompts for a budget; those that are not stored yet are made.
 
     Args:
-        folder: holds texts.jsonl; made if needed.
+        folder: of the store.
         settings: what the texts depend on (target, dtype, template).
+
+    Raises:
+        BadInput: the folder has texts of other settings, or of another prompt for a question, or
+            the target has too few positions.
     """
+    run = open_texts(folder, settings)
 
-    def __init__(self, folder: str | Path, settings: dict):
-        self.path = Path(folder) / "texts.jsonl"
-        self.rows = open_rows(self.path, settings)
-
-    def find(
-        self, question_id: int | str, category: str, prompt: list[int], stop: StopConfig
-    ) -> PlainText | None:
-        """The stored text for this budget, or None.
-
-        Raises:
-            BadInput: the question was stored with another prompt.
-        """
-        row = self.rows.get(question_id)
-        if row is None:
-            return None
+    def stored(key: int | str) -> PlainText | None:
+        category, prompt = prompts[key]
+        row = run.records["texts"].get(key, {"prompt_ids": prompt, "greedy_ids": []})
         if row["prompt_ids"] != prompt:
             raise BadInput(
-                f"{self.path} holds another prompt for question {question_id!r}: name another "
-                "folder for this question file"
+                f"{folder} holds another prompt for question {key!r}: name another folder for "
+                "this question file"
             )
-        return cut(
-            row["greedy_ids"], stop, question_id=question_id, category=category, prompt=prompt
-        )
+        return cut(row["greedy_ids"], stop, question_id=key, category=category, prompt=prompt)
 
-    def missing(self, prompts: Prompts, stop: StopConfig) -> list[int | str]:
-        """Questions without a text for this budget, the shortest prompts first."""
-        ids = [key for key in prompts if self.find(key, *prompts[key], stop) is None]
-        return sorted(ids, key=lambda key: len(prompts[key][1]))
-
-    def fill(self, target: Target, prompts: Prompts, stop: StopConfig) -> Iterator[int | str]:
-        """Decode and store what is missing, a batch at a time, yielding each question's id once
-        it is on disk.
-
-        Raises:
-            BadInput: see check_positions.
-        """
-        missing = self.missing(prompts, stop)
-        for key in missing:
-            check_positions(target, prompts[key][1], stop)
-        for first in range(0, len(missing), BATCH):
-            keys = missing[first : first + BATCH]
-            batch = [prompts[key][1] for key in keys]
-            for key, prompt, greedy in zip(
-                keys, batch, greedy_tokens(target, batch, stop), strict=True
-            ):
-                row = {"question_id": key, "prompt_ids": prompt, "greedy_ids": greedy}
-                append_line(self.path, row)  # of two lines with one id the later counts
-                self.rows[key] = row
-                yield key
+    missing = {key: prompt for key, (_, prompt) in prompts.items() if stored(key) is None}
+    if missing:
+        longest = max(map(len, missing.values()))
+        if longest + stop.max_new_tokens + BEYOND > target.max_positions:
+            raise BadInput(
+                f"prompt of {longest} tokens + max_new_tokens {stop.max_new_tokens} + {BEYOND} "
+                f"that replay looks ahead is beyond the target's {target.max_positions} positions: "
+                "lower the budget"
+            )
+        run.begin_session()
+    keys = sorted(missing, key=lambda key: len(missing[key]))
+    for first in trange(0, len(keys), BATCH, desc="texts", disable=not keys):
+        batch = keys[first : first + BATCH]
+        made = greedy_tokens(target, [missing[key] for key in batch], stop)
+        for key, tokens in zip(batch, made, strict=True):
+            row = {"question_id": key, "prompt_ids": missing[key], "greedy_ids": tokens}
+            run.add("texts", row)
+    return {key: stored(key) for key in prompts}
