@@ -24,12 +24,11 @@ from eagle_fsd.runs.command import ended_by, parse
 @dataclass
 class ReportOptions:
     output: str = option("report", "folder of the report")
-    allow_different_targets: bool = option(False, "put runs of different targets side by side")
     columns: bool = option(False, "print what the columns of tables and CSVs mean, and end")
 
 
 def report(folders: list[str], options: ReportOptions) -> None:
-    from eagle_fsd.evaluation.report.read_runs import read_runs
+    from eagle_fsd.evaluation.report.read_runs import read_run
     from eagle_fsd.evaluation.report.write_report import check_output, write_report
     from eagle_fsd.evaluation.tables import columns_text
 
@@ -39,8 +38,8 @@ def report(folders: list[str], options: ReportOptions) -> None:
     if not folders:
         raise BadInput("no run is named: give the folder of one, such as runs/mt_bench")
     output = Path(options.output)
-    check_output(output, [Path(folder) for folder in folders])
-    runs = read_runs(folders, allow_different_targets=options.allow_different_targets)
+    check_output(output)
+    runs = [read_run(Path(folder)) for folder in folders]
     for warning in write_report(runs, output):
         print(f"warning: {warning}", file=sys.stderr)
     print(f"written to {output}: index.html, report.json, tables/, plot.svg, plot.pdf")

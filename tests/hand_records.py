@@ -71,14 +71,9 @@ def all_fuzzy() -> dict[str, list]:
 # --- a whole run folder, without a model --------------------------------------------------------
 
 WORDS = "the sky is blue because light of short waves is scattered more than that of long".split()
-ARMS = {
-    "plain": 0,
-    "exact": 0,
-    "fsd:0.2": 0.05,
-    "fsd:0.4": 0.2,
-    "random:0.1": 0.1,
-    "random:0.3": 0.3,
-}
+# arm -> share of its tokens that are fuzzy
+ARMS = {"plain": 0, "exact": 0, "fsd:0.2": 0.05, "fsd:0.4": 0.2, "random:0.1": 0.1}
+ARMS |= {"random:0.3": 0.3}
 TEXT = "Say it. </script><script>alert(1)</script><img src=x onerror=alert(2)>"
 
 
@@ -91,7 +86,9 @@ def made_run(questions: int = 4, *, rounds: int = 12) -> dict[str, list[dict]]:
         lengths = [1 + draw.randrange(3) for _ in range(rounds)]
         for arm, share in ARMS.items():
             made = [_made_round(draw, 1 if arm == "plain" else n, arm, share) for n in lengths]
-            records[arm].append(_made_record(draw, arm, question, made))
+            head = {"question_id": question, "choice": 0, "category": f"{question % 2}{TEXT}"}
+            head |= {"arm": arm, "temperature": 0.0, "tree": None, "session": "1"}
+            records[arm].append(head | {"turns": [_made_turn(draw, made)]})
     return records
 
 
@@ -109,44 +106,28 @@ def _made_round(draw: random.Random, length: int, arm: str, share: float) -> dic
     }
 
 
-def _made_record(draw: random.Random, arm: str, question: int, rounds: list[dict]) -> dict:
+def _made_turn(draw: random.Random, rounds: list[dict]) -> dict:
     tokens = [0, *(token for r in rounds for token in r["tokens"])]
     flags = [0, *(flag for r in rounds for flag in r["fuzzy"])]
-    words = [f"{WORDS[token]} " for token in tokens]
-    ends = [sum(map(len, words[: place + 1])) for place in range(len(words))]
+    text, spans = "", []
+    for token, flag in zip(tokens, flags, strict=True):
+        spans += [[len(text), len(text) + len(WORDS[token]) + 1]] if flag else []
+        text += f"{WORDS[token]} "
     regret = sum(x for r in rounds for x in r["regret"]) / len(tokens)
-    made = {
-        "prompt": TEXT,
-        "prompt_tokens": 9,
-        "token_ids": tokens,
-        "text": "".join(words),
-        "fuzzy_spans": [
-            [end - len(word), end]
-            for word, end, flag in zip(words, ends, flags, strict=True)
-            if flag
-        ],
-        "finish": "stop",
-        "seconds": len(rounds) * (1.0 + 0.1 * draw.random()),
-        "rescored_argmax_share": 1 - sum(flags) / len(flags),
-        "rescored_mean_logp": -0.5 - regret - 0.02 * draw.random(),
-        "rounds": rounds,
-    }
-    return {
-        **{"question_id": question, "choice": 0, "category": f"{question % 2}{TEXT}", "arm": arm},
-        **{"temperature": 0.0, "top_k": 0, "top_p": 1.0, "tree": None, "session": "1"},
-        "turns": [made],
-    }
+    seconds = len(rounds) * (1.0 + 0.1 * draw.random())
+    share, logp = 1 - sum(flags) / len(flags), -0.5 - regret - 0.02 * draw.random()
+    made = turn(tokens, seconds, share=share, logp=logp)
+    return made | {"rounds": rounds, "prompt": TEXT, "text": text, "fuzzy_spans": spans}
 
 
-def write_run(folder: Path, records: dict[str, list[dict]], **session) -> Path:
-    """A run folder of the records; `session` is what its one session says otherwise."""
+def write_run(folder: Path, records: dict[str, list[dict]]) -> Path:
+    """A run folder of the records."""
     (folder / "records").mkdir(parents=True)
-    for number, (arm, rows) in enumerate(records.items()):
-        lines = "".join(json.dumps(row | {"arm": arm}) + "\n" for row in rows)
+    for number, rows in enumerate(records.values()):
+        lines = "".join(json.dumps(row) + "\n" for row in rows)
         (folder / "records" / f"arm{number}.jsonl").write_text(lines)
-    told = {"session": "1", "started": 0.0, "device": "a machine", "commit": "abc", "command": "c"}
-    told |= {"versions": {"torch": "9.9"}, "processes": 1, "timed": True, "warnings": []}
-    options = {"target": "tiny", "dtype": "float32"}
-    whole = {"options": options, "sessions": [told | session]}
+    session = {"session": "1", "device": "a machine", "commit": "abc", "command": "c"}
+    session |= {"versions": {"torch": "9.9"}, "timed": True, "warnings": []}
+    whole = {"options": {"target": "tiny", "dtype": "float32"}, "sessions": [session]}
     (folder / "run.json").write_text(json.dumps(whole))
     return folder

@@ -14,12 +14,10 @@ from commands import load_command
 from hand_records import ARMS, TEXT, made_run, write_run
 from tiny_folder import write_random_head, write_target
 
-from eagle_fsd.config import BadInput
-from eagle_fsd.evaluation.metrics import METRICS, by_category, summarize
-from eagle_fsd.evaluation.report.page import script_json
+from eagle_fsd.evaluation.metrics import METRICS, by_category, rounds_of, summarize
 from eagle_fsd.evaluation.report.page_answers import pack_answers, text_parts
-from eagle_fsd.evaluation.report.read_runs import RunData, read_run, read_runs
-from eagle_fsd.evaluation.report.report_tables import accepted_by_depth, judged_nodes
+from eagle_fsd.evaluation.report.read_runs import RunData, read_run
+from eagle_fsd.evaluation.report.report_tables import run_tables
 from eagle_fsd.tasks.judge_scores import pairwise_rows, single_rows
 from eagle_fsd.tasks.task_scores import compare_scores, write_table
 
@@ -41,12 +39,6 @@ def report_folder(tmp_path_factory):
     return folder / "report"
 
 
-def report_tables(*folders: Path, output: Path) -> dict[str, list[dict]]:
-    """The tables of a report on runs."""
-    REPORT.main([*map(str, folders), "--output", str(output)])
-    return json.loads((output / "report.json").read_text())["tables"]
-
-
 def read_rows(path: Path) -> list[dict]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
@@ -63,11 +55,10 @@ def digest(folder: Path) -> dict[str, str]:
     }
 
 
-def told(capsys, *arguments: object) -> str:
+def told(*arguments: object) -> str:
     """The error of a report that is refused."""
     with pytest.raises(SystemExit) as exit:
         REPORT.main(list(map(str, arguments)))
-    capsys.readouterr()
     return str(exit.value.code)
 
 
@@ -119,8 +110,8 @@ def test_tables_are_those_of_the_records(report_folder, page):
     found = json.loads((report_folder / "report.json").read_text())["tables"]
     assert [{key: mine[key] for key in rows[0]} for mine in found["arms"]] == rows
     categories = by_category(records)
-    assert [{k: row[k] for k in categories[0]} for row in found["categories"]] == categories
-    assert {"equal_speed", "accepted_drafts", "divergences"} < found.keys()
+    assert [{k: row[k] for k in categories[0]} for row in found["by_category"]] == categories
+    assert found.keys() == {"arms", "by_category", "equal_speed", "accepted_drafts"}
     with (report_folder / "tables" / "arms.csv").open(newline="") as file:
         for mine, row in zip(csv.DictReader(file), rows, strict=True):
             gain = row["tokens_per_round_vs_exact"]["value"]
@@ -131,35 +122,20 @@ def test_tables_are_those_of_the_records(report_folder, page):
 
 def test_page_opens_with_the_answer(page):
     """A sentence an arm, the plot, the answers, a table of at most 7 columns; the rest is folded,
-    with origins; columns are explained on hover."""
+    with origins; columns and words are explained on hover."""
     order = [attrs.get("class") or attrs.get("id") or tag for tag, attrs in page.elements]
     places = [order.index(name) for name in ("verdicts", "figure", "answers", "table", "details")]
     assert places == sorted(places)
-    assert [text for text in page.texts["code"]] == list(ARMS)
+    assert page.texts["code"] == list(ARMS)
     assert len([tag for tag, _ in page.elements if tag == "svg"]) == 2  # plot and tree
     heads = [i for i, (tag, _) in enumerate(page.elements) if tag == "th"]
     first = next(i for i, (tag, _) in enumerate(page.elements) if tag == "tbody")
     assert sum(i < first for i in heads) == 7
-    told = {attrs["title"] for tag, attrs in page.elements if tag == "th" and "title" in attrs}
-    assert METRICS["regret_per_token"].meaning in told
-    words = " ".join(page.texts["pre"])
-    assert all(part in words for part in ("abc", "a machine", '"torch": "9.9"'))
-
-
-def test_scores_of_tasks(run_folder, tmp_path):
-    """The rows of scores/table.json, with McNemar's test."""
-    (run_folder / "scores").mkdir()
-    given = {"plain": [1, 1, 0, 1], "exact": [0, 0, 1, 1]}
-    scores = {
-        arm: [{"question_id": q, "scores": {"right": value}} for q, value in enumerate(values)]
-        for arm, values in given.items()
-    }
-    (run_folder / "scores").mkdir(exist_ok=True)
-    write_table(run_folder / "scores" / "table", "", compare_scores(scores))
-    plain, exact = report_tables(run_folder, output=tmp_path / "report")["scores"]
-    assert (plain["arm"], plain["mean"]["value"], plain["vs_plain"]) == ("plain", 0.75, None)
-    assert exact["vs_plain"]["value"] == -0.25 and exact["questions"] == 4
-    assert [exact[key] for key in ("gained", "lost", "mcnemar_p")] == [1, 2, 1.0]
+    for tag, key in (("th", "regret_per_token"), ("abbr", "fuzzy_share")):
+        meanings = {attrs.get("title") for name, attrs in page.elements if name == tag}
+        assert METRICS[key].meaning in meanings
+    words = " ".join(page.texts["pre"] + page.texts["p"])
+    assert all(part in words for part in ("commit abc", "a machine", "'torch': '9.9'"))
 
 
 def judged(arm: str, verdicts: list) -> list[dict]:
@@ -172,8 +148,15 @@ def judged(arm: str, verdicts: list) -> list[dict]:
     ]
 
 
-def test_scores_of_judges(run_folder, tmp_path):
-    """The rows that judge.py has written, alone and against every baseline, in the arms' order."""
+def test_scores_of_tasks_and_judges(run_folder, tmp_path):
+    """The rows that tasks.py and judge.py have written, with McNemar's test, in the arms' order."""
+    (run_folder / "scores").mkdir()
+    given = {"plain": [1, 1, 0, 1], "exact": [0, 0, 1, 1]}
+    scores = {
+        arm: [{"question_id": q, "scores": {"right": value}} for q, value in enumerate(values)]
+        for arm, values in given.items()
+    }
+    write_table(run_folder / "scores" / "table", "", compare_scores(scores))
     folder = run_folder / "judge" / "gpt-4"
     folder.mkdir(parents=True)
     alone = [*judged("exact", [[8], [9]]), *judged("plain", [[6], [6]])]
@@ -183,15 +166,18 @@ def test_scores_of_judges(run_folder, tmp_path):
         rows[f"pairwise_{name}"] = pairwise_rows(verdicts, judge="gpt-4", baseline=name)
     for name, found in rows.items():
         (folder / f"{name}.json").write_text(json.dumps({"rows": found}))
-    tables = report_tables(run_folder, output=tmp_path / "report")
-    found = [(r["score"], r["arm"], r["mean"]["value"]) for r in tables["scores"]]
-    assert found[:2] == [("judge gpt-4", "plain", 6), ("judge gpt-4", "exact", 8.5)]
-    assert found[2:] == [(f"{score}, turn 1", arm, mean) for score, arm, mean in found[:2]]
+    REPORT.main([str(run_folder), "--output", str(tmp_path / "report")])
+    tables = json.loads((tmp_path / "report" / "report.json").read_text())["tables"]
+    found = [(row["score"], row["arm"], row["mean"]["value"]) for row in tables["scores"]]
+    of_judge = [("judge gpt-4", "plain", 6), ("judge gpt-4", "exact", 8.5)]
+    by_turn = [(f"{score}, turn 1", arm, mean) for score, arm, mean in of_judge]
+    assert found == [*of_judge, *by_turn, ("right", "plain", 0.75), ("right", "exact", 0.5)]
+    assert [tables["scores"][-1][key] for key in ("gained", "lost", "p")] == [1, 2, 1.0]
+    assert tables["scores"][-1]["vs_plain"]["value"] == -0.25
     pairs = [(row["baseline"], row["arm"], row["adjusted"]["value"]) for row in tables["pairwise"]]
     assert pairs == [("exact", FSD, 0), ("plain", "exact", 0.5), ("plain", FSD, 0.75)]
     (folder / "single.json").write_text("{")
-    with pytest.raises(BadInput, match="single.json is damaged"):
-        read_run(run_folder, name="run")
+    assert "single.json is damaged" in told(run_folder, "--output", tmp_path / "report")
 
 
 def test_mixed_and_sharded_sessions_are_told(run_folder):
@@ -202,17 +188,17 @@ def test_mixed_and_sharded_sessions_are_told(run_folder):
     (run_folder / "run.json").write_text(json.dumps(settings))
     path = run_folder / "records" / "arm1.jsonl"
     write_rows(path, [row | {"session": "2"} for row in read_rows(path)[:3]])
-    run = read_run(run_folder, name="run")
-    warnings = " ".join(run.warnings)
+    run = read_run(run_folder)
+    doubts = " ".join(run.doubts())
     for words in ("3 of 4", "another", "uncommitted", "busy", "no speed", "exact 3"):
-        assert words in warnings
-    assert not run.timed
+        assert words in doubts
+    assert run.rows[1]["speed_vs_plain"]["value"] is None
 
 
 def test_several_runs_one_torn_and_of_one_question(run_folder, report_folder, tmp_path, capsys):
     """Side by side under their own names. A torn last line, as a killed or running writer leaves
-    it, is left out with a warning and stays in the file; one question has no interval. Of an old
-    report nothing stays, and nothing lies beside the new one."""
+    it, is left out with a warning and stays in the file. Of an old report nothing stays, and
+    nothing lies beside the new one."""
     output = tmp_path / "deep" / "report"
     shutil.copytree(report_folder, output)
     (output / "stale.txt").write_text("of the old one")
@@ -221,51 +207,67 @@ def test_several_runs_one_torn_and_of_one_question(run_folder, report_folder, tm
         first, second, *_ = path.read_text().splitlines(keepends=True)
         path.write_text(first + second[:50])
     before = digest(other)
-    arms = report_tables(run_folder, other, output=output)["arms"]
-    assert not (output / "stale.txt").exists()
+    REPORT.main([str(run_folder), str(other), "--output", str(output)])
     assert [path.name for path in output.parent.iterdir()] == ["report"]
     assert "arm1.jsonl: its last line is torn" in capsys.readouterr().err
-    assert digest(other) == before
-    assert [row["run"] for row in arms] == ["run"] * 6 + ["other"] * 6
+    assert digest(other) == before and not (output / "stale.txt").exists()
+    arms = json.loads((output / "report.json").read_text())["tables"]["arms"]
+    assert [row["run"] for row in arms] == [str(run_folder)] * 6 + [str(other)] * 6
     assert [row["questions"] for row in arms] == [4] * 6 + [1] * 6
-    assert all(row["speed_vs_plain"]["low"] is None for row in arms[6:])
     Page((output / "index.html").read_text())
 
 
-def test_different_targets_only_when_allowed(run_folder, tmp_path):
-    """Both are named, and the option."""
-    other = shutil.copytree(run_folder, tmp_path / "deep" / "run")
-    text = (other / "run.json").read_text()
-    (other / "run.json").write_text(text.replace("float32", "bfloat16"))
-    folders = [str(run_folder), str(other)]
-    with pytest.raises(BadInput, match="float32.*bfloat16.*--allow_different"):
-        read_runs(folders)
-    assert [run.name for run in read_runs(folders, allow_different_targets=True)] == folders
+def test_accepted_drafts_by_hand():
+    """Three rounds of 0, 1 and 2 drafts; plain has no row."""
+    rounds = [{"tokens": [7] * count, "fuzzy": [], "regret": [], "tv": []} for count in (1, 2, 3)]
+    turn = made_run(1)["exact"][0]["turns"][0]
+    records = {
+        arm: [{"question_id": 1, "category": "a", "session": "1", "turns": [turn | {"rounds": r}]}]
+        for arm, r in (("plain", rounds[:1]), ("exact", rounds))
+    }
+    session = {"session": "1", "timed": True}
+    _, (row,) = run_tables(RunData("", {}, [session], records))["Accepted drafts"]
+    assert row["arm"] == "exact"
+    assert list(row.values())[1:4] == pytest.approx([2 / 3, 1 / 3, 0])
+
+
+def test_same_work_is_that_of_the_same_rounds():
+    """Other tokens, or the same in other rounds, or by another drafter, are other work."""
+
+    def answer(seconds: float, *rounds: list[int]) -> list[dict]:
+        turn = {"seconds": seconds, "rounds": [{"tokens": tokens} for tokens in rounds]}
+        return [{"question_id": 1, "session": "1", "turns": [turn]}]
+
+    records = {
+        "plain": answer(9.0, [1, 2]),
+        "exact": answer(2.0, [1, 2]),
+        "fsd:0.1": answer(3.0, [1, 2]),
+        "fsd:0.2": answer(5.0, [1, 3]),
+        "fsd:0.3": answer(5.0, [1], [2]),
+        "fsd:0.3@eagle:7x3x4": answer(5.0, [1, 2]),
+    }
+    assert RunData("", {}, [], records).same_work() == [0.5]
 
 
 # --- the page -----------------------------------------------------------------------------------
 
 
-def test_page_stands_alone(report_folder, page):
-    """No element, style or script reaches for anything outside the file."""
+def test_page_stands_alone_and_trusts_no_text(report_folder, page):
+    """No element, style or script reaches for anything outside the file; a category and a prompt
+    that close scripts and open images stay text."""
     for tag, attrs in page.elements:
         for name in ("src", "href", "xlink:href", "action", "data", "poster", "srcset"):
             assert attrs.get(name, "#").startswith(("#", "data:")), (tag, name)
-        assert tag not in ("link", "iframe", "object", "base", "img")
+        assert tag not in ("link", "iframe", "object", "base", "img") and "onerror" not in attrs
     code = " ".join(page.texts["style"] + page.texts["script"][-1:])
     for word in ("http:", "https:", "//cdn", "@import", "fetch(", "innerHTML"):
         assert word not in code
     policy = [attrs["content"] for _, attrs in page.elements if "http-equiv" in attrs]
     assert policy and "default-src 'none'" in policy[0]
-    assert (report_folder / "index.html").stat().st_size < 300_000
-
-
-def test_page_trusts_no_text(report_folder, page):
-    """A category and a prompt that close scripts and open images stay text."""
-    assert [attrs for tag, attrs in page.elements if "onerror" in attrs] == []
     assert sum(tag == "script" for tag, _ in page.elements) == 2
     assert page.data[0]["questions"][0]["prompts"] == [TEXT]
     assert TEXT not in (report_folder / "index.html").read_text()
+    assert (report_folder / "index.html").stat().st_size < 300_000
 
 
 def test_fuzzy_tokens_are_cut_out_of_the_text():
@@ -278,20 +280,19 @@ def test_fuzzy_tokens_are_cut_out_of_the_text():
         ["c", {"regret": 0.5, "D": 0.2}],
         ["def", {"regret": 0.7, "D": 0.1}],
     ]
-    assert text_parts({"text": "abc", "rounds": [first]}) == [["abc", None]]  # of an older run
 
 
 def test_what_is_too_much_is_left_out(run_folder):
     """Whole questions, and counted; every answer of the others is there."""
-    run = read_run(run_folder, name="run")
-    data, short = pack_answers([run])
-    (packed,) = data
+    run = read_run(run_folder)
+    (packed,), short = pack_answers([run])
     assert short == 0 and packed["arms"] == list(ARMS) and packed["greedy"]
-    for question, text in enumerate(record["turns"][0]["text"] for record in run.records[FSD]):
-        (turn,) = packed["questions"][question]["answers"][packed["arms"].index(FSD)]
-        assert "".join(part for part, _ in turn["parts"]) == text
-    data, short = pack_answers([run], most_bytes=len(script_json(data)) // 2)
-    assert short == 4 - len(data[0]["questions"]) and 1 < short < 4
+    for question, record in zip(packed["questions"], run.records[FSD], strict=True):
+        (turn,) = question["answers"][packed["arms"].index(FSD)]
+        assert "".join(part for part, _ in turn["parts"]) == record["turns"][0]["text"]
+    size = len(json.dumps(packed["questions"], ensure_ascii=False))
+    (half,), short = pack_answers([run], most_bytes=size // 2)
+    assert short == 4 - len(half["questions"]) and 1 < short < 4
 
 
 @pytest.fixture(scope="module")
@@ -313,31 +314,26 @@ def traced(tmp_path_factory):
 def test_traces_are_the_records_rounds(traced):
     """Tokens and fuzzy flags of every round are the record's, the path and the target's own token
     end where they should; the most likely token is as likely as the regret says."""
-    data = Page((traced / "report" / "index.html").read_text()).data
-    (run,) = data
+    (run,) = Page((traced / "report" / "index.html").read_text()).data
     assert run["arms"] == ["plain", "generate", "exact", "fsd:0.6"]
     traced_question, other = run["questions"]
-    assert [answer[0].get("rounds") is None for answer in other["answers"]] == [True] * 4
-    fuzzy = 0
-    for arm, answer in zip(run["arms"], traced_question["answers"], strict=True):
-        files = (traced / "run" / "records").iterdir()
-        (record,) = [r for f in files for r in read_rows(f)[:1] if r["arm"] == arm]
-        (turn,), (recorded,) = answer, record["turns"]
-        assert "".join(part for part, _ in turn["parts"]) == recorded["text"]
-        assert sum(known is not None for _, known in turn["parts"]) == len(recorded["fuzzy_spans"])
-        for (nodes, path, emitted), whole in zip(
-            turn.get("rounds", []), recorded["rounds"], strict=True
-        ):
-            sources = [token[1] for token in emitted]
-            assert [int(source == 1) for source in sources] == whole["fuzzy"]
-            assert len(path) == len(whole["tokens"]) and sources[-1] == 2
-            words = [nodes[node][0] for node in path[1:]]
-            assert words == [token[0] for token in emitted[:-1]]
-            assert [nodes[node][1] for node in path] == [-1, *path[:-1]]
-            for _, _, _, prob, _, regret, _, best in emitted:
-                assert best == prob if regret == 0 else best >= prob
-            fuzzy += sum(whole["fuzzy"])
-    assert fuzzy > 0
+    assert not any("rounds" in answer[0] for answer in other["answers"])
+    records = read_run(traced / "run").records
+    for arm, (turn,) in zip(run["arms"], traced_question["answers"], strict=True):
+        record = records[arm][0]
+        assert "".join(part for part, _ in turn["parts"]) == record["turns"][0]["text"]
+        for r, whole in zip(turn.get("rounds", []), rounds_of(record), strict=True):
+            nodes, path, emitted = r["nodes"], r["path"], r["emitted"]
+            assert [token["token"] for token in emitted] == whole["tokens"]
+            assert [int(token["source"] == "fuzzy") for token in emitted] == whole["fuzzy"]
+            assert len(path) == len(emitted) and emitted[-1]["source"] == "target"
+            tokens = [nodes[node]["token"] for node in path[1:]]
+            assert tokens == [token["token"] for token in emitted[:-1]]
+            assert [nodes[node]["parent"] for node in path] == [-1, *path[:-1]]
+            for token in emitted:
+                prob, best = token["target_prob"], token["best_prob"]
+                assert best == prob if token["regret"] == 0 else best >= prob
+    assert any(token for r in rounds_of(records["fsd:0.6"][0]) for token in r["fuzzy"])
 
 
 @pytest.mark.processes
@@ -360,118 +356,61 @@ def test_browser_draws_answers_and_the_tree_of_a_round(traced, tmp_path):
     assert any("round 2 of" in text for text in drawn.texts["strong"])
 
 
-# --- what tables count --------------------------------------------------------------------------
-
-
-def round_of(divergences: list, fuzzy: list[int]) -> dict:
-    return {"tokens": [7] * len(fuzzy), "fuzzy": fuzzy, "divergence": divergences}
-
-
-def test_depths_and_divergences_by_hand():
-    """Three rounds of 0, 1 and 2 drafts; null is not judged, inf is left out."""
-    rounds = [
-        round_of([None], [0]),
-        round_of([0.1, 0.5], [0, 0]),
-        round_of([0.2, "inf", 0.3], [1, 0, 0]),
-    ]
-    records = [{"turns": [{"rounds": rounds}]}]
-    assert accepted_by_depth(records) == pytest.approx([2 / 3, 1 / 3])
-    nodes = [("draft", 0.1), ("target", 0.5), ("fuzzy", 0.2), ("target", 0.3)]
-    assert judged_nodes(records) == nodes
-    assert accepted_by_depth([{"turns": [{"rounds": []}]}]) == []
-
-
-def test_same_work_is_that_of_the_same_rounds():
-    """Other tokens, or the same in other rounds, or by another drafter, are other work."""
-
-    def answer(seconds: float, *rounds: list[int]) -> list[dict]:
-        turn = {"seconds": seconds, "rounds": [{"tokens": tokens} for tokens in rounds]}
-        return [{"question_id": 1, "turns": [turn]}]
-
-    records = {
-        "plain": answer(9.0, [1, 2]),
-        "exact": answer(2.0, [1, 2]),
-        "fsd:0.1": answer(3.0, [1, 2]),
-        "fsd:0.2": answer(5.0, [1, 3]),
-        "fsd:0.3": answer(5.0, [1], [2]),
-        "fsd:0.3@eagle:7x3x4": answer(5.0, [1, 2]),
-    }
-    assert RunData("", Path(), {}, [], records).same_work() == [0.5]
-
-
 # --- what is refused, and what is kept ----------------------------------------------------------
 
 
-def break_line(path: Path, number: int, text: str) -> None:
+def set_line(run: Path, number: int, text: str) -> None:
+    path = run / "records/arm1.jsonl"
     lines = path.read_text().splitlines()
-    lines[number - 1] = text
-    path.write_text("\n".join(lines) + "\n")
+    path.write_text("\n".join([*lines[: number - 1], text, *lines[number:]]) + "\n")
 
 
-OLD = '{"options": {"target": "t", "dtype": "d"}}'
+TWICE = '{"question_id": 0, "arm": "exact", "turns": []}\n' * 2
+STRANGE = '{"question_id": 0, "arm": "fsd_js_T0.3", "turns": []}\n'
+OTHER = '{"question_id": "other", "arm": "exact", "turns": [], "session": "1"}\n'
 FAULTS = {
-    "no run.json": (lambda run: (run / "run.json").unlink(), "no run.json"),
-    "broken run.json": (lambda run: (run / "run.json").write_text("{"), "damaged"),
-    "old run.json": (lambda run: (run / "run.json").write_text(OLD), "sessions"),
-    "no records": (lambda run: shutil.rmtree(run / "records"), "no records"),
     "no such folder": (shutil.rmtree, "no run.json"),
-    "a broken line": (lambda run: break_line(run / "records/arm1.jsonl", 2, "{torn"), "line 2"),
-    "no turns": (
-        lambda run: break_line(run / "records/arm0.jsonl", 3, '{"question_id": 9, "arm": "plain"}'),
-        "line 3 lacks turns",
-    ),
-    "no object": (
-        lambda run: break_line(run / "records/arm0.jsonl", 1, "[1]"),
-        "line 1 lacks question_id",
-    ),
+    "broken run.json": (lambda run: (run / "run.json").write_text("{"), "damaged"),
+    "old run.json": (lambda run: (run / "run.json").write_text('{"options": {}}'), "sessions"),
+    "no records": (lambda run: shutil.rmtree(run / "records"), "no records"),
+    "a broken line": (lambda run: set_line(run, 2, "{torn"), "line 2"),
+    "no turns": (lambda run: set_line(run, 3, '{"question_id": 9, "arm": "a"}'), "lacks turns"),
+    "no object": (lambda run: set_line(run, 1, "[1]"), "line 1 lacks question_id"),
     "an unknown arm": (
-        lambda run: write_rows(
-            run / "records/old.jsonl", [{"question_id": 0, "arm": "fsd_js_T0.3", "turns": []}]
-        ),
+        lambda run: (run / "records/old.jsonl").write_text(STRANGE),
         "older version",
     ),
     "an answer twice": (
-        lambda run: (run / "records/arm1.jsonl").write_text(
-            (run / "records/arm1.jsonl").read_text() * 2
-        ),
-        "question 0, choice 0 twice",
+        lambda run: (run / "records/arm1.jsonl").write_text(TWICE),
+        "(0, 0)",
     ),
     "no question in common": (
-        lambda run: write_rows(
-            run / "records/arm1.jsonl",
-            [r | {"question_id": "other"} for r in read_rows(run / "records/arm1.jsonl")[:1]],
-        ),
+        lambda run: (run / "records/arm1.jsonl").write_text(OTHER),
         "no question was answered by all",
     ),
 }
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_damaged_runs_are_told_and_the_old_report_stays(fault, run_folder, tmp_path, capsys):
+def test_damaged_runs_are_told_and_the_old_report_stays(fault, run_folder, tmp_path):
     """The message names folder and line; nothing of an earlier report is lost, nothing is left."""
     output = tmp_path / "report"
     output.mkdir()
     (output / "report.json").write_text("{}")
-    (output / "index.html").write_text("the old one")
-    before = digest(output)
     break_run, words = FAULTS[fault]
     break_run(run_folder)
-    message = told(capsys, run_folder, "--output", output)
+    message = told(run_folder, "--output", output)
     assert message.startswith("error: ") and words in message and str(run_folder) in message
-    assert digest(output) == before
-    assert sorted(p.name for p in tmp_path.iterdir() if p != run_folder) == ["report"]
+    assert digest(output).keys() == {"report.json"}
+    assert {path.name for path in tmp_path.iterdir()} <= {"report", "run"}
 
 
-def test_report_replaces_only_reports(run_folder, tmp_path, capsys):
+def test_report_replaces_only_reports(run_folder, tmp_path):
     """Another folder, a file and the run itself are refused, and stay as they are."""
-    mine, before = tmp_path / "mine", digest(run_folder)
-    mine.mkdir()
-    (mine / "thesis.txt").write_text("kept")
-    assert "something else" in told(capsys, run_folder, "--output", mine)
-    assert "is a file" in told(capsys, run_folder, "--output", mine / "thesis.txt")
-    for place in (run_folder, run_folder / "report", tmp_path):
-        assert "overlap" in told(capsys, run_folder, "--output", place)
-    assert "cannot write" in told(capsys, run_folder, "--output", "/proc/report")
-    assert "twice" in told(capsys, run_folder, run_folder, "--output", tmp_path / "report")
-    assert "no run is named" in told(capsys)
-    assert (mine / "thesis.txt").read_text() == "kept" and digest(run_folder) == before
+    (tmp_path / "thesis.txt").write_text("kept")
+    before = digest(tmp_path)
+    for place in (tmp_path, run_folder, tmp_path / "thesis.txt"):
+        assert "something else" in told(run_folder, "--output", place)
+    assert "cannot write" in told(run_folder, "--output", "/proc/report")
+    assert "no run is named" in told()
+    assert digest(tmp_path) == before

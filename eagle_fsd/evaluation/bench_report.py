@@ -5,8 +5,8 @@ from eagle_fsd.evaluation.bench import Bench
 from eagle_fsd.evaluation.curve_plot import plot_curves
 from eagle_fsd.evaluation.metrics import by_category
 from eagle_fsd.evaluation.report.read_runs import RunData
-from eagle_fsd.evaluation.report.report_tables import run_tables
-from eagle_fsd.evaluation.tables import terminal_table, verdict, write_csv
+from eagle_fsd.evaluation.report.report_tables import NOTES, run_tables
+from eagle_fsd.evaluation.tables import markdown_table, terminal_table, verdict, write_csv
 from eagle_fsd.runs.jsonl import write_json
 
 
@@ -24,15 +24,20 @@ def report_bench(
         What the terminal shows: the main table, a sentence an arm, and where the rest is.
     """
     folder, settings = bench.run.folder, bench.run.settings
-    run = RunData(bench.name, folder, settings, bench.run.sessions, bench.records())
-    title, rows = bench_title(bench), run.rows()
+    run = RunData(bench.name, settings, bench.run.sessions, bench.records())
+    rows, notes = run.rows, run.doubts()
     categories = by_category(run.records, timed=run.timed)
-    notes = run.doubts()
     if published_tau:
         notes.append(
             f"published tokens_per_round of exact: {published_tau} (from the paper, not measured "
             "here)"
         )
+    trees = {row["tree"] for row in rows if row["tree"]}
+    title = (
+        f"{bench.name}, {len(bench.questions)} questions, {run.subject}, trees "
+        f"{', '.join(sorted(trees)) or 'none'}, {settings['max_new_tokens']} new tokens; "
+        f"{run.origin('device')}, commit {run.origin('commit')}"
+    )
     whole = {"title": title, "options": settings, "sessions": run.sessions, "notes": notes}
     whole |= {"rows": rows, "by_category": categories, **(further or {})}
     whole["published_tau_not_measured_here"] = published_tau or None
@@ -42,8 +47,11 @@ def report_bench(
     plot = "![loss against gain](summary.svg)" if plot_curves(rows, folder / "summary") else ""
     said = "\n".join(f"- {verdict(row)}" for row in rows)
     notes = [f"Note: {note}." for note in notes]
-    found = [table.markdown() for table in run_tables(run, rows)]
-    text = "\n\n".join(filter(None, [title, said, plot, *found, extra, *notes]))
+    tables = [
+        f"### {title}\n\n{NOTES[title]}\n\n{markdown_table(found, columns)}"
+        for title, (columns, found) in run_tables(run).items()
+    ]
+    text = "\n\n".join(filter(None, [title, said, plot, *tables, extra, *notes]))
     (folder / "summary.md").write_text(text + "\n", encoding="utf-8")
     rest = (
         f"All columns, with intervals, written to {folder}/summary.md, .json and .csv; the plot: "
@@ -51,20 +59,4 @@ def report_bench(
     )
     return "\n" + "\n\n".join(
         filter(None, [title, terminal_table(rows), said, extra, *notes, rest])
-    )
-
-
-def bench_title(bench: Bench) -> str:
-    """What was run, on what, in one line."""
-    settings, options, records = bench.run.settings, bench.options, bench.records()
-    origin, _ = bench.run.origin(records)
-    rows = [row for found in records.values() for row in found]
-    warm = sorted({row["temperature"] for row in rows})
-    temperature = ", ".join(f"{value:g}" for value in warm)
-    trees = " and ".join(sorted({row["tree"] for row in rows if row["tree"]}))
-    choices = f", {options.num_choices} choices" if options.num_choices > 1 else ""
-    return (
-        f"{bench.name}, {len(bench.questions)} questions{choices}, {settings['target']} in "
-        f"{settings['dtype']}{f', tree {trees}' if trees else ''}, temperature {temperature}, "
-        f"{options.max_new_tokens} new tokens; {origin}"
     )

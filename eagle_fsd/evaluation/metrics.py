@@ -2,7 +2,7 @@
 
 A metric is a rate over questions, sum / sum: total tokens / total seconds, fuzzy tokens / tokens of
 all rounds; or a comparison of such a rate with a baseline's. Questions are the unit: the choices
-(repeated answers) and turns of one belong together in every resample (stats.py), and arms are only
+(repeated answers) and turns of one belong together in every interval (stats.py), and arms are only
 compared over answers that both have. JSON, CSV, Markdown, plots and page all come from these rows.
 
 What is said of rounds counts the tokens of all rounds, before trimming and without the token that
@@ -19,11 +19,10 @@ from eagle_fsd.evaluation.arms import BY_TRANSFORMERS, GENERATE, PLAIN, parse_ar
 from eagle_fsd.evaluation.stats import Interval
 
 Record = dict  # one question answered by one arm: question_id, arm, turns
-Answers = dict[tuple, Record]  # (question_id, choice) -> record, in the order of the questions
-Pair = tuple[list[Record], list[Record]]  # mine and theirs, question by question
+Questions = dict[int | str, Record]  # all answers of an arm, a question's in one record
+Parts = dict[int | str, dict[str, tuple[float, float]]]  # question -> rate -> what is divided
 Part = Callable[[Record], float]  # numerator or denominator of a rate
 EXACT = "exact"
-NOTHING: Interval = {"value": None, "low": None, "high": None}
 GRAM = 4
 LOOP_PERIOD, LOOP_REPEATS, LOOP_TOKENS = 32, 3, 16
 
@@ -60,38 +59,20 @@ def _ends_looping(turn: dict) -> bool:
 # --- numerators and denominators of a record ----------------------------------------------------
 
 
-def answers(record: Record) -> int:
-    return len(record["turns"])
+def _of_turns(value: Callable[[dict], float]) -> Part:
+    return lambda record: sum(value(turn) for turn in record["turns"])
 
 
-def tokens(record: Record) -> int:
-    return sum(len(turn["token_ids"]) for turn in record["turns"])
-
-
-def seconds(record: Record) -> float:
-    return sum(turn["seconds"] for turn in record["turns"])
+answers = _of_turns(lambda turn: 1)
+tokens = _of_turns(lambda turn: len(turn["token_ids"]))
+seconds = _of_turns(lambda turn: turn["seconds"])
+rounds = _of_turns(lambda turn: len(turn["rounds"]))
+round_tokens = _of_turns(lambda turn: sum(len(r["tokens"]) for r in turn["rounds"]))
 
 
 def rounds_of(record: Record) -> list[dict]:
     """The rounds of all turns, one after the other."""
     return [r for turn in record["turns"] for r in turn["rounds"]]
-
-
-def rounds(record: Record) -> int:
-    return len(rounds_of(record))
-
-
-def round_tokens(record: Record) -> int:
-    return sum(len(r["tokens"]) for r in rounds_of(record))
-
-
-def _emitted(record: Record) -> int:
-    """Answer tokens without prefill's."""
-    return tokens(record) - answers(record)
-
-
-def _of_turns(value: Callable[[dict], float]) -> Part:
-    return lambda record: sum(value(turn) for turn in record["turns"])
 
 
 def _of_turn_tokens(key: str) -> Part:
@@ -104,6 +85,14 @@ def _of_round_tokens(key: str) -> Part:
     return lambda record: sum(
         math.nan if x is None else float(x) for r in rounds_of(record) for x in r[key]
     )
+
+
+def _same_as_plain(record: Record) -> float:
+    """Answers that equal plain's token for token; NaN where plain has none."""
+    if record["plain"] is None:
+        return math.nan
+    both = zip(record["turns"], record["plain"]["turns"], strict=True)
+    return sum(mine["token_ids"] == theirs["token_ids"] for mine, theirs in both)
 
 
 # --- the table ----------------------------------------------------------------------------------
@@ -120,7 +109,7 @@ class Metric:
         meaning: in a sentence.
         numerator, denominator: of a rate.
         of: without these: the metric that is compared.
-        ratio_to, minus: the baseline that it is compared with: generate, plain or exact.
+        over, minus: the baseline that it is compared with: generate, plain or exact.
     """
 
     label: str
@@ -130,16 +119,8 @@ class Metric:
     numerator: Part | None = None
     denominator: Part | None = None
     of: str = ""
-    ratio_to: str = ""
+    over: str = ""
     minus: str = ""
-
-    @property
-    def timed(self) -> bool:
-        return seconds in (self.numerator, self.denominator)
-
-    @property
-    def of_rounds(self) -> bool:
-        return bool({self.numerator, self.denominator} & {rounds, round_tokens})
 
 
 # fmt: off
@@ -158,14 +139,6 @@ RATES: dict[str, Metric] = {
         "ceiling", ".2f", ("speed",),
         "most that tokens/round over exact can be at this fuzzy share, 1 / (1 - f tau); rules that "
         "look ahead and loops in the text break it",
-    ),
-    "of_ceiling": Metric(
-        "of ceiling", ".2f", ("speed",), "tokens/round over exact, over the ceiling"
-    ),
-    "emitted_per_round": Metric(
-        "emitted/round", ".2f", (),
-        "answer tokens, after trimming and without prefill's, a round",
-        _emitted, rounds,
     ),
     "rounds_per_answer": Metric(
         "rounds/answer", ".1f", ("speed",), "verifications an answer", rounds, answers
@@ -203,7 +176,7 @@ RATES: dict[str, Metric] = {
     ),
     "same_as_plain": Metric(
         "same as plain", ".3f", ("answers",),
-        "share of answers that equal plain's token for token",
+        "share of answers that equal plain's token for token", _same_as_plain, answers,
     ),
     "tokens_per_answer": Metric(
         "tokens/answer", ".1f", ("answers",), "length of an answer", tokens, answers
@@ -231,7 +204,7 @@ def _over(baseline: str, of: str, *tables: str) -> Metric:
     label = f"{RATES[of].label} over {baseline}"
     whose = "exact with the same drafter" if baseline == EXACT else baseline
     meaning = f"{RATES[of].label} over that of {whose}, on the questions that both answered"
-    return Metric(label, ".2f", tables, meaning, of=of, ratio_to=baseline)
+    return Metric(label, ".2f", tables, meaning, of=of, over=baseline)
 
 
 def _minus_plain(of: str, *tables: str) -> Metric:
@@ -247,7 +220,6 @@ COMPARISONS: dict[str, Metric] = {
     "seconds_per_answer_vs_plain": _over(PLAIN, "seconds_per_answer", "speed"),
     "tokens_per_round_vs_exact": _over(EXACT, "tokens_per_round", "speed"),
     "regret_per_token_minus_plain": _minus_plain("regret_per_token"),
-    "argmax_share_vs_plain": _over(PLAIN, "argmax_share"),
     "argmax_share_minus_plain": _minus_plain("argmax_share", "main", "cost", "equal speed"),
     "mean_logp_minus_plain": _minus_plain("mean_logp", "main", "cost", "equal speed"),
     "tokens_per_answer_minus_plain": _minus_plain("tokens_per_answer", "answers", "equal speed"),
@@ -268,9 +240,7 @@ def summarize(records: Mapping[str, Sequence[Record]], *, timed: bool = True) ->
     """One row an arm.
 
     Args:
-        records: arm's text -> its records; answers that not all arms have are left out. Only the
-            arms of transformers, too slow to answer every question, may have fewer: their rows are
-            over what they answered, and ratios to them over what both answered.
+        records: arm's text -> its records; see shared_questions.
         timed: False where the arms were not timed side by side (sharded runs): metrics of seconds
             are then unknown.
 
@@ -284,8 +254,22 @@ def summarize(records: Mapping[str, Sequence[Record]], *, timed: bool = True) ->
     Raises:
         BadInput: there is no arm, or no question that all arms have answered.
     """
-    kept = _shared(records)
-    return [_row(arm, kept, timed=timed) for arm in kept]
+    kept = shared_questions(records)
+    parts = {arm: question_parts(found, timed=timed) for arm, found in kept.items()}
+    rows = []
+    for arm, found in kept.items():
+        parsed = parse_arm(arm)
+        row = {"arm": arm, "rule": parsed.kind, "value": parsed.value, "line": parsed.line}
+        row["tree"] = next(iter(found.values())).get("tree") or parsed.tree
+        row |= {"questions": len(found), "answers": sum(map(answers, found.values()))}
+        others = {"": arm, EXACT: exact_beside(arm, list(kept))}
+        for key, metric in METRICS.items():
+            baseline = metric.over or metric.minus
+            other = parts.get(others.get(baseline, baseline), {})
+            row[key] = _measure(key, parts[arm], other)
+        row["ceiling"]["value"] = _ceiling_of(row)
+        rows.append(row)
+    return rows
 
 
 def by_category(records: Mapping[str, Sequence[Record]], *, timed: bool = True) -> list[dict]:
@@ -293,56 +277,62 @@ def by_category(records: Mapping[str, Sequence[Record]], *, timed: bool = True) 
 
     An arm that may have answered fewer questions has no row where it answered none.
     """
-    kept = _shared(records)
-    rows = []
-    every = [record["category"] for found in kept.values() for record in found.values()]
-    for category in dict.fromkeys(every):
-        part = {
-            arm: [record for record in found.values() if record["category"] == category]
-            for arm, found in kept.items()
-        }
-        answered = {arm: found for arm, found in part.items() if found}
-        rows += [{"category": category} | row for row in summarize(answered, timed=timed)]
-    return rows
-
-
-def _shared(records: Mapping[str, Sequence[Record]]) -> dict[str, Answers]:
-    """What is compared: the answers that all arms have, those of partial arms as far as they go."""
-    if not records:
-        raise BadInput("nothing to summarize: no arm has answered a question")
-    found = {
-        arm: {(row["question_id"], row.get("choice", 0)): row for row in rows}
-        for arm, rows in records.items()
-    }
-    deciding = [arm for arm in records if arm not in BY_TRANSFORMERS] or list(records)
-    common = set.intersection(*(set(found[arm]) for arm in deciding))
-    lacking = [arm for arm in records if not common & set(found[arm])]
-    if lacking:
-        raise BadInput(f"no question was answered by all of: {', '.join(records)}")
-    order = list(dict.fromkeys(question for question, _ in found[deciding[0]]))
-    place = {question: number for number, question in enumerate(order)}
-    keys = sorted(common, key=lambda key: (place[key[0]], key[1]))
-    return {arm: {key: found[arm][key] for key in keys if key in found[arm]} for arm in records}
+    parts: dict[str, dict[str, list[Record]]] = {}
+    for arm, found in shared_questions(records).items():
+        for record in found.values():
+            parts.setdefault(record["category"], {}).setdefault(arm, []).append(record)
+    return [
+        {"category": category} | row
+        for category, part in parts.items()
+        for row in summarize(part, timed=timed)
+    ]
 
 
 def by_question(records: Sequence[Record]) -> dict[int | str, Record]:
     """One record a question, the turns of its choices one after the other."""
-    merged: dict[int | str, list[Record]] = {}
-    for record in records:
-        merged.setdefault(record["question_id"], []).append(record)
+    merged: dict[int | str, Record] = {}
+    for record in sorted(records, key=lambda record: record.get("choice", 0)):
+        before = merged.get(record["question_id"], record | {"turns": []})
+        merged[record["question_id"]] = before | {"turns": before["turns"] + record["turns"]}
+    return merged
+
+
+def shared_questions(records: Mapping[str, Sequence[Record]]) -> dict[str, Questions]:
+    """What is compared: the questions of which all arms have as many answers, each record with
+    plain's. Only the arms of transformers, too slow to answer every question, may have fewer: their
+    metrics are over what they answered, and comparisons with them over what both answered.
+
+    Raises:
+        BadInput: there are none.
+    """
+    found = {arm: by_question(rows) for arm, rows in records.items()}
+    have = {arm: {(q, answers(row)) for q, row in rows.items()} for arm, rows in found.items()}
+    deciding = [answered for arm, answered in have.items() if arm not in BY_TRANSFORMERS]
+    common = set.intersection(*(deciding or have.values() or [set()]))
+    if not found or not all(common & answered for answered in have.values()):
+        raise BadInput(f"no question was answered by all of: {', '.join(records) or 'no arm'}")
+    plain = found.get(PLAIN, {})
     return {
-        question: {**same[0], "turns": [turn for record in same for turn in record["turns"]]}
-        for question, same in merged.items()
+        arm: {
+            q: row | {"plain": plain.get(q)}
+            for q, row in rows.items()
+            if (q, answers(row)) in common
+        }
+        for arm, rows in found.items()
     }
 
 
-def _pair(arm: str, other: str, kept: dict[str, Answers]) -> Pair | None:
-    """The questions of both, over the answers that both have."""
-    keys = [key for key in kept[arm] if key in kept.get(other, {})]
-    if not keys:
-        return None
-    mine, theirs = (by_question([kept[name][key] for key in keys]) for name in (arm, other))
-    return list(mine.values()), list(theirs.values())
+def question_parts(found: Questions, *, timed: bool = True) -> Parts:
+    """Numerator and denominator of every rate, question by question; NaN where there is none."""
+    unknown = (lambda record: math.nan,) * 2
+    rates = {key: (metric.numerator, metric.denominator) for key, metric in METRICS.items()}
+    for key, parts in rates.items():
+        if None in parts or (seconds in parts and not timed):
+            rates[key] = unknown
+    return {
+        q: {key: (part(record), whole(record)) for key, (part, whole) in rates.items()}
+        for q, record in found.items()
+    }
 
 
 def exact_beside(arm: str, arms: Sequence[str]) -> str:
@@ -353,58 +343,26 @@ def exact_beside(arm: str, arms: Sequence[str]) -> str:
     return beside[0] if beside else ""
 
 
-def _row(arm: str, kept: dict[str, Answers], *, timed: bool) -> dict:
-    parsed = parse_arm(arm)
-    questions = list(by_question(list(kept[arm].values())).values())
-    others = {GENERATE: GENERATE, PLAIN: PLAIN, EXACT: exact_beside(arm, list(kept))}
-    pairs = {name: _pair(arm, other, kept) for name, other in others.items()}
-    row = {"arm": arm, "rule": parsed.kind, "value": parsed.value, "line": parsed.line}
-    row |= {"tree": questions[0].get("tree") or parsed.tree}
-    row |= {"questions": len(questions), "answers": sum(map(answers, questions))}
-    for name, metric in METRICS.items():
-        rate = METRICS[metric.of] if metric.of else metric
-        known = (timed or not rate.timed) and (any(map(rounds, questions)) or not rate.of_rounds)
-        row[name] = _measure(metric, rate, questions, pairs) if known else _nothing(metric)
-    row["same_as_plain"] = _same_answers(pairs[PLAIN])
-    return row | _ceiling(row, pairs[EXACT])
-
-
-def _nothing(metric: Metric) -> Interval:
-    return NOTHING | {"detectable": None} if metric.minus else dict(NOTHING)
-
-
-def _measure(
-    metric: Metric, rate: Metric, questions: list[Record], pairs: dict[str, Pair | None]
-) -> Interval:
-    """The metric over questions, or against the pair's other side."""
-    if rate.numerator is None:  # not of one record; _row knows
-        return _nothing(metric)
-    parts = [_parts(rate, side) for side in pairs.get(metric.ratio_to or metric.minus) or ()]
-    if not metric.of:
-        return stats.rate_interval(_parts(rate, questions))
-    if not parts:
-        return _nothing(metric)
-    if metric.ratio_to:
-        return stats.paired_ratio(*parts)
+def _measure(key: str, mine: Parts, theirs: Parts) -> Interval:
+    """A metric over the questions that both sides have; a rate's other side is itself."""
+    metric = METRICS[key]
+    shared = [(mine[q], theirs[q]) for q in mine if q in theirs]
+    mine_Q2, theirs_Q2 = ([pair[i][metric.of or key] for pair in shared] for i in (0, 1))
+    if metric.over:
+        return stats.paired_ratio(mine_Q2, theirs_Q2)
+    if not metric.minus:
+        return stats.rate_interval(mine_Q2)
     # of the questions' own rates; questions where one side has none are left out
-    rates = [(a / b, c / d) for (a, b), (c, d) in zip(*parts, strict=True) if b and d]
+    rates = [(a / b, c / d) for (a, b), (c, d) in zip(mine_Q2, theirs_Q2, strict=True) if b and d]
     return stats.paired_difference([a for a, _ in rates], [c for _, c in rates])
 
 
-def _parts(rate: Metric, questions: Sequence[Record]) -> list[tuple[float, float]]:
-    return [(rate.numerator(record), rate.denominator(record)) for record in questions]
-
-
-def _ceiling(row: dict, exact: Pair | None) -> dict[str, Interval]:
-    """How much drafting could have gained over exact, and the share of it that it did."""
-    share, gain = row["fuzzy_share"]["value"], row["tokens_per_round_vs_exact"]["value"]
-    most = of_most = None
-    if gain is not None and share is not None:
-        parts = _parts(METRICS["tokens_per_round"], exact[1])
-        top = ceiling(share, stats.rate_interval(parts)["value"])
-        if math.isfinite(top):
-            most, of_most = top, gain / top
-    return {"ceiling": NOTHING | {"value": most}, "of_ceiling": NOTHING | {"value": of_most}}
+def _ceiling_of(row: dict) -> float | None:
+    """What drafting could at most have gained over exact; None without exact or a bound."""
+    keys = ("fuzzy_share", "tokens_per_round", "tokens_per_round_vs_exact")
+    share, tau, gain = (row[key]["value"] for key in keys)
+    top = math.inf if None in (share, gain) else ceiling(share, tau / gain)
+    return top if math.isfinite(top) else None
 
 
 def ceiling(fuzzy_share: float, exact_tokens_per_round: float) -> float:
@@ -415,15 +373,3 @@ def ceiling(fuzzy_share: float, exact_tokens_per_round: float) -> float:
     """
     left = 1 - fuzzy_share * exact_tokens_per_round
     return 1 / left if left > 0 else math.inf
-
-
-def _same_answers(pair: Pair | None) -> Interval:
-    """Share of answers that equal the plain loop's token for token, resampled by question."""
-    if pair is None:
-        return dict(NOTHING)
-    same_Q2 = []
-    for mine, theirs in zip(*pair, strict=True):
-        both = zip(mine["turns"], theirs["turns"], strict=True)
-        same = [a["token_ids"] == b["token_ids"] for a, b in both]
-        same_Q2.append((sum(same), len(same)))
-    return stats.rate_interval(same_Q2)

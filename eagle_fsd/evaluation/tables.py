@@ -1,36 +1,17 @@
 """Rows of metrics as Markdown, as CSV, on a terminal and in a sentence; metrics.py makes them."""
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
 import pandas as pd
+from tabulate import tabulate
 
-from eagle_fsd.evaluation.metrics import METRICS
-from eagle_fsd.evaluation.stats import Interval
+from eagle_fsd.evaluation.arms import PLAIN
+from eagle_fsd.evaluation.metrics import EXACT, METRICS
+from eagle_fsd.evaluation.stats import LEAST_QUESTIONS, Interval
 
 Column = tuple[str, str, str]  # title, key of the row, format
-# columns before the metrics
-PLACES: dict[str, tuple[Column, ...]] = {
-    "speed": (("arm", "arm", "s"), ("questions", "questions", "d")),
-    "cost": (("arm", "arm", "s"),),
-    "answers": (("arm", "arm", "s"), ("answers", "answers", "d")),
-    "categories": (
-        ("category", "category", "s"),
-        ("arm", "arm", "s"),
-        ("questions", "questions", "d"),
-    ),
-}
-# table -> its title, and how to read it
-NOTES = {
-    "speed": ("Speed", "In brackets: 95 % bootstrap intervals over questions."),
-    "cost": (
-        "Cost",
-        "- plain: mean difference of the questions' own rates, with its interval; in parentheses "
-        "the smallest true difference that so many questions show (5 %, power 80 %).",
-    ),
-    "answers": ("Answers", "Differences as under Cost."),
-    "categories": ("By category", "Few questions each: intervals are wide, or missing."),
-}
 # what a judge says of pairs of answers
 PAIRWISE: tuple[Column, ...] = (
     ("arm", "arm", "s"),
@@ -46,132 +27,93 @@ PAIRWISE: tuple[Column, ...] = (
     ("questions", "questions", "d"),
     ("verdicts", "verdicts", "d"),
 )
-WIDTH = 100  # of a terminal
+ARM_WIDTH = 25  # of 100 on a terminal
+# metric -> what a verdict says of it
+PHRASES = {
+    "tokens_per_second": "{:.1f} tokens/s",
+    "speed_vs_plain": "{:.2f} times plain's tokens/s",
+    "tokens_per_round": "{:.2f} tokens a round",
+    "tokens_per_round_vs_exact": "{:+.0%} tokens a round over exact",
+    "fuzzy_share": "{:.1%} fuzzy",
+    "mean_logp_minus_plain": "{:+.2f} log p a token",
+}
+OF_BASELINES = {PLAIN: ["tokens_per_second"], EXACT: ["speed_vs_plain", "tokens_per_round"]}
 # text that a spreadsheet would take for a formula
 FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
-def columns(table: str) -> list[Column]:
-    """The columns of a printed table."""
-    shown = [(m.label, key, m.form) for key, m in METRICS.items() if table in m.tables]
-    return [*PLACES.get(table, ()), *shown]
+def metric_columns(table: str) -> list[Column]:
+    """The metrics of a printed table."""
+    return [(m.label, key, m.form) for key, m in METRICS.items() if table in m.tables]
 
 
 def markdown_table(rows: list[dict], columns: Sequence[Column]) -> str:
     """Aligned; a metric with an interval as cell_text writes it, "-" where there is nothing."""
-    cells = [[title for title, _, _ in columns]]
-    cells += [[cell_text(row[key], form) for _, key, form in columns] for row in rows]
+    cells = [[cell_text(row[key], form) for _, key, form in columns] for row in rows]
     cells = [[" ".join(text.split()).replace("|", "\\|") for text in line] for line in cells]
-    widths = [max(len(line[i]) for line in cells) for i in range(len(columns))]
-    lines = [
-        "| "
-        + " | ".join(text.ljust(width) for text, width in zip(line, widths, strict=True))
-        + " |"
-        for line in cells
-    ]
-    lines.insert(1, "|" + "|".join("-" * (width + 2) for width in widths) + "|")
-    return "\n".join(lines)
+    titles = [title for title, _, _ in columns]
+    return tabulate(cells, titles, tablefmt="github", disable_numparse=True)
 
 
 def cell_text(value: str | float | Interval | None, form: str) -> str:
     """value [low, high] (detectable), the latter two where they are; "ratio" is ".2f"."""
     form = ".2f" if form == "ratio" else form
-    if not isinstance(value, dict):
-        return "-" if value is None else format(value, form)
-    if value["value"] is None:
+    known = value if isinstance(value, dict) else {"value": value, "low": None}
+    if known["value"] is None:
         return "-"
-    text = format(value["value"], form)
-    if value["low"] is None or value["low"] == value["high"]:  # one question, or all alike
+    text = format(known["value"], form)
+    if known["low"] is None or known["low"] == known["high"]:  # few questions, or all alike
         return text
-    text += f" [{value['low']:{form}}, {value['high']:{form}}]"
-    detectable = value.get("detectable")
+    text += f" [{known['low']:{form}}, {known['high']:{form}}]"
+    detectable = known.get("detectable")
     return text if detectable is None else f"{text} ({detectable:{form.lstrip('+')}})"
 
 
-# --- for people ---------------------------------------------------------------------------------
-
-
 def terminal_table(rows: list[dict]) -> str:
-    """The main columns without intervals, at most 100 wide; a long arm has a line to itself."""
-    shown = [(metric, key) for key, metric in METRICS.items() if "main" in metric.tables]
-    heads = [_in_two(metric.label) for metric, _ in shown]
-    cells = [[_brief(row[key], metric.form) for metric, key in shown] for row in rows]
-    texts = [list(column) for column in zip(*heads, strict=True)] + cells
-    widths = [max(len(line[i]) for line in texts) for i in range(len(shown))]
-    room = WIDTH - sum(width + 2 for width in widths)
-    arms = min(room, max(len(row["arm"]) for row in rows))
-    written = []
-    for name, line in zip(["", "arm", *(row["arm"] for row in rows)], texts, strict=True):
-        numbers = "".join(f"  {text:>{width}}" for text, width in zip(line, widths, strict=True))
-        if len(name) > arms:
-            written.append(name)
-            name = ""
-        written.append(f"{name:<{arms}}{numbers}")
-    return "\n".join(written)
+    """The main columns without intervals, at most 100 wide."""
+    columns = metric_columns("main")
+    # in two lines: "tokens/s" "over plain", "argmax share" "- plain", "fuzzy" "share"
+    titles = [re.sub(" (?=over |- )| (?!.*(over|-) )", "\n", text, count=1) for text, *_ in columns]
+    cells = [[cell_text(row[key]["value"], form) for _, key, form in columns] for row in rows]
+    table = [["arm", *titles]]
+    table += [[row["arm"], *line] for row, line in zip(rows, cells, strict=True)]
+    widths = [ARM_WIDTH, *(None for _ in columns)]
+    sides = ["left", *("right" for _ in columns)]
+    how = {"tablefmt": "plain", "disable_numparse": True}
+    return tabulate(table, maxcolwidths=widths, colalign=sides, **how)
 
 
-def _in_two(label: str) -> tuple[str, str]:
-    """A title in two lines: "tokens/s" "over plain"; "" "tokens/round"."""
-    for word in (" over ", " - ", " "):
-        first, space, last = label.partition(word)
-        if space:
-            return first, f"{word.strip()} {last}".strip()
-    return "", label
-
-
-def _brief(value: Interval, form: str) -> str:
-    return "-" if value["value"] is None else format(value["value"], form)
+def phrases(row: dict) -> list[tuple[str, str]]:
+    """What an arm came to: metrics, and what is said of each, as far as it is known."""
+    gain = "tokens_per_round_vs_exact"
+    tokens = "tokens_per_round" if row[gain]["value"] is None else gain
+    keys = ["speed_vs_plain", tokens, "fuzzy_share", "mean_logp_minus_plain"]
+    said = []
+    for key in OF_BASELINES.get(row["rule"], keys):
+        value = row[key]["value"]
+        if value is not None:
+            text = PHRASES[key].format(value - 1 if key == gain else value)
+            said.append((key, text.replace("%", " %")))
+    return said
 
 
 def verdict(row: dict) -> str:
-    """An arm in a sentence: "fsd:0.4: +10 % tokens a round over exact, 4 % fuzzy, -0.12 log p a
+    """An arm in a sentence: "fsd:0.4: +10 % tokens a round over exact, 4.1 % fuzzy, -0.12 log p a
     token"."""
-    speed, rate, taus, gain, fuzzy, logp = (
-        row[key]["value"]
-        for key in (
-            "speed_vs_plain",
-            "tokens_per_second",
-            "tokens_per_round",
-            "tokens_per_round_vs_exact",
-            "fuzzy_share",
-            "mean_logp_minus_plain",
-        )
-    )
-    said = []
-    if row["rule"] == "plain":
-        said += ["what the others are compared with"]
-        said += [] if rate is None else [f"{rate:.1f} tokens/s"]
-    elif speed is not None:
-        said.append(f"{speed:.2f} times plain's tokens/s")
-    if gain is not None and row["rule"] != "exact":
-        said.append(f"{100 * (gain - 1):+.0f} % tokens a round over exact")
-    elif taus is not None and row["rule"] != "plain":
-        said.append(f"{taus:.2f} tokens a round")
-    if row["rule"] not in ("plain", "exact") and fuzzy is not None:
-        said.append(f"{_percent(fuzzy)} fuzzy")
-        said += [] if logp is None else [f"{logp:+.2f} log p a token"]
-    return f"{row['arm']}: {', '.join(said) or 'nothing to compare with'}"
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.1f} %" if 0 < share < 0.1 else f"{100 * share:.0f} %"
+    said = ", ".join(text for _, text in phrases(row))
+    return f"{row['arm']}: {said or 'nothing to compare with'}"
 
 
 def columns_text() -> str:
     """The dictionary of columns, as Markdown."""
-    rows = [
-        {"column": key, "title": metric.label, "meaning": metric.meaning}
-        for key, metric in METRICS.items()
-    ]
-    note = (
-        "Every column X is also X_low and X_high, its 95 % bootstrap interval over questions; "
+    rows = [{"column": key, "title": m.label, "meaning": m.meaning} for key, m in METRICS.items()]
+    return (
+        f"{markdown_table(rows, [(key, key, 's') for key in rows[0]])}\n\n"
+        "Every column X is also X_low and X_high, its 95 % interval over questions (the "
+        f"jackknife's error times Student's t; none below {LEAST_QUESTIONS} questions); "
         "differences to plain have X_detectable, the smallest true difference that so many "
         "questions show (two-sided 5 %, power 80 %)."
     )
-    return f"{markdown_table(rows, [(key, key, 's') for key in rows[0]])}\n\n{note}"
-
-
-# --- for programs -------------------------------------------------------------------------------
 
 
 def write_csv(path: Path, rows: list[dict]) -> None:

@@ -1,7 +1,7 @@
 """From a speed run's records to its metrics, tables and plot.
 
 Speeds are total tokens / total seconds over all prompts and repeats. Intervals of ratios are 95 %
-bootstrap intervals over prompts, repeats of a prompt kept together; the spread over repeats is
+intervals over prompts, repeats of a prompt kept together; the spread over repeats is
 given beside. What a round costs is the profiled answers'.
 """
 
@@ -54,8 +54,8 @@ SPEED: tuple[Column, ...] = (
 )
 QUALITY: tuple[Column, ...] = (
     ("arm", "arm", "s"),
-    *_metrics("fuzzy_share", "tokens_per_round_vs_exact", "ceiling", "of_ceiling"),
-    *_metrics("regret_per_token", "tokens_per_answer", "argmax_share", "argmax_share_vs_plain"),
+    *_metrics("fuzzy_share", "tokens_per_round_vs_exact", "ceiling", "regret_per_token"),
+    *_metrics("tokens_per_answer", "argmax_share", "argmax_share_minus_plain"),
 )
 ROUND: tuple[Column, ...] = (
     ("arm", "arm", "s"),
@@ -89,7 +89,7 @@ SINGLE: tuple[Column, ...] = (
 )
 NOTES = (
     "tokens/s: total tokens / total seconds of prefill and decoding, no clock inside; ratios with "
-    "95 % bootstrap intervals over prompts; repeats: lowest and highest ratio to plain",
+    "95 % intervals over prompts; repeats: lowest and highest ratio to plain",
     "break-even: tokens/round at which the arm is as fast as plain: ms/round over plain's",
     "ms/round: without a clock; clocked and the phases: the device is waited for at every phase; "
     "start: prefill and the first round, with the head's run over the prompt; the others' mean "

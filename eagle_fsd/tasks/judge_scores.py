@@ -13,7 +13,7 @@ MATCH = ["question_id", "choice", "turn"]
 # who wins by a verdict in game 1: the arm 1, the baseline -1; in game 2 the other way round
 WINS = {"A": 1, "B": -1, "tie": 0}
 NOTE = (
-    "Each match in both orders; a tie too where they disagree. Brackets: 95 % bootstrap intervals "
+    "Each match in both orders; a tie too where they disagree. Brackets: 95 % intervals "
     "over questions; in parentheses the smallest true difference that so many questions show four "
     "times in five. gained, lost: questions with more wins than losses, and with fewer; McNemar's "
     "exact p."

@@ -22,7 +22,7 @@ def level_rows(records: Sequence[dict]) -> list[dict]:
 def tree_row(records: Sequence[dict], name: str) -> dict:
     """Tokens per round of one tree over all questions, and what a cruder estimate would say.
 
-    Keys: tokens_per_round {value, low, high} (95 % bootstrap over questions) and rounds;
+    Keys: tokens_per_round {value, low, high} (95 % interval over questions) and rounds;
     all_positions, the mean over every position instead of the visited ones; true_features, from
     trees that see the target's features, and both together; accepted_share of rounds that accept at
     least 1, 2, .. drafts; rules.
@@ -87,7 +87,7 @@ def _anywhere(rows: Sequence[dict]) -> float | None:
 
 
 def _interval(rows: Sequence[dict]) -> dict:
-    """A rate with its bootstrap interval: the ratio to a baseline of one token a round."""
+    """A rate with its interval: the ratio to a baseline of one token a round."""
     totals = [_emitted([row]) for row in rows]
     ones = [(rounds, rounds) for _, rounds in totals]
     return {key: _plain(value) for key, value in paired_ratio(totals, ones).items()}

@@ -4,8 +4,7 @@
 (() => {
   const runs = JSON.parse(document.getElementById("answer-data").textContent);
   const byId = (id) => document.getElementById(id);
-  const SOURCES = ["draft", "fuzzy", "target"];
-  const WORDS = ["accepted draft", "fuzzy draft", "the target's own token"];
+  const WORDS = { draft: "accepted draft", fuzzy: "fuzzy draft", target: "the target's own token" };
   const NODE = { width: 92, height: 44, gapX: 26, gapY: 8 };
   const shown = { run: null, question: null, arms: [] };
   let open = null; // { column, turn, round } whose tree is shown
@@ -109,15 +108,16 @@
     const first = token(turn.first, "target", ["from prefill: the target's own token"]);
     const spans = [first];
     turn.rounds.forEach((round, roundIndex) => {
-      for (const [word, source, d, p, q, regret, best, bestP] of round[2]) {
-        const tip = [`${quoted(word)}: ${WORDS[source]}`];
-        if (source === 1) {
+      for (const made of round.emitted) {
+        const tip = [`${quoted(made.text)}: ${WORDS[made.source]}`];
+        if (made.source === "fuzzy") {
           const who = shown.run.greedy ? "exact would have said" : "the target's most likely:";
-          tip.push(`${who} ${quoted(best)} (P ${number(bestP, 2)})`);
+          tip.push(`${who} ${quoted(made.best)} (P ${number(made.best_prob, 2)})`);
         }
-        tip.push(`P ${number(p)}, Q ${number(q)}, D ${number(d)}, regret ${number(regret)} nats`);
+        tip.push(`P ${number(made.target_prob)}, Q ${number(made.draft_prob)}, ` +
+          `D ${number(made.divergence)}, regret ${number(made.regret)} nats`);
         tip.push(`round ${roundIndex + 1} of ${turn.rounds.length}`);
-        const span = token(word, SOURCES[source], tip);
+        const span = token(made.text, made.source, tip);
         Object.assign(span.dataset, { column, turn: index, round: roundIndex });
         spans.push(span);
       }
@@ -147,15 +147,14 @@
   // --- the tree of a round ------------------------------------------------------------------
   /* Nodes of the drawing: the round's, and the target's own token behind the path. */
   function treeNodes(round) {
-    const nodes = round[0].map(([word, parent, p, q]) => ({ word, parent, p, q, d: null, mark: "" }));
-    const emitted = round[2];
-    round[1].forEach((index, step) => {
-      nodes[index].mark = step && emitted[step - 1][1] === 1 ? "fuzzy" : "kept";
-      if (emitted[step]) nodes[index].d = emitted[step][2];
+    const node = (of, parent, mark) =>
+      ({ word: of.text, parent, p: of.target_prob, q: of.draft_prob, d: null, mark });
+    const nodes = round.nodes.map((of) => node(of, of.parent, ""));
+    round.path.forEach((index, step) => {
+      nodes[index].mark = step && round.emitted[step - 1].source === "fuzzy" ? "fuzzy" : "kept";
+      nodes[index].d = round.emitted[step].divergence;
     });
-    const last = emitted[emitted.length - 1];
-    const end = round[1][round[1].length - 1];
-    nodes.push({ word: last[0], parent: end, p: last[3], q: last[4], d: null, mark: "next" });
+    nodes.push(node(round.emitted.at(-1), round.path.at(-1), "next"));
     return nodes;
   }
 
@@ -221,7 +220,7 @@
       tree.append(svg("path", { d: `M${x0} ${y0}C${bend} ${y0} ${bend} ${y1} ${x1} ${y1}`, class: node.mark }));
     }
     for (const node of nodes) tree.append(drawNode(node));
-    const accepted = rounds[round][1].length - 1;
+    const accepted = rounds[round].path.length - 1;
     const title = `${shown.run.arms[shown.arms[column]]}, turn ${turn + 1}, round ${round + 1} of ` +
       `${rounds.length}: ${nodes.length - 2} drafts, ${accepted} accepted`;
     byId("round-title").textContent = title;
@@ -234,7 +233,7 @@
       span.classList.toggle("same-round", of[0] === column && of[1] === turn && of[2] === round);
     }
     const scroll = tree.parentElement; // the path's middle into view
-    scroll.scrollTop = nodes[rounds[round][1].at(-1)].y - scroll.clientHeight / 2;
+    scroll.scrollTop = nodes[rounds[round].path.at(-1)].y - scroll.clientHeight / 2;
     history.replaceState(null, "", `#q=${byId("question").value}&arm=${shown.arms[column]}&turn=${turn}&round=${round}`);
   }
 

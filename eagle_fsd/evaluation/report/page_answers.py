@@ -1,73 +1,59 @@
-"""Answers as the page holds them: texts with their fuzzy tokens from the records, and from traces
-the trees, as short lists, so that thousands stay small. page.js reads this form.
+"""Answers as the page holds them, question by question: texts with their fuzzy tokens from the
+records, and from traces the rounds. page.js reads this form.
 
 run       {name, greedy, arms, questions}
 question  {id, choice, category, prompts, answers: one an arm, null where it has none}
 answer    [turn]; turn: {parts: [[text, null or {regret, D} of a fuzzy token]], tokens}, and with a
-          trace {first: text, rounds}
-round     [nodes, path: node indices from the root, emitted]
-nodes     [text, parent, P, Q]
-emitted   [text, place in SOURCES, D, P, Q, regret, most likely text, its P]
+          trace {first: text, rounds: as in traces.py}
 """
 
 import json
 from collections.abc import Sequence
 
-from eagle_fsd.evaluation.arms import BY_TRANSFORMERS
 from eagle_fsd.evaluation.report.read_runs import RunData
-from eagle_fsd.evaluation.report.report_tables import SOURCES
+from eagle_fsd.runs.folder import answer_key
 
-MOST_BYTES = 3_000_000
-NODE = ("text", "parent", "target_prob", "draft_prob")
-EMITTED = ("divergence", "target_prob", "draft_prob", "regret", "best", "best_prob")
+MOST_BYTES = 10_000_000
+ByArm = dict[str, dict[tuple, dict]]  # arm -> question and choice -> record, or trace
 
 
 def pack_answers(
     runs: Sequence[RunData], *, most_bytes: int = MOST_BYTES
 ) -> tuple[list[dict], int]:
-    """All answers, question by question; what would make the page larger than `most_bytes` is left
-    out: trees first, then whole questions.
+    """All answers; questions that would make the page larger than `most_bytes` are left out.
 
     Returns:
-        The data, and how many questions lack an answer or its trees by that.
+        The data, and how many questions are not there.
     """
-    packed, size, short = [], 0, 0
+    packed, left, short = [], most_bytes, 0
     for run in runs:
-        records, traces = _by_question(run.records), _by_question(run.traces)
+        records, traces = (
+            {arm: {answer_key(row): row for row in rows} for arm, rows in of.items()}
+            for of in (run.records, run.traces)
+        )
         questions = []
-        deciding = [arm for arm in records if arm not in BY_TRANSFORMERS] or list(records)
-        for key in {key: None for arm in deciding for key in records[arm]}:
-            for known in (traces, {}):  # with trees, else without
-                question = _question(key, records, known)
-                length = len(json.dumps(question, ensure_ascii=False))
-                if size + length <= most_bytes:
-                    size += length
-                    questions.append(question)
-                    short += known is not traces
-                    break
+        for key in dict.fromkeys(key for rows in records.values() for key in rows):
+            question = _question(key, records, traces)
+            size = len(json.dumps(question, ensure_ascii=False))
+            if size <= left:
+                questions.append(question)
+                left -= size
             else:
                 short += 1
-        temperatures = {row.get("temperature") for rows in run.records.values() for row in rows}
-        place = {"name": run.name, "greedy": temperatures == {0.0}, "arms": list(run.records)}
+        greedy = all(row["temperature"] == 0 for rows in run.records.values() for row in rows)
+        place = {"name": run.name, "greedy": greedy, "arms": list(records)}
         packed.append(place | {"questions": questions})
     return packed, short
 
 
-def _by_question(arms: dict[str, list[dict]]) -> dict[str, dict[tuple, dict]]:
-    return {
-        arm: {(row["question_id"], row.get("choice", 0)): row for row in rows}
-        for arm, rows in arms.items()
-    }
-
-
-def _question(key: tuple, records: dict, traces: dict) -> dict:
+def _question(key: tuple, records: ByArm, traces: ByArm) -> dict:
     found = {arm: rows.get(key) for arm, rows in records.items()}
     record = next(row for row in found.values() if row)
     return {
         "id": key[0],
         "choice": key[1],
-        "category": record.get("category", ""),
-        "prompts": [turn.get("prompt", "") for turn in record["turns"]],
+        "category": record["category"],
+        "prompts": [turn["prompt"] for turn in record["turns"]],
         "answers": [
             row and _answer(row, traces.get(arm, {}).get(key)) for arm, row in found.items()
         ],
@@ -80,8 +66,7 @@ def _answer(record: dict, trace: dict | None) -> list[dict]:
         packed = {"parts": text_parts(turn), "tokens": len(turn["token_ids"])}
         traced = trace and trace["turns"][number]
         if traced and traced["same_as_record"]:
-            packed["first"] = traced["first"]["text"]
-            packed["rounds"] = [_round(r) for r in traced["rounds"]]
+            packed |= {"first": traced["first"]["text"], "rounds": traced["rounds"]}
         answer.append(packed)
     return answer
 
@@ -96,21 +81,7 @@ def text_parts(turn: dict) -> list[list]:
         if fuzzy
     ]
     # the last round may hold fuzzy tokens that were trimmed
-    for (first, last), of_token in zip(turn.get("fuzzy_spans", []), known, strict=False):
+    for (first, last), of_token in zip(turn["fuzzy_spans"], known, strict=False):
         parts += [[text[end:first], None], [text[first:last], of_token]]
         end = last
     return [part for part in [*parts, [text[end:], None]] if part[0]]
-
-
-def _round(r: dict) -> list:
-    nodes = [[_short(node[key]) for key in NODE] for node in r["nodes"]]
-    emitted = [
-        [token["text"], SOURCES.index(token["source"]), *(_short(token[key]) for key in EMITTED)]
-        for token in r["emitted"]
-    ]
-    return [nodes, r["path"], emitted]
-
-
-def _short(value: float | str | None) -> float | str | None:
-    """Four decimals."""
-    return round(value, 4) if isinstance(value, float) else value
