@@ -163,7 +163,7 @@ DATA = {"data": "some.jsonl"}
         ({"draft_vocab": 259, **DATA}, "a draft vocabulary of 259 must be 1 to 258 tokens"),
         ({"draft_vocab": 20, **DATA, "head": "eagle3"}, "a draft vocabulary of 20 must be 1 to 19"),
         ({"draft_vocab": 4, "data": "gone.jsonl"}, "no file at gone.jsonl"),
-        ({"draft_vocab": 4, "data": "strange.jsonl"}, "--data has token ids 7..258, the head's"),
+        ({"draft_vocab": 4, "data": "strange.jsonl"}, "strange.jsonl, line 1: expected lists"),
     ],
 )
 def test_errors_are_one_line(folder, monkeypatch, options, message):

@@ -63,7 +63,7 @@ def test_own_turns_and_answers(tmp_path, terse, capsys):
     told = json.loads(capsys.readouterr().out.partition("\n")[2])
     model, tokenizer = load_target(str(terse), dtype="float32")
     rows = made(tmp_path)
-    assert len(rows) == 6 == len(read_dialogues(tmp_path, max_length=1000))
+    assert len(rows) == 6 == len(read_dialogues(tmp_path, vocab_size=1000))
     for row in rows:
         prompt = prompt_ids(tokenizer, [{"role": "user", "content": row["user"]}])
         (answer,) = spoken(row)

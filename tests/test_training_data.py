@@ -13,6 +13,8 @@ import torch
 from eagle_fsd.config import BadInput
 from eagle_fsd.training.data import Batches, Dialogue, read_dialogues, split, supervised
 
+V = 31
+
 
 def masked(ids: list, mask: str) -> Dialogue:
     """A dialogue whose mask is written as a text of 0 and 1."""
@@ -34,9 +36,9 @@ def test_reads_both_formats_plain_and_gzipped(tmp_path, name):
     path = tmp_path / name
     path.write_bytes(gzip.compress(text.encode()) if name.endswith(".gz") else text.encode())
     whole = [masked([5, 6, 7, 8, 9], "00011"), masked([5, 6, 7, 8, 9, 10], "011001")]
-    assert read_dialogues(path, max_length=100) == whole
+    assert read_dialogues(path, vocab_size=V, max_length=100) == whole
     cut = [masked([5, 6, 7, 8], "0001"), masked([5, 6, 7, 8], "0110")]
-    assert read_dialogues(path, max_length=4) == cut
+    assert read_dialogues(path, vocab_size=V, max_length=4) == cut
 
 
 def test_every_dialogue_that_is_kept_trains_something(tmp_path):
@@ -49,12 +51,12 @@ def test_every_dialogue_that_is_kept_trains_something(tmp_path):
     for prompt in range(4):
         for answer in range(4):
             path.write_text(row([1] * 9, [2] * 9) + row([3] * prompt, [4] * answer))
-            kept = read_dialogues(path, max_length=30)[1:]
+            kept = read_dialogues(path, vocab_size=V, max_length=30)[1:]
             assert all(supervised(dialogue).any() for dialogue in kept)
             assert bool(kept) == (answer > 0 and prompt + answer > 2)
     path.write_text(masked_row([1, 2, 3, 4], [0, 0, 0, 1]) + masked_row([1, 2, 3], [1, 1, 0]))
     with pytest.raises(BadInput, match="inside 3 tokens"):
-        read_dialogues(path, max_length=3)
+        read_dialogues(path, vocab_size=V, max_length=3)
 
 
 BROKEN = {
@@ -70,8 +72,13 @@ BROKEN = {
     "mask of other numbers": '{"input_ids": [1, 2, 3], "loss_mask": [0, 1, 2]}',
     "nested": '{"prompt_ids": [[1, 2]], "answer_ids": [3, 4]}',
     # 2.5 was read as 2, and "4" as 4
-    **{f"token {t}": f'{{"prompt_ids": [1], "answer_ids": [{t}, 3]}}' for t in ("2.5", '"4"')},
-    **{f"token {t}": f'{{"prompt_ids": [1], "answer_ids": [{t}, 3]}}' for t in ("true", "null")},
+    **{
+        f"token {t}": f'{{"prompt_ids": [1], "answer_ids": [{t}, 3]}}' for t in ("2.5", '"4"', "31")
+    },
+    **{
+        f"token {t}": f'{{"prompt_ids": [1], "answer_ids": [{t}, 3]}}'
+        for t in ("true", "null", "-1")
+    },
 }
 
 
@@ -81,7 +88,7 @@ def test_a_broken_line_is_named(tmp_path, fault):
     good, path = row([1, 2, 3], [4, 5]), tmp_path / "data.jsonl"
     path.write_text(good + good + BROKEN[fault] + "\n" + good)
     with pytest.raises(BadInput, match=r"data\.jsonl, line 3"):
-        read_dialogues(path, max_length=100)
+        read_dialogues(path, vocab_size=V, max_length=100)
 
 
 def test_masks_by_hand():
@@ -99,7 +106,7 @@ def test_masks_by_hand():
 
 # --- batches --------------------------------------------------------------------------------------
 
-F, D, V = 7, 5, 31
+F, D = 7, 5
 LENGTHS = [5, 23, 11, 17, 11, 31, 9, 8, 13, 29, 7, 19, 41]
 
 

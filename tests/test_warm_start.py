@@ -6,7 +6,7 @@ from tiny import tiny_head, tiny_target
 from tiny_eagle3 import draft_tokens, tiny_head3
 
 from eagle_fsd.config import BadInput
-from eagle_fsd.training.warm_start import start_from_head
+from eagle_fsd.training.head_run import start_from_head
 
 
 @pytest.fixture(scope="module")

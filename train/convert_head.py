@@ -10,7 +10,6 @@ trained head to the tokens that the assistant wrote most often in --data, withou
 drafting reads fewer rows of the lm_head.
 """
 
-import sys
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
@@ -67,14 +66,9 @@ def confined(head: "DraftHead", options: ConvertOptions) -> "DraftHead":
     from eagle_fsd.heads import vocabulary
     from eagle_fsd.training.data import read_dialogues
 
-    read = (read_dialogues(path, max_length=sys.maxsize) for path in options.data)
-    counts = vocabulary.answer_counts(chain.from_iterable(read))
     V = head.config.vocab_size
-    if not 0 <= min(counts) <= max(counts) < V:
-        raise BadInput(
-            f"--data has token ids {min(counts)}..{max(counts)}, the head's target has 0..{V - 1}: "
-            "was the data made with another tokenizer?"
-        )
+    read = (read_dialogues(path, vocab_size=V) for path in options.data)
+    counts = vocabulary.answer_counts(chain.from_iterable(read))
     former_R = torch.arange(V) if head.draft_token_R is None else head.draft_token_R
     token_R = vocabulary.frequent_tokens(counts, options.draft_vocab, former_R)
     unseen = sum(counts[token] == 0 for token in token_R.tolist())

@@ -15,6 +15,7 @@ Axes: B dialogues, T positions, L tokens of a dialogue, F features, D hidden siz
 """
 
 import random
+import sys
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -66,24 +67,26 @@ class HeadBatch:
     mask_BT: torch.Tensor
 
 
-def read_dialogues(path: str | Path, *, max_length: int) -> list[Dialogue]:
+def read_dialogues(
+    path: str | Path, *, vocab_size: int, max_length: int = sys.maxsize
+) -> list[Dialogue]:
     """Read the dialogues of a file, or of a folder of make_data.py, cutting each at `max_length`.
 
     Dialogues in which no position has a known token of the assistant to predict are left out.
 
     Raises:
-        BadInput: the file is missing, a line is broken (its number is given), or there is nothing
-            to learn.
+        BadInput: the file is missing, a line is broken or has tokens of another vocabulary (its
+            number is given), or there is nothing to learn.
     """
     dialogues, path = [], Path(path)
     path = path / "records" / "dialogues.jsonl" if path.is_dir() else path
     for number, row in read_records(path):
         try:
-            dialogue = _dialogue(row)
+            dialogue = _dialogue(row, vocab_size)
         except (TypeError, KeyError, BadInput) as error:
             raise BadInput(
                 f"{path}, line {number}: expected lists input_ids and loss_mask, or prompt_ids "
-                f"and answer_ids ({type(error).__name__}: {error})"
+                f"and answer_ids ({error})"
             ) from error
         # token 2 is the first that a head can predict
         if any(dialogue.mask[2:max_length]):
@@ -93,15 +96,16 @@ def read_dialogues(path: str | Path, *, max_length: int) -> list[Dialogue]:
     return dialogues
 
 
-def _dialogue(row: dict) -> Dialogue:
+def _dialogue(row: dict, vocab_size: int) -> Dialogue:
     """A row in either format."""
     if "input_ids" in row:
         ids, mask = row["input_ids"], row["loss_mask"]
     else:
         ids = row["prompt_ids"] + row["answer_ids"]
         mask = [0] * len(row["prompt_ids"]) + [1] * len(row["answer_ids"])
-    if not all(type(token) is int for token in ids):  # True is an int too
-        raise BadInput("a token is no whole number")
+    for token in ids:
+        if type(token) is not int or not 0 <= token < vocab_size:  # True is an int too
+            raise BadInput(f"token {token!r}, the tokenizer's are 0..{vocab_size - 1}")
     if len(ids) != len(mask) or not {0, 1}.issuperset(mask):
         raise BadInput("loss_mask must hold a 0 or 1 for every token")
     return Dialogue(ids, [bool(m) for m in mask])

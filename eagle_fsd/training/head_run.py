@@ -12,7 +12,6 @@ from accelerate.utils import set_seed
 
 from eagle_fsd.api import SMALL_TREE
 from eagle_fsd.config import BadInput, tree_name
-from eagle_fsd.decoding.target import Target
 from eagle_fsd.heads.files import write_head
 from eagle_fsd.heads.head_config import HeadConfig, head_shape
 from eagle_fsd.heads.models import DraftHead, build_head
@@ -28,7 +27,6 @@ from eagle_fsd.training.recipe import parse_recipe
 from eagle_fsd.training.train_options import TrainOptions
 from eagle_fsd.training.trainer import Trainer
 from eagle_fsd.training.validate import expected_tokens_per_round
-from eagle_fsd.training.warm_start import start_from_head
 
 RECORD = "training.json"
 
@@ -46,7 +44,10 @@ def train_head(options: TrainOptions) -> dict | None:
     target_config = load_target_config(options.target)
     config = head_shape(target_config, head_type=options.head_type, draft_vocab=options.draft_vocab)
     other = load_head(options.start, target_config) if options.start else None
-    dialogues = read_data(options, config.vocab_size)
+    limits = {"vocab_size": config.vocab_size, "max_length": options.max_length}
+    dialogues = [d for path in options.data for d in read_dialogues(path, **limits)]
+    if options.held_out >= len(dialogues):
+        raise BadInput(f"--held_out {options.held_out} leaves none of {len(dialogues)} dialogues")
     accelerator = Accelerator(mixed_precision=options.precision)
     processes = Processes(accelerator.process_index, accelerator.num_processes)
     options.batches_per_step = options.batches_per_step or processes.count
@@ -66,7 +67,18 @@ def train_head(options: TrainOptions) -> dict | None:
     if (run.folder / RECORD).is_file():
         accelerator.print(f"{run.folder} is already trained: {RECORD} tells how")
         return None
-    target = load_trainable(options, config, str(accelerator.device))
+    target_device = options.target_device or str(accelerator.device)
+    target, _ = load_target(
+        options.target,
+        dtype=options.target_dtype or default_dtype(target_device),
+        device=target_device,
+        feature_layers=config.fused_layers(target_config.num_hidden_layers),
+    )
+    if not target.readout_is_linear:
+        raise BadInput(
+            "this target's lm_head has a bias or its logits are capped (Gemma 2), which the losses "
+            "do not follow: it cannot be trained for"
+        )
     online, kept = options.features == "online", options.features or run.folder / "features"
     states = TargetStates(target, None if online else Path(kept))
     training, held_out = split(
@@ -92,41 +104,6 @@ def train_head(options: TrainOptions) -> dict | None:
     }
     write_json(run.folder / RECORD, record)
     return record
-
-
-def read_data(options: TrainOptions, vocab_size: int) -> list[Dialogue]:
-    """The dialogues of all data files, checked against the target."""
-    everything = []
-    for path in options.data:
-        dialogues = read_dialogues(path, max_length=options.max_length)
-        low, high = min(min(d.ids) for d in dialogues), max(max(d.ids) for d in dialogues)
-        if not 0 <= low <= high < vocab_size:
-            raise BadInput(
-                f"{path} has token ids {low}..{high}, the target's vocabulary is "
-                f"0..{vocab_size - 1}: was the data made with another tokenizer?"
-            )
-        everything += dialogues
-    if options.held_out >= len(everything):
-        raise BadInput(f"--held_out {options.held_out} leaves none of {len(everything)} dialogues")
-    return everything
-
-
-def load_trainable(options: TrainOptions, config: HeadConfig, device: str) -> Target:
-    """The target, giving the features that the head reads."""
-    device = options.target_device or device
-    layers = load_target_config(options.target).num_hidden_layers
-    target, _ = load_target(
-        options.target,
-        dtype=options.target_dtype or default_dtype(device),
-        device=device,
-        feature_layers=config.fused_layers(layers),
-    )
-    if not target.readout_is_linear:
-        raise BadInput(
-            "this target's lm_head has a bias or its logits are capped (Gemma 2), which the losses "
-            "do not follow: it cannot be trained for"
-        )
-    return target
 
 
 def prepare(
@@ -169,3 +146,39 @@ def prepare(
     objective, optimizer = accelerator.prepare(objective, optimizer)
     embed_tokens = target.embed_tokens
     return Trainer(accelerator, objective, optimizer, batches, embed_tokens, recipe, options, run)
+
+
+@torch.no_grad()
+def start_from_head(head: DraftHead, other: DraftHead) -> list[str]:
+    """Copy what has one name and one shape in both; returns the keys left as they were.
+
+    The draft vocabulary is not copied; rows of an EAGLE-3 lm_head go by token, and its key is
+    returned if some tokens of this head's vocabulary have no row there.
+
+    Raises:
+        BadInput: nothing fits.
+    """
+    theirs, own = other.state_dict(), dict(head.named_parameters())
+    left = []
+    for key, parameter in own.items():
+        if key == "lm_head.weight" and key in theirs:
+            whole = _copy_token_rows(head, other)
+        elif whole := key in theirs and theirs[key].shape == parameter.shape:
+            parameter.copy_(theirs[key])
+        if not whole:
+            left.append(key)
+    if len(left) == len(own):
+        raise BadInput("the head to start from has no weight of this head's names and shapes")
+    return left
+
+
+def _copy_token_rows(head: DraftHead, other: DraftHead) -> bool:
+    """The other's lm_head rows of the tokens that both draft; whether those are all of ours."""
+    every_V = torch.arange(head.config.vocab_size)
+    own_R, their_R = (
+        every_V if h.draft_token_R is None else h.draft_token_R for h in (head, other)
+    )
+    shared_R = torch.isin(own_R, their_R)
+    row_R = torch.searchsorted(their_R, own_R[shared_R])
+    head.lm_head.weight[shared_R] = other.lm_head.weight[row_R].to(head.lm_head.weight)
+    return bool(shared_R.all())
