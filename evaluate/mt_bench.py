@@ -48,7 +48,9 @@ def run_mt_bench(
     questions = read_questions(options.question_file or mt_bench_dir() / "question.jsonl")
     name = Path(options.question_file).name or "MT-Bench"
     questions = options.choose(questions)
-    bench = Bench(name, "mt_bench", questions, options, sampling, model_options)
+    bench = Bench(
+        name, "mt_bench", questions, options, sampling, model_options, free=["published_tau"]
+    )
     bench.answer_all()
     if bench.processes.is_main:
         print(report_bench(bench, published_tau=options.published_tau))

@@ -22,7 +22,7 @@ from eagle_fsd.tasks.scorers import SCORERS, check_scorable
 from eagle_fsd.tasks.task_sources import SOURCES, read_task
 
 # They change scores, not answers.
-EXTENDABLE = frozenset({"scorer", "execute_code", "without_isolation", "rescore"})
+FREE = ("scorer", "execute_code", "without_isolation", "rescore")
 
 
 @dataclass
@@ -64,9 +64,7 @@ def run_task(options: TaskOptions, sampling: SamplingOptions, model_options: Mod
         print(f"\n{score_run(records, questions, scorer, options.output)[0]}")
         return
     check_scorable(questions, scorer, **leave)
-    bench = Bench(
-        task.name, "tasks", questions, options, sampling, model_options, extendable=EXTENDABLE
-    )
+    bench = Bench(task.name, "tasks", questions, options, sampling, model_options, free=FREE)
     bench.answer_all()
     if bench.processes.is_main:
         text, compared = score_run(bench.records(), questions, scorer, options.output)

@@ -14,7 +14,7 @@ aliases. Alternatives are the shell's braces: fsd:{0.2,0.3},child={draft,target}
 
 import re
 from collections.abc import Sequence
-from dataclasses import MISSING, Field, dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from typing import Any
 
 from eagle_fsd.config import BadInput, SamplingConfig
@@ -29,9 +29,8 @@ from eagle_fsd.rules.fsd import Exact
 from eagle_fsd.rules.guards import GUARDS
 
 PLAIN, GENERATE, COMPILED = "plain", "generate", "generate_compiled"
-BASELINES = (GENERATE, PLAIN)
 BY_TRANSFORMERS = (GENERATE, COMPILED)
-NAMES = {float: "a number", int: "a whole number"}
+NUMBERS = {float: "a number", int: "a whole number"}
 
 
 @dataclass(frozen=True)
@@ -65,6 +64,10 @@ class Arm:
         return self.drafter is not None
 
     @property
+    def needs_head(self) -> bool:
+        return self.drafts and self.drafter.needs_head
+
+    @property
     def runs_our_loop(self) -> bool:
         return self.rule is not None
 
@@ -76,16 +79,13 @@ class Arm:
     @property
     def value(self) -> float | None:
         """The rule's parameter, None if it has none: what a curve is drawn over."""
-        first = _value_field(self.rule) if self.drafts else None
-        value = getattr(self.rule, first.name) if first else None
-        return None if isinstance(value, str) else value
+        values = list(vars(self.rule).values()) if self.drafts else []
+        return values[0] if values and not isinstance(values[0], str) else None
 
     @property
     def line(self) -> str:
         """The text without the rule's value: the curve that the arm is a point of."""
-        if self.value is None:
-            return self.text
-        return re.sub(":[^,@]*", "", self.text, count=1)
+        return self.text if self.value is None else re.sub(":[^,@]*", "", self.text, count=1)
 
     def policy(self, sampling: SamplingConfig, record: str = "lean") -> Policy:
         return Policy(self.rule or Exact(), sampling, self.guards, record)
@@ -93,6 +93,14 @@ class Arm:
     def check(self, sampling: SamplingConfig) -> None:
         """Refuse a sampling with which the arm has no meaning; the drafter is not known yet."""
         self.policy(sampling).rule.check(sampling, None)
+
+    def check_tree(self) -> None:
+        """Refuse a tree that is still to be chosen."""
+        if self.tree == "auto":
+            raise BadInput(
+                f"arm {self.text!r}: give the tree's shape, such as eagle:15x4x6; "
+                "evaluate/choose_tree.py finds one"
+            )
 
     def check_answers(self) -> None:
         """Refuse an arm that cannot answer as it is: of another loop, or with a tree to choose."""
@@ -103,14 +111,6 @@ class Arm:
             )
         self.check_tree()
 
-    def check_tree(self) -> None:
-        """Refuse a tree that is still to be chosen."""
-        if self.tree == "auto":
-            raise BadInput(
-                f"arm {self.text!r}: give the tree's shape, such as eagle:15x4x6; "
-                "evaluate/choose_tree.py finds one"
-            )
-
     def build_drafter(self, model: Model) -> Drafter:
         """Its drafter; build it once, since a reduced draft vocabulary may be copied for it."""
         return self.drafter.build(model) if self.drafts else RootDrafter()
@@ -118,116 +118,96 @@ class Arm:
     def with_tree(self, tree: str) -> "Arm":
         """The same arm on trees of another shape; for `auto`, once it is chosen."""
         assert isinstance(self.drafter, EagleSettings), self.text
-        return make_arm(self.rule, self.guards, EagleSettings(tree))
+        return parse_arm(f"{self.text.partition('@')[0]}@eagle:{tree}")
 
 
-def parse_arm(text: str) -> Arm:
+def parse_arm(text: str, *, tree: str = "") -> Arm:
     """An arm from its text.
+
+    Args:
+        tree: of the run; an arm that names it says the same as one that names none.
 
     Raises:
         BadInput: unknown name or field, or a value that it refuses; lists what is known.
     """
-    if text in BY_TRANSFORMERS:
-        return Arm(text)
-    if text == PLAIN:
-        return Arm(PLAIN, Exact())
+    if text in (PLAIN, *BY_TRANSFORMERS):
+        return Arm(text, Exact() if text == PLAIN else None)
     rule_text, at, drafter_text = text.partition("@")
     try:
         rule, guards = _parse(rule_text, RULES, "rule", GUARDS)
         drafter, _ = _parse(drafter_text if at else DEFAULT_DRAFTER, DRAFTERS, "drafter", {})
     except BadInput as error:
         raise BadInput(f"arm {text!r}: {error}") from error
-    return make_arm(rule, guards, drafter)
+    if tree and drafter == EagleSettings(tree):
+        drafter = EagleSettings()
+    names = {kind: name for name, kind in GUARDS.items()}
+    values = [f",{names[type(guard)]}={_written(*vars(guard).values())}" for guard in guards]
+    whole = _named(rule, RULES) + "".join(values)
+    if (drafted := _named(drafter, DRAFTERS)) != DEFAULT_DRAFTER:
+        whole += f"@{drafted}"
+    return Arm(whole, rule, guards, drafter)
 
 
-def parse_arms(texts: Sequence[str]) -> list[Arm]:
-    """Arms from their texts, in order.
+def parse_arms(texts: Sequence[str], *, tree: str = "") -> list[Arm]:
+    """Arms from their texts, in order; see parse_arm.
 
     Raises:
         BadInput: see parse_arm; two texts say the same arm.
     """
-    arms: dict[str, Arm] = {}
-    said: dict[str, str] = {}
+    said: dict[Arm, str] = {}
     for text in texts:
-        arm = parse_arm(text)
-        if arm.text in arms:
-            raise BadInput(f"arms {said[arm.text]!r} and {text!r} are the same: give one of them")
-        arms[arm.text], said[arm.text] = arm, text
-    if not arms:
+        arm = parse_arm(text, tree=tree)
+        if arm in said:
+            raise BadInput(f"arms {said[arm]!r} and {text!r} are the same: give one of them")
+        said[arm] = text
+    if not said:
         raise BadInput("no arm is given; such as: plain exact fsd:0.3")
-    return list(arms.values())
-
-
-def make_arm(rule: Rule, guards: Sequence[Guard], drafter: DrafterSettings) -> Arm:
-    """An arm of our loop with drafts, its text made from its parts."""
-    text = _written(rule, RULES)
-    names = {kind: name for name, kind in GUARDS.items()}
-    guards = tuple(sorted(guards, key=lambda guard: list(GUARDS).index(names[type(guard)])))
-    for guard in guards:
-        text += f",{names[type(guard)]}={_number(getattr(guard, fields(guard)[0].name))}"
-    drafted = _written(drafter, DRAFTERS)
-    if drafted != DEFAULT_DRAFTER:
-        text += f"@{drafted}"
-    return Arm(text, rule, guards, drafter)
+    return list(said)
 
 
 def _parse(
-    text: str, table: dict[str, type], what: str, extras: dict[str, type]
-) -> tuple[Any, list]:
-    """An instance of a class of the table, and of the extras that its fields name."""
-    first, *others = text.split(",")
+    text: str, table: dict[str, type], what: str, guards: dict[str, type]
+) -> tuple[Any, tuple[Guard, ...]]:
+    """An instance of a class of the table, and the guards that further fields name."""
+    first, *pairs = text.split(",")
     name, colon, value = first.partition(":")
     if name not in table:
         alone = f" (or {PLAIN}, {', '.join(BY_TRANSFORMERS)})" if what == "rule" else ""
         raise BadInput(f"unknown {what} {name!r}; known: {', '.join(table)}{alone}")
-    known = {field.name: field for field in fields(table[name])}
-    given: dict[str, Any] = {}
-    found = []
+    types = {field.name: field.type for field in fields(table[name])}
     if colon:
-        if not known:
+        if not types:
             raise BadInput(f"{what} {name} takes no value, got {value!r}")
-        main = _value_field(table[name])
-        given[main.name] = _read(main, main.name, value)
-    for other in others:
-        key, equals, value = other.partition("=")
-        if not equals or key not in known and key not in extras:
-            every = ", ".join([*known, *extras]) or "none"
-            raise BadInput(f"{other!r} is no FIELD=VALUE of {what} {name}; fields: {every}")
-        if key in given or any(isinstance(extra, extras.get(key, ())) for extra in found):
+        pairs = [f"{next(iter(types))}={value}", *pairs]
+    types |= {guard: fields(kind)[0].type for guard, kind in guards.items()}
+    given: dict[str, Any] = {}
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
+        if not equals or key not in types:
+            every = ", ".join(types) or "none"
+            raise BadInput(f"{pair!r} is no FIELD=VALUE of {what} {name}; fields: {every}")
+        if key in given:
             raise BadInput(f"{key} is given twice")
-        if key in known:
-            given[key] = _read(known[key], key, value)
-        else:
-            found.append(extras[key](_read(fields(extras[key])[0], key, value)))
+        try:
+            given[key] = types[key](value)
+        except ValueError as error:
+            raise BadInput(f"{key} must be {NUMBERS[types[key]]}, got {value!r}") from error
+    found = tuple(kind(given.pop(guard)) for guard, kind in guards.items() if guard in given)
     return table[name](**given), found
 
 
-def _read(field: Field, name: str, text: str) -> float | int | str:
-    try:
-        return field.type(text)
-    except ValueError as error:
-        raise BadInput(f"{name} must be {NAMES[field.type]}, got {text!r}") from error
-
-
-def _value_field(kind: Any) -> Field | None:
-    return next(iter(fields(kind)), None)
-
-
-def _written(settings: Any, table: dict[str, type]) -> str:
+def _named(settings: Any, table: dict[str, type]) -> str:
     """name[:value][,field=value], without what has its default; a number is always stated."""
-    name = next(name for name, kind in table.items() if type(settings) is kind)
-    text, main = name, _value_field(settings)
-    for field in fields(settings):
+    text = next(name for name, kind in table.items() if type(settings) is kind)
+    for place, field in enumerate(fields(settings)):
         value = getattr(settings, field.name)
-        stated = field is main and field.type is not str
+        stated = place == 0 and field.type is not str
         if stated or field.default is MISSING or value != field.default:
-            text += f":{_number(value)}" if field is main else f",{field.name}={_number(value)}"
+            text += f",{field.name}={_written(value)}" if place else f":{_written(value)}"
     return text
 
 
-def _number(value: float | int | str) -> str:
-    if not isinstance(value, float):
-        return str(value)
-    value += 0.0  # -0 is 0
-    short = f"{value:g}"
-    return short if float(short) == value else repr(value)
+def _written(value: float | int | str) -> str:
+    if isinstance(value, float):
+        return repr(value + 0.0).removesuffix(".0")  # -0 is 0
+    return str(value)

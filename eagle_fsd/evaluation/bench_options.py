@@ -26,15 +26,11 @@ class BenchOptions:
     traces: int = option(0, "questions whose rounds are kept for the report, over all categories")
 
     def __post_init__(self):
-        least_of = {"turns": 0, "num_choices": 1, "traces": 0, "max_new_tokens": 1}
-        for name, least in least_of.items():
+        for name, least in {"turns": 0, "num_choices": 1, "traces": 0, "max_new_tokens": 1}.items():
             if getattr(self, name) < least:
                 raise BadInput(f"--{name} must be at least {least}, got {getattr(self, name)}")
 
     def choose(self, questions: list[Question]) -> list[Question]:
         """As many as were asked for, evenly over the categories, cut to the turns asked for."""
-        if self.questions is not None:
-            questions = spread(questions, self.questions)
-        if self.turns:
-            questions = [replace(q, turns=q.turns[: self.turns]) for q in questions]
-        return questions
+        chosen = spread(questions, self.questions)
+        return [replace(q, turns=q.turns[: self.turns or None]) for q in chosen]

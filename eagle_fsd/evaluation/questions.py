@@ -3,6 +3,7 @@
 import hashlib
 import json
 import zlib
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -63,42 +64,43 @@ def read_questions(path: str | Path) -> list[Question]:
     """
     questions: dict[int | str, Question] = {}
     for number, row in read_records(path):
-        place = f"{path}, line {number}"
-        turns = row.get("turns") if isinstance(row, dict) else None
-        if (
-            not isinstance(turns, list)
-            or not turns
-            or not isinstance(row.get("question_id"), int | str)
-            or not isinstance(row.get("category", ""), str)
-        ):
+        place, row = f"{path}, line {number}", row if isinstance(row, dict) else {}
+        name, turns = row.get("question_id"), row.get("turns")
+        category, reference = row.get("category", "all"), row.get("reference", [])
+        whole = isinstance(name, int | str) and isinstance(category, str)
+        if not whole or not isinstance(turns, list) or not turns:
             raise BadInput(f"{place}: expected question_id and a list of turns, got {row!r:.200}")
         if not all(isinstance(turn, str) and turn.strip() for turn in turns):
             raise BadInput(f"{place}: a turn is empty or no text")
-        if row["question_id"] in questions:
-            raise BadInput(f"{place}: question_id {row['question_id']!r} occurs twice")
-        reference = row.get("reference", [])
-        questions[row["question_id"]] = Question(
-            row["question_id"],
-            row.get("category", "all"),
-            turns,
-            reference if isinstance(reference, list) else [reference],
-        )
+        if name in questions:
+            raise BadInput(f"{place}: question_id {name!r} occurs twice")
+        reference = reference if isinstance(reference, list) else [reference]
+        questions[name] = Question(name, category, turns, reference)
     if not questions:
         raise BadInput(f"{path} holds no question")
     return list(questions.values())
 
 
-def spread(questions: list[Question], count: int) -> list[Question]:
-    """`count` questions, evenly over the categories: the first of each, then the second, ..."""
+def spread(
+    questions: list[Question], count: int | None, *, option: str = "--questions"
+) -> list[Question]:
+    """`count` questions, evenly over the categories: the first of each, then the second, ...
+
+    Args:
+        count: None: all.
+        option: that said the count.
+    """
+    count = len(questions) if count is None else count
     if not 1 <= count <= len(questions):
-        raise BadInput(f"--questions must be in 1..{len(questions)}, got {count}")
-    rank: dict[str, int] = {}
-    keyed = []
-    for place, question in enumerate(questions):
-        keyed.append((rank.get(question.category, 0), place))
-        rank[question.category] = rank.get(question.category, 0) + 1
-    chosen = sorted(place for _, place in sorted(keyed)[:count])
-    return [questions[place] for place in chosen]
+        raise BadInput(f"{option} must be in 1..{len(questions)}, got {count}")
+    seen: Counter[str] = Counter()
+    rank = {}
+    for question in questions:
+        rank[question.question_id] = seen[question.category]
+        seen[question.category] += 1
+    first = sorted(questions, key=lambda question: rank[question.question_id])[:count]
+    chosen = {question.question_id for question in first}
+    return [question for question in questions if question.question_id in chosen]
 
 
 def answer_seed(seed: int, question_id: int | str, turn: int, choice: int = 0) -> int:

@@ -9,6 +9,7 @@ import torch
 
 from eagle_fsd.config import SamplingConfig
 from eagle_fsd.decoding.columns import COLUMNS, Rows
+from eagle_fsd.decoding.drafter import Drafter
 from eagle_fsd.decoding.loop import DecodeConfig, Round, decode_rounds
 from eagle_fsd.evaluation.answering import json_number
 from eagle_fsd.evaluation.arms import Arm
@@ -16,12 +17,17 @@ from eagle_fsd.models.loaded import Model
 
 
 def trace_record(
-    model: Model, arm: Arm, sampling: SamplingConfig, questions: list[str], record: dict
+    model: Model,
+    arm: Arm,
+    drafter: Drafter,
+    sampling: SamplingConfig,
+    questions: list[str],
+    record: dict,
 ) -> dict:
     """Decode a record's answers again and note every round.
 
     Args:
-        arm, sampling: as they were for the record.
+        arm, drafter, sampling: as they were for the record.
         questions: the user's turns.
         record: of an arm that runs our loop.
 
@@ -34,7 +40,6 @@ def trace_record(
         target), divergence, both probabilities, regret (nats), and the target's most likely token
         there, which at temperature 0 is what the exact test emits.
     """
-    drafter = arm.build_drafter(model)
     messages, turns = [], []
     for question, answered in zip(questions, record["turns"], strict=True):
         messages.append({"role": "user", "content": question})
