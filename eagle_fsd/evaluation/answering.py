@@ -5,19 +5,14 @@ decoding, not tokenisation.
 """
 
 import math
+from dataclasses import asdict
 
 import torch
 from transformers import CompileConfig
 
 from eagle_fsd.config import SamplingConfig
 from eagle_fsd.decoding.drafter import Drafter
-from eagle_fsd.decoding.loop import (
-    DecodeConfig,
-    Generation,
-    StopConfig,
-    check_request,
-    decode,
-)
+from eagle_fsd.decoding.loop import DecodeConfig, Generation, StopConfig, check_request, decode
 from eagle_fsd.evaluation.arms import COMPILED, Arm
 from eagle_fsd.models.loaded import Model
 from eagle_fsd.speed.clock import synchronized_time
@@ -45,35 +40,23 @@ def answer_prompt(
         config = DecodeConfig(arm.policy(sampling, record), stop, seed)
         result = decode(model.target, drafter, prompt, config)
     else:
-        compiled = arm.text == COMPILED
-        result = _transformers_generate(model, prompt, sampling, stop, seed, compiled=compiled)
+        result = _transformers_generate(arm, model, prompt, sampling, stop, seed)
     return result, synchronized_time(model.target.device) - began
 
 
 @torch.inference_mode()
 def _transformers_generate(
-    model: Model,
-    prompt: list[int],
-    sampling: SamplingConfig,
-    stop: StopConfig,
-    seed: int,
-    *,
-    compiled: bool,
+    arm: Arm, model: Model, prompt: list[int], sampling: SamplingConfig, stop: StopConfig, seed: int
 ) -> Generation:
     """transformers' generate; Target has emptied the model's own generation defaults."""
     assert model.target.has_stock, "load with keep_stock=True: `generate` is the stock model's"
     check_request(model.target, prompt, stop)
     ids = torch.tensor([prompt], device=model.target.device)
     torch.manual_seed(seed)
-    settings = {"do_sample": False, "temperature": None, "top_k": None, "top_p": None}
-    if sampling.temperature > 0:
-        settings = {
-            "do_sample": True,
-            "temperature": sampling.temperature,
-            "top_k": sampling.top_k,
-            "top_p": sampling.top_p,
-        }
-    if compiled:
+    settings: dict = {"do_sample": sampling.temperature > 0}
+    if settings["do_sample"]:
+        settings |= asdict(sampling)
+    if arm.text == COMPILED:
         # transformers compiles on accelerators by itself, on a CPU only with this mark of its own
         # tests (5.x, generation/utils.py _valid_auto_compile_criteria)
         compile_config = CompileConfig()
@@ -94,13 +77,17 @@ def _transformers_generate(
 
 
 def turn_record(model: Model, prompt: list[int], result: Generation, seconds: float) -> dict:
-    """One answered turn as JSON: the answer, its time, its rounds, and how the target rates it."""
+    """One answered turn as JSON: the answer, its time, its rounds, and how the target rates it.
+
+    fuzzy_spans are [begin, end) of every fuzzy token in the text.
+    """
     argmax_share, mean_logp = model.target.rescore(prompt, result.tokens)
+    fuzzy = [place for place, flag in enumerate(result.fuzzy) if flag]
     return {
         "prompt_tokens": len(prompt),
         "token_ids": result.tokens,
         "text": model.text(result.tokens),
-        "fuzzy_spans": fuzzy_spans(model, result),
+        "fuzzy_spans": [[len(model.text(result.tokens[: n + i])) for i in (0, 1)] for n in fuzzy],
         "finish": result.finish,
         "seconds": seconds,
         "rescored_argmax_share": argmax_share,
@@ -109,22 +96,13 @@ def turn_record(model: Model, prompt: list[int], result: Generation, seconds: fl
             {
                 "tokens": r.tokens,
                 "fuzzy": [int(flag) for flag in r.fuzzy],
-                "divergence": [json_number(value) for value in r.divergence],
-                "tv": [json_number(value) for value in r.tv],
-                "regret": [json_number(value) for value in r.regret],
+                "divergence": list(map(json_number, r.divergence)),
+                "tv": list(map(json_number, r.tv)),
+                "regret": list(map(json_number, r.regret)),
             }
             for r in result.rounds
         ],
     }
-
-
-def fuzzy_spans(model: Model, result: Generation) -> list[list[int]]:
-    """[begin, end) of every fuzzy token in the answer's text."""
-    return [
-        [len(model.text(result.tokens[:place])), len(model.text(result.tokens[: place + 1]))]
-        for place, flag in enumerate(result.fuzzy)
-        if flag
-    ]
 
 
 def json_number(value: float, digits: int = 6) -> float | str | None:

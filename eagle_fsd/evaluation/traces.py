@@ -1,14 +1,13 @@
 """Traces: where every token of an answer came from, with the tree of every round.
 
-A trace is made by decoding a recorded answer again, off the clock, with its own seeds: the rounds
-are then looked at one by one. It says whether the text came out the same, which in bfloat16 asks
-for the same machine and number of threads.
+A trace is made by decoding a recorded answer again, off the clock, with its own seeds. It says
+whether the text came out the same, which in bfloat16 asks for the same machine and threads.
 """
 
 import torch
 
 from eagle_fsd.config import SamplingConfig
-from eagle_fsd.decoding.columns import COLUMNS, Rows
+from eagle_fsd.decoding.columns import Rows, draft_prob, raw_prob
 from eagle_fsd.decoding.drafter import Drafter
 from eagle_fsd.decoding.loop import DecodeConfig, Round, decode_rounds
 from eagle_fsd.evaluation.answering import json_number
@@ -27,18 +26,17 @@ def trace_record(
     """Decode a record's answers again and note every round.
 
     Args:
-        arm, drafter, sampling: as they were for the record.
+        arm, drafter, sampling: as they were for the record; the arm runs our loop.
         questions: the user's turns.
-        record: of an arm that runs our loop.
 
     Returns:
         The JSON-able trace: question_id, choice, category, arm, and for each turn its
         prompt, whether the tokens are the record's, the token of prefill, and the rounds. A round
-        has the tree's nodes (token, text, parent, -1 for the root, depth, and the token's
-        probability after its parent under target and draft, by raw rows; null for the root and
-        where the drafter has none), the path, and the emitted tokens: source (draft, fuzzy or
-        target), divergence, both probabilities, regret (nats), and the target's most likely token
-        there, which at temperature 0 is what the exact test emits.
+        has the tree's nodes (token, text, parent, -1 for the root, and the token's probability
+        after its parent under target and draft, by raw rows; null for the root and where the
+        drafter has none), the path, and the emitted tokens: source (draft, fuzzy or target),
+        divergence, both probabilities, regret (nats), and the target's most likely token there,
+        which at temperature 0 is what the exact test emits.
     """
     messages, turns = [], []
     for question, answered in zip(questions, record["turns"], strict=True):
@@ -50,17 +48,12 @@ def trace_record(
             tokens += step.tokens
             if step.acceptance is not None:
                 rounds.append(_round(model, step))
-        turns.append(
-            {
-                "prompt": question,
-                "same_as_record": tokens == answered["token_ids"],
-                "first": _token(model, tokens[0]),
-                "rounds": rounds,
-            }
-        )
+        same = tokens == answered["token_ids"]
+        turn = {"prompt": question, "same_as_record": same, "first": _token(model, tokens[0])}
+        turns.append(turn | {"rounds": rounds})
         messages.append({"role": "assistant", "content": answered["text"]})
-    head = {key: record[key] for key in ("question_id", "category", "arm")}
-    return head | {"choice": record.get("choice", 0), "turns": turns}
+    head = {key: record[key] for key in ("question_id", "choice", "category", "arm")}
+    return head | {"turns": turns}
 
 
 def _token(model: Model, token: int) -> dict:
@@ -80,25 +73,25 @@ def _round(model: Model, step: Round) -> dict:
         token_MC=asked.expand(tree.size, -1),
         sampling=SamplingConfig(),
     )
-    tables = {
-        key: [[json_number(prob, 5) for prob in row] for row in COLUMNS[column](rows).tolist()]
-        for key, column in {"target_prob": "raw_prob", "draft_prob": "draft_prob"}.items()
-    }
-    nodes = []
-    for node, token in enumerate(tokens):
-        place = {"parent": parents[node] if node else -1, "depth": int(tree.depth_N[node])}
-        found = {key: table[parents[node]][node] if node else None for key, table in tables.items()}
-        nodes.append(_token(model, token) | place | found)
+    target, draft = raw_prob(rows).tolist(), draft_prob(rows).tolist()
+
+    def probs(node: int, place: int) -> dict:
+        """Of the token asked at that place, after the node."""
+        pair = json_number(target[node][place], 5), json_number(draft[node][place], 5)
+        return dict(zip(("target_prob", "draft_prob"), pair, strict=True))
+
+    nodes = [{"parent": -1, "target_prob": None, "draft_prob": None}]
+    nodes += [{"parent": parents[n]} | probs(parents[n], n) for n in range(1, tree.size)]
     emitted = []
     for place, (node, token) in enumerate(zip(accepted.path, accepted.tokens, strict=True)):
         ends = place == accepted.accepted_drafts
-        source = "fuzzy" if accepted.fuzzy[place] else "target" if ends else "draft"
-        emitted.append(
-            _token(model, token)
-            | {"source": source, "divergence": json_number(accepted.divergence[place])}
-            | {key: table[node][tree.size + place] for key, table in tables.items()}
-            | {"regret": json_number(accepted.regret[place])}
-            | {"best": _token(model, best[place])["text"]}
-            | {"best_prob": tables["target_prob"][node][place - len(best)]}
-        )
+        found = {
+            "source": "fuzzy" if accepted.fuzzy[place] else "target" if ends else "draft",
+            "divergence": json_number(accepted.divergence[place]),
+            "regret": json_number(accepted.regret[place]),
+            "best": _token(model, best[place])["text"],
+            "best_prob": probs(node, place - len(best))["target_prob"],
+        }
+        emitted.append(_token(model, token) | probs(node, tree.size + place) | found)
+    nodes = [_token(model, token) | node for token, node in zip(tokens, nodes, strict=True)]
     return {"nodes": nodes, "path": accepted.path, "emitted": emitted}
