@@ -1,5 +1,38 @@
-"""No test reaches for a model hub; set before huggingface_hub is imported."""
+"""A tiny model and commands in this process. No test reaches for a model hub: that is set before
+huggingface_hub is imported."""
 
 import os
 
 os.environ["HF_HUB_OFFLINE"] = "1"
+
+import sys  # noqa: E402
+
+import pytest  # noqa: E402
+
+
+@pytest.fixture(scope="session")
+def models(tmp_path_factory):
+    """Folders of a tiny random target and a head for it."""
+    from tiny_folder import write_random_head, write_target
+
+    folder = tmp_path_factory.mktemp("models")
+    return write_target(folder / "target", layers=2), write_random_head(folder / "head")
+
+
+@pytest.fixture
+def call(capsys, monkeypatch):
+    """Calls a command's main in this process, such as call("evaluate/mt_bench.py", *options), and
+    gives all that it printed; where it ended with an error, that."""
+    from commands import load_command
+
+    def run(command: str, *options: object) -> str:
+        monkeypatch.setattr(sys, "argv", [command, *map(str, options)])
+        capsys.readouterr()
+        try:
+            load_command(command).main()
+        except SystemExit as exit:
+            return str(exit.code)
+        printed = capsys.readouterr()
+        return printed.out + printed.err
+
+    return run

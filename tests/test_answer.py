@@ -4,7 +4,7 @@ import re
 
 import pytest
 import torch
-from commands import load_command
+from commands import load_command, model_options
 from tiny_folder import write_random_head, write_target
 
 import eagle_fsd
@@ -63,3 +63,18 @@ def test_marking_goes_on_where_the_text_was(first, wanted):
     """Spans before the new text, across its beginning, within it and up to its end."""
     marked = answer.marked("abcdef", [[1, 3], [4, 6]], first)
     assert marked.replace(answer.FUZZY, "[").replace(answer.END, "]") == wanted
+
+
+def test_the_command_tells_what_it_cost_and_bad_input(call, models):
+    """Answers of exact arms are plain's; an empty prompt and arms that cannot answer are told."""
+    options = [*model_options(models), "--max_new_tokens", 9, "--prompt"]
+    texts = {}
+    for arm in ("plain", "exact"):
+        text, cost = call("evaluate/answer.py", *options, "Hello", "--arm", arm).rsplit("[", 1)
+        assert cost.startswith("9 tokens in ") and ("per round" in cost) == (arm == "exact")
+        texts[arm] = text.split("Loading")[0]  # a progress bar on standard error
+    assert texts["plain"] == texts["exact"]
+    assert "empty" in call("evaluate/answer.py", *options, " ")
+    for arm, told in {"generate": "transformers' own", "exact@eagle:auto": "15x4x6"}.items():
+        said = call("evaluate/answer.py", *options, "Hello", "--arm", arm)
+        assert said.startswith("error: ") and told in said

@@ -1,72 +1,67 @@
-"""The run folder: settings, shards, and what is left of it by kill -9."""
+"""The run folder: settings, shards, provenance, and what is left of it by kill -9."""
 
 import json
-import os
+import multiprocessing
 import random
+import shlex
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
+from commands import rows
 
 from eagle_fsd.config import BadInput
-from eagle_fsd.runs.checkout import ROOT
+from eagle_fsd.runs.checkout import ROOT, without_checkout
 from eagle_fsd.runs.folder import Run
 from eagle_fsd.runs.processes import Processes
+from eagle_fsd.runs.provenance import describe_run
 
 
 def row(question_id: int, **more) -> dict:
     return {"question_id": question_id, **more}
 
 
-def lines(path: Path) -> list[dict]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
-
-
-# A run of numbers: those that are missing are added to "even" and "odd", as fast as it goes.
-COUNTING = """
-import sys
-from eagle_fsd.runs.folder import Run
-run = Run(sys.argv[1], {"device": "cpu"}, key=lambda record: record["number"])
-missing = [n for n in range(400) if n not in run.records[("even", "odd")[n % 2]]]
-run.begin_session(missing=len(missing))
-for number in missing:
-    run.add(("even", "odd")[number % 2], {"number": number, "text": "x" * 5000})
-run.finish()
-"""
+def count(folder: Path) -> None:
+    """Add the numbers that are missing to "even" and "odd", as fast as it goes."""
+    run = Run(folder, {}, key=lambda record: record["number"])
+    missing = [n for n in range(400) if n not in run.records[("even", "odd")[n % 2]]]
+    run.begin_session()
+    for number in missing:
+        run.add(("even", "odd")[number % 2], {"number": number, "text": "x" * 5000})
+    run.finish()
 
 
 def test_kill_9_loses_nothing_and_repeats_nothing(tmp_path):
     """Killed anywhere, again and again: whole lines stay, the rest is made by the next session."""
-    command = [sys.executable, "-c", COUNTING, str(tmp_path / "run")]
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    rng, records, kept = random.Random(0), tmp_path / "run" / "records", []
+    rng, records, kept = random.Random(0), tmp_path / "records", []
     for session in range(4):
-        process = subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL)
+        process = multiprocessing.get_context("fork").Process(target=count, args=[tmp_path])
+        process.start()
         if session < 3:
             wanted = len(kept) + rng.randrange(20, 100)
-            while not (records / "odd.jsonl").is_file() or len(list_lines(records)) < wanted:
-                assert process.poll() is None
+            while len(list_lines(records)) < wanted:
+                assert process.is_alive()
                 time.sleep(0.001)
-            os.kill(process.pid, signal.SIGKILL)
-        assert process.wait(60) == (-signal.SIGKILL if session < 3 else 0)
+            process.kill()
+        process.join(60)
+        assert process.exitcode == (-signal.SIGKILL if session < 3 else 0)
         with (records / "even.jsonl").open("a") as file:  # the kill seldom falls into a write
             file.write('{"number": 398, "te' if session < 2 else "")
         before, kept = kept, list_lines(records)
         assert set(before) <= set(kept)
     found = [json.loads(line) for line in kept]
     assert sorted(record["number"] for record in found) == list(range(400))
+    told = json.loads((tmp_path / "run.json").read_text())["sessions"]
+    assert [session["session"] for session in told] == ["1", "2", "3", "4"]
     assert {record["session"] for record in found} == {"1", "2", "3", "4"}
-    told = json.loads((tmp_path / "run/run.json").read_text())
-    assert [session["session"] for session in told["sessions"]] == ["1", "2", "3", "4"]
 
 
 def list_lines(records: Path) -> list[bytes]:
     """Whole lines of JSON of all files."""
-    found = [line for path in records.iterdir() for line in path.read_bytes().split(b"\n")]
-    return [line for line in found if line.endswith(b"}")]
+    texts = [path.read_bytes() for path in records.glob("*.jsonl")]
+    return [line for text in texts for line in text.split(b"\n") if line.endswith(b"}")]
 
 
 def test_a_merge_that_was_killed_is_done_again(tmp_path):
@@ -78,7 +73,7 @@ def test_a_merge_that_was_killed_is_done_again(tmp_path):
         file.write(2 * (json.dumps(row(2)) + "\n") + '{"question_id": 3, "tu')
     run = Run(tmp_path, {})
     assert set(run.records["a_0.5"]) == {(1, 0), (2, 0)}
-    assert lines(tmp_path / "records/a_0.5.jsonl") == [row(1), row(2)]
+    assert rows(tmp_path / "records/a_0.5.jsonl") == [row(1), row(2)]
     assert not (tmp_path / "shards").exists()
     with pytest.raises(BadInput, match="another command is writing"):
         Run(tmp_path, {})
@@ -91,7 +86,7 @@ def test_processes_add_to_shards_of_their_own(tmp_path):
     for run, number in ((main, 1), (other, 2)):
         run.begin_session(timed=False)
         run.add("a", row(number))
-    assert len(lines(tmp_path / "records/a.jsonl")) == 1
+    assert len(rows(tmp_path / "records/a.jsonl")) == 1
     main.finish()
     assert set(main.records["a"]) == {(1, 0), (2, 0)}
     (session,) = main.sessions
@@ -148,3 +143,15 @@ def test_where_records_come_from(tmp_path):
     assert words.startswith("device ") and ", commit " in words and mixed == 0
     records["exact"] = [row(2, session="1")]
     assert run.origin(records)[1] == 1, "question 2 was answered in two sessions"
+
+
+@pytest.mark.parametrize("form", ["{}/runs/a", "--output={}/runs/a", "{}"])
+def test_no_path_of_the_checkout_is_published(monkeypatch, form):
+    """Options given as one word or two, or the checkout itself: relative in command and options."""
+    monkeypatch.setattr(sys, "argv", [f"{ROOT}/train/train_head.py", "--x", form.format(ROOT)])
+    described = describe_run("cpu")
+    assert str(ROOT) not in described["command"]
+    assert shlex.split(described["command"])[:2] == ["python", "train/train_head.py"]
+    options = without_checkout({"output": f"{ROOT}/runs/a", "steps": 3, "names": [f"{ROOT}/b"]})
+    assert options == {"output": "runs/a", "steps": 3, "names": ["b"]}
+    assert described["versions"].keys() >= {"torch", "transformers", "python"}

@@ -1,25 +1,21 @@
 """Tasks: sources of every kind, scores of a run against hand-computed ones, and the command."""
 
 import gzip
-import importlib.util
 import json
 import shutil
-import sys
 from pathlib import Path
 
 import pytest
-from tiny_folder import write_random_head, write_target
+from commands import model_options, rows, write_rows
 
 from eagle_fsd.config import BadInput
 from eagle_fsd.evaluation.questions import Question
-from eagle_fsd.runs.jsonl import read_lines
 from eagle_fsd.tasks.scorers import check_scorable
 from eagle_fsd.tasks.task_scores import records_by_arm, score_records, score_run
 from eagle_fsd.tasks.task_sources import read_task
 
 pytestmark = pytest.mark.processes  # whole commands
 
-ROOT = Path(__file__).parent.parent
 GSM8K = {"question": "How much is 2 * 3?", "answer": "2 * 3 = <<2*3=6>>6\n#### 6"}
 IFEVAL = {
     "key": 1000,
@@ -36,16 +32,10 @@ HUMANEVAL = {
 }
 
 
-def write_lines(path: Path, *lines: object) -> Path:
-    text = "".join((x if isinstance(x, str) else json.dumps(x)) + "\n" for x in lines)
-    path.write_text(text, encoding="utf-8")
-    return path
-
-
 def test_gsm8k_and_ifeval_files(tmp_path):
     """Prompts, ids by row; a text may hold a line separator of Unicode; blank lines count."""
     odd = {"question": "One\u2028two?", "answer": "It is #### 1,000"}
-    task = read_task(f"gsm8k:{write_lines(tmp_path / 'g.jsonl', GSM8K, '', odd)}")
+    task = read_task(f"gsm8k:{write_rows(tmp_path / 'g.jsonl', GSM8K, '', odd)}")
     assert [q.question_id for q in task.questions] == ["gsm8k/0", "gsm8k/1"]
     assert task.questions[1].reference == ["1,000"] and task.scorer == "last_number"
     assert task.questions[0].turns[0].startswith("How much is 2 * 3?\n\nSolve this")
@@ -59,7 +49,7 @@ def test_gsm8k_and_ifeval_files(tmp_path):
 
 def test_question_files(tmp_path):
     row = {"question_id": 81, "category": "qa", "turns": ["Who?"], "reference": ["me"]}
-    path = write_lines(tmp_path / "question.jsonl", row)
+    path = write_rows(tmp_path / "question.jsonl", row)
     task = read_task(str(path))
     assert task.questions == [Question(81, "qa", ["Who?"], ["me"])] and task.scorer == ""
 
@@ -70,7 +60,7 @@ def test_humaneval_of_the_package(tmp_path):
     check_scorable(task.questions, task.scorer, execute_code=True, without_isolation=True)
     assert len(task.questions) == 164 and task.scorer == "humaneval"
     assert "```python\nfrom typing import List" in task.questions[0].turns[0]
-    task = read_task(f"humaneval:{write_lines(tmp_path / 'h.jsonl', HUMANEVAL)}")
+    task = read_task(f"humaneval:{write_rows(tmp_path / 'h.jsonl', HUMANEVAL)}")
     assert task.questions[0].extra == {k: HUMANEVAL[k] for k in ("prompt", "test", "entry_point")}
 
 
@@ -89,7 +79,7 @@ BROKEN = {
 def test_broken_files_are_told(tmp_path, fault):
     kind, lines, told = BROKEN[fault]
     with pytest.raises(BadInput, match=told):
-        read_task(f"{kind}:{write_lines(tmp_path / 'x.jsonl', *lines)}")
+        read_task(f"{kind}:{write_rows(tmp_path / 'x.jsonl', *lines)}")
 
 
 UNKNOWN = {
@@ -106,30 +96,21 @@ def test_unknown_sources_are_told(source):
 
 
 def record(question_id: int, text: str, choice: int = 0) -> dict:
-    return {
-        "question_id": question_id,
-        "arm": "plain",
-        "choice": choice,
-        "turns": [{"text": text}],
-    }
+    place = {"question_id": question_id, "arm": "plain", "choice": choice}
+    return place | {"turns": [{"text": text}]}
 
 
 def test_scores_of_a_run_by_hand(tmp_path):
     """Choices are averaged by question; McNemar only where every score is 0 or 1."""
     questions = [Question(i, "x", ["?"], ["yes"]) for i in range(4)]
-    right, wrong = "yes", "no"
-    texts = {
-        "plain": [right, wrong, right, wrong],
-        "exact": [right, wrong, right, wrong],
-        "fsd:0.3": [wrong, wrong, wrong, right],
-    }
+    half = ["yes", "no", "yes", "no"]
+    texts = {"plain": half, "exact": half, "fsd:0.3": ["no", "no", "no", "yes"]}
     records = {arm: [record(i, t) for i, t in enumerate(x)] for arm, x in texts.items()}
-    records["ratio:1"] = [
-        record(i, t, c) for c in (0, 1) for i, t in enumerate([right, (right, wrong)[c]])
-    ]
-    records["ratio:2"] = [{"question_id": 3, "turns": [{"text": right}]}]  # without a choice
+    sampled = [(0, "yes", 0), (1, "yes", 0), (0, "yes", 1), (1, "no", 1)]
+    records["ratio:1"] = [record(*answer) for answer in sampled]
+    records["ratio:2"] = [{"question_id": 3, "turns": [{"text": "yes"}]}]  # without a choice
     text, compared = score_run(records, questions, "exact_match", tmp_path)
-    scores = {path.stem: read_lines(path) for path in (tmp_path / "scores").glob("*.jsonl")}
+    scores = {path.stem: rows(path) for path in (tmp_path / "scores").glob("*.jsonl")}
     assert scores["ratio_2"] == [{"question_id": 3, "choice": 0, "scores": {"exact_match": 1.0}}]
     assert len(scores["ratio_1"]) == 4
     row = {row["arm"]: row for row in compared}
@@ -158,62 +139,28 @@ def test_a_task_that_was_not_answered_is_told(tmp_path):
 def test_records_that_are_being_written(tmp_path, capsys):
     """A torn last line is left out with a warning and stays; one amid the file is told."""
     (tmp_path / "records").mkdir()
-    path = write_lines(tmp_path / "records" / "plain.jsonl", record(1, "x"), record(2, "y"))
+    path = write_rows(tmp_path / "records" / "plain.jsonl", record(1, "x"), record(2, "y"))
     path.write_text(path.read_text() + '{"question_id": 3, "tu')
     before = path.read_text()
     assert records_by_arm(tmp_path) == {"plain": [record(1, "x"), record(2, "y")]}
     assert "plain.jsonl: its last line is torn" in capsys.readouterr().err
     assert path.read_text() == before
-    write_lines(path, record(1, "x"), "{torn", record(2, "y"))
+    write_rows(path, record(1, "x"), "{torn", record(2, "y"))
     with pytest.raises(BadInput, match="line 2 is no JSON"):
         records_by_arm(tmp_path)
 
 
-def load_command():
-    spec = importlib.util.spec_from_file_location("tasks_command", ROOT / "evaluate/tasks.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
-
-
-COMMAND = load_command()
-
-
-@pytest.fixture
-def call(capsys):
-    """Runs the command in this process; returns what it printed, a refusal as its text."""
-
-    def run(*options: object) -> str:
-        capsys.readouterr()
-        try:
-            COMMAND.main([*map(str, options)])
-        except SystemExit as exit:
-            return str(exit.code)
-        return capsys.readouterr().out
-
-    return run
-
-
 QUESTIONS = [
-    {"question_id": i, "category": "x", "turns": [f"Say {i}.", "More?"], "reference": ["nothing"]}
-    for i in range(3)
+    {"question_id": i, "category": "x", "turns": [f"Say {i}."], "reference": ["nothing"]}
+    for i in range(2)
 ]
-
-
-@pytest.fixture(scope="module")
-def models(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("models")
-    return write_target(folder / "target"), write_random_head(folder / "head")
+TASKS = "evaluate/tasks.py"
 
 
 def command_options(models, folder: Path) -> list:
-    target, head = models
-    path = write_lines(folder / "question.jsonl", *QUESTIONS)
-    options = ["--target", target, "--head", head, "--task", path, "--dtype", "float32"]
-    options += ["--tree", "7x3x3", "--turns", 1]
-    options += ["--device", "cpu", "--arms", "plain", "exact", "fsd:0.5"]
-    return [*options, "--max_new_tokens", 12, "--output", folder / "run"]
+    options = [*model_options(models), "--max_new_tokens", 8, "--arms", "plain", "exact", "fsd:0.6"]
+    path = write_rows(folder / "question.jsonl", *QUESTIONS)
+    return [*options, "--task", path, "--output", folder / "run"]
 
 
 @pytest.mark.processes
@@ -223,7 +170,7 @@ def test_command_scores_rescores_and_needs_no_weights_for_it(call, models, tmp_p
     right, and McNemar counts what fsd lost."""
     target = shutil.copytree(models[0], tmp_path / "target")
     options = command_options((target, models[1]), tmp_path)
-    out = call(*options, "--scorer", "contains")
+    out = call(TASKS, *options, "--scorer", "contains")
     assert "| contains " in out and "tokens/round" in out
     folder = tmp_path / "run"
     table = json.loads((folder / "scores" / "table.json").read_text())
@@ -233,21 +180,23 @@ def test_command_scores_rescores_and_needs_no_weights_for_it(call, models, tmp_p
     assert "contains" in (folder / "summary.md").read_text()
 
     gold = {r["question_id"]: r["turns"][0]["text"] for r in records_by_arm(folder)["plain"]}
-    answered = [q | {"reference": [gold[q["question_id"]]]} for q in QUESTIONS]
-    write_lines(tmp_path / "question.jsonl", *answered)
-    assert "another text or reference" in call(*options, "--scorer", "contains", "--rescore")
+    write_rows(
+        tmp_path / "question.jsonl",
+        *(q | {"reference": [gold[q["question_id"]]]} for q in QUESTIONS),
+    )
+    assert "another text or reference" in call(TASKS, *options, "--scorer", "contains", "--rescore")
     options[-1] = folder = tmp_path / "second"
-    assert "| contains " in call(*options, "--scorer", "contains")
+    call(TASKS, *options, "--scorer", "contains")
 
     shutil.rmtree(target)
-    assert "| exact_match " in call(*options, "--scorer", "exact_match")
-    records = {arm: rows[:] for arm, rows in records_by_arm(folder).items()}
-    again = call(*options, "--scorer", "exact_match", "--rescore", "--questions", 1)
+    assert "| exact_match " in call(TASKS, *options, "--scorer", "exact_match")
+    records = records_by_arm(folder)
+    again = call(TASKS, *options, "--scorer", "exact_match", "--rescore", "--questions", 1)
     assert "| exact_match " in again
-    rows = {r["arm"]: r for r in json.loads((folder / "scores/table.json").read_text())["rows"]}
-    same = [row["turns"][0]["text"] == gold[row["question_id"]] for row in records["fsd:0.5"]]
-    assert rows["plain"]["mean"]["value"] == rows["exact"]["mean"]["value"] == 1
-    assert rows["fsd:0.5"]["mcnemar"]["lost"] == same.count(False) > 0
+    found = {r["arm"]: r for r in json.loads((folder / "scores/table.json").read_text())["rows"]}
+    same = [row["turns"][0]["text"] == gold[row["question_id"]] for row in records["fsd:0.6"]]
+    assert found["plain"]["mean"]["value"] == found["exact"]["mean"]["value"] == 1
+    assert found["fsd:0.6"]["mcnemar"]["lost"] == same.count(False) > 0
     assert records_by_arm(folder) == records
 
 
@@ -255,11 +204,9 @@ REFUSED = {
     "no task": (["--task", ""], "--task is missing"),
     "no scorer": ([], "give --scorer"),
     "unknown scorer": (["--scorer", "bleu"], "known: exact_match"),
-    "two turns": (["--scorer", "contains", "--turns", 0], "--turns 1"),
     "references that do not fit": (["--scorer", "last_number"], "is not right itself"),
     "code": (["--scorer", "humaneval"], "--execute_code"),
     "nothing to rescore": (["--scorer", "contains", "--rescore"], "holds no records"),
-    "negative T": (["--scorer", "contains", "--arms", "fsd:-1"], "-1"),
 }
 
 
@@ -268,6 +215,12 @@ def test_command_tells_bad_input(call, models, tmp_path, fault):
     """Before weights load: there are none."""
     extra, told = REFUSED[fault]
     options = command_options((tmp_path / "no target", models[1]), tmp_path)
-    out = call(*options, *extra)
+    out = call(TASKS, *options, *extra)
     assert out.startswith("error: ") and told in out
     assert not (tmp_path / "run" / "records").exists()
+
+
+def test_two_turns_are_not_scored(call, models, tmp_path):
+    options = command_options((tmp_path / "no target", models[1]), tmp_path)
+    write_rows(tmp_path / "question.jsonl", QUESTIONS[0] | {"turns": ["Say it.", "More?"]})
+    assert "--turns 1" in call(TASKS, *options, "--scorer", "contains")

@@ -77,17 +77,13 @@ def _transformers_generate(
 
 
 def turn_record(model: Model, prompt: list[int], result: Generation, seconds: float) -> dict:
-    """One answered turn as JSON: the answer, its time, its rounds, and how the target rates it.
-
-    fuzzy_spans are [begin, end) of every fuzzy token in the text.
-    """
+    """One answered turn as JSON: the answer, its time, its rounds, and how the target rates it."""
     argmax_share, mean_logp = model.target.rescore(prompt, result.tokens)
-    fuzzy = [place for place, flag in enumerate(result.fuzzy) if flag]
     return {
         "prompt_tokens": len(prompt),
         "token_ids": result.tokens,
         "text": model.text(result.tokens),
-        "fuzzy_spans": [[len(model.text(result.tokens[: n + i])) for i in (0, 1)] for n in fuzzy],
+        "fuzzy_spans": fuzzy_spans(model, result),
         "finish": result.finish,
         "seconds": seconds,
         "rescored_argmax_share": argmax_share,
@@ -103,6 +99,12 @@ def turn_record(model: Model, prompt: list[int], result: Generation, seconds: fl
             for r in result.rounds
         ],
     }
+
+
+def fuzzy_spans(model: Model, result: Generation) -> list[list[int]]:
+    """[begin, end) of every fuzzy token in the answer's text."""
+    fuzzy = [place for place, flag in enumerate(result.fuzzy) if flag]
+    return [[len(model.text(result.tokens[: n + i])) for i in (0, 1)] for n in fuzzy]
 
 
 def json_number(value: float, digits: int = 6) -> float | str | None:
