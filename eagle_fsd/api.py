@@ -64,11 +64,11 @@ def load(
     Raises:
         BadInput: unknown target, no head for it, or a head of another target.
     """
-    if head == "":
-        head = default_head(target)
     check_device(device)
     template_stops(conv_template)  # its name is checked
     config = load_target_config(target)
+    if head == "":
+        head = default_head(target)
     draft_head = None if head is None else load_head(head, config)
     layers = draft_head.config.fused_layers(config.num_hidden_layers) if draft_head else ()
     loaded, tokenizer = load_target(

@@ -39,68 +39,38 @@ def spoilt(key: str, value: float) -> dict[str, torch.Tensor]:
     return tensors
 
 
-# fault -> tensors of an EAGLE-1/2 head, parts of the error
+# fault -> changes of an EAGLE-1/2 head's tensors, a part of the error
 EAGLE_WEIGHTS = {
-    "extra key": (
-        eagle_tensors() | {"lm_head.weight": torch.zeros(V, D)},
-        'Unexpected key(s) in state_dict: "lm_head.weight"',
+    "extra keys": (
+        {"lm_head.weight": torch.zeros(V, D), "d2t": torch.ones(5)},
+        'Unexpected key(s) in state_dict: "d2t", "lm_head.weight"',
     ),
-    "input norm": (
-        eagle_tensors() | {"layers.0.input_layernorm.weight": torch.zeros(D)},
-        '"layers.0.input_layernorm.weight"',
-    ),
-    "another head's d2t": (eagle_tensors() | {"d2t": torch.ones(5)}, '"d2t"'),
-    "missing keys": (
-        without(eagle_tensors(), Q, "fc.bias"),
-        f'Missing key(s) in state_dict: "fc.bias", "{Q}"',
-    ),
+    "input norm": ({"layers.0.input_layernorm.weight": torch.zeros(D)}, "input_layernorm.weight"),
     "transposed": (
-        eagle_tensors() | {DOWN: torch.zeros(M, D)},
+        {DOWN: torch.zeros(M, D)},
         f"for {DOWN}: copying a param with shape torch.Size([{M}, {D}]) from checkpoint, the shape "
         f"in current model is torch.Size([{D}, {M}])",
     ),
-    "never broadcast": (
-        eagle_tensors() | {Q.replace("q_proj", "k_proj"): torch.zeros(1, D)},
-        f"torch.Size([1, {D}])",
-    ),
-    "another prefix": (
-        {f"model.{key}": tensor for key, tensor in eagle_tensors().items()},
-        '"model.fc.weight"',
-    ),
-    "whole numbers": (
-        eagle_tensors() | {DOWN: torch.zeros(D, M, dtype=torch.int8)},
-        f"{DOWN} has dtype torch.int8",
-    ),
-    "numbers of 8 bits": (
-        eagle_tensors() | {DOWN: torch.zeros(D, M, dtype=torch.float8_e4m3fn)},
-        f"{DOWN} has dtype torch.float8_e4m3fn",
-    ),
+    "never broadcast": ({Q: torch.zeros(1, D)}, f"torch.Size([1, {D}])"),
+    "whole numbers": ({DOWN: torch.zeros(D, M).to(torch.int8)}, f"{DOWN} has dtype torch.int8"),
+    "8 bits": ({DOWN: torch.zeros(D, M).to(torch.float8_e4m3fn)}, "torch.float8_e4m3fn"),
     "NaN": (spoilt(DOWN, torch.nan), f"{DOWN} is NaN or infinite at 1 of {D * M} places"),
     "infinity": (spoilt("fc.bias", torch.inf), f"fc.bias is NaN or infinite at 1 of {D} places"),
     "minus infinity": (
         {key: tensor.half() for key, tensor in spoilt(Q, -torch.inf).items()},
         f"{Q} is NaN or infinite at 1 of {D * D} places",
     ),
-    "HASS with layernorms": (
-        eagle_tensors() | {"hidden_layernorm.weight": torch.ones(D)},
-        '"hidden_layernorm.weight"',
-    ),
 }
+# the same of an EAGLE-3 head
 EAGLE3_WEIGHTS = {
-    "EAGLE-3.1 keys": (
-        eagle3_tensors() | {"fc_norm.0.weight": torch.ones(D)},
-        '"fc_norm.0.weight"',
-    ),
+    "EAGLE-3.1 keys": ({"fc_norm.0.weight": torch.ones(D)}, '"fc_norm.0.weight"'),
     "d2t beyond the vocabulary": (
-        eagle3_tensors() | {"d2t": eagle3_tensors()["d2t"] + 1},
+        {"d2t": eagle3_tensors()["d2t"] + 1},
         "d2t leads to [2, 3, 6, 8, 9, 14, 21, 22, 31, 40, 41], not to ascending tokens of 0..40",
     ),
-    "d2t out of order": (
-        eagle3_tensors() | {"d2t": torch.arange(0, -2 * R, -2) + 20},
-        "d2t leads to [20, 19, 18",
-    ),
+    "d2t out of order": ({"d2t": torch.arange(0, -2 * R, -2) + 20}, "d2t leads to [20, 19, 18"),
     "d2t of fractions": (
-        eagle3_tensors() | {"d2t": eagle3_tensors()["d2t"].float()},
+        {"d2t": eagle3_tensors()["d2t"].float()},
         "d2t has dtype torch.float32",
     ),
 }
@@ -108,8 +78,13 @@ FULL = eagle3_tensors(rows=V) | {"d2t": torch.ones(V, dtype=torch.int64)}
 BIASED = renamed(eagle3_tensors(qkv_bias=True), {"midlayer.": "layers.0."})
 BIASED |= {"layers.0.self_attn.o_proj.bias": torch.ones(D)}
 FAULTS: dict[str, tuple[dict, dict, str]] = {
-    **{name: (SIZES, *fault) for name, fault in EAGLE_WEIGHTS.items()},
-    **{name: (THREE, *fault) for name, fault in EAGLE3_WEIGHTS.items()},
+    **{name: (SIZES, eagle_tensors() | new, told) for name, (new, told) in EAGLE_WEIGHTS.items()},
+    **{name: (THREE, eagle3_tensors() | new, told) for name, (new, told) in EAGLE3_WEIGHTS.items()},
+    "missing keys": (
+        SIZES,
+        without(eagle_tensors(), Q, "fc.bias"),
+        f'Missing key(s) in state_dict: "fc.bias", "{Q}"',
+    ),
     "d2t of a full vocabulary": (SIZES | {"draft_vocab_size": V}, FULL, '"d2t"'),
     "a bias of o_proj": (with_layer(SPECULATORS3, attention_bias=True), BIASED, "o_proj.bias"),
 }

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from head_files import SIZES, SPECULATORS3, eagle3_tensors, renamed, save
+from head_files import SPECULATORS3, eagle3_tensors, renamed, save
 from safetensors.torch import load_file
 from tiny_folder import write_random_head, write_target
 
@@ -57,34 +57,25 @@ def folder(tmp_path_factory) -> Path:
 
 
 def test_another_layout_becomes_ours(tmp_path, capsys):
-    """Of speculators' head, pickled: every bit, and the report says what was read and assumed."""
+    """Of speculators' head, pickled: every bit, or as --dtype says; the report says what was read
+    and assumed."""
     fused = {"eagle_aux_hidden_state_layer_ids": [2, 16, 29]}
     tensors = eagle3_tensors()
     theirs = renamed(tensors, {"midlayer.": "layers.0."})
     save(tmp_path / "theirs", SPECULATORS3 | fused, theirs, "bin")
-    convert(head=tmp_path / "theirs", output=tmp_path / "ours")
-    said = capsys.readouterr().out
-    assert "EAGLE-3 head; layout: speculators; fused" in said and "[2, 16, 29]" in said
     count = sum(t.numel() for t in tensors.values() if t.is_floating_point())
-    assert f"{count:,} parameters" in said
-    written = load_file(tmp_path / "ours" / "model.safetensors")
-    assert written.keys() == tensors.keys()
-    assert all(torch.equal(written[key], tensor) for key, tensor in tensors.items())
-    config = read_head(tmp_path / "ours")[0].config
-    assert config.feature_layers == (2, 16, 29) and config.hidden_size == SIZES["hidden_size"]
-
-
-def test_dtype(folder, tmp_path):
-    """--dtype changes the weights; without it they are as they were."""
-    convert(head=folder / "eagle", output=tmp_path / "same")
-    convert(head=folder / "eagle", output=tmp_path / "wide", dtype="float32")
-    former, same, wide = (
-        load_file(path / "model.safetensors")
-        for path in (folder / "eagle", tmp_path / "same", tmp_path / "wide")
-    )
-    for key, tensor in former.items():
-        assert torch.equal(same[key], tensor) and torch.equal(wide[key], tensor.float())
-        assert tensor.dtype == torch.bfloat16 and wide[key].dtype == torch.float32
+    for name, options in (("same", {}), ("half", {"dtype": "float16"})):
+        convert(head=tmp_path / "theirs", output=tmp_path / name, **options)
+        said = capsys.readouterr().out
+        assert "EAGLE-3 head; layout: speculators; fused layers [2, 16, 29]" in said
+        assert f"{count:,} parameters" in said
+        head, _ = read_head(tmp_path / name)
+        assert head.config.feature_layers == (2, 16, 29)
+        written = load_file(tmp_path / name / "model.safetensors")
+        assert written.keys() == tensors.keys()
+        for key, tensor in tensors.items():
+            wanted = tensor.half() if options and tensor.is_floating_point() else tensor
+            assert torch.equal(written[key], wanted), key
 
 
 def drafted(target_folder: Path, head: DraftHead) -> DraftTree:
