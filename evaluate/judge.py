@@ -92,7 +92,7 @@ def run_judge(options: JudgeOptions) -> None:
                 retries=options.retries,
                 parameters=options.parameters,
             )
-            verdicts.begin_session()
+            verdicts.begin_session(**endpoint.described)
             judge_all(endpoint, unasked, verdicts, name, concurrency=options.concurrency)
         except BadInput as stopped:
             raise BadInput(

@@ -22,11 +22,6 @@ from eagle_fsd.tasks.judge_protocol import JudgeRequest, parse_verdict
 OPENAI = "https://api.openai.com/v1"
 PARAMETERS = {"temperature": 0, "max_tokens": 2048}  # FastChat's
 GIVE_UP = 20  # replies from the start without one verdict
-REMEDIES = {
-    401: "export the endpoint's key as OPENAI_API_KEY",
-    404: "name the judge with --model as the endpoint does, and its address with --base_url",
-    429: "wait, lower --concurrency, or see to the account",
-}
 
 
 class JudgeEndpoint:
@@ -34,10 +29,12 @@ class JudgeEndpoint:
     never shown or written.
 
     Args:
-        base_url: address of the API, such as http://localhost:8000/v1; empty: OPENAI_BASE_URL, or
-            OpenAI's own.
+        base_url: address of the API; empty: OPENAI_BASE_URL, or OpenAI's own.
         seconds, retries: time limit of an attempt, and how many follow a failed one.
         parameters: a JSON object, goes before PARAMETERS; null leaves a parameter out.
+
+    Attributes:
+        described: what asks whom: {model, host, parameters, openai: version}.
 
     Raises:
         BadInput: the address, the key or the parameters cannot be used.
@@ -51,42 +48,44 @@ class JudgeEndpoint:
                 "ASCII: export the endpoint's key (for a local server any word)"
             )
         base_url = base_url or os.environ.get("OPENAI_BASE_URL") or OPENAI
-        self.host = _host(base_url)
         given = PARAMETERS | _json_object(parameters)
         given = {name: value for name, value in given.items() if value is not None}
-        self._asked = {"model": model, "host": self.host, "parameters": given}
+        self.described = {"model": model, "host": _host(base_url), "parameters": given}
+        self.described["openai"] = openai.__version__
         self._client = openai.OpenAI(
             base_url=base_url, api_key=self._key, timeout=seconds, max_retries=retries
         )
 
-    def ask(self, request: JudgeRequest) -> dict:
-        """A reply: {model, host, parameters, reply, error: why the endpoint refused this prompt, or
-        None, finish}.
+    def ask(self, messages: list[dict[str, str]]) -> dict:
+        """A reply: {reply, error: why the endpoint refused this prompt, or None, finish}.
 
         Raises:
             BadInput: the endpoint cannot be reached, refuses such requests or gave no completion.
         """
-        model, parameters = self._asked["model"], self._asked["parameters"]
         try:
             completion = self._client.chat.completions.create(
-                model=model, messages=request.messages, extra_body=parameters
+                model=self.described["model"],
+                messages=messages,
+                extra_body=self.described["parameters"],
             )
-            choice = completion.choices[0]
         except (openai.BadRequestError, openai.UnprocessableEntityError) as error:
             # of this prompt alone, as where a filter takes offence
-            return self._asked | {"reply": "", "error": self._redact(error), "finish": None}
-        except openai.APIError as error:
-            remedy = REMEDIES.get(getattr(error, "status_code", 0), "see that it is up")
-            told = f"the judge at {self.host} failed: {self._redact(error)}; {remedy}"
-            raise BadInput(told) from None
-        except (json.JSONDecodeError, AttributeError, IndexError, TypeError) as error:
-            raise BadInput(
-                f"{self.host} sent no chat completion ({error}): --base_url must name an "
-                "OpenAI-compatible API, such as http://localhost:8000/v1"
-            ) from error
+            return {"reply": "", "error": self._redact(error), "finish": None}
+        except (openai.APIError, json.JSONDecodeError) as error:
+            raise self._failed(error) from None
+        choices = getattr(completion, "choices", None)  # it is a text where the reply was no JSON
+        if not choices:
+            raise self._failed(f"no chat completion but {completion}")
         # JSON may hold half a surrogate pair, which no file takes
-        words = (choice.message.content or "").encode(errors="replace").decode()
-        return self._asked | {"reply": words, "error": None, "finish": choice.finish_reason}
+        words = (choices[0].message.content or "").encode(errors="replace").decode()
+        return {"reply": words, "error": None, "finish": choices[0].finish_reason}
+
+    def _failed(self, said: object) -> BadInput:
+        return BadInput(
+            f"the judge at {self.described['host']} failed: {self._redact(said)}; see that it is "
+            "up and OpenAI-compatible, that --base_url and --model are what it expects, and "
+            "OPENAI_API_KEY its key"
+        )
 
     def _redact(self, said: object) -> str:
         """Some endpoints repeat the key that was sent."""
@@ -138,8 +137,8 @@ def judge_all(
     """
 
     def judge(request: JudgeRequest) -> dict:
-        record = asdict(request) | {"digest": request.digest} | endpoint.ask(request)
-        del record["messages"]
+        record = asdict(request) | {"digest": request.digest}
+        record |= endpoint.ask(record.pop("messages"))
         verdict = parse_verdict(record["reply"], pairwise=request.baseline is not None)
         record |= {"verdict": verdict, "time": time.time()}
         verdicts.add(name, record)
