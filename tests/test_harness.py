@@ -311,6 +311,7 @@ def check_same(output: Path, plain: dict) -> dict:
     return written["config"]["eagle_fsd"]
 
 
+@pytest.mark.processes
 def test_the_command_at_threshold_0_is_plain(models, tasks, plain, tmp_path, monkeypatch, capsys):
     """Answer for answer, in this process, without lm-eval's index of its own tasks; what the rounds
     did is in the results file and on the screen. The folder of commands stands on Python's path, as

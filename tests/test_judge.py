@@ -17,6 +17,8 @@ from eagle_fsd.runs.jsonl import write_lines
 from eagle_fsd.tasks.judge_protocol import parse_verdict
 from eagle_fsd.tasks.judge_scores import pairwise_rows, single_rows
 
+pytestmark = pytest.mark.processes  # whole commands
+
 COMMAND = load_command("evaluate/judge.py")
 KEY = "sk-secret-4711"
 ARMS = ("exact", "fsd:0.4", "plain")  # fsd_0.4.jsonl is its file
@@ -130,7 +132,6 @@ def fastchat(monkeypatch, tmp_path):
     return play
 
 
-@pytest.mark.processes  # FastChat is slow to import
 @pytest.mark.parametrize("mode", ["single", "pairwise"])
 def test_requests_verdicts_and_scores_are_fastchats(
     judge, fastchat, folder, tmp_path, mode, capsys

@@ -110,28 +110,21 @@ def check_scorable(
     """
     if name not in SCORERS:
         raise BadInput(f"unknown --scorer {name!r}; known: {', '.join(SCORERS)}")
-    if name == "humaneval" and not execute_code:
+    if name == "humaneval" and not (execute_code and (bubblewrap() or without_isolation)):
         raise BadInput(
             "the scorer humaneval runs code that a model wrote: allow it with --execute_code. It "
-            "runs in bubblewrap; a virtual machine is safer"
-        )
-    if name == "humaneval" and not bubblewrap() and not without_isolation:
-        raise BadInput(
-            "bubblewrap does not run here, so code that a model wrote could read and change what "
-            "you can: install it (apt-get install bubblewrap; it needs user namespaces), or accept "
-            "that with --without_isolation, on a machine to throw away"
+            "runs in bubblewrap (apt-get install bubblewrap; it needs user namespaces); where that "
+            "does not run, as here if --execute_code was given, it could read and change what you "
+            "can: accept that with --without_isolation, on a machine to throw away"
         )
     for question in questions:
-        if len(question.turns) > 1:
-            raise BadInput(
-                f"question {question.question_id!r} has {len(question.turns)} turns, scorers look "
-                "at one: give --turns 1"
-            )
         _check_question(question, name)
 
 
 def _check_question(question: Question, name: str) -> None:
     scorer, place = SCORERS[name], f"question {question.question_id!r}"
+    if len(question.turns) > 1:
+        raise BadInput(f"{place} has several turns, scorers look at one: give --turns 1")
     has = question.extra | {"reference": question.reference}
     lacking = [key for key in scorer.needs if not has.get(key)]
     if lacking:
