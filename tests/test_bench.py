@@ -113,18 +113,6 @@ def test_processes_answer_as_one_also_after_one_was_killed(call, models, tmp_pat
     assert all(row["tokens_per_second"]["value"] is None for row in summary(two).values())
 
 
-def test_temperature_by_category(call, models, tmp_path):
-    """FastChat's table: math is greedy, writing is sampled at 0.7, others too."""
-    categories = ["math", "writing", "stem", "new"]
-    questions = [{"question_id": c, "category": c, "turns": ["Go on."]} for c in categories]
-    options = [*bench_options(models, tmp_path, questions), "--category_temperatures"]
-    assert "temperature 0, 0.1, 0.7, " in call(BENCH, *options, "--arms", "plain")
-    found = {r["question_id"]: r["temperature"] for r in rows(tmp_path / "run/records/plain.jsonl")}
-    assert found == {"math": 0.0, "writing": 0.7, "stem": 0.1, "new": 0.7}
-    told = call(BENCH, *options, "--arms", "fsd:0.4,child=sample", "--output", tmp_path / "b")
-    assert "needs temperature > 0" in told
-
-
 def test_generate_may_answer_fewer_and_positions_end_answers(call, models, tmp_path):
     """The other arms' metrics stay over all questions; the ratio is over those both have. The
     second turn's budget is what the target's positions leave, the same for every arm."""

@@ -102,9 +102,9 @@ def record(question_id: int, text: str, choice: int = 0) -> dict:
 
 def test_scores_of_a_run_by_hand(tmp_path):
     """Choices are averaged by question; McNemar only where every score is 0 or 1."""
-    questions = [Question(i, "x", ["?"], ["yes"]) for i in range(4)]
-    half = ["yes", "no", "yes", "no"]
-    texts = {"plain": half, "exact": half, "fsd:0.3": ["no", "no", "no", "yes"]}
+    questions = [Question(i, "x", ["?"], ["yes"]) for i in range(8)]
+    half = ["yes", "no"] * 4
+    texts = {"plain": half, "exact": half, "fsd:0.3": ["no", "no", "no", "yes"] * 2}
     records = {arm: [record(i, t) for i, t in enumerate(x)] for arm, x in texts.items()}
     sampled = [(0, "yes", 0), (1, "yes", 0), (0, "yes", 1), (1, "no", 1)]
     records["ratio:1"] = [record(*answer) for answer in sampled]
@@ -117,15 +117,15 @@ def test_scores_of_a_run_by_hand(tmp_path):
     assert row["plain"]["mean"]["value"] == 0.5 and row["plain"]["vs_plain"] is None
     assert row["exact"]["vs_plain"]["value"] == 0 and row["exact"]["mcnemar"]["p"] == 1
     assert row["fsd:0.3"]["vs_plain"]["value"] == -0.25
-    assert row["fsd:0.3"]["vs_plain"]["detectable"] > 1
-    assert row["fsd:0.3"]["mcnemar"] == {"gained": 1, "lost": 2, "p": 1.0}
+    assert row["fsd:0.3"]["vs_plain"]["detectable"] > 0.5
+    assert row["fsd:0.3"]["mcnemar"] == {"gained": 2, "lost": 4, "p": 0.6875}
     assert row["ratio:1"]["questions"] == 2 and row["ratio:1"]["mean"]["value"] == 0.75
     assert row["ratio:1"]["vs_plain"]["value"] == 0.25 and row["ratio:1"]["mcnemar"] is None
     assert row["ratio:2"]["mcnemar"]["gained"] == 1
     (line,) = (line for line in text.splitlines() if line.startswith("| fsd:0.3 "))
     arm, mean, count, difference, *test = (cell.strip() for cell in line.strip("|").split("|"))
-    assert mean.startswith("0.250 [") and difference.startswith("-0.250 [") and count == "4"
-    assert test == ["1", "2", "1.000"]
+    assert mean.startswith("0.250 [") and difference.startswith("-0.250 [") and count == "8"
+    assert test == ["2", "4", "0.688"]
 
 
 def test_a_task_that_was_not_answered_is_told(tmp_path):

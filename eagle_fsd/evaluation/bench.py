@@ -19,7 +19,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from eagle_fsd.config import BadInput, SamplingConfig
+from eagle_fsd.config import BadInput
 from eagle_fsd.decoding.drafter import Drafter
 from eagle_fsd.evaluation.answering import answer_prompt, turn_record
 from eagle_fsd.evaluation.arms import Arm, parse_arms
@@ -43,9 +43,6 @@ from eagle_fsd.speed.quiet import check_timing_alone
 # what a run may be continued with, although it differs
 FREE = {"arms", "questions", "generate_questions", "num_choices", "traces"}
 FREE |= {"output", "quality_only"}
-# FastChat's temperature_config (llm_judge/common.py); every other category is asked at 0.7
-GREEDY = ("extraction", "math", "coding", "reasoning", "arena-hard-200")
-CATEGORY_TEMPERATURES = dict.fromkeys(GREEDY, 0.0) | {"stem": 0.1, "humanities": 0.1}
 
 Job = tuple[Question, Arm, int]  # one answer to be made, the last is the choice
 
@@ -81,12 +78,11 @@ class Bench:
     ):
         self.arms = parse_arms(options.arms, tree=model_options.tree)
         self.name, self.questions = name, questions
-        self.options, self._sampling_options = options, sampling
-        self.model_options = model_options
+        self.options, self.model_options = options, model_options
+        self._sampling, self._seed = sampling.sampling(), sampling.seed
         for arm in self.arms:
             arm.check_tree()
-            for question in questions:
-                arm.check(self._sampling(question))
+            arm.check(self._sampling)
         asked = options.generate_questions
         self._by_generate = spread(questions, asked, option="--generate_questions")
         traces = options.traces
@@ -165,29 +161,20 @@ class Bench:
     def _drafters(self) -> dict[str, Drafter]:
         return {arm.text: arm.build_drafter(self.model) for arm in self.arms}
 
-    def _sampling(self, question: Question) -> SamplingConfig:
-        """How a question is answered: at FastChat's temperature of its category, if asked for."""
-        sampling = self._sampling_options.sampling()
-        if self.options.category_temperatures:
-            temperature = CATEGORY_TEMPERATURES.get(question.category, 0.7)
-            sampling = replace(sampling, temperature=temperature)
-        return sampling
-
     def _record(self, question: Question, arm: Arm, choice: int, *, budget: int) -> dict:
         """All turns of a question by one arm."""
-        model, sampling = self.model, self._sampling(question)
-        messages, turns = [], []
+        model, messages, turns = self.model, [], []
         for number, text in enumerate(question.turns):
             messages.append({"role": "user", "content": text})
             prompt = model.prompt_ids(messages)
             # where the target's positions end before the budget does, the same for every arm
             stop = model.stop(min(budget, model.target.max_positions - len(prompt)))
-            seed = answer_seed(self._sampling_options.seed, question.question_id, number, choice)
+            seed = answer_seed(self._seed, question.question_id, number, choice)
             result, seconds = answer_prompt(
                 arm,
                 model,
                 prompt,
-                sampling,
+                self._sampling,
                 stop,
                 seed,
                 drafter=self._drafters[arm.text],
@@ -202,7 +189,7 @@ class Bench:
             "question": question_digests(question),
             "category": question.category,
             "arm": arm.text,
-            **asdict(sampling),
+            **asdict(self._sampling),
             "tree": (arm.tree or self.model_options.tree) if arm.needs_head else None,
             "answer_id": uuid.uuid4().hex,
             "tstamp": time.time(),
@@ -220,8 +207,8 @@ class Bench:
             todo += [(path, arm, q) for q in missing if arm.runs_our_loop]
         for path, arm, question in tqdm(todo, unit="answer", desc="traces", disable=not todo):
             record = self.run.records[arm.slug][question.question_id, 0]
-            sampling, drafter = self._sampling(question), self._drafters[arm.text]
-            trace = trace_record(self.model, arm, drafter, sampling, question.turns, record)
+            drafter = self._drafters[arm.text]
+            trace = trace_record(self.model, arm, drafter, self._sampling, question.turns, record)
             append_lines(path, [trace])
 
     def _beside(self, name: str) -> Path:
@@ -246,11 +233,9 @@ class Bench:
 def check_lengths(model: Model, questions: list[Question], max_new_tokens: int) -> None:
     """Refuse before any answer is made what could leave no room for the last one."""
     for question in questions:
-        messages = []
-        for text in question.turns:
-            messages += [{"role": "user", "content": text}, {"role": "assistant", "content": ""}]
-        prompts = len(model.prompt_ids(messages[:-1]))
-        longest = prompts + max_new_tokens * (len(question.turns) - 1)
+        turns = [(("user", text), ("assistant", "")) for text in question.turns]
+        messages = [{"role": role, "content": text} for pair in turns for role, text in pair]
+        longest = len(model.prompt_ids(messages[:-1])) + max_new_tokens * (len(turns) - 1)
         if longest >= model.target.max_positions:
             raise BadInput(
                 f"the last prompt of question {question.question_id} may reach {longest} tokens, "

@@ -21,7 +21,6 @@ class BenchOptions:
     generate_questions: int | None = option(None, "questions that `generate` answers; default all")
     num_choices: int = option(1, "answers of an arm to a question, each with its own seed")
     max_new_tokens: int = option(128, "budget of an answer")
-    category_temperatures: bool = option(False, "temperature by category, as FastChat asks them")
     quality_only: bool = option(False, "give no speeds (others may use the machine), all of D")
     traces: int = option(0, "questions whose rounds are kept for the report, over all categories")
 

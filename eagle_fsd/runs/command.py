@@ -15,34 +15,28 @@ INTERRUPTED = 130  # what a shell reports of a command ended by Ctrl-C
 def run_command(
     run: Callable[..., None], options: Sequence[type], arguments: list[str] | None = None
 ) -> None:
-    """Parse options, run, and end.
-
-    Bad input ends the process with one line and status 1; Ctrl-C with status 130, and the advice
-    that every command here goes on where it was. Any other error keeps its traceback.
+    """Parse options and run, with the endings of ended_by.
 
     Args:
         run: called with one instance of each options class.
         options: dataclasses; a field's "help" is its documentation.
         arguments: of the command line; None: the process's own.
     """
-    parser = HfArgumentParser(options)
-    ended_by(lambda: run(*parse(parser, arguments)))
+    ended_by(lambda: run(*parse(HfArgumentParser(options), arguments)))
 
 
 def parse(parser: HfArgumentParser, arguments: list[str] | None = None) -> tuple:
-    """An instance of each options class, and a namespace of the parser's other arguments if any.
-
-    Raises:
-        BadInput: an argument that the parser does not know; it would raise a plain ValueError.
-    """
-    _, unknown = parser.parse_known_args(arguments)  # before options look for a device
+    """An instance of each options class, and a namespace of the parser's other arguments if any."""
+    # the parser would raise a plain ValueError, and that after options have looked for a device
+    _, unknown = parser.parse_known_args(arguments)
     if unknown:
         raise BadInput(f"unknown arguments {' '.join(unknown)}: see --help")
     return parser.parse_args_into_dataclasses(arguments)
 
 
 def ended_by(work: Callable[[], None]) -> None:
-    """Do the work of a command that parses by itself, with the endings of run_command."""
+    """Do a command's work. Bad input ends the process with one line and status 1, Ctrl-C with 130
+    and the advice that every command goes on; any other error keeps its traceback."""
     try:
         work()
     except BadInput as error:

@@ -15,6 +15,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Hashable
 from pathlib import Path
+from typing import TextIO
 
 from eagle_fsd.config import BadInput
 from eagle_fsd.runs.checkout import without_checkout
@@ -73,19 +74,18 @@ class Run:
             self.sessions = self._read_sessions(free)
             self._read()
 
-    def _open(self):
+    def _open(self) -> TextIO:
         """Make the folder, and hold the lock of the one command that may write."""
         try:
             (self.folder / "records").mkdir(parents=True, exist_ok=True)
             lock = (self.folder / ".lock").open("w")
-        except OSError as error:
-            raise BadInput(f"cannot write to the folder {self.folder} ({error})") from error
-        try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # a kill releases it too
-        except OSError as error:
+        except BlockingIOError:
             raise BadInput(
                 f"another command is writing to {self.folder}: wait for it, or name another folder"
-            ) from error
+            ) from None
+        except OSError as error:
+            raise BadInput(f"cannot write to the folder {self.folder} ({error})") from error
         return lock
 
     def _read_sessions(self, free: Collection[str]) -> list[dict]:
@@ -97,12 +97,8 @@ class Run:
             settings, sessions = dict(before["options"]), list(before["sessions"])
         except (ValueError, KeyError, TypeError) as error:
             raise BadInput(f"{path} is damaged ({error}); name another folder") from error
-        changed = {
-            name: (settings.get(name), here)
-            for name, here in self.settings.items()
-            if name not in free and settings.get(name) != here
-        }
-        if changed:
+        pairs = {key: (settings.get(key), here) for key, here in self.settings.items()}
+        if changed := {key: (a, b) for key, (a, b) in pairs.items() if a != b and key not in free}:
             raise BadInput(
                 f"{self.folder} holds a run with other settings (there, here): {changed}; "
                 "name another folder"

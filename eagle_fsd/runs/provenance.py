@@ -39,10 +39,9 @@ def describe_device(device: str) -> str:
     if device.startswith("cuda") and torch.cuda.is_available():
         return torch.cuda.get_device_name(device)
     if device == "auto":
-        count = torch.cuda.device_count()
-        return ", ".join(torch.cuda.get_device_name(i) for i in range(count)) or "no accelerator"
-    name = platform.processor() or platform.machine()
-    cpuinfo = Path("/proc/cpuinfo")
+        names = map(torch.cuda.get_device_name, range(torch.cuda.device_count()))
+        return ", ".join(names) or "no accelerator"
+    name, cpuinfo = platform.processor() or platform.machine(), Path("/proc/cpuinfo")
     if cpuinfo.is_file():
         lines = cpuinfo.read_text().splitlines()
         name = next((x.split(":")[1].strip() for x in lines if x.startswith("model name")), name)
@@ -64,16 +63,8 @@ def weights_digest(module: "torch.nn.Module") -> str:
 
 def _commit() -> str:
     """The checkout's commit, with "+" where it has uncommitted changes; "unknown" outside git."""
-    git = ["git", "-C", str(ROOT)]
+    git = ["git", "-C", str(ROOT), "describe", "--always", "--exclude=*", "--dirty=+"]
     try:
-        head = subprocess.run(
-            [*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True
-        )
-        status = subprocess.run(
-            [*git, "status", "--porcelain", "-uno"], capture_output=True, text=True
-        )
-    except OSError:
+        return subprocess.run(git, capture_output=True, text=True).stdout.strip() or "unknown"
+    except OSError:  # there is no git
         return "unknown"
-    if head.returncode:
-        return "unknown"
-    return head.stdout.strip() + ("+" if status.stdout.strip() else "")
