@@ -36,13 +36,14 @@ def template_stops(conv_template: str) -> tuple[tuple[str, ...], tuple[int, ...]
     """Stop strings and stop token ids of a FastChat template; none for the tokenizer's own."""
     if not conv_template:
         return (), ()
-    conversation = _conversation(conv_template)
-    strings = conversation.stop_str or ()
+    template = conversation(conv_template)
+    strings = template.stop_str or ()
     strings = (strings,) if isinstance(strings, str) else tuple(strings)
-    return strings, tuple(conversation.stop_token_ids or ())
+    return strings, tuple(template.stop_token_ids or ())
 
 
-def _conversation(name: str):
+def conversation(name: str):
+    """FastChat's template of that name, an empty conversation; BadInput if there is none."""
     from fastchat.conversation import conv_templates, get_conv_template
 
     if name not in conv_templates:
@@ -51,17 +52,14 @@ def _conversation(name: str):
 
 
 def fastchat_prompt(messages: list[Message], name: str) -> str:
-    """The conversation as text of a FastChat template, up to where the assistant goes on.
-
-    Raises:
-        BadInput: an unknown template name.
-    """
-    conversation = _conversation(name)
-    roles = {"user": conversation.roles[0], "assistant": conversation.roles[1]}
+    """The conversation as text of a FastChat template, up to where the assistant goes on."""
+    template = conversation(name)
+    user, assistant = template.roles
     for message in messages:
         if message["role"] == "system":
-            conversation.set_system_message(message["content"])
+            template.set_system_message(message["content"])
         else:
-            conversation.append_message(roles[message["role"]], message["content"])
-    conversation.append_message(conversation.roles[1], None)
-    return conversation.get_prompt()
+            role = user if message["role"] == "user" else assistant
+            template.append_message(role, message["content"])
+    template.append_message(assistant, None)
+    return template.get_prompt()

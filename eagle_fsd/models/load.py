@@ -18,14 +18,9 @@ from eagle_fsd.engine.families import check_supported, check_tree_attention
 from eagle_fsd.engine.select import choose_engine
 from eagle_fsd.heads.files import read_head
 from eagle_fsd.heads.models import DraftHead
+from eagle_fsd.models import random_weights
 from eagle_fsd.models.assets import EMBEDDED_TARGET, embedded_target_dir
-from eagle_fsd.models.random_weights import (
-    PREFIX,
-    SHAPES,
-    random_head,
-    random_model,
-    random_tokenizer,
-)
+from eagle_fsd.models.random_weights import PREFIX, SHAPES
 
 SHIPPED_HEAD = Path(__file__).parent.parent.parent / "checkpoints" / "smollm2-135m-eagle2"
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
@@ -58,7 +53,7 @@ def load_target_config(name: str) -> PretrainedConfig:
 def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
     """A target's tokenizer without its weights; for names see load_target_config."""
     if name.startswith(PREFIX):
-        return random_tokenizer()
+        return random_weights.random_tokenizer()
     path, options = _source(name)
     try:
         return AutoTokenizer.from_pretrained(path, **options)
@@ -68,14 +63,13 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
 
 def check_device(device: str) -> None:
     """Refuse a device that is misspelt or not there, before weights load."""
-    if device == "auto":
-        return
     try:
-        kind = torch.device(device).type
-    except RuntimeError as error:
-        raise BadInput(f"unknown device {device!r}: give cpu, cuda, cuda:1 or auto") from error
-    if kind == "cuda" and not torch.cuda.is_available():
-        raise BadInput(f"device {device!r} is given, but torch sees no CUDA device")
+        torch.empty(0, device="cpu" if device == "auto" else device)
+    except (AssertionError, RuntimeError) as error:  # torch without CUDA asserts
+        reason = str(error).partition("\n")[0]
+        raise BadInput(
+            f"unknown device {device!r}: give cpu, cuda, cuda:1 or auto ({reason})"
+        ) from error
 
 
 def default_dtype(device: str) -> str:
@@ -115,7 +109,7 @@ def load_target(
     chosen = choose_engine(engine, device=device, dtype=DTYPES[dtype])
     config, tokenizer = load_target_config(name), load_tokenizer(name)
     if name.startswith(PREFIX):
-        model = random_model(config, dtype=DTYPES[dtype], device=device)
+        model = random_weights.random_model(config, dtype=DTYPES[dtype], device=device)
     else:
         path, options = _source(name)
         if "gguf_file" in options:
@@ -158,7 +152,7 @@ def load_head(name: str | Path, target_config: PretrainedConfig) -> DraftHead:
         BadInput: no head there, broken, or made for another target; shapes are named.
     """
     if str(name).startswith(PREFIX):
-        return random_head(str(name), target_config)
+        return random_weights.random_head(str(name), target_config)
     head, _ = read_head(name, target_config)
     return head
 

@@ -22,7 +22,7 @@ from transformers.initialization import no_init_weights
 
 from eagle_fsd.config import BadInput
 from eagle_fsd.heads.head_config import head_shape
-from eagle_fsd.heads.models import HEAD_TYPES, DraftHead, build_head
+from eagle_fsd.heads.models import DraftHead, build_head
 
 PREFIX = "random:"
 # As in the config.json beside the weights; what has no part in the size or the time of a forward is
@@ -105,8 +105,9 @@ def random_model(
     if device == "auto":
         raise BadInput("a target of random weights is made on one device: give --device")
     needed = sum(p.nbytes for p in empty_model(config, dtype, "meta").parameters())
-    free = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    if device != "cpu":
+    if device == "cpu":
+        free = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    else:
         free, _ = torch.cuda.mem_get_info(torch.device(device))
     if needed > free:
         raise BadInput(
@@ -141,16 +142,12 @@ def random_head(name: str, target_config: PretrainedConfig, *, seed: int = 1) ->
         BadInput: not of that form, or no such head for the target.
     """
     head_type, _, tokens = name.removeprefix(PREFIX).partition(":")
-    if head_type not in HEAD_TYPES or (tokens and not tokens.isdecimal()):
-        raise BadInput(
-            f"a head of random weights is random:{' or random:'.join(HEAD_TYPES)}, with :TOKENS "
-            f"for a draft vocabulary; got {name!r}"
-        )
+    if tokens and not tokens.isdecimal():
+        raise BadInput(f"a head of random weights is random:TYPE or random:TYPE:TOKENS: {name!r}")
     R = int(tokens or 0)
     config = head_shape(target_config, head_type=head_type, draft_vocab=R)
     config.check_fits(target_config)
-    with no_init_weights():
-        head = build_head(config).eval().requires_grad_(False)
+    head = build_head(config).eval().requires_grad_(False)
     randomize(head, seed=seed, readout=None if head.lm_head is None else head.lm_head.weight)
     if R:
         head.set_draft_tokens(torch.arange(R) * config.vocab_size // R)
