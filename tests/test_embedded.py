@@ -10,7 +10,7 @@ from eagle_fsd.evaluation.answering import answer_prompt
 from eagle_fsd.evaluation.arms import parse_arm
 from eagle_fsd.evaluation.offline.decoded import decode_text
 from eagle_fsd.evaluation.offline.replay import ReplayPlan, replay_text
-from eagle_fsd.evaluation.offline.texts import cut, greedy_tokens
+from eagle_fsd.evaluation.offline.texts import plain_texts
 from eagle_fsd.evaluation.questions import read_questions, spread
 from eagle_fsd.models.assets import mt_bench_dir
 
@@ -90,14 +90,13 @@ def test_stream_gives_the_text_of_generate(model):
     assert len(pieces) > 1
 
 
-def test_replay_equals_decoding(model):
+def test_replay_equals_decoding(model, tmp_path):
     """Round by round on two first turns x 32 tokens, with the small tree and a chain."""
     stop = model.stop(32)
-    prompts = first_turns(model, 2)
+    prompts = {number: ("", prompt) for number, prompt in enumerate(first_turns(model, 2))}
     plan = ReplayPlan((SMALL_TREE, TreeConfig(4, 4, 1)))
-    greedy = greedy_tokens(model.target, prompts, stop)
-    for number, (prompt, tokens) in enumerate(zip(prompts, greedy, strict=True)):
-        text = cut(tokens, stop, question_id=number, category="", prompt=prompt)
+    texts = plain_texts(model.target, prompts, stop, folder=tmp_path, settings={})
+    for text in texts.values():
         record = replay_text(model.drafter, text, plan)
         decoded = decode_text(model.drafter, text, plan.trees, stop)
         assert decoded["same_text"] == {"15x4x6": True, "4x4x1": True}

@@ -235,7 +235,7 @@ def test_a_text_that_ends_with_its_first_token_has_no_round(case):
     _, drafter, texts = case
     text = texts[0]
     stop = StopConfig(1)
-    one = cut(text.answer + text.beyond, stop, question_id=1, category="", prompt=text.prompt)
+    one = PlainText(1, "", text.prompt, *cut(text.answer + text.beyond, stop))
     record = replay_text(drafter, one, PLAN)
     row = tree_row([record], "7x3x4")
     assert row["tokens_per_round"] is None and row["rounds"] == 0

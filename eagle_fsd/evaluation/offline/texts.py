@@ -6,12 +6,10 @@ a store made for 128 tokens also serves 64. Features are not stored: one forward
 them back, equal to those of step-by-step decoding up to float32 rounding.
 """
 
-from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-from tqdm import trange
+from tqdm import tqdm
 
 from eagle_fsd.config import BadInput
 from eagle_fsd.decoding.acceptance import Policy
@@ -59,36 +57,11 @@ class PlainText:
         return range(len(self.prompt), len(self.prompt) + len(self.answer) - 1)
 
 
-def cut(
-    greedy: list[int], stop: StopConfig, *, question_id: int | str, category: str, prompt: list[int]
-) -> PlainText | None:
-    """The text for a budget; None if more greedy tokens are needed."""
+def cut(greedy: list[int], stop: StopConfig) -> tuple[list[int], list[int]] | None:
+    """Answer and beyond of the text for a budget; None if more greedy tokens are needed."""
     answer, finish = stop.trim([], greedy)
-    if finish is None or len(answer) + BEYOND > len(greedy):
-        return None
-    beyond = greedy[len(answer) : len(answer) + BEYOND]
-    return PlainText(question_id, category, prompt, answer, beyond)
-
-
-@torch.inference_mode()
-def greedy_tokens(target: Target, prompts: list[list[int]], stop: StopConfig) -> list[list[int]]:
-    """Greedy continuations of several prompts, past their stops, max_new_tokens + BEYOND each.
-
-    They are made in one batch, many times faster than one by one. Each is then run alone in one
-    forward; where a token is not the argmax there (a tie that the batch resolved otherwise), the
-    text is decoded by the one loop instead.
-    """
-    count = stop.max_new_tokens + BEYOND
-    one_by_one = DecodeConfig(Policy(Exact()), StopConfig(count))
-    requests = [Request(prompt, count) for prompt in prompts]
-    waiting = deque([*requests, None])
-    list(complete(target, waiting.popleft, batch_size=len(prompts)))
-    return [
-        request.tokens
-        if target.rescore(request.prompt, request.tokens)[0] == 1.0
-        else decode(target, RootDrafter(), request.prompt, one_by_one).tokens
-        for request in requests
-    ]
+    end = len(answer) + BEYOND
+    return None if finish is None or end > len(greedy) else (answer, greedy[len(answer) : end])
 
 
 def open_texts(folder: str | Path, settings: dict) -> Run:
@@ -110,32 +83,47 @@ def plain_texts(
             the target has too few positions.
     """
     run = open_texts(folder, settings)
-
-    def stored(key: int | str) -> PlainText | None:
-        category, prompt = prompts[key]
-        row = run.records["texts"].get(key, {"prompt_ids": prompt, "greedy_ids": []})
-        if row["prompt_ids"] != prompt:
+    rows = run.records["texts"]
+    for key, (_, prompt) in prompts.items():
+        if key in rows and rows[key]["prompt_ids"] != prompt:
             raise BadInput(
                 f"{folder} holds another prompt for question {key!r}: name another folder for "
                 "this question file"
             )
-        return cut(row["greedy_ids"], stop, question_id=key, category=category, prompt=prompt)
-
-    missing = {key: prompt for key, (_, prompt) in prompts.items() if stored(key) is None}
+    missing = {
+        key: prompt
+        for key, (_, prompt) in prompts.items()
+        if key not in rows or cut(rows[key]["greedy_ids"], stop) is None
+    }
     if missing:
-        longest = max(map(len, missing.values()))
-        if longest + stop.max_new_tokens + BEYOND > target.max_positions:
-            raise BadInput(
-                f"prompt of {longest} tokens + max_new_tokens {stop.max_new_tokens} + {BEYOND} "
-                f"that replay looks ahead is beyond the target's {target.max_positions} positions: "
-                "lower the budget"
-            )
         run.begin_session()
-    keys = sorted(missing, key=lambda key: len(missing[key]))
-    for first in trange(0, len(keys), BATCH, desc="texts", disable=not keys):
-        batch = keys[first : first + BATCH]
-        made = greedy_tokens(target, [missing[key] for key in batch], stop)
-        for key, tokens in zip(batch, made, strict=True):
-            row = {"question_id": key, "prompt_ids": missing[key], "greedy_ids": tokens}
-            run.add("texts", row)
-    return {key: stored(key) for key in prompts}
+        _make(run, target, missing, stop.max_new_tokens + BEYOND)
+    return {
+        key: PlainText(key, category, prompt, *cut(rows[key]["greedy_ids"], stop))
+        for key, (category, prompt) in prompts.items()
+    }
+
+
+def _make(run: Run, target: Target, prompts: dict[int | str, list[int]], count: int) -> None:
+    """Record `count` greedy tokens of each prompt, whatever the stop tokens.
+
+    They are made in batches, many times faster than one by one. Each text is then run alone in one
+    forward; where a token is not the argmax there (a tie that the batch resolved otherwise), it is
+    decoded by the one loop instead.
+    """
+    longest = max(map(len, prompts.values()))
+    if longest + count > target.max_positions:
+        raise BadInput(
+            f"prompt of {longest} tokens + max_new_tokens {count - BEYOND} + {BEYOND} that replay "
+            f"looks ahead is beyond the target's {target.max_positions} positions: lower the budget"
+        )
+    one_by_one = DecodeConfig(Policy(Exact()), StopConfig(count))
+    keys = {Request(prompt, count): key for key, prompt in prompts.items()}
+    waiting = iter(sorted(keys, key=lambda request: len(request.prompt)))
+    made = complete(target, lambda: next(waiting, None), batch_size=BATCH)
+    for request in tqdm(made, total=len(keys), desc="texts"):
+        tokens = request.tokens
+        if target.rescore(request.prompt, tokens)[0] < 1:
+            tokens = decode(target, RootDrafter(), request.prompt, one_by_one).tokens
+        row = {"question_id": keys[request], "prompt_ids": request.prompt, "greedy_ids": tokens}
+        run.add("texts", row)
