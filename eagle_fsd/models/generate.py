@@ -23,9 +23,7 @@ from eagle_fsd.decoding.target import Target
 
 ROOM = 64  # columns to spare when a cache is made anew
 TOKENS_PER_PREFILL = 4096  # prompt tokens a forward, with padding
-GOING = (
-    15 / 16
-)  # share of the rows that are left when the others are exchanged: a copy of the cache
+GOING = 15 / 16  # share of the rows that go on when the others are exchanged: that costs a copy
 
 
 @dataclass(eq=False)
@@ -157,7 +155,7 @@ def complete(
     next_request: Callable[[], Request | None],
     *,
     batch_size: int,
-    stop: Callable[[int], bool] = lambda tokens: False,
+    stop: Callable[[], bool] = lambda: False,
 ) -> Iterator[Request]:
     """Continue requests, and give each out when it has ended, until none is left.
 
@@ -165,37 +163,23 @@ def complete(
         next_request: asked when rows are free; after a None it is asked again later, since a
             request that was given out may lead to new ones.
         batch_size: rows at a time.
-        stop: asked before every forward, given the tokens under way; True ends the run, and what
-            is under way is given out as far as it came.
+        stop: asked before every forward; True ends the run, and what is under way is given out as
+            far as it came.
     """
     batch = Batch(target, [])
-
-    def stopped() -> bool:
-        return stop(sum(len(batch.rows[b].tokens) for b in batch.going))
-
-    while not stopped():
+    while not stop():
         if batch.due:
             new = list(islice(iter(next_request, None), batch_size - len(batch.going)))
             if not (new or batch.going):
                 return
             parts = [batch]
-            for group in prefill_groups(new):
-                if stopped():  # prompts that were not run are not begun
-                    break
-                parts.append(Batch(target, group))
+            new.sort(key=lambda request: len(request.prompt))  # similar lengths: little padding
+            while new and not stop():  # prompts that were not run are not begun
+                size = max(1, TOKENS_PER_PREFILL // len(new[-1].prompt))
+                parts.append(Batch(target, new[-size:]))
+                del new[-size:]
                 yield from parts[-1].step()
             batch = join(target, parts)
         if batch.rows:
             yield from batch.step()
     yield from (batch.rows[b] for b in batch.going)
-
-
-def prefill_groups(requests: list[Request]) -> list[list[Request]]:
-    """Prompts of similar length together: little padding."""
-    groups: list[list[Request]] = []
-    for request in sorted(requests, key=lambda request: len(request.prompt)):
-        if groups and (len(groups[-1]) + 1) * len(request.prompt) <= TOKENS_PER_PREFILL:
-            groups[-1].append(request)
-        else:
-            groups.append([request])
-    return groups

@@ -72,6 +72,8 @@ class DialogueMaker:
             unit="tok",
             total=options.answer_tokens or None,
             initial=before,
+            leave=False,
+            miniters=0,
             disable=not run.processes.is_main,
         )
 
@@ -88,15 +90,18 @@ class DialogueMaker:
         """Go on with what the target has said."""
         self._go_on(*self._under_way.pop(request))
 
-    def out_of_time(self, tokens_under_way: int) -> bool:
+    def out_of_time(self) -> bool:
         """Asked at every step, so what is under way is shown before anything is finished."""
-        self._bar.set_postfix(dialogues=self._dialogues, under_way=tokens_under_way)
+        under_way = sum(len(request.tokens) for request in self._under_way)
+        self._bar.set_postfix(dialogues=self._dialogues, under_way=under_way, refresh=False)
+        self._bar.update(0)
         return 0 < 60 * self.options.minutes <= time.monotonic() - self._began
 
     def _may_begin(self) -> bool:
-        """Whether one more dialogue may begin; those under way count with the average length."""
+        """Whether one more dialogue may begin; those under way count with the average length, which
+        is taken for the longest until some are known (the first to end are short)."""
         processes, under_way = self.run.processes, len(self._under_way)
-        mean = self._tokens / self._dialogues if self._dialogues else self.options.max_new_tokens
+        mean = (self._tokens + 20 * self.options.max_new_tokens) / (self._dialogues + 20)
         dialogues = (self._dialogues + under_way) * processes.count + processes.index
         tokens = (self._tokens + under_way * mean) * processes.count
         return dialogues < self._dialogues_left and tokens < self._tokens_left
