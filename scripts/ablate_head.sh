@@ -37,9 +37,8 @@ arm ce-only "${loss16k[@]}" unrolled,feature=0 # forward KL has the same gradien
 arm rkl-only "${loss16k[@]}" unrolled,feature=0,ce=0,rkl=1
 arm js-only "${loss16k[@]}" unrolled,feature=0,ce=0,js=1
 arm tv-only "${loss16k[@]}" unrolled,feature=0,ce=0,tv=1
-arm vocab8k --features "$features" --draft_vocab 8192
-arm vocab16k --features "$features" --draft_vocab 16384
+arm loss8k --features "$features" --loss_vocab 8192
 arm full-vocab --features "$features"
-arm eagle3 --features "$features" --head_type eagle3 --recipe eagle3,unroll_steps=3 --draft_vocab 16384
+arm eagle3 --features "$features" --head_type eagle3 --recipe eagle3,unroll_steps=3 --loss_vocab 16384
 "$python" "$root/evaluate/replay.py" --target "$target" --heads "${heads[@]}" --questions 24 \
     --max_new_tokens 64 --trees 7x4x6 15x4x6 --output "$output/replay"

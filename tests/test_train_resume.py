@@ -33,7 +33,7 @@ STEPS = 60
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}
 FAST = {"steps": STEPS, "precision": "no", "recipe": RECIPE + ",unroll_steps=2"}
 # two batches for each process of two
-EAGLE3 = {"head_type": "eagle3", "recipe": "eagle3", "draft_vocab": 15, "batches_per_step": 4}
+EAGLE3 = {"head_type": "eagle3", "recipe": "eagle3", "loss_vocab": 15, "batches_per_step": 4}
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -135,7 +135,10 @@ def make(dialogues, **changes) -> Batches:
         numbers = [ids.index(text) for text in texts]
         return [(told(dialogues, n, F), -told(dialogues, n, D)) for n in numbers]
 
-    return Batches(dialogues, states_of, **{"tokens_per_batch": 64, "seed": 0} | changes)
+    masks = {key: changes.pop(key) for key in ("skip", "allowed_V") if key in changes}
+    masks_T = [supervised(dialogue, **masks) for dialogue in dialogues]
+    settings = {"tokens_per_batch": 64, "seed": 0, "noise": 0.0} | changes
+    return Batches(dialogues, masks_T, states_of, **settings)
 
 
 def everything(batches: Batches, epochs: int = 2) -> list[list[int]]:

@@ -148,30 +148,29 @@ class Batches:
     """Batches of dialogues of similar length, shuffled anew every epoch.
 
     Args:
+        masks_T: positions of each dialogue that count.
         states_of: gives the target's states.
         tokens_per_batch: padded tokens; a longer dialogue is a batch of its own.
         seed: of the order and the noise.
         noise: see Recipe.
-        skip, allowed_V: see `supervised`.
     """
 
     def __init__(
         self,
         dialogues: Sequence[Dialogue],
+        masks_T: Sequence[torch.Tensor],
         states_of: StatesOf,
         *,
         tokens_per_batch: int,
         seed: int,
-        noise: float = 0.0,
-        skip: int = 0,
-        allowed_V: torch.Tensor | None = None,
+        noise: float,
     ):
         self.dialogues = dialogues
+        self.masks_T = masks_T
         self.states_of = states_of
         self.tokens_per_batch = tokens_per_batch
         self.seed = seed
         self.noise = noise
-        self._mask_T = [supervised(d, skip=skip, allowed_V=allowed_V) for d in dialogues]
         self._order = lru_cache(maxsize=2)(self._shuffled)
         self.per_epoch = len(self._order(0))
 
@@ -184,7 +183,7 @@ class Batches:
 
     def counted(self, number: int) -> int:
         """Positions of a batch that count; no states are read."""
-        return sum(int(self._mask_T[i].sum()) for i in self.indices(number))
+        return sum(int(self.masks_T[i].sum()) for i in self.indices(number))
 
     def batch(self, number: int) -> HeadBatch:
         """A batch to train on, noise included."""
@@ -196,7 +195,7 @@ class Batches:
             self._noisy(feature_BTF, number),
             _padded(torch.tensor(own[1:]) for own in ids),
             _padded(hidden_LD[1:] for hidden_LD in hiddens_LD),
-            _padded(self._mask_T[i] for i in indices),
+            _padded(self.masks_T[i] for i in indices),
         )
 
     def _noisy(self, feature_BTF: torch.Tensor, number: int) -> torch.Tensor:

@@ -20,7 +20,7 @@ from eagle_fsd.models.load import default_dtype, load_head, load_target, load_ta
 from eagle_fsd.runs.folder import Run
 from eagle_fsd.runs.jsonl import write_json
 from eagle_fsd.runs.processes import Processes
-from eagle_fsd.training.data import Batches, Dialogue, read_dialogues, split
+from eagle_fsd.training.data import Batches, Dialogue, read_dialogues, split, supervised
 from eagle_fsd.training.features import TargetStates
 from eagle_fsd.training.losses import Objective
 from eagle_fsd.training.recipe import parse_recipe
@@ -42,7 +42,8 @@ def train_head(options: TrainOptions) -> dict | None:
         BadInput: an option that cannot be followed, or a training that diverges.
     """
     target_config = load_target_config(options.target)
-    config = head_shape(target_config, head_type=options.head_type, draft_vocab=options.draft_vocab)
+    drafted = options.loss_vocab if options.head_type == "eagle3" else 0
+    config = head_shape(target_config, head_type=options.head_type, draft_vocab=drafted)
     other = load_head(options.start, target_config) if options.start else None
     limits = {"vocab_size": config.vocab_size, "max_length": options.max_length}
     dialogues = [d for path in options.data for d in read_dialogues(path, **limits)]
@@ -119,12 +120,13 @@ def prepare(
     set_seed(options.seed)
     head, target, recipe = build_head(config), states.target, parse_recipe(options.recipe)
     rows_RD, allowed_V = target.lm_head.weight.detach(), None
-    if size := options.draft_vocab or options.loss_vocab:
+    if options.loss_vocab:
         counts, every_V = answer_counts(training), torch.arange(target.vocab_size)
-        token_R = frequent_tokens(counts, size, every_V)
-        accelerator.print(f"{size} tokens are {coverage(counts, token_R):.2%} of the answers")
+        token_R = frequent_tokens(counts, options.loss_vocab, every_V)
+        share = coverage(counts, token_R)
+        accelerator.print(f"{options.loss_vocab} tokens are {share:.2%} of the answers")
         rows_RD = rows_RD[token_R.to(rows_RD.device)]
-        if options.draft_vocab:
+        if config.draft_vocab_size:
             head.set_draft_tokens(token_R)
             allowed_V = torch.isin(every_V, token_R)
     if other is not None:
@@ -132,12 +134,11 @@ def prepare(
         accelerator.print(f"--start {options.start}: {left} is at random, all else as there")
     batches = Batches(
         training,
+        [supervised(d, skip=recipe.unroll_steps - 1, allowed_V=allowed_V) for d in training],
         states.of,
         tokens_per_batch=options.tokens_per_batch,
         seed=options.seed,
         noise=recipe.noise,
-        skip=recipe.unroll_steps - 1,
-        allowed_V=allowed_V,
     )
     objective = Objective(head, rows_RD.to(accelerator.device), recipe)
     optimizer = torch.optim.AdamW(

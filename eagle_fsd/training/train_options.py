@@ -8,7 +8,7 @@ from eagle_fsd.models.model_options import option
 from eagle_fsd.training.recipe import parse_recipe
 
 LEAST = dict.fromkeys(("held_out", "max_length", "tokens_per_batch"), 1) | {"save_minutes": 1e-9}
-LEAST |= dict.fromkeys(("answer_tokens", "draft_vocab", "loss_vocab", "batches_per_step"), 0)
+LEAST |= dict.fromkeys(("answer_tokens", "loss_vocab", "batches_per_step"), 0)
 LEAST |= dict.fromkeys(("epochs", "steps", "minutes", "seed"), 0)
 
 
@@ -27,8 +27,9 @@ class TrainOptions:
     held_out: int = option(16, "dialogues kept to find the head's tokens per round by replay")
 
     head_type: str = option("eagle", "eagle (EAGLE-1/2) or eagle3")
-    draft_vocab: int = option(0, "tokens that the head can draft, the most frequent; 0: all")
-    loss_vocab: int = option(0, "losses over this many frequent tokens, though all are drafted")
+    loss_vocab: int = option(
+        0, "losses over this many tokens, the most frequent; EAGLE-3 drafts these alone; 0: all"
+    )
     start: str = option("", "head whose weights it starts with; empty: random ones")
 
     recipe: str = option(
@@ -55,18 +56,12 @@ class TrainOptions:
         for name, least in LEAST.items():
             if not least <= getattr(self, name) < math.inf:
                 raise BadInput(f"--{name} must be {least} or more, got {getattr(self, name)}")
-        if 0 < self.draft_vocab < 8:  # the trees of the replay branch by 6
-            raise BadInput(f"--draft_vocab must be at least 8, got {self.draft_vocab}")
-        if self.draft_vocab and self.loss_vocab:
-            raise BadInput("--draft_vocab and --loss_vocab exclude each other")
+        if 0 < self.loss_vocab < 8:  # the trees of the replay branch by 6
+            raise BadInput(f"--loss_vocab must be at least 8, got {self.loss_vocab}")
         if self.precision not in ("bf16", "no"):
             raise BadInput(f"--precision must be bf16 or no, got {self.precision!r}")
-        losses = parse_recipe(self.recipe).losses
-        if self.head_type == "eagle3" and ("feature" in losses or self.loss_vocab):
-            raise BadInput(
-                "an EAGLE-3 head's output is no feature of the target and has its own lm_head: "
-                "leave out the loss feature (feature=0) and --loss_vocab (--draft_vocab)"
-            )
+        if self.head_type == "eagle3" and "feature" in parse_recipe(self.recipe).losses:
+            raise BadInput("an EAGLE-3 head's output is no feature of the target: give feature=0")
         if not (self.epochs or self.steps or self.minutes):
             self.epochs = 3.0
 
