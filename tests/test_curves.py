@@ -5,8 +5,7 @@ import math
 import pytest
 from hand_records import HAND, NO_ROUNDS, made_run
 
-from eagle_fsd.evaluation.curve_plot import plot_curves
-from eagle_fsd.evaluation.curves import LOST, crossing, curves, equal_speed
+from eagle_fsd.evaluation.curves import LOST, crossing, curves, equal_speed, plot_curves
 from eagle_fsd.evaluation.metrics import METRICS, summarize
 
 

@@ -2,7 +2,7 @@
 CSV."""
 
 from eagle_fsd.evaluation.bench import Bench
-from eagle_fsd.evaluation.curve_plot import plot_curves
+from eagle_fsd.evaluation.curves import plot_curves
 from eagle_fsd.evaluation.metrics import by_category
 from eagle_fsd.evaluation.report.read_runs import RunData
 from eagle_fsd.evaluation.report.report_tables import NOTES, run_tables

@@ -10,7 +10,7 @@ prefill yields; lengths, speeds and emitted_per_round are of what was answered.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from eagle_fsd.config import BadInput
@@ -20,7 +20,6 @@ from eagle_fsd.evaluation.stats import Interval
 
 Record = dict  # one question answered by one arm: question_id, arm, turns
 Questions = dict[int | str, Record]  # all answers of an arm, a question's in one record
-Parts = dict[int | str, dict[str, tuple[float, float]]]  # question -> rate -> what is divided
 Part = Callable[[Record], float]  # numerator or denominator of a rate
 EXACT = "exact"
 GRAM = 4
@@ -121,6 +120,10 @@ class Metric:
     of: str = ""
     over: str = ""
     minus: str = ""
+
+    @property
+    def timed(self) -> bool:
+        return seconds in (self.numerator, self.denominator)
 
 
 # fmt: off
@@ -255,7 +258,6 @@ def summarize(records: Mapping[str, Sequence[Record]], *, timed: bool = True) ->
         BadInput: there is no arm, or no question that all arms have answered.
     """
     kept = shared_questions(records)
-    parts = {arm: question_parts(found, timed=timed) for arm, found in kept.items()}
     rows = []
     for arm, found in kept.items():
         parsed = parse_arm(arm)
@@ -265,8 +267,8 @@ def summarize(records: Mapping[str, Sequence[Record]], *, timed: bool = True) ->
         others = {"": arm, EXACT: exact_beside(arm, list(kept))}
         for key, metric in METRICS.items():
             baseline = metric.over or metric.minus
-            other = parts.get(others.get(baseline, baseline), {})
-            row[key] = _measure(key, parts[arm], other)
+            other = kept.get(others.get(baseline, baseline), {})
+            row[key] = _measure(key, found, other, timed=timed)
         row["ceiling"]["value"] = _ceiling_of(row)
         rows.append(row)
     return rows
@@ -322,17 +324,14 @@ def shared_questions(records: Mapping[str, Sequence[Record]]) -> dict[str, Quest
     }
 
 
-def question_parts(found: Questions, *, timed: bool = True) -> Parts:
-    """Numerator and denominator of every rate, question by question; NaN where there is none."""
-    unknown = (lambda record: math.nan,) * 2
-    rates = {key: (metric.numerator, metric.denominator) for key, metric in METRICS.items()}
-    for key, parts in rates.items():
-        if None in parts or (seconds in parts and not timed):
-            rates[key] = unknown
-    return {
-        q: {key: (part(record), whole(record)) for key, (part, whole) in rates.items()}
-        for q, record in found.items()
-    }
+def rate_parts(
+    key: str, records: Iterable[Record], *, timed: bool = True
+) -> list[tuple[float, float]]:
+    """Numerator and denominator of a rate, or of the one that is compared; NaN without them."""
+    rate = METRICS[METRICS[key].of or key]
+    if rate.numerator is None or (rate.timed and not timed):
+        return [(math.nan, math.nan) for _ in records]
+    return [(rate.numerator(record), rate.denominator(record)) for record in records]
 
 
 def exact_beside(arm: str, arms: Sequence[str]) -> str:
@@ -343,11 +342,12 @@ def exact_beside(arm: str, arms: Sequence[str]) -> str:
     return beside[0] if beside else ""
 
 
-def _measure(key: str, mine: Parts, theirs: Parts) -> Interval:
+def _measure(key: str, mine: Questions, theirs: Questions, *, timed: bool) -> Interval:
     """A metric over the questions that both sides have; a rate's other side is itself."""
-    metric = METRICS[key]
-    shared = [(mine[q], theirs[q]) for q in mine if q in theirs]
-    mine_Q2, theirs_Q2 = ([pair[i][metric.of or key] for pair in shared] for i in (0, 1))
+    metric, shared = METRICS[key], [q for q in mine if q in theirs]
+    mine_Q2, theirs_Q2 = (
+        rate_parts(key, [side[q] for q in shared], timed=timed) for side in (mine, theirs)
+    )
     if metric.over:
         return stats.paired_ratio(mine_Q2, theirs_Q2)
     if not metric.minus:

@@ -16,7 +16,7 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader
 
 from eagle_fsd.config import BadInput
-from eagle_fsd.evaluation.curve_plot import INK, plot_curves
+from eagle_fsd.evaluation.curves import INK, plot_curves
 from eagle_fsd.evaluation.metrics import METRICS
 from eagle_fsd.evaluation.report.page_answers import pack_answers
 from eagle_fsd.evaluation.report.read_runs import RunData
