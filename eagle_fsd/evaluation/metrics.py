@@ -269,7 +269,10 @@ def summarize(records: Mapping[str, Sequence[Record]], *, timed: bool = True) ->
             baseline = metric.over or metric.minus
             other = kept.get(others.get(baseline, baseline), {})
             row[key] = _measure(key, found, other, timed=timed)
-        row["ceiling"]["value"] = _ceiling_of(row)
+        keys = ("fuzzy_share", "tokens_per_round", "tokens_per_round_vs_exact")
+        share, tau, gain = (row[key]["value"] for key in keys)
+        if None not in (share, gain):
+            row["ceiling"]["value"] = ceiling(share, tau / gain)
         rows.append(row)
     return rows
 
@@ -357,19 +360,12 @@ def _measure(key: str, mine: Questions, theirs: Questions, *, timed: bool) -> In
     return stats.paired_difference([a for a, _ in rates], [c for _, c in rates])
 
 
-def _ceiling_of(row: dict) -> float | None:
-    """What drafting could at most have gained over exact; None without exact or a bound."""
-    keys = ("fuzzy_share", "tokens_per_round", "tokens_per_round_vs_exact")
-    share, tau, gain = (row[key]["value"] for key in keys)
-    top = math.inf if None in (share, gain) else ceiling(share, tau / gain)
-    return top if math.isfinite(top) else None
-
-
-def ceiling(fuzzy_share: float, exact_tokens_per_round: float) -> float:
-    """Most that tokens_per_round can gain over exact at this fuzzy share: 1 / (1 - f tau).
+def ceiling(fuzzy_share: float, exact_tokens_per_round: float) -> float | None:
+    """Most that tokens_per_round can gain over exact at this fuzzy share: 1 / (1 - f tau); None is
+    without bound.
 
     A fuzzy token replaces the token that would have ended the round. The bound holds while a run
     after a fuzzy token is on average no longer than a fresh one; repetitive text breaks it.
     """
     left = 1 - fuzzy_share * exact_tokens_per_round
-    return 1 / left if left > 0 else math.inf
+    return 1 / left if left > 0 else None

@@ -1,10 +1,9 @@
 """From records to rows and tables: tokens per round, accuracy by level, rules with T."""
 
-import math
 from collections.abc import Sequence
 
 from eagle_fsd.evaluation.metrics import ceiling
-from eagle_fsd.evaluation.stats import paired_ratio
+from eagle_fsd.evaluation.stats import rate_interval
 from eagle_fsd.evaluation.tables import Column, markdown_table
 
 
@@ -35,7 +34,7 @@ def tree_row(records: Sequence[dict], name: str) -> dict:
         "tree": name,
         "questions": len(rows),
         "rounds": rounds,
-        "tokens_per_round": _interval(rows) if rounds else None,
+        "tokens_per_round": rate_interval([_emitted([row]) for row in rows]) if rounds else None,
         "all_positions": _anywhere(rows),
         "true_features": None,
         "true_features_all_positions": None,
@@ -66,13 +65,12 @@ def _rule_row(rows: Sequence[dict], arm: str, exact: float) -> dict:
         sum(part[key] for part in parts) for key in ("rounds", "emitted", "fuzzy")
     )
     share = fuzzy / emitted
-    top = ceiling(share, exact)
     return {
         "arm": arm,
         "fuzzy_rounds": fuzzy / rounds,
         "tokens_per_walk": emitted / rounds,
         "fuzzy_share": share,
-        "ceiling": top if math.isfinite(top) else None,
+        "ceiling": ceiling(share, exact),
     }
 
 
@@ -84,17 +82,6 @@ def _emitted(rows: Sequence[dict]) -> tuple[int, int]:
 def _anywhere(rows: Sequence[dict]) -> float | None:
     positions = sum(row["positions"] for row in rows)
     return sum(row["accepted_anywhere"] for row in rows) / positions + 1 if positions else None
-
-
-def _interval(rows: Sequence[dict]) -> dict:
-    """A rate with its interval: the ratio to a baseline of one token a round."""
-    totals = [_emitted([row]) for row in rows]
-    ones = [(rounds, rounds) for _, rounds in totals]
-    return {key: _plain(value) for key, value in paired_ratio(totals, ones).items()}
-
-
-def _plain(value: float | None) -> float | None:
-    return None if value is None or not math.isfinite(value) else float(value)
 
 
 # --- tables -------------------------------------------------------------------------------------
