@@ -122,22 +122,13 @@ def with_layer(config: dict, **changes) -> dict:
 
 
 def save(
-    folder: Path, config: dict | str, tensors: dict[str, torch.Tensor], kind: str = "safetensors"
+    folder: Path, config: dict, tensors: dict[str, torch.Tensor], kind: str = "safetensors"
 ) -> Path:
-    """A head as "safetensors" or "bin", or as either one "sharded"."""
+    """A head with its weights as "safetensors" or "bin"."""
     folder.mkdir(exist_ok=True)
-    (folder / "config.json").write_text(config if isinstance(config, str) else json.dumps(config))
-    suffix, _, sharded = kind.partition(" ")
-    name = {"safetensors": "model.safetensors", "bin": "pytorch_model.bin"}[suffix]
-    write = save_file if suffix == "safetensors" else torch.save
-    if not sharded:
-        write(tensors, folder / name)
-        return folder
-    shard_of = {
-        key: name.replace(".", f"-{1 + i % 2:05}-of-00002.") for i, key in enumerate(tensors)
-    }
-    for shard in set(shard_of.values()):
-        write({key: tensors[key] for key in tensors if shard_of[key] == shard}, folder / shard)
-    index = {"metadata": {"total_size": 1}, "weight_map": shard_of}
-    (folder / f"{name}.index.json").write_text(json.dumps(index))
+    (folder / "config.json").write_text(json.dumps(config))
+    if kind == "bin":
+        torch.save(tensors, folder / "pytorch_model.bin")
+    else:
+        save_file(tensors, folder / "model.safetensors")
     return folder

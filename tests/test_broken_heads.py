@@ -66,9 +66,9 @@ EAGLE3_WEIGHTS = {
     "EAGLE-3.1 keys": ({"fc_norm.0.weight": torch.ones(D)}, '"fc_norm.0.weight"'),
     "d2t beyond the vocabulary": (
         {"d2t": eagle3_tensors()["d2t"] + 1},
-        "d2t leads to [2, 3, 6, 8, 9, 14, 21, 22, 31, 40, 41], not to ascending tokens of 0..40",
+        "d2t leads to 2..41, not to ascending tokens of 0..40",
     ),
-    "d2t out of order": ({"d2t": torch.arange(0, -2 * R, -2) + 20}, "d2t leads to [20, 19, 18"),
+    "d2t out of order": ({"d2t": torch.arange(0, -2 * R, -2) + 20}, "d2t leads to 10..20"),
     "d2t of fractions": (
         {"d2t": eagle3_tensors()["d2t"].float()},
         "d2t has dtype torch.float32",
@@ -152,7 +152,7 @@ def test_absent_heads_are_named(tmp_path):
         load_head(tmp_path / "nowhere", TargetShape())
     assert "config.json is no draft head's config (FileNotFoundError" in refusal(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps(SIZES))
-    assert "has no weights: expected model.safetensors or pytorch_model.bin" in refusal(tmp_path)
+    assert "model.safetensors: absent" in refusal(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -168,8 +168,6 @@ def test_absent_heads_are_named(tmp_path):
         ("pytorch_model.bin", {7: torch.zeros(2)}),
         ("pytorch_model.bin", {"fc.weight": 1.0}),
         ("pytorch_model.bin", [torch.zeros(2)]),
-        ("model.safetensors.index.json", b"{"),
-        ("model.safetensors.index.json", b'{"weight_map": {"fc.bias": "a.safetensors"}}'),
     ],
 )
 def test_files_that_cannot_be_read_are_named(tmp_path, name, content):
@@ -180,7 +178,7 @@ def test_files_that_cannot_be_read_are_named(tmp_path, name, content):
     else:
         torch.save(content, tmp_path / name)
     said = refusal(tmp_path)
-    assert said.startswith("cannot read") and (name in said or "a.safetensors" in said)
+    assert said.startswith("cannot read") and name in said
 
 
 class Touch:

@@ -1,7 +1,7 @@
 """Draft heads as folders with config.json and weights, in any layout (layouts.py).
 
-Published heads come from a folder or a hub id: model.safetensors or pytorch_model.bin, single or
-sharded. Pickles are read with weights_only=True, and nothing else of them is ever run.
+Published heads come from a folder or a hub id, their weights in one file, model.safetensors or
+pytorch_model.bin. Pickles are read with weights_only=True, and nothing else of them is ever run.
 """
 
 import json
@@ -86,8 +86,9 @@ def read_head(
         faults.append(" ".join(str(error).split()))
     token_R, V = head.draft_token_R, config.vocab_size
     if not faults and token_R is not None:
-        if token_R[0] < 0 or token_R[-1] >= V or (token_R.diff() <= 0).any():
-            faults = [f"d2t leads to {token_R.tolist()}, not to ascending tokens of 0..{V - 1}"]
+        first, last = token_R.min().item(), token_R.max().item()
+        if first < 0 or last >= V or (token_R.diff() <= 0).any():
+            faults = [f"d2t leads to {first}..{last}, not to ascending tokens of 0..{V - 1}"]
     if faults:
         raise BadInput(f"the draft head in {folder} does not fit: {'; '.join(faults)}")
     return head, [f"layout: {layout}", *notes]
@@ -136,21 +137,10 @@ def _faults(key: str, tensor: torch.Tensor) -> list[str]:
 
 def _read_weights(folder: Path) -> dict[str, torch.Tensor]:
     """Every tensor of a head under the file's own keys; BadInput names what is broken."""
-    for name in (WEIGHTS_NAME, "pytorch_model.bin"):
-        index = folder / f"{name}.index.json"
-        if (folder / name).is_file():
-            return _read_file(folder / name)
-        if index.is_file():
-            shards = sorted(set(_read_file(index).get("weight_map", {}).values()))
-            return {k: v for shard in shards for k, v in _read_file(folder / shard).items()}
-    raise BadInput(f"{folder} has no weights: expected {WEIGHTS_NAME} or pytorch_model.bin")
-
-
-def _read_file(path: Path) -> dict:
+    safe, pickled = folder / WEIGHTS_NAME, folder / "pytorch_model.bin"
+    path = pickled if pickled.is_file() and not safe.is_file() else safe
     try:
-        if path.suffix == ".json":
-            return dict(json.loads(path.read_text()))
-        if path.suffix == ".safetensors":
+        if path is safe:
             return load_file(path)
         # a pickle from outside may run code; weights_only reads tensors and nothing else
         tensors = torch.load(path, map_location="cpu", weights_only=True)
