@@ -34,33 +34,18 @@ def inputs(target, head):
     return tuple(torch.randn(B, T, width, generator=generator) for width in (F, D))
 
 
-@pytest.mark.parametrize("steps", [1, 2, 4, 7])
-def test_equals_one_root_at_a_time(head, inputs, steps):
-    """Entry [s-1, :, root+s-1] is the s-th level below `root`, wherever a root exists."""
-    with torch.no_grad():
-        hidden_SBTD = unroll(head, *inputs, steps=steps)
+@torch.no_grad()
+def test_equals_one_root_at_a_time(head, inputs):
+    """Entry [s-1, :, root+s-1] is the s-th level below `root`, wherever a root exists; so nothing
+    depends on later text, and right padding needs no mask."""
+    steps = 7
+    hidden_SBTD = unroll(head, *inputs, steps=steps)
     assert hidden_SBTD.shape == (steps, B, T, inputs[1].shape[-1])
     for root in range(T):
-        levels = min(steps, T - root)
-        with torch.no_grad():
-            wanted_SBD = slow_unroll(head, *inputs, root, levels)
-        for s in range(levels):
-            torch.testing.assert_close(
-                hidden_SBTD[s, :, root + s], wanted_SBD[s], atol=2e-5, rtol=1e-5
-            )
-
-
-def test_later_text_changes_nothing_before(head, inputs):
-    """Right padding needs no mask: entries depend on positions up to their own only."""
-    cut = 6
-    changed = [t.clone() for t in inputs]
-    for t in changed:
-        t[:, cut:] = 9.0
-    with torch.no_grad():
-        before = unroll(head, *inputs, steps=4)
-        after = unroll(head, *changed, steps=4)
-    torch.testing.assert_close(before[:, :, :cut], after[:, :, :cut], atol=1e-5, rtol=1e-5)
-    assert (before[:, :, cut] - after[:, :, cut]).abs().max() > 1e-2
+        levels = range(min(steps, T - root))
+        wanted_SBD = slow_unroll(head, *inputs, root, len(levels))
+        got_SBD = torch.stack([hidden_SBTD[s, :, root + s] for s in levels])
+        torch.testing.assert_close(got_SBD, wanted_SBD, atol=2e-5, rtol=1e-5)
 
 
 def test_gradient_flows_through_all_steps(head, inputs):
@@ -85,8 +70,7 @@ def used(head) -> list[tuple[str, torch.nn.Parameter]]:
 
 
 @pytest.mark.parametrize("kind", ["eagle", "eagle3", "eagle3 norm first"])
-@pytest.mark.parametrize("family", ["llama", "gemma3"])
-@pytest.mark.parametrize("length", [2, 9])
+@pytest.mark.parametrize(("family", "length"), [("llama", 2), ("gemma3", 9)])
 def test_equals_what_the_drafter_drafts(kind, family, length):
     """A drafted chain, taken as text: level s of its root has the draft's logits, round by round.
 

@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from eagle_fsd.config import BadInput
 from eagle_fsd.heads.head_config import HeadConfig
 from eagle_fsd.heads.models import DraftHead, build_head
 from eagle_fsd.heads.vocabulary import (
@@ -43,13 +42,6 @@ def test_the_most_frequent_tokens_of_answers(among, size, wanted):
     for data in (DIALOGUES, DIALOGUES[::-1]):
         token_R = frequent_tokens(answer_counts(data), size, torch.tensor(among))
         assert token_R.dtype == torch.int64 and token_R.tolist() == wanted
-
-
-@pytest.mark.parametrize("size, count", [(0, 13), (-1, 13), (14, 13), (6, 5)])
-def test_an_impossible_size_is_told(size, count):
-    """With the number of tokens that may be taken."""
-    with pytest.raises(BadInput, match=f"{size} must be 1 to {count}"):
-        frequent_tokens(COUNTS, size, torch.arange(count))
 
 
 def test_coverage():

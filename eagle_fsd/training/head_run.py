@@ -57,11 +57,11 @@ def train_head(options: TrainOptions) -> dict | None:
             f"--batches_per_step {options.batches_per_step} cannot be shared by {processes.count} "
             "processes: give a multiple"
         )
-    told = hashlib.sha256(repr(dialogues).encode()).hexdigest()  # data may change under its name
+    digest = hashlib.sha256(repr(dialogues).encode()).hexdigest()  # data may change in its file
     run = Run(
         options.output,
-        asdict(options) | {"dialogues": told[:16], "device": str(accelerator.device)},
-        free=("save_minutes", "device"),
+        asdict(options) | {"dialogues": digest[:16], "device": str(accelerator.device)},
+        free=("output", "data", "save_minutes", "device"),
         key=itemgetter("step"),
         processes=processes,
     )
