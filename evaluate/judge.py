@@ -69,11 +69,12 @@ def run_judge(options: JudgeOptions) -> None:
     verdicts = Run(folder / "verdicts", {}, key=lambda record: record["digest"])
     name = verdicts_name(mode, baseline)
     given = verdicts.records[name]  # by digest
-    settled = {
-        digest
-        for digest, record in given.items()
-        if record["verdict"] is not None or not options.retry_unparsed
-    }
+    unasked = [
+        request
+        for request in wanted
+        if request.digest not in given
+        or (options.retry_unparsed and given[request.digest]["verdict"] is None)
+    ]
 
     def progress() -> str:
         replies = [given[r.digest]["verdict"] for r in wanted if r.digest in given]
@@ -82,7 +83,6 @@ def run_judge(options: JudgeOptions) -> None:
         told = f"; {silent} replies held no verdict, --retry_unparsed asks them again"
         return text + (told if silent else "")
 
-    unasked = [request for request in wanted if request.digest not in settled]
     if unasked:
         try:
             endpoint = JudgeEndpoint(

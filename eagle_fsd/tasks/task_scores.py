@@ -60,18 +60,18 @@ def score_records(
         BadInput: a record answers a question that is not among `questions`.
     """
     by_id = {question.question_id: question for question in questions}
-    strange = [r["question_id"] for rows in records.values() for r in rows]
-    strange = [question_id for question_id in strange if question_id not in by_id]
+    strange = {row["question_id"] for rows in records.values() for row in rows} - by_id.keys()
     if strange:
         raise BadInput(
-            f"{folder} holds answers to {len(strange)} questions that the task does not have, such "
-            f"as {strange[0]!r}: give the --task that was answered"
+            f"{folder} holds answers to questions that the task does not have, such as "
+            f"{strange.pop()!r}: give the --task that was answered"
         )
     target = Path(folder) / "scores"
     target.mkdir(parents=True, exist_ok=True)
-    scores: dict[str, list[dict]] = {arm: [] for arm in records}
+    scores: dict[str, list[dict]] = {}
     with tqdm(total=sum(map(len, records.values())), unit="answer", desc="scores") as bar:
         for arm, rows in records.items():
+            scores[arm] = []
             for row in rows:
                 given = score(row["turns"][0]["text"], by_id[row["question_id"]])
                 place = {"question_id": row["question_id"], "choice": row.get("choice", 0)}
