@@ -64,7 +64,7 @@ class Policy:
             raise BadInput(f"record must be lean or full, got {self.record!r}")
         if self.guards and self.rule.law is not None:
             raise BadInput("guards do not reach tokens that a rule's `law` draws: leave them out")
-        narrowing = any(guard.narrows for guard in self.guards)
+        narrowing = any(guard.allows for guard in self.guards)
         if narrowing and self.rule.whole_tree and self.sampling.temperature > 0:
             raise BadInput(
                 "guards that leave out drafts (cap, floor) go with rule path at temperature 0 "
@@ -74,8 +74,7 @@ class Policy:
     def check(self, drafter: Drafter) -> None:
         """Refuse, by a BadInput, what has no meaning with the sampling or the drafter."""
         token_R = getattr(drafter, "draft_token_R", None)
-        size = None if token_R is None else token_R.shape[0]
-        self.rule.check(self.sampling, size)
+        self.rule.check(self.sampling, None if token_R is None else len(token_R))
 
     def start(self) -> list[State]:
         """What rule and guards know before an answer's first round."""
@@ -121,40 +120,44 @@ def accept(
         columns=columns,
         ahead=rule.ahead,
         law=rule.law,
-        allows=[guard.allows for guard in guards if guard.narrows],
+        allows=[guard.allows for guard in guards if guard.allows],
         stop_token_ids=stop_token_ids,
         answer=answer,
     )
-    state, *others = policy.start() if states is None else states
-    path, state = rule.choose(verified, state)
-    kept = []
-    for guard, known in zip(guards, others, strict=True):
-        path, known = guard.cut(verified, path, known)
-        kept.append(known)
-    return _acceptance(verified, path, policy, judged), [state, *kept]
+    states = policy.start() if states is None else list(states)
+    path, states[0] = rule.choose(verified, states[0])
+    for number, guard in enumerate(guards, start=1):
+        if guard.cut:
+            path, states[number] = guard.cut(verified, path, states[number])
+    return _acceptance(verified, path, policy, judged), states
 
 
 def _acceptance(
     verified: VerifiedTree, path: list[int], policy: Policy, judged: str | None
 ) -> Acceptance:
-    tokens, fuzzy, divergence, tv, regret = [], [], [], [], []
-    judges = policy.record == "lean" and policy.rule.divergence_column  # TV would ask for all of D
+    got = Acceptance(path, [], [], [], [], [])
     for v, child in zip(path, [*path[1:], None], strict=True):
         token = verified.drawn(v) if child is None else verified.tokens[child]
-        tokens.append(token)
-        fuzzy.append(token != verified.x(v))
-        regret.append(verified.step_regret(v, child))
-        if policy.rule.law is not None:
-            tv.append(verified.law_tv(v))
-        elif not verified.children[v]:
-            tv.append(0.0)
-        elif verified.greedy and not policy.rule.takes_chances:
-            tv.append(float(fuzzy[-1]))
-        elif judges or any(guard.cuts for guard in policy.guards):
-            tv.append(math.nan)
-        else:
-            tv.append(policy.rule.tv(verified, v))
+        fuzzy = token != verified.x(v)
+        got.tokens.append(token)
+        got.fuzzy.append(fuzzy)
+        got.regret.append(verified.step_regret(v, child))
+        got.tv.append(_tv(verified, v, policy, fuzzy))
         if policy.record == "full" and verified.children[v]:
             verified.at(judged, v)
-        divergence.append(verified.known(judged, v))
-    return Acceptance(path, tokens, fuzzy, divergence, tv, regret)
+        got.divergence.append(verified.known(judged, v))
+    return got
+
+
+def _tv(verified: VerifiedTree, v: int, policy: Policy, fuzzy: bool) -> float:
+    rule = policy.rule
+    if rule.law is not None:
+        return verified.law_tv(v)
+    if not verified.children[v]:
+        return 0.0
+    if verified.greedy and not rule.takes_chances:
+        return float(fuzzy)
+    would_judge = policy.record == "lean" and rule.divergence_column
+    if would_judge or any(guard.cut for guard in policy.guards):
+        return math.nan
+    return rule.tv(verified, v)

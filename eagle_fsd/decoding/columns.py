@@ -8,7 +8,6 @@ how many rows there are: one as a walk asks on a CPU, all at once on an accelera
     log_prob       its logarithm
     raw_prob       the target's probability without any filter
     regret         log P(argmax) - log P(token), raw, nats: what a step costs beside the best one
-    rank           tokens that the target finds more probable
     supported      1 where explicitly set top-k and top-p leave the token, else 0
     draft_logit    the draft's raw logit; Q is its softmax
     draft_prob     Q
@@ -17,7 +16,7 @@ how many rows there are: one as a walk asks on a CPU, all at once on an accelera
 
 A new column is a new entry in COLUMNS.
 
-Axes: M rows, V vocabulary, R draft vocabulary, C tokens asked about.
+Axes: N nodes, M of them, V vocabulary, R draft vocabulary, C tokens asked about.
 """
 
 import math
@@ -28,34 +27,55 @@ from functools import cached_property, partial
 import torch
 
 from eagle_fsd.config import SamplingConfig
-from eagle_fsd.decoding.divergence import DIVERGENCES, divergence_over
+from eagle_fsd.decoding.divergence import DIVERGENCES, divergence
 from eagle_fsd.decoding.sampling import filter_logits, next_token_probs
+from eagle_fsd.decoding.tree import DraftTree
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Rows of a tree, and the tokens asked about after each.
+    """Nodes of a verified tree, and the tokens asked about after each.
 
     Attributes:
-        target_MV: the target's raw logits, float32.
-        draft_ER: the draft's raw logits at expanded nodes; E is 0 for a drafter without any.
-        draft_row_M: which of them is each row's; -1: none.
-        draft_token_R: the target's ids of a reduced draft vocabulary; None: R is V.
-        token_MC: token ids.
+        tree: has the draft's logits.
+        target_logits_NV: the target's raw logits.
+        node_M: the nodes.
+        token_C: ids of the tokens asked about, the same after every node.
         sampling: how P comes from the target's logits.
     """
 
-    target_MV: torch.Tensor
-    draft_ER: torch.Tensor
-    draft_row_M: torch.Tensor
-    draft_token_R: torch.Tensor | None
-    token_MC: torch.Tensor
+    tree: DraftTree
+    target_logits_NV: torch.Tensor
+    node_M: torch.Tensor | slice
+    token_C: torch.Tensor
     sampling: SamplingConfig
+
+    @cached_property
+    def target_MV(self) -> torch.Tensor:
+        """The target's raw logits, float32."""
+        return self.target_logits_NV[self.node_M].float()
+
+    @cached_property
+    def argmax_M(self) -> torch.Tensor:
+        return self.target_MV.argmax(-1)
+
+    @cached_property
+    def best_M1(self) -> torch.Tensor:
+        """The largest raw logit."""
+        return self.target_MV.amax(-1, keepdim=True)
+
+    @cached_property
+    def filtered_MV(self) -> torch.Tensor:
+        """The target's logits after the sampling filters; at temperature 0 as at 1."""
+        warm = replace(self.sampling, temperature=self.sampling.temperature or 1.0)
+        return filter_logits(self.target_MV, warm)
 
     @cached_property
     def prob_MV(self) -> torch.Tensor:
         """P, float32."""
-        return next_token_probs(self.target_MV, self.sampling)
+        if self.sampling.temperature == 0:
+            return next_token_probs(self.target_MV, self.sampling)
+        return torch.softmax(self.filtered_MV, dim=-1)
 
     @cached_property
     def raw_logp_MV(self) -> torch.Tensor:
@@ -65,35 +85,35 @@ class Rows:
     @cached_property
     def draft_MR(self) -> torch.Tensor:
         """The draft's raw logits; NaN where it has none."""
-        if self.draft_ER.shape[0] == 0:
-            width = self.draft_ER.shape[1] or self.target_MV.shape[1]
+        draft_ER, row_M = self.tree.draft_logits_ER, self.tree.draft_row_N[self.node_M]
+        if draft_ER.shape[0] == 0:
+            width = draft_ER.shape[1] or self.target_MV.shape[1]
             return self.target_MV.new_full((self.target_MV.shape[0], width), math.nan)
-        draft_MR = self.draft_ER[self.draft_row_M.clamp_min(0)]
-        return torch.where(self.draft_row_M[:, None] < 0, math.nan, draft_MR)
+        return torch.where(row_M[:, None] < 0, math.nan, draft_ER[row_M.clamp_min(0)])
 
     @cached_property
     def draft_distribution_MV(self) -> torch.Tensor:
         """The draft's distribution after the filters that make P, over the whole vocabulary; NaN
         where it has none."""
         prob_MV = next_token_probs(self.draft_MR, self.sampling)
-        if self.draft_token_R is not None:
+        if self.tree.draft_token_R is not None:
             full_MV = torch.zeros_like(self.target_MV)
-            prob_MV = full_MV.index_copy_(1, self.draft_token_R, prob_MV)
+            prob_MV = full_MV.index_copy_(1, self.tree.draft_token_R, prob_MV)
         return prob_MV.masked_fill(self.draft_MR[:, :1].isnan(), math.nan)
 
     def of_tokens(self, value_MV: torch.Tensor) -> torch.Tensor:
         """A table's values at the tokens asked about, float32 [M, C]."""
-        return value_MV.gather(1, self.token_MC).float()
+        return value_MV.index_select(1, self.token_C).float()
 
     def of_draft_tokens(self, value_MR: torch.Tensor, outside: float) -> torch.Tensor:
         """The same for a table over the draft vocabulary; `outside` for tokens that are not in it,
         as text that was looked up may have. NaN where the draft has no row."""
-        if self.draft_token_R is None:
+        token_R = self.tree.draft_token_R
+        if token_R is None:
             return self.of_tokens(value_MR)
-        column_MC = torch.searchsorted(self.draft_token_R, self.token_MC.contiguous())
-        column_MC = column_MC.clamp_max(self.draft_token_R.shape[0] - 1)
-        value_MC = value_MR.gather(1, column_MC).float()
-        known_MC = (self.draft_token_R[column_MC] == self.token_MC) | value_MC.isnan()
+        column_C = torch.searchsorted(token_R, self.token_C).clamp_max(token_R.shape[0] - 1)
+        value_MC = value_MR.index_select(1, column_C).float()
+        known_MC = (token_R[column_C] == self.token_C) | value_MC.isnan()
         return value_MC.masked_fill(~known_MC, outside)
 
 
@@ -101,6 +121,8 @@ Column = Callable[[Rows], torch.Tensor]
 
 
 def prob(rows: Rows) -> torch.Tensor:
+    if rows.sampling.temperature == 0:
+        return (rows.token_C == rows.argmax_M[:, None]).float()
     return rows.of_tokens(rows.prob_MV)
 
 
@@ -108,8 +130,7 @@ def log_prob(rows: Rows) -> torch.Tensor:
     """Exact where P itself is too small for a float32."""
     if rows.sampling.temperature == 0:
         return prob(rows).log()
-    logits_MV = filter_logits(rows.target_MV, rows.sampling)
-    return rows.of_tokens(torch.log_softmax(logits_MV, dim=-1))
+    return rows.of_tokens(torch.log_softmax(rows.filtered_MV, dim=-1))
 
 
 def raw_prob(rows: Rows) -> torch.Tensor:
@@ -118,20 +139,12 @@ def raw_prob(rows: Rows) -> torch.Tensor:
 
 def regret(rows: Rows) -> torch.Tensor:
     """A difference of two logits: no softmax."""
-    best_M1 = rows.target_MV.amax(-1, keepdim=True)
-    return best_M1 - rows.of_tokens(rows.target_MV)
-
-
-def rank(rows: Rows) -> torch.Tensor:
-    ascending_MV = rows.target_MV.sort(dim=-1).values
-    at_most_MC = torch.searchsorted(ascending_MV, rows.of_tokens(rows.target_MV), right=True)
-    return (rows.target_MV.shape[-1] - at_most_MC).float()
+    return rows.best_M1 - rows.of_tokens(rows.target_MV)
 
 
 def supported(rows: Rows) -> torch.Tensor:
     """Temperature alone removes nothing; at 0 the filters are taken of the raw row."""
-    warm = replace(rows.sampling, temperature=rows.sampling.temperature or 1.0)
-    return (rows.of_tokens(filter_logits(rows.target_MV, warm)) > -math.inf).float()
+    return (rows.of_tokens(rows.filtered_MV) > -math.inf).float()
 
 
 def draft_logit(rows: Rows) -> torch.Tensor:
@@ -150,13 +163,12 @@ def entropy(rows: Rows) -> torch.Tensor:
     return -torch.xlogy(rows.raw_logp_MV.exp(), rows.raw_logp_MV.exp()).sum(-1)
 
 
-def divergence(rows: Rows, *, name: str, processed: bool) -> torch.Tensor:
+def judged(rows: Rows, *, name: str, processed: bool) -> torch.Tensor:
     """D of the two rows (divergence.py), NaN where the draft has none."""
     target_MV, draft_MR = rows.target_MV, rows.draft_MR
     if processed:
-        target_MV = filter_logits(target_MV, rows.sampling)
-        draft_MR = filter_logits(draft_MR, rows.sampling)
-    return divergence_over(name, target_MV, draft_MR, rows.draft_token_R)
+        target_MV, draft_MR = rows.filtered_MV, filter_logits(draft_MR, rows.sampling)
+    return divergence(name, target_MV, draft_MR, rows.tree.draft_token_R)
 
 
 def divergence_column(name: str, logits: str) -> str:
@@ -169,16 +181,13 @@ COLUMNS: dict[str, Column] = {
     "log_prob": log_prob,
     "raw_prob": raw_prob,
     "regret": regret,
-    "rank": rank,
     "supported": supported,
     "draft_logit": draft_logit,
     "draft_prob": draft_prob,
     "top1": top1,
     "entropy": entropy,
     **{
-        divergence_column(name, logits): partial(
-            divergence, name=name, processed=logits == "processed"
-        )
+        divergence_column(name, logits): partial(judged, name=name, processed=logits == "processed")
         for name in DIVERGENCES
         for logits in ("raw", "processed")
     },

@@ -1,20 +1,18 @@
 """Divergences between the target's and the draft's next-token distributions.
 
-Every divergence takes logits (target first), takes the softmax itself, and returns a float32 value
-in nats, clamped at 0. Logits of -inf are zero probabilities: 0 log 0 = 0, and a term with mass
-where the other side has none is infinite. NaN stays NaN, and never passes a threshold.
+A value is float32, in nats, clamped at 0. Logits of -inf are zero probabilities: 0 log 0 = 0, and a
+term with mass where the other side has none is infinite. NaN stays NaN, and never passes a
+threshold. The names say the direction:
+kl_target_draft = KL(target || draft) = sum target log(target/draft).
 
-The names say the direction: kl_target_draft = KL(target || draft) = sum target log(target/draft).
-
-A drafter with a reduced vocabulary gives its rows over that vocabulary only (`divergence_over`):
-its probability elsewhere is 0, and the target's mass there counts, as one sum.
+A drafter with a reduced vocabulary gives its rows over that vocabulary only: its probability
+elsewhere is 0, and the target's mass there counts, as one sum.
 
 Axes: ... any leading axes, V vocabulary, R draft vocabulary.
 """
 
 import math
 from collections.abc import Callable
-from functools import partial
 
 import torch
 
@@ -76,8 +74,7 @@ def _infinite(outside: torch.Tensor) -> torch.Tensor:
     return torch.where(outside > 0, math.inf, outside * 0)
 
 
-Form = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
-FORMS: dict[str, Form] = {
+DIVERGENCES: dict[str, Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "kl_target_draft": kl_target_draft,
     "kl_draft_target": kl_draft_target,
     "js": js,
@@ -98,7 +95,7 @@ ALIASES = {
 # --- over logits --------------------------------------------------------------------------------
 
 
-def divergence_over(
+def divergence(
     name: str,
     target_logits_V: torch.Tensor,
     draft_logits_R: torch.Tensor,
@@ -107,7 +104,7 @@ def divergence_over(
     """A divergence of two rows of logits, float32 [...].
 
     Args:
-        name: a key of FORMS.
+        name: a key of DIVERGENCES.
         target_logits_V: [..., V].
         draft_logits_R: [..., R].
         draft_token_R: the target's id of each token of a reduced draft vocabulary; None where R
@@ -116,24 +113,14 @@ def divergence_over(
     target_V = torch.log_softmax(target_logits_V, dim=-1, dtype=torch.float32)
     draft_R = torch.log_softmax(draft_logits_R, dim=-1, dtype=torch.float32)
     if draft_token_R is None:
-        if target_V.shape != draft_R.shape:
-            raise ValueError(
-                f"target logits {tuple(target_V.shape)} and draft logits "
-                f"{tuple(draft_R.shape)} must have one shape"
-            )
-        return FORMS[name](target_V, draft_R, target_V.new_zeros(()))
+        assert target_V.shape == draft_R.shape, (target_V.shape, draft_R.shape)
+        return DIVERGENCES[name](target_V, draft_R, target_V.new_zeros(()))
     target_R = target_V.index_select(-1, draft_token_R)
     if name in INFINITE_OUTSIDE:  # whether there is any mass must be exact
         outside = target_V.exp().index_fill_(-1, draft_token_R, 0.0).sum(-1)
     else:  # how much, to 1e-7
         outside = (1 - target_R.exp().sum(-1)).clamp_min(0)
-    return FORMS[name](target_R, draft_R, outside)
-
-
-# Of two rows of logits over one vocabulary, target first.
-DIVERGENCES: dict[str, Callable[..., torch.Tensor]] = {
-    name: partial(divergence_over, name) for name in FORMS
-}
+    return DIVERGENCES[name](target_R, draft_R, outside)
 
 
 def canonical_name(name: str) -> str:
@@ -144,8 +131,8 @@ def canonical_name(name: str) -> str:
     """
     name = ALIASES.get(name, name)
     if name not in DIVERGENCES:
+        aliases = ", ".join(f"{alias} = {known}" for alias, known in ALIASES.items())
         raise BadInput(
-            f"unknown divergence {name!r}; known: {', '.join(DIVERGENCES)} "
-            f"(aliases: {', '.join(f'{a} = {n}' for a, n in ALIASES.items())})"
+            f"unknown divergence {name!r}; known: {', '.join(DIVERGENCES)} (aliases: {aliases})"
         )
     return name

@@ -36,17 +36,13 @@ class RootDrafter:
 
     max_nodes = 1
 
-    def __init__(self):
-        self._root: torch.Tensor | None = None
-
     def reset(self, capacity: int) -> None:
-        self._root = None
+        """Nothing is kept."""
 
     def observe(self, features_TF: torch.Tensor, next_token_T: torch.Tensor) -> None:
         self._root = next_token_T[-1:]
 
     def propose(self) -> DraftTree:
-        device = self._root.device
-        zero_1 = torch.zeros(1, dtype=torch.int64, device=device)
-        nothing = torch.empty(0, 0, device=device)
+        zero_1 = torch.zeros_like(self._root)
+        nothing = torch.empty(0, 0, device=zero_1.device)
         return DraftTree(self._root, zero_1, zero_1 - 1, nothing, max_depth=0)

@@ -17,8 +17,8 @@ from eagle_fsd.decoding.cache import TreeCache
 from eagle_fsd.decoding.masks import LayerMasks
 from eagle_fsd.decoding.tree import DraftTree
 
-# Target's forward over tree nodes, from their tokens [N] and positions [N], which cache rows each
-# sees [N, K], and where those stand [K]; without the last two, by transformers' own masks.
+# Target's forward over tree nodes to logits and features, from their tokens [N] and positions [N],
+# which cache rows each sees [N, K], and where those stand [K]; without these two, all rows.
 NodeForward = Callable[..., tuple[torch.Tensor, torch.Tensor]]
 
 

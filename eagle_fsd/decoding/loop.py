@@ -124,8 +124,7 @@ class Generation:
         Prefill's is never fuzzy, nor are those of who has no rounds (transformers' generate).
         """
         flags = [False, *(flag for r in self.rounds for flag in r.fuzzy)]
-        flags += [False] * (len(self.tokens) - len(flags))
-        return flags[: len(self.tokens)]
+        return [*flags, *[False] * len(self.tokens)][: len(self.tokens)]
 
 
 def check_request(target: Target, prompt: Sequence[int], stop: StopConfig) -> None:

@@ -17,13 +17,11 @@ State = Any  # a rule's own; the loop only keeps it
 class Rule:
     """Decides which path of a verified tree is kept; the drawn token of its last node follows it.
 
-    A decision at a node must not read x below it: that would bias the distribution of the text.
-
     Attributes:
         columns: names in columns.COLUMNS that it asks for.
-        divergence_column: the column that is its D; None for a rule without one.
-        ahead: columns that it asks for at nodes that it may not visit, computed for all parents at
+        ahead: those that it asks for at nodes that it may not visit, computed for all parents at
             once.
+        divergence_column: the column that is its D; None for a rule without one.
         whole_tree: above temperature 0 it draws from one distribution over the whole tree, so that
             no guard may leave out drafts.
         law: None, or a row function that changes the distribution of the emitted token itself:
@@ -34,20 +32,20 @@ class Rule:
     """
 
     columns: ClassVar[tuple[str, ...]] = ()
-    divergence_column: ClassVar[str | None] = None
     ahead: ClassVar[tuple[str, ...]] = ()
+    divergence_column: ClassVar[str | None] = None
     whole_tree: ClassVar[bool] = False
     law: ClassVar[Law | None] = None
     takes_chances: ClassVar[bool] = False
 
+    def __post_init__(self):
+        """Refuse, by a BadInput, fields that have no meaning."""
+
     def check(self, sampling: SamplingConfig, draft_vocab_size: int | None) -> None:
-        """Refuse what has no meaning together.
+        """Refuse, by a BadInput, what has no meaning together.
 
         Args:
             draft_vocab_size: of a drafter with a reduced vocabulary; None: the target's.
-
-        Raises:
-            BadInput: says what, and the remedy.
         """
 
     def start(self) -> State:
@@ -55,16 +53,27 @@ class Rule:
         return None
 
     def choose(self, tree: VerifiedTree, state: State) -> tuple[Path, State]:
-        """The path, and what the rule knows after this round."""
-        raise NotImplementedError
+        """The path, and what the rule knows after this round; here, of a rule without memory."""
+        path, child = [0], self.step(tree, 0)
+        while child is not None:
+            path.append(child)
+            child = self.step(tree, child)
+        return path, state
+
+    def step(self, tree: VerifiedTree, v: int) -> int | None:
+        """The child that is taken at v; None: the drawn token ends the round.
+
+        It must not read x below v: that would bias the distribution of the text.
+        """
+        return tree.hit(v)
 
     def tv(self, tree: VerifiedTree, v: int) -> float:
-        """1/2 sum |emitted distribution - P| at a node of the path that has children.
+        """1/2 sum |emitted distribution - P| at a node of the path with children; NaN: unknown.
 
         Not asked at temperature 0, where TV is whether the one emitted token is x, unless the rule
         takes chances.
         """
-        raise NotImplementedError
+        return float("nan")
 
 
 class Guard:
@@ -72,34 +81,14 @@ class Guard:
 
     Attributes:
         columns: as a rule's.
-        narrows: its `allows` may say no.
-        cuts: its `cut` may end a path early, so that a rule's TV is no longer what is emitted.
+        allows: None, or allows(tree, child): a draft may be taken although x is another token.
+        cut: None, or cut(tree, path, state): the path up to where the guard ends it, and what it
+            knows after this round.
     """
 
     columns: ClassVar[tuple[str, ...]] = ()
-    narrows: ClassVar[bool] = True
-    cuts: ClassVar[bool] = False
+    allows: ClassVar[Callable[[VerifiedTree, int], bool] | None] = None
+    cut: ClassVar[Callable[[VerifiedTree, Path, State], tuple[Path, State]] | None] = None
 
     def start(self) -> State:
         return None
-
-    def allows(self, tree: VerifiedTree, child: int) -> bool:
-        """Whether a draft may be taken although x is another token."""
-        return True
-
-    def cut(self, tree: VerifiedTree, path: Path, state: State) -> tuple[Path, State]:
-        """The path up to where the guard ends it, and what it knows after this round."""
-        return path, state
-
-
-def walk(step: Callable[[int], int | None]) -> Path:
-    """The path of a rule that decides at every node by itself.
-
-    Args:
-        step: from a node to the child that is taken; None ends the round.
-    """
-    path, child = [0], step(0)
-    while child is not None:
-        path.append(child)
-        child = step(child)
-    return path

@@ -32,11 +32,7 @@ def filter_logits(logits_RV: torch.Tensor, sampling: SamplingConfig) -> torch.Te
 def draw(
     logits_RV: torch.Tensor, uniform_R: torch.Tensor, sampling: SamplingConfig
 ) -> torch.Tensor:
-    """x ~ P in every row of raw logits, int64 [R].
-
-    Args:
-        uniform_R: numbers in [0, 1); unused at temperature 0, where x is the argmax.
-    """
+    """x ~ P in every row of raw logits, int64 [R], by numbers in [0, 1)."""
     if sampling.temperature == 0:
         return logits_RV.float().argmax(-1)  # torch's bf16 argmax is four times slower on a CPU
     return inverse_cdf(next_token_probs(logits_RV, sampling), uniform_R)

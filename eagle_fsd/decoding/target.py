@@ -17,7 +17,6 @@ from transformers import GenerationConfig, PreTrainedModel
 
 from eagle_fsd.config import BadInput
 from eagle_fsd.decoding.engine import STOCK, Engine
-from eagle_fsd.decoding.masks import Masks
 from eagle_fsd.decoding.tree import DraftTree
 
 
@@ -27,8 +26,8 @@ class Target:
     Invariant after prefill and after every commit: cache length == committed tokens - 1, since the
     last committed token (the root of the next tree) has not been run yet.
 
-    A Target made by hand is not checked: some families of models verify trees wrongly. load_target
-    calls eagle_fsd.engine.families.check_tree_attention, and so should who is not sure.
+    A Target made by hand is not checked: some families of models verify trees wrongly, see
+    eagle_fsd.engine.families.check_tree_attention.
 
     Args:
         model: a causal language model.
@@ -59,9 +58,7 @@ class Target:
     ):
         self.model = model.eval().requires_grad_(False)
         eos = model.generation_config.eos_token_id
-        self.eos_token_ids: tuple[int, ...] = tuple(
-            [] if eos is None else eos if isinstance(eos, list) else [eos]
-        )
+        self.eos_token_ids = tuple([] if eos is None else eos if isinstance(eos, list) else [eos])
         # `generate` fills what a call leaves open from here: penalties, filters, cache kinds
         model.generation_config = GenerationConfig()
         self.lm_head = model.get_output_embeddings()
@@ -115,16 +112,8 @@ class Target:
 
     @torch.inference_mode()
     def prefill(self, prompt_L: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Run the prompt.
-
-        Args:
-            prompt_L: token ids, int64 [L].
-
-        Returns:
-            logits_V: logits of the token after the prompt, model dtype [V].
-            features_LF: see feature_layers, [L, F].
-        """
-        hidden_LD, features_LF = self._run(prompt_L, mask=None, position_N=None)
+        """Run the prompt; returns the logits of the token after it [V], and features [L, F]."""
+        hidden_LD, features_LF = self._run(prompt_L)
         self._sequence.advance(prompt_L.shape[0])
         return self.logits(hidden_LD[-1:])[0], features_LF
 
@@ -133,27 +122,38 @@ class Target:
         """Run every node of the tree at once, each seeing the prefix and its ancestors only.
 
         Returns:
-            logits_NV: row i is the distribution of the token AFTER node i, model dtype [N, V].
-            features_NF: see feature_layers, [N, F].
+            Logits [N, V], row i of the token AFTER node i, and features [N, F].
         """
-        return self._sequence.verify(tree, self._run_nodes)
 
-    def _run_nodes(
+        def run_nodes(*nodes: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            hidden_ND, features_NF = self._run(*nodes)
+            return self.logits(hidden_ND), features_NF
+
+        return self._sequence.verify(tree, run_nodes)
+
+    def _run(
         self,
         token_N: torch.Tensor,
-        position_N: torch.Tensor,
+        position_N: torch.Tensor | None = None,
         visible_NK: torch.Tensor | None = None,
         key_position_K: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """See engine.NodeForward."""
+        """Hidden states and features of the sequence's next tokens; see engine.NodeForward."""
         mask = None
         if visible_NK is not None:
             mask = self._masks.of(visible_NK, key_position_K, position_N)
-        # Drafts beyond the last position lie beyond the budget and are never emitted; clamped, they
-        # do not run off a table of learned positions.
-        placed_N = position_N.clamp_max(self.max_positions - 1)
-        hidden_ND, features_NF = self._run(token_N, mask, placed_N)
-        return self.logits(hidden_ND), features_NF
+        if position_N is not None:
+            # Drafts beyond the last position lie beyond the budget and are never emitted; clamped,
+            # they do not run off a table of learned positions.
+            position_N = position_N.clamp_max(self.max_positions - 1)[None]
+        hidden_BND, features_BNF = self.hidden_and_features(
+            token_N[None],
+            attention_mask=mask,
+            position_ids=position_N,
+            past_key_values=self._sequence.cache,
+            use_cache=True,
+        )
+        return hidden_BND[0], features_BNF[0]
 
     def commit(self, node_A: torch.Tensor) -> None:
         """Keep the cache rows of the accepted path (root first, int64 [A]); drop the rest."""
@@ -170,30 +170,13 @@ class Target:
         """
         ids = torch.tensor([prompt + answer], device=self.device)
         features_LD = self.model.base_model(input_ids=ids, use_cache=False).last_hidden_state[0]
+        rows_AD, token_A = features_LD[len(prompt) - 1 : -1], ids[0, len(prompt) :]
         hits, logp = 0, 0.0
-        rows_AD = features_LD[len(prompt) - 1 : -1]
-        for feature_CD, token_C in zip(
-            rows_AD.split(256), ids[0, len(prompt) :].split(256), strict=True
-        ):
+        for feature_CD, token_C in zip(rows_AD.split(256), token_A.split(256), strict=True):
             logp_CV = torch.log_softmax(self.logits(feature_CD), dim=-1, dtype=torch.float32)
             hits += (logp_CV.argmax(-1) == token_C).sum().item()
             logp += logp_CV.gather(1, token_C[:, None]).sum().item()
         return hits / len(answer), logp / len(answer)
-
-    def _run(
-        self,
-        token_N: torch.Tensor,
-        mask: Masks | None,
-        position_N: torch.Tensor | None,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        hidden_BND, features_BNF = self.hidden_and_features(
-            token_N[None],
-            attention_mask=mask,
-            position_ids=None if position_N is None else position_N[None],
-            past_key_values=self._sequence.cache,
-            use_cache=True,
-        )
-        return hidden_BND[0], features_BNF[0]
 
     def hidden_and_features(
         self, token_BN: torch.Tensor, **forward

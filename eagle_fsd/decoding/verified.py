@@ -1,8 +1,7 @@
 """A draft tree with the target's answers: all that a rule sees of a round.
 
 At every node v the target's distribution P_v is known after one verification. x_v ~ P_v is what the
-exact test emits there; the drafts right below v are its children. A rule reads small numbers on the
-host, and how they come about is this file's business alone:
+exact test emits there. A rule reads small numbers on the host; how they come about is told here:
 
     CPU           a row at a time, as a walk asks; or all parents at once, where a rule looks ahead
     accelerator   all nodes and all columns that were named, in one pass and one transfer
@@ -29,7 +28,6 @@ from eagle_fsd.decoding.tree import DraftTree
 Law = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 Result = TypeVar("Result")
 UNIFORMS = 3  # a token: column 0 draws x, 1 picks among drafts, 2 says yes or no
-AT_ZERO = {"prob": (0.0, 1.0), "log_prob": (-math.inf, 0.0)}  # of other tokens, and of x
 
 
 class VerifiedTree:
@@ -68,12 +66,12 @@ class VerifiedTree:
     ):
         self.answer, self.sampling = answer, sampling
         self._tree, self._logits_NV, self._uniform_S3 = tree, target_logits_NV, uniform_S3
-        self._ahead, self._law, self._allows = ahead, law, allows
+        self._ahead, self._law, self._allows, self._stops = ahead, law, allows, stop_token_ids
         self._filtered = sampling.top_k > 0 or sampling.top_p < 1
         names = [*columns, "supported"] if self._filtered else columns
         self._values: dict[str, dict[int, float]] = {name: {} for name in names}
         self._rows: dict[int, Rows] = {}
-        self._drawn: dict[int, tuple[int, int, float]] = {}
+        self._drawn: dict[int, tuple[int, int, float]] = {}  # x, what takes its place, their TV
         self._once: dict = {}
         if self._on_cpu:
             self.tokens, self.parents = tree.token_N.tolist(), tree.parent_N.tolist()
@@ -125,10 +123,7 @@ class VerifiedTree:
 
     def of(self, column: str, child: int) -> float:
         """A column's value for a draft: of its token, after its parent."""
-        v = self.parents[child]
-        if self.greedy and column in AT_ZERO:
-            self._values[column][child] = AT_ZERO[column][self.tokens[child] == self.x(v)]
-        return self._value(column, child, v)
+        return self._value(column, child, self.parents[child])
 
     def outside(self, v: int) -> float:
         """P_v of all tokens that were not drafted there; needs the column `prob`."""
@@ -162,8 +157,8 @@ class VerifiedTree:
         token = self.tokens[child] if child else self.drawn(v)
         if self.greedy and token == self.x(v):
             return 0.0
-        logits_V = self._row(v).target_MV[0]
-        return (logits_V.max() - logits_V[token]).item()
+        rows = self._row(v)
+        return (rows.best_M1[0, 0] - rows.target_MV[0, token]).item()
 
     # --- where the numbers come from: on a CPU ---------------------------------------------------
 
@@ -178,96 +173,79 @@ class VerifiedTree:
     def _value(self, column: str, node: int, v: int) -> float:
         known = self._values[column]  # a KeyError: the rule did not name this column
         if node not in known:
-            self._compute(column, v)
+            places, rows = ([v], self._row(v)) if column not in self._ahead else self._every_parent
+            for place, value in zip(places, COLUMNS[column](rows).tolist(), strict=True):
+                if isinstance(value, float):
+                    known[place] = value
+                else:
+                    known |= {c: value[c] for c in self.children[place]}
         return known[node]
-
-    def _compute(self, column: str, v: int) -> None:
-        ahead = column in self._ahead
-        if ahead:
-            places, rows = self._expanded, self._expanded_rows
-        else:
-            places, rows = [v], self._row(v)
-        value_M = COLUMNS[column](rows)
-        known = self._values[column]
-        if value_M.ndim == 1:
-            known |= dict(zip(places, value_M.tolist(), strict=True))
-            return
-        for place, value_C in zip(places, value_M.tolist(), strict=True):
-            children = self.children[place]
-            if ahead:  # asked about the tokens of all nodes
-                value_C = [value_C[c] for c in children]
-            known |= dict(zip(children, value_C, strict=True))
 
     def _row(self, v: int) -> Rows:
         if v not in self._rows:
-            token_1C = torch.tensor([[self.tokens[c] for c in self.children[v]]], dtype=torch.int64)
-            self._rows[v] = self._make_rows(slice(v, v + 1), token_1C)
+            self._rows[v] = self._rows_of(slice(v, v + 1))
         return self._rows[v]
 
     @cached_property
-    def _expanded(self) -> list[int]:
-        return [v for v, children in enumerate(self.children) if children]
+    def _every_parent(self) -> tuple[list[int], Rows]:
+        places = [v for v, children in enumerate(self.children) if children]
+        return places, self._rows_of(torch.tensor(places, dtype=torch.int64))
 
-    @cached_property
-    def _expanded_rows(self) -> Rows:
-        token_MN = self._tree.token_N.expand(len(self._expanded), -1)
-        return self._make_rows(torch.tensor(self._expanded, dtype=torch.int64), token_MN)
-
-    def _make_rows(self, node_M: torch.Tensor | slice, token_MC: torch.Tensor) -> Rows:
-        return Rows(
-            target_MV=self._logits_NV[node_M].float(),
-            draft_ER=self._tree.draft_logits_ER,
-            draft_row_M=self._tree.draft_row_N[node_M],
-            draft_token_R=self._tree.draft_token_R,
-            token_MC=token_MC,
-            sampling=self.sampling,
-        )
+    def _rows_of(self, node_M: torch.Tensor | slice) -> Rows:
+        """Of some nodes, asked about the tokens of all."""
+        return Rows(self._tree, self._logits_NV, node_M, self._tree.token_N, self.sampling)
 
     def _draw(self, v: int) -> tuple[int, int, float]:
-        """x, what takes its place, and the TV between their distributions."""
         if v not in self._drawn:
-            if self._ahead and self.greedy and self._law is None:
-                x_M = self._expanded_rows.target_MV.argmax(-1).tolist()
-                self._drawn |= {
-                    place: (x, x, 0.0) for place, x in zip(self._expanded, x_M, strict=True)
-                }
-            if v not in self._drawn:
-                rows, uniform_1 = self._row(v), self._uniform_S3[self.depths[v], :1]
-                drawn = self._draw_rows(rows, uniform_1, 0, rows.token_MC[0])
-                self._drawn[v] = tuple(value_1.item() for value_1 in drawn)
+            at_once = self._ahead and self.greedy and self.children[v]
+            places, rows = self._every_parent if at_once else ([v], self._row(v))
+            values = zip(*(value_M.tolist() for value_M in self._draw_rows(rows)), strict=True)
+            self._drawn |= dict(zip(places, values, strict=True))
         return self._drawn[v]
 
-    def _draw_rows(
-        self, rows: Rows, uniform_M: torch.Tensor, row_C: torch.Tensor | int, child_C: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """The same of several rows; children are given by their row and their token."""
-        x_M = rows.target_MV.argmax(-1) if self.greedy else inverse_cdf(rows.prob_MV, uniform_M)
+    def _draw_rows(self, rows: Rows) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """x, what takes its place, and the TV between their distributions."""
+        if self._law is None and self.greedy:
+            return rows.argmax_M, rows.argmax_M, torch.zeros_like(rows.argmax_M)
+        uniform_M = self._uniform_N[rows.node_M]
+        x_M = rows.argmax_M if self.greedy else inverse_cdf(rows.prob_MV, uniform_M)
         if self._law is None:
-            return x_M, x_M, torch.zeros_like(uniform_M)
-        is_child_MV = torch.zeros_like(rows.target_MV, dtype=torch.bool)
-        is_child_MV[row_C, child_C] = True
+            return x_M, x_M, torch.zeros_like(x_M)
+        is_child_MV = self._is_child_NV[rows.node_M]
         law_MV = self._law(rows.prob_MV, rows.draft_distribution_MV, is_child_MV)
         return x_M, inverse_cdf(law_MV, uniform_M), 0.5 * (law_MV - rows.prob_MV).abs().sum(-1)
+
+    @cached_property
+    def _uniform_N(self) -> torch.Tensor:
+        """Every node's, from which x is drawn."""
+        return self._uniform_S3.to(self._logits_NV.device)[:, 0][self._tree.depth_N]
+
+    @cached_property
+    def _is_child_NV(self) -> torch.Tensor:
+        """Which tokens are children of each node; stop tokens have none."""
+        token_C, parent_C = self._tree.token_N[1:], self._tree.parent_N[1:]
+        stop = torch.tensor(list(self._stops), dtype=torch.int64, device=token_C.device)
+        behind_end_C = torch.isin(self._tree.token_N[parent_C], stop) & (parent_C > 0)
+        is_child_NV = torch.zeros_like(self._logits_NV, dtype=torch.bool)
+        is_child_NV[parent_C, token_C] = ~behind_end_C
+        return is_child_NV
 
     # --- and on an accelerator --------------------------------------------------------------------
 
     def _read_all(self) -> tuple[list[int], list[int]]:
         """All nodes, all columns; returns tokens and parents. Ids are exact in float64."""
-        tree, device = self._tree, self._logits_NV.device
-        rows = self._make_rows(slice(None), tree.token_N.expand(tree.size, -1))
-        uniform_N = self._uniform_S3.to(device)[:, 0][tree.depth_N]
-        x_N, drawn_N, tv_N = self._draw_rows(rows, uniform_N, tree.parent_N[1:], tree.token_N[1:])
-        node_N = torch.arange(tree.size, device=device)
-        asked = [name for name in self._values if not (self.greedy and name in AT_ZERO)]
-        names = list(dict.fromkeys([*asked, "regret"]))
+        tree, rows = self._tree, self._rows_of(slice(None))
+        x_N, drawn_N, tv_N = self._draw_rows(rows)
+        node_N = torch.arange(tree.size, device=x_N.device)
+        names = list(dict.fromkeys([*self._values, "regret"]))
         values = [COLUMNS[name](rows) for name in names]
         values = [v if v.ndim == 1 else v[tree.parent_N, node_N] for v in values]
-        regret_N = rows.target_MV.amax(-1) - rows.target_MV.gather(1, drawn_N[:, None])[:, 0]
+        regret_N = rows.best_M1[:, 0] - rows.target_MV.gather(1, drawn_N[:, None])[:, 0]
         table = [tree.token_N, tree.parent_N, x_N, drawn_N, tv_N, regret_N, *values]
         table = torch.stack([value_N.double() for value_N in table]).tolist()
         token, parent, x, drawn, tv, regret, *values = table
         named = dict(zip(names, values, strict=True))
         self._step_regrets = regret, named["regret"]
-        self._values |= {name: dict(enumerate(named[name])) for name in asked}
+        self._values |= {name: dict(enumerate(named[name])) for name in self._values}
         self._drawn = {v: (int(x[v]), int(drawn[v]), tv[v]) for v in range(tree.size)}
         return [int(value) for value in token], [int(value) for value in parent]

@@ -65,14 +65,7 @@ def _round(model: Model, step: Round) -> dict:
     tokens, parents = tree.token_N.tolist(), tree.parent_N.tolist()
     best = logits_NV[accepted.path].argmax(-1).tolist()
     asked = torch.tensor(tokens + accepted.tokens + best, device=logits_NV.device)
-    rows = Rows(
-        target_MV=logits_NV.float(),
-        draft_ER=tree.draft_logits_ER,
-        draft_row_M=tree.draft_row_N,
-        draft_token_R=tree.draft_token_R,
-        token_MC=asked.expand(tree.size, -1),
-        sampling=SamplingConfig(),
-    )
+    rows = Rows(tree, logits_NV, slice(None), asked, SamplingConfig())
     target, draft = raw_prob(rows).tolist(), draft_prob(rows).tolist()
 
     def probs(node: int, place: int) -> dict:

@@ -2,13 +2,12 @@
 
 fsd.py       exact, and judging the place by a divergence
 price.py     judging the token by its regret, step by step or over the whole tree
-control.py   what they have to beat
-children.py  which drafted child is taken, where the rule leaves that open
+children.py  which drafted child is taken, where the rule leaves that open; and the controls
 guards.py    limits that go with any of them
 """
 
 from eagle_fsd.decoding.rule import Rule
-from eagle_fsd.rules.control import AcceptAll, Random
+from eagle_fsd.rules.children import AcceptAll, Random
 from eagle_fsd.rules.fsd import Exact, Fsd, FsdPaper
 from eagle_fsd.rules.price import PathRule, Ratio
 

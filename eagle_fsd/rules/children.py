@@ -1,72 +1,22 @@
-"""Which drafted child is taken, once a rule lets one be taken; and the rules that leave it open.
+"""Which drafted child is taken, once a rule lets one be taken; and the controls.
 
-A choice is a function from the options at a node to the probability of each; a new one is a new
-entry in CHILD_CHOICES.
+    random      as exact, but if x is no child take a drafted child with probability r, whatever D
+    accept-all  as exact, but if x is no child always take a drafted child
+
+A rule has to beat the controls at the same speed. A choice of the child is a function from the
+options at a node to the probability of each; a new one is a new entry in CHILD_CHOICES.
 """
 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from eagle_fsd.config import BadInput, SamplingConfig
-from eagle_fsd.decoding.rule import Path, Rule, State, walk
+from eagle_fsd.decoding.rule import Rule
 from eagle_fsd.decoding.verified import VerifiedTree
 
 Weights = dict[int, float]  # child -> probability
-Lengths = Callable[[VerifiedTree], list[float]]
-
-
-def most_probable_under_draft(tree: VerifiedTree, options: list[int], _: Lengths) -> Weights:
-    """The child with the largest Q; the first, where the drafter has no distribution."""
-    return {max(options, key=lambda c: tree.of("draft_logit", c)): 1.0}
-
-
-def most_probable_under_target(tree: VerifiedTree, options: list[int], _: Lengths) -> Weights:
-    """The child with the largest P; by the raw logit where P does not tell them apart, as at
-    temperature 0 unless one is the argmax."""
-    return {max(options, key=lambda c: (tree.of("prob", c), -tree.of("regret", c))): 1.0}
-
-
-def deepest(tree: VerifiedTree, options: list[int], lengths: Lengths) -> Weights:
-    """The child below which most drafts are expected to be accepted."""
-    length_N = tree.once(lengths)
-    return {max(options, key=lambda c: length_N[c]): 1.0}
-
-
-def sampled(tree: VerifiedTree, options: list[int], _: Lengths) -> Weights:
-    """A draw from the draft's raw distribution Q, renormalised over the options."""
-    logits = [tree.of("draft_logit", c) for c in options]
-    top = max(logits)
-    if not top > -math.inf:  # no probability anywhere, or no distribution: all alike
-        logits, top = [0.0] * len(options), 0.0
-    weights = [math.exp(logit - top) for logit in logits]
-    return {c: weight / sum(weights) for c, weight in zip(options, weights, strict=True)}
-
-
-CHILD_CHOICES: dict[str, Callable[[VerifiedTree, list[int], Lengths], Weights]] = {
-    "draft": most_probable_under_draft,
-    "target": most_probable_under_target,
-    "deepest": deepest,
-    "sample": sampled,
-}
-COLUMNS_OF_CHOICES = {
-    "draft": ("draft_logit",),
-    "target": ("prob", "regret"),
-    "deepest": ("prob",),
-    "sample": ("draft_logit",),
-}
-
-
-def pick(weights: Sequence[float], uniform: float) -> int:
-    """The index drawn in proportion to the weights; one of weight zero never is."""
-    point, last = uniform * math.fsum(weights), 0
-    for index, weight in enumerate(weights):
-        point -= weight
-        if weight > 0:
-            last = index
-            if point < 0:
-                break
-    return last
 
 
 @dataclass(frozen=True)
@@ -75,23 +25,23 @@ class ChildRule(Rule):
 
     Where v has options and no child with the drawn token, one of them is taken with probability
     `take(tree, v)`. Emitted distribution: P(c) + take P(not in C) choice(c), and (1 - take) P of
-    other tokens; so TV = take P(not in C).
+    other tokens; so TV = take P(not in C). Its field `child` is a name in CHILD_CHOICES.
     """
 
-    @property
-    def columns(self) -> tuple[str, ...]:
-        return ("prob", *COLUMNS_OF_CHOICES[self.child])
+    columns: ClassVar[tuple[str, ...]] = ("prob", "regret", "draft_logit")
 
     @property
     def ahead(self) -> tuple[str, ...]:
         return self.columns if self.child == "deepest" else ()
 
     def __post_init__(self):
+        super().__post_init__()
         if self.child not in CHILD_CHOICES:
             known = ", ".join(CHILD_CHOICES)
             raise BadInput(f"unknown child {self.child!r}; known: {known}")
 
     def check(self, sampling: SamplingConfig, draft_vocab_size: int | None) -> None:
+        super().check(sampling, draft_vocab_size)
         if self.child == "sample" and sampling.temperature == 0:
             raise BadInput("child 'sample' needs temperature > 0; use draft, target or deepest")
 
@@ -99,17 +49,13 @@ class ChildRule(Rule):
         """Probability that a draft is taken at v although x is another token."""
         raise NotImplementedError
 
-    def choose(self, tree: VerifiedTree, state: State) -> tuple[Path, State]:
-        def step(v: int) -> int | None:
-            hit = tree.hit(v)
-            if hit is not None:
-                return hit
-            options = tree.options(v)
-            if not options or tree.uniform(v, 2) >= self.take(tree, v):
-                return None
-            return self.taken(tree, v, options)
-
-        return walk(step), state
+    def step(self, tree: VerifiedTree, v: int) -> int | None:
+        hit = tree.hit(v)
+        if hit is not None:
+            return hit
+        options = tree.options(v)
+        taken = options and tree.uniform(v, 2) < self.take(tree, v)
+        return self.taken(tree, v, options) if taken else None
 
     def tv(self, tree: VerifiedTree, v: int) -> float:
         outside = tree.outside(v) if tree.options(v) else 0.0
@@ -117,7 +63,7 @@ class ChildRule(Rule):
 
     def choice(self, tree: VerifiedTree, options: list[int]) -> Weights:
         """The probability by which each option is taken."""
-        return CHILD_CHOICES[self.child](tree, options, self.expected_lengths)
+        return CHILD_CHOICES[self.child](self, tree, options)
 
     def taken(self, tree: VerifiedTree, v: int, options: list[int]) -> int:
         weights = self.choice(tree, options)
@@ -140,3 +86,85 @@ class ChildRule(Rule):
                 gains = (tree.of("prob", c) * (1 + length_N[c] - best) for c in tree.children[v])
                 length_N[v] = best + math.fsum(gains)
         return length_N
+
+
+@dataclass(frozen=True)
+class Random(ChildRule):
+    """Chance in the place of a judgement.
+
+    Attributes:
+        rate: r, the probability of taking a child; 0 is exact, 1 accepts all.
+        child: see fsd.
+    """
+
+    takes_chances: ClassVar[bool] = True
+    rate: float = 0.05
+    child: str = "draft"
+
+    def __post_init__(self):
+        super().__post_init__()
+        if not 0 <= self.rate <= 1:
+            raise BadInput(f"the rate of rule 'random' is a probability, 0 to 1; got {self.rate}")
+
+    def take(self, tree: VerifiedTree, v: int) -> float:
+        return self.rate
+
+
+@dataclass(frozen=True)
+class AcceptAll(ChildRule):
+    """Every round goes down to a leaf: the loose end of all rules."""
+
+    child: str = "draft"
+
+    def take(self, tree: VerifiedTree, v: int) -> float:
+        return 1.0
+
+
+# --- the choices --------------------------------------------------------------------------------
+
+
+def most_probable_under_draft(rule: ChildRule, tree: VerifiedTree, options: list[int]) -> Weights:
+    """The child with the largest Q; the first, where the drafter has no distribution."""
+    return {max(options, key=lambda c: tree.of("draft_logit", c)): 1.0}
+
+
+def most_probable_under_target(rule: ChildRule, tree: VerifiedTree, options: list[int]) -> Weights:
+    """The child with the largest P; by the raw logit where P does not tell them apart, as at
+    temperature 0 unless one is the argmax."""
+    return {max(options, key=lambda c: (tree.of("prob", c), -tree.of("regret", c))): 1.0}
+
+
+def deepest(rule: ChildRule, tree: VerifiedTree, options: list[int]) -> Weights:
+    """The child below which most drafts are expected to be accepted."""
+    length_N = tree.once(rule.expected_lengths)
+    return {max(options, key=lambda c: length_N[c]): 1.0}
+
+
+def sampled(rule: ChildRule, tree: VerifiedTree, options: list[int]) -> Weights:
+    """A draw from the draft's raw distribution Q, renormalised over the options."""
+    logits = [tree.of("draft_logit", c) for c in options]
+    top = max(logits)
+    if not top > -math.inf:  # no probability anywhere, or no distribution: all alike
+        logits, top = [0.0] * len(options), 0.0
+    weights = [math.exp(logit - top) for logit in logits]
+    return {c: weight / sum(weights) for c, weight in zip(options, weights, strict=True)}
+
+
+CHILD_CHOICES: dict[str, Callable[[ChildRule, VerifiedTree, list[int]], Weights]] = {
+    "draft": most_probable_under_draft,
+    "target": most_probable_under_target,
+    "deepest": deepest,
+    "sample": sampled,
+}
+
+
+def pick(weights: Sequence[float], uniform: float) -> int:
+    """The index drawn in proportion to the weights; one of weight zero never is."""
+    point, last = uniform * math.fsum(weights), 0
+    for index, weight in enumerate(weights):
+        point -= weight
+        if weight > 0:
+            last = index
+            if point < 0:
+                break
+    return last

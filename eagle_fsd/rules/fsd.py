@@ -12,11 +12,12 @@ which one is taken is the `child` choice (children.py).
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 from eagle_fsd.config import BadInput, SamplingConfig
 from eagle_fsd.decoding.columns import divergence_column
 from eagle_fsd.decoding.divergence import DIVERGENCES, INFINITE_OUTSIDE, canonical_name
-from eagle_fsd.decoding.rule import Path, Rule, State, walk
+from eagle_fsd.decoding.rule import Rule
 from eagle_fsd.decoding.verified import VerifiedTree
 from eagle_fsd.rules.children import ChildRule
 
@@ -27,15 +28,61 @@ LOGITS = ("raw", "processed")
 class Exact(Rule):
     """The drawn token if it is a child. Lossless for any drafts: every emitted token is x."""
 
-    def choose(self, tree: VerifiedTree, state: State) -> tuple[Path, State]:
-        return walk(tree.hit), state
-
     def tv(self, tree: VerifiedTree, v: int) -> float:
         return 0.0
 
 
+class Judging(Rule):
+    """A rule that asks D(v), with the fields `divergence` and `logits`.
+
+    Attributes:
+        limit: the field that D must not exceed.
+    """
+
+    limit: ClassVar[str]
+
+    def __post_init__(self):
+        super().__post_init__()
+        # a divergence's alias becomes its own name
+        object.__setattr__(self, "divergence", canonical_name(self.divergence))
+        if self.logits not in LOGITS:
+            raise BadInput(f"unknown logits {self.logits!r}; known: {', '.join(LOGITS)}")
+        if not getattr(self, self.limit) >= 0:  # NaN too
+            raise BadInput(f"{self.limit} must be 0 or above, got {getattr(self, self.limit)}")
+
+    @property
+    def divergence_column(self) -> str | None:
+        return divergence_column(self.divergence, self.logits)
+
+    def passes(self, tree: VerifiedTree, v: int) -> bool:
+        """limit > 0 and D(v) <= limit."""
+        limit = getattr(self, self.limit)
+        return limit > 0 and tree.at(self.divergence_column, v) <= limit
+
+    def check(self, sampling: SamplingConfig, draft_vocab_size: int | None) -> None:
+        """Also refuse a divergence without a meaning, and a limit that it can never pass."""
+        super().check(sampling, draft_vocab_size)
+        if self.divergence_column is None:
+            return
+        if self.logits == "processed" and sampling.temperature == 0:
+            raise BadInput(
+                "logits 'processed' needs temperature > 0: at 0 both distributions are one-hot. "
+                "Use 'raw'"
+            )
+        limit = getattr(self, self.limit)
+        infinite = draft_vocab_size is not None and self.divergence in INFINITE_OUTSIDE
+        if infinite and 0 < limit < math.inf:
+            usable = ", ".join(name for name in DIVERGENCES if name not in INFINITE_OUTSIDE)
+            raise BadInput(
+                f"divergence {self.divergence} is infinite wherever the target has mass outside "
+                f"the draft vocabulary, and this head drafts {draft_vocab_size} tokens only: "
+                f"{self.limit} {limit:g} would never pass. Use {usable}, or a head over the whole "
+                "vocabulary"
+            )
+
+
 @dataclass(frozen=True)
-class Fsd(ChildRule):
+class Fsd(Judging, ChildRule):
     """The drawn token if it is a child, else a drafted child where D passes.
 
     Attributes:
@@ -46,29 +93,18 @@ class Fsd(ChildRule):
             top-p (refused at temperature 0, where both are one-hot).
     """
 
+    limit: ClassVar[str] = "threshold"
     threshold: float = 0.3
     child: str = "draft"
     divergence: str = "js"
     logits: str = "raw"
 
-    def __post_init__(self):
-        super().__post_init__()
-        check_judgement(self)
-
-    @property
-    def divergence_column(self) -> str:
-        return divergence_column(self.divergence, self.logits)
-
     @property
     def columns(self) -> tuple[str, ...]:
-        return (*super().columns, self.divergence_column)
-
-    def check(self, sampling: SamplingConfig, draft_vocab_size: int | None) -> None:
-        super().check(sampling, draft_vocab_size)
-        check_judgement_with(self, self.threshold, sampling, draft_vocab_size)
+        return (*ChildRule.columns, self.divergence_column)
 
     def take(self, tree: VerifiedTree, v: int) -> float:
-        return float(passes(self, tree, v))
+        return float(self.passes(tree, v))
 
 
 @dataclass(frozen=True)
@@ -78,12 +114,9 @@ class FsdPaper(Fsd):
     Emitted distribution where D passes: choice(c), so TV = 1 - P(c) for a fixed choice.
     """
 
-    def choose(self, tree: VerifiedTree, state: State) -> tuple[Path, State]:
-        def step(v: int) -> int | None:
-            steps = self.steps(tree, v, tree.hit(v))
-            return self.taken(tree, v, steps) if steps and self.take(tree, v) else None
-
-        return walk(step), state
+    def step(self, tree: VerifiedTree, v: int) -> int | None:
+        steps = self.steps(tree, v, tree.hit(v))
+        return self.taken(tree, v, steps) if steps and self.take(tree, v) else None
 
     def steps(self, tree: VerifiedTree, v: int, hit: int | None) -> list[int]:
         """The options, and the drawn token's child, which needs nobody's leave."""
@@ -112,40 +145,3 @@ class FsdPaper(Fsd):
             if options and self.take(tree, v):
                 length_N[v] = 1 + max(length_N[c] for c in options)
         return length_N
-
-
-# --- what all rules with a divergence share -----------------------------------------------------
-
-
-def passes(rule: Rule, tree: VerifiedTree, v: int) -> bool:
-    """T > 0 and D(v) <= T."""
-    return rule.threshold > 0 and tree.at(rule.divergence_column, v) <= rule.threshold
-
-
-def check_judgement(rule: Rule) -> None:
-    """Refuse fields that are none; a divergence's alias becomes its own name."""
-    object.__setattr__(rule, "divergence", canonical_name(rule.divergence))
-    if rule.logits not in LOGITS:
-        raise BadInput(f"unknown logits {rule.logits!r}; known: {', '.join(LOGITS)}")
-    if not rule.threshold >= 0:  # NaN too
-        raise BadInput(f"threshold must be 0 or above, got {rule.threshold}")
-
-
-def check_judgement_with(
-    rule: Rule, threshold: float, sampling: SamplingConfig, draft_vocab_size: int | None
-) -> None:
-    """Refuse a divergence without a meaning, and a threshold that it can never pass."""
-    if rule.logits == "processed" and sampling.temperature == 0:
-        raise BadInput(
-            "logits 'processed' needs temperature > 0: at 0 both distributions are one-hot. "
-            "Use 'raw'"
-        )
-    infinite = draft_vocab_size is not None and rule.divergence in INFINITE_OUTSIDE
-    if infinite and 0 < threshold < math.inf:
-        usable = ", ".join(name for name in DIVERGENCES if name not in INFINITE_OUTSIDE)
-        raise BadInput(
-            f"divergence {rule.divergence} is infinite wherever the target has mass outside the "
-            f"draft vocabulary, and this head drafts {draft_vocab_size} tokens only: threshold "
-            f"{threshold:g} would never pass. Use {usable}, or a head over the whole "
-            "vocabulary"
-        )

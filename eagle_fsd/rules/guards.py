@@ -44,9 +44,9 @@ class Floor(Guard):
 
 @dataclass(frozen=True)
 class Budget(Guard):
+    """Its state: nats spent so far."""
+
     columns: ClassVar[tuple[str, ...]] = ("regret",)
-    narrows: ClassVar[bool] = False
-    cuts: ClassVar[bool] = True
     nats: float
 
     def __post_init__(self):
@@ -54,7 +54,6 @@ class Budget(Guard):
             raise BadInput(f"budget must be 0 nats or above, got {self.nats}")
 
     def start(self) -> float:
-        """Nats spent so far."""
         return 0.0
 
     def cut(self, tree: VerifiedTree, path: Path, state: float) -> tuple[Path, float]:

@@ -22,13 +22,11 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-from eagle_fsd.config import BadInput, SamplingConfig
-from eagle_fsd.decoding.columns import divergence_column
-from eagle_fsd.decoding.divergence import canonical_name
-from eagle_fsd.decoding.rule import Path, Rule, State, walk
+from eagle_fsd.config import BadInput
+from eagle_fsd.decoding.rule import Rule
 from eagle_fsd.decoding.verified import VerifiedTree
 from eagle_fsd.rules.children import pick
-from eagle_fsd.rules.fsd import check_judgement_with
+from eagle_fsd.rules.fsd import Judging
 
 
 @dataclass(frozen=True)
@@ -48,12 +46,9 @@ class Ratio(Rule):
         if not self.limit >= 0:
             raise BadInput(f"the limit of rule 'ratio' must be 0 or above, got {self.limit}")
 
-    def choose(self, tree: VerifiedTree, state: State) -> tuple[Path, State]:
-        def step(v: int) -> int | None:
-            hit = tree.hit(v)
-            return self.cheapest(tree, v) if hit is None else hit
-
-        return walk(step), state
+    def step(self, tree: VerifiedTree, v: int) -> int | None:
+        hit = tree.hit(v)
+        return self.cheapest(tree, v) if hit is None else hit
 
     def cheapest(self, tree: VerifiedTree, v: int) -> int | None:
         """The option of least regret, if that is not above the limit."""
@@ -68,7 +63,7 @@ class Ratio(Rule):
 
 
 @dataclass(frozen=True)
-class PathRule(Rule):
+class PathRule(Judging):
     """The best path of the whole tree at a price; see the top of this file.
 
     Attributes:
@@ -79,45 +74,35 @@ class PathRule(Rule):
 
     ahead: ClassVar[tuple[str, ...]] = ("regret", "log_prob")
     whole_tree: ClassVar[bool] = True
+    limit: ClassVar[str] = "gate"
     price: float = 0.5
     gate: float = math.inf
     divergence: str = "js"
     logits: str = "raw"
 
     def __post_init__(self):
-        object.__setattr__(self, "divergence", canonical_name(self.divergence))
+        super().__post_init__()
         if not 0 <= self.price < math.inf:
             raise BadInput(f"the price of rule 'path' must be 0 or above, got {self.price}")
-        if not self.gate >= 0:
-            raise BadInput(f"the gate of rule 'path' must be 0 or above, got {self.gate}")
-        if self.logits not in ("raw", "processed"):
-            raise BadInput(f"unknown logits {self.logits!r}; known: raw, processed")
+        if self.gate == math.inf and (self.divergence, self.logits) != ("js", "raw"):
+            raise BadInput("rule 'path' has no use for a divergence without a gate: add gate=")
 
     @property
     def divergence_column(self) -> str | None:
-        return None if self.gate == math.inf else divergence_column(self.divergence, self.logits)
+        return None if self.gate == math.inf else super().divergence_column
 
     @property
     def columns(self) -> tuple[str, ...]:
-        gate = self.divergence_column
-        return ("regret", "log_prob", *([gate] if gate else []))
+        return (*self.ahead, *filter(None, [self.divergence_column]))
 
-    def check(self, sampling: SamplingConfig, draft_vocab_size: int | None) -> None:
-        if self.divergence_column:
-            check_judgement_with(self, self.gate, sampling, draft_vocab_size)
-
-    def choose(self, tree: VerifiedTree, state: State) -> tuple[Path, State]:
+    def step(self, tree: VerifiedTree, v: int) -> int | None:
         if self.price == 0:
-            return walk(tree.hit), state
-        if tree.greedy:
-            _, best_N = tree.once(self.values)
-            return walk(best_N.__getitem__), state
-        return walk(lambda v: self._tilted_step(tree, v)), state
+            return tree.hit(v)
+        return tree.once(self.values)[1][v] if tree.greedy else self._tilted_step(tree, v)
 
     def is_open(self, tree: VerifiedTree, v: int) -> bool:
         """Whether a fuzzy step is allowed at v."""
-        gate = self.divergence_column
-        return gate is None or 0 < self.gate and tree.at(gate, v) <= self.gate
+        return self.gate == math.inf or self.passes(tree, v)
 
     # --- temperature 0 --------------------------------------------------------------------------
 
@@ -163,21 +148,20 @@ class PathRule(Rule):
             log_z_N[v] = top + math.log(math.fsum(math.exp(term - top) for term in terms))
         return log_z_N
 
-    def tilts(self, tree: VerifiedTree, v: int) -> dict[int, float]:
-        """log of the new probability of each child over its P."""
-        log_z_N = tree.once(self.log_z)
+    def tilt(self, tree: VerifiedTree, v: int, child: int | None) -> float:
+        """log of the new probability over P, of a child's token, or of one that was not drafted."""
         if not self.is_open(tree, v):
-            return dict.fromkeys(tree.children[v], 0.0)
-        gain = self.price / tree.sampling.temperature - log_z_N[v]
-        return {c: gain + log_z_N[c] for c in tree.children[v]}
+            return 0.0
+        log_z_N = tree.once(self.log_z)
+        if child is None:
+            return -log_z_N[v]
+        return self.price / tree.sampling.temperature - log_z_N[v] + log_z_N[child]
 
     def excess(self, tree: VerifiedTree, v: int) -> dict[int, float]:
         """How far each child's new probability exceeds P; below, x is kept with less than 1."""
-        found = {}
-        for c, tilt in self.tilts(tree, v).items():
-            logp = tree.of("log_prob", c)
-            found[c] = max(0.0, math.exp(logp + tilt) - math.exp(logp))
-        return found
+        logps = {c: tree.of("log_prob", c) for c in tree.children[v]}
+        news = {c: math.exp(p + self.tilt(tree, v, c)) for c, p in logps.items()}
+        return {c: max(0.0, news[c] - math.exp(p)) for c, p in logps.items()}
 
     def _tilted_step(self, tree: VerifiedTree, v: int) -> int | None:
         """A draw from the tilted distribution, coupled with x as closely as can be.
@@ -188,10 +172,7 @@ class PathRule(Rule):
         if not tree.children[v]:
             return None
         hit = tree.hit(v)
-        if not self.is_open(tree, v):
-            return hit
-        tilt = -tree.once(self.log_z)[v] if hit is None else self.tilts(tree, v)[hit]
-        if tree.uniform(v, 2) < math.exp(min(0.0, tilt)):
+        if tree.uniform(v, 2) < math.exp(min(0.0, self.tilt(tree, v, hit))):
             return hit
         excess = self.excess(tree, v)
         return list(excess)[pick(list(excess.values()), tree.uniform(v, 1))]

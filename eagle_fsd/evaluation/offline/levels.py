@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from eagle_fsd.decoding.divergence import DIVERGENCES
+from eagle_fsd.decoding.divergence import divergence
 from eagle_fsd.drafters.growth import HeadOnText
 from eagle_fsd.drafters.pool import NOWHERE
 
@@ -62,9 +62,9 @@ def judge_levels(
             label_C = on_text.ids_L[root_C + level + 1]
             draft_CR = on_text.drafter.readout(hidden_CD).float()
             draft_CV = _over_vocabulary(draft_CR, on_text.drafter.draft_token_R, target_CV)
-            js_C = DIVERGENCES["js"](target_CV, draft_CV)
+            js_C = divergence("js", target_CV, draft_CV)
             for name, kept in rows.items():
-                kept.append(js_C if name == "js" else DIVERGENCES[name](target_CV, draft_CV))
+                kept.append(js_C if name == "js" else divergence(name, target_CV, draft_CV))
             own_C = draft_CV.gather(1, label_C[:, None])[:, 0]
             rank_C = (draft_CV > own_C[:, None]).sum(1).masked_fill(own_C == -math.inf, NOWHERE)
             in_answer_C = root_C + level + 1 < end
