@@ -20,8 +20,7 @@ from eagle_fsd.decoding.rule import Guard, Rule
 from eagle_fsd.decoding.tree import DraftTree
 from eagle_fsd.decoding.verified import VerifiedTree
 from eagle_fsd.rules import RULES
-from eagle_fsd.rules.children import CHILD_CHOICES
-from eagle_fsd.rules.control import AcceptAll, Random
+from eagle_fsd.rules.children import CHILD_CHOICES, AcceptAll, Random
 from eagle_fsd.rules.fsd import Exact, Fsd, FsdPaper
 from eagle_fsd.rules.guards import Budget, Cap, Floor
 from eagle_fsd.rules.price import PathRule, Ratio
@@ -100,7 +99,7 @@ def test_rules_that_judge_the_place_agree_with_the_reference(kind, divergence, s
     """Path, tokens, fuzzy flags, D at every visited parent, TV and regret, on random trees."""
     logits = ["raw"] if sampling.temperature == 0 else ["raw", "processed"]
     fuzzy = 0
-    for child, which, seed in itertools.product(children_for(sampling), logits, range(2, 4)):
+    for child, which, seed in itertools.product(children_for(sampling), logits, range(2, 3)):
         tree, logits_NV, uniform_S3 = round_ = random_round(101 * seed + len(child))
         thresholds = ladder(tree, logits_NV, divergence)
         for threshold in {0.0, *thresholds[1::3], INF}:
@@ -122,9 +121,9 @@ def other_rules(sampling: SamplingConfig) -> list[Rule]:
 def test_the_other_rules_agree_with_the_reference(sampling, each_way):
     """As above, for rules that judge the token, that price it, or that leave it to chance."""
     fuzzy = 0
-    for rule, seed in itertools.product(other_rules(sampling), range(12)):
+    for rule, seed in itertools.product(other_rules(sampling), range(5)):
         fuzzy += sum(assert_agrees(random_round(seed), rule, sampling).fuzzy)
-    assert fuzzy > 30
+    assert fuzzy > 12
 
 
 @pytest.mark.parametrize("guards", GUARDED[:2] + GUARDED[3:], ids=str)
@@ -135,7 +134,7 @@ def test_guards_and_stop_tokens_agree_with_the_reference(guards, sampling, each_
     rules = [rule for rule in other_rules(sampling) if not (ahead and rule.whole_tree)]
     rules += [kind(0.3, child) for kind in BY_DIVERGENCE for child in children_for(sampling)]
     ended = 0
-    for rule, seed in itertools.product(rules, range(3)):
+    for rule, seed in itertools.product(rules, range(2)):
         tree, *_ = round_ = random_round(50 + seed)
         stop = set(tree.token_N[tree.parent_N[1:]].tolist()[1::3])
         got = assert_agrees(round_, rule, sampling, guards, stop)
@@ -152,7 +151,7 @@ def test_ties_at_temperature_zero(rule, each_way):
     order though P gave it 0, so that the greedy token was replaced and counted as fuzzy.
     """
     with_child = "child" in {field.name for field in fields(rule)}
-    for seed, child in itertools.product(range(60), children_for(GREEDY)):
+    for seed, child in itertools.product(range(25), children_for(GREEDY)):
         loose = rule(child=child) if with_child else rule()
         if rule in BY_DIVERGENCE:
             loose = rule(INF, child)
@@ -163,7 +162,7 @@ def test_ties_at_temperature_zero(rule, each_way):
 @pytest.mark.parametrize("kind", [*BY_DIVERGENCE, Random])
 def test_expected_length_of_deepest(kind, sampling):
     """L(v) at every node == the recursive formula."""
-    for seed in range(20):
+    for seed in range(6):
         tree, logits_NV, uniform_S3 = random_round(seed)
         limits = (0.0, 0.4, 1.0) if kind is Random else ladder(tree, logits_NV)[::2]
         for limit in limits:
@@ -184,7 +183,7 @@ def test_deepest_takes_the_first_of_equals():
     """
     parents = [0] + [(node - 1) // 2 for node in range(1, 31)]
     tokens = [0] + [3 if node % 2 else 5 for node in range(1, 31)]
-    for seed in range(40):
+    for seed in range(10):
         generator = torch.Generator().manual_seed(seed)
         draft_NV, logits_NV = torch.randn(2, 31, 7, generator=generator)
         tensors = (torch.tensor(tokens), torch.tensor(parents), torch.arange(31), draft_NV)
@@ -205,13 +204,11 @@ def test_the_tight_end_of_every_rule_is_exact(sampling):
     tight = [Ratio(0), PathRule(0), PathRule(0, gate=0.3), PathRule(2.0, gate=0)]
     tight += [Random(0, child) for child in ("draft", "target", "deepest")]
     tight += [Fsd(0, child) for child in children_for(sampling)]
-    for seed in range(100):
+    for seed in range(20):
         tree, logits_NV, uniform_S3 = random_round(seed)
         if seed % 5 == 0:  # a perfect draft: D = 0 at every parent
-            row_E = [
-                tree.draft_row_N.tolist().index(row) for row in range(tree.draft_row_N.max() + 1)
-            ]
-            tree = with_draft(tree, logits_NV[row_E])
+            row_N = tree.draft_row_N.tolist()
+            tree = with_draft(tree, logits_NV[[row_N.index(row) for row in range(max(row_N) + 1)]])
         round_ = (tree, logits_NV, uniform_S3)
         want = outcome(round_, Exact(), sampling)
         for rule in tight:
@@ -233,7 +230,7 @@ def test_the_loose_end_of_every_rule_is_a_leaf(sampling):
     by_divergence = itertools.product(BY_DIVERGENCE, children_for(sampling), DIVERGENCES, logits)
     loose += [kind(INF, *settings) for kind, *settings in by_divergence]
     infinite = set()
-    for seed in range(6):
+    for seed in range(3):
         tree, logits_NV, uniform_S3 = random_round(seed)
         draft_EV = tree.draft_logits_ER.clone()
         draft_EV[:, tree.token_N.bincount(minlength=11) == 0] = -INF  # tokens nobody drafted
@@ -250,7 +247,7 @@ def test_the_loose_end_of_every_rule_is_a_leaf(sampling):
 def test_paths_grow_with_the_threshold(kind, sampling):
     """Same draws: the path at T1 is a prefix of that at T2 > T1, for draft, target and sample."""
     grown = 0
-    for seed, child in itertools.product(range(30), children_for(sampling)):
+    for seed, child in itertools.product(range(20), children_for(sampling)):
         if child == "deepest":
             continue
         round_, shorter = random_round(seed), [0]
@@ -259,23 +256,7 @@ def test_paths_grow_with_the_threshold(kind, sampling):
             assert path[: len(shorter)] == shorter
             grown += len(path) > len(shorter) > 1
             shorter = path
-    assert grown > 5
-
-
-@pytest.mark.parametrize("kind", BY_DIVERGENCE)
-def test_greedy_deepest_never_shrinks(kind):
-    """Temperature 0: the length of `deepest`'s path is L(root) and never shrinks as T grows."""
-    grown = 0
-    for seed in range(60):
-        round_, length = random_round(seed), 0
-        for threshold in ladder(*round_[:2]):
-            rule = kind(threshold, "deepest")
-            accepted = outcome(round_, rule).accepted_drafts
-            assert accepted == SlowAccept(*round_[:2], Policy(rule)).length(0)
-            assert accepted >= length
-            grown += accepted > length
-            length = accepted
-    assert grown > 30
+    assert grown > 2
 
 
 @pytest.mark.parametrize("child", ["draft", "sample"])
@@ -293,7 +274,7 @@ def test_children_of_no_draft_probability_are_still_children(child, each_way):
 @pytest.mark.parametrize("divergence", DIVERGENCES)
 def test_nan_never_passes(divergence, each_way):
     """One NaN in each draft row: fsd is exact and fsd-paper ends at the root, even at T = inf."""
-    for seed, sampling in itertools.product(range(5), (GREEDY, FILTERED, WARM)):
+    for seed, sampling in itertools.product(range(2), (GREEDY, FILTERED, WARM)):
         tree, *rest = random_round(seed)
         draft_EV = tree.draft_logits_ER.clone()
         draft_EV[:, seed] = math.nan
@@ -336,7 +317,7 @@ def test_threshold_holds_its_own_value():
 def test_support_is_what_top_k_and_top_p_leave(each_way):
     """Temperature 0 has them too: of the raw row. Temperature alone removes nothing."""
     taken = 0
-    for seed, temperature in itertools.product(range(40), (0.0, 0.7, 1.5)):
+    for seed, temperature in itertools.product(range(8), (0.0, 0.7, 1.5)):
         tree, logits_NV, uniform_S3 = round_ = random_round(seed, vocab=23)
         for top_k, top_p in ((3, 1.0), (0, 0.8), (5, 0.9)):
             sampling = SamplingConfig(temperature, top_k, top_p)
@@ -351,33 +332,10 @@ def test_support_is_what_top_k_and_top_p_leave(each_way):
                 taken += sum(got.fuzzy)
         free = outcome(round_, AcceptAll(), SamplingConfig(temperature))
         assert is_leaf(tree, free.path[-1])
-    assert taken > 100
+    assert taken > 40
 
 
 # --- guards ---------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("sampling", SAMPLINGS)
-def test_cap_and_floor_bound_every_fuzzy_token(sampling):
-    """Whatever the rule; and what x itself says is never refused."""
-    fuzzy = 0
-    for seed, rule in itertools.product(
-        range(40), (Fsd(INF), AcceptAll(), Random(0.7), Ratio(INF))
-    ):
-        tree, logits_NV, _ = round_ = random_round(seed)
-        logp_NV = torch.log_softmax(logits_NV.double(), -1)
-        got = outcome(round_, rule, sampling, (Cap(1.2),))
-        costs = [r for r, flag in zip(got.regret, got.fuzzy, strict=True) if flag]
-        assert all(cost <= 1.2 for cost in costs)
-        fuzzy += len(costs)
-        got = outcome(round_, rule, sampling, (Floor(0.1),))
-        for v, token, flag in zip(got.path, got.tokens, got.fuzzy, strict=True):
-            assert not flag or logp_NV[v, token].exp() >= 0.1
-        exact = outcome(round_, Exact(), sampling)
-        assert outcome(round_, rule, sampling, (Cap(0), Floor(1))).path[: len(exact.path)] == (
-            exact.path
-        )
-    assert fuzzy > 20
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)
@@ -388,7 +346,7 @@ def test_a_budget_is_spent_once_an_answer(sampling, each_way):
     for rule in (AcceptAll(), Fsd(0.4), PathRule(3.0), Ratio(2.0)):
         policy = Policy(rule, sampling, (Budget(6.0),))
         states, spent = policy.start(), 0.0
-        for seed in range(40):
+        for seed in range(20):
             round_ = random_round(seed)
             free = outcome(round_, rule, sampling)
             got, states = accept(*round_, policy=policy, states=states)
@@ -404,13 +362,13 @@ def test_a_budget_is_spent_once_an_answer(sampling, each_way):
             else:
                 assert got.tokens == free.tokens
         assert policy.start() == [None, 0.0]
-    assert cut > 20
+    assert cut > 2
 
 
 def test_a_budget_leaves_no_known_tv():
     """Bug held down: a spent budget emits what exact emits, and the rule's own TV was recorded."""
     for rule in (AcceptAll(), Fsd(0.4), PathRule(3.0), Ratio(2.0), Random(0.5)):
-        for round_ in map(random_round, range(5)):
+        for round_ in map(random_round, range(3)):
             warm = outcome(round_, rule, WARM, (Budget(0.0),))
             tree = round_[0]
             for node, tv in zip(warm.path, warm.tv, strict=True):
@@ -418,15 +376,6 @@ def test_a_budget_leaves_no_known_tv():
             if not rule.takes_chances:
                 greedy = outcome(round_, rule, GREEDY, (Budget(0.0),))
                 assert greedy.tv == [float(flag) for flag in greedy.fuzzy]
-
-
-def test_what_narrows_path_is_refused_above_zero():
-    """It draws from one distribution over the whole tree; a budget, which only cuts, is allowed."""
-    for guard in (Cap(1.0), Floor(0.1)):
-        Policy(PathRule(), GREEDY, (guard,))
-        with pytest.raises(BadInput, match="temperature 0 only"):
-            Policy(PathRule(), WARM, (guard,))
-    Policy(PathRule(), WARM, (Budget(1.0),))
 
 
 # --- settings, randomness, devices --------------------------------------------------------------
@@ -449,6 +398,8 @@ def test_what_narrows_path_is_refused_above_zero():
         (lambda: PathRule(-1.0), ["'path'", "-1"]),
         (lambda: PathRule(INF), ["'path'", "inf"]),
         (lambda: PathRule(gate=math.nan), ["gate", "nan"]),
+        (lambda: PathRule(divergence="tv"), ["'path'", "gate="]),
+        (lambda: PathRule(logits="processed"), ["'path'", "gate="]),
         (lambda: Random(1.5), ["probability", "1.5"]),
         (lambda: Random(math.nan), ["probability", "nan"]),
         (lambda: Cap(-1.0), ["cap", "-1"]),
@@ -465,7 +416,15 @@ def test_values_without_meaning_are_refused(make, told):
 
 
 def test_guards_are_refused_where_a_rule_draws_from_its_own_distribution():
-    """Bug held down: y is emitted wherever a budget cuts, and was not charged to it."""
+    """`path` above 0 (a budget, which only cuts, is allowed), and rules with a law.
+
+    Bug held down: y is emitted wherever a budget cuts, and was not charged to it.
+    """
+    for guard in (Cap(1.0), Floor(0.1)):
+        Policy(PathRule(), GREEDY, (guard,))
+        with pytest.raises(BadInput, match="temperature 0 only"):
+            Policy(PathRule(), WARM, (guard,))
+    Policy(PathRule(), WARM, (Budget(1.0),))
 
     class Uniform(Exact):
         def law(self, prob_MV, draft_prob_MV, is_child_MV):
@@ -488,7 +447,6 @@ def test_combinations_without_meaning_are_refused():
         with pytest.raises(BadInput, match="temperature > 0"):
             rule.check(GREEDY, None)
         rule.check(FILTERED, None)
-    PathRule(logits="processed").check(GREEDY, None)  # no gate, so that nobody asks
     for rule in (Fsd(divergence="js_reference"), PathRule(gate=2.0, divergence="kl_div_reversed")):
         rule.check(GREEDY, None)
         with pytest.raises(BadInput, match="would never pass"):
@@ -548,24 +506,21 @@ def test_there_is_one_transfer(monkeypatch):
         return found
 
     monkeypatch.setattr(VerifiedTree, "_on_cpu", False)
-    want = [
-        outcome(random_round(3), rule, sampling)
+    cases = [
+        (rule, sampling)
         for sampling in (GREEDY, FILTERED, WARM)
         for rule in [*other_rules(sampling), Fsd(child="deepest"), FsdPaper(0.2, "target")]
     ]
+    want = [outcome(random_round(3), *case) for case in cases]
     monkeypatch.setattr(VerifiedTree, "_read_all", read_and_forget)
-    got = [
-        outcome(random_round(3), rule, sampling)
-        for sampling in (GREEDY, FILTERED, WARM)
-        for rule in [*other_rules(sampling), Fsd(child="deepest"), FsdPaper(0.2, "target")]
-    ]
+    got = [outcome(random_round(3), *case) for case in cases]
     assert repr(got) == repr(want)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 def test_cuda_agrees_with_the_cpu():
     """The same Acceptance from there."""
-    for seed, sampling in itertools.product(range(10), (GREEDY, FILTERED, WARM)):
+    for seed, sampling in itertools.product(range(3), (GREEDY, FILTERED, WARM)):
         tree, logits_NV, uniform_S3 = random_round(seed)
         tensors = [tree.token_N, tree.parent_N, tree.draft_row_N, tree.draft_logits_ER]
         there = DraftTree(*(t.cuda() for t in tensors), max_depth=tree.max_depth)

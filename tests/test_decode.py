@@ -35,14 +35,15 @@ from eagle_fsd.rules.fsd import Fsd
 from eagle_fsd.rules.price import PathRule
 
 
-@pytest.mark.parametrize("tree", TREES, ids=lambda tree: f"{tree.num_draft_tokens}drafts")
+@pytest.mark.parametrize("shift", [0, 3])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_greedy_tree_is_one_at_a_time_is_generate(family, tree):
-    """Both drafters, every family and tree shape: the plain loop's answer and generate's.
+def test_greedy_tree_is_one_at_a_time_is_generate(family, shift):
+    """Both drafters, every family, and every tree shape: the plain loop's answer and generate's.
 
     Each shape has a model, a prompt and a length of its own (1 token to three windows).
     """
-    number = TREES.index(tree)
+    number = (list(FAMILIES).index(family) + shift) % len(TREES)
+    tree = TREES[number]
     target = tiny_target(family, seed=20 + number)
     prompt = prompt_tokens([1, 2, 7, 8, 13, 24][number], seed=number)
     plain = run(target, RootDrafter(), prompt)
@@ -56,17 +57,14 @@ def test_greedy_tree_is_one_at_a_time_is_generate(family, tree):
         assert_same(target, prompt, noisy.tokens, plain.tokens)
         assert noise > 0.3 or noisy.tokens_per_round > 1.5  # whole paths were taken
         assert max(r.accepted_drafts for r in noisy.rounds) <= tree.tree_depth
-    head = tiny_head(target, seed=number)
-    eagle = run(target, EagleDrafter(head, target, tree), prompt)
+    eagle = run(target, EagleDrafter(tiny_head(target, seed=number), target, tree), prompt)
     assert_same(target, prompt, eagle.tokens, plain.tokens)
-    for fuzzy_off in (noisy, eagle):
-        assert fuzzy_off.fuzzy_share == 0
+    assert noisy.fuzzy_share == eagle.fuzzy_share == 0
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_budgets(family):
+def test_budgets():
     """Any budget gives the beginning of the long answer, exactly that many tokens, "length"."""
-    target, prompt = tiny_target(family, seed=3), prompt_tokens(9, seed=3)
+    target, prompt = tiny_target("gemma3", seed=3), prompt_tokens(9, seed=3)
     long = run(target, RootDrafter(), prompt, budget=24).tokens
     drafter = NoisyTargetDrafter(target, TREES[2], noise=0.3)
     eagle = EagleDrafter(tiny_head(target), target, TREES[2])
@@ -100,14 +98,13 @@ def assert_same_draws(
         assert left - 1e-5 <= uniform <= edge_V[token].item() + 1e-5, f"token {at}: {token}"
 
 
-@pytest.mark.parametrize("temperature", [0.7, 1.0])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_exact_is_plain_decoding_draw_by_draw(family, temperature):
+def test_exact_is_plain_decoding_draw_by_draw(family):
     """Same seed, same tokens, whatever the drafter and its trees: uniforms go by position."""
     target, accepted = tiny_target(family, seed=3), 0
-    for seed, tree in enumerate((TREES[0], TREES[2], TREES[4])):
+    for seed, (tree, temperature) in enumerate(((TREES[0], 1.0), (TREES[2], 0.7))):
         prompt = prompt_tokens(5 + 4 * seed, seed=seed)
-        settings = {"temperature": temperature, "seed": seed, "budget": 32}
+        settings = {"temperature": temperature, "seed": seed, "budget": 24}
         plain = run(target, RootDrafter(), prompt, **settings)
         for drafter in (
             NoisyTargetDrafter(target, tree, noise=0.3, seed=seed),
@@ -117,7 +114,7 @@ def test_exact_is_plain_decoding_draw_by_draw(family, temperature):
             got = run(target, drafter, prompt, **settings)
             assert_same_draws(target, prompt, got.tokens, plain.tokens, temperature, seed)
             accepted += sum(r.accepted_drafts for r in got.rounds)
-    assert accepted > 20
+    assert accepted > 5
 
 
 @pytest.mark.parametrize("rule", [EXACT, Fsd(0.4), PathRule(0.8)], ids=["exact", "fsd", "path"])
@@ -126,12 +123,12 @@ def test_a_budget_changes_nothing_before_it(rule):
     target, prompt = tiny_target("qwen3", seed=3), prompt_tokens(9)
     drafter = NoisyTargetDrafter(target, TREES[1], noise=0.5)
     long = run(target, drafter, prompt, rule=rule, temperature=1.0, seed=5, budget=40).tokens
-    for budget in (1, 2, 7, 17, 39):
+    for budget in (1, 2, 17):
         short = run(target, drafter, prompt, rule=rule, temperature=1.0, seed=5, budget=budget)
         assert short.tokens == long[:budget]
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", ["llama", "gemma3"])
 def test_stop_tokens_wherever_they_stand_in_a_path(family):
     """Each token of the answer in turn as stop token: kept, nothing after it, like generate.
 
@@ -142,7 +139,7 @@ def test_stop_tokens_wherever_they_stand_in_a_path(family):
     plain = run(target, RootDrafter(), prompt).tokens
     absent = min(set(range(101)) - set(plain))
     in_the_middle = 0
-    for stop in dict.fromkeys(plain):
+    for stop in list(dict.fromkeys(plain))[::2]:
         want = plain[: plain.index(stop) + 1]
         drafter = NoisyTargetDrafter(target, TREES[3], noise=0.3)
         eagle = EagleDrafter(tiny_head(target), target, TREES[3])
@@ -153,14 +150,14 @@ def test_stop_tokens_wherever_they_stand_in_a_path(family):
         in_the_middle += len(want) < emitted
         assert got.rounds == [] or got.tokens_per_round == (emitted - 1) / len(got.rounds)
     assert by_generate(target, prompt, stop=(stop, absent)) == want
-    assert in_the_middle > 1
+    assert in_the_middle > 0
 
 
 def test_stop_strings():
     """The answer ends with the token that completes a string, also one that spans tokens."""
     target, prompt = tiny_target("qwen3", seed=5), prompt_tokens(6, seed=5)
     plain = run(target, RootDrafter(), prompt).tokens
-    for at in range(len(plain) - 1):
+    for at in (0, 1, 7, 22):
         for string in (f"<{plain[at]}>", f"{plain[at]}><{plain[at + 1]}>"):
             ends = [n for n in range(25) if string in text_of(plain[:n])]
             for arm in (RootDrafter(), NoisyTargetDrafter(target, TREES[2], noise=0.3)):
@@ -179,29 +176,15 @@ def test_stop_beats_length_on_the_last_token():
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("family", ["llama", "gemma3", "mistral_sliding"])
-def test_fsd_at_threshold_zero_is_exact(family, temperature):
-    """T = 0 emits what the exact rule emits: same tokens, same paths, round by round, same seed."""
-    target, prompt = tiny_target(family, seed=7), prompt_tokens(10)
-    for make in (
-        lambda: NoisyTargetDrafter(target, TREES[2], noise=0.3),
-        lambda: EagleDrafter(tiny_head(target), target, TREES[2]),
-    ):
-        for seed in range(3):
-            pair = [
-                run(target, make(), prompt, rule=rule, temperature=temperature, seed=seed)
-                for rule in (EXACT, NEVER)
-            ]
-            assert pair[0].tokens == pair[1].tokens and pair[1].fuzzy_share == 0
-            assert [r.path for r in pair[0].rounds] == [r.path for r in pair[1].rounds]
-
-
-def test_a_threshold_changes_the_answer():
-    """The test above could fail: with T = inf the fuzzy rule takes longer paths and says so."""
+def test_fsd_at_threshold_zero_is_exact(temperature):
+    """Same tokens, same paths, round by round; with T = inf it takes longer paths and says so."""
     target, prompt = tiny_target("llama", seed=7), prompt_tokens(10)
     drafter = NoisyTargetDrafter(target, TREES[2], noise=1.0)
-    exact = run(target, drafter, prompt)
-    all_in = run(target, drafter, prompt, rule=Fsd(float("inf")))
+    settings = {"temperature": temperature, "seed": 2}
+    exact, never = (run(target, drafter, prompt, rule=r, **settings) for r in (EXACT, NEVER))
+    assert exact.tokens == never.tokens and never.fuzzy_share == 0
+    assert [r.path for r in exact.rounds] == [r.path for r in never.rounds]
+    all_in = run(target, drafter, prompt, rule=Fsd(float("inf")), **settings)
     assert all_in.tokens != exact.tokens and all_in.fuzzy_share > 0.05
     assert all_in.tokens_per_round > exact.tokens_per_round
 
@@ -215,29 +198,24 @@ def test_seeds(rule):
     target, prompt = tiny_target("qwen2", seed=8), prompt_tokens(8)
     drafter = EagleDrafter(tiny_head(target), target, TREES[1])
     rule = RULES[rule]()
-    answers = [
-        run(target, drafter, prompt, rule=rule, temperature=1.0, seed=seed)
-        for seed in (0, 1, 2, 0, 1, 2)
-    ]
+    settings = {"rule": rule, "temperature": 1.0}
+    one, other = (run(target, drafter, prompt, seed=seed, **settings) for seed in (0, 1))
     torch.manual_seed(99)  # no randomness but the given seed's
-    again = run(target, drafter, prompt, rule=rule, temperature=1.0, seed=0)
-    for one, other in zip(answers[:3], [again, *answers[4:]], strict=True):
-        assert one.tokens == other.tokens
-        assert [r.path for r in one.rounds] == [r.path for r in other.rounds]
-    assert len({tuple(answer.tokens) for answer in answers}) == 3
+    again = run(target, drafter, prompt, seed=0, **settings)
+    assert one == again or repr(one) == repr(again)  # a TV may be NaN
+    assert one.tokens != other.tokens
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma3"])
-def test_cache_invariant_and_one_buffer(family):
+def test_cache_invariant_and_one_buffer():
     """Each round: cache length == committed tokens - 1; the buffers stay where they are."""
-    target, prompt = tiny_target(family, seed=9), prompt_tokens(10)
+    target, prompt = tiny_target("gemma3", seed=9), prompt_tokens(10)
     for drafter in (
         NoisyTargetDrafter(target, TREES[4], noise=0.3),
         EagleDrafter(tiny_head(target), target, TREES[4]),
     ):
-        committed, places = len(prompt) + 1, set()
-        rounds = 0
-        for step in decode_rounds(target, drafter, prompt, DecodeConfig(Policy(EXACT))):
+        config = DecodeConfig(Policy(EXACT), StopConfig(40))
+        committed, places, rounds = len(prompt) + 1, set(), 0
+        for step in decode_rounds(target, drafter, prompt, config):
             if step.acceptance is not None:
                 committed += len(step.acceptance.tokens)
                 rounds += 1
@@ -246,7 +224,7 @@ def test_cache_invariant_and_one_buffer(family):
             if rounds and isinstance(drafter, EagleDrafter):
                 layers += drafter._sequence.cache.layers  # first used in the first round
             places.update((one.keys.data_ptr(), one.values.data_ptr()) for one in layers)
-        assert len(places) == len(layers) and rounds > 10
+        assert len(places) == len(layers) and rounds > 5
 
 
 class Listener(NoisyTargetDrafter):

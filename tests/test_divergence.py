@@ -172,5 +172,3 @@ def test_names():
     with pytest.raises(ValueError, match="unknown divergence 'jsd'") as error:
         canonical_name("jsd")
     assert all(name in str(error.value) for name in [*DIVERGENCES, *ALIASES])
-
-

@@ -13,7 +13,7 @@ from tiny_eagle3 import draft_tokens
 
 from eagle_fsd.config import BadInput, SamplingConfig, TreeConfig
 from eagle_fsd.decoding.acceptance import Policy, accept
-from eagle_fsd.decoding.divergence import DIVERGENCES, INFINITE_OUTSIDE
+from eagle_fsd.decoding.divergence import DIVERGENCES, INFINITE_OUTSIDE, divergence
 from eagle_fsd.decoding.loop import DecodeConfig, StopConfig, answer_uniforms, decode
 from eagle_fsd.decoding.rule import Rule
 from eagle_fsd.decoding.tree import DraftTree
@@ -34,10 +34,10 @@ def random_tree(generator: torch.Generator, token_R: torch.Tensor) -> DraftTree:
     )
 
 
-@pytest.mark.parametrize("divergence", DIVERGENCES)
+@pytest.mark.parametrize("measure", DIVERGENCES)
 @pytest.mark.parametrize("logits", ["raw", "processed"])
 @pytest.mark.parametrize("child", ["draft", "target", "deepest", "sample"])
-def test_mass_outside_the_draft_vocabulary_counts(divergence, logits, child):
+def test_mass_outside_the_draft_vocabulary_counts(measure, logits, child):
     """accept on rows over R tokens == accept on rows over V tokens with -inf outside."""
     generator = torch.Generator().manual_seed(7)
     token_R = draft_tokens(11, seed=1)
@@ -52,7 +52,7 @@ def test_mass_outside_the_draft_vocabulary_counts(divergence, logits, child):
         logits_NV = torch.randn(4, 101, generator=generator)
         logits_NV[:, token_R] += 3
         for threshold in (0.1, 0.35, 5.0):
-            rule = Fsd(threshold, child=child, divergence=divergence, logits=logits)
+            rule = Fsd(threshold, child=child, divergence=measure, logits=logits)
             policy = Policy(rule, sampling, record="full")
             uniform_S3 = answer_uniforms(3, 3)
             (one, _), (other, _) = (
@@ -63,7 +63,7 @@ def test_mass_outside_the_draft_vocabulary_counts(divergence, logits, child):
                 expected = pytest.approx(getattr(other, name), abs=1e-6, nan_ok=True)
                 assert getattr(one, name) == expected
             accepted += one.accepted_drafts
-    finite = divergence in ("js", "tv", "kl_draft_target")
+    finite = measure in ("js", "tv", "kl_draft_target")
     assert accepted > 0 or not finite
 
 
@@ -79,8 +79,8 @@ def test_total_variation_is_at_least_the_mass_outside():
     assert backward == pytest.approx(-math.log(0.7))
 
 
-@pytest.mark.parametrize("divergence", DIVERGENCES)
-def test_a_threshold_that_can_never_pass_is_refused(divergence):
+@pytest.mark.parametrize("name", DIVERGENCES)
+def test_a_threshold_that_can_never_pass_is_refused(name):
     """Infinite outside the draft vocabulary: told before any token; T = 0 and infinity may be."""
     target = tiny_target("llama")
     head = tiny_head(target, draft_vocab_size=11)
@@ -91,10 +91,10 @@ def test_a_threshold_that_can_never_pass_is_refused(divergence):
         config = DecodeConfig(Policy(rule), StopConfig(9))
         return len(decode(target, drafter, prompt_tokens(5), config).rounds)
 
-    never, late, always = (Fsd(T, divergence=divergence) for T in (0.0, 50.0, math.inf))
+    never, late, always = (Fsd(T, divergence=name) for T in (0.0, 50.0, math.inf))
     assert rounds(never) == rounds(Exact()) >= rounds(always)
-    if divergence not in INFINITE_OUTSIDE:
+    if name not in INFINITE_OUTSIDE:
         assert rounds(late) == rounds(always)
         return
-    with pytest.raises(BadInput, match=f"divergence {divergence} is infinite .* 11 tokens only"):
+    with pytest.raises(BadInput, match=f"divergence {name} is infinite .* 11 tokens only"):
         rounds(late)

@@ -9,7 +9,7 @@ from tiny import NoisyTargetDrafter, prompt_tokens, randomize, tiny_target
 
 from eagle_fsd.config import BadInput, SamplingConfig, TreeConfig
 from eagle_fsd.decoding.columns import COLUMNS, divergence_column
-from eagle_fsd.decoding.divergence import FORMS, divergence_over
+from eagle_fsd.decoding.divergence import DIVERGENCES, divergence
 from eagle_fsd.decoding.drafter import RootDrafter
 from eagle_fsd.decoding.loop import DecodeConfig, StopConfig, decode
 from eagle_fsd.drafters import DRAFTERS
@@ -93,10 +93,10 @@ def test_a_column(target, monkeypatch):
 
 def test_a_divergence(target, monkeypatch):
     hellinger = run_block("divergence")["hellinger"]
-    monkeypatch.setitem(FORMS, "hellinger", hellinger)
+    monkeypatch.setitem(DIVERGENCES, "hellinger", hellinger)
     logits_2V = torch.randn(2, 7, generator=torch.Generator().manual_seed(0))
-    assert divergence_over("hellinger", logits_2V, logits_2V).abs().max() < 1e-6
-    assert divergence_over("hellinger", *logits_2V) > 0.01
+    assert divergence("hellinger", logits_2V, logits_2V).abs().max() < 1e-6
+    assert divergence("hellinger", *logits_2V) > 0.01
     assert divergence_column("hellinger", "raw") == "hellinger"
 
 

@@ -12,7 +12,7 @@ import torch
 from tiny import tiny_head, tiny_target
 from tiny_eagle3 import draft_tokens, tiny_head3
 
-from eagle_fsd.decoding.divergence import DIVERGENCES
+from eagle_fsd.decoding.divergence import divergence as divergence_of
 from eagle_fsd.training import losses
 from eagle_fsd.training.losses import DISTRIBUTION_LOSSES, Objective, distribution_losses
 from eagle_fsd.training.recipe import Recipe
@@ -84,7 +84,7 @@ def test_values_are_those_of_the_acceptance_rules(name, divergence):
     hidden_SMD, own_RD, target_MD, rows_RD, _ = inputs = random_inputs()
     _, (value,) = distribution_losses(*inputs[:4], torch.ones(S, M), {name: 1.0})
     target_SMR = (target_MD @ rows_RD.T).expand(S, M, R)
-    wanted_SM = DIVERGENCES[divergence](target_SMR, hidden_SMD @ own_RD.T)
+    wanted_SM = divergence_of(divergence, target_SMR, hidden_SMD @ own_RD.T)
     torch.testing.assert_close(value, wanted_SM.sum(), rtol=1e-5, atol=1e-5)
 
 

@@ -17,10 +17,8 @@ from reference_accept import SlowAccept, chi_square_p, random_round
 from eagle_fsd.config import SamplingConfig
 from eagle_fsd.decoding.acceptance import Policy, accept
 from eagle_fsd.decoding.verified import VerifiedTree
-from eagle_fsd.rules.control import Random
-from eagle_fsd.rules.fsd import Exact, Fsd
 from eagle_fsd.rules.guards import Cap
-from eagle_fsd.rules.price import PathRule, Ratio
+from eagle_fsd.rules.price import PathRule
 
 GREEDY, WARM = SamplingConfig(), SamplingConfig(1.0)
 INF = math.inf
@@ -53,11 +51,11 @@ def steps(path: Sequence[int]) -> Iterator[tuple[int, int]]:
 
 
 def test_the_value_is_the_best_of_all_paths():
-    """1,000 random trees: brute force over every root-to-node path, with and without ties, with
+    """400 random trees: brute force over every root-to-node path, with and without ties, with
     top-k, a cap, a gate and stop tokens; of equal paths x's child comes first, then the draft's
     order. Quarters as logits and prices make equal values exactly equal."""
     checked = Counter()
-    for seed in range(1000):
+    for seed in range(400):
         rng = random.Random(seed)
         tree, logits_NV, uniform_S3 = random_round(seed, vocab=7, ties=seed % 2 == 0)
         # of tokens tied for the last place transformers' top-k keeps all
@@ -98,7 +96,7 @@ def test_the_value_is_the_best_of_all_paths():
             c not in allowed[v] and c != hit[v] for v in range(tree.size) for c in slow.children[v]
         )
         checked["stopped"] += any(slow.token[v] in stop for v in range(1, tree.size))
-    assert min(checked[k] for k in ("ties", "fuzzy", "narrowed", "stopped")) > 50, checked
+    assert min(checked[k] for k in ("ties", "fuzzy", "narrowed", "stopped")) > 20, checked
 
 
 # --- above 0: the distribution --------------------------------------------------------------------
@@ -106,17 +104,12 @@ def test_the_value_is_the_best_of_all_paths():
 
 def emitted(round_: tuple, policy: Policy) -> tuple[SlowAccept, list[dict[int, float]]]:
     """The reference, and the rule's own probability of every child."""
-    verified = verify(round_, policy)
-    slow = SlowAccept(*round_[:2], policy)
-    return slow, [
-        {
-            c: slow.p[v][slow.token[c]] * math.exp(tilt)
-            for c, tilt in policy.rule.tilts(verified, v).items()
-        }
-        if children
-        else {}
-        for v, children in enumerate(verified.children)
-    ]
+    verified, slow = verify(round_, policy), SlowAccept(*round_[:2], policy)
+
+    def new(v: int, c: int) -> float:
+        return slow.p[v][slow.token[c]] * math.exp(policy.rule.tilt(verified, v, c))
+
+    return slow, [{c: new(v, c) for c in below} for v, below in enumerate(verified.children)]
 
 
 def objective(slow: SlowAccept, new: list[dict[int, float]], b_over_tau: float) -> float:
@@ -157,7 +150,7 @@ def perturbed(slow, new, rng: random.Random, size: float) -> list[dict[int, floa
 def test_no_other_distribution_is_worth_more(tau, gate):
     """Its objective == (tau / b) log z(root), and every perturbed one's is less."""
     rng, less = random.Random(1), 0
-    for seed, price in itertools.product(range(8), (0.3, 1.0, 3.0)):
+    for seed, price in itertools.product(range(4), (0.3, 1.0, 3.0)):
         round_ = random_round(seed)
         policy = Policy(PathRule(price, gate), SamplingConfig(tau))
         slow, new = emitted(round_, policy)
@@ -169,12 +162,12 @@ def test_no_other_distribution_is_worth_more(tau, gate):
             other = objective(slow, perturbed(slow, new, rng, size), price / tau)
             assert other <= value + 1e-6
             less += other < value - 1e-6
-    assert less > 60 or gate == 0
+    assert less > 30 or gate == 0
 
 
 def test_as_the_temperature_falls_the_value_becomes_that_of_temperature_zero():
     """tau log z / b -> V, with the same price: the dial means the same at every temperature."""
-    for seed, price in itertools.product(range(30), (0.3, 1.0, 3.0)):
+    for seed, price in itertools.product(range(10), (0.3, 1.0, 3.0)):
         round_ = random_round(seed)
         rule = PathRule(price)
         values, _ = rule.values(verify(round_, Policy(rule, GREEDY)))
@@ -197,9 +190,9 @@ def test_as_the_temperature_falls_the_value_becomes_that_of_temperature_zero():
     ids=["open", "gated", "filtered"],
 )
 def test_a_round_emits_its_distribution(rule, sampling):
-    """All tokens of 4,000 rounds over 5 tokens by chi-square; x is kept as often as the maximal
+    """All tokens of 1,500 rounds over 5 tokens by chi-square; x is kept as often as the maximal
     coupling says, 1 - TV, and TV is what was recorded."""
-    draws = 4000
+    draws = 1500
     tree, logits_NV, _ = random_round(8, depth=2, vocab=5)
     policy = Policy(rule, sampling, record="full")
     slow = SlowAccept(tree, logits_NV, policy)
@@ -213,36 +206,3 @@ def test_a_round_emits_its_distribution(rule, sampling):
     assert chi_square_p(count, slow.round_distribution()) > 1e-4
     tv = slow.tv(0)
     assert tv > 0.02 and abs(fuzzy / draws - tv) < 4 * math.sqrt(tv * (1 - tv) / draws)
-
-
-@pytest.mark.parametrize(
-    "rule",
-    [Fsd(INF), Random(0.8), Ratio(INF), PathRule(3.0)],
-    ids=["fsd", "random", "ratio", "path"],
-)
-def test_nothing_outside_the_filtered_support_is_emitted(rule):
-    """20,000 tokens' worth of rounds on many trees, under top-k and top-p."""
-    tokens = fuzzy = 0
-    for seed in itertools.count():
-        tree, logits_NV, _ = random_round(seed, vocab=13)
-        sampling = SamplingConfig(*[(1.3, 4, 1.0), (0.9, 0, 0.8), (1.0, 6, 0.9)][seed % 3])
-        policy = Policy(rule, sampling)
-        p = SlowAccept(tree, logits_NV, Policy(Exact(), sampling)).p
-        for uniform_S3 in torch.rand(40, 5, 3, generator=torch.Generator().manual_seed(seed)):
-            got, _ = accept(tree, logits_NV, uniform_S3, policy=policy)
-            assert all(p[v][t] > 0 for v, t in zip(got.path, got.tokens, strict=True)), seed
-            tokens += len(got.tokens)
-            fuzzy += sum(got.fuzzy)
-        if tokens >= 20_000:
-            break
-    assert fuzzy > 500
-
-
-def test_a_price_of_nothing_is_exact_draw_by_draw():
-    """At every temperature, gated or not, with the same uniforms."""
-    for seed, tau in itertools.product(range(100), (0.0, 0.6, 1.0)):
-        round_ = random_round(seed)
-        want, _ = accept(*round_, policy=Policy(Exact(), SamplingConfig(tau), record="full"))
-        for rule in (PathRule(0.0), PathRule(0.0, gate=0.3)):
-            got, _ = accept(*round_, policy=Policy(rule, SamplingConfig(tau), record="full"))
-            assert repr(got) == repr(want)

@@ -13,14 +13,14 @@ from eagle_fsd.config import SamplingConfig
 from eagle_fsd.decoding.acceptance import Policy, accept
 from eagle_fsd.decoding.sampling import draw, filter_logits, inverse_cdf, next_token_probs
 from eagle_fsd.decoding.tree import DraftTree
-from eagle_fsd.rules.control import Random
+from eagle_fsd.rules.children import Random
 from eagle_fsd.rules.fsd import Exact, Fsd, FsdPaper
 
 SAMPLINGS = [
     SamplingConfig(temperature=temperature, top_k=top_k, top_p=top_p)
-    for temperature in (0.3, 0.7, 1.0, 2.0)
+    for temperature in (0.3, 1.0, 2.0)
     for top_k in (0, 1, 5, 1000)
-    for top_p in (1.0, 0.9, 0.5, 1e-6)
+    for top_p in (1.0, 0.9, 1e-6)
 ]
 
 
@@ -57,12 +57,6 @@ def test_a_neutral_filter_changes_nothing_and_bfloat16_becomes_float32():
     assert torch.equal(got_RV, logits_RV.float())
 
 
-def test_temperature_zero_has_nothing_to_filter():
-    """At 0 P is the argmax; to ask for filtered logits is a fault of the caller."""
-    with pytest.raises(AssertionError, match="argmax"):
-        filter_logits(torch.zeros(1, 5), SamplingConfig())
-
-
 def test_a_whole_number_is_a_temperature():
     """Bug held down: temperature 2 (an int) was refused inside transformers, in mid-decoding."""
     logits_RV = random_logits(3, 7)
@@ -96,10 +90,10 @@ def test_greedy_is_the_first_argmax():
     "sampling", [SamplingConfig(1.0), SamplingConfig(0.7, top_p=0.9), SamplingConfig(1.5, top_k=3)]
 )
 def test_draws_follow_p(sampling):
-    """100,000 draws over 7 tokens against P, by chi-square; removed tokens never come."""
+    """30,000 draws over 7 tokens against P, by chi-square; removed tokens never come."""
     logits_1V = random_logits(1, 7, seed=3)
-    uniform_R = torch.rand(100_000, generator=torch.Generator().manual_seed(4))
-    drawn_R = draw(logits_1V.expand(100_000, 7), uniform_R, sampling)
+    uniform_R = torch.rand(30_000, generator=torch.Generator().manual_seed(4))
+    drawn_R = draw(logits_1V.expand(30_000, 7), uniform_R, sampling)
     count = dict(enumerate(drawn_R.bincount(minlength=7).tolist()))
     assert chi_square_p(count, dict(enumerate(slow_p(logits_1V[0].tolist(), sampling)))) > 1e-4
 
@@ -147,12 +141,12 @@ def test_inverse_cdf_is_exact_over_a_large_vocabulary():
 
 # --- what the rules emit ------------------------------------------------------------------------
 
-DRAWS = 20_000
+DRAWS = 4000
 
 
 @pytest.fixture(scope="module", params=[SamplingConfig(1.0), SamplingConfig(0.7, top_p=0.9)])
 def exact_draws(request):
-    """The first two tokens of 20,000 texts by `exact`, and the first round's accepted drafts.
+    """The first two tokens of 4,000 texts by `exact`, and the first round's accepted drafts.
 
     The target is a Markov chain over 7 tokens: P depends on the last token only. A text starts at
     token 0; a round that ends after one token is followed by another, whose root is that token and
@@ -208,7 +202,7 @@ def test_exact_accepts_as_many_drafts_as_the_target_says(exact_draws):
 def test_greedy_exact_accepts_exactly_the_expected_drafts():
     """At temperature 0 every P along a path is 0 or 1: the sum of products is the number itself."""
     total = 0
-    for seed in range(100):
+    for seed in range(40):
         tree, logits_NV, uniform_S3 = random_round(seed, vocab=5)
         got, _ = accept(tree, logits_NV, uniform_S3, policy=Policy(Exact()))
         argmax_N, parent, reach = logits_NV.argmax(-1), tree.parent_N.tolist(), [1]
@@ -217,7 +211,7 @@ def test_greedy_exact_accepts_exactly_the_expected_drafts():
             reach.append(reach[parent[node]] * wanted)
         assert got.accepted_drafts == sum(reach[1:])
         total += got.accepted_drafts
-    assert total > 50
+    assert total > 20
 
 
 @pytest.mark.parametrize("child", ["draft", "target", "deepest"])
@@ -225,11 +219,11 @@ def test_greedy_exact_accepts_exactly_the_expected_drafts():
 def test_greedy_tv_counts_the_fuzzy_tokens(rule, child):
     """At temperature 0 what is emitted is one-hot: the sum of TV is the number of fuzzy tokens."""
     fuzzy = 0
-    for seed, threshold in itertools.product(range(40), (0.02, 0.2, math.inf)):
+    for seed, threshold in itertools.product(range(15), (0.02, 0.2, math.inf)):
         got, _ = accept(*random_round(seed), policy=Policy(rule(threshold, child)))
         assert sum(got.tv) == sum(got.fuzzy)
         fuzzy += sum(got.fuzzy)
-    assert fuzzy > 30
+    assert fuzzy > 10
 
 
 def round_of_eighths() -> tuple[DraftTree, torch.Tensor]:
@@ -273,8 +267,6 @@ FIRST_TOKENS = {
     (FsdPaper, "deepest"): {2: 32},
     (FsdPaper, "sample"): {1: 8, 2: 8, 4: 16},
 }
-# the others take half a minute; the exact test below covers all
-DRAWN_BY_DEFAULT = [(Fsd, "draft"), (FsdPaper, "sample")]
 
 
 def first_two(slow: SlowAccept) -> dict[tuple[int, ...], float]:
@@ -297,7 +289,7 @@ def test_fuzzy_rules_emit_their_distributions_exactly(rule, child):
     chosen = [0.125, 0.375, 0.625, 0.875] if child == "sample" else [0.5]
     cells = list(itertools.product(itertools.product(drawn, chosen), repeat=2))
     policy = Policy(rule(math.inf, child), SamplingConfig(1.0))
-    for passing in ({0, 2}, {2}, {0, 3}, set()):
+    for passing in ({0, 2}, {0, 3}):
         round_ = judged(tree, passing), logits_NV
         got = defaultdict(float)
         for first, second in cells:
@@ -312,7 +304,7 @@ def test_fuzzy_rules_emit_their_distributions_exactly(rule, child):
                 assert share == pytest.approx(by_hand.get(token, 0) / 32)
 
 
-@pytest.mark.parametrize("rate", [0.0, 0.25, 1.0])
+@pytest.mark.parametrize("rate", [0.25, 1.0])
 @pytest.mark.parametrize("child", ["draft", "target", "deepest"])
 def test_random_emits_its_distribution_exactly(child, rate):
     """As above for rule random, over quarters of its own uniform; its TV too."""
@@ -329,15 +321,9 @@ def test_random_emits_its_distribution_exactly(child, rate):
     assert dict(got) == pytest.approx(first_two(slow), abs=1e-6)
 
 
-@pytest.mark.parametrize(
-    "rule, child",
-    [
-        pytest.param(*key, marks=() if key in DRAWN_BY_DEFAULT else pytest.mark.slow)
-        for key in FIRST_TOKENS
-    ],
-)
+@pytest.mark.parametrize("rule, child", [(Fsd, "draft"), (FsdPaper, "sample")])
 def test_fuzzy_rules_draw_from_their_distributions(rule, child):
-    """All tokens of a round over 20,000 draws, by chi-square; D passes at the root and node 2."""
+    """All tokens of a round over 4,000 draws, by chi-square; D passes at the root and node 2."""
     tree, logits_NV = round_of_eighths()
     tree, policy = judged(tree, {0, 2}), Policy(rule(math.inf, child), SamplingConfig(1.0))
     block_RS3 = torch.rand(DRAWS, 3, 3, generator=torch.Generator().manual_seed(8))

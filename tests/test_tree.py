@@ -102,9 +102,9 @@ def test_grown_tree_written_by_hand():
 
 
 def test_tables_match_the_reference_on_random_trees():
-    """Depths and ancestors by tensor operations == by walking up, on 1,000 random parent tables."""
+    """Depths and ancestors by tensor operations == by walking up, on 150 random parent tables."""
     rng = random.Random(0)
-    for _ in range(1000):
+    for _ in range(150):
         size = rng.randint(1, 40)
         reach = rng.choice([1, 3, 40])  # chains, narrow trees, wide trees
         parents = [0] + [rng.randint(max(0, node - reach), node - 1) for node in range(1, size)]
@@ -126,10 +126,10 @@ def test_tables_match_the_reference_on_random_trees():
 
 @pytest.mark.parametrize("tied", [False, True])
 def test_growth_matches_the_reference(tied):
-    """Expansion and reranking == EAGLE-2 with Python loops, on 1,000 trees, ties included."""
+    """Expansion and reranking == EAGLE-2 with Python loops, on 150 trees, ties included."""
     rng = random.Random(int(tied))
     ties = 0
-    for seed in range(1000):
+    for seed in range(150):
         config, logits_of = random_config(rng), PathLogits(seed, tied=tied)
         want = reference.grow(
             logits_of,
@@ -143,7 +143,7 @@ def test_growth_matches_the_reference(tied):
         assert tree.depth_N.tolist() == [len(path) for path in tree_paths(tree)]
         assert tree.token_N[0] == 5
         ties += len(want.pool) - len({candidate.score for candidate in want.pool})
-    assert ties > 2000 if tied else ties < 100
+    assert ties > 300 if tied else ties < 15
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -151,12 +151,12 @@ def test_growth_matches_the_reference(tied):
 def test_no_orphans_when_half_precision_drafts_are_peaked(dtype, scale):
     """Upstream's top-k over tied half-precision scores keeps children without their parents.
 
-    1,000 trees per dtype: every kept node's parent is the node it was drafted under, and the kept
+    100 trees per dtype: every kept node's parent is the node it was drafted under, and the kept
     scores are the best of the pool.
     """
     config = TreeConfig(23, 5, 4)
     tied_with_parent = 0
-    for seed in range(500):
+    for seed in range(50):
         logits_of = PathLogits(seed, scale=scale, dtype=dtype)
         tree, run = grow(logits_of, config)
         score = {(): np.float32(0)}
@@ -172,14 +172,14 @@ def test_no_orphans_when_half_precision_drafts_are_peaked(dtype, scale):
         assert (tree.parent_N[1:] < torch.arange(1, 24)).all()
         tied_with_parent += sum(score[path] == score[path[:-1]] for path in kept[1:])
         assert sorted(score[path] for path in kept[1:]) == sorted(pool)[-23:]
-    assert tied_with_parent > 500
+    assert tied_with_parent > 50
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_draft_row_belongs_to_its_node(dtype):
     """draft_logits_ER[draft_row_N[i]] are the logits that were given for node i's own path."""
     rng = random.Random(7)
-    for seed in range(200):
+    for seed in range(30):
         config, logits_of = random_config(rng), PathLogits(seed, dtype=dtype)
         tree, run = grow(logits_of, config)
         assert tree.draft_logits_ER.shape == (config.num_expanded, V)
@@ -193,7 +193,7 @@ def test_draft_row_belongs_to_its_node(dtype):
 
 def test_siblings_are_distinct_and_best_first():
     """Below one parent: distinct tokens, in descending order of the draft's probability."""
-    for seed in range(50):
+    for seed in range(10):
         tree, _ = grow(PathLogits(seed), TreeConfig(23, 4, 3))
         for parent, count in Counter(tree.parent_N[1:].tolist()).items():
             child_C = (tree.parent_N == parent).nonzero()[:, 0]

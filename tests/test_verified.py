@@ -1,6 +1,6 @@
 """Columns against float64 formulas, laws of rules, and what a verified tree tells whom.
 
-Axes: M rows, V vocabulary, R draft vocabulary, C tokens asked about.
+Axes: N nodes, V vocabulary, R draft vocabulary, C tokens asked about.
 """
 
 import itertools
@@ -25,7 +25,8 @@ from eagle_fsd.config import SamplingConfig
 from eagle_fsd.decoding.acceptance import Policy, accept
 from eagle_fsd.decoding.columns import COLUMNS, Rows
 from eagle_fsd.decoding.divergence import DIVERGENCES
-from eagle_fsd.decoding.rule import Rule, walk
+from eagle_fsd.decoding.rule import Rule
+from eagle_fsd.decoding.tree import DraftTree
 from eagle_fsd.decoding.verified import VerifiedTree
 from eagle_fsd.rules.fsd import Exact, Fsd
 from eagle_fsd.rules.price import PathRule, Ratio
@@ -45,20 +46,16 @@ def each_way(request, monkeypatch):
 
 
 def random_rows(seed: int, sampling: SamplingConfig, reduced: bool) -> Rows:
-    """Five rows, of which the second has no draft; each asks about all tokens."""
+    """Five nodes, of which the second has no draft; each asks about all tokens."""
     generator = torch.Generator().manual_seed(seed)
-    target_MV = 2 * torch.randn(5, V, generator=generator)
+    target_NV = 2 * torch.randn(5, V, generator=generator)
     if not sampling.top_k:  # transformers' top-k keeps all that are tied for the last place
-        target_MV = target_MV.round()
+        target_NV = target_NV.round()
     token_R = torch.randperm(V, generator=generator)[:R].sort().values if reduced else None
-    return Rows(
-        target_MV=target_MV,
-        draft_ER=torch.randn(3, R if reduced else V, generator=generator),
-        draft_row_M=torch.tensor([2, -1, 0, 1, 2]),
-        draft_token_R=token_R,
-        token_MC=torch.arange(V).expand(5, V),
-        sampling=sampling,
-    )
+    zero_N, row_N = torch.zeros(5, dtype=torch.int64), torch.tensor([2, -1, 0, 1, 2])
+    draft_ER = torch.randn(3, R if reduced else V, generator=generator)
+    tree = DraftTree(zero_N, zero_N, row_N, draft_ER, 0, token_R)
+    return Rows(tree, target_NV, slice(None), torch.arange(V), sampling)
 
 
 def slow_column(name: str, target: list[float], draft: list[float] | None, sampling):
@@ -82,7 +79,6 @@ def slow_column(name: str, target: list[float], draft: list[float] | None, sampl
         "log_prob": lambda: [math.log(x) if x else -math.inf for x in p],
         "raw_prob": lambda: raw,
         "regret": lambda: [math.log(max(raw) / x) for x in raw],
-        "rank": lambda: [sum(other > x for other in target) for x in target],
         "supported": lambda: [float(x > -math.inf) for x in slow_filter(target, warm)],
         "draft_logit": lambda: draft,
         "draft_prob": lambda: [math.exp(x) for x in log_probs(draft)],
@@ -98,18 +94,19 @@ def test_columns_are_their_formulas(name, reduced):
 
     Bug held down: a token outside the draft vocabulary got the value of its neighbour in it.
     """
-    for seed, sampling in itertools.product(range(4), (GREEDY, FILTERED, WARM)):
+    for seed, sampling in itertools.product(range(2), (GREEDY, FILTERED, WARM)):
         if name.endswith("_processed") and sampling == GREEDY:
             continue
         rows = random_rows(seed, sampling, reduced)
         got = COLUMNS[name](rows)
         assert got.dtype == torch.float32
-        for m, row in enumerate(rows.draft_row_M.tolist()):
+        tree = rows.tree
+        for m, row in enumerate(tree.draft_row_N.tolist()):
             draft = None
             if row >= 0:
                 draft = [-math.inf] * V
-                token_R = range(V) if rows.draft_token_R is None else rows.draft_token_R.tolist()
-                values = rows.draft_ER[row].double().tolist()
+                token_R = tree.draft_token_R.tolist() if reduced else range(V)
+                values = tree.draft_logits_ER[row].double().tolist()
                 if name.endswith("_processed"):  # the filters see the tokens that can be drafted
                     values = slow_filter(values, sampling)
                 for token, value in zip(token_R, values, strict=True):
@@ -121,9 +118,9 @@ def test_columns_are_their_formulas(name, reduced):
 
 def test_log_prob_holds_where_float32_has_no_p():
     """A price compares logarithms; e^-150 is 0 in float32."""
-    rows = replace(random_rows(0, WARM, False), target_MV=torch.tensor([[0.0] + [-150.0] * 12]))
-    rows = replace(rows, token_MC=torch.tensor([[0, 1]]))
-    assert COLUMNS["log_prob"](rows)[0].tolist() == pytest.approx([0.0, -150.0])
+    logits_1V = torch.tensor([[0.0] + [-150.0] * 12])
+    rows = replace(random_rows(0, WARM, False), target_logits_NV=logits_1V)
+    assert COLUMNS["log_prob"](rows)[0, :2].tolist() == pytest.approx([0.0, -150.0])
     assert COLUMNS["prob"](rows)[0, 1] == 0
 
 
@@ -143,12 +140,7 @@ class Asking(Rule):
 
     def choose(self, tree, state):
         place = COLUMNS[self.column](random_rows(0, WARM, False)).ndim == 1
-        return [0], (tree.at if place else tree.of)(
-            self.column, 0 if place else tree.children[0][0]
-        )
-
-    def tv(self, tree, v):
-        return 0.0
+        return [0], tree.at(self.column, 0) if place else tree.of(self.column, tree.children[0][0])
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, WARM])
@@ -186,7 +178,7 @@ def test_full_records_judge_every_visited_parent_lean_ones_only_where_asked(monk
     for name in DIVERGENCES:
         monkeypatch.setitem(COLUMNS, name, counted(name, COLUMNS[name]))
     some = 0
-    for seed, sampling in itertools.product(range(20), (GREEDY, WARM)):
+    for seed, sampling in itertools.product(range(8), (GREEDY, WARM)):
         tree, *_ = round_ = random_round(seed)
         for rule in (Exact(), Ratio(1.0), PathRule(1.0), Fsd(0.0), Fsd(0.2, divergence="tv")):
             computed.clear()
@@ -241,7 +233,8 @@ class Mixture(Rule):
         return torch.where(draft_prob_MV.isnan(), prob_MV, 0.5 * (prob_MV + draft_prob_MV))
 
     def choose(self, tree, state):
-        return walk(tree.hit), [tree.of("prob", c) for c in tree.children[0]]
+        path, _ = super().choose(tree, state)
+        return path, [tree.of("prob", c) for c in tree.children[0]]
 
 
 def mixture(tree, logits_NV, sampling) -> list[list[float]]:
@@ -262,7 +255,7 @@ def test_a_law_is_drawn_from_with_the_uniform_of_x(sampling, each_way):
     `prob` was that of y.
     """
     fuzzy = 0
-    for seed in range(60):
+    for seed in range(25):
         tree, logits_NV, uniform_S3 = random_round(seed)
         laws = mixture(tree, logits_NV, sampling)
         policy = Policy(Mixture(), sampling)
@@ -278,24 +271,27 @@ def test_a_law_is_drawn_from_with_the_uniform_of_x(sampling, each_way):
             tv = 0.5 * math.fsum(abs(a - b) for a, b in zip(laws[v], p_of[v], strict=True))
             assert got.tv[depth] == pytest.approx(tv, abs=1e-6)
         fuzzy += sum(got.fuzzy)
-    assert fuzzy > 5
+    assert fuzzy > 2
 
 
 def test_a_law_emits_what_it_says():
-    """The first token of 3,000 rounds, by chi-square; y != x overstates how fuzzy that is."""
+    """The first token of 1,200 rounds, by chi-square; y != x overstates how fuzzy that is."""
     tree, logits_NV, _ = random_round(4)
-    block_RS3 = torch.rand(3000, 5, 3, generator=torch.Generator().manual_seed(1))
+    block_RS3 = torch.rand(1200, 5, 3, generator=torch.Generator().manual_seed(1))
     policy, count, fuzzy = Policy(Mixture(), WARM), Counter(), 0
     for uniform_S3 in block_RS3:
         got, _ = accept(tree, logits_NV, uniform_S3, policy=policy)
         count[got.tokens[0]] += 1
         fuzzy += got.fuzzy[0]
     assert chi_square_p(count, dict(enumerate(mixture(tree, logits_NV, WARM)[0]))) > 1e-4
-    assert fuzzy / 3000 > got.tv[0] - 0.02
+    assert fuzzy / 1200 > got.tv[0] - 0.03
 
 
 def test_law_masks_the_drafted_tokens(each_way):
-    """A law that keeps to drafted tokens: the mask is that of the node's children."""
+    """A law that keeps to drafted tokens: the mask is that of the node's children.
+
+    Bug held down: on an accelerator it held drafts behind a stop token, which are nobody's.
+    """
 
     @dataclass(frozen=True)
     class Confined(Rule):
@@ -303,10 +299,15 @@ def test_law_masks_the_drafted_tokens(each_way):
         def law(prob_MV, draft_prob_MV, is_child_MV):
             return torch.where(is_child_MV.any(-1, keepdim=True), is_child_MV * prob_MV, prob_MV)
 
-        def choose(self, tree, state):
-            return walk(tree.hit), state
-
+    ended = 0
     for seed in range(20):
         tree, *_ = round_ = random_round(seed)
-        got, _ = accept(*round_, policy=Policy(Confined(), WARM))
-        assert got.path[-1] not in tree.parent_N[1:]
+        stop = set(tree.token_N[tree.parent_N[1:]].tolist()[1::3])
+        for stops in ((), stop):
+            got, _ = accept(*round_, policy=Policy(Confined(), WARM), stop_token_ids=stops)
+            last = got.path[-1]
+            at_end = last > 0 and tree.token_N[last].item() in stops
+            assert at_end or last not in tree.parent_N[1:]
+            assert not at_end or got.tv[-1] == 0
+            ended += at_end and last in tree.parent_N[1:]
+    assert ended > 2

@@ -122,12 +122,7 @@ class TreeCache(Cache):
 
     @torch.inference_mode()
     def keep_path(self, prefix_length: int, node_A: torch.Tensor) -> None:
-        """Keep rows [0, prefix_length) and, right behind them, the tree rows `node_A`.
-
-        Args:
-            prefix_length: rows before the tree's own.
-            node_A: indices of the accepted nodes within the tree, root first, [A].
-        """
+        """Keep rows [0, prefix_length) and, right behind them, those of a path's nodes."""
         kept = node_A.shape[0]
         if kept > 1:  # the root's row is where it should be
             for pool in self._pools:

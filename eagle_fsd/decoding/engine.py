@@ -1,7 +1,6 @@
 """How a target is run: the engine that runs the stock model, and the sequence that is decoded.
 
-The other engines are in eagle_fsd/engine/; one of them is handed to Target, which knows them by
-these methods only.
+The other engines are in eagle_fsd/engine/; one of them is handed to Target.
 
 Axes: N tree nodes, K keys (cache rows), D hidden size, R rows of a linear layer.
 """
@@ -26,9 +25,8 @@ class CachedSequence:
     """The cache of the sequence that is decoded, and how many of its rows are committed.
 
     Args:
-        num_layers: layers of the model.
+        num_layers, pooled: see TreeCache.
         device: where the tensors of a tree are.
-        pooled: see TreeCache.
 
     Attributes:
         length: committed rows.
@@ -44,8 +42,7 @@ class CachedSequence:
 
     def close(self) -> None:
         """Forget the sequence and its cache."""
-        self.length = 0
-        self.cache: TreeCache | None = None
+        self.length, self.cache = 0, None
 
     def start(self, capacity: int) -> None:
         """Begin a new sequence with a cache of at least `capacity` rows."""

@@ -128,12 +128,7 @@ class Generation:
 
 
 def check_request(target: Target, prompt: Sequence[int], stop: StopConfig) -> None:
-    """Refuse a request that cannot be carried out, before any work.
-
-    Raises:
-        BadInput: empty prompt, token outside the vocabulary, or prompt plus budget beyond the
-            target's positions.
-    """
+    """Refuse, by a BadInput, a request that cannot be carried out, before any work."""
     if len(prompt) == 0:
         raise BadInput("the prompt is empty: give at least one token")
     strange = [token for token in prompt if not 0 <= token < target.vocab_size]

@@ -1,7 +1,6 @@
 """What each node of a draft tree may see, as the additive float masks that a model's layers take.
 
-Axes: N tree nodes, K keys (cache rows), R query heads that share a key head where attention folds
-them into the rows (engine/attention.py), else 1.
+Axes: N tree nodes, K keys (cache rows).
 """
 
 import torch
@@ -17,7 +16,7 @@ def additive(visible_NK: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def fold(mask_NK: torch.Tensor, repeats: int) -> torch.Tensor:
-    """In the shape that attention takes, [1, 1, R N, K]: the same for every folded query head."""
+    """In the shape that attention takes, [1, 1, repeats N, K]."""
     return mask_NK.repeat(repeats, 1)[None, None]
 
 
@@ -29,9 +28,9 @@ class LayerMasks:
     it is.
 
     Args:
-        config: of the model.
-        dtype: of its weights.
-        repeats: R.
+        config, dtype: the model's.
+        repeats: query heads that share a key head where attention folds them into the rows
+            (engine/attention.py), else 1.
     """
 
     def __init__(self, config: PretrainedConfig, dtype: torch.dtype, repeats: int):
@@ -46,12 +45,12 @@ class LayerMasks:
     ) -> Masks:
         """From what each node may see but for windows, and where keys and nodes stand."""
         if not self._slides:
-            return self._folded(visible_NK)
+            return self._mask(visible_NK)
         in_window_NK = key_position_K[None] > position_N[:, None] - self._window
-        sliding = self._folded(visible_NK & in_window_NK)
+        sliding = self._mask(visible_NK & in_window_NK)
         if not self._layer_types:
             return sliding
-        return {"full_attention": self._folded(visible_NK), "sliding_attention": sliding}
+        return {"full_attention": self._mask(visible_NK), "sliding_attention": sliding}
 
-    def _folded(self, visible_NK: torch.Tensor) -> torch.Tensor:
+    def _mask(self, visible_NK: torch.Tensor) -> torch.Tensor:
         return fold(additive(visible_NK, self._dtype), self._repeats)

@@ -184,8 +184,7 @@ class Target:
         """One forward of the model, by the engine.
 
         Args:
-            token_BN: token ids.
-            forward: what the model's forward takes beside them (masks, positions, cache).
+            forward: what the model's forward takes beside token ids (masks, positions, cache).
 
         Returns:
             Hidden states after the final norm, [B, N, D], and the features, [B, N, F], on `device`.
@@ -207,10 +206,7 @@ class Target:
     def readout(
         self, token_R: torch.Tensor | None = None
     ) -> Callable[[torch.Tensor], torch.Tensor]:
-        """`logits` for some tokens only: a function from [N, D] to [N, R]; None: for all.
-
-        The rows of the lm_head that it needs are copied now.
-        """
+        """`logits` for some tokens only, whose rows are copied: from [N, D] to [N, R]."""
         if token_R is None:
             return self.logits
         token_R = token_R.to(self.device)

@@ -48,6 +48,7 @@ class VerifiedTree:
         tokens, parents, depths: of every node; the root is its own parent.
         children: of every node, in the draft's order.
         answer, sampling: as given.
+        greedy: P is the argmax.
     """
 
     def __init__(
@@ -64,7 +65,7 @@ class VerifiedTree:
         stop_token_ids: Collection[int] = (),
         answer: Sequence[int] = (),
     ):
-        self.answer, self.sampling = answer, sampling
+        self.answer, self.sampling, self.greedy = answer, sampling, sampling.temperature == 0
         self._tree, self._logits_NV, self._uniform_S3 = tree, target_logits_NV, uniform_S3
         self._ahead, self._law, self._allows, self._stops = ahead, law, allows, stop_token_ids
         self._filtered = sampling.top_k > 0 or sampling.top_p < 1
@@ -86,11 +87,6 @@ class VerifiedTree:
                 self.children[parent].append(node)
 
     # --- what a rule may ask --------------------------------------------------------------------
-
-    @property
-    def greedy(self) -> bool:
-        """P is the argmax."""
-        return self.sampling.temperature == 0
 
     def x(self, v: int) -> int:
         """The token that the exact test emits at v."""
@@ -131,7 +127,7 @@ class VerifiedTree:
 
     def uniform(self, v: int, column: int) -> float:
         """A random number in [0, 1) of the token that v emits; column 1 or 2."""
-        return self._uniforms[self.depths[v]][column]
+        return self._uniform_S3[self.depths[v], column].item()
 
     def once(self, compute: Callable[["VerifiedTree"], Result]) -> Result:
         """compute(self), done once a round."""
@@ -165,10 +161,6 @@ class VerifiedTree:
     @property
     def _on_cpu(self) -> bool:
         return self._logits_NV.device.type == "cpu"
-
-    @cached_property
-    def _uniforms(self) -> list[list[float]]:
-        return self._uniform_S3.tolist()
 
     def _value(self, column: str, node: int, v: int) -> float:
         known = self._values[column]  # a KeyError: the rule did not name this column
