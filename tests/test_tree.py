@@ -4,7 +4,6 @@ Axes: N nodes, V vocabulary, K branch_top_k.
 """
 
 import random
-from collections import Counter
 from collections.abc import Callable
 
 import numpy as np
@@ -189,29 +188,6 @@ def test_draft_row_belongs_to_its_node(dtype):
             if row >= 0:
                 assert torch.equal(tree.draft_logits_ER[row], logits_of(path))
         assert (tree.draft_row_N[tree.parent_N] >= 0).all()  # whoever has children has a row
-
-
-def test_siblings_are_distinct_and_best_first():
-    """Below one parent: distinct tokens, in descending order of the draft's probability."""
-    for seed in range(10):
-        tree, _ = grow(PathLogits(seed), TreeConfig(23, 4, 3))
-        for parent, count in Counter(tree.parent_N[1:].tolist()).items():
-            child_C = (tree.parent_N == parent).nonzero()[:, 0]
-            token_C = tree.token_N[child_C[child_C > 0]]
-            logit_C = tree.draft_logits_ER[tree.draft_row_N[parent]][token_C]
-            assert token_C.unique().shape[0] == count
-            assert torch.equal(logit_C, logit_C.sort(descending=True).values)
-
-
-def test_scores_are_sums_of_log_probabilities():
-    """A wide shallow tree loses to a sure deep path, and a chain keeps only first choices."""
-    sure_V = torch.full((V,), -20.0)
-    sure_V[11] = 0
-    flat_V = torch.zeros(V)
-    tree, _ = grow(lambda path: sure_V if set(path) <= {11} else flat_V, TreeConfig(7, 5, 3))
-    assert (11,) * 5 in tree_paths(tree)
-    chain, _ = grow(PathLogits(3), TreeConfig(5, 5, 1))
-    assert chain.parent_N.tolist() == [0, 0, 1, 2, 3, 4]
 
 
 @pytest.mark.parametrize("parents", [[1, 0], [0, 2, 0], [0, 1], [0, -1]])

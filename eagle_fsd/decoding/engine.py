@@ -13,7 +13,6 @@ from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 
 from eagle_fsd.decoding.cache import TreeCache
-from eagle_fsd.decoding.masks import LayerMasks
 from eagle_fsd.decoding.tree import DraftTree
 
 # Target's forward over tree nodes to logits and features, from their tokens [N] and positions [N],
@@ -91,9 +90,9 @@ class Engine:
         """The function x W^T + b, from [N, D] to [N, R]."""
         return partial(nn.functional.linear, weight=weight_RD, bias=bias_R)
 
-    def masks(self, config: PretrainedConfig, dtype: torch.dtype) -> LayerMasks:
-        """Makes masks for the layers of a rebuilt model, from its config and dtype."""
-        return LayerMasks(config, dtype, 1)
+    def mask_repeats(self, config: PretrainedConfig) -> int:
+        """Query heads of a rebuilt model that share a row of a mask; see masks.fold."""
+        return 1
 
     def sequence(
         self, num_layers: int, device: torch.device, *, pooled: bool = True

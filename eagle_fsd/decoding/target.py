@@ -10,6 +10,7 @@ F features: what a draft head reads of the target (D, or several layers' D side 
 """
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import nn
@@ -17,6 +18,7 @@ from transformers import GenerationConfig, PreTrainedModel
 
 from eagle_fsd.config import BadInput
 from eagle_fsd.decoding.engine import STOCK, Engine
+from eagle_fsd.decoding.masks import layer_masks
 from eagle_fsd.decoding.tree import DraftTree
 
 
@@ -81,7 +83,8 @@ class Target:
         self.has_stock = keep_stock or not engine.rebuilds
         self._run_model = engine.rebuild(model, keep_stock=keep_stock)
         self._read = engine.linear(self.lm_head.weight, self.lm_head.bias)
-        self._masks = engine.masks(self._run_model.config, self.dtype)
+        repeats = engine.mask_repeats(self._run_model.config)
+        self._masks = partial(layer_masks, model.config, dtype=self.dtype, repeats=repeats)
         self._sequence = engine.sequence(self.num_layers, self.device, pooled=self.one_device)
 
     @property
@@ -141,7 +144,7 @@ class Target:
         """Hidden states and features of the sequence's next tokens; see engine.NodeForward."""
         mask = None
         if visible_NK is not None:
-            mask = self._masks.of(visible_NK, key_position_K, position_N)
+            mask = self._masks(visible_NK, key_position_K, position_N)
         if position_N is not None:
             # Drafts beyond the last position lie beyond the budget and are never emitted; clamped,
             # they do not run off a table of learned positions.

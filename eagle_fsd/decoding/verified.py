@@ -167,10 +167,10 @@ class VerifiedTree:
         if node not in known:
             places, rows = ([v], self._row(v)) if column not in self._ahead else self._every_parent
             for place, value in zip(places, COLUMNS[column](rows).tolist(), strict=True):
-                if isinstance(value, float):
-                    known[place] = value
-                else:
+                if isinstance(value, list):
                     known |= {c: value[c] for c in self.children[place]}
+                else:
+                    known[place] = value
         return known[node]
 
     def _row(self, v: int) -> Rows:
@@ -197,15 +197,16 @@ class VerifiedTree:
 
     def _draw_rows(self, rows: Rows) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """x, what takes its place, and the TV between their distributions."""
-        if self._law is None and self.greedy:
-            return rows.argmax_M, rows.argmax_M, torch.zeros_like(rows.argmax_M)
-        uniform_M = self._uniform_N[rows.node_M]
-        x_M = rows.argmax_M if self.greedy else inverse_cdf(rows.prob_MV, uniform_M)
+        if self.greedy:
+            x_M = rows.argmax_M
+        else:
+            x_M = inverse_cdf(rows.prob_MV, self._uniform_N[rows.node_M])
         if self._law is None:
             return x_M, x_M, torch.zeros_like(x_M)
         is_child_MV = self._is_child_NV[rows.node_M]
         law_MV = self._law(rows.prob_MV, rows.draft_distribution_MV, is_child_MV)
-        return x_M, inverse_cdf(law_MV, uniform_M), 0.5 * (law_MV - rows.prob_MV).abs().sum(-1)
+        y_M = inverse_cdf(law_MV, self._uniform_N[rows.node_M])
+        return x_M, y_M, 0.5 * (law_MV - rows.prob_MV).abs().sum(-1)
 
     @cached_property
     def _uniform_N(self) -> torch.Tensor:

@@ -25,7 +25,6 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from eagle_fsd.decoding.engine import Engine
-from eagle_fsd.decoding.masks import LayerMasks
 
 NAME = "eagle_fsd_folded"
 
@@ -113,13 +112,11 @@ class Folded(Engine):
             model.set_attn_implementation(NAME)
         return model
 
-    def masks(self, config: PretrainedConfig, dtype: torch.dtype) -> LayerMasks:
+    def mask_repeats(self, config: PretrainedConfig) -> int:
         if config._attn_implementation != NAME:
-            return super().masks(config, dtype)
+            return 1
         heads = config.num_attention_heads
-        return LayerMasks(
-            config, dtype, heads // (getattr(config, "num_key_value_heads", 0) or heads)
-        )
+        return heads // (getattr(config, "num_key_value_heads", 0) or heads)
 
 
 def sharing_copy(module: nn.Module) -> nn.Module:
