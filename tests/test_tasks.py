@@ -35,33 +35,33 @@ HUMANEVAL = {
 def test_gsm8k_and_ifeval_files(tmp_path):
     """Prompts, ids by row; a text may hold a line separator of Unicode; blank lines count."""
     odd = {"question": "One\u2028two?", "answer": "It is #### 1,000"}
-    task = read_task(f"gsm8k:{write_rows(tmp_path / 'g.jsonl', GSM8K, '', odd)}")
-    assert [q.question_id for q in task.questions] == ["gsm8k/0", "gsm8k/1"]
-    assert task.questions[1].reference == ["1,000"] and task.scorer == "last_number"
-    assert task.questions[0].turns[0].startswith("How much is 2 * 3?\n\nSolve this")
+    questions, scorer = read_task(f"gsm8k:{write_rows(tmp_path / 'g.jsonl', GSM8K, '', odd)}")
+    assert [q.question_id for q in questions] == ["gsm8k/0", "gsm8k/1"]
+    assert questions[1].reference == ["1,000"] and scorer == "last_number"
+    assert questions[0].turns[0].startswith("How much is 2 * 3?\n\nSolve this")
     packed = tmp_path / "i.jsonl.gz"
     packed.write_bytes(gzip.compress(json.dumps(IFEVAL).encode()))
-    task = read_task(f"ifeval:{packed}")
-    assert task.questions[0].question_id == 1000
-    assert task.questions[0].turns == [IFEVAL["prompt"]] and task.scorer == "ifeval"
-    assert task.questions[0].extra["instruction_id_list"] == ["punctuation:no_comma"]
+    questions, scorer = read_task(f"ifeval:{packed}")
+    assert questions[0].question_id == 1000
+    assert questions[0].turns == [IFEVAL["prompt"]] and scorer == "ifeval"
+    assert questions[0].extra["instruction_id_list"] == ["punctuation:no_comma"]
 
 
 def test_question_files(tmp_path):
     row = {"question_id": 81, "category": "qa", "turns": ["Who?"], "reference": ["me"]}
     path = write_rows(tmp_path / "question.jsonl", row)
-    task = read_task(str(path))
-    assert task.questions == [Question(81, "qa", ["Who?"], ["me"])] and task.scorer == ""
+    questions, scorer = read_task(str(path))
+    assert questions == [Question(81, "qa", ["Who?"], ["me"])] and scorer == ""
 
 
 def test_humaneval_of_the_package(tmp_path):
     """Fetched at first use; a file of the same form may be given."""
-    task = read_task("humaneval")
-    check_scorable(task.questions, task.scorer, execute_code=True, without_isolation=True)
-    assert len(task.questions) == 164 and task.scorer == "humaneval"
-    assert "```python\nfrom typing import List" in task.questions[0].turns[0]
-    task = read_task(f"humaneval:{write_rows(tmp_path / 'h.jsonl', HUMANEVAL)}")
-    assert task.questions[0].extra == {k: HUMANEVAL[k] for k in ("prompt", "test", "entry_point")}
+    questions, scorer = read_task("humaneval")
+    check_scorable(questions, scorer, execute_code=True, without_isolation=True)
+    assert len(questions) == 164 and scorer == "humaneval"
+    assert "```python\nfrom typing import List" in questions[0].turns[0]
+    questions, scorer = read_task(f"humaneval:{write_rows(tmp_path / 'h.jsonl', HUMANEVAL)}")
+    assert questions[0].extra == {k: HUMANEVAL[k] for k in ("prompt", "test", "entry_point")}
 
 
 BROKEN = {

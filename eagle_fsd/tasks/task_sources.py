@@ -5,7 +5,6 @@ lm-evaluation-harness has beside is asked through evaluate/harness.py.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 from eagle_fsd.config import BadInput
@@ -14,15 +13,6 @@ from eagle_fsd.models.assets import human_eval_file
 from eagle_fsd.runs.jsonl import read_records
 from eagle_fsd.tasks.humaneval import FIELDS
 from eagle_fsd.tasks.ifeval import INSTRUCTIONS
-
-
-@dataclass(frozen=True)
-class Task:
-    """Questions, and the scorer that is usual for them ("": none is)."""
-
-    name: str
-    questions: list[Question]
-    scorer: str
 
 
 def gsm8k(row: dict, number: int) -> Question:
@@ -58,8 +48,8 @@ SETS: dict[str, tuple[Callable[[dict, int], Question], str]] = {
 SOURCES = "PATH (a question.jsonl), gsm8k:PATH, ifeval:PATH, or humaneval"
 
 
-def read_task(source: str) -> Task:
-    """The questions of a source, see SOURCES.
+def read_task(source: str) -> tuple[list[Question], str]:
+    """The questions of a source, see SOURCES, and the scorer that is usual for them ("": none is).
 
     Raises:
         BadInput: an unknown source, a missing or broken file, a row that lacks something (with
@@ -74,8 +64,8 @@ def read_task(source: str) -> Task:
             "asked by evaluate/harness.py"
         )
     if own:
-        return Task(path.name, _read_set(kind, path), SETS[kind][1])
-    return Task(path.name, read_questions(path), "")
+        return _read_set(kind, path), SETS[kind][1]
+    return read_questions(path), ""
 
 
 def _read_set(kind: str, path: Path) -> list[Question]:
