@@ -3,11 +3,15 @@
 Nothing heavy is imported before they are parsed.
 """
 
+import math
 from dataclasses import dataclass, field
 
 from eagle_fsd.config import BadInput
 from eagle_fsd.models.model_options import option
 from eagle_fsd.training.prompts import SELF, parse_weights
+
+LEAST = dict.fromkeys(("batch_size", "max_new_tokens", "max_prompt_tokens"), 1)
+LEAST |= dict.fromkeys(("dialogues", "answer_tokens", "minutes"), 0)
 
 
 @dataclass
@@ -57,15 +61,12 @@ class DataOptions:
         # before all rows have said their first turn
         on_cpu = 32 if 0 < self.minutes < 15 else 128
         self.batch_size = self.batch_size or (512 if self.device.startswith("cuda") else on_cpu)
-        for name in ("batch_size", "max_new_tokens", "max_prompt_tokens"):
-            if getattr(self, name) <= 0:
-                raise BadInput(f"--{name} must be positive, got {getattr(self, name)}")
-        for name in ("dialogues", "answer_tokens", "minutes"):
-            if not getattr(self, name) >= 0:
-                raise BadInput(f"--{name} must not be negative, got {getattr(self, name)}")
+        for name, least in LEAST.items():
+            if not least <= getattr(self, name) < math.inf:
+                raise BadInput(f"--{name} must be {least} or more, got {getattr(self, name)}")
         if self.answers not in ("rewritten", "given"):
             raise BadInput(f"--answers must be rewritten or given, got {self.answers!r}")
-        if not all(0 <= t < float("inf") for t in self.temperatures):
+        if not all(0 <= t < math.inf for t in self.temperatures):
             raise BadInput(f"--temperatures must be 0 or more, got {self.temperatures}")
         if self.dtype and self.dtype not in DTYPES:
             raise BadInput(f"unknown --dtype {self.dtype!r}; known: {', '.join(DTYPES)}")

@@ -90,18 +90,18 @@ def user_turns(path: str) -> list[str]:
 
 
 def summarize(run: Run) -> dict:
-    """Count what the run has made; the dialogues of several processes are put in order first."""
+    """Count what the run has made, of two dialogues that begin alike the first only."""
     dropped = Counter(row["reason"] for row in run.records["dropped"].values())
     rows: dict[str, dict] = {}
     for row in sorted(run.records["dialogues"].values(), key=lambda row: row["id"]):
-        rows.setdefault(row["user"], row)  # two processes may have begun with the same words
+        rows.setdefault(row["user"], row)
     if not rows:
         told = ", ".join(f"{n} {reason}" for reason, n in dropped.items())
         raise BadInput(
             f"no dialogue was made ({told or 'none dropped'}): give other --sources, or more "
             "--minutes, --max_prompt_tokens or --answer_tokens"
         )
-    if run.processes.count > 1:
+    if len(rows) < len(run.records["dialogues"]):  # two processes have begun one alike
         write_lines(run.folder / "records" / "dialogues.jsonl", rows.values())
     answer_tokens = sum(sum(row["loss_mask"]) for row in rows.values())
     seconds = max(row["seconds"] for row in rows.values())

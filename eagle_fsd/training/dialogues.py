@@ -26,7 +26,7 @@ TURN_TOKENS = 96  # a user turn of the target's own that does not end within the
 # A target that does not end its own turns would be asked for ever.
 TURNS_TRIED, TURNS_KEPT = 128, 1 / 8  # after so many turns, the least share that must be usable
 
-# Yields what the target is to say next, goes on when that has been said, and returns the row.
+# Yields what the target is to say next, goes on when that has been said, and returns a row.
 Making = Generator[Request, None, dict | None]
 
 
@@ -110,8 +110,12 @@ class DialogueMaker:
         try:
             request = next(making)
         except StopIteration as end:
-            if end.value is not None:
-                self._keep(end.value)
+            if row := end.value:
+                seconds = round(time.monotonic() - self._began, 1)
+                self.run.add("dialogues", row | {"seconds": seconds})
+                self._dialogues += 1
+                self._tokens += sum(row["loss_mask"])
+                self._bar.update(sum(row["loss_mask"]))
         except (Dropped, TemplateError) as error:
             # a template may refuse system messages, say
             reason = str(error) if isinstance(error, Dropped) else "template refuses it"
@@ -120,26 +124,28 @@ class DialogueMaker:
             self._under_way[request] = candidate, making
             self._ready.append(request)
 
-    def _keep(self, row: dict) -> None:
-        self.run.add("dialogues", row | {"seconds": round(time.monotonic() - self._began, 1)})
-        self._dialogues += 1
-        self._tokens += sum(row["loss_mask"])
-        self._bar.update(sum(row["loss_mask"]))
-
     def _make(self, candidate: Candidate) -> Making:
         """A candidate's dialogue; None if the clock cut it before it began, to be asked again."""
         conversation = candidate.conversation
+        rng = random.Random(f"{self.options.seed}/{candidate.number}")
         if candidate.source == SELF:
             prefix, ends = self.chat.user_prefix()
-            request = Request(prefix, TURN_TOKENS, 1.0, ends, self._seed(candidate, "turn"))
+            request = Request(prefix, TURN_TOKENS, 1.0, ends, seed=rng.getrandbits(62))
             yield request
             if not request.ended:
                 return None
             conversation = [{"role": USER, "content": self._own_turn(request)}]
         if conversation is None:
             raise Dropped("malformed")
-        self._check([message["content"] for message in conversation if message["role"] == USER])
-        return (yield from self._answered(candidate, conversation))
+        turns = [message["content"] for message in conversation if message["role"] == USER]
+        if turns[0] in self._seen:
+            raise Dropped("duplicate")
+        if name := next(filter(None, map(self.benchmarks.find, turns)), None):
+            raise Dropped(f"in {name}")
+        self._seen.add(turns[0])
+        given = self.options.answers == "given" and candidate.source != SELF
+        row = {"id": candidate.number, "source": candidate.source, "user": turns[0]}
+        return row | (yield from self._answered(conversation, given, rng))
 
     def _own_turn(self, request: Request) -> str:
         """The text of a user turn that the target has written.
@@ -163,38 +169,28 @@ class DialogueMaker:
             raise Dropped(problem)
         return turn
 
-    def _check(self, turns: list[str]) -> None:
-        if turns[0] in self._seen:
-            raise Dropped("duplicate")
-        for turn in turns:
-            if name := self.benchmarks.find(turn):
-                raise Dropped(f"in {name}")
-        self._seen.add(turns[0])
-
-    def _answered(self, candidate: Candidate, conversation: Conversation) -> Making:
-        """The user's turns, each with an answer of the target's or with the one that is given."""
+    def _answered(self, conversation: Conversation, given: bool, rng: random.Random) -> Making:
+        """The user's turns, each with the answer that is given or with the target's."""
         options = self.options
         said = [message for message in conversation if message["role"] == SYSTEM]
         turns = [message for message in conversation if message["role"] == USER]
         answers = [message for message in conversation if message["role"] == ASSISTANT]
-        rewritten = options.answers == "rewritten" or candidate.source == SELF
-        rng = random.Random(self._seed(candidate, "temperature"))
-        temperature = rng.choice(options.temperatures) if rewritten else None
+        temperature = None if given else rng.choice(options.temperatures)
         ids: list[int] = []
         mask: list[int] = []
         reason = "no answer given"
-        for turn, answer in zip(turns, turns if rewritten else answers, strict=False):
+        for turn, answer in zip(turns, answers if given else turns, strict=False):
             prompt = self.chat.prompt([*said, turn], ids)
             if prompt is None or len(prompt) > options.max_prompt_tokens:
                 reason = "prompt too long"
                 break
             said.append(turn)
-            seed = self._seed(candidate, len(said))
+            seed = rng.getrandbits(62)
             request = Request(prompt, options.max_new_tokens, temperature, self.end_ids, seed)
-            if rewritten:
-                yield request
-            else:
+            if given:
                 request.tokens = self.chat.answer([*said, answer])
+            else:
+                yield request
             ids = prompt + request.tokens
             mask += [0] * (len(prompt) - len(mask)) + [1] * len(request.tokens)
             said.append({"role": ASSISTANT, "content": self.chat.text(request.tokens)})
@@ -204,16 +200,5 @@ class DialogueMaker:
             raise Dropped(reason)
         if not said[-1]["content"].strip():
             raise Dropped("empty answer")
-        return {
-            "id": candidate.number,
-            "source": candidate.source,
-            "user": turns[0]["content"],
-            "input_ids": ids,
-            "loss_mask": mask,
-            "temperature": temperature,
-            "finished": request.finished,
-        }
-
-    def _seed(self, candidate: Candidate, what: object) -> int:
-        """Of one thing that is drawn for a candidate."""
-        return random.Random(f"{self.options.seed}/{candidate.number}/{what}").getrandbits(62)
+        how = {"temperature": temperature, "finished": request.finished}
+        return {"input_ids": ids, "loss_mask": mask} | how

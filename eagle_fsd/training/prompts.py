@@ -55,29 +55,14 @@ def parse_record(record: object) -> Conversation | None:
     return messages if whole else None
 
 
-def read_hub(name: str) -> list:
-    """Records of a hub data set, `owner/name` or `owner/name:split` (default split: train)."""
-    try:
-        from datasets import load_dataset
-    except ImportError as error:
-        raise BadInput(
-            f"source hub:{name} needs the package datasets: pip install datasets"
-        ) from error
-    name, _, split = name.partition(":")
-    try:
-        return list(load_dataset(name, split=split or "train"))
-    except (OSError, ValueError) as error:
-        raise BadInput(f"cannot load the hub data set {name!r} ({error})") from error
-
-
 def read_source(name: str) -> list[Conversation | None]:
     """Conversations of a source; None stands for a malformed one.
 
     Raises:
-        BadInput: see read_records and read_hub; or no record has a known form.
+        BadInput: it is unknown or cannot be read (see read_records), or no record has a known form.
     """
     if name.startswith("hub:"):
-        records = read_hub(name.removeprefix("hub:"))
+        records = _hub_records(*name.split(":")[1:])
     elif name == "sharegpt" or Path(name).is_file():
         path = sharegpt_file() if name == "sharegpt" else name
         records = [record for _, record in read_records(path)]
@@ -89,6 +74,17 @@ def read_source(name: str) -> list[Conversation | None]:
     if not any(conversations):
         raise BadInput(f"source {name!r} holds no conversation; known forms: {FORMS}")
     return conversations
+
+
+def _hub_records(name: str, split: str = "train") -> list:
+    try:
+        from datasets import load_dataset
+
+        return list(load_dataset(name, split=split))
+    except (ImportError, OSError, ValueError) as error:
+        raise BadInput(
+            f"cannot load the hub data set {name!r} ({error}); it takes pip install datasets"
+        ) from error
 
 
 @dataclass(frozen=True)
