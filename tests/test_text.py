@@ -39,23 +39,18 @@ def test_the_tokenizers_own_template(tokenizer):
 
 
 def test_a_fastchat_template_by_name(tokenizer):
-    """Named, it goes before the tokenizer's own; its text is FastChat's."""
-    ids = prompt_ids(tokenizer, CONVERSATION, conv_template="vicuna_v1.1")
+    """Named, it goes before the tokenizer's own; its text is FastChat's, a copy each time."""
+    named = {"conv_template": "vicuna_v1.1"}
+    system = [{"role": "system", "content": "Be brief."}, *CONVERSATION[:1]]
+    first = prompt_ids(tokenizer, system, **named)
+    assert tokenizer.decode(first) == "Be brief. USER: Hi ASSISTANT:"
+    ids = prompt_ids(tokenizer, CONVERSATION, **named)
     text = tokenizer.decode(ids)
-    assert text.startswith("A chat between a curious user")
+    assert text.startswith("A chat between a curious user") and "Be brief" not in text
     assert text.endswith("USER: Hi ASSISTANT: Yes?</s>USER: Why\nso? ASSISTANT:")
     tokenizer.chat_template = None
-    assert prompt_ids(tokenizer, CONVERSATION, conv_template="vicuna_v1.1") == ids
-
-
-def test_fastchat_conversations_do_not_leak_into_one_another(tokenizer):
-    """The named template is a copy each time: a second call starts afresh."""
-    system = [{"role": "system", "content": "Be brief."}, *CONVERSATION[:1]]
-    first = prompt_ids(tokenizer, system, conv_template="vicuna_v1.1")
-    assert tokenizer.decode(first) == "Be brief. USER: Hi ASSISTANT:"
-    other = prompt_ids(tokenizer, CONVERSATION[:1], conv_template="vicuna_v1.1")
-    assert "Be brief" not in tokenizer.decode(other)
-    assert prompt_ids(tokenizer, system, conv_template="vicuna_v1.1") == first
+    assert prompt_ids(tokenizer, CONVERSATION, **named) == ids
+    assert prompt_ids(tokenizer, system, **named) == first
 
 
 def test_no_template_and_an_unknown_one_are_told(tokenizer):
@@ -67,32 +62,16 @@ def test_no_template_and_an_unknown_one_are_told(tokenizer):
         prompt_ids(tokenizer, CONVERSATION)
 
 
-@pytest.mark.parametrize("template", ["", "vicuna_v1.1"])
-@pytest.mark.parametrize(
-    "messages",
-    [
-        [{"role": "user", "content": ""}],
-        [{"role": "user", "content": " \n\t"}],
-        [*CONVERSATION, {"role": "assistant", "content": "x"}, {"role": "user", "content": " "}],
-        [],
-    ],
-    ids=["empty", "blank", "blank last turn", "no message"],
-)
-def test_an_empty_prompt_is_refused(tokenizer, messages, template):
-    """An empty assistant turn is none: only what the user gives is checked."""
-    with pytest.raises(BadInput, match="empty"):
-        prompt_ids(tokenizer, messages, conv_template=template)
-
-
-def test_an_empty_answer_is_no_empty_prompt(tokenizer):
-    """A model may have answered with its end token alone; the second turn is still asked."""
+@pytest.mark.parametrize("content", ["", " \n\t", None])
+def test_an_empty_prompt_is_refused(tokenizer, content):
+    """A turn of the user's, or no turn at all. An empty answer is none: a model may have answered
+    with its end token alone, and the second turn is still asked."""
+    turns = [*CONVERSATION[:2], {"role": "user", "content": content}]
+    for template in ("", "vicuna_v1.1"):
+        with pytest.raises(BadInput, match="empty"):
+            prompt_ids(tokenizer, [] if content is None else turns, conv_template=template)
     messages = [CONVERSATION[0], {"role": "assistant", "content": ""}, CONVERSATION[2]]
     assert "Why" in tokenizer.decode(prompt_ids(tokenizer, messages))
-
-
-def test_a_special_token_of_the_template_is_not_added_twice(tokenizer):
-    """One beginning-of-text token a message, as the template writes it, and none in front."""
-    assert prompt_ids(tokenizer, CONVERSATION[:1])[:2] != [tokenizer.bos_token_id] * 2
 
 
 ROWS = [{"id": 1, "text": 'é\u2028日本\n"x"'}, {"id": 2, "deep": [[1.5, None], {"a": True}]}]
@@ -115,29 +94,20 @@ def append_one_by_one(path, rows) -> None:
         append_lines(path, [row])
 
 
-@pytest.mark.parametrize("cut", range(1, 12))
-def test_a_torn_last_line_is_repaired(tmp_path, capsys, cut):
-    """Cut anywhere, within a character too: dropped with a warning, and appending goes on."""
-    path = tmp_path / "rows.jsonl"
-    append_one_by_one(path, ROWS)
-    whole = path.read_bytes()
+def test_a_torn_last_line_is_repaired(tmp_path, capsys):
+    """Cut anywhere, within a character too, or broken before its end: dropped with a warning, and
+    appending goes on."""
     torn = (json.dumps({"é": "日本"}, ensure_ascii=False) + "\n").encode()
-    path.write_bytes(whole + torn[:-cut])
-    assert read_lines(path, repair=True) == ROWS
-    assert "rows.jsonl: its last line is torn" in capsys.readouterr().err
-    assert path.read_bytes() == whole
-    append_lines(path, [{"id": 3}])
-    assert read_lines(path) == [*ROWS, {"id": 3}]
-
-
-def test_a_torn_line_that_got_its_end_is_repaired(tmp_path, capsys):
-    """A broken last line is dropped whether or not a newline stands behind it."""
-    path = tmp_path / "rows.jsonl"
-    append_one_by_one(path, ROWS)
-    path.write_bytes(path.read_bytes() + b'{"id": 3, "te\n')
-    assert read_lines(path, repair=True) == ROWS
-    assert "torn" in capsys.readouterr().err
-    assert read_lines(path) == ROWS
+    for n, line in enumerate([*(torn[:-cut] for cut in range(1, 12)), b'{"id": 3, "te\n']):
+        path = tmp_path / f"rows{n}.jsonl"
+        append_one_by_one(path, ROWS)
+        whole = path.read_bytes()
+        path.write_bytes(whole + line)
+        assert read_lines(path, repair=True) == ROWS
+        assert f"rows{n}.jsonl: its last line is torn" in capsys.readouterr().err
+        assert path.read_bytes() == whole
+        append_lines(path, [{"id": 3}])
+        assert read_lines(path) == [*ROWS, {"id": 3}]
 
 
 @pytest.mark.parametrize("repair", [False, True])
@@ -219,13 +189,10 @@ def test_spread_takes_the_first_of_each_category_then_the_second():
     chosen = {n: [q.question_id for q in spread(questions, n)] for n in range(1, 10)}
     assert chosen[1] == [0]
     assert chosen[3] == [0, 3, 5]  # one of a, b, c
-    assert chosen[4] == [0, 1, 3, 5]
     assert chosen[5] == [0, 1, 3, 4, 5]  # c has no second
-    assert chosen[6] == [0, 1, 2, 3, 4, 5]
     assert chosen[7] == [0, 1, 2, 3, 4, 5, 8]
     assert chosen[9] == list(range(9))
-    for n in range(2, 10):
-        assert set(chosen[n - 1]) < set(chosen[n])
+    assert all(set(chosen[n - 1]) < set(chosen[n]) for n in range(2, 10))
     for count in (0, -1, 10):
         with pytest.raises(BadInput, match=str(count)):
             spread(questions, count)
