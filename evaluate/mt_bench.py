@@ -34,7 +34,6 @@ class MTBenchOptions(BenchOptions):
     questions: int | None = option(
         None, f"how many, over all categories; default: all, but {ON_CPU} of MT-Bench on a CPU"
     )
-    published_tau: float = option(0.0, "tokens_per_round from a paper, printed beside; 0: none")
 
 
 def run_mt_bench(
@@ -48,12 +47,10 @@ def run_mt_bench(
     questions = read_questions(options.question_file or mt_bench_dir() / "question.jsonl")
     name = Path(options.question_file).name or "MT-Bench"
     questions = options.choose(questions)
-    bench = Bench(
-        name, "mt_bench", questions, options, sampling, model_options, free=["published_tau"]
-    )
+    bench = Bench(name, "mt_bench", questions, options, sampling, model_options)
     bench.answer_all()
     if bench.processes.is_main:
-        print(report_bench(bench, published_tau=options.published_tau))
+        print(report_bench(bench))
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -2,7 +2,6 @@
 
     python evaluate/report.py runs/mt_bench_80
     python evaluate/report.py runs/mt_bench_80 runs/warm --output runs/report
-    python evaluate/report.py --columns                         # what the columns mean
 
 Takes the folders of mt_bench.py and tasks.py, in any number, and changes nothing in them; a run
 that is still being written may be reported on. In the output folder: index.html (opens from the
@@ -24,25 +23,18 @@ from eagle_fsd.runs.command import ended_by, parse
 @dataclass
 class ReportOptions:
     output: str = option("report", "folder of the report")
-    columns: bool = option(False, "print what the columns of tables and CSVs mean, and end")
 
 
 def report(folders: list[str], options: ReportOptions) -> None:
     from eagle_fsd.evaluation.report.read_runs import read_run
-    from eagle_fsd.evaluation.report.write_report import check_output, write_report
-    from eagle_fsd.evaluation.tables import columns_text
+    from eagle_fsd.evaluation.report.write_report import write_report
 
-    if options.columns:
-        print(columns_text())
-        return
     if not folders:
         raise BadInput("no run is named: give the folder of one, such as runs/mt_bench")
-    output = Path(options.output)
-    check_output(output)
     runs = [read_run(Path(folder)) for folder in folders]
-    for warning in write_report(runs, output):
+    for warning in write_report(runs, Path(options.output)):
         print(f"warning: {warning}", file=sys.stderr)
-    print(f"written to {output}: index.html, report.json, tables/, plot.svg, plot.pdf")
+    print(f"written to {options.output}: index.html, report.json, tables/, plot.svg, plot.pdf")
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -188,9 +188,10 @@ def test_mixed_and_sharded_sessions_are_told(run_folder):
     write_rows(path, [row | {"session": "2"} for row in read_rows(path)[:3]])
     run = read_run(run_folder)
     doubts = " ".join(run.doubts())
-    for words in ("3 of 4", "another", "uncommitted", "busy", "no speed", "exact 3"):
+    for words in ("3 of 4", "uncommitted", "busy", "no speed", "exact 3"):
         assert words in doubts
     assert run.rows[1]["speed_vs_plain"]["value"] is None
+    assert run.origin("device") == "a machine / another"
 
 
 def test_several_runs_one_torn_and_of_one_question(run_folder, report_folder, tmp_path, capsys):

@@ -10,13 +10,10 @@ from eagle_fsd.evaluation.tables import markdown_table, terminal_table, verdict,
 from eagle_fsd.runs.jsonl import write_json
 
 
-def report_bench(
-    bench: Bench, *, published_tau: float = 0.0, extra: str = "", further: dict | None = None
-) -> str:
+def report_bench(bench: Bench, *, extra: str = "", further: dict | None = None) -> str:
     """Write summary.md, .json, .csv, .svg, .pdf and by_category.csv.
 
     Args:
-        published_tau: from a paper, said beside; 0: none.
         extra: further tables, in summary.md and in the text.
         further: further entries of summary.json.
 
@@ -27,11 +24,6 @@ def report_bench(
     run = RunData(bench.name, settings, bench.run.sessions, bench.records())
     rows, notes = run.rows, run.doubts()
     categories = by_category(run.records, timed=run.timed)
-    if published_tau:
-        notes.append(
-            f"published tokens_per_round of exact: {published_tau} (from the paper, not measured "
-            "here)"
-        )
     trees = {row["tree"] for row in rows if row["tree"]}
     title = (
         f"{bench.name}, {len(bench.questions)} questions, {run.subject}, trees "
@@ -40,7 +32,6 @@ def report_bench(
     )
     whole = {"title": title, "options": settings, "sessions": run.sessions, "notes": notes}
     whole |= {"rows": rows, "by_category": categories, **(further or {})}
-    whole["published_tau_not_measured_here"] = published_tau or None
     write_json(folder / "summary.json", whole)
     write_csv(folder / "summary.csv", rows)
     write_csv(folder / "by_category.csv", categories)

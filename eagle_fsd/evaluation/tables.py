@@ -9,7 +9,7 @@ from tabulate import tabulate
 
 from eagle_fsd.evaluation.arms import PLAIN
 from eagle_fsd.evaluation.metrics import EXACT, METRICS
-from eagle_fsd.evaluation.stats import LEAST_QUESTIONS, Interval
+from eagle_fsd.evaluation.stats import Interval
 
 Column = tuple[str, str, str]  # title, key of the row, format
 # what a judge says of pairs of answers
@@ -102,18 +102,6 @@ def verdict(row: dict) -> str:
     token"."""
     said = ", ".join(text for _, text in phrases(row))
     return f"{row['arm']}: {said or 'nothing to compare with'}"
-
-
-def columns_text() -> str:
-    """The dictionary of columns, as Markdown."""
-    rows = [{"column": key, "title": m.label, "meaning": m.meaning} for key, m in METRICS.items()]
-    return (
-        f"{markdown_table(rows, [(key, key, 's') for key in rows[0]])}\n\n"
-        "Every column X is also X_low and X_high, its 95 % interval over questions (the "
-        f"jackknife's error times Student's t; none below {LEAST_QUESTIONS} questions); "
-        "differences to plain have X_detectable, the smallest true difference that so many "
-        "questions show (two-sided 5 %, power 80 %)."
-    )
 
 
 def write_csv(path: Path, rows: list[dict]) -> None:

@@ -93,9 +93,6 @@ class RunData:
                 "so no speed is given"
             )
         doubts += dict.fromkeys(text for s in self.used_sessions for text in s["warnings"])
-        for key, words in (("device", "hardware"), ("commit", "commits")):
-            if " / " in self.origin(key):
-                doubts.append(f"different {words}: {self.origin(key)}")
         if "+" in self.origin("commit"):
             doubts.append("made from a checkout with uncommitted changes (commit ends in +)")
         have = {a: len(rows) for a, rows in self.records.items() if a not in BY_TRANSFORMERS}

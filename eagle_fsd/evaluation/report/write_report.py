@@ -28,17 +28,6 @@ MARK = "report.json"
 HERE = Path(__file__).parent
 
 
-def check_output(output: Path) -> None:
-    """Refuse what is not ours to replace.
-
-    Raises:
-        BadInput: it is a file, or holds something else than a report.
-    """
-    empty = output.is_dir() and not any(output.iterdir())
-    if output.exists() and not empty and not (output / MARK).is_file():
-        raise BadInput(f"--output {output} is something else than a report: name another folder")
-
-
 def write_report(runs: list[RunData], output: Path) -> list[str]:
     """Build the report beside `output`, then put it in its place; an old one stays until then.
 
@@ -46,9 +35,12 @@ def write_report(runs: list[RunData], output: Path) -> list[str]:
         All warnings.
 
     Raises:
-        BadInput: see check_output; arms that cannot be compared; the folder cannot be written.
+        BadInput: arms that cannot be compared; the output is a file, holds something else than a
+            report, or cannot be written.
     """
-    check_output(output)
+    empty = output.is_dir() and not any(output.iterdir())
+    if output.exists() and not empty and not (output / MARK).is_file():
+        raise BadInput(f"--output {output} is something else than a report: name another folder")
     building = output.resolve().with_name(f".{output.resolve().name}.new")
     shutil.rmtree(building, ignore_errors=True)
     try:
