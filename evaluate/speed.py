@@ -1,19 +1,17 @@
 """Speed: all arms interleaved in one process, and where a round's time and memory go.
 
-    python evaluate/speed.py                                 # embedded target, 16 MT-Bench prompts
-    python evaluate/speed.py --arms plain exact@eagle:{7x3x4,auto} fsd:0.4@eagle:7x3x4
+    python evaluate/speed.py                                 # embedded target, 16 MT-Bench turns
+    python evaluate/speed.py --arms plain exact@eagle:{7x3x4,15x4x6} fsd:0.4@eagle:7x3x4
     python evaluate/speed.py --arms plain exact --context 500 4000 7900    # long contexts
-    python evaluate/speed.py --prompts 4 --repeats 1 --reference_tokens_per_second "llama.cpp=100"
     python evaluate/speed.py --target random:llama-3.1-8b --arms plain fsd:1    # a shape's times
 
-First every arm answers every prompt, in rotated order, --repeats times, no clock inside; then a few
-prompts, and one of each --context, are profiled (milliseconds by phase, against the memory
-roofline; peak memory; synchronisations), and single forwards are timed. A target random:SHAPE has
-random weights, of llama-3.1-8b, qwen3-32b or any config.json, and a head random:eagle or
-random:eagle3:DRAFT_TOKENS; --accepted is then how many drafts its rounds accept: engine time, no
-quality. In the output folder: speed.md, speed.json, speed.svg and .pdf, and the records that they
-are made from. A killed run continues where it was: run the same command again. More prompts,
-repeats, arms or contexts may be added.
+First a bench of the questions' first turns (evaluate/mt_bench.py): every arm answers each of them
+--num_choices times, no clock inside; then at every --context rounds are profiled (milliseconds by
+phase, peak memory) and single forwards timed. A target random:SHAPE has random weights, of
+llama-3.1-8b, qwen3-32b or any config.json, and a head random:eagle or random:eagle3:DRAFT_TOKENS;
+--accepted is then how many drafts its rounds accept: engine time, no quality. In the output folder:
+what mt_bench.py writes, and rounds/. A killed run continues where it was: run the same command
+again. More questions, choices, arms or contexts may be added.
 """
 
 from eagle_fsd.models.model_options import ModelOptions, SamplingOptions

@@ -45,13 +45,11 @@ class Pattern(Rule):
 
 
 def pattern_path(parents: Sequence[int], depths: Sequence[int], accepted: int) -> Path:
-    """The first `accepted` drafts of the path to the deepest node, after the root.
-
-    Ends at that node if the tree is not as deep; of equally deep nodes the first counts.
+    """The first `accepted` drafts of the path to the first of the deepest nodes, after the root.
 
     Example: parents 0 0 0 2 3, depths 0 1 1 2 3 and 2 accepted drafts give [0, 2, 3].
     """
-    path = [max(range(len(depths)), key=lambda node: (depths[node], -node))]
+    path = [max(range(len(depths)), key=depths.__getitem__)]
     while path[-1] != 0:
         path.append(parents[path[-1]])
     return path[::-1][: accepted + 1]

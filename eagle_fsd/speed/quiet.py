@@ -1,10 +1,10 @@
-"""Whether a timing would measure this process, or its neighbours; and what else decides it."""
+"""Whether a timing would measure this process, or its neighbours."""
 
 import os
 import subprocess
 import time
-from pathlib import Path
 
+import psutil
 import torch
 
 from eagle_fsd.config import BadInput
@@ -29,17 +29,19 @@ def check_timing_alone(device: str) -> list[str]:
             process has the CUDA device in use.
     """
     check_device(device)
-    count = process_count()
-    if count > 1:
+    count = os.environ.get("WORLD_SIZE", "1")
+    if count != "1":
         raise BadInput(
-            f"{count} processes share this machine's time: speeds are of one process alone. Start "
-            "the command without a launcher, or ask for no timing"
+            f"{count} processes (WORLD_SIZE) share this machine's time: speeds are of one process "
+            "alone. Start the command without a launcher, or ask for no timing"
         )
-    warnings = [warning for used in _cuda_devices(device) for warning in _check_cuda(used)]
+    devices = [torch.device(device)] if device != "auto" else []
+    if device == "auto":
+        devices = [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
+    used = (_check_cuda(one) for one in devices if one.type == "cuda")
+    warnings = [warning for warning in used if warning]
     busy = load_by_others()
-    if busy is None:
-        warnings.append("cannot tell whether others keep the CPU busy: there is no /proc/stat")
-    elif busy > BUSY:
+    if busy > BUSY:
         warnings.append(
             f"other processes keep {busy:.1f} cores busy: speeds will be low and vary. Wait until "
             "the machine is idle"
@@ -47,78 +49,37 @@ def check_timing_alone(device: str) -> list[str]:
     return warnings
 
 
-def describe_machine() -> dict[str, int | str | float | None]:
-    """Threads, OpenMP's wait policy, and the cores that others keep busy now (None: unknown)."""
-    load = load_by_others()
-    return {
-        "threads": torch.get_num_threads(),
-        "wait_policy": os.environ.get("OMP_WAIT_POLICY", "default"),
-        "load_by_others": None if load is None else round(load, 2),
-    }
-
-
-def process_count() -> int:
-    """How many processes a launcher (accelerate, torchrun) has started for this command."""
-    told = os.environ.get("WORLD_SIZE", "1")
-    if not told.isdecimal():
-        raise BadInput(f"WORLD_SIZE is {told!r}, no number of processes: unset it")
-    return int(told)
-
-
-def load_by_others(seconds: float = SAMPLE_SECONDS) -> float | None:
-    """Cores' worth of time that others took, of the cores this process may run on; None where
-    there is no /proc/stat.
+def load_by_others(seconds: float = SAMPLE_SECONDS) -> float:
+    """Cores' worth of time that others took, of the cores this process may run on.
 
     A sample of now, unlike the load average, which still holds what ended a minute ago. Time that
     a hypervisor gave away (steal) counts; children of this process count as others.
     """
-    if not Path("/proc/stat").is_file():
-        return None
-    busy, own, began = _busy_seconds(), time.process_time(), time.perf_counter()
+    psutil.cpu_percent(percpu=True)  # from now on
+    own, began = time.process_time(), time.perf_counter()
     time.sleep(seconds)
-    busy, own = _busy_seconds() - busy, time.process_time() - own
-    return max(0.0, (busy - own) / (time.perf_counter() - began))
+    percents = psutil.cpu_percent(percpu=True)
+    own = (time.process_time() - own) / (time.perf_counter() - began)
+    return max(0.0, sum(percents[core] for core in os.sched_getaffinity(0)) / 100 - own)
 
 
-def _busy_seconds() -> float:
-    """Since boot, of the cores this process may run on."""
-    cores = {f"cpu{core}" for core in os.sched_getaffinity(0)}
-    ticks = 0
-    for line in Path("/proc/stat").read_text().splitlines():
-        name, *fields = line.split()
-        if name in cores:
-            # user nice system idle iowait irq softirq steal; guest time is part of user's
-            user, nice, system, _, _, *others = map(int, fields[:8])
-            ticks += user + nice + system + sum(others)
-    return ticks / os.sysconf("SC_CLK_TCK")
-
-
-def _cuda_devices(device: str) -> list[torch.device]:
-    if device == "auto":
-        return [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
-    return [torch.device(device)] if torch.device(device).type == "cuda" else []
-
-
-def _check_cuda(device: torch.device) -> list[str]:
-    """Refuses a device that others use; a warning where that cannot be told."""
+def _check_cuda(device: torch.device) -> str:
+    """Refuses a device that others use; a warning where that cannot be told, else ""."""
     torch.zeros(1, device=device)  # a context of our own, so that one of the listed is us
     query = ["nvidia-smi", f"--id=GPU-{torch.cuda.get_device_properties(device).uuid}"]
     query += ["--query-compute-apps=pid", "--format=csv,noheader"]
-    unknown = f"cannot tell whether other processes use {device}"
     try:
         done = subprocess.run(query, capture_output=True, text=True, timeout=30, check=True)
         listed = [int(line) for line in done.stdout.split()]
     except (OSError, ValueError, subprocess.SubprocessError) as error:
-        return [f"{unknown}: {error}"]
-    if not listed:
-        return [f"{unknown}: nvidia-smi does not list even this one"]
+        return f"cannot tell whether other processes use {device}: {error}"
     others = other_processes(listed, os.getpid())
     if others:
         raise BadInput(
             f"other processes use {device} (by nvidia-smi: {', '.join(map(str, others))}): speeds "
             "would be theirs too. Wait for them, or choose another device"
         )
-    return []
+    return "" if listed else f"cannot tell who uses {device}: nvidia-smi does not list even us"
 
 
 def other_processes(listed: list[int], own: int) -> list[int]:

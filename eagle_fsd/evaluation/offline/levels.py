@@ -4,7 +4,7 @@ Axes: L tokens of the text, B roots, C some of them, S levels, V vocabulary, R d
 """
 
 import math
-from dataclasses import dataclass
+from collections import Counter
 
 import torch
 
@@ -15,22 +15,6 @@ from eagle_fsd.drafters.pool import NOWHERE
 JUDGED_ROOTS = 32  # roots whose rows over the whole vocabulary are compared at once
 
 
-@dataclass(frozen=True)
-class Levels:
-    """What the head says after the root and after the text's own next tokens below it.
-
-    Attributes:
-        counts: per level, over the positions whose next token is the answer's: positions; top1 and
-            top8 (the text's token is the draft's best, among its best 8); js (a sum); agree (it is
-            the target's argmax in this forward: all but ties).
-        divergence_BS: of every divergence asked for, D at the text's node of each level, 0 being
-            the root.
-    """
-
-    counts: list[dict]
-    divergence_BS: dict[str, torch.Tensor]
-
-
 def judge_levels(
     on_text: HeadOnText,
     hidden_LD: torch.Tensor,
@@ -39,8 +23,8 @@ def judge_levels(
     *,
     levels: int,
     divergences: tuple[str, ...],
-) -> Levels:
-    """Compare the head's and the target's rows.
+) -> tuple[list[dict], dict[str, torch.Tensor]]:
+    """What the head and the target say after the root and after the text's own next tokens.
 
     Args:
         on_text: the head on this text.
@@ -48,33 +32,41 @@ def judge_levels(
         root_B: indices of the roots, one after the other.
         end: index behind the answer.
         divergences: names in DIVERGENCES.
+
+    Returns:
+        Counts of every level, over the positions whose next token is the answer's: positions; top1
+        and top8 (the text's token is the draft's best, among its best 8); js (a sum); agree (it is
+        the target's argmax in this forward: all but ties). And of every divergence asked for D at
+        the text's node of each level, 0 being the root, [B, S].
     """
-    names = ("positions", "top1", "top8", "js", "agree")
-    counts = [dict.fromkeys(names, 0) for _ in range(levels)]
-    found: dict[str, list[torch.Tensor]] = {name: [] for name in divergences}
+    counts = [Counter() for _ in range(levels)]
+    parts: list[dict[str, torch.Tensor]] = []
     for root_C in root_B.split(JUDGED_ROOTS):
         first, C = int(root_C[0]), root_C.shape[0]
         # roots follow each other, so levels share the target's rows
         target_NV = on_text.target.logits(hidden_LD[first : first + C - 1 + levels]).float()
-        rows: dict[str, list[torch.Tensor]] = {name: [] for name in divergences}
+        found: dict[str, list[torch.Tensor]] = {name: [] for name in ("js", *divergences)}
         for level, hidden_CD in enumerate(on_text.chain(root_C, levels)):
             target_CV = target_NV[level : level + C]
             label_C = on_text.ids_L[root_C + level + 1]
             draft_CR = on_text.drafter.readout(hidden_CD).float()
             draft_CV = _over_vocabulary(draft_CR, on_text.drafter.draft_token_R, target_CV)
-            js_C = divergence("js", target_CV, draft_CV)
-            for name, kept in rows.items():
-                kept.append(js_C if name == "js" else divergence(name, target_CV, draft_CV))
+            for name, kept in found.items():
+                kept.append(divergence(name, target_CV, draft_CV))
             own_C = draft_CV.gather(1, label_C[:, None])[:, 0]
             rank_C = (draft_CV > own_C[:, None]).sum(1).masked_fill(own_C == -math.inf, NOWHERE)
+            values = {
+                "positions": torch.ones_like(rank_C),
+                "top1": rank_C < 1,
+                "top8": rank_C < 8,
+                "js": found["js"][-1],
+                "agree": target_CV.argmax(1) == label_C,
+            }
             in_answer_C = root_C + level + 1 < end
-            agree_C = target_CV.argmax(1) == label_C
-            values = (torch.ones_like(rank_C), rank_C < 1, rank_C < 8, js_C, agree_C)
-            for name, value_C in zip(names, values, strict=True):
+            for name, value_C in values.items():
                 counts[level][name] += value_C[in_answer_C].sum().item()
-        for name, kept in rows.items():
-            found[name].append(torch.stack(kept, dim=1))
-    return Levels(counts, {name: torch.cat(parts) for name, parts in found.items()})
+        parts.append({name: torch.stack(kept, dim=1) for name, kept in found.items()})
+    return counts, {name: torch.cat([part[name] for part in parts]) for name in divergences}
 
 
 def _over_vocabulary(

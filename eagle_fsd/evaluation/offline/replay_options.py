@@ -5,10 +5,12 @@ from typing import TYPE_CHECKING
 
 from eagle_fsd.config import BadInput, parse_tree, tree_name
 from eagle_fsd.models.model_options import option
-from eagle_fsd.runs.checkout import without_checkout
 
 if TYPE_CHECKING:
     from eagle_fsd.evaluation.offline.replay import ReplayPlan
+
+# What a run may be continued with, although it differs.
+EXTENDABLE = frozenset(("heads", "device", "questions", "texts", "output"))
 
 
 @dataclass
@@ -32,10 +34,6 @@ class ReplayOptions:
         default_factory=lambda: ["fsd:0.2", "fsd:0.3", "fsd:0.4"],
         metadata={"help": "of rule fsd or fsd-paper, followed to their first fuzzy token"},
     )
-    true_features: bool = option(
-        False, "also grow trees that see the target's features below the root, as no drafter can"
-    )
-    decoded: int = option(0, "first questions that are really decoded too, as a proof")
     texts: str = option("", "folder of stored texts; default runs/plain_texts/TARGET-DTYPE")
     output: str = option("runs/replay", "folder of the run")
 
@@ -45,23 +43,22 @@ class ReplayOptions:
         from eagle_fsd.decoding.loop import StopConfig
         from eagle_fsd.models.chat import template_stops
         from eagle_fsd.models.load import DTYPES, SHIPPED_HEAD, check_device
+        from eagle_fsd.runs.checkout import without_checkout
 
         StopConfig(self.max_new_tokens)  # its own check
+        template_stops(self.conv_template)  # its name is checked
         self.device = self.device or ("cuda" if torch.cuda.is_available() else "cpu")
+        check_device(self.device)
+        if self.dtype not in DTYPES:
+            raise BadInput(f"unknown dtype {self.dtype!r}; known: {', '.join(DTYPES)}")
         self.heads = list(dict.fromkeys(self.heads or [str(SHIPPED_HEAD)]))
         own = without_checkout({"": self.target})[""].strip("/").replace("/", "_")
         self.texts = self.texts or f"runs/plain_texts/{own}-{self.dtype}"
-        if self.decoded < 0:
-            raise BadInput(f"--decoded must not be negative, got {self.decoded}")
-        if self.dtype not in DTYPES:
-            raise BadInput(f"unknown dtype {self.dtype!r}; known: {', '.join(DTYPES)}")
-        check_device(self.device)
-        template_stops(self.conv_template)  # its name is checked
 
     def plan(self) -> "ReplayPlan":
-        """Trees and arms, checked."""
+        """Trees and rules, checked."""
         from eagle_fsd.evaluation.arms import parse_arms
-        from eagle_fsd.evaluation.offline.replay import ReplayPlan
+        from eagle_fsd.evaluation.offline.replay import WALKS, ReplayPlan
         from eagle_fsd.evaluation.offline.texts import BEYOND
 
         trees = tuple(dict.fromkeys(map(parse_tree, self.trees)))
@@ -70,5 +67,13 @@ class ReplayOptions:
         deepest = max(trees, key=lambda tree: tree.tree_depth)
         if deepest.tree_depth > BEYOND:
             raise BadInput(f"tree {tree_name(deepest)} is deeper than the {BEYOND} of replay")
-        arms = tuple(parse_arms(self.arms)) if self.arms else ()
-        return ReplayPlan(trees, arms, self.true_features)
+        arms = parse_arms(self.arms) if self.arms else []
+        for arm in arms:
+            rule = arm.rule
+            plain = type(rule) in WALKS and not arm.guards and not arm.tree
+            if not plain or rule.child != "draft" or rule.logits != "raw":
+                raise BadInput(
+                    f"arm {arm.text!r}: replay follows fsd and fsd-paper with child draft and raw "
+                    "logits, without guards and trees of their own"
+                )
+        return ReplayPlan(trees, {arm.text: arm.rule for arm in arms})

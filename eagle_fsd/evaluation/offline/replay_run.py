@@ -3,35 +3,63 @@
 What is replayed is in replay.py, the texts in texts.py, rows and tables in replay_metrics.py.
 """
 
-import hashlib
-import time
 from dataclasses import asdict
 from pathlib import Path
 
 from tqdm import tqdm
 
-from eagle_fsd.config import tree_name
 from eagle_fsd.decoding.drafter import RootDrafter
+from eagle_fsd.decoding.loop import StopConfig
 from eagle_fsd.decoding.target import Target
 from eagle_fsd.drafters.eagle import EagleDrafter
-from eagle_fsd.evaluation.offline.decoded import compare, decode_text
 from eagle_fsd.evaluation.offline.replay import ReplayPlan, replay_text
-from eagle_fsd.evaluation.offline.replay_metrics import level_rows, tables, tree_row
-from eagle_fsd.evaluation.offline.replay_options import ReplayOptions
-from eagle_fsd.evaluation.offline.texts import PlainText, open_texts, plain_texts
-from eagle_fsd.evaluation.questions import read_questions, spread
-from eagle_fsd.heads.files import resolve_folder
+from eagle_fsd.evaluation.offline.replay_metrics import in_words, tables
+from eagle_fsd.evaluation.offline.replay_options import EXTENDABLE, ReplayOptions
+from eagle_fsd.evaluation.offline.texts import PlainText, TextStore
+from eagle_fsd.evaluation.questions import Question, read_questions, spread
 from eagle_fsd.heads.models import DraftHead
 from eagle_fsd.models.assets import mt_bench_dir
-from eagle_fsd.models.load import (
-    load_head,
-    load_target,
-    load_target_config,
-)
+from eagle_fsd.models.load import load_head, load_target, load_target_config
 from eagle_fsd.models.loaded import Model
 from eagle_fsd.runs.checkout import without_checkout
-from eagle_fsd.runs.jsonl import append_line, open_rows, write_json
-from eagle_fsd.runs.provenance import describe_run
+from eagle_fsd.runs.folder import Run
+from eagle_fsd.runs.jsonl import write_json
+from eagle_fsd.runs.provenance import weights_digest
+
+
+def run_replay(options: ReplayOptions) -> None:
+    """Replay what is missing, and report."""
+    plan = options.plan()
+    questions = read_questions(options.question_file or mt_bench_dir() / "question.jsonl")
+    count = len(questions) if options.questions is None else options.questions
+    questions = spread(questions, count)
+    config = load_target_config(options.target)
+    heads = {name: load_head(path, config) for name, path in head_names(options.heads).items()}
+    # a head that was trained on since is another one
+    files = {name: f"{name}-{weights_digest(head)}" for name, head in heads.items()}
+    identity = {key: getattr(options, key) for key in ("target", "dtype", "conv_template")}
+    store = TextStore(options.texts, identity)
+    run = Run(options.output, {"command": "replay", **asdict(options)}, free=EXTENDABLE)
+    missing = {
+        name: [q for q in questions if (q.question_id, 0) not in run.records[files[name]]]
+        for name in heads
+    }
+    todo = {q.question_id: q for found in missing.values() for q in found}
+    if todo:
+        target, tokenizer = load_target(options.target, dtype=options.dtype, device=options.device)
+        run.begin_session()
+        model = Model(target, tokenizer, RootDrafter(), options.conv_template)
+        texts = plain_texts(store, model, list(todo.values()), model.stop(options.max_new_tokens))
+        for name, head in heads.items():
+            drafter = build_drafter(head, target, plan)
+            for question in tqdm(missing[name], desc=name):
+                record = replay_text(drafter, texts[question.question_id], plan)
+                run.add(files[name], record)
+    chosen = {
+        name: [run.records[file][question.question_id, 0] for question in questions]
+        for name, file in files.items()
+    }
+    report(run, chosen)
 
 
 def head_names(heads: list[str]) -> dict[str, str]:
@@ -44,83 +72,16 @@ def head_names(heads: list[str]) -> dict[str, str]:
     return dict(zip(names, heads, strict=True))
 
 
-def fingerprint(head: str) -> str:
-    """A digest of the weights: records of a head that was trained on since are not continued."""
-    digest = hashlib.sha256()
-    for path in sorted(resolve_folder(head).glob("*")):
-        if path.suffix in (".safetensors", ".bin") or path.name == "config.json":
-            digest.update(path.read_bytes())
-    return digest.hexdigest()[:16]
-
-
-def open_records(options: ReplayOptions, plan: ReplayPlan, kind: str) -> dict[str, dict]:
-    """Rows by question of every head, from OUTPUT/KIND/HEAD.jsonl."""
-    settings = _identity(options) | {
-        "max_new_tokens": options.max_new_tokens,
-        "plan": _json(plan),
-        "question_file": options.question_file,
-    }
-    return {
-        name: open_rows(_path(options, kind, name), settings | {"head": fingerprint(head)})
-        for name, head in head_names(options.heads).items()
-    }
-
-
-def run_replay(options: ReplayOptions) -> None:
-    plan = options.plan()
-    questions = read_questions(options.question_file or mt_bench_dir() / "question.jsonl")
-    count = len(questions) if options.questions is None else options.questions
-    questions = spread(questions, count)
-    proved = questions[: options.decoded]
-    target_config = load_target_config(options.target)
-    heads = {
-        name: load_head(path, target_config) for name, path in head_names(options.heads).items()
-    }
-    open_texts(options.texts, _identity(options))  # refused before weights load
-    records = open_records(options, plan, "records")
-    proofs = open_records(options, plan, "decoded") if proved else {name: {} for name in heads}
-    pairs = [(rows, questions) for rows in records.values()]
-    pairs += [(rows, proved) for rows in proofs.values()]
-    missing = {q.question_id for rows, wanted in pairs for q in wanted if q.question_id not in rows}
-    todo = [question for question in questions if question.question_id in missing]
-    if todo:
-        loaded, tokenizer = load_target(options.target, dtype=options.dtype, device=options.device)
-        model = Model(loaded, tokenizer, RootDrafter(), options.conv_template)
-        stop = model.stop(options.max_new_tokens)
-        prompts = {q.question_id: (q.category, model.prompt_ids(q.turns[0])) for q in todo}
-        made = plain_texts(loaded, prompts, stop, folder=options.texts, settings=_identity(options))
-        texts = list(made.values())
-        for name, head in heads.items():
-            drafter = build_drafter(head, loaded, plan)
-            replay_head(options, name, drafter, texts, plan, records[name])
-            known = {question.question_id for question in proved} - proofs[name].keys()
-            for text in tqdm([t for t in texts if t.question_id in known], desc=f"{name}, decoded"):
-                proofs[name][text.question_id] = decode_text(drafter, text, plan.trees, stop)
-                append_line(_path(options, "decoded", name), proofs[name][text.question_id])
-    chosen = {name: _chosen(rows, questions) for name, rows in records.items()}
-    report(options, plan, chosen, {name: _chosen(rows, proved) for name, rows in proofs.items()})
-
-
-def _identity(options: ReplayOptions) -> dict[str, str]:
-    """What a text depends on."""
-    return {key: getattr(options, key) for key in ("target", "dtype", "conv_template")}
-
-
-def _path(options: ReplayOptions, kind: str, name: str) -> Path:
-    return Path(options.output) / kind / f"{name}.jsonl"
-
-
-def _json(plan: ReplayPlan) -> dict:
-    """As it reads back from a file."""
-    return {
-        "trees": [tree_name(tree) for tree in plan.trees],
-        "arms": [arm.text for arm in plan.arms],
-        "true_features": plan.true_features,
-    }
-
-
-def _chosen(rows: dict, questions: list) -> list[dict]:
-    return [rows[question.question_id] for question in questions]
+def plain_texts(
+    store: TextStore, model: Model, questions: list[Question], stop: StopConfig
+) -> dict[int | str, PlainText]:
+    """The target's own texts by question; those that are not stored yet are made."""
+    prompts = {q.question_id: (q.category, model.prompt_ids(q.turns[0])) for q in questions}
+    missing = store.missing(prompts, stop)
+    if missing:
+        for _ in tqdm(store.fill(model.target, prompts, stop), total=len(missing), desc="texts"):
+            pass
+    return {key: store.find(key, *prompt, stop) for key, prompt in prompts.items()}
 
 
 def build_drafter(head: DraftHead, target: Target, plan: ReplayPlan) -> EagleDrafter:
@@ -132,57 +93,18 @@ def build_drafter(head: DraftHead, target: Target, plan: ReplayPlan) -> EagleDra
     return drafter
 
 
-def replay_head(
-    options: ReplayOptions,
-    name: str,
-    drafter: EagleDrafter,
-    texts: list[PlainText],
-    plan: ReplayPlan,
-    rows: dict,
-) -> None:
-    """Add the missing questions of one head to its records."""
-    described = describe_run(options.device)
-    origin = {key: described[key] for key in ("commit", "device", "command")}
-    for text in tqdm([t for t in texts if t.question_id not in rows], desc=name):
-        began = time.perf_counter()
-        record = replay_text(drafter, text, plan)
-        record |= {"seconds": time.perf_counter() - began, **origin}
-        append_line(_path(options, "records", name), record)
-        rows[text.question_id] = record
-
-
-def report(
-    options: ReplayOptions,
-    plan: ReplayPlan,
-    records: dict[str, list[dict]],
-    proofs: dict[str, list[dict]],
-) -> None:
-    """The tables, as text and JSON."""
-    heads = [
-        {
-            "head": name,
-            "seconds": sum(row["seconds"] for row in rows),
-            "trees": [tree_row(rows, tree_name(tree)) for tree in plan.trees],
-            "levels": level_rows(rows),
-            "decoded": compare(proofs[name], rows[: len(proofs[name])]),
-        }
-        for name, rows in records.items()
-    ]
-    rows = [row for rows in records.values() for row in rows]
-    origin = {key: list(dict.fromkeys(row[key] for row in rows)) for key in ("device", "commit")}
+def report(run: Run, records: dict[str, list[dict]]) -> None:
+    """Write and print the tables, as text and JSON."""
+    options = run.settings
+    origin, _ = run.origin(records)
     title = (
-        f"Replay of {Path(options.question_file).name or 'MT-Bench'}, "
-        f"{len(next(iter(records.values())))} first turns x {options.max_new_tokens} tokens, "
-        f"{without_checkout(asdict(options))['target']} in {options.dtype}, greedy; "
-        f"device {' / '.join(origin['device'])}, commit {' / '.join(origin['commit'])}"
+        f"Replay of {Path(options['question_file']).name or 'MT-Bench'}, "
+        f"{len(next(iter(records.values())))} first turns x {options['max_new_tokens']} tokens, "
+        f"{options['target']} in {options['dtype']}, greedy; {origin}"
     )
-    text = f"{title}\n\n{tables(heads)}\n"
-    folder = Path(options.output)
-    settings = without_checkout(asdict(options))
-    settings["heads"] = [without_checkout({"": head})[""] for head in options.heads]
-    write_json(
-        folder / "replay.json",
-        {"title": title, "options": settings, "origin": origin, "heads": heads},
-    )
-    (folder / "replay.md").write_text(text)
-    print(f"\n{text}\nwritten to {folder}: replay.md, replay.json, records/")
+    rows = tables(records)
+    text = f"{title}\n\n{in_words(rows)}\n"
+    whole = {"title": title, "options": options, "sessions": run.sessions}
+    write_json(run.folder / "replay.json", whole | rows)
+    (run.folder / "replay.md").write_text(text)
+    print(f"\n{text}\nwritten to {run.folder}: replay.md, replay.json, records/")

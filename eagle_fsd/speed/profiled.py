@@ -1,0 +1,58 @@
+"""Where an answer of our loop spends time and memory."""
+
+import gc
+from collections import deque
+from functools import partial
+from itertools import islice
+
+from eagle_fsd.config import SamplingConfig
+from eagle_fsd.decoding.loop import DecodeConfig, StopConfig, decode_rounds
+from eagle_fsd.evaluation.arms import Arm
+from eagle_fsd.models.loaded import Model
+from eagle_fsd.speed.clock import PhaseClock, synchronized_time
+from eagle_fsd.speed.peak_memory import peak_bytes
+
+NEW_TOKENS = 64  # of a profiled answer
+MEMORY_ROUNDS = 8  # the peak is prefill's or a round's
+
+
+def profile_arm(arm: Arm, model: Model, prompt: list[int], sampling: SamplingConfig) -> dict:
+    """Answer a prompt four times, since what measures one thing slows the others; the first time
+    warms up. Stop tokens are passed over.
+
+    Returns:
+        peak_memory_bytes of prefill and the first rounds, above what was there before;
+        start_seconds, of prefill and the first round, in which a drafter takes in the prompt; then
+        of the other rounds: their number, round_tokens, round_seconds without a clock and
+        phase_seconds under one (it waits for the device at every phase).
+    """
+    target, drafter = model.target, arm.build_drafter(model)
+    config = DecodeConfig(arm.policy(sampling), StopConfig(NEW_TOKENS))
+    rounds = partial(decode_rounds, target, drafter, prompt, config)
+
+    def beginning() -> None:
+        deque(islice(rounds(), 1 + MEMORY_ROUNDS), maxlen=0)
+
+    def timed(clock: PhaseClock | None = None) -> dict:
+        began = synchronized_time(target.device)
+        steps = rounds(lap=clock.lap if clock else None)
+        deque(islice(steps, 2), maxlen=0)
+        started = synchronized_time(target.device)
+        if clock is not None:
+            clock.restart()  # forgets the start
+        tokens = [len(step.acceptance.tokens) for step in steps]
+        return {
+            "start_seconds": started - began,
+            "round_seconds": synchronized_time(target.device) - started,
+            "rounds": len(tokens),
+            "round_tokens": sum(tokens),
+        }
+
+    beginning()
+    target.close()  # what the last answer holds is no part of this one
+    drafter.reset(1)
+    gc.collect()
+    peak = peak_bytes(target.device, beginning)
+    clock = PhaseClock(target.device)
+    timed(clock)
+    return {"peak_memory_bytes": peak, "phase_seconds": clock.seconds} | timed()
