@@ -14,30 +14,25 @@ from eagle_fsd.rules.fsd import Exact, Fsd
 from eagle_fsd.rules.price import PathRule
 from eagle_fsd.speed.forwards import forward_rows, in_turn, rotated, rows_needed, time_forwards
 from eagle_fsd.speed.pattern import Pattern, pattern_path
-from eagle_fsd.speed.peak_memory import PeakAllocated
+from eagle_fsd.speed.peak_memory import peak_bytes
 
 CPU = torch.device("cpu")
 
 
 def test_peak_memory_by_hand():
-    """Two blocks of 4000 bytes at a time, then 8000 more while one of them is gone."""
+    """Two blocks of 4000 bytes at a time, then 8000 more while one of them is gone; and what an
+    operator takes inside: logsumexp returns one number and holds as many as it reads."""
     before = torch.ones(1000)
-    with PeakAllocated(CPU) as memory:
+
+    def work() -> None:
         first = before + 1
         second = first + 1
         del first
         third = torch.empty(2000)
-        del second
-    assert memory.peak_bytes == 4000 + 8000
-    assert third.shape == (2000,)
+        del second, third
 
-
-def test_peak_memory_counts_what_operators_take_inside():
-    """logsumexp returns one number and holds as many as it reads on the way."""
-    values = torch.ones(1000)
-    with PeakAllocated(CPU) as memory:
-        torch.logsumexp(values, 0)
-    assert 4000 <= memory.peak_bytes < 12100
+    assert peak_bytes(CPU, work) == 4000 + 8000
+    assert 4000 <= peak_bytes(CPU, lambda: torch.logsumexp(before, 0)) < 12100
 
 
 def test_pattern_path_by_hand():
@@ -73,24 +68,26 @@ def test_nobody_always_follows_the_same():
     assert "".join(called) == "abbaabbaab"
 
 
-@pytest.mark.parametrize("drafts", [False, True])
-def test_forwards_are_timed(drafts):
-    """All kinds, as often as asked, within the positions that are announced."""
+@pytest.mark.parametrize("branches", [None, (), (1, 4)])
+def test_forwards_are_timed(branches):
+    """All kinds, as often as asked, within the positions that are announced; by default the drafts
+    are as wide as the model's own."""
     target = tiny_target("llama")
-    drafter = EagleDrafter(tiny_head(target), target, TreeConfig(7, 3, 4))
-    drafter = drafter if drafts else RootDrafter()
+    drafter = EagleDrafter(tiny_head(target), target, TreeConfig(7, 3, 3))
+    model = Model(target, None, RootDrafter() if branches is None else drafter)
     context = prompt_tokens(target.max_positions - rows_needed(2))
-    seconds = time_forwards(Model(target, None, drafter), context, 2)
+    seconds = time_forwards(model, context, 2, branches or ())
     names = ["stock", *(f"verify {width}" for width in (1, 8, 16, 24, 32, 60))]
-    names += ["draft 2", "draft 6", "settle"] if drafts else []
+    for k in {None: (), (): (3,)}.get(branches, branches):
+        names += [f"draft 2x{k}", f"draft 6x{k}"]
     assert list(seconds) == names
     assert all(len(times) == 2 and min(times) > 0 for times in seconds.values())
 
 
 def test_forward_rows_by_hand():
     """A draft level is (6 levels - 2 levels) / 4 of the same turn."""
-    seconds = {"stock": [2.0, 4.0], "draft 2": [1.0, 2.0], "draft 6": [3.0, 8.0]}
+    seconds = {"stock": [2.0, 4.0], "draft 2x3": [1.0, 2.0], "draft 6x3": [3.0, 8.0]}
     rows = {row["forward"]: row for row in forward_rows(seconds)}
     assert rows["stock"]["median_ms"] == 3000 and rows["stock"]["median_vs_first"] == 1
-    assert rows["draft level"]["median_ms"] == 1000 and rows["draft level"]["min_ms"] == 500
-    assert rows["draft 6"]["min_vs_first"] == 1.5
+    level = rows["draft level x3"]
+    assert (level["median_ms"], level["min_ms"]) == (1000, 500)
