@@ -1,12 +1,10 @@
 #!/usr/bin/env bash
-# The CPU's speed table: all arms on the embedded target, trees as large as pay on this machine,
-# contexts up to the target's end, llama.cpp's published figure beside. Sets up first. Run it on an
-# idle machine; options go to evaluate/speed.py, e.g.
+# The CPU's speed table: all arms on the embedded target, contexts up to the target's end. Sets up
+# first. Run it on an idle machine; options go to evaluate/speed.py, e.g.
 #     scripts/speed_cpu.sh --dtype float32 --output runs/speed_cpu_float32
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 bash "$root/scripts/setup.sh"
 exec "$root/.venv/bin/python" "$root/evaluate/speed.py" --device cpu --output "$root/runs/speed_cpu" \
-    --arms generate generate_compiled plain exact@eagle:{7x3x4,15x4x6,auto} \
-    fsd:{0.3,0.4}@eagle:7x3x4 exact@lookup --context 200 4000 7900 \
-    --reference_tokens_per_second "llama.cpp BF16=100" "llama.cpp Q8_0=140" "$@"
+    --arms generate generate_compiled plain exact@eagle:{7x3x4,15x4x6} \
+    fsd:{0.3,0.4}@eagle:7x3x4 exact@lookup --context 200 4000 7900 "$@"

@@ -6,13 +6,15 @@ import torch
 import eagle_fsd
 from eagle_fsd.api import SMALL_TREE
 from eagle_fsd.config import SamplingConfig, TreeConfig
+from eagle_fsd.decoding.acceptance import Policy
+from eagle_fsd.decoding.loop import DecodeConfig, decode
 from eagle_fsd.evaluation.answering import answer_prompt
 from eagle_fsd.evaluation.arms import parse_arm
-from eagle_fsd.evaluation.offline.decoded import decode_text
 from eagle_fsd.evaluation.offline.replay import ReplayPlan, replay_text
 from eagle_fsd.evaluation.offline.texts import plain_texts
 from eagle_fsd.evaluation.questions import read_questions, spread
 from eagle_fsd.models.assets import mt_bench_dir
+from eagle_fsd.rules.fsd import Exact
 
 pytestmark = pytest.mark.embedded
 TIE = 1e-4  # a difference of the two largest logits that float32 may resolve either way
@@ -98,8 +100,10 @@ def test_replay_equals_decoding(model, tmp_path):
     texts = plain_texts(model.target, prompts, stop, folder=tmp_path, settings={})
     for text in texts.values():
         record = replay_text(model.drafter, text, plan)
-        decoded = decode_text(model.drafter, text, plan.trees, stop)
-        assert decoded["same_text"] == {"15x4x6": True, "4x4x1": True}
-        replayed = {name: row["accepted"] for name, row in record["trees"].items()}
-        assert replayed == decoded["trees"]
-        assert sum(replayed["15x4x6"]) > sum(replayed["4x4x1"]) > 0
+        accepted = [row["accepted"] for row in record["trees"].values()]
+        for tree, counts in zip(plan.trees, accepted, strict=True):
+            drafter = model.drafter.with_tree(tree)
+            answer = decode(model.target, drafter, prompt, DecodeConfig(Policy(Exact()), stop))
+            assert answer.tokens == text.answer
+            assert [r.accepted_drafts for r in answer.rounds] == counts
+        assert sum(accepted[0]) > sum(accepted[1]) > 0

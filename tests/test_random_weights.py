@@ -12,11 +12,6 @@ from eagle_fsd.config import BadInput, TreeConfig
 from eagle_fsd.decoding.target import Target
 from eagle_fsd.models import random_weights
 from eagle_fsd.models.load import load_head, load_target, load_target_config
-from eagle_fsd.speed import roofline
-
-# V 101, D 40, M 53, 3 layers, 4 query and 2 key heads of 14 channels
-LAYER = 2 * 40 * 4 * 14 + 2 * 40 * 2 * 14 + 3 * 40 * 53 + 2 * 40
-TABLE = 101 * 40
 
 
 def tiny_config(**changes) -> LlamaConfig:
@@ -31,23 +26,6 @@ def tiny_config(**changes) -> LlamaConfig:
 def test_built_in_shapes_have_the_published_number_of_parameters(name, parameters):
     model = random_weights.empty_model(load_target_config(f"random:{name}"), torch.bfloat16, "meta")
     assert sum(parameter.numel() for parameter in model.parameters()) == parameters
-
-
-def test_bytes_by_hand():
-    """Every weight but the embedding table is read; a tied table is read as the lm_head."""
-    config = FAMILIES["llama"]()
-    weights = 3 * LAYER + 40 + TABLE  # layers, final norm, lm_head
-    assert roofline.weight_bytes_read(config, torch.bfloat16) == 2 * weights
-    row = 2 * 3 * 2 * 14
-    assert random_weights.cache_row_bytes(config, torch.float32) == 4 * row
-    config.tie_word_embeddings = True
-    assert roofline.weight_bytes_read(config, torch.bfloat16) == 2 * weights
-    assert roofline.weight_bytes_read(FAMILIES["mixtral"](), torch.bfloat16) is None
-
-
-def test_bandwidth_is_measured():
-    rate = roofline.measure_bandwidth(torch.device("cpu"), sample_bytes=2**20)
-    assert math.isfinite(rate) and rate > 0
 
 
 @pytest.mark.parametrize("tied", [False, True])

@@ -12,15 +12,13 @@ from eagle_fsd.decoding.target import Target
 from eagle_fsd.drafters.eagle import EagleDrafter
 from eagle_fsd.drafters.growth import HeadOnText, grow
 from eagle_fsd.drafters.pool import visited_roots
-from eagle_fsd.evaluation.arms import parse_arm
 from eagle_fsd.evaluation.offline.levels import judge_levels
 from eagle_fsd.evaluation.offline.replay import WALKS, ReplayPlan, replay_text
-from eagle_fsd.evaluation.offline.replay_metrics import level_rows, tree_row
+from eagle_fsd.evaluation.offline.replay_metrics import level_rows, rule_rows, tree_row
 from eagle_fsd.evaluation.offline.texts import PlainText, cut, plain_texts
 from eagle_fsd.heads.head_config import HeadConfig
 from eagle_fsd.heads.models import build_head, draft_readout
-from eagle_fsd.rules import RULES
-from eagle_fsd.rules.fsd import Exact
+from eagle_fsd.rules.fsd import Exact, Fsd
 
 TREES = tuple(map(parse_tree, ("3x3x1", "7x3x4", "11x4x4", "23x5x3")))
 BUDGET = 23
@@ -70,7 +68,7 @@ def eagle3_head(target: Target, layers: tuple[int, ...], **changes):
     return head
 
 
-PLAN = ReplayPlan(TREES, (parse_arm("fsd:0.2"),))
+PLAN = ReplayPlan(TREES, {"fsd:0.3": Fsd(0.3)})
 CASES = {
     "llama": ("llama", "eagle", None, 5),
     "mistral_sliding_reduced": ("mistral_sliding", "eagle", 67, 5),
@@ -124,32 +122,29 @@ def test_replay_equals_decoding_round_by_round(case):
 def test_roots_are_replayed_alike_in_any_batch(case, monkeypatch):
     """Batches bound the memory and change nothing."""
     _, drafter, texts = case
-    plan = ReplayPlan(TREES, (parse_arm("fsd:0.3"),), true_features=True)
-    whole = replay_text(drafter, texts[0], plan)
+    whole = replay_text(drafter, texts[0], PLAN)
     monkeypatch.setattr("eagle_fsd.drafters.growth.ROOTS_AT_ONCE", 5)
     monkeypatch.setattr("eagle_fsd.drafters.growth.READOUT_ROWS", 3)
     monkeypatch.setattr("eagle_fsd.evaluation.offline.levels.JUDGED_ROOTS", 4)
-    parts = replay_text(drafter, texts[0], plan)
+    parts = replay_text(drafter, texts[0], PLAN)
     assert parts["trees"] == whole["trees"]
     for one, other in zip(parts["levels"], whole["levels"], strict=True):
         assert one == pytest.approx(other, rel=1e-4)
 
 
-@pytest.mark.parametrize("rule", WALKS)
+@pytest.mark.parametrize("rule", WALKS, ids=lambda rule: rule.__name__)
 def test_walks_equal_decoding_to_the_first_fuzzy_token(case, rule):
     """Rules with T: the rounds up to the first fuzzy token, where in its round it falls, and D."""
     target, drafter, texts = case
     ended = []
     for text in texts:
-        growth, levels = grown(drafter, text)
-        divergence_BS = levels.divergence_BS["js"]
+        growth, divergence_BS = grown(drafter, text)
         for tree in TREES[1:3]:
             for threshold in divergence_BS.quantile(torch.tensor([0.1, 0.3, 0.6])).tolist():
-                config = RULES[rule](threshold)
                 passes_BS = divergence_BS <= threshold
                 accepted_B, fuzzy_B = WALKS[rule](growth[tree.branch_top_k], tree, passes_BS)
                 places = visited_roots(accepted_B)
-                rounds = real_rounds(target, drafter.head, text, tree, config)
+                rounds = real_rounds(target, drafter.head, text, tree, rule(threshold))
                 for place, real in zip(places, rounds, strict=False):
                     fuzzy = real.fuzzy.index(True) if any(real.fuzzy) else None
                     want = real.accepted_drafts if fuzzy is None else fuzzy
@@ -175,24 +170,8 @@ def grown(drafter, text):
     on_text = HeadOnText(drafter, ids_L, features_1LF[0], max(shapes, key=lambda s: s.num_expanded))
     growth = {shape.branch_top_k: grow(on_text, root_B, shape) for shape in shapes}
     with torch.inference_mode():
-        levels = judge_levels(on_text, hidden_1LD[0], root_B, 0, levels=5, divergences=("js",))
-    return growth, levels
-
-
-def test_true_features_make_a_chain_the_run_of_one_step_hits(case):
-    """With the target's features below the root, level d is the first level of root r + d - 1."""
-    _, drafter, texts = case
-    text = texts[0]
-    ids_L, root_B = torch.tensor(text.ids), torch.tensor(list(text.roots))
-    features_LF = drafter.target.hidden_and_features(ids_L[None], use_cache=False)[1][0]
-    chain = TreeConfig(4, 4, 1)
-    on_text = HeadOnText(drafter, ids_L, features_LF, chain)
-    got_B = grow(on_text, root_B, chain, true_features=True).accepted(chain)
-    token_L1 = on_text.top(on_text.root_hidden_LD, 1)[1]
-    hit = (token_L1[:-1, 0] == ids_L[1:]).tolist()
-    for root, got in zip(root_B.tolist(), got_B.tolist(), strict=True):
-        run = next((d for d in range(4) if not hit[root + d]), 4)
-        assert got == run
+        _, found = judge_levels(on_text, hidden_1LD[0], root_B, 0, levels=5, divergences=("js",))
+    return growth, found["js"]
 
 
 def test_levels_count_hits_and_js_over_the_whole_vocabulary(case):
@@ -238,7 +217,9 @@ def test_a_text_that_ends_with_its_first_token_has_no_round(case):
     one = PlainText(1, "", text.prompt, *cut(text.answer + text.beyond, stop))
     record = replay_text(drafter, one, PLAN)
     row = tree_row([record], "7x3x4")
-    assert row["tokens_per_round"] is None and row["rounds"] == 0
-    assert level_rows([record]) == []
-    both = tree_row([record, replay_text(drafter, text, PLAN)], "7x3x4")
-    assert both["tokens_per_round"]["value"] > 1
+    assert row["tokens_per_round"]["value"] is None and row["rounds"] == 0
+    assert level_rows([record]) == rule_rows([record], "7x3x4") == []
+    both = [record, replay_text(drafter, text, PLAN)]
+    assert tree_row(both, "7x3x4")["tokens_per_round"]["value"] > 1
+    (rule,) = rule_rows(both, "7x3x4")
+    assert rule["arm"] == "fsd:0.3" and 0 <= rule["fuzzy_share"] <= rule["fuzzy_rounds"] <= 1

@@ -47,9 +47,9 @@ def write_target(
     return folder
 
 
-def write_random_head(folder: Path, *, hidden_size: int = HIDDEN) -> Path:
+def write_random_head(folder: Path, *, hidden_size: int = HIDDEN, seed: int = 7) -> Path:
     """A random head that fits write_target's model unless told another width."""
-    torch.manual_seed(7)
+    torch.manual_seed(seed)
     config = HeadConfig(
         hidden_size=hidden_size,
         intermediate_size=INTERMEDIATE,

@@ -22,7 +22,7 @@ from tqdm import tqdm
 from eagle_fsd.config import BadInput
 from eagle_fsd.decoding.drafter import Drafter
 from eagle_fsd.evaluation.answering import answer_prompt, turn_record
-from eagle_fsd.evaluation.arms import Arm, parse_arms
+from eagle_fsd.evaluation.arms import COMPILED, Arm, parse_arms
 from eagle_fsd.evaluation.bench_options import BenchOptions
 from eagle_fsd.evaluation.questions import (
     Question,
@@ -136,9 +136,11 @@ class Bench:
         jobs = [job for job in jobs if job[0].question_id in mine]
         if not jobs:
             return
-        first = replace(self.questions[0], turns=self.questions[0].turns[:1])
-        for arm in self.arms:  # warm-up, through the same calls
-            self._record(first, arm, 0, budget=min(8, self.options.max_new_tokens))
+        longest = max((question.turns[0] for question in self.questions), key=len)
+        first = replace(self.questions[0], turns=[longest])
+        for arm in self.arms:  # warm-up, through the same calls; what is compiled is for a budget
+            budget = self.options.max_new_tokens
+            self._record(first, arm, 0, budget=budget if arm.text == COMPILED else min(8, budget))
         bar = tqdm(jobs, unit="answer", desc=self.name, disable=not processes.is_main)
         for question, arm, choice in bar:
             bar.set_postfix_str(f"question {question.question_id}, {arm.text}")

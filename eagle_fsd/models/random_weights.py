@@ -63,14 +63,6 @@ def empty_model(
     return model.eval()
 
 
-def cache_row_bytes(config: PretrainedConfig, dtype: torch.dtype) -> int:
-    """Bytes of keys and values of one position over all layers."""
-    heads = config.num_attention_heads
-    channels = getattr(config, "head_dim", None) or config.hidden_size // heads
-    kv_heads = getattr(config, "num_key_value_heads", None) or heads
-    return config.num_hidden_layers * 2 * kv_heads * channels * dtype.itemsize
-
-
 @torch.no_grad()
 def randomize(module: nn.Module, *, seed: int, readout: nn.Parameter | None = None) -> None:
     """Random weights that keep the size of what they act on: no overflow, no denormals.

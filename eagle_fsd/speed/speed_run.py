@@ -58,7 +58,7 @@ def run_speed(
         options,
         sampling,
         model_options,
-        extendable=frozenset({"context"}),
+        free={"context"},
     )
     if options.accepted:
         pattern = tuple(options.accepted)
@@ -80,7 +80,7 @@ def run_speed(
     ]
     if jobs:
         run.begin_session(timed=True, warnings=warnings)
-        model = bench.model()
+        model = bench.model
         text = "\n\n".join(question.turns[0] for question in questions)
         for arm, length in tqdm(jobs, desc="rounds by context"):
             prompt = context_prompt(model, text, length)

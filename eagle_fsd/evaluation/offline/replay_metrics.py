@@ -86,7 +86,7 @@ def level_rows(records: Sequence[dict]) -> list[dict]:
 def tree_row(records: Sequence[dict], name: str) -> dict:
     """Tokens per round of one tree over all questions, and what a cruder estimate would say.
 
-    Keys: tokens_per_round {value, low, high} (95 % bootstrap over questions) and rounds;
+    Keys: tokens_per_round {value, low, high} (95 % interval over questions) and rounds;
     all_positions, the mean over every position instead of the visited ones; accepted_share of
     rounds that accept at least 1, 2, .. drafts.
     """

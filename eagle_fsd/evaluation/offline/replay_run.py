@@ -9,14 +9,13 @@ from pathlib import Path
 from tqdm import tqdm
 
 from eagle_fsd.decoding.drafter import RootDrafter
-from eagle_fsd.decoding.loop import StopConfig
 from eagle_fsd.decoding.target import Target
 from eagle_fsd.drafters.eagle import EagleDrafter
 from eagle_fsd.evaluation.offline.replay import ReplayPlan, replay_text
 from eagle_fsd.evaluation.offline.replay_metrics import in_words, tables
 from eagle_fsd.evaluation.offline.replay_options import EXTENDABLE, ReplayOptions
-from eagle_fsd.evaluation.offline.texts import PlainText, TextStore
-from eagle_fsd.evaluation.questions import Question, read_questions, spread
+from eagle_fsd.evaluation.offline.texts import open_texts, plain_texts
+from eagle_fsd.evaluation.questions import read_questions, spread
 from eagle_fsd.heads.models import DraftHead
 from eagle_fsd.models.assets import mt_bench_dir
 from eagle_fsd.models.load import load_head, load_target, load_target_config
@@ -38,7 +37,7 @@ def run_replay(options: ReplayOptions) -> None:
     # a head that was trained on since is another one
     files = {name: f"{name}-{weights_digest(head)}" for name, head in heads.items()}
     identity = {key: getattr(options, key) for key in ("target", "dtype", "conv_template")}
-    store = TextStore(options.texts, identity)
+    open_texts(options.texts, identity)  # refused before weights load
     run = Run(options.output, {"command": "replay", **asdict(options)}, free=EXTENDABLE)
     missing = {
         name: [q for q in questions if (q.question_id, 0) not in run.records[files[name]]]
@@ -49,7 +48,9 @@ def run_replay(options: ReplayOptions) -> None:
         target, tokenizer = load_target(options.target, dtype=options.dtype, device=options.device)
         run.begin_session()
         model = Model(target, tokenizer, RootDrafter(), options.conv_template)
-        texts = plain_texts(store, model, list(todo.values()), model.stop(options.max_new_tokens))
+        prompts = {key: (q.category, model.prompt_ids(q.turns[0])) for key, q in todo.items()}
+        stop = model.stop(options.max_new_tokens)
+        texts = plain_texts(target, prompts, stop, folder=options.texts, settings=identity)
         for name, head in heads.items():
             drafter = build_drafter(head, target, plan)
             for question in tqdm(missing[name], desc=name):
@@ -70,18 +71,6 @@ def head_names(heads: list[str]) -> dict[str, str]:
         for head, name in zip(heads, short, strict=True)
     ]
     return dict(zip(names, heads, strict=True))
-
-
-def plain_texts(
-    store: TextStore, model: Model, questions: list[Question], stop: StopConfig
-) -> dict[int | str, PlainText]:
-    """The target's own texts by question; those that are not stored yet are made."""
-    prompts = {q.question_id: (q.category, model.prompt_ids(q.turns[0])) for q in questions}
-    missing = store.missing(prompts, stop)
-    if missing:
-        for _ in tqdm(store.fill(model.target, prompts, stop), total=len(missing), desc="texts"):
-            pass
-    return {key: store.find(key, *prompt, stop) for key, prompt in prompts.items()}
 
 
 def build_drafter(head: DraftHead, target: Target, plan: ReplayPlan) -> EagleDrafter:
