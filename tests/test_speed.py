@@ -10,7 +10,7 @@ from transformers import LlamaConfig
 
 pytestmark = pytest.mark.processes  # whole commands
 MAIN = load_command("evaluate/speed.py").main
-ARMS = ["generate", "plain", "exact@eagle:7x3x3", "fsd:0.3@eagle:5x2x3", "exact@lookup:10"]
+ARMS = ["generate", "plain", "exact", "fsd:0.3@eagle:5x2x3", "exact@lookup:10"]
 FORWARDS = [
     *("stock", *(f"verify {width}" for width in (1, 8, 16, 24, 32, 60))),
     *("draft 2x3", "draft 6x3", "draft level x3"),
@@ -121,7 +121,7 @@ def test_random_weights_accept_what_the_pattern_says(tmp_path):
         num_attention_heads=4, num_key_value_heads=2,
     ).save_pretrained(tmp_path)  # fmt: skip
     models = f"random:{tmp_path / 'config.json'}", "random:eagle3:149"
-    arms = ["plain", "fsd:1@eagle:7x3x3", "exact@eagle:7x3x3"]
+    arms = ["plain", "fsd:1", "exact"]
     found = call(models, tmp_path, "--max_new_tokens", 31, "--arms", *arms)
     taus = [row["tokens_per_round"]["value"] for row in found["rows"]]
     assert taus == [1, 2.5, 2.5]  # 30 tokens in 3 patterns

@@ -30,8 +30,7 @@ def run_replay(options: ReplayOptions) -> None:
     """Replay what is missing, and report."""
     plan = options.plan()
     questions = read_questions(options.question_file or mt_bench_dir() / "question.jsonl")
-    count = len(questions) if options.questions is None else options.questions
-    questions = spread(questions, count)
+    questions = spread(questions, options.questions)
     config = load_target_config(options.target)
     heads = {name: load_head(path, config) for name, path in head_names(options.heads).items()}
     # a head that was trained on since is another one
