@@ -101,9 +101,10 @@ def test_replay_equals_decoding(model, tmp_path):
     for text in texts.values():
         record = replay_text(model.drafter, text, plan)
         accepted = [row["accepted"] for row in record["trees"].values()]
+        config = DecodeConfig(Policy(Exact()), stop)
         for tree, counts in zip(plan.trees, accepted, strict=True):
             drafter = model.drafter.with_tree(tree)
-            answer = decode(model.target, drafter, prompt, DecodeConfig(Policy(Exact()), stop))
+            answer = decode(model.target, drafter, text.prompt, config)
             assert answer.tokens == text.answer
             assert [r.accepted_drafts for r in answer.rounds] == counts
         assert sum(accepted[0]) > sum(accepted[1]) > 0

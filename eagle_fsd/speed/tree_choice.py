@@ -27,7 +27,7 @@ from eagle_fsd.decoding.loop import DecodeConfig, StopConfig, decode
 from eagle_fsd.drafters.eagle import EagleDrafter
 from eagle_fsd.evaluation.arms import Arm
 from eagle_fsd.evaluation.offline.replay import ReplayPlan, replay_text
-from eagle_fsd.evaluation.offline.texts import BEYOND, cut
+from eagle_fsd.evaluation.offline.texts import BEYOND, PlainText, cut
 from eagle_fsd.models.loaded import Model
 from eagle_fsd.rules.fsd import Exact, Fsd
 from eagle_fsd.speed.forwards import SHALLOW, WIDTHS, forward_rows, rows_needed, time_forwards
@@ -123,8 +123,7 @@ def count_acceptance(
     rows = []
     for prompt in tqdm(prompts, desc="acceptance by tree", unit="prompt", leave=False):
         greedy = decode(model.target, RootDrafter(), prompt, config).tokens
-        stop = model.stop(max_new_tokens)
-        text = cut(greedy, stop, question_id=0, category="", prompt=prompt)
+        text = PlainText(0, "", prompt, *cut(greedy, model.stop(max_new_tokens)))
         for name, row in replay_text(model.drafter, text, plan)["trees"].items():
             sums = {"rounds": len(row["accepted"]), "accepted": sum(row["accepted"])}
             for judged in row["rules"].values():

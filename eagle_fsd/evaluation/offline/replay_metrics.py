@@ -1,6 +1,5 @@
 """From records to rows and tables: tokens per round, accuracy by level, rules with T."""
 
-import math
 from collections.abc import Mapping, Sequence
 
 import pandas as pd
@@ -123,7 +122,6 @@ def rule_rows(records: Sequence[dict], name: str) -> list[dict]:
     rows = []
     for arm, total in found.groupby("arm", sort=False).sum().iterrows():
         share = float(total["fuzzy"] / total["emitted"])
-        top = ceiling(share, exact)
         rows.append(
             {
                 "tree": name,
@@ -131,7 +129,7 @@ def rule_rows(records: Sequence[dict], name: str) -> list[dict]:
                 "fuzzy_rounds": float(total["fuzzy"] / total["rounds"]),
                 "tokens_per_walk": float(total["emitted"] / total["rounds"]),
                 "fuzzy_share": share,
-                "ceiling": top if math.isfinite(top) else None,
+                "ceiling": ceiling(share, exact),
             }
         )
     return rows
