@@ -68,11 +68,11 @@ class HarnessOptions(ModelOptions):
 
     @classmethod
     def read(cls, arguments: dict[str, object]) -> "HarnessOptions":
-        """From what lm-eval made of its command line.
+        """From what lm-eval made of its command line; a value of another type ends the process as
+        it does for an option of a command.
 
         Raises:
-            BadInput: a key that is neither a field here nor one of the arm, or a value that is out
-                of range; a value of another type ends the process as an option of a command does.
+            BadInput: a key that is neither a field here nor the arm's, or a value out of range.
         """
         batch_size = arguments.pop("batch_size", None) or 1
         if str(batch_size).split(":")[0] not in ("1", "auto"):
@@ -93,22 +93,12 @@ class HarnessOptions(ModelOptions):
                     f"model_args {', '.join(further)}: no options ({', '.join(names)}), so they "
                     f"are fields of the arm: {error}"
                 ) from error
-        texts = [f"--{name}={value}" for name, value in arguments.items()]
+        texts = [f"--{name}={value}" for name, value in arguments.items() if value is not None]
         return HfArgumentParser(cls).parse_args_into_dataclasses(texts)[0]
 
 
 class FuzzyLM(HFLM):
-    """An arm on a target as lm-eval's model.
-
-    Args:
-        arguments: see HarnessOptions.
-
-    Attributes:
-        loaded: the target with its drafter.
-
-    Raises:
-        BadInput: see HarnessOptions and eagle_fsd.api.load; told before weights load.
-    """
+    """An arm on a target as lm-eval's model; its arguments are HarnessOptions."""
 
     def __init__(self, **arguments: object):
         self.options = HarnessOptions.read(arguments)

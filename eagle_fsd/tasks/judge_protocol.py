@@ -31,7 +31,6 @@ class JudgeRequest:
     """One question to the judge: about one turn of an answer, alone or beside the baseline's.
 
     Attributes:
-        choice: which of several sampled answers, from 0.
         turn: 1 or 2.
         baseline: the arm that `arm` is compared with; None: judged alone.
         game: 1; a pair is asked twice, in game 2 with the baseline as assistant A.

@@ -29,15 +29,12 @@ class JudgeEndpoint:
     never shown or written.
 
     Args:
-        base_url: address of the API; empty: OPENAI_BASE_URL, or OpenAI's own.
+        base_url: empty: OPENAI_BASE_URL, or OpenAI's own.
         seconds, retries: time limit of an attempt, and how many follow a failed one.
         parameters: a JSON object, goes before PARAMETERS; null leaves a parameter out.
 
     Attributes:
         described: what asks whom: {model, host, parameters, openai: version}.
-
-    Raises:
-        BadInput: the address, the key or the parameters cannot be used.
     """
 
     def __init__(self, model: str, *, base_url: str, seconds: float, retries: int, parameters: str):
@@ -130,10 +127,7 @@ def judge_all(
     """Ask, several at a time, and add a record a reply: the request without its messages, its
     digest, what JudgeEndpoint.ask gives, verdict (see parse_verdict) and time.
 
-    The first failure ends it once those under way are on disk.
-
-    Raises:
-        BadInput: see JudgeEndpoint.ask; or no verdict came.
+    The first failure, or GIVE_UP, ends it with BadInput once what is under way is on disk.
     """
 
     def judge(request: JudgeRequest) -> dict:

@@ -51,10 +51,8 @@ def records_by_arm(folder: str | Path) -> dict[str, list[dict]]:
 def score_records(
     records: dict[str, list[dict]], questions: list[Question], score: Score, folder: str | Path
 ) -> dict[str, list[dict]]:
-    """Score every record; writes scores/ARM.jsonl below `folder`.
-
-    Returns:
-        arm -> rows {"question_id", "choice", "scores": name -> value}.
+    """Score every record: arm -> rows {"question_id", "choice", "scores": name -> value}, which are
+    also written to scores/ARM.jsonl below `folder`.
 
     Raises:
         BadInput: a record answers a question that is not among `questions`.
