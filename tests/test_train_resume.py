@@ -33,7 +33,7 @@ STEPS = 60
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}
 FAST = {"steps": STEPS, "precision": "no", "recipe": RECIPE + ",unroll_steps=2"}
 # two batches for each process of two
-EAGLE3 = {"head_type": "eagle3", "recipe": "eagle3", "loss_vocab": 15, "batches_per_step": 4}
+EAGLE3 = {"head_type": "eagle3", "recipe": "eagle3,unroll_steps=2", "batches_per_step": 4}
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -53,7 +53,7 @@ def main(arguments: list[str]) -> None:
 
 @pytest.fixture(scope="module")
 def target(tmp_path_factory):
-    return write_target(tmp_path_factory.mktemp("models") / "target", layers=1)
+    return write_target(tmp_path_factory.mktemp("models") / "target")
 
 
 @pytest.fixture(scope="module")
@@ -202,7 +202,7 @@ def test_two_processes_are_one_with_twice_the_batch(target, data, tmp_path):
 @pytest.mark.slow
 def test_two_processes_resume(target, data, tmp_path):
     """Both go on from one state: stopped by a kill, the log is the unbroken run's."""
-    changes = FAST | EAGLE3
+    changes = FAST | EAGLE3 | {"steps": 40, "loss_vocab": 15}
     whole, output = tmp_path / "whole", tmp_path / "head"
     finished(launch(options(target, data, whole, **changes)))
     changes |= {"features": whole / "features", "save_minutes": 1e-6}
