@@ -180,15 +180,9 @@ def test_categories():
 
 
 def test_repetition():
-    """Against a search for every 4-gram among those before it."""
+    """4-grams that are among those before: the second abcd of 5, the second abab of 4."""
     assert repetition("abcdabcd") == pytest.approx(1 / 5) and repetition("aaaa") == 0
-    draw = random.Random(2)
-    for _ in range(50):
-        text = "".join(draw.choices("ab", k=draw.randrange(4, 40)))
-        again = [
-            text[i : i + 4] in (text[j : j + 4] for j in range(i)) for i in range(len(text) - 3)
-        ]
-        assert repetition(text) == pytest.approx(sum(again) / len(again))
+    assert repetition("abababc") == pytest.approx(1 / 4) and repetition("aaa") == 0
 
 
 LONG = [*range(100, 132)]  # 32 tokens

@@ -140,8 +140,7 @@ RATES: dict[str, Metric] = {
     ),
     "ceiling": Metric(
         "ceiling", ".2f", ("speed",),
-        "most that tokens/round over exact can be at this fuzzy share, 1 / (1 - f tau); rules that "
-        "look ahead and loops in the text break it",
+        "most that tokens/round over exact can be at this fuzzy share, 1 / (1 - f tau)",
     ),
     "rounds_per_answer": Metric(
         "rounds/answer", ".1f", ("speed",), "verifications an answer", rounds, answers
@@ -156,20 +155,17 @@ RATES: dict[str, Metric] = {
     ),
     "regret_per_token": Metric(
         "regret/token", ".4f", ("main", "cost", "equal speed"),
-        "log P(most likely token) - log P(emitted token) under the target, nats, mean over the "
-        "rounds' tokens; above temperature 0 exact sampling has regret too",
+        "log P(most likely token) - log P(token) under the target, nats, mean over rounds' tokens",
         _of_round_tokens("regret"), round_tokens,
     ),
     "tv_per_token": Metric(
         "TV/token", ".4f", ("cost",),
-        "total variation between the emitted distribution and the target's, mean over the rounds' "
-        "tokens",
+        "total variation of the emitted distribution to the target's, mean over rounds' tokens",
         _of_round_tokens("tv"), round_tokens,
     ),
     "argmax_share": Metric(
         "argmax share", ".4f", ("cost", "categories"),
-        "share of answer tokens that are the target's most likely when the text is scored in one "
-        "forward pass; below 1 for exact decoding in bfloat16 too",
+        "share of answer tokens that are the target's most likely, scored in one forward pass",
         _of_turn_tokens("rescored_argmax_share"), tokens,
     ),
     "mean_logp": Metric(

@@ -7,57 +7,32 @@ answer    [turn]; turn: {parts: [[text, null or {regret, D} of a fuzzy token]], 
           trace {first: text, rounds: as in traces.py}
 """
 
-import json
 from collections.abc import Sequence
 
 from eagle_fsd.evaluation.report.read_runs import RunData
 from eagle_fsd.runs.folder import answer_key
 
-MOST_BYTES = 10_000_000
-ByArm = dict[str, dict[tuple, dict]]  # arm -> question and choice -> record, or trace
 
-
-def pack_answers(
-    runs: Sequence[RunData], *, most_bytes: int = MOST_BYTES
-) -> tuple[list[dict], int]:
-    """All answers; questions that would make the page larger than `most_bytes` are left out.
-
-    Returns:
-        The data, and how many questions are not there.
-    """
-    packed, left, short = [], most_bytes, 0
+def pack_answers(runs: Sequence[RunData]) -> list[dict]:
+    """All answers of all runs."""
+    packed = []
     for run in runs:
         records, traces = (
             {arm: {answer_key(row): row for row in rows} for arm, rows in of.items()}
             for of in (run.records, run.traces)
         )
-        questions = []
-        for key in dict.fromkeys(key for rows in records.values() for key in rows):
-            question = _question(key, records, traces)
-            size = len(json.dumps(question, ensure_ascii=False))
-            if size <= left:
-                questions.append(question)
-                left -= size
-            else:
-                short += 1
+        questions: dict[tuple, dict] = {}
+        for arm, rows in records.items():
+            for key, row in rows.items():
+                place = {"id": key[0], "choice": key[1], "category": row["category"]}
+                place["prompts"] = [turn["prompt"] for turn in row["turns"]]
+                question = questions.setdefault(key, place | {"answers": [None] * len(records)})
+                answer = _answer(row, traces.get(arm, {}).get(key))
+                question["answers"][list(records).index(arm)] = answer
         greedy = all(row["temperature"] == 0 for rows in run.records.values() for row in rows)
         place = {"name": run.name, "greedy": greedy, "arms": list(records)}
-        packed.append(place | {"questions": questions})
-    return packed, short
-
-
-def _question(key: tuple, records: ByArm, traces: ByArm) -> dict:
-    found = {arm: rows.get(key) for arm, rows in records.items()}
-    record = next(row for row in found.values() if row)
-    return {
-        "id": key[0],
-        "choice": key[1],
-        "category": record["category"],
-        "prompts": [turn["prompt"] for turn in record["turns"]],
-        "answers": [
-            row and _answer(row, traces.get(arm, {}).get(key)) for arm, row in found.items()
-        ],
-    }
+        packed.append(place | {"questions": list(questions.values())})
+    return packed
 
 
 def _answer(record: dict, trace: dict | None) -> list[dict]:

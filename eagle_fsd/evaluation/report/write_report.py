@@ -70,23 +70,20 @@ def _build(runs: list[RunData], folder: Path) -> list[str]:
         write_csv(folder / "tables" / f"{name}.csv", rows)
     plot = plot_curves(drawn, folder / "plot")
     csv = (folder / "tables" / "arms.csv").read_text(encoding="utf-8")
-    answers, short = pack_answers(runs)
-    notes = [f"{short} questions are left out of the answers, to keep the page small"] * bool(short)
     page = Environment(loader=FileSystemLoader(HERE), autoescape=True, trim_blocks=True)
     page.policies["json.dumps_kwargs"] = {"ensure_ascii": False, "allow_nan": False}
     page.globals |= {"metrics": METRICS, "table_notes": NOTES, "median": statistics.median}
     page.globals |= {"cell_text": cell_text, "phrases": phrases}
     text = page.get_template("page.html").render(
         parts=list(zip(runs, tables, strict=True)),
-        notes=notes,
         plot=plot[plot.find("<svg") :].replace(INK, "currentColor"),
         downloads={"plot.svg": ("image/svg+xml", plot), "arms.csv": ("text/csv", csv)},
-        answers=answers,
+        answers=pack_answers(runs),
         css=(HERE / "page.css").read_text(encoding="utf-8"),
         js=(HERE / "page.js").read_text(encoding="utf-8"),
     )
     (folder / "index.html").write_text(text, encoding="utf-8")
-    warnings = [f"{run.name}: {text}" for run in runs for text in run.doubts()] + notes
+    warnings = [f"{run.name}: {text}" for run in runs for text in run.doubts()]
     made = [{"name": run.name, "options": run.options, "sessions": run.sessions} for run in runs]
     write_json(folder / MARK, {"runs": made, "warnings": warnings, "tables": csvs})
     return warnings
