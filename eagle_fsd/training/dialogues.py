@@ -10,6 +10,7 @@ import random
 import time
 from collections import Counter, deque
 from collections.abc import Generator, Iterator
+from dataclasses import dataclass
 
 from jinja2 import TemplateError
 from tqdm import tqdm
@@ -34,6 +35,7 @@ class Dropped(Exception):  # noqa: N818  (no error)
     """A candidate becomes no dialogue; the text says why."""
 
 
+@dataclass
 class DialogueMaker:
     """Makes candidates into dialogues while the limits allow, and records what becomes of them.
 
@@ -46,18 +48,16 @@ class DialogueMaker:
         end_ids: tokens that end an answer.
     """
 
-    def __init__(
-        self,
-        options: DataOptions,
-        run: Run,
-        candidates: Iterator[Candidate],
-        chat: ChatFormat,
-        benchmarks: Benchmarks,
-        end_ids: frozenset[int],
-    ):
-        self.options, self.run, self.candidates = options, run, candidates
-        self.chat, self.benchmarks, self.end_ids = chat, benchmarks, end_ids
-        rows = run.records["dialogues"].values()
+    options: DataOptions
+    run: Run
+    candidates: Iterator[Candidate]
+    chat: ChatFormat
+    benchmarks: Benchmarks
+    end_ids: frozenset[int]
+
+    def __post_init__(self):
+        options = self.options
+        rows = self.run.records["dialogues"].values()
         before = sum(sum(row["loss_mask"]) for row in rows)
         self._seen = {row["user"] for row in rows}
         self._began = time.monotonic() - max((row["seconds"] for row in rows), default=0.0)
@@ -74,7 +74,7 @@ class DialogueMaker:
             initial=before,
             leave=False,
             miniters=0,
-            disable=not run.processes.is_main,
+            disable=not self.run.processes.is_main,
         )
 
     def next_request(self) -> Request | None:
