@@ -13,19 +13,10 @@ from eagle_fsd.rules.fsd import Exact, Fsd
 from eagle_fsd.rules.guards import GUARDS, Budget, Cap
 
 VALUES = ["0", "0.3", "1e-05", "0.1234567890123", "1"]
-RULE_TEXTS = [
-    "exact",
-    "accept-all",
-    "accept-all:target",
-    *(f"{rule}:{value}" for rule in ("fsd", "fsd-paper", "ratio", "path") for value in VALUES),
-    "fsd:inf",
-    "ratio:inf",
-    "random:0.05",
-    "fsd:0.3,child=target",
-    "fsd:0.3,divergence=kl_target_draft,logits=processed",
-    "path:0.5,gate=0.3,divergence=tv",
-    "random:0.2,child=sample",
-]
+RULE_TEXTS = ["exact", "accept-all", "accept-all:target", "fsd:inf", "ratio:inf", "random:0.05"]
+RULE_TEXTS += [f"{rule}:{value}" for rule in ("fsd", "fsd-paper", "ratio") for value in VALUES]
+RULE_TEXTS += ["fsd:0.3,child=target", "fsd:0.3,divergence=kl_target_draft,logits=processed"]
+RULE_TEXTS += ["path:2", "path:0.5,gate=0.3,divergence=tv", "random:0.2,child=sample"]
 GUARD_TEXTS = ["", ",cap=2", ",floor=0.01,budget=3.5", ",cap=0.5,floor=1e-05,budget=10"]
 DRAFTER_TEXTS = ["", "@eagle:7x3x4", "@eagle:auto", "@lookup:10", "@lookup:5,max_ngram=2"]
 
@@ -40,7 +31,7 @@ def test_canonical_texts_are_their_own_and_slugs_tell_them_apart():
     for arm in arms:
         assert parse_arm(arm.text) == arm
         assert not set(arm.slug) & set(":,=@/ ") and arm.slug
-    assert len({arm.slug for arm in arms}) == len(texts) > 400
+    assert len({arm.slug for arm in arms}) == len(texts) > 300
 
 
 @pytest.mark.parametrize(
@@ -91,25 +82,18 @@ def test_what_an_arm_is_made_of():
     ("text", "told"),
     [
         ("fzd:0.3", ["'fzd'", *RULES, "plain", "generate"]),
-        ("", ["''", *RULES]),
         ("exact@head", ["'head'", *DRAFTERS]),
         ("exact@", ["''", *DRAFTERS]),
         ("exact:0.3", ["exact takes no value", "'0.3'"]),
         ("fsd:a", ["threshold must be a number", "'a'"]),
-        ("fsd:", ["threshold must be a number"]),
-        ("fsd:nan", ["0 or above", "nan"]),
         ("fsd:0.3,colour=red", ["'colour=red'", "threshold", "child", "divergence", *GUARDS]),
         ("fsd:0.3,child", ["'child'", "FIELD=VALUE"]),
         ("fsd:0.3,threshold=0.4", ["threshold is given twice"]),
         ("fsd:0.3,cap=1,cap=2", ["cap is given twice"]),
-        ("fsd:0.3,cap=-1", ["cap must be 0"]),
         ("fsd:0.3,floor=", ["floor must be a number"]),
         ("fsd:0.3,divergence=jss", ["unknown divergence 'jss'", "js_reference"]),
-        ("path:inf", ["price", "inf"]),
         ("exact@lookup:2.5", ["num_draft_tokens must be a whole number", "'2.5'"]),
-        ("exact@lookup:0", ["at least 1"]),
         ("exact@lookup:5,cap=2", ["'cap=2'", "max_ngram"]),
-        ("exact@eagle:7x7", ["DRAFTSxLEVELSxTOPK"]),
         ("exact@eagle:7x9x1", ["cannot fill tree_depth"]),
     ],
 )
@@ -117,6 +101,14 @@ def test_errors_say_the_arm_and_what_is_known(text, told):
     with pytest.raises(BadInput) as error:
         parse_arm(text)
     assert all(word in str(error.value) for word in [repr(text), *told]), error.value
+
+
+def test_the_runs_own_tree_need_not_be_named():
+    """Where it is known, an arm that names it is the arm that names none."""
+    assert parse_arm("exact@eagle:15x4x6", tree="15x4x6").text == "exact"
+    assert parse_arm("exact@eagle:7x3x4", tree="15x4x6").text == "exact@eagle:7x3x4"
+    with pytest.raises(BadInput, match="'exact' and 'exact@eagle:15x4x6' are the same"):
+        parse_arms(["plain", "exact", "exact@eagle:15x4x6"], tree="15x4x6")
 
 
 def test_sampling_that_gives_an_arm_no_meaning_is_refused():

@@ -14,7 +14,7 @@ aliases. Alternatives are the shell's braces: fsd:{0.2,0.3},child={draft,target}
 
 import re
 from collections.abc import Sequence
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import dataclass, fields
 from typing import Any
 
 from eagle_fsd.config import BadInput, SamplingConfig
@@ -60,16 +60,16 @@ class Arm:
         return re.split("[:,@]", self.text)[0]
 
     @property
+    def runs_our_loop(self) -> bool:
+        return self.rule is not None
+
+    @property
     def drafts(self) -> bool:
         return self.drafter is not None
 
     @property
     def needs_head(self) -> bool:
         return self.drafts and self.drafter.needs_head
-
-    @property
-    def runs_our_loop(self) -> bool:
-        return self.rule is not None
 
     @property
     def tree(self) -> str:
@@ -140,9 +140,8 @@ def parse_arm(text: str, *, tree: str = "") -> Arm:
         raise BadInput(f"arm {text!r}: {error}") from error
     if tree and drafter == EagleSettings(tree):
         drafter = EagleSettings()
-    names = {kind: name for name, kind in GUARDS.items()}
-    values = [f",{names[type(guard)]}={_written(*vars(guard).values())}" for guard in guards]
-    whole = _named(rule, RULES) + "".join(values)
+    limits = [_named(guard, GUARDS).replace(":", "=") for guard in guards]
+    whole = ",".join([_named(rule, RULES), *limits])
     if (drafted := _named(drafter, DRAFTERS)) != DEFAULT_DRAFTER:
         whole += f"@{drafted}"
     return Arm(whole, rule, guards, drafter)
@@ -201,13 +200,8 @@ def _named(settings: Any, table: dict[str, type]) -> str:
     text = next(name for name, kind in table.items() if type(settings) is kind)
     for place, field in enumerate(fields(settings)):
         value = getattr(settings, field.name)
-        stated = place == 0 and field.type is not str
-        if stated or field.default is MISSING or value != field.default:
-            text += f",{field.name}={_written(value)}" if place else f":{_written(value)}"
+        if value != field.default or (place == 0 and not isinstance(value, str)):
+            if isinstance(value, float):
+                value = repr(value + 0.0).removesuffix(".0")  # -0 is 0
+            text += f",{field.name}={value}" if place else f":{value}"
     return text
-
-
-def _written(value: float | int | str) -> str:
-    if isinstance(value, float):
-        return repr(value + 0.0).removesuffix(".0")  # -0 is 0
-    return str(value)
