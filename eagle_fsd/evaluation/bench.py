@@ -44,7 +44,7 @@ from eagle_fsd.speed.quiet import check_timing_alone
 FREE = {"arms", "questions", "generate_questions", "num_choices", "traces"}
 FREE |= {"output", "quality_only"}
 
-Job = tuple[Question, Arm, int]  # one answer to be made, the last is the choice
+Job = tuple[Question, Arm, int]  # an answer to be made; the number is the choice's
 
 
 class Bench:
@@ -83,10 +83,10 @@ class Bench:
         for arm in self.arms:
             arm.check_tree()
             arm.check(self._sampling)
-        asked = options.generate_questions
-        self._by_generate = spread(questions, asked, option="--generate_questions")
-        traces = options.traces
-        self._traced = spread(questions, traces, option="--traces") if traces else []
+        some = options.generate_questions
+        self._by_generate = spread(questions, some, option="--generate_questions")
+        some = options.traces
+        self._traced = spread(questions, some, option="--traces") if some else []
         self.processes = Processes.launched(cpu=model_options.device == "cpu")
         self.run = Run(
             options.output,
@@ -109,8 +109,8 @@ class Bench:
         self.run.finish()
         if self.processes.is_main:
             for name, records in self.run.records.items():
-                rows = fastchat_answers(list(records.values()))
-                write_lines(self._beside("answers") / f"{name}.jsonl", rows)
+                path = self._beside("answers", name)
+                write_lines(path, fastchat_answers(list(records.values())))
             self._trace()
 
     def _jobs(self) -> list[Job]:
@@ -202,7 +202,7 @@ class Bench:
         """Keep the rounds of the traced questions' first choices, of arms that run our loop."""
         todo = []
         for arm in self.arms if self._traced else []:
-            path = self._beside("traces") / f"{arm.slug}.jsonl"
+            path = self._beside("traces", arm.slug)
             rows = read_lines(path, repair=True) if path.is_file() else []
             known = {row["question_id"] for row in rows}
             missing = [q for q in self._traced if q.question_id not in known]
@@ -213,11 +213,10 @@ class Bench:
             trace = trace_record(self.model, arm, drafter, self._sampling, question.turns, record)
             append_lines(path, [trace])
 
-    def _beside(self, name: str) -> Path:
-        """A folder beside the records; made if needed."""
-        folder = self.run.folder / name
-        folder.mkdir(exist_ok=True)
-        return folder
+    def _beside(self, kind: str, name: str) -> Path:
+        """A file in a folder beside the records, which is made if needed."""
+        (self.run.folder / kind).mkdir(exist_ok=True)
+        return self.run.folder / kind / f"{name}.jsonl"
 
     def records(self) -> dict[str, list[dict]]:
         """The records of this run's arms, questions and choices, by arm."""

@@ -32,8 +32,8 @@ class Question:
 
 
 def question_digests(question: Question) -> list[str]:
-    """Digests of what a scorer knows of the question and of each of its turns, so that answers to
-    another text of the same id are told apart."""
+    """Of what a scorer knows of the question and of each of its turns, so that answers to another
+    text of the same id are told apart."""
     parts = [[question.reference, question.extra], *question.turns]
     texts = (json.dumps(part, sort_keys=True, default=str) for part in parts)
     return [hashlib.sha256(text.encode()).hexdigest()[:12] for text in texts]
