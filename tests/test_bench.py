@@ -2,10 +2,8 @@
 
 import json
 import os
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -74,11 +72,10 @@ def test_what_a_run_writes_and_may_be_continued_with(call, models, tmp_path):
             assert choice["turns"] == [turn["text"] for turn in turns]
 
 
-def test_processes_answer_as_one_also_after_one_was_killed(call, models, tmp_path):
-    """kill -9 of one of two processes: the launch ends, what both wrote is kept, the next launch
-    answers the rest. Every sampled answer equals that of one process, is merged once, and no speed
-    is given."""
-    options = ["--temperature", 1, "--top_k", 20, "--num_choices", 2, "--max_new_tokens", 24]
+def test_processes_answer_as_one(call, models, tmp_path):
+    """Two of a launcher: every sampled answer equals that of one process, is merged once, and no
+    speed is given."""
+    options = ["--temperature", 1, "--top_k", 20, "--num_choices", 2, "--turns", 1]
     options += ["--arms", "plain", "exact", "fsd:0.5,child=sample,logits=processed", "path:0.5"]
     one, two = tmp_path / "one", tmp_path / "two"
     for folder in (one, two):
@@ -86,30 +83,16 @@ def test_processes_answer_as_one_also_after_one_was_killed(call, models, tmp_pat
     call(BENCH, *bench_options(models, one), *options)
     launcher = [sys.executable, "-m", "accelerate.commands.launch", "--config_file"]
     launcher += [ROOT / "scripts/accelerate/ddp.yaml", ROOT / BENCH]
-    command = [str(x) for x in [*launcher, *bench_options(models, two), *options]]
+    command = [str(word) for word in [*launcher, *bench_options(models, two), *options]]
     environment = os.environ | {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}
-    kept = ""
-    for shard in (two / "run/shards/1.1/plain.jsonl", None):
-        process = subprocess.Popen(
-            command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-        )
-        if shard:
-            deadline = time.monotonic() + 120
-            while not (shard.is_file() and shard.read_text().endswith("\n")):
-                assert process.poll() is None and time.monotonic() < deadline
-                time.sleep(0.005)
-            workers = subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True)
-            os.kill(max(map(int, workers.stdout.split())), signal.SIGKILL)
-        out, _ = process.communicate(timeout=240)
-        assert bool(process.returncode) == bool(shard), out
-        kept = kept or shard.read_text()
-    assert "seconds are not timings" in out and out.count("written to") == 1
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    assert "seconds are not timings" in done.stdout and done.stdout.count("written to") == 1
     assert tokens(one) == tokens(two) and not (two / "run/shards").exists()
-    assert set(kept.splitlines()) <= set((two / "run/records/plain.jsonl").read_text().splitlines())
     assert len({str(answer) for answer in tokens(one)["plain"].values()}) == 6  # seeds of their own
     assert answer_seed(0, 5, 1) != answer_seed(0, 5, 1, 1) != answer_seed(0, 5, 0, 1)
-    sessions = json.loads((two / "run/run.json").read_text())["sessions"]
-    assert [session["processes"] for session in sessions] == [2, 2]
+    (session,) = json.loads((two / "run/run.json").read_text())["sessions"]
+    assert session["processes"] == 2
     assert all(row["tokens_per_second"]["value"] is None for row in summary(two).values())
 
 
