@@ -34,6 +34,14 @@ def data(tmp_path_factory):
     return write_talks(tmp_path_factory.mktemp("data"))
 
 
+@pytest.fixture(scope="module")
+def bare(target, tmp_path_factory):
+    """A target without a chat template, and without weights."""
+    folder = tmp_path_factory.mktemp("bare") / "target"
+    ignored = shutil.ignore_patterns("*.safetensors", "chat_template.jinja")
+    return Path(shutil.copytree(target, folder, ignore=ignored))
+
+
 def summary(output: Path) -> dict:
     return json.loads((output / "summary.json").read_text())
 
@@ -150,15 +158,15 @@ def test_what_the_template_refuses_is_dropped(tmp_path, target, answers):
         "{{ raise_exception('refused') }}{% endif %}"
     )
     template.write_text(refusal + template.read_text())
-    talks = [["Be kind.", f"Question {i}?", "So."] for i in range(2)]
-    talks += [[f"Question {i}?", "So.", "NO more?", "Yes."] for i in range(2, 10)]
-    talks += [["Question 10?", "So."]]
-    roles = {2: ["user"], 3: ["system", "user"], 4: ["user", "assistant", "user"]}
-    records = []
-    for talk in talks:
-        pairs = zip([*roles[len(talk)], "assistant"], talk, strict=True)
-        records.append({"messages": [{"role": r, "content": c} for r, c in pairs]})
-    sources = (written(tmp_path / "talks.jsonl", records),)
+    system = {"role": "system", "content": "Be kind."}
+
+    def talk(*turns: str) -> list[dict]:
+        return [{"role": ("user", "assistant")[n % 2], "content": c} for n, c in enumerate(turns)]
+
+    talks = [[system, *talk(f"Question {n}?", "So.")] for n in range(2)]
+    talks += [talk(f"Question {n}?", "So.", "NO more?", "Yes.") for n in range(2, 10)]
+    talks += [talk("Question 10?", "So.")]
+    sources = (written(tmp_path / "talks.jsonl", [{"messages": found} for found in talks]),)
     limit = ("--max_new_tokens", "300", "--answers", answers)
     main(options(strict, tmp_path / "data", *limit, sources=sources))
     kept = {row["user"]: row["finished"] for row in made(tmp_path / "data")}
@@ -232,28 +240,22 @@ BAD = {
     "device": (("--device", "gpu"), "unknown device 'gpu'"),
     "exclude": (("--exclude", "gone.jsonl"), "gone.jsonl"),
     "target": (("--target", "nowhere/none"), "unknown target"),
+    "template": ((), "no chat template"),
     "source is a folder": (("--sources", "/tmp"), "unknown source '/tmp'"),
     "output below a file": (("--output", "/etc/hostname/data"), "cannot write to"),
 }
 
 
 @pytest.mark.parametrize("fault", BAD)
-def test_bad_input_is_one_plain_line(tmp_path, target, monkeypatch, fault):
+def test_bad_input_is_one_plain_line(tmp_path, target, bare, monkeypatch, fault):
     """Before any weight is loaded, and with nothing written."""
     monkeypatch.chdir(tmp_path)
+    target = bare if fault == "template" else target
     more, message = BAD[fault]
     limit = () if fault == "no end" else ("--dialogues", "3")
     with pytest.raises(SystemExit, match=f"^error: .*{message}"):
         main(options(target, tmp_path / "data", *limit, *more))
     assert not list(tmp_path.iterdir())
-
-
-def test_no_chat_template_is_told(tmp_path):
-    """Before weights load, with the remedy."""
-    bare = write_target(tmp_path / "bare", layers=1)
-    (bare / "chat_template.jinja").unlink()
-    with pytest.raises(SystemExit, match="no chat template"):
-        main(options(bare, tmp_path / "data", "--dialogues", "2"))
 
 
 def test_two_processes_that_are_killed_go_on_as_one(tmp_path, terse, data):
