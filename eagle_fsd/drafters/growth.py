@@ -50,13 +50,12 @@ class HeadOnText:
         self.drafter = drafter
         self.head, self.target = drafter.head, drafter.target
         self.ids_L = ids_L
-        self.fused_LD = self.head.fuse(feature_LF)
         self.stable = ids_L.shape[0] - 1
         layers = self.head.config.num_hidden_layers
         nodes = ROOTS_AT_ONCE * max(tree.num_expanded, CHAIN_ROWS)
         self._cache = TreeCache(layers, self.stable + nodes)
         hidden_LD = self.head(
-            self.fused_LD[None, :-1],
+            self.head.fuse(feature_LF)[None, :-1],
             self.target.embed(ids_L[1:])[None],
             torch.arange(self.stable, device=ids_L.device),
             cache=self._cache,
@@ -130,36 +129,19 @@ class HeadOnText:
 
 
 @torch.inference_mode()
-def grow(
-    text: HeadOnText,
-    root_B: torch.Tensor,
-    tree: TreeConfig,
-    *,
-    true_features: bool = False,
-) -> Growth:
+def grow(text: HeadOnText, root_B: torch.Tensor, tree: TreeConfig) -> Growth:
     """Grow a tree below every root, level by level in lock-step.
 
     Args:
         text: the head on this text.
         root_B: indices of the roots; tree_depth tokens must follow each.
         tree: branch_top_k, and the most levels and drafts that the growth will be asked about.
-        true_features: let nodes on the text see the target's own features in place of the head's,
-            as a drafter cannot; to see what an offline estimate that does so is worth.
     """
-    parts = [_grow(text, b, tree, true_features) for b in root_B.split(ROOTS_AT_ONCE)]
-    return Growth(
-        torch.cat([p.on_text_BSS for p in parts]),
-        torch.cat([p.child_BSS for p in parts]),
-        torch.cat([p.child_is_text_BS for p in parts]),
-    )
+    parts = [vars(_grow(text, b, tree)) for b in root_B.split(ROOTS_AT_ONCE)]
+    return Growth(**{name: torch.cat([part[name] for part in parts]) for name in parts[0]})
 
 
-def _grow(
-    text: HeadOnText,
-    root_B: torch.Tensor,
-    tree: TreeConfig,
-    true_features: bool,
-) -> Growth:
+def _grow(text: HeadOnText, root_B: torch.Tensor, tree: TreeConfig) -> Growth:
     text.forget_trees()
     B, K, S = root_B.shape[0], tree.branch_top_k, tree.tree_depth
     pool = Pool(root_B, S)
@@ -180,10 +162,6 @@ def _grow(
         parent_BK = best_BK // K
         hidden_BJD = _pick(hidden_BJD, parent_BK)
         ancestor_BJE = _pick(ancestor_BJE, parent_BK)
-        if true_features:
-            on_text_BK = torch.arange(K, device=root_B.device) == pool.slot_B[:, None]
-            true_BD = text.fused_LD[root_B + level - 1]
-            hidden_BJD = torch.where(on_text_BK[..., None], true_BD[:, None], hidden_BJD)
         # only nodes that may matter are run; the children of others stay out of the pool
         output_MD, row_M = text.run_rows(
             hidden_BJD[run_BK],

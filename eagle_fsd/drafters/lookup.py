@@ -76,9 +76,7 @@ class LookupDrafter:
     """
 
     def __init__(self, settings: LookupSettings = LookupSettings()):  # noqa: B008  (frozen)
-        self.num_draft_tokens = settings.num_draft_tokens
-        self.max_ngram = settings.max_ngram
-        self.num_continuations = settings.num_continuations
+        self.settings = settings
         self.max_nodes = settings.num_draft_tokens + 1
         self.reset(0)
 
@@ -98,7 +96,7 @@ class LookupDrafter:
         starts = self._longest_match()
         for number, start in enumerate(starts):
             # the most recent chains take what does not divide evenly
-            count = (self.num_draft_tokens + len(starts) - 1 - number) // len(starts)
+            count = (self.settings.num_draft_tokens + len(starts) - 1 - number) // len(starts)
             parent = 0
             for token in self._continuation(start, count):
                 parents.append(parent)
@@ -113,15 +111,15 @@ class LookupDrafter:
         themselves.
         """
         start = len(self._text)
-        for n in range(1, min(self.max_ngram, start) + 1):
+        for n in range(1, min(self.settings.max_ngram, start) + 1):
             starts = self._starts.setdefault(tuple(self._text[-n:]), [])
             others = [old for old in starts if self._text[old] != token]
-            starts[:] = [start, *others][: self.num_continuations]
+            starts[:] = [start, *others][: self.settings.num_continuations]
         self._text.append(token)
 
     def _longest_match(self) -> list[int]:
         """Where the continuations of the longest known n-gram at the end begin; [] if none."""
-        for n in range(min(self.max_ngram, len(self._text)), 0, -1):
+        for n in range(min(self.settings.max_ngram, len(self._text)), 0, -1):
             starts = self._starts.get(tuple(self._text[-n:]))
             if starts:
                 return starts
