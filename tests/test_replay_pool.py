@@ -7,7 +7,7 @@ import torch
 
 from eagle_fsd.config import TreeConfig
 from eagle_fsd.drafters.grower import TreeGrower
-from eagle_fsd.drafters.pool import Pool, visited_roots
+from eagle_fsd.drafters.pool import Growth, visited_roots
 
 
 @cache
@@ -23,22 +23,22 @@ def best(path: tuple[int, ...], K: int, grain: float) -> tuple[torch.Tensor, tor
     return tuple(part[0] for part in logp.topk(K, dim=-1))
 
 
-def grow_pool(texts_BT: torch.Tensor, K: int, S: int, M: int, grain: float) -> tuple[Pool, int]:
+def grow_pool(texts_BT: torch.Tensor, tree: TreeConfig, grain: float) -> tuple[Growth, int]:
     """As growth.py does with a head; also how many nodes were run."""
     B, ran = texts_BT.shape[0], 0
-    pool = Pool(torch.arange(B), S)
+    K, S = tree.branch_top_k, tree.tree_depth
+    growth = Growth.empty(B, tree, torch.device("cpu"))
     paths = [[(b,)] for b in range(B)]
     rows = [[best(p, K, grain) for p in line] for line in paths]
     score = torch.stack([torch.stack([r[0] for r in line]) for line in rows])
     token = torch.stack([torch.stack([r[1] for r in line]) for line in rows])
     for level in range(1, S + 1):
-        pool.add_level(score, token, texts_BT[:, level - 1])
+        growth.add_level(level, score, token, texts_BT[:, level - 1])
         if level == S:
             break
-        best_BK, run_BK = pool.frontier(K, M)
+        best_BK, run_BK = growth.frontier(level, tree)
         ran += int(run_BK.sum())
         if not run_BK.any():
-            pool.close()
             break
         kept = score.flatten(1).gather(1, best_BK)
         tokens = token.flatten(1).gather(1, best_BK)
@@ -50,7 +50,7 @@ def grow_pool(texts_BT: torch.Tensor, K: int, S: int, M: int, grain: float) -> t
         for b, k in run_BK.nonzero().tolist():
             logp, index = best(paths[b][k], K, grain)
             score[b, k], token[b, k] = kept[b, k] + logp, index
-    return pool, ran
+    return growth, ran
 
 
 def walk_of_tree(b: int, text: list[int], config: TreeConfig, grain: float):
@@ -95,8 +95,7 @@ def test_pool_equals_tree_grower(K, S, M, grain):
             pick = int(torch.randint(0, len(good) + 1, (1,), generator=generator))
             texts_BT[b, s] = good[pick] if pick < len(good) else 7
             path = (*path, int(texts_BT[b, s]))
-    pool, ran = grow_pool(texts_BT, K, S, M, grain)
-    growth = pool.growth()
+    growth, ran = grow_pool(texts_BT, TreeConfig(M, S, K), grain)
     seen = set()
     for depth in range(1, S + 1):
         for drafts in range(depth, min(M, TreeConfig(depth, depth, K).pool_size) + 1):

@@ -19,7 +19,7 @@ import torch
 from eagle_fsd.config import TreeConfig
 from eagle_fsd.decoding.cache import TreeCache
 from eagle_fsd.drafters.eagle import EagleDrafter
-from eagle_fsd.drafters.pool import Growth, Pool
+from eagle_fsd.drafters.pool import Growth
 
 ROOTS_AT_ONCE = 64  # bounds the rows of trees in the cache
 READOUT_ROWS = 128  # bounds the logits in memory: 25 MB for 49,152 tokens
@@ -137,26 +137,27 @@ def grow(text: HeadOnText, root_B: torch.Tensor, tree: TreeConfig) -> Growth:
         root_B: indices of the roots; tree_depth tokens must follow each.
         tree: branch_top_k, and the most levels and drafts that the growth will be asked about.
     """
-    parts = [vars(_grow(text, b, tree)) for b in root_B.split(ROOTS_AT_ONCE)]
-    return Growth(**{name: torch.cat([part[name] for part in parts]) for name in parts[0]})
-
-
-def _grow(text: HeadOnText, root_B: torch.Tensor, tree: TreeConfig) -> Growth:
+    growth = Growth.empty(root_B.shape[0], tree, root_B.device)
+    for part, root_b in zip(growth.split(ROOTS_AT_ONCE), root_B.split(ROOTS_AT_ONCE), strict=True):
+        text.forget_trees()
+        _grow(text, root_b, tree, part)
     text.forget_trees()
+    return growth
+
+
+def _grow(text: HeadOnText, root_B: torch.Tensor, tree: TreeConfig, growth: Growth) -> None:
     B, K, S = root_B.shape[0], tree.branch_top_k, tree.tree_depth
-    pool = Pool(root_B, S)
     hidden_BJD = text.root_hidden_LD[root_B][:, None]
     logp_BK, token_BK = text.top(hidden_BJD[:, 0], K)
     score_BJK, token_BJK = logp_BK[:, None], token_BK[:, None]
     ancestor_BJE = root_B.new_zeros(B, 1, 0)
     for level in range(1, S + 1):
-        pool.add_level(score_BJK, token_BJK, text.ids_L[root_B + level])
+        growth.add_level(level, score_BJK, token_BJK, text.ids_L[root_B + level])
         if level == S:
-            break
-        best_BK, run_BK = pool.frontier(K, tree.num_draft_tokens)
+            return
+        best_BK, run_BK = growth.frontier(level, tree)
         if not run_BK.any():
-            pool.close()
-            break
+            return
         score_BK = score_BJK.flatten(1).gather(1, best_BK)
         token_BK = token_BJK.flatten(1).gather(1, best_BK)
         parent_BK = best_BK // K
@@ -175,8 +176,6 @@ def _grow(text: HeadOnText, root_B: torch.Tensor, tree: TreeConfig) -> Growth:
         ancestor_BJE = torch.cat([ancestor_BJE, _spread(row_M[:, None], run_BK, 0)], dim=2)
         score_BJK = score_BK[:, :, None] + _spread(logp_MK, run_BK, -torch.inf)
         token_BJK = _spread(token_MK, run_BK, -1)
-    text.forget_trees()
-    return pool.growth()
 
 
 def _pick(value_BJX: torch.Tensor, index_BK: torch.Tensor) -> torch.Tensor:
