@@ -82,8 +82,6 @@ def slow_column(name: str, target: list[float], draft: list[float] | None, sampl
         "supported": lambda: [float(x > -math.inf) for x in slow_filter(target, warm)],
         "draft_logit": lambda: draft,
         "draft_prob": lambda: [math.exp(x) for x in log_probs(draft)],
-        "top1": lambda: max(raw),
-        "entropy": lambda: -math.fsum(x * math.log(x) for x in raw),
     }[name]()
 
 
@@ -132,7 +130,7 @@ class Asking(Rule):
     """Asks for a column of the first child, or of the root."""
 
     column: str = "prob"
-    named: str = "top1"
+    named: str = "raw_prob"
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -155,7 +153,7 @@ def test_a_column_that_was_not_named_raises(sampling, each_way):
     token = round_[0].token_N[1].item()
     for column in COLUMNS:
         policy = Policy(Asking(column), sampling)
-        if column != "top1":
+        if column != "raw_prob":
             with pytest.raises(KeyError, match=column):
                 accept(*round_, policy=policy)
         if column.endswith("_processed") and sampling == GREEDY:

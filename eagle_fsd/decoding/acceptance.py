@@ -95,13 +95,9 @@ def accept(
     """Choose a path of the tree, and note what it cost.
 
     Args:
-        tree: the draft tree.
-        target_logits_NV: the target's raw logits; row i is about the token AFTER node i.
-        uniform_S3: of the positions after the answer's last token, at least max_depth + 1 rows, on
-            the CPU.
-        policy: see there.
+        tree, target_logits_NV, uniform_S3, stop_token_ids, answer: see VerifiedTree.
+        policy: how.
         states: from policy.start(), or of the answer's last round; None: an answer begins.
-        stop_token_ids, answer: see VerifiedTree.
 
     Returns:
         The outcome, and the states for the next round.

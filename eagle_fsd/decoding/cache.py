@@ -1,9 +1,8 @@
 """A key/value cache that is allocated once and in which a path of a draft tree can be kept.
 
 transformers' DynamicCache concatenates (so it reallocates every step); its static caches index with
-tensors and drop rows of sliding-window layers. Here every layer keeps whole rows in one buffer, and
-`keep_path` moves the accepted rows of a tree behind the prefix, in all layers at once. Which rows a
-query may see is the mask's business (masks.py), not the cache's.
+tensors and drop rows of sliding-window layers. Here every layer keeps whole rows in one buffer.
+Which of them a query may see is the mask's business (masks.py).
 """
 
 import weakref

@@ -11,7 +11,6 @@ how many rows there are: one as a walk asks on a CPU, all at once on an accelera
     supported      1 where explicitly set top-k and top-p leave the token, else 0
     draft_logit    the draft's raw logit; Q is its softmax
     draft_prob     Q
-    top1, entropy  of the target's raw distribution; a probability, nats
     js, tv, ...    every divergence of the two raw rows, and X_processed after the sampling filters
 
 A new column is a new entry in COLUMNS.
@@ -78,11 +77,6 @@ class Rows:
         return torch.softmax(self.filtered_MV, dim=-1)
 
     @cached_property
-    def raw_logp_MV(self) -> torch.Tensor:
-        """The target's raw log-probabilities, float32."""
-        return torch.log_softmax(self.target_MV, dim=-1)
-
-    @cached_property
     def draft_MR(self) -> torch.Tensor:
         """The draft's raw logits; NaN where it has none."""
         draft_ER, row_M = self.tree.draft_logits_ER, self.tree.draft_row_N[self.node_M]
@@ -134,7 +128,7 @@ def log_prob(rows: Rows) -> torch.Tensor:
 
 
 def raw_prob(rows: Rows) -> torch.Tensor:
-    return rows.of_tokens(rows.raw_logp_MV).exp()
+    return rows.of_tokens(torch.log_softmax(rows.target_MV, dim=-1)).exp()
 
 
 def regret(rows: Rows) -> torch.Tensor:
@@ -153,14 +147,6 @@ def draft_logit(rows: Rows) -> torch.Tensor:
 
 def draft_prob(rows: Rows) -> torch.Tensor:
     return rows.of_draft_tokens(torch.softmax(rows.draft_MR, dim=-1, dtype=torch.float32), 0.0)
-
-
-def top1(rows: Rows) -> torch.Tensor:
-    return rows.raw_logp_MV.amax(-1).exp()
-
-
-def entropy(rows: Rows) -> torch.Tensor:
-    return -torch.xlogy(rows.raw_logp_MV.exp(), rows.raw_logp_MV.exp()).sum(-1)
 
 
 def judged(rows: Rows, *, name: str, processed: bool) -> torch.Tensor:
@@ -184,8 +170,6 @@ COLUMNS: dict[str, Column] = {
     "supported": supported,
     "draft_logit": draft_logit,
     "draft_prob": draft_prob,
-    "top1": top1,
-    "entropy": entropy,
     **{
         divergence_column(name, logits): partial(judged, name=name, processed=logits == "processed")
         for name in DIVERGENCES

@@ -1,8 +1,4 @@
-"""Drafters: what proposes the tree; and the one of plain decoding, whose trees are one node.
-
-A drafter sees committed tokens through `observe` and returns the next tree from `propose`. It owns
-its cache; nothing else does.
-"""
+"""Drafters: what proposes the tree; and the one of plain decoding, whose trees are one node."""
 
 from typing import Protocol
 
@@ -12,7 +8,10 @@ from eagle_fsd.decoding.tree import DraftTree
 
 
 class Drafter(Protocol):
-    """Axes: T newly committed tokens, F features of the target (see Target.feature_layers)."""
+    """Sees committed tokens through `observe`, returns the next tree from `propose`.
+
+    Axes: T newly committed tokens, F features of the target (see Target.feature_layers).
+    """
 
     max_nodes: int
     """Most nodes of a proposed tree, the root included."""

@@ -65,9 +65,7 @@ class CachedSequence:
 
 
 class Engine:
-    """The stock engine: runs the transformers model as it is.
-
-    An engine keeps nothing of a target, so one may serve several.
+    """The stock engine: runs the transformers model as it is, and keeps nothing of it.
 
     Attributes:
         name: as users give it.

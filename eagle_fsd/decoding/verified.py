@@ -36,7 +36,7 @@ class VerifiedTree:
     Args:
         tree: the draft tree.
         target_logits_NV: the target's raw logits; row i is about the token AFTER node i.
-        uniform_S3: numbers in [0, 1) on the CPU, a row a depth.
+        uniform_S3: numbers in [0, 1) on the CPU, a row a depth, at least max_depth + 1 rows.
         sampling: how P comes from the logits.
         columns: names in COLUMNS that may be asked for; asking for another is a KeyError.
         ahead, law: see rule.Rule.

@@ -67,8 +67,6 @@ class ChildRule(Rule):
 
     def taken(self, tree: VerifiedTree, v: int, options: list[int]) -> int:
         weights = self.choice(tree, options)
-        if len(weights) == 1:
-            return next(iter(weights))
         return list(weights)[pick(list(weights.values()), tree.uniform(v, 1))]
 
     def expected_lengths(self, tree: VerifiedTree) -> list[float]:
