@@ -2,7 +2,7 @@
 
 What is random about a candidate depends on its number, so that a broken run and an unbroken one
 make the same dialogues. (Of two that the target begins with the same words, the one whose turn ends
-first is kept.) Sampling itself is generate.py's business.
+first in a session is answered, and the other dropped.) Sampling itself is generate.py's business.
 """
 
 import math
