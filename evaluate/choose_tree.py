@@ -54,7 +54,7 @@ def run(options: ChooseOptions, model_options: ModelOptions) -> None:
     from eagle_fsd.speed.tree_choice import choose_tree, explain
 
     arm = parse_arm(options.arm)
-    if not (arm.drafts and arm.drafter.needs_head):
+    if not arm.needs_head:
         raise BadInput(f"--arm {options.arm} has no tree of a head: give a rule, such as fsd:0.4")
     for warning in check_timing_alone(model_options.device):
         print(f"warning: {warning}", file=sys.stderr)

@@ -75,6 +75,5 @@ def test_the_command_tells_what_it_cost_and_bad_input(call, models):
         texts[arm] = text.split("Loading")[0]  # a progress bar on standard error
     assert texts["plain"] == texts["exact"]
     assert "empty" in call("evaluate/answer.py", *options, " ")
-    for arm, told in {"generate": "transformers' own", "exact@eagle:auto": "15x4x6"}.items():
-        said = call("evaluate/answer.py", *options, "Hello", "--arm", arm)
-        assert said.startswith("error: ") and told in said
+    said = call("evaluate/answer.py", *options, "Hello", "--arm", "generate")
+    assert said.startswith("error: ") and "transformers' own" in said

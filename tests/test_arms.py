@@ -18,7 +18,7 @@ RULE_TEXTS += [f"{rule}:{value}" for rule in ("fsd", "fsd-paper", "ratio") for v
 RULE_TEXTS += ["fsd:0.3,child=target", "fsd:0.3,divergence=kl_target_draft,logits=processed"]
 RULE_TEXTS += ["path:2", "path:0.5,gate=0.3,divergence=tv", "random:0.2,child=sample"]
 GUARD_TEXTS = ["", ",cap=2", ",floor=0.01,budget=3.5", ",cap=0.5,floor=1e-05,budget=10"]
-DRAFTER_TEXTS = ["", "@eagle:7x3x4", "@eagle:auto", "@lookup:10", "@lookup:5,max_ngram=2"]
+DRAFTER_TEXTS = ["", "@eagle:7x3x4", "@lookup:10", "@lookup:5,max_ngram=2"]
 
 
 def test_canonical_texts_are_their_own_and_slugs_tell_them_apart():
@@ -31,7 +31,7 @@ def test_canonical_texts_are_their_own_and_slugs_tell_them_apart():
     for arm in arms:
         assert parse_arm(arm.text) == arm
         assert not set(arm.slug) & set(":,=@/ ") and arm.slug
-    assert len({arm.slug for arm in arms}) == len(texts) > 300
+    assert len({arm.slug for arm in arms}) == len(texts) > 250
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,6 @@ def test_what_an_arm_is_made_of():
     assert (arm.kind, arm.value, arm.tree, arm.drafts) == ("fsd", 0.4, "7x3x4", True)
     assert arm.line == "fsd,child=target,cap=2,budget=3@eagle:7x3x4"
     assert arm.slug == "fsd_0.4_child-target_cap-2_budget-3__eagle_7x3x4"
-    assert arm.with_tree("15x4x6").text == arm.text.replace("7x3x4", "15x4x6")
     plain, generate = parse_arms(["plain", "generate"])
     assert plain.runs_our_loop and plain.rule == Exact() and not plain.drafts
     assert not generate.runs_our_loop and generate.value is None and generate.line == "generate"

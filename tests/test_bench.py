@@ -168,7 +168,6 @@ BAD = {
     "an engine of another device": (["--engine", "graphs"], "needs one CUDA device"),
     "no such device": (["--device", "cuda:x"], "cuda:x"),
     "no tree": (["--arms", "exact@eagle:7x3"], "DRAFTSxLEVELSxTOPK"),
-    "a tree to be chosen": (["--arms", "exact@eagle:auto"], "choose_tree"),
     "the run's tree named": (["--arms", "exact", "exact@eagle:7x3x3"], "are the same"),
     "impossible tree": (["--tree", "7x2x1"], "candidates"),
     "negative turns": (["--turns", -1], "--turns"),

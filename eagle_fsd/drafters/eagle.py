@@ -29,18 +29,17 @@ class EagleSettings:
     """The head's trees, as arms say them (`exact@eagle:7x3x4`).
 
     Attributes:
-        tree: a shape, DRAFTSxLEVELSxTOPK; "auto": to be chosen by measurement; "": the model's.
+        tree: a shape, DRAFTSxLEVELSxTOPK; "": the model's.
     """
 
     needs_head: ClassVar[bool] = True
     tree: str = ""
 
     def __post_init__(self):
-        if self.tree not in ("", "auto"):
+        if self.tree:
             object.__setattr__(self, "tree", tree_name(parse_tree(self.tree)))
 
     def build(self, model: Model) -> "EagleDrafter":
-        assert self.tree != "auto", "the tree is not chosen yet"
         if not self.tree:
             return model.drafter
         if not isinstance(model.drafter, EagleDrafter):

@@ -73,7 +73,7 @@ class Arm:
 
     @property
     def tree(self) -> str:
-        """The shape of its trees, if the arm names one: "7x3x4", "auto", else ""."""
+        """The shape of its trees, if the arm names one: "7x3x4", else ""."""
         return getattr(self.drafter, "tree", "")
 
     @property
@@ -94,31 +94,17 @@ class Arm:
         """Refuse a sampling with which the arm has no meaning; the drafter is not known yet."""
         self.policy(sampling).rule.check(sampling, None)
 
-    def check_tree(self) -> None:
-        """Refuse a tree that is still to be chosen."""
-        if self.tree == "auto":
-            raise BadInput(
-                f"arm {self.text!r}: give the tree's shape, such as eagle:15x4x6; "
-                "evaluate/choose_tree.py finds one"
-            )
-
     def check_answers(self) -> None:
-        """Refuse an arm that cannot answer as it is: of another loop, or with a tree to choose."""
+        """Refuse an arm that is not of our loop."""
         if not self.runs_our_loop:
             raise BadInput(
                 f"arm {self.text!r} is transformers' own loop: call its generate, or lm-eval's "
                 "--model hf"
             )
-        self.check_tree()
 
     def build_drafter(self, model: Model) -> Drafter:
         """Its drafter; build it once, since a reduced draft vocabulary may be copied for it."""
         return self.drafter.build(model) if self.drafts else RootDrafter()
-
-    def with_tree(self, tree: str) -> "Arm":
-        """The same arm on trees of another shape; for `auto`, once it is chosen."""
-        assert isinstance(self.drafter, EagleSettings), self.text
-        return parse_arm(f"{self.text.partition('@')[0]}@eagle:{tree}")
 
 
 def parse_arm(text: str, *, tree: str = "") -> Arm:

@@ -81,7 +81,6 @@ class Bench:
         self.options, self.model_options = options, model_options
         self._sampling, self._seed = sampling.sampling(), sampling.seed
         for arm in self.arms:
-            arm.check_tree()
             arm.check(self._sampling)
         some = options.generate_questions
         self._by_generate = spread(questions, some, option="--generate_questions")

@@ -18,10 +18,11 @@ from pathlib import Path
 from typing import TextIO
 
 from eagle_fsd.config import BadInput
-from eagle_fsd.runs.checkout import without_checkout
 from eagle_fsd.runs.jsonl import append_lines, read_lines, write_json
 from eagle_fsd.runs.processes import Processes
-from eagle_fsd.runs.provenance import describe_run
+from eagle_fsd.runs.provenance import describe_run, without_checkout
+
+ORIGIN = ("device", "commit")
 
 
 def answer_key(record: dict) -> tuple[int | str, int]:
@@ -161,15 +162,9 @@ class Run:
         if self.processes.is_main:
             self._merge()
 
-    def origin(self, records: dict[str, list[dict]]) -> tuple[str, int]:
-        """Where the records come from, in words, and how many questions mix sessions."""
-        used: dict = {}
-        for rows in records.values():
-            for row in rows:
-                used.setdefault(row["question_id"], set()).add(row["session"])
-        sessions = [s for s in self.sessions if s["session"] in set().union(*used.values())]
-        words = [
-            f"{key} " + " / ".join(dict.fromkeys(session[key] for session in sessions))
-            for key in ("device", "commit")
-        ]
-        return ", ".join(words), sum(len(found) > 1 for found in used.values())
+    def origin(self, records: dict[str, list[dict]]) -> str:
+        """The devices and commits of the sessions that the records are of, in words."""
+        used = {row["session"] for rows in records.values() for row in rows}
+        found = [session for session in self.sessions if session["session"] in used]
+        words = {key: " / ".join(dict.fromkeys(s[key] for s in found)) for key in ORIGIN}
+        return ", ".join(f"{key} {text}" for key, text in words.items())

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from eagle_fsd.config import BadInput
-from eagle_fsd.runs.checkout import without_checkout
 
 
 def _print_warning(text: str) -> None:
@@ -93,45 +92,9 @@ def append_lines(path: Path, rows: Iterable[dict]) -> None:
         os.fsync(file.fileno())
 
 
-def append_line(path: Path, row: dict, *, wait: bool = True) -> None:
-    """Append one row."""
-    append_lines(path, [row])
-
-
 def write_lines(path: Path, rows: Iterable[dict]) -> None:
     """Replace a file in one rename."""
     _replace(path, _lines(rows))
-
-
-def open_rows(path: Path, settings: dict, *, read_only: bool = False) -> dict[int | str, dict]:
-    """Open a file of rows by question_id whose first line holds its settings; made if needed.
-
-    Args:
-        read_only: make no file; without one there are no rows.
-
-    Raises:
-        BadInput: it cannot be written to, or it was made with other settings.
-    """
-    settings = without_checkout(settings)
-    try:
-        rows = read_lines(path, repair=True) if path.is_file() else []
-        if not rows and not read_only:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_lines(path, [{"settings": settings}])
-    except OSError as error:
-        raise BadInput(f"cannot write to {path} ({error})") from error
-    if not rows:
-        return {}
-    before = rows[0].get("settings")
-    if before is None:
-        raise BadInput(f"{path} does not begin with its settings: name another folder")
-    keys = [key for key in {**before, **settings} if before.get(key) != settings.get(key)]
-    if keys:
-        changed = {key: (before.get(key), settings.get(key)) for key in keys}
-        raise BadInput(
-            f"{path} was made with other settings (there, here): {changed}; name another folder"
-        )
-    return {row["question_id"]: row for row in rows[1:]}
 
 
 def write_json(path: Path, value: dict) -> None:

@@ -8,28 +8,37 @@ import subprocess
 import sys
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-from eagle_fsd.runs.checkout import ROOT, without_checkout
+from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
     import torch
 
+ROOT = Path(__file__).parent.parent.parent  # the checkout
+Json = TypeVar("Json", str, list, dict, object)
 PACKAGES = ("torch", "transformers", "tokenizers", "accelerate", "numpy", "fschat", "gguf")
 DIGEST_NUMBERS = 64  # of each weight
 
 
 def describe_run(device: str) -> dict:
-    """A JSON-able record to be written beside every output.
-
-    Paths inside the checkout are given relative to it, so that records can be published.
-    """
+    """A JSON-able record to be written beside every output."""
     return {
         "command": shlex.join(["python", *without_checkout(sys.argv)]),
         "commit": _commit(),
         "versions": {"python": platform.python_version()} | {p: version(p) for p in PACKAGES},
         "device": describe_device(device),
     }
+
+
+def without_checkout(value: Json) -> Json:
+    """The JSON-able value, the checkout's path cut off texts that name a place in it, so that it
+    can be published."""
+    if isinstance(value, str):
+        return value.replace(f"{ROOT}{os.sep}", "").replace(str(ROOT), ".")
+    if isinstance(value, list | tuple):
+        return [without_checkout(item) for item in value]
+    if isinstance(value, dict):
+        return {key: without_checkout(item) for key, item in value.items()}
+    return value
 
 
 def describe_device(device: str) -> str:

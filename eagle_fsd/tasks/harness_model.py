@@ -28,9 +28,8 @@ from eagle_fsd.evaluation.arms import parse_arm
 from eagle_fsd.evaluation.metrics import METRICS, summarize
 from eagle_fsd.evaluation.tables import markdown_table
 from eagle_fsd.models.model_options import ModelOptions, option
-from eagle_fsd.runs.checkout import without_checkout
 from eagle_fsd.runs.processes import Processes
-from eagle_fsd.runs.provenance import describe_run, weights_digest
+from eagle_fsd.runs.provenance import describe_run, weights_digest, without_checkout
 
 NAME = "eagle_fsd"  # as --model, in the results file, and the key of lm-eval's answer cache
 WARM_UP_TOKENS = 8
@@ -106,7 +105,7 @@ class FuzzyLM(HFLM):
         on_cpu = self.options.device == "cpu"
         processes = Processes.launched(cpu=on_cpu)
         self.options.device = processes.device(self.options.device)
-        self.loaded = self.options.load(drafts=self.arm.drafts and self.arm.drafter.needs_head)
+        self.loaded = self.options.load(drafts=self.arm.needs_head)
         super().__init__(
             self.loaded.target.model,
             tokenizer=self.loaded.tokenizer,

@@ -43,7 +43,7 @@ class ReplayOptions:
         from eagle_fsd.decoding.loop import StopConfig
         from eagle_fsd.models.chat import template_stops
         from eagle_fsd.models.load import DTYPES, SHIPPED_HEAD, check_device
-        from eagle_fsd.runs.checkout import without_checkout
+        from eagle_fsd.runs.provenance import without_checkout
 
         StopConfig(self.max_new_tokens)  # its own check
         template_stops(self.conv_template)  # its name is checked

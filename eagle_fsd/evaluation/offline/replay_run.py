@@ -20,10 +20,9 @@ from eagle_fsd.heads.models import DraftHead
 from eagle_fsd.models.assets import mt_bench_dir
 from eagle_fsd.models.load import load_head, load_target, load_target_config
 from eagle_fsd.models.loaded import Model
-from eagle_fsd.runs.checkout import without_checkout
 from eagle_fsd.runs.folder import Run
 from eagle_fsd.runs.jsonl import write_json
-from eagle_fsd.runs.provenance import weights_digest
+from eagle_fsd.runs.provenance import weights_digest, without_checkout
 
 
 def run_replay(options: ReplayOptions) -> None:
@@ -84,11 +83,10 @@ def build_drafter(head: DraftHead, target: Target, plan: ReplayPlan) -> EagleDra
 def report(run: Run, records: dict[str, list[dict]]) -> None:
     """Write and print the tables, as text and JSON."""
     options = run.settings
-    origin, _ = run.origin(records)
     title = (
         f"Replay of {Path(options['question_file']).name or 'MT-Bench'}, "
         f"{len(next(iter(records.values())))} first turns x {options['max_new_tokens']} tokens, "
-        f"{options['target']} in {options['dtype']}, greedy; {origin}"
+        f"{options['target']} in {options['dtype']}, greedy; {run.origin(records)}"
     )
     rows = tables(records)
     text = f"{title}\n\n{in_words(rows)}\n"
