@@ -151,10 +151,9 @@ def prepare(
 
 @torch.no_grad()
 def start_from_head(head: DraftHead, other: DraftHead) -> list[str]:
-    """Copy what has one name and one shape in both; returns the keys left as they were.
+    """Copy weights of one name and one shape; returns the keys that are left, wholly or in part.
 
-    The draft vocabulary is not copied; rows of an EAGLE-3 lm_head go by token, and its key is
-    returned if some tokens of this head's vocabulary have no row there.
+    The draft vocabulary is not copied, and rows of an EAGLE-3 lm_head go by token.
 
     Raises:
         BadInput: nothing fits.

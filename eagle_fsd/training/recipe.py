@@ -29,13 +29,9 @@ SCHEDULES = {
 RANGES = {
     "unroll_steps": (1, 100),
     "step_decay": (0.01, 1),
-    "noise": (0, math.inf),
     "learning_rate": (1e-9, 1000),
-    "warmup": (0, 1),
-    "final_rate": (0, 1),
-    "weight_decay": (0, math.inf),
-    "clip_norm": (0, math.inf),
-    "clip_value": (0, math.inf),
+    **dict.fromkeys(("warmup", "final_rate"), (0, 1)),
+    **dict.fromkeys(("noise", "weight_decay", "clip_norm", "clip_value"), (0, math.inf)),
 }
 
 

@@ -29,7 +29,6 @@ def unroll(
     feature, i - s + 1. Positions i < s - 1 have no such root and hold nothing of meaning.
 
     Args:
-        feature_BTF: the target's features.
         embedding_BTD: embedding of the token after each position.
         steps: S; 1 is the head on true features.
     """

@@ -25,8 +25,6 @@ def expected_tokens_per_round(
 
     Args:
         head: on the target's device, in its dtype, as it will be decoded with.
-        states: of the target.
-        dialogues: answers as the target wrote them.
     """
     target = states.target
     drafter = EagleDrafter(head, target, tree)
