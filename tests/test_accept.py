@@ -35,13 +35,6 @@ BY_DIVERGENCE = [Fsd, FsdPaper]
 GUARDED = [(), (Cap(1.5),), (Floor(0.02), Budget(2.0)), (Cap(2.5), Floor(0.01))]
 
 
-@pytest.fixture(params=["on-demand", "at-once"])
-def each_way(request, monkeypatch):
-    """Runs a test as on a CPU, and as on an accelerator."""
-    if request.param == "at-once":
-        monkeypatch.setattr(VerifiedTree, "_on_cpu", False)
-
-
 def outcome(
     round_: tuple,
     rule: Rule,
@@ -156,24 +149,6 @@ def test_ties_at_temperature_zero(rule, each_way):
         if rule in BY_DIVERGENCE:
             loose = rule(INF, child)
         assert_agrees(random_round(seed, vocab=5, ties=True), loose, GREEDY)
-
-
-@pytest.mark.parametrize("sampling", SAMPLINGS)
-@pytest.mark.parametrize("kind", [*BY_DIVERGENCE, Random])
-def test_expected_length_of_deepest(kind, sampling):
-    """L(v) at every node == the recursive formula."""
-    for seed in range(6):
-        tree, logits_NV, uniform_S3 = random_round(seed)
-        limits = (0.0, 0.4, 1.0) if kind is Random else ladder(tree, logits_NV)[::2]
-        for limit in limits:
-            rule = kind(limit, "deepest")
-            columns = [*rule.columns, "supported"]
-            verified = VerifiedTree(
-                tree, logits_NV, uniform_S3, sampling=sampling, columns=columns, ahead=rule.ahead
-            )
-            slow = SlowAccept(tree, logits_NV, Policy(rule, sampling))
-            want = [slow.length(v) for v in range(tree.size)]
-            assert rule.expected_lengths(verified) == pytest.approx(want, abs=1e-5)
 
 
 def test_deepest_takes_the_first_of_equals():

@@ -27,19 +27,11 @@ from eagle_fsd.decoding.columns import COLUMNS, Rows
 from eagle_fsd.decoding.divergence import DIVERGENCES
 from eagle_fsd.decoding.rule import Rule
 from eagle_fsd.decoding.tree import DraftTree
-from eagle_fsd.decoding.verified import VerifiedTree
 from eagle_fsd.rules.fsd import Exact, Fsd
 from eagle_fsd.rules.price import PathRule, Ratio
 
 GREEDY, FILTERED, WARM = SamplingConfig(), SamplingConfig(0.7, 7, 0.9), SamplingConfig(1.0)
 V, R = 13, 7
-
-
-@pytest.fixture(params=["on-demand", "at-once"])
-def each_way(request, monkeypatch):
-    """Runs a test as on a CPU, and as on an accelerator."""
-    if request.param == "at-once":
-        monkeypatch.setattr(VerifiedTree, "_on_cpu", False)
 
 
 # --- columns --------------------------------------------------------------------------------------
@@ -197,24 +189,6 @@ def test_full_records_judge_every_visited_parent_lean_ones_only_where_asked(monk
             else:
                 assert not asked and all(math.isnan(d) for d in lean.divergence)
     assert some > 0
-
-
-# --- stop tokens ----------------------------------------------------------------------------------
-
-
-def test_a_stop_token_is_a_leaf_and_the_root_is_none(each_way):
-    """Drafts behind it are no node's children; other nodes keep theirs, in the draft's order."""
-    for seed in range(20):
-        tree, logits_NV, uniform_S3 = random_round(seed)
-        stop = set(tree.token_N.tolist()[:3])
-        verified = VerifiedTree(
-            tree, logits_NV, uniform_S3, sampling=GREEDY, stop_token_ids=stop, answer=[7]
-        )
-        parent = tree.parent_N.tolist()
-        for v, token in enumerate(tree.token_N.tolist()):
-            below = [c for c in range(1, tree.size) if parent[c] == v]
-            assert verified.children[v] == ([] if v and token in stop else below)
-        assert verified.depths == tree.depth_N.tolist() and verified.answer == [7]
 
 
 # --- rules with a law -----------------------------------------------------------------------------
