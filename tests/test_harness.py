@@ -200,7 +200,7 @@ BAD = {
     "unknown key": ({"treshold": 0.1}, "treshold: no options .target, .*fields: threshold"),
     "unknown rule": ({"arm": "fsdd"}, "fsdd"),
     "transformers' own loop": ({"arm": "generate"}, "--model hf"),
-    "a tree to be chosen": ({"arm": "exact@eagle:auto"}, "eagle:15x4x6"),
+    "no tree": ({"arm": "exact@eagle:auto"}, "15x4x6"),
     "FastChat's template": ({"conv_template": "vicuna_v1.1"}, "chat_template"),
     "a batch": ({"batch_size": 8}, "batch_size 8"),
     "no such target": ({"target": "nowhere/at-all"}, "nowhere/at-all"),

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from tiny import prompt_tokens, randomize, tiny_head, tiny_target
+from tiny import prompt_tokens, tiny_head, tiny_target
 
 from eagle_fsd.config import TreeConfig, parse_tree, tree_name
 from eagle_fsd.decoding.acceptance import Policy
@@ -16,8 +16,7 @@ from eagle_fsd.evaluation.offline.levels import judge_levels
 from eagle_fsd.evaluation.offline.replay import WALKS, ReplayPlan, replay_text
 from eagle_fsd.evaluation.offline.replay_metrics import level_rows, rule_rows, tree_row
 from eagle_fsd.evaluation.offline.texts import PlainText, cut, plain_texts
-from eagle_fsd.heads.head_config import HeadConfig
-from eagle_fsd.heads.models import build_head, draft_readout
+from eagle_fsd.heads.models import draft_readout
 from eagle_fsd.rules.fsd import Exact, Fsd
 
 TREES = tuple(map(parse_tree, ("3x3x1", "7x3x4", "11x4x4", "23x5x3")))
@@ -52,47 +51,30 @@ def fitted_head(head, target: Target, texts: list[PlainText], epochs: int):
     return head.eval().requires_grad_(False)
 
 
-def eagle3_head(target: Target, layers: tuple[int, ...], **changes):
-    config = HeadConfig(
-        hidden_size=target.hidden_size,
-        intermediate_size=59,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        vocab_size=target.vocab_size,
-        head_type="eagle3",
-        feature_layers=layers,
-        **changes,
-    )
-    head = build_head(config)
-    randomize(head, seed=3, scale=1.0)
-    return head
-
-
 PLAN = ReplayPlan(TREES, {"fsd:0.3": Fsd(0.3)})
+THREE = {"head_type": "eagle3", "feature_layers": (0, 1, 3)}
+# family, head, epochs
 CASES = {
-    "llama": ("llama", "eagle", None, 5),
-    "mistral_sliding_reduced": ("mistral_sliding", "eagle", 67, 5),
-    "gemma3_eagle3": ("gemma3", "eagle3", None, 20),
-    "qwen3_eagle3_reduced": ("qwen3", "eagle3", 67, 8),
+    "mistral_sliding_reduced": ("mistral_sliding", {"draft_vocab_size": 67}, 5),
+    "gemma3_eagle3": ("gemma3", THREE, 20),
+    "qwen3_eagle3_reduced": ("qwen3", THREE | {"draft_vocab_size": 67}, 8),
 }
 
 
 @pytest.fixture(scope="module", params=CASES)
 def case(request, tmp_path_factory):
     """A target, a fitted head as a drafter, and texts."""
-    family, kind, reduced, epochs = CASES[request.param]
+    family, changes, epochs = CASES[request.param]
     target = tiny_target(family)
-    if kind == "eagle3":
-        target = Target(target.model, feature_layers=(0, 1, 3))
+    if "feature_layers" in changes:
+        target = Target(target.model, feature_layers=changes["feature_layers"])
     folder = tmp_path_factory.mktemp("texts")
     made = plain_texts(target, PROMPTS, StopConfig(BUDGET), folder=folder, settings={})
     texts = list(made.values())
-    changes = {} if reduced is None else {"draft_vocab_size": reduced}
-    make = tiny_head if kind == "eagle" else lambda t, **c: eagle3_head(t, (0, 1, 3), **c)
-    head = make(target, **changes)
-    if reduced is not None:
+    head = tiny_head(target, seed=3, **changes)
+    if "draft_vocab_size" in changes:
         said = torch.tensor([token for text in texts for token in text.answer]).unique()[:-3]
-        others = torch.tensor([t for t in range(101) if t not in said])[: reduced - len(said)]
+        others = torch.tensor([t for t in range(101) if t not in said])[: 67 - len(said)]
         head.set_draft_tokens(torch.cat([said, others]).sort().values)
     head = fitted_head(head, target, texts, epochs)
     return target, EagleDrafter(head, target, TREES[-1]), texts

@@ -96,7 +96,6 @@ BAD = {
     "context beyond positions": (["--context", "2040"], "2048"),
     "negative pattern": (["--accepted", "1", "-1"], "--accepted"),
     "no measurement": (["--step_repeats", "0"], "--step_repeats must be at least 1"),
-    "a tree to be chosen": (["--arms", "exact@eagle:auto"], "15x4x6"),
 }
 
 

@@ -23,7 +23,7 @@ from eagle_fsd.decoding.tree import DraftTree
 from eagle_fsd.drafters.grower import TreeGrower
 from eagle_fsd.engine.select import ENGINES
 from eagle_fsd.heads.head_config import HeadConfig
-from eagle_fsd.heads.models import EagleHead
+from eagle_fsd.heads.models import DraftHead, build_head
 
 BOS = 2  # first token of every prompt: the one token that no drafter is told
 WINDOW = 7
@@ -98,7 +98,7 @@ def tiny_target(
     return Target(model, engine=ENGINES[engine]())
 
 
-def tiny_head(target: Target, *, seed: int = 0, scale: float = 1.0, **changes) -> EagleHead:
+def tiny_head(target: Target, *, seed: int = 0, scale: float = 1.0, **changes) -> DraftHead:
     """A random float32 head for the target; `changes` replace fields of its HeadConfig."""
     config = {
         "hidden_size": target.hidden_size,
@@ -107,7 +107,7 @@ def tiny_head(target: Target, *, seed: int = 0, scale: float = 1.0, **changes) -
         "num_key_value_heads": 2,
         "vocab_size": target.vocab_size,
     }
-    head = EagleHead(HeadConfig(**config | changes)).eval()
+    head = build_head(HeadConfig(**config | changes)).eval()
     randomize(head, seed=seed, scale=scale)
     return head
 
