@@ -158,7 +158,8 @@ def test_a_run_is_continued_as_it_was_only(call, models, tmp_path):
     task += [option for option in options if option not in ("--question_file", path)]
     write_rows(path, *(question | {"reference": ["yes"]} for question in QUESTIONS))
     assert "'command': ('mt_bench', 'tasks')" in call("evaluate/tasks.py", *task)
-    assert "question 0 was answered with another text" in call(BENCH, *options)
+    write_rows(path, QUESTIONS[0] | {"turns": ["Say nothing.", "And again?"]})
+    assert "question 0 was answered with another text" in call(BENCH, *options, "--turns", 0)
     write_rows(path, *QUESTIONS)
     assert "tokens/round" in call(BENCH, *options)
     assert (tmp_path / "run/records/plain.jsonl").read_bytes() == kept

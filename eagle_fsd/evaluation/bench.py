@@ -29,7 +29,6 @@ from eagle_fsd.evaluation.questions import (
     answer_seed,
     check_same_questions,
     fastchat_answers,
-    question_digests,
     spread,
 )
 from eagle_fsd.evaluation.traces import trace_record
@@ -187,7 +186,6 @@ class Bench:
         return {
             "question_id": question.question_id,
             "choice": choice,
-            "question": question_digests(question),
             "category": question.category,
             "arm": arm.text,
             **asdict(self._sampling),
