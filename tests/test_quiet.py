@@ -37,7 +37,7 @@ def test_a_busy_neighbour_is_told():
 
 def test_own_work_is_no_load_of_others(monkeypatch):
     """A time that this process itself spends computing, on an idle machine or a full one."""
-    resting = min(load_by_others(0.3) for _ in range(3))
+    resting = min(load_by_others(0.2) for _ in range(3))
 
     def compute(seconds: float) -> None:
         end = time.perf_counter() + seconds
@@ -48,7 +48,7 @@ def test_own_work_is_no_load_of_others(monkeypatch):
     loads = []
     for _ in range(3):
         own, began = time.process_time(), time.perf_counter()
-        loads.append(load_by_others(0.3))
+        loads.append(load_by_others(0.2))
         own = (time.process_time() - own) / (time.perf_counter() - began)
         assert loads[-1] + own < len(os.sched_getaffinity(0)) + 0.2
     assert min(loads) < resting + 0.4
@@ -61,15 +61,10 @@ def test_one_of_several_processes_is_refused(monkeypatch, told):
     with pytest.raises(BadInput, match=f"{told} processes.*without a launcher"):
         check_timing_alone("cpu")
     monkeypatch.setenv("WORLD_SIZE", "1")
-    check_timing_alone("cpu")
+    warned = check_timing_alone("auto")  # of the CPU alone where there is no CUDA device
+    assert torch.cuda.is_available() or not any("cuda" in warning for warning in warned)
     with pytest.raises(BadInput, match="unknown device 'gpu'"):
         check_timing_alone("gpu")
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
-def test_auto_may_be_the_cpu():
-    """Without a CUDA device nothing is asked of a driver."""
-    assert not any("cuda" in warning for warning in check_timing_alone("auto"))
 
 
 def test_this_process_is_not_another():

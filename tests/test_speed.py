@@ -71,24 +71,20 @@ def test_a_finished_run_is_only_reported_again(models, finished, capsys):
     assert "loading" not in capsys.readouterr().err.lower()
 
 
-def test_a_killed_run_goes_on(models, tmp_path):
+def test_a_killed_run_goes_on(models, finished):
     """With profiles missing and one torn, only those are made; a further context adds to them."""
-    call(models, tmp_path, "--arms", "plain", "exact")
-    path = tmp_path / "run" / "rounds" / "records" / "profiles.jsonl"
-    lines = path.read_text().splitlines(keepends=True)
-    path.write_text(lines[0] + lines[1][:30])
-    before = files(tmp_path)
-    found = call(models, tmp_path, "--arms", "plain", "exact", "--context", 40, 50)
-    after = files(tmp_path)
-    assert [name for name in after if after[name] != before[name]] == [
-        "run/rounds/records/profiles.jsonl"
-    ]
-    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    folder, _ = finished
+    name = "run/rounds/records/profiles.jsonl"
+    lines = (folder / name).read_text().splitlines(keepends=True)
+    (folder / name).write_text(lines[0] + lines[1][:30])
+    before = files(folder)
+    found = call(models, folder, "--arms", *ARMS, "--context", 40, 50)
+    after = files(folder)
+    assert [file for file in after if after[file] != before[file]] == [name]
+    rows = [json.loads(line) for line in after[name].splitlines()]
     keys = [(row["arm"], row["context"]) for row in rows]
-    assert len(keys) == len(set(keys)) == 6 and path.read_text().startswith(lines[0])
-    assert [(row["arm"], row["context"]) for row in found["rounds"]] == [
-        *(("plain", 40), ("exact", 40), ("plain", 50), ("exact", 50))
-    ]
+    assert len(keys) == len(set(keys)) == 2 * len(ARMS) and after[name].startswith(lines[0])
+    assert [row["context"] for row in found["rounds"]] == [40] * 4 + [50] * 4
 
 
 BAD = {
