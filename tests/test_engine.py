@@ -140,7 +140,7 @@ def test_a_packed_product_is_the_product(dtype, rows):
     linear = torch.nn.Linear(37, 53).to(dtype)
     x_ND = torch.randn(rows, 37, dtype=dtype)
     expected_NR = linear.double()(x_ND.double())
-    ours_NR = PackedLinear.of(linear.to(dtype))(x_ND)
+    ours_NR = PackedLinear(linear.weight.to(dtype), linear.bias.to(dtype))(x_ND)
     assert ours_NR.dtype == dtype
     tolerance = 1e-5 if dtype == torch.float32 else 2e-2
     torch.testing.assert_close(ours_NR.double(), expected_NR, atol=tolerance, rtol=tolerance)

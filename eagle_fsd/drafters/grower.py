@@ -17,11 +17,7 @@ class TreeGrower:
     The drafter calls `add_level` with the logits of the nodes it has just run (first the root, then
     each frontier) and runs the returned frontier next, `tree_depth` times in all; `finish` reranks.
     EAGLE-2 (arXiv 2406.16858) section 4: a node's value is the product of draft probabilities along
-    its path, here a float32 sum of log-probabilities.
-
-    Args:
-        config: the tree's shape.
-        draft_token_R: the target's ids of a reduced draft vocabulary; None: logits are over V.
+    its path, here a float32 sum of log-probabilities. For draft_token_R see DraftTree.
     """
 
     def __init__(self, config: TreeConfig, draft_token_R: torch.Tensor | None = None):

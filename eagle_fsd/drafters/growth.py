@@ -1,12 +1,8 @@
-"""Replay: how long every tree's accepted path would be, at every position of a stored text.
+"""A head's trees at every position of a text at once; EagleDrafter is the reference.
 
-Greedy exact decoding emits the target's own text whatever the head. So trees are grown below every
-token of that text at once, and a tree accepts as many drafts as the text's own next tokens lie in
-it. Real decoding visits only some of these roots: from a root that accepts a drafts it jumps a + 1
-tokens ahead. EagleDrafter is the reference.
-
-Which of the text's tokens a tree holds is in pool.py; evaluation/offline/replay.py makes records
-of it.
+Greedy exact decoding emits the target's own text whatever the head, and a tree accepts as many
+drafts as the text's own next tokens lie in it (pool.py). Real decoding visits only some of these
+roots: from a root that accepts a drafts it jumps a + 1 tokens ahead.
 
 Axes: L tokens of the text, B roots, K branch_top_k, J frontier nodes (1 at the root, then K),
 S levels, E ancestors, M rows run together, R draft vocabulary, D hidden size.
@@ -34,18 +30,14 @@ class HeadOnText:
     stand at position r - 1 + d.
 
     Args:
-        drafter: has checked that head, target and tree fit; its own tree and cache are not used.
+        drafter: has checked that head and target fit; its own tree and cache are not used.
         ids_L: the text, int64 [L].
         feature_LF: the target's features of it.
         tree: the largest shape that will be grown.
     """
 
     def __init__(
-        self,
-        drafter: EagleDrafter,
-        ids_L: torch.Tensor,
-        feature_LF: torch.Tensor,
-        tree: TreeConfig,
+        self, drafter: EagleDrafter, ids_L: torch.Tensor, feature_LF: torch.Tensor, tree: TreeConfig
     ):
         self.drafter = drafter
         self.head, self.target = drafter.head, drafter.target
@@ -73,17 +65,13 @@ class HeadOnText:
         level: int,
         ancestor_ME: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Run nodes of one level, of any roots.
+        """Run nodes of one level, of any roots: the head's output [M, D], their cache rows [M].
 
         Args:
             hidden_MD: what the head predicted at each node's parent.
-            token_M: the nodes' tokens.
             root_M: index of each node's root in the text.
-            level: of all these nodes; 1 is right below the root.
+            level: 1 is right below the root.
             ancestor_ME: cache rows of each node's ancestors below the root.
-
-        Returns:
-            The head's output [M, D], and the cache row that each node has got, [M].
         """
         M, before = token_M.shape[0], self._cache.length
         own_M = torch.arange(before, before + M, device=token_M.device)
@@ -133,7 +121,6 @@ def grow(text: HeadOnText, root_B: torch.Tensor, tree: TreeConfig) -> Growth:
     """Grow a tree below every root, level by level in lock-step.
 
     Args:
-        text: the head on this text.
         root_B: indices of the roots; tree_depth tokens must follow each.
         tree: branch_top_k, and the most levels and drafts that the growth will be asked about.
     """

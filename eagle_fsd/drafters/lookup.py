@@ -71,8 +71,7 @@ class LookupDrafter:
     plain step. The first token of a prompt is never told to a drafter and is not looked up.
 
     The text lives on the host: on an accelerator a round copies its committed tokens there, and
-    waits for it. A round costs time in proportion to its new tokens and its drafts, whatever the
-    length of the text.
+    waits for it.
     """
 
     def __init__(self, settings: LookupSettings = LookupSettings()):  # noqa: B008  (frozen)

@@ -45,7 +45,7 @@ def folded_attention(
     dropout: float = 0.0,
     **kwargs,
 ) -> tuple[torch.Tensor, None]:
-    """Attention in transformers' calling convention.
+    """Attention in transformers' calling convention: [B, N, H, d], and no weights.
 
     Args:
         query: [B, H, N, d]; sequences of several queries each (B and N above 1), and prompts, go
@@ -53,9 +53,6 @@ def folded_attention(
         key, value: [B, G, K, d].
         attention_mask: from masks.fold; or of one query a sequence, [B, 1, 1, K]; or None with one
             query, which sees every key.
-
-    Returns:
-        [B, N, H, d], and no weights.
     """
     B, H, N, d = query.shape
     G = key.shape[1]

@@ -24,11 +24,8 @@ def check_supported(config: PretrainedConfig) -> None:
         raise BadInput(f"target of type {kind!r} is an encoder-decoder; a decoder is needed")
     if hasattr(config, "text_config"):
         raise BadInput(f"target of type {kind!r} is multimodal; give its text model instead")
-    unknown = set(getattr(config, "layer_types", None) or []) - {
-        "full_attention",
-        "sliding_attention",
-    }
-    if unknown:
+    known = {"full_attention", "sliding_attention"}
+    if unknown := set(getattr(config, "layer_types", None) or []) - known:
         raise BadInput(
             f"target of type {kind!r} has layers of type {sorted(unknown)}; a draft tree can be "
             "verified with full_attention and sliding_attention layers only"
@@ -39,14 +36,12 @@ def check_supported(config: PretrainedConfig) -> None:
 def check_tree_attention(target: Target) -> None:
     """Refuse a target that does not verify trees correctly.
 
-    Of a family that is not tested, a small tree is compared with its paths, each run alone by the
-    model.
-
-    The prompt is longer than the usual local windows, and the tree is wide, so that a model
-    which goes by row instead of position is found out.
+    Of a family that is not tested, a small tree is compared with its paths, each run alone. The
+    prompt is longer than the usual local windows, and the tree is wide, so that a model which goes
+    by row instead of position is found out.
 
     Raises:
-        BadInput: this model family does not verify trees correctly; names the family.
+        BadInput: names the family.
     """
     check_supported(target.model.config)
     kind = target.model.config.model_type

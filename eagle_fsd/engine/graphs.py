@@ -101,14 +101,8 @@ class Recorder:
 
 @contextmanager
 def fixed_rows(cache: TreeCache, start: torch.Tensor, count: int, bucket: int) -> Iterator[None]:
-    """The cache writes rows [start, start + count) and is read up to the bucket.
-
-    Args:
-        cache: of the model that is run inside.
-        start: first row, int64 [] on the device.
-        count: rows written.
-        bucket: rows read.
-    """
+    """The cache writes rows [start, start + count), start being on the device, and is read up to
+    the bucket."""
     cache.fixed = FixedRows(start + torch.arange(count, device=start.device), bucket)
     try:
         yield

@@ -43,10 +43,6 @@ class PackedLinear:
         self._bias = None if bias_R is None else bias_R.detach()
         self._product = torch.ops.mkldnn._linear_pointwise.default
 
-    @classmethod
-    def of(cls, linear: nn.Linear) -> "PackedLinear":
-        return cls(linear.weight, linear.bias)
-
     def __call__(self, x_ND: torch.Tensor) -> torch.Tensor:
         return self._product(x_ND, self._packed, self._bias, "none", [], "")
 
@@ -75,11 +71,9 @@ class _Joined:
 
 @torch.inference_mode()
 def pack(module: nn.Module) -> None:
-    """Exchange every linear layer of the module by a packed one, layer by layer.
+    """Exchange every linear layer of the module by a packed one; it can then be run, not saved.
 
     The plain weights are dropped on the way, so that no second copy of these layers is ever held.
-    What takes their place is callable, but no module and no parameter: the result can be run, not
-    saved or trained.
     """
     for parent in list(module.modules()):
         for names in JOINED:
@@ -90,7 +84,7 @@ def pack(module: nn.Module) -> None:
                     _exchange(parent, name, partial(joined.part, index))
         for name, child in list(parent.named_children()):
             if type(child) is nn.Linear:
-                _exchange(parent, name, PackedLinear.of(child))
+                _exchange(parent, name, PackedLinear(child.weight, child.bias))
 
 
 def _exchange(parent: nn.Module, name: str, call: Callable[[torch.Tensor], torch.Tensor]) -> None:
@@ -110,11 +104,5 @@ class Packed(Folded):
     """On a CPU: packed linear layers and folded attention, no compiler needed."""
 
     name = "packed"
-
-    def exchange_linears(self, module: nn.Module) -> None:
-        pack(module)
-
-    def linear(
-        self, weight_RD: torch.Tensor, bias_R: torch.Tensor | None
-    ) -> Callable[[torch.Tensor], torch.Tensor]:
-        return PackedLinear(weight_RD, bias_R)
+    exchange_linears = staticmethod(pack)
+    linear = staticmethod(PackedLinear)
