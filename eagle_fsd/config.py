@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 
-DEFAULT_ARM = "fsd:0.4"
+DEFAULT_ARM = "fsd:0.35"
 
 
 class BadInput(ValueError):  # noqa: N818  (what it tells of is the user, not an error of ours)

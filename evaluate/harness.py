@@ -1,6 +1,6 @@
 """lm-evaluation-harness (lm-eval) on a target with its drafts: its own command line, plus a model.
 
-    python evaluate/harness.py --model eagle_fsd --model_args arm=fsd:0.3,child=target \
+    python evaluate/harness.py --model eagle_fsd --model_args arm=fsd:0.35 \
         --tasks gsm8k --apply_chat_template --output_path runs/gsm8k --log_samples
     python evaluate/harness.py --model eagle_fsd --tasks mmlu commonsense_qa \
         --model_args target=meta-llama/Meta-Llama-3-8B-Instruct,arm=plain

@@ -13,9 +13,9 @@ from eagle_fsd.rules.fsd import Exact, Fsd
 from eagle_fsd.rules.guards import GUARDS, Budget, Cap
 
 VALUES = ["0", "0.3", "1e-05", "0.1234567890123", "1"]
-RULE_TEXTS = ["exact", "accept-all", "accept-all:target", "fsd:inf", "ratio:inf", "random:0.05"]
+RULE_TEXTS = ["exact", "accept-all", "accept-all:draft", "fsd:inf", "ratio:inf", "random:0.05"]
 RULE_TEXTS += [f"{rule}:{value}" for rule in ("fsd", "fsd-paper", "ratio") for value in VALUES]
-RULE_TEXTS += ["fsd:0.3,child=target", "fsd:0.3,divergence=kl_target_draft,logits=processed"]
+RULE_TEXTS += ["fsd:0.3,child=draft", "fsd:0.3,divergence=kl_target_draft,logits=processed"]
 RULE_TEXTS += ["path:2", "path:0.5,gate=0.3,divergence=tv", "random:0.2,child=sample"]
 GUARD_TEXTS = ["", ",cap=2", ",floor=0.01,budget=3.5", ",cap=0.5,floor=1e-05,budget=10"]
 DRAFTER_TEXTS = ["", "@eagle:7x3x4", "@lookup:10", "@lookup:5,max_ngram=2"]
@@ -37,17 +37,17 @@ def test_canonical_texts_are_their_own_and_slugs_tell_them_apart():
 @pytest.mark.parametrize(
     ("text", "canonical"),
     [
-        ("fsd", "fsd:0.3"),
+        ("fsd", "fsd:0.35"),
         ("fsd:0.30", "fsd:0.3"),
-        ("fsd:3e-1,child=draft,divergence=js,logits=raw", "fsd:0.3"),
+        ("fsd:3e-1,child=target,divergence=js,logits=raw", "fsd:0.3"),
         ("fsd,threshold=0.4", "fsd:0.4"),
         ("fsd:-0", "fsd:0"),
         ("fsd:infinity", "fsd:inf"),
-        ("fsd:0.3,logits=processed,child=target", "fsd:0.3,child=target,logits=processed"),
+        ("fsd:0.3,logits=processed,child=draft", "fsd:0.3,child=draft,logits=processed"),
         ("random", "random:0.05"),
         ("path:1,gate=inf", "path:1"),
-        ("accept-all:draft", "accept-all"),
-        ("accept-all,child=target", "accept-all:target"),
+        ("accept-all:target", "accept-all"),
+        ("accept-all,child=draft", "accept-all:draft"),
         ("exact@eagle", "exact"),
         ("exact@eagle:007x3x4", "exact@eagle:7x3x4"),
         ("exact@lookup", "exact@lookup:10"),
@@ -66,11 +66,11 @@ def test_defaults_go_numbers_are_formatted_and_aliases_resolved(text, canonical)
 
 def test_what_an_arm_is_made_of():
     """Rule, guards and drafter, and what tables ask of it."""
-    arm = parse_arm("fsd:0.4,child=target,budget=3,cap=2@eagle:7x3x4")
-    assert arm.rule == Fsd(0.4, "target") and arm.guards == (Cap(2.0), Budget(3.0))
+    arm = parse_arm("fsd:0.4,child=draft,budget=3,cap=2@eagle:7x3x4")
+    assert arm.rule == Fsd(0.4, "draft") and arm.guards == (Cap(2.0), Budget(3.0))
     assert (arm.kind, arm.value, arm.tree, arm.drafts) == ("fsd", 0.4, "7x3x4", True)
-    assert arm.line == "fsd,child=target,cap=2,budget=3@eagle:7x3x4"
-    assert arm.slug == "fsd_0.4_child-target_cap-2_budget-3__eagle_7x3x4"
+    assert arm.line == "fsd,child=draft,cap=2,budget=3@eagle:7x3x4"
+    assert arm.slug == "fsd_0.4_child-draft_cap-2_budget-3__eagle_7x3x4"
     plain, generate = parse_arms(["plain", "generate"])
     assert plain.runs_our_loop and plain.rule == Exact() and not plain.drafts
     assert not generate.runs_our_loop and generate.value is None and generate.line == "generate"

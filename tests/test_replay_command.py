@@ -64,8 +64,8 @@ def test_command_writes_tables_and_is_extended(options, models, tmp_path, capsys
     [
         (["--trees", "15-4-6"], "a tree is DRAFTSxLEVELSxTOPK, such as 15x4x6; got '15-4-6'"),
         (["--trees", "17x17x1"], "tree 17x17x1 is deeper than the 16 of replay"),
-        (["--arms", "exact"], "arm 'exact': replay follows fsd and fsd-paper"),
-        (["--arms", "fsd:0.2,child=target"], "with child draft"),
+        (["--arms", "exact"], "arm 'exact': replay follows fsd, and fsd-paper"),
+        (["--arms", "fsd-paper:0.2,child=target"], "with child draft"),
         (["--arms", "fsd:-1"], "threshold must be 0 or above, got -1.0"),
         (["--dtype", "int8"], "unknown dtype 'int8'"),
         (["--max_new_tokens", "0"], "max_new_tokens must be at least 1"),

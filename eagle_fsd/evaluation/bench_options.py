@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field, replace
 
-from eagle_fsd.config import BadInput
+from eagle_fsd.config import DEFAULT_ARM, BadInput
 from eagle_fsd.evaluation.questions import Question, spread
 from eagle_fsd.models.model_options import option
 
@@ -12,7 +12,7 @@ class BenchOptions:
     """Options of every command that lets arms answer questions."""
 
     arms: list[str] = field(
-        default_factory=lambda: ["generate", "plain", "exact", "fsd:0.3", "fsd:0.4", "path:0.5"],
+        default_factory=lambda: ["generate", "plain", "exact", DEFAULT_ARM, "fsd:0.4", "path:0.5"],
         metadata={"help": "rule[:value][,field=value][@drafter[:tree]]; see docs/evaluate.md"},
     )
     output: str = option("runs/bench", "folder of the run")

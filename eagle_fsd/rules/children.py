@@ -97,7 +97,7 @@ class Random(ChildRule):
 
     takes_chances: ClassVar[bool] = True
     rate: float = 0.05
-    child: str = "draft"
+    child: str = "target"
 
     def __post_init__(self):
         super().__post_init__()
@@ -112,7 +112,7 @@ class Random(ChildRule):
 class AcceptAll(ChildRule):
     """Every round goes down to a leaf: the loose end of all rules."""
 
-    child: str = "draft"
+    child: str = "target"
 
     def take(self, tree: VerifiedTree, v: int) -> float:
         return 1.0

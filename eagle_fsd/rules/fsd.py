@@ -94,8 +94,8 @@ class Fsd(Judging, ChildRule):
     """
 
     limit: ClassVar[str] = "threshold"
-    threshold: float = 0.3
-    child: str = "draft"
+    threshold: float = 0.35
+    child: str = "target"
     divergence: str = "js"
     logits: str = "raw"
 
@@ -113,6 +113,8 @@ class FsdPaper(Fsd):
 
     Emitted distribution where D passes: choice(c), so TV = 1 - P(c) for a fixed choice.
     """
+
+    child: str = "draft"  # as published; fsd's own default costs half the regret
 
     def step(self, tree: VerifiedTree, v: int) -> int | None:
         steps = self.steps(tree, v, tree.hit(v))

@@ -60,6 +60,7 @@ class ReplayOptions:
         from eagle_fsd.evaluation.arms import parse_arms
         from eagle_fsd.evaluation.offline.replay import WALKS, ReplayPlan
         from eagle_fsd.evaluation.offline.texts import BEYOND
+        from eagle_fsd.rules.fsd import Fsd
 
         trees = tuple(dict.fromkeys(map(parse_tree, self.trees)))
         if not trees:
@@ -71,9 +72,11 @@ class ReplayOptions:
         for arm in arms:
             rule = arm.rule
             plain = type(rule) in WALKS and not arm.guards and not arm.tree
-            if not plain or rule.child != "draft" or rule.logits != "raw":
+            # where fsd takes its first fuzzy token does not depend on the child
+            any_child = type(rule) is Fsd
+            if not plain or rule.logits != "raw" or not (any_child or rule.child == "draft"):
                 raise BadInput(
-                    f"arm {arm.text!r}: replay follows fsd and fsd-paper with child draft and raw "
+                    f"arm {arm.text!r}: replay follows fsd, and fsd-paper with child draft, by raw "
                     "logits, without guards and trees of their own"
                 )
         return ReplayPlan(trees, {arm.text: arm.rule for arm in arms})
