@@ -9,24 +9,21 @@ from eagle_fsd.decoding.loop import DecodeConfig, Generation, StopConfig, decode
 from eagle_fsd.drafters.eagle import EagleDrafter
 from eagle_fsd.evaluation.arms import parse_arm
 from eagle_fsd.models.assets import EMBEDDED_TARGET
-from eagle_fsd.models.chat import Message, template_stops
 from eagle_fsd.models.load import (
-    check_device,
     default_dtype,
     default_head,
     load_head,
     load_target,
     load_target_config,
 )
-from eagle_fsd.models.loaded import Model
+from eagle_fsd.models.loaded import Message, Model, template_stops
 
 SMALL_TREE = TreeConfig(num_draft_tokens=15, tree_depth=4, branch_top_k=6)
-LARGE_TREE = TreeConfig()
 
 
 def default_tree(device: str) -> TreeConfig:
     """15 drafts on a CPU, where a wide verification costs much, 59 on any other device."""
-    return SMALL_TREE if device == "cpu" else LARGE_TREE
+    return SMALL_TREE if device == "cpu" else TreeConfig()
 
 
 @dataclass
@@ -50,27 +47,22 @@ def load(
     """Load a target and a draft head; configs are checked before weights load.
 
     Args:
-        target: "smollm2" (embedded), a folder, a .gguf file, a hub id, or random:SHAPE.
+        target, dtype, device, engine: see models/load.py; dtype "" is bfloat16 where it is fast.
         head: folder or hub id of a draft head; "" is the shipped one (smollm2 only), or a random
             one for a random target; None decodes without drafts.
         tree: shape of the draft tree; default: default_tree.
-        dtype: bfloat16, float16 or float32; "" is bfloat16 where that is fast.
-        device: a torch device, or "auto".
-        conv_template: see eagle_fsd.models.chat.prompt_ids.
-        engine: how the target is run, a name in eagle_fsd.engine.select.ENGINES; "auto" is the
-            fastest that works here.
+        conv_template: see models/loaded.py.
         keep_stock: keep a stock model beside, for transformers' own generate.
 
     Raises:
         BadInput: unknown target, no head for it, or a head of another target.
     """
-    check_device(device)
     template_stops(conv_template)  # its name is checked
     config = load_target_config(target)
-    if head == "":
-        head = default_head(target)
-    draft_head = None if head is None else load_head(head, config)
-    layers = draft_head.config.fused_layers(config.num_hidden_layers) if draft_head else ()
+    draft_head, layers = None, ()
+    if head is not None:
+        draft_head = load_head(head or default_head(target), config)
+        layers = draft_head.config.fused_layers(config.num_hidden_layers)
     loaded, tokenizer = load_target(
         target,
         dtype=dtype or default_dtype(device),
@@ -113,7 +105,6 @@ def stream(
     """Answer a prompt, yielding (new text, answer so far) after every round.
 
     Args:
-        model: from `load`.
         prompt: a user turn, or messages with role and content.
         arm: how drafts are accepted and made, such as "exact", "fsd:0.35", "path:0.5@eagle:7x3x4"
             or "plain"; see evaluation/arms.py.
@@ -130,8 +121,7 @@ def stream(
     config = DecodeConfig(policy, model.stop(max_new_tokens, tuple(stop_strings)), seed)
     drafter = chosen.build_drafter(model)
     answer = Answer()
-    ids = model.prompt_ids(prompt)
-    for step in decode_rounds(model.target, drafter, ids, config):
+    for step in decode_rounds(model.target, drafter, model.prompt_ids(prompt), config):
         answer.add(step)
         text = model.text(answer.tokens)
         if step.finish is None and text.endswith("\N{REPLACEMENT CHARACTER}"):

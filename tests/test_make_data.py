@@ -17,8 +17,8 @@ from training_runs import data_options as options
 from training_runs import make_data as main
 from transformers import LlamaForCausalLM
 
-from eagle_fsd.models.chat import prompt_ids
 from eagle_fsd.models.load import load_target
+from eagle_fsd.models.loaded import prompt_ids
 from eagle_fsd.training.data import read_dialogues
 
 pytestmark = pytest.mark.processes  # whole commands

@@ -8,7 +8,7 @@ from transformers import AutoTokenizer
 
 from eagle_fsd.config import BadInput
 from eagle_fsd.evaluation.questions import Question, read_questions, spread
-from eagle_fsd.models.chat import prompt_ids
+from eagle_fsd.models.loaded import prompt_ids
 from eagle_fsd.runs.jsonl import append_lines, read_lines, write_lines
 
 CONVERSATION = [

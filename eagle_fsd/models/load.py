@@ -97,11 +97,10 @@ def load_target(
         dtype: a name in DTYPES. For the embedded target float32 means its bfloat16 weights upcast.
         device: a torch device, or "auto" to spread a large target over all accelerators.
         feature_layers, keep_stock: see Target.
-        engine: a name in ENGINES, or "auto".
+        engine: a name in eagle_fsd.engine.select.ENGINES; "auto" is the fastest that works here.
 
     Raises:
-        BadInput: unknown name, dtype or device, or a target that cannot be loaded or is not
-            supported.
+        BadInput: unknown name, dtype or device, or a target that is not supported.
     """
     if dtype not in DTYPES:
         raise BadInput(f"unknown dtype {dtype!r}; known: {', '.join(DTYPES)}")
@@ -115,26 +114,19 @@ def load_target(
         if "gguf_file" in options:
             # transformers 5.23 would keep GGUF weights packed
             options["quantization_config"] = GgufConfig(dequantize=True)
-        if device == "auto":
-            options["device_map"] = "auto"
-        options |= {"config": config, "dtype": DTYPES[dtype]}
+        options |= {"config": config, "dtype": DTYPES[dtype], "device_map": device}
         try:
             model = AutoModelForCausalLM.from_pretrained(path, **options)
         except (OSError, ValueError) as error:
             raise BadInput(f"target {name!r} does not load: {error}") from error
-        if device != "auto":
-            model.to(device)
     target = Target(model, engine=chosen, feature_layers=feature_layers, keep_stock=keep_stock)
     check_tree_attention(target)
     return target, tokenizer
 
 
 def default_head(target: str) -> str:
-    """The head that a target has of itself: the shipped one, or random weights for random weights.
-
-    Raises:
-        BadInput: none ships for it.
-    """
+    """The head that a target has of itself: the shipped one, or random weights for random weights;
+    BadInput if it has none."""
     if target == EMBEDDED_TARGET:
         return str(SHIPPED_HEAD)
     if target.startswith(PREFIX):
@@ -146,15 +138,10 @@ def default_head(target: str) -> str:
 
 
 def load_head(name: str | Path, target_config: PretrainedConfig) -> DraftHead:
-    """Load a draft head of any layout, in its own dtype on the CPU, checked against the target.
-
-    Raises:
-        BadInput: no head there, broken, or made for another target; shapes are named.
-    """
+    """A draft head by name, in its own dtype on the CPU, checked against the target (read_head)."""
     if str(name).startswith(PREFIX):
         return random_weights.random_head(str(name), target_config)
-    head, _ = read_head(name, target_config)
-    return head
+    return read_head(name, target_config)[0]
 
 
 def _source(name: str) -> tuple[str, dict]:

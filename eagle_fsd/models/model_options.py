@@ -40,12 +40,7 @@ class ModelOptions:
         self.tree = tree_name(parse_tree(self.tree) if self.tree else default_tree(self.device))
 
     def load(self, *, drafts: bool = True, keep_stock: bool = False) -> "Model":
-        """Check everything that can be checked without weights, then load.
-
-        Args:
-            drafts: False needs no head and decodes plainly.
-            keep_stock: keep a stock model beside, for transformers' own generate.
-        """
+        """api.load with these options; without `drafts` no head is needed."""
         from eagle_fsd.api import load
 
         return load(

@@ -65,11 +65,8 @@ def empty_model(
 
 @torch.no_grad()
 def randomize(module: nn.Module, *, seed: int, readout: nn.Parameter | None = None) -> None:
-    """Random weights that keep the size of what they act on: no overflow, no denormals.
-
-    Args:
-        readout: the parameter that makes the logits; it is steeper.
-    """
+    """Random weights that keep the size of what they act on: no overflow, no denormals. The
+    readout, which makes the logits, is steeper."""
     parameters = list(module.named_parameters())  # tied ones once
     generator = torch.Generator(parameters[0][1].device).manual_seed(seed)
     for name, parameter in parameters:
@@ -84,16 +81,9 @@ def randomize(module: nn.Module, *, seed: int, readout: nn.Parameter | None = No
         parameter.normal_(0.0, scale, generator=generator)
 
 
-def random_model(
-    config: PretrainedConfig, *, dtype: torch.dtype, device: str, seed: int = 0
-) -> PreTrainedModel:
-    """A model of the shape; the same seed gives the same weights on one kind of device.
-
-    No token ends its answers: they are as long as their budget.
-
-    Raises:
-        BadInput: no single device, or one with too little memory; nothing is allocated then.
-    """
+def random_model(config: PretrainedConfig, *, dtype: torch.dtype, device: str) -> PreTrainedModel:
+    """A model of the shape, always the same on one kind of device, whose answers no token ends.
+    BadInput, before anything is allocated: no single device, or one with too little memory."""
     if device == "auto":
         raise BadInput("a target of random weights is made on one device: give --device")
     needed = sum(p.nbytes for p in empty_model(config, dtype, "meta").parameters())
@@ -107,7 +97,7 @@ def random_model(
             f"{free / 2**30:.3g} GiB: give a smaller shape or --dtype"
         )
     model = empty_model(config, dtype, device)
-    randomize(model, seed=seed, readout=model.get_output_embeddings().weight)
+    randomize(model, seed=0, readout=model.get_output_embeddings().weight)
     model.generation_config.eos_token_id = None
     return model
 
@@ -123,16 +113,9 @@ def random_tokenizer() -> PreTrainedTokenizerFast:
     return fast
 
 
-def random_head(name: str, target_config: PretrainedConfig, *, seed: int = 1) -> DraftHead:
-    """A head shaped like a layer of the target, float32 on the CPU.
-
-    Args:
-        name: `random:TYPE` or `random:TYPE:TOKENS`, with TYPE one of HEAD_TYPES; a draft vocabulary
-            of so many TOKENS is spread evenly over the target's.
-
-    Raises:
-        BadInput: not of that form, or no such head for the target.
-    """
+def random_head(name: str, target_config: PretrainedConfig) -> DraftHead:
+    """A head shaped like a layer of the target, float32 on the CPU, for `random:TYPE` (one of
+    HEAD_TYPES) or `random:TYPE:TOKENS`: a draft vocabulary spread evenly over the target's."""
     head_type, _, tokens = name.removeprefix(PREFIX).partition(":")
     if tokens and not tokens.isdecimal():
         raise BadInput(f"a head of random weights is random:TYPE or random:TYPE:TOKENS: {name!r}")
@@ -140,7 +123,7 @@ def random_head(name: str, target_config: PretrainedConfig, *, seed: int = 1) ->
     config = head_shape(target_config, head_type=head_type, draft_vocab=R)
     config.check_fits(target_config)
     head = build_head(config).eval().requires_grad_(False)
-    randomize(head, seed=seed, readout=None if head.lm_head is None else head.lm_head.weight)
+    randomize(head, seed=1, readout=None if head.lm_head is None else head.lm_head.weight)
     if R:
         head.set_draft_tokens(torch.arange(R) * config.vocab_size // R)
     return head

@@ -9,19 +9,12 @@ from transformers import HfArgumentParser
 
 from eagle_fsd.config import BadInput
 
-INTERRUPTED = 130  # what a shell reports of a command ended by Ctrl-C
-
 
 def run_command(
     run: Callable[..., None], options: Sequence[type], arguments: list[str] | None = None
 ) -> None:
-    """Parse options and run, with the endings of ended_by.
-
-    Args:
-        run: called with one instance of each options class.
-        options: dataclasses; a field's "help" is its documentation.
-        arguments: of the command line; None: the process's own.
-    """
+    """Run with one instance of each options class (a field's "help" is its documentation), read
+    from the arguments or the process's own, with the endings of ended_by."""
     ended_by(lambda: run(*parse(HfArgumentParser(options), arguments)))
 
 
@@ -43,15 +36,13 @@ def ended_by(work: Callable[[], None]) -> None:
         sys.exit(f"error: {error}")
     except KeyboardInterrupt:
         print("interrupted: the same command goes on where it was", file=sys.stderr)
-        sys.exit(INTERRUPTED)
+        sys.exit(130)  # as a shell reports it
 
 
 @contextmanager
 def held_interrupt() -> Iterator[Callable[[], bool]]:
-    """Hold Ctrl-C back, so that a loop can end where its state is whole.
-
-    The first one is told by the function that is given out; the second interrupts at once.
-    """
+    """Hold Ctrl-C back, so that a loop can end where its state is whole: the function given out
+    tells the first one; the second interrupts at once."""
     pressed = False
 
     def note(signal_number, frame) -> None:

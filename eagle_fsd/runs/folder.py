@@ -60,7 +60,7 @@ class Run:
         processes: Processes = Processes(),  # noqa: B008  (frozen)
     ):
         self.folder = Path(folder)
-        self.settings = json.loads(json.dumps(without_checkout(settings)))  # as they read back
+        self.settings = without_checkout(settings)  # as they read back
         self.processes = processes
         self.records: defaultdict[str, dict[Hashable, dict]] = defaultdict(dict)
         self._key, self._session = key, ""

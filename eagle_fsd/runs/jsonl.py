@@ -11,16 +11,12 @@ from pathlib import Path
 from eagle_fsd.config import BadInput
 
 
-def _print_warning(text: str) -> None:
-    print(f"warning: {text}", file=sys.stderr)
-
-
 def read_lines(
     path: Path,
     *,
     keys: tuple[str, ...] = (),
     repair: bool = False,
-    warn: Callable[[str], None] = _print_warning,
+    warn: Callable[[str], None] = lambda text: print(f"warning: {text}", file=sys.stderr),
 ) -> list[dict]:
     """The rows of a file of ours. A torn last line, as a killed writer leaves it or a running one
     has it, is left out with a warning.
@@ -57,12 +53,7 @@ def read_lines(
 
 def read_records(path: str | Path) -> Iterator[tuple[int, object]]:
     """Records of a user's .jsonl or .json file, gzipped or not, with their numbers (lines of a
-    .jsonl).
-
-    Raises:
-        BadInput: the file is missing or damaged, a line is no JSON (its number is given), or a
-            .json file holds no list.
-    """
+    .jsonl); BadInput if it is missing or damaged, or a .json file holds no list."""
     path = Path(path)
     if not path.is_file():
         raise BadInput(f"no file at {path}")
@@ -86,10 +77,7 @@ def read_records(path: str | Path) -> Iterator[tuple[int, object]]:
 
 def append_lines(path: Path, rows: Iterable[dict]) -> None:
     """Append rows; they are on disk when this returns."""
-    with path.open("a", encoding="utf-8") as file:
-        file.write(_lines(rows))
-        file.flush()
-        os.fsync(file.fileno())
+    _write(path, _lines(rows), "a")
 
 
 def write_lines(path: Path, rows: Iterable[dict]) -> None:
@@ -109,8 +97,12 @@ def _lines(rows: Iterable[dict]) -> str:
 def _replace(path: Path, text: str) -> None:
     """On disk when this returns, so that what it was made from may be deleted."""
     temporary = path.with_name(path.name + ".tmp")
-    with temporary.open("w", encoding="utf-8") as file:
+    _write(temporary, text, "w")
+    temporary.replace(path)
+
+
+def _write(path: Path, text: str, mode: str) -> None:
+    with path.open(mode, encoding="utf-8") as file:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())
-    temporary.replace(path)

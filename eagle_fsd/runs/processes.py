@@ -9,17 +9,11 @@ PATIENCE = timedelta(days=30)  # the shortest share of a run may wait this long 
 
 @dataclass(frozen=True)
 class Processes:
-    """This process among those of the run.
-
-    Attributes:
-        index: 0 is the main one.
-        count: 1 without a launcher.
-        local_index: among those of this machine, the number of its accelerator.
-    """
+    """This process among those of the run."""
 
     index: int = 0
-    count: int = 1
-    local_index: int = 0
+    count: int = 1  # 1 without a launcher
+    local_index: int = 0  # among those of this machine: the number of its accelerator
 
     @classmethod
     def launched(cls, *, cpu: bool) -> "Processes":

@@ -1,6 +1,7 @@
 """What a result was made with: command, commit, versions, machine."""
 
 import hashlib
+import json
 import os
 import platform
 import shlex
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parent.parent.parent  # the checkout
 Json = TypeVar("Json", str, list, dict, object)
 PACKAGES = ("torch", "transformers", "tokenizers", "accelerate", "numpy", "fschat", "gguf")
-DIGEST_NUMBERS = 64  # of each weight
 
 
 def describe_run(device: str) -> dict:
@@ -25,25 +25,20 @@ def describe_run(device: str) -> dict:
         "command": shlex.join(["python", *without_checkout(sys.argv)]),
         "commit": _commit(),
         "versions": {"python": platform.python_version()} | {p: version(p) for p in PACKAGES},
-        "device": describe_device(device),
+        "device": _device_name(device),
     }
 
 
 def without_checkout(value: Json) -> Json:
-    """The JSON-able value, the checkout's path cut off texts that name a place in it, so that it
-    can be published."""
-    if isinstance(value, str):
-        return value.replace(f"{ROOT}{os.sep}", "").replace(str(ROOT), ".")
-    if isinstance(value, list | tuple):
-        return [without_checkout(item) for item in value]
-    if isinstance(value, dict):
-        return {key: without_checkout(item) for key, item in value.items()}
-    return value
+    """The value as JSON gives it back, the checkout's path cut off texts that name a place in it,
+    so that it can be published."""
+    text = json.dumps(value, ensure_ascii=False)
+    return json.loads(text.replace(f"{ROOT}{os.sep}", "").replace(str(ROOT), "."))
 
 
-def describe_device(device: str) -> str:
+def _device_name(device: str) -> str:
     """The accelerator's name, or for "cpu" the processor's with the threads in use."""
-    import torch  # not before a device is looked at: options are parsed without it
+    import torch  # not for options, which are parsed without it
 
     if device.startswith("cuda") and torch.cuda.is_available():
         return torch.cuda.get_device_name(device)
@@ -58,13 +53,13 @@ def describe_device(device: str) -> str:
 
 
 def weights_digest(module: "torch.nn.Module") -> str:
-    """A digest of names, shapes and some numbers of each parameter and buffer."""
+    """A digest of names, shapes and 64 numbers of each parameter and buffer."""
     parts = hashlib.sha256()
     for name, value in sorted(module.state_dict().items()):
         if value.is_meta:  # offloaded by device_map
             continue
         flat = value.detach().flatten()
-        step = max(1, flat.shape[0] // DIGEST_NUMBERS)
+        step = max(1, flat.shape[0] // 64)
         parts.update(f"{name} {tuple(value.shape)}".encode())
         parts.update(flat[::step].double().cpu().numpy().tobytes())
     return parts.hexdigest()[:16]

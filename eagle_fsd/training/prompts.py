@@ -11,7 +11,7 @@ from pathlib import Path
 
 from eagle_fsd.config import BadInput
 from eagle_fsd.models.assets import sharegpt_file
-from eagle_fsd.models.chat import Message
+from eagle_fsd.models.loaded import Message
 from eagle_fsd.runs.jsonl import read_records
 
 SELF = "self"

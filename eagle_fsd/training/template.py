@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from transformers import PreTrainedTokenizerBase
 
 from eagle_fsd.config import BadInput
-from eagle_fsd.models.chat import Message, prompt_ids
+from eagle_fsd.models.loaded import Message, prompt_ids
 
 MARK = "Sentinel7341"
 

@@ -41,8 +41,8 @@ class ReplayOptions:
         import torch
 
         from eagle_fsd.decoding.loop import StopConfig
-        from eagle_fsd.models.chat import template_stops
         from eagle_fsd.models.load import DTYPES, SHIPPED_HEAD, check_device
+        from eagle_fsd.models.loaded import template_stops
         from eagle_fsd.runs.provenance import without_checkout
 
         StopConfig(self.max_new_tokens)  # its own check
@@ -52,7 +52,7 @@ class ReplayOptions:
         if self.dtype not in DTYPES:
             raise BadInput(f"unknown dtype {self.dtype!r}; known: {', '.join(DTYPES)}")
         self.heads = list(dict.fromkeys(self.heads or [str(SHIPPED_HEAD)]))
-        own = without_checkout({"": self.target})[""].strip("/").replace("/", "_")
+        own = without_checkout(self.target).strip("/").replace("/", "_")
         self.texts = self.texts or f"runs/plain_texts/{own}-{self.dtype}"
 
     def plan(self) -> "ReplayPlan":
