@@ -16,29 +16,19 @@ fuzzy token      an emitted token that the exact test would not have emitted; fu
 regret           log P(argmax) - log P(token) under the target, raw, in nats: what a token costs.
 gain             tokens_per_round over those of exact with the same drafter.
 arm              a way to answer, as a text: rule, drafter, their settings (evaluation/arms.py).
-num_draft_tokens drafts of a tree, without its root; a verification is one wider.
-tree_depth       drafted levels.  branch_top_k: children per expanded node.
 """
 
 from importlib import import_module
 
 from eagle_fsd.config import BadInput, SamplingConfig, TreeConfig
 
-__all__ = [
-    "Answer",
-    "BadInput",
-    "Model",
-    "SamplingConfig",
-    "TreeConfig",
-    "generate",
-    "load",
-    "stream",
-]
+LAZY = ["Answer", "Model", "generate", "load", "stream"]
+__all__ = ["BadInput", "SamplingConfig", "TreeConfig", *LAZY]
 
 
 def __getattr__(name: str) -> object:
     """What is in api.py, once it is asked for: torch and transformers take seconds to import, and a
     command that only tells its options needs neither."""
-    if name in __all__:
+    if name in LAZY:
         return getattr(import_module("eagle_fsd.api"), name)
     raise AttributeError(f"module 'eagle_fsd' has no attribute {name!r}")

@@ -13,8 +13,8 @@ import pytest
 from commands import rows
 
 from eagle_fsd.config import BadInput
+from eagle_fsd.runs.command import Processes
 from eagle_fsd.runs.folder import Run
-from eagle_fsd.runs.processes import Processes
 from eagle_fsd.runs.provenance import ROOT, describe_run, without_checkout
 
 

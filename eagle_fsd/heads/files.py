@@ -1,8 +1,5 @@
-"""Draft heads as folders with config.json and weights, in any layout (layouts.py).
-
-Published heads come from a folder or a hub id, their weights in one file, model.safetensors or
-pytorch_model.bin. Pickles are read with weights_only=True, and nothing else of them is ever run.
-"""
+"""Draft heads as folders with config.json and weights in one file, in any layout (layouts.py).
+Pickles are read with weights_only=True, and nothing else of them is ever run."""
 
 import json
 import pickle
@@ -28,19 +25,15 @@ UNREADABLE += (ArithmeticError, AssertionError, AttributeError, EOFError, Lookup
 UNREADABLE += (RuntimeError, TypeError, ValueError)
 
 
-def resolve_folder(name: str | Path) -> Path:
-    """A local folder, or a hub id fetched into the hub's cache.
-
-    Raises:
-        BadInput: neither; names what was given.
-    """
+def _resolve_folder(name: str | Path) -> Path:
+    """A local folder, or a hub id fetched into the hub's cache; BadInput if it is neither."""
     if Path(name).is_dir():
         return Path(name)
     from huggingface_hub import snapshot_download
 
-    wanted = ["*.json", "*.safetensors", "*.bin"]
     try:
-        return Path(snapshot_download(str(name), allow_patterns=wanted))
+        patterns = ["*.json", "*.safetensors", "*.bin"]
+        return Path(snapshot_download(str(name), allow_patterns=patterns))
     except (OSError, ValueError) as error:  # as all of the hub's errors are
         reason = str(error).partition("\n")[0]
         raise BadInput(
@@ -51,20 +44,17 @@ def resolve_folder(name: str | Path) -> Path:
 def read_head(
     name: str | Path, target_config: PretrainedConfig | None = None
 ) -> tuple[DraftHead, list[str]]:
-    """A head of any layout in its own dtype, on the CPU, every tensor of its file checked.
-
-    Args:
-        name: a folder or hub id.
-        target_config: a head of another target is refused before weights are read.
+    """A head of any layout in its own dtype, on the CPU, every tensor of its file checked. Where a
+    target is given a head of another is refused before weights are read.
 
     Returns:
         The head; its layout and what was assumed, a sentence each.
 
     Raises:
-        BadInput: names the file that is absent or broken, the setting that cannot run here, or the
-            tensors that are missing, unexpected, misshapen or not finite.
+        BadInput: names the file that is broken, the setting that cannot run here, or the tensors
+            that are missing, unexpected, misshapen or not finite.
     """
-    folder = resolve_folder(name)
+    folder = _resolve_folder(name)
     path = folder / CONFIG_NAME
     try:
         layout, config, notes = read_config(json.loads(path.read_text()))
@@ -97,11 +87,8 @@ def read_head(
 def write_head(
     folder: str | Path, head: DraftHead, *, dtype: torch.dtype | None = torch.bfloat16
 ) -> None:
-    """Write a head as config.json and model.safetensors; the weights appear in one rename.
-
-    Args:
-        dtype: of the weights; None keeps each one's own.
-    """
+    """Write a head as config.json and model.safetensors, which appears in one rename; dtype None
+    keeps each weight's own."""
     tensors = {key: tensor.cpu().contiguous() for key, tensor in head.state_dict().items()}
     if dtype is not None:
         tensors |= {k: t.to(dtype) for k, t in tensors.items() if t.is_floating_point()}

@@ -19,7 +19,7 @@ class HeadConfig(LlamaConfig):
 
     Attributes:
         head_type: a name in models.HEAD_TYPES: "eagle" (EAGLE-1/2), "eagle3".
-        bias: whether fc has one (absent in older EAGLE-1/2 configs, where it is true).
+        bias: whether fc has one.
         qkv_bias: biases on q, k and v (Qwen2 heads); none on o, as in attention_bias's layers.
         head_dim: channels of an attention head; EAGLE-3 only (upstream's EAGLE-1/2 ignores it).
         draft_vocab_size: tokens that the head can draft; None is the target's whole vocabulary.
@@ -81,11 +81,7 @@ class HeadConfig(LlamaConfig):
 def head_shape(
     target_config: PretrainedConfig, *, head_type: str, draft_vocab: int = 0
 ) -> HeadConfig:
-    """A new head of one layer, shaped like the target's own.
-
-    Args:
-        head_type: "eagle" (EAGLE-1/2) or "eagle3".
-        draft_vocab: tokens that the head can draft; 0 is the target's whole vocabulary.
+    """A new head of one layer, shaped like the target's own; `draft_vocab` 0 drafts all its tokens.
 
     Raises:
         BadInput: a target without the sizes needed, or with fewer tokens.
@@ -93,8 +89,8 @@ def head_shape(
     sizes = {name: getattr(target_config, name, None) for name in SIZES}
     if None in sizes.values():
         raise BadInput(
-            f"targets of type {target_config.model_type!r} have no sizes of a Llama layer in their "
-            f"config ({sizes}): the head's layer cannot be shaped like theirs"
+            f"a head's layer cannot be shaped like those of {target_config.model_type!r}, whose "
+            f"config lacks sizes: {sizes}"
         )
     if draft_vocab >= target_config.vocab_size:
         raise BadInput(

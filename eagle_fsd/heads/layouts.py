@@ -40,10 +40,7 @@ def renamed(key: str, layout: str, config: HeadConfig) -> str:
 
 
 def read_config(values: dict) -> tuple[str, HeadConfig, list[str]]:
-    """Read a config.json of any layout.
-
-    Returns:
-        The layout, the shape, and what was assumed, a sentence each.
+    """The layout of a config.json, its shape, and what was assumed, a sentence each.
 
     Raises:
         BadInput: a head that cannot run here; names the setting.

@@ -37,12 +37,8 @@ from eagle_fsd.heads.head_config import HeadConfig
 
 
 class DraftHead(nn.Module):
-    """What both kinds share: the draft vocabulary, rotary positions and the way to logits.
-
-    Attributes:
-        config: its shape.
-        lm_head: the head's own, or None where the target's is reused.
-    """
+    """What both kinds share: the draft vocabulary, rotary positions and the way to logits, by an
+    lm_head of its own or, where that is None, the target's."""
 
     lm_head: nn.Linear | None
 
@@ -53,7 +49,6 @@ class DraftHead(nn.Module):
         # Cosines come from a float32 table even in a half-precision head, so the table is no
         # submodule, which `to` would cast (as upstream does, which blurs far positions).
         self._rotary = (LlamaRotaryEmbedding(config),)
-        self.d2t: torch.Tensor | None
         R = config.draft_vocab_size
         self.register_buffer("d2t", torch.zeros(R, dtype=torch.int64) if R else None)
 
@@ -190,7 +185,7 @@ HEAD_TYPES: dict[str, type[DraftHead]] = {"eagle": EagleHead, "eagle3": Eagle3He
 
 
 def build_head(config: HeadConfig) -> DraftHead:
-    """A head of this shape, freshly initialised; BadInput if its module is not known."""
+    """A head of this shape, freshly initialised."""
     if config.head_type not in HEAD_TYPES:
         known = ", ".join(HEAD_TYPES)
         raise BadInput(f"head_type {config.head_type!r} is unknown; known: {known}")

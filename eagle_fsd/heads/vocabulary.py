@@ -18,11 +18,8 @@ from eagle_fsd.heads.models import DraftHead, build_head
 
 
 def answer_counts(dialogues: Iterable) -> Counter[int]:
-    """How often the assistant wrote each token.
-
-    Args:
-        dialogues: with token `ids`, and a `mask` of which of them the assistant wrote.
-    """
+    """How often each token is in dialogues' `ids`, counted where their `mask` says that the
+    assistant wrote it."""
     counts: Counter[int] = Counter()
     for dialogue in dialogues:
         counts.update(t for t, own in zip(dialogue.ids, dialogue.mask, strict=True) if own)
@@ -31,12 +28,7 @@ def answer_counts(dialogues: Iterable) -> Counter[int]:
 
 def frequent_tokens(counts: Counter[int], size: int, token_X: torch.Tensor) -> torch.Tensor:
     """Ascending ids of the `size` tokens among `token_X` that were written most often, int64 [R].
-
-    Where fewer were written, the lowest ids fill up.
-
-    Raises:
-        BadInput: size is not between 1 and the number of tokens given.
-    """
+    Where fewer were written, the lowest ids fill up."""
     if not 1 <= size <= len(token_X):
         raise BadInput(f"a draft vocabulary of {size} must be 1 to {len(token_X)} tokens")
     # equal counts: the lower id, whatever the order of the data
@@ -60,7 +52,7 @@ def cut_vocabulary(head: DraftHead, token_R: torch.Tensor) -> DraftHead:
 
     Args:
         head: not changed.
-        token_R: the target's ids, ascending, int64 [R], all of them in the head's vocabulary.
+        token_R: the target's ids, ascending, int64 [R], all in the head's vocabulary.
     """
     former_R = head.draft_token_R
     row_R = token_R if former_R is None else torch.searchsorted(former_R, token_R)

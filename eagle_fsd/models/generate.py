@@ -69,12 +69,6 @@ class Batch:
         """The rows that have not ended."""
         return [b for b, row in enumerate(self.rows) if not row.ended]
 
-    @property
-    def due(self) -> bool:
-        """Whether the cache has to be made anew: full, or with rows that have ended."""
-        full = self.cache.length == self.cache.capacity
-        return full or len(self.going) <= GOING * len(self.rows)
-
     def step(self) -> Iterator[Request]:
         """One more token for every row; gives out those that end by it. Rows that had ended before
         run along unread."""
@@ -153,7 +147,8 @@ def complete(
     """
     batch = Batch(target, [])
     while not stop():
-        if batch.due:
+        full = batch.cache.length == batch.cache.capacity
+        if full or len(batch.going) <= GOING * len(batch.rows):
             new = list(islice(iter(next_request, None), batch_size - len(batch.going)))
             if not (new or batch.going):
                 return

@@ -27,14 +27,11 @@ DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch
 
 
 def load_target_config(name: str) -> PretrainedConfig:
-    """The target's config, refused if trees cannot be verified with it.
+    """The target's config; BadInput for an unknown name, or if trees cannot be verified with it.
 
     Args:
         name: "smollm2" (the embedded one), a folder, a .gguf file, a hub id, or "random:" and one
             of them, or a name in SHAPES: random weights of that config.
-
-    Raises:
-        BadInput: unknown name, or an unsupported model.
     """
     path, options = _source(name)
     try:

@@ -1,8 +1,7 @@
 """Targets and heads of a given shape with random weights: for times and memory, not for quality.
 
 They are named where others are: target `random:llama-3.1-8b` or `random:path/config.json`, head
-`random:eagle` or `random:eagle3:32000` (32,000 draft tokens). A model with experts takes those that
-its random router names.
+`random:eagle` or `random:eagle3:32000` (32,000 draft tokens).
 """
 
 import os
@@ -25,26 +24,21 @@ from eagle_fsd.heads.head_config import head_shape
 from eagle_fsd.heads.models import DraftHead, build_head
 
 PREFIX = "random:"
-# As in the config.json beside the weights; what has no part in the size or the time of a forward is
-# left out
+# Where they differ from transformers' defaults, but for what has no part in the size or the time of
+# a forward
 SHAPES = {
     "llama-3.1-8b": lambda: LlamaConfig(
         vocab_size=128256,
-        hidden_size=4096,
         intermediate_size=14336,
-        num_hidden_layers=32,
-        num_attention_heads=32,
         num_key_value_heads=8,
         max_position_embeddings=131072,
     ),
     "qwen3-32b": lambda: Qwen3Config(
-        vocab_size=151936,
         hidden_size=5120,
         intermediate_size=25600,
         num_hidden_layers=64,
         num_attention_heads=64,
         num_key_value_heads=8,
-        head_dim=128,
         max_position_embeddings=40960,
     ),
 }

@@ -17,9 +17,9 @@ from eagle_fsd.models.load import (
     load_target_config,
     load_tokenizer,
 )
+from eagle_fsd.runs.command import Processes
 from eagle_fsd.runs.folder import Run
 from eagle_fsd.runs.jsonl import write_json, write_lines
-from eagle_fsd.runs.processes import Processes
 from eagle_fsd.training.contamination import Benchmarks
 from eagle_fsd.training.data_options import DataOptions
 from eagle_fsd.training.dialogues import TURN_TOKENS, DialogueMaker

@@ -17,9 +17,9 @@ from eagle_fsd.heads.head_config import HeadConfig, head_shape
 from eagle_fsd.heads.models import DraftHead, build_head
 from eagle_fsd.heads.vocabulary import answer_counts, coverage, frequent_tokens
 from eagle_fsd.models.load import default_dtype, load_head, load_target, load_target_config
+from eagle_fsd.runs.command import Processes
 from eagle_fsd.runs.folder import Run
 from eagle_fsd.runs.jsonl import write_json
-from eagle_fsd.runs.processes import Processes
 from eagle_fsd.training.data import Batches, Dialogue, read_dialogues, split, supervised
 from eagle_fsd.training.features import TargetStates
 from eagle_fsd.training.losses import Objective
