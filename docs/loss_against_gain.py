@@ -5,10 +5,11 @@
 That file has the arm names of its commit; a run of today is drawn by evaluate/report.py.
 """
 
-import csv
 import sys
 import tempfile
 from pathlib import Path
+
+import pandas as pd
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
@@ -21,18 +22,15 @@ NAMES |= {"random": "random, the control, by its rate r"}
 
 def rows() -> list[dict]:
     """The arms on MT-Bench, as evaluation/metrics.py gives them today."""
-    with open(HERE.parent / "results/evaluation/arms.csv", encoding="utf-8") as file:
-        arms = [row for row in csv.DictReader(file) if row["run"] == "mt_bench_80"]
+    arms = pd.read_csv(HERE.parent / "results/evaluation/arms.csv")
     found = []
-    for arm in (arm for arm in arms if arm["rule"] in NAMES):
-        row = {"rule": arm["rule"], "value": float(arm["threshold"] or "nan")}
-        row |= {"arm": NAMES[arm["rule"]], "line": NAMES[arm["rule"]]}
-        if arm["rule"] == "exact":
-            row["value"] = None
-        for key in (GAIN, LOSS):
-            ends = {"value": key, "low": f"{key}_low", "high": f"{key}_high"}
-            row[key] = {end: float(arm[name] or "nan") for end, name in ends.items()}
-        found.append(row)
+    for arm in arms[arms["run"] == "mt_bench_80"].to_dict("records"):
+        if name := NAMES.get(arm["rule"]):
+            row = {"rule": arm["rule"], "arm": name, "line": name}
+            row["value"] = None if arm["rule"] == "exact" else arm["threshold"]
+            for key in (GAIN, LOSS):
+                row[key] = {"value": arm[key], "low": arm[f"{key}_low"], "high": arm[f"{key}_high"]}
+            found.append(row)
     return found
 
 

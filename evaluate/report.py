@@ -3,10 +3,9 @@
     python evaluate/report.py runs/mt_bench_80
     python evaluate/report.py runs/mt_bench_80 runs/warm --output runs/report
 
-Takes the folders of mt_bench.py and tasks.py, in any number, and changes nothing in them; a run
-that is still being written may be reported on. In the output folder: index.html (opens from the
-disk, needs no network), report.json, tables/*.csv, plot.svg and plot.pdf. An old report
-there is replaced when the new one is whole.
+Takes the folders of mt_bench.py and tasks.py, in any number and of one target; changes nothing in
+them, so that one may still be written to. Makes index.html (opens from the disk, needs no network),
+report.json, tables/*.csv, plot.svg and plot.pdf, in place of an old report.
 """
 
 import sys
@@ -32,6 +31,10 @@ def report(folders: list[str], options: ReportOptions) -> None:
     if not folders:
         raise BadInput("no run is named: give the folder of one, such as runs/mt_bench")
     runs = [read_run(Path(folder)) for folder in folders]
+    targets = {run.options["target"]: run.name for run in runs}
+    if len(targets) > 1:
+        told = "; ".join(f"{name} of {target}" for target, name in targets.items())
+        raise BadInput(f"the runs are of different targets ({told}): make a report of each")
     for warning in write_report(runs, Path(options.output)):
         print(f"warning: {warning}", file=sys.stderr)
     print(f"written to {options.output}: index.html, report.json, tables/, plot.svg, plot.pdf")

@@ -120,7 +120,7 @@ def _made_turn(draw: random.Random, rounds: list[dict]) -> dict:
     return made | {"rounds": rounds, "prompt": TEXT, "text": text, "fuzzy_spans": spans}
 
 
-def write_run(folder: Path, records: dict[str, list[dict]]) -> Path:
+def write_run(folder: Path, records: dict[str, list[dict]], *, target: str = "tiny") -> Path:
     """A run folder of the records."""
     (folder / "records").mkdir(parents=True)
     for number, rows in enumerate(records.values()):
@@ -128,6 +128,6 @@ def write_run(folder: Path, records: dict[str, list[dict]]) -> Path:
         (folder / "records" / f"arm{number}.jsonl").write_text(lines)
     session = {"session": "1", "device": "a machine", "commit": "abc", "command": "c"}
     session |= {"versions": {"torch": "9.9"}, "timed": True, "warnings": []}
-    whole = {"options": {"target": "tiny", "dtype": "float32"}, "sessions": [session]}
+    whole = {"options": {"target": target, "dtype": "float32"}, "sessions": [session]}
     (folder / "run.json").write_text(json.dumps(whole))
     return folder

@@ -14,8 +14,8 @@ from hand_records import ARMS, TEXT, made_run, write_run
 from tiny_folder import write_random_head, write_target
 
 from eagle_fsd.evaluation.metrics import METRICS, by_category, rounds_of, summarize
-from eagle_fsd.evaluation.report.page_answers import text_parts
 from eagle_fsd.evaluation.report.read_runs import RunData, read_run
+from eagle_fsd.evaluation.report.write_report import text_parts
 from eagle_fsd.tasks.judge_scores import pairwise_rows, single_rows
 from eagle_fsd.tasks.task_scores import compare_scores, write_table
 
@@ -365,6 +365,14 @@ def test_damaged_runs_are_told_and_the_old_report_stays(fault, run_folder, tmp_p
     assert message.startswith("error: ") and words in message and str(run_folder) in message
     assert [path.name for path in output.iterdir()] == ["report.json"]
     assert {path.name for path in tmp_path.iterdir()} <= {"report", "run"}
+
+
+def test_runs_of_different_targets_are_refused(run_folder, tmp_path):
+    """Their answers were averaged beside each other, as if they were of one model."""
+    other = write_run(tmp_path / "other", made_run(1), target="larger")
+    message = told(run_folder, other, "--output", tmp_path / "report")
+    assert f"{run_folder} of tiny" in message and f"{other} of larger" in message
+    assert not (tmp_path / "report").exists()
 
 
 def test_report_replaces_only_reports(run_folder, tmp_path):

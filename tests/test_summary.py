@@ -14,13 +14,14 @@ from eagle_fsd.evaluation.metrics import (
     is_looping,
     repetition,
     summarize,
+    untimed,
 )
 
 FSD = "fsd:0.2"
 
 
-def by_arm(records, **how) -> dict[str, dict]:
-    return {row["arm"]: row for row in summarize(records, **how)}
+def by_arm(records) -> dict[str, dict]:
+    return {row["arm"]: row for row in summarize(records)}
 
 
 def values(row: dict, *names: str) -> list:
@@ -156,7 +157,7 @@ def test_exact_is_that_of_the_same_drafter():
 
 def test_what_was_not_timed_has_no_seconds():
     """Nothing of a second is told; everything else is as ever."""
-    for row, whole in zip(summarize(HAND, timed=False), summarize(HAND), strict=True):
+    for row, whole in zip(summarize(untimed(HAND)), summarize(HAND), strict=True):
         lost = {key for key in METRICS if row[key] != whole[key]}
         assert all(row[key]["value"] is None for key in lost)
         speeds = {key for key in METRICS if "second" in key or "speed" in key}

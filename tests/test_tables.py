@@ -5,7 +5,7 @@ import csv
 import pytest
 from hand_records import HAND, made_run
 
-from eagle_fsd.evaluation.metrics import summarize
+from eagle_fsd.evaluation.metrics import summarize, untimed
 from eagle_fsd.evaluation.tables import (
     cell_text,
     markdown_table,
@@ -24,7 +24,7 @@ FSD = "fsd:0.2"
     [
         (None, ".2f", "-"),
         (3, "d", "3"),
-        (INTERVAL, "ratio", "0.25 [-0.50, 1.00]"),
+        (INTERVAL, ".2f", "0.25 [-0.50, 1.00]"),
         (INTERVAL | {"detectable": 0.75}, "+.1f", "+0.2 [-0.5, +1.0] (0.8)"),
         (INTERVAL | {"low": None, "high": None}, ".2f", "0.25"),
         (INTERVAL | {"low": 0.25, "high": 0.25}, ".2f", "0.25"),
@@ -52,7 +52,7 @@ def test_tables():
     cost, answers = (printed(summarize(HAND), name) for name in ("cost", "answers"))
     assert [row["arm"] for row in cost] == [*HAND] and cost[0]["fuzzy share"] == "-"
     assert cost[3]["log p/token - plain"] == "-0.200" and answers[0]["same as plain"] == "0.667"
-    speed = printed(summarize(made_run(5), timed=False), "speed")
+    speed = printed(summarize(untimed(made_run(5))), "speed")
     assert "[" in speed[3]["tokens/round over exact"]
     names = ("tokens/s", "tokens/s over generate", "tokens/s over plain", "s/answer")
     assert [speed[3][name] for name in names] == ["-"] * 4
@@ -69,9 +69,9 @@ def test_terminal_table_fits():
     long = "fsd:0.2,child=target,divergence=kl_target_draft@eagle:59x6x10"
     lines = terminal_table(summarize(HAND | {long: HAND[FSD]})).splitlines()
     assert max(map(len, lines)) <= 100
-    titles = "arm tokens/s tokens/round fuzzy regret/token argmax share log p/token"
+    titles = "arm tokens/s tokens/round fuzzy share regret/token argmax share log p/token"
     assert lines[0].split() == titles.split()
-    assert lines[1].split() == "over plain share - plain - plain".split()
+    assert lines[1].split() == "over plain - plain - plain".split()
     numbers = ["3.20", "2.67", "0.2500", "0.1250", "+0.0000", "-0.200"]
     assert lines[5].split() == [FSD, *numbers] and lines[6].split()[1:] == numbers
     assert "".join(line.split()[0] for line in lines[6:]) == long

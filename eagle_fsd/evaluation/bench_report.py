@@ -1,9 +1,7 @@
-"""What a bench run came to: for people a table, a sentence an arm and a plot, for programs JSON and
-CSV."""
+"""What a bench run came to, for people and for programs."""
 
 from eagle_fsd.evaluation.bench import Bench
 from eagle_fsd.evaluation.curves import plot_curves
-from eagle_fsd.evaluation.metrics import by_category
 from eagle_fsd.evaluation.report.read_runs import RunData
 from eagle_fsd.evaluation.report.report_tables import NOTES, run_tables
 from eagle_fsd.evaluation.tables import markdown_table, terminal_table, verdict, write_csv
@@ -13,17 +11,12 @@ from eagle_fsd.runs.jsonl import write_json
 def report_bench(bench: Bench, *, extra: str = "", further: dict | None = None) -> str:
     """Write summary.md, .json, .csv, .svg, .pdf and by_category.csv.
 
-    Args:
-        extra: further tables, in summary.md and in the text.
-        further: further entries of summary.json.
-
-    Returns:
-        What the terminal shows: the main table, a sentence an arm, and where the rest is.
+    `extra` are further tables, `further` further entries of summary.json. Returns what the terminal
+    shows: the main table, a sentence an arm, and where the rest is.
     """
     folder, settings = bench.run.folder, bench.run.settings
     run = RunData(bench.name, settings, bench.run.sessions, bench.records())
     rows, notes = run.rows, run.doubts()
-    categories = by_category(run.records, timed=run.timed)
     trees = {row["tree"] for row in rows if row["tree"]}
     title = (
         f"{bench.name}, {len(bench.questions)} questions, {run.subject}, trees "
@@ -31,10 +24,10 @@ def report_bench(bench: Bench, *, extra: str = "", further: dict | None = None) 
         f"{run.origin('device')}, commit {run.origin('commit')}"
     )
     whole = {"title": title, "options": settings, "sessions": run.sessions, "notes": notes}
-    whole |= {"rows": rows, "by_category": categories, **(further or {})}
+    whole |= {"rows": rows, "by_category": run.categories, **(further or {})}
     write_json(folder / "summary.json", whole)
     write_csv(folder / "summary.csv", rows)
-    write_csv(folder / "by_category.csv", categories)
+    write_csv(folder / "by_category.csv", run.categories)
     plot = "![loss against gain](summary.svg)" if plot_curves(rows, folder / "summary") else ""
     said = "\n".join(f"- {verdict(row)}" for row in rows)
     notes = [f"Note: {note}." for note in notes]

@@ -1,9 +1,6 @@
-"""Curves: arms that differ in their rule's value only, and what each curve has lost where its
-tokens_per_round are 1.05, 1.1, 1.2 times exact's, so that rules, and the control `random`, can be
-compared; and the one plot, of what every arm lost against what it gained.
-
-Between two neighbouring values of a curve (exact being the first) gain and loss are taken as
-linear; nothing is extrapolated.
+"""Curves: arms that differ in their rule's value only, and what each has lost where its tokens per
+round are 1.05, 1.1, 1.2 times exact's, so that rules can be compared; and the plot of all losses
+against gains. Gain and loss are taken as linear between the values of a curve, exact the first.
 
 Axes: Q questions, X those or none (sums over all), A arms: plain, exact, then the curve's.
 """
@@ -50,16 +47,11 @@ def curves(rows: Sequence[dict]) -> dict[str, list[dict]]:
 
 
 def equal_speed(records: Mapping[str, Sequence[Record]], rows: Sequence[dict]) -> list[dict]:
-    """A row for every curve and gain that it reaches.
+    """A row for every curve and gain that it reaches, from a run's records and summarize's rows:
+    line, gain, value (interpolated), and every metric of LOST as {"value", "low", "high"}.
 
-    Args:
-        records: of a run, by arm.
-        rows: of the run, from summarize.
-
-    Returns:
-        line, gain, value (interpolated), and every metric of LOST as {"value", "low", "high"},
-        bounds None where the gain is not reached without one of the questions. Differences to plain
-        are of the rates over all questions.
+    Bounds are None where the gain is not reached without one of the questions. Differences to plain
+    are of the rates over all questions.
     """
     table = []
     for line, arms in curves(rows).items():
@@ -100,16 +92,13 @@ def crossing(gain_A: np.ndarray, loss_A: np.ndarray, gain: float) -> float:
 
 
 def plot_curves(rows: Sequence[dict], path: Path) -> str:
-    """Draw rows of summarize; bars are 95 % intervals. Up and to the right is better.
-
-    Args:
-        path: without its ending; written are .svg and .pdf.
+    """Draw rows of summarize, with 95 % intervals, to path.svg and path.pdf.
 
     Returns:
         The SVG; "" without plain, exact, or an arm to compare with them.
     """
-    drawn = [row for row in rows if row[GAIN]["value"] is not None and row["rule"] != PLAIN]
-    drawn = [row for row in drawn if row[LOSS]["value"] is not None]
+    drawn = [row for row in rows if row["rule"] != PLAIN]
+    drawn = [row for row in drawn if None not in (row[GAIN]["value"], row[LOSS]["value"])]
     if not drawn:
         return ""
     lines = {row["arm"]: [row] for row in drawn if row["value"] is None} | curves(drawn)
@@ -133,7 +122,7 @@ def plot_curves(rows: Sequence[dict], path: Path) -> str:
 
 
 def _draw(axes: Axes, arms: list[dict], *, label: str, style: dict) -> None:
-    """A curve with its intervals, and the rule's value at each of its points."""
+    """A curve with its intervals, and the rule's value at each point."""
     place_2A, low_2A, high_2A = (
         np.array([[row[key][end] for row in arms] for key in (GAIN, LOSS)], dtype=np.float64)
         for end in ("value", "low", "high")

@@ -1,12 +1,9 @@
 """METRICS, the one table of what is measured, and the rows of a comparison made from it.
 
-A metric is a rate over questions, sum / sum: total tokens / total seconds, fuzzy tokens / tokens of
-all rounds; or a comparison of such a rate with a baseline's. Questions are the unit: the choices
-(repeated answers) and turns of one belong together in every interval (stats.py), and arms are only
-compared over answers that both have. JSON, CSV, Markdown, plots and page all come from these rows.
-
-What is said of rounds counts the tokens of all rounds, before trimming and without the token that
-prefill yields; lengths, speeds and emitted_per_round are of what was answered.
+A metric is a rate over questions, sum / sum, such as total tokens / total seconds, or a comparison
+of such a rate with a baseline's. The choices (repeated answers) and turns of a question belong
+together. What is said of rounds counts the tokens of all rounds, before trimming and without the
+token that prefill yields; lengths and speeds are of what was answered.
 """
 
 import math
@@ -24,9 +21,6 @@ Part = Callable[[Record], float]  # numerator or denominator of a rate
 EXACT = "exact"
 GRAM = 4
 LOOP_PERIOD, LOOP_REPEATS, LOOP_TOKENS = 32, 3, 16
-
-
-# --- what an answer is like ---------------------------------------------------------------------
 
 
 def repetition(tokens: Sequence[int]) -> float:
@@ -55,9 +49,6 @@ def _ends_looping(turn: dict) -> bool:
     return is_looping(tokens[:-1] if turn["finish"] == "stop" else tokens)
 
 
-# --- numerators and denominators of a record ----------------------------------------------------
-
-
 def _of_turns(value: Callable[[dict], float]) -> Part:
     return lambda record: sum(value(turn) for turn in record["turns"])
 
@@ -70,7 +61,6 @@ round_tokens = _of_turns(lambda turn: sum(len(r["tokens"]) for r in turn["rounds
 
 
 def rounds_of(record: Record) -> list[dict]:
-    """The rounds of all turns, one after the other."""
     return [r for turn in record["turns"] for r in turn["rounds"]]
 
 
@@ -94,20 +84,13 @@ def _same_as_plain(record: Record) -> float:
     return sum(mine["token_ids"] == theirs["token_ids"] for mine, theirs in both)
 
 
-# --- the table ----------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Metric:
     """A column of every table.
 
     Attributes:
-        label: its title.
-        form: format of the value.
-        tables: names of the printed tables that show it (tables.py); CSV and JSON have all.
-        meaning: in a sentence.
-        numerator, denominator: of a rate.
-        of: without these: the metric that is compared.
+        tables: names of the printed tables that show it; CSV and JSON have all.
+        of: without a numerator and a denominator: the rate that is compared.
         over, minus: the baseline that it is compared with: generate, plain or exact.
     """
 
@@ -120,10 +103,6 @@ class Metric:
     of: str = ""
     over: str = ""
     minus: str = ""
-
-    @property
-    def timed(self) -> bool:
-        return seconds in (self.numerator, self.denominator)
 
 
 # fmt: off
@@ -199,7 +178,6 @@ RATES: dict[str, Metric] = {
 
 
 def _over(baseline: str, of: str, *tables: str) -> Metric:
-    """A rate over the baseline's, on the questions that both have answered."""
     label = f"{RATES[of].label} over {baseline}"
     whose = "exact with the same drafter" if baseline == EXACT else baseline
     meaning = f"{RATES[of].label} over that of {whose}, on the questions that both answered"
@@ -232,26 +210,17 @@ for _key, _rate in RATES.items():  # each followed by its comparisons
 # fmt: on
 
 
-# --- rows ---------------------------------------------------------------------------------------
-
-
-def summarize(records: Mapping[str, Sequence[Record]], *, timed: bool = True) -> list[dict]:
-    """One row an arm.
-
-    Args:
-        records: arm's text -> its records; see shared_questions.
-        timed: False where the arms were not timed side by side (sharded runs): metrics of seconds
-            are then unknown.
+def summarize(records: Mapping[str, Sequence[Record]]) -> list[dict]:
+    """One row an arm, in the order of the records, which are by the arm's text.
 
     Returns:
-        JSON-able rows in the order of the arms: arm, rule, value (the rule's parameter), line (the
-        arm without it), tree, questions, answers, and every metric as {"value", "low", "high"}, of
-        differences also "detectable" (the mean difference of the questions' own rates). Exact is
-        compared with drafting by the same drafter. None is what an arm does not have, or what is
-        not finite.
+        JSON-able rows: arm, rule, value (the rule's parameter), line (the arm without it), tree,
+        questions, answers, and every metric as {"value", "low", "high"}, of differences also
+        "detectable". Exact is compared with drafting by the same drafter. None is what an arm does
+        not have, or what is not finite.
 
     Raises:
-        BadInput: there is no arm, or no question that all arms have answered.
+        BadInput: see shared_questions.
     """
     kept = shared_questions(records)
     rows = []
@@ -263,8 +232,7 @@ def summarize(records: Mapping[str, Sequence[Record]], *, timed: bool = True) ->
         others = {"": arm, EXACT: exact_beside(arm, list(kept))}
         for key, metric in METRICS.items():
             baseline = metric.over or metric.minus
-            other = kept.get(others.get(baseline, baseline), {})
-            row[key] = _measure(key, found, other, timed=timed)
+            row[key] = _measure(key, found, kept.get(others.get(baseline, baseline), {}))
         keys = ("fuzzy_share", "tokens_per_round", "tokens_per_round_vs_exact")
         share, tau, gain = (row[key]["value"] for key in keys)
         if None not in (share, gain):
@@ -273,25 +241,31 @@ def summarize(records: Mapping[str, Sequence[Record]], *, timed: bool = True) ->
     return rows
 
 
-def by_category(records: Mapping[str, Sequence[Record]], *, timed: bool = True) -> list[dict]:
-    """summarize's rows of every category by itself, with its "category".
-
-    An arm that may have answered fewer questions has no row where it answered none.
-    """
+def by_category(records: Mapping[str, Sequence[Record]]) -> list[dict]:
+    """summarize's rows of every category by itself, with its "category"."""
     parts: dict[str, dict[str, list[Record]]] = {}
     for arm, found in shared_questions(records).items():
         for record in found.values():
             parts.setdefault(record["category"], {}).setdefault(arm, []).append(record)
     return [
-        {"category": category} | row
-        for category, part in parts.items()
-        for row in summarize(part, timed=timed)
+        {"category": category} | row for category, part in parts.items() for row in summarize(part)
     ]
 
 
-def by_question(records: Sequence[Record]) -> dict[int | str, Record]:
+def untimed(records: Mapping[str, Sequence[Record]]) -> dict[str, list[Record]]:
+    """The records of arms that were not timed side by side: seconds, and what is made of them, are
+    unknown."""
+    return {
+        arm: [
+            row | {"turns": [turn | {"seconds": math.nan} for turn in row["turns"]]} for row in rows
+        ]
+        for arm, rows in records.items()
+    }
+
+
+def _by_question(records: Sequence[Record]) -> Questions:
     """One record a question, the turns of its choices one after the other."""
-    merged: dict[int | str, Record] = {}
+    merged: Questions = {}
     for record in sorted(records, key=lambda record: record.get("choice", 0)):
         before = merged.get(record["question_id"], record | {"turns": []})
         merged[record["question_id"]] = before | {"turns": before["turns"] + record["turns"]}
@@ -299,14 +273,14 @@ def by_question(records: Sequence[Record]) -> dict[int | str, Record]:
 
 
 def shared_questions(records: Mapping[str, Sequence[Record]]) -> dict[str, Questions]:
-    """What is compared: the questions of which all arms have as many answers, each record with
-    plain's. Only the arms of transformers, too slow to answer every question, may have fewer: their
-    metrics are over what they answered, and comparisons with them over what both answered.
+    """The questions of which all arms have as many answers, each record with plain's. Only the arms
+    of transformers, too slow to answer every question, may have fewer: comparisons with them are
+    over what both answered.
 
     Raises:
-        BadInput: there are none.
+        BadInput: there are none, or no arm.
     """
-    found = {arm: by_question(rows) for arm, rows in records.items()}
+    found = {arm: _by_question(rows) for arm, rows in records.items()}
     have = {arm: {(q, answers(row)) for q, row in rows.items()} for arm, rows in found.items()}
     deciding = [answered for arm, answered in have.items() if arm not in BY_TRANSFORMERS]
     common = set.intersection(*(deciding or have.values() or [set()]))
@@ -323,12 +297,10 @@ def shared_questions(records: Mapping[str, Sequence[Record]]) -> dict[str, Quest
     }
 
 
-def rate_parts(
-    key: str, records: Iterable[Record], *, timed: bool = True
-) -> list[tuple[float, float]]:
+def rate_parts(key: str, records: Iterable[Record]) -> list[tuple[float, float]]:
     """Numerator and denominator of a rate, or of the one that is compared; NaN without them."""
     rate = METRICS[METRICS[key].of or key]
-    if rate.numerator is None or (rate.timed and not timed):
+    if rate.numerator is None:
         return [(math.nan, math.nan) for _ in records]
     return [(rate.numerator(record), rate.denominator(record)) for record in records]
 
@@ -341,12 +313,10 @@ def exact_beside(arm: str, arms: Sequence[str]) -> str:
     return beside[0] if beside else ""
 
 
-def _measure(key: str, mine: Questions, theirs: Questions, *, timed: bool) -> Interval:
+def _measure(key: str, mine: Questions, theirs: Questions) -> Interval:
     """A metric over the questions that both sides have; a rate's other side is itself."""
     metric, shared = METRICS[key], [q for q in mine if q in theirs]
-    mine_Q2, theirs_Q2 = (
-        rate_parts(key, [side[q] for q in shared], timed=timed) for side in (mine, theirs)
-    )
+    mine_Q2, theirs_Q2 = (rate_parts(key, [side[q] for q in shared]) for side in (mine, theirs))
     if metric.over:
         return stats.paired_ratio(mine_Q2, theirs_Q2)
     if not metric.minus:

@@ -1,10 +1,11 @@
 """Question files in FastChat's format: question_id, category, turns (and optional reference)."""
 
 import zlib
-from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
+
+import pandas as pd
 
 from eagle_fsd.config import BadInput
 from eagle_fsd.runs.jsonl import read_records
@@ -12,15 +13,8 @@ from eagle_fsd.runs.jsonl import read_records
 
 @dataclass(frozen=True)
 class Question:
-    """A question, with what a scorer needs to know of it.
-
-    Attributes:
-        question_id: as in the file.
-        category: results are also given by it.
-        turns: the user's messages, in order.
-        reference: right answers, as the scorer of its set expects them.
-        extra: other fields of its set.
-    """
+    """A question: turns are the user's messages; reference (right answers) and extra (other fields
+    of its set) are as the scorer of its set expects them."""
 
     question_id: int | str
     category: str
@@ -30,11 +24,7 @@ class Question:
 
 
 def check_same_questions(records: Iterable[dict], questions: list[Question]) -> None:
-    """Refuse records whose question had another text than it has now.
-
-    Raises:
-        BadInput: names the question.
-    """
+    """Raise BadInput for a record whose question had another text than it has now."""
     turns = {question.question_id: question.turns for question in questions}
     for record in records:
         asked = [turn["prompt"] for turn in record["turns"]]
@@ -47,19 +37,18 @@ def check_same_questions(records: Iterable[dict], questions: list[Question]) -> 
 
 
 def read_questions(path: str | Path) -> list[Question]:
-    """Read a question.jsonl.
+    """The questions of a question.jsonl.
 
     Raises:
-        BadInput: the file is missing, a line is broken or lacks a key (with its number), an id
-            occurs twice, or a turn is empty.
+        BadInput: see read_records; a line lacks a key, an id occurs twice, a turn is empty.
     """
     questions: dict[int | str, Question] = {}
     for number, row in read_records(path):
         place, row = f"{path}, line {number}", row if isinstance(row, dict) else {}
         name, turns = row.get("question_id"), row.get("turns")
         category, reference = row.get("category", "all"), row.get("reference", [])
-        whole = isinstance(name, int | str) and isinstance(category, str)
-        if not whole or not isinstance(turns, list) or not turns:
+        named = isinstance(name, int | str) and isinstance(category, str)
+        if not named or not isinstance(turns, list) or not turns:
             raise BadInput(f"{place}: expected question_id and a list of turns, got {row!r:.200}")
         if not all(isinstance(turn, str) and turn.strip() for turn in turns):
             raise BadInput(f"{place}: a turn is empty or no text")
@@ -75,23 +64,14 @@ def read_questions(path: str | Path) -> list[Question]:
 def spread(
     questions: list[Question], count: int | None, *, option: str = "--questions"
 ) -> list[Question]:
-    """`count` questions, evenly over the categories: the first of each, then the second, ...
-
-    Args:
-        count: None: all.
-        option: that said the count.
-    """
+    """`count` questions (None: all), evenly over the categories: the first of each, then the
+    second, ... `option` said the count."""
     count = len(questions) if count is None else count
     if not 1 <= count <= len(questions):
         raise BadInput(f"{option} must be in 1..{len(questions)}, got {count}")
-    seen: Counter[str] = Counter()
-    rank = {}
-    for question in questions:
-        rank[question.question_id] = seen[question.category]
-        seen[question.category] += 1
-    first = sorted(questions, key=lambda question: rank[question.question_id])[:count]
-    chosen = {question.question_id for question in first}
-    return [question for question in questions if question.question_id in chosen]
+    place = pd.DataFrame({"category": [question.category for question in questions]})
+    rank = place.groupby("category").cumcount().sort_values(kind="stable")
+    return [questions[number] for number in sorted(rank.index[:count])]
 
 
 def answer_seed(seed: int, question_id: int | str, turn: int, choice: int = 0) -> int:

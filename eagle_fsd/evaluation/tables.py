@@ -1,6 +1,5 @@
 """Rows of metrics as Markdown, as CSV, on a terminal and in a sentence; metrics.py makes them."""
 
-import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,11 +14,11 @@ Column = tuple[str, str, str]  # title, key of the row, format
 # what a judge says of pairs of answers
 PAIRWISE: tuple[Column, ...] = (
     ("arm", "arm", "s"),
-    ("wins", "win", "ratio"),
-    ("ties", "tie", "ratio"),
-    ("losses", "loss", "ratio"),
-    ("wins + ties / 2", "adjusted", "ratio"),
-    ("less 1/2", "difference", "ratio"),
+    ("wins", "win", ".2f"),
+    ("ties", "tie", ".2f"),
+    ("losses", "loss", ".2f"),
+    ("wins + ties / 2", "adjusted", ".2f"),
+    ("less 1/2", "difference", ".2f"),
     ("gained", "gained", "d"),
     ("lost", "lost", "d"),
     ("McNemar p", "mcnemar_p", ".3f"),
@@ -27,7 +26,7 @@ PAIRWISE: tuple[Column, ...] = (
     ("questions", "questions", "d"),
     ("verdicts", "verdicts", "d"),
 )
-ARM_WIDTH = 25  # of 100 on a terminal
+ARM_WIDTH, TITLE_WIDTH = 20, 12  # of 100 on a terminal
 # metric -> what a verdict says of it
 PHRASES = {
     "tokens_per_second": "{:.1f} tokens/s",
@@ -43,12 +42,10 @@ FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
 def metric_columns(table: str) -> list[Column]:
-    """The metrics of a printed table."""
     return [(m.label, key, m.form) for key, m in METRICS.items() if table in m.tables]
 
 
 def markdown_table(rows: list[dict], columns: Sequence[Column]) -> str:
-    """Aligned; a metric with an interval as cell_text writes it, "-" where there is nothing."""
     cells = [[cell_text(row[key], form) for _, key, form in columns] for row in rows]
     cells = [[" ".join(text.split()).replace("|", "\\|") for text in line] for line in cells]
     titles = [title for title, _, _ in columns]
@@ -56,8 +53,7 @@ def markdown_table(rows: list[dict], columns: Sequence[Column]) -> str:
 
 
 def cell_text(value: str | float | Interval | None, form: str) -> str:
-    """value [low, high] (detectable), the latter two where they are; "ratio" is ".2f"."""
-    form = ".2f" if form == "ratio" else form
+    """value [low, high] (detectable), the latter two where they are; "-" for nothing."""
     known = value if isinstance(value, dict) else {"value": value, "low": None}
     if known["value"] is None:
         return "-"
@@ -72,12 +68,11 @@ def cell_text(value: str | float | Interval | None, form: str) -> str:
 def terminal_table(rows: list[dict]) -> str:
     """The main columns without intervals, at most 100 wide."""
     columns = metric_columns("main")
-    # in two lines: "tokens/s" "over plain", "argmax share" "- plain", "fuzzy" "share"
-    titles = [re.sub(" (?=over |- )| (?!.*(over|-) )", "\n", text, count=1) for text, *_ in columns]
-    cells = [[cell_text(row[key]["value"], form) for _, key, form in columns] for row in rows]
-    table = [["arm", *titles]]
-    table += [[row["arm"], *line] for row, line in zip(rows, cells, strict=True)]
-    widths = [ARM_WIDTH, *(None for _ in columns)]
+    table = [["arm", *(title for title, _, _ in columns)]]
+    for row in rows:
+        cells = [cell_text(row[key]["value"], form) for _, key, form in columns]
+        table.append([row["arm"], *cells])
+    widths = [ARM_WIDTH, *(TITLE_WIDTH for _ in columns)]
     sides = ["left", *("right" for _ in columns)]
     how = {"tablefmt": "plain", "disable_numparse": True}
     return tabulate(table, maxcolwidths=widths, colalign=sides, **how)
@@ -88,18 +83,18 @@ def phrases(row: dict) -> list[tuple[str, str]]:
     gain = "tokens_per_round_vs_exact"
     tokens = "tokens_per_round" if row[gain]["value"] is None else gain
     keys = ["speed_vs_plain", tokens, "fuzzy_share", "mean_logp_minus_plain"]
-    said = []
-    for key in OF_BASELINES.get(row["rule"], keys):
-        value = row[key]["value"]
-        if value is not None:
-            text = PHRASES[key].format(value - 1 if key == gain else value)
-            said.append((key, text.replace("%", " %")))
-    return said
+    known = {key: row[key]["value"] for key in OF_BASELINES.get(row["rule"], keys)}
+    if known.get(gain):
+        known[gain] -= 1
+    return [
+        (key, PHRASES[key].format(value).replace("%", " %"))
+        for key, value in known.items()
+        if value is not None
+    ]
 
 
 def verdict(row: dict) -> str:
-    """An arm in a sentence: "fsd:0.4: +10 % tokens a round over exact, 4.1 % fuzzy, -0.12 log p a
-    token"."""
+    """Such as "fsd:0.4: +10 % tokens a round over exact, 4.1 % fuzzy, -0.12 log p a token"."""
     said = ", ".join(text for _, text in phrases(row))
     return f"{row['arm']}: {said or 'nothing to compare with'}"
 

@@ -14,7 +14,7 @@ TABLES: dict[str, tuple[tuple[Column, ...], str]] = {
     "trees": (
         (
             ("tree", "tree", "s"),
-            ("tokens/round", "tokens_per_round", "ratio"),
+            ("tokens/round", "tokens_per_round", ".2f"),
             ("rounds", "rounds", "d"),
             ("all positions", "all_positions", ".3f"),
         ),

@@ -1,6 +1,6 @@
 "use strict";
 // The answers side by side. They are untrusted text: everything goes in by textContent.
-// The form of the data is told in page_answers.py.
+// The form of the data is told in write_report.py.
 (() => {
   const runs = JSON.parse(document.getElementById("answer-data").textContent);
   const byId = (id) => document.getElementById(id);

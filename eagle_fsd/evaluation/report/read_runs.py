@@ -15,7 +15,7 @@ from pathlib import Path
 
 from eagle_fsd.config import BadInput
 from eagle_fsd.evaluation.arms import BY_TRANSFORMERS, parse_arm
-from eagle_fsd.evaluation.metrics import rounds_of, seconds, summarize
+from eagle_fsd.evaluation.metrics import by_category, rounds_of, seconds, summarize, untimed
 from eagle_fsd.runs.folder import answer_key
 from eagle_fsd.runs.jsonl import read_lines
 
@@ -29,10 +29,9 @@ class RunData:
 
     Attributes:
         name: the folder, as it was given.
-        records: arm -> its records, baselines first, then by line and value.
+        records, traces: by arm; baselines first, then by line and value.
         scores: rows of scorers and judges, see task_scores.compare_scores.
         pairwise: rows of judges that compared pairs, see judge_scores.pairwise_rows.
-        traces: arm -> its trace rows.
         warnings: of the reading.
     """
 
@@ -49,9 +48,17 @@ class RunData:
     def rows(self) -> list[dict]:
         """Those of summarize; its BadInput names the run."""
         try:
-            return summarize(self.records, timed=self.timed)
+            return summarize(self.measured)
         except BadInput as error:
             raise BadInput(f"{self.name}: {error}") from error
+
+    @cached_property
+    def categories(self) -> list[dict]:
+        return by_category(self.measured)
+
+    @property
+    def measured(self) -> dict[str, list[dict]]:
+        return self.records if self.timed else untimed(self.records)
 
     @property
     def timed(self) -> bool:
@@ -59,9 +66,13 @@ class RunData:
         return all(session["timed"] for session in self.used_sessions)
 
     @property
+    def all_records(self) -> list[dict]:
+        return [row for rows in self.records.values() for row in rows]
+
+    @property
     def used_sessions(self) -> list[dict]:
         """Those that the records are of."""
-        used = {row["session"] for rows in self.records.values() for row in rows}
+        used = {row["session"] for row in self.all_records}
         return [session for session in self.sessions if session["session"] in used]
 
     def origin(self, key: str) -> str:
@@ -71,15 +82,15 @@ class RunData:
     @property
     def subject(self) -> str:
         """Whose answers these are."""
-        warm = {row["temperature"] for rows in self.records.values() for row in rows}
-        temperatures = ", ".join(f"{value:g}" for value in sorted(warm))
+        warm = sorted({row["temperature"] for row in self.all_records})
+        temperatures = ", ".join(f"{value:g}" for value in warm)
         return f"{self.options['target']} in {self.options['dtype']}, temperature {temperatures}"
 
     def doubts(self) -> list[str]:
         """What makes the arms less comparable than they look."""
         doubts = list(self.warnings)
         sessions: dict[int | str, set[str]] = {}
-        for row in (row for rows in self.records.values() for row in rows):
+        for row in self.all_records:
             sessions.setdefault(row["question_id"], set()).add(row["session"])
         mixed = sum(len(found) > 1 for found in sessions.values())
         if mixed:
@@ -123,30 +134,31 @@ def read_run(folder: Path) -> RunData:
         raise BadInput(f"{folder} is no run: it has no run.json")
     options, sessions = _read_json(folder / "run.json", "options", "sessions")
     warnings: list[str] = []
-    records = _read_arms(folder / "records", warnings)
-    if not records:
+    found = _read_arms(folder / "records", warnings)
+    if not found:
         raise BadInput(f"{folder} holds no records: let its command answer a question first")
     try:
-        records = {arm: records[arm] for arm in sorted(records, key=_place)}
+        arms = sorted(found, key=_place)
     except BadInput as error:
         raise BadInput(f"{folder}: {error}; made by an older version? Run it again") from error
     scores = []
-    for path in [*folder.glob("scores/table.json"), *sorted(folder.glob("judge/*/*.json"))]:
-        scores += _read_json(path, "rows")[0]
+    for path in [*folder.glob("scores/table.json"), *folder.glob("judge/*/*.json")]:
+        scores += [row for row in _read_json(path, "rows")[0] if row["arm"] in arms]
     kinds = ("score", "judge", "baseline")  # what a table groups by
-    arms = list(records)
-    scores = sorted(
-        (row for row in scores if row["arm"] in arms),
-        key=lambda row: ([row.get(key) or "" for key in kinds], arms.index(row["arm"])),
+    scores.sort(key=lambda row: ([row.get(key) or "" for key in kinds], arms.index(row["arm"])))
+    return RunData(
+        str(folder),
+        options,
+        sessions,
+        records={arm: found[arm] for arm in arms},
+        scores=[row for row in scores if "score" in row],
+        pairwise=[row for row in scores if "score" not in row],
+        traces=_read_arms(folder / "traces", warnings),
+        warnings=warnings,
     )
-    single = [row for row in scores if "score" in row]
-    pairwise = [row for row in scores if "score" not in row]
-    traces = _read_arms(folder / "traces", warnings)
-    return RunData(str(folder), options, sessions, records, single, pairwise, traces, warnings)
 
 
 def _read_json(path: Path, *keys: str) -> list:
-    """What a file holds under the keys."""
     try:
         whole = json.loads(path.read_text(encoding="utf-8"))
         return [whole[key] for key in keys]
@@ -157,7 +169,6 @@ def _read_json(path: Path, *keys: str) -> list:
 
 
 def _read_arms(folder: Path, warnings: list[str]) -> dict[str, list[dict]]:
-    """Arm -> rows of every file that holds any."""
     arms = {}
     for path in sorted(folder.glob("*.jsonl")):
         rows = read_lines(path, keys=KEYS, warn=warnings.append)

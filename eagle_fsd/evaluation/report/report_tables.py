@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import pandas as pd
 
 from eagle_fsd.evaluation.curves import equal_speed
-from eagle_fsd.evaluation.metrics import by_category, rounds_of
+from eagle_fsd.evaluation.metrics import rounds_of
 from eagle_fsd.evaluation.report.read_runs import RunData
 from eagle_fsd.evaluation.tables import PAIRWISE, Column, metric_columns
 
@@ -50,9 +50,7 @@ NOTES = {
 def run_tables(run: RunData) -> dict[str, Table]:
     """Tables by title, those that hold something; the first is for the top of the page."""
     rows = run.rows
-    categories = by_category(run.records, timed=run.timed)
-    if len({row["category"] for row in categories}) == 1:
-        categories = []
+    several = len({row["category"] for row in run.categories}) > 1
     scores = [row | (row.get("mcnemar") or NO_TEST) | {"mcnemar": None} for row in run.scores]
     depths = [(f">= {depth}", f"at_least_{depth}", ".3f") for depth in DEPTHS]
     judged = [("judge", "judge", "s"), ("baseline", "baseline", "s"), *PAIRWISE]
@@ -64,7 +62,7 @@ def run_tables(run: RunData) -> dict[str, Table]:
         "Speed": ([ARM, QUESTIONS, *metric_columns("speed")], rows),
         "Cost": ([ARM, *metric_columns("cost")], rows),
         "Answers": (answers, rows),
-        "By category": (parts, categories),
+        "By category": (parts, run.categories if several else []),
         "Equal speed": (equal, equal_speed(run.records, rows)),
         "Scores": (SCORES, scores),
         "Pairwise": (judged, run.pairwise),
@@ -74,7 +72,6 @@ def run_tables(run: RunData) -> dict[str, Table]:
 
 
 def _depth_rows(run: RunData) -> list[dict]:
-    """The share of rounds that accept at least so many drafts, of every arm that accepts any."""
     rows = []
     for arm, found in run.records.items():
         accepted = pd.Series([len(r["tokens"]) - 1 for record in found for r in rounds_of(record)])

@@ -1,4 +1,4 @@
-"""The report's folder, written whole or not at all.
+"""The report's folder.
 
 index.html      everything, in one file that needs nothing else
 report.json     the tables' rows, for programs; marks the folder as a report
@@ -18,10 +18,10 @@ from jinja2 import Environment, FileSystemLoader
 from eagle_fsd.config import BadInput
 from eagle_fsd.evaluation.curves import INK, plot_curves
 from eagle_fsd.evaluation.metrics import METRICS
-from eagle_fsd.evaluation.report.page_answers import pack_answers
 from eagle_fsd.evaluation.report.read_runs import RunData
 from eagle_fsd.evaluation.report.report_tables import NOTES, run_tables
 from eagle_fsd.evaluation.tables import cell_text, phrases, write_csv
+from eagle_fsd.runs.folder import answer_key
 from eagle_fsd.runs.jsonl import write_json
 
 MARK = "report.json"
@@ -29,7 +29,7 @@ HERE = Path(__file__).parent
 
 
 def write_report(runs: list[RunData], output: Path) -> list[str]:
-    """Build the report beside `output`, then put it in its place; an old one stays until then.
+    """Write the report in place of an old one, which stays where the runs cannot be compared.
 
     Returns:
         All warnings.
@@ -41,49 +41,81 @@ def write_report(runs: list[RunData], output: Path) -> list[str]:
     empty = output.is_dir() and not any(output.iterdir())
     if output.exists() and not empty and not (output / MARK).is_file():
         raise BadInput(f"--output {output} is something else than a report: name another folder")
-    building = output.resolve().with_name(f".{output.resolve().name}.new")
-    shutil.rmtree(building, ignore_errors=True)
-    try:
-        (building / "tables").mkdir(parents=True)
-    except OSError as error:
-        raise BadInput(f"cannot write to --output {output} ({error})") from error
-    try:
-        warnings = _build(runs, building)
-        shutil.rmtree(output, ignore_errors=True)
-        building.rename(output.resolve())
-    finally:
-        shutil.rmtree(building, ignore_errors=True)
-    return warnings
-
-
-def _build(runs: list[RunData], folder: Path) -> list[str]:
-    tables = [run_tables(run) for run in runs]
+    parts = [(run, run_tables(run)) for run in runs]
+    answers = [pack_answers(run) for run in runs]
     drawn, csvs = [], {}
-    for run, of_run in zip(runs, tables, strict=True):
+    for run, tables in parts:
         lead = f"{run.name}: " if len(runs) > 1 else ""  # runs are lines of their own
         drawn += [row | {key: lead + row[key] for key in ("arm", "line")} for row in run.rows]
-        for title, (_, rows) in of_run.items():
+        for title, (_, rows) in tables.items():
             if title == "Arms" or rows is not run.rows:
                 name = title.lower().replace(" ", "_")
                 csvs.setdefault(name, []).extend({"run": run.name} | row for row in rows)
+    warnings = [f"{run.name}: {text}" for run in runs for text in run.doubts()]
+    made = [{"name": run.name, "options": run.options, "sessions": run.sessions} for run in runs]
+    shutil.rmtree(output, ignore_errors=True)
+    try:
+        (output / "tables").mkdir(parents=True)
+    except OSError as error:
+        raise BadInput(f"cannot write to --output {output} ({error})") from error
+    # first, so that what a kill leaves behind is replaced like a report
+    write_json(output / MARK, {"runs": made, "warnings": warnings, "tables": csvs})
     for name, rows in csvs.items():
-        write_csv(folder / "tables" / f"{name}.csv", rows)
-    plot = plot_curves(drawn, folder / "plot")
-    csv = (folder / "tables" / "arms.csv").read_text(encoding="utf-8")
+        write_csv(output / "tables" / f"{name}.csv", rows)
+    plot = plot_curves(drawn, output / "plot")
+    csv = (output / "tables" / "arms.csv").read_text(encoding="utf-8")
     page = Environment(loader=FileSystemLoader(HERE), autoescape=True, trim_blocks=True)
     page.policies["json.dumps_kwargs"] = {"ensure_ascii": False, "allow_nan": False}
     page.globals |= {"metrics": METRICS, "table_notes": NOTES, "median": statistics.median}
     page.globals |= {"cell_text": cell_text, "phrases": phrases}
     text = page.get_template("page.html").render(
-        parts=list(zip(runs, tables, strict=True)),
+        parts=parts,
         plot=plot[plot.find("<svg") :].replace(INK, "currentColor"),
         downloads={"plot.svg": ("image/svg+xml", plot), "arms.csv": ("text/csv", csv)},
-        answers=pack_answers(runs),
+        answers=answers,
         css=(HERE / "page.css").read_text(encoding="utf-8"),
         js=(HERE / "page.js").read_text(encoding="utf-8"),
     )
-    (folder / "index.html").write_text(text, encoding="utf-8")
-    warnings = [f"{run.name}: {text}" for run in runs for text in run.doubts()]
-    made = [{"name": run.name, "options": run.options, "sessions": run.sessions} for run in runs]
-    write_json(folder / MARK, {"runs": made, "warnings": warnings, "tables": csvs})
+    (output / "index.html").write_text(text, encoding="utf-8")
     return warnings
+
+
+def pack_answers(run: RunData) -> dict:
+    """A run's answers as page.js reads them: {name, greedy, arms, questions}.
+
+    question  {id, choice, category, prompts, answers: one an arm, null where it has none}
+    answer    [turn]; turn: {parts: see text_parts, tokens}, and with a trace {first: text, rounds:
+              as in traces.py}
+    """
+    questions: dict[tuple, dict] = {}
+    for number, (arm, rows) in enumerate(run.records.items()):
+        traces = {answer_key(row): row["turns"] for row in run.traces.get(arm, [])}
+        for row in rows:
+            key = answer_key(row)
+            place = {"id": key[0], "choice": key[1], "category": row["category"]}
+            place["prompts"] = [turn["prompt"] for turn in row["turns"]]
+            question = questions.setdefault(key, place | {"answers": [None] * len(run.records)})
+            answer = [{"parts": text_parts(t), "tokens": len(t["token_ids"])} for t in row["turns"]]
+            for turn, traced in zip(answer, traces.get(key, []), strict=False):
+                if traced["same_as_record"]:
+                    turn |= {"first": traced["first"]["text"], "rounds": traced["rounds"]}
+            question["answers"][number] = answer
+    greedy = all(row["temperature"] == 0 for rows in run.records.values() for row in rows)
+    place = {"name": run.name, "greedy": greedy, "arms": list(run.records)}
+    return place | {"questions": list(questions.values())}
+
+
+def text_parts(turn: dict) -> list[list]:
+    """The answer's text cut at its fuzzy tokens: [text, {regret, D} of a fuzzy token or None]."""
+    text, parts, end = turn["text"], [], 0
+    known = [
+        {"regret": regret, "D": divergence}
+        for r in turn["rounds"]
+        for fuzzy, regret, divergence in zip(r["fuzzy"], r["regret"], r["divergence"], strict=True)
+        if fuzzy
+    ]
+    # the last round may hold fuzzy tokens that were trimmed
+    for (first, last), of_token in zip(turn["fuzzy_spans"], known, strict=False):
+        parts += [[text[end:first], None], [text[first:last], of_token]]
+        end = last
+    return [part for part in [*parts, [text[end:], None]] if part[0]]
