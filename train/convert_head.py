@@ -4,7 +4,7 @@
     python train/convert_head.py --head runs/head --output runs/head_16k --draft_vocab 16384 \
         --data answers.jsonl
 
-The layouts are described in eagle_fsd/heads/layouts.py. Heads load here in any of them,
+The layouts are described in eagle_fsd/heads/head_config.py. Heads load here in any of them,
 unconverted; what is written loads in SafeAILab/EAGLE, SGLang and vLLM too. --draft_vocab confines a
 trained head to the tokens that the assistant wrote most often in --data, without training it again:
 drafting reads fewer rows of the lm_head.

@@ -1,4 +1,4 @@
-"""Draft heads as folders with config.json and weights in one file, in any layout (layouts.py).
+"""Draft heads as folders with config.json and weights in one file, in any layout (head_config.py).
 Pickles are read with weights_only=True, and nothing else of them is ever run."""
 
 import json
@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from transformers import PretrainedConfig
 
 from eagle_fsd.config import BadInput
-from eagle_fsd.heads.layouts import read_config, renamed, to_json
+from eagle_fsd.heads.head_config import read_config, renamed, to_json
 from eagle_fsd.heads.models import DraftHead, build_head
 
 CONFIG_NAME = "config.json"
