@@ -50,34 +50,31 @@ class JudgeOptions:
 def run_judge(options: JudgeOptions) -> None:
     from eagle_fsd.runs.folder import Run
     from eagle_fsd.tasks.judge_protocol import read_requests
-    from eagle_fsd.tasks.judge_scores import verdicts_name, write_scores
     from eagle_fsd.tasks.judge_verdicts import JudgeEndpoint, judge_all
+    from eagle_fsd.tasks.task_scores import write_scores
 
     mode, baseline = options.mode, options.baseline
     requests = read_requests(
         Path(options.run), mode=mode, baseline=baseline, question_file=options.question_file
     )
-    arms = list(dict.fromkeys(request.arm for request in requests))
+    arms = list(dict.fromkeys(request["arm"] for request in requests))
     lacking = [arm for arm in options.arms or arms[:1] or [baseline] if arm not in arms]
     if lacking:
         raise BadInput(
             f"--arms {', '.join(lacking)}: nothing to judge there; there is of "
             f"{', '.join(arms) or 'no arm'} (pairs need a question that {baseline} answered too)"
         )
-    wanted = [request for request in requests if request.arm in (options.arms or arms)]
+    wanted = [request for request in requests if request["arm"] in (options.arms or arms)]
     folder = Path(options.run) / "judge" / quote(options.model, safe="")
     verdicts = Run(folder / "verdicts", {}, key=lambda record: record["digest"])
-    name = verdicts_name(mode, baseline)
+    name = "single" if mode == "single" else f"pairwise_{quote(baseline, safe='')}"
     given = verdicts.records[name]  # by digest
-    unasked = [
-        request
-        for request in wanted
-        if request.digest not in given
-        or (options.retry_unparsed and given[request.digest]["verdict"] is None)
-    ]
+    unasked = [request for request in wanted if request["digest"] not in given]
+    if options.retry_unparsed:
+        unasked = [r for r in wanted if given.get(r["digest"], {}).get("verdict") is None]
 
     def progress() -> str:
-        replies = [given[r.digest]["verdict"] for r in wanted if r.digest in given]
+        replies = [given[r["digest"]]["verdict"] for r in wanted if r["digest"] in given]
         silent = replies.count(None)
         text = f"{len(replies) - silent} of {len(wanted)} verdicts are in {verdicts.folder}"
         told = f"; {silent} replies held no verdict, --retry_unparsed asks them again"
@@ -99,12 +96,12 @@ def run_judge(options: JudgeOptions) -> None:
                 f"{stopped}\nThe answers are untouched. {progress()}. The same command goes on "
                 "from there."
             ) from None
-    lines = [given[r.digest] for r in requests if r.digest in given]
+    lines = [given[r["digest"]] for r in requests if r["digest"] in given]
     lines = [line for line in lines if line["verdict"] is not None]
     if not lines:
         raise BadInput(f"{options.model} gave no verdict: {progress()}")
     print(f"\n{options.model}, {mode}: {progress()}\n")
-    print(write_scores(folder, lines, judge=options.model, mode=mode, baseline=baseline))
+    print(write_scores(folder / name, lines, judge=options.model))
 
 
 def main(arguments: list[str] | None = None) -> None:

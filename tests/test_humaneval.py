@@ -13,7 +13,7 @@ import pytest
 from eagle_fsd.config import BadInput
 from eagle_fsd.evaluation.questions import Question
 from eagle_fsd.models.assets import human_eval_file
-from eagle_fsd.tasks import sandbox
+from eagle_fsd.tasks import humaneval
 from eagle_fsd.tasks.humaneval import build_program, extract_code, pass_at_1
 from eagle_fsd.tasks.task_sources import read_task
 
@@ -79,11 +79,11 @@ def run(body: str, *, test: str = "candidate()", **settings) -> str:
     lines = "".join(f"    {line}\n" for line in body.splitlines())
     check = f"def check(candidate):\n    {test}\n"
     how = {"prompt": "def f():\n", "test": check, "entry_point": "f", "seconds": 5} | settings
-    return sandbox.execute(f"def f():\n{lines}", **how)
+    return humaneval.execute(f"def f():\n{lines}", **how)
 
 
 needs_bubblewrap = pytest.mark.skipif(
-    not sandbox.bubblewrap(), reason="bubblewrap is not installed, or not permitted here"
+    not humaneval.bubblewrap(), reason="bubblewrap is not installed, or not permitted here"
 )
 
 
@@ -92,9 +92,9 @@ def isolation(request, monkeypatch, tmp_path):
     """With bubblewrap where it works, and without: found by PATH."""
     if request.param == "without":
         monkeypatch.setenv("PATH", str(tmp_path))
-    sandbox.bubblewrap.cache_clear()
+    humaneval.bubblewrap.cache_clear()
     yield request.param
-    sandbox.bubblewrap.cache_clear()
+    humaneval.bubblewrap.cache_clear()
 
 
 # what is tried, and how it ends

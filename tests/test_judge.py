@@ -15,7 +15,7 @@ from eagle_fsd.evaluation.questions import fastchat_answers
 from eagle_fsd.models.assets import mt_bench_dir
 from eagle_fsd.runs.jsonl import write_lines
 from eagle_fsd.tasks.judge_protocol import parse_verdict
-from eagle_fsd.tasks.judge_scores import pairwise_rows, single_rows
+from eagle_fsd.tasks.task_scores import pairwise_rows, single_rows
 
 pytestmark = pytest.mark.processes  # whole commands
 

@@ -16,8 +16,7 @@ from tiny_folder import write_random_head, write_target
 from eagle_fsd.evaluation.metrics import METRICS, by_category, rounds_of, summarize
 from eagle_fsd.evaluation.report.read_runs import RunData, read_run
 from eagle_fsd.evaluation.report.write_report import text_parts
-from eagle_fsd.tasks.judge_scores import pairwise_rows, single_rows
-from eagle_fsd.tasks.task_scores import compare_scores, write_table
+from eagle_fsd.tasks.task_scores import compare_scores, pairwise_rows, single_rows, write_table
 
 REPORT = load_command("evaluate/report.py")
 CHROMIUM = shutil.which("chromium")
@@ -147,10 +146,11 @@ def test_scores_of_tasks_and_judges(run_folder, tmp_path):
     """The rows that tasks.py and judge.py have written, with McNemar's test, in the arms' order."""
     (run_folder / "scores").mkdir()
     given = {"plain": [1, 1, 0, 1], "exact": [0, 0, 1, 1]}
-    scores = {
-        arm: [{"question_id": q, "scores": {"right": value}} for q, value in enumerate(values)]
+    scores = [
+        {"score": "right", "arm": arm, "question_id": question, "value": value}
         for arm, values in given.items()
-    }
+        for question, value in enumerate(values)
+    ]
     write_table(run_folder / "scores" / "table", "", compare_scores(scores))
     folder = run_folder / "judge" / "gpt-4"
     folder.mkdir(parents=True)

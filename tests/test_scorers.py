@@ -6,7 +6,7 @@ import pytest
 
 from eagle_fsd.config import BadInput
 from eagle_fsd.evaluation.questions import Question
-from eagle_fsd.tasks import sandbox
+from eagle_fsd.tasks import humaneval
 from eagle_fsd.tasks.scorers import (
     SCORERS,
     check_scorable,
@@ -158,11 +158,11 @@ def test_code_is_not_executed_unless_allowed(monkeypatch, tmp_path):
     with pytest.raises(BadInput, match="--execute_code"):
         check_scorable([problem], "humaneval")
     monkeypatch.setenv("PATH", str(tmp_path))
-    sandbox.bubblewrap.cache_clear()
+    humaneval.bubblewrap.cache_clear()
     with pytest.raises(BadInput, match="apt-get install bubblewrap.*--without_isolation"):
         check_scorable([problem], "humaneval", execute_code=True)
     check_scorable([problem], "humaneval", execute_code=True, without_isolation=True)
-    sandbox.bubblewrap.cache_clear()
+    humaneval.bubblewrap.cache_clear()
 
 
 def test_scores_are_between_0_and_1():

@@ -11,7 +11,7 @@ from commands import model_options, rows, write_rows
 from eagle_fsd.config import BadInput
 from eagle_fsd.evaluation.questions import Question
 from eagle_fsd.tasks.scorers import check_scorable
-from eagle_fsd.tasks.task_scores import records_by_arm, score_records, score_run
+from eagle_fsd.tasks.task_scores import records_by_arm, score_run
 from eagle_fsd.tasks.task_sources import read_task
 
 pytestmark = pytest.mark.processes  # whole commands
@@ -123,7 +123,8 @@ def test_scores_of_a_run_by_hand(tmp_path):
 
 def test_a_task_that_was_not_answered_is_told(tmp_path):
     with pytest.raises(BadInput, match="such as 7"):
-        score_records({"plain": [record(7, "x")]}, [Question(1, "x", ["?"])], None, tmp_path)
+        asked = [Question(1, "x", ["?"], ["x"])]
+        score_run({"plain": [record(7, "x")]}, asked, "exact_match", tmp_path)
     assert not list(tmp_path.iterdir())
     with pytest.raises(BadInput, match="holds no records"):
         records_by_arm(tmp_path)

@@ -1,12 +1,11 @@
-"""Run as text by sandbox.py, in two processes that talk over one socket:
+"""Run as text by humaneval.py, in two processes that talk over one socket:
 
     python -c THIS answer SOCKET    defines the answer's function and calls it when asked
     python -c THIS check SOCKET     runs the problem's tests, whose candidate asks the other
 
 Each reads its request from standard input. The tests and their verdict, the checker's exit status,
-are where the answer's code is not: that can only give values, and a value that passes is the right
-one. Values travel as text that Python reads as a literal, never as objects. On standard error the
-checker tells "ready" once both are, and then what the check failed with.
+are where the answer's code is not: that can only give values, as text that Python reads as a
+literal. On standard error the checker tells "ready" once both are, then what the check failed with.
 """
 
 import ast
@@ -18,20 +17,17 @@ import socket
 import sys
 from typing import TextIO
 
-MEMORY_BYTES = 1 << 30  # of address space
-FILE_BYTES = 1 << 20
-OPEN_FILES = 64
+BOUNDS = {
+    resource.RLIMIT_AS: 1 << 30,  # bytes of address space
+    resource.RLIMIT_FSIZE: 1 << 20,
+    resource.RLIMIT_NOFILE: 64,
+    resource.RLIMIT_CORE: 0,
+}
 
 
 def limit(seconds: float, processes: int | None) -> None:
     """Bound this process, for good; None: any number of processes."""
-    bounds = {
-        resource.RLIMIT_CPU: math.ceil(seconds) + 1,
-        resource.RLIMIT_AS: MEMORY_BYTES,
-        resource.RLIMIT_FSIZE: FILE_BYTES,
-        resource.RLIMIT_NOFILE: OPEN_FILES,
-        resource.RLIMIT_CORE: 0,
-    }
+    bounds = BOUNDS | {resource.RLIMIT_CPU: math.ceil(seconds) + 1}
     if processes is not None:
         bounds[resource.RLIMIT_NPROC] = processes
     for kind, value in bounds.items():
@@ -48,12 +44,10 @@ def send(wire: TextIO, value: object) -> None:
 
 
 def receive(wire: TextIO) -> object:
-    """Raises EOFError where the other process has ended, ValueError and the like for what is no
-    literal."""
-    line = wire.readline()
-    if not line:
-        raise EOFError
-    return ast.literal_eval(line)
+    """Raises EOFError where the other process has ended, and others for what is no literal."""
+    if line := wire.readline():
+        return ast.literal_eval(line)
+    raise EOFError
 
 
 def serve(wire: TextIO, request: dict) -> None:
@@ -64,10 +58,10 @@ def serve(wire: TextIO, request: dict) -> None:
     while True:
         try:
             if arguments is None:
-                exec(compile(request["program"], "answer.py", "exec"), space)
-                send(wire, ("value", None))
+                value = exec(compile(request["program"], "answer.py", "exec"), space)
             else:
-                send(wire, ("value", space[request["entry_point"]](*arguments)))
+                value = space[request["entry_point"]](*arguments)
+            send(wire, ("value", value))
         except BaseException as error:  # SystemExit is no answer either
             send(wire, ("error", type(error).__name__))
         arguments = receive(wire)

