@@ -1,4 +1,4 @@
-"""Broken draft heads: every fault, and that loading names it."""
+"""Broken draft heads: loading names every fault."""
 
 import json
 from pathlib import Path
@@ -33,7 +33,7 @@ def without(values: dict, *keys: str) -> dict:
 
 
 def spoilt(key: str, value: float) -> dict[str, torch.Tensor]:
-    """A good set of weights, one of them such."""
+    """Good weights but for one number."""
     tensors = eagle_tensors()
     tensors[key].view(-1)[5] = value
     return tensors
@@ -51,11 +51,8 @@ EAGLE_WEIGHTS = {
         f"for {DOWN}: copying a param with shape torch.Size([{M}, {D}]) from checkpoint, the shape "
         f"in current model is torch.Size([{D}, {M}])",
     ),
-    "never broadcast": ({Q: torch.zeros(1, D)}, f"torch.Size([1, {D}])"),
     "whole numbers": ({DOWN: torch.zeros(D, M).to(torch.int8)}, f"{DOWN} has dtype torch.int8"),
-    "8 bits": ({DOWN: torch.zeros(D, M).to(torch.float8_e4m3fn)}, "torch.float8_e4m3fn"),
     "NaN": (spoilt(DOWN, torch.nan), f"{DOWN} is NaN or infinite at 1 of {D * M} places"),
-    "infinity": (spoilt("fc.bias", torch.inf), f"fc.bias is NaN or infinite at 1 of {D} places"),
     "minus infinity": (
         {key: tensor.half() for key, tensor in spoilt(Q, -torch.inf).items()},
         f"{Q} is NaN or infinite at 1 of {D * D} places",
@@ -69,10 +66,7 @@ EAGLE3_WEIGHTS = {
         "d2t leads to 2..41, not to ascending tokens of 0..40",
     ),
     "d2t out of order": ({"d2t": torch.arange(0, -2 * R, -2) + 20}, "d2t leads to 10..20"),
-    "d2t of fractions": (
-        {"d2t": eagle3_tensors()["d2t"].float()},
-        "d2t has dtype torch.float32",
-    ),
+    "d2t of fractions": ({"d2t": torch.ones(R)}, "d2t has dtype torch.float32"),
 }
 FULL = eagle3_tensors(rows=V) | {"d2t": torch.ones(V, dtype=torch.int64)}
 BIASED = renamed(eagle3_tensors(qkv_bias=True), {"midlayer.": "layers.0."})
@@ -109,25 +103,20 @@ def test_weights_that_are_no_heads_are_refused_by_name(tmp_path, fault):
 
 # config.json, a part of the error
 CONFIGS = [
-    (SIZES | {"draft_vocab_size": "17"}, "expected int"),
     (SIZES | {"head_type": "medusa"}, "head_type 'medusa' is unknown; known: eagle, eagle3"),
     (THREE | {"feature_layers": [1, 2]}, "a head fuses three layers, got (1, 2)"),
     (THREE | {"eagle_aux_hidden_state_layer_ids": [2, "8", 16]}, "feature_layers"),
     (SIZES | {"hidden_size": "24"}, "expected int, got str"),
     (SIZES | {"num_attention_heads": 5}, "not a multiple of the number of attention heads (5)"),
     (SIZES | {"num_attention_heads": 0}, "ZeroDivisionError"),
-    (SIZES | {"hidden_act": "sum"}, "'sum'"),
     (SIZES | {"rope_scaling": "linear"}, "rope_parameters"),
-    (SIZES | {"rope_scaling": {"type": "nope", "factor": 2.0}}, "'nope'"),
     (SIZES | {"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "low_freq_factor"),
     ({}, "another target: its hidden_size is 4096, not 24"),  # upstream's defaults
-    (SIZES | {"hidden_size": 36}, "a head for another target: its hidden_size is 36, not 24"),
     (SIZES | {"vocab_size": 43}, "its vocab_size is 43, not 41"),
     (
         SPECFORGE | {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 20, 31]}},
         "fuses hidden states (2, 21, 32); of a target with 32 layers it can be 0..31",
     ),
-    (SPECFORGE | {"fc_norm": True}, "fc_norm True is not supported"),
     (SPECFORGE | {"norm_output": False}, "norm_output False is not supported"),
     (with_layer(SPECULATORS3, mlp_bias=True), "mlp_bias True is not supported"),
     (with_layer(SPECULATORS3, layer_types=["sliding_attention"]), "layer_types with sliding"),
@@ -140,8 +129,7 @@ CONFIGS = [
 
 @pytest.mark.parametrize("config, message", CONFIGS)
 def test_configs_that_cannot_be_a_head_are_refused(tmp_path, config, message):
-    """By config.json alone: values of a wrong type, unknown types, sizes that make no layer,
-    settings that do not run here, heads of another target."""
+    """By config.json alone: no layer's, not supported here, or of another target."""
     (tmp_path / "config.json").write_text(config if isinstance(config, str) else json.dumps(config))
     assert message in refusal(tmp_path)
 
@@ -159,14 +147,11 @@ def test_absent_heads_are_named(tmp_path):
     "name, content",
     [
         ("model.safetensors", b"\x09\x00\x00\x00\x00\x00\x00\x00not json"),
-        ("model.safetensors", b"\x08\0\0"),
         ("model.safetensors", b""),
         ("pytorch_model.bin", b"not a pickle"),
-        ("pytorch_model.bin", b"\x80\x02}q\x00X\x09"),
         ("pytorch_model.bin", b"h\x07."),
         ("pytorch_model.bin", b""),
         ("pytorch_model.bin", {7: torch.zeros(2)}),
-        ("pytorch_model.bin", {"fc.weight": 1.0}),
         ("pytorch_model.bin", [torch.zeros(2)]),
     ],
 )

@@ -107,11 +107,9 @@ ROUND_TRIPS = {
     "eagle, no bias": {"bias": False, "rope_theta": 500000.0, "rms_norm_eps": 1e-5},
     "eagle, qkv bias": {"qkv_bias": True, "rope_scaling": {"type": "linear", "factor": 4.0}},
     "eagle, 11 tokens": {"draft_vocab_size": R},
-    "eagle3": {"head_type": "eagle3"},
     "eagle3, 11 tokens": {"head_type": "eagle3", "draft_vocab_size": R, "head_dim": 10},
     "eagle3, own layers": {"head_type": "eagle3", "feature_layers": (3, 20, 2)},
-    "eagle3, qkv bias": {"head_type": "eagle3", "qkv_bias": True},
-    "eagle3, normed residual": {"head_type": "eagle3", "norm_before_residual": True},
+    "eagle3, the rest": {"head_type": "eagle3", "qkv_bias": True, "norm_before_residual": True},
 }
 
 
@@ -158,7 +156,6 @@ def test_our_heads_are_upstreams(tmp_path):
     [
         ([1, 15, 28], True, (2, 16, 29)),
         ([2, 16, 29], True, (2, 16, 29)),
-        ([0, 4, 9], True, (1, 5, 10)),
         ([3, 16, 29], False, (3, 16, 29)),
     ],
 )
@@ -170,22 +167,8 @@ def test_fused_layers_are_counted_in_two_ways(ids, nested, layers):
     assert [str(list(layers)) in note for note in notes] == [True] * nested
 
 
-def test_absent_keys_take_upstream_defaults():
-    """Vicuna's head names neither kv heads nor bias nor rope_theta; unknown keys are ignored."""
-    values = {key: SIZES[key] for key in SIZES if key != "num_key_value_heads"}
-    _, config, _ = read_config(values | {"use_cache": True, "torch_dtype": "x"})
-    assert config.num_key_value_heads == 6 and config.bias is True and config.qkv_bias is False
-    assert config.rope_parameters == {"rope_type": "default", "rope_theta": 10000.0}
-    assert config.num_hidden_layers == 1 and config.hidden_act == "silu"
-    assert config.max_position_embeddings == 2048 and config.rms_norm_eps == 1e-6
-
-
 LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 16}
-SCALINGS = {
-    "linear": {"factor": 4.0},
-    "dynamic": {"factor": 2.0},
-    "llama3": {"factor": 8.0} | LLAMA3,
-}
+SCALINGS = {"linear": {"factor": 4.0}, "llama3": {"factor": 8.0} | LLAMA3}
 
 
 @pytest.mark.parametrize("where", ["rope_scaling", "rope_parameters"])
@@ -206,5 +189,4 @@ def test_scaled_frequencies_are_transformers(where, kind, head_type):
     want_F, scale = ROPE_INIT_FUNCTIONS[kind](llama)
     assert torch.equal(build_head(config)._rotary[0].inv_freq, want_F)
     plain_F = 3000.0 ** (-torch.arange(0, llama.head_dim, 2) / llama.head_dim)
-    ratio_F = want_F / plain_F
-    assert scale == 1 and (kind == "dynamic" or (ratio_F < 0.9).any())
+    assert scale == 1 and (want_F / plain_F < 0.9).any()

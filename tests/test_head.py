@@ -1,4 +1,4 @@
-"""The modules of both kinds of heads, against forwards from the key table alone.
+"""Both kinds of heads, against forwards from the key table alone, and exact decoding with them.
 
 Axes: T positions, D hidden size, F = 3 D features, N nodes, V vocabulary.
 """
@@ -9,10 +9,17 @@ import torch
 from head_files import eagle_tensors, save
 from reference_tree import paths
 from tiny import FAMILIES, prompt_tokens, tiny_head, tiny_target
-from tiny_eagle3 import LAYERS, fused_target, tiny_head3
+from tiny_eagle3 import HEADS, LAYERS, fused_target, target_and_head, tiny_head3
 
+from eagle_fsd.config import TreeConfig
+from eagle_fsd.decoding.acceptance import Policy
+from eagle_fsd.decoding.drafter import Drafter, RootDrafter
+from eagle_fsd.decoding.loop import DecodeConfig, Generation, StopConfig, decode
+from eagle_fsd.decoding.target import Target
 from eagle_fsd.decoding.tree import DraftTree
+from eagle_fsd.drafters.eagle import EagleDrafter
 from eagle_fsd.models.load import load_head
+from eagle_fsd.rules.fsd import Exact
 
 # config.json as published heads have it: what is absent takes upstream's default
 BASE = {
@@ -132,12 +139,22 @@ def test_half_precision_head_keeps_float32_angles():
     assert errors[1] < 2 * errors[0] < 0.05, errors
 
 
-def test_half_precision_keeps_indices_whole():
-    """`to(bfloat16)` leaves d2t and t2d as they are, and angles in float32."""
-    head = tiny_head3(draft_vocab_size=37, rope_theta=500000.0)
-    token_R = head.draft_token_R
-    half = head.to(torch.bfloat16)
-    assert half.d2t.dtype == torch.int64 and half.t2d.dtype == torch.bool
-    assert torch.equal(half.draft_token_R, token_R)
-    assert torch.equal(half.t2d.nonzero()[:, 0], token_R)
-    assert half._rotary[0].inv_freq.dtype == torch.float32
+@pytest.mark.parametrize(
+    "name, family", [*((name, "llama") for name in HEADS), ("eagle", "gemma3"), ("eagle3", "qwen3")]
+)
+def test_greedy_tree_is_one_at_a_time_is_generate(name, family):
+    """Exact decoding with each head == the plain loop == transformers' generate, float32."""
+    target, head = target_and_head(name, family=family, seed=6)
+    prompt, budget = prompt_tokens(9, seed=2), 16
+
+    def run(target: Target, drafter: Drafter) -> Generation:
+        return decode(target, drafter, prompt, DecodeConfig(Policy(Exact()), StopConfig(budget)))
+
+    plain = run(Target(target.model), RootDrafter())
+    whole = target.model.generate(
+        torch.tensor([prompt]), do_sample=False, max_new_tokens=budget, pad_token_id=0
+    )
+    assert plain.tokens == whole[0, len(prompt) :].tolist()
+    for tree in (TreeConfig(15, 5, 4), TreeConfig(5, 5, 1)):
+        got = run(target, EagleDrafter(head, target, tree))
+        assert got.tokens == plain.tokens and got.fuzzy_share == 0

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from eagle_fsd.heads.head_config import HeadConfig
-from eagle_fsd.heads.models import DraftHead, build_head
+from eagle_fsd.heads.models import build_head
 from eagle_fsd.heads.vocabulary import (
     answer_counts,
     coverage,
@@ -54,33 +54,11 @@ def test_coverage():
     assert coverage(unanswered, torch.tensor([1])) == 0.0
 
 
-def small_head(**changes) -> DraftHead:
-    sizes = {"hidden_size": 8, "intermediate_size": 11, "num_attention_heads": 2, "vocab_size": 13}
-    head = build_head(HeadConfig(**sizes | changes))
-    if head.d2t is not None:
-        head.set_draft_tokens(torch.tensor([2, 5, 7, 9]))
-    return head
-
-
-@pytest.mark.parametrize("kind", ["eagle", "eagle3"])
-def test_cutting_a_vocabulary(kind):
-    """The docstring's example; the head given is unchanged."""
-    head = small_head(head_type=kind, draft_vocab_size=4)
-    former = {key: tensor.clone() for key, tensor in head.state_dict().items()}
-    cut = cut_vocabulary(head, torch.tensor([5, 9]))
-    assert cut.config.draft_vocab_size == 2 and cut.d2t.tolist() == [5, 8]
-    assert torch.equal(cut.fc.weight, head.fc.weight)
-    if kind == "eagle3":
-        assert torch.equal(cut.lm_head.weight, head.lm_head.weight[[1, 3]])
-        assert cut.t2d.nonzero()[:, 0].tolist() == [5, 9]
-    assert head.config.draft_vocab_size == 4
-    assert all(torch.equal(tensor, former[key]) for key, tensor in head.state_dict().items())
-
-
 @pytest.mark.parametrize("kind", ["eagle", "eagle3"])
 def test_cutting_a_head_over_all_tokens(kind):
-    """d2t appears, and EAGLE-3's lm_head shrinks."""
-    head = small_head(head_type=kind)
+    """d2t appears, and EAGLE-3's lm_head shrinks. Others are cut in test_convert_head.py."""
+    sizes = {"hidden_size": 8, "intermediate_size": 11, "num_attention_heads": 2, "vocab_size": 13}
+    head = build_head(HeadConfig(**sizes, head_type=kind))
     cut = cut_vocabulary(head, torch.tensor([0, 5, 12]))
     assert cut.d2t.tolist() == [0, 4, 10]
     if kind == "eagle3":
