@@ -21,20 +21,8 @@ class Asked:
             raise BadInput(f"--count must be at least 1, got {self.count}")
 
 
-@dataclass
-class Named:
-    name: str = "someone"
-
-
-def test_a_command_gets_its_options_and_ends_quietly():
-    got = []
-    run_command(lambda *options: got.extend(options), [Asked, Named], ["--name", "me"])
-    assert got == [Asked(1), Named("me")]
-
-
 def test_ends(capsys):
-    """sys.exit of a text prints it to standard error and gives status 1. The parser's own error
-    for an unknown option is a plain ValueError, which would end in a traceback."""
+    """sys.exit of a text prints it to standard error and gives status 1."""
 
     def work(options: Asked) -> None:
         if options.count == 2:

@@ -81,7 +81,7 @@ def test_total_variation_is_at_least_the_mass_outside():
 
 @pytest.mark.parametrize("name", DIVERGENCES)
 def test_a_threshold_that_can_never_pass_is_refused(name):
-    """Infinite outside the draft vocabulary: told before any token; T = 0 and infinity may be."""
+    """Told before any token; T = 0 and infinity may be."""
     target = tiny_target("llama")
     head = tiny_head(target, draft_vocab_size=11)
     head.set_draft_tokens(draft_tokens(11))

@@ -10,7 +10,6 @@ from tokenizers.models import WordLevel
 from transformers import (
     DistilBertConfig,
     Gemma3Config,
-    Lfm2Config,
     Llama4TextConfig,
     MambaConfig,
     PreTrainedTokenizerFast,
@@ -30,7 +29,7 @@ def save_tokenizer(folder: Path) -> None:
 @torch.inference_mode()
 @pytest.mark.parametrize("family", ["llama", "gemma3"])
 def test_target_loads_as_it_was_saved(tmp_path, family):
-    """A saved folder loads with its tokenizer; float32 gives the saved model's own logits."""
+    """With its tokenizer and in the dtype asked for; float32 gives the saved model's own logits."""
     model = random_model(FAMILIES[family](), seed=0)
     model.save_pretrained(tmp_path)
     save_tokenizer(tmp_path)
@@ -43,14 +42,8 @@ def test_target_loads_as_it_was_saved(tmp_path, family):
     target.start(9)
     want_V = model(prompt[None]).logits[0, -1]
     torch.testing.assert_close(target.prefill(prompt)[0], want_V, atol=1e-5, rtol=0)
-
-
-def test_target_loads_in_half_precision(tmp_path):
-    """The dtype asked for is the dtype of every weight; an unknown one lists those that are."""
-    random_model(FAMILIES["llama"](), seed=0).save_pretrained(tmp_path)
-    save_tokenizer(tmp_path)
-    target, _ = load_target(str(tmp_path), dtype="float16")
-    assert {p.dtype for p in target.model.parameters()} == {torch.float16}
+    half, _ = load_target(str(tmp_path), dtype="float16")
+    assert {p.dtype for p in half.model.parameters()} == {torch.float16}
     with pytest.raises(BadInput, match="float64.*bfloat16"):
         load_target(str(tmp_path), dtype="float64")
 
@@ -60,14 +53,7 @@ def test_target_loads_in_half_precision(tmp_path):
     [
         (T5Config(), "'t5' is an encoder-decoder"),
         (Gemma3Config(), "'gemma3' is multimodal"),
-        (
-            Llama4TextConfig(num_hidden_layers=4),
-            "'llama4_text' has layers of type .'chunked_attention'",
-        ),
-        (
-            Lfm2Config(num_hidden_layers=2, layer_types=["conv", "full_attention"]),
-            "'lfm2' has layers of type .'conv'",
-        ),
+        (Llama4TextConfig(num_hidden_layers=4), "layers of type .'chunked_attention'"),
         (MambaConfig(num_hidden_layers=2), "'mamba' has layers of type"),
     ],
 )
@@ -86,16 +72,15 @@ def test_a_model_that_writes_no_text_is_refused(tmp_path):
         load_target(str(tmp_path))
 
 
-@pytest.mark.parametrize("name", ["nobody/nothing-here", "not a name", "a/b/c", ""])
+@pytest.mark.parametrize("name", ["nobody/nothing-here", "not a name", ""])
 def test_unknown_targets_are_refused(name):
-    """No folder and no hub: a BadInput that repeats the name and says what may be given."""
+    """The name is repeated, and what may be given said."""
     with pytest.raises(BadInput, match=f"unknown target '{name}'.*smollm2.*folder"):
         load_target_config(name)
 
 
-@pytest.mark.parametrize("text", ["", "{", "{}", '{"model_type": "novel"}'])
+@pytest.mark.parametrize("text", ["{", "{}", '{"model_type": "novel"}'])
 def test_folders_that_hold_no_target_are_refused(tmp_path, text):
-    """Empty file, broken JSON, no model type, a model type that transformers does not know."""
     (tmp_path / "config.json").write_text(text)
     with pytest.raises(BadInput, match="unknown target"):
         load_target_config(str(tmp_path))

@@ -1,7 +1,5 @@
 """Targets and heads of random weights: shapes, bytes, names, and what is refused by name."""
 
-import math
-
 import pytest
 import torch
 from tiny import FAMILIES, prompt_tokens
@@ -42,17 +40,8 @@ def test_a_random_model_is_the_stock_model_with_those_weights(tied):
     assert torch.allclose(logits_V, stock(prompt_L[None]).logits[0, -1], atol=1e-4, rtol=1e-4)
     assert len(target.lm_head.weight.unique(dim=0)) == target.vocab_size
     assert (target.embed_tokens.weight is target.lm_head.weight) == tied
-    assert target.eos_token_ids == ()
-
-
-def test_weights_keep_the_size_of_what_they_act_on():
-    """The readout is steeper; norms are 1, biases 0."""
-    module = torch.nn.Sequential(torch.nn.Linear(400, 300), torch.nn.Linear(300, 200))
-    module.append(torch.nn.LayerNorm(200))
-    random_weights.randomize(module, seed=0, readout=module[1].weight)
-    assert math.isclose(module[0].weight.detach().std() * 20, 1, rel_tol=0.02)
-    assert math.isclose(module[1].weight.detach().std() * math.sqrt(300), 8, rel_tol=0.02)
-    assert (module[2].weight == 1).all() and (module[0].bias == 0).all()
+    # its logits vary by random_weights.STEEPNESS
+    assert target.eos_token_ids == () and 6 < logits_V.std() < 10
 
 
 @pytest.mark.parametrize("head", ["", "random:eagle:149", "random:eagle3", "random:eagle3:149"])
