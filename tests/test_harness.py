@@ -1,19 +1,18 @@
 """lm-evaluation-harness on our decoder: the same scores as its own model, and what FSD adds."""
 
 import json
-import math
 import os
 import runpy
 import socket
 import subprocess
 import sys
-from collections.abc import Iterable
 from functools import partialmethod
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
-from commands import ROOT
+from commands import ROOT, rows, write_rows
 from lm_eval import simple_evaluate
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import CachingLM
@@ -42,7 +41,8 @@ def fuzzy_lm(models: dict, **arguments) -> FuzzyLM:
     return FuzzyLM(**models, **TREE, dtype="float32", device="cpu", **arguments)
 
 
-def hf_lm(models: dict) -> HFLM:
+@pytest.fixture(scope="module")
+def hf(models):
     return HFLM(models["target"], device="cpu", dtype="float32")
 
 
@@ -51,11 +51,8 @@ def exact(models):
     return fuzzy_lm(models, arm="exact")
 
 
-def instances(kind: str, arguments: Iterable[tuple], *, repeats: int = 1) -> list[Instance]:
-    return [
-        Instance(kind, {}, args, 0, ("task", number, repeats))
-        for number, args in enumerate(arguments)
-    ]
+def instances(kind: str, arguments: list[tuple], *, repeats: int = 1) -> list[Instance]:
+    return [Instance(kind, {}, a, 0, ("task", i, repeats)) for i, a in enumerate(arguments)]
 
 
 def generations(**settings) -> list[Instance]:
@@ -63,31 +60,23 @@ def generations(**settings) -> list[Instance]:
     return instances("generate_until", [(prompt, settings) for prompt in PROMPTS])
 
 
-def same(mine: list[tuple[float, bool]], theirs: list[tuple[float, bool]]) -> bool:
-    return all(
-        math.isclose(a, b, abs_tol=1e-4) and greedy == also
-        for (a, greedy), (b, also) in zip(mine, theirs, strict=True)
-    )
-
-
-def test_loglikelihoods_are_those_of_hf(models, exact):
+def test_loglikelihoods_are_those_of_hf(hf, exact):
     """Choices of one token and of several, an empty context, spaces at the end, sequences longer
     than the target's positions, and whole texts in windows of them."""
-    theirs = hf_lm(models)
     pairs = [(p, c) for p in ["", *PROMPTS] for c in (" A", " blue", "x")]
     asked = instances("loglikelihood", [*pairs, ("space ", "after")])
-    assert same(exact.loglikelihood(asked), theirs.loglikelihood(asked))
+    mine, wanted = (np.array(lm.loglikelihood(asked)) for lm in (exact, hf))
+    assert mine == pytest.approx(wanted, abs=1e-4)  # and whether it is greedy
     texts = instances("loglikelihood_rolling", [("",), ("short",), ("All of it, twice. " * 9,)])
-    wanted = theirs.loglikelihood_rolling(texts)
+    wanted = hf.loglikelihood_rolling(texts)
     assert exact.loglikelihood_rolling(texts) == pytest.approx(wanted, abs=2e-3)
 
 
-def test_greedy_answers_are_those_of_hf(models):
+def test_greedy_answers_are_those_of_hf(models, hf):
     """Of three arms, with stop strings, which are cut off; prompts cut from the left."""
-    theirs = hf_lm(models)
-    free = theirs.generate_until(generations())
+    free = hf.generate_until(generations())
     until = [text[len(text) // 2] for text in free]
-    wanted = theirs.generate_until(generations(until=until))
+    wanted = hf.generate_until(generations(until=until))
     assert wanted != free and all(mark not in text for mark in until for text in wanted)
     for arm in ("plain", "fsd:0", "exact@lookup"):
         mine = fuzzy_lm(models, arm=arm)
@@ -148,7 +137,7 @@ def test_generation_kwargs(models):
     assert lm.metrics() == {}
 
 
-def test_answer_cache_is_of_one_set_of_options_and_weights(models, tmp_path):
+def test_answer_cache_is_of_one_set_of_options_and_weights(models, hf, tmp_path):
     """A second run answers from it; lm-eval itself would mix another threshold's answers in."""
     path = str(tmp_path / "cache.db")
     first = fuzzy_lm(models, arm="fsd:0.1")
@@ -164,7 +153,7 @@ def test_answer_cache_is_of_one_set_of_options_and_weights(models, tmp_path):
     with pytest.raises(BadInput, match="weights"):  # of the same path
         CachingLM(fuzzy_lm(target, arm="plain"), str(tmp_path / "old.db"))
     other = str(tmp_path / "other.db")
-    CachingLM(hf_lm(models), other).generate_until(generations())
+    CachingLM(hf, other).generate_until(generations()[:1])
     with pytest.raises(BadInput, match="another model"):
         CachingLM(first, other)
 
@@ -181,23 +170,12 @@ def test_answer_cache_and_repeats(models, tmp_path):
 
     with pytest.raises(BadInput, match="temperature .with --use_cache only beside do_sample=true"):
         ask()
-    assert cached.lm.metrics() == {}
     once = ask(do_sample=True)
     assert once[0] != once[1] and ask(do_sample=True) == once
 
 
-def test_chat_templates(exact):
-    """As text they give the tokens of our own prompts."""
-    history = [{"role": "user", "content": "Why?"}]
-    assert exact.chat_template(True) == exact.tokenizer.chat_template
-    text = exact.apply_chat_template(history)
-    assert exact.tok_encode(text) == exact.loaded.prompt_ids(history)
-    begun = [*history, {"role": "assistant", "content": "Because"}]
-    assert exact.apply_chat_template(begun, add_generation_prompt=False).endswith("Because")
-
-
 BAD = {
-    "unknown key": ({"treshold": 0.1}, "treshold: no options .target, .*fields: threshold"),
+    "unknown key": ({"treshold": 0.1}, "treshold.*fields: threshold.*none of target, "),
     "unknown rule": ({"arm": "fsdd"}, "fsdd"),
     "transformers' own loop": ({"arm": "generate"}, "--model hf"),
     "no tree": ({"arm": "exact@eagle:auto"}, "15x4x6"),
@@ -218,41 +196,38 @@ def test_what_lm_eval_passes_on(models, capsys):
     """Other keys are fields of the arm, as lm-eval splits them at commas and as JSON, before its
     drafter; lm-eval's own default device is no wish."""
     passed = {"batch_size": "auto:4", "max_batch_size": 64, "device": "cuda:0"}
-    given = {"arm": "fsd:0.30", "child": "target", "cap": 1, "target": models["target"]}
+    given = {"arm": "fsd:0.30", "child": "draft", "cap": 1, "target": models["target"]}
     options = HarnessOptions.read(given | {"trust_remote_code": True} | passed)
-    assert options.arm == "fsd:0.3,child=target,cap=1"
+    assert options.arm == "fsd:0.3,child=draft,cap=1"
     assert options.device == ("cuda" if torch.cuda.is_available() else "cpu")
-    given = {"arm": "fsd:0.3", "child": "target@eagle:7x3x4"}
-    assert HarnessOptions.read(given).arm == "fsd:0.3,child=target@eagle:7x3x4"
-    given = {"arm": "fsd:0.3,child=target"}
+    given = {"arm": "fsd:0.3", "child": "draft@eagle:7x3x4"}
+    assert HarnessOptions.read(given).arm == "fsd:0.3,child=draft@eagle:7x3x4"
+    given = {"arm": "fsd:0.3,child=draft"}
     assert HarnessOptions.read(dict(given)).arm == given["arm"]
     with pytest.raises(SystemExit):
         HarnessOptions.read({"seed": 0.5})
     assert "argument --seed: invalid int value: '0.5'" in capsys.readouterr().err
 
 
-GENERATIVE = """
-task: tiny_generation
+COMMON = """
+task: tiny_{name}
 dataset_path: json
 dataset_kwargs: {{data_files: {{test: {data}}}}}
 test_split: test
-output_type: generate_until
 doc_to_text: "{{{{question}}}}"
-doc_to_target: "{{{{answer}}}}"
-generation_kwargs: {{until: ["e", "</s>"], max_gen_toks: 20}}
+"""
+GENERATIVE = """
+output_type: generate_until
+doc_to_target: "{{answer}}"
+generation_kwargs: {until: ["e", "</s>"], max_gen_toks: 20}
 process_results: !function metrics.process_results
-metric_list: [{{metric: length, aggregation: mean, higher_is_better: true}}]
+metric_list: [{metric: length, aggregation: mean, higher_is_better: true}]
 """
 CHOICE = """
-task: tiny_choice
-dataset_path: json
-dataset_kwargs: {{data_files: {{test: {data}}}}}
-test_split: test
 output_type: multiple_choice
-doc_to_text: "{{{{question}}}}"
 doc_to_target: 0
 doc_to_choice: [" A", " B", " both"]
-metric_list: [{{metric: acc, aggregation: mean, higher_is_better: true}}]
+metric_list: [{metric: acc, aggregation: mean, higher_is_better: true}]
 """
 # fails where a folder of ours stands for Hugging Face's package
 METRICS = """
@@ -268,11 +243,10 @@ def process_results(doc, results):
 @pytest.fixture(scope="module")
 def tasks(tmp_path_factory):
     folder = tmp_path_factory.mktemp("tasks")
-    data = folder / "data.jsonl"
-    rows = [{"question": f"Question {i}: {'why? ' * i}", "answer": "so"} for i in range(5)]
-    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (folder / "generation.yaml").write_text(GENERATIVE.format(data=data))
-    (folder / "choice.yaml").write_text(CHOICE.format(data=data))
+    asked = [{"question": f"Question {i}: {'why? ' * i}", "answer": "so"} for i in range(5)]
+    data = write_rows(folder / "data.jsonl", *asked)
+    for name, task in (("generation", GENERATIVE), ("choice", CHOICE)):
+        (folder / f"{name}.yaml").write_text(COMMON.format(name=name, data=data) + task)
     (folder / "metrics.py").write_text(METRICS)
     return folder
 
@@ -280,11 +254,11 @@ def tasks(tmp_path_factory):
 def command_line(models, tasks, output: Path, **arguments) -> list[str]:
     """Of both tasks."""
     arguments = models | TREE | {"dtype": "float32"} | arguments
-    given = ",".join(f"{name}={value}" for name, value in arguments.items())
+    given = ",".join(map("=".join, arguments.items()))
     command = [str(ROOT / "evaluate" / "harness.py"), "--model", "eagle_fsd"]
-    command += ["--model_args", given, "--device", "cpu", "--log_samples"]
-    command += ["--tasks", "tiny_generation,tiny_choice", "--include_path", str(tasks)]
-    return [*command, "--output_path", str(output)]
+    command += ["--model_args", given, "--device", "cpu", "--log_samples", "--include_path"]
+    command += [str(tasks), "--tasks", "tiny_generation,tiny_choice", "--output_path", str(output)]
+    return command
 
 
 @pytest.fixture(scope="module")
@@ -297,18 +271,19 @@ def plain(models, tasks):
     )
 
 
-def check_same(output: Path, plain: dict) -> dict:
-    """The command's answers and scores are the plain loop's; returns what it tells of rounds."""
+def check_same(output: Path, plain: dict) -> tuple[dict, dict, dict]:
+    """The command's answers and scores are the plain loop's; returns what it tells of itself, of
+    its rounds, and of the plain loop's."""
     (path,) = output.rglob("samples_tiny_generation_*.jsonl")
-    rows = [json.loads(line) for line in path.read_text().splitlines()]
-    answers = {row["doc_id"]: row["filtered_resps"] for row in rows}
+    answers = {row["doc_id"]: row["filtered_resps"] for row in rows(path)}
     wanted = plain["samples"]["tiny_generation"]
     assert len(wanted) == 5 and answers == {r["doc_id"]: r["filtered_resps"] for r in wanted}
     (path,) = output.rglob("results_*.json")
     written = json.loads(path.read_text())
     for task, metric in (("tiny_generation", "length,none"), ("tiny_choice", "acc,none")):
         assert written["results"][task][metric] == plain["results"][task][metric]
-    return written["config"]["eagle_fsd"]
+    ours, theirs = (run["config"]["eagle_fsd"] for run in (written, plain))
+    return ours, *(x["generation"]["tiny_generation"] for x in (ours, theirs))
 
 
 @pytest.mark.processes
@@ -319,22 +294,16 @@ def test_the_command_at_threshold_0_is_plain(models, tasks, plain, tmp_path, mon
     own_tasks_only = partialmethod(TaskManager.__init__, include_defaults=False)
     monkeypatch.setattr(TaskManager, "__init__", own_tasks_only)
     monkeypatch.syspath_prepend(ROOT / "evaluate")
-    arguments = command_line(models, tasks, tmp_path, arm="fsd:0,child=target")
+    arguments = command_line(models, tasks, tmp_path, arm="fsd:0,child=draft")
     monkeypatch.setattr(sys, "argv", arguments)
     runpy.run_path(arguments[0], run_name="__main__")
     told = capsys.readouterr().out
-    ours = check_same(tmp_path, plain)
-    assert ours["options"]["arm"] == "fsd:0,child=target"
-    assert list(ours["generation"]) == ["tiny_generation"]
-    mine, baseline = (x["generation"]["tiny_generation"] for x in (ours, plain_info(plain)))
+    ours, mine, baseline = check_same(tmp_path, plain)
+    assert ours["options"]["arm"] == "fsd:0,child=draft"
     assert mine["answers"] == 5 and mine["fuzzy_share"]["value"] == 0
     assert "| tiny_generation | 5 " in told
     assert baseline["tokens_per_round"]["value"] == 1
     assert mine["tokens_per_answer"] == baseline["tokens_per_answer"]
-
-
-def plain_info(plain: dict) -> dict:
-    return plain["config"]["eagle_fsd"]
 
 
 @pytest.mark.processes
@@ -355,8 +324,7 @@ def test_two_processes_share_the_requests(models, tasks, plain, tmp_path):
         command, cwd=ROOT, env=os.environ | environment, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
-    ours = check_same(tmp_path, plain)
+    ours, mine, baseline = check_same(tmp_path, plain)
     assert ours["run"]["processes"] == 2
-    mine, baseline = (x["generation"]["tiny_generation"] for x in (ours, plain_info(plain)))
     for name in ("answers", "tokens_per_answer", "at_limit"):
         assert mine[name] == baseline[name]

@@ -1,14 +1,14 @@
 """The model "eagle_fsd" of lm-evaluation-harness (lm-eval 0.4.13).
 
 generate_until goes through the decoding loop by an arm, one answer at a time. All else is lm-eval's
-own model "hf" on the same target: tokens, truncation, chat templates, and log-likelihoods, which no
-arm changes. evaluate/harness.py registers the model.
+own model "hf" on the same target: tokens, chat templates, and log-likelihoods, which no arm
+changes.
 """
 
 import json
 import logging
 import zlib
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import asdict, dataclass, fields, replace
 
 import torch
@@ -44,12 +44,8 @@ HF_LOG.addFilter(lambda record: "`pretrained`" not in record.msg)
 
 @dataclass
 class HarnessOptions(ModelOptions):
-    """The fields of --model_args.
-
-    lm-eval splits --model_args at commas, so what is no field here is taken as a further field of
-    the arm: arm=fsd:0.3,child=target,target=smollm2 is the arm fsd:0.3,child=target. As JSON,
-    {"arm": "fsd:0.3,child=target"}, the arm is one text.
-    """
+    """The fields of --model_args, which lm-eval splits at commas; so what is no field here is a
+    further field of the arm: arm=fsd:0.3,child=target,target=smollm2."""
 
     arm: str = option(DEFAULT_ARM, "rule[:value][,field=value][@drafter[:tree]]; plain: no drafts")
     seed: int = option(0, "of all sampling")
@@ -67,12 +63,7 @@ class HarnessOptions(ModelOptions):
 
     @classmethod
     def read(cls, arguments: dict[str, object]) -> "HarnessOptions":
-        """From what lm-eval made of its command line; a value of another type ends the process as
-        it does for an option of a command.
-
-        Raises:
-            BadInput: a key that is neither a field here nor the arm's, or a value out of range.
-        """
+        """From what lm-eval made of its command line."""
         batch_size = arguments.pop("batch_size", None) or 1
         if str(batch_size).split(":")[0] not in ("1", "auto"):
             raise BadInput(f"batch_size {batch_size}: eagle_fsd answers one at a time; give 1")
@@ -82,16 +73,13 @@ class HarnessOptions(ModelOptions):
             del arguments["device"]
         names = [field.name for field in fields(cls)]
         further = [name for name in arguments if name not in names]
-        if further:
-            arm = ",".join(f"{name}={arguments.pop(name)}" for name in further)
-            arguments["arm"] = f"{arguments.get('arm', DEFAULT_ARM)},{arm}"
-            try:
-                parse_arm(arguments["arm"])
-            except BadInput as error:
-                raise BadInput(
-                    f"model_args {', '.join(further)}: no options ({', '.join(names)}), so they "
-                    f"are fields of the arm: {error}"
-                ) from error
+        given = [f"{name}={arguments.pop(name)}" for name in further]
+        arguments["arm"] = ",".join([arguments.get("arm", DEFAULT_ARM), *given])
+        try:
+            parse_arm(arguments["arm"])
+        except BadInput as error:
+            told = f"; what is none of {', '.join(names)} is a field of the arm" if further else ""
+            raise BadInput(f"{error}{told}") from error
         texts = [f"--{name}={value}" for name, value in arguments.items() if value is not None]
         return HfArgumentParser(cls).parse_args_into_dataclasses(texts)[0]
 
@@ -120,14 +108,9 @@ class FuzzyLM(HFLM):
         self._records: list[dict] = []  # of this process
         self._every_record = self._records  # on the first process of all, after `barrier`
 
-    # --- answers -----------------------------------------------------------------------------
-
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
-        """Answer each request; all of them are checked before the first is answered.
-
-        The seed depends on the prompt, on the option `seed` and on the number of the repeat only,
-        not on the order or the number of processes.
-        """
+        """All requests are checked before the first is answered. A seed is of the prompt, the
+        option `seed` and the number of the repeat, whatever the order and the processes."""
         todo = [self.read_request(request) for request in requests]
         if todo:  # warm-up through the same call
             prompt, sampling, stop = todo[0]
@@ -145,8 +128,8 @@ class FuzzyLM(HFLM):
             seed = zlib.crc32(f"{self.options.seed}/{repeat}/{instance.args[0]}".encode())
             answered = answer_prompt(self.arm, self.loaded, *request, seed, drafter=self._drafter)
             turn = turn_record(self.loaded, request[0], *answered)
-            place = {"arm": self.arm.text, "task": instance.task_name}
-            place["question_id"] = f"{self.rank}/{len(self._records)}"
+            number = f"{self.rank}/{len(self._records)}"
+            place = {"arm": self.arm.text, "task": instance.task_name, "question_id": number}
             self._records.append(place | {"turns": [turn]})
             text = postprocess_generated_text(turn["text"], list(request[2].strings), None)
             self.cache_hook.add_partial("generate_until", instance.args, text)
@@ -155,14 +138,8 @@ class FuzzyLM(HFLM):
 
     def read_request(self, request: Instance) -> tuple[list[int], SamplingConfig, StopConfig]:
         """What lm-eval asks for, as the loop takes it; the prompt truncated from the left to leave
-        room for the budget.
-
-        As in lm-eval: greedy unless do_sample or a temperature is given, and greedy with
-        do_sample=False. top_k and top_p are off unless given.
-
-        Raises:
-            BadInput: a setting that is out of range or that decoding here does not have.
-        """
+        room for the budget. As in lm-eval: greedy unless do_sample or a temperature is given, and
+        greedy with do_sample=False."""
         context, gen_kwargs = request.args
         try:
             settings = dict(normalize_gen_kwargs(gen_kwargs, self.max_gen_toks))
@@ -193,35 +170,27 @@ class FuzzyLM(HFLM):
             log.warning("prompt of %d tokens truncated from the left to %d", len(prompt), room)
         return prompt[-room:], sampling, stop
 
-    # --- log-likelihoods: HFLM's, by the target's engine -------------------------------------
-
     def _model_call(self, inps: torch.Tensor, **unused: object) -> torch.Tensor:
+        """HFLM's log-likelihoods by the target's engine."""
         with torch.inference_mode():
             hidden_BLD, _ = self.loaded.target.hidden_and_features(inps, use_cache=False)
             return self.loaded.target.logits(hidden_BLD)
 
-    # --- what is told ------------------------------------------------------------------------
-
     def barrier(self) -> None:
-        """Where all processes meet after each kind of request; their records are collected here."""
+        """Where all processes meet after each kind of request."""
         super().barrier()
         self._every_record = sum(self.gather_object(self._records) or [], [])
 
     def set_cache_hook(self, cache_hook: CacheHook) -> None:
-        """lm-eval's answer cache, which knows a request but not who answered it: marked with the
-        options and weights of its answers.
-
-        Raises:
-            BadInput: it holds answers made with others.
-        """
+        """lm-eval's answer cache knows a request but not who answered it: so it is marked with the
+        options and weights, and one of others is refused."""
         super().set_cache_hook(cache_hook)
         cache = cache_hook.dbdict
         if cache is None:
             return
-        answering = asdict(self.options) | {"device": None}
-        answering["weights"] = weights_digest(self.loaded.target.model)
-        answering["head"] = getattr(self._drafter, "fingerprint", "")
-        mark = json.dumps(answering)
+        weights = {"weights": weights_digest(self.loaded.target.model)}
+        weights["head"] = getattr(self._drafter, "fingerprint", "")
+        mark = json.dumps(asdict(self.options) | {"device": None} | weights)
         made_with = cache.get(NAME) if len(cache) else mark
         if made_with != mark:
             raise BadInput(
@@ -231,18 +200,15 @@ class FuzzyLM(HFLM):
         cache[NAME] = mark
 
     def metrics(self) -> dict[str, dict]:
-        """Rows of metrics of the answers made so far, by task; those from a cache are not in them.
-
-        Those of all processes after `barrier`, on the first.
-        """
-        tasks: dict[str, list[dict]] = {}
+        """A row of metrics a task, of the answers made so far; those from a cache are not in it."""
+        tasks: defaultdict[str, list[dict]] = defaultdict(list)
         for record in self._every_record:
-            tasks.setdefault(record["task"], []).append(record)
+            tasks[record["task"]].append(record)
         return {task: summarize({self.arm.text: rows})[0] for task, rows in tasks.items()}
 
     def get_model_info(self) -> dict[str, object]:
-        """What lm-eval adds to `config` of its results file; asked for at the end, by the first
-        process, so that the metrics are printed here."""
+        """What lm-eval adds to `config` of its results file; since the first process is asked for
+        it at the end, the metrics are printed here."""
         metrics = self.metrics()
         columns = [("task", "task", "s"), ("answers", "answers", "d")]
         columns += [(METRICS[name].label, name, METRICS[name].form) for name in SHOWN]
