@@ -9,6 +9,7 @@ report.json, tables/*.csv, plot.svg and plot.pdf, in place of an old report.
 """
 
 import sys
+from argparse import Namespace
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,13 +25,11 @@ class ReportOptions:
     output: str = option("report", "folder of the report")
 
 
-def report(folders: list[str], options: ReportOptions) -> None:
+def report(options: ReportOptions, given: Namespace) -> None:
     from eagle_fsd.evaluation.report.read_runs import read_run
     from eagle_fsd.evaluation.report.write_report import write_report
 
-    if not folders:
-        raise BadInput("no run is named: give the folder of one, such as runs/mt_bench")
-    runs = [read_run(Path(folder)) for folder in folders]
+    runs = [read_run(Path(folder)) for folder in given.runs]
     targets = {run.options["target"]: run.name for run in runs}
     if len(targets) > 1:
         told = "; ".join(f"{name} of {target}" for target, name in targets.items())
@@ -42,13 +41,8 @@ def report(folders: list[str], options: ReportOptions) -> None:
 
 def main(arguments: list[str] | None = None) -> None:
     parser = HfArgumentParser(ReportOptions)
-    parser.add_argument("runs", nargs="*", help="folders of runs")
-
-    def work() -> None:
-        options, others = parse(parser, arguments)
-        report(others.runs, options)
-
-    ended_by(work)
+    parser.add_argument("runs", nargs="+", help="folders of runs")
+    ended_by(lambda: report(*parse(parser, arguments)))
 
 
 if __name__ == "__main__":

@@ -44,7 +44,7 @@ class TaskOptions(BenchOptions):
 
 def run_task(options: TaskOptions, sampling: SamplingOptions, model_options: ModelOptions) -> None:
     from eagle_fsd.evaluation.bench import Bench
-    from eagle_fsd.evaluation.bench_report import report_bench
+    from eagle_fsd.evaluation.report.report_tables import report_bench
     from eagle_fsd.tasks.task_scores import records_by_arm, score_run
 
     questions, usual = read_task(options.task)

@@ -53,10 +53,10 @@ def test_crossing():
 
 def test_curves_join_values_of_one_line():
     """In the order of the value; arms without one are no curve."""
-    arms = ["exact", "fsd:0.4", "fsd:0.1,child=target", "fsd:0.2", "random:0.3"]
+    arms = ["exact", "fsd:0.4", "fsd:0.1,child=draft", "fsd:0.2", "random:0.3"]
     found = curves(summarize({arm: HAND["exact"] for arm in arms}))
     values = {line: [row["value"] for row in rows] for line, rows in found.items()}
-    assert values == {"fsd": [0.2, 0.4], "fsd,child=target": [0.1], "random": [0.3]}
+    assert values == {"fsd": [0.2, 0.4], "fsd,child=draft": [0.1], "random": [0.3]}
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from hand_records import ARMS, TEXT, made_run, write_run
 from tiny_folder import write_random_head, write_target
 
 from eagle_fsd.evaluation.metrics import METRICS, by_category, rounds_of, summarize
-from eagle_fsd.evaluation.report.read_runs import RunData, read_run
+from eagle_fsd.evaluation.report.read_runs import read_run
 from eagle_fsd.evaluation.report.write_report import text_parts
 from eagle_fsd.tasks.task_scores import compare_scores, pairwise_rows, single_rows, write_table
 
@@ -31,8 +31,7 @@ def run_folder(tmp_path):
 @pytest.fixture(scope="module")
 def report_folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("made")
-    write_run(folder / "run", made_run())
-    REPORT.main([str(folder / "run"), "--output", str(folder / "report")])
+    REPORT.main([str(write_run(folder / "run", made_run())), "--output", str(folder / "report")])
     return folder / "report"
 
 
@@ -56,7 +55,7 @@ def told(*arguments: object) -> str:
 
 
 class Page(HTMLParser):
-    """Elements, their attributes and texts; fails on what is not closed."""
+    """Fails on what is not closed."""
 
     VOID = {"meta", "img", "br", "link", "input"}
 
@@ -90,9 +89,6 @@ def page(report_folder):
     return Page((report_folder / "index.html").read_text())
 
 
-# --- what the report says -----------------------------------------------------------------------
-
-
 def test_tables_are_those_of_the_records(report_folder, page):
     """JSON, CSV and page hold the rows that summarize makes of the records."""
     records = made_run()
@@ -107,8 +103,7 @@ def test_tables_are_those_of_the_records(report_folder, page):
             gain = row["tokens_per_round_vs_exact"]["value"]
             assert mine["tokens_per_round_vs_exact"] == ("" if gain is None else str(gain))
     accepted = [len(r["tokens"]) - 1 for record in records["exact"] for r in rounds_of(record)]
-    exact = found["accepted_drafts"][0]
-    assert exact["arm"] == "exact" and exact["at_least_3"] == 0
+    exact = found["accepted_drafts"][0]  # plain accepts none
     assert exact["at_least_2"] == pytest.approx(accepted.count(2) / len(accepted))
     shown = [text.strip() for text in page.texts["td"]]
     assert all(f"{row['tokens_per_round']['value']:.2f}" in shown for row in rows)
@@ -193,10 +188,8 @@ def test_mixed_and_sharded_sessions_are_told(run_folder):
 
 def test_several_runs_one_torn_and_of_one_question(run_folder, report_folder, tmp_path, capsys):
     """Side by side under their own names. A torn last line, as a killed or running writer leaves
-    it, is left out with a warning and stays in the file. Of an old report nothing stays, and
-    nothing lies beside the new one."""
-    output = tmp_path / "deep" / "report"
-    shutil.copytree(report_folder, output)
+    it, is left out with a warning and stays in the file. Of an old report nothing stays."""
+    output = shutil.copytree(report_folder, tmp_path / "report")
     (output / "stale.txt").write_text("of the old one")
     other = shutil.copytree(run_folder, tmp_path / "other")
     for path in (other / "records").iterdir():
@@ -204,34 +197,12 @@ def test_several_runs_one_torn_and_of_one_question(run_folder, report_folder, tm
         path.write_text(first + second[:50])
     before = contents(other)
     REPORT.main([str(run_folder), str(other), "--output", str(output)])
-    assert [path.name for path in output.parent.iterdir()] == ["report"]
     assert "arm1.jsonl: its last line is torn" in capsys.readouterr().err
     assert contents(other) == before and not (output / "stale.txt").exists()
     arms = json.loads((output / "report.json").read_text())["tables"]["arms"]
     assert [row["run"] for row in arms] == [str(run_folder)] * 6 + [str(other)] * 6
     assert [row["questions"] for row in arms] == [4] * 6 + [1] * 6
     Page((output / "index.html").read_text())
-
-
-def test_same_work_is_that_of_the_same_rounds():
-    """Other tokens, or the same in other rounds, or by another drafter, are other work."""
-
-    def answer(seconds: float, *rounds: list[int]) -> list[dict]:
-        turn = {"seconds": seconds, "rounds": [{"tokens": tokens} for tokens in rounds]}
-        return [{"question_id": 1, "session": "1", "turns": [turn]}]
-
-    records = {
-        "plain": answer(9.0, [1, 2]),
-        "exact": answer(2.0, [1, 2]),
-        "fsd:0.1": answer(3.0, [1, 2]),
-        "fsd:0.2": answer(5.0, [1, 3]),
-        "fsd:0.3": answer(5.0, [1], [2]),
-        "fsd:0.3@eagle:7x3x4": answer(5.0, [1, 2]),
-    }
-    assert RunData("", {}, [], records).same_work() == [0.5]
-
-
-# --- the page -----------------------------------------------------------------------------------
 
 
 def test_page_stands_alone_and_trusts_no_text(report_folder, page):
@@ -283,8 +254,8 @@ def traced(tmp_path_factory):
 
 @pytest.mark.processes
 def test_traces_are_the_records_rounds(traced):
-    """Tokens and fuzzy flags of every round are the record's, the path and the target's own token
-    end where they should; the most likely token is as likely as the regret says."""
+    """Tokens and fuzzy flags of every round are the record's; the path ends where it should; the
+    most likely token is as likely as the regret says."""
     (run,) = Page((traced / "report" / "index.html").read_text()).data
     assert run["arms"] == ["plain", "generate", "exact", "fsd:0.6"]
     traced_question, other = run["questions"]
@@ -327,35 +298,27 @@ def test_browser_draws_answers_and_the_tree_of_a_round(traced, tmp_path):
     assert any("round 2 of" in text for text in drawn.texts["strong"])
 
 
-# --- what is refused, and what is kept ----------------------------------------------------------
-
-
-def set_line(run: Path, number: int, text: str) -> None:
+def set_first(run: Path, text: str) -> None:
     path = run / "records/arm1.jsonl"
-    lines = path.read_text().splitlines()
-    path.write_text("\n".join([*lines[: number - 1], text, *lines[number:]]) + "\n")
+    path.write_text("\n".join([text, *path.read_text().splitlines()[1:]]) + "\n")
 
 
-TWICE = '{"question_id": 0, "arm": "exact", "turns": []}\n' * 2
 STRANGE = '{"question_id": 0, "arm": "fsd_js_T0.3", "turns": []}'
 OTHER = '{"question_id": "other", "arm": "exact", "turns": [], "session": "1"}\n'
 FAULTS = {
     "no such folder": (shutil.rmtree, "no run.json"),
-    "broken run.json": (lambda run: (run / "run.json").write_text("{"), "damaged"),
     "old run.json": (lambda run: (run / "run.json").write_text('{"options": {}}'), "sessions"),
     "no records": (lambda run: shutil.rmtree(run / "records"), "no records"),
-    "a broken line": (lambda run: set_line(run, 2, "{torn"), "line 2"),
-    "no turns": (lambda run: set_line(run, 3, '{"question_id": 9, "arm": "a"}'), "lacks turns"),
-    "no object": (lambda run: set_line(run, 1, "[1]"), "line 1 lacks question_id"),
-    "an unknown arm": (lambda run: set_line(run, 1, STRANGE), "older version"),
-    "an answer twice": (lambda run: set_line(run, 1, TWICE), "(0, 0)"),
+    "a broken line": (lambda run: set_first(run, "{torn"), "line 1"),
+    "no turns": (lambda run: set_first(run, '{"question_id": 9, "arm": "a"}'), "lacks turns"),
+    "an unknown arm": (lambda run: set_first(run, STRANGE), "older version"),
     "none in common": (lambda run: (run / "records/arm1.jsonl").write_text(OTHER), "answered by"),
 }
 
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_damaged_runs_are_told_and_the_old_report_stays(fault, run_folder, tmp_path):
-    """The message names folder and line; nothing of an earlier report is lost, nothing is left."""
+    """The message names folder and line; nothing of an earlier report is lost."""
     output = tmp_path / "report"
     output.mkdir()
     (output / "report.json").write_text("{}")
@@ -364,7 +327,6 @@ def test_damaged_runs_are_told_and_the_old_report_stays(fault, run_folder, tmp_p
     message = told(run_folder, "--output", output)
     assert message.startswith("error: ") and words in message and str(run_folder) in message
     assert [path.name for path in output.iterdir()] == ["report.json"]
-    assert {path.name for path in tmp_path.iterdir()} <= {"report", "run"}
 
 
 def test_runs_of_different_targets_are_refused(run_folder, tmp_path):
@@ -382,5 +344,4 @@ def test_report_replaces_only_reports(run_folder, tmp_path):
     for place in (tmp_path, run_folder, tmp_path / "thesis.txt"):
         assert "something else" in told(run_folder, "--output", place)
     assert "cannot write" in told(run_folder, "--output", "/proc/report")
-    assert "no run is named" in told()
     assert contents(tmp_path) == before

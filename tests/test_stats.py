@@ -30,10 +30,8 @@ def test_a_mean_s_interval_is_student_s():
 
 def test_a_ratio_leaves_out_both_sides_of_a_question():
     """sum / sum over sum / sum, by hand."""
-    mine, theirs = (
-        [(8, 2), (9, 3), (20, 4), (5, 5), (6, 3)],
-        [(4, 2), (6, 4), (9, 3), (7, 6), (2, 1)],
-    )
+    mine = [(8, 2), (9, 3), (20, 4), (5, 5), (6, 3)]
+    theirs = [(4, 2), (6, 4), (9, 3), (7, 6), (2, 1)]
 
     def ratio(kept):
         totals = [np.sum([side[i] for i in kept], axis=0) for side in (mine, theirs)]
@@ -77,13 +75,11 @@ def test_mcnemar_s_p_is_that_of_all_outcomes():
         for gained in range(differing + 1):
             lost = differing - gained
             as_uneven = [abs(2 * o - differing) >= abs(gained - lost) for o in outcomes]
-            found = mcnemar(
-                [1] * gained + [0] * lost + [1] * 3, [0] * gained + [1] * lost + [1] * 3
-            )
+            mine, theirs = [1] * gained + [0] * lost, [0] * gained + [1] * lost
+            found = mcnemar([*mine, 1, 1], [*theirs, 1, 1])
             p = sum(as_uneven) / len(outcomes)
             assert found == {"gained": gained, "lost": lost, "p": pytest.approx(p)}
     # beyond what floats hold
-    assert mcnemar([1] * 600 + [0] * 600, [0] * 600 + [1] * 600)["p"] == 1
     assert 0 < mcnemar([1] * 700 + [0] * 500, [0] * 700 + [1] * 500)["p"] < 1e-7
 
 
@@ -105,11 +101,3 @@ def test_what_has_no_rate():
     assert paired_ratio([(1, 1)] * 9, nothing_else)["value"] is None
     infinite = paired_difference([float("inf"), *range(9)], [0] * 10)
     assert infinite["value"] is None and infinite["detectable"] is None
-
-
-@pytest.mark.parametrize(
-    ("compare", "question"), [(paired_difference, 1), (paired_ratio, (1, 1)), (mcnemar, 1)]
-)
-def test_other_questions_are_not_compared(compare, question):
-    with pytest.raises(ValueError, match="shorter"):
-        compare([question] * 3, [question] * 2)

@@ -23,12 +23,10 @@ FSD = "fsd:0.2"
     ("value", "form", "text"),
     [
         (None, ".2f", "-"),
-        (3, "d", "3"),
         (INTERVAL, ".2f", "0.25 [-0.50, 1.00]"),
         (INTERVAL | {"detectable": 0.75}, "+.1f", "+0.2 [-0.5, +1.0] (0.8)"),
         (INTERVAL | {"low": None, "high": None}, ".2f", "0.25"),
         (INTERVAL | {"low": 0.25, "high": 0.25}, ".2f", "0.25"),
-        (INTERVAL | {"value": None}, ".2f", "-"),
     ],
 )
 def test_cells(value, form, text):
@@ -66,7 +64,7 @@ def test_text_breaks_no_table():
 
 def test_terminal_table_fits():
     """At most 100 wide, whatever the arm is called; numbers under their titles."""
-    long = "fsd:0.2,child=target,divergence=kl_target_draft@eagle:59x6x10"
+    long = "fsd:0.2,child=draft,divergence=kl_target_draft@eagle:59x6x10"
     lines = terminal_table(summarize(HAND | {long: HAND[FSD]})).splitlines()
     assert max(map(len, lines)) <= 100
     titles = "arm tokens/s tokens/round fuzzy share regret/token argmax share log p/token"

@@ -140,15 +140,10 @@ def question_file(tmp_path, *rows) -> str:
 
 def test_questions_are_read(tmp_path):
     """FastChat's rows, other keys ignored; category and reference may be absent."""
-    path = question_file(
-        tmp_path,
-        {"question_id": 81, "category": "writing", "turns": ["a", "b"], "reference": ["x"]},
-        {"question_id": "h/0", "turns": ["c"]},
-    )
-    assert read_questions(path) == [
-        Question(81, "writing", ["a", "b"], ["x"]),
-        Question("h/0", "all", ["c"]),
-    ]
+    first = {"question_id": 81, "category": "writing", "turns": ["a", "b"], "reference": ["x"]}
+    path = question_file(tmp_path, first, {"question_id": "h/0", "turns": ["c"]})
+    expected = [Question(81, "writing", ["a", "b"], ["x"]), Question("h/0", "all", ["c"])]
+    assert read_questions(path) == expected
 
 
 GOOD = {"question_id": 1, "category": "a", "turns": ["x"]}
@@ -157,11 +152,9 @@ BAD_QUESTIONS = {
     "empty turn": ({"question_id": 2, "turns": ["x", " "]}, "empty"),
     "turn is no text": ({"question_id": 2, "turns": [3]}, "no text"),
     "no id": ({"turns": ["x"]}, "question_id"),
-    "no turns": ({"question_id": 2}, "turns"),
     "turns empty": ({"question_id": 2, "turns": []}, "turns"),
     "turns no list": ({"question_id": 2, "turns": "xy"}, "turns"),
     "no object": ([1], "question_id"),
-    "id is a list": ({"question_id": [2], "turns": ["x"]}, "question_id"),
 }
 
 
@@ -175,7 +168,6 @@ def test_a_bad_question_is_told(tmp_path, fault):
 
 
 def test_no_question_and_a_broken_line(tmp_path):
-    """An empty file and a line that is no JSON are told apart."""
     with pytest.raises(BadInput, match="no question"):
         read_questions(question_file(tmp_path))
     (tmp_path / "question.jsonl").write_text(json.dumps(GOOD) + "\n{torn\n")

@@ -12,8 +12,8 @@ from tqdm import tqdm
 from eagle_fsd.config import BadInput, SamplingConfig
 from eagle_fsd.evaluation.arms import Arm
 from eagle_fsd.evaluation.bench import Bench
-from eagle_fsd.evaluation.bench_report import report_bench
 from eagle_fsd.evaluation.questions import read_questions
+from eagle_fsd.evaluation.report.report_tables import report_bench
 from eagle_fsd.evaluation.tables import markdown_table
 from eagle_fsd.models.assets import mt_bench_dir
 from eagle_fsd.models.load import load_target_config

@@ -8,15 +8,13 @@ traces/ARM.jsonl          optional: trees and sources of chosen answers
 """
 
 import json
-from collections import Counter
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
 from eagle_fsd.config import BadInput
 from eagle_fsd.evaluation.arms import BY_TRANSFORMERS, parse_arm
-from eagle_fsd.evaluation.metrics import by_category, rounds_of, seconds, summarize, untimed
-from eagle_fsd.runs.folder import answer_key
+from eagle_fsd.evaluation.metrics import by_category, summarize, untimed
 from eagle_fsd.runs.jsonl import read_lines
 
 BASELINES = ("plain", "generate", "generate_compiled", "exact")  # first in every table
@@ -112,17 +110,6 @@ class RunData:
             doubts.append(f"everything measured is over what all arms have answered; of: {counts}")
         return doubts
 
-    def same_work(self) -> list[float]:
-        """How much longer the slowest of several arms took than the fastest, for every answer that
-        they made by the same rounds, token for token: what noise alone does. 0.1: 10 %."""
-        groups: dict[tuple, list[float]] = {}
-        for arm, rows in self.records.items():
-            drafter = parse_arm(arm).drafter
-            for row in rows if drafter and self.timed else []:
-                made = tuple(tuple(r["tokens"]) for r in rounds_of(row))
-                groups.setdefault((drafter, *answer_key(row), made), []).append(seconds(row))
-        return [max(found) / min(found) - 1 for found in groups.values() if len(found) > 1]
-
 
 def read_run(folder: Path) -> RunData:
     """Read a folder.
@@ -172,9 +159,6 @@ def _read_arms(folder: Path, warnings: list[str]) -> dict[str, list[dict]]:
     arms = {}
     for path in sorted(folder.glob("*.jsonl")):
         rows = read_lines(path, keys=KEYS, warn=warnings.append)
-        twice = [key for key, count in Counter(map(answer_key, rows)).items() if count > 1]
-        if twice:
-            raise BadInput(f"{path} answers a question twice (question, choice): {twice[0]}")
         if rows:
             arms[rows[0]["arm"]] = rows
     return arms

@@ -1,23 +1,30 @@
-"""A run's tables, from which Markdown, CSV and the page come."""
+"""A run's tables, from which Markdown, CSV and the page come, and a bench's summary of them."""
 
 from collections.abc import Sequence
 
 import pandas as pd
 
-from eagle_fsd.evaluation.curves import equal_speed
+from eagle_fsd.evaluation.bench import Bench
+from eagle_fsd.evaluation.curves import equal_speed, plot_curves
 from eagle_fsd.evaluation.metrics import rounds_of
 from eagle_fsd.evaluation.report.read_runs import RunData
-from eagle_fsd.evaluation.tables import PAIRWISE, Column, metric_columns
+from eagle_fsd.evaluation.tables import (
+    PAIRWISE,
+    Column,
+    markdown_table,
+    metric_columns,
+    terminal_table,
+    verdict,
+    write_csv,
+)
+from eagle_fsd.runs.jsonl import write_json
 
 Table = tuple[Sequence[Column], list[dict]]  # rows have the columns' keys, and more for the CSV
 DEPTHS = range(1, 9)  # of accepted drafts
 ARM: Column = ("arm", "arm", "s")
 QUESTIONS: Column = ("questions", "questions", "d")
-EQUAL_SPEED: tuple[Column, ...] = (
-    ("line", "line", "s"),
-    ("tokens/round over exact", "gain", ".2f"),
-    ("value", "value", ".3f"),
-)
+LINE: Column = ("line", "line", "s")
+OVER_EXACT: Column = ("tokens/round over exact", "gain", ".2f")
 SCORES: tuple[Column, ...] = (
     ("score", "score", "s"),
     ARM,
@@ -56,7 +63,7 @@ def run_tables(run: RunData) -> dict[str, Table]:
     judged = [("judge", "judge", "s"), ("baseline", "baseline", "s"), *PAIRWISE]
     parts = [("category", "category", "s"), ARM, QUESTIONS, *metric_columns("categories")]
     answers = [ARM, ("answers", "answers", "d"), *metric_columns("answers")]
-    equal = [*EQUAL_SPEED, *metric_columns("equal speed")]
+    equal = [LINE, OVER_EXACT, ("value", "value", ".3f"), *metric_columns("equal speed")]
     tables: dict[str, Table] = {
         "Arms": ([ARM, *metric_columns("main")], rows),
         "Speed": ([ARM, QUESTIONS, *metric_columns("speed")], rows),
@@ -75,7 +82,42 @@ def _depth_rows(run: RunData) -> list[dict]:
     rows = []
     for arm, found in run.records.items():
         accepted = pd.Series([len(r["tokens"]) - 1 for record in found for r in rounds_of(record)])
-        if accepted.max() > 0:
-            shares = {f"at_least_{depth}": float((accepted >= depth).mean()) for depth in DEPTHS}
+        shares = {f"at_least_{depth}": float((accepted >= depth).mean()) for depth in DEPTHS}
+        if shares["at_least_1"] > 0:
             rows.append({"arm": arm} | shares)
     return rows
+
+
+def report_bench(bench: Bench, *, extra: str = "", further: dict | None = None) -> str:
+    """Write summary.md, .json, .csv, .svg, .pdf and by_category.csv; returns what the terminal
+    shows. `extra` are further tables, `further` further entries of summary.json."""
+    folder, settings = bench.run.folder, bench.run.settings
+    run = RunData(bench.name, settings, bench.run.sessions, bench.records())
+    rows, notes = run.rows, run.doubts()
+    trees = {row["tree"] for row in rows if row["tree"]}
+    title = (
+        f"{bench.name}, {len(bench.questions)} questions, {run.subject}, trees "
+        f"{', '.join(sorted(trees)) or 'none'}, {settings['max_new_tokens']} new tokens; "
+        f"{run.origin('device')}, commit {run.origin('commit')}"
+    )
+    whole = {"title": title, "options": settings, "sessions": run.sessions, "notes": notes}
+    whole |= {"rows": rows, "by_category": run.categories, **(further or {})}
+    write_json(folder / "summary.json", whole)
+    write_csv(folder / "summary.csv", rows)
+    write_csv(folder / "by_category.csv", run.categories)
+    plot = "![loss against gain](summary.svg)" if plot_curves(rows, folder / "summary") else ""
+    said = "\n".join(f"- {verdict(row)}" for row in rows)
+    notes = [f"Note: {note}." for note in notes]
+    tables = [
+        f"### {title}\n\n{NOTES[title]}\n\n{markdown_table(found, columns)}"
+        for title, (columns, found) in run_tables(run).items()
+    ]
+    text = "\n\n".join(filter(None, [title, said, plot, *tables, extra, *notes]))
+    (folder / "summary.md").write_text(text + "\n", encoding="utf-8")
+    rest = (
+        f"All columns, with intervals, written to {folder}/summary.md, .json and .csv; the plot: "
+        f"summary.svg\nThe page: python evaluate/report.py {folder} --output {folder}_report"
+    )
+    return "\n" + "\n\n".join(
+        filter(None, [title, terminal_table(rows), said, extra, *notes, rest])
+    )

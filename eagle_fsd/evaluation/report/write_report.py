@@ -10,7 +10,6 @@ textContent.
 """
 
 import shutil
-import statistics
 from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader
@@ -66,7 +65,7 @@ def write_report(runs: list[RunData], output: Path) -> list[str]:
     csv = (output / "tables" / "arms.csv").read_text(encoding="utf-8")
     page = Environment(loader=FileSystemLoader(HERE), autoescape=True, trim_blocks=True)
     page.policies["json.dumps_kwargs"] = {"ensure_ascii": False, "allow_nan": False}
-    page.globals |= {"metrics": METRICS, "table_notes": NOTES, "median": statistics.median}
+    page.globals |= {"metrics": METRICS, "table_notes": NOTES}
     page.globals |= {"cell_text": cell_text, "phrases": phrases}
     text = page.get_template("page.html").render(
         parts=parts,
