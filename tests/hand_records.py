@@ -1,8 +1,9 @@
 """Answer records made by hand: small ones to work everything out, and a whole run folder."""
 
-import json
 import random
 from pathlib import Path
+
+from eagle_fsd.runs.jsonl import write_json, write_lines
 
 
 def turn(token_ids, seconds, rounds=(), *, finish="stop", share=1.0, logp=-1.0) -> dict:
@@ -61,13 +62,6 @@ HAND = {
 NO_ROUNDS = [record(i, turn([3], 0.5)) for i in ("q1", "q2")]
 
 
-def all_fuzzy() -> dict[str, list]:
-    """HAND with an arm whose ceiling is without bound: f tau = 1 * 2."""
-    rounds = [([1, 2, 3], [1, 1, 1], [0.5, 0.5], [1.0, 1.0, 1.0])]
-    wild = [record("q1", turn([1, 2], 0.1, rounds), turn([1, 2], 0.1, rounds))]
-    return HAND | {"fsd:9": [*wild, record("q2", turn([1, 2, 3], 0.1, rounds))]}
-
-
 # --- a whole run folder, without a model --------------------------------------------------------
 
 WORDS = "the sky is blue because light of short waves is scattered more than that of long".split()
@@ -78,8 +72,8 @@ TEXT = "Say it. </script><script>alert(1)</script><img src=x onerror=alert(2)>"
 
 
 def made_run(questions: int = 4, *, rounds: int = 12) -> dict[str, list[dict]]:
-    """Records of ARMS as a bench run writes them: each arm's fuzzy tokens make its rounds longer
-    and its text less likely; prompts and categories are hostile."""
+    """Each arm's fuzzy tokens make its rounds longer and its text less likely; prompts and
+    categories are hostile."""
     draw = random.Random(0)
     records: dict[str, list[dict]] = {arm: [] for arm in ARMS}
     for question in range(questions):
@@ -121,13 +115,11 @@ def _made_turn(draw: random.Random, rounds: list[dict]) -> dict:
 
 
 def write_run(folder: Path, records: dict[str, list[dict]], *, target: str = "tiny") -> Path:
-    """A run folder of the records."""
     (folder / "records").mkdir(parents=True)
     for number, rows in enumerate(records.values()):
-        lines = "".join(json.dumps(row) + "\n" for row in rows)
-        (folder / "records" / f"arm{number}.jsonl").write_text(lines)
+        write_lines(folder / "records" / f"arm{number}.jsonl", rows)
     session = {"session": "1", "device": "a machine", "commit": "abc", "command": "c"}
     session |= {"versions": {"torch": "9.9"}, "timed": True, "warnings": []}
-    whole = {"options": {"target": target, "dtype": "float32"}, "sessions": [session]}
-    (folder / "run.json").write_text(json.dumps(whole))
+    options = {"target": target, "dtype": "float32"}
+    write_json(folder / "run.json", {"options": options, "sessions": [session]})
     return folder

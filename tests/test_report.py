@@ -16,6 +16,7 @@ from tiny_folder import write_random_head, write_target
 from eagle_fsd.evaluation.metrics import METRICS, by_category, rounds_of, summarize
 from eagle_fsd.evaluation.report.read_runs import read_run
 from eagle_fsd.evaluation.report.write_report import text_parts
+from eagle_fsd.runs.jsonl import read_lines, write_json, write_lines
 from eagle_fsd.tasks.task_scores import compare_scores, pairwise_rows, single_rows, write_table
 
 REPORT = load_command("evaluate/report.py")
@@ -33,14 +34,6 @@ def report_folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("made")
     REPORT.main([str(write_run(folder / "run", made_run())), "--output", str(folder / "report")])
     return folder / "report"
-
-
-def read_rows(path: Path) -> list[dict]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
-
-
-def write_rows(path: Path, rows: list[dict]) -> None:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
 def contents(folder: Path) -> dict[Path, bytes]:
@@ -127,8 +120,8 @@ def test_page_opens_with_the_answer(page):
     assert all(part in words for part in ("commit abc", "a machine", "'torch': '9.9'"))
 
 
-def judged(arm: str, verdicts: list) -> list[dict]:
-    """Verdicts on first turns of questions 0, 1, ...; of a pair one for each order."""
+def judged(arm: str, *verdicts: object) -> list[dict]:
+    """Of first turns of questions 0, 1, ...; of a pair one for each order."""
     place = {"arm": arm, "category": "a", "choice": 0, "turn": 1}
     return [
         place | {"question_id": question, "game": game, "verdict": verdict}
@@ -149,13 +142,13 @@ def test_scores_of_tasks_and_judges(run_folder, tmp_path):
     write_table(run_folder / "scores" / "table", "", compare_scores(scores))
     folder = run_folder / "judge" / "gpt-4"
     folder.mkdir(parents=True)
-    alone = [*judged("exact", [[8], [9]]), *judged("plain", [[6], [6]])]
-    plain = [*judged(FSD, ["AB", "AA"]), *judged("exact", [["tie"] * 2])]
+    alone = [*judged("exact", [8], [9]), *judged("plain", [6], [6])]
+    plain = [*judged(FSD, "AB", "AA"), *judged("exact", ["tie", "tie"])]
     rows = {"single": single_rows(alone, judge="gpt-4")}
-    for name, verdicts in (("plain", plain), ("exact", judged(FSD, ["BA"]))):
+    for name, verdicts in (("plain", plain), ("exact", judged(FSD, "BA"))):
         rows[f"pairwise_{name}"] = pairwise_rows(verdicts, judge="gpt-4", baseline=name)
     for name, found in rows.items():
-        (folder / f"{name}.json").write_text(json.dumps({"rows": found}))
+        write_json(folder / f"{name}.json", {"rows": found})
     REPORT.main([str(run_folder), "--output", str(tmp_path / "report")])
     tables = json.loads((tmp_path / "report" / "report.json").read_text())["tables"]
     found = [(row["score"], row["arm"], row["mean"]["value"]) for row in tables["scores"]]
@@ -177,7 +170,7 @@ def test_mixed_and_sharded_sessions_are_told(run_folder):
     settings["sessions"].append(second | {"timed": False, "warnings": ["the machine is busy"]})
     (run_folder / "run.json").write_text(json.dumps(settings))
     path = run_folder / "records" / "arm1.jsonl"
-    write_rows(path, [row | {"session": "2"} for row in read_rows(path)[:3]])
+    write_lines(path, [row | {"session": "2"} for row in read_lines(path)[:3]])
     run = read_run(run_folder)
     doubts = " ".join(run.doubts())
     for words in ("3 of 4", "uncommitted", "busy", "no speed", "exact 3"):
@@ -215,8 +208,8 @@ def test_page_stands_alone_and_trusts_no_text(report_folder, page):
     code = " ".join(page.texts["style"] + page.texts["script"][-1:])
     for word in ("http:", "https:", "//cdn", "@import", "fetch(", "innerHTML"):
         assert word not in code
-    policy = [attrs["content"] for _, attrs in page.elements if "http-equiv" in attrs]
-    assert policy and "default-src 'none'" in policy[0]
+    (policy,) = (attrs["content"] for _, attrs in page.elements if "http-equiv" in attrs)
+    assert "default-src 'none'" in policy
     assert sum(tag == "script" for tag, _ in page.elements) == 2
     (run,) = page.data
     assert run["arms"] == list(ARMS) and run["greedy"] and len(run["questions"]) == 4
@@ -243,7 +236,7 @@ def traced(tmp_path_factory):
     folder = tmp_path_factory.mktemp("traced")
     target, head = write_target(folder / "target"), write_random_head(folder / "head")
     questions = [{"question_id": i, "category": "a", "turns": [f"Say {i}."]} for i in range(2)]
-    write_rows(folder / "question.jsonl", questions)
+    write_lines(folder / "question.jsonl", questions)
     options = ["--target", target, "--head", head, "--question_file", folder / "question.jsonl"]
     options += ["--tree", "7x3x3", "--max_new_tokens", 12, "--dtype", "float32", "--traces", 1]
     options += ["--arms", "generate", "plain", "exact", "fsd:0.6", "--output", folder / "run"]

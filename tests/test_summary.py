@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from hand_records import HAND, NO_ROUNDS, all_fuzzy, made_run, record, turn
+from hand_records import HAND, NO_ROUNDS, made_run, record, turn
 
 from eagle_fsd.evaluation.metrics import (
     METRICS,
@@ -197,11 +197,11 @@ def test_answers_without_rounds():
 
 
 def test_what_is_not_finite_is_none():
-    """A token of no probability, one without TV, a ceiling without bound: Infinity and NaN are no
-    JSON; all else stays."""
+    """A token of no probability, one without TV, a ceiling without bound (f tau = 1/2 * 2):
+    Infinity and NaN are no JSON; all else stays."""
     rounds = [([6, 1], [0, 1], [0, None], [0, "inf"])]
-    wild = [record(q, turn([5, 6, 1], 0.5, rounds)) for q in ("q1", "q2")]
-    rows = [*summarize({FSD: wild}), *summarize(all_fuzzy())]
-    assert values(rows[0], "regret_per_token", "tv_per_token", "fuzzy_share") == [None, None, 0.5]
-    assert values(rows[-1], "ceiling") == [None]
+    wild = [record("q1", *[turn([5, 6, 1], 0.5, rounds)] * 2), record("q2", turn([6], 1, rounds))]
+    rows = summarize(HAND | {FSD: wild})
+    assert values(rows[3], "regret_per_token", "tv_per_token", "fuzzy_share") == [None, None, 0.5]
+    assert values(rows[3], "ceiling") == [None]
     assert json.loads(json.dumps(rows, allow_nan=False)) == rows

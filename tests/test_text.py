@@ -134,7 +134,7 @@ def test_without_repair_a_torn_line_is_left_out_and_kept(tmp_path):
 
 def question_file(tmp_path, *rows) -> str:
     path = tmp_path / "question.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_lines(path, rows)
     return str(path)
 
 
