@@ -44,7 +44,7 @@ def load(
     engine: str = "auto",
     keep_stock: bool = False,
 ) -> Model:
-    """Load a target and a draft head; configs are checked before weights load.
+    """Load a target and a draft head; BadInput, before weights load, if they cannot be.
 
     Args:
         target, dtype, device, engine: see models/load.py; dtype "" is bfloat16 where it is fast.
@@ -54,8 +54,6 @@ def load(
         conv_template: see models/loaded.py.
         keep_stock: keep a stock model beside, for transformers' own generate.
 
-    Raises:
-        BadInput: unknown target, no head for it, or a head of another target.
     """
     template_stops(conv_template)  # its name is checked
     config = load_target_config(target)

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from eagle_fsd.evaluation.bench_options import BenchOptions
 from eagle_fsd.evaluation.questions import read_questions
-from eagle_fsd.models.assets import mt_bench_dir
+from eagle_fsd.models.assets import asset_dir
 from eagle_fsd.models.model_options import ModelOptions, SamplingOptions, option
 from eagle_fsd.runs.command import run_command
 
@@ -44,7 +44,7 @@ def run_mt_bench(
 
     if options.questions is None and not options.question_file and model_options.device == "cpu":
         options.questions = ON_CPU
-    questions = read_questions(options.question_file or mt_bench_dir() / "question.jsonl")
+    questions = read_questions(options.question_file or asset_dir("mt_bench") / "question.jsonl")
     name = Path(options.question_file).name or "MT-Bench"
     questions = options.choose(questions)
     bench = Bench(name, "mt_bench", questions, options, sampling, model_options)

@@ -24,7 +24,7 @@ if [ "$stamp" != "$root $digest" ]; then
     echo "$root $digest" >"$root/.venv/setup-stamp"
 fi
 "$root/.venv/bin/python" - <<'PY'
-from eagle_fsd.models.assets import embedded_target_dir, mt_bench_dir
+from eagle_fsd.models.assets import EMBEDDED_ASSET, asset_dir
 
-embedded_target_dir(), mt_bench_dir()
+asset_dir(EMBEDDED_ASSET), asset_dir("mt_bench")
 PY

@@ -3,7 +3,7 @@
 import pytest
 
 from eagle_fsd.evaluation.questions import read_questions
-from eagle_fsd.models.assets import mt_bench_dir
+from eagle_fsd.models.assets import asset_dir
 from eagle_fsd.training import contamination
 from eagle_fsd.training.contamination import HASHES, Benchmarks, write_hashes
 
@@ -44,7 +44,7 @@ def test_a_prompt_is_found_in_whatever_dress(benchmarks, text, found):
 
 def test_the_shipped_hashes_know_mt_bench(benchmarks):
     """Both turns of all 80 questions, and a GSM8K test question known from its paper's figure."""
-    questions = read_questions(mt_bench_dir() / "question.jsonl")
+    questions = read_questions(asset_dir("mt_bench") / "question.jsonl")
     assert all(benchmarks.find(t) == "mt_bench" for q in questions for t in q.turns)
     ducks = (
         "Janet's ducks lay 16 eggs per day. She eats three for breakfast every morning and bakes "
@@ -58,7 +58,7 @@ def test_the_shipped_hashes_know_mt_bench(benchmarks):
 
 def test_the_file_is_written_as_it_was(tmp_path, monkeypatch):
     """MT-Bench's part of the shipped file, made again; read back, it knows the same."""
-    questions = read_questions(mt_bench_dir() / "question.jsonl")
+    questions = read_questions(asset_dir("mt_bench") / "question.jsonl")
     path = tmp_path / "hashes.txt"
     write_hashes(path, {"mt_bench": [turn for q in questions for turn in q.turns], "b": [SHORT]})
     mine, shipped = path.read_text().splitlines(), HASHES.read_text().splitlines()

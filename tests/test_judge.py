@@ -12,7 +12,7 @@ from commands import load_command, rows
 from judge_server import ScriptedJudge, verdict
 
 from eagle_fsd.evaluation.questions import fastchat_answers
-from eagle_fsd.models.assets import mt_bench_dir
+from eagle_fsd.models.assets import asset_dir
 from eagle_fsd.runs.jsonl import write_lines
 from eagle_fsd.tasks.judge_protocol import parse_verdict
 from eagle_fsd.tasks.task_scores import pairwise_rows, single_rows
@@ -108,7 +108,7 @@ def fastchat(monkeypatch, tmp_path):
         (tmp_path / "answers").mkdir()
         for path in (folder / "records").iterdir():
             write_lines(tmp_path / "answers" / path.name, fastchat_answers(rows(path)))
-        data = mt_bench_dir()
+        data = asset_dir("mt_bench")
         questions = common.load_questions(str(data / "question.jsonl"), None, None)
         questions = [q for q in questions if q["question_id"] in ASKED]
         by_file = common.load_model_answers(str(tmp_path / "answers")).values()

@@ -108,10 +108,7 @@ def head_shape(
     target_config: PretrainedConfig, *, head_type: str, draft_vocab: int = 0
 ) -> HeadConfig:
     """A new head of one layer, shaped like the target's own; `draft_vocab` 0 drafts all its tokens.
-
-    Raises:
-        BadInput: a target without the sizes needed, or with fewer tokens.
-    """
+    BadInput: a target without the sizes needed, or with fewer tokens."""
     sizes = {name: getattr(target_config, name, None) for name in SIZES}
     if None in sizes.values():
         raise BadInput(
@@ -148,12 +145,8 @@ def renamed(key: str, layout: str, config: HeadConfig) -> str:
 
 
 def read_config(values: dict) -> tuple[str, HeadConfig, list[str]]:
-    """The layout of a config.json, its shape, and what was assumed, a sentence each.
-
-    Raises:
-        BadInput: a head that cannot run here; names the setting.
-        StrictDataclassError, LookupError, TypeError, ...: something else than a head's config.
-    """
+    """The layout of a config.json, its shape, and what was assumed, a sentence each. BadInput names
+    a setting that cannot run here; what is no head's config raises anything of files.UNREADABLE."""
     notes, ids = [], values.get(FUSED_IDS)
     if "transformer_layer_config" in values:
         layout = "speculators"

@@ -1,8 +1,8 @@
 """The draft heads: EAGLE-1/2 and EAGLE-3. How trees are grown with them is in eagle.py.
 
-A head is run step by step on `hidden`: at true positions that is `fuse(features)`, below them its
-own last output. One step reads hidden at position i and the embedding of token i+1, and its output
-stands for position i+1. Logits of token i+2 come from `readout`.
+A head is run step by step on `hidden`: at true positions `fuse(features)`, below them its own last
+output. A step reads hidden at position i and the embedding of token i+1, and its output stands for
+position i+1; draft_readout makes the logits of token i+2 of it.
 
     EAGLE-1/2  hidden = the target's feature (hidden state after the final norm);
                fc([embedding, hidden]), then a stock Llama layer without input norm; the target's
@@ -11,8 +11,7 @@ stands for position i+1. Logits of token i+2 come from `readout`.
                read [norm(embedding), norm(hidden)]; own norm and lm_head, over a reduced vocabulary
                (eagle/model/cnets.py; arXiv 2503.01840 section 3)
 
-Names of parameters and buffers are upstream's checkpoint keys, and stored heads are checked against
-them: whatever module is in HEAD_TYPES can be saved, loaded, trained and drafted with.
+Names of parameters and buffers are upstream's checkpoint keys.
 
 Axes: B batch, T new positions, N rows, D hidden size, F features (D or 3 D), V the target's
 vocabulary, R draft vocabulary.
@@ -86,11 +85,10 @@ class DraftHead(nn.Module):
 
         Args:
             hidden_BTD: `fuse` of the target's features, or what an earlier step returned.
-            embedding_BTD: embedding of the token AFTER each position.
+            embedding_BTD: of the token AFTER each position.
             position_T: rotary positions, int64 [T].
             cache: rows are appended to it.
-            mask: additive float mask, [1 or B, 1, T, rows]; None is causal without rows before T,
-                and full with T = 1.
+            mask: additive, [1 or B, 1, T, rows]; None: causal without rows before T, full if T = 1.
         """
         raise NotImplementedError
 

@@ -50,9 +50,7 @@ def cut_vocabulary(head: DraftHead, token_R: torch.Tensor) -> DraftHead:
         drafts before    2 5 7 9    lm_head rows a b c d    d2t 2 4 5 6
         token_R          5 9        lm_head rows b d        d2t 5 8
 
-    Args:
-        head: not changed.
-        token_R: the target's ids, ascending, int64 [R], all in the head's vocabulary.
+    The head given is not changed; token_R are ascending ids, int64 [R], all in its vocabulary.
     """
     former_R = head.draft_token_R
     row_R = token_R if former_R is None else torch.searchsorted(former_R, token_R)

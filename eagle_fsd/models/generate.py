@@ -44,7 +44,6 @@ class Request:
 
     @property
     def ended(self) -> bool:
-        """Whether a stop token or the budget did."""
         return self.finished or len(self.tokens) == self.max_new_tokens
 
     @cached_property
@@ -142,8 +141,7 @@ def complete(
         next_request: asked when rows are free; after a None it is asked again later, since a
             request that was given out may lead to new ones.
         batch_size: rows at a time.
-        stop: asked before every forward; True ends the run, and what is under way is given out as
-            far as it came.
+        stop: asked before every forward; ends the run, and gives out what is under way as it is.
     """
     batch = Batch(target, [])
     while not stop():

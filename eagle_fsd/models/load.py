@@ -19,7 +19,7 @@ from eagle_fsd.engine.select import choose_engine
 from eagle_fsd.heads.files import read_head
 from eagle_fsd.heads.models import DraftHead
 from eagle_fsd.models import random_weights
-from eagle_fsd.models.assets import EMBEDDED_TARGET, embedded_target_dir
+from eagle_fsd.models.assets import EMBEDDED_ASSET, EMBEDDED_TARGET, asset_dir
 from eagle_fsd.models.random_weights import PREFIX, SHAPES
 
 SHIPPED_HEAD = Path(__file__).parent.parent.parent / "checkpoints" / "smollm2-135m-eagle2"
@@ -144,7 +144,7 @@ def load_head(name: str | Path, target_config: PretrainedConfig) -> DraftHead:
 def _source(name: str) -> tuple[str, dict]:
     """What from_pretrained takes: a folder or hub id, or a name in SHAPES, and options."""
     if name == EMBEDDED_TARGET:
-        return str(embedded_target_dir()), {}
+        return str(asset_dir(EMBEDDED_ASSET)), {}
     if name.endswith(".gguf") and Path(name).is_file():
         return str(Path(name).parent), {"gguf_file": Path(name).name}
     return name.removeprefix(PREFIX), {}

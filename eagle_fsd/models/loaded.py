@@ -44,14 +44,8 @@ class Model:
 def prompt_ids(
     tokenizer: PreTrainedTokenizerBase, messages: list[Message], *, conv_template: str = ""
 ) -> list[int]:
-    """Token ids of a conversation up to where the assistant's next turn begins.
-
-    Args:
-        conv_template: name of a FastChat template, for targets whose tokenizer has none.
-
-    Raises:
-        BadInput: an empty message, no template at all, or an unknown template name.
-    """
+    """Token ids of a conversation up to where the assistant's next turn begins. A FastChat template
+    is named for tokenizers without one; BadInput: there is none, or an empty message."""
     turns = [message["content"] for message in messages if message["role"] == "user"]
     if not turns or not all(turn.strip() for turn in turns):
         raise BadInput("the prompt is empty: give some text")

@@ -18,12 +18,8 @@ def read_lines(
     repair: bool = False,
     warn: Callable[[str], None] = lambda text: print(f"warning: {text}", file=sys.stderr),
 ) -> list[dict]:
-    """The rows of a file of ours. A torn last line, as a killed writer leaves it or a running one
-    has it, is left out with a warning.
-
-    Args:
-        keys: what every row has.
-        repair: cut the torn line off the file too, for who holds its lock.
+    """The rows of a file of ours, with these keys. A torn last line, as a killed writer leaves it
+    or a running one has it, is left out with a warning; `repair` cuts it off the file.
 
     Raises:
         BadInput: a line amid the file is broken, or a row lacks a key; names the line.

@@ -15,7 +15,7 @@ from eagle_fsd.evaluation.bench import Bench
 from eagle_fsd.evaluation.questions import read_questions
 from eagle_fsd.evaluation.report.report_tables import report_bench
 from eagle_fsd.evaluation.tables import markdown_table
-from eagle_fsd.models.assets import mt_bench_dir
+from eagle_fsd.models.assets import asset_dir
 from eagle_fsd.models.load import load_target_config
 from eagle_fsd.models.loaded import Model
 from eagle_fsd.models.model_options import ModelOptions, SamplingOptions
@@ -50,7 +50,7 @@ def run_speed(
             f"after it, the target has {most}: shorten it, or lower --step_repeats"
         )
     warnings = check_timing_alone(model_options.device)
-    questions = read_questions(options.question_file or mt_bench_dir() / "question.jsonl")
+    questions = read_questions(options.question_file or asset_dir("mt_bench") / "question.jsonl")
     bench = Bench(
         f"Speed on {Path(options.question_file).name or 'MT-Bench'}",
         "speed",

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from eagle_fsd.config import BadInput
 from eagle_fsd.evaluation.questions import Question, read_questions
-from eagle_fsd.models.assets import mt_bench_dir
+from eagle_fsd.models.assets import asset_dir
 from eagle_fsd.runs.jsonl import read_records
 from eagle_fsd.tasks.task_scores import records_by_arm
 
@@ -43,7 +43,7 @@ def read_requests(run_folder: Path, *, mode: str, baseline: str, question_file: 
     Raises:
         BadInput: what is named does not exist, or does not fit together.
     """
-    data = mt_bench_dir()
+    data = asset_dir("mt_bench")
     prompts = {row["name"]: row for _, row in read_records(data / "judge_prompts.jsonl")}
     by_gpt4 = {
         row["question_id"]: row["choices"][0]["turns"]
@@ -110,7 +110,7 @@ def _own_questions(run_folder: Path) -> Path:
     path = run_folder / "run.json"
     try:
         options = json.loads(path.read_text())["options"] if path.is_file() else {}
-        return Path(options.get("question_file") or mt_bench_dir() / "question.jsonl")
+        return Path(options.get("question_file") or asset_dir("mt_bench") / "question.jsonl")
     except (ValueError, KeyError, TypeError) as error:
         raise BadInput(f"{path} is damaged ({error!r})") from error
 

