@@ -81,7 +81,6 @@ def test_differences_to_plain():
 
 
 def test_without_baselines_their_ratios_are_none():
-    """Fsd alone is summarised; nothing is compared with what was not run."""
     (row,) = summarize({FSD: HAND[FSD]})
     compared = [key for key, metric in METRICS.items() if metric.of]
     assert values(row, *compared, "same_as_plain", "ceiling") == [None] * (len(compared) + 2)
@@ -129,7 +128,6 @@ def test_choices_of_a_question_belong_together():
 
 
 def test_exact_is_that_of_the_same_drafter():
-    """An ablation of trees has an exact arm with each."""
     records = {"plain": HAND["plain"], "exact@eagle:7x3x4": HAND["exact"]}
     records |= {"exact": HAND["plain"], "fsd:0.2@eagle:7x3x4": HAND[FSD]}
     rows = by_arm(records | {"fsd:0.2@eagle:23x4x6": HAND[FSD]})
@@ -142,7 +140,6 @@ def test_exact_is_that_of_the_same_drafter():
 
 
 def test_what_was_not_timed_has_no_seconds():
-    """Nothing of a second is told; everything else is as ever."""
     for row, whole in zip(summarize(untimed(HAND)), summarize(HAND), strict=True):
         lost = {key for key in METRICS if row[key] != whole[key]}
         assert all(row[key]["value"] is None for key in lost)

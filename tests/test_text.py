@@ -18,14 +18,9 @@ CONVERSATION = [
 ]
 
 
-@pytest.fixture(scope="module")
-def tokenizer_folder(tmp_path_factory):
-    return write_target(tmp_path_factory.mktemp("models") / "target")
-
-
 @pytest.fixture
-def tokenizer(tokenizer_folder):
-    return AutoTokenizer.from_pretrained(tokenizer_folder)
+def tokenizer(tmp_path):
+    return AutoTokenizer.from_pretrained(write_target(tmp_path / "target"))
 
 
 def test_the_tokenizers_own_template(tokenizer):
@@ -78,8 +73,8 @@ ROWS = [{"id": 1, "text": 'é\u2028日本\n"x"'}, {"id": 2, "deep": [[1.5, None]
 
 
 def test_lines_come_back_as_written(tmp_path):
-    """Appended one at a time or written at once; any text in one line."""
-    for name, write in {"appended": append_one_by_one, "written": write_lines}.items():
+    """Appended or written at once; any text in one line."""
+    for name, write in {"appended": append_lines, "written": write_lines}.items():
         path = tmp_path / name
         write(path, ROWS)
         assert read_lines(path) == read_lines(path, repair=True) == ROWS
@@ -89,18 +84,13 @@ def test_lines_come_back_as_written(tmp_path):
     assert sorted(p.name for p in tmp_path.iterdir()) == ["appended", "written"]
 
 
-def append_one_by_one(path, rows) -> None:
-    for row in rows:
-        append_lines(path, [row])
-
-
 def test_a_torn_last_line_is_repaired(tmp_path, capsys):
     """Cut anywhere, within a character too, or broken before its end: dropped with a warning, and
     appending goes on."""
     torn = (json.dumps({"é": "日本"}, ensure_ascii=False) + "\n").encode()
     for n, line in enumerate([*(torn[:-cut] for cut in range(1, 12)), b'{"id": 3, "te\n']):
         path = tmp_path / f"rows{n}.jsonl"
-        append_one_by_one(path, ROWS)
+        append_lines(path, ROWS)
         whole = path.read_bytes()
         path.write_bytes(whole + line)
         assert read_lines(path, repair=True) == ROWS
@@ -133,9 +123,8 @@ def test_without_repair_a_torn_line_is_left_out_and_kept(tmp_path):
 
 
 def question_file(tmp_path, *rows) -> str:
-    path = tmp_path / "question.jsonl"
-    write_lines(path, rows)
-    return str(path)
+    write_lines(tmp_path / "question.jsonl", rows)
+    return str(tmp_path / "question.jsonl")
 
 
 def test_questions_are_read(tmp_path):
@@ -162,24 +151,16 @@ BAD_QUESTIONS = {
 def test_a_bad_question_is_told(tmp_path, fault):
     """One BadInput that names the file and which question."""
     row, told = BAD_QUESTIONS[fault]
-    with pytest.raises(BadInput, match=told) as error:
+    with pytest.raises(BadInput, match=f"question.jsonl, line 2.*{told}"):
         read_questions(question_file(tmp_path, GOOD, row))
-    assert "question.jsonl" in str(error.value) and "2" in str(error.value)
-
-
-def test_no_question_and_a_broken_line(tmp_path):
     with pytest.raises(BadInput, match="no question"):
         read_questions(question_file(tmp_path))
-    (tmp_path / "question.jsonl").write_text(json.dumps(GOOD) + "\n{torn\n")
-    with pytest.raises(BadInput, match="line 2"):
-        read_questions(tmp_path / "question.jsonl")
 
 
 def test_spread_takes_the_first_of_each_category_then_the_second():
     """In the file's order, deterministic, and each larger choice holds the smaller ones."""
     questions = [Question(i, category, ["x"]) for i, category in enumerate("aaabbcaab")]
     chosen = {n: [q.question_id for q in spread(questions, n)] for n in range(1, 10)}
-    assert chosen[1] == [0]
     assert chosen[3] == [0, 3, 5]  # one of a, b, c
     assert chosen[5] == [0, 1, 3, 4, 5]  # c has no second
     assert chosen[7] == [0, 1, 2, 3, 4, 5, 8]
