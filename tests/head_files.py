@@ -49,7 +49,6 @@ def layer(name: str, config: dict, *, width: int) -> dict[str, tuple[int, ...]]:
 
 
 def draw(shapes: dict[str, tuple[int, ...]], *, seed: int = 0) -> dict[str, torch.Tensor]:
-    """Random tensors that keep the size of what they act on, times 1.5."""
     generator = torch.Generator().manual_seed(seed)
     return {
         key: torch.randn(shape, generator=generator) * (1.5 / shape[-1] ** 0.5)
@@ -87,22 +86,18 @@ def vocabulary() -> dict[str, torch.Tensor]:
 
 def renamed(tensors: dict, prefixes: dict[str, str]) -> dict[str, torch.Tensor]:
     """Tensors whose keys begin otherwise."""
-    out = {}
-    for key, tensor in tensors.items():
-        old = next((old for old in prefixes if key.startswith(old)), "")
-        out[prefixes.get(old, "") + key.removeprefix(old)] = tensor
-    return out
+    for old, new in prefixes.items():
+        tensors = {
+            new + key.removeprefix(old) if key.startswith(old) else key: tensor
+            for key, tensor in tensors.items()
+        }
+    return tensors
 
 
 SPECFORGE = SIZES | {"architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama"}
 SPECFORGE |= {"rope_scaling": None, "draft_vocab_size": R, "head_dim": 4}
 SPECULATORS = {
-    "speculators_config": {
-        "algorithm": "eagle3",
-        "default_proposal_method": "greedy",
-        "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": 5}],
-        "verifier": {"architectures": ["LlamaForCausalLM"], "name_or_path": "some/target"},
-    },
+    "speculators_config": {"verifier": {"architectures": ["LlamaForCausalLM"]}},
     "speculators_version": "0.3.0",
     "transformer_layer_config": SIZES
     | {"model_type": "llama", "num_hidden_layers": 1, "head_dim": 4, "rope_theta": 500000.0}

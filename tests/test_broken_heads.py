@@ -136,8 +136,9 @@ def test_configs_that_cannot_be_a_head_are_refused(tmp_path, config, message):
 
 def test_absent_heads_are_named(tmp_path):
     """No folder, no config.json, no weights."""
-    with pytest.raises(BadInput, match="no draft head at '.*nowhere'"):
-        load_head(tmp_path / "nowhere", TargetShape())
+    for name in (tmp_path / "nowhere", "nobody/no-head"):
+        with pytest.raises(BadInput, match=f"no draft head at '{name}'"):
+            load_head(name, TargetShape())
     assert "config.json is no draft head's config (FileNotFoundError" in refusal(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps(SIZES))
     assert "model.safetensors: absent" in refusal(tmp_path)

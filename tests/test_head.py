@@ -30,13 +30,10 @@ BASE = {
     "intermediate_size": 59,
     "num_attention_heads": 4,
     "num_hidden_layers": 1,
-    "pad_token_id": 0,
-    "transformers_version": "4.28.1",
     "vocab_size": 101,
 }
 EAGLE = {
     "vicuna": BASE,  # no kv heads, bias, rope_theta or eps
-    "llama2": BASE | {"num_key_value_heads": 4, "rope_scaling": None, "rms_norm_eps": 1e-5},
     "llama3": BASE
     | {"num_key_value_heads": 2, "rope_theta": 500000.0, "bias": False, "rms_norm_eps": 0.5},
     "qwen2": BASE | {"num_key_value_heads": 1, "qkv_bias": True, "rope_theta": 1000000.0},
@@ -93,10 +90,8 @@ def test_two_steps_agree_with_the_reference(name):
 @torch.inference_mode()
 @pytest.mark.parametrize("family", ["llama", "gemma3", "qwen2_sliding"])
 def test_features_are_the_targets_hidden_states(family):
-    """prefill and verify give hidden_states[2], [n // 2], [n - 3] of a plain forward on each path.
-
-    The default layers of the head are the target's; hidden states of the embedding come first.
-    """
+    """prefill and verify give hidden_states[2], [n // 2], [n - 3] of a plain forward on each path;
+    hidden states of the embedding come first."""
     target = fused_target(family)
     assert tiny_head3().config.fused_layers(LAYERS) == (2, LAYERS // 2, LAYERS - 3) == (2, 3, 4)
     prompt = torch.tensor(prompt_tokens(11))
@@ -119,10 +114,8 @@ def test_features_are_the_targets_hidden_states(family):
 
 @torch.inference_mode()
 def test_half_precision_head_keeps_float32_angles():
-    """A bfloat16 head over distances of 2,000 positions is as near to float32 as over 6.
-
-    Upstream casts its frequencies and cosines with the head, which blurs far positions.
-    """
+    """A bfloat16 head over distances of 2,000 positions is as near to float32 as over 6. (Upstream
+    casts its cosines with the head, which blurs far positions.)"""
     target = tiny_target("llama")
     half = tiny_head(target, rope_theta=500000.0).bfloat16()
     rounded = tiny_head(target, rope_theta=500000.0)  # the same weights, float32 arithmetic

@@ -18,7 +18,7 @@ from transformers import (
 
 from eagle_fsd.api import load
 from eagle_fsd.config import BadInput
-from eagle_fsd.models.load import load_head, load_target, load_target_config
+from eagle_fsd.models.load import load_target, load_target_config
 
 
 def save_tokenizer(folder: Path) -> None:
@@ -86,10 +86,7 @@ def test_folders_that_hold_no_target_are_refused(tmp_path, text):
         load_target_config(str(tmp_path))
 
 
-def test_heads_that_are_not_there_are_refused(tmp_path):
-    """A hub id that cannot be reached is named; a target without a head of its own: what to do."""
-    with pytest.raises(BadInput, match="no draft head at 'nobody/no-head'"):
-        load_head("nobody/no-head", FAMILIES["llama"]())
+def test_a_target_without_a_head_of_its_own_is_told_what_to_do(tmp_path):
     FAMILIES["llama"]().save_pretrained(tmp_path)
     with pytest.raises(BadInput, match="no head ships .*--head.*train_head.py.*--arms generate pl"):
         load(str(tmp_path))

@@ -98,14 +98,17 @@ def tiny_target(
     return Target(model, engine=ENGINES[engine]())
 
 
-def tiny_head(target: Target, *, seed: int = 0, scale: float = 1.0, **changes) -> DraftHead:
-    """A random float32 head for the target; `changes` replace fields of its HeadConfig."""
+def tiny_head(
+    target: Target | None = None, *, seed: int = 0, scale: float = 1.0, **changes
+) -> DraftHead:
+    """A random float32 head for the target, or one of SIZES; `changes` replace fields of its
+    HeadConfig."""
     config = {
-        "hidden_size": target.hidden_size,
+        "hidden_size": target.hidden_size if target else SIZES["hidden_size"],
         "intermediate_size": 59,
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
-        "vocab_size": target.vocab_size,
+        "vocab_size": target.vocab_size if target else SIZES["vocab_size"],
     }
     head = build_head(HeadConfig(**config | changes)).eval()
     randomize(head, seed=seed, scale=scale)

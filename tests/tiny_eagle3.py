@@ -1,20 +1,12 @@
 """Tiny random heads of every kind, with targets that give the hidden states they read."""
 
 import torch
-from tiny import FAMILIES, random_model, randomize, tiny_head
+from tiny import FAMILIES, random_model, tiny_head
 
 from eagle_fsd.decoding.target import Target
-from eagle_fsd.heads.head_config import HeadConfig
 from eagle_fsd.heads.models import DraftHead, Eagle3Head
 
 LAYERS = 7  # 2, 3 and 4 are upstream's fused layers of a target with seven
-BASE = {
-    "hidden_size": 40,
-    "intermediate_size": 59,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": 101,
-}
 
 
 def draft_tokens(size: int, *, seed: int = 0) -> torch.Tensor:
@@ -25,8 +17,7 @@ def draft_tokens(size: int, *, seed: int = 0) -> torch.Tensor:
 
 def tiny_head3(*, seed: int = 0, scale: float = 1.0, **changes) -> Eagle3Head:
     """A random float32 EAGLE-3 head for a target of tiny.SIZES."""
-    head = Eagle3Head(HeadConfig(**BASE | {"head_type": "eagle3"} | changes)).eval()
-    randomize(head, seed=seed, scale=scale)
+    head = tiny_head(seed=seed, scale=scale, head_type="eagle3", **changes)
     if head.d2t is not None:
         head.set_draft_tokens(draft_tokens(head.d2t.shape[0], seed=seed))
     return head
