@@ -13,8 +13,7 @@ import sys
 from dataclasses import asdict, dataclass, field
 
 from eagle_fsd.config import DEFAULT_ARM, BadInput
-from eagle_fsd.models.model_options import ModelOptions, SamplingOptions, option
-from eagle_fsd.runs.command import run_command
+from eagle_fsd.runs.command import ModelOptions, SamplingOptions, option, run_command
 
 
 @dataclass

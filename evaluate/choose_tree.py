@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from eagle_fsd.config import BadInput
-from eagle_fsd.models.model_options import ModelOptions, option
-from eagle_fsd.runs.command import run_command
+from eagle_fsd.runs.command import ModelOptions, option, run_command
 
 COLUMNS = (
     ("tree", "tree", "s"),

@@ -16,8 +16,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from eagle_fsd.config import BadInput
-from eagle_fsd.models.model_options import option
-from eagle_fsd.runs.command import run_command
+from eagle_fsd.runs.command import option, run_command
 
 
 @dataclass

@@ -21,8 +21,7 @@ from pathlib import Path
 from eagle_fsd.evaluation.bench_options import BenchOptions
 from eagle_fsd.evaluation.questions import read_questions
 from eagle_fsd.models.assets import asset_dir
-from eagle_fsd.models.model_options import ModelOptions, SamplingOptions, option
-from eagle_fsd.runs.command import run_command
+from eagle_fsd.runs.command import ModelOptions, SamplingOptions, option, run_command
 
 ON_CPU = 8  # questions of MT-Bench, unless a number is given
 

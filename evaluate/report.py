@@ -16,8 +16,7 @@ from pathlib import Path
 from transformers import HfArgumentParser
 
 from eagle_fsd.config import BadInput
-from eagle_fsd.models.model_options import option
-from eagle_fsd.runs.command import ended_by, parse
+from eagle_fsd.runs.command import ended_by, option, parse
 
 
 @dataclass

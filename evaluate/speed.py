@@ -14,8 +14,7 @@ what mt_bench.py writes, and rounds/. A killed run continues where it was: run t
 again. More questions, choices, arms or contexts may be added.
 """
 
-from eagle_fsd.models.model_options import ModelOptions, SamplingOptions
-from eagle_fsd.runs.command import run_command
+from eagle_fsd.runs.command import ModelOptions, SamplingOptions, run_command
 from eagle_fsd.speed.speed_options import SpeedOptions
 
 

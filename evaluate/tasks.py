@@ -17,8 +17,7 @@ from pathlib import Path
 from eagle_fsd.config import BadInput
 from eagle_fsd.evaluation.bench_options import BenchOptions
 from eagle_fsd.evaluation.questions import check_same_questions
-from eagle_fsd.models.model_options import ModelOptions, SamplingOptions, option
-from eagle_fsd.runs.command import run_command
+from eagle_fsd.runs.command import ModelOptions, SamplingOptions, option, run_command
 from eagle_fsd.tasks.scorers import SCORERS, check_scorable
 from eagle_fsd.tasks.task_sources import SOURCES, read_task
 

@@ -33,8 +33,7 @@ from eagle_fsd.evaluation.questions import (
 )
 from eagle_fsd.evaluation.traces import trace_record
 from eagle_fsd.models.loaded import Model
-from eagle_fsd.models.model_options import ModelOptions, SamplingOptions
-from eagle_fsd.runs.command import Processes
+from eagle_fsd.runs.command import ModelOptions, Processes, SamplingOptions
 from eagle_fsd.runs.folder import Run
 from eagle_fsd.runs.jsonl import append_lines, read_lines, write_lines
 from eagle_fsd.speed.quiet import check_timing_alone

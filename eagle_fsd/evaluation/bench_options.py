@@ -4,7 +4,7 @@ from dataclasses import dataclass, field, replace
 
 from eagle_fsd.config import DEFAULT_ARM, BadInput
 from eagle_fsd.evaluation.questions import Question, spread
-from eagle_fsd.models.model_options import option
+from eagle_fsd.runs.command import option
 
 
 @dataclass

@@ -18,8 +18,8 @@ from eagle_fsd.evaluation.tables import markdown_table
 from eagle_fsd.models.assets import asset_dir
 from eagle_fsd.models.load import load_target_config
 from eagle_fsd.models.loaded import Model
-from eagle_fsd.models.model_options import ModelOptions, SamplingOptions
 from eagle_fsd.models.random_weights import PREFIX
+from eagle_fsd.runs.command import ModelOptions, SamplingOptions
 from eagle_fsd.runs.folder import Run
 from eagle_fsd.speed.forwards import rotated, rows_needed, time_forwards
 from eagle_fsd.speed.pattern import Pattern

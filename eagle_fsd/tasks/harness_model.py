@@ -27,8 +27,7 @@ from eagle_fsd.evaluation.answering import answer_prompt, turn_record
 from eagle_fsd.evaluation.arms import parse_arm
 from eagle_fsd.evaluation.metrics import METRICS, summarize
 from eagle_fsd.evaluation.tables import markdown_table
-from eagle_fsd.models.model_options import ModelOptions, option
-from eagle_fsd.runs.command import Processes
+from eagle_fsd.runs.command import ModelOptions, Processes, option
 from eagle_fsd.runs.provenance import describe_run, weights_digest, without_checkout
 
 NAME = "eagle_fsd"  # as --model, in the results file, and the key of lm-eval's answer cache

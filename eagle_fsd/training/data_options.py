@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass, field
 
 from eagle_fsd.config import BadInput
-from eagle_fsd.models.model_options import option
+from eagle_fsd.runs.command import option
 from eagle_fsd.training.prompts import SELF, parse_weights
 
 LEAST = dict.fromkeys(("batch_size", "max_new_tokens", "max_prompt_tokens"), 1)

@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass, field
 
 from eagle_fsd.config import BadInput
-from eagle_fsd.models.model_options import option
+from eagle_fsd.runs.command import option
 from eagle_fsd.training.recipe import parse_recipe
 
 LEAST = dict.fromkeys(("held_out", "max_length", "tokens_per_batch"), 1) | {"save_minutes": 1e-9}

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from eagle_fsd.config import BadInput, parse_tree, tree_name
-from eagle_fsd.models.model_options import option
+from eagle_fsd.runs.command import option
 
 if TYPE_CHECKING:
     from eagle_fsd.evaluation.offline.replay import ReplayPlan
