@@ -70,15 +70,16 @@ def test_terminal_table_fits():
 
 
 def test_verdicts():
+    """Of what is known of an arm."""
     generate, plain, exact, fuzzy = map(verdict, summarize(HAND))
-    assert generate == "generate: 0.60 times plain's tokens/s, +0.20 log p a token"
-    assert plain == "plain: 2.5 tokens/s"
-    assert exact == "exact: 2.29 times plain's tokens/s, 2.00 tokens a round"
+    assert generate == "0.60 times plain's tokens/s, +0.20 log p a token"
+    assert plain == "2.5 tokens/s"
+    assert exact == "2.29 times plain's tokens/s, 2.00 tokens a round"
     assert fuzzy == (
-        "fsd:0.2: 3.20 times plain's tokens/s, +33 % tokens a round over exact, 25.0 % fuzzy, "
+        "3.20 times plain's tokens/s, +33 % tokens a round over exact, 25.0 % fuzzy, "
         "-0.20 log p a token"
     )
-    assert verdict(summarize({FSD: HAND[FSD]})[0]) == "fsd:0.2: 2.67 tokens a round, 25.0 % fuzzy"
+    assert verdict(summarize({FSD: HAND[FSD]})[0]) == "2.67 tokens a round, 25.0 % fuzzy"
     assert "nothing" in verdict(summarize({"generate": HAND["generate"]})[0])
 
 

@@ -106,7 +106,7 @@ def report_bench(bench: Bench, *, extra: str = "", further: dict | None = None) 
     write_csv(folder / "summary.csv", rows)
     write_csv(folder / "by_category.csv", run.categories)
     plot = "![loss against gain](summary.svg)" if plot_curves(rows, folder / "summary") else ""
-    said = "\n".join(f"- {verdict(row)}" for row in rows)
+    said = "\n".join(f"- {row['arm']}: {verdict(row)}" for row in rows)
     notes = [f"Note: {note}." for note in notes]
     tables = [
         f"### {title}\n\n{NOTES[title]}\n\n{markdown_table(found, columns)}"

@@ -19,7 +19,7 @@ from eagle_fsd.evaluation.curves import INK, plot_curves
 from eagle_fsd.evaluation.metrics import METRICS
 from eagle_fsd.evaluation.report.read_runs import RunData
 from eagle_fsd.evaluation.report.report_tables import NOTES, run_tables
-from eagle_fsd.evaluation.tables import cell_text, phrases, write_csv
+from eagle_fsd.evaluation.tables import cell_text, verdict, write_csv
 from eagle_fsd.runs.folder import answer_key
 from eagle_fsd.runs.jsonl import write_json
 
@@ -66,7 +66,7 @@ def write_report(runs: list[RunData], output: Path) -> list[str]:
     page = Environment(loader=FileSystemLoader(HERE), autoescape=True, trim_blocks=True)
     page.policies["json.dumps_kwargs"] = {"ensure_ascii": False, "allow_nan": False}
     page.globals |= {"metrics": METRICS, "table_notes": NOTES}
-    page.globals |= {"cell_text": cell_text, "phrases": phrases}
+    page.globals |= {"cell_text": cell_text, "verdict": verdict}
     text = page.get_template("page.html").render(
         parts=parts,
         plot=plot[plot.find("<svg") :].replace(INK, "currentColor"),
