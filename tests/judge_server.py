@@ -2,7 +2,6 @@
 
 import json
 import threading
-import time
 import zlib
 from collections.abc import Callable, Iterable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -24,7 +23,6 @@ class ScriptedJudge(ThreadingHTTPServer):
         faults: one a request until they are used up: "" (none), "broken" (no JSON), "text" (no
             JSON and says so), "empty" (no choices), "null" (no content), "stall", "close", or
             a status, with its Retry-After: "429 0.3".
-        seconds: before every reply.
 
     Attributes:
         requests: (body, authorization) of every request.
@@ -33,15 +31,9 @@ class ScriptedJudge(ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = 64
 
-    def __init__(
-        self,
-        reply: Callable[[dict], str] = verdict,
-        faults: Iterable[str] = (),
-        *,
-        seconds: float = 0.0,
-    ):
+    def __init__(self, reply: Callable[[dict], str] = verdict, faults: Iterable[str] = ()):
         super().__init__(("127.0.0.1", 0), Handler)
-        self.reply, self.faults, self.seconds = reply, list(faults), seconds
+        self.reply, self.faults = reply, list(faults)
         self.requests: list[tuple[dict, str]] = []
         self.lock = threading.Lock()
         self.ended = threading.Event()
@@ -76,7 +68,6 @@ class Handler(BaseHTTPRequestHandler):
         with server.lock:
             server.requests.append((body, self.headers["Authorization"]))
             fault, *wait = (server.faults.pop(0) if server.faults else "").split() or [""]
-        time.sleep(server.seconds)
         if fault == "close":
             self.close_connection = True
         elif fault == "stall":
