@@ -37,7 +37,7 @@ def run(options: AnswerOptions, sampling: SamplingOptions, model_options: ModelO
         raise BadInput("the prompt is empty: give --prompt some text")
     arm = parse_arm(options.arm)
     arm.check_answers()
-    arm.check(sampling.sampling())
+    arm.policy(sampling.sampling()).check(None)
     StopConfig(options.max_new_tokens)  # checked before weights load
     model = model_options.load(drafts=arm.needs_head)
     began = synchronized_time(model.target.device)
@@ -45,9 +45,8 @@ def run(options: AnswerOptions, sampling: SamplingOptions, model_options: ModelO
     settings = {"arm": options.arm, "max_new_tokens": options.max_new_tokens, **asdict(sampling)}
     colored = "FORCE_COLOR" in os.environ or sys.stdout.isatty() and "NO_COLOR" not in os.environ
     for text, answer in stream(model, options.prompt, **settings):
-        shown = len(answer.text) - len(text)
         spans = fuzzy_spans(model, answer) if colored else []
-        print(marked(answer.text, spans, shown), end="", flush=True)
+        print(marked(answer.text, spans, len(answer.text) - len(text)), end="", flush=True)
     seconds = synchronized_time(model.target.device) - began
     print()
     cost = f"{len(answer.tokens)} tokens in {seconds:.1f} s ({len(answer.tokens) / seconds:.1f}/s)"

@@ -9,7 +9,6 @@ Measured costs times what every tree accepts on seven prompts of its own by the 
 --hold_fuzzy_share. It measures for about a minute on two CPU cores.
 """
 
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,6 +24,7 @@ COLUMNS = (
     ("x plain", "speedup", ".2f"),
     ("fuzzy share", "fuzzy_share", ".3f"),
 )
+SHOWN = 10  # candidates in the table, one of each number of drafts
 
 
 @dataclass
@@ -32,14 +32,9 @@ class ChooseOptions:
     arm: str = option("exact", "the rule that will use the tree, as in fsd:0.4")
     hold_fuzzy_share: float = option(0.01, "most above that of --tree, for rule fsd")
     max_new_tokens: int = option(64, "budget of each calibration prompt")
-    rows: int = option(10, "candidates in the table, one of each number of drafts")
     output: str = option("", "JSON file with all candidates; empty: none")
 
     def __post_init__(self):
-        if self.rows < 1:
-            raise BadInput(f"--rows must be at least 1, got {self.rows}")
-        if self.max_new_tokens < 2:
-            raise BadInput(f"--max_new_tokens must be at least 2, got {self.max_new_tokens}")
         if self.output and not Path(self.output).parent.is_dir():
             raise BadInput(f"--output {self.output}: {Path(self.output).parent} is no folder")
 
@@ -55,8 +50,7 @@ def run(options: ChooseOptions, model_options: ModelOptions) -> None:
     arm = parse_arm(options.arm)
     if not arm.needs_head:
         raise BadInput(f"--arm {options.arm} has no tree of a head: give a rule, such as fsd:0.4")
-    for warning in check_timing_alone(model_options.device):
-        print(f"warning: {warning}", file=sys.stderr)
+    check_timing_alone(model_options.device)
     table = choose_tree(
         model_options.load(),
         arm,
@@ -65,7 +59,7 @@ def run(options: ChooseOptions, model_options: ModelOptions) -> None:
     )
     rows = table.astype(object).where(table.notna(), None).to_dict("records")
     best = {row["tree"].split("x")[0]: row for row in reversed(rows) if row["held"]}
-    shown = sorted(best.values(), key=rows.index)[: options.rows]
+    shown = sorted(best.values(), key=rows.index)[:SHOWN]
     # what is taken without a choice, to compare with
     shown += [row for row in rows if row["tree"] == model_options.tree and row not in shown]
     print(f"{explain(table)}\n\n{markdown_table(shown, COLUMNS)}\n")

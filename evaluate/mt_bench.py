@@ -5,14 +5,11 @@
         --arms plain exact fsd:{0.3,0.4},child={draft,target} path:0.5 exact@eagle:7x3x4
     python evaluate/mt_bench.py --question_file question.jsonl   # Spec-Bench, EAGLE's sets, yours
 
-Every question is answered by every arm, all turns; the next turn continues the arm's own answer.
-In the output folder: records/ARM.jsonl (tokens, times, rounds), answers/ARM.jsonl (in
-FastChat's answer format), traces/ARM.jsonl (with --traces), run.json, and the summary. A killed run
-continues where it was: run the same command again. More questions, arms, choices or traces may be
-added, so that an ablation is a run with more arms; another temperature is another run, and
-evaluate/report.py joins them. A launcher (`accelerate launch --config_file
-scripts/accelerate/ddp.yaml`, on a CPU with ACCELERATE_USE_CPU=true) shares the questions out over
-processes: the same answers, no speeds.
+What is written is in eagle_fsd/evaluation/bench.py. A killed run continues where it was: run the
+same command again. More questions, arms, choices or traces may be added, so that an ablation is a
+run with more arms; another temperature is another run, and evaluate/report.py joins them. With a
+launcher (`accelerate launch --config_file scripts/accelerate/ddp.yaml`, on a CPU with
+ACCELERATE_USE_CPU=true) processes share the questions: the same answers, no speeds.
 """
 
 from dataclasses import dataclass
@@ -44,8 +41,8 @@ def run_mt_bench(
     if options.questions is None and not options.question_file and model_options.device == "cpu":
         options.questions = ON_CPU
     questions = read_questions(options.question_file or asset_dir("mt_bench") / "question.jsonl")
-    name = Path(options.question_file).name or "MT-Bench"
     questions = options.choose(questions)
+    name = Path(options.question_file).name or "MT-Bench"
     bench = Bench(name, "mt_bench", questions, options, sampling, model_options)
     bench.answer_all()
     if bench.processes.is_main:

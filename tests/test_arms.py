@@ -112,11 +112,11 @@ def test_the_runs_own_tree_need_not_be_named():
 
 def test_sampling_that_gives_an_arm_no_meaning_is_refused():
     for text in ("fsd:0.3,child=sample", "fsd:0.3,logits=processed"):
-        parse_arm(text).check(SamplingConfig(0.7))
+        parse_arm(text).policy(SamplingConfig(0.7)).check(None)
         with pytest.raises(BadInput, match="temperature > 0"):
-            parse_arm(text).check(SamplingConfig())
-    parse_arm("path:1,cap=2").check(SamplingConfig())
+            parse_arm(text).policy(SamplingConfig()).check(None)
+    parse_arm("path:1,cap=2").policy(SamplingConfig()).check(None)
     with pytest.raises(BadInput, match="temperature 0 only"):
-        parse_arm("path:1,cap=2").check(SamplingConfig(0.7))
+        parse_arm("path:1,cap=2").policy(SamplingConfig(0.7)).check(None)
     with pytest.raises(BadInput, match="no arm is given"):
         parse_arms([])

@@ -11,7 +11,7 @@ from eagle_fsd.decoding.loop import DecodeConfig, decode
 from eagle_fsd.evaluation.answering import answer_prompt
 from eagle_fsd.evaluation.arms import parse_arm
 from eagle_fsd.evaluation.offline.replay import ReplayPlan, replay_text
-from eagle_fsd.evaluation.offline.texts import plain_texts
+from eagle_fsd.evaluation.offline.texts import open_texts, plain_texts
 from eagle_fsd.evaluation.questions import read_questions, spread
 from eagle_fsd.models.assets import asset_dir
 from eagle_fsd.rules.fsd import Exact
@@ -95,9 +95,9 @@ def test_stream_gives_the_text_of_generate(model):
 def test_replay_equals_decoding(model, tmp_path):
     """Round by round on two first turns x 32 tokens, with the small tree and a chain."""
     stop = model.stop(32)
-    prompts = {number: ("", prompt) for number, prompt in enumerate(first_turns(model, 2))}
+    prompts = dict(enumerate(first_turns(model, 2)))
     plan = ReplayPlan((SMALL_TREE, TreeConfig(4, 4, 1)))
-    texts = plain_texts(model.target, prompts, stop, folder=tmp_path, settings={})
+    texts = plain_texts(open_texts(tmp_path, {}), model.target, prompts, stop)
     for text in texts.values():
         record = replay_text(model.drafter, text, plan)
         accepted = [row["accepted"] for row in record["trees"].values()]

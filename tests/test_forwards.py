@@ -1,5 +1,7 @@
 """What a speed run is made of: peak memory, the fixed pattern, single forwards, rotation."""
 
+from functools import partial
+
 import pytest
 import torch
 from tiny import prompt_tokens, tiny_head, tiny_target
@@ -9,12 +11,13 @@ from eagle_fsd.decoding.acceptance import Policy
 from eagle_fsd.decoding.drafter import RootDrafter
 from eagle_fsd.decoding.loop import DecodeConfig, StopConfig, decode
 from eagle_fsd.drafters.eagle import EagleDrafter
+from eagle_fsd.evaluation.bench import rotated
 from eagle_fsd.models.loaded import Model
 from eagle_fsd.rules.fsd import Exact, Fsd
 from eagle_fsd.rules.price import PathRule
-from eagle_fsd.speed.forwards import forward_rows, in_turn, rotated, rows_needed, time_forwards
+from eagle_fsd.speed.forwards import forward_rows, in_turn, rows_needed, time_forwards
 from eagle_fsd.speed.pattern import Pattern, pattern_path
-from eagle_fsd.speed.peak_memory import peak_bytes
+from eagle_fsd.speed.profiled import peak_bytes
 
 CPU = torch.device("cpu")
 
@@ -62,10 +65,10 @@ def test_rounds_obey_the_pattern(rule, temperature):
 def test_nobody_always_follows_the_same():
     assert rotated("abc", 4) == ["b", "c", "a"]
     called = []
-    probes = {name: lambda name=name: called.append(name) or float(ord(name)) for name in "ab"}
-    seconds = in_turn(probes, 2, label="")
-    assert seconds == {"a": [97.0, 97.0], "b": [98.0, 98.0]}
-    assert "".join(called) == "abbaabbaab"
+    probes = {n: (partial(called.append, n), partial(called.append, ".")) for n in "ab"}
+    seconds = in_turn(CPU, probes, 2, label="")
+    assert [len(taken) for taken in seconds.values()] == [2, 2]
+    assert "".join(called) == "a.b.b.a.a.b.b.a.a.b."
 
 
 @pytest.mark.parametrize("branches", [None, (), (1, 4)])

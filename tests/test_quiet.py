@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from eagle_fsd.config import BadInput
-from eagle_fsd.speed.quiet import BUSY, check_timing_alone, load_by_others, other_processes
+from eagle_fsd.speed.quiet import check_timing_alone, load_by_others, other_processes
 
 
 @contextlib.contextmanager
@@ -30,9 +30,9 @@ def other_process(code: str):
 def test_a_busy_neighbour_is_told():
     """On this process's own cores; where it rests nothing of it is counted."""
     with other_process("print('begun', flush=True)\nwhile True: pass"):
-        assert load_by_others() > BUSY
-        (warning,) = check_timing_alone("cpu")
-        assert "cores busy" in warning and "idle" in warning
+        warnings = check_timing_alone("auto")  # of the CPU alone where there is no CUDA device
+        assert "cores busy" in warnings[-1] and "idle" in warnings[-1]
+        assert torch.cuda.is_available() or len(warnings) == 1
 
 
 def test_own_work_is_no_load_of_others(monkeypatch):
@@ -52,19 +52,6 @@ def test_own_work_is_no_load_of_others(monkeypatch):
         own = (time.process_time() - own) / (time.perf_counter() - began)
         assert loads[-1] + own < len(os.sched_getaffinity(0)) + 0.2
     assert min(loads) < resting + 0.4
-
-
-@pytest.mark.parametrize("told", ["3", "many"])
-def test_one_of_several_processes_is_refused(monkeypatch, told):
-    """As accelerate and torchrun tell them by WORLD_SIZE; one process is alone."""
-    monkeypatch.setenv("WORLD_SIZE", told)
-    with pytest.raises(BadInput, match=f"{told} processes.*without a launcher"):
-        check_timing_alone("cpu")
-    monkeypatch.setenv("WORLD_SIZE", "1")
-    warned = check_timing_alone("auto")  # of the CPU alone where there is no CUDA device
-    assert torch.cuda.is_available() or not any("cuda" in warning for warning in warned)
-    with pytest.raises(BadInput, match="unknown device 'gpu'"):
-        check_timing_alone("gpu")
 
 
 def test_this_process_is_not_another():

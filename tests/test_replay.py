@@ -12,16 +12,15 @@ from eagle_fsd.decoding.target import Target
 from eagle_fsd.drafters.eagle import EagleDrafter
 from eagle_fsd.drafters.growth import HeadOnText, grow
 from eagle_fsd.drafters.pool import visited_roots
-from eagle_fsd.evaluation.offline.levels import judge_levels
-from eagle_fsd.evaluation.offline.replay import WALKS, ReplayPlan, replay_text
+from eagle_fsd.evaluation.offline.replay import WALKS, ReplayPlan, judge_levels, replay_text
 from eagle_fsd.evaluation.offline.replay_metrics import level_rows, rule_rows, tree_row
-from eagle_fsd.evaluation.offline.texts import PlainText, cut, plain_texts
+from eagle_fsd.evaluation.offline.texts import PlainText, cut, open_texts, plain_texts
 from eagle_fsd.heads.models import draft_readout
 from eagle_fsd.rules.fsd import Exact, Fsd
 
 TREES = tuple(map(parse_tree, ("3x3x1", "7x3x4", "11x4x4", "23x5x3")))
 BUDGET = 23
-PROMPTS = {name: ("any", prompt_tokens(9, seed=seed)) for seed, name in enumerate("abc")}
+PROMPTS = {name: prompt_tokens(9, seed=seed) for seed, name in enumerate("abc")}
 
 
 def fitted_head(head, target: Target, texts: list[PlainText], epochs: int):
@@ -69,7 +68,7 @@ def case(request, tmp_path_factory):
     if "feature_layers" in changes:
         target = Target(target.model, feature_layers=changes["feature_layers"])
     folder = tmp_path_factory.mktemp("texts")
-    made = plain_texts(target, PROMPTS, StopConfig(BUDGET), folder=folder, settings={})
+    made = plain_texts(open_texts(folder, {}), target, PROMPTS, StopConfig(BUDGET))
     texts = list(made.values())
     head = tiny_head(target, seed=3, **changes)
     if "draft_vocab_size" in changes:
@@ -107,7 +106,7 @@ def test_roots_are_replayed_alike_in_any_batch(case, monkeypatch):
     whole = replay_text(drafter, texts[0], PLAN)
     monkeypatch.setattr("eagle_fsd.drafters.growth.ROOTS_AT_ONCE", 5)
     monkeypatch.setattr("eagle_fsd.drafters.growth.READOUT_ROWS", 3)
-    monkeypatch.setattr("eagle_fsd.evaluation.offline.levels.JUDGED_ROOTS", 4)
+    monkeypatch.setattr("eagle_fsd.evaluation.offline.replay.JUDGED_ROOTS", 4)
     parts = replay_text(drafter, texts[0], PLAN)
     assert parts["trees"] == whole["trees"]
     for one, other in zip(parts["levels"], whole["levels"], strict=True):
@@ -195,8 +194,7 @@ def test_a_text_that_ends_with_its_first_token_has_no_round(case):
     """Nothing is drafted, and nothing is divided by zero."""
     _, drafter, texts = case
     text = texts[0]
-    stop = StopConfig(1)
-    one = PlainText(1, "", text.prompt, *cut(text.answer + text.beyond, stop))
+    one = cut(text.prompt, text.answer + text.beyond, StopConfig(1))
     record = replay_text(drafter, one, PLAN)
     row = tree_row([record], "7x3x4")
     assert row["tokens_per_round"]["value"] is None and row["rounds"] == 0

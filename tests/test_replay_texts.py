@@ -10,7 +10,7 @@ from eagle_fsd.decoding.loop import DecodeConfig, StopConfig, decode
 from eagle_fsd.evaluation.offline.texts import BEYOND, PlainText, open_texts, plain_texts
 from eagle_fsd.rules.fsd import Exact
 
-PROMPTS = {name: ("any", prompt_tokens(9, seed=seed)) for seed, name in enumerate("abc")}
+PROMPTS = {name: prompt_tokens(9, seed=seed) for seed, name in enumerate("abc")}
 
 
 @pytest.fixture(scope="module")
@@ -19,7 +19,7 @@ def llama():
 
 
 def stored(folder, target, prompts: dict, stop: StopConfig, **settings) -> list[PlainText]:
-    return list(plain_texts(target, prompts, stop, folder=folder, settings=settings).values())
+    return list(plain_texts(open_texts(folder, settings), target, prompts, stop).values())
 
 
 def plain(target, prompt: list[int], stop: StopConfig) -> list[int]:
@@ -53,15 +53,15 @@ def test_texts_resume_after_a_torn_line_and_refuse_what_is_not_theirs(llama, tmp
     with pytest.raises(BadInput, match="other settings.*dtype.*name another folder"):
         stored(tmp_path, llama, PROMPTS, StopConfig(3), dtype="bfloat16")
     with pytest.raises(BadInput, match="another prompt for question 'a'"):
-        stored(tmp_path, llama, {"a": ("any", [5, 6])}, StopConfig(3))
+        stored(tmp_path, llama, {"a": [5, 6]}, StopConfig(3))
     with pytest.raises(BadInput, match="beyond the target's 251 positions: lower the budget"):
-        stored(tmp_path, llama, {"x": ("any", [2] * 9)}, StopConfig(240))
+        stored(tmp_path, llama, {"x": [2] * 9}, StopConfig(240))
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma3"])
 def test_batched_texts_are_the_plain_answers(family, tmp_path):
     """Prompts of unlike lengths in one left-padded batch; every text is the plain loop's."""
     target = tiny_target(family)
-    prompts = {n: ("any", prompt_tokens(n, seed=n)) for n in (3, 19, 7)}
+    prompts = {n: prompt_tokens(n, seed=n) for n in (3, 19, 7)}
     for text in stored(tmp_path, target, prompts, StopConfig(29)):
         assert text.answer + text.beyond == plain(target, text.prompt, StopConfig(29 + BEYOND))

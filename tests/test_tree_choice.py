@@ -4,8 +4,8 @@ import json
 
 import pandas as pd
 import pytest
-from commands import load_command
-from tiny_folder import write_random_head, write_target
+from commands import model_options
+from tiny_folder import write_target
 
 from eagle_fsd.api import load
 from eagle_fsd.config import BadInput, TreeConfig, parse_tree
@@ -15,17 +15,10 @@ from eagle_fsd.evaluation.arms import parse_arm
 from eagle_fsd.evaluation.offline.replay import ReplayPlan
 from eagle_fsd.rules.fsd import Exact, Fsd
 from eagle_fsd.speed import tree_choice
-from eagle_fsd.speed.tree_choice import (
-    candidate_trees,
-    choose,
-    choose_tree,
-    count_acceptance,
-    explain,
-)
+from eagle_fsd.speed.tree_choice import candidate_trees, choose, choose_tree, count_acceptance
 
-MAIN = load_command("evaluate/choose_tree.py").main
+COMMAND = "evaluate/choose_tree.py"
 NAMES = ["1x1x1", "7x3x4", "15x4x6", "5x5x1"]
-EXACT = parse_arm("exact")
 TREES = tuple(map(parse_tree, NAMES))
 COSTS = {"verify 1": 20.0, "verify 8": 22.0, "verify 16": 30.0, "verify 24": 35.0}
 COSTS |= {"verify 32": 50.0, "verify 60": 80.0}
@@ -34,15 +27,8 @@ COSTS |= {f"draft level x{k}": 2.0 + k / 10 for k in (1, 4, 6)}
 
 
 @pytest.fixture(scope="module")
-def folders(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("models")
-    return write_target(folder / "target", layers=2), write_random_head(folder / "head")
-
-
-@pytest.fixture(scope="module")
-def model(folders):
-    target, head = map(str, folders)
-    return load(target, head=head, dtype="float32")
+def model(models):
+    return load(str(models[0]), head=str(models[1]), dtype="float32")
 
 
 def counted(accepted: list[int], fuzzy: list[int]) -> pd.DataFrame:
@@ -74,7 +60,7 @@ def test_the_choice_is_the_best_of_all():
     assert table.speedup.is_monotonic_decreasing
     chain = table[table.tree == "1x1x1"].iloc[0]
     assert chain.propose == pytest.approx(5.1 - 2.1) and chain.verify == pytest.approx(20 + 2 / 7)
-    assert explain(table).startswith("tree 7x3x4: 1.28x plain")
+    assert tree_choice.explain(table).startswith("tree 7x3x4: 1.28x plain")
 
 
 def test_trees_with_more_fuzzy_tokens_are_refused():
@@ -83,7 +69,7 @@ def test_trees_with_more_fuzzy_tokens_are_refused():
     counts = counted([20, 90, 110, 130], [10, 40, 40, 69])
     chosen = [choose(counts, COSTS, "15x4x6", hold=hold) for hold in (0.0, 0.03, 0.2)]
     assert [table.tree[0] for table in chosen] == ["1x1x1", "7x3x4", "5x5x1"]
-    assert "1 of 4 refused" in explain(chosen[1])
+    assert "1 of 4 refused" in tree_choice.explain(chosen[1])
     assert choose(counts.drop(columns="fuzzy"), COSTS, "15x4x6", hold=0.0).tree[0] == "5x5x1"
     assert choose(counts, COSTS, "59x6x10", hold=0.0).held.all()
 
@@ -91,7 +77,7 @@ def test_trees_with_more_fuzzy_tokens_are_refused():
 def test_nothing_accepted():
     """A valid tree, the cheapest, and the text says that plain decoding is faster."""
     table = choose(counted([0] * 4, [0] * 4), COSTS, "15x4x6", hold=0.01)
-    assert table.tree[0] == "1x1x1" and "the least slow one" in explain(table)
+    assert table.tree[0] == "1x1x1" and "the least slow one" in tree_choice.explain(table)
 
 
 def test_the_candidates_are_valid_and_hold_the_default_trees():
@@ -102,29 +88,23 @@ def test_the_candidates_are_valid_and_hold_the_default_trees():
     ReplayPlan(tuple(trees)).growths()  # one shape holds all of a top-k
 
 
-def test_what_cannot_be_measured_is_refused(folders, tmp_path):
+def test_what_cannot_be_measured_is_refused(call, models, tmp_path):
     with pytest.raises(BadInput, match="without a draft head"):
-        choose_tree(load(str(folders[0]), head=None, dtype="float32"), EXACT)
+        choose_tree(load(str(models[0]), head=None, dtype="float32"), parse_arm("exact"))
     short = write_target(tmp_path / "short", max_positions=90, layers=2)
-    with pytest.raises(BadInput, match="90 positions"):
-        choose_tree(load(str(short), head=str(folders[1]), dtype="float32"), EXACT)
+    assert "90 positions" in call(COMMAND, *model_options((short, models[1])))
     for arm in ("plain", "exact@lookup"):  # bug held down: for look-up the head's tree was chosen
-        with pytest.raises(SystemExit, match="no tree of a head"):
-            MAIN(["--device", "cpu", "--arm", arm])
-    with pytest.raises(SystemExit, match="--rows"):
-        MAIN(["--device", "cpu", "--rows", "0"])
+        assert "no tree of a head" in call(COMMAND, "--device", "cpu", "--arm", arm)
 
 
 @pytest.mark.parametrize("arm", ["exact", "fsd:0.4,child=target"])
-def test_the_command_prints_and_writes(folders, tmp_path, monkeypatch, capsys, arm):
+def test_the_command_prints_and_writes(call, models, tmp_path, monkeypatch, arm):
     """The tree of --tree is in the table beside the best; a share is predicted for fsd only."""
     monkeypatch.setattr(tree_choice, "candidate_trees", lambda size: [*TREES, TreeConfig(3, 3, 1)])
     monkeypatch.setattr(tree_choice, "PROMPTS", ("Say one.", "Say two."))
     monkeypatch.setattr(tree_choice, "REPEATS", 1)
-    options = ["--target", str(folders[0]), "--head", str(folders[1]), "--dtype", "float32"]
-    options += ["--device", "cpu", "--rows", "3", "--max_new_tokens", "4", "--arm", arm]
-    MAIN([*options, "--output", str(tmp_path / "choice.json")])
-    text = capsys.readouterr().out
+    options = [*model_options(models), "--tree", "15x4x6", "--max_new_tokens", 4, "--arm", arm]
+    text = call(COMMAND, *options, "--output", tmp_path / "choice.json")
     record = json.loads((tmp_path / "choice.json").read_text())
     assert f"tree {record['tree']}" in text and "| 15x4x6 " in text
     assert {row["tree"] for row in record["candidates"]} == {*NAMES, "3x3x1"}

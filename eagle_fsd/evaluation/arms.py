@@ -35,19 +35,12 @@ NUMBERS = {float: "a number", int: "a whole number"}
 
 @dataclass(frozen=True)
 class Arm:
-    """A way to answer.
-
-    Attributes:
-        text: canonical; two arms of one text are one arm.
-        rule: acceptance; None for the arms of transformers.
-        guards: of the rule.
-        drafter: what proposes trees; None: no drafts.
-    """
+    """A way to answer; two arms of one (canonical) text are one arm."""
 
     text: str
-    rule: Rule | None = None
+    rule: Rule | None = None  # None for the arms of transformers
     guards: tuple[Guard, ...] = ()
-    drafter: DrafterSettings | None = None
+    drafter: DrafterSettings | None = None  # None: no drafts
 
     @property
     def slug(self) -> str:
@@ -90,16 +83,11 @@ class Arm:
     def policy(self, sampling: SamplingConfig, record: str = "lean") -> Policy:
         return Policy(self.rule or Exact(), sampling, self.guards, record)
 
-    def check(self, sampling: SamplingConfig) -> None:
-        """Refuse a sampling with which the arm has no meaning; the drafter is not known yet."""
-        self.policy(sampling).rule.check(sampling, None)
-
     def check_answers(self) -> None:
         """Refuse an arm that is not of our loop."""
         if not self.runs_our_loop:
             raise BadInput(
-                f"arm {self.text!r} is transformers' own loop: call its generate, or lm-eval's "
-                "--model hf"
+                f"arm {self.text!r} is transformers' own loop: call that, or lm-eval's --model hf"
             )
 
     def build_drafter(self, model: Model) -> Drafter:
@@ -108,10 +96,7 @@ class Arm:
 
 
 def parse_arm(text: str, *, tree: str = "") -> Arm:
-    """An arm from its text.
-
-    Args:
-        tree: of the run; an arm that names it says the same as one that names none.
+    """An arm from its text; one that names the run's own `tree` is the one that names none.
 
     Raises:
         BadInput: unknown name or field, or a value that it refuses; lists what is known.
@@ -134,11 +119,7 @@ def parse_arm(text: str, *, tree: str = "") -> Arm:
 
 
 def parse_arms(texts: Sequence[str], *, tree: str = "") -> list[Arm]:
-    """Arms from their texts, in order; see parse_arm.
-
-    Raises:
-        BadInput: see parse_arm; two texts say the same arm.
-    """
+    """Arms from their texts, in order; BadInput also if two of them say the same arm."""
     said: dict[Arm, str] = {}
     for text in texts:
         arm = parse_arm(text, tree=tree)

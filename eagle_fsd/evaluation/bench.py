@@ -4,24 +4,24 @@ Every question is answered by every arm, all turns; the next turn continues the 
 With a launcher the questions are shared out over its processes: each answer has a seed of its own,
 so the answers are those of one process, but their times are not to be compared.
 
-Beside the run folder's records (runs/folder.py), records/ARM.jsonl:
+records/ARM.jsonl   tokens, times and rounds (runs/folder.py)
 answers/ARM.jsonl   the same answers in FastChat's format, all choices of a question in a line
-traces/ARM.jsonl    the rounds of chosen answers (traces.py)
+traces/ARM.jsonl    the rounds of chosen answers
 """
 
-import sys
 import time
 import uuid
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, replace
 from functools import cached_property
 from pathlib import Path
+from typing import TypeVar
 
 from tqdm import tqdm
 
 from eagle_fsd.config import BadInput
 from eagle_fsd.decoding.drafter import Drafter
-from eagle_fsd.evaluation.answering import answer_prompt, turn_record
+from eagle_fsd.evaluation.answering import answer_prompt, trace_record, turn_record
 from eagle_fsd.evaluation.arms import COMPILED, Arm, parse_arms
 from eagle_fsd.evaluation.bench_options import BenchOptions
 from eagle_fsd.evaluation.questions import (
@@ -31,7 +31,6 @@ from eagle_fsd.evaluation.questions import (
     fastchat_answers,
     spread,
 )
-from eagle_fsd.evaluation.traces import trace_record
 from eagle_fsd.models.loaded import Model
 from eagle_fsd.runs.command import ModelOptions, Processes, SamplingOptions
 from eagle_fsd.runs.folder import Run
@@ -43,6 +42,7 @@ FREE = {"arms", "questions", "generate_questions", "num_choices", "traces"}
 FREE |= {"output", "quality_only"}
 
 Job = tuple[Question, Arm, int]  # an answer to be made; the number is the choice's
+Item = TypeVar("Item")
 
 
 class Bench:
@@ -51,12 +51,7 @@ class Bench:
     Args:
         name: of the question set, for the progress bar.
         command: that makes the run; a folder is of one command.
-        questions: those chosen.
         free: further settings that a run may be continued with.
-
-    Attributes:
-        arms: as the options name them.
-        run: the folder.
 
     Raises:
         BadInput: see Run and parse_arms; arms that cannot sample as asked; no such number of
@@ -79,11 +74,10 @@ class Bench:
         self.options, self.model_options = options, model_options
         self._sampling, self._seed = sampling.sampling(), sampling.seed
         for arm in self.arms:
-            arm.check(self._sampling)
-        some = options.generate_questions
+            arm.policy(self._sampling).check(None)
+        some, traced = options.generate_questions, options.traces
         self._by_generate = spread(questions, some, option="--generate_questions")
-        some = options.traces
-        self._traced = spread(questions, some, option="--traces") if some else []
+        self._traced = spread(questions, traced, option="--traces") if traced else []
         self.processes = Processes.launched(cpu=model_options.device == "cpu")
         self.run = Run(
             options.output,
@@ -98,7 +92,10 @@ class Bench:
         """Answer what is not yet answered, then trace what is not yet traced."""
         jobs = [
             (question, arm, choice)
-            for question, arm, choice in self._jobs()
+            for number, question in enumerate(self.questions)
+            for arm in rotated(self.arms, number)
+            for choice in range(self.options.num_choices)
+            if arm.runs_our_loop or question in self._by_generate
             if (question.question_id, choice) not in self.run.records[arm.slug]
         ]
         if jobs:
@@ -110,22 +107,10 @@ class Bench:
                 write_lines(path, fastchat_answers(list(records.values())))
             self._trace()
 
-    def _jobs(self) -> list[Job]:
-        """All answers, in order: by question, and rotated, so that no arm always goes first."""
-        jobs = []
-        for number, question in enumerate(self.questions):
-            turn = number % len(self.arms)
-            for arm in self.arms[turn:] + self.arms[:turn]:
-                if arm.runs_our_loop or question in self._by_generate:
-                    jobs += [(question, arm, c) for c in range(self.options.num_choices)]
-        return jobs
-
     def _answer(self, jobs: list[Job]) -> None:
         processes = self.processes
         timed = processes.count == 1 and not self.options.quality_only
         warnings = check_timing_alone(self.model_options.device) if timed else []
-        for warning in warnings:
-            print(f"warning: {warning}", file=sys.stderr)
         self.run.begin_session(timed=timed, warnings=warnings)
         # this process's questions, each with all its arms
         ids = list(dict.fromkeys(question.question_id for question, *_ in jobs))
@@ -134,22 +119,19 @@ class Bench:
         if not jobs:
             return
         longest = max((question.turns[0] for question in self.questions), key=len)
-        first = replace(self.questions[0], turns=[longest])
+        first, budget = replace(self.questions[0], turns=[longest]), self.options.max_new_tokens
         for arm in self.arms:  # warm-up, through the same calls; what is compiled is for a budget
-            budget = self.options.max_new_tokens
             self._record(first, arm, 0, budget=budget if arm.text == COMPILED else min(8, budget))
         bar = tqdm(jobs, unit="answer", desc=self.name, disable=not processes.is_main)
         for question, arm, choice in bar:
             bar.set_postfix_str(f"question {question.question_id}, {arm.text}")
-            made = self._record(question, arm, choice, budget=self.options.max_new_tokens)
-            self.run.add(arm.slug, made)
+            self.run.add(arm.slug, self._record(question, arm, choice, budget=budget))
 
     @cached_property
     def model(self) -> Model:
         """Loaded at first use."""
-        options = self.model_options
-        options = replace(options, device=self.processes.device(options.device))
-        model = options.load(
+        device = self.processes.device(self.model_options.device)
+        model = replace(self.model_options, device=device).load(
             drafts=any(arm.needs_head for arm in self.arms),
             keep_stock=any(not arm.runs_our_loop for arm in self.arms),
         )
@@ -169,17 +151,10 @@ class Bench:
             # where the target's positions end before the budget does, the same for every arm
             stop = model.stop(min(budget, model.target.max_positions - len(prompt)))
             seed = answer_seed(self._seed, question.question_id, number, choice)
-            result, seconds = answer_prompt(
-                arm,
-                model,
-                prompt,
-                self._sampling,
-                stop,
-                seed,
-                drafter=self._drafters[arm.text],
-                record="full" if self.options.quality_only else "lean",
-            )
-            turn = turn_record(model, prompt, result, seconds)
+            record = "full" if self.options.quality_only else "lean"
+            request, drafter = (prompt, self._sampling, stop, seed), self._drafters[arm.text]
+            answered = answer_prompt(arm, model, *request, drafter=drafter, record=record)
+            turn = turn_record(model, prompt, *answered)
             turns.append({"prompt": text, "seed": seed} | turn)
             messages.append({"role": "assistant", "content": turn["text"]})
         return {
@@ -196,18 +171,14 @@ class Bench:
 
     def _trace(self) -> None:
         """Keep the rounds of the traced questions' first choices, of arms that run our loop."""
-        todo = []
-        for arm in self.arms if self._traced else []:
+        todo = [(arm, q) for arm in self.arms if arm.runs_our_loop for q in self._traced]
+        for arm, question in tqdm(todo, unit="answer", desc="traces", disable=not todo):
             path = self._beside("traces", arm.slug)
             rows = read_lines(path, repair=True) if path.is_file() else []
-            known = {row["question_id"] for row in rows}
-            missing = [q for q in self._traced if q.question_id not in known]
-            todo += [(path, arm, q) for q in missing if arm.runs_our_loop]
-        for path, arm, question in tqdm(todo, unit="answer", desc="traces", disable=not todo):
-            record = self.run.records[arm.slug][question.question_id, 0]
-            drafter = self._drafters[arm.text]
-            trace = trace_record(self.model, arm, drafter, self._sampling, question.turns, record)
-            append_lines(path, [trace])
+            if question.question_id not in [row["question_id"] for row in rows]:
+                record = self.run.records[arm.slug][question.question_id, 0]
+                request = self._drafters[arm.text], self._sampling, question.turns, record
+                append_lines(path, [trace_record(self.model, arm, *request)])
 
     def _beside(self, kind: str, name: str) -> Path:
         """A file in a folder beside the records, which is made if needed."""
@@ -225,6 +196,15 @@ class Bench:
             ]
             for arm in self.arms
         }
+
+
+def rotated(items: Sequence[Item], turn: int) -> list[Item]:
+    """The items from another one on every turn, so that none always goes first.
+
+    Example: a b c at turn 4 is b c a.
+    """
+    at = turn % len(items)
+    return [*items[at:], *items[:at]]
 
 
 def check_lengths(model: Model, questions: list[Question], max_new_tokens: int) -> None:

@@ -73,7 +73,9 @@ def held_interrupt() -> Iterator[Callable[[], bool]]:
 
 
 def option(default, help: str):
-    """A dataclass field with its help text."""
+    """A dataclass field with its help text; of a list every instance has its own."""
+    if isinstance(default, list):
+        return field(default_factory=default.copy, metadata={"help": help})
     return field(default=default, metadata={"help": help})
 
 

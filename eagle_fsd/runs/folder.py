@@ -22,8 +22,6 @@ from eagle_fsd.runs.command import Processes
 from eagle_fsd.runs.jsonl import append_lines, read_lines, write_json
 from eagle_fsd.runs.provenance import describe_run, without_checkout
 
-ORIGIN = ("device", "commit")
-
 
 def answer_key(record: dict) -> tuple[int | str, int]:
     """What an answer is of: question_id and choice; those of older runs have one choice."""
@@ -34,16 +32,13 @@ class Run:
     """Opens a folder, reads what it holds, and adds records.
 
     Args:
-        folder: made if needed.
         settings: JSON-able; a folder of others is refused, and what differs is named.
         free: settings that may differ from those of earlier sessions.
         key: what tells a record from the others of its name; of two with one key the later counts.
-        processes: all of them open the same folder; each adds its own records.
 
     Attributes:
         records: name -> key -> record, of the sessions before and of this process; after `finish`
             the main process has all.
-        sessions: of run.json.
 
     Raises:
         BadInput: the folder cannot be written to, is damaged, holds another run, or another
@@ -65,15 +60,17 @@ class Run:
         self.records: defaultdict[str, dict[Hashable, dict]] = defaultdict(dict)
         self._key, self._session = key, ""
         self._adding = threading.Lock()
-        if processes.is_main:  # mends what a killed session left, before the others read
+        if processes.is_main:
             self._lock = self._open()
-            self.sessions = self._read_sessions(free)
-            self._read()
+        else:
+            processes.wait()  # for the main one to mend what a killed session left
+        self.sessions = self._read_sessions(free)
+        for path in sorted((self.folder / "records").glob("*.jsonl")):
+            rows = read_lines(path, repair=processes.is_main)
+            self.records[path.stem] = {key(row): row for row in rows}
+        if processes.is_main:
             self._merge()
-        processes.wait()
-        if not processes.is_main:
-            self.sessions = self._read_sessions(free)
-            self._read()
+            processes.wait()
 
     def _open(self) -> TextIO:
         """Make the folder, and hold the lock of the one command that may write."""
@@ -106,11 +103,6 @@ class Run:
             )
         return sessions
 
-    def _read(self) -> None:
-        for path in sorted((self.folder / "records").glob("*.jsonl")):
-            rows = read_lines(path, repair=self.processes.is_main)
-            self.records[path.stem] = {self._key(row): row for row in rows}
-
     def _merge(self) -> None:
         """Take the shards' records into records/, then the shards away.
 
@@ -125,11 +117,8 @@ class Run:
         shutil.rmtree(self.folder / "shards", ignore_errors=True)
 
     def begin_session(self, **notes: object) -> None:
-        """Before the first record that a launch adds; every process calls it.
-
-        Args:
-            notes: what is to be known of the session, beside its command, commit and machine.
-        """
+        """Before the first record that a launch adds; every process calls it. The notes are kept
+        beside the session's command, commit and machine."""
         self.processes.wait()  # until all have read what there is
         self._session = f"{len(self.sessions) + 1}"
         session = {"session": self._session, "started": time.time()}
@@ -161,10 +150,3 @@ class Run:
         self.processes.wait()
         if self.processes.is_main:
             self._merge()
-
-    def origin(self, records: dict[str, list[dict]]) -> str:
-        """The devices and commits of the sessions that the records are of, in words."""
-        used = {row["session"] for rows in records.values() for row in rows}
-        found = [session for session in self.sessions if session["session"] in used]
-        words = {key: " / ".join(dict.fromkeys(s[key] for s in found)) for key in ORIGIN}
-        return ", ".join(f"{key} {text}" for key, text in words.items())

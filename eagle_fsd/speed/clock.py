@@ -5,7 +5,6 @@ import time
 import torch
 
 ROUND_PHASES = ("propose", "verify", "accept", "commit", "host")
-PHASES = ("prefill", *ROUND_PHASES)
 
 
 def synchronized_time(device: torch.device) -> float:
@@ -16,13 +15,10 @@ def synchronized_time(device: torch.device) -> float:
 
 
 class PhaseClock:
-    """Where the time of an answer goes: seconds by phase, the device synchronised at every lap.
+    """Where the time of an answer goes: `seconds` by phase, the device synchronised at every lap.
 
     `host` is what is left of a round: trimming, stop strings, bookkeeping. An answer with a clock
     is a little slower than one without; on an accelerator much, since phases no longer overlap.
-
-    Attributes:
-        seconds: phase -> total so far.
     """
 
     def __init__(self, device: torch.device):
@@ -31,7 +27,7 @@ class PhaseClock:
 
     def restart(self) -> None:
         """Forget what was measured so far."""
-        self.seconds = dict.fromkeys(PHASES, 0.0)
+        self.seconds = dict.fromkeys(("prefill", *ROUND_PHASES), 0.0)
         self._last = synchronized_time(self._device)
 
     def lap(self, phase: str) -> None:

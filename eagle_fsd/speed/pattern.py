@@ -14,12 +14,8 @@ from eagle_fsd.decoding.verified import VerifiedTree
 
 @dataclass(frozen=True)
 class Pattern(Rule):
-    """Accepts so many drafts a round, in turn, clipped to the tree's depth.
-
-    Attributes:
-        rule: whose work is done for nothing.
-        accepted: drafts of the first round, of the second, ...; from the start again at the end.
-    """
+    """Accepts drafts as the pattern says, round by round and from its start again, clipped to the
+    tree's depth; the rule's work is done for nothing."""
 
     rule: Rule
     accepted: tuple[int, ...]

@@ -1,16 +1,20 @@
 """Where an answer of our loop spends time and memory."""
 
 import gc
+import os
 from collections import deque
+from collections.abc import Callable
 from functools import partial
-from itertools import islice
+from itertools import accumulate, islice
+
+import torch
+from torch.profiler import ProfilerActivity, profile
 
 from eagle_fsd.config import SamplingConfig
 from eagle_fsd.decoding.loop import DecodeConfig, StopConfig, decode_rounds
 from eagle_fsd.evaluation.arms import Arm
 from eagle_fsd.models.loaded import Model
 from eagle_fsd.speed.clock import PhaseClock, synchronized_time
-from eagle_fsd.speed.peak_memory import peak_bytes
 
 NEW_TOKENS = 64  # of a profiled answer
 MEMORY_ROUNDS = 8  # the peak is prefill's or a round's
@@ -56,3 +60,29 @@ def profile_arm(arm: Arm, model: Model, prompt: list[int], sampling: SamplingCon
     clock = PhaseClock(target.device)
     timed(clock)
     return {"peak_memory_bytes": peak, "phase_seconds": clock.seconds} | timed()
+
+
+def peak_bytes(device: torch.device, work: Callable[[], object]) -> int:
+    """Most bytes that the work holds at a time, above what was held before it; exact, unlike the
+    resident set. The work is slowed down, so do not time it.
+
+    On CUDA the allocator's own peak. On a CPU the running sum of the profiler's memory events:
+    tensors, temporaries of operators, weights that oneDNN has packed. Blocks freed inside that were
+    allocated before are not counted as given back, so drop old buffers before. Neither counts what
+    a library (MKL, cuBLAS, OpenMP) takes from the system by itself.
+    """
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device)
+        work()
+        torch.cuda.synchronize(device)
+        return torch.cuda.max_memory_allocated(device) - before
+    # torch 2.13's profiler tells of every start and stop below this level
+    os.environ.setdefault("KINETO_LOG_LEVEL", "6")
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as finished:
+        work()
+    events = finished.profiler.kineto_results.events()
+    changes = [event for event in events if event.name() == "[memory]"]
+    changes.sort(key=lambda event: event.start_ns())
+    return max(accumulate((event.nbytes() for event in changes), initial=0))

@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+import sys
 import time
 
 import psutil
@@ -11,45 +12,42 @@ from eagle_fsd.config import BadInput
 from eagle_fsd.models.load import check_device
 
 BUSY = 0.5  # cores that others may keep busy
-SAMPLE_SECONDS = 0.5
 
 
-def check_timing_alone(device: str) -> list[str]:
-    """Look around before a timed run; takes half a second.
-
-    Args:
-        device: what is timed, auto for every CUDA device. On CUDA the driver's tool nvidia-smi is
-            asked, and a context is made.
-
-    Returns:
-        Warnings: others keep the CPU busy, or it cannot be told who is at work.
-
-    Raises:
-        BadInput: no such device, this is one of several processes of a launcher, or another
-            process has the CUDA device in use.
-    """
-    check_device(device)
-    count = os.environ.get("WORLD_SIZE", "1")
-    if count != "1":
+def check_one_process() -> None:
+    """Refuse a launcher's processes: they would time each other."""
+    if (count := os.environ.get("WORLD_SIZE", "1")) != "1":
         raise BadInput(
             f"{count} processes (WORLD_SIZE) share this machine's time: speeds are of one process "
             "alone. Start the command without a launcher, or ask for no timing"
         )
-    devices = [torch.device(device)] if device != "auto" else []
-    if device == "auto":
-        devices = [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
-    used = (_check_cuda(one) for one in devices if one.type == "cuda")
-    warnings = [warning for warning in used if warning]
-    busy = load_by_others()
-    if busy > BUSY:
+
+
+def check_timing_alone(device: str) -> list[str]:
+    """Look around right before something is timed, on auto at every CUDA device.
+
+    Returns:
+        Warnings, printed too: others keep the CPU busy, or it cannot be told who is at work.
+
+    Raises:
+        BadInput: no such device, several processes, or another one has the CUDA device in use.
+    """
+    check_device(device)
+    check_one_process()
+    every = [f"cuda:{index}" for index in range(torch.cuda.device_count())]
+    devices = map(torch.device, every if device == "auto" else [device])
+    warnings = [told for one in devices if one.type == "cuda" and (told := _check_cuda(one))]
+    if (busy := load_by_others()) > BUSY:
         warnings.append(
             f"other processes keep {busy:.1f} cores busy: speeds will be low and vary. Wait until "
             "the machine is idle"
         )
+    for warning in warnings:
+        print(f"warning: {warning}", file=sys.stderr)
     return warnings
 
 
-def load_by_others(seconds: float = SAMPLE_SECONDS) -> float:
+def load_by_others(seconds: float = 0.5) -> float:
     """Cores' worth of time that others took, of the cores this process may run on.
 
     A sample of now, unlike the load average, which still holds what ended a minute ago. Time that
@@ -73,8 +71,7 @@ def _check_cuda(device: torch.device) -> str:
         listed = [int(line) for line in done.stdout.split()]
     except (OSError, ValueError, subprocess.SubprocessError) as error:
         return f"cannot tell whether other processes use {device}: {error}"
-    others = other_processes(listed, os.getpid())
-    if others:
+    if others := other_processes(listed, os.getpid()):
         raise BadInput(
             f"other processes use {device} (by nvidia-smi: {', '.join(map(str, others))}): speeds "
             "would be theirs too. Wait for them, or choose another device"
@@ -83,11 +80,8 @@ def _check_cuda(device: torch.device) -> str:
 
 
 def other_processes(listed: list[int], own: int) -> list[int]:
-    """The listed processes that are not this one.
-
-    In a container the ids are the host's, so that our own may not be recognised: one is ours all
-    the same.
-    """
+    """The listed processes that are not this one. In a container the ids are the host's and ours
+    is not recognised: a single one is ours all the same."""
     if own in listed:
         return [process for process in listed if process != own]
     return listed if len(listed) > 1 else []

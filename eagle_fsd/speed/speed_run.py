@@ -10,26 +10,49 @@ from pathlib import Path
 from tqdm import tqdm
 
 from eagle_fsd.config import BadInput, SamplingConfig
-from eagle_fsd.evaluation.arms import Arm
-from eagle_fsd.evaluation.bench import Bench
+from eagle_fsd.evaluation.arms import PLAIN, Arm
+from eagle_fsd.evaluation.bench import Bench, rotated
+from eagle_fsd.evaluation.bench_options import SpeedOptions
 from eagle_fsd.evaluation.questions import read_questions
 from eagle_fsd.evaluation.report.report_tables import report_bench
-from eagle_fsd.evaluation.tables import markdown_table
+from eagle_fsd.evaluation.tables import Column, markdown_table
 from eagle_fsd.models.assets import asset_dir
 from eagle_fsd.models.load import load_target_config
-from eagle_fsd.models.loaded import Model
 from eagle_fsd.models.random_weights import PREFIX
 from eagle_fsd.runs.command import ModelOptions, SamplingOptions
 from eagle_fsd.runs.folder import Run
-from eagle_fsd.speed.forwards import rotated, rows_needed, time_forwards
+from eagle_fsd.speed.clock import ROUND_PHASES
+from eagle_fsd.speed.forwards import forward_rows, rows_needed, time_forwards
 from eagle_fsd.speed.pattern import Pattern
 from eagle_fsd.speed.profiled import profile_arm
-from eagle_fsd.speed.quiet import check_timing_alone
-from eagle_fsd.speed.round_tables import FORWARDS, NOTES, ROUND, SINGLE, round_rows, single_rows
-from eagle_fsd.speed.speed_options import SpeedOptions
+from eagle_fsd.speed.quiet import check_one_process, check_timing_alone
 
 RANDOM_PATTERN = (0, 1, 2, 3)  # 2.5 tokens a round
 PROFILES = "profiles"  # file of records
+FORWARDS = "forwards"  # in the place of an arm
+ROUND: tuple[Column, ...] = (
+    ("arm", "arm", "s"),
+    ("context", "context", "d"),
+    ("ms/round", "ms_per_round", ".2f"),
+    ("break-even", "round_vs_plain", ".2f"),
+    *((phase, phase, ".2f") for phase in ROUND_PHASES),
+    ("start", "start", ".0f"),
+    ("peak MiB", "peak_mebibytes", ".1f"),
+)
+SINGLE: tuple[Column, ...] = (
+    ("context", "context", "d"),
+    ("forward", "forward", "s"),
+    ("median ms", "median_ms", ".2f"),
+    ("min ms", "min_ms", ".2f"),
+    ("median vs first", "median_vs_first", ".2f"),
+)
+NOTES = """\
+- ms/round: without a clock. break-even: the same over plain's, so the tokens a round at which the
+  arm is as fast as plain.
+- propose to host, in milliseconds: the device is waited for at every phase. start: prefill and the
+  first round, with the head's run over the prompt, which the others leave out.
+- peak MiB: what torch's allocator gave out in prefill and the first rounds of an answer, above what
+  was there before."""
 
 
 def run_speed(
@@ -40,6 +63,7 @@ def run_speed(
     Raises:
         BadInput: what Bench refuses; several processes; a context that leaves no room.
     """
+    check_one_process()
     if model_options.target.startswith(PREFIX):
         options.accepted = options.accepted or list(RANDOM_PATTERN)
     most = getattr(load_target_config(model_options.target), "max_position_embeddings", None)
@@ -49,17 +73,10 @@ def run_speed(
             f"--context {max(options.context)} needs {needed} positions with the measurements "
             f"after it, the target has {most}: shorten it, or lower --step_repeats"
         )
-    warnings = check_timing_alone(model_options.device)
     questions = read_questions(options.question_file or asset_dir("mt_bench") / "question.jsonl")
-    bench = Bench(
-        f"Speed on {Path(options.question_file).name or 'MT-Bench'}",
-        "speed",
-        options.choose(questions),
-        options,
-        sampling,
-        model_options,
-        free={"context"},
-    )
+    name = f"Speed on {Path(options.question_file).name or 'MT-Bench'}"
+    questions = options.choose(questions)
+    bench = Bench(name, "speed", questions, options, sampling, model_options, free={"context"})
     if options.accepted:
         pattern = tuple(options.accepted)
         bench.name += f" (engine time, no quality: accepted drafts {pattern} in turn)"
@@ -79,35 +96,57 @@ def run_speed(
         if (arm.text if arm else FORWARDS, length) not in run.records[PROFILES]
     ]
     if jobs:
-        run.begin_session(timed=True, warnings=warnings)
-        model = bench.model
-        text = "\n\n".join(question.turns[0] for question in questions)
-        for arm, length in tqdm(jobs, desc="rounds by context"):
-            prompt = context_prompt(model, text, length)
-            run.add(
-                PROFILES, measure(model, arm, prompt, sampling.sampling(), options.step_repeats)
-            )
-    names = [*(arm.text for arm in arms), FORWARDS]
-    records = [run.records[PROFILES][name, n] for n in options.context for name in names]
-    rows, single = round_rows(records), single_rows(records)
+        _measure(run, bench, jobs, sampling.sampling(), options.step_repeats)
+    found = run.records[PROFILES]
+    rows = round_rows([found[arm.text, length] for length in options.context for arm in arms])
+    single = [
+        {"context": length} | row
+        for length in options.context
+        for row in forward_rows(found[FORWARDS, length]["seconds"])
+    ]
     parts = ["Rounds, in milliseconds:", markdown_table(rows, ROUND)]
     parts += ["Single forwards, measured in turn:", markdown_table(single, SINGLE), NOTES]
     further = {"rounds": rows, "forwards": single}
     print(report_bench(bench, extra="\n\n".join(parts), further=further))
 
 
-def measure(
-    model: Model, arm: Arm | None, prompt: list[int], sampling: SamplingConfig, repeats: int
-) -> dict:
-    """An arm's profile, or without one the single forwards."""
-    record = {"arm": arm.text if arm else FORWARDS, "context": len(prompt)}
-    if arm is None:
-        return record | {"seconds": time_forwards(model, prompt, repeats)}
-    return record | profile_arm(arm, model, prompt, sampling)
+def _measure(
+    run: Run,
+    bench: Bench,
+    jobs: list[tuple[Arm | None, int]],
+    sampling: SamplingConfig,
+    repeats: int,
+) -> None:
+    """Add a profile an arm and context, or for no arm the single forwards."""
+    run.begin_session(timed=True, warnings=check_timing_alone(bench.model_options.device))
+    text = "\n\n".join(question.turns[0] for question in bench.questions)
+    for arm, length in tqdm(jobs, desc="rounds by context"):
+        # a user turn of the text over and over, its beginning cut off
+        while len(prompt := bench.model.prompt_ids(text)) < length:
+            text += "\n\n" + text
+        prompt = prompt[-length:]
+        record = {"arm": arm.text if arm else FORWARDS, "context": length}
+        if arm:
+            record |= profile_arm(arm, bench.model, prompt, sampling)
+        else:
+            record["seconds"] = time_forwards(bench.model, prompt, repeats)
+        run.add(PROFILES, record)
 
 
-def context_prompt(model: Model, text: str, length: int) -> list[int]:
-    """A user turn of the text over and over, its beginning cut off."""
-    while len(ids := model.prompt_ids(text)) < length:
-        text += "\n\n" + text
-    return ids[-length:]
+def round_rows(records: list[dict]) -> list[dict]:
+    """What an average round of every arm costs in every context; see ROUND."""
+    rows = []
+    for record in records:
+        count = record["rounds"] or None  # one draft may have filled the answer
+        seconds = {"ms_per_round": record["round_seconds"], **record["phase_seconds"]}
+        row = {key: record[key] for key in ("arm", "context", "rounds", "round_tokens")}
+        for name in ("ms_per_round", *ROUND_PHASES):
+            row[name] = count and 1000 * seconds[name] / count
+        row["start"] = 1000 * record["start_seconds"]
+        row["peak_mebibytes"] = record["peak_memory_bytes"] / 2**20
+        rows.append(row)
+    plain = {row["context"]: row["ms_per_round"] for row in rows if row["arm"] == PLAIN}
+    for row in rows:
+        mine, base = row["ms_per_round"], plain.get(row["context"])
+        row["round_vs_plain"] = mine / base if mine and base else None
+    return rows

@@ -8,13 +8,14 @@ settling a round costs the same with every tree, and little. Acceptance is repla
 accepts of the answers is what real greedy decoding by the exact rule accepts with it.
 
 So the tree is chosen by the exact rule, whatever rule will use it: by tokens/s under a loose rule a
-chain wins, whose fuzzy share is far higher at the same T. For `fsd` the choice holds more: a tree
-is refused whose share of fuzzy tokens, predicted to first order (walks that end where D passes),
-exceeds that of the model's own tree by more than `hold_fuzzy_share`. Sampling is not looked at.
+chain wins, whose fuzzy share is far higher at the same T. For `fsd` a tree is also refused whose
+share of fuzzy tokens, predicted to first order (walks that end where D passes), exceeds that of the
+model's own tree by more than `hold_fuzzy_share`. Sampling is not looked at.
 """
 
 import math
 from collections.abc import Mapping, Sequence
+from itertools import chain, cycle, islice
 
 import numpy as np
 import pandas as pd
@@ -27,7 +28,7 @@ from eagle_fsd.decoding.loop import DecodeConfig, StopConfig, decode
 from eagle_fsd.drafters.eagle import EagleDrafter
 from eagle_fsd.evaluation.arms import Arm
 from eagle_fsd.evaluation.offline.replay import ReplayPlan, replay_text
-from eagle_fsd.evaluation.offline.texts import BEYOND, PlainText, cut
+from eagle_fsd.evaluation.offline.texts import BEYOND, cut
 from eagle_fsd.models.loaded import Model
 from eagle_fsd.rules.fsd import Exact, Fsd
 from eagle_fsd.speed.forwards import SHALLOW, WIDTHS, forward_rows, rows_needed, time_forwards
@@ -72,12 +73,10 @@ def choose_tree(
 
     Args:
         model: its target's sequence is lost; its drafter is left alone.
-        arm: see above for what is asked of its rule.
-        hold_fuzzy_share: see above.
         max_new_tokens: budget of every calibration prompt.
 
     Returns:
-        All candidates, the one to take first; see `choose`.
+        See `choose`.
 
     Raises:
         BadInput: the model has no draft head, or its target too few positions to measure in.
@@ -97,33 +96,25 @@ def choose_tree(
     trees = tuple(candidate_trees(model.drafter.draft_vocab_size))
     plan = ReplayPlan(trees, {arm.text: arm.rule} if judged else {})
     counts = count_acceptance(model, prompts, plan, max_new_tokens)
-    own = tree_name(model.drafter.tree_config)
-    return choose(counts, measure_costs(model, prompts), own, hold=hold_fuzzy_share)
-
-
-def measure_costs(model: Model, prompts: Sequence[list[int]]) -> dict[str, float]:
-    """Median milliseconds of single forwards, by name."""
-    text = [token for prompt in prompts for token in prompt]
-    context = (text * (CONTEXT // len(text) + 1))[:CONTEXT]
-    branches = [k for k in BRANCHES if k <= model.drafter.draft_vocab_size]
+    context = list(islice(cycle(chain(*prompts)), CONTEXT))
+    branches = {tree.branch_top_k for tree in trees}
     rows = forward_rows(time_forwards(model, context, REPEATS, branches))
-    return {row["forward"]: row["median_ms"] for row in rows}
+    costs = {row["forward"]: row["median_ms"] for row in rows}
+    own = tree_name(model.drafter.tree_config)
+    return choose(counts, costs, own, hold=hold_fuzzy_share)
 
 
 def count_acceptance(
     model: Model, prompts: Sequence[list[int]], plan: ReplayPlan, max_new_tokens: int
 ) -> pd.DataFrame:
     """What every tree accepts on the calibration prompts: a row a tree with its rounds, accepted
-    drafts, and with a rule to judge the rounds that end in a fuzzy token.
-
-    Raises:
-        BadInput: no prompt was answered by more than one token.
-    """
+    drafts, and with a rule to judge the rounds that end in a fuzzy token; BadInput if no prompt was
+    answered by more than one token."""
     config = DecodeConfig(Policy(Exact()), StopConfig(max_new_tokens + BEYOND))
     rows = []
     for prompt in tqdm(prompts, desc="acceptance by tree", unit="prompt", leave=False):
         greedy = decode(model.target, RootDrafter(), prompt, config).tokens
-        text = PlainText(0, "", prompt, *cut(greedy, model.stop(max_new_tokens)))
+        text = cut(prompt, greedy, model.stop(max_new_tokens))
         for name, row in replay_text(model.drafter, text, plan)["trees"].items():
             sums = {"rounds": len(row["accepted"]), "accepted": sum(row["accepted"])}
             for judged in row["rules"].values():
@@ -142,10 +133,9 @@ def choose(
 
     Args:
         counts: from count_acceptance.
-        costs: from measure_costs.
+        costs: median milliseconds of single forwards, by name.
         own: the tree that is taken without a choice; where it is no candidate (a small draft
             vocabulary), or no fuzzy tokens are counted, nothing is refused.
-        hold: hold_fuzzy_share.
 
     Returns:
         Rows with tree; tokens_per_round under the exact rule, the next token included;
@@ -158,7 +148,7 @@ def choose(
     table["tokens_per_round"] = 1 + counts["accepted"] / counts["rounds"]
     emitted = counts["rounds"] + counts["accepted"]
     table["fuzzy_share"] = counts["fuzzy"] / emitted if "fuzzy" in counts else math.nan
-    table["propose"] = [_draft_ms(costs, tree) for tree in trees]
+    table["propose"] = [_propose_ms(costs, tree) for tree in trees]
     table["verify"] = np.interp([1 + tree.num_draft_tokens for tree in trees], WIDTHS, verify)
     table["ms_per_round"] = table["propose"] + table["verify"]
     table["speedup"] = table["tokens_per_round"] * costs["verify 1"] / table["ms_per_round"]
@@ -169,7 +159,7 @@ def choose(
     return table.reset_index(names="tree")
 
 
-def _draft_ms(costs: Mapping[str, float], tree: TreeConfig) -> float:
+def _propose_ms(costs: Mapping[str, float], tree: TreeConfig) -> float:
     """A draft of a few levels, and what each further one takes."""
     level = max(0.0, costs[f"draft level x{tree.branch_top_k}"])
     shallow = costs[f"draft {SHALLOW}x{tree.branch_top_k}"]

@@ -2,24 +2,27 @@
 
 Counts only, so that questions can be added up, resampled and resumed (replay_metrics.py).
 
-Axes: L tokens of the text, B roots, S levels.
+Axes: L tokens of the text, B roots, C some of them, S levels, V vocabulary, R draft vocabulary.
 """
 
+import math
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import torch
 
 from eagle_fsd.config import TreeConfig, tree_name
+from eagle_fsd.decoding.divergence import divergence
 from eagle_fsd.drafters.eagle import EagleDrafter
 from eagle_fsd.drafters.growth import HeadOnText, grow
-from eagle_fsd.drafters.pool import Growth, visited_roots
-from eagle_fsd.evaluation.offline.levels import judge_levels
+from eagle_fsd.drafters.pool import NOWHERE, Growth, visited_roots
 from eagle_fsd.evaluation.offline.texts import PlainText
 from eagle_fsd.rules.fsd import Fsd, FsdPaper
 
+JUDGED_ROOTS = 32  # roots whose rows over the whole vocabulary are compared at once
+# of every root: accepted drafts [B], whether a fuzzy token is taken behind them [B]
 Walk = tuple[torch.Tensor, torch.Tensor]
-"""Of every root: accepted drafts [B], whether a fuzzy token is taken behind them [B]."""
 
 
 @dataclass(frozen=True)
@@ -53,23 +56,22 @@ def replay_text(drafter: EagleDrafter, text: PlainText, plan: ReplayPlan) -> dic
         drafter: of any tree; its target gives the features that the head reads.
 
     Returns:
-        {"question_id", "category", "tokens", "levels", "trees"}: levels as judge_levels counts
-        them; of every tree the accepted drafts of all visited rounds, their sum over all positions,
-        visited or not, and for every rule the rounds, the tokens emitted and the fuzzy ones.
+        {"tokens", "levels", "trees"}: levels as judge_levels counts them; of every tree the
+        accepted drafts of all visited rounds, their sum over all positions, visited or not, and for
+        every rule the rounds, the tokens emitted and the fuzzy ones.
     """
     target = drafter.target
     ids_L = torch.tensor(text.ids, device=target.device)
     root_B = torch.tensor(list(text.roots), dtype=torch.int64, device=target.device)
-    record = {"question_id": text.question_id, "category": text.category}
-    record |= {"tokens": len(text.answer), "levels": []}
     if not len(root_B):  # prefill's token ended the answer
         nothing = {"accepted": [], "accepted_anywhere": 0, "rules": {}}
-        return record | {"trees": {tree_name(tree): nothing for tree in plan.trees}}
+        trees = {tree_name(tree): nothing for tree in plan.trees}
+        return {"tokens": len(text.answer), "levels": [], "trees": trees}
     hidden_1LD, features_1LF = target.hidden_and_features(ids_L[None], use_cache=False)
     shapes = plan.growths()
     largest = max(shapes, key=lambda shape: shape.num_expanded)
     on_text = HeadOnText(drafter, ids_L, features_1LF[0], largest)
-    record["levels"], divergence_BS = judge_levels(
+    levels, divergence_BS = judge_levels(
         on_text,
         hidden_1LD[0],
         root_B,
@@ -82,11 +84,68 @@ def replay_text(drafter: EagleDrafter, text: PlainText, plan: ReplayPlan) -> dic
         for arm, rule in plan.rules.items()
     }
     growths = {shape.branch_top_k: grow(on_text, root_B, shape) for shape in shapes}
-    record["trees"] = {
+    trees = {
         tree_name(tree): _tree_record(growths[tree.branch_top_k], tree, plan.rules, passes_BS)
         for tree in plan.trees
     }
-    return record
+    return {"tokens": len(text.answer), "levels": levels, "trees": trees}
+
+
+def judge_levels(
+    on_text: HeadOnText,
+    hidden_LD: torch.Tensor,
+    root_B: torch.Tensor,
+    end: int,
+    *,
+    levels: int,
+    divergences: tuple[str, ...],
+) -> tuple[list[dict], dict[str, torch.Tensor]]:
+    """What the head and the target say after the root and after the text's own next tokens.
+
+    Args:
+        hidden_LD: the target's hidden states of the text, after the final norm.
+        root_B: indices of the roots, one after the other.
+        end: index behind the answer.
+        divergences: names in DIVERGENCES.
+
+    Returns:
+        Counts of every level, over the positions whose next token is the answer's: positions; top1
+        and top8 (the text's token is the draft's best, among its best 8); js (a sum); agree (it is
+        the target's argmax in this forward: all but ties). And of every divergence asked for D at
+        the text's node of each level, 0 being the root, [B, S].
+    """
+    counts = [Counter() for _ in range(levels)]
+    parts: dict[str, list[torch.Tensor]] = {name: [] for name in divergences}
+    for root_C in root_B.split(JUDGED_ROOTS):
+        first, C = int(root_C[0]), root_C.shape[0]
+        # roots follow each other, so levels share the target's rows
+        target_NV = on_text.target.logits(hidden_LD[first : first + C - 1 + levels]).float()
+        found: dict[str, list[torch.Tensor]] = {name: [] for name in ("js", *divergences)}
+        for level, hidden_CD in enumerate(on_text.chain(root_C, levels)):
+            target_CV = target_NV[level : level + C]
+            label_C = on_text.ids_L[root_C + level + 1]
+            draft_CV = on_text.drafter.readout(hidden_CD).float()
+            if (draft_token_R := on_text.drafter.draft_token_R) is not None:
+                # -inf for tokens that cannot be drafted, as DraftTree.draft_logits
+                nowhere_CV = torch.full_like(target_CV, -math.inf)
+                draft_CV = nowhere_CV.index_copy_(1, draft_token_R, draft_CV)
+            for name, kept in found.items():
+                kept.append(divergence(name, target_CV, draft_CV))
+            own_C = draft_CV.gather(1, label_C[:, None])[:, 0]
+            rank_C = (draft_CV > own_C[:, None]).sum(1).masked_fill(own_C == -math.inf, NOWHERE)
+            values = {
+                "positions": torch.ones_like(rank_C),
+                "top1": rank_C < 1,
+                "top8": rank_C < 8,
+                "js": found["js"][-1],
+                "agree": target_CV.argmax(1) == label_C,
+            }
+            in_answer_C = root_C + level + 1 < end
+            for name, value_C in values.items():
+                counts[level][name] += value_C[in_answer_C].sum().item()
+        for name, kept in parts.items():
+            kept.append(torch.stack(found[name], dim=1))
+    return counts, {name: torch.cat(kept) for name, kept in parts.items()}
 
 
 def _tree_record(
@@ -116,9 +175,7 @@ def walk_fsd(growth: Growth, tree: TreeConfig, passes_BS: torch.Tensor) -> Walk:
     The exact path, and at its end a fuzzy token if that node has children and D passes.
     """
     accepted_B = growth.accepted(tree)
-    may_BS = growth.has_child(tree) & passes_BS[:, : tree.tree_depth]
-    may_BS = torch.nn.functional.pad(may_BS, (0, 1))  # the deepest nodes have no children
-    return accepted_B, may_BS.gather(1, accepted_B[:, None])[:, 0]
+    return accepted_B, _at(growth.has_child(tree) & passes_BS[:, : tree.tree_depth], accepted_B)
 
 
 def walk_fsd_paper(growth: Growth, tree: TreeConfig, passes_BS: torch.Tensor) -> Walk:
@@ -128,10 +185,13 @@ def walk_fsd_paper(growth: Growth, tree: TreeConfig, passes_BS: torch.Tensor) ->
     """
     go_BS = growth.has_child(tree) & passes_BS[:, : tree.tree_depth]
     right_BS = growth.child_is_text_BS[:, : tree.tree_depth]
-    on_text_BS = (go_BS & right_BS).cumprod(1)
-    accepted_B = on_text_BS.sum(1)
-    off_BS = torch.nn.functional.pad(go_BS & ~right_BS, (0, 1))
-    return accepted_B, off_BS.gather(1, accepted_B[:, None])[:, 0]
+    accepted_B = (go_BS & right_BS).cumprod(1).sum(1)
+    return accepted_B, _at(go_BS & ~right_BS, accepted_B)
+
+
+def _at(flag_BS: torch.Tensor, level_B: torch.Tensor) -> torch.Tensor:
+    """A node's flag at each root's level; the deepest nodes have no children and none."""
+    return torch.nn.functional.pad(flag_BS, (0, 1)).gather(1, level_B[:, None])[:, 0]
 
 
 WALKS = {Fsd: walk_fsd, FsdPaper: walk_fsd_paper}

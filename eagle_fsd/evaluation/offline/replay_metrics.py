@@ -50,10 +50,11 @@ def tables(records: Mapping[str, Sequence[dict]]) -> dict[str, list[dict]]:
     """The rows of every table, from each head's records."""
     rows: dict[str, list[dict]] = {name: [] for name in TABLES}
     for head, found in records.items():
-        rows["levels"] += [{"head": head} | row for row in level_rows(found)]
-        for tree in found[0]["trees"]:
-            rows["trees"].append({"head": head} | tree_row(found, tree))
-            rows["rules"] += [{"head": head} | row for row in rule_rows(found, tree)]
+        trees = found[0]["trees"]
+        made = {"trees": [tree_row(found, tree) for tree in trees], "levels": level_rows(found)}
+        made["rules"] = [row for tree in trees for row in rule_rows(found, tree)]
+        for name in TABLES:
+            rows[name] += [{"head": head} | row for row in made[name]]
     return rows
 
 
@@ -83,12 +84,9 @@ def level_rows(records: Sequence[dict]) -> list[dict]:
 
 
 def tree_row(records: Sequence[dict], name: str) -> dict:
-    """Tokens per round of one tree over all questions, and what a cruder estimate would say.
-
-    Keys: tokens_per_round {value, low, high} (95 % interval over questions) and rounds;
-    all_positions, the mean over every position instead of the visited ones; accepted_share of
-    rounds that accept at least 1, 2, .. drafts.
-    """
+    """One tree over all questions: tokens_per_round {value, low, high} (95 % interval over
+    questions) and rounds; all_positions, the same over every position instead of the visited ones;
+    accepted_share of rounds that accept at least 1, 2, .. drafts."""
     rows = [record["trees"][name] for record in records]
     counts = [count for row in rows for count in row["accepted"]]
     parts = [(sum(row["accepted"]) + len(row["accepted"]), len(row["accepted"])) for row in rows]
@@ -119,17 +117,10 @@ def rule_rows(records: Sequence[dict], name: str) -> list[dict]:
     if found.empty:
         return []
     exact = tree_row(records, name)["tokens_per_round"]["value"]
-    rows = []
-    for arm, total in found.groupby("arm", sort=False).sum().iterrows():
-        share = float(total["fuzzy"] / total["emitted"])
-        rows.append(
-            {
-                "tree": name,
-                "arm": arm,
-                "fuzzy_rounds": float(total["fuzzy"] / total["rounds"]),
-                "tokens_per_walk": float(total["emitted"] / total["rounds"]),
-                "fuzzy_share": share,
-                "ceiling": ceiling(share, exact),
-            }
-        )
-    return rows
+    total = found.groupby("arm", sort=False).sum()
+    table = pd.DataFrame({"tree": name}, index=total.index)
+    table["fuzzy_rounds"] = total["fuzzy"] / total["rounds"]
+    table["tokens_per_walk"] = total["emitted"] / total["rounds"]
+    table["fuzzy_share"] = total["fuzzy"] / total["emitted"]
+    rows = table.reset_index().to_dict("records")
+    return [row | {"ceiling": ceiling(row["fuzzy_share"], exact)} for row in rows]

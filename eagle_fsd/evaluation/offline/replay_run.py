@@ -1,33 +1,37 @@
-"""A replay of heads on the questions of a file, into one folder that a killed run goes on with.
-
-What is replayed is in replay.py, the texts in texts.py, rows and tables in replay_metrics.py.
-"""
+"""A replay of heads on the questions of a file, into one folder that a killed run goes on with."""
 
 from dataclasses import asdict
 from pathlib import Path
 
 from tqdm import tqdm
 
+from eagle_fsd.config import BadInput, parse_tree, tree_name
 from eagle_fsd.decoding.drafter import RootDrafter
 from eagle_fsd.decoding.target import Target
 from eagle_fsd.drafters.eagle import EagleDrafter
-from eagle_fsd.evaluation.offline.replay import ReplayPlan, replay_text
+from eagle_fsd.evaluation.arms import parse_arms
+from eagle_fsd.evaluation.offline.replay import WALKS, ReplayPlan, replay_text
 from eagle_fsd.evaluation.offline.replay_metrics import in_words, tables
-from eagle_fsd.evaluation.offline.replay_options import EXTENDABLE, ReplayOptions
-from eagle_fsd.evaluation.offline.texts import open_texts, plain_texts
+from eagle_fsd.evaluation.offline.replay_options import ReplayOptions
+from eagle_fsd.evaluation.offline.texts import BEYOND, open_texts, plain_texts
 from eagle_fsd.evaluation.questions import read_questions, spread
+from eagle_fsd.evaluation.report.read_runs import RunData
 from eagle_fsd.heads.models import DraftHead
 from eagle_fsd.models.assets import asset_dir
 from eagle_fsd.models.load import load_head, load_target, load_target_config
 from eagle_fsd.models.loaded import Model
+from eagle_fsd.rules.fsd import Fsd
 from eagle_fsd.runs.folder import Run
 from eagle_fsd.runs.jsonl import write_json
 from eagle_fsd.runs.provenance import weights_digest, without_checkout
 
+# what a run may be continued with, although it differs
+FREE = frozenset(("heads", "device", "questions", "texts", "output"))
+
 
 def run_replay(options: ReplayOptions) -> None:
     """Replay what is missing, and report."""
-    plan = options.plan()
+    plan = read_plan(options)
     questions = read_questions(options.question_file or asset_dir("mt_bench") / "question.jsonl")
     questions = spread(questions, options.questions)
     config = load_target_config(options.target)
@@ -35,8 +39,8 @@ def run_replay(options: ReplayOptions) -> None:
     # a head that was trained on since is another one
     files = {name: f"{name}-{weights_digest(head)}" for name, head in heads.items()}
     identity = {key: getattr(options, key) for key in ("target", "dtype", "conv_template")}
-    open_texts(options.texts, identity)  # refused before weights load
-    run = Run(options.output, {"command": "replay", **asdict(options)}, free=EXTENDABLE)
+    store = open_texts(options.texts, identity)
+    run = Run(options.output, {"command": "replay", **asdict(options)}, free=FREE)
     missing = {
         name: [q for q in questions if (q.question_id, 0) not in run.records[files[name]]]
         for name in heads
@@ -46,19 +50,41 @@ def run_replay(options: ReplayOptions) -> None:
         target, tokenizer = load_target(options.target, dtype=options.dtype, device=options.device)
         run.begin_session()
         model = Model(target, tokenizer, RootDrafter(), options.conv_template)
-        prompts = {key: (q.category, model.prompt_ids(q.turns[0])) for key, q in todo.items()}
-        stop = model.stop(options.max_new_tokens)
-        texts = plain_texts(target, prompts, stop, folder=options.texts, settings=identity)
+        prompts = {key: model.prompt_ids(question.turns[0]) for key, question in todo.items()}
+        texts = plain_texts(store, target, prompts, model.stop(options.max_new_tokens))
+        del store  # another replay may have it
         for name, head in heads.items():
             drafter = build_drafter(head, target, plan)
             for question in tqdm(missing[name], desc=name):
-                record = replay_text(drafter, texts[question.question_id], plan)
-                run.add(files[name], record)
+                key = {"question_id": question.question_id, "category": question.category}
+                text = texts[question.question_id]
+                run.add(files[name], key | replay_text(drafter, text, plan))
     chosen = {
         name: [run.records[file][question.question_id, 0] for question in questions]
         for name, file in files.items()
     }
     report(run, chosen)
+
+
+def read_plan(options: ReplayOptions) -> ReplayPlan:
+    """Trees and rules, checked."""
+    trees = tuple(dict.fromkeys(map(parse_tree, options.trees)))
+    if not trees:
+        raise BadInput("--trees names no tree: give at least one, such as 15x4x6")
+    deepest = max(trees, key=lambda tree: tree.tree_depth)
+    if deepest.tree_depth > BEYOND:
+        raise BadInput(f"tree {tree_name(deepest)} is deeper than the {BEYOND} of replay")
+    arms = parse_arms(options.arms) if options.arms else []
+    for arm in arms:
+        plain = type(arm.rule) in WALKS and not arm.guards and not arm.tree
+        # where fsd takes its first fuzzy token does not depend on the child
+        child = "draft" if type(arm.rule) is Fsd else getattr(arm.rule, "child", "")
+        if not plain or arm.rule.logits != "raw" or child != "draft":
+            raise BadInput(
+                f"arm {arm.text!r}: replay follows fsd, and fsd-paper with child draft, by raw "
+                "logits, without guards and trees of their own"
+            )
+    return ReplayPlan(trees, {arm.text: arm.rule for arm in arms})
 
 
 def head_names(heads: list[str]) -> dict[str, str]:
@@ -83,10 +109,12 @@ def build_drafter(head: DraftHead, target: Target, plan: ReplayPlan) -> EagleDra
 def report(run: Run, records: dict[str, list[dict]]) -> None:
     """Write and print the tables, as text and JSON."""
     options = run.settings
+    made = RunData("", options, run.sessions, records)
     title = (
         f"Replay of {Path(options['question_file']).name or 'MT-Bench'}, "
         f"{len(next(iter(records.values())))} first turns x {options['max_new_tokens']} tokens, "
-        f"{options['target']} in {options['dtype']}, greedy; {run.origin(records)}"
+        f"{options['target']} in {options['dtype']}, greedy; device {made.origin('device')}, "
+        f"commit {made.origin('commit')}"
     )
     rows = tables(records)
     text = f"{title}\n\n{in_words(rows)}\n"

@@ -25,20 +25,14 @@ from eagle_fsd.runs.folder import Run
 BEYOND = 16
 BATCH = 16  # questions decoded together; a killed run loses at most these
 
-Prompts = dict[int | str, tuple[str, list[int]]]  # question id -> (category, prompt tokens)
+Prompts = dict[int | str, list[int]]  # by question id
 
 
 @dataclass(frozen=True)
 class PlainText:
-    """A prompt, the plain greedy answer to it, and what the target would have said next.
+    """A prompt, the plain greedy answer to it, trimmed as the loop does, and BEYOND further greedy
+    tokens."""
 
-    Attributes:
-        answer: trimmed at stop and budget, as the loop does.
-        beyond: BEYOND greedy tokens after the answer's end.
-    """
-
-    question_id: int | str
-    category: str
     prompt: list[int]
     answer: list[int]
     beyond: list[int]
@@ -57,54 +51,47 @@ class PlainText:
         return range(len(self.prompt), len(self.prompt) + len(self.answer) - 1)
 
 
-def cut(greedy: list[int], stop: StopConfig) -> tuple[list[int], list[int]] | None:
-    """Answer and beyond of the text for a budget; None if more greedy tokens are needed."""
+def cut(prompt: list[int], greedy: list[int], stop: StopConfig) -> PlainText | None:
+    """The text for a budget; None if more greedy tokens are needed."""
     answer, finish = stop.trim([], greedy)
-    end = len(answer) + BEYOND
-    return None if finish is None or end > len(greedy) else (answer, greedy[len(answer) : end])
+    beyond = greedy[len(answer) :][:BEYOND]
+    return None if finish is None or len(beyond) < BEYOND else PlainText(prompt, answer, beyond)
 
 
 def open_texts(folder: str | Path, settings: dict) -> Run:
-    """The store, locked as long as the object lives; BadInput if it has texts of other settings."""
+    """The store, locked as long as the object lives.
+
+    Args:
+        settings: what the texts depend on (target, dtype, template); a folder of others is refused.
+    """
     return Run(folder, settings, key=lambda row: row["question_id"])
 
 
 def plain_texts(
-    target: Target, prompts: Prompts, stop: StopConfig, *, folder: str | Path, settings: dict
+    run: Run, target: Target, prompts: Prompts, stop: StopConfig
 ) -> dict[int | str, PlainText]:
-    """The texts of the prompts for a budget; those that are not stored yet are made.
-
-    Args:
-        folder: of the store.
-        settings: what the texts depend on (target, dtype, template).
+    """The texts of the prompts for a budget; those that are not in the store yet are made.
 
     Raises:
-        BadInput: the folder has texts of other settings, or of another prompt for a question, or
-            the target has too few positions.
+        BadInput: the store has another prompt for a question, or the target too few positions.
     """
-    run = open_texts(folder, settings)
     rows = run.records["texts"]
-    for key, (_, prompt) in prompts.items():
+    missing = {}
+    for key, prompt in prompts.items():
+        if key not in rows or cut(prompt, rows[key]["greedy_ids"], stop) is None:
+            missing[key] = prompt
         if key in rows and rows[key]["prompt_ids"] != prompt:
             raise BadInput(
-                f"{folder} holds another prompt for question {key!r}: name another folder for "
+                f"{run.folder} holds another prompt for question {key!r}: name another folder for "
                 "this question file"
             )
-    missing = {
-        key: prompt
-        for key, (_, prompt) in prompts.items()
-        if key not in rows or cut(rows[key]["greedy_ids"], stop) is None
-    }
     if missing:
         run.begin_session()
         _make(run, target, missing, stop.max_new_tokens + BEYOND)
-    return {
-        key: PlainText(key, category, prompt, *cut(rows[key]["greedy_ids"], stop))
-        for key, (category, prompt) in prompts.items()
-    }
+    return {key: cut(prompts[key], rows[key]["greedy_ids"], stop) for key in prompts}
 
 
-def _make(run: Run, target: Target, prompts: dict[int | str, list[int]], count: int) -> None:
+def _make(run: Run, target: Target, prompts: Prompts, count: int) -> None:
     """Record `count` greedy tokens of each prompt, whatever the stop tokens.
 
     They are made in batches, many times faster than one by one. Each text is then run alone in one
