@@ -8,9 +8,9 @@ from eagle_fsd.decoding.drafter import Drafter
 from eagle_fsd.decoding.loop import DecodeConfig, Generation, StopConfig, decode
 from eagle_fsd.decoding.rule import Rule
 from eagle_fsd.decoding.target import Target
-from eagle_fsd.rules.fsd import Exact, Fsd
+from eagle_fsd.rules.fsd import Exact
 
-EXACT, NEVER = Exact(), Fsd(0.0)
+EXACT = Exact()
 TREES = [
     TreeConfig(5, 5, 1),  # a chain
     TreeConfig(7, 3, 4),

@@ -9,15 +9,16 @@ import math
 import random
 from collections import defaultdict
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import scipy.special
 import torch
 
 from eagle_fsd.config import SamplingConfig
 from eagle_fsd.decoding.acceptance import Policy
 from eagle_fsd.decoding.tree import DraftTree
 from eagle_fsd.rules import RULES
-from eagle_fsd.rules.guards import GUARDS
+from eagle_fsd.rules.guards import Cap, Floor
 
 # --- divergences of two rows of logits ----------------------------------------------------------
 
@@ -28,40 +29,30 @@ def log_probs(logits: list[float]) -> list[float]:
     return [logit - top - math.log(total) for logit in logits]
 
 
-def kl(logp: list[float], other_logp: list[float]) -> float:
+def probs(logits: list[float]) -> list[float]:
+    return [math.exp(value) for value in log_probs(logits)]
+
+
+def kl(p: list[float], other: list[float]) -> float:
     """sum p ln(p / other); a term with p = 0 is 0, one with p > 0 and other = 0 is infinite."""
-    if any(a > -math.inf and b == -math.inf for a, b in zip(logp, other_logp, strict=True)):
-        return math.inf
-    pairs = zip(logp, other_logp, strict=True)
-    return math.fsum(math.exp(a) * (a - b) for a, b in pairs if a > -math.inf)
-
-
-def mean(logp: list[float], other_logp: list[float]) -> list[float]:
-    def one(a: float, b: float) -> float:
-        top = max(a, b)
-        if top == -math.inf:
-            return top
-        return top + math.log((math.exp(a - top) + math.exp(b - top)) / 2)
-
-    return [one(a, b) for a, b in zip(logp, other_logp, strict=True)]
+    pairs = zip(p, other, strict=True)
+    return math.fsum(a * math.log(a / b) if b else math.inf for a, b in pairs if a)
 
 
 def slow_divergence(name: str, target_logits: list[float], draft_logits: list[float]) -> float:
     if any(math.isnan(logit) for logit in [*target_logits, *draft_logits]):
         return math.nan
-    target, draft = log_probs(target_logits), log_probs(draft_logits)
-    if name == "kl_target_draft":
-        return kl(target, draft)
-    if name == "kl_draft_target":
-        return kl(draft, target)
+    target, draft = probs(target_logits), probs(draft_logits)
     if name == "tv":
-        gaps = (abs(math.exp(a) - math.exp(b)) for a, b in zip(target, draft, strict=True))
-        return 0.5 * math.fsum(gaps)
-    middle = mean(target, draft)
-    if name == "js":
-        return 0.5 * (kl(target, middle) + kl(draft, middle))
-    assert name == "js_reference"
-    return 0.5 * (kl(middle, target) + kl(middle, draft))
+        return 0.5 * math.fsum(abs(a - b) for a, b in zip(target, draft, strict=True))
+    mean = [(a + b) / 2 for a, b in zip(target, draft, strict=True)]
+    pairs = {
+        "kl_target_draft": [(target, draft)],
+        "kl_draft_target": [(draft, target)],
+        "js": [(target, mean), (draft, mean)],
+        "js_reference": [(mean, target), (mean, draft)],
+    }[name]
+    return math.fsum(kl(p, other) for p, other in pairs) / len(pairs)
 
 
 # --- sampling -----------------------------------------------------------------------------------
@@ -73,7 +64,7 @@ def slow_filter(logits: list[float], sampling: SamplingConfig) -> list[float]:
     order = sorted(range(len(logits)), key=lambda token: -logits[token])
     if sampling.top_k:
         order = order[: sampling.top_k]
-    prob = [math.exp(value) for value in log_probs([logits[token] for token in order])]
+    prob = probs([logits[token] for token in order])
     if sampling.top_p < 1:
         order = [t for i, t in enumerate(order) if i == 0 or math.fsum(prob[:i]) < sampling.top_p]
     return [logit if token in order else -math.inf for token, logit in enumerate(logits)]
@@ -84,7 +75,7 @@ def slow_p(logits: list[float], sampling: SamplingConfig) -> list[float]:
     if sampling.temperature == 0:
         best = logits.index(max(logits))
         return [float(token == best) for token in range(len(logits))]
-    return [math.exp(value) for value in log_probs(slow_filter(logits, sampling))]
+    return probs(slow_filter(logits, sampling))
 
 
 def slow_draw(weights: list[float], uniform: float) -> int:
@@ -127,19 +118,14 @@ class SlowAccept:
     ):
         self.rule, self.sampling = policy.rule, policy.sampling
         self.kind = next(name for name, kind in RULES.items() if type(self.rule) is kind)
-        self.guards = {
-            name: guard
-            for name, kind in GUARDS.items()
-            for guard in policy.guards
-            if type(guard) is kind
-        }
+        self.guards = {type(guard): guard for guard in policy.guards}
         self.token = tree.token_N.tolist()
         parent = tree.parent_N.tolist()
         nodes = range(len(parent))
-        self.children = [[c for c in nodes if c > 0 and parent[c] == v] for v in nodes]
-        for v in nodes:
-            if v and self.token[v] in stop:
-                self.children[v] = []
+        self.children = [
+            [c for c in nodes[1:] if parent[c] == v and (v == 0 or self.token[v] not in stop)]
+            for v in nodes
+        ]
         self.target = target_logits_NV.double().tolist()
         rows = tree.draft_logits_ER.double().tolist()
         self.draft = [rows[row] if row >= 0 else None for row in tree.draft_row_N.tolist()]
@@ -169,21 +155,17 @@ class SlowAccept:
 
     def options(self, v: int) -> list[int]:
         """Children that top-k, top-p and the guards leave."""
-        filters = SamplingConfig(
-            self.sampling.temperature or 1.0, self.sampling.top_k, self.sampling.top_p
-        )
-        raw = log_probs(self.target[v])
-        kept = [0.0] * len(raw)  # temperature alone removes nothing
-        if filters.top_k or filters.top_p < 1:
-            kept = slow_filter(self.target[v], filters)
-        cap = self.guards["cap"].nats if "cap" in self.guards else math.inf
-        floor = self.guards["floor"].prob if "floor" in self.guards else 0.0
+        warm = replace(self.sampling, temperature=self.sampling.temperature or 1.0)
+        kept = raw = probs(self.target[v])  # temperature alone removes nothing
+        if warm.top_k or warm.top_p < 1:
+            kept = slow_filter(self.target[v], warm)
+        cap, floor = self.guards.get(Cap), self.guards.get(Floor)
         return [
             c
             for c in self.children[v]
             if kept[self.token[c]] > -math.inf
-            and self.regret(v, self.token[c]) <= cap
-            and math.exp(raw[self.token[c]]) >= floor
+            and not (cap and self.regret(v, self.token[c]) > cap.nats)
+            and not (floor and raw[self.token[c]] < floor.prob)
         ]
 
     def outside(self, v: int) -> float:
@@ -211,9 +193,7 @@ class SlowAccept:
     def choice(self, v: int, options: list[int]) -> dict[int, float]:
         """The distribution over the options by which one is taken."""
         if self.rule.child == "sample":
-            weight = [
-                math.exp(x) for x in log_probs([self.draft[v][self.token[c]] for c in options])
-            ]
+            weight = probs([self.draft[v][self.token[c]] for c in options])
             return dict(zip(options, weight, strict=True))
         if self.rule.child == "draft":
             return {max(options, key=lambda c: self.draft[v][self.token[c]]): 1.0}
@@ -274,9 +254,8 @@ class SlowAccept:
             return (0.0, self.choice(v, options)) if taken else (1.0, {})
         if self.kind == "path" and self.rule.price > 0 and self.sampling.temperature > 0:
             new, old = self.tilted(v), self.p[v]
-            excess = {
-                c: max(0.0, new[self.token[c]] - old[self.token[c]]) for c in self.children[v]
-            }
+            tokens = {c: self.token[c] for c in self.children[v]}
+            excess = {c: max(0.0, new[token] - old[token]) for c, token in tokens.items()}
             total = math.fsum(excess.values())
             kept = min(1.0, new[x] / old[x])
             return kept, {c: p / total for c, p in excess.items()} if total else {}
@@ -333,14 +312,8 @@ class SlowAccept:
         if not keep:
             go = list(others)[slow_draw(list(others.values()), uniforms[0][1])]
         token = x if go is None else self.token[go]
-        step = Step(
-            node=v,
-            token=token,
-            fuzzy=token != x,
-            divergence=self.divergence(v) if self.children[v] else math.nan,
-            tv=self.tv(v),
-            regret=self.regret(v, token),
-        )
+        divergence = self.divergence(v) if self.children[v] else math.nan
+        step = Step(v, token, token != x, divergence, self.tv(v), self.regret(v, token))
         return [step] if go is None else [step, *self.walk(uniforms[1:], go)]
 
 
@@ -382,20 +355,13 @@ def random_round(
 
 
 def chi_square_p(count: dict, expected: dict) -> float:
-    """P-value of the counts; outcomes expected fewer than 5 times are pooled.
-
-    Args:
-        expected: the probability of every outcome.
-    """
+    """P-value of the counts, given every outcome's probability; rare outcomes are pooled."""
     impossible = {key: n for key, n in count.items() if n and expected.get(key, 0) < 1e-12}
     assert not impossible, f"drawn though their probability is 0: {impossible}"
     assert math.isclose(math.fsum(expected.values()), 1, abs_tol=1e-5)
     draws = sum(count.values())
-    cells = [
-        (count.get(outcome, 0), p * draws) for outcome, p in expected.items() if p * draws >= 5
-    ]
+    cells = [(count.get(key, 0), p * draws) for key, p in expected.items() if p * draws >= 5]
     rare = (draws - sum(n for n, _ in cells), draws - math.fsum(e for _, e in cells))
     cells += [rare] if rare[1] >= 5 else []
     x = math.fsum((n - mean) ** 2 / mean for n, mean in cells)
-    half = torch.tensor([(len(cells) - 1) / 2, x / 2], dtype=torch.float64)
-    return torch.special.gammaincc(half[0], half[1]).item()
+    return scipy.special.chdtrc(len(cells) - 1, x)

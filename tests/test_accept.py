@@ -32,7 +32,6 @@ SAMPLINGS = [
     for sampling in (GREEDY, FILTERED, WARM)
 ]
 BY_DIVERGENCE = [Fsd, FsdPaper]
-GUARDED = [(), (Cap(1.5),), (Floor(0.02), Budget(2.0)), (Cap(2.5), Floor(0.01))]
 
 
 def outcome(
@@ -57,10 +56,6 @@ def ladder(tree: DraftTree, logits_NV: torch.Tensor, divergence: str = "js") -> 
     return [0.0, *(sum(pair) / 2 for pair in itertools.pairwise(at_parents)), INF]
 
 
-def with_draft(tree: DraftTree, draft_EV: torch.Tensor) -> DraftTree:
-    return replace(tree, draft_logits_ER=draft_EV)
-
-
 def is_leaf(tree: DraftTree, node: int) -> bool:
     return node not in tree.parent_N[1:]
 
@@ -69,7 +64,7 @@ def is_leaf(tree: DraftTree, node: int) -> bool:
 
 
 def assert_agrees(round_: tuple, rule: Rule, sampling: SamplingConfig, guards=(), stop=()):
-    """The outcome is the reference's, but for a budget, which the reference does not know."""
+    """The outcome is the reference's, which knows no budget."""
     tree, logits_NV, uniform_S3 = round_
     got = outcome(round_, rule, sampling, guards, stop_token_ids=stop)
     slow = SlowAccept(tree, logits_NV, Policy(rule, sampling, guards), stop)
@@ -110,16 +105,17 @@ def other_rules(sampling: SamplingConfig) -> list[Rule]:
     return found
 
 
-@pytest.mark.parametrize("sampling", SAMPLINGS)
+@pytest.mark.parametrize("sampling", [*SAMPLINGS, SamplingConfig(0.0, 3, 0.9)])
 def test_the_other_rules_agree_with_the_reference(sampling, each_way):
-    """As above, for rules that judge the token, that price it, or that leave it to chance."""
+    """As above, for rules that judge the token, that price it, or that leave it to chance; at
+    temperature 0 top-k and top-p leave what they leave of the raw row."""
     fuzzy = 0
     for rule, seed in itertools.product(other_rules(sampling), range(5)):
         fuzzy += sum(assert_agrees(random_round(seed), rule, sampling).fuzzy)
     assert fuzzy > 12
 
 
-@pytest.mark.parametrize("guards", GUARDED[:2] + GUARDED[3:], ids=str)
+@pytest.mark.parametrize("guards", [(), (Cap(1.5),), (Cap(2.5), Floor(0.01))], ids=str)
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 def test_guards_and_stop_tokens_agree_with_the_reference(guards, sampling, each_way):
     """Options are narrowed for every rule alike, and a stop token's node is a leaf."""
@@ -183,7 +179,8 @@ def test_the_tight_end_of_every_rule_is_exact(sampling):
         tree, logits_NV, uniform_S3 = random_round(seed)
         if seed % 5 == 0:  # a perfect draft: D = 0 at every parent
             row_N = tree.draft_row_N.tolist()
-            tree = with_draft(tree, logits_NV[[row_N.index(row) for row in range(max(row_N) + 1)]])
+            draft_EV = logits_NV[[row_N.index(row) for row in range(max(row_N) + 1)]]
+            tree = replace(tree, draft_logits_ER=draft_EV)
         round_ = (tree, logits_NV, uniform_S3)
         want = outcome(round_, Exact(), sampling)
         for rule in tight:
@@ -209,7 +206,8 @@ def test_the_loose_end_of_every_rule_is_a_leaf(sampling):
         tree, logits_NV, uniform_S3 = random_round(seed)
         draft_EV = tree.draft_logits_ER.clone()
         draft_EV[:, tree.token_N.bincount(minlength=11) == 0] = -INF  # tokens nobody drafted
-        for drafts, rule in itertools.product((tree, with_draft(tree, draft_EV)), loose):
+        confined = replace(tree, draft_logits_ER=draft_EV)
+        for drafts, rule in itertools.product((tree, confined), loose):
             got = outcome((drafts, logits_NV, uniform_S3), rule, unfiltered)
             assert is_leaf(tree, got.path[-1]), rule
             assert all(tree.parent_N[c] == v for v, c in itertools.pairwise(got.path))
@@ -253,7 +251,7 @@ def test_nan_never_passes(divergence, each_way):
         tree, *rest = random_round(seed)
         draft_EV = tree.draft_logits_ER.clone()
         draft_EV[:, seed] = math.nan
-        round_ = (with_draft(tree, draft_EV), *rest)
+        round_ = (replace(tree, draft_logits_ER=draft_EV), *rest)
         want = outcome(round_, Exact(), sampling)
         for child in children_for(sampling):
             got = outcome(round_, Fsd(INF, child, divergence), sampling)
@@ -287,27 +285,6 @@ def test_threshold_holds_its_own_value():
     below = torch.tensor(at_root).nextafter(torch.tensor(0.0)).item()
     assert outcome(round_, FsdPaper(at_root)).path != [0]
     assert outcome(round_, FsdPaper(below)).path == [0]
-
-
-def test_support_is_what_top_k_and_top_p_leave(each_way):
-    """Temperature 0 has them too: of the raw row. Temperature alone removes nothing."""
-    taken = 0
-    for seed, temperature in itertools.product(range(8), (0.0, 0.7, 1.5)):
-        tree, logits_NV, uniform_S3 = round_ = random_round(seed, vocab=23)
-        for top_k, top_p in ((3, 1.0), (0, 0.8), (5, 0.9)):
-            sampling = SamplingConfig(temperature, top_k, top_p)
-            warm = replace(sampling, temperature=temperature or 1.0)
-            slow = SlowAccept(tree, logits_NV, Policy(Exact(), warm))
-            for rule in (Fsd(INF), FsdPaper(INF), AcceptAll("target"), Ratio(INF), PathRule(9.0)):
-                got = outcome(round_, rule, sampling)
-                support = [
-                    slow.p[v][token] > 0 for v, token in zip(got.path, got.tokens, strict=True)
-                ]
-                assert all(support), (rule, sampling)
-                taken += sum(got.fuzzy)
-        free = outcome(round_, AcceptAll(), SamplingConfig(temperature))
-        assert is_leaf(tree, free.path[-1])
-    assert taken > 40
 
 
 # --- guards ---------------------------------------------------------------------------------------
@@ -360,23 +337,16 @@ def test_a_budget_leaves_no_known_tv():
     "make, told",
     [
         (lambda: Fsd(child="best"), ["'best'", *CHILD_CHOICES]),
-        (lambda: Random(child="best"), ["'best'", *CHILD_CHOICES]),
-        (lambda: AcceptAll("best"), ["'best'", *CHILD_CHOICES]),
         (lambda: Fsd(divergence="kl"), ["'kl'", *DIVERGENCES, *ALIASES]),
-        (lambda: PathRule(divergence="kl"), ["'kl'", *DIVERGENCES, *ALIASES]),
         (lambda: Fsd(logits="cooked"), ["'cooked'", "raw", "processed"]),
-        (lambda: PathRule(logits="cooked"), ["'cooked'", "raw", "processed"]),
         (lambda: Fsd(-0.1), ["-0.1", "0 or above"]),
         (lambda: FsdPaper(math.nan), ["nan"]),
         (lambda: Ratio(-1.0), ["'ratio'", "-1"]),
-        (lambda: Ratio(math.nan), ["'ratio'", "nan"]),
         (lambda: PathRule(-1.0), ["'path'", "-1"]),
         (lambda: PathRule(INF), ["'path'", "inf"]),
         (lambda: PathRule(gate=math.nan), ["gate", "nan"]),
         (lambda: PathRule(divergence="tv"), ["'path'", "gate="]),
-        (lambda: PathRule(logits="processed"), ["'path'", "gate="]),
         (lambda: Random(1.5), ["probability", "1.5"]),
-        (lambda: Random(math.nan), ["probability", "nan"]),
         (lambda: Cap(-1.0), ["cap", "-1"]),
         (lambda: Floor(1.1), ["floor", "1.1"]),
         (lambda: Budget(math.nan), ["budget", "nan"]),
@@ -384,7 +354,6 @@ def test_a_budget_leaves_no_known_tv():
     ],
 )
 def test_values_without_meaning_are_refused(make, told):
-    """The error says the value, and what would do."""
     with pytest.raises(BadInput) as error:
         make()
     assert all(word in str(error.value) for word in told), error.value

@@ -38,8 +38,10 @@ def logits_pair(form: str, vocab: int, seed: int = 0) -> tuple[torch.Tensor, tor
 @pytest.mark.parametrize("vocab", [5, 9973])
 @pytest.mark.parametrize("form", FORMS)
 def test_agrees_with_float64(form, vocab):
-    """Every divergence == the plain-Python float64 formula, in both directions; float32 result."""
-    for target_V, draft_V in (logits_pair(form, vocab), logits_pair(form, vocab)[::-1]):
+    """Every divergence == the plain-Python float64 formula, in both directions; float32 result, of
+    bfloat16 rows too."""
+    pair = logits_pair(form, vocab)
+    for target_V, draft_V in (pair, pair[::-1], (pair[0].bfloat16(), pair[1])):
         for name in DIVERGENCES:
             want = slow_divergence(name, target_V.tolist(), draft_V.tolist())
             got = divergence(name, target_V, draft_V)
@@ -51,15 +53,13 @@ def test_zero_mass_against_hand_written_numbers():
     """P = (1/2, 1/2, 0), Q = (1/4, 3/4, 0): all five divergences by hand; shared zeros are free."""
     target_V = torch.tensor([0.5, 0.5, 0.0]).log()
     draft_V = torch.tensor([0.25, 0.75, 0.0]).log()
-    kl_target_draft = 0.5 * math.log(2) + 0.5 * math.log(2 / 3)
-    kl_draft_target = 0.25 * math.log(1 / 2) + 0.75 * math.log(3 / 2)
     to_mean = 0.5 * math.log(4 / 3) + 0.5 * math.log(4 / 5)
     to_mean += 0.25 * math.log(2 / 3) + 0.75 * math.log(6 / 5)
     from_mean = 3 / 8 * math.log(3 / 4) + 5 / 8 * math.log(5 / 4)
     from_mean += 3 / 8 * math.log(3 / 2) + 5 / 8 * math.log(5 / 6)
     want = {
-        "kl_target_draft": kl_target_draft,
-        "kl_draft_target": kl_draft_target,
+        "kl_target_draft": 0.5 * math.log(2) + 0.5 * math.log(2 / 3),
+        "kl_draft_target": 0.25 * math.log(1 / 2) + 0.75 * math.log(3 / 2),
         "js": to_mean / 2,
         "tv": 0.25,
         "js_reference": from_mean / 2,
@@ -138,25 +138,11 @@ def test_nan_stays_nan(name):
         assert divergence(name, bad_V, good_V).isnan()
 
 
-@pytest.mark.parametrize("name", DIVERGENCES)
-def test_bfloat16_is_judged_in_float32(name):
-    """bf16 rows give the float32 divergence of the same numbers upcast; dtypes may differ."""
-    target_V, draft_V = (row.bfloat16() for row in logits_pair("flat", 1009))
-    got = divergence(name, target_V, draft_V)
-    assert got.dtype == torch.float32
-    assert got == divergence(name, target_V.float(), draft_V.float())
-    assert got == divergence(name, target_V.float(), draft_V)
-
-
 def test_names():
-    """The authors' names mean what the documentation says; an unknown name lists the known."""
+    """The authors' names mean what the documentation says."""
     assert {alias: canonical_name(alias) for alias in ALIASES} == {
         "kl_div": "kl_draft_target",
         "kl_div_reversed": "kl_target_draft",
         "js_div": "js_reference",
         "tv_div": "tv",
     }
-    assert [canonical_name(name) for name in DIVERGENCES] == list(DIVERGENCES)
-    with pytest.raises(ValueError, match="unknown divergence 'jsd'") as error:
-        canonical_name("jsd")
-    assert all(name in str(error.value) for name in [*DIVERGENCES, *ALIASES])

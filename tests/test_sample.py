@@ -99,14 +99,8 @@ def test_inverse_cdf_at_its_boundaries():
     """An interval holds its left end; weight zero is never drawn, neither first nor last."""
     weight_V = torch.tensor([0.0, 0.25, 0.0, 0.5, 0.25, 0.0, 0.0])
     below = 1 - 2**-24  # the largest float32 below 1
-    for uniform, want in [
-        (0.0, 1),
-        (0.25 * below, 1),
-        (0.25, 3),
-        (0.75 * below, 3),
-        (0.75, 4),
-        (below, 4),
-    ]:
+    wants = {0.0: 1, 0.25 * below: 1, 0.25: 3, 0.75 * below: 3, 0.75: 4, below: 4}
+    for uniform, want in wants.items():
         for scale in (1.0, 3.0, 1e-30):  # weights need not sum to 1
             got_1 = inverse_cdf(scale * weight_V[None], torch.tensor([uniform]))
             assert got_1.tolist() == [want], (uniform, scale)
@@ -133,11 +127,9 @@ DRAWS = 2500
 def exact_draws(request):
     """The first two tokens of 2,500 texts by `exact`, and the first round's accepted drafts.
 
-    The target is a Markov chain over 7 tokens: P depends on the last token only. A text starts at
-    token 0; a round that ends after one token is followed by another, whose root is that token and
-    whose uniforms are fresh, as in decoding. So whatever the trees hold, the first two tokens must
-    be distributed as P(a | 0) P(b | a). Only some tokens are in a tree, so that rounds end both
-    ways.
+    The target is a Markov chain over 7 tokens, from token 0; a round that ends after one token is
+    followed by another, with fresh uniforms. So whatever the trees hold, the first two tokens are
+    distributed as P(a | 0) P(b | a). Only some tokens are drafted, so that rounds end both ways.
     """
     sampling = request.param
     logits_VV = random_logits(7, 7, seed=6)
@@ -235,47 +227,36 @@ def first_two(slow: SlowAccept) -> dict[tuple[int, ...], float]:
     return dict(found)
 
 
-@pytest.mark.parametrize("rule, child", FIRST_TOKENS)
-def test_fuzzy_rules_emit_their_distributions_exactly(rule, child):
-    """That of a round's first two tokens, with no sampling error, where D passes and where not.
+@pytest.mark.parametrize("kind, child", [*FIRST_TOKENS, (Random, "target"), (Random, "deepest")])
+def test_fuzzy_rules_emit_their_distributions_exactly(kind, child):
+    """That of a round's first two tokens, with no sampling error, where D passes and where not;
+    and TV.
 
-    P comes in eighths, `sample` chooses in quarters: the middles of 8 x 4 cells of a step's two
-    uniforms, all combined over two steps, weigh every outcome by its very probability.
+    P comes in eighths, `sample` and `random` choose in quarters: the middles of the cells of a
+    step's uniforms, all combined over two steps, weigh every outcome by its very probability.
     """
     tree, logits_NV = round_of_eighths()
-    drawn = [(cell + 0.5) / 8 for cell in range(8)]
-    chosen = [0.125, 0.375, 0.625, 0.875] if child == "sample" else [0.5]
-    cells = list(itertools.product(itertools.product(drawn, chosen), repeat=2))
-    policy = Policy(rule(math.inf, child), SamplingConfig(1.0))
-    for passing in ({0, 2}, {0, 3}):
+    quarters = [0.125, 0.375, 0.625, 0.875]
+    chosen = quarters if child == "sample" else [0.5]
+    tried = quarters if kind is Random else [0.5]
+    step = itertools.product([(cell + 0.5) / 8 for cell in range(8)], chosen, tried)
+    cells = list(itertools.product(step, repeat=2))
+    rule = kind(0.25 if kind is Random else math.inf, child)
+    policy = Policy(rule, SamplingConfig(1.0), record="full")
+    for passing in ({0, 2}, {0, 3})[: 1 if kind is Random else 2]:
         round_ = judged(tree, passing), logits_NV
-        got = defaultdict(float)
+        slow, got = SlowAccept(*round_, policy), defaultdict(float)
         for first, second in cells:
-            uniform_S3 = torch.tensor([(*first, 0.5), (*second, 0.5), (0.3, 0.6, 0.5)])
+            uniform_S3 = torch.tensor([first, second, (0.3, 0.6, 0.5)])
             accepted, _ = accept(*round_, uniform_S3, policy=policy)
+            assert accepted.tv == pytest.approx([slow.tv(v) for v in accepted.path], abs=1e-6)
             got[tuple(accepted.tokens[:2])] += 1 / len(cells)
-        assert dict(got) == pytest.approx(first_two(SlowAccept(*round_, policy))), passing
-        if passing == {0, 2}:
-            by_hand = FIRST_TOKENS[rule, child]
+        assert dict(got) == pytest.approx(first_two(slow), abs=1e-6), passing
+        if passing == {0, 2} and kind is not Random:
+            by_hand = FIRST_TOKENS[kind, child]
             for token in range(7):
                 share = math.fsum(p for tokens, p in got.items() if tokens[0] == token)
                 assert share == pytest.approx(by_hand.get(token, 0) / 32)
-
-
-@pytest.mark.parametrize("child", ["target", "deepest"])
-def test_random_emits_its_distribution_exactly(child):
-    """As above for rule random, over quarters of its own uniform; its TV too."""
-    tree, logits_NV = round_of_eighths()
-    drawn, tried = [(cell + 0.5) / 8 for cell in range(8)], [0.125, 0.375, 0.625, 0.875]
-    cells = list(itertools.product(itertools.product(drawn, [0.5], tried), repeat=2))
-    policy = Policy(Random(0.25, child), SamplingConfig(1.0))
-    slow, got = SlowAccept(tree, logits_NV, policy), defaultdict(float)
-    for first, second in cells:
-        uniform_S3 = torch.tensor([first, second, (0.3, 0.6, 0.5)])
-        accepted, _ = accept(tree, logits_NV, uniform_S3, policy=policy)
-        assert accepted.tv == pytest.approx([slow.tv(v) for v in accepted.path], abs=1e-6)
-        got[tuple(accepted.tokens[:2])] += 1 / len(cells)
-    assert dict(got) == pytest.approx(first_two(slow), abs=1e-6)
 
 
 @pytest.mark.parametrize("rule, child", [(Fsd, "draft"), (FsdPaper, "sample")])

@@ -1,7 +1,4 @@
-"""Acceptance: which path of a draft tree is kept, which token follows it, and what that cost.
-
-The rule says the path (rule.py, verified.py); everything else follows from it for all rules alike.
-"""
+"""Acceptance: the rule says the path; tokens and cost follow from it for all rules alike."""
 
 import math
 from collections.abc import Collection, Sequence
@@ -48,9 +45,6 @@ class Policy:
     """How drafts are accepted, and how P comes from the target's logits.
 
     Attributes:
-        rule: decides.
-        sampling: temperature, top-k, top-p.
-        guards: what the rule may not do.
         record: "full" judges D all along the path; "lean", for timed arms, notes what was asked.
     """
 
@@ -92,15 +86,11 @@ def accept(
     stop_token_ids: Collection[int] = (),
     answer: Sequence[int] = (),
 ) -> tuple[Acceptance, list[State]]:
-    """Choose a path of the tree, and note what it cost.
+    """Choose a path of the tree; returns what came of it, and the states for the next round.
 
     Args:
-        tree, target_logits_NV, uniform_S3, stop_token_ids, answer: see VerifiedTree.
-        policy: how.
         states: from policy.start(), or of the answer's last round; None: an answer begins.
-
-    Returns:
-        The outcome, and the states for the next round.
+        tree, target_logits_NV, uniform_S3, stop_token_ids, answer: see VerifiedTree.
     """
     rule, guards = policy.rule, policy.guards
     judged = rule.divergence_column
@@ -120,7 +110,7 @@ def accept(
         stop_token_ids=stop_token_ids,
         answer=answer,
     )
-    states = policy.start() if states is None else list(states)
+    states = list(states or policy.start())
     path, states[0] = rule.choose(verified, states[0])
     for number, guard in enumerate(guards, start=1):
         if guard.cut:

@@ -6,23 +6,9 @@ Which of them a query may see is the mask's business (masks.py).
 """
 
 import weakref
-from dataclasses import dataclass
 
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
-
-
-@dataclass(frozen=True)
-class FixedRows:
-    """Where a forward of fixed shapes writes, and how far it reads (engine/graphs.py).
-
-    Attributes:
-        row_N: the cache row of each new position, int64 on the device.
-        bucket: rows [0, bucket) are read, valid or not; the mask hides the others.
-    """
-
-    row_N: torch.Tensor
-    bucket: int
 
 
 class PreallocatedLayer(CacheLayerMixin):
@@ -46,16 +32,15 @@ class PreallocatedLayer(CacheLayerMixin):
         """Append rows; return views of all valid rows, the new ones included."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-        fixed = self._cache.fixed
-        if fixed is not None:
-            self.keys.index_copy_(2, fixed.row_N, key_states)
-            self.values.index_copy_(2, fixed.row_N, value_states)
-            return self.keys.narrow(2, 0, fixed.bucket), self.values.narrow(2, 0, fixed.bucket)
-        new = key_states.shape[2]
-        end = self.length + new
-        self.keys.narrow(2, self.length, new).copy_(key_states)
-        self.values.narrow(2, self.length, new).copy_(value_states)
-        self.length = end
+        if self._cache.fixed is not None:
+            row_N, end = self._cache.fixed
+            self.keys.index_copy_(2, row_N, key_states)
+            self.values.index_copy_(2, row_N, value_states)
+        else:
+            new = key_states.shape[2]
+            self.keys.narrow(2, self.length, new).copy_(key_states)
+            self.values.narrow(2, self.length, new).copy_(value_states)
+            self.length = end = self.length + new
         return self.keys.narrow(2, 0, end), self.values.narrow(2, 0, end)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
@@ -75,20 +60,21 @@ class TreeCache(Cache):
     rows 0-4, node 0's row at 5 and node 2's row at 6, and length 7.
 
     Args:
-        num_layers: layers of the model.
-        capacity: rows of each.
+        capacity: rows of each layer.
         pooled: one buffer for all layers; False where they lie on several devices.
 
     Attributes:
-        fixed: set while a forward of fixed shapes runs, else None.
+        fixed: None, or for a forward of fixed shapes (engine/graphs.py) the cache row of each new
+            position, int64 on the device, and how many rows are read, valid or not: the mask hides
+            the others.
     """
 
     def __init__(self, num_layers: int, capacity: int, *, pooled: bool = True):
         super().__init__(layers=[PreallocatedLayer(self, index) for index in range(num_layers)])
         self.capacity = capacity
-        self.fixed: FixedRows | None = None
-        self.pooled = pooled
-        self._pools: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self.fixed: tuple[torch.Tensor, int] | None = None
+        self._pooled = pooled
+        self._pools: list[torch.Tensor] = []  # keys and values in turn, [layers, *a layer's shape]
 
     @property
     def length(self) -> int:
@@ -110,13 +96,13 @@ class TreeCache(Cache):
             torch.Size((*states.shape[:2], self.capacity, states.shape[3]))
             for states in (key_states, value_states)
         ]
-        if self._pools and self.pooled and [part.shape[1:] for part in self._pools[0]] == shapes:
-            keys, values = self._pools[0]
+        if self._pooled and [pool.shape[1:] for pool in self._pools[:2]] == shapes:
+            keys, values = self._pools[:2]
             return keys[index], values[index]
-        layers = len(self.layers) if self.pooled and not self._pools else 1
+        layers = len(self.layers) if self._pooled and not self._pools else 1
         # zeros: a row behind a mask must not be infinite or NaN
         keys, values = (key_states.new_zeros(layers, *shape) for shape in shapes)
-        self._pools.append((keys, values))
+        self._pools += [keys, values]
         return keys[0], values[0]
 
     @torch.inference_mode()
@@ -124,11 +110,11 @@ class TreeCache(Cache):
         """Keep rows [0, prefix_length) and, right behind them, those of a path's nodes."""
         kept = node_A.shape[0]
         if kept > 1:  # the root's row is where it should be
+            row_A = node_A + prefix_length
             for pool in self._pools:
-                row_A = (node_A + prefix_length).to(pool[0].device)
-                for part in pool:
-                    # index_select copies first, so source and destination rows may overlap
-                    part.narrow(3, prefix_length, kept).copy_(part.index_select(3, row_A))
+                # index_select copies first, so source and destination rows may overlap
+                kept_rows = pool.index_select(3, row_A.to(pool.device))
+                pool.narrow(3, prefix_length, kept).copy_(kept_rows)
         self.length = prefix_length + kept
 
     @torch.inference_mode()
@@ -136,5 +122,4 @@ class TreeCache(Cache):
         """Forget all rows, and what they held."""
         self.length = 0
         for pool in self._pools:
-            for part in pool:
-                part.zero_()
+            pool.zero_()

@@ -1,8 +1,7 @@
 """Columns: what a rule may know of a place (a node) or of a draft, each a pure row function.
 
 A column takes Rows and gives one value a row ([M], of a place: the distribution after that node) or
-one a token asked about ([M, C], of a draft: a token after that node). It neither knows nor cares
-how many rows there are: one as a walk asks on a CPU, all at once on an accelerator (verified.py).
+one a token asked about ([M, C], of a draft: a token after that node), for any number of rows.
 
     prob           P, the target's distribution after temperature, top-k and top-p
     log_prob       its logarithm
@@ -12,8 +11,6 @@ how many rows there are: one as a walk asks on a CPU, all at once on an accelera
     draft_logit    the draft's raw logit; Q is its softmax
     draft_prob     Q
     js, tv, ...    every divergence of the two raw rows, and X_processed after the sampling filters
-
-A new column is a new entry in COLUMNS.
 
 Axes: N nodes, M of them, V vocabulary, R draft vocabulary, C tokens asked about.
 """
@@ -33,15 +30,8 @@ from eagle_fsd.decoding.tree import DraftTree
 
 @dataclass(frozen=True)
 class Rows:
-    """Nodes of a verified tree, and the tokens asked about after each.
-
-    Attributes:
-        tree: has the draft's logits.
-        target_logits_NV: the target's raw logits.
-        node_M: the nodes.
-        token_C: ids of the tokens asked about, the same after every node.
-        sampling: how P comes from the target's logits.
-    """
+    """Nodes of a verified tree with the target's raw logits, and the tokens asked about, the same
+    after every node."""
 
     tree: DraftTree
     target_logits_NV: torch.Tensor
@@ -87,8 +77,7 @@ class Rows:
 
     @cached_property
     def draft_distribution_MV(self) -> torch.Tensor:
-        """The draft's distribution after the filters that make P, over the whole vocabulary; NaN
-        where it has none."""
+        """After the filters that make P, over the whole vocabulary; NaN where there is none."""
         prob_MV = next_token_probs(self.draft_MR, self.sampling)
         if self.tree.draft_token_R is not None:
             full_MV = torch.zeros_like(self.target_MV)
@@ -100,8 +89,8 @@ class Rows:
         return value_MV.index_select(1, self.token_C).float()
 
     def of_draft_tokens(self, value_MR: torch.Tensor, outside: float) -> torch.Tensor:
-        """The same for a table over the draft vocabulary; `outside` for tokens that are not in it,
-        as text that was looked up may have. NaN where the draft has no row."""
+        """The same for a table over the draft vocabulary; `outside` for tokens that are not in it
+        (text that was looked up), NaN where the draft has no row."""
         token_R = self.tree.draft_token_R
         if token_R is None:
             return self.of_tokens(value_MR)

@@ -1,9 +1,8 @@
 """Divergences between the target's and the draft's next-token distributions.
 
 A value is float32, in nats, clamped at 0. Logits of -inf are zero probabilities: 0 log 0 = 0, and a
-term with mass where the other side has none is infinite. NaN stays NaN, and never passes a
-threshold. The names say the direction:
-kl_target_draft = KL(target || draft) = sum target log(target/draft).
+term with mass where the other side has none is infinite. NaN stays NaN. The names say the
+direction: kl_target_draft = KL(target || draft) = sum target log(target/draft).
 
 A drafter with a reduced vocabulary gives its rows over that vocabulary only: its probability
 elsewhere is 0, and the target's mass there counts, as one sum.
@@ -101,15 +100,8 @@ def divergence(
     draft_logits_R: torch.Tensor,
     draft_token_R: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """A divergence of two rows of logits, float32 [...].
-
-    Args:
-        name: a key of DIVERGENCES.
-        target_logits_V: [..., V].
-        draft_logits_R: [..., R].
-        draft_token_R: the target's id of each token of a reduced draft vocabulary; None where R
-            is V.
-    """
+    """A divergence of two rows of logits [..., V] and [..., R], float32 [...]; draft_token_R is the
+    target's id of each token of a reduced draft vocabulary."""
     target_V = torch.log_softmax(target_logits_V, dim=-1, dtype=torch.float32)
     draft_R = torch.log_softmax(draft_logits_R, dim=-1, dtype=torch.float32)
     if draft_token_R is None:
@@ -124,11 +116,7 @@ def divergence(
 
 
 def canonical_name(name: str) -> str:
-    """The name in DIVERGENCES; published aliases are translated.
-
-    Raises:
-        BadInput: unknown name; lists the known ones.
-    """
+    """The name in DIVERGENCES, of a published alias too."""
     name = ALIASES.get(name, name)
     if name not in DIVERGENCES:
         aliases = ", ".join(f"{alias} = {known}" for alias, known in ALIASES.items())

@@ -20,11 +20,8 @@ class Drafter(Protocol):
         """Begin a new sequence of at most `capacity` tokens."""
 
     def observe(self, features_TF: torch.Tensor, next_token_T: torch.Tensor) -> None:
-        """Take in committed tokens.
-
-        Example: after prefill of t0 t1 t2 and the root t3, features are f0 f1 f2 and next tokens
-        t1 t2 t3; the last next token is always the root of the coming tree.
-        """
+        """Take in committed tokens. Example: after prefill of t0 t1 t2 and the root t3,
+        features are f0 f1 f2 and next tokens t1 t2 t3, the last of them always the coming root."""
 
     def propose(self) -> DraftTree:
         """The tree below the root, the last token observed."""

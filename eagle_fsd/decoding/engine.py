@@ -7,6 +7,7 @@ Axes: N tree nodes, K keys (cache rows), D hidden size, R rows of a linear layer
 
 from collections.abc import Callable
 from functools import partial
+from typing import ClassVar
 
 import torch
 from torch import nn
@@ -24,7 +25,7 @@ class CachedSequence:
     """The cache of the sequence that is decoded, and how many of its rows are committed.
 
     Args:
-        num_layers, pooled: see TreeCache.
+        new_cache: makes a cache of a capacity.
         device: where the tensors of a tree are.
 
     Attributes:
@@ -35,8 +36,8 @@ class CachedSequence:
 
     fixed_shapes = False
 
-    def __init__(self, num_layers: int, device: torch.device, *, pooled: bool = True):
-        self._num_layers, self._device, self._pooled = num_layers, device, pooled
+    def __init__(self, new_cache: Callable[[int], TreeCache], device: torch.device):
+        self._new_cache, self._device = new_cache, device
         self.close()
 
     def close(self) -> None:
@@ -45,8 +46,7 @@ class CachedSequence:
 
     def start(self, capacity: int) -> None:
         """Begin a new sequence with a cache of at least `capacity` rows."""
-        self.length = 0
-        self.cache = TreeCache(self._num_layers, capacity, pooled=self._pooled)
+        self.length, self.cache = 0, self._new_cache(capacity)
 
     def advance(self, rows: int) -> None:
         """Count the next rows of the cache as committed."""
@@ -70,10 +70,12 @@ class Engine:
     Attributes:
         name: as users give it.
         rebuilds: the model that it runs is no longer stock.
+        sequence: what it decodes one sequence with.
     """
 
     name = "stock"
     rebuilds = False
+    sequence: ClassVar[type[CachedSequence]] = CachedSequence
 
     def rebuild(self, model: PreTrainedModel, *, keep_stock: bool) -> PreTrainedModel:
         """The model to run; with keep_stock, `model` itself stays as it is."""
@@ -91,12 +93,6 @@ class Engine:
     def mask_repeats(self, config: PretrainedConfig) -> int:
         """Query heads of a rebuilt model that share a row of a mask; see masks.fold."""
         return 1
-
-    def sequence(
-        self, num_layers: int, device: torch.device, *, pooled: bool = True
-    ) -> CachedSequence:
-        """What a model run by this engine decodes one sequence with."""
-        return CachedSequence(num_layers, device, pooled=pooled)
 
 
 STOCK = Engine()

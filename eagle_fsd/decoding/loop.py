@@ -1,7 +1,7 @@
 """The one decoding loop: prefill, then rounds of propose, verify, accept, commit.
 
-Plain autoregressive decoding is this loop with a one-node tree (RootDrafter). Stop tokens,
-stop strings and the token budget are trimmed here, once, for every arm.
+Plain autoregressive decoding is this loop with a one-node tree (RootDrafter). Answers are trimmed
+here, once, for every arm.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -20,14 +20,8 @@ from eagle_fsd.decoding.verified import UNIFORMS
 
 @dataclass(frozen=True)
 class StopConfig:
-    """When an answer ends.
-
-    Attributes:
-        max_new_tokens: the budget, at least 1.
-        token_ids: tokens that end the answer; they are kept in it, as in `generate`.
-        strings: texts that end the answer, at the token that completes one.
-        decode: token ids -> text; needed with `strings`.
-    """
+    """When an answer ends: a stop token is kept in it, as in `generate`, and so is the token that
+    completes a stop string; these need `decode`, from token ids to text."""
 
     max_new_tokens: int = 128
     token_ids: tuple[int, ...] = ()
@@ -68,10 +62,10 @@ class Round:
     """One round of the loop; prefill is the first, and has tokens only.
 
     Attributes:
-        tokens: tokens that joined the answer, after trimming.
+        tokens: that joined the answer, after trimming.
         finish: why the answer ended in this round, else None.
-        acceptance: what the rule did, before trimming.
-        tree, logits_NV: what it saw; the logits are good until the next round.
+        acceptance: before trimming.
+        tree, logits_NV: what the rule saw; the logits are good until the next round.
     """
 
     tokens: list[int]
@@ -86,8 +80,8 @@ class Generation:
     """An answer.
 
     Attributes:
-        tokens: the answer's token ids, after trimming.
-        rounds: acceptance of every round, before trimming; prefill is not among them.
+        tokens: after trimming.
+        rounds: of every round but prefill, before trimming.
         finish: "stop" or "length"; None while it goes on.
     """
 
@@ -104,10 +98,7 @@ class Generation:
 
     @property
     def tokens_per_round(self) -> float:
-        """Mean tokens of a round, the next token included (the literature's tau); NaN if none.
-
-        Counted before trimming, and without the token that prefill yields.
-        """
+        """Mean tokens of a round, the next token included (the literature's tau); NaN if none."""
         emitted = sum(len(r.tokens) for r in self.rounds)
         return emitted / len(self.rounds) if self.rounds else float("nan")
 
@@ -124,7 +115,7 @@ class Generation:
         Prefill's is never fuzzy, nor are those of who has no rounds (transformers' generate).
         """
         flags = [False, *(flag for r in self.rounds for flag in r.fuzzy)]
-        return [*flags, *[False] * len(self.tokens)][: len(self.tokens)]
+        return (flags + [False] * len(self.tokens))[: len(self.tokens)]
 
 
 def check_request(target: Target, prompt: Sequence[int], stop: StopConfig) -> None:
@@ -145,11 +136,8 @@ def check_request(target: Target, prompt: Sequence[int], stop: StopConfig) -> No
 
 
 def answer_uniforms(seed: int, positions: int) -> torch.Tensor:
-    """The random numbers of an answer, float32 [positions, 3] on the CPU; see verified.py.
-
-    They depend on the seed and the position alone, so that rules, trees, drafters, budgets and
-    devices can be compared draw by draw.
-    """
+    """The random numbers of an answer, float32 [positions, 3] on the CPU, by seed and position
+    alone: rules, trees, drafters, budgets and devices can be compared draw by draw."""
     return torch.rand(positions, UNIFORMS, generator=torch.Generator().manual_seed(seed))
 
 
@@ -175,8 +163,6 @@ def decode_rounds(
 
     Args:
         target, drafter: both are started anew.
-        prompt: token ids.
-        config: acceptance, sampling, end and seed.
         lap: is told the name of every phase that has just ended (speed/clock.py).
 
     Raises:
@@ -203,7 +189,7 @@ def decode_rounds(
     states, end = policy.start(), frozenset(stop.token_ids)
     committed = len(prompt) + 1
     while finish is None:
-        assert target.cache_length == committed - 1
+        assert target.cache_length == committed - 1  # the root has not been run
         lap("host")
         tree = drafter.propose()
         lap("propose")

@@ -30,18 +30,11 @@ def layer_masks(
     dtype: torch.dtype,
     repeats: int,
 ) -> Masks:
-    """Masks for the layers of a model.
+    """Masks for a model's layers, from what each node may see but for windows.
 
     Models with `layer_types` that slide take a dict of masks; those whose layers all slide
     (Mistral) take one mask, with the window added here because transformers leaves a 4-D mask as
     it is.
-
-    Args:
-        config: of the model.
-        visible_NK: what each node may see, but for windows.
-        key_position_K, position_N: where keys and nodes stand.
-        dtype: of the model's weights.
-        repeats: see fold.
     """
     window = getattr(config, "sliding_window", None)
     types = getattr(config, "layer_types", None) or []

@@ -18,16 +18,16 @@ class Rule:
     """Decides which path of a verified tree is kept; the drawn token of its last node follows it.
 
     Attributes:
-        columns: names in columns.COLUMNS that it asks for.
+        columns: names in COLUMNS that it asks for.
         ahead: those that it asks for at nodes that it may not visit, computed for all parents at
             once.
         divergence_column: the column that is its D; None for a rule without one.
         whole_tree: above temperature 0 it draws from one distribution over the whole tree, so that
             no guard may leave out drafts.
-        law: None, or a row function that changes the distribution of the emitted token itself:
-            law(prob_MV, draft_prob_MV, is_child_MV) -> [M, V], from the target's and the draft's
-            distributions after the sampling filters (the draft's NaN where it has none) and a mask
-            of the drafted tokens. y, drawn from it by x's uniform, takes x's place.
+        law: None, or a function that changes the distribution of the emitted token itself:
+            law(prob_MV, draft_prob_MV, is_child_MV) -> [M, V], of both distributions after the
+            sampling filters (the draft's NaN where it has none) and a mask of the drafted tokens.
+            y, drawn from it by x's uniform, takes x's place.
         takes_chances: at temperature 0 too the path depends on a draw.
     """
 
@@ -42,18 +42,15 @@ class Rule:
         """Refuse, by a BadInput, fields that have no meaning."""
 
     def check(self, sampling: SamplingConfig, draft_vocab_size: int | None) -> None:
-        """Refuse, by a BadInput, what has no meaning together.
-
-        Args:
-            draft_vocab_size: of a drafter with a reduced vocabulary; None: the target's.
-        """
+        """Refuse, by a BadInput, what has no meaning together; draft_vocab_size is that of a
+        drafter with a reduced vocabulary."""
 
     def start(self) -> State:
         """What the rule knows before an answer's first round."""
         return None
 
     def choose(self, tree: VerifiedTree, state: State) -> tuple[Path, State]:
-        """The path, and what the rule knows after this round; here, of a rule without memory."""
+        """The path, and what the rule knows after this round; here, without memory."""
         path, child = [0], self.step(tree, 0)
         while child is not None:
             path.append(child)
@@ -70,8 +67,7 @@ class Rule:
     def tv(self, tree: VerifiedTree, v: int) -> float:
         """1/2 sum |emitted distribution - P| at a node of the path with children; NaN: unknown.
 
-        Not asked at temperature 0, where TV is whether the one emitted token is x, unless the rule
-        takes chances.
+        At temperature 0 it is asked only of rules that take chances: else it is 0 or 1.
         """
         return float("nan")
 
@@ -82,8 +78,7 @@ class Guard:
     Attributes:
         columns: as a rule's.
         allows: None, or allows(tree, child): a draft may be taken although x is another token.
-        cut: None, or cut(tree, path, state): the path up to where the guard ends it, and what it
-            knows after this round.
+        cut: None, or cut(tree, path, state): the path up to where the guard ends it, and its state.
     """
 
     columns: ClassVar[tuple[str, ...]] = ()

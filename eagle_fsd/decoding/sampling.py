@@ -1,10 +1,8 @@
 """From logits to the target's next-token distribution P, and draws from it. The only copy.
 
-Filters are transformers' own (temperature, then top-k, then top-p), so that P is what `generate`
-would sample from. Draws use the inverse of the cumulative distribution with a given uniform, so
-that two acceptance rules can be compared draw by draw.
+Filters are transformers' own, so that P is what `generate` would sample from.
 
-Axes: R rows, V vocabulary, C tokens asked about.
+Axes: R rows, V vocabulary.
 """
 
 import torch
@@ -14,10 +12,7 @@ from eagle_fsd.config import SamplingConfig
 
 
 def filter_logits(logits_RV: torch.Tensor, sampling: SamplingConfig) -> torch.Tensor:
-    """Logits after temperature, top-k and top-p, float32 [R, V]; removed tokens are -inf.
-
-    Not at temperature 0, where P is the argmax and there is nothing to filter.
-    """
+    """Logits after temperature, top-k and top-p, float32 [R, V]; removed tokens are -inf."""
     assert sampling.temperature > 0, "temperature 0 has no filtered logits: P is the argmax"
     logits_RV = logits_RV.float()
     if sampling.temperature != 1:

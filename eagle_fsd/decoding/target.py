@@ -17,6 +17,7 @@ from torch import nn
 from transformers import GenerationConfig, PreTrainedModel
 
 from eagle_fsd.config import BadInput
+from eagle_fsd.decoding.cache import TreeCache
 from eagle_fsd.decoding.engine import STOCK, Engine
 from eagle_fsd.decoding.masks import layer_masks
 from eagle_fsd.decoding.tree import DraftTree
@@ -25,29 +26,22 @@ from eagle_fsd.decoding.tree import DraftTree
 class Target:
     """A target model and the cache of the one sequence that it is decoding.
 
-    Invariant after prefill and after every commit: cache length == committed tokens - 1, since the
-    last committed token (the root of the next tree) has not been run yet.
-
     A Target made by hand is not checked: some families of models verify trees wrongly, see
     eagle_fsd.engine.families.check_tree_attention.
 
     Args:
         model: a causal language model.
-        engine: how `prefill` and `verify` run it.
         feature_layers: see below.
         keep_stock: with an engine that rebuilds the model's layers, rebuild those of a copy, so
             that `model` can still be run as transformers made it; costs the linear weights twice.
 
     Attributes:
         model: the transformers model, in eval mode; stock unless keep_stock is False.
-        vocab_size: width V of its logits.
-        hidden_size: width D.
-        num_layers: decoder layers.
         readout_is_linear: logits are lm_head.weight times the hidden state and nothing else.
         feature_layers: which hidden states are the features, as indices into transformers'
             `hidden_states` (i is what enters layer i); empty: the last, after the final norm.
         max_positions: longest sequence it was made for.
-        one_device: all layers lie on the same device.
+        new_cache: makes a cache for it, of a capacity.
     """
 
     def __init__(
@@ -78,14 +72,15 @@ class Target:
         # Gemma 2 squashes its logits; check_tree_attention finds any other treatment of them
         self._softcap: float | None = getattr(model.config, "final_logit_softcapping", None)
         self.readout_is_linear = self._softcap is None and self.lm_head.bias is None
-        self.one_device = len(set((getattr(model, "hf_device_map", None) or {}).values())) < 2
+        devices = set((getattr(model, "hf_device_map", None) or {}).values())
+        self.new_cache = partial(TreeCache, self.num_layers, pooled=len(devices) < 2)
         self.engine = engine
         self.has_stock = keep_stock or not engine.rebuilds
         self._run_model = engine.rebuild(model, keep_stock=keep_stock)
         self._read = engine.linear(self.lm_head.weight, self.lm_head.bias)
         repeats = engine.mask_repeats(self._run_model.config)
         self._masks = partial(layer_masks, model.config, dtype=self.dtype, repeats=repeats)
-        self._sequence = engine.sequence(self.num_layers, self.device, pooled=self.one_device)
+        self._sequence = engine.sequence(self.new_cache, self.device)
 
     @property
     def device(self) -> torch.device:
@@ -124,8 +119,7 @@ class Target:
     def verify(self, tree: DraftTree) -> tuple[torch.Tensor, torch.Tensor]:
         """Run every node of the tree at once, each seeing the prefix and its ancestors only.
 
-        Returns:
-            Logits [N, V], row i of the token AFTER node i, and features [N, F].
+        Returns logits [N, V], row i of the token AFTER node i, and features [N, F].
         """
 
         def run_nodes(*nodes: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -165,12 +159,8 @@ class Target:
 
     @torch.inference_mode()
     def rescore(self, prompt: list[int], answer: list[int]) -> tuple[float, float]:
-        """One plain forward over prompt and answer; leaves the sequence being decoded alone.
-
-        Returns:
-            The share of answer tokens that are the argmax there, and the answer's mean
-            log-probability at temperature 1, nats per token.
-        """
+        """Share of answer tokens that are the argmax in one plain forward over prompt and answer,
+        and their mean log-probability, nats; leaves the sequence being decoded alone."""
         ids = torch.tensor([prompt + answer], device=self.device)
         features_LD = self.model.base_model(input_ids=ids, use_cache=False).last_hidden_state[0]
         rows_AD, token_A = features_LD[len(prompt) - 1 : -1], ids[0, len(prompt) :]
@@ -184,14 +174,8 @@ class Target:
     def hidden_and_features(
         self, token_BN: torch.Tensor, **forward
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """One forward of the model, by the engine.
-
-        Args:
-            forward: what the model's forward takes beside token ids (masks, positions, cache).
-
-        Returns:
-            Hidden states after the final norm, [B, N, D], and the features, [B, N, F], on `device`.
-        """
+        """One forward of the model, by the engine: hidden states after the final norm [B, N, D] and
+        features [B, N, F], on `device`; `forward` is what it takes beside token ids."""
         fused = bool(self.feature_layers)
         token_BN = token_BN.to(self.embed_tokens.weight.device)
         base_model = self._run_model.base_model

@@ -1,7 +1,6 @@
 """Draft trees: their tensors. How EAGLE-2 grows one is in drafters/grower.py.
 
-Axes: N nodes with the root, E expanded nodes, M some nodes, V vocabulary, R draft vocabulary (V, or
-a part of it that the drafter is confined to).
+Axes: N nodes with the root, E expanded nodes, V vocabulary, R draft vocabulary (V or a part of it).
 Everything stays on the drafter's device; there is no loop over nodes.
 """
 
@@ -13,10 +12,8 @@ import torch
 
 @dataclass(frozen=True)
 class DraftTree:
-    """A tree of drafted tokens in level order: parents come before their children.
-
-    Node 0 is the root (the last committed token); the others are drafts. Example, the root "A" with
-    children "B", "C", and "D" below "C":
+    """A tree of drafted tokens in level order: parents come before their children, node 0 is the
+    root. Example, the root "A" with children "B", "C", and "D" below "C":
 
         node           0  1  2  3
         token_N        A  B  C  D
@@ -25,18 +22,17 @@ class DraftTree:
         draft_row_N    0 -1  1 -1      A and C were expanded by the drafter; B and D were not
 
     Attributes:
-        token_N: token ids, int64 [N].
-        parent_N: index of each node's parent, int64 [N].
+        token_N, parent_N: int64 [N].
         draft_row_N: row of `draft_logits_ER` for each node, int64 [N]; -1 where the drafter has no
-            distribution. Every node that has children was expanded and has a row, unless the
-            drafter is no language model at all and E is 0.
+            distribution. Every node that has children has one, unless the drafter is no language
+            model at all and E is 0.
         draft_logits_ER: raw logits of the drafter at expanded nodes, [E, R]: row i is the
             distribution of the token AFTER that node, over the draft vocabulary.
         max_depth: no node is deeper; known on the host, so that nothing is read from the device.
         draft_token_R: the target's id of every draft token, ascending, int64 [R]; None where R is
             V.
-        depth_N: levels below the root, int64 [N]; made from the parents.
-        ancestor_NN: bool [N, N]; row i marks node i and its ancestors; made from the parents.
+        depth_N: levels below the root, int64 [N].
+        ancestor_NN: bool [N, N]; row i marks node i and its ancestors.
     """
 
     token_N: torch.Tensor

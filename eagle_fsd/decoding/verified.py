@@ -1,7 +1,6 @@
 """A draft tree with the target's answers: all that a rule sees of a round.
 
-At every node v the target's distribution P_v is known after one verification. x_v ~ P_v is what the
-exact test emits there. A rule reads small numbers on the host; how they come about is told here:
+A rule reads small numbers on the host; how they come about is told here:
 
     CPU           a row at a time, as a walk asks; or all parents at once, where a rule looks ahead
     accelerator   all nodes and all columns that were named, in one pass and one transfer
@@ -40,14 +39,12 @@ class VerifiedTree:
         sampling: how P comes from the logits.
         columns: names in COLUMNS that may be asked for; asking for another is a KeyError.
         ahead, law: see rule.Rule.
-        allows: of guards; a draft that one of them refuses is no option.
+        allows: see rule.Guard.
         stop_token_ids: a node with one of these is a leaf: drafts behind an end are no gain.
         answer: the answer's tokens so far, the root the last.
 
     Attributes:
-        tokens, parents, depths: of every node; the root is its own parent.
-        children: of every node, in the draft's order.
-        answer, sampling: as given.
+        tokens, parents, depths, children: of every node; the root is its own parent.
         greedy: P is the argmax.
     """
 
@@ -104,8 +101,8 @@ class VerifiedTree:
         return next((c for c in self.children[v] if self.tokens[c] == token), None)
 
     def options(self, v: int) -> list[int]:
-        """Children that may be taken although x is another token: within what explicitly set top-k
-        and top-p leave of the target's row, and allowed by every guard."""
+        """Children that may be taken although x is another token: within what top-k and top-p
+        leave of the target's row, and allowed by every guard, in the draft's order."""
         return [
             c
             for c in self.children[v]
@@ -167,10 +164,8 @@ class VerifiedTree:
         if node not in known:
             places, rows = ([v], self._row(v)) if column not in self._ahead else self._every_parent
             for place, value in zip(places, COLUMNS[column](rows).tolist(), strict=True):
-                if isinstance(value, list):
-                    known |= {c: value[c] for c in self.children[place]}
-                else:
-                    known[place] = value
+                of_draft = isinstance(value, list)
+                known |= {c: value[c] for c in self.children[place]} if of_draft else {place: value}
         return known[node]
 
     def _row(self, v: int) -> Rows:
@@ -210,7 +205,7 @@ class VerifiedTree:
 
     @cached_property
     def _uniform_N(self) -> torch.Tensor:
-        """Every node's, from which x is drawn."""
+        """From which x is drawn at every node."""
         return self._uniform_S3.to(self._logits_NV.device)[:, 0][self._tree.depth_N]
 
     @cached_property

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from eagle_fsd.config import BadInput, TreeConfig, parse_tree, tree_name
+from eagle_fsd.decoding.cache import TreeCache
 from eagle_fsd.decoding.masks import additive, fold
 from eagle_fsd.decoding.target import Target
 from eagle_fsd.decoding.tree import DraftTree
@@ -91,7 +92,8 @@ class EagleDrafter:
         self.tree_config = tree
         self.max_nodes = tree.num_draft_tokens + 1
         layers = self.head.config.num_hidden_layers
-        self._sequence = self.target.engine.sequence(layers, self.target.device)
+        new_cache = partial(TreeCache, layers)
+        self._sequence = self.target.engine.sequence(new_cache, self.target.device)
         self._pending: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     def with_tree(self, tree: TreeConfig) -> "EagleDrafter":

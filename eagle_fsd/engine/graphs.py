@@ -15,7 +15,7 @@ from typing import TypeVar
 
 import torch
 
-from eagle_fsd.decoding.cache import FixedRows, TreeCache
+from eagle_fsd.decoding.cache import TreeCache
 from eagle_fsd.decoding.engine import CachedSequence, NodeForward
 from eagle_fsd.decoding.tree import DraftTree
 from eagle_fsd.engine.attention import Folded
@@ -103,7 +103,7 @@ class Recorder:
 def fixed_rows(cache: TreeCache, start: torch.Tensor, count: int, bucket: int) -> Iterator[None]:
     """The cache writes rows [start, start + count), start being on the device, and is read up to
     the bucket."""
-    cache.fixed = FixedRows(start + torch.arange(count, device=start.device), bucket)
+    cache.fixed = start + torch.arange(count, device=start.device), bucket
     try:
         yield
     finally:
@@ -137,16 +137,15 @@ class RecordedSequence(CachedSequence):
 
     fixed_shapes = True
 
-    def __init__(self, num_layers: int, device: torch.device, *, pooled: bool = True):
-        super().__init__(num_layers, device, pooled=pooled)
+    def __init__(self, new_cache: Callable[[int], TreeCache], device: torch.device):
+        super().__init__(new_cache, device)
         self._recorder = Recorder(device)
 
     def start(self, capacity: int) -> None:
         self.length = 0
         self.length_on_device = torch.zeros((), dtype=torch.int64, device=self._device)
         if self.cache is None or self.cache.capacity < capacity:
-            rows = bucket_of(capacity)
-            self.cache = TreeCache(self._num_layers, rows, pooled=self._pooled)
+            self.cache = self._new_cache(bucket_of(capacity))
             self._recorder.forget()
         self.cache.clear()
 
@@ -186,8 +185,4 @@ class Graphs(Folded):
     """On one CUDA device: folded attention, verification and drafting as CUDA graphs."""
 
     name = "graphs"
-
-    def sequence(
-        self, num_layers: int, device: torch.device, *, pooled: bool = True
-    ) -> RecordedSequence:
-        return RecordedSequence(num_layers, device, pooled=pooled)
+    sequence = RecordedSequence

@@ -17,7 +17,6 @@ import torch
 from torch.nn.functional import pad
 
 from eagle_fsd.config import SamplingConfig
-from eagle_fsd.decoding.cache import TreeCache
 from eagle_fsd.decoding.sampling import draw
 from eagle_fsd.decoding.target import Target
 
@@ -61,7 +60,7 @@ class Batch:
         self.target = target
         self.rows = rows
         columns = max((len(row.prompt) + len(row.tokens) for row in rows), default=0)
-        self.cache = TreeCache(target.num_layers, columns + ROOM, pooled=target.one_device)
+        self.cache = target.new_cache(columns + ROOM)
 
     @property
     def going(self) -> list[int]:

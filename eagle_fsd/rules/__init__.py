@@ -1,10 +1,4 @@
-"""Acceptance rules, a file a family; a new one is a class and an entry in RULES.
-
-fsd.py       exact, and judging the place by a divergence
-price.py     judging the token by its regret, step by step or over the whole tree
-children.py  which drafted child is taken, where the rule leaves that open; and the controls
-guards.py    limits that go with any of them
-"""
+"""Acceptance rules, a file a family; a new one is a class and an entry in RULES."""
 
 from eagle_fsd.decoding.rule import Rule
 from eagle_fsd.rules.children import AcceptAll, Random

@@ -3,8 +3,7 @@
     random      as exact, but if x is no child take a drafted child with probability r, whatever D
     accept-all  as exact, but if x is no child always take a drafted child
 
-A rule has to beat the controls at the same speed. A choice of the child is a function from the
-options at a node to the probability of each; a new one is a new entry in CHILD_CHOICES.
+A rule has to beat the controls at the same speed.
 """
 
 import math
@@ -21,11 +20,10 @@ Weights = dict[int, float]  # child -> probability
 
 @dataclass(frozen=True)
 class ChildRule(Rule):
-    """Goes to the drawn token's child; where there is none, maybe to another one.
+    """Goes to the drawn token's child; where there is none, maybe to one of the options.
 
-    Where v has options and no child with the drawn token, one of them is taken with probability
-    `take(tree, v)`. Emitted distribution: P(c) + take P(not in C) choice(c), and (1 - take) P of
-    other tokens; so TV = take P(not in C). Its field `child` is a name in CHILD_CHOICES.
+    Emitted distribution: P(c) + take P(not in C) choice(c), and (1 - take) P of other tokens; so
+    TV = take P(not in C). Its field `child` is a name in CHILD_CHOICES.
     """
 
     columns: ClassVar[tuple[str, ...]] = ("prob", "regret", "draft_logit")
@@ -37,8 +35,7 @@ class ChildRule(Rule):
     def __post_init__(self):
         super().__post_init__()
         if self.child not in CHILD_CHOICES:
-            known = ", ".join(CHILD_CHOICES)
-            raise BadInput(f"unknown child {self.child!r}; known: {known}")
+            raise BadInput(f"unknown child {self.child!r}; known: {', '.join(CHILD_CHOICES)}")
 
     def check(self, sampling: SamplingConfig, draft_vocab_size: int | None) -> None:
         super().check(sampling, draft_vocab_size)
@@ -46,7 +43,7 @@ class ChildRule(Rule):
             raise BadInput("child 'sample' needs temperature > 0; use draft, target or deepest")
 
     def take(self, tree: VerifiedTree, v: int) -> float:
-        """Probability that a draft is taken at v although x is another token."""
+        """Probability that an option is taken at v where x is no child."""
         raise NotImplementedError
 
     def step(self, tree: VerifiedTree, v: int) -> int | None:
@@ -62,7 +59,6 @@ class ChildRule(Rule):
         return outside and outside * self.take(tree, v)
 
     def choice(self, tree: VerifiedTree, options: list[int]) -> Weights:
-        """The probability by which each option is taken."""
         return CHILD_CHOICES[self.child](self, tree, options)
 
     def taken(self, tree: VerifiedTree, v: int, options: list[int]) -> int:
@@ -73,7 +69,7 @@ class ChildRule(Rule):
         """L(v) of every node: the drafts that are expected to be accepted below it.
 
         L(v) = sum_c P_v(c) (1 + L(c)) + take(v) P_v(not in C) (1 + max_c L(c)), 0 at a leaf. No
-        draw enters, so that the choice of a child biases nothing.
+        draw enters: that would bias the text.
         """
         length_N = [0.0] * len(tree.tokens)
         for v in reversed(range(len(length_N))):
@@ -88,12 +84,7 @@ class ChildRule(Rule):
 
 @dataclass(frozen=True)
 class Random(ChildRule):
-    """Chance in the place of a judgement.
-
-    Attributes:
-        rate: r, the probability of taking a child; 0 is exact, 1 accepts all.
-        child: see fsd.
-    """
+    """Takes a child by chance alone: with probability `rate`; 0 is exact, 1 accepts all."""
 
     takes_chances: ClassVar[bool] = True
     rate: float = 0.05
@@ -122,18 +113,16 @@ class AcceptAll(ChildRule):
 
 
 def most_probable_under_draft(rule: ChildRule, tree: VerifiedTree, options: list[int]) -> Weights:
-    """The child with the largest Q; the first, where the drafter has no distribution."""
+    """The first, where the drafter has no distribution."""
     return {max(options, key=lambda c: tree.of("draft_logit", c)): 1.0}
 
 
 def most_probable_under_target(rule: ChildRule, tree: VerifiedTree, options: list[int]) -> Weights:
-    """The child with the largest P; by the raw logit where P does not tell them apart, as at
-    temperature 0 unless one is the argmax."""
+    """By the raw logit where P does not tell them apart, as mostly at temperature 0."""
     return {max(options, key=lambda c: (tree.of("prob", c), -tree.of("regret", c))): 1.0}
 
 
 def deepest(rule: ChildRule, tree: VerifiedTree, options: list[int]) -> Weights:
-    """The child below which most drafts are expected to be accepted."""
     length_N = tree.once(rule.expected_lengths)
     return {max(options, key=lambda c: length_N[c]): 1.0}
 

@@ -6,8 +6,7 @@
     fsd-paper  if D(v) passes take a drafted child, else emit x and stop
                (Holsman et al., Findings of ACL 2025, arXiv 2502.20704)
 
-D(v) passes iff T > 0 and D(v) <= T; NaN never passes. All siblings share their parent's divergence;
-which one is taken is the `child` choice (children.py).
+D(v) passes iff T > 0 and D(v) <= T; NaN never passes. Which child is taken: children.py.
 """
 
 import math
@@ -33,11 +32,8 @@ class Exact(Rule):
 
 
 class Judging(Rule):
-    """A rule that asks D(v), with the fields `divergence` and `logits`.
-
-    Attributes:
-        limit: the field that D must not exceed.
-    """
+    """A rule that asks D(v), by its fields `divergence` and `logits`; `limit` names the field that
+    D must not exceed."""
 
     limit: ClassVar[str]
 
@@ -55,12 +51,10 @@ class Judging(Rule):
         return divergence_column(self.divergence, self.logits)
 
     def passes(self, tree: VerifiedTree, v: int) -> bool:
-        """limit > 0 and D(v) <= limit."""
         limit = getattr(self, self.limit)
         return limit > 0 and tree.at(self.divergence_column, v) <= limit
 
     def check(self, sampling: SamplingConfig, draft_vocab_size: int | None) -> None:
-        """Also refuse a divergence without a meaning, and a limit that it can never pass."""
         super().check(sampling, draft_vocab_size)
         if self.divergence_column is None:
             return

@@ -1,11 +1,9 @@
 """Guards: limits on what any rule may do, as further fields of its text (`fsd:0.4,cap=2`).
 
-    cap     a draft whose regret is above this is no option, nats
-    floor   a draft whose raw target probability is below this is no option
-    budget  nats of regret that an answer's fuzzy tokens may cost in all; the path ends before the
-            fuzzy step that would exceed it
-
-A new guard is a new class and an entry in GUARDS.
+cap     a draft whose regret is above this is no option, nats
+floor   a draft whose raw target probability is below this is no option
+budget  nats of regret that an answer's fuzzy tokens may cost in all; the path ends before the
+        fuzzy step that would exceed it
 """
 
 from dataclasses import dataclass
@@ -17,14 +15,17 @@ from eagle_fsd.decoding.verified import VerifiedTree
 
 
 @dataclass(frozen=True)
-class Cap(Guard):
+class RegretGuard(Guard):
     columns: ClassVar[tuple[str, ...]] = ("regret",)
     nats: float
 
     def __post_init__(self):
         if not self.nats >= 0:
-            raise BadInput(f"cap must be 0 nats or above, got {self.nats}")
+            name = type(self).__name__.lower()
+            raise BadInput(f"{name} must be 0 nats or above, got {self.nats}")
 
+
+class Cap(RegretGuard):
     def allows(self, tree: VerifiedTree, child: int) -> bool:
         return tree.of("regret", child) <= self.nats
 
@@ -42,16 +43,8 @@ class Floor(Guard):
         return tree.of("raw_prob", child) >= self.prob
 
 
-@dataclass(frozen=True)
-class Budget(Guard):
+class Budget(RegretGuard):
     """Its state: nats spent so far."""
-
-    columns: ClassVar[tuple[str, ...]] = ("regret",)
-    nats: float
-
-    def __post_init__(self):
-        if not self.nats >= 0:
-            raise BadInput(f"budget must be 0 nats or above, got {self.nats}")
 
     def start(self) -> float:
         return 0.0

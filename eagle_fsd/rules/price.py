@@ -31,13 +31,8 @@ from eagle_fsd.rules.fsd import Judging
 
 @dataclass(frozen=True)
 class Ratio(Rule):
-    """The drawn token's child, else the child of least regret if that is at most c.
-
-    A limit on the regret is a floor on the ratio P(token) / P(argmax), e^-c.
-
-    Attributes:
-        limit: c, nats; 0 is exact, `inf` accepts all.
-    """
+    """Its `limit` c, nats, is a floor on the ratio P(token) / P(argmax), e^-c: 0 is exact, `inf`
+    accepts all."""
 
     columns: ClassVar[tuple[str, ...]] = ("regret", "prob")
     limit: float = 1.0
@@ -69,7 +64,6 @@ class PathRule(Judging):
     Attributes:
         price: b, nats paid for a further token; larger is looser.
         gate: largest D at which a fuzzy step is allowed; 0: none is; `inf`: D is not asked.
-        divergence, logits: of the gate, as in fsd.
     """
 
     ahead: ClassVar[tuple[str, ...]] = ("regret", "log_prob")
@@ -101,7 +95,6 @@ class PathRule(Judging):
         return tree.once(self.values)[1][v] if tree.greedy else self._tilted_step(tree, v)
 
     def is_open(self, tree: VerifiedTree, v: int) -> bool:
-        """Whether a fuzzy step is allowed at v."""
         return self.gate == math.inf or self.passes(tree, v)
 
     # --- temperature 0 --------------------------------------------------------------------------
@@ -158,7 +151,7 @@ class PathRule(Judging):
         return self.price / tree.sampling.temperature - log_z_N[v] + log_z_N[child]
 
     def excess(self, tree: VerifiedTree, v: int) -> dict[int, float]:
-        """How far each child's new probability exceeds P; below, x is kept with less than 1."""
+        """How far each child's new probability exceeds P."""
         logps = {c: tree.of("log_prob", c) for c in tree.children[v]}
         news = {c: math.exp(p + self.tilt(tree, v, c)) for c, p in logps.items()}
         return {c: max(0.0, news[c] - math.exp(p)) for c, p in logps.items()}
