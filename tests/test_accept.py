@@ -19,7 +19,6 @@ from eagle_fsd.decoding.divergence import ALIASES, DIVERGENCES
 from eagle_fsd.decoding.rule import Guard, Rule
 from eagle_fsd.decoding.tree import DraftTree
 from eagle_fsd.decoding.verified import VerifiedTree
-from eagle_fsd.rules import RULES
 from eagle_fsd.rules.children import CHILD_CHOICES, AcceptAll, Random
 from eagle_fsd.rules.fsd import Exact, Fsd, FsdPaper
 from eagle_fsd.rules.guards import Budget, Cap, Floor
@@ -87,64 +86,55 @@ def test_rules_that_judge_the_place_agree_with_the_reference(kind, divergence, s
     """Path, tokens, fuzzy flags, D at every visited parent, TV and regret, on random trees."""
     logits = ["raw"] if sampling.temperature == 0 else ["raw", "processed"]
     fuzzy = 0
-    for child, which, seed in itertools.product(children_for(sampling), logits, range(2, 3)):
-        tree, logits_NV, uniform_S3 = round_ = random_round(101 * seed + len(child))
-        thresholds = ladder(tree, logits_NV, divergence)
-        for threshold in {0.0, *thresholds[1::3], INF}:
+    for child, which in itertools.product(children_for(sampling), logits):
+        round_ = random_round(202 + len(child))
+        for threshold in {0.0, *ladder(*round_[:2], divergence)[1::3], INF}:
             rule = kind(threshold, child, divergence, which)
             fuzzy += sum(assert_agrees(round_, rule, sampling).fuzzy)
     assert fuzzy > 0
 
 
-def other_rules(sampling: SamplingConfig) -> list[Rule]:
+def all_rules(sampling: SamplingConfig) -> list[Rule]:
     found = [Exact(), *(Ratio(cap) for cap in (0.0, 0.4, 1.5, INF))]
     for child in children_for(sampling):
         found += [AcceptAll(child), *(Random(rate, child) for rate in (0.0, 0.3, 1.0))]
+        found += [kind(0.3, child) for kind in BY_DIVERGENCE]
     for gate, divergence in ((INF, "js"), (0.0, "js"), (0.2, "tv"), (0.3, "kl_draft_target")):
         found += [PathRule(price, gate, divergence) for price in (0.0, 0.3, 1.0, 4.0)]
     return found
 
 
-@pytest.mark.parametrize("sampling", [*SAMPLINGS, SamplingConfig(0.0, 3, 0.9)])
-def test_the_other_rules_agree_with_the_reference(sampling, each_way):
-    """As above, for rules that judge the token, that price it, or that leave it to chance; at
-    temperature 0 top-k and top-p leave what they leave of the raw row."""
-    fuzzy = 0
-    for rule, seed in itertools.product(other_rules(sampling), range(5)):
-        fuzzy += sum(assert_agrees(random_round(seed), rule, sampling).fuzzy)
-    assert fuzzy > 12
-
-
 @pytest.mark.parametrize("guards", [(), (Cap(1.5),), (Cap(2.5), Floor(0.01))], ids=str)
-@pytest.mark.parametrize("sampling", SAMPLINGS)
-def test_guards_and_stop_tokens_agree_with_the_reference(guards, sampling, each_way):
-    """Options are narrowed for every rule alike, and a stop token's node is a leaf."""
+@pytest.mark.parametrize("sampling", [*SAMPLINGS, SamplingConfig(0.0, 3, 0.9)])
+def test_all_rules_guards_and_stop_tokens_agree_with_the_reference(guards, sampling, each_way):
+    """Options are narrowed for every rule alike, and a stop token's node is a leaf.
+
+    At temperature 0 top-k and top-p leave what they leave of the raw row.
+    """
     ahead = sampling.temperature > 0 and guards
-    rules = [rule for rule in other_rules(sampling) if not (ahead and rule.whole_tree)]
-    rules += [kind(0.3, child) for kind in BY_DIVERGENCE for child in children_for(sampling)]
-    ended = 0
-    for rule, seed in itertools.product(rules, range(2)):
+    rules = [rule for rule in all_rules(sampling) if not (ahead and rule.whole_tree)]
+    fuzzy = ended = 0
+    for rule, seed in itertools.product(rules, range(2 if guards else 5)):
         tree, *_ = round_ = random_round(50 + seed)
-        stop = set(tree.token_N[tree.parent_N[1:]].tolist()[1::3])
+        stop = set(tree.token_N[tree.parent_N[1:]].tolist()[1::3]) if guards or seed % 2 else set()
         got = assert_agrees(round_, rule, sampling, guards, stop)
         assert not stop & set(got.tokens[:-2]), "drafts behind an end were accepted"
+        fuzzy += sum(got.fuzzy)
         ended += len(got.path) > 1 and got.tokens[-2] in stop and not is_leaf(tree, got.path[-1])
-    assert ended > 0 or guards
+    assert guards or min(fuzzy, ended) > 10
 
 
-@pytest.mark.parametrize("rule", [*BY_DIVERGENCE, AcceptAll, Ratio, PathRule])
-def test_ties_at_temperature_zero(rule, each_way):
+def test_ties_at_temperature_zero(each_way):
     """Equal logits, common in bf16: the first argmax is P, and child `target` follows P.
 
     Bug held down: with two children tied for the argmax, `target` took the first child in node
     order though P gave it 0, so that the greedy token was replaced and counted as fuzzy.
     """
-    with_child = "child" in {field.name for field in fields(rule)}
-    for seed, child in itertools.product(range(25), children_for(GREEDY)):
-        loose = rule(child=child) if with_child else rule()
-        if rule in BY_DIVERGENCE:
-            loose = rule(INF, child)
-        assert_agrees(random_round(seed, vocab=5, ties=True), loose, GREEDY)
+    rules = [Ratio(), PathRule()]
+    for child in children_for(GREEDY):
+        rules += [AcceptAll(child), *(kind(INF, child) for kind in BY_DIVERGENCE)]
+    for seed, rule in itertools.product(range(25), rules):
+        assert_agrees(random_round(seed, vocab=5, ties=True), rule, GREEDY)
 
 
 def test_deepest_takes_the_first_of_equals():
@@ -171,7 +161,7 @@ def test_deepest_takes_the_first_of_equals():
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 def test_the_tight_end_of_every_rule_is_exact(sampling):
-    """The same path, tokens and draws, nothing fuzzy and no TV, even where D = 0."""
+    """Nothing is fuzzy and there is no TV, even where D = 0."""
     tight = [Ratio(0), PathRule(0), PathRule(0, gate=0.3), PathRule(2.0, gate=0)]
     tight += [Random(0, child) for child in ("draft", "target", "deepest")]
     tight += [Fsd(0, child) for child in children_for(sampling)]
@@ -213,23 +203,6 @@ def test_the_loose_end_of_every_rule_is_a_leaf(sampling):
             assert all(tree.parent_N[c] == v for v, c in itertools.pairwise(got.path))
             infinite |= {rule.divergence for d in got.divergence if d == INF and rule.columns}
     assert infinite == {"kl_target_draft", "js_reference"}
-
-
-@pytest.mark.parametrize("sampling", SAMPLINGS)
-@pytest.mark.parametrize("kind", BY_DIVERGENCE)
-def test_paths_grow_with_the_threshold(kind, sampling):
-    """Same draws: the path at T1 is a prefix of that at T2 > T1, for draft, target and sample."""
-    grown = 0
-    for seed, child in itertools.product(range(20), children_for(sampling)):
-        if child == "deepest":
-            continue
-        round_, shorter = random_round(seed), [0]
-        for threshold in ladder(*round_[:2]):
-            path = outcome(round_, kind(threshold, child), sampling).path
-            assert path[: len(shorter)] == shorter
-            grown += len(path) > len(shorter) > 1
-            shorter = path
-    assert grown > 2
 
 
 @pytest.mark.parametrize("child", ["draft", "sample"])
@@ -404,7 +377,7 @@ def test_no_randomness_but_the_uniforms():
     tree, logits_NV, uniform_S3 = random_round(5)
     other_S3 = torch.rand(9, 3)
     state = torch.get_rng_state()
-    for rule in other_rules(WARM):
+    for rule in all_rules(WARM):
         want = outcome((tree, logits_NV, uniform_S3), rule, WARM)
         behind_S3 = torch.cat([uniform_S3[: len(want.path)], other_S3])
         again = outcome((tree, logits_NV, behind_S3), rule, WARM)
@@ -428,11 +401,7 @@ def test_nothing_is_read_back_before_the_end(sampling):
     Bug held down: `token_N[child]` with a 0-d index reads the index, once a step.
     """
     tree, logits_NV, uniform_S3 = random_round(2)
-    rules = [
-        *other_rules(sampling),
-        *(kind(0.3, c) for kind in BY_DIVERGENCE for c in children_for(sampling)),
-    ]
-    for rule in rules:
+    for rule in all_rules(sampling):
         with pytest.raises((RuntimeError, NotImplementedError)) as error:
             outcome((on_meta(tree), logits_NV.to("meta"), uniform_S3), rule, sampling)
         frames = traceback.extract_tb(error.value.__traceback__)
@@ -450,11 +419,7 @@ def test_there_is_one_transfer(monkeypatch):
         return found
 
     monkeypatch.setattr(VerifiedTree, "_on_cpu", False)
-    cases = [
-        (rule, sampling)
-        for sampling in (GREEDY, FILTERED, WARM)
-        for rule in [*other_rules(sampling), Fsd(child="deepest"), FsdPaper(0.2, "target")]
-    ]
+    cases = [(rule, s) for s in (GREEDY, FILTERED, WARM) for rule in all_rules(s)]
     want = [outcome(random_round(3), *case) for case in cases]
     monkeypatch.setattr(VerifiedTree, "_read_all", read_and_forget)
     got = [outcome(random_round(3), *case) for case in cases]
@@ -468,7 +433,7 @@ def test_cuda_agrees_with_the_cpu():
         tree, logits_NV, uniform_S3 = random_round(seed)
         tensors = [tree.token_N, tree.parent_N, tree.draft_row_N, tree.draft_logits_ER]
         there = DraftTree(*(t.cuda() for t in tensors), max_depth=tree.max_depth)
-        for rule in [*other_rules(sampling), *(kind() for kind in RULES.values())]:
+        for rule in all_rules(sampling):
             want = outcome((tree, logits_NV, uniform_S3), rule, sampling)
             got = outcome((there, logits_NV.cuda(), uniform_S3), rule, sampling)
             assert (got.path, got.tokens, got.fuzzy) == (want.path, want.tokens, want.fuzzy)

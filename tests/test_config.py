@@ -9,21 +9,6 @@ from eagle_fsd.config import BadInput, SamplingConfig, TreeConfig
 from eagle_fsd.drafters.grower import TreeGrower
 
 
-@pytest.mark.parametrize(
-    "drafts, depth, top_k, message",
-    [
-        (0, 1, 1, "num_draft_tokens must be at least 1, got 0"),
-        (7, 3, 0, "branch_top_k must be at least 1, got 0"),
-        (4, 5, 3, "num_draft_tokens 4 cannot fill tree_depth 5"),
-        (22, 3, 3, "num_draft_tokens 22 is more than the 21 candidates"),
-    ],
-)
-def test_impossible_trees_are_refused(drafts, depth, top_k, message):
-    """A shape that cannot be drafted is an error that names its numbers."""
-    with pytest.raises(BadInput, match=message):
-        TreeConfig(drafts, depth, top_k)
-
-
 @pytest.mark.parametrize("depth, top_k", [(1, 7), (5, 4), (5, 1)])
 def test_pool_size_and_num_expanded_are_what_a_grower_drafts(depth, top_k):
     """TreeConfig's counts == candidates and expanded nodes of a tree that keeps all of them."""
@@ -42,17 +27,21 @@ def test_pool_size_and_num_expanded_are_what_a_grower_drafts(depth, top_k):
 
 
 @pytest.mark.parametrize(
-    "values, message",
+    "kind, values, message",
     [
-        ({"temperature": -0.1}, "temperature must be 0"),
-        ({"temperature": math.nan}, "temperature must be 0"),
-        ({"temperature": 1e-39}, "above 1e-6"),  # gave the last token, whatever the logits
-        ({"top_k": -1}, "top_k must be 0"),
-        ({"top_p": 0.0}, "top_p must be in"),
-        ({"top_p": 1.01}, "top_p must be in"),
+        (TreeConfig, (0, 1, 1), "num_draft_tokens must be at least 1, got 0"),
+        (TreeConfig, (7, 3, 0), "branch_top_k must be at least 1, got 0"),
+        (TreeConfig, (4, 5, 3), "num_draft_tokens 4 cannot fill tree_depth 5"),
+        (TreeConfig, (22, 3, 3), "num_draft_tokens 22 is more than the 21 candidates"),
+        (SamplingConfig, (-0.1,), "temperature must be 0"),
+        (SamplingConfig, (math.nan,), "temperature must be 0"),
+        (SamplingConfig, (1e-39,), "above 1e-6"),  # gave the last token, whatever the logits
+        (SamplingConfig, (1.0, -1), "top_k must be 0"),
+        (SamplingConfig, (1.0, 0, 0.0), "top_p must be in"),
+        (SamplingConfig, (1.0, 0, 1.01), "top_p must be in"),
     ],
 )
-def test_impossible_sampling_is_refused(values, message):
-    """Numbers outside their range, NaN included."""
+def test_impossible_settings_are_refused(kind, values, message):
+    """An error names the numbers."""
     with pytest.raises(BadInput, match=message):
-        SamplingConfig(**values)
+        kind(*values)

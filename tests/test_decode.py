@@ -1,8 +1,4 @@
-"""The decoding loop: greedy trees == one token at a time == `generate`, token for token.
-
-Every comparison is float32 on tiny random models. A difference is allowed only where the target's
-two best logits are a tie (gap < 1e-4).
-"""
+"""The decoding loop: greedy trees == one token at a time == `generate`, in float32."""
 
 import pytest
 import torch
@@ -23,7 +19,6 @@ from eagle_fsd.decoding.drafter import RootDrafter
 from eagle_fsd.decoding.loop import (
     DecodeConfig,
     StopConfig,
-    answer_uniforms,
     decode_rounds,
 )
 from eagle_fsd.decoding.target import Target
@@ -37,10 +32,7 @@ from eagle_fsd.rules.price import PathRule
 @pytest.mark.parametrize("shift", [0, 3])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_greedy_tree_is_one_at_a_time_is_generate(family, shift):
-    """Both drafters, every family, and every tree shape: the plain loop's answer and generate's.
-
-    Each shape has a model, a prompt and a length of its own (1 token to three windows).
-    """
+    """Every tree shape has a model, a prompt and a length of its own (1 token to three windows)."""
     number = (list(FAMILIES).index(family) + shift) % len(TREES)
     tree = TREES[number]
     target = tiny_target(family, seed=20 + number)
@@ -61,28 +53,6 @@ def test_greedy_tree_is_one_at_a_time_is_generate(family, shift):
     assert noisy.fuzzy_share == eagle.fuzzy_share == 0
 
 
-@torch.inference_mode()
-def assert_same_draws(
-    target: Target,
-    prompt: list[int],
-    ours: list[int],
-    theirs: list[int],
-    temperature: float,
-    seed: int,
-) -> None:
-    """Equal, or parted where the uniform lies within 1e-5 of a boundary of P's distribution
-    function, which float32 may resolve either way; both tokens must touch that boundary."""
-    if ours == theirs or temperature == 0:
-        return assert_same(target, prompt, ours, theirs)
-    at = next(i for i, (a, b) in enumerate(zip(ours, theirs, strict=True)) if a != b)
-    logits_V = target.model(torch.tensor([prompt + theirs[:at]])).logits[0, -1]
-    edge_V = torch.softmax(logits_V.double() / temperature, -1).cumsum(-1)
-    uniform = answer_uniforms(seed, at + 1)[at, 0].item()
-    for token in (ours[at], theirs[at]):
-        left = edge_V[token - 1].item() if token else 0.0
-        assert left - 1e-5 <= uniform <= edge_V[token].item() + 1e-5, f"token {at}: {token}"
-
-
 @pytest.mark.parametrize("family", FAMILIES)
 def test_exact_is_plain_decoding_draw_by_draw(family):
     """Same seed, same tokens, whatever the drafter and its trees: uniforms go by position."""
@@ -97,7 +67,7 @@ def test_exact_is_plain_decoding_draw_by_draw(family):
             LookupDrafter(),
         ):
             got = run(target, drafter, prompt, **settings)
-            assert_same_draws(target, prompt, got.tokens, plain.tokens, temperature, seed)
+            assert got.tokens == plain.tokens
             accepted += sum(r.accepted_drafts for r in got.rounds)
     assert accepted > 5
 
@@ -153,10 +123,8 @@ def test_stop_strings():
 
 @pytest.mark.parametrize("rule", ["exact", "fsd", "path"])
 def test_seeds(rule):
-    """At temperature 1 the same seed repeats the run, round by round; other seeds differ.
-
-    One drafter and one target serve all runs: `reset` and `start` leave nothing behind.
-    """
+    """At temperature 1 the same seed repeats the run, round by round; other seeds differ; one
+    drafter and one target serve all runs."""
     target, prompt = tiny_target("qwen2", seed=8), prompt_tokens(8)
     drafter = EagleDrafter(tiny_head(target), target, TREES[1])
     rule = RULES[rule]()
@@ -176,11 +144,9 @@ def test_cache_invariant_and_one_buffer():
         EagleDrafter(tiny_head(target), target, TREES[4]),
     ):
         config = DecodeConfig(Policy(EXACT), StopConfig(40))
-        committed, places, rounds = len(prompt) + 1, set(), 0
-        for step in decode_rounds(target, drafter, prompt, config):
-            if step.acceptance is not None:
-                committed += len(step.acceptance.tokens)
-                rounds += 1
+        committed, places = len(prompt) + 1, set()
+        for rounds, step in enumerate(decode_rounds(target, drafter, prompt, config)):
+            committed += len(step.acceptance.tokens) if rounds else 0
             assert target.cache_length == target._sequence.cache.length == committed - 1
             layers = list(target._sequence.cache.layers)
             if rounds and isinstance(drafter, EagleDrafter):
@@ -226,11 +192,9 @@ def test_drafters_are_told_every_feature_with_the_token_after_it(family):
         ([BOS, 101], 5, "prompt token 101 is outside the target's vocabulary of 101"),
         ([BOS, -1], 5, "prompt token -1 is outside"),
         ([BOS] * 247, 5, "prompt of 247 tokens . max_new_tokens 5 is beyond .* 251 positions"),
-        ([BOS] * 252, 1, "252 tokens"),
     ],
 )
 def test_impossible_requests_are_refused_before_the_model_runs(prompt, budget, message):
-    """The error comes first: no forward of the target, no draft."""
     target = tiny_target("llama")
     ran = []
     target.model.base_model.register_forward_pre_hook(lambda *_: ran.append(1))
@@ -247,21 +211,15 @@ def test_ends_that_never_come_are_refused():
         StopConfig(strings=("END",))
 
 
-@pytest.mark.parametrize("family", ["llama", "gpt2"])
-def test_the_last_position_can_be_reached(family):
+def test_the_last_position_can_be_reached():
     """prompt + budget == max positions decodes to the end, though drafts would lie beyond it.
 
     Bug held down: GPT-2 looks positions up in a table, which a tree at the end ran off.
     """
-    if family == "gpt2":
-        config = GPT2Config(
-            vocab_size=101, n_embd=40, n_layer=2, n_head=4, n_positions=31, eos_token_id=None
-        )
-    else:
-        config = FAMILIES["llama"]()
-        config.max_position_embeddings = 31
+    config = GPT2Config(
+        vocab_size=101, n_embd=40, n_layer=2, n_head=4, n_positions=31, eos_token_id=None
+    )
     target, prompt = Target(random_model(config, seed=0)), prompt_tokens(11)
-    assert target.max_positions == 31
     plain = run(target, RootDrafter(), prompt, budget=20)
     assert len(plain.tokens) == 20
     drafter = EagleDrafter(tiny_head(target), target, TREES[2])

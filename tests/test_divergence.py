@@ -9,30 +9,25 @@ from reference_accept import slow_divergence
 from eagle_fsd.decoding.divergence import ALIASES, DIVERGENCES, canonical_name, divergence
 
 FORMS = ("flat", "peaked", "one-hot", "zero-mass", "flat-peaked", "near")
-WAYS = ("target_draft", "draft_target")
-SYMMETRIC = ("js", "tv", "js_reference")
 
 
-def logits_pair(form: str, vocab: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+def logits_pair(form: str, vocab: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Target and draft logits [V] of one kind."""
-    generator = torch.Generator().manual_seed(seed)
-    target_V, draft_V = torch.randn(2, vocab, generator=generator)
-    if form == "flat":
-        return 0.1 * target_V, 0.1 * draft_V
-    if form == "peaked":
-        return 9 * target_V, 9 * draft_V
-    if form == "one-hot":
-        hot_V = torch.full((vocab,), -math.inf)
-        hot_V[3] = 1.5
-        return hot_V, draft_V
-    if form == "zero-mass":  # each side has zeros that the other has not, and both share one
-        target_V[[1, 2]] = -math.inf
-        draft_V[[2, 4]] = -math.inf
-        return target_V, draft_V
-    if form == "flat-peaked":
-        return torch.zeros(vocab), 9 * draft_V
-    assert form == "near"
-    return target_V, target_V + 0.01 * draft_V
+    target_V, draft_V = torch.randn(2, vocab, generator=torch.Generator().manual_seed(0))
+    hot_V = torch.full((vocab,), -math.inf).index_fill(0, torch.tensor(3), 1.5)
+    pairs = {
+        "flat": (0.1 * target_V, 0.1 * draft_V),
+        "peaked": (9 * target_V, 9 * draft_V),
+        "one-hot": (hot_V, draft_V),
+        # each side has zeros that the other has not, and both share one
+        "zero-mass": (
+            target_V.index_fill(0, torch.tensor([1, 2]), -math.inf),
+            draft_V.index_fill(0, torch.tensor([2, 4]), -math.inf),
+        ),
+        "flat-peaked": (torch.zeros(vocab), 9 * draft_V),
+        "near": (target_V, target_V + 0.01 * draft_V),
+    }
+    return pairs[form]
 
 
 @pytest.mark.parametrize("vocab", [5, 9973])
@@ -81,10 +76,9 @@ def test_swapped_kl_is_reversed_and_the_others_are_symmetric():
     """KL(target || draft) with its arguments swapped is KL(draft || target)."""
     for form in FORMS:
         target_V, draft_V = logits_pair(form, 1009)
-        forward, backward = (divergence(f"kl_{way}", target_V, draft_V) for way in WAYS)
+        forward = divergence("kl_target_draft", target_V, draft_V)
         assert forward == divergence("kl_draft_target", draft_V, target_V)
-        assert backward == divergence("kl_target_draft", draft_V, target_V)
-        for name in SYMMETRIC:
+        for name in ("js", "tv", "js_reference"):
             got, swapped = divergence(name, target_V, draft_V), divergence(name, draft_V, target_V)
             torch.testing.assert_close(got, swapped, rtol=1e-5, atol=1e-6)
 

@@ -1,14 +1,12 @@
-"""The rule `path`: the best path of a tree at a price, against brute force and by its law.
+"""The rule `path`: at temperature 0 the best of all paths, above it a distribution over them.
 
-At temperature 0 it is a maximum over all paths, above it a distribution over them; what it does
-draw by draw is held against the recursive reference in test_accept.py.
+Draw by draw it is held against the recursive reference in test_accept.py.
 """
 
 import itertools
 import math
 import random
 from collections import Counter
-from collections.abc import Iterator, Sequence
 
 import pytest
 import torch
@@ -40,14 +38,9 @@ def verify(round_: tuple, policy: Policy, stop=()) -> VerifiedTree:
 # --- temperature 0 --------------------------------------------------------------------------------
 
 
-def all_paths(children: list[list[int]], v: int = 0) -> list[list[int]]:
-    """Every path from v down, the empty one first, in the draft's order."""
-    return [[], *([c, *rest] for c in children[v] for rest in all_paths(children, c))]
-
-
-def steps(path: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """(node, child) of every step from the root on."""
-    return itertools.pairwise([0, *path])
+def all_paths(children: list[list[int]], v: int = 0) -> list[tuple[int, ...]]:
+    """Every path from v down, v alone first, in the draft's order."""
+    return [(v,), *((v, *rest) for c in children[v] for rest in all_paths(children, c))]
 
 
 def test_the_value_is_the_best_of_all_paths():
@@ -69,27 +62,29 @@ def test_the_value_is_the_best_of_all_paths():
         hit = [slow.hit(v, logits.index(max(logits))) for v, logits in enumerate(slow.target)]
         allowed = [slow.options(v) if slow.open(v) else [] for v in range(tree.size)]
 
-        def worth(path: list[int], hit=hit, allowed=allowed, slow=slow, rule=rule) -> float:
-            total = 0.0
-            for v, c in steps(path):
-                if c != hit[v] and c not in allowed[v]:
-                    return -INF
-                free = c == hit[v]
-                total += 1 - (0 if free else slow.regret(v, slow.token[c]) / rule.price)
-            return total
+        def gain(v: int, c: int, hit=hit, allowed=allowed, slow=slow, rule=rule) -> float:
+            if c == hit[v]:
+                return 1.0
+            cost = slow.regret(v, slow.token[c]) / rule.price
+            return 1 - cost if c in allowed[v] else -INF
 
-        paths = {tuple(path): worth(path) for path in all_paths(slow.children)}
+        paths = {
+            path: sum(gain(v, c) for v, c in itertools.pairwise(path))
+            for path in all_paths(slow.children)
+        }
         best = max(paths.values())
         round_ = (tree, logits_NV, uniform_S3)
         values, _ = rule.values(verify(round_, policy, stop))
         assert values[0] == pytest.approx(best, abs=1e-5), seed
         got, _ = accept(*round_, policy=policy, stop_token_ids=stop)
-        assert paths[tuple(got.path[1:])] == pytest.approx(best, abs=1e-5), seed
+        assert paths[tuple(got.path)] == pytest.approx(best, abs=1e-5), seed
         if seed % 2 == 0:
             equal = [path for path, value in paths.items() if value == best]
-            # x's child comes first, then the draft's order; the round ends where nothing is gained
-            first = min(equal, key=lambda path: [(c != hit[v], c) for v, c in steps(path)])
-            assert tuple(got.path[1:]) == first, seed
+            turns = {
+                path: [(c != hit[v], c) for v, c in itertools.pairwise(path)] for path in equal
+            }
+            first = min(equal, key=turns.get)
+            assert tuple(got.path) == first, seed
             checked["ties"] += len(equal) > 1
         checked["fuzzy"] += any(got.fuzzy)
         checked["narrowed"] += any(

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from reference_accept import SlowAccept, chi_square_p, slow_filter, slow_p
+from reference_accept import SlowAccept, chi_square_p, slow_p
 
 from eagle_fsd.config import SamplingConfig
 from eagle_fsd.decoding.acceptance import Policy, accept
@@ -26,18 +26,6 @@ SAMPLINGS = [
 
 def random_logits(rows: int, vocab: int, seed: int = 0) -> torch.Tensor:
     return 2 * torch.randn(rows, vocab, generator=torch.Generator().manual_seed(seed))
-
-
-def test_filters_agree_with_float64():
-    """Temperature, then top-k, then top-p: the same tokens kept, as probable as by hand."""
-    logits_RV = random_logits(13, 37)
-    logits_RV[5, ::3] = -math.inf
-    for sampling in SAMPLINGS:
-        got_RV = filter_logits(logits_RV, sampling)
-        assert got_RV.dtype == torch.float32
-        for got_V, logits_V in zip(got_RV, logits_RV, strict=True):
-            want_V = torch.tensor(slow_filter(logits_V.tolist(), sampling))
-            torch.testing.assert_close(got_V, want_V, msg=str(sampling))
 
 
 def test_filters_by_hand():
@@ -64,6 +52,7 @@ def test_a_neutral_filter_changes_nothing_and_bfloat16_becomes_float32():
 def test_p_is_the_reference_s():
     """P of all tokens by hand; it sums to 1; removed tokens have 0; what is drawn has not."""
     logits_RV = random_logits(13, 37, seed=1)
+    logits_RV[5, ::3] = -math.inf
     for sampling in [*SAMPLINGS, SamplingConfig()]:
         prob_RV = next_token_probs(logits_RV, sampling)
         drawn_R = draw(logits_RV, torch.full((13,), 0.5), sampling)

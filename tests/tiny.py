@@ -123,18 +123,11 @@ def prompt_tokens(length: int, *, seed: int = 0, vocab_size: int = SIZES["vocab_
 
 
 class NoisyTargetDrafter:
-    """Grows trees from the target's own logits plus seeded noise, running each path without cache.
-
-    Logits are sharpened, so that trees are deep and not only wide. With noise 0 the target's argmax
-    is always drafted; the noise sets how deep paths are accepted.
-    A prompt must begin with BOS, since `observe` never tells the first token.
-    """
+    """Grows trees from the target's own logits, sharpened, plus seeded noise, which sets how deep
+    paths are accepted. A prompt must begin with BOS: `observe` never tells the first token."""
 
     def __init__(self, target: Target, tree: TreeConfig, *, noise: float = 0.0, seed: int = 0):
-        self.target = target
-        self.tree_config = tree
-        self.noise = noise
-        self.seed = seed
+        self.target, self.tree_config, self.noise, self.seed = target, tree, noise, seed
         self.max_nodes = tree.num_draft_tokens + 1
 
     def reset(self, capacity: int) -> None:

@@ -20,7 +20,7 @@ class Acceptance:
     """The outcome of a round. Entry i of every list is about the token emitted after path[i].
 
     Attributes:
-        path: node indices, the root first; accepted drafts = len(path) - 1.
+        path: node indices, the root first.
         tokens: emitted tokens, the accepted drafts and then the next token; as long as `path`.
         fuzzy: the token is not the one that the exact test would have emitted with the same draw.
         divergence: D at path[i]; NaN where it was not computed, and at nodes without children.

@@ -2,7 +2,6 @@
 
 transformers' DynamicCache concatenates (so it reallocates every step); its static caches index with
 tensors and drop rows of sliding-window layers. Here every layer keeps whole rows in one buffer.
-Which of them a query may see is the mask's business (masks.py).
 """
 
 import weakref
@@ -91,7 +90,7 @@ class TreeCache(Cache):
     def buffers(
         self, index: int, key_states: torch.Tensor, value_states: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """A layer's part of the pool of all layers; of one of its own if it lies or looks apart."""
+        """A layer's part of the pool of all layers; its own if it lies or looks apart."""
         shapes = [
             torch.Size((*states.shape[:2], self.capacity, states.shape[3]))
             for states in (key_states, value_states)

@@ -41,7 +41,6 @@ class Rows:
 
     @cached_property
     def target_MV(self) -> torch.Tensor:
-        """The target's raw logits, float32."""
         return self.target_logits_NV[self.node_M].float()
 
     @cached_property
@@ -50,7 +49,6 @@ class Rows:
 
     @cached_property
     def best_M1(self) -> torch.Tensor:
-        """The largest raw logit."""
         return self.target_MV.amax(-1, keepdim=True)
 
     @cached_property
@@ -100,9 +98,6 @@ class Rows:
         return value_MC.masked_fill(~known_MC, outside)
 
 
-Column = Callable[[Rows], torch.Tensor]
-
-
 def prob(rows: Rows) -> torch.Tensor:
     if rows.sampling.temperature == 0:
         return (rows.token_C == rows.argmax_M[:, None]).float()
@@ -121,7 +116,6 @@ def raw_prob(rows: Rows) -> torch.Tensor:
 
 
 def regret(rows: Rows) -> torch.Tensor:
-    """A difference of two logits: no softmax."""
     return rows.best_M1 - rows.of_tokens(rows.target_MV)
 
 
@@ -147,11 +141,10 @@ def judged(rows: Rows, *, name: str, processed: bool) -> torch.Tensor:
 
 
 def divergence_column(name: str, logits: str) -> str:
-    """The column of a divergence; `logits` is "raw" or "processed"."""
     return name if logits == "raw" else f"{name}_processed"
 
 
-COLUMNS: dict[str, Column] = {
+COLUMNS: dict[str, Callable[[Rows], torch.Tensor]] = {
     "prob": prob,
     "log_prob": log_prob,
     "raw_prob": raw_prob,

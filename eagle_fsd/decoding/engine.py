@@ -1,6 +1,4 @@
-"""How a target is run: the engine that runs the stock model, and the sequence that is decoded.
-
-The other engines are in eagle_fsd/engine/; one of them is handed to Target.
+"""How a target is run: the stock engine (others: eagle_fsd/engine/), and the decoded sequence.
 
 Axes: N tree nodes, K keys (cache rows), D hidden size, R rows of a linear layer.
 """
@@ -24,10 +22,6 @@ NodeForward = Callable[..., tuple[torch.Tensor, torch.Tensor]]
 class CachedSequence:
     """The cache of the sequence that is decoded, and how many of its rows are committed.
 
-    Args:
-        new_cache: makes a cache of a capacity.
-        device: where the tensors of a tree are.
-
     Attributes:
         length: committed rows.
         cache: None before the first start and after close.
@@ -41,7 +35,6 @@ class CachedSequence:
         self.close()
 
     def close(self) -> None:
-        """Forget the sequence and its cache."""
         self.length, self.cache = 0, None
 
     def start(self, capacity: int) -> None:
@@ -49,7 +42,6 @@ class CachedSequence:
         self.length, self.cache = 0, self._new_cache(capacity)
 
     def advance(self, rows: int) -> None:
-        """Count the next rows of the cache as committed."""
         self.length += rows
 
     def verify(self, tree: DraftTree, forward: NodeForward) -> tuple[torch.Tensor, torch.Tensor]:

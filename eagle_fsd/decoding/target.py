@@ -1,9 +1,8 @@
 """The target: a stock transformers causal language model behind prefill / verify / commit.
 
-No modeling file is forked. A tree is verified in one forward of the unmodified model: a 4-D
-additive float mask lets each node see the committed prefix and its own ancestors, and explicit
-position_ids place it by its depth (a boolean mask would be silently wrong with eager attention).
-How the model is run is the engine's business (engine.py); loading is in models/load.py.
+A tree is verified in one forward of the unmodified model: a 4-D additive float mask lets each node
+see the committed prefix and its own ancestors, and explicit position_ids place it by its depth (a
+boolean mask would be silently wrong with eager attention).
 
 Axes: L prompt tokens, N tree nodes, A accepted path with its root, V vocabulary, D hidden size,
 F features: what a draft head reads of the target (D, or several layers' D side by side).
@@ -30,8 +29,6 @@ class Target:
     eagle_fsd.engine.families.check_tree_attention.
 
     Args:
-        model: a causal language model.
-        feature_layers: see below.
         keep_stock: with an engine that rebuilds the model's layers, rebuild those of a copy, so
             that `model` can still be run as transformers made it; costs the linear weights twice.
 
@@ -97,7 +94,7 @@ class Target:
         return self._sequence.length
 
     def embed(self, token_T: torch.Tensor) -> torch.Tensor:
-        """The target's token embedding, on `device`, [T, D]."""
+        """On `device`, [T, D]."""
         return self.embed_tokens(token_T.to(self.embed_tokens.weight.device)).to(self.device)
 
     def close(self) -> None:

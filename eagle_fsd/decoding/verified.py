@@ -5,9 +5,8 @@ A rule reads small numbers on the host; how they come about is told here:
     CPU           a row at a time, as a walk asks; or all parents at once, where a rule looks ahead
     accelerator   all nodes and all columns that were named, in one pass and one transfer
 
-Uniforms are per answer, indexed by the position of a token in it: row s of a round's block is for
-the token that a node at depth s emits. So the same x is drawn at the same place of the same answer,
-whatever the tree, the drafter and the rule.
+Uniforms are per answer: row s of a round's block is for the token that a node at depth s emits, so
+that the same x is drawn at the same place whatever the tree, the drafter and the rule.
 
 Axes: N nodes, M rows, V vocabulary, C tokens asked about, S depths.
 """
@@ -111,15 +110,15 @@ class VerifiedTree:
         ]
 
     def at(self, column: str, v: int) -> float:
-        """A column's value at the place v: of the distributions after it."""
+        """A column's value of a place."""
         return self._value(column, v, v)
 
     def of(self, column: str, child: int) -> float:
-        """A column's value for a draft: of its token, after its parent."""
+        """A column's value of a draft, after its parent."""
         return self._value(column, child, self.parents[child])
 
     def outside(self, v: int) -> float:
-        """P_v of all tokens that were not drafted there; needs the column `prob`."""
+        """P_v of all tokens that were not drafted there; asks for `prob`."""
         return max(0.0, 1 - sum(self.of("prob", c) for c in self.children[v]))
 
     def uniform(self, v: int, column: int) -> float:
@@ -179,7 +178,6 @@ class VerifiedTree:
         return places, self._rows_of(torch.tensor(places, dtype=torch.int64))
 
     def _rows_of(self, node_M: torch.Tensor | slice) -> Rows:
-        """Of some nodes, asked about the tokens of all."""
         return Rows(self._tree, self._logits_NV, node_M, self._tree.token_N, self.sampling)
 
     def _draw(self, v: int) -> tuple[int, int, float]:

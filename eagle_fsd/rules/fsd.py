@@ -81,8 +81,6 @@ class Fsd(Judging, ChildRule):
 
     Attributes:
         threshold: T; 0 passes nowhere, `inf` wherever D is a number.
-        child: which drafted child is taken; a name in children.CHILD_CHOICES.
-        divergence: a name in divergence.DIVERGENCES, or a published alias.
         logits: `raw` compares the two rows as they come, `processed` after temperature, top-k and
             top-p (refused at temperature 0, where both are one-hot).
     """

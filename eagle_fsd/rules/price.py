@@ -46,7 +46,6 @@ class Ratio(Rule):
         return self.cheapest(tree, v) if hit is None else hit
 
     def cheapest(self, tree: VerifiedTree, v: int) -> int | None:
-        """The option of least regret, if that is not above the limit."""
         if not self.limit:
             return None
         best = min(tree.options(v), key=lambda c: tree.of("regret", c), default=None)
