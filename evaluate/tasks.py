@@ -55,15 +55,18 @@ def run_task(options: TaskOptions, sampling: SamplingOptions, model_options: Mod
     if options.rescore:
         options = replace(options, questions=None)  # all that were answered
     questions = options.choose(questions)
-    leave = {name: getattr(options, name) for name in ("execute_code", "without_isolation")}
+    check_scorable(
+        questions,
+        scorer,
+        execute_code=options.execute_code,
+        without_isolation=options.without_isolation,
+    )
     if options.rescore:
         records = records_by_arm(options.output)
-        check_scorable(questions, scorer, **leave)
         for rows in records.values():
             check_same_questions(rows, questions)
         print(f"\n{score_run(records, questions, scorer, options.output)[0]}")
         return
-    check_scorable(questions, scorer, **leave)
     name = Path(options.task.rpartition(":")[2]).name
     bench = Bench(name, "tasks", questions, options, sampling, model_options, free=FREE)
     bench.answer_all()

@@ -17,6 +17,8 @@ from eagle_fsd.tasks import humaneval
 from eagle_fsd.tasks.humaneval import build_program, extract_code, pass_at_1
 from eagle_fsd.tasks.task_sources import read_task
 
+pytestmark = pytest.mark.processes
+
 PROMPT = 'import math\n\n\ndef area(r: float) -> float:\n    """Of a circle."""\n'
 TEST = "def check(candidate):\n    assert abs(candidate(2) - 12.566) < 0.01\n"
 PROBLEM = Question(
@@ -40,19 +42,19 @@ RIGHT = {
 }
 
 
-@pytest.mark.parametrize("form", RIGHT)
-def test_code_of_right_answers(form):
-    space = {"__name__": "answer"}
-    exec(build_program(PROMPT, extract_code(RIGHT[form], "area")), space)
-    assert abs(space["area"](2) - 12.566) < 0.01
+def test_code_of_right_answers():
+    for form, answer in RIGHT.items():
+        space = {"__name__": "answer"}
+        exec(build_program(PROMPT, extract_code(answer, "area")), space)
+        assert abs(space["area"](2) - 12.566) < 0.01, form
+    assert extract_code(RIGHT["text around"], "area") == WHOLE + "\n"
+    assert extract_code("```js\nx\n```", "area") == "```js\nx\n```"
 
 
 WRONG = {
-    "wrong": "```python\ndef area(r):\n    return r\n```",
     "empty": "",
     "cut off": "```python\ndef area(r):\n    return math.pi * (r",
     "exits in the function": "```python\ndef area(r):\n    raise SystemExit(0)\n```",
-    "ends its process": "```python\nimport os\nos._exit(0)\n```",
     "null byte": f"```python\n\0{WHOLE}```",
     "calls the test": "```python\nimport sys\ncheck = area = print\n```",
     "equal to all": "```python\nclass E(float):\n    __sub__ = lambda s, o: 0.0\n"
@@ -61,17 +63,9 @@ WRONG = {
 }
 
 
-@pytest.mark.processes
 @pytest.mark.parametrize("form", WRONG)
 def test_wrong_answers_fail(form):
     assert pass_at_1(WRONG[form], PROBLEM) == {"pass@1": 0.0}
-
-
-def test_extracted_text():
-    assert extract_code(RIGHT["text around"], "area") == WHOLE + "\n"
-    assert extract_code("```js\nx\n```", "area") == "```js\nx\n```"
-    assert build_program("P\n", BODY) == f"P\n{BODY}\n"
-    assert build_program("P\n", WHOLE) == f"P\n\n{WHOLE}\n"
 
 
 def run(body: str, *, test: str = "candidate()", **settings) -> str:
@@ -103,8 +97,7 @@ ENDS = {
     "bytearray(3 << 30)": "MemoryError",
     "raise KeyboardInterrupt": "KeyboardInterrupt",
     "f()": "RecursionError",
-    "import sys; sys.exit(0)": "SystemExit",
-    "import os; os.kill(os.getpid(), 9)": "ended early",
+    "import os; os._exit(0)": "ended early",
     "open('x', 'w').write('x' * (2 << 20))": "OSError",
     "[open('/dev/null') for _ in range(99)]": "OSError",
     # a forged verdict: the frames hold no test and no token, and what is sent is but a value
@@ -120,13 +113,10 @@ SHUT_OUT = {
     "open({file!r}, 'w')": "FileNotFoundError",
     "open('/etc/passwd').read()": "FileNotFoundError",
     "open('/usr/new', 'w')": "OSError",
-    "open('here', 'w')": "OSError",
     "import os; os.symlink('/usr', 'here')": "OSError",
-    "import os; os.setxattr('/usr/bin/env', 'user.x', b'')": "OSError",
     "import os; os.chmod('/usr/bin/env', 0o777)": "OSError",
     "import os; os.listdir('/proc')": "FileNotFoundError",
     "import os; os.kill({here}, 0)": "ProcessLookupError",
-    "import os; os.setpriority(os.PRIO_PROCESS, {here}, 19)": "ProcessLookupError",
     "import os; os.setuid(0)": "OSError",
     "import resource as r; r.setrlimit(r.RLIMIT_CPU, (99, 99))": "ValueError",
     "import ctypes; assert ctypes.CDLL(None).ptrace(16, {here}, 0, 0) == 0": "AssertionError",
@@ -141,13 +131,11 @@ SHUT_OUT = {
 }
 
 
-@pytest.mark.processes
 @pytest.mark.parametrize("program", ENDS)
 def test_a_verdict_is_not_forged_and_limits_hold(program):
     assert run(program, test="assert candidate() == 2") == ENDS[program]
 
 
-@pytest.mark.processes
 @needs_bubblewrap
 def test_what_bubblewrap_shuts_out(tmp_path, monkeypatch):
     """Tried against this process, a file and a port of its own, all in one program."""
@@ -168,7 +156,6 @@ def test_what_bubblewrap_shuts_out(tmp_path, monkeypatch):
     assert outside.read_text() == "kept"
 
 
-@pytest.mark.processes
 def test_children_end_with_the_answer(isolation):
     """Of 20 that a program leaves behind."""
     mark = f"{time.time_ns()}"
@@ -190,7 +177,6 @@ def processes_with(mark: str) -> list[str]:
     return found
 
 
-@pytest.mark.processes
 def test_what_never_ends(isolation):
     """Computing or asleep."""
     assert run("while True: pass", seconds=0.8) == "timeout"
@@ -206,7 +192,6 @@ return (numpy.ones(9) @ numpy.ones(9)).astype(int), hash('1'), VALUES"""
 VALUES = [1, 2.5, True, None, "\ud800", [1, (2, {3}), {"a": (1,), 2: 1j}], {}, (), b"x"]
 
 
-@pytest.mark.processes
 def test_what_is_allowed(isolation):
     """Threads, numpy, much output; an empty folder; hashes are the same every time; values come
     as they are, of numpy's only numbers."""
@@ -218,13 +203,11 @@ def test_what_is_allowed(isolation):
     assert run("return object()") == "SyntaxError"
 
 
-@pytest.mark.processes
 def test_an_overloaded_machine_is_no_wrong_answer():
     with pytest.raises(BadInput, match="not ready in 0.001 s"):
         run("pass", seconds=0.001)
 
 
-@pytest.mark.processes
 def test_a_sample_of_humaneval_passes_its_own_tests():
     """Every 40th solution passes as a block and as a continuation; an empty body never does. The
     problems are fetched at first use."""

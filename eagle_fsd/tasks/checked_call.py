@@ -70,7 +70,7 @@ def serve(wire: TextIO, request: dict) -> None:
 def check(wire: TextIO, request: dict) -> None:
     """Run the problem's tests; returns if they pass."""
 
-    def ask() -> object:
+    def answered() -> object:
         kind, value = receive(wire)
         if kind == "error":  # an exception of that name
             raise type(str(value)[:80], (Exception,), {})
@@ -78,9 +78,9 @@ def check(wire: TextIO, request: dict) -> None:
 
     def candidate(*arguments: object) -> object:
         send(wire, arguments)
-        return ask()
+        return answered()
 
-    ask()  # the program has run
+    answered()  # the program has run
     space = {"__name__": "check"}
     # the prompt's own helpers, which some tests use; it ends within its last function
     exec(compile(request["prompt"] + "\n    pass\n", "prompt.py", "exec"), space)

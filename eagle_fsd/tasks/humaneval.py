@@ -39,7 +39,6 @@ PROGRAM = Path(__file__).with_name("checked_call.py")
 SECONDS = 10.0  # of wall clock; HumanEval's own solutions take 0.2
 PROCESSES = 64  # Linux does not count root's
 PASSED = "passed"
-NOBODY = "65534"
 ENVIRONMENT = {
     "PATH": os.defpath,
     "HOME": "/tmp",
@@ -68,8 +67,7 @@ def extract_code(answer: str, entry_point: str) -> str:
 
 def build_program(prompt: str, code: str) -> str:
     """The program: the prompt, which holds imports and helpers, and then the code."""
-    between = "\n" if TOP_LEVEL.search(code) else ""
-    return f"{prompt}{between}{code}\n"
+    return prompt + ("\n" if TOP_LEVEL.search(code) else "") + code + "\n"
 
 
 def pass_at_1(answer: str, question: Question) -> dict[str, float]:
@@ -84,11 +82,9 @@ def _longest_python(text: str) -> str:
     lines = text.splitlines(keepends=True)
     for count in range(len(lines), 0, -1):
         head = "".join(lines[:count])
-        try:
+        with contextlib.suppress(SyntaxError, ValueError, RecursionError, MemoryError):
             ast.parse(head)
-        except (SyntaxError, ValueError, RecursionError, MemoryError):
-            continue
-        return head
+            return head
     return ""
 
 
@@ -163,18 +159,16 @@ def _started(
 @functools.cache
 def bubblewrap() -> list[str]:
     """bwrap with what the code may see, to go before a command; empty where it does not run."""
-    bwrap = shutil.which("bwrap")
-    if bwrap is None:
+    if (bwrap := shutil.which("bwrap")) is None:
         return []
     command = [bwrap, "--unshare-all", "--unshare-user", "--die-with-parent"]
     known = subprocess.run([bwrap, "--help"], capture_output=True, text=True).stdout
     command += ["--disable-userns"] if "--disable-userns" in known else []  # bubblewrap 0.8
-    command += ["--new-session", "--cap-drop", "ALL", "--uid", NOBODY, "--gid", NOBODY]
+    command += ["--new-session", "--cap-drop", "ALL", "--uid", "65534", "--gid", "65534"]  # nobody
     for place in ("/lib", "/lib64", "/bin"):
-        if os.path.islink(place):
-            command += ["--symlink", os.readlink(place), place]
-        else:
-            command += ["--ro-bind-try", place, place]
+        linked = os.path.islink(place)
+        command += ["--symlink", os.readlink(place)] if linked else ["--ro-bind-try", place]
+        command.append(place)
     python = {sys.prefix, sys.base_prefix, os.path.realpath(sys.base_prefix)}
     for place in ["/usr", "/etc/ld.so.cache", *sorted(python)]:
         command += ["--ro-bind-try", place, place]

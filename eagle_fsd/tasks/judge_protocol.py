@@ -40,8 +40,6 @@ def read_requests(run_folder: Path, *, mode: str, baseline: str, question_file: 
         A; prompt, FastChat's name of it; messages; and a digest of all this, which tells a verdict
         on another answer or prompt apart.
 
-    Raises:
-        BadInput: what is named does not exist, or does not fit together.
     """
     data = asset_dir("mt_bench")
     prompts = {row["name"]: row for _, row in read_records(data / "judge_prompts.jsonl")}

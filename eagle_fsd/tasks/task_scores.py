@@ -19,7 +19,6 @@ from eagle_fsd.tasks.humaneval import bubblewrap
 from eagle_fsd.tasks.scorers import SCORERS
 
 BASELINE = "plain"  # the arms of a task share their sampling, so that there is one
-RECORD_KEYS = ("question_id", "arm", "turns")
 COLUMNS: tuple[Column, ...] = (
     ("questions", "questions", "d"),
     ("- plain", "vs_plain", "+.3f"),
@@ -44,13 +43,9 @@ PAIRWISE_NOTE = (
 
 
 def records_by_arm(folder: str | Path) -> dict[str, list[dict]]:
-    """The records of a finished or unfinished run; nothing is written.
-
-    Raises:
-        BadInput: the folder holds no records, or a line is broken.
-    """
+    """The records of a finished or unfinished run; nothing is written."""
     paths = sorted((Path(folder) / "records").glob("*.jsonl"))
-    found = [read_lines(path, keys=RECORD_KEYS) for path in paths]
+    found = [read_lines(path, keys=("question_id", "arm", "turns")) for path in paths]
     records = {rows[0]["arm"]: rows for rows in found if rows}
     if not records:
         raise BadInput(f"{folder} holds no records: name the folder of a run")
@@ -64,9 +59,6 @@ def score_run(
 
     Written below folder/scores: ARM.jsonl of {"question_id", "choice", "scores": name -> value},
     and the table.
-
-    Raises:
-        BadInput: a record answers a question that is not among `questions`.
     """
     by_id = {question.question_id: question for question in questions}
     strange = {row["question_id"] for rows in records.values() for row in rows} - by_id.keys()
