@@ -1,7 +1,7 @@
 """Slow, obvious versions of divergence, sampling and acceptance, and random trees to try them on.
 
-Plain Python floats (float64), recursive, a token at a time, written from DESIGN section 5 and not
-from eagle_fsd. Of eagle_fsd only the settings (rules, guards, sampling) and DraftTree are used.
+Plain Python floats (float64), recursive, a token at a time, not written from eagle_fsd, of which
+only the settings (rules, guards, sampling) and DraftTree are used.
 """
 
 import functools
@@ -103,10 +103,8 @@ class Step:
 
 
 class SlowAccept:
-    """DESIGN section 5 over one tree, by recursion from a node to its children.
-
-    Every rule is one question, `step`: where x is drawn at v, how likely is the exact step kept,
-    and which children are taken otherwise?
+    """Every rule over one tree, by recursion from a node to its children, is one question, `step`:
+    where x is drawn at v, how likely is the exact step kept, and which children are taken else?
     """
 
     def __init__(

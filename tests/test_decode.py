@@ -155,29 +155,19 @@ def test_cache_invariant_and_one_buffer():
         assert len(places) == len(layers) and rounds > 5
 
 
-class Listener(NoisyTargetDrafter):
-    """Keeps everything that the loop tells a drafter."""
-
-    def reset(self, capacity: int) -> None:
-        super().reset(capacity)
-        self.told = []
-
-    def observe(self, features_TD: torch.Tensor, next_token_T: torch.Tensor) -> None:
-        super().observe(features_TD, next_token_T)
-        self.told.append((features_TD, next_token_T))
-
-
 @torch.inference_mode()
 @pytest.mark.parametrize("family", ["llama", "gemma3"])
-def test_drafters_are_told_every_feature_with_the_token_after_it(family):
+def test_drafters_are_told_every_feature_with_the_token_after_it(family, monkeypatch):
     """Observed features == those of the committed text in one forward; tokens == the text itself.
 
     A wrong row would not change a greedy answer: it would only make heads draft badly.
     """
     target, prompt = tiny_target(family, seed=11), prompt_tokens(9)
-    drafter = Listener(target, TREES[2], noise=0.3)
+    drafter, told = NoisyTargetDrafter(target, TREES[2], noise=0.3), []
+    observe = drafter.observe
+    monkeypatch.setattr(drafter, "observe", lambda *pair: (told.append(pair), observe(*pair)))
     answer = run(target, drafter, prompt)
-    features_TD, token_T = (torch.cat(parts) for parts in zip(*drafter.told, strict=True))
+    features_TD, token_T = (torch.cat(parts) for parts in zip(*told, strict=True))
     text = [*prompt, answer.tokens[0], *(t for r in answer.rounds for t in r.tokens)]
     assert token_T.tolist() == text[1:]
     alone = target.model(torch.tensor([text]), output_hidden_states=True)

@@ -44,9 +44,8 @@ def all_paths(children: list[list[int]], v: int = 0) -> list[tuple[int, ...]]:
 
 
 def test_the_value_is_the_best_of_all_paths():
-    """400 random trees: brute force over every root-to-node path, with and without ties, with
-    top-k, a cap, a gate and stop tokens; of equal paths x's child comes first, then the draft's
-    order. Quarters as logits and prices make equal values exactly equal."""
+    """Brute force over every path from the root; of equal paths x's child comes first, then the
+    draft's order. Quarters as logits and prices make equal values exactly equal."""
     checked = Counter()
     for seed in range(400):
         rng = random.Random(seed)

@@ -41,11 +41,8 @@ def random_config(rng: random.Random) -> TreeConfig:
 
 
 class PathLogits:
-    """Logits as a function of the path alone.
-
-    `tied` takes every row from three permutations of the same distinct numbers: no ties within a
-    row (whose order torch.topk leaves open), many between sums along different paths.
-    """
+    """Logits as a function of the path alone; `tied` takes every row from three permutations of the
+    same distinct numbers: no ties within a row, many between sums along different paths."""
 
     def __init__(self, seed: int, *, tied: bool = False, scale: float = 1.0, dtype=torch.float32):
         self.generator = torch.Generator().manual_seed(seed)
