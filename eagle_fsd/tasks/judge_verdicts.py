@@ -60,11 +60,8 @@ class JudgeEndpoint:
         )
 
     def ask(self, messages: list[dict[str, str]]) -> dict:
-        """A reply: {reply, error: why the endpoint refused this prompt, or None, finish}.
-
-        Raises:
-            BadInput: the endpoint cannot be reached, refuses such requests or gave no completion.
-        """
+        """A reply: {reply, error: why the endpoint refused this prompt alone, or None, finish};
+        BadInput where it cannot be reached, refuses such requests or gave no completion."""
         try:
             completion = self._client.chat.completions.create(
                 model=self.described["model"],
@@ -72,7 +69,7 @@ class JudgeEndpoint:
                 extra_body=self.described["parameters"],
             )
         except (openai.BadRequestError, openai.UnprocessableEntityError) as error:
-            # of this prompt alone, as where a filter takes offence
+            # as where a filter takes offence
             return {"reply": "", "error": self._redact(error), "finish": None}
         except (openai.APIError, json.JSONDecodeError) as error:
             raise self._failed(error) from None

@@ -75,9 +75,6 @@ def follow(answer: str, question: Question) -> dict[str, float]:
     `strict` takes the answer as it is, `loose` the best of it without its first line, its last
     line and its asterisks. The mean of the instruction-level scores weighs every prompt alike; the
     paper's weighs every instruction alike.
-
-    Raises:
-        KeyError, TypeError: an unknown instruction, or arguments that do not fit it.
     """
     evaluate, registry = _checkers()
     names, arguments = (question.extra[key] for key in INSTRUCTIONS)
