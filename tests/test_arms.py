@@ -44,9 +44,7 @@ def test_canonical_texts_are_their_own_and_slugs_tell_them_apart():
         ("fsd:-0", "fsd:0"),
         ("fsd:infinity", "fsd:inf"),
         ("fsd:0.3,logits=processed,child=draft", "fsd:0.3,child=draft,logits=processed"),
-        ("random", "random:0.05"),
         ("path:1,gate=inf", "path:1"),
-        ("accept-all:target", "accept-all"),
         ("accept-all,child=draft", "accept-all:draft"),
         ("exact@eagle", "exact"),
         ("exact@eagle:007x3x4", "exact@eagle:7x3x4"),
@@ -54,7 +52,6 @@ def test_canonical_texts_are_their_own_and_slugs_tell_them_apart():
         ("exact@lookup,num_draft_tokens=5,max_ngram=3", "exact@lookup:5"),
         ("path:1,budget=2,cap=3.0", "path:1,cap=3,budget=2"),
         *((f"fsd:1,divergence={alias}", f"fsd:1,divergence={n}") for alias, n in ALIASES.items()),
-        ("path:1,gate=0.1,divergence=tv_div", "path:1,gate=0.1,divergence=tv"),
     ],
 )
 def test_defaults_go_numbers_are_formatted_and_aliases_resolved(text, canonical):
@@ -82,14 +79,11 @@ def test_what_an_arm_is_made_of():
     [
         ("fzd:0.3", ["'fzd'", *RULES, "plain", "generate"]),
         ("exact@head", ["'head'", *DRAFTERS]),
-        ("exact@", ["''", *DRAFTERS]),
         ("exact:0.3", ["exact takes no value", "'0.3'"]),
         ("fsd:a", ["threshold must be a number", "'a'"]),
         ("fsd:0.3,colour=red", ["'colour=red'", "threshold", "child", "divergence", *GUARDS]),
         ("fsd:0.3,child", ["'child'", "FIELD=VALUE"]),
         ("fsd:0.3,threshold=0.4", ["threshold is given twice"]),
-        ("fsd:0.3,cap=1,cap=2", ["cap is given twice"]),
-        ("fsd:0.3,floor=", ["floor must be a number"]),
         ("fsd:0.3,divergence=jss", ["unknown divergence 'jss'", "js_reference"]),
         ("exact@lookup:2.5", ["num_draft_tokens must be a whole number", "'2.5'"]),
         ("exact@lookup:5,cap=2", ["'cap=2'", "max_ngram"]),

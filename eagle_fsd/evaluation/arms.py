@@ -119,7 +119,7 @@ def parse_arm(text: str, *, tree: str = "") -> Arm:
 
 
 def parse_arms(texts: Sequence[str], *, tree: str = "") -> list[Arm]:
-    """Arms from their texts, in order; BadInput also if two of them say the same arm."""
+    """Arms from their texts; BadInput also if two of them say the same."""
     said: dict[Arm, str] = {}
     for text in texts:
         arm = parse_arm(text, tree=tree)

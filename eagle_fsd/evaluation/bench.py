@@ -50,7 +50,7 @@ class Bench:
 
     Args:
         name: of the question set, for the progress bar.
-        command: that makes the run; a folder is of one command.
+        command: a folder is of one command.
         free: further settings that a run may be continued with.
 
     Raises:
@@ -181,7 +181,7 @@ class Bench:
                 append_lines(path, [trace_record(self.model, arm, *request)])
 
     def _beside(self, kind: str, name: str) -> Path:
-        """A file in a folder beside the records, which is made if needed."""
+        """A file in a folder beside the records."""
         (self.run.folder / kind).mkdir(exist_ok=True)
         return self.run.folder / kind / f"{name}.jsonl"
 

@@ -104,10 +104,8 @@ class Run:
         return sessions
 
     def _merge(self) -> None:
-        """Take the shards' records into records/, then the shards away.
-
-        Killed in the middle, it is done again: what is there already is not taken twice.
-        """
+        """Take the shards' records into records/, then the shards away; killed in the middle it is
+        done again, and what is there already is not taken twice."""
         for path in sorted(self.folder.glob("shards/*/*.jsonl")):
             known = self.records[path.stem]
             rows = {self._key(row): row for row in read_lines(path)}

@@ -69,14 +69,8 @@ def candidate_trees(draft_vocab_size: int) -> list[TreeConfig]:
 def choose_tree(
     model: Model, arm: Arm, *, hold_fuzzy_share: float = 0.01, max_new_tokens: int = 64
 ) -> pd.DataFrame:
-    """The trees for an arm's rule on this machine; takes about a minute on two CPU cores.
-
-    Args:
-        model: its target's sequence is lost; its drafter is left alone.
-        max_new_tokens: budget of every calibration prompt.
-
-    Returns:
-        See `choose`.
+    """The trees for an arm's rule on this machine, see `choose`; takes about a minute on two CPU
+    cores, and the sequence in the model's target is lost.
 
     Raises:
         BadInput: the model has no draft head, or its target too few positions to measure in.
@@ -132,7 +126,6 @@ def choose(
     """All candidates, the one to take first: the fastest that is held, of equals the smallest.
 
     Args:
-        counts: from count_acceptance.
         costs: median milliseconds of single forwards, by name.
         own: the tree that is taken without a choice; where it is no candidate (a small draft
             vocabulary), or no fuzzy tokens are counted, nothing is refused.
@@ -147,7 +140,7 @@ def choose(
     table = pd.DataFrame(index=counts.index)
     table["tokens_per_round"] = 1 + counts["accepted"] / counts["rounds"]
     emitted = counts["rounds"] + counts["accepted"]
-    table["fuzzy_share"] = counts["fuzzy"] / emitted if "fuzzy" in counts else math.nan
+    table["fuzzy_share"] = counts.get("fuzzy", math.nan) / emitted
     table["propose"] = [_propose_ms(costs, tree) for tree in trees]
     table["verify"] = np.interp([1 + tree.num_draft_tokens for tree in trees], WIDTHS, verify)
     table["ms_per_round"] = table["propose"] + table["verify"]

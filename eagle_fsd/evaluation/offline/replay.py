@@ -27,14 +27,10 @@ Walk = tuple[torch.Tensor, torch.Tensor]
 
 @dataclass(frozen=True)
 class ReplayPlan:
-    """What is replayed, the same for every question.
+    """What is replayed, the same for every question."""
 
-    Attributes:
-        trees: shapes; those of one branch_top_k share a growth.
-        rules: arm's text -> fsd or fsd-paper (with child draft), judging raw logits.
-    """
-
-    trees: tuple[TreeConfig, ...]
+    trees: tuple[TreeConfig, ...]  # those of one branch_top_k share a growth
+    # arm's text -> fsd or fsd-paper (with child draft), judging raw logits
     rules: Mapping[str, Fsd] = field(default_factory=dict)
 
     def growths(self) -> list[TreeConfig]:
@@ -50,10 +46,7 @@ class ReplayPlan:
 
 @torch.inference_mode()
 def replay_text(drafter: EagleDrafter, text: PlainText, plan: ReplayPlan) -> dict:
-    """Replay one head on one text.
-
-    Args:
-        drafter: of any tree; its target gives the features that the head reads.
+    """Replay one head, of a drafter with any tree, on one text.
 
     Returns:
         {"tokens", "levels", "trees"}: levels as judge_levels counts them; of every tree the
@@ -170,10 +163,8 @@ def _tree_record(
 
 
 def walk_fsd(growth: Growth, tree: TreeConfig, passes_BS: torch.Tensor) -> Walk:
-    """Rule fsd up to its first fuzzy token.
-
-    The exact path, and at its end a fuzzy token if that node has children and D passes.
-    """
+    """Rule fsd up to its first fuzzy token: the exact path, and at its end a fuzzy token if that
+    node has children and D passes."""
     accepted_B = growth.accepted(tree)
     return accepted_B, _at(growth.has_child(tree) & passes_BS[:, : tree.tree_depth], accepted_B)
 

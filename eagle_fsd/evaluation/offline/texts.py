@@ -92,12 +92,9 @@ def plain_texts(
 
 
 def _make(run: Run, target: Target, prompts: Prompts, count: int) -> None:
-    """Record `count` greedy tokens of each prompt, whatever the stop tokens.
-
-    They are made in batches, many times faster than one by one. Each text is then run alone in one
-    forward; where a token is not the argmax there (a tie that the batch resolved otherwise), it is
-    decoded by the one loop instead.
-    """
+    """Record `count` greedy tokens of each prompt, made in batches, many times faster than one by
+    one. Each text is then run alone in one forward; where a token is not the argmax there (a tie
+    that the batch resolved otherwise), it is decoded by the one loop instead."""
     longest = max(map(len, prompts.values()))
     if longest + count > target.max_positions:
         raise BadInput(
