@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from eagle_fsd.heads.head_config import HeadConfig
-from eagle_fsd.heads.models import build_head
-from eagle_fsd.heads.vocabulary import (
+from eagle_fsd.heads.models import (
     answer_counts,
+    build_head,
     coverage,
     cut_vocabulary,
     frequent_tokens,

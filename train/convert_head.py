@@ -62,21 +62,21 @@ def confined(head: "DraftHead", options: ConvertOptions) -> "DraftHead":
     """The head with the draft vocabulary asked for; BadInput if it cannot have that."""
     import torch
 
-    from eagle_fsd.heads import vocabulary
+    from eagle_fsd.heads.models import answer_counts, coverage, cut_vocabulary, frequent_tokens
     from eagle_fsd.training.data import read_dialogues
 
     V = head.config.vocab_size
     read = (read_dialogues(path, vocab_size=V) for path in options.data)
-    counts = vocabulary.answer_counts(chain.from_iterable(read))
+    counts = answer_counts(chain.from_iterable(read))
     former_R = torch.arange(V) if head.draft_token_R is None else head.draft_token_R
-    token_R = vocabulary.frequent_tokens(counts, options.draft_vocab, former_R)
+    token_R = frequent_tokens(counts, options.draft_vocab, former_R)
     unseen = sum(counts[token] == 0 for token in token_R.tolist())
     print(
         f"draft vocabulary: {len(token_R):,} of the {len(former_R):,} tokens that the head drafted,"
-        f" {vocabulary.coverage(counts, token_R):.2%} of the {counts.total():,} answer tokens in"
+        f" {coverage(counts, token_R):.2%} of the {counts.total():,} answer tokens in"
         f" --data; {unseen:,} of them do not occur there"
     )
-    return vocabulary.cut_vocabulary(head, token_R)
+    return cut_vocabulary(head, token_R)
 
 
 if __name__ == "__main__":

@@ -14,10 +14,12 @@ position i+1; draft_readout makes the logits of token i+2 of it.
 Names of parameters and buffers are upstream's checkpoint keys.
 
 Axes: B batch, T new positions, N rows, D hidden size, F features (D or 3 D), V the target's
-vocabulary, R draft vocabulary.
+vocabulary, R draft vocabulary, X tokens that may be taken into it.
 """
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 import torch
 from torch import nn
@@ -191,19 +193,68 @@ def build_head(config: HeadConfig) -> DraftHead:
 
 
 def draft_readout(head: DraftHead, target: Target) -> Callable[[torch.Tensor], torch.Tensor]:
-    """From a head's hidden states [N, D] to its raw logits [N, R] over its draft vocabulary.
-
-    Rows of the target's lm_head that a reduced vocabulary needs are copied once.
-    """
+    """From a head's hidden states [N, D] to its raw logits [N, R] over its draft vocabulary, for
+    which rows of the target's lm_head are copied once."""
     if head.lm_head is not None:
         return lambda hidden_ND: head.lm_head(head.normed(hidden_ND))
     return target.readout(head.draft_token_R)
 
 
 def runnable(head: DraftHead, engine: Engine) -> DraftHead:
-    """A copy to draft with, which shares the head's weights: folded attention, and linear layers as
-    the target's engine has them."""
+    """A copy to draft with, on shared weights: folded attention, the engine's linear layers."""
     copied = attention.sharing_copy(head)
     copied.config._attn_implementation = attention.NAME
     engine.exchange_linears(copied)
     return copied
+
+
+# --- the draft vocabulary: the tokens that a head can draft ---------------------------------------
+#
+# A head over 16 K of 49 K tokens reads a third of the lm_head at every level (FR-Spec, arXiv
+# 2502.14856; EAGLE-3's d2t). What the target says outside of it can never be drafted, and counts in
+# every divergence. It is chosen before training, or cut out of a head that exists.
+
+
+def answer_counts(dialogues: Iterable) -> Counter[int]:
+    """How often each token is in `ids` of dialogues where `mask` says that the assistant wrote it."""
+    counts: Counter[int] = Counter()
+    for dialogue in dialogues:
+        counts.update(t for t, own in zip(dialogue.ids, dialogue.mask, strict=True) if own)
+    return counts
+
+
+def frequent_tokens(counts: Counter[int], size: int, token_X: torch.Tensor) -> torch.Tensor:
+    """Ascending ids of the `size` tokens among `token_X` that were written most often, int64 [R].
+    Where fewer were written, the lowest ids fill up."""
+    if not 1 <= size <= len(token_X):
+        raise BadInput(f"a draft vocabulary of {size} must be 1 to {len(token_X)} tokens")
+    # equal counts: the lower id, whatever the order of the data
+    ranked = sorted(token_X.tolist(), key=lambda token: (-counts[token], token))
+    return torch.tensor(sorted(ranked[:size]))
+
+
+def coverage(counts: Counter[int], token_R: torch.Tensor) -> float:
+    """Share of what was written that is in the draft vocabulary."""
+    return sum(counts[token] for token in token_R.tolist()) / max(1, counts.total())
+
+
+def cut_vocabulary(head: DraftHead, token_R: torch.Tensor) -> DraftHead:
+    """The same head, drafting these of its tokens only; its logits are the former ones' columns.
+
+    An EAGLE-1/2 head reads the target's lm_head, so that it only gets d2t. An EAGLE-3 head keeps
+    these rows of its own lm_head, and gets d2t and t2d:
+
+        drafts before    2 5 7 9    lm_head rows a b c d    d2t 2 4 5 6
+        token_R          5 9        lm_head rows b d        d2t 5 8
+
+    The head given is not changed; token_R are ascending ids, int64 [R], all in its vocabulary.
+    """
+    former_R = head.draft_token_R
+    row_R = token_R if former_R is None else torch.searchsorted(former_R, token_R)
+    cut = build_head(replace(head.config, draft_vocab_size=len(token_R))).eval()
+    cut.set_draft_tokens(token_R)
+    weights = dict(head.named_parameters())
+    if head.lm_head is not None:
+        weights["lm_head.weight"] = weights["lm_head.weight"].detach()[row_R]
+    cut.load_state_dict(dict(cut.named_buffers()) | weights, assign=True)
+    return cut

@@ -14,8 +14,7 @@ from eagle_fsd.api import SMALL_TREE
 from eagle_fsd.config import BadInput, tree_name
 from eagle_fsd.heads.files import write_head
 from eagle_fsd.heads.head_config import HeadConfig, head_shape
-from eagle_fsd.heads.models import DraftHead, build_head
-from eagle_fsd.heads.vocabulary import answer_counts, coverage, frequent_tokens
+from eagle_fsd.heads.models import DraftHead, answer_counts, build_head, coverage, frequent_tokens
 from eagle_fsd.models.load import default_dtype, load_head, load_target, load_target_config
 from eagle_fsd.runs.command import Processes
 from eagle_fsd.runs.folder import Run
