@@ -216,7 +216,7 @@ def runnable(head: DraftHead, engine: Engine) -> DraftHead:
 
 
 def answer_counts(dialogues: Iterable) -> Counter[int]:
-    """How often each token is in `ids` of dialogues where `mask` says that the assistant wrote it."""
+    """How often each token is in `ids` of dialogues where `mask` says the assistant wrote it."""
     counts: Counter[int] = Counter()
     for dialogue in dialogues:
         counts.update(t for t, own in zip(dialogue.ids, dialogue.mask, strict=True) if own)
