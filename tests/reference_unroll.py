@@ -1,4 +1,4 @@
-"""The head unrolled one root at a time: the slow obvious version of training/unroll.py.
+"""The head unrolled one root at a time: the slow obvious version of losses.unroll.
 
 Axes: B dialogues, T positions, L of them up to a level, D hidden size, F features, S steps.
 """

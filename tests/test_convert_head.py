@@ -45,9 +45,9 @@ def folder(tmp_path_factory) -> Path:
     head.set_draft_tokens(torch.arange(3, 60, 3))
     write_head(folder / "eagle3", head)
     rows = [
-        {"prompt_ids": [5, 5, 5, 5], "answer_ids": [7, 200, 7, 33]},
+        {"input_ids": [5, 5, 5, 5, 7, 200, 7, 33], "loss_mask": [0] * 4 + [1] * 4},
         {"input_ids": [5, 5, 9, 7, 200, 1], "loss_mask": [0, 0, 1, 1, 1, 1]},
-        {"prompt_ids": [5, 5], "answer_ids": [7, 258]},
+        {"input_ids": [5, 5, 7, 258], "loss_mask": [0, 0, 1, 1]},
     ]
     for name, row in zip(("some", "more", "strange"), rows, strict=True):
         (folder / f"{name}.jsonl").write_text(json.dumps(row) + "\n")

@@ -14,9 +14,13 @@ from tiny_eagle3 import draft_tokens, tiny_head3
 
 from eagle_fsd.decoding.divergence import divergence as divergence_of
 from eagle_fsd.training import losses
-from eagle_fsd.training.losses import DISTRIBUTION_LOSSES, Objective, distribution_losses
+from eagle_fsd.training.losses import (
+    DISTRIBUTION_LOSSES,
+    Objective,
+    distribution_losses,
+    unroll,
+)
 from eagle_fsd.training.recipe import Recipe
-from eagle_fsd.training.unroll import unroll
 
 S, M, D, R = 3, 11, 7, 13
 MIX = {"js": 0.3, "ce": 1.0, "tv": 2.0, "rkl": 0.7}
@@ -173,7 +177,7 @@ def objective(request) -> Objective:
     size = 37 if "part" in request.param else None
     token_R = torch.arange(target.vocab_size) if size is None else draft_tokens(size)
     make = tiny_head3 if "eagle3" in request.param else lambda **kw: tiny_head(target, **kw)
-    recipe = Recipe(losses=WEIGHTS, unroll_steps=3, step_decay=0.7)
+    recipe = Recipe(**WEIGHTS, unroll_steps=3, step_decay=0.7)
     return Objective(make(draft_vocab_size=size), target.lm_head.weight[token_R], recipe)
 
 

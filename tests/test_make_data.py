@@ -7,12 +7,16 @@ import signal
 import subprocess
 import sys
 import time
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 
 import pytest
 import torch
+from commands import ROOT, write_rows
+from commands import rows as lines
 from tiny_folder import write_target
-from training_runs import ROOT, TALKS, content, lines, made, write_talks
+from training_runs import TALKS, content, made, write_talks
 from training_runs import data_options as options
 from training_runs import make_data as main
 from transformers import LlamaForCausalLM
@@ -46,21 +50,15 @@ def summary(output: Path) -> dict:
     return json.loads((output / "summary.json").read_text())
 
 
-def written(path: Path, records: list) -> str:
-    path.write_text("".join(json.dumps(record) + "\n" for record in records))
-    return str(path)
+def prompts(folder: Path, *texts: str) -> tuple[str]:
+    """A source of prompts."""
+    return (str(write_rows(folder / "prompts.jsonl", *({"prompt": text} for text in texts))),)
 
 
 def spoken(row: dict) -> list[list[int]]:
     """Runs of tokens that the assistant wrote."""
-    runs, before = [], 0
-    for token, m in zip(row["input_ids"], row["loss_mask"], strict=True):
-        if m and not before:
-            runs.append([])
-        if m:
-            runs[-1].append(token)
-        before = m
-    return runs
+    runs = groupby(zip(row["input_ids"], row["loss_mask"], strict=True), key=itemgetter(1))
+    return [[token for token, _ in run] for own, run in runs if own]
 
 
 def test_own_turns_and_answers(tmp_path, terse, capsys):
@@ -123,33 +121,21 @@ def test_conversations_are_rewritten_turn_by_turn(tmp_path, target, data):
         assert asked == wanted
 
 
-def test_given_answers_are_only_tokenised(tmp_path, target, data):
-    main(options(target, tmp_path, "--answers", "given", sources=(str(data),)))
-    _, tokenizer = load_target(str(target), dtype="float32")
-    rows = {row["user"]: row for row in made(tmp_path)}
-    said = [tokenizer.decode(run) for run in spoken(rows["Question 8?"])]
-    assert said == ["So.</s>", "Yes!</s>", "Yes!</s>"]
-    assert "Question 5?" not in rows and "Question 4?" not in rows
-
-
 def test_benchmark_prompts_are_dropped_by_name(tmp_path, target):
     """A question of MT-Bench, one of --exclude, and one that may stay; later turns count too."""
-    prompts = [
+    known = (
         "Implement a program to find the common elements in two arrays without using any extra "
-        "data structures.",
-        "SECRET question!",
-        "An open question.",
-        {"turns": ["Another open question.", "secret   QUESTION"]},
-    ]
-    prompts = written(tmp_path / "prompts.jsonl", prompts)
-    exclude = written(tmp_path / "mine.jsonl", [{"question": "Secret question"}])
-    main(options(target, tmp_path / "data", "--exclude", exclude, sources=(prompts,)))
+        "data structures."
+    )
+    asked = [[known], ["SECRET question!"], ["An open question."], ["Hi.", "secret   QUESTION"]]
+    source = write_rows(tmp_path / "asked.jsonl", *({"turns": turns} for turns in asked))
+    exclude = write_rows(tmp_path / "mine.jsonl", {"question": "Secret question"})
+    main(options(target, tmp_path / "data", "--exclude", str(exclude), sources=(str(source),)))
     assert [row["user"] for row in made(tmp_path / "data")] == ["An open question."]
     assert summary(tmp_path / "data")["dropped"] == {"in mine.jsonl": 2, "in mt_bench": 1}
 
 
-@pytest.mark.parametrize("answers", ["given", "rewritten"])
-def test_what_the_template_refuses_is_dropped(tmp_path, target, answers):
+def test_what_the_template_refuses_is_dropped(tmp_path, target):
     """System messages, or a later turn; the others go on."""
     strict = Path(shutil.copytree(target, tmp_path / "strict"))
     template = strict / "chat_template.jinja"
@@ -166,17 +152,15 @@ def test_what_the_template_refuses_is_dropped(tmp_path, target, answers):
     talks = [[system, *talk(f"Question {n}?", "So.")] for n in range(2)]
     talks += [talk(f"Question {n}?", "So.", "NO more?", "Yes.") for n in range(2, 10)]
     talks += [talk("Question 10?", "So.")]
-    sources = (written(tmp_path / "talks.jsonl", [{"messages": found} for found in talks]),)
-    limit = ("--max_new_tokens", "300", "--answers", answers)
-    main(options(strict, tmp_path / "data", *limit, sources=sources))
+    source = write_rows(tmp_path / "talks.jsonl", *({"messages": found} for found in talks))
+    limit = ("--max_new_tokens", "300")
+    main(options(strict, tmp_path / "data", *limit, sources=(str(source),)))
     kept = {row["user"]: row["finished"] for row in made(tmp_path / "data")}
     dropped = summary(tmp_path / "data")["dropped"]
     assert dropped == {"template refuses it": len(talks) - len(kept)}
     assert kept.pop("Question 10?") in (True, False)
-    if answers == "given":
-        assert not kept
-    else:  # a later turn is asked only behind a finished answer
-        assert 0 < len(kept) < 8 and not any(kept.values())
+    # a later turn is asked only behind a finished answer
+    assert 0 < len(kept) < 8 and not any(kept.values())
 
 
 def changed(target: Path, folder: Path, end: float) -> Path:
@@ -204,7 +188,7 @@ def test_minutes_hold_while_the_first_batch_runs(tmp_path, mute):
     """Answers under way are cut at the limit: two minutes took as long as the longest answer."""
     began = time.monotonic()
     limits = ("--minutes", "0.03", "--max_new_tokens", "1900", "--max_prompt_tokens", "40")
-    sources = (written(tmp_path / "prompts.jsonl", [f"Question {i}?" for i in range(64)]),)
+    sources = prompts(tmp_path, *(f"Question {i}?" for i in range(64)))
     main(options(mute, tmp_path / "data", *limits, sources=sources))
     assert time.monotonic() - began < 20
     rows = made(tmp_path / "data")
@@ -222,26 +206,22 @@ def test_a_source_that_yields_nothing_stops_with_advice(tmp_path, target, mute):
     """A target that does not end its own user turns was asked for ever."""
     with pytest.raises(SystemExit, match="yields too little: of 128 user turns .* --sources"):
         main(options(mute, tmp_path / "self", "--dialogues", "500", "--batch_size", "128"))
-    prompts = written(tmp_path / "prompts.jsonl", ["long " * 300])
     with pytest.raises(SystemExit, match="no dialogue was made .1 prompt too long"):
-        main(options(target, tmp_path / "none", sources=(prompts,)))
+        main(options(target, tmp_path / "none", sources=prompts(tmp_path, "long " * 300)))
 
 
 BAD = {
     "no end": ((), "source self has no end"),
     "missing file": (("--sources", "gone.jsonl"), "unknown source 'gone.jsonl'"),
     "weight": (("--sources", "self=0"), "self=0.*positive weight"),
-    "answers": (("--answers", "own"), "--answers must be rewritten or given, got 'own'"),
     "temperature": (("--temperatures", "-1"), "--temperatures must be 0 or more"),
     "positions": (("--max_prompt_tokens", "2040"), "exceed the target's 2048 positions"),
     "batch": (("--batch_size", "-4"), "--batch_size must be 1 or more"),
-    "negative": (("--dialogues", "-4"), "--dialogues must be 0 or more"),
     "dtype": (("--dtype", "int4"), "unknown --dtype 'int4'"),
     "device": (("--device", "gpu"), "unknown device 'gpu'"),
     "exclude": (("--exclude", "gone.jsonl"), "gone.jsonl"),
     "target": (("--target", "nowhere/none"), "unknown target"),
     "template": ((), "no chat template"),
-    "source is a folder": (("--sources", "/tmp"), "unknown source '/tmp'"),
     "output below a file": (("--output", "/etc/hostname/data"), "cannot write to"),
 }
 

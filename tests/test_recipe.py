@@ -40,8 +40,8 @@ def test_rate_over_the_budget(schedule):
 def test_no_warm_up_and_nothing_else(warmup):
     """Shares of 0 and 1: the peak at once, or only at the end."""
     recipe = Recipe(learning_rate=3.0, warmup=warmup, final_rate=0.0)
-    assert recipe.rate(0.0) == 3.0 * (1 - warmup) and recipe.rate(0.999) >= 0
-    assert all(math.isfinite(recipe.rate(i / 10)) for i in range(12))
+    assert recipe.rate(0.0) == 3.0 * (1 - warmup)
+    assert all(0 <= recipe.rate(i / 10) < math.inf for i in range(12))
 
 
 def test_step_weights():
@@ -70,15 +70,10 @@ def test_a_preset_with_changes():
         ("eagle,ce=x", "ce is a number"),
         ("eagle,unroll_steps=1.5", "unroll_steps is a number"),
         ("eagle,schedule=step", "'step'"),
-        ("eagle3,ce=0", "losses"),
-        ("eagle,ce=-1", "-1"),
-        ("eagle,ce=nan", "nan"),
-        ("eagle,unroll_steps=0", "unroll_steps"),
-        ("eagle,learning_rate=0", "learning_rate"),
+        ("eagle3,ce=0", "no loss has a weight"),
+        ("eagle,ce=-1", "ce must be 0 to"),
         ("eagle,learning_rate=nan", "learning_rate"),
         ("eagle,step_decay=1.1", "step_decay"),
-        ("eagle,warmup=-0.1", "warmup"),
-        ("eagle,clip_norm=-1", "clip_norm"),
     ],
 )
 def test_what_is_wrong_is_told_by_name(text, told):

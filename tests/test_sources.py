@@ -9,12 +9,7 @@ import pytest
 
 from eagle_fsd.models.assets import cut_to_whole_records
 from eagle_fsd.runs.jsonl import read_records
-from eagle_fsd.training.prompts import (
-    draw_candidates,
-    parse_record,
-    parse_weights,
-    read_source,
-)
+from eagle_fsd.training.prompts import draw_candidates, parse_record, parse_weights, read_source
 
 U, A, S = ({"role": role, "content": role[0]} for role in ("user", "assistant", "system"))
 
@@ -113,11 +108,8 @@ def test_a_cut_off_list_is_repaired():
 
 
 def test_weights():
-    assert parse_weights(["self=0.6", "a.jsonl=3", "hub:o/n:split"]) == {
-        "self": 0.6,
-        "a.jsonl": 3.0,
-        "hub:o/n:split": 1.0,
-    }
+    got = parse_weights(["self=0.6", "a.jsonl=3", "b.jsonl"])
+    assert got == {"self": 0.6, "a.jsonl": 3.0, "b.jsonl": 1.0}
     wrong = {weight: "positive weight" for weight in ("self=0", "self=x", "=1", "self=nan")}
     for weights, message in (wrong | {"self self=2": "twice"}).items():
         with pytest.raises(ValueError, match=message):
@@ -133,11 +125,11 @@ def test_candidates_follow_weights_and_seed():
         return list(islice(draw_candidates({"self": 0.7, "a": 0.3}, sources, seed=seed), 2000))
 
     assert first(1) == first(1) != first(2)
-    assert [candidate.number for candidate in first(1)] == list(range(2000))
-    assert 0.65 < Counter(candidate.source for candidate in first(1))["self"] / 2000 < 0.75
-    taken = [candidate.conversation for candidate in first(1) if candidate.source == "a"]
+    assert [number for number, _, _ in first(1)] == list(range(2000))
+    assert 0.65 < Counter(source for _, source, _ in first(1))["self"] / 2000 < 0.75
+    taken = [conversation for _, source, conversation in first(1) if source == "a"]
     assert sorted(taken) != taken and len(set(map(str, taken))) == len(taken)
     both = draw_candidates({"a": 1, "b": 9}, sources | {"b": [None] * 7}, seed=0)
-    assert Counter(candidate.source for candidate in both) == {"a": 700, "b": 7}
+    assert Counter(source for _, source, _ in both) == {"a": 700, "b": 7}
     endless = draw_candidates({"self": 0.1, "b": 9}, {"b": [None] * 7}, seed=0)
-    assert Counter(candidate.source for candidate in islice(endless, 99))["self"] == 92
+    assert Counter(source for _, source, _ in islice(endless, 99))["self"] == 92

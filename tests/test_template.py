@@ -4,7 +4,7 @@ import pytest
 from tiny_folder import write_target
 from transformers import AutoTokenizer
 
-from eagle_fsd.training.template import ChatFormat
+from eagle_fsd.training.dialogues import ChatFormat
 
 # as Llama 3's: content is trimmed, and a system message stands before the first turn
 TRIMMING = (
@@ -26,7 +26,6 @@ TALK = [
     {"role": "user", "content": "Hi"},
     {"role": "assistant", "content": "Yes?"},
     {"role": "user", "content": "Yes?"},
-    {"role": "assistant", "content": "No."},
 ]
 
 
@@ -40,38 +39,6 @@ def chat(folder, template: str = "") -> ChatFormat:
     if template:
         tokenizer.chat_template = template
     return ChatFormat(tokenizer)
-
-
-def answer(content: str) -> dict:
-    return {"role": "assistant", "content": content}
-
-
-@pytest.mark.parametrize(
-    ("template", "given", "written"),
-    [
-        ("", "Yes?", "Yes?</s>"),
-        (TRIMMING, "  Yes? \n", "Yes?</s>"),
-        (FORGETTING, "hm|Yes?", "hm|Yes?</s>"),
-        (BRACKETS, "Yes?", " Yes? </s>"),
-        ("", "\u00e9\u20ac", "\u00e9\u20ac</s>"),  # characters of several tokens
-    ],
-)
-def test_a_given_answer_as_the_template_writes_it(folder, template, given, written):
-    """Up to its end token; behind its prompt it is what the template makes of the whole."""
-    format = chat(folder, template)
-    talk = [TALK[0], answer(given)]
-    ids = format.answer(talk)
-    assert format.tokenizer.decode(ids) == written
-    whole = format.tokenizer.apply_chat_template(talk, return_dict=False)
-    assert whole[: len(format.prompt(talk[:1])) + len(ids)] == format.prompt(talk[:1]) + ids
-
-
-def test_an_answer_that_is_not_written_behind_its_prompt(folder):
-    format = chat(
-        folder,
-        "{{ messages | length }}{% for m in messages %}<s>{{ m['content'] }}</s>{% endfor %}",
-    )
-    assert format.answer(TALK[:2]) == []
 
 
 @pytest.mark.parametrize(
@@ -96,8 +63,8 @@ def test_going_on_keeps_the_tokens(folder):
     """The next prompt is the tokens so far and the next turn: what the template itself renders."""
     format = chat(folder)
     ids = [*format.prompt(TALK[:1]), *format.tokenizer("Yes?").input_ids, 1]
-    longer = format.prompt(TALK[:3], ids)
-    assert longer == format.prompt(TALK[:3])
+    longer = format.prompt(TALK, ids)
+    assert longer == format.prompt(TALK)
     assert longer[: len(ids)] == ids
 
 
@@ -108,4 +75,4 @@ def test_a_template_that_rewrites_the_past_ends_the_dialogue(folder, template, s
     """Trimmed, forgotten or padded: the next prompt would not begin with the tokens so far."""
     format = chat(folder, template)
     ids = [*format.prompt(TALK[:1]), *format.tokenizer(said).input_ids, 1]
-    assert format.prompt([TALK[0], answer(said), TALK[2]], ids) is None
+    assert format.prompt([TALK[0], {"role": "assistant", "content": said}, TALK[2]], ids) is None

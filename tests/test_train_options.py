@@ -74,7 +74,7 @@ def test_a_start_at_a_head_of_another_target_is_refused(target, data, tmp_path):
 def test_tokens_of_another_vocabulary_are_told(target, tmp_path, token):
     """Data of another target: told with the token, not an IndexError out of the embedding."""
     path = tmp_path / "data.jsonl"
-    row = {"prompt_ids": [2, 3], "answer_ids": [4, token, 5]}
+    row = {"input_ids": [2, 3, 4, token, 5], "loss_mask": [0, 0, 1, 1, 1]}
     path.write_text(2 * (json.dumps(row) + "\n"))
     assert str(token) in refused(*options(target, path, tmp_path / "head", held_out=1))
 
@@ -82,7 +82,7 @@ def test_tokens_of_another_vocabulary_are_told(target, tmp_path, token):
 def test_answers_shorter_than_the_unrolling_do_no_harm(target, tmp_path):
     """A batch whose positions all lie before the last step's first root has nothing to learn."""
     path = tmp_path / "data.jsonl"
-    path.write_text(8 * (json.dumps({"prompt_ids": [2], "answer_ids": [4, 5]}) + "\n"))
+    path.write_text(8 * (json.dumps({"input_ids": [2, 4, 5], "loss_mask": [0, 1, 1]}) + "\n"))
     output = train(target, path, tmp_path / "head", held_out=1, tokens_per_batch=3, steps=3)
     rows = log_rows(output)
     assert all(row["loss"] == row["gradient_norm"] == 0 for row in rows)

@@ -13,19 +13,11 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
+from commands import ROOT
 from tiny_folder import write_target
-from training_runs import (
-    RECIPE,
-    ROOT,
-    fresh_accelerator,
-    log_rows,
-    refused,
-    same,
-    train_head,
-    weights,
-    write_data,
-)
+from training_runs import RECIPE, log_rows, refused, same, weights, write_data
 from training_runs import head_options as options
+from training_runs import train_head as main
 
 SCRIPT = str(ROOT / "train/train_head.py")
 pytestmark = pytest.mark.processes
@@ -43,12 +35,6 @@ def one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
-
-
-def main(arguments: list[str]) -> None:
-    """A run within this process."""
-    fresh_accelerator()
-    train_head(arguments)
 
 
 @pytest.fixture(scope="module")

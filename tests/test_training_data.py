@@ -21,18 +21,14 @@ def masked(ids: list, mask: str) -> Dialogue:
     return Dialogue(ids, [m == "1" for m in mask])
 
 
-def row(prompt: list, answer: list, **other) -> str:
-    return json.dumps({"prompt_ids": prompt, "answer_ids": answer, **other}) + "\n"
-
-
-def masked_row(ids: list, mask: list, **other) -> str:
-    return json.dumps({"input_ids": ids, "loss_mask": mask, **other}) + "\n"
+def row(ids: list, mask: str, **other) -> str:
+    return json.dumps({"input_ids": ids, "loss_mask": [int(m) for m in mask], **other}) + "\n"
 
 
 @pytest.mark.parametrize("name", ["data.jsonl", "data.jsonl.gz"])
-def test_reads_both_formats_plain_and_gzipped(tmp_path, name):
-    """Other keys are ignored; an answer starts behind its prompt; masks are cut with the tokens."""
-    text = row([5, 6, 7], [8, 9], id="a") + masked_row([5, 6, 7, 8, 9, 10], [0, 1, 1, 0, 0, 1])
+def test_reads_plain_and_gzipped(tmp_path, name):
+    """Other keys are ignored; masks are cut with the tokens."""
+    text = row([5, 6, 7, 8, 9], "00011", id="a") + row([5, 6, 7, 8, 9, 10], "011001")
     path = tmp_path / name
     path.write_bytes(gzip.compress(text.encode()) if name.endswith(".gz") else text.encode())
     whole = [masked([5, 6, 7, 8, 9], "00011"), masked([5, 6, 7, 8, 9, 10], "011001")]
@@ -50,11 +46,12 @@ def test_every_dialogue_that_is_kept_trains_something(tmp_path):
     path = tmp_path / "data.jsonl"
     for prompt in range(4):
         for answer in range(4):
-            path.write_text(row([1] * 9, [2] * 9) + row([3] * prompt, [4] * answer))
+            mask = "0" * prompt + "1" * answer
+            path.write_text(row([1, 2, 3], "001") + row([3] * len(mask), mask))
             kept = read_dialogues(path, vocab_size=V, max_length=30)[1:]
             assert all(supervised(dialogue).any() for dialogue in kept)
             assert bool(kept) == (answer > 0 and prompt + answer > 2)
-    path.write_text(masked_row([1, 2, 3, 4], [0, 0, 0, 1]) + masked_row([1, 2, 3], [1, 1, 0]))
+    path.write_text(row([1, 2, 3, 4], "0001") + row([1, 2, 3], "110"))
     with pytest.raises(BadInput, match="inside 3 tokens"):
         read_dialogues(path, vocab_size=V, max_length=3)
 
@@ -63,21 +60,15 @@ BROKEN = {
     "no JSON": "{torn",
     "no object": "[1, 2]",
     "null": "null",
-    "no answer": '{"prompt_ids": [1, 2]}',
-    "text": '{"prompt_ids": "ab", "answer_ids": "cd"}',
-    "lists do not match": '{"prompt_ids": [1, 2], "answer_ids": "cd"}',
+    "text": '{"input_ids": "ab", "loss_mask": [0, 1]}',
     "mask is missing": '{"input_ids": [1, 2, 3]}',
     "mask of another length": '{"input_ids": [1, 2, 3], "loss_mask": [0, 1]}',
     "mask is no list": '{"input_ids": [1, 2, 3], "loss_mask": "011"}',
     "mask of other numbers": '{"input_ids": [1, 2, 3], "loss_mask": [0, 1, 2]}',
-    "nested": '{"prompt_ids": [[1, 2]], "answer_ids": [3, 4]}',
     # 2.5 was read as 2, and "4" as 4
     **{
-        f"token {t}": f'{{"prompt_ids": [1], "answer_ids": [{t}, 3]}}' for t in ("2.5", '"4"', "31")
-    },
-    **{
-        f"token {t}": f'{{"prompt_ids": [1], "answer_ids": [{t}, 3]}}'
-        for t in ("true", "null", "-1")
+        f"token {t}": f'{{"input_ids": [1, {t}, 3], "loss_mask": [0, 1, 1]}}'
+        for t in ("2.5", '"4"', "31", "true", "null", "-1", "[2]")
     },
 }
 
@@ -85,7 +76,7 @@ BROKEN = {
 @pytest.mark.parametrize("fault", BROKEN)
 def test_a_broken_line_is_named(tmp_path, fault):
     """File and line number."""
-    good, path = row([1, 2, 3], [4, 5]), tmp_path / "data.jsonl"
+    good, path = row([1, 2, 3, 4, 5], "00011"), tmp_path / "data.jsonl"
     path.write_text(good + good + BROKEN[fault] + "\n" + good)
     with pytest.raises(BadInput, match=r"data\.jsonl, line 3"):
         read_dialogues(path, vocab_size=V, max_length=100)
@@ -222,5 +213,5 @@ def test_a_batch_is_that_of_the_drawn_example(dialogues, changes):
             ]
             padding = batch.mask_BT.shape[1] - len(wanted)
             assert batch.mask_BT[b].tolist() == wanted + [False] * padding
-            for part in vars(batch).values():
+            for part in batch:
                 assert part[b, end:].eq(0).all()

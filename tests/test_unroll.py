@@ -8,7 +8,7 @@ from tiny_eagle3 import fused_target, tiny_head3
 
 from eagle_fsd.config import TreeConfig
 from eagle_fsd.drafters.eagle import EagleDrafter
-from eagle_fsd.training.unroll import unroll
+from eagle_fsd.training.losses import unroll
 
 B, T = 3, 11
 

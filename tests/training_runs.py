@@ -1,7 +1,6 @@
 """Runs of train/make_data.py and train/train_head.py in this process, and what they wrote."""
 
 import gzip
-import importlib.util
 import json
 import random
 from pathlib import Path
@@ -9,27 +8,24 @@ from pathlib import Path
 import pytest
 import torch
 from accelerate.state import AcceleratorState
+from commands import load_command, rows, write_rows
 from safetensors.torch import load_file
 
-ROOT = Path(__file__).parent.parent
+from eagle_fsd.runs.command import run_command
+from eagle_fsd.training.training_options import DataOptions, TrainOptions
+
 TALKS = 12
 RECIPE = "unrolled,learning_rate=1e-2,noise=0.01"
 
 
-def command(name: str):
-    """The main function of a command in train/."""
-    spec = importlib.util.spec_from_file_location(name, ROOT / "train" / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.main
+def make_data(arguments: list[str]) -> None:
+    run_command(load_command("train/make_data.py").make_data, [DataOptions], arguments)
 
 
-make_data, train_head = command("make_data"), command("train_head")
-
-
-def fresh_accelerator() -> None:
-    """accelerate keeps a process's first settings; every run is a process of its own here."""
+def train_head(arguments: list[str]) -> None:
+    # accelerate keeps a process's first settings; every run is a process of its own here
     AcceleratorState._reset_state(reset_partial_state=True)
+    run_command(load_command("train/train_head.py").train, [TrainOptions], arguments)
 
 
 # --- make_data.py ---------------------------------------------------------------------------------
@@ -37,18 +33,16 @@ def fresh_accelerator() -> None:
 
 def write_talks(folder: Path) -> Path:
     """Conversations of one to three turns; number 3 repeats number 2, 4 is malformed, 5 long."""
-    path = folder / "talks.jsonl"
-    rows = []
+    talks = []
     for i in range(TALKS):
         turns = [{"from": "human", "value": f"Question {i}?"}, {"from": "gpt", "value": "So."}]
         for more in range(i % 3):
             turns += [{"from": "human", "value": f"And {more}?"}, {"from": "gpt", "value": "Yes!"}]
-        rows.append({"conversations": turns})
-    rows[3] = rows[2]
-    rows[4] = {"conversations": rows[4]["conversations"][1:]}
-    rows[5] = {"conversations": [{"from": "human", "value": "long " * 300}]}
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
+        talks.append({"conversations": turns})
+    talks[3] = talks[2]
+    talks[4] = {"conversations": talks[4]["conversations"][1:]}
+    talks[5] = {"conversations": [{"from": "human", "value": "long " * 300}]}
+    return write_rows(folder / "talks.jsonl", *talks)
 
 
 def data_options(target, output, *more: str, sources: tuple[str, ...] = ("self",)) -> list[str]:
@@ -59,19 +53,15 @@ def data_options(target, output, *more: str, sources: tuple[str, ...] = ("self",
     return [*names, *pairs, *more]
 
 
-def lines(path: Path) -> list[dict]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
-
-
 def made(output: Path) -> list[dict]:
-    return lines(output / "records/dialogues.jsonl")
+    return rows(output / "records/dialogues.jsonl")
 
 
 def content(output: Path) -> dict[int, tuple]:
     """What tells dialogues apart, by their numbers: none of them twice."""
-    rows = made(output)
-    assert len({row["id"] for row in rows}) == len({row["user"] for row in rows}) == len(rows)
-    return {row["id"]: (row["source"], row["input_ids"], row["loss_mask"]) for row in rows}
+    found = made(output)
+    assert len({row["id"] for row in found}) == len({row["user"] for row in found}) == len(found)
+    return {row["id"]: (row["source"], row["input_ids"], row["loss_mask"]) for row in found}
 
 
 # --- train_head.py --------------------------------------------------------------------------------
@@ -82,9 +72,9 @@ def write_data(path: Path, *, count: int = 40, vocabulary: int = 20) -> Path:
     rng = random.Random(0)
     with gzip.open(path, "wt") as file:
         for _ in range(count):
-            lengths = rng.randint(2, 9), rng.randint(3, 40)
-            parts = [[rng.randrange(2, vocabulary) for _ in range(n)] for n in lengths]
-            row = dict(zip(("prompt_ids", "answer_ids"), parts, strict=True))
+            prompt, answer = rng.randint(2, 9), rng.randint(3, 40)
+            ids = [rng.randrange(2, vocabulary) for _ in range(prompt + answer)]
+            row = {"input_ids": ids, "loss_mask": [0] * prompt + [1] * answer}
             file.write(json.dumps(row) + "\n")
     return path
 
@@ -98,14 +88,12 @@ def head_options(target, data, output, /, **changes) -> list[str]:
 
 
 def train(*args, **changes) -> Path:
-    fresh_accelerator()
     train_head(head_options(*args, **changes))
     return Path(args[2])
 
 
 def refused(*arguments: str) -> str:
     """The one line that train_head.py ends with; a traceback fails the test by its own error."""
-    fresh_accelerator()
     with pytest.raises(SystemExit) as exit:
         train_head(list(arguments))
     message = str(exit.value.code)
@@ -124,8 +112,8 @@ def same(a: dict, b: dict) -> bool:
 
 def log_rows(output: Path) -> list[dict]:
     """What is logged, but for the clock and the session; of a step that was redone the last."""
-    rows = {row["step"]: row for row in lines(output / "records" / "log.jsonl")}
+    logged = {row["step"]: row for row in rows(output / "records" / "log.jsonl")}
     return [
-        {key: value for key, value in rows[step].items() if key not in ("seconds", "session")}
-        for step in sorted(rows)
+        {key: value for key, value in logged[step].items() if key not in ("seconds", "session")}
+        for step in sorted(logged)
     ]

@@ -28,9 +28,7 @@ class ConvertOptions:
     output: str = field(metadata={"help": "folder to write; must not hold a head yet"})
     dtype: Literal["", "bfloat16", "float16", "float32"] = option("", "empty: as it is")
     draft_vocab: int = option(0, "draft so many tokens, those most frequent in --data; 0: as it is")
-    data: list[str] = field(
-        default_factory=list, metadata={"help": "for --draft_vocab: answers, as for train_head.py"}
-    )
+    data: list[str] = option([], "for --draft_vocab: answers, as for train_head.py")
 
     def __post_init__(self):
         if (Path(self.output) / "config.json").exists():

@@ -11,7 +11,7 @@ smaller one ended. Several processes: `torchrun --nproc_per_node N train/make_da
 import json
 
 from eagle_fsd.runs.command import run_command
-from eagle_fsd.training.data_options import DataOptions
+from eagle_fsd.training.training_options import DataOptions
 
 
 def make_data(options: DataOptions) -> None:
@@ -22,9 +22,5 @@ def make_data(options: DataOptions) -> None:
         print(f"data: {options.output}\n{json.dumps(summary, indent=2, ensure_ascii=False)}")
 
 
-def main(arguments: list[str] | None = None) -> None:
-    run_command(make_data, [DataOptions], arguments)
-
-
 if __name__ == "__main__":
-    main()
+    run_command(make_data, [DataOptions])

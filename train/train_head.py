@@ -12,7 +12,7 @@ train/train_head.py ...`; a configuration for FSDP lies beside it.
 import math
 
 from eagle_fsd.runs.command import run_command
-from eagle_fsd.training.train_options import TrainOptions
+from eagle_fsd.training.training_options import TrainOptions
 
 
 def train(options: TrainOptions) -> None:
@@ -28,9 +28,5 @@ def train(options: TrainOptions) -> None:
         )
 
 
-def main(arguments: list[str] | None = None) -> None:
-    run_command(train, [TrainOptions], arguments)
-
-
 if __name__ == "__main__":
-    main()
+    run_command(train, [TrainOptions])

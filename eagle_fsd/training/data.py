@@ -1,12 +1,8 @@
 """Training dialogues as token ids, the shift between tokens, features and mask, and batches.
 
-File format: JSON lines (optionally gzipped), one dialogue a line, with
+File format: JSON lines (optionally gzipped), one dialogue a line, other keys ignored, with
     input_ids    all tokens of the dialogue, chat markup included
     loss_mask    as many 0 or 1: 1 where the assistant wrote the token, its end tokens included
-or, for a dialogue of one answer,
-    prompt_ids   the whole chat prefix up to where the answer begins
-    answer_ids   what the target answered, its end token included if it ended
-Other keys are ignored. What the target computed at each token comes from features.py.
 
 What is in a batch, its noise included, depends on the seed and the batch's number alone: a resumed
 run goes on as an unbroken one, and processes share a step's batches without a difference.
@@ -17,11 +13,12 @@ Axes: B dialogues, T positions, L tokens of a dialogue, F features, D hidden siz
 import random
 import sys
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import accumulate
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
@@ -41,8 +38,7 @@ class Dialogue:
     mask: list[bool]
 
 
-@dataclass(frozen=True)
-class HeadBatch:
+class HeadBatch(NamedTuple):
     """What a draft head is trained on; B dialogues padded to T positions.
 
     The head at position i reads the target's feature at token i and the embedding of token i+1. It
@@ -56,9 +52,8 @@ class HeadBatch:
         target_hidden_BTD     h1   h2   h3   h4
         mask_BT               0    1    1    0       is token i+2 the assistant's? (t5 is unknown)
 
-    The mask asks whether the token that h_{i+1} predicts is the assistant's, since that is what
-    will be drafted. (Upstream's eagle/train/main.py asks about token i instead, and so leaves out
-    the first two tokens of an answer and counts two behind it.)
+    (Upstream's eagle/train/main.py asks whether token i is the assistant's, and so leaves out the
+    first two tokens of an answer and counts two behind it.)
     """
 
     feature_BTF: torch.Tensor
@@ -70,45 +65,31 @@ class HeadBatch:
 def read_dialogues(
     path: str | Path, *, vocab_size: int, max_length: int = sys.maxsize
 ) -> list[Dialogue]:
-    """Read the dialogues of a file, or of a folder of make_data.py, cutting each at `max_length`.
-
-    Dialogues in which no position has a known token of the assistant to predict are left out.
+    """Dialogues of a file, or of a folder of make_data.py, that have something to learn, cut.
 
     Raises:
-        BadInput: the file is missing, a line is broken or has tokens of another vocabulary (its
-            number is given), or there is nothing to learn.
+        BadInput: no file, a broken line, one of another vocabulary, or nothing to learn.
     """
     dialogues, path = [], Path(path)
     path = path / "records" / "dialogues.jsonl" if path.is_dir() else path
     for number, row in read_records(path):
         try:
-            dialogue = _dialogue(row, vocab_size)
-        except (TypeError, KeyError, BadInput) as error:
+            ids, mask = row["input_ids"], row["loss_mask"]
+            # True is an int too
+            foreign = [t for t in ids if type(t) is not int or not 0 <= t < vocab_size]
+            whole = len(ids) == len(mask) and {0, 1}.issuperset(mask)
+        except (TypeError, KeyError):
+            foreign, whole = [], False
+        if foreign or not whole:
             raise BadInput(
-                f"{path}, line {number}: expected lists input_ids and loss_mask, or prompt_ids "
-                f"and answer_ids ({error})"
-            ) from error
-        # token 2 is the first that a head can predict
-        if any(dialogue.mask[2:max_length]):
-            dialogues.append(Dialogue(dialogue.ids[:max_length], dialogue.mask[:max_length]))
+                f"{path}, line {number}: expected lists input_ids, tokens 0..{vocab_size - 1}, and "
+                f"loss_mask, as many 0 or 1 (other tokens: {foreign[:3]})"
+            )
+        if any(mask[2:max_length]):  # token 2 is the first that a head can predict
+            dialogues.append(Dialogue(ids[:max_length], [m == 1 for m in mask[:max_length]]))
     if not dialogues:
         raise BadInput(f"{path} holds no dialogue with an answer inside {max_length} tokens")
     return dialogues
-
-
-def _dialogue(row: dict, vocab_size: int) -> Dialogue:
-    """A row in either format."""
-    if "input_ids" in row:
-        ids, mask = row["input_ids"], row["loss_mask"]
-    else:
-        ids = row["prompt_ids"] + row["answer_ids"]
-        mask = [0] * len(row["prompt_ids"]) + [1] * len(row["answer_ids"])
-    for token in ids:
-        if type(token) is not int or not 0 <= token < vocab_size:  # True is an int too
-            raise BadInput(f"token {token!r}, the tokenizer's are 0..{vocab_size - 1}")
-    if len(ids) != len(mask) or not {0, 1}.issuperset(mask):
-        raise BadInput("loss_mask must hold a 0 or 1 for every token")
-    return Dialogue(ids, [bool(m) for m in mask])
 
 
 def split(
@@ -116,9 +97,8 @@ def split(
 ) -> tuple[list[Dialogue], list[Dialogue]]:
     """Dialogues to train on, and so many held out, the same whatever the run's seed.
 
-    Args:
-        answer_tokens: train on a random part that holds about so many, a smaller number on a part
-            of a larger one's; 0: all.
+    `answer_tokens` trains on a random part of about so many, which lies within that of a larger
+    number; 0: all.
     """
     shuffled = random.Random(0).sample(dialogues, len(dialogues))
     held, training = shuffled[:held_out], shuffled[held_out:]
@@ -144,33 +124,21 @@ def supervised(
     return counts_T
 
 
+_padded = partial(pad_sequence, batch_first=True)  # with zeros on the right
+
+
+@dataclass
 class Batches:
-    """Batches of dialogues of similar length, shuffled anew every epoch.
+    """Batches of dialogues of similar length, shuffled anew every epoch."""
 
-    Args:
-        masks_T: positions of each dialogue that count.
-        states_of: gives the target's states.
-        tokens_per_batch: padded tokens; a longer dialogue is a batch of its own.
-        seed: of the order and the noise.
-        noise: see Recipe.
-    """
+    dialogues: Sequence[Dialogue]
+    masks_T: Sequence[torch.Tensor]  # see supervised
+    states_of: StatesOf
+    tokens_per_batch: int  # padded; a longer dialogue is a batch of its own
+    seed: int  # of the order and the noise
+    noise: float  # see Recipe
 
-    def __init__(
-        self,
-        dialogues: Sequence[Dialogue],
-        masks_T: Sequence[torch.Tensor],
-        states_of: StatesOf,
-        *,
-        tokens_per_batch: int,
-        seed: int,
-        noise: float,
-    ):
-        self.dialogues = dialogues
-        self.masks_T = masks_T
-        self.states_of = states_of
-        self.tokens_per_batch = tokens_per_batch
-        self.seed = seed
-        self.noise = noise
+    def __post_init__(self):
         self._order = lru_cache(maxsize=2)(self._shuffled)
         self.per_epoch = len(self._order(0))
 
@@ -186,16 +154,15 @@ class Batches:
         return sum(int(self.masks_T[i].sum()) for i in self.indices(number))
 
     def batch(self, number: int) -> HeadBatch:
-        """A batch to train on, noise included."""
+        """A batch to train on."""
         indices = self.indices(number)
-        ids = [self.dialogues[i].ids for i in indices]
-        features_LF, hiddens_LD = zip(*self.states_of(ids), strict=True)
-        feature_BTF = _padded(feature_LF[:-1] for feature_LF in features_LF)
+        texts = [self.dialogues[i].ids for i in indices]
+        features_LF, hiddens_LD = zip(*self.states_of(texts), strict=True)
         return HeadBatch(
-            self._noisy(feature_BTF, number),
-            _padded(torch.tensor(own[1:]) for own in ids),
-            _padded(hidden_LD[1:] for hidden_LD in hiddens_LD),
-            _padded(self.masks_T[i] for i in indices),
+            self._noisy(_padded([feature_LF[:-1] for feature_LF in features_LF]), number),
+            _padded([torch.tensor(ids[1:]) for ids in texts]),
+            _padded([hidden_LD[1:] for hidden_LD in hiddens_LD]),
+            _padded([self.masks_T[i] for i in indices]),
         )
 
     def _noisy(self, feature_BTF: torch.Tensor, number: int) -> torch.Tensor:
@@ -203,8 +170,7 @@ class Batches:
             return feature_BTF
         generator = torch.Generator().manual_seed(self.seed * 1_000_003 + number)
         uniform = torch.rand(feature_BTF.shape, generator=generator) * 2 - 1
-        scale = self.noise * 512 / feature_BTF.shape[1]
-        return feature_BTF + (uniform * scale).to(feature_BTF)
+        return feature_BTF + (uniform * self.noise * 512 / feature_BTF.shape[1]).to(feature_BTF)
 
     def _shuffled(self, epoch: int) -> list[list[int]]:
         rng = random.Random(f"{self.seed}/{epoch}")
@@ -221,8 +187,3 @@ class Batches:
             batches[-1].append(i)
         rng.shuffle(batches)
         return batches
-
-
-def _padded(rows: Iterable[torch.Tensor]) -> torch.Tensor:
-    """With zeros on the right, to the longest."""
-    return pad_sequence(list(rows), batch_first=True)

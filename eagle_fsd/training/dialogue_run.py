@@ -4,8 +4,10 @@ Its folder (runs/folder.py) holds records/dialogues.jsonl, a finished dialogue a
 records/dropped.jsonl, number and reason of every candidate that was dropped, and summary.json.
 """
 
+import math
 from collections import Counter
 from dataclasses import asdict
+from operator import itemgetter
 from pathlib import Path
 
 from eagle_fsd.config import BadInput
@@ -20,21 +22,22 @@ from eagle_fsd.models.load import (
 from eagle_fsd.runs.command import Processes
 from eagle_fsd.runs.folder import Run
 from eagle_fsd.runs.jsonl import write_json, write_lines
-from eagle_fsd.training.contamination import Benchmarks
-from eagle_fsd.training.data_options import DataOptions
-from eagle_fsd.training.dialogues import TURN_TOKENS, DialogueMaker
-from eagle_fsd.training.prompts import SELF, USER, draw_candidates, parse_weights, read_source
-from eagle_fsd.training.template import ChatFormat
-
-# may differ between the sessions of one folder
-FREE = ("output", "dialogues", "answer_tokens", "minutes", "batch_size", "device")
+from eagle_fsd.training.dialogues import TURN_TOKENS, ChatFormat, DialogueMaker
+from eagle_fsd.training.prompts import (
+    SELF,
+    Benchmarks,
+    draw_candidates,
+    parse_weights,
+    read_source,
+    user_turns,
+)
+from eagle_fsd.training.training_options import DataOptions
 
 
 def make_dialogues(options: DataOptions) -> dict | None:
     """Make what is missing of a folder of dialogues, by one process or each of several.
 
-    Returns:
-        What was made, which summary.json holds too; None in all processes but the first.
+    Returns the summary of what was made; None in all processes but the first.
 
     Raises:
         BadInput: an option that cannot be followed, or sources that yield nothing.
@@ -43,27 +46,39 @@ def make_dialogues(options: DataOptions) -> dict | None:
     options.device = processes.device(options.device)
     options.dtype = options.dtype or default_dtype(options.device)
     check_device(options.device)
-    check_positions(options)
+    positions = getattr(load_target_config(options.target), "max_position_embeddings", math.inf)
+    if options.max_prompt_tokens + max(options.max_new_tokens, TURN_TOKENS) > positions:
+        raise BadInput(
+            f"--max_prompt_tokens {options.max_prompt_tokens} and --max_new_tokens "
+            f"{options.max_new_tokens} exceed the target's {positions} positions: lower one"
+        )
     weights = parse_weights(options.sources)
     sources = {name: read_source(name) for name in weights if name != SELF}
-    benchmarks = Benchmarks({Path(path).name: user_turns(path) for path in options.exclude})
+    excluded = {
+        Path(path).name: [turn for found in read_source(path) for turn in user_turns(found or [])]
+        for path in options.exclude
+    }
     chat = ChatFormat(load_tokenizer(options.target))
     if SELF in weights:
         chat.user_prefix()  # refuses a template without
     run = Run(
-        options.output, asdict(options), free=FREE, key=lambda row: row["id"], processes=processes
+        options.output,
+        asdict(options),
+        free=("output", "dialogues", "answer_tokens", "minutes", "batch_size", "device"),
+        key=itemgetter("id"),
+        processes=processes,
     )
     done = {number for rows in run.records.values() for number in rows}
     candidates = (
-        candidate
-        for candidate in draw_candidates(weights, sources, seed=options.seed)
-        if candidate.number % processes.count == processes.index and candidate.number not in done
+        (number, *candidate)
+        for number, *candidate in draw_candidates(weights, sources, seed=options.seed)
+        if number % processes.count == processes.index and number not in done
     )
     target, _ = load_target(
         options.target, dtype=options.dtype, device=options.device, engine="auto"
     )
     end_ids = chat.end_ids | set(target.eos_token_ids)
-    maker = DialogueMaker(options, run, candidates, chat, benchmarks, end_ids)
+    maker = DialogueMaker(options, run, candidates, chat, Benchmarks(excluded), end_ids)
     run.begin_session()
     for request in complete(
         target, maker.next_request, batch_size=options.batch_size, stop=maker.out_of_time
@@ -71,22 +86,6 @@ def make_dialogues(options: DataOptions) -> dict | None:
         maker.receive(request)
     run.finish()
     return summarize(run) if processes.is_main else None
-
-
-def check_positions(options: DataOptions) -> None:
-    config = load_target_config(options.target)
-    positions = getattr(config, "max_position_embeddings", None) or 2**31
-    longest = options.max_prompt_tokens + max(options.max_new_tokens, TURN_TOKENS)
-    if longest > positions:
-        raise BadInput(
-            f"--max_prompt_tokens {options.max_prompt_tokens} and --max_new_tokens "
-            f"{options.max_new_tokens} exceed the target's {positions} positions: lower one"
-        )
-
-
-def user_turns(path: str) -> list[str]:
-    messages = [message for conversation in read_source(path) for message in conversation or []]
-    return [message["content"] for message in messages if message["role"] == USER]
 
 
 def summarize(run: Run) -> dict:

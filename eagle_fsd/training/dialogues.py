@@ -8,27 +8,99 @@ first in a session is answered, and the other dropped.) Sampling itself is gener
 import math
 import random
 import time
-from collections import Counter, deque
-from collections.abc import Generator, Iterator
+from collections import deque
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 
 from jinja2 import TemplateError
 from tqdm import tqdm
+from transformers import PreTrainedTokenizerBase
 
 from eagle_fsd.config import BadInput
 from eagle_fsd.models.generate import Request
+from eagle_fsd.models.loaded import Message, prompt_ids
 from eagle_fsd.runs.folder import Run
-from eagle_fsd.training.contamination import Benchmarks
-from eagle_fsd.training.data_options import DataOptions
-from eagle_fsd.training.prompts import ASSISTANT, SELF, SYSTEM, USER, Candidate, Conversation
-from eagle_fsd.training.template import ChatFormat
+from eagle_fsd.training.prompts import SELF, Benchmarks, Candidate, Conversation, user_turns
+from eagle_fsd.training.training_options import DataOptions
 
 TURN_TOKENS = 96  # a user turn of the target's own that does not end within these is thrown away
-# A target that does not end its own turns would be asked for ever.
-TURNS_TRIED, TURNS_KEPT = 128, 1 / 8  # after so many turns, the least share that must be usable
+# after so many of them, the least share that must be usable: a target that does not end its own
+# turns would be asked for ever
+TURNS_TRIED, TURNS_KEPT = 128, 1 / 8
+MARK = "Sentinel7341"
 
 # Yields what the target is to say next, goes on when that has been said, and returns a row.
 Making = Generator[Request, None, dict | None]
+
+
+class ChatFormat:
+    """A tokenizer's chat template, taken apart by comparing renderings; no marker is written here.
+
+        <|im_start|>user\\nHi<|im_end|>\\n<|im_start|>assistant\\nHello<|im_end|>\\n
+        `- user prefix -'  `-turn end-'                       `-- answer --'
+
+    Attributes:
+        end_ids: tokens that end an assistant's turn.
+
+    Raises:
+        BadInput: there is no template, or nothing tells where a turn ends.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase):
+        self.tokenizer = tokenizer
+        self.prompt([{"role": "user", "content": MARK}])  # refuses a missing template
+        talk = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": MARK}]
+        ends = self._first_special(self._render(talk, answer_next=False).rpartition(MARK)[2])
+        self.end_ids = frozenset(ends | ({tokenizer.eos_token_id} - {None}))
+        if not self.end_ids:
+            raise BadInput("the chat template and tokenizer name no token that ends an answer")
+
+    def user_prefix(self) -> tuple[list[int], frozenset[int]]:
+        """Tokens up to where the user's first turn begins, and the tokens that end that turn;
+        BadInput if the template has none."""
+        text = self._render([{"role": "user", "content": MARK}], answer_next=True)
+        before, _, after = text.partition(MARK)
+        ends = self._first_special(after)
+        if not ends:
+            raise BadInput(
+                "source self: no special token follows the user's turn in this target's chat "
+                "template, so its turns cannot be sampled; give prompts by other --sources"
+            )
+        return self._tokens(before), self.end_ids | ends
+
+    def text(self, token_ids: list[int]) -> str:
+        """Text of a sampled turn, without its end token."""
+        return self.tokenizer.decode(token_ids, skip_special_tokens=True)
+
+    def prompt(self, messages: list[Message], ids: Sequence[int] = ()) -> list[int] | None:
+        """Tokens up to where the assistant answers the last message.
+
+        `ids` are the conversation's up to the end token of the assistant's last answer, as they
+        were sampled: they are kept, and only what follows them is tokenised. None if the template
+        writes the past differently once it goes on (drops the reasoning of earlier answers, say),
+        or trims the answer.
+        """
+        if not ids:
+            return prompt_ids(self.tokenizer, messages)
+        text = self._render(messages, answer_next=True)
+        *before, answer, _ = messages
+        end = self.tokenizer.decode(ids[-1:])
+        start = self._render(before, answer_next=True) + answer["content"] + end
+        return [*ids, *self._tokens(text[len(start) :])] if text.startswith(start) else None
+
+    def _render(self, messages: list[Message], *, answer_next: bool) -> str:
+        return self.tokenizer.apply_chat_template(
+            messages, tokenize=False, add_generation_prompt=answer_next
+        )
+
+    def _tokens(self, text: str) -> list[int]:
+        return self.tokenizer(text, add_special_tokens=False).input_ids
+
+    def _first_special(self, text: str) -> set[int]:
+        """The token that `text` begins with, white space aside, if it is a special one."""
+        special = {*self.tokenizer.added_tokens_decoder, *self.tokenizer.all_special_ids}
+        visible = (t for t in self._tokens(text) if self.tokenizer.decode([t]).strip())
+        return {next(visible, None)} & special
 
 
 class Dropped(Exception):  # noqa: N818  (no error)
@@ -37,23 +109,14 @@ class Dropped(Exception):  # noqa: N818  (no error)
 
 @dataclass
 class DialogueMaker:
-    """Makes candidates into dialogues while the limits allow, and records what becomes of them.
-
-    Args:
-        options: how many, and how.
-        run: with what was made before; gets "dialogues" and "dropped".
-        candidates: those of this process, without the ones that are done.
-        chat: the target's chat template.
-        benchmarks: prompts that are dropped.
-        end_ids: tokens that end an answer.
-    """
+    """Makes candidates into dialogues while the limits allow, and records what becomes of them."""
 
     options: DataOptions
-    run: Run
-    candidates: Iterator[Candidate]
+    run: Run  # with what was made before; gets "dialogues" and "dropped"
+    candidates: Iterator[Candidate]  # those of this process, without the ones that are done
     chat: ChatFormat
     benchmarks: Benchmarks
-    end_ids: frozenset[int]
+    end_ids: frozenset[int]  # of an answer
 
     def __post_init__(self):
         options = self.options
@@ -64,8 +127,8 @@ class DialogueMaker:
         self._dialogues_left = (options.dialogues or math.inf) - len(rows)
         self._tokens_left = (options.answer_tokens or math.inf) - before
         self._dialogues = self._tokens = 0  # of this process and session
-        self._own_turns: Counter[str] = Counter()  # what became of them; "" is well
-        self._under_way: dict[Request, tuple[Candidate, Making]] = {}
+        self._turns_tried = self._turns_kept = 0  # of the target's own
+        self._under_way: dict[Request, tuple[int, Making]] = {}
         self._ready: deque[Request] = deque()
         self._bar = tqdm(
             desc="answer tokens",
@@ -79,11 +142,8 @@ class DialogueMaker:
 
     def next_request(self) -> Request | None:
         """What the target is to say next; None if there is nothing now."""
-        while not self._ready and self._may_begin():
-            candidate = next(self.candidates, None)
-            if candidate is None:
-                break
-            self._go_on(candidate, self._make(candidate))
+        while not self._ready and self._may_begin() and (found := next(self.candidates, None)):
+            self._go_on(found[0], self._make(*found))
         return self._ready.popleft() if self._ready else None
 
     def receive(self, request: Request) -> None:
@@ -106,7 +166,7 @@ class DialogueMaker:
         tokens = (self._tokens + under_way * mean) * processes.count
         return dialogues < self._dialogues_left and tokens < self._tokens_left
 
-    def _go_on(self, candidate: Candidate, making: Making) -> None:
+    def _go_on(self, number: int, making: Making) -> None:
         try:
             request = next(making)
         except StopIteration as end:
@@ -119,86 +179,68 @@ class DialogueMaker:
         except (Dropped, TemplateError) as error:
             # a template may refuse system messages, say
             reason = str(error) if isinstance(error, Dropped) else "template refuses it"
-            self.run.add("dropped", {"id": candidate.number, "reason": reason})
+            self.run.add("dropped", {"id": number, "reason": reason})
         else:
-            self._under_way[request] = candidate, making
+            self._under_way[request] = number, making
             self._ready.append(request)
 
-    def _make(self, candidate: Candidate) -> Making:
+    def _make(self, number: int, source: str, conversation: Conversation | None) -> Making:
         """A candidate's dialogue; None if the clock cut it before it began, to be asked again."""
-        conversation = candidate.conversation
-        rng = random.Random(f"{self.options.seed}/{candidate.number}")
-        if candidate.source == SELF:
+        rng = random.Random(f"{self.options.seed}/{number}")
+        if source == SELF:
             prefix, ends = self.chat.user_prefix()
             request = Request(prefix, TURN_TOKENS, 1.0, ends, seed=rng.getrandbits(62))
             yield request
             if not request.ended:
                 return None
-            conversation = [{"role": USER, "content": self._own_turn(request)}]
+            conversation = [{"role": "user", "content": self._own_turn(request)}]
         if conversation is None:
             raise Dropped("malformed")
-        turns = [message["content"] for message in conversation if message["role"] == USER]
+        turns = user_turns(conversation)
         if turns[0] in self._seen:
             raise Dropped("duplicate")
         if name := next(filter(None, map(self.benchmarks.find, turns)), None):
             raise Dropped(f"in {name}")
         self._seen.add(turns[0])
-        given = self.options.answers == "given" and candidate.source != SELF
-        row = {"id": candidate.number, "source": candidate.source, "user": turns[0]}
-        return row | (yield from self._answered(conversation, given, rng))
+        row = {"id": number, "source": source, "user": turns[0]}
+        return row | (yield from self._answered(conversation, rng))
 
     def _own_turn(self, request: Request) -> str:
-        """The text of a user turn that the target has written.
-
-        Raises:
-            BadInput: too few of them can be used.
-        """
-        turn = self.chat.text(request.tokens).strip()
-        problem = "" if turn else "empty turn"
-        if not request.finished:
-            problem = "unfinished turn"
-        self._own_turns[problem] += 1
-        tried, well = self._own_turns.total(), self._own_turns[""]
-        if tried >= TURNS_TRIED and well < TURNS_KEPT * tried:
+        """The text of a user turn that the target has written; BadInput if too few are of use."""
+        turn = self.chat.text(request.tokens).strip() if request.finished else ""
+        self._turns_tried += 1
+        self._turns_kept += bool(turn)
+        tried, kept = self._turns_tried, self._turns_kept
+        if tried >= TURNS_TRIED and kept < TURNS_KEPT * tried:
             raise BadInput(
-                f"source self yields too little: of {tried} user turns that the target began, "
-                f"{well} said something and ended within {TURN_TOKENS} tokens; give prompts by "
-                "other --sources"
+                f"source self yields too little: of {tried} user turns that the target began "
+                f"{kept} said something and ended within {TURN_TOKENS} tokens; give other --sources"
             )
-        if problem:
-            raise Dropped(problem)
+        if not turn:
+            raise Dropped("unfinished or empty turn")
         return turn
 
-    def _answered(self, conversation: Conversation, given: bool, rng: random.Random) -> Making:
-        """The user's turns, each with the answer that is given or with the target's."""
-        options = self.options
-        said = [message for message in conversation if message["role"] == SYSTEM]
-        turns = [message for message in conversation if message["role"] == USER]
-        answers = [message for message in conversation if message["role"] == ASSISTANT]
-        temperature = None if given else rng.choice(options.temperatures)
+    def _answered(self, conversation: Conversation, rng: random.Random) -> Making:
+        """The user's turns, each answered by the target."""
+        limit, temperature = self.options.max_new_tokens, rng.choice(self.options.temperatures)
+        said = [message for message in conversation if message["role"] == "system"]
         ids: list[int] = []
         mask: list[int] = []
-        reason = "no answer given"
-        for turn, answer in zip(turns, answers if given else turns, strict=False):
+        for turn in [message for message in conversation if message["role"] == "user"]:
             prompt = self.chat.prompt([*said, turn], ids)
-            if prompt is None or len(prompt) > options.max_prompt_tokens:
-                reason = "prompt too long"
+            if prompt is None or len(prompt) > self.options.max_prompt_tokens:
                 break
-            said.append(turn)
-            seed = rng.getrandbits(62)
-            request = Request(prompt, options.max_new_tokens, temperature, self.end_ids, seed)
-            if given:
-                request.tokens = self.chat.answer([*said, answer])
-            else:
-                yield request
+            request = Request(prompt, limit, temperature, self.end_ids, rng.getrandbits(62))
+            yield request
             ids = prompt + request.tokens
             mask += [0] * (len(prompt) - len(mask)) + [1] * len(request.tokens)
-            said.append({"role": ASSISTANT, "content": self.chat.text(request.tokens)})
+            text = self.chat.text(request.tokens)
+            said += [turn, {"role": "assistant", "content": text}]
             if not request.finished:
                 break
         if not ids:
-            raise Dropped(reason)
-        if not said[-1]["content"].strip():
+            raise Dropped("prompt too long")
+        if not text.strip():
             raise Dropped("empty answer")
-        how = {"temperature": temperature, "finished": request.finished}
-        return {"input_ids": ids, "loss_mask": mask} | how
+        row = {"input_ids": ids, "loss_mask": mask}
+        return row | {"temperature": temperature, "finished": request.finished}

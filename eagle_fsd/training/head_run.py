@@ -1,8 +1,8 @@
 """A run that trains a head, from its options to the record of what it became."""
 
 import hashlib
-import resource
 from dataclasses import asdict
+from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
 
@@ -11,7 +11,10 @@ from accelerate import Accelerator
 from accelerate.utils import set_seed
 
 from eagle_fsd.api import SMALL_TREE
-from eagle_fsd.config import BadInput, tree_name
+from eagle_fsd.config import BadInput, TreeConfig, tree_name
+from eagle_fsd.drafters.eagle import EagleDrafter
+from eagle_fsd.drafters.growth import HeadOnText, grow
+from eagle_fsd.drafters.pool import visited_roots
 from eagle_fsd.heads.files import write_head
 from eagle_fsd.heads.head_config import HeadConfig, head_shape
 from eagle_fsd.heads.models import DraftHead, answer_counts, build_head, coverage, frequent_tokens
@@ -23,9 +26,8 @@ from eagle_fsd.training.data import Batches, Dialogue, read_dialogues, split, su
 from eagle_fsd.training.features import TargetStates
 from eagle_fsd.training.losses import Objective
 from eagle_fsd.training.recipe import parse_recipe
-from eagle_fsd.training.train_options import TrainOptions
 from eagle_fsd.training.trainer import Trainer
-from eagle_fsd.training.validate import expected_tokens_per_round
+from eagle_fsd.training.training_options import TrainOptions
 
 RECORD = "training.json"
 
@@ -33,9 +35,7 @@ RECORD = "training.json"
 def train_head(options: TrainOptions) -> dict | None:
     """Train a head and write it, from wherever a run of these options was left.
 
-    Returns:
-        The record, which training.json holds too; None in all processes but the first, and if the
-        head is there already.
+    Returns its record; None in all processes but the first, and if the head is there already.
 
     Raises:
         BadInput: an option that cannot be followed, or a training that diverges.
@@ -97,13 +97,41 @@ def train_head(options: TrainOptions) -> dict | None:
         "answer_tokens_seen": progress["tokens"],
         "training_seconds": progress["seconds"],
         "tokens_per_second": progress["tokens"] / max(progress["seconds"], 1e-9),
-        "peak_memory_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
         "tree": tree_name(SMALL_TREE),
         "tokens_per_round": expected_tokens_per_round(head, states, held_out, SMALL_TREE),
         "recipe": asdict(trainer.recipe),
     }
     write_json(run.folder / RECORD, record)
     return record
+
+
+@torch.no_grad()
+def expected_tokens_per_round(
+    head: DraftHead, states: TargetStates, dialogues: list[Dialogue], tree: TreeConfig
+) -> float | None:
+    """Tokens a round that exact decoding of these answers would have had, by replay.
+
+    Of answers drawn at a temperature it is what drawing them again would have given. None if no
+    answer is long enough. The head is on the target's device, in its dtype.
+    """
+    target = states.target
+    drafter = EagleDrafter(head, target, tree)
+    tokens = rounds = 0
+    for dialogue in dialogues:
+        ((feature_LF, _),) = states.of([dialogue.ids])
+        ids_L = torch.tensor(dialogue.ids, device=target.device)
+        text = HeadOnText(drafter, ids_L, feature_LF.to(target.device, target.dtype), tree)
+        end = 0
+        for own, run in groupby(dialogue.mask):
+            first, end = end, end + len(list(run))
+            # from each root on, as many tokens as the tree is deep must be the answer's
+            if own and end - tree.tree_depth > first:
+                root_B = torch.arange(first, end - tree.tree_depth, device=ids_L.device)
+                accepted_B = grow(text, root_B, tree).accepted(tree)
+                visited = visited_roots(accepted_B)
+                rounds += len(visited)
+                tokens += len(visited) + int(accepted_B[visited].sum())
+    return tokens / rounds if rounds else None
 
 
 def prepare(
@@ -161,7 +189,14 @@ def start_from_head(head: DraftHead, other: DraftHead) -> list[str]:
     left = []
     for key, parameter in own.items():
         if key == "lm_head.weight" and key in theirs:
-            whole = _copy_token_rows(head, other)
+            every_V = torch.arange(head.config.vocab_size)
+            own_R, their_R = (
+                every_V if h.draft_token_R is None else h.draft_token_R for h in (head, other)
+            )
+            shared_R = torch.isin(own_R, their_R)
+            row_R = torch.searchsorted(their_R, own_R[shared_R])
+            parameter[shared_R] = theirs[key][row_R].to(parameter)
+            whole = bool(shared_R.all())
         elif whole := key in theirs and theirs[key].shape == parameter.shape:
             parameter.copy_(theirs[key])
         if not whole:
@@ -169,15 +204,3 @@ def start_from_head(head: DraftHead, other: DraftHead) -> list[str]:
     if len(left) == len(own):
         raise BadInput("the head to start from has no weight of this head's names and shapes")
     return left
-
-
-def _copy_token_rows(head: DraftHead, other: DraftHead) -> bool:
-    """The other's lm_head rows of the tokens that both draft; whether those are all of ours."""
-    every_V = torch.arange(head.config.vocab_size)
-    own_R, their_R = (
-        every_V if h.draft_token_R is None else h.draft_token_R for h in (head, other)
-    )
-    shared_R = torch.isin(own_R, their_R)
-    row_R = torch.searchsorted(their_R, own_R[shared_R])
-    head.lm_head.weight[shared_R] = other.lm_head.weight[row_R].to(head.lm_head.weight)
-    return bool(shared_R.all())

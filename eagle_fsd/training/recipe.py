@@ -1,13 +1,10 @@
 """Recipes: how a head is trained, as one record, with the field's own as presets.
 
-eagle      EAGLE-1/2 (SafeAILab/EAGLE branch v1, eagle/train/main.py): one step on true
-           features, feature smooth-L1 + 0.1 soft cross-entropy, uniform noise, gradients
-           clipped by value, AdamW (0.9, 0.95). Upstream's learning rate of 3e-5 after 2,000
-           warm-up steps is for days of GPUs; here both are shares of the budget.
-unrolled   the same losses with cross-entropy at full weight, unrolled for three steps on the
-           head's own features (HASS, arXiv 2408.15766; EAGLE-3's training-time test). Default.
-eagle3     EAGLE-3 (eagle/traineagle3): seven steps, each worth 0.8 of the one before, soft
-           cross-entropy alone, no noise, no weight decay.
+eagle      EAGLE-1/2 (SafeAILab/EAGLE branch v1, eagle/train/main.py), but for its learning rate
+           of 3e-5 after 2,000 warm-up steps, which is for days of GPUs
+unrolled   the same losses, cross-entropy at full weight, unrolled on the head's own features (HASS,
+           arXiv 2408.15766; EAGLE-3's training-time test); default
+eagle3     EAGLE-3 (eagle/traineagle3)
 
 On a command line a recipe is a text: a preset, then what is changed of it, losses by their names:
 
@@ -15,7 +12,7 @@ On a command line a recipe is a text: a preset, then what is changed of it, loss
 """
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from eagle_fsd.config import BadInput
 
@@ -31,7 +28,7 @@ RANGES = {
     "step_decay": (0.01, 1),
     "learning_rate": (1e-9, 1000),
     **dict.fromkeys(("warmup", "final_rate"), (0, 1)),
-    **dict.fromkeys(("noise", "weight_decay", "clip_norm", "clip_value"), (0, math.inf)),
+    **dict.fromkeys((*LOSSES, "noise", "weight_decay", "clip_norm", "clip_value"), (0, 1e9)),
 }
 
 
@@ -40,7 +37,7 @@ class Recipe:
     """Everything that changes what the head becomes, besides data, shape and budget.
 
     Attributes:
-        losses: name -> weight; see losses.py.
+        feature, ce, rkl, js, tv: weights of the losses.
         unroll_steps: steps on the head's own output; 1 trains on true features only.
         step_decay: weight of a step relative to the one before it.
         noise: features get uniform noise in +-noise * 512 / length (upstream's).
@@ -49,7 +46,11 @@ class Recipe:
         clip_norm, clip_value: largest gradient norm, largest entry; 0 is off.
     """
 
-    losses: dict[str, float] = field(default_factory=lambda: {"feature": 1.0, "ce": 1.0})
+    feature: float = 1.0
+    ce: float = 1.0
+    rkl: float = 0.0
+    js: float = 0.0
+    tv: float = 0.0
     unroll_steps: int = 3
     step_decay: float = 1.0
     noise: float = 0.1
@@ -67,8 +68,13 @@ class Recipe:
                 raise BadInput(f"{name} must be {low} to {high}, got {getattr(self, name)}")
         if self.schedule not in SCHEDULES:
             raise BadInput(f"unknown schedule {self.schedule!r}; known: {', '.join(SCHEDULES)}")
-        if not self.losses or not all(0 < w < math.inf for w in self.losses.values()):
-            raise BadInput(f"losses need positive weights, got {self.losses}")
+        if not self.losses:
+            raise BadInput(f"no loss has a weight; known losses: {', '.join(LOSSES)}")
+
+    @property
+    def losses(self) -> dict[str, float]:
+        """Name -> weight, of those that have one."""
+        return {name: getattr(self, name) for name in LOSSES if getattr(self, name)}
 
     def rate(self, done: float) -> float:
         """Learning rate when the share `done` of the budget is used."""
@@ -86,22 +92,15 @@ class Recipe:
 
 RECIPES: dict[str, Recipe] = {
     "eagle": Recipe(
-        losses={"feature": 1.0, "ce": 0.1},
-        unroll_steps=1,
-        learning_rate=1e-3,
-        clip_norm=0.0,
-        clip_value=0.5,
-        schedule="linear",
+        ce=0.1, unroll_steps=1, learning_rate=1e-3, clip_norm=0.0, clip_value=0.5, schedule="linear"
     ),
     "unrolled": Recipe(),
-    "eagle3": Recipe(
-        losses={"ce": 1.0}, unroll_steps=7, step_decay=0.8, noise=0.0, weight_decay=0.0
-    ),
+    "eagle3": Recipe(feature=0.0, unroll_steps=7, step_decay=0.8, noise=0.0, weight_decay=0.0),
 }
 
 
 def parse_recipe(text: str) -> Recipe:
-    """A preset with some of its values replaced; a loss of weight 0 is left out.
+    """A preset with some of its values replaced.
 
     Raises:
         BadInput: an unknown preset or field, or a value out of range.
@@ -109,17 +108,13 @@ def parse_recipe(text: str) -> Recipe:
     name, *changes = text.split(",")
     if name not in RECIPES:
         raise BadInput(f"unknown recipe {name!r}; known: {', '.join(RECIPES)}")
-    fields: dict[str, float | str] = {}
-    losses = dict(RECIPES[name].losses)
+    preset, values = vars(RECIPES[name]), {}
     for change in changes:
         key, _, value = change.partition("=")
-        known = ("schedule", *RANGES, *LOSSES)
-        if key not in known:
-            raise BadInput(f"recipe {text!r}: unknown field {key!r}; known: {', '.join(known)}")
-        kind = {"schedule": str, "unroll_steps": int}.get(key, float)
+        if key not in preset:
+            raise BadInput(f"recipe {text!r}: unknown field {key!r}; known: {', '.join(preset)}")
         try:
-            (losses if key in LOSSES else fields)[key] = kind(value)
+            values[key] = type(preset[key])(value)
         except ValueError as error:
             raise BadInput(f"recipe {text!r}: {key} is a number ({error})") from error
-    losses = {name: weight for name, weight in losses.items() if weight}
-    return replace(RECIPES[name], losses=losses, **fields)
+    return replace(RECIPES[name], **values)

@@ -23,7 +23,7 @@ from eagle_fsd.runs.folder import Run
 from eagle_fsd.runs.jsonl import write_json
 from eagle_fsd.training.data import Batches
 from eagle_fsd.training.recipe import Recipe
-from eagle_fsd.training.train_options import TrainOptions
+from eagle_fsd.training.training_options import TrainOptions
 
 LOG_EVERY = 20  # steps; the first step is logged too
 PROGRESS = "progress.json"
@@ -31,12 +31,10 @@ PROGRESS = "progress.json"
 
 @dataclass
 class Trainer:
-    """What the loop needs.
-
-    A step takes `batches_per_step` batches, shared out over the processes and accumulated within
+    """A step takes `batches_per_step` batches, shared out over the processes and accumulated within
     each; the mean is over all positions of the step, so the sharing changes nothing but speed.
-    With a budget of steps and epochs a resumed run equals an unbroken one; with one in minutes the
-    learning rate follows the clock.
+
+    With a budget of steps and epochs a resumed run equals an unbroken one.
     """
 
     accelerator: Accelerator
@@ -51,27 +49,25 @@ class Trainer:
     def train(self) -> dict:
         """Train from the last save to the end of the budget; returns step, seconds, tokens.
 
-        Ctrl-C ends it behind the step under way, saved.
-
-        Raises:
-            BadInput: a gradient is not finite; the weights are those of the step before.
+        Ctrl-C ends it behind the step under way, saved; BadInput tells of a training that diverges.
         """
         self.run.begin_session()
         kept = self._resume()
         progress = kept or {"step": 0, "seconds": 0.0, "tokens": 0}
-        most = self.options.most_steps(self.batches.per_epoch / self.options.batches_per_step)
+        options = self.options
+        in_epochs = math.ceil(options.epochs * self.batches.per_epoch / options.batches_per_step)
+        most = min(options.steps or math.inf, in_epochs or math.inf)  # infinite: the clock ends it
         saved = time.monotonic()
         began = saved - progress["seconds"]
         hidden = not self.accelerator.is_main_process
         bar = tqdm(total=most, initial=progress["step"], desc="training", disable=hidden)
         with held_interrupt() as interrupted, bar:
             while True:
-                due = time.monotonic() - saved > 60 * self.options.save_minutes
-                used = self.options.used(progress["step"], progress["seconds"], most)
-                decision = [used, due, interrupted()]
-                if self.accelerator.num_processes > 1:  # all save and end in one step
-                    broadcast_object_list(decision)
-                used, due, stop = decision
+                due = time.monotonic() - saved > 60 * options.save_minutes
+                by_clock = progress["seconds"] / (60 * options.minutes or math.inf)
+                used = max(progress["step"] / most, by_clock)
+                # all processes save and end in one step
+                used, due, stop = broadcast_object_list([used, due, interrupted()])
                 if (due or stop or used >= 1) and progress != kept:
                     self._save(progress)
                     kept, saved = progress, time.monotonic()
@@ -79,7 +75,7 @@ class Trainer:
                     raise KeyboardInterrupt
                 if used >= 1:
                     return progress
-                rate = self.recipe.rate(used + (1 / most if most else 1e-3) / 2)
+                rate = self.recipe.rate(used + (1 / most or 1e-3) / 2)
                 counted, row = self._step(progress["step"], rate)
                 progress = {
                     "step": progress["step"] + 1,
@@ -101,8 +97,7 @@ class Trainer:
         row: dict[str, torch.Tensor] = {}
         for number in mine:
             # gradients go over the processes once a step, with the last batch
-            last = number == mine[-1]
-            with nullcontext() if last else accelerator.no_sync(self.objective):
+            with nullcontext() if number == mine[-1] else accelerator.no_sync(self.objective):
                 loss, values = self._forward(number, max(counted, 1))
                 # processes' gradients are averaged; their losses are shares of one mean
                 accelerator.backward(loss * accelerator.num_processes)
@@ -123,20 +118,14 @@ class Trainer:
         return counted, row | {"gradient_norm": norm / accelerator.num_processes}
 
     def _forward(self, number: int, counted: int) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        device, place = self.accelerator.device, self.embed_tokens.weight.device
-        batch = self.batches.batch(number)
-        embedding_BTD = self.embed_tokens(batch.next_token_BT.to(place)).to(device)
+        feature_BTF, next_token_BT, *wanted = self.batches.batch(number)
+        embedding_BTD = self.embed_tokens(next_token_BT.to(self.embed_tokens.weight.device))
+        parts = (part.to(self.accelerator.device) for part in (feature_BTF, embedding_BTD, *wanted))
         with self.accelerator.autocast():
-            return self.objective(
-                batch.feature_BTF.to(device),
-                embedding_BTD,
-                batch.target_hidden_BTD.to(device),
-                batch.mask_BT.to(device),
-                counted,
-            )
+            return self.objective(*parts, counted)
 
     def _log(self, progress: dict, row: dict[str, torch.Tensor], bar: tqdm) -> None:
-        # losses are shares of a mean, and of the norm, which all know, each gives its part
+        # of losses, and of the norm, every process has its share
         row = {k: v.item() for k, v in self.accelerator.reduce(row, reduction="sum").items()}
         if self.accelerator.is_main_process:
             learning_rate = self.optimizer.param_groups[0]["lr"]
@@ -144,7 +133,7 @@ class Trainer:
             bar.set_postfix({name: f"{value:.3f}" for name, value in row.items()})
 
     def _save(self, progress: dict) -> None:
-        """Save in a folder of its own, then name it: a kill leaves the old state or the new one."""
+        """A kill amid it leaves the old state named, or the new one."""
         folder = self.run.folder / f"state-{progress['step']}"
         self.accelerator.save_state(str(folder))
         self.accelerator.wait_for_everyone()

@@ -1,0 +1,116 @@
+"""Around a training: what a head takes over from another, and its tokens per round on held-out
+answers, against one tree at a time.
+
+Axes: L tokens of a dialogue, F features.
+"""
+
+from itertools import pairwise
+
+import pytest
+import torch
+from tiny import prompt_tokens, tiny_head, tiny_target
+from tiny_eagle3 import draft_tokens, fused_target, tiny_head3
+
+from eagle_fsd.config import BadInput, TreeConfig
+from eagle_fsd.drafters.eagle import EagleDrafter
+from eagle_fsd.training.data import Dialogue
+from eagle_fsd.training.features import TargetStates
+from eagle_fsd.training.head_run import expected_tokens_per_round, start_from_head
+
+
+def setting(kind: str):
+    """A target and a head that is right often enough to count."""
+    if kind == "eagle3":
+        return fused_target(), tiny_head3(draft_vocab_size=37)
+    target = tiny_target("llama")
+    size = 37 if kind == "eagle part" else None
+    head = tiny_head(target, scale=0.3, draft_vocab_size=size)
+    if size:
+        head.set_draft_tokens(draft_tokens(size))
+    return target, head
+
+
+def answered(target, *lengths: int) -> Dialogue:
+    """Prompts by turns with what the target says to them greedily, of these lengths."""
+    ids, mask = [], []
+    for turn, length in enumerate(lengths):
+        if turn % 2 == 0:
+            ids += prompt_tokens(length, seed=length)
+        else:
+            for _ in range(length):
+                ids.append(target.model(torch.tensor([ids])).logits[0, -1].argmax().item())
+        mask += [turn % 2 == 1] * length
+    return Dialogue(ids, mask)
+
+
+def taken(drafted, answer: list[int]) -> int:
+    """How far a tree follows an answer, node by node."""
+    node = depth = 0
+    while depth < len(answer):
+        children = [n for n in range(1, drafted.size) if drafted.parent_N[n] == node]
+        fitting = [n for n in children if drafted.token_N[n] == answer[depth]]
+        if not fitting:
+            break
+        node, depth = fitting[0], depth + 1
+    return depth
+
+
+@pytest.mark.parametrize("kind", ["eagle", "eagle part", "eagle3"])
+@pytest.mark.parametrize("tree", [TreeConfig(3, 3, 1), TreeConfig(15, 3, 6)], ids=str)
+@torch.no_grad()
+def test_tokens_per_round_are_what_decoding_emits(kind, tree):
+    """Round by round with a drafter, over the target's own greedy answers, from every root that
+    has a whole tree's depth of answer left; None where no answer has."""
+    target, head = setting(kind)
+    turns = [(4, 16), (5, 2, 3, 19)]
+    dialogues = [answered(target, *lengths) for lengths in turns]
+    states = TargetStates(target)
+    got = expected_tokens_per_round(head, states, dialogues, tree)
+    tokens = rounds = 0
+    for dialogue, lengths in zip(dialogues, turns, strict=True):
+        ((feature_LF, _),) = states.of([dialogue.ids])
+        ids_L = torch.tensor(dialogue.ids)
+        borders = [sum(lengths[:turn]) for turn in range(1, len(lengths) + 1)]
+        for root, end in list(pairwise(borders))[::2]:
+            while root < end - tree.tree_depth:
+                drafter = EagleDrafter(head, target, tree)
+                drafter.reset(64)
+                drafter.observe(feature_LF[:root], ids_L[1 : root + 1])
+                wanted = dialogue.ids[root + 1 : root + 1 + tree.tree_depth]
+                depth = taken(drafter.propose(), wanted)
+                tokens, rounds, root = tokens + depth + 1, rounds + 1, root + depth + 1
+    assert got == pytest.approx(tokens / rounds)
+    short = [Dialogue(d.ids[:6], d.mask[:6]) for d in dialogues]
+    assert expected_tokens_per_round(head, states, short, tree) is None
+
+
+def test_a_head_of_another_shape_gives_what_fits():
+    """Another intermediate size: the MLP is left; of EAGLE-1/2 nothing fits EAGLE-3."""
+    target = tiny_target("llama")
+    head, other = tiny_head(target), tiny_head(target, seed=1, intermediate_size=61)
+    left = start_from_head(head, other)
+    assert {key.split(".")[2] for key in left} == {"mlp"} and len(left) == 3
+    assert torch.equal(head.fc.weight, other.fc.weight)
+    with pytest.raises(BadInput, match="no weight of this head"):
+        start_from_head(tiny_head3(), tiny_head(target))
+
+
+@pytest.mark.parametrize(("ours", "theirs"), [(None, 37), (37, 37), (37, None), (23, 37)])
+def test_an_eagle3_lm_head_goes_by_token(ours, theirs):
+    """The same row number is another token in another draft vocabulary.
+
+    (Where both had as many tokens, rows were copied by number.)
+    """
+    head, other = tiny_head3(draft_vocab_size=ours), tiny_head3(draft_vocab_size=theirs, seed=1)
+    before = {key: tensor.clone() for key, tensor in head.state_dict().items()}
+    left = start_from_head(head, other)
+    own, given = (
+        list(range(101)) if h.d2t is None else h.draft_token_R.tolist() for h in (head, other)
+    )
+    for r, token in enumerate(own):
+        wanted = other.lm_head.weight[given.index(token)] if token in given else None
+        wanted = before["lm_head.weight"][r] if wanted is None else wanted
+        assert torch.equal(head.lm_head.weight[r], wanted), token
+    assert ("lm_head.weight" in left) == (theirs is not None)
+    assert torch.equal(head.fc.weight, other.fc.weight)
+    assert head.d2t is None or torch.equal(head.d2t, before["d2t"])
