@@ -14,7 +14,7 @@ from hand_records import ARMS, TEXT, made_run, write_run
 from tiny_folder import write_random_head, write_target
 
 from eagle_fsd.evaluation.metrics import METRICS, by_category, rounds_of, summarize
-from eagle_fsd.evaluation.report.read_runs import read_run
+from eagle_fsd.evaluation.report.read_runs import RunData, read_run
 from eagle_fsd.evaluation.report.write_report import text_parts
 from eagle_fsd.runs.jsonl import read_lines, write_json, write_lines
 from eagle_fsd.tasks.task_scores import compare_scores, pairwise_rows, single_rows, write_table
@@ -336,3 +336,21 @@ def test_report_replaces_only_reports(run_folder, tmp_path):
         assert "something else" in told(run_folder, "--output", place)
     assert "cannot write" in told(run_folder, "--output", "/proc/report")
     assert contents(tmp_path) == before
+
+
+def test_same_work_is_that_of_the_same_rounds():
+    """Other tokens, or the same in other rounds, or by another drafter, are other work."""
+
+    def answer(seconds: float, *rounds: list[int]) -> list[dict]:
+        turn = {"seconds": seconds, "rounds": [{"tokens": tokens} for tokens in rounds]}
+        return [{"question_id": 1, "session": "1", "turns": [turn]}]
+
+    records = {
+        "plain": answer(9.0, [1, 2]),
+        "exact": answer(2.0, [1, 2]),
+        "fsd:0.1": answer(3.0, [1, 2]),
+        "fsd:0.2": answer(5.0, [1, 3]),
+        "fsd:0.3": answer(5.0, [1], [2]),
+        "fsd:0.3@eagle:7x3x4": answer(5.0, [1, 2]),
+    }
+    assert RunData("", {}, [], records).same_work() == [0.5]

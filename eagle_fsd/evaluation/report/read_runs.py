@@ -14,7 +14,8 @@ from pathlib import Path
 
 from eagle_fsd.config import BadInput
 from eagle_fsd.evaluation.arms import BY_TRANSFORMERS, parse_arm
-from eagle_fsd.evaluation.metrics import by_category, summarize, untimed
+from eagle_fsd.evaluation.metrics import by_category, rounds_of, seconds, summarize, untimed
+from eagle_fsd.runs.folder import answer_key
 from eagle_fsd.runs.jsonl import read_lines
 
 BASELINES = ("plain", "generate", "generate_compiled", "exact")  # first in every table
@@ -109,6 +110,17 @@ class RunData:
             counts = ", ".join(f"{arm} {count}" for arm, count in have.items())
             doubts.append(f"everything measured is over what all arms have answered; of: {counts}")
         return doubts
+
+    def same_work(self) -> list[float]:
+        """How much longer the slowest of several arms took than the fastest, for every answer that
+        they made by the same rounds, token for token: what noise alone does. 0.1: 10 %."""
+        groups: dict[tuple, list[float]] = {}
+        for arm, rows in self.records.items():
+            drafter = parse_arm(arm).drafter
+            for row in rows if drafter and self.timed else []:
+                made = tuple(tuple(r["tokens"]) for r in rounds_of(row))
+                groups.setdefault((drafter, *answer_key(row), made), []).append(seconds(row))
+        return [max(found) / min(found) - 1 for found in groups.values() if len(found) > 1]
 
 
 def read_run(folder: Path) -> RunData:

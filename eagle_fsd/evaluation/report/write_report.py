@@ -11,6 +11,7 @@ textContent.
 
 import shutil
 from pathlib import Path
+from statistics import median
 
 from jinja2 import Environment, FileSystemLoader
 
@@ -66,7 +67,7 @@ def write_report(runs: list[RunData], output: Path) -> list[str]:
     page = Environment(loader=FileSystemLoader(HERE), autoescape=True, trim_blocks=True)
     page.policies["json.dumps_kwargs"] = {"ensure_ascii": False, "allow_nan": False}
     page.globals |= {"metrics": METRICS, "table_notes": NOTES}
-    page.globals |= {"cell_text": cell_text, "verdict": verdict}
+    page.globals |= {"cell_text": cell_text, "verdict": verdict, "median": median}
     text = page.get_template("page.html").render(
         parts=parts,
         plot=plot[plot.find("<svg") :].replace(INK, "currentColor"),
