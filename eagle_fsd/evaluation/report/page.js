@@ -39,13 +39,14 @@
   const fuzzyOf = (answer) =>
     (answer ?? []).reduce((sum, turn) => sum + turn.parts.filter((part) => part[1]).length, 0);
 
-  /* plain, exact and the arm with the most fuzzy tokens; the arms of before where there are. */
+  /* plain, exact and the arm, of fsd if possible, with the most fuzzy tokens; else those of before. */
   function chooseArms(run, question) {
     if (shown.run === run && shown.arms.length) return;
     const counts = question.answers.map(fuzzyOf);
-    const fuzziest = counts.indexOf(Math.max(...counts));
-    const wanted = [run.arms.indexOf("plain"), run.arms.indexOf("exact"), fuzziest];
     const others = run.arms.map((_, index) => index);
+    const isFsd = (index) => counts[index] > 0 && run.arms[index].startsWith("fsd");
+    const [fuzziest] = others.toSorted((a, b) => isFsd(b) - isFsd(a) || counts[b] - counts[a]);
+    const wanted = [run.arms.indexOf("plain"), run.arms.indexOf("exact"), fuzziest];
     const chosen = [...new Set([...wanted.filter((index) => index >= 0), ...others])].slice(0, 3);
     shown.arms = chosen.sort((a, b) => counts[a] - counts[b] || a - b);
   }
