@@ -16,13 +16,20 @@ def verdict(body: dict) -> str:
     return f"Read. Rating: [[{number % 10 + 1}]]"
 
 
+BODIES = {
+    "broken": '{"choices": [{"mess',
+    "text": "<html>Bad gateway</html>",
+    "empty": '{"choices": []}',
+    "null": '{"choices": [{"message": {"content": null}, "finish_reason": "stop"}]}',
+}
+
+
 class ScriptedJudge(ThreadingHTTPServer):
     """
     Args:
         reply: from a request's body to the judge's words.
-        faults: one a request until they are used up: "" (none), "broken" (no JSON), "text" (no
-            JSON and says so), "empty" (no choices), "null" (no content), "stall", "close", or
-            a status, with its Retry-After: "429 0.3".
+        faults: one a request until they are used up: "" (none), a name of BODIES, "stall",
+            "close", or a status, with its Retry-After: "429 0.3".
 
     Attributes:
         requests: (body, authorization) of every request.
@@ -33,14 +40,10 @@ class ScriptedJudge(ThreadingHTTPServer):
 
     def __init__(self, reply: Callable[[dict], str] = verdict, faults: Iterable[str] = ()):
         super().__init__(("127.0.0.1", 0), Handler)
-        self.reply, self.faults = reply, list(faults)
+        self.reply, self.faults = reply, iter(faults)
         self.requests: list[tuple[dict, str]] = []
-        self.lock = threading.Lock()
         self.ended = threading.Event()
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_port}/v1"
+        self.url = f"http://127.0.0.1:{self.server_port}/v1"
 
     def texts(self) -> list[str]:
         """The user message of every request."""
@@ -63,46 +66,28 @@ class Handler(BaseHTTPRequestHandler):
         pass
 
     def do_POST(self) -> None:
-        server: ScriptedJudge = self.server
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        with server.lock:
-            server.requests.append((body, self.headers["Authorization"]))
-            fault, *wait = (server.faults.pop(0) if server.faults else "").split() or [""]
-        if fault == "close":
+        key = self.headers["Authorization"]
+        self.server.requests.append((body, key))
+        fault = next(self.server.faults, "")
+        if fault in ("close", "stall"):
+            self.server.ended.wait(10 if fault == "stall" else 0)
             self.close_connection = True
-        elif fault == "stall":
-            server.ended.wait(10)
-            self.close_connection = True
-        elif fault == "broken":
-            self.send(200, '{"choices": [{"mess')
-        elif fault == "text":
-            self.send(200, "<html>Bad gateway</html>", "text/html")
-        elif fault.isdigit():
-            # some endpoints repeat the key that was sent
-            error = {"message": f"no luck with {self.headers['Authorization']}"}
-            self.send(int(fault), json.dumps({"error": error}), wait=wait)
+        elif fault[:1].isdigit():  # some endpoints repeat the key that was sent
+            self.send(fault, json.dumps({"error": {"message": f"no luck with {key}"}}))
+        elif fault:
+            self.send("200", BODIES[fault])
         else:
-            message = {"role": "assistant", "content": server.reply(body)}
-            if fault == "null":
-                message["content"] = None
-            completion = {
-                "id": "x",
-                "object": "chat.completion",
-                "created": 0,
-                "model": body["model"],
-                "choices": [{"index": 0, "message": message, "finish_reason": "stop"}],
-                "usage": {"prompt_tokens": 100, "completion_tokens": 7, "total_tokens": 107},
-            }
-            if fault == "empty":
-                completion["choices"] = []
-            self.send(200, json.dumps(completion))
+            message = {"role": "assistant", "content": self.server.reply(body)}
+            choice = {"index": 0, "message": message, "finish_reason": "stop"}
+            self.send("200", json.dumps({"choices": [choice]}))
 
-    def send(self, status: int, text: str, kind: str = "application/json", wait=()) -> None:
-        data = text.encode()
-        self.send_response(status)
-        self.send_header("Content-Type", kind)
-        self.send_header("Content-Length", str(len(data)))
-        if wait:
-            self.send_header("Retry-After", wait[0])
+    def send(self, how: str, text: str) -> None:
+        status, *wait = how.split()
+        self.send_response(int(status))
+        self.send_header("Content-Type", "text/html" if text[0] == "<" else "application/json")
+        self.send_header("Content-Length", str(len(text.encode())))
+        for seconds in wait:
+            self.send_header("Retry-After", seconds)
         self.end_headers()
-        self.wfile.write(data)
+        self.wfile.write(text.encode())

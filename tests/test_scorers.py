@@ -18,7 +18,6 @@ def score(scorer: str, answer: str, *reference: str) -> float:
 
 
 NUMBERS = {
-    "The answer is 18.": 18,
     "She makes $1,234.50 a day.": 1234.5,
     "1,234,567": 1234567,
     "3, 4": 4,
@@ -31,7 +30,6 @@ NUMBERS = {
     "#### 42": 42,
     "50%": 50,
     "v1.2.": 1.2,
-    "none at all": None,
     "": None,
     "- , . $": None,
 }
@@ -52,26 +50,18 @@ def test_last_number_compares_values():
     assert score("last_number", "100000000000000000001", "100000000000000000000") == 0
 
 
-def test_exact_match_and_contains_are_normalised():
-    assert normalize("  The  \u201cCAT's\u201d\thome! (**So**.)") == "cat's home so"
-    assert score("exact_match", "the Eiffel Tower.", "Eiffel tower") == 1
-    assert score("exact_match", "It is the Eiffel Tower.", "Eiffel tower") == 0
-    assert score("contains", "It is the Eiffel Tower.", "Big Ben", "Eiffel tower") == 1
-    assert score("contains", "a category error", "cat") == 0
-    assert score("contains", "a cat", "cat") == 1
-
-
 @pytest.mark.parametrize("scorer", ["exact_match", "contains"])
-def test_signs_are_compared(scorer):
-    """Regression: all punctuation was dropped, so that these pairs were equal."""
+def test_exact_match_and_contains(scorer):
+    """Normalised. Regressions: all punctuation was dropped, so that a pair with a sign was equal;
+    a reference that is nothing scored empty answers 1."""
+    assert normalize("  The  \u201cCAT's\u201d\thome! (**So**.)") == "cat's home so"
+    assert score(scorer, "the Eiffel Tower.", "Eiffel tower") == 1
+    found = score(scorer, "It is the Eiffel Tower.", "Big Ben", "Eiffel tower")
+    assert found == (scorer == "contains") == score(scorer, "a big cat", "cat")
+    assert score(scorer, "a category error", "cat") == 0
     for mine, reference in (("5", "-5"), ("15", "1.5"), ("C", "C++"), ("5", ".5"), ("", "+")):
         assert score(scorer, mine, reference) == score(scorer, reference, mine or "x") == 0
         assert score(scorer, f"**{reference}**.", reference) == 1
-
-
-@pytest.mark.parametrize("scorer", ["exact_match", "contains"])
-def test_a_reference_that_is_nothing_is_refused(scorer):
-    """Regression: it scored empty answers 1."""
     for reference in ("A", "the", "...", "()"):
         with pytest.raises(BadInput, match="an answer that says nothing is"):
             check_scorable([question(reference)], scorer)
@@ -84,9 +74,10 @@ def instructions(prompt: str, **wanted: dict) -> Question:
 
 
 @pytest.mark.processes
-def test_ifeval_strict_and_loose():
+def test_ifeval():
     """One instruction of two; the loose form forgives a first line and asterisks. The English
-    sentence model is fetched at first use."""
+    sentence model is fetched at first use. Regression: the published checker counts a random
+    letter where "#" is asked for."""
     asked = instructions(
         "Answer without commas, in less than 3 sentences.",
         punctuation__no_comma={},
@@ -100,16 +91,10 @@ def test_ifeval_strict_and_loose():
     forgiven = follow("Sure, here it is:\nOne. Two.", asked)
     assert forgiven["prompt_strict"] == 0 and forgiven["prompt_loose"] == 1
     assert set(follow("", asked).values()) == {0.0}
-
-
-@pytest.mark.processes
-def test_ifeval_counts_the_character_that_was_asked_for():
-    """Regression: the published checker counts a random letter where "#" is asked for."""
     wanted = {"let_relation": "at least", "letter": "#", "let_frequency": 2}
     asked = instructions("Use 2 hashtags.", keywords__letter_frequency=wanted)
-    for _ in range(5):
-        for text, right in (("eeeeaaaattttoooo ##", 1), ("eeeeaaaattttoooo #", 0)):
-            assert SCORERS["ifeval"].score(text, asked)["prompt_strict"] == right
+    for text, right in (("eeeeaaaattttoooo ##", 1), ("eeeeaaaattttoooo #", 0)) * 5:
+        assert follow(text, asked)["prompt_strict"] == right
 
 
 NO_COMMAS = instructions("?", punctuation__no_commas={})
@@ -138,7 +123,7 @@ def test_code_is_not_executed_unless_allowed(monkeypatch, tmp_path):
     """Nor without bubblewrap, which is found by PATH, unless that is accepted."""
     problem = question(prompt="def f():\n", test="def check(f): pass", entry_point="f")
     with pytest.raises(BadInput, match="--execute_code"):
-        check_scorable([problem], "humaneval")
+        check_scorable([problem], "humaneval", without_isolation=True)
     monkeypatch.setenv("PATH", str(tmp_path))
     humaneval.bubblewrap.cache_clear()
     with pytest.raises(BadInput, match="apt-get install bubblewrap.*--without_isolation"):

@@ -2,7 +2,9 @@
 
 import gzip
 import json
+import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,24 +21,13 @@ from eagle_fsd.tasks.task_sources import read_task
 pytestmark = pytest.mark.processes  # whole commands
 
 GSM8K = {"question": "How much is 2 * 3?", "answer": "2 * 3 = <<2*3=6>>6\n#### 6"}
-IFEVAL = {
-    "key": 1000,
-    "prompt": "Say hello without commas.",
-    "instruction_id_list": ["punctuation:no_comma"],
-    "kwargs": [{}],
-}
-HUMANEVAL = {
-    "task_id": "HumanEval/0",
-    "prompt": "def f() -> int:\n",
-    "test": "def check(f): assert f() == 1",
-    "entry_point": "f",
-    "canonical_solution": "    return 1\n",
-}
+IFEVAL = {"key": 1000, "prompt": "No commas.", "kwargs": [{}]}
+IFEVAL["instruction_id_list"] = ["punctuation:no_comma"]
 
 
-def test_gsm8k_and_ifeval_files(tmp_path):
+def test_files_of_every_kind(tmp_path):
     """Prompts, ids by row; a text may hold a line separator of Unicode; a question.jsonl has no
-    scorer of its own."""
+    scorer of its own; HumanEval's package is fetched at first use."""
     odd = {"question": "One\u2028two?", "answer": "It is #### 1,000"}
     questions, scorer = read_task(f"gsm8k:{write_rows(tmp_path / 'g.jsonl', GSM8K, '', odd)}")
     assert [q.question_id for q in questions] == ["gsm8k/0", "gsm8k/1"]
@@ -44,22 +35,18 @@ def test_gsm8k_and_ifeval_files(tmp_path):
     assert questions[0].turns[0].startswith("How much is 2 * 3?\n\nSolve this")
     packed = tmp_path / "i.jsonl.gz"
     packed.write_bytes(gzip.compress(json.dumps(IFEVAL).encode()))
-    questions, scorer = read_task(f"ifeval:{packed}")
-    assert questions[0].question_id == 1000
-    assert questions[0].turns == [IFEVAL["prompt"]] and scorer == "ifeval"
-    assert questions[0].extra["instruction_id_list"] == ["punctuation:no_comma"]
+    extra = {name: IFEVAL[name] for name in ("instruction_id_list", "kwargs")}
+    wanted = [Question(1000, "ifeval", ["No commas."], [], extra)]
+    assert read_task(f"ifeval:{packed}") == (wanted, "ifeval")
     path = write_rows(tmp_path / "question.jsonl", *QUESTIONS)
     assert read_task(str(path)) == (read_questions(path), "")
-
-
-def test_humaneval_of_the_package(tmp_path):
-    """Fetched at first use; a file of the same form may be given."""
     questions, scorer = read_task("humaneval")
     check_scorable(questions, scorer, execute_code=True, without_isolation=True)
     assert len(questions) == 164 and scorer == "humaneval"
     assert "```python\nfrom typing import List" in questions[0].turns[0]
-    questions, scorer = read_task(f"humaneval:{write_rows(tmp_path / 'h.jsonl', HUMANEVAL)}")
-    assert questions[0].extra == {k: HUMANEVAL[k] for k in ("prompt", "test", "entry_point")}
+    first = questions[0].extra | {"task_id": "own"}
+    (question,), _ = read_task(f"humaneval:{write_rows(tmp_path / 'h.jsonl', first)}")
+    assert question == replace(questions[0], question_id="own")
 
 
 BROKEN = {
@@ -88,18 +75,21 @@ def record(question_id: int, text: str, choice: int = 0) -> dict:
 
 
 def test_scores_of_a_run_by_hand(tmp_path):
-    """Choices are averaged by question; McNemar only where every score is 0 or 1."""
+    """Choices are averaged by question; McNemar only where every score is 0 or 1. Answers to other
+    questions are told before anything is written."""
     questions = [Question(i, "x", ["?"], ["yes"]) for i in range(8)]
-    half = ["yes", "no"] * 4
-    texts = {"plain": half, "exact": half, "fsd:0.3": ["no", "no", "no", "yes"] * 2}
+    texts = {arm: ["yes", "no"] * 4 for arm in ("plain", "exact")}
+    texts["fsd:0.3"] = ["no", "no", "no", "yes"] * 2
     records = {arm: [record(i, t) for i, t in enumerate(x)] for arm, x in texts.items()}
     sampled = [(0, "yes", 0), (1, "yes", 0), (0, "yes", 1), (1, "no", 1)]
     records["ratio:1"] = [record(*answer) for answer in sampled]
     records["ratio:2"] = [{"question_id": 3, "turns": [{"text": "yes"}]}]  # without a choice
+    with pytest.raises(BadInput, match="such as 3"):
+        score_run(records, questions[:3] + questions[4:], "exact_match", tmp_path / "none")
+    assert not list(tmp_path.iterdir())
     text, compared = score_run(records, questions, "exact_match", tmp_path)
-    scores = {path.stem: rows(path) for path in (tmp_path / "scores").glob("*.jsonl")}
-    assert scores["ratio_2"] == [{"question_id": 3, "choice": 0, "scores": {"exact_match": 1.0}}]
-    assert len(scores["ratio_1"]) == 4
+    (written,) = rows(tmp_path / "scores" / "ratio_2.jsonl")
+    assert written == {"question_id": 3, "choice": 0, "scores": {"exact_match": 1.0}}
     row = {row["arm"]: row for row in compared}
     assert row["plain"]["mean"]["value"] == 0.5 and row["plain"]["vs_plain"] is None
     assert row["exact"]["vs_plain"]["value"] == 0 and row["exact"]["mcnemar"]["p"] == 1
@@ -110,27 +100,7 @@ def test_scores_of_a_run_by_hand(tmp_path):
     assert row["ratio:1"]["vs_plain"]["value"] == 0.25 and row["ratio:1"]["mcnemar"] is None
     assert row["ratio:2"]["mcnemar"]["gained"] == 1
     (line,) = (line for line in text.splitlines() if line.startswith("| fsd:0.3 "))
-    arm, mean, count, difference, *test = (cell.strip() for cell in line.strip("|").split("|"))
-    assert mean.startswith("0.250 [") and difference.startswith("-0.250 [") and count == "8"
-    assert test == ["2", "4", "0.688"]
-
-
-def test_records_that_are_no_answers_to_the_task(tmp_path, capsys):
-    """None, or of other questions; a torn last line, of a run that is being made, is left out with
-    a warning and stays."""
-    with pytest.raises(BadInput, match="holds no records"):
-        records_by_arm(tmp_path)
-    asked = [Question(1, "x", ["?"], ["x"])]
-    with pytest.raises(BadInput, match="such as 7"):
-        score_run({"plain": [record(7, "x")]}, asked, "exact_match", tmp_path)
-    assert not list(tmp_path.iterdir())
-    (tmp_path / "records").mkdir()
-    path = write_rows(tmp_path / "records" / "plain.jsonl", record(1, "x"), record(2, "y"))
-    path.write_text(path.read_text() + '{"question_id": 3, "tu')
-    before = path.read_text()
-    assert records_by_arm(tmp_path) == {"plain": [record(1, "x"), record(2, "y")]}
-    assert "plain.jsonl: its last line is torn" in capsys.readouterr().err
-    assert path.read_text() == before
+    assert re.fullmatch(r"\D+0.3 \| 0.250 \[.*\| 8 +\| -0.250 \[.*\| 2 +\| 4 +\| 0.688 +\|", line)
 
 
 QUESTIONS = [
@@ -141,9 +111,9 @@ TASKS = "evaluate/tasks.py"
 
 
 def command_options(models, folder: Path) -> list:
-    options = [*model_options(models), "--max_new_tokens", 8, "--arms", "plain", "exact", "fsd:0.6"]
-    path = write_rows(folder / "question.jsonl", *QUESTIONS)
-    return [*options, "--task", path, "--output", folder / "run"]
+    task = write_rows(folder / "question.jsonl", *QUESTIONS)
+    options = [*model_options(models), "--task", task, "--output", folder / "run"]
+    return [*options, "--max_new_tokens", 8, "--arms", "plain", "exact", "fsd:0.6"]
 
 
 def test_command_scores_rescores_and_needs_no_weights_for_it(call, models, tmp_path):
@@ -162,10 +132,8 @@ def test_command_scores_rescores_and_needs_no_weights_for_it(call, models, tmp_p
     assert "contains" in (folder / "summary.md").read_text()
 
     gold = {r["question_id"]: r["turns"][0]["text"] for r in records_by_arm(folder)["plain"]}
-    write_rows(
-        tmp_path / "question.jsonl",
-        *(q | {"reference": [gold[q["question_id"]]]} for q in QUESTIONS),
-    )
+    known = [q | {"reference": [gold[q["question_id"]]]} for q in QUESTIONS]
+    write_rows(tmp_path / "question.jsonl", *known)
     shutil.rmtree(target)
     assert "| exact_match " in call(TASKS, *options, "--scorer", "exact_match")
     records = records_by_arm(folder)
