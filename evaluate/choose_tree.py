@@ -44,7 +44,7 @@ def run(options: ChooseOptions, model_options: ModelOptions) -> None:
     from eagle_fsd.evaluation.tables import markdown_table
     from eagle_fsd.runs.jsonl import write_json
     from eagle_fsd.runs.provenance import describe_run
-    from eagle_fsd.speed.quiet import check_timing_alone
+    from eagle_fsd.speed.clock import check_timing_alone
     from eagle_fsd.speed.tree_choice import choose_tree, explain
 
     arm = parse_arm(options.arm)

@@ -17,7 +17,6 @@ from pathlib import Path
 
 from eagle_fsd.evaluation.bench_options import BenchOptions
 from eagle_fsd.evaluation.questions import read_questions
-from eagle_fsd.models.assets import asset_dir
 from eagle_fsd.runs.command import ModelOptions, SamplingOptions, option, run_command
 
 ON_CPU = 8  # questions of MT-Bench, unless a number is given
@@ -40,8 +39,7 @@ def run_mt_bench(
 
     if options.questions is None and not options.question_file and model_options.device == "cpu":
         options.questions = ON_CPU
-    questions = read_questions(options.question_file or asset_dir("mt_bench") / "question.jsonl")
-    questions = options.choose(questions)
+    questions = options.choose(read_questions(options.question_file))
     name = Path(options.question_file).name or "MT-Bench"
     bench = Bench(name, "mt_bench", questions, options, sampling, model_options)
     bench.answer_all()

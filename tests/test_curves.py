@@ -30,10 +30,7 @@ def test_a_line_is_read_off_between_its_values():
         plain = pooled(records["plain"], rate) if METRICS[key].of else 0.0
         assert row[key]["value"] == pytest.approx(start + (end - start) * at - plain)
         assert row[key]["low"] < row[key]["value"] < row[key]["high"]
-
-
-def test_few_questions_and_lacking_baselines():
-    """Few questions have no interval; nothing is read off without exact or plain."""
+    # few questions have no interval; nothing is read off without exact or plain
     records = made_run(4)
     found = equal_speed(records, summarize(records))
     assert found and all(row[key]["low"] is None for row in found for key in LOST)

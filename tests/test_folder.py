@@ -94,26 +94,19 @@ def test_processes_add_to_shards_of_their_own(tmp_path):
         other.add("a", row(3))
 
 
-def test_of_two_records_with_one_key_the_later_counts(tmp_path):
-    run = Run(tmp_path, {}, key=lambda record: record["id"])
-    run.begin_session()
-    for text in ("first", "second"):
-        run.add("a", {"id": 7, "text": text})
-    assert run.records["a"] == {7: {"id": 7, "text": "second", "session": "1"}}
-    del run
-    assert Run(tmp_path, {}, key=lambda r: r["id"]).records["a"][7]["text"] == "second"
-
-
 def test_settings_that_differ_are_named(tmp_path):
     """Those that are free may differ; the checkout's own path is not among what is told or kept
     (bug held down: the same command again was refused for its relative paths); a tuple is a list.
+    Of two records with one key the later counts.
     """
     settings = {"head": f"{ROOT}/checkpoints/one", "questions": 2, "trees": ("7x3x4",)}
 
     def add(settings: dict, question_id: int) -> list[str]:
         run = Run(tmp_path, settings, free={"questions"})
         run.begin_session()
-        run.add("plain", row(question_id))
+        for more in ({"text": "first"}, {}):
+            run.add("plain", row(question_id, **more))
+        assert not any("text" in record for record in run.records["plain"].values())
         assert set(run.records["plain"]) == {(i, 0) for i in range(1, question_id + 1)}
         return [session["session"] for session in run.sessions]
 

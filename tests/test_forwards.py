@@ -16,8 +16,8 @@ from eagle_fsd.models.loaded import Model
 from eagle_fsd.rules.fsd import Exact, Fsd
 from eagle_fsd.rules.price import PathRule
 from eagle_fsd.speed.forwards import forward_rows, in_turn, rows_needed, time_forwards
-from eagle_fsd.speed.pattern import Pattern, pattern_path
 from eagle_fsd.speed.profiled import peak_bytes
+from eagle_fsd.speed.speed_run import Pattern, pattern_path
 
 CPU = torch.device("cpu")
 

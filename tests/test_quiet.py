@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from eagle_fsd.config import BadInput
-from eagle_fsd.speed.quiet import check_timing_alone, load_by_others, other_processes
+from eagle_fsd.speed.clock import check_timing_alone, load_by_others, other_processes
 
 
 @contextlib.contextmanager
@@ -44,7 +44,7 @@ def test_own_work_is_no_load_of_others(monkeypatch):
         while time.perf_counter() < end:
             pass
 
-    monkeypatch.setattr("eagle_fsd.speed.quiet.time.sleep", compute)
+    monkeypatch.setattr("eagle_fsd.speed.clock.time.sleep", compute)
     loads = []
     for _ in range(3):
         own, began = time.process_time(), time.perf_counter()

@@ -86,8 +86,9 @@ def real_rounds(target, head, text: PlainText, tree: TreeConfig, rule: Rule):
     return (step.acceptance for step in steps if step.acceptance is not None)
 
 
-def test_replay_equals_decoding_round_by_round(case):
-    """Accepted drafts of every round of every tree; heads hit often enough for it to mean much."""
+def test_replay_equals_decoding_round_by_round(case, monkeypatch):
+    """Accepted drafts of every round of every tree; heads hit often enough for it to mean much.
+    Batches bound the memory and change nothing."""
     target, drafter, texts = case
     seen = []
     for text in texts:
@@ -98,11 +99,6 @@ def test_replay_equals_decoding_round_by_round(case):
             assert record["trees"][tree_name(tree)]["accepted"] == accepted
             seen += accepted
     assert {0, 1, 2} <= set(seen), "the head is too good or too bad for this test"
-
-
-def test_roots_are_replayed_alike_in_any_batch(case, monkeypatch):
-    """Batches bound the memory and change nothing."""
-    _, drafter, texts = case
     whole = replay_text(drafter, texts[0], PLAN)
     monkeypatch.setattr("eagle_fsd.drafters.growth.ROOTS_AT_ONCE", 5)
     monkeypatch.setattr("eagle_fsd.drafters.growth.READOUT_ROWS", 3)

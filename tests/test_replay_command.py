@@ -56,7 +56,6 @@ def test_command_writes_tables_and_is_extended(call, options, models, tmp_path):
         (["--arms", "exact"], "arm 'exact': replay follows fsd, and fsd-paper"),
         (["--arms", "fsd-paper:0.2,child=target"], "with child draft"),
         (["--dtype", "int8"], "unknown dtype 'int8'"),
-        (["--heads", "nowhere/head"], "nowhere/head"),
         (["--questions", "9"], "--questions must be in 1..4, got 9"),
     ],
 )

@@ -1,7 +1,6 @@
 """The report: it says what the records say, its page stands alone and trusts no answer, and
 damaged or foreign folders are told, changed by nothing."""
 
-import csv
 import json
 import shutil
 import subprocess
@@ -91,10 +90,8 @@ def test_tables_are_those_of_the_records(report_folder, page):
     categories = by_category(records)
     assert [{k: row[k] for k in categories[0]} for row in found["by_category"]] == categories
     assert found.keys() == {"arms", "by_category", "equal_speed", "accepted_drafts"}
-    with (report_folder / "tables" / "arms.csv").open(newline="") as file:
-        for mine, row in zip(csv.DictReader(file), rows, strict=True):
-            gain = row["tokens_per_round_vs_exact"]["value"]
-            assert mine["tokens_per_round_vs_exact"] == ("" if gain is None else str(gain))
+    lines = (report_folder / "tables" / "arms.csv").read_text().splitlines()
+    assert [line.split(",")[1] for line in lines[1:]] == list(ARMS)
     accepted = [len(r["tokens"]) - 1 for record in records["exact"] for r in rounds_of(record)]
     exact = found["accepted_drafts"][0]  # plain accepts none
     assert exact["at_least_2"] == pytest.approx(accepted.count(2) / len(accepted))
@@ -141,12 +138,11 @@ def test_scores_of_tasks_and_judges(run_folder, tmp_path):
     folder = run_folder / "judge" / "gpt-4"
     folder.mkdir(parents=True)
     alone = [*judged("exact", [8], [9]), *judged("plain", [6], [6])]
+    write_json(folder / "single.json", {"rows": single_rows(alone, judge="gpt-4")})
     plain = [*judged(FSD, "AB", "AA"), *judged("exact", ["tie", "tie"])]
-    rows = {"single": single_rows(alone, judge="gpt-4")}
     for name, verdicts in (("plain", plain), ("exact", judged(FSD, "BA"))):
-        rows[f"pairwise_{name}"] = pairwise_rows(verdicts, judge="gpt-4", baseline=name)
-    for name, found in rows.items():
-        write_json(folder / f"{name}.json", {"rows": found})
+        found = pairwise_rows(verdicts, judge="gpt-4", baseline=name)
+        write_json(folder / f"pairwise_{name}.json", {"rows": found})
     REPORT.main([str(run_folder), "--output", str(tmp_path / "report")])
     tables = json.loads((tmp_path / "report" / "report.json").read_text())["tables"]
     found = [(row["score"], row["arm"], row["mean"]["value"]) for row in tables["scores"]]
@@ -166,7 +162,7 @@ def test_mixed_and_sharded_sessions_are_told(run_folder):
     settings = json.loads((run_folder / "run.json").read_text())
     second = settings["sessions"][0] | {"session": "2", "device": "another", "commit": "abc+"}
     settings["sessions"].append(second | {"timed": False, "warnings": ["the machine is busy"]})
-    (run_folder / "run.json").write_text(json.dumps(settings))
+    write_json(run_folder / "run.json", settings)
     path = run_folder / "records" / "arm1.jsonl"
     write_lines(path, [row | {"session": "2"} for row in read_lines(path)[:3]])
     run = read_run(run_folder)
@@ -245,28 +241,19 @@ def traced(tmp_path_factory):
 
 @pytest.mark.processes
 def test_traces_are_the_records_rounds(traced):
-    """Tokens and fuzzy flags of every round are the record's; the path ends where it should; the
-    most likely token is as likely as the regret says."""
+    """The page has the text of every answer, and the rounds of the traced question's."""
     (run,) = Page((traced / "report" / "index.html").read_text()).data
     assert run["arms"] == ["plain", "generate", "exact", "fsd:0.6"]
     traced_question, other = run["questions"]
     assert not any("rounds" in answer[0] for answer in other["answers"])
-    records = read_run(traced / "run").records
+    found = read_run(traced / "run")
     for arm, (turn,) in zip(run["arms"], traced_question["answers"], strict=True):
-        record = records[arm][0]
+        record = found.records[arm][0]
         assert "".join(part for part, _ in turn["parts"]) == record["turns"][0]["text"]
-        for r, whole in zip(turn.get("rounds", []), rounds_of(record), strict=True):
-            nodes, path, emitted = r["nodes"], r["path"], r["emitted"]
-            assert [token["token"] for token in emitted] == whole["tokens"]
-            assert [int(token["source"] == "fuzzy") for token in emitted] == whole["fuzzy"]
-            assert len(path) == len(emitted) and emitted[-1]["source"] == "target"
-            tokens = [nodes[node]["token"] for node in path[1:]]
-            assert tokens == [token["token"] for token in emitted[:-1]]
-            assert [nodes[node]["parent"] for node in path] == [-1, *path[:-1]]
-            for token in emitted:
-                prob, best = token["target_prob"], token["best_prob"]
-                assert best == prob if token["regret"] == 0 else best >= prob
-    assert any(token for r in rounds_of(records["fsd:0.6"][0]) for token in r["fuzzy"])
+        if arm != "generate":
+            (trace,) = found.traces[arm]
+            assert turn["rounds"] == trace["turns"][0]["rounds"]
+            assert len(turn["rounds"]) == len(rounds_of(record)) > 0
 
 
 @pytest.mark.processes
@@ -312,7 +299,7 @@ def test_damaged_runs_are_told_and_the_old_report_stays(fault, run_folder, tmp_p
     """The message names folder and line; nothing of an earlier report is lost."""
     output = tmp_path / "report"
     output.mkdir()
-    (output / "report.json").write_text("{}")
+    write_json(output / "report.json", {})
     break_run, words = FAULTS[fault]
     break_run(run_folder)
     message = told(run_folder, "--output", output)
@@ -320,18 +307,14 @@ def test_damaged_runs_are_told_and_the_old_report_stays(fault, run_folder, tmp_p
     assert [path.name for path in output.iterdir()] == ["report.json"]
 
 
-def test_runs_of_different_targets_are_refused(run_folder, tmp_path):
-    """Their answers were averaged beside each other, as if they were of one model."""
+def test_what_is_refused_changes_nothing(run_folder, tmp_path):
+    """Runs of different targets (bug held down: they were averaged as if of one model); an output
+    that is another folder, a file or the run itself."""
     other = write_run(tmp_path / "other", made_run(1), target="larger")
-    message = told(run_folder, other, "--output", tmp_path / "report")
-    assert f"{run_folder} of tiny" in message and f"{other} of larger" in message
-    assert not (tmp_path / "report").exists()
-
-
-def test_report_replaces_only_reports(run_folder, tmp_path):
-    """Another folder, a file and the run itself are refused, and stay as they are."""
     (tmp_path / "thesis.txt").write_text("kept")
     before = contents(tmp_path)
+    message = told(run_folder, other, "--output", tmp_path / "report")
+    assert f"{run_folder} of tiny" in message and f"{other} of larger" in message
     for place in (tmp_path, run_folder, tmp_path / "thesis.txt"):
         assert "something else" in told(run_folder, "--output", place)
     assert "cannot write" in told(run_folder, "--output", "/proc/report")

@@ -7,15 +7,11 @@ import pytest
 from commands import ROOT, bench_options, load_command
 from transformers import LlamaConfig
 
-from eagle_fsd.speed import profiled, quiet
+from eagle_fsd.speed import clock, profiled
 
 pytestmark = pytest.mark.processes  # whole commands
 MAIN = load_command("evaluate/speed.py").main
 ARMS = ["generate", "plain", "exact", "fsd:0.3@eagle:5x2x3", "exact@lookup:10"]
-FORWARDS = [
-    *("stock", *(f"verify {width}" for width in (1, 8, 16, 24, 32, 60))),
-    *("draft 2x3", "draft 6x3", "draft level x3"),
-]
 
 
 def call(models, folder, *extra) -> dict:
@@ -50,26 +46,23 @@ def test_every_arm_is_in_every_part(finished):
     plain = found["rounds"][0]
     # of 20 tokens prefill's and the first round's are none of the others
     assert plain["round_vs_plain"] == 1 and plain["rounds"] == plain["round_tokens"] == 18
-    assert [row["forward"] for row in found["forwards"]] == FORWARDS
+    forwards = [row["forward"] for row in found["forwards"]]
+    assert forwards[0] == "stock" and forwards[-3:] == ["draft 2x3", "draft 6x3", "draft level x3"]
     text = (folder / "run" / "summary.md").read_text()
     assert "break-even" in text and "draft level x3" in text
 
 
-def test_a_finished_run_is_only_reported_again(models, finished, capsys, monkeypatch):
-    """No row is added; the report comes without loading the model. Bug held down: it was refused
-    or warned of for others at work on the machine."""
-    monkeypatch.setattr(quiet, "BUSY", -1)
+def test_only_what_is_missing_is_made(models, finished, capsys, monkeypatch):
+    """A finished run is reported again without loading the model. Bug held down: it was refused or
+    warned of for others at work on the machine. A killed one goes on: with profiles missing and one
+    torn, only those are made; a further context adds to them."""
+    monkeypatch.setattr(clock, "BUSY", -1)
     folder, found = finished
     before = files(folder)
     again = call(models, folder, "--arms", *ARMS)
     assert files(folder) == before and again["rounds"] == found["rounds"]
     said = capsys.readouterr().err.lower()
     assert "loading" not in said and "busy" not in said
-
-
-def test_a_killed_run_goes_on(models, finished):
-    """With profiles missing and one torn, only those are made; a further context adds to them."""
-    folder, _ = finished
     name = "run/rounds/records/profiles.jsonl"
     lines = (folder / name).read_text().splitlines(keepends=True)
     (folder / name).write_text(lines[0] + lines[1][:30])
@@ -88,23 +81,18 @@ BAD = {
     "context beyond positions": (["--context", "2040"], "2048"),
     "negative pattern": (["--accepted", "1", "-1"], "--accepted"),
     "no measurement": (["--step_repeats", "0"], "--step_repeats must be at least 1"),
+    "one of several": ([], "2 processes.*without a launcher"),
 }
 
 
 @pytest.mark.parametrize("fault", BAD)
-def test_bad_options_are_told(models, tmp_path, capsys, fault):
-    """Before weights load, naming the value."""
+def test_bad_options_are_told(models, tmp_path, capsys, monkeypatch, fault):
+    """Before weights load, naming the value; processes of a launcher would time each other."""
+    monkeypatch.setenv("WORLD_SIZE", "2" if fault == "one of several" else "1")
     extra, told = BAD[fault]
     with pytest.raises(SystemExit, match=f"^error: .*{told}"):
         call(models, tmp_path, *extra)
     assert "loading" not in capsys.readouterr().err.lower()
-
-
-def test_one_of_several_processes_is_refused(models, tmp_path, monkeypatch):
-    """A launcher's processes would time each other: told before anything is measured."""
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(SystemExit, match="error: 2 processes.*without a launcher"):
-        call(models, tmp_path)
     assert not (tmp_path / "run").exists()
 
 

@@ -83,18 +83,15 @@ def test_mcnemar_s_p_is_that_of_all_outcomes():
     assert 0 < mcnemar([1] * 700 + [0] * 500, [0] * 700 + [1] * 500)["p"] < 1e-7
 
 
-def test_too_few_questions():
-    """No bounds of few questions, nothing at all of none."""
+def test_what_has_no_interval():
+    """No bounds of few questions, or where one holds everything; nothing at all of none, and what
+    is not finite is no value."""
     assert mean_interval([]) == rate_interval([]) == paired_ratio([], []) == NOTHING
     assert paired_difference([], []) == NOTHING | {"detectable": None}
     for count in range(1, LEAST_QUESTIONS):
         assert mean_interval(range(count)) == NOTHING | {"value": (count - 1) / 2}
         assert paired_difference(range(count), [0] * count)["detectable"] is None
     assert mean_interval(range(LEAST_QUESTIONS))["low"] is not None
-
-
-def test_what_has_no_rate():
-    """No bounds where one question holds everything; what is not finite is no value."""
     nothing_else = [(0, 0)] * 9
     assert rate_interval([*nothing_else, (6, 2)]) == NOTHING | {"value": 3}
     assert rate_interval(nothing_else) == NOTHING

@@ -26,11 +26,12 @@ def values(row: dict, *names: str) -> list:
     return [row[n]["value"] if isinstance(row[n], dict) else row[n] for n in names]
 
 
-def test_rates_of_the_baselines():
-    """Total tokens over total seconds, per answer means, token-weighted rescoring."""
+def test_rates():
+    """Total tokens over total seconds, per answer means, token-weighted rescoring; rounds before
+    trimming, means over their tokens, ratios to exact and the ceiling."""
     rows = by_arm(HAND)
     assert list(rows) == list(HAND)
-    generate, plain = rows["generate"], rows["plain"]
+    generate, plain, exact, fuzzy = rows.values()
     assert values(generate, "questions", "answers") == [2, 3]
     assert values(generate, "tokens_per_second", "seconds_per_answer") == [6 / 4, 4 / 3]
     assert values(generate, "tokens_per_answer", "at_limit") == [2, 1 / 3]
@@ -44,12 +45,6 @@ def test_rates_of_the_baselines():
     # 3 tokens with share 1, 2 with 0.5, 5 with 1
     assert values(plain, "argmax_share", "mean_logp") == [9 / 10, pytest.approx(-12 / 10)]
     assert values(plain, "same_as_plain") == [1]
-
-
-def test_rates_of_the_arms_that_draft():
-    """Rounds before trimming, means over their tokens, ratios to exact and the ceiling."""
-    rows = by_arm(HAND)
-    exact, fuzzy = rows["exact"], rows[FSD]
     # rounds of 3, 1, 2, 2 tokens
     assert values(exact, "tokens_per_round", "rounds_per_answer") == [8 / 4, 4 / 3]
     assert values(exact, "tokens_per_round_vs_exact", "ceiling", "fuzzy_share") == [1, 1, 0]
@@ -80,12 +75,17 @@ def test_differences_to_plain():
     assert itself == {"value": 0, "low": 0, "high": 0, "detectable": 0}
 
 
-def test_without_baselines_their_ratios_are_none():
+def test_what_an_arm_does_not_have_is_none():
+    """Ratios without their baseline; all of rounds where answers ended with their first token."""
     (row,) = summarize({FSD: HAND[FSD]})
     compared = [key for key, metric in METRICS.items() if metric.of]
     assert values(row, *compared, "same_as_plain", "ceiling") == [None] * (len(compared) + 2)
     assert values(row, "tokens_per_round") == [8 / 3]
     assert ceiling(0, 3.5) == 1 and ceiling(0.25, 4) is None
+    row = by_arm({"plain": NO_ROUNDS, "exact": NO_ROUNDS})["exact"]
+    assert values(row, "tokens_per_second", "tokens_per_round", "ceiling") == [2, None, None]
+    row = by_arm({"exact": NO_ROUNDS, FSD: HAND[FSD]})[FSD]
+    assert values(row, "ceiling", "tokens_per_round_vs_exact") == [None, None]
 
 
 def test_arms_are_cut_to_the_common_questions():
@@ -158,12 +158,6 @@ def test_categories():
     assert [row["arm"] for row in by_category(records)] == [*HAND, *list(HAND)[1:]]
 
 
-def test_repetition():
-    """4-grams that are among those before: the second abcd of 5, the second abab of 4."""
-    assert repetition("abcdabcd") == pytest.approx(1 / 5) and repetition("aaaa") == 0
-    assert repetition("abababc") == pytest.approx(1 / 4) and repetition("aaa") == 0
-
-
 LONG = [*range(100, 132)]  # 32 tokens
 LOOPS = [
     ([1, 2, 3] + [7] * 16, True),
@@ -179,18 +173,13 @@ LOOPS = [
 
 @pytest.mark.parametrize(("tokens", "looping"), LOOPS)
 def test_looping(tokens, looping):
-    """A period of at most 32 tokens, three times and over 16 tokens, up to the end."""
+    """A period of at most 32 tokens, three times and over 16 tokens, up to the end. Repetition: of
+    5 4-grams the second abcd, of 4 the second abab."""
+    assert repetition("abcdabcd") == pytest.approx(1 / 5) and repetition("aaaa") == 0
+    assert repetition("abababc") == pytest.approx(1 / 4) and repetition("aaa") == 0
     assert is_looping(tokens) is looping
     goes_on = {"plain": [record(1, turn(tokens + [5], 1.0)), record(2, turn([4, 5], 1.0))]}
     assert values(summarize(goes_on)[0], "looping") == [looping / 2]  # 5 is where it stopped
-
-
-def test_answers_without_rounds():
-    """Every answer ended with its first token: lengths and speeds, nothing of rounds."""
-    row = by_arm({"plain": NO_ROUNDS, "exact": NO_ROUNDS})["exact"]
-    assert values(row, "tokens_per_second", "tokens_per_round", "ceiling") == [2, None, None]
-    row = by_arm({"exact": NO_ROUNDS, FSD: HAND[FSD]})[FSD]
-    assert values(row, "ceiling", "tokens_per_round_vs_exact") == [None, None]
 
 
 def test_what_is_not_finite_is_none():

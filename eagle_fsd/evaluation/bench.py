@@ -35,7 +35,7 @@ from eagle_fsd.models.loaded import Model
 from eagle_fsd.runs.command import ModelOptions, Processes, SamplingOptions
 from eagle_fsd.runs.folder import Run
 from eagle_fsd.runs.jsonl import append_lines, read_lines, write_lines
-from eagle_fsd.speed.quiet import check_timing_alone
+from eagle_fsd.speed.clock import check_timing_alone
 
 # what a run may be continued with, although it differs
 FREE = {"arms", "questions", "generate_questions", "num_choices", "traces"}

@@ -8,6 +8,7 @@ from pathlib import Path
 import pandas as pd
 
 from eagle_fsd.config import BadInput
+from eagle_fsd.models.assets import asset_dir
 from eagle_fsd.runs.jsonl import read_records
 
 
@@ -37,13 +38,13 @@ def check_same_questions(records: Iterable[dict], questions: list[Question]) -> 
 
 
 def read_questions(path: str | Path) -> list[Question]:
-    """The questions of a question.jsonl.
+    """The questions of a question.jsonl, by default MT-Bench's.
 
     Raises:
         BadInput: see read_records; a line lacks a key, an id occurs twice, a turn is empty.
     """
     questions: dict[int | str, Question] = {}
-    for number, row in read_records(path):
+    for number, row in read_records(path or asset_dir("mt_bench") / "question.jsonl"):
         place, row = f"{path}, line {number}", row if isinstance(row, dict) else {}
         name, turns = row.get("question_id"), row.get("turns")
         category, reference = row.get("category", "all"), row.get("reference", [])

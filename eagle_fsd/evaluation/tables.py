@@ -11,20 +11,26 @@ from eagle_fsd.evaluation.metrics import EXACT, METRICS
 from eagle_fsd.evaluation.stats import Interval
 
 Column = tuple[str, str, str]  # title, key of the row, format
+
+
+def columns(**form_by_key: str) -> list[Column]:
+    """Columns whose titles are their keys in words: tokens/round for tokens_per_round."""
+    titles = [key.replace("_per_", "/").replace("_", " ") for key in form_by_key]
+    return list(zip(titles, form_by_key, form_by_key.values(), strict=True))
+
+
 # what a judge says of pairs of answers
 PAIRWISE: tuple[Column, ...] = (
-    ("arm", "arm", "s"),
+    *columns(arm="s"),
     ("wins", "win", ".2f"),
     ("ties", "tie", ".2f"),
     ("losses", "loss", ".2f"),
     ("wins + ties / 2", "adjusted", ".2f"),
     ("less 1/2", "difference", ".2f"),
-    ("gained", "gained", "d"),
-    ("lost", "lost", "d"),
+    *columns(gained="d", lost="d"),
     ("McNemar p", "mcnemar_p", ".3f"),
     ("orders agree", "consistent", ".2f"),
-    ("questions", "questions", "d"),
-    ("verdicts", "verdicts", "d"),
+    *columns(questions="d", verdicts="d"),
 )
 ARM_WIDTH, TITLE_WIDTH = 20, 12  # of 100 on a terminal
 # metric -> what a verdict says of it
@@ -45,10 +51,10 @@ def metric_columns(table: str) -> list[Column]:
     return [(m.label, key, m.form) for key, m in METRICS.items() if table in m.tables]
 
 
-def markdown_table(rows: list[dict], columns: Sequence[Column]) -> str:
-    cells = [[cell_text(row[key], form) for _, key, form in columns] for row in rows]
+def markdown_table(rows: list[dict], shown: Sequence[Column]) -> str:
+    cells = [[cell_text(row[key], form) for _, key, form in shown] for row in rows]
     cells = [[" ".join(text.split()).replace("|", "\\|") for text in line] for line in cells]
-    titles = [title for title, _, _ in columns]
+    titles = [title for title, _, _ in shown]
     return tabulate(cells, titles, tablefmt="github", disable_numparse=True)
 
 
@@ -67,13 +73,13 @@ def cell_text(value: str | float | Interval | None, form: str) -> str:
 
 def terminal_table(rows: list[dict]) -> str:
     """The main columns without intervals, at most 100 wide."""
-    columns = metric_columns("main")
-    table = [["arm", *(title for title, _, _ in columns)]]
+    shown = metric_columns("main")
+    table = [["arm", *(title for title, _, _ in shown)]]
     for row in rows:
-        cells = [cell_text(row[key]["value"], form) for _, key, form in columns]
+        cells = [cell_text(row[key]["value"], form) for _, key, form in shown]
         table.append([row["arm"], *cells])
-    widths = [ARM_WIDTH, *(TITLE_WIDTH for _ in columns)]
-    sides = ["left", *("right" for _ in columns)]
+    widths = [ARM_WIDTH, *(TITLE_WIDTH for _ in shown)]
+    sides = ["left", *("right" for _ in shown)]
     how = {"tablefmt": "plain", "disable_numparse": True}
     return tabulate(table, maxcolwidths=widths, colalign=sides, **how)
 

@@ -1,10 +1,18 @@
-"""The clock of every measurement."""
+"""The clock of every measurement, and whether it would time this process or its neighbours."""
 
+import os
+import subprocess
+import sys
 import time
 
+import psutil
 import torch
 
+from eagle_fsd.config import BadInput
+from eagle_fsd.models.load import check_device
+
 ROUND_PHASES = ("propose", "verify", "accept", "commit", "host")
+BUSY = 0.5  # cores that others may keep busy
 
 
 def synchronized_time(device: torch.device) -> float:
@@ -35,3 +43,76 @@ class PhaseClock:
         now = synchronized_time(self._device)
         self.seconds[phase] += now - self._last
         self._last = now
+
+
+def check_one_process() -> None:
+    """Refuse a launcher's processes: they would time each other."""
+    if (count := os.environ.get("WORLD_SIZE", "1")) != "1":
+        raise BadInput(
+            f"{count} processes (WORLD_SIZE) share this machine's time: speeds are of one process "
+            "alone. Start the command without a launcher, or ask for no timing"
+        )
+
+
+def check_timing_alone(device: str) -> list[str]:
+    """Look around right before something is timed, on auto at every CUDA device.
+
+    Returns:
+        Warnings, printed too: others keep the CPU busy, or it cannot be told who is at work.
+
+    Raises:
+        BadInput: no such device, several processes, or another one has the CUDA device in use.
+    """
+    check_device(device)
+    check_one_process()
+    every = [f"cuda:{index}" for index in range(torch.cuda.device_count())]
+    devices = map(torch.device, every if device == "auto" else [device])
+    warnings = [told for one in devices if one.type == "cuda" and (told := _check_cuda(one))]
+    if (busy := load_by_others()) > BUSY:
+        warnings.append(
+            f"other processes keep {busy:.1f} cores busy: speeds will be low and vary. Wait until "
+            "the machine is idle"
+        )
+    for warning in warnings:
+        print(f"warning: {warning}", file=sys.stderr)
+    return warnings
+
+
+def load_by_others(seconds: float = 0.5) -> float:
+    """Cores' worth of time that others took, of the cores this process may run on.
+
+    A sample of now, unlike the load average, which still holds what ended a minute ago. Time that
+    a hypervisor gave away (steal) counts; children of this process count as others.
+    """
+    psutil.cpu_percent(percpu=True)  # from now on
+    own, began = time.process_time(), time.perf_counter()
+    time.sleep(seconds)
+    percents = psutil.cpu_percent(percpu=True)
+    own = (time.process_time() - own) / (time.perf_counter() - began)
+    return max(0.0, sum(percents[core] for core in os.sched_getaffinity(0)) / 100 - own)
+
+
+def _check_cuda(device: torch.device) -> str:
+    """Refuses a device that others use; a warning where that cannot be told, else ""."""
+    torch.zeros(1, device=device)  # a context of our own, so that one of the listed is us
+    query = ["nvidia-smi", f"--id=GPU-{torch.cuda.get_device_properties(device).uuid}"]
+    query += ["--query-compute-apps=pid", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(query, capture_output=True, text=True, timeout=30, check=True)
+        listed = [int(line) for line in done.stdout.split()]
+    except (OSError, ValueError, subprocess.SubprocessError) as error:
+        return f"cannot tell whether other processes use {device}: {error}"
+    if others := other_processes(listed, os.getpid()):
+        raise BadInput(
+            f"other processes use {device} (by nvidia-smi: {', '.join(map(str, others))}): speeds "
+            "would be theirs too. Wait for them, or choose another device"
+        )
+    return "" if listed else f"cannot tell who uses {device}: nvidia-smi does not list even us"
+
+
+def other_processes(listed: list[int], own: int) -> list[int]:
+    """The listed processes that are not this one. In a container the ids are the host's and ours
+    is not recognised: a single one is ours all the same."""
+    if own in listed:
+        return [process for process in listed if process != own]
+    return listed if len(listed) > 1 else []

@@ -7,39 +7,28 @@ import pandas as pd
 from eagle_fsd.config import parse_tree
 from eagle_fsd.evaluation.metrics import ceiling
 from eagle_fsd.evaluation.stats import rate_interval
-from eagle_fsd.evaluation.tables import Column, markdown_table
+from eagle_fsd.evaluation.tables import Column, columns, markdown_table
 
 # table -> its columns after the head's name, and how to read it
-TABLES: dict[str, tuple[tuple[Column, ...], str]] = {
+TABLES: dict[str, tuple[list[Column], str]] = {
     "trees": (
-        (
-            ("tree", "tree", "s"),
-            ("tokens/round", "tokens_per_round", ".2f"),
-            ("rounds", "rounds", "d"),
-            ("all positions", "all_positions", ".3f"),
-        ),
+        columns(tree="s", tokens_per_round=".2f", rounds="d", all_positions=".3f"),
         "tokens/round: as real decoding in float32; all positions: mean over every position, "
         "visited or not.",
     ),
     "levels": (
-        (
-            ("level", "level", "d"),
+        [
+            *columns(level="d"),
             ("top-1", "top1", ".3f"),
             ("top-8", "top8", ".3f"),
             ("JS", "js", ".4f"),
             ("text is argmax", "agree", ".4f"),
-        ),
+        ],
         "By drafted level, along the text below every position.",
     ),
     "rules": (
-        (
-            ("tree", "tree", "s"),
-            ("rule", "arm", "s"),
-            ("fuzzy rounds", "fuzzy_rounds", ".3f"),
-            ("tokens/walk", "tokens_per_walk", ".2f"),
-            ("fuzzy share", "fuzzy_share", ".4f"),
-            ("ceiling", "ceiling", ".2f"),
-        ),
+        columns(tree="s", arm="s", fuzzy_rounds=".3f", tokens_per_walk=".2f")
+        + columns(fuzzy_share=".4f", ceiling=".2f"),
         "First-order: each walk is followed to its first fuzzy token; behind it the text would be "
         "another. Ceiling: most that tokens/round can gain over exact.",
     ),
@@ -60,10 +49,9 @@ def tables(records: Mapping[str, Sequence[dict]]) -> dict[str, list[dict]]:
 
 def in_words(rows: Mapping[str, list[dict]]) -> str:
     """The tables that are not empty, each with a line on how to read it."""
-    head = ("head", "head", "s")
     return "\n\n".join(
-        f"{markdown_table(rows[name], (head, *columns))}\n\n{note}"
-        for name, (columns, note) in TABLES.items()
+        f"{markdown_table(rows[name], columns(head='s') + shown)}\n\n{note}"
+        for name, (shown, note) in TABLES.items()
         if rows[name]
     )
 

@@ -17,7 +17,6 @@ from eagle_fsd.evaluation.offline.texts import BEYOND, open_texts, plain_texts
 from eagle_fsd.evaluation.questions import read_questions, spread
 from eagle_fsd.evaluation.report.read_runs import RunData
 from eagle_fsd.heads.models import DraftHead
-from eagle_fsd.models.assets import asset_dir
 from eagle_fsd.models.load import load_head, load_target, load_target_config
 from eagle_fsd.models.loaded import Model
 from eagle_fsd.rules.fsd import Fsd
@@ -32,8 +31,7 @@ FREE = frozenset(("heads", "device", "questions", "texts", "output"))
 def run_replay(options: ReplayOptions) -> None:
     """Replay what is missing, and report."""
     plan = read_plan(options)
-    questions = read_questions(options.question_file or asset_dir("mt_bench") / "question.jsonl")
-    questions = spread(questions, options.questions)
+    questions = spread(read_questions(options.question_file), options.questions)
     config = load_target_config(options.target)
     heads = {name: load_head(path, config) for name, path in head_names(options.heads).items()}
     # a head that was trained on since is another one

@@ -11,6 +11,7 @@ from eagle_fsd.evaluation.report.read_runs import RunData
 from eagle_fsd.evaluation.tables import (
     PAIRWISE,
     Column,
+    columns,
     markdown_table,
     metric_columns,
     terminal_table,
@@ -21,18 +22,11 @@ from eagle_fsd.runs.jsonl import write_json
 
 Table = tuple[Sequence[Column], list[dict]]  # rows have the columns' keys, and more for the CSV
 DEPTHS = range(1, 9)  # of accepted drafts
-ARM: Column = ("arm", "arm", "s")
-QUESTIONS: Column = ("questions", "questions", "d")
-LINE: Column = ("line", "line", "s")
 OVER_EXACT: Column = ("tokens/round over exact", "gain", ".2f")
 SCORES: tuple[Column, ...] = (
-    ("score", "score", "s"),
-    ARM,
-    QUESTIONS,
-    ("mean", "mean", ".4f"),
+    *columns(score="s", arm="s", questions="d", mean=".4f"),
     ("- plain", "vs_plain", "+.4f"),
-    ("gained", "gained", "d"),
-    ("lost", "lost", "d"),
+    *columns(gained="d", lost="d"),
     ("McNemar p", "p", ".3f"),
 )
 NO_TEST = dict.fromkeys(("gained", "lost", "p"))
@@ -60,20 +54,19 @@ def run_tables(run: RunData) -> dict[str, Table]:
     several = len({row["category"] for row in run.categories}) > 1
     scores = [row | (row.get("mcnemar") or NO_TEST) | {"mcnemar": None} for row in run.scores]
     depths = [(f">= {depth}", f"at_least_{depth}", ".3f") for depth in DEPTHS]
-    judged = [("judge", "judge", "s"), ("baseline", "baseline", "s"), *PAIRWISE]
-    parts = [("category", "category", "s"), ARM, QUESTIONS, *metric_columns("categories")]
-    answers = [ARM, ("answers", "answers", "d"), *metric_columns("answers")]
-    equal = [LINE, OVER_EXACT, ("value", "value", ".3f"), *metric_columns("equal speed")]
+    parts = [*columns(category="s", arm="s", questions="d"), *metric_columns("categories")]
+    answers = columns(arm="s", answers="d") + metric_columns("answers")
+    equal = [*columns(line="s"), OVER_EXACT, *columns(value=".3f"), *metric_columns("equal speed")]
     tables: dict[str, Table] = {
-        "Arms": ([ARM, *metric_columns("main")], rows),
-        "Speed": ([ARM, QUESTIONS, *metric_columns("speed")], rows),
-        "Cost": ([ARM, *metric_columns("cost")], rows),
+        "Arms": (columns(arm="s") + metric_columns("main"), rows),
+        "Speed": (columns(arm="s", questions="d") + metric_columns("speed"), rows),
+        "Cost": (columns(arm="s") + metric_columns("cost"), rows),
         "Answers": (answers, rows),
         "By category": (parts, run.categories if several else []),
         "Equal speed": (equal, equal_speed(run.records, rows)),
         "Scores": (SCORES, scores),
-        "Pairwise": (judged, run.pairwise),
-        "Accepted drafts": ([ARM, *depths], _depth_rows(run)),
+        "Pairwise": ([*columns(judge="s", baseline="s"), *PAIRWISE], run.pairwise),
+        "Accepted drafts": ([*columns(arm="s"), *depths], _depth_rows(run)),
     }
     return {title: table for title, table in tables.items() if table[1]}
 
@@ -109,8 +102,8 @@ def report_bench(bench: Bench, *, extra: str = "", further: dict | None = None) 
     said = "\n".join(f"- {row['arm']}: {verdict(row)}" for row in rows)
     notes = [f"Note: {note}." for note in notes]
     tables = [
-        f"### {title}\n\n{NOTES[title]}\n\n{markdown_table(found, columns)}"
-        for title, (columns, found) in run_tables(run).items()
+        f"### {title}\n\n{NOTES[title]}\n\n{markdown_table(found, shown)}"
+        for title, (shown, found) in run_tables(run).items()
     ]
     text = "\n\n".join(filter(None, [title, said, plot, *tables, extra, *notes]))
     (folder / "summary.md").write_text(text + "\n", encoding="utf-8")
