@@ -170,7 +170,6 @@ BAD = {
     "no such device": (["--device", "cuda:x"], "cuda:x"),
     "the run's tree named": (["--arms", "exact", "exact@eagle:7x3x3"], "are the same"),
     "negative turns": (["--turns", -1], "--turns"),
-    "unknown rule": (["--arms", "fsdd"], "fsdd"),
     "processed at 0": (["--arms", "fsd:0.2,logits=processed"], "processed"),
     "no such target": (["--target", "nowhere/at-all"], "nowhere/at-all"),
     "budget beyond positions": (["--max_new_tokens", 3000], "2048"),
@@ -195,10 +194,15 @@ def test_a_head_of_another_model_is_told(call, models, tmp_path):
 
 
 @pytest.mark.embedded
-@pytest.mark.parametrize("script", ["mt_bench", "mt_bench_vicuna7b", "mt_bench_llama3_8b"])
+@pytest.mark.parametrize(
+    "script", ["mt_bench", "mt_bench_vicuna7b", "mt_bench_llama3_8b", "speed_cpu"]
+)
 def test_scripts_run(models, tmp_path, script):
-    """Each script sets up and runs its command from any directory; here on the tiny model."""
+    """Each script sets up and runs its command from any directory; here on the tiny model.
+    generate_compiled compiles."""
     options = [*bench_options(models, tmp_path), "--questions", 1]
+    if script == "speed_cpu":
+        options += ["--context", 40, "--arms", "plain", "generate_compiled"]
     command = ["bash", str(ROOT / "scripts" / f"{script}.sh"), *map(str, options)]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -4,6 +4,7 @@ damaged or foreign folders are told, changed by nothing."""
 import json
 import shutil
 import subprocess
+from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -139,10 +140,9 @@ def test_scores_of_tasks_and_judges(run_folder, tmp_path):
     folder.mkdir(parents=True)
     alone = [*judged("exact", [8], [9]), *judged("plain", [6], [6])]
     write_json(folder / "single.json", {"rows": single_rows(alone, judge="gpt-4")})
-    plain = [*judged(FSD, "AB", "AA"), *judged("exact", ["tie", "tie"])]
-    for name, verdicts in (("plain", plain), ("exact", judged(FSD, "BA"))):
-        found = pairwise_rows(verdicts, judge="gpt-4", baseline=name)
-        write_json(folder / f"pairwise_{name}.json", {"rows": found})
+    pairs = [*judged(FSD, "AB", "AA"), *judged("exact", ["tie", "tie"])]
+    pairs = pairwise_rows(pairs, judge="gpt-4", baseline="plain")
+    write_json(folder / "pairwise_plain.json", {"rows": pairs})
     REPORT.main([str(run_folder), "--output", str(tmp_path / "report")])
     tables = json.loads((tmp_path / "report" / "report.json").read_text())["tables"]
     found = [(row["score"], row["arm"], row["mean"]["value"]) for row in tables["scores"]]
@@ -152,7 +152,7 @@ def test_scores_of_tasks_and_judges(run_folder, tmp_path):
     assert [tables["scores"][-1][key] for key in ("gained", "lost", "p")] == [1, 2, 1.0]
     assert tables["scores"][-1]["vs_plain"]["value"] == -0.25
     pairs = [(row["baseline"], row["arm"], row["adjusted"]["value"]) for row in tables["pairwise"]]
-    assert pairs == [("exact", FSD, 0), ("plain", "exact", 0.5), ("plain", FSD, 0.75)]
+    assert pairs == [("plain", "exact", 0.5), ("plain", FSD, 0.75)]
     (folder / "single.json").write_text("{")
     assert "single.json is damaged" in told(run_folder, "--output", tmp_path / "report")
 
@@ -276,21 +276,20 @@ def test_browser_draws_answers_and_the_tree_of_a_round(traced, tmp_path):
     assert any("round 2 of" in text for text in drawn.texts["strong"])
 
 
-def set_first(run: Path, text: str) -> None:
-    path = run / "records/arm1.jsonl"
-    path.write_text("\n".join([text, *path.read_text().splitlines()[1:]]) + "\n")
+def records_of(text: str) -> Callable[[Path], int]:
+    return lambda run: (run / "records/arm1.jsonl").write_text(text + OTHER)
 
 
-STRANGE = '{"question_id": 0, "arm": "fsd_js_T0.3", "turns": []}'
+STRANGE = '{"question_id": 0, "arm": "fsd_js_T0.3", "turns": []}\n'
 OTHER = '{"question_id": "other", "arm": "exact", "turns": [], "session": "1"}\n'
 FAULTS = {
     "no such folder": (shutil.rmtree, "no run.json"),
     "old run.json": (lambda run: (run / "run.json").write_text('{"options": {}}'), "sessions"),
     "no records": (lambda run: shutil.rmtree(run / "records"), "no records"),
-    "a broken line": (lambda run: set_first(run, "{torn"), "line 1"),
-    "no turns": (lambda run: set_first(run, '{"question_id": 9, "arm": "a"}'), "lacks turns"),
-    "an unknown arm": (lambda run: set_first(run, STRANGE), "older version"),
-    "none in common": (lambda run: (run / "records/arm1.jsonl").write_text(OTHER), "answered by"),
+    "a broken line": (records_of("{torn\n"), "line 1"),
+    "no turns": (records_of('{"question_id": 9, "arm": "a"}\n'), "lacks turns"),
+    "an unknown arm": (records_of(STRANGE), "older version"),
+    "none in common": (records_of(""), "answered by"),
 }
 
 

@@ -1,10 +1,9 @@
 """evaluate/speed.py on a tiny target: a bench, rounds by context, resuming, and what it refuses."""
 
 import json
-import subprocess
 
 import pytest
-from commands import ROOT, bench_options, load_command
+from commands import bench_options, load_command
 from transformers import LlamaConfig
 
 from eagle_fsd.speed import clock, profiled
@@ -108,15 +107,3 @@ def test_random_weights_accept_what_the_pattern_says(tmp_path):
     taus = [row["tokens_per_round"]["value"] for row in found["rows"]]
     assert taus == [1, 2.5, 2.5]  # 30 tokens in 3 patterns
     assert "engine time, no quality: accepted drafts (0, 1, 2, 3)" in found["title"]
-
-
-@pytest.mark.embedded
-def test_script_runs(models, tmp_path):
-    """The script sets up and runs; generate_compiled compiles."""
-    arms = ["plain", "generate_compiled"]
-    options = [*bench_options(models, tmp_path), "--questions", 2, "--context", 40, "--arms", *arms]
-    command = ["bash", str(ROOT / "scripts" / "speed_cpu.sh"), *map(str, options)]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    found = json.loads((tmp_path / "run" / "summary.json").read_text())
-    assert [row["arm"] for row in found["rows"]] == arms

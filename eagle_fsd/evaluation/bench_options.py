@@ -6,6 +6,9 @@ from eagle_fsd.config import DEFAULT_ARM, BadInput
 from eagle_fsd.evaluation.questions import Question, spread
 from eagle_fsd.runs.command import option
 
+LEAST = {"turns": 0, "num_choices": 1, "traces": 0, "max_new_tokens": 1}
+LEAST |= {"step_repeats": 1, "context": 2, "accepted": 0}
+
 
 @dataclass
 class BenchOptions:
@@ -23,9 +26,10 @@ class BenchOptions:
     traces: int = option(0, "questions whose rounds are kept for the report, over all categories")
 
     def __post_init__(self):
-        for name, least in {"turns": 0, "num_choices": 1, "traces": 0, "max_new_tokens": 1}.items():
-            if getattr(self, name) < least:
-                raise BadInput(f"--{name} must be at least {least}, got {getattr(self, name)}")
+        for name, least in LEAST.items():
+            value = getattr(self, name, least)
+            if min(value if isinstance(value, list) else [value], default=least) < least:
+                raise BadInput(f"--{name} must be at least {least}, got {value}")
 
     def choose(self, questions: list[Question]) -> list[Question]:
         """As many as were asked for, evenly over the categories, cut to the turns asked for."""
@@ -56,10 +60,4 @@ class SpeedOptions(BenchOptions):
 
     def __post_init__(self):
         super().__post_init__()
-        if self.step_repeats < 1:
-            raise BadInput(f"--step_repeats must be at least 1, got {self.step_repeats}")
-        if any(length < 2 for length in self.context):
-            raise BadInput(f"--context must be at least 2, got {self.context}")
-        if min(self.accepted, default=0) < 0:
-            raise BadInput(f"--accepted takes counts of 0 or above, got {self.accepted}")
         self.context = sorted(set(self.context))

@@ -20,6 +20,8 @@ def columns(**form_by_key: str) -> list[Column]:
 
 
 # what a judge says of pairs of answers
+MCNEMAR: list[Column] = [*columns(gained="d", lost="d"), ("McNemar p", "p", ".3f")]
+NO_TEST = dict.fromkeys(("gained", "lost", "p"))
 PAIRWISE: tuple[Column, ...] = (
     *columns(arm="s"),
     ("wins", "win", ".2f"),

@@ -13,20 +13,13 @@ from eagle_fsd.config import BadInput
 from eagle_fsd.evaluation.arms import parse_arm
 from eagle_fsd.evaluation.questions import Question
 from eagle_fsd.evaluation.stats import mcnemar, mean_interval, paired_difference, rate_interval
-from eagle_fsd.evaluation.tables import PAIRWISE, Column, markdown_table
+from eagle_fsd.evaluation.tables import MCNEMAR, NO_TEST, PAIRWISE, columns, markdown_table
 from eagle_fsd.runs.jsonl import read_lines, write_json, write_lines
 from eagle_fsd.tasks.humaneval import bubblewrap
 from eagle_fsd.tasks.scorers import SCORERS
 
 BASELINE = "plain"  # the arms of a task share their sampling, so that there is one
-COLUMNS: tuple[Column, ...] = (
-    ("questions", "questions", "d"),
-    ("- plain", "vs_plain", "+.3f"),
-    ("gained", "gained", "d"),
-    ("lost", "lost", "d"),
-    ("McNemar p", "p", ".3f"),
-)
-NO_TEST = dict.fromkeys(("gained", "lost", "p"))
+COLUMNS = [*columns(questions="d"), ("- plain", "vs_plain", "+.3f"), *MCNEMAR]
 MATCH = ["question_id", "choice", "turn"]
 # who wins by a judge's verdict in game 1: the arm 1, the baseline -1; in game 2 the other way
 WINS = {"A": 1, "B": -1, "tie": 0}

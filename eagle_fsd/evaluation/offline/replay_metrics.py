@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 
 import pandas as pd
 
-from eagle_fsd.config import parse_tree
 from eagle_fsd.evaluation.metrics import ceiling
 from eagle_fsd.evaluation.stats import rate_interval
 from eagle_fsd.evaluation.tables import Column, columns, markdown_table
@@ -73,21 +72,18 @@ def level_rows(records: Sequence[dict]) -> list[dict]:
 
 def tree_row(records: Sequence[dict], name: str) -> dict:
     """One tree over all questions: tokens_per_round {value, low, high} (95 % interval over
-    questions) and rounds; all_positions, the same over every position instead of the visited ones;
-    accepted_share of rounds that accept at least 1, 2, .. drafts."""
+    questions) and rounds; all_positions, the same over every position, visited or not."""
     rows = [record["trees"][name] for record in records]
     counts = [count for row in rows for count in row["accepted"]]
     parts = [(sum(row["accepted"]) + len(row["accepted"]), len(row["accepted"])) for row in rows]
     positions = sum(record["tokens"] - 1 for record in records)
     anywhere = sum(row["accepted_anywhere"] for row in rows)
-    levels = range(1, parse_tree(name).tree_depth + 1)
     return {
         "tree": name,
         "questions": len(rows),
         "rounds": len(counts),
         "tokens_per_round": rate_interval(parts),
         "all_positions": anywhere / positions + 1 if positions else None,
-        "accepted_share": [sum(c >= d for c in counts) / max(1, len(counts)) for d in levels],
     }
 
 

@@ -9,6 +9,8 @@ from eagle_fsd.evaluation.curves import equal_speed, plot_curves
 from eagle_fsd.evaluation.metrics import rounds_of
 from eagle_fsd.evaluation.report.read_runs import RunData
 from eagle_fsd.evaluation.tables import (
+    MCNEMAR,
+    NO_TEST,
     PAIRWISE,
     Column,
     columns,
@@ -26,10 +28,8 @@ OVER_EXACT: Column = ("tokens/round over exact", "gain", ".2f")
 SCORES: tuple[Column, ...] = (
     *columns(score="s", arm="s", questions="d", mean=".4f"),
     ("- plain", "vs_plain", "+.4f"),
-    *columns(gained="d", lost="d"),
-    ("McNemar p", "p", ".3f"),
+    *MCNEMAR,
 )
-NO_TEST = dict.fromkeys(("gained", "lost", "p"))
 # title of a table -> how to read it
 NOTES = {
     "Arms": "In brackets 95 % intervals over questions; in parentheses the smallest true "
