@@ -23,14 +23,11 @@ from eagle_fsd.rules.guards import Cap, Floor
 # --- divergences of two rows of logits ----------------------------------------------------------
 
 
-def log_probs(logits: list[float]) -> list[float]:
-    top = max(logits)
-    total = math.fsum(math.exp(logit - top) for logit in logits)
-    return [logit - top - math.log(total) for logit in logits]
-
-
 def probs(logits: list[float]) -> list[float]:
-    return [math.exp(value) for value in log_probs(logits)]
+    top = max(logits)
+    weights = [math.exp(logit - top) for logit in logits]
+    total = math.fsum(weights)
+    return [weight / total for weight in weights]
 
 
 def kl(p: list[float], other: list[float]) -> float:
@@ -108,11 +105,7 @@ class SlowAccept:
     """
 
     def __init__(
-        self,
-        tree: DraftTree,
-        target_logits_NV: torch.Tensor,
-        policy: Policy,
-        stop: Collection[int] = (),
+        self, tree: DraftTree, logits_NV: torch.Tensor, policy: Policy, stop: Collection[int] = ()
     ):
         self.rule, self.sampling = policy.rule, policy.sampling
         self.kind = next(name for name, kind in RULES.items() if type(self.rule) is kind)
@@ -124,7 +117,7 @@ class SlowAccept:
             [c for c in nodes[1:] if parent[c] == v and (v == 0 or self.token[v] not in stop)]
             for v in nodes
         ]
-        self.target = target_logits_NV.double().tolist()
+        self.target = logits_NV.double().tolist()
         rows = tree.draft_logits_ER.double().tolist()
         self.draft = [rows[row] if row >= 0 else None for row in tree.draft_row_N.tolist()]
         self.p = [slow_p(logits, self.sampling) for logits in self.target]

@@ -4,7 +4,6 @@ A node is named by its path: the tuple of drafted tokens from the root down, () 
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -38,40 +37,25 @@ def paths(tokens: Sequence[int], parents: Sequence[int]) -> list[Path]:
     ]
 
 
-@dataclass
-class Candidate:
-    path: Path
-    score: np.float32
-
-
-@dataclass
-class Reference:
-    """What EAGLE-2 drafts: every candidate, what was expanded, and what reranking keeps."""
-
-    pool: list[Candidate]
-    expanded: list[Path]
-    kept: list[Path]
-
-
 def grow(
     logits_of: Callable[[Path], torch.Tensor], *, depth: int, top_k: int, drafts: int
-) -> Reference:
-    """Expand the `top_k` best of each level `depth` times, then keep the best `drafts` of all.
+) -> tuple[list[np.float32], list[Path], list[Path]]:
+    """What EAGLE-2 drafts: the scores of all candidates, what was expanded, what reranking keeps.
 
-    Equal scores: whoever was drafted first. Scores are float32, as the paper's values in log.
+    Expand the `top_k` best of each level `depth` times, then keep the best `drafts` of all. Equal
+    scores: whoever was drafted first. Scores are float32, as the paper's values in log.
     """
-    pool: list[Candidate] = []
+    pool: list[tuple[np.float32, Path]] = []
     expanded: list[Path] = []
-    frontier = [Candidate((), np.float32(0))]
+    frontier = [(np.float32(0), ())]
     for _ in range(depth):
         level = []
-        for node in frontier:
-            expanded.append(node.path)
-            logp_V = torch.log_softmax(logits_of(node.path).float(), dim=-1).numpy()
+        for score, path in frontier:
+            expanded.append(path)
+            logp_V = torch.log_softmax(logits_of(path).float(), dim=-1).numpy()
             tokens = sorted(range(len(logp_V)), key=lambda token: -logp_V[token])
-            for token in tokens[:top_k]:
-                level.append(Candidate((*node.path, token), node.score + logp_V[token]))
+            level += [(score + logp_V[token], (*path, token)) for token in tokens[:top_k]]
         pool += level
-        frontier = sorted(level, key=lambda candidate: -candidate.score)[:top_k]
-    best = sorted(range(len(pool)), key=lambda i: -pool[i].score)[:drafts]
-    return Reference(pool, expanded, [pool[i].path for i in sorted(best)])
+        frontier = sorted(level, key=lambda candidate: -candidate[0])[:top_k]
+    best = sorted(range(len(pool)), key=lambda i: -pool[i][0])[:drafts]
+    return [score for score, _ in pool], expanded, [pool[i][1] for i in sorted(best)]

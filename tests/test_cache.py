@@ -31,44 +31,29 @@ def stored(cache: TreeCache, *, layer: int = 0) -> list[int]:
     return [int(row) - 100 * layer for row in keys[0, 0, :, 0]]
 
 
-def test_keep_path_moves_accepted_rows_behind_the_prefix():
-    """5 committed rows and a tree of 4: keeping nodes 0 and 2 leaves rows 0-4, 5, 7; length 7."""
-    cache = TreeCache(LAYERS, capacity=11)
-    append(cache, 0, 5)
-    append(cache, 5, 4)
-    assert cache.length == 9
-    cache.keep_path(5, torch.tensor([0, 2]))
-    assert cache.length == 7
-    for layer in range(LAYERS):
-        assert stored(cache, layer=layer) == [0, 1, 2, 3, 4, 5, 7]
-    append(cache, 40, 1)  # the next row goes right behind them
-    assert stored(cache, layer=1) == [0, 1, 2, 3, 4, 5, 7, 40]
-
-
-@pytest.mark.parametrize("path", [[0], [0, 1, 2, 3], [0, 1, 3, 4], [0, 2, 3, 6], [0, 6]])
-def test_keep_path_where_source_and_destination_overlap(path):
-    """Rows are moved as if copied first: no row is overwritten before it is read."""
+@pytest.mark.parametrize("path", [[0], [0, 2], [0, 1, 2, 3], [0, 1, 3, 4], [0, 2, 3, 6], [0, 6]])
+def test_keep_path_moves_accepted_rows_behind_the_prefix(path):
+    """3 committed rows and a tree of 7. Rows are moved as if copied first, where source and
+    destination overlap too; the next row goes right behind them."""
     cache = TreeCache(LAYERS, capacity=13)
     append(cache, 0, 3)
     append(cache, 3, 7)
+    assert cache.length == 10
     cache.keep_path(3, torch.tensor(path))
-    assert stored(cache) == [0, 1, 2, *(3 + node for node in path)]
+    assert cache.length == 3 + len(path)
+    append(cache, 40, 1)
+    for layer in range(LAYERS):
+        assert stored(cache, layer=layer) == [0, 1, 2, *(3 + node for node in path), 40]
 
 
 def test_update_returns_all_valid_rows_and_only_those():
-    """Attention sees the prefix and the new rows; never the unwritten rest of the buffer."""
-    cache = TreeCache(1, capacity=17)
-    append(cache, 0, 4)
-    keys, values = cache.update(rows(4, 3), -rows(4, 3)[..., :2], 0)
-    assert keys[0, 0, :, 0].tolist() == values.neg()[0, 0, :, 0].tolist() == list(range(7))
-    assert cache.get_seq_length() == 7
-    assert cache.get_mask_sizes(2, 0) == (9, 0)
-
-
-def test_a_lower_length_forgets_the_end():
-    """Rows from `length` on are gone and overwritten by the next."""
+    """Never the unwritten rest of the buffer; a lower length forgets the end."""
     cache = TreeCache(LAYERS, capacity=9)
-    append(cache, 0, 6)
+    append(cache, 0, 4)
+    keys, values = cache.update(rows(4, 2), -rows(4, 2)[..., :2], 0)
+    assert keys[0, 0, :, 0].tolist() == values.neg()[0, 0, :, 0].tolist() == list(range(6))
+    assert cache.get_seq_length() == 6
+    assert cache.get_mask_sizes(2, 0) == (8, 0)
     cache.length = 2
     append(cache, 20, 1)
     assert stored(cache) == stored(cache, layer=1) == [0, 1, 20]

@@ -1,5 +1,6 @@
 """Divergences: against float64 references, by identity, and at the limits."""
 
+import itertools
 import math
 
 import pytest
@@ -8,36 +9,32 @@ from reference_accept import slow_divergence
 
 from eagle_fsd.decoding.divergence import ALIASES, DIVERGENCES, canonical_name, divergence
 
-FORMS = ("flat", "peaked", "one-hot", "zero-mass", "flat-peaked", "near")
 
-
-def logits_pair(form: str, vocab: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Target and draft logits [V] of one kind."""
+def logits_pairs(vocab: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Target and draft logits [V] of every kind: flat, peaked, one-hot, with zeros, both, near."""
     target_V, draft_V = torch.randn(2, vocab, generator=torch.Generator().manual_seed(0))
     hot_V = torch.full((vocab,), -math.inf).index_fill(0, torch.tensor(3), 1.5)
-    pairs = {
-        "flat": (0.1 * target_V, 0.1 * draft_V),
-        "peaked": (9 * target_V, 9 * draft_V),
-        "one-hot": (hot_V, draft_V),
+    return [
+        (0.1 * target_V, 0.1 * draft_V),
+        (9 * target_V, 9 * draft_V),
+        (hot_V, draft_V),
         # each side has zeros that the other has not, and both share one
-        "zero-mass": (
+        (
             target_V.index_fill(0, torch.tensor([1, 2]), -math.inf),
             draft_V.index_fill(0, torch.tensor([2, 4]), -math.inf),
         ),
-        "flat-peaked": (torch.zeros(vocab), 9 * draft_V),
-        "near": (target_V, target_V + 0.01 * draft_V),
-    }
-    return pairs[form]
+        (torch.zeros(vocab), 9 * draft_V),
+        (target_V, target_V + 0.01 * draft_V),
+    ]
 
 
 @pytest.mark.parametrize("vocab", [5, 9973])
-@pytest.mark.parametrize("form", FORMS)
-def test_agrees_with_float64(form, vocab):
+def test_agrees_with_float64(vocab):
     """Every divergence == the plain-Python float64 formula, in both directions; float32 result, of
     bfloat16 rows too."""
-    pair = logits_pair(form, vocab)
-    for target_V, draft_V in (pair, pair[::-1], (pair[0].bfloat16(), pair[1])):
-        for name in DIVERGENCES:
+    for one_V, other_V in logits_pairs(vocab):
+        pairs = [(one_V, other_V), (other_V, one_V), (one_V.bfloat16(), other_V)]
+        for (target_V, draft_V), name in itertools.product(pairs, DIVERGENCES):
             want = slow_divergence(name, target_V.tolist(), draft_V.tolist())
             got = divergence(name, target_V, draft_V)
             assert got.dtype == torch.float32 and got.shape == ()
@@ -66,30 +63,15 @@ def test_zero_mass_against_hand_written_numbers():
 @pytest.mark.parametrize("name", DIVERGENCES)
 def test_zero_on_equal_and_blind_to_a_shift(name):
     """D(p, p) = 0, never below; a constant added to a row's logits changes nothing."""
-    for form in FORMS:
-        for logits_V in logits_pair(form, 1009):
-            assert 0 <= divergence(name, logits_V, logits_V) < 1e-6
-            assert 0 <= divergence(name, logits_V, logits_V + 4) < 1e-5
-
-
-def test_swapped_kl_is_reversed_and_the_others_are_symmetric():
-    """KL(target || draft) with its arguments swapped is KL(draft || target)."""
-    for form in FORMS:
-        target_V, draft_V = logits_pair(form, 1009)
-        forward = divergence("kl_target_draft", target_V, draft_V)
-        assert forward == divergence("kl_draft_target", draft_V, target_V)
-        for name in ("js", "tv", "js_reference"):
-            got, swapped = divergence(name, target_V, draft_V), divergence(name, draft_V, target_V)
-            torch.testing.assert_close(got, swapped, rtol=1e-5, atol=1e-6)
+    for logits_V in itertools.chain(*logits_pairs(1009)):
+        assert 0 <= divergence(name, logits_V, logits_V) < 1e-6
+        assert 0 <= divergence(name, logits_V, logits_V + 4) < 1e-5
 
 
 def test_bounds_are_kept_and_reached():
     """js in [0, ln 2], tv in [0, 1], KL and js_reference >= 0; disjoint supports reach the tops."""
-    rows_RV = [torch.stack(pair) for form in FORMS for pair in [logits_pair(form, 101)]]
-    rows_RV += [
-        30 * torch.randn(2, 101, generator=torch.Generator().manual_seed(s)) for s in (1, 2)
-    ]
-    for target_V, draft_V in rows_RV:
+    pairs = logits_pairs(101)
+    for target_V, draft_V in [*pairs, *((9 * t, 9 * d) for t, d in pairs)]:
         value = {name: divergence(name, target_V, draft_V) for name in DIVERGENCES}
         assert all(v >= 0 for v in value.values())
         assert value["js"] <= torch.tensor(math.log(2)) and value["tv"] <= 1
@@ -100,15 +82,6 @@ def test_bounds_are_kept_and_reached():
     assert divergence("tv", *apart_2V).item() == pytest.approx(1)
     for name in ("kl_target_draft", "kl_draft_target", "js_reference"):
         assert divergence(name, *apart_2V) == math.inf
-
-
-def test_where_each_divergence_is_infinite():
-    """Mass where the other side has none: only the direction that looks there is infinite."""
-    full_V, part_V = torch.tensor([0.1, 0.2, 0.3]), torch.tensor([0.1, -math.inf, 0.3])
-    infinite = {name for name in DIVERGENCES if divergence(name, full_V, part_V) == math.inf}
-    assert infinite == {"kl_target_draft", "js_reference"}
-    infinite = {name for name in DIVERGENCES if divergence(name, part_V, full_V) == math.inf}
-    assert infinite == {"kl_draft_target", "js_reference"}
 
 
 @pytest.mark.parametrize("name", ["kl_target_draft", "kl_draft_target", "js_reference"])

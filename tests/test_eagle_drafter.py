@@ -4,12 +4,13 @@ Axes: T positions, D hidden size, F features (D or 3 D), V vocabulary.
 """
 
 import math
+from functools import cache, partial
 
 import pytest
 import reference_head
 import torch
 from reference_tree import grow, paths
-from tiny import prompt_tokens, tiny_head, tiny_target
+from tiny import tiny_head, tiny_target
 from tiny_eagle3 import HEADS, fused_target, target_and_head, tiny_head3
 
 from eagle_fsd.config import TreeConfig
@@ -29,8 +30,7 @@ def slow_logits(target: Target, head: DraftHead, tokens_T, features_TF, drafts) 
     if head.d2t is None:
         return full_V
     masked_V = torch.full_like(full_V, -math.inf)
-    for token in head.draft_token_R.tolist():
-        masked_V[token] = full_V[token]
+    masked_V[head.draft_token_R] = full_V[head.draft_token_R]
     return masked_V
 
 
@@ -60,51 +60,28 @@ def test_trees_are_those_of_the_slow_version(name, family):
                 features_TF = torch.cat([features_TF, new_TF])
             tree = drafter.propose()
             assert tree.token_N[0] == tokens_T[-1]
-            memo = {}
-
-            def logits_of(path, at=(tokens_T, features_TF), memo=memo):
-                if path not in memo:
-                    memo[path] = slow_logits(target, head, *at, list(path))
-                return memo[path]
-
-            wanted = grow(logits_of, depth=3, top_k=4, drafts=12)
+            assert tree.size == drafter.max_nodes == 13 and tree.max_depth == 3
+            logits_of = cache(partial(slow_logits, target, head, tokens_T, features_TF))
+            *_, kept = grow(logits_of, depth=3, top_k=4, drafts=12)
             node_paths = paths(tree.token_N.tolist(), tree.parent_N.tolist())
-            assert set(node_paths[1:]) == set(wanted.kept) and node_paths[0] == ()
+            assert set(node_paths[1:]) == set(kept) and node_paths[0] == ()
             if head.d2t is not None:
                 drafted = set(tree.token_N[1:].tolist())
                 assert drafted <= set(head.draft_token_R.tolist())
-            checked = 0
             for path, row in zip(node_paths, tree.draft_row_N.tolist(), strict=True):
                 if row >= 0:
-                    want_V, token_R = memo[path], tree.draft_token_R
+                    want_V, token_R = logits_of(path), tree.draft_token_R
                     want_R = want_V if token_R is None else want_V[token_R]
                     ours_R = tree.draft_logits_ER[row]
                     torch.testing.assert_close(ours_R, want_R, atol=1e-4, rtol=1e-4)
-                    checked += 1
-            assert checked >= 3
+            assert (tree.draft_row_N >= 0).sum() >= 3
             assert drafter._sequence.cache.length == tokens_T.shape[0]  # drafts leave no rows
-
-
-def test_drafted_tree_has_the_configured_shape():
-    """Exactly num_draft_tokens drafts, no deeper than tree_depth, at most max_nodes nodes."""
-    target = tiny_target("llama")
-    for config in (TreeConfig(59, 6, 10), TreeConfig(7, 3, 4), TreeConfig(5, 5, 1)):
-        drafter = EagleDrafter(tiny_head(target), target, config)
-        drafter.reset(40)
-        with torch.inference_mode():
-            drafter.observe(torch.randn(5, 40), torch.tensor(prompt_tokens(5)))
-            tree = drafter.propose()
-        assert tree.size == drafter.max_nodes == config.num_draft_tokens + 1
-        assert tree.depth_N.max() <= config.tree_depth == tree.max_depth
-        assert tree.draft_logits_ER.shape == (config.num_expanded, target.vocab_size)
 
 
 def test_heads_targets_and_trees_that_do_not_match_are_refused():
     """Features of other layers, and trees wider than the draft vocabulary; before anything runs."""
     with pytest.raises(ValueError, match=r"reads hidden states \(2, 3, 4\).*\(1, 2, 3\)"):
         EagleDrafter(tiny_head3(), fused_target(layers=(1, 2, 3)), TreeConfig(3, 2, 2))
-    with pytest.raises(ValueError, match=r"reads hidden states \(2, 3, 4\)"):
-        EagleDrafter(tiny_head3(), fused_target(layers=()), TreeConfig(3, 2, 2))
     head = tiny_head3(draft_vocab_size=3)
     with pytest.raises(ValueError, match="branch_top_k 4 is more than the draft vocabulary 3"):
         EagleDrafter(head, fused_target(), TreeConfig(4, 1, 4))

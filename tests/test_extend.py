@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from answers import run
 from tiny import NoisyTargetDrafter, prompt_tokens, randomize, tiny_target
 
 from eagle_fsd.config import BadInput, SamplingConfig, TreeConfig
 from eagle_fsd.decoding.columns import COLUMNS, divergence_column
 from eagle_fsd.decoding.divergence import DIVERGENCES, divergence
-from eagle_fsd.decoding.drafter import RootDrafter
 from eagle_fsd.decoding.loop import DecodeConfig, StopConfig, decode
 from eagle_fsd.drafters import DRAFTERS
 from eagle_fsd.drafters.eagle import EagleDrafter
@@ -42,15 +42,15 @@ def run_block(name: str) -> dict:
     return namespace
 
 
-def answer(target, text: str, *, temperature: float = 0.0, seed: int = 0):
+def answer(target, text: str, *, temperature: float = 0.0):
     """An arm's answer on a tiny target whose drafts are often accepted."""
     arm = parse_arm(text)
-    drafter = NoisyTargetDrafter(target, TreeConfig(7, 3, 3), noise=1.0, seed=seed)
+    drafter = NoisyTargetDrafter(target, TreeConfig(7, 3, 3), noise=1.0)
     if arm.drafter.needs_head is False:
         drafter = arm.build_drafter(None)
     policy = arm.policy(SamplingConfig(temperature), record="full")
-    config = DecodeConfig(policy, StopConfig(40), seed)
-    return decode(target, drafter, prompt_tokens(9, seed=seed), config)
+    config = DecodeConfig(policy, StopConfig(40))
+    return decode(target, drafter, prompt_tokens(9), config)
 
 
 def test_a_rule_with_a_parameter_and_a_state(target, monkeypatch):
@@ -102,9 +102,8 @@ def test_a_divergence(target, monkeypatch):
 
 def test_a_drafter(target, monkeypatch):
     monkeypatch.setitem(DRAFTERS, "repeat", run_block("drafter")["RepeatSettings"])
-    plain = answer(target, "exact")
     again = answer(target, "exact@repeat:4")
-    assert again.tokens == plain.tokens
+    assert again.tokens == answer(target, "exact").tokens
     assert all(len(r.tokens) <= 5 for r in again.rounds)
 
 
@@ -134,13 +133,10 @@ def test_a_scorer(monkeypatch):
 def test_a_head(target, monkeypatch, tmp_path):
     """Written, loaded and checked against the target, it drafts; exact decoding stays plain's."""
     monkeypatch.setitem(HEAD_TYPES, "gated", run_block("head")["GatedHead"])
-    config = head_shape(target.model.config, head_type="gated")
-    head = build_head(config).eval()
+    head = build_head(head_shape(target.model.config, head_type="gated")).eval()
     randomize(head, seed=3, scale=1.0)
     write_head(tmp_path / "head", head, dtype=None)
     loaded = load_head(tmp_path / "head", target.model.config)
     drafter = EagleDrafter(loaded, target, TreeConfig(7, 3, 3))
-    arm = parse_arm("exact")
-    config = DecodeConfig(arm.policy(SamplingConfig()), StopConfig(24))
-    drafted = decode(target, drafter, prompt_tokens(9), config)
-    assert drafted.tokens == decode(target, RootDrafter(), prompt_tokens(9), config).tokens
+    drafted = run(target, drafter, prompt_tokens(9), budget=40)
+    assert drafted.tokens == answer(target, "exact").tokens

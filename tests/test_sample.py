@@ -16,13 +16,6 @@ from eagle_fsd.decoding.tree import DraftTree
 from eagle_fsd.rules.children import Random
 from eagle_fsd.rules.fsd import Exact, Fsd, FsdPaper
 
-SAMPLINGS = [
-    SamplingConfig(temperature=temperature, top_k=top_k, top_p=top_p)
-    for temperature in (0.3, 1.0, 2.0)
-    for top_k in (0, 1, 5, 1000)
-    for top_p in (1.0, 0.9, 1e-6)
-]
-
 
 def random_logits(rows: int, vocab: int, seed: int = 0) -> torch.Tensor:
     return 2 * torch.randn(rows, vocab, generator=torch.Generator().manual_seed(seed))
@@ -53,7 +46,8 @@ def test_p_is_the_reference_s():
     """P of all tokens by hand; it sums to 1; removed tokens have 0; what is drawn has not."""
     logits_RV = random_logits(13, 37, seed=1)
     logits_RV[5, ::3] = -math.inf
-    for sampling in [*SAMPLINGS, SamplingConfig()]:
+    settings = itertools.product((0.3, 1.0, 2.0), (0, 1, 5, 1000), (1.0, 0.9, 1e-6))
+    for sampling in [SamplingConfig(), *itertools.starmap(SamplingConfig, settings)]:
         prob_RV = next_token_probs(logits_RV, sampling)
         drawn_R = draw(logits_RV, torch.full((13,), 0.5), sampling)
         assert drawn_R.dtype == torch.int64 and prob_RV.dtype == torch.float32
@@ -112,15 +106,15 @@ def test_inverse_cdf_is_exact_over_a_large_vocabulary():
 DRAWS = 2500
 
 
-@pytest.fixture(scope="module", params=[SamplingConfig(1.0), SamplingConfig(0.7, top_p=0.9)])
-def exact_draws(request):
-    """The first two tokens of 2,500 texts by `exact`, and the first round's accepted drafts.
+@pytest.mark.parametrize("sampling", [SamplingConfig(1.0), SamplingConfig(0.7, top_p=0.9)])
+def test_exact_emits_and_accepts_what_the_target_says(sampling):
+    """First token and first two tokens of 2,500 texts by chi-square; the first round's accepted
+    drafts by z-test: E[accepted | tree] = sum over drafts of the product of P along the path.
 
     The target is a Markov chain over 7 tokens, from token 0; a round that ends after one token is
     followed by another, with fresh uniforms. So whatever the trees hold, the first two tokens are
     distributed as P(a | 0) P(b | a). Only some tokens are drafted, so that rounds end both ways.
     """
-    sampling = request.param
     logits_VV = random_logits(7, 7, seed=6)
     trees = [
         DraftTree.from_parents(
@@ -141,21 +135,11 @@ def exact_draws(request):
         pairs.append(tuple(text[1:3]))
         accepted.append(drafts[0])
     law_VV = [slow_p(logits, sampling) for logits in logits_VV.tolist()]
-    return law_VV, trees[0], pairs, accepted
-
-
-def test_exact_emits_what_the_target_says(exact_draws):
-    """First token and first two tokens of `exact` against the target's, by chi-square."""
-    law_VV, _, pairs, _ = exact_draws
     first = Counter(a for a, _ in pairs)
     assert chi_square_p(first, dict(enumerate(law_VV[0]))) > 1e-4
     both = {(a, b): law_VV[0][a] * law_VV[a][b] for a in range(7) for b in range(7)}
     assert chi_square_p(Counter(pairs), both) > 1e-4
-
-
-def test_exact_accepts_as_many_drafts_as_the_target_says(exact_draws):
-    """E[accepted drafts | tree] = sum over drafts of the product of P along the path, by z-test."""
-    law_VV, tree, _, accepted = exact_draws
+    tree = trees[0]
     token, parent, reach = tree.token_N.tolist(), tree.parent_N.tolist(), [1.0]
     for node in range(1, tree.size):
         reach.append(reach[parent[node]] * law_VV[token[parent[node]]][token[node]])
@@ -208,14 +192,6 @@ FIRST_TOKENS = {
 }
 
 
-def first_two(slow: SlowAccept) -> dict[tuple[int, ...], float]:
-    """The distribution of a round's first two tokens."""
-    found = defaultdict(float)
-    for tokens, p in slow.round_distribution().items():
-        found[tokens[:2]] += p
-    return dict(found)
-
-
 @pytest.mark.parametrize("kind, child", [*FIRST_TOKENS, (Random, "target"), (Random, "deepest")])
 def test_fuzzy_rules_emit_their_distributions_exactly(kind, child):
     """That of a round's first two tokens, with no sampling error, where D passes and where not;
@@ -234,13 +210,15 @@ def test_fuzzy_rules_emit_their_distributions_exactly(kind, child):
     policy = Policy(rule, SamplingConfig(1.0), record="full")
     for passing in ({0, 2}, {0, 3})[: 1 if kind is Random else 2]:
         round_ = judged(tree, passing), logits_NV
-        slow, got = SlowAccept(*round_, policy), defaultdict(float)
+        slow, got, want = SlowAccept(*round_, policy), defaultdict(float), defaultdict(float)
+        for tokens, p in slow.round_distribution().items():
+            want[tokens[:2]] += p
         for first, second in cells:
             uniform_S3 = torch.tensor([first, second, (0.3, 0.6, 0.5)])
             accepted, _ = accept(*round_, uniform_S3, policy=policy)
             assert accepted.tv == pytest.approx([slow.tv(v) for v in accepted.path], abs=1e-6)
             got[tuple(accepted.tokens[:2])] += 1 / len(cells)
-        assert dict(got) == pytest.approx(first_two(slow), abs=1e-6), passing
+        assert dict(got) == pytest.approx(dict(want), abs=1e-6), passing
         if passing == {0, 2} and kind is not Random:
             by_hand = FIRST_TOKENS[kind, child]
             for token in range(7):

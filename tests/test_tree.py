@@ -3,6 +3,7 @@
 Axes: N nodes, V vocabulary, K branch_top_k.
 """
 
+import functools
 import random
 from collections.abc import Callable
 
@@ -40,25 +41,20 @@ def random_config(rng: random.Random) -> TreeConfig:
     return TreeConfig(rng.randint(depth, pool), depth, top_k)
 
 
-class PathLogits:
+def path_logits(
+    seed: int, *, tied: bool = False, scale: float = 1.0, dtype: torch.dtype = torch.float32
+) -> Callable[[reference.Path], torch.Tensor]:
     """Logits as a function of the path alone; `tied` takes every row from three permutations of the
     same distinct numbers: no ties within a row, many between sums along different paths."""
+    generator, rng = torch.Generator().manual_seed(seed), random.Random(seed)
+    choices = [0.25 * torch.randperm(V, generator=generator) for _ in range(3)]
 
-    def __init__(self, seed: int, *, tied: bool = False, scale: float = 1.0, dtype=torch.float32):
-        self.generator = torch.Generator().manual_seed(seed)
-        self.rng = random.Random(seed)
-        self.scale, self.dtype = scale, dtype
-        self.rows: dict[reference.Path, torch.Tensor] = {}
-        self.choices = [torch.randperm(V, generator=self.generator) for _ in range(3)] * tied
+    @functools.cache
+    def logits_of(path: reference.Path) -> torch.Tensor:
+        row_V = rng.choice(choices) if tied else scale * torch.randn(V, generator=generator)
+        return row_V.to(dtype)
 
-    def __call__(self, path: reference.Path) -> torch.Tensor:
-        if path not in self.rows:
-            if self.choices:
-                row_V = self.rng.choice(self.choices) * 0.25
-            else:
-                row_V = self.scale * torch.randn(V, generator=self.generator)
-            self.rows[path] = row_V.to(self.dtype)
-        return self.rows[path]
+    return logits_of
 
 
 def test_tables_of_a_tree_written_by_hand():
@@ -106,39 +102,39 @@ def test_tables_match_the_reference_on_random_trees():
         parents = [0] + [rng.randint(max(0, node - reach), node - 1) for node in range(1, size)]
         parent_N = torch.tensor(parents)
         slack = rng.randint(0, 3)  # max_depth is an upper bound only
-        tree = DraftTree(
-            torch.arange(size),
-            parent_N,
-            torch.full((size,), -1),
-            torch.empty(0, 0),
-            max_depth=max(reference.depths(parents)) + slack,
-        )
+        depth = max(reference.depths(parents))
+        tensors = (torch.arange(size), parent_N, torch.full((size,), -1), torch.empty(0, 0))
+        tree = DraftTree(*tensors, max_depth=depth + slack)
         assert tree.depth_N.tolist() == reference.depths(parents)
         assert tree.ancestor_NN.tolist() == reference.ancestor_table(parents)
         made = DraftTree.from_parents(range(size), parents)
         assert torch.equal(made.ancestor_NN, tree.ancestor_NN)
-        assert made.max_depth == max(reference.depths(parents))
+        assert made.max_depth == depth
 
 
 @pytest.mark.parametrize("tied", [False, True])
 def test_growth_matches_the_reference(tied):
-    """Expansion and reranking == EAGLE-2 with Python loops, on 150 trees, ties included."""
+    """Expansion and reranking == EAGLE-2 with Python loops, on 150 trees, ties included; a node's
+    draft row holds the logits that were given for its own path."""
     rng = random.Random(int(tied))
     ties = 0
     for seed in range(150):
-        config, logits_of = random_config(rng), PathLogits(seed, tied=tied)
-        want = reference.grow(
-            logits_of,
-            depth=config.tree_depth,
-            top_k=config.branch_top_k,
-            drafts=config.num_draft_tokens,
+        config, logits_of = random_config(rng), path_logits(seed, tied=tied)
+        depth, top_k = config.tree_depth, config.branch_top_k
+        scores, expanded, kept = reference.grow(
+            logits_of, depth=depth, top_k=top_k, drafts=config.num_draft_tokens
         )
         tree, run = grow(logits_of, config)
-        assert run == want.expanded
-        assert tree_paths(tree) == [(), *want.kept]
+        assert run == expanded
+        assert tree_paths(tree) == [(), *kept]
         assert tree.depth_N.tolist() == [len(path) for path in tree_paths(tree)]
         assert tree.token_N[0] == 5
-        ties += len(want.pool) - len({candidate.score for candidate in want.pool})
+        ties += len(scores) - len(set(scores))
+        assert tree.draft_logits_ER.shape == (config.num_expanded, V)
+        for path, row in zip(tree_paths(tree), tree.draft_row_N.tolist(), strict=True):
+            assert (row >= 0) == (path in run)
+            assert row < 0 or torch.equal(tree.draft_logits_ER[row], logits_of(path))
+        assert (tree.draft_row_N[tree.parent_N] >= 0).all()  # whoever has children has a row
     assert ties > 300 if tied else ties < 15
 
 
@@ -150,7 +146,7 @@ def test_no_orphans_when_half_precision_drafts_are_peaked(dtype, scale):
     config = TreeConfig(23, 5, 4)
     tied_with_parent = 0
     for seed in range(50):
-        logits_of = PathLogits(seed, scale=scale, dtype=dtype)
+        logits_of = path_logits(seed, scale=scale, dtype=dtype)
         tree, run = grow(logits_of, config)
         score = {(): np.float32(0)}
         pool = []
@@ -159,6 +155,7 @@ def test_no_orphans_when_half_precision_drafts_are_peaked(dtype, scale):
             best = np.sort(logp_V)[::-1][: config.branch_top_k]
             pool += [score[path] + logp for logp in best]
             score |= {(*path, token): score[path] + logp_V[token] for token in range(V)}
+        assert tree.draft_logits_ER.dtype == dtype
         kept = tree_paths(tree)
         assert len(set(kept)) == tree.size == 24
         assert {path[:-1] for path in kept[1:]} <= set(run)
@@ -166,21 +163,6 @@ def test_no_orphans_when_half_precision_drafts_are_peaked(dtype, scale):
         tied_with_parent += sum(score[path] == score[path[:-1]] for path in kept[1:])
         assert sorted(score[path] for path in kept[1:]) == sorted(pool)[-23:]
     assert tied_with_parent > 50
-
-
-def test_draft_row_belongs_to_its_node():
-    """draft_logits_ER[draft_row_N[i]] are the logits that were given for node i's own path."""
-    rng = random.Random(7)
-    for seed in range(30):
-        config, logits_of = random_config(rng), PathLogits(seed, dtype=torch.bfloat16)
-        tree, run = grow(logits_of, config)
-        assert tree.draft_logits_ER.shape == (config.num_expanded, V)
-        assert tree.draft_logits_ER.dtype == torch.bfloat16
-        for path, row in zip(tree_paths(tree), tree.draft_row_N.tolist(), strict=True):
-            assert (row >= 0) == (path in run)
-            if row >= 0:
-                assert torch.equal(tree.draft_logits_ER[row], logits_of(path))
-        assert (tree.draft_row_N[tree.parent_N] >= 0).all()  # whoever has children has a row
 
 
 @pytest.mark.parametrize("parents", [[1, 0], [0, 2, 0], [0, 1], [0, -1]])

@@ -13,7 +13,6 @@ import pytest
 import torch
 from reference_accept import (
     chi_square_p,
-    probs,
     random_round,
     slow_divergence,
     slow_draw,
@@ -53,7 +52,7 @@ def random_rows(seed: int, sampling: SamplingConfig, reduced: bool) -> Rows:
 def slow_column(name: str, target: list[float], draft: list[float] | None, sampling):
     """A column's value at a place, or of all tokens, in float64; for processed divergences the
     draft comes after the filters."""
-    p, raw = slow_p(target, sampling), probs(target)
+    p, raw = slow_p(target, sampling), slow_p(target, WARM)
     if name in DIVERGENCES or name.endswith("_processed"):
         if draft is None:
             return math.nan
@@ -70,7 +69,7 @@ def slow_column(name: str, target: list[float], draft: list[float] | None, sampl
         "regret": lambda: [math.log(max(raw) / x) for x in raw],
         "supported": lambda: [float(x > -math.inf) for x in slow_filter(target, warm)],
         "draft_logit": lambda: draft,
-        "draft_prob": lambda: probs(draft),
+        "draft_prob": lambda: slow_p(draft, WARM),
     }[name]()
 
 

@@ -5,17 +5,7 @@ Weights are scaled up: argmax then varies from token to token.
 """
 
 import torch
-from transformers import (
-    AutoModelForCausalLM,
-    Gemma3TextConfig,
-    LlamaConfig,
-    MistralConfig,
-    MixtralConfig,
-    PretrainedConfig,
-    PreTrainedModel,
-    Qwen2Config,
-    Qwen3Config,
-)
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from eagle_fsd.config import TreeConfig
 from eagle_fsd.decoding.target import Target
@@ -40,25 +30,24 @@ SIZES = {
     "eos_token_id": None,
     "pad_token_id": None,
 }
+WIDE = SIZES | {"head_dim": 14}
 MIXED = ["sliding_attention", "full_attention", "sliding_attention"]
+for_model = AutoConfig.for_model
 FAMILIES = {
-    "llama": lambda: LlamaConfig(**SIZES, head_dim=14),
-    "qwen2": lambda: Qwen2Config(**SIZES),
-    "qwen2_sliding": lambda: Qwen2Config(
-        **SIZES, use_sliding_window=True, sliding_window=WINDOW, max_window_layers=1
+    "llama": lambda: for_model("llama", **WIDE),
+    "qwen2": lambda: for_model("qwen2", **SIZES),
+    "qwen2_sliding": lambda: for_model(
+        "qwen2", **SIZES, use_sliding_window=True, sliding_window=WINDOW, max_window_layers=1
     ),
-    "qwen3": lambda: Qwen3Config(**SIZES, head_dim=14),
-    "mistral": lambda: MistralConfig(**SIZES, head_dim=14, sliding_window=None),
-    "mistral_sliding": lambda: MistralConfig(**SIZES, head_dim=14, sliding_window=WINDOW),
+    "qwen3": lambda: for_model("qwen3", **WIDE),
+    "mistral": lambda: for_model("mistral", **WIDE, sliding_window=None),
+    "mistral_sliding": lambda: for_model("mistral", **WIDE, sliding_window=WINDOW),
     # torch's grouped matmul wants rows of 16 bytes, so no prime here
-    "mixtral": lambda: MixtralConfig(
-        **SIZES | {"intermediate_size": 52},
-        head_dim=14,
-        num_local_experts=5,
-        num_experts_per_tok=2,
+    "mixtral": lambda: for_model(
+        "mixtral", **WIDE | {"intermediate_size": 52}, num_local_experts=5, num_experts_per_tok=2
     ),
-    "gemma3": lambda: Gemma3TextConfig(
-        **SIZES, head_dim=14, query_pre_attn_scalar=14, sliding_window=WINDOW, layer_types=MIXED
+    "gemma3": lambda: for_model(
+        "gemma3_text", **WIDE, query_pre_attn_scalar=14, sliding_window=WINDOW, layer_types=MIXED
     ),
 }
 SLIDING = ("qwen2_sliding", "mistral_sliding", "gemma3")
