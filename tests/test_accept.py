@@ -30,14 +30,9 @@ BY_DIVERGENCE = [Fsd, FsdPaper]
 
 
 def outcome(
-    round_: tuple,
-    rule: Rule,
-    sampling: SamplingConfig = GREEDY,
-    guards: tuple[Guard, ...] = (),
-    record: str = "full",
-    **rest,
+    round_: tuple, rule: Rule, sampling=GREEDY, guards: tuple[Guard, ...] = (), **rest
 ) -> Acceptance:
-    return accept(*round_, policy=Policy(rule, sampling, guards, record), **rest)[0]
+    return accept(*round_, policy=Policy(rule, sampling, guards, record="full"), **rest)[0]
 
 
 def children_for(sampling: SamplingConfig) -> list[str]:
