@@ -19,6 +19,22 @@ def models(tmp_path_factory):
     return write_target(folder / "target", layers=2), write_random_head(folder / "head")
 
 
+@pytest.fixture(scope="session")
+def target(tmp_path_factory):
+    """The folder of a tiny random target."""
+    from tiny_folder import write_target
+
+    return write_target(tmp_path_factory.mktemp("target"))
+
+
+@pytest.fixture(scope="session")
+def data(tmp_path_factory):
+    """A file of dialogues for train_head.py."""
+    from training_runs import write_data
+
+    return write_data(tmp_path_factory.mktemp("data") / "data.jsonl.gz")
+
+
 @pytest.fixture
 def call(capsys, monkeypatch):
     """Calls a command's main in this process, such as call("evaluate/mt_bench.py", *options), and

@@ -28,35 +28,21 @@ THREE = SIZES | {"draft_vocab_size": R}
 Q, DOWN = "layers.0.self_attn.q_proj.weight", "layers.0.mlp.down_proj.weight"
 
 
-def without(values: dict, *keys: str) -> dict:
-    return {key: value for key, value in values.items() if key not in keys}
-
-
-def spoilt(key: str, value: float) -> dict[str, torch.Tensor]:
-    """Good weights but for one number."""
-    tensors = eagle_tensors()
-    tensors[key].view(-1)[5] = value
-    return tensors
-
-
+SPOILT = eagle_tensors()
+SPOILT[DOWN].view(-1)[5] = torch.nan
 # fault -> changes of an EAGLE-1/2 head's tensors, a part of the error
 EAGLE_WEIGHTS = {
     "extra keys": (
         {"lm_head.weight": torch.zeros(V, D), "d2t": torch.ones(5)},
         'Unexpected key(s) in state_dict: "d2t", "lm_head.weight"',
     ),
-    "input norm": ({"layers.0.input_layernorm.weight": torch.zeros(D)}, "input_layernorm.weight"),
     "transposed": (
         {DOWN: torch.zeros(M, D)},
         f"for {DOWN}: copying a param with shape torch.Size([{M}, {D}]) from checkpoint, the shape "
         f"in current model is torch.Size([{D}, {M}])",
     ),
     "whole numbers": ({DOWN: torch.zeros(D, M).to(torch.int8)}, f"{DOWN} has dtype torch.int8"),
-    "NaN": (spoilt(DOWN, torch.nan), f"{DOWN} is NaN or infinite at 1 of {D * M} places"),
-    "minus infinity": (
-        {key: tensor.half() for key, tensor in spoilt(Q, -torch.inf).items()},
-        f"{Q} is NaN or infinite at 1 of {D * D} places",
-    ),
+    "NaN": (SPOILT, f"{DOWN} is NaN or infinite at 1 of {D * M} places"),
 }
 # the same of an EAGLE-3 head
 EAGLE3_WEIGHTS = {
@@ -76,7 +62,7 @@ FAULTS: dict[str, tuple[dict, dict, str]] = {
     **{name: (THREE, eagle3_tensors() | new, told) for name, (new, told) in EAGLE3_WEIGHTS.items()},
     "missing keys": (
         SIZES,
-        without(eagle_tensors(), Q, "fc.bias"),
+        {key: tensor for key, tensor in eagle_tensors().items() if key not in (Q, "fc.bias")},
         f'Missing key(s) in state_dict: "fc.bias", "{Q}"',
     ),
     "d2t of a full vocabulary": (SIZES | {"draft_vocab_size": V}, FULL, '"d2t"'),
@@ -105,11 +91,8 @@ def test_weights_that_are_no_heads_are_refused_by_name(tmp_path, fault):
 CONFIGS = [
     (SIZES | {"head_type": "medusa"}, "head_type 'medusa' is unknown; known: eagle, eagle3"),
     (THREE | {"feature_layers": [1, 2]}, "a head fuses three layers, got (1, 2)"),
-    (THREE | {"eagle_aux_hidden_state_layer_ids": [2, "8", 16]}, "feature_layers"),
     (SIZES | {"hidden_size": "24"}, "expected int, got str"),
     (SIZES | {"num_attention_heads": 5}, "not a multiple of the number of attention heads (5)"),
-    (SIZES | {"num_attention_heads": 0}, "ZeroDivisionError"),
-    (SIZES | {"rope_scaling": "linear"}, "rope_parameters"),
     (SIZES | {"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "low_freq_factor"),
     ({}, "another target: its hidden_size is 4096, not 24"),  # upstream's defaults
     (SIZES | {"vocab_size": 43}, "its vocab_size is 43, not 41"),
@@ -120,7 +103,7 @@ CONFIGS = [
     (SPECFORGE | {"norm_output": False}, "norm_output False is not supported"),
     (with_layer(SPECULATORS3, mlp_bias=True), "mlp_bias True is not supported"),
     (with_layer(SPECULATORS3, layer_types=["sliding_attention"]), "layer_types with sliding"),
-    (without(SPECULATORS3, "norm_before_residual"), "speculators takes false for it, vLLM true"),
+    (SPECULATORS3 | {"norm_before_residual": None}, "speculators takes false for it, vLLM true"),
     (SPECULATORS3 | {"speculators_model_type": "dflash"}, "head_type 'dflash' is unknown"),
     ("{", "JSONDecodeError"),
     ("[1, 2]", "AttributeError"),
@@ -148,12 +131,9 @@ def test_absent_heads_are_named(tmp_path):
     "name, content",
     [
         ("model.safetensors", b"\x09\x00\x00\x00\x00\x00\x00\x00not json"),
-        ("model.safetensors", b""),
         ("pytorch_model.bin", b"not a pickle"),
         ("pytorch_model.bin", b"h\x07."),
-        ("pytorch_model.bin", b""),
         ("pytorch_model.bin", {7: torch.zeros(2)}),
-        ("pytorch_model.bin", [torch.zeros(2)]),
     ],
 )
 def test_files_that_cannot_be_read_are_named(tmp_path, name, content):

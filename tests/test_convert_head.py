@@ -1,14 +1,14 @@
-"""The command that converts draft heads, end to end on folders."""
+"""The command that converts draft heads, end to end on folders; and the draft vocabulary: what the
+assistant wrote most often, and a head confined to it."""
 
-import json
-import runpy
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from commands import load_command, write_rows
 from head_files import SPECULATORS3, eagle3_tensors, renamed, save
 from safetensors.torch import load_file
+from tiny import tiny_head
 from tiny_folder import write_random_head, write_target
 
 from eagle_fsd.config import TreeConfig
@@ -16,19 +16,22 @@ from eagle_fsd.decoding.tree import DraftTree
 from eagle_fsd.drafters.eagle import EagleDrafter
 from eagle_fsd.heads.files import read_head, write_head
 from eagle_fsd.heads.head_config import HeadConfig
-from eagle_fsd.heads.models import DraftHead, Eagle3Head
+from eagle_fsd.heads.models import (
+    DraftHead,
+    answer_counts,
+    build_head,
+    coverage,
+    cut_vocabulary,
+    frequent_tokens,
+)
 from eagle_fsd.models.load import load_head, load_target, load_target_config
+from eagle_fsd.runs.command import run_command
+from eagle_fsd.training.data import Dialogue
 
-COMMAND = Path(__file__).parent.parent / "train" / "convert_head.py"
 
-
-def convert(**options) -> None:
-    """Run the command; a list is an option with several values."""
-    values = {k: v if isinstance(v, list) else [v] for k, v in options.items()}
-    arguments = [text for k, v in values.items() for text in (f"--{k}", *map(str, v))]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", [str(COMMAND), *arguments])
-        runpy.run_path(str(COMMAND), run_name="__main__")
+def convert(*arguments: object) -> None:
+    command = load_command("train/convert_head.py")
+    run_command(command.convert, [command.ConvertOptions], list(map(str, arguments)))
 
 
 @pytest.fixture(scope="module")
@@ -38,10 +41,8 @@ def folder(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("convert")
     write_target(folder / "target")
     write_random_head(folder / "eagle")
-    torch.manual_seed(3)
-    sizes = {"hidden_size": 32, "intermediate_size": 44, "num_attention_heads": 4}
-    kind = {"vocab_size": 258, "head_type": "eagle3", "draft_vocab_size": 19}
-    head = Eagle3Head(HeadConfig(**sizes, **kind, feature_layers=(1, 2, 3)))
+    kind = {"head_type": "eagle3", "draft_vocab_size": 19, "feature_layers": (1, 2, 3)}
+    head = tiny_head(hidden_size=32, vocab_size=258, seed=3, **kind)
     head.set_draft_tokens(torch.arange(3, 60, 3))
     write_head(folder / "eagle3", head)
     rows = [
@@ -50,7 +51,7 @@ def folder(tmp_path_factory) -> Path:
         {"input_ids": [5, 5, 7, 258], "loss_mask": [0, 0, 1, 1]},
     ]
     for name, row in zip(("some", "more", "strange"), rows, strict=True):
-        (folder / f"{name}.jsonl").write_text(json.dumps(row) + "\n")
+        write_rows(folder / f"{name}.jsonl", row)
     return folder
 
 
@@ -62,8 +63,9 @@ def test_another_layout_becomes_ours(tmp_path, capsys):
     theirs = renamed(tensors, {"midlayer.": "layers.0."})
     save(tmp_path / "theirs", SPECULATORS3 | fused, theirs, "bin")
     count = sum(t.numel() for t in tensors.values() if t.is_floating_point())
-    for name, options in (("same", {}), ("half", {"dtype": "float16"})):
-        convert(head=tmp_path / "theirs", output=tmp_path / name, **options)
+    for name, options in (("same", ()), ("half", ("--dtype", "float16"))):
+        paths = ("--head", tmp_path / "theirs", "--output", tmp_path / name)
+        convert(*paths, *options)
         said = capsys.readouterr().out
         assert "EAGLE-3 head; layout: speculators; fused layers [2, 16, 29]" in said
         assert f"{count:,} parameters" in said
@@ -100,9 +102,9 @@ def drafted(target_folder: Path, head: DraftHead) -> DraftTree:
 def test_a_draft_vocabulary(folder, tmp_path, capsys, kind, token_R, rows, told):
     """Of several files; weights as they were; other tokens are never drafted, and draft logits are
     the former ones' columns."""
-    data = [folder / "some.jsonl", folder / "more.jsonl"]
-    output = tmp_path / "out"
-    convert(head=folder / kind, output=output, draft_vocab=4, data=data)
+    data, output = [folder / "some.jsonl", folder / "more.jsonl"], tmp_path / "out"
+    paths = ("--head", folder / kind, "--output", output, "--data", *data)
+    convert(*paths, "--draft_vocab", 4)
     said = capsys.readouterr().out
     assert f"draft vocabulary: {told[0]} that the head drafted, {told[1]}" in said
     assert f"{told[2]} of them do not occur" in said
@@ -117,24 +119,70 @@ def test_a_draft_vocabulary(folder, tmp_path, capsys, kind, token_R, rows, told)
     torch.testing.assert_close(tree.draft_logits_ER[0], former.draft_logits_ER[0, rows])
 
 
-DATA = {"data": "some.jsonl"}
-
-
 @pytest.mark.parametrize(
     "options, message",
     [
-        ({"output": "eagle"}, "--output eagle holds a config.json already"),
-        ({"head": "target"}, "the draft head in target does not fit: Error(s) in loading"),
-        (DATA, "--draft_vocab and --data, files of answers, go together"),
-        ({"draft_vocab": 259, **DATA}, "a draft vocabulary of 259 must be 1 to 258 tokens"),
-        ({"draft_vocab": 20, **DATA, "head": "eagle3"}, "a draft vocabulary of 20 must be 1 to 19"),
-        ({"draft_vocab": 4, "data": "strange.jsonl"}, "strange.jsonl, line 1: expected lists"),
+        ("--output eagle", "--output eagle holds a config.json already"),
+        ("--head target", "the draft head in target does not fit: Error(s) in loading"),
+        ("--data some.jsonl", "--draft_vocab and --data, files of answers, go together"),
+        ("--draft_vocab 259 --data some.jsonl", "a draft vocabulary of 259 must be 1 to 258"),
+        ("--draft_vocab 4 --data strange.jsonl", "strange.jsonl, line 1: expected lists"),
     ],
 )
 def test_errors_are_one_line(folder, monkeypatch, options, message):
     """What cannot be done ends in `error: ...` and writes nothing."""
     monkeypatch.chdir(folder)
     with pytest.raises(SystemExit) as error:
-        convert(**{"head": "eagle", "output": "out"} | options)
+        convert("--head", "eagle", "--output", "out", *options.split())
     assert str(error.value).startswith(f"error: {message}") and "\n" not in str(error.value)
     assert not Path("out").exists()
+
+
+# --- which tokens ---------------------------------------------------------------------------------
+
+
+def dialogue(prompt: list[int], answer: list[int]) -> Dialogue:
+    return Dialogue(prompt + answer, [False] * len(prompt) + [True] * len(answer))
+
+
+# answers: 7 three times, 2 and 9 twice, 11 and 4 once; 5 only in prompts
+DIALOGUES = [dialogue([5, 5, 5, 5], [7, 9, 7, 2]), dialogue([5, 1], [11, 9, 7, 2, 4])]
+COUNTS = answer_counts(DIALOGUES)
+
+
+@pytest.mark.parametrize(
+    ("among", "size", "wanted"),
+    [
+        (range(13), 2, [2, 7]),  # 2 and 9 are equal: the lower id
+        (range(13), 3, [2, 7, 9]),
+        (range(13), 5, [2, 4, 7, 9, 11]),
+        (range(13), 8, [0, 1, 2, 3, 4, 7, 9, 11]),  # filled from below; 5 is prompt alone
+        ([1, 4, 6, 9, 12], 3, [1, 4, 9]),  # of some tokens: others fill nothing up
+        ([1, 4, 6, 9, 12], 5, [1, 4, 6, 9, 12]),
+    ],
+)
+def test_the_most_frequent_tokens_of_answers(among, size, wanted):
+    """Ascending, ties to the lower id, filled up from below, whatever the data's order."""
+    for data in (DIALOGUES, DIALOGUES[::-1]):
+        token_R = frequent_tokens(answer_counts(data), size, torch.tensor(among))
+        assert token_R.dtype == torch.int64 and token_R.tolist() == wanted
+
+
+def test_coverage():
+    """Of the assistant's tokens, each as often as it was written; prompts do not count."""
+    assert COUNTS == {7: 3, 2: 2, 9: 2, 4: 1, 11: 1}
+    assert coverage(COUNTS, torch.tensor([2, 7])) == pytest.approx(5 / 9)
+    assert coverage(COUNTS, torch.arange(13)) == 1.0
+    unanswered = answer_counts([Dialogue([1, 2], [False, False])])
+    assert coverage(unanswered, torch.tensor([1])) == 0.0
+
+
+@pytest.mark.parametrize("kind", ["eagle", "eagle3"])
+def test_cutting_a_head_over_all_tokens(kind):
+    """d2t appears, and EAGLE-3's lm_head shrinks."""
+    sizes = {"hidden_size": 8, "intermediate_size": 11, "num_attention_heads": 2, "vocab_size": 13}
+    head = build_head(HeadConfig(**sizes, head_type=kind))
+    cut = cut_vocabulary(head, torch.tensor([0, 5, 12]))
+    assert cut.d2t.tolist() == [0, 4, 10]
+    if kind == "eagle3":
+        assert torch.equal(cut.lm_head.weight, head.lm_head.weight[[0, 5, 12]])

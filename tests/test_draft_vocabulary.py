@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tiny import prompt_tokens, tiny_head, tiny_target
-from tiny_eagle3 import draft_tokens
+from tiny import prompt_tokens
+from tiny_eagle3 import draft_tokens, target_and_head
 
 from eagle_fsd.config import BadInput, SamplingConfig, TreeConfig
 from eagle_fsd.decoding.acceptance import Policy, accept
@@ -70,9 +70,7 @@ def test_mass_outside_the_draft_vocabulary_counts(measure, logits, child):
 @pytest.mark.parametrize("name", DIVERGENCES)
 def test_a_threshold_that_can_never_pass_is_refused(name):
     """Told before any token; T = 0 and infinity may be."""
-    target = tiny_target("llama")
-    head = tiny_head(target, draft_vocab_size=11)
-    head.set_draft_tokens(draft_tokens(11))
+    target, head = target_and_head("eagle, 37 tokens")
     drafter = EagleDrafter(head, target, TreeConfig(5, 2, 3))
 
     def rounds(rule: Rule) -> int:
@@ -84,5 +82,5 @@ def test_a_threshold_that_can_never_pass_is_refused(name):
     if name not in INFINITE_OUTSIDE:
         assert rounds(late) == rounds(always)
         return
-    with pytest.raises(BadInput, match=f"divergence {name} is infinite .* 11 tokens only"):
+    with pytest.raises(BadInput, match=f"divergence {name} is infinite .* 37 tokens only"):
         rounds(late)

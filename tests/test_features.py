@@ -69,15 +69,12 @@ def test_kept_rows_are_not_computed_again(tmp_path, texts):
 
 
 def test_states_of_other_targets_lie_apart(tmp_path, texts):
-    """Other weights, other layers: each finds its own in a folder that they share."""
+    """Other weights, other layers: each finds its own in a folder that they share. (A file in its
+    place ended in a traceback.)"""
     for target in (tiny_target("llama"), tiny_target("llama", seed=1), fused()):
         for _ in range(2):
             assert_right(TargetStates(target, tmp_path), texts[:2])
     assert len(list(tmp_path.iterdir())) == 3
-
-
-def test_a_file_where_the_folder_should_be(tmp_path, texts):
-    """It ended in a traceback."""
     (tmp_path / "kept").write_text("mine")
     with pytest.raises(BadInput, match="--features"):
         TargetStates(tiny_target("llama"), tmp_path / "kept").of(texts[:1])

@@ -3,12 +3,14 @@
 Axes: T positions, D hidden size, F = 3 D features, N nodes, V vocabulary.
 """
 
+import copy
+
 import pytest
 import reference_head
 import torch
 from head_files import eagle_tensors, save
 from reference_tree import paths
-from tiny import FAMILIES, prompt_tokens, tiny_head, tiny_target
+from tiny import FAMILIES, prompt_tokens, tiny_head
 from tiny_eagle3 import HEADS, LAYERS, fused_target, target_and_head, tiny_head3
 
 from eagle_fsd.config import TreeConfig
@@ -37,7 +39,6 @@ EAGLE = {
     "llama3": BASE
     | {"num_key_value_heads": 2, "rope_theta": 500000.0, "bias": False, "rms_norm_eps": 0.5},
     "qwen2": BASE | {"num_key_value_heads": 1, "qkv_bias": True, "rope_theta": 1000000.0},
-    "linear rope": BASE | {"rope_scaling": {"type": "linear", "factor": 4.0}},
     "two layers": BASE | {"num_hidden_layers": 2, "num_key_value_heads": 2},
 }
 
@@ -116,11 +117,8 @@ def test_features_are_the_targets_hidden_states(family):
 def test_half_precision_head_keeps_float32_angles():
     """A bfloat16 head over distances of 2,000 positions is as near to float32 as over 6. (Upstream
     casts its cosines with the head, which blurs far positions.)"""
-    target = tiny_target("llama")
-    half = tiny_head(target, rope_theta=500000.0).bfloat16()
-    rounded = tiny_head(target, rope_theta=500000.0)  # the same weights, float32 arithmetic
-    for parameter in rounded.parameters():
-        parameter.copy_(parameter.bfloat16())
+    half = tiny_head(rope_theta=500000.0).bfloat16()
+    rounded = copy.deepcopy(half).float()  # the same weights, float32 arithmetic
     generator = torch.Generator().manual_seed(0)
     feature, embedding = torch.randn(2, 1, 7, 40, generator=generator).bfloat16()
     errors = []

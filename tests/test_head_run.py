@@ -9,25 +9,13 @@ from itertools import pairwise
 import pytest
 import torch
 from tiny import prompt_tokens, tiny_head, tiny_target
-from tiny_eagle3 import draft_tokens, fused_target, tiny_head3
+from tiny_eagle3 import target_and_head, tiny_head3
 
 from eagle_fsd.config import BadInput, TreeConfig
 from eagle_fsd.drafters.eagle import EagleDrafter
 from eagle_fsd.training.data import Dialogue
 from eagle_fsd.training.features import TargetStates
 from eagle_fsd.training.head_run import expected_tokens_per_round, start_from_head
-
-
-def setting(kind: str):
-    """A target and a head that is right often enough to count."""
-    if kind == "eagle3":
-        return fused_target(), tiny_head3(draft_vocab_size=37)
-    target = tiny_target("llama")
-    size = 37 if kind == "eagle part" else None
-    head = tiny_head(target, scale=0.3, draft_vocab_size=size)
-    if size:
-        head.set_draft_tokens(draft_tokens(size))
-    return target, head
 
 
 def answered(target, *lengths: int) -> Dialogue:
@@ -45,23 +33,23 @@ def answered(target, *lengths: int) -> Dialogue:
 
 def taken(drafted, answer: list[int]) -> int:
     """How far a tree follows an answer, node by node."""
-    node = depth = 0
-    while depth < len(answer):
+    node = 0
+    for depth, token in enumerate(answer):
         children = [n for n in range(1, drafted.size) if drafted.parent_N[n] == node]
-        fitting = [n for n in children if drafted.token_N[n] == answer[depth]]
+        fitting = [n for n in children if drafted.token_N[n] == token]
         if not fitting:
-            break
-        node, depth = fitting[0], depth + 1
-    return depth
+            return depth
+        node = fitting[0]
+    return len(answer)
 
 
-@pytest.mark.parametrize("kind", ["eagle", "eagle part", "eagle3"])
+@pytest.mark.parametrize("kind", ["eagle", "eagle, 37 tokens", "eagle3, 37 tokens"])
 @pytest.mark.parametrize("tree", [TreeConfig(3, 3, 1), TreeConfig(15, 3, 6)], ids=str)
 @torch.no_grad()
 def test_tokens_per_round_are_what_decoding_emits(kind, tree):
     """Round by round with a drafter, over the target's own greedy answers, from every root that
     has a whole tree's depth of answer left; None where no answer has."""
-    target, head = setting(kind)
+    target, head = target_and_head(kind, scale=0.3)
     turns = [(4, 16), (5, 2, 3, 19)]
     dialogues = [answered(target, *lengths) for lengths in turns]
     states = TargetStates(target)
@@ -97,10 +85,8 @@ def test_a_head_of_another_shape_gives_what_fits():
 
 @pytest.mark.parametrize(("ours", "theirs"), [(None, 37), (37, 37), (37, None), (23, 37)])
 def test_an_eagle3_lm_head_goes_by_token(ours, theirs):
-    """The same row number is another token in another draft vocabulary.
-
-    (Where both had as many tokens, rows were copied by number.)
-    """
+    """The same row number is another token in another draft vocabulary. (Where both had as many
+    tokens, rows were copied by number.)"""
     head, other = tiny_head3(draft_vocab_size=ours), tiny_head3(draft_vocab_size=theirs, seed=1)
     before = {key: tensor.clone() for key, tensor in head.state_dict().items()}
     left = start_from_head(head, other)

@@ -14,12 +14,7 @@ from tiny_eagle3 import draft_tokens, tiny_head3
 
 from eagle_fsd.decoding.divergence import divergence as divergence_of
 from eagle_fsd.training import losses
-from eagle_fsd.training.losses import (
-    DISTRIBUTION_LOSSES,
-    Objective,
-    distribution_losses,
-    unroll,
-)
+from eagle_fsd.training.losses import DISTRIBUTION_LOSSES, Objective, distribution_losses, unroll
 from eagle_fsd.training.recipe import Recipe
 
 S, M, D, R = 3, 11, 7, 13
@@ -41,9 +36,9 @@ def obvious(name: str, logp: torch.Tensor, logq: torch.Tensor) -> torch.Tensor:
 def random_inputs(dtype=torch.float32):
     """Arguments of distribution_losses before the mix; the head's own lm_head is another."""
     generator = torch.Generator().manual_seed(0)
-    hidden_SMD = torch.randn(S, M, D, generator=generator).to(dtype)
-    target_MD = torch.randn(M, D, generator=generator).to(dtype)
-    rows_RD = torch.randn(R, D, generator=generator).to(dtype)
+    shapes = [(S, M, D), (M, D), (R, D)]
+    drawn = [torch.randn(shape, generator=generator).to(dtype) for shape in shapes]
+    hidden_SMD, target_MD, rows_RD = drawn
     own_RD = torch.randn(R, D, generator=generator)  # it stays float32 in training
     return hidden_SMD, own_RD, target_MD, rows_RD, torch.rand(S, M, generator=generator)
 
@@ -140,17 +135,6 @@ def test_bounds_of_far_distributions():
         assert torch.isfinite(grad_SMD).all() and grad_SMD[0, 1] == 0, name
 
 
-def test_one_position_by_hand():
-    """Two tokens, target (3/4, 1/4), draft (1/2, 1/2): ln 2, slope 1/2 - 3/4 times the weight."""
-    rows_RD = torch.tensor([[1.0], [0.0]])
-    hidden_SMD, target_MD = torch.zeros(1, 1, 1), torch.tensor([[math.log(3)]])
-    inputs = (hidden_SMD, rows_RD, target_MD, rows_RD, torch.full((1, 1), 0.5))
-    total, value_K, grad_SMD, _ = with_gradients(distribution_losses, inputs, {"ce": 4.0})
-    assert value_K.item() == pytest.approx(0.5 * math.log(2))
-    assert total.item() == pytest.approx(2 * math.log(2))
-    assert grad_SMD.item() == pytest.approx(-0.25 * 2)
-
-
 def test_bfloat16_rows(monkeypatch):
     """A half-precision lm_head: losses in float32, gradients near, in the dtype of their inputs."""
     monkeypatch.setattr(losses, "CHUNK_ELEMENTS", 4 * R)
@@ -194,8 +178,8 @@ def batch(objective) -> tuple[torch.Tensor, ...]:
     return *parts, mask_BT
 
 
-def gradients(objective: Objective, total: torch.Tensor) -> list[torch.Tensor]:
-    return list(torch.autograd.grad(total, list(objective.parameters())))
+def gradients(objective: Objective, total: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    return torch.autograd.grad(total, list(objective.parameters()))
 
 
 def near(got, wanted) -> None:
@@ -231,26 +215,21 @@ def test_shares_of_batches_sum_to_the_steps_mean(objective, batch):
     counted = int(batch[-1].sum())
     total, parts = objective(*batch, counted)
     for split in ([1, 4], [2, 1, 1, 1]):  # the last but one is row 3, which is empty
-        shares = [
-            objective(*share, counted)
-            for share in zip(*(t.split(split) for t in batch), strict=True)
-        ]
+        parted = zip(*(t.split(split) for t in batch), strict=True)
+        shares = [objective(*share, counted) for share in parted]
         summed = sum(share for share, _ in shares)
         near([summed], [total])
         near([sum(own[name] for _, own in shares) for name in parts], parts.values())
         near(gradients(objective, summed), gradients(objective, objective(*batch, counted)[0]))
 
 
-def test_a_batch_where_nothing_counts_has_a_gradient_of_zero(objective, batch):
-    """Every parameter takes part, which distributed training needs; no NaN."""
-    total, parts = objective(*batch[:3], batch[3] & False, 1)
+def test_what_does_not_count_changes_nothing(objective, batch):
+    """Targets outside the mask, and everything behind the last position that counts. Where nothing
+    counts every parameter takes part, which distributed training needs; no NaN."""
+    feature, embedding, hidden, mask = batch
+    total, parts = objective(feature, embedding, hidden, mask & False, 1)
     assert total == 0 and all(part == 0 for part in parts.values())
     assert all(grad.eq(0).all() for grad in gradients(objective, total))
-
-
-def test_what_does_not_count_changes_nothing(objective, batch):
-    """Targets outside the mask, and everything behind the last position that counts."""
-    feature, embedding, hidden, mask = batch
     mask[:, 9:] = False
     before = objective(feature, embedding, hidden, mask, 7)
     feature[:, 9:], embedding[:, 9:], hidden[~mask] = 9.0, -9.0, 1e3

@@ -15,7 +15,6 @@ import pytest
 import torch
 from commands import ROOT, write_rows
 from commands import rows as lines
-from tiny_folder import write_target
 from training_runs import TALKS, content, made, write_talks
 from training_runs import data_options as options
 from training_runs import make_data as main
@@ -29,8 +28,8 @@ pytestmark = pytest.mark.processes  # whole commands
 
 
 @pytest.fixture(scope="module")
-def target(tmp_path_factory):
-    return write_target(tmp_path_factory.mktemp("target"), layers=2)
+def target(models):
+    return models[0]
 
 
 @pytest.fixture(scope="module")
@@ -38,12 +37,25 @@ def data(tmp_path_factory):
     return write_talks(tmp_path_factory.mktemp("data"))
 
 
+def scaled(target: Path, folder: Path, end: float) -> Path:
+    """The target with the logits of its end token scaled."""
+    shutil.copytree(target, folder, dirs_exist_ok=True)
+    model = LlamaForCausalLM.from_pretrained(folder)
+    model.lm_head.weight.data[1] *= end
+    model.save_pretrained(folder)
+    return folder
+
+
 @pytest.fixture(scope="module")
-def bare(target, tmp_path_factory):
-    """A target without a chat template, and without weights."""
-    folder = tmp_path_factory.mktemp("bare") / "target"
-    ignored = shutil.ignore_patterns("*.safetensors", "chat_template.jinja")
-    return Path(shutil.copytree(target, folder, ignore=ignored))
+def terse(target, tmp_path_factory):
+    """A target whose own turns end soon."""
+    return scaled(target, tmp_path_factory.mktemp("terse"), end=3.0)
+
+
+@pytest.fixture(scope="module")
+def mute(target, tmp_path_factory):
+    """A target that never ends what it says."""
+    return scaled(target, tmp_path_factory.mktemp("mute"), end=0.0)
 
 
 def summary(output: Path) -> dict:
@@ -93,11 +105,8 @@ def test_own_turns_and_answers(tmp_path, terse, capsys):
     more = content(tmp_path)
     assert len(more) == 9 and {number: more[number] for number in first} == first
     assert summary(tmp_path)["seconds"] >= told["seconds"] > 0
-
-
-def test_a_token_budget_is_met_about(tmp_path, terse):
-    main(options(terse, tmp_path, "--answer_tokens", "300", "--batch_size", "4"))
-    assert 260 <= summary(tmp_path)["answer_tokens"] <= 380
+    main(options(terse, tmp_path / "more", "--answer_tokens", "300", "--batch_size", "4"))
+    assert 260 <= summary(tmp_path / "more")["answer_tokens"] <= 380
 
 
 def test_conversations_are_rewritten_turn_by_turn(tmp_path, target, data):
@@ -163,27 +172,6 @@ def test_what_the_template_refuses_is_dropped(tmp_path, target):
     assert 0 < len(kept) < 8 and not any(kept.values())
 
 
-def changed(target: Path, folder: Path, end: float) -> Path:
-    """The target with the logits of its end token scaled."""
-    shutil.copytree(target, folder)
-    model = LlamaForCausalLM.from_pretrained(folder)
-    model.lm_head.weight.data[1] *= end
-    model.save_pretrained(folder)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def terse(target, tmp_path_factory):
-    """A target whose own turns end soon."""
-    return changed(target, tmp_path_factory.mktemp("terse") / "target", end=3.0)
-
-
-@pytest.fixture(scope="module")
-def mute(target, tmp_path_factory):
-    """A target that never ends what it says."""
-    return changed(target, tmp_path_factory.mktemp("mute") / "target", end=0.0)
-
-
 def test_minutes_hold_while_the_first_batch_runs(tmp_path, mute):
     """Answers under way are cut at the limit: two minutes took as long as the longest answer."""
     began = time.monotonic()
@@ -193,13 +181,9 @@ def test_minutes_hold_while_the_first_batch_runs(tmp_path, mute):
     assert time.monotonic() - began < 20
     rows = made(tmp_path / "data")
     assert 0 < len(rows) <= 64 and not all(row["finished"] for row in rows)
-
-
-def test_a_user_turn_cut_by_the_clock_is_asked_again(tmp_path, mute):
-    """It is no dropped one."""
+    # a user's turn that the clock cuts is no dropped one
     with pytest.raises(SystemExit, match="no dialogue was made .none dropped"):
-        main(options(mute, tmp_path, "--minutes", "0.0005"))
-    assert not list(tmp_path.glob("records/*"))
+        main(options(mute, tmp_path / "none", "--minutes", "0.0005"))
 
 
 def test_a_source_that_yields_nothing_stops_with_advice(tmp_path, target, mute):
@@ -212,30 +196,26 @@ def test_a_source_that_yields_nothing_stops_with_advice(tmp_path, target, mute):
 
 BAD = {
     "no end": ((), "source self has no end"),
-    "missing file": (("--sources", "gone.jsonl"), "unknown source 'gone.jsonl'"),
     "weight": (("--sources", "self=0"), "self=0.*positive weight"),
-    "temperature": (("--temperatures", "-1"), "--temperatures must be 0 or more"),
     "positions": (("--max_prompt_tokens", "2040"), "exceed the target's 2048 positions"),
     "batch": (("--batch_size", "-4"), "--batch_size must be 1 or more"),
     "dtype": (("--dtype", "int4"), "unknown --dtype 'int4'"),
-    "device": (("--device", "gpu"), "unknown device 'gpu'"),
     "exclude": (("--exclude", "gone.jsonl"), "gone.jsonl"),
-    "target": (("--target", "nowhere/none"), "unknown target"),
     "template": ((), "no chat template"),
     "output below a file": (("--output", "/etc/hostname/data"), "cannot write to"),
 }
 
 
 @pytest.mark.parametrize("fault", BAD)
-def test_bad_input_is_one_plain_line(tmp_path, target, bare, monkeypatch, fault):
+def test_bad_input_is_one_plain_line(tmp_path, target, fault):
     """Before any weight is loaded, and with nothing written."""
-    monkeypatch.chdir(tmp_path)
-    target = bare if fault == "template" else target
+    left_out = ["*.safetensors"] + ["chat_template.jinja"] * (fault == "template")
+    bare = shutil.copytree(target, tmp_path / "bare", ignore=shutil.ignore_patterns(*left_out))
     more, message = BAD[fault]
     limit = () if fault == "no end" else ("--dialogues", "3")
     with pytest.raises(SystemExit, match=f"^error: .*{message}"):
-        main(options(target, tmp_path / "data", *limit, *more))
-    assert not list(tmp_path.iterdir())
+        main(options(bare, tmp_path / "data", *limit, *more))
+    assert not (tmp_path / "data").exists()
 
 
 def test_two_processes_that_are_killed_go_on_as_one(tmp_path, terse, data):

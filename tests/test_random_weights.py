@@ -70,14 +70,12 @@ def test_drafts_that_cannot_be_made_are_refused(tmp_path):
             generate(model, "Say a.", arm=arm)
 
 
-def test_heads_that_are_none_are_refused():
+def test_names_that_are_none_are_refused(tmp_path, monkeypatch):
+    """Of heads and of targets, and what does not fit into memory."""
     words = {"medusa": "known: eagle, eagle3", "eagle:many": "random:TYPE:TOKENS.*eagle:many"}
     for name, told in (words | {"eagle3:308": "less than the target's 307 tokens"}).items():
         with pytest.raises(BadInput, match=told):
             load_head(f"random:{name}", tiny_config())
-
-
-def test_targets_that_are_none_are_refused(tmp_path, monkeypatch):
     with pytest.raises(BadInput, match="unknown target 'random:llama-9'.*llama-3.1-8b"):
         load_target_config("random:llama-9")
     tiny_config().save_pretrained(tmp_path)

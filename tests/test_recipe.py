@@ -34,14 +34,10 @@ def test_rate_over_the_budget(schedule):
     assert recipe.rate(1.0) == recipe.rate(1.3) == pytest.approx(2e-4)  # the clock ran over
     rates = [recipe.rate(0.2 + 0.8 * i / 50) for i in range(51)]
     assert rates == sorted(rates, reverse=True)
-
-
-@pytest.mark.parametrize("warmup", [0.0, 1.0])
-def test_no_warm_up_and_nothing_else(warmup):
-    """Shares of 0 and 1: the peak at once, or only at the end."""
-    recipe = Recipe(learning_rate=3.0, warmup=warmup, final_rate=0.0)
-    assert recipe.rate(0.0) == 3.0 * (1 - warmup)
-    assert all(0 <= recipe.rate(i / 10) < math.inf for i in range(12))
+    for warmup in (0.0, 1.0):  # the peak at once, or only at the end
+        recipe = Recipe(learning_rate=3.0, warmup=warmup, final_rate=0.0)
+        assert recipe.rate(0.0) == 3.0 * (1 - warmup)
+        assert all(0 <= recipe.rate(i / 10) < math.inf for i in range(12))
 
 
 def test_step_weights():
@@ -67,13 +63,10 @@ def test_a_preset_with_changes():
         ("eagle9", "'eagle9'.*unrolled"),
         ("eagle,l2=1", "'l2'.*feature"),
         ("eagle,noise", "noise is a number"),
-        ("eagle,ce=x", "ce is a number"),
         ("eagle,unroll_steps=1.5", "unroll_steps is a number"),
         ("eagle,schedule=step", "'step'"),
         ("eagle3,ce=0", "no loss has a weight"),
-        ("eagle,ce=-1", "ce must be 0 to"),
         ("eagle,learning_rate=nan", "learning_rate"),
-        ("eagle,step_decay=1.1", "step_decay"),
     ],
 )
 def test_what_is_wrong_is_told_by_name(text, told):

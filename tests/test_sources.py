@@ -1,4 +1,5 @@
-"""Conversations in all their forms, malformed ones, and the order in which sources are drawn."""
+"""Conversations in all their forms, malformed ones, and the order in which sources are drawn; and
+benchmark prompts are found in whatever dress, and nothing else is."""
 
 import gzip
 import json
@@ -7,9 +8,18 @@ from itertools import islice
 
 import pytest
 
-from eagle_fsd.models.assets import cut_to_whole_records
+from eagle_fsd.evaluation.questions import read_questions
+from eagle_fsd.models.assets import asset_dir, cut_to_whole_records
 from eagle_fsd.runs.jsonl import read_records
-from eagle_fsd.training.prompts import draw_candidates, parse_record, parse_weights, read_source
+from eagle_fsd.training.prompts import (
+    HASHES,
+    Benchmarks,
+    draw_candidates,
+    fingerprints,
+    parse_record,
+    parse_weights,
+    read_source,
+)
 
 U, A, S = ({"role": role, "content": role[0]} for role in ("user", "assistant", "system"))
 
@@ -33,20 +43,13 @@ FORMS = {
 MALFORMED = {
     "begins with an answer": sharegpt(("gpt", "a"), ("human", "u")),
     "two users": sharegpt(("human", "u"), ("human", "u")),
-    "two answers": {"messages": [U, A, A]},
     "system in the middle": {"messages": [U, S, A]},
-    "system alone": {"messages": [S]},
-    "no turns": sharegpt(),
     "unknown role": sharegpt(("human", "u"), ("tool", "a")),
     "empty turn": sharegpt(("human", " \n"), ("gpt", "a")),
     "turn is no text": {"messages": [{"role": "user", "content": [{"type": "text"}]}]},
     "turn without a text": {"conversations": [{"from": "human"}]},
-    "empty text": "",
     "number": 7,
-    "null": None,
     "other keys": {"instruction": "u"},
-    "prompt is no text": {"prompt": ["u"]},
-    "empty turns": {"turns": []},
     "turn of turns is empty": {"turns": ["u", ""]},
 }
 
@@ -59,7 +62,7 @@ def test_forms_and_malformed_records():
         assert parse_record(record) is None, fault
 
 
-@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.json", "a.json.gz"])
+@pytest.mark.parametrize("name", ["a.jsonl", "a.json.gz"])
 def test_files(tmp_path, name):
     """Lines and lists, gzipped or not; U+2028 within a text ends no line; blank lines are none."""
     records = ["one\u2028two", {"prompt": "u"}, {"strange": 1}]
@@ -76,9 +79,7 @@ def test_files(tmp_path, name):
 FAULTS = {
     "gone.jsonl": (None, "unknown source .*give self, sharegpt"),
     "line.jsonl": (b'"a"\n\n{torn\n"b"\n', "line.jsonl, line 3"),
-    "bytes.jsonl": (b'"\xff\xfe"\n', "bytes.jsonl is damaged"),
     "form.jsonl": (b'{"x": 1}\n', "holds no conversation; known forms"),
-    "empty.jsonl": (b"", "holds no conversation"),
     "object.json": (b'{"prompt": "u"}', "object.json should hold a list"),
     "torn.json": (b'["u", ', "torn.json, line 1 is no JSON"),
     "cut.jsonl.gz": (gzip.compress(b'"u"\n' * 999)[:-9], "cut.jsonl.gz is damaged"),
@@ -133,3 +134,50 @@ def test_candidates_follow_weights_and_seed():
     assert Counter(source for _, source, _ in both) == {"a": 700, "b": 7}
     endless = draw_candidates({"self": 0.1, "b": 9}, {"b": [None] * 7}, seed=0)
     assert Counter(source for _, source, _ in islice(endless, 99))["self"] == 92
+
+
+# --- benchmark prompts ----------------------------------------------------------------------------
+
+LONG = "one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen"
+SHORT = "How are you, old friend?"
+MIDDLE = "How are you, my old friend?"  # six words
+BENCHMARKS = Benchmarks({"long": [LONG], "short": [SHORT, "", "..."], "middle": [MIDDLE]})
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        # case, punctuation and white space do not hide a prompt
+        ("  how ARE you -- old\n\nfriend", "short"),
+        (LONG.upper().replace(" ", ",  "), "long"),
+        # the first 13 words are enough, anywhere; 12 of them are not
+        ("please answer: " + LONG + " thank you", "long"),
+        ("zero " + " ".join(LONG.split()[:13]), "long"),
+        ("zero " + " ".join(LONG.split()[:12]) + " and so on and on", None),
+        # of a shorter prompt all words, within a text if they are six, not if they are five
+        ("He said: " + MIDDLE, "middle"),
+        (MIDDLE.removesuffix("friend?") + "man?", None),
+        ("He said: " + SHORT, None),
+        ("...", None),
+    ],
+)
+def test_a_prompt_is_found_in_whatever_dress(text, found):
+    assert BENCHMARKS.find(text) == found
+
+
+def test_the_shipped_hashes_know_mt_bench():
+    """Both turns of all 80 questions, and a GSM8K test question known from its paper's figure."""
+    questions = read_questions(asset_dir("mt_bench") / "question.jsonl")
+    turns = [turn for question in questions for turn in question.turns]
+    assert all(BENCHMARKS.find(turn) == "mt_bench" for turn in turns)
+    shipped = HASHES.read_text().splitlines()
+    made = [f"{count} {digits}" for count, digits in sorted(fingerprints(turns))]
+    assert made == shipped[1 : shipped.index("# humaneval")]
+    ducks = (
+        "Janet's ducks lay 16 eggs per day. She eats three for breakfast every morning and bakes "
+        "muffins for her friends every day with four."
+    )
+    assert BENCHMARKS.find(ducks) == "gsm8k_test"
+    assert BENCHMARKS.find("Why is the sky blue?") is None
+    names = [line[2:] for line in shipped if line.startswith("#")]
+    assert names == ["mt_bench", "humaneval", "gsm8k_test", "ifeval"]

@@ -1,7 +1,6 @@
 """What is taken from a chat template, on templates of three kinds and conversations by hand."""
 
 import pytest
-from tiny_folder import write_target
 from transformers import AutoTokenizer
 
 from eagle_fsd.training.dialogues import ChatFormat
@@ -29,13 +28,8 @@ TALK = [
 ]
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return write_target(tmp_path_factory.mktemp("target"))
-
-
-def chat(folder, template: str = "") -> ChatFormat:
-    tokenizer = AutoTokenizer.from_pretrained(folder)
+def chat(target, template: str = "") -> ChatFormat:
+    tokenizer = AutoTokenizer.from_pretrained(target)
     if template:
         tokenizer.chat_template = template
     return ChatFormat(tokenizer)
@@ -45,23 +39,20 @@ def chat(folder, template: str = "") -> ChatFormat:
     ("template", "prefix"),
     [("", "<s>user\n"), (TRIMMING, "<s>system\nBe kind.</s><s>user\n\n")],
 )
-def test_the_users_prefix_and_end(folder, template, prefix):
-    """Where a user's turn begins, whatever stands before it; its end is the end token (1)."""
-    format = chat(folder, template)
+def test_the_users_prefix_and_end(target, template, prefix):
+    """Where a user's turn begins, whatever stands before it; its end is the end token (1). A
+    template whose user turn has no end token cannot be sampled from."""
+    format = chat(target, template)
     ids, ends = format.user_prefix()
     assert format.tokenizer.decode(ids) == prefix
     assert ends == format.end_ids == {1}
-
-
-def test_a_template_whose_user_turn_has_no_end_token(folder):
-    """Its conversations can be used, its user turns cannot be sampled."""
     with pytest.raises(ValueError, match="source self: no special token"):
-        chat(folder, BRACKETS).user_prefix()
+        chat(target, BRACKETS).user_prefix()
 
 
-def test_going_on_keeps_the_tokens(folder):
+def test_going_on_keeps_the_tokens(target):
     """The next prompt is the tokens so far and the next turn: what the template itself renders."""
-    format = chat(folder)
+    format = chat(target)
     ids = [*format.prompt(TALK[:1]), *format.tokenizer("Yes?").input_ids, 1]
     longer = format.prompt(TALK, ids)
     assert longer == format.prompt(TALK)
@@ -71,8 +62,8 @@ def test_going_on_keeps_the_tokens(folder):
 @pytest.mark.parametrize(
     ("template", "said"), [(TRIMMING, " Yes?"), (FORGETTING, "hm|Yes?"), (BRACKETS, "Yes?")]
 )
-def test_a_template_that_rewrites_the_past_ends_the_dialogue(folder, template, said):
+def test_a_template_that_rewrites_the_past_ends_the_dialogue(target, template, said):
     """Trimmed, forgotten or padded: the next prompt would not begin with the tokens so far."""
-    format = chat(folder, template)
+    format = chat(target, template)
     ids = [*format.prompt(TALK[:1]), *format.tokenizer(said).input_ids, 1]
     assert format.prompt([TALK[0], {"role": "assistant", "content": said}, TALK[2]], ids) is None

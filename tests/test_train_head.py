@@ -7,7 +7,7 @@ import pytest
 import torch
 from tiny import FAMILIES, random_model
 from tiny_folder import write_target
-from training_runs import RECIPE, log_rows, refused, same, train, weights, write_data
+from training_runs import RECIPE, log_rows, refused, same, train, weights
 from training_runs import head_options as options
 
 import eagle_fsd
@@ -19,25 +19,9 @@ EAGLE3 = {"head_type": "eagle3", "recipe": "eagle3,unroll_steps=3,learning_rate=
 
 
 @pytest.fixture(scope="module")
-def target(tmp_path_factory):
-    return write_target(tmp_path_factory.mktemp("models") / "target")
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    return write_data(tmp_path_factory.mktemp("data") / "data.jsonl.gz")
-
-
-@pytest.fixture(scope="module")
 def unbroken(target, data, tmp_path_factory):
     """A finished run."""
     return train(target, data, tmp_path_factory.mktemp("run") / "head")
-
-
-@pytest.fixture(scope="module")
-def features(unbroken):
-    """The target's states, computed once for all runs of EAGLE-1/2 heads."""
-    return unbroken / "features"
 
 
 def assert_decodes_exactly(head: Path, target: Path) -> None:
@@ -69,20 +53,21 @@ def test_writes_a_head_that_loads_and_has_learnt(unbroken, target):
     assert_decodes_exactly(unbroken, target)
 
 
-def test_one_seed_gives_one_head(unbroken, features, target, data, tmp_path):
+def test_one_seed_gives_one_head(unbroken, target, data, tmp_path):
     """Bit for bit, with the features computed anew; another seed gives another."""
     again = train(target, data, tmp_path / "again")
     assert same(weights(again), weights(unbroken)) and log_rows(again) == log_rows(unbroken)
-    other = train(target, data, tmp_path / "other", seed=1, features=features, steps=2)
+    changes = {"seed": 1, "features": unbroken / "features", "steps": 2}
+    other = train(target, data, tmp_path / "other", **changes)
     assert log_rows(other)[0] != log_rows(unbroken)[0]
 
 
-def test_options_do_what_they_say(unbroken, features, target, data, tmp_path, capsys):
+def test_options_do_what_they_say(unbroken, target, data, tmp_path, capsys):
     """Recipes log every loss of theirs, whose mix is the loss; losses are over a part of the
     vocabulary; a head begins at another; the clock, epochs and steps end a run, at the first."""
 
     def run(name: str, **changes) -> list[dict]:
-        changes = {"features": features, "steps": 2} | changes
+        changes = {"features": unbroken / "features", "steps": 2} | changes
         return log_rows(train(target, data, tmp_path / name, **changes))
 
     row = run("mix", recipe="eagle,js=2,tv=0.5")[0]
@@ -139,9 +124,9 @@ def test_states_online_are_the_cached(target, data, tmp_path, changes):
     assert not (runs["online"] / "features").exists()
 
 
-def test_a_training_that_diverges_writes_no_head(features, target, data, tmp_path):
+def test_a_training_that_diverges_writes_no_head(unbroken, target, data, tmp_path):
     """A NaN head was written and reported as a success. The step and the remedy are named."""
-    changes = {"recipe": "unrolled,learning_rate=1000", "features": features}
+    changes = {"recipe": "unrolled,learning_rate=1000", "features": unbroken / "features"}
     told = refused(*options(target, data, tmp_path / "head", **changes))
     assert "diverged at step" in told and "learning_rate 1000" in told
     assert not (tmp_path / "head" / "model.safetensors").exists()

@@ -14,8 +14,7 @@ import psutil
 import pytest
 import torch
 from commands import ROOT
-from tiny_folder import write_target
-from training_runs import RECIPE, log_rows, refused, same, weights, write_data
+from training_runs import RECIPE, log_rows, refused, same, weights
 from training_runs import head_options as options
 from training_runs import train_head as main
 
@@ -37,16 +36,6 @@ def one_thread():
     torch.set_num_threads(threads)
 
 
-@pytest.fixture(scope="module")
-def target(tmp_path_factory):
-    return write_target(tmp_path_factory.mktemp("models") / "target")
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    return write_data(tmp_path_factory.mktemp("data") / "data.jsonl.gz")
-
-
 def started(*command: str) -> subprocess.Popen:
     return subprocess.Popen(
         command,
@@ -65,9 +54,9 @@ def kill(process: subprocess.Popen) -> None:
         process.communicate()
 
 
-def finished(process: subprocess.Popen, *, seconds: float = 150) -> None:
+def finished(process: subprocess.Popen) -> None:
     try:
-        _, told = process.communicate(timeout=seconds)
+        _, told = process.communicate(timeout=150)
     finally:
         kill(process)
     assert process.returncode == 0, told
@@ -101,18 +90,14 @@ def unbroken(target, data, tmp_path_factory):
     return output
 
 
-@pytest.fixture(scope="module")
-def features(unbroken):
-    return unbroken / "features"
-
-
-def test_killed_twice_is_as_if_never_killed(unbroken, features, target, data, tmp_path):
+def test_killed_twice_is_as_if_never_killed(unbroken, target, data, tmp_path):
     """SIGKILL at random moments, the same command again: losses and weights bit for bit.
 
     It saves after every step, so that many kills fall into a save; no step saved is ever lost.
     """
     output = tmp_path / "head"
-    arguments = options(target, data, output, **FAST, features=features, save_minutes=1e-6)
+    changes = FAST | {"features": unbroken / "features", "save_minutes": 1e-6}
+    arguments = options(target, data, output, **changes)
     rng = random.Random(time.time_ns())  # other moments every time that the test runs
     reached = 0
     for _ in range(2):
@@ -127,11 +112,11 @@ def test_killed_twice_is_as_if_never_killed(unbroken, features, target, data, tm
     assert same(weights(output), weights(unbroken))
 
 
-def test_interrupted_it_saves_and_goes_on(unbroken, features, target, data, tmp_path, capfd):
+def test_interrupted_it_saves_and_goes_on(unbroken, target, data, tmp_path, capfd):
     """Ctrl-C long before the first save lost everything, with a traceback; and the resumed run
     claimed to have started at random."""
     output = tmp_path / "head"
-    arguments = options(target, data, output, **FAST, features=features)
+    arguments = options(target, data, output, **FAST, features=unbroken / "features")
     process = started(sys.executable, SCRIPT, *arguments)
     while not (output / "records" / "log.jsonl").is_file():
         assert process.poll() is None
@@ -157,15 +142,12 @@ def test_interrupted_it_saves_and_goes_on(unbroken, features, target, data, tmp_
     assert "already trained" in capfd.readouterr().out
 
 
-def free_port() -> int:
+def launch(arguments: list[str]) -> subprocess.Popen:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
-def launch(arguments: list[str]) -> subprocess.Popen:
+        port = str(probe.getsockname()[1])
     command = [sys.executable, "-m", "accelerate.commands.launch", "--config_file"]
-    command += [str(ROOT / "scripts/accelerate/ddp.yaml"), "--main_process_port", str(free_port())]
+    command += [str(ROOT / "scripts/accelerate/ddp.yaml"), "--main_process_port", port]
     return started(*command, SCRIPT, *arguments)
 
 

@@ -3,8 +3,8 @@
 import pytest
 import torch
 from reference_unroll import slow_unroll
-from tiny import prompt_tokens, tiny_head, tiny_target
-from tiny_eagle3 import fused_target, tiny_head3
+from tiny import prompt_tokens
+from tiny_eagle3 import target_and_head
 
 from eagle_fsd.config import TreeConfig
 from eagle_fsd.drafters.eagle import EagleDrafter
@@ -13,23 +13,16 @@ from eagle_fsd.training.losses import unroll
 B, T = 3, 11
 
 
-@pytest.fixture(scope="module")
-def target():
-    return tiny_target("llama")
-
-
-@pytest.fixture(scope="module", params=["1 layer", "2 layers", "eagle3"])
-def head(target, request):
-    if request.param == "eagle3":
-        return tiny_head3(draft_vocab_size=37)
-    return tiny_head(target, num_hidden_layers=int(request.param[0]))
+@pytest.fixture(scope="module", params=["eagle", "eagle, two layers", "eagle3, 37 tokens"])
+def head(request):
+    return target_and_head(request.param)[1]
 
 
 @pytest.fixture(scope="module")
-def inputs(target, head):
+def inputs(head):
     """Features [B, T, F] and embeddings [B, T, D]."""
     generator = torch.Generator().manual_seed(1)
-    D = target.hidden_size
+    D = head.config.hidden_size
     F = 3 * D if head.config.eagle3 else D
     return tuple(torch.randn(B, T, width, generator=generator) for width in (F, D))
 
@@ -69,21 +62,13 @@ def used(head) -> list[tuple[str, torch.nn.Parameter]]:
     return [(name, p) for name, p in head.named_parameters() if name not in behind]
 
 
-@pytest.mark.parametrize("kind", ["eagle", "eagle3", "eagle3 norm first"])
+@pytest.mark.parametrize("kind", ["eagle", "eagle3, 37 tokens", "eagle3, normed residual"])
 @pytest.mark.parametrize(("family", "length"), [("llama", 2), ("gemma3", 9)])
 def test_equals_what_the_drafter_drafts(kind, family, length):
     """A drafted chain, taken as text: level s of its root has the draft's logits, round by round.
-
-    Training positions, embeddings (Gemma scales its own) and feature shift are those of decoding.
-    """
-    depth = 4
-    if kind == "eagle":
-        target = tiny_target(family)
-        head = tiny_head(target)
-    else:
-        target = fused_target(family)
-        head = tiny_head3(draft_vocab_size=37, norm_before_residual=kind != "eagle3")
-    drafter = EagleDrafter(head, target, TreeConfig(depth, depth, 1))
+    Positions, embeddings (Gemma scales its own) and feature shift are those of decoding."""
+    target, head = target_and_head(kind, family=family)
+    drafter = EagleDrafter(head, target, TreeConfig(4, 4, 1))
     text = prompt_tokens(length)
     target.start(64)
     drafter.reset(64)

@@ -26,9 +26,8 @@ def tiny_head3(*, seed: int = 0, scale: float = 1.0, **changes) -> Eagle3Head:
 def fused_target(family: str = "llama", *, seed: int = 0, layers: tuple[int, ...] = (2, 3, 4)):
     """A random target with seven layers that gives the hidden states an EAGLE-3 head reads."""
     config = FAMILIES[family]()
-    kinds = config.layer_types if hasattr(config, "layer_types") else None
-    if kinds is not None:
-        config.layer_types = (kinds * 3)[:LAYERS]
+    if getattr(config, "layer_types", None):
+        config.layer_types = (config.layer_types * 3)[:LAYERS]
     config.num_hidden_layers = LAYERS
     return Target(random_model(config, seed=seed), feature_layers=layers)
 

@@ -8,9 +8,15 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from eagle_fsd.heads.files import write_head
 from eagle_fsd.heads.head_config import HeadConfig
-from eagle_fsd.heads.models import EagleHead
+from eagle_fsd.heads.models import build_head
 
-HIDDEN, INTERMEDIATE, HEADS, KV_HEADS = 32, 44, 4, 2
+SIZES = {
+    "vocab_size": 258,
+    "hidden_size": 32,
+    "intermediate_size": 44,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
 CHAT_TEMPLATE = (
     "{% for m in messages %}<s>{{ m['role'] }}\n{{ m['content'] }}</s>{% endfor %}"
     "{% if add_generation_prompt %}<s>assistant\n{% endif %}"
@@ -32,12 +38,8 @@ def write_target(
     fast.save_pretrained(folder)
     torch.manual_seed(seed)
     config = LlamaConfig(
-        vocab_size=len(vocab),
-        hidden_size=HIDDEN,
-        intermediate_size=INTERMEDIATE,
+        **SIZES,
         num_hidden_layers=layers,
-        num_attention_heads=HEADS,
-        num_key_value_heads=KV_HEADS,
         max_position_embeddings=max_positions,
         bos_token_id=0,
         eos_token_id=1,
@@ -47,15 +49,8 @@ def write_target(
     return folder
 
 
-def write_random_head(folder: Path, *, hidden_size: int = HIDDEN, seed: int = 7) -> Path:
-    """A random head that fits write_target's model unless told another width."""
+def write_random_head(folder: Path, *, seed: int = 7, **changes) -> Path:
+    """A random head that fits write_target's model unless told other sizes."""
     torch.manual_seed(seed)
-    config = HeadConfig(
-        hidden_size=hidden_size,
-        intermediate_size=INTERMEDIATE,
-        num_attention_heads=HEADS,
-        num_key_value_heads=KV_HEADS,
-        vocab_size=258,
-    )
-    write_head(folder, EagleHead(config))
+    write_head(folder, build_head(HeadConfig(**SIZES | changes)))
     return folder

@@ -46,11 +46,10 @@ def write_talks(folder: Path) -> Path:
 
 
 def data_options(target, output, *more: str, sources: tuple[str, ...] = ("self",)) -> list[str]:
-    fixed = {"--temperatures": "0", "--dtype": "float32", "--device": "cpu"}
-    limits = {"--max_new_tokens": "20", "--max_prompt_tokens": "400", "--batch_size": "32"}
-    pairs = [text for pair in (fixed | limits).items() for text in pair]
+    fixed = "--temperatures 0 --dtype float32 --device cpu --batch_size 32"
+    limits = "--max_new_tokens 20 --max_prompt_tokens 400"
     names = ["--target", str(target), "--output", str(output), "--sources", *sources]
-    return [*names, *pairs, *more]
+    return [*names, *fixed.split(), *limits.split(), *more]
 
 
 def made(output: Path) -> list[dict]:
@@ -67,13 +66,13 @@ def content(output: Path) -> dict[int, tuple]:
 # --- train_head.py --------------------------------------------------------------------------------
 
 
-def write_data(path: Path, *, count: int = 40, vocabulary: int = 20) -> Path:
-    """Dialogues of random tokens out of the first few, of very different lengths."""
+def write_data(path: Path) -> Path:
+    """40 dialogues of random tokens out of the first 20, of very different lengths."""
     rng = random.Random(0)
     with gzip.open(path, "wt") as file:
-        for _ in range(count):
+        for _ in range(40):
             prompt, answer = rng.randint(2, 9), rng.randint(3, 40)
-            ids = [rng.randrange(2, vocabulary) for _ in range(prompt + answer)]
+            ids = [rng.randrange(2, 20) for _ in range(prompt + answer)]
             row = {"input_ids": ids, "loss_mask": [0] * prompt + [1] * answer}
             file.write(json.dumps(row) + "\n")
     return path
@@ -112,8 +111,6 @@ def same(a: dict, b: dict) -> bool:
 
 def log_rows(output: Path) -> list[dict]:
     """What is logged, but for the clock and the session; of a step that was redone the last."""
-    logged = {row["step"]: row for row in rows(output / "records" / "log.jsonl")}
-    return [
-        {key: value for key, value in logged[step].items() if key not in ("seconds", "session")}
-        for step in sorted(logged)
-    ]
+    logged = rows(output / "records" / "log.jsonl")
+    told = [{k: v for k, v in row.items() if k not in ("seconds", "session")} for row in logged]
+    return sorted({row["step"]: row for row in told}.values(), key=lambda row: row["step"])
