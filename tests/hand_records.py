@@ -23,10 +23,7 @@ def record(question_id, *turns) -> dict:
     return {"question_id": question_id, "turns": list(turns)}
 
 
-def plain_rounds(count: int) -> list:
-    return [([1], [0], [], []) for _ in range(count)]
-
-
+PLAIN_ROUND = ([1], [0], [], [])
 # Two questions; the first has two turns. Each arm's answers differ in length and time.
 HAND = {
     "generate": [
@@ -36,10 +33,10 @@ HAND = {
     "plain": [
         record(
             "q1",
-            turn([5, 6, 7], 1.0, plain_rounds(2)),
-            turn([8, 9], 0.5, plain_rounds(1), share=0.5, logp=-2.0),
+            turn([5, 6, 7], 1.0, [PLAIN_ROUND] * 2),
+            turn([8, 9], 0.5, [PLAIN_ROUND], share=0.5, logp=-2.0),
         ),
-        record("q2", turn([4, 4, 4, 4, 4], 2.5, plain_rounds(4), finish="length")),
+        record("q2", turn([4, 4, 4, 4, 4], 2.5, [PLAIN_ROUND] * 4, finish="length")),
     ],
     "exact": [
         # tokens of rounds count before trimming: 3 + 1 in the first turn, of which 3 are kept

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from commands import QUESTIONS, ROOT, bench_options, rows, write_rows
-from tiny_folder import write_random_head, write_target
+from tiny_folder import write_target
 
 from eagle_fsd.evaluation.questions import answer_seed
 
@@ -184,13 +184,6 @@ def test_bad_input_is_told(call, models, tmp_path, fault):
     said = call(BENCH, *bench_options(models, tmp_path), *extra)
     assert said.startswith("error: ") and told in said
     assert not list(tmp_path.glob("run/records/*"))
-
-
-def test_a_head_of_another_model_is_told(call, models, tmp_path):
-    """Both widths, before the target's weights load."""
-    head = write_random_head(tmp_path / "wide", hidden_size=64)
-    told = call(BENCH, *bench_options((models[0], head), tmp_path))
-    assert told.startswith("error: ") and "64" in told and "32" in told
 
 
 @pytest.mark.embedded

@@ -5,7 +5,7 @@ import math
 import pytest
 from hand_records import HAND, NO_ROUNDS, made_run
 
-from eagle_fsd.evaluation.curves import LOST, crossing, curves, equal_speed, plot_curves
+from eagle_fsd.evaluation.curves import LOST, crossing, equal_speed, plot_curves
 from eagle_fsd.evaluation.metrics import METRICS, summarize
 
 
@@ -15,7 +15,8 @@ def pooled(records: list[dict], key: str) -> float:
 
 
 def test_a_line_is_read_off_between_its_values():
-    """By hand, from the arms' pooled rates; a gain that the line does not reach has no row."""
+    """By hand, from the arms' pooled rates, in the order of their values; a gain
+    that the line does not reach has no row."""
     records = made_run(9)
     records = {arm: records[arm] for arm in ("plain", "exact", "fsd:0.4", "fsd:0.2")}
     found = {row["gain"]: row for row in equal_speed(records, summarize(records))}
@@ -48,14 +49,6 @@ def test_crossing():
     assert math.isnan(crossing([1.0, None], losses[:2], 1.1))
 
 
-def test_curves_join_values_of_one_line():
-    """In the order of the value; arms without one are no curve."""
-    arms = ["exact", "fsd:0.4", "fsd:0.1,child=draft", "fsd:0.2", "random:0.3"]
-    found = curves(summarize({arm: HAND["exact"] for arm in arms}))
-    values = {line: [row["value"] for row in rows] for line, rows in found.items()}
-    assert values == {"fsd": [0.2, 0.4], "fsd,child=draft": [0.1], "random": [0.3]}
-
-
 @pytest.mark.parametrize(
     ("records", "drawn"),
     [
@@ -64,10 +57,9 @@ def test_curves_join_values_of_one_line():
         ({arm: HAND[arm] for arm in ("plain", "fsd:0.2")}, False),
         ({"plain": NO_ROUNDS, "exact": NO_ROUNDS}, False),
     ],
-    ids=["intervals", "few questions", "no exact", "no rounds"],
 )
 def test_the_plot_is_drawn(tmp_path, records, drawn):
-    """As SVG and PDF; the same every time."""
+    """As SVG and PDF; the same every time. Nothing without exact, or without rounds."""
     svg = plot_curves(summarize(records), tmp_path / "plot")
     assert bool(svg) == drawn and len(list(tmp_path.iterdir())) == (2 if drawn else 0)
     if drawn:

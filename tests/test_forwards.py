@@ -71,8 +71,8 @@ def test_nobody_always_follows_the_same():
     assert "".join(called) == "a.b.b.a.a.b.b.a.a.b."
 
 
-@pytest.mark.parametrize("branches", [None, (), (1, 4)])
-def test_forwards_are_timed(branches):
+@pytest.mark.parametrize(("branches", "drafts"), [(None, ()), ((), (3,)), ((1, 4), (1, 4))])
+def test_forwards_are_timed(branches, drafts):
     """All kinds, as often as asked, within the positions that are announced; by default the drafts
     are as wide as the model's own."""
     target = tiny_target("llama")
@@ -81,9 +81,7 @@ def test_forwards_are_timed(branches):
     context = prompt_tokens(target.max_positions - rows_needed(2))
     seconds = time_forwards(model, context, 2, branches or ())
     names = ["stock", *(f"verify {width}" for width in (1, 8, 16, 24, 32, 60))]
-    for k in {None: (), (): (3,)}.get(branches, branches):
-        names += [f"draft 2x{k}", f"draft 6x{k}"]
-    assert list(seconds) == names
+    assert list(seconds) == names + [f"draft {depth}x{k}" for k in drafts for depth in (2, 6)]
     assert all(len(times) == 2 and min(times) > 0 for times in seconds.values())
 
 

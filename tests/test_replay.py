@@ -113,9 +113,17 @@ def test_replay_equals_decoding_round_by_round(case, monkeypatch):
 def test_walks_equal_decoding_to_the_first_fuzzy_token(case, rule):
     """Rules with T: the rounds up to the first fuzzy token, where in its round it falls, and D."""
     target, drafter, texts = case
-    ended = []
+    ended, shapes = [], ReplayPlan(TREES).growths()
+    largest = max(shapes, key=lambda shape: shape.num_expanded)
     for text in texts:
-        growth, divergence_BS = grown(drafter, text)
+        ids_L, root_B = torch.tensor(text.ids), torch.tensor(list(text.roots))
+        hidden_1LD, features_1LF = target.hidden_and_features(ids_L[None], use_cache=False)
+        on_text = HeadOnText(drafter, ids_L, features_1LF[0], largest)
+        growth = {shape.branch_top_k: grow(on_text, root_B, shape) for shape in shapes}
+        with torch.inference_mode():
+            levels = {"levels": 5, "divergences": ("js",)}
+            _, found = judge_levels(on_text, hidden_1LD[0], root_B, 0, **levels)
+        divergence_BS = found["js"]
         for tree in TREES[1:3]:
             for threshold in divergence_BS.quantile(torch.tensor([0.1, 0.3, 0.6])).tolist():
                 passes_BS = divergence_BS <= threshold
@@ -137,18 +145,6 @@ def test_walks_equal_decoding_to_the_first_fuzzy_token(case, rule):
                         ended.append(want)
                         break
     assert len(ended) > 5 and max(ended) > 0, "fuzzy tokens are too rare, or always first"
-
-
-def grown(drafter, text):
-    """Growths by branch_top_k, and D along the text."""
-    ids_L, root_B = torch.tensor(text.ids), torch.tensor(list(text.roots))
-    shapes = ReplayPlan(TREES).growths()
-    hidden_1LD, features_1LF = drafter.target.hidden_and_features(ids_L[None], use_cache=False)
-    on_text = HeadOnText(drafter, ids_L, features_1LF[0], max(shapes, key=lambda s: s.num_expanded))
-    growth = {shape.branch_top_k: grow(on_text, root_B, shape) for shape in shapes}
-    with torch.inference_mode():
-        _, found = judge_levels(on_text, hidden_1LD[0], root_B, 0, levels=5, divergences=("js",))
-    return growth, found["js"]
 
 
 def test_levels_count_hits_and_js_over_the_whole_vocabulary(case):

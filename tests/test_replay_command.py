@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from commands import rows, write_rows
+from commands import QUESTIONS, rows, write_rows
 from tiny_folder import write_random_head
 
 COMMAND = "evaluate/replay.py"
@@ -11,10 +11,7 @@ COMMAND = "evaluate/replay.py"
 
 @pytest.fixture
 def options(models, tmp_path):
-    questions = [
-        {"question_id": i, "category": "ab"[i % 2], "turns": [f"Say {i}."]} for i in range(4)
-    ]
-    path = write_rows(tmp_path / "question.jsonl", *questions)
+    path = write_rows(tmp_path / "question.jsonl", *QUESTIONS)
     target, head = models
     return [
         *("--target", target, "--heads", head, "--question_file", path, "--max_new_tokens", 11),
@@ -35,14 +32,14 @@ def test_command_writes_tables_and_is_extended(call, options, models, tmp_path):
     (path,) = (folder / "records").iterdir()
     before = path.read_text()
     other = write_random_head(tmp_path / "other")
-    more = [*options, "--questions", 4, "--heads", models[1], other]
+    more = [*options, "--questions", 3, "--heads", models[1], other]
     call(COMMAND, *more)
     after = path.read_text()
-    assert after.startswith(before) and after.count("\n") == before.count("\n") + 2
+    assert after.startswith(before) and after.count("\n") == before.count("\n") + 1
     replay = json.loads((folder / "replay.json").read_text())
     found = [(row["head"], row["tree"], row["questions"]) for row in replay["trees"]]
-    assert found == [(h, t, 4) for h in ("head", "other") for t in ("7x3x4", "4x4x1")]
-    assert len(rows(tmp_path / "texts/records/texts.jsonl")) == 4
+    assert found == [(h, t, 3) for h in ("head", "other") for t in ("7x3x4", "4x4x1")]
+    assert len(rows(tmp_path / "texts/records/texts.jsonl")) == 3
     write_random_head(other, seed=8)
     call(COMMAND, *more)
     assert path.read_text() == after
@@ -56,7 +53,7 @@ def test_command_writes_tables_and_is_extended(call, options, models, tmp_path):
         (["--arms", "exact"], "arm 'exact': replay follows fsd, and fsd-paper"),
         (["--arms", "fsd-paper:0.2,child=target"], "with child draft"),
         (["--dtype", "int8"], "unknown dtype 'int8'"),
-        (["--questions", "9"], "--questions must be in 1..4, got 9"),
+        (["--questions", "9"], "--questions must be in 1..3, got 9"),
     ],
 )
 def test_bad_options_are_told_in_one_line(call, options, changed, message):

@@ -13,11 +13,6 @@ from eagle_fsd.rules.fsd import Exact
 PROMPTS = {name: prompt_tokens(9, seed=seed) for seed, name in enumerate("abc")}
 
 
-@pytest.fixture(scope="module")
-def llama():
-    return tiny_target("llama")
-
-
 def stored(folder, target, prompts: dict, stop: StopConfig, **settings) -> list[PlainText]:
     return list(plain_texts(open_texts(folder, settings), target, prompts, stop).values())
 
@@ -26,8 +21,9 @@ def plain(target, prompt: list[int], stop: StopConfig) -> list[int]:
     return decode(target, RootDrafter(), prompt, DecodeConfig(Policy(Exact()), stop)).tokens
 
 
-def test_texts_are_the_plain_answers_for_any_budget_and_stop(llama, tmp_path):
+def test_texts_are_the_plain_answers_for_any_budget_and_stop(tmp_path):
     """One store serves smaller budgets and stop tokens; trimmed as decoding trims."""
+    llama = tiny_target("llama")
     prompts = {"a": PROMPTS["a"]}
     (text,) = stored(tmp_path, llama, prompts, StopConfig(29))
     rows = (tmp_path / "records/texts.jsonl").read_text()
@@ -44,7 +40,8 @@ def test_texts_are_the_plain_answers_for_any_budget_and_stop(llama, tmp_path):
     assert len(row["greedy_ids"]) == 31 + BEYOND
 
 
-def test_texts_resume_after_a_torn_line_and_refuse_what_is_not_theirs(llama, tmp_path):
+def test_texts_resume_after_a_torn_line_and_refuse_what_is_not_theirs(tmp_path):
+    llama = tiny_target("llama")
     first = stored(tmp_path, llama, PROMPTS, StopConfig(23))
     path = tmp_path / "records/texts.jsonl"
     path.write_text(path.read_text()[:-20])

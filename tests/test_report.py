@@ -116,12 +116,13 @@ def test_page_opens_with_the_answer(page):
     assert all(part in words for part in ("commit abc", "a machine", "'torch': '9.9'"))
 
 
-def judged(arm: str, *verdicts: object) -> list[dict]:
+def judged(**verdicts: list) -> list[dict]:
     """Of first turns of questions 0, 1, ...; of a pair one for each order."""
-    place = {"arm": arm, "category": "a", "choice": 0, "turn": 1}
     return [
-        place | {"question_id": question, "game": game, "verdict": verdict}
-        for question, games in enumerate(verdicts)
+        {"arm": arm, "category": "a", "choice": 0, "turn": 1}
+        | {"question_id": question, "game": game, "verdict": verdict, "value": verdict}
+        for arm, answers in verdicts.items()
+        for question, games in enumerate(answers)
         for game, verdict in enumerate(games, start=1)
     ]
 
@@ -129,18 +130,14 @@ def judged(arm: str, *verdicts: object) -> list[dict]:
 def test_scores_of_tasks_and_judges(run_folder, tmp_path):
     """The rows that tasks.py and judge.py have written, with McNemar's test, in the arms' order."""
     (run_folder / "scores").mkdir()
-    given = {"plain": [1, 1, 0, 1], "exact": [0, 0, 1, 1]}
-    scores = [
-        {"score": "right", "arm": arm, "question_id": question, "value": value}
-        for arm, values in given.items()
-        for question, value in enumerate(values)
-    ]
-    write_table(run_folder / "scores" / "table", "", compare_scores(scores))
+    right = judged(plain=[[1], [1], [0], [1]], exact=[[0], [0], [1], [1]])
+    scores = compare_scores([row | {"score": "right"} for row in right])
+    write_table(run_folder / "scores" / "table", "", scores)
     folder = run_folder / "judge" / "gpt-4"
     folder.mkdir(parents=True)
-    alone = [*judged("exact", [8], [9]), *judged("plain", [6], [6])]
+    alone = judged(exact=[[8], [9]], plain=[[6], [6]])
     write_json(folder / "single.json", {"rows": single_rows(alone, judge="gpt-4")})
-    pairs = [*judged(FSD, "AB", "AA"), *judged("exact", ["tie", "tie"])]
+    pairs = judged(**{FSD: ["AB", "AA"], "exact": [["tie", "tie"]]})
     pairs = pairwise_rows(pairs, judge="gpt-4", baseline="plain")
     write_json(folder / "pairwise_plain.json", {"rows": pairs})
     REPORT.main([str(run_folder), "--output", str(tmp_path / "report")])

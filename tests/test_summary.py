@@ -167,7 +167,6 @@ LOOPS = [
     (LONG * 3 + [100], True),
     (LONG * 2 + LONG[:31], False),
     ([99, *LONG] * 3, False),
-    ([], False),
 ]
 
 

@@ -4,16 +4,8 @@ import csv
 
 from hand_records import HAND, made_run
 
+from eagle_fsd.evaluation import tables
 from eagle_fsd.evaluation.metrics import summarize, untimed
-from eagle_fsd.evaluation.tables import (
-    cell_text,
-    columns,
-    markdown_table,
-    metric_columns,
-    terminal_table,
-    verdict,
-    write_csv,
-)
 
 INTERVAL = {"value": 0.25, "low": -0.5, "high": 1.0}
 FSD = "fsd:0.2"
@@ -21,18 +13,11 @@ FSD = "fsd:0.2"
 
 def test_cells():
     """Bounds where they say something, the detectable difference without a sign."""
-    assert cell_text(None, ".2f") == "-"
-    assert cell_text(INTERVAL, ".2f") == "0.25 [-0.50, 1.00]"
-    assert cell_text(INTERVAL | {"detectable": 0.75}, "+.1f") == "+0.2 [-0.5, +1.0] (0.8)"
-    assert cell_text(INTERVAL | {"low": None, "high": None}, ".2f") == "0.25"
-    assert cell_text(INTERVAL | {"low": 0.25, "high": 0.25}, ".2f") == "0.25"
-
-
-def read_table(text: str) -> list[dict[str, str]]:
-    lines = text.splitlines()
-    assert len({len(line) for line in lines}) == 1, "aligned"
-    title, _, *cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
-    return [dict(zip(title, row, strict=True)) for row in cells]
+    assert tables.cell_text(None, ".2f") == "-"
+    assert tables.cell_text(INTERVAL, ".2f") == "0.25 [-0.50, 1.00]"
+    assert tables.cell_text(INTERVAL | {"detectable": 0.75}, "+.1f") == "+0.2 [-0.5, +1.0] (0.8)"
+    assert tables.cell_text(INTERVAL | {"low": None, "high": None}, ".2f") == "0.25"
+    assert tables.cell_text(INTERVAL | {"low": 0.25, "high": 0.25}, ".2f") == "0.25"
 
 
 def test_tables():
@@ -40,7 +25,11 @@ def test_tables():
     with a bar or a line end was two cells, or a line of its own."""
 
     def printed(rows: list[dict], name: str) -> list[dict[str, str]]:
-        return read_table(markdown_table(rows, columns(arm="s") + metric_columns(name)))
+        shown = tables.columns(arm="s") + tables.metric_columns(name)
+        lines = tables.markdown_table(rows, shown).splitlines()
+        assert len({len(line) for line in lines}) == 1, "aligned"
+        title, _, *cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+        return [dict(zip(title, row, strict=True)) for row in cells]
 
     cost, answers = (printed(summarize(HAND), name) for name in ("cost", "answers"))
     assert [row["arm"] for row in cost] == [*HAND] and cost[0]["fuzzy share"] == "-"
@@ -49,14 +38,14 @@ def test_tables():
     assert "[" in speed[3]["tokens/round over exact"]
     names = ("tokens/s", "tokens/s over generate", "tokens/s over plain", "s/answer")
     assert [speed[3][name] for name in names] == ["-"] * 4
-    (_, _, text) = markdown_table([{"name": "a|b\nc"}], columns(name="s")).splitlines()
-    assert text == "| a\\|b c |"
+    text = tables.markdown_table([{"name": "a|b\nc"}], tables.columns(name="s"))
+    assert text.splitlines()[2:] == ["| a\\|b c |"]
 
 
 def test_terminal_table_fits():
     """At most 100 wide, whatever the arm is called; numbers under their titles."""
     long = "fsd:0.2,child=draft,divergence=kl_target_draft@eagle:59x6x10"
-    lines = terminal_table(summarize(HAND | {long: HAND[FSD]})).splitlines()
+    lines = tables.terminal_table(summarize(HAND | {long: HAND[FSD]})).splitlines()
     assert max(map(len, lines)) <= 100
     titles = "arm tokens/s tokens/round fuzzy share regret/token argmax share log p/token"
     assert lines[0].split() == titles.split()
@@ -69,7 +58,7 @@ def test_terminal_table_fits():
 
 def test_verdicts():
     """Of what is known of an arm."""
-    generate, plain, exact, fuzzy = map(verdict, summarize(HAND))
+    generate, plain, exact, fuzzy = map(tables.verdict, summarize(HAND))
     assert generate == "0.60 times plain's tokens/s, +0.20 log p a token"
     assert plain == "2.5 tokens/s"
     assert exact == "2.29 times plain's tokens/s, 2.00 tokens a round"
@@ -77,15 +66,15 @@ def test_verdicts():
         "3.20 times plain's tokens/s, +33 % tokens a round over exact, 25.0 % fuzzy, "
         "-0.20 log p a token"
     )
-    assert verdict(summarize({FSD: HAND[FSD]})[0]) == "2.67 tokens a round, 25.0 % fuzzy"
-    assert "nothing" in verdict(summarize({"generate": HAND["generate"]})[0])
+    assert tables.verdict(summarize({FSD: HAND[FSD]})[0]) == "2.67 tokens a round, 25.0 % fuzzy"
+    assert "nothing" in tables.verdict(summarize({"generate": HAND["generate"]})[0])
 
 
 def test_csv(tmp_path):
     """One line an arm under one header; intervals are columns beside their rate; what a
     spreadsheet would run stays text."""
     rows = [row | {"note": "=1+1", "nothing": None} for row in summarize(made_run(5))]
-    write_csv(tmp_path / "rows.csv", rows)
+    tables.write_csv(tmp_path / "rows.csv", rows)
     with (tmp_path / "rows.csv").open(newline="") as file:
         lines = list(csv.DictReader(file))
     plain, fuzzy = lines[0], lines[2]
