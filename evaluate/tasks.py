@@ -48,10 +48,6 @@ def run_task(options: TaskOptions, sampling: SamplingOptions, model_options: Mod
 
     questions, usual = read_task(options.task)
     scorer = options.scorer or usual
-    if not scorer:
-        raise BadInput(
-            f"--task {options.task} has no usual scorer: give --scorer, one of {', '.join(SCORERS)}"
-        )
     if options.rescore:
         options = replace(options, questions=None)  # all that were answered
     questions = options.choose(questions)

@@ -107,6 +107,7 @@ ENDS = {
     "class E(int):\n    __eq__ = lambda s, o: True\nreturn E()": "AssertionError",
 }
 # {here} is this process, {file} a file of its own, {port} where it listens
+REFUSED = "AssertionError"
 SHUT_OUT = {
     "open({file!r}, 'w')": "FileNotFoundError",
     "open('/etc/passwd').read()": "FileNotFoundError",
@@ -117,11 +118,9 @@ SHUT_OUT = {
     "import os; os.kill({here}, 0)": "ProcessLookupError",
     "import os; os.setuid(0)": "OSError",
     "import resource as r; r.setrlimit(r.RLIMIT_CPU, (99, 99))": "ValueError",
-    "import ctypes; assert ctypes.CDLL(None).ptrace(16, {here}, 0, 0) == 0": "AssertionError",
-    "import ctypes; assert ctypes.CDLL(None).unshare(0x10000000) == 0": "AssertionError",
-    "import ctypes; assert ctypes.CDLL(None).mount(b'a', b'/tmp', b'tmpfs', 0, 0) == 0": (
-        "AssertionError"
-    ),
+    "import ctypes; assert ctypes.CDLL(None).ptrace(16, {here}, 0, 0) == 0": REFUSED,
+    "import ctypes; assert ctypes.CDLL(None).unshare(0x10000000) == 0": REFUSED,
+    "import ctypes as c; assert c.CDLL(None).mount(b'a', b'/tmp', b'tmpfs', 0, 0) == 0": REFUSED,
     "import socket; socket.create_connection(('127.0.0.1', {port}), 1)": "ConnectionRefusedError",
     "import socket; socket.create_connection(('192.0.2.1', 80), 1)": "OSError",
     "import multiprocessing.shared_memory as m; m.SharedMemory(create=True, size=9)": "OSError",

@@ -35,13 +35,11 @@ NUMBERS = {
 }
 
 
-def test_last_number_of_a_text():
+def test_last_number():
+    """Of a text, and compared by value."""
     for text, number in NUMBERS.items():
         value = find_last_number(text)
         assert (None if value is None else float(value)) == number, text
-
-
-def test_last_number_compares_values():
     assert score("last_number", "so it is $4.00.", "4") == 1
     assert score("last_number", "42 or perhaps 43", "#### 42") == 0
     assert score("last_number", "no idea", "42") == 0
@@ -106,7 +104,6 @@ UNSCORABLE = {
     "no instructions": ("ifeval", question(), "lacks instruction_id_list, kwargs"),
     "an unknown instruction": ("ifeval", NO_COMMAS, "punctuation:no_commas"),
     "arguments that do not fit": ("ifeval", WORDS, "words"),
-    "no problem": ("humaneval", question(test="x", entry_point="f"), "lacks prompt"),
     "two turns": ("contains", Question(1, "x", ["a", "b"], ["c"]), "--turns 1"),
 }
 

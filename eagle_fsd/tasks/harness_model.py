@@ -71,14 +71,12 @@ class HarnessOptions(ModelOptions):
         if arguments.get("device") == EvaluatorConfig().device:  # the default is no wish
             del arguments["device"]
         names = [field.name for field in fields(cls)]
-        further = [name for name in arguments if name not in names]
-        given = [f"{name}={arguments.pop(name)}" for name in further]
-        arguments["arm"] = ",".join([arguments.get("arm", DEFAULT_ARM), *given])
+        further = [f"{name}={arguments.pop(name)}" for name in [*arguments] if name not in names]
+        arguments["arm"] = ",".join([arguments.get("arm", DEFAULT_ARM), *further])
         try:
             parse_arm(arguments["arm"])
         except BadInput as error:
-            told = f"; what is none of {', '.join(names)} is a field of the arm" if further else ""
-            raise BadInput(f"{error}{told}") from error
+            raise BadInput(f"{error}; a field of the arm is none of {', '.join(names)}") from error
         texts = [f"--{name}={value}" for name, value in arguments.items() if value is not None]
         return HfArgumentParser(cls).parse_args_into_dataclasses(texts)[0]
 

@@ -104,10 +104,8 @@ def _checkers():
         """Counts the character that was asked for; the published checker (if-verifiable 0.1.2,
         and the paper's) counts a letter drawn at random where that is no letter, as in "4 #"."""
 
-        def build_description(self, *, letter: str, let_frequency: int, let_relation: str) -> str:
-            description = super().build_description(
-                letter=letter, let_frequency=let_frequency, let_relation=let_relation
-            )
+        def build_description(self, *, letter: str, **others: object) -> str:
+            description = super().build_description(letter=letter, **others)
             self._letter = letter.strip().lower()
             return description
 
@@ -146,7 +144,8 @@ def check_scorable(
         without_isolation: and where there is no bubblewrap, with limits only.
     """
     if name not in SCORERS:
-        raise BadInput(f"unknown --scorer {name!r}; known: {', '.join(SCORERS)}")
+        told = f"unknown scorer {name!r}" if name else "the task has no usual scorer"
+        raise BadInput(f"{told}: give --scorer, one of {', '.join(SCORERS)}")
     if name == "humaneval" and not (execute_code and (bubblewrap() or without_isolation)):
         raise BadInput(
             "the scorer humaneval runs code that a model wrote: allow it with --execute_code. It "
