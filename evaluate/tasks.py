@@ -48,9 +48,8 @@ def run_task(options: TaskOptions, sampling: SamplingOptions, model_options: Mod
 
     questions, usual = read_task(options.task)
     scorer = options.scorer or usual
-    if options.rescore:
-        options = replace(options, questions=None)  # all that were answered
-    questions = options.choose(questions)
+    count = None if options.rescore else options.questions  # rescored are all that were answered
+    questions = replace(options, questions=count).choose(questions)
     check_scorable(
         questions,
         scorer,

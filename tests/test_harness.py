@@ -175,8 +175,8 @@ def test_what_lm_eval_passes_on(models, capsys):
     """Other keys are fields of the arm, as lm-eval splits them at commas and as JSON, before its
     drafter; lm-eval's own default device is no wish."""
     passed = {"batch_size": "auto:4", "max_batch_size": 64, "device": "cuda:0"}
-    given = {"arm": "fsd:0.30", "child": "draft", "cap": 1, "target": models["target"]}
-    options = HarnessOptions.read(given | {"trust_remote_code": True} | passed)
+    passed |= {"trust_remote_code": True, "target": models["target"]}
+    options = HarnessOptions.read({"arm": "fsd:0.30", "child": "draft", "cap": 1} | passed)
     assert options.arm == "fsd:0.3,child=draft,cap=1"
     assert options.device == ("cuda" if torch.cuda.is_available() else "cpu")
     wanted = "fsd:0.3,child=draft@lookup:10"

@@ -59,13 +59,11 @@ def normalize(text: str) -> str:
 
 def find_last_number(text: str) -> Decimal | None:
     """The last number of a text, exactly; None without one."""
-    value = None
-    for match in NUMBER.finditer(text):
-        whole, decimals = match[1] or "", match[2] or ""
-        if whole or decimals:
-            sign = "-" if match[0][0] in "-\u2212" else ""
-            value = Decimal(sign + (whole.replace(",", "") or "0") + decimals)
-    return value
+    found = [match for match in NUMBER.finditer(text) if match[1] or match[2]]
+    if not found:
+        return None
+    sign = "-" if found[-1][0][0] in "-\u2212" else ""
+    return Decimal(sign + (found[-1][1] or "0").replace(",", "") + (found[-1][2] or ""))
 
 
 def follow(answer: str, question: Question) -> dict[str, float]:
