@@ -94,15 +94,13 @@ def test_errors_say_the_arm_and_what_is_known(text, told):
     assert all(word in str(error.value) for word in [repr(text), *told]), error.value
 
 
-def test_the_runs_own_tree_need_not_be_named():
-    """Where it is known, an arm that names it is the arm that names none."""
+def test_arms_of_a_run():
+    """One that names the run's own tree is the one that names none; sampling that gives an arm no
+    meaning is refused."""
     assert parse_arm("exact@eagle:15x4x6", tree="15x4x6").text == "exact"
     assert parse_arm("exact@eagle:7x3x4", tree="15x4x6").text == "exact@eagle:7x3x4"
     with pytest.raises(BadInput, match="'exact' and 'exact@eagle:15x4x6' are the same"):
         parse_arms(["plain", "exact", "exact@eagle:15x4x6"], tree="15x4x6")
-
-
-def test_sampling_that_gives_an_arm_no_meaning_is_refused():
     for text in ("fsd:0.3,child=sample", "fsd:0.3,logits=processed"):
         parse_arm(text).policy(SamplingConfig(0.7)).check(None)
         with pytest.raises(BadInput, match="temperature > 0"):

@@ -62,13 +62,19 @@ def test_rounds_obey_the_pattern(rule, temperature):
     assert all(len(r.tokens) == 1 for r in rounds)
 
 
-def test_nobody_always_follows_the_same():
+def test_forwards_in_turn_and_their_rows_by_hand():
+    """Nobody always follows the same. A draft level is (6 levels - 2 levels) / 4 of one turn."""
     assert rotated("abc", 4) == ["b", "c", "a"]
     called = []
     probes = {n: (partial(called.append, n), partial(called.append, ".")) for n in "ab"}
     seconds = in_turn(CPU, probes, 2, label="")
     assert [len(taken) for taken in seconds.values()] == [2, 2]
     assert "".join(called) == "a.b.b.a.a.b.b.a.a.b."
+    seconds = {"stock": [2.0, 4.0], "draft 2x3": [1.0, 2.0], "draft 6x3": [3.0, 8.0]}
+    rows = {row["forward"]: row for row in forward_rows(seconds)}
+    assert rows["stock"]["median_ms"] == 3000 and rows["stock"]["median_vs_first"] == 1
+    level = rows["draft level x3"]
+    assert (level["median_ms"], level["min_ms"]) == (1000, 500)
 
 
 @pytest.mark.parametrize(("branches", "drafts"), [(None, ()), ((), (3,)), ((1, 4), (1, 4))])
@@ -83,12 +89,3 @@ def test_forwards_are_timed(branches, drafts):
     names = ["stock", *(f"verify {width}" for width in (1, 8, 16, 24, 32, 60))]
     assert list(seconds) == names + [f"draft {depth}x{k}" for k in drafts for depth in (2, 6)]
     assert all(len(times) == 2 and min(times) > 0 for times in seconds.values())
-
-
-def test_forward_rows_by_hand():
-    """A draft level is (6 levels - 2 levels) / 4 of the same turn."""
-    seconds = {"stock": [2.0, 4.0], "draft 2x3": [1.0, 2.0], "draft 6x3": [3.0, 8.0]}
-    rows = {row["forward"]: row for row in forward_rows(seconds)}
-    assert rows["stock"]["median_ms"] == 3000 and rows["stock"]["median_vs_first"] == 1
-    level = rows["draft level x3"]
-    assert (level["median_ms"], level["min_ms"]) == (1000, 500)

@@ -47,8 +47,7 @@ def test_every_arm_is_in_every_part(finished):
     assert plain["round_vs_plain"] == 1 and plain["rounds"] == plain["round_tokens"] == 18
     forwards = [row["forward"] for row in found["forwards"]]
     assert forwards[0] == "stock" and forwards[-3:] == ["draft 2x3", "draft 6x3", "draft level x3"]
-    text = (folder / "run" / "summary.md").read_text()
-    assert "break-even" in text and "draft level x3" in text
+    assert "break-even" in (folder / "run" / "summary.md").read_text()
 
 
 def test_only_what_is_missing_is_made(models, finished, capsys, monkeypatch):

@@ -5,15 +5,8 @@ import json
 import pytest
 from hand_records import HAND, NO_ROUNDS, made_run, record, turn
 
-from eagle_fsd.evaluation.metrics import (
-    METRICS,
-    by_category,
-    ceiling,
-    is_looping,
-    repetition,
-    summarize,
-    untimed,
-)
+from eagle_fsd.evaluation import metrics
+from eagle_fsd.evaluation.metrics import METRICS, summarize
 
 FSD = "fsd:0.2"
 
@@ -81,7 +74,7 @@ def test_what_an_arm_does_not_have_is_none():
     compared = [key for key, metric in METRICS.items() if metric.of]
     assert values(row, *compared, "same_as_plain", "ceiling") == [None] * (len(compared) + 2)
     assert values(row, "tokens_per_round") == [8 / 3]
-    assert ceiling(0, 3.5) == 1 and ceiling(0.25, 4) is None
+    assert metrics.ceiling(0, 3.5) == 1 and metrics.ceiling(0.25, 4) is None
     row = by_arm({"plain": NO_ROUNDS, "exact": NO_ROUNDS})["exact"]
     assert values(row, "tokens_per_second", "tokens_per_round", "ceiling") == [2, None, None]
     row = by_arm({"exact": NO_ROUNDS, FSD: HAND[FSD]})[FSD]
@@ -140,7 +133,7 @@ def test_exact_is_that_of_the_same_drafter():
 
 
 def test_what_was_not_timed_has_no_seconds():
-    for row, whole in zip(summarize(untimed(HAND)), summarize(HAND), strict=True):
+    for row, whole in zip(summarize(metrics.untimed(HAND)), summarize(HAND), strict=True):
         lost = {key for key in METRICS if row[key] != whole[key]}
         assert all(row[key]["value"] is None for key in lost)
         speeds = {key for key in METRICS if "second" in key or "speed" in key}
@@ -153,9 +146,9 @@ def test_categories():
         arm: [r | {"category": r["question_id"]} for r in rows] for arm, rows in HAND.items()
     }
     alone = [{"category": q} | row for q in ("q1", "q2") for row in summarize(only(q, HAND))]
-    assert by_category(records) == alone
+    assert metrics.by_category(records) == alone
     records["generate"] = records["generate"][:1]
-    assert [row["arm"] for row in by_category(records)] == [*HAND, *list(HAND)[1:]]
+    assert [row["arm"] for row in metrics.by_category(records)] == [*HAND, *list(HAND)[1:]]
 
 
 LONG = [*range(100, 132)]  # 32 tokens
@@ -174,9 +167,11 @@ LOOPS = [
 def test_looping(tokens, looping):
     """A period of at most 32 tokens, three times and over 16 tokens, up to the end. Repetition: of
     5 4-grams the second abcd, of 4 the second abab."""
-    assert repetition("abcdabcd") == pytest.approx(1 / 5) and repetition("aaaa") == 0
-    assert repetition("abababc") == pytest.approx(1 / 4) and repetition("aaa") == 0
-    assert is_looping(tokens) is looping
+    assert (
+        metrics.repetition("abcdabcd") == pytest.approx(1 / 5) and metrics.repetition("aaaa") == 0
+    )
+    assert metrics.repetition("abababc") == pytest.approx(1 / 4) and metrics.repetition("aaa") == 0
+    assert metrics.is_looping(tokens) is looping
     goes_on = {"plain": [record(1, turn(tokens + [5], 1.0)), record(2, turn([4, 5], 1.0))]}
     assert values(summarize(goes_on)[0], "looping") == [looping / 2]  # 5 is where it stopped
 
