@@ -8,8 +8,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tiny import prompt_tokens
-from tiny_eagle3 import draft_tokens, target_and_head
+from tiny import draft_tokens, prompt_tokens, target_and_head
 
 from eagle_fsd.config import BadInput, SamplingConfig, TreeConfig
 from eagle_fsd.decoding.acceptance import Policy, accept

@@ -10,8 +10,7 @@ import pytest
 import reference_head
 import torch
 from reference_tree import grow, paths
-from tiny import tiny_head, tiny_target
-from tiny_eagle3 import HEADS, fused_target, target_and_head, tiny_head3
+from tiny import HEADS, fused_target, target_and_head, tiny_head, tiny_head3, tiny_target
 
 from eagle_fsd.config import TreeConfig
 from eagle_fsd.decoding.target import Target

@@ -10,8 +10,16 @@ import reference_head
 import torch
 from head_files import eagle_tensors, save
 from reference_tree import paths
-from tiny import FAMILIES, prompt_tokens, tiny_head
-from tiny_eagle3 import HEADS, LAYERS, fused_target, target_and_head, tiny_head3
+from tiny import (
+    FAMILIES,
+    HEADS,
+    LAYERS,
+    fused_target,
+    prompt_tokens,
+    target_and_head,
+    tiny_head,
+    tiny_head3,
+)
 
 from eagle_fsd.config import TreeConfig
 from eagle_fsd.decoding.acceptance import Policy

@@ -1,6 +1,6 @@
 """Around a training: what a head takes over from another, and its tokens per round on held-out
-answers, against one tree at a time; and the target's states: right rows, kept for the next epoch, of
-each text and target apart.
+answers, against one tree at a time; and the target's states: right rows, kept for the next epoch,
+of each text and target apart.
 
 Axes: L tokens of a dialogue, F features.
 """
@@ -9,8 +9,7 @@ from itertools import pairwise
 
 import pytest
 import torch
-from tiny import prompt_tokens, tiny_head, tiny_target
-from tiny_eagle3 import fused_target, target_and_head, tiny_head3
+from tiny import fused_target, prompt_tokens, target_and_head, tiny_head, tiny_head3, tiny_target
 
 from eagle_fsd.config import BadInput, TreeConfig
 from eagle_fsd.decoding.target import Target

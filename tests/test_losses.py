@@ -10,7 +10,6 @@ import math
 import pytest
 import torch
 from tiny import tiny_head, tiny_target
-from tiny_eagle3 import draft_tokens, tiny_head3
 
 from eagle_fsd.decoding.divergence import divergence as divergence_of
 from eagle_fsd.training import losses
@@ -159,10 +158,9 @@ def objective(request) -> Objective:
     """EAGLE-1/2 or 3, over all tokens or 37 of them."""
     target = tiny_target("llama")
     size = 37 if "part" in request.param else None
-    token_R = torch.arange(target.vocab_size) if size is None else draft_tokens(size)
-    make = tiny_head3 if "eagle3" in request.param else lambda **kw: tiny_head(target, **kw)
-    recipe = Recipe(**WEIGHTS, unroll_steps=3, step_decay=0.7)
-    return Objective(make(draft_vocab_size=size), target.lm_head.weight[token_R], recipe)
+    head = tiny_head(head_type=request.param.split()[0], draft_vocab_size=size)
+    rows_RD = target.lm_head.weight if size is None else target.lm_head.weight[head.draft_token_R]
+    return Objective(head, rows_RD, Recipe(**WEIGHTS, unroll_steps=3, step_decay=0.7))
 
 
 @pytest.fixture

@@ -3,8 +3,7 @@
 import pytest
 import torch
 from reference_unroll import slow_unroll
-from tiny import prompt_tokens
-from tiny_eagle3 import target_and_head
+from tiny import prompt_tokens, target_and_head
 
 from eagle_fsd.config import TreeConfig
 from eagle_fsd.drafters.eagle import EagleDrafter

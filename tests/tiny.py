@@ -13,7 +13,7 @@ from eagle_fsd.decoding.tree import DraftTree
 from eagle_fsd.drafters.grower import TreeGrower
 from eagle_fsd.engine.select import ENGINES
 from eagle_fsd.heads.head_config import HeadConfig
-from eagle_fsd.heads.models import DraftHead, build_head
+from eagle_fsd.heads.models import DraftHead, Eagle3Head, build_head
 
 BOS = 2  # first token of every prompt: the one token that no drafter is told
 WINDOW = 7
@@ -50,6 +50,7 @@ FAMILIES = {
         "gemma3_text", **WIDE, query_pre_attn_scalar=14, sliding_window=WINDOW, layer_types=MIXED
     ),
 }
+LAYERS = 7  # 2, 3 and 4 are upstream's fused layers of a target with seven
 SLIDING = ("qwen2_sliding", "mistral_sliding", "gemma3")
 
 
@@ -101,6 +102,8 @@ def tiny_head(
     }
     head = build_head(HeadConfig(**config | changes)).eval()
     randomize(head, seed=seed, scale=scale)
+    if head.d2t is not None:
+        head.set_draft_tokens(draft_tokens(head.d2t.shape[0], seed=seed))
     return head
 
 
@@ -109,6 +112,46 @@ def prompt_tokens(length: int, *, seed: int = 0, vocab_size: int = SIZES["vocab_
     generator = torch.Generator().manual_seed(seed)
     rest = torch.randint(0, vocab_size, (length - 1,), generator=generator)
     return [BOS, *rest.tolist()]
+
+
+def draft_tokens(size: int, *, seed: int = 0) -> torch.Tensor:
+    """Ascending token ids, neither the first nor consecutive."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randperm(101, generator=generator)[:size].sort().values
+
+
+def tiny_head3(**changes) -> Eagle3Head:
+    """An EAGLE-3 head for a target of SIZES."""
+    return tiny_head(head_type="eagle3", **changes)
+
+
+def fused_target(family: str = "llama", *, seed: int = 0, layers: tuple[int, ...] = (2, 3, 4)):
+    """A random target with seven layers that gives the hidden states an EAGLE-3 head reads."""
+    config = FAMILIES[family]()
+    if getattr(config, "layer_types", None):
+        config.layer_types = (config.layer_types * 3)[:LAYERS]
+    config.num_hidden_layers = LAYERS
+    return Target(random_model(config, seed=seed), feature_layers=layers)
+
+
+HEADS = {
+    "eagle3": {},
+    "eagle3, own layers": {"feature_layers": (0, 6, 1), "head_dim": 14},
+    "eagle3, 37 tokens": {"draft_vocab_size": 37, "num_key_value_heads": 1},
+    "eagle3, normed residual": {"draft_vocab_size": 37, "norm_before_residual": True},
+    "eagle": {},
+    "eagle, 37 tokens": {"draft_vocab_size": 37},
+    "eagle, biases": {"qkv_bias": True, "bias": False},
+    "eagle, two layers": {"num_hidden_layers": 2},
+}
+
+
+def target_and_head(
+    name: str, *, family: str = "llama", seed: int = 0, scale: float = 1.0
+) -> tuple[Target, DraftHead]:
+    """A head of HEADS, and a target that it reads."""
+    head = tiny_head(seed=seed, scale=scale, head_type=name.split(",")[0], **HEADS[name])
+    return fused_target(family, seed=seed, layers=head.config.fused_layers(LAYERS)), head
 
 
 class NoisyTargetDrafter:
