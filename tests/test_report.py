@@ -59,6 +59,7 @@ class Page(HTMLParser):
         self.texts: dict[str, list[str]] = {}
         self.feed(text)
         assert not self.open, f"not closed: {self.open}"
+        self.data: list[dict] = json.loads(self.texts["script"][0])
 
     def handle_starttag(self, tag, attrs):
         self.elements.append((tag, dict(attrs)))
@@ -71,10 +72,6 @@ class Page(HTMLParser):
     def handle_data(self, data):
         if self.open:
             self.texts.setdefault(self.open[-1], []).append(data)
-
-    @property
-    def data(self) -> list[dict]:
-        return json.loads(self.texts["script"][0])
 
 
 @pytest.fixture(scope="module")
