@@ -84,9 +84,6 @@ def test_unknown_targets_are_refused(tmp_path):
         (tmp_path / "config.json").write_text(text)
         with pytest.raises(BadInput, match="unknown target"):
             load_target_config(str(tmp_path))
-
-
-def test_a_target_without_a_head_of_its_own_is_told_what_to_do(tmp_path):
     FAMILIES["llama"]().save_pretrained(tmp_path)
     with pytest.raises(BadInput, match="no head ships .*--head.*train_head.py.*--arms generate pl"):
         load(str(tmp_path))

@@ -232,10 +232,7 @@ def test_what_does_not_count_changes_nothing(objective, batch):
     before = objective(feature, embedding, hidden, mask, 7)
     feature[:, 9:], embedding[:, 9:], hidden[~mask] = 9.0, -9.0, 1e3
     torch.testing.assert_close(before, objective(*batch, 7), rtol=1e-5, atol=1e-5)
-
-
-def test_only_the_head_is_in_the_state(objective):
-    """The target's rows are a constant: neither parameter, nor buffer, nor saved."""
+    # the target's rows are a constant: neither parameter, nor buffer, nor saved
     own = {key.removeprefix("head.") for key in objective.state_dict()}
     assert own == set(objective.head.state_dict())
     assert len(list(objective.parameters())) == len(list(objective.head.parameters()))
