@@ -13,7 +13,8 @@ from commands import load_command
 from hand_records import ARMS, TEXT, made_run, write_run
 from tiny_folder import write_random_head, write_target
 
-from eagle_fsd.evaluation.metrics import METRICS, by_category, rounds_of, summarize
+from eagle_fsd.evaluation.metrics import METRICS, by_category, summarize
+from eagle_fsd.evaluation.parts import rounds_of
 from eagle_fsd.evaluation.report.read_runs import RunData, read_run
 from eagle_fsd.evaluation.report.write_report import text_parts
 from eagle_fsd.runs.jsonl import read_lines, write_json, write_lines
@@ -143,7 +144,7 @@ def test_scores_of_tasks_and_judges(run_folder, tmp_path):
     of_judge = [("judge gpt-4", "plain", 6), ("judge gpt-4", "exact", 8.5)]
     by_turn = [(f"{score}, turn 1", arm, mean) for score, arm, mean in of_judge]
     assert found == [*of_judge, *by_turn, ("right", "plain", 0.75), ("right", "exact", 0.5)]
-    assert [tables["scores"][-1][key] for key in ("gained", "lost", "p")] == [1, 2, 1.0]
+    assert [tables["scores"][-1][key] for key in ("gained", "lost", "mcnemar_p")] == [1, 2, 1.0]
     assert tables["scores"][-1]["vs_plain"]["value"] == -0.25
     pairs = [(row["baseline"], row["arm"], row["adjusted"]["value"]) for row in tables["pairwise"]]
     assert pairs == [("plain", "exact", 0.5), ("plain", FSD, 0.75)]

@@ -78,9 +78,9 @@ def test_mcnemar_s_p_is_that_of_all_outcomes():
             mine, theirs = [1] * gained + [0] * lost, [0] * gained + [1] * lost
             found = mcnemar([*mine, 1, 1], [*theirs, 1, 1])
             p = sum(as_uneven) / len(outcomes)
-            assert found == {"gained": gained, "lost": lost, "p": pytest.approx(p)}
+            assert found == {"gained": gained, "lost": lost, "mcnemar_p": pytest.approx(p)}
     # beyond what floats hold
-    assert 0 < mcnemar([1] * 700 + [0] * 500, [0] * 700 + [1] * 500)["p"] < 1e-7
+    assert 0 < mcnemar([1] * 700 + [0] * 500, [0] * 700 + [1] * 500)["mcnemar_p"] < 1e-7
 
 
 def test_what_has_no_interval():

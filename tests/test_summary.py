@@ -5,7 +5,7 @@ import json
 import pytest
 from hand_records import HAND, NO_ROUNDS, made_run, record, turn
 
-from eagle_fsd.evaluation import metrics
+from eagle_fsd.evaluation import metrics, parts
 from eagle_fsd.evaluation.metrics import METRICS, summarize
 
 FSD = "fsd:0.2"
@@ -168,8 +168,8 @@ def test_looping(tokens, looping):
     """A period of at most 32 tokens, three times and over 16 tokens, up to the end. Repetition: of
     5 4-grams the second abcd, of 4 the second abab."""
     for text, share in {"abcdabcd": 1 / 5, "abababc": 1 / 4, "aaaa": 0, "aaa": 0}.items():
-        assert metrics.repetition(text) == pytest.approx(share)
-    assert metrics.is_looping(tokens) is looping
+        assert parts.repetition(text) == pytest.approx(share)
+    assert parts.is_looping(tokens) is looping
     goes_on = {"plain": [record(1, turn(tokens + [5], 1.0)), record(2, turn([4, 5], 1.0))]}
     assert values(summarize(goes_on)[0], "looping") == [looping / 2]  # 5 is where it stopped
 

@@ -15,14 +15,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from eagle_fsd.evaluation.arms import PLAIN
-from eagle_fsd.evaluation.metrics import (
-    EXACT,
-    METRICS,
-    Record,
-    exact_beside,
-    rate_parts,
-    shared_questions,
-)
+from eagle_fsd.evaluation.metrics import EXACT, METRICS, exact_beside, rate_parts, shared_questions
+from eagle_fsd.evaluation.parts import Record
 from eagle_fsd.evaluation.stats import interval
 
 GAINS = (1.05, 1.1, 1.2)

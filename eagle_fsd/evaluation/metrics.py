@@ -7,81 +7,17 @@ token that prefill yields; lengths and speeds are of what was answered.
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from eagle_fsd.config import BadInput
-from eagle_fsd.evaluation import stats
+from eagle_fsd.evaluation import parts, stats
 from eagle_fsd.evaluation.arms import BY_TRANSFORMERS, GENERATE, PLAIN, parse_arm
+from eagle_fsd.evaluation.parts import Part, Record, answers
 from eagle_fsd.evaluation.stats import Interval
 
-Record = dict  # one question answered by one arm: question_id, arm, turns
 Questions = dict[int | str, Record]  # all answers of an arm, a question's in one record
-Part = Callable[[Record], float]  # numerator or denominator of a rate
 EXACT = "exact"
-GRAM = 4
-LOOP_PERIOD, LOOP_REPEATS, LOOP_TOKENS = 32, 3, 16
-
-
-def repetition(tokens: Sequence[int]) -> float:
-    """Share of an answer's 4-grams that occurred before in it; 0 for fewer than 5 tokens.
-
-    Example: a b c d a b c d has 4-grams abcd bcda cdab dabc abcd: 1 of 5.
-    """
-    grams = [tuple(tokens[i : i + GRAM]) for i in range(len(tokens) - GRAM + 1)]
-    return 1 - len(set(grams)) / len(grams) if grams else 0.0
-
-
-def is_looping(tokens: Sequence[int]) -> bool:
-    """Whether an answer ends in a loop: its end repeats a stretch of at most 32 tokens at least 3
-    times, over at least 16 tokens."""
-    for period in range(1, LOOP_PERIOD + 1):
-        length = max(LOOP_REPEATS * period, LOOP_TOKENS)
-        end = tokens[-length:]
-        if len(end) == length and end[period:] == end[:-period]:
-            return True
-    return False
-
-
-def _ends_looping(turn: dict) -> bool:
-    """Without the last token of an answer that stopped, which may be the stop token."""
-    tokens = turn["token_ids"]
-    return is_looping(tokens[:-1] if turn["finish"] == "stop" else tokens)
-
-
-def _of_turns(value: Callable[[dict], float]) -> Part:
-    return lambda record: sum(value(turn) for turn in record["turns"])
-
-
-answers = _of_turns(lambda turn: 1)
-tokens = _of_turns(lambda turn: len(turn["token_ids"]))
-seconds = _of_turns(lambda turn: turn["seconds"])
-rounds = _of_turns(lambda turn: len(turn["rounds"]))
-round_tokens = _of_turns(lambda turn: sum(len(r["tokens"]) for r in turn["rounds"]))
-
-
-def rounds_of(record: Record) -> list[dict]:
-    return [r for turn in record["turns"] for r in turn["rounds"]]
-
-
-def _of_turn_tokens(key: str) -> Part:
-    """What a turn holds as the mean over its tokens, summed."""
-    return _of_turns(lambda turn: turn[key] * len(turn["token_ids"]))
-
-
-def _of_round_tokens(key: str) -> Part:
-    """NaN where a token has none: its metric is then unknown."""
-    return lambda record: sum(
-        math.nan if x is None else float(x) for r in rounds_of(record) for x in r[key]
-    )
-
-
-def _same_as_plain(record: Record) -> float:
-    """Answers that equal plain's token for token; NaN where plain has none."""
-    if record["plain"] is None:
-        return math.nan
-    both = zip(record["turns"], record["plain"]["turns"], strict=True)
-    return sum(mine["token_ids"] == theirs["token_ids"] for mine, theirs in both)
 
 
 @dataclass(frozen=True)
@@ -110,69 +46,69 @@ RATES: dict[str, Metric] = {
     "tokens_per_second": Metric(
         "tokens/s", ".1f", ("speed", "categories"),
         "emitted tokens over the seconds of prefill and decoding",
-        tokens, seconds,
+        parts.tokens, parts.seconds,
     ),
     "tokens_per_round": Metric(
         "tokens/round", ".2f", ("main", "speed", "categories"),
         "tokens emitted by a verification: the accepted drafts and the next token",
-        round_tokens, rounds,
+        parts.round_tokens, parts.rounds,
     ),
     "ceiling": Metric(
         "ceiling", ".2f", ("speed",),
         "most that tokens/round over exact can be at this fuzzy share, 1 / (1 - f tau)",
     ),
     "rounds_per_answer": Metric(
-        "rounds/answer", ".1f", ("speed",), "verifications an answer", rounds, answers
+        "rounds/answer", ".1f", ("speed",), "verifications an answer", parts.rounds, answers
     ),
     "seconds_per_answer": Metric(
-        "s/answer", ".2f", ("speed",), "seconds of an answer", seconds, answers
+        "s/answer", ".2f", ("speed",), "seconds of an answer", parts.seconds, answers
     ),
     "fuzzy_share": Metric(
         "fuzzy share", ".4f", ("main", "cost", "equal speed"),
         "share of the rounds' tokens that the exact test would not have emitted",
-        _of_round_tokens("fuzzy"), round_tokens,
+        parts.of_round_tokens("fuzzy"), parts.round_tokens,
     ),
     "regret_per_token": Metric(
         "regret/token", ".4f", ("main", "cost", "equal speed"),
         "log P(most likely token) - log P(token) under the target, nats, mean over rounds' tokens",
-        _of_round_tokens("regret"), round_tokens,
+        parts.of_round_tokens("regret"), parts.round_tokens,
     ),
     "tv_per_token": Metric(
         "TV/token", ".4f", ("cost",),
         "total variation of the emitted distribution to the target's, mean over rounds' tokens",
-        _of_round_tokens("tv"), round_tokens,
+        parts.of_round_tokens("tv"), parts.round_tokens,
     ),
     "argmax_share": Metric(
         "argmax share", ".4f", ("cost", "categories"),
         "share of answer tokens that are the target's most likely, scored in one forward pass",
-        _of_turn_tokens("rescored_argmax_share"), tokens,
+        parts.of_turn_tokens("rescored_argmax_share"), parts.tokens,
     ),
     "mean_logp": Metric(
         "log p/token", ".3f", ("cost",),
         "mean log-probability of an answer token under the target, nats, in one forward pass",
-        _of_turn_tokens("rescored_mean_logp"), tokens,
+        parts.of_turn_tokens("rescored_mean_logp"), parts.tokens,
     ),
     "same_as_plain": Metric(
         "same as plain", ".3f", ("answers",),
-        "share of answers that equal plain's token for token", _same_as_plain, answers,
+        "share of answers that equal plain's token for token", parts.same_as_plain, answers,
     ),
     "tokens_per_answer": Metric(
-        "tokens/answer", ".1f", ("answers",), "length of an answer", tokens, answers
+        "tokens/answer", ".1f", ("answers",), "length of an answer", parts.tokens, answers
     ),
     "at_limit": Metric(
         "at the limit", ".2f", ("answers",), "share of answers that ran out of their budget",
-        _of_turns(lambda turn: turn["finish"] == "length"), answers,
+        parts.of_turns(lambda turn: turn["finish"] == "length"), answers,
     ),
     "repetition": Metric(
         "repetition", ".3f", ("answers",),
-        f"share of an answer's {GRAM}-grams that occurred before in it",
-        _of_turns(lambda turn: repetition(turn["token_ids"])), answers,
+        f"share of an answer's {parts.GRAM}-grams that occurred before in it",
+        parts.of_turns(lambda turn: parts.repetition(turn["token_ids"])), answers,
     ),
     "looping": Metric(
         "looping", ".2f", ("answers",),
-        f"share of answers whose end repeats at most {LOOP_PERIOD} tokens at least {LOOP_REPEATS} "
-        f"times, over at least {LOOP_TOKENS}",
-        _of_turns(_ends_looping), answers,
+        f"share of answers whose end repeats at most {parts.LOOP_PERIOD} tokens at least "
+        f"{parts.LOOP_REPEATS} times, over at least {parts.LOOP_TOKENS}",
+        parts.of_turns(parts.ends_looping), answers,
     ),
 }
 

@@ -87,10 +87,11 @@ def mcnemar(mine_Q: Sequence[bool], theirs_Q: Sequence[bool]) -> dict[str, int |
     """McNemar's exact test of answers that are 0 or 1.
 
     Returns:
-        {"gained", "lost", "p"}: questions only mine has, only theirs has, and the two-sided
+        {"gained", "lost", "mcnemar_p"}: questions only mine has, only theirs has, and the two-sided
         binomial p of a split as uneven; 1.0 where no question differs.
     """
     differences = [int(mine) - int(theirs) for mine, theirs in zip(mine_Q, theirs_Q, strict=True)]
     gained, lost = differences.count(1), differences.count(-1)
     tail = sum(math.comb(gained + lost, i) for i in range(min(gained, lost) + 1))
-    return {"gained": gained, "lost": lost, "p": min(1.0, 2 * tail / 2 ** (gained + lost))}
+    p = min(1.0, 2 * tail / 2 ** (gained + lost))
+    return {"gained": gained, "lost": lost, "mcnemar_p": p}

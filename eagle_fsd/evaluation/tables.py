@@ -19,9 +19,20 @@ def columns(**form_by_key: str) -> list[Column]:
     return list(zip(titles, form_by_key, form_by_key.values(), strict=True))
 
 
+MCNEMAR: list[Column] = [*columns(gained="d", lost="d"), ("McNemar p", "mcnemar_p", ".3f")]
+# what scorers and judges give to answers
+SCORES: tuple[Column, ...] = (
+    *columns(score="s", arm="s", questions="d", mean=".4f"),
+    ("- plain", "vs_plain", "+.4f"),
+    *MCNEMAR,
+)
+SCORES_NOTE = (
+    "Means over questions, in brackets 95 % intervals; - plain: paired difference over the "
+    "questions and turns that both have, in parentheses the smallest true one that so many "
+    "questions show with power 80 % (0 where no question differs, which says nothing of other "
+    "questions). gained, lost: questions right only here, or only by plain; McNemar's exact p."
+)
 # what a judge says of pairs of answers
-MCNEMAR: list[Column] = [*columns(gained="d", lost="d"), ("McNemar p", "p", ".3f")]
-NO_TEST = dict.fromkeys(("gained", "lost", "p"))
 PAIRWISE: tuple[Column, ...] = (
     *columns(arm="s"),
     ("wins", "win", ".2f"),
@@ -29,10 +40,14 @@ PAIRWISE: tuple[Column, ...] = (
     ("losses", "loss", ".2f"),
     ("wins + ties / 2", "adjusted", ".2f"),
     ("less 1/2", "difference", ".2f"),
-    *columns(gained="d", lost="d"),
-    ("McNemar p", "mcnemar_p", ".3f"),
+    *MCNEMAR,
     ("orders agree", "consistent", ".2f"),
     *columns(questions="d", verdicts="d"),
+)
+PAIRWISE_NOTE = (
+    "Against the baseline, each match in both orders; a tie too where the orders disagree. "
+    "Brackets and parentheses as for scores. gained, lost: questions with more wins than losses, "
+    "and with fewer; McNemar's exact p."
 )
 ARM_WIDTH, TITLE_WIDTH = 20, 12  # of 100 on a terminal
 # metric -> what a verdict says of it

@@ -71,6 +71,17 @@ def read_records(path: str | Path) -> Iterator[tuple[int, object]]:
         raise BadInput(f"{path} is damaged behind line {number} ({error})") from error
 
 
+def read_json(path: Path, *keys: str) -> list:
+    """The values of these keys in a JSON file of ours; BadInput if it is damaged or lacks one."""
+    try:
+        whole = json.loads(path.read_text(encoding="utf-8"))
+        return [whole[key] for key in keys]
+    except (ValueError, KeyError, TypeError) as error:
+        raise BadInput(
+            f"{path} is damaged, or of an older version ({error!r}): run its command again"
+        ) from error
+
+
 def append_lines(path: Path, rows: Iterable[dict]) -> None:
     """Append rows; they are on disk when this returns."""
     _write(path, _lines(rows), "a")

@@ -14,7 +14,7 @@ from pathlib import Path
 from eagle_fsd.config import BadInput
 from eagle_fsd.evaluation.questions import Question, read_questions
 from eagle_fsd.models.assets import asset_dir
-from eagle_fsd.runs.jsonl import read_records
+from eagle_fsd.runs.jsonl import read_json, read_records
 from eagle_fsd.tasks.task_scores import records_by_arm
 
 # categories whose prompt shows a reference answer; FastChat's NEED_REF_CATS
@@ -103,14 +103,11 @@ def read_requests(run_folder: Path, *, mode: str, baseline: str, question_file: 
     return requests
 
 
-def _own_questions(run_folder: Path) -> Path:
-    """The question file that the run was made from, or MT-Bench's."""
+def _own_questions(run_folder: Path) -> str:
+    """The question file that the run was made from; "": MT-Bench's."""
     path = run_folder / "run.json"
-    try:
-        options = json.loads(path.read_text())["options"] if path.is_file() else {}
-        return Path(options.get("question_file") or asset_dir("mt_bench") / "question.jsonl")
-    except (ValueError, KeyError, TypeError) as error:
-        raise BadInput(f"{path} is damaged ({error!r})") from error
+    (options,) = read_json(path, "options") if path.is_file() else [{}]
+    return options.get("question_file", "")
 
 
 def _fill(template: str, texts: dict[str, list[str]], question: Question) -> str:

@@ -10,29 +10,18 @@ import pandas as pd
 from tqdm import tqdm
 
 from eagle_fsd.config import BadInput
+from eagle_fsd.evaluation import tables
 from eagle_fsd.evaluation.arms import parse_arm
 from eagle_fsd.evaluation.questions import Question
 from eagle_fsd.evaluation.stats import mcnemar, mean_interval, paired_difference, rate_interval
-from eagle_fsd.evaluation.tables import MCNEMAR, NO_TEST, PAIRWISE, columns, markdown_table
 from eagle_fsd.runs.jsonl import read_lines, write_json, write_lines
 from eagle_fsd.tasks.humaneval import bubblewrap
 from eagle_fsd.tasks.scorers import SCORERS
 
 BASELINE = "plain"  # the arms of a task share their sampling, so that there is one
-COLUMNS = [*columns(questions="d"), ("- plain", "vs_plain", "+.3f"), *MCNEMAR]
 MATCH = ["question_id", "choice", "turn"]
 # who wins by a judge's verdict in game 1: the arm 1, the baseline -1; in game 2 the other way
 WINS = {"A": 1, "B": -1, "tie": 0}
-NOTE = (
-    "Means over questions with 95 % intervals; - plain: paired difference, in parentheses the "
-    "smallest true one that so many questions show with power 80 % (0 where no question differs, "
-    "which says nothing of other questions)."
-)
-PAIRWISE_NOTE = (
-    "Each match in both orders; a tie too where they disagree. Brackets: 95 % intervals over "
-    "questions; in parentheses the smallest true difference shown with power 80 %. gained, lost: "
-    "questions with more wins than losses, and with fewer; McNemar's exact p."
-)
 
 
 def records_by_arm(folder: str | Path) -> dict[str, list[dict]]:
@@ -72,7 +61,7 @@ def score_run(
             values += [place | {"arm": arm, "score": s, "value": v} for s, v in given.items()]
         write_lines(target / f"{parse_arm(arm).slug}.jsonl", scored)
     compared = compare_scores(values)
-    text = score_tables(compared)
+    text = score_table(compared)
     if scorer == "humaneval":
         place = "in bubblewrap" if bubblewrap() else "without isolation"
         text += f"\n\nThe answers' code ran {place}."
@@ -89,8 +78,8 @@ def compare_scores(values: list[dict]) -> list[dict]:
 
     Returns:
         JSON-able rows: score, arm, questions, mean {"value", "low", "high"}, and against the plain
-        loop vs_plain {"value", "low", "high", "detectable"} and mcnemar {"gained", "lost", "p"};
-        both None for itself and without it, mcnemar also where a score is neither 0 nor 1.
+        loop vs_plain {"value", "low", "high", "detectable"}, gained, lost and mcnemar_p: None for
+        itself and without it, but for vs_plain also where a score is neither 0 nor 1.
     """
     compared = []
     frame = pd.DataFrame([{"turn": 1} | row for row in values])
@@ -98,26 +87,23 @@ def compare_scores(values: list[dict]) -> list[dict]:
         values = part.groupby(["arm", "question_id", "turn"], sort=False)["value"].mean()
         for arm in values.index.unique("arm"):
             mine_Q = values[arm].groupby("question_id", sort=False).mean()
-            row = {"score": name, "arm": arm, "questions": len(mine_Q), "vs_plain": None}
-            row |= {"mean": mean_interval(mine_Q), "mcnemar": None}
+            row = {"score": name, "arm": arm, "questions": len(mine_Q)}
+            row |= dict.fromkeys(("vs_plain", "gained", "lost", "mcnemar_p"))
+            row["mean"] = mean_interval(mine_Q)
             if arm != BASELINE and BASELINE in values.index.unique("arm"):
                 both = pd.concat([values[arm], values[BASELINE]], axis=1, join="inner")
                 pair = both.groupby("question_id", sort=False).mean().to_numpy().T.tolist()
                 if pair[0]:
                     row["vs_plain"] = paired_difference(*pair)
-                    binary = {*pair[0], *pair[1]} <= {0, 1}
-                    row["mcnemar"] = mcnemar(*pair) if binary else None
+                    if {*pair[0], *pair[1]} <= {0, 1}:
+                        row |= mcnemar(*pair)
             compared.append(row)
     return compared
 
 
-def score_tables(compared: list[dict]) -> str:
-    """A Markdown table for each score, and how to read them."""
-    tables = []
-    for name in dict.fromkeys(row["score"] for row in compared):
-        rows = [NO_TEST | (row["mcnemar"] or {}) | row for row in compared if row["score"] == name]
-        tables.append(markdown_table(rows, [("arm", "arm", "s"), (name, "mean", ".3f"), *COLUMNS]))
-    return "\n\n".join([*tables, NOTE])
+def score_table(compared: list[dict]) -> str:
+    """Rows of compare_scores as a Markdown table, and how to read it."""
+    return f"{tables.markdown_table(compared, tables.SCORES)}\n\n{tables.SCORES_NOTE}"
 
 
 def write_table(path: Path, text: str, rows: list[dict]) -> None:
@@ -160,13 +146,12 @@ def pairwise_rows(verdicts: list[dict], *, judge: str, baseline: str) -> list[di
         points = (wins + 1) / 2
         balance = wins.groupby(level="question_id").sum()
         mean_Q = points.groupby(level="question_id").mean().tolist()
-        split = mcnemar((balance > 0).tolist(), (balance < 0).tolist())
         row = {"judge": judge, "arm": arm, "baseline": baseline}
         row |= {"questions": len(balance), "verdicts": len(wins)}
         row |= {name: _rate(wins == w) for name, w in (("win", 1), ("tie", 0), ("loss", -1))}
         row |= {"adjusted": _rate(points), "consistent": float(agree.mean())}
         row["difference"] = paired_difference(mean_Q, [0.5] * len(mean_Q))
-        row |= {"gained": split["gained"], "lost": split["lost"], "mcnemar_p": split["p"]}
+        row |= mcnemar((balance > 0).tolist(), (balance < 0).tolist())
         rows.append(row)
     return rows
 
@@ -182,9 +167,10 @@ def write_scores(path: Path, verdicts: list[dict], *, judge: str) -> str:
     baseline = verdicts[0]["baseline"]
     if baseline is None:
         rows = single_rows(verdicts, judge=judge)
-        text = score_tables(rows)
+        text = score_table(rows)
     else:
         rows = pairwise_rows(verdicts, judge=judge, baseline=baseline)
-        text = f"Against {baseline}:\n\n{markdown_table(rows, PAIRWISE)}\n\n{PAIRWISE_NOTE}"
+        shown = tables.markdown_table(rows, tables.PAIRWISE)
+        text = f"Against {baseline}:\n\n{shown}\n\n{tables.PAIRWISE_NOTE}"
     write_table(path, text, rows)
     return text

@@ -22,15 +22,8 @@ from eagle_fsd.models.load import (
 from eagle_fsd.runs.command import Processes
 from eagle_fsd.runs.folder import Run
 from eagle_fsd.runs.jsonl import write_json, write_lines
+from eagle_fsd.training import prompts
 from eagle_fsd.training.dialogues import TURN_TOKENS, ChatFormat, DialogueMaker
-from eagle_fsd.training.prompts import (
-    SELF,
-    Benchmarks,
-    draw_candidates,
-    parse_weights,
-    read_source,
-    user_turns,
-)
 from eagle_fsd.training.training_options import DataOptions
 
 
@@ -52,14 +45,16 @@ def make_dialogues(options: DataOptions) -> dict | None:
             f"--max_prompt_tokens {options.max_prompt_tokens} and --max_new_tokens "
             f"{options.max_new_tokens} exceed the target's {positions} positions: lower one"
         )
-    weights = parse_weights(options.sources)
-    sources = {name: read_source(name) for name in weights if name != SELF}
+    weights = prompts.parse_weights(options.sources)
+    sources = {name: prompts.read_source(name) for name in weights if name != prompts.SELF}
     excluded = {
-        Path(path).name: [turn for found in read_source(path) for turn in user_turns(found or [])]
+        Path(path).name: [
+            turn for found in prompts.read_source(path) for turn in prompts.user_turns(found or [])
+        ]
         for path in options.exclude
     }
     chat = ChatFormat(load_tokenizer(options.target))
-    if SELF in weights:
+    if prompts.SELF in weights:
         chat.user_prefix()  # refuses a template without
     run = Run(
         options.output,
@@ -71,14 +66,14 @@ def make_dialogues(options: DataOptions) -> dict | None:
     done = {number for rows in run.records.values() for number in rows}
     candidates = (
         (number, *candidate)
-        for number, *candidate in draw_candidates(weights, sources, seed=options.seed)
+        for number, *candidate in prompts.draw_candidates(weights, sources, seed=options.seed)
         if number % processes.count == processes.index and number not in done
     )
     target, _ = load_target(
         options.target, dtype=options.dtype, device=options.device, engine="auto"
     )
     end_ids = chat.end_ids | set(target.eos_token_ids)
-    maker = DialogueMaker(options, run, candidates, chat, Benchmarks(excluded), end_ids)
+    maker = DialogueMaker(options, run, candidates, chat, prompts.Benchmarks(excluded), end_ids)
     run.begin_session()
     for request in complete(
         target, maker.next_request, batch_size=options.batch_size, stop=maker.out_of_time

@@ -7,16 +7,16 @@ judge/JUDGE/*.json        optional: rows of what judges gave
 traces/ARM.jsonl          optional: trees and sources of chosen answers
 """
 
-import json
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
 from eagle_fsd.config import BadInput
 from eagle_fsd.evaluation.arms import BY_TRANSFORMERS, parse_arm
-from eagle_fsd.evaluation.metrics import by_category, rounds_of, seconds, summarize, untimed
+from eagle_fsd.evaluation.metrics import by_category, summarize, untimed
+from eagle_fsd.evaluation.parts import rounds_of, seconds
 from eagle_fsd.runs.folder import answer_key
-from eagle_fsd.runs.jsonl import read_lines
+from eagle_fsd.runs.jsonl import read_json, read_lines
 
 BASELINES = ("plain", "generate", "generate_compiled", "exact")  # first in every table
 KEYS = ("question_id", "arm", "turns")  # of every record and trace
@@ -131,7 +131,7 @@ def read_run(folder: Path) -> RunData:
     """
     if not (folder / "run.json").is_file():
         raise BadInput(f"{folder} is no run: it has no run.json")
-    options, sessions = _read_json(folder / "run.json", "options", "sessions")
+    options, sessions = read_json(folder / "run.json", "options", "sessions")
     warnings: list[str] = []
     found = _read_arms(folder / "records", warnings)
     if not found:
@@ -142,7 +142,7 @@ def read_run(folder: Path) -> RunData:
         raise BadInput(f"{folder}: {error}; made by an older version? Run it again") from error
     scores = []
     for path in [*folder.glob("scores/table.json"), *folder.glob("judge/*/*.json")]:
-        scores += [row for row in _read_json(path, "rows")[0] if row["arm"] in arms]
+        scores += [row for row in read_json(path, "rows")[0] if row["arm"] in arms]
     kinds = ("score", "judge", "baseline")  # what a table groups by
     scores.sort(key=lambda row: ([row.get(key) or "" for key in kinds], arms.index(row["arm"])))
     return RunData(
@@ -155,16 +155,6 @@ def read_run(folder: Path) -> RunData:
         traces=_read_arms(folder / "traces", warnings),
         warnings=warnings,
     )
-
-
-def _read_json(path: Path, *keys: str) -> list:
-    try:
-        whole = json.loads(path.read_text(encoding="utf-8"))
-        return [whole[key] for key in keys]
-    except (ValueError, KeyError, TypeError) as error:
-        raise BadInput(
-            f"{path} is damaged, or of an older version ({error!r}): run its command again"
-        ) from error
 
 
 def _read_arms(folder: Path, warnings: list[str]) -> dict[str, list[dict]]:

@@ -4,32 +4,17 @@ from collections.abc import Sequence
 
 import pandas as pd
 
+from eagle_fsd.evaluation import tables
 from eagle_fsd.evaluation.bench import Bench
 from eagle_fsd.evaluation.curves import equal_speed, plot_curves
-from eagle_fsd.evaluation.metrics import rounds_of
+from eagle_fsd.evaluation.parts import rounds_of
 from eagle_fsd.evaluation.report.read_runs import RunData
-from eagle_fsd.evaluation.tables import (
-    MCNEMAR,
-    NO_TEST,
-    PAIRWISE,
-    Column,
-    columns,
-    markdown_table,
-    metric_columns,
-    terminal_table,
-    verdict,
-    write_csv,
-)
+from eagle_fsd.evaluation.tables import Column, columns, metric_columns
 from eagle_fsd.runs.jsonl import write_json
 
 Table = tuple[Sequence[Column], list[dict]]  # rows have the columns' keys, and more for the CSV
 DEPTHS = range(1, 9)  # of accepted drafts
 OVER_EXACT: Column = ("tokens/round over exact", "gain", ".2f")
-SCORES: tuple[Column, ...] = (
-    *columns(score="s", arm="s", questions="d", mean=".4f"),
-    ("- plain", "vs_plain", "+.4f"),
-    *MCNEMAR,
-)
 # title of a table -> how to read it
 NOTES = {
     "Arms": "In brackets 95 % intervals over questions; in parentheses the smallest true "
@@ -40,10 +25,8 @@ NOTES = {
     "By category": "Few questions each: intervals are wide, or missing.",
     "Equal speed": "What every line of arms has lost where its tokens per round are 1.05, 1.1 and "
     "1.2 times exact's, interpolated between its values: compare with random.",
-    "Scores": "Means; - plain: paired difference over the questions and turns that both have. "
-    "gained, lost: questions right only here, or only by plain; McNemar's exact p.",
-    "Pairwise": "Against the baseline, each match in both orders; a tie too where the orders "
-    "disagree. gained, lost: questions with more wins than losses, and with fewer.",
+    "Scores": tables.SCORES_NOTE,
+    "Pairwise": tables.PAIRWISE_NOTE,
     "Accepted drafts": "Share of rounds that accept at least so many drafts.",
 }
 
@@ -52,23 +35,22 @@ def run_tables(run: RunData) -> dict[str, Table]:
     """Tables by title, those that hold something; the first is for the top of the page."""
     rows = run.rows
     several = len({row["category"] for row in run.categories}) > 1
-    scores = [row | (row.get("mcnemar") or NO_TEST) | {"mcnemar": None} for row in run.scores]
     depths = [(f">= {depth}", f"at_least_{depth}", ".3f") for depth in DEPTHS]
     parts = [*columns(category="s", arm="s", questions="d"), *metric_columns("categories")]
     answers = columns(arm="s", answers="d") + metric_columns("answers")
     equal = [*columns(line="s"), OVER_EXACT, *columns(value=".3f"), *metric_columns("equal speed")]
-    tables: dict[str, Table] = {
+    found: dict[str, Table] = {
         "Arms": (columns(arm="s") + metric_columns("main"), rows),
         "Speed": (columns(arm="s", questions="d") + metric_columns("speed"), rows),
         "Cost": (columns(arm="s") + metric_columns("cost"), rows),
         "Answers": (answers, rows),
         "By category": (parts, run.categories if several else []),
         "Equal speed": (equal, equal_speed(run.records, rows)),
-        "Scores": (SCORES, scores),
-        "Pairwise": ([*columns(judge="s", baseline="s"), *PAIRWISE], run.pairwise),
+        "Scores": (tables.SCORES, run.scores),
+        "Pairwise": ([*columns(judge="s", baseline="s"), *tables.PAIRWISE], run.pairwise),
         "Accepted drafts": ([*columns(arm="s"), *depths], _depth_rows(run)),
     }
-    return {title: table for title, table in tables.items() if table[1]}
+    return {title: table for title, table in found.items() if table[1]}
 
 
 def _depth_rows(run: RunData) -> list[dict]:
@@ -96,21 +78,21 @@ def report_bench(bench: Bench, *, extra: str = "", further: dict | None = None) 
     whole = {"title": title, "options": settings, "sessions": run.sessions, "notes": notes}
     whole |= {"rows": rows, "by_category": run.categories, **(further or {})}
     write_json(folder / "summary.json", whole)
-    write_csv(folder / "summary.csv", rows)
-    write_csv(folder / "by_category.csv", run.categories)
+    tables.write_csv(folder / "summary.csv", rows)
+    tables.write_csv(folder / "by_category.csv", run.categories)
     plot = "![loss against gain](summary.svg)" if plot_curves(rows, folder / "summary") else ""
-    said = "\n".join(f"- {row['arm']}: {verdict(row)}" for row in rows)
+    said = "\n".join(f"- {row['arm']}: {tables.verdict(row)}" for row in rows)
     notes = [f"Note: {note}." for note in notes]
-    tables = [
-        f"### {title}\n\n{NOTES[title]}\n\n{markdown_table(found, shown)}"
+    parts = [
+        f"### {title}\n\n{NOTES[title]}\n\n{tables.markdown_table(found, shown)}"
         for title, (shown, found) in run_tables(run).items()
     ]
-    text = "\n\n".join(filter(None, [title, said, plot, *tables, extra, *notes]))
+    text = "\n\n".join(filter(None, [title, said, plot, *parts, extra, *notes]))
     (folder / "summary.md").write_text(text + "\n", encoding="utf-8")
     rest = (
         f"All columns, with intervals, written to {folder}/summary.md, .json and .csv; the plot: "
         f"summary.svg\nThe page: python evaluate/report.py {folder} --output {folder}_report"
     )
     return "\n" + "\n\n".join(
-        filter(None, [title, terminal_table(rows), said, extra, *notes, rest])
+        filter(None, [title, tables.terminal_table(rows), said, extra, *notes, rest])
     )

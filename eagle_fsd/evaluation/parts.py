@@ -1,0 +1,78 @@
+"""What an answer is like, and the parts that rates are made of: a number of one record each.
+
+A record is a question answered by one arm: question_id, arm, turns (answering.turn_record). A turn
+of prefill's token and two rounds, of 3 and 2 tokens, the last one trimmed at a budget of 5:
+
+    prefill  a | round  b c d | round  e f        token_ids  a b c d e
+    answers 1    tokens 5    rounds 2    round_tokens 5 (b to f), so 2.5 tokens a round
+"""
+
+import math
+from collections.abc import Callable, Sequence
+
+Record = dict
+Part = Callable[[Record], float]
+GRAM = 4
+LOOP_PERIOD, LOOP_REPEATS, LOOP_TOKENS = 32, 3, 16
+
+
+def repetition(tokens: Sequence[int]) -> float:
+    """Share of an answer's 4-grams that occurred before in it; 0 for fewer than 5 tokens.
+
+    Example: a b c d a b c d has 4-grams abcd bcda cdab dabc abcd: 1 of 5.
+    """
+    grams = [tuple(tokens[i : i + GRAM]) for i in range(len(tokens) - GRAM + 1)]
+    return 1 - len(set(grams)) / len(grams) if grams else 0.0
+
+
+def is_looping(tokens: Sequence[int]) -> bool:
+    """Whether an answer ends in a loop: its end repeats a stretch of at most 32 tokens at least 3
+    times, over at least 16 tokens."""
+    for period in range(1, LOOP_PERIOD + 1):
+        length = max(LOOP_REPEATS * period, LOOP_TOKENS)
+        end = tokens[-length:]
+        if len(end) == length and end[period:] == end[:-period]:
+            return True
+    return False
+
+
+def ends_looping(turn: dict) -> bool:
+    """Without the last token of an answer that stopped, which may be the stop token."""
+    tokens = turn["token_ids"]
+    return is_looping(tokens[:-1] if turn["finish"] == "stop" else tokens)
+
+
+def of_turns(value: Callable[[dict], float]) -> Part:
+    """What every turn has, summed."""
+    return lambda record: sum(value(turn) for turn in record["turns"])
+
+
+answers = of_turns(lambda turn: 1)
+tokens = of_turns(lambda turn: len(turn["token_ids"]))
+seconds = of_turns(lambda turn: turn["seconds"])
+rounds = of_turns(lambda turn: len(turn["rounds"]))
+round_tokens = of_turns(lambda turn: sum(len(r["tokens"]) for r in turn["rounds"]))
+
+
+def rounds_of(record: Record) -> list[dict]:
+    return [r for turn in record["turns"] for r in turn["rounds"]]
+
+
+def of_turn_tokens(key: str) -> Part:
+    """What a turn holds as the mean over its tokens, summed."""
+    return of_turns(lambda turn: turn[key] * len(turn["token_ids"]))
+
+
+def of_round_tokens(key: str) -> Part:
+    """NaN where a token has none: its metric is then unknown."""
+    return lambda record: sum(
+        math.nan if x is None else float(x) for r in rounds_of(record) for x in r[key]
+    )
+
+
+def same_as_plain(record: Record) -> float:
+    """Answers that equal plain's token for token; NaN where plain has none."""
+    if record["plain"] is None:
+        return math.nan
+    both = zip(record["turns"], record["plain"]["turns"], strict=True)
+    return sum(mine["token_ids"] == theirs["token_ids"] for mine, theirs in both)
