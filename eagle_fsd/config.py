@@ -13,6 +13,17 @@ class BadInput(ValueError):  # noqa: N818  (what it tells of is the user, not an
     """
 
 
+def check_least(settings: object, said: str = "", /, **least: float) -> None:
+    """Refuse fields, or an entry of a list, below the least, nan and infinity, by a BadInput.
+
+    Example: check_least(options, "--", steps=1) says "--steps must be at least 1, got 0".
+    """
+    for name, low in least.items():
+        value = getattr(settings, name)
+        if not all(low <= v < math.inf for v in (value if isinstance(value, list) else [value])):
+            raise BadInput(f"{said}{name} must be at least {low}, got {value}")
+
+
 @dataclass(frozen=True)
 class TreeConfig:
     """Shape of the dynamic draft tree (EAGLE-2, arXiv 2406.16858).
@@ -31,9 +42,7 @@ class TreeConfig:
     branch_top_k: int = 10
 
     def __post_init__(self):
-        for name in ("num_draft_tokens", "tree_depth", "branch_top_k"):
-            if getattr(self, name) < 1:
-                raise BadInput(f"{name} must be at least 1, got {getattr(self, name)}")
+        check_least(self, num_draft_tokens=1, tree_depth=1, branch_top_k=1)
         if self.num_draft_tokens < self.tree_depth:
             raise BadInput(
                 f"num_draft_tokens {self.num_draft_tokens} cannot fill tree_depth "

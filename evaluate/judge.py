@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import quote
 
-from eagle_fsd.config import BadInput
+from eagle_fsd.config import BadInput, check_least
 from eagle_fsd.runs.command import option, run_command
 
 
@@ -43,9 +43,7 @@ class JudgeOptions:
             raise BadInput("--base_url holds a password, and is recorded: give OPENAI_BASE_URL it")
         if not self.request_seconds > 0:
             raise BadInput(f"--request_seconds must be above 0, got {self.request_seconds}")
-        for name, least in (("concurrency", 1), ("retries", 0)):
-            if getattr(self, name) < least:
-                raise BadInput(f"--{name} must be at least {least}, got {getattr(self, name)}")
+        check_least(self, "--", concurrency=1, retries=0)
 
 
 def run_judge(options: JudgeOptions) -> None:

@@ -13,7 +13,7 @@ BAD = {
     "no data": ({"data": "gone.jsonl"}, "gone.jsonl"),
     "nothing fits": ({"max_length": 2}, "2 tokens"),
     "held_out too large": ({"held_out": 40}, "40"),
-    "endless epochs": ({"epochs": "inf"}, "--epochs must be 0 or more, got inf"),
+    "endless epochs": ({"epochs": "inf"}, "--epochs must be at least 0, got inf"),
     "never saved": ({"save_minutes": "nan"}, "--save_minutes"),
     "a change of it": ({"recipe": "eagle,warmup=2"}, "warmup"),
     "feature of EAGLE-3": ({"head_type": "eagle3", "recipe": "eagle"}, "feature=0"),

@@ -18,7 +18,7 @@ from typing import ClassVar
 
 import torch
 
-from eagle_fsd.config import BadInput
+from eagle_fsd.config import BadInput, check_least
 from eagle_fsd.decoding.tree import DraftTree
 from eagle_fsd.models.loaded import Model
 
@@ -40,9 +40,7 @@ class LookupSettings:
     max_ngram: int = 3
 
     def __post_init__(self):
-        for name in ("num_draft_tokens", "max_ngram"):
-            if getattr(self, name) < 1:
-                raise BadInput(f"{name} must be at least 1, got {getattr(self, name)}")
+        check_least(self, num_draft_tokens=1, max_ngram=1)
 
     def build(self, model: Model) -> "LookupDrafter":
         if self.num_draft_tokens >= model.target.max_positions:

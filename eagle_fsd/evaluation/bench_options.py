@@ -2,12 +2,9 @@
 
 from dataclasses import dataclass, replace
 
-from eagle_fsd.config import DEFAULT_ARM, BadInput
+from eagle_fsd.config import DEFAULT_ARM, check_least
 from eagle_fsd.evaluation.questions import Question, spread
 from eagle_fsd.runs.command import option
-
-LEAST = {"turns": 0, "num_choices": 1, "traces": 0, "max_new_tokens": 1}
-LEAST |= {"step_repeats": 1, "context": 2, "accepted": 0}
 
 
 @dataclass
@@ -26,10 +23,7 @@ class BenchOptions:
     traces: int = option(0, "questions whose rounds are kept for the report, over all categories")
 
     def __post_init__(self):
-        for name, least in LEAST.items():
-            value = getattr(self, name, least)
-            if min(value if isinstance(value, list) else [value], default=least) < least:
-                raise BadInput(f"--{name} must be at least {least}, got {value}")
+        check_least(self, "--", turns=0, num_choices=1, traces=0, max_new_tokens=1)
 
     def choose(self, questions: list[Question]) -> list[Question]:
         """As many as were asked for, evenly over the categories, cut to the turns asked for."""
@@ -60,4 +54,5 @@ class SpeedOptions(BenchOptions):
 
     def __post_init__(self):
         super().__post_init__()
+        check_least(self, "--", step_repeats=1, context=2, accepted=0)
         self.context = sorted(set(self.context))

@@ -58,8 +58,11 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
         raise BadInput(f"target {name!r} has no tokenizer that loads ({error})") from error
 
 
-def check_device(device: str) -> None:
-    """Refuse a device that is misspelt or not there, before weights load."""
+def check_device(device: str, dtype: str = "float32") -> None:
+    """Refuse, before weights load, a device that is misspelt or not there, and a dtype that is not
+    in DTYPES, by a BadInput."""
+    if dtype not in DTYPES:
+        raise BadInput(f"unknown dtype {dtype!r}; known: {', '.join(DTYPES)}")
     try:
         torch.empty(0, device="cpu" if device == "auto" else device)
     except (AssertionError, RuntimeError) as error:  # torch without CUDA asserts
@@ -99,9 +102,7 @@ def load_target(
     Raises:
         BadInput: unknown name, dtype or device, or a target that is not supported.
     """
-    if dtype not in DTYPES:
-        raise BadInput(f"unknown dtype {dtype!r}; known: {', '.join(DTYPES)}")
-    check_device(device)
+    check_device(device, dtype)
     chosen = choose_engine(engine, device=device, dtype=DTYPES[dtype])
     config, tokenizer = load_target_config(name), load_tokenizer(name)
     if name.startswith(PREFIX):

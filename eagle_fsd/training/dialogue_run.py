@@ -38,7 +38,7 @@ def make_dialogues(options: DataOptions) -> dict | None:
     processes = Processes.launched(cpu=not options.device.startswith("cuda"))
     options.device = processes.device(options.device)
     options.dtype = options.dtype or default_dtype(options.device)
-    check_device(options.device)
+    check_device(options.device, options.dtype)
     positions = getattr(load_target_config(options.target), "max_position_embeddings", math.inf)
     if options.max_prompt_tokens + max(options.max_new_tokens, TURN_TOKENS) > positions:
         raise BadInput(

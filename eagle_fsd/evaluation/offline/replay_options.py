@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 
-from eagle_fsd.config import BadInput
 from eagle_fsd.runs.command import option
 
 
@@ -30,16 +29,14 @@ class ReplayOptions:
         import torch
 
         from eagle_fsd.decoding.loop import StopConfig
-        from eagle_fsd.models.load import DTYPES, SHIPPED_HEAD, check_device
+        from eagle_fsd.models.load import SHIPPED_HEAD, check_device
         from eagle_fsd.models.loaded import template_stops
         from eagle_fsd.runs.provenance import without_checkout
 
         StopConfig(self.max_new_tokens)  # its own check
         template_stops(self.conv_template)  # its name is checked
         self.device = self.device or ("cuda" if torch.cuda.is_available() else "cpu")
-        check_device(self.device)
-        if self.dtype not in DTYPES:
-            raise BadInput(f"unknown dtype {self.dtype!r}; known: {', '.join(DTYPES)}")
+        check_device(self.device, self.dtype)
         self.heads = list(dict.fromkeys(self.heads or [str(SHIPPED_HEAD)]))
         own = without_checkout(self.target).strip("/").replace("/", "_")
         self.texts = self.texts or f"runs/plain_texts/{own}-{self.dtype}"
