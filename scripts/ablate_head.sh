@@ -1,13 +1,15 @@
 #!/usr/bin/env bash
 # Recipes of head training against each other at equal tokens seen, judged by replay. Resumes.
-#     scripts/ablate_head.sh                                 makes 300,000 answer tokens first
-#     DATA=folder FEATURES=folder scripts/ablate_head.sh     from train/make_data.py; kept states
+#     QUESTIONS=mine.jsonl scripts/ablate_head.sh            makes 300,000 answer tokens first
+#     DATA=folder FEATURES=folder QUESTIONS=...              from train/make_data.py; kept states
 #     STEPS=150 SEEDS="0 1 2" TARGET=T OUTPUT=runs/ablation scripts/ablate_head.sh
+# QUESTIONS is a question file that is not the test set: recipes are chosen on it.
 # An arm is one line below; options go to train_head.py.
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 output=${OUTPUT:-$root/runs/ablate_head}
 target=${TARGET:-smollm2}
+: "${QUESTIONS:?name a question file to choose on, not the one that is reported}"
 bash "$root/scripts/setup.sh"
 python=$root/.venv/bin/python
 mkdir -p "$output"
@@ -40,5 +42,6 @@ arm tv-only "${loss16k[@]}" unrolled,feature=0,ce=0,tv=1
 arm loss8k --features "$features" --loss_vocab 8192
 arm full-vocab --features "$features"
 arm eagle3 --features "$features" --head_type eagle3 --recipe eagle3,unroll_steps=3 --loss_vocab 16384
-"$python" "$root/evaluate/replay.py" --target "$target" --heads "${heads[@]}" --questions 24 \
-    --max_new_tokens 64 --trees 7x4x6 15x4x6 --output "$output/replay"
+"$python" "$root/evaluate/replay.py" --target "$target" --heads "${heads[@]}" \
+    --question_file "$QUESTIONS" --texts "$output/texts" --max_new_tokens 64 --trees 7x4x6 15x4x6 \
+    --output "$output/replay"

@@ -1,13 +1,15 @@
 #!/usr/bin/env bash
 # One recipe on more and more data, judged by replay: does data bind, or capacity? Resumes.
-#     DATA=folder FEATURES=folder scripts/learning_curve.sh         from train/make_data.py; kept states
+#     DATA=folder QUESTIONS=mine.jsonl scripts/learning_curve.sh    FEATURES=folder: kept states
 #     SIZES="100000 1000000 0" TARGET=T OUTPUT=runs/curve ... --epochs 2   options go to train_head.py
+# DATA is of train/make_data.py, QUESTIONS a question file that is not the test set.
 # SIZES are answer tokens, 0 is all; a smaller part lies within a larger one.
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 output=${OUTPUT:-$root/runs/learning_curve}
 target=${TARGET:-smollm2}
 : "${DATA:?name the data, a folder of train/make_data.py}"
+: "${QUESTIONS:?name a question file to choose on, not the one that is reported}"
 bash "$root/scripts/setup.sh"
 python=$root/.venv/bin/python
 heads=()
@@ -17,5 +19,5 @@ for size in ${SIZES:-55000 110000 220000 440000 0}; do
         --answer_tokens "$size" --epochs 3 --loss_vocab 16384 "$@"
     heads+=("$output/tokens-$size")
 done
-"$python" "$root/evaluate/replay.py" --target "$target" --heads "${heads[@]}" --questions 24 \
-    --output "$output/replay"
+"$python" "$root/evaluate/replay.py" --target "$target" --heads "${heads[@]}" \
+    --question_file "$QUESTIONS" --texts "$output/texts" --output "$output/replay"
