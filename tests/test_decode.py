@@ -1,5 +1,8 @@
 """The decoding loop: greedy trees == one token at a time == `generate`, in float32."""
 
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
 import pytest
 import torch
 from answers import EXACT, TREES, assert_same, by_generate, run, text_of
@@ -14,9 +17,10 @@ from tiny import (
 )
 from transformers import GPT2Config
 
+from eagle_fsd.config import BadInput
 from eagle_fsd.decoding.acceptance import Policy
 from eagle_fsd.decoding.drafter import RootDrafter
-from eagle_fsd.decoding.loop import DecodeConfig, StopConfig, decode_rounds
+from eagle_fsd.decoding.loop import DecodeConfig, StopConfig, decode, decode_rounds
 from eagle_fsd.decoding.target import Target
 from eagle_fsd.drafters.eagle import EagleDrafter
 from eagle_fsd.drafters.lookup import LookupDrafter
@@ -138,6 +142,34 @@ def test_cache_invariant_and_one_buffer():
                 layers += drafter._sequence.cache.layers  # first used in the first round
             places.update((one.keys.data_ptr(), one.values.data_ptr()) for one in layers)
         assert len(places) == len(layers) and rounds > 5
+
+
+def test_a_second_answer_ends_the_first():
+    """Bug held down: of two streams on one model the first went on in the second's cache, and was
+    wrong or died in an assertion. It says so, and the second is right; from two threads too."""
+    target = tiny_target("llama", engine="packed")
+    config = DecodeConfig(Policy(EXACT), StopConfig(24))
+    eagle = EagleDrafter(tiny_head(target), target, TREES[1])
+    prompts = prompt_tokens(9), prompt_tokens(13, seed=1)
+
+    def tokens(drafter, prompt: list[int]) -> list[int] | None:
+        try:
+            return decode(target, drafter, prompt, config).tokens
+        except BadInput:
+            return None
+
+    for drafter in (eagle, LookupDrafter(), eagle.with_tree(TREES[2]), RootDrafter()):
+        both = (eagle, drafter)
+        alone = list(map(tokens, both, prompts))
+        first, second = map(partial(decode_rounds, target, config=config), both, prompts)
+        next(first)
+        begun = next(second).tokens
+        with pytest.raises(BadInput, match="decodes one at a time: finish or close the first"):
+            next(first)
+        assert begun + [token for step in second for token in step.tokens] == alone[1]
+        with ThreadPoolExecutor(2) as pool:
+            got = list(pool.map(tokens, both, prompts))
+        assert any(got) and all(a in (None, b) for a, b in zip(got, alone, strict=True))
 
 
 @torch.inference_mode()

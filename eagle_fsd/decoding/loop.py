@@ -166,7 +166,8 @@ def decode_rounds(
         lap: is told the name of every phase that has just ended (speed/clock.py).
 
     Raises:
-        BadInput: see check_request; the rule refuses the sampling or the drafter.
+        BadInput: see check_request; the rule refuses the sampling or the drafter; another answer
+            was begun on the target before this one had ended.
     """
     policy, stop = config.policy, config.stop
     device, lap = target.device, lap or (lambda phase: None)
@@ -174,42 +175,44 @@ def decode_rounds(
     policy.check(drafter)
     uniform_P3 = answer_uniforms(config.seed, stop.max_new_tokens + drafter.max_nodes)
     capacity = len(prompt) + stop.max_new_tokens
-    target.start(capacity + drafter.max_nodes)
-    drafter.reset(capacity)
-
-    prompt_L = torch.tensor(prompt, device=device)
-    logits_V, features_LF = target.prefill(prompt_L)
-    root_1 = draw(logits_V[None], uniform_P3[:1, 0].to(device), policy.sampling)
-    drafter.observe(features_LF, torch.cat([prompt_L[1:], root_1]))
-    del features_LF  # the prompt's features are the drafter's to keep or to let go
-    answer, finish = stop.trim([], root_1.tolist())
-    lap("prefill")
+    with target.lock:
+        sequence = target.start(capacity + drafter.max_nodes)
+        drafter.reset(capacity)
+        prompt_L = torch.tensor(prompt, device=device)
+        logits_V, features_LF = target.prefill(prompt_L)
+        root_1 = draw(logits_V[None], uniform_P3[:1, 0].to(device), policy.sampling)
+        drafter.observe(features_LF, torch.cat([prompt_L[1:], root_1]))
+        del features_LF  # the prompt's features are the drafter's to keep or to let go
+        answer, finish = stop.trim([], root_1.tolist())
+        lap("prefill")
     yield Round(answer, finish)
 
     states, end = policy.start(), frozenset(stop.token_ids)
     committed = len(prompt) + 1
     while finish is None:
-        assert target.cache_length == committed - 1  # the root has not been run
-        lap("host")
-        tree = drafter.propose()
-        lap("propose")
-        logits_NV, features_NF = target.verify(tree)
-        lap("verify")
-        first = len(answer)  # the position of the token that the root emits
-        accepted, states = accept(
-            tree,
-            logits_NV,
-            uniform_P3[first : first + tree.max_depth + 1],
-            policy=policy,
-            states=states,
-            stop_token_ids=end,
-            answer=answer,
-        )
-        lap("accept")
-        path_A, token_A = _on_device([accepted.path, accepted.tokens], device)
-        target.commit(path_A)
-        drafter.observe(features_NF[path_A], token_A)
-        lap("commit")
+        with target.lock:
+            target.check_current(sequence)
+            assert target.cache_length == committed - 1  # the root has not been run
+            lap("host")
+            tree = drafter.propose()
+            lap("propose")
+            logits_NV, features_NF = target.verify(tree)
+            lap("verify")
+            first = len(answer)  # the position of the token that the root emits
+            accepted, states = accept(
+                tree,
+                logits_NV,
+                uniform_P3[first : first + tree.max_depth + 1],
+                policy=policy,
+                states=states,
+                stop_token_ids=end,
+                answer=answer,
+            )
+            lap("accept")
+            path_A, token_A = _on_device([accepted.path, accepted.tokens], device)
+            target.commit(path_A)
+            drafter.observe(features_NF[path_A], token_A)
+            lap("commit")
         committed += len(accepted.tokens)
         kept, finish = stop.trim(answer, accepted.tokens)
         answer = answer + kept

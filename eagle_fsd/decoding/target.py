@@ -8,6 +8,7 @@ Axes: L prompt tokens, N tree nodes, A accepted path with its root, V vocabulary
 F features: what a draft head reads of the target (D, or several layers' D side by side).
 """
 
+import threading
 from collections.abc import Callable
 from functools import partial
 
@@ -39,6 +40,7 @@ class Target:
             `hidden_states` (i is what enters layer i); empty: the last, after the final norm.
         max_positions: longest sequence it was made for.
         new_cache: makes a cache for it, of a capacity.
+        lock: held by whoever decodes, from one yield to the next: threads take turns.
     """
 
     def __init__(
@@ -78,6 +80,7 @@ class Target:
         repeats = engine.mask_repeats(self._run_model.config)
         self._masks = partial(layer_masks, model.config, dtype=self.dtype, repeats=repeats)
         self._sequence = engine.sequence(self.new_cache, self.device)
+        self.lock, self._sequences = threading.RLock(), 0
 
     @property
     def device(self) -> torch.device:
@@ -101,9 +104,20 @@ class Target:
         """Forget the sequence and its cache."""
         self._sequence.close()
 
-    def start(self, capacity: int) -> None:
-        """Begin a new sequence with a cache of `capacity` rows (prompt + answer + one tree)."""
+    def start(self, capacity: int) -> int:
+        """Begin a new sequence with a cache of `capacity` rows (prompt + answer + one tree); its
+        number, for check_current."""
         self._sequence.start(capacity)
+        self._sequences += 1
+        return self._sequences
+
+    def check_current(self, sequence: int) -> None:
+        """Refuse, by a BadInput, to go on with a sequence after another was begun."""
+        if sequence != self._sequences:
+            raise BadInput(
+                "another answer was begun on this model before this one had ended, and a model "
+                "decodes one at a time: finish or close the first, or load a second model"
+            )
 
     @torch.inference_mode()
     def prefill(self, prompt_L: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
