@@ -1,9 +1,10 @@
 """Settings that check themselves: tree shape and sampling; and the error for what users pass."""
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-DEFAULT_ARM = "fsd:0.35"
+DEFAULT_ARM = "fsd:0.35"  # of commands and of api.generate
 
 
 class BadInput(ValueError):  # noqa: N818  (what it tells of is the user, not an error of ours)
@@ -11,6 +12,12 @@ class BadInput(ValueError):  # noqa: N818  (what it tells of is the user, not an
 
     Commands catch it and nothing else, so that an error of our own keeps its traceback.
     """
+
+
+def check_known(what: str, name: str, known: Iterable[str]) -> None:
+    """Refuse a name that is not among the known, by a BadInput that lists them."""
+    if name not in known:
+        raise BadInput(f"unknown {what} {name!r}; known: {', '.join(known)}")
 
 
 def check_least(settings: object, said: str = "", /, **least: float) -> None:

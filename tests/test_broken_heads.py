@@ -89,7 +89,7 @@ def test_weights_that_are_no_heads_are_refused_by_name(tmp_path, fault):
 
 # config.json, a part of the error
 CONFIGS = [
-    (SIZES | {"head_type": "medusa"}, "head_type 'medusa' is unknown; known: eagle, eagle3"),
+    (SIZES | {"head_type": "medusa"}, "unknown head_type 'medusa'; known: eagle, eagle3"),
     (THREE | {"feature_layers": [1, 2]}, "a head fuses three layers, got (1, 2)"),
     (SIZES | {"hidden_size": "24"}, "expected int, got str"),
     (SIZES | {"num_attention_heads": 5}, "not a multiple of the number of attention heads (5)"),
@@ -104,7 +104,7 @@ CONFIGS = [
     (with_layer(SPECULATORS3, mlp_bias=True), "mlp_bias True is not supported"),
     (with_layer(SPECULATORS3, layer_types=["sliding_attention"]), "layer_types with sliding"),
     (SPECULATORS3 | {"norm_before_residual": None}, "speculators takes false for it, vLLM true"),
-    (SPECULATORS3 | {"speculators_model_type": "dflash"}, "head_type 'dflash' is unknown"),
+    (SPECULATORS3 | {"speculators_model_type": "dflash"}, "unknown head_type 'dflash'"),
     ("{", "JSONDecodeError"),
     ("[1, 2]", "AttributeError"),
 ]

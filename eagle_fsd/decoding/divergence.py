@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 import torch
 
-from eagle_fsd.config import BadInput
+from eagle_fsd.config import check_known
 
 LN2 = math.log(2)
 
@@ -116,11 +116,6 @@ def divergence(
 
 
 def canonical_name(name: str) -> str:
-    """The name in DIVERGENCES, of a published alias too."""
-    name = ALIASES.get(name, name)
-    if name not in DIVERGENCES:
-        aliases = ", ".join(f"{alias} = {known}" for alias, known in ALIASES.items())
-        raise BadInput(
-            f"unknown divergence {name!r}; known: {', '.join(DIVERGENCES)} (aliases: {aliases})"
-        )
-    return name
+    """The name in DIVERGENCES, of a published alias too; BadInput if it is neither."""
+    check_known("divergence", name, [*DIVERGENCES, *ALIASES])
+    return ALIASES.get(name, name)

@@ -2,17 +2,17 @@
 
 import torch
 
-from eagle_fsd.config import BadInput
+from eagle_fsd.config import BadInput, check_known
 from eagle_fsd.decoding.engine import Engine
 from eagle_fsd.engine.attention import Folded
 from eagle_fsd.engine.graphs import Graphs
 from eagle_fsd.engine.packed import Packed, can_pack
 
 ENGINES: dict[str, type[Engine]] = {
-    "stock": Engine,
-    "packed": Packed,
-    "graphs": Graphs,
-    "folded": Folded,
+    "stock": Engine,  # transformers' model as it is
+    "packed": Packed,  # CPU: weights in oneDNN's layout, folded attention
+    "graphs": Graphs,  # CUDA: forwards recorded once, folded attention
+    "folded": Folded,  # attention without copies of keys and values
 }
 
 
@@ -31,8 +31,7 @@ def choose_engine(name: str, *, device: str, dtype: torch.dtype) -> Engine:
         if device.startswith("cuda"):
             return Graphs()
         return Packed() if device == "cpu" and can_pack(dtype) else Folded()
-    if name not in ENGINES:
-        raise BadInput(f"unknown engine {name!r}; known: auto, {', '.join(ENGINES)}")
+    check_known("engine", name, ["auto", *ENGINES])
     if name == "packed" and not (device == "cpu" and can_pack(dtype)):
         raise BadInput(
             f"engine 'packed' needs a CPU whose oneDNN multiplies {dtype}; here it is {device}: "

@@ -30,7 +30,7 @@ from transformers.models.llama.modeling_llama import (
     LlamaRotaryEmbedding,
 )
 
-from eagle_fsd.config import BadInput
+from eagle_fsd.config import BadInput, check_known
 from eagle_fsd.decoding.engine import Engine
 from eagle_fsd.decoding.target import Target
 from eagle_fsd.engine import attention
@@ -186,9 +186,7 @@ HEAD_TYPES: dict[str, type[DraftHead]] = {"eagle": EagleHead, "eagle3": Eagle3He
 
 def build_head(config: HeadConfig) -> DraftHead:
     """A head of this shape, freshly initialised."""
-    if config.head_type not in HEAD_TYPES:
-        known = ", ".join(HEAD_TYPES)
-        raise BadInput(f"head_type {config.head_type!r} is unknown; known: {known}")
+    check_known("head_type", config.head_type, HEAD_TYPES)
     return HEAD_TYPES[config.head_type](config)
 
 

@@ -12,7 +12,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from eagle_fsd.config import BadInput
+from eagle_fsd.config import BadInput, check_known
 from eagle_fsd.decoding.target import Target
 from eagle_fsd.engine.families import check_supported, check_tree_attention
 from eagle_fsd.engine.select import choose_engine
@@ -61,8 +61,7 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
 def check_device(device: str, dtype: str = "float32") -> None:
     """Refuse, before weights load, a device that is misspelt or not there, and a dtype that is not
     in DTYPES, by a BadInput."""
-    if dtype not in DTYPES:
-        raise BadInput(f"unknown dtype {dtype!r}; known: {', '.join(DTYPES)}")
+    check_known("dtype", dtype, DTYPES)
     try:
         torch.empty(0, device="cpu" if device == "auto" else device)
     except (AssertionError, RuntimeError) as error:  # torch without CUDA asserts

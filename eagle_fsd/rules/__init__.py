@@ -6,11 +6,11 @@ from eagle_fsd.rules.fsd import Exact, Fsd, FsdPaper
 from eagle_fsd.rules.price import PathRule, Ratio
 
 RULES: dict[str, type[Rule]] = {
-    "exact": Exact,
-    "fsd": Fsd,
-    "fsd-paper": FsdPaper,
-    "ratio": Ratio,
-    "path": PathRule,
-    "random": Random,
-    "accept-all": AcceptAll,
+    "exact": Exact,  # the drawn token, whatever was drafted: lossless
+    "fsd": Fsd,  # another draft where the divergence is small
+    "fsd-paper": FsdPaper,  # the same, asked before the drawn token
+    "ratio": Ratio,  # another draft whose regret is small
+    "path": PathRule,  # the path of the whole tree that is worth its regret
+    "random": Random,  # control: another draft by chance
+    "accept-all": AcceptAll,  # control: another draft always
 }

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from eagle_fsd.config import BadInput, SamplingConfig
+from eagle_fsd.config import BadInput, SamplingConfig, check_known
 from eagle_fsd.decoding.rule import Rule
 from eagle_fsd.decoding.verified import VerifiedTree
 
@@ -34,8 +34,7 @@ class ChildRule(Rule):
 
     def __post_init__(self):
         super().__post_init__()
-        if self.child not in CHILD_CHOICES:
-            raise BadInput(f"unknown child {self.child!r}; known: {', '.join(CHILD_CHOICES)}")
+        check_known("child", self.child, CHILD_CHOICES)
 
     def check(self, sampling: SamplingConfig, draft_vocab_size: int | None) -> None:
         super().check(sampling, draft_vocab_size)

@@ -13,14 +13,14 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-from eagle_fsd.config import BadInput, SamplingConfig
+from eagle_fsd.config import BadInput, SamplingConfig, check_known
 from eagle_fsd.decoding.columns import divergence_column
 from eagle_fsd.decoding.divergence import DIVERGENCES, INFINITE_OUTSIDE, canonical_name
 from eagle_fsd.decoding.rule import Rule
 from eagle_fsd.decoding.verified import VerifiedTree
 from eagle_fsd.rules.children import ChildRule
 
-LOGITS = ("raw", "processed")
+LOGITS = ("raw", "processed")  # before the sampling filters, or after them
 
 
 @dataclass(frozen=True)
@@ -41,8 +41,7 @@ class Judging(Rule):
         super().__post_init__()
         # a divergence's alias becomes its own name
         object.__setattr__(self, "divergence", canonical_name(self.divergence))
-        if self.logits not in LOGITS:
-            raise BadInput(f"unknown logits {self.logits!r}; known: {', '.join(LOGITS)}")
+        check_known("logits", self.logits, LOGITS)
         if not getattr(self, self.limit) >= 0:  # NaN too
             raise BadInput(f"{self.limit} must be 0 or above, got {getattr(self, self.limit)}")
 

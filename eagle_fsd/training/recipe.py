@@ -14,7 +14,7 @@ On a command line a recipe is a text: a preset, then what is changed of it, loss
 import math
 from dataclasses import dataclass, replace
 
-from eagle_fsd.config import BadInput
+from eagle_fsd.config import BadInput, check_known
 
 LOSSES = ("feature", "ce", "rkl", "js", "tv")  # see losses.py
 # from the peak at 0 down to 1 at the end: the share of the way to the final rate that is left
@@ -66,8 +66,7 @@ class Recipe:
         for name, (low, high) in RANGES.items():
             if not low <= getattr(self, name) <= high:
                 raise BadInput(f"{name} must be {low} to {high}, got {getattr(self, name)}")
-        if self.schedule not in SCHEDULES:
-            raise BadInput(f"unknown schedule {self.schedule!r}; known: {', '.join(SCHEDULES)}")
+        check_known("schedule", self.schedule, SCHEDULES)
         if not self.losses:
             raise BadInput(f"no loss has a weight; known losses: {', '.join(LOSSES)}")
 
@@ -106,8 +105,7 @@ def parse_recipe(text: str) -> Recipe:
         BadInput: an unknown preset or field, or a value out of range.
     """
     name, *changes = text.split(",")
-    if name not in RECIPES:
-        raise BadInput(f"unknown recipe {name!r}; known: {', '.join(RECIPES)}")
+    check_known("recipe", name, RECIPES)
     preset, values = vars(RECIPES[name]), {}
     for change in changes:
         key, _, value = change.partition("=")
