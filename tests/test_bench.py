@@ -10,7 +10,7 @@ import pytest
 from commands import QUESTIONS, ROOT, bench_options, rows, write_rows
 from tiny_folder import write_target
 
-from eagle_fsd.evaluation.questions import answer_seed
+from eagle_fsd.evaluation.bench import answer_seed
 
 pytestmark = pytest.mark.processes  # whole commands
 BENCH = "evaluate/mt_bench.py"

@@ -13,8 +13,7 @@ class Drafter(Protocol):
     Axes: T newly committed tokens, F features of the target (see Target.feature_layers).
     """
 
-    max_nodes: int
-    """Most nodes of a proposed tree, the root included."""
+    max_nodes: int  # most nodes of a proposed tree, the root included
 
     def reset(self, capacity: int) -> None:
         """Begin a new sequence of at most `capacity` tokens."""

@@ -55,17 +55,14 @@ class Growth:
         parts = [tensor.split(roots) for tensor in vars(self).values()]
         return [Growth(*part) for part in zip(*parts, strict=True)]
 
-    def held(self, tree: TreeConfig) -> torch.Tensor:
-        """Whether a tree holds the text's next 1, 2, .. tokens, bool [B, tree_depth]."""
-        return self._holds(self.text_BS, tree).cumprod(1).bool()
-
     def has_child(self, tree: TreeConfig) -> torch.Tensor:
         """Whether the text's node at levels 0, 1, .. has children in a tree, bool [B, depth]."""
         return self._holds(self.child_BS, tree)
 
     def accepted(self, tree: TreeConfig) -> torch.Tensor:
-        """Accepted drafts of the exact rule, int64 [B]."""
-        return self.held(tree).sum(1)
+        """Accepted drafts of the exact rule, int64 [B]: as many of the text's next tokens as the
+        tree holds without a gap."""
+        return self._holds(self.text_BS, tree).cumprod(1).sum(1)
 
     def _holds(self, index_BS: torch.Tensor, tree: TreeConfig) -> torch.Tensor:
         rank_BS = self._rank(index_BS[:, : tree.tree_depth], tree.pool_size)

@@ -11,17 +11,10 @@ import torch
 from transformers import CompileConfig
 
 from eagle_fsd.config import SamplingConfig
+from eagle_fsd.decoding import loop
 from eagle_fsd.decoding.columns import Rows, draft_prob, raw_prob
 from eagle_fsd.decoding.drafter import Drafter
-from eagle_fsd.decoding.loop import (
-    DecodeConfig,
-    Generation,
-    Round,
-    StopConfig,
-    check_request,
-    decode,
-    decode_rounds,
-)
+from eagle_fsd.decoding.loop import DecodeConfig, Generation, Round, StopConfig
 from eagle_fsd.evaluation.arms import COMPILED, Arm
 from eagle_fsd.models.loaded import Model
 from eagle_fsd.speed.clock import synchronized_time
@@ -44,7 +37,7 @@ def answer_prompt(
     began = synchronized_time(model.target.device)
     if arm.runs_our_loop:
         config = DecodeConfig(arm.policy(sampling, record), stop, seed)
-        result = decode(model.target, drafter, prompt, config)
+        result = loop.decode(model.target, drafter, prompt, config)
     else:
         result = _transformers_generate(arm, model, prompt, sampling, stop, seed)
     return result, synchronized_time(model.target.device) - began
@@ -56,7 +49,7 @@ def _transformers_generate(
 ) -> Generation:
     """transformers' generate; Target has emptied the model's own generation defaults."""
     assert model.target.has_stock, "load with keep_stock=True: `generate` is the stock model's"
-    check_request(model.target, prompt, stop)
+    loop.check_request(model.target, prompt, stop)
     ids = torch.tensor([prompt], device=model.target.device)
     torch.manual_seed(seed)
     samples = sampling.temperature > 0
@@ -145,7 +138,7 @@ def trace_record(
         stop = model.stop(len(answered["token_ids"]))
         config = DecodeConfig(arm.policy(sampling, "full"), stop, answered["seed"])
         tokens, rounds = [], []
-        for step in decode_rounds(model.target, drafter, model.prompt_ids(messages), config):
+        for step in loop.decode_rounds(model.target, drafter, model.prompt_ids(messages), config):
             tokens += step.tokens
             if step.acceptance is not None:
                 rounds.append(_round(model, step))

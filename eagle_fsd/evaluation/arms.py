@@ -30,7 +30,7 @@ from eagle_fsd.rules.guards import GUARDS
 
 PLAIN, GENERATE, COMPILED = "plain", "generate", "generate_compiled"
 BY_TRANSFORMERS = (GENERATE, COMPILED)
-NUMBERS = {float: "a number", int: "a whole number"}
+NUMBERS = {float: "a number", int: "a whole number"}  # types of fields, in words
 
 
 @dataclass(frozen=True)

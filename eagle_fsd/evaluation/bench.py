@@ -11,6 +11,7 @@ traces/ARM.jsonl    the rounds of chosen answers
 
 import time
 import uuid
+import zlib
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, replace
 from functools import cached_property
@@ -24,13 +25,7 @@ from eagle_fsd.decoding.drafter import Drafter
 from eagle_fsd.evaluation.answering import answer_prompt, trace_record, turn_record
 from eagle_fsd.evaluation.arms import COMPILED, Arm, parse_arms
 from eagle_fsd.evaluation.bench_options import BenchOptions
-from eagle_fsd.evaluation.questions import (
-    Question,
-    answer_seed,
-    check_same_questions,
-    fastchat_answers,
-    spread,
-)
+from eagle_fsd.evaluation.questions import Question, check_same_questions, fastchat_answers, spread
 from eagle_fsd.models.loaded import Model
 from eagle_fsd.runs.command import ModelOptions, Processes, SamplingOptions
 from eagle_fsd.runs.folder import Run
@@ -205,6 +200,12 @@ def rotated(items: Sequence[Item], turn: int) -> list[Item]:
     """
     at = turn % len(items)
     return [*items[at:], *items[:at]]
+
+
+def answer_seed(seed: int, question_id: int | str, turn: int, choice: int = 0) -> int:
+    """One seed an answer, the same for every arm and whichever process makes it."""
+    place = f"{seed}/{question_id}/{turn}" + (f"/{choice}" if choice else "")
+    return zlib.crc32(place.encode())
 
 
 def check_lengths(model: Model, questions: list[Question], max_new_tokens: int) -> None:

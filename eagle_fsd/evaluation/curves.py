@@ -19,11 +19,11 @@ from eagle_fsd.evaluation.metrics import EXACT, METRICS, exact_beside, rate_part
 from eagle_fsd.evaluation.parts import Record
 from eagle_fsd.evaluation.stats import interval
 
-GAINS = (1.05, 1.1, 1.2)
+GAINS = (1.05, 1.1, 1.2)  # in tokens a round, over exact with the same drafter
 LOST = {key: metric for key, metric in METRICS.items() if "equal speed" in metric.tables}
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#888888")  # Okabe-Ito
-MARKS = "osD^vPX"
-GAIN, LOSS = "tokens_per_round_vs_exact", "mean_logp_minus_plain"
+MARKS = "osD^vPX"  # matplotlib's
+GAIN, LOSS = "tokens_per_round_vs_exact", "mean_logp_minus_plain"  # the plot's axes
 INK = "#010203"  # of axes and words: the page makes it the colour of its own text
 STYLE = {"svg.fonttype": "none", "svg.hashsalt": "eagle_fsd", "font.size": 10}
 STYLE |= {f"{part}.color": INK for part in ("text", "xtick", "ytick", "grid")}

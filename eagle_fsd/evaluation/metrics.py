@@ -17,7 +17,7 @@ from eagle_fsd.evaluation.parts import Part, Record, answers
 from eagle_fsd.evaluation.stats import Interval
 
 Questions = dict[int | str, Record]  # all answers of an arm, a question's in one record
-EXACT = "exact"
+EXACT = "exact"  # the arm that gains are over
 
 
 @dataclass(frozen=True)
@@ -30,10 +30,10 @@ class Metric:
         over, minus: the baseline that it is compared with: generate, plain or exact.
     """
 
-    label: str
-    form: str
+    label: str  # title of the column
+    form: str  # a format specification
     tables: tuple[str, ...]
-    meaning: str
+    meaning: str  # a sentence for the page
     numerator: Part | None = None
     denominator: Part | None = None
     of: str = ""

@@ -10,10 +10,10 @@ of prefill's token and two rounds, of 3 and 2 tokens, the last one trimmed at a 
 import math
 from collections.abc import Callable, Sequence
 
-Record = dict
-Part = Callable[[Record], float]
-GRAM = 4
-LOOP_PERIOD, LOOP_REPEATS, LOOP_TOKENS = 32, 3, 16
+Record = dict  # JSON-able, see above
+Part = Callable[[Record], float]  # a numerator or a denominator
+GRAM = 4  # tokens whose return counts as repetition
+LOOP_PERIOD, LOOP_REPEATS, LOOP_TOKENS = 32, 3, 16  # see is_looping
 
 
 def repetition(tokens: Sequence[int]) -> float:

@@ -1,6 +1,5 @@
 """Question files in FastChat's format: question_id, category, turns (and optional reference)."""
 
-import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -73,12 +72,6 @@ def spread(
     place = pd.DataFrame({"category": [question.category for question in questions]})
     rank = place.groupby("category").cumcount().sort_values(kind="stable")
     return [questions[number] for number in sorted(rank.index[:count])]
-
-
-def answer_seed(seed: int, question_id: int | str, turn: int, choice: int = 0) -> int:
-    """One seed an answer, the same for every arm and whichever process makes it."""
-    place = f"{seed}/{question_id}/{turn}" + (f"/{choice}" if choice else "")
-    return zlib.crc32(place.encode())
 
 
 def fastchat_answers(records: list[dict]) -> list[dict]:

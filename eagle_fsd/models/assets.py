@@ -13,7 +13,7 @@ from pathlib import Path
 
 from eagle_fsd.config import BadInput
 
-EMBEDDED_TARGET = "smollm2"
+EMBEDDED_TARGET = "smollm2"  # as users name it
 # bfloat16 safetensors and tokenizer, of the Q4_1 GGUF's weights dequantised: results are not those
 # of the original bfloat16 checkpoint
 EMBEDDED_ASSET = "smollm2-135m-instruct-q4_1-bf16"

@@ -30,10 +30,10 @@ class Request:
     """A prompt's tokens, and those that the target continues it with, a stop token included."""
 
     prompt: list[int]
-    max_new_tokens: int
-    temperature: float = 0.0
-    stops: frozenset[int] = frozenset()
-    seed: int = 0
+    max_new_tokens: int  # a stop token included
+    temperature: float = 0.0  # 0: greedy
+    stops: frozenset[int] = frozenset()  # tokens that end it
+    seed: int = 0  # of its uniforms
     tokens: list[int] = field(default_factory=list)
 
     @property

@@ -25,13 +25,13 @@ from eagle_fsd.evaluation.bench import rotated
 from eagle_fsd.models.loaded import Model
 from eagle_fsd.speed.clock import synchronized_time
 
-WIDTHS = (1, 8, 16, 24, 32, 60)
+WIDTHS = (1, 8, 16, 24, 32, 60)  # nodes of the verifications, the root included
 SHALLOW, DEEP = 2, 6  # levels of the two drafts whose difference is the cost of a level
 WARM_UP = 3  # measurements that do not count: compiling, packing, recording, first touches
 OBSERVED = 2  # tokens that a drafter takes in before a measured draft, as after a mean round
 
+# what is timed, and what then makes ready for the next time
 Probe = tuple[Callable[[], object], Callable[[], object]]
-"""What is timed, and what then makes ready for the next time."""
 
 
 def in_turn(

@@ -31,7 +31,7 @@ from eagle_fsd.runs.command import ModelOptions, Processes, option
 from eagle_fsd.runs.provenance import describe_run, weights_digest, without_checkout
 
 NAME = "eagle_fsd"  # as --model, in the results file, and the key of lm-eval's answer cache
-WARM_UP_TOKENS = 8
+WARM_UP_TOKENS = 8  # of an answer that is thrown away
 SHOWN = ("tokens_per_second", "tokens_per_answer", "tokens_per_round", "fuzzy_share")
 SHOWN += ("regret_per_token", "tv_per_token")
 

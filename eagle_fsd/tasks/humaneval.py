@@ -30,11 +30,11 @@ from eagle_fsd.evaluation.questions import Question
 
 # An unclosed fence, of an answer that was cut off, reaches to the end.
 FENCE = re.compile(r"```[ \t]*([\w+-]*)[^\n]*\n(.*?)(?:```|\Z)", re.DOTALL)
-PYTHON_TAGS = ("", "python", "python3", "py")
+PYTHON_TAGS = ("", "python", "python3", "py")  # of fences
 TOP_LEVEL = re.compile(r"^(?:(?:from|import|def|class|async def)\b|@)", re.MULTILINE)
 # where the paper cuts a bare completion off (section 2.1)
 STOPS = re.compile(r"\n(?:class|def|#|if|print)")
-FIELDS = ("prompt", "test", "entry_point")
+FIELDS = ("prompt", "test", "entry_point")  # of a problem, all texts
 PROGRAM = Path(__file__).with_name("checked_call.py")
 SECONDS = 10.0  # of wall clock; HumanEval's own solutions take 0.2
 PROCESSES = 64  # Linux does not count root's

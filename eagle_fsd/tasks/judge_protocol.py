@@ -22,7 +22,7 @@ REFERENCED = frozenset({"math", "reasoning", "coding", "arena-hard-200"})
 # mode -> its prompts without and with a reference
 PROMPTS = {"single": ("single-v1", "single-math-v1"), "pairwise": ("pair-v2", "pair-math-v1")}
 PREFERENCES = {"[[A]]": "A", "[[B]]": "B", "[[C]]": "tie"}  # the first that occurs
-TOP_RATING = 10
+TOP_RATING = 10  # of FastChat's scale
 
 
 def read_requests(run_folder: Path, *, mode: str, baseline: str, question_file: str) -> list[dict]:

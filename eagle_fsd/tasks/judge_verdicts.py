@@ -18,7 +18,7 @@ from eagle_fsd.config import BadInput
 from eagle_fsd.runs.folder import Run
 from eagle_fsd.tasks.judge_protocol import parse_verdict
 
-OPENAI = "https://api.openai.com/v1"
+OPENAI = "https://api.openai.com/v1"  # where no other address is given
 PARAMETERS = {"temperature": 0, "max_tokens": 2048}  # FastChat's
 GIVE_UP = 20  # replies from the start without one verdict
 

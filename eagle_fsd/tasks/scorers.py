@@ -24,7 +24,7 @@ NUMBER = re.compile(
 QUOTES = "\"'`*()\\[\\]{}\u2018\u2019\u201c\u201d\u00ab\u00bb"
 AROUND = re.compile(rf"^[{QUOTES}]+|[{QUOTES}.,;:!?\u2026]+$")
 INSTRUCTIONS = ("instruction_id_list", "kwargs")  # IFEval's fields
-LETTERS = "keywords:letter_frequency"
+LETTERS = "keywords:letter_frequency"  # the instruction whose checker is mended
 
 
 def exact_match(answer: str, question: Question) -> dict[str, float]:

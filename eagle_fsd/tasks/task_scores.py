@@ -19,7 +19,7 @@ from eagle_fsd.tasks.humaneval import bubblewrap
 from eagle_fsd.tasks.scorers import SCORERS
 
 BASELINE = "plain"  # the arms of a task share their sampling, so that there is one
-MATCH = ["question_id", "choice", "turn"]
+MATCH = ["question_id", "choice", "turn"]  # its two games share these
 # who wins by a judge's verdict in game 1: the arm 1, the baseline -1; in game 2 the other way
 WINS = {"A": 1, "B": -1, "tie": 0}
 

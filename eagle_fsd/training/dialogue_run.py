@@ -11,14 +11,8 @@ from operator import itemgetter
 from pathlib import Path
 
 from eagle_fsd.config import BadInput
+from eagle_fsd.models import load
 from eagle_fsd.models.generate import complete
-from eagle_fsd.models.load import (
-    check_device,
-    default_dtype,
-    load_target,
-    load_target_config,
-    load_tokenizer,
-)
 from eagle_fsd.runs.command import Processes
 from eagle_fsd.runs.folder import Run
 from eagle_fsd.runs.jsonl import write_json, write_lines
@@ -37,9 +31,10 @@ def make_dialogues(options: DataOptions) -> dict | None:
     """
     processes = Processes.launched(cpu=not options.device.startswith("cuda"))
     options.device = processes.device(options.device)
-    options.dtype = options.dtype or default_dtype(options.device)
-    check_device(options.device, options.dtype)
-    positions = getattr(load_target_config(options.target), "max_position_embeddings", math.inf)
+    options.dtype = options.dtype or load.default_dtype(options.device)
+    load.check_device(options.device, options.dtype)
+    config = load.load_target_config(options.target)
+    positions = getattr(config, "max_position_embeddings", math.inf)
     if options.max_prompt_tokens + max(options.max_new_tokens, TURN_TOKENS) > positions:
         raise BadInput(
             f"--max_prompt_tokens {options.max_prompt_tokens} and --max_new_tokens "
@@ -53,7 +48,7 @@ def make_dialogues(options: DataOptions) -> dict | None:
         ]
         for path in options.exclude
     }
-    chat = ChatFormat(load_tokenizer(options.target))
+    chat = ChatFormat(load.load_tokenizer(options.target))
     if prompts.SELF in weights:
         chat.user_prefix()  # refuses a template without
     run = Run(
@@ -69,7 +64,7 @@ def make_dialogues(options: DataOptions) -> dict | None:
         for number, *candidate in prompts.draw_candidates(weights, sources, seed=options.seed)
         if number % processes.count == processes.index and number not in done
     )
-    target, _ = load_target(
+    target, _ = load.load_target(
         options.target, dtype=options.dtype, device=options.device, engine="auto"
     )
     end_ids = chat.end_ids | set(target.eos_token_ids)

@@ -27,7 +27,7 @@ TURN_TOKENS = 96  # a user turn of the target's own that does not end within the
 # after so many of them, the least share that must be usable: a target that does not end its own
 # turns would be asked for ever
 TURNS_TRIED, TURNS_KEPT = 128, 1 / 8
-MARK = "Sentinel7341"
+MARK = "Sentinel7341"  # the content of a message in a rendering that is taken apart
 
 # Yields what the target is to say next, goes on when that has been said, and returns a row.
 Making = Generator[Request, None, dict | None]

@@ -29,7 +29,7 @@ from eagle_fsd.training.recipe import parse_recipe
 from eagle_fsd.training.trainer import Trainer
 from eagle_fsd.training.training_options import TrainOptions
 
-RECORD = "training.json"
+RECORD = "training.json"  # what the head became; written last
 
 
 def train_head(options: TrainOptions) -> dict | None:

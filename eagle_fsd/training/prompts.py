@@ -25,7 +25,7 @@ from eagle_fsd.models.assets import asset_dir
 from eagle_fsd.models.loaded import Message
 from eagle_fsd.runs.jsonl import read_records
 
-SELF = "self"
+SELF = "self"  # the source of the target's own user turns
 FORMS = (
     '{"conversations": [{"from", "value"}]}, {"messages": [{"role", "content"}]}, a text, or '
     '{"prompt"}, {"question"}, {"user"}, {"turns"}'

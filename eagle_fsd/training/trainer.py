@@ -26,7 +26,7 @@ from eagle_fsd.training.recipe import Recipe
 from eagle_fsd.training.training_options import TrainOptions
 
 LOG_EVERY = 20  # steps; the first step is logged too
-PROGRESS = "progress.json"
+PROGRESS = "progress.json"  # names the last complete save
 
 
 @dataclass

@@ -35,8 +35,8 @@ class RunData:
     """
 
     name: str
-    options: dict
-    sessions: list[dict]
+    options: dict  # of the run's command
+    sessions: list[dict]  # its starts that had something to do
     records: dict[str, list[dict]]
     scores: list[dict] = field(default_factory=list)
     pairwise: list[dict] = field(default_factory=list)

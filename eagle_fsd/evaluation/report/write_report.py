@@ -24,7 +24,7 @@ from eagle_fsd.evaluation.tables import cell_text, verdict, write_csv
 from eagle_fsd.runs.folder import answer_key
 from eagle_fsd.runs.jsonl import write_json
 
-MARK = "report.json"
+MARK = "report.json"  # a folder with it is a report, and may be replaced
 HERE = Path(__file__).parent
 
 
