@@ -91,8 +91,7 @@ class EagleDrafter:
             )
         self.tree_config = tree
         self.max_nodes = tree.num_draft_tokens + 1
-        layers = self.head.config.num_hidden_layers
-        new_cache = partial(TreeCache, layers)
+        new_cache = partial(TreeCache, self.head.config.num_hidden_layers)
         self._sequence = self.target.engine.sequence(new_cache, self.target.device)
         self._pending: list[tuple[torch.Tensor, torch.Tensor]] = []
 
@@ -230,16 +229,14 @@ class EagleDrafter:
         inputs = (hidden_TD[None], self.target.embed(token_T)[None], position_T)
         cache = self._sequence.cache
         if bucket is None:
-            alone = seen_TE is None or seen_TE.shape == (1, 1)  # needs no mask
-            mask = None if alone else self._mask(seen_TE, base)
+            mask = None
+            if seen_TE is not None and seen_TE.shape != (1, 1):  # a row alone needs none
+                own_TE = additive(seen_TE, self.target.dtype)
+                prefix_TS = own_TE.new_zeros(own_TE.shape[0], base)
+                mask = fold(torch.cat([prefix_TS, own_TE], dim=1), self._query_groups)
             return self.head(*inputs, cache=cache, mask=mask)[0]
         T, E = seen_TE.shape
         visible_TK = visible_rows(seen_TE, base, bucket)
         mask = fold(additive(visible_TK, hidden_TD.dtype), self._query_groups)
         with fixed_rows(cache, base + E - T, T, bucket):
             return self.head(*inputs, cache=cache, mask=mask)[0]
-
-    def _mask(self, seen_TE: torch.Tensor, base: int) -> torch.Tensor:
-        own_TE = additive(seen_TE, self.target.dtype)
-        prefix_TS = own_TE.new_zeros(own_TE.shape[0], base)
-        return fold(torch.cat([prefix_TS, own_TE], dim=1), self._query_groups)

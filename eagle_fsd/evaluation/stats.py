@@ -93,5 +93,4 @@ def mcnemar(mine_Q: Sequence[bool], theirs_Q: Sequence[bool]) -> dict[str, int |
     differences = [int(mine) - int(theirs) for mine, theirs in zip(mine_Q, theirs_Q, strict=True)]
     gained, lost = differences.count(1), differences.count(-1)
     tail = sum(math.comb(gained + lost, i) for i in range(min(gained, lost) + 1))
-    p = min(1.0, 2 * tail / 2 ** (gained + lost))
-    return {"gained": gained, "lost": lost, "mcnemar_p": p}
+    return {"gained": gained, "lost": lost, "mcnemar_p": min(1.0, tail / 2 ** (gained + lost - 1))}

@@ -37,8 +37,7 @@ ROUND: tuple[Column, ...] = (
     *columns(**dict.fromkeys(ROUND_PHASES, ".2f"), start=".0f"),
     ("peak MiB", "peak_mebibytes", ".1f"),
 )
-TIMES = dict.fromkeys(("median_ms", "min_ms", "median_vs_first"), ".2f")
-SINGLE = columns(context="d", forward="s", **TIMES)
+SINGLE = columns(context="d", forward="s", median_ms=".2f", min_ms=".2f", median_vs_first=".2f")
 NOTES = """\
 - ms/round: without a clock. break-even: the same over plain's, so the tokens a round at which the
   arm is as fast as plain.

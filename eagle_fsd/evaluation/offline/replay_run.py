@@ -88,11 +88,10 @@ def read_plan(options: ReplayOptions) -> ReplayPlan:
 def head_names(heads: list[str]) -> dict[str, str]:
     """A short name for every head: its folder's, or its whole path where two share that."""
     short = [Path(head).name for head in heads]
-    names = [
-        name if short.count(name) == 1 else without_checkout(head).replace("/", "_")
+    return {
+        name if short.count(name) == 1 else without_checkout(head).replace("/", "_"): head
         for head, name in zip(heads, short, strict=True)
-    ]
-    return dict(zip(names, heads, strict=True))
+    }
 
 
 def build_drafter(head: DraftHead, target: Target, plan: ReplayPlan) -> EagleDrafter:
