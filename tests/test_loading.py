@@ -58,6 +58,8 @@ def test_target_loads_as_it_was_saved(tmp_path, family):
         (T5Config(), "'t5' is an encoder-decoder"),
         (Gemma3Config(), "'gemma3' is multimodal"),
         (MambaConfig(num_hidden_layers=2), "'mamba' has layers of type"),
+        (LlamaConfig(rope_parameters={"rope_type": "dynamic", "factor": 2.0}), "'dynamic'"),
+        (LlamaConfig(rope_parameters={"rope_theta": "1e4"}), "numbers .*'rope_theta': '1e4'"),
     ],
 )
 def test_unsupported_targets_are_refused_by_their_config_alone(tmp_path, config, message):
@@ -80,7 +82,8 @@ def test_unknown_targets_are_refused(tmp_path):
     for name in ("nobody/nothing-here", "not a name", ""):
         with pytest.raises(BadInput, match=f"unknown target '{name}'.*smollm2.*folder"):
             load_target_config(name)
-    for text in ("{", "{}", '{"model_type": "novel"}'):
+    llama = '{"model_type": "llama", "rope_parameters": '
+    for text in ("{", "{}", '{"model_type": "novel"}', llama + '"x"}'):
         (tmp_path / "config.json").write_text(text)
         with pytest.raises(BadInput, match="unknown target"):
             load_target_config(str(tmp_path))

@@ -11,6 +11,9 @@ from eagle_fsd.decoding.tree import DraftTree
 
 # Families whose tree attention the tests check, sliding windows included where they have them.
 TESTED_FAMILIES = ("gemma3_text", "llama", "mistral", "mixtral", "qwen2", "qwen3")
+# Rotary positions that are the same at every length of the text. Those of dynamic and longrope
+# change at a length: cached keys are of the one before, and a tree may reach over it.
+FIXED_ROPES = ("default", "linear", "llama3", "proportional", "yarn")
 
 
 def check_supported(config: PretrainedConfig) -> None:
@@ -30,6 +33,17 @@ def check_supported(config: PretrainedConfig) -> None:
             f"target of type {kind!r} has layers of type {sorted(unknown)}; a draft tree can be "
             "verified with full_attention and sliding_attention layers only"
         )
+    rope = getattr(config, "rope_parameters", None) or {}
+    for part in [part for part in rope.values() if isinstance(part, dict)] or [rope]:
+        name = part.get("rope_type", "default")
+        if name not in FIXED_ROPES:
+            raise BadInput(
+                f"target of type {kind!r} has rope_type {name!r}; a draft tree can be verified "
+                f"with {', '.join(FIXED_ROPES)}, which do not change with the length of the text"
+            )
+        texts = {key: value for key, value in part.items() if isinstance(value, str)}
+        if texts.keys() - {"rope_type", "type"}:
+            raise BadInput(f"the target's config has text for numbers in rope_parameters: {texts}")
 
 
 @torch.inference_mode()

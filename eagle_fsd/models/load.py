@@ -16,7 +16,7 @@ from eagle_fsd.config import BadInput, check_known
 from eagle_fsd.decoding.target import Target
 from eagle_fsd.engine.families import check_supported, check_tree_attention
 from eagle_fsd.engine.select import choose_engine
-from eagle_fsd.heads.files import read_head
+from eagle_fsd.heads.files import UNREADABLE, read_head
 from eagle_fsd.heads.models import DraftHead
 from eagle_fsd.models import random_weights
 from eagle_fsd.models.assets import EMBEDDED_ASSET, EMBEDDED_TARGET, asset_dir
@@ -37,7 +37,7 @@ def load_target_config(name: str) -> PretrainedConfig:
     try:
         shape = SHAPES.get(path) if name.startswith(PREFIX) else None
         config = shape() if shape else AutoConfig.from_pretrained(path, **options)
-    except (OSError, ValueError) as error:
+    except UNREADABLE as error:
         raise BadInput(
             f"unknown target {name!r}: give {EMBEDDED_TARGET!r} (embedded), a folder with "
             f"config.json, a .gguf file, a hub id that can be reached, or {PREFIX} and one of these"
