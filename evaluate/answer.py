@@ -12,7 +12,7 @@ import os
 import sys
 from dataclasses import asdict, dataclass, field
 
-from eagle_fsd.config import DEFAULT_ARM, BadInput
+from eagle_fsd.config import DEFAULT_ARM, BadInput, check_text
 from eagle_fsd.runs.command import ModelOptions, SamplingOptions, option, run_command
 
 
@@ -35,6 +35,7 @@ def run(options: AnswerOptions, sampling: SamplingOptions, model_options: ModelO
 
     if not options.prompt.strip():
         raise BadInput("the prompt is empty: give --prompt some text")
+    check_text(options.prompt)
     arm = parse_arm(options.arm)
     arm.check_answers()
     arm.policy(sampling.sampling()).check(None)

@@ -50,6 +50,9 @@ def test_target_loads_as_it_was_saved(tmp_path, family):
     assert {p.dtype for p in half.model.parameters()} == {torch.float16}
     with pytest.raises(BadInput, match="float64.*bfloat16"):
         load_target(str(tmp_path), dtype="float64")
+    for device in ("meta", "mps", "xpu", "hpu", "cpu:x", ""):
+        with pytest.raises(BadInput, match=f"unknown device '{device}': give cpu, cuda, cuda:1 or"):
+            load_target(str(tmp_path), device=device)
 
 
 @pytest.mark.parametrize(

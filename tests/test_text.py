@@ -54,13 +54,13 @@ def test_a_fastchat_template_by_name(tokenizer):
         prompt_ids(tokenizer, CONVERSATION)
 
 
-@pytest.mark.parametrize("content", ["", " \n\t", None])
+@pytest.mark.parametrize("content", ["", " \n\t", "a\ud83d", None])
 def test_an_empty_prompt_is_refused(tokenizer, content):
-    """A turn of the user's, or no turn at all. An empty answer is none: a model may have answered
-    with its end token alone, and the second turn is still asked."""
+    """A turn of the user's, half a character, or no turn at all. An empty answer is none: a model
+    may have answered with its end token alone, and the second turn is still asked."""
     turns = [*CONVERSATION[:2], {"role": "user", "content": content}]
     for template in ("", "vicuna_v1.1"):
-        with pytest.raises(BadInput, match="empty"):
+        with pytest.raises(BadInput, match="empty|half a surrogate"):
             prompt_ids(tokenizer, [] if content is None else turns, conv_template=template)
     messages = [CONVERSATION[0], {"role": "assistant", "content": ""}, CONVERSATION[2]]
     assert "Why" in tokenizer.decode(prompt_ids(tokenizer, messages))
@@ -126,6 +126,7 @@ GOOD = {"question_id": 1, "category": "a", "turns": ["x"]}
 BAD_QUESTIONS = {
     "same id": (GOOD, "1 occurs twice"),
     "empty turn": ({"question_id": 2, "turns": ["x", " "]}, "empty"),
+    "half a character": ({"question_id": 2, "turns": ["x", "\ud83d"]}, "half a surrogate pair"),
     "no id": ({"turns": ["x"]}, "question_id"),
     "no object": ([1], "question_id"),
 }

@@ -62,8 +62,11 @@ def check_device(device: str, dtype: str = "float32") -> None:
     """Refuse, before weights load, a device that is misspelt or not there, and a dtype that is not
     in DTYPES, by a BadInput."""
     check_known("dtype", dtype, DTYPES)
+    name = "cpu" if device == "auto" else device
     try:
-        torch.empty(0, device="cpu" if device == "auto" else device)
+        if torch.device(name).type not in ("cpu", "cuda"):
+            raise RuntimeError("targets run on nothing else")
+        torch.empty(0, device=name)
     except (AssertionError, RuntimeError) as error:  # torch without CUDA asserts
         reason = str(error).partition("\n")[0]
         raise BadInput(

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from transformers import PreTrainedTokenizerBase
 
-from eagle_fsd.config import BadInput
+from eagle_fsd.config import BadInput, check_text
 from eagle_fsd.decoding.drafter import Drafter
 from eagle_fsd.decoding.loop import StopConfig
 from eagle_fsd.decoding.target import Target
@@ -45,10 +45,13 @@ def prompt_ids(
     tokenizer: PreTrainedTokenizerBase, messages: list[Message], *, conv_template: str = ""
 ) -> list[int]:
     """Token ids of a conversation up to where the assistant's next turn begins. A FastChat template
-    is named for tokenizers without one; BadInput: there is none, or an empty message."""
+    is named for tokenizers without one; BadInput: there is none, or a message is empty or no text.
+    """
     turns = [message["content"] for message in messages if message["role"] == "user"]
     if not turns or not all(turn.strip() for turn in turns):
         raise BadInput("the prompt is empty: give some text")
+    for message in messages:
+        check_text(message["content"])
     if conv_template:
         return tokenizer(_fastchat_prompt(messages, conv_template)).input_ids
     if tokenizer.chat_template is None:
