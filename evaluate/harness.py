@@ -26,15 +26,23 @@ def main() -> None:
     # this folder's commands must not stand for packages that lm-eval imports
     here = Path(__file__).resolve().parent
     sys.path[:] = [place for place in sys.path if Path(place).resolve() != here]
-    import lm_eval.models  # noqa: F401  (names lm-eval's own models)
-    from lm_eval.__main__ import cli_evaluate
-    from lm_eval.api.registry import model_registry
-
     from eagle_fsd.runs.command import ended_by
+
+    ended_by(evaluate)
+
+
+def evaluate() -> None:
+    """lm-eval's command with the model eagle_fsd beside its own."""
+    from eagle_fsd.runs.command import step_of_setup
+
+    with step_of_setup("tasks"):
+        import lm_eval.models  # noqa: F401  (names lm-eval's own models)
+        from lm_eval.__main__ import cli_evaluate
+        from lm_eval.api.registry import model_registry
 
     # by name: `--help` and a typo are answered before torch is imported
     model_registry.register("eagle_fsd", target="eagle_fsd.tasks.harness_model:FuzzyLM")
-    ended_by(cli_evaluate)
+    cli_evaluate()
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 output=${OUTPUT:-$root/runs/evaluate}
-bash "$root/scripts/setup.sh"
+bash "$root/scripts/setup.sh" ${IFEVAL:+tasks}
 launch=("$root/.venv/bin/python")
 if [ "${PROCESSES:-1}" -gt 1 ]; then
     export ACCELERATE_USE_CPU=true

@@ -4,7 +4,7 @@
 # Other options go to pytest. The longest are left out: .venv/bin/python -m pytest -m slow
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
-bash "$root/scripts/setup.sh"
+bash "$root/scripts/setup.sh" test
 cd "$root"
 chosen="not slow"
 if [ "${1:-}" = "--fast" ]; then

@@ -53,6 +53,16 @@ def ended_by(work: Callable[[], None]) -> None:
 
 
 @contextmanager
+def step_of_setup(name: str) -> Iterator[None]:
+    """Around imports of packages that only this step of scripts/setup.sh installs: BadInput with
+    its line where one is missing."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise BadInput(f"{error}: scripts/setup.sh {name} installs it") from error
+
+
+@contextmanager
 def held_interrupt() -> Iterator[Callable[[], bool]]:
     """Hold Ctrl-C back, so that a loop can end where its state is whole: the function given out
     tells the first one; the second interrupts at once."""

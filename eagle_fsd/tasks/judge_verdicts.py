@@ -11,12 +11,15 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from urllib.parse import urlsplit
 
-import openai
 from tqdm import tqdm
 
 from eagle_fsd.config import BadInput
+from eagle_fsd.runs.command import step_of_setup
 from eagle_fsd.runs.folder import Run
 from eagle_fsd.tasks.judge_protocol import parse_verdict
+
+with step_of_setup("tasks"):
+    import openai
 
 OPENAI = "https://api.openai.com/v1"  # where no other address is given
 PARAMETERS = {"temperature": 0, "max_tokens": 2048}  # FastChat's

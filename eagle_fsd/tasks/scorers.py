@@ -14,6 +14,7 @@ from decimal import Decimal
 from eagle_fsd.config import BadInput
 from eagle_fsd.evaluation.questions import Question
 from eagle_fsd.models.assets import asset_dir
+from eagle_fsd.runs.command import step_of_setup
 from eagle_fsd.tasks.humaneval import FIELDS, bubblewrap, pass_at_1
 
 # a sign is none behind a digit or a bracket (10-5, (3)-2); a comma parts thousands only
@@ -90,10 +91,11 @@ def follow(answer: str, question: Question) -> dict[str, float]:
 def _checkers():
     """if-verifiable's evaluate function and its registry, instruction -> class of checker, made to
     give the same result every time."""
-    import langdetect
-    import nltk
-    from if_verifiable.common import evaluate_instructions
-    from if_verifiable.ifeval import INSTRUCTION_DICT
+    with step_of_setup("tasks"):
+        import langdetect
+        import nltk
+        from if_verifiable.common import evaluate_instructions
+        from if_verifiable.ifeval import INSTRUCTION_DICT
 
     langdetect.DetectorFactory.seed = 0
     nltk.data.path.append(str(asset_dir("nltk_data")))
@@ -171,6 +173,8 @@ def _check_question(question: Question, name: str, scorer: Scorer) -> None:
     try:
         nothing = max(scorer.score(".", question).values())
         right = [max(scorer.score(text, question).values()) for text in question.reference]
+    except BadInput:  # of the checkers, not of the question
+        raise
     except (AttributeError, LookupError, TypeError, ValueError) as error:
         raise BadInput(f"{place}: the scorer {name} cannot score it ({error!r:.200})") from error
     if right and not nothing < 1 == min(right):
