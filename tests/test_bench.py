@@ -42,6 +42,7 @@ def test_what_a_run_writes_and_may_be_continued_with(call, models, tmp_path):
     options = bench_options(models, tmp_path)
     out = call(BENCH, *options, "--questions", 1, "--arms", *arms)
     assert "tokens/round" in out and "fsd-paper:0 " in out
+    assert "speed within the median is none" in out  # exact and fsd:0 do the same work
     found = summary(tmp_path)
     assert list(found) == arms
     for arm in ("generate", "exact", "fsd:0", "exact@lookup:4", "exact@eagle:4x2x2"):

@@ -330,4 +330,7 @@ def test_same_work_is_that_of_the_same_rounds():
         "fsd:0.3": answer(5.0, [1], [2]),
         "fsd:0.3@eagle:7x3x4": answer(5.0, [1, 2]),
     }
-    assert RunData("", {}, [], records).same_work() == [0.5]
+    run = RunData("", {}, [], records)
+    assert run.same_work == [0.5] and run.noise == 0.5
+    assert "(answers: 1), their seconds differed by 50 % in the median" in run.noise_told()
+    assert RunData("", {}, [], {"plain": records["plain"]}).noise == 0

@@ -66,6 +66,13 @@ def test_verdicts():
         "3.20 times plain's tokens/s, +33 % tokens a round over exact, 25.0 % fuzzy, "
         "-0.20 log p a token"
     )
+    # bug held down: a speed was told as gained where arms that did the same work differed by more
+    for row, ratio in ((0, 0.6), (2, 16 / 7), (3, 3.2)):
+        none = f"plain's speed within noise ({ratio:.2f}), "
+        assert tables.verdict(summarize(HAND)[row], noise=2.21).startswith(none)
+        assert not tables.verdict(summarize(HAND)[row], noise=0.6).startswith(none)
+    held = summarize(HAND)[2] | {"speed_vs_plain": {"value": 1.3, "low": 0.9, "high": 1.7}}
+    assert tables.verdict(held) == "plain's speed within noise (1.30), 2.00 tokens a round"
     assert tables.verdict(summarize({FSD: HAND[FSD]})[0]) == "2.67 tokens a round, 25.0 % fuzzy"
     assert "nothing" in tables.verdict(summarize({"generate": HAND["generate"]})[0])
 

@@ -59,6 +59,7 @@ PHRASES = {
     "fuzzy_share": "{:.1%} fuzzy",
     "mean_logp_minus_plain": "{:+.2f} log p a token",
 }
+PLAINS_SPEED = "plain's speed within noise ({:.2f})"
 OF_BASELINES = {PLAIN: ["tokens_per_second"], EXACT: ["speed_vs_plain", "tokens_per_round"]}
 # text that a spreadsheet would take for a formula
 FORMULA = ("=", "+", "-", "@", "\t", "\r")
@@ -101,16 +102,27 @@ def terminal_table(rows: list[dict]) -> str:
     return tabulate(table, maxcolwidths=widths, colalign=sides, **how)
 
 
-def verdict(row: dict) -> str:
-    """Such as "+10 % tokens a round over exact, 4.1 % fuzzy, -0.12 log p a token"."""
+def verdict(row: dict, noise: float = 0.0) -> str:
+    """Such as "+10 % tokens a round over exact, 4.1 % fuzzy, -0.12 log p a token". `noise` is
+    RunData's; a speed that it or its interval explains is said to be plain's."""
     gain = "tokens_per_round_vs_exact"
     tokens = "tokens_per_round" if row[gain]["value"] is None else gain
     keys = ["speed_vs_plain", tokens, "fuzzy_share", "mean_logp_minus_plain"]
     known = {key: row[key]["value"] for key in OF_BASELINES.get(row["rule"], keys)}
     if known.get(gain):
         known[gain] -= 1
-    said = [PHRASES[key].format(value) for key, value in known.items() if value is not None]
+    alike = {"speed_vs_plain": PLAINS_SPEED} if _is_plains(row["speed_vs_plain"], noise) else {}
+    phrases = PHRASES | alike
+    said = [phrases[key].format(value) for key, value in known.items() if value is not None]
     return ", ".join(said).replace("%", " %") or "nothing to compare with"
+
+
+def _is_plains(speed: Interval, noise: float) -> bool:
+    """Whether a speed over plain's is 1 within its interval or within noise."""
+    value, low, high = (speed[end] for end in ("value", "low", "high"))
+    if value is None:
+        return False
+    return low is not None and low <= 1 <= high or 1 / (1 + noise) <= value <= 1 + noise
 
 
 def write_csv(path: Path, rows: list[dict]) -> None:

@@ -10,6 +10,7 @@ traces/ARM.jsonl          optional: trees and sources of chosen answers
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from statistics import median
 
 from eagle_fsd.config import BadInput
 from eagle_fsd.evaluation.arms import BY_TRANSFORMERS, parse_arm
@@ -111,6 +112,7 @@ class RunData:
             doubts.append(f"everything measured is over what all arms have answered; of: {counts}")
         return doubts
 
+    @cached_property
     def same_work(self) -> list[float]:
         """How much longer the slowest of several arms took than the fastest, for every answer that
         they made by the same rounds, token for token: what noise alone does. 0.1: 10 %."""
@@ -121,6 +123,22 @@ class RunData:
                 made = tuple(tuple(r["tokens"]) for r in rounds_of(row))
                 groups.setdefault((drafter, *answer_key(row), made), []).append(seconds(row))
         return [max(found) / min(found) - 1 for found in groups.values() if len(found) > 1]
+
+    @property
+    def noise(self) -> float:
+        """The machine's own spread of speed: the median of same_work, 0 where that is empty."""
+        return median(self.same_work or [0.0])
+
+    def noise_told(self) -> str:
+        """A sentence on same_work; "" where it is empty."""
+        if not self.same_work:
+            return ""
+        return (
+            "Where arms made an answer by the same rounds, token for token (answers: "
+            f"{len(self.same_work)}), their seconds differed by {100 * self.noise:.0f} % in the "
+            f"median, {100 * max(self.same_work):.0f} % at most: a difference in speed within the "
+            "median is none"
+        )
 
 
 def read_run(folder: Path) -> RunData:

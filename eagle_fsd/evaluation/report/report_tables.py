@@ -81,8 +81,8 @@ def report_bench(bench: Bench, *, extra: str = "", further: dict | None = None) 
     tables.write_csv(folder / "summary.csv", rows)
     tables.write_csv(folder / "by_category.csv", run.categories)
     plot = "![loss against gain](summary.svg)" if plot_curves(rows, folder / "summary") else ""
-    said = "\n".join(f"- {row['arm']}: {tables.verdict(row)}" for row in rows)
-    notes = [f"Note: {note}." for note in notes]
+    said = "\n".join(f"- {row['arm']}: {tables.verdict(row, run.noise)}" for row in rows)
+    notes = [f"Note: {note}." for note in [*notes, run.noise_told()] if note]
     parts = [
         f"### {title}\n\n{NOTES[title]}\n\n{tables.markdown_table(found, shown)}"
         for title, (shown, found) in run_tables(run).items()

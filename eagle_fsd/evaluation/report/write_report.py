@@ -11,7 +11,6 @@ textContent.
 
 import shutil
 from pathlib import Path
-from statistics import median
 
 from jinja2 import Environment, FileSystemLoader
 
@@ -67,7 +66,7 @@ def write_report(runs: list[RunData], output: Path) -> list[str]:
     page = Environment(loader=FileSystemLoader(HERE), autoescape=True, trim_blocks=True)
     page.policies["json.dumps_kwargs"] = {"ensure_ascii": False, "allow_nan": False}
     page.globals |= {"metrics": METRICS, "table_notes": NOTES}
-    page.globals |= {"cell_text": cell_text, "verdict": verdict, "median": median}
+    page.globals |= {"cell_text": cell_text, "verdict": verdict}
     text = page.get_template("page.html").render(
         parts=parts,
         plot=plot[plot.find("<svg") :].replace(INK, "currentColor"),
