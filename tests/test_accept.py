@@ -220,6 +220,21 @@ def test_nan_never_passes(divergence, each_way):
                 assert outcome(round_, FsdPaper(INF, child, divergence), sampling).path == [0]
 
 
+@pytest.mark.parametrize("bad", [math.nan, INF])
+def test_a_row_without_a_largest_number_has_no_regret(bad, each_way):
+    """That of the root, or of the path's last node, by any rule; a token of logit -inf has one."""
+    for sampling, seed in itertools.product(SAMPLINGS, range(2)):
+        tree, logits_NV, uniform_S3 = random_round(seed)
+        for rule in all_rules(sampling):
+            last = outcome((tree, logits_NV, uniform_S3), rule, sampling).path[-1]
+            broken_NV = logits_NV.clone()
+            broken_NV[last * seed, 4] = bad
+            broken_NV[:, 5] = -INF
+            got = outcome((tree, broken_NV, uniform_S3), rule, sampling)
+            numbers = [not math.isnan(regret) for regret in got.regret]
+            assert numbers == [v != last * seed for v in got.path], rule
+
+
 def without_distributions(tree: DraftTree) -> DraftTree:
     return DraftTree.from_parents(tree.token_N.tolist(), tree.parent_N.tolist())
 

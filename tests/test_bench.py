@@ -1,8 +1,10 @@
 """Bench runs on a tiny model: what is written, what may be added, processes, traces, refusals."""
 
 import json
+import math
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +12,7 @@ from pathlib import Path
 import pytest
 from commands import QUESTIONS, ROOT, bench_options, model_options, rows, write_rows
 from tiny_folder import write_target
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from eagle_fsd.evaluation.bench import answer_seed
 
@@ -110,6 +113,22 @@ def test_generate_may_answer_fewer_and_positions_end_answers(call, models, tmp_p
     for name in ("generate", "plain", "exact"):
         _, second = rows(tmp_path / "run" / "records" / f"{name}.jsonl")[0]["turns"]
         assert 0 < len(second["token_ids"]) == 128 - second["prompt_tokens"] < 40
+
+
+@pytest.mark.parametrize("arm", ["generate", "exact"])
+def test_a_target_that_breaks_keeps_what_was_answered(call, models, tmp_path, arm):
+    """Its logits are NaN once it reads a z. Bug held down: answers went on, sampled `generate`
+    ended in a traceback."""
+    target = AutoModelForCausalLM.from_pretrained(models[0])
+    (z,) = AutoTokenizer.from_pretrained(models[0])("z").input_ids
+    target.get_input_embeddings().weight.data[z] = math.nan
+    target.save_pretrained(shutil.copytree(models[0], tmp_path / "target"))
+    turns = {"category": "a", "turns": ["Say it."]}, {"category": "a", "turns": ["Say", "z"]}
+    questions = [{"question_id": number} | turn for number, turn in enumerate(turns)]
+    options = bench_options((tmp_path / "target", models[1]), tmp_path, questions)
+    said = call(BENCH, *options, "--arms", arm, "--temperature", 1, "--questions", 2)
+    assert said.startswith("error: the target's logits are NaN or infinite")
+    assert [key[1] for key in tokens(tmp_path)] == [0]
 
 
 def test_traces_tell_where_tokens_came_from(call, models, tmp_path):

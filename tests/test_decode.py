@@ -1,5 +1,6 @@
 """The decoding loop: greedy trees == one token at a time == `generate`, in float32."""
 
+import math
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
@@ -170,6 +171,30 @@ def test_a_second_answer_ends_the_first():
         with ThreadPoolExecutor(2) as pool:
             got = list(pool.map(tokens, both, prompts))
         assert any(got) and all(a in (None, b) for a, b in zip(got, alone, strict=True))
+
+
+@pytest.mark.parametrize("rule", [EXACT, Fsd(0.4), PathRule(0.8)], ids=["exact", "fsd", "path"])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_logits_that_are_no_numbers_are_told(rule, temperature):
+    """By round, or in prefill; and when an answer is rescored. Bug held down: greedy went on with
+    the NaN's index, sampling with the last token."""
+    target, prompt = tiny_target("llama", seed=5), prompt_tokens(7, seed=5)
+    forwards = []  # a broken one is the last
+
+    def after_norm(module, args, output):
+        forwards.pop()
+        return output if forwards else output * math.nan
+
+    target.model.base_model.norm.register_forward_hook(after_norm)
+    settings = {"rule": rule, "temperature": temperature}
+    for drafter in (RootDrafter(), EagleDrafter(tiny_head(target), target, TREES[2])):
+        for count, told in {1: "in prefill", 4: r"in round 3, after \d+ tokens of the"}.items():
+            forwards += range(count)
+            with pytest.raises(BadInput, match=f"NaN or infinite {told}.* in float32 or bfloat16"):
+                run(target, drafter, prompt, **settings)
+    forwards += [0]
+    with pytest.raises(BadInput, match="over an answer"):
+        target.rescore(prompt, [3])
 
 
 @torch.inference_mode()

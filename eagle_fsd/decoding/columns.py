@@ -49,7 +49,9 @@ class Rows:
 
     @cached_property
     def best_M1(self) -> torch.Tensor:
-        return self.target_MV.amax(-1, keepdim=True)
+        """The largest logit; NaN where it is infinite, so that no regret is a number there."""
+        best_M1 = self.target_MV.amax(-1, keepdim=True)
+        return best_M1 + 0 * best_M1
 
     @cached_property
     def filtered_MV(self) -> torch.Tensor:

@@ -4,6 +4,7 @@ Plain autoregressive decoding is this loop with a one-node tree (RootDrafter). A
 here, once, for every arm.
 """
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -13,7 +14,7 @@ from eagle_fsd.config import BadInput
 from eagle_fsd.decoding.acceptance import Acceptance, Policy, accept
 from eagle_fsd.decoding.drafter import Drafter
 from eagle_fsd.decoding.sampling import draw
-from eagle_fsd.decoding.target import Target
+from eagle_fsd.decoding.target import Target, no_numbers
 from eagle_fsd.decoding.tree import DraftTree
 from eagle_fsd.decoding.verified import UNIFORMS
 
@@ -167,7 +168,7 @@ def decode_rounds(
 
     Raises:
         BadInput: see check_request; the rule refuses the sampling or the drafter; another answer
-            was begun on the target before this one had ended.
+            was begun on the target before this one had ended; logits are no numbers.
     """
     policy, stop = config.policy, config.stop
     device, lap = target.device, lap or (lambda phase: None)
@@ -180,6 +181,8 @@ def decode_rounds(
         drafter.reset(capacity)
         prompt_L = torch.tensor(prompt, device=device)
         logits_V, features_LF = target.prefill(prompt_L)
+        if not math.isfinite(logits_V.amax().item()):
+            raise no_numbers("in prefill")
         root_1 = draw(logits_V[None], uniform_P3[:1, 0].to(device), policy.sampling)
         drafter.observe(features_LF, torch.cat([prompt_L[1:], root_1]))
         del features_LF  # the prompt's features are the drafter's to keep or to let go
@@ -187,9 +190,10 @@ def decode_rounds(
         lap("prefill")
     yield Round(answer, finish)
 
-    states, end = policy.start(), frozenset(stop.token_ids)
+    states, end, number = policy.start(), frozenset(stop.token_ids), 0
     committed = len(prompt) + 1
     while finish is None:
+        number += 1
         with target.lock:
             target.check_current(sequence)
             assert target.cache_length == committed - 1  # the root has not been run
@@ -208,6 +212,9 @@ def decode_rounds(
                 stop_token_ids=end,
                 answer=answer,
             )
+            for place, regret in enumerate(accepted.regret, start=first):
+                if math.isnan(regret):
+                    raise no_numbers(f"in round {number}, after {place} tokens of the answer")
             lap("accept")
             path_A, token_A = _on_device([accepted.path, accepted.tokens], device)
             target.commit(path_A)

@@ -8,6 +8,7 @@ Axes: L prompt tokens, N tree nodes, A accepted path with its root, V vocabulary
 F features: what a draft head reads of the target (D, or several layers' D side by side).
 """
 
+import math
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -21,6 +22,14 @@ from eagle_fsd.decoding.cache import TreeCache
 from eagle_fsd.decoding.engine import STOCK, Engine
 from eagle_fsd.decoding.masks import layer_masks
 from eagle_fsd.decoding.tree import DraftTree
+
+
+def no_numbers(where: str) -> BadInput:
+    """The error of a target that cannot say a next token."""
+    return BadInput(
+        f"the target's logits are NaN or infinite {where}: load it in float32 or bfloat16, and "
+        "check its weights"
+    )
 
 
 class Target:
@@ -171,7 +180,8 @@ class Target:
     @torch.inference_mode()
     def rescore(self, prompt: list[int], answer: list[int]) -> tuple[float, float]:
         """Share of answer tokens that are the argmax in one plain forward over prompt and answer,
-        and their mean log-probability, nats; leaves the sequence being decoded alone."""
+        and their mean log-probability, nats; leaves the sequence being decoded alone. BadInput:
+        logits are no numbers."""
         ids = torch.tensor([prompt + answer], device=self.device)
         features_LD = self.model.base_model(input_ids=ids, use_cache=False).last_hidden_state[0]
         rows_AD, token_A = features_LD[len(prompt) - 1 : -1], ids[0, len(prompt) :]
@@ -180,6 +190,8 @@ class Target:
             logp_CV = torch.log_softmax(self.logits(feature_CD), dim=-1, dtype=torch.float32)
             hits += (logp_CV.argmax(-1) == token_C).sum().item()
             logp += logp_CV.gather(1, token_C[:, None]).sum().item()
+        if math.isnan(logp):
+            raise no_numbers("over an answer")
         return hits / len(answer), logp / len(answer)
 
     def hidden_and_features(

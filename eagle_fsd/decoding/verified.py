@@ -142,13 +142,15 @@ class VerifiedTree:
         return self._values.get(column, {}).get(v, math.nan) if self.children[v] else math.nan
 
     def step_regret(self, v: int, child: int | None) -> float:
-        """Regret of what v emits, nats: the child's token, or the drawn one."""
+        """Regret of what v emits, nats: the child's token, or the drawn one. NaN if and only if v's
+        logits have no largest number."""
         if not self._on_cpu:
             drawn, taken = self._step_regrets
             return taken[child] if child else drawn[v]
         token = self.tokens[child] if child else self.drawn(v)
         if self.greedy and token == self.x(v):
-            return 0.0
+            logit = self._logits_NV[v, token].item()
+            return logit - logit  # 0, or NaN
         rows = self._row(v)
         return (rows.best_M1[0, 0] - rows.target_MV[0, token]).item()
 
