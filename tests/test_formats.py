@@ -131,21 +131,27 @@ def test_what_is_written_is_read_back(tmp_path, name, dtype):
 
 
 def test_our_heads_are_upstreams(tmp_path):
-    """Exactly upstream's keys; config.json says things where upstream, SGLang and vLLM look."""
+    """Exactly upstream's keys; config.json says things where upstream, SGLang and vLLM look
+    (docs/serve.md). Bug held down: of an EAGLE-3 head it claimed a bias, which SGLang then draws at
+    random and vLLM leaves unset; no EAGLE-1/2 head was one to SGLang."""
     rope = {"rope_theta": 500000.0, "rope_scaling": {"rope_type": "linear", "factor": 4.0}}
     head = build_head(HeadConfig(**SIZES, **rope))
     write_head(tmp_path, head)
     assert load_file(tmp_path / "model.safetensors").keys() == eagle_tensors().keys()
     written = json.loads((tmp_path / "config.json").read_text())
     assert written["bias"] is True and written["rope_theta"] == 500000.0
+    assert written["architectures"] == ["LlamaForCausalLMEagle"]
     assert written["rope_scaling"] == {"type": "linear", "rope_type": "linear", "factor": 4.0}
     assert written["num_key_value_heads"] == 2 and written["model_type"] == "llama"
     assert "rope_parameters" not in written and "draft_vocab_size" not in written
+    write_head(tmp_path, build_head(HeadConfig(**SIZES, bias=False)))
+    written = json.loads((tmp_path / "config.json").read_text())
+    assert written["bias"] is False and written["architectures"] == ["LlamaForCausalLM"]
     three = {"head_type": "eagle3", "feature_layers": (2, 16, 29)}
     write_head(tmp_path, build_head(HeadConfig(**SIZES, **three)))
     assert load_file(tmp_path / "model.safetensors").keys() == eagle3_tensors(rows=V).keys()
     written = json.loads((tmp_path / "config.json").read_text())
-    assert written["architectures"] == ["LlamaForCausalLMEagle3"]
+    assert written["architectures"] == ["LlamaForCausalLMEagle3"] and written["bias"] is False
     assert written["draft_vocab_size"] == V
     assert written[AUX] == [2, 16, 29] and written["eagle_config"][AUX] == [1, 15, 28]
 

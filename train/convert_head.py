@@ -5,9 +5,9 @@
         --data answers.jsonl
 
 The layouts are described in eagle_fsd/heads/head_config.py. Heads load here in any of them,
-unconverted; what is written loads in SafeAILab/EAGLE, SGLang and vLLM too. --draft_vocab confines a
-trained head to the tokens that the assistant wrote most often in --data, without training it again:
-drafting reads fewer rows of the lm_head.
+unconverted; what is written loads in SafeAILab/EAGLE too, and in SGLang and vLLM as docs/serve.md
+says. --draft_vocab confines a trained head to the tokens that the assistant wrote most often in
+--data, without training it again: drafting reads fewer rows of the lm_head.
 """
 
 from dataclasses import dataclass, field

@@ -1,7 +1,7 @@
 """The shape of a draft head, of a new one for a target or of a stored one in any layout.
 
     upstream     SafeAILab/EAGLE: heads of EAGLE-1/2 and EAGLE-3 (cnets1.py, cnets.py). Ours too,
-                 with head_type, and d2t for EAGLE-1/2; SGLang and vLLM load them
+                 with head_type, and d2t for EAGLE-1/2; SGLang and vLLM: docs/serve.md
     specforge    sgl-project/SpecForge and ModelOpt: EAGLE-3 under upstream's names, architecture
                  LlamaForCausalLMEagle3 (specforge/modeling/draft/llama3_eagle.py)
     speculators  vllm-project/speculators (src/speculators/models/eagle.py, models/eagle3/): nested
@@ -40,7 +40,7 @@ class HeadConfig(LlamaConfig):
 
     Attributes:
         head_type: a name in models.HEAD_TYPES: "eagle" (EAGLE-1/2), "eagle3".
-        bias: whether fc has one.
+        bias: whether fc has one; EAGLE-3's has none.
         qkv_bias: biases on q, k and v (Qwen2 heads); none on o, as in attention_bias's layers.
         head_dim: channels of an attention head; EAGLE-3 only (upstream's EAGLE-1/2 ignores it).
         draft_vocab_size: tokens that the head can draft; None is the target's whole vocabulary.
@@ -66,7 +66,7 @@ class HeadConfig(LlamaConfig):
         if self.head_type == "eagle":
             self.head_dim = None
         if self.eagle3:
-            self.num_hidden_layers = 1
+            self.num_hidden_layers, self.bias = 1, False
             if self.draft_vocab_size == self.vocab_size:
                 self.draft_vocab_size = None  # ids pass through: d2t and t2d say nothing
         super().__post_init__(**further)
@@ -129,7 +129,6 @@ def head_shape(
         **({"rope_theta": base} if base else {}),
         hidden_act=activation or getattr(target_config, "hidden_activation", HeadConfig.hidden_act),
         qkv_bias=target_config.model_type.startswith("qwen2"),
-        bias=not eagle3,
         head_type=head_type,
         head_dim=getattr(target_config, "head_dim", None) if eagle3 else None,
         draft_vocab_size=draft_vocab or None,
@@ -192,6 +191,8 @@ def _flat(values: dict) -> dict:
 def to_json(config: HeadConfig) -> dict:
     """config.json that upstream, SGLang, vLLM and we read."""
     name = "LlamaForCausalLMEagle3" if config.eagle3 else "LlamaForCausalLM"
+    if config.bias:  # SGLang's EAGLE-1/2 head: vLLM's has no bias, and is found by a target's name
+        name = "LlamaForCausalLMEagle"
     values = {key: value for key, value in config.to_dict().items() if key in FIELDS}
     values |= {"architectures": [name], "model_type": "llama"}
     rope = values.pop("rope_parameters")
