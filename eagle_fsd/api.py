@@ -1,6 +1,6 @@
 """The Python call: load a target and its head, generate or stream an answer."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from eagle_fsd.config import DEFAULT_ARM, SamplingConfig, TreeConfig
@@ -97,7 +97,7 @@ def stream(
     top_k: int = SamplingConfig.top_k,
     top_p: float = SamplingConfig.top_p,
     max_new_tokens: int = StopConfig.max_new_tokens,
-    stop_strings: tuple[str, ...] = (),
+    stop_strings: str | Sequence[str] = (),
     seed: int = 0,
 ) -> Iterator[tuple[str, Answer]]:
     """Answer a prompt, yielding (new text, answer so far) after every round.
@@ -108,6 +108,7 @@ def stream(
             or "plain"; see evaluation/arms.py.
         temperature, top_k, top_p: see SamplingConfig.
         max_new_tokens, stop_strings: see StopConfig; the target's stop tokens always end an answer.
+            The text ends in front of a stop string.
         seed: of all randomness.
 
     Raises:
@@ -116,13 +117,15 @@ def stream(
     chosen = parse_arm(arm)
     chosen.check_answers()
     policy = chosen.policy(SamplingConfig(temperature, top_k, top_p))
-    config = DecodeConfig(policy, model.stop(max_new_tokens, tuple(stop_strings)), seed)
+    config = DecodeConfig(policy, model.stop(max_new_tokens, stop_strings), seed)
     drafter = chosen.build_drafter(model)
+    strings = config.stop.strings
+    begun = [string[:n] for string in strings for n in range(1, len(string))]
     answer = Answer()
     for step in decode_rounds(model.target, drafter, model.prompt_ids(prompt), config):
         answer.add(step)
-        text = model.text(answer.tokens)
-        if step.finish is None and text.endswith("\N{REPLACEMENT CHARACTER}"):
-            continue  # half a character; the next round completes it
+        text = model.text(answer.tokens, strings)
+        if step.finish is None and text.endswith(("\N{REPLACEMENT CHARACTER}", *begun)):
+            continue  # half a character, or maybe of a stop string; a later round tells
         new, answer.text = text[len(answer.text) :], text
         yield new, answer

@@ -32,6 +32,20 @@ def test_fuzzy_says_it_of_every_token(models):
     assert eagle_fsd.Answer(tokens=[1, 2]).fuzzy == [False, False]  # transformers' generate
 
 
+def test_a_stream_holds_back_what_may_become_a_stop_string(models):
+    """Its pieces are the text, which ends in front of the string; tokens are plain's."""
+    model = eagle_fsd.load(str(models[0]), head=None, dtype="float32")
+    settings = {"arm": "plain", "max_new_tokens": TOKENS}
+    plain = eagle_fsd.generate(model, PROMPT, **settings)
+    for at in range(0, len(plain.text) - 4, 3):
+        string = plain.text[at : at + 4]
+        before = plain.text[: plain.text.index(string)]
+        steps = list(eagle_fsd.stream(model, PROMPT, stop_strings=string, **settings))
+        answer = steps[-1][1]
+        assert answer.finish == "stop" and answer.tokens == plain.tokens[: len(answer.tokens)]
+        assert "".join(piece for piece, _ in steps) == answer.text == before, string
+
+
 def test_a_terminal_shows_fuzzy_tokens_in_color(models, capsys, monkeypatch):
     """Forced here; the text is the same without the color, and a pipe gets none."""
     options = [*model_options(models), "--prompt", PROMPT, "--arm", ARM, "--max_new_tokens", TOKENS]

@@ -4,12 +4,14 @@ import json
 
 import pytest
 from commands import write_rows
+from tiny import tiny_target
 from tiny_folder import write_target
 from transformers import AutoTokenizer
 
 from eagle_fsd.config import BadInput
+from eagle_fsd.decoding.drafter import RootDrafter
 from eagle_fsd.evaluation.questions import Question, read_questions, spread
-from eagle_fsd.models.loaded import prompt_ids
+from eagle_fsd.models.loaded import Model, prompt_ids
 from eagle_fsd.runs.jsonl import append_lines, read_lines, write_lines
 
 CONVERSATION = [
@@ -52,6 +54,30 @@ def test_a_fastchat_template_by_name(tokenizer):
         prompt_ids(tokenizer, CONVERSATION, conv_template="vicunja")
     with pytest.raises(BadInput, match="conv_template"):
         prompt_ids(tokenizer, CONVERSATION)
+
+
+@pytest.mark.parametrize(
+    ("strings", "template", "said", "kept", "text"),
+    [
+        ("END", "", ["EN", "END", "E"], ["EN", "END"], "EN"),  # bug: three strings, E, N and D
+        (["x", "N"], "", ["a<s>END"], ["a<s>EN"], "aE"),
+        (["b\nUser"], "", ["ab", "b\nU", "ser", "x"], ["ab", "b\nU", "ser"], "ab"),
+        (["<s>"], "", ["a", "<s>", "b"], ["a", "<s>"], "a"),  # bug: a special token never stopped
+        (["<s>U"], "", ["a<s>b<s>Us"], ["a<s>b<s>U"], "ab"),
+        ([], "falcon", ["a", "b\nU", "ser", "é"], ["a", "b\nU", "ser"], "ab"),
+        ([], "", ["END<s>"], ["END<s>"], "END"),
+    ],
+)
+def test_stop_strings_are_left_out_of_the_text(tokenizer, strings, template, said, kept, text):
+    """Of the tokens they are not. Bug held down: they stayed in the next turn's prompt."""
+    tokenizer.add_tokens(["b\nU"])
+    model = Model(tiny_target("llama"), tokenizer, RootDrafter(), template)
+    ids = [token for part in said for token in tokenizer(part).input_ids]
+    answer, finish = model.stop(99, strings).trim([], ids)
+    assert tokenizer.decode(answer) == "".join(kept) and (finish == "stop") == (kept != said)
+    assert model.text(answer, strings) == text
+    with pytest.raises(BadInput, match="not empty, got .*''"):
+        model.stop(9, ["a", ""])
 
 
 @pytest.mark.parametrize("content", ["", " \n\t", "a\ud83d", None])

@@ -22,7 +22,8 @@ from eagle_fsd.decoding.verified import UNIFORMS
 @dataclass(frozen=True)
 class StopConfig:
     """When an answer ends: a stop token is kept in it, as in `generate`, and so is the token that
-    completes a stop string; these need `decode`, from token ids to text."""
+    completes a stop string (texts leave the string out: Model.text). Strings need `decode`, from
+    token ids to text, special tokens included."""
 
     max_new_tokens: int = 128
     token_ids: tuple[int, ...] = ()
@@ -34,6 +35,8 @@ class StopConfig:
             raise BadInput(f"max_new_tokens must be at least 1, got {self.max_new_tokens}")
         if self.strings and self.decode is None:
             raise BadInput("stop strings need `decode`, from token ids to text")
+        if not all(isinstance(string, str) and string for string in self.strings):
+            raise BadInput(f"stop strings are texts that are not empty, got {self.strings!r}")
 
     def trim(self, answer: list[int], new: list[int]) -> tuple[list[int], str | None]:
         """The new tokens that belong to the answer, and why it ends: "stop", "length" or None."""

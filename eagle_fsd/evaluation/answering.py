@@ -99,9 +99,11 @@ def turn_record(model: Model, prompt: list[int], result: Generation, seconds: fl
 
 
 def fuzzy_spans(model: Model, result: Generation) -> list[list[int]]:
-    """[begin, end) of every fuzzy token in the answer's text."""
+    """[begin, end) of every fuzzy token in the answer's text, which may end before its tokens."""
     fuzzy = [place for place, flag in enumerate(result.fuzzy) if flag]
-    return [[len(model.text(result.tokens[: n + i])) for i in (0, 1)] for n in fuzzy]
+    lengths = [[len(model.text(result.tokens[: n + i])) for i in (0, 1)] for n in fuzzy]
+    longest = len(model.text(result.tokens))
+    return [[min(length, longest) for length in span] for span in lengths]
 
 
 def json_number(value: float, digits: int = 6) -> float | str | None:

@@ -1,6 +1,7 @@
 """A loaded model, and messages to its prompt tokens: by the tokenizer's chat template, or by one of
 FastChat's."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from transformers import PreTrainedTokenizerBase
@@ -22,23 +23,35 @@ class Model:
     drafter: Drafter
     conv_template: str = ""
 
-    def stop(self, max_new_tokens: int, strings: tuple[str, ...] = ()) -> StopConfig:
+    def stop(self, max_new_tokens: int, strings: str | Sequence[str] = ()) -> StopConfig:
         """The budget, and all that ends an answer: the generation config's tokens, the tokenizer's
         end token, the conversation template's stops, and the strings given."""
         template_strings, template_ids = template_stops(self.conv_template)
         ids = [*self.target.eos_token_ids, *template_ids]
         if self.tokenizer.eos_token_id is not None:
             ids.append(self.tokenizer.eos_token_id)
-        strings = tuple(dict.fromkeys([*template_strings, *strings]))
-        return StopConfig(max_new_tokens, tuple(dict.fromkeys(ids)), strings, self.text)
+        strings = tuple(dict.fromkeys([*template_strings, *_each(strings)]))
+        return StopConfig(max_new_tokens, tuple(dict.fromkeys(ids)), strings, self.tokenizer.decode)
 
     def prompt_ids(self, prompt: str | list[Message]) -> list[int]:
         """A user turn, or a whole conversation, through the chat template."""
         messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
         return prompt_ids(self.tokenizer, messages, conv_template=self.conv_template)
 
-    def text(self, token_ids: list[int]) -> str:
-        return self.tokenizer.decode(token_ids, skip_special_tokens=True)
+    def text(self, token_ids: list[int], stop_strings: str | Sequence[str] = ()) -> str:
+        """Without special tokens, and up to the first stop string: of the template's, and of these.
+
+        Example: of the tokens "a", "b\\nU", "ser" with the stop string "User" it is "ab\\n".
+        """
+        strings = [*template_stops(self.conv_template)[0], *_each(stop_strings)]
+        whole, end = self.tokenizer.decode(token_ids) if strings else "", ""
+        found = [whole.index(string) for string in strings if string in whole]
+        if found:
+            whole = whole[: min(found)]
+            while not whole.startswith(before := self.tokenizer.decode(token_ids)):
+                token_ids = token_ids[:-1]
+            end = whole[len(before) :]  # what the string's first token has in front of it
+        return self.tokenizer.decode(token_ids, skip_special_tokens=True) + end
 
 
 def prompt_ids(
@@ -67,9 +80,11 @@ def template_stops(conv_template: str) -> tuple[tuple[str, ...], tuple[int, ...]
     if not conv_template:
         return (), ()
     template = _conversation(conv_template)
-    strings = template.stop_str or ()
-    strings = (strings,) if isinstance(strings, str) else tuple(strings)
-    return strings, tuple(template.stop_token_ids or ())
+    return _each(template.stop_str or ()), tuple(template.stop_token_ids or ())
+
+
+def _each(strings: str | Sequence[str]) -> tuple[str, ...]:
+    return (strings,) if isinstance(strings, str) else tuple(strings)
 
 
 def _conversation(name: str):

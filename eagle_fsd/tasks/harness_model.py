@@ -161,7 +161,7 @@ class FuzzyLM(HFLM):
             told = ", ".join(f"{name} ({value})" for name, value in settings.items())
             raise BadInput(f"generation_kwargs: eagle_fsd has no {told}; mend it by --gen_kwargs")
         self.arm.policy(sampling).check(self._drafter)
-        stop = replace(self.loaded.stop(budget, tuple(until)), decode=self.tokenizer.decode)
+        stop = self.loaded.stop(budget, tuple(until))
         prompt = self.tok_encode(context) or [self.prefix_token_id]
         if len(prompt) > room:
             log.warning("prompt of %d tokens truncated from the left to %d", len(prompt), room)
