@@ -31,13 +31,13 @@ def check_least(settings: object, said: str = "", /, **least: float) -> None:
             raise BadInput(f"{said}{name} must be at least {low}, got {value}")
 
 
-def check_text(text: str, place: str = "") -> None:
-    """Refuse, by a BadInput that begins with the place, text that UTF-8 has no bytes for."""
+def check_text(text: str) -> None:
+    """Refuse text that UTF-8 has no bytes for."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
         raise BadInput(
-            f"{place}{text!r:.200} holds an invalid byte or half a surrogate pair: give UTF-8 text"
+            f"{text!r:.200} holds an invalid byte or half a surrogate pair: give UTF-8 text"
         ) from error
 
 

@@ -65,12 +65,13 @@ def test_forms_and_malformed_records():
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.json.gz"])
 def test_files(tmp_path, name):
-    """Lines and lists, gzipped or not; U+2028 within a text ends no line; blank lines are none."""
+    """Lines and lists, gzipped or not, as Windows writes them too (bug held down: its mark at the
+    beginning was no JSON); U+2028 within a text ends no line; blank lines are none."""
     records = ["one\u2028two", {"prompt": "u"}, {"strange": 1}]
     text = json.dumps(records, ensure_ascii=False)
     if ".jsonl" in name:
-        text = "\n\n".join(json.dumps(r, ensure_ascii=False) for r in records) + "\n"
-    data = text.encode()
+        text = "\r\n\r\n".join(json.dumps(r, ensure_ascii=False) for r in records)
+    data = text.encode("utf-8-sig")
     (tmp_path / name).write_bytes(gzip.compress(data) if name.endswith("gz") else data)
     assert [r for _, r in read_records(tmp_path / name)] == records
     first = {"role": "user", "content": "one\u2028two"}
@@ -81,8 +82,12 @@ FAULTS = {
     "gone.jsonl": (None, "unknown source .*give self, sharegpt"),
     "line.jsonl": (b'"a"\n\n{torn\n"b"\n', "line.jsonl, line 3"),
     "form.jsonl": (b'{"x": 1}\n', "holds no conversation; known forms"),
-    "object.json": (b'{"prompt": "u"}', "object.json should hold a list"),
+    "object.json": (b'{"prompt": "u"}', "object.json, line 1 .*in the place of a list"),
     "torn.json": (b'["u", ', "torn.json, line 1 is no JSON"),
+    "nested.jsonl": (b"[" * 100_000, "nested.jsonl, line 1"),
+    "long.jsonl": (b"1" * 5000, "long.jsonl, line 1"),
+    "bytes.jsonl": (b'"\xff"', "bytes.jsonl is damaged"),
+    "empty.jsonl": (b"", "empty.jsonl' holds no conversation"),
     "cut.jsonl.gz": (gzip.compress(b'"u"\n' * 999)[:-9], "cut.jsonl.gz is damaged"),
 }
 

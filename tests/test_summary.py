@@ -176,10 +176,12 @@ def test_looping(tokens, looping):
 
 def test_what_is_not_finite_is_none():
     """A token of no probability, one without TV, a ceiling without bound (f tau = 1/2 * 2):
-    Infinity and NaN are no JSON; all else stays."""
+    Infinity and NaN are no JSON; all else stays. Bug held down: a threshold of inf had no summary
+    once all was answered; it is a point of no curve."""
     rounds = [([6, 1], [0, 1], [0, None], [0, "inf"])]
     wild = [record("q1", *[turn([5, 6, 1], 0.5, rounds)] * 2), record("q2", turn([6], 1, rounds))]
-    rows = summarize(HAND | {FSD: wild})
+    rows = summarize(HAND | {FSD: wild, "fsd:inf": wild})
     assert values(rows[3], "regret_per_token", "tv_per_token", "fuzzy_share") == [None, None, 0.5]
     assert values(rows[3], "ceiling") == [None]
     assert json.loads(json.dumps(rows, allow_nan=False)) == rows
+    assert values(rows[4], "value", "line") == [None, "fsd:inf"]

@@ -136,8 +136,8 @@ def test_what_is_not_repaired_stays(tmp_path):
     warnings: list[str] = []
     assert read_lines(path, warn=warnings.append) == [{"id": 1}]
     assert path.read_text() == '{"id": 1}\n\n{"id": 2}' and "torn" in warnings[0]
-    with pytest.raises(BadInput, match="line 1 lacks name, place"):
-        read_lines(path, keys=("id", "name", "place"))
+    with pytest.raises(BadInput, match="line 1, name is None"):
+        read_lines(path, form={"id": int, "name": str})
 
 
 def test_questions_are_read(tmp_path):
@@ -154,6 +154,7 @@ BAD_QUESTIONS = {
     "empty turn": ({"question_id": 2, "turns": ["x", " "]}, "empty"),
     "half a character": ({"question_id": 2, "turns": ["x", "\ud83d"]}, "half a surrogate pair"),
     "no id": ({"turns": ["x"]}, "question_id"),
+    "an id of no number": ({"question_id": True, "turns": ["x"]}, "question_id"),
     "no object": ([1], "question_id"),
 }
 

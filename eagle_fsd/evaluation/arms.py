@@ -12,6 +12,7 @@ The canonical text states the value, leaves out other fields that have their def
 aliases. Alternatives are the shell's braces: fsd:{0.2,0.3},child={draft,target}.
 """
 
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
@@ -71,9 +72,10 @@ class Arm:
 
     @property
     def value(self) -> float | None:
-        """The rule's parameter, None if it has none: what a curve is drawn over."""
+        """The rule's parameter, None if it has none or no bound: what a curve is drawn over."""
         values = list(vars(self.rule).values()) if self.drafts else []
-        return values[0] if values and not isinstance(values[0], str) else None
+        numbers = [value for value in values[:1] if not isinstance(value, str) and value < math.inf]
+        return numbers[0] if numbers else None
 
     @property
     def line(self) -> str:

@@ -7,22 +7,26 @@ import sys
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from types import UnionType
 
-from eagle_fsd.config import BadInput
+from eagle_fsd.config import BadInput, check_text
+
+# what a value read must be: of a type, a list [FORM] of such, or a dict {key: FORM} that has these
+Form = type | UnionType | list | dict
 
 
 def read_lines(
     path: Path,
     *,
-    keys: tuple[str, ...] = (),
+    form: Form = object,
     repair: bool = False,
     warn: Callable[[str], None] = lambda text: print(f"warning: {text}", file=sys.stderr),
 ) -> list[dict]:
-    """The rows of a file of ours, with these keys. A torn last line, as a killed writer leaves it
+    """The rows of a file of ours, of this form. A torn last line, as a killed writer leaves it
     or a running one has it, is left out with a warning; `repair` cuts it off the file.
 
     Raises:
-        BadInput: a line amid the file is broken, or a row lacks a key; names the line.
+        BadInput: a line amid the file is broken, or a row is of another form; names the line.
     """
     rows, good = [], 0
     data = path.read_bytes()
@@ -31,7 +35,7 @@ def read_lines(
             if not line.endswith(b"\n"):
                 raise ValueError("no line end")
             row = json.loads(line) if line.strip() else None
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             if good + len(line) < len(data):
                 raise BadInput(f"{path}, line {number} is no JSON: {error}") from error
             warn(f"{path.name}: its last line is torn (a killed or running writer) and left out")
@@ -40,9 +44,7 @@ def read_lines(
             break
         good += len(line)
         if row is not None:
-            lacking = [key for key in keys if not isinstance(row, dict) or key not in row]
-            if lacking:
-                raise BadInput(f"{path}, line {number} lacks {', '.join(lacking)}")
+            check_form(row, form, f"{path}, line {number}")
             rows.append(row)
     return rows
 
@@ -55,31 +57,55 @@ def read_records(path: str | Path) -> Iterator[tuple[int, object]]:
         raise BadInput(f"no file at {path}")
     number = 0
     try:
-        with (gzip.open if path.suffix == ".gz" else open)(path, "rt", encoding="utf-8") as file:
+        opened = gzip.open if path.suffix == ".gz" else open
+        with opened(path, "rt", encoding="utf-8-sig") as file:
             if path.name.removesuffix(".gz").endswith(".json"):
-                records = json.load(file)
+                records = _parsed(file.read())
                 if not isinstance(records, list):
-                    raise BadInput(f"{path} should hold a list of records, holds {type(records)}")
+                    raise ValueError(f"{type(records)} in the place of a list of records")
                 yield from enumerate(records, start=1)
                 return
             for number, line in enumerate(file, start=1):
                 if line.strip():
-                    yield number, json.loads(line)
-    except json.JSONDecodeError as error:
-        raise BadInput(f"{path}, line {max(1, number)} is no JSON: {error}") from error
+                    yield number, _parsed(line)
     except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
         raise BadInput(f"{path} is damaged behind line {number} ({error})") from error
+    except (ValueError, RecursionError) as error:
+        raise BadInput(f"{path}, line {max(1, number)} is no JSON: {error}") from error
 
 
-def read_json(path: Path, *keys: str) -> list:
-    """The values of these keys in a JSON file of ours; BadInput if it is damaged or lacks one."""
+def _parsed(text: str) -> object:
+    """Raises ValueError also for half a surrogate pair, which no tokenizer and no file takes."""
+    value = json.loads(text)
+    check_text(json.dumps(value, ensure_ascii=False))
+    return value
+
+
+def check_form(value: object, form: Form, place: str) -> None:
+    """Refuse a value of another form; `place` says where it is.
+
+    Example: a form {"turns": [{"text": str}]} refuses {"turns": [{}]} with "turns 0, text is None".
+    """
+    kind = type(form) if isinstance(form, list | dict) else form
+    if not isinstance(value, kind):
+        raise BadInput(f"{place} is {value!r:.60}: it is damaged, or of an older version")
+    if isinstance(form, dict):
+        for key, part in form.items():
+            check_form(value.get(key), part, f"{place}, {key}")
+    elif isinstance(form, list):
+        for number, part in enumerate(value):
+            check_form(part, form[0], f"{place} {number}")
+
+
+def read_json(path: Path, **forms: Form) -> list:
+    """The values of these keys in a JSON file of ours; BadInput if it is damaged, or one is of
+    another form."""
     try:
         whole = json.loads(path.read_text(encoding="utf-8"))
-        return [whole[key] for key in keys]
-    except (ValueError, KeyError, TypeError) as error:
-        raise BadInput(
-            f"{path} is damaged, or of an older version ({error!r}): run its command again"
-        ) from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise BadInput(f"{path} is damaged ({error!r}): run its command again") from error
+    check_form(whole, forms, f"{path}")
+    return [whole[key] for key in forms]
 
 
 def append_lines(path: Path, rows: Iterable[dict]) -> None:

@@ -106,7 +106,7 @@ def read_requests(run_folder: Path, *, mode: str, baseline: str, question_file: 
 def _own_questions(run_folder: Path) -> str:
     """The question file that the run was made from; "": MT-Bench's."""
     path = run_folder / "run.json"
-    (options,) = read_json(path, "options") if path.is_file() else [{}]
+    (options,) = read_json(path, options=dict) if path.is_file() else [{}]
     return options.get("question_file", "")
 
 

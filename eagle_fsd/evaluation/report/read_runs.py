@@ -17,10 +17,20 @@ from eagle_fsd.evaluation.arms import BY_TRANSFORMERS, parse_arm
 from eagle_fsd.evaluation.metrics import by_category, summarize, untimed
 from eagle_fsd.evaluation.parts import rounds_of, seconds
 from eagle_fsd.runs.folder import answer_key
-from eagle_fsd.runs.jsonl import read_json, read_lines
+from eagle_fsd.runs.jsonl import Form, read_json, read_lines
 
 BASELINES = ("plain", "generate", "generate_compiled", "exact")  # first in every table
-KEYS = ("question_id", "arm", "turns")  # of every record and trace
+# of what a report reads
+ID, NUMBER = int | str, int | float
+ROUND = dict.fromkeys(("tokens", "fuzzy", "divergence", "tv", "regret"), list)
+TURN = {"prompt": str, "text": str, "finish": str, "fuzzy_spans": list, "token_ids": list}
+TURN |= dict.fromkeys(("seconds", "rescored_argmax_share", "rescored_mean_logp"), NUMBER)
+RECORD = {"question_id": ID, "arm": str, "category": str, "session": str, "temperature": NUMBER}
+RECORD |= {"turns": [TURN | {"rounds": [ROUND]}]}
+TRACED = {"same_as_record": bool, "first": {"text": str}, "rounds": list}
+TRACE = {"question_id": ID, "arm": str, "turns": [TRACED]}
+SESSION = {"session": str, "commit": str, "device": str, "timed": bool, "warnings": list}
+RUN = {"options": {"target": str, "dtype": str}, "sessions": [SESSION]}
 
 
 @dataclass(frozen=True)
@@ -122,7 +132,9 @@ class RunData:
             for row in rows if drafter and self.timed else []:
                 made = tuple(tuple(r["tokens"]) for r in rounds_of(row))
                 groups.setdefault((drafter, *answer_key(row), made), []).append(seconds(row))
-        return [max(found) / min(found) - 1 for found in groups.values() if len(found) > 1]
+        return [
+            max(found) / min(found) - 1 for found in groups.values() if found[1:] and all(found)
+        ]
 
     @property
     def noise(self) -> float:
@@ -149,9 +161,9 @@ def read_run(folder: Path) -> RunData:
     """
     if not (folder / "run.json").is_file():
         raise BadInput(f"{folder} is no run: it has no run.json")
-    options, sessions = read_json(folder / "run.json", "options", "sessions")
+    options, sessions = read_json(folder / "run.json", **RUN)
     warnings: list[str] = []
-    found = _read_arms(folder / "records", warnings)
+    found = _read_arms(folder / "records", RECORD, warnings)
     if not found:
         raise BadInput(f"{folder} holds no records: let its command answer a question first")
     try:
@@ -160,7 +172,7 @@ def read_run(folder: Path) -> RunData:
         raise BadInput(f"{folder}: {error}; made by an older version? Run it again") from error
     scores = []
     for path in [*folder.glob("scores/table.json"), *folder.glob("judge/*/*.json")]:
-        scores += [row for row in read_json(path, "rows")[0] if row["arm"] in arms]
+        scores += [row for row in read_json(path, rows=[{"arm": str}])[0] if row["arm"] in arms]
     kinds = ("score", "judge", "baseline")  # what a table groups by
     scores.sort(key=lambda row: ([row.get(key) or "" for key in kinds], arms.index(row["arm"])))
     return RunData(
@@ -170,15 +182,15 @@ def read_run(folder: Path) -> RunData:
         records={arm: found[arm] for arm in arms},
         scores=[row for row in scores if "score" in row],
         pairwise=[row for row in scores if "score" not in row],
-        traces=_read_arms(folder / "traces", warnings),
+        traces=_read_arms(folder / "traces", TRACE, warnings),
         warnings=warnings,
     )
 
 
-def _read_arms(folder: Path, warnings: list[str]) -> dict[str, list[dict]]:
+def _read_arms(folder: Path, form: Form, warnings: list[str]) -> dict[str, list[dict]]:
     arms = {}
     for path in sorted(folder.glob("*.jsonl")):
-        rows = read_lines(path, keys=KEYS, warn=warnings.append)
+        rows = read_lines(path, form=form, warn=warnings.append)
         if rows:
             arms[rows[0]["arm"]] = rows
     return arms
