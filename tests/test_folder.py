@@ -134,4 +134,7 @@ def test_no_path_of_the_checkout_is_published(monkeypatch, form):
     assert shlex.split(described["command"])[:2] == ["python", "train/train_head.py"]
     options = without_checkout({"output": f"{ROOT}/runs/a", "steps": 3, "names": [f"{ROOT}/b"]})
     assert options == {"output": "runs/a", "steps": 3, "names": ["b"]}
+    # cut amid a name: {ROOT}_old/a became ._old/a, and /mnt{ROOT}/a became /mnta
+    for other in (f"{ROOT}_old/a", f"{ROOT}-2", f"/mnt{ROOT}/a"):
+        assert without_checkout([other, f"--x={other}"]) == [other, f"--x={other}"]
     assert described["versions"].keys() >= {"torch", "transformers", "python"}

@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import platform
+import re
 import shlex
 import subprocess
 import sys
@@ -31,9 +32,10 @@ def describe_run(device: str) -> dict:
 
 def without_checkout(value: Json) -> Json:
     """The value as JSON gives it back, the checkout's path cut off texts that name a place in it,
-    so that it can be published."""
-    text = json.dumps(value, ensure_ascii=False)
-    return json.loads(text.replace(f"{ROOT}{os.sep}", "").replace(str(ROOT), "."))
+    so that it can be published; a path that only begins or ends alike stays."""
+    root, end = rf"(?<![^\s\"'=:,]){re.escape(str(ROOT))}", r"(?![^\s\"'\\:,])"
+    text = re.sub(f"{root}{os.sep}*{end}", ".", json.dumps(value, ensure_ascii=False))
+    return json.loads(re.sub(f"{root}{os.sep}+", "", text))
 
 
 def _device_name(device: str) -> str:
