@@ -29,7 +29,7 @@ def report(options: ReportOptions, given: Namespace) -> None:
     from eagle_fsd.evaluation.report.write_report import write_report
 
     runs = [read_run(Path(folder)) for folder in given.runs]
-    targets = {run.options["target"]: run.name for run in runs}
+    targets = {run.target: run.name for run in runs}
     if len(targets) > 1:
         told = "; ".join(f"{name} of {target}" for target, name in targets.items())
         raise BadInput(f"the runs are of different targets ({told}): make a report of each")

@@ -30,6 +30,14 @@ def write_rows(path: Path, *rows: object) -> Path:
     return path
 
 
+def change(path: Path) -> bytes:
+    """Change one bit amid a file; gives what it held."""
+    held = path.read_bytes()
+    middle = len(held) // 2
+    path.write_bytes(held[:middle] + bytes([held[middle] ^ 1]) + held[middle + 1 :])
+    return held
+
+
 def rows(path: Path) -> list[dict]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 

@@ -10,11 +10,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from commands import QUESTIONS, ROOT, bench_options, model_options, rows, write_rows
+from commands import QUESTIONS, ROOT, bench_options, change, model_options, rows, write_rows
 from tiny_folder import write_target
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from eagle_fsd.evaluation.bench import answer_seed
+from eagle_fsd.runs import provenance
 
 pytestmark = pytest.mark.processes  # whole commands
 BENCH = "evaluate/mt_bench.py"
@@ -184,6 +185,39 @@ def test_a_run_is_continued_as_it_was_only(call, models, tmp_path):
     write_rows(path, *QUESTIONS)
     assert "tokens/round" in call(BENCH, *options)
     assert (tmp_path / "run/records/plain.jsonl").read_bytes() == kept
+
+
+def test_models_that_changed_under_their_paths_are_refused(call, models, tmp_path):
+    """By the file. Bug held down: settings were paths, so the figures of the old head were reported
+    as those of one retrained in its folder, and so of weights, tokenizer and template."""
+    target, head = (shutil.copytree(folder, tmp_path / folder.name) for folder in models)
+    options = [*bench_options((target, head), tmp_path), "--questions", 1, "--arms", "exact"]
+    call(BENCH, *options)
+    files = [head / "model.safetensors", target / "model.safetensors", target / "tokenizer.json"]
+    for path in [*files, target / "chat_template.jinja"]:
+        held = change(path)
+        assert f"{{'{path.parent.name}/{path.name}': (" in call(BENCH, *options)
+        path.write_bytes(held)
+    path.unlink()
+    assert "'target/chat_template.jinja': (" in call(BENCH, *options)
+
+
+def test_changed_code_is_refused_or_told(call, models, tmp_path, monkeypatch):
+    """Bug held down: a rule edited to accept nothing went on reporting what it had won before."""
+    package = shutil.copytree(provenance.PACKAGE, tmp_path / "package")
+    monkeypatch.setattr(provenance, "PACKAGE", package)
+    options = [*bench_options(models, tmp_path), "--questions", 1, "--arms", "exact"]
+    assert "changed under" not in call(BENCH, *options)
+    with (package / "rules/fsd.py").open("a") as file:
+        file.write("# accepts nothing\n")
+    told = call(BENCH, *options)
+    assert "{'library': (" in told and "go on" in told and "--changed_code" in told
+    for more in ([], ["--questions", 2], []):  # nothing to add, then a question
+        assert "the library's code was changed under" in call(
+            BENCH, *options, *more, "--changed_code"
+        )
+    sessions = json.loads((tmp_path / "run/run.json").read_text())["sessions"]
+    assert len({session["library"] for session in sessions}) == len(sessions) == 2
 
 
 BAD = {

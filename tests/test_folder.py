@@ -112,6 +112,8 @@ def test_settings_that_differ_are_named(tmp_path):
 
     assert add(settings, 1) == ["1"]
     assert add(settings | {"questions": 3}, 2) == ["1", "2"]
+    with pytest.raises(BadInput, match=r"\{'trees': \(\['7x3x4'\], None\)\}"):
+        add({"head": settings["head"]}, 3)
     assert str(ROOT) not in (tmp_path / "run.json").read_text()
     with pytest.raises(BadInput, match=r"\{'head': \('checkpoints/one', 'two'\)\}"):
         add(settings | {"head": "two"}, 3)

@@ -22,7 +22,7 @@ from eagle_fsd.api import generate, load
 from eagle_fsd.config import BadInput, TreeConfig
 from eagle_fsd.decoding.target import Target
 from eagle_fsd.models import random_weights
-from eagle_fsd.models.load import load_head, load_target, load_target_config
+from eagle_fsd.models.load import load_head, load_target, load_target_config, target_digests
 
 
 def save_tokenizer(folder: Path) -> None:
@@ -93,6 +93,21 @@ def test_unknown_targets_are_refused(tmp_path):
     FAMILIES["llama"]().save_pretrained(tmp_path)
     with pytest.raises(BadInput, match="no head ships .*--head.*train_head.py.*--arms generate pl"):
         load(str(tmp_path))
+
+
+def test_a_target_is_told_by_its_files_or_its_commit(tmp_path, monkeypatch):
+    """By every file of a folder, hidden ones apart; of a hub id by the snapshot, here one that the
+    hub's cache has."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    snapshot = tmp_path / "models--some--one" / "snapshots" / "4f2a"
+    FAMILIES["llama"]().save_pretrained(snapshot)
+    (snapshot / ".hidden").touch()
+    (snapshot / "tokenizer.model").touch()
+    (tmp_path / "models--some--one" / "refs").mkdir()
+    (tmp_path / "models--some--one" / "refs" / "main").write_text("4f2a")
+    assert [*target_digests(str(snapshot))] == ["target/config.json", "target/tokenizer.model"]
+    assert target_digests("some/one") == {"target/commit": "4f2a"}
+    assert target_digests("random:llama-3.1-8b") == {}
 
 
 # --- random weights -------------------------------------------------------------------------------

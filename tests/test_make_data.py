@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from commands import ROOT, write_rows
+from commands import ROOT, change, write_rows
 from commands import rows as lines
 from training_runs import TALKS, content, made, write_talks
 from training_runs import data_options as options
@@ -104,6 +104,10 @@ def test_own_turns_and_answers(tmp_path, terse, capsys):
     first = content(tmp_path)
     with pytest.raises(SystemExit, match=r"other settings .*'seed': \(0, 5\)"):
         main(options(terse, tmp_path, "--dialogues", "9", "--seed", "5"))
+    held = change(terse / "model.safetensors")
+    with pytest.raises(SystemExit, match="other settings .*'target/model.safetensors'"):
+        main(options(terse, tmp_path, "--dialogues", "9"))
+    (terse / "model.safetensors").write_bytes(held)
     main(options(terse, tmp_path, "--dialogues", "6"))
     assert content(tmp_path) == first
     main(options(terse, tmp_path, "--dialogues", "9"))

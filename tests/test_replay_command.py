@@ -1,9 +1,10 @@
 """evaluate/replay.py on a tiny target: tables, extending a run, and what it refuses."""
 
 import json
+import shutil
 
 import pytest
-from commands import QUESTIONS, rows, write_rows
+from commands import QUESTIONS, change, rows, write_rows
 from tiny_folder import write_random_head
 
 COMMAND = "evaluate/replay.py"
@@ -44,6 +45,21 @@ def test_command_writes_tables_and_is_extended(call, options, models, tmp_path):
     call(COMMAND, *more)
     assert path.read_text() == after
     assert len(list((folder / "records").glob("other-*"))) == 2
+
+
+def test_texts_of_a_target_that_changed_are_refused(call, options, models, tmp_path):
+    """Under the same path. Bug held down: its heads were replayed on the texts of the old one; and
+    a finished replay took no notice of a question's new text."""
+    target = shutil.copytree(models[0], tmp_path / "target")
+    options += ["--target", target]
+    assert "| 7x3x4 " in call(COMMAND, *options)
+    write_rows(tmp_path / "question.jsonl", *(q | {"turns": ["Else?"]} for q in QUESTIONS))
+    assert "was answered with another text" in call(COMMAND, *options)
+    write_rows(tmp_path / "question.jsonl", *QUESTIONS)
+    change(target / "model.safetensors")
+    for more in ([], ["--texts", tmp_path / "more"], ["--output", tmp_path / "more"]):
+        told = call(COMMAND, *options, *more)
+        assert "other settings (there, here): {'target/model.safetensors': (" in told
 
 
 @pytest.mark.parametrize(

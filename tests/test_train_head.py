@@ -1,10 +1,12 @@
 """train/train_head.py on tiny targets: heads that load, learn, decode, repeat."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
+from commands import change
 from tiny import FAMILIES, random_model
 from tiny_folder import write_target
 from training_runs import RECIPE, log_rows, refused, same, train, weights
@@ -60,6 +62,18 @@ def test_one_seed_gives_one_head(unbroken, target, data, tmp_path):
     changes = {"seed": 1, "features": unbroken / "features", "steps": 2}
     other = train(target, data, tmp_path / "other", **changes)
     assert log_rows(other)[0] != log_rows(unbroken)[0]
+
+
+def test_a_target_that_changed_under_its_path_is_another(target, data, tmp_path):
+    """Its run does not go on, and states that are kept are not its own. Bug held down: the run was
+    "already trained", and a sample of the weights told whose the states are."""
+    own = shutil.copytree(target, tmp_path / "target")
+    changes = {"features": tmp_path / "states", "steps": 2}
+    first = train(own, data, tmp_path / "first", **changes)
+    change(own / "model.safetensors")
+    assert "'target/model.safetensors': (" in refused(*options(own, data, first, **changes))
+    train(own, data, tmp_path / "second", **changes)
+    assert len(list((tmp_path / "states").iterdir())) == 2
 
 
 def test_options_do_what_they_say(unbroken, target, data, tmp_path, capsys):

@@ -20,7 +20,6 @@ from eagle_fsd.drafters.grower import TreeGrower
 from eagle_fsd.engine.graphs import fixed_rows, visible_rows
 from eagle_fsd.heads.models import DraftHead, draft_readout, runnable
 from eagle_fsd.models.loaded import Model
-from eagle_fsd.runs.provenance import weights_digest
 
 BLOCK_ROWS = 256  # of a prompt are run at once
 
@@ -74,7 +73,6 @@ class EagleDrafter:
                 f"the head reads hidden states {layers or 'after the final norm'}, the target was "
                 f"loaded to give {target.feature_layers or 'those after the final norm'}"
             )
-        self.fingerprint = weights_digest(head)
         self.head = runnable(head, target.engine)  # the head given is not kept
         self._query_groups = head.config.num_attention_heads // head.config.num_key_value_heads
         self.readout = draft_readout(self.head, target)

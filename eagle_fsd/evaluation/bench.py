@@ -74,12 +74,9 @@ class Bench:
         self._by_generate = spread(questions, some, option="--generate_questions")
         self._traced = spread(questions, traced, option="--traces") if traced else []
         self.processes = Processes.launched(cpu=model_options.device == "cpu")
-        self.run = Run(
-            options.output,
-            {"command": command} | asdict(options) | asdict(sampling) | asdict(model_options),
-            free={*FREE, *free},
-            processes=self.processes,
-        )
+        settings = {"command": command} | asdict(options) | asdict(sampling)
+        settings |= asdict(model_options) | model_options.digests()
+        self.run = Run(options.output, settings, free=FREE.union(free), processes=self.processes)
         for records in self.run.records.values():
             check_same_questions(records.values(), questions)
 

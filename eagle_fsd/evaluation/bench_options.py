@@ -4,11 +4,11 @@ from dataclasses import dataclass, replace
 
 from eagle_fsd.config import DEFAULT_ARM, check_least
 from eagle_fsd.evaluation.questions import Question, spread
-from eagle_fsd.runs.command import option
+from eagle_fsd.runs.command import RunOptions, option
 
 
 @dataclass
-class BenchOptions:
+class BenchOptions(RunOptions):
     arms: list[str] = option(
         ["generate", "plain", "exact", DEFAULT_ARM, "fsd:0.4", "path:0.5"],
         "rule[:value][,field=value][@drafter[:tree]]; see docs/evaluate.md",

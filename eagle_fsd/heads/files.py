@@ -18,6 +18,8 @@ from eagle_fsd.heads.models import DraftHead, build_head
 
 CONFIG_NAME = "config.json"
 WEIGHTS_NAME = "model.safetensors"
+PICKLED_NAME = "pytorch_model.bin"  # where there is no other
+HEAD_FILES = (CONFIG_NAME, WEIGHTS_NAME, PICKLED_NAME)
 WEIGHT_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 # what comes of files that are cut off or garbled, and of values of a wrong type or size
 UNREADABLE = (SafetensorError, pickle.UnpicklingError, struct.error, StrictDataclassError)
@@ -25,7 +27,7 @@ UNREADABLE += (ArithmeticError, AssertionError, AttributeError, EOFError, Lookup
 UNREADABLE += (RuntimeError, TypeError, ValueError)
 
 
-def _resolve_folder(name: str | Path) -> Path:
+def head_folder(name: str | Path) -> Path:
     """A local folder, or a hub id fetched into the hub's cache; BadInput if it is neither."""
     if Path(name).is_dir():
         return Path(name)
@@ -54,7 +56,7 @@ def read_head(
         BadInput: names the file that is broken, the setting that cannot run here, or the tensors
             that are missing, unexpected, misshapen or not finite.
     """
-    folder = _resolve_folder(name)
+    folder = head_folder(name)
     path = folder / CONFIG_NAME
     try:
         layout, config, notes = read_config(json.loads(path.read_text()))
@@ -124,7 +126,7 @@ def _faults(key: str, tensor: torch.Tensor) -> list[str]:
 
 def _read_weights(folder: Path) -> dict[str, torch.Tensor]:
     """Every tensor of a head under the file's own keys; BadInput names what is broken."""
-    safe, pickled = folder / WEIGHTS_NAME, folder / "pytorch_model.bin"
+    safe, pickled = folder / WEIGHTS_NAME, folder / PICKLED_NAME
     path = pickled if pickled.is_file() and not safe.is_file() else safe
     try:
         if path is safe:

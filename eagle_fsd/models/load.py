@@ -11,16 +11,18 @@ from transformers import (
     PretrainedConfig,
     PreTrainedTokenizerBase,
 )
+from transformers.utils import CONFIG_NAME, cached_file
 
 from eagle_fsd.config import BadInput, check_known
 from eagle_fsd.decoding.target import Target
 from eagle_fsd.engine.families import check_supported, check_tree_attention
 from eagle_fsd.engine.select import choose_engine
-from eagle_fsd.heads.files import UNREADABLE, read_head
+from eagle_fsd.heads.files import HEAD_FILES, UNREADABLE, head_folder, read_head
 from eagle_fsd.heads.models import DraftHead
 from eagle_fsd.models import random_weights
 from eagle_fsd.models.assets import EMBEDDED_ASSET, EMBEDDED_TARGET, asset_dir
 from eagle_fsd.models.random_weights import PREFIX, SHAPES
+from eagle_fsd.runs.provenance import file_digests
 
 SHIPPED_HEAD = Path(__file__).parent.parent.parent / "checkpoints" / "smollm2-135m-eagle2"
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
@@ -45,6 +47,24 @@ def load_target_config(name: str) -> PretrainedConfig:
         ) from error
     check_supported(config)
     return config
+
+
+def target_digests(name: str) -> dict[str, str]:
+    """Of every file that the target is read from: weights, config, tokenizer, templates; of a hub
+    id its commit; none of a name in SHAPES. BadInput as of load_target_config."""
+    load_target_config(name)
+    path, options = _source(name)
+    place = Path(path, options.get("gguf_file", ""))
+    if place.exists() or path in SHAPES:
+        return file_digests("target", [place, *sorted(place.glob("[!.]*"))])
+    return {"target/commit": Path(cached_file(path, CONFIG_NAME)).parent.name}
+
+
+def head_digests(name: str) -> dict[str, str]:
+    """Of a head's files; none of random weights, nor of no head ("")."""
+    if not name or name.startswith(PREFIX):
+        return {}
+    return file_digests("head", [head_folder(name) / file for file in HEAD_FILES])
 
 
 def load_tokenizer(name: str) -> PreTrainedTokenizerBase:

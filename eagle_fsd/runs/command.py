@@ -89,6 +89,13 @@ def option(default, help: str):
     return field(default=default, metadata={"help": help})
 
 
+@dataclass(kw_only=True)
+class RunOptions:
+    changed_code: bool = option(
+        False, "go on although this library's code has changed since; reports will say so"
+    )
+
+
 @dataclass
 class ModelOptions:
     target: str = option("smollm2", "smollm2 (embedded), folder, .gguf, hub id or random:SHAPE")
@@ -110,6 +117,14 @@ class ModelOptions:
         self.dtype = self.dtype or default_dtype(self.device)
         choose_engine(self.engine, device=self.device, dtype=DTYPES.get(self.dtype, torch.float32))
         self.tree = tree_name(parse_tree(self.tree) if self.tree else default_tree(self.device))
+
+    def digests(self) -> dict[str, str]:
+        """What tells the models from others of the same names; see models/load.py."""
+        from eagle_fsd.models.assets import EMBEDDED_TARGET
+        from eagle_fsd.models.load import SHIPPED_HEAD, head_digests, target_digests
+
+        own = str(SHIPPED_HEAD) if self.target == EMBEDDED_TARGET else ""
+        return target_digests(self.target) | head_digests(self.head or own)
 
     def load(self, *, drafts: bool = True, keep_stock: bool = False) -> "Model":
         """api.load with these options; without `drafts` no head is needed."""

@@ -20,7 +20,7 @@ from typing import TextIO
 from eagle_fsd.config import BadInput
 from eagle_fsd.runs.command import Processes
 from eagle_fsd.runs.jsonl import append_lines, read_lines, write_json
-from eagle_fsd.runs.provenance import describe_run, without_checkout
+from eagle_fsd.runs.provenance import describe_run, source_digest, without_checkout
 
 
 def answer_key(record: dict) -> tuple[int | str, int]:
@@ -32,7 +32,8 @@ class Run:
     """Opens a folder, reads what it holds, and adds records.
 
     Args:
-        settings: JSON-able; a folder of others is refused, and what differs is named.
+        settings: JSON-able; a folder of others is refused, and what differs is named. A digest of
+            the library's source is added, which may differ where they have a true `changed_code`.
         free: settings that may differ from those of earlier sessions.
         key: what tells a record from the others of its name; of two with one key the later counts.
 
@@ -55,7 +56,7 @@ class Run:
         processes: Processes = Processes(),  # noqa: B008  (frozen)
     ):
         self.folder = Path(folder)
-        self.settings = without_checkout(settings)  # as they read back
+        self.settings = without_checkout(settings | {"library": source_digest()})  # as read back
         self.processes = processes
         self.records: defaultdict[str, dict[Hashable, dict]] = defaultdict(dict)
         self._key, self._session = key, ""
@@ -95,11 +96,16 @@ class Run:
             settings, sessions = dict(before["options"]), list(before["sessions"])
         except (ValueError, KeyError, TypeError) as error:
             raise BadInput(f"{path} is damaged ({error}); name another folder") from error
-        pairs = {key: (settings.get(key), here) for key, here in self.settings.items()}
-        if changed := {key: (a, b) for key, (a, b) in pairs.items() if a != b and key not in free}:
+        allowed = {"library"} if self.settings.get("changed_code") else set()
+        # those that are only there count too: a file of a model may be gone
+        names = sorted({*settings, *self.settings} - {*free, "changed_code"} - allowed)
+        pairs = {name: (settings.get(name), self.settings.get(name)) for name in names}
+        if changed := {name: (a, b) for name, (a, b) in pairs.items() if a != b}:
+            remedy = "name another folder"
+            if [*changed] == ["library"] and "changed_code" in self.settings:
+                remedy += ", or go on with this library's changed code by --changed_code"
             raise BadInput(
-                f"{self.folder} holds a run with other settings (there, here): {changed}; "
-                "name another folder"
+                f"{self.folder} holds a run with other settings (there, here): {changed}; {remedy}"
             )
         return sessions
 

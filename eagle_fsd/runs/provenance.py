@@ -8,14 +8,15 @@ import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Iterable
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
-if TYPE_CHECKING:
-    import torch
+from eagle_fsd.config import BadInput
 
-ROOT = Path(__file__).parent.parent.parent  # the checkout
+PACKAGE = Path(__file__).parent.parent
+ROOT = PACKAGE.parent  # the checkout
 Json = TypeVar("Json", str, list, dict, object)
 PACKAGES = ("torch", "transformers", "tokenizers", "accelerate", "numpy", "fschat", "gguf")
 
@@ -25,6 +26,7 @@ def describe_run(device: str) -> dict:
     return {
         "command": shlex.join(["python", *without_checkout(sys.argv)]),
         "commit": _commit(),
+        "library": source_digest(),
         "versions": {"python": platform.python_version()} | {p: version(p) for p in PACKAGES},
         "device": _device_name(device),
     }
@@ -36,6 +38,30 @@ def without_checkout(value: Json) -> Json:
     root, end = rf"(?<![^\s\"'=:,]){re.escape(str(ROOT))}", r"(?![^\s\"'\\:,])"
     text = re.sub(f"{root}{os.sep}*{end}", ".", json.dumps(value, ensure_ascii=False))
     return json.loads(re.sub(f"{root}{os.sep}+", "", text))
+
+
+def digest(value: object) -> str:
+    """16 hex digits of a JSON-able value."""
+    return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:16]
+
+
+def file_digests(label: str, files: Iterable[Path]) -> dict[str, str]:
+    """LABEL/NAME -> 16 hex digits of each file that is there: of every byte, since one changed
+    number is another model. Kept nowhere: a gigabyte takes about a second."""
+    found = {}
+    for path in filter(Path.is_file, files):
+        try:
+            with path.open("rb") as file:
+                found[f"{label}/{path.name}"] = hashlib.file_digest(file, "sha256").hexdigest()[:16]
+        except OSError as error:
+            raise BadInput(f"cannot read {path} ({error})") from error
+    return found
+
+
+def source_digest() -> str:
+    """Of this library's source as it lies on the disk, committed or not."""
+    files = sorted(PACKAGE.rglob("[!.]*.py"))
+    return digest([[str(path.relative_to(PACKAGE)), path.read_text("utf-8")] for path in files])
 
 
 def _device_name(device: str) -> str:
@@ -52,19 +78,6 @@ def _device_name(device: str) -> str:
         lines = cpuinfo.read_text().splitlines()
         name = next((x.split(":")[1].strip() for x in lines if x.startswith("model name")), name)
     return f"{name}, {os.cpu_count()} cores, {torch.get_num_threads()} threads"
-
-
-def weights_digest(module: "torch.nn.Module") -> str:
-    """A digest of names, shapes and 64 numbers of each parameter and buffer."""
-    parts = hashlib.sha256()
-    for name, value in sorted(module.state_dict().items()):
-        if value.is_meta:  # offloaded by device_map
-            continue
-        flat = value.detach().flatten()
-        step = max(1, flat.shape[0] // 64)
-        parts.update(f"{name} {tuple(value.shape)}".encode())
-        parts.update(flat[::step].double().cpu().numpy().tobytes())
-    return parts.hexdigest()[:16]
 
 
 def _commit() -> str:

@@ -5,7 +5,8 @@ OUTPUT/rounds/    a run folder too: a record an arm and context, and one of sing
 """
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
+from operator import itemgetter
 from pathlib import Path
 
 from tqdm import tqdm
@@ -15,7 +16,7 @@ from eagle_fsd.decoding.rule import Path as TreePath
 from eagle_fsd.decoding.rule import Rule, State
 from eagle_fsd.decoding.verified import VerifiedTree
 from eagle_fsd.evaluation.arms import PLAIN, Arm
-from eagle_fsd.evaluation.bench import Bench, rotated
+from eagle_fsd.evaluation.bench import FREE, Bench, rotated
 from eagle_fsd.evaluation.bench_options import SpeedOptions
 from eagle_fsd.evaluation.questions import read_questions
 from eagle_fsd.evaluation.report.report_tables import report_bench
@@ -119,9 +120,8 @@ def run_speed(
             for arm in bench.arms
         ]
     bench.answer_all()
-    settings = asdict(sampling) | asdict(model_options)
-    settings |= {"accepted": options.accepted, "step_repeats": options.step_repeats}
-    run = Run(bench.run.folder / "rounds", settings, key=lambda row: (row["arm"], row["context"]))
+    place, key = bench.run.folder / "rounds", itemgetter("arm", "context")
+    run = Run(place, bench.run.settings, free=FREE | {"context"}, key=key)
     arms = [arm for arm in bench.arms if arm.runs_our_loop]
     jobs = [
         (arm, length)

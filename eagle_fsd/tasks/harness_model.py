@@ -28,7 +28,7 @@ from eagle_fsd.evaluation.arms import parse_arm
 from eagle_fsd.evaluation.metrics import METRICS, summarize
 from eagle_fsd.evaluation.tables import markdown_table
 from eagle_fsd.runs.command import ModelOptions, Processes, option
-from eagle_fsd.runs.provenance import describe_run, weights_digest, without_checkout
+from eagle_fsd.runs.provenance import describe_run, source_digest, without_checkout
 
 NAME = "eagle_fsd"  # as --model, in the results file, and the key of lm-eval's answer cache
 WARM_UP_TOKENS = 8  # of an answer that is thrown away
@@ -180,14 +180,13 @@ class FuzzyLM(HFLM):
 
     def set_cache_hook(self, cache_hook: CacheHook) -> None:
         """lm-eval's answer cache knows a request but not who answered it: so it is marked with the
-        options and weights, and one of others is refused."""
+        options, models and code, and one of others is refused."""
         super().set_cache_hook(cache_hook)
         cache = cache_hook.dbdict
         if cache is None:
             return
-        weights = {"weights": weights_digest(self.loaded.target.model)}
-        weights["head"] = getattr(self._drafter, "fingerprint", "")
-        mark = json.dumps(asdict(self.options) | {"device": None} | weights)
+        made = self.options.digests() | {"library": source_digest()}
+        mark = json.dumps(asdict(self.options) | {"device": None} | made)
         made_with = cache.get(NAME) if len(cache) else mark
         if made_with != mark:
             raise BadInput(

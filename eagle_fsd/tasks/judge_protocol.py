@@ -5,8 +5,6 @@ fastchat/llm_judge/gen_judgment.py and common.py (fschat 0.2.36), which cannot b
 current openai package.
 """
 
-import hashlib
-import json
 import re
 from itertools import product
 from pathlib import Path
@@ -15,6 +13,7 @@ from eagle_fsd.config import BadInput
 from eagle_fsd.evaluation.questions import Question, read_questions
 from eagle_fsd.models.assets import asset_dir
 from eagle_fsd.runs.jsonl import read_json, read_records
+from eagle_fsd.runs.provenance import digest
 from eagle_fsd.tasks.task_scores import records_by_arm
 
 # categories whose prompt shows a reference answer; FastChat's NEED_REF_CATS
@@ -98,8 +97,7 @@ def read_requests(run_folder: Path, *, mode: str, baseline: str, question_file: 
                 "prompt": prompt["name"],
                 "messages": messages,
             }
-            digest = hashlib.sha256(json.dumps(request).encode()).hexdigest()[:16]
-            requests.append(request | {"digest": digest})
+            requests.append(request | {"digest": digest(request)})
     return requests
 
 

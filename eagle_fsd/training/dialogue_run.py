@@ -16,6 +16,7 @@ from eagle_fsd.models.generate import complete
 from eagle_fsd.runs.command import Processes
 from eagle_fsd.runs.folder import Run
 from eagle_fsd.runs.jsonl import write_json, write_lines
+from eagle_fsd.runs.provenance import digest
 from eagle_fsd.training import prompts
 from eagle_fsd.training.dialogues import TURN_TOKENS, ChatFormat, DialogueMaker
 from eagle_fsd.training.training_options import DataOptions
@@ -51,9 +52,10 @@ def make_dialogues(options: DataOptions) -> dict | None:
     chat = ChatFormat(load.load_tokenizer(options.target))
     if prompts.SELF in weights:
         chat.user_prefix()  # refuses a template without
+    read = {"prompts": digest([sources, excluded])}  # files may change
     run = Run(
         options.output,
-        asdict(options),
+        asdict(options) | load.target_digests(options.target) | read,
         free=("output", "dialogues", "answer_tokens", "minutes", "batch_size", "device"),
         key=itemgetter("id"),
         processes=processes,

@@ -1,5 +1,5 @@
 """The target's states at every token of the training dialogues: computed when first asked for, and
-kept, a file a dialogue, by what target and tokens they are of.
+kept, a file a dialogue, by what target and tokens they are of; not by the code that computes them.
 
 So nothing is computed twice, when data is added or other runs and processes share the folder, and a
 killed run leaves nothing to mend. A row is what the head reads of a token and, where that is of
@@ -9,7 +9,6 @@ saves is measured in docs/train.md.
 Axes: B dialogues, T positions, L tokens of one, W width of a row, D hidden size, F features.
 """
 
-import hashlib
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,18 +19,17 @@ from torch.nn.utils.rnn import pad_sequence
 
 from eagle_fsd.config import BadInput
 from eagle_fsd.decoding.target import Target
-from eagle_fsd.runs.provenance import weights_digest
+from eagle_fsd.runs.provenance import digest
 
 
 class TargetStates:
-    """A target's states of any texts, kept in `folder`; None computes them each time."""
+    """A target's states of any texts, kept in `folder`, which no target of other weights shares;
+    None computes them each time."""
 
     def __init__(self, target: Target, folder: Path | None = None):
         self.target = target
-        self._folder = folder
-        if folder is not None:
-            layers = "-".join(map(str, target.feature_layers))
-            self._folder = folder / f"{weights_digest(target.model)}{layers and '-'}{layers}"
+        kind = "-".join(map(str, (target.dtype, *target.feature_layers)))
+        self._folder = folder and folder / kind
 
     def of(self, texts: Sequence[list[int]]) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Features [L, F] and hidden states after the final norm [L, D] of these token ids.
@@ -44,8 +42,7 @@ class TargetStates:
         if self._folder is None:
             rows = self._compute(texts)
         else:
-            digests = (hashlib.sha256(str(ids).encode()).hexdigest()[:32] for ids in texts)
-            paths = [self._folder / f"{digest}.safetensors" for digest in digests]
+            paths = [self._folder / f"{digest(ids)}.safetensors" for ids in texts]
             missing = [i for i, path in enumerate(paths) if not path.is_file()]
             for i, row_LW in zip(missing, self._compute([texts[i] for i in missing]), strict=True):
                 _keep(paths[i], row_LW)

@@ -1,6 +1,5 @@
 """A run that trains a head, from its options to the record of what it became."""
 
-import hashlib
 from dataclasses import asdict
 from itertools import groupby
 from operator import itemgetter
@@ -18,10 +17,11 @@ from eagle_fsd.drafters.pool import visited_roots
 from eagle_fsd.heads.files import write_head
 from eagle_fsd.heads.head_config import HeadConfig, head_shape
 from eagle_fsd.heads.models import DraftHead, answer_counts, build_head, coverage, frequent_tokens
-from eagle_fsd.models.load import default_dtype, load_head, load_target, load_target_config
+from eagle_fsd.models import load
 from eagle_fsd.runs.command import Processes
 from eagle_fsd.runs.folder import Run
 from eagle_fsd.runs.jsonl import write_json
+from eagle_fsd.runs.provenance import digest
 from eagle_fsd.training.data import Batches, Dialogue, read_dialogues, split, supervised
 from eagle_fsd.training.features import TargetStates
 from eagle_fsd.training.losses import Objective
@@ -40,10 +40,10 @@ def train_head(options: TrainOptions) -> dict | None:
     Raises:
         BadInput: an option that cannot be followed, or a training that diverges.
     """
-    target_config = load_target_config(options.target)
+    target_config = load.load_target_config(options.target)
     drafted = options.loss_vocab if options.head_type == "eagle3" else 0
     config = head_shape(target_config, head_type=options.head_type, draft_vocab=drafted)
-    other = load_head(options.start, target_config) if options.start else None
+    other = load.load_head(options.start, target_config) if options.start else None
     limits = {"vocab_size": config.vocab_size, "max_length": options.max_length}
     dialogues = [d for path in options.data for d in read_dialogues(path, **limits)]
     if options.held_out >= len(dialogues):
@@ -56,10 +56,12 @@ def train_head(options: TrainOptions) -> dict | None:
             f"--batches_per_step {options.batches_per_step} cannot be shared by {processes.count} "
             "processes: give a multiple"
         )
-    digest = hashlib.sha256(repr(dialogues).encode()).hexdigest()  # data may change in its file
+    digests = load.target_digests(options.target)
+    read = {"dialogues": digest([[d.ids, d.mask] for d in dialogues])}  # files may change
+    read |= load.head_digests(options.start) | {"device": str(accelerator.device)}
     run = Run(
         options.output,
-        asdict(options) | {"dialogues": digest[:16], "device": str(accelerator.device)},
+        asdict(options) | digests | read,
         free=("output", "data", "save_minutes", "device"),
         key=itemgetter("step"),
         processes=processes,
@@ -68,9 +70,9 @@ def train_head(options: TrainOptions) -> dict | None:
         accelerator.print(f"{run.folder} is already trained: {RECORD} tells how")
         return None
     target_device = options.target_device or str(accelerator.device)
-    target, _ = load_target(
+    target, _ = load.load_target(
         options.target,
-        dtype=options.target_dtype or default_dtype(target_device),
+        dtype=options.target_dtype or load.default_dtype(target_device),
         device=target_device,
         feature_layers=config.fused_layers(target_config.num_hidden_layers),
     )
@@ -79,8 +81,8 @@ def train_head(options: TrainOptions) -> dict | None:
             "this target's lm_head has a bias or its logits are capped (Gemma 2), which the losses "
             "do not follow: it cannot be trained for"
         )
-    online, kept = options.features == "online", options.features or run.folder / "features"
-    states = TargetStates(target, None if online else Path(kept))
+    kept = Path(options.features or run.folder / "features", digest(digests))
+    states = TargetStates(target, None if options.features == "online" else kept)
     training, held_out = split(
         dialogues, held_out=options.held_out, answer_tokens=options.answer_tokens
     )

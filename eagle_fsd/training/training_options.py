@@ -3,13 +3,13 @@
 from dataclasses import dataclass, field
 
 from eagle_fsd.config import BadInput, check_least
-from eagle_fsd.runs.command import option
+from eagle_fsd.runs.command import RunOptions, option
 from eagle_fsd.training.prompts import SELF, parse_weights
 from eagle_fsd.training.recipe import parse_recipe
 
 
 @dataclass
-class DataOptions:
+class DataOptions(RunOptions):
     output: str = field(metadata={"help": "the folder to write to; train_head.py's --data"})
     target: str = option("smollm2", "smollm2, a folder, a .gguf file or a hub id")
     sources: list[str] = option(
@@ -53,7 +53,7 @@ class DataOptions:
 
 
 @dataclass
-class TrainOptions:
+class TrainOptions(RunOptions):
     data: list[str] = field(metadata={"help": "folders of make_data.py, or its JSONL(.gz) files"})
     output: str = field(metadata={"help": "folder of the head, its state and its log"})
     target: str = option("smollm2", "smollm2, a folder, a .gguf file or a hub id")

@@ -1,12 +1,13 @@
 """Options of evaluate/replay.py; nothing heavy is imported before they are parsed."""
 
 from dataclasses import dataclass
+from pathlib import Path
 
-from eagle_fsd.runs.command import option
+from eagle_fsd.runs.command import RunOptions, option
 
 
 @dataclass
-class ReplayOptions:
+class ReplayOptions(RunOptions):
     heads: list[str] = option([], "folders or hub ids of draft heads; empty: the shipped one")
     target: str = option("smollm2", "smollm2 (embedded), a folder, a .gguf file or a hub id")
     dtype: str = option("float32", "replay equals decoding in float32 only")
@@ -22,7 +23,7 @@ class ReplayOptions:
         ["fsd:0.2", "fsd:0.3", "fsd:0.4"],
         "of rule fsd or fsd-paper, followed to their first fuzzy token",
     )
-    texts: str = option("", "folder of stored texts; default runs/plain_texts/TARGET-DTYPE")
+    texts: str = option("", "folder of stored texts; default one of target and code")
     output: str = option("runs/replay", "folder of the run")
 
     def __post_init__(self):
@@ -31,12 +32,13 @@ class ReplayOptions:
         from eagle_fsd.decoding.loop import StopConfig
         from eagle_fsd.models.load import SHIPPED_HEAD, check_device
         from eagle_fsd.models.loaded import template_stops
-        from eagle_fsd.runs.provenance import without_checkout
+        from eagle_fsd.runs.provenance import digest, source_digest
 
         StopConfig(self.max_new_tokens)  # its own check
         template_stops(self.conv_template)  # its name is checked
         self.device = self.device or ("cuda" if torch.cuda.is_available() else "cpu")
         check_device(self.device, self.dtype)
         self.heads = list(dict.fromkeys(self.heads or [str(SHIPPED_HEAD)]))
-        own = without_checkout(self.target).strip("/").replace("/", "_")
-        self.texts = self.texts or f"runs/plain_texts/{own}-{self.dtype}"
+        kind = [self.target, self.dtype, self.conv_template, source_digest()]
+        own = f"{Path(self.target).name}-{digest(kind)}"  # of changed code they are made anew
+        self.texts = self.texts or f"runs/plain_texts/{own}"

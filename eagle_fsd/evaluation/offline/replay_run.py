@@ -14,15 +14,15 @@ from eagle_fsd.evaluation.offline.replay import WALKS, ReplayPlan, replay_text
 from eagle_fsd.evaluation.offline.replay_metrics import in_words, tables
 from eagle_fsd.evaluation.offline.replay_options import ReplayOptions
 from eagle_fsd.evaluation.offline.texts import BEYOND, open_texts, plain_texts
-from eagle_fsd.evaluation.questions import read_questions, spread
+from eagle_fsd.evaluation.questions import check_same_questions, read_questions, spread
 from eagle_fsd.evaluation.report.read_runs import RunData
 from eagle_fsd.heads.models import DraftHead
-from eagle_fsd.models.load import load_head, load_target, load_target_config
+from eagle_fsd.models import load
 from eagle_fsd.models.loaded import Model
 from eagle_fsd.rules.fsd import Fsd
 from eagle_fsd.runs.folder import Run
 from eagle_fsd.runs.jsonl import write_json
-from eagle_fsd.runs.provenance import weights_digest, without_checkout
+from eagle_fsd.runs.provenance import digest, without_checkout
 
 # what a run may be continued with, although it differs
 FREE = frozenset(("heads", "device", "questions", "texts", "output"))
@@ -32,20 +32,26 @@ def run_replay(options: ReplayOptions) -> None:
     """Replay what is missing, and report."""
     plan = read_plan(options)
     questions = spread(read_questions(options.question_file), options.questions)
-    config = load_target_config(options.target)
-    heads = {name: load_head(path, config) for name, path in head_names(options.heads).items()}
+    config = load.load_target_config(options.target)
+    named = head_names(options.heads)
+    heads = {name: load.load_head(path, config) for name, path in named.items()}
     # a head that was trained on since is another one
-    files = {name: f"{name}-{weights_digest(head)}" for name, head in heads.items()}
+    files = {name: f"{name}-{digest(load.head_digests(path))}" for name, path in named.items()}
+    digests = load.target_digests(options.target)
     identity = {key: getattr(options, key) for key in ("target", "dtype", "conv_template")}
-    store = open_texts(options.texts, identity)
-    run = Run(options.output, {"command": "replay", **asdict(options)}, free=FREE)
+    store = open_texts(options.texts, identity | digests)
+    run = Run(options.output, {"command": "replay"} | asdict(options) | digests, free=FREE)
+    for records in run.records.values():
+        check_same_questions(records.values(), questions)
     missing = {
         name: [q for q in questions if (q.question_id, 0) not in run.records[files[name]]]
         for name in heads
     }
     todo = {q.question_id: q for found in missing.values() for q in found}
     if todo:
-        target, tokenizer = load_target(options.target, dtype=options.dtype, device=options.device)
+        target, tokenizer = load.load_target(
+            options.target, dtype=options.dtype, device=options.device
+        )
         run.begin_session()
         model = Model(target, tokenizer, RootDrafter(), options.conv_template)
         prompts = {key: model.prompt_ids(question.turns[0]) for key, question in todo.items()}
@@ -55,6 +61,7 @@ def run_replay(options: ReplayOptions) -> None:
             drafter = build_drafter(head, target, plan)
             for question in tqdm(missing[name], desc=name):
                 key = {"question_id": question.question_id, "category": question.category}
+                key["turns"] = [{"prompt": question.turns[0]}]
                 text = texts[question.question_id]
                 run.add(files[name], key | replay_text(drafter, text, plan))
     chosen = {
@@ -114,7 +121,8 @@ def report(run: Run, records: dict[str, list[dict]]) -> None:
         f"commit {made.origin('commit')}"
     )
     rows = tables(records)
-    text = f"{title}\n\n{in_words(rows)}\n"
+    notes = "".join(f"\nNote: {doubt}.\n" for doubt in made.doubts_of_code())
+    text = f"{title}\n\n{in_words(rows)}\n{notes}"
     whole = {"title": title, "options": options, "sessions": run.sessions}
     write_json(run.folder / "replay.json", whole | rows)
     (run.folder / "replay.md").write_text(text)

@@ -18,6 +18,7 @@ from eagle_fsd.evaluation.metrics import by_category, summarize, untimed
 from eagle_fsd.evaluation.parts import rounds_of, seconds
 from eagle_fsd.runs.folder import answer_key
 from eagle_fsd.runs.jsonl import Form, read_json, read_lines
+from eagle_fsd.runs.provenance import digest
 
 BASELINES = ("plain", "generate", "generate_compiled", "exact")  # first in every table
 # of what a report reads
@@ -96,9 +97,21 @@ class RunData:
         temperatures = ", ".join(f"{value:g}" for value in warm)
         return f"{self.options['target']} in {self.options['dtype']}, temperature {temperatures}"
 
+    @property
+    def target(self) -> str:
+        """Its name, and what tells it from others of that name."""
+        found = [pair for pair in self.options.items() if pair[0].startswith("target/")]
+        return f"{self.options['target']} ({digest(found)})"
+
+    def doubts_of_code(self) -> list[str]:
+        """Whether several states of the library made this run, which --changed_code allows."""
+        states = {made.get("library") for made in (self.options, *self.used_sessions)}
+        told = "the library's code was changed under this run: its records are of several states"
+        return [told] if len(states) > 1 else []
+
     def doubts(self) -> list[str]:
         """What makes the arms less comparable than they look."""
-        doubts = list(self.warnings)
+        doubts = self.warnings + self.doubts_of_code()
         sessions: dict[int | str, set[str]] = {}
         for row in self.all_records:
             sessions.setdefault(row["question_id"], set()).add(row["session"])
