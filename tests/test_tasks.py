@@ -116,8 +116,8 @@ def command_options(models, folder: Path) -> list:
 
 
 def test_command_scores_rescores_and_needs_no_weights_for_it(call, models, tmp_path):
-    """A run; then, with the target gone and the answers of plain as references, the same command
-    with another scorer, and --rescore: plain and exact are right, and McNemar counts what fsd lost.
+    """A run; then, with the answers of plain as references, the same command with another scorer,
+    and with the target gone --rescore: plain and exact are right, and McNemar counts what fsd lost.
     A task of other questions is not scored."""
     target = shutil.copytree(models[0], tmp_path / "target")
     options = command_options((target, models[1]), tmp_path)
@@ -133,8 +133,8 @@ def test_command_scores_rescores_and_needs_no_weights_for_it(call, models, tmp_p
     gold = {r["question_id"]: r["turns"][0]["text"] for r in records_by_arm(folder)["plain"]}
     known = [q | {"reference": [gold[q["question_id"]]]} for q in QUESTIONS]
     write_rows(tmp_path / "question.jsonl", *known)
-    shutil.rmtree(target)
     assert "| exact_match " in call(TASKS, *options, "--scorer", "exact_match")
+    shutil.rmtree(target)
     records = records_by_arm(folder)
     again = call(TASKS, *options, "--scorer", "exact_match", "--rescore", "--questions", 1)
     assert "| exact_match " in again
