@@ -334,13 +334,18 @@ def test_damaged_runs_are_told_and_the_old_report_stays(fault, run_folder, tmp_p
 
 
 def test_what_is_refused_changes_nothing(run_folder, tmp_path):
-    """Runs of different targets (bug held down: they were averaged as if of one model); an output
-    that is another folder, a file or the run itself."""
+    """Runs of different targets, by name or by the files of one name (bug held down: they were
+    averaged as if of one model); an output that is another folder, a file or the run itself."""
     other = write_run(tmp_path / "other", made_run(1), target="larger")
+    retrained = write_run(tmp_path / "retrained", made_run(1))
+    settings = json.loads((retrained / "run.json").read_text())
+    settings["options"]["target/model.safetensors"] = "4f2a"
+    write_json(retrained / "run.json", settings)
     (tmp_path / "thesis.txt").write_text("kept")
     before = contents(tmp_path)
     message = told(run_folder, other, "--output", tmp_path / "report")
     assert f"{run_folder} of tiny" in message and f"{other} of larger" in message
+    assert "different targets" in told(run_folder, retrained, "--output", tmp_path / "report")
     for place in (tmp_path, run_folder, tmp_path / "thesis.txt"):
         assert "something else" in told(run_folder, "--output", place)
     assert "cannot write" in told(run_folder, "--output", "/proc/report")
