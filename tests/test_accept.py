@@ -6,11 +6,12 @@ What they emit is tested by sampling, in test_sample.py and test_path.py.
 import itertools
 import math
 import traceback
+from collections import Counter
 from dataclasses import fields, replace
 
 import pytest
 import torch
-from reference_accept import SlowAccept, random_round
+from reference_accept import SlowAccept, random_round, slow_filter
 
 from eagle_fsd.config import BadInput, SamplingConfig
 from eagle_fsd.decoding.acceptance import Acceptance, Policy, accept
@@ -18,6 +19,7 @@ from eagle_fsd.decoding.divergence import ALIASES, DIVERGENCES
 from eagle_fsd.decoding.rule import Guard, Rule
 from eagle_fsd.decoding.tree import DraftTree
 from eagle_fsd.decoding.verified import VerifiedTree
+from eagle_fsd.rules import RULES
 from eagle_fsd.rules.children import CHILD_CHOICES, AcceptAll, Random
 from eagle_fsd.rules.fsd import Exact, Fsd, FsdPaper
 from eagle_fsd.rules.guards import Budget, Cap, Floor
@@ -138,6 +140,29 @@ def test_deepest_takes_the_first_of_equals():
         got = outcome(round_, Fsd(INF, "deepest"), WARM)
         taken = [node for node, fuzzy in zip(got.path[1:], got.fuzzy, strict=False) if fuzzy]
         assert len(got.path) == 5 and all(node % 2 for node in taken), (seed, got.path)
+
+
+@pytest.mark.parametrize("guards", [(), (Budget(9.0),), (Cap(9.0), Floor(0.0))], ids=str)
+@pytest.mark.parametrize("temperature", [0.0, 0.25, 1.0])
+def test_nothing_is_emitted_outside_what_top_k_and_top_p_leave(guards, temperature, each_way):
+    """By any rule with any guards, on trees of which half of the drafts are outside."""
+    fuzzy, outside = Counter(), 0
+    for (k, p), seed in itertools.product([(4, 1.0), (0, 0.6), (7, 0.8)], range(4)):
+        sampling = SamplingConfig(temperature, k, p)
+        tree, logits_NV, uniform_S3 = random_round(seed)
+        warm = replace(sampling, temperature=temperature or 1.0)
+        left = [slow_filter(logits, warm) for logits in logits_NV.double().tolist()]
+        drafts = zip(tree.token_N[1:].tolist(), tree.parent_N[1:].tolist(), strict=True)
+        outside += sum(left[v][token] == -INF for token, v in drafts)
+        narrowed = temperature > 0 and len(guards) > 1  # which `path` refuses there
+        for rule in all_rules(sampling):
+            if not (narrowed and rule.whole_tree):
+                got = outcome((tree, logits_NV, uniform_S3), rule, sampling, guards)
+                emitted = zip(got.path, got.tokens, strict=True)
+                assert all(left[v][token] > -INF for v, token in emitted), (rule, sampling)
+                fuzzy[type(rule)] += sum(got.fuzzy)
+    wanted = {*RULES.values()} - {Exact, PathRule if narrowed else Exact}
+    assert {kind for kind in fuzzy if fuzzy[kind]} == wanted and outside > 50
 
 
 # --- the limits of the parameters ---------------------------------------------------------------

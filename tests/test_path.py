@@ -15,6 +15,7 @@ from reference_accept import SlowAccept, chi_square_p, random_round
 
 from eagle_fsd.config import SamplingConfig
 from eagle_fsd.decoding.acceptance import Policy, accept
+from eagle_fsd.decoding.tree import DraftTree
 from eagle_fsd.decoding.verified import VerifiedTree
 from eagle_fsd.rules.guards import Cap
 from eagle_fsd.rules.price import PathRule
@@ -193,3 +194,16 @@ def test_a_round_emits_its_distribution(rule, sampling):
     assert chi_square_p(count, slow.round_distribution()) > 1e-4
     tv = slow.tv(0)
     assert tv > 0.02 and abs(fuzzy / draws - tv) < 4 * math.sqrt(tv * (1 - tv) / draws)
+
+
+def test_where_nothing_exceeds_p_x_is_kept():
+    """Bug held down: with all that top-k leaves drafted, rounding alone parts the new distribution
+    from P; for the largest numbers that are drawn the first draft was taken, outside top-k too."""
+    for seed in range(60):
+        row_V = torch.randn(11, generator=torch.Generator().manual_seed(seed))
+        left = row_V.topk(5).indices.tolist()
+        tree = DraftTree.from_parents([0, row_V.argmin().item(), *left], [0] * 7)
+        uniform_S3 = torch.tensor([[seed / 60, 0.5, 1 - 2**-24]]).expand(2, 3)
+        policy = Policy(PathRule(0.5), SamplingConfig(0.7, 5))
+        got, _ = accept(tree, row_V.expand(7, 11), uniform_S3, policy=policy)
+        assert got.tokens[0] in left

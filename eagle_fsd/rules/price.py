@@ -167,6 +167,8 @@ class PathRule(Judging):
         if tree.uniform(v, 2) < math.exp(min(0.0, self.tilt(tree, v, hit))):
             return hit
         excess = self.excess(tree, v)
+        if not any(excess.values()):  # x exceeds its share by rounding alone
+            return hit
         return list(excess)[pick(list(excess.values()), tree.uniform(v, 1))]
 
     def tv(self, tree: VerifiedTree, v: int) -> float:
