@@ -22,13 +22,14 @@ from importlib import import_module
 
 from eagle_fsd.config import BadInput, SamplingConfig, TreeConfig
 
-LAZY = ["Answer", "Model", "generate", "load", "stream"]
+LAZY = dict.fromkeys(["Answer", "Model", "generate", "load", "stream"], "api")
+LAZY["custom_generate"] = "generation_method"
 __all__ = ["BadInput", "SamplingConfig", "TreeConfig", *LAZY]
 
 
 def __getattr__(name: str) -> object:
-    """What is in api.py, once it is asked for: torch and transformers take seconds to import, and a
-    command that only tells its options needs neither."""
+    """What LAZY names, and its file, once it is asked for: torch and transformers take seconds to
+    import, and a command that only tells its options needs neither."""
     if name in LAZY:
-        return getattr(import_module("eagle_fsd.api"), name)
+        return getattr(import_module(f"eagle_fsd.{LAZY[name]}"), name)
     raise AttributeError(f"module 'eagle_fsd' has no attribute {name!r}")

@@ -4,10 +4,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from eagle_fsd.config import DEFAULT_ARM, SamplingConfig, TreeConfig
-from eagle_fsd.decoding.drafter import RootDrafter
+from eagle_fsd.decoding.drafter import Drafter, RootDrafter
 from eagle_fsd.decoding.loop import DecodeConfig, Generation, StopConfig, decode_rounds
+from eagle_fsd.decoding.target import Target
 from eagle_fsd.drafters.eagle import EagleDrafter
 from eagle_fsd.evaluation.arms import parse_arm
+from eagle_fsd.heads.models import DraftHead
 from eagle_fsd.models.assets import EMBEDDED_TARGET
 from eagle_fsd.models.load import (
     default_dtype,
@@ -69,11 +71,15 @@ def load(
         engine=engine,
         keep_stock=keep_stock,
     )
-    if draft_head is None:
-        return Model(loaded, tokenizer, RootDrafter(), conv_template)
-    draft_head.to(loaded.device, loaded.dtype)
-    tree = tree or default_tree(loaded.device.type)
-    return Model(loaded, tokenizer, EagleDrafter(draft_head, loaded, tree), conv_template)
+    return Model(loaded, tokenizer, head_drafter(draft_head, loaded, tree), conv_template)
+
+
+def head_drafter(head: DraftHead | None, target: Target, tree: TreeConfig | None) -> Drafter:
+    """The head, moved to the target, growing trees of that shape or of the default one."""
+    if head is None:
+        return RootDrafter()
+    head.to(target.device, target.dtype)
+    return EagleDrafter(head, target, tree or default_tree(target.device.type))
 
 
 def generate(model: Model, prompt: str | list[Message], **settings) -> Answer:

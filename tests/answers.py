@@ -1,6 +1,7 @@
-"""One answer by our loop, by transformers' generate, and what counts as the same."""
+"""One answer by our loop, by transformers' generate, as it is streamed; and what is the same."""
 
 import torch
+from transformers.generation.streamers import BaseStreamer
 
 from eagle_fsd.config import SamplingConfig, TreeConfig
 from eagle_fsd.decoding.acceptance import Policy
@@ -19,6 +20,19 @@ TREES = [
     TreeConfig(59, 6, 10),
     TreeConfig(4, 1, 7),  # one level
 ]
+
+
+class Heard(BaseStreamer):
+    """What a streamer is told, in order."""
+
+    def __init__(self):
+        self.all = []
+
+    def put(self, value):
+        self.all.append(value.tolist())
+
+    def end(self):
+        self.all.append("end")
 
 
 def text_of(tokens) -> str:

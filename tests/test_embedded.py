@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from answers import Heard
 
 import eagle_fsd
 from eagle_fsd.api import SMALL_TREE
@@ -14,6 +15,7 @@ from eagle_fsd.evaluation.offline.replay import ReplayPlan, replay_text
 from eagle_fsd.evaluation.offline.texts import open_texts, plain_texts
 from eagle_fsd.evaluation.questions import read_questions, spread
 from eagle_fsd.models.assets import asset_dir
+from eagle_fsd.models.load import SHIPPED_HEAD
 from eagle_fsd.rules.fsd import Exact
 
 pytestmark = pytest.mark.embedded
@@ -63,6 +65,25 @@ def test_exact_eagle_equals_plain_equals_generate(model, count):
     generate = answers(model, "generate", prompts, 64)
     assert_equal_up_to_ties(model, prompts, plain, exact)
     assert_equal_up_to_ties(model, prompts, plain, generate)
+
+
+@pytest.mark.parametrize("count", [1, pytest.param(24, marks=pytest.mark.slow)])
+def test_custom_generate_is_generate(model, count):
+    """Exact drafts inside `generate`, streamed and not: its own text, 64 new tokens."""
+    prompts, stop = first_turns(model, count), model.stop(64)
+    ours = eagle_fsd.custom_generate(SHIPPED_HEAD, arm="exact")
+    settings = {"max_new_tokens": 64, "eos_token_id": list(stop.token_ids), "pad_token_id": 0}
+    got = []
+    for prompt in prompts:
+        ids, heard = torch.tensor([prompt]), Heard()
+        streamed, whole = (
+            model.target.model.generate(ids, custom_generate=ours, streamer=streamer, **settings)
+            for streamer in (heard, None)
+        )
+        got.append(whole[0, len(prompt) :].tolist())
+        assert streamed.equal(whole)
+        assert heard.all == [ids.tolist(), *([token] for token in got[-1]), "end"]
+    assert_equal_up_to_ties(model, prompts, answers(model, "generate", prompts, 64), got)
 
 
 def test_fsd_at_zero_is_exact_and_at_infinity_fills_the_tree(model):

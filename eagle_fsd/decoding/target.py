@@ -43,7 +43,7 @@ class Target:
             that `model` can still be run as transformers made it; costs the linear weights twice.
 
     Attributes:
-        model: the transformers model, in eval mode; stock unless keep_stock is False.
+        model: the transformers model, given in eval mode; stock unless keep_stock is False.
         readout_is_linear: logits are lm_head.weight times the hidden state and nothing else.
         feature_layers: which hidden states are the features, as indices into transformers'
             `hidden_states` (i is what enters layer i); empty: the last, after the final norm.
@@ -60,7 +60,7 @@ class Target:
         feature_layers: tuple[int, ...] = (),
         keep_stock: bool = True,
     ):
-        self.model = model.eval().requires_grad_(False)
+        self.model = model
         eos = model.generation_config.eos_token_id
         self.eos_token_ids = tuple([] if eos is None else eos if isinstance(eos, list) else [eos])
         # `generate` fills what a call leaves open from here: penalties, filters, cache kinds

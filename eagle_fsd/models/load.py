@@ -139,6 +139,7 @@ def load_target(
             model = AutoModelForCausalLM.from_pretrained(path, **options)
         except (OSError, ValueError) as error:
             raise BadInput(f"target {name!r} does not load: {error}") from error
+    model.eval().requires_grad_(False)
     target = Target(model, engine=chosen, feature_layers=feature_layers, keep_stock=keep_stock)
     check_tree_attention(target)
     return target, tokenizer

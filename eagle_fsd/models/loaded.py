@@ -19,7 +19,7 @@ class Model:
     """A target with its drafter; one answer at a time."""
 
     target: Target
-    tokenizer: PreTrainedTokenizerBase
+    tokenizer: PreTrainedTokenizerBase | None  # None: token ids only (generation_method.py)
     drafter: Drafter
     conv_template: str = ""
 

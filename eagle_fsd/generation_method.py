@@ -1,0 +1,171 @@
+"""Our loop inside transformers' `generate`, which takes a callable as `custom_generate`.
+
+`generate` prepares the request (defaults, lengths, logits processors, stopping criteria) and calls
+ours in the place of its own loop. What it honours, and what not: docs/transformers.md.
+"""
+
+import copy
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import nn
+from transformers import (
+    EosTokenCriteria,
+    GenerationConfig,
+    LogitsProcessorList,
+    PreTrainedModel,
+    StoppingCriteriaList,
+)
+
+from eagle_fsd.api import head_drafter
+from eagle_fsd.config import DEFAULT_ARM, BadInput, SamplingConfig, TreeConfig
+from eagle_fsd.decoding.drafter import Drafter
+from eagle_fsd.decoding.loop import DecodeConfig, StopConfig, decode_rounds
+from eagle_fsd.decoding.target import Target
+from eagle_fsd.engine.families import check_supported, check_tree_attention
+from eagle_fsd.evaluation.arms import Arm, parse_arm
+from eagle_fsd.heads.models import DraftHead
+from eagle_fsd.models.load import load_head
+from eagle_fsd.models.loaded import Model
+
+# what `generate` itself hands on to a forward over token ids
+FORWARD = ("attention_mask", "logits_to_keep", "past_key_values", "position_ids", "use_cache")
+
+
+def custom_generate(
+    head: str | Path | DraftHead | None,
+    *,
+    arm: str = DEFAULT_ARM,
+    tree: TreeConfig | None = None,
+) -> Callable[..., torch.Tensor]:
+    """A decoding method for transformers' `generate`; keep it: what it makes for a model (the head
+    on its device, the target's reader) is made at the first call, and lives as long as the model.
+
+    Args:
+        head: folder or hub id of a draft head, or a loaded one, which is copied; None for arms that
+            draft without.
+        arm, tree: as in eagle_fsd.stream and eagle_fsd.load.
+
+    Raises:
+        BadInput: unknown arm, or one that needs a head; in `generate`: names what of the model or
+            of the request cannot be done.
+
+    Example:
+        >>> fsd = eagle_fsd.custom_generate(head="checkpoints/smollm2-135m-eagle2", arm="fsd:0.3")
+        >>> ids = model.generate(**inputs, max_new_tokens=64, custom_generate=fsd)
+    """
+    chosen = parse_arm(arm)
+    chosen.check_answers()
+    if not chosen.needs_head:
+        head = None
+    elif head is None:
+        raise BadInput(f"arm {arm!r} needs a head: name one, or take plain or exact@lookup")
+    built: WeakKeyDictionary[PreTrainedModel, tuple] = WeakKeyDictionary()
+
+    def generation_method(
+        model: PreTrainedModel,
+        input_ids: torch.Tensor,
+        *,
+        logits_processor: LogitsProcessorList,
+        stopping_criteria: StoppingCriteriaList,
+        generation_config: GenerationConfig,
+        **rest: object,
+    ) -> torch.Tensor:
+        # transformers 5.23 hands no callable these two (GenerationMixin._extract_generation_mode_
+        # kwargs); the streamer has been given the prompt already
+        caller = sys._getframe(1).f_locals
+        streamer, assistant = caller["streamer"], caller["assistant_model"]
+        mode = generation_config.get_generation_mode(assistant).value
+        _check(model, input_ids, mode, generation_config, rest)
+        policy = chosen.policy(_sampling(generation_config, logits_processor))
+        place = (model.device, model.dtype, model.get_output_embeddings())
+        if built.get(model, (None,))[0] != place:
+            with torch.random.fork_rng(devices=()):  # a head begins as random weights
+                built[model] = place, *_build(model, head, chosen, tree)
+        _, target, drafter = built[model]
+
+        prompt = input_ids[0].tolist()
+        budget = max(1, stopping_criteria.max_length - len(prompt))
+        ends = [c.eos_token_id for c in stopping_criteria if isinstance(c, EosTokenCriteria)]
+        stop = StopConfig(budget, tuple(token for end in ends for token in end.tolist()))
+        config = DecodeConfig(policy, stop, seed=torch.randint(2**63 - 1, ()).item())
+        rounds = decode_rounds(target, drafter, prompt, config)
+        sequence = torch.cat([input_ids, input_ids.new_empty(1, budget)], dim=1)
+        emitted = (token for step in rounds for token in step.tokens)
+        for length, token in enumerate(emitted, start=len(prompt) + 1):
+            sequence[0, length - 1] = token
+            stopped = stopping_criteria(sequence[:, :length], None)
+            if streamer is not None:
+                streamer.put(sequence[0, length - 1 : length].cpu())
+            if stopped.all():
+                break
+        target.close()
+        if streamer is not None:
+            streamer.end()
+        return sequence[:, :length]
+
+    return generation_method
+
+
+def _build(
+    model: PreTrainedModel, head: str | Path | DraftHead | None, arm: Arm, tree: TreeConfig | None
+) -> tuple[Target, Drafter]:
+    check_supported(model.config)
+    layers = ()
+    if head is not None:
+        loaded = isinstance(head, DraftHead)
+        head = copy.deepcopy(head) if loaded else load_head(head, model.config)
+        head.config.check_fits(model.config)
+        layers = head.config.fused_layers(model.config.num_hidden_layers)
+    # a shallow copy runs the model's own layers, takes the generation config that a Target gives
+    # it, and does not keep the model alive
+    target = Target(copy.copy(model), feature_layers=layers)
+    check_tree_attention(target)
+    drafter = head_drafter(head, target, tree)
+    return target, arm.build_drafter(Model(target, None, drafter))
+
+
+def _check(
+    model: PreTrainedModel, input_ids: torch.Tensor, mode: str, asked: GenerationConfig, rest: dict
+) -> None:
+    """Refuse by name what is not one prompt on a plain model, decoded greedily or by sampling."""
+    B, T = input_ids.shape
+    attention, readout = model.config._attn_implementation, model.get_output_embeddings()
+    mask, position = rest.get("attention_mask"), rest.get("position_ids")
+    found = {
+        "a model in training mode (call model.eval())": model.training,
+        f"{attention} (model.set_attn_implementation('sdpa'))": attention not in ("eager", "sdpa"),
+        f"a {type(readout).__name__} as lm_head": not isinstance(readout, nn.Linear),
+        mode: mode not in ("greedy_search", "sample"),
+        "num_return_sequences": (asked.num_return_sequences or 1) > 1,
+        f"a batch of {B}": B > 1,
+        "padding": mask is not None and not mask.all(),
+        "position_ids": position is not None and position[0].tolist() != list(range(T)),
+        "past_key_values": getattr(rest.get("past_key_values"), "_is_user_defined", False),
+        "cache_implementation": asked.cache_implementation,
+        "return_dict_in_generate": asked.return_dict_in_generate,
+    }
+    found |= {name: value is not None for name, value in rest.items() if name not in FORWARD}
+    if refused := [name for name, there in found.items() if there]:
+        raise BadInput(
+            "eagle_fsd decodes one prompt of token ids, greedily or by sampling, without "
+            f"{', '.join(refused)}: leave that out"
+        )
+
+
+def _sampling(asked: GenerationConfig, processors: LogitsProcessorList) -> SamplingConfig:
+    """From the settings; refuses logits processors that are not theirs."""
+    chosen = {name: getattr(asked, name) for name in ("temperature", "top_k", "top_p")}
+    chosen = {"temperature": 1.0} | {n: value for n, value in chosen.items() if value is not None}
+    sampling = SamplingConfig(**chosen) if asked.do_sample else SamplingConfig()
+    own = [sampling.temperature not in (0, 1), sampling.top_k > 0, sampling.top_p < 1]
+    if len(processors) > sum(own):
+        names = ", ".join(type(processor).__name__ for processor in processors)
+        raise BadInput(
+            f"logits processors {names}: those of the settings temperature, top_k and top_p are "
+            "honoured, no others: leave them out"
+        )
+    return sampling

@@ -1,0 +1,220 @@
+"""Our loop as the `custom_generate` of transformers' `generate`: it returns and streams what that
+does itself, refuses by name what it cannot honour, and leaves the user's model as it was."""
+
+import copy
+import gc
+import shutil
+import weakref
+from dataclasses import asdict
+
+import pytest
+import torch
+from answers import EXACT, Heard
+from tiny import FAMILIES, prompt_tokens, random_model, tiny_head
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    DynamicCache,
+    GenerationConfig,
+    MaxLengthCriteria,
+    StopStringCriteria,
+    TopKLogitsWarper,
+)
+from transformers.generation import EosTokenCriteria
+
+import eagle_fsd
+from eagle_fsd.config import BadInput, SamplingConfig, TreeConfig
+from eagle_fsd.decoding.acceptance import Policy
+from eagle_fsd.decoding.drafter import RootDrafter
+from eagle_fsd.decoding.loop import DecodeConfig, StopConfig, decode
+from eagle_fsd.decoding.target import Target
+
+TREE = TreeConfig(7, 3, 4)
+PROMPT = torch.tensor([prompt_tokens(9)])
+
+
+def tiny_model(family: str = "llama"):
+    return random_model(FAMILIES[family](), seed=0)
+
+
+def method(arm: str = "exact", head=None):
+    return eagle_fsd.custom_generate(head=head or tiny_head(), arm=arm, tree=TREE)
+
+
+def new_tokens(model, ours, ids=PROMPT, **settings) -> list[int]:
+    output = model.generate(ids, pad_token_id=0, custom_generate=ours, **settings)
+    assert output[:, : ids.shape[1]].equal(ids) and output.dtype == ids.dtype
+    return output[0, ids.shape[1] :].tolist()
+
+
+def same_as_generate(model, ours, ids=PROMPT, **settings) -> list[int]:
+    """The new tokens, once they are `generate`'s, returned and streamed."""
+    heard = Heard(), Heard()
+    want = new_tokens(model, None, ids, streamer=heard[0], **settings)
+    assert new_tokens(model, ours, ids, streamer=heard[1], **settings) == want
+    assert heard[0].all == heard[1].all == [ids.tolist(), *([token] for token in want), "end"]
+    return want
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_greedy_exact_is_generate(family):
+    """With a head and with look-up; the model keeps the attention that it has."""
+    model = tiny_model(family)
+    for arm, attention in (("exact", "sdpa"), ("exact@lookup", "eager")):
+        model.set_attn_implementation(attention)
+        assert len(same_as_generate(model, method(arm), max_new_tokens=16)) == 16
+
+
+def test_answers_end_where_generate_ends_them(models):
+    """By lengths, end tokens, time, strings and criteria of one's own."""
+    model = AutoModelForCausalLM.from_pretrained(models[0])
+    tokenizer = AutoTokenizer.from_pretrained(models[0])
+    ours, ids = method(head=models[1]), tokenizer("Once", return_tensors="pt").input_ids
+    free = same_as_generate(model, ours, ids, max_new_tokens=24)
+    ends = {token: free.index(token) + 1 for token in free}
+    late = max(ends, key=ends.get)
+
+    def criterion(input_ids, scores):
+        return torch.tensor([input_ids[0, -1].item() == late])
+
+    for settings, length in (
+        ({}, 20),
+        ({"max_length": 11}, 7),
+        ({"max_new_tokens": 1}, 1),
+        ({"max_new_tokens": 24, "eos_token_id": [late, 1]}, ends[late]),
+        ({"max_new_tokens": 24, "max_time": 0.0}, 1),
+        ({"max_new_tokens": 24, "stopping_criteria": [criterion]}, ends[late]),
+        ({"max_length": 9, "stopping_criteria": [MaxLengthCriteria(17)]}, 13),
+        ({"max_length": 9, "stopping_criteria": [MaxLengthCriteria(3)]}, 1),
+        (
+            {"eos_token_id": free[0], "stopping_criteria": [EosTokenCriteria(free[1])]},
+            ends[free[1]],
+        ),
+        ({"generation_config": GenerationConfig(max_new_tokens=5)}, 5),
+    ):
+        assert len(same_as_generate(model, ours, ids, **settings)) == length, settings
+    with pytest.raises(ValueError, match="pass the model's tokenizer"):  # not ours: 5.23 drops it
+        new_tokens(model, ours, ids, stop_strings="a", tokenizer=tokenizer)
+    string = StopStringCriteria(tokenizer, tokenizer.decode(free[7:9]))
+    same_as_generate(model, ours, ids, max_new_tokens=24, stopping_criteria=[string])
+
+
+def test_criteria_cut_in_the_middle_of_a_path():
+    """At any token of rounds that emit four, the answer is the longer one's beginning."""
+    model, ours = tiny_model(), method("fsd:inf")
+    whole = new_tokens(model, ours, max_new_tokens=12)
+    for length in range(1, 12, 2):
+
+        def criterion(input_ids, scores, length=length):
+            return torch.tensor([input_ids.shape[1] == 9 + length])
+
+        cut = new_tokens(model, ours, max_new_tokens=12, stopping_criteria=[criterion])
+        assert cut == whole[:length]
+
+
+def test_sampling_is_our_loop_s_with_torch_s_seed(models):
+    """By temperature, top-k and top-p: plain's text in every arm, the same again after the same
+    manual_seed, also when the first call loaded the head (which draws random weights)."""
+    model, sampling = AutoModelForCausalLM.from_pretrained(models[0]), SamplingConfig(0.7, 12, 0.9)
+    asked = asdict(sampling) | {"do_sample": True, "max_new_tokens": 24}
+    exact, plain = method(head=models[1]), method("plain")
+    texts = []
+    for ours in (exact, exact, plain):
+        torch.manual_seed(5)
+        texts.append([new_tokens(model, ours, **asked) for _ in range(2)])
+    torch.manual_seed(5)
+    seeds = [torch.randint(2**63 - 1, ()).item() for _ in range(2)]
+    configs = [DecodeConfig(Policy(EXACT, sampling), StopConfig(24), seed) for seed in seeds]
+    target, prompt = Target(model), PROMPT[0].tolist()
+    want = [decode(target, RootDrafter(), prompt, config).tokens for config in configs]
+    assert texts == [want] * 3 and want[0] != want[1]
+
+
+SAMPLED = {"do_sample": True}
+
+
+@pytest.mark.parametrize(
+    "named, settings",
+    [
+        ("beam_search", {"num_beams": 2}),
+        ("num_return_sequences, a batch of 3", SAMPLED | {"num_return_sequences": 3}),
+        ("a batch of 2", {"inputs": PROMPT.repeat(2, 1)}),
+        ("assisted_generation", {"assistant_model": tiny_model()}),
+        ("assisted_generation", {"prompt_lookup_num_tokens": 3}),
+        ("contrastive_search", {"penalty_alpha": 0.5}),
+        ("padding", {"attention_mask": (PROMPT != PROMPT[0, 0]).long()}),
+        ("position_ids", {"position_ids": torch.arange(1, 10)[None]}),
+        ("past_key_values", {"past_key_values": DynamicCache()}),
+        ("cache_implementation", {"cache_implementation": "static"}),
+        ("return_dict_in_generate", {"return_dict_in_generate": True}),
+        ("inputs_embeds", {"inputs": None, "inputs_embeds": torch.zeros(1, 9, 40)}),
+        ("output_attentions", {"output_attentions": True}),
+        ("RepetitionPenaltyLogitsProcessor", {"repetition_penalty": 1.2}),
+        ("NoRepeatNGramLogitsProcessor", {"no_repeat_ngram_size": 2}),
+        ("NoBadWordsLogitsProcessor", {"bad_words_ids": [[5]]}),
+        ("MinNewTokensLengthLogitsProcessor", {"min_new_tokens": 2, "eos_token_id": 1}),
+        ("PrefixConstrainedLogitsProcessor", {"prefix_allowed_tokens_fn": lambda *_: [5]}),
+        ("UnbatchedClassifierFreeGuidanceLogitsProcessor", {"guidance_scale": 2.0}),
+        ("MinPLogitsWarper", SAMPLED | {"min_p": 0.1}),
+        ("TypicalLogitsWarper", SAMPLED | {"typical_p": 0.5}),
+        ("TopKLogitsWarper", {"logits_processor": [TopKLogitsWarper(5)]}),
+        (
+            "TopKLogitsWarper, TopKLogitsWarper",
+            SAMPLED | {"logits_processor": [TopKLogitsWarper(5)]},
+        ),
+        ("beyond the target's 251 positions", {"max_new_tokens": 243}),
+    ],
+)
+def test_what_is_not_honoured_is_refused_by_name(named, settings):
+    with pytest.raises(BadInput, match=named):
+        tiny_model().generate(custom_generate=method(), **{"inputs": PROMPT} | settings)
+
+
+def test_models_and_arms_that_cannot_decode_are_refused():
+    """With the remedy; of attention and mode at every call."""
+    model, ours = tiny_model(), method()
+    new_tokens(model, ours)
+    model.train()
+    with pytest.raises(BadInput, match=r"call model.eval\(\)"):
+        new_tokens(model, ours)
+    model.eval().set_attn_implementation("flex_attention")
+    with pytest.raises(BadInput, match="flex_attention .model.set_attn.*'sdpa'"):
+        new_tokens(model, ours)
+    model.set_attn_implementation("sdpa")
+    assert len(new_tokens(model.bfloat16(), ours)) == 20  # built anew
+    model.lm_head = torch.nn.Sequential(model.lm_head)
+    with pytest.raises(BadInput, match="a Sequential as lm_head"):
+        new_tokens(model, ours)
+    with pytest.raises(BadInput, match="vocab_size is 101, not 103"):
+        model = tiny_model()
+        model.resize_token_embeddings(103)
+        new_tokens(model, ours)
+    for arm, told in (("exact", "needs a head"), ("generate", "transformers' own")):
+        with pytest.raises(BadInput, match=told):
+            eagle_fsd.custom_generate(head=None, arm=arm)
+
+
+def test_the_model_stays_as_it_was_and_is_read_once(models, tmp_path):
+    """Nothing is planted, exchanged or frozen; the head's folder is read for a model's first call
+    only, and what was built goes with the model."""
+    model = AutoModelForCausalLM.from_pretrained(models[0])
+    model.generation_config.max_new_tokens = 12
+    before = {key: copy.copy(value) for key, value in vars(model).items()}
+    modules, settings = list(model.modules()), model.generation_config.to_dict()
+    config, weights = model.config.to_dict(), [p.clone() for p in model.parameters()]
+    head = shutil.copytree(models[1], tmp_path / "head")
+    ours = method(head=head)
+    answer = same_as_generate(model, ours)
+    shutil.rmtree(head)
+    assert same_as_generate(model, ours) == answer and len(answer) == 12
+    assert vars(model).keys() == before.keys() and list(model.modules()) == modules
+    assert model.generation_config.to_dict() == settings and model.config.to_dict() == config
+    assert all(
+        p.requires_grad and p.equal(q) for p, q in zip(model.parameters(), weights, strict=True)
+    )
+    with pytest.raises(BadInput, match="no draft head"):
+        new_tokens(AutoModelForCausalLM.from_pretrained(models[0]), ours)
+    alive = weakref.ref(model)
+    del model, modules, before
+    gc.collect()
+    assert alive() is None
