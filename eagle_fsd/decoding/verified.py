@@ -206,7 +206,8 @@ class VerifiedTree:
     @cached_property
     def _uniform_N(self) -> torch.Tensor:
         """From which x is drawn at every node."""
-        return self._uniform_S3.to(self._logits_NV.device)[:, 0][self._tree.depth_N]
+        uniform_S3 = self._uniform_S3.to(self._logits_NV.device, non_blocking=True)
+        return uniform_S3[:, 0][self._tree.depth_N]
 
     @cached_property
     def _is_child_NV(self) -> torch.Tensor:

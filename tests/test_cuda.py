@@ -1,0 +1,129 @@
+"""What a CUDA device would be given, without one: every tensor's device, and for what the host
+waits. What only a GPU can show is listed in docs/speed.md."""
+
+from functools import partial
+from itertools import cycle
+
+import pytest
+import torch
+from fake_cuda import on_cuda
+from tiny import FAMILIES, HEADS, prompt_tokens, random_model, tiny_head
+from transformers import PreTrainedModel
+
+from eagle_fsd.config import SamplingConfig, TreeConfig
+from eagle_fsd.decoding.loop import DecodeConfig, Generation, StopConfig, decode
+from eagle_fsd.decoding.target import Target
+from eagle_fsd.drafters.eagle import EagleDrafter
+from eagle_fsd.engine import graphs
+from eagle_fsd.engine.select import ENGINES
+from eagle_fsd.evaluation.arms import parse_arm
+from eagle_fsd.heads.models import DraftHead
+from eagle_fsd.models.generate import Request, complete
+from eagle_fsd.models.loaded import Model
+from eagle_fsd.training.data import Batches, Dialogue, supervised
+from eagle_fsd.training.features import TargetStates
+from eagle_fsd.training.losses import DISTRIBUTION_LOSSES, distribution_losses, unroll
+
+# torch's own, where a module with fake tensors is copied
+pytestmark = pytest.mark.filterwarnings("ignore:Accessing the data pointer of FakeTensor")
+
+ON_CUDA = [name for name in ENGINES if name != "packed"]
+KNOWN = [name for name in FAMILIES if name != "mixtral"]  # which asks the GPU what it can do
+ROUND = {"plain": ["tolist"], "eagle": ["tolist"], "lookup": ["to cuda"] * 2 + ["tolist"] * 2}
+
+
+def made(name: str = "eagle", family: str = "llama") -> tuple[PreTrainedModel, DraftHead]:
+    """A model, and a head of HEADS that reads it."""
+    kind = name.split(",")[0]
+    fields = HEADS[name] | {"feature_layers": (0, 1, 3) if kind == "eagle3" else ()}
+    return random_model(FAMILIES[family](), seed=0), tiny_head(head_type=kind, **fields)
+
+
+def loaded(device: str, model: PreTrainedModel, head: DraftHead, engine: str = "folded") -> Model:
+    head._rotary[0]._apply(torch.clone)  # fake; it is no submodule, and stays where it was loaded
+    layers = head.config.feature_layers
+    target = Target(model.to(device), engine=ENGINES[engine](), feature_layers=layers)
+    return Model(target, None, EagleDrafter(head.to(device), target, TreeConfig(5, 2, 3)))
+
+
+class Unrecorded(graphs.Recorder):
+    """Runs functions as they are, with what a graph of theirs could be replayed with."""
+
+    def __init__(self, device: torch.device):
+        super().__init__(torch.device("cpu"))
+        self._device, self._shapes = device, {}
+
+    def run(self, key, function, *inputs):
+        shapes = [(value.shape, value.dtype) for value in inputs]
+        assert self._shapes.setdefault(key, shapes) == shapes
+        assert {value.device for value in inputs} == {self._device}
+        return super().run(key, function, *inputs)
+
+
+# every head, drafter, engine and family, each with some of the others
+OTHERS = zip(cycle(KNOWN), cycle(ON_CUDA), cycle([0.0, 0.7]), strict=False)
+CASES = [(head, "eagle", *next(OTHERS)) for head in HEADS]
+CASES += [("eagle", other, *next(OTHERS)) for other in ROUND if other != "eagle"]
+
+
+@pytest.mark.parametrize(("head", "drafter", "family", "engine", "temperature"), CASES)
+def test_a_round_waits_for_one_read(head, drafter, family, engine, temperature, monkeypatch):
+    """Look-up waits for a second one, and sends its tree. Bug held down: above temperature 0 a
+    round waited until its uniforms were sent, and verification had ended."""
+    monkeypatch.setattr(graphs, "Recorder", Unrecorded)
+    arm = parse_arm(drafter if drafter == "plain" else f"fsd:0.6@{drafter}")
+    config = DecodeConfig(arm.policy(SamplingConfig(temperature, 9, 0.9)), StopConfig(4, (3, 5)))
+
+    def work(device: str, *parts) -> Generation:
+        model = loaded(device, *parts, engine)
+        return decode(model.target, arm.build_drafter(model), prompt_tokens(13), config)
+
+    want, got, waits = on_cuda(partial(made, head, family), work)
+    assert repr(got) == repr(want) and (rounds := len(got.rounds)) > 1
+    # prefill ends with a read; the first draft takes the table of positions along
+    table = ["to cuda"] * 2 if drafter == "eagle" else []
+    expected = ["tolist"] + table + ROUND[drafter] * rounds
+    assert waits[-len(expected) :] == expected
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+def test_a_batch_waits_for_one_read_a_step(temperature):
+    """Two pairs of texts of three tokens; then a text is scored, of which two sums are read."""
+
+    def work(device: str, model: PreTrainedModel, head: DraftHead) -> list:
+        target = Target(model.to(device))
+        requests = iter([Request(prompt_tokens(5 + n), 3, temperature) for n in range(4)])
+        texts = complete(target, lambda: next(requests, None), batch_size=2)
+        return [request.tokens for request in texts] + [target.rescore([3, 5], [7, 11, 13])]
+
+    want, got, waits = on_cuda(made, work)
+    assert got == want
+    assert waits.count("tolist") == 2 * 3 and waits[-2:] == ["item"] * 2
+
+
+@pytest.mark.parametrize("name", ["eagle", "eagle, 37 tokens", "eagle3, 37 tokens"])
+def test_losses_and_their_gradients_are_on_the_device(name):
+    """Those of states computed online; autograd itself asks for a GPU, and the mask of positions
+    for their number."""
+
+    def work(device: str, *parts) -> str:
+        model = loaded(device, *parts)
+        target, (_, head) = model.target, parts
+        dialogue = Dialogue(prompt_tokens(9), [False] * 4 + [True] * 5)
+        masks, states = [supervised(dialogue)] * 2, TargetStates(target).of
+        batches = Batches([dialogue] * 2, masks, states, 64, seed=0, noise=0.1)
+        feature_BTF, next_BT, target_BTD, _ = batches.batch(0)
+        hidden_SBTD = unroll(head.train(), feature_BTF, target.embed(next_BT), steps=3)
+        hidden_SMD = head.normed(hidden_SBTD.flatten(1, 2))
+        rows_RD = target.lm_head.weight
+        rows_RD = rows_RD if head.d2t is None else rows_RD[head.draft_token_R]
+        own_RD = rows_RD if head.lm_head is None else head.lm_head.weight
+        weight_SM = torch.ones(hidden_SMD.shape[:2], device=device)
+        losses = dict.fromkeys(DISTRIBUTION_LOSSES, 1.0)
+        loss, _ = distribution_losses(
+            hidden_SMD, own_RD, target_BTD.flatten(0, 1), rows_RD, weight_SM, losses
+        )
+        return loss.device.type
+
+    want, got, waits = on_cuda(partial(made, name), work)
+    assert (want, got) == ("cpu", "cuda") and "item" not in waits
