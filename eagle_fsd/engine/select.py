@@ -17,7 +17,8 @@ ENGINES: dict[str, type[Engine]] = {
 
 
 def choose_engine(name: str, *, device: str, dtype: torch.dtype) -> Engine:
-    """The engine to use; `auto` takes the fastest that works here.
+    """The engine to use; `auto` takes the fastest that works here, but not `graphs`, which no GPU
+    has run yet.
 
     Args:
         name: a key of ENGINES, or "auto".
@@ -28,8 +29,6 @@ def choose_engine(name: str, *, device: str, dtype: torch.dtype) -> Engine:
         BadInput: unknown, or not possible here; says why.
     """
     if name == "auto":
-        if device.startswith("cuda"):
-            return Graphs()
         return Packed() if device == "cpu" and can_pack(dtype) else Folded()
     check_known("engine", name, ["auto", *ENGINES])
     if name == "packed" and not (device == "cpu" and can_pack(dtype)):

@@ -119,7 +119,7 @@ def load_target(
         dtype: a name in DTYPES. For the embedded target float32 means its bfloat16 weights upcast.
         device: a torch device, or "auto" to spread a large target over all accelerators.
         feature_layers, keep_stock: see Target.
-        engine: a name in eagle_fsd.engine.select.ENGINES; "auto" is the fastest that works here.
+        engine: a name in eagle_fsd.engine.select.ENGINES; or "auto".
 
     Raises:
         BadInput: unknown name, dtype or device, or a target that is not supported.
