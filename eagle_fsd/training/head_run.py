@@ -49,6 +49,8 @@ def train_head(options: TrainOptions) -> dict | None:
     if options.held_out >= len(dialogues):
         raise BadInput(f"--held_out {options.held_out} leaves none of {len(dialogues)} dialogues")
     accelerator = Accelerator(mixed_precision=options.precision)
+    # accelerate says cpu:0 where several processes run, and a processor is asked for as cpu
+    device = str(accelerator.device).replace("cpu:0", "cpu")
     processes = Processes(accelerator.process_index, accelerator.num_processes)
     options.batches_per_step = options.batches_per_step or processes.count
     if options.batches_per_step % processes.count:
@@ -58,7 +60,7 @@ def train_head(options: TrainOptions) -> dict | None:
         )
     digests = load.target_digests(options.target)
     read = {"dialogues": digest([[d.ids, d.mask] for d in dialogues])}  # files may change
-    read |= load.head_digests(options.start) | {"device": str(accelerator.device)}
+    read |= load.head_digests(options.start) | {"device": device}
     run = Run(
         options.output,
         asdict(options) | digests | read,
@@ -69,7 +71,7 @@ def train_head(options: TrainOptions) -> dict | None:
     if (run.folder / RECORD).is_file():
         accelerator.print(f"{run.folder} is already trained: {RECORD} tells how")
         return None
-    target_device = options.target_device or str(accelerator.device)
+    target_device = options.target_device or device
     target, _ = load.load_target(
         options.target,
         dtype=options.target_dtype or load.default_dtype(target_device),
