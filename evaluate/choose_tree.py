@@ -35,8 +35,9 @@ class ChooseOptions:
     output: str = option("", "JSON file with all candidates; empty: none")
 
     def __post_init__(self):
-        if self.output and not Path(self.output).parent.is_dir():
-            raise BadInput(f"--output {self.output}: {Path(self.output).parent} is no folder")
+        path = Path(self.output)
+        if self.output and (path.is_dir() or not path.parent.is_dir()):
+            raise BadInput(f"--output {path} is a folder, or in none: name a file in a folder")
 
 
 def run(options: ChooseOptions, model_options: ModelOptions) -> None:

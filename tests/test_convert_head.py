@@ -72,6 +72,8 @@ def test_another_layout_becomes_ours(tmp_path, capsys):
         head, _ = read_head(tmp_path / name)
         assert head.config.feature_layers == (2, 16, 29)
         written = load_file(tmp_path / name / "model.safetensors")
+        # bug held down: only the user who wrote it could read it
+        assert len({path.stat().st_mode for path in (tmp_path / name).iterdir()}) == 1
         assert written.keys() == tensors.keys()
         for key, tensor in tensors.items():
             wanted = tensor.half() if options and tensor.is_floating_point() else tensor
@@ -123,6 +125,7 @@ def test_a_draft_vocabulary(folder, tmp_path, capsys, kind, token_R, rows, told)
     "options, message",
     [
         ("--output eagle", "--output eagle holds a config.json already"),
+        ("--output eagle/config.json", "cannot write a head to eagle/config.json"),
         ("--head target", "the draft head in target does not fit: Error(s) in loading"),
         ("--data some.jsonl", "--draft_vocab and --data, files of answers, go together"),
         ("--draft_vocab 259 --data some.jsonl", "a draft vocabulary of 259 must be 1 to 258"),

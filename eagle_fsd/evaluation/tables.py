@@ -62,7 +62,7 @@ PHRASES = {
 PLAINS_SPEED = "plain's speed within noise ({:.2f})"
 OF_BASELINES = {PLAIN: ["tokens_per_second"], EXACT: ["speed_vs_plain", "tokens_per_round"]}
 # text that a spreadsheet would take for a formula
-FORMULA = ("=", "+", "-", "@", "\t", "\r")
+FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
 
 
 def metric_columns(table: str) -> list[Column]:
@@ -70,10 +70,10 @@ def metric_columns(table: str) -> list[Column]:
 
 
 def markdown_table(rows: list[dict], shown: Sequence[Column]) -> str:
-    cells = [[cell_text(row[key], form) for _, key, form in shown] for row in rows]
-    cells = [[" ".join(text.split()).replace("|", "\\|") for text in line] for line in cells]
     titles = [title for title, _, _ in shown]
-    return tabulate(cells, titles, tablefmt="github", disable_numparse=True)
+    lines = [titles, *([cell_text(row[key], form) for _, key, form in shown] for row in rows)]
+    lines = [[" ".join(text.split()).replace("|", "\\|") for text in line] for line in lines]
+    return tabulate(lines[1:], lines[0], tablefmt="github", disable_numparse=True)
 
 
 def cell_text(value: str | float | Interval | None, form: str) -> str:
@@ -135,4 +135,7 @@ def write_csv(path: Path, rows: list[dict]) -> None:
 
 
 def _no_formula(value: object) -> object:
-    return f"'{value}" if isinstance(value, str) and value.startswith(FORMULA) else value
+    if not isinstance(value, str):
+        return value
+    # csv quotes no carriage return, behind which a spreadsheet begins a line
+    return "'" * value.startswith(FORMULA) + value.replace("\r", "\n")

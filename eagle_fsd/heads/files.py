@@ -90,16 +90,19 @@ def write_head(
     folder: str | Path, head: DraftHead, *, dtype: torch.dtype | None = torch.bfloat16
 ) -> None:
     """Write a head as config.json and model.safetensors, which appears in one rename; dtype None
-    keeps each weight's own."""
+    keeps each weight's own. BadInput: the folder cannot be written to."""
     tensors = {key: tensor.cpu().contiguous() for key, tensor in head.state_dict().items()}
     if dtype is not None:
         tensors |= {k: t.to(dtype) for k, t in tensors.items() if t.is_floating_point()}
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / CONFIG_NAME).write_text(json.dumps(to_json(head.config), indent=2) + "\n")
-    unfinished = folder / f"{WEIGHTS_NAME}.tmp"
-    save_file(tensors, unfinished, metadata={"format": "pt"})
-    unfinished.replace(folder / WEIGHTS_NAME)
+    config, unfinished = Path(folder) / CONFIG_NAME, Path(folder) / f"{WEIGHTS_NAME}.tmp"
+    try:
+        config.parent.mkdir(parents=True, exist_ok=True)
+        config.write_text(json.dumps(to_json(head.config), indent=2) + "\n")
+        save_file(tensors, unfinished, metadata={"format": "pt"})
+        unfinished.chmod(config.stat().st_mode)  # safetensors keeps other users out
+        unfinished.replace(config.with_name(WEIGHTS_NAME))
+    except (OSError, SafetensorError) as error:
+        raise BadInput(f"cannot write a head to {folder} ({error})") from error
 
 
 def _is_idle(key: str, tensor: torch.Tensor, layout: str) -> bool:

@@ -81,6 +81,8 @@ def asset_dir(name: str) -> Path:
         _unpack(*CARRIERS[name], work)
         if name in FINISHES:
             FINISHES[name](work)
+        for path in [work, *work.rglob("*")]:  # mkdtemp and safetensors keep other users out
+            path.chmod(0o755 if path.is_dir() else 0o644)
         if not final.is_dir():  # another process may have finished first
             work.rename(final)
     finally:

@@ -76,6 +76,6 @@ def _keep(path: Path, row_LW: torch.Tensor) -> None:
         temporary.replace(path)
     except OSError as error:
         raise BadInput(
-            f"cannot keep --features in {path.parent} ({error}): make room and run the same "
-            "command again, or compute them each time by --features online"
+            f"cannot keep --features in {path.parent} ({error}): make room or name another folder, "
+            "and run the command again; or compute them each time: --features online"
         ) from error

@@ -61,6 +61,8 @@ def train_head(options: TrainOptions) -> dict | None:
     digests = load.target_digests(options.target)
     read = {"dialogues": digest([[d.ids, d.mask] for d in dialogues])}  # files may change
     read |= load.head_digests(options.start) | {"device": device}
+    # kept states are rounded to bfloat16, wherever they lie
+    read["features"] = "online" if options.features == "online" else "kept"
     run = Run(
         options.output,
         asdict(options) | digests | read,
