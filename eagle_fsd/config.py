@@ -31,6 +31,12 @@ def check_least(settings: object, said: str = "", /, **least: float) -> None:
             raise BadInput(f"{said}{name} must be at least {low}, got {value}")
 
 
+def check_seed(seed: int) -> None:
+    """Refuse, by a BadInput, a seed that torch has no room for."""
+    if abs(seed) >= 2**63:
+        raise BadInput(f"--seed must be within 2**63 of 0, got {seed}")
+
+
 def check_text(text: str) -> None:
     """Refuse text that UTF-8 has no bytes for."""
     try:
@@ -95,8 +101,8 @@ def parse_tree(text: str) -> TreeConfig:
         BadInput: not of that form, or a shape that TreeConfig refuses.
     """
     parts = text.split("x")
-    if len(parts) != 3 or not all(part.isdecimal() for part in parts):
-        raise BadInput(f"a tree is DRAFTSxLEVELSxTOPK, such as 15x4x6; got {text!r}")
+    if len(parts) != 3 or not all(part.isdecimal() and len(part) < 10 for part in parts):
+        raise BadInput(f"a tree is DRAFTSxLEVELSxTOPK, such as 15x4x6; got {text!r:.200}")
     return TreeConfig(*map(int, parts))
 
 

@@ -12,7 +12,7 @@ Measured costs times what every tree accepts on seven prompts of its own by the 
 from dataclasses import dataclass
 from pathlib import Path
 
-from eagle_fsd.config import BadInput
+from eagle_fsd.config import BadInput, SamplingConfig, check_least
 from eagle_fsd.runs.command import ModelOptions, option, run_command
 
 COLUMNS = (
@@ -35,9 +35,7 @@ class ChooseOptions:
     output: str = option("", "JSON file with all candidates; empty: none")
 
     def __post_init__(self):
-        path = Path(self.output)
-        if self.output and (path.is_dir() or not path.parent.is_dir()):
-            raise BadInput(f"--output {path} is a folder, or in none: name a file in a folder")
+        check_least(self, "--", hold_fuzzy_share=0, max_new_tokens=1)
 
 
 def run(options: ChooseOptions, model_options: ModelOptions) -> None:
@@ -51,7 +49,13 @@ def run(options: ChooseOptions, model_options: ModelOptions) -> None:
     arm = parse_arm(options.arm)
     if not arm.needs_head:
         raise BadInput(f"--arm {options.arm} has no tree of a head: give a rule, such as fsd:0.4")
+    arm.policy(SamplingConfig()).check(None)
     check_timing_alone(model_options.device)
+    if options.output:
+        try:  # before the measuring
+            Path(options.output).open("a").close()
+        except (OSError, ValueError) as error:
+            raise BadInput(f"cannot write to --output {options.output} ({error})") from error
     table = choose_tree(
         model_options.load(),
         arm,

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import quote
 
-from eagle_fsd.config import BadInput, check_least
+from eagle_fsd.config import BadInput, check_least, check_text
 from eagle_fsd.runs.command import option, run_command
 
 
@@ -39,6 +39,7 @@ class JudgeOptions:
             raise BadInput(f"--mode must be single or pairwise, got {self.mode!r}")
         if not self.model:
             raise BadInput("--model is empty: name the judge as its endpoint does")
+        check_text(self.model)
         if "@" in self.base_url:  # not shown either
             raise BadInput("--base_url holds a password, and is recorded: give OPENAI_BASE_URL it")
         if not self.request_seconds > 0:

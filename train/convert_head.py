@@ -10,6 +10,7 @@ says. --draft_vocab confines a trained head to the tokens that the assistant wro
 --data, without training it again: drafting reads fewer rows of the lm_head.
 """
 
+import os
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
@@ -31,7 +32,9 @@ class ConvertOptions:
     data: list[str] = option([], "for --draft_vocab: answers, as for train_head.py")
 
     def __post_init__(self):
-        if (Path(self.output) / "config.json").exists():
+        if not self.output:
+            raise BadInput("--output is empty: name the folder to write")
+        if os.path.exists(Path(self.output) / "config.json"):
             raise BadInput(f"--output {self.output} holds a config.json already: name another")
         if bool(self.data) != bool(self.draft_vocab):
             raise BadInput("--draft_vocab and --data, files of answers, go together: give both")

@@ -87,6 +87,11 @@ class EagleDrafter:
                 f"branch_top_k {tree.branch_top_k} is more than the draft vocabulary "
                 f"{self.draft_vocab_size}"
             )
+        if tree.num_draft_tokens >= self.target.max_positions:
+            raise BadInput(
+                f"num_draft_tokens {tree.num_draft_tokens} is beyond the target's "
+                f"{self.target.max_positions} positions: lower it"
+            )
         self.tree_config = tree
         self.max_nodes = tree.num_draft_tokens + 1
         new_cache = partial(TreeCache, self.head.config.num_hidden_layers)

@@ -103,11 +103,13 @@ class Bench:
         processes = self.processes
         timed = processes.count == 1 and not self.options.quality_only
         warnings = check_timing_alone(self.model_options.device) if timed else []
-        self.run.begin_session(timed=timed, warnings=warnings)
         # this process's questions, each with all its arms
         ids = list(dict.fromkeys(question.question_id for question, *_ in jobs))
         mine = set(ids[processes.index :: processes.count])
         jobs = [job for job in jobs if job[0].question_id in mine]
+        if jobs:
+            _ = self._drafters  # what is refused in loading leaves no settings behind
+        self.run.begin_session(timed=timed, warnings=warnings)
         if not jobs:
             return
         longest = max((question.turns[0] for question in self.questions), key=len)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 
-from eagle_fsd.config import DEFAULT_ARM, check_least
+from eagle_fsd.config import DEFAULT_ARM, BadInput, check_least
 from eagle_fsd.evaluation.questions import Question, spread
 from eagle_fsd.runs.command import RunOptions, option
 
@@ -24,6 +24,8 @@ class BenchOptions(RunOptions):
 
     def __post_init__(self):
         check_least(self, "--", turns=0, num_choices=1, traces=0, max_new_tokens=1)
+        if self.num_choices > 1000:  # all are listed before the first is made
+            raise BadInput(f"--num_choices must be at most 1000, got {self.num_choices}")
 
     def choose(self, questions: list[Question]) -> list[Question]:
         """As many as were asked for, evenly over the categories, cut to the turns asked for."""

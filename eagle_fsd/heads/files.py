@@ -2,6 +2,7 @@
 Pickles are read with weights_only=True, and nothing else of them is ever run."""
 
 import json
+import os
 import pickle
 import struct
 from pathlib import Path
@@ -29,7 +30,7 @@ UNREADABLE += (RuntimeError, TypeError, ValueError)
 
 def head_folder(name: str | Path) -> Path:
     """A local folder, or a hub id fetched into the hub's cache; BadInput if it is neither."""
-    if Path(name).is_dir():
+    if os.path.isdir(name):
         return Path(name)
     from huggingface_hub import snapshot_download
 
@@ -101,7 +102,7 @@ def write_head(
         save_file(tensors, unfinished, metadata={"format": "pt"})
         unfinished.chmod(config.stat().st_mode)  # safetensors keeps other users out
         unfinished.replace(config.with_name(WEIGHTS_NAME))
-    except (OSError, SafetensorError) as error:
+    except (OSError, ValueError, SafetensorError) as error:
         raise BadInput(f"cannot write a head to {folder} ({error})") from error
 
 

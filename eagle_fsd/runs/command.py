@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from transformers import HfArgumentParser
 
-from eagle_fsd.config import BadInput, SamplingConfig, parse_tree, tree_name
+from eagle_fsd.config import BadInput, SamplingConfig, check_seed, parse_tree, tree_name
 
 if TYPE_CHECKING:
     from eagle_fsd.models.loaded import Model
@@ -148,6 +148,9 @@ class SamplingOptions:
     top_k: int = option(0, "0: off; also bounds what a rule may take in the place of x")
     top_p: float = option(1.0, "1: off; likewise")
     seed: int = option(0, "of all sampling")
+
+    def __post_init__(self):
+        check_seed(self.seed)
 
     def sampling(self) -> SamplingConfig:
         return SamplingConfig(self.temperature, self.top_k, self.top_p)

@@ -75,6 +75,8 @@ class Run:
 
     def _open(self) -> TextIO:
         """Make the folder, and hold the lock of the one command that may write."""
+        if self.folder == Path():  # as of an empty text; "." is one too
+            raise BadInput("the folder of a run needs a name, such as runs/mine")
         try:
             (self.folder / "records").mkdir(parents=True, exist_ok=True)
             lock = (self.folder / ".lock").open("w")
@@ -83,7 +85,7 @@ class Run:
             raise BadInput(
                 f"another command is writing to {self.folder}: wait for it, or name another folder"
             ) from None
-        except OSError as error:
+        except (OSError, ValueError) as error:  # a name may hold what no file system takes
             raise BadInput(f"cannot write to the folder {self.folder} ({error})") from error
         return lock
 

@@ -53,7 +53,7 @@ def read_records(path: str | Path) -> Iterator[tuple[int, object]]:
     """Records of a user's .jsonl or .json file, gzipped or not, with their numbers (lines of a
     .jsonl); BadInput if it is missing or damaged, or a .json file holds no list."""
     path = Path(path)
-    if not path.is_file():
+    if not os.path.isfile(path):  # of a name too long Path's own raises
         raise BadInput(f"no file at {path}")
     number = 0
     try:

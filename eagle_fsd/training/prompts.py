@@ -13,6 +13,7 @@ Of Spec-Bench it covers the MT-Bench and GSM8K parts. Its other four (WMT14, CNN
 Questions, DPR) are NOT in it; give make_data.py's --exclude their question file to drop them too.
 """
 
+import os
 import random
 import re
 from collections.abc import Iterable, Iterator
@@ -79,7 +80,7 @@ def read_source(name: str) -> list[Conversation | None]:
     Raises:
         BadInput: it is unknown or cannot be read (see read_records), or no record has a known form.
     """
-    if name != "sharegpt" and not Path(name).is_file():
+    if name != "sharegpt" and not os.path.isfile(name):
         raise BadInput(f"unknown source {name!r}: give {SELF}, sharegpt, or a file that exists")
     path = asset_dir("sharegpt") / "sharegpt.json" if name == "sharegpt" else name
     conversations = [parse_record(record) for _, record in read_records(path)]

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from eagle_fsd.config import BadInput, check_least
+from eagle_fsd.config import BadInput, SamplingConfig, check_known, check_least, check_seed
 from eagle_fsd.runs.command import RunOptions, option
 from eagle_fsd.training.prompts import SELF, parse_weights
 from eagle_fsd.training.recipe import parse_recipe
@@ -46,7 +46,9 @@ class DataOptions(RunOptions):
         on_cpu = 32 if 0 < self.minutes < 15 else 128
         self.batch_size = self.batch_size or (512 if self.device.startswith("cuda") else on_cpu)
         check_least(self, "--", batch_size=1, max_new_tokens=1, max_prompt_tokens=1)
-        check_least(self, "--", dialogues=0, answer_tokens=0, minutes=0, temperatures=0)
+        check_least(self, "--", dialogues=0, answer_tokens=0, minutes=0)
+        for temperature in self.temperatures:
+            SamplingConfig(temperature)  # its own check
         endless = not (self.dialogues or self.answer_tokens or self.minutes)
         if SELF in parse_weights(self.sources) and endless:
             raise BadInput("source self has no end: give --dialogues, --answer_tokens or --minutes")
@@ -89,17 +91,22 @@ class TrainOptions(RunOptions):
     def __post_init__(self):
         import torch
 
+        from eagle_fsd.heads.models import HEAD_TYPES
+
+        check_known("head_type", self.head_type, HEAD_TYPES)
         self.recipe = self.recipe or ("eagle3" if self.head_type == "eagle3" else "unrolled")
         default_tokens = 16384 if torch.cuda.is_available() else 2048
         self.tokens_per_batch = self.tokens_per_batch or default_tokens
         check_least(self, "--", held_out=1, max_length=1, tokens_per_batch=1, save_minutes=1e-9)
         check_least(self, "--", answer_tokens=0, loss_vocab=0, batches_per_step=0, seed=0)
         check_least(self, "--", epochs=0, steps=0, minutes=0)
+        check_seed(self.seed)
         if 0 < self.loss_vocab < 8:  # the trees of the replay branch by 6
             raise BadInput(f"--loss_vocab must be at least 8, got {self.loss_vocab}")
         if self.precision not in ("bf16", "no"):
             raise BadInput(f"--precision must be bf16 or no, got {self.precision!r}")
-        if self.head_type == "eagle3" and parse_recipe(self.recipe).feature:
+        recipe = parse_recipe(self.recipe)
+        if self.head_type == "eagle3" and recipe.feature:
             raise BadInput("an EAGLE-3 head's output is no feature of the target: give feature=0")
         if not (self.epochs or self.steps or self.minutes):
             self.epochs = 3.0

@@ -8,7 +8,7 @@ from tqdm import tqdm
 from eagle_fsd.config import BadInput, parse_tree, tree_name
 from eagle_fsd.decoding.drafter import RootDrafter
 from eagle_fsd.decoding.target import Target
-from eagle_fsd.drafters.eagle import EagleDrafter
+from eagle_fsd.drafters.eagle import EagleDrafter, EagleSettings
 from eagle_fsd.evaluation.arms import parse_arms
 from eagle_fsd.evaluation.offline.replay import WALKS, ReplayPlan, replay_text
 from eagle_fsd.evaluation.offline.replay_metrics import in_words, tables
@@ -52,13 +52,13 @@ def run_replay(options: ReplayOptions) -> None:
         target, tokenizer = load.load_target(
             options.target, dtype=options.dtype, device=options.device
         )
-        run.begin_session()
         model = Model(target, tokenizer, RootDrafter(), options.conv_template)
         prompts = {key: model.prompt_ids(question.turns[0]) for key, question in todo.items()}
+        drafters = {name: build_drafter(head, target, plan) for name, head in heads.items()}
         texts = plain_texts(store, target, prompts, model.stop(options.max_new_tokens))
         del store  # another replay may have it
-        for name, head in heads.items():
-            drafter = build_drafter(head, target, plan)
+        run.begin_session()
+        for name, drafter in drafters.items():
             for question in tqdm(missing[name], desc=name):
                 key = {"question_id": question.question_id, "category": question.category}
                 key["turns"] = [{"prompt": question.turns[0]}]
@@ -81,13 +81,13 @@ def read_plan(options: ReplayOptions) -> ReplayPlan:
         raise BadInput(f"tree {tree_name(deepest)} is deeper than the {BEYOND} of replay")
     arms = parse_arms(options.arms) if options.arms else []
     for arm in arms:
-        plain = type(arm.rule) in WALKS and not arm.guards and not arm.tree
+        plain = type(arm.rule) in WALKS and not arm.guards and arm.drafter == EagleSettings()
         # where fsd takes its first fuzzy token does not depend on the child
         child = "draft" if type(arm.rule) is Fsd else getattr(arm.rule, "child", "")
         if not plain or arm.rule.logits != "raw" or child != "draft":
             raise BadInput(
                 f"arm {arm.text!r}: replay follows fsd, and fsd-paper with child draft, by raw "
-                "logits, without guards and trees of their own"
+                "logits, without guards and drafters of their own"
             )
     return ReplayPlan(trees, {arm.text: arm.rule for arm in arms})
 

@@ -86,7 +86,6 @@ def plain_texts(
                 "this question file"
             )
     if missing:
-        run.begin_session()
         _make(run, target, missing, stop.max_new_tokens + BEYOND)
     return {key: cut(prompts[key], rows[key]["greedy_ids"], stop) for key in prompts}
 
@@ -101,6 +100,7 @@ def _make(run: Run, target: Target, prompts: Prompts, count: int) -> None:
             f"prompt of {longest} tokens + max_new_tokens {count - BEYOND} + {BEYOND} that replay "
             f"looks ahead is beyond the target's {target.max_positions} positions: lower the budget"
         )
+    run.begin_session()
     one_by_one = DecodeConfig(Policy(Exact()), StopConfig(count))
     keys = {Request(prompt, count): key for key, prompt in prompts.items()}
     waiting = iter(sorted(keys, key=lambda request: len(request.prompt)))

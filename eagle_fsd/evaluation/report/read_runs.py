@@ -7,6 +7,7 @@ judge/JUDGE/*.json        optional: rows of what judges gave
 traces/ARM.jsonl          optional: trees and sources of chosen answers
 """
 
+import os
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -172,7 +173,7 @@ def read_run(folder: Path) -> RunData:
     Raises:
         BadInput: it is no run, is empty or damaged (the line is named).
     """
-    if not (folder / "run.json").is_file():
+    if not os.path.isfile(folder / "run.json"):
         raise BadInput(f"{folder} is no run: it has no run.json")
     options, sessions = read_json(folder / "run.json", **RUN)
     warnings: list[str] = []

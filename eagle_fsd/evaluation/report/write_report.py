@@ -9,6 +9,7 @@ Everything that comes from a run is untrusted text: page.html escapes it, page.j
 textContent.
 """
 
+import os
 import shutil
 from pathlib import Path
 
@@ -37,8 +38,8 @@ def write_report(runs: list[RunData], output: Path) -> list[str]:
         BadInput: arms that cannot be compared; the output is a file, holds something else than a
             report, or cannot be written.
     """
-    empty = output.is_dir() and not any(output.iterdir())
-    if output.exists() and not empty and not (output / MARK).is_file():
+    empty = os.path.isdir(output) and not any(output.iterdir())
+    if os.path.exists(output) and not empty and not (output / MARK).is_file():
         raise BadInput(f"--output {output} is something else than a report: name another folder")
     parts = [(run, run_tables(run)) for run in runs]
     answers = [pack_answers(run) for run in runs]
@@ -55,7 +56,7 @@ def write_report(runs: list[RunData], output: Path) -> list[str]:
     shutil.rmtree(output, ignore_errors=True)
     try:
         (output / "tables").mkdir(parents=True)
-    except OSError as error:
+    except (OSError, ValueError) as error:
         raise BadInput(f"cannot write to --output {output} ({error})") from error
     # first, so that what a kill leaves behind is replaced like a report
     write_json(output / MARK, {"runs": made, "warnings": warnings, "tables": csvs})
