@@ -220,27 +220,6 @@ def test_changed_code_is_refused_or_told(call, models, tmp_path, monkeypatch):
     assert len({session["library"] for session in sessions}) == len(sessions) == 2
 
 
-BAD = {
-    "another device's engine": (["--engine", "graphs"], "needs one CUDA device"),
-    "no such device": (["--device", "cuda:x"], "cuda:x"),
-    "the run's tree named": (["--arms", "exact", "exact@eagle:7x3x3"], "are the same"),
-    "negative turns": (["--turns", -1], "--turns"),
-    "processed at 0": (["--arms", "fsd:0.2,logits=processed"], "processed"),
-    "no such target": (["--target", "nowhere/at-all"], "nowhere/at-all"),
-    "budget beyond positions": (["--max_new_tokens", 3000], "2048"),
-    "output not writable": (["--output", "/proc/run"], "/proc/run"),
-}
-
-
-@pytest.mark.parametrize("fault", BAD)
-def test_bad_input_is_told(call, models, tmp_path, fault):
-    """A line that names the value, no traceback, nothing answered."""
-    extra, told = BAD[fault]
-    said = call(BENCH, *bench_options(models, tmp_path), *extra)
-    assert said.startswith("error: ") and told in said
-    assert not list(tmp_path.glob("run/records/*"))
-
-
 @pytest.mark.embedded
 @pytest.mark.parametrize(
     "script", ["mt_bench", "mt_bench_vicuna7b", "mt_bench_llama3_8b", "speed_cpu"]

@@ -121,26 +121,6 @@ def test_a_draft_vocabulary(folder, tmp_path, capsys, kind, token_R, rows, told)
     torch.testing.assert_close(tree.draft_logits_ER[0], former.draft_logits_ER[0, rows])
 
 
-@pytest.mark.parametrize(
-    "options, message",
-    [
-        ("--output eagle", "--output eagle holds a config.json already"),
-        ("--output eagle/config.json", "cannot write a head to eagle/config.json"),
-        ("--head target", "the draft head in target does not fit: Error(s) in loading"),
-        ("--data some.jsonl", "--draft_vocab and --data, files of answers, go together"),
-        ("--draft_vocab 259 --data some.jsonl", "a draft vocabulary of 259 must be 1 to 258"),
-        ("--draft_vocab 4 --data strange.jsonl", "strange.jsonl, line 1: expected lists"),
-    ],
-)
-def test_errors_are_one_line(folder, monkeypatch, options, message):
-    """What cannot be done ends in `error: ...` and writes nothing."""
-    monkeypatch.chdir(folder)
-    with pytest.raises(SystemExit) as error:
-        convert("--head", "eagle", "--output", "out", *options.split())
-    assert str(error.value).startswith(f"error: {message}") and "\n" not in str(error.value)
-    assert not Path("out").exists()
-
-
 # --- which tokens ---------------------------------------------------------------------------------
 
 

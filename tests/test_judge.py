@@ -347,30 +347,6 @@ def test_a_judge_that_never_gives_a_verdict(judge, folder):
     assert "no verdict in 20 replies" in done and "I like both." in done
 
 
-BAD = {
-    "unknown arm": (["--arms", "fsdd"], "fsdd: nothing to judge there; there is of exact, fsd:0.4"),
-    "unknown mode": (["--mode", "both"], "single or pairwise"),
-    "unknown baseline": (["--mode", "pairwise", "--baseline", "gone"], "--baseline gone"),
-    "no concurrency": (["--concurrency", "0"], "--concurrency"),
-    "no time": (["--request_seconds", "nan"], "--request_seconds"),
-    "no run": (["--run", "nowhere"], "nowhere holds no records"),
-    "no judge": (["--model", ""], "--model is empty"),
-    "no parameters": (["--parameters", "temperature=0"], "--parameters temperature=0"),
-    "no address": (["--base_url", "localhost:8000/v1"], "--base_url"),
-    "no port": (["--base_url", "http://host:port/v1"], "--base_url"),
-    "a password on record": (["--base_url", "http://me:pa55@host/v1"], "OPENAI_BASE_URL"),
-}
-
-
-@pytest.mark.parametrize("fault", BAD)
-def test_bad_options_are_told(judge, folder, fault):
-    """One line that names the value; nothing is asked."""
-    options, told = BAD[fault]
-    done = judge(folder, "http://127.0.0.1:9/v1", *options)
-    assert done.startswith("error: ") and told in done
-    assert "pa55" not in done and not list(folder.rglob("single.jsonl"))
-
-
 def test_a_bad_key_and_bad_files_are_told(judge, folder, tmp_path, monkeypatch):
     """Questions, references and answers that do not fit together; the key is not shown."""
 

@@ -9,7 +9,7 @@ from answers import EXACT
 from answers import run as run_one
 from tiny import prompt_tokens, tiny_target
 
-from eagle_fsd.config import BadInput, SamplingConfig
+from eagle_fsd.config import SamplingConfig
 from eagle_fsd.decoding.acceptance import Policy
 from eagle_fsd.decoding.drafter import RootDrafter
 from eagle_fsd.decoding.loop import DecodeConfig, StopConfig, decode_rounds
@@ -94,9 +94,3 @@ def test_sampling_emits_the_targets_distribution():
     best_M = prob_V.topk(5).indices
     error_M = (prob_V * (1 - prob_V) / runs).sqrt()[best_M]
     assert ((count_V / runs - prob_V)[best_M].abs() < 4 * error_M).all()
-
-
-@pytest.mark.parametrize("settings", [{"num_draft_tokens": 0}, {"max_ngram": 0}])
-def test_refused_settings(settings):
-    with pytest.raises(BadInput, match=next(iter(settings))):
-        LookupSettings(**settings)

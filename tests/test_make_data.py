@@ -213,30 +213,6 @@ def test_a_source_that_yields_nothing_stops_with_advice(tmp_path, target, mute):
         main(options(target, tmp_path / "none", sources=prompts(tmp_path, "long " * 300)))
 
 
-BAD = {
-    "no end": ((), "source self has no end"),
-    "weight": (("--sources", "self=0"), "self=0.*positive weight"),
-    "positions": (("--max_prompt_tokens", "2040"), "exceed the target's 2048 positions"),
-    "batch": (("--batch_size", "-4"), "--batch_size must be at least 1"),
-    "dtype": (("--dtype", "int4"), "unknown dtype 'int4'"),
-    "exclude": (("--exclude", "gone.jsonl"), "gone.jsonl"),
-    "template": ((), "no chat template"),
-    "output below a file": (("--output", "/etc/hostname/data"), "cannot write to"),
-}
-
-
-@pytest.mark.parametrize("fault", BAD)
-def test_bad_input_is_one_plain_line(tmp_path, target, fault):
-    """Before any weight is loaded, and with nothing written."""
-    left_out = ["*.safetensors"] + ["chat_template.jinja"] * (fault == "template")
-    bare = shutil.copytree(target, tmp_path / "bare", ignore=shutil.ignore_patterns(*left_out))
-    more, message = BAD[fault]
-    limit = () if fault == "no end" else ("--dialogues", "3")
-    with pytest.raises(SystemExit, match=f"^error: .*{message}"):
-        main(options(bare, tmp_path / "data", *limit, *more))
-    assert not (tmp_path / "data").exists()
-
-
 def test_two_processes_that_are_killed_go_on_as_one(tmp_path, terse, data):
     """torchrun's processes killed with -9 amid their work: what they had made stays, each dialogue
     once, and every one is what an unbroken run of one process makes of its candidate."""

@@ -60,18 +60,3 @@ def test_texts_of_a_target_that_changed_are_refused(call, options, models, tmp_p
     for more in ([], ["--texts", tmp_path / "more"], ["--output", tmp_path / "more"]):
         told = call(COMMAND, *options, *more)
         assert "other settings (there, here): {'target/model.safetensors': (" in told
-
-
-@pytest.mark.parametrize(
-    ("changed", "message"),
-    [
-        (["--trees", "17x17x1"], "tree 17x17x1 is deeper than the 16 of replay"),
-        (["--arms", "exact"], "arm 'exact': replay follows fsd, and fsd-paper"),
-        (["--arms", "fsd-paper:0.2,child=target"], "with child draft"),
-        (["--dtype", "int8"], "unknown dtype 'int8'"),
-        (["--questions", "9"], "--questions must be in 1..3, got 9"),
-    ],
-)
-def test_bad_options_are_told_in_one_line(call, options, changed, message):
-    told = call(COMMAND, *options, *changed)
-    assert told.startswith("error: ") and message in told and "\n" not in told

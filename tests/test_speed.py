@@ -82,26 +82,6 @@ def test_a_head_that_changed_under_its_path_is_refused(models, finished):
     (models[1] / "model.safetensors").write_bytes(held)
 
 
-BAD = {
-    "no context": (["--context", "1"], "--context must be at least 2"),
-    "context beyond positions": (["--context", "2040"], "2048"),
-    "negative pattern": (["--accepted", "1", "-1"], "--accepted"),
-    "no measurement": (["--step_repeats", "0"], "--step_repeats must be at least 1"),
-    "one of several": ([], "2 processes.*without a launcher"),
-}
-
-
-@pytest.mark.parametrize("fault", BAD)
-def test_bad_options_are_told(models, tmp_path, capsys, monkeypatch, fault):
-    """Before weights load, naming the value; processes of a launcher would time each other."""
-    monkeypatch.setenv("WORLD_SIZE", "2" if fault == "one of several" else "1")
-    extra, told = BAD[fault]
-    with pytest.raises(SystemExit, match=f"^error: .*{told}"):
-        call(models, tmp_path, *extra)
-    assert "loading" not in capsys.readouterr().err.lower()
-    assert not (tmp_path / "run").exists()
-
-
 def test_random_weights_accept_what_the_pattern_says(tmp_path):
     """The rules' own work is done, by a head that reads three layers of the target."""
     LlamaConfig(

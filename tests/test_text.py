@@ -148,27 +148,6 @@ def test_questions_are_read(tmp_path):
     assert read_questions(path) == expected
 
 
-GOOD = {"question_id": 1, "category": "a", "turns": ["x"]}
-BAD_QUESTIONS = {
-    "same id": (GOOD, "1 occurs twice"),
-    "empty turn": ({"question_id": 2, "turns": ["x", " "]}, "empty"),
-    "half a character": ({"question_id": 2, "turns": ["x", "\ud83d"]}, "half a surrogate pair"),
-    "no id": ({"turns": ["x"]}, "question_id"),
-    "an id of no number": ({"question_id": True, "turns": ["x"]}, "question_id"),
-    "no object": ([1], "question_id"),
-}
-
-
-@pytest.mark.parametrize("fault", BAD_QUESTIONS)
-def test_a_bad_question_is_told(tmp_path, fault):
-    """One BadInput that names the file and which question."""
-    row, told = BAD_QUESTIONS[fault]
-    with pytest.raises(BadInput, match=f"question.jsonl, line 2.*{told}"):
-        read_questions(write_rows(tmp_path / "question.jsonl", GOOD, row))
-    with pytest.raises(BadInput, match="no question"):
-        read_questions(write_rows(tmp_path / "question.jsonl"))
-
-
 def test_spread_takes_the_first_of_each_category_then_the_second():
     """In the file's order, deterministic, and each larger choice holds the smaller ones."""
     questions = [Question(i, category, ["x"]) for i, category in enumerate("aaabbcaab")]
