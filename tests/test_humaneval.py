@@ -5,6 +5,7 @@ import json
 import os
 import socket
 import time
+from pathlib import Path
 from textwrap import indent
 
 import psutil
@@ -96,6 +97,7 @@ ENDS = {
     "raise KeyboardInterrupt": "KeyboardInterrupt",
     "f()": "RecursionError",
     "import os; os._exit(0)": "ended early",
+    "import sys; sys.exit()": "SystemExit",
     "open('x', 'w').write('x' * (2 << 20))": "OSError",
     "[open('/dev/null') for _ in range(99)]": "OSError",
     # a forged verdict: the frames hold no test and no token, and what is sent is but a value
@@ -104,18 +106,29 @@ ENDS = {
     SEND + "print('exit(0)', file=wire)": "ValueError",
     SEND + "print('(' * 99999, file=wire)": "SyntaxError",
     "import os; os.write(2, b'ready')": "AssertionError",
+    "import atexit, os; atexit.register(os._exit, 0)": "AssertionError",
+    "import builtins; builtins.AssertionError = builtins.compile = print": "AssertionError",
+    "import sys; sys.stdout.close(), sys.stderr.close()": "AssertionError",
     "class E(int):\n    __eq__ = lambda s, o: True\nreturn E()": "AssertionError",
 }
 # {here} is this process, {file} a file of its own, {port} where it listens
 REFUSED = "AssertionError"
 SHUT_OUT = {
     "open({file!r}, 'w')": "FileNotFoundError",
-    "open('/etc/passwd').read()": "FileNotFoundError",
+    "open({file!r}).read()": "FileNotFoundError",
+    "open('/etc/shadow').read()": "FileNotFoundError",
+    "open('/tmp/new', 'w')": "OSError",
     "open('/usr/new', 'w')": "OSError",
     "import os; os.symlink('/usr', 'here')": "OSError",
     "import os; os.chmod('/usr/bin/env', 0o777)": "OSError",
-    "import os; os.listdir('/proc')": "FileNotFoundError",
+    "import os; os.setxattr('/usr/bin/env', 'user.a', b'')": "OSError",
+    "open('/proc/{here}/mem')": "FileNotFoundError",
+    "open('/proc/self/environ')": "FileNotFoundError",
     "import os; os.kill({here}, 0)": "ProcessLookupError",
+    "import os; os.kill(os.getppid(), 9)": "",  # bubblewrap's own, which the kernel spares
+    "import ctypes; assert ctypes.CDLL(None).sigqueue({here}, 0, None) == 0": REFUSED,
+    "import os; os.setpriority(os.PRIO_PROCESS, {here}, 19)": "ProcessLookupError",
+    "import time; time.clock_settime(time.CLOCK_REALTIME, time.time())": "PermissionError",
     "import os; os.setuid(0)": "OSError",
     "import resource as r; r.setrlimit(r.RLIMIT_CPU, (99, 99))": "ValueError",
     "import ctypes; assert ctypes.CDLL(None).ptrace(16, {here}, 0, 0) == 0": REFUSED,
@@ -123,6 +136,7 @@ SHUT_OUT = {
     "import ctypes as c; assert c.CDLL(None).mount(b'a', b'/tmp', b'tmpfs', 0, 0) == 0": REFUSED,
     "import socket; socket.create_connection(('127.0.0.1', {port}), 1)": "ConnectionRefusedError",
     "import socket; socket.create_connection(('192.0.2.1', 80), 1)": "OSError",
+    "import ctypes; ctypes.CDLL(None).shmget({here}, 99, 0o1600)": "",  # its own, and gone with it
     "import multiprocessing.shared_memory as m; m.SharedMemory(create=True, size=9)": "OSError",
     "import os; assert 'SECRET' in os.environ": "AssertionError",
 }
@@ -139,6 +153,7 @@ def test_what_bubblewrap_shuts_out(tmp_path, monkeypatch):
     monkeypatch.setenv("SECRET", "1")
     outside = tmp_path / "outside"
     outside.write_text("kept")
+    segments = Path("/proc/sysvipc/shm").read_text()
     with socket.create_server(("127.0.0.1", 0)) as server:
         place = {"file": str(outside), "here": os.getpid(), "port": server.getsockname()[1]}
         body = "ends = []\n"
@@ -148,16 +163,40 @@ def test_what_bubblewrap_shuts_out(tmp_path, monkeypatch):
         wanted = list(SHUT_OUT.values())
         told = run(f"{body}return ends", test=f"raise Exception if candidate() == {wanted} else 1")
     assert told == "Exception"
-    assert outside.read_text() == "kept"
+    assert outside.read_text() == "kept" and Path("/proc/sysvipc/shm").read_text() == segments
+
+
+FORKS = """import os, time
+for n in range(300):
+    try:
+        if os.fork() == 0:
+            time.sleep(60)
+    except OSError:
+        return n"""
+
+
+@needs_bubblewrap
+def test_a_fork_bomb_is_stopped():
+    """Root's processes are not counted, so that nobody's run where nobody may read Python."""
+    end = run(FORKS, test="n = candidate(); raise type(f'Made{n}', (Exception,), {})")
+    counted = os.geteuid() or "setpriv" in humaneval.bubblewrap()[0]
+    assert end == ("Made62" if counted else "MadeNone")
+
+
+ENDLESS = ["while True: pass", "import time; time.sleep(60)", "while True: print('x' * (1 << 20))"]
+ENDLESS += ["import os; os.kill(os.getpid(), 19)"]  # SIGSTOP
+ENDLESS += ["import signal as s, time; s.signal(15, s.SIG_IGN); time.sleep(60)"]
 
 
 def test_what_never_ends_is_killed(isolation):
-    """Computing or asleep; and with an answer that ends, 20 processes that it leaves behind."""
-    assert run("while True: pass", seconds=0.8) == "timeout"
-    assert run("import time; time.sleep(60)", seconds=0.8) == "timeout"
-    mark = f"{time.time_ns()}"
+    """Computing, asleep, talking, stopped; and 20 processes that an answer leaves behind, with
+    bubblewrap also in sessions of their own."""
+    for body in ENDLESS:
+        assert run(body, seconds=0.8) == "timeout", body
+    mark, apart = f"{time.time_ns()}", isolation == "bubblewrap"
     body = "import subprocess as s, sys\nfor _ in range(20):\n"
-    body += f"    s.Popen([sys.executable, '-c', 'import time; time.sleep(9)', '{mark}'])"
+    body += "    s.Popen([sys.executable, '-c', 'import time; time.sleep(9)', "
+    body += f"'{mark}'], start_new_session={apart})"
     run(body, seconds=10)
     left = [p for p in psutil.process_iter(["cmdline"]) if mark in (p.info["cmdline"] or [])]
     assert not psutil.wait_procs(left, timeout=5)[1]

@@ -3,8 +3,9 @@
 The package's own execution runs inside the caller's process. Here answer and tests have processes
 of their own (checked_call.py). With bubblewrap (`bwrap`) these see a read-only /usr and Python, an
 empty read-only /tmp, no network, no other process, no privileges and almost no environment, and
-what they started is killed when their time is over. What is left are faults of the kernel, whose
-calls are not filtered, and as root the number of processes, and so the memory of all.
+what they started is killed when their time is over. What is left: faults of the kernel, whose calls
+are not filtered, and its keyrings, which are the caller's; the memory of an answer's processes
+together; and as root, with a Python that nobody else may read, their number.
 
 Without it there are the limits of checked_call.py and a throw-away folder: the code can then read
 and change what the user can, the checker too, use the network, and leave processes behind.
@@ -37,7 +38,7 @@ STOPS = re.compile(r"\n(?:class|def|#|if|print)")
 FIELDS = ("prompt", "test", "entry_point")  # of a problem, all texts
 PROGRAM = Path(__file__).with_name("checked_call.py")
 SECONDS = 10.0  # of wall clock; HumanEval's own solutions take 0.2
-PROCESSES = 64  # Linux does not count root's
+PROCESSES = 64
 PASSED = "passed"
 ENVIRONMENT = {
     "PATH": os.defpath,
@@ -174,5 +175,9 @@ def bubblewrap() -> list[str]:
         command += ["--ro-bind-try", place, place]
     command += ["--dev", "/dev", "--remount-ro", "/dev", "--dir", "/tmp", "--dir", EMPTY]
     command += ["--chdir", EMPTY, "--remount-ro", "/"]
-    probe = subprocess.run([*command, sys.executable, "-V"], capture_output=True)
-    return command if probe.returncode == 0 else []
+    setpriv = shutil.which("setpriv") if os.geteuid() == 0 else None
+    nobody = [setpriv, "--reuid=65534", "--regid=65534", "--clear-groups"] if setpriv else []
+    for whole in ([*nobody, *command], command):  # nobody's processes are counted, root's are not
+        if subprocess.run([*whole, sys.executable, "-V"], capture_output=True).returncode == 0:
+            return whole
+    return []
