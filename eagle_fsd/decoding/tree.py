@@ -12,8 +12,8 @@ import torch
 
 @dataclass(frozen=True)
 class DraftTree:
-    """A tree of drafted tokens in level order: parents come before their children, node 0 is the
-    root. Example, the root "A" with children "B", "C", and "D" below "C":
+    """A tree of drafted tokens: parents come before their children, node 0 is the root.
+    Example, the root "A" with children "B", "C", and "D" below "C":
 
         node           0  1  2  3
         token_N        A  B  C  D
@@ -24,8 +24,8 @@ class DraftTree:
     Attributes:
         token_N, parent_N: int64 [N].
         draft_row_N: row of `draft_logits_ER` for each node, int64 [N]; -1 where the drafter has no
-            distribution. Every node that has children has one, unless the drafter is no language
-            model at all and E is 0.
+            distribution: at leaves, and above drafts that were looked up in the text (E is 0 where
+            all were).
         draft_logits_ER: raw logits of the drafter at expanded nodes, [E, R]: row i is the
             distribution of the token AFTER that node, over the draft vocabulary.
         max_depth: no node is deeper; known on the host, so that nothing is read from the device.

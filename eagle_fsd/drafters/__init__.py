@@ -1,7 +1,8 @@
 """Drafters by name, as arms say them; a new one is a file and an entry in DRAFTERS.
 
 eagle.py, grower.py  dynamic trees of a draft head
-lookup.py            what followed the same tokens before in the text
+lookup.py            what followed the same tokens before in the text (continuations.py)
+hybrid.py            both: continuations grafted onto the head's tree
 growth.py, pool.py   the head's trees at every position of a known text at once
 """
 
@@ -9,6 +10,7 @@ from typing import ClassVar, Protocol
 
 from eagle_fsd.decoding.drafter import Drafter
 from eagle_fsd.drafters.eagle import EagleSettings
+from eagle_fsd.drafters.hybrid import HybridSettings
 from eagle_fsd.drafters.lookup import LookupSettings
 from eagle_fsd.models.loaded import Model
 
@@ -27,4 +29,8 @@ class DrafterSettings(Protocol):
 
 
 DEFAULT_DRAFTER = "eagle"
-DRAFTERS: dict[str, type[DrafterSettings]] = {"eagle": EagleSettings, "lookup": LookupSettings}
+DRAFTERS: dict[str, type[DrafterSettings]] = {
+    "eagle": EagleSettings,
+    "hybrid": HybridSettings,
+    "lookup": LookupSettings,
+}

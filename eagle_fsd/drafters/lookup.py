@@ -6,20 +6,20 @@ as it did then.
 
     A B C D E A B C     the last 3-gram A B C occurred at the start, so D E A B C ... are drafted
 
-Beyond the source: a match near the end of the text is read on into its own drafts, so that
-A A A drafts as many A as wanted.
+Beyond the source: each draft is looked up behind those before it, so that A A A drafts as many A
+as wanted (continuations.py).
 
 Axes: T newly committed tokens, F features.
 """
 
 from dataclasses import dataclass
-from itertools import cycle, islice
 from typing import ClassVar
 
 import torch
 
 from eagle_fsd.config import BadInput, check_least
 from eagle_fsd.decoding.tree import DraftTree
+from eagle_fsd.drafters.continuations import Continuations
 from eagle_fsd.models.loaded import Model
 
 
@@ -68,33 +68,18 @@ class LookupDrafter:
         self.reset(0)
 
     def reset(self, capacity: int) -> None:
-        self._text: list[int] = []
-        self._device = torch.device("cpu")
-        # n-gram -> where its last continuation begins
-        self._starts: dict[tuple[int, ...], int] = {}
+        self._text = Continuations(self.settings.max_ngram)
 
     def observe(self, features_TF: torch.Tensor, next_token_T: torch.Tensor) -> None:
-        """Append tokens: each is the continuation of every n-gram that ended before it.
-
-        An n-gram is noted with the token after it, so the last ones never match themselves.
-        """
-        self._device = next_token_T.device
-        for token in next_token_T.tolist():
-            start = len(self._text)
-            for n in range(1, min(self.settings.max_ngram, start) + 1):
-                self._starts[tuple(self._text[-n:])] = start
-            self._text.append(token)
+        self._root = next_token_T[-1:]
+        self._text.extend(next_token_T.tolist())
 
     def propose(self) -> DraftTree:
-        """The chain below the root.
-
-        place    0 1 2 3     known: A -> 3, B -> 2, A B -> 2, B A -> 3 (A -> 1 is overwritten)
-        text     A B A B     A B went on at 2, so drafted are A B, and then A B again
-        """
-        count, tokens = self.settings.num_draft_tokens, self._text[-1:]
-        for n in range(min(self.settings.max_ngram, len(self._text)), 0, -1):
-            start = self._starts.get(tuple(self._text[-n:]))
-            if start is not None:
-                tokens += islice(cycle(self._text[start : start + count]), count)
-                break
-        return DraftTree.from_parents(tokens, [0, *range(len(tokens) - 1)], device=self._device)
+        """The chain below the root, every draft looked up behind those before it."""
+        context = self._text.last
+        tokens = list(context[-1:])
+        while len(tokens) < self.max_nodes and (known := self._text.after(context)):
+            tokens.append(known[0])
+            context = self._text.follow(context, known[0])
+        parents = [0, *range(len(tokens) - 1)]
+        return DraftTree.from_parents(tokens, parents, device=self._root.device)
