@@ -62,7 +62,7 @@ def random_model(
         config, dtype=torch.float32, attn_implementation=attention
     )
     randomize(model, seed=seed, scale=scale)
-    return model.eval()
+    return model.eval().requires_grad_(False)
 
 
 def randomize(module: torch.nn.Module, *, seed: int, scale: float) -> None:
