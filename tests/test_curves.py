@@ -5,7 +5,7 @@ import math
 import pytest
 from hand_records import HAND, NO_ROUNDS, made_run
 
-from eagle_fsd.evaluation.curves import LOST, crossing, equal_speed, plot_curves
+from eagle_fsd.evaluation.curves import LEAST, LOST, crossing, equal_speed, plot_curves
 from eagle_fsd.evaluation.metrics import METRICS, summarize
 
 
@@ -17,7 +17,7 @@ def pooled(records: list[dict], key: str) -> float:
 def test_a_line_is_read_off_between_its_values():
     """By hand, from the arms' pooled rates, in the order of their values; a gain
     that the line does not reach has no row."""
-    records = made_run(9)
+    records = made_run(LEAST)
     records = {arm: records[arm] for arm in ("plain", "exact", "fsd:0.4", "fsd:0.2")}
     found = {row["gain"]: row for row in equal_speed(records, summarize(records))}
     gains = {arm: pooled(records[arm], "tokens_per_round") for arm in records}
@@ -32,7 +32,7 @@ def test_a_line_is_read_off_between_its_values():
         assert row[key]["value"] == pytest.approx(start + (end - start) * at - plain)
         assert row[key]["low"] < row[key]["value"] < row[key]["high"]
     # few questions have no interval; nothing is read off without exact or plain
-    records = made_run(4)
+    records = made_run(LEAST - 1)
     found = equal_speed(records, summarize(records))
     assert found and all(row[key]["low"] is None for row in found for key in LOST)
     for lacking in ("exact", "plain"):
@@ -52,7 +52,7 @@ def test_crossing():
 @pytest.mark.parametrize(
     ("records", "drawn"),
     [
-        (made_run(5), True),
+        (made_run(8), True),
         ({arm: HAND[arm] for arm in ("plain", "exact")}, True),
         ({arm: HAND[arm] for arm in ("plain", "fsd:0.2")}, False),
         ({"plain": NO_ROUNDS, "exact": NO_ROUNDS}, False),

@@ -34,7 +34,7 @@ def test_tables():
     cost, answers = (printed(summarize(HAND), name) for name in ("cost", "answers"))
     assert [row["arm"] for row in cost] == [*HAND] and cost[0]["fuzzy share"] == "-"
     assert cost[3]["log p/token - plain"] == "-0.200" and answers[0]["same as plain"] == "0.667"
-    speed = printed(summarize(untimed(made_run(5))), "speed")
+    speed = printed(summarize(untimed(made_run(8))), "speed")
     assert "[" in speed[3]["tokens/round over exact"]
     names = ("tokens/s", "tokens/s over generate", "tokens/s over plain", "s/answer")
     assert [speed[3][name] for name in names] == ["-"] * 4
@@ -80,7 +80,7 @@ def test_verdicts():
 def test_csv(tmp_path):
     """One line an arm under one header; intervals are columns beside their rate; what a
     spreadsheet would run stays text."""
-    rows = [row | {"note": "=1+1", "nothing": None} for row in summarize(made_run(5))]
+    rows = [row | {"note": "=1+1", "nothing": None} for row in summarize(made_run(8))]
     rows[1]["note"] = "a\r=1"  # bug held down: a line of its own, and a formula
     tables.write_csv(tmp_path / "rows.csv", rows)
     with (tmp_path / "rows.csv").open(newline="") as file:

@@ -20,6 +20,7 @@ from eagle_fsd.evaluation.parts import Record
 from eagle_fsd.evaluation.stats import interval
 
 GAINS = (1.05, 1.1, 1.2)  # in tokens a round, over exact with the same drafter
+LEAST = 16  # questions with an interval of what is read off: below, it held 91 of 100
 LOST = {key: metric for key, metric in METRICS.items() if "equal speed" in metric.tables}
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#888888")  # Okabe-Ito
 MARKS = "osD^vPX"  # matplotlib's
@@ -66,7 +67,8 @@ def equal_speed(records: Mapping[str, Sequence[Record]], rows: Sequence[dict]) -
             row = {"line": line, "gain": gain, "value": float(value)}
             for (key, metric), loss_AQ2 in zip(LOST.items(), losses, strict=True):
                 part_Q2A2 = np.stack([tokens_AQ2, loss_AQ2]).transpose(2, 0, 1, 3)
-                row[key] = interval(part_Q2A2, partial(_lost, gain=gain, minus=metric.minus))
+                lost = partial(_lost, gain=gain, minus=metric.minus)
+                row[key] = interval(part_Q2A2, lost, least=LEAST)
             table.append(row)
     return table
 

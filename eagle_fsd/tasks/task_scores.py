@@ -13,7 +13,7 @@ from eagle_fsd.config import BadInput
 from eagle_fsd.evaluation import tables
 from eagle_fsd.evaluation.arms import parse_arm
 from eagle_fsd.evaluation.questions import Question
-from eagle_fsd.evaluation.stats import mcnemar, mean_interval, paired_difference, rate_interval
+from eagle_fsd.evaluation.stats import mcnemar, mean_interval, paired_difference, share_interval
 from eagle_fsd.runs.jsonl import read_lines, write_json, write_lines
 from eagle_fsd.tasks.humaneval import bubblewrap
 from eagle_fsd.tasks.scorers import SCORERS
@@ -91,6 +91,8 @@ def compare_scores(values: list[dict]) -> list[dict]:
             row = {"score": name, "arm": arm, "questions": len(mine_Q)}
             row |= dict.fromkeys(("vs_plain", "gained", "lost", "mcnemar_p"))
             row["mean"] = mean_interval(mine_Q)
+            if mine_Q.between(0, 1).all():  # no judge's ratings
+                row["mean"] = share_interval([(value, 1) for value in mine_Q])
             if arm != BASELINE and BASELINE in values.index.unique("arm"):
                 both = pd.concat([values[arm], values[BASELINE]], axis=1, join="inner")
                 pair = both.groupby("question_id", sort=False).mean().to_numpy().T.tolist()
@@ -160,7 +162,7 @@ def pairwise_rows(verdicts: list[dict], *, judge: str, baseline: str) -> list[di
 def _rate(values: pd.Series) -> dict[str, float | None]:
     """The mean of all values, which belong to questions."""
     parts_Q2 = values.groupby(level="question_id", sort=False).agg(["sum", "count"])
-    return rate_interval(parts_Q2.to_numpy(dtype=float))
+    return share_interval(parts_Q2.to_numpy(dtype=float))
 
 
 def write_scores(path: Path, verdicts: list[dict], *, judge: str) -> str:
