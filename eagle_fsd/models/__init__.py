@@ -1,1 +1,1 @@
-"""Targets and heads by name, chat templates, embedded files, random weights."""
+"""Targets and heads by name, chat templates, embedded files."""
