@@ -15,7 +15,7 @@ from reference_accept import SlowAccept, random_round, slow_filter
 
 from eagle_fsd.config import BadInput, SamplingConfig
 from eagle_fsd.decoding.acceptance import Acceptance, Policy, accept
-from eagle_fsd.decoding.divergence import ALIASES, DIVERGENCES
+from eagle_fsd.decoding.divergence import DIVERGENCES
 from eagle_fsd.decoding.rule import Guard, Rule
 from eagle_fsd.decoding.tree import DraftTree
 from eagle_fsd.rules import RULES
@@ -330,37 +330,8 @@ def test_a_budget_leaves_no_known_tv():
 # --- settings, randomness, devices --------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "make, told",
-    [
-        (lambda: Fsd(child="best"), ["'best'", *CHILD_CHOICES]),
-        (lambda: Fsd(divergence="kl"), ["'kl'", *DIVERGENCES, *ALIASES]),
-        (lambda: Fsd(logits="cooked"), ["'cooked'", "raw", "processed"]),
-        (lambda: Fsd(-0.1), ["-0.1", "0 or above"]),
-        (lambda: Ratio(-1.0), ["'ratio'", "-1"]),
-        (lambda: PathRule(INF), ["'path'", "inf"]),
-        (lambda: PathRule(gate=math.nan), ["gate", "nan"]),
-        (lambda: PathRule(divergence="tv"), ["'path'", "gate="]),
-        (lambda: Random(1.5), ["probability", "1.5"]),
-        (lambda: Cap(-1.0), ["cap", "-1"]),
-        (lambda: Budget(math.nan), ["budget", "nan"]),
-        (lambda: Policy(Exact(), record="all"), ["'all'", "lean", "full"]),
-    ],
-)
-def test_values_without_meaning_are_refused(make, told):
-    with pytest.raises(BadInput) as error:
-        make()
-    assert all(word in str(error.value) for word in told), error.value
-
-
-def test_guards_are_refused_where_a_rule_draws_from_its_own_distribution():
-    """`path` above 0 (a budget only cuts), and rules with a law. Bug held down: y is emitted
-    wherever a budget cuts, and was not charged to it."""
-    for guard in (Cap(1.0), Floor(0.1)):
-        Policy(PathRule(), GREEDY, (guard,))
-        with pytest.raises(BadInput, match="temperature 0 only"):
-            Policy(PathRule(), WARM, (guard,))
-    Policy(PathRule(), WARM, (Budget(1.0),))
+def test_guards_are_refused_beside_a_law():
+    """Bug held down: y is emitted wherever a budget cuts, and was not charged to it."""
 
     class Uniform(Exact):
         def law(self, prob_MV, draft_prob_MV, is_child_MV):
@@ -370,23 +341,8 @@ def test_guards_are_refused_where_a_rule_draws_from_its_own_distribution():
     for guard in (Budget(1.0), Cap(1.0)):
         with pytest.raises(BadInput, match="leave them out"):
             Policy(Uniform(), guards=(guard,))
-
-
-def test_combinations_without_meaning_are_refused():
-    """At temperature 0 both rows are one-hot: `processed` and `sample` need a temperature. Bug held
-    down: the gate of `path` was not checked, and failed in the middle of decoding."""
-    refused = [kind(0.3, child="sample") for kind in (Fsd, FsdPaper, Random)]
-    refused += [kind(0.3, logits="processed") for kind in BY_DIVERGENCE]
-    for rule in [*refused, AcceptAll("sample"), PathRule(gate=0.3, logits="processed")]:
-        with pytest.raises(BadInput, match="temperature > 0"):
-            rule.check(GREEDY, None)
-        rule.check(FILTERED, None)
-    for rule in (Fsd(divergence="js_reference"), PathRule(gate=2.0, divergence="kl_div_reversed")):
-        rule.check(GREEDY, None)
-        with pytest.raises(BadInput, match="would never pass"):
-            rule.check(GREEDY, 11)
-    for alias, name in ALIASES.items():
-        assert Fsd(divergence=alias) == Fsd(divergence=name)
+    with pytest.raises(BadInput, match="record must be lean or full, got 'all'"):
+        Policy(Exact(), record="all")
 
 
 def test_no_randomness_but_the_uniforms():

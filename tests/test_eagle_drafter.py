@@ -10,7 +10,7 @@ import pytest
 import reference_head
 import torch
 from reference_tree import grow, paths
-from tiny import HEADS, fused_target, target_and_head, tiny_head, tiny_head3, tiny_target
+from tiny import HEADS, fused_target, target_and_head, tiny_head3
 
 from eagle_fsd.config import TreeConfig
 from eagle_fsd.decoding.target import Target
@@ -77,13 +77,7 @@ def test_trees_are_those_of_the_slow_version(name, family):
             assert drafter._sequence.cache.length == tokens_T.shape[0]  # drafts leave no rows
 
 
-def test_heads_targets_and_trees_that_do_not_match_are_refused():
-    """Features of other layers, and trees wider than the draft vocabulary; before anything runs."""
+def test_a_target_that_gives_other_features_is_refused():
+    """Before anything runs."""
     with pytest.raises(ValueError, match=r"reads hidden states \(2, 3, 4\).*\(1, 2, 3\)"):
         EagleDrafter(tiny_head3(), fused_target(layers=(1, 2, 3)), TreeConfig(3, 2, 2))
-    head = tiny_head3(draft_vocab_size=3)
-    with pytest.raises(ValueError, match="branch_top_k 4 is more than the draft vocabulary 3"):
-        EagleDrafter(head, fused_target(), TreeConfig(4, 1, 4))
-    target = tiny_target("llama")
-    with pytest.raises(ValueError, match="branch_top_k 102 is more than the draft vocabulary 101"):
-        EagleDrafter(tiny_head(target), target, TreeConfig(102, 1, 102))

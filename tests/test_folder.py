@@ -119,14 +119,6 @@ def test_settings_that_differ_are_named(tmp_path):
         add(settings | {"head": "two"}, 3)
 
 
-@pytest.mark.parametrize("text", ["{", "{}", "[]", '{"options": 1, "sessions": []}'])
-def test_a_damaged_folder_is_told(tmp_path, text):
-    """Bug held down: JSON of another kind ended in a TypeError."""
-    (tmp_path / "run.json").write_text(text)
-    with pytest.raises(BadInput, match="is damaged"):
-        Run(tmp_path, {})
-
-
 @pytest.mark.parametrize("form", ["{}/runs/a", "--output={}/runs/a", "{}"])
 def test_no_path_of_the_checkout_is_published(monkeypatch, form):
     """Options given as one word or two, or the checkout itself: relative in command and options."""

@@ -1,9 +1,11 @@
-"""Draft heads in every layout: hand-written files load, what we write is upstream's and ours.
+"""Draft heads in every layout: hand-written files load, what we write is upstream's and ours, and
+broken ones are refused by every fault (of config.json: bad_input.txt).
 
 Axes: F rotary frequencies.
 """
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -29,9 +31,11 @@ from safetensors.torch import load_file
 from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
+from eagle_fsd.config import BadInput
 from eagle_fsd.heads.files import read_head, write_head
 from eagle_fsd.heads.head_config import HeadConfig, read_config
 from eagle_fsd.heads.models import build_head
+from eagle_fsd.models.load import load_head
 
 AUX = "eagle_aux_hidden_state_layer_ids"
 
@@ -191,3 +195,79 @@ def test_scaled_frequencies_are_transformers(kind):
         assert torch.equal(build_head(config)._rotary[0].inv_freq, want_F)
     plain_F = 3000.0 ** (-torch.arange(0, llama.head_dim, 2) / llama.head_dim)
     assert scale == 1 and (want_F / plain_F < 0.9).any()
+
+
+# --- what is refused ------------------------------------------------------------------------------
+
+
+def faults() -> dict[str, tuple[dict, dict, str]]:
+    """What is wrong with weights -> config.json, tensors, a part of the error."""
+    eagle, eagle3, three = eagle_tensors(), eagle3_tensors(), SIZES | {"draft_vocab_size": R}
+    full, d2t = eagle3_tensors(rows=V), eagle3["d2t"]
+    biased = renamed(eagle3_tensors(qkv_bias=True), {"midlayer.": "layers.0."})
+    o_bias, down = "layers.0.self_attn.o_proj.bias", "layers.0.mlp.down_proj.weight"
+    return {
+        "extra keys": (SIZES, eagle | {"d2t": torch.ones(5)}, '"d2t"'),
+        "missing keys": (SIZES, {down: eagle[down]}, '"fc.bias"'),
+        "transposed": (SIZES, eagle | {down: torch.zeros(37, D)}, f"for {down}: "),
+        "whole numbers": (SIZES, eagle | {down: eagle[down].char()}, "has dtype torch.int8"),
+        "EAGLE-3.1 keys": (three, eagle3 | {"fc_norm.0.weight": torch.ones(D)}, "fc_norm.0"),
+        "d2t too far": (
+            three,
+            eagle3 | {"d2t": d2t + 1},
+            "d2t leads to 2..41, not to",
+        ),
+        "d2t out of order": (
+            three,
+            eagle3 | {"d2t": d2t.flip(0)},
+            "not to ascending tokens",
+        ),
+        "d2t of fractions": (three, eagle3 | {"d2t": torch.ones(R)}, "d2t has dtype torch.float32"),
+        "d2t of all": (SIZES | {"draft_vocab_size": V}, full | {"d2t": d2t}, '"d2t"'),
+        "a bias of o_proj": (
+            with_layer(SPECULATORS3, attention_bias=True),
+            biased | {o_bias: torch.ones(D)},
+            "o_proj.bias",
+        ),
+    }
+
+
+def refusal(folder: Path) -> str:
+    """Loading's BadInput, in one line."""
+    with pytest.raises(BadInput) as error:
+        load_head(folder, TargetShape())
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+@pytest.mark.parametrize("fault", faults())
+def test_weights_that_are_no_heads_are_refused_by_name(tmp_path, fault):
+    """Extra, missing and misshapen keys, numbers of another kind, broken vocabularies."""
+    values, tensors, told = faults()[fault]
+    said = refusal(save(tmp_path, values, tensors))
+    assert said.startswith(f"the draft head in {tmp_path} does not fit: ") and told in said
+
+
+class Touch:
+    """Unpickling it makes a file: the code that a hostile checkpoint would run."""
+
+    def __init__(self, path: Path):
+        self.path = path
+
+    def __reduce__(self):
+        return Path.touch, (self.path,)
+
+
+@pytest.mark.parametrize("legacy", [False, True])
+def test_pickles_that_would_run_code_are_refused(tmp_path, legacy):
+    """Reading a hostile pytorch_model.bin fails and does not run its code; the error does not
+    advise to load it all the same."""
+    mark, file = tmp_path / "ran", tmp_path / "pytorch_model.bin"
+    (tmp_path / "config.json").write_text(json.dumps(SIZES))
+    hostile = eagle_tensors() | {"fc.bias": Touch(mark)}
+    torch.save(hostile, file, _use_new_zipfile_serialization=not legacy)
+    said = refusal(tmp_path)
+    assert "pickle of more than tensors" in said and "weights_only" not in said
+    assert not mark.exists()
+    torch.load(file, weights_only=False)  # the trap was real
+    assert mark.exists()

@@ -133,9 +133,7 @@ def test_output_is_plain_decoding(name, family):
     assert greedy[0].tokens_per_round > greedy[1].tokens_per_round
 
 
-def test_refused():
-    with pytest.raises(BadInput, match="max_ngram must be at least 1"):
-        HybridSettings(max_ngram=0)
+def test_a_model_without_a_head_is_refused():
     target, _ = target_and_head("eagle")
     for tree in ("", "7x3x4"):
         with pytest.raises(BadInput, match="head"):

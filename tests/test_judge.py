@@ -8,7 +8,7 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import pytest
-from commands import rows, write_rows
+from commands import rows
 from judge_server import ScriptedJudge, verdict
 
 from eagle_fsd.evaluation.questions import fastchat_answers
@@ -345,25 +345,3 @@ def test_a_judge_that_never_gives_a_verdict(judge, folder):
         done = judge(folder, server.url, "--mode", "pairwise", "--concurrency", 1)
     assert 18 + 20 <= len(server.requests) < 18 + 24
     assert "no verdict in 20 replies" in done and "I like both." in done
-
-
-def test_a_bad_key_and_bad_files_are_told(judge, folder, tmp_path, monkeypatch):
-    """Questions, references and answers that do not fit together; the key is not shown."""
-
-    def told(words: str, *options: object) -> None:
-        done = judge(folder, "http://127.0.0.1:9/v1", *options)
-        assert done.startswith("error: ") and words in done and "secret" not in done
-
-    own = write_rows(
-        tmp_path / "own.jsonl", dict(question_id=81, category="math", turns=["a", "b"])
-    )
-    told("the question file lacks 101, 111", "--question_file", own)
-    for key in ("", "top-secret\n"):
-        monkeypatch.setenv("OPENAI_API_KEY", key)
-        told("OPENAI_API_KEY")
-    write_run(folder, questions=[81])
-    told("question 81 (math) has no 'ref_answer_1'", "--question_file", own)
-    write_run(folder, questions=[82], arms=["plain"])
-    told("pairs need a question that plain answered too", "--mode", "pairwise")
-    (folder / "run.json").write_text("{")
-    told("run.json is damaged")

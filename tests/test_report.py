@@ -4,12 +4,11 @@ damaged or foreign folders are told, changed by nothing."""
 import json
 import shutil
 import subprocess
-from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from commands import load_command, write_rows
+from commands import load_command
 from hand_records import ARMS, TEXT, made_run, write_run
 from tiny_folder import write_random_head, write_target
 
@@ -269,87 +268,6 @@ def test_browser_draws_answers_and_the_tree_of_a_round(traced, tmp_path):
     tree = [i for i, (_, attrs) in enumerate(drawn.elements) if attrs.get("id") == "tree"][0]
     assert sum(tag == "g" for tag, _ in drawn.elements[tree:]) == 1 + 7 + 1
     assert any("round 2 of" in text for text in drawn.texts["strong"])
-
-
-def records_of(text: str, **changes: object) -> Callable[[Path], Path]:
-    """Puts records of one arm in place: a line, and one of no turns."""
-    row = {"question_id": "other", "arm": "exact", "category": "a", "session": "1", "turns": []}
-    row |= {"temperature": 0.0} | changes
-    return lambda run: write_rows(run / "records/arm1.jsonl", *filter(None, [text]), row)
-
-
-def edited(change: Callable[[dict], object]) -> Callable[[Path], None]:
-    """Changes the second record of an arm."""
-
-    def edit(run: Path) -> None:
-        found = read_lines(run / "records/arm1.jsonl")
-        change(found[1])
-        write_lines(run / "records/arm1.jsonl", found)
-
-    return edit
-
-
-def session_of(*keys: str) -> Callable[[Path], None]:
-    whole = {"options": {"target": "tiny", "dtype": "float32"}}
-    return lambda run: write_json(run / "run.json", whole | {"sessions": [dict.fromkeys(keys, "")]})
-
-
-PLACE = "arm1.jsonl, line 2, turns 0, rounds"
-FAULTS = {
-    "no rounds": (edited(lambda row: row["turns"][0].pop("rounds")), PLACE),
-    "null regret": (edited(lambda row: row["turns"][0]["rounds"][3].update(regret=None)), PLACE),
-    "no category": (edited(lambda row: row.pop("category")), "line 2, category is None"),
-    "turns of texts": (edited(lambda row: row.update(turns=["a"])), "line 2, turns 0 is 'a'"),
-    "an arm of a number": (edited(lambda row: row.update(arm=3)), "line 2, arm is 3"),
-    "a nested line": (records_of("[" * 100_000), "arm1.jsonl, line 1 is no JSON"),
-    "a session of no time": (
-        session_of("session", "commit", "device"),
-        "sessions 0, timed is None",
-    ),
-    "no such folder": (shutil.rmtree, "no run.json"),
-    "old run.json": (
-        lambda run: (run / "run.json").write_text('{"options": {}}'),
-        "options, target is None",
-    ),
-    "no records": (lambda run: shutil.rmtree(run / "records"), "no records"),
-    "a broken line": (records_of("{torn"), "line 1 is no JSON"),
-    "no turns": (records_of("", turns=None), "line 1, turns is None"),
-    "an unknown arm": (records_of("", arm="fsd_js_T0.3"), "older version"),
-    "none in common": (records_of(""), "answered by"),
-}
-
-
-@pytest.mark.parametrize("fault", FAULTS)
-def test_damaged_runs_are_told_and_the_old_report_stays(fault, run_folder, tmp_path):
-    """The message names folder and line; nothing of an earlier report is lost. Bug held down: what
-    a record lacks was told by tracebacks."""
-    output = tmp_path / "report"
-    output.mkdir()
-    write_json(output / "report.json", {})
-    break_run, words = FAULTS[fault]
-    break_run(run_folder)
-    message = told(run_folder, "--output", output)
-    assert message.startswith("error: ") and words in message and str(run_folder) in message
-    assert [path.name for path in output.iterdir()] == ["report.json"]
-
-
-def test_what_is_refused_changes_nothing(run_folder, tmp_path):
-    """Runs of different targets, by name or by the files of one name (bug held down: they were
-    averaged as if of one model); an output that is another folder, a file or the run itself."""
-    other = write_run(tmp_path / "other", made_run(1), target="larger")
-    retrained = write_run(tmp_path / "retrained", made_run(1))
-    settings = json.loads((retrained / "run.json").read_text())
-    settings["options"]["target/model.safetensors"] = "4f2a"
-    write_json(retrained / "run.json", settings)
-    (tmp_path / "thesis.txt").write_text("kept")
-    before = contents(tmp_path)
-    message = told(run_folder, other, "--output", tmp_path / "report")
-    assert f"{run_folder} of tiny" in message and f"{other} of larger" in message
-    assert "different targets" in told(run_folder, retrained, "--output", tmp_path / "report")
-    for place in (tmp_path, run_folder, tmp_path / "thesis.txt"):
-        assert "something else" in told(run_folder, "--output", place)
-    assert "cannot write" in told(run_folder, "--output", "/proc/report")
-    assert contents(tmp_path) == before
 
 
 def test_same_work_is_that_of_the_same_rounds():

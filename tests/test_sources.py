@@ -78,29 +78,6 @@ def test_files(tmp_path, name):
     assert read_source(str(tmp_path / name)) == [[first], [U], None]
 
 
-FAULTS = {
-    "gone.jsonl": (None, "unknown source .*give self, sharegpt"),
-    "line.jsonl": (b'"a"\n\n{torn\n"b"\n', "line.jsonl, line 3"),
-    "form.jsonl": (b'{"x": 1}\n', "holds no conversation; known forms"),
-    "object.json": (b'{"prompt": "u"}', "object.json, line 1 .*in the place of a list"),
-    "torn.json": (b'["u", ', "torn.json, line 1 is no JSON"),
-    "nested.jsonl": (b"[" * 100_000, "nested.jsonl, line 1"),
-    "long.jsonl": (b"1" * 5000, "long.jsonl, line 1"),
-    "bytes.jsonl": (b'"\xff"', "bytes.jsonl is damaged"),
-    "empty.jsonl": (b"", "empty.jsonl' holds no conversation"),
-    "cut.jsonl.gz": (gzip.compress(b'"u"\n' * 999)[:-9], "cut.jsonl.gz is damaged"),
-}
-
-
-@pytest.mark.parametrize("name", FAULTS)
-def test_bad_files_are_told(tmp_path, name):
-    data, message = FAULTS[name]
-    if data is not None:
-        (tmp_path / name).write_bytes(data)
-    with pytest.raises(ValueError, match=message):
-        read_source(str(tmp_path / name))
-
-
 def test_a_cut_off_list_is_repaired():
     """Whole records stay, wherever the file was cut; a file without one is told."""
     records = [sharegpt(("human", "a\n  },\n  {b"), ("gpt", str(i))) for i in range(4)]
@@ -117,10 +94,6 @@ def test_a_cut_off_list_is_repaired():
 def test_weights():
     got = parse_weights(["self=0.6", "a.jsonl=3", "b.jsonl"])
     assert got == {"self": 0.6, "a.jsonl": 3.0, "b.jsonl": 1.0}
-    wrong = {weight: "positive weight" for weight in ("self=0", "self=x", "=1", "self=nan")}
-    for weights, message in (wrong | {"self self=2": "twice"}).items():
-        with pytest.raises(ValueError, match=message):
-            parse_weights(weights.split())
 
 
 def test_candidates_follow_weights_and_seed():

@@ -37,8 +37,7 @@ def test_the_tokenizers_own_template(tokenizer):
 
 
 def test_a_fastchat_template_by_name(tokenizer):
-    """Named, it goes before the tokenizer's own; its text is FastChat's, a copy each time. With
-    none, or an unknown one, the remedy is told."""
+    """Named, it goes before the tokenizer's own; its text is FastChat's, a copy each time."""
     named = {"conv_template": "vicuna_v1.1"}
     system = [{"role": "system", "content": "Be brief."}, *CONVERSATION[:1]]
     first = prompt_ids(tokenizer, system, **named)
@@ -50,10 +49,6 @@ def test_a_fastchat_template_by_name(tokenizer):
     tokenizer.chat_template = None
     assert prompt_ids(tokenizer, CONVERSATION, **named) == ids
     assert prompt_ids(tokenizer, system, **named) == first
-    with pytest.raises(BadInput, match=r"'vicunja'.*vicuna_v1\.1"):
-        prompt_ids(tokenizer, CONVERSATION, conv_template="vicunja")
-    with pytest.raises(BadInput, match="conv_template"):
-        prompt_ids(tokenizer, CONVERSATION)
 
 
 @pytest.mark.parametrize(
@@ -136,8 +131,6 @@ def test_what_is_not_repaired_stays(tmp_path):
     warnings: list[str] = []
     assert read_lines(path, warn=warnings.append) == [{"id": 1}]
     assert path.read_text() == '{"id": 1}\n\n{"id": 2}' and "torn" in warnings[0]
-    with pytest.raises(BadInput, match="line 1, name is None"):
-        read_lines(path, form={"id": int, "name": str})
 
 
 def test_questions_are_read(tmp_path):
@@ -157,6 +150,3 @@ def test_spread_takes_the_first_of_each_category_then_the_second():
     assert chosen[7] == [0, 1, 2, 3, 4, 5, 8]
     assert chosen[9] == list(range(9))
     assert all(set(chosen[n - 1]) < set(chosen[n]) for n in range(2, 10))
-    for count in (0, -1, 10):
-        with pytest.raises(BadInput, match=str(count)):
-            spread(questions, count)
