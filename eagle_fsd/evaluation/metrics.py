@@ -29,7 +29,6 @@ class Metric:
         of: without a numerator and a denominator: the rate that is compared.
         over, minus: the baseline that it is compared with: generate, plain or exact.
         of_answers: a share of answers, not of tokens.
-        least: questions from which on it has an interval (docs/results.md#intervals).
     """
 
     label: str  # title of the column
@@ -42,7 +41,6 @@ class Metric:
     over: str = ""
     minus: str = ""
     of_answers: bool = False
-    least: float = stats.LEAST_QUESTIONS
 
 
 # fmt: off
@@ -104,11 +102,6 @@ RATES: dict[str, Metric] = {
         "at the limit", ".2f", ("answers",), "share of answers that ran out of their budget",
         parts.of_turns(lambda turn: turn["finish"] == "length"), answers, of_answers=True,
     ),
-    "repetition": Metric(
-        "repetition", ".3f", ("answers",),
-        f"share of an answer's {parts.GRAM}-grams that occurred before in it",
-        parts.of_turns(lambda turn: parts.repetition(turn["token_ids"])), answers, least=math.inf,
-    ),
     "looping": Metric(
         "looping", ".2f", ("answers",),
         f"share of answers whose end repeats at most {parts.LOOP_PERIOD} tokens at least "
@@ -125,12 +118,11 @@ def _over(baseline: str, of: str, *tables: str) -> Metric:
     return Metric(label, ".2f", tables, meaning, of=of, over=baseline)
 
 
-def _minus_plain(of: str, *tables: str, least: float = stats.LEAST_QUESTIONS) -> Metric:
+def _minus_plain(of: str, *tables: str) -> Metric:
     """The mean difference of the questions' own rates to plain's."""
     rate, label = RATES[of], f"{RATES[of].label} - plain"
     meaning = f"difference to plain's {rate.label} ({rate.meaning})"
-    least = max(least, rate.least)
-    return Metric(label, f"+{rate.form}", tables, meaning, of=of, minus=PLAIN, least=least)
+    return Metric(label, f"+{rate.form}", tables, meaning, of=of, minus=PLAIN)
 
 
 COMPARISONS: dict[str, Metric] = {
@@ -138,12 +130,10 @@ COMPARISONS: dict[str, Metric] = {
     "speed_vs_plain": _over(PLAIN, "tokens_per_second", "main", "speed", "categories"),
     "seconds_per_answer_vs_plain": _over(PLAIN, "seconds_per_answer", "speed"),
     "tokens_per_round_vs_exact": _over(EXACT, "tokens_per_round", "speed"),
-    "regret_per_token_minus_plain": _minus_plain("regret_per_token", least=24),
     "argmax_share_minus_plain": _minus_plain("argmax_share", "main", "cost", "equal speed"),
     "mean_logp_minus_plain": _minus_plain("mean_logp", "main", "cost", "equal speed"),
     "tokens_per_answer_minus_plain": _minus_plain("tokens_per_answer", "answers", "equal speed"),
     "at_limit_minus_plain": _minus_plain("at_limit", "answers", "equal speed"),
-    "repetition_minus_plain": _minus_plain("repetition", "answers"),
     "looping_minus_plain": _minus_plain("looping", "answers", "equal speed"),
 }
 METRICS: dict[str, Metric] = {}
@@ -267,16 +257,13 @@ def measured(
 ) -> Interval:
     """A metric from the rate_parts of both sides, question by question."""
     if metric.over:
-        found = stats.paired_ratio(mine_Q2, theirs_Q2)
-    elif metric.minus:
+        return stats.paired_ratio(mine_Q2, theirs_Q2)
+    if metric.minus:
         # of the questions' own rates; questions where one side has none are left out
         both = zip(mine_Q2, theirs_Q2, strict=True)
         rates = [(a / b, c / d) for (a, b), (c, d) in both if b and d]
-        found = stats.paired_difference([a for a, _ in rates], [c for _, c in rates])
-    else:
-        found = (stats.share_interval if metric.of_answers else stats.rate_interval)(mine_Q2)
-    few = len(mine_Q2) < metric.least
-    return found | dict.fromkeys(found.keys() - {"value"}) if few else found
+        return stats.paired_difference([a for a, _ in rates], [c for _, c in rates])
+    return (stats.share_interval if metric.of_answers else stats.rate_interval)(mine_Q2)
 
 
 def ceiling(fuzzy_share: float, exact_tokens_per_round: float) -> float | None:

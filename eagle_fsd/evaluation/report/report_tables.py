@@ -2,18 +2,14 @@
 
 from collections.abc import Sequence
 
-import pandas as pd
-
 from eagle_fsd.evaluation import tables
 from eagle_fsd.evaluation.bench import Bench
 from eagle_fsd.evaluation.curves import equal_speed, plot_curves
-from eagle_fsd.evaluation.parts import rounds_of
 from eagle_fsd.evaluation.report.read_runs import RunData
 from eagle_fsd.evaluation.tables import Column, columns, metric_columns
 from eagle_fsd.runs.jsonl import write_json
 
 Table = tuple[Sequence[Column], list[dict]]  # rows have the columns' keys, and more for the CSV
-DEPTHS = range(1, 9)  # of accepted drafts
 OVER_EXACT: Column = ("tokens/round over exact", "gain", ".2f")
 # title of a table -> how to read it
 NOTES = {
@@ -27,7 +23,6 @@ NOTES = {
     "1.2 times exact's, interpolated between its values: compare with random.",
     "Scores": tables.SCORES_NOTE,
     "Pairwise": tables.PAIRWISE_NOTE,
-    "Accepted drafts": "Share of rounds that accept at least so many drafts.",
 }
 
 
@@ -35,7 +30,6 @@ def run_tables(run: RunData) -> dict[str, Table]:
     """Tables by title, those that hold something; the first is for the top of the page."""
     rows = run.rows
     several = len({row["category"] for row in run.categories}) > 1
-    depths = [(f">= {depth}", f"at_least_{depth}", ".3f") for depth in DEPTHS]
     parts = [*columns(category="s", arm="s", questions="d"), *metric_columns("categories")]
     answers = columns(arm="s", answers="d") + metric_columns("answers")
     equal = [*columns(line="s"), OVER_EXACT, *columns(value=".3f"), *metric_columns("equal speed")]
@@ -48,19 +42,8 @@ def run_tables(run: RunData) -> dict[str, Table]:
         "Equal speed": (equal, equal_speed(run.records, rows)),
         "Scores": (tables.SCORES, run.scores),
         "Pairwise": ([*columns(judge="s", baseline="s"), *tables.PAIRWISE], run.pairwise),
-        "Accepted drafts": ([*columns(arm="s"), *depths], _depth_rows(run)),
     }
     return {title: table for title, table in found.items() if table[1]}
-
-
-def _depth_rows(run: RunData) -> list[dict]:
-    rows = []
-    for arm, found in run.records.items():
-        accepted = pd.Series([len(r["tokens"]) - 1 for record in found for r in rounds_of(record)])
-        shares = {f"at_least_{depth}": float((accepted >= depth).mean()) for depth in DEPTHS}
-        if shares["at_least_1"] > 0:
-            rows.append({"arm": arm} | shares)
-    return rows
 
 
 def report_bench(bench: Bench, *, extra: str = "", further: dict | None = None) -> str:

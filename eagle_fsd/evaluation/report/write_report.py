@@ -2,7 +2,7 @@
 
 index.html      everything, in one file that needs nothing else
 report.json     the tables' rows, for programs; marks the folder as a report
-tables/*.csv    arms, by_category, equal_speed, scores, pairwise, accepted_drafts
+tables/*.csv    arms, by_category, equal_speed, scores, pairwise
 plot.svg, .pdf  loss against gain
 
 Everything that comes from a run is untrusted text: page.html escapes it, page.js puts it in by
