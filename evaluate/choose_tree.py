@@ -1,16 +1,18 @@
 """The draft tree that is fastest on this machine, and why.
 
-    python evaluate/choose_tree.py
+    python evaluate/choose_tree.py                               # by the exact rule
+    python evaluate/choose_tree.py --arm fsd:0.4                 # no more fuzzy tokens than now
     python evaluate/choose_tree.py --output choice.json          # all candidates, for programs
 
-Measured costs times what every tree accepts on seven prompts of its own by the exact rule. It
-measures for about a minute on two CPU cores.
+Measured costs times what every tree accepts on seven prompts of its own by the exact rule; for
+`fsd` trees are refused whose fuzzy share would exceed that of --tree by more than
+--hold_fuzzy_share. It measures for about a minute on two CPU cores.
 """
 
 from dataclasses import dataclass
 from pathlib import Path
 
-from eagle_fsd.config import BadInput, check_least
+from eagle_fsd.config import BadInput, SamplingConfig, check_least
 from eagle_fsd.runs.command import ModelOptions, option, run_command
 
 COLUMNS = (
@@ -20,42 +22,55 @@ COLUMNS = (
     ("propose", "propose", ".1f"),
     ("verify", "verify", ".1f"),
     ("x plain", "speedup", ".2f"),
+    ("fuzzy share", "fuzzy_share", ".3f"),
 )
 SHOWN = 10  # candidates in the table, one of each number of drafts
 
 
 @dataclass
 class ChooseOptions:
+    arm: str = option("exact", "the rule that will use the tree, as in fsd:0.4")
+    hold_fuzzy_share: float = option(0.01, "most above that of --tree, for rule fsd")
     max_new_tokens: int = option(64, "budget of each calibration prompt")
     output: str = option("", "JSON file with all candidates; empty: none")
 
     def __post_init__(self):
-        check_least(self, "--", max_new_tokens=1)
+        check_least(self, "--", hold_fuzzy_share=0, max_new_tokens=1)
 
 
 def run(options: ChooseOptions, model_options: ModelOptions) -> None:
+    from eagle_fsd.evaluation.arms import parse_arm
     from eagle_fsd.evaluation.tables import markdown_table
     from eagle_fsd.runs.jsonl import write_json
     from eagle_fsd.runs.provenance import describe_run
     from eagle_fsd.speed.clock import check_timing_alone
     from eagle_fsd.speed.tree_choice import choose_tree, explain
 
+    arm = parse_arm(options.arm)
+    if not arm.needs_head:
+        raise BadInput(f"--arm {options.arm} has no tree of a head: give a rule, such as fsd:0.4")
+    arm.policy(SamplingConfig()).check(None)
     check_timing_alone(model_options.device)
     if options.output:
         try:  # before the measuring
             Path(options.output).open("a").close()
         except (OSError, ValueError) as error:
             raise BadInput(f"cannot write to --output {options.output} ({error})") from error
-    table = choose_tree(model_options.load(), max_new_tokens=options.max_new_tokens)
-    rows = table.to_dict("records")
-    best = {row["tree"].split("x")[0]: row for row in reversed(rows)}
+    table = choose_tree(
+        model_options.load(),
+        arm,
+        hold_fuzzy_share=options.hold_fuzzy_share,
+        max_new_tokens=options.max_new_tokens,
+    )
+    rows = table.astype(object).where(table.notna(), None).to_dict("records")
+    best = {row["tree"].split("x")[0]: row for row in reversed(rows) if row["held"]}
     shown = sorted(best.values(), key=rows.index)[:SHOWN]
     # what is taken without a choice, to compare with
     shown += [row for row in rows if row["tree"] == model_options.tree and row not in shown]
     print(f"{explain(table)}\n\n{markdown_table(shown, COLUMNS)}\n")
     print(f"for the other commands: --tree {table.tree[0]}, or @eagle:{table.tree[0]} in an arm")
     if options.output:
-        found = {"tree": table.tree[0], "candidates": rows}
+        found = {"arm": arm.text, "tree": table.tree[0], "candidates": rows}
         write_json(Path(options.output), found | describe_run(model_options.device))
 
 

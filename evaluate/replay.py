@@ -7,8 +7,8 @@
 Greedy exact decoding emits the target's own text whatever the head, so the plain answers are made
 once (--texts, shared by all heads and runs of a target) and each head is replayed on them:
 tokens_per_round of every tree as real float32 decoding gives it (logit ties aside), accuracy and
-divergence by level. A killed run continues where it was: run the same command again. More questions
-and heads may be added.
+divergence by level, and for every arm how often its rule would take a fuzzy token. A killed run
+continues where it was: run the same command again. More questions and heads may be added.
 """
 
 from eagle_fsd.evaluation.offline.replay_options import ReplayOptions

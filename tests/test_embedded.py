@@ -11,7 +11,7 @@ from eagle_fsd.decoding.acceptance import Policy
 from eagle_fsd.decoding.loop import DecodeConfig, decode
 from eagle_fsd.evaluation.answering import answer_prompt
 from eagle_fsd.evaluation.arms import parse_arm
-from eagle_fsd.evaluation.offline.replay import replay_text
+from eagle_fsd.evaluation.offline.replay import ReplayPlan, replay_text
 from eagle_fsd.evaluation.offline.texts import open_texts, plain_texts
 from eagle_fsd.evaluation.questions import read_questions, spread
 from eagle_fsd.models.assets import asset_dir
@@ -117,12 +117,13 @@ def test_replay_equals_decoding(model, tmp_path):
     """Round by round on two first turns x 32 tokens, with the small tree and a chain."""
     stop = model.stop(32)
     prompts = dict(enumerate(first_turns(model, 2)))
-    trees = (SMALL_TREE, TreeConfig(4, 4, 1))
+    plan = ReplayPlan((SMALL_TREE, TreeConfig(4, 4, 1)))
     texts = plain_texts(open_texts(tmp_path, {}), model.target, prompts, stop)
     for text in texts.values():
-        accepted = list(replay_text(model.drafter, text, trees)["trees"].values())
+        record = replay_text(model.drafter, text, plan)
+        accepted = [row["accepted"] for row in record["trees"].values()]
         config = DecodeConfig(Policy(Exact()), stop)
-        for tree, counts in zip(trees, accepted, strict=True):
+        for tree, counts in zip(plan.trees, accepted, strict=True):
             drafter = model.drafter.with_tree(tree)
             answer = decode(model.target, drafter, text.prompt, config)
             assert answer.tokens == text.answer

@@ -1,4 +1,4 @@
-"""Replay equals real decoding, round by round, for every kind of head and tree."""
+"""Replay equals real decoding, round by round, for every kind of head, tree and rule."""
 
 import pytest
 import torch
@@ -7,13 +7,16 @@ from tiny import prompt_tokens, tiny_head, tiny_target
 from eagle_fsd.config import TreeConfig, parse_tree, tree_name
 from eagle_fsd.decoding.acceptance import Policy
 from eagle_fsd.decoding.loop import DecodeConfig, StopConfig, decode_rounds
+from eagle_fsd.decoding.rule import Rule
 from eagle_fsd.decoding.target import Target
 from eagle_fsd.drafters.eagle import EagleDrafter
-from eagle_fsd.evaluation.offline.replay import replay_text
-from eagle_fsd.evaluation.offline.replay_metrics import level_rows, tree_row
+from eagle_fsd.drafters.growth import HeadOnText, grow
+from eagle_fsd.drafters.pool import visited_roots
+from eagle_fsd.evaluation.offline.replay import WALKS, ReplayPlan, judge_levels, replay_text
+from eagle_fsd.evaluation.offline.replay_metrics import level_rows, rule_rows, tree_row
 from eagle_fsd.evaluation.offline.texts import PlainText, cut, open_texts, plain_texts
 from eagle_fsd.heads.models import draft_readout
-from eagle_fsd.rules.fsd import Exact
+from eagle_fsd.rules.fsd import Exact, Fsd
 
 TREES = tuple(map(parse_tree, ("3x3x1", "7x3x4", "11x4x4", "23x5x3")))
 BUDGET = 23
@@ -47,6 +50,7 @@ def fitted_head(head, target: Target, texts: list[PlainText], epochs: int):
     return head.eval().requires_grad_(False)
 
 
+PLAN = ReplayPlan(TREES, {"fsd:0.3": Fsd(0.3)})
 THREE = {"head_type": "eagle3", "feature_layers": (0, 1, 3)}
 # family, head, epochs
 CASES = {
@@ -75,11 +79,11 @@ def case(request, tmp_path_factory):
     return target, EagleDrafter(head, target, TREES[-1]), texts
 
 
-def accepted_drafts(target, head, text: PlainText, tree: TreeConfig) -> list[int]:
-    """Of every round, as they are decoded."""
-    config = DecodeConfig(Policy(Exact()), StopConfig(BUDGET))
+def real_rounds(target, head, text: PlainText, tree: TreeConfig, rule: Rule):
+    """Acceptances one by one, as they are decoded."""
+    config = DecodeConfig(Policy(rule, record="full"), StopConfig(BUDGET))
     steps = decode_rounds(target, EagleDrafter(head, target, tree), text.prompt, config)
-    return [step.acceptance.accepted_drafts for step in steps if step.acceptance is not None]
+    return (step.acceptance for step in steps if step.acceptance is not None)
 
 
 def test_replay_equals_decoding_round_by_round(case, monkeypatch):
@@ -88,27 +92,66 @@ def test_replay_equals_decoding_round_by_round(case, monkeypatch):
     target, drafter, texts = case
     seen = []
     for text in texts:
-        record = replay_text(drafter, text, TREES)
+        record = replay_text(drafter, text, ReplayPlan(TREES))
         for tree in TREES:
-            accepted = accepted_drafts(target, drafter.head, text, tree)
-            assert record["trees"][tree_name(tree)] == accepted
+            rounds = real_rounds(target, drafter.head, text, tree, Exact())
+            accepted = [r.accepted_drafts for r in rounds]
+            assert record["trees"][tree_name(tree)]["accepted"] == accepted
             seen += accepted
     assert {0, 1, 2} <= set(seen), "the head is too good or too bad for this test"
-    whole = replay_text(drafter, texts[0], TREES)
+    whole = replay_text(drafter, texts[0], PLAN)
     monkeypatch.setattr("eagle_fsd.drafters.growth.ROOTS_AT_ONCE", 5)
     monkeypatch.setattr("eagle_fsd.drafters.growth.READOUT_ROWS", 3)
     monkeypatch.setattr("eagle_fsd.evaluation.offline.replay.JUDGED_ROOTS", 4)
-    parts = replay_text(drafter, texts[0], TREES)
+    parts = replay_text(drafter, texts[0], PLAN)
     assert parts["trees"] == whole["trees"]
     for one, other in zip(parts["levels"], whole["levels"], strict=True):
         assert one == pytest.approx(other, rel=1e-4)
+
+
+@pytest.mark.parametrize("rule", WALKS, ids=lambda rule: rule.__name__)
+def test_walks_equal_decoding_to_the_first_fuzzy_token(case, rule):
+    """Rules with T: the rounds up to the first fuzzy token, where in its round it falls, and D."""
+    target, drafter, texts = case
+    ended, shapes = [], ReplayPlan(TREES).growths()
+    largest = max(shapes, key=lambda shape: shape.num_expanded)
+    for text in texts:
+        ids_L, root_B = torch.tensor(text.ids), torch.tensor(list(text.roots))
+        hidden_1LD, features_1LF = target.hidden_and_features(ids_L[None], use_cache=False)
+        on_text = HeadOnText(drafter, ids_L, features_1LF[0], largest)
+        growth = {shape.branch_top_k: grow(on_text, root_B, shape) for shape in shapes}
+        with torch.inference_mode():
+            levels = {"levels": 5, "divergences": ("js",)}
+            _, found = judge_levels(on_text, hidden_1LD[0], root_B, 0, **levels)
+        divergence_BS = found["js"]
+        for tree in TREES[1:3]:
+            for threshold in divergence_BS.quantile(torch.tensor([0.1, 0.3, 0.6])).tolist():
+                passes_BS = divergence_BS <= threshold
+                accepted_B, fuzzy_B = WALKS[rule](growth[tree.branch_top_k], tree, passes_BS)
+                places = visited_roots(accepted_B)
+                rounds = real_rounds(target, drafter.head, text, tree, rule(threshold))
+                for place, real in zip(places, rounds, strict=False):
+                    fuzzy = real.fuzzy.index(True) if any(real.fuzzy) else None
+                    want = real.accepted_drafts if fuzzy is None else fuzzy
+                    assert accepted_B[place] == want
+                    assert bool(fuzzy_B[place]) == (fuzzy is not None)
+                    judged = torch.tensor(real.divergence[: want + 1])
+                    mine = divergence_BS[place, : len(judged)]
+                    known = ~judged.isnan()[: len(mine)]
+                    torch.testing.assert_close(
+                        mine[known], judged[: len(mine)][known].float(), atol=1e-4, rtol=1e-3
+                    )
+                    if fuzzy is not None:
+                        ended.append(want)
+                        break
+    assert len(ended) > 5 and max(ended) > 0, "fuzzy tokens are too rare, or always first"
 
 
 def test_levels_count_hits_and_js_over_the_whole_vocabulary(case):
     """Level 1 against the head run once: top-1, top-8 and JS, tokens outside the draft included."""
     _, drafter, texts = case
     text = texts[1]
-    rows = replay_text(drafter, text, TREES)["levels"]
+    rows = replay_text(drafter, text, ReplayPlan(TREES))["levels"]
     ids_L = torch.tensor(text.ids)
     with torch.inference_mode():
         hidden, features = drafter.target.hidden_and_features(ids_L[None], use_cache=False)
@@ -132,7 +175,7 @@ def test_levels_count_hits_and_js_over_the_whole_vocabulary(case):
     js_B = 0.5 * sum(
         (torch.xlogy(p, p) - torch.xlogy(p, mean_BV)).sum(1) for p in (draft_BV, target_BV)
     )
-    assert rows[0]["positions"] == len(text.answer) - 1
+    assert rows[0]["positions"] == len(text.answer) - 1 == rows[0]["agree"]
     assert rows[0]["top1"] == (order_BV[:, 0] == label_B).sum()
     assert rows[0]["top8"] == (order_BV[:, :8] == label_B[:, None]).any(1).sum()
     assert rows[0]["js"] == pytest.approx(js_B.sum().item(), rel=1e-4)
@@ -144,9 +187,11 @@ def test_a_text_that_ends_with_its_first_token_has_no_round(case):
     _, drafter, texts = case
     text = texts[0]
     one = cut(text.prompt, text.answer + text.beyond, StopConfig(1))
-    record = replay_text(drafter, one, TREES)
+    record = replay_text(drafter, one, PLAN)
     row = tree_row([record], "7x3x4")
     assert row["tokens_per_round"]["value"] is None and row["rounds"] == 0
-    assert level_rows([record]) == []
-    both = [record, replay_text(drafter, text, TREES)]
+    assert level_rows([record]) == rule_rows([record], "7x3x4") == []
+    both = [record, replay_text(drafter, text, PLAN)]
     assert tree_row(both, "7x3x4")["tokens_per_round"]["value"] > 1
+    (rule,) = rule_rows(both, "7x3x4")
+    assert rule["arm"] == "fsd:0.3" and 0 <= rule["fuzzy_share"] <= rule["fuzzy_rounds"] <= 1

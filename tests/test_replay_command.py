@@ -16,7 +16,7 @@ def options(models, tmp_path):
     target, head = models
     return [
         *("--target", target, "--heads", head, "--question_file", path, "--max_new_tokens", 11),
-        *("--trees", "7x3x4", "4x4x1"),
+        *("--trees", "7x3x4", "4x4x1", "--arms", "fsd:0.2", "fsd-paper:0.2"),
         *("--texts", tmp_path / "texts", "--output", tmp_path / "run", "--device", "cpu"),
     ]
 
@@ -29,7 +29,7 @@ def test_command_writes_tables_and_is_extended(call, options, models, tmp_path):
     replay = json.loads((folder / "replay.json").read_text())
     assert [row["tree"] for row in replay["trees"]] == ["7x3x4", "4x4x1"]
     assert replay["trees"][0]["tokens_per_round"]["value"] >= 1
-    assert len(replay["levels"]) == 4
+    assert len(replay["levels"]) == 4 and len(replay["rules"]) == 4
     (path,) = (folder / "records").iterdir()
     before = path.read_text()
     other = write_random_head(tmp_path / "other")
@@ -39,8 +39,7 @@ def test_command_writes_tables_and_is_extended(call, options, models, tmp_path):
     assert after.startswith(before) and after.count("\n") == before.count("\n") + 1
     replay = json.loads((folder / "replay.json").read_text())
     found = [(row["head"], row["tree"], row["questions"]) for row in replay["trees"]]
-    heads = [str(models[1]), str(other)]
-    assert found == [(h, t, 3) for h in heads for t in ("7x3x4", "4x4x1")]
+    assert found == [(h, t, 3) for h in ("head", "other") for t in ("7x3x4", "4x4x1")]
     assert len(rows(tmp_path / "texts/records/texts.jsonl")) == 3
     write_random_head(other, seed=8)
     call(COMMAND, *more)

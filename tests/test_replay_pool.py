@@ -53,8 +53,9 @@ def grow_pool(texts_BT: torch.Tensor, tree: TreeConfig, grain: float) -> tuple[G
     return growth, ran
 
 
-def accepted_by_tree(b: int, text: list[int], config: TreeConfig, grain: float) -> int:
-    """The length of the text's path in TreeGrower's tree."""
+def walk_of_tree(b: int, text: list[int], config: TreeConfig, grain: float):
+    """The text's path in TreeGrower's tree: its length, and by level whether there are children,
+    and whether the best of them is the text's token."""
     grower = TreeGrower(config)
     paths = [(b,)]
     for _ in range(config.tree_depth):
@@ -64,20 +65,24 @@ def accepted_by_tree(b: int, text: list[int], config: TreeConfig, grain: float) 
             (*paths[slot], token) for slot, token in zip(slot_K, token_K.tolist(), strict=True)
         ]
     tree = grower.finish(torch.tensor(0))
-    node = 0
-    for accepted, token in enumerate(text[: config.tree_depth]):
+    node, has, right = 0, [], []
+    for token in text[: config.tree_depth]:
         children = [n for n in range(1, tree.size) if tree.parent_N[n] == node]
+        has.append(bool(children))
+        logp = logits_after((b, *text[: len(has) - 1]), 13, grain)
+        top = max(children, key=lambda n: logp[tree.token_N[n]].item(), default=None)
+        right.append(top is not None and int(tree.token_N[top]) == token)
         hit = [n for n in children if tree.token_N[n] == token]
         if not hit:
-            return accepted
+            break
         node = hit[0]
-    return config.tree_depth
+    return len(has) - 1 + bool(hit), has, right
 
 
 @pytest.mark.parametrize("grain", [1e-6, 0.5], ids=["distinct", "ties"])
 @pytest.mark.parametrize(("K", "S", "M"), [(1, 4, 4), (3, 4, 11), (4, 3, 36), (6, 2, 9)])
 def test_pool_equals_tree_grower(K, S, M, grain):
-    """For every size and depth, with most nodes never run."""
+    """For every size and depth: accepted, children and their best, with most nodes never run."""
     generator = torch.Generator().manual_seed(K)
     B = 23
     texts_BT = torch.zeros(B, S, dtype=torch.int64)
@@ -94,9 +99,14 @@ def test_pool_equals_tree_grower(K, S, M, grain):
         for drafts in range(depth, min(M, TreeConfig(depth, depth, K).pool_size) + 1):
             config = TreeConfig(drafts, depth, K)
             accepted = growth.accepted(config).tolist()
+            has_BS = growth.has_child(config)
             for b in range(B):
-                want = accepted_by_tree(b, texts_BT[b].tolist(), config, grain)
+                want, has, right = walk_of_tree(b, texts_BT[b].tolist(), config, grain)
                 assert accepted[b] == want
+                assert has_BS[b, : len(has)].tolist() == has
+                if grain < 0.1:  # among equal children the first is best, here and there
+                    mine = has_BS[b] & growth.child_is_text_BS[b, :depth]
+                    assert mine[: len(right)].tolist() == right
                 seen.add(want)
     assert len(seen) > 2
     assert ran < B * K * (S - 1) or K == 1

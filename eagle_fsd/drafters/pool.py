@@ -31,11 +31,15 @@ class Growth:
     Attributes:
         score_BP: level by level, in frontier order, then the children of each node; -inf: none.
         text_BS: index of the text's token s + 1 levels below the root; -1: not there.
+        child_BS: index of the best child of the text's node at level s (0 is the root).
+        child_is_text_BS: that best child is the text's own token.
         slot_B: where the text's node stands in the current frontier; -1 once it is not there.
     """
 
     score_BP: torch.Tensor
     text_BS: torch.Tensor
+    child_BS: torch.Tensor
+    child_is_text_BS: torch.Tensor
     slot_B: torch.Tensor
 
     @classmethod
@@ -43,18 +47,26 @@ class Growth:
         """Without candidates; there is room for those of the tree's levels."""
         nowhere_BS = torch.full((roots, tree.tree_depth), -1, device=device)
         score_BP = torch.full((roots, tree.pool_size), -torch.inf, device=device)
-        return cls(score_BP, nowhere_BS, nowhere_BS[:, 0] + 1)
+        right_BS = torch.zeros_like(nowhere_BS, dtype=torch.bool)
+        return cls(score_BP, nowhere_BS, nowhere_BS.clone(), right_BS, nowhere_BS[:, 0] + 1)
 
     def split(self, roots: int) -> list["Growth"]:
         """Views of so many roots each; what grows in them grows here."""
         parts = [tensor.split(roots) for tensor in vars(self).values()]
         return [Growth(*part) for part in zip(*parts, strict=True)]
 
+    def has_child(self, tree: TreeConfig) -> torch.Tensor:
+        """Whether the text's node at levels 0, 1, .. has children in a tree, bool [B, depth]."""
+        return self._holds(self.child_BS, tree)
+
     def accepted(self, tree: TreeConfig) -> torch.Tensor:
         """Accepted drafts of the exact rule, int64 [B]: as many of the text's next tokens as the
         tree holds without a gap."""
-        rank_BS = self._rank(self.text_BS[:, : tree.tree_depth], tree.pool_size)
-        return (rank_BS < tree.num_draft_tokens).cumprod(1).sum(1)
+        return self._holds(self.text_BS, tree).cumprod(1).sum(1)
+
+    def _holds(self, index_BS: torch.Tensor, tree: TreeConfig) -> torch.Tensor:
+        rank_BS = self._rank(index_BS[:, : tree.tree_depth], tree.pool_size)
+        return rank_BS < tree.num_draft_tokens
 
     def _rank(self, index_BX: torch.Tensor, size: int) -> torch.Tensor:
         """Place of candidates in the stable descending order of the first `size` of the pool."""
@@ -84,7 +96,9 @@ class Growth:
         hit_BK = (child_BK == text_B[:, None]) & alive_B[:, None]
         base_B = new.start + slot_B11[:, 0, 0] * K
         found_B = base_B + hit_BK.int().argmax(1)
+        self.child_BS[:, level - 1] = torch.where(alive_B, base_B, -1)
         self.text_BS[:, level - 1] = torch.where(hit_BK.any(1), found_B, -1)
+        self.child_is_text_BS[:, level - 1] = hit_BK[:, 0]
 
     def frontier(self, level: int, tree: TreeConfig) -> tuple[torch.Tensor, torch.Tensor]:
         """The best candidates of the newest level, and which of them have to be run.
@@ -104,8 +118,9 @@ class Growth:
         is_text_BK = (best_BK + new.start == text_B[:, None]) & (text_B >= 0)[:, None]
         alive_B = is_text_BK.any(1)
         self.slot_B.copy_(torch.where(alive_B, is_text_BK.int().argmax(1), -1))
-        score_BS = self.score_BP.gather(1, self.text_BS.clamp_min(0))
-        lowest_B = score_BS.masked_fill(self.text_BS < 0, torch.inf).amin(1)
+        asked_BX = torch.cat([self.text_BS, self.child_BS], dim=1)
+        score_BX = self.score_BP.gather(1, asked_BX.clamp_min(0))
+        lowest_B = score_BX.masked_fill(asked_BX < 0, torch.inf).amin(1)
         score_BK = new_BP.gather(1, best_BK)
         run_BK = alive_B[:, None] | (score_BK > lowest_B[:, None])
         run_BK &= self._rank(best_BK + new.start, new.stop) < tree.num_draft_tokens

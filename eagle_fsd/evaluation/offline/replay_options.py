@@ -19,6 +19,10 @@ class ReplayOptions(RunOptions):
     trees: list[str] = option(
         ["7x4x6", "15x4x6", "23x5x8", "59x6x10"], "drafts x levels x top-k; 4x4x1 is a chain"
     )
+    arms: list[str] = option(
+        ["fsd:0.2", "fsd:0.3", "fsd:0.4"],
+        "of rule fsd or fsd-paper, followed to their first fuzzy token",
+    )
     texts: str = option("", "folder of stored texts; default one of target and code")
     output: str = option("runs/replay", "folder of the run")
 

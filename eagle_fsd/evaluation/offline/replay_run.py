@@ -1,16 +1,16 @@
 """A replay of heads on the questions of a file, into one folder that a killed run goes on with."""
 
-from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
 from tqdm import tqdm
 
-from eagle_fsd.config import BadInput, TreeConfig, parse_tree, tree_name
+from eagle_fsd.config import BadInput, parse_tree, tree_name
 from eagle_fsd.decoding.drafter import RootDrafter
 from eagle_fsd.decoding.target import Target
-from eagle_fsd.drafters.eagle import EagleDrafter
-from eagle_fsd.evaluation.offline.replay import growth_shapes, replay_text
+from eagle_fsd.drafters.eagle import EagleDrafter, EagleSettings
+from eagle_fsd.evaluation.arms import parse_arms
+from eagle_fsd.evaluation.offline.replay import WALKS, ReplayPlan, replay_text
 from eagle_fsd.evaluation.offline.replay_metrics import in_words, tables
 from eagle_fsd.evaluation.offline.replay_options import ReplayOptions
 from eagle_fsd.evaluation.offline.texts import BEYOND, open_texts, plain_texts
@@ -19,6 +19,7 @@ from eagle_fsd.evaluation.report.read_runs import RunData
 from eagle_fsd.heads.models import DraftHead
 from eagle_fsd.models import load
 from eagle_fsd.models.loaded import Model
+from eagle_fsd.rules.fsd import Fsd
 from eagle_fsd.runs.folder import Run
 from eagle_fsd.runs.jsonl import write_json
 from eagle_fsd.runs.provenance import digest, without_checkout
@@ -29,12 +30,13 @@ FREE = frozenset(("heads", "device", "questions", "texts", "output"))
 
 def run_replay(options: ReplayOptions) -> None:
     """Replay what is missing, and report."""
-    trees = read_trees(options.trees)
+    plan = read_plan(options)
     questions = spread(read_questions(options.question_file), options.questions)
     config = load.load_target_config(options.target)
-    heads = {name: load.load_head(name, config) for name in options.heads}
-    # told apart by their weights: a head that was trained on since is another one
-    files = {name: f"{Path(name).name}-{digest(load.head_digests(name))}" for name in heads}
+    named = head_names(options.heads)
+    heads = {name: load.load_head(path, config) for name, path in named.items()}
+    # a head that was trained on since is another one
+    files = {name: f"{name}-{digest(load.head_digests(path))}" for name, path in named.items()}
     digests = load.target_digests(options.target)
     identity = {key: getattr(options, key) for key in ("target", "dtype", "conv_template")}
     store = open_texts(options.texts, identity | digests)
@@ -52,7 +54,7 @@ def run_replay(options: ReplayOptions) -> None:
         )
         model = Model(target, tokenizer, RootDrafter(), options.conv_template)
         prompts = {key: model.prompt_ids(question.turns[0]) for key, question in todo.items()}
-        drafters = {name: build_drafter(head, target, trees) for name, head in heads.items()}
+        drafters = {name: build_drafter(head, target, plan) for name, head in heads.items()}
         texts = plain_texts(store, target, prompts, model.stop(options.max_new_tokens))
         del store  # another replay may have it
         run.begin_session()
@@ -61,29 +63,50 @@ def run_replay(options: ReplayOptions) -> None:
                 key = {"question_id": question.question_id, "category": question.category}
                 key["turns"] = [{"prompt": question.turns[0]}]
                 text = texts[question.question_id]
-                run.add(files[name], key | replay_text(drafter, text, trees))
+                run.add(files[name], key | replay_text(drafter, text, plan))
     chosen = {
-        without_checkout(name): [run.records[file][q.question_id, 0] for q in questions]
+        name: [run.records[file][question.question_id, 0] for question in questions]
         for name, file in files.items()
     }
     report(run, chosen)
 
 
-def read_trees(texts: Sequence[str]) -> list[TreeConfig]:
-    """Trees from their texts, checked."""
-    trees = list(dict.fromkeys(map(parse_tree, texts)))
-    for tree in trees:
-        if tree.tree_depth > BEYOND:
-            raise BadInput(f"tree {tree_name(tree)} is deeper than the {BEYOND} of replay")
-    return trees
+def read_plan(options: ReplayOptions) -> ReplayPlan:
+    """Trees and rules, checked."""
+    trees = tuple(dict.fromkeys(map(parse_tree, options.trees)))
+    if not trees:
+        raise BadInput("--trees names no tree: give at least one, such as 15x4x6")
+    deepest = max(trees, key=lambda tree: tree.tree_depth)
+    if deepest.tree_depth > BEYOND:
+        raise BadInput(f"tree {tree_name(deepest)} is deeper than the {BEYOND} of replay")
+    arms = parse_arms(options.arms) if options.arms else []
+    for arm in arms:
+        plain = type(arm.rule) in WALKS and not arm.guards and arm.drafter == EagleSettings()
+        # where fsd takes its first fuzzy token does not depend on the child
+        child = "draft" if type(arm.rule) is Fsd else getattr(arm.rule, "child", "")
+        if not plain or arm.rule.logits != "raw" or child != "draft":
+            raise BadInput(
+                f"arm {arm.text!r}: replay follows fsd, and fsd-paper with child draft, by raw "
+                "logits, without guards and drafters of their own"
+            )
+    return ReplayPlan(trees, {arm.text: arm.rule for arm in arms})
 
 
-def build_drafter(head: DraftHead, target: Target, trees: Sequence[TreeConfig]) -> EagleDrafter:
+def head_names(heads: list[str]) -> dict[str, str]:
+    """A short name for every head: its folder's, or its whole path where two share that."""
+    short = [Path(head).name for head in heads]
+    return {
+        name if short.count(name) == 1 else without_checkout(head).replace("/", "_"): head
+        for head, name in zip(heads, short, strict=True)
+    }
+
+
+def build_drafter(head: DraftHead, target: Target, plan: ReplayPlan) -> EagleDrafter:
     """A drafter whose target gives this head's features; it checks that all trees fit."""
     layers = head.config.fused_layers(target.num_layers)
     own = Target(target.model, feature_layers=layers) if layers else target
     head.to(target.device, target.dtype)
-    *_, drafter = (EagleDrafter(head, own, shape) for shape in growth_shapes(trees))
+    *_, drafter = (EagleDrafter(head, own, shape) for shape in plan.growths())
     return drafter
 
 
