@@ -50,8 +50,8 @@ def load(
 
     Args:
         target, dtype, device, engine: see models/load.py; dtype "" is bfloat16 where it is fast.
-        head: folder or hub id of a draft head; "" is the shipped one (smollm2 only); None decodes
-            without drafts.
+        head: folder or hub id of a draft head; "" is the shipped one (smollm2 only), or a random
+            one for a random target; None decodes without drafts.
         tree: shape of the draft tree; default: default_tree.
         conv_template: see models/loaded.py.
         keep_stock: keep a stock model beside, for transformers' own generate.

@@ -3,9 +3,12 @@
     python evaluate/speed.py                                 # embedded target, 16 MT-Bench turns
     python evaluate/speed.py --arms plain exact@eagle:{7x3x4,15x4x6} fsd:0.4@eagle:7x3x4
     python evaluate/speed.py --arms plain exact --context 500 4000 7900    # long contexts
+    python evaluate/speed.py --target random:llama-3.1-8b --arms plain fsd:1    # a shape's times
 
 First a bench of the questions' first turns (evaluate/mt_bench.py), no clock inside; then at every
 --context rounds are profiled (milliseconds by phase, peak memory) and single forwards timed. A
+target random:SHAPE has random weights, of llama-3.1-8b, qwen3-32b or any config.json, and a head
+random:eagle or random:eagle3:DRAFT_TOKENS; --accepted is then how many drafts its rounds accept. A
 killed run continues where it was: run the same command again. More questions, choices, arms or
 contexts may be added.
 """

@@ -4,6 +4,7 @@ import json
 
 import pytest
 from commands import bench_options, change, load_command
+from transformers import LlamaConfig
 
 from eagle_fsd.speed import clock, profiled
 
@@ -79,3 +80,17 @@ def test_a_head_that_changed_under_its_path_is_refused(models, finished):
     with pytest.raises(SystemExit, match="other settings .*'head/model.safetensors'"):
         call(models, finished[0], "--arms", *ARMS)
     (models[1] / "model.safetensors").write_bytes(held)
+
+
+def test_random_weights_accept_what_the_pattern_says(tmp_path):
+    """The rules' own work is done, by a head that reads three layers of the target."""
+    LlamaConfig(
+        vocab_size=307, hidden_size=32, intermediate_size=44, num_hidden_layers=6,
+        num_attention_heads=4, num_key_value_heads=2,
+    ).save_pretrained(tmp_path)  # fmt: skip
+    models = f"random:{tmp_path / 'config.json'}", "random:eagle3:149"
+    arms = ["plain", "fsd:1", "exact"]
+    found = call(models, tmp_path, "--max_new_tokens", 31, "--arms", *arms)
+    taus = [row["tokens_per_round"]["value"] for row in found["rows"]]
+    assert taus == [1, 2.5, 2.5]  # 30 tokens in 3 patterns
+    assert "engine time, no quality: accepted drafts (0, 1, 2, 3)" in found["title"]

@@ -48,8 +48,13 @@ class SpeedOptions(BenchOptions):
         [200], "lengths of prompts at which rounds are profiled and forwards timed"
     )
     step_repeats: int = option(20, "measurements of every single forward")
+    accepted: list[int] = option(
+        [],
+        "drafts that each round accepts, in turn, whatever the rule says: engine time, no quality; "
+        "default for a random target 0 1 2 3",
+    )
 
     def __post_init__(self):
         super().__post_init__()
-        check_least(self, "--", step_repeats=1, context=2)
+        check_least(self, "--", step_repeats=1, context=2, accepted=0)
         self.context = sorted(set(self.context))

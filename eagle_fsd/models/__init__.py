@@ -1,1 +1,1 @@
-"""Targets and heads by name, chat templates, embedded files."""
+"""Targets and heads by name, chat templates, embedded files, random weights."""

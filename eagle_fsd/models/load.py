@@ -19,7 +19,9 @@ from eagle_fsd.engine.families import check_supported, check_tree_attention
 from eagle_fsd.engine.select import choose_engine
 from eagle_fsd.heads.files import HEAD_FILES, UNREADABLE, head_folder, read_head
 from eagle_fsd.heads.models import DraftHead
+from eagle_fsd.models import random_weights
 from eagle_fsd.models.assets import EMBEDDED_ASSET, EMBEDDED_TARGET, asset_dir
+from eagle_fsd.models.random_weights import PREFIX, SHAPES
 from eagle_fsd.runs.provenance import file_digests
 
 SHIPPED_HEAD = Path(__file__).parent.parent.parent / "checkpoints" / "smollm2-135m-eagle2"
@@ -30,15 +32,18 @@ def load_target_config(name: str) -> PretrainedConfig:
     """The target's config; BadInput for an unknown name, or if trees cannot be verified with it.
 
     Args:
-        name: "smollm2" (the embedded one), a folder, a .gguf file or a hub id.
+        name: "smollm2" (the embedded one), a folder, a .gguf file, a hub id, or "random:" and one
+            of them, or a name in SHAPES: random weights of that config.
     """
     path, options = _source(name)
     try:
-        config = AutoConfig.from_pretrained(path, **options)
+        shape = SHAPES.get(path) if name.startswith(PREFIX) else None
+        config = shape() if shape else AutoConfig.from_pretrained(path, **options)
     except UNREADABLE as error:
         raise BadInput(
             f"unknown target {name!r}: give {EMBEDDED_TARGET!r} (embedded), a folder with "
-            f"config.json, a .gguf file, or a hub id that can be reached ({error})"
+            f"config.json, a .gguf file, a hub id that can be reached, or {PREFIX} and one of these"
+            f" or of {', '.join(SHAPES)} ({error})"
         ) from error
     check_supported(config)
     return config
@@ -46,24 +51,26 @@ def load_target_config(name: str) -> PretrainedConfig:
 
 def target_digests(name: str) -> dict[str, str]:
     """Of every file that the target is read from: weights, config, tokenizer, templates; of a hub
-    id its commit. BadInput as of load_target_config."""
+    id its commit; none of a name in SHAPES. BadInput as of load_target_config."""
     load_target_config(name)
     path, options = _source(name)
     place = Path(path, options.get("gguf_file", ""))
-    if place.exists():
+    if place.exists() or path in SHAPES:
         return file_digests("target", [place, *sorted(place.glob("[!.]*"))])
     return {"target/commit": Path(cached_file(path, CONFIG_NAME)).parent.name}
 
 
 def head_digests(name: str) -> dict[str, str]:
-    """Of a head's files; none of no head ("")."""
-    if not name:
+    """Of a head's files; none of random weights, nor of no head ("")."""
+    if not name or name.startswith(PREFIX):
         return {}
     return file_digests("head", [head_folder(name) / file for file in HEAD_FILES])
 
 
 def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
     """A target's tokenizer without its weights; for names see load_target_config."""
+    if name.startswith(PREFIX):
+        return random_weights.random_tokenizer()
     path, options = _source(name)
     try:
         return AutoTokenizer.from_pretrained(path, **options)
@@ -120,15 +127,18 @@ def load_target(
     check_device(device, dtype)
     chosen = choose_engine(engine, device=device, dtype=DTYPES[dtype])
     config, tokenizer = load_target_config(name), load_tokenizer(name)
-    path, options = _source(name)
-    if "gguf_file" in options:
-        # transformers 5.23 would keep GGUF weights packed
-        options["quantization_config"] = GgufConfig(dequantize=True)
-    options |= {"config": config, "dtype": DTYPES[dtype], "device_map": device}
-    try:
-        model = AutoModelForCausalLM.from_pretrained(path, **options)
-    except (OSError, ValueError) as error:
-        raise BadInput(f"target {name!r} does not load: {error}") from error
+    if name.startswith(PREFIX):
+        model = random_weights.random_model(config, dtype=DTYPES[dtype], device=device)
+    else:
+        path, options = _source(name)
+        if "gguf_file" in options:
+            # transformers 5.23 would keep GGUF weights packed
+            options["quantization_config"] = GgufConfig(dequantize=True)
+        options |= {"config": config, "dtype": DTYPES[dtype], "device_map": device}
+        try:
+            model = AutoModelForCausalLM.from_pretrained(path, **options)
+        except (OSError, ValueError) as error:
+            raise BadInput(f"target {name!r} does not load: {error}") from error
     model.eval().requires_grad_(False)
     target = Target(model, engine=chosen, feature_layers=feature_layers, keep_stock=keep_stock)
     check_tree_attention(target)
@@ -136,9 +146,12 @@ def load_target(
 
 
 def default_head(target: str) -> str:
-    """The head that ships for a target; BadInput if none does."""
+    """The head that a target has of itself: the shipped one, or random weights for random weights;
+    BadInput if it has none."""
     if target == EMBEDDED_TARGET:
         return str(SHIPPED_HEAD)
+    if target.startswith(PREFIX):
+        return f"{PREFIX}eagle"
     raise BadInput(
         f"no head ships for target {target!r}: name one with --head, train one (make_data.py and "
         "train_head.py in train/), or decode without one: --arms generate plain (Python: head=None)"
@@ -147,13 +160,15 @@ def default_head(target: str) -> str:
 
 def load_head(name: str | Path, target_config: PretrainedConfig) -> DraftHead:
     """A draft head by name, in its own dtype on the CPU, checked against the target (read_head)."""
+    if str(name).startswith(PREFIX):
+        return random_weights.random_head(str(name), target_config)
     return read_head(name, target_config)[0]
 
 
 def _source(name: str) -> tuple[str, dict]:
-    """What from_pretrained takes: a folder or hub id, and options."""
+    """What from_pretrained takes: a folder or hub id, or a name in SHAPES, and options."""
     if name == EMBEDDED_TARGET:
         return str(asset_dir(EMBEDDED_ASSET)), {}
     if name.endswith(".gguf") and Path(name).is_file():
         return str(Path(name).parent), {"gguf_file": Path(name).name}
-    return name, {}
+    return name.removeprefix(PREFIX), {}

@@ -98,7 +98,7 @@ class RunOptions:
 
 @dataclass
 class ModelOptions:
-    target: str = option("smollm2", "smollm2 (embedded), folder, .gguf or hub id")
+    target: str = option("smollm2", "smollm2 (embedded), folder, .gguf, hub id or random:SHAPE")
     head: str = option("", "folder or hub id of a draft head; empty: the shipped one")
     device: str = option("", "torch device, or auto for several; empty: cuda if there is one")
     dtype: str = option("", "bfloat16, float16 or float32; empty: bfloat16 where it is fast")

@@ -4,12 +4,17 @@ OUTPUT/           the bench's folder (evaluation/bench.py): answers timed withou
 OUTPUT/rounds/    a run folder too: a record an arm and context, and one of single forwards
 """
 
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from operator import itemgetter
 from pathlib import Path
 
 from tqdm import tqdm
 
 from eagle_fsd.config import BadInput, SamplingConfig
+from eagle_fsd.decoding.rule import Path as TreePath
+from eagle_fsd.decoding.rule import Rule, State
+from eagle_fsd.decoding.verified import VerifiedTree
 from eagle_fsd.evaluation.arms import PLAIN, Arm
 from eagle_fsd.evaluation.bench import FREE, Bench, rotated
 from eagle_fsd.evaluation.bench_options import SpeedOptions
@@ -17,12 +22,14 @@ from eagle_fsd.evaluation.questions import read_questions
 from eagle_fsd.evaluation.report.report_tables import report_bench
 from eagle_fsd.evaluation.tables import Column, columns, markdown_table
 from eagle_fsd.models.load import load_target_config
+from eagle_fsd.models.random_weights import PREFIX
 from eagle_fsd.runs.command import ModelOptions, SamplingOptions
 from eagle_fsd.runs.folder import Run
 from eagle_fsd.speed.clock import ROUND_PHASES, check_one_process, check_timing_alone
 from eagle_fsd.speed.forwards import forward_rows, rows_needed, time_forwards
 from eagle_fsd.speed.profiled import profile_arm
 
+RANDOM_PATTERN = (0, 1, 2, 3)  # 2.5 tokens a round
 PROFILES = "profiles"  # file of records
 FORWARDS = "forwards"  # in the place of an arm
 ROUND: tuple[Column, ...] = (
@@ -41,6 +48,49 @@ NOTES = """\
   was there before."""
 
 
+@dataclass(frozen=True)
+class Pattern(Rule):
+    """A fixed acceptance pattern in the place of a rule's own decisions: engine time, no quality.
+
+    Random weights accept what chance gives. So that they commit what a trained head would, the rule
+    does all its work, and its time counts; then drafts are accepted as the pattern says, round by
+    round and from its start again, clipped to the tree's depth.
+    """
+
+    rule: Rule
+    accepted: tuple[int, ...]
+
+    # what accept() asks of a rule; divergence, law and chances are not asked of a pattern
+    columns = property(lambda self: self.rule.columns)
+    ahead = property(lambda self: self.rule.ahead)
+
+    def check(self, sampling: SamplingConfig, draft_vocab_size: int | None) -> None:
+        self.rule.check(sampling, draft_vocab_size)
+
+    def start(self) -> State:
+        return 0, self.rule.start()
+
+    def choose(self, tree: VerifiedTree, state: State) -> tuple[TreePath, State]:
+        rounds, of_rule = state
+        _, of_rule = self.rule.choose(tree, of_rule)
+        count = self.accepted[rounds % len(self.accepted)]
+        return pattern_path(tree.parents, tree.depths, count), (rounds + 1, of_rule)
+
+    def tv(self, tree: VerifiedTree, v: int) -> float:
+        return 0.0
+
+
+def pattern_path(parents: Sequence[int], depths: Sequence[int], accepted: int) -> TreePath:
+    """The first `accepted` drafts of the path to the first of the deepest nodes, after the root.
+
+    Example: parents 0 0 0 2 3, depths 0 1 1 2 3 and 2 accepted drafts give [0, 2, 3].
+    """
+    path = [max(range(len(depths)), key=depths.__getitem__)]
+    while path[-1] != 0:
+        path.append(parents[path[-1]])
+    return path[::-1][: accepted + 1]
+
+
 def run_speed(
     options: SpeedOptions, sampling: SamplingOptions, model_options: ModelOptions
 ) -> None:
@@ -50,6 +100,8 @@ def run_speed(
         BadInput: what Bench refuses; several processes; a context that leaves no room.
     """
     check_one_process()
+    if model_options.target.startswith(PREFIX):
+        options.accepted = options.accepted or list(RANDOM_PATTERN)
     most = getattr(load_target_config(model_options.target), "max_position_embeddings", None)
     needed = max(options.context, default=0) + rows_needed(options.step_repeats)
     if most is not None and needed > most:
@@ -60,6 +112,13 @@ def run_speed(
     name = f"Speed on {Path(options.question_file).name or 'MT-Bench'}"
     questions = options.choose(read_questions(options.question_file))
     bench = Bench(name, "speed", questions, options, sampling, model_options, free={"context"})
+    if options.accepted:
+        pattern = tuple(options.accepted)
+        bench.name += f" (engine time, no quality: accepted drafts {pattern} in turn)"
+        bench.arms = [
+            replace(arm, rule=Pattern(arm.rule, pattern)) if arm.drafts else arm
+            for arm in bench.arms
+        ]
     bench.answer_all()
     place, key = bench.run.folder / "rounds", itemgetter("arm", "context")
     run = Run(place, bench.run.settings, free=FREE | {"context"}, key=key)
