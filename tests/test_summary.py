@@ -162,7 +162,10 @@ LOOPS = [
 
 @pytest.mark.parametrize(("tokens", "looping"), LOOPS)
 def test_looping(tokens, looping):
-    """A period of at most 32 tokens, three times and over 16 tokens, up to the end."""
+    """A period of at most 32 tokens, three times and over 16 tokens, up to the end. Repetition: of
+    5 4-grams the second abcd, of 4 the second abab."""
+    for text, share in {"abcdabcd": 1 / 5, "abababc": 1 / 4, "aaaa": 0, "aaa": 0}.items():
+        assert parts.repetition(text) == pytest.approx(share)
     assert parts.is_looping(tokens) is looping
     goes_on = {"plain": [record(1, turn(tokens + [5], 1.0)), record(2, turn([4, 5], 1.0))]}
     assert values(summarize(goes_on)[0], "looping") == [looping / 2]  # 5 is where it stopped

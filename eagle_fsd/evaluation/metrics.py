@@ -6,7 +6,6 @@ together. What is said of rounds counts the tokens of all rounds, before trimmin
 token that prefill yields; lengths and speeds are of what was answered.
 """
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -29,6 +28,7 @@ class Metric:
         of: without a numerator and a denominator: the rate that is compared.
         over, minus: the baseline that it is compared with: generate, plain or exact.
         of_answers: a share of answers, not of tokens.
+        interval: whether one that holds is known (docs/results.md#intervals).
     """
 
     label: str  # title of the column
@@ -41,6 +41,7 @@ class Metric:
     over: str = ""
     minus: str = ""
     of_answers: bool = False
+    interval: bool = True
 
 
 # fmt: off
@@ -102,6 +103,11 @@ RATES: dict[str, Metric] = {
         "at the limit", ".2f", ("answers",), "share of answers that ran out of their budget",
         parts.of_turns(lambda turn: turn["finish"] == "length"), answers, of_answers=True,
     ),
+    "repetition": Metric(
+        "repetition", ".3f", ("answers",),
+        f"share of an answer's {parts.GRAM}-grams that occurred before in it",
+        parts.of_turns(lambda turn: parts.repetition(turn["token_ids"])), answers, interval=False,
+    ),
     "looping": Metric(
         "looping", ".2f", ("answers",),
         f"share of answers whose end repeats at most {parts.LOOP_PERIOD} tokens at least "
@@ -122,7 +128,9 @@ def _minus_plain(of: str, *tables: str) -> Metric:
     """The mean difference of the questions' own rates to plain's."""
     rate, label = RATES[of], f"{RATES[of].label} - plain"
     meaning = f"difference to plain's {rate.label} ({rate.meaning})"
-    return Metric(label, f"+{rate.form}", tables, meaning, of=of, minus=PLAIN)
+    return Metric(
+        label, f"+{rate.form}", tables, meaning, of=of, minus=PLAIN, interval=rate.interval
+    )
 
 
 COMPARISONS: dict[str, Metric] = {
@@ -134,6 +142,7 @@ COMPARISONS: dict[str, Metric] = {
     "mean_logp_minus_plain": _minus_plain("mean_logp", "main", "cost", "equal speed"),
     "tokens_per_answer_minus_plain": _minus_plain("tokens_per_answer", "answers", "equal speed"),
     "at_limit_minus_plain": _minus_plain("at_limit", "answers", "equal speed"),
+    "repetition_minus_plain": _minus_plain("repetition", "answers"),
     "looping_minus_plain": _minus_plain("looping", "answers", "equal speed"),
 }
 METRICS: dict[str, Metric] = {}
@@ -257,13 +266,15 @@ def measured(
 ) -> Interval:
     """A metric from the rate_parts of both sides, question by question."""
     if metric.over:
-        return stats.paired_ratio(mine_Q2, theirs_Q2)
-    if metric.minus:
+        found = stats.paired_ratio(mine_Q2, theirs_Q2)
+    elif metric.minus:
         # of the questions' own rates; questions where one side has none are left out
         both = zip(mine_Q2, theirs_Q2, strict=True)
         rates = [(a / b, c / d) for (a, b), (c, d) in both if b and d]
-        return stats.paired_difference([a for a, _ in rates], [c for _, c in rates])
-    return (stats.share_interval if metric.of_answers else stats.rate_interval)(mine_Q2)
+        found = stats.paired_difference([a for a, _ in rates], [c for _, c in rates])
+    else:
+        found = (stats.share_interval if metric.of_answers else stats.rate_interval)(mine_Q2)
+    return found if metric.interval else found | dict.fromkeys(found.keys() - {"value"})
 
 
 def ceiling(fuzzy_share: float, exact_tokens_per_round: float) -> float | None:

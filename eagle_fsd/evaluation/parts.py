@@ -12,7 +12,17 @@ from collections.abc import Callable, Sequence
 
 Record = dict  # JSON-able, see above
 Part = Callable[[Record], float]  # a numerator or a denominator
+GRAM = 4  # tokens whose return counts as repetition
 LOOP_PERIOD, LOOP_REPEATS, LOOP_TOKENS = 32, 3, 16  # see is_looping
+
+
+def repetition(tokens: Sequence[int]) -> float:
+    """Share of an answer's 4-grams that occurred before in it; 0 for fewer than 5 tokens.
+
+    Example: a b c d a b c d has 4-grams abcd bcda cdab dabc abcd: 1 of 5.
+    """
+    grams = [tuple(tokens[i : i + GRAM]) for i in range(len(tokens) - GRAM + 1)]
+    return 1 - len(set(grams)) / len(grams) if grams else 0.0
 
 
 def is_looping(tokens: Sequence[int]) -> bool:
