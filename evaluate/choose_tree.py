@@ -1,12 +1,12 @@
 """The draft tree that is fastest on this machine, and why.
 
-    python evaluate/choose_tree.py                               # by the exact rule
+    python evaluate/choose_tree.py                               # for the exact rule
     python evaluate/choose_tree.py --arm fsd:0.4                 # no more fuzzy tokens than now
     python evaluate/choose_tree.py --output choice.json          # all candidates, for programs
 
-Measured costs times what every tree accepts on seven prompts of its own by the exact rule; for
-`fsd` trees are refused whose fuzzy share would exceed that of --tree by more than
---hold_fuzzy_share. It measures for about a minute on two CPU cores.
+Measured costs times what trees accept on seven prompts of its own: from --tree on always the
+neighbours of the best one so far. Trees are refused whose fuzzy share would exceed that of --tree
+by more than --hold_fuzzy_share. It measures for a minute or two on two CPU cores.
 """
 
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ SHOWN = 10  # candidates in the table, one of each number of drafts
 @dataclass
 class ChooseOptions:
     arm: str = option("exact", "the rule that will use the tree, as in fsd:0.4")
-    hold_fuzzy_share: float = option(0.01, "most above that of --tree, for rule fsd")
+    hold_fuzzy_share: float = option(0.01, "most above that of --tree")
     max_new_tokens: int = option(64, "budget of each calibration prompt")
     output: str = option("", "JSON file with all candidates; empty: none")
 
@@ -68,7 +68,7 @@ def run(options: ChooseOptions, model_options: ModelOptions) -> None:
     # what is taken without a choice, to compare with
     shown += [row for row in rows if row["tree"] == model_options.tree and row not in shown]
     print(f"{explain(table)}\n\n{markdown_table(shown, COLUMNS)}\n")
-    print(f"for the other commands: --tree {table.tree[0]}, or @eagle:{table.tree[0]} in an arm")
+    print(f"for the other commands: --tree {table.tree[0]}")
     if options.output:
         found = {"arm": arm.text, "tree": table.tree[0], "candidates": rows}
         write_json(Path(options.output), found | describe_run(model_options.device))

@@ -1,13 +1,13 @@
-"""Replay: judge draft heads on the target's own text, without decoding.
+"""Replay: judge heads and drafters on the target's own text, without decoding.
 
     python evaluate/replay.py                                  # shipped head on 80 MT-Bench turns
     python evaluate/replay.py --heads runs/a runs/b --questions 24 --max_new_tokens 64 \
-        --trees 15x4x6 59x6x10 --output runs/replay_ab
+        --arms exact exact@eagle:59x6x10 exact@hybrid fsd:0.4 --output runs/replay_ab
 
 Greedy exact decoding emits the target's own text whatever the head, so the plain answers are made
 once (--texts, shared by all heads and runs of a target) and each head is replayed on them:
-tokens_per_round of every tree as real float32 decoding gives it (logit ties aside), accuracy and
-divergence by level, and for every arm how often its rule would take a fuzzy token. A killed run
+tokens_per_round of every arm as real float32 decoding gives it (logit ties aside), how often its
+rule would take a fuzzy token, and the heads' accuracy and divergence by level. A killed run
 continues where it was: run the same command again. More questions and heads may be added.
 """
 

@@ -18,11 +18,12 @@ from eagle_fsd.engine import graphs
 from eagle_fsd.engine.select import ENGINES
 from eagle_fsd.evaluation.arms import parse_arm
 from eagle_fsd.heads.models import DraftHead
+from eagle_fsd.heads.unroll import unroll
 from eagle_fsd.models.generate import Request, complete
 from eagle_fsd.models.loaded import Model
 from eagle_fsd.training.data import Batches, Dialogue, supervised
 from eagle_fsd.training.features import TargetStates
-from eagle_fsd.training.losses import DISTRIBUTION_LOSSES, distribution_losses, unroll
+from eagle_fsd.training.losses import DISTRIBUTION_LOSSES, distribution_losses
 
 # torch's own, where a module with fake tensors is copied
 pytestmark = pytest.mark.filterwarnings("ignore:Accessing the data pointer of FakeTensor")

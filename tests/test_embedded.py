@@ -5,18 +5,15 @@ import torch
 from answers import Heard
 
 import eagle_fsd
-from eagle_fsd.api import SMALL_TREE
-from eagle_fsd.config import SamplingConfig, TreeConfig
-from eagle_fsd.decoding.acceptance import Policy
+from eagle_fsd.config import SamplingConfig
 from eagle_fsd.decoding.loop import DecodeConfig, decode
 from eagle_fsd.evaluation.answering import answer_prompt
 from eagle_fsd.evaluation.arms import parse_arm
-from eagle_fsd.evaluation.offline.replay import ReplayPlan, replay_text
+from eagle_fsd.evaluation.offline.replay import replay
 from eagle_fsd.evaluation.offline.texts import open_texts, plain_texts
 from eagle_fsd.evaluation.questions import read_questions, spread
 from eagle_fsd.models.assets import asset_dir
 from eagle_fsd.models.load import SHIPPED_HEAD
-from eagle_fsd.rules.fsd import Exact
 
 pytestmark = pytest.mark.embedded
 TIE = 1e-4  # a difference of the two largest logits that float32 may resolve either way
@@ -114,18 +111,20 @@ def test_stream_gives_the_text_of_generate(model):
 
 
 def test_replay_equals_decoding(model, tmp_path):
-    """Round by round on two first turns x 32 tokens, with the small tree and a chain."""
-    stop = model.stop(32)
+    """Round by round on two first turns x 32 tokens, with the small tree, a chain and a hybrid."""
     prompts = dict(enumerate(first_turns(model, 2)))
-    plan = ReplayPlan((SMALL_TREE, TreeConfig(4, 4, 1)))
-    texts = plain_texts(open_texts(tmp_path, {}), model.target, prompts, stop)
-    for text in texts.values():
-        record = replay_text(model.drafter, text, plan)
-        accepted = [row["accepted"] for row in record["trees"].values()]
-        config = DecodeConfig(Policy(Exact()), stop)
-        for tree, counts in zip(plan.trees, accepted, strict=True):
-            drafter = model.drafter.with_tree(tree)
-            answer = decode(model.target, drafter, text.prompt, config)
+    texts = plain_texts(open_texts(tmp_path, {}), model.target, prompts, model.stop(32))
+    totals = []
+    for arm in map(parse_arm, ("exact", "exact@eagle:4x4x1", "exact@hybrid:15x4x6")):
+        policy, drafter = arm.policy(SamplingConfig()), arm.build_drafter(model)
+        tokens = []
+        for text in texts.values():
+            answer = decode(
+                model.target, drafter, text.prompt, DecodeConfig(policy, model.stop(32))
+            )
+            (row,) = replay(model.target, drafter, {"": policy}, text).values()
             assert answer.tokens == text.answer
-            assert [r.accepted_drafts for r in answer.rounds] == counts
-        assert sum(accepted[0]) > sum(accepted[1]) > 0
+            assert [len(r.tokens) for r in answer.rounds] == row["tokens"]
+            tokens += row["tokens"]
+        totals.append(sum(tokens) / len(tokens))
+    assert totals[2] >= totals[0] > totals[1] > 1

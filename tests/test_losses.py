@@ -12,8 +12,9 @@ import torch
 from tiny import tiny_head, tiny_target
 
 from eagle_fsd.decoding.divergence import divergence as divergence_of
+from eagle_fsd.heads.unroll import unroll
 from eagle_fsd.training import losses
-from eagle_fsd.training.losses import DISTRIBUTION_LOSSES, Objective, distribution_losses, unroll
+from eagle_fsd.training.losses import DISTRIBUTION_LOSSES, Objective, distribution_losses
 from eagle_fsd.training.recipe import Recipe
 
 S, M, D, R = 3, 11, 7, 13

@@ -1,24 +1,26 @@
-"""Replay equals real decoding, round by round, for every kind of head, tree and rule."""
+"""Replay equals real decoding, round by round, for every kind of head, drafter and rule."""
+
+from collections.abc import Iterator
+from itertools import product
 
 import pytest
 import torch
 from tiny import prompt_tokens, tiny_head, tiny_target
 
-from eagle_fsd.config import TreeConfig, parse_tree, tree_name
-from eagle_fsd.decoding.acceptance import Policy
+from eagle_fsd.config import SamplingConfig, parse_tree
+from eagle_fsd.decoding.acceptance import Acceptance
 from eagle_fsd.decoding.loop import DecodeConfig, StopConfig, decode_rounds
-from eagle_fsd.decoding.rule import Rule
 from eagle_fsd.decoding.target import Target
 from eagle_fsd.drafters.eagle import EagleDrafter
-from eagle_fsd.drafters.growth import HeadOnText, grow
-from eagle_fsd.drafters.pool import visited_roots
-from eagle_fsd.evaluation.offline.replay import WALKS, ReplayPlan, judge_levels, replay_text
-from eagle_fsd.evaluation.offline.replay_metrics import level_rows, rule_rows, tree_row
+from eagle_fsd.evaluation.arms import parse_arm
+from eagle_fsd.evaluation.offline import replay as replaying
+from eagle_fsd.evaluation.offline.replay import judge_levels, replay
+from eagle_fsd.evaluation.offline.replay_metrics import arm_row, level_rows
 from eagle_fsd.evaluation.offline.texts import PlainText, cut, open_texts, plain_texts
 from eagle_fsd.heads.models import draft_readout
-from eagle_fsd.rules.fsd import Exact, Fsd
+from eagle_fsd.models.loaded import Model
 
-TREES = tuple(map(parse_tree, ("3x3x1", "7x3x4", "11x4x4", "23x5x3")))
+DRAFTERS = ("eagle:3x3x1", "eagle:7x3x4", "eagle:23x5x3", "hybrid:7x3x4", "lookup:4")
 BUDGET = 23
 PROMPTS = {name: prompt_tokens(9, seed=seed) for seed, name in enumerate("abc")}
 
@@ -50,7 +52,6 @@ def fitted_head(head, target: Target, texts: list[PlainText], epochs: int):
     return head.eval().requires_grad_(False)
 
 
-PLAN = ReplayPlan(TREES, {"fsd:0.3": Fsd(0.3)})
 THREE = {"head_type": "eagle3", "feature_layers": (0, 1, 3)}
 # family, head, epochs
 CASES = {
@@ -76,82 +77,68 @@ def case(request, tmp_path_factory):
         others = torch.tensor([t for t in range(101) if t not in said])[: 67 - len(said)]
         head.set_draft_tokens(torch.cat([said, others]).sort().values)
     head = fitted_head(head, target, texts, epochs)
-    return target, EagleDrafter(head, target, TREES[-1]), texts
+    drafter = EagleDrafter(head, target, parse_tree("15x4x6"))
+    return Model(target, None, drafter), texts
 
 
-def real_rounds(target, head, text: PlainText, tree: TreeConfig, rule: Rule):
-    """Acceptances one by one, as they are decoded."""
-    config = DecodeConfig(Policy(rule, record="full"), StopConfig(BUDGET))
-    steps = decode_rounds(target, EagleDrafter(head, target, tree), text.prompt, config)
+def replayed(model: Model, text: PlainText, *arms: str) -> dict[str, dict]:
+    """By arms of one drafter."""
+    parsed = [parse_arm(arm) for arm in arms]
+    policies = {arm.text: arm.policy(SamplingConfig()) for arm in parsed}
+    return replay(model.target, parsed[0].build_drafter(model), policies, text)
+
+
+def decoded(model: Model, text: PlainText, name: str) -> Iterator[Acceptance]:
+    """Its rounds, one by one."""
+    arm = parse_arm(name)
+    config = DecodeConfig(arm.policy(SamplingConfig()), StopConfig(BUDGET))
+    steps = decode_rounds(model.target, arm.build_drafter(model), text.prompt, config)
     return (step.acceptance for step in steps if step.acceptance is not None)
 
 
-def test_replay_equals_decoding_round_by_round(case, monkeypatch):
-    """Accepted drafts of every round of every tree; heads hit often enough for it to mean much.
-    Batches bound the memory and change nothing."""
-    target, drafter, texts = case
+def test_replay_equals_decoding_round_by_round(case):
+    """The tokens of every round with every drafter; drafts hit often enough for it to mean much."""
+    model, texts = case
     seen = []
     for text in texts:
-        record = replay_text(drafter, text, ReplayPlan(TREES))
-        for tree in TREES:
-            rounds = real_rounds(target, drafter.head, text, tree, Exact())
-            accepted = [r.accepted_drafts for r in rounds]
-            assert record["trees"][tree_name(tree)]["accepted"] == accepted
-            seen += accepted
-    assert {0, 1, 2} <= set(seen), "the head is too good or too bad for this test"
-    whole = replay_text(drafter, texts[0], PLAN)
-    monkeypatch.setattr("eagle_fsd.drafters.growth.ROOTS_AT_ONCE", 5)
-    monkeypatch.setattr("eagle_fsd.drafters.growth.READOUT_ROWS", 3)
-    monkeypatch.setattr("eagle_fsd.evaluation.offline.replay.JUDGED_ROOTS", 4)
-    parts = replay_text(drafter, texts[0], PLAN)
-    assert parts["trees"] == whole["trees"]
-    for one, other in zip(parts["levels"], whole["levels"], strict=True):
-        assert one == pytest.approx(other, rel=1e-4)
+        for name in DRAFTERS:
+            (row,) = replayed(model, text, f"exact@{name}").values()
+            assert row["tokens"] == [len(r.tokens) for r in decoded(model, text, f"exact@{name}")]
+            assert row["fuzzy"] == 0
+            seen += row["tokens"]
+    assert {1, 2, 3} <= set(seen), "the head is too good or too bad for this test"
 
 
-@pytest.mark.parametrize("rule", WALKS, ids=lambda rule: rule.__name__)
-def test_walks_equal_decoding_to_the_first_fuzzy_token(case, rule):
-    """Rules with T: the rounds up to the first fuzzy token, where in its round it falls, and D."""
-    target, drafter, texts = case
-    ended, shapes = [], ReplayPlan(TREES).growths()
-    largest = max(shapes, key=lambda shape: shape.num_expanded)
-    for text in texts:
-        ids_L, root_B = torch.tensor(text.ids), torch.tensor(list(text.roots))
-        hidden_1LD, features_1LF = target.hidden_and_features(ids_L[None], use_cache=False)
-        on_text = HeadOnText(drafter, ids_L, features_1LF[0], largest)
-        growth = {shape.branch_top_k: grow(on_text, root_B, shape) for shape in shapes}
-        with torch.inference_mode():
-            levels = {"levels": 5, "divergences": ("js",)}
-            _, found = judge_levels(on_text, hidden_1LD[0], root_B, 0, **levels)
-        divergence_BS = found["js"]
-        for tree in TREES[1:3]:
-            for threshold in divergence_BS.quantile(torch.tensor([0.1, 0.3, 0.6])).tolist():
-                passes_BS = divergence_BS <= threshold
-                accepted_B, fuzzy_B = WALKS[rule](growth[tree.branch_top_k], tree, passes_BS)
-                places = visited_roots(accepted_B)
-                rounds = real_rounds(target, drafter.head, text, tree, rule(threshold))
-                for place, real in zip(places, rounds, strict=False):
-                    fuzzy = real.fuzzy.index(True) if any(real.fuzzy) else None
-                    want = real.accepted_drafts if fuzzy is None else fuzzy
-                    assert accepted_B[place] == want
-                    assert bool(fuzzy_B[place]) == (fuzzy is not None)
-                    judged = torch.tensor(real.divergence[: want + 1])
-                    mine = divergence_BS[place, : len(judged)]
-                    known = ~judged.isnan()[: len(mine)]
-                    torch.testing.assert_close(
-                        mine[known], judged[: len(mine)][known].float(), atol=1e-4, rtol=1e-3
-                    )
-                    if fuzzy is not None:
-                        ended.append(want)
-                        break
-    assert len(ended) > 5 and max(ended) > 0, "fuzzy tokens are too rare, or always first"
+@pytest.mark.parametrize("rules", [("fsd:0.05", "fsd:0.4"), ("ratio:0.5", "ratio:5")])
+def test_rules_are_followed_to_the_first_fuzzy_token(case, rules):
+    """The answer's rounds up to its first fuzzy token, and that the next round has one."""
+    model, texts = case
+    ended = []
+    for text, drafter, rule in product(texts[:2], DRAFTERS[1::2], rules):
+        arm = f"{rule}@{drafter}"
+        before = []
+        for real in decoded(model, text, arm):
+            if any(real.fuzzy):
+                ended.append(real.fuzzy.index(True))
+                before.append(ended[-1] + 1)
+                break
+            before.append(len(real.tokens))
+        (row,) = replayed(model, text, arm).values()
+        assert row["tokens"][: len(before)] == before
+        behind = text.roots.start + sum(before)
+        part = PlainText(
+            text.prompt, text.ids[len(text.prompt) : behind + 1], text.ids[behind + 1 :]
+        )
+        (row,) = replayed(model, part, arm).values()
+        assert row == {"tokens": before, "fuzzy": int(any(real.fuzzy))}
+    assert len(ended) > 3 and max(ended) > 0, "fuzzy tokens are too rare, or always first"
 
 
 def test_levels_count_hits_and_js_over_the_whole_vocabulary(case):
     """Level 1 against the head run once: top-1, top-8 and JS, tokens outside the draft included."""
-    _, drafter, texts = case
-    text = texts[1]
-    rows = replay_text(drafter, text, ReplayPlan(TREES))["levels"]
+    model, texts = case
+    drafter, text = model.drafter, texts[1]
+    rows = judge_levels(drafter, text, levels=5)
     ids_L = torch.tensor(text.ids)
     with torch.inference_mode():
         hidden, features = drafter.target.hidden_and_features(ids_L[None], use_cache=False)
@@ -182,16 +169,29 @@ def test_levels_count_hits_and_js_over_the_whole_vocabulary(case):
     assert [row["positions"] for row in rows] == [len(text.answer) - 1 - s for s in range(5)]
 
 
+def test_batches_of_positions_change_nothing(case, monkeypatch):
+    model, texts = case
+    whole = judge_levels(model.drafter, texts[0], levels=3)
+    monkeypatch.setattr(replaying, "JUDGED", 4)
+    for one, other in zip(judge_levels(model.drafter, texts[0], levels=3), whole, strict=True):
+        assert one == pytest.approx(other, rel=1e-4)
+
+
 def test_a_text_that_ends_with_its_first_token_has_no_round(case):
     """Nothing is drafted, and nothing is divided by zero."""
-    _, drafter, texts = case
+    model, texts = case
     text = texts[0]
     one = cut(text.prompt, text.answer + text.beyond, StopConfig(1))
-    record = replay_text(drafter, one, PLAN)
-    row = tree_row([record], "7x3x4")
+    records = [
+        {
+            "arms": replayed(model, each, "exact", "fsd:0.3"),
+            "levels": judge_levels(model.drafter, each, levels=2),
+        }
+        for each in (one, text)
+    ]
+    row = arm_row(records[:1], "fsd:0.3")
     assert row["tokens_per_round"]["value"] is None and row["rounds"] == 0
-    assert level_rows([record]) == rule_rows([record], "7x3x4") == []
-    both = [record, replay_text(drafter, text, PLAN)]
-    assert tree_row(both, "7x3x4")["tokens_per_round"]["value"] > 1
-    (rule,) = rule_rows(both, "7x3x4")
-    assert rule["arm"] == "fsd:0.3" and 0 <= rule["fuzzy_share"] <= rule["fuzzy_rounds"] <= 1
+    assert [level["top1"] for level in level_rows(records[:1])] == [None, None]
+    row = arm_row(records, "fsd:0.3")
+    assert row["tokens_per_round"]["value"] > 1
+    assert 0 <= row["fuzzy_share"] <= row["fuzzy_rounds"] <= 1 <= row["ceiling"]

@@ -16,20 +16,21 @@ def options(models, tmp_path):
     target, head = models
     return [
         *("--target", target, "--heads", head, "--question_file", path, "--max_new_tokens", 11),
-        *("--trees", "7x3x4", "4x4x1", "--arms", "fsd:0.2", "fsd-paper:0.2"),
+        *("--arms", "exact@eagle:7x3x4", "exact@hybrid:4x4x1", "fsd:0.2"),
         *("--texts", tmp_path / "texts", "--output", tmp_path / "run", "--device", "cpu"),
     ]
 
 
 def test_command_writes_tables_and_is_extended(call, options, models, tmp_path):
-    """A row per head and tree; a second run replays only what was added, a head of other weights
+    """A row per head and arm; a second run replays only what was added, a head of other weights
     under the same name being another one."""
     folder = tmp_path / "run"
-    assert "| 7x3x4 " in call(COMMAND, *options, "--questions", 2)
+    assert "| exact@eagle:7x3x4 " in call(COMMAND, *options, "--questions", 2)
     replay = json.loads((folder / "replay.json").read_text())
-    assert [row["tree"] for row in replay["trees"]] == ["7x3x4", "4x4x1"]
-    assert replay["trees"][0]["tokens_per_round"]["value"] >= 1
-    assert len(replay["levels"]) == 4 and len(replay["rules"]) == 4
+    arms = ["exact@eagle:7x3x4", "exact@hybrid:4x4x1", "fsd:0.2"]
+    assert [row["arm"] for row in replay["arms"]] == arms
+    assert replay["arms"][0]["tokens_per_round"]["value"] >= 1
+    assert len(replay["levels"]) == 6
     (path,) = (folder / "records").iterdir()
     before = path.read_text()
     other = write_random_head(tmp_path / "other")
@@ -38,8 +39,8 @@ def test_command_writes_tables_and_is_extended(call, options, models, tmp_path):
     after = path.read_text()
     assert after.startswith(before) and after.count("\n") == before.count("\n") + 1
     replay = json.loads((folder / "replay.json").read_text())
-    found = [(row["head"], row["tree"], row["questions"]) for row in replay["trees"]]
-    assert found == [(h, t, 3) for h in ("head", "other") for t in ("7x3x4", "4x4x1")]
+    found = [(row["head"], row["arm"], row["questions"]) for row in replay["arms"]]
+    assert found == [(head, arm, 3) for head in ("head", "other") for arm in arms]
     assert len(rows(tmp_path / "texts/records/texts.jsonl")) == 3
     write_random_head(other, seed=8)
     call(COMMAND, *more)
@@ -52,7 +53,7 @@ def test_texts_of_a_target_that_changed_are_refused(call, options, models, tmp_p
     a finished replay took no notice of a question's new text."""
     target = shutil.copytree(models[0], tmp_path / "target")
     options += ["--target", target]
-    assert "| 7x3x4 " in call(COMMAND, *options)
+    assert "| exact@eagle:7x3x4 " in call(COMMAND, *options)
     write_rows(tmp_path / "question.jsonl", *(q | {"turns": ["Else?"]} for q in QUESTIONS))
     assert "was answered with another text" in call(COMMAND, *options)
     write_rows(tmp_path / "question.jsonl", *QUESTIONS)

@@ -1,6 +1,8 @@
 """The tree choice: acceptance against real decoding, costs by hand, what is held and refused."""
 
 import json
+from dataclasses import replace
+from itertools import product
 
 import pandas as pd
 import pytest
@@ -8,14 +10,15 @@ from commands import model_options
 from tiny_folder import write_target
 
 from eagle_fsd.api import load
-from eagle_fsd.config import BadInput, TreeConfig, parse_tree
+from eagle_fsd.config import BadInput, parse_tree, tree_name
 from eagle_fsd.decoding.acceptance import Policy
+from eagle_fsd.decoding.drafter import RootDrafter
 from eagle_fsd.decoding.loop import DecodeConfig, StopConfig, decode
 from eagle_fsd.evaluation.arms import parse_arm
-from eagle_fsd.evaluation.offline.replay import ReplayPlan
-from eagle_fsd.rules.fsd import Exact, Fsd
+from eagle_fsd.evaluation.offline.texts import BEYOND, cut
+from eagle_fsd.rules.fsd import Exact
 from eagle_fsd.speed import tree_choice
-from eagle_fsd.speed.tree_choice import candidate_trees, choose, choose_tree, count_acceptance
+from eagle_fsd.speed.tree_choice import choose, choose_tree, count_acceptance, neighbours
 
 COMMAND = "evaluate/choose_tree.py"
 NAMES = ["1x1x1", "7x3x4", "15x4x6", "5x5x1"]
@@ -32,23 +35,28 @@ def model(models):
 
 
 def counted(accepted: list[int], fuzzy: list[int]) -> pd.DataFrame:
-    frame = pd.DataFrame({"accepted": accepted, "fuzzy": fuzzy}, index=NAMES)
-    return frame.assign(rounds=100)
+    tokens = [100 + drafts for drafts in accepted]
+    return pd.DataFrame({"tokens": tokens, "fuzzy": fuzzy}, index=NAMES).assign(rounds=100)
+
+
+def config(new_tokens: int) -> DecodeConfig:
+    return DecodeConfig(Policy(Exact()), StopConfig(new_tokens))
 
 
 def test_acceptance_is_that_of_real_decoding(model):
-    """Rounds that lie within the answer; with T inf every round that has children may be fuzzy."""
+    """Rounds that lie within the answer, with every drafter that has a tree."""
     prompt = model.prompt_ids("Say one.")
-    plan = ReplayPlan(TREES, {"loose": Fsd(float("inf"))})
-    counts = count_acceptance(model, [prompt], plan, 30)
-    for tree, (_, row) in zip(TREES, counts.iterrows(), strict=True):
-        config = DecodeConfig(Policy(Exact()), StopConfig(30))
-        real = decode(model.target, model.drafter.with_tree(tree), prompt, config).rounds
-        accepted = sum(r.accepted_drafts for r in real)
-        assert (row["rounds"], row["accepted"]) == (len(real), accepted)
-        assert 0 < row["fuzzy"] <= row["rounds"]
+    greedy = decode(model.target, RootDrafter(), prompt, config(30 + BEYOND)).tokens
+    texts = [cut(prompt, greedy, StopConfig(30))]
+    for arm, tree in product(map(parse_arm, ("exact", "fsd:inf", "exact@hybrid")), TREES):
+        drafter = replace(arm.drafter, tree=tree_name(tree)).build(model)
+        real = decode(model.target, drafter, prompt, config(30)).rounds
+        counts = count_acceptance(model, arm, tree, texts)
+        tokens = sum(len(r.tokens) for r in real)
+        assert (counts["rounds"], counts["tokens"]) == (len(real), tokens)
+        assert (counts["fuzzy"] > 0) == (arm.text == "fsd:inf")
     with pytest.raises(BadInput, match="no calibration prompt"):
-        count_acceptance(model, [prompt], plan, 1)
+        count_acceptance(model, arm, tree, [cut(prompt, greedy, StopConfig(1))])
 
 
 def test_the_choice_is_the_best_of_all():
@@ -67,22 +75,25 @@ def test_the_choice_is_the_best_of_all():
 
 
 def test_trees_with_more_fuzzy_tokens_are_refused():
-    """A chain that would win has a share of .30, the model's own tree of .19; where no share is
-    predicted, or the own tree is none of the candidates, nothing is refused."""
+    """A chain that would win has a share of .30, the model's own tree of .19."""
     counts = counted([20, 90, 110, 130], [10, 40, 40, 69])
     chosen = [choose(counts, COSTS, "15x4x6", hold=hold) for hold in (0.0, 0.03, 0.2)]
     assert [table.tree[0] for table in chosen] == ["1x1x1", "7x3x4", "5x5x1"]
     assert "1 of 4 refused" in tree_choice.explain(chosen[1])
-    assert choose(counts.drop(columns="fuzzy"), COSTS, "15x4x6", hold=0.0).tree[0] == "5x5x1"
-    assert choose(counts, COSTS, "59x6x10", hold=0.0).held.all()
 
 
-def test_the_candidates_are_valid_and_hold_the_default_trees():
-    trees = candidate_trees(101)
-    assert len(set(trees)) == len(trees)
-    assert set(map(parse_tree, ("15x4x6", "59x6x10", "7x3x4"))) <= set(trees)
-    assert {tree.branch_top_k for tree in candidate_trees(3)} == {1, 2, 3}
-    ReplayPlan(tuple(trees)).growths()  # one shape holds all of a top-k
+def test_neighbours_are_possible_trees_one_step_away():
+    """A tree between the values has neighbours too, and all trees are reached from any."""
+    near = {tree_name(tree) for tree in neighbours(parse_tree("15x4x6"), 101)}
+    assert near == {"11x4x6", "19x4x6", "15x3x6", "15x5x6", "15x4x3", "15x4x10"}
+    near = {tree_name(tree) for tree in neighbours(parse_tree("6x3x4"), 5)}
+    assert near == {"5x3x4", "7x3x4", "6x2x4", "6x4x4", "6x3x3"}
+    seen, waiting = set(), [parse_tree("1x1x1")]
+    while waiting:
+        tree = waiting.pop()
+        seen.add(tree)
+        waiting += [other for other in neighbours(tree, 101) if other not in seen]
+    assert {parse_tree("15x4x6"), parse_tree("59x6x10"), parse_tree("59x8x3")} <= seen
 
 
 def test_what_cannot_be_measured_is_refused(call, models, tmp_path):
@@ -92,16 +103,16 @@ def test_what_cannot_be_measured_is_refused(call, models, tmp_path):
     assert "90 positions" in call(COMMAND, *model_options((short, models[1])))
 
 
-@pytest.mark.parametrize("arm", ["exact", "fsd:0.4,child=target"])
-def test_the_command_prints_and_writes(call, models, tmp_path, monkeypatch, arm):
-    """The tree of --tree is in the table beside the best; a share is predicted for fsd only."""
-    monkeypatch.setattr(tree_choice, "candidate_trees", lambda size: [*TREES, TreeConfig(3, 3, 1)])
+@pytest.mark.parametrize("arm", ["exact@hybrid", "fsd:0.4"])
+def test_the_command_searches_prints_and_writes(call, models, tmp_path, monkeypatch, arm):
+    """The tree of --tree is in the table beside the best, which no neighbour that is held beats."""
     monkeypatch.setattr(tree_choice, "PROMPTS", ("Say one.", "Say two."))
     monkeypatch.setattr(tree_choice, "REPEATS", 1)
-    options = [*model_options(models), "--tree", "15x4x6", "--max_new_tokens", 4, "--arm", arm]
+    options = [*model_options(models), "--tree", "7x3x3", "--max_new_tokens", 4, "--arm", arm]
     text = call(COMMAND, *options, "--output", tmp_path / "choice.json")
     record = json.loads((tmp_path / "choice.json").read_text())
-    assert f"tree {record['tree']}" in text and "| 15x4x6 " in text
-    assert {row["tree"] for row in record["candidates"]} == {*NAMES, "3x3x1"}
-    shares = [row["fuzzy_share"] is None for row in record["candidates"]]
-    assert shares == [arm == "exact"] * 5
+    rated = {row["tree"]: row["held"] * row["speedup"] for row in record["candidates"]}
+    best = record["tree"]
+    assert f"tree {best}" in text and "| 7x3x3 " in text
+    near = {tree_name(tree) for tree in neighbours(parse_tree(best), 101)}
+    assert near <= set(rated) and rated[best] == max(rated.values())

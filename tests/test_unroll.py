@@ -7,7 +7,7 @@ from tiny import prompt_tokens, target_and_head
 
 from eagle_fsd.config import TreeConfig
 from eagle_fsd.drafters.eagle import EagleDrafter
-from eagle_fsd.training.losses import unroll
+from eagle_fsd.heads.unroll import unroll
 
 B, T = 3, 11
 

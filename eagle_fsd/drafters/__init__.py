@@ -3,7 +3,7 @@
 eagle.py, grower.py  dynamic trees of a draft head
 lookup.py            what followed the same tokens before in the text (continuations.py)
 hybrid.py            both: continuations grafted onto the head's tree
-growth.py, pool.py   the head's trees at every position of a known text at once
+walk.py              any of them along a text that is known
 """
 
 from typing import ClassVar, Protocol

@@ -12,8 +12,7 @@ from accelerate.utils import set_seed
 from eagle_fsd.api import SMALL_TREE
 from eagle_fsd.config import BadInput, TreeConfig, tree_name
 from eagle_fsd.drafters.eagle import EagleDrafter
-from eagle_fsd.drafters.growth import HeadOnText, grow
-from eagle_fsd.drafters.pool import visited_roots
+from eagle_fsd.drafters.walk import walk
 from eagle_fsd.heads.files import write_head
 from eagle_fsd.heads.head_config import HeadConfig, head_shape
 from eagle_fsd.heads.models import DraftHead, answer_counts, build_head, coverage, frequent_tokens
@@ -122,22 +121,18 @@ def expected_tokens_per_round(
     """
     target = states.target
     drafter = EagleDrafter(head, target, tree)
-    tokens = rounds = 0
+    rounds = []
     for dialogue in dialogues:
         ((feature_LF, _),) = states.of([dialogue.ids])
-        ids_L = torch.tensor(dialogue.ids, device=target.device)
-        text = HeadOnText(drafter, ids_L, feature_LF.to(target.device, target.dtype), tree)
-        end = 0
+        feature_LF, ids, end = feature_LF.to(target.device, target.dtype), dialogue.ids, 0
         for own, run in groupby(dialogue.mask):
             first, end = end, end + len(list(run))
             # from each root on, as many tokens as the tree is deep must be the answer's
-            if own and end - tree.tree_depth > first:
-                root_B = torch.arange(first, end - tree.tree_depth, device=ids_L.device)
-                accepted_B = grow(text, root_B, tree).accepted(tree)
-                visited = visited_roots(accepted_B)
-                rounds += len(visited)
-                tokens += len(visited) + int(accepted_B[visited].sum())
-    return tokens / rounds if rounds else None
+            last = end - tree.tree_depth
+            if own and last > first:
+                visits = walk(drafter, ids, range(first, last), feature_LF)
+                rounds += [len(path) for _, path, _ in visits]
+    return sum(rounds) / len(rounds) if rounds else None
 
 
 def prepare(

@@ -16,12 +16,10 @@ class ReplayOptions(RunOptions):
     question_file: str = option("", "question.jsonl in FastChat's format; empty: MT-Bench")
     questions: int | None = option(None, "how many first turns, over all categories; default all")
     max_new_tokens: int = option(128, "budget of an answer")
-    trees: list[str] = option(
-        ["7x4x6", "15x4x6", "23x5x8", "59x6x10"], "drafts x levels x top-k; 4x4x1 is a chain"
-    )
     arms: list[str] = option(
-        ["fsd:0.2", "fsd:0.3", "fsd:0.4"],
-        "of rule fsd or fsd-paper, followed to their first fuzzy token",
+        [f"exact@eagle:{tree}" for tree in ("7x4x6", "15x4x6", "23x5x8", "59x6x10")]
+        + [f"fsd:{threshold}" for threshold in (0.2, 0.3, 0.4)],
+        "what is replayed: rules that judge a node by itself, with any drafter; trees are 15x4x6",
     )
     texts: str = option("", "folder of stored texts; default one of target and code")
     output: str = option("runs/replay", "folder of the run")

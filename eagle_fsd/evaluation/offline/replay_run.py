@@ -5,12 +5,15 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from eagle_fsd.config import BadInput, parse_tree, tree_name
+from eagle_fsd.api import SMALL_TREE
+from eagle_fsd.config import BadInput, SamplingConfig, parse_tree, tree_name
+from eagle_fsd.decoding.acceptance import Policy
 from eagle_fsd.decoding.drafter import RootDrafter
 from eagle_fsd.decoding.target import Target
-from eagle_fsd.drafters.eagle import EagleDrafter, EagleSettings
-from eagle_fsd.evaluation.arms import parse_arms
-from eagle_fsd.evaluation.offline.replay import WALKS, ReplayPlan, replay_text
+from eagle_fsd.drafters import DrafterSettings
+from eagle_fsd.drafters.eagle import EagleDrafter
+from eagle_fsd.evaluation.arms import Arm, parse_arms
+from eagle_fsd.evaluation.offline.replay import check_replayed, judge_levels, replay
 from eagle_fsd.evaluation.offline.replay_metrics import in_words, tables
 from eagle_fsd.evaluation.offline.replay_options import ReplayOptions
 from eagle_fsd.evaluation.offline.texts import BEYOND, open_texts, plain_texts
@@ -19,18 +22,18 @@ from eagle_fsd.evaluation.report.read_runs import RunData
 from eagle_fsd.heads.models import DraftHead
 from eagle_fsd.models import load
 from eagle_fsd.models.loaded import Model
-from eagle_fsd.rules.fsd import Fsd
 from eagle_fsd.runs.folder import Run
 from eagle_fsd.runs.jsonl import write_json
 from eagle_fsd.runs.provenance import digest, without_checkout
 
+LEVELS = 6  # of the table by level
 # what a run may be continued with, although it differs
 FREE = frozenset(("heads", "device", "questions", "texts", "output"))
 
 
 def run_replay(options: ReplayOptions) -> None:
     """Replay what is missing, and report."""
-    plan = read_plan(options)
+    arms = read_arms(options)
     questions = spread(read_questions(options.question_file), options.questions)
     config = load.load_target_config(options.target)
     named = head_names(options.heads)
@@ -52,18 +55,29 @@ def run_replay(options: ReplayOptions) -> None:
         target, tokenizer = load.load_target(
             options.target, dtype=options.dtype, device=options.device
         )
-        model = Model(target, tokenizer, RootDrafter(), options.conv_template)
-        prompts = {key: model.prompt_ids(question.turns[0]) for key, question in todo.items()}
-        drafters = {name: build_drafter(head, target, plan) for name, head in heads.items()}
-        texts = plain_texts(store, target, prompts, model.stop(options.max_new_tokens))
+        plain = Model(target, tokenizer, RootDrafter(), options.conv_template)
+        models = {name: with_head(plain, head) for name, head in heads.items()}
+        groups: dict[DrafterSettings, dict[str, Policy]] = {}
+        for arm in arms:
+            groups.setdefault(arm.drafter, {})[arm.text] = arm.policy(SamplingConfig())
+        prompts = {key: plain.prompt_ids(question.turns[0]) for key, question in todo.items()}
+        texts = plain_texts(store, target, prompts, plain.stop(options.max_new_tokens))
         del store  # another replay may have it
         run.begin_session()
-        for name, drafter in drafters.items():
+        for name, model in models.items():
+            drafters = [(settings.build(model), policies) for settings, policies in groups.items()]
             for question in tqdm(missing[name], desc=name):
-                key = {"question_id": question.question_id, "category": question.category}
-                key["turns"] = [{"prompt": question.turns[0]}]
-                text = texts[question.question_id]
-                run.add(files[name], key | replay_text(drafter, text, plan))
+                text, found = texts[question.question_id], {}
+                for drafter, policies in drafters:
+                    found |= replay(model.target, drafter, policies, text)
+                record = {
+                    "question_id": question.question_id,
+                    "category": question.category,
+                    "turns": [{"prompt": question.turns[0]}],
+                    "arms": {arm.text: found[arm.text] for arm in arms},
+                    "levels": judge_levels(model.drafter, text, levels=LEVELS),
+                }
+                run.add(files[name], record)
     chosen = {
         name: [run.records[file][question.question_id, 0] for question in questions]
         for name, file in files.items()
@@ -71,25 +85,17 @@ def run_replay(options: ReplayOptions) -> None:
     report(run, chosen)
 
 
-def read_plan(options: ReplayOptions) -> ReplayPlan:
-    """Trees and rules, checked."""
-    trees = tuple(dict.fromkeys(map(parse_tree, options.trees)))
-    if not trees:
-        raise BadInput("--trees names no tree: give at least one, such as 15x4x6")
-    deepest = max(trees, key=lambda tree: tree.tree_depth)
-    if deepest.tree_depth > BEYOND:
-        raise BadInput(f"tree {tree_name(deepest)} is deeper than the {BEYOND} of replay")
-    arms = parse_arms(options.arms) if options.arms else []
+def read_arms(options: ReplayOptions) -> list[Arm]:
+    """The arms, checked."""
+    arms = parse_arms(options.arms, tree=tree_name(SMALL_TREE))
     for arm in arms:
-        plain = type(arm.rule) in WALKS and not arm.guards and arm.drafter == EagleSettings()
-        # where fsd takes its first fuzzy token does not depend on the child
-        child = "draft" if type(arm.rule) is Fsd else getattr(arm.rule, "child", "")
-        if not plain or arm.rule.logits != "raw" or child != "draft":
-            raise BadInput(
-                f"arm {arm.text!r}: replay follows fsd, and fsd-paper with child draft, by raw "
-                "logits, without guards and drafters of their own"
-            )
-    return ReplayPlan(trees, {arm.text: arm.rule for arm in arms})
+        check_replayed(arm)
+        arm.policy(SamplingConfig()).check(None)
+        shape = parse_tree(arm.tree) if arm.tree else SMALL_TREE
+        levels = shape.tree_depth if arm.needs_head else arm.drafter.num_draft_tokens
+        if levels > BEYOND:
+            raise BadInput(f"arm {arm.text!r} drafts deeper than the {BEYOND} levels of replay")
+    return arms
 
 
 def head_names(heads: list[str]) -> dict[str, str]:
@@ -101,13 +107,13 @@ def head_names(heads: list[str]) -> dict[str, str]:
     }
 
 
-def build_drafter(head: DraftHead, target: Target, plan: ReplayPlan) -> EagleDrafter:
-    """A drafter whose target gives this head's features; it checks that all trees fit."""
-    layers = head.config.fused_layers(target.num_layers)
-    own = Target(target.model, feature_layers=layers) if layers else target
-    head.to(target.device, target.dtype)
-    *_, drafter = (EagleDrafter(head, own, shape) for shape in plan.growths())
-    return drafter
+def with_head(plain: Model, head: DraftHead) -> Model:
+    """A model whose target gives this head's features; BadInput: they do not fit."""
+    target = plain.target
+    if layers := head.config.fused_layers(target.num_layers):
+        target = Target(target.model, feature_layers=layers)
+    drafter = EagleDrafter(head.to(target.device, target.dtype), target, SMALL_TREE)
+    return Model(target, plain.tokenizer, drafter, plain.conv_template)
 
 
 def report(run: Run, records: dict[str, list[dict]]) -> None:

@@ -1,4 +1,4 @@
-"""The target's own greedy texts, stored once: what every head is replayed on (growth.py).
+"""The target's own greedy texts, stored once: what every head is replayed on (replay.py).
 
 Their folder is a run's (runs/folder.py): records/texts.jsonl has a question a line, its prompt and
 the greedy tokens whatever the stop tokens. A text for a budget is cut from them when it is read, so
