@@ -40,6 +40,7 @@ class ChooseOptions:
 
 def run(options: ChooseOptions, model_options: ModelOptions) -> None:
     from eagle_fsd.evaluation.arms import parse_arm
+    from eagle_fsd.evaluation.offline.replay import check_replayed
     from eagle_fsd.evaluation.tables import markdown_table
     from eagle_fsd.runs.jsonl import write_json
     from eagle_fsd.runs.provenance import describe_run
@@ -49,6 +50,7 @@ def run(options: ChooseOptions, model_options: ModelOptions) -> None:
     arm = parse_arm(options.arm)
     if not arm.needs_head:
         raise BadInput(f"--arm {options.arm} has no tree of a head: give a rule, such as fsd:0.4")
+    check_replayed(arm)
     arm.policy(SamplingConfig()).check(None)
     check_timing_alone(model_options.device)
     if options.output:

@@ -6,6 +6,7 @@ together. What is said of rounds counts the tokens of all rounds, before trimmin
 token that prefill yields; lengths and speeds are of what was answered.
 """
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 

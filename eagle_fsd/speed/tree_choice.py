@@ -26,7 +26,7 @@ from eagle_fsd.decoding.drafter import RootDrafter
 from eagle_fsd.decoding.loop import DecodeConfig, StopConfig, decode
 from eagle_fsd.drafters.eagle import EagleDrafter
 from eagle_fsd.evaluation.arms import Arm
-from eagle_fsd.evaluation.offline.replay import check_replayed, replay
+from eagle_fsd.evaluation.offline.replay import replay
 from eagle_fsd.evaluation.offline.texts import BEYOND, PlainText, cut
 from eagle_fsd.models.loaded import Model
 from eagle_fsd.rules.fsd import Exact
@@ -84,7 +84,6 @@ def choose_tree(
             f"the target's {model.target.max_positions} positions are too few to choose a tree in, "
             f"{needed} are needed: name the tree, such as 7x3x4"
         )
-    check_replayed(arm)
     plain = DecodeConfig(Policy(Exact()), StopConfig(max_new_tokens + BEYOND))
     texts = []
     for prompt in tqdm(prompts, desc="plain answers", unit="prompt", leave=False):
