@@ -19,12 +19,12 @@ def columns(**form_by_key: str) -> list[Column]:
     return list(zip(titles, form_by_key, form_by_key.values(), strict=True))
 
 
-MCNEMAR: list[Column] = [*columns(gained="d", lost="d"), ("McNemar p", "mcnemar_p", ".3f")]
 # what scorers and judges give to answers
 SCORES: tuple[Column, ...] = (
     *columns(score="s", arm="s", questions="d", mean=".4f"),
     ("- plain", "vs_plain", "+.4f"),
-    *MCNEMAR,
+    *columns(gained="d", lost="d"),
+    ("McNemar p", "mcnemar_p", ".3f"),
 )
 SCORES_NOTE = (
     "Means over questions, in brackets 95 % intervals; - plain: paired difference over the "
@@ -39,15 +39,13 @@ PAIRWISE: tuple[Column, ...] = (
     ("ties", "tie", ".2f"),
     ("losses", "loss", ".2f"),
     ("wins + ties / 2", "adjusted", ".2f"),
-    ("less 1/2", "difference", ".2f"),
-    *MCNEMAR,
     ("orders agree", "consistent", ".2f"),
     *columns(questions="d", verdicts="d"),
 )
 PAIRWISE_NOTE = (
-    "Against the baseline, each match in both orders; a tie too where the orders disagree. "
-    "Brackets and parentheses as for scores. gained, lost: questions with more wins than losses, "
-    "and with fewer; McNemar's exact p."
+    "Against the baseline, each match in both orders; a tie too where the orders disagree. In "
+    "brackets 95 % intervals over questions: the arms differ where that of wins + ties / 2 leaves "
+    "out 0.5."
 )
 ARM_WIDTH, TITLE_WIDTH = 20, 12  # of 100 on a terminal
 # metric -> what a verdict says of it

@@ -8,7 +8,6 @@ Records of a killed session are merged when the next one opens the folder.
 """
 
 import fcntl
-import json
 import shutil
 import threading
 import time
@@ -19,7 +18,7 @@ from typing import TextIO
 
 from eagle_fsd.config import BadInput
 from eagle_fsd.runs.command import Processes
-from eagle_fsd.runs.jsonl import append_lines, read_lines, write_json
+from eagle_fsd.runs.jsonl import append_lines, read_json, read_lines, write_json
 from eagle_fsd.runs.provenance import describe_run, source_digest, without_checkout
 
 
@@ -93,11 +92,7 @@ class Run:
         path = self.folder / "run.json"
         if not path.is_file():
             return []
-        try:
-            before = json.loads(path.read_text())
-            settings, sessions = dict(before["options"]), list(before["sessions"])
-        except (ValueError, KeyError, TypeError) as error:
-            raise BadInput(f"{path} is damaged ({error}); name another folder") from error
+        settings, sessions = read_json(path, options=dict, sessions=list)
         allowed = {"library"} if self.settings.get("changed_code") else set()
         # those that are only there count too: a file of a model may be gone
         names = sorted({*settings, *self.settings} - {*free, "changed_code"} - allowed)

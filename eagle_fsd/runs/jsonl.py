@@ -88,7 +88,10 @@ def check_form(value: object, form: Form, place: str) -> None:
     """
     kind = type(form) if isinstance(form, list | dict) else form
     if not isinstance(value, kind):
-        raise BadInput(f"{place} is {value!r:.60}: it is damaged, or of an older version")
+        raise BadInput(
+            f"{place} is {value!r:.60}: it is damaged, or of an older version; make it anew, "
+            "elsewhere"
+        )
     if isinstance(form, dict):
         for key, part in form.items():
             check_form(value.get(key), part, f"{place}, {key}")
@@ -103,7 +106,7 @@ def read_json(path: Path, **forms: Form) -> list:
     try:
         whole = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise BadInput(f"{path} is damaged ({error!r}): run its command again") from error
+        raise BadInput(f"{path} is damaged ({error!r}): make it anew, elsewhere") from error
     check_form(whole, forms, f"{path}")
     return [whole[key] for key in forms]
 

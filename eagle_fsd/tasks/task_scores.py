@@ -133,9 +133,7 @@ def pairwise_rows(verdicts: list[dict], *, judge: str, baseline: str) -> list[di
 
     Returns:
         judge, arm, baseline, questions, verdicts (matches); win, tie, loss and adjusted (win +
-        tie / 2), intervals; difference (of adjusted to 1/2); consistent (share of matches whose
-        games agree); gained, lost, mcnemar_p (questions with more wins than losses, with fewer,
-        and how likely so uneven a split is).
+        tie / 2), intervals; consistent (share of matches whose games agree).
     """
     rows = []
     for arm, part in pd.DataFrame(verdicts).groupby("arm", sort=False):
@@ -146,15 +144,11 @@ def pairwise_rows(verdicts: list[dict], *, judge: str, baseline: str) -> list[di
             continue
         agree = games[1] == -games[2]
         wins = games[1].where(agree, 0)
-        points = (wins + 1) / 2
-        balance = wins.groupby(level="question_id").sum()
-        mean_Q = points.groupby(level="question_id").mean().tolist()
         row = {"judge": judge, "arm": arm, "baseline": baseline}
-        row |= {"questions": len(balance), "verdicts": len(wins)}
+        questions = wins.index.unique("question_id")
+        row |= {"questions": len(questions), "verdicts": len(wins)}
         row |= {name: _rate(wins == w) for name, w in (("win", 1), ("tie", 0), ("loss", -1))}
-        row |= {"adjusted": _rate(points), "consistent": float(agree.mean())}
-        row["difference"] = paired_difference(mean_Q, [0.5] * len(mean_Q))
-        row |= mcnemar((balance > 0).tolist(), (balance < 0).tolist())
+        row |= {"adjusted": _rate((wins + 1) / 2), "consistent": float(agree.mean())}
         rows.append(row)
     return rows
 
