@@ -9,6 +9,7 @@ neighbours of the best one so far. Trees are refused whose fuzzy share would exc
 by more than --hold_fuzzy_share. It measures for a minute or two on two CPU cores.
 """
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -55,7 +56,10 @@ def run(options: ChooseOptions, model_options: ModelOptions) -> None:
     check_timing_alone(model_options.device)
     if options.output:
         try:  # before the measuring
+            new = not os.path.exists(options.output)
             Path(options.output).open("a").close()
+            if new:
+                os.unlink(options.output)
         except (OSError, ValueError) as error:
             raise BadInput(f"cannot write to --output {options.output} ({error})") from error
     table = choose_tree(

@@ -90,7 +90,7 @@ def test_processes_add_to_shards_of_their_own(tmp_path):
     assert set(main.records["a"]) == {(1, 0), (2, 0)}
     (session,) = main.sessions
     assert session["processes"] == 2 and session["timed"] is False
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(BadInput, match="No such file or directory"):
         other.add("a", row(3))
 
 

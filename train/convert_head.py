@@ -45,6 +45,7 @@ def convert(options: ConvertOptions) -> None:
     import torch
 
     from eagle_fsd.heads.files import read_head, write_head
+    from eagle_fsd.runs.folder import lock_folder
 
     head, notes = read_head(options.head)
     kind = "EAGLE-3" if head.config.eagle3 else "EAGLE-1/2"
@@ -52,7 +53,8 @@ def convert(options: ConvertOptions) -> None:
     if options.draft_vocab:
         head = confined(head, options)
     dtype = getattr(torch, options.dtype) if options.dtype else None
-    write_head(options.output, head, dtype=dtype)
+    with lock_folder(Path(options.output)):
+        write_head(options.output, head, dtype=dtype)
     own = sum(parameter.numel() for parameter in head.parameters())
     print(f"wrote {options.output}: {own:,} parameters")
     for key, tensor in head.state_dict().items():

@@ -7,6 +7,7 @@ Axes: Q questions, X those or none (sums over all), A arms: plain, exact, then t
 
 from collections.abc import Mapping, Sequence
 from functools import partial
+from io import BytesIO
 from pathlib import Path
 
 import matplotlib
@@ -18,6 +19,7 @@ from eagle_fsd.evaluation.arms import PLAIN
 from eagle_fsd.evaluation.metrics import EXACT, METRICS, exact_beside, rate_parts, shared_questions
 from eagle_fsd.evaluation.parts import Record
 from eagle_fsd.evaluation.stats import interval
+from eagle_fsd.runs.jsonl import write_file
 
 GAINS = (1.05, 1.1, 1.2)  # in tokens a round, over exact with the same drafter
 LEAST = 16  # questions with an interval of what is read off: below, it held 91 of 100
@@ -112,8 +114,10 @@ def plot_curves(rows: Sequence[dict], path: Path) -> str:
         axes.grid(alpha=0.15)
         axes.margins(0.1)
         figure.legend(loc="outside lower center", ncols=min(len(lines), 2), frameon=False)
-        figure.savefig(path.with_suffix(".svg"), metadata={"Date": None})
-        figure.savefig(path.with_suffix(".pdf"), metadata={"CreationDate": None})
+        for form, date in {"svg": "Date", "pdf": "CreationDate"}.items():
+            drawing = BytesIO()
+            figure.savefig(drawing, format=form, metadata={date: None})
+            write_file(path.with_suffix(f".{form}"), drawing.getvalue())
     return path.with_suffix(".svg").read_text(encoding="utf-8")
 
 

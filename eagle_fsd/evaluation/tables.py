@@ -9,6 +9,7 @@ from tabulate import tabulate
 from eagle_fsd.evaluation.arms import PLAIN
 from eagle_fsd.evaluation.metrics import EXACT, METRICS
 from eagle_fsd.evaluation.stats import Interval
+from eagle_fsd.runs.jsonl import write_file
 
 Column = tuple[str, str, str]  # title, key of the row, format
 
@@ -129,7 +130,7 @@ def write_csv(path: Path, rows: list[dict]) -> None:
     that a spreadsheet would take for a formula begin with an apostrophe."""
     frame = pd.json_normalize(rows, sep="_").dropna(axis="columns", how="all")
     frame = frame.rename(columns=lambda name: name.removesuffix("_value"))
-    frame.map(_no_formula).to_csv(path, index=False, lineterminator="\n")
+    write_file(path, frame.map(_no_formula).to_csv(index=False, lineterminator="\n"))
 
 
 def _no_formula(value: object) -> object:

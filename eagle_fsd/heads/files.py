@@ -10,12 +10,13 @@ from pathlib import Path
 import torch
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save
 from transformers import PretrainedConfig
 
 from eagle_fsd.config import BadInput
 from eagle_fsd.heads.head_config import read_config, renamed, to_json
 from eagle_fsd.heads.models import DraftHead, build_head
+from eagle_fsd.runs.jsonl import write_file, write_json
 
 CONFIG_NAME = "config.json"
 WEIGHTS_NAME = "model.safetensors"
@@ -90,20 +91,14 @@ def read_head(
 def write_head(
     folder: str | Path, head: DraftHead, *, dtype: torch.dtype | None = torch.bfloat16
 ) -> None:
-    """Write a head as config.json and model.safetensors, which appears in one rename; dtype None
-    keeps each weight's own. BadInput: the folder cannot be written to."""
+    """Write a head as model.safetensors and config.json, each in one rename; dtype None keeps each
+    weight's own. BadInput: the folder cannot be written to, or another command writes there."""
     tensors = {key: tensor.cpu().contiguous() for key, tensor in head.state_dict().items()}
     if dtype is not None:
         tensors |= {k: t.to(dtype) for k, t in tensors.items() if t.is_floating_point()}
-    config, unfinished = Path(folder) / CONFIG_NAME, Path(folder) / f"{WEIGHTS_NAME}.tmp"
-    try:
-        config.parent.mkdir(parents=True, exist_ok=True)
-        config.write_text(json.dumps(to_json(head.config), indent=2) + "\n")
-        save_file(tensors, unfinished, metadata={"format": "pt"})
-        unfinished.chmod(config.stat().st_mode)  # safetensors keeps other users out
-        unfinished.replace(config.with_name(WEIGHTS_NAME))
-    except (OSError, ValueError, SafetensorError) as error:
-        raise BadInput(f"cannot write a head to {folder} ({error})") from error
+    write_file(Path(folder) / WEIGHTS_NAME, save(tensors, metadata={"format": "pt"}))
+    # last: a folder without it is no head
+    write_json(Path(folder) / CONFIG_NAME, to_json(head.config))
 
 
 def _is_idle(key: str, tensor: torch.Tensor, layout: str) -> bool:

@@ -11,6 +11,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+from safetensors import SafetensorError
+
 from eagle_fsd.config import BadInput
 
 EMBEDDED_TARGET = "smollm2"  # as users name it
@@ -70,23 +72,21 @@ def asset_dir(name: str) -> Path:
         return final
     try:
         cache.mkdir(parents=True, exist_ok=True)
-        work = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=cache))
-    except OSError as error:
+        with tempfile.TemporaryDirectory(prefix=f".{name}-", dir=cache) as folder:
+            work = Path(folder) / name
+            print(f"eagle_fsd: preparing {name} in {cache} (once)", file=sys.stderr)
+            _unpack(*CARRIERS[name], work)
+            if name in FINISHES:
+                FINISHES[name](work)
+            for path in [work, *work.rglob("*")]:  # safetensors keeps other users out
+                path.chmod(0o755 if path.is_dir() else 0o644)
+            if not final.is_dir():  # another process may have finished first
+                work.rename(final)
+    except (OSError, SafetensorError) as error:
         raise BadInput(
-            f"cannot write to the cache folder {cache} ({error}); "
-            "set EAGLE_FSD_CACHE to a writable folder"
+            f"cannot write {name} to the cache folder {cache} ({error}): make room there, or set "
+            "EAGLE_FSD_CACHE to a writable folder"
         ) from error
-    try:
-        print(f"eagle_fsd: preparing {name} in {cache} (once)", file=sys.stderr)
-        _unpack(*CARRIERS[name], work)
-        if name in FINISHES:
-            FINISHES[name](work)
-        for path in [work, *work.rglob("*")]:  # mkdtemp and safetensors keep other users out
-            path.chmod(0o755 if path.is_dir() else 0o644)
-        if not final.is_dir():  # another process may have finished first
-            work.rename(final)
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
     return final
 
 

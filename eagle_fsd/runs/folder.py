@@ -27,6 +27,25 @@ def answer_key(record: dict) -> tuple[int | str, int]:
     return record["question_id"], record.get("choice", 0)
 
 
+def lock_folder(folder: Path) -> TextIO:
+    """Make a folder, and hold the lock of the one command that may write there until the file that
+    is returned is closed. BadInput: another command holds it, or the folder cannot be written to.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = (folder / ".lock").open("w")
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # a kill releases it too
+    except BlockingIOError:
+        raise BadInput(
+            f"another command is writing to {folder}: wait for it, or name another folder"
+        ) from None
+    except (OSError, ValueError) as error:  # a name may hold what no file system takes
+        raise BadInput(
+            f"cannot write to the folder {folder} ({error}): make it writable, or name another"
+        ) from error
+    return lock
+
+
 class Run:
     """Opens a folder, reads what it holds, and adds records.
 
@@ -60,8 +79,11 @@ class Run:
         self.records: defaultdict[str, dict[Hashable, dict]] = defaultdict(dict)
         self._key, self._session = key, ""
         self._adding = threading.Lock()
+        if self.folder == Path():  # as of an empty text; "." is one too
+            raise BadInput("the folder of a run needs a name, such as runs/mine")
         if processes.is_main:
-            self._lock = self._open()
+            self._lock = lock_folder(self.folder)
+            (self.folder / "records").mkdir(exist_ok=True)
         else:
             processes.wait()  # for the main one to mend what a killed session left
         self.sessions = self._read_sessions(free)
@@ -71,22 +93,6 @@ class Run:
         if processes.is_main:
             self._merge()
             processes.wait()
-
-    def _open(self) -> TextIO:
-        """Make the folder, and hold the lock of the one command that may write."""
-        if self.folder == Path():  # as of an empty text; "." is one too
-            raise BadInput("the folder of a run needs a name, such as runs/mine")
-        try:
-            (self.folder / "records").mkdir(parents=True, exist_ok=True)
-            lock = (self.folder / ".lock").open("w")
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # a kill releases it too
-        except BlockingIOError:
-            raise BadInput(
-                f"another command is writing to {self.folder}: wait for it, or name another folder"
-            ) from None
-        except (OSError, ValueError) as error:  # a name may hold what no file system takes
-            raise BadInput(f"cannot write to the folder {self.folder} ({error})") from error
-        return lock
 
     def _read_sessions(self, free: Collection[str]) -> list[dict]:
         path = self.folder / "run.json"

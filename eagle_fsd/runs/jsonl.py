@@ -112,33 +112,53 @@ def read_json(path: Path, **forms: Form) -> list:
 
 
 def append_lines(path: Path, rows: Iterable[dict]) -> None:
-    """Append rows; they are on disk when this returns."""
-    _write(path, _lines(rows), "a")
+    """Append rows; they are on disk when this returns. BadInput: as write_file, and the file is as
+    it was, so that another thread's rows do not follow half of these."""
+    end = path.stat().st_size if path.is_file() else 0
+    try:
+        _write(path, _lines(rows).encode(), "ab")
+    except OSError as error:
+        if path.is_file():
+            os.truncate(path, end)
+        raise _not_written(path, error) from error
 
 
 def write_lines(path: Path, rows: Iterable[dict]) -> None:
-    """Replace a file in one rename."""
-    _replace(path, _lines(rows))
+    """Replace a file as write_file does."""
+    write_file(path, _lines(rows))
 
 
 def write_json(path: Path, value: dict) -> None:
-    """Replace an indented JSON file in one rename."""
-    _replace(path, json.dumps(value, indent=2, allow_nan=False) + "\n")
+    """Replace an indented JSON file as write_file does."""
+    write_file(path, json.dumps(value, indent=2, allow_nan=False) + "\n")
 
 
 def _lines(rows: Iterable[dict]) -> str:
     return "".join(json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n" for row in rows)
 
 
-def _replace(path: Path, text: str) -> None:
-    """On disk when this returns, so that what it was made from may be deleted."""
-    temporary = path.with_name(path.name + ".tmp")
-    _write(temporary, text, "w")
-    temporary.replace(path)
+def write_file(path: Path, content: str | bytes) -> None:
+    """Replace a file in one rename, its folder made if need be: it is whole, or as it was. On disk
+    when this returns, so that what it was made from may be deleted. BadInput: it cannot be written,
+    as on a full disk."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_name(path.name + ".tmp")
+        _write(temporary, content.encode() if isinstance(content, str) else content, "wb")
+        temporary.replace(path)
+    except OSError as error:
+        raise _not_written(path, error) from error
 
 
-def _write(path: Path, text: str, mode: str) -> None:
-    with path.open(mode, encoding="utf-8") as file:
-        file.write(text)
+def _write(path: Path, content: bytes, mode: str) -> None:
+    with path.open(mode) as file:
+        file.write(content)
         file.flush()
         os.fsync(file.fileno())
+
+
+def _not_written(path: Path, error: OSError) -> BadInput:
+    return BadInput(
+        f"cannot write to {path} ({error}): make room there, or let it be written to, and run the "
+        "same command again; nothing that was there is lost"
+    )

@@ -14,7 +14,8 @@ from eagle_fsd.evaluation import tables
 from eagle_fsd.evaluation.arms import parse_arm
 from eagle_fsd.evaluation.questions import Question
 from eagle_fsd.evaluation.stats import mcnemar, mean_interval, paired_difference, share_interval
-from eagle_fsd.runs.jsonl import read_lines, write_json, write_lines
+from eagle_fsd.runs.folder import lock_folder
+from eagle_fsd.runs.jsonl import read_lines, write_file, write_json, write_lines
 from eagle_fsd.tasks.humaneval import bubblewrap
 from eagle_fsd.tasks.scorers import SCORERS
 
@@ -51,22 +52,22 @@ def score_run(
             f"{strange.pop()!r}: give the --task that was answered"
         )
     target = Path(folder) / "scores"
-    target.mkdir(parents=True, exist_ok=True)
-    values = []
-    for arm, rows in records.items():
-        scored = []
-        for row in tqdm(rows, unit="answer", desc=f"scores of {arm}"):
-            given = SCORERS[scorer].score(row["turns"][0]["text"], by_id[row["question_id"]])
-            place = {"question_id": row["question_id"], "choice": row.get("choice", 0)}
-            scored.append(place | {"scores": given})
-            values += [place | {"arm": arm, "score": s, "value": v} for s, v in given.items()]
-        write_lines(target / f"{parse_arm(arm).slug}.jsonl", scored)
-    compared = compare_scores(values)
-    text = score_table(compared)
-    if scorer == "humaneval":
-        place = "in bubblewrap" if bubblewrap() else "without isolation"
-        text += f"\n\nThe answers' code ran {place}."
-    write_table(target / "table", text, compared)
+    with lock_folder(target):
+        values = []
+        for arm, rows in records.items():
+            scored = []
+            for row in tqdm(rows, unit="answer", desc=f"scores of {arm}"):
+                given = SCORERS[scorer].score(row["turns"][0]["text"], by_id[row["question_id"]])
+                place = {"question_id": row["question_id"], "choice": row.get("choice", 0)}
+                scored.append(place | {"scores": given})
+                values += [place | {"arm": arm, "score": s, "value": v} for s, v in given.items()]
+            write_lines(target / f"{parse_arm(arm).slug}.jsonl", scored)
+        compared = compare_scores(values)
+        text = score_table(compared)
+        if scorer == "humaneval":
+            place = "in bubblewrap" if bubblewrap() else "without isolation"
+            text += f"\n\nThe answers' code ran {place}."
+        write_table(target / "table", text, compared)
     return text, compared
 
 
@@ -111,7 +112,7 @@ def score_table(compared: list[dict]) -> str:
 
 def write_table(path: Path, text: str, rows: list[dict]) -> None:
     """Write PATH.md, and PATH.json {"rows"}, which the report shows as they are."""
-    path.with_name(f"{path.name}.md").write_text(f"{text}\n")
+    write_file(path.with_name(f"{path.name}.md"), f"{text}\n")
     write_json(path.with_name(f"{path.name}.json"), {"rows": rows})
 
 

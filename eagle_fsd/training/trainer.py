@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list
+from safetensors import SafetensorError
 from torch import nn
 from tqdm import tqdm
 
@@ -133,9 +134,16 @@ class Trainer:
             bar.set_postfix({name: f"{value:.3f}" for name, value in row.items()})
 
     def _save(self, progress: dict) -> None:
-        """A kill amid it leaves the old state named, or the new one."""
+        """A kill amid it leaves the old state named, or the new one, and so does a full disk, which
+        BadInput tells of."""
         folder = self.run.folder / f"state-{progress['step']}"
-        self.accelerator.save_state(str(folder))
+        try:
+            self.accelerator.save_state(str(folder))
+        except (OSError, RuntimeError, SafetensorError) as error:  # the latter two are torch's
+            raise BadInput(
+                f"cannot save to {folder} ({error}): make room there, or let it be written to, and "
+                "run the same command again: it goes on from the last save"
+            ) from error
         self.accelerator.wait_for_everyone()
         if self.accelerator.is_main_process:
             write_json(self.run.folder / PROGRESS, progress)

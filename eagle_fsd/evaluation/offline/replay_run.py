@@ -23,7 +23,7 @@ from eagle_fsd.heads.models import DraftHead
 from eagle_fsd.models import load
 from eagle_fsd.models.loaded import Model
 from eagle_fsd.runs.folder import Run
-from eagle_fsd.runs.jsonl import write_json
+from eagle_fsd.runs.jsonl import write_file, write_json
 from eagle_fsd.runs.provenance import digest, without_checkout
 
 LEVELS = 6  # of the table by level
@@ -131,5 +131,5 @@ def report(run: Run, records: dict[str, list[dict]]) -> None:
     text = f"{title}\n\n{in_words(rows)}\n{notes}"
     whole = {"title": title, "options": options, "sessions": run.sessions}
     write_json(run.folder / "replay.json", whole | rows)
-    (run.folder / "replay.md").write_text(text)
+    write_file(run.folder / "replay.md", text)
     print(f"\n{text}\nwritten to {run.folder}: replay.md, replay.json, records/")

@@ -7,7 +7,7 @@ from eagle_fsd.evaluation.bench import Bench
 from eagle_fsd.evaluation.curves import equal_speed, plot_curves
 from eagle_fsd.evaluation.report.read_runs import RunData
 from eagle_fsd.evaluation.tables import Column, columns, metric_columns
-from eagle_fsd.runs.jsonl import write_json
+from eagle_fsd.runs.jsonl import write_file, write_json
 
 Table = tuple[Sequence[Column], list[dict]]  # rows have the columns' keys, and more for the CSV
 OVER_EXACT: Column = ("tokens/round over exact", "gain", ".2f")
@@ -71,7 +71,7 @@ def report_bench(bench: Bench, *, extra: str = "", further: dict | None = None) 
         for title, (shown, found) in run_tables(run).items()
     ]
     text = "\n\n".join(filter(None, [title, said, plot, *parts, extra, *notes]))
-    (folder / "summary.md").write_text(text + "\n", encoding="utf-8")
+    write_file(folder / "summary.md", text + "\n")
     rest = (
         f"All columns, with intervals, written to {folder}/summary.md, .json and .csv; the plot: "
         f"summary.svg\nThe page: python evaluate/report.py {folder} --output {folder}_report"

@@ -19,26 +19,27 @@ from eagle_fsd.config import BadInput
 from eagle_fsd.evaluation.curves import INK, plot_curves
 from eagle_fsd.evaluation.metrics import METRICS
 from eagle_fsd.evaluation.report.read_runs import RunData
-from eagle_fsd.evaluation.report.report_tables import NOTES, run_tables
+from eagle_fsd.evaluation.report.report_tables import NOTES, Table, run_tables
 from eagle_fsd.evaluation.tables import cell_text, verdict, write_csv
-from eagle_fsd.runs.folder import answer_key
-from eagle_fsd.runs.jsonl import write_json
+from eagle_fsd.runs.folder import answer_key, lock_folder
+from eagle_fsd.runs.jsonl import write_file, write_json
 
 MARK = "report.json"  # a folder with it is a report, and may be replaced
+UNFINISHED = ".unfinished"  # in it, until the new report is whole
 HERE = Path(__file__).parent
 
 
 def write_report(runs: list[RunData], output: Path) -> list[str]:
-    """Write the report in place of an old one, which stays where the runs cannot be compared.
+    """Write the report in place of an old one, which stays as it is until the new one is whole.
 
     Returns:
         All warnings.
 
     Raises:
         BadInput: arms that cannot be compared; the output is a file, holds something else than a
-            report, or cannot be written.
+            report, or cannot be written, as where another command writes there.
     """
-    empty = os.path.isdir(output) and not any(output.iterdir())
+    empty = os.path.isdir(output) and not any(output.glob("[!.]*"))
     if os.path.exists(output) and not empty and not (output / MARK).is_file():
         raise BadInput(f"--output {output} is something else than a report: name another folder")
     parts = [(run, run_tables(run)) for run in runs]
@@ -53,22 +54,35 @@ def write_report(runs: list[RunData], output: Path) -> list[str]:
                 csvs.setdefault(name, []).extend({"run": run.name} | row for row in rows)
     warnings = [f"{run.name}: {text}" for run in runs for text in run.doubts()]
     made = [{"name": run.name, "options": run.options, "sessions": run.sessions} for run in runs]
-    shutil.rmtree(output, ignore_errors=True)
-    try:
-        (output / "tables").mkdir(parents=True)
-    except (OSError, ValueError) as error:
-        raise BadInput(f"cannot write to --output {output} ({error})") from error
-    # first, so that what a kill leaves behind is replaced like a report
-    write_json(output / MARK, {"runs": made, "warnings": warnings, "tables": csvs})
-    for name, rows in csvs.items():
-        write_csv(output / "tables" / f"{name}.csv", rows)
-    plot = plot_curves(drawn, output / "plot")
-    csv = (output / "tables" / "arms.csv").read_text(encoding="utf-8")
+    with lock_folder(output):
+        new = output / UNFINISHED
+        shutil.rmtree(new, ignore_errors=True)  # a killed one's
+        write_json(new / MARK, {"runs": made, "warnings": warnings, "tables": csvs})
+        for name, rows in csvs.items():
+            write_csv(new / "tables" / f"{name}.csv", rows)
+        plot = plot_curves(drawn, new / "plot")
+        csv = (new / "tables" / "arms.csv").read_text(encoding="utf-8")
+        write_file(new / "index.html", page_of(parts, answers, plot=plot, csv=csv))
+        for old in {*output.glob("[!.]*")} - {output / MARK}:  # a kill here leaves it a report
+            if old.is_dir():
+                shutil.rmtree(old)
+            else:
+                old.unlink()
+        for path in new.iterdir():
+            path.replace(output / path.name)
+        new.rmdir()
+    return warnings
+
+
+def page_of(
+    parts: list[tuple[RunData, dict[str, Table]]], answers: list[dict], *, plot: str, csv: str
+) -> str:
+    """index.html, of runs with their tables, their answers, the plot's SVG and the arms as CSV."""
     page = Environment(loader=FileSystemLoader(HERE), autoescape=True, trim_blocks=True)
     page.policies["json.dumps_kwargs"] = {"ensure_ascii": False, "allow_nan": False}
     page.globals |= {"metrics": METRICS, "table_notes": NOTES}
     page.globals |= {"cell_text": cell_text, "verdict": verdict}
-    text = page.get_template("page.html").render(
+    return page.get_template("page.html").render(
         parts=parts,
         plot=plot[plot.find("<svg") :].replace(INK, "currentColor"),
         downloads={"plot.svg": ("image/svg+xml", plot), "arms.csv": ("text/csv", csv)},
@@ -76,8 +90,6 @@ def write_report(runs: list[RunData], output: Path) -> list[str]:
         css=(HERE / "page.css").read_text(encoding="utf-8"),
         js=(HERE / "page.js").read_text(encoding="utf-8"),
     )
-    (output / "index.html").write_text(text, encoding="utf-8")
-    return warnings
 
 
 def pack_answers(run: RunData) -> dict:
