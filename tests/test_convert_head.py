@@ -88,7 +88,7 @@ def drafted(target_folder: Path, head: DraftHead) -> DraftTree:
     drafter.reset(40)
     generator = torch.Generator().manual_seed(5)
     features_TF = torch.randn(5, 32 * (3 if layers else 1), generator=generator)
-    drafter.observe(features_TF, torch.tensor([11, 200, 3, 77, 150]))
+    drafter.observe(features_TF, [11, 200, 3, 77, 150])
     return drafter.propose()
 
 

@@ -209,9 +209,9 @@ def test_drafters_are_told_every_feature_with_the_token_after_it(family, monkeyp
     observe = drafter.observe
     monkeypatch.setattr(drafter, "observe", lambda *pair: (told.append(pair), observe(*pair)))
     answer = run(target, drafter, prompt)
-    features_TD, token_T = (torch.cat(parts) for parts in zip(*told, strict=True))
+    features_TD = torch.cat([features for features, _ in told])
     text = [*prompt, answer.tokens[0], *(t for r in answer.rounds for t in r.tokens)]
-    assert token_T.tolist() == text[1:]
+    assert [token for _, tokens in told for token in tokens] == text[1:]
     alone = target.model(torch.tensor([text]), output_hidden_states=True)
     torch.testing.assert_close(features_TD, alone.hidden_states[-1][0, :-1], atol=1e-4, rtol=0)
     assert answer.tokens_per_round > 1.5

@@ -54,7 +54,7 @@ def test_trees_are_those_of_the_slow_version(name, family):
             for count in commits:
                 new_T = torch.randint(0, 101, (count,), generator=generator)
                 new_TF = torch.randn(count, width, generator=generator)
-                drafter.observe(new_TF, new_T)
+                drafter.observe(new_TF, new_T.tolist())
                 tokens_T = torch.cat([tokens_T, new_T])
                 features_TF = torch.cat([features_TF, new_TF])
             tree = drafter.propose()

@@ -228,7 +228,7 @@ def test_a_prompt_in_blocks_gives_the_tree_of_a_prompt_at_once(engine, block, mo
         drafter.reset(60)
         target.start(60)
         _, features_LF = target.prefill(prompt_L)
-        drafter.observe(features_LF, prompt_L.roll(-1))
+        drafter.observe(features_LF, prompt_L.roll(-1).tolist())
         tree = drafter.propose()
         trees.append([tree.token_N, tree.parent_N, tree.draft_logits_ER])
     torch.testing.assert_close(*trees, atol=1e-4, rtol=1e-4)

@@ -58,13 +58,12 @@ def test_tokens_per_round_are_what_decoding_emits(kind, tree):
     tokens = rounds = 0
     for dialogue, lengths in zip(dialogues, turns, strict=True):
         ((feature_LF, _),) = states.of([dialogue.ids])
-        ids_L = torch.tensor(dialogue.ids)
         borders = [sum(lengths[:turn]) for turn in range(1, len(lengths) + 1)]
         for root, end in list(pairwise(borders))[::2]:
             while root < end - tree.tree_depth:
                 drafter = EagleDrafter(head, target, tree)
                 drafter.reset(64)
-                drafter.observe(feature_LF[:root], ids_L[1 : root + 1])
+                drafter.observe(feature_LF[:root], dialogue.ids[1 : root + 1])
                 wanted = dialogue.ids[root + 1 : root + 1 + tree.tree_depth]
                 depth = taken(drafter.propose(), wanted)
                 tokens, rounds, root = tokens + depth + 1, rounds + 1, root + depth + 1

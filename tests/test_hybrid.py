@@ -98,7 +98,7 @@ def test_the_likeliest_drafts_are_taken(seed):
     _, features_LF = target_started(target, prompt)
     for drafter in (hybrid, alone):
         drafter.reset(40)
-        drafter.observe(features_LF[:-1], torch.tensor(prompt[1:]))
+        drafter.observe(features_LF[:-1], prompt[1:])
     tree, heads = hybrid.propose(), alone.propose()
     found = paths_of(tree)
     assert len(set(found)) == len(found) == TREE.num_draft_tokens

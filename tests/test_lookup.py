@@ -38,7 +38,7 @@ LOOKUPS = {  # text, settings, what is drafted
 def test_what_is_drafted(text, settings, drafts):
     """A chain without draft distributions."""
     drafter = LookupDrafter(LookupSettings(*settings))
-    drafter.observe(torch.empty(len(text), 0), torch.tensor(text))
+    drafter.observe(torch.empty(len(text), 0), text)
     tree = drafter.propose()
     assert tree.token_N.tolist() == [text[-1], *drafts]
     assert tree.parent_N.tolist() == [0, *range(len(drafts))]
@@ -52,11 +52,11 @@ def test_trees_never_exceed_max_nodes(settings):
     generator = torch.Generator().manual_seed(0)
     for _ in range(60):
         count = int(torch.randint(1, 5, (), generator=generator))
-        token_T = torch.randint(0, 3, (count,), generator=generator)
-        drafter.observe(torch.empty(count, 0), token_T)
+        tokens = torch.randint(0, 3, (count,), generator=generator).tolist()
+        drafter.observe(torch.empty(count, 0), tokens)
         tree = drafter.propose()
         assert tree.size <= drafter.max_nodes
-        assert tree.token_N[0] == token_T[-1]
+        assert tree.token_N[0] == tokens[-1]
 
 
 @pytest.mark.parametrize("settings", SETTINGS)

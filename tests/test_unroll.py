@@ -71,21 +71,18 @@ def test_equals_what_the_drafter_drafts(kind, family, length):
     text = prompt_tokens(length)
     target.start(64)
     drafter.reset(64)
-    prompt_L = torch.tensor(text)
-    logits_V, features_LF = target.prefill(prompt_L)
-    root = logits_V.argmax()
-    drafter.observe(features_LF, torch.cat([prompt_L[1:], root[None]]))
-    text.append(root.item())
+    logits_V, features_LF = target.prefill(torch.tensor(text))
+    text.append(logits_V.argmax().item())
+    drafter.observe(features_LF, text[1:])
     for accepted in (3, 0, 4):  # drafts taken in this round, whatever the target thinks of them
         tree = drafter.propose()
         logits_NV, features_NF = target.verify(tree)
         check_chain(target, head, text, tree)
         path_A = torch.arange(accepted + 1)
-        next_1 = logits_NV[accepted].argmax()[None]
         target.commit(path_A)
-        new_A = torch.cat([tree.token_N[1 : accepted + 1], next_1])
-        drafter.observe(features_NF[path_A], new_A)
-        text += new_A.tolist()
+        new = [*tree.token_N[1 : accepted + 1].tolist(), logits_NV[accepted].argmax().item()]
+        drafter.observe(features_NF[path_A], new)
+        text += new
 
 
 @torch.inference_mode()

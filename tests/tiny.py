@@ -166,8 +166,8 @@ class NoisyTargetDrafter:
         self._tokens = [BOS]
         self._generator = torch.Generator().manual_seed(self.seed)
 
-    def observe(self, features_TD: torch.Tensor, next_token_T: torch.Tensor) -> None:
-        self._tokens += next_token_T.tolist()
+    def observe(self, features_TD: torch.Tensor, next_tokens: list[int]) -> None:
+        self._tokens += next_tokens
 
     @torch.inference_mode()
     def propose(self) -> DraftTree:

@@ -1,5 +1,6 @@
 """Drafters: what proposes the tree; and the one of plain decoding, whose trees are one node."""
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
@@ -18,8 +19,8 @@ class Drafter(Protocol):
     def reset(self, capacity: int) -> None:
         """Begin a new sequence of at most `capacity` tokens."""
 
-    def observe(self, features_TF: torch.Tensor, next_token_T: torch.Tensor) -> None:
-        """Take in committed tokens. Example: after prefill of t0 t1 t2 and the root t3,
+    def observe(self, features_TF: torch.Tensor, next_tokens: Sequence[int]) -> None:
+        """Take in committed tokens, T of them. Example: after prefill of t0 t1 t2 and the root t3,
         features are f0 f1 f2 and next tokens t1 t2 t3, the last of them always the coming root."""
 
     def propose(self) -> DraftTree:
@@ -34,10 +35,8 @@ class RootDrafter:
     def reset(self, capacity: int) -> None:
         """Nothing is kept."""
 
-    def observe(self, features_TF: torch.Tensor, next_token_T: torch.Tensor) -> None:
-        self._root = next_token_T[-1:]
+    def observe(self, features_TF: torch.Tensor, next_tokens: Sequence[int]) -> None:
+        self._root, self._device = next_tokens[-1], features_TF.device
 
     def propose(self) -> DraftTree:
-        zero_1 = torch.zeros_like(self._root)
-        nothing = torch.empty(0, 0, device=zero_1.device)
-        return DraftTree(self._root, zero_1, zero_1 - 1, nothing, max_depth=0)
+        return DraftTree.from_parents([self._root], [0], device=self._device)

@@ -182,14 +182,14 @@ def decode_rounds(
     with target.lock:
         sequence = target.start(capacity + drafter.max_nodes)
         drafter.reset(capacity)
-        prompt_L = torch.tensor(prompt, device=device)
-        logits_V, features_LF = target.prefill(prompt_L)
+        logits_V, features_LF = target.prefill(torch.tensor(prompt, device=device))
         if not math.isfinite(logits_V.amax().item()):
             raise no_numbers("in prefill")
         root_1 = draw(logits_V[None], uniform_P3[:1, 0].to(device), policy.sampling)
-        drafter.observe(features_LF, torch.cat([prompt_L[1:], root_1]))
+        root = root_1.tolist()
+        drafter.observe(features_LF, [*prompt[1:], *root])
         del features_LF  # the prompt's features are the drafter's to keep or to let go
-        answer, finish = stop.trim([], root_1.tolist())
+        answer, finish = stop.trim([], root)
         lap("prefill")
     yield Round(answer, finish)
 
@@ -220,10 +220,9 @@ def decode_rounds(
                     raise no_numbers(f"in round {number}, after {place} tokens of the answer")
             lap("accept")
             # up to 64 KB go to a CUDA device without waiting for it (CUDA programming guide)
-            rows = torch.tensor([accepted.path, accepted.tokens])
-            path_A, token_A = rows.to(device, non_blocking=True)
+            path_A = torch.tensor(accepted.path).to(device, non_blocking=True)
             target.commit(path_A)
-            drafter.observe(features_NF[path_A], token_A)
+            drafter.observe(features_NF[path_A], accepted.tokens)
             lap("commit")
         committed += len(accepted.tokens)
         kept, finish = stop.trim(answer, accepted.tokens)

@@ -69,10 +69,6 @@ class DraftTree:
         for node, parent in enumerate(parents[1:], start=1):
             assert 0 <= parent < node, f"parent {parent} of node {node} must come before it"
             depth.append(depth[parent] + 1)
-        return cls(
-            torch.tensor(tokens, device=device),
-            torch.tensor(parents, device=device),
-            torch.full((len(tokens),), -1, device=device),
-            torch.empty(0, 0, device=device),
-            max_depth=max(depth),
-        )
+        rows = torch.tensor([list(tokens), list(parents), [-1] * len(tokens)])
+        nothing = torch.empty(0, 0, device=device)
+        return cls(*rows.to(device, non_blocking=True), nothing, max_depth=max(depth))

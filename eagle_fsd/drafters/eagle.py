@@ -4,6 +4,7 @@ Axes: T new positions, K frontier nodes, E of them that a node sees, D hidden si
 """
 
 import copy
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar
@@ -109,8 +110,9 @@ class EagleDrafter:
         slots = self.tree_config.tree_depth + 1  # see _grow_fixed
         self._sequence.start(capacity + self.max_nodes + self.tree_config.num_expanded + slots)
 
-    def observe(self, features_TF: torch.Tensor, next_token_T: torch.Tensor) -> None:
-        self._pending.append((features_TF, next_token_T))
+    def observe(self, features_TF: torch.Tensor, next_tokens: Sequence[int]) -> None:
+        token_T = torch.tensor(next_tokens).to(features_TF.device, non_blocking=True)
+        self._pending.append((features_TF, token_T))
 
     @torch.inference_mode()
     def propose(self) -> DraftTree:

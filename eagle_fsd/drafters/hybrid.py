@@ -7,6 +7,7 @@ Axes: T newly committed tokens, F features, C drafts of the head.
 
 import heapq
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import ClassVar
@@ -70,11 +71,10 @@ class HybridDrafter:
         self.eagle.reset(capacity)
         self._text = Continuations(self.max_ngram)
 
-    def observe(self, features_TF: torch.Tensor, next_token_T: torch.Tensor) -> None:
-        self.eagle.observe(features_TF, next_token_T)
-        self._text.extend(next_token_T.tolist())
+    def observe(self, features_TF: torch.Tensor, next_tokens: Sequence[int]) -> None:
+        self.eagle.observe(features_TF, next_tokens)
+        self._text.extend(next_tokens)
 
-    @torch.inference_mode()
     def propose(self) -> DraftTree:
         tree = self.eagle.propose()
         token, parent, row, said = _read(tree)
@@ -103,9 +103,9 @@ class HybridDrafter:
                 far = cost - math.log(max(1 - wrong, 1e-9))
                 ahead = self._text.follow(context, offered)
                 heapq.heappush(heap, (far, next(order), offered, here, node, ahead))
-        device = tree.token_N.device
+        rows_3N = torch.tensor([tokens, parents, rows])
         return DraftTree(
-            *torch.tensor([tokens, parents, rows], device=device).unbind(),
+            *rows_3N.to(tree.token_N.device, non_blocking=True),
             tree.draft_logits_ER,
             max_depth=max(depths),
             draft_token_R=tree.draft_token_R,

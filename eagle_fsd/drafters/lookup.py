@@ -12,6 +12,7 @@ as wanted (continuations.py).
 Axes: T newly committed tokens, F features.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -57,9 +58,6 @@ class LookupDrafter:
     There is no divergence without a draft distribution: D is NaN and never passes, so that `fsd`
     emits what `exact` emits. When no n-gram matches, the tree is the root alone and the round is a
     plain step. The first token of a prompt is never told to a drafter and is not looked up.
-
-    The text lives on the host: on an accelerator a round copies its committed tokens there, and
-    waits for it.
     """
 
     def __init__(self, settings: LookupSettings = LookupSettings()):  # noqa: B008  (frozen)
@@ -70,9 +68,9 @@ class LookupDrafter:
     def reset(self, capacity: int) -> None:
         self._text = Continuations(self.settings.max_ngram)
 
-    def observe(self, features_TF: torch.Tensor, next_token_T: torch.Tensor) -> None:
-        self._root = next_token_T[-1:]
-        self._text.extend(next_token_T.tolist())
+    def observe(self, features_TF: torch.Tensor, next_tokens: Sequence[int]) -> None:
+        self._device = features_TF.device
+        self._text.extend(next_tokens)
 
     def propose(self) -> DraftTree:
         """The chain below the root, every draft looked up behind those before it."""
@@ -82,4 +80,4 @@ class LookupDrafter:
             tokens.append(known[0])
             context = self._text.follow(context, known[0])
         parents = [0, *range(len(tokens) - 1)]
-        return DraftTree.from_parents(tokens, parents, device=self._root.device)
+        return DraftTree.from_parents(tokens, parents, device=self._device)

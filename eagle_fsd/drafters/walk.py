@@ -28,11 +28,10 @@ def walk(
         roots: the first one's place, and the one behind the last that may be one.
         features_LF: the target's, of the text.
     """
-    ids_L = torch.tensor(ids, device=features_LF.device)
     drafter.reset(len(ids))
     told, root = 0, roots.start
     while root < roots.stop:
-        drafter.observe(features_LF[told:root], ids_L[told + 1 : root + 1])
+        drafter.observe(features_LF[told:root], ids[told + 1 : root + 1])
         tree = drafter.propose()
         assert root + tree.max_depth < len(ids), "the tree is deeper than the text behind its root"
         path = text_path(tree, ids[root + 1 :])

@@ -88,9 +88,9 @@ def time_forwards(
                 drafts = min(drafts, TreeConfig(depth, depth, k).pool_size)
                 own = drafter.with_tree(TreeConfig(drafts, depth, k))
                 own.reset(len(context) + OBSERVED * (1 + WARM_UP + repeats))
-                own.observe(features_LF, context_L.roll(-1))
+                own.observe(features_LF, [*context[1:], context[0]])
                 own.propose()  # takes in the context
-                observe = partial(own.observe, features_LF[-OBSERVED:], context_L[-OBSERVED:])
+                observe = partial(own.observe, features_LF[-OBSERVED:], context[-OBSERVED:])
                 observe()
                 probes[f"draft {depth}x{k}"] = own.propose, observe
     seconds = in_turn(target.device, probes, repeats, label=f"forwards at {len(context)}")
