@@ -15,7 +15,7 @@ from reference_accept import SlowAccept, random_round, slow_filter
 
 from eagle_fsd.config import BadInput, SamplingConfig
 from eagle_fsd.decoding.acceptance import Acceptance, Policy, accept
-from eagle_fsd.decoding.divergence import DIVERGENCES
+from eagle_fsd.decoding.divergence import DIVERGENCES, INFINITE_OUTSIDE
 from eagle_fsd.decoding.rule import Guard, Rule
 from eagle_fsd.decoding.tree import DraftTree
 from eagle_fsd.rules import RULES
@@ -328,6 +328,19 @@ def test_a_budget_leaves_no_known_tv():
 
 
 # --- settings, randomness, devices --------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", DIVERGENCES)
+def test_a_threshold_that_can_never_pass_is_refused(name):
+    """Beside a head that drafts 11 tokens only; T = 0 and infinity may be."""
+    for threshold in (0.0, 50.0, INF):
+        rule = Fsd(threshold, divergence=name)
+        rule.check(GREEDY, None)
+        if threshold == 50.0 and name in INFINITE_OUTSIDE:
+            with pytest.raises(BadInput, match=f"divergence {name} is infinite .* 11 tokens only"):
+                rule.check(GREEDY, 11)
+        else:
+            rule.check(GREEDY, 11)
 
 
 def test_guards_are_refused_beside_a_law():

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from answers import by_generate
 from tiny import FAMILIES, prompt_tokens, tiny_target
 
 from eagle_fsd.models import generate
@@ -34,14 +35,8 @@ def llama():
 
 def alone(target, request: Request) -> list[int]:
     """transformers' greedy generate of one prompt."""
-    out = target.model.generate(
-        torch.tensor([request.prompt]),
-        max_new_tokens=request.max_new_tokens,
-        do_sample=False,
-        eos_token_id=sorted(request.stops) or None,
-        pad_token_id=0,
-    )
-    return out[0, len(request.prompt) :].tolist()
+    budget, stops = request.max_new_tokens, sorted(request.stops)
+    return by_generate(target, request.prompt, budget=budget, stop=stops)
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import copy
 import pytest
 import reference_head
 import torch
+from answers import by_generate, run
 from head_files import eagle_tensors, save
 from reference_tree import paths
 from tiny import (
@@ -22,14 +23,11 @@ from tiny import (
 )
 
 from eagle_fsd.config import TreeConfig
-from eagle_fsd.decoding.acceptance import Policy
-from eagle_fsd.decoding.drafter import Drafter, RootDrafter
-from eagle_fsd.decoding.loop import DecodeConfig, Generation, StopConfig, decode
+from eagle_fsd.decoding.drafter import RootDrafter
 from eagle_fsd.decoding.target import Target
 from eagle_fsd.decoding.tree import DraftTree
 from eagle_fsd.drafters.eagle import EagleDrafter
 from eagle_fsd.models.load import load_head
-from eagle_fsd.rules.fsd import Exact
 
 # config.json as published heads have it: what is absent takes upstream's default
 BASE = {
@@ -144,16 +142,9 @@ def test_half_precision_head_keeps_float32_angles():
 def test_greedy_tree_is_one_at_a_time_is_generate(name, family):
     """Exact decoding with each head == the plain loop == transformers' generate, float32."""
     target, head = target_and_head(name, family=family, seed=6)
-    prompt, budget = prompt_tokens(9, seed=2), 16
-
-    def run(target: Target, drafter: Drafter) -> Generation:
-        return decode(target, drafter, prompt, DecodeConfig(Policy(Exact()), StopConfig(budget)))
-
-    plain = run(Target(target.model), RootDrafter())
-    whole = target.model.generate(
-        torch.tensor([prompt]), do_sample=False, max_new_tokens=budget, pad_token_id=0
-    )
-    assert plain.tokens == whole[0, len(prompt) :].tolist()
+    prompt = prompt_tokens(9, seed=2)
+    plain = run(Target(target.model), RootDrafter(), prompt, budget=16)
+    assert plain.tokens == by_generate(target, prompt, budget=16)
     for tree in (TreeConfig(15, 5, 4), TreeConfig(5, 5, 1)):
-        got = run(target, EagleDrafter(head, target, tree))
+        got = run(target, EagleDrafter(head, target, tree), prompt, budget=16)
         assert got.tokens == plain.tokens and got.fuzzy_share == 0

@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 from answers import EXACT, run
+from reference_tree import paths
 from tiny import prompt_tokens, target_and_head
 
 from eagle_fsd.config import BadInput, TreeConfig
@@ -53,11 +54,11 @@ def reference(tree: DraftTree, text: Continuations, most: int) -> list[tuple[int
     distribution_ER = tree.draft_logits_ER.double().softmax(-1)
     token, parent = tree.token_N.tolist(), tree.parent_N.tolist()
     columns = tree.draft_token_R.tolist()
-    paths: dict[tuple[int, ...], float] = {}
+    chances: dict[tuple[int, ...], float] = {}
 
     def walk(path: tuple[int, ...], own: int | None, chance: float) -> None:
         if path:
-            paths[path] = chance
+            chances[path] = chance
         if chance < 1e-3 or len(path) == DEEPEST:
             return
         wrong = {}
@@ -76,16 +77,12 @@ def reference(tree: DraftTree, text: Continuations, most: int) -> list[tuple[int
             walk((*path, step), node, chance * (1 - share))
 
     walk((), 0, 1.0)
-    return sorted(paths, key=lambda path: -paths[path])[:most]
+    return sorted(chances, key=lambda path: -chances[path])[:most]
 
 
 def paths_of(tree: DraftTree) -> list[tuple[int, ...]]:
-    token, parent = tree.token_N.tolist(), tree.parent_N.tolist()
-    found: list[tuple[int, ...]] = [()]
-    for node in range(1, tree.size):
-        assert parent[node] < node
-        found.append((*found[parent[node]], token[node]))
-    return found[1:]
+    assert (tree.parent_N[1:] < torch.arange(1, tree.size)).all()
+    return paths(tree.token_N.tolist(), tree.parent_N.tolist())[1:]
 
 
 @pytest.mark.parametrize("seed", range(4))

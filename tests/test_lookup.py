@@ -9,10 +9,7 @@ from answers import EXACT
 from answers import run as run_one
 from tiny import prompt_tokens, tiny_target
 
-from eagle_fsd.config import SamplingConfig
-from eagle_fsd.decoding.acceptance import Policy
 from eagle_fsd.decoding.drafter import RootDrafter
-from eagle_fsd.decoding.loop import DecodeConfig, StopConfig, decode_rounds
 from eagle_fsd.drafters.lookup import LookupDrafter, LookupSettings
 from eagle_fsd.rules.fsd import Fsd
 
@@ -73,24 +70,3 @@ def test_output_is_plain_decoding(family, settings):
             found = run(target, drafter, prompt, temperature=temperature, rule=rule)
             assert found.tokens == plain.tokens and found.fuzzy_share == 0
             assert temperature > 0 or found.tokens_per_round > 1
-
-
-def test_sampling_emits_the_targets_distribution():
-    """At temperature 1 the first token of the first round follows sum_x P(x) P(y | x), x being the
-    root: within 4 standard errors for the tokens that matter, with drafts accepted on the way."""
-    target = tiny_target("llama")
-    prompt = prompt_tokens(83)
-    V = target.vocab_size
-    follows_VL = torch.cat([torch.tensor([prompt]).expand(V, -1), torch.arange(V)[:, None]], dim=1)
-    root_V, next_VV = target.model(follows_VL).logits[:, -2:].softmax(-1).unbind(1)
-    prob_V = root_V[0] @ next_VV
-    count_V, drafted, runs = torch.zeros(V), 0, 300
-    for seed in range(runs):
-        config = DecodeConfig(Policy(EXACT, SamplingConfig(1.0)), StopConfig(2), seed)
-        _, first = decode_rounds(target, LookupDrafter(LookupSettings(max_ngram=1)), prompt, config)
-        count_V[first.tokens[0]] += 1
-        drafted += first.acceptance.accepted_drafts > 0
-    assert drafted > 0
-    best_M = prob_V.topk(5).indices
-    error_M = (prob_V * (1 - prob_V) / runs).sqrt()[best_M]
-    assert ((count_V / runs - prob_V)[best_M].abs() < 4 * error_M).all()

@@ -11,6 +11,7 @@ from reference_accept import SlowAccept, chi_square_p, slow_p
 
 from eagle_fsd.config import SamplingConfig
 from eagle_fsd.decoding.acceptance import Policy, accept
+from eagle_fsd.decoding.loop import answer_uniforms
 from eagle_fsd.decoding.sampling import draw, filter_logits, inverse_cdf, next_token_probs
 from eagle_fsd.decoding.tree import DraftTree
 from eagle_fsd.rules.children import Random
@@ -76,6 +77,14 @@ def test_draws_follow_p(sampling):
     drawn_R = draw(logits_1V.expand(30_000, 7), uniform_R, sampling)
     count = dict(enumerate(drawn_R.bincount(minlength=7).tolist()))
     assert chi_square_p(count, dict(enumerate(slow_p(logits_1V[0].tolist(), sampling)))) > 1e-4
+
+
+def test_the_numbers_of_an_answer_are_uniform_and_go_by_position():
+    uniform_S3 = answer_uniforms(5, 4000)
+    assert uniform_S3.dtype == torch.float32 and uniform_S3[:9].equal(answer_uniforms(5, 9))
+    for uniform_S in uniform_S3.T:
+        count = Counter((8 * uniform_S).long().tolist())
+        assert chi_square_p(count, dict.fromkeys(range(8), 1 / 8)) > 1e-4
 
 
 def test_inverse_cdf_at_its_boundaries():
