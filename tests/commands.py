@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import sys
+from dataclasses import is_dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
@@ -21,6 +22,12 @@ def load_command(path: str):
         sys.modules[name] = module  # dataclasses look their module up
         spec.loader.exec_module(module)
     return sys.modules[name]
+
+
+def option_classes(path: str) -> list[type]:
+    """The dataclasses of options that a command names."""
+    found = vars(load_command(path)).values()
+    return [kind for kind in found if is_dataclass(kind) and kind.__name__.endswith("Options")]
 
 
 def write_rows(path: Path, *rows: object) -> Path:

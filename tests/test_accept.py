@@ -358,22 +358,6 @@ def test_guards_are_refused_beside_a_law():
         Policy(Exact(), record="all")
 
 
-def test_no_randomness_but_the_uniforms():
-    """The block decides; what a node emits hangs on the rows down to its own, x on column 0."""
-    tree, logits_NV, uniform_S3 = random_round(5)
-    other_S3 = torch.rand(9, 3)
-    state = torch.get_rng_state()
-    for rule in all_rules(WARM):
-        want = outcome((tree, logits_NV, uniform_S3), rule, WARM)
-        behind_S3 = torch.cat([uniform_S3[: len(want.path)], other_S3])
-        again = outcome((tree, logits_NV, behind_S3), rule, WARM)
-        assert (again.path, again.tokens, again.fuzzy) == (want.path, want.tokens, want.fuzzy)
-    other_S3[:5, 0] = uniform_S3[:, 0]
-    one, other = (outcome((tree, logits_NV, u), Exact(), WARM) for u in (uniform_S3, other_S3))
-    assert one.path == other.path and one.tokens == other.tokens
-    assert torch.equal(state, torch.get_rng_state())
-
-
 def moved(tree: DraftTree, device: str) -> DraftTree:
     values = {field.name: getattr(tree, field.name) for field in fields(tree) if field.init}
     tensors = {

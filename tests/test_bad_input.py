@@ -8,13 +8,13 @@ import runpy
 import shlex
 import shutil
 import sys
-from dataclasses import fields, is_dataclass
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 import torch
 from accelerate.state import AcceleratorState
-from commands import ROOT, load_command
+from commands import ROOT, option_classes
 from hand_records import made_run, write_run
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -131,8 +131,7 @@ def test_drawn_values(place, monkeypatch, command):
     monkeypatch.chdir(place)
     monkeypatch.setenv("OPENAI_API_KEY", "")  # the judge asks nobody
     file, *fixed = command.split()
-    kinds = [kind for kind in vars(load_command(file)).values() if is_dataclass(kind)]
-    kinds = [kind for kind in kinds if kind.__name__.endswith("Options") and kind != BenchOptions]
+    kinds = [kind for kind in option_classes(file) if kind != BenchOptions]
     parser = HfArgumentParser(kinds)
     names = st.sampled_from(sorted({field.name for kind in kinds for field in fields(kind)}))
 

@@ -2,10 +2,10 @@
 
 import re
 import subprocess
-from dataclasses import replace
-from pathlib import Path
+from dataclasses import fields, replace
 
 import pytest
+from commands import ROOT, option_classes
 
 import eagle_fsd
 from eagle_fsd.evaluation.arms import parse_arms
@@ -13,26 +13,7 @@ from eagle_fsd.evaluation.metrics import METRICS
 from eagle_fsd.evaluation.questions import read_questions
 from eagle_fsd.tasks.scorers import check_scorable
 
-ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-CODE = "\n".join(path.read_text() for path in [*ROOT.glob("e*/**/*.py"), *ROOT.glob("train/*.py")])
-CLASSES = {
-    name: (bases, body)
-    for name, bases, body in re.findall(
-        r"^class (\w*Options)(?:\((.*?)\))?:\n(.*?)(?=^\S)", CODE, re.M | re.S
-    )
-}
-FIELD = re.compile(r"^    (\w+): ", re.M)
-
-
-def options_of(command: Path) -> set[str]:
-    """Fields of all option classes that a command names, and of their bases."""
-    waiting, found = re.findall(r"\b\w+Options\b", command.read_text()), set()
-    while waiting:
-        bases, body = CLASSES[waiting.pop()]
-        found |= set(FIELD.findall(body))
-        waiting += re.findall(r"\w+Options", bases)
-    return found
 
 
 def commands() -> list[tuple[str, str, list[str]]]:
@@ -52,7 +33,7 @@ def test_commands_take_what_is_shown(page, command, words):
     """Options are fields of the command, and arms are arms; lm-eval's options are its own."""
     names = {word.removeprefix("--") for word in words if word.startswith("--")}
     if command != "evaluate/harness.py":
-        assert names <= options_of(ROOT / command)
+        assert names <= {field.name for kind in option_classes(command) for field in fields(kind)}
     for option in {"--arm", "--arms"} & set(words):
         place = words.index(option) + 1
         ends = [n for n, word in enumerate(words) if n >= place and word.startswith("-")]

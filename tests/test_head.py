@@ -1,20 +1,22 @@
-"""Both kinds of heads, against forwards from the key table alone, and exact decoding with them.
+"""Both kinds of heads, against forwards from the key table alone; exact decoding with them; and the
+trees they grow, against the slow version: path by path, without a cache.
 
-Axes: T positions, D hidden size, F = 3 D features, N nodes, V vocabulary.
+Axes: T positions, D hidden size, F features (D or 3 D), V vocabulary.
 """
 
 import copy
+import math
+from functools import cache, partial
 
 import pytest
 import reference_head
 import torch
 from answers import by_generate, run
 from head_files import eagle_tensors, save
-from reference_tree import paths
+from reference_tree import grow, paths
 from tiny import (
     FAMILIES,
     HEADS,
-    LAYERS,
     fused_target,
     prompt_tokens,
     target_and_head,
@@ -25,8 +27,9 @@ from tiny import (
 from eagle_fsd.config import TreeConfig
 from eagle_fsd.decoding.drafter import RootDrafter
 from eagle_fsd.decoding.target import Target
-from eagle_fsd.decoding.tree import DraftTree
 from eagle_fsd.drafters.eagle import EagleDrafter
+from eagle_fsd.heads.head_config import head_shape
+from eagle_fsd.heads.models import DraftHead
 from eagle_fsd.models.load import load_head
 
 # config.json as published heads have it: what is absent takes upstream's default
@@ -95,31 +98,6 @@ def test_two_steps_agree_with_the_reference(name):
 
 
 @torch.inference_mode()
-@pytest.mark.parametrize("family", ["llama", "gemma3", "qwen2_sliding"])
-def test_features_are_the_targets_hidden_states(family):
-    """prefill and verify give hidden_states[2], [n // 2], [n - 3] of a plain forward on each path;
-    hidden states of the embedding come first."""
-    target = fused_target(family)
-    assert tiny_head3().config.fused_layers(LAYERS) == (2, LAYERS // 2, LAYERS - 3) == (2, 3, 4)
-    prompt = torch.tensor(prompt_tokens(11))
-    target.start(40)
-    _, features_LF = target.prefill(prompt)
-
-    def plain(tokens: list[int]) -> torch.Tensor:
-        states = target.model(torch.tensor([tokens]), output_hidden_states=True).hidden_states
-        return torch.cat([states[i][0] for i in (2, 3, 4)], dim=-1)
-
-    torch.testing.assert_close(features_LF, plain(prompt.tolist()), atol=1e-4, rtol=1e-4)
-    tokens, parents = [5, 17, 3, 44, 17, 9], [0, 0, 0, 2, 3, 1]
-    tree = DraftTree.from_parents(tokens, parents)
-    logits_NV, features_NF = target.verify(tree)
-    assert features_NF.shape == (6, 120) and logits_NV.shape == (6, 101)
-    for node, path in enumerate(paths(tokens, parents)):
-        want_F = plain([*prompt.tolist(), tokens[0], *path])[-1]
-        torch.testing.assert_close(features_NF[node], want_F, atol=1e-4, rtol=1e-4)
-
-
-@torch.inference_mode()
 def test_half_precision_head_keeps_float32_angles():
     """A bfloat16 head over distances of 2,000 positions is as near to float32 as over 6. (Upstream
     casts its cosines with the head, which blurs far positions.)"""
@@ -148,3 +126,82 @@ def test_greedy_tree_is_one_at_a_time_is_generate(name, family):
     for tree in (TreeConfig(15, 5, 4), TreeConfig(5, 5, 1)):
         got = run(target, EagleDrafter(head, target, tree), prompt, budget=16)
         assert got.tokens == plain.tokens and got.fuzzy_share == 0
+
+
+@pytest.mark.parametrize("head_type", ["eagle", "eagle3"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_gets_a_head_config(family, head_type):
+    """Of the target's shape, with its rope base (Gemma 3 has one per kind of layer)."""
+    config = FAMILIES[family]()
+    head = head_shape(config, head_type=head_type)
+    assert head.hidden_size == config.hidden_size and head.vocab_size == config.vocab_size
+    assert head.rope_parameters["rope_theta"] >= 10_000 and head.head_type == head_type
+    assert head.head_dim == (getattr(config, "head_dim", 10) if head_type == "eagle3" else 10)
+
+
+# --- the trees they grow --------------------------------------------------------------------------
+
+
+def slow_logits(target: Target, head: DraftHead, tokens_T, features_TF, drafts) -> torch.Tensor:
+    """Draft logits after a path over the target's whole vocabulary, [V], by the references."""
+    tensors, config = dict(head.state_dict()), vars(head.config)
+    embed_VD = target.embed(torch.arange(101))
+    output_D = reference_head.after_path(tensors, config, embed_VD, tokens_T, features_TF, drafts)
+    if head.config.eagle3:
+        return reference_head.logits(tensors, config, output_D[None])[0]
+    full_V = target.logits(output_D[None])[0]
+    if head.d2t is None:
+        return full_V
+    masked_V = torch.full_like(full_V, -math.inf)
+    masked_V[head.draft_token_R] = full_V[head.draft_token_R]
+    return masked_V
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("family", ["llama", "gemma3"])
+@pytest.mark.parametrize("name", HEADS)
+def test_trees_are_those_of_the_slow_version(name, family):
+    """Over rounds of observe and propose: tokens, parents and draft rows == path by path.
+
+    Rounds commit 1 to 5 tokens, one of them by two observes; the second sequence starts anew in
+    the same drafter. Gemma scales its embedding, which the head must see scaled.
+    """
+    scale = 0.5 if family == "gemma3" else 1.0  # its embedding is six times as large
+    target, head = target_and_head(name, family=family, seed=4, scale=scale)
+    drafter = EagleDrafter(head, target, TreeConfig(12, 3, 4))
+    generator = torch.Generator().manual_seed(5)
+    width = 40 * (3 if head.config.eagle3 else 1)
+    for length in (1, 9):
+        drafter.reset(40)
+        tokens_T, features_TF = torch.empty(0, dtype=torch.int64), torch.empty(0, width)
+        for commits in ([length], [4], [2, 3], [1]):
+            for count in commits:
+                new_T = torch.randint(0, 101, (count,), generator=generator)
+                new_TF = torch.randn(count, width, generator=generator)
+                drafter.observe(new_TF, new_T.tolist())
+                tokens_T = torch.cat([tokens_T, new_T])
+                features_TF = torch.cat([features_TF, new_TF])
+            tree = drafter.propose()
+            assert tree.token_N[0] == tokens_T[-1]
+            assert tree.size == drafter.max_nodes == 13 and tree.max_depth == 3
+            logits_of = cache(partial(slow_logits, target, head, tokens_T, features_TF))
+            *_, kept = grow(logits_of, depth=3, top_k=4, drafts=12)
+            node_paths = paths(tree.token_N.tolist(), tree.parent_N.tolist())
+            assert set(node_paths[1:]) == set(kept) and node_paths[0] == ()
+            if head.d2t is not None:
+                drafted = set(tree.token_N[1:].tolist())
+                assert drafted <= set(head.draft_token_R.tolist())
+            for path, row in zip(node_paths, tree.draft_row_N.tolist(), strict=True):
+                if row >= 0:
+                    want_V, token_R = logits_of(path), tree.draft_token_R
+                    want_R = want_V if token_R is None else want_V[token_R]
+                    ours_R = tree.draft_logits_ER[row]
+                    torch.testing.assert_close(ours_R, want_R, atol=1e-4, rtol=1e-4)
+            assert (tree.draft_row_N >= 0).sum() >= 3
+            assert drafter._sequence.cache.length == tokens_T.shape[0]  # drafts leave no rows
+
+
+def test_a_target_that_gives_other_features_is_refused():
+    """Before anything runs."""
+    with pytest.raises(ValueError, match=r"reads hidden states \(2, 3, 4\).*\(1, 2, 3\)"):
+        EagleDrafter(tiny_head3(), fused_target(layers=(1, 2, 3)), TreeConfig(3, 2, 2))

@@ -1,7 +1,6 @@
 """The judge over real HTTP on loopback: FastChat's protocol, faults, bad input."""
 
 import json
-import re
 import sys
 from collections import Counter
 from pathlib import Path
@@ -150,17 +149,11 @@ RATINGS = {"Good. Rating: [[7]]": 7, "[[8.5]] or [[2]]": 8.5, "as in [1], so [[9
 RATINGS |= {"Rating: [6]": 6, "[[0]]": 0} | dict.fromkeys(["[[ 7 ]]", "[[seven]] 7/10", "[[-3]]"])
 
 
-def test_verdicts_of_replies(monkeypatch):
-    """Ratings by FastChat's own patterns, used as its run_judge_single does; off the scale there
-    is none, where FastChat counts [2023] as a score."""
-    monkeypatch.setitem(sys.modules, "anthropic", ModuleType("anthropic"))  # imported, not used
-    from fastchat.llm_judge import common
-
-    patterns = common.one_score_pattern, common.one_score_pattern_backup
+def test_verdicts_of_replies():
+    """Ratings as FastChat's run_judge_single reads them; off the scale there is none, where it
+    counts [2023] as a score."""
     for text, rating in RATINGS.items():
-        found = next((match for p in patterns if (match := re.search(p, text))), None)
-        theirs = float(found.groups()[0]) if found else None
-        assert parse_verdict(text, pairwise=False) == rating == theirs, text
+        assert parse_verdict(text, pairwise=False) == rating, text
     assert parse_verdict("since [2023] nothing", pairwise=False) is None
     preferences = {"[[A]]": "A", "x [[B]]": "B", "[[C]]": "tie", "[[B]] not [[A]]": "A"}
     for text, preference in (preferences | {"[A]": None}).items():

@@ -7,7 +7,17 @@ import random
 
 import pytest
 import torch
-from tiny import FAMILIES, SIZES, WINDOW, prompt_tokens, random_model, tiny_target
+from tiny import (
+    FAMILIES,
+    LAYERS,
+    SIZES,
+    WINDOW,
+    fused_target,
+    prompt_tokens,
+    random_model,
+    tiny_head3,
+    tiny_target,
+)
 from transformers import (
     BloomConfig,
     CohereConfig,
@@ -52,7 +62,9 @@ def largest_error(target: Target, prompt: list[int], tree: DraftTree) -> float:
     for node in range(tree.size):
         path = torch.tensor([prompt + path_to(tree, node)])
         alone = target.model(path, output_hidden_states=True)
-        logits_TV, features_TD = alone.logits[0], alone.hidden_states[-1][0]
+        layers = target.feature_layers or (-1,)
+        features_TD = torch.cat([alone.hidden_states[layer][0] for layer in layers], dim=-1)
+        logits_TV = alone.logits[0]
         errors += [logits_NV[node] - logits_TV[-1], features_ND[node] - features_TD[-1]]
     last = len(prompt) - 1
     errors += [logits_V - logits_TV[last], features_LD - features_TD[: last + 1]]
@@ -68,6 +80,15 @@ def test_tree_logits_are_those_of_each_path_alone(family, attention):
     for seed, length in enumerate([1, WINDOW, LONG, LONG + 1]):
         target = tiny_target(family, seed=seed, attention=attention)
         assert largest_error(target, prompt_tokens(length), random_tree(seed)) < 1e-4
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("family", ["llama", "gemma3", "qwen2_sliding"])
+def test_features_of_several_layers_are_the_targets_hidden_states(family):
+    """hidden_states[2], [n // 2], [n - 3] for an EAGLE-3 head; the embedding's come first."""
+    target = fused_target(family)
+    assert target.feature_layers == tiny_head3().config.fused_layers(LAYERS) == (2, 3, 4)
+    assert largest_error(target, prompt_tokens(11), random_tree(1)) < 2e-4
 
 
 @torch.inference_mode()

@@ -1,4 +1,4 @@
-"""train/train_head.py on tiny targets: heads that load, learn, decode, repeat."""
+"""train/train_head.py on tiny targets: heads that load, learn, decode, repeat; other runs."""
 
 import json
 import shutil
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from commands import change
+from commands import change, write_rows
 from tiny import FAMILIES, random_model
 from tiny_folder import write_target
 from training_runs import RECIPE, log_rows, refused, same, train, weights
@@ -144,3 +144,32 @@ def test_a_training_that_diverges_writes_no_head(unbroken, target, data, tmp_pat
     told = refused(*options(target, data, tmp_path / "head", **changes))
     assert "diverged at step" in told and "learning_rate 1000" in told
     assert not (tmp_path / "head" / "model.safetensors").exists()
+
+
+def test_an_output_of_another_run(target, data, tmp_path):
+    """A slip does not claim it, in --features neither: the corrected command was refused as a run
+    with other options. The same tokens with another mask are another run, and states that are not
+    rounded."""
+    output = tmp_path / "run"
+    refused(*options(target, data, output, steps=1, target_dtype="int8"))
+    row = {"input_ids": [2, 3, 4, 5, 6, 7], "loss_mask": [0, 0, 1, 1, 1, 1]}
+    data, chosen = tmp_path / "data.jsonl", {"steps": 1, "held_out": 1}
+    write_rows(data, row, row)
+    features = tmp_path / "file"
+    features.write_text("mine")
+    told = refused(*options(target, data, output, **chosen, features=features))
+    assert f"--features in {features}" in told and features.read_text() == "mine"
+    train(target, data, output, **chosen, features=tmp_path / "kept")
+    assert "features" in refused(*options(target, data, output, **chosen, features="online"))
+    write_rows(data, row, row | {"loss_mask": [0, 0, 0, 1, 1, 1]})
+    assert "'dialogues'" in refused(*options(target, data, output, **chosen))
+
+
+def test_answers_shorter_than_the_unrolling_do_no_harm(target, tmp_path):
+    """A batch whose positions all lie before the last step's first root has nothing to learn."""
+    row = {"input_ids": [2, 4, 5], "loss_mask": [0, 1, 1]}
+    path = write_rows(tmp_path / "data.jsonl", *8 * [row])
+    output = train(target, path, tmp_path / "head", held_out=1, tokens_per_batch=3, steps=3)
+    rows = log_rows(output)
+    assert all(row["loss"] == row["gradient_norm"] == 0 for row in rows)
+    assert (output / "training.json").is_file()  # no answer is long enough for a tree

@@ -1,4 +1,4 @@
-"""Continuations of n-grams, and the trees that have them beside the head's drafts."""
+"""Continuations of n-grams, drafted alone or beside a head's; decoding with both is plain's."""
 
 import math
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 from answers import EXACT, run
 from reference_tree import paths
-from tiny import prompt_tokens, target_and_head
+from tiny import prompt_tokens, target_and_head, tiny_target
 
 from eagle_fsd.config import BadInput, TreeConfig
 from eagle_fsd.decoding.drafter import RootDrafter
@@ -14,6 +14,7 @@ from eagle_fsd.decoding.tree import DraftTree
 from eagle_fsd.drafters.continuations import Continuations, sureness
 from eagle_fsd.drafters.eagle import EagleDrafter
 from eagle_fsd.drafters.hybrid import DEEPEST, HybridDrafter, HybridSettings
+from eagle_fsd.drafters.lookup import LookupDrafter, LookupSettings
 from eagle_fsd.models.loaded import Model
 from eagle_fsd.rules.fsd import Fsd
 
@@ -47,6 +48,54 @@ def test_longer_and_more_frequent_is_surer():
             assert 0 < sure[0] < sure[1] < sure[2] == sure[3] < 1
             assert sure[1] < sureness(matched + 1, 2, changed)
             assert sureness(matched, 2, True) <= sure[1]
+
+
+# --- look-up --------------------------------------------------------------------------------------
+
+LOOKUPS = {  # text, settings, what is drafted
+    # 5 6 7 went on with 8; the shorter 6 7 and 7 went on with 9 more recently
+    "longest": ([5, 6, 7, 8, 1, 6, 7, 9, 2, 5, 6, 7], (4,), [8, 1, 6, 7]),
+    "at most max_ngram": ([5, 6, 7, 8, 1, 6, 7, 9, 2, 5, 6, 7], (4, 2), [9, 2, 5, 6]),
+    "most recent": ([4, 8, 4, 9, 4], (2,), [9, 4]),
+    # read on into its own drafts; without that a loop would draft one token
+    "at the end": ([3, 3], (4,), [3] * 4),
+    "loop": ([1, 2, 3, 1, 2, 3], (7,), [1, 2, 3, 1, 2, 3, 1]),
+    "nothing before": ([4], (), []),
+    "nothing alike": ([4, 5, 6, 7], (), []),
+    "the last of two alike": ([4, 8, 1, 4, 9, 2, 4, 8, 3, 4], (5, 3), [8, 3, 4, 8, 3]),
+}
+
+
+@pytest.mark.parametrize("text, settings, drafts", LOOKUPS.values(), ids=LOOKUPS)
+def test_what_look_up_drafts(text, settings, drafts):
+    """A chain without draft distributions."""
+    drafter = LookupDrafter(LookupSettings(*settings))
+    drafter.observe(torch.empty(len(text), 0), text)
+    tree = drafter.propose()
+    assert tree.token_N.tolist() == [text[-1], *drafts]
+    assert tree.parent_N.tolist() == [0, *range(len(drafts))]
+    assert tree.max_depth == tree.depth_N.max() and tree.size <= drafter.max_nodes
+    assert tree.draft_logits_ER.shape[0] == 0 and (tree.draft_row_N == -1).all()
+
+
+@pytest.mark.parametrize("settings", [{}, {"num_draft_tokens": 3, "max_ngram": 1}])
+@pytest.mark.parametrize("family", ["llama", "gemma3"])
+def test_look_up_is_plain_decoding(family, settings):
+    """Token for token, by `fsd` too: D is NaN and never passes, at any threshold. A tiny greedy
+    model falls into a loop; what it repeats is drafted."""
+    target, drafter = tiny_target(family), LookupDrafter(LookupSettings(**settings))
+    prompt = prompt_tokens(9)
+    prompt += 2 * run(target, RootDrafter(), prompt, budget=40).tokens
+    for temperature in (0.0, 1.0):
+        settings = {"temperature": temperature, "budget": 40}
+        plain = run(target, RootDrafter(), prompt, **settings)
+        for rule in (EXACT, Fsd(math.inf)):
+            found = run(target, drafter, prompt, rule=rule, **settings)
+            assert found.tokens == plain.tokens and found.fuzzy_share == 0
+            assert temperature > 0 or found.tokens_per_round > 1
+
+
+# --- hybrid trees ---------------------------------------------------------------------------------
 
 
 def reference(tree: DraftTree, text: Continuations, most: int) -> list[tuple[int, ...]]:
