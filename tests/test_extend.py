@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from answers import run
+from hand_records import record, turn
 from tiny import NoisyTargetDrafter, prompt_tokens, randomize, tiny_target
 
 from eagle_fsd.config import BadInput, SamplingConfig, TreeConfig
@@ -109,16 +110,9 @@ def test_a_drafter(target, monkeypatch):
 
 def test_a_metric(monkeypatch):
     monkeypatch.setitem(METRICS, "costly_share", run_block("metric")["costly_share"])
-    turn = {
-        "token_ids": [3, 5, 7],
-        "finish": "length",
-        "seconds": 1.0,
-        "rescored_argmax_share": 1.0,
-        "rescored_mean_logp": -0.5,
-        "rounds": [{"tokens": [5, 7], "fuzzy": [0, 1], "tv": [0, 1], "regret": [0.0, 2.0]}],
-    }
-    record = {"question_id": 1, "category": "math", "arm": "fsd:0.4", "turns": [turn]}
-    assert summarize({"fsd:0.4": [record]})[0]["costly_share"]["value"] == 0.5
+    rounds = [([5, 7], [0, 1], [0, 1], [0.0, 2.0])]
+    records = {"fsd:0.4": [record(1, turn([3, 5, 7], 1.0, rounds))]}
+    assert summarize(records)[0]["costly_share"]["value"] == 0.5
 
 
 def test_a_scorer(monkeypatch):

@@ -1,19 +1,23 @@
-"""The run folder: settings, shards, provenance, and what is left of it by kill -9."""
+"""The run folder: settings, shards, provenance, and what is left of it by kill -9; and the ends of
+every command: an error of ours with its traceback, Ctrl-C."""
 
 import json
 import multiprocessing
+import os
 import random
 import shlex
 import signal
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from commands import rows
 
 from eagle_fsd.config import BadInput
-from eagle_fsd.runs.command import Processes
+from eagle_fsd.evaluation.stats import mcnemar
+from eagle_fsd.runs.command import Processes, held_interrupt, run_command
 from eagle_fsd.runs.folder import Run
 from eagle_fsd.runs.provenance import ROOT, describe_run, without_checkout
 
@@ -132,3 +136,39 @@ def test_no_path_of_the_checkout_is_published(monkeypatch, form):
     for other in (f"{ROOT}_old/a", f"{ROOT}-2", f"/mnt{ROOT}/a"):
         assert without_checkout([other, f"--x={other}"]) == [other, f"--x={other}"]
     assert described["versions"].keys() >= {"torch", "transformers", "python"}
+
+
+# --- the ends of a command ------------------------------------------------------------------------
+
+
+@dataclass
+class Asked:
+    pass
+
+
+def test_ctrl_c_outside_a_loop(capsys):
+    def work(options: Asked) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(SystemExit) as end:
+        run_command(work, [Asked], [])
+    assert end.value.code == 130
+    assert capsys.readouterr().err == "interrupted: the same command goes on where it was\n"
+
+
+def test_an_error_of_ours_keeps_its_traceback():
+    """A ValueError of the library is no fault of the user."""
+    with pytest.raises(ValueError) as error:
+        run_command(lambda options: mcnemar([1] * 3, [1] * 2), [Asked], [])
+    assert not isinstance(error.value, BadInput)
+
+
+def test_the_first_interrupt_is_told_and_the_second_interrupts(capsys):
+    """And behind the loop Ctrl-C is as before."""
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt), held_interrupt() as interrupted:
+        assert not interrupted()
+        os.kill(os.getpid(), signal.SIGINT)
+        assert interrupted() and "saving" in capsys.readouterr().err
+        os.kill(os.getpid(), signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is before

@@ -9,6 +9,7 @@ from itertools import pairwise
 
 import pytest
 import torch
+from reference_tree import paths
 from tiny import fused_target, prompt_tokens, target_and_head, tiny_head, tiny_head3, tiny_target
 
 from eagle_fsd.config import BadInput, TreeConfig
@@ -32,18 +33,6 @@ def answered(target, *lengths: int) -> Dialogue:
     return Dialogue(ids, mask)
 
 
-def taken(drafted, answer: list[int]) -> int:
-    """How far a tree follows an answer, node by node."""
-    node = 0
-    for depth, token in enumerate(answer):
-        children = [n for n in range(1, drafted.size) if drafted.parent_N[n] == node]
-        fitting = [n for n in children if drafted.token_N[n] == token]
-        if not fitting:
-            return depth
-        node = fitting[0]
-    return len(answer)
-
-
 @pytest.mark.parametrize("kind", ["eagle", "eagle, 37 tokens", "eagle3, 37 tokens"])
 @pytest.mark.parametrize("tree", [TreeConfig(3, 3, 1), TreeConfig(15, 3, 6)], ids=str)
 @torch.no_grad()
@@ -65,7 +54,9 @@ def test_tokens_per_round_are_what_decoding_emits(kind, tree):
                 drafter.reset(64)
                 drafter.observe(feature_LF[:root], dialogue.ids[1 : root + 1])
                 wanted = dialogue.ids[root + 1 : root + 1 + tree.tree_depth]
-                depth = taken(drafter.propose(), wanted)
+                drafts = drafter.propose()
+                drafted = paths(drafts.token_N.tolist(), drafts.parent_N.tolist())
+                depth = max(n for n in range(tree.tree_depth + 1) if tuple(wanted[:n]) in drafted)
                 tokens, rounds, root = tokens + depth + 1, rounds + 1, root + depth + 1
     assert got == pytest.approx(tokens / rounds)
     short = [Dialogue(d.ids[:6], d.mask[:6]) for d in dialogues]

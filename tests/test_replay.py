@@ -5,18 +5,21 @@ from itertools import product
 
 import pytest
 import torch
+from answers import EXACT
+from reference_accept import slow_divergence
 from tiny import prompt_tokens, tiny_head, tiny_target
 
-from eagle_fsd.config import SamplingConfig, parse_tree
-from eagle_fsd.decoding.acceptance import Acceptance
-from eagle_fsd.decoding.loop import DecodeConfig, StopConfig, decode_rounds
+from eagle_fsd.config import BadInput, SamplingConfig, parse_tree
+from eagle_fsd.decoding.acceptance import Acceptance, Policy
+from eagle_fsd.decoding.drafter import RootDrafter
+from eagle_fsd.decoding.loop import DecodeConfig, StopConfig, decode, decode_rounds
 from eagle_fsd.decoding.target import Target
 from eagle_fsd.drafters.eagle import EagleDrafter
 from eagle_fsd.evaluation.arms import parse_arm
 from eagle_fsd.evaluation.offline import replay as replaying
 from eagle_fsd.evaluation.offline.replay import judge_levels, replay
 from eagle_fsd.evaluation.offline.replay_metrics import arm_row, level_rows
-from eagle_fsd.evaluation.offline.texts import PlainText, cut, open_texts, plain_texts
+from eagle_fsd.evaluation.offline.texts import BEYOND, PlainText, cut, open_texts, plain_texts
 from eagle_fsd.heads.models import draft_readout
 from eagle_fsd.models.loaded import Model
 
@@ -158,14 +161,12 @@ def test_levels_count_hits_and_js_over_the_whole_vocabulary(case):
     draft_BV, target_BV = draft_TV[place_B].softmax(-1), target_TV[place_B]
     label_B = ids_L[place_B + 2]
     order_BV = draft_BV.argsort(1, descending=True)
-    mean_BV = (draft_BV + target_BV) / 2
-    js_B = 0.5 * sum(
-        (torch.xlogy(p, p) - torch.xlogy(p, mean_BV)).sum(1) for p in (draft_BV, target_BV)
-    )
+    pairs = zip(target_BV.log().tolist(), draft_BV.log().tolist(), strict=True)
+    js = sum(slow_divergence("js", *pair) for pair in pairs)
     assert rows[0]["positions"] == len(text.answer) - 1 == rows[0]["agree"]
     assert rows[0]["top1"] == (order_BV[:, 0] == label_B).sum()
     assert rows[0]["top8"] == (order_BV[:, :8] == label_B[:, None]).any(1).sum()
-    assert rows[0]["js"] == pytest.approx(js_B.sum().item(), rel=1e-4)
+    assert rows[0]["js"] == pytest.approx(js, rel=1e-4)
     assert [row["positions"] for row in rows] == [len(text.answer) - 1 - s for s in range(5)]
 
 
@@ -195,3 +196,55 @@ def test_a_text_that_ends_with_its_first_token_has_no_round(case):
     row = arm_row(records, "fsd:0.3")
     assert row["tokens_per_round"]["value"] > 1
     assert 0 <= row["fuzzy_share"] <= row["fuzzy_rounds"] <= 1 <= row["ceiling"]
+
+
+# --- the store of plain texts ---------------------------------------------------------------------
+
+
+def stored(folder, target, prompts: dict, stop: StopConfig, **settings) -> list[PlainText]:
+    return list(plain_texts(open_texts(folder, settings), target, prompts, stop).values())
+
+
+def plain(target, prompt: list[int], stop: StopConfig) -> list[int]:
+    return decode(target, RootDrafter(), prompt, DecodeConfig(Policy(EXACT), stop)).tokens
+
+
+def test_texts_are_the_plain_answers_for_any_budget_and_stop(tmp_path):
+    """One store serves smaller budgets and stop tokens; trimmed as decoding trims."""
+    llama = tiny_target("llama")
+    prompts = {"a": PROMPTS["a"]}
+    (text,) = stored(tmp_path, llama, prompts, StopConfig(29))
+    rows = (tmp_path / "records/texts.jsonl").read_text()
+    stops = [StopConfig(n) for n in (1, 2, 17, 29)]
+    stops += [StopConfig(29, (text.answer[n],)) for n in (0, 5, 11)]
+    for stop in stops:
+        (short,) = stored(tmp_path, llama, prompts, stop)
+        assert short.answer == plain(llama, text.prompt, stop)
+        whole = text.answer + text.beyond
+        assert short.answer + short.beyond == whole[: len(short.answer) + BEYOND]
+    assert (tmp_path / "records/texts.jsonl").read_text() == rows
+    stored(tmp_path, llama, prompts, StopConfig(31))  # too short: decoded anew
+    row = open_texts(tmp_path, {}).records["texts"]["a"]
+    assert len(row["greedy_ids"]) == 31 + BEYOND
+
+
+def test_texts_resume_after_a_torn_line_and_refuse_what_is_not_theirs(tmp_path):
+    llama = tiny_target("llama")
+    first = stored(tmp_path, llama, PROMPTS, StopConfig(23))
+    path = tmp_path / "records/texts.jsonl"
+    path.write_text(path.read_text()[:-20])
+    assert stored(tmp_path, llama, PROMPTS, StopConfig(23)) == first
+    assert path.read_text().count("\n") == 3
+    with pytest.raises(BadInput, match="other settings.*dtype.*name another folder"):
+        stored(tmp_path, llama, PROMPTS, StopConfig(3), dtype="bfloat16")
+    with pytest.raises(BadInput, match="another prompt for question 'a'"):
+        stored(tmp_path, llama, {"a": [5, 6]}, StopConfig(3))
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3"])
+def test_batched_texts_are_the_plain_answers(family, tmp_path):
+    """Prompts of unlike lengths in one left-padded batch; every text is the plain loop's."""
+    target = tiny_target(family)
+    prompts = {n: prompt_tokens(n, seed=n) for n in (3, 19, 7)}
+    for text in stored(tmp_path, target, prompts, StopConfig(29)):
+        assert text.answer + text.beyond == plain(target, text.prompt, StopConfig(29 + BEYOND))

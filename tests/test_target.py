@@ -32,6 +32,7 @@ from transformers import (
 )
 
 from eagle_fsd.config import BadInput
+from eagle_fsd.decoding.cache import TreeCache
 from eagle_fsd.decoding.target import Target
 from eagle_fsd.decoding.tree import DraftTree
 from eagle_fsd.engine.families import TESTED_FAMILIES, check_tree_attention
@@ -117,6 +118,25 @@ def test_cache_after_commit_is_a_fresh_prefill(family):
     root = DraftTree.from_parents([17], [0])
     want_V = target.model(torch.tensor([[*tokens, 17]])).logits[0, -1]
     torch.testing.assert_close(target.verify(root)[0][0], want_V, atol=1e-4, rtol=0)
+
+
+def test_a_cache_gives_its_valid_rows():
+    """Never the unwritten rest of the buffer; a lower length forgets the end; it does not grow."""
+    cache, row_11R1 = TreeCache(2, capacity=9), torch.arange(12.0)[None, None, :, None]
+
+    def append(first: int, end: int) -> list[float]:
+        keys, values = cache.update(row_11R1[:, :, first:end], -row_11R1[:, :, first:end], 0)
+        assert torch.equal(keys, -values)
+        return keys.flatten().tolist()
+
+    assert append(0, 4) == [0, 1, 2, 3] and append(4, 6) == [0, 1, 2, 3, 4, 5]
+    assert cache.get_seq_length() == 6 and cache.get_mask_sizes(2, 0) == (8, 0)
+    cache.length = 2
+    assert append(7, 8) == [0, 1, 7]
+    with pytest.raises(AssertionError, match="cache of 9 rows"):
+        cache.length = 10
+    with pytest.raises(RuntimeError, match="exceeds dimension"):
+        append(0, 8)
 
 
 HAND_TREE = ([3, 1, 4, 1, 5], [0, 0, 0, 2, 3])  # root: children 1, 2; 2: child 3; 3: child 4

@@ -138,23 +138,6 @@ def test_growth_matches_the_reference(tied):
     assert ties > 300 if tied else ties < 15
 
 
-@pytest.mark.parametrize("depth, top_k", [(1, 7), (5, 4), (5, 1)])
-def test_pool_size_and_num_expanded_are_what_a_grower_drafts(depth, top_k):
-    """TreeConfig's counts == candidates and expanded nodes of a tree that keeps all of them."""
-    pool = top_k + (depth - 1) * top_k**2
-    config = TreeConfig(pool, depth, top_k)
-    grower = TreeGrower(config)
-    logits_KV = torch.randn(1, 13)
-    for _ in range(depth):
-        token_K, slot_K = grower.add_level(logits_KV)
-        assert token_K.shape == slot_K.shape == (top_k,)
-        logits_KV = torch.randn(top_k, 13)
-    tree = grower.finish(torch.tensor(0))
-    assert config.pool_size == tree.size - 1 == pool
-    assert config.num_expanded == tree.draft_logits_ER.shape[0]
-    assert int(tree.depth_N.max()) == depth
-
-
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("scale", [20.0, 80.0])
 def test_no_orphans_when_half_precision_drafts_are_peaked(dtype, scale):
