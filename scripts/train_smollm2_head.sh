@@ -30,4 +30,4 @@ python=$root/.venv/bin/python
 [ -f "$output/head_8k/config.json" ] || "$python" "$root/train/convert_head.py" \
     --head "$output/head" --output "$output/head_8k" --draft_vocab 8192 --data "$output/data"
 "$python" "$root/evaluate/replay.py" --heads "$output/head" "$output/head_8k" --questions 24 \
-    --texts "$output/texts" --output "$output/replay"
+    --arms exact --texts "$output/texts" --output "$output/replay"
