@@ -10,10 +10,11 @@ from eagle_fsd.decoding.loop import DecodeConfig, decode
 from eagle_fsd.evaluation.answering import answer_prompt
 from eagle_fsd.evaluation.arms import parse_arm
 from eagle_fsd.evaluation.offline.replay import replay
-from eagle_fsd.evaluation.offline.texts import open_texts, plain_texts
+from eagle_fsd.evaluation.offline.texts import plain_texts
 from eagle_fsd.evaluation.questions import read_questions, spread
 from eagle_fsd.models.assets import asset_dir
 from eagle_fsd.models.load import SHIPPED_HEAD
+from eagle_fsd.runs.folder import Run
 
 pytestmark = pytest.mark.embedded
 
@@ -85,7 +86,7 @@ def test_shipped_head_drafts_well(model):
 def test_replay_equals_decoding(model, tmp_path):
     """Round by round on two first turns x 32 tokens, with the small tree, a chain and a hybrid."""
     prompts = dict(enumerate(first_turns(model, 2)))
-    texts = plain_texts(open_texts(tmp_path, {}), model.target, prompts, model.stop(32))
+    texts = plain_texts(Run(tmp_path, {}), model.target, prompts, model.stop(32))
     totals = []
     for arm in map(parse_arm, ("exact", "exact@eagle:4x4x1", "exact@hybrid:15x4x6")):
         policy, drafter = arm.policy(SamplingConfig()), arm.build_drafter(model)

@@ -39,8 +39,9 @@ def test_command_writes_tables_and_is_extended(call, options, models, tmp_path):
     after = path.read_text()
     assert after.startswith(before) and after.count("\n") == before.count("\n") + 1
     replay = json.loads((folder / "replay.json").read_text())
+    heads = [str(models[1]), str(other)]
     found = [(row["head"], row["arm"], row["questions"]) for row in replay["arms"]]
-    assert found == [(head, arm, 3) for head in ("head", "other") for arm in arms]
+    assert found == [(head, arm, 3) for head in heads for arm in arms]
     assert len(rows(tmp_path / "texts/records/texts.jsonl")) == 3
     write_random_head(other, seed=8)
     call(COMMAND, *more)

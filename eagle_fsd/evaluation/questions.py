@@ -1,6 +1,6 @@
 """Question files in FastChat's format: question_id, category, turns (and optional reference)."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -14,13 +14,21 @@ from eagle_fsd.runs.jsonl import read_records
 @dataclass(frozen=True)
 class Question:
     """A question: turns are the user's messages; reference (right answers) and extra (other fields
-    of its set) are as the scorer of its set expects them."""
+    of its set) are as the scorer of its set expects them. ValueError: of other types, without a
+    turn, or with an empty one."""
 
     question_id: int | str
     category: str
     turns: list[str]
     reference: list = field(default_factory=list)
     extra: dict = field(default_factory=dict)
+
+    def __post_init__(self):
+        named = type(self.question_id) in (int, str) and isinstance(self.category, str)
+        if not named or not isinstance(self.turns, list) or not self.turns:  # True is an int too
+            raise ValueError("expected question_id and a list of turns")
+        if not all(isinstance(turn, str) and turn.strip() for turn in self.turns):
+            raise ValueError("a turn is empty or no text")
 
 
 def check_same_questions(records: Iterable[dict], questions: list[Question]) -> None:
@@ -36,26 +44,32 @@ def check_same_questions(records: Iterable[dict], questions: list[Question]) -> 
             )
 
 
-def read_questions(path: str | Path) -> list[Question]:
-    """The questions of a question.jsonl, by default MT-Bench's.
+def fastchat(row: dict, number: int) -> Question:
+    """{question_id, turns, category ("all"), reference ([])}."""
+    category, reference = row.get("category", "all"), row.get("reference", [])
+    reference = reference if isinstance(reference, list) else [reference]
+    return Question(row.get("question_id"), category, row.get("turns"), reference)
+
+
+def read_questions(
+    path: str | Path, read_row: Callable[[dict, int], Question] = fastchat
+) -> list[Question]:
+    """The questions of a file, by default MT-Bench's; read_row makes one from a row and its number,
+    from 0.
 
     Raises:
-        BadInput: see read_records; a line lacks a key, an id occurs twice, a turn is empty.
+        BadInput: see read_records; a line is no such row, an id occurs twice.
     """
     questions: dict[int | str, Question] = {}
-    for number, row in read_records(path or asset_dir("mt_bench") / "question.jsonl"):
-        place, row = f"{path}, line {number}", row if isinstance(row, dict) else {}
-        name, turns = row.get("question_id"), row.get("turns")
-        category, reference = row.get("category", "all"), row.get("reference", [])
-        named = type(name) in (int, str) and isinstance(category, str)  # True is an int too
-        if not named or not isinstance(turns, list) or not turns:
-            raise BadInput(f"{place}: expected question_id and a list of turns, got {row!r:.200}")
-        if not all(isinstance(turn, str) and turn.strip() for turn in turns):
-            raise BadInput(f"{place}: a turn is empty or no text")
-        if name in questions:
-            raise BadInput(f"{place}: question_id {name!r} occurs twice")
-        reference = reference if isinstance(reference, list) else [reference]
-        questions[name] = Question(name, category, turns, reference)
+    for line, row in read_records(path or asset_dir("mt_bench") / "question.jsonl"):
+        try:
+            question = read_row(row, len(questions))
+            if question.question_id in questions:
+                raise ValueError(f"question_id {question.question_id!r} occurs twice")
+        except (AttributeError, LookupError, TypeError, ValueError) as error:
+            told = f"{path}, line {line} is no row of {read_row.__name__}"
+            raise BadInput(f"{told} ({error!r:.200}), got {row!r:.200}") from error
+        questions[question.question_id] = question
     if not questions:
         raise BadInput(f"{path} holds no question")
     return list(questions.values())

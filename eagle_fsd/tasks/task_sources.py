@@ -8,9 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from eagle_fsd.config import BadInput
-from eagle_fsd.evaluation.questions import Question, read_questions
+from eagle_fsd.evaluation.questions import Question, fastchat, read_questions
 from eagle_fsd.models.assets import asset_dir
-from eagle_fsd.runs.jsonl import read_records
 from eagle_fsd.tasks.humaneval import FIELDS
 from eagle_fsd.tasks.scorers import INSTRUCTIONS
 
@@ -59,18 +58,5 @@ def read_task(source: str) -> tuple[list[Question], str]:
             f"--task {source!r}: no file at {str(path)!r}; give {SOURCES}. The hub's sets are "
             "asked by evaluate/harness.py"
         )
-    if not own:
-        return read_questions(path), ""
-    read_row, scorer = SETS[kind]
-    questions: dict[int | str, Question] = {}
-    for line, row in read_records(path):
-        try:
-            question = read_row(row, len(questions))
-            if not question.turns[0].strip() or question.question_id in questions:
-                raise ValueError(f"the id {question.question_id!r} occurs twice, or has no prompt")
-        except (AttributeError, LookupError, TypeError, ValueError) as error:
-            raise BadInput(f"{path}, line {line} is no row of {kind} ({error!r:.200})") from error
-        questions[question.question_id] = question
-    if not questions:
-        raise BadInput(f"{path} holds no question")
-    return list(questions.values()), scorer
+    read_row, scorer = SETS[kind] if own else (fastchat, "")
+    return read_questions(path, read_row), scorer

@@ -72,8 +72,8 @@ def judge_levels(drafter: EagleDrafter, text: PlainText, *, levels: int) -> list
 
     Returns:
         Counts of every level: positions, those whose next token is the answer's; top1 and top8 (the
-        text's token is the draft's best, among its best 8); js (a sum); agree (it is the target's
-        argmax in this forward: all but ties). Level 1 drafts from true features only.
+        text's token is the draft's best, among its best 8); js (a sum). Level 1 drafts from true
+        features only.
     """
     target, draft_token_R = drafter.target, drafter.draft_token_R
     ids_L = torch.tensor(text.ids, device=target.device)
@@ -96,7 +96,6 @@ def judge_levels(drafter: EagleDrafter, text: PlainText, *, levels: int) -> list
                 "top1": rank_C < 1,
                 "top8": rank_C < 8,
                 "js": divergence("js", target_CV, draft_CV),
-                "agree": target_CV.argmax(1) == label_C,
             }
             has_root_C = (place_C >= text.roots.start + level).to(target.device)
             for name, value_C in values.items():

@@ -22,7 +22,6 @@ TABLES: dict[str, tuple[list[Column], str]] = {
             ("top-1", "top1", ".3f"),
             ("top-8", "top8", ".3f"),
             ("JS", "js", ".4f"),
-            ("text is argmax", "agree", ".4f"),
         ],
         "By drafted level, along the text below every position.",
     ),
@@ -53,7 +52,7 @@ def in_words(rows: Mapping[str, list[dict]]) -> str:
 
 
 def level_rows(records: Sequence[dict]) -> list[dict]:
-    """Top-1, top-8, mean JS and agreement by level, over all questions."""
+    """Top-1, top-8 and mean JS by level, over all questions."""
     counts = pd.DataFrame(
         {"level": number, **level}
         for record in records

@@ -16,7 +16,7 @@ from eagle_fsd.evaluation.arms import Arm, parse_arms
 from eagle_fsd.evaluation.offline.replay import check_replayed, judge_levels, replay
 from eagle_fsd.evaluation.offline.replay_metrics import in_words, tables
 from eagle_fsd.evaluation.offline.replay_options import ReplayOptions
-from eagle_fsd.evaluation.offline.texts import BEYOND, open_texts, plain_texts
+from eagle_fsd.evaluation.offline.texts import BEYOND, plain_texts
 from eagle_fsd.evaluation.questions import check_same_questions, read_questions, spread
 from eagle_fsd.evaluation.report.read_runs import RunData
 from eagle_fsd.heads.models import DraftHead
@@ -36,13 +36,12 @@ def run_replay(options: ReplayOptions) -> None:
     arms = read_arms(options)
     questions = spread(read_questions(options.question_file), options.questions)
     config = load.load_target_config(options.target)
-    named = head_names(options.heads)
-    heads = {name: load.load_head(path, config) for name, path in named.items()}
-    # a head that was trained on since is another one
-    files = {name: f"{name}-{digest(load.head_digests(path))}" for name, path in named.items()}
+    heads = {name: load.load_head(name, config) for name in options.heads}
+    # told apart by their weights: a head that was trained on since is another one
+    files = {name: f"{Path(name).name}-{digest(load.head_digests(name))}" for name in heads}
     digests = load.target_digests(options.target)
     identity = {key: getattr(options, key) for key in ("target", "dtype", "conv_template")}
-    store = open_texts(options.texts, identity | digests)
+    store = Run(options.texts, identity | digests)
     run = Run(options.output, {"command": "replay"} | asdict(options) | digests, free=FREE)
     for records in run.records.values():
         check_same_questions(records.values(), questions)
@@ -60,15 +59,18 @@ def run_replay(options: ReplayOptions) -> None:
         groups: dict[DrafterSettings, dict[str, Policy]] = {}
         for arm in arms:
             groups.setdefault(arm.drafter, {})[arm.text] = arm.policy(SamplingConfig())
+        drafters = {  # what is refused here has written nothing
+            name: [(settings.build(model), policies) for settings, policies in groups.items()]
+            for name, model in models.items()
+        }
         prompts = {key: plain.prompt_ids(question.turns[0]) for key, question in todo.items()}
         texts = plain_texts(store, target, prompts, plain.stop(options.max_new_tokens))
         del store  # another replay may have it
         run.begin_session()
         for name, model in models.items():
-            drafters = [(settings.build(model), policies) for settings, policies in groups.items()]
             for question in tqdm(missing[name], desc=name):
                 text, found = texts[question.question_id], {}
-                for drafter, policies in drafters:
+                for drafter, policies in drafters[name]:
                     found |= replay(model.target, drafter, policies, text)
                 record = {
                     "question_id": question.question_id,
@@ -79,7 +81,7 @@ def run_replay(options: ReplayOptions) -> None:
                 }
                 run.add(files[name], record)
     chosen = {
-        name: [run.records[file][question.question_id, 0] for question in questions]
+        without_checkout(name): [run.records[file][q.question_id, 0] for q in questions]
         for name, file in files.items()
     }
     report(run, chosen)
@@ -96,15 +98,6 @@ def read_arms(options: ReplayOptions) -> list[Arm]:
         if levels > BEYOND:
             raise BadInput(f"arm {arm.text!r} drafts deeper than the {BEYOND} levels of replay")
     return arms
-
-
-def head_names(heads: list[str]) -> dict[str, str]:
-    """A short name for every head: its folder's, or its whole path where two share that."""
-    short = [Path(head).name for head in heads]
-    return {
-        name if short.count(name) == 1 else without_checkout(head).replace("/", "_"): head
-        for head, name in zip(heads, short, strict=True)
-    }
 
 
 def with_head(plain: Model, head: DraftHead) -> Model:

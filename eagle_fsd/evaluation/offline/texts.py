@@ -7,7 +7,6 @@ them back, equal to those of step-by-step decoding up to float32 rounding.
 """
 
 from dataclasses import dataclass
-from pathlib import Path
 
 from tqdm import tqdm
 
@@ -58,36 +57,28 @@ def cut(prompt: list[int], greedy: list[int], stop: StopConfig) -> PlainText | N
     return None if finish is None or len(beyond) < BEYOND else PlainText(prompt, answer, beyond)
 
 
-def open_texts(folder: str | Path, settings: dict) -> Run:
-    """The store, locked as long as the object lives.
-
-    Args:
-        settings: what the texts depend on (target, dtype, template); a folder of others is refused.
-    """
-    return Run(folder, settings, key=lambda row: row["question_id"])
-
-
 def plain_texts(
     run: Run, target: Target, prompts: Prompts, stop: StopConfig
 ) -> dict[int | str, PlainText]:
-    """The texts of the prompts for a budget; those that are not in the store yet are made.
+    """The texts of the prompts for a budget; those that the store does not hold yet, for other
+    questions or other texts of theirs, are made.
+
+    Args:
+        run: the store, whose settings are what the texts depend on: target, dtype, template.
 
     Raises:
-        BadInput: the store has another prompt for a question, or the target too few positions.
+        BadInput: the target has too few positions.
     """
-    rows = run.records["texts"]
-    missing = {}
-    for key, prompt in prompts.items():
-        if key not in rows or cut(prompt, rows[key]["greedy_ids"], stop) is None:
-            missing[key] = prompt
-        if key in rows and rows[key]["prompt_ids"] != prompt:
-            raise BadInput(
-                f"{run.folder} holds another prompt for question {key!r}: name another folder for "
-                "this question file"
-            )
+
+    def stored(key: int | str) -> PlainText | None:
+        row = run.records["texts"].get((key, 0))
+        known = row and row["prompt_ids"] == prompts[key]
+        return cut(prompts[key], row["greedy_ids"], stop) if known else None
+
+    missing = {key: prompt for key, prompt in prompts.items() if stored(key) is None}
     if missing:
         _make(run, target, missing, stop.max_new_tokens + BEYOND)
-    return {key: cut(prompts[key], rows[key]["greedy_ids"], stop) for key in prompts}
+    return {key: stored(key) for key in prompts}
 
 
 def _make(run: Run, target: Target, prompts: Prompts, count: int) -> None:
