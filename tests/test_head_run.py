@@ -1,6 +1,5 @@
-"""Around a training: what a head takes over from another, and its tokens per round on held-out
-answers, against one tree at a time; and the target's states: right rows, kept for the next epoch,
-of each text and target apart.
+"""Around a training: a head's tokens per round on held-out answers, against one tree at a time; and
+the target's states: right rows, kept for the next epoch, of each text and target apart.
 
 Axes: L tokens of a dialogue, F features.
 """
@@ -10,14 +9,14 @@ from itertools import pairwise
 import pytest
 import torch
 from reference_tree import paths
-from tiny import fused_target, prompt_tokens, target_and_head, tiny_head, tiny_head3, tiny_target
+from tiny import fused_target, prompt_tokens, target_and_head, tiny_target
 
-from eagle_fsd.config import BadInput, TreeConfig
+from eagle_fsd.config import TreeConfig
 from eagle_fsd.decoding.target import Target
 from eagle_fsd.drafters.eagle import EagleDrafter
 from eagle_fsd.training.data import Dialogue
 from eagle_fsd.training.features import TargetStates
-from eagle_fsd.training.head_run import expected_tokens_per_round, start_from_head
+from eagle_fsd.training.head_run import expected_tokens_per_round
 
 
 def answered(target, *lengths: int) -> Dialogue:
@@ -61,36 +60,6 @@ def test_tokens_per_round_are_what_decoding_emits(kind, tree):
     assert got == pytest.approx(tokens / rounds)
     short = [Dialogue(d.ids[:6], d.mask[:6]) for d in dialogues]
     assert expected_tokens_per_round(head, states, short, tree) is None
-
-
-def test_a_head_of_another_shape_gives_what_fits():
-    """Another intermediate size: the MLP is left; of EAGLE-1/2 nothing fits EAGLE-3."""
-    target = tiny_target("llama")
-    head, other = tiny_head(target), tiny_head(target, seed=1, intermediate_size=61)
-    left = start_from_head(head, other)
-    assert {key.split(".")[2] for key in left} == {"mlp"} and len(left) == 3
-    assert torch.equal(head.fc.weight, other.fc.weight)
-    with pytest.raises(BadInput, match="no weight of this head"):
-        start_from_head(tiny_head3(), tiny_head(target))
-
-
-@pytest.mark.parametrize(("ours", "theirs"), [(None, 37), (37, 37), (37, None), (23, 37)])
-def test_an_eagle3_lm_head_goes_by_token(ours, theirs):
-    """The same row number is another token in another draft vocabulary. (Where both had as many
-    tokens, rows were copied by number.)"""
-    head, other = tiny_head3(draft_vocab_size=ours), tiny_head3(draft_vocab_size=theirs, seed=1)
-    before = {key: tensor.clone() for key, tensor in head.state_dict().items()}
-    left = start_from_head(head, other)
-    own, given = (
-        list(range(101)) if h.d2t is None else h.draft_token_R.tolist() for h in (head, other)
-    )
-    for r, token in enumerate(own):
-        wanted = other.lm_head.weight[given.index(token)] if token in given else None
-        wanted = before["lm_head.weight"][r] if wanted is None else wanted
-        assert torch.equal(head.lm_head.weight[r], wanted), token
-    assert ("lm_head.weight" in left) == (theirs is not None)
-    assert torch.equal(head.fc.weight, other.fc.weight)
-    assert head.d2t is None or torch.equal(head.d2t, before["d2t"])
 
 
 # --- the target's states --------------------------------------------------------------------------

@@ -8,13 +8,14 @@ from pathlib import Path
 import torch
 from accelerate import Accelerator
 from accelerate.utils import set_seed
+from transformers import PretrainedConfig
 
 from eagle_fsd.api import SMALL_TREE
 from eagle_fsd.config import BadInput, TreeConfig, tree_name
 from eagle_fsd.drafters.eagle import EagleDrafter
 from eagle_fsd.drafters.walk import walk
 from eagle_fsd.heads.files import write_head
-from eagle_fsd.heads.head_config import HeadConfig, head_shape
+from eagle_fsd.heads.head_config import head_shape
 from eagle_fsd.heads.models import DraftHead, answer_counts, build_head, coverage, frequent_tokens
 from eagle_fsd.models import load
 from eagle_fsd.runs.command import Processes
@@ -40,10 +41,8 @@ def train_head(options: TrainOptions) -> dict | None:
         BadInput: an option that cannot be followed, or a training that diverges.
     """
     target_config = load.load_target_config(options.target)
-    drafted = options.loss_vocab if options.head_type == "eagle3" else 0
-    config = head_shape(target_config, head_type=options.head_type, draft_vocab=drafted)
-    other = load.load_head(options.start, target_config) if options.start else None
-    limits = {"vocab_size": config.vocab_size, "max_length": options.max_length}
+    head = begun_head(options, target_config)
+    limits = {"vocab_size": head.config.vocab_size, "max_length": options.max_length}
     dialogues = [d for path in options.data for d in read_dialogues(path, **limits)]
     if options.held_out >= len(dialogues):
         raise BadInput(f"--held_out {options.held_out} leaves none of {len(dialogues)} dialogues")
@@ -77,7 +76,7 @@ def train_head(options: TrainOptions) -> dict | None:
         options.target,
         dtype=options.target_dtype or load.default_dtype(target_device),
         device=target_device,
-        feature_layers=config.fused_layers(target_config.num_hidden_layers),
+        feature_layers=head.config.fused_layers(target_config.num_hidden_layers),
     )
     if not target.readout_is_linear:
         raise BadInput(
@@ -89,12 +88,12 @@ def train_head(options: TrainOptions) -> dict | None:
     training, held_out = split(
         dialogues, held_out=options.held_out, answer_tokens=options.answer_tokens
     )
-    trainer = prepare(options, config, other, training, states, accelerator, run)
+    trainer = prepare(options, head, training, states, accelerator, run)
     progress = trainer.train()
     tensors = accelerator.get_state_dict(trainer.objective)  # whole, also where it was sharded
     if not accelerator.is_main_process:
         return None
-    head = build_head(config).eval()
+    head = build_head(head.config).eval()
     head.load_state_dict({key.removeprefix("head."): t for key, t in tensors.items()})
     write_head(run.folder, head)
     head.to(target.device, target.dtype)
@@ -108,6 +107,23 @@ def train_head(options: TrainOptions) -> dict | None:
     }
     write_json(run.folder / RECORD, record)
     return record
+
+
+def begun_head(options: TrainOptions, target_config: PretrainedConfig) -> DraftHead:
+    """The head to train, float32: random weights, or all of another head, its draft vocabulary too;
+    BadInput if that is of another type, or --loss_vocab asks for another vocabulary."""
+    if not options.start:
+        drafted = options.loss_vocab if options.head_type == "eagle3" else 0
+        set_seed(options.seed)
+        return build_head(
+            head_shape(target_config, head_type=options.head_type, draft_vocab=drafted)
+        )
+    head = load.load_head(options.start, target_config).float().train()
+    if head.config.head_type != options.head_type:
+        raise BadInput(f"--start {options.start}: give --head_type {head.config.head_type}")
+    if options.loss_vocab and (head.lm_head is not None or head.d2t is not None):
+        raise BadInput(f"--start {options.start} keeps what it drafts: leave --loss_vocab out")
+    return head
 
 
 @torch.no_grad()
@@ -137,29 +153,26 @@ def expected_tokens_per_round(
 
 def prepare(
     options: TrainOptions,
-    config: HeadConfig,
-    other: DraftHead | None,
+    head: DraftHead,
     training: list[Dialogue],
     states: TargetStates,
     accelerator: Accelerator,
     run: Run,
 ) -> Trainer:
-    """A head in its losses, begun at random or at another one's weights, and its batches."""
-    set_seed(options.seed)
-    head, target, recipe = build_head(config), states.target, parse_recipe(options.recipe)
-    rows_RD, allowed_V = target.lm_head.weight.detach(), None
+    """The head in its losses, over the tokens that they are to be over, and its batches."""
+    target, recipe = states.target, parse_recipe(options.recipe)
+    every_V, token_R = torch.arange(target.vocab_size), head.draft_token_R
     if options.loss_vocab:
-        counts, every_V = answer_counts(training), torch.arange(target.vocab_size)
+        counts = answer_counts(training)
         token_R = frequent_tokens(counts, options.loss_vocab, every_V)
         share = coverage(counts, token_R)
         accelerator.print(f"{options.loss_vocab} tokens are {share:.2%} of the answers")
-        rows_RD = rows_RD[token_R.to(rows_RD.device)]
-        if config.draft_vocab_size:
+        if head.d2t is not None:
             head.set_draft_tokens(token_R)
-            allowed_V = torch.isin(every_V, token_R)
-    if other is not None:
-        left = ", ".join(start_from_head(head, other)) or "nothing"
-        accelerator.print(f"--start {options.start}: {left} is at random, all else as there")
+    rows_RD = target.lm_head.weight.detach()
+    if token_R is not None:
+        rows_RD = rows_RD[token_R.to(rows_RD.device)]
+    allowed_V = None if head.d2t is None else torch.isin(every_V, token_R)
     batches = Batches(
         training,
         [supervised(d, skip=recipe.unroll_steps - 1, allowed_V=allowed_V) for d in training],
@@ -175,33 +188,3 @@ def prepare(
     objective, optimizer = accelerator.prepare(objective, optimizer)
     embed_tokens = target.embed_tokens
     return Trainer(accelerator, objective, optimizer, batches, embed_tokens, recipe, options, run)
-
-
-@torch.no_grad()
-def start_from_head(head: DraftHead, other: DraftHead) -> list[str]:
-    """Copy weights of one name and one shape; returns the keys that are left, wholly or in part.
-
-    The draft vocabulary is not copied, and rows of an EAGLE-3 lm_head go by token.
-
-    Raises:
-        BadInput: nothing fits.
-    """
-    theirs, own = other.state_dict(), dict(head.named_parameters())
-    left = []
-    for key, parameter in own.items():
-        if key == "lm_head.weight" and key in theirs:
-            every_V = torch.arange(head.config.vocab_size)
-            own_R, their_R = (
-                every_V if h.draft_token_R is None else h.draft_token_R for h in (head, other)
-            )
-            shared_R = torch.isin(own_R, their_R)
-            row_R = torch.searchsorted(their_R, own_R[shared_R])
-            parameter[shared_R] = theirs[key][row_R].to(parameter)
-            whole = bool(shared_R.all())
-        elif whole := key in theirs and theirs[key].shape == parameter.shape:
-            parameter.copy_(theirs[key])
-        if not whole:
-            left.append(key)
-    if len(left) == len(own):
-        raise BadInput("the head to start from has no weight of this head's names and shapes")
-    return left

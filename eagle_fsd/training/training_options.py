@@ -72,7 +72,7 @@ class TrainOptions(RunOptions):
     loss_vocab: int = option(
         0, "losses over this many tokens, the most frequent; EAGLE-3 drafts these alone; 0: all"
     )
-    start: str = option("", "head whose weights it starts with; empty: random ones")
+    start: str = option("", "a head of that type to train on, as it is; empty: a new one")
 
     recipe: str = option(
         "",
