@@ -10,7 +10,7 @@ from itertools import islice
 import pytest
 
 from eagle_fsd.evaluation.questions import read_questions
-from eagle_fsd.models.assets import asset_dir, cut_to_whole_records
+from eagle_fsd.models.assets import asset_dir
 from eagle_fsd.runs.jsonl import read_records
 from eagle_fsd.training.prompts import (
     HASHES,
@@ -76,19 +76,6 @@ def test_files(tmp_path, name):
     assert [r for _, r in read_records(tmp_path / name)] == records
     first = {"role": "user", "content": "one\u2028two"}
     assert read_source(str(tmp_path / name)) == [[first], [U], None]
-
-
-def test_a_cut_off_list_is_repaired():
-    """Whole records stay, wherever the file was cut; a file without one is told."""
-    records = [sharegpt(("human", "a\n  },\n  {b"), ("gpt", str(i))) for i in range(4)]
-    text = json.dumps(records, indent=2)
-    ends = [text.index(f'"value": "{i}"') for i in range(4)]
-    for cut in range(ends[2] + 30, len(text) - 4):
-        repaired = json.loads(cut_to_whole_records(text[:cut]))
-        assert repaired == records[: len(repaired)] and len(repaired) in (2, 3)
-    assert json.loads(cut_to_whole_records(text[: ends[3]])) == records[:3]
-    with pytest.raises(AssertionError, match="no whole record"):
-        cut_to_whole_records(text[: ends[0]])
 
 
 def test_weights():

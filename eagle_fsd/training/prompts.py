@@ -22,7 +22,6 @@ from itertools import repeat
 from pathlib import Path
 
 from eagle_fsd.config import BadInput
-from eagle_fsd.models.assets import asset_dir
 from eagle_fsd.models.loaded import Message
 from eagle_fsd.runs.jsonl import read_records
 
@@ -80,10 +79,9 @@ def read_source(name: str) -> list[Conversation | None]:
     Raises:
         BadInput: it is unknown or cannot be read (see read_records), or no record has a known form.
     """
-    if name != "sharegpt" and not os.path.isfile(name):
-        raise BadInput(f"unknown source {name!r}: give {SELF}, sharegpt, or a file that exists")
-    path = asset_dir("sharegpt") / "sharegpt.json" if name == "sharegpt" else name
-    conversations = [parse_record(record) for _, record in read_records(path)]
+    if not os.path.isfile(name):
+        raise BadInput(f"unknown source {name!r}: give {SELF} or a file that exists")
+    conversations = [parse_record(record) for _, record in read_records(name)]
     if not any(conversations):
         raise BadInput(f"source {name!r} holds no conversation; known forms: {FORMS}")
     return conversations

@@ -14,8 +14,8 @@ class DataOptions(RunOptions):
     target: str = option("smollm2", "smollm2, a folder, a .gguf file or a hub id")
     sources: list[str] = option(
         [SELF],
-        "SOURCE=WEIGHT ...: self (user turns sampled from the target), sharegpt, or a "
-        ".jsonl/.json(.gz) file of conversations or prompts",
+        "SOURCE=WEIGHT ...: self (user turns sampled from the target), or a .jsonl/.json(.gz) file "
+        "of conversations or prompts",
     )
     temperatures: list[float] = option(
         [0.0, 0.0, 0.7, 1.0], "each dialogue draws one of these; 0 is greedy"
