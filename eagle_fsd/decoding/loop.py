@@ -167,7 +167,7 @@ def decode_rounds(
 
     Args:
         target, drafter: both are started anew.
-        lap: is told the name of every phase that has just ended (speed/clock.py).
+        lap: is told the name of every phase that has just ended (speed/profiled.py).
 
     Raises:
         BadInput: see check_request; the rule refuses the sampling or the drafter; another answer

@@ -5,7 +5,7 @@ import os
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from itertools import accumulate, islice
+from itertools import accumulate, islice, pairwise
 
 import torch
 from torch.profiler import ProfilerActivity, profile
@@ -14,8 +14,10 @@ from eagle_fsd.config import SamplingConfig
 from eagle_fsd.decoding.loop import DecodeConfig, StopConfig, decode_rounds
 from eagle_fsd.evaluation.arms import Arm
 from eagle_fsd.models.loaded import Model
-from eagle_fsd.speed.clock import PhaseClock, synchronized_time
+from eagle_fsd.speed.clock import synchronized_time
 
+# host is what is left of a round: trimming, stop strings, bookkeeping
+ROUND_PHASES = ("propose", "verify", "accept", "commit", "host")
 NEW_TOKENS = 64  # of a profiled answer
 MEMORY_ROUNDS = 8  # the peak is prefill's or a round's
 
@@ -27,27 +29,28 @@ def profile_arm(arm: Arm, model: Model, prompt: list[int], sampling: SamplingCon
     Returns:
         peak_memory_bytes of prefill and the first rounds, above what was there before;
         start_seconds, of prefill and the first round, in which a drafter takes in the prompt; then
-        of the other rounds: their number, round_tokens, round_seconds without a clock and
-        phase_seconds under one (it waits for the device at every phase).
+        of the other rounds: their number, round_tokens, round_seconds without laps and
+        phase_seconds by laps (which wait for the device at every phase).
     """
     target, drafter = model.target, arm.build_drafter(model)
+    now = partial(synchronized_time, target.device)
+    laps: list[tuple[str, float]] = []
     config = DecodeConfig(arm.policy(sampling), StopConfig(NEW_TOKENS))
     rounds = partial(decode_rounds, target, drafter, prompt, config)
 
     def beginning() -> None:
         deque(islice(rounds(), 1 + MEMORY_ROUNDS), maxlen=0)
 
-    def timed(clock: PhaseClock | None = None) -> dict:
-        began = synchronized_time(target.device)
-        steps = rounds(lap=clock.lap if clock else None)
+    def timed(lap: Callable[[str], None] | None = None) -> dict:
+        began = now()
+        steps = rounds(lap=lap)
         deque(islice(steps, 2), maxlen=0)
-        started = synchronized_time(target.device)
-        if clock is not None:
-            clock.restart()  # forgets the start
+        started = now()
+        laps[:] = [("start", started)]
         tokens = [len(step.acceptance.tokens) for step in steps]
         return {
             "start_seconds": started - began,
-            "round_seconds": synchronized_time(target.device) - started,
+            "round_seconds": now() - started,
             "rounds": len(tokens),
             "round_tokens": sum(tokens),
         }
@@ -57,9 +60,11 @@ def profile_arm(arm: Arm, model: Model, prompt: list[int], sampling: SamplingCon
     drafter.reset(1)
     gc.collect()
     peak = peak_bytes(target.device, beginning)
-    clock = PhaseClock(target.device)
-    timed(clock)
-    return {"peak_memory_bytes": peak, "phase_seconds": clock.seconds} | timed()
+    timed(lambda phase: laps.append((phase, now())))
+    seconds = dict.fromkeys(ROUND_PHASES, 0.0)
+    for (_, before), (phase, end) in pairwise(laps):
+        seconds[phase] += end - before
+    return {"peak_memory_bytes": peak, "phase_seconds": seconds} | timed()
 
 
 def peak_bytes(device: torch.device, work: Callable[[], object]) -> int:

@@ -25,9 +25,9 @@ from eagle_fsd.models.load import load_target_config
 from eagle_fsd.models.random_weights import PREFIX
 from eagle_fsd.runs.command import ModelOptions, SamplingOptions
 from eagle_fsd.runs.folder import Run
-from eagle_fsd.speed.clock import ROUND_PHASES, check_one_process, check_timing_alone
+from eagle_fsd.speed.clock import check_one_process, check_timing_alone
 from eagle_fsd.speed.forwards import forward_rows, rows_needed, time_forwards
-from eagle_fsd.speed.profiled import profile_arm
+from eagle_fsd.speed.profiled import ROUND_PHASES, profile_arm
 
 RANDOM_PATTERN = (0, 1, 2, 3)  # 2.5 tokens a round
 PROFILES = "profiles"  # file of records
