@@ -35,7 +35,7 @@ def folder(tmp_path_factory) -> Path:
     kind = {"head_type": "eagle3", "draft_vocab_size": 19, "feature_layers": (1, 2, 3)}
     head = tiny_head(hidden_size=32, vocab_size=258, seed=3, **kind)
     head.set_draft_tokens(torch.arange(3, 60, 3))
-    write_head(folder / "eagle3", head)
+    write_head(folder / "eagle3", head.bfloat16())
     rows = [
         {"input_ids": [5, 5, 5, 5, 7, 200, 7, 33], "loss_mask": [0] * 4 + [1] * 4},
         {"input_ids": [5, 5, 9, 7, 200, 1], "loss_mask": [0, 0, 1, 1, 1, 1]},

@@ -129,7 +129,7 @@ def test_a_head(target, monkeypatch, tmp_path):
     monkeypatch.setitem(HEAD_TYPES, "gated", run_block("head")["GatedHead"])
     head = build_head(head_shape(target.model.config, head_type="gated")).eval()
     randomize(head, seed=3, scale=1.0)
-    write_head(tmp_path / "head", head, dtype=None)
+    write_head(tmp_path / "head", head)
     loaded = load_head(tmp_path / "head", target.model.config)
     drafter = EagleDrafter(loaded, target, TreeConfig(7, 3, 3))
     drafted = run(target, drafter, prompt_tokens(9), budget=40)

@@ -52,5 +52,5 @@ def write_target(
 def write_random_head(folder: Path, *, seed: int = 7, **changes) -> Path:
     """A random head that fits write_target's model unless told other sizes."""
     torch.manual_seed(seed)
-    write_head(folder, build_head(HeadConfig(**SIZES | changes)))
+    write_head(folder, build_head(HeadConfig(**SIZES | changes)).bfloat16())
     return folder

@@ -52,9 +52,10 @@ def convert(options: ConvertOptions) -> None:
     print(f"read {options.head}: {kind} head; {'; '.join(notes)}")
     if options.draft_vocab:
         head = confined(head, options)
-    dtype = getattr(torch, options.dtype) if options.dtype else None
+    if options.dtype:
+        head.to(getattr(torch, options.dtype))
     with lock_folder(Path(options.output)):
-        write_head(options.output, head, dtype=dtype)
+        write_head(options.output, head)
     own = sum(parameter.numel() for parameter in head.parameters())
     print(f"wrote {options.output}: {own:,} parameters")
     for key, tensor in head.state_dict().items():

@@ -12,16 +12,15 @@ from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from transformers import PretrainedConfig
+from transformers.utils import CONFIG_NAME, SAFE_WEIGHTS_NAME, WEIGHTS_NAME
 
 from eagle_fsd.config import BadInput
 from eagle_fsd.heads.head_config import read_config, renamed, to_json
 from eagle_fsd.heads.models import DraftHead, build_head
 from eagle_fsd.runs.jsonl import write_file, write_json
 
-CONFIG_NAME = "config.json"
-WEIGHTS_NAME = "model.safetensors"
-PICKLED_NAME = "pytorch_model.bin"  # where there is no other
-HEAD_FILES = (CONFIG_NAME, WEIGHTS_NAME, PICKLED_NAME)
+# pytorch_model.bin is read where there is no other
+HEAD_FILES = (CONFIG_NAME, SAFE_WEIGHTS_NAME, WEIGHTS_NAME)
 WEIGHT_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 # what comes of files that are cut off or garbled, and of values of a wrong type or size
 UNREADABLE = (SafetensorError, pickle.UnpicklingError, struct.error, StrictDataclassError)
@@ -88,15 +87,11 @@ def read_head(
     return head, [f"layout: {layout}", *notes]
 
 
-def write_head(
-    folder: str | Path, head: DraftHead, *, dtype: torch.dtype | None = torch.bfloat16
-) -> None:
-    """Write a head as model.safetensors and config.json, each in one rename; dtype None keeps each
-    weight's own. BadInput: the folder cannot be written to, or another command writes there."""
+def write_head(folder: str | Path, head: DraftHead) -> None:
+    """Write a head as model.safetensors and config.json, each in one rename. BadInput: the folder
+    cannot be written to, or another command writes there."""
     tensors = {key: tensor.cpu().contiguous() for key, tensor in head.state_dict().items()}
-    if dtype is not None:
-        tensors |= {k: t.to(dtype) for k, t in tensors.items() if t.is_floating_point()}
-    write_file(Path(folder) / WEIGHTS_NAME, save(tensors, metadata={"format": "pt"}))
+    write_file(Path(folder) / SAFE_WEIGHTS_NAME, save(tensors, metadata={"format": "pt"}))
     # last: a folder without it is no head
     write_json(Path(folder) / CONFIG_NAME, to_json(head.config))
 
@@ -125,7 +120,7 @@ def _faults(key: str, tensor: torch.Tensor) -> list[str]:
 
 def _read_weights(folder: Path) -> dict[str, torch.Tensor]:
     """Every tensor of a head under the file's own keys; BadInput names what is broken."""
-    safe, pickled = folder / WEIGHTS_NAME, folder / PICKLED_NAME
+    safe, pickled = folder / SAFE_WEIGHTS_NAME, folder / WEIGHTS_NAME
     path = pickled if pickled.is_file() and not safe.is_file() else safe
     try:
         if path is safe:

@@ -215,10 +215,7 @@ def runnable(head: DraftHead, engine: Engine) -> DraftHead:
 
 def answer_counts(dialogues: Iterable) -> Counter[int]:
     """How often each token is in `ids` of dialogues where `mask` says the assistant wrote it."""
-    counts: Counter[int] = Counter()
-    for dialogue in dialogues:
-        counts.update(t for t, own in zip(dialogue.ids, dialogue.mask, strict=True) if own)
-    return counts
+    return Counter(t for d in dialogues for t, own in zip(d.ids, d.mask, strict=True) if own)
 
 
 def frequent_tokens(counts: Counter[int], size: int, token_X: torch.Tensor) -> torch.Tensor:

@@ -95,7 +95,7 @@ def train_head(options: TrainOptions) -> dict | None:
         return None
     head = build_head(head.config).eval()
     head.load_state_dict({key.removeprefix("head."): t for key, t in tensors.items()})
-    write_head(run.folder, head)
+    write_head(run.folder, head.bfloat16())
     head.to(target.device, target.dtype)
     record = {
         "answer_tokens_seen": progress["tokens"],

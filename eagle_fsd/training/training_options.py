@@ -1,6 +1,7 @@
 """Options of train/make_data.py and train/train_head.py, checked before anything loads."""
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 from eagle_fsd.config import BadInput, SamplingConfig, check_known, check_least, check_seed
 from eagle_fsd.runs.command import RunOptions, option
@@ -84,7 +85,7 @@ class TrainOptions(RunOptions):
     minutes: float = option(0.0, "longest training; the learning rate then follows the clock")
     tokens_per_batch: int = option(0, "padded tokens of one forward; default 2048, 16384 on CUDA")
     batches_per_step: int = option(0, "batches of a step, over all processes; default one each")
-    precision: str = option("bf16", "bf16 (mixed) or no (float32)")
+    precision: Literal["bf16", "no"] = option("bf16", "bf16 (mixed) or no (float32)")
     save_minutes: float = option(5.0, "minutes between resumable saves")
     seed: int = option(0, "of initialisation, order and noise")
 
@@ -103,8 +104,6 @@ class TrainOptions(RunOptions):
         check_seed(self.seed)
         if 0 < self.loss_vocab < 8:  # the trees of the replay branch by 6
             raise BadInput(f"--loss_vocab must be at least 8, got {self.loss_vocab}")
-        if self.precision not in ("bf16", "no"):
-            raise BadInput(f"--precision must be bf16 or no, got {self.precision!r}")
         recipe = parse_recipe(self.recipe)
         if self.head_type == "eagle3" and recipe.feature:
             raise BadInput("an EAGLE-3 head's output is no feature of the target: give feature=0")
