@@ -61,13 +61,14 @@ def tiny_config(**changes) -> LlamaConfig:
     ("name", "parameters"), [("llama-3.1-8b", 8_030_261_248), ("qwen3-32b", 32_762_123_264)]
 )
 def test_built_in_shapes_have_the_published_number_of_parameters(name, parameters):
-    model = random_weights.empty_model(load_target_config(f"random:{name}"), torch.bfloat16, "meta")
+    config = load_target_config(f"random:{name}")
+    model = random_weights.shaped_model(config, torch.bfloat16, "meta")
     assert sum(parameter.numel() for parameter in model.parameters()) == parameters
 
 
 @pytest.mark.parametrize("tied", [False, True])
 def test_a_random_model_is_the_stock_model_with_those_weights(tied):
-    """Rotary tables and ties are made although initialisation is left out."""
+    """Ties and all."""
     config = tiny_config(tie_word_embeddings=tied)
     model = random_weights.random_model(config, dtype=torch.float32, device="cpu")
     target = Target(model)

@@ -17,7 +17,6 @@ from transformers import (
     PreTrainedTokenizerFast,
     Qwen3Config,
 )
-from transformers.initialization import no_init_weights
 
 from eagle_fsd.config import BadInput
 from eagle_fsd.heads.head_config import head_shape
@@ -47,14 +46,12 @@ SHAPES = {
 STEEPNESS = 8.0
 
 
-def empty_model(
+def shaped_model(
     config: PretrainedConfig, dtype: torch.dtype, device: torch.device | str
 ) -> PreTrainedModel:
-    """A model of the shape with unset weights; on "meta" it takes no memory."""
-    with torch.device(device), no_init_weights():
-        model = AutoModelForCausalLM.from_config(config, dtype=dtype)
-    model.tie_weights()  # no_init_weights leaves that out too
-    return model.eval()
+    """A model of the shape; on "meta" it takes no memory."""
+    with torch.device(device):
+        return AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
 
 
 @torch.no_grad()
@@ -80,7 +77,7 @@ def random_model(config: PretrainedConfig, *, dtype: torch.dtype, device: str) -
     BadInput, before anything is allocated: no single device, or one with too little memory."""
     if device == "auto":
         raise BadInput("a target of random weights is made on one device: give --device")
-    needed = sum(p.nbytes for p in empty_model(config, dtype, "meta").parameters())
+    needed = sum(p.nbytes for p in shaped_model(config, dtype, "meta").parameters())
     if device == "cpu":
         free = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     else:
@@ -90,7 +87,7 @@ def random_model(config: PretrainedConfig, *, dtype: torch.dtype, device: str) -
             f"a target of random weights needs {needed / 2**30:.3g} GiB and {device} has "
             f"{free / 2**30:.3g} GiB: give a smaller shape or --dtype"
         )
-    model = empty_model(config, dtype, device)
+    model = shaped_model(config, dtype, device)
     randomize(model, seed=0, readout=model.get_output_embeddings().weight)
     model.generation_config.eos_token_id = None
     return model

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import set_seed
 from transformers import PretrainedConfig
 
 from eagle_fsd.api import SMALL_TREE
@@ -114,7 +113,7 @@ def begun_head(options: TrainOptions, target_config: PretrainedConfig) -> DraftH
     BadInput if that is of another type, or --loss_vocab asks for another vocabulary."""
     if not options.start:
         drafted = options.loss_vocab if options.head_type == "eagle3" else 0
-        set_seed(options.seed)
+        torch.manual_seed(options.seed)
         return build_head(
             head_shape(target_config, head_type=options.head_type, draft_vocab=drafted)
         )

@@ -13,7 +13,6 @@ Of Spec-Bench it covers the MT-Bench and GSM8K parts. Its other four (WMT14, CNN
 Questions, DPR) are NOT in it; give make_data.py's --exclude their question file to drop them too.
 """
 
-import os
 import random
 import re
 from collections.abc import Iterable, Iterator
@@ -77,10 +76,8 @@ def read_source(name: str) -> list[Conversation | None]:
     """Conversations of a source; None stands for a malformed one.
 
     Raises:
-        BadInput: it is unknown or cannot be read (see read_records), or no record has a known form.
+        BadInput: it cannot be read (see read_records), or no record has a known form.
     """
-    if not os.path.isfile(name):
-        raise BadInput(f"unknown source {name!r}: give {SELF} or a file that exists")
     conversations = [parse_record(record) for _, record in read_records(name)]
     if not any(conversations):
         raise BadInput(f"source {name!r} holds no conversation; known forms: {FORMS}")

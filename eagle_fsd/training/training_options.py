@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
-from eagle_fsd.config import BadInput, SamplingConfig, check_known, check_least, check_seed
+from eagle_fsd.config import BadInput, SamplingConfig, check_least, check_seed
 from eagle_fsd.runs.command import RunOptions, option
 from eagle_fsd.training.prompts import SELF, parse_weights
 from eagle_fsd.training.recipe import parse_recipe
@@ -92,9 +92,6 @@ class TrainOptions(RunOptions):
     def __post_init__(self):
         import torch
 
-        from eagle_fsd.heads.models import HEAD_TYPES
-
-        check_known("head_type", self.head_type, HEAD_TYPES)
         self.recipe = self.recipe or ("eagle3" if self.head_type == "eagle3" else "unrolled")
         default_tokens = 16384 if torch.cuda.is_available() else 2048
         self.tokens_per_batch = self.tokens_per_batch or default_tokens
