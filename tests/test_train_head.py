@@ -57,10 +57,11 @@ def test_writes_a_head_that_loads_and_has_learnt(unbroken, target):
 
 
 def test_one_seed_gives_one_head(unbroken, target, data, tmp_path):
-    """Bit for bit, with the features computed anew; another seed gives another."""
+    """Bit for bit, with the features computed anew; another seed gives another. Bug held down: one
+    above 2**32 ended in a traceback of numpy, which nothing draws from."""
     again = train(target, data, tmp_path / "again")
     assert same(weights(again), weights(unbroken)) and log_rows(again) == log_rows(unbroken)
-    changes = {"seed": 1, "features": unbroken / "features", "steps": 2}
+    changes = {"seed": 2**40, "features": unbroken / "features", "steps": 2}
     other = train(target, data, tmp_path / "other", **changes)
     assert log_rows(other)[0] != log_rows(unbroken)[0]
 
