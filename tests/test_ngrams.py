@@ -14,7 +14,6 @@ from eagle_fsd.decoding.tree import DraftTree
 from eagle_fsd.drafters.continuations import Continuations, sureness
 from eagle_fsd.drafters.eagle import EagleDrafter
 from eagle_fsd.drafters.hybrid import DEEPEST, HybridDrafter, HybridSettings
-from eagle_fsd.drafters.lookup import LookupDrafter, LookupSettings
 from eagle_fsd.models.loaded import Model
 from eagle_fsd.rules.fsd import Fsd
 
@@ -66,10 +65,14 @@ LOOKUPS = {  # text, settings, what is drafted
 }
 
 
+def lookup(num_draft_tokens: int = 10, max_ngram: int = 3) -> HybridDrafter:
+    return HybridDrafter(None, max_ngram, num_draft_tokens)
+
+
 @pytest.mark.parametrize("text, settings, drafts", LOOKUPS.values(), ids=LOOKUPS)
 def test_what_look_up_drafts(text, settings, drafts):
     """A chain without draft distributions."""
-    drafter = LookupDrafter(LookupSettings(*settings))
+    drafter = lookup(*settings)
     drafter.observe(torch.empty(len(text), 0), text)
     tree = drafter.propose()
     assert tree.token_N.tolist() == [text[-1], *drafts]
@@ -83,7 +86,7 @@ def test_what_look_up_drafts(text, settings, drafts):
 def test_look_up_is_plain_decoding(family, settings):
     """Token for token, by `fsd` too: D is NaN and never passes, at any threshold. A tiny greedy
     model falls into a loop; what it repeats is drafted."""
-    target, drafter = tiny_target(family), LookupDrafter(LookupSettings(**settings))
+    target, drafter = tiny_target(family), lookup(**settings)
     prompt = prompt_tokens(9)
     prompt += 2 * run(target, RootDrafter(), prompt, budget=40).tokens
     for temperature in (0.0, 1.0):

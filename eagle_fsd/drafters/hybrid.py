@@ -20,7 +20,7 @@ from eagle_fsd.drafters.continuations import Continuations
 from eagle_fsd.drafters.eagle import EagleDrafter, EagleSettings
 from eagle_fsd.models.loaded import Model
 
-DEEPEST = 16  # levels of a tree
+DEEPEST = 16  # levels of a head's tree with continuations
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,8 @@ class HybridSettings:
 
 
 class HybridDrafter:
-    """As many drafts as the head's tree has, chosen from it and from continuations of n-grams.
+    """As many drafts as the head's tree has, chosen from it and from continuations of n-grams; or
+    without a head a chain of `num_draft_tokens` continuations.
 
     A draft's probability is the head's p or its continuation's sureness s, of a token that both
     say 1 - (1 - p)(1 - s), times its parent's; the likeliest are taken, likeliest first, so that
@@ -61,23 +62,33 @@ class HybridDrafter:
     Taken are A (.5), A D (.3) and B (.2).
     """
 
-    def __init__(self, eagle: EagleDrafter, max_ngram: int = 3):
+    def __init__(
+        self, eagle: EagleDrafter | None, max_ngram: int = 3, num_draft_tokens: int = DEEPEST
+    ):
         self.eagle, self.max_ngram = eagle, max_ngram
-        self.draft_token_R = eagle.draft_token_R
-        self.max_nodes = eagle.max_nodes
+        self.draft_token_R = eagle.draft_token_R if eagle else None
+        self.max_nodes = eagle.max_nodes if eagle else 1 + num_draft_tokens
+        self._deepest = DEEPEST if eagle else num_draft_tokens
         self._text = Continuations(max_ngram)
 
     def reset(self, capacity: int) -> None:
-        self.eagle.reset(capacity)
+        if self.eagle:
+            self.eagle.reset(capacity)
         self._text = Continuations(self.max_ngram)
 
     def observe(self, features_TF: torch.Tensor, next_tokens: Sequence[int]) -> None:
-        self.eagle.observe(features_TF, next_tokens)
+        if self.eagle:
+            self.eagle.observe(features_TF, next_tokens)
         self._text.extend(next_tokens)
+        self._device = features_TF.device
 
     def propose(self) -> DraftTree:
-        tree = self.eagle.propose()
-        token, parent, row, said = _read(tree)
+        if self.eagle:
+            tree = self.eagle.propose()
+            token, parent, row, said = _read(tree)
+        else:
+            token, parent, row, said = [self._text.last[-1]], [0], [-1], [1.0]
+            tree = DraftTree.from_parents(token, parent, device=self._device)
         below: list[list[int]] = [[] for _ in token]  # the head's drafts below each of its nodes
         for node in range(1, len(token)):
             below[parent[node]].append(node)
@@ -92,7 +103,7 @@ class HybridDrafter:
             parents.append(above)
             rows.append(-1 if own is None else row[own])
             depths.append(depths[above] + 1 if here else 0)
-            if depths[here] == DEEPEST:
+            if depths[here] == self._deepest:
                 continue
             # a draft's token -> the head's node of it, and how likely it is not right
             offers = {token[n]: (n, 1 - said[n]) for n in (() if own is None else below[own])}
