@@ -2,7 +2,10 @@
 
 import importlib.util
 import json
+import resource
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import is_dataclass
 from pathlib import Path
 
@@ -35,6 +38,17 @@ def write_rows(path: Path, *rows: object) -> Path:
     lines = [(row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows]
     path.write_text("".join(lines), encoding="utf-8")
     return path
+
+
+@contextmanager
+def full_disk(size: int) -> Iterator[None]:
+    """A disk on which a file ends at so many bytes, for this process."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def change(path: Path) -> bytes:

@@ -9,6 +9,7 @@ import shlex
 import shutil
 import sys
 from dataclasses import fields
+from functools import partialmethod
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,8 @@ from commands import ROOT, option_classes
 from hand_records import made_run, write_run
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from lm_eval.api.registry import model_registry
+from lm_eval.tasks import TaskManager
 from safetensors.torch import load_file, save_file
 from tiny_folder import write_random_head
 from transformers import HfArgumentParser
@@ -25,6 +28,7 @@ from transformers import HfArgumentParser
 from eagle_fsd.config import BadInput
 from eagle_fsd.evaluation.bench_options import BenchOptions
 from eagle_fsd.runs.command import parse
+from eagle_fsd.tasks.harness_model import HarnessOptions
 
 TABLE = Path(__file__).with_name("bad_input.txt")
 
@@ -67,6 +71,10 @@ def end_of(command: str, fixed: list[str], arguments: list[str]) -> str | int:
         while arguments and re.match("[A-Z_]+=", arguments[0]):
             patch.setenv(*arguments.pop(0).split("=", 1))
         patch.setattr(sys, "argv", [command, *fixed, *arguments])
+        # of lm-eval: a name is registered once, and its own 14,000 tasks take it seconds
+        patch.setattr(model_registry, "_objs", dict(model_registry._objs))
+        own_tasks_only = partialmethod(TaskManager.__init__, include_defaults=False)
+        patch.setattr(TaskManager, "__init__", own_tasks_only)
         AcceleratorState._reset_state(reset_partial_state=True)  # a process's first settings stay
         with pytest.raises(SystemExit) as end:
             runpy.run_path(str(ROOT / command), run_name="__main__")
@@ -132,6 +140,9 @@ def test_drawn_values(place, monkeypatch, command):
     monkeypatch.setenv("OPENAI_API_KEY", "")  # the judge asks nobody
     file, *fixed = command.split()
     kinds = [kind for kind in option_classes(file) if kind != BenchOptions]
+    form = "--{}={}"
+    if file == "evaluate/harness.py":
+        kinds, form = [HarnessOptions], "--model_args={}={}"
     parser = HfArgumentParser(kinds)
     names = st.sampled_from(sorted({field.name for kind in kinds for field in fields(kind)}))
 
@@ -139,12 +150,15 @@ def test_drawn_values(place, monkeypatch, command):
     @given(names, VALUES | st.sampled_from(EXTREME))
     def parsed(name: str, value: str) -> None:
         with contextlib.suppress(BadInput, SystemExit):
-            parse(parser, [*fixed, f"--{name}={value}"])
+            if kinds == [HarnessOptions]:
+                HarnessOptions.read({name: value})
+            else:
+                parse(parser, [*fixed, f"--{name}={value}"])
 
     @settings(derandomize=True, deadline=None, database=None, max_examples=15)
     @given(names, VALUES | st.sampled_from(EXTREME))
     def ended(name: str, value: str) -> None:
-        end_of(file, [*fixed, *NOWHERE.get(file, [])], [f"--{name}={value}"])
+        end_of(file, [*fixed, *NOWHERE.get(file, [])], [form.format(name, value)])
 
     parsed()
     ended()

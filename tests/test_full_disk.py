@@ -1,13 +1,10 @@
 """A disk that is full, and two commands at one folder: one plain line, what was there stays as it
 was, and the same command goes on. (A kill -9: test_folder.py, test_train_resume.py.)"""
 
-import resource
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from commands import load_command, model_options, rows, write_rows
+from commands import full_disk, load_command, model_options, rows, write_rows
 from hand_records import made_run, write_run
 from safetensors.torch import load_file
 from tiny_folder import write_random_head
@@ -20,17 +17,6 @@ from eagle_fsd.runs.folder import Run, lock_folder
 from eagle_fsd.runs.jsonl import write_file
 
 REPORT, CONVERT = load_command("evaluate/report.py"), load_command("train/convert_head.py")
-
-
-@contextmanager
-def full_disk(size: int) -> Iterator[None]:
-    """A disk on which a file ends at so many bytes, in this process."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def report(*arguments: object) -> None:

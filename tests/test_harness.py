@@ -11,10 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from commands import ROOT, change, rows, write_rows
+from commands import ROOT, change, full_disk, rows, write_rows
 from lm_eval import simple_evaluate
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import CachingLM
+from lm_eval.api.registry import model_registry
 from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
 from tiny_folder import write_random_head, write_target
@@ -154,24 +155,6 @@ def test_answer_cache_is_of_one_set_of_options_and_weights(models, hf, tmp_path)
         CachingLM(first, other)
 
 
-BAD = {
-    "unknown key": ({"treshold": 0.1}, "treshold.*fields: threshold.*none of target, "),
-    "unknown rule": ({"arm": "fsdd"}, "fsdd"),
-    "transformers' own loop": ({"arm": "generate"}, "--model hf"),
-    "no tree": ({"arm": "exact@eagle:auto"}, "15x4x6"),
-    "FastChat's template": ({"conv_template": "vicuna_v1.1"}, "chat_template"),
-    "a batch": ({"batch_size": 8}, "batch_size 8"),
-    "no such target": ({"target": "nowhere/at-all"}, "nowhere/at-all"),
-}
-
-
-@pytest.mark.parametrize("fault", BAD)
-def test_bad_model_args_are_told(models, fault):
-    arguments, told = BAD[fault]
-    with pytest.raises(BadInput, match=told):
-        FuzzyLM(**models | TREE | {"device": "cpu"} | arguments)
-
-
 def test_what_lm_eval_passes_on(models, capsys):
     """Other keys are fields of the arm, as lm-eval splits them at commas and as JSON, before its
     drafter; lm-eval's own default device is no wish."""
@@ -255,16 +238,26 @@ def check_same(output: Path, plain: dict) -> tuple[dict, dict, dict]:
     return ours, *(x["generation"]["tiny"] for x in (ours, theirs))
 
 
-@pytest.mark.processes
-def test_the_command_at_threshold_0_is_plain(models, tasks, plain, tmp_path, monkeypatch, capsys):
-    """Answer for answer, in this process; metrics are in the results file and on the screen. The
-    folder of commands stands on Python's path, as it does for a file that is run."""
+@pytest.fixture
+def run_file(monkeypatch):
+    """Runs the command in this process, without lm-eval's own tasks. The folder of commands stands
+    on Python's path, as it does for a file that is run."""
     own_tasks_only = partialmethod(TaskManager.__init__, include_defaults=False)
     monkeypatch.setattr(TaskManager, "__init__", own_tasks_only)
+    monkeypatch.setattr(model_registry, "_objs", dict(model_registry._objs))  # to register again
     monkeypatch.syspath_prepend(ROOT / "evaluate")
-    arguments = command_line(models, tasks, tmp_path, "fsd:0,child=draft")
-    monkeypatch.setattr(sys, "argv", arguments)
-    runpy.run_path(arguments[0], run_name="__main__")
+
+    def run(arguments: list[str]) -> None:
+        monkeypatch.setattr(sys, "argv", arguments)
+        runpy.run_path(arguments[0], run_name="__main__")
+
+    return run
+
+
+@pytest.mark.processes
+def test_the_command_at_threshold_0_is_plain(models, tasks, plain, tmp_path, run_file, capsys):
+    """Answer for answer; metrics are in the results file and on the screen."""
+    run_file(command_line(models, tasks, tmp_path, "fsd:0,child=draft"))
     told = capsys.readouterr().out
     ours, mine, baseline = check_same(tmp_path, plain)
     assert ours["options"]["arm"] == "fsd:0,child=draft"
@@ -272,6 +265,22 @@ def test_the_command_at_threshold_0_is_plain(models, tasks, plain, tmp_path, mon
     assert "| tiny | 5 " in " ".join(told.split())
     assert baseline["tokens_per_round"]["value"] == 1
     assert mine["tokens_per_answer"] == baseline["tokens_per_answer"]
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("more", ["", "--use_cache"])
+def test_what_could_not_be_written_is_an_error(
+    models, tasks, plain, tmp_path, run_file, capsys, more
+):
+    """Bug held down: lm-eval warned that it could not save the results, and ended with status 0; a
+    full answer cache was a traceback."""
+    arguments = command_line(models, tasks, tmp_path, "plain")
+    arguments += [more, str(tmp_path / "cache")] if more else []
+    with full_disk(2000), pytest.raises(SystemExit) as end:
+        run_file(arguments)
+    wanted = more or "Could not save results aggregated ([Errno 27] File too large)"
+    assert wanted in str(end.value.code) and "make room" in str(end.value.code)
+    assert more or "|tiny " in capsys.readouterr().out  # what was made is shown
 
 
 @pytest.mark.processes

@@ -72,7 +72,7 @@ class HarnessOptions(ModelOptions):
             del arguments["device"]
         names = [field.name for field in fields(cls)]
         further = [f"{name}={arguments.pop(name)}" for name in [*arguments] if name not in names]
-        arguments["arm"] = ",".join([arguments.get("arm", DEFAULT_ARM), *further])
+        arguments["arm"] = ",".join([str(arguments.get("arm", DEFAULT_ARM)), *further])
         try:
             parse_arm(arguments["arm"])
         except BadInput as error:
