@@ -88,8 +88,8 @@ def read_head(
 
 
 def write_head(folder: str | Path, head: DraftHead) -> None:
-    """Write a head as model.safetensors and config.json, each in one rename. BadInput: the folder
-    cannot be written to, or another command writes there."""
+    """Write a head as model.safetensors and config.json, each in one rename. BadInput: they cannot
+    be written."""
     tensors = {key: tensor.cpu().contiguous() for key, tensor in head.state_dict().items()}
     write_file(Path(folder) / SAFE_WEIGHTS_NAME, save(tensors, metadata={"format": "pt"}))
     # last: a folder without it is no head
