@@ -4,8 +4,8 @@ Greedy exact decoding emits the target's own text whatever is drafted (drafters/
 target runs once over the whole text. Other rules are followed to their first fuzzy token: behind it
 the text would be another.
 
-Axes: L tokens of the text, S levels, C positions judged at once, N nodes, V vocabulary, R draft
-vocabulary, F features.
+Axes: L tokens of the text, B roots, C of them judged at once, S levels, N nodes, V vocabulary, F
+features.
 """
 
 import math
@@ -81,7 +81,8 @@ def judge_levels(drafter: EagleDrafter, text: PlainText, *, levels: int) -> list
     embedding_1LD = target.embed(ids_L[1:])[None]
     drafted_SLD = unroll(drafter.head, features_1LF[:, :-1], embedding_1LD, steps=levels)[:, 0]
     counts = [Counter() for _ in range(levels)]
-    for place_C in torch.tensor(text.roots, dtype=torch.int64).split(JUDGED):
+    place_B = torch.tensor(text.roots, dtype=torch.int64, device=target.device)
+    for place_C in place_B.split(JUDGED):
         target_CV = target.logits(hidden_1LD[0, place_C]).float()
         label_C = ids_L[place_C + 1]
         for level, drafted_LD in enumerate(drafted_SLD):
@@ -97,7 +98,7 @@ def judge_levels(drafter: EagleDrafter, text: PlainText, *, levels: int) -> list
                 "top8": rank_C < 8,
                 "js": divergence("js", target_CV, draft_CV),
             }
-            has_root_C = (place_C >= text.roots.start + level).to(target.device)
+            has_root_C = place_C >= text.roots.start + level
             for name, value_C in values.items():
                 counts[level][name] += value_C[has_root_C].sum().item()
     return counts
