@@ -1,8 +1,7 @@
 """The embedded target with the shipped head: what the tiny models cannot show."""
 
 import pytest
-import torch
-from answers import Heard, assert_same
+from answers import assert_same
 
 import eagle_fsd
 from eagle_fsd.config import SamplingConfig
@@ -13,7 +12,6 @@ from eagle_fsd.evaluation.offline.replay import replay
 from eagle_fsd.evaluation.offline.texts import plain_texts
 from eagle_fsd.evaluation.questions import read_questions, spread
 from eagle_fsd.models.assets import asset_dir
-from eagle_fsd.models.load import SHIPPED_HEAD
 from eagle_fsd.runs.folder import Run
 
 pytestmark = pytest.mark.embedded
@@ -54,25 +52,6 @@ def test_exact_eagle_equals_plain_equals_generate(model, count):
     generate = answers(model, "generate", prompts, 64)
     assert_all_same(model, prompts, plain, exact)
     assert_all_same(model, prompts, plain, generate)
-
-
-@pytest.mark.parametrize("count", [1, pytest.param(24, marks=pytest.mark.slow)])
-def test_custom_generate_is_generate(model, count):
-    """Exact drafts inside `generate`, streamed and not: its own text, 64 new tokens."""
-    prompts, stop = first_turns(model, count), model.stop(64)
-    ours = eagle_fsd.custom_generate(SHIPPED_HEAD, arm="exact")
-    settings = {"max_new_tokens": 64, "eos_token_id": list(stop.token_ids), "pad_token_id": 0}
-    got = []
-    for prompt in prompts:
-        ids, heard = torch.tensor([prompt]), Heard()
-        streamed, whole = (
-            model.target.model.generate(ids, custom_generate=ours, streamer=streamer, **settings)
-            for streamer in (heard, None)
-        )
-        got.append(whole[0, len(prompt) :].tolist())
-        assert streamed.equal(whole)
-        assert heard.all == [ids.tolist(), *([token] for token in got[-1]), "end"]
-    assert_all_same(model, prompts, answers(model, "generate", prompts, 64), got)
 
 
 def test_shipped_head_drafts_well(model):

@@ -22,7 +22,7 @@ from eagle_fsd.drafters.eagle import EagleDrafter
 from eagle_fsd.engine import attention
 from eagle_fsd.engine.attention import Folded
 from eagle_fsd.engine.graphs import BUCKET_ROWS, Graphs, Recorder, bucket_of, visible_rows
-from eagle_fsd.engine.packed import Packed, PackedLinear, can_pack, pack
+from eagle_fsd.engine.packed import Packed, PackedLinear, can_pack
 from eagle_fsd.engine.select import ENGINES, choose_engine
 from eagle_fsd.rules.fsd import Fsd
 
@@ -113,19 +113,6 @@ def test_the_stock_model_is_left_alone_unless_it_may_go():
     assert not gone.has_stock
     left = [name for name, _ in model.named_parameters()]
     assert not any("proj" in name for name in left)  # no second copy of the weights is held
-
-
-def test_layers_with_one_input_are_joined_and_biases_kept():
-    model = random_model(FAMILIES["qwen2"](), seed=0)  # biases on q, k and v
-    attention = model.model.layers[0].self_attn
-    x_BND = torch.randn(1, 5, model.config.hidden_size)
-    expected = [getattr(attention, name)(x_BND) for name in ("q_proj", "k_proj", "v_proj")]
-    with torch.inference_mode():
-        pack(model.model)
-        actual = [getattr(attention, name)(x_BND) for name in ("q_proj", "k_proj", "v_proj")]
-        again = attention.v_proj(2 * x_BND)  # out of order, another input
-    torch.testing.assert_close(actual, expected, atol=1e-4, rtol=1e-4)
-    torch.testing.assert_close(again, attention.v_proj(2 * x_BND))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -146,16 +146,6 @@ class Asked:
     pass
 
 
-def test_ctrl_c_outside_a_loop(capsys):
-    def work(options: Asked) -> None:
-        raise KeyboardInterrupt
-
-    with pytest.raises(SystemExit) as end:
-        run_command(work, [Asked], [])
-    assert end.value.code == 130
-    assert capsys.readouterr().err == "interrupted: the same command goes on where it was\n"
-
-
 def test_an_error_of_ours_keeps_its_traceback():
     """A ValueError of the library is no fault of the user."""
     with pytest.raises(ValueError) as error:

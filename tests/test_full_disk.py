@@ -4,34 +4,18 @@ was, and the same command goes on. (A kill -9: test_folder.py, test_train_resume
 from pathlib import Path
 
 import pytest
-from commands import full_disk, load_command, model_options, rows, write_rows
+from commands import full_disk, model_options, rows, write_rows
 from hand_records import made_run, write_run
 from safetensors.torch import load_file
 from tiny_folder import write_random_head
-from training_runs import head_options, refused, same, train, weights
+from training_runs import convert, head_options, refused, same, train, weights
 
 from eagle_fsd.config import BadInput
 from eagle_fsd.models.assets import asset_dir
-from eagle_fsd.runs.command import run_command
 from eagle_fsd.runs.folder import Run, lock_folder
 from eagle_fsd.runs.jsonl import write_file
 
-REPORT, CONVERT = load_command("evaluate/report.py"), load_command("train/convert_head.py")
-
-
-def report(*arguments: object) -> None:
-    REPORT.main(list(map(str, arguments)))
-
-
-def convert(*arguments: object) -> None:
-    run_command(CONVERT.convert, [CONVERT.ConvertOptions], list(map(str, arguments)))
-
-
-def told(command, *arguments: object) -> str:
-    """The one line that a command ends with."""
-    with pytest.raises(SystemExit) as end:
-        command(*arguments)
-    return str(end.value.code)
+REPORT = "evaluate/report.py"
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -62,18 +46,18 @@ def test_a_file_is_whole_or_as_it_was(tmp_path):
     assert (tmp_path / "new/summary.md").read_text() == "before"
 
 
-def test_an_old_report_stays_until_the_new_one_is_whole(tmp_path):
+def test_an_old_report_stays_until_the_new_one_is_whole(call, tmp_path):
     """Bug held down: it was deleted first, and a kill left half a page in its place."""
     run, output = write_run(tmp_path / "run", made_run()), tmp_path / "report"
-    report(run, "--output", output)
+    call(REPORT, run, "--output", output)
     old = contents(output)
     more = write_run(tmp_path / "more", made_run(1))
     with full_disk(len(old["index.html"]) // 2):
-        assert "index.html" in told(report, more, "--output", output)
+        assert "index.html" in call(REPORT, more, "--output", output)
     assert contents(output) == old
     with lock_folder(output):
-        assert "another command is writing" in told(report, more, "--output", output)
-    report(more, "--output", output)
+        assert "another command is writing" in call(REPORT, more, "--output", output)
+    call(REPORT, more, "--output", output)
     # all of it: of one question there is no table of categories
     assert old.keys() - contents(output).keys() == {"tables/by_category.csv"}
     assert not (output / ".unfinished").exists()
@@ -83,11 +67,12 @@ def test_half_a_head_is_none_and_is_written_again(tmp_path):
     """Bug held down: its config.json was there first, and the same command was refused for it."""
     head, output = write_random_head(tmp_path / "head"), tmp_path / "out"
     paths = ("--head", head, "--output", output)
-    with full_disk(5000):
-        assert "out/model.safetensors" in told(convert, *paths)
-    assert "is no draft head's config" in told(convert, "--head", output, "--output", "other")
-    with lock_folder(output):
-        assert "another command is writing" in told(convert, *paths)
+    with full_disk(5000), pytest.raises(SystemExit, match="out/model.safetensors"):
+        convert(*paths)
+    with pytest.raises(SystemExit, match="is no draft head's config"):
+        convert("--head", output, "--output", "other")
+    with lock_folder(output), pytest.raises(SystemExit, match="another command is writing"):
+        convert(*paths)
     convert(*paths)
     assert same(load_file(head / "model.safetensors"), load_file(output / "model.safetensors"))
 

@@ -1,4 +1,4 @@
-"""Runs of train/make_data.py and train/train_head.py in this process, and what they wrote."""
+"""Runs of the commands of train/ in this process, and what they wrote."""
 
 import gzip
 import json
@@ -26,6 +26,11 @@ def train_head(arguments: list[str]) -> None:
     # accelerate keeps a process's first settings; every run is a process of its own here
     AcceleratorState._reset_state(reset_partial_state=True)
     run_command(load_command("train/train_head.py").train, [TrainOptions], arguments)
+
+
+def convert(*arguments: object) -> None:
+    command = load_command("train/convert_head.py")
+    run_command(command.convert, [command.ConvertOptions], list(map(str, arguments)))
 
 
 # --- make_data.py ---------------------------------------------------------------------------------
