@@ -380,3 +380,18 @@ def test_there_is_one_transfer(sampling):
 
     want, got, waits = on_cuda(lambda: random_round(2), work)
     assert repr(got) == repr(want) and waits == ["tolist"] * len(rules)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+def test_cuda_agrees_with_the_cpu():
+    """The same Acceptance from there."""
+    for seed, sampling in itertools.product(range(3), SAMPLINGS):
+        tree, logits_NV, uniform_S3 = random_round(seed)
+        there = (moved(tree, "cuda"), logits_NV.cuda(), uniform_S3)
+        for rule in all_rules(sampling):
+            want = outcome((tree, logits_NV, uniform_S3), rule, sampling)
+            got = outcome(there, rule, sampling)
+            assert (got.path, got.tokens, got.fuzzy) == (want.path, want.tokens, want.fuzzy)
+            for name in ("divergence", "tv", "regret"):
+                approx = pytest.approx(getattr(want, name), rel=1e-4, abs=1e-5, nan_ok=True)
+                assert getattr(got, name) == approx

@@ -1,7 +1,8 @@
 """The embedded target with the shipped head: what the tiny models cannot show."""
 
 import pytest
-from answers import assert_same
+import torch
+from answers import Heard, assert_same
 
 import eagle_fsd
 from eagle_fsd.config import SamplingConfig
@@ -12,6 +13,7 @@ from eagle_fsd.evaluation.offline.replay import replay
 from eagle_fsd.evaluation.offline.texts import plain_texts
 from eagle_fsd.evaluation.questions import read_questions, spread
 from eagle_fsd.models.assets import asset_dir
+from eagle_fsd.models.load import SHIPPED_HEAD
 from eagle_fsd.runs.folder import Run
 
 pytestmark = pytest.mark.embedded
@@ -54,6 +56,25 @@ def test_exact_eagle_equals_plain_equals_generate(model, count):
     assert_all_same(model, prompts, plain, generate)
 
 
+@pytest.mark.parametrize("count", [1, pytest.param(24, marks=pytest.mark.slow)])
+def test_custom_generate_is_generate(model, count):
+    """Exact drafts inside `generate`, streamed and not: its own text, 64 new tokens."""
+    prompts, stop = first_turns(model, count), model.stop(64)
+    ours = eagle_fsd.custom_generate(SHIPPED_HEAD, arm="exact")
+    settings = {"max_new_tokens": 64, "eos_token_id": list(stop.token_ids), "pad_token_id": 0}
+    got = []
+    for prompt in prompts:
+        ids, heard = torch.tensor([prompt]), Heard()
+        streamed, whole = (
+            model.target.model.generate(ids, custom_generate=ours, streamer=streamer, **settings)
+            for streamer in (heard, None)
+        )
+        got.append(whole[0, len(prompt) :].tolist())
+        assert streamed.equal(whole)
+        assert heard.all == [ids.tolist(), *([token] for token in got[-1]), "end"]
+    assert_all_same(model, prompts, answers(model, "generate", prompts, 64), got)
+
+
 def test_shipped_head_drafts_well(model):
     """A head that is broken, or of other weights, accepts next to nothing (plain is 1.0)."""
     answer = eagle_fsd.generate(
@@ -66,17 +87,15 @@ def test_replay_equals_decoding(model, tmp_path):
     """Round by round on two first turns x 32 tokens, with the small tree, a chain and a hybrid."""
     prompts = dict(enumerate(first_turns(model, 2)))
     texts = plain_texts(Run(tmp_path, {}), model.target, prompts, model.stop(32))
-    totals = []
+    mean = []
     for arm in map(parse_arm, ("exact", "exact@eagle:4x4x1", "exact@hybrid:15x4x6")):
-        policy, drafter = arm.policy(SamplingConfig()), arm.build_drafter(model)
-        tokens = []
+        policy, drafter, tokens = arm.policy(SamplingConfig()), arm.build_drafter(model), []
+        config = DecodeConfig(policy, model.stop(32))
         for text in texts.values():
-            answer = decode(
-                model.target, drafter, text.prompt, DecodeConfig(policy, model.stop(32))
-            )
+            answer = decode(model.target, drafter, text.prompt, config)
             (row,) = replay(model.target, drafter, {"": policy}, text).values()
             assert answer.tokens == text.answer
             assert [len(r.tokens) for r in answer.rounds] == row["tokens"]
             tokens += row["tokens"]
-        totals.append(sum(tokens) / len(tokens))
-    assert totals[2] >= totals[0] > totals[1] > 1
+        mean.append(sum(tokens) / len(tokens))
+    assert mean[2] >= mean[0] > mean[1] > 1

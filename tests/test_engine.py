@@ -22,7 +22,7 @@ from eagle_fsd.drafters.eagle import EagleDrafter
 from eagle_fsd.engine import attention
 from eagle_fsd.engine.attention import Folded
 from eagle_fsd.engine.graphs import BUCKET_ROWS, Graphs, Recorder, bucket_of, visible_rows
-from eagle_fsd.engine.packed import Packed, PackedLinear, can_pack
+from eagle_fsd.engine.packed import Packed, PackedLinear, can_pack, pack
 from eagle_fsd.engine.select import ENGINES, choose_engine
 from eagle_fsd.rules.fsd import Fsd
 
@@ -113,6 +113,17 @@ def test_the_stock_model_is_left_alone_unless_it_may_go():
     assert not gone.has_stock
     left = [name for name, _ in model.named_parameters()]
     assert not any("proj" in name for name in left)  # no second copy of the weights is held
+
+
+def test_a_joined_layer_is_called_out_of_order():
+    """v alone, of another input than q's: not what q's call left for it."""
+    attention = random_model(FAMILIES["qwen2"](), seed=0).model.layers[0].self_attn
+    x_BND = torch.randn(1, 5, attention.q_proj.in_features)
+    expected = attention.v_proj(2 * x_BND)
+    with torch.inference_mode():
+        pack(attention)
+        attention.q_proj(x_BND)
+        torch.testing.assert_close(attention.v_proj(2 * x_BND), expected, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

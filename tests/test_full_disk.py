@@ -4,7 +4,7 @@ was, and the same command goes on. (A kill -9: test_folder.py, test_train_resume
 from pathlib import Path
 
 import pytest
-from commands import full_disk, model_options, rows, write_rows
+from commands import full_disk, model_options, rows
 from hand_records import made_run, write_run
 from safetensors.torch import load_file
 from tiny_folder import write_random_head
@@ -94,20 +94,6 @@ def test_a_measurement_leaves_nothing_before_its_end(call, models, tmp_path):
     options = [*model_options((models[0], tmp_path / "gone")), "--output", path]
     assert "no draft head" in call("evaluate/choose_tree.py", *options)
     assert not path.exists()
-
-
-def test_two_scorings_at_once(call, tmp_path):
-    """The second is refused."""
-    asked = {"question_id": 1, "turns": ["x"], "reference": ["z"]}
-    task = write_rows(tmp_path / "task.jsonl", asked)
-    turn = {"prompt": "x", "text": "z"}
-    (tmp_path / "run/records").mkdir(parents=True)
-    record = {"question_id": 1, "arm": "plain", "turns": [turn]}
-    write_rows(tmp_path / "run/records/plain.jsonl", record)
-    options = ["--task", task, "--scorer", "contains", "--rescore", "--output", tmp_path / "run"]
-    with lock_folder(tmp_path / "run/scores"):
-        assert "another command is writing" in call("evaluate/tasks.py", *options)
-    assert "contains" in call("evaluate/tasks.py", *options)
 
 
 def test_a_cache_folder_that_takes_nothing(monkeypatch):

@@ -1,8 +1,6 @@
 """The tree choice: acceptance against real decoding, costs by hand, what is held and refused."""
 
 import json
-from dataclasses import replace
-from itertools import product
 
 import pandas as pd
 import pytest
@@ -43,20 +41,18 @@ def config(new_tokens: int) -> DecodeConfig:
     return DecodeConfig(Policy(Exact()), StopConfig(new_tokens))
 
 
-def test_acceptance_is_that_of_real_decoding(model):
-    """Rounds that lie within the answer, with every drafter that has a tree."""
+def test_acceptance_is_counted_over_texts(model):
+    """As decoding has it; at T inf every round that has a draft left may end in a fuzzy token."""
     prompt = model.prompt_ids("Say one.")
     greedy = decode(model.target, RootDrafter(), prompt, config(30 + BEYOND)).tokens
-    texts = [cut(prompt, greedy, StopConfig(30))]
-    for arm, tree in product(map(parse_arm, ("exact", "fsd:inf", "exact@hybrid")), TREES):
-        drafter = replace(arm.drafter, tree=tree_name(tree)).build(model)
-        real = decode(model.target, drafter, prompt, config(30)).rounds
-        counts = count_acceptance(model, arm, tree, texts)
-        tokens = sum(len(r.tokens) for r in real)
-        assert (counts["rounds"], counts["tokens"]) == (len(real), tokens)
-        assert (counts["fuzzy"] > 0) == (arm.text == "fsd:inf")
+    tree, text = parse_tree("7x3x4"), cut(prompt, greedy, StopConfig(30))
+    real = decode(model.target, model.drafter.with_tree(tree), prompt, config(30)).rounds
+    counts = count_acceptance(model, parse_arm("fsd:inf"), tree, [text, text])
+    tokens = sum(len(r.tokens) for r in real)
+    assert (counts["rounds"], counts["tokens"]) == (2 * len(real), 2 * tokens)
+    assert 0 < counts["fuzzy"] <= counts["rounds"]
     with pytest.raises(BadInput, match="no calibration prompt"):
-        count_acceptance(model, arm, tree, [cut(prompt, greedy, StopConfig(1))])
+        count_acceptance(model, parse_arm("exact"), tree, [cut(prompt, greedy, StopConfig(1))])
 
 
 def test_the_choice_is_the_best_of_all():
@@ -83,17 +79,11 @@ def test_trees_with_more_fuzzy_tokens_are_refused():
 
 
 def test_neighbours_are_possible_trees_one_step_away():
-    """A tree between the values has neighbours too, and all trees are reached from any."""
+    """A tree between the values has neighbours too."""
     near = {tree_name(tree) for tree in neighbours(parse_tree("15x4x6"), 101)}
     assert near == {"11x4x6", "19x4x6", "15x3x6", "15x5x6", "15x4x3", "15x4x10"}
     near = {tree_name(tree) for tree in neighbours(parse_tree("6x3x4"), 5)}
     assert near == {"5x3x4", "7x3x4", "6x2x4", "6x4x4", "6x3x3"}
-    seen, waiting = set(), [parse_tree("1x1x1")]
-    while waiting:
-        tree = waiting.pop()
-        seen.add(tree)
-        waiting += [other for other in neighbours(tree, 101) if other not in seen]
-    assert {parse_tree("15x4x6"), parse_tree("59x6x10"), parse_tree("59x8x3")} <= seen
 
 
 def test_what_cannot_be_measured_is_refused(call, models, tmp_path):
