@@ -16,6 +16,7 @@ from training_runs import head_options as options
 import eagle_fsd
 from eagle_fsd.config import TreeConfig
 from eagle_fsd.models.load import load_head, load_target_config
+from eagle_fsd.training.training_options import TrainOptions
 
 pytestmark = pytest.mark.processes  # whole commands
 EAGLE3 = {"head_type": "eagle3", "recipe": "eagle3,unroll_steps=3,learning_rate=1e-2"}
@@ -180,3 +181,11 @@ def test_answers_shorter_than_the_unrolling_do_no_harm(target, tmp_path):
     rows = log_rows(output)
     assert all(row["loss"] == row["gradient_norm"] == 0 for row in rows)
     assert (output / "training.json").is_file()  # no answer is long enough for a tree
+
+
+@pytest.mark.parametrize(("has", "precision"), [({}, "no"), ({"avx512_bf16": True}, "bf16")])
+def test_products_are_of_what_the_processor_multiplies(monkeypatch, has, precision):
+    """Bug held down: bfloat16 where it is emulated, 86 s a step that takes 5 in float32."""
+    monkeypatch.setattr("torch.cpu.get_capabilities", lambda: has)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert TrainOptions(data=["x"], output="y").precision == precision

@@ -85,16 +85,23 @@ class TrainOptions(RunOptions):
     minutes: float = option(0.0, "longest training; the learning rate then follows the clock")
     tokens_per_batch: int = option(0, "padded tokens of one forward; default 2048, 16384 on CUDA")
     batches_per_step: int = option(0, "batches of a step, over all processes; default one each")
-    precision: Literal["bf16", "no"] = option("bf16", "bf16 (mixed) or no (float32)")
+    precision: Literal["auto", "bf16", "no"] = option(
+        "auto", "bf16 (mixed) or no (float32); auto: bf16 where the hardware multiplies it"
+    )
     save_minutes: float = option(5.0, "minutes between resumable saves")
     seed: int = option(0, "of initialisation, order and noise")
 
     def __post_init__(self):
         import torch
 
+        from eagle_fsd.models.load import default_dtype
+
         self.recipe = self.recipe or ("eagle3" if self.head_type == "eagle3" else "unrolled")
-        default_tokens = 16384 if torch.cuda.is_available() else 2048
-        self.tokens_per_batch = self.tokens_per_batch or default_tokens
+        on_cuda = torch.cuda.is_available()
+        self.tokens_per_batch = self.tokens_per_batch or (16384 if on_cuda else 2048)
+        if self.precision == "auto":  # a processor that has to emulate it takes 20 times as long
+            fast = default_dtype("cuda" if on_cuda else "cpu") == "bfloat16"
+            self.precision = "bf16" if fast else "no"
         check_least(self, "--", held_out=1, max_length=1, tokens_per_batch=1, save_minutes=1e-9)
         check_least(self, "--", answer_tokens=0, loss_vocab=0, batches_per_step=0, seed=0)
         check_least(self, "--", epochs=0, steps=0, minutes=0)
