@@ -11,7 +11,6 @@ from tiny_folder import write_random_head
 from training_runs import convert, head_options, refused, same, train, weights
 
 from eagle_fsd.config import BadInput
-from eagle_fsd.models.assets import asset_dir
 from eagle_fsd.runs.folder import Run, lock_folder
 from eagle_fsd.runs.jsonl import write_file
 
@@ -94,9 +93,3 @@ def test_a_measurement_leaves_nothing_before_its_end(call, models, tmp_path):
     options = [*model_options((models[0], tmp_path / "gone")), "--output", path]
     assert "no draft head" in call("evaluate/choose_tree.py", *options)
     assert not path.exists()
-
-
-def test_a_cache_folder_that_takes_nothing(monkeypatch):
-    monkeypatch.setenv("EAGLE_FSD_CACHE", "/proc/cache")
-    with pytest.raises(BadInput, match="cache folder /proc/cache .*EAGLE_FSD_CACHE"):
-        asset_dir("human_eval")

@@ -20,7 +20,6 @@ from eagle_fsd.speed.tree_choice import choose, choose_tree, count_acceptance, n
 
 COMMAND = "evaluate/choose_tree.py"
 NAMES = ["1x1x1", "7x3x4", "15x4x6", "5x5x1"]
-TREES = tuple(map(parse_tree, NAMES))
 COSTS = {"verify 1": 20.0, "verify 8": 22.0, "verify 16": 30.0, "verify 24": 35.0}
 COSTS |= {"verify 32": 50.0, "verify 60": 80.0}
 COSTS |= {f"draft 2x{k}": 5.0 + k / 10 for k in (1, 4, 6)}
