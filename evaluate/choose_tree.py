@@ -6,7 +6,7 @@
 
 Measured costs times what trees accept on seven prompts of its own: from --tree on always the
 neighbours of the best one so far. Trees are refused whose fuzzy share would exceed that of --tree
-by more than --hold_fuzzy_share. It measures for a minute or two on two CPU cores.
+by more than --hold_fuzzy_share. It measures for a few minutes on two CPU cores.
 """
 
 import os

@@ -96,7 +96,10 @@ def choose_tree(
     costs = {row["forward"]: row["median_ms"] for row in rows}
     counts, waiting = pd.DataFrame(), [own]
     while waiting:
-        found = [count_acceptance(model, arm, tree, texts) for tree in tqdm(waiting, desc="trees")]
+        found = [
+            count_acceptance(model, arm, tree, texts)
+            for tree in tqdm(waiting, "trees", leave=False)
+        ]
         counts = pd.concat([counts, pd.DataFrame(found, index=map(tree_name, waiting))])
         table = choose(counts, costs, tree_name(own), hold=hold_fuzzy_share)
         best = parse_tree(table.tree[0])
