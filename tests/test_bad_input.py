@@ -30,8 +30,8 @@ from eagle_fsd.evaluation.bench_options import BenchOptions
 from eagle_fsd.runs.command import parse
 from eagle_fsd.tasks.harness_model import HarnessOptions
 
+pytestmark = pytest.mark.processes  # whole commands
 TABLE = Path(__file__).with_name("bad_input.txt")
-
 
 # where whole commands would end well
 NOWHERE = {"evaluate/report.py": ["nowhere"], "train/convert_head.py": ["--head", "nowhere"]}
