@@ -25,8 +25,11 @@ from eagle_fsd.training.data import Batches, Dialogue, supervised
 from eagle_fsd.training.features import TargetStates
 from eagle_fsd.training.losses import DISTRIBUTION_LOSSES, distribution_losses
 
-# torch's own, where a module with fake tensors is copied
-pytestmark = pytest.mark.filterwarnings("ignore:Accessing the data pointer of FakeTensor")
+pytestmark = [
+    pytest.mark.processes,  # not these, but as long
+    # torch's own, where a module with fake tensors is copied
+    pytest.mark.filterwarnings("ignore:Accessing the data pointer of FakeTensor"),
+]
 
 ON_CUDA = [name for name in ENGINES if name != "packed"]
 KNOWN = [name for name in FAMILIES if name != "mixtral"]  # which asks the GPU what it can do

@@ -9,7 +9,7 @@ from eagle_fsd.config import SamplingConfig
 from eagle_fsd.decoding.loop import DecodeConfig, decode
 from eagle_fsd.evaluation.answering import answer_prompt
 from eagle_fsd.evaluation.arms import parse_arm
-from eagle_fsd.evaluation.offline.replay import replay
+from eagle_fsd.evaluation.offline.replay import replay, text_states
 from eagle_fsd.evaluation.offline.texts import plain_texts
 from eagle_fsd.evaluation.questions import read_questions, spread
 from eagle_fsd.models.assets import asset_dir
@@ -93,7 +93,8 @@ def test_replay_equals_decoding(model, tmp_path):
         config = DecodeConfig(policy, model.stop(32))
         for text in texts.values():
             answer = decode(model.target, drafter, text.prompt, config)
-            (row,) = replay(model.target, drafter, {"": policy}, text).values()
+            states = text_states(model.target, text)
+            (row,) = replay(model.target, drafter, {"": policy}, text, states).values()
             assert answer.tokens == text.answer
             assert [len(r.tokens) for r in answer.rounds] == row["tokens"]
             tokens += row["tokens"]

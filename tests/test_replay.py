@@ -21,13 +21,14 @@ from eagle_fsd.decoding.target import Target
 from eagle_fsd.drafters.eagle import EagleDrafter
 from eagle_fsd.evaluation.arms import parse_arm
 from eagle_fsd.evaluation.offline import replay as replaying
-from eagle_fsd.evaluation.offline.replay import judge_levels, replay
+from eagle_fsd.evaluation.offline.replay import judge_levels, replay, text_states
 from eagle_fsd.evaluation.offline.replay_metrics import arm_row, level_rows
 from eagle_fsd.evaluation.offline.texts import BEYOND, PlainText, cut, plain_texts
 from eagle_fsd.heads.models import draft_readout
 from eagle_fsd.models.loaded import Model
 from eagle_fsd.runs.folder import Run
 
+pytestmark = pytest.mark.processes  # whole commands
 DRAFTERS = ("eagle:3x3x1", "eagle:7x3x4", "eagle:23x5x3", "hybrid:7x3x4", "lookup:4")
 BUDGET = 23
 PROMPTS = {name: prompt_tokens(9, seed=seed) for seed, name in enumerate("abc")}
@@ -93,7 +94,8 @@ def replayed(model: Model, text: PlainText, *arms: str) -> dict[str, dict]:
     """By arms of one drafter."""
     parsed = [parse_arm(arm) for arm in arms]
     policies = {arm.text: arm.policy(SamplingConfig()) for arm in parsed}
-    return replay(model.target, parsed[0].build_drafter(model), policies, text)
+    states = text_states(model.target, text)
+    return replay(model.target, parsed[0].build_drafter(model), policies, text, states)
 
 
 def decoded(model: Model, text: PlainText, name: str) -> Iterator[Acceptance]:
@@ -148,7 +150,7 @@ def test_levels_count_hits_and_js_over_the_whole_vocabulary(case, monkeypatch):
     monkeypatch.setattr(replaying, "JUDGED", 4)
     model, texts = case
     drafter, text = model.drafter, texts[1]
-    rows = judge_levels(drafter, text, levels=5)
+    rows = judge_levels(drafter, text, text_states(model.target, text), levels=5)
     ids_L = torch.tensor(text.ids)
     with torch.inference_mode():
         hidden, features = drafter.target.hidden_and_features(ids_L[None], use_cache=False)
@@ -185,7 +187,7 @@ def test_a_text_that_ends_with_its_first_token_has_no_round(case):
     records = [
         {
             "arms": replayed(model, each, "exact", "fsd:0.3"),
-            "levels": judge_levels(model.drafter, each, levels=2),
+            "levels": judge_levels(model.drafter, each, text_states(model.target, each), levels=2),
         }
         for each in (one, text)
     ]

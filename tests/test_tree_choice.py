@@ -13,6 +13,7 @@ from eagle_fsd.decoding.acceptance import Policy
 from eagle_fsd.decoding.drafter import RootDrafter
 from eagle_fsd.decoding.loop import DecodeConfig, StopConfig, decode
 from eagle_fsd.evaluation.arms import parse_arm
+from eagle_fsd.evaluation.offline.replay import text_states
 from eagle_fsd.evaluation.offline.texts import BEYOND, cut
 from eagle_fsd.rules.fsd import Exact
 from eagle_fsd.speed import tree_choice
@@ -46,12 +47,14 @@ def test_acceptance_is_counted_over_texts(model):
     greedy = decode(model.target, RootDrafter(), prompt, config(30 + BEYOND)).tokens
     tree, text = parse_tree("7x3x4"), cut(prompt, greedy, StopConfig(30))
     real = decode(model.target, model.drafter.with_tree(tree), prompt, config(30)).rounds
-    counts = count_acceptance(model, parse_arm("fsd:inf"), tree, [text, text])
+    known = text, text_states(model.target, text)
+    counts = count_acceptance(model, parse_arm("fsd:inf"), tree, [known, known])
     tokens = sum(len(r.tokens) for r in real)
     assert (counts["rounds"], counts["tokens"]) == (2 * len(real), 2 * tokens)
     assert 0 < counts["fuzzy"] <= counts["rounds"]
     with pytest.raises(BadInput, match="no calibration prompt"):
-        count_acceptance(model, parse_arm("exact"), tree, [cut(prompt, greedy, StopConfig(1))])
+        one = cut(prompt, greedy, StopConfig(1)), known[1]
+        count_acceptance(model, parse_arm("exact"), tree, [one])
 
 
 def test_the_choice_is_the_best_of_all():

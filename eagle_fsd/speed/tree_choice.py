@@ -26,7 +26,7 @@ from eagle_fsd.decoding.drafter import RootDrafter
 from eagle_fsd.decoding.loop import DecodeConfig, StopConfig, decode
 from eagle_fsd.drafters.eagle import EagleDrafter
 from eagle_fsd.evaluation.arms import Arm
-from eagle_fsd.evaluation.offline.replay import replay
+from eagle_fsd.evaluation.offline.replay import States, replay, text_states
 from eagle_fsd.evaluation.offline.texts import BEYOND, PlainText, cut
 from eagle_fsd.models.loaded import Model
 from eagle_fsd.rules.fsd import Exact
@@ -88,7 +88,8 @@ def choose_tree(
     texts = []
     for prompt in tqdm(prompts, desc="plain answers", unit="prompt", leave=False):
         greedy = decode(model.target, RootDrafter(), prompt, plain).tokens
-        texts.append(cut(prompt, greedy, model.stop(max_new_tokens)))
+        text = cut(prompt, greedy, model.stop(max_new_tokens))
+        texts.append((text, text_states(model.target, text)))
     own, size = model.drafter.tree_config, model.drafter.draft_vocab_size
     branches = {own.branch_top_k, *(k for k in BRANCHES if k <= size)}
     context = list(islice(cycle(chain(*prompts)), CONTEXT))
@@ -108,14 +109,14 @@ def choose_tree(
 
 
 def count_acceptance(
-    model: Model, arm: Arm, tree: TreeConfig, texts: Sequence[PlainText]
+    model: Model, arm: Arm, tree: TreeConfig, texts: Sequence[tuple[PlainText, States]]
 ) -> dict[str, int]:
     """What an arm does with a tree on plain answers: rounds, their tokens and the fuzzy ones;
     BadInput if none of the answers is longer than one token."""
     drafter = replace(arm.drafter, tree=tree_name(tree)).build(model)
     policies, counts = {arm.text: arm.policy(SamplingConfig())}, Counter()
-    for text in texts:
-        (row,) = replay(model.target, drafter, policies, text).values()
+    for text, states in texts:
+        (row,) = replay(model.target, drafter, policies, text, states).values()
         counts["rounds"] += len(row["tokens"])
         counts["tokens"] += sum(row["tokens"])
         counts["fuzzy"] += row["fuzzy"]

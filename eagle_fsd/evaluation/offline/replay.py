@@ -1,8 +1,8 @@
 """Drafters replayed on a text that is known: a JSON-able record of counts.
 
 Greedy exact decoding emits the target's own text whatever is drafted (drafters/walk.py), so the
-target runs once over the whole text. Other rules are followed to their first fuzzy token: behind it
-the text would be another.
+target runs once over the whole text, for all of them. Other rules are followed to their first fuzzy
+token: behind it the text would be another.
 
 Axes: L tokens of the text, B roots, C of them judged at once, S levels, N nodes, V vocabulary, F
 features.
@@ -26,6 +26,7 @@ from eagle_fsd.evaluation.offline.texts import PlainText
 from eagle_fsd.heads.unroll import unroll
 from eagle_fsd.rules.fsd import Exact, FsdPaper
 
+States = tuple[torch.Tensor, torch.Tensor]  # see text_states
 JUDGED = 32  # positions whose rows over the whole vocabulary are compared at once
 
 
@@ -42,23 +43,34 @@ def check_replayed(arm: Arm) -> None:
 
 
 @torch.inference_mode()
+def text_states(target: Target, text: PlainText) -> States:
+    """The target run over a text: hidden states after the final norm [L, D], features [L, F]."""
+    ids_L = torch.tensor(text.ids, device=target.device)
+    hidden_1LD, features_1LF = target.hidden_and_features(ids_L[None], use_cache=False)
+    return hidden_1LD[0], features_1LF[0]
+
+
+@torch.inference_mode()
 def replay(
-    target: Target, drafter: Drafter, policies: Mapping[str, Policy], text: PlainText
+    target: Target,
+    drafter: Drafter,
+    policies: Mapping[str, Policy],
+    text: PlainText,
+    states: States,
 ) -> dict[str, dict]:
     """What arms of one drafter would do on a text, by name: the tokens of every round up to and
     with its first fuzzy one, and how many rounds have one.
 
     Their rounds are exact's: where its path ends, they may take a draft instead of its next token.
     """
-    ids_L = torch.tensor(text.ids, device=target.device)
-    hidden_1LD, features_1LF = target.hidden_and_features(ids_L[None], use_cache=False)
+    hidden_LD, features_LF = states
     tokens, fuzzy = [], Counter()
     judging = {name: p for name, p in policies.items() if not isinstance(p.rule, Exact)}
-    for tree, path, root in walk(drafter, text.ids, text.roots, features_1LF[0]):
+    for tree, path, root in walk(drafter, text.ids, text.roots, features_LF):
         tokens.append(len(path))
         if judging:
-            logits_NV = hidden_1LD.new_zeros(tree.size, target.vocab_size)
-            logits_NV[path] = target.logits(hidden_1LD[0, root : root + len(path)])
+            logits_NV = hidden_LD.new_zeros(tree.size, target.vocab_size)
+            logits_NV[path] = target.logits(hidden_LD[root : root + len(path)])
         for name, policy in judging.items():
             uniform_S3 = torch.zeros(tree.max_depth + 1, 3)  # no rule here asks for chance
             accepted, _ = accept(tree, logits_NV, uniform_S3, policy=policy)
@@ -67,7 +79,9 @@ def replay(
 
 
 @torch.inference_mode()
-def judge_levels(drafter: EagleDrafter, text: PlainText, *, levels: int) -> list[dict]:
+def judge_levels(
+    drafter: EagleDrafter, text: PlainText, states: States, *, levels: int
+) -> list[dict]:
     """What head and target say after every token of the answer, by drafted level along the text.
 
     Returns:
@@ -76,14 +90,16 @@ def judge_levels(drafter: EagleDrafter, text: PlainText, *, levels: int) -> list
         features only.
     """
     target, draft_token_R = drafter.target, drafter.draft_token_R
+    hidden_LD, features_LF = states
     ids_L = torch.tensor(text.ids, device=target.device)
-    hidden_1LD, features_1LF = target.hidden_and_features(ids_L[None], use_cache=False)
-    embedding_1LD = target.embed(ids_L[1:])[None]
-    drafted_SLD = unroll(drafter.head, features_1LF[:, :-1], embedding_1LD, steps=levels)[:, 0]
+    embedding_LD = target.embed(ids_L[1:])
+    drafted_SLD = unroll(drafter.head, features_LF[None, :-1], embedding_LD[None], steps=levels)[
+        :, 0
+    ]
     counts = [Counter() for _ in range(levels)]
     place_B = torch.tensor(text.roots, dtype=torch.int64, device=target.device)
     for place_C in place_B.split(JUDGED):
-        target_CV = target.logits(hidden_1LD[0, place_C]).float()
+        target_CV = target.logits(hidden_LD[place_C]).float()
         label_C = ids_L[place_C + 1]
         for level, drafted_LD in enumerate(drafted_SLD):
             draft_CV = drafter.readout(drafted_LD[place_C - 1]).float()

@@ -13,7 +13,12 @@ from eagle_fsd.decoding.target import Target
 from eagle_fsd.drafters import DrafterSettings
 from eagle_fsd.drafters.eagle import EagleDrafter
 from eagle_fsd.evaluation.arms import Arm, parse_arms
-from eagle_fsd.evaluation.offline.replay import check_replayed, judge_levels, replay
+from eagle_fsd.evaluation.offline.replay import (
+    check_replayed,
+    judge_levels,
+    replay,
+    text_states,
+)
 from eagle_fsd.evaluation.offline.replay_metrics import in_words, tables
 from eagle_fsd.evaluation.offline.replay_options import ReplayOptions
 from eagle_fsd.evaluation.offline.texts import BEYOND, plain_texts
@@ -70,14 +75,15 @@ def run_replay(options: ReplayOptions) -> None:
         for name, model in models.items():
             for question in tqdm(missing[name], desc=name):
                 text, found = texts[question.question_id], {}
+                states = text_states(model.target, text)
                 for drafter, policies in drafters[name]:
-                    found |= replay(model.target, drafter, policies, text)
+                    found |= replay(model.target, drafter, policies, text, states)
                 record = {
                     "question_id": question.question_id,
                     "category": question.category,
                     "turns": [{"prompt": question.turns[0]}],
                     "arms": {arm.text: found[arm.text] for arm in arms},
-                    "levels": judge_levels(model.drafter, text, levels=LEVELS),
+                    "levels": judge_levels(model.drafter, text, states, levels=LEVELS),
                 }
                 run.add(files[name], record)
     chosen = {
