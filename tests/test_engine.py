@@ -17,7 +17,7 @@ from eagle_fsd.config import BadInput, TreeConfig
 from eagle_fsd.decoding.drafter import RootDrafter
 from eagle_fsd.decoding.target import Target
 from eagle_fsd.decoding.tree import DraftTree
-from eagle_fsd.drafters import eagle
+from eagle_fsd.drafters import growing
 from eagle_fsd.drafters.eagle import EagleDrafter
 from eagle_fsd.engine import attention
 from eagle_fsd.engine.attention import Folded
@@ -221,9 +221,9 @@ def test_a_prompt_in_blocks_gives_the_tree_of_a_prompt_at_once(engine, block, mo
     prompt_L = torch.tensor(prompt_tokens(41))
     trees = []
     for rows in (64, block):
-        monkeypatch.setattr(eagle, "BLOCK_ROWS", rows)
+        monkeypatch.setattr(growing, "BLOCK_ROWS", rows)
         drafter = EagleDrafter(head, target, TreeConfig(15, 4, 4))
-        drafter.reset(60)
+        drafter.reset(60, 2)
         target.start(60)
         _, features_LF = target.prefill(prompt_L)
         drafter.observe(features_LF, prompt_L.roll(-1).tolist())

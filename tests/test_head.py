@@ -172,7 +172,7 @@ def test_trees_are_those_of_the_slow_version(name, family):
     generator = torch.Generator().manual_seed(5)
     width = 40 * (3 if head.config.eagle3 else 1)
     for length in (1, 9):
-        drafter.reset(40)
+        drafter.reset(40, 2)
         tokens_T, features_TF = torch.empty(0, dtype=torch.int64), torch.empty(0, width)
         for commits in ([length], [4], [2, 3], [1]):
             for count in commits:

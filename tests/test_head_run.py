@@ -53,7 +53,7 @@ def test_tokens_per_round_are_what_decoding_emits(kind, tree):
         for root, end in list(pairwise(borders))[::2]:
             while root < end - tree.tree_depth:
                 drafter = EagleDrafter(head, target, tree)
-                drafter.reset(64)
+                drafter.reset(64, 2)
                 drafter.observe(feature_LF[:root], dialogue.ids[1 : root + 1])
                 wanted = dialogue.ids[root + 1 : root + 1 + tree.tree_depth]
                 drafts = drafter.propose()
@@ -196,7 +196,7 @@ def test_equals_what_the_drafter_drafts(kind, family, length):
     drafter = EagleDrafter(head, target, TreeConfig(4, 4, 1))
     text = prompt_tokens(length)
     target.start(64)
-    drafter.reset(64)
+    drafter.reset(64, 2)
     logits_V, features_LF = target.prefill(torch.tensor(text))
     text.append(logits_V.argmax().item())
     drafter.observe(features_LF, text[1:])

@@ -146,7 +146,7 @@ def test_the_likeliest_drafts_are_taken(seed):
     prompt = 3 * prompt_tokens(5, seed=seed)
     _, features_LF = target_started(target, prompt)
     for drafter in (hybrid, alone):
-        drafter.reset(40)
+        drafter.reset(40, 2)
         drafter.observe(features_LF[:-1], prompt[1:])
     tree, heads = hybrid.propose(), alone.propose()
     found = paths_of(tree)

@@ -15,7 +15,7 @@ from eagle_fsd.engine.select import ENGINES
 from eagle_fsd.heads.head_config import HeadConfig
 from eagle_fsd.heads.models import DraftHead, Eagle3Head, build_head
 
-BOS = 2  # first token of every prompt: the one token that no drafter is told
+BOS = 2  # first token of every prompt
 WINDOW = 7
 SIZES = {
     "vocab_size": 101,
@@ -156,14 +156,14 @@ def target_and_head(
 
 class NoisyTargetDrafter:
     """Grows trees from the target's own logits, sharpened, plus seeded noise, which sets how deep
-    paths are accepted. A prompt must begin with BOS: `observe` never tells the first token."""
+    paths are accepted."""
 
     def __init__(self, target: Target, tree: TreeConfig, *, noise: float = 0.0, seed: int = 0):
         self.target, self.tree_config, self.noise, self.seed = target, tree, noise, seed
         self.max_nodes = tree.num_draft_tokens + 1
 
-    def reset(self, capacity: int) -> None:
-        self._tokens = [BOS]
+    def reset(self, capacity: int, first_token: int, sampling=None, seed: int = 0) -> None:
+        self._tokens = [first_token]
         self._generator = torch.Generator().manual_seed(self.seed)
 
     def observe(self, features_TD: torch.Tensor, next_tokens: list[int]) -> None:

@@ -5,7 +5,10 @@ from typing import Protocol
 
 import torch
 
+from eagle_fsd.config import SamplingConfig
 from eagle_fsd.decoding.tree import DraftTree
+
+GREEDY = SamplingConfig()
 
 
 class Drafter(Protocol):
@@ -16,8 +19,11 @@ class Drafter(Protocol):
 
     max_nodes: int  # most nodes of a proposed tree, the root included
 
-    def reset(self, capacity: int) -> None:
-        """Begin a new sequence of at most `capacity` tokens."""
+    def reset(
+        self, capacity: int, first_token: int, sampling: SamplingConfig = GREEDY, seed: int = 0
+    ) -> None:
+        """Begin a new sequence of at most `capacity` tokens, of which `observe` tells all but the
+        first. Drafts that are sampled are so by the answer's settings and its seed."""
 
     def observe(self, features_TF: torch.Tensor, next_tokens: Sequence[int]) -> None:
         """Take in committed tokens, T of them. Example: after prefill of t0 t1 t2 and the root t3,
@@ -32,7 +38,9 @@ class RootDrafter:
 
     max_nodes = 1
 
-    def reset(self, capacity: int) -> None:
+    def reset(
+        self, capacity: int, first_token: int, sampling: SamplingConfig = GREEDY, seed: int = 0
+    ) -> None:
         """Nothing is kept."""
 
     def observe(self, features_TF: torch.Tensor, next_tokens: Sequence[int]) -> None:

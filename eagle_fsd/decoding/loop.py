@@ -181,7 +181,7 @@ def decode_rounds(
     capacity = len(prompt) + stop.max_new_tokens
     with target.lock:
         sequence = target.start(capacity + drafter.max_nodes)
-        drafter.reset(capacity)
+        drafter.reset(capacity, prompt[0], policy.sampling, config.seed)
         logits_V, features_LF = target.prefill(torch.tensor(prompt, device=device))
         if not math.isfinite(logits_V.amax().item()):
             raise no_numbers("in prefill")

@@ -14,7 +14,8 @@ from typing import ClassVar
 
 import torch
 
-from eagle_fsd.config import BadInput, check_least, parse_tree, tree_name
+from eagle_fsd.config import BadInput, SamplingConfig, check_least, parse_tree, tree_name
+from eagle_fsd.decoding.drafter import GREEDY
 from eagle_fsd.decoding.tree import DraftTree
 from eagle_fsd.drafters.continuations import Continuations
 from eagle_fsd.drafters.eagle import EagleDrafter, EagleSettings
@@ -71,9 +72,11 @@ class HybridDrafter:
         self._deepest = DEEPEST if eagle else num_draft_tokens
         self._text = Continuations(max_ngram)
 
-    def reset(self, capacity: int) -> None:
+    def reset(
+        self, capacity: int, first_token: int, sampling: SamplingConfig = GREEDY, seed: int = 0
+    ) -> None:
         if self.eagle:
-            self.eagle.reset(capacity)
+            self.eagle.reset(capacity, first_token)
         self._text = Continuations(self.max_ngram)
 
     def observe(self, features_TF: torch.Tensor, next_tokens: Sequence[int]) -> None:

@@ -28,7 +28,7 @@ def walk(
         roots: the first one's place, and the one behind the last that may be one.
         features_LF: the target's, of the text.
     """
-    drafter.reset(len(ids))
+    drafter.reset(len(ids), ids[0])
     told, root = 0, roots.start
     while root < roots.stop:
         drafter.observe(features_LF[told:root], ids[told + 1 : root + 1])

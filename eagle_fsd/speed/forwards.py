@@ -87,7 +87,7 @@ def time_forwards(
                 drafts = max(depth, drafter.tree_config.num_draft_tokens)
                 drafts = min(drafts, TreeConfig(depth, depth, k).pool_size)
                 own = drafter.with_tree(TreeConfig(drafts, depth, k))
-                own.reset(len(context) + OBSERVED * (1 + WARM_UP + repeats))
+                own.reset(len(context) + OBSERVED * (1 + WARM_UP + repeats), context[0])
                 own.observe(features_LF, [*context[1:], context[0]])
                 own.propose()  # takes in the context
                 observe = partial(own.observe, features_LF[-OBSERVED:], context[-OBSERVED:])

@@ -57,7 +57,7 @@ def profile_arm(arm: Arm, model: Model, prompt: list[int], sampling: SamplingCon
 
     beginning()
     target.close()  # what the last answer holds is no part of this one
-    drafter.reset(1)
+    drafter.reset(1, prompt[0])
     gc.collect()
     peak = peak_bytes(target.device, beginning)
     timed(lambda phase: laps.append((phase, now())))
