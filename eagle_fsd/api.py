@@ -12,8 +12,10 @@ from eagle_fsd.evaluation.arms import parse_arm
 from eagle_fsd.heads.models import DraftHead
 from eagle_fsd.models.assets import EMBEDDED_TARGET
 from eagle_fsd.models.load import (
+    check_draft_model,
     default_dtype,
     default_head,
+    load_draft_model,
     load_head,
     load_target,
     load_target_config,
@@ -39,6 +41,7 @@ def load(
     target: str = EMBEDDED_TARGET,
     *,
     head: str | None = "",
+    draft_model: str = "",
     tree: TreeConfig | None = None,
     dtype: str = "",
     device: str = "cpu",
@@ -52,6 +55,8 @@ def load(
         target, dtype, device, engine: see models/load.py; dtype "" is bfloat16 where it is fast.
         head: folder or hub id of a draft head; "" is the shipped one (smollm2 only), or a random
             one for a random target; None decodes without drafts.
+        draft_model: a language model with the target's tokenizer, named as targets are, for arms
+            with `@language_model`; or "layers:N", the target's own first N layers. "": none.
         tree: shape of the draft tree; default: default_tree.
         conv_template: see models/loaded.py.
         keep_stock: keep a stock model beside, for transformers' own generate.
@@ -62,6 +67,8 @@ def load(
     if head is not None:
         draft_head = load_head(head or default_head(target), config)
         layers = draft_head.config.fused_layers(config.num_hidden_layers)
+    if draft_model:
+        check_draft_model(draft_model, target)
     loaded, tokenizer = load_target(
         target,
         dtype=dtype or default_dtype(device),
@@ -70,7 +77,8 @@ def load(
         engine=engine,
         keep_stock=keep_stock,
     )
-    return Model(loaded, tokenizer, head_drafter(draft_head, loaded, tree), conv_template)
+    pair = load_draft_model(draft_model, loaded, engine=engine) if draft_model else None
+    return Model(loaded, tokenizer, head_drafter(draft_head, loaded, tree), conv_template, pair)
 
 
 def head_drafter(head: DraftHead | None, target: Target, tree: TreeConfig | None) -> Drafter:

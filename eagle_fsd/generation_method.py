@@ -59,6 +59,10 @@ def custom_generate(
     """
     chosen = parse_arm(arm)
     chosen.check_answers()
+    if chosen.needs_draft_model:
+        raise BadInput(
+            f"arm {arm!r} needs a draft model: eagle_fsd.load(draft_model=...) takes one"
+        )
     if not chosen.needs_head:
         head = None
     elif head is None:

@@ -40,7 +40,7 @@ def run(options: AnswerOptions, sampling: SamplingOptions, model_options: ModelO
     arm.check_answers()
     arm.policy(sampling.sampling()).check(None)
     StopConfig(options.max_new_tokens)  # checked before weights load
-    model = model_options.load(drafts=arm.needs_head)
+    model = model_options.load([arm])
     began = synchronized_time(model.target.device)
     answer = Answer()
     settings = {"arm": options.arm, "max_new_tokens": options.max_new_tokens, **asdict(sampling)}

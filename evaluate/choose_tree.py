@@ -63,7 +63,7 @@ def run(options: ChooseOptions, model_options: ModelOptions) -> None:
         except (OSError, ValueError) as error:
             raise BadInput(f"cannot write to --output {options.output} ({error})") from error
     table = choose_tree(
-        model_options.load(),
+        model_options.load([arm]),
         arm,
         hold_fuzzy_share=options.hold_fuzzy_share,
         max_new_tokens=options.max_new_tokens,

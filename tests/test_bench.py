@@ -42,14 +42,15 @@ def test_what_a_run_writes_and_may_be_continued_with(call, models, tmp_path):
     """Exact arms say what plain and generate say. A further question, choice or arm adds its own
     answers and makes no other again. The same answers stand in FastChat's format."""
     arms = ["generate", "plain", "exact", "fsd:0", "fsd-paper:0", "path:0.5", "ratio:1"]
-    arms += ["exact@lookup:4", "exact@eagle:4x2x2"]
+    arms += ["exact@lookup:4", "exact@eagle:4x2x2", "exact@language_model:4x2x2"]
     options = bench_options(models, tmp_path)
+    options += ["--draft_model", "layers:1"]
     out = call(BENCH, *options, "--questions", 1, "--arms", *arms)
     assert "tokens/round" in out and "fsd-paper:0 " in out
     assert "speed within the median is none" in out  # exact and fsd:0 do the same work
     found = summary(tmp_path)
     assert list(found) == arms
-    for arm in ("generate", "exact", "fsd:0", "exact@lookup:4", "exact@eagle:4x2x2"):
+    for arm in ("generate", "exact", "fsd:0", *arms[-3:]):
         assert found[arm]["same_as_plain"]["value"] == 1
     assert found["fsd:0"]["fuzzy_share"]["value"] == 0 and found["fsd:0"]["ceiling"]["value"] == 1
     assert found["plain"]["tokens_per_round"]["value"] == 1

@@ -8,6 +8,7 @@ Axes: L prompt tokens, N tree nodes, A accepted path with its root, V vocabulary
 F features: what a draft head reads of the target (D, or several layers' D side by side).
 """
 
+import copy
 import math
 import threading
 from collections.abc import Callable
@@ -19,7 +20,7 @@ from transformers import GenerationConfig, PreTrainedModel
 
 from eagle_fsd.config import BadInput
 from eagle_fsd.decoding.cache import TreeCache
-from eagle_fsd.decoding.engine import STOCK, Engine
+from eagle_fsd.decoding.engine import STOCK, CachedSequence, Engine
 from eagle_fsd.decoding.masks import layer_masks
 from eagle_fsd.decoding.tree import DraftTree
 
@@ -88,7 +89,7 @@ class Target:
         self._read = engine.linear(self.lm_head.weight, self.lm_head.bias)
         repeats = engine.mask_repeats(self._run_model.config)
         self._masks = partial(layer_masks, model.config, dtype=self.dtype, repeats=repeats)
-        self._sequence = engine.sequence(self.new_cache, self.device)
+        self._sequence = self.new_sequence()
         self.lock, self._sequences = threading.RLock(), 0
 
     @property
@@ -104,6 +105,20 @@ class Target:
     def cache_length(self) -> int:
         """Rows in the cache that belong to committed tokens."""
         return self._sequence.length
+
+    def new_sequence(self) -> CachedSequence:
+        """For a cache of this model, beside the one of the sequence that it is decoding."""
+        return self.engine.sequence(self.new_cache, self.device)
+
+    def first_layers(self, count: int) -> "Target":
+        """A target of the model's first layers, its final norm and its lm_head: the same weights,
+        nothing is copied."""
+        cut = copy.copy(self)
+        cut.num_layers, cut.feature_layers = count, ()
+        cut.model = cut._run_model = _first_layers(self._run_model.base_model, count)
+        cut.new_cache = partial(TreeCache, count, **self.new_cache.keywords)
+        cut._sequence = cut.new_sequence()
+        return cut
 
     def embed(self, token_T: torch.Tensor) -> torch.Tensor:
         """On `device`, [T, D]."""
@@ -131,7 +146,7 @@ class Target:
     @torch.inference_mode()
     def prefill(self, prompt_L: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Run the prompt; returns the logits of the token after it [V], and features [L, F]."""
-        hidden_LD, features_LF = self._run(prompt_L)
+        hidden_LD, features_LF = self.run(self._sequence.cache, prompt_L)
         self._sequence.advance(prompt_L.shape[0])
         return self.logits(hidden_LD[-1:])[0], features_LF
 
@@ -143,19 +158,21 @@ class Target:
         """
 
         def run_nodes(*nodes: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-            hidden_ND, features_NF = self._run(*nodes)
+            hidden_ND, features_NF = self.run(self._sequence.cache, *nodes)
             return self.logits(hidden_ND), features_NF
 
         return self._sequence.verify(tree, run_nodes)
 
-    def _run(
+    def run(
         self,
+        cache: TreeCache,
         token_N: torch.Tensor,
         position_N: torch.Tensor | None = None,
         visible_NK: torch.Tensor | None = None,
         key_position_K: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Hidden states and features of the sequence's next tokens; see engine.NodeForward."""
+        """Hidden states and features of the next tokens, whose rows are appended to the cache; see
+        engine.NodeForward."""
         mask = None
         if visible_NK is not None:
             mask = self._masks(visible_NK, key_position_K, position_N)
@@ -167,7 +184,7 @@ class Target:
             token_N[None],
             attention_mask=mask,
             position_ids=position_N,
-            past_key_values=self._sequence.cache,
+            past_key_values=cache,
             use_cache=True,
         )
         return hidden_BND[0], features_BNF[0]
@@ -228,3 +245,17 @@ class Target:
         if self._softcap is not None:
             logits_NV = torch.tanh(logits_NV / self._softcap) * self._softcap
         return logits_NV
+
+
+def _first_layers(base_model: PreTrainedModel, count: int) -> PreTrainedModel:
+    """A shallow copy without the layers behind the first `count`."""
+    cut, every = copy.copy(base_model), base_model.config.num_hidden_layers
+    cut._modules = {
+        name: child[:count] if isinstance(child, nn.ModuleList) and len(child) == every else child
+        for name, child in base_model.named_children()
+    }
+    cut.config = copy.deepcopy(base_model.config)
+    cut.config.num_hidden_layers = count
+    if getattr(cut.config, "layer_types", None):
+        cut.config.layer_types = cut.config.layer_types[:count]
+    return cut

@@ -1,6 +1,8 @@
 """Drafters by name, as arms say them; a new one is a file and an entry in DRAFTERS.
 
-eagle.py, grower.py  dynamic trees of a draft head
+eagle.py             dynamic trees of a draft head
+language_model.py    or of a second language model
+growing.py           what these two share; grower.py the tree alone
 lookup.py            what followed the same tokens before in the text (continuations.py)
 hybrid.py            both: continuations grafted onto the head's tree
 walk.py              any of them along a text that is known
@@ -11,6 +13,7 @@ from typing import ClassVar, Protocol
 from eagle_fsd.decoding.drafter import Drafter
 from eagle_fsd.drafters.eagle import EagleSettings
 from eagle_fsd.drafters.hybrid import HybridSettings
+from eagle_fsd.drafters.language_model import LanguageModelSettings
 from eagle_fsd.drafters.lookup import LookupSettings
 from eagle_fsd.models.loaded import Model
 
@@ -20,6 +23,7 @@ class DrafterSettings(Protocol):
 
     Attributes:
         needs_head: a draft head must be loaded for it.
+        needs_draft_model: or a second language model; may be left out.
     """
 
     needs_head: ClassVar[bool]
@@ -32,5 +36,6 @@ DEFAULT_DRAFTER = "eagle"
 DRAFTERS: dict[str, type[DrafterSettings]] = {
     "eagle": EagleSettings,
     "hybrid": HybridSettings,
+    "language_model": LanguageModelSettings,
     "lookup": LookupSettings,
 }

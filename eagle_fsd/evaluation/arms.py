@@ -2,6 +2,7 @@
 
     rule[:value][,field=value][@drafter[:value][,field=value]]     such as
     exact    fsd:0.3    fsd:0.3,child=target,divergence=tv    path:0.5@eagle:7x3x4    exact@lookup
+    exact@language_model:5x5x1
     plain              our loop without drafts
     generate           transformers' own loop on the stock model
     generate_compiled  the same with a static cache and torch.compile
@@ -64,6 +65,10 @@ class Arm:
     @property
     def needs_head(self) -> bool:
         return self.drafts and self.drafter.needs_head
+
+    @property
+    def needs_draft_model(self) -> bool:
+        return getattr(self.drafter, "needs_draft_model", False)
 
     @property
     def tree(self) -> str:

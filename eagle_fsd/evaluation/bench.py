@@ -126,8 +126,7 @@ class Bench:
         """Loaded at first use."""
         device = self.processes.device(self.model_options.device)
         model = replace(self.model_options, device=device).load(
-            drafts=any(arm.needs_head for arm in self.arms),
-            keep_stock=any(not arm.runs_our_loop for arm in self.arms),
+            self.arms, keep_stock=any(not arm.runs_our_loop for arm in self.arms)
         )
         check_lengths(model, self.questions, self.options.max_new_tokens)
         return model
@@ -142,8 +141,8 @@ class Bench:
         for number, text in enumerate(question.turns):
             messages.append({"role": "user", "content": text})
             prompt = model.prompt_ids(messages)
-            # where the target's positions end before the budget does, the same for every arm
-            stop = model.stop(min(budget, model.target.max_positions - len(prompt)))
+            # where the models' positions end before the budget does, the same for every arm
+            stop = model.stop(min(budget, model.max_positions - len(prompt)))
             seed = answer_seed(self._seed, question.question_id, number, choice)
             record = "full" if self.options.quality_only else "lean"
             request, drafter = (prompt, self._sampling, stop, seed), self._drafters[arm.text]
@@ -157,7 +156,7 @@ class Bench:
             "category": question.category,
             "arm": arm.text,
             **asdict(self._sampling),
-            "tree": (arm.tree or self.model_options.tree) if arm.needs_head else None,
+            "tree": arm.tree or (self.model_options.tree if arm.needs_head else None),
             "answer_id": uuid.uuid4().hex,
             "tstamp": time.time(),
             "turns": turns,
@@ -213,8 +212,8 @@ def check_lengths(model: Model, questions: list[Question], max_new_tokens: int) 
         turns = [(("user", text), ("assistant", "")) for text in question.turns]
         messages = [{"role": role, "content": text} for pair in turns for role, text in pair]
         longest = len(model.prompt_ids(messages[:-1])) + max_new_tokens * (len(turns) - 1)
-        if longest >= model.target.max_positions:
+        if longest >= model.max_positions:
             raise BadInput(
                 f"the last prompt of question {question.question_id} may reach {longest} tokens, "
-                f"the target has {model.target.max_positions} positions: lower --max_new_tokens"
+                f"the models have {model.max_positions} positions: lower --max_new_tokens"
             )

@@ -25,6 +25,7 @@ from eagle_fsd.models.random_weights import PREFIX, SHAPES
 from eagle_fsd.runs.provenance import file_digests
 
 SHIPPED_HEAD = Path(__file__).parent.parent.parent / "checkpoints" / "smollm2-135m-eagle2"
+OWN_LAYERS = "layers"
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
 
@@ -49,15 +50,20 @@ def load_target_config(name: str) -> PretrainedConfig:
     return config
 
 
-def target_digests(name: str) -> dict[str, str]:
+def target_digests(name: str, label: str = "target") -> dict[str, str]:
     """Of every file that the target is read from: weights, config, tokenizer, templates; of a hub
     id its commit; none of a name in SHAPES. BadInput as of load_target_config."""
     load_target_config(name)
     path, options = _source(name)
     place = Path(path, options.get("gguf_file", ""))
     if place.exists() or path in SHAPES:
-        return file_digests("target", [place, *sorted(place.glob("[!.]*"))])
-    return {"target/commit": Path(cached_file(path, CONFIG_NAME)).parent.name}
+        return file_digests(label, [place, *sorted(place.glob("[!.]*"))])
+    return {f"{label}/commit": Path(cached_file(path, CONFIG_NAME)).parent.name}
+
+
+def draft_model_digests(name: str) -> dict[str, str]:
+    """The same of a draft model; none of the target's own layers, nor of no draft model ("")."""
+    return target_digests(name, "draft_model") if name and not own_layers(name) else {}
 
 
 def head_digests(name: str) -> dict[str, str]:
@@ -143,6 +149,52 @@ def load_target(
     target = Target(model, engine=chosen, feature_layers=feature_layers, keep_stock=keep_stock)
     check_tree_attention(target)
     return target, tokenizer
+
+
+def own_layers(draft_model: str) -> int:
+    """N of "layers:N", the draft model that is the target's own first layers; else 0."""
+    kind, _, count = draft_model.partition(":")
+    if kind != OWN_LAYERS:
+        return 0
+    if not count.isdecimal() or len(count) > 9 or not int(count):
+        raise BadInput(f"draft model {draft_model!r:.200} is not {OWN_LAYERS}:N, such as layers:28")
+    return int(count)
+
+
+def check_draft_model(name: str, target: str) -> None:
+    """Refuse, before weights load, a draft model that the target cannot be drafted for with: by its
+    config, and by its tokenizer, of which a token is named that the target's has not, or has as
+    another."""
+    config = load_target_config(target)
+    if count := own_layers(name):
+        if count >= config.num_hidden_layers:
+            raise BadInput(
+                f"draft model {name!r}: target {target!r} has {config.num_hidden_layers} layers, "
+                "give fewer"
+            )
+        return
+    try:
+        load_target_config(name)
+        theirs, own = (load_tokenizer(model).get_vocab() for model in (name, target))
+    except BadInput as error:
+        raise BadInput(f"draft model {name!r}: {error}") from error
+    if differing := theirs.items() ^ own.items():
+        token = min(token for token, _ in differing)
+        raise BadInput(
+            f"draft model {name!r} has another tokenizer than target {target!r}: token {token!r} "
+            f"is {theirs.get(token, 'none')} there and {own.get(token, 'none')} here; give a model "
+            f"of the same family, or {OWN_LAYERS}:N, the target's own first N layers"
+        )
+
+
+def load_draft_model(name: str, target: Target, *, engine: str) -> Target:
+    """A draft model that check_draft_model lets pass, as the target is loaded: in its dtype, on its
+    device; "layers:N" shares its weights."""
+    if count := own_layers(name):
+        return target.first_layers(count)
+    dtype = str(target.dtype).removeprefix("torch.")
+    options = {"dtype": dtype, "device": str(target.device), "engine": engine}
+    return load_target(name, **options, keep_stock=False)[0]
 
 
 def default_head(target: str) -> str:

@@ -16,12 +16,24 @@ Message = dict[str, str]  # {"role": "user" | "assistant" | "system", "content":
 
 @dataclass(frozen=True)
 class Model:
-    """A target with its drafter; one answer at a time."""
+    """A target with its drafter; one answer at a time.
+
+    Attributes:
+        tokenizer: None: token ids only (generation_method.py).
+        drafter: of the head.
+        draft_model: what drafters/language_model.py drafts with.
+    """
 
     target: Target
-    tokenizer: PreTrainedTokenizerBase | None  # None: token ids only (generation_method.py)
+    tokenizer: PreTrainedTokenizerBase | None
     drafter: Drafter
     conv_template: str = ""
+    draft_model: Target | None = None
+
+    @property
+    def max_positions(self) -> int:
+        """Longest text for which all of its models were made."""
+        return min(m.max_positions for m in (self.target, self.draft_model) if m is not None)
 
     def stop(self, max_new_tokens: int, strings: str | Sequence[str] = ()) -> StopConfig:
         """The budget, and all that ends an answer: the generation config's tokens, the tokenizer's

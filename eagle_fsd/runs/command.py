@@ -18,6 +18,7 @@ from transformers import HfArgumentParser
 from eagle_fsd.config import BadInput, SamplingConfig, check_seed, parse_tree, tree_name
 
 if TYPE_CHECKING:
+    from eagle_fsd.evaluation.arms import Arm
     from eagle_fsd.models.loaded import Model
 
 PATIENCE = timedelta(days=30)  # the shortest share of a run may wait this long for the longest
@@ -100,6 +101,9 @@ class RunOptions:
 class ModelOptions:
     target: str = option("smollm2", "smollm2 (embedded), folder, .gguf, hub id or random:SHAPE")
     head: str = option("", "folder or hub id of a draft head; empty: the shipped one")
+    draft_model: str = option(
+        "", "for @language_model: as --target, of its tokenizer; or layers:N, its own first layers"
+    )
     device: str = option("", "torch device, or auto for several; empty: cuda if there is one")
     dtype: str = option("", "bfloat16, float16 or float32; empty: bfloat16 where it is fast")
     tree: str = option("", "DRAFTSxLEVELSxTOPK of the head's trees; default 15x4x6 or 59x6x10")
@@ -120,19 +124,24 @@ class ModelOptions:
 
     def digests(self) -> dict[str, str]:
         """What tells the models from others of the same names; see models/load.py."""
+        from eagle_fsd.models import load
         from eagle_fsd.models.assets import EMBEDDED_TARGET
-        from eagle_fsd.models.load import SHIPPED_HEAD, head_digests, target_digests
 
-        own = str(SHIPPED_HEAD) if self.target == EMBEDDED_TARGET else ""
-        return target_digests(self.target) | head_digests(self.head or own)
+        own = str(load.SHIPPED_HEAD) if self.target == EMBEDDED_TARGET else ""
+        digests = load.target_digests(self.target) | load.head_digests(self.head or own)
+        return digests | load.draft_model_digests(self.draft_model)
 
-    def load(self, *, drafts: bool = True, keep_stock: bool = False) -> "Model":
-        """api.load with these options; without `drafts` no head is needed."""
+    def load(self, arms: Sequence["Arm"], *, keep_stock: bool = False) -> "Model":
+        """api.load with these options, of what the arms need."""
         from eagle_fsd.api import load
 
+        pair = any(arm.needs_draft_model for arm in arms)
+        if pair and not self.draft_model:
+            raise BadInput("language_model drafts with a second model: name it with --draft_model")
         return load(
             self.target,
-            head=self.head if drafts else None,
+            head=self.head if any(arm.needs_head for arm in arms) else None,
+            draft_model=self.draft_model if pair else "",
             tree=parse_tree(self.tree),
             dtype=self.dtype,
             device=self.device,

@@ -90,11 +90,11 @@ class FuzzyLM(HFLM):
         on_cpu = self.options.device == "cpu"
         processes = Processes.launched(cpu=on_cpu)
         self.options.device = processes.device(self.options.device)
-        self.loaded = self.options.load(drafts=self.arm.needs_head)
+        self.loaded = self.options.load([self.arm])
         super().__init__(
             self.loaded.target.model,
             tokenizer=self.loaded.tokenizer,
-            max_length=self.loaded.target.max_positions,
+            max_length=self.loaded.max_positions,
             softmax_dtype="float32",
         )
         # a model that is handed over is one process's for HFLM

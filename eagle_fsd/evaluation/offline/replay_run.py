@@ -98,6 +98,8 @@ def read_arms(options: ReplayOptions) -> list[Arm]:
     arms = parse_arms(options.arms, tree=tree_name(SMALL_TREE))
     for arm in arms:
         check_replayed(arm)
+        if arm.needs_draft_model:
+            raise BadInput(f"arm {arm.text!r}: replay compares heads, and loads no draft model")
         arm.policy(SamplingConfig()).check(None)
         shape = parse_tree(arm.tree) if arm.tree else SMALL_TREE
         levels = shape.tree_depth if arm.needs_head else arm.drafter.num_draft_tokens
