@@ -33,7 +33,7 @@ pytestmark = [
 
 ON_CUDA = [name for name in ENGINES if name != "packed"]
 KNOWN = [name for name in FAMILIES if name != "mixtral"]  # which asks the GPU what it can do
-ROUND = {"plain": 1, "eagle": 1, "lookup": 1, "hybrid:5x2x3": 2}  # reads
+ROUND = {"plain": 1, "eagle": 1, "ngram": 2, "hybrid:5x2x3": 2}  # reads
 
 
 def made(name: str = "eagle", family: str = "llama") -> tuple[PreTrainedModel, DraftHead]:

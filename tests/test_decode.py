@@ -24,7 +24,7 @@ from eagle_fsd.decoding.drafter import RootDrafter
 from eagle_fsd.decoding.loop import DecodeConfig, StopConfig, decode, decode_rounds
 from eagle_fsd.decoding.target import Target
 from eagle_fsd.drafters.eagle import EagleDrafter
-from eagle_fsd.drafters.hybrid import HybridDrafter
+from eagle_fsd.drafters.ngram import NgramDrafter, NgramSettings
 from eagle_fsd.rules.fsd import Fsd
 from eagle_fsd.rules.price import PathRule
 
@@ -64,7 +64,7 @@ def test_exact_is_plain_decoding_draw_by_draw(family):
         for drafter in (
             NoisyTargetDrafter(target, tree, noise=0.3, seed=seed),
             EagleDrafter(tiny_head(target, seed=seed), target, tree),
-            HybridDrafter(None),
+            NgramDrafter(NgramSettings()),
         ):
             got = run(target, drafter, prompt, **settings)
             assert got.tokens == plain.tokens
@@ -159,7 +159,7 @@ def test_a_second_answer_ends_the_first():
         except BadInput:
             return None
 
-    for drafter in (eagle, HybridDrafter(None), eagle.with_tree(TREES[2]), RootDrafter()):
+    for drafter in (eagle, NgramDrafter(NgramSettings()), eagle.with_tree(TREES[2]), RootDrafter()):
         both = (eagle, drafter)
         alone = list(map(tokens, both, prompts))
         first, second = map(partial(decode_rounds, target, config=config), both, prompts)

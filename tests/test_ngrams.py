@@ -1,107 +1,256 @@
 """Continuations of n-grams, drafted alone or beside a head's; decoding with both is plain's."""
 
 import math
+from functools import reduce
+from itertools import product
 
 import pytest
 import torch
 from answers import EXACT, run
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from reference_accept import slow_divergence
 from reference_tree import paths
 from tiny import prompt_tokens, target_and_head, tiny_target
 
 from eagle_fsd.config import BadInput, TreeConfig
+from eagle_fsd.decoding.acceptance import Policy
 from eagle_fsd.decoding.drafter import RootDrafter
+from eagle_fsd.decoding.loop import DecodeConfig, StopConfig, decode_rounds
 from eagle_fsd.decoding.tree import DraftTree
-from eagle_fsd.drafters.continuations import Continuations, sureness
 from eagle_fsd.drafters.eagle import EagleDrafter
-from eagle_fsd.drafters.hybrid import DEEPEST, HybridDrafter, HybridSettings
+from eagle_fsd.drafters.hybrid import HybridDrafter, HybridSettings
+from eagle_fsd.drafters.ngram import DEEPEST, WIDTHS, NgramDrafter, NgramSettings
+from eagle_fsd.drafters.ngram_table import MOST_RECYCLED, RECYCLED, NgramTable, sureness
 from eagle_fsd.models.loaded import Model
 from eagle_fsd.rules.fsd import Fsd
 
 TREE = TreeConfig(12, 3, 4)
 
 
+# --- the table ------------------------------------------------------------------------------------
+
+
 @pytest.mark.parametrize(
-    "text, context, known",
+    "text, context, offers",
     [
-        ([5, 6, 7, 5, 6], (5, 6), (7, 2, 1, False)),  # 5 6 went on with 7 once
-        ([5, 6, 7, 8, 6], (8, 6), (7, 1, 1, False)),  # 8 6 is new, 6 is not
-        ([5, 6, 5, 6, 5, 6], (5,), (6, 1, 3, False)),
-        ([5, 6, 5, 6, 5, 7], (5,), (7, 1, 1, True)),  # and never before
-        ([5, 6, 5, 7, 5, 7], (5,), (7, 1, 2, True)),
-        ([5, 6], (7,), None),
-        ([], (5,), None),
+        ([5, 6, 7, 5, 6], (5, 6), {7: [(2, 1, 0, False)]}),  # 5 6 went on with 7 once
+        ([5, 6, 7, 8, 6], (8, 6), {7: [(1, 1, 0, False)]}),  # 8 6 is new, 6 is not
+        ([5, 6, 5, 6, 5, 7], (5,), {6: [(1, 2, 1, False)], 7: [(1, 1, 0, True)]}),  # the frequent
+        ([5, 6, 5, 7], (5,), {7: [(1, 1, 1, False)], 6: [(1, 1, 0, True)]}),  # the later of two
+        # the longer first, and no token twice; 6 alone went on with 9, 7 and 8
+        (
+            [5, 6, 7, 6, 8, 6, 9, 5, 6],
+            (5, 6),
+            {7: [(2, 1, 0, False)], 9: [(1, 1, 1, True)], 8: [(1, 1, 0, True)]},
+        ),
+        ([5, 6], (7,), {}),
+        ([], (5,), {}),
     ],
 )
-def test_what_followed(text, context, known):
-    continuations = Continuations(2)
-    continuations.extend(text)
-    assert continuations.last == tuple(text[-2:])
-    said = known and (known[0], sureness(*known[1:]))
-    assert continuations.after(context) == said
+def test_what_followed(text, context, offers):
+    """An offer is right where those before it are wrong, with its own sureness."""
+    table = NgramTable(2)
+    table.extend(text)
+    assert table.last == tuple(text[-2:])
+    want, left = {}, 1.0
+    for token, ((matched, *counts),) in offers.items():
+        want[token] = left * sureness(matched, *counts)
+        left -= want[token]
+    found = table.after(context, 9)
+    assert found == pytest.approx(want)
+    assert list(found) == sorted(want, key=lambda token: -want[token])
+    assert list(table.after(context, 1)) == list(found)[:1]
 
 
 def test_longer_and_more_frequent_is_surer():
-    for changed in (False, True):
+    for others, missed in product((0, 1, 4), (False, True)):
         for matched in (1, 2, 3):
-            sure = [sureness(matched, times, changed) for times in (1, 2, 4, 9)]
+            sure = [sureness(matched, times, others, missed) for times in (1, 2, 4, 9)]
             assert 0 < sure[0] < sure[1] < sure[2] == sure[3] < 1
-            assert sure[1] < sureness(matched + 1, 2, changed)
-            assert sureness(matched, 2, True) <= sure[1]
+            assert sureness(matched, 2, others + 1, missed) < sure[1]
+            assert others or sure[1] < sureness(matched + 1, 2, 0, missed)
 
 
-# --- look-up --------------------------------------------------------------------------------------
+def test_the_target_s_own_tokens_stand_behind_the_text_s():
+    """Those of two tokens before what one token went on with; a later row replaces an earlier."""
+    table = NgramTable(3)
+    table.extend([5, 6, 7, 8, 6, 9])
+    table.learn((1, 5, 6), (30, 31))
+    table.learn((5, 6), (7, 40, 41))
+    left = 1 - sureness(2, 1, 0, False)
+    found = table.after((2, 5, 6), 9)
+    assert found[7] == sureness(2, 1, 0, False)
+    assert [found[40], found[41]] == pytest.approx([left * RECYCLED[2], left * RECYCLED[2] / 2])
+    assert found[9] == pytest.approx((left - found[40] - found[41]) * sureness(1, 1, 0, True))
+    assert set(found) == {7, 9, 40, 41} and sum(found.values()) < 1
+    assert set(table.after((6,), 9)) == {9, 7, 40, 41}
+    full = tuple(range(50, 50 + MOST_RECYCLED))
+    table.learn((8, 6), full)
+    assert set(table.after((8, 6), 99)) >= set(full)
+    assert 0.9 < sum(table.after((8, 6), 99).values()) < 1
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.lists(st.integers(0, 9), max_size=80), st.integers(1, 40))
+def test_the_oldest_n_grams_go(text, most):
+    """What is kept is what was seen last, of text and of rows alike, and is as without a bound."""
+    bounded, whole = NgramTable(3, most), NgramTable(3)
+    seen: dict = {}
+    for place, token in enumerate(text):
+        for table in (bounded, whole):
+            table.extend([token])
+            table.learn((token, place), (token,))
+        assert len(bounded) == min(len(whole), most)
+    for ngram in list(whole._known)[-most:]:
+        assert ngram in bounded._known
+        seen[ngram] = bounded._known[ngram]
+    assert len(seen) == len(bounded)
+
+
+# --- alone ----------------------------------------------------------------------------------------
 
 LOOKUPS = {  # text, settings, what is drafted
     # 5 6 7 went on with 8; the shorter 6 7 and 7 went on with 9 more recently
     "longest": ([5, 6, 7, 8, 1, 6, 7, 9, 2, 5, 6, 7], (4,), [8, 1, 6, 7]),
     "at most max_ngram": ([5, 6, 7, 8, 1, 6, 7, 9, 2, 5, 6, 7], (4, 2), [9, 2, 5, 6]),
     "most recent": ([4, 8, 4, 9, 4], (2,), [9, 4]),
+    "most frequent": ([4, 8, 4, 8, 4, 9, 4], (2,), [8, 4]),
     # read on into its own drafts; without that a loop would draft one token
     "at the end": ([3, 3], (4,), [3] * 4),
     "loop": ([1, 2, 3, 1, 2, 3], (7,), [1, 2, 3, 1, 2, 3, 1]),
+    "at most 16 levels": ([3, 3], (20,), [3] * 15),  # and as many nodes as WIDTHS has
     "nothing before": ([4], (), []),
     "nothing alike": ([4, 5, 6, 7], (), []),
-    "the last of two alike": ([4, 8, 1, 4, 9, 2, 4, 8, 3, 4], (5, 3), [8, 3, 4, 8, 3]),
 }
 
 
-def lookup(num_draft_tokens: int = 10, max_ngram: int = 3) -> HybridDrafter:
-    return HybridDrafter(None, max_ngram, num_draft_tokens)
+def ngram(num_draft_tokens: int = 10, max_ngram: int = 3, **rest) -> NgramDrafter:
+    return NgramDrafter(NgramSettings(num_draft_tokens, max_ngram, **rest))
+
+
+def told(drafter: NgramDrafter, text: list[int]) -> NgramDrafter:
+    drafter.reset(99)
+    drafter.observe(torch.empty(len(text), 0), text)
+    return drafter
 
 
 @pytest.mark.parametrize("text, settings, drafts", LOOKUPS.values(), ids=LOOKUPS)
-def test_what_look_up_drafts(text, settings, drafts):
-    """A chain without draft distributions."""
-    drafter = lookup(*settings)
-    drafter.observe(torch.empty(len(text), 0), text)
+def test_one_continuation_is_look_up(text, settings, drafts):
+    """A chain; every node has the one offer as its distribution."""
+    drafter = told(ngram(*settings, branch=1, least=0, recycle=0), text)
     tree = drafter.propose()
     assert tree.token_N.tolist() == [text[-1], *drafts]
     assert tree.parent_N.tolist() == [0, *range(len(drafts))]
     assert tree.max_depth == tree.depth_N.max() and tree.size <= drafter.max_nodes
-    assert tree.draft_logits_ER.shape[0] == 0 and (tree.draft_row_N == -1).all()
+    for node, token in enumerate(drafts):
+        row_R = tree.draft_logits_ER[tree.draft_row_N[node]].softmax(-1)
+        assert row_R[tree.draft_token_R == token] == 1
 
 
-@pytest.mark.parametrize("settings", [{}, {"num_draft_tokens": 3, "max_ngram": 1}])
+def test_the_likeliest_are_taken_at_few_widths():
+    """As a reference that lists all paths not below `least`, of as many nodes as WIDTHS has."""
+    text = [1, 2, 3, 1, 4, 3, 1, 2, 5, 1, 2, 6, 3, 1, 2]
+    widths = set()
+    for most, least, branch in product((3, 7, 15, 23), (0, 0.03, 0.2), (1, 2, 4)):
+        drafter = told(ngram(most, branch=branch, least=least), text)
+        drafter.propose()
+        drafter.learn(-torch.arange(12.0).repeat(len(drafter._contexts), 1))
+        tree, table = drafter.propose(), drafter._text
+        chances: dict[tuple[int, ...], float] = {(): 1.0}
+        for path, chance in chances.items():  # which grows
+            if len(path) < min(most, DEEPEST) and chance > 1e-4:
+                context = reduce(table.follow, path, table.last)
+                for token, sure in table.after(context, branch).items():
+                    if chance * sure >= least:
+                        chances = chances | {(*path, token): chance * sure}
+        want = sorted(chances, key=lambda path: -chances[path])[: most + 1]
+        assert tree.size == most + 1 or tree.size in WIDTHS
+        assert tree.size == max(n for n in (*WIDTHS, most + 1) if n <= len(want))
+        assert set(paths_of(tree)) == set(want[1 : tree.size])
+        widths.add(tree.size)
+    assert len(widths) > 4
+
+
+def test_draft_rows_are_what_was_offered():
+    """Each sums to one over its offers; D of `fsd` is that of a slow reference, in float64."""
+    target, prompt = tiny_target("llama"), prompt_tokens(9)
+    drafter = ngram(12, least=0)
+    config = DecodeConfig(Policy(Fsd(0.5), record="full"), StopConfig(60))
+    judged = 0
+    for step in decode_rounds(target, drafter, prompt, config):
+        if step.acceptance is None:
+            continue
+        tree = step.tree
+        distribution_ER = tree.draft_logits_ER.double().softmax(-1)
+        assert torch.allclose(distribution_ER.sum(-1), torch.ones(len(distribution_ER)).double())
+        token_R = tree.draft_token_R
+        for node in range(1, tree.size):
+            row = tree.draft_row_N[tree.parent_N[node]]
+            assert row >= 0 and distribution_ER[row, token_R == tree.token_N[node]] > 0
+        for node, found in zip(step.acceptance.path, step.acceptance.divergence, strict=True):
+            if not math.isnan(found):
+                draft_V = torch.full((target.vocab_size,), -math.inf).double()
+                draft_V[token_R] = tree.draft_logits_ER[tree.draft_row_N[node]].double()
+                rows = step.logits_NV[node].tolist(), draft_V.tolist()
+                assert found == pytest.approx(slow_divergence("js", *rows), abs=1e-5)
+                judged += 1
+    assert judged > 10
+    with pytest.raises(BadInput, match="kl_target_draft is infinite .* what it offers"):
+        run(target, drafter, prompt, rule=Fsd(0.3, divergence="kl_target_draft"))
+
+
+EACH_WAY = [{}, {"branch": 1, "recycle": 0}, {"keep": 1, "least": 0}, {"max_ngrams": 5}]
+
+
+@pytest.mark.parametrize("change", EACH_WAY, ids=str)
 @pytest.mark.parametrize("family", ["llama", "gemma3"])
-def test_look_up_is_plain_decoding(family, settings):
-    """Token for token, by `fsd` too: D is NaN and never passes, at any threshold. A tiny greedy
-    model falls into a loop; what it repeats is drafted."""
-    target, drafter = tiny_target(family), lookup(**settings)
+def test_ngrams_are_plain_decoding(family, change):
+    """Token for token, at any temperature and stop. A tiny greedy model falls into a loop; what it
+    repeats is drafted."""
+    target, drafter = tiny_target(family), ngram(**change)
     prompt = prompt_tokens(9)
     prompt += 2 * run(target, RootDrafter(), prompt, budget=40).tokens
-    for temperature in (0.0, 1.0):
-        settings = {"temperature": temperature, "budget": 40}
+    for temperature, seed in product((0.0, 0.7, 1.0), range(2)):
+        settings = {"temperature": temperature, "budget": 40, "seed": seed}
         plain = run(target, RootDrafter(), prompt, **settings)
-        for rule in (EXACT, Fsd(math.inf)):
-            found = run(target, drafter, prompt, rule=rule, **settings)
-            assert found.tokens == plain.tokens and found.fuzzy_share == 0
-            assert temperature > 0 or found.tokens_per_round > 1
+        found = run(target, drafter, prompt, **settings)
+        assert found.tokens == plain.tokens and found.fuzzy_share == 0
+        assert temperature > 0 or found.tokens_per_round > 1
+        settings["stop"] = (plain.tokens[25],)
+        assert (
+            run(target, drafter, prompt, **settings).tokens
+            == plain.tokens[: plain.tokens.index(plain.tokens[25]) + 1]
+        )
+
+
+def test_an_answer_begins_anew_unless_what_is_known_is_kept():
+    target, prompt = tiny_target("llama"), prompt_tokens(9)
+    for keep in (0, 1):
+        drafter = ngram(keep=keep)
+        rounds = [run(target, drafter, prompt, budget=40).tokens_per_round for _ in range(2)]
+        assert rounds[1] > rounds[0] if keep else rounds[1] == rounds[0]
+
+
+def test_rejected_nodes_teach():
+    """The target's own tokens after a draft that it did not take are offered there next time."""
+    target, prompt = tiny_target("llama"), prompt_tokens(9)
+    more = [run(target, ngram(15, recycle=n), prompt, budget=60) for n in (0, 8)]
+    assert more[0].tokens == more[1].tokens
+    drafter = told(ngram(7, least=0), [1, 2, 1])
+    assert drafter.propose().token_N.tolist() == [1, *[2, 1] * 3, 2]
+    logits_NV = torch.zeros(8, 12)
+    logits_NV[0, 5] = logits_NV[1, 7] = 9.0
+    drafter.learn(logits_NV)
+    drafter.observe(torch.empty(1, 0), [5])
+    drafter.observe(torch.empty(2, 0), [1, 2])
+    assert 7 in drafter.propose().token_N.tolist()
 
 
 # --- hybrid trees ---------------------------------------------------------------------------------
 
 
-def reference(tree: DraftTree, text: Continuations, most: int) -> list[tuple[int, ...]]:
+def reference(tree: DraftTree, text: NgramTable, most: int) -> list[tuple[int, ...]]:
     """The likeliest paths below the root, from a list of all that are worth a look."""
     distribution_ER = tree.draft_logits_ER.double().softmax(-1)
     token, parent = tree.token_N.tolist(), tree.parent_N.tolist()
@@ -119,12 +268,9 @@ def reference(tree: DraftTree, text: Continuations, most: int) -> list[tuple[int
                 column = columns.index(token[node])
                 said = distribution_ER[tree.draft_row_N[own], column].item()
                 wrong[token[node]] = (1 - said, node)
-        context = text.last
-        for step in path:
-            context = text.follow(context, step)
-        if known := text.after(context):
-            before, node = wrong.get(known[0], (1.0, None))
-            wrong[known[0]] = (before * (1 - known[1]), node)
+        for step, sure in text.after(reduce(text.follow, path, text.last), 1).items():
+            before, node = wrong.get(step, (1.0, None))
+            wrong[step] = (before * (1 - sure), node)
         for step, (share, node) in wrong.items():
             walk((*path, step), node, chance * (1 - share))
 
@@ -151,7 +297,7 @@ def test_the_likeliest_drafts_are_taken(seed):
     tree, heads = hybrid.propose(), alone.propose()
     found = paths_of(tree)
     assert len(set(found)) == len(found) == TREE.num_draft_tokens
-    text = Continuations(3)
+    text = NgramTable(3)
     text.extend(prompt[1:])
     assert set(found) == set(reference(heads, text, TREE.num_draft_tokens))
     rows = dict(zip(paths_of(heads), heads.draft_row_N[1:].tolist(), strict=True))

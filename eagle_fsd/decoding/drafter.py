@@ -14,7 +14,13 @@ GREEDY = SamplingConfig()
 class Drafter(Protocol):
     """Sees committed tokens through `observe`, returns the next tree from `propose`.
 
-    Axes: T newly committed tokens, F features of the target (see Target.feature_layers).
+    A drafter may also have `learn(logits_NV)`: told after every round the target's raw logits after
+    all nodes of its last tree, accepted or not, before the round's tokens are observed. And
+    `draft_token_R`, where its distributions are over a part of the vocabulary: see DraftTree; empty
+    where every tree has its own.
+
+    Axes: T newly committed tokens, F features of the target (see Target.feature_layers), N nodes,
+    V vocabulary.
     """
 
     max_nodes: int  # most nodes of a proposed tree, the root included

@@ -3,7 +3,7 @@
 eagle.py             dynamic trees of a draft head
 language_model.py    or of a second language model
 growing.py           what these two share; grower.py the tree alone
-lookup.py            what followed the same tokens before in the text (continuations.py)
+ngram.py             what followed the same tokens before in the text (ngram_table.py)
 hybrid.py            both: continuations grafted onto the head's tree
 walk.py              any of them along a text that is known
 """
@@ -14,7 +14,7 @@ from eagle_fsd.decoding.drafter import Drafter
 from eagle_fsd.drafters.eagle import EagleSettings
 from eagle_fsd.drafters.hybrid import HybridSettings
 from eagle_fsd.drafters.language_model import LanguageModelSettings
-from eagle_fsd.drafters.lookup import LookupSettings
+from eagle_fsd.drafters.ngram import NgramSettings
 from eagle_fsd.models.loaded import Model
 
 
@@ -37,5 +37,5 @@ DRAFTERS: dict[str, type[DrafterSettings]] = {
     "eagle": EagleSettings,
     "hybrid": HybridSettings,
     "language_model": LanguageModelSettings,
-    "lookup": LookupSettings,
+    "ngram": NgramSettings,
 }

@@ -5,11 +5,8 @@ A head drafts what is new, the text so far what repeats; they miss different tok
 Axes: T newly committed tokens, F features, C drafts of the head.
 """
 
-import heapq
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import count
 from typing import ClassVar
 
 import torch
@@ -17,11 +14,10 @@ import torch
 from eagle_fsd.config import BadInput, SamplingConfig, check_least, parse_tree, tree_name
 from eagle_fsd.decoding.drafter import GREEDY
 from eagle_fsd.decoding.tree import DraftTree
-from eagle_fsd.drafters.continuations import Continuations
 from eagle_fsd.drafters.eagle import EagleDrafter, EagleSettings
+from eagle_fsd.drafters.ngram import DEEPEST, Offers, likeliest, tree_of
+from eagle_fsd.drafters.ngram_table import NgramTable
 from eagle_fsd.models.loaded import Model
-
-DEEPEST = 16  # levels of a head's tree with continuations
 
 
 @dataclass(frozen=True)
@@ -51,79 +47,49 @@ class HybridSettings:
 
 
 class HybridDrafter:
-    """As many drafts as the head's tree has, chosen from it and from continuations of n-grams; or
-    without a head a chain of `num_draft_tokens` continuations.
+    """As many drafts as the head's tree has, chosen from it and from continuations of n-grams.
 
-    A draft's probability is the head's p or its continuation's sureness s, of a token that both
-    say 1 - (1 - p)(1 - s), times its parent's; the likeliest are taken, likeliest first, so that
-    every draft comes behind its parent and siblings stand in that order. What hangs below a
+    A draft's probability is the head's p or its continuation's s (NgramTable), of a token that both
+    offer 1 - (1 - p)(1 - s), times its parent's; the likeliest are taken. What hangs below a
     continuation of its own has no draft distribution: a divergence never passes there.
 
-    Example, 3 drafts: the head says A .5, B .2 and below A: C .3; A was followed by D, sureness .6.
+    Example, 3 drafts: the head says A .5, B .2 and below A: C .3; A was followed by D, .6 sure.
     Taken are A (.5), A D (.3) and B (.2).
     """
 
-    def __init__(
-        self, eagle: EagleDrafter | None, max_ngram: int = 3, num_draft_tokens: int = DEEPEST
-    ):
-        self.eagle, self.max_ngram = eagle, max_ngram
-        self.draft_token_R = eagle.draft_token_R if eagle else None
-        self.max_nodes = eagle.max_nodes if eagle else 1 + num_draft_tokens
-        self._deepest = DEEPEST if eagle else num_draft_tokens
-        self._text = Continuations(max_ngram)
+    def __init__(self, eagle: EagleDrafter, max_ngram: int = 3, branch: int = 1):
+        self.eagle, self.max_ngram, self.branch = eagle, max_ngram, branch
+        self.draft_token_R, self.max_nodes = eagle.draft_token_R, eagle.max_nodes
 
     def reset(
         self, capacity: int, first_token: int, sampling: SamplingConfig = GREEDY, seed: int = 0
     ) -> None:
-        if self.eagle:
-            self.eagle.reset(capacity, first_token)
-        self._text = Continuations(self.max_ngram)
+        self.eagle.reset(capacity, first_token)
+        self._text = NgramTable(self.max_ngram)
+        self._text.begin(first_token)
 
     def observe(self, features_TF: torch.Tensor, next_tokens: Sequence[int]) -> None:
-        if self.eagle:
-            self.eagle.observe(features_TF, next_tokens)
+        self.eagle.observe(features_TF, next_tokens)
         self._text.extend(next_tokens)
-        self._device = features_TF.device
 
     def propose(self) -> DraftTree:
-        if self.eagle:
-            tree = self.eagle.propose()
-            token, parent, row, said = _read(tree)
-        else:
-            token, parent, row, said = [self._text.last[-1]], [0], [-1], [1.0]
-            tree = DraftTree.from_parents(token, parent, device=self._device)
-        below: list[list[int]] = [[] for _ in token]  # the head's drafts below each of its nodes
+        tree = self.eagle.propose()
+        token, parent, row, said = _read(tree)
+        below: list[Offers] = [{} for _ in token]  # the head's drafts below each of its nodes
         for node in range(1, len(token)):
-            below[parent[node]].append(node)
+            below[parent[node]][token[node]] = node, said[node]
 
-        tokens, parents, rows, depths = [], [], [], []
-        order = count()  # of two alike the first found comes first
-        heap = [(0.0, next(order), token[0], 0, 0, self._text.last)]
-        while heap and len(tokens) < self.max_nodes:
-            cost, _, taken, above, own, context = heapq.heappop(heap)
-            here = len(tokens)
-            tokens.append(taken)
-            parents.append(above)
-            rows.append(-1 if own is None else row[own])
-            depths.append(depths[above] + 1 if here else 0)
-            if depths[here] == self._deepest:
-                continue
-            # a draft's token -> the head's node of it, and how likely it is not right
-            offers = {token[n]: (n, 1 - said[n]) for n in (() if own is None else below[own])}
-            if known := self._text.after(context):
-                node, wrong = offers.get(known[0], (None, 1.0))
-                offers[known[0]] = (node, wrong * (1 - known[1]))
-            for offered, (node, wrong) in offers.items():
-                far = cost - math.log(max(1 - wrong, 1e-9))
-                ahead = self._text.follow(context, offered)
-                heapq.heappush(heap, (far, next(order), offered, here, node, ahead))
-        rows_3N = torch.tensor([tokens, parents, rows])
-        return DraftTree(
-            *rows_3N.to(tree.token_N.device, non_blocking=True),
-            tree.draft_logits_ER,
-            max_depth=max(depths),
-            draft_token_R=tree.draft_token_R,
-        )
+        def offers(context: tuple[int, ...], own: int | None) -> Offers:
+            both = {} if own is None else dict(below[own])
+            for offered, sure in self._text.after(context, self.branch).items():
+                node, own_sure = both.get(offered, (None, 0.0))
+                both[offered] = node, 1 - (1 - own_sure) * (1 - sure)
+            return both
+
+        nodes = likeliest(self._text, offers, self.max_nodes, DEEPEST)
+        rows = [-1 if node.own is None else row[node.own] for node in nodes]
+        device = tree.token_N.device
+        return tree_of(nodes, rows, tree.draft_logits_ER, tree.draft_token_R, device)
 
 
 def _read(tree: DraftTree) -> tuple[list[int], list[int], list[int], list[float]]:

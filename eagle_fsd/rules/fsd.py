@@ -65,12 +65,12 @@ class Judging(Rule):
         limit = getattr(self, self.limit)
         infinite = draft_vocab_size is not None and self.divergence in INFINITE_OUTSIDE
         if infinite and 0 < limit < math.inf:
+            size = f"{draft_vocab_size} tokens only" if draft_vocab_size else "what it offers"
             usable = ", ".join(name for name in DIVERGENCES if name not in INFINITE_OUTSIDE)
             raise BadInput(
                 f"divergence {self.divergence} is infinite wherever the target has mass outside "
-                f"the draft vocabulary, and this head drafts {draft_vocab_size} tokens only: "
-                f"{self.limit} {limit:g} would never pass. Use {usable}, or a head over the whole "
-                "vocabulary"
+                f"the draft vocabulary, and this drafter's is {size}: {self.limit} {limit:g} "
+                f"would never pass. Use {usable}, or a head over the whole vocabulary"
             )
 
 

@@ -1,0 +1,201 @@
+"""The drafter that needs no head: trees of what n-grams went on with, learned while it decodes.
+
+Where it drafts one continuation a node and recycles nothing (`branch=1,recycle=0`) it is prompt
+look-up decoding (Saxena 2023, github.com/apoorvumang/prompt-lookup-decoding; transformers'
+`prompt_lookup_num_tokens`):
+
+    A B C D E A B C     A B C went on with D once, so D E A B C ... are drafted
+
+each draft looked up behind those before it, so that A A A drafts as many A as wanted.
+
+Axes: N nodes, E nodes with offers, R tokens offered, V vocabulary, K the target's top tokens.
+"""
+
+import heapq
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import count
+from typing import ClassVar, NamedTuple
+
+import torch
+
+from eagle_fsd.config import BadInput, SamplingConfig, check_least
+from eagle_fsd.decoding.drafter import GREEDY
+from eagle_fsd.decoding.tree import DraftTree
+from eagle_fsd.drafters.ngram_table import MAX_NGRAMS, MOST_RECYCLED, NgramTable
+from eagle_fsd.models.loaded import Model
+
+DEEPEST = 16  # levels of a tree with continuations
+# Nodes of a tree, or as many as were asked for. Few, since each needs a CUDA graph of its own.
+WIDTHS = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+
+
+Offers = dict[int, tuple[int | None, float]]  # by token: the head's node of it, and how likely
+
+
+class Node(NamedTuple):
+    """A drafted node: its depth, the head's node that it is, if one, and what it may go on with."""
+
+    token: int
+    parent: int
+    depth: int
+    own: int | None
+    context: tuple[int, ...]
+    offers: Offers
+
+
+@dataclass(frozen=True)
+class NgramSettings:
+    """How drafts are found, as arms say it (`exact@ngram:10,max_ngram=2`).
+
+    Attributes:
+        num_draft_tokens: most drafts of a round, on at most DEEPEST levels.
+        max_ngram: longest n-gram looked up; shorter ones down to 1 follow.
+        branch: most continuations of a node; 1 drafts a chain.
+        least: drafts less likely than this are left out; 0 fills the tree.
+        recycle: how many of the target's own top tokens are kept of every verified node, accepted
+            or not; 0: none.
+        keep: 1 keeps what is known over the answers of a run: rounds, and the fuzzy tokens of lossy
+            rules, then depend on the order of its questions.
+        max_ngrams: most n-grams kept, see NgramTable.
+
+    Raises:
+        BadInput: a value is out of range.
+    """
+
+    needs_head: ClassVar[bool] = False
+    num_draft_tokens: int = 15
+    max_ngram: int = 3
+    branch: int = 4
+    least: float = 0.03
+    recycle: int = 8
+    keep: int = 0
+    max_ngrams: int = MAX_NGRAMS
+
+    def __post_init__(self):
+        check_least(self, num_draft_tokens=1, max_ngram=1, branch=1, least=0, recycle=0)
+        check_least(self, max_ngrams=1)
+        if self.least > 1:
+            raise BadInput(f"least is a probability, 0 to 1; got {self.least}")
+        if self.recycle > MOST_RECYCLED:
+            raise BadInput(f"recycle must be at most {MOST_RECYCLED}, got {self.recycle}")
+        if self.keep not in (0, 1):
+            raise BadInput(f"keep must be 0 or 1, got {self.keep}")
+
+    def build(self, model: Model) -> "NgramDrafter":
+        if self.num_draft_tokens >= model.target.max_positions:
+            raise BadInput(
+                f"num_draft_tokens {self.num_draft_tokens} is beyond the target's "
+                f"{model.target.max_positions} positions: lower it"
+            )
+        return NgramDrafter(self)
+
+
+class NgramDrafter:
+    """Trees of the likeliest continuations (NgramTable), and their draft distribution: what a node
+    offers, as parts of 1, and nothing else. A node that offers nothing has none.
+
+    Attributes:
+        draft_token_R: of no tree yet; each bears its own, the tokens that it offers.
+    """
+
+    draft_token_R = torch.empty(0, dtype=torch.int64)
+
+    def __init__(self, settings: NgramSettings):
+        self.settings = settings
+        self.max_nodes = 1 + settings.num_draft_tokens
+        self._text = NgramTable(settings.max_ngram, settings.max_ngrams)
+
+    def reset(
+        self, capacity: int, first_token: int, sampling: SamplingConfig = GREEDY, seed: int = 0
+    ) -> None:
+        if not self.settings.keep:
+            self._text = NgramTable(self.settings.max_ngram, self.settings.max_ngrams)
+        self._text.begin(first_token)
+
+    def observe(self, features_TF: torch.Tensor, next_tokens: Sequence[int]) -> None:
+        self._text.extend(next_tokens)
+        self._device = features_TF.device
+
+    def propose(self) -> DraftTree:
+        def offers(context: tuple[int, ...], _: int | None) -> Offers:
+            known = self._text.after(context, self.settings.branch)
+            return {token: (None, sure) for token, sure in known.items()}
+
+        depth = min(DEEPEST, self.settings.num_draft_tokens)
+        nodes = likeliest(self._text, offers, self.max_nodes, depth, self.settings.least)
+        if len(nodes) < self.max_nodes:  # the unlikeliest are the last
+            nodes = nodes[: max(width for width in WIDTHS if width <= len(nodes))]
+        self._contexts = [node.context for node in nodes]
+        rows = [-1] * len(nodes)
+        token_R = sorted({token for node in nodes for token in node.offers})
+        if not token_R:
+            return tree_of(nodes, rows, torch.empty(0, 0), None, self._device)
+        column = {token: place for place, token in enumerate(token_R)}
+        logits_ER = []
+        for place, node in enumerate(nodes):
+            if node.offers:
+                rows[place] = len(logits_ER)
+                logits_ER.append([-math.inf] * len(token_R))
+                for token, (_, sure) in node.offers.items():
+                    logits_ER[-1][column[token]] = math.log(max(sure, 1e-9))
+        said = torch.tensor(logits_ER), torch.tensor(token_R)
+        return tree_of(nodes, rows, *said, self._device)
+
+    def learn(self, logits_NV: torch.Tensor) -> None:
+        """Keep the target's own top tokens after every node of the last tree."""
+        if self.settings.recycle:
+            top_NK = logits_NV.topk(self.settings.recycle, dim=-1).indices
+            for context, tokens in zip(self._contexts, top_NK.tolist(), strict=True):
+                self._text.learn(context, tuple(tokens))
+
+
+def likeliest(
+    text: NgramTable,
+    offers_of: Callable[[tuple[int, ...], int | None], Offers],
+    most: int,
+    deepest: int,
+    least: float = 0.0,
+) -> list[Node]:
+    """The likeliest nodes below the text's last token, at most so many with it, likeliest first: a
+    node's probability is what it was offered with times its parent's. So every node comes behind
+    its parent, and siblings stand in that order.
+
+    Args:
+        offers_of: what a node may go on with, from its context and the head's node that it is.
+    """
+    nodes: list[Node] = []
+    order = count()  # of two alike the first found comes first
+    limit = -math.log(least) if least else math.inf
+    heap = [(0.0, next(order), text.last[-1], 0, 0, 0, text.last)]
+    while heap and len(nodes) < most:
+        cost, _, token, parent, depth, own, context = heapq.heappop(heap)
+        here = len(nodes)
+        offers = offers_of(context, own) if depth < deepest else {}
+        nodes.append(Node(token, parent, depth, own, context, offers))
+        for offered, (node, sure) in offers.items():
+            far = cost - math.log(max(sure, 1e-9))
+            if far <= limit:
+                ahead = text.follow(context, offered)
+                heapq.heappush(heap, (far, next(order), offered, here, depth + 1, node, ahead))
+    return nodes
+
+
+def tree_of(
+    nodes: Sequence[Node],
+    rows: Sequence[int],
+    logits_ER: torch.Tensor,
+    draft_token_R: torch.Tensor | None,
+    device: torch.device,
+) -> DraftTree:
+    """Drafted nodes and their draft rows as a tree on the device; nothing waits for the copies."""
+    table = [[node.token for node in nodes], [node.parent for node in nodes], list(rows)]
+    if draft_token_R is not None:
+        draft_token_R = draft_token_R.to(device, non_blocking=True)
+    return DraftTree(
+        *torch.tensor(table).to(device, non_blocking=True),
+        logits_ER.to(device, non_blocking=True),
+        max_depth=max(node.depth for node in nodes),
+        draft_token_R=draft_token_R,
+    )
