@@ -66,7 +66,7 @@ def custom_generate(
     if not chosen.needs_head:
         head = None
     elif head is None:
-        raise BadInput(f"arm {arm!r} needs a head: name one, or take plain or exact@lookup")
+        raise BadInput(f"arm {arm!r} needs a head: name one, or take plain or exact@ngram")
     built: WeakKeyDictionary[PreTrainedModel, tuple] = WeakKeyDictionary()
 
     def generation_method(

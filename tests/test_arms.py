@@ -16,7 +16,7 @@ RULE_TEXTS += [f"{rule}:{value}" for rule in ("fsd", "fsd-paper", "ratio") for v
 RULE_TEXTS += ["fsd:0.3,child=draft", "fsd:0.3,divergence=kl_target_draft,logits=processed"]
 RULE_TEXTS += ["path:2", "path:0.5,gate=0.3,divergence=tv", "random:0.2,child=sample"]
 GUARD_TEXTS = ["", ",cap=2", ",floor=0.01,budget=3.5", ",cap=0.5,floor=1e-05,budget=10"]
-DRAFTER_TEXTS = ["", "@eagle:7x3x4", "@lookup:10", "@lookup:5,max_ngram=2", "@hybrid:7x3x4"]
+DRAFTER_TEXTS = ["", "@eagle:7x3x4", "@ngram:10", "@ngram:5,max_ngram=2", "@hybrid:7x3x4"]
 DRAFTER_TEXTS += ["@language_model", "@language_model:12x3x4"]
 
 
@@ -45,10 +45,10 @@ def test_canonical_texts_are_their_own_and_slugs_tell_them_apart():
         ("path:1,gate=inf", "path:1"),
         ("exact@eagle", "exact"),
         ("exact@eagle:007x3x4", "exact@eagle:7x3x4"),
-        ("exact@lookup", "exact@lookup:10"),
+        ("exact@ngram", "exact@ngram:15"),
         ("exact@language_model:5x05x1", "exact@language_model"),
         ("exact@hybrid:07x3x4,max_ngram=3", "exact@hybrid:7x3x4"),
-        ("exact@lookup,num_draft_tokens=5,max_ngram=3", "exact@lookup:5"),
+        ("exact@ngram,num_draft_tokens=5,max_ngram=3", "exact@ngram:5"),
         ("path:1,budget=2,cap=3.0", "path:1,cap=3,budget=2"),
         *((f"fsd:1,divergence={alias}", f"fsd:1,divergence={n}") for alias, n in ALIASES.items()),
     ],

@@ -43,7 +43,7 @@ def test_what_a_run_writes_and_may_be_continued_with(call, models, tmp_path):
     """Exact arms say what plain and generate say. A further question, choice or arm adds its own
     answers and makes no other again. The same answers stand in FastChat's format."""
     arms = ["generate", "plain", "exact", "fsd:0", "fsd-paper:0", "path:0.5", "ratio:1"]
-    arms += ["exact@lookup:4", "exact@eagle:4x2x2", "exact@language_model:4x2x2"]
+    arms += ["exact@ngram:4", "exact@eagle:4x2x2", "exact@language_model:4x2x2"]
     options = bench_options(models, tmp_path)
     options += ["--draft_model", "layers:1"]
     out = call(BENCH, *options, "--questions", 1, "--arms", *arms)

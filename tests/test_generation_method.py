@@ -58,9 +58,9 @@ def same_as_generate(model, ours, ids=PROMPT, **settings) -> list[int]:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_greedy_exact_is_generate(family):
-    """With a head and with look-up; the model keeps the attention that it has."""
+    """With a head and with n-grams; the model keeps the attention that it has."""
     model = tiny_model(family)
-    for arm, attention in (("exact", "sdpa"), ("exact@lookup", "eager")):
+    for arm, attention in (("exact", "sdpa"), ("exact@ngram", "eager")):
         model.set_attn_implementation(attention)
         assert len(same_as_generate(model, method(arm), max_new_tokens=16)) == 16
 

@@ -74,7 +74,7 @@ def test_greedy_answers_are_those_of_hf(models, hf):
     until = [text[len(text) // 2] for text in free]
     wanted = hf.generate_until(generations(until=until))
     assert wanted != free and all(mark not in text for mark in until for text in wanted)
-    for arm in ("plain", "fsd:0", "exact@lookup"):
+    for arm in ("plain", "fsd:0", "exact@ngram"):
         mine = fuzzy_lm(models, arm=arm)
         assert mine.generate_until(generations()) == free
         assert mine.generate_until(generations(until=until)) == wanted
@@ -163,8 +163,8 @@ def test_what_lm_eval_passes_on(models, capsys):
     options = HarnessOptions.read({"arm": "fsd:0.30", "child": "draft", "cap": 1} | passed)
     assert options.arm == "fsd:0.3,child=draft,cap=1"
     assert options.device == ("cuda" if torch.cuda.is_available() else "cpu")
-    wanted = "fsd:0.3,child=draft@lookup:10"
-    for given in ({"arm": "fsd:0.3", "child": "draft@lookup:10"}, {"arm": wanted}):
+    wanted = "fsd:0.3,child=draft@ngram:10"
+    for given in ({"arm": "fsd:0.3", "child": "draft@ngram:10"}, {"arm": wanted}):
         assert HarnessOptions.read(given).arm == wanted
     with pytest.raises(SystemExit):
         HarnessOptions.read({"seed": 0.5})

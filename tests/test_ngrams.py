@@ -130,8 +130,8 @@ def ngram(num_draft_tokens: int = 10, max_ngram: int = 3, **rest) -> NgramDrafte
 
 
 def told(drafter: NgramDrafter, text: list[int]) -> NgramDrafter:
-    drafter.reset(99)
-    drafter.observe(torch.empty(len(text), 0), text)
+    drafter.reset(99, text[0])
+    drafter.observe(torch.empty(len(text) - 1, 0), text[1:])
     return drafter
 
 
@@ -152,18 +152,20 @@ def test_the_likeliest_are_taken_at_few_widths():
     """As a reference that lists all paths not below `least`, of as many nodes as WIDTHS has."""
     text = [1, 2, 3, 1, 4, 3, 1, 2, 5, 1, 2, 6, 3, 1, 2]
     widths = set()
-    for most, least, branch in product((3, 7, 15, 23), (0, 0.03, 0.2), (1, 2, 4)):
+    for most, least, branch in product((3, 7, 15, 23), (0, 0.1, 0.4), (1, 2, 4)):
         drafter = told(ngram(most, branch=branch, least=least), text)
         drafter.propose()
         drafter.learn(-torch.arange(12.0).repeat(len(drafter._contexts), 1))
         tree, table = drafter.propose(), drafter._text
-        chances: dict[tuple[int, ...], float] = {(): 1.0}
-        for path, chance in chances.items():  # which grows
-            if len(path) < min(most, DEEPEST) and chance > 1e-4:
+        chances: dict[tuple[int, ...], float] = {}
+        waiting = [((), 1.0)]
+        for path, chance in waiting:  # which grows
+            chances[path] = chance
+            if len(path) < min(most, DEEPEST) and chance > 3e-4:
                 context = reduce(table.follow, path, table.last)
                 for token, sure in table.after(context, branch).items():
                     if chance * sure >= least:
-                        chances = chances | {(*path, token): chance * sure}
+                        waiting.append(((*path, token), chance * sure))
         want = sorted(chances, key=lambda path: -chances[path])[: most + 1]
         assert tree.size == most + 1 or tree.size in WIDTHS
         assert tree.size == max(n for n in (*WIDTHS, most + 1) if n <= len(want))
@@ -200,11 +202,15 @@ def test_draft_rows_are_what_was_offered():
         run(target, drafter, prompt, rule=Fsd(0.3, divergence="kl_target_draft"))
 
 
-EACH_WAY = [{}, {"branch": 1, "recycle": 0}, {"keep": 1, "least": 0}, {"max_ngrams": 5}]
+EACH_WAY = [
+    ("gemma3", {}),
+    ("llama", {"branch": 1, "recycle": 0}),
+    ("llama", {"keep": 1, "least": 0}),
+    ("gemma3", {"max_ngrams": 5}),
+]
 
 
-@pytest.mark.parametrize("change", EACH_WAY, ids=str)
-@pytest.mark.parametrize("family", ["llama", "gemma3"])
+@pytest.mark.parametrize("family, change", EACH_WAY, ids=str)
 def test_ngrams_are_plain_decoding(family, change):
     """Token for token, at any temperature and stop. A tiny greedy model falls into a loop; what it
     repeats is drafted."""
@@ -240,7 +246,7 @@ def test_rejected_nodes_teach():
     drafter = told(ngram(7, least=0), [1, 2, 1])
     assert drafter.propose().token_N.tolist() == [1, *[2, 1] * 3, 2]
     logits_NV = torch.zeros(8, 12)
-    logits_NV[0, 5] = logits_NV[1, 7] = 9.0
+    logits_NV[0, 5] = logits_NV[1::2, 7] = 9.0
     drafter.learn(logits_NV)
     drafter.observe(torch.empty(1, 0), [5])
     drafter.observe(torch.empty(2, 0), [1, 2])
@@ -298,7 +304,7 @@ def test_the_likeliest_drafts_are_taken(seed):
     found = paths_of(tree)
     assert len(set(found)) == len(found) == TREE.num_draft_tokens
     text = NgramTable(3)
-    text.extend(prompt[1:])
+    text.extend(prompt)
     assert set(found) == set(reference(heads, text, TREE.num_draft_tokens))
     rows = dict(zip(paths_of(heads), heads.draft_row_N[1:].tolist(), strict=True))
     assert tree.draft_row_N[1:].tolist() == [rows.get(path, -1) for path in found]

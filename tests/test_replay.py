@@ -29,7 +29,7 @@ from eagle_fsd.models.loaded import Model
 from eagle_fsd.runs.folder import Run
 
 pytestmark = pytest.mark.processes  # whole commands
-DRAFTERS = ("eagle:3x3x1", "eagle:7x3x4", "eagle:23x5x3", "hybrid:7x3x4", "lookup:4")
+DRAFTERS = ("eagle:3x3x1", "eagle:7x3x4", "eagle:23x5x3", "hybrid:7x3x4", "ngram:4,recycle=0")
 BUDGET = 23
 PROMPTS = {name: prompt_tokens(9, seed=seed) for seed, name in enumerate("abc")}
 

@@ -10,7 +10,7 @@ from eagle_fsd.speed import clock, profiled
 
 pytestmark = pytest.mark.processes  # whole commands
 MAIN = load_command("evaluate/speed.py").main
-ARMS = ["generate", "plain", "exact", "fsd:0.3@eagle:5x2x3", "exact@lookup:10"]
+ARMS = ["generate", "plain", "exact", "fsd:0.3@eagle:5x2x3", "exact@ngram:10"]
 
 
 def call(models, folder, *extra) -> dict:

@@ -1,7 +1,7 @@
 """Arms of a comparison, as texts: the same in commands, records and tables.
 
     rule[:value][,field=value][@drafter[:value][,field=value]]     such as
-    exact    fsd:0.3    fsd:0.3,child=target,divergence=tv    path:0.5@eagle:7x3x4    exact@lookup
+    exact    fsd:0.3    fsd:0.3,child=target,divergence=tv    path:0.5@eagle:7x3x4    exact@ngram
     exact@language_model:5x5x1
     plain              our loop without drafts
     generate           transformers' own loop on the stock model

@@ -41,7 +41,7 @@ class SpeedOptions(BenchOptions):
     turns: int = option(1, "turns of each question; 0: all")
     num_choices: int = option(3, "how often every arm answers every question")
     arms: list[str] = option(
-        ["generate", "plain", "exact", DEFAULT_ARM, "exact@lookup"],
+        ["generate", "plain", "exact", DEFAULT_ARM, "exact@ngram"],
         "as in docs/evaluate.md; generate_compiled needs a C++ compiler",
     )
     context: list[int] = option(

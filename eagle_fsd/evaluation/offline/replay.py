@@ -40,6 +40,10 @@ def check_replayed(arm: Arm) -> None:
             "first and then judge that node (exact, fsd, ratio, accept-all); without guards, and "
             "not child=deepest"
         )
+    if getattr(arm.drafter, "recycle", 0):
+        raise BadInput(
+            f"arm {arm.text!r}: replay knows no target's rows beside the text: give recycle=0"
+        )
 
 
 @torch.inference_mode()

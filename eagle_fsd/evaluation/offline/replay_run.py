@@ -102,8 +102,7 @@ def read_arms(options: ReplayOptions) -> list[Arm]:
             raise BadInput(f"arm {arm.text!r}: replay compares heads, and loads no draft model")
         arm.policy(SamplingConfig()).check(None)
         shape = parse_tree(arm.tree) if arm.tree else SMALL_TREE
-        levels = shape.tree_depth if arm.needs_head else arm.drafter.num_draft_tokens
-        if levels > BEYOND:
+        if arm.needs_head and shape.tree_depth > BEYOND:
             raise BadInput(f"arm {arm.text!r} drafts deeper than the {BEYOND} levels of replay")
     return arms
 
