@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 
+import scipy.optimize
 import scipy.special
 import torch
 
@@ -19,6 +20,8 @@ from eagle_fsd.decoding.acceptance import Policy
 from eagle_fsd.decoding.tree import DraftTree
 from eagle_fsd.rules import RULES
 from eagle_fsd.rules.guards import Cap, Floor
+
+COUPLED = ("path", "sglang", "cactus", "mentored")
 
 # --- divergences of two rows of logits ----------------------------------------------------------
 
@@ -224,13 +227,56 @@ class SlowAccept:
 
     def tilted(self, v: int) -> list[float]:
         """The distribution of the token that `path` emits at v, tau > 0."""
-        if not self.children[v] or not self.open(v) or self.rule.price == 0:
+        if not self.children[v] or self.rule.price == 0 or not self.open(v):
             return self.p[v]
         worth, z = self.rule.price / self.sampling.temperature, math.exp(self.log_z(v))
         tilted = [p / z for p in self.p[v]]
         for c in self.children[v]:
             tilted[self.token[c]] *= math.exp(worth + self.log_z(c))
         return tilted
+
+    # --- rivals ---
+
+    def admits(self, v: int, token: int) -> bool:
+        rule, raw = self.rule, probs(self.target[v])
+        if self.kind == "ratio":
+            return 0 < rule.limit >= self.regret(v, token)
+        if self.kind == "typical":
+            flat = math.exp(math.fsum(p * math.log(p) for p in raw if p))
+            return raw[token] > min(rule.epsilon, (rule.delta or rule.epsilon**0.5) * flat)
+        place = sorted(raw, reverse=True).index(raw[token])
+        return place < rule.top and raw[token] >= max(raw) - rule.delta and rule.delta > 0
+
+    def new(self, v: int) -> list[float]:
+        """The distribution of the token that a coupled rule emits at v, tau > 0."""
+        rule, drafted = self.rule, [self.token[c] for c in self.children[v]]
+        if self.kind == "path" or not drafted:
+            return self.tilted(v)
+        new, total = list(self.p[v]), math.fsum(self.p[v][t] for t in drafted)
+        if self.kind == "sglang":
+            below = reached = 0.0
+            for token in drafted:
+                below += self.p[v][token]
+                sure = rule.single < 1 and self.p[v][token] >= max(rule.single, 1e-300)
+                now = max(reached, 1.0 if sure else min(1.0, below / rule.acc))
+                new[token], reached = now - reached, now
+        elif 0 < total < 1 - 1e-12:
+            reached = total
+            if self.kind == "cactus":
+                reached = min(1.0, total + (2 * rule.delta * total * (1 - total)) ** 0.5)
+            elif rule.budget < -math.log(total):
+                reached = scipy.optimize.brentq(
+                    lambda a: kl([a, 1 - a], [total, 1 - total]) - rule.budget, total, 1
+                )
+            else:
+                reached = 1.0
+            for token in drafted:
+                new[token] *= reached / total
+        else:
+            return new
+        left = math.fsum(p for token, p in enumerate(new) if token not in drafted)
+        scale = (1 - reached) / left if left else 0.0
+        return [p if token in drafted else p * scale for token, p in enumerate(new)]
 
     # --- a step, and what follows from it ---
 
@@ -243,8 +289,8 @@ class SlowAccept:
             options = [c for c in self.children[v] if c in options or c == hit]
             taken = bool(options) and self.passes(v, self.rule.threshold)
             return (0.0, self.choice(v, options)) if taken else (1.0, {})
-        if self.kind == "path" and self.rule.price > 0 and self.sampling.temperature > 0:
-            new, old = self.tilted(v), self.p[v]
+        if self.kind in COUPLED and self.sampling.temperature > 0:
+            new, old = self.new(v), self.p[v]
             tokens = {c: self.token[c] for c in self.children[v]}
             excess = {c: max(0.0, new[token] - old[token]) for c, token in tokens.items()}
             total = math.fsum(excess.values())
@@ -254,12 +300,12 @@ class SlowAccept:
             gains = self.gains(v)
             best = max(gains, key=gains.get, default=None)
             return (1.0, {}) if best in (hit, None) or gains[best] <= 0 else (0.0, {best: 1.0})
-        if hit is not None or not options or self.kind == "path":
+        if hit is not None or not options or self.kind in COUPLED:
             return 1.0, {}
-        if self.kind == "ratio":
+        if self.kind in ("ratio", "typical", "relaxed"):
             cost = [self.regret(v, self.token[c]) for c in options]
-            cheap = 0 < self.rule.limit >= min(cost)
-            return (0.0, {options[cost.index(min(cost))]: 1.0}) if cheap else (1.0, {})
+            best = options[cost.index(min(cost))]
+            return (0.0, {best: 1.0}) if self.admits(v, self.token[best]) else (1.0, {})
         return 1 - self.fuzzy_chance(v), self.choice(v, options)
 
     def kept_child(self, v: int, x: int) -> int | None:
@@ -298,7 +344,7 @@ class SlowAccept:
         x = slow_draw(self.p[v], uniforms[0][0])
         kept, others = self.step(v, x)
         # one says "keep below", the others "take below": the same chance, another half of it
-        keep = uniforms[0][2] < kept if self.kind == "path" else uniforms[0][2] >= 1 - kept
+        keep = uniforms[0][2] < kept if self.kind in COUPLED else uniforms[0][2] >= 1 - kept
         go = self.kept_child(v, x)
         if not keep:
             go = list(others)[slow_draw(list(others.values()), uniforms[0][1])]

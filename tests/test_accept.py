@@ -11,7 +11,7 @@ from dataclasses import asdict, fields, replace
 import pytest
 import torch
 from fake_cuda import on_cuda
-from reference_accept import SlowAccept, random_round, slow_filter
+from reference_accept import SlowAccept, probs, random_round, slow_filter, slow_p
 
 from eagle_fsd.config import BadInput, SamplingConfig
 from eagle_fsd.decoding.acceptance import Acceptance, Policy, accept
@@ -20,14 +20,18 @@ from eagle_fsd.decoding.rule import Guard, Rule
 from eagle_fsd.decoding.tree import DraftTree
 from eagle_fsd.rules import RULES
 from eagle_fsd.rules.children import CHILD_CHOICES, AcceptAll, Random
+from eagle_fsd.rules.coupled import Cactus, Mentored, Sglang
 from eagle_fsd.rules.fsd import Exact, Fsd, FsdPaper
-from eagle_fsd.rules.guards import Budget, Cap, Floor
+from eagle_fsd.rules.guards import Budget, Cap, First, Floor, Known, Loop, PerToken, TopOne
+from eagle_fsd.rules.laws import CascadeOpt, CascadeTok, Ensemble
 from eagle_fsd.rules.price import PathRule, Ratio
+from eagle_fsd.rules.suffix import Asd, Fly
+from eagle_fsd.rules.thresholds import Relaxed, Typical
 
 INF = math.inf
 GREEDY, FILTERED, WARM = SamplingConfig(), SamplingConfig(0.7, 7, 0.9), SamplingConfig(1.0)
 SAMPLINGS = (GREEDY, FILTERED, WARM)
-BY_DIVERGENCE = [Fsd, FsdPaper]
+BY_DIVERGENCE, MIXED = [Fsd, FsdPaper], [Ensemble, CascadeTok, CascadeOpt]
 
 
 def outcome(
@@ -82,10 +86,24 @@ def test_rules_that_judge_the_place_agree_with_the_reference(kind, divergence, s
 
 
 def all_rules(sampling: SamplingConfig) -> list[Rule]:
+    if sampling.temperature == 0:
+        bought = [Asd(2.0), Asd(9.0, 0, 9, INF), Fly(0, 0.0), Fly(1, 0.2)]
+    else:
+        bought = [kind(value) for kind in MIXED for value in (kind.exact, 0.5, 1.0)]
+    return referred_rules(sampling) + bought
+
+
+def referred_rules(sampling: SamplingConfig) -> list[Rule]:
+    """Those that the slow reference knows."""
     found = [Exact(), *(Ratio(cap) for cap in (0.0, 0.4, 1.5, INF))]
     for child in children_for(sampling):
         found += [AcceptAll(child), *(Random(rate, child) for rate in (0.0, 0.3, 1.0))]
         found += [kind(0.3, child) for kind in BY_DIVERGENCE]
+    found += [Typical(epsilon) for epsilon in (0.0, 0.09, 0.4, INF)]
+    found += [Relaxed(delta, top) for delta in (0.0, 0.1, 1.0) for top in (1, 4)]
+    if sampling.temperature > 0:
+        found += [Sglang(*limits) for limits in ((1, 1), (0.4, 1), (0.7, 0.1), (1, 0.0))]
+        found += [kind(b) for kind in (Cactus, Mentored) for b in (0.0, 0.01, 0.3, INF)]
     for gate, divergence in ((INF, "js"), (0.0, "js"), (0.2, "tv"), (0.3, "kl_draft_target")):
         found += [PathRule(price, gate, divergence) for price in (0.0, 0.3, 1.0, 4.0)]
     return found
@@ -99,7 +117,7 @@ def test_all_rules_guards_and_stop_tokens_agree_with_the_reference(guards, sampl
     At temperature 0 top-k and top-p leave what they leave of the raw row.
     """
     ahead = sampling.temperature > 0 and guards
-    rules = [rule for rule in all_rules(sampling) if not (ahead and rule.whole_tree)]
+    rules = [rule for rule in referred_rules(sampling) if not (ahead and rule.whole_tree)]
     fuzzy = ended = 0
     for rule, seed in itertools.product(rules, range(2 if guards else 5)):
         tree, *_ = round_ = random_round(50 + seed)
@@ -155,13 +173,101 @@ def test_nothing_is_emitted_outside_what_top_k_and_top_p_leave(guards, temperatu
         outside += sum(left[v][token] == -INF for token, v in drafts)
         narrowed = temperature > 0 and len(guards) > 1  # which `path` refuses there
         for rule in all_rules(sampling):
-            if not (narrowed and rule.whole_tree):
+            if not (narrowed and rule.whole_tree or guards and rule.law):
                 got = outcome((tree, logits_NV, uniform_S3), rule, sampling, guards)
                 emitted = zip(got.path, got.tokens, strict=True)
                 assert all(left[v][token] > -INF for v, token in emitted), (rule, sampling)
                 fuzzy[type(rule)] += sum(got.fuzzy)
-    wanted = {*RULES.values()} - {Exact, PathRule if narrowed else Exact}
-    assert {kind for kind in fuzzy if fuzzy[kind]} == wanted and outside > 50
+    cold, warm = {Asd, Fly}, {Sglang, Cactus, Mentored}
+    left_out = {Exact, *MIXED}  # of which few differ so close to P
+    left_out |= {*cold} if temperature else warm
+    left_out |= {PathRule, *warm} if narrowed else {Exact}
+    found = {kind for kind in fuzzy if fuzzy[kind]} - {*MIXED}
+    assert found == {*RULES.values()} - left_out and outside > 50
+
+
+def slow_suffix(slow: SlowAccept, rule: Rule, spent: float) -> tuple[list[int], float]:
+    """The path that fly or asd takes, and what has been spent then."""
+
+    def hit(v: int) -> int | None:
+        return slow.hit(v, slow.p[v].index(1.0))
+
+    def run(v: int) -> int:
+        return 0 if hit(v) is None else 1 + run(hit(v))
+
+    path, bought = [0], 0
+    while True:
+        v = path[-1]
+        if (child := hit(v)) is None:
+            raw, cost = probs(slow.target[v]), {}
+            for c in slow.options(v):
+                cost[c] = slow.regret(v, slow.token[c])
+                if isinstance(rule, Fly):
+                    flat = -math.fsum(p * math.log(p) for p in raw) / math.log(len(raw))
+                    able = flat > rule.entropy and run(c) >= rule.window
+                else:
+                    able = 0 < rule.regret >= cost[c] and spent + cost[c] <= rule.ledger
+                    able = able and bought < rule.block and run(c) >= rule.suffix
+                if not able:
+                    del cost[c]
+            if not cost:
+                return path, spent
+            child = max(cost, key=lambda c: (run(c), -cost[c]))
+            bought, spent = bought + 1, spent + cost[child]
+        path.append(child)
+
+
+@pytest.mark.parametrize("guards", [(), (Cap(1.5),)], ids=str)
+def test_what_must_be_bought_agrees_with_the_reference(guards, each_way):
+    """Paths of fly and asd over an answer of rounds, and the nats that it has spent."""
+    fuzzy = Counter()
+    rules = [Fly(window, gate) for window in (0, 1, 2) for gate in (0.0, 0.5)]
+    rules += [
+        Asd(r, s, b, nats) for r in (0.5, 3.0) for s in (0, 1) for b in (1, 9) for nats in (4, INF)
+    ]
+    for rule in rules:
+        policy = Policy(rule, GREEDY, guards)
+        states, spent = policy.start(), 0.0
+        for seed in range(20):
+            round_ = random_round(seed)
+            want, spent = slow_suffix(SlowAccept(*round_[:2], policy), rule, spent)
+            got, states = accept(*round_, policy=policy, states=states)
+            assert got.path == want and states[0] == pytest.approx(spent, rel=1e-4), rule
+            fuzzy[type(rule)] += sum(got.fuzzy)
+    assert min(fuzzy[Fly], fuzzy[Asd]) > 10
+
+
+def test_mixtures_emit_their_formula():
+    """In plain numbers, over what the filters leave of P; P itself without a draft row."""
+    for kind, value, sampling in itertools.product(MIXED, (-0.5, 0.0, 0.4, 0.8), (FILTERED, WARM)):
+        if value < kind.exact:
+            continue
+        tree, logits_NV, uniform_S3 = random_round(3)
+        row_N = tree.draft_row_N.tolist()
+        p_NV = [slow_p(logits, sampling) for logits in logits_NV.double().tolist()]
+        draft_EV = tree.draft_logits_ER.double().tolist()
+        q_NV = [slow_p(draft_EV[row], sampling) if row >= 0 else [math.nan] * 11 for row in row_N]
+        rule = kind(value)
+        law_NV = rule.law(torch.tensor(p_NV), torch.tensor(q_NV), None).tolist()
+        for p, q, law in zip(p_NV, q_NV, law_NV, strict=True):
+            if sum(q) > 0:
+                q = [b if a else 0.0 for a, b in zip(p, q, strict=True)]
+            total = math.fsum(q)
+            want = p
+            if total > 0:
+                q = [b / total for b in q]
+                pairs = list(zip(p, q, strict=True))
+                tv = math.fsum(abs(a - b) for a, b in pairs) / 2
+                want = {
+                    Ensemble: [(1 - value) * a + value * b for a, b in pairs],
+                    CascadeOpt: q if max(q) > max(p) - value * tv else p,
+                    CascadeTok: p,
+                }[kind]
+                if kind is CascadeTok and value:
+                    kept = [b if a >= (1 - value) * max(p) else 0.0 for a, b in pairs]
+                    rest = 1 - math.fsum(kept)
+                    want = [k + a * rest for k, a in zip(kept, p, strict=True)]
+            assert law == pytest.approx(want, abs=1e-6), rule
 
 
 # --- the limits of the parameters ---------------------------------------------------------------
@@ -173,6 +279,11 @@ def test_the_tight_end_of_every_rule_is_exact(sampling):
     tight = [Ratio(0), PathRule(0), PathRule(0, gate=0.3), PathRule(2.0, gate=0)]
     tight += [Random(0, child) for child in ("draft", "target", "deepest")]
     tight += [Fsd(0, child) for child in children_for(sampling)]
+    tight += [Typical(INF), Relaxed(0)]
+    if sampling.temperature == 0:
+        tight += [Asd(0), Asd(9.0, ledger=0), Fly(99), Fly(0, 1.0)]
+    else:
+        tight += [Sglang(), Cactus(0), Mentored(0), *(kind(kind.exact) for kind in MIXED)]
     for seed in range(20):
         tree, logits_NV, uniform_S3 = random_round(seed)
         if seed % 5 == 0:  # a perfect draft: D = 0 at every parent
@@ -197,6 +308,11 @@ def test_the_loose_end_of_every_rule_is_a_leaf(sampling):
     unfiltered = replace(sampling, top_k=0, top_p=1.0)
     loose = [Ratio(INF), *(Random(1, child) for child in children_for(sampling))]
     loose += [AcceptAll(child) for child in children_for(sampling)]
+    loose += [Typical(0), Relaxed(1, 99)]
+    if sampling.temperature == 0:
+        loose += [Asd(INF, 0, 99, INF), Fly(0, 0)]
+    else:
+        loose += [Cactus(INF), Mentored(INF), Sglang(single=0)]
     by_divergence = itertools.product(BY_DIVERGENCE, children_for(sampling), DIVERGENCES, logits)
     loose += [kind(INF, *settings) for kind, *settings in by_divergence]
     infinite = set()
@@ -312,6 +428,35 @@ def test_a_budget_is_spent_once_an_answer(sampling, each_way):
                 assert got.tokens == free.tokens
         assert policy.start() == [None, 0.0]
     assert cut > 2
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+def test_guards_leave_out_what_they_say(sampling, each_way):
+    """Of an accept-all, seen from the tree's own numbers; and they do leave some, but not all."""
+    kept, free = Counter(), Counter()
+    for seed, length in itertools.product(range(8), (7, 11, 12)):
+        tree, logits_NV, uniform_S3 = random_round(seed)
+        answer = [3, 1, 4, 1, 5, 9, 2, 6, 7, 3, 1, 4][:length]
+        slow = SlowAccept(tree, logits_NV, Policy(Exact(), sampling))
+        guards = (Known(0.05), TopOne(0.4), First(12), Loop(2), Loop(3), PerToken(0.2))
+        for guard in guards:
+            got = outcome(
+                (tree, logits_NV, uniform_S3), AcceptAll(), sampling, (guard,), answer=answer
+            )
+            steps = list(zip(got.path, got.path[1:], got.fuzzy, strict=False))
+            for depth, (v, child, fuzzy) in enumerate(steps):
+                token, draft = slow.token[child], slow.draft[v]
+                allowed = {
+                    Known: draft is not None and probs(draft)[token] >= 0.05,
+                    TopOne: max(probs(slow.target[v])) <= 0.4,
+                    First: len(answer) + depth >= 12,
+                    Loop: length == 7 or (length == 11 and guard == Loop(3)),
+                    PerToken: slow.regret(v, token) <= 0.2 * (len(answer) + depth + 1),
+                }[type(guard)]
+                assert allowed or not fuzzy, guard
+                kept[type(guard)] += fuzzy
+        free[AcceptAll] += sum(outcome((tree, logits_NV, uniform_S3), AcceptAll(), sampling).fuzzy)
+    assert all(0 < kept[type(guard)] < free[AcceptAll] * 2 for guard in guards)
 
 
 def test_a_budget_leaves_no_known_tv():

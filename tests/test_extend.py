@@ -72,10 +72,10 @@ def test_a_rule_with_a_distribution_of_its_own(target, monkeypatch):
 
 
 def test_a_guard(target, monkeypatch):
-    monkeypatch.setitem(GUARDS, "first", run_block("guard")["First"])
-    guarded = answer(target, "accept-all:draft,first=12")
+    monkeypatch.setitem(GUARDS, "until", run_block("guard")["Until"])
+    guarded = answer(target, "accept-all:draft,until=12")
     flags = [flag for r in guarded.rounds for flag in r.fuzzy]
-    assert not any(flags[:11]) and any(flags)  # prefill's token is the first
+    assert any(flags[:11]) and not any(flags[11:])  # prefill's token is the first
 
 
 def test_a_column(target, monkeypatch):

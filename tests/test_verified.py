@@ -62,7 +62,12 @@ def slow_column(name: str, target: list[float], draft: list[float] | None, sampl
     if name in ("draft_logit", "draft_prob") and draft is None:
         return [math.nan] * len(target)
     warm = replace(sampling, temperature=sampling.temperature or 1.0)
+    entropy = -math.fsum(x * math.log(x) for x in raw)
     return {
+        "rank": lambda: [sum(other > x for other in target) for x in target],
+        "top1": lambda: max(raw),
+        "entropy": lambda: entropy,
+        "flatness": lambda: entropy / math.log(len(raw)),
         "prob": lambda: p,
         "log_prob": lambda: [math.log(x) if x else -math.inf for x in p],
         "raw_prob": lambda: raw,

@@ -61,8 +61,8 @@ class Policy:
         narrowing = any(guard.allows for guard in self.guards)
         if narrowing and self.rule.whole_tree and self.sampling.temperature > 0:
             raise BadInput(
-                "guards that leave out drafts (cap, floor) go with rule path at temperature 0 "
-                "only: above, it draws from one distribution over the whole tree"
+                "guards that leave out drafts (cap, floor, ..) go with this rule at temperature 0 "
+                "only: above, it draws from a distribution that counts on all drafts"
             )
 
     def check(self, drafter: Drafter) -> None:

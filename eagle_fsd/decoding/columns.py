@@ -7,6 +7,10 @@ one a token asked about ([M, C], of a draft: a token after that node), for any n
     log_prob       its logarithm
     raw_prob       the target's probability without any filter
     regret         log P(argmax) - log P(token), raw, nats: what a step costs beside the best one
+    rank           how many tokens have a larger raw logit
+    top1           the raw probability of the target's likeliest token
+    entropy        of the target's raw distribution, nats
+    flatness       the same over that of a uniform distribution, 0 to 1
     supported      1 where explicitly set top-k and top-p leave the token, else 0
     draft_logit    the draft's raw logit; Q is its softmax
     draft_prob     Q
@@ -121,6 +125,23 @@ def regret(rows: Rows) -> torch.Tensor:
     return rows.best_M1 - rows.of_tokens(rows.target_MV)
 
 
+def rank(rows: Rows) -> torch.Tensor:
+    columns = [rows.target_MV > own_M[:, None] for own_M in rows.of_tokens(rows.target_MV).T]
+    return torch.stack([above_MV.sum(1) for above_MV in columns], dim=1).float()
+
+
+def top1(rows: Rows) -> torch.Tensor:
+    return torch.softmax(rows.target_MV, dim=-1).amax(-1)
+
+
+def entropy(rows: Rows) -> torch.Tensor:
+    return torch.special.entr(torch.softmax(rows.target_MV, dim=-1)).sum(-1)
+
+
+def flatness(rows: Rows) -> torch.Tensor:
+    return entropy(rows) / math.log(rows.target_MV.shape[1])
+
+
 def supported(rows: Rows) -> torch.Tensor:
     """Temperature alone removes nothing; at 0 the filters are taken of the raw row."""
     return (rows.of_tokens(rows.filtered_MV) > -math.inf).float()
@@ -151,6 +172,10 @@ COLUMNS: dict[str, Callable[[Rows], torch.Tensor]] = {
     "log_prob": log_prob,
     "raw_prob": raw_prob,
     "regret": regret,
+    "rank": rank,
+    "top1": top1,
+    "entropy": entropy,
+    "flatness": flatness,
     "supported": supported,
     "draft_logit": draft_logit,
     "draft_prob": draft_prob,

@@ -22,8 +22,8 @@ class Rule:
         ahead: those that it asks for at nodes that it may not visit, computed for all parents at
             once.
         divergence_column: the column that is its D; None for a rule without one.
-        whole_tree: above temperature 0 it draws from one distribution over the whole tree, so that
-            no guard may leave out drafts.
+        whole_tree: above temperature 0 it draws from a distribution that counts on all drafts, so
+            that no guard may leave out any.
         law: None, or a function that changes the distribution of the emitted token itself:
             law(prob_MV, draft_prob_MV, is_child_MV) -> [M, V], of both distributions after the
             sampling filters (the draft's NaN where it has none) and a mask of the drafted tokens.

@@ -213,10 +213,11 @@ class VerifiedTree:
     def _is_child_NV(self) -> torch.Tensor:
         """Which tokens are children of each node; stop tokens have none."""
         token_C, parent_C = self._tree.token_N[1:], self._tree.parent_N[1:]
-        stop = torch.tensor(list(self._stops), dtype=torch.int64, device=token_C.device)
-        behind_end_C = torch.isin(self._tree.token_N[parent_C], stop) & (parent_C > 0)
+        own_C = torch.ones_like(token_C, dtype=torch.bool)
+        for stop in self._stops:  # few; a tensor of them would be waited for
+            own_C &= (self._tree.token_N[parent_C] != stop) | (parent_C == 0)
         is_child_NV = torch.zeros_like(self._logits_NV, dtype=torch.bool)
-        is_child_NV[parent_C, token_C] = ~behind_end_C
+        is_child_NV[parent_C, token_C] = own_C
         return is_child_NV
 
     # --- and on an accelerator --------------------------------------------------------------------

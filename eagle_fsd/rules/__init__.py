@@ -2,8 +2,12 @@
 
 from eagle_fsd.decoding.rule import Rule
 from eagle_fsd.rules.children import AcceptAll, Random
+from eagle_fsd.rules.coupled import Cactus, Mentored, Sglang
 from eagle_fsd.rules.fsd import Exact, Fsd, FsdPaper
+from eagle_fsd.rules.laws import CascadeOpt, CascadeTok, Ensemble
 from eagle_fsd.rules.price import PathRule, Ratio
+from eagle_fsd.rules.suffix import Asd, Fly
+from eagle_fsd.rules.thresholds import Relaxed, Typical
 
 RULES: dict[str, type[Rule]] = {
     "exact": Exact,  # the drawn token, whatever was drafted: lossless
@@ -11,6 +15,17 @@ RULES: dict[str, type[Rule]] = {
     "fsd-paper": FsdPaper,  # the same, asked before the drawn token
     "ratio": Ratio,  # another draft whose regret is small
     "path": PathRule,  # the path of the whole tree that is worth its regret
+    # rivals; docs/rules.md has a formula and a source for each
+    "typical": Typical,
+    "relaxed": Relaxed,
+    "asd": Asd,
+    "fly": Fly,
+    "sglang": Sglang,
+    "cactus": Cactus,
+    "mentored": Mentored,
+    "ensemble": Ensemble,
+    "cascade-tok": CascadeTok,
+    "cascade-opt": CascadeOpt,
     "random": Random,  # control: another draft by chance
     "accept-all": AcceptAll,  # control: another draft always
 }

@@ -1,15 +1,23 @@
 """Guards: limits on what any rule may do, as further fields of its text (`fsd:0.4,cap=2`).
 
-cap     a draft whose regret is above this is no option, nats
-floor   a draft whose raw target probability is below this is no option
-budget  nats of regret that an answer's fuzzy tokens may cost in all; the path ends before the
-        fuzzy step that would exceed it
+cap        a draft whose regret is above this is no option, nats
+floor      a draft whose raw target probability is below this is no option
+known      a draft to which the drafter's own distribution gives less is no option, nor is any where
+           it has none (below looked-up drafts)
+top1       there is no option where the target gives its likeliest token more than this (the mask of
+           JuDi, arXiv 2601.04766: fsd:T,divergence=kl_target_draft,child=draft,top1=0.9)
+first      the answer's first tokens, so many, are exact: lossy rules do most harm there
+           (arXiv 2610.08678)
+loop       exact while the answer's last tokens, so many, have stood in it before
+per_token  nats of regret that fuzzy tokens may cost for each token of the answer so far
+budget     nats of regret that an answer's fuzzy tokens may cost in all; the path ends before the
+           fuzzy step that would exceed it
 """
 
 from dataclasses import dataclass
 from typing import ClassVar
 
-from eagle_fsd.config import BadInput
+from eagle_fsd.config import BadInput, check_least
 from eagle_fsd.decoding.rule import Guard, Path
 from eagle_fsd.decoding.verified import VerifiedTree
 
@@ -43,20 +51,91 @@ class Floor(Guard):
         return tree.of("raw_prob", child) >= self.prob
 
 
+@dataclass(frozen=True)
+class Known(Guard):
+    columns: ClassVar[tuple[str, ...]] = ("draft_prob",)
+    prob: float
+
+    def __post_init__(self):
+        if not 0 <= self.prob <= 1:
+            raise BadInput(f"known is a probability, 0 to 1; got {self.prob}")
+
+    def allows(self, tree: VerifiedTree, child: int) -> bool:
+        return tree.of("draft_prob", child) >= self.prob  # NaN is not
+
+
+@dataclass(frozen=True)
+class TopOne(Guard):
+    columns: ClassVar[tuple[str, ...]] = ("top1",)
+    prob: float
+
+    def __post_init__(self):
+        if not 0 <= self.prob <= 1:
+            raise BadInput(f"top1 is a probability, 0 to 1; got {self.prob}")
+
+    def allows(self, tree: VerifiedTree, child: int) -> bool:
+        return tree.at("top1", tree.parents[child]) <= self.prob
+
+
+@dataclass(frozen=True)
+class First(Guard):
+    tokens: int
+
+    def __post_init__(self):
+        check_least(self, "first: ", tokens=0)
+
+    def allows(self, tree: VerifiedTree, child: int) -> bool:
+        return len(tree.answer) + tree.depths[child] - 1 >= self.tokens
+
+
+@dataclass(frozen=True)
+class Loop(Guard):
+    tokens: int
+
+    def __post_init__(self):
+        check_least(self, "loop: ", tokens=1)
+
+    def allows(self, tree: VerifiedTree, child: int) -> bool:
+        return not tree.once(self.repeats)
+
+    def repeats(self, tree: VerifiedTree) -> bool:
+        """The answer so far; what this round drafts is not looked at."""
+        text, n = list(tree.answer), self.tokens
+        return any(text[i : i + n] == text[-n:] for i in range(len(text) - n))
+
+
 class Budget(RegretGuard):
     """Its state: nats spent so far."""
 
     def start(self) -> float:
         return 0.0
 
+    def allowance(self, tokens: int) -> float:
+        """Nats that may be spent on the answer's first tokens, so many."""
+        return self.nats
+
     def cut(self, tree: VerifiedTree, path: Path, state: float) -> tuple[Path, float]:
         for place, child in enumerate(path[1:]):
             if tree.tokens[child] != tree.x(path[place]):
                 cost = tree.of("regret", child)
-                if state + cost > self.nats:
+                if state + cost > self.allowance(len(tree.answer) + place + 1):
                     return path[: place + 1], state
                 state += cost
         return path, state
 
 
-GUARDS: dict[str, type[Guard]] = {"cap": Cap, "floor": Floor, "budget": Budget}
+class PerToken(Budget):
+    def allowance(self, tokens: int) -> float:
+        return self.nats * tokens
+
+
+GUARDS: dict[str, type[Guard]] = {
+    "cap": Cap,
+    "floor": Floor,
+    "known": Known,
+    "top1": TopOne,
+    "first": First,
+    "loop": Loop,
+    "per_token": PerToken,
+    "budget": Budget,
+}

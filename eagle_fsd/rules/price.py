@@ -25,39 +25,52 @@ from typing import ClassVar
 from eagle_fsd.config import BadInput
 from eagle_fsd.decoding.rule import Rule
 from eagle_fsd.decoding.verified import VerifiedTree
-from eagle_fsd.rules.children import pick
+from eagle_fsd.rules.coupled import Coupled
 from eagle_fsd.rules.fsd import Judging
 
 
+class TokenRule(Rule):
+    """x's child if there is one, else the option of least regret, if it is admitted.
+
+    Emitted distribution: P(c), and all of P(not in C) on that option.
+    """
+
+    columns: ClassVar[tuple[str, ...]] = ("regret", "prob")
+
+    def admits(self, tree: VerifiedTree, child: int) -> bool:
+        """A draft may be taken although x is another token. Of two the one of less regret is
+        admitted if the other is."""
+        raise NotImplementedError
+
+    def step(self, tree: VerifiedTree, v: int) -> int | None:
+        hit = tree.hit(v)
+        return self.admitted(tree, v) if hit is None else hit
+
+    def admitted(self, tree: VerifiedTree, v: int) -> int | None:
+        best = min(tree.options(v), key=lambda c: tree.of("regret", c), default=None)
+        return best if best is not None and self.admits(tree, best) else None
+
+    def tv(self, tree: VerifiedTree, v: int) -> float:
+        return 0.0 if self.admitted(tree, v) is None else tree.outside(v)
+
+
 @dataclass(frozen=True)
-class Ratio(Rule):
+class Ratio(TokenRule):
     """Its `limit` c, nats, is a floor on the ratio P(token) / P(argmax), e^-c: 0 is exact, `inf`
     accepts all."""
 
-    columns: ClassVar[tuple[str, ...]] = ("regret", "prob")
     limit: float = 1.0
 
     def __post_init__(self):
         if not self.limit >= 0:
             raise BadInput(f"the limit of rule 'ratio' must be 0 or above, got {self.limit}")
 
-    def step(self, tree: VerifiedTree, v: int) -> int | None:
-        hit = tree.hit(v)
-        return self.cheapest(tree, v) if hit is None else hit
-
-    def cheapest(self, tree: VerifiedTree, v: int) -> int | None:
-        if not self.limit:
-            return None
-        best = min(tree.options(v), key=lambda c: tree.of("regret", c), default=None)
-        return best if best is not None and tree.of("regret", best) <= self.limit else None
-
-    def tv(self, tree: VerifiedTree, v: int) -> float:
-        """Emitted: P(c), and all of P(not in C) on the cheapest option."""
-        return 0.0 if self.cheapest(tree, v) is None else tree.outside(v)
+    def admits(self, tree: VerifiedTree, child: int) -> bool:
+        return self.limit > 0 and tree.of("regret", child) <= self.limit
 
 
 @dataclass(frozen=True)
-class PathRule(Judging):
+class PathRule(Coupled, Judging):
     """The best path of the whole tree at a price; see the top of this file.
 
     Attributes:
@@ -91,7 +104,7 @@ class PathRule(Judging):
     def step(self, tree: VerifiedTree, v: int) -> int | None:
         if self.price == 0:
             return tree.hit(v)
-        return tree.once(self.values)[1][v] if tree.greedy else self._tilted_step(tree, v)
+        return tree.once(self.values)[1][v] if tree.greedy else super().step(tree, v)
 
     def is_open(self, tree: VerifiedTree, v: int) -> bool:
         return self.gate == math.inf or self.passes(tree, v)
@@ -141,7 +154,6 @@ class PathRule(Judging):
         return log_z_N
 
     def tilt(self, tree: VerifiedTree, v: int, child: int | None) -> float:
-        """log of the new probability over P, of a child's token, or of one that was not drafted."""
         if not self.is_open(tree, v):
             return 0.0
         log_z_N = tree.once(self.log_z)
@@ -149,27 +161,5 @@ class PathRule(Judging):
             return -log_z_N[v]
         return self.price / tree.sampling.temperature - log_z_N[v] + log_z_N[child]
 
-    def excess(self, tree: VerifiedTree, v: int) -> dict[int, float]:
-        """How far each child's new probability exceeds P."""
-        logps = {c: tree.of("log_prob", c) for c in tree.children[v]}
-        news = {c: math.exp(p + self.tilt(tree, v, c)) for c, p in logps.items()}
-        return {c: max(0.0, news[c] - math.exp(p)) for c, p in logps.items()}
-
-    def _tilted_step(self, tree: VerifiedTree, v: int) -> int | None:
-        """A draw from the tilted distribution, coupled with x as closely as can be.
-
-        x is kept with probability min(1, new / P); else one is drawn from what exceeds P, which
-        lies on children only.
-        """
-        if not tree.children[v]:
-            return None
-        hit = tree.hit(v)
-        if tree.uniform(v, 2) < math.exp(min(0.0, self.tilt(tree, v, hit))):
-            return hit
-        excess = self.excess(tree, v)
-        if not any(excess.values()):  # x exceeds its share by rounding alone
-            return hit
-        return list(excess)[pick(list(excess.values()), tree.uniform(v, 1))]
-
     def tv(self, tree: VerifiedTree, v: int) -> float:
-        return math.fsum(self.excess(tree, v).values()) if self.price else 0.0
+        return super().tv(tree, v) if self.price else 0.0
