@@ -23,6 +23,7 @@ from eagle_fsd.rules.children import CHILD_CHOICES, AcceptAll, Random
 from eagle_fsd.rules.coupled import Cactus, Mentored, Sglang
 from eagle_fsd.rules.fsd import Exact, Fsd, FsdPaper
 from eagle_fsd.rules.guards import Budget, Cap, First, Floor, Known, Loop, PerToken, TopOne
+from eagle_fsd.rules.hold import HELD, MEMORY, Hold
 from eagle_fsd.rules.laws import CascadeOpt, CascadeTok, Ensemble
 from eagle_fsd.rules.price import PathRule, Ratio
 from eagle_fsd.rules.suffix import Asd, Fly
@@ -179,7 +180,7 @@ def test_nothing_is_emitted_outside_what_top_k_and_top_p_leave(guards, temperatu
                 assert all(left[v][token] > -INF for v, token in emitted), (rule, sampling)
                 fuzzy[type(rule)] += sum(got.fuzzy)
     cold, warm = {Asd, Fly}, {Sglang, Cactus, Mentored}
-    left_out = {Exact, *MIXED}  # of which few differ so close to P
+    left_out = {Exact, Hold, *MIXED}  # the last differ too little so close to P
     left_out |= {*cold} if temperature else warm
     left_out |= {PathRule, *warm} if narrowed else {Exact}
     found = {kind for kind in fuzzy if fuzzy[kind]} - {*MIXED}
@@ -279,7 +280,7 @@ def test_the_tight_end_of_every_rule_is_exact(sampling):
     tight = [Ratio(0), PathRule(0), PathRule(0, gate=0.3), PathRule(2.0, gate=0)]
     tight += [Random(0, child) for child in ("draft", "target", "deepest")]
     tight += [Fsd(0, child) for child in children_for(sampling)]
-    tight += [Typical(INF), Relaxed(0)]
+    tight += [Typical(INF), Relaxed(0), *(Hold(0, by) for by in HELD)]
     if sampling.temperature == 0:
         tight += [Asd(0), Asd(9.0, ledger=0), Fly(99), Fly(0, 1.0)]
     else:
@@ -398,6 +399,34 @@ def test_threshold_holds_its_own_value():
     below = torch.tensor(at_root).nextafter(torch.tensor(0.0)).item()
     assert outcome(round_, FsdPaper(at_root)).path != [0]
     assert outcome(round_, FsdPaper(below)).path == [0]
+
+
+# --- the dial -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("by", HELD)
+@pytest.mark.parametrize("sampling", [GREEDY, WARM])
+def test_the_dial_holds_what_it_says(by, sampling, each_way):
+    """Over an answer of many rounds, at three targets: regret a token, above temperature 0 TV; and
+    every round is that of the rule which it names, at its parameter."""
+    kind = HELD[by][0]
+    for target in (0.05, 0.15, 0.4):
+        policy = Policy(Hold(target, by), sampling, record="full")
+        states, cost, tokens, dials = policy.start(), 0.0, 0, set()
+        for seed in range(200):
+            round_ = random_round(seed % 50)
+            round_ = (*round_[:2], torch.rand(9, 3, generator=torch.Generator().manual_seed(seed)))
+            got, states = accept(*round_, policy=policy, states=states)
+            assert got == replace(outcome(round_, kind(got.dial), sampling), dial=got.dial)
+            dials.add(got.dial)
+            cost += sum(got.tv) if sampling.temperature else sum(got.regret)
+            tokens += len(got.tokens)
+        assert len(dials) > 3 and states[0] == pytest.approx((cost, tokens))
+        off = (target * tokens - cost) / (target * MEMORY)
+        # few random rows have a D between 0 and what is never reached
+        assert -9 < off < (INF if by == "fsd" else 1.5), (
+            f"{by} cost {cost / tokens}, {target} was to be held"
+        )
 
 
 # --- guards ---------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -26,6 +26,7 @@ class Acceptance:
         divergence: D at path[i]; NaN where it was not computed, and at nodes without children.
         tv: 1/2 sum |emitted distribution - P| at path[i], NaN if unknown; 0 without children.
         regret: log P(argmax) - log P(token) of the raw target distribution, nats.
+        dial: the parameter of a rule that adapts it; None of any other.
     """
 
     path: list[int]
@@ -34,6 +35,7 @@ class Acceptance:
     divergence: list[float]
     tv: list[float]
     regret: list[float]
+    dial: float | None = None
 
     @property
     def accepted_drafts(self) -> int:
@@ -92,6 +94,8 @@ def accept(
         states: from policy.start(), or of the answer's last round; None: an answer begins.
         tree, target_logits_NV, uniform_S3, stop_token_ids, answer: see VerifiedTree.
     """
+    states, whole = list(states or policy.start()), policy.rule
+    policy = replace(policy, rule=whole.now(states[0]))
     rule, guards = policy.rule, policy.guards
     judged = rule.divergence_column
     columns = [*rule.columns, *(name for guard in guards for name in guard.columns)]
@@ -110,12 +114,13 @@ def accept(
         stop_token_ids=stop_token_ids,
         answer=answer,
     )
-    states = list(states or policy.start())
-    path, states[0] = rule.choose(verified, states[0])
+    path, states[0] = whole.choose(verified, states[0])
     for number, guard in enumerate(guards, start=1):
         if guard.cut:
             path, states[number] = guard.cut(verified, path, states[number])
-    return _acceptance(verified, path, policy, judged), states
+    accepted = _acceptance(verified, path, policy, judged)
+    dial = None if rule is whole else next(iter(vars(rule).values()))
+    return replace(accepted, dial=dial), states
 
 
 def _acceptance(

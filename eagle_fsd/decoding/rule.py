@@ -49,6 +49,10 @@ class Rule:
         """What the rule knows before an answer's first round."""
         return None
 
+    def now(self, state: State) -> "Rule":
+        """The rule of this round, for one that adapts; else itself."""
+        return self
+
     def choose(self, tree: VerifiedTree, state: State) -> tuple[Path, State]:
         """The path, and what the rule knows after this round; here, without memory."""
         path, child = [0], self.step(tree, 0)

@@ -92,6 +92,7 @@ def turn_record(model: Model, prompt: list[int], result: Generation, seconds: fl
                 "tokens": r.tokens,
                 "fuzzy": [int(flag) for flag in r.fuzzy],
                 **{of: list(map(json_number, getattr(r, of))) for of in PER_TOKEN},
+                **({} if r.dial is None else {"dial": round(r.dial, 6)}),
             }
             for r in result.rounds
         ],
