@@ -264,9 +264,9 @@ class SlowAccept:
             reached = total
             if self.kind == "cactus":
                 reached = min(1.0, total + (2 * rule.delta * total * (1 - total)) ** 0.5)
-            elif rule.budget < -math.log(total):
+            elif rule.kl < -math.log(total):
                 reached = scipy.optimize.brentq(
-                    lambda a: kl([a, 1 - a], [total, 1 - total]) - rule.budget, total, 1
+                    lambda a: kl([a, 1 - a], [total, 1 - total]) - rule.kl, total, 1
                 )
             else:
                 reached = 1.0

@@ -1,14 +1,16 @@
 """Arms as texts: their canonical form, defaults, aliases, and what is refused."""
 
 import itertools
+from dataclasses import fields
 
 import pytest
 
 from eagle_fsd.config import BadInput
 from eagle_fsd.decoding.divergence import ALIASES
 from eagle_fsd.evaluation.arms import parse_arm, parse_arms
+from eagle_fsd.rules import RULES
 from eagle_fsd.rules.fsd import Exact, Fsd
-from eagle_fsd.rules.guards import Budget, Cap
+from eagle_fsd.rules.guards import GUARDS, Budget, Cap
 
 VALUES = ["0", "0.3", "1e-05", "0.1234567890123", "1"]
 RULE_TEXTS = ["exact", "accept-all", "accept-all:draft", "fsd:inf", "ratio:inf", "random:0.05"]
@@ -31,6 +33,9 @@ def test_canonical_texts_are_their_own_and_slugs_tell_them_apart():
         assert parse_arm(arm.text) == arm
         assert not set(arm.slug) & set(":,=@/ ") and arm.slug
     assert len({arm.slug for arm in arms}) == len(texts) > 250
+    for name, kind in RULES.items():  # every rule, and no field of one is a guard's name
+        assert parse_arm(name).text.split(":")[0] == name
+        assert not GUARDS.keys() & {field.name for field in fields(kind)}
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
     cactus    advance with probability min(1, pi + sqrt(2 delta pi (1 - pi))), pi = P(C)
               (Cactus, arXiv 2604.04987: a bound of delta on the KL to second order)
-    mentored  advance as often as KL(emitted || P) <= budget allows (mentored decoding,
+    mentored  advance as often as KL(emitted || P) <= kl allows (mentored decoding,
               V. Tran-Thien 2023; arXiv 2609.30474)
     sglang    drafts in their order, c_i with P(c_1) + .. + P(c_i) >= acc u, or P(c_i) >= single
               (SGLang's speculative_accept_threshold_acc and _single; 1 and 1: exact)
@@ -102,25 +102,25 @@ class Cactus(Raised):
 
 @dataclass(frozen=True)
 class Mentored(Raised):
-    """Its `budget`, nats of KL(emitted || P) at every place: 0 is exact, `inf` always takes a
+    """Its `kl`, nats of KL(emitted || P) at every place: 0 is exact, `inf` always takes a
     draft."""
 
-    budget: float = 0.1
+    kl: float = 0.1
 
     def __post_init__(self):
-        if not self.budget >= 0:
-            raise BadInput(f"the budget of rule 'mentored' must be 0 or above, got {self.budget}")
+        if not self.kl >= 0:
+            raise BadInput(f"the kl of rule 'mentored' must be 0 or above, got {self.kl}")
 
     def raised(self, pi: float) -> float:
         """By halving: the cost grows from 0 at pi to -log pi at 1."""
-        if self.budget >= -math.log(pi):
+        if self.kl >= -math.log(pi):
             return 1.0
         low, high = pi, 1.0
-        for _ in range(60 if self.budget else 0):
+        for _ in range(60 if self.kl else 0):
             new = (low + high) / 2
             cost = new * math.log(new / pi)
             cost += (1 - new) * math.log((1 - new) / (1 - pi)) if new < 1 else 0.0
-            low, high = (new, high) if cost <= self.budget else (low, new)
+            low, high = (new, high) if cost <= self.kl else (low, new)
         return low
 
 

@@ -19,7 +19,7 @@ from eagle_fsd.rules.fsd import Fsd
 from eagle_fsd.rules.price import PathRule, Ratio
 
 MEMORY = 32  # tokens after which a constant error has changed what is asked for by a factor e
-LEAST, MOST = -9.0, 1.0  # bounds of that exponent: an answer without choices saves up no more
+MOST = 1.0  # of that exponent: an answer without choices saves up no more
 # rule, its parameter at a cost of .06 a token (greedy, the shipped head), the power of the cost
 HELD = {"path": (PathRule, 0.77, 2.0), "ratio": (Ratio, 1.6, 2.0), "fsd": (Fsd, 0.37, 6.0)}
 
@@ -57,7 +57,7 @@ class Hold(Rule):
             return kind(0.0)
         cost, tokens = state
         owed = (self.target * tokens - cost) / (self.target * MEMORY)
-        asked = self.target * math.exp(min(MOST, max(LEAST, owed)))
+        asked = self.target * math.exp(min(MOST, owed))
         return kind(value * (asked / 0.06) ** (1 / power))
 
     def choose(
