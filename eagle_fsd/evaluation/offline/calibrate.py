@@ -1,0 +1,201 @@
+"""The parameter that keeps to a stated cost, foretold from exact's own rounds, and tried for real.
+
+At every round of an exact answer each arm is asked what it would do with that tree: tokens, fuzzy
+ones and their cost, in one decoding for any number of arms. The prediction is of single rounds: it
+does not follow an arm into the text that it would have written. How far that carries is measured on
+other questions, by decoding.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from functools import cached_property
+
+from tqdm import tqdm
+
+from eagle_fsd.config import BadInput, SamplingConfig
+from eagle_fsd.decoding.acceptance import Acceptance, Policy, accept
+from eagle_fsd.decoding.drafter import Drafter
+from eagle_fsd.decoding.loop import DecodeConfig, answer_uniforms, decode, decode_rounds
+from eagle_fsd.evaluation.arms import parse_arm, parse_arms
+from eagle_fsd.evaluation.offline.calibrate_options import CalibrateOptions
+from eagle_fsd.evaluation.questions import check_same_questions, read_questions, spread
+from eagle_fsd.evaluation.stats import rate_interval
+from eagle_fsd.evaluation.tables import columns, markdown_table
+from eagle_fsd.models.loaded import Model
+from eagle_fsd.rules.fsd import Exact
+from eagle_fsd.runs.command import ModelOptions, SamplingOptions
+from eagle_fsd.runs.folder import Run
+from eagle_fsd.runs.jsonl import write_file, write_json
+
+FREE = frozenset(("cost", "arms", "questions", "verify", "output", "device"))
+FORETOLD, MEASURED = "foretold", "measured"  # records/
+COLUMNS = (
+    *columns(arm="s", tokens_per_round=".2f", cost=".4f", fuzzy_share=".4f"),
+    ("measured tokens/round", "measured_tokens_per_round", ".2f"),
+    ("measured cost", "measured_cost", ".4f"),
+)
+
+
+def counted(accepted: Acceptance, sampling: SamplingConfig) -> Counter:
+    """What a round adds to an arm's counts; its cost is regret, above temperature 0 TV."""
+    cost = accepted.tv if sampling.temperature else accepted.regret
+    sums = {"tokens": len(accepted.tokens), "fuzzy": sum(accepted.fuzzy), "cost": sum(cost)}
+    return Counter({"rounds": 1} | sums)
+
+
+def foretell(
+    model: Model,
+    drafter: Drafter,
+    policies: Mapping[str, Policy],
+    prompt: Sequence[int],
+    config: DecodeConfig,
+) -> dict[str, dict[str, float]]:
+    """Counts of every arm over the rounds of one exact answer, each arm with its own memory."""
+    counts = {name: Counter() for name in policies}
+    states = {name: policy.start() for name, policy in policies.items()}
+    answer: list[int] = []
+    uniform_P3 = answer_uniforms(config.seed, config.stop.max_new_tokens + drafter.max_nodes)
+    for step in decode_rounds(model.target, drafter, prompt, config):
+        for name, policy in policies.items() if step.tree else ():
+            accepted, states[name] = accept(
+                step.tree,
+                step.logits_NV,
+                uniform_P3[len(answer) : len(answer) + step.tree.max_depth + 1],
+                policy=policy,
+                states=states[name],
+                stop_token_ids=frozenset(config.stop.token_ids),
+                answer=answer,
+            )
+            counts[name].update(counted(accepted, policy.sampling))
+        answer = answer + step.tokens
+    return {name: dict(count) for name, count in counts.items()}
+
+
+def measure(
+    model: Model, drafter: Drafter, prompt: Sequence[int], config: DecodeConfig
+) -> dict[str, float]:
+    """Counts of an arm over its own answer."""
+    count = Counter()
+    for accepted in decode(model.target, drafter, prompt, config).rounds:
+        count.update(counted(accepted, config.policy.sampling))
+    return dict(count)
+
+
+def row_of(arm: str, records: Sequence[dict]) -> dict:
+    """An arm's rates over questions, each with its interval."""
+    found = [Counter(record["arms"][arm]) for record in records if arm in record["arms"]]
+
+    def rate(above: str, below: str) -> dict:
+        return rate_interval([(count[above], count[below]) for count in found])
+
+    rates = {"tokens_per_round": rate("tokens", "rounds"), "cost": rate("cost", "tokens")}
+    return {"arm": arm, "questions": len(found)} | rates | {"fuzzy_share": rate("fuzzy", "tokens")}
+
+
+def choose(rows: Sequence[dict], cost: float, verify: int) -> list[str]:
+    """The arms to run for real: the one of most tokens a round at a cost within the tolerated one
+    (exact's is 0), then others evenly over the range of costs."""
+    held = [row for row in rows if row["cost"]["value"] <= cost]
+    best = max(held, key=lambda row: row["tokens_per_round"]["value"])
+    others = sorted((row for row in rows if row is not best), key=lambda row: row["cost"]["value"])
+    wanted = min(verify - 1, len(others))
+    places = {round((i + 1) * (len(others) - 1) / wanted) for i in range(wanted)}
+    return [best["arm"], *(others[place]["arm"] for place in sorted(places))][:verify]
+
+
+class Calibration:
+    """A run: every second question foretells, the others verify.
+
+    Raises:
+        BadInput: arms that do not share a drafter, fewer than two questions; see Run.
+    """
+
+    def __init__(
+        self, options: CalibrateOptions, sampling: SamplingOptions, model_options: ModelOptions
+    ):
+        given = parse_arms(options.arms, tree=model_options.tree)
+        if len({arm.drafter for arm in given}) != 1 or not given[0].drafts:
+            raise BadInput("--arms of a calibration draft, all with one drafter: they share trees")
+        at = given[0].text.partition("@")[2]
+        self.exact = parse_arm(f"exact@{at}" if at else "exact")
+        self.arms = {arm.text: arm for arm in (self.exact, *given)}
+        self.options, self._sampling, self._model_options = options, sampling, model_options
+        for arm in self.arms.values():
+            arm.policy(sampling.sampling()).check(None)
+            if sampling.temperature and any(guard.cut for guard in arm.guards):
+                raise BadInput(f"arm {arm.text!r}: above temperature 0 its TV is not known")
+        questions = spread(read_questions(options.question_file), options.questions)
+        if len(questions) < 2:
+            raise BadInput("a calibration needs two questions: every second one is held out")
+        self.halves = {FORETOLD: questions[::2], MEASURED: questions[1::2]}
+        settings = {"command": "calibrate"} | asdict(options) | asdict(sampling)
+        settings |= asdict(model_options) | model_options.digests()
+        self.run = Run(options.output, settings, free=FREE)
+        for records in self.run.records.values():
+            check_same_questions(records.values(), questions)
+
+    @cached_property
+    def _loaded(self) -> tuple[Model, Drafter]:
+        model = self._model_options.load(drafts=self.exact.needs_head)
+        drafter = self.exact.build_drafter(model)
+        for arm in self.arms.values():
+            arm.policy(self._sampling.sampling()).check(drafter)
+        self.run.begin_session()
+        return model, drafter
+
+    def rows(self, kind: str, names: Sequence[str]) -> list[dict]:
+        """The arms' rates over one half of the questions; what is missing is made first."""
+        found = self.run.records[kind]
+        for question in tqdm(self.halves[kind], desc=kind):
+            have = found.get((question.question_id, 0), {}).get("arms", {})
+            if missing := [name for name in names if name not in have]:
+                row = {"question_id": question.question_id}
+                row |= {"turns": [{"prompt": question.turns[0]}]}
+                made = self._count(kind, missing, question.turns[0])
+                self.run.add(kind, row | {"arms": have | made})
+        records = [found[question.question_id, 0] for question in self.halves[kind]]
+        return [row_of(name, records) for name in names]
+
+    def _count(self, kind: str, names: Sequence[str], text: str) -> dict[str, dict]:
+        model, drafter = self._loaded
+        sampling, prompt = self._sampling.sampling(), model.prompt_ids(text)
+        stop, seed = model.stop(self.options.max_new_tokens), self._sampling.seed
+        # above temperature 0 only full records have the TV of rules that judge the place
+        record = "full" if sampling.temperature else "lean"
+        policies = {name: self.arms[name].policy(sampling, record) for name in names}
+        if kind == FORETOLD:
+            config = DecodeConfig(Policy(Exact(), sampling), stop, seed)
+            return foretell(model, drafter, policies, prompt, config)
+        return {
+            name: measure(model, drafter, prompt, DecodeConfig(policy, stop, seed))
+            for name, policy in policies.items()
+        }
+
+
+def run_calibration(
+    options: CalibrateOptions, sampling: SamplingOptions, model_options: ModelOptions
+) -> None:
+    """Foretell, choose, verify, and report."""
+    calibration = Calibration(options, sampling, model_options)
+    rows = calibration.rows(FORETOLD, [*calibration.arms])
+    tried = choose(rows, options.cost, options.verify)
+    measured = calibration.rows(MEASURED, list(dict.fromkeys([calibration.exact.text, *tried])))
+    by_arm = {row["arm"]: row for row in measured}
+    for row in rows:
+        for key in ("tokens_per_round", "cost"):
+            row[f"measured_{key}"] = by_arm.get(row["arm"], {}).get(key)
+    what = "TV" if sampling.temperature else "regret, nats"
+    best = next(row for row in rows if row["arm"] == tried[0])
+    text = (
+        f"{tried[0]}: {best['tokens_per_round']['value']:.2f} tokens a round foretold at a cost of "
+        f"{best['cost']['value']:.4f} a token, where {options.cost:g} is tolerated\n\n"
+        f"{markdown_table(rows, COLUMNS)}\n\n"
+        f"Cost: {what}, a token. Foretold from the rounds of exact's answers to "
+        f"{rows[0]['questions']} questions, measured on {measured[0]['questions']} others.\n"
+    )
+    folder = calibration.run.folder
+    whole = {"chosen": tried[0], "rows": rows, "options": calibration.run.settings}
+    write_json(folder / "calibrate.json", whole | {"sessions": calibration.run.sessions})
+    write_file(folder / "calibrate.md", text)
+    print(f"\n{text}written to {folder}: calibrate.md, calibrate.json, records/")

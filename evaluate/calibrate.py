@@ -1,0 +1,30 @@
+"""Calibrate: which parameter of a rule keeps to a stated cost on your prompts, and what it brings.
+
+    python evaluate/calibrate.py --question_file mine.jsonl --cost 0.03
+    python evaluate/calibrate.py --arms path:{0.2,0.5,0.77,1.25}@hybrid --verify 4
+
+Half of the questions are answered once, by exact; at every round each arm is asked what it would
+do, which foretells its tokens a round, fuzzy share and cost. The one of most tokens a round within
+the tolerated cost is chosen, and run for real on the other half, as are others over the range if
+--verify is above 1. Both are printed. A killed run continues where it was: run the same command
+again. Arms, questions and the cost may change.
+"""
+
+from eagle_fsd.evaluation.offline.calibrate_options import CalibrateOptions
+from eagle_fsd.runs.command import ModelOptions, SamplingOptions, run_command
+
+
+def calibrate(
+    options: CalibrateOptions, sampling: SamplingOptions, model_options: ModelOptions
+) -> None:
+    from eagle_fsd.evaluation.offline.calibrate import run_calibration
+
+    run_calibration(options, sampling, model_options)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    run_command(calibrate, [CalibrateOptions, SamplingOptions, ModelOptions], arguments)
+
+
+if __name__ == "__main__":
+    main()

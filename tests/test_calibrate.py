@@ -1,0 +1,77 @@
+"""Calibration on a tiny target: what is foretold of exact is exact, what is foretold of a rule's
+first round is that round, and the chosen arm is the fastest that keeps to the cost."""
+
+import json
+
+import pytest
+from commands import QUESTIONS, bench_options, rows
+from tiny import prompt_tokens, tiny_head, tiny_target
+
+from eagle_fsd.config import SamplingConfig, parse_tree
+from eagle_fsd.decoding.acceptance import Policy
+from eagle_fsd.decoding.loop import DecodeConfig, StopConfig
+from eagle_fsd.drafters.eagle import EagleDrafter
+from eagle_fsd.evaluation.arms import parse_arm
+from eagle_fsd.evaluation.offline.calibrate import choose, foretell, measure
+from eagle_fsd.models.loaded import Model
+from eagle_fsd.rules.fsd import Exact
+
+pytestmark = pytest.mark.processes  # whole commands
+COMMAND = "evaluate/calibrate.py"
+MORE = [q | {"question_id": q["question_id"] + 3} for q in QUESTIONS]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_a_round_is_foretold(temperature):
+    """Of exact all rounds; of other rules the first, which begins with the same text."""
+    target, sampling = tiny_target("llama"), SamplingConfig(temperature)
+    drafter = EagleDrafter(tiny_head(target, seed=3), target, parse_tree("7x3x4"))
+    model, lossy = Model(target, None, drafter), 0
+    for seed in range(4):
+        names = ["exact", "fsd:inf", "path:5", "ratio:3", "hold:0.1"]
+        policies = {name: parse_arm(name).policy(sampling, "full") for name in names}
+        prompt = prompt_tokens(9, seed=seed)
+        for new_tokens in (30, 2):  # prefill's token and one round
+            config = DecodeConfig(Policy(Exact(), sampling), StopConfig(new_tokens), seed)
+            found = foretell(model, drafter, policies, prompt, config)
+            for name in names[: 1 if new_tokens == 30 else None]:
+                config = DecodeConfig(policies[name], StopConfig(new_tokens), seed)
+                real = measure(model, drafter, prompt, config)
+                assert found[name] == pytest.approx(real), name
+                lossy += real["cost"] > 0
+    assert lossy > 2
+
+
+def test_the_fastest_within_the_cost_is_chosen():
+    found = [("exact", 2.0, 0.0), ("a", 2.2, 0.02), ("b", 2.4, 0.03), ("c", 2.3, 0.06)]
+    table = [
+        {"arm": arm, "tokens_per_round": {"value": tokens}, "cost": {"value": cost}}
+        for arm, tokens, cost in found
+    ]
+    assert choose(table, 0.03, 1) == ["b"]
+    assert choose(table, 0.01, 1) == ["exact"]
+    assert choose(table, 0.03, 3) == ["b", "a", "c"]
+    assert sorted(choose(table, 0.03, 9)) == ["a", "b", "c", "exact"]
+
+
+def test_command_foretells_verifies_and_goes_on(call, models, tmp_path):
+    """A row per arm; measured are exact and the chosen one. What is there is not made again."""
+    options = bench_options(models, tmp_path, [*QUESTIONS, *MORE])
+    options += ["--questions", 6, "--cost", 0.4, "--arms", "path:1", "path:9"]
+    told = call(COMMAND, *options)
+    folder = tmp_path / "run"
+    made = json.loads((folder / "calibrate.json").read_text())
+    assert told.splitlines()[-1].startswith("written to") and made["chosen"] in told
+    assert [row["arm"] for row in made["rows"]] == ["exact", "path:1", "path:9"]
+    assert all(row["questions"] == 3 for row in made["rows"])
+    exact, *others = made["rows"]
+    assert exact["cost"]["value"] == exact["measured_cost"]["value"] == 0
+    measured = {row["arm"] for row in others if row["measured_cost"]}
+    assert measured == {made["chosen"]} - {"exact"}
+    before = {name: rows(folder / f"records/{name}.jsonl") for name in ("foretold", "measured")}
+    call(COMMAND, *options)
+    assert before == {name: rows(folder / f"records/{name}.jsonl") for name in before}
+    call(COMMAND, *options, "--verify", 3, "--arms", "path:1", "path:9", "ratio:2")
+    made = json.loads((folder / "calibrate.json").read_text())
+    assert len(made["rows"]) == 4
+    assert sum(row["measured_cost"] is not None for row in made["rows"]) >= 3
