@@ -94,14 +94,15 @@ def row_of(arm: str, records: Sequence[dict]) -> dict:
 
 
 def choose(rows: Sequence[dict], cost: float, verify: int) -> list[str]:
-    """The arms to run for real: the one of most tokens a round at a cost within the tolerated one
-    (exact's is 0), then others evenly over the range of costs."""
+    """The arms to run for real: the one of most tokens a round at a cost within the tolerated one,
+    then others evenly over the range of costs. The first row is exact's, whose cost is 0."""
     held = [row for row in rows if row["cost"]["value"] <= cost]
     best = max(held, key=lambda row: row["tokens_per_round"]["value"])
-    others = sorted((row for row in rows if row is not best), key=lambda row: row["cost"]["value"])
+    others = [row["arm"] for row in sorted(rows[1:], key=lambda row: row["cost"]["value"])]
+    others = [arm for arm in others if arm != best["arm"]]
     wanted = min(verify - 1, len(others))
-    places = {round((i + 1) * (len(others) - 1) / wanted) for i in range(wanted)}
-    return [best["arm"], *(others[place]["arm"] for place in sorted(places))][:verify]
+    places = {round(i * (len(others) - 1) / max(1, wanted - 1)) for i in range(wanted)}
+    return [best["arm"], *(others[place] for place in sorted(places))]
 
 
 class Calibration:
