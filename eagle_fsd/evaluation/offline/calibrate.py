@@ -138,7 +138,7 @@ class Calibration:
 
     @cached_property
     def _loaded(self) -> tuple[Model, Drafter]:
-        model = self._model_options.load(drafts=self.exact.needs_head)
+        model = self._model_options.load([self.exact])
         drafter = self.exact.build_drafter(model)
         for arm in self.arms.values():
             arm.policy(self._sampling.sampling()).check(drafter)
