@@ -61,7 +61,7 @@ def test_command_foretells_verifies_and_goes_on(call, models, tmp_path):
     told = call(COMMAND, *options)
     folder = tmp_path / "run"
     made = json.loads((folder / "calibrate.json").read_text())
-    assert told.splitlines()[-1].startswith("written to") and made["chosen"] in told
+    assert "\nwritten to " in told and f"\n{made['chosen']}: " in told
     assert [row["arm"] for row in made["rows"]] == ["exact", "path:1", "path:9"]
     assert all(row["questions"] == 3 for row in made["rows"])
     exact, *others = made["rows"]
