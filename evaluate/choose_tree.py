@@ -52,7 +52,7 @@ def run(options: ChooseOptions, model_options: ModelOptions) -> None:
     if not arm.needs_head:
         raise BadInput(f"--arm {options.arm} has no tree of a head: give a rule, such as fsd:0.4")
     check_replayed(arm)
-    arm.policy(SamplingConfig()).check(None)
+    arm.policy(SamplingConfig()).check(arm.drafter)
     check_timing_alone(model_options.device)
     if options.output:
         try:  # before the measuring

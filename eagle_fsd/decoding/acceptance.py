@@ -68,7 +68,8 @@ class Policy:
             )
 
     def check(self, drafter: Drafter) -> None:
-        """Refuse, by a BadInput, what has no meaning with the sampling or the drafter."""
+        """Refuse, by a BadInput, what has no meaning with the sampling or the drafter; before it is
+        built, as far as its settings say."""
         token_R = getattr(drafter, "draft_token_R", None)
         self.rule.check(self.sampling, None if token_R is None else len(token_R))
 

@@ -31,6 +31,8 @@ class DraftTree:
         max_depth: no node is deeper; known on the host, so that nothing is read from the device.
         draft_token_R: the target's id of every draft token, ascending, int64 [R]; None where R is
             V.
+        score_N: the drafter's log-probability of each node's path, float32 [N]; None where it keeps
+            none.
         depth_N: levels below the root, int64 [N].
         ancestor_NN: bool [N, N]; row i marks node i and its ancestors.
     """
@@ -41,6 +43,7 @@ class DraftTree:
     draft_logits_ER: torch.Tensor
     max_depth: int
     draft_token_R: torch.Tensor | None = None
+    score_N: torch.Tensor | None = None
     depth_N: torch.Tensor = field(init=False)
     ancestor_NN: torch.Tensor = field(init=False)
 

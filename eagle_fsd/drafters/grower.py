@@ -73,11 +73,11 @@ class TreeGrower:
         Args:
             root_token: token id of the root, int64 [] or [1].
         """
-        token_P = torch.cat(self._token_P)
+        token_P, score_P = torch.cat(self._token_P), torch.cat(self._score_P)
         parent_P = torch.cat(self._parent_P)
         expanded_E = torch.cat(self._expanded_E)
         device = token_P.device
-        keep_M = _best(torch.cat(self._score_P), self.config.num_draft_tokens).sort().values
+        keep_M = _best(score_P, self.config.num_draft_tokens).sort().values
         # one slot more than the pool, so that index -1 (the root) has a place of its own: the last
         node_of_P = torch.zeros(token_P.shape[0] + 1, dtype=torch.int64, device=device)
         node_of_P[keep_M] = torch.arange(1, keep_M.shape[0] + 1, device=device)
@@ -92,6 +92,7 @@ class TreeGrower:
             torch.cat(self._logits_ER),
             max_depth=self.levels,
             draft_token_R=self.draft_token_R,
+            score_N=torch.cat([score_P.new_zeros(1), score_P[keep_M]]),
         )
 
 

@@ -2,7 +2,7 @@
 
 A head drafts what is new, the text so far what repeats; they miss different tokens.
 
-Axes: T newly committed tokens, F features, C drafts of the head.
+Axes: T newly committed tokens, F features, N nodes of the head's tree.
 """
 
 from collections.abc import Sequence
@@ -95,13 +95,7 @@ class HybridDrafter:
 def _read(tree: DraftTree) -> tuple[list[int], list[int], list[int], list[float]]:
     """A head's tree on the host, in one transfer: tokens, parents, draft rows, and what the head
     gives each draft after its parent (the root: 1). Ids are exact in float64."""
-    row_C = tree.draft_row_N[tree.parent_N[1:]]
-    column_C = token_C = tree.token_N[1:]
-    if tree.draft_token_R is not None:
-        column_C = torch.searchsorted(tree.draft_token_R, token_C)
-    logits_ER = tree.draft_logits_ER.float()
-    logp_C = logits_ER[row_C, column_C] - logits_ER.logsumexp(-1)[row_C]
-    said_N = torch.cat([logp_C.new_zeros(1), logp_C]).exp()
+    said_N = (tree.score_N - tree.score_N[tree.parent_N]).exp()
     table = [tree.token_N, tree.parent_N, tree.draft_row_N, said_N]
     token, parent, row, said = torch.stack([value_N.double() for value_N in table]).tolist()
     return *([int(value) for value in values] for values in (token, parent, row)), said

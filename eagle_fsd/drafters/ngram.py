@@ -65,6 +65,7 @@ class NgramSettings:
     """
 
     needs_head: ClassVar[bool] = False
+    draft_token_R: ClassVar[torch.Tensor] = torch.empty(0, dtype=torch.int64)  # each tree's own
     num_draft_tokens: int = 15
     max_ngram: int = 3
     branch: int = 4
@@ -94,13 +95,9 @@ class NgramSettings:
 
 class NgramDrafter:
     """Trees of the likeliest continuations (NgramTable), and their draft distribution: what a node
-    offers, as parts of 1, and nothing else. A node that offers nothing has none.
+    offers, as parts of 1, and nothing else. A node that offers nothing has none."""
 
-    Attributes:
-        draft_token_R: of no tree yet; each bears its own, the tokens that it offers.
-    """
-
-    draft_token_R = torch.empty(0, dtype=torch.int64)
+    draft_token_R = NgramSettings.draft_token_R
 
     def __init__(self, settings: NgramSettings):
         self.settings = settings

@@ -100,7 +100,7 @@ def read_arms(options: ReplayOptions) -> list[Arm]:
         check_replayed(arm)
         if arm.needs_draft_model:
             raise BadInput(f"arm {arm.text!r}: replay compares heads, and loads no draft model")
-        arm.policy(SamplingConfig()).check(None)
+        arm.policy(SamplingConfig()).check(arm.drafter)
         shape = parse_tree(arm.tree) if arm.tree else SMALL_TREE
         if arm.needs_head and shape.tree_depth > BEYOND:
             raise BadInput(f"arm {arm.text!r} drafts deeper than the {BEYOND} levels of replay")
