@@ -7,4 +7,4 @@ root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 bash "$root/scripts/setup.sh"
 exec "$root/.venv/bin/python" "$root/evaluate/speed.py" --device cpu --output "$root/runs/speed_cpu" \
     --arms generate generate_compiled plain exact@eagle:{7x3x4,15x4x6} \
-    fsd:{0.3,0.4}@eagle:7x3x4 exact@ngram --context 200 4000 7900 "$@"
+    fsd:{0.3,0.4}@eagle:7x3x4 exact@{hybrid:{7x3x4,15x4x6},ngram} --context 200 4000 7900 "$@"

@@ -10,7 +10,7 @@ from eagle_fsd.runs.command import RunOptions, option
 @dataclass
 class BenchOptions(RunOptions):
     arms: list[str] = option(
-        ["generate", "plain", "exact", DEFAULT_ARM, "fsd:0.4", "path:0.5"],
+        ["generate", "plain", "exact", DEFAULT_ARM, "exact@hybrid", f"{DEFAULT_ARM}@hybrid"],
         "rule[:value][,field=value][@drafter[:tree]]; see docs/evaluate.md",
     )
     output: str = option("runs/bench", "folder of the run")
@@ -41,7 +41,7 @@ class SpeedOptions(BenchOptions):
     turns: int = option(1, "turns of each question; 0: all")
     num_choices: int = option(3, "how often every arm answers every question")
     arms: list[str] = option(
-        ["generate", "plain", "exact", DEFAULT_ARM, "exact@ngram"],
+        ["generate", "plain", "exact", DEFAULT_ARM, "exact@hybrid", "exact@ngram"],
         "as in docs/evaluate.md; generate_compiled needs a C++ compiler",
     )
     context: list[int] = option(
