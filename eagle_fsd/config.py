@@ -31,6 +31,12 @@ def check_least(settings: object, said: str = "", /, **least: float) -> None:
             raise BadInput(f"{said}{name} must be at least {low}, got {value}")
 
 
+def check_flag(name: str, value: int) -> None:
+    """Refuse, by a BadInput, a field of an arm that is neither 0 nor 1."""
+    if value not in (0, 1):
+        raise BadInput(f"{name} must be 0 or 1, got {value}")
+
+
 def check_seed(seed: int) -> None:
     """Refuse, by a BadInput, a seed that torch has no room for."""
     if abs(seed) >= 2**63:

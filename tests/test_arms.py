@@ -19,7 +19,7 @@ RULE_TEXTS += ["fsd:0.3,child=draft", "fsd:0.3,divergence=kl_target_draft,logits
 RULE_TEXTS += ["path:2", "path:0.5,gate=0.3,divergence=tv", "random:0.2,child=sample"]
 GUARD_TEXTS = ["", ",cap=2", ",floor=0.01,budget=3.5", ",cap=0.5,floor=1e-05,budget=10"]
 DRAFTER_TEXTS = ["", "@eagle:7x3x4", "@ngram:10", "@ngram:5,max_ngram=2", "@hybrid:7x3x4"]
-DRAFTER_TEXTS += ["@language_model", "@language_model:12x3x4"]
+DRAFTER_TEXTS += ["@language_model", "@language_model:12x3x4,sample=1", "@eagle,sample=1"]
 
 
 def test_canonical_texts_are_their_own_and_slugs_tell_them_apart():
@@ -52,6 +52,7 @@ def test_canonical_texts_are_their_own_and_slugs_tell_them_apart():
         ("exact@eagle:007x3x4", "exact@eagle:7x3x4"),
         ("exact@ngram", "exact@ngram:15"),
         ("exact@language_model:5x05x1", "exact@language_model"),
+        ("rejection@eagle:007x3x4,sample=1", "rejection@eagle:7x3x4,sample=1"),
         ("exact@hybrid:07x3x4,max_ngram=3", "exact@hybrid:7x3x4"),
         ("exact@ngram,num_draft_tokens=5,max_ngram=3", "exact@ngram:5"),
         ("path:1,budget=2,cap=3.0", "path:1,cap=3,budget=2"),
@@ -82,5 +83,7 @@ def test_arms_of_a_run():
     """One that names the run's own tree is the one that names none."""
     assert parse_arm("exact@eagle:15x4x6", tree="15x4x6").text == "exact"
     assert parse_arm("exact@eagle:7x3x4", tree="15x4x6").text == "exact@eagle:7x3x4"
+    sampled = parse_arm("rejection@eagle:15x4x6,sample=1", tree="15x4x6")
+    assert sampled.text == "rejection@eagle,sample=1"
     with pytest.raises(BadInput, match="no arm is given"):
         parse_arms([])

@@ -34,6 +34,7 @@ pytestmark = [
 ON_CUDA = [name for name in ENGINES if name != "packed"]
 KNOWN = [name for name in FAMILIES if name != "mixtral"]  # which asks the GPU what it can do
 ROUND = {"plain": 1, "eagle": 1, "ngram": 2, "hybrid:5x2x3": 2}  # reads
+ROUND |= dict.fromkeys(("eagle,sample=1", "language_model:5x2x3,sample=1", "language_model"), 1)
 
 
 def made(name: str = "eagle", family: str = "llama") -> tuple[PreTrainedModel, DraftHead]:
@@ -47,7 +48,8 @@ def loaded(device: str, model: PreTrainedModel, head: DraftHead, engine: str = "
     head._rotary[0]._apply(torch.clone)  # fake; it is no submodule, and stays where it was loaded
     layers = head.config.feature_layers
     target = Target(model.to(device), engine=ENGINES[engine](), feature_layers=layers)
-    return Model(target, None, EagleDrafter(head.to(device), target, TreeConfig(5, 2, 3)))
+    eagle = EagleDrafter(head.to(device), target, TreeConfig(5, 2, 3))
+    return Model(target, None, eagle, draft_model=target.first_layers(2))
 
 
 class Unrecorded(graphs.Recorder):
@@ -75,7 +77,8 @@ def test_a_round_waits_for_one_read(head, drafter, family, engine, temperature, 
     """A hybrid for a second one. Bug held down: above temperature 0 a round waited until its
     uniforms were sent, and verification had ended."""
     monkeypatch.setattr(graphs, "Recorder", Unrecorded)
-    arm = parse_arm(drafter if drafter == "plain" else f"fsd:0.6@{drafter}")
+    rule = "rejection" if "sample" in drafter else "fsd:0.6"
+    arm = parse_arm(drafter if drafter == "plain" else f"{rule}@{drafter}")
     config = DecodeConfig(arm.policy(SamplingConfig(temperature, 9, 0.9)), StopConfig(4, (3, 5)))
 
     def work(device: str, *parts) -> Generation:

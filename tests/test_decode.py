@@ -24,9 +24,11 @@ from eagle_fsd.decoding.drafter import RootDrafter
 from eagle_fsd.decoding.loop import DecodeConfig, StopConfig, decode, decode_rounds
 from eagle_fsd.decoding.target import Target
 from eagle_fsd.drafters.eagle import EagleDrafter
+from eagle_fsd.drafters.language_model import LanguageModelDrafter
 from eagle_fsd.drafters.ngram import NgramDrafter, NgramSettings
 from eagle_fsd.rules.fsd import Fsd
 from eagle_fsd.rules.price import PathRule
+from eagle_fsd.rules.rejection import Rejection
 
 
 @pytest.mark.parametrize("shift", [0, 3])
@@ -48,9 +50,11 @@ def test_greedy_tree_is_one_at_a_time_is_generate(family, shift):
         assert_same(target, prompt, noisy.tokens, plain.tokens)
         assert noise > 0.3 or noisy.tokens_per_round > 1.5  # whole paths were taken
         assert max(r.accepted_drafts for r in noisy.rounds) <= tree.tree_depth
-    eagle = run(target, EagleDrafter(tiny_head(target, seed=number), target, tree), prompt)
-    assert_same(target, prompt, eagle.tokens, plain.tokens)
-    assert noisy.fuzzy_share == eagle.fuzzy_share == 0
+    pair = LanguageModelDrafter(target.first_layers(1), target, tree)
+    for drafter in (EagleDrafter(tiny_head(target, seed=number), target, tree), pair):
+        drafted = run(target, drafter, prompt)
+        assert_same(target, prompt, drafted.tokens, plain.tokens)
+        assert noisy.fuzzy_share == drafted.fuzzy_share == 0
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -65,6 +69,9 @@ def test_exact_is_plain_decoding_draw_by_draw(family):
             NoisyTargetDrafter(target, tree, noise=0.3, seed=seed),
             EagleDrafter(tiny_head(target, seed=seed), target, tree),
             NgramDrafter(NgramSettings()),
+            LanguageModelDrafter(target.first_layers(2), target, tree),
+            LanguageModelDrafter(target.first_layers(2), target, tree, sample=True),
+            EagleDrafter(tiny_head(target), target, tree).with_tree(tree, sample=True),
         ):
             got = run(target, drafter, prompt, **settings)
             assert got.tokens == plain.tokens
@@ -72,12 +79,17 @@ def test_exact_is_plain_decoding_draw_by_draw(family):
     assert accepted > 5
 
 
-@pytest.mark.parametrize("rule", [EXACT, Fsd(0.4), PathRule(0.8)], ids=["exact", "fsd", "path"])
+RULES = {"exact": EXACT, "fsd": Fsd(0.4), "path": PathRule(0.8), "rejection": Rejection()}
+
+
+@pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
 def test_seeds_and_budgets(rule):
     """At temperature 1 the same seed repeats the run, round by round, and other seeds differ; a
     shorter answer is the longer one's beginning."""
     target, prompt = tiny_target("qwen3", seed=3), prompt_tokens(9)
     drafter = NoisyTargetDrafter(target, TREES[1], noise=0.5)
+    if rule.draw is not None:
+        drafter = LanguageModelDrafter(target.first_layers(2), target, TREES[1], sample=True)
     settings = {"rule": rule, "temperature": 1.0, "seed": 5}
     long = run(target, drafter, prompt, budget=40, **settings)
     torch.manual_seed(99)  # no randomness but the given seed's
@@ -102,10 +114,11 @@ def test_stop_tokens_wherever_they_stand_in_a_path(family):
         want = plain[: plain.index(stop) + 1]
         drafter = NoisyTargetDrafter(target, TREES[3], noise=0.3)
         eagle = EagleDrafter(tiny_head(target), target, TREES[3])
+        pair = LanguageModelDrafter(target, target, TREES[3])
         got = run(target, drafter, prompt, stop=(stop, absent))
         # a stop token that just fits the budget ends the answer as "stop"
         by_head = run(target, eagle, prompt, stop=(stop, absent), budget=len(want))
-        for answer in (got, by_head):
+        for answer in (got, by_head, run(target, pair, prompt, stop=(stop, absent))):
             assert answer.tokens == want and answer.finish == "stop"
         emitted = 1 + sum(len(r.tokens) for r in got.rounds)
         in_the_middle += len(want) < emitted

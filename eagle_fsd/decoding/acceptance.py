@@ -58,8 +58,8 @@ class Policy:
     def __post_init__(self):
         if self.record not in ("lean", "full"):
             raise BadInput(f"record must be lean or full, got {self.record!r}")
-        if self.guards and self.rule.law is not None:
-            raise BadInput("guards do not reach tokens that a rule's `law` draws: leave them out")
+        if self.guards and not (self.rule.law is None and self.rule.draw is None):
+            raise BadInput("guards do not reach tokens that a rule draws itself: leave them out")
         narrowing = any(guard.allows for guard in self.guards)
         if narrowing and self.rule.whole_tree and self.sampling.temperature > 0:
             raise BadInput(
@@ -70,6 +70,11 @@ class Policy:
     def check(self, drafter: Drafter) -> None:
         """Refuse, by a BadInput, what has no meaning with the sampling or the drafter; before it is
         built, as far as its settings say."""
+        if self.rule.draw is not None and not getattr(drafter, "sample", False):
+            raise BadInput(
+                "rule rejection needs drafts that are sampled, since it asks with what probability "
+                "they came: rejection@eagle,sample=1 or rejection@language_model,sample=1"
+            )
         token_R = getattr(drafter, "draft_token_R", None)
         self.rule.check(self.sampling, None if token_R is None else len(token_R))
 
@@ -111,6 +116,7 @@ def accept(
         columns=columns,
         ahead=rule.ahead,
         law=rule.law,
+        draw=rule.draw,
         allows=[guard.allows for guard in guards if guard.allows],
         stop_token_ids=stop_token_ids,
         answer=answer,

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any, ClassVar
 
 from eagle_fsd.config import SamplingConfig
-from eagle_fsd.decoding.verified import Law, VerifiedTree
+from eagle_fsd.decoding.verified import Draw, Law, VerifiedTree
 
 Path = list[int]  # node indices from the root down; the root is always on it
 State = Any  # a rule's own; the loop only keeps it
@@ -28,6 +28,8 @@ class Rule:
             law(prob_MV, draft_prob_MV, is_child_MV) -> [M, V], of both distributions after the
             sampling filters (the draft's NaN where it has none) and a mask of the drafted tokens.
             y, drawn from it by x's uniform, takes x's place.
+        draw: None, or a function that draws x itself, with the help of drafts that were sampled;
+            see verified.Draw. The drafter must sample.
         takes_chances: at temperature 0 too the path depends on a draw.
     """
 
@@ -36,6 +38,7 @@ class Rule:
     divergence_column: ClassVar[str | None] = None
     whole_tree: ClassVar[bool] = False
     law: ClassVar[Law | None] = None
+    draw: ClassVar[Draw | None] = None
     takes_chances: ClassVar[bool] = False
 
     def __post_init__(self):

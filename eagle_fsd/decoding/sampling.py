@@ -2,8 +2,10 @@
 
 Filters are transformers' own, so that P is what `generate` would sample from.
 
-Axes: R rows, V vocabulary.
+Axes: R rows, V vocabulary, C draws.
 """
+
+import math
 
 import torch
 from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
@@ -52,3 +54,21 @@ def inverse_cdf(weight_RV: torch.Tensor, uniform_R: torch.Tensor) -> torch.Tenso
     point_R1 = (uniform_R.double() * cdf_RV[:, -1])[:, None]
     index_R = torch.searchsorted(cdf_RV, point_R1, right=True)[:, 0]
     return index_R.clamp_(max=weight_RV.shape[-1] - 1)
+
+
+def draw_distinct(
+    logits_RV: torch.Tensor, uniform_RC: torch.Tensor, sampling: SamplingConfig
+) -> torch.Tensor:
+    """Tokens of every row, drawn one after the other without replacement, int64 [R, C].
+
+    Where the filters leave fewer (at temperature 0 one), the most probable others follow.
+    """
+    weight_RV, rest_RV = next_token_probs(logits_RV, sampling), logits_RV.float()
+    drawn = []
+    for uniform_R in uniform_RC.T:
+        is_left_R = weight_RV.sum(-1) > 0
+        token_R = torch.where(is_left_R, inverse_cdf(weight_RV, uniform_R), rest_RV.argmax(-1))
+        drawn.append(token_R)
+        weight_RV = weight_RV.scatter(1, token_R[:, None], 0.0)
+        rest_RV = rest_RV.scatter(1, token_R[:, None], -math.inf)
+    return torch.stack(drawn, dim=1)

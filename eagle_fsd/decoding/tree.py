@@ -33,6 +33,7 @@ class DraftTree:
             V.
         score_N: the drafter's log-probability of each node's path, float32 [N]; None where it keeps
             none.
+        max_children: no node has more; known on the host too. None: any number.
         depth_N: levels below the root, int64 [N].
         ancestor_NN: bool [N, N]; row i marks node i and its ancestors.
     """
@@ -44,6 +45,7 @@ class DraftTree:
     max_depth: int
     draft_token_R: torch.Tensor | None = None
     score_N: torch.Tensor | None = None
+    max_children: int | None = None
     depth_N: torch.Tensor = field(init=False)
     ancestor_NN: torch.Tensor = field(init=False)
 

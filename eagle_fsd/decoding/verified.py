@@ -24,6 +24,10 @@ from eagle_fsd.decoding.sampling import inverse_cdf
 from eagle_fsd.decoding.tree import DraftTree
 
 Law = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+# draw(prob_MV, draft_prob_MV, child_MC, uniform_M3) -> x ~ P [M], from both distributions after the
+# sampling filters, the tokens of the children in the order in which they were drawn (-1: no more),
+# and the numbers of the token
+Draw = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 Result = TypeVar("Result")
 UNIFORMS = 3  # a token: column 0 draws x, 1 picks among drafts, 2 says yes or no
 
@@ -37,7 +41,7 @@ class VerifiedTree:
         uniform_S3: numbers in [0, 1) on the CPU, a row a depth, at least max_depth + 1 rows.
         sampling: how P comes from the logits.
         columns: names in COLUMNS that may be asked for; asking for another is a KeyError.
-        ahead, law: see rule.Rule.
+        ahead, law, draw: see rule.Rule.
         allows: see rule.Guard.
         stop_token_ids: a node with one of these is a leaf: drafts behind an end are no gain.
         answer: the answer's tokens so far, the root the last.
@@ -57,13 +61,15 @@ class VerifiedTree:
         columns: Collection[str] = (),
         ahead: Collection[str] = (),
         law: Law | None = None,
+        draw: Draw | None = None,
         allows: Sequence[Callable[["VerifiedTree", int], bool]] = (),
         stop_token_ids: Collection[int] = (),
         answer: Sequence[int] = (),
     ):
         self.answer, self.sampling, self.greedy = answer, sampling, sampling.temperature == 0
         self._tree, self._logits_NV, self._uniform_S3 = tree, target_logits_NV, uniform_S3
-        self._ahead, self._law, self._allows, self._stops = ahead, law, allows, stop_token_ids
+        self._ahead, self._law, self._draw_x = ahead, law, draw
+        self._allows, self._stops = allows, stop_token_ids
         self._filtered = sampling.top_k > 0 or sampling.top_p < 1
         names = [*columns, "supported"] if self._filtered else columns
         self._values: dict[str, dict[int, float]] = {name: {} for name in names}
@@ -194,31 +200,51 @@ class VerifiedTree:
         """x, what takes its place, and the TV between their distributions."""
         if self.greedy:
             x_M = rows.argmax_M
+        elif self._draw_x is not None:
+            child_MC, uniform_M3 = self._child_NC[rows.node_M], self._uniform_N3[rows.node_M]
+            distributions = rows.prob_MV, rows.draft_distribution_MV
+            x_M = self._draw_x(*distributions, child_MC, uniform_M3)
         else:
-            x_M = inverse_cdf(rows.prob_MV, self._uniform_N[rows.node_M])
+            x_M = inverse_cdf(rows.prob_MV, self._uniform_N3[rows.node_M, 0])
         if self._law is None:
             return x_M, x_M, torch.zeros_like(x_M)
         is_child_MV = self._is_child_NV[rows.node_M]
         law_MV = self._law(rows.prob_MV, rows.draft_distribution_MV, is_child_MV)
-        y_M = inverse_cdf(law_MV, self._uniform_N[rows.node_M])
+        y_M = inverse_cdf(law_MV, self._uniform_N3[rows.node_M, 0])
         return x_M, y_M, 0.5 * (law_MV - rows.prob_MV).abs().sum(-1)
 
     @cached_property
-    def _uniform_N(self) -> torch.Tensor:
-        """From which x is drawn at every node."""
+    def _uniform_N3(self) -> torch.Tensor:
+        """The numbers of the token that each node emits."""
         uniform_S3 = self._uniform_S3.to(self._logits_NV.device, non_blocking=True)
-        return uniform_S3[:, 0][self._tree.depth_N]
+        return uniform_S3[self._tree.depth_N]
+
+    @cached_property
+    def _behind_end_C(self) -> torch.Tensor:
+        """Which drafts are below a stop token, which has no children."""
+        parent_C = self._tree.parent_N[1:]
+        behind_C = torch.zeros_like(parent_C, dtype=torch.bool)
+        for stop in self._stops:  # few; a tensor of them would be waited for
+            behind_C |= (self._tree.token_N[parent_C] == stop) & (parent_C > 0)
+        return behind_C
 
     @cached_property
     def _is_child_NV(self) -> torch.Tensor:
-        """Which tokens are children of each node; stop tokens have none."""
+        """Which tokens are children of each node."""
         token_C, parent_C = self._tree.token_N[1:], self._tree.parent_N[1:]
-        own_C = torch.ones_like(token_C, dtype=torch.bool)
-        for stop in self._stops:  # few; a tensor of them would be waited for
-            own_C &= (self._tree.token_N[parent_C] != stop) | (parent_C == 0)
         is_child_NV = torch.zeros_like(self._logits_NV, dtype=torch.bool)
-        is_child_NV[parent_C, token_C] = own_C
+        is_child_NV[parent_C, token_C] = ~self._behind_end_C
         return is_child_NV
+
+    @cached_property
+    def _child_NC(self) -> torch.Tensor:
+        """Tokens of each node's children in the draft's order, and -1 where there are no more."""
+        token_C, parent_C = self._tree.token_N[1:], self._tree.parent_N[1:]
+        rank_C = (parent_C[:, None] == parent_C).tril(-1).sum(1)  # among its siblings
+        shape = self._tree.size, self._tree.max_children or self._tree.size
+        child_NC = token_C.new_full(shape, -1)
+        child_NC[parent_C, rank_C] = token_C.masked_fill(self._behind_end_C, -1)
+        return child_NC
 
     # --- and on an accelerator --------------------------------------------------------------------
 

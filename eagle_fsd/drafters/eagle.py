@@ -9,7 +9,7 @@ from typing import ClassVar
 
 import torch
 
-from eagle_fsd.config import BadInput, TreeConfig, parse_tree, tree_name
+from eagle_fsd.config import BadInput, TreeConfig, check_flag, parse_tree, tree_name
 from eagle_fsd.decoding.cache import TreeCache
 from eagle_fsd.decoding.engine import CachedSequence
 from eagle_fsd.decoding.masks import additive, fold
@@ -25,21 +25,26 @@ class EagleSettings:
 
     Attributes:
         tree: a shape, DRAFTSxLEVELSxTOPK; "": the model's.
+        sample: 1: drafts are drawn, as rule rejection needs them (growing.py); 0: the best.
     """
 
     needs_head: ClassVar[bool] = True
     tree: str = ""
+    sample: int = 0
 
     def __post_init__(self):
+        check_flag("sample", self.sample)
         if self.tree:
             object.__setattr__(self, "tree", tree_name(parse_tree(self.tree)))
 
     def build(self, model: Model) -> "EagleDrafter":
-        if not self.tree:
+        if not self.tree and not self.sample:
             return model.drafter
         if not isinstance(model.drafter, EagleDrafter):
-            raise BadInput(f"tree {self.tree} needs a draft head; the model was loaded without one")
-        return model.drafter.with_tree(parse_tree(self.tree))
+            what = f"tree {self.tree}" if self.tree else "sample=1"
+            raise BadInput(f"{what} needs a draft head; the model was loaded without one")
+        tree = parse_tree(self.tree) if self.tree else model.drafter.tree_config
+        return model.drafter.with_tree(tree, sample=bool(self.sample))
 
 
 class EagleDrafter(GrowingDrafter):

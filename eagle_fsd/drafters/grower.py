@@ -5,10 +5,16 @@ R draft vocabulary (the target's, or a part of it that the drafter is confined t
 Everything stays on the drafter's device; there is no loop over nodes.
 """
 
+import math
+
 import torch
 
 from eagle_fsd.config import TreeConfig
 from eagle_fsd.decoding.tree import DraftTree
+
+# Share of drawn drafts that are taken for accepted, each if those drawn before it were not: so far
+# a sibling of rank r is worth RANK_WORTH (1 - RANK_WORTH)^r.
+RANK_WORTH = 0.7
 
 
 class TreeGrower:
@@ -30,20 +36,31 @@ class TreeGrower:
         self._expanded_E: list[torch.Tensor] = []  # pool index of each expanded node, -1 = root
         self._logits_ER: list[torch.Tensor] = []
 
-    def add_level(self, logits_KR: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def add_level(
+        self, logits_KR: torch.Tensor, drawn_KK: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Add the children of the nodes just run.
 
         Args:
             logits_KR: the drafter's raw logits at the root ([1, R], first call) or at the frontier
                 of the last call, in its order ([branch_top_k, R]).
+            drawn_KK: columns drawn of each row, int64 [rows, branch_top_k], in the order of the
+                draws; None: the most probable. Which of the drawn are in the tree goes by that
+                order alone (RANK_WORTH), never by what they are: else those that are would no
+                longer be draws, and rule rejection would not be lossless.
 
         Returns:
             token_K: tokens of the next frontier, the branch_top_k best of the new level.
             slot_K: which row of `logits_KR` is each frontier node's parent.
         """
         K = self.config.branch_top_k
-        logp_KR = torch.log_softmax(logits_KR, dim=-1, dtype=torch.float32)
-        logp_KK, token_KK = logp_KR.topk(K, dim=-1)
+        if drawn_KK is None:
+            logp_KR = torch.log_softmax(logits_KR, dim=-1, dtype=torch.float32)
+            logp_KK, token_KK = logp_KR.topk(K, dim=-1)
+        else:
+            rank_K = torch.arange(K, device=logits_KR.device)
+            worth_K = math.log(RANK_WORTH) + math.log(1 - RANK_WORTH) * rank_K
+            logp_KK, token_KK = worth_K.expand(drawn_KK.shape), drawn_KK
         if self.draft_token_R is not None:
             token_KK = self.draft_token_R[token_KK]
         if self.levels == 0:
@@ -93,6 +110,7 @@ class TreeGrower:
             max_depth=self.levels,
             draft_token_R=self.draft_token_R,
             score_N=torch.cat([score_P.new_zeros(1), score_P[keep_M]]),
+            max_children=self.config.branch_top_k,
         )
 
 

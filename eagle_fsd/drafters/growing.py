@@ -2,8 +2,8 @@
 
 The model is a draft head (eagle.py) or a whole language model (language_model.py).
 
-Axes: T new positions, K frontier nodes, E of them that a node sees, D hidden size, F features,
-R draft vocabulary, S cache rows.
+Axes: T new positions, K frontier nodes (branch_top_k), E expanded nodes, of which a node sees some,
+D hidden size, F features, R draft vocabulary, S cache rows.
 """
 
 import copy
@@ -17,16 +17,22 @@ from torch import nn
 from eagle_fsd.config import BadInput, SamplingConfig, TreeConfig
 from eagle_fsd.decoding.drafter import GREEDY
 from eagle_fsd.decoding.engine import CachedSequence
+from eagle_fsd.decoding.sampling import draw_distinct
 from eagle_fsd.decoding.target import Target
 from eagle_fsd.decoding.tree import DraftTree
 from eagle_fsd.drafters.grower import TreeGrower
 from eagle_fsd.engine.graphs import fixed_rows, visible_rows
 
 BLOCK_ROWS = 256  # of a prompt are run at once
+# Sets the numbers by which an answer's drafts are drawn apart from those by which it is itself
+DRAFTS_SEED = 0x5EED0FD4
 
 
 class GrowingDrafter:
-    """Grows one EAGLE-2 tree a round.
+    """Grows one EAGLE-2 tree a round, of the model's most probable tokens.
+
+    With `sample` they are drawn instead, from its distribution after the answer's temperature,
+    top-k and top-p, siblings without replacement; the numbers for that go by seed and round.
 
     Rows of committed tokens stay in the model's cache ("stable"), row i at position i; rows of the
     tree are dropped after each round. The last stable row's output is the root's, and with n of
@@ -40,8 +46,8 @@ class GrowingDrafter:
     draft_token_R: torch.Tensor | None
     draft_vocab_size: int
 
-    def __init__(self, target: Target, tree: TreeConfig):
-        self.target = target
+    def __init__(self, target: Target, tree: TreeConfig, *, sample: bool = False):
+        self.target, self.sample = target, sample
         self._set_tree(tree)
 
     # --- what a model is ------------------------------------------------------------------------
@@ -94,16 +100,18 @@ class GrowingDrafter:
         self._sequence = self.new_sequence()
         self._pending: list[tuple[torch.Tensor, torch.Tensor]] = []
 
-    def with_tree(self, tree: TreeConfig) -> Self:
+    def with_tree(self, tree: TreeConfig, *, sample: bool = False) -> Self:
         """The same model growing trees of another shape; nothing is loaded or packed again."""
         other = copy.copy(self)
+        other.sample = sample
         other._set_tree(tree)
         return other
 
     def reset(
         self, capacity: int, first_token: int, sampling: SamplingConfig = GREEDY, seed: int = 0
     ) -> None:
-        self._pending = []
+        self._pending, self._sampling = [], sampling
+        self._generator = torch.Generator().manual_seed(seed ^ DRAFTS_SEED)
         slots = self.tree_config.tree_depth + 1  # see _grow_fixed
         self._sequence.start(capacity + self.max_nodes + self.tree_config.num_expanded + slots)
 
@@ -115,12 +123,16 @@ class GrowingDrafter:
     def propose(self) -> DraftTree:
         features_TF, token_T = self._take_pending()
         stable, cache = self._sequence.length, self._sequence.cache
-        T = token_T.shape[0]
+        T, uniform_EK = token_T.shape[0], None
+        if self.sample:
+            shape = self.tree_config.num_expanded, self.tree_config.branch_top_k
+            uniform_EK = torch.rand(shape, generator=self._generator)
+            uniform_EK = uniform_EK.to(token_T.device, non_blocking=True)
         # what a round commits fits a recorded shape; a prompt does not, and comes first
         if self._sequence.fixed_shapes and stable and T <= self.tree_config.tree_depth + 1:
-            tree = self._grow_fixed(features_TF, token_T)
+            tree = self._grow_fixed(features_TF, token_T, uniform_EK)
         else:
-            tree = self._grow(features_TF, token_T, T, stable)
+            tree = self._grow(features_TF, token_T, T, stable, uniform_EK)
         cache.length = stable + T
         self._sequence.advance(T)
         return tree
@@ -160,7 +172,9 @@ class GrowingDrafter:
             bucket=bucket,
         )
 
-    def _grow_fixed(self, features_TF: torch.Tensor, token_T: torch.Tensor) -> DraftTree:
+    def _grow_fixed(
+        self, features_TF: torch.Tensor, token_T: torch.Tensor, uniform_EK: torch.Tensor | None
+    ) -> DraftTree:
         """`_grow` as a function of fixed shapes; see engine/graphs.py."""
         sequence = self._sequence
         T, slots = token_T.shape[0], self.tree_config.tree_depth + 1
@@ -170,7 +184,9 @@ class GrowingDrafter:
         bucket = sequence.bucket(sequence.length + slots + self.tree_config.num_expanded)
         grow = partial(self._grow, bucket=bucket)
         inputs = (features_SF, token_S, count, sequence.length_on_device)
-        return sequence.run(bucket, grow, *inputs)
+        if uniform_EK is None:
+            return sequence.run(bucket, grow, *inputs)
+        return sequence.run((bucket, self._sampling), grow, *inputs, uniform_EK)
 
     def _grow(
         self,
@@ -178,6 +194,7 @@ class GrowingDrafter:
         token_T: torch.Tensor,
         count: int | torch.Tensor,
         stable: int | torch.Tensor,
+        uniform_EK: torch.Tensor | None = None,
         *,
         bucket: int | None = None,
     ) -> DraftTree:
@@ -187,6 +204,7 @@ class GrowingDrafter:
             features_TF, token_T: what is new; with a bucket, padded.
             count: how many they are.
             stable: rows in the cache before them.
+            uniform_EK: by which the children of every expanded node are drawn; None: the best.
             bucket: cache rows to read; then nothing here depends on values on the host.
         """
         device, K = token_T.device, self.tree_config.branch_top_k
@@ -201,7 +219,11 @@ class GrowingDrafter:
         own_KK = torch.eye(K, dtype=torch.bool, device=device)
         seen_KE = own_KK[:, :0]  # which tree rows, ancestors or itself, a frontier node sees
         for level in range(self.tree_config.tree_depth):
-            token_K, slot_K = grower.add_level(self.readout(hidden_KD))
+            logits_KR, drawn_KK = self.readout(hidden_KD), None
+            if uniform_EK is not None:
+                uniform_KK, uniform_EK = uniform_EK.tensor_split([logits_KR.shape[0]])
+                drawn_KK = draw_distinct(logits_KR, uniform_KK, self._sampling)
+            token_K, slot_K = grower.add_level(logits_KR, drawn_KK)
             if level + 1 == self.tree_config.tree_depth:
                 break
             if level:

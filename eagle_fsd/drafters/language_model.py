@@ -13,7 +13,7 @@ from typing import ClassVar
 
 import torch
 
-from eagle_fsd.config import BadInput, SamplingConfig, TreeConfig, parse_tree, tree_name
+from eagle_fsd.config import BadInput, SamplingConfig, TreeConfig, check_flag, parse_tree, tree_name
 from eagle_fsd.decoding.drafter import GREEDY
 from eagle_fsd.decoding.engine import CachedSequence
 from eagle_fsd.decoding.target import Target
@@ -27,19 +27,23 @@ class LanguageModelSettings:
 
     Attributes:
         tree: a shape, DRAFTSxLEVELSxTOPK; with a top-k of 1 a chain.
+        sample: 1: drafts are drawn, as rule rejection needs them (growing.py); 0: the best.
     """
 
     needs_head: ClassVar[bool] = False
     needs_draft_model: ClassVar[bool] = True
     tree: str = "5x5x1"
+    sample: int = 0
 
     def __post_init__(self):
+        check_flag("sample", self.sample)
         object.__setattr__(self, "tree", tree_name(parse_tree(self.tree)))
 
     def build(self, model: Model) -> "LanguageModelDrafter":
         if model.draft_model is None:
             raise BadInput("language_model drafts with a second model: name it with --draft_model")
-        return LanguageModelDrafter(model.draft_model, model.target, parse_tree(self.tree))
+        pair, sample = (model.draft_model, model.target), bool(self.sample)
+        return LanguageModelDrafter(*pair, parse_tree(self.tree), sample=sample)
 
 
 class LanguageModelDrafter(GrowingDrafter):
@@ -49,12 +53,12 @@ class LanguageModelDrafter(GrowingDrafter):
     vocabularies are padded to different sizes, the tokens of the smaller are drafted.
     """
 
-    def __init__(self, model: Target, target: Target, tree: TreeConfig):
+    def __init__(self, model: Target, target: Target, tree: TreeConfig, *, sample: bool = False):
         self.model = model
         self.draft_vocab_size = R = min(model.vocab_size, target.vocab_size)
         whole = R == target.vocab_size
         self.draft_token_R = None if whole else torch.arange(R, device=target.device)
-        super().__init__(target, tree)
+        super().__init__(target, tree, sample=sample)
 
     def new_sequence(self) -> CachedSequence:
         return self.model.new_sequence()

@@ -16,7 +16,7 @@ aliases. Alternatives are the shell's braces: fsd:{0.2,0.3},child={draft,target}
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from eagle_fsd.config import BadInput, SamplingConfig
@@ -116,8 +116,8 @@ def parse_arm(text: str, *, tree: str = "") -> Arm:
         drafter, _ = _parse(drafter_text if at else DEFAULT_DRAFTER, DRAFTERS, "drafter", {})
     except BadInput as error:
         raise BadInput(f"arm {text!r}: {error}") from error
-    if tree and drafter == EagleSettings(tree):
-        drafter = EagleSettings()
+    if isinstance(drafter, EagleSettings) and tree and drafter.tree == tree:
+        drafter = replace(drafter, tree="")
     limits = [_named(guard, GUARDS).replace(":", "=") for guard in guards]
     whole = ",".join([_named(rule, RULES), *limits])
     if (drafted := _named(drafter, DRAFTERS)) != DEFAULT_DRAFTER:

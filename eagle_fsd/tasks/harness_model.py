@@ -54,6 +54,7 @@ class HarnessOptions(ModelOptions):
         arm = parse_arm(self.arm)
         self.arm = arm.text
         arm.check_answers()
+        arm.policy(SamplingConfig(1.0)).check(arm.drafter)  # settings are a request's own
         if self.conv_template:
             raise BadInput(
                 "lm-eval makes the prompts: give the target's tokenizer a chat_template instead of "

@@ -1,0 +1,172 @@
+"""Rule rejection on sampled drafts: draw by draw as a slow version, and P's own law."""
+
+import itertools
+import math
+from collections import Counter
+
+import pytest
+import torch
+from answers import EXACT, TREES, run
+from reference_accept import chi_square_p, random_round, slow_draw, slow_p
+from tiny import FAMILIES, prompt_tokens, random_model, target_and_head, tiny_head, tiny_target
+
+from eagle_fsd.config import BadInput, SamplingConfig, TreeConfig
+from eagle_fsd.decoding.acceptance import Policy, accept
+from eagle_fsd.decoding.drafter import RootDrafter
+from eagle_fsd.decoding.sampling import draw_distinct
+from eagle_fsd.decoding.target import Target
+from eagle_fsd.drafters.eagle import EagleDrafter
+from eagle_fsd.drafters.language_model import LanguageModelDrafter
+from eagle_fsd.engine.select import ENGINES
+from eagle_fsd.rules.guards import Cap
+from eagle_fsd.rules.rejection import Rejection
+
+SAMPLINGS = [SamplingConfig(1.0), SamplingConfig(0.7, top_p=0.8), SamplingConfig(1.4, top_k=2)]
+CHAIN, TREE = TREES[0], TREES[2]
+
+
+def slow_rejection(p: list[float], q: list[float], children: list[int], uniforms) -> int:
+    """The token emitted at a node."""
+    point = uniforms[2]
+    for child in children:
+        if q[child] == 0:  # it was not drawn
+            continue
+        accept = min(1.0, p[child] / q[child])
+        if point < accept:
+            return child
+        point = (point - accept) / (1 - accept)
+        p = [max(0.0, a - b) for a, b in zip(p, q, strict=True)]
+        p = [a / math.fsum(p) for a in p]
+        q = [0.0 if token == child else b for token, b in enumerate(q)]
+        q = [b / (math.fsum(q) or 1.0) for b in q]
+    return slow_draw(p, uniforms[0])
+
+
+@pytest.mark.parametrize("sampling", [*SAMPLINGS, SamplingConfig()])
+def test_every_token_is_the_slow_version_s(sampling, each_way):
+    """On random trees, whose siblings may stand for any draws; a stop token's node is a leaf, and
+    no token counts as fuzzy. At temperature 0 it is exact."""
+    accepted = 0
+    for seed in range(40):
+        tree, logits_NV, uniform_S3 = random_round(seed)
+        tokens, parents = tree.token_N.tolist(), tree.parent_N.tolist()
+        stop = set(tokens[3:5])
+        policy = Policy(Rejection(), sampling, record="full")
+        got, _ = accept(tree, logits_NV, uniform_S3, policy=policy, stop_token_ids=stop)
+        node, path, emitted = 0, [], []
+        while node is not None:
+            path.append(node)
+            children = [c for c in range(1, tree.size) if parents[c] == node]
+            children = [] if node and tokens[node] in stop else children
+            p, q = slow_p(logits_NV[node].tolist(), sampling), []
+            if children:
+                q = slow_p(tree.draft_logits_ER[tree.draft_row_N[node]].tolist(), sampling)
+            drafts = {tokens[c]: c for c in children}
+            emitted.append(slow_rejection(p, q, [*drafts], uniform_S3[len(path) - 1].tolist()))
+            node = drafts.get(emitted[-1])
+        assert (got.path, got.tokens) == (path, emitted), seed
+        assert not any(got.fuzzy) and not any(got.tv)
+        accepted += got.accepted_drafts
+        if sampling.temperature == 0:
+            exact = Policy(EXACT, sampling)
+            assert got.tokens == accept(tree, logits_NV, uniform_S3, policy=exact)[0].tokens
+    assert accepted > 10
+
+
+@pytest.mark.parametrize("siblings", [1, 2, 4])
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+def test_a_token_is_distributed_as_the_target_says(sampling, siblings):
+    """Of 100,000 nodes, each with siblings of its own draws, by chi-square; of one draft a share of
+    sum min(P, Q) is accepted, of more a larger one. Top-k leaves fewer tokens than siblings."""
+    generator = torch.Generator().manual_seed(3)
+    target_1V, draft_1V = 1.5 * torch.randn(2, 1, 7, generator=generator)
+    M = 100_000
+    drawn_MC = draw_distinct(
+        draft_1V.expand(M, 7), torch.rand(M, siblings, generator=generator), sampling
+    )
+    assert (drawn_MC.sort(1).values.diff(dim=1) > 0).all()
+    p, q = (slow_p(row[0].tolist(), sampling) for row in (target_1V, draft_1V))
+    first = Counter(drawn_MC[:, 0].tolist())
+    assert chi_square_p(first, dict(enumerate(q))) > 1e-4
+    rows = [torch.tensor([row]).expand(M, 7) for row in (p, q)]
+    emitted_M = Rejection.draw(*rows, drawn_MC, torch.rand(M, 3, generator=generator))
+    assert chi_square_p(Counter(emitted_M.tolist()), dict(enumerate(p))) > 1e-4
+    share = (emitted_M[:, None] == drawn_MC).any(1).double().mean().item()
+    overlap = math.fsum(map(min, p, q))
+    if siblings == 1:
+        assert share == pytest.approx(overlap, abs=5 * math.sqrt(0.25 / M))
+    else:
+        assert share > overlap + 0.02
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("drafter, tree", [("head", CHAIN), ("model", TreeConfig(6, 3, 3))])
+def test_answers_are_distributed_as_the_target_says(drafter, tree):
+    """The second and third token of 500 answers, by chi-square: the whole loop on a target of
+    seven tokens, drafts and acceptance by one seed."""
+    config = FAMILIES["llama"]()
+    config.vocab_size, config.num_hidden_layers = 7, 1
+    model, other = (random_model(config, seed=seed, scale=1.0) for seed in (0, 1))
+    target, prompt = Target(model), [3, 5]
+    if drafter == "head":
+        made = EagleDrafter(tiny_head(target, vocab_size=7), target, tree)
+        made = made.with_tree(tree, sample=True)
+    else:
+        made = LanguageModelDrafter(Target(other), target, tree, sample=True)
+    said = Counter()
+    for seed in range(500):
+        got = run(target, made, prompt, rule=Rejection(), temperature=1.0, seed=seed, budget=3)
+        said[tuple(got.tokens[1:])] += 1
+    law = Counter()
+    for a, b in itertools.product(range(7), repeat=2):
+        rows_LV = model(torch.tensor([[*prompt, a, b]])).logits[0].softmax(-1).double()
+        for c in range(7):
+            law[b, c] += (rows_LV[1, a] * rows_LV[2, b] * rows_LV[3, c]).item()
+    assert chi_square_p(said, law) > 1e-4
+
+
+def test_sampled_trees_have_one_shape_and_go_by_the_seed():
+    target, head = target_and_head("eagle, 37 tokens")
+    prompt, trees = prompt_tokens(9), []
+    for drafter in (EagleDrafter(head, target, TREE), LanguageModelDrafter(target, target, TREE)):
+        drafter = drafter.with_tree(TREE, sample=True)
+        for seed in (1, 2, 1):
+            torch.manual_seed(len(trees))
+            drafter.reset(40, prompt[0], SamplingConfig(1.0), seed)
+            target.start(40)
+            drafter.observe(target.prefill(torch.tensor(prompt))[1][:-1], prompt[1:])
+            trees.append(drafter.propose())
+        one, other, again = trees[-3:]
+        assert one.parent_N.equal(other.parent_N) and not one.token_N.equal(other.token_N)
+        assert one.token_N.equal(again.token_N)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_sampled_drafts_on_every_engine(engine):
+    """exact emits what plain emits, and so does rejection at temperature 0; above, it emits what it
+    emits on the stock engine. Where Q is P every draft of a chain is accepted."""
+    target, head = target_and_head("eagle, 37 tokens")
+    own, prompt = Target(target.model, engine=ENGINES[engine]()), prompt_tokens(9)
+    for temperature in (0.7, 0.0):
+        settings = {"temperature": temperature, "seed": 4, "budget": 13}
+        plain = run(target, RootDrafter(), prompt, **settings).tokens
+        for tree in (TreeConfig(3, 3, 1), TreeConfig(7, 3, 3)):
+            eagle = EagleDrafter(head, own, tree).with_tree(tree, sample=True)
+            pair = LanguageModelDrafter(own, own, tree, sample=True)
+            on_stock = LanguageModelDrafter(target, target, tree, sample=True)
+            for drafter in (eagle, pair):
+                assert run(own, drafter, prompt, **settings).tokens == plain
+            assert run(own, eagle, prompt, rule=Rejection(), **settings).fuzzy_share == 0
+            rejected = run(own, pair, prompt, rule=Rejection(), **settings)
+            assert rejected.tokens_per_round == 4
+            want = run(target, on_stock, prompt, rule=Rejection(), **settings).tokens
+            assert rejected.tokens == want and (want == plain) == (temperature == 0)
+
+
+def test_drafts_that_were_not_drawn_are_refused():
+    target = tiny_target("llama")
+    drafter = EagleDrafter(tiny_head(target), target, CHAIN)
+    with pytest.raises(BadInput, match="rejection@eagle,sample=1"):
+        run(target, drafter, prompt_tokens(5), rule=Rejection())
+    with pytest.raises(BadInput, match="guards do not reach"):
+        Policy(Rejection(), guards=(Cap(1.0),))
