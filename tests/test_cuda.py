@@ -79,7 +79,7 @@ def test_a_round_waits_for_one_read(head, drafter, family, engine, temperature, 
     monkeypatch.setattr(graphs, "Recorder", Unrecorded)
     rule = "rejection" if "sample" in drafter else "fsd:0.6"
     arm = parse_arm(drafter if drafter == "plain" else f"{rule}@{drafter}")
-    config = DecodeConfig(arm.policy(SamplingConfig(temperature, 9, 0.9)), StopConfig(4, (3, 5)))
+    config = DecodeConfig(arm.policy(SamplingConfig(temperature, 9, 0.9)), StopConfig(9, (3, 5)))
 
     def work(device: str, *parts) -> Generation:
         model = loaded(device, *parts, engine)
