@@ -6,6 +6,7 @@ records/log.jsonl holds what the loop logged; of two rows of one step the later 
 
 import json
 import math
+import os
 import shutil
 import time
 from contextlib import nullcontext
@@ -146,6 +147,7 @@ class Trainer:
             ) from error
         self.accelerator.wait_for_everyone()
         if self.accelerator.is_main_process:
+            os.sync()  # a power cut must not leave a state named that is not on the disk
             write_json(self.run.folder / PROGRESS, progress)
             for other in set(self.run.folder.glob("state-*")) - {folder}:
                 shutil.rmtree(other)
