@@ -106,6 +106,23 @@ def test_columns_are_their_formulas(name, reduced):
             assert got[m].tolist() == want, (seed, m, sampling)
 
 
+@pytest.mark.parametrize("reduced", [False, True])
+def test_a_law_sees_the_draft_s_distribution_over_the_whole_vocabulary(reduced):
+    """After the filters of P, which see the tokens that can be drafted; 0 outside them."""
+    for sampling in (GREEDY, FILTERED, WARM):
+        rows = random_rows(4, sampling, reduced)
+        token_R = rows.tree.draft_token_R.tolist() if reduced else range(V)
+        for row, got in zip(
+            rows.tree.draft_row_N, rows.draft_distribution_MV.tolist(), strict=True
+        ):
+            if row < 0:
+                assert all(map(math.isnan, got))
+                continue
+            drafted = slow_p(rows.tree.draft_logits_ER[row].double().tolist(), sampling)
+            want = dict(zip(token_R, drafted, strict=True))
+            assert got == pytest.approx([want.get(token, 0.0) for token in range(V)], abs=1e-6)
+
+
 def test_log_prob_holds_where_float32_has_no_p():
     """A price compares logarithms; e^-150 is 0 in float32."""
     logits_1V = torch.tensor([[0.0] + [-150.0] * 12])
