@@ -19,7 +19,7 @@ from eagle_fsd.decoding.drafter import RootDrafter
 from eagle_fsd.decoding.loop import DecodeConfig, StopConfig, decode_rounds
 from eagle_fsd.decoding.tree import DraftTree
 from eagle_fsd.drafters.eagle import EagleDrafter
-from eagle_fsd.drafters.hybrid import HybridDrafter, HybridSettings
+from eagle_fsd.drafters.hybrid import BRANCH, HybridDrafter, HybridSettings
 from eagle_fsd.drafters.ngram import DEEPEST, WIDTHS, NgramDrafter, NgramSettings
 from eagle_fsd.drafters.ngram_table import MOST_RECYCLED, RECYCLED, NgramTable, sureness
 from eagle_fsd.models.loaded import Model
@@ -155,7 +155,7 @@ def test_the_likeliest_are_taken_at_few_widths():
     for most, least, branch in product((3, 7, 15, 23), (0, 0.1, 0.4), (1, 2, 4)):
         drafter = told(ngram(most, branch=branch, least=least), text)
         drafter.propose()
-        drafter.learn(-torch.arange(12.0).repeat(len(drafter._contexts), 1))
+        drafter.learn(-torch.arange(12.0).repeat(len(drafter._nodes), 1))
         tree, table = drafter.propose(), drafter._text
         chances: dict[tuple[int, ...], float] = {}
         waiting = [((), 1.0)]
@@ -274,7 +274,7 @@ def reference(tree: DraftTree, text: NgramTable, most: int) -> list[tuple[int, .
                 column = columns.index(token[node])
                 said = distribution_ER[tree.draft_row_N[own], column].item()
                 wrong[token[node]] = (1 - said, node)
-        for step, sure in text.after(reduce(text.follow, path, text.last), 1).items():
+        for step, sure in text.after(reduce(text.follow, path, text.last), BRANCH).items():
             before, node = wrong.get(step, (1.0, None))
             wrong[step] = (before * (1 - sure), node)
         for step, (share, node) in wrong.items():
@@ -329,9 +329,12 @@ def test_output_is_plain_decoding(name, family):
         assert found.tokens == plain.tokens and found.fuzzy_share == 0
     assert run(target, hybrid, prompt, rule=Fsd(math.inf), budget=40).fuzzy_share > 0
     # tiny models fall into loops, which the head does not see coming
-    greedy = [run(target, d, prompt, rule=EXACT, budget=60) for d in (hybrid, hybrid.eagle)]
-    assert greedy[0].tokens == greedy[1].tokens
-    assert greedy[0].tokens_per_round > greedy[1].tokens_per_round
+    learning = HybridDrafter(hybrid.eagle, recycle=8)
+    drafters = (hybrid.eagle, hybrid, learning)
+    greedy = [run(target, d, prompt, rule=EXACT, budget=60) for d in drafters]
+    assert greedy[0].tokens == greedy[1].tokens == greedy[2].tokens
+    assert greedy[0].tokens_per_round < greedy[1].tokens_per_round
+    assert greedy[2].tokens_per_round != greedy[1].tokens_per_round
 
 
 def test_a_model_without_a_head_is_refused():

@@ -15,9 +15,11 @@ from eagle_fsd.config import BadInput, SamplingConfig, check_least, parse_tree, 
 from eagle_fsd.decoding.drafter import GREEDY
 from eagle_fsd.decoding.tree import DraftTree
 from eagle_fsd.drafters.eagle import EagleDrafter, EagleSettings
-from eagle_fsd.drafters.ngram import DEEPEST, Offers, likeliest, tree_of
+from eagle_fsd.drafters.ngram import DEEPEST, Offers, check_recycle, learn_from, likeliest, tree_of
 from eagle_fsd.drafters.ngram_table import NgramTable
 from eagle_fsd.models.loaded import Model
+
+BRANCH = 4  # continuations of a node
 
 
 @dataclass(frozen=True)
@@ -28,14 +30,18 @@ class HybridSettings:
         tree: DRAFTSxLEVELSxTOPK; the head's levels, and how many drafts it and the text have
             together. "": the model's.
         max_ngram: longest n-gram that is looked up.
+        recycle: how many of the target's own top tokens are kept of every verified node, accepted
+            or not; 0: none.
     """
 
     needs_head: ClassVar[bool] = True
     tree: str = ""
     max_ngram: int = 3
+    recycle: int = 0
 
     def __post_init__(self):
         check_least(self, max_ngram=1)
+        check_recycle(self.recycle)
         if self.tree:
             object.__setattr__(self, "tree", tree_name(parse_tree(self.tree)))
 
@@ -43,7 +49,7 @@ class HybridSettings:
         eagle = EagleSettings(self.tree).build(model)
         if not isinstance(eagle, EagleDrafter):
             raise BadInput("hybrid needs a draft head; the model was loaded without one")
-        return HybridDrafter(eagle, self.max_ngram)
+        return HybridDrafter(eagle, self.max_ngram, self.recycle)
 
 
 class HybridDrafter:
@@ -57,8 +63,8 @@ class HybridDrafter:
     Taken are A (.5), A D (.3) and B (.2).
     """
 
-    def __init__(self, eagle: EagleDrafter, max_ngram: int = 3, branch: int = 1):
-        self.eagle, self.max_ngram, self.branch = eagle, max_ngram, branch
+    def __init__(self, eagle: EagleDrafter, max_ngram: int = 3, recycle: int = 0):
+        self.eagle, self.max_ngram, self.recycle = eagle, max_ngram, recycle
         self.draft_token_R, self.max_nodes = eagle.draft_token_R, eagle.max_nodes
 
     def reset(
@@ -81,15 +87,19 @@ class HybridDrafter:
 
         def offers(context: tuple[int, ...], own: int | None) -> Offers:
             both = {} if own is None else dict(below[own])
-            for offered, sure in self._text.after(context, self.branch).items():
+            for offered, sure in self._text.after(context, BRANCH).items():
                 node, own_sure = both.get(offered, (None, 0.0))
                 both[offered] = node, 1 - (1 - own_sure) * (1 - sure)
             return both
 
-        nodes = likeliest(self._text, offers, self.max_nodes, DEEPEST)
+        self._nodes = nodes = likeliest(self._text, offers, self.max_nodes, DEEPEST)
         rows = [-1 if node.own is None else row[node.own] for node in nodes]
         device = tree.token_N.device
         return tree_of(nodes, rows, tree.draft_logits_ER, tree.draft_token_R, device)
+
+    def learn(self, logits_NV: torch.Tensor) -> None:
+        if self.recycle:
+            learn_from(self._text, self._nodes, logits_NV, self.recycle)
 
 
 def _read(tree: DraftTree) -> tuple[list[int], list[int], list[int], list[float]]:

@@ -75,12 +75,11 @@ class NgramSettings:
     max_ngrams: int = MAX_NGRAMS
 
     def __post_init__(self):
-        check_least(self, num_draft_tokens=1, max_ngram=1, branch=1, least=0, recycle=0)
+        check_least(self, num_draft_tokens=1, max_ngram=1, branch=1, least=0)
         check_least(self, max_ngrams=1)
         if self.least > 1:
             raise BadInput(f"least is a probability, 0 to 1; got {self.least}")
-        if self.recycle > MOST_RECYCLED:
-            raise BadInput(f"recycle must be at most {MOST_RECYCLED}, got {self.recycle}")
+        check_recycle(self.recycle)
         if self.keep not in (0, 1):
             raise BadInput(f"keep must be 0 or 1, got {self.keep}")
 
@@ -91,6 +90,12 @@ class NgramSettings:
                 f"{model.target.max_positions} positions: lower it"
             )
         return NgramDrafter(self)
+
+
+def check_recycle(recycle: int) -> None:
+    """Refuse more of the target's own tokens than there are probabilities for."""
+    if not 0 <= recycle <= MOST_RECYCLED:
+        raise BadInput(f"recycle must be 0 to {MOST_RECYCLED}, got {recycle}")
 
 
 class NgramDrafter:
@@ -124,7 +129,7 @@ class NgramDrafter:
         nodes = likeliest(self._text, offers, self.max_nodes, depth, self.settings.least)
         if len(nodes) < self.max_nodes:  # the unlikeliest are the last
             nodes = nodes[: max(width for width in WIDTHS if width <= len(nodes))]
-        self._contexts = [node.context for node in nodes]
+        self._nodes = nodes
         rows = [-1] * len(nodes)
         token_R = sorted({token for node in nodes for token in node.offers})
         if not token_R:
@@ -141,11 +146,17 @@ class NgramDrafter:
         return tree_of(nodes, rows, *said, self._device)
 
     def learn(self, logits_NV: torch.Tensor) -> None:
-        """Keep the target's own top tokens after every node of the last tree."""
         if self.settings.recycle:
-            top_NK = logits_NV.topk(self.settings.recycle, dim=-1).indices
-            for context, tokens in zip(self._contexts, top_NK.tolist(), strict=True):
-                self._text.learn(context, tuple(tokens))
+            learn_from(self._text, self._nodes, logits_NV, self.settings.recycle)
+
+
+def learn_from(
+    text: NgramTable, nodes: Sequence[Node], logits_NV: torch.Tensor, recycle: int
+) -> None:
+    """Keep the target's own top tokens after every node of a verified tree; one transfer."""
+    top_NK = logits_NV.topk(recycle, dim=-1).indices
+    for node, tokens in zip(nodes, top_NK.tolist(), strict=True):
+        text.learn(node.context, tuple(tokens))
 
 
 def likeliest(
