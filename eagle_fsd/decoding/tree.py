@@ -31,9 +31,8 @@ class DraftTree:
         max_depth: no node is deeper; known on the host, so that nothing is read from the device.
         draft_token_R: the target's id of every draft token, ascending, int64 [R]; None where R is
             V.
-        score_N: the drafter's log-probability of each node's path, float32 [N]; None where it keeps
-            none.
-        max_children: no node has more; known on the host too. None: any number.
+        score_N: what nodes were ranked by, float32 [N]: the drafter's log-probability of the path,
+            unless drafts were sampled; None where it keeps none.
         depth_N: levels below the root, int64 [N].
         ancestor_NN: bool [N, N]; row i marks node i and its ancestors.
     """
