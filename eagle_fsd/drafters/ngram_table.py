@@ -49,7 +49,7 @@ class NgramTable:
     Args:
         max_ngrams: most n-grams that are kept; those not seen for longest go first. One takes about
             400 bytes, 270 without the target's own tokens: 13 MB when 2**15 are full, which a text
-            of 8,000 tokens fills.
+            of 8,000 tokens fills, and at most 26 MB.
     """
 
     def __init__(self, max_ngram: int, max_ngrams: int = MAX_NGRAMS):
