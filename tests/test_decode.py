@@ -31,6 +31,7 @@ from eagle_fsd.rules.price import PathRule
 from eagle_fsd.rules.rejection import Rejection
 
 
+@pytest.mark.processes  # long
 @pytest.mark.parametrize("shift", [0, 3])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_greedy_tree_is_one_at_a_time_is_generate(family, shift):

@@ -55,6 +55,7 @@ def test_prefill_verify_and_commit_give_what_the_stock_model_gives(family, engin
     torch.testing.assert_close(*rounds, atol=2e-4, rtol=1e-3)
 
 
+@pytest.mark.processes  # long
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "mixtral", *SLIDING])
 @pytest.mark.parametrize("engine", REBUILT)
 def test_greedy_trees_emit_the_tokens_of_transformers_generate(family, engine):

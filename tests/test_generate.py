@@ -42,6 +42,7 @@ def alone(target, request: Request) -> list[int]:
     return by_generate(target, request.prompt, budget=budget, stop=stops)
 
 
+@pytest.mark.processes  # long
 @pytest.mark.parametrize(
     ("family", "engine"), [*((family, "stock") for family in FAMILIES), ("gemma3", "packed")]
 )

@@ -114,6 +114,7 @@ def test_half_precision_head_keeps_float32_angles():
     assert errors[1] < 2 * errors[0] < 0.05, errors
 
 
+@pytest.mark.processes  # long
 @pytest.mark.parametrize(
     "name, family", [*((name, "llama") for name in HEADS), ("eagle", "gemma3"), ("eagle3", "qwen3")]
 )

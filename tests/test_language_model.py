@@ -31,6 +31,7 @@ def truncated(model: PreTrainedModel, layers: int) -> PreTrainedModel:
     return cut
 
 
+@pytest.mark.processes  # long
 @torch.inference_mode()
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("family", FAMILIES)

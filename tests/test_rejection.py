@@ -99,6 +99,7 @@ def test_a_token_is_distributed_as_the_target_says(sampling, siblings):
         assert share > overlap + 0.02
 
 
+@pytest.mark.processes  # long
 @torch.inference_mode()
 @pytest.mark.parametrize("drafter, tree", [("head", CHAIN), ("model", TreeConfig(6, 3, 3))])
 def test_answers_are_distributed_as_the_target_says(drafter, tree):
@@ -141,6 +142,7 @@ def test_sampled_trees_have_one_shape_and_go_by_the_seed():
         assert one.token_N.equal(again.token_N)
 
 
+@pytest.mark.processes  # long
 @pytest.mark.parametrize("engine", ENGINES)
 def test_sampled_drafts_on_every_engine(engine):
     """exact emits what plain emits, and so does rejection at temperature 0; above, it emits what it

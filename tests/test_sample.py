@@ -188,6 +188,7 @@ def judged(tree: DraftTree, passing: set[int]) -> DraftTree:
     return replace(tree, draft_logits_ER=draft_EV)
 
 
+@pytest.mark.processes  # long
 @pytest.mark.parametrize(
     "kind, child", [*itertools.product((Fsd, FsdPaper), CHILD_CHOICES), (Random, "target")]
 )
