@@ -22,6 +22,10 @@ from eagle_fsd.decoding.rule import Guard, Path
 from eagle_fsd.decoding.verified import VerifiedTree
 
 
+def name_of(guard: Guard) -> str:
+    return next(name for name, kind in GUARDS.items() if kind is type(guard))
+
+
 @dataclass(frozen=True)
 class RegretGuard(Guard):
     columns: ClassVar[tuple[str, ...]] = ("regret",)
@@ -29,8 +33,7 @@ class RegretGuard(Guard):
 
     def __post_init__(self):
         if not self.nats >= 0:
-            name = type(self).__name__.lower()
-            raise BadInput(f"{name} must be 0 nats or above, got {self.nats}")
+            raise BadInput(f"{name_of(self)} must be 0 nats or above, got {self.nats}")
 
 
 class Cap(RegretGuard):
@@ -39,39 +42,30 @@ class Cap(RegretGuard):
 
 
 @dataclass(frozen=True)
-class Floor(Guard):
-    columns: ClassVar[tuple[str, ...]] = ("raw_prob",)
+class ProbGuard(Guard):
     prob: float
 
     def __post_init__(self):
         if not 0 <= self.prob <= 1:
-            raise BadInput(f"floor is a probability, 0 to 1; got {self.prob}")
+            raise BadInput(f"{name_of(self)} is a probability, 0 to 1; got {self.prob}")
+
+
+class Floor(ProbGuard):
+    columns: ClassVar[tuple[str, ...]] = ("raw_prob",)
 
     def allows(self, tree: VerifiedTree, child: int) -> bool:
         return tree.of("raw_prob", child) >= self.prob
 
 
-@dataclass(frozen=True)
-class Known(Guard):
+class Known(ProbGuard):
     columns: ClassVar[tuple[str, ...]] = ("draft_prob",)
-    prob: float
-
-    def __post_init__(self):
-        if not 0 <= self.prob <= 1:
-            raise BadInput(f"known is a probability, 0 to 1; got {self.prob}")
 
     def allows(self, tree: VerifiedTree, child: int) -> bool:
         return tree.of("draft_prob", child) >= self.prob  # NaN is not
 
 
-@dataclass(frozen=True)
-class TopOne(Guard):
+class TopOne(ProbGuard):
     columns: ClassVar[tuple[str, ...]] = ("top1",)
-    prob: float
-
-    def __post_init__(self):
-        if not 0 <= self.prob <= 1:
-            raise BadInput(f"top1 is a probability, 0 to 1; got {self.prob}")
 
     def allows(self, tree: VerifiedTree, child: int) -> bool:
         return tree.at("top1", tree.parents[child]) <= self.prob
