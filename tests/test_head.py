@@ -158,6 +158,7 @@ def slow_logits(target: Target, head: DraftHead, tokens_T, features_TF, drafts) 
     return masked_V
 
 
+@pytest.mark.processes  # long
 @torch.inference_mode()
 @pytest.mark.parametrize("family", ["llama", "gemma3"])
 @pytest.mark.parametrize("name", HEADS)

@@ -210,6 +210,7 @@ EACH_WAY = [
 ]
 
 
+@pytest.mark.processes  # long
 @pytest.mark.parametrize("family, change", EACH_WAY, ids=str)
 def test_ngrams_are_plain_decoding(family, change):
     """Token for token, at any temperature and stop. A tiny greedy model falls into a loop; what it
@@ -317,6 +318,7 @@ def target_started(target, prompt):
     return target.prefill(torch.tensor(prompt))
 
 
+@pytest.mark.processes  # long
 @pytest.mark.parametrize("name, family", [("eagle", "gemma3"), ("eagle3, 37 tokens", "llama")])
 def test_output_is_plain_decoding(name, family):
     """Of exact, at any temperature; fsd above 0 takes other tokens, with the hybrid's trees too."""
