@@ -15,7 +15,7 @@ from tiny import tiny_head, tiny_target
 from eagle_fsd.decoding.divergence import divergence as divergence_of
 from eagle_fsd.heads.unroll import unroll
 from eagle_fsd.training import losses
-from eagle_fsd.training.losses import DISTRIBUTION_LOSSES, Objective, distribution_losses
+from eagle_fsd.training.losses import DISTRIBUTION_LOSSES, Objective, Rows, distribution_losses
 from eagle_fsd.training.recipe import LOSSES, RECIPES, SCHEDULES, Recipe, parse_recipe
 
 S, M, D, R = 3, 11, 7, 13
@@ -71,7 +71,8 @@ def test_written_out_gradients_equal_autograd(name, scale):
     wanted_C = obvious(name, logp_CR, torch.log_softmax(logits_CR, -1))
     (wanted_CR,) = torch.autograd.grad(wanted_C.sum(), logits_CR)
     with torch.no_grad():
-        loss_C, grad_CR = DISTRIBUTION_LOSSES[name](logp_CR, torch.log_softmax(logits_CR, -1))
+        target, draft = (Rows(x, torch.softmax(x, -1)) for x in (target_CR, logits_CR))
+        loss_C, grad_CR = DISTRIBUTION_LOSSES[name](target, draft)
     torch.testing.assert_close(loss_C, wanted_C.detach(), atol=1e-10, rtol=1e-8)
     torch.testing.assert_close(grad_CR, wanted_CR, atol=1e-10, rtol=1e-8)
 

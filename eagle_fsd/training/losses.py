@@ -18,6 +18,7 @@ size, R draft vocabulary.
 
 import math
 from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -30,22 +31,40 @@ from eagle_fsd.training.recipe import Recipe
 CHUNK_ELEMENTS = 2**22  # logits held at a time: 16 MB in float32, which a CPU's caches like
 DEVICE_CHUNK_ELEMENTS = 2**27  # elsewhere: 512 MB, few launches
 
-# target's and draft's log-probabilities [C, R] -> loss [C], gradient by the draft's logits [C, R]
-DistributionLoss = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
+
+class Rows(NamedTuple):
+    """Next-token distributions of a chunk, [C, R] in the dtype of the lm_head's rows."""
+
+    logits_CR: torch.Tensor
+    prob_CR: torch.Tensor
+
+    @property
+    def log_CR(self) -> torch.Tensor:
+        """Log-probabilities, float32 at least."""
+        low = torch.promote_types(self.logits_CR.dtype, torch.float32)
+        return torch.log_softmax(self.logits_CR, dim=-1, dtype=low)
 
 
-def cross_entropy(target_CR: torch.Tensor, draft_CR: torch.Tensor):
-    prob_CR = target_CR.exp()
-    return -vecdot(prob_CR, draft_CR), draft_CR.exp() - prob_CR
+# the target's rows and the draft's -> loss [C], gradient by the draft's logits [C, R]
+DistributionLoss = Callable[[Rows, Rows], tuple[torch.Tensor, torch.Tensor]]
 
 
-def reverse_kl(target_CR: torch.Tensor, draft_CR: torch.Tensor):
-    prob_CR, ratio_CR = draft_CR.exp(), draft_CR - target_CR
+def cross_entropy(target: Rows, draft: Rows):
+    # log sum exp of the logits, by the one token whose probability rounds least
+    highest_C, largest_C = draft.logits_CR.amax(-1), draft.prob_CR.amax(-1)
+    expected_C = vecdot(target.prob_CR, draft.logits_CR)
+    return highest_C - largest_C.log() - expected_C, draft.prob_CR - target.prob_CR
+
+
+def reverse_kl(target: Rows, draft: Rows):
+    draft_CR = draft.log_CR
+    prob_CR, ratio_CR = draft_CR.exp(), draft_CR - target.log_CR
     loss_C = vecdot(prob_CR, ratio_CR)
     return loss_C, prob_CR * (ratio_CR - loss_C[:, None])
 
 
-def jensen_shannon(target_CR: torch.Tensor, draft_CR: torch.Tensor):
+def jensen_shannon(target: Rows, draft: Rows):
+    target_CR, draft_CR = target.log_CR, draft.log_CR
     mean_CR = torch.logaddexp(target_CR, draft_CR) - math.log(2)
     prob_CR, slope_CR = draft_CR.exp(), draft_CR - mean_CR
     of_draft_C = vecdot(prob_CR, slope_CR)
@@ -53,9 +72,9 @@ def jensen_shannon(target_CR: torch.Tensor, draft_CR: torch.Tensor):
     return loss_C, 0.5 * prob_CR * (slope_CR - of_draft_C[:, None])
 
 
-def total_variation(target_CR: torch.Tensor, draft_CR: torch.Tensor):
-    prob_CR = draft_CR.exp()
-    difference_CR = prob_CR - target_CR.exp()
+def total_variation(target: Rows, draft: Rows):
+    prob_CR = draft.log_CR.exp()
+    difference_CR = prob_CR - target.log_CR.exp()
     sign_CR = difference_CR.sign()
     loss_C = 0.5 * difference_CR.abs().sum(-1)
     return loss_C, 0.5 * prob_CR * (sign_CR - vecdot(prob_CR, sign_CR)[:, None])
@@ -104,23 +123,26 @@ class _Mixed(torch.autograd.Function):
         grad_RD = torch.zeros_like(lm_head_RD, dtype=torch.float32) if own else None
         on_cpu = hidden_SMD.device.type == "cpu"
         elements = CHUNK_ELEMENTS if on_cpu else DEVICE_CHUNK_ELEMENTS
-        chunk = max(1, elements // rows_RD.shape[0])
+        chunk = max(1, min(M, elements // rows_RD.shape[0]))
+        # reused: fresh pages for every chunk would cost as much as the arithmetic
+        kept_22CR = torch.empty(2, 2, chunk, *rows_RD.shape[:1], dtype=low, device=rows_RD.device)
         for start in range(0, M, chunk):
             part = slice(start, start + chunk)
-            target_CR = _log_softmax(target_MD[part].to(low), target_lm_head_RD)
+            target = _softmax(target_MD[part].to(low), target_lm_head_RD, kept_22CR[0])
             for s in range(S):
-                hidden_CD = hidden_SMD[s, part].to(low)
-                draft_CR = _log_softmax(hidden_CD, rows_RD)
+                hidden_CD, weight_C = hidden_SMD[s, part].to(low), weight_SM[s, part]
+                draft = _softmax(hidden_CD, rows_RD, kept_22CR[1])
                 total_CR = None
                 for k, (name, weight) in enumerate(losses.items()):
-                    loss_C, grad_CR = DISTRIBUTION_LOSSES[name](target_CR, draft_CR)
-                    value_K[k] += torch.dot(loss_C, weight_SM[s, part])
-                    grad_CR.mul_(weight * weight_SM[s, part, None])
+                    loss_C, grad_CR = DISTRIBUTION_LOSSES[name](target, draft)
+                    value_K[k] += torch.dot(loss_C.float(), weight_C)
+                    grad_CR.mul_(weight)
                     total_CR = grad_CR if total_CR is None else total_CR.add_(grad_CR)
                 total_CR = total_CR.to(low)
-                grad_SMD[s, part] = (total_CR @ rows_RD).to(grad_SMD.dtype)
+                grad_SMD[s, part] = (total_CR @ rows_RD * weight_C[:, None]).to(grad_SMD.dtype)
                 if own:
-                    grad_RD += (total_CR.T @ hidden_CD).float()
+                    weighted_CD = (hidden_CD * weight_C[:, None]).to(low)
+                    grad_RD += (total_CR.T @ weighted_CD).float()
         ctx.save_for_backward(grad_SMD, grad_RD)
         ctx.mark_non_differentiable(value_K)
         return value_K @ value_K.new_tensor(list(losses.values())), value_K
@@ -132,9 +154,11 @@ class _Mixed(torch.autograd.Function):
         return grad_SMD * grad.to(grad_SMD.dtype), rows, None, None, None, None
 
 
-def _log_softmax(hidden_CD: torch.Tensor, rows_RD: torch.Tensor) -> torch.Tensor:
-    logits_CR = nn.functional.linear(hidden_CD, rows_RD)
-    return torch.log_softmax(logits_CR, dim=-1, dtype=torch.float32)
+def _softmax(hidden_CD: torch.Tensor, rows_RD: torch.Tensor, kept_2CR: torch.Tensor) -> Rows:
+    """What the rows say of these states, written to the memory given."""
+    logits_CR, prob_CR = kept_2CR[:, : hidden_CD.shape[0]]
+    torch.mm(hidden_CD, rows_RD.T, out=logits_CR)
+    return Rows(logits_CR, torch.softmax(logits_CR, -1, out=prob_CR))
 
 
 class Objective(nn.Module):
