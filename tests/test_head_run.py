@@ -100,7 +100,7 @@ def assert_right(states: TargetStates, texts: list[list[int]]) -> None:
 def test_rows_are_those_of_each_text_alone(tmp_path, texts, family, keep):
     """Right padding and batching change nothing; in any order, in parts, kept or not."""
     target = fused_target() if family == "eagle3" else tiny_target(family)
-    states = TargetStates(target, tmp_path / "kept" if keep else None)
+    states = TargetStates(target, tmp_path / "kept" if keep else "")
     assert_right(states, [texts[i] for i in (7, 0, 3)])
     assert_right(states, texts)
 
@@ -110,7 +110,7 @@ def test_kept_rows_are_not_computed_again(tmp_path, texts):
     half written is not taken for a file."""
     target, forwards = tiny_target("llama"), []
     first = TargetStates(target, tmp_path).of([texts[4], texts[6]])
-    (folder,) = tmp_path.iterdir()
+    (folder,) = tmp_path.glob("*/*")
     (folder / "torn.123").write_bytes(b"torn")
     target.model.base_model.register_forward_hook(lambda *_: forwards.append(1))
     again = TargetStates(target, tmp_path)
@@ -129,7 +129,8 @@ def test_states_of_other_targets_lie_apart(tmp_path, texts):
     narrow = tiny_target("llama")
     narrow.model.bfloat16()
     TargetStates(narrow, tmp_path).of(texts[:1])
-    assert len(list(tmp_path.iterdir())) == 3
+    TargetStates(narrow, tmp_path, "other weights").of(texts[:1])
+    assert len(list(tmp_path.glob("*/*"))) == 4
 
 
 # --- the head on its own predictions --------------------------------------------------------------

@@ -20,9 +20,10 @@ from training_runs import data_options as options
 from training_runs import make_data as main
 from transformers import LlamaForCausalLM
 
-from eagle_fsd.models.load import load_target
+from eagle_fsd.models.load import load_target, target_digests
 from eagle_fsd.models.loaded import prompt_ids
 from eagle_fsd.training.data import read_dialogues
+from eagle_fsd.training.features import TargetStates
 
 pytestmark = pytest.mark.processes  # whole commands
 
@@ -137,6 +138,21 @@ def test_conversations_are_rewritten_turn_by_turn(tmp_path, target, data):
         for more in range(len(runs) - 1):
             wanted += f"<s>user\nAnd {more}?</s><s>assistant\n"
         assert asked == wanted
+
+
+def test_states_are_kept_as_they_arise(tmp_path, target, data):
+    """--features has the target's states of every dialogue but for its last token, as they are when
+    the text is run by itself; train_head.py finds them by the same folder, and computes none."""
+    kept = str(tmp_path / "features")
+    main(options(target, tmp_path / "data", "--features", kept, sources=(str(data),)))
+    model, _ = load_target(str(target), dtype="float32")
+    states = TargetStates(model, kept, target_digests(str(target)))
+    texts = [row["input_ids"] for row in made(tmp_path / "data")]
+    wanted = TargetStates(model).of(texts)
+    model.model.base_model.register_forward_pre_hook(lambda *_: pytest.fail("computed again"))
+    for (feature_LF, hidden_LD), (right_LF, _) in zip(states.of(texts), wanted, strict=True):
+        assert torch.equal(feature_LF, hidden_LD) and not feature_LF[-1].any()
+        torch.testing.assert_close(feature_LF[:-1].float(), right_LF[:-1], rtol=2**-8, atol=1e-4)
 
 
 def test_benchmark_prompts_are_dropped_by_name(tmp_path, target):

@@ -35,6 +35,9 @@ class Request:
     stops: frozenset[int] = frozenset()  # tokens that end it
     seed: int = 0  # of its uniforms
     tokens: list[int] = field(default_factory=list)
+    # if given: hidden states after the final norm of prompt and tokens but for the last one, which
+    # is not run, in pieces [T, D]
+    states: list[torch.Tensor] | None = None
 
     @property
     def finished(self) -> bool:
@@ -85,6 +88,9 @@ class Batch:
             use_cache=True,
         )
         going = [self.rows[b] for b in self.going]
+        for row, ids, hidden_TD in zip(self.rows, new, hidden_BTD, strict=True):
+            if row.states is not None and not row.ended:
+                row.states.append(hidden_TD[T - len(ids) :])
         logits_RV = self.target.logits(hidden_BTD[self.going, -1])
         for row, token in zip(going, next_tokens(going, logits_RV), strict=True):
             row.tokens.append(token)

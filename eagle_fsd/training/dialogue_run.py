@@ -19,6 +19,7 @@ from eagle_fsd.runs.jsonl import write_json, write_lines
 from eagle_fsd.runs.provenance import digest
 from eagle_fsd.training import prompts
 from eagle_fsd.training.dialogues import TURN_TOKENS, ChatFormat, DialogueMaker
+from eagle_fsd.training.features import TargetStates
 from eagle_fsd.training.training_options import DataOptions
 
 
@@ -52,11 +53,13 @@ def make_dialogues(options: DataOptions) -> dict | None:
     chat = ChatFormat(load.load_tokenizer(options.target))
     if prompts.SELF in weights:
         chat.user_prefix()  # refuses a template without
+    digests = load.target_digests(options.target)
     read = {"prompts": digest([sources, excluded])}  # files may change
+    budgets = ("dialogues", "answer_tokens", "minutes")
     run = Run(
         options.output,
-        asdict(options) | load.target_digests(options.target) | read,
-        free=("output", "dialogues", "answer_tokens", "minutes", "batch_size", "device"),
+        asdict(options) | digests | read,
+        free=("output", "features", *budgets, "batch_size", "device"),
         key=itemgetter("id"),
         processes=processes,
     )
@@ -70,7 +73,9 @@ def make_dialogues(options: DataOptions) -> dict | None:
         options.target, dtype=options.dtype, device=options.device, engine="auto"
     )
     end_ids = chat.end_ids | set(target.eos_token_ids)
-    maker = DialogueMaker(options, run, candidates, chat, prompts.Benchmarks(excluded), end_ids)
+    states = TargetStates(target, options.features, digests) if options.features else None
+    benchmarks = prompts.Benchmarks(excluded)
+    maker = DialogueMaker(options, run, candidates, chat, benchmarks, end_ids, states)
     run.begin_session()
     for request in complete(
         target, maker.next_request, batch_size=options.batch_size, stop=maker.out_of_time

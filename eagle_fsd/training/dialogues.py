@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 
+import torch
 from jinja2 import TemplateError
 from tqdm import tqdm
 from transformers import PreTrainedTokenizerBase
@@ -20,6 +21,7 @@ from eagle_fsd.config import BadInput
 from eagle_fsd.models.generate import Request
 from eagle_fsd.models.loaded import Message, prompt_ids
 from eagle_fsd.runs.folder import Run
+from eagle_fsd.training.features import TargetStates
 from eagle_fsd.training.prompts import SELF, Benchmarks, Candidate, Conversation, user_turns
 from eagle_fsd.training.training_options import DataOptions
 
@@ -117,6 +119,7 @@ class DialogueMaker:
     chat: ChatFormat
     benchmarks: Benchmarks
     end_ids: frozenset[int]  # of an answer
+    states: TargetStates | None = None  # keeps the target's states of every dialogue
 
     def __post_init__(self):
         options = self.options
@@ -234,7 +237,8 @@ class DialogueMaker:
             prompt = self.chat.prompt([*said, turn], ids)
             if prompt is None or len(prompt) > self.options.max_prompt_tokens:
                 break
-            request = Request(prompt, limit, temperature, self.end_ids, rng.getrandbits(62))
+            seed, kept = rng.getrandbits(62), None if self.states is None else []
+            request = Request(prompt, limit, temperature, self.end_ids, seed, states=kept)
             yield request
             ids = prompt + request.tokens
             mask += [0] * (len(prompt) - len(mask)) + [1] * len(request.tokens)
@@ -247,5 +251,7 @@ class DialogueMaker:
             raise Dropped("prompt too long")
         if not text.strip():
             raise Dropped("empty answer")
+        if self.states is not None:
+            self.states.keep(ids, torch.cat(request.states))
         row = {"input_ids": ids, "loss_mask": mask}
         return row | {"temperature": temperature, "finished": request.finished}

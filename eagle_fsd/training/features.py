@@ -1,5 +1,6 @@
-"""The target's states at every token of the training dialogues: computed when first asked for, and
-kept, a file a dialogue, by what target and tokens they are of; not by the code that computes them.
+"""The target's states at every token of the training dialogues: as it had them when it wrote, or
+computed when first asked for. They are kept, a file a dialogue, by what target and tokens they are
+of; not by the code that computes them.
 
 So nothing is computed twice, when data is added or other runs and processes share the folder, and a
 killed run leaves nothing to mend. A row is what the head reads of a token and, where that is of
@@ -15,6 +16,7 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import load_file, save
+from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence
 
 from eagle_fsd.config import BadInput
@@ -23,13 +25,23 @@ from eagle_fsd.runs.provenance import digest
 
 
 class TargetStates:
-    """A target's states of any texts, kept in `folder`, which no target of other weights shares;
-    None computes them each time."""
+    """A target's states of any texts.
 
-    def __init__(self, target: Target, folder: Path | None = None):
+    Args:
+        folder: where they are kept; "": nowhere, they are computed each time.
+        digests: of the target's weights, so that no other target's states are taken for its own.
+    """
+
+    def __init__(self, target: Target, folder: str | Path = "", digests: object = None):
         self.target = target
         kind = "-".join(map(str, (target.dtype, *target.feature_layers)))
-        self._folder = folder and folder / kind
+        self._folder = Path(folder, digest(digests), kind) if folder else None
+
+    def keep(self, ids: list[int], state_TD: torch.Tensor) -> None:
+        """Keep states after the final norm, as the target had them when it wrote the text: of its
+        tokens but for the last, whose states nothing is learnt from."""
+        row_LD = pad(state_TD, (0, 0, 0, len(ids) - len(state_TD)))
+        _keep(self._path(ids), row_LD)
 
     def of(self, texts: Sequence[list[int]]) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Features [L, F] and hidden states after the final norm [L, D] of these token ids.
@@ -42,7 +54,7 @@ class TargetStates:
         if self._folder is None:
             rows = self._compute(texts)
         else:
-            paths = [self._folder / f"{digest(ids)}.safetensors" for ids in texts]
+            paths = [self._path(ids) for ids in texts]
             missing = [i for i, path in enumerate(paths) if not path.is_file()]
             for i, row_LW in zip(missing, self._compute([texts[i] for i in missing]), strict=True):
                 _keep(paths[i], row_LW)
@@ -50,6 +62,9 @@ class TargetStates:
         D = self.target.hidden_size
         F = D * len(self.target.feature_layers) or D
         return [(row_LW[:, :F], row_LW[:, -D:]) for row_LW in rows]
+
+    def _path(self, ids: list[int]) -> Path:
+        return self._folder / f"{digest(ids)}.safetensors"
 
     @torch.no_grad()
     def _compute(self, texts: Sequence[list[int]]) -> list[torch.Tensor]:

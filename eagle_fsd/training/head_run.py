@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from itertools import groupby, islice
 from operator import itemgetter
-from pathlib import Path
 
 import torch
 from accelerate import Accelerator
@@ -85,8 +84,8 @@ def train_head(options: TrainOptions) -> dict | None:
             "this target's lm_head has a bias or its logits are capped (Gemma 2), which the losses "
             "do not follow: it cannot be trained for"
         )
-    kept = Path(options.features or run.folder / "features", digest(digests))
-    states = TargetStates(target, None if options.features == "online" else kept)
+    kept = "" if options.features == "online" else options.features or run.folder / "features"
+    states = TargetStates(target, kept, digests)
     training, held_out = split(
         dialogues, held_out=options.held_out, answer_tokens=options.answer_tokens
     )

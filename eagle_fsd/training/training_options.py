@@ -26,6 +26,9 @@ class DataOptions(RunOptions):
     minutes: float = option(
         0.0, "end after this time, runs before included; answers under way are cut there; 0: none"
     )
+    features: str = option(
+        "", "folder that keeps the target's states, for train_head.py's --features; empty: none"
+    )
     max_new_tokens: int = option(400, "budget of an answer; a longer one is cut and ends there")
     max_prompt_tokens: int = option(1024, "longest prompt, earlier turns included")
     exclude: list[str] = option([], "more question files whose prompts are dropped")
@@ -63,7 +66,9 @@ class TrainOptions(RunOptions):
     target_device: str = option("", "where the target is; auto spreads it; empty: the process's")
     target_dtype: str = option("", "bfloat16, float16 or float32; empty: bfloat16 where it is fast")
     features: str = option(
-        "", "folder that keeps the target's states; online: compute them each time; empty: OUTPUT's"
+        "",
+        "folder that keeps the target's states, make_data.py's or another; online: compute them "
+        "each time; empty: OUTPUT's",
     )
     max_length: int = option(2048, "longest dialogue in tokens; the rest is cut")
     answer_tokens: int = option(0, "train on a random part of about so many; 0: all")
