@@ -39,7 +39,8 @@ class PreallocatedLayer(CacheLayerMixin):
             new = key_states.shape[2]
             self.keys.narrow(2, self.length, new).copy_(key_states)
             self.values.narrow(2, self.length, new).copy_(value_states)
-            self.length = end = self.length + new
+            self.length += new
+            end = self._cache.capacity if self._cache.whole else self.length
         return self.keys.narrow(2, 0, end), self.values.narrow(2, 0, end)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
@@ -66,12 +67,15 @@ class TreeCache(Cache):
         fixed: None, or for a forward of fixed shapes (engine/graphs.py) the cache row of each new
             position, int64 on the device, and how many rows are read, valid or not: the mask hides
             the others.
+        whole: a forward reads all rows, valid or not, as one block without gaps between sequences;
+            the mask hides the others.
     """
 
     def __init__(self, num_layers: int, capacity: int, *, pooled: bool = True):
         super().__init__(layers=[PreallocatedLayer(self, index) for index in range(num_layers)])
         self.capacity = capacity
         self.fixed: tuple[torch.Tensor, int] | None = None
+        self.whole = False
         self._pooled = pooled
         self._pools: list[torch.Tensor] = []  # keys and values in turn, [layers, *a layer's shape]
 

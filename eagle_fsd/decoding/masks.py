@@ -30,7 +30,8 @@ def layer_masks(
     dtype: torch.dtype,
     repeats: int,
 ) -> Masks:
-    """Masks for a model's layers, from what each node may see but for windows.
+    """Masks for a model's layers, from what each node may see but for windows. The positions of the
+    keys may be each node's own, [N, K].
 
     Models with `layer_types` that slide take a dict of masks; those whose layers all slide
     (Mistral) take one mask, with the window added here because transformers leaves a 4-D mask as
@@ -41,6 +42,6 @@ def layer_masks(
     full = fold(additive(visible_NK, dtype), repeats)
     if window is None or (types and "sliding_attention" not in types):
         return full
-    in_window_NK = key_position_K[None] > position_N[:, None] - window
+    in_window_NK = key_position_K > position_N[:, None] - window
     sliding = fold(additive(visible_NK & in_window_NK, dtype), repeats)
     return {"full_attention": full, "sliding_attention": sliding} if types else sliding

@@ -50,6 +50,7 @@ class Target:
             `hidden_states` (i is what enters layer i); empty: the last, after the final norm.
         max_positions: longest sequence it was made for.
         new_cache: makes a cache for it, of a capacity.
+        masks: masks.layer_masks for it, of what each node may see and of the positions.
         lock: held by whoever decodes, from one yield to the next: threads take turns.
     """
 
@@ -88,7 +89,7 @@ class Target:
         self._run_model = engine.rebuild(model, keep_stock=keep_stock)
         self._read = engine.linear(self.lm_head.weight, self.lm_head.bias)
         repeats = engine.mask_repeats(self._run_model.config)
-        self._masks = partial(layer_masks, model.config, dtype=self.dtype, repeats=repeats)
+        self.masks = partial(layer_masks, model.config, dtype=self.dtype, repeats=repeats)
         self._sequence = self.new_sequence()
         self.lock, self._sequences = threading.RLock(), 0
 
@@ -175,7 +176,7 @@ class Target:
         engine.NodeForward."""
         mask = None
         if visible_NK is not None:
-            mask = self._masks(visible_NK, key_position_K, position_N)
+            mask = self.masks(visible_NK, key_position_K, position_N)
         if position_N is not None:
             # Drafts beyond the last position lie beyond the budget and are never emitted; clamped,
             # they do not run off a table of learned positions.

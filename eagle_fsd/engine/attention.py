@@ -68,9 +68,14 @@ def folded_attention(
     cpu_half = query.device.type == "cpu" and query.dtype == torch.bfloat16
     # transformers' own masks, of a single query beyond a window, are boolean
     additive = attention_mask is not None and attention_mask.is_floating_point()
-    few = B == 1 and N <= PRODUCT_QUERIES
-    if additive and few and cpu_half and rows * key.shape[2] >= PRODUCT_SCORES:
-        output = _products(folded[0], key[0], value[0], attention_mask[0], scaling)[None]
+    if B == 1:
+        products = N <= PRODUCT_QUERIES and rows * key.shape[2] >= PRODUCT_SCORES
+    else:  # cuts of a longer buffer are copied by every product
+        products = key.is_contiguous() and value.is_contiguous()
+    if additive and cpu_half and products:
+        mask = attention_mask.expand(-1, G, -1, -1) if B > 1 else attention_mask
+        parts = (part.flatten(0, 1) for part in (folded, key, value, mask))
+        output = _products(*parts, scaling)
     else:
         output = functional.scaled_dot_product_attention(
             folded, key, value, attn_mask=attention_mask, scale=scaling
@@ -85,7 +90,7 @@ def _products(
     mask: torch.Tensor,
     scaling: float | None,
 ) -> torch.Tensor:
-    """[G, rows, d], [G, K, d], [G, K, d], [1, rows, K] -> [G, rows, d]; softmax in float32."""
+    """[M, rows, d], [M, K, d], [M, K, d], [1 or M, rows, K] -> [M, rows, d]; softmax in float32."""
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
     scores = torch.baddbmm(mask, query, key.transpose(1, 2), alpha=scaling)
     return torch.bmm(torch.softmax(scores, dim=-1), value)

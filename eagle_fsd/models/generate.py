@@ -14,9 +14,10 @@ from functools import cached_property
 from itertools import islice
 
 import torch
-from torch.nn.functional import pad
 
 from eagle_fsd.config import SamplingConfig
+from eagle_fsd.decoding.cache import PreallocatedLayer
+from eagle_fsd.decoding.masks import Masks
 from eagle_fsd.decoding.sampling import draw
 from eagle_fsd.decoding.target import Target
 
@@ -77,13 +78,18 @@ class Batch:
         T = max(map(len, new))
         token_BT = torch.tensor([[0] * (T - len(ids)) + ids for ids in new])
         length_B = torch.tensor([len(row.prompt) + len(row.tokens) for row in self.rows])
-        column_C = torch.arange(self.cache.length + T)
-        position_BC = column_C - (len(column_C) - length_B)[:, None]  # below 0: padding
+        end = self.cache.length + T
+        self.cache.whole = (
+            T == 1
+        )  # contiguous keys, which attention reads far faster (attention.py)
+        column_C = torch.arange(self.cache.capacity if T == 1 else end)
+        position_BC = column_C - (end - length_B)[:, None]  # below 0: padding
         device = self.target.embed_tokens.weight.device
+        seen_BC = ((position_BC >= 0) & (column_C < end)).to(device)
         hidden_BTD, _ = self.target.hidden_and_features(
             token_BT,
-            attention_mask=(position_BC >= 0).long().to(device),
-            position_ids=position_BC[:, -T:].clamp(min=0).to(device),
+            attention_mask=self._row_masks(seen_BC, position_BC) if T == 1 else seen_BC.long(),
+            position_ids=position_BC[:, end - T : end].clamp(min=0).to(device),
             past_key_values=self.cache,
             use_cache=True,
         )
@@ -96,15 +102,27 @@ class Batch:
             row.tokens.append(token)
         return (row for row in going if row.ended)
 
-    def kept(self, layer: int, columns: int) -> list[torch.Tensor]:
-        """Keys and values of the rows that have not ended, [R, H, columns, D]: cut on the left,
-        where all is padding, or padded with zeros (masked NaN would still spread)."""
-        states = self.cache.layers[layer]
+    def _row_masks(self, seen_BC: torch.Tensor, position_BC: torch.Tensor) -> Masks:
+        """Of one query a row, [B, 1, 1, C]."""
+        position_BC = position_BC.to(seen_BC.device)
+        masks = self.target.masks(seen_BC, position_BC, position_BC[:, self.cache.length])
+        each = masks if isinstance(masks, dict) else {"": masks}
+        each = {kind: mask[0, 0, : len(self.rows), None, None] for kind, mask in each.items()}
+        return each.get("", each)
+
+    def copy_going(self, number: int, into: PreallocatedLayer, start: int) -> int:
+        """Copy a layer's keys and values of the rows that have not ended to the rows from `start`
+        on, flush with its last valid column; the row behind them. What is cut off on the left is
+        padding."""
+        states = self.cache.layers[number]
+        columns, end = min(states.length, into.length), start + len(self.going)
         row_R = torch.tensor(self.going, device=states.keys.device)
-        return [
-            pad(part.index_select(0, row_R), (0, 0, columns - states.length, 0))
-            for part in (states.keys[:, :, : states.length], states.values[:, :, : states.length])
-        ]
+        for part, to in (states.keys, into.keys), (states.values, into.values):
+            seen = part[:, :, states.length - columns : states.length]
+            if end - start < len(self.rows):
+                seen = seen.index_select(0, row_R)
+            to[start:end, :, into.length - columns : into.length] = seen
+        return end
 
 
 def next_tokens(rows: list[Request], logits_RV: torch.Tensor) -> list[int]:
@@ -127,8 +145,13 @@ def join(target: Target, batches: list[Batch]) -> Batch:
     whole = Batch(target, [batch.rows[b] for batch in batches for b in batch.going])
     columns = max((len(row.prompt) + len(row.tokens) - 1 for row in whole.rows), default=0)
     for number, layer in enumerate(whole.cache.layers if batches else ()):
-        parts = [batch.kept(number, columns) for batch in batches]
-        layer.update(*(torch.cat(part) for part in zip(*parts, strict=True)))
+        like = batches[0].cache.layers[number]
+        layer.lazy_initialization(
+            *(part[:1].expand(len(whole.rows), -1, -1, -1) for part in (like.keys, like.values))
+        )
+        layer.length, start = columns, 0
+        for batch in batches:
+            start = batch.copy_going(number, layer, start)
     return whole
 
 
