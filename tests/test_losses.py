@@ -15,6 +15,7 @@ from tiny import tiny_head, tiny_target
 from eagle_fsd.decoding.divergence import divergence as divergence_of
 from eagle_fsd.heads.unroll import unroll
 from eagle_fsd.training import losses
+from eagle_fsd.training.head_run import optimizers_of
 from eagle_fsd.training.losses import DISTRIBUTION_LOSSES, Objective, Rows, distribution_losses
 from eagle_fsd.training.recipe import LOSSES, RECIPES, SCHEDULES, Recipe, parse_recipe
 
@@ -225,6 +226,23 @@ def test_what_does_not_count_changes_nothing(objective, batch):
     own = {key.removeprefix("head.") for key in objective.state_dict()}
     assert own == set(objective.head.state_dict())
     assert len(list(objective.parameters())) == len(list(objective.head.parameters()))
+
+
+def test_optimizers_share_out_the_parameters(objective):
+    """Every one has an optimizer, and one only; norms and an lm_head of its own are never Muon's,
+    which are no maps between hidden states."""
+    names = {id(p): name for name, p in objective.named_parameters()}
+    (adamw,) = optimizers_of(objective, Recipe())
+    assert names.keys() == {id(p) for p in adamw.param_groups[0]["params"]}
+    muon, rest = (o.param_groups[0] for o in optimizers_of(objective, Recipe(optimizer="muon")))
+    theirs = [
+        [".".join(names[id(p)].split(".")[-2:]) for p in group["params"]] for group in (muon, rest)
+    ]
+    layers = ("fc", *(f"{x}_proj" for x in ("q", "k", "v", "o", "gate", "up", "down")))
+    linear = {f"{layer}.weight" for layer in layers}
+    assert set(theirs[0]) == linear and len(theirs[0]) + len(theirs[1]) == len(names)
+    assert not linear & set(theirs[1])
+    assert ("lm_head.weight" in theirs[1]) == (objective.head.lm_head is not None)
 
 
 # --- recipes --------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ SCRIPT = str(ROOT / "train/train_head.py")
 pytestmark = pytest.mark.processes
 STEPS = 60
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}
-FAST = {"steps": STEPS, "precision": "no", "recipe": RECIPE + ",unroll_steps=2"}
+FAST = {"steps": STEPS, "precision": "no", "recipe": RECIPE + ",unroll_steps=2,optimizer=muon"}
 # two batches for each process of two
 EAGLE3 = {"head_type": "eagle3", "recipe": "eagle3,unroll_steps=2", "batches_per_step": 4}
 
@@ -73,7 +73,8 @@ def kill_behind(process: subprocess.Popen, output: Path, *, step: int, delay: fl
     try:
         deadline = time.monotonic() + 120
         while saved_step(output) < step:
-            assert process.poll() is None and time.monotonic() < deadline
+            assert process.poll() is None, process.communicate()
+            assert time.monotonic() < deadline
             time.sleep(0.002)
         time.sleep(delay)
         assert process.poll() is None, "the run ended before it was killed"

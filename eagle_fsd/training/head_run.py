@@ -25,7 +25,7 @@ from eagle_fsd.runs.provenance import digest
 from eagle_fsd.training.data import Batches, Dialogue, read_dialogues, split, supervised
 from eagle_fsd.training.features import TargetStates
 from eagle_fsd.training.losses import Objective
-from eagle_fsd.training.recipe import parse_recipe
+from eagle_fsd.training.recipe import Recipe, parse_recipe
 from eagle_fsd.training.trainer import Trainer
 from eagle_fsd.training.training_options import TrainOptions
 
@@ -187,9 +187,22 @@ def prepare(
         noise=recipe.noise,
     )
     objective = Objective(head, rows_RD.to(accelerator.device), recipe)
-    optimizer = torch.optim.AdamW(
-        objective.parameters(), betas=(0.9, 0.95), weight_decay=recipe.weight_decay
-    )
-    objective, optimizer = accelerator.prepare(objective, optimizer)
+    objective, *optimizers = accelerator.prepare(objective, *optimizers_of(objective, recipe))
     embed_tokens = target.embed_tokens
-    return Trainer(accelerator, objective, optimizer, batches, embed_tokens, recipe, options, run)
+    return Trainer(accelerator, objective, optimizers, batches, embed_tokens, recipe, options, run)
+
+
+def optimizers_of(objective: Objective, recipe: Recipe) -> list[torch.optim.Optimizer]:
+    """The recipe's; Muon's matrices are those that map hidden states to hidden states."""
+    matrices, rest = [], []
+    for name, parameter in objective.named_parameters():
+        hidden = parameter.ndim == 2 and "lm_head" not in name
+        (matrices if recipe.optimizer == "muon" and hidden else rest).append(parameter)
+    decay = recipe.weight_decay
+    optimizers: list[torch.optim.Optimizer] = []
+    if matrices:
+        # scaled so that an entry moves as far as AdamW would move it
+        optimizers.append(
+            torch.optim.Muon(matrices, weight_decay=decay, adjust_lr_fn="match_rms_adamw")
+        )
+    return [*optimizers, torch.optim.AdamW(rest, betas=(0.9, 0.95), weight_decay=decay)]

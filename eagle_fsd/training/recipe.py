@@ -22,6 +22,7 @@ SCHEDULES = {
     "cosine": lambda done: 0.5 * (1 + math.cos(math.pi * done)),
     "linear": lambda done: 1 - done,
 }
+OPTIMIZERS = ("adamw", "muon")
 # least and largest value of every number
 RANGES = {
     "unroll_steps": (1, 100),
@@ -43,6 +44,8 @@ class Recipe:
         noise: features get uniform noise in +-noise * 512 / length (upstream's).
         learning_rate: peak, after `warmup`, a share of the budget; then `schedule` down to
             `final_rate` of it.
+        optimizer: adamw, or muon (Keller Jordan, kellerjordan.github.io/posts/muon), which takes
+            the layers' matrices with AdamW's rate (arXiv 2502.16982) and leaves AdamW the rest.
         clip_norm, clip_value: largest gradient norm, largest entry; 0 is off.
     """
 
@@ -54,6 +57,7 @@ class Recipe:
     unroll_steps: int = 3
     step_decay: float = 1.0
     noise: float = 0.1
+    optimizer: str = "adamw"
     learning_rate: float = 1.5e-3
     warmup: float = 0.03
     schedule: str = "cosine"
@@ -67,6 +71,7 @@ class Recipe:
             if not low <= getattr(self, name) <= high:
                 raise BadInput(f"{name} must be {low} to {high}, got {getattr(self, name)}")
         check_known("schedule", self.schedule, SCHEDULES)
+        check_known("optimizer", self.optimizer, OPTIMIZERS)
         if not self.losses:
             raise BadInput(f"no loss has a weight; known losses: {', '.join(LOSSES)}")
 

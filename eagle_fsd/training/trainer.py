@@ -41,7 +41,7 @@ class Trainer:
 
     accelerator: Accelerator
     objective: nn.Module  # an Objective, wrapped by the accelerator
-    optimizer: torch.optim.Optimizer
+    optimizers: list[torch.optim.Optimizer]
     batches: Batches
     embed_tokens: nn.Module  # the target's, frozen
     recipe: Recipe
@@ -91,7 +91,7 @@ class Trainer:
     def _step(self, step: int, rate: float) -> tuple[int, dict[str, torch.Tensor]]:
         """One update; returns the positions it learnt from, and what it was for the log."""
         accelerator, each = self.accelerator, self.options.batches_per_step
-        for group in self.optimizer.param_groups:
+        for group in (group for each in self.optimizers for group in each.param_groups):
             group["lr"] = rate
         numbers = range(step * each, (step + 1) * each)
         counted = sum(self.batches.counted(number) for number in numbers)
@@ -115,8 +115,9 @@ class Trainer:
                 f"{float(norm)}; lower learning_rate {self.recipe.learning_rate} in --recipe or "
                 "clip (clip_norm), and name another --output"
             )
-        self.optimizer.step()
-        self.optimizer.zero_grad()
+        for optimizer in self.optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
         return counted, row | {"gradient_norm": norm / accelerator.num_processes}
 
     def _forward(self, number: int, counted: int) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
@@ -130,7 +131,7 @@ class Trainer:
         # of losses, and of the norm, every process has its share
         row = {k: v.item() for k, v in self.accelerator.reduce(row, reduction="sum").items()}
         if self.accelerator.is_main_process:
-            learning_rate = self.optimizer.param_groups[0]["lr"]
+            learning_rate = self.optimizers[0].param_groups[0]["lr"]
             self.run.add("log", progress | row | {"learning_rate": learning_rate})
             bar.set_postfix({name: f"{value:.3f}" for name, value in row.items()})
 
