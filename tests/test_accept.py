@@ -11,7 +11,14 @@ from dataclasses import asdict, fields, replace
 import pytest
 import torch
 from fake_cuda import on_cuda
-from reference_accept import SlowAccept, probs, random_round, slow_filter, slow_p
+from reference_accept import (
+    SlowAccept,
+    probs,
+    random_round,
+    slow_divergence,
+    slow_filter,
+    slow_p,
+)
 
 from eagle_fsd.config import BadInput, SamplingConfig
 from eagle_fsd.decoding.acceptance import Acceptance, Policy, accept
@@ -22,7 +29,19 @@ from eagle_fsd.rules import RULES
 from eagle_fsd.rules.children import CHILD_CHOICES, AcceptAll, Random
 from eagle_fsd.rules.coupled import Cactus, Mentored, Sglang
 from eagle_fsd.rules.fsd import Exact, Fsd, FsdPaper
-from eagle_fsd.rules.guards import Budget, Cap, First, Floor, Known, Loop, PerToken, TopOne
+from eagle_fsd.rules.guards import (
+    Budget,
+    Cap,
+    First,
+    Floor,
+    Js,
+    Known,
+    Loop,
+    PerToken,
+    Since,
+    TopOne,
+    Until,
+)
 from eagle_fsd.rules.hold import HELD, MEMORY, Hold
 from eagle_fsd.rules.laws import CascadeOpt, CascadeTok, Ensemble
 from eagle_fsd.rules.price import PathRule, Ratio
@@ -469,6 +488,8 @@ def test_guards_leave_out_what_they_say(sampling, each_way):
         answer = [3, 1, 4, 1, 5, 9, 2, 6, 7, 3, 1, 4][:length]
         slow = SlowAccept(tree, logits_NV, Policy(Exact(), sampling))
         guards = (Known(0.05), TopOne(0.4), First(12), Loop(2), Loop(3), PerToken(0.2))
+        said = int(tree.token_N[1])
+        guards += (Js(0.3), Since(said), Until(said))
         for guard in guards:
             got = outcome(
                 (tree, logits_NV, uniform_S3), AcceptAll(), sampling, (guard,), answer=answer
@@ -476,11 +497,16 @@ def test_guards_leave_out_what_they_say(sampling, each_way):
             steps = list(zip(got.path, got.path[1:], got.fuzzy, strict=False))
             for depth, (v, child, fuzzy) in enumerate(steps):
                 token, draft = slow.token[child], slow.draft[v]
+                before = [*answer, *(slow.token[u] for u in got.path[1 : depth + 1])]
+                has = getattr(guard, "token", None) in before
                 allowed = {
                     Known: draft is not None and probs(draft)[token] >= 0.05,
                     TopOne: max(probs(slow.target[v])) <= 0.4,
                     First: len(answer) + depth >= 12,
                     Loop: length == 7 or (length == 11 and guard == Loop(3)),
+                    Js: draft is not None and slow_divergence("js", slow.target[v], draft) <= 0.3,
+                    Since: has,
+                    Until: not has,
                     PerToken: slow.regret(v, token) <= 0.2 * (len(answer) + depth + 1),
                 }[type(guard)]
                 assert allowed or not fuzzy, guard

@@ -6,14 +6,18 @@ known      a draft to which the drafter's own distribution gives less is no opti
            it has none (below looked-up drafts)
 top1       there is no option where the target gives its likeliest token more than this (the mask of
            JuDi, arXiv 2601.04766: fsd:T,divergence=kl_target_draft,child=draft,top1=0.9)
+js         there is no option where JS of target and draft is above this, nor where there is none
 first      the answer's first tokens, so many, are exact: lossy rules do most harm there
            (arXiv 2610.08678)
+since      exact before the answer has this token, by its id: fuzzy behind a thought alone
+until      exact behind this token: fuzzy within a thought alone
 loop       exact while the answer's last tokens, so many, have stood in it before
 per_token  nats of regret that fuzzy tokens may cost for each token of the answer so far
 budget     nats of regret that an answer's fuzzy tokens may cost in all; the path ends before the
            fuzzy step that would exceed it
 """
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -72,6 +76,19 @@ class TopOne(ProbGuard):
 
 
 @dataclass(frozen=True)
+class Js(Guard):
+    columns: ClassVar[tuple[str, ...]] = ("js",)
+    nats: float
+
+    def __post_init__(self):
+        if not 0 <= self.nats <= math.log(2) + 1e-6:
+            raise BadInput(f"js must be 0 to 0.693 nats, got {self.nats}")
+
+    def allows(self, tree: VerifiedTree, child: int) -> bool:
+        return tree.at("js", tree.parents[child]) <= self.nats  # NaN is not
+
+
+@dataclass(frozen=True)
 class First(Guard):
     tokens: int
 
@@ -80,6 +97,31 @@ class First(Guard):
 
     def allows(self, tree: VerifiedTree, child: int) -> bool:
         return len(tree.answer) + tree.depths[child] - 1 >= self.tokens
+
+
+@dataclass(frozen=True)
+class Since(Guard):
+    token: int
+
+    def __post_init__(self):
+        check_least(self, f"{name_of(self)}: ", token=0)
+
+    def allows(self, tree: VerifiedTree, child: int) -> bool:
+        return self.said(tree, child)
+
+    def said(self, tree: VerifiedTree, child: int) -> bool:
+        """Whether the token stands before this draft, in the answer or among the drafts."""
+        v = tree.parents[child]
+        while v:
+            if tree.tokens[v] == self.token:
+                return True
+            v = tree.parents[v]
+        return self.token in tree.answer
+
+
+class Until(Since):
+    def allows(self, tree: VerifiedTree, child: int) -> bool:
+        return not self.said(tree, child)
 
 
 @dataclass(frozen=True)
@@ -128,7 +170,10 @@ GUARDS: dict[str, type[Guard]] = {
     "floor": Floor,
     "known": Known,
     "top1": TopOne,
+    "js": Js,
     "first": First,
+    "since": Since,
+    "until": Until,
     "loop": Loop,
     "per_token": PerToken,
     "budget": Budget,
