@@ -72,8 +72,8 @@ def test_a_rule_with_a_distribution_of_its_own(target, monkeypatch):
 
 
 def test_a_guard(target, monkeypatch):
-    monkeypatch.setitem(GUARDS, "until", run_block("guard")["Until"])
-    guarded = answer(target, "accept-all:draft,until=12")
+    monkeypatch.setitem(GUARDS, "opening", run_block("guard")["Opening"])
+    guarded = answer(target, "accept-all:draft,opening=12")
     flags = [flag for r in guarded.rounds for flag in r.fuzzy]
     assert any(flags[:11]) and not any(flags[11:])  # prefill's token is the first
 

@@ -64,6 +64,10 @@ class Rows:
         return filter_logits(self.target_MV, warm)
 
     @cached_property
+    def raw_prob_MV(self) -> torch.Tensor:
+        return torch.softmax(self.target_MV, dim=-1)
+
+    @cached_property
     def prob_MV(self) -> torch.Tensor:
         """P, float32."""
         if self.sampling.temperature == 0:
@@ -131,11 +135,11 @@ def rank(rows: Rows) -> torch.Tensor:
 
 
 def top1(rows: Rows) -> torch.Tensor:
-    return torch.softmax(rows.target_MV, dim=-1).amax(-1)
+    return rows.raw_prob_MV.amax(-1)
 
 
 def entropy(rows: Rows) -> torch.Tensor:
-    return torch.special.entr(torch.softmax(rows.target_MV, dim=-1)).sum(-1)
+    return torch.special.entr(rows.raw_prob_MV).sum(-1)
 
 
 def flatness(rows: Rows) -> torch.Tensor:
