@@ -35,6 +35,7 @@ loss16k=(--features "$features" --loss_vocab 16384 --recipe)
 arm eagle "${loss16k[@]}" eagle,learning_rate=1.5e-3
 arm unrolled-ce0.1 "${loss16k[@]}" unrolled,ce=0.1
 arm unrolled "${loss16k[@]}" unrolled
+arm muon "${loss16k[@]}" unrolled,optimizer=muon
 arm ce-only "${loss16k[@]}" unrolled,feature=0 # forward KL has the same gradient
 arm rkl-only "${loss16k[@]}" unrolled,feature=0,ce=0,rkl=1
 arm js-only "${loss16k[@]}" unrolled,feature=0,ce=0,js=1
