@@ -34,6 +34,7 @@ from eagle_fsd.rules.guards import (
     Cap,
     First,
     Floor,
+    Fuzzy,
     Js,
     Known,
     Loop,
@@ -513,6 +514,23 @@ def test_guards_leave_out_what_they_say(sampling, each_way):
                 kept[type(guard)] += fuzzy
         free[AcceptAll] += sum(outcome((tree, logits_NV, uniform_S3), AcceptAll(), sampling).fuzzy)
     assert all(0 < kept[type(guard)] < free[AcceptAll] * 2 for guard in guards)
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+def test_an_answer_has_no_more_fuzzy_tokens_than_said(sampling, each_way):
+    """Over several rounds; up to the last that may be, and where the next would be, as without."""
+    for rule in (AcceptAll(), Fsd(0.4), PathRule(3.0)):
+        policy = Policy(rule, sampling, (Fuzzy(5),))
+        states, had = policy.start(), 0
+        for seed in range(20):
+            round_ = random_round(seed)
+            free = outcome(round_, rule, sampling)
+            got, states = accept(*round_, policy=policy, states=states)
+            had += sum(got.fuzzy)
+            if got.tokens != free.tokens:
+                assert had == 5 and free.fuzzy[len(got.path) - 1]
+                assert got.path == free.path[: len(got.path)]
+        assert had == 5
 
 
 def test_a_budget_leaves_no_known_tv():

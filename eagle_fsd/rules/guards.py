@@ -15,6 +15,7 @@ loop       exact while the answer's last tokens, so many, have stood in it befor
 per_token  nats of regret that fuzzy tokens may cost for each token of the answer so far
 budget     nats of regret that an answer's fuzzy tokens may cost in all; the path ends before the
            fuzzy step that would exceed it
+fuzzy      how many an answer may have
 """
 
 import math
@@ -140,29 +141,55 @@ class Loop(Guard):
         return any(text[i : i + n] == text[-n:] for i in range(len(text) - n))
 
 
-class Budget(RegretGuard):
-    """Its state: nats spent so far."""
+class Allowance(Guard):
+    """Ends the path before the fuzzy step that would exceed it. Its state: what is spent so far."""
 
     def start(self) -> float:
         return 0.0
 
     def allowance(self, tokens: int) -> float:
-        """Nats that may be spent on the answer's first tokens, so many."""
-        return self.nats
+        """What may be spent on the answer's first tokens, so many."""
+        raise NotImplementedError
+
+    def price(self, tree: VerifiedTree, child: int) -> float:
+        """Of taking this draft."""
+        raise NotImplementedError
 
     def cut(self, tree: VerifiedTree, path: Path, state: float) -> tuple[Path, float]:
         for place, child in enumerate(path[1:]):
             if tree.tokens[child] != tree.x(path[place]):
-                cost = tree.of("regret", child)
+                cost = self.price(tree, child)
                 if state + cost > self.allowance(len(tree.answer) + place + 1):
                     return path[: place + 1], state
                 state += cost
         return path, state
 
 
+class Budget(Allowance, RegretGuard):
+    def allowance(self, tokens: int) -> float:
+        return self.nats
+
+    def price(self, tree: VerifiedTree, child: int) -> float:
+        return tree.of("regret", child)
+
+
 class PerToken(Budget):
     def allowance(self, tokens: int) -> float:
         return self.nats * tokens
+
+
+@dataclass(frozen=True)
+class Fuzzy(Allowance):
+    most: int
+
+    def __post_init__(self):
+        check_least(self, "fuzzy: ", most=0)
+
+    def allowance(self, tokens: int) -> float:
+        return self.most
+
+    def price(self, tree: VerifiedTree, child: int) -> float:
+        return 1
 
 
 GUARDS: dict[str, type[Guard]] = {
@@ -177,4 +204,5 @@ GUARDS: dict[str, type[Guard]] = {
     "loop": Loop,
     "per_token": PerToken,
     "budget": Budget,
+    "fuzzy": Fuzzy,
 }
