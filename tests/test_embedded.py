@@ -99,4 +99,4 @@ def test_replay_equals_decoding(model, tmp_path):
             assert [len(r.tokens) for r in answer.rounds] == row["tokens"]
             tokens += row["tokens"]
         mean.append(sum(tokens) / len(tokens))
-    assert mean[2] >= mean[0] > mean[1] > 1
+    assert min(mean[0], mean[2]) > mean[1] > 1

@@ -37,7 +37,7 @@ def test_a_mean_s_interval_is_student_s():
     factor = np.exp(margin / mean)
     assert bounds(found) == pytest.approx([mean / factor, mean * factor], rel=1e-5)
     negative = rate_interval([(-value, 1) for value in values])
-    assert bounds(negative) == [-found["high"], -found["low"]]
+    assert bounds(negative) == pytest.approx([-found["high"], -found["low"]])
 
 
 def test_a_ratio_leaves_out_both_sides_of_a_question():
