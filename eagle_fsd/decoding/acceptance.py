@@ -71,9 +71,10 @@ class Policy:
         """Refuse, by a BadInput, what has no meaning with the sampling or the drafter; before it is
         built, as far as its settings say."""
         if self.rule.draw is not None and not getattr(drafter, "sample", False):
+            name = type(self.rule).__name__.lower()
             raise BadInput(
-                "rule rejection needs drafts that are sampled, since it asks with what probability "
-                "they came: rejection@eagle,sample=1 or rejection@language_model,sample=1"
+                f"rule {name} needs drafts that are sampled, since it asks with what probability "
+                f"they came: {name}@eagle,sample=1 or {name}@language_model,sample=1"
             )
         token_R = getattr(drafter, "draft_token_R", None)
         self.rule.check(self.sampling, None if token_R is None else len(token_R))

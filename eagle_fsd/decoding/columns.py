@@ -5,6 +5,7 @@ one a token asked about ([M, C], of a draft: a token after that node), for any n
 
     prob           P, the target's distribution after temperature, top-k and top-p
     log_prob       its logarithm
+    max_prob       of the likeliest token
     raw_prob       the target's probability without any filter
     regret         log P(argmax) - log P(token), raw, nats: what a step costs beside the best one
     rank           how many tokens have a larger raw logit
@@ -14,6 +15,7 @@ one a token asked about ([M, C], of a draft: a token after that node), for any n
     supported      1 where explicitly set top-k and top-p leave the token, else 0
     draft_logit    the draft's raw logit; Q is its softmax
     draft_prob     Q
+    sampled_prob   the same after temperature, top-k and top-p: what a sampled draft was drawn from
     js, tv, ...    every divergence of the two raw rows, and X_processed after the sampling filters
 
 Axes: N nodes, M of them, V vocabulary, R draft vocabulary, C tokens asked about.
@@ -121,6 +123,10 @@ def log_prob(rows: Rows) -> torch.Tensor:
     return rows.of_tokens(torch.log_softmax(rows.filtered_MV, dim=-1))
 
 
+def max_prob(rows: Rows) -> torch.Tensor:
+    return rows.prob_MV.amax(-1)
+
+
 def raw_prob(rows: Rows) -> torch.Tensor:
     return rows.of_tokens(torch.log_softmax(rows.target_MV, dim=-1)).exp()
 
@@ -159,6 +165,10 @@ def draft_prob(rows: Rows) -> torch.Tensor:
     return rows.of_draft_tokens(torch.softmax(rows.draft_MR, dim=-1, dtype=torch.float32), 0.0)
 
 
+def sampled_prob(rows: Rows) -> torch.Tensor:
+    return rows.of_tokens(rows.draft_distribution_MV)
+
+
 def judged(rows: Rows, *, name: str, processed: bool) -> torch.Tensor:
     """D of the two rows (divergence.py), NaN where the draft has none."""
     target_MV, draft_MR = rows.target_MV, rows.draft_MR
@@ -174,6 +184,7 @@ def divergence_column(name: str, logits: str) -> str:
 COLUMNS: dict[str, Callable[[Rows], torch.Tensor]] = {
     "prob": prob,
     "log_prob": log_prob,
+    "max_prob": max_prob,
     "raw_prob": raw_prob,
     "regret": regret,
     "rank": rank,
@@ -183,6 +194,7 @@ COLUMNS: dict[str, Callable[[Rows], torch.Tensor]] = {
     "supported": supported,
     "draft_logit": draft_logit,
     "draft_prob": draft_prob,
+    "sampled_prob": sampled_prob,
     **{
         divergence_column(name, logits): partial(judged, name=name, processed=logits == "processed")
         for name in DIVERGENCES

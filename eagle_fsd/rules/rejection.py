@@ -9,13 +9,19 @@ A chain's is Leviathan et al. 2023 (arXiv 2211.17192) and Chen et al. 2023 (2302
 are SpecInfer's multi-step speculative sampling (2305.09781) with draws without replacement (RSD,
 2402.14160), as in EAGLE's own verification. Each token emitted is distributed as P, but is not the
 one that `exact` emits with the same numbers. Of one draft a share of sum min(P, Q) is accepted.
+
+EARS (Sun et al., arXiv 2512.13194) accepts with min(1, P(c) / Q(c) + slack (1 - max P)). Here it is
+asked where all children were rejected: what it adds are its fuzzy tokens.
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
+from eagle_fsd.config import BadInput
 from eagle_fsd.decoding.sampling import inverse_cdf
+from eagle_fsd.decoding.verified import VerifiedTree
 from eagle_fsd.rules.fsd import Exact
 
 
@@ -52,6 +58,44 @@ class Rejection(Exact):
             without_MV = _normed(draft_prob_MV.scatter(1, column_M1, 0.0))
             draft_prob_MV = torch.where(drawn_M1, without_MV, draft_prob_MV)
         return torch.where(taken_M < 0, inverse_cdf(prob_MV, uniform_M3[:, 0]), taken_M)
+
+
+@dataclass(frozen=True)
+class Ears(Rejection):
+    """Speculative sampling with a slack where the target is not sure; at temperature 0 `exact`.
+
+    Of one draft it is the source's rule; of siblings each is asked in turn, with its own P / Q. The
+    TV to P is an expectation over drafts, so it is not known.
+
+    Attributes:
+        slack: beta, of 1 - max P; 0 is `rejection`, `inf` accepts all wherever P is not one-hot.
+    """
+
+    columns: ClassVar[tuple[str, ...]] = ("prob", "max_prob", "sampled_prob")
+    slack: float = 0.1
+
+    def __post_init__(self):
+        if not self.slack >= 0:  # NaN too
+            raise BadInput(f"slack of rule 'ears' must be 0 or above, got {self.slack}")
+
+    def step(self, tree: VerifiedTree, v: int) -> int | None:
+        hit = tree.hit(v)
+        if hit is not None or tree.greedy or not self.slack:
+            return hit
+        point = tree.uniform(v, 1)
+        for child in tree.options(v):
+            draft, doubt = tree.of("sampled_prob", child), 1 - tree.at("max_prob", v)
+            rejected = 1 - tree.of("prob", child) / draft if draft > 0 else 0.0
+            if rejected <= 0 or doubt <= 0:
+                continue
+            accept = min(1.0, self.slack * doubt / rejected)
+            if point < accept:
+                return child
+            point = (point - accept) / (1 - accept)
+        return None
+
+    def tv(self, tree: VerifiedTree, v: int) -> float:
+        return float("nan") if self.slack and not tree.greedy else 0.0
 
 
 def _normed(weight_MV: torch.Tensor) -> torch.Tensor:
