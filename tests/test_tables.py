@@ -132,6 +132,25 @@ def test_a_line_is_read_off_between_its_values():
         assert equal_speed(less, summarize(less)) == []
 
 
+def test_a_line_may_fall_with_its_value():
+    """typical's larger value is the tighter one: the same rates are read off as where it rises;
+    before the first value there is no number between it and exact's."""
+    records = made_run(LEAST)
+    rates = {arm: records[arm] for arm in ("plain", "exact")}
+    rising, falling = (
+        {row["gain"]: row for row in equal_speed(found, summarize(found))}
+        for found in (
+            rates | {"fsd:0.2": records["fsd:0.2"], "fsd:0.4": records["fsd:0.4"]},
+            rates | {"typical:0.2": records["fsd:0.4"], "typical:0.4": records["fsd:0.2"]},
+        )
+    )
+    assert rising.keys() == falling.keys() == {1.05, 1.1}
+    assert falling[1.05]["value"] is None
+    assert falling[1.1]["value"] == pytest.approx(0.6 - rising[1.1]["value"])
+    for gain, row in rising.items():
+        assert all(falling[gain][key] == row[key] for key in LOST)
+
+
 def test_crossing():
     """The first crossing counts; nothing is extrapolated; a flat piece is passed over."""
     gains, losses = [1.0, 1.0, 1.2, 1.4, 1.3], [0.0, 5.0, 7.0, 9.0, 3.0]

@@ -1,6 +1,6 @@
 """Curves: arms that differ in their rule's value only, and what each has lost where its tokens per
-round are 1.05, 1.1, 1.2 times exact's, so that rules can be compared; and the plot of all losses
-against gains. Gain and loss are taken as linear between the values of a curve, exact the first.
+round are GAINS times exact's, so that rules can be compared; and the plot of all losses against
+gains. Gain and loss are taken as linear between the values of a curve, exact the first.
 
 Axes: Q questions, X those or none (sums over all), A arms: plain, exact, then the curve's.
 """
@@ -21,7 +21,7 @@ from eagle_fsd.evaluation.parts import Record
 from eagle_fsd.evaluation.stats import interval
 from eagle_fsd.runs.jsonl import write_file
 
-GAINS = (1.05, 1.1, 1.2)  # in tokens a round, over exact with the same drafter
+GAINS = (1.05, 1.1, 1.2, 1.3)  # in tokens a round, over exact with the same drafter
 LEAST = 16  # questions with an interval of what is read off: below, it held 91 of 100
 LOST = {key: metric for key, metric in METRICS.items() if "equal speed" in metric.tables}
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#888888")  # Okabe-Ito
@@ -35,17 +35,23 @@ STYLE |= {"axes.facecolor": "none", "axes.spines.top": False, "axes.spines.right
 
 
 def curves(rows: Sequence[dict]) -> dict[str, list[dict]]:
-    """The rows of arms whose rule has a value, by line, each in the order of the value."""
+    """The rows of arms whose rule has a value, by line, each in the order of the value, from the
+    end with the fewest tokens a round (of `typical` that is the largest value)."""
     found = [row for row in rows if row["value"] is not None]
     named: dict[str, list[dict]] = {row["line"]: [] for row in found}
     for row in sorted(found, key=lambda row: row["value"]):
         named[row["line"]].append(row)
+    for line, arms in named.items():
+        ends = [arm["tokens_per_round"]["value"] for arm in (arms[0], arms[-1])]
+        if None not in ends and ends[0] > ends[1]:
+            named[line] = arms[::-1]
     return named
 
 
 def equal_speed(records: Mapping[str, Sequence[Record]], rows: Sequence[dict]) -> list[dict]:
     """A row for every curve and gain that it reaches, from a run's records and summarize's rows:
-    line, gain, value (interpolated), and every metric of LOST as {"value", "low", "high"}.
+    line, gain, value (interpolated; None before the first value of a line whose exact end is not
+    0), and every metric of LOST as {"value", "low", "high"}.
 
     Bounds are None where the gain is not reached without one of the questions. Differences to plain
     are of the rates over all questions.
@@ -62,11 +68,13 @@ def equal_speed(records: Mapping[str, Sequence[Record]], rows: Sequence[dict]) -
             for key in ("tokens_per_round", *LOST)
         )
         gains = [1.0, *(row["tokens_per_round_vs_exact"]["value"] for row in arms)]
+        values = [row["value"] for row in arms]
+        values = [0.0 if values == sorted(values) else np.nan, *values]
         for gain in GAINS:
-            value = crossing(gains, [0.0, *(row["value"] for row in arms)], gain)
-            if np.isnan(value):
+            if np.isnan(crossing(gains, gains, gain)):
                 continue
-            row = {"line": line, "gain": gain, "value": float(value)}
+            value = float(crossing(gains, values, gain))
+            row = {"line": line, "gain": gain, "value": None if np.isnan(value) else value}
             for (key, metric), loss_AQ2 in zip(LOST.items(), losses, strict=True):
                 part_Q2A2 = np.stack([tokens_AQ2, loss_AQ2]).transpose(2, 0, 1, 3)
                 lost = partial(_lost, gain=gain, minus=metric.minus)
