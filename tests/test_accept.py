@@ -516,6 +516,26 @@ def test_guards_leave_out_what_they_say(sampling, each_way):
     assert all(0 < kept[type(guard)] < free[AcceptAll] * 2 for guard in guards)
 
 
+@pytest.mark.parametrize("rule", [Asd(INF, 0, 9, INF), Hold(0.3), AcceptAll()], ids=str)
+def test_what_a_guard_cuts_is_not_paid_for(rule, each_way):
+    """Bug held down: rules with a memory, and guards before the one that cut, counted steps that
+    were not taken."""
+    policy = Policy(rule, GREEDY, (Budget(99.0), Fuzzy(3), Budget(2.0)))
+    states, spent, fuzzy, tokens, cut = policy.start(), 0.0, 0, 0, 0
+    for seed in range(12):
+        got, states = accept(*random_round(seed), policy=policy, states=states)
+        cut += len(got.path) < len(outcome(random_round(seed), AcceptAll(), GREEDY).path)
+        spent, fuzzy, tokens = (
+            spent + sum(got.regret),
+            fuzzy + sum(got.fuzzy),
+            tokens + len(got.path),
+        )
+        own = {Asd: spent, Hold: pytest.approx((spent, tokens), abs=1e-4), AcceptAll: None}
+        want = [own[type(rule)], spent, fuzzy, spent]
+        assert states == [pytest.approx(x, abs=1e-4) if isinstance(x, float) else x for x in want]
+    assert cut > 3 and 0 < fuzzy <= 3
+
+
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 def test_an_answer_has_no_more_fuzzy_tokens_than_said(sampling, each_way):
     """Over several rounds; up to the last that may be, and where the next would be, as without."""

@@ -59,7 +59,7 @@ def slow_column(name: str, target: list[float], draft: list[float] | None, sampl
         processed = name.endswith("_processed")
         rows = [slow_filter(target, sampling) if processed else target, draft]
         return slow_divergence(name.removesuffix("_processed"), *rows)
-    if name in ("draft_logit", "draft_prob") and draft is None:
+    if name in ("draft_logit", "draft_prob", "sampled_prob") and draft is None:
         return [math.nan] * len(target)
     warm = replace(sampling, temperature=sampling.temperature or 1.0)
     entropy = -math.fsum(x * math.log(x) for x in raw)
@@ -75,6 +75,8 @@ def slow_column(name: str, target: list[float], draft: list[float] | None, sampl
         "supported": lambda: [float(x > -math.inf) for x in slow_filter(target, warm)],
         "draft_logit": lambda: draft,
         "draft_prob": lambda: slow_p(draft, WARM),
+        "sampled_prob": lambda: slow_p(draft, sampling),
+        "max_prob": lambda: max(p),
     }[name]()
 
 
@@ -145,9 +147,9 @@ class Asking(Rule):
     def columns(self) -> tuple[str, ...]:
         return (self.named,)
 
-    def choose(self, tree, state):
+    def after(self, tree, path, state):
         place = COLUMNS[self.column](random_rows(0, WARM, False)).ndim == 1
-        return [0], tree.at(self.column, 0) if place else tree.of(self.column, tree.children[0][0])
+        return tree.at(self.column, 0) if place else tree.of(self.column, tree.children[0][0])
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, WARM])
@@ -211,9 +213,8 @@ class Mixture(Rule):
     def law(prob_MV, draft_prob_MV, is_child_MV):
         return torch.where(draft_prob_MV.isnan(), prob_MV, 0.5 * (prob_MV + draft_prob_MV))
 
-    def choose(self, tree, state):
-        path, _ = super().choose(tree, state)
-        return path, [tree.of("prob", c) for c in tree.children[0]]
+    def after(self, tree, path, state):
+        return [tree.of("prob", c) for c in tree.children[0]]
 
 
 def mixture(tree, logits_NV, sampling) -> list[list[float]]:

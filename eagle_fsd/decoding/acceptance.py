@@ -101,7 +101,7 @@ def accept(
         states: from policy.start(), or of the answer's last round; None: an answer begins.
         tree, target_logits_NV, uniform_S3, stop_token_ids, answer: see VerifiedTree.
     """
-    states, whole = list(states or policy.start()), policy.rule
+    states, whole = states or policy.start(), policy.rule
     policy = replace(policy, rule=whole.now(states[0]))
     rule, guards = policy.rule, policy.guards
     judged = rule.divergence_column
@@ -122,10 +122,12 @@ def accept(
         stop_token_ids=stop_token_ids,
         answer=answer,
     )
-    path, states[0] = whole.choose(verified, states[0])
-    for number, guard in enumerate(guards, start=1):
+    path = whole.choose(verified, states[0])
+    for guard, state in zip(guards, states[1:], strict=True):
         if guard.cut:
-            path, states[number] = guard.cut(verified, path, states[number])
+            path = guard.cut(verified, path, state)
+    remembering = zip((whole, *guards), states, strict=True)
+    states = [one.after(verified, path, state) for one, state in remembering]
     accepted = _acceptance(verified, path, policy, judged)
     dial = None if rule is whole else next(iter(vars(rule).values()))
     return replace(accepted, dial=dial), states

@@ -56,13 +56,17 @@ class Rule:
         """The rule of this round, for one that adapts; else itself."""
         return self
 
-    def choose(self, tree: VerifiedTree, state: State) -> tuple[Path, State]:
-        """The path, and what the rule knows after this round; here, without memory."""
+    def choose(self, tree: VerifiedTree, state: State) -> Path:
+        """The path that this round keeps, unless a guard cuts it."""
         path, child = [0], self.step(tree, 0)
         while child is not None:
             path.append(child)
             child = self.step(tree, child)
-        return path, state
+        return path
+
+    def after(self, tree: VerifiedTree, path: Path, state: State) -> State:
+        """What the rule knows after a round that has kept this path; here, no more than before."""
+        return state
 
     def step(self, tree: VerifiedTree, v: int) -> int | None:
         """The child that is taken at v; None: the drawn token ends the round.
@@ -85,12 +89,16 @@ class Guard:
     Attributes:
         columns: as a rule's.
         allows: None, or allows(tree, child): a draft may be taken although x is another token.
-        cut: None, or cut(tree, path, state): the path up to where the guard ends it, and its state.
+        cut: None, or cut(tree, path, state): the path up to where the guard ends it.
     """
 
     columns: ClassVar[tuple[str, ...]] = ()
     allows: ClassVar[Callable[[VerifiedTree, int], bool] | None] = None
-    cut: ClassVar[Callable[[VerifiedTree, Path, State], tuple[Path, State]] | None] = None
+    cut: ClassVar[Callable[[VerifiedTree, Path, State], Path] | None] = None
 
     def start(self) -> State:
         return None
+
+    def after(self, tree: VerifiedTree, path: Path, state: State) -> State:
+        """See Rule.after: of the path that all guards have left."""
+        return state

@@ -115,6 +115,11 @@ class VerifiedTree:
             and all(allows(self, c) for allows in self._allows)
         ]
 
+    def fuzzy_steps(self, path: Sequence[int]) -> list[int]:
+        """The drafts on a path that are not the token which the exact test emits there."""
+        steps = zip(path, path[1:], strict=False)
+        return [c for v, c in steps if self.tokens[c] != self.x(v)]
+
     def at(self, column: str, v: int) -> float:
         """A column's value of a place."""
         return self._value(column, v, v)

@@ -155,14 +155,16 @@ class Allowance(Guard):
         """Of taking this draft."""
         raise NotImplementedError
 
-    def cut(self, tree: VerifiedTree, path: Path, state: float) -> tuple[Path, float]:
-        for place, child in enumerate(path[1:]):
-            if tree.tokens[child] != tree.x(path[place]):
-                cost = self.price(tree, child)
-                if state + cost > self.allowance(len(tree.answer) + place + 1):
-                    return path[: place + 1], state
-                state += cost
-        return path, state
+    def cut(self, tree: VerifiedTree, path: Path, state: float) -> Path:
+        for child in tree.fuzzy_steps(path):
+            state += self.price(tree, child)
+            depth = tree.depths[child]
+            if state > self.allowance(len(tree.answer) + depth):
+                return path[:depth]
+        return path
+
+    def after(self, tree: VerifiedTree, path: Path, state: float) -> float:
+        return state + sum(self.price(tree, child) for child in tree.fuzzy_steps(path))
 
 
 class Budget(Allowance, RegretGuard):

@@ -60,14 +60,13 @@ class Hold(Rule):
         asked = self.target * math.exp(min(MOST, owed))
         return kind(value * (asked / 0.06) ** (1 / power))
 
-    def choose(
-        self, tree: VerifiedTree, state: tuple[float, int]
-    ) -> tuple[Path, tuple[float, int]]:
+    def choose(self, tree: VerifiedTree, state: tuple[float, int]) -> Path:
+        return self.now(state).choose(tree, None)
+
+    def after(self, tree: VerifiedTree, path: Path, state: tuple[float, int]) -> tuple[float, int]:
         rule, (cost, tokens) = self.now(state), state
-        path, _ = rule.choose(tree, None)
         if tree.greedy:
-            fuzzy = [c for v, c in zip(path, path[1:], strict=False) if tree.hit(v) != c]
-            cost += sum(tree.of("regret", c) for c in fuzzy)
+            cost += sum(tree.of("regret", c) for c in tree.fuzzy_steps(path))
         else:
             cost += sum(rule.tv(tree, v) for v in path if tree.children[v])
-        return path, (cost, tokens + len(path))
+        return cost, tokens + len(path)

@@ -48,18 +48,21 @@ class SuffixRule(Rule):
         """A draft may be taken, the round's mismatch number `bought`, after `spent` nats."""
         raise NotImplementedError
 
-    def choose(self, tree: VerifiedTree, state: float) -> tuple[Path, float]:
+    def choose(self, tree: VerifiedTree, state: float) -> Path:
         path, bought, run_N = [0], 0, tree.once(runs)
         while True:
             child = tree.hit(path[-1])
             if child is None:
                 able = [c for c in tree.options(path[-1]) if self.admits(tree, c, bought, state)]
                 if not able:
-                    return path, state
+                    return path
                 child = max(able, key=lambda c: (run_N[c], -tree.of("regret", c)))
                 bought += 1
                 state += tree.of("regret", child)
             path.append(child)
+
+    def after(self, tree: VerifiedTree, path: Path, state: float) -> float:
+        return state + sum(tree.of("regret", c) for c in tree.fuzzy_steps(path))
 
 
 @dataclass(frozen=True)

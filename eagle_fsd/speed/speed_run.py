@@ -70,11 +70,15 @@ class Pattern(Rule):
     def start(self) -> State:
         return 0, self.rule.start()
 
-    def choose(self, tree: VerifiedTree, state: State) -> tuple[TreePath, State]:
+    def choose(self, tree: VerifiedTree, state: State) -> TreePath:
         rounds, of_rule = state
-        _, of_rule = self.rule.choose(tree, of_rule)
+        self.rule.choose(tree, of_rule)
         count = self.accepted[rounds % len(self.accepted)]
-        return pattern_path(tree.parents, tree.depths, count), (rounds + 1, of_rule)
+        return pattern_path(tree.parents, tree.depths, count)
+
+    def after(self, tree: VerifiedTree, path: TreePath, state: State) -> State:
+        rounds, of_rule = state
+        return rounds + 1, self.rule.after(tree, path, of_rule)
 
     def tv(self, tree: VerifiedTree, v: int) -> float:
         return 0.0
