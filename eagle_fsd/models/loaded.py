@@ -82,7 +82,8 @@ def prompt_ids(
     if tokenizer.chat_template is None:
         raise BadInput(
             "this target's tokenizer has no chat template: name one of FastChat's with "
-            "conv_template (vicuna_v1.1, llama-2, ...)"
+            "conv_template (vicuna_v1.1, llama-2, ...); make_data.py has no such option: there, or "
+            "for a template of your own, put a chat_template.jinja into the target's folder"
         )
     return tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
 
