@@ -38,6 +38,7 @@ from eagle_fsd.rules.guards import (
     Js,
     Known,
     Loop,
+    NoRepeat,
     PerToken,
     Since,
     TopOne,
@@ -490,7 +491,7 @@ def test_guards_leave_out_what_they_say(sampling, each_way):
         slow = SlowAccept(tree, logits_NV, Policy(Exact(), sampling))
         guards = (Known(0.05), TopOne(0.4), First(12), Loop(2), Loop(3), PerToken(0.2))
         said = int(tree.token_N[1])
-        guards += (Js(0.3), Since(said), Until(said))
+        guards += (Js(0.3), Since(said), Until(said), NoRepeat(1))
         for guard in guards:
             got = outcome(
                 (tree, logits_NV, uniform_S3), AcceptAll(), sampling, (guard,), answer=answer
@@ -508,12 +509,35 @@ def test_guards_leave_out_what_they_say(sampling, each_way):
                     Js: draft is not None and slow_divergence("js", slow.target[v], draft) <= 0.3,
                     Since: has,
                     Until: not has,
+                    NoRepeat: token not in before,
                     PerToken: slow.regret(v, token) <= 0.2 * (len(answer) + depth + 1),
                 }[type(guard)]
                 assert allowed or not fuzzy, guard
                 kept[type(guard)] += fuzzy
         free[AcceptAll] += sum(outcome((tree, logits_NV, uniform_S3), AcceptAll(), sampling).fuzzy)
     assert all(0 < kept[type(guard)] < free[AcceptAll] * 2 for guard in guards)
+
+
+def test_no_repeat_looks_at_the_answer_and_the_drafts_above(each_way):
+    """Drafts 3 and 4 below an answer's end, 5 and 6 below each, by the target's liking of them."""
+    tree = DraftTree(
+        torch.tensor([2, 3, 4, 5, 6, 5, 6]),
+        torch.tensor([0, 0, 0, 1, 1, 2, 2]),
+        torch.tensor([0, 0, 0, -1, -1, -1, -1]),
+        torch.zeros(1, 11),
+        max_depth=2,
+    )
+    logits_NV = torch.tensor([9.0, 0, 0, 3, 2, 3, 2, 0, 0, 0, 0]).expand(7, 11)
+    round_ = tree, logits_NV, torch.rand(3, 3)
+
+    def taken(answer: list[int], n: int) -> list[int]:
+        got = outcome(round_, AcceptAll(), GREEDY, (NoRepeat(n),), answer=answer)
+        assert got.fuzzy == [True] * (len(got.path) - 1) + [False]
+        return got.tokens[:-1]
+
+    assert taken([1, 2, 3, 1, 2], 4) == [3, 5] and taken([1, 2, 3, 1, 2], 3) == [4, 5]
+    assert taken([2, 3, 5, 1, 2], 3) == [3, 6] and taken([2, 4, 2, 3, 2], 2) == []
+    assert taken([2], 9) == [3, 5] and taken([3, 4, 2], 1) == [] and taken([4, 6, 2], 1) == [3, 5]
 
 
 @pytest.mark.parametrize("rule", [Asd(INF, 0, 9, INF), Hold(0.3), AcceptAll()], ids=str)

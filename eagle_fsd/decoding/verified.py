@@ -115,6 +115,10 @@ class VerifiedTree:
             and all(allows(self, c) for allows in self._allows)
         ]
 
+    def ancestors(self, v: int) -> list[int]:
+        """The drafts from below the root down to v, itself the last; none for the root."""
+        return [*self.ancestors(self.parents[v]), v] if v else []
+
     def fuzzy_steps(self, path: Sequence[int]) -> list[int]:
         """The drafts on a path that are not the token which the exact test emits there."""
         steps = zip(path, path[1:], strict=False)

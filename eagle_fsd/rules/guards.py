@@ -12,6 +12,8 @@ first      the answer's first tokens, so many, are exact: lossy rules do most ha
 since      exact before the answer has this token, by its id: fuzzy behind a thought alone
 until      exact behind this token: fuzzy within a thought alone
 loop       exact while the answer's last tokens, so many, have stood in it before
+no_repeat  a draft that would complete an n-gram which the answer has had, of so many tokens, is no
+           option (transformers' no_repeat_ngram_size, for fuzzy tokens alone)
 per_token  nats of regret that fuzzy tokens may cost for each token of the answer so far
 budget     nats of regret that an answer's fuzzy tokens may cost in all; the path ends before the
            fuzzy step that would exceed it
@@ -112,12 +114,8 @@ class Since(Guard):
 
     def said(self, tree: VerifiedTree, child: int) -> bool:
         """Whether the token stands before this draft, in the answer or among the drafts."""
-        v = tree.parents[child]
-        while v:
-            if tree.tokens[v] == self.token:
-                return True
-            v = tree.parents[v]
-        return self.token in tree.answer
+        above = tree.ancestors(tree.parents[child])
+        return self.token in tree.answer or self.token in (tree.tokens[v] for v in above)
 
 
 class Until(Since):
@@ -139,6 +137,20 @@ class Loop(Guard):
         """The answer so far; what this round drafts is not looked at."""
         text, n = list(tree.answer), self.tokens
         return any(text[i : i + n] == text[-n:] for i in range(len(text) - n))
+
+
+@dataclass(frozen=True)
+class NoRepeat(Guard):
+    tokens: int
+
+    def __post_init__(self):
+        check_least(self, "no_repeat: ", tokens=1)
+
+    def allows(self, tree: VerifiedTree, child: int) -> bool:
+        n, text = self.tokens, [*tree.answer, *(tree.tokens[v] for v in tree.ancestors(child))]
+        gram = text[-n:]
+        ends = (i for i in range(n, len(text)) if text[i - 1] == gram[-1])
+        return len(text) < n or all(text[end - n : end] != gram for end in ends)
 
 
 class Allowance(Guard):
@@ -204,6 +216,7 @@ GUARDS: dict[str, type[Guard]] = {
     "since": Since,
     "until": Until,
     "loop": Loop,
+    "no_repeat": NoRepeat,
     "per_token": PerToken,
     "budget": Budget,
     "fuzzy": Fuzzy,
