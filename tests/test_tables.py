@@ -70,6 +70,8 @@ def test_verdicts():
         "3.20 times plain's tokens/s, +33 % tokens a round over exact, 25.0 % fuzzy, "
         "-0.20 log p a token"
     )
+    loops = summarize(HAND)[3] | {"repetition_minus_plain": {"value": 0.18}}
+    assert tables.verdict(loops) == f"{fuzzy}, +18 % of its text repeated"
     # bug held down: a speed was told as gained where arms that did the same work differed by more
     for row, ratio in ((0, 0.6), (2, 16 / 7), (3, 3.2)):
         none = f"plain's speed within noise ({ratio:.2f}), "

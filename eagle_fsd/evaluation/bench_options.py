@@ -10,7 +10,10 @@ from eagle_fsd.runs.command import RunOptions, option
 @dataclass
 class BenchOptions(RunOptions):
     arms: list[str] = option(
-        ["generate", "plain", "exact", DEFAULT_ARM, "exact@hybrid", f"{DEFAULT_ARM}@hybrid"],
+        [
+            *("generate", "plain", "exact", DEFAULT_ARM, "exact@hybrid"),
+            *(f"{rule},no_repeat=3@hybrid" for rule in (DEFAULT_ARM, "path:0.75")),
+        ],
         "rule[:value][,field=value][@drafter[:tree]]; see docs/evaluate.md",
     )
     output: str = option("runs/bench", "folder of the run")

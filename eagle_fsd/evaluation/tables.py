@@ -57,7 +57,9 @@ PHRASES = {
     "tokens_per_round_vs_exact": "{:+.0%} tokens a round over exact",
     "fuzzy_share": "{:.1%} fuzzy",
     "mean_logp_minus_plain": "{:+.2f} log p a token",
+    "repetition_minus_plain": "{:+.0%} of its text repeated",
 }
+REPEATS = 0.1  # more of it than in plain's: its gain is of another text
 PLAINS_SPEED = "plain's speed within noise ({:.2f})"
 OF_BASELINES = {PLAIN: ["tokens_per_second"], EXACT: ["speed_vs_plain", "tokens_per_round"]}
 # text that a spreadsheet would take for a formula
@@ -103,10 +105,14 @@ def terminal_table(rows: list[dict]) -> str:
 
 def verdict(row: dict, noise: float = 0.0) -> str:
     """Such as "+10 % tokens a round over exact, 4.1 % fuzzy, -0.12 log p a token". `noise` is
-    RunData's; a speed that it or its interval explains is said to be plain's."""
+    RunData's; a speed that it or its interval explains is said to be plain's. That the text repeats
+    itself is said where it does by REPEATS more than plain's."""
     gain = "tokens_per_round_vs_exact"
     tokens = "tokens_per_round" if row[gain]["value"] is None else gain
     keys = ["speed_vs_plain", tokens, "fuzzy_share", "mean_logp_minus_plain"]
+    repeated = "repetition_minus_plain"
+    if (row[repeated]["value"] or 0) >= REPEATS:
+        keys.append(repeated)
     known = {key: row[key]["value"] for key in OF_BASELINES.get(row["rule"], keys)}
     if known.get(gain):
         known[gain] -= 1

@@ -1,0 +1,92 @@
+"""What each rule costs at the same gain: the tables of results.md#rules-at-equal-gain.
+
+    python docs/rule_front.py runs/front [path@hybrid] > results/rule_front/NAME.md
+
+A row is a line of arms (they differ in their rule's value only) at one of the gains in tokens a
+round over exact, read linearly between the line's values. The last column is the regret less that
+of the line named second (`path`), at the same gain, question by question.
+"""
+
+import sys
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from eagle_fsd.evaluation.arms import PLAIN  # noqa: E402
+from eagle_fsd.evaluation.curves import crossing, curves  # noqa: E402
+from eagle_fsd.evaluation.metrics import (  # noqa: E402
+    exact_beside,
+    rate_parts,
+    shared_questions,
+    summarize,
+)
+from eagle_fsd.evaluation.report.read_runs import read_run  # noqa: E402
+from eagle_fsd.evaluation.stats import interval  # noqa: E402
+from eagle_fsd.evaluation.tables import cell_text  # noqa: E402
+
+GAINS = (1.1, 1.2, 1.3, 1.4)
+# what is lost: whether it is less plain's, its form
+LOST = {"regret_per_token": (False, ".3f"), "fuzzy_share": (False, ".3f")}
+LOST |= {"mean_logp": (True, "+.3f"), "repetition": (True, "+.3f"), "looping": (True, "+.2f")}
+
+
+def parts(found: dict, names: list[str], key: str) -> np.ndarray:
+    """[Q, 2, A, 2]: of every question and arm, the sums of tokens a round and of a loss."""
+    questions = list(found[PLAIN])
+    sums = [
+        [rate_parts(rate, [found[name][q] for q in questions]) for name in names]
+        for rate in ("tokens_per_round", key)
+    ]
+    return np.array(sums).transpose(2, 0, 1, 3)
+
+
+def lost(sums_X2A2: np.ndarray, gain: float, less_plain: bool) -> np.ndarray:
+    """A line's loss where it has the gain; arms: plain, exact, the line's."""
+    tokens_XA, loss_XA = np.moveaxis(sums_X2A2[..., 0] / sums_X2A2[..., 1], -2, 0)
+    loss_XA = loss_XA - less_plain * loss_XA[..., :1]
+    return crossing(tokens_XA[..., 1:] / tokens_XA[..., 1:2], loss_XA[..., 1:], gain)
+
+
+def front(run: Path, beside: str) -> None:
+    """Print the table of a run; beside: the line that regrets are compared with."""
+    records = read_run(run).records
+    found, lines = shared_questions(records), curves(summarize(records))
+    named = {}
+    for line, arms in lines.items():
+        names = [arm["arm"] for arm in arms]
+        named[line] = [PLAIN, exact_beside(names[0], list(records)), *names]
+    print(f"{len(found[PLAIN])} questions; intervals of 95 %\n")
+    print("| line | gain | value | regret/token | fuzzy share | log p/token - plain |", end="")
+    print(f" repetition - plain | looping - plain | regret less `{beside}`'s |")
+    print("|---" * 9 + "|")
+    for line, names in named.items():
+        regrets = [parts(found, some, "regret_per_token") for some in (names, named[beside])]
+        both, middle = np.concatenate(regrets, axis=2), len(names)
+        gains = [1.0, *(arm["tokens_per_round_vs_exact"]["value"] for arm in lines[line])]
+        values = [arm["value"] for arm in lines[line]]
+        values = [0.0 if values == sorted(values) else np.nan, *values]
+        for gain in GAINS:
+            cells = []
+            for key, (less, form) in LOST.items():
+                loss = interval(parts(found, names, key), partial(lost, gain=gain, less_plain=less))
+                cells.append(cell_text(loss if key != "repetition" else loss["value"], form))
+            if cells[0] == "-":
+                continue
+            gap = interval(both, partial(less_other, middle=middle, gain=gain))
+            cells.append("" if line == beside else cell_text(gap, "+.3f"))
+            value = crossing(gains, values, gain)
+            value = "-" if np.isnan(value) else f"{value:.2f}"
+            print(f"| `{line}` | {gain:.1f} | {value} |", *(f"{cell} |" for cell in cells))
+
+
+def less_other(sums_X2A2: np.ndarray, middle: int, gain: float) -> np.ndarray:
+    """The regret of the first `middle` arms' line, less that of the others'."""
+    mine, others = sums_X2A2[..., :middle, :], sums_X2A2[..., middle:, :]
+    return lost(mine, gain, False) - lost(others, gain, False)
+
+
+if __name__ == "__main__":
+    front(Path(sys.argv[1]), sys.argv[2] if len(sys.argv) > 2 else "path")
