@@ -32,6 +32,7 @@ from eagle_fsd.rules.fsd import Exact, Fsd, FsdPaper
 from eagle_fsd.rules.guards import (
     Budget,
     Cap,
+    Ends,
     First,
     Floor,
     Fuzzy,
@@ -538,6 +539,23 @@ def test_no_repeat_looks_at_the_answer_and_the_drafts_above(each_way):
     assert taken([1, 2, 3, 1, 2], 4) == [3, 5] and taken([1, 2, 3, 1, 2], 3) == [4, 5]
     assert taken([2, 3, 5, 1, 2], 3) == [3, 6] and taken([2, 4, 2, 3, 2], 2) == []
     assert taken([2], 9) == [3, 5] and taken([3, 4, 2], 1) == [] and taken([4, 6, 2], 1) == [3, 5]
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+def test_where_the_target_ends_the_answer_it_ends(sampling, each_way):
+    """Of any rule; at 0 the guard changes nothing."""
+    kept = 0
+    for seed, rule in itertools.product(range(12), (AcceptAll(), Fsd(0.4), Ratio(3.0))):
+        round_ = random_round(seed)
+        x = outcome(round_, Exact(), sampling).tokens  # at the root, and on as long as it hits
+        stop = {x[-1]}
+        without = outcome(round_, rule, sampling, (Ends(0),), stop_token_ids=stop)
+        assert without.tokens == outcome(round_, rule, sampling, stop_token_ids=stop).tokens
+        got = outcome(round_, rule, sampling, (Ends(1),), stop_token_ids=stop)
+        if without.tokens[: len(x)] != x and without.tokens[: len(x) - 1] == x[:-1]:
+            assert any(without.fuzzy) and got.tokens == x and not any(got.fuzzy)
+            kept += 1
+    assert kept > 3
 
 
 @pytest.mark.parametrize("rule", [Asd(INF, 0, 9, INF), Hold(0.3), AcceptAll()], ids=str)

@@ -159,6 +159,6 @@ def _tv(verified: VerifiedTree, v: int, policy: Policy, fuzzy: bool) -> float:
     if verified.greedy and not rule.takes_chances:
         return float(fuzzy)
     would_judge = policy.record == "lean" and rule.divergence_column
-    if would_judge or any(guard.cut for guard in policy.guards):
+    if would_judge or any(guard.hides_tv for guard in policy.guards):
         return math.nan
     return rule.tv(verified, v)

@@ -90,11 +90,14 @@ class Guard:
         columns: as a rule's.
         allows: None, or allows(tree, child): a draft may be taken although x is another token.
         cut: None, or cut(tree, path, state): the path up to where the guard ends it.
+        hides_tv: what it does depends on x or on the path, so that the rule's own TV is not what is
+            emitted with it.
     """
 
     columns: ClassVar[tuple[str, ...]] = ()
     allows: ClassVar[Callable[[VerifiedTree, int], bool] | None] = None
     cut: ClassVar[Callable[[VerifiedTree, Path, State], Path] | None] = None
+    hides_tv: ClassVar[bool] = False
 
     def start(self) -> State:
         return None

@@ -94,6 +94,10 @@ class VerifiedTree:
         """The token that the exact test emits at v."""
         return self._draw(v)[0]
 
+    def ends(self, v: int) -> bool:
+        """Whether the exact test ends the answer at v."""
+        return self.x(v) in self._stops
+
     def drawn(self, v: int) -> int:
         """What v emits if no draft is taken: x, or y of the rule's own law."""
         return self._draw(v)[1]

@@ -14,6 +14,7 @@ until      exact behind this token: fuzzy within a thought alone
 loop       exact while the answer's last tokens, so many, have stood in it before
 no_repeat  a draft that would complete an n-gram which the answer has had, of so many tokens, is no
            option (transformers' no_repeat_ngram_size, for fuzzy tokens alone)
+ends       1: where the target ends the answer, it ends: no draft is taken in place of a stop token
 per_token  nats of regret that fuzzy tokens may cost for each token of the answer so far
 budget     nats of regret that an answer's fuzzy tokens may cost in all; the path ends before the
            fuzzy step that would exceed it
@@ -24,7 +25,7 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-from eagle_fsd.config import BadInput, check_least
+from eagle_fsd.config import BadInput, check_flag, check_least
 from eagle_fsd.decoding.rule import Guard, Path
 from eagle_fsd.decoding.verified import VerifiedTree
 
@@ -153,8 +154,22 @@ class NoRepeat(Guard):
         return len(text) < n or all(text[end - n : end] != gram for end in ends)
 
 
+@dataclass(frozen=True)
+class Ends(Guard):
+    hides_tv: ClassVar[bool] = True
+    on: int
+
+    def __post_init__(self):
+        check_flag("ends", self.on)
+
+    def allows(self, tree: VerifiedTree, child: int) -> bool:
+        return not (self.on and tree.ends(tree.parents[child]))
+
+
 class Allowance(Guard):
     """Ends the path before the fuzzy step that would exceed it. Its state: what is spent so far."""
+
+    hides_tv: ClassVar[bool] = True
 
     def start(self) -> float:
         return 0.0
@@ -217,6 +232,7 @@ GUARDS: dict[str, type[Guard]] = {
     "until": Until,
     "loop": Loop,
     "no_repeat": NoRepeat,
+    "ends": Ends,
     "per_token": PerToken,
     "budget": Budget,
     "fuzzy": Fuzzy,

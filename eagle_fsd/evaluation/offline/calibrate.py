@@ -124,7 +124,7 @@ class Calibration:
         self.options, self._sampling, self._model_options = options, sampling, model_options
         for arm in self.arms.values():
             arm.policy(sampling.sampling()).check(arm.drafter)
-            if sampling.temperature and any(guard.cut for guard in arm.guards):
+            if sampling.temperature and any(guard.hides_tv for guard in arm.guards):
                 raise BadInput(f"arm {arm.text!r}: above temperature 0 its TV is not known")
         questions = spread(read_questions(options.question_file), options.questions)
         if len(questions) < 2:
