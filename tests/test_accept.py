@@ -595,6 +595,14 @@ def test_an_answer_has_no_more_fuzzy_tokens_than_said(sampling, each_way):
         assert had == 5
 
 
+@pytest.mark.parametrize("guard", [Budget(1.0), Ends(1)], ids=str)
+def test_a_dial_on_tv_refuses_guards_that_hide_it(guard):
+    """Bug held down: above temperature 0 it was charged with what the rule alone would emit."""
+    Policy(Hold(by="ratio"), GREEDY, (guard,))
+    with pytest.raises(BadInput, match="leave the TV unknown"):
+        Policy(Hold(by="ratio"), WARM, (guard,))
+
+
 def test_a_budget_leaves_no_known_tv():
     """Bug held down: a spent budget emits what exact emits, and the rule's own TV was recorded."""
     for rule in (AcceptAll(), Fsd(0.4), PathRule(3.0), Ratio(2.0), Random(0.5)):

@@ -66,6 +66,12 @@ class Policy:
                 "guards that leave out drafts (cap, floor, ..) go with this rule at temperature 0 "
                 "only: above, it draws from a distribution that counts on all drafts"
             )
+        hiding = any(guard.hides_tv for guard in self.guards)
+        if hiding and self.rule.reads_tv and self.sampling.temperature > 0:
+            raise BadInput(
+                "guards that go by the drawn token or the path (ends, budget, ..) leave the TV "
+                "unknown that this rule is to hold: with it at temperature 0 only"
+            )
 
     def check(self, drafter: Drafter) -> None:
         """Refuse, by a BadInput, what has no meaning with the sampling or the drafter; before it is

@@ -31,6 +31,7 @@ class Rule:
         draw: None, or a function that draws x itself, with the help of drafts that were sampled;
             see verified.Draw. The drafter must sample.
         takes_chances: at temperature 0 too the path depends on a draw.
+        reads_tv: above temperature 0 it goes by its own TV, so that no guard may hide that.
     """
 
     columns: ClassVar[tuple[str, ...]] = ()
@@ -40,6 +41,7 @@ class Rule:
     law: ClassVar[Law | None] = None
     draw: ClassVar[Draw | None] = None
     takes_chances: ClassVar[bool] = False
+    reads_tv: ClassVar[bool] = False
 
     def __post_init__(self):
         """Refuse, by a BadInput, fields that have no meaning."""

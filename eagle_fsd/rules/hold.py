@@ -11,6 +11,7 @@ it knows nothing of other answers, so their order does not matter.
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 from eagle_fsd.config import BadInput, SamplingConfig, check_known
 from eagle_fsd.decoding.rule import Path, Rule
@@ -33,6 +34,7 @@ class Hold(Rule):
         by: the rule that is adapted, a name in HELD, its other fields at their defaults.
     """
 
+    reads_tv: ClassVar[bool] = True
     target: float = 0.03
     by: str = "path"
 
