@@ -2,11 +2,12 @@
 whether timings are refused or warned of when others are at work."""
 
 import contextlib
+import os
 import shutil
 import subprocess
 import sys
-import time
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -123,16 +124,24 @@ def test_a_busy_neighbour_is_told():
 
 
 def test_own_work_is_no_load_of_others(monkeypatch):
-    """A time that this process itself spends computing, on an idle machine or a full one."""
-    resting = min(load_by_others(0.2) for _ in range(3))
+    """A clock and a machine of the test's own, where this process computes on half a core."""
+    first, *rest = sorted(os.sched_getaffinity(0))
+    percents = [100.0] * (max(first, *rest, 0) + 2)  # cores of others are no business of ours
+    percents[first] = 90.0
+    for core in rest:
+        percents[core] = 0.0
+    now = 0.0
 
-    def compute(seconds: float) -> None:
-        end = time.perf_counter() + seconds
-        while time.perf_counter() < end:
-            pass
+    def sleep(seconds: float) -> None:
+        nonlocal now
+        now += seconds
 
-    monkeypatch.setattr("eagle_fsd.speed.clock.time.sleep", compute)
-    assert min(load_by_others(0.2) for _ in range(3)) < resting + 0.4
+    clock = SimpleNamespace(
+        sleep=sleep, perf_counter=lambda: now, process_time=lambda: 7 + 0.5 * now
+    )
+    monkeypatch.setattr("eagle_fsd.speed.clock.time", clock)
+    monkeypatch.setattr("eagle_fsd.speed.clock.psutil.cpu_percent", lambda percpu: percents)
+    assert load_by_others(0.2) == pytest.approx(0.4)
 
 
 def test_this_process_is_not_another():
