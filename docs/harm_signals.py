@@ -3,9 +3,9 @@
     python docs/harm_signals.py runs/harm_humaneval:pass@1 runs/harm_ifeval:prompt_strict
 
 Of runs on questions that plain solves, in several choices of arms with `fuzzy=1`, scored, taken are
-the answers with one fuzzy token. Harm is a lost score (area under the ROC curve, 0.5: the signal
-tells nothing), and a less probable rest of the answer (Spearman's rank correlation of the signal
-with the rest's mean log p, sign turned). Intervals: questions left out in turn.
+the different answers with one fuzzy token. Harm is a lost score (area under the ROC curve, 0.5: the
+signal tells nothing), and a less probable rest of the answer (Spearman's rank correlation of the
+signal with the rest's mean log p, sign turned). Intervals: questions left out in turn.
 """
 
 import math
@@ -81,11 +81,16 @@ def table(runs: list[str]) -> None:
             lost = {
                 (row["question_id"], row["choice"]): row["scores"][score] < 1 for _, row in lines
             }
+            seen = set()
             for record in records:
+                answer = str(record["question_id"]), *record["turns"][0]["token_ids"]
+                if answer in seen:
+                    continue
+                seen.add(answer)
                 failed = lost[record["question_id"], record["choice"]]
                 if found := signals(model, record):
                     rows.append((*found, failed))
-                    groups.append(str(record["question_id"]))
+                    groups.append(answer[0])
                 elif not any(flag for r in record["turns"][0]["rounds"] for flag in r["fuzzy"]):
                     without.append(failed)
     failed, rest = np.array([r[2] for r in rows]), np.array([r[1] for r in rows])
