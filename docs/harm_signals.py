@@ -95,17 +95,19 @@ def table(runs: list[str]) -> None:
                     without.append(failed)
     failed, rest = np.array([r[2] for r in rows]), np.array([r[1] for r in rows])
     group = np.array(groups)
-    print(f"{len(rows)} answers to {len(np.unique(group))} questions, {failed.sum()} failed; ")
+    print(f"{len(rows)} answers to {len(np.unique(group))} questions, {failed.sum()} failed;")
     print(f"without a fuzzy token {sum(without)} of {len(without)}\n")
-    print("| signal | area under the ROC curve, failed | rank correlation, rest less probable |")
-    print("|---|---|---|")
+    print("| signal | area under the ROC curve, failed | failed below / above its median |", end="")
+    print(" rank correlation, rest less probable |\n|---|---|---|---|")
     for name in SIGNALS:
         signal = np.array([r[0][name] for r in rows])
-        cells = [
-            jackknife(of, signal, label, group)
-            for of, label in ((area, failed), (correlation, rest))
-        ]
-        print(f"| {name} | {cells[0]} | {cells[1]} |")
+        above, below = signal > np.nanmedian(signal), signal <= np.nanmedian(signal)
+        halves = " / ".join(f"{failed[half].sum()} of {half.sum()}" for half in (below, above))
+        told, rest_told = (
+            jackknife(area, signal, failed, group),
+            jackknife(correlation, signal, rest, group),
+        )
+        print(f"| {name} | {told} | {halves} | {rest_told} |")
 
 
 if __name__ == "__main__":
