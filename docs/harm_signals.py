@@ -76,12 +76,12 @@ def jackknife(of, signal: np.ndarray, label: np.ndarray, group: np.ndarray) -> s
 def table(runs: list[str]) -> None:
     model, rows, groups, without = load("smollm2", dtype="float32"), [], [], []
     for folder, _, score in (run.rpartition(":") for run in runs):
+        seen = set()
         for arm, records in read_run(Path(folder)).records.items():
             lines = read_records(Path(folder) / "scores" / f"{parse_arm(arm).slug}.jsonl")
             lost = {
                 (row["question_id"], row["choice"]): row["scores"][score] < 1 for _, row in lines
             }
-            seen = set()
             for record in records:
                 answer = str(record["question_id"]), *record["turns"][0]["token_ids"]
                 if answer in seen:
