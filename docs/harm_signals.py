@@ -15,13 +15,15 @@ from pathlib import Path
 import numpy as np
 import torch
 from scipy.stats import rankdata, spearmanr
+from scipy.stats import t as student
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from pooled_scores import scored, scores_of  # noqa: E402
+
 from eagle_fsd.api import load  # noqa: E402
-from eagle_fsd.evaluation.arms import parse_arm  # noqa: E402
 from eagle_fsd.evaluation.report.read_runs import read_run  # noqa: E402
-from eagle_fsd.runs.jsonl import read_records  # noqa: E402
+from eagle_fsd.runs.command import ended_by  # noqa: E402
 
 # each larger where the token is more suspect
 SIGNALS = ("js", "regret", "top1 - p", "1 - p", "entropy", "-top1", "-margin", "-place")
@@ -68,19 +70,20 @@ def correlation(signal: np.ndarray, rest: np.ndarray) -> float:
 def jackknife(of, signal: np.ndarray, label: np.ndarray, group: np.ndarray) -> str:
     names = np.unique(group)
     without = np.array([of(signal[group != one], label[group != one]) for one in names])
-    margin = 1.96 * math.sqrt((len(names) - 1) * np.nanvar(without))
+    margin = student.ppf(0.975, len(names) - 1) * math.sqrt((len(names) - 1) * np.nanvar(without))
     value = of(signal, label)
     return f"{value:.2f} [{value - margin:.2f}, {value + margin:.2f}]"
 
 
 def table(runs: list[str]) -> None:
-    model, rows, groups, without = load("smollm2", dtype="float32"), [], [], []
-    for folder, _, score in (run.rpartition(":") for run in runs):
+    parts, rows, groups, without = [scored(run) for run in runs], [], [], []
+    model = load("smollm2", dtype="float32")
+    for folder, score in parts:
         seen = set()
-        for arm, records in read_run(Path(folder)).records.items():
-            lines = read_records(Path(folder) / "scores" / f"{parse_arm(arm).slug}.jsonl")
+        for arm, records in read_run(folder).records.items():
             lost = {
-                (row["question_id"], row["choice"]): row["scores"][score] < 1 for _, row in lines
+                (row["question_id"], row["choice"]): value < 1
+                for row, value in scores_of(folder, arm, score)
             }
             for record in records:
                 answer = str(record["question_id"]), *record["turns"][0]["token_ids"]
@@ -111,4 +114,4 @@ def table(runs: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    table(sys.argv[1:])
+    ended_by(lambda: table(sys.argv[1:]))

@@ -10,26 +10,47 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from eagle_fsd.config import BadInput  # noqa: E402
 from eagle_fsd.evaluation.arms import parse_arm  # noqa: E402
 from eagle_fsd.evaluation.report.read_runs import read_run  # noqa: E402
+from eagle_fsd.runs.command import ended_by  # noqa: E402
 from eagle_fsd.runs.jsonl import read_records  # noqa: E402
 from eagle_fsd.tasks.task_scores import compare_scores, score_table  # noqa: E402
 
 
+def scored(run: str) -> tuple[Path, str]:
+    """The folder and the score that FOLDER:SCORE names."""
+    folder, _, score = run.rpartition(":")
+    if not folder:
+        raise BadInput(f"{run!r} is no FOLDER:SCORE, such as runs/humaneval:pass@1")
+    return Path(folder), score
+
+
+def scores_of(folder: Path, arm: str, score: str) -> list[tuple[dict, float]]:
+    """An arm's rows of a scored run, and their values."""
+    rows = [row for _, row in read_records(folder / "scores" / f"{parse_arm(arm).slug}.jsonl")]
+    if unknown := [row for row in rows if score not in row["scores"]]:
+        known = ", ".join(unknown[0]["scores"])
+        raise BadInput(f"{folder} has no score {score!r}; it has {known}")
+    return [(row, row["scores"][score]) for row in rows]
+
+
 def pooled(runs: list[str]) -> list[dict]:
     """The values of compare_scores, a score named after all of them."""
-    parts = [(Path(folder), score) for folder, _, score in (run.rpartition(":") for run in runs)]
+    parts = [scored(run) for run in runs]
+    if not parts:
+        raise BadInput("no run is given: FOLDER:SCORE of each, such as runs/humaneval:pass@1")
     arms = [list(read_run(folder).records) for folder, _ in parts]
     name = " + ".join(score for _, score in parts)
     return [
         {"score": name, "arm": arm, "question_id": f"{folder} {row['question_id']}"}
-        | {"value": row["scores"][score]}
+        | {"value": value}
         for arm in arms[0]
         if all(arm in others for others in arms)
         for folder, score in parts
-        for _, row in read_records(folder / "scores" / f"{parse_arm(arm).slug}.jsonl")
+        for row, value in scores_of(folder, arm, score)
     ]
 
 
 if __name__ == "__main__":
-    print(score_table(compare_scores(pooled(sys.argv[1:]))))
+    ended_by(lambda: print(score_table(compare_scores(pooled(sys.argv[1:])))))

@@ -15,8 +15,9 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from eagle_fsd.config import BadInput  # noqa: E402
 from eagle_fsd.evaluation.arms import PLAIN  # noqa: E402
-from eagle_fsd.evaluation.curves import crossing, curves  # noqa: E402
+from eagle_fsd.evaluation.curves import crossing, curves, from_exact  # noqa: E402
 from eagle_fsd.evaluation.metrics import (  # noqa: E402
     exact_beside,
     rate_parts,
@@ -26,6 +27,7 @@ from eagle_fsd.evaluation.metrics import (  # noqa: E402
 from eagle_fsd.evaluation.report.read_runs import read_run  # noqa: E402
 from eagle_fsd.evaluation.stats import interval  # noqa: E402
 from eagle_fsd.evaluation.tables import cell_text  # noqa: E402
+from eagle_fsd.runs.command import ended_by  # noqa: E402
 
 GAINS = (1.1, 1.2, 1.3, 1.4)
 # what is lost: whether it is less plain's, its form
@@ -54,6 +56,8 @@ def front(run: Path, beside: str) -> None:
     """Print the table of a run; beside: the line that regrets are compared with."""
     records = read_run(run).records
     found, lines = shared_questions(records), curves(summarize(records))
+    if beside not in lines:
+        raise BadInput(f"{run} has no line {beside!r} to compare with; it has {', '.join(lines)}")
     named = {}
     for line, arms in lines.items():
         names = [arm["arm"] for arm in arms]
@@ -65,9 +69,7 @@ def front(run: Path, beside: str) -> None:
     for line, names in named.items():
         regrets = [parts(found, some, "regret_per_token") for some in (names, named[beside])]
         both, middle = np.concatenate(regrets, axis=2), len(names)
-        gains = [1.0, *(arm["tokens_per_round_vs_exact"]["value"] for arm in lines[line])]
-        values = [arm["value"] for arm in lines[line]]
-        values = [0.0 if values == sorted(values) else np.nan, *values]
+        gains, values = from_exact(lines[line])
         for gain in GAINS:
             cells = []
             for key, (less, form) in LOST.items():
@@ -89,4 +91,5 @@ def less_other(sums_X2A2: np.ndarray, middle: int, gain: float) -> np.ndarray:
 
 
 if __name__ == "__main__":
-    front(Path(sys.argv[1]), sys.argv[2] if len(sys.argv) > 2 else "path")
+    run, beside = [*sys.argv[1:], "path"][:2] if len(sys.argv) > 1 else ("runs/front", "path")
+    ended_by(lambda: front(Path(run), beside))

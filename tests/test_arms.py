@@ -76,7 +76,8 @@ def test_what_an_arm_is_made_of():
     plain, generate = parse_arms(["plain", "generate"])
     assert plain.runs_our_loop and plain.rule == Exact() and not plain.drafts
     assert not generate.runs_our_loop and generate.value is None and generate.line == "generate"
-    assert [parse_arm(text).value for text in ("exact", "accept-all", "ratio:2")] == [None, None, 2]
+    no_number = ("exact", "accept-all", "typical:inf", "cascade-opt:-inf")
+    assert [parse_arm(text).value for text in (*no_number, "ratio:2")] == [None] * 4 + [2]
 
 
 def test_arms_of_a_run():

@@ -1,8 +1,13 @@
 """The embedded target with the shipped head: what the tiny models cannot show."""
 
+import os
+import subprocess
+import sys
+
 import pytest
 import torch
 from answers import Heard, assert_same
+from commands import ROOT
 
 import eagle_fsd
 from eagle_fsd.config import SamplingConfig
@@ -12,7 +17,7 @@ from eagle_fsd.evaluation.arms import parse_arm
 from eagle_fsd.evaluation.offline.replay import replay, text_states
 from eagle_fsd.evaluation.offline.texts import plain_texts
 from eagle_fsd.evaluation.questions import read_questions, spread
-from eagle_fsd.models.assets import asset_dir
+from eagle_fsd.models.assets import EMBEDDED_ASSET, asset_dir
 from eagle_fsd.models.load import SHIPPED_HEAD
 from eagle_fsd.runs.folder import Run
 
@@ -73,6 +78,24 @@ def test_custom_generate_is_generate(model, count):
         assert streamed.equal(whole)
         assert heard.all == [ids.tolist(), *([token] for token in got[-1]), "end"]
     assert_all_same(model, prompts, answers(model, "generate", prompts, 64), got)
+
+
+def test_every_process_of_a_launcher_can_prepare_the_target(tmp_path):
+    """Bug held down: transformers' save_pretrained writes nothing in any process of a group but its
+    first, so that the cache of a fresh machine was left without weights for good."""
+    code = (
+        "import torch.distributed as dist\n"
+        "from torch.testing._internal.distributed.fake_pg import FakeStore\n"
+        "from eagle_fsd.models.assets import EMBEDDED_ASSET, asset_dir\n"
+        "dist.init_process_group('fake', rank=1, world_size=2, store=FakeStore())\n"
+        "asset_dir(EMBEDDED_ASSET)\n"
+    )
+    environment = os.environ | {"EAGLE_FSD_CACHE": str(tmp_path)}
+    subprocess.run([sys.executable, "-c", code], env=environment, cwd=ROOT, check=True)
+    held, made = asset_dir(EMBEDDED_ASSET), tmp_path / EMBEDDED_ASSET
+    assert {path.name for path in made.iterdir()} == {path.name for path in held.iterdir()}
+    for name in ("config.json", "model.safetensors"):
+        assert (made / name).read_bytes() == (held / name).read_bytes()
 
 
 def test_shipped_head_drafts_well(model):

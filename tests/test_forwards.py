@@ -21,6 +21,7 @@ from eagle_fsd.drafters.eagle import EagleDrafter
 from eagle_fsd.evaluation.bench import rotated
 from eagle_fsd.models.loaded import Model
 from eagle_fsd.rules.fsd import Exact, Fsd
+from eagle_fsd.rules.hold import Hold
 from eagle_fsd.rules.price import PathRule
 from eagle_fsd.speed.clock import check_timing_alone, load_by_others, other_processes
 from eagle_fsd.speed.forwards import forward_rows, in_turn, rows_needed, time_forwards
@@ -54,7 +55,7 @@ def test_pattern_path_by_hand():
     assert pattern_path([0], [0], 3) == [0]
 
 
-@pytest.mark.parametrize("rule", [Exact(), Fsd(1.0), PathRule(0.5)])
+@pytest.mark.parametrize("rule", [Exact(), Fsd(1.0), PathRule(0.5), Hold(0.1)])
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_rounds_obey_the_pattern(rule, temperature):
     """Whatever the rule says, and again from its start in the next answer."""
@@ -142,6 +143,9 @@ def test_own_work_is_no_load_of_others(monkeypatch):
     monkeypatch.setattr("eagle_fsd.speed.clock.time", clock)
     monkeypatch.setattr("eagle_fsd.speed.clock.psutil.cpu_percent", lambda percpu: percents)
     assert load_by_others(0.2) == pytest.approx(0.4)
+    # bug held down: the list is of cores that are online, and may end before our own number
+    percents = [20.0] * max(first, *rest, 1)
+    assert load_by_others(0.2) == pytest.approx(max(0.0, 0.2 * len(percents) - 0.5))
 
 
 def test_this_process_is_not_another():

@@ -102,6 +102,17 @@ def test_seeds_are_of_prompt_and_repeat(models, tmp_path):
     assert cached.generate_until(asked * 2) == cached.generate_until(asked * 2) == forth
 
 
+def test_an_arm_for_greedy_requests_alone(models):
+    """Bug held down: arms that only temperature 0 takes were refused whatever was asked for."""
+    for arm in ("fly:1", "path:0.5,no_repeat=3"):
+        lm = fuzzy_lm(models, arm=arm)
+        assert len(lm.generate_until(generations())) == len(PROMPTS)
+        with pytest.raises(BadInput, match="temperature 0"):
+            lm.generate_until(generations(do_sample=True, temperature=1.0))
+    with pytest.raises(BadInput, match="needs drafts that are sampled"):
+        HarnessOptions(**models, **TREE, arm="ears")
+
+
 def test_generation_kwargs(models):
     """lm-eval's meanings: greedy unless sampling is asked for; aliases of the budget. What cannot
     be had is told before the first request is answered."""

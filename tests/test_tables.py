@@ -153,6 +153,23 @@ def test_a_line_may_fall_with_its_value():
         assert all(falling[gain][key] == row[key] for key in LOST)
 
 
+def test_the_value_at_equal_speed_begins_at_the_rule_s_exact_end():
+    """Bug held down: before the first value of any rule it was read from 0 on."""
+    records = made_run(LEAST)
+    for rule, exact in {"fsd": 0, "sglang": 1, "typical": None, "fly": None}.items():
+        run = {arm: records[arm] for arm in ("plain", "exact")}
+        value = 5 if rule == "fly" else 0.4
+        run[f"{rule}:{value}"] = records["fsd:0.4"]
+        rows = summarize(run)
+        found = {row["gain"]: row["value"] for row in equal_speed(run, rows)}
+        (gain,) = (row["tokens_per_round_vs_exact"]["value"] for row in rows if row["value"])
+        assert 1.1 < gain < 1.2 and found.keys() == {1.05, 1.1}
+        for at, got in found.items():
+            between = (at - 1) / (gain - 1)
+            want = exact if exact is None else exact + (value - exact) * between
+            assert got == (want if want is None else pytest.approx(want)), rule
+
+
 def test_crossing():
     """The first crossing counts; nothing is extrapolated; a flat piece is passed over."""
     gains, losses = [1.0, 1.0, 1.2, 1.4, 1.3], [0.0, 5.0, 7.0, 9.0, 3.0]

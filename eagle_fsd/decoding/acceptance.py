@@ -66,6 +66,12 @@ class Policy:
                 "guards that leave out drafts (cap, floor, ..) go with this rule at temperature 0 "
                 "only: above, it draws from a distribution that counts on all drafts"
             )
+        reading = any(guard.reads_x for guard in self.guards)
+        if reading and self.rule.ahead and self.sampling.temperature > 0:
+            raise BadInput(
+                "the guard ends asks which token is drawn, and child=deepest asks it ahead of the "
+                "draw, which would bias the text: together at temperature 0 only"
+            )
         hiding = any(guard.hides_tv for guard in self.guards)
         if hiding and self.rule.reads_tv and self.sampling.temperature > 0:
             raise BadInput(

@@ -32,6 +32,9 @@ class Rule:
             see verified.Draw. The drafter must sample.
         takes_chances: at temperature 0 too the path depends on a draw.
         reads_tv: above temperature 0 it goes by its own TV, so that no guard may hide that.
+        hides_tv: above temperature 0 it does not know its own TV.
+        exact: the value of its first field at which it is exact; an infinite one: at no value, but
+            the further towards it the nearer.
     """
 
     columns: ClassVar[tuple[str, ...]] = ()
@@ -42,6 +45,8 @@ class Rule:
     draw: ClassVar[Draw | None] = None
     takes_chances: ClassVar[bool] = False
     reads_tv: ClassVar[bool] = False
+    hides_tv: ClassVar[bool] = False
+    exact: ClassVar[float] = 0.0
 
     def __post_init__(self):
         """Refuse, by a BadInput, fields that have no meaning."""
@@ -91,15 +96,19 @@ class Guard:
     Attributes:
         columns: as a rule's.
         allows: None, or allows(tree, child): a draft may be taken although x is another token.
-        cut: None, or cut(tree, path, state): the path up to where the guard ends it.
+        cut: None, or cut(tree, path, state): the path up to where the guard ends it, and on as
+            `exact` goes.
         hides_tv: what it does depends on x or on the path, so that the rule's own TV is not what is
             emitted with it.
+        reads_x: `allows` asks what x is: of nodes that are only looked ahead at, at temperature 0
+            alone, since it would bias the text.
     """
 
     columns: ClassVar[tuple[str, ...]] = ()
     allows: ClassVar[Callable[[VerifiedTree, int], bool] | None] = None
     cut: ClassVar[Callable[[VerifiedTree, Path, State], Path] | None] = None
     hides_tv: ClassVar[bool] = False
+    reads_x: ClassVar[bool] = False
 
     def start(self) -> State:
         return None

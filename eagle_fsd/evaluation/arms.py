@@ -77,9 +77,9 @@ class Arm:
 
     @property
     def value(self) -> float | None:
-        """The rule's parameter, None if it has none or no bound: what a curve is drawn over."""
+        """The rule's parameter, None if it has none or an infinite one: what a curve is over."""
         values = list(vars(self.rule).values()) if self.drafts else []
-        numbers = [value for value in values[:1] if not isinstance(value, str) and value < math.inf]
+        numbers = [v for v in values[:1] if not isinstance(v, str) and math.isfinite(v)]
         return numbers[0] if numbers else None
 
     @property

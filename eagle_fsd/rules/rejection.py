@@ -72,6 +72,7 @@ class Ears(Rejection):
     """
 
     columns: ClassVar[tuple[str, ...]] = ("prob", "max_prob", "sampled_prob")
+    hides_tv: ClassVar[bool] = True
     slack: float = 0.1
 
     def __post_init__(self):

@@ -9,6 +9,7 @@ Both sources are about chains at temperature 0 and refused above it. In a tree, 
 pass, the one with the longest run behind it is taken, of equals that of the least regret.
 """
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -74,6 +75,7 @@ class Fly(SuffixRule):
             not above this is a mistake.
     """
 
+    exact: ClassVar[float] = math.inf
     window: int = 2
     entropy: float = 0.3
 

@@ -28,6 +28,7 @@ class Typical(TokenRule):
     """
 
     columns: ClassVar[tuple[str, ...]] = (*TokenRule.columns, "raw_prob", "entropy")
+    exact: ClassVar[float] = math.inf
     epsilon: float = 0.09
     delta: float = 0.0
 
@@ -53,7 +54,7 @@ class Relaxed(TokenRule):
         top: N.
     """
 
-    columns: ClassVar[tuple[str, ...]] = (*TokenRule.columns, "raw_prob", "rank")
+    columns: ClassVar[tuple[str, ...]] = (*TokenRule.columns, "top1", "rank")
     delta: float = 0.6
     top: int = 10
 
@@ -65,5 +66,5 @@ class Relaxed(TokenRule):
     def admits(self, tree: VerifiedTree, child: int) -> bool:
         if self.delta == 0 or tree.of("rank", child) >= self.top:
             return False
-        prob = tree.of("raw_prob", child)
-        return prob * math.expm1(tree.of("regret", child)) <= self.delta
+        best = tree.at("top1", tree.parents[child])
+        return -math.expm1(-tree.of("regret", child)) * best <= self.delta

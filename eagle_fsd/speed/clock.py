@@ -65,7 +65,9 @@ def load_by_others(seconds: float = 0.5) -> float:
     time.sleep(seconds)
     percents = psutil.cpu_percent(percpu=True)
     own = (time.process_time() - own) / (time.perf_counter() - began)
-    return max(0.0, sum(percents[core] for core in os.sched_getaffinity(0)) / 100 - own)
+    if len(percents) > max(cores := os.sched_getaffinity(0)):  # else offline cores shift them
+        percents = [percents[core] for core in cores]
+    return max(0.0, sum(percents) / 100 - own)
 
 
 def _check_cuda(device: torch.device) -> str:

@@ -61,8 +61,8 @@ class Pattern(Rule):
     accepted: tuple[int, ...]
 
     # what accept() asks of a rule; divergence, law and chances are not asked of a pattern
-    columns = property(lambda self: self.rule.columns)
-    ahead = property(lambda self: self.rule.ahead)
+    columns = property(lambda self: self.rule.now(self.rule.start()).columns)
+    ahead = property(lambda self: self.rule.now(self.rule.start()).ahead)
 
     def check(self, sampling: SamplingConfig, draft_vocab_size: int | None) -> None:
         self.rule.check(sampling, draft_vocab_size)

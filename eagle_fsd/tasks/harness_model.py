@@ -54,7 +54,14 @@ class HarnessOptions(ModelOptions):
         arm = parse_arm(self.arm)
         self.arm = arm.text
         arm.check_answers()
-        arm.policy(SamplingConfig(1.0)).check(arm.drafter)  # settings are a request's own
+        refusals = []
+        for sampling in (SamplingConfig(), SamplingConfig(1.0)):  # a request has its own
+            try:
+                arm.policy(sampling).check(arm.drafter)
+            except BadInput as refusal:
+                refusals.append(refusal)
+        if len(refusals) == 2:
+            raise refusals[0]
         if self.conv_template:
             raise BadInput(
                 "lm-eval makes the prompts: give the target's tokenizer a chat_template instead of "

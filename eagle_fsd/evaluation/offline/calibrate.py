@@ -124,7 +124,7 @@ class Calibration:
         self.options, self._sampling, self._model_options = options, sampling, model_options
         for arm in self.arms.values():
             arm.policy(sampling.sampling()).check(arm.drafter)
-            if sampling.temperature and any(guard.hides_tv for guard in arm.guards):
+            if sampling.temperature and any(part.hides_tv for part in (arm.rule, *arm.guards)):
                 raise BadInput(f"arm {arm.text!r}: above temperature 0 its TV is not known")
         questions = spread(read_questions(options.question_file), options.questions)
         if len(questions) < 2:
@@ -180,6 +180,8 @@ def run_calibration(
     """Foretell, choose, verify, and report."""
     calibration = Calibration(options, sampling, model_options)
     rows = calibration.rows(FORETOLD, [*calibration.arms])
+    if rows[0]["tokens_per_round"]["value"] is None:
+        raise BadInput("every answer ends with its first token: nothing is drafted")
     tried = choose(rows, options.cost, options.verify)
     measured = calibration.rows(MEASURED, list(dict.fromkeys([calibration.exact.text, *tried])))
     by_arm = {row["arm"]: row for row in measured}

@@ -22,7 +22,7 @@ class CalibrateOptions(RunOptions):
     output: str = option("runs/calibrate", "folder of the run")
 
     def __post_init__(self):
-        check_least(self, "--", cost=0, verify=1, max_new_tokens=1)
+        check_least(self, "--", cost=0, verify=1, max_new_tokens=2)  # the first is prefill's
         if self.questions is not None and self.questions < 2:
             raise BadInput(
                 f"--questions must be at least 2, got {self.questions}: half is held out"

@@ -34,11 +34,11 @@ def check_replayed(arm: Arm) -> None:
     """Refuse, by a BadInput, an arm whose rounds are not told by the text's own rows."""
     rule = arm.rule
     alone = arm.drafts and not (arm.guards or rule.whole_tree or rule.ahead or rule.takes_chances)
-    if not alone or isinstance(rule, FsdPaper):
+    if not alone or isinstance(rule, FsdPaper) or rule.start() is not None:
         raise BadInput(
             f"arm {arm.text!r}: replay follows arms that draft, by rules that ask exact's question "
-            "first and then judge that node (exact, fsd, ratio, accept-all); without guards, and "
-            "not child=deepest"
+            "first and then judge that node (exact, fsd, ratio, accept-all); without guards or a "
+            "memory, and not child=deepest"
         )
     if getattr(arm.drafter, "recycle", 0):
         raise BadInput(
