@@ -69,8 +69,11 @@ def test_scores_of_a_run_by_hand(tmp_path):
     assert not list(tmp_path.iterdir())
     text, compared = score_run(records, questions, "exact_match", tmp_path)
     (written,) = rows(tmp_path / "scores" / "ratio_2.jsonl")
-    assert written == {"question_id": 3, "choice": 0, "scores": {"exact_match": 1.0}}
-    row = {row["arm"]: row for row in compared}
+    given = {"exact_match": 1.0, "as_plain": 0.0}  # plain says no
+    assert written == {"question_id": 3, "choice": 0, "scores": given}
+    agree = {row["arm"]: row["mean"]["value"] for row in compared if row["score"] == "as_plain"}
+    assert agree == {"exact": 1, "fsd:0.3": 0.25, "ratio:1": 0.5, "ratio:2": 0}
+    row = {row["arm"]: row for row in compared if row["score"] == "exact_match"}
     assert row["plain"]["mean"]["value"] == 0.5 and row["plain"]["vs_plain"] is None
     assert row["exact"]["vs_plain"]["value"] == 0 and row["exact"]["mcnemar_p"] == 1
     assert row["fsd:0.3"]["vs_plain"]["value"] == -0.25
@@ -79,7 +82,7 @@ def test_scores_of_a_run_by_hand(tmp_path):
     assert row["ratio:1"]["questions"] == 2 and row["ratio:1"]["mean"]["value"] == 0.75
     assert row["ratio:1"]["vs_plain"]["value"] == 0.25 and row["ratio:1"]["gained"] is None
     assert row["ratio:2"]["gained"] == 1
-    (line,) = (line for line in text.splitlines() if " fsd:0.3 " in line)
+    (line, _) = (line for line in text.splitlines() if " fsd:0.3 " in line)
     assert re.fullmatch(r"\D+0.3 \| 8 +\| 0.2500 \[.*\| -0.2500 \[.*\| 2 +\| 4 +\| 0.688 +\|", line)
 
 
@@ -118,7 +121,8 @@ def test_command_scores_rescores_and_needs_no_weights_for_it(call, models, tmp_p
     records = records_by_arm(folder)
     again = call(TASKS, *options, "--scorer", "exact_match", "--rescore", "--questions", 1)
     assert "| exact_match " in again
-    found = {r["arm"]: r for r in json.loads((folder / "scores/table.json").read_text())["rows"]}
+    made = json.loads((folder / "scores/table.json").read_text())["rows"]
+    found = {row["arm"]: row for row in made if row["score"] == "exact_match"}
     same = [row["turns"][0]["text"] == gold[row["question_id"]] for row in records["fsd:0.6"]]
     assert found["plain"]["mean"]["value"] == found["exact"]["mean"]["value"] == 1
     assert found["fsd:0.6"]["lost"] == same.count(False) > 0

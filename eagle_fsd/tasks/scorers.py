@@ -114,17 +114,22 @@ def _checkers():
 
 @dataclass(frozen=True)
 class Scorer:
-    """A function (answer, question) -> name -> score in [0, 1], and what a question must have for
-    it: "reference", right answers, or keys of `extra`."""
+    """A function (answer, question) -> name -> score in [0, 1].
+
+    Attributes:
+        needs: what a question must have for it: "reference", right answers, or keys of `extra`.
+        final: what an answer comes to; two of the same agree, right or wrong.
+    """
 
     score: Callable[[str, Question], dict[str, float]]
     needs: tuple[str, ...] = ("reference",)
+    final: Callable[[str], object] | None = None
 
 
 SCORERS = {
-    "exact_match": Scorer(exact_match),
+    "exact_match": Scorer(exact_match, final=normalize),
     "contains": Scorer(contains),
-    "last_number": Scorer(last_number),
+    "last_number": Scorer(last_number, final=find_last_number),
     "ifeval": Scorer(follow, INSTRUCTIONS),
     "humaneval": Scorer(pass_at_1, FIELDS),
 }

@@ -14,7 +14,7 @@ from eagle_fsd.evaluation import tables
 from eagle_fsd.evaluation.arms import parse_arm
 from eagle_fsd.evaluation.questions import Question
 from eagle_fsd.evaluation.stats import mcnemar, mean_interval, paired_difference, share_interval
-from eagle_fsd.runs.folder import lock_folder
+from eagle_fsd.runs.folder import answer_key, lock_folder
 from eagle_fsd.runs.jsonl import read_lines, write_file, write_json, write_lines
 from eagle_fsd.tasks.humaneval import bubblewrap
 from eagle_fsd.tasks.scorers import SCORERS
@@ -41,8 +41,9 @@ def score_run(
 ) -> tuple[str, list[dict]]:
     """Score every record's first turn; returns the table as text and the rows of compare_scores.
 
-    Written below folder/scores: ARM.jsonl of {"question_id", "choice", "scores": name -> value},
-    and the table.
+    Beside a scorer's own score, as_plain: 1 where the answer comes to what plain's does, right or
+    wrong. Written below folder/scores: ARM.jsonl of {"question_id", "choice", "scores": name ->
+    value}, and the table.
     """
     by_id = {question.question_id: question for question in questions}
     strange = {row["question_id"] for rows in records.values() for row in rows} - by_id.keys()
@@ -51,13 +52,16 @@ def score_run(
             f"{folder} holds answers to questions that the task does not have, such as "
             f"{strange.pop()!r}: give the --task that was answered"
         )
-    target = Path(folder) / "scores"
+    target, final = Path(folder) / "scores", SCORERS[scorer].final
+    finals = {answer_key(row): final(text_of(row)) for row in records.get(BASELINE, ()) if final}
     with lock_folder(target):
         values = []
         for arm, rows in records.items():
             scored = []
             for row in tqdm(rows, unit="answer", desc=f"scores of {arm}"):
-                given = SCORERS[scorer].score(row["turns"][0]["text"], by_id[row["question_id"]])
+                given = SCORERS[scorer].score(text_of(row), by_id[row["question_id"]])
+                if arm != BASELINE and answer_key(row) in finals:
+                    given["as_plain"] = float(final(text_of(row)) == finals[answer_key(row)])
                 place = {"question_id": row["question_id"], "choice": row.get("choice", 0)}
                 scored.append(place | {"scores": given})
                 values += [place | {"arm": arm, "score": s, "value": v} for s, v in given.items()]
@@ -69,6 +73,10 @@ def score_run(
             text += f"\n\nThe answers' code ran {place}."
         write_table(target / "table", text, compared)
     return text, compared
+
+
+def text_of(record: dict) -> str:
+    return record["turns"][0]["text"]
 
 
 def compare_scores(values: list[dict]) -> list[dict]:
