@@ -21,8 +21,9 @@ from eagle_fsd.rules.price import PathRule, Ratio
 
 MEMORY = 32  # tokens after which a constant error has changed what is asked for by a factor e
 MOST = 1.0  # of that exponent: an answer without choices saves up no more
-# rule, its parameter at a cost of .06 a token (greedy, the shipped head), the power of the cost
-HELD = {"path": (PathRule, 0.77, 2.0), "ratio": (Ratio, 1.6, 2.0), "fsd": (Fsd, 0.37, 6.0)}
+# rule, its parameter at a cost of .06 a token, the power of the cost: greedy, the shipped head,
+# no_repeat=3@hybrid (results/rule_front/hybrid_guards.csv)
+HELD = {"path": (PathRule, 0.82, 1.6), "ratio": (Ratio, 1.7, 1.65), "fsd": (Fsd, 0.35, 6.0)}
 
 
 @dataclass(frozen=True)
