@@ -1,8 +1,8 @@
-"""Draws loss_against_gain.svg, the README's plot, from results/evaluation/arms.csv.
+"""Draws loss_against_gain.svg, the README's plot, from results/rule_front/hybrid_guards.csv.
 
     python docs/loss_against_gain.py
 
-That file has the arm names of its commit; a run of today is drawn by evaluate/report.py.
+A run of one's own is drawn by evaluate/report.py.
 """
 
 import sys
@@ -16,21 +16,19 @@ sys.path.insert(0, str(HERE.parent))
 
 from eagle_fsd.evaluation.curves import GAIN, INK, LOSS, plot_curves  # noqa: E402
 
-NAMES = {"exact": "exact (EAGLE-2)", "fsd": "fsd, by its threshold T"}
-NAMES |= {"random": "random, the control, by its rate r"}
+GUARDS = ",no_repeat=3@hybrid"
+SHOWN = ["exact@hybrid", *(rule + GUARDS for rule in ("path", "relaxed", "fsd", "random"))]
 
 
 def rows() -> list[dict]:
-    """The arms on MT-Bench, as evaluation/metrics.py gives them today."""
-    arms = pd.read_csv(HERE.parent / "results/evaluation/arms.csv")
-    found = []
-    for arm in arms[arms["run"] == "mt_bench_80"].to_dict("records"):
-        if name := NAMES.get(arm["rule"]):
-            row = {"rule": arm["rule"], "arm": name, "line": name}
-            row["value"] = None if arm["rule"] == "exact" else arm["threshold"]
-            for key in (GAIN, LOSS):
-                row[key] = {"value": arm[key], "low": arm[f"{key}_low"], "high": arm[f"{key}_high"]}
-            found.append(row)
+    """The arms of the lines shown, as evaluation/metrics.py gives them."""
+    arms = pd.read_csv(HERE.parent / "results/rule_front/hybrid_guards.csv")
+    found = arms[arms["line"].isin(SHOWN)].to_dict("records")
+    for arm in found:
+        arm["value"] = None if arm["rule"] == "exact" else arm["value"]
+        arm["line"] = arm["line"].replace(GUARDS, ", guarded")
+        for key in (GAIN, LOSS):
+            arm[key] = {"value": arm[key], "low": arm[f"{key}_low"], "high": arm[f"{key}_high"]}
     return found
 
 
