@@ -83,6 +83,7 @@ def test_what_an_arm_is_made_of():
 def test_arms_of_a_run():
     """One that names the run's own tree is the one that names none."""
     assert parse_arm("exact@eagle:15x4x6", tree="15x4x6").text == "exact"
+    assert parse_arm("exact@hybrid:15x4x6", tree="15x4x6").text == "exact@hybrid"
     assert parse_arm("exact@eagle:7x3x4", tree="15x4x6").text == "exact@eagle:7x3x4"
     sampled = parse_arm("rejection@eagle:15x4x6,sample=1", tree="15x4x6")
     assert sampled.text == "rejection@eagle,sample=1"

@@ -52,12 +52,14 @@ def test_the_fastest_within_the_cost_is_chosen():
     assert choose(table, 0.01, 1) == ["exact"]
     assert choose(table, 0.03, 3) == ["b", "a", "c"]
     assert sorted(choose(table, 0.03, 9)) == ["a", "b", "c"]
+    untold = [*table, {"arm": "d", "tokens_per_round": {"value": 9.0}, "cost": {"value": None}}]
+    assert choose(untold, 0.03, 3) == ["b", "a", "c"]
 
 
 def test_command_foretells_verifies_and_goes_on(call, models, tmp_path):
     """A row per arm; measured are exact and the chosen one. What is there is not made again."""
     options = bench_options(models, tmp_path, [*QUESTIONS, *MORE])
-    options += ["--questions", 6, "--cost", 0.4, "--arms", "path:1", "path:9"]
+    options += ["--cost", 0.4, "--arms", "path:1", "path:9"]  # all six questions
     told = call(COMMAND, *options)
     folder = tmp_path / "run"
     made = json.loads((folder / "calibrate.json").read_text())

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from commands import bench_options, change, load_command
+from commands import QUESTIONS, bench_options, change, load_command
 from transformers import LlamaConfig
 
 from eagle_fsd.speed import clock, profiled
@@ -15,7 +15,7 @@ ARMS = ["generate", "plain", "exact", "fsd:0.3@eagle:5x2x3", "exact@ngram:10"]
 
 def call(models, folder, *extra) -> dict:
     """Run the command into folder/run; the summary."""
-    options = [*bench_options(models, folder), "--device", "cpu", "--questions", 2]
+    options = [*bench_options(models, folder, QUESTIONS[:2]), "--device", "cpu"]
     options += ["--num_choices", 2, "--context", 40, "--step_repeats", 2, *extra]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(profiled, "NEW_TOKENS", 20)

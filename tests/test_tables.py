@@ -8,7 +8,7 @@ import pytest
 from hand_records import HAND, NO_ROUNDS, made_run
 
 from eagle_fsd.evaluation import tables
-from eagle_fsd.evaluation.curves import LEAST, LOST, crossing, equal_speed, plot_curves
+from eagle_fsd.evaluation.curves import LEAST, LOST, crossing, curves, equal_speed, plot_curves
 from eagle_fsd.evaluation.metrics import METRICS, summarize, untimed
 
 INTERVAL = {"value": 0.25, "low": -0.5, "high": 1.0}
@@ -151,6 +151,11 @@ def test_a_line_may_fall_with_its_value():
     assert falling[1.1]["value"] == pytest.approx(0.6 - rising[1.1]["value"])
     for gain, row in rising.items():
         assert all(falling[gain][key] == row[key] for key in LOST)
+    # sglang is exact at 1, which with single < 1 is a value like others
+    tight, loose = "sglang:1,single=0.5", "sglang:0.5,single=0.5"
+    rates |= {tight: records["fsd:0.2"], loose: records["fsd:0.4"]}
+    (arms,) = curves([row for row in summarize(rates) if row["rule"] == "sglang"]).values()
+    assert [row["value"] for row in arms] == [1, 0.5]
 
 
 def test_the_value_at_equal_speed_begins_at_the_rule_s_exact_end():

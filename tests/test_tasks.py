@@ -73,6 +73,11 @@ def test_scores_of_a_run_by_hand(tmp_path):
     assert written == {"question_id": 3, "choice": 0, "scores": given}
     agree = {row["arm"]: row["mean"]["value"] for row in compared if row["score"] == "as_plain"}
     assert agree == {"exact": 1, "fsd:0.3": 0.25, "ratio:1": 0.5, "ratio:2": 0}
+    for row in records["plain"][:2]:  # plain says nothing there: nobody agrees or differs
+        row["turns"][0]["text"] = "..."
+    again = score_run(records, questions, "exact_match", tmp_path)[1]
+    counted = {row["arm"]: row["questions"] for row in again if row["score"] == "as_plain"}
+    assert counted == {"exact": 6, "fsd:0.3": 6, "ratio:2": 1}
     row = {row["arm"]: row for row in compared if row["score"] == "exact_match"}
     assert row["plain"]["mean"]["value"] == 0.5 and row["plain"]["vs_plain"] is None
     assert row["exact"]["vs_plain"]["value"] == 0 and row["exact"]["mcnemar_p"] == 1

@@ -25,6 +25,7 @@ from eagle_fsd.decoding.drafter import Drafter, RootDrafter
 from eagle_fsd.decoding.rule import Guard, Rule
 from eagle_fsd.drafters import DEFAULT_DRAFTER, DRAFTERS, DrafterSettings
 from eagle_fsd.drafters.eagle import EagleSettings
+from eagle_fsd.drafters.hybrid import HybridSettings
 from eagle_fsd.models.loaded import Model
 from eagle_fsd.rules import RULES
 from eagle_fsd.rules.fsd import Exact
@@ -116,7 +117,7 @@ def parse_arm(text: str, *, tree: str = "") -> Arm:
         drafter, _ = _parse(drafter_text if at else DEFAULT_DRAFTER, DRAFTERS, "drafter", {})
     except BadInput as error:
         raise BadInput(f"arm {text!r}: {error}") from error
-    if isinstance(drafter, EagleSettings) and tree and drafter.tree == tree:
+    if isinstance(drafter, (EagleSettings, HybridSettings)) and tree and drafter.tree == tree:
         drafter = replace(drafter, tree="")
     limits = [_named(guard, GUARDS).replace(":", "=") for guard in guards]
     whole = ",".join([_named(rule, RULES), *limits])

@@ -40,7 +40,7 @@ class BenchOptions(RunOptions):
 class SpeedOptions(BenchOptions):
     output: str = option("runs/speed", "folder of the run")
     question_file: str = option("", "question.jsonl in FastChat's format; empty: MT-Bench")
-    questions: int | None = option(16, "how many, over all categories")
+    questions: int | None = option(None, "how many; default: all, 16 of MT-Bench")
     turns: int = option(1, "turns of each question; 0: all")
     num_choices: int = option(3, "how often every arm answers every question")
     arms: list[str] = option(
@@ -60,4 +60,6 @@ class SpeedOptions(BenchOptions):
     def __post_init__(self):
         super().__post_init__()
         check_least(self, "--", step_repeats=1, context=2, accepted=0)
+        if self.questions is None and not self.question_file:
+            self.questions = 16
         self.context = sorted(set(self.context))

@@ -15,10 +15,11 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from eagle_fsd.evaluation.arms import PLAIN, parse_arm
+from eagle_fsd.evaluation.arms import PLAIN
 from eagle_fsd.evaluation.metrics import EXACT, METRICS, exact_beside, rate_parts, shared_questions
 from eagle_fsd.evaluation.parts import Record
 from eagle_fsd.evaluation.stats import interval
+from eagle_fsd.rules import RULES
 from eagle_fsd.runs.jsonl import write_file
 
 GAINS = (1.05, 1.1, 1.2, 1.3)  # in tokens a round, over exact with the same drafter
@@ -42,7 +43,7 @@ def curves(rows: Sequence[dict]) -> dict[str, list[dict]]:
     for row in found:
         named[row["line"]].append(row)
     for arms in named.values():
-        falling = parse_arm(arms[0]["arm"]).rule.exact > arms[0]["value"]
+        falling = RULES[arms[0]["rule"]].exact > min(row["value"] for row in arms)
         arms.sort(key=lambda row: row["value"], reverse=falling)
     return named
 
@@ -50,7 +51,7 @@ def curves(rows: Sequence[dict]) -> dict[str, list[dict]]:
 def from_exact(arms: Sequence[dict]) -> tuple[list[float], list[float]]:
     """A curve's tokens a round over exact's, and its values; exact's own first, whose value is NaN
     where no finite one is exact."""
-    exact = parse_arm(arms[0]["arm"]).rule.exact
+    exact = RULES[arms[0]["rule"]].exact
     gains = [1.0, *(row["tokens_per_round_vs_exact"]["value"] for row in arms)]
     return gains, [exact if np.isfinite(exact) else np.nan, *(row["value"] for row in arms)]
 

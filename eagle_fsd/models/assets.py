@@ -69,13 +69,13 @@ def asset_dir(name: str) -> Path:
                 _convert_target(work)
             for path in [work, *work.rglob("*")]:  # safetensors keeps other users out
                 path.chmod(0o755 if path.is_dir() else 0o644)
-            if not final.is_dir():  # another process may have finished first
-                work.rename(final)
+            work.rename(final)
     except (OSError, SafetensorError) as error:
-        raise BadInput(
-            f"cannot write {name} to the cache folder {cache} ({error}): make room there, or set "
-            "EAGLE_FSD_CACHE to a writable folder"
-        ) from error
+        if not final.is_dir():  # else another process was the first
+            raise BadInput(
+                f"cannot write {name} to the cache folder {cache} ({error}): make room there, or "
+                "set EAGLE_FSD_CACHE to a writable folder"
+            ) from error
     return final
 
 

@@ -42,8 +42,8 @@ def score_run(
     """Score every record's first turn; returns the table as text and the rows of compare_scores.
 
     Beside a scorer's own score, as_plain: 1 where the answer comes to what plain's does, right or
-    wrong. Written below folder/scores: ARM.jsonl of {"question_id", "choice", "scores": name ->
-    value}, and the table.
+    wrong, of the answers of plain that come to something. Written below folder/scores: ARM.jsonl of
+    {"question_id", "choice", "scores": name -> value}, and the table.
     """
     by_id = {question.question_id: question for question in questions}
     strange = {row["question_id"] for rows in records.values() for row in rows} - by_id.keys()
@@ -54,6 +54,7 @@ def score_run(
         )
     target, final = Path(folder) / "scores", SCORERS[scorer].final
     finals = {answer_key(row): final(text_of(row)) for row in records.get(BASELINE, ()) if final}
+    finals = {key: said for key, said in finals.items() if said not in (None, "")}
     with lock_folder(target):
         values = []
         for arm, rows in records.items():

@@ -95,7 +95,9 @@ def row_of(arm: str, records: Sequence[dict]) -> dict:
 
 def choose(rows: Sequence[dict], cost: float, verify: int) -> list[str]:
     """The arms to run for real: the one of most tokens a round at a cost within the tolerated one,
-    then others evenly over the range of costs. The first row is exact's, whose cost is 0."""
+    then others evenly over the range of costs. The first row is exact's, whose cost is 0; a rule
+    that does not tell its TV has none above temperature 0."""
+    rows = [row for row in rows if row["cost"]["value"] is not None]
     held = [row for row in rows if row["cost"]["value"] <= cost]
     best = max(held, key=lambda row: row["tokens_per_round"]["value"])
     others = [row["arm"] for row in sorted(rows[1:], key=lambda row: row["cost"]["value"])]

@@ -16,7 +16,9 @@ class CalibrateOptions(RunOptions):
         "what there is to choose from, of one drafter",
     )
     question_file: str = option("", "question.jsonl in FastChat's format; empty: MT-Bench")
-    questions: int | None = option(16, "how many first turns; every second one is for verifying")
+    questions: int | None = option(
+        None, "how many first turns, every second one for verifying; default: all, 16 of MT-Bench"
+    )
     verify: int = option(1, "arms that are run for real: the chosen one, and others over the range")
     max_new_tokens: int = option(128, "budget of an answer")
     output: str = option("runs/calibrate", "folder of the run")
@@ -27,3 +29,5 @@ class CalibrateOptions(RunOptions):
             raise BadInput(
                 f"--questions must be at least 2, got {self.questions}: half is held out"
             )
+        if self.questions is None and not self.question_file:
+            self.questions = 16
