@@ -59,7 +59,8 @@ RATES: dict[str, Metric] = {
     ),
     "ceiling": Metric(
         "ceiling", ".2f", ("speed",),
-        "most that tokens/round over exact can be at this fuzzy share, 1 / (1 - f tau)",
+        "most that tokens/round over exact can be at this fuzzy share, 1 / (1 - f x exact's "
+        "tokens/round), where text does not loop and rules do not look ahead",
     ),
     "rounds_per_answer": Metric(
         "rounds/answer", ".1f", ("speed",), "verifications an answer", parts.rounds, answers
