@@ -22,8 +22,8 @@ from eagle_fsd.rules.price import PathRule, Ratio
 MEMORY = 32  # tokens after which a constant error has changed what is asked for by a factor e
 MOST = 1.0  # of that exponent: an answer without choices saves up no more
 # rule, its parameter at a cost of .06 a token, the power of the cost: greedy, the shipped head,
-# no_repeat=3@hybrid (results/rule_front/hybrid_guards.csv; path's such that answers of 128 tokens to
-# 40 questions of vicuna_bench come to what is asked, since one that is behind ends so)
+# no_repeat=3@hybrid (results/rule_front/hybrid_guards.csv; path's raised by what answers of 128
+# tokens to 40 questions of vicuna_bench stayed behind: one that is behind ends so)
 HELD = {"path": (PathRule, 0.95, 1.42), "ratio": (Ratio, 1.7, 1.65), "fsd": (Fsd, 0.35, 6.0)}
 
 
