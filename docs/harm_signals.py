@@ -22,6 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from pooled_scores import scored, scores_of  # noqa: E402
 
 from eagle_fsd.api import load  # noqa: E402
+from eagle_fsd.config import BadInput  # noqa: E402
 from eagle_fsd.evaluation.report.read_runs import read_run  # noqa: E402
 from eagle_fsd.runs.command import ended_by  # noqa: E402
 
@@ -77,6 +78,8 @@ def jackknife(of, signal: np.ndarray, label: np.ndarray, group: np.ndarray) -> s
 
 def table(runs: list[str]) -> None:
     parts, rows, groups, without = [scored(run) for run in runs], [], [], []
+    if not parts:
+        raise BadInput("no run is given: FOLDER:SCORE of each, such as runs/humaneval:pass@1")
     model = load("smollm2", dtype="float32")
     for folder, score in parts:
         seen = set()
@@ -96,6 +99,8 @@ def table(runs: list[str]) -> None:
                     groups.append(answer[0])
                 elif not any(flag for r in record["turns"][0]["rounds"] for flag in r["fuzzy"]):
                     without.append(failed)
+    if not rows:
+        raise BadInput("no answer has exactly one fuzzy token: run random:0.05,fuzzy=1")
     failed, rest = np.array([r[2] for r in rows]), np.array([r[1] for r in rows])
     group = np.array(groups)
     print(f"{len(rows)} answers to {len(np.unique(group))} questions, {failed.sum()} failed;")

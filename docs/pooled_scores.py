@@ -11,7 +11,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from eagle_fsd.config import BadInput  # noqa: E402
-from eagle_fsd.evaluation.arms import parse_arm  # noqa: E402
+from eagle_fsd.evaluation.arms import PLAIN, parse_arm  # noqa: E402
 from eagle_fsd.evaluation.report.read_runs import read_run  # noqa: E402
 from eagle_fsd.runs.command import ended_by  # noqa: E402
 from eagle_fsd.runs.jsonl import read_records  # noqa: E402
@@ -27,12 +27,13 @@ def scored(run: str) -> tuple[Path, str]:
 
 
 def scores_of(folder: Path, arm: str, score: str) -> list[tuple[dict, float]]:
-    """An arm's rows of a scored run, and their values."""
+    """An arm's rows of a scored run that have the score, and their values."""
     rows = [row for _, row in read_records(folder / "scores" / f"{parse_arm(arm).slug}.jsonl")]
-    if unknown := [row for row in rows if score not in row["scores"]]:
-        known = ", ".join(unknown[0]["scores"])
+    found = [(row, row["scores"][score]) for row in rows if score in row["scores"]]
+    if not found and arm != PLAIN:  # which has no as_plain
+        known = ", ".join(dict.fromkeys(name for row in rows for name in row["scores"]))
         raise BadInput(f"{folder} has no score {score!r}; it has {known}")
-    return [(row, row["scores"][score]) for row in rows]
+    return found
 
 
 def pooled(runs: list[str]) -> list[dict]:

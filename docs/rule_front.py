@@ -45,17 +45,21 @@ def parts(found: dict, names: list[str], key: str) -> np.ndarray:
     return np.array(sums).transpose(2, 0, 1, 3)
 
 
-def lost(sums_X2A2: np.ndarray, gain: float, less_plain: bool) -> np.ndarray:
-    """A line's loss where it has the gain; arms: plain, exact, the line's."""
+def lost(sums_X2A2: np.ndarray, gain: float, points: int, less_plain: bool) -> np.ndarray:
+    """A line's loss where its last arms, so many, have the gain; arms: plain, exact, the line's."""
     tokens_XA, loss_XA = np.moveaxis(sums_X2A2[..., 0] / sums_X2A2[..., 1], -2, 0)
     loss_XA = loss_XA - less_plain * loss_XA[..., :1]
-    return crossing(tokens_XA[..., 1:] / tokens_XA[..., 1:2], loss_XA[..., 1:], gain)
+    gain_XA = tokens_XA / tokens_XA[..., 1:2]
+    return crossing(gain_XA[..., -points:], loss_XA[..., -points:], gain)
 
 
 def front(run: Path, beside: str) -> None:
     """Print the table of a run; beside: the line that regrets are compared with."""
     records = read_run(run).records
+    if PLAIN not in records:
+        raise BadInput(f"{run} has no arm plain to compare with")
     found, lines = shared_questions(records), curves(summarize(records))
+    lines = {line: arms for line, arms in lines.items() if exact_beside(arms[0]["arm"], records)}
     if beside not in lines:
         raise BadInput(f"{run} has no line {beside!r} to compare with; it has {', '.join(lines)}")
     named = {}

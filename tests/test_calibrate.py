@@ -12,7 +12,7 @@ from eagle_fsd.decoding.acceptance import Policy
 from eagle_fsd.decoding.loop import DecodeConfig, StopConfig
 from eagle_fsd.drafters.eagle import EagleDrafter
 from eagle_fsd.evaluation.arms import parse_arm
-from eagle_fsd.evaluation.offline.calibrate import choose, foretell, measure
+from eagle_fsd.evaluation.offline.calibrate import choose, foretell, measure, row_of
 from eagle_fsd.models.loaded import Model
 from eagle_fsd.rules.fsd import Exact
 
@@ -40,6 +40,18 @@ def test_a_round_is_foretold(temperature):
                 assert found[name] == pytest.approx(real), name
                 lossy += real["cost"] > 0
     assert lossy > 2
+
+
+def test_a_cost_that_a_rule_does_not_tell():
+    """Bug held down: above temperature 0 its NaN was no JSON, after all had been decoded."""
+    target = tiny_target("llama")
+    drafter = EagleDrafter(tiny_head(target, seed=3), target, parse_tree("7x3x4"))
+    policy = parse_arm("fsd:inf,budget=9").policy(SamplingConfig(0.8), "full")
+    config = DecodeConfig(policy, StopConfig(20))
+    count = measure(Model(target, None, drafter), drafter, prompt_tokens(9), config)
+    assert count["cost"] is None and count["fuzzy"] > 0
+    row = row_of("a", [{"arms": {"a": json.loads(json.dumps(count, allow_nan=False))}}] * 9)
+    assert row["cost"]["value"] is None and row["tokens_per_round"]["value"] > 1
 
 
 def test_the_fastest_within_the_cost_is_chosen():

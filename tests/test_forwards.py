@@ -144,8 +144,8 @@ def test_own_work_is_no_load_of_others(monkeypatch):
     monkeypatch.setattr("eagle_fsd.speed.clock.psutil.cpu_percent", lambda percpu: percents)
     assert load_by_others(0.2) == pytest.approx(0.4)
     # bug held down: the list is of cores that are online, and may end before our own number
-    percents = [20.0] * max(first, *rest, 1)
-    assert load_by_others(0.2) == pytest.approx(max(0.0, 0.2 * len(percents) - 0.5))
+    percents = [90.0] * max(first, *rest, 1)
+    assert load_by_others(0.2) == pytest.approx(0.9 * len(percents) - 0.5)
 
 
 def test_this_process_is_not_another():

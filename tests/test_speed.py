@@ -89,7 +89,7 @@ def test_random_weights_accept_what_the_pattern_says(tmp_path):
         num_attention_heads=4, num_key_value_heads=2,
     ).save_pretrained(tmp_path)  # fmt: skip
     models = f"random:{tmp_path / 'config.json'}", "random:eagle3:149"
-    arms = ["plain", "fsd:1", "exact"]
+    arms = ["plain", "fsd:1,fuzzy=0", "exact"]  # whatever its allowance
     found = call(models, tmp_path, "--max_new_tokens", 31, "--arms", *arms)
     taus = [row["tokens_per_round"]["value"] for row in found["rows"]]
     assert taus == [1, 2.5, 2.5]  # 30 tokens in 3 patterns

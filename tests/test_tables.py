@@ -175,6 +175,19 @@ def test_the_value_at_equal_speed_begins_at_the_rule_s_exact_end():
             assert got == (want if want is None else pytest.approx(want)), rule
 
 
+def test_no_value_leads_some_rules_to_exact():
+    """Bug held down: their curves began at exact, so that what `rejection` gains for nothing was
+    shown as a cost of `ears`, and what fsd-paper's tighter end loses as a gain."""
+    records = made_run(LEAST)
+    for line in ("ears", "fsd-paper"):
+        run = {arm: records[arm] for arm in ("plain", "exact")}
+        run[f"{line}:0.4"] = records["fsd:0.4"]
+        assert equal_speed(run, summarize(run)) == []
+        run[f"{line}:0.2"] = records["fsd:0.2"]
+        found = equal_speed(run, summarize(run))
+        assert [row["gain"] for row in found] == [1.1] and 0.2 < found[0]["value"] < 0.4
+
+
 def test_crossing():
     """The first crossing counts; nothing is extrapolated; a flat piece is passed over."""
     gains, losses = [1.0, 1.0, 1.2, 1.4, 1.3], [0.0, 5.0, 7.0, 9.0, 3.0]

@@ -34,7 +34,7 @@ class Rule:
         reads_tv: above temperature 0 it goes by its own TV, so that no guard may hide that.
         hides_tv: above temperature 0 it does not know its own TV.
         exact: the value of its first field at which it is exact; an infinite one: at no value, but
-            the further towards it the nearer.
+            the further towards it the nearer; NaN: at none, nor towards one.
     """
 
     columns: ClassVar[tuple[str, ...]] = ()

@@ -50,10 +50,13 @@ def curves(rows: Sequence[dict]) -> dict[str, list[dict]]:
 
 def from_exact(arms: Sequence[dict]) -> tuple[list[float], list[float]]:
     """A curve's tokens a round over exact's, and its values; exact's own first, whose value is NaN
-    where no finite one is exact."""
+    where no finite one is exact. Without exact's for a rule that no value leads to exact."""
     exact = RULES[arms[0]["rule"]].exact
-    gains = [1.0, *(row["tokens_per_round_vs_exact"]["value"] for row in arms)]
-    return gains, [exact if np.isfinite(exact) else np.nan, *(row["value"] for row in arms)]
+    gains = [row["tokens_per_round_vs_exact"]["value"] for row in arms]
+    values = [row["value"] for row in arms]
+    if np.isnan(exact):
+        return gains, values
+    return [1.0, *gains], [exact if np.isfinite(exact) else np.nan, *values]
 
 
 def equal_speed(records: Mapping[str, Sequence[Record]], rows: Sequence[dict]) -> list[dict]:
@@ -83,17 +86,19 @@ def equal_speed(records: Mapping[str, Sequence[Record]], rows: Sequence[dict]) -
             row = {"line": line, "gain": gain, "value": None if np.isnan(value) else value}
             for (key, metric), loss_AQ2 in zip(LOST.items(), losses, strict=True):
                 part_Q2A2 = np.stack([tokens_AQ2, loss_AQ2]).transpose(2, 0, 1, 3)
-                lost = partial(_lost, gain=gain, minus=metric.minus)
+                lost = partial(_lost, gain=gain, points=len(gains), minus=metric.minus)
                 row[key] = interval(part_Q2A2, lost, least=LEAST)
             table.append(row)
     return table
 
 
-def _lost(total_X2A2: np.ndarray, *, gain: float, minus: str) -> np.ndarray:
-    """From the sums of tokens a round and of a loss: the loss where the gain is reached."""
+def _lost(total_X2A2: np.ndarray, *, gain: float, points: int, minus: str) -> np.ndarray:
+    """From the sums of tokens a round and of a loss: the loss where the gain is reached by the last
+    arms, so many."""
     tokens_XA, loss_XA = np.moveaxis(total_X2A2[..., 0] / total_X2A2[..., 1], -2, 0)
     loss_XA = loss_XA - loss_XA[..., :1] if minus else loss_XA
-    return crossing(tokens_XA[..., 1:] / tokens_XA[..., 1:2], loss_XA[..., 1:], gain)
+    gain_XA = tokens_XA / tokens_XA[..., 1:2]
+    return crossing(gain_XA[..., -points:], loss_XA[..., -points:], gain)
 
 
 @partial(np.vectorize, signature="(a),(a),()->()")

@@ -14,6 +14,7 @@ EARS (Sun et al., arXiv 2512.13194) accepts with min(1, P(c) / Q(c) + slack (1 -
 asked where all children were rejected: what it adds are its fuzzy tokens.
 """
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -73,6 +74,7 @@ class Ears(Rejection):
 
     columns: ClassVar[tuple[str, ...]] = ("prob", "max_prob", "sampled_prob")
     hides_tv: ClassVar[bool] = True
+    exact: ClassVar[float] = math.nan  # 0 is `rejection`, which gains without loss
     slack: float = 0.1
 
     def __post_init__(self):

@@ -12,8 +12,8 @@ from pathlib import Path
 from tqdm import tqdm
 
 from eagle_fsd.config import BadInput, SamplingConfig
+from eagle_fsd.decoding.rule import Guard, Rule, State
 from eagle_fsd.decoding.rule import Path as TreePath
-from eagle_fsd.decoding.rule import Rule, State
 from eagle_fsd.decoding.verified import VerifiedTree
 from eagle_fsd.evaluation.arms import PLAIN, Arm
 from eagle_fsd.evaluation.bench import FREE, Bench, rotated
@@ -84,6 +84,11 @@ class Pattern(Rule):
         return 0.0
 
 
+def kept(arm: Arm) -> tuple[Guard, ...]:
+    """The arm's guards, without those that would cut a pattern short."""
+    return tuple(guard for guard in arm.guards if guard.cut is None)
+
+
 def pattern_path(parents: Sequence[int], depths: Sequence[int], accepted: int) -> TreePath:
     """The first `accepted` drafts of the path to the first of the deepest nodes, after the root.
 
@@ -120,7 +125,7 @@ def run_speed(
         pattern = tuple(options.accepted)
         bench.name += f" (engine time, no quality: accepted drafts {pattern} in turn)"
         bench.arms = [
-            replace(arm, rule=Pattern(arm.rule, pattern)) if arm.drafts else arm
+            replace(arm, rule=Pattern(arm.rule, pattern), guards=kept(arm)) if arm.drafts else arm
             for arm in bench.arms
         ]
     bench.answer_all()

@@ -6,6 +6,7 @@ does not follow an arm into the text that it would have written. How far that ca
 other questions, by decoding.
 """
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -50,7 +51,7 @@ def foretell(
     policies: Mapping[str, Policy],
     prompt: Sequence[int],
     config: DecodeConfig,
-) -> dict[str, dict[str, float]]:
+) -> dict[str, dict[str, float | None]]:
     """Counts of every arm over the rounds of one exact answer, each arm with its own memory."""
     counts = {name: Counter() for name in policies}
     states = {name: policy.start() for name, policy in policies.items()}
@@ -69,7 +70,7 @@ def foretell(
             )
             counts[name].update(counted(accepted, policy.sampling))
         answer = answer + step.tokens
-    return {name: dict(count) for name, count in counts.items()}
+    return {name: stored(count) for name, count in counts.items()}
 
 
 def measure(
@@ -79,7 +80,12 @@ def measure(
     count = Counter()
     for accepted in decode(model.target, drafter, prompt, config).rounds:
         count.update(counted(accepted, config.policy.sampling))
-    return dict(count)
+    return stored(count)
+
+
+def stored(count: Counter) -> dict[str, float | None]:
+    """Counts for a record; a cost that the rule does not tell is None."""
+    return {key: None if math.isnan(value) else value for key, value in count.items()}
 
 
 def row_of(arm: str, records: Sequence[dict]) -> dict:
@@ -87,7 +93,8 @@ def row_of(arm: str, records: Sequence[dict]) -> dict:
     found = [Counter(record["arms"][arm]) for record in records if arm in record["arms"]]
 
     def rate(above: str, below: str) -> dict:
-        return rate_interval([(count[above], count[below]) for count in found])
+        rows = [(count[above], count[below]) for count in found]
+        return rate_interval([[math.nan if n is None else n for n in row] for row in rows])
 
     rates = {"tokens_per_round": rate("tokens", "rounds"), "cost": rate("cost", "tokens")}
     return {"arm": arm, "questions": len(found)} | rates | {"fuzzy_share": rate("fuzzy", "tokens")}
