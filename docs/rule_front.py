@@ -74,24 +74,28 @@ def front(run: Path, beside: str) -> None:
         regrets = [parts(found, some, "regret_per_token") for some in (names, named[beside])]
         both, middle = np.concatenate(regrets, axis=2), len(names)
         gains, values = from_exact(lines[line])
+        points = len(gains), len(from_exact(lines[beside])[0])
         for gain in GAINS:
             cells = []
             for key, (less, form) in LOST.items():
-                loss = interval(parts(found, names, key), partial(lost, gain=gain, less_plain=less))
+                of = partial(lost, gain=gain, points=points[0], less_plain=less)
+                loss = interval(parts(found, names, key), of)
                 cells.append(cell_text(loss if key != "repetition" else loss["value"], form))
             if cells[0] == "-":
                 continue
-            gap = interval(both, partial(less_other, middle=middle, gain=gain))
+            gap = interval(both, partial(less_other, middle=middle, points=points, gain=gain))
             cells.append("" if line == beside else cell_text(gap, "+.3f"))
             value = crossing(gains, values, gain)
             value = "-" if np.isnan(value) else f"{value:.2f}"
             print(f"| `{line}` | {gain:.1f} | {value} |", *(f"{cell} |" for cell in cells))
 
 
-def less_other(sums_X2A2: np.ndarray, middle: int, gain: float) -> np.ndarray:
+def less_other(
+    sums_X2A2: np.ndarray, middle: int, points: tuple[int, int], gain: float
+) -> np.ndarray:
     """The regret of the first `middle` arms' line, less that of the others'."""
     mine, others = sums_X2A2[..., :middle, :], sums_X2A2[..., middle:, :]
-    return lost(mine, gain, False) - lost(others, gain, False)
+    return lost(mine, gain, points[0], False) - lost(others, gain, points[1], False)
 
 
 if __name__ == "__main__":
