@@ -12,6 +12,8 @@ from commands import load_command
 from hand_records import ARMS, TEXT, made_run, write_run
 from tiny_folder import write_random_head, write_target
 
+from eagle_fsd.config import BadInput
+from eagle_fsd.evaluation.curves import equal_speed
 from eagle_fsd.evaluation.metrics import METRICS, by_category, summarize
 from eagle_fsd.evaluation.parts import rounds_of
 from eagle_fsd.evaluation.report.read_runs import RunData, read_run
@@ -181,6 +183,21 @@ def test_several_runs_one_torn_and_of_one_question(run_folder, report_folder, tm
     assert [row["run"] for row in arms] == [str(run_folder)] * 6 + [str(other)] * 6
     assert [row["questions"] for row in arms] == [4] * 6 + [1] * 6
     Page((output / "index.html").read_text())
+
+
+def test_the_front_of_a_run(tmp_path, capsys):
+    """docs/rule_front.py reads off what the equal-speed table does; what it cannot, it says."""
+    front, records = load_command("docs/rule_front.py").front, made_run(16)
+    front(write_run(tmp_path / "run", records), "fsd")
+    (row,) = (x for x in capsys.readouterr().out.splitlines() if x.startswith("| `fsd` | 1.1 "))
+    rows = equal_speed(records, summarize(records))
+    (wanted,) = (x for x in rows if (x["line"], x["gain"]) == ("fsd", 1.1))
+    cells = f"| {wanted['value']:.2f} | {wanted['regret_per_token']['value']:.3f} ["
+    assert cells in row
+    for lacking, told in {"plain": "no arm plain", "exact": "no line 'fsd'"}.items():
+        less = {arm: rows for arm, rows in records.items() if arm != lacking}
+        with pytest.raises(BadInput, match=told):
+            front(write_run(tmp_path / lacking, less), "fsd")
 
 
 def test_page_stands_alone_and_trusts_no_text(report_folder, page):
