@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from eagle_fsd.config import BadInput  # noqa: E402
 from eagle_fsd.evaluation.arms import PLAIN  # noqa: E402
-from eagle_fsd.evaluation.curves import crossing, curves, from_exact  # noqa: E402
+from eagle_fsd.evaluation.curves import crossing, curves, from_exact, lost_at  # noqa: E402
 from eagle_fsd.evaluation.metrics import (  # noqa: E402
     exact_beside,
     rate_parts,
@@ -45,14 +45,6 @@ def parts(found: dict, names: list[str], key: str) -> np.ndarray:
     return np.array(sums).transpose(2, 0, 1, 3)
 
 
-def lost(sums_X2A2: np.ndarray, gain: float, points: int, less_plain: bool) -> np.ndarray:
-    """A line's loss where its last arms, so many, have the gain; arms: plain, exact, the line's."""
-    tokens_XA, loss_XA = np.moveaxis(sums_X2A2[..., 0] / sums_X2A2[..., 1], -2, 0)
-    loss_XA = loss_XA - less_plain * loss_XA[..., :1]
-    gain_XA = tokens_XA / tokens_XA[..., 1:2]
-    return crossing(gain_XA[..., -points:], loss_XA[..., -points:], gain)
-
-
 def front(run: Path, beside: str) -> None:
     """Print the table of a run; beside: the line that regrets are compared with."""
     records = read_run(run).records
@@ -78,7 +70,7 @@ def front(run: Path, beside: str) -> None:
         for gain in GAINS:
             cells = []
             for key, (less, form) in LOST.items():
-                of = partial(lost, gain=gain, points=points[0], less_plain=less)
+                of = partial(lost_at, gain=gain, points=points[0], less_plain=less)
                 loss = interval(parts(found, names, key), of)
                 cells.append(cell_text(loss if key != "repetition" else loss["value"], form))
             if cells[0] == "-":
@@ -94,8 +86,11 @@ def less_other(
     sums_X2A2: np.ndarray, middle: int, points: tuple[int, int], gain: float
 ) -> np.ndarray:
     """The regret of the first `middle` arms' line, less that of the others'."""
-    mine, others = sums_X2A2[..., :middle, :], sums_X2A2[..., middle:, :]
-    return lost(mine, gain, points[0], False) - lost(others, gain, points[1], False)
+    mine, others = (
+        lost_at(sums, gain=gain, points=count, less_plain=False)
+        for sums, count in zip(np.split(sums_X2A2, [middle], axis=-2), points, strict=True)
+    )
+    return mine - others
 
 
 if __name__ == "__main__":

@@ -86,17 +86,18 @@ def equal_speed(records: Mapping[str, Sequence[Record]], rows: Sequence[dict]) -
             row = {"line": line, "gain": gain, "value": None if np.isnan(value) else value}
             for (key, metric), loss_AQ2 in zip(LOST.items(), losses, strict=True):
                 part_Q2A2 = np.stack([tokens_AQ2, loss_AQ2]).transpose(2, 0, 1, 3)
-                lost = partial(_lost, gain=gain, points=len(gains), minus=metric.minus)
+                less = bool(metric.minus)
+                lost = partial(lost_at, gain=gain, points=len(gains), less_plain=less)
                 row[key] = interval(part_Q2A2, lost, least=LEAST)
             table.append(row)
     return table
 
 
-def _lost(total_X2A2: np.ndarray, *, gain: float, points: int, minus: str) -> np.ndarray:
+def lost_at(total_X2A2: np.ndarray, *, gain: float, points: int, less_plain: bool) -> np.ndarray:
     """From the sums of tokens a round and of a loss: the loss where the gain is reached by the last
     arms, so many."""
     tokens_XA, loss_XA = np.moveaxis(total_X2A2[..., 0] / total_X2A2[..., 1], -2, 0)
-    loss_XA = loss_XA - loss_XA[..., :1] if minus else loss_XA
+    loss_XA = loss_XA - loss_XA[..., :1] if less_plain else loss_XA
     gain_XA = tokens_XA / tokens_XA[..., 1:2]
     return crossing(gain_XA[..., -points:], loss_XA[..., -points:], gain)
 
