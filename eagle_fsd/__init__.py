@@ -15,7 +15,7 @@ fuzzy token      an emitted token that the exact test would not have emitted; fu
                  share of the tokens of all rounds.
 regret           log P(argmax) - log P(token) under the target, raw, in nats: what a token costs.
 gain             tokens_per_round over those of exact with the same drafter.
-arm              a way to answer, as a text: rule, drafter, their settings (evaluation/arms.py).
+arm              a way to answer, as a text: rule, drafter, their settings (arms.py).
 """
 
 from importlib import import_module
@@ -23,7 +23,7 @@ from importlib import import_module
 from eagle_fsd.config import BadInput, SamplingConfig, TreeConfig
 
 LAZY = dict.fromkeys(["Answer", "Model", "generate", "load", "stream"], "api")
-LAZY["custom_generate"] = "generation_method"
+LAZY["custom_generate"] = "transformers_generate"
 __all__ = ["BadInput", "SamplingConfig", "TreeConfig", *LAZY]
 
 

@@ -3,13 +3,13 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from eagle_fsd.arms import parse_arm
 from eagle_fsd.config import DEFAULT_ARM, SamplingConfig, TreeConfig
 from eagle_fsd.decoding.drafter import Drafter, RootDrafter
 from eagle_fsd.decoding.loop import DecodeConfig, Generation, StopConfig, decode_rounds
 from eagle_fsd.decoding.target import Target
 from eagle_fsd.drafters.eagle import EagleDrafter
-from eagle_fsd.evaluation.arms import parse_arm
-from eagle_fsd.heads.models import DraftHead
+from eagle_fsd.heads.draft_head import DraftHead
 from eagle_fsd.models.assets import EMBEDDED_TARGET
 from eagle_fsd.models.load import (
     check_draft_model,
@@ -118,7 +118,7 @@ def stream(
     Args:
         prompt: a user turn, or messages with role and content.
         arm: how drafts are accepted and made, such as "exact", "fsd:0.35", "path:0.5@eagle:7x3x4"
-            or "plain"; see evaluation/arms.py.
+            or "plain"; see arms.py.
         temperature, top_k, top_p: see SamplingConfig.
         max_new_tokens, stop_strings: see StopConfig; the target's stop tokens always end an answer.
             The text ends in front of a stop string.

@@ -12,8 +12,8 @@ import os
 import sys
 from dataclasses import asdict, dataclass, field
 
+from eagle_fsd.cli import ModelOptions, SamplingOptions, option, run_command
 from eagle_fsd.config import DEFAULT_ARM, BadInput, check_text
-from eagle_fsd.runs.command import ModelOptions, SamplingOptions, option, run_command
 
 
 @dataclass
@@ -28,10 +28,10 @@ FUZZY, END = "\033[30;43m", "\033[0m"  # black on yellow
 
 def run(options: AnswerOptions, sampling: SamplingOptions, model_options: ModelOptions) -> None:
     from eagle_fsd.api import Answer, stream
+    from eagle_fsd.arms import parse_arm
     from eagle_fsd.decoding.loop import StopConfig
     from eagle_fsd.evaluation.answering import fuzzy_spans
-    from eagle_fsd.evaluation.arms import parse_arm
-    from eagle_fsd.speed.clock import synchronized_time
+    from eagle_fsd.timing import synchronized_time
 
     if not options.prompt.strip():
         raise BadInput("the prompt is empty: give --prompt some text")

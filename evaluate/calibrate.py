@@ -10,8 +10,8 @@ the tolerated cost is chosen, and run for real on the other half, as are others 
 again. Arms, questions and the cost may change.
 """
 
+from eagle_fsd.cli import ModelOptions, SamplingOptions, run_command
 from eagle_fsd.evaluation.offline.calibrate_options import CalibrateOptions
-from eagle_fsd.runs.command import ModelOptions, SamplingOptions, run_command
 
 
 def calibrate(

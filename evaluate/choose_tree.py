@@ -13,8 +13,8 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from eagle_fsd.cli import ModelOptions, option, run_command
 from eagle_fsd.config import BadInput, SamplingConfig, check_least
-from eagle_fsd.runs.command import ModelOptions, option, run_command
 
 COLUMNS = (
     ("tree", "tree", "s"),
@@ -40,13 +40,13 @@ class ChooseOptions:
 
 
 def run(options: ChooseOptions, model_options: ModelOptions) -> None:
-    from eagle_fsd.evaluation.arms import parse_arm
+    from eagle_fsd.arms import parse_arm
     from eagle_fsd.evaluation.offline.replay import check_replayed
     from eagle_fsd.evaluation.tables import markdown_table
     from eagle_fsd.runs.jsonl import write_json
     from eagle_fsd.runs.provenance import describe_run
-    from eagle_fsd.speed.clock import check_timing_alone
     from eagle_fsd.speed.tree_choice import choose_tree, explain
+    from eagle_fsd.timing import check_timing_alone
 
     arm = parse_arm(options.arm)
     if not arm.needs_head:

@@ -35,7 +35,7 @@ def main() -> None:
     # this folder's commands must not stand for packages that lm-eval imports
     here = Path(__file__).resolve().parent
     sys.path[:] = [place for place in sys.path if Path(place).resolve() != here]
-    from eagle_fsd.runs.command import ended_by
+    from eagle_fsd.cli import ended_by
 
     ended_by(evaluate)
 
@@ -43,8 +43,8 @@ def main() -> None:
 def evaluate() -> None:
     """lm-eval's command with the model eagle_fsd beside its own, and its errors that are a user's
     in a line; of results that it could not write lm-eval 0.4.13 only warns."""
+    from eagle_fsd.cli import step_of_setup
     from eagle_fsd.config import BadInput
-    from eagle_fsd.runs.command import step_of_setup
 
     with step_of_setup("tasks"):
         import lm_eval.models  # noqa: F401  (names lm-eval's own models)

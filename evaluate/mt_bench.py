@@ -15,9 +15,9 @@ ACCELERATE_USE_CPU=true) processes share the questions: the same answers, no spe
 from dataclasses import dataclass
 from pathlib import Path
 
+from eagle_fsd.cli import ModelOptions, SamplingOptions, option, run_command
 from eagle_fsd.evaluation.bench_options import BenchOptions
 from eagle_fsd.evaluation.questions import read_questions
-from eagle_fsd.runs.command import ModelOptions, SamplingOptions, option, run_command
 
 ON_CPU = 8  # questions of MT-Bench, unless a number is given
 

@@ -11,8 +11,8 @@ rule would take a fuzzy token, and the heads' accuracy and divergence by level. 
 continues where it was: run the same command again. More questions and heads may be added.
 """
 
+from eagle_fsd.cli import run_command
 from eagle_fsd.evaluation.offline.replay_options import ReplayOptions
-from eagle_fsd.runs.command import run_command
 
 
 def replay(options: ReplayOptions) -> None:

@@ -15,8 +15,8 @@ from pathlib import Path
 
 from transformers import HfArgumentParser
 
+from eagle_fsd.cli import ended_by, option, parse
 from eagle_fsd.config import BadInput
-from eagle_fsd.runs.command import ended_by, option, parse
 
 
 @dataclass

@@ -13,8 +13,8 @@ killed run continues where it was: run the same command again. More questions, c
 contexts may be added.
 """
 
+from eagle_fsd.cli import ModelOptions, SamplingOptions, run_command
 from eagle_fsd.evaluation.bench_options import SpeedOptions
-from eagle_fsd.runs.command import ModelOptions, SamplingOptions, run_command
 
 
 def run(options: SpeedOptions, sampling: SamplingOptions, model_options: ModelOptions) -> None:

@@ -14,10 +14,10 @@ from the records that are there, with any scorer and without a model.
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from eagle_fsd.cli import ModelOptions, SamplingOptions, option, run_command
 from eagle_fsd.config import BadInput
 from eagle_fsd.evaluation.bench_options import BenchOptions
 from eagle_fsd.evaluation.questions import check_same_questions
-from eagle_fsd.runs.command import ModelOptions, SamplingOptions, option, run_command
 from eagle_fsd.tasks.scorers import SCORERS, check_scorable
 from eagle_fsd.tasks.task_sources import SOURCES, read_task
 

@@ -5,9 +5,9 @@ from dataclasses import fields
 
 import pytest
 
+from eagle_fsd.arms import parse_arm, parse_arms
 from eagle_fsd.config import BadInput
 from eagle_fsd.decoding.divergence import ALIASES
-from eagle_fsd.evaluation.arms import parse_arm, parse_arms
 from eagle_fsd.rules import RULES
 from eagle_fsd.rules.fsd import Exact, Fsd
 from eagle_fsd.rules.guards import GUARDS, Budget, Cap

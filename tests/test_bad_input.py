@@ -25,9 +25,9 @@ from safetensors.torch import load_file, save_file
 from tiny_folder import write_random_head
 from transformers import HfArgumentParser
 
+from eagle_fsd.cli import parse
 from eagle_fsd.config import BadInput
 from eagle_fsd.evaluation.bench_options import BenchOptions
-from eagle_fsd.runs.command import parse
 from eagle_fsd.tasks.harness_model import HarnessOptions
 
 pytestmark = pytest.mark.processes  # whole commands

@@ -7,11 +7,11 @@ import pytest
 from commands import QUESTIONS, bench_options, rows
 from tiny import prompt_tokens, tiny_head, tiny_target
 
+from eagle_fsd.arms import parse_arm
 from eagle_fsd.config import SamplingConfig, parse_tree
 from eagle_fsd.decoding.acceptance import Policy
 from eagle_fsd.decoding.loop import DecodeConfig, StopConfig
 from eagle_fsd.drafters.eagle import EagleDrafter
-from eagle_fsd.evaluation.arms import parse_arm
 from eagle_fsd.evaluation.offline.calibrate import choose, foretell, measure, row_of
 from eagle_fsd.models.loaded import Model
 from eagle_fsd.rules.fsd import Exact

@@ -12,8 +12,8 @@ from tiny import tiny_head, tiny_head3
 from tiny_folder import write_random_head, write_target
 from training_runs import convert
 
+from eagle_fsd.heads.draft_head import cut_vocabulary
 from eagle_fsd.heads.files import read_head, write_head
-from eagle_fsd.heads.models import cut_vocabulary
 from eagle_fsd.models.load import load_head, load_target_config
 
 

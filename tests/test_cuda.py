@@ -10,14 +10,14 @@ from fake_cuda import on_cuda
 from tiny import FAMILIES, HEADS, prompt_tokens, random_model, tiny_head
 from transformers import PreTrainedModel
 
+from eagle_fsd.arms import parse_arm
 from eagle_fsd.config import SamplingConfig, TreeConfig
 from eagle_fsd.decoding.loop import DecodeConfig, Generation, StopConfig, decode
 from eagle_fsd.decoding.target import Target
 from eagle_fsd.drafters.eagle import EagleDrafter
 from eagle_fsd.engine import graphs
 from eagle_fsd.engine.select import ENGINES
-from eagle_fsd.evaluation.arms import parse_arm
-from eagle_fsd.heads.models import DraftHead
+from eagle_fsd.heads.draft_head import DraftHead
 from eagle_fsd.heads.unroll import unroll
 from eagle_fsd.models.generate import Request, complete
 from eagle_fsd.models.loaded import Model

@@ -8,7 +8,7 @@ import pytest
 from commands import ROOT, option_classes
 
 import eagle_fsd
-from eagle_fsd.evaluation.arms import parse_arms
+from eagle_fsd.arms import parse_arms
 from eagle_fsd.evaluation.metrics import METRICS
 from eagle_fsd.evaluation.questions import read_questions
 from eagle_fsd.tasks.scorers import check_scorable

@@ -10,10 +10,10 @@ from answers import Heard, assert_same
 from commands import ROOT
 
 import eagle_fsd
+from eagle_fsd.arms import parse_arm
 from eagle_fsd.config import SamplingConfig
 from eagle_fsd.decoding.loop import DecodeConfig, decode
 from eagle_fsd.evaluation.answering import answer_prompt
-from eagle_fsd.evaluation.arms import parse_arm
 from eagle_fsd.evaluation.offline.replay import replay, text_states
 from eagle_fsd.evaluation.offline.texts import plain_texts
 from eagle_fsd.evaluation.questions import read_questions, spread

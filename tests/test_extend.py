@@ -9,18 +9,18 @@ from answers import run
 from hand_records import record, turn
 from tiny import NoisyTargetDrafter, prompt_tokens, randomize, tiny_target
 
+from eagle_fsd.arms import parse_arm
 from eagle_fsd.config import BadInput, SamplingConfig, TreeConfig
 from eagle_fsd.decoding.columns import COLUMNS, divergence_column
 from eagle_fsd.decoding.divergence import DIVERGENCES, divergence
 from eagle_fsd.decoding.loop import DecodeConfig, StopConfig, decode
 from eagle_fsd.drafters import DRAFTERS
 from eagle_fsd.drafters.eagle import EagleDrafter
-from eagle_fsd.evaluation.arms import parse_arm
 from eagle_fsd.evaluation.metrics import METRICS, summarize
 from eagle_fsd.evaluation.questions import Question
+from eagle_fsd.heads.draft_head import HEAD_TYPES, build_head
 from eagle_fsd.heads.files import write_head
 from eagle_fsd.heads.head_config import head_shape
-from eagle_fsd.heads.models import HEAD_TYPES, build_head
 from eagle_fsd.models.load import load_head
 from eagle_fsd.rules import RULES
 from eagle_fsd.rules.guards import GUARDS

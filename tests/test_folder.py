@@ -15,10 +15,11 @@ from pathlib import Path
 import pytest
 from commands import rows
 
+from eagle_fsd.cli import held_interrupt, run_command
 from eagle_fsd.config import BadInput
 from eagle_fsd.evaluation.stats import mcnemar
-from eagle_fsd.runs.command import Processes, held_interrupt, run_command
 from eagle_fsd.runs.folder import Run
+from eagle_fsd.runs.processes import Processes
 from eagle_fsd.runs.provenance import ROOT, describe_run, without_checkout
 
 

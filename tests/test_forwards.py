@@ -23,10 +23,10 @@ from eagle_fsd.models.loaded import Model
 from eagle_fsd.rules.fsd import Exact, Fsd
 from eagle_fsd.rules.hold import Hold
 from eagle_fsd.rules.price import PathRule
-from eagle_fsd.speed.clock import check_timing_alone, load_by_others, other_processes
 from eagle_fsd.speed.forwards import forward_rows, in_turn, rows_needed, time_forwards
 from eagle_fsd.speed.profiled import peak_bytes
 from eagle_fsd.speed.speed_run import Pattern, pattern_path
+from eagle_fsd.timing import check_timing_alone, load_by_others, other_processes
 
 CPU = torch.device("cpu")
 
@@ -140,8 +140,8 @@ def test_own_work_is_no_load_of_others(monkeypatch):
     clock = SimpleNamespace(
         sleep=sleep, perf_counter=lambda: now, process_time=lambda: 7 + 0.5 * now
     )
-    monkeypatch.setattr("eagle_fsd.speed.clock.time", clock)
-    monkeypatch.setattr("eagle_fsd.speed.clock.psutil.cpu_percent", lambda percpu: percents)
+    monkeypatch.setattr("eagle_fsd.timing.time", clock)
+    monkeypatch.setattr("eagle_fsd.timing.psutil.cpu_percent", lambda percpu: percents)
     assert load_by_others(0.2) == pytest.approx(0.4)
     # bug held down: the list is of cores that are online, and may end before our own number
     percents = [90.0] * max(first, *rest, 1)

@@ -28,8 +28,8 @@ from eagle_fsd.config import TreeConfig
 from eagle_fsd.decoding.drafter import RootDrafter
 from eagle_fsd.decoding.target import Target
 from eagle_fsd.drafters.eagle import EagleDrafter
+from eagle_fsd.heads.draft_head import DraftHead
 from eagle_fsd.heads.head_config import head_shape
-from eagle_fsd.heads.models import DraftHead
 from eagle_fsd.models.load import load_head
 
 # config.json as published heads have it: what is absent takes upstream's default

@@ -186,8 +186,8 @@ def test_several_runs_one_torn_and_of_one_question(run_folder, report_folder, tm
 
 
 def test_the_front_of_a_run(tmp_path, capsys):
-    """docs/rule_front.py reads off what the equal-speed table does; what it cannot, it says."""
-    front, records = load_command("docs/rule_front.py").front, made_run(16)
+    """rule_front.py reads off what the equal-speed table does; what it cannot, it says."""
+    front, records = load_command("scripts/analysis/rule_front.py").front, made_run(16)
     front(write_run(tmp_path / "run", records), "fsd")
     (row,) = (x for x in capsys.readouterr().out.splitlines() if x.startswith("| `fsd` | 1.1 "))
     rows = equal_speed(records, summarize(records))

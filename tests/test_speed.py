@@ -6,7 +6,7 @@ import pytest
 from commands import QUESTIONS, bench_options, change, load_command
 from transformers import LlamaConfig
 
-from eagle_fsd.speed import clock, profiled
+from eagle_fsd.speed import profiled
 
 pytestmark = pytest.mark.processes  # whole commands
 MAIN = load_command("evaluate/speed.py").main
@@ -54,7 +54,7 @@ def test_only_what_is_missing_is_made(models, finished, capsys, monkeypatch):
     """A finished run is reported again without loading the model. Bug held down: it was refused or
     warned of for others at work on the machine. A killed one goes on: with profiles missing and one
     torn, only those are made; a further context adds to them."""
-    monkeypatch.setattr(clock, "BUSY", -1)
+    monkeypatch.setattr(timing, "BUSY", -1)
     folder, found = finished
     before = files(folder)
     again = call(models, folder, "--arms", *ARMS)

@@ -8,11 +8,11 @@ from commands import model_options
 from tiny_folder import write_target
 
 from eagle_fsd.api import load
+from eagle_fsd.arms import parse_arm
 from eagle_fsd.config import BadInput, parse_tree, tree_name
 from eagle_fsd.decoding.acceptance import Policy
 from eagle_fsd.decoding.drafter import RootDrafter
 from eagle_fsd.decoding.loop import DecodeConfig, StopConfig, decode
-from eagle_fsd.evaluation.arms import parse_arm
 from eagle_fsd.evaluation.offline.replay import text_states
 from eagle_fsd.evaluation.offline.texts import BEYOND, cut
 from eagle_fsd.rules.fsd import Exact

@@ -12,8 +12,8 @@ from eagle_fsd.decoding.target import Target
 from eagle_fsd.decoding.tree import DraftTree
 from eagle_fsd.drafters.grower import TreeGrower
 from eagle_fsd.engine.select import ENGINES
+from eagle_fsd.heads.draft_head import DraftHead, Eagle3Head, build_head
 from eagle_fsd.heads.head_config import HeadConfig
-from eagle_fsd.heads.models import DraftHead, Eagle3Head, build_head
 
 BOS = 2  # first token of every prompt
 WINDOW = 7

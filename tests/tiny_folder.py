@@ -6,9 +6,9 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from eagle_fsd.heads.draft_head import build_head
 from eagle_fsd.heads.files import write_head
 from eagle_fsd.heads.head_config import HeadConfig
-from eagle_fsd.heads.models import build_head
 
 SIZES = {
     "vocab_size": 258,

@@ -11,7 +11,7 @@ from accelerate.state import AcceleratorState
 from commands import load_command, rows, write_rows
 from safetensors.torch import load_file
 
-from eagle_fsd.runs.command import run_command
+from eagle_fsd.cli import run_command
 from eagle_fsd.training.training_options import DataOptions, TrainOptions
 
 TALKS = 12

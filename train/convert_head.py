@@ -16,11 +16,11 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from eagle_fsd.cli import option, run_command
 from eagle_fsd.config import BadInput
-from eagle_fsd.runs.command import option, run_command
 
 if TYPE_CHECKING:
-    from eagle_fsd.heads.models import DraftHead
+    from eagle_fsd.heads.draft_head import DraftHead
 
 
 @dataclass
@@ -66,7 +66,7 @@ def confined(head: "DraftHead", options: ConvertOptions) -> "DraftHead":
     """The head with the draft vocabulary asked for; BadInput if it cannot have that."""
     import torch
 
-    from eagle_fsd.heads.models import answer_counts, coverage, cut_vocabulary, frequent_tokens
+    from eagle_fsd.heads.draft_head import answer_counts, coverage, cut_vocabulary, frequent_tokens
     from eagle_fsd.training.data import read_dialogues
 
     V = head.config.vocab_size

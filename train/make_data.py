@@ -10,7 +10,7 @@ smaller one ended. Several processes: `torchrun --nproc_per_node N train/make_da
 
 import json
 
-from eagle_fsd.runs.command import run_command
+from eagle_fsd.cli import run_command
 from eagle_fsd.training.training_options import DataOptions
 
 

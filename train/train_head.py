@@ -11,7 +11,7 @@ train/train_head.py ...`; a configuration for FSDP lies beside it.
 
 import math
 
-from eagle_fsd.runs.command import run_command
+from eagle_fsd.cli import run_command
 from eagle_fsd.training.training_options import TrainOptions
 
 

@@ -1,4 +1,6 @@
-"""The drafter that grows a dynamic tree a round with a draft head (heads/models.py; growing.py).
+"""The drafter that grows a dynamic tree a round with a draft head.
+
+The head is in heads/draft_head.py; growing.py has what it shares with other drafters of trees.
 
 Axes: T new positions, D hidden size, S cache rows.
 """
@@ -15,7 +17,7 @@ from eagle_fsd.decoding.engine import CachedSequence
 from eagle_fsd.decoding.masks import additive, fold
 from eagle_fsd.decoding.target import Target
 from eagle_fsd.drafters.growing import GrowingDrafter
-from eagle_fsd.heads.models import DraftHead, draft_readout, runnable
+from eagle_fsd.heads.draft_head import DraftHead, draft_readout, runnable
 from eagle_fsd.models.loaded import Model
 
 

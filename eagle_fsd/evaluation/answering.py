@@ -10,14 +10,14 @@ from dataclasses import asdict
 import torch
 from transformers import CompileConfig
 
+from eagle_fsd.arms import COMPILED, Arm
 from eagle_fsd.config import SamplingConfig
 from eagle_fsd.decoding import loop
 from eagle_fsd.decoding.columns import Rows, draft_prob, raw_prob
 from eagle_fsd.decoding.drafter import Drafter
 from eagle_fsd.decoding.loop import DecodeConfig, Generation, Round, StopConfig
-from eagle_fsd.evaluation.arms import COMPILED, Arm
 from eagle_fsd.models.loaded import Model
-from eagle_fsd.speed.clock import synchronized_time
+from eagle_fsd.timing import synchronized_time
 
 PER_TOKEN = ("divergence", "tv", "regret")  # numbers of a round
 

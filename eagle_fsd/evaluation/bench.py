@@ -20,17 +20,18 @@ from typing import TypeVar
 
 from tqdm import tqdm
 
+from eagle_fsd.arms import COMPILED, Arm, parse_arms
+from eagle_fsd.cli import ModelOptions, SamplingOptions
 from eagle_fsd.config import BadInput
 from eagle_fsd.decoding.drafter import Drafter
 from eagle_fsd.evaluation.answering import answer_prompt, trace_record, turn_record
-from eagle_fsd.evaluation.arms import COMPILED, Arm, parse_arms
 from eagle_fsd.evaluation.bench_options import BenchOptions
 from eagle_fsd.evaluation.questions import Question, check_same_questions, fastchat_answers, spread
 from eagle_fsd.models.loaded import Model
-from eagle_fsd.runs.command import ModelOptions, Processes, SamplingOptions
 from eagle_fsd.runs.folder import Run
 from eagle_fsd.runs.jsonl import append_lines, read_lines, write_lines
-from eagle_fsd.speed.clock import check_timing_alone
+from eagle_fsd.runs.processes import Processes
+from eagle_fsd.timing import check_timing_alone
 
 # what a run may be continued with, although it differs
 FREE = {"arms", "questions", "generate_questions", "num_choices", "traces"}

@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass, replace
 
+from eagle_fsd.cli import RunOptions, option
 from eagle_fsd.config import DEFAULT_ARM, BadInput, check_least
 from eagle_fsd.evaluation.questions import Question, spread
-from eagle_fsd.runs.command import RunOptions, option
 
 
 @dataclass

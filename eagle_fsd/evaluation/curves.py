@@ -15,7 +15,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from eagle_fsd.evaluation.arms import PLAIN
+from eagle_fsd.arms import PLAIN
 from eagle_fsd.evaluation.metrics import EXACT, METRICS, exact_beside, rate_parts, shared_questions
 from eagle_fsd.evaluation.parts import Record
 from eagle_fsd.evaluation.stats import interval

@@ -10,9 +10,9 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from eagle_fsd.arms import BY_TRANSFORMERS, GENERATE, PLAIN, parse_arm
 from eagle_fsd.config import BadInput
 from eagle_fsd.evaluation import parts, stats
-from eagle_fsd.evaluation.arms import BY_TRANSFORMERS, GENERATE, PLAIN, parse_arm
 from eagle_fsd.evaluation.parts import Part, Record, answers
 from eagle_fsd.evaluation.stats import Interval
 

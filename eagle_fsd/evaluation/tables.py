@@ -6,7 +6,7 @@ from pathlib import Path
 import pandas as pd
 from tabulate import tabulate
 
-from eagle_fsd.evaluation.arms import PLAIN
+from eagle_fsd.arms import PLAIN
 from eagle_fsd.evaluation.metrics import EXACT, METRICS
 from eagle_fsd.evaluation.stats import Interval
 from eagle_fsd.runs.jsonl import write_file

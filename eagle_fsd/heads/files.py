@@ -15,8 +15,8 @@ from transformers import PretrainedConfig
 from transformers.utils import CONFIG_NAME, SAFE_WEIGHTS_NAME, WEIGHTS_NAME
 
 from eagle_fsd.config import BadInput
+from eagle_fsd.heads.draft_head import DraftHead, build_head
 from eagle_fsd.heads.head_config import read_config, renamed, to_json
-from eagle_fsd.heads.models import DraftHead, build_head
 from eagle_fsd.runs.jsonl import write_file, write_json
 
 # pytorch_model.bin is read where there is no other

@@ -11,7 +11,7 @@ Axes: B texts, T positions, S unrolled steps, D hidden size, F features.
 import torch
 from transformers import DynamicCache
 
-from eagle_fsd.heads.models import DraftHead
+from eagle_fsd.heads.draft_head import DraftHead
 
 
 def unroll(

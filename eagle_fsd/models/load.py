@@ -17,8 +17,8 @@ from eagle_fsd.config import BadInput, check_known
 from eagle_fsd.decoding.target import Target
 from eagle_fsd.engine.families import check_supported, check_tree_attention
 from eagle_fsd.engine.select import choose_engine
+from eagle_fsd.heads.draft_head import DraftHead
 from eagle_fsd.heads.files import HEAD_FILES, UNREADABLE, head_folder, read_head
-from eagle_fsd.heads.models import DraftHead
 from eagle_fsd.models import random_weights
 from eagle_fsd.models.assets import EMBEDDED_ASSET, EMBEDDED_TARGET, asset_dir
 from eagle_fsd.models.random_weights import PREFIX, SHAPES

@@ -19,7 +19,7 @@ class Model:
     """A target with its drafter; one answer at a time.
 
     Attributes:
-        tokenizer: None: token ids only (generation_method.py).
+        tokenizer: None: token ids only (transformers_generate.py).
         drafter: of the head.
         draft_model: what drafters/language_model.py drafts with.
     """

@@ -19,8 +19,8 @@ from transformers import (
 )
 
 from eagle_fsd.config import BadInput
+from eagle_fsd.heads.draft_head import DraftHead, build_head
 from eagle_fsd.heads.head_config import head_shape
-from eagle_fsd.heads.models import DraftHead, build_head
 
 PREFIX = "random:"
 # Where they differ from transformers' defaults, but for what has no part in the size or the time of

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import TextIO
 
 from eagle_fsd.config import BadInput
-from eagle_fsd.runs.command import Processes
 from eagle_fsd.runs.jsonl import append_lines, read_json, read_lines, write_json
+from eagle_fsd.runs.processes import Processes
 from eagle_fsd.runs.provenance import describe_run, source_digest, without_checkout
 
 

@@ -10,11 +10,11 @@ from itertools import accumulate, islice, pairwise
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from eagle_fsd.arms import Arm
 from eagle_fsd.config import SamplingConfig
 from eagle_fsd.decoding.loop import DecodeConfig, StopConfig, decode_rounds
-from eagle_fsd.evaluation.arms import Arm
 from eagle_fsd.models.loaded import Model
-from eagle_fsd.speed.clock import synchronized_time
+from eagle_fsd.timing import synchronized_time
 
 # host is what is left of a round: trimming, stop strings, bookkeeping
 ROUND_PHASES = ("propose", "verify", "accept", "commit", "host")

@@ -11,11 +11,12 @@ from pathlib import Path
 
 from tqdm import tqdm
 
+from eagle_fsd.arms import PLAIN, Arm
+from eagle_fsd.cli import ModelOptions, SamplingOptions
 from eagle_fsd.config import BadInput, SamplingConfig
 from eagle_fsd.decoding.rule import Guard, Rule, State
 from eagle_fsd.decoding.rule import Path as TreePath
 from eagle_fsd.decoding.verified import VerifiedTree
-from eagle_fsd.evaluation.arms import PLAIN, Arm
 from eagle_fsd.evaluation.bench import FREE, Bench, rotated
 from eagle_fsd.evaluation.bench_options import SpeedOptions
 from eagle_fsd.evaluation.questions import read_questions
@@ -23,11 +24,10 @@ from eagle_fsd.evaluation.report.report_tables import report_bench
 from eagle_fsd.evaluation.tables import Column, columns, markdown_table
 from eagle_fsd.models.load import load_target_config
 from eagle_fsd.models.random_weights import PREFIX
-from eagle_fsd.runs.command import ModelOptions, SamplingOptions
 from eagle_fsd.runs.folder import Run
-from eagle_fsd.speed.clock import check_one_process, check_timing_alone
 from eagle_fsd.speed.forwards import forward_rows, rows_needed, time_forwards
 from eagle_fsd.speed.profiled import ROUND_PHASES, profile_arm
+from eagle_fsd.timing import check_one_process, check_timing_alone
 
 RANDOM_PATTERN = (0, 1, 2, 3)  # 2.5 tokens a round
 PROFILES = "profiles"  # file of records

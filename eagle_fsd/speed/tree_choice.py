@@ -20,12 +20,12 @@ import numpy as np
 import pandas as pd
 from tqdm import tqdm
 
+from eagle_fsd.arms import Arm
 from eagle_fsd.config import BadInput, SamplingConfig, TreeConfig, parse_tree, tree_name
 from eagle_fsd.decoding.acceptance import Policy
 from eagle_fsd.decoding.drafter import RootDrafter
 from eagle_fsd.decoding.loop import DecodeConfig, StopConfig, decode
 from eagle_fsd.drafters.eagle import EagleDrafter
-from eagle_fsd.evaluation.arms import Arm
 from eagle_fsd.evaluation.offline.replay import States, replay, text_states
 from eagle_fsd.evaluation.offline.texts import BEYOND, PlainText, cut
 from eagle_fsd.models.loaded import Model

@@ -21,13 +21,14 @@ from lm_eval.models.utils import normalize_gen_kwargs, postprocess_generated_tex
 from tqdm import tqdm
 from transformers import HfArgumentParser
 
+from eagle_fsd.arms import parse_arm
+from eagle_fsd.cli import ModelOptions, option
 from eagle_fsd.config import DEFAULT_ARM, BadInput, SamplingConfig
 from eagle_fsd.decoding.loop import StopConfig
 from eagle_fsd.evaluation.answering import answer_prompt, turn_record
-from eagle_fsd.evaluation.arms import parse_arm
 from eagle_fsd.evaluation.metrics import METRICS, summarize
 from eagle_fsd.evaluation.tables import markdown_table
-from eagle_fsd.runs.command import ModelOptions, Processes, option
+from eagle_fsd.runs.processes import Processes
 from eagle_fsd.runs.provenance import describe_run, source_digest, without_checkout
 
 NAME = "eagle_fsd"  # as --model, in the results file, and the key of lm-eval's answer cache

@@ -13,8 +13,8 @@ from urllib.parse import urlsplit
 
 from tqdm import tqdm
 
+from eagle_fsd.cli import step_of_setup
 from eagle_fsd.config import BadInput
-from eagle_fsd.runs.command import step_of_setup
 from eagle_fsd.runs.folder import Run
 from eagle_fsd.tasks.judge_protocol import parse_verdict
 

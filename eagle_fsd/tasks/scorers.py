@@ -11,10 +11,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from decimal import Decimal
 
+from eagle_fsd.cli import step_of_setup
 from eagle_fsd.config import BadInput
 from eagle_fsd.evaluation.questions import Question
 from eagle_fsd.models.assets import asset_dir
-from eagle_fsd.runs.command import step_of_setup
 from eagle_fsd.tasks.humaneval import FIELDS, bubblewrap, pass_at_1
 
 # a sign is none behind a digit or a bracket (10-5, (3)-2); a comma parts thousands only

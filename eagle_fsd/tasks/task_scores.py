@@ -9,9 +9,9 @@ from pathlib import Path
 import pandas as pd
 from tqdm import tqdm
 
+from eagle_fsd.arms import parse_arm
 from eagle_fsd.config import BadInput
 from eagle_fsd.evaluation import tables
-from eagle_fsd.evaluation.arms import parse_arm
 from eagle_fsd.evaluation.questions import Question
 from eagle_fsd.evaluation.stats import mcnemar, mean_interval, paired_difference, share_interval
 from eagle_fsd.runs.folder import answer_key, lock_folder

@@ -13,9 +13,9 @@ from pathlib import Path
 from eagle_fsd.config import BadInput
 from eagle_fsd.models import load
 from eagle_fsd.models.generate import complete
-from eagle_fsd.runs.command import Processes
 from eagle_fsd.runs.folder import Run
 from eagle_fsd.runs.jsonl import write_json, write_lines
+from eagle_fsd.runs.processes import Processes
 from eagle_fsd.runs.provenance import digest
 from eagle_fsd.training import prompts
 from eagle_fsd.training.dialogues import TURN_TOKENS, ChatFormat, DialogueMaker

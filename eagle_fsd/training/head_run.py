@@ -14,13 +14,19 @@ from eagle_fsd.api import SMALL_TREE
 from eagle_fsd.config import BadInput, TreeConfig, tree_name
 from eagle_fsd.drafters.eagle import EagleDrafter
 from eagle_fsd.drafters.walk import walk
+from eagle_fsd.heads.draft_head import (
+    DraftHead,
+    answer_counts,
+    build_head,
+    coverage,
+    frequent_tokens,
+)
 from eagle_fsd.heads.files import write_head
 from eagle_fsd.heads.head_config import head_shape
-from eagle_fsd.heads.models import DraftHead, answer_counts, build_head, coverage, frequent_tokens
 from eagle_fsd.models import load
-from eagle_fsd.runs.command import Processes
 from eagle_fsd.runs.folder import Run
 from eagle_fsd.runs.jsonl import write_json
+from eagle_fsd.runs.processes import Processes
 from eagle_fsd.runs.provenance import digest
 from eagle_fsd.training.data import Batches, Dialogue, read_dialogues, split, supervised
 from eagle_fsd.training.features import TargetStates

@@ -24,7 +24,7 @@ import torch
 from torch import nn
 from torch.linalg import vecdot
 
-from eagle_fsd.heads.models import DraftHead
+from eagle_fsd.heads.draft_head import DraftHead
 from eagle_fsd.heads.unroll import unroll
 from eagle_fsd.training.recipe import Recipe
 

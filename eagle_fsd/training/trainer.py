@@ -19,8 +19,8 @@ from safetensors import SafetensorError
 from torch import nn
 from tqdm import tqdm
 
+from eagle_fsd.cli import held_interrupt
 from eagle_fsd.config import BadInput
-from eagle_fsd.runs.command import held_interrupt
 from eagle_fsd.runs.folder import Run
 from eagle_fsd.runs.jsonl import write_json
 from eagle_fsd.training.data import Batches

@@ -3,8 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
+from eagle_fsd.cli import RunOptions, option
 from eagle_fsd.config import BadInput, SamplingConfig, check_least, check_seed
-from eagle_fsd.runs.command import RunOptions, option
 from eagle_fsd.training.prompts import SELF, parse_weights
 from eagle_fsd.training.recipe import parse_recipe
 

@@ -14,18 +14,18 @@ from functools import cached_property
 
 from tqdm import tqdm
 
+from eagle_fsd.arms import parse_arm, parse_arms
+from eagle_fsd.cli import ModelOptions, SamplingOptions
 from eagle_fsd.config import BadInput, SamplingConfig
 from eagle_fsd.decoding.acceptance import Acceptance, Policy, accept
 from eagle_fsd.decoding.drafter import Drafter
 from eagle_fsd.decoding.loop import DecodeConfig, answer_uniforms, decode, decode_rounds
-from eagle_fsd.evaluation.arms import parse_arm, parse_arms
 from eagle_fsd.evaluation.offline.calibrate_options import CalibrateOptions
 from eagle_fsd.evaluation.questions import check_same_questions, read_questions, spread
 from eagle_fsd.evaluation.stats import rate_interval
 from eagle_fsd.evaluation.tables import columns, markdown_table
 from eagle_fsd.models.loaded import Model
 from eagle_fsd.rules.fsd import Exact
-from eagle_fsd.runs.command import ModelOptions, SamplingOptions
 from eagle_fsd.runs.folder import Run
 from eagle_fsd.runs.jsonl import write_file, write_json
 

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
+from eagle_fsd.cli import RunOptions, option
 from eagle_fsd.config import BadInput, check_least
-from eagle_fsd.runs.command import RunOptions, option
 
 
 @dataclass

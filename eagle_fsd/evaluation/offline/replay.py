@@ -14,6 +14,7 @@ from collections.abc import Mapping
 
 import torch
 
+from eagle_fsd.arms import Arm
 from eagle_fsd.config import BadInput
 from eagle_fsd.decoding.acceptance import Policy, accept
 from eagle_fsd.decoding.divergence import divergence
@@ -21,7 +22,6 @@ from eagle_fsd.decoding.drafter import Drafter
 from eagle_fsd.decoding.target import Target
 from eagle_fsd.drafters.eagle import EagleDrafter
 from eagle_fsd.drafters.walk import walk
-from eagle_fsd.evaluation.arms import Arm
 from eagle_fsd.evaluation.offline.texts import PlainText
 from eagle_fsd.heads.unroll import unroll
 from eagle_fsd.rules.fsd import Exact, FsdPaper

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from eagle_fsd.runs.command import RunOptions, option
+from eagle_fsd.cli import RunOptions, option
 
 
 @dataclass

@@ -6,13 +6,13 @@ from pathlib import Path
 from tqdm import tqdm
 
 from eagle_fsd.api import SMALL_TREE
+from eagle_fsd.arms import Arm, parse_arms
 from eagle_fsd.config import BadInput, SamplingConfig, parse_tree, tree_name
 from eagle_fsd.decoding.acceptance import Policy
 from eagle_fsd.decoding.drafter import RootDrafter
 from eagle_fsd.decoding.target import Target
 from eagle_fsd.drafters import DrafterSettings
 from eagle_fsd.drafters.eagle import EagleDrafter
-from eagle_fsd.evaluation.arms import Arm, parse_arms
 from eagle_fsd.evaluation.offline.replay import (
     check_replayed,
     judge_levels,
@@ -24,7 +24,7 @@ from eagle_fsd.evaluation.offline.replay_options import ReplayOptions
 from eagle_fsd.evaluation.offline.texts import BEYOND, plain_texts
 from eagle_fsd.evaluation.questions import check_same_questions, read_questions, spread
 from eagle_fsd.evaluation.report.read_runs import RunData
-from eagle_fsd.heads.models import DraftHead
+from eagle_fsd.heads.draft_head import DraftHead
 from eagle_fsd.models import load
 from eagle_fsd.models.loaded import Model
 from eagle_fsd.runs.folder import Run

@@ -13,8 +13,8 @@ from functools import cached_property
 from pathlib import Path
 from statistics import median
 
+from eagle_fsd.arms import BY_TRANSFORMERS, parse_arm
 from eagle_fsd.config import BadInput
-from eagle_fsd.evaluation.arms import BY_TRANSFORMERS, parse_arm
 from eagle_fsd.evaluation.metrics import by_category, summarize, untimed
 from eagle_fsd.evaluation.parts import rounds_of, seconds
 from eagle_fsd.runs.folder import answer_key

@@ -1,16 +1,13 @@
-"""How every command begins and ends: options that commands share, bad input and Ctrl-C, and the
-processes of one run, as `accelerate launch` or `torchrun` starts them.
+"""How every command begins and ends: the options that commands share, bad input and Ctrl-C.
 
 Nothing heavy is imported before options are parsed: `--help` and a typo are answered at once.
 """
 
-import os
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from transformers import HfArgumentParser
@@ -18,10 +15,8 @@ from transformers import HfArgumentParser
 from eagle_fsd.config import BadInput, SamplingConfig, check_seed, parse_tree, tree_name
 
 if TYPE_CHECKING:
-    from eagle_fsd.evaluation.arms import Arm
+    from eagle_fsd.arms import Arm
     from eagle_fsd.models.loaded import Model
-
-PATIENCE = timedelta(days=30)  # the shortest share of a run may wait this long for the longest
 
 
 def run_command(
@@ -163,37 +158,3 @@ class SamplingOptions:
 
     def sampling(self) -> SamplingConfig:
         return SamplingConfig(self.temperature, self.top_k, self.top_p)
-
-
-@dataclass(frozen=True)
-class Processes:
-    """This process among those of the run."""
-
-    index: int = 0
-    count: int = 1  # 1 without a launcher
-    local_index: int = 0  # among those of this machine: the number of its accelerator
-
-    @classmethod
-    def launched(cls, *, cpu: bool) -> "Processes":
-        """Join the launcher's group, if there is one."""
-        if int(os.environ.get("WORLD_SIZE", "1")) < 2:
-            return cls()
-        from accelerate import PartialState
-
-        state = PartialState(cpu=cpu, timeout=PATIENCE)
-        return cls(state.process_index, state.num_processes, state.local_process_index)
-
-    @property
-    def is_main(self) -> bool:
-        return self.index == 0
-
-    def device(self, device: str) -> str:
-        """Each process its own accelerator, where only "cuda" was asked for."""
-        return f"cuda:{self.local_index}" if device == "cuda" and self.count > 1 else device
-
-    def wait(self) -> None:
-        """Go on when all processes are here; if one has died the launcher ends the others."""
-        if self.count > 1:
-            from accelerate import PartialState
-
-            PartialState().wait_for_everyone()

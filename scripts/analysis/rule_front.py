@@ -1,6 +1,6 @@
 """What each rule costs at the same gain: the tables of results.md#rules-at-equal-gain.
 
-    python docs/rule_front.py runs/front [path@hybrid] > results/rule_front/NAME.md
+    python scripts/analysis/rule_front.py runs/front [path@hybrid] > results/rule_front/NAME.md
 
 A row is a line of arms (they differ in their rule's value only) at one of the gains in tokens a
 round over exact, read linearly between the line's values. The last column is the regret less that
@@ -13,21 +13,19 @@ from pathlib import Path
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
-from eagle_fsd.config import BadInput  # noqa: E402
-from eagle_fsd.evaluation.arms import PLAIN  # noqa: E402
-from eagle_fsd.evaluation.curves import crossing, curves, from_exact, lost_at  # noqa: E402
-from eagle_fsd.evaluation.metrics import (  # noqa: E402
+from eagle_fsd.arms import PLAIN
+from eagle_fsd.cli import ended_by
+from eagle_fsd.config import BadInput
+from eagle_fsd.evaluation.curves import crossing, curves, from_exact, lost_at
+from eagle_fsd.evaluation.metrics import (
     exact_beside,
     rate_parts,
     shared_questions,
     summarize,
 )
-from eagle_fsd.evaluation.report.read_runs import read_run  # noqa: E402
-from eagle_fsd.evaluation.stats import interval  # noqa: E402
-from eagle_fsd.evaluation.tables import cell_text  # noqa: E402
-from eagle_fsd.runs.command import ended_by  # noqa: E402
+from eagle_fsd.evaluation.report.read_runs import read_run
+from eagle_fsd.evaluation.stats import interval
+from eagle_fsd.evaluation.tables import cell_text
 
 GAINS = (1.1, 1.2, 1.3, 1.4)
 # what is lost: whether it is less plain's, its form

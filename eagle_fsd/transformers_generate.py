@@ -21,13 +21,13 @@ from transformers import (
 )
 
 from eagle_fsd.api import head_drafter
+from eagle_fsd.arms import Arm, parse_arm
 from eagle_fsd.config import DEFAULT_ARM, BadInput, SamplingConfig, TreeConfig
 from eagle_fsd.decoding.drafter import Drafter
 from eagle_fsd.decoding.loop import DecodeConfig, StopConfig, decode_rounds
 from eagle_fsd.decoding.target import Target
 from eagle_fsd.engine.families import check_supported, check_tree_attention
-from eagle_fsd.evaluation.arms import Arm, parse_arm
-from eagle_fsd.heads.models import DraftHead
+from eagle_fsd.heads.draft_head import DraftHead
 from eagle_fsd.models.load import load_head
 from eagle_fsd.models.loaded import Model
 

@@ -1,6 +1,6 @@
 """Tables of drafters from replay runs: all questions, by category, loops and copies apart.
 
-    .venv/bin/python docs/drafters_table.py TEXTS RUN [RUN ...] > results/drafters/NAME.md
+    python scripts/analysis/drafters_table.py TEXTS RUN [RUN ...] > results/drafters/NAME.md
 
 TEXTS is the folder of plain texts (--texts of evaluate/replay.py), RUN folders of replays of one
 head on the same questions. An answer loops if its end repeats (docs/glossary.md#columns); it copies

@@ -1,20 +1,18 @@
 """Draws loss_against_gain.svg, the README's plot, from results/rule_front/hybrid_guards.csv.
 
-    python docs/loss_against_gain.py
+    python scripts/analysis/loss_against_gain.py
 
 A run of one's own is drawn by evaluate/report.py.
 """
 
-import sys
 import tempfile
 from pathlib import Path
 
 import pandas as pd
 
-HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parent))
+from eagle_fsd.evaluation.curves import GAIN, INK, LOSS, plot_curves
 
-from eagle_fsd.evaluation.curves import GAIN, INK, LOSS, plot_curves  # noqa: E402
+ROOT = Path(__file__).resolve().parents[2]
 
 GUARDS = ",no_repeat=3@hybrid"
 SHOWN = ["exact@hybrid", *(rule + GUARDS for rule in ("path", "relaxed", "fsd", "random"))]
@@ -22,7 +20,7 @@ SHOWN = ["exact@hybrid", *(rule + GUARDS for rule in ("path", "relaxed", "fsd", 
 
 def rows() -> list[dict]:
     """The arms of the lines shown, as evaluation/metrics.py gives them."""
-    arms = pd.read_csv(HERE.parent / "results/rule_front/hybrid_guards.csv")
+    arms = pd.read_csv(ROOT / "results/rule_front/hybrid_guards.csv")
     found = arms[arms["line"].isin(SHOWN)].to_dict("records")
     for arm in found:
         arm["value"] = None if arm["rule"] == "exact" else arm["value"]
@@ -37,4 +35,4 @@ if __name__ == "__main__":
         svg = plot_curves(rows(), Path(folder) / "plot")
     # a page of its own, whatever the reader's theme
     svg = svg.replace(INK, "#24292f").replace("<svg ", '<svg style="background: #ffffff" ', 1)
-    (HERE / "loss_against_gain.svg").write_text(svg, encoding="utf-8")
+    (ROOT / "docs/loss_against_gain.svg").write_text(svg, encoding="utf-8")

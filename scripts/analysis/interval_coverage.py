@@ -1,6 +1,6 @@
 """How often 95 % intervals hold the truth: the table of results.md#intervals, of a run's records.
 
-    python docs/interval_coverage.py runs/a
+    python scripts/analysis/interval_coverage.py runs/a
 
 The run's questions are taken as all there are. So many of them are drawn, with replacement, 5,000
 times, and every metric's interval is asked whether it holds the metric over all questions.
@@ -11,9 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
-from eagle_fsd.evaluation.metrics import (  # noqa: E402
+from eagle_fsd.evaluation.metrics import (
     EXACT,
     METRICS,
     Metric,
@@ -22,7 +20,7 @@ from eagle_fsd.evaluation.metrics import (  # noqa: E402
     rate_parts,
     shared_questions,
 )
-from eagle_fsd.evaluation.report.read_runs import read_run  # noqa: E402
+from eagle_fsd.evaluation.report.read_runs import read_run
 
 DRAWS, SIZES = 5000, (5, 8, 16, 40)
 

@@ -1,6 +1,6 @@
 """Scores of several tasks as one, each question once: results.md#tasks-pooled.
 
-    python docs/pooled_scores.py runs/humaneval:pass@1 runs/ifeval:prompt_strict
+    python scripts/analysis/pooled_scores.py runs/humaneval:pass@1 runs/ifeval:prompt_strict
 
 Of the arms that all runs have.
 """
@@ -8,14 +8,12 @@ Of the arms that all runs have.
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
-from eagle_fsd.config import BadInput  # noqa: E402
-from eagle_fsd.evaluation.arms import PLAIN, parse_arm  # noqa: E402
-from eagle_fsd.evaluation.report.read_runs import read_run  # noqa: E402
-from eagle_fsd.runs.command import ended_by  # noqa: E402
-from eagle_fsd.runs.jsonl import read_records  # noqa: E402
-from eagle_fsd.tasks.task_scores import compare_scores, score_table  # noqa: E402
+from eagle_fsd.arms import PLAIN, parse_arm
+from eagle_fsd.cli import ended_by
+from eagle_fsd.config import BadInput
+from eagle_fsd.evaluation.report.read_runs import read_run
+from eagle_fsd.runs.jsonl import read_records
+from eagle_fsd.tasks.task_scores import compare_scores, score_table
 
 
 def scored(run: str) -> tuple[Path, str]:
