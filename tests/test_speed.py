@@ -6,6 +6,7 @@ import pytest
 from commands import QUESTIONS, bench_options, change, load_command
 from transformers import LlamaConfig
 
+from eagle_fsd import timing
 from eagle_fsd.speed import profiled
 
 pytestmark = pytest.mark.processes  # whole commands
