@@ -19,7 +19,7 @@ from eagle_fsd.config import SamplingConfig
 from eagle_fsd.decoding.acceptance import Policy
 from eagle_fsd.decoding.tree import DraftTree
 from eagle_fsd.rules import RULES
-from eagle_fsd.rules.guards import Cap, Floor
+from eagle_fsd.rules.guards import Js, Known
 
 COUPLED = ("path", "sglang", "cactus", "mentored")
 
@@ -124,7 +124,7 @@ class SlowAccept:
         rows = tree.draft_logits_ER.double().tolist()
         self.draft = [rows[row] if row >= 0 else None for row in tree.draft_row_N.tolist()]
         self.p = [slow_p(logits, self.sampling) for logits in self.target]
-        for name in ("divergence", "options", "length", "value", "log_z", "tilted", "tv"):
+        for name in ("divergence", "options", "value", "log_z", "tilted", "tv"):
             setattr(self, name, functools.cache(getattr(self, name)))  # or it takes minutes
 
     # --- what is known of a node ---
@@ -133,10 +133,8 @@ class SlowAccept:
         """D by the rule's settings, else by the default ones."""
         if self.draft[v] is None:
             return math.nan
-        rows = [self.target[v], self.draft[v]]
-        if getattr(self.rule, "logits", "raw") == "processed":
-            rows = [slow_filter(row, self.sampling) for row in rows]
-        return slow_divergence(getattr(self.rule, "divergence", "js"), *rows)
+        name = getattr(self.rule, "divergence", "js")
+        return slow_divergence(name, self.target[v], self.draft[v])
 
     def passes(self, v: int, limit: float) -> bool:
         return limit > 0 and self.divergence(v) <= limit
@@ -150,16 +148,18 @@ class SlowAccept:
     def options(self, v: int) -> list[int]:
         """Children that top-k, top-p and the guards leave."""
         warm = replace(self.sampling, temperature=self.sampling.temperature or 1.0)
-        kept = raw = probs(self.target[v])  # temperature alone removes nothing
+        kept, draft = self.target[v], self.draft[v]  # temperature alone removes nothing
         if warm.top_k or warm.top_p < 1:
             kept = slow_filter(self.target[v], warm)
-        cap, floor = self.guards.get(Cap), self.guards.get(Floor)
+        known, near = self.guards.get(Known), self.guards.get(Js)
+        if self.guards and draft is None:
+            return []
         return [
             c
             for c in self.children[v]
             if kept[self.token[c]] > -math.inf
-            and not (cap and self.regret(v, self.token[c]) > cap.nats)
-            and not (floor and raw[self.token[c]] < floor.prob)
+            and not (known and probs(draft)[self.token[c]] < known.prob)
+            and not (near and slow_divergence("js", self.target[v], draft) > near.nats)
         ]
 
     def outside(self, v: int) -> float:
@@ -173,17 +173,6 @@ class SlowAccept:
             return float(self.passes(v, self.rule.threshold))
         return {"random": getattr(self.rule, "rate", 0.0), "accept-all": 1.0}[self.kind]
 
-    def length(self, v: int) -> float:
-        """L(v), the expected accepted drafts below v if the best child is taken; no draw in it."""
-        if not self.children[v]:
-            return 0.0
-        below = {c: 1 + self.length(c) for c in self.children[v]}
-        best = max((below[c] for c in self.options(v)), default=0.0) * self.fuzzy_chance(v)
-        if self.kind == "fsd-paper":
-            return best  # the drawn token counts for nothing there
-        drawn = math.fsum(self.p[v][self.token[c]] * below[c] for c in below)
-        return drawn + self.outside(v) * best
-
     def choice(self, v: int, options: list[int]) -> dict[int, float]:
         """The distribution over the options by which one is taken."""
         if self.rule.child == "sample":
@@ -194,15 +183,9 @@ class SlowAccept:
         if self.rule.child == "target":  # by P; by the raw logit where P does not tell them apart
             key = [(self.p[v][self.token[c]], self.target[v][self.token[c]]) for c in options]
             return {options[key.index(max(key))]: 1.0}
-        assert self.rule.child == "deepest"
-        length = [self.length(c) for c in options]
-        equal = [c for c, value in zip(options, length, strict=True) if value > max(length) - 1e-9]
-        return {equal[0]: 1.0}  # the first of equals
+        raise AssertionError(f"the reference knows no child {self.rule.child!r}")
 
     # --- the rule path ---
-
-    def open(self, v: int) -> bool:
-        return self.rule.gate == math.inf or self.passes(v, self.rule.gate)
 
     def value(self, v: int) -> float:
         """V(v) at temperature 0."""
@@ -212,7 +195,7 @@ class SlowAccept:
         """1 + V(c) - cost(c) / b of all steps allowed at v; x's child first."""
         hit = self.hit(v, self.p[v].index(1.0))
         found = {} if hit is None else {hit: 1 + self.value(hit)}
-        for c in self.options(v) if self.open(v) else []:
+        for c in self.options(v):
             cost = self.regret(v, self.token[c]) / self.rule.price
             found.setdefault(c, 1 + self.value(c) - cost)
         return found
@@ -221,13 +204,11 @@ class SlowAccept:
         """log z(v) at temperature tau > 0; b / tau is a token's worth."""
         worth = self.rule.price / self.sampling.temperature
         below = [(self.p[v][self.token[c]], worth + self.log_z(c)) for c in self.children[v]]
-        if not self.open(v):
-            return math.fsum(p * value for p, value in below)
         return math.log(self.outside(v) + math.fsum(p * math.exp(value) for p, value in below))
 
     def tilted(self, v: int) -> list[float]:
         """The distribution of the token that `path` emits at v, tau > 0."""
-        if not self.children[v] or self.rule.price == 0 or not self.open(v):
+        if not self.children[v] or self.rule.price == 0:
             return self.p[v]
         worth, z = self.rule.price / self.sampling.temperature, math.exp(self.log_z(v))
         tilted = [p / z for p in self.p[v]]

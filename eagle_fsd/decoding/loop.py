@@ -193,7 +193,7 @@ def decode_rounds(
         lap("prefill")
     yield Round(answer, finish)
 
-    states, end, number = policy.start(), frozenset(stop.token_ids), 0
+    state, end, number = policy.rule.start(), frozenset(stop.token_ids), 0
     committed = len(prompt) + 1
     while finish is None:
         number += 1
@@ -206,12 +206,12 @@ def decode_rounds(
             logits_NV, features_NF = target.verify(tree)
             lap("verify")
             first = len(answer)  # the position of the token that the root emits
-            accepted, states = accept(
+            accepted, state = accept(
                 tree,
                 logits_NV,
                 uniform_P3[first : first + tree.max_depth + 1],
                 policy=policy,
-                states=states,
+                state=state,
                 stop_token_ids=end,
                 answer=answer,
             )

@@ -1,6 +1,8 @@
 """From logits to the target's next-token distribution P, and draws from it. The only copy.
 
-Filters are transformers' own, so that P is what `generate` would sample from.
+The filters compute what transformers' logits processors do (transformers/generation/
+logits_process.py), to the last bit, so that P is what `generate` would sample from. They are written
+out here since rules and columns must not import transformers: tests/test_sample.py compares them.
 
 Axes: R rows, V vocabulary, C draws.
 """
@@ -8,7 +10,6 @@ Axes: R rows, V vocabulary, C draws.
 import math
 
 import torch
-from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from eagle_fsd.config import SamplingConfig
 
@@ -18,11 +19,16 @@ def filter_logits(logits_RV: torch.Tensor, sampling: SamplingConfig) -> torch.Te
     assert sampling.temperature > 0, "temperature 0 has no filtered logits: P is the argmax"
     logits_RV = logits_RV.float()
     if sampling.temperature != 1:
-        logits_RV = TemperatureLogitsWarper(float(sampling.temperature))(None, logits_RV)
+        logits_RV = logits_RV / sampling.temperature
     if sampling.top_k:
-        logits_RV = TopKLogitsWarper(min(sampling.top_k, logits_RV.shape[-1]))(None, logits_RV)
+        kept_RK = logits_RV.topk(min(sampling.top_k, logits_RV.shape[-1])).values
+        logits_RV = logits_RV.masked_fill(logits_RV < kept_RK[:, -1:], -math.inf)
     if sampling.top_p < 1:
-        logits_RV = TopPLogitsWarper(float(sampling.top_p))(None, logits_RV)
+        sorted_RV, token_RV = logits_RV.sort(descending=False)
+        below_RV = sorted_RV.softmax(-1).cumsum(-1)  # probability of a token and all less likely
+        removed_RV = below_RV <= 1 - sampling.top_p
+        removed_RV[:, -1] = False  # the likeliest always stays
+        logits_RV = logits_RV.masked_fill(removed_RV.scatter(1, token_RV, removed_RV), -math.inf)
     return logits_RV
 
 

@@ -5,9 +5,8 @@ from eagle_fsd.rules.children import AcceptAll, Random
 from eagle_fsd.rules.coupled import Cactus, Mentored, Sglang
 from eagle_fsd.rules.fsd import Exact, Fsd, FsdPaper
 from eagle_fsd.rules.hold import Hold
-from eagle_fsd.rules.laws import CascadeOpt, CascadeTok, Ensemble
 from eagle_fsd.rules.price import PathRule, Ratio
-from eagle_fsd.rules.rejection import Ears, Rejection
+from eagle_fsd.rules.rejection import Rejection
 from eagle_fsd.rules.suffix import Asd, Fly
 from eagle_fsd.rules.thresholds import Relaxed, Typical
 
@@ -26,11 +25,7 @@ RULES: dict[str, type[Rule]] = {
     "sglang": Sglang,
     "cactus": Cactus,
     "mentored": Mentored,
-    "ensemble": Ensemble,
-    "cascade-tok": CascadeTok,
-    "cascade-opt": CascadeOpt,
     "rejection": Rejection,  # of sampled drafts, by P / Q: lossless in distribution
-    "ears": Ears,  # the same with a slack on P / Q
     "random": Random,  # control: another draft by chance
     "accept-all": AcceptAll,  # control: another draft always
 }

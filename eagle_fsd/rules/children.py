@@ -1,7 +1,8 @@
 """Which drafted child is taken, once a rule lets one be taken; and the controls.
 
-    random      as exact, but if x is no child take a drafted child with probability r, whatever D
-    accept-all  as exact, but if x is no child always take a drafted child
+    random      as exact, but where the exact token was not drafted a drafted child is taken with
+                probability `rate`, whatever the divergence
+    accept-all  as exact, but where the exact token was not drafted a drafted child is always taken
 
 A rule has to beat the controls at the same speed.
 """
@@ -12,7 +13,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from eagle_fsd.config import BadInput, SamplingConfig, check_known
-from eagle_fsd.decoding.rule import Rule
+from eagle_fsd.decoding.rule import Guard, Rule
 from eagle_fsd.decoding.verified import VerifiedTree
 
 Weights = dict[int, float]  # child -> probability
@@ -20,29 +21,28 @@ Weights = dict[int, float]  # child -> probability
 
 @dataclass(frozen=True)
 class ChildRule(Rule):
-    """Goes to the drawn token's child; where there is none, maybe to one of the options.
+    """Goes to the exact token's child; where there is none, maybe to one of the options.
 
-    Emitted distribution: P(c) + take P(not in C) choice(c), and (1 - take) P of other tokens; so
-    TV = take P(not in C). Its field `child` is a name in CHILD_CHOICES.
+    Emitted distribution, with C the drafted tokens: P(c) + take P(not in C) choice(c), and
+    (1 - take) P of other tokens; so TV = take P(not in C). Its field `child` is a name in
+    CHILD_CHOICES.
     """
 
     columns: ClassVar[tuple[str, ...]] = ("prob", "regret", "draft_logit")
-
-    @property
-    def ahead(self) -> tuple[str, ...]:
-        return self.columns if self.child == "deepest" else ()
 
     def __post_init__(self):
         super().__post_init__()
         check_known("child", self.child, CHILD_CHOICES)
 
-    def check(self, sampling: SamplingConfig, draft_vocab_size: int | None) -> None:
-        super().check(sampling, draft_vocab_size)
+    def check(
+        self, sampling: SamplingConfig, guards: Sequence[Guard], draft_vocab_size: int | None
+    ) -> None:
+        super().check(sampling, guards, draft_vocab_size)
         if self.child == "sample" and sampling.temperature == 0:
-            raise BadInput("child 'sample' needs temperature > 0; use draft, target or deepest")
+            raise BadInput("child 'sample' needs temperature > 0; use draft or target")
 
     def take(self, tree: VerifiedTree, v: int) -> float:
-        """Probability that an option is taken at v where x is no child."""
+        """Probability that an option is taken at v where the exact token is no child."""
         raise NotImplementedError
 
     def step(self, tree: VerifiedTree, v: int) -> int | None:
@@ -54,31 +54,15 @@ class ChildRule(Rule):
         return self.taken(tree, v, options) if taken else None
 
     def tv(self, tree: VerifiedTree, v: int) -> float:
-        outside = tree.outside(v) if tree.options(v) else 0.0
+        outside = tree.undrafted_prob(v) if tree.options(v) else 0.0
         return outside and outside * self.take(tree, v)
 
     def choice(self, tree: VerifiedTree, options: list[int]) -> Weights:
-        return CHILD_CHOICES[self.child](self, tree, options)
+        return CHILD_CHOICES[self.child](tree, options)
 
     def taken(self, tree: VerifiedTree, v: int, options: list[int]) -> int:
         weights = self.choice(tree, options)
         return list(weights)[pick(list(weights.values()), tree.uniform(v, 1))]
-
-    def expected_lengths(self, tree: VerifiedTree) -> list[float]:
-        """L(v) of every node: the drafts that are expected to be accepted below it.
-
-        L(v) = sum_c P_v(c) (1 + L(c)) + take(v) P_v(not in C) (1 + max_c L(c)), 0 at a leaf. No
-        draw enters: that would bias the text.
-        """
-        length_N = [0.0] * len(tree.tokens)
-        for v in reversed(range(len(length_N))):
-            if tree.children[v]:
-                best = max((1 + length_N[c] for c in tree.options(v)), default=0.0)
-                best *= self.take(tree, v)
-                # so written that equal children stay exactly equal where one is always taken
-                gains = (tree.of("prob", c) * (1 + length_N[c] - best) for c in tree.children[v])
-                length_N[v] = best + math.fsum(gains)
-        return length_N
 
 
 @dataclass(frozen=True)
@@ -102,6 +86,7 @@ class Random(ChildRule):
 class AcceptAll(ChildRule):
     """Every round goes down to a leaf: the loose end of all rules."""
 
+    exact: ClassVar[float] = math.nan  # its first field is no dial
     child: str = "target"
 
     def take(self, tree: VerifiedTree, v: int) -> float:
@@ -111,24 +96,20 @@ class AcceptAll(ChildRule):
 # --- the choices --------------------------------------------------------------------------------
 
 
-def most_probable_under_draft(rule: ChildRule, tree: VerifiedTree, options: list[int]) -> Weights:
+def most_probable_under_draft(tree: VerifiedTree, options: list[int]) -> Weights:
     """The first, where the drafter has no distribution."""
-    return {max(options, key=lambda c: tree.of("draft_logit", c)): 1.0}
+    return {max(options, key=lambda c: tree.value("draft_logit", c)): 1.0}
 
 
-def most_probable_under_target(rule: ChildRule, tree: VerifiedTree, options: list[int]) -> Weights:
+def most_probable_under_target(tree: VerifiedTree, options: list[int]) -> Weights:
     """By the raw logit where P does not tell them apart, as mostly at temperature 0."""
-    return {max(options, key=lambda c: (tree.of("prob", c), -tree.of("regret", c))): 1.0}
+    liking = {c: (tree.value("prob", c), -tree.value("regret", c)) for c in options}
+    return {max(options, key=liking.__getitem__): 1.0}
 
 
-def deepest(rule: ChildRule, tree: VerifiedTree, options: list[int]) -> Weights:
-    length_N = tree.once(rule.expected_lengths)
-    return {max(options, key=lambda c: length_N[c]): 1.0}
-
-
-def sampled(rule: ChildRule, tree: VerifiedTree, options: list[int]) -> Weights:
+def sampled(tree: VerifiedTree, options: list[int]) -> Weights:
     """A draw from the draft's raw distribution Q, renormalised over the options."""
-    logits = [tree.of("draft_logit", c) for c in options]
+    logits = [tree.value("draft_logit", c) for c in options]
     top = max(logits)
     if not top > -math.inf:  # no probability anywhere, or no distribution: all alike
         logits, top = [0.0] * len(options), 0.0
@@ -136,10 +117,9 @@ def sampled(rule: ChildRule, tree: VerifiedTree, options: list[int]) -> Weights:
     return {c: weight / sum(weights) for c, weight in zip(options, weights, strict=True)}
 
 
-CHILD_CHOICES: dict[str, Callable[[ChildRule, VerifiedTree, list[int]], Weights]] = {
+CHILD_CHOICES: dict[str, Callable[[VerifiedTree, list[int]], Weights]] = {
     "draft": most_probable_under_draft,
     "target": most_probable_under_target,
-    "deepest": deepest,
     "sample": sampled,
 }
 

@@ -7,30 +7,41 @@
     sglang    drafts in their order, c_i with P(c_1) + .. + P(c_i) >= acc u, or P(c_i) >= single
               (SGLang's speculative_accept_threshold_acc and _single; 1 and 1: exact)
 
-The first two are given for one sampled draft. In a deterministic tree Q plays no part: that x goes
-on at all, at least so costly, costs least if the draft is drawn from P restricted to C, so both
+The first two are given for one sampled draft. In a deterministic tree Q plays no part: raising the
+probability that the round goes on costs least if the draft is drawn from P restricted to C, so both
 raise P(C) as a whole. At temperature 0 P(C) is 0 or 1 and all of them are exact: refused.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 from eagle_fsd.config import BadInput, SamplingConfig
-from eagle_fsd.decoding.rule import Rule
+from eagle_fsd.decoding.rule import Guard, Rule
 from eagle_fsd.decoding.verified import VerifiedTree
 from eagle_fsd.rules.children import pick
 
 
 class Coupled(Rule):
-    """Draws from a distribution that differs from P on the drafts, coupled with x maximally.
+    """Draws from a distribution that differs from P on the drafts, coupled maximally with the exact
+    token x.
 
     x is kept with probability min(1, new / P); else one is drawn from what exceeds P, which lies
     on children only. TV is the sum of that.
     """
 
     columns: ClassVar[tuple[str, ...]] = ("log_prob",)
-    whole_tree: ClassVar[bool] = True  # a guard would leave out drafts that x is weighed against
+
+    def check(
+        self, sampling: SamplingConfig, guards: Sequence[Guard], draft_vocab_size: int | None
+    ) -> None:
+        super().check(sampling, guards, draft_vocab_size)
+        if guards and sampling.temperature > 0:
+            raise BadInput(
+                "guards go with this rule at temperature 0 only: above it the rule weighs the "
+                "exact token against all drafts, and a guard would leave some out"
+            )
 
     def tilt(self, tree: VerifiedTree, v: int, child: int | None) -> float:
         """log of the new probability over P, of a child's token, or of one that was not drafted."""
@@ -49,7 +60,7 @@ class Coupled(Rule):
 
     def excess(self, tree: VerifiedTree, v: int) -> dict[int, float]:
         """How far each child's new probability exceeds P."""
-        logps = {c: tree.of("log_prob", c) for c in tree.children[v]}
+        logps = {c: tree.value("log_prob", c) for c in tree.children[v]}
         news = {c: math.exp(p + self.tilt(tree, v, c)) for c, p in logps.items()}
         return {c: max(0.0, news[c] - math.exp(p)) for c, p in logps.items()}
 
@@ -60,12 +71,13 @@ class Coupled(Rule):
 class Sampled(Coupled):
     """One of the rules of this file; above temperature 0 only."""
 
-    def check(self, sampling: SamplingConfig, draft_vocab_size: int | None) -> None:
-        super().check(sampling, draft_vocab_size)
+    def check(
+        self, sampling: SamplingConfig, guards: Sequence[Guard], draft_vocab_size: int | None
+    ) -> None:
+        super().check(sampling, guards, draft_vocab_size)
         if sampling.temperature == 0:
-            name = type(self).__name__.lower()
             raise BadInput(
-                f"rule {name!r} is exact at temperature 0: raise --temperature, or exact"
+                "this rule is the rule exact at temperature 0: raise --temperature, or take exact"
             )
 
 
@@ -77,7 +89,7 @@ class Raised(Sampled):
         raise NotImplementedError
 
     def tilt(self, tree: VerifiedTree, v: int, child: int | None) -> float:
-        pi = math.fsum(math.exp(tree.of("log_prob", c)) for c in tree.children[v])
+        pi = math.fsum(math.exp(tree.value("log_prob", c)) for c in tree.children[v])
         if not 0 < pi < 1:
             return 0.0
         new = self.raised(pi)
@@ -148,7 +160,7 @@ class Sglang(Sampled):
         """The new probability of every child."""
         taken, below, reached = {}, 0.0, 0.0
         for c in tree.children[v]:
-            prob = math.exp(tree.of("log_prob", c))
+            prob = math.exp(tree.value("log_prob", c))
             below += prob
             sure = 0 < prob >= self.single < 1
             now = max(reached, 1.0 if sure else min(1.0, below / self.acc))
@@ -160,8 +172,8 @@ class Sglang(Sampled):
             return 0.0
         taken = self.taken(tree, v)
         if child is None:
-            old = math.fsum(math.exp(tree.of("log_prob", c)) for c in taken)
+            old = math.fsum(math.exp(tree.value("log_prob", c)) for c in taken)
             old, new = 1 - old, 1 - math.fsum(taken.values())
         else:
-            old, new = math.exp(tree.of("log_prob", child)), taken[child]
+            old, new = math.exp(tree.value("log_prob", child)), taken[child]
         return math.log(new / old) if new > 0 < old else -math.inf if old > 0 else 0.0

@@ -15,7 +15,7 @@ The price b of `path` means the same at every temperature. C(v) are the options 
              child c with probability P_v(c) e^(b / tau) z(c) / z(v), another token t with
              P_v(t) / z(v). Its value is (tau / b) log z(root), and tau log z / b tends to V.
 
-b = 0 is exact, draw by draw. Where D(v) > gate only the exact step is allowed.
+b = 0 is exact, draw by draw.
 """
 
 import math
@@ -26,11 +26,10 @@ from eagle_fsd.config import BadInput
 from eagle_fsd.decoding.rule import Rule
 from eagle_fsd.decoding.verified import VerifiedTree
 from eagle_fsd.rules.coupled import Coupled
-from eagle_fsd.rules.fsd import Judging
 
 
 class TokenRule(Rule):
-    """x's child if there is one, else the option of least regret, if it is admitted.
+    """The exact token's child if there is one, else the option of least regret, if it is admitted.
 
     Emitted distribution: P(c), and all of P(not in C) on that option.
     """
@@ -38,8 +37,8 @@ class TokenRule(Rule):
     columns: ClassVar[tuple[str, ...]] = ("regret", "prob")
 
     def admits(self, tree: VerifiedTree, child: int) -> bool:
-        """A draft may be taken although x is another token. Of two the one of less regret is
-        admitted if the other is."""
+        """A draft may be taken although the exact token is another. Of two the one of less regret
+        is admitted if the other is."""
         raise NotImplementedError
 
     def step(self, tree: VerifiedTree, v: int) -> int | None:
@@ -47,11 +46,11 @@ class TokenRule(Rule):
         return self.admitted(tree, v) if hit is None else hit
 
     def admitted(self, tree: VerifiedTree, v: int) -> int | None:
-        best = min(tree.options(v), key=lambda c: tree.of("regret", c), default=None)
+        best = min(tree.options(v), key=lambda c: tree.value("regret", c), default=None)
         return best if best is not None and self.admits(tree, best) else None
 
     def tv(self, tree: VerifiedTree, v: int) -> float:
-        return 0.0 if self.admitted(tree, v) is None else tree.outside(v)
+        return 0.0 if self.admitted(tree, v) is None else tree.undrafted_prob(v)
 
 
 @dataclass(frozen=True)
@@ -66,84 +65,57 @@ class Ratio(TokenRule):
             raise BadInput(f"the limit of rule 'ratio' must be 0 or above, got {self.limit}")
 
     def admits(self, tree: VerifiedTree, child: int) -> bool:
-        return self.limit > 0 and tree.of("regret", child) <= self.limit
+        return self.limit > 0 and tree.value("regret", child) <= self.limit
 
 
 @dataclass(frozen=True)
-class PathRule(Coupled, Judging):
+class PathRule(Coupled):
     """The best path of the whole tree at a price; see the top of this file.
 
     Attributes:
         price: b, nats paid for a further token; larger is looser.
-        gate: largest D at which a fuzzy step is allowed; 0: none is; `inf`: D is not asked.
     """
 
-    ahead: ClassVar[tuple[str, ...]] = ("regret", "log_prob")
-    whole_tree: ClassVar[bool] = True
-    limit: ClassVar[str] = "gate"
+    columns: ClassVar[tuple[str, ...]] = ("regret", "log_prob")
     price: float = 0.5
-    gate: float = math.inf
-    divergence: str = "js"
-    logits: str = "raw"
 
     def __post_init__(self):
         super().__post_init__()
         if not 0 <= self.price < math.inf:
             raise BadInput(f"the price of rule 'path' must be 0 or above, got {self.price}")
-        if self.gate == math.inf and (self.divergence, self.logits) != ("js", "raw"):
-            raise BadInput("rule 'path' has no use for a divergence without a gate: add gate=")
-
-    @property
-    def divergence_column(self) -> str | None:
-        return None if self.gate == math.inf else super().divergence_column
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        return (*self.ahead, *filter(None, [self.divergence_column]))
 
     def step(self, tree: VerifiedTree, v: int) -> int | None:
         if self.price == 0:
             return tree.hit(v)
-        return tree.once(self.values)[1][v] if tree.greedy else super().step(tree, v)
-
-    def is_open(self, tree: VerifiedTree, v: int) -> bool:
-        return self.gate == math.inf or self.passes(tree, v)
+        return tree.once_a_round(self.best_children)[v] if tree.greedy else super().step(tree, v)
 
     # --- temperature 0 --------------------------------------------------------------------------
 
-    def values(self, tree: VerifiedTree) -> tuple[list[float], list[int | None]]:
-        """V of every node, and the child that has it; None: the round ends there.
+    def best_children(self, tree: VerifiedTree) -> list[int | None]:
+        """Of every node the child that has its V; None: the round ends there.
 
-        Equal values prefer the drawn token's child, then the draft's order.
+        Equal values prefer the exact token's child, then the draft's order.
         """
         value_N, best_N = [0.0] * len(tree.tokens), [None] * len(tree.tokens)
         for v in reversed(range(len(value_N))):
-            if not tree.children[v]:
-                continue
             hit = tree.hit(v)
             if hit is not None:
                 value_N[v], best_N[v] = 1 + value_N[hit], hit
             for c in tree.options(v):
-                value = 1 + value_N[c] - tree.of("regret", c) / self.price
-                if c != hit and value > value_N[v] and self.is_open(tree, v):
+                value = 1 + value_N[c] - tree.value("regret", c) / self.price
+                if c != hit and value > value_N[v]:
                     value_N[v], best_N[v] = value, c
-        return value_N, best_N
+        return best_N
 
     # --- temperature tau > 0 --------------------------------------------------------------------
 
     def log_z(self, tree: VerifiedTree) -> list[float]:
-        """log z of every node, float64; tau / b times it is the value of what lies below.
-
-        Where only the exact step is allowed it is sum over C of P_v(c) (b / tau + log z(c)).
-        """
+        """log z of every node, float64; tau / b times it is the value of what lies below."""
         gain = self.price / tree.sampling.temperature
         log_z_N = [0.0] * len(tree.tokens)
         for v in reversed(range(len(log_z_N))):
-            logps = {c: tree.of("log_prob", c) for c in tree.children[v]}
+            logps = {c: tree.value("log_prob", c) for c in tree.children[v]}
             if not logps:
-                continue
-            if not self.is_open(tree, v):
-                log_z_N[v] = math.fsum(math.exp(p) * (gain + log_z_N[c]) for c, p in logps.items())
                 continue
             outside = 1 - math.fsum(math.exp(p) for p in logps.values())
             terms = [p + gain + log_z_N[c] for c, p in logps.items()]
@@ -154,9 +126,7 @@ class PathRule(Coupled, Judging):
         return log_z_N
 
     def tilt(self, tree: VerifiedTree, v: int, child: int | None) -> float:
-        if not self.is_open(tree, v):
-            return 0.0
-        log_z_N = tree.once(self.log_z)
+        log_z_N = tree.once_a_round(self.log_z)
         if child is None:
             return -log_z_N[v]
         return self.price / tree.sampling.temperature - log_z_N[v] + log_z_N[child]

@@ -10,11 +10,13 @@ pass, the one with the longest run behind it is taken, of equals that of the lea
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 from eagle_fsd.config import BadInput, SamplingConfig, check_least
-from eagle_fsd.decoding.rule import Path, Rule
+from eagle_fsd.decoding.acceptance import Acceptance
+from eagle_fsd.decoding.rule import Guard, Path, Rule
 from eagle_fsd.decoding.verified import VerifiedTree
 
 
@@ -30,16 +32,16 @@ def runs(tree: VerifiedTree) -> list[int]:
 class SuffixRule(Rule):
     """Its state is the nats of regret that the answer has spent."""
 
-    columns: ClassVar[tuple[str, ...]] = ("regret", "flatness")
-    ahead: ClassVar[tuple[str, ...]] = columns  # x is asked of every parent
+    columns: ClassVar[tuple[str, ...]] = ("regret",)
 
-    def check(self, sampling: SamplingConfig, draft_vocab_size: int | None) -> None:
-        super().check(sampling, draft_vocab_size)
+    def check(
+        self, sampling: SamplingConfig, guards: Sequence[Guard], draft_vocab_size: int | None
+    ) -> None:
+        super().check(sampling, guards, draft_vocab_size)
         if sampling.temperature > 0:
-            name = type(self).__name__.lower()
             raise BadInput(
-                f"rule {name!r} reads the target's own tokens behind a draft: that has "
-                "no meaning above temperature 0"
+                "this rule reads the target's own tokens behind a draft, which above temperature 0 "
+                "would bias the text: use temperature 0"
             )
 
     def start(self) -> float:
@@ -50,20 +52,20 @@ class SuffixRule(Rule):
         raise NotImplementedError
 
     def choose(self, tree: VerifiedTree, state: float) -> Path:
-        path, bought, run_N = [0], 0, tree.once(runs)
+        path, bought, run_N = [0], 0, tree.once_a_round(runs)
         while True:
             child = tree.hit(path[-1])
             if child is None:
                 able = [c for c in tree.options(path[-1]) if self.admits(tree, c, bought, state)]
                 if not able:
                     return path
-                child = max(able, key=lambda c: (run_N[c], -tree.of("regret", c)))
+                child = max(able, key=lambda c: (run_N[c], -tree.value("regret", c)))
                 bought += 1
-                state += tree.of("regret", child)
+                state += tree.value("regret", child)
             path.append(child)
 
-    def after(self, tree: VerifiedTree, path: Path, state: float) -> float:
-        return state + sum(tree.of("regret", c) for c in tree.fuzzy_steps(path))
+    def after(self, tree: VerifiedTree, accepted: Acceptance, state: float) -> float:
+        return state + accepted.fuzzy_regret
 
 
 @dataclass(frozen=True)
@@ -75,6 +77,7 @@ class Fly(SuffixRule):
             not above this is a mistake.
     """
 
+    columns: ClassVar[tuple[str, ...]] = ("regret", "flatness")
     exact: ClassVar[float] = math.inf
     window: int = 2
     entropy: float = 0.3
@@ -83,8 +86,8 @@ class Fly(SuffixRule):
         check_least(self, window=0, entropy=0)
 
     def admits(self, tree: VerifiedTree, child: int, bought: int, spent: float) -> bool:
-        open_here = tree.at("flatness", tree.parents[child]) > self.entropy
-        return open_here and tree.once(runs)[child] >= self.window
+        open_here = tree.value("flatness", tree.parents[child]) > self.entropy
+        return open_here and tree.once_a_round(runs)[child] >= self.window
 
 
 @dataclass(frozen=True)
@@ -111,6 +114,6 @@ class Asd(SuffixRule):
             )
 
     def admits(self, tree: VerifiedTree, child: int, bought: int, spent: float) -> bool:
-        cost = tree.of("regret", child)
+        cost = tree.value("regret", child)
         affordable = 0 < self.regret >= cost and spent + cost <= self.ledger
-        return affordable and bought < self.block and tree.once(runs)[child] >= self.suffix
+        return affordable and bought < self.block and tree.once_a_round(runs)[child] >= self.suffix

@@ -5,7 +5,7 @@
              (TensorRT-LLM's relaxed acceptance of thinking tokens)
 
 Both sources ask every draft so, and the first also takes P after the temperature. Here they are
-asked where x is no child, as `fsd` is, so that they are compared at what they add to exact.
+asked where the exact token is no child, as `fsd` is, so that they are compared at what they add to exact.
 """
 
 import math
@@ -40,9 +40,9 @@ class Typical(TokenRule):
             )
 
     def admits(self, tree: VerifiedTree, child: int) -> bool:
-        flat = math.exp(-tree.at("entropy", tree.parents[child]))
+        flat = math.exp(-tree.value("entropy", tree.parents[child]))
         limit = min(self.epsilon, (self.delta or math.sqrt(self.epsilon)) * flat)
-        return tree.of("raw_prob", child) > limit
+        return tree.value("raw_prob", child) > limit
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Relaxed(TokenRule):
             raise BadInput(f"the delta of rule 'relaxed' is a probability, got {self.delta}")
 
     def admits(self, tree: VerifiedTree, child: int) -> bool:
-        if self.delta == 0 or tree.of("rank", child) >= self.top:
+        if self.delta == 0 or tree.value("rank", child) >= self.top:
             return False
-        best = tree.at("top1", tree.parents[child])
-        return -math.expm1(-tree.of("regret", child)) * best <= self.delta
+        best = tree.value("top1", tree.parents[child])
+        return -math.expm1(-tree.value("regret", child)) * best <= self.delta

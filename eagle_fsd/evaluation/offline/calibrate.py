@@ -54,7 +54,7 @@ def foretell(
 ) -> dict[str, dict[str, float | None]]:
     """Counts of every arm over the rounds of one exact answer, each arm with its own memory."""
     counts = {name: Counter() for name in policies}
-    states = {name: policy.start() for name, policy in policies.items()}
+    states = {name: policy.rule.start() for name, policy in policies.items()}
     answer: list[int] = []
     uniform_P3 = answer_uniforms(config.seed, config.stop.max_new_tokens + drafter.max_nodes)
     for step in decode_rounds(model.target, drafter, prompt, config):
@@ -64,7 +64,7 @@ def foretell(
                 step.logits_NV,
                 uniform_P3[len(answer) : len(answer) + step.tree.max_depth + 1],
                 policy=policy,
-                states=states[name],
+                state=states[name],
                 stop_token_ids=frozenset(config.stop.token_ids),
                 answer=answer,
             )
@@ -133,7 +133,7 @@ class Calibration:
         self.options, self._sampling, self._model_options = options, sampling, model_options
         for arm in self.arms.values():
             arm.policy(sampling.sampling()).check(arm.drafter)
-            if sampling.temperature and any(part.hides_tv for part in (arm.rule, *arm.guards)):
+            if sampling.temperature and any(guard.reads_exact_token for guard in arm.guards):
                 raise BadInput(f"arm {arm.text!r}: above temperature 0 its TV is not known")
         questions = spread(read_questions(options.question_file), options.questions)
         if len(questions) < 2:
