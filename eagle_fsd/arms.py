@@ -7,29 +7,30 @@
     generate           transformers' own loop on the stock model
     generate_compiled  the same with a static cache and torch.compile
 
-`value` is the first field of the rule (rules.RULES), or of the drafter (drafters.DRAFTERS; without
-one: the head's, with the run's tree); guards (rules.guards.GUARDS) are further fields of the rule.
-The canonical text states the value, leaves out other fields that have their default, and resolves
-aliases. Alternatives are the shell's braces: fsd:{0.2,0.3},child={draft,target}.
+`value` is the first field of the rule (rules.RULES), or of the drafter (DRAFTERS in
+drafters/settings.py; without one: the head's, with the run's tree); guards (rules.guards.GUARDS)
+are further fields of the rule. The canonical text states the value, leaves out other fields that
+have their default, and resolves aliases. Alternatives are the shell's braces:
+fsd:{0.2,0.3},child={draft,target}.
 """
 
 import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from eagle_fsd.config import BadInput, SamplingConfig
 from eagle_fsd.decoding.acceptance import Policy
 from eagle_fsd.decoding.drafter import Drafter, RootDrafter
 from eagle_fsd.decoding.rule import Guard, Rule
-from eagle_fsd.drafters import DEFAULT_DRAFTER, DRAFTERS, DrafterSettings
-from eagle_fsd.drafters.eagle import EagleSettings
-from eagle_fsd.drafters.hybrid import HybridSettings
-from eagle_fsd.models.loaded import Model
+from eagle_fsd.drafters.settings import DEFAULT_DRAFTER, DRAFTERS, DrafterSettings
 from eagle_fsd.rules import RULES
 from eagle_fsd.rules.fsd import Exact
 from eagle_fsd.rules.guards import GUARDS
+
+if TYPE_CHECKING:
+    from eagle_fsd.models.loaded import Model
 
 PLAIN, GENERATE, COMPILED = "plain", "generate", "generate_compiled"
 BY_TRANSFORMERS = (GENERATE, COMPILED)
@@ -69,12 +70,12 @@ class Arm:
 
     @property
     def needs_draft_model(self) -> bool:
-        return getattr(self.drafter, "needs_draft_model", False)
+        return self.drafts and self.drafter.needs_draft_model
 
     @property
     def tree(self) -> str:
         """The shape of its trees, if the arm names one: "7x3x4", else ""."""
-        return getattr(self.drafter, "tree", "")
+        return self.drafter.tree if self.drafts else ""
 
     @property
     def value(self) -> float | None:
@@ -98,7 +99,7 @@ class Arm:
                 f"arm {self.text!r} is transformers' own loop: call that, or lm-eval's --model hf"
             )
 
-    def build_drafter(self, model: Model) -> Drafter:
+    def build_drafter(self, model: "Model") -> Drafter:
         """Its drafter; build it once, since a reduced draft vocabulary may be copied for it."""
         return self.drafter.build(model) if self.drafts else RootDrafter()
 
@@ -117,7 +118,7 @@ def parse_arm(text: str, *, tree: str = "") -> Arm:
         drafter, _ = _parse(drafter_text if at else DEFAULT_DRAFTER, DRAFTERS, "drafter", {})
     except BadInput as error:
         raise BadInput(f"arm {text!r}: {error}") from error
-    if isinstance(drafter, (EagleSettings, HybridSettings)) and tree and drafter.tree == tree:
+    if drafter.needs_head and tree and drafter.tree == tree:
         drafter = replace(drafter, tree="")
     limits = [_named(guard, GUARDS).replace(":", "=") for guard in guards]
     whole = ",".join([_named(rule, RULES), *limits])

@@ -25,7 +25,8 @@ from eagle_fsd.decoding.loop import DecodeConfig, StopConfig, decode, decode_rou
 from eagle_fsd.decoding.target import Target
 from eagle_fsd.drafters.eagle import EagleDrafter
 from eagle_fsd.drafters.language_model import LanguageModelDrafter
-from eagle_fsd.drafters.ngram import NgramDrafter, NgramSettings
+from eagle_fsd.drafters.ngram import NgramDrafter
+from eagle_fsd.drafters.settings import NgramSettings
 from eagle_fsd.rules.fsd import Fsd
 from eagle_fsd.rules.price import PathRule
 from eagle_fsd.rules.rejection import Rejection
@@ -71,8 +72,8 @@ def test_exact_is_plain_decoding_draw_by_draw(family):
             EagleDrafter(tiny_head(target, seed=seed), target, tree),
             NgramDrafter(NgramSettings()),
             LanguageModelDrafter(target.first_layers(2), target, tree),
-            LanguageModelDrafter(target.first_layers(2), target, tree, sample=True),
-            EagleDrafter(tiny_head(target), target, tree).with_tree(tree, sample=True),
+            LanguageModelDrafter(target.first_layers(2), target, tree, samples=True),
+            EagleDrafter(tiny_head(target), target, tree).with_tree(tree, samples=True),
         ):
             got = run(target, drafter, prompt, **settings)
             assert got.tokens == plain.tokens
@@ -90,7 +91,7 @@ def test_seeds_and_budgets(rule):
     target, prompt = tiny_target("qwen3", seed=3), prompt_tokens(9)
     drafter = NoisyTargetDrafter(target, TREES[1], noise=0.5)
     if rule.draw is not None:
-        drafter = LanguageModelDrafter(target.first_layers(2), target, TREES[1], sample=True)
+        drafter = LanguageModelDrafter(target.first_layers(2), target, TREES[1], samples=True)
     settings = {"rule": rule, "temperature": 1.0, "seed": 5}
     long = run(target, drafter, prompt, budget=40, **settings)
     torch.manual_seed(99)  # no randomness but the given seed's

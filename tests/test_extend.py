@@ -14,8 +14,8 @@ from eagle_fsd.config import BadInput, SamplingConfig, TreeConfig
 from eagle_fsd.decoding.columns import COLUMNS, divergence_column
 from eagle_fsd.decoding.divergence import DIVERGENCES, divergence
 from eagle_fsd.decoding.loop import DecodeConfig, StopConfig, decode
-from eagle_fsd.drafters import DRAFTERS
 from eagle_fsd.drafters.eagle import EagleDrafter
+from eagle_fsd.drafters.settings import DRAFTERS
 from eagle_fsd.evaluation.metrics import METRICS, summarize
 from eagle_fsd.evaluation.questions import Question
 from eagle_fsd.heads.draft_head import HEAD_TYPES, build_head

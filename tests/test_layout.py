@@ -1,6 +1,8 @@
 """The shape of the library: who may import whom, and that a name is one file's."""
 
 import ast
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -77,3 +79,12 @@ def test_who_may_not_know_whom():
 def test_no_two_files_of_one_name():
     names = Counter(path.stem for path in FILES.values() if path.stem != "__init__")
     assert not [name for name, count in names.items() if count > 1]
+
+
+def test_rules_and_arms_need_no_transformers():
+    """They are used where there is another one; a drafter's own file may need it, once built."""
+    names = "arms rules rules.guards drafters.settings"
+    names += " decoding.columns decoding.divergence decoding.verified decoding.acceptance"
+    modules = ", ".join(f"eagle_fsd.{name}" for name in names.split())
+    program = f"import sys; sys.modules['transformers'] = None; import {modules}"
+    subprocess.run([sys.executable, "-c", program], check=True, cwd=LIBRARY.parent)

@@ -19,9 +19,10 @@ from eagle_fsd.decoding.drafter import RootDrafter
 from eagle_fsd.decoding.loop import DecodeConfig, StopConfig, decode_rounds
 from eagle_fsd.decoding.tree import DraftTree
 from eagle_fsd.drafters.eagle import EagleDrafter
-from eagle_fsd.drafters.hybrid import BRANCH, HybridDrafter, HybridSettings
-from eagle_fsd.drafters.ngram import DEEPEST, WIDTHS, NgramDrafter, NgramSettings
+from eagle_fsd.drafters.hybrid import BRANCH, HybridDrafter
+from eagle_fsd.drafters.ngram import DEEPEST, WIDTHS, NgramDrafter
 from eagle_fsd.drafters.ngram_table import MOST_RECYCLED, RECYCLED, NgramTable, sureness
+from eagle_fsd.drafters.settings import HybridSettings, NgramSettings
 from eagle_fsd.models.loaded import Model
 from eagle_fsd.rules.fsd import Fsd
 

@@ -159,9 +159,9 @@ def test_answers_are_distributed_as_the_target_says(drafter, tree):
     target, prompt = Target(model), [3, 5]
     if drafter == "head":
         made = EagleDrafter(tiny_head(target, vocab_size=7), target, tree)
-        made = made.with_tree(tree, sample=True)
+        made = made.with_tree(tree, samples=True)
     else:
-        made = LanguageModelDrafter(Target(other), target, tree, sample=True)
+        made = LanguageModelDrafter(Target(other), target, tree, samples=True)
     said = Counter()
     for seed in range(500):
         got = run(target, made, prompt, rule=Rejection(), temperature=1.0, seed=seed, budget=3)
@@ -178,7 +178,7 @@ def test_sampled_trees_have_one_shape_and_go_by_the_seed():
     target, head = target_and_head("eagle, 37 tokens")
     prompt, trees = prompt_tokens(9), []
     for drafter in (EagleDrafter(head, target, TREE), LanguageModelDrafter(target, target, TREE)):
-        drafter = drafter.with_tree(TREE, sample=True)
+        drafter = drafter.with_tree(TREE, samples=True)
         for seed in (1, 2, 1):
             torch.manual_seed(len(trees))
             drafter.reset(40, prompt[0], SamplingConfig(1.0), seed)
@@ -201,9 +201,9 @@ def test_sampled_drafts_on_every_engine(engine):
         settings = {"temperature": temperature, "seed": 4, "budget": 13}
         plain = run(target, RootDrafter(), prompt, **settings).tokens
         for tree in (TreeConfig(3, 3, 1), TreeConfig(7, 3, 3)):
-            eagle = EagleDrafter(head, own, tree).with_tree(tree, sample=True)
-            pair = LanguageModelDrafter(own, own, tree, sample=True)
-            on_stock = LanguageModelDrafter(target, target, tree, sample=True)
+            eagle = EagleDrafter(head, own, tree).with_tree(tree, samples=True)
+            pair = LanguageModelDrafter(own, own, tree, samples=True)
+            on_stock = LanguageModelDrafter(target, target, tree, samples=True)
             for drafter in (eagle, pair):
                 assert run(own, drafter, prompt, **settings).tokens == plain
             assert run(own, eagle, prompt, rule=Rejection(), **settings).fuzzy_share == 0

@@ -14,7 +14,7 @@ import torch
 
 from eagle_fsd.config import TreeConfig
 from eagle_fsd.decoding.tree import DraftTree
-from eagle_fsd.drafters.grower import TreeGrower
+from eagle_fsd.drafters.growing import TreeGrower
 
 V = 23
 

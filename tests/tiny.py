@@ -8,9 +8,10 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from eagle_fsd.config import TreeConfig
+from eagle_fsd.decoding.drafter import Drafter
 from eagle_fsd.decoding.target import Target
 from eagle_fsd.decoding.tree import DraftTree
-from eagle_fsd.drafters.grower import TreeGrower
+from eagle_fsd.drafters.growing import TreeGrower
 from eagle_fsd.engine.select import ENGINES
 from eagle_fsd.heads.draft_head import DraftHead, Eagle3Head, build_head
 from eagle_fsd.heads.head_config import HeadConfig
@@ -154,7 +155,7 @@ def target_and_head(
     return fused_target(family, seed=seed, layers=head.config.fused_layers(LAYERS)), head
 
 
-class NoisyTargetDrafter:
+class NoisyTargetDrafter(Drafter):
     """Grows trees from the target's own logits, sharpened, plus seeded noise, which sets how deep
     paths are accepted."""
 

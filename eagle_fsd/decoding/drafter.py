@@ -14,16 +14,19 @@ GREEDY = SamplingConfig()
 class Drafter(Protocol):
     """Sees committed tokens through `observe`, returns the next tree from `propose`.
 
-    A drafter may also have `learn(logits_NV)`: told after every round the target's raw logits after
-    all nodes of its last tree, accepted or not, before the round's tokens are observed. And
-    `draft_token_R`, where its distributions are over a part of the vocabulary: see DraftTree; empty
-    where every tree has its own.
+    Attributes:
+        max_nodes: most nodes of a proposed tree, the root included.
+        samples: its drafts are drawn from the draft distribution, as rule rejection needs them.
+        vocab_size: tokens that its distributions are over, where those are a part of the target's
+            vocabulary; 0 where every tree has its own. None: all.
 
     Axes: T newly committed tokens, F features of the target (see Target.feature_layers), N nodes,
     V vocabulary.
     """
 
-    max_nodes: int  # most nodes of a proposed tree, the root included
+    max_nodes: int
+    samples: bool = False
+    vocab_size: int | None = None
 
     def reset(
         self, capacity: int, first_token: int, sampling: SamplingConfig = GREEDY, seed: int = 0
@@ -38,8 +41,12 @@ class Drafter(Protocol):
     def propose(self) -> DraftTree:
         """The tree below the root, the last token observed."""
 
+    def learn(self, logits_NV: torch.Tensor) -> None:
+        """Told after every round, before its tokens are observed: the target's raw logits after all
+        nodes of the last tree, accepted or not. Most drafters make no use of them."""
 
-class RootDrafter:
+
+class RootDrafter(Drafter):
     """Proposes nothing, so that every round emits one token, drawn by the target."""
 
     max_nodes = 1

@@ -1,9 +1,10 @@
 """How a target is run: the stock engine (others: eagle_fsd/engine/), and the decoded sequence.
 
-Axes: N tree nodes, K keys (cache rows), D hidden size, R rows of a linear layer.
+Axes: N tree nodes, K keys (cache rows; S: a drafter's own), T new positions, E rows of a drafted
+tree, F features, D hidden size, R rows of a linear layer.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from functools import partial
 from typing import ClassVar
 
@@ -25,10 +26,7 @@ class CachedSequence:
     Attributes:
         length: committed rows.
         cache: None before the first start and after close.
-        fixed_shapes: forwards of few tokens are made functions of fixed shapes (engine/graphs.py).
     """
-
-    fixed_shapes = False
 
     def __init__(self, new_cache: Callable[[int], TreeCache], device: torch.device):
         self._new_cache, self._device = new_cache, device
@@ -54,6 +52,42 @@ class CachedSequence:
         visible_NK[:, prefix:] = tree.ancestor_NN
         key_position_K = torch.cat([torch.arange(prefix, device=self._device), position_N])
         return forward(tree.token_N, position_N, visible_NK, key_position_K)
+
+    def draft(
+        self,
+        grow: Callable[..., DraftTree],
+        features_TF: torch.Tensor,
+        token_T: torch.Tensor,
+        *more: torch.Tensor,
+        slots: int,
+        rows: int,
+        kind: Hashable,
+    ) -> DraftTree:
+        """A drafter's tree behind newly committed tokens: grow(features_TF, token_T, count, stable,
+        *more), of which the first `count` are new, behind `stable` rows.
+
+        Args:
+            slots: most tokens that a round commits.
+            rows: that the tree needs behind them.
+            kind: what else `grow` depends on.
+        """
+        return grow(features_TF, token_T, token_T.shape[0], self.length, *more)
+
+    def step(
+        self,
+        forward: Callable[..., torch.Tensor],
+        seen_TE: torch.Tensor | None,
+        base: int | torch.Tensor,
+    ) -> torch.Tensor:
+        """A step of `grow`: forward(visible_TS), told which cache rows each position sees.
+
+        Args:
+            seen_TE: of the rows from `base` on; the last T of them are the positions' own. Rows
+                before `base` are seen by all. None: the cache is empty, and causal.
+        """
+        if seen_TE is None or seen_TE.shape[0] == 1:  # a row alone sees all of its chain
+            return forward(visible_TS=None)
+        return forward(visible_TS=nn.functional.pad(seen_TE, (base, 0), value=True))
 
 
 class Engine:

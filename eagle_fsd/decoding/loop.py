@@ -219,8 +219,7 @@ def decode_rounds(
                 if math.isnan(regret):
                     raise no_numbers(f"in round {number}, after {place} tokens of the answer")
             lap("accept")
-            if learn := getattr(drafter, "learn", None):
-                learn(logits_NV)
+            drafter.learn(logits_NV)
             # up to 64 KB go to a CUDA device without waiting for it (CUDA programming guide)
             path_A = torch.tensor(accepted.path).to(device, non_blocking=True)
             target.commit(path_A)

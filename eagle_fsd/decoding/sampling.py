@@ -1,8 +1,6 @@
 """From logits to the target's next-token distribution P, and draws from it. The only copy.
 
-The filters compute what transformers' logits processors do (transformers/generation/
-logits_process.py), to the last bit, so that P is what `generate` would sample from. They are written
-out here since rules and columns must not import transformers: tests/test_sample.py compares them.
+Filters are transformers' own, so that P is what `generate` would sample from.
 
 Axes: R rows, V vocabulary, C draws.
 """
@@ -16,19 +14,17 @@ from eagle_fsd.config import SamplingConfig
 
 def filter_logits(logits_RV: torch.Tensor, sampling: SamplingConfig) -> torch.Tensor:
     """Logits after temperature, top-k and top-p, float32 [R, V]; removed tokens are -inf."""
+    # here, so that rules can be imported where there is another transformers, or none
+    from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+
     assert sampling.temperature > 0, "temperature 0 has no filtered logits: P is the argmax"
     logits_RV = logits_RV.float()
     if sampling.temperature != 1:
-        logits_RV = logits_RV / sampling.temperature
+        logits_RV = TemperatureLogitsWarper(float(sampling.temperature))(None, logits_RV)
     if sampling.top_k:
-        kept_RK = logits_RV.topk(min(sampling.top_k, logits_RV.shape[-1])).values
-        logits_RV = logits_RV.masked_fill(logits_RV < kept_RK[:, -1:], -math.inf)
+        logits_RV = TopKLogitsWarper(min(sampling.top_k, logits_RV.shape[-1]))(None, logits_RV)
     if sampling.top_p < 1:
-        sorted_RV, token_RV = logits_RV.sort(descending=False)
-        below_RV = sorted_RV.softmax(-1).cumsum(-1)  # probability of a token and all less likely
-        removed_RV = below_RV <= 1 - sampling.top_p
-        removed_RV[:, -1] = False  # the likeliest always stays
-        logits_RV = logits_RV.masked_fill(removed_RV.scatter(1, token_RV, removed_RV), -math.inf)
+        logits_RV = TopPLogitsWarper(float(sampling.top_p))(None, logits_RV)
     return logits_RV
 
 

@@ -5,48 +5,17 @@ The head is in heads/draft_head.py; growing.py has what it shares with other dra
 Axes: T new positions, D hidden size, S cache rows.
 """
 
-from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar
 
 import torch
 
-from eagle_fsd.config import BadInput, TreeConfig, check_flag, parse_tree, tree_name
+from eagle_fsd.config import BadInput, TreeConfig
 from eagle_fsd.decoding.cache import TreeCache
 from eagle_fsd.decoding.engine import CachedSequence
 from eagle_fsd.decoding.masks import additive, fold
 from eagle_fsd.decoding.target import Target
 from eagle_fsd.drafters.growing import GrowingDrafter
 from eagle_fsd.heads.draft_head import DraftHead, draft_readout, runnable
-from eagle_fsd.models.loaded import Model
-
-
-@dataclass(frozen=True)
-class EagleSettings:
-    """The head's trees, as arms say them (`exact@eagle:7x3x4`).
-
-    Attributes:
-        tree: a shape, DRAFTSxLEVELSxTOPK; "": the model's.
-        sample: 1: drafts are drawn, as rule rejection needs them (growing.py); 0: the best.
-    """
-
-    needs_head: ClassVar[bool] = True
-    tree: str = ""
-    sample: int = 0
-
-    def __post_init__(self):
-        check_flag("sample", self.sample)
-        if self.tree:
-            object.__setattr__(self, "tree", tree_name(parse_tree(self.tree)))
-
-    def build(self, model: Model) -> "EagleDrafter":
-        if not self.tree and not self.sample:
-            return model.drafter
-        if not isinstance(model.drafter, EagleDrafter):
-            what = f"tree {self.tree}" if self.tree else "sample=1"
-            raise BadInput(f"{what} needs a draft head; the model was loaded without one")
-        tree = parse_tree(self.tree) if self.tree else model.drafter.tree_config
-        return model.drafter.with_tree(tree, sample=bool(self.sample))
 
 
 class EagleDrafter(GrowingDrafter):
@@ -74,7 +43,6 @@ class EagleDrafter(GrowingDrafter):
         self._query_groups = head.config.num_attention_heads // head.config.num_key_value_heads
         self.readout = draft_readout(self.head, target)
         self.draft_token_R = head.draft_token_R
-        self.draft_vocab_size = head.config.draft_vocab_size or target.vocab_size
         super().__init__(target, tree)
 
     def new_sequence(self) -> CachedSequence:

@@ -1,37 +1,143 @@
-"""What drafters share that grow a tree a round with a model of their own: its cache, and the steps.
+"""The dynamic tree of EAGLE-2, grown once a round with a model of the drafter's own: the expansion
+level by level and the rerank (TreeGrower), then the model's cache and its steps (GrowingDrafter).
 
 The model is a draft head (eagle.py) or a whole language model (language_model.py).
 
-Axes: T new positions, K frontier nodes (branch_top_k), E expanded nodes, of which a node sees some,
-D hidden size, F features, R draft vocabulary, S cache rows.
+Axes: N nodes with the root, P pool of candidates, K branch_top_k (the frontier), E expanded nodes,
+M some nodes, T new positions, D hidden size, F features, S cache rows, R draft vocabulary (the
+target's, or a part of it that the drafter is confined to).
+Everything stays on the drafter's device; there is no loop over nodes.
 """
 
 import copy
+import math
 from collections.abc import Sequence
 from functools import partial
 from typing import Self
 
 import torch
-from torch import nn
 
 from eagle_fsd.config import BadInput, SamplingConfig, TreeConfig
-from eagle_fsd.decoding.drafter import GREEDY
+from eagle_fsd.decoding.drafter import GREEDY, Drafter
 from eagle_fsd.decoding.engine import CachedSequence
 from eagle_fsd.decoding.sampling import draw_distinct
 from eagle_fsd.decoding.target import Target
 from eagle_fsd.decoding.tree import DraftTree
-from eagle_fsd.drafters.grower import TreeGrower
-from eagle_fsd.engine.graphs import fixed_rows, visible_rows
 
 BLOCK_ROWS = 256  # of a prompt are run at once
 # Sets the numbers by which an answer's drafts are drawn apart from those by which it is itself
 DRAFTS_SEED = 0x5EED0FD4
+# Share of drawn drafts that are taken for accepted, each if those drawn before it were not: so far
+# a sibling of rank r is worth RANK_WORTH (1 - RANK_WORTH)^r.
+RANK_WORTH = 0.7
 
 
-class GrowingDrafter:
+class TreeGrower:
+    """Grows one EAGLE-2 tree level by level, then keeps its best connected part.
+
+    The drafter calls `add_level` with the logits of the nodes it has just run (first the root, then
+    each frontier) and runs the returned frontier next, `tree_depth` times in all; `finish` reranks.
+    EAGLE-2 (arXiv 2406.16858) section 4: a node's value is the product of draft probabilities along
+    its path, here a float32 sum of log-probabilities. For draft_token_R see DraftTree.
+    """
+
+    def __init__(self, config: TreeConfig, draft_token_R: torch.Tensor | None = None):
+        self.config = config
+        self.draft_token_R = draft_token_R
+        self.levels = 0
+        self._token_P: list[torch.Tensor] = []  # candidates, level by level
+        self._score_P: list[torch.Tensor] = []
+        self._parent_P: list[torch.Tensor] = []  # pool index of a candidate's parent, -1 = root
+        self._expanded_E: list[torch.Tensor] = []  # pool index of each expanded node, -1 = root
+        self._logits_ER: list[torch.Tensor] = []
+
+    def add_level(
+        self, logits_KR: torch.Tensor, drawn_KK: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Add the children of the nodes just run.
+
+        Args:
+            logits_KR: the drafter's raw logits at the root ([1, R], first call) or at the frontier
+                of the last call, in its order ([branch_top_k, R]).
+            drawn_KK: columns drawn of each row, int64 [rows, branch_top_k], in the order of the
+                draws; None: the most probable. Which of the drawn are in the tree goes by that
+                order alone (RANK_WORTH), never by what they are: else those that are would no
+                longer be draws, and rule rejection would not be lossless.
+
+        Returns:
+            token_K: tokens of the next frontier, the branch_top_k best of the new level.
+            slot_K: which row of `logits_KR` is each frontier node's parent.
+        """
+        K = self.config.branch_top_k
+        if drawn_KK is None:
+            logp_KR = torch.log_softmax(logits_KR, dim=-1, dtype=torch.float32)
+            logp_KK, token_KK = logp_KR.topk(K, dim=-1)
+        else:
+            rank_K = torch.arange(K, device=logits_KR.device)
+            worth_K = math.log(RANK_WORTH) + math.log(1 - RANK_WORTH) * rank_K
+            logp_KK, token_KK = worth_K.expand(drawn_KK.shape), drawn_KK
+        if self.draft_token_R is not None:
+            token_KK = self.draft_token_R[token_KK]
+        if self.levels == 0:
+            expanded_K = torch.full((1,), -1, device=logits_KR.device)
+            score_KK = logp_KK
+        else:
+            expanded_K, score_K = self._frontier
+            score_KK = score_K[:, None] + logp_KK
+        first = sum(token.shape[0] for token in self._token_P)
+        self._token_P.append(token_KK.flatten())
+        self._score_P.append(score_KK.flatten())
+        self._parent_P.append(expanded_K.repeat_interleave(K))
+        self._expanded_E.append(expanded_K)
+        self._logits_ER.append(logits_KR)
+        self.levels += 1
+        best_K = _best(score_KK.flatten(), K)
+        self._frontier = (best_K + first, score_KK.flatten()[best_K])
+        return token_KK.flatten()[best_K], best_K // K
+
+    def finish(self, root_token: torch.Tensor) -> DraftTree:
+        """The num_draft_tokens best candidates under the root, in level order.
+
+        They are connected: a child's score is at most its parent's, the parent stands earlier in
+        the pool, and the sort is stable. (Upstream's top-k over half-precision scores orphans
+        nodes.)
+
+        Args:
+            root_token: token id of the root, int64 [] or [1].
+        """
+        token_P, score_P = torch.cat(self._token_P), torch.cat(self._score_P)
+        parent_P = torch.cat(self._parent_P)
+        expanded_E = torch.cat(self._expanded_E)
+        device = token_P.device
+        keep_M = _best(score_P, self.config.num_draft_tokens).sort().values
+        # one slot more than the pool, so that index -1 (the root) has a place of its own: the last
+        node_of_P = torch.zeros(token_P.shape[0] + 1, dtype=torch.int64, device=device)
+        node_of_P[keep_M] = torch.arange(1, keep_M.shape[0] + 1, device=device)
+        row_of_P = torch.full_like(node_of_P, -1)
+        row_of_P[expanded_E] = torch.arange(expanded_E.shape[0], device=device)
+        root_1 = torch.full((1,), -1, device=device)
+        pool_N = torch.cat([root_1, keep_M])
+        return DraftTree(
+            torch.cat([root_token.reshape(1).to(device), token_P[keep_M]]),
+            node_of_P[torch.cat([root_1, parent_P[keep_M]])],
+            row_of_P[pool_N],
+            torch.cat(self._logits_ER),
+            max_depth=self.levels,
+            draft_token_R=self.draft_token_R,
+            score_N=torch.cat([score_P.new_zeros(1), score_P[keep_M]]),
+            max_children=self.config.branch_top_k,
+        )
+
+
+def _best(score_P: torch.Tensor, count: int) -> torch.Tensor:
+    """Indices of the `count` largest, ties broken by the lower index (torch.topk promises none)."""
+    return score_P.sort(descending=True, stable=True).indices[:count]
+
+
+class GrowingDrafter(Drafter):
     """Grows one EAGLE-2 tree a round, of the model's most probable tokens.
 
-    With `sample` they are drawn instead, from its distribution after the answer's temperature,
+    If it `samples` they are drawn instead, from its distribution after the answer's temperature,
     top-k and top-p, siblings without replacement; the numbers for that go by seed and round.
 
     Rows of committed tokens stay in the model's cache ("stable"), row i at position i; rows of the
@@ -40,15 +146,19 @@ class GrowingDrafter:
 
     Attributes:
         draft_token_R: see DraftTree.
-        draft_vocab_size: number of tokens that can be drafted, R.
     """
 
     draft_token_R: torch.Tensor | None
-    draft_vocab_size: int
 
-    def __init__(self, target: Target, tree: TreeConfig, *, sample: bool = False):
-        self.target, self.sample = target, sample
+    def __init__(self, target: Target, tree: TreeConfig, *, samples: bool = False):
+        self.target, self.samples = target, samples
+        self.vocab_size = None if self.draft_token_R is None else len(self.draft_token_R)
         self._set_tree(tree)
+
+    @property
+    def draft_vocab_size(self) -> int:
+        """Number of tokens that can be drafted, R."""
+        return self.vocab_size or self.target.vocab_size
 
     # --- what a model is ------------------------------------------------------------------------
 
@@ -100,10 +210,10 @@ class GrowingDrafter:
         self._sequence = self.new_sequence()
         self._pending: list[tuple[torch.Tensor, torch.Tensor]] = []
 
-    def with_tree(self, tree: TreeConfig, *, sample: bool = False) -> Self:
+    def with_tree(self, tree: TreeConfig, *, samples: bool = False) -> Self:
         """The same model growing trees of another shape; nothing is loaded or packed again."""
         other = copy.copy(self)
-        other.sample = sample
+        other.samples = samples
         other._set_tree(tree)
         return other
 
@@ -112,7 +222,7 @@ class GrowingDrafter:
     ) -> None:
         self._pending, self._sampling = [], sampling
         self._generator = torch.Generator().manual_seed(seed ^ DRAFTS_SEED)
-        slots = self.tree_config.tree_depth + 1  # see _grow_fixed
+        slots = self.tree_config.tree_depth + 1  # see CachedSequence.draft
         self._sequence.start(capacity + self.max_nodes + self.tree_config.num_expanded + slots)
 
     def observe(self, features_TF: torch.Tensor, next_tokens: Sequence[int]) -> None:
@@ -122,19 +232,20 @@ class GrowingDrafter:
     @torch.inference_mode()
     def propose(self) -> DraftTree:
         features_TF, token_T = self._take_pending()
-        stable, cache = self._sequence.length, self._sequence.cache
-        T, uniform_EK = token_T.shape[0], None
-        if self.sample:
-            shape = self.tree_config.num_expanded, self.tree_config.branch_top_k
+        inputs, config = [features_TF, token_T], self.tree_config
+        if self.samples:
+            shape = config.num_expanded, config.branch_top_k
             uniform_EK = torch.rand(shape, generator=self._generator)
-            uniform_EK = uniform_EK.to(token_T.device, non_blocking=True)
-        # what a round commits fits a recorded shape; a prompt does not, and comes first
-        if self._sequence.fixed_shapes and stable and T <= self.tree_config.tree_depth + 1:
-            tree = self._grow_fixed(features_TF, token_T, uniform_EK)
-        else:
-            tree = self._grow(features_TF, token_T, T, stable, uniform_EK)
-        cache.length = stable + T
-        self._sequence.advance(T)
+            inputs.append(uniform_EK.to(token_T.device, non_blocking=True))
+        tree = self._sequence.draft(
+            self._grow,
+            *inputs,
+            slots=config.tree_depth + 1,
+            rows=config.num_expanded,
+            kind=self._sampling if self.samples else None,
+        )
+        self._sequence.advance(token_T.shape[0])
+        self._sequence.cache.length = self._sequence.length
         return tree
 
     def _take_pending(self) -> tuple[torch.Tensor, torch.Tensor]:
@@ -147,7 +258,7 @@ class GrowingDrafter:
         features_TF, token_T = (part[0] if len(part) == 1 else torch.cat(part) for part in parts)
         while token_T.shape[0] > BLOCK_ROWS:
             stable = self._sequence.length
-            self._step(features_TF[:BLOCK_ROWS], token_T[:BLOCK_ROWS], stable, None)
+            self._step(features_TF[:BLOCK_ROWS], token_T[:BLOCK_ROWS], stable)
             self._sequence.advance(BLOCK_ROWS)
             features_TF, token_T = features_TF[BLOCK_ROWS:], token_T[BLOCK_ROWS:]
         return features_TF, token_T
@@ -157,36 +268,13 @@ class GrowingDrafter:
         features_TF: torch.Tensor,
         token_T: torch.Tensor,
         stable: int | torch.Tensor,
-        bucket: int | None,
     ) -> torch.Tensor:
         """Run what is committed, behind `stable` rows, [T, D]."""
         step_T = torch.arange(token_T.shape[0], device=token_T.device)
-        fresh = bucket is None and stable == 0  # then the model's own causal mask does
-        return self._run(
-            self.hidden(features_TF),
-            token_T,
-            stable + step_T,
-            seen_TE=None if fresh else step_T[:, None] >= step_T,
-            base=stable,
-            width=1,
-            bucket=bucket,
-        )
-
-    def _grow_fixed(
-        self, features_TF: torch.Tensor, token_T: torch.Tensor, uniform_EK: torch.Tensor | None
-    ) -> DraftTree:
-        """`_grow` as a function of fixed shapes; see engine/graphs.py."""
-        sequence = self._sequence
-        T, slots = token_T.shape[0], self.tree_config.tree_depth + 1
-        features_SF = nn.functional.pad(features_TF, (0, 0, 0, slots - T))
-        token_S = nn.functional.pad(token_T, (0, slots - T))
-        count = torch.full((), T, device=token_T.device)
-        bucket = sequence.bucket(sequence.length + slots + self.tree_config.num_expanded)
-        grow = partial(self._grow, bucket=bucket)
-        inputs = (features_SF, token_S, count, sequence.length_on_device)
-        if uniform_EK is None:
-            return sequence.run(bucket, grow, *inputs)
-        return sequence.run((bucket, self._sampling), grow, *inputs, uniform_EK)
+        fresh = isinstance(stable, int) and stable == 0  # then the model's own causal mask does
+        nodes = self.hidden(features_TF), token_T, stable + step_T
+        step = partial(self.forward, *nodes, base=stable, width=1)
+        return self._sequence.step(step, None if fresh else step_T[:, None] >= step_T, stable)
 
     def _grow(
         self,
@@ -195,21 +283,18 @@ class GrowingDrafter:
         count: int | torch.Tensor,
         stable: int | torch.Tensor,
         uniform_EK: torch.Tensor | None = None,
-        *,
-        bucket: int | None = None,
     ) -> DraftTree:
         """Run what was committed since the last round, then grow the tree below the end of it.
 
         Args:
-            features_TF, token_T: what is new; with a bucket, padded.
-            count: how many they are.
+            features_TF, token_T: what is new, padded where `count` is a tensor.
+            count: how many they are; a tensor, where nothing may depend on values on the host.
             stable: rows in the cache before them.
             uniform_EK: by which the children of every expanded node are drawn; None: the best.
-            bucket: cache rows to read; then nothing here depends on values on the host.
         """
         device, K = token_T.device, self.tree_config.branch_top_k
-        hidden_TD = self._step(features_TF, token_T, stable, bucket)
-        if bucket is None:
+        hidden_TD = self._step(features_TF, token_T, stable)
+        if isinstance(count, int):
             hidden_KD, root_1 = hidden_TD[-1:], token_T[-1:]
         else:
             last_1 = (count - 1).reshape(1)
@@ -230,40 +315,7 @@ class GrowingDrafter:
                 seen_KE = seen_KE[slot_K]
             seen_KE = torch.cat([seen_KE, own_KK], dim=1)
             position_K = torch.zeros_like(token_K) + base + level
-            hidden_KD = self._run(
-                hidden_KD[slot_K],
-                token_K,
-                position_K,
-                seen_TE=seen_KE,
-                base=base,
-                width=K,
-                bucket=bucket,
-            )
+            nodes = hidden_KD[slot_K], token_K, position_K
+            step = partial(self.forward, *nodes, base=base, width=K)
+            hidden_KD = self._sequence.step(step, seen_KE, base)
         return grower.finish(root_1)
-
-    def _run(
-        self,
-        hidden_TD: torch.Tensor,
-        token_T: torch.Tensor,
-        position_T: torch.Tensor,
-        *,
-        seen_TE: torch.Tensor | None,
-        base: int | torch.Tensor,
-        width: int,
-        bucket: int | None,
-    ) -> torch.Tensor:
-        """One step of the model, [T, D].
-
-        Args:
-            seen_TE: which rows from `base` on each position sees; the last T of them are its own.
-                Rows before `base` are seen by all. None: the cache is empty, and causal.
-            width: rows from `base` on that stand at one position.
-        """
-        step = partial(self.forward, hidden_TD, token_T, position_T, base=base, width=width)
-        if bucket is None:
-            if seen_TE is None or seen_TE.shape[0] == 1:  # a row alone sees all of its chain
-                return step(visible_TS=None)
-            return step(visible_TS=nn.functional.pad(seen_TE, (base, 0), value=True))
-        T, E = seen_TE.shape
-        with fixed_rows(self._sequence.cache, base + E - T, T, bucket):
-            return step(visible_TS=visible_rows(seen_TE, base, bucket))

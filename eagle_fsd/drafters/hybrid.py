@@ -6,53 +6,20 @@ Axes: T newly committed tokens, F features, N nodes of the head's tree.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 
-from eagle_fsd.config import BadInput, SamplingConfig, check_least, parse_tree, tree_name
-from eagle_fsd.decoding.drafter import GREEDY
+from eagle_fsd.config import SamplingConfig
+from eagle_fsd.decoding.drafter import GREEDY, Drafter
 from eagle_fsd.decoding.tree import DraftTree
-from eagle_fsd.drafters.eagle import EagleDrafter, EagleSettings
-from eagle_fsd.drafters.ngram import DEEPEST, Offers, check_recycle, learn_from, likeliest, tree_of
+from eagle_fsd.drafters.eagle import EagleDrafter
+from eagle_fsd.drafters.ngram import DEEPEST, Offers, learn_from, likeliest, tree_of
 from eagle_fsd.drafters.ngram_table import NgramTable
-from eagle_fsd.models.loaded import Model
 
 BRANCH = 4  # continuations of a node
 
 
-@dataclass(frozen=True)
-class HybridSettings:
-    """The trees, as arms say them (`exact@hybrid:15x4x6`).
-
-    Attributes:
-        tree: DRAFTSxLEVELSxTOPK; the head's levels, and how many drafts it and the text have
-            together. "": the model's.
-        max_ngram: longest n-gram that is looked up.
-        recycle: how many of the target's own top tokens are kept of every verified node, accepted
-            or not; 0: none.
-    """
-
-    needs_head: ClassVar[bool] = True
-    tree: str = ""
-    max_ngram: int = 3
-    recycle: int = 0
-
-    def __post_init__(self):
-        check_least(self, max_ngram=1)
-        check_recycle(self.recycle)
-        if self.tree:
-            object.__setattr__(self, "tree", tree_name(parse_tree(self.tree)))
-
-    def build(self, model: Model) -> "HybridDrafter":
-        eagle = EagleSettings(self.tree).build(model)
-        if not isinstance(eagle, EagleDrafter):
-            raise BadInput("hybrid needs a draft head; the model was loaded without one")
-        return HybridDrafter(eagle, self.max_ngram, self.recycle)
-
-
-class HybridDrafter:
+class HybridDrafter(Drafter):
     """As many drafts as the head's tree has, chosen from it and from continuations of n-grams.
 
     A draft's probability is the head's p or its continuation's s (NgramTable), of a token that both
@@ -65,7 +32,7 @@ class HybridDrafter:
 
     def __init__(self, eagle: EagleDrafter, max_ngram: int = 3, recycle: int = 0):
         self.eagle, self.max_ngram, self.recycle = eagle, max_ngram, recycle
-        self.draft_token_R, self.max_nodes = eagle.draft_token_R, eagle.max_nodes
+        self.vocab_size, self.max_nodes = eagle.vocab_size, eagle.max_nodes
 
     def reset(
         self, capacity: int, first_token: int, sampling: SamplingConfig = GREEDY, seed: int = 0

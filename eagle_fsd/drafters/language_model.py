@@ -8,42 +8,14 @@ Axes: T new positions, S cache rows, R draft vocabulary.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 
-from eagle_fsd.config import BadInput, SamplingConfig, TreeConfig, check_flag, parse_tree, tree_name
+from eagle_fsd.config import BadInput, SamplingConfig, TreeConfig
 from eagle_fsd.decoding.drafter import GREEDY
 from eagle_fsd.decoding.engine import CachedSequence
 from eagle_fsd.decoding.target import Target
 from eagle_fsd.drafters.growing import GrowingDrafter
-from eagle_fsd.models.loaded import Model
-
-
-@dataclass(frozen=True)
-class LanguageModelSettings:
-    """The trees, as arms say them (`exact@language_model:15x4x6`).
-
-    Attributes:
-        tree: a shape, DRAFTSxLEVELSxTOPK; with a top-k of 1 a chain.
-        sample: 1: drafts are drawn, as rule rejection needs them (growing.py); 0: the best.
-    """
-
-    needs_head: ClassVar[bool] = False
-    needs_draft_model: ClassVar[bool] = True
-    tree: str = "5x5x1"
-    sample: int = 0
-
-    def __post_init__(self):
-        check_flag("sample", self.sample)
-        object.__setattr__(self, "tree", tree_name(parse_tree(self.tree)))
-
-    def build(self, model: Model) -> "LanguageModelDrafter":
-        if model.draft_model is None:
-            raise BadInput("language_model drafts with a second model: name it with --draft_model")
-        pair, sample = (model.draft_model, model.target), bool(self.sample)
-        return LanguageModelDrafter(*pair, parse_tree(self.tree), sample=sample)
 
 
 class LanguageModelDrafter(GrowingDrafter):
@@ -53,12 +25,12 @@ class LanguageModelDrafter(GrowingDrafter):
     vocabularies are padded to different sizes, the tokens of the smaller are drafted.
     """
 
-    def __init__(self, model: Target, target: Target, tree: TreeConfig, *, sample: bool = False):
+    def __init__(self, model: Target, target: Target, tree: TreeConfig, *, samples: bool = False):
         self.model = model
-        self.draft_vocab_size = R = min(model.vocab_size, target.vocab_size)
+        R = min(model.vocab_size, target.vocab_size)
         whole = R == target.vocab_size
         self.draft_token_R = None if whole else torch.arange(R, device=target.device)
-        super().__init__(target, tree, sample=sample)
+        super().__init__(target, tree, samples=samples)
 
     def new_sequence(self) -> CachedSequence:
         return self.model.new_sequence()

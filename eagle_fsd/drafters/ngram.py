@@ -14,17 +14,16 @@ Axes: N nodes, E nodes with offers, R tokens offered, V vocabulary, K the target
 import heapq
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import count
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import torch
 
-from eagle_fsd.config import BadInput, SamplingConfig, check_least
-from eagle_fsd.decoding.drafter import GREEDY
+from eagle_fsd.config import SamplingConfig
+from eagle_fsd.decoding.drafter import GREEDY, Drafter
 from eagle_fsd.decoding.tree import DraftTree
-from eagle_fsd.drafters.ngram_table import MAX_NGRAMS, MOST_RECYCLED, NgramTable
-from eagle_fsd.models.loaded import Model
+from eagle_fsd.drafters.ngram_table import NgramTable
+from eagle_fsd.drafters.settings import NgramSettings
 
 DEEPEST = 16  # levels of a tree with continuations
 # Nodes of a tree, or as many as were asked for. Few, since each needs a CUDA graph of its own.
@@ -45,64 +44,11 @@ class Node(NamedTuple):
     offers: Offers
 
 
-@dataclass(frozen=True)
-class NgramSettings:
-    """How drafts are found, as arms say it (`exact@ngram:10,max_ngram=2`).
-
-    Attributes:
-        num_draft_tokens: most drafts of a round, on at most DEEPEST levels.
-        max_ngram: longest n-gram looked up; shorter ones down to 1 follow.
-        branch: most continuations of a node; 1 drafts a chain.
-        least: drafts less likely than this are left out; 0 fills the tree.
-        recycle: how many of the target's own top tokens are kept of every verified node, accepted
-            or not; 0: none.
-        keep: 1 keeps what is known over the answers of a run: rounds, and the fuzzy tokens of lossy
-            rules, then depend on the order of its questions.
-        max_ngrams: most n-grams kept, see NgramTable.
-
-    Raises:
-        BadInput: a value is out of range.
-    """
-
-    needs_head: ClassVar[bool] = False
-    draft_token_R: ClassVar[torch.Tensor] = torch.empty(0, dtype=torch.int64)  # each tree's own
-    num_draft_tokens: int = 15
-    max_ngram: int = 3
-    branch: int = 4
-    least: float = 0.03
-    recycle: int = 8
-    keep: int = 0
-    max_ngrams: int = MAX_NGRAMS
-
-    def __post_init__(self):
-        check_least(self, num_draft_tokens=1, max_ngram=1, branch=1, least=0)
-        check_least(self, max_ngrams=1)
-        if self.least > 1:
-            raise BadInput(f"least is a probability, 0 to 1; got {self.least}")
-        check_recycle(self.recycle)
-        if self.keep not in (0, 1):
-            raise BadInput(f"keep must be 0 or 1, got {self.keep}")
-
-    def build(self, model: Model) -> "NgramDrafter":
-        if self.num_draft_tokens >= model.target.max_positions:
-            raise BadInput(
-                f"num_draft_tokens {self.num_draft_tokens} is beyond the target's "
-                f"{model.target.max_positions} positions: lower it"
-            )
-        return NgramDrafter(self)
-
-
-def check_recycle(recycle: int) -> None:
-    """Refuse more of the target's own tokens than there are probabilities for."""
-    if not 0 <= recycle <= MOST_RECYCLED:
-        raise BadInput(f"recycle must be 0 to {MOST_RECYCLED}, got {recycle}")
-
-
-class NgramDrafter:
+class NgramDrafter(Drafter):
     """Trees of the likeliest continuations (NgramTable), and their draft distribution: what a node
     offers, as parts of 1, and nothing else. A node that offers nothing has none."""
 
-    draft_token_R = NgramSettings.draft_token_R
+    vocab_size = NgramSettings.vocab_size
 
     def __init__(self, settings: NgramSettings):
         self.settings = settings

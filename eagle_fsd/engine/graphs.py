@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from typing import TypeVar
 
 import torch
+from torch import nn
 
 from eagle_fsd.decoding.cache import TreeCache
 from eagle_fsd.decoding.engine import CachedSequence, NodeForward
@@ -135,11 +136,10 @@ class RecordedSequence(CachedSequence):
         length_on_device: `length`, int64 [], for what is recorded.
     """
 
-    fixed_shapes = True
-
     def __init__(self, new_cache: Callable[[int], TreeCache], device: torch.device):
         super().__init__(new_cache, device)
         self._recorder = Recorder(device)
+        self._bucket: int | None = None  # of the tree that is being drafted
 
     def start(self, capacity: int) -> None:
         self.length = 0
@@ -179,6 +179,48 @@ class RecordedSequence(CachedSequence):
         output = self.run((N, bucket), recorded, *inputs)
         self.cache.length = self.length + N
         return output
+
+    def draft(
+        self,
+        grow: Callable[..., DraftTree],
+        features_TF: torch.Tensor,
+        token_T: torch.Tensor,
+        *more: torch.Tensor,
+        slots: int,
+        rows: int,
+        kind: Hashable,
+    ) -> DraftTree:
+        """As a function of fixed shapes, padded to the slots; a prompt does not fit them, and comes
+        first."""
+        T, bucket = token_T.shape[0], self.bucket(self.length + slots + rows)
+        if self.length == 0 or T > slots:
+            room = {"slots": slots, "rows": rows, "kind": kind}
+            return super().draft(grow, features_TF, token_T, *more, **room)
+
+        def fixed(*inputs):
+            self._bucket = bucket
+            try:
+                return grow(*inputs)
+            finally:
+                self._bucket = None
+
+        features_SF = nn.functional.pad(features_TF, (0, 0, 0, slots - T))
+        token_S = nn.functional.pad(token_T, (0, slots - T))
+        count = torch.full((), T, device=token_T.device)
+        inputs = (features_SF, token_S, count, self.length_on_device, *more)
+        return self.run((bucket, kind), fixed, *inputs)
+
+    def step(
+        self,
+        forward: Callable[..., torch.Tensor],
+        seen_TE: torch.Tensor | None,
+        base: int | torch.Tensor,
+    ) -> torch.Tensor:
+        if self._bucket is None:
+            return super().step(forward, seen_TE, base)
+        T, E = seen_TE.shape
+        with fixed_rows(self.cache, base + E - T, T, self._bucket):
+            return forward(visible_TS=visible_rows(seen_TE, base, self._bucket))
 
 
 class Graphs(Folded):

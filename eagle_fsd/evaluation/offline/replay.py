@@ -40,7 +40,7 @@ def check_replayed(arm: Arm) -> None:
             "first and then judge that node (exact, fsd, ratio, accept-all); without guards or a "
             "memory, and not child=deepest"
         )
-    if getattr(arm.drafter, "recycle", 0):
+    if arm.drafter.learns:
         raise BadInput(
             f"arm {arm.text!r}: replay knows no target's rows beside the text: give recycle=0"
         )

@@ -11,8 +11,8 @@ from eagle_fsd.config import BadInput, SamplingConfig, parse_tree, tree_name
 from eagle_fsd.decoding.acceptance import Policy
 from eagle_fsd.decoding.drafter import RootDrafter
 from eagle_fsd.decoding.target import Target
-from eagle_fsd.drafters import DrafterSettings
 from eagle_fsd.drafters.eagle import EagleDrafter
+from eagle_fsd.drafters.settings import DrafterSettings
 from eagle_fsd.evaluation.offline.replay import (
     check_replayed,
     judge_levels,

@@ -1,0 +1,214 @@
+"""Drafters by name with their settings, as arms say them; a new one is a class and an entry here.
+
+A drafter's own file, and with it transformers, is imported when it is built.
+"""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Protocol
+
+from eagle_fsd.config import BadInput, check_flag, check_least, parse_tree, tree_name
+from eagle_fsd.decoding.drafter import Drafter
+from eagle_fsd.drafters.ngram_table import MAX_NGRAMS, MOST_RECYCLED
+
+if TYPE_CHECKING:
+    from eagle_fsd.models.loaded import Model
+
+
+class DrafterSettings(Protocol):
+    """A frozen dataclass whose fields are a drafter's parameters.
+
+    Attributes:
+        needs_head: a draft head must be loaded for it.
+        needs_draft_model: or a second language model.
+        tree: the shape of its trees, if it is named; "": the model's, or it has none.
+        vocab_size: see Drafter, as far as it is known before the drafter is built.
+    """
+
+    needs_head: ClassVar[bool] = False
+    needs_draft_model: ClassVar[bool] = False
+    tree: str = ""
+    vocab_size: ClassVar[int | None] = None
+
+    @property
+    def samples(self) -> bool:
+        """Drafts are drawn from the draft distribution."""
+        return False
+
+    @property
+    def learns(self) -> bool:
+        """What it drafts depends on the target's rows at nodes that were not accepted."""
+        return False
+
+    def build(self, model: "Model") -> Drafter:
+        """The drafter for a loaded model."""
+
+
+@dataclass(frozen=True)
+class EagleSettings(DrafterSettings):
+    """The head's trees, as arms say them (`exact@eagle:7x3x4`).
+
+    Attributes:
+        tree: a shape, DRAFTSxLEVELSxTOPK; "": the model's.
+        sample: 1: drafts are drawn, as rule rejection needs them (growing.py); 0: the best.
+    """
+
+    needs_head: ClassVar[bool] = True
+    tree: str = ""
+    sample: int = 0
+
+    def __post_init__(self):
+        check_flag("sample", self.sample)
+        _check_tree(self)
+
+    @property
+    def samples(self) -> bool:
+        return bool(self.sample)
+
+    def build(self, model: "Model") -> Drafter:
+        if not self.tree and not self.sample:
+            return model.drafter
+        from eagle_fsd.drafters.eagle import EagleDrafter
+
+        if not isinstance(model.drafter, EagleDrafter):
+            what = f"tree {self.tree}" if self.tree else "sample=1"
+            raise BadInput(f"{what} needs a draft head; the model was loaded without one")
+        tree = parse_tree(self.tree) if self.tree else model.drafter.tree_config
+        return model.drafter.with_tree(tree, samples=self.samples)
+
+
+@dataclass(frozen=True)
+class HybridSettings(DrafterSettings):
+    """The trees, as arms say them (`exact@hybrid:15x4x6`).
+
+    Attributes:
+        tree: DRAFTSxLEVELSxTOPK; the head's levels, and how many drafts it and the text have
+            together. "": the model's.
+        max_ngram: longest n-gram that is looked up.
+        recycle: how many of the target's own top tokens are kept of every verified node, accepted
+            or not; 0: none.
+    """
+
+    needs_head: ClassVar[bool] = True
+    tree: str = ""
+    max_ngram: int = 3
+    recycle: int = 0
+
+    def __post_init__(self):
+        check_least(self, max_ngram=1)
+        _check_recycle(self.recycle)
+        _check_tree(self)
+
+    @property
+    def learns(self) -> bool:
+        return self.recycle > 0
+
+    def build(self, model: "Model") -> Drafter:
+        from eagle_fsd.drafters.eagle import EagleDrafter
+        from eagle_fsd.drafters.hybrid import HybridDrafter
+
+        eagle = EagleSettings(self.tree).build(model)
+        if not isinstance(eagle, EagleDrafter):
+            raise BadInput("hybrid needs a draft head; the model was loaded without one")
+        return HybridDrafter(eagle, self.max_ngram, self.recycle)
+
+
+@dataclass(frozen=True)
+class LanguageModelSettings(DrafterSettings):
+    """The trees, as arms say them (`exact@language_model:15x4x6`).
+
+    Attributes:
+        tree: a shape, DRAFTSxLEVELSxTOPK; with a top-k of 1 a chain.
+        sample: 1: drafts are drawn, as rule rejection needs them (growing.py); 0: the best.
+    """
+
+    needs_draft_model: ClassVar[bool] = True
+    tree: str = "5x5x1"
+    sample: int = 0
+
+    def __post_init__(self):
+        check_flag("sample", self.sample)
+        object.__setattr__(self, "tree", tree_name(parse_tree(self.tree)))
+
+    @property
+    def samples(self) -> bool:
+        return bool(self.sample)
+
+    def build(self, model: "Model") -> Drafter:
+        if model.draft_model is None:
+            raise BadInput("language_model drafts with a second model: name it with --draft_model")
+        from eagle_fsd.drafters.language_model import LanguageModelDrafter
+
+        pair, tree = (model.draft_model, model.target), parse_tree(self.tree)
+        return LanguageModelDrafter(*pair, tree, samples=self.samples)
+
+
+@dataclass(frozen=True)
+class NgramSettings(DrafterSettings):
+    """How drafts are found, as arms say it (`exact@ngram:10,max_ngram=2`).
+
+    Attributes:
+        num_draft_tokens: most drafts of a round, on at most ngram.DEEPEST levels.
+        max_ngram: longest n-gram looked up; shorter ones down to 1 follow.
+        branch: most continuations of a node; 1 drafts a chain.
+        least: drafts less likely than this are left out; 0 fills the tree.
+        recycle: how many of the target's own top tokens are kept of every verified node, accepted
+            or not; 0: none.
+        keep: 1 keeps what is known over the answers of a run: rounds, and the fuzzy tokens of lossy
+            rules, then depend on the order of its questions.
+        max_ngrams: most n-grams kept, see NgramTable.
+
+    Raises:
+        BadInput: a value is out of range.
+    """
+
+    vocab_size: ClassVar[int | None] = 0  # each tree has its own
+    num_draft_tokens: int = 15
+    max_ngram: int = 3
+    branch: int = 4
+    least: float = 0.03
+    recycle: int = 8
+    keep: int = 0
+    max_ngrams: int = MAX_NGRAMS
+
+    def __post_init__(self):
+        check_least(self, num_draft_tokens=1, max_ngram=1, branch=1, least=0)
+        check_least(self, max_ngrams=1)
+        if self.least > 1:
+            raise BadInput(f"least is a probability, 0 to 1; got {self.least}")
+        _check_recycle(self.recycle)
+        check_flag("keep", self.keep)
+
+    @property
+    def learns(self) -> bool:
+        return self.recycle > 0
+
+    def build(self, model: "Model") -> Drafter:
+        from eagle_fsd.drafters.ngram import NgramDrafter
+
+        if self.num_draft_tokens >= model.target.max_positions:
+            raise BadInput(
+                f"num_draft_tokens {self.num_draft_tokens} is beyond the target's "
+                f"{model.target.max_positions} positions: lower it"
+            )
+        return NgramDrafter(self)
+
+
+DEFAULT_DRAFTER = "eagle"
+DRAFTERS: dict[str, type[DrafterSettings]] = {
+    "eagle": EagleSettings,  # dynamic trees of a draft head
+    "hybrid": HybridSettings,  # continuations of n-grams grafted onto the head's tree
+    "language_model": LanguageModelSettings,  # trees of a second language model
+    "ngram": NgramSettings,  # what followed the same tokens before in the text
+}
+
+
+def _check_tree(settings: EagleSettings | HybridSettings) -> None:
+    """Refuse a shape that is none, by a BadInput, and spell it as tree_name does."""
+    if settings.tree:
+        object.__setattr__(settings, "tree", tree_name(parse_tree(settings.tree)))
+
+
+def _check_recycle(recycle: int) -> None:
+    """Refuse more of the target's own tokens than there are probabilities for."""
+    if not 0 <= recycle <= MOST_RECYCLED:
+        raise BadInput(f"recycle must be 0 to {MOST_RECYCLED}, got {recycle}")
