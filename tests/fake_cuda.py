@@ -60,7 +60,6 @@ def on_cuda(make: Callable[[], Sequence], work: Callable) -> tuple:
         return value
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("eagle_fsd.decoding.verified.VerifiedTree._on_cpu", False)
         for name in READS:
             patch.setattr(
                 torch.Tensor, name, partialmethod(note, name, getattr(torch.Tensor, name))

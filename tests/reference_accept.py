@@ -148,7 +148,7 @@ class SlowAccept:
     def options(self, v: int) -> list[int]:
         """Children that top-k, top-p and the guards leave."""
         warm = replace(self.sampling, temperature=self.sampling.temperature or 1.0)
-        kept, draft = self.target[v], self.draft[v]  # temperature alone removes nothing
+        kept, draft = probs(self.target[v]), self.draft[v]  # temperature alone removes nothing
         if warm.top_k or warm.top_p < 1:
             kept = slow_filter(self.target[v], warm)
         known, near = self.guards.get(Known), self.guards.get(Js)

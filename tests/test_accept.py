@@ -17,45 +17,31 @@ from reference_accept import (
     random_round,
     slow_divergence,
     slow_filter,
-    slow_p,
 )
 
+from eagle_fsd.arms import parse_arm
 from eagle_fsd.config import BadInput, SamplingConfig
 from eagle_fsd.decoding.acceptance import Acceptance, Policy, accept
 from eagle_fsd.decoding.divergence import DIVERGENCES, INFINITE_OUTSIDE
 from eagle_fsd.decoding.rule import Guard, Rule
 from eagle_fsd.decoding.tree import DraftTree
 from eagle_fsd.rules import RULES
-from eagle_fsd.rules.children import CHILD_CHOICES, AcceptAll, Random
+from eagle_fsd.rules.children import AcceptAll, Random
 from eagle_fsd.rules.coupled import Cactus, Mentored, Sglang
 from eagle_fsd.rules.fsd import Exact, Fsd, FsdPaper
-from eagle_fsd.rules.guards import (
-    Budget,
-    Cap,
-    Ends,
-    First,
-    Floor,
-    Fuzzy,
-    Js,
-    Known,
-    Loop,
-    NoRepeat,
-    PerToken,
-    Since,
-    TopOne,
-    Until,
-)
-from eagle_fsd.rules.hold import HELD, MEMORY, Hold
-from eagle_fsd.rules.laws import CascadeOpt, CascadeTok, Ensemble
+from eagle_fsd.rules.guards import Ends, First, Js, Known, Loop, NoRepeat
+from eagle_fsd.rules.hold import ADAPTED_RULES, MEMORY, Hold
 from eagle_fsd.rules.price import PathRule, Ratio
-from eagle_fsd.rules.rejection import Ears, Rejection
+from eagle_fsd.rules.rejection import Rejection
 from eagle_fsd.rules.suffix import Asd, Fly
 from eagle_fsd.rules.thresholds import Relaxed, Typical
 
 INF = math.inf
 GREEDY, FILTERED, WARM = SamplingConfig(), SamplingConfig(0.7, 7, 0.9), SamplingConfig(1.0)
 SAMPLINGS = (GREEDY, FILTERED, WARM)
-BY_DIVERGENCE, MIXED = [Fsd, FsdPaper], [Ensemble, CascadeTok, CascadeOpt]
+BY_DIVERGENCE = [Fsd, FsdPaper]
+# those of the table that the slow reference knows; another entry is tested by its own tests
+REFERENCE_DIVERGENCES = ("kl_target_draft", "kl_draft_target", "js", "tv", "js_reference")
 
 
 def outcome(
@@ -65,7 +51,8 @@ def outcome(
 
 
 def children_for(sampling: SamplingConfig) -> list[str]:
-    return [child for child in CHILD_CHOICES if child != "sample" or sampling.temperature > 0]
+    """Those that the slow reference knows."""
+    return ["draft", "target"] + (["sample"] if sampling.temperature > 0 else [])
 
 
 def is_leaf(tree: DraftTree, node: int) -> bool:
@@ -76,7 +63,7 @@ def is_leaf(tree: DraftTree, node: int) -> bool:
 
 
 def assert_agrees(round_: tuple, rule: Rule, sampling: SamplingConfig, guards=(), stop=()):
-    """The outcome is the reference's, which knows no budget."""
+    """The outcome is the reference's."""
     tree, logits_NV, uniform_S3 = round_
     got = outcome(round_, rule, sampling, guards, stop_token_ids=stop)
     slow = SlowAccept(tree, logits_NV, Policy(rule, sampling, guards), stop)
@@ -93,28 +80,36 @@ def assert_agrees(round_: tuple, rule: Rule, sampling: SamplingConfig, guards=()
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)
-@pytest.mark.parametrize("divergence", DIVERGENCES)
+@pytest.mark.parametrize("divergence", REFERENCE_DIVERGENCES)
 @pytest.mark.parametrize("kind", BY_DIVERGENCE)
-def test_rules_that_judge_the_place_agree_with_the_reference(kind, divergence, sampling, each_way):
+def test_rules_that_judge_the_place_agree_with_the_reference(kind, divergence, sampling):
     """Path, tokens, fuzzy flags, D at every visited parent, TV and regret, on random trees."""
-    logits = ["raw"] if sampling.temperature == 0 else ["raw", "processed"]
     fuzzy = 0
-    for child, which in itertools.product(children_for(sampling), logits):
+    for child in children_for(sampling):
         tree, logits_NV, _ = round_ = random_round(202 + len(child))
         slow = SlowAccept(tree, logits_NV, Policy(Fsd(divergence=divergence)))
         at_parents = sorted(slow.divergence(v) for v in range(tree.size) if slow.children[v])
         for threshold in {0.0, *(d * 1.001 for d in at_parents[::3]), INF}:
-            rule = kind(threshold, child, divergence, which)
+            rule = kind(threshold, child, divergence)
             fuzzy += sum(assert_agrees(round_, rule, sampling).fuzzy)
     assert fuzzy > 0
 
 
 def all_rules(sampling: SamplingConfig) -> list[Rule]:
-    if sampling.temperature == 0:
-        bought = [Asd(2.0), Asd(9.0, 0, 9, INF), Fly(0, 0.0), Fly(1, 0.2)]
-    else:
-        bought = [kind(value) for kind in MIXED for value in (kind.exact, 0.5, 1.0)]
-    return referred_rules(sampling) + bought
+    """Rules that go with the sampling: those of the reference, and of the table as they are by
+    default, so that a new entry is among them."""
+    bought = [Asd(2.0), Asd(9.0, 0, 9, INF), Fly(0, 0.0), Fly(1, 0.2)]
+    known = referred_rules(sampling) + (bought if sampling.temperature == 0 else [])
+    return known + [rule for rule in (kind() for kind in RULES.values()) if goes(rule, sampling)]
+
+
+def goes(rule: Rule, sampling: SamplingConfig, guards: tuple[Guard, ...] = ()) -> bool:
+    """Whether the rule takes the sampling and the guards, on drafts that are sampled."""
+    try:
+        rule.check(sampling, guards, None)
+    except BadInput:
+        return False
+    return True
 
 
 def referred_rules(sampling: SamplingConfig) -> list[Rule]:
@@ -128,20 +123,17 @@ def referred_rules(sampling: SamplingConfig) -> list[Rule]:
     if sampling.temperature > 0:
         found += [Sglang(*limits) for limits in ((1, 1), (0.4, 1), (0.7, 0.1), (1, 0.0))]
         found += [kind(b) for kind in (Cactus, Mentored) for b in (0.0, 0.01, 0.3, INF)]
-    for gate, divergence in ((INF, "js"), (0.0, "js"), (0.2, "tv"), (0.3, "kl_draft_target")):
-        found += [PathRule(price, gate, divergence) for price in (0.0, 0.3, 1.0, 4.0)]
-    return found
+    return found + [PathRule(price) for price in (0.0, 0.3, 1.0, 4.0)]
 
 
-@pytest.mark.parametrize("guards", [(), (Cap(1.5),), (Cap(2.5), Floor(0.01))], ids=str)
+@pytest.mark.parametrize("guards", [(), (Known(0.05),), (Js(0.3), Known(0.01))], ids=str)
 @pytest.mark.parametrize("sampling", [*SAMPLINGS, SamplingConfig(0.0, 3, 0.9)])
-def test_all_rules_guards_and_stop_tokens_agree_with_the_reference(guards, sampling, each_way):
+def test_all_rules_guards_and_stop_tokens_agree_with_the_reference(guards, sampling):
     """Options are narrowed for every rule alike, and a stop token's node is a leaf.
 
     At temperature 0 top-k and top-p leave what they leave of the raw row.
     """
-    ahead = sampling.temperature > 0 and guards
-    rules = [rule for rule in referred_rules(sampling) if not (ahead and rule.whole_tree)]
+    rules = [rule for rule in referred_rules(sampling) if goes(rule, sampling, guards)]
     fuzzy = ended = 0
     for rule, seed in itertools.product(rules, range(2 if guards else 5)):
         tree, *_ = round_ = random_round(50 + seed)
@@ -153,7 +145,7 @@ def test_all_rules_guards_and_stop_tokens_agree_with_the_reference(guards, sampl
     assert guards or min(fuzzy, ended) > 10
 
 
-def test_ties_at_temperature_zero(each_way):
+def test_ties_at_temperature_zero():
     """Equal logits, common in bf16: the first argmax is P, and child `target` follows P.
 
     Bug held down: with two children tied for the argmax, `target` took the first child in node
@@ -166,26 +158,9 @@ def test_ties_at_temperature_zero(each_way):
         assert_agrees(random_round(seed, vocab=5, ties=True), rule, GREEDY)
 
 
-def test_deepest_takes_the_first_of_equals():
-    """Bug held down: subtrees of equal expected length were told apart by rounding noise alone. In
-    a full binary tree at T = inf all of a level have one L, the number of levels below."""
-    parents = [0] + [(node - 1) // 2 for node in range(1, 31)]
-    tokens = [0] + [3 if node % 2 else 5 for node in range(1, 31)]
-    for seed in range(10):
-        generator = torch.Generator().manual_seed(seed)
-        draft_NV, logits_NV = torch.randn(2, 31, 7, generator=generator)
-        tensors = (torch.tensor(tokens), torch.tensor(parents), torch.arange(31), draft_NV)
-        tree = DraftTree(*tensors, max_depth=4)
-        logits_NV[:, [3, 5]] -= 2  # so that D is needed
-        round_ = (tree, logits_NV, torch.rand(5, 3, generator=generator))
-        got = outcome(round_, Fsd(INF, "deepest"), WARM)
-        taken = [node for node, fuzzy in zip(got.path[1:], got.fuzzy, strict=False) if fuzzy]
-        assert len(got.path) == 5 and all(node % 2 for node in taken), (seed, got.path)
-
-
-@pytest.mark.parametrize("guards", [(), (Budget(9.0),), (Cap(9.0), Floor(0.0))], ids=str)
+@pytest.mark.parametrize("guards", [(), (Known(0.0),), (Known(0.0), Ends(1))], ids=str)
 @pytest.mark.parametrize("temperature", [0.0, 0.25, 1.0])
-def test_nothing_is_emitted_outside_what_top_k_and_top_p_leave(guards, temperature, each_way):
+def test_nothing_is_emitted_outside_what_top_k_and_top_p_leave(guards, temperature):
     """By any rule with any guards, on trees of which half of the drafts are outside."""
     fuzzy, outside = Counter(), 0
     for (k, p), seed in itertools.product([(4, 1.0), (0, 0.6), (7, 0.8)], range(4)):
@@ -195,19 +170,18 @@ def test_nothing_is_emitted_outside_what_top_k_and_top_p_leave(guards, temperatu
         left = [slow_filter(logits, warm) for logits in logits_NV.double().tolist()]
         drafts = zip(tree.token_N[1:].tolist(), tree.parent_N[1:].tolist(), strict=True)
         outside += sum(left[v][token] == -INF for token, v in drafts)
-        narrowed = temperature > 0 and len(guards) > 1  # which `path` refuses there
         for rule in all_rules(sampling):
-            if not (narrowed and rule.whole_tree or guards and rule.law):
+            if goes(rule, sampling, guards):
                 got = outcome((tree, logits_NV, uniform_S3), rule, sampling, guards)
                 emitted = zip(got.path, got.tokens, strict=True)
                 assert all(left[v][token] > -INF for v, token in emitted), (rule, sampling)
                 fuzzy[type(rule)] += sum(got.fuzzy)
-    cold, warm = {Asd, Fly}, {Sglang, Cactus, Mentored}
-    left_out = {Exact, Hold, Rejection, Ears, *MIXED}  # the last differ too little so close to P
-    left_out |= {*cold} if temperature else warm
-    left_out |= {PathRule, *warm} if narrowed else {Exact}
-    found = {kind for kind in fuzzy if fuzzy[kind]} - {*MIXED}
-    assert found == {*RULES.values()} - left_out and outside > 50
+    lossy = {Ratio, Fsd, FsdPaper, AcceptAll, Random, Typical, Relaxed}
+    if temperature == 0:
+        lossy |= {Asd, Fly, PathRule}
+    elif not guards:
+        lossy |= {PathRule, Sglang, Cactus, Mentored}
+    assert lossy <= {kind for kind in fuzzy if fuzzy[kind]} and outside > 50
 
 
 def slow_suffix(slow: SlowAccept, rule: Rule, spent: float) -> tuple[list[int], float]:
@@ -241,8 +215,8 @@ def slow_suffix(slow: SlowAccept, rule: Rule, spent: float) -> tuple[list[int], 
         path.append(child)
 
 
-@pytest.mark.parametrize("guards", [(), (Cap(1.5),)], ids=str)
-def test_what_must_be_bought_agrees_with_the_reference(guards, each_way):
+@pytest.mark.parametrize("guards", [(), (Known(0.02),)], ids=str)
+def test_what_must_be_bought_agrees_with_the_reference(guards):
     """Paths of fly and asd over an answer of rounds, and the nats that it has spent."""
     fuzzy = Counter()
     rules = [Fly(window, gate) for window in (0, 1, 2) for gate in (0.0, 0.5)]
@@ -251,63 +225,55 @@ def test_what_must_be_bought_agrees_with_the_reference(guards, each_way):
     ]
     for rule in rules:
         policy = Policy(rule, GREEDY, guards)
-        states, spent = policy.start(), 0.0
+        state, spent = None, 0.0
         for seed in range(20):
             round_ = random_round(seed)
             want, spent = slow_suffix(SlowAccept(*round_[:2], policy), rule, spent)
-            got, states = accept(*round_, policy=policy, states=states)
-            assert got.path == want and states[0] == pytest.approx(spent, rel=1e-4), rule
+            got, state = accept(*round_, policy=policy, state=state)
+            assert got.path == want and state == pytest.approx(spent, rel=1e-4), rule
             fuzzy[type(rule)] += sum(got.fuzzy)
     assert min(fuzzy[Fly], fuzzy[Asd]) > 10
-
-
-def test_mixtures_emit_their_formula():
-    """In plain numbers, over what the filters leave of P; P itself without a draft row."""
-    for kind, value, sampling in itertools.product(MIXED, (-0.5, 0.0, 0.4, 0.8), (FILTERED, WARM)):
-        if value < kind.exact:
-            continue
-        tree, logits_NV, uniform_S3 = random_round(3)
-        row_N = tree.draft_row_N.tolist()
-        p_NV = [slow_p(logits, sampling) for logits in logits_NV.double().tolist()]
-        draft_EV = tree.draft_logits_ER.double().tolist()
-        q_NV = [slow_p(draft_EV[row], sampling) if row >= 0 else [math.nan] * 11 for row in row_N]
-        rule = kind(value)
-        law_NV = rule.law(torch.tensor(p_NV), torch.tensor(q_NV), None).tolist()
-        for p, q, law in zip(p_NV, q_NV, law_NV, strict=True):
-            if sum(q) > 0:
-                q = [b if a else 0.0 for a, b in zip(p, q, strict=True)]
-            total = math.fsum(q)
-            want = p
-            if total > 0:
-                q = [b / total for b in q]
-                pairs = list(zip(p, q, strict=True))
-                tv = math.fsum(abs(a - b) for a, b in pairs) / 2
-                want = {
-                    Ensemble: [(1 - value) * a + value * b for a, b in pairs],
-                    CascadeOpt: q if max(q) > max(p) - value * tv else p,
-                    CascadeTok: p,
-                }[kind]
-                if kind is CascadeTok and value:
-                    kept = [b if a >= (1 - value) * max(p) else 0.0 for a, b in pairs]
-                    rest = 1 - math.fsum(kept)
-                    want = [k + a * rest for k, a in zip(kept, p, strict=True)]
-            assert law == pytest.approx(want, abs=1e-6), rule
 
 
 # --- the limits of the parameters ---------------------------------------------------------------
 
 
+def value_type(kind: type[Rule]) -> type | None:
+    """Of the rule's first field, which is its value in an arm's text."""
+    return next((field.type for field in fields(kind)), None)
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_the_value_that_a_rule_calls_exact_is(name):
+    """Of every rule in the table: emitted is what exact emits, token for token, where the value is
+    a number; what is called NaN or infinite is no value at all, and is not asked.
+
+    Defect held down: a new rule whose `exact` value was not exact (30 % of its tokens were fuzzy)
+    passed all tests, and its curves began at it.
+    """
+    kind = RULES[name]
+    if value_type(kind) not in (int, float) or not math.isfinite(kind.exact):
+        return
+    rule = kind(value_type(kind)(kind.exact))
+    for seed, sampling in itertools.product(range(40), SAMPLINGS):
+        if goes(rule, sampling):
+            round_ = random_round(seed)
+            want, got = outcome(round_, Exact(), sampling), outcome(round_, rule, sampling)
+            assert (got.path, got.tokens) == (want.path, want.tokens), (rule, sampling)
+            assert not any(got.fuzzy) and not any(got.tv), (rule, sampling)
+
+
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 def test_the_tight_end_of_every_rule_is_exact(sampling):
     """Nothing is fuzzy and there is no TV, even where D = 0."""
-    tight = [Ratio(0), PathRule(0), PathRule(0, gate=0.3), PathRule(2.0, gate=0)]
-    tight += [Random(0, child) for child in ("draft", "target", "deepest")]
+    tight = [Ratio(0), PathRule(0)]
+    tight += [Random(0, child) for child in ("draft", "target")]
     tight += [Fsd(0, child) for child in children_for(sampling)]
-    tight += [Typical(INF), Relaxed(0), *(Hold(0, by) for by in HELD)]
+    tight += [Typical(INF), Relaxed(0), *(Hold(0, by) for by in ADAPTED_RULES)]
     if sampling.temperature == 0:
         tight += [Asd(0), Asd(9.0, ledger=0), Fly(99), Fly(0, 1.0)]
     else:
-        tight += [Sglang(), Cactus(0), Mentored(0), *(kind(kind.exact) for kind in MIXED)]
+        tight += [Sglang(), Cactus(0), Mentored(0)]
     for seed in range(20):
         tree, logits_NV, uniform_S3 = random_round(seed)
         if seed % 5 == 0:  # a perfect draft: D = 0 at every parent
@@ -328,7 +294,6 @@ def test_the_tight_end_of_every_rule_is_exact(sampling):
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 def test_the_loose_end_of_every_rule_is_a_leaf(sampling):
     """T = inf accepts any divergence that is a number, infinite ones included."""
-    logits = ["raw"] if sampling.temperature == 0 else ["raw", "processed"]
     unfiltered = replace(sampling, top_k=0, top_p=1.0)
     loose = [Ratio(INF), *(Random(1, child) for child in children_for(sampling))]
     loose += [AcceptAll(child) for child in children_for(sampling)]
@@ -337,7 +302,7 @@ def test_the_loose_end_of_every_rule_is_a_leaf(sampling):
         loose += [Asd(INF, 0, 99, INF), Fly(0, 0)]
     else:
         loose += [Cactus(INF), Mentored(INF), Sglang(single=0)]
-    by_divergence = itertools.product(BY_DIVERGENCE, children_for(sampling), DIVERGENCES, logits)
+    by_divergence = itertools.product(BY_DIVERGENCE, children_for(sampling), REFERENCE_DIVERGENCES)
     loose += [kind(INF, *settings) for kind, *settings in by_divergence]
     infinite = set()
     for seed in range(3):
@@ -349,12 +314,12 @@ def test_the_loose_end_of_every_rule_is_a_leaf(sampling):
             got = outcome((drafts, logits_NV, uniform_S3), rule, unfiltered)
             assert is_leaf(tree, got.path[-1]), rule
             assert all(tree.parent_N[c] == v for v, c in itertools.pairwise(got.path))
-            infinite |= {rule.divergence for d in got.divergence if d == INF and rule.columns}
+            infinite |= {rule.divergence for d in got.divergence if d == INF}
     assert infinite == {"kl_target_draft", "js_reference"}
 
 
 @pytest.mark.parametrize("child", ["draft", "sample"])
-def test_children_of_no_draft_probability_are_still_children(child, each_way):
+def test_children_of_no_draft_probability_are_still_children(child):
     """Bug held down: with -inf for every child, the walk went to the root or to the last node."""
     draft_EV = torch.zeros(2, 7)
     draft_EV[:, [2, 3, 5]] = -INF
@@ -366,9 +331,9 @@ def test_children_of_no_draft_probability_are_still_children(child, each_way):
 
 
 @pytest.mark.parametrize("divergence", DIVERGENCES)
-def test_nan_never_passes(divergence, each_way):
-    """One NaN in each draft row, or no rows at all (a drafter that is no language model): fsd and a
-    gated path are exact and fsd-paper ends at the root, even at T = inf."""
+def test_nan_never_passes(divergence):
+    """One NaN in each draft row, or no rows at all (a drafter that is no language model): fsd is
+    exact and fsd-paper ends at the root, even at T = inf."""
     for seed, sampling in itertools.product(range(2), SAMPLINGS):
         tree, *rest = random_round(seed)
         draft_EV = tree.draft_logits_ER.clone()
@@ -376,8 +341,7 @@ def test_nan_never_passes(divergence, each_way):
         for drafts in (replace(tree, draft_logits_ER=draft_EV), without_distributions(tree)):
             round_ = (drafts, *rest)
             want = outcome(round_, Exact(), sampling)
-            fsd = [Fsd(INF, child, divergence) for child in children_for(sampling)]
-            for rule in (*fsd, PathRule(2.0, 1e9, divergence)):
+            for rule in [Fsd(INF, child, divergence) for child in children_for(sampling)]:
                 got = outcome(round_, rule, sampling)
                 assert (got.path, got.tokens) == (want.path, want.tokens)
             for child in children_for(sampling):
@@ -385,7 +349,7 @@ def test_nan_never_passes(divergence, each_way):
 
 
 @pytest.mark.parametrize("bad", [math.nan, INF])
-def test_a_row_without_a_largest_number_has_no_regret(bad, each_way):
+def test_a_row_without_a_largest_number_has_no_regret(bad):
     """That of the root, or of the path's last node, by any rule; a token of logit -inf has one."""
     for sampling, seed in itertools.product(SAMPLINGS, range(2)):
         tree, logits_NV, uniform_S3 = random_round(seed)
@@ -399,7 +363,7 @@ def test_a_row_without_a_largest_number_has_no_regret(bad, each_way):
             assert numbers == [v != last * seed for v in got.path], rule
 
 
-def test_a_draft_without_any_probability_is_not_taken(each_way):
+def test_a_draft_without_any_probability_is_not_taken():
     """Bug held down: `relaxed` took e to the power of its regret, more than a float holds."""
     round_ = random_round(0)
     round_[1][:, :] = 0
@@ -411,14 +375,14 @@ def without_distributions(tree: DraftTree) -> DraftTree:
     return DraftTree.from_parents(tree.token_N.tolist(), tree.parent_N.tolist())
 
 
-def test_rules_without_a_divergence_have_no_use_for_draft_distributions(each_way):
+def test_rules_without_a_divergence_have_no_use_for_draft_distributions():
     tree, *rest = random_round(7)
     bare = without_distributions(tree)
     for sampling in SAMPLINGS:
         for child in children_for(sampling):
             got = outcome((bare, *rest), AcceptAll(child), replace(sampling, top_k=0, top_p=1.0))
             assert is_leaf(tree, got.path[-1])
-        for rule in (Ratio(1.0), PathRule(1.0), Random(1.0, "target"), AcceptAll("deepest")):
+        for rule in (Ratio(1.0), PathRule(1.0), Random(1.0, "target")):
             one, other = (outcome((t, *rest), rule, sampling) for t in (bare, tree))
             assert (one.path, one.tokens, one.tv) == (other.path, other.tokens, other.tv)
 
@@ -435,24 +399,24 @@ def test_threshold_holds_its_own_value():
 # --- the dial -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("by", HELD)
+@pytest.mark.parametrize("by", ADAPTED_RULES)
 @pytest.mark.parametrize("sampling", [GREEDY, WARM])
-def test_the_dial_holds_what_it_says(by, sampling, each_way):
-    """Over an answer of many rounds, at three targets: regret a token, above temperature 0 TV; and
+def test_the_dial_holds_what_it_says(by, sampling):
+    """Over an answer of many rounds, at two targets: regret a token, above temperature 0 TV; and
     every round is that of the rule which it names, at its parameter."""
-    kind = HELD[by][0]
+    kind = ADAPTED_RULES[by][0]
     for target in (0.05, 0.4):
         policy = Policy(Hold(target, by), sampling, record="full")
-        states, cost, tokens, dials = policy.start(), 0.0, 0, set()
+        state, cost, tokens, dials = None, 0.0, 0, set()
         for seed in range(100):
             round_ = random_round(seed % 50)
             round_ = (*round_[:2], torch.rand(9, 3, generator=torch.Generator().manual_seed(seed)))
-            got, states = accept(*round_, policy=policy, states=states)
+            got, state = accept(*round_, policy=policy, state=state)
             assert got == replace(outcome(round_, kind(got.dial), sampling), dial=got.dial)
             dials.add(got.dial)
             cost += sum(got.tv) if sampling.temperature else sum(got.regret)
             tokens += len(got.tokens)
-        assert len(dials) > 3 and states[0] == pytest.approx((cost, tokens))
+        assert len(dials) > 3 and state == pytest.approx((cost, tokens))
         off = (target * tokens - cost) / (target * MEMORY)
         # few random rows have a D between 0 and what is never reached
         assert -99 < off < (INF if by == "fsd" else 1.5), (
@@ -460,49 +424,30 @@ def test_the_dial_holds_what_it_says(by, sampling, each_way):
         )
 
 
+@pytest.mark.parametrize("by", ADAPTED_RULES)
+def test_no_target_is_beyond_what_a_float_holds(by):
+    """Bug held down: hold:1e308,by=ratio ended in an OverflowError after the first round."""
+    with pytest.raises(BadInput, match="target of rule 'hold' is a cost a token"):
+        parse_arm(f"hold:1e308,by={by}")
+    state = None
+    for seed in range(40):
+        policy = Policy(Hold(100.0, by))
+        got, state = accept(*random_round(seed), policy=policy, state=state)
+        assert math.isfinite(got.dial)
+
+
 # --- guards ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)
-def test_a_budget_is_spent_once_an_answer(sampling, each_way):
-    """Instead of the fuzzy step that would exceed it comes x, and the round goes on as exact does
-    from there; the sum is kept from round to round; nothing else changes."""
-    cut = 0
-    for rule in (AcceptAll(), Fsd(0.4), PathRule(3.0), Ratio(2.0)):
-        policy = Policy(rule, sampling, (Budget(6.0),))
-        states, spent = policy.start(), 0.0
-        for seed in range(20):
-            round_ = random_round(seed)
-            free = outcome(round_, rule, sampling)
-            got, states = accept(*round_, policy=policy, states=states)
-            costs = [r for r, flag in zip(got.regret, got.fuzzy, strict=True) if flag]
-            spent += sum(costs)
-            assert states[1] == pytest.approx(spent, abs=1e-4) and spent <= 6.0
-            if got.tokens != free.tokens:
-                cut += 1
-                place = first_difference(got.tokens, free.tokens)
-                assert got.path[: place + 1] == free.path[: place + 1]
-                assert free.fuzzy[place] and not any(got.fuzzy[place:])
-                assert spent + free.regret[place] > 6.0
-        assert policy.start() == [None, 0.0]
-    assert cut > 2
-
-
-def first_difference(tokens: list[int], others: list[int]) -> int:
-    return next(i for i, pair in enumerate(zip(tokens, others, strict=False)) if len({*pair}) > 1)
-
-
-@pytest.mark.parametrize("sampling", SAMPLINGS)
-def test_guards_leave_out_what_they_say(sampling, each_way):
+def test_guards_leave_out_what_they_say(sampling):
     """Of an accept-all, seen from the tree's own numbers; and they do leave some, but not all."""
     kept, free = Counter(), Counter()
     for seed, length in itertools.product(range(8), (7, 11, 12)):
         tree, logits_NV, uniform_S3 = random_round(seed)
         answer = [3, 1, 4, 1, 5, 9, 2, 6, 7, 3, 1, 4][:length]
         slow = SlowAccept(tree, logits_NV, Policy(Exact(), sampling))
-        guards = (Known(0.05), TopOne(0.4), First(12), Loop(2), Loop(3), PerToken(0.2))
-        said = int(tree.token_N[1])
-        guards += (Js(0.3), Since(said), Until(said), NoRepeat(1))
+        guards = (Known(0.05), First(12), Loop(2), Loop(3), Js(0.3), NoRepeat(1))
         for guard in guards:
             got = outcome(
                 (tree, logits_NV, uniform_S3), AcceptAll(), sampling, (guard,), answer=answer
@@ -511,17 +456,12 @@ def test_guards_leave_out_what_they_say(sampling, each_way):
             for depth, (v, child, fuzzy) in enumerate(steps):
                 token, draft = slow.token[child], slow.draft[v]
                 before = [*answer, *(slow.token[u] for u in got.path[1 : depth + 1])]
-                has = getattr(guard, "token", None) in before
                 allowed = {
                     Known: draft is not None and probs(draft)[token] >= 0.05,
-                    TopOne: max(probs(slow.target[v])) <= 0.4,
                     First: len(answer) + depth >= 12,
                     Loop: length == 7 or (length == 11 and guard == Loop(3)),
                     Js: draft is not None and slow_divergence("js", slow.target[v], draft) <= 0.3,
-                    Since: has,
-                    Until: not has,
                     NoRepeat: token not in before,
-                    PerToken: slow.regret(v, token) <= 0.2 * (len(answer) + depth + 1),
                 }[type(guard)]
                 assert allowed or not fuzzy, guard
                 kept[type(guard)] += fuzzy
@@ -529,7 +469,7 @@ def test_guards_leave_out_what_they_say(sampling, each_way):
     assert all(0 < kept[type(guard)] < free[AcceptAll] * 2 for guard in guards)
 
 
-def test_no_repeat_looks_at_the_answer_and_the_drafts_above(each_way):
+def test_no_repeat_looks_at_the_answer_and_the_drafts_above():
     """Drafts 3 and 4 below an answer's end, 5 and 6 below each, by the target's liking of them."""
     tree = DraftTree(
         torch.tensor([2, 3, 4, 5, 6, 5, 6]),
@@ -552,7 +492,7 @@ def test_no_repeat_looks_at_the_answer_and_the_drafts_above(each_way):
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)
-def test_where_the_target_ends_the_answer_it_ends(sampling, each_way):
+def test_where_the_target_ends_the_answer_it_ends(sampling):
     """Of any rule; at 0 the guard changes nothing."""
     kept = 0
     for seed, rule in itertools.product(range(12), (AcceptAll(), Fsd(0.4), Ratio(3.0))):
@@ -568,84 +508,33 @@ def test_where_the_target_ends_the_answer_it_ends(sampling, each_way):
     assert kept > 3
 
 
-@pytest.mark.parametrize("rule", [Asd(INF, 0, 9, INF), Hold(0.3), AcceptAll()], ids=str)
-def test_what_a_guard_cuts_is_not_paid_for(rule, each_way):
-    """Bug held down: rules with a memory, and guards before the one that cut, counted steps that
-    were not taken."""
-    policy = Policy(rule, GREEDY, (Budget(99.0), Fuzzy(3), Budget(2.0)))
-    states, spent, fuzzy, tokens, cut = policy.start(), 0.0, 0, 0, 0
-    for seed in range(12):
-        got, states = accept(*random_round(seed), policy=policy, states=states)
-        cut += len(got.path) < len(outcome(random_round(seed), AcceptAll(), GREEDY).path)
-        spent, fuzzy, tokens = (
-            spent + sum(got.regret),
-            fuzzy + sum(got.fuzzy),
-            tokens + len(got.path),
-        )
-        own = {Asd: spent, Hold: pytest.approx((spent, tokens), abs=1e-4), AcceptAll: None}
-        want = [own[type(rule)], spent, fuzzy, spent]
-        assert states == [pytest.approx(x, abs=1e-4) if isinstance(x, float) else x for x in want]
-    assert cut > 3 and 0 < fuzzy <= 3
+@pytest.mark.parametrize("rule", [AcceptAll(), Fsd(0.4), Ratio(3.0), Random(0.5)], ids=str)
+def test_a_guard_that_asks_for_the_exact_token_leaves_no_known_tv(rule):
+    """Bug held down: above temperature 0 the rule's own TV was recorded, though where the target
+    ends the answer the guard emits what exact emits. At 0 it is known: 0 or 1."""
+    for round_ in map(random_round, range(3)):
+        tree = round_[0]
+        warm = outcome(round_, rule, WARM, (Ends(1),))
+        for node, tv in zip(warm.path, warm.tv, strict=True):
+            assert tv == 0 if is_leaf(tree, node) else math.isnan(tv)
+        if not rule.takes_chances:
+            greedy = outcome(round_, rule, GREEDY, (Ends(1),))
+            assert greedy.tv == [float(flag) for flag in greedy.fuzzy]
 
 
-@pytest.mark.parametrize("sampling", SAMPLINGS)
-def test_an_answer_has_no_more_fuzzy_tokens_than_said(sampling, each_way):
-    """Over several rounds; up to the last that may be, and where the next would be, as without."""
-    for rule in (AcceptAll(), Fsd(0.4), PathRule(3.0)):
-        policy = Policy(rule, sampling, (Fuzzy(5),))
-        states, had = policy.start(), 0
-        for seed in range(20):
-            round_ = random_round(seed)
-            free = outcome(round_, rule, sampling)
-            got, states = accept(*round_, policy=policy, states=states)
-            had += sum(got.fuzzy)
-            if got.tokens != free.tokens:
-                place = first_difference(got.tokens, free.tokens)
-                assert had == 5 and free.fuzzy[place] and not any(got.fuzzy[place:])
-        assert had == 5
-
-
-@pytest.mark.parametrize("guard", [Budget(1.0), Ends(1)], ids=str)
-def test_a_dial_on_tv_refuses_guards_that_hide_it(guard):
-    """Bug held down: above temperature 0 it was charged with what the rule alone would emit."""
-    Policy(Hold(by="ratio"), GREEDY, (guard,))
-    with pytest.raises(BadInput, match="leave the TV unknown"):
-        Policy(Hold(by="ratio"), WARM, (guard,))
-
-
-def test_without_a_fuzzy_step_to_spend_every_rule_is_exact(each_way):
-    """Bug held down: rules that leave x's path for a draft ended the round where the guard undid
-    that, though x had a child."""
-    on = 0
-    for rule, seed in itertools.product((PathRule(3.0), FsdPaper(INF), AcceptAll()), range(40)):
-        for sampling in SAMPLINGS:
-            round_ = random_round(seed)
-            exact = outcome(round_, Exact(), sampling)
-            got = outcome(round_, rule, sampling, (Fuzzy(0),))
-            assert (got.path, got.tokens) == (exact.path, exact.tokens), rule
-            on += outcome(round_, rule, sampling).fuzzy[0] and len(exact.path) > 1
-    assert on > 3
-
-
-def test_looking_ahead_refuses_a_guard_that_asks_for_x():
-    """Bug held down: child=deepest read x below the node at which it decided."""
-    Policy(Fsd(0.4, "deepest"), GREEDY, (Ends(1),))
-    Policy(Fsd(0.4), WARM, (Ends(1),))
-    with pytest.raises(BadInput, match="child=deepest asks it ahead of the draw"):
-        Policy(Fsd(0.4, "deepest"), WARM, (Ends(1),))
-
-
-def test_a_budget_leaves_no_known_tv():
-    """Bug held down: a spent budget emits what exact emits, and the rule's own TV was recorded."""
-    for rule in (AcceptAll(), Fsd(0.4), PathRule(3.0), Ratio(2.0), Random(0.5)):
-        for round_ in map(random_round, range(3)):
-            warm = outcome(round_, rule, WARM, (Budget(0.0),))
-            tree = round_[0]
-            for node, tv in zip(warm.path, warm.tv, strict=True):
-                assert tv == 0 if is_leaf(tree, node) else math.isnan(tv)
-            if not rule.takes_chances:
-                greedy = outcome(round_, rule, GREEDY, (Budget(0.0),))
-                assert greedy.tv == [float(flag) for flag in greedy.fuzzy]
+def test_rules_refuse_the_guards_that_they_cannot_keep():
+    """Bugs held down: above temperature 0 hold was charged with what its rule alone would emit; a
+    rule that weighs the exact token against all drafts lost some; the tokens that rejection draws
+    are no options."""
+    Hold(by="ratio").check(GREEDY, (Ends(1),), None)
+    with pytest.raises(BadInput, match="ends leaves the TV unknown"):
+        Hold(by="ratio").check(WARM, (Ends(1),), None)
+    for rule in (PathRule(), Hold(by="path"), Sglang(0.5)):
+        with pytest.raises(BadInput, match="guards go with this rule at temperature 0 only"):
+            rule.check(WARM, (NoRepeat(3),), None)
+    PathRule().check(GREEDY, (NoRepeat(3),), None)
+    with pytest.raises(BadInput, match="guards do not reach"):
+        Rejection().check(WARM, (NoRepeat(3),), None)
 
 
 # --- settings, randomness, devices --------------------------------------------------------------
@@ -656,25 +545,15 @@ def test_a_threshold_that_can_never_pass_is_refused(name):
     """Beside a head that drafts 11 tokens only; T = 0 and infinity may be."""
     for threshold in (0.0, 50.0, INF):
         rule = Fsd(threshold, divergence=name)
-        rule.check(GREEDY, None)
+        rule.check(GREEDY, (), None)
         if threshold == 50.0 and name in INFINITE_OUTSIDE:
             with pytest.raises(BadInput, match=f"divergence {name} is infinite .* 11 tokens only"):
-                rule.check(GREEDY, 11)
+                rule.check(GREEDY, (), 11)
         else:
-            rule.check(GREEDY, 11)
+            rule.check(GREEDY, (), 11)
 
 
-def test_guards_are_refused_beside_a_law():
-    """Bug held down: y is emitted wherever a budget cuts, and was not charged to it."""
-
-    class Uniform(Exact):
-        def law(self, prob_MV, draft_prob_MV, is_child_MV):
-            return torch.ones_like(prob_MV)
-
-    Policy(Uniform())
-    for guard in (Budget(1.0), Cap(1.0)):
-        with pytest.raises(BadInput, match="leave them out"):
-            Policy(Uniform(), guards=(guard,))
+def test_a_record_is_lean_or_full():
     with pytest.raises(BadInput, match="record must be lean or full, got 'all'"):
         Policy(Exact(), record="all")
 
@@ -689,7 +568,7 @@ def moved(tree: DraftTree, device: str) -> DraftTree:
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 def test_there_is_one_transfer(sampling):
-    """After `_read_all` every answer is on the host, for a rule of every kind.
+    """Every number that a rule reads comes in it, for a rule of every kind.
 
     Bug held down: `token_N[child]` with a 0-d index reads the index, once a step.
     """

@@ -162,7 +162,7 @@ def round_of_eighths() -> tuple[DraftTree, torch.Tensor]:
     """A tree whose P are eighths and whose Q over siblings are quarters, and the target's logits.
 
     The root's children are nodes 1, 2, 3 with tokens 1, 2, 4: `target` prefers node 1, `draft`
-    node 3, `deepest` node 2. Nodes 2 and 3 have two and three children, the others none.
+    node 3. Nodes 2 and 3 have two and three children, the others none.
     """
     tokens, parents = [0, 1, 2, 4, 3, 5, 0, 6, 2], [0, 0, 0, 0, 2, 2, 3, 3, 3]
     eighths_NV = torch.tensor([[0, 1, 2, 1, 2, 1, 1]]).repeat(9, 1)

@@ -1,6 +1,6 @@
 """The dial that is quality: a rule whose parameter follows what its fuzzy tokens have cost so far.
 
-    hold:0.03,by=path     a regret of .03 nats a token (above temperature 0: a TV of .03 a token), by
+    hold:0.03,by=path     a regret of .03 nats a token (above temperature 0: a TV of .03), by
                           whatever price that takes
 
 Costs of a rule grow about as a power of its parameter, so what the controller moves is the cost
@@ -25,8 +25,8 @@ MOST_CREDIT = 1.0  # largest exponent: an answer that offers no choices saves up
 MOST_TARGET = 100.0  # nats; far beyond what taking every draft costs
 # How an adapted rule is made from its parameter, the parameter at a cost of .06 a token, and the
 # power of it by which the cost grows. Measured greedily with the shipped head and
-# no_repeat=3@hybrid (results/rule_front/hybrid_guards.csv); that of path is raised by what answers
-# of 128 tokens to 40 questions of vicuna_bench stayed behind, since an answer that is behind ends so.
+# no_repeat=3@hybrid (results/rule_front/hybrid_guards.csv). The parameter of path is raised by what
+# answers of 128 tokens to 40 questions of vicuna_bench stayed behind: one that is behind ends so.
 ADAPTED_RULES = {"path": (PathRule, 0.95, 1.42), "ratio": (Ratio, 1.7, 1.65), "fsd": (Fsd, 0.35, 6)}
 
 

@@ -87,12 +87,15 @@ class PathRule(Coupled):
     def step(self, tree: VerifiedTree, v: int) -> int | None:
         if self.price == 0:
             return tree.hit(v)
-        return tree.once_a_round(self.best_children)[v] if tree.greedy else super().step(tree, v)
+        if not tree.greedy:
+            return super().step(tree, v)
+        _, best_N = tree.once_a_round(self.best_values)
+        return best_N[v]
 
     # --- temperature 0 --------------------------------------------------------------------------
 
-    def best_children(self, tree: VerifiedTree) -> list[int | None]:
-        """Of every node the child that has its V; None: the round ends there.
+    def best_values(self, tree: VerifiedTree) -> tuple[list[float], list[int | None]]:
+        """V of every node, and the child that has it; None: the round ends there.
 
         Equal values prefer the exact token's child, then the draft's order.
         """
@@ -105,7 +108,7 @@ class PathRule(Coupled):
                 value = 1 + value_N[c] - tree.value("regret", c) / self.price
                 if c != hit and value > value_N[v]:
                     value_N[v], best_N[v] = value, c
-        return best_N
+        return value_N, best_N
 
     # --- temperature tau > 0 --------------------------------------------------------------------
 
