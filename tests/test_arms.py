@@ -10,14 +10,14 @@ from eagle_fsd.config import BadInput
 from eagle_fsd.decoding.divergence import ALIASES
 from eagle_fsd.rules import RULES
 from eagle_fsd.rules.fsd import Exact, Fsd
-from eagle_fsd.rules.guards import GUARDS, Budget, Cap
+from eagle_fsd.rules.guards import GUARDS, Ends, NoRepeat
 
 VALUES = ["0", "0.3", "1e-05", "0.1234567890123", "1"]
 RULE_TEXTS = ["exact", "accept-all", "accept-all:draft", "fsd:inf", "ratio:inf", "random:0.05"]
 RULE_TEXTS += [f"{rule}:{value}" for rule in ("fsd", "fsd-paper", "ratio") for value in VALUES]
-RULE_TEXTS += ["fsd:0.3,child=draft", "fsd:0.3,divergence=kl_target_draft,logits=processed"]
-RULE_TEXTS += ["path:2", "path:0.5,gate=0.3,divergence=tv", "random:0.2,child=sample"]
-GUARD_TEXTS = ["", ",cap=2", ",floor=0.01,budget=3.5", ",cap=0.5,floor=1e-05,budget=10"]
+RULE_TEXTS += ["fsd:0.3,child=draft", "fsd:0.3,child=draft,divergence=kl_target_draft"]
+RULE_TEXTS += ["path:2", "hold:0.03,by=ratio", "random:0.2,child=sample"]
+GUARD_TEXTS = ["", ",no_repeat=2", ",known=0.01,ends=1", ",known=1e-05,js=0.5,no_repeat=10"]
 DRAFTER_TEXTS = ["", "@eagle:7x3x4", "@ngram:10", "@ngram:5,max_ngram=2", "@hybrid:7x3x4"]
 DRAFTER_TEXTS += ["@language_model", "@language_model:12x3x4,sample=1", "@eagle,sample=1"]
 
@@ -43,11 +43,11 @@ def test_canonical_texts_are_their_own_and_slugs_tell_them_apart():
     [
         ("fsd", "fsd:0.35"),
         ("fsd:0.30", "fsd:0.3"),
-        ("fsd:3e-1,child=target,divergence=js,logits=raw", "fsd:0.3"),
+        ("fsd:3e-1,child=target,divergence=js", "fsd:0.3"),
         ("fsd:-0", "fsd:0"),
         ("fsd:infinity", "fsd:inf"),
-        ("fsd:0.3,logits=processed,child=draft", "fsd:0.3,child=draft,logits=processed"),
-        ("path:1,gate=inf", "path:1"),
+        ("fsd:0.3,divergence=tv,child=draft", "fsd:0.3,child=draft,divergence=tv"),
+        ("hold:0.03,by=path", "hold:0.03"),
         ("exact@eagle", "exact"),
         ("exact@eagle:007x3x4", "exact@eagle:7x3x4"),
         ("exact@ngram", "exact@ngram:15"),
@@ -55,7 +55,7 @@ def test_canonical_texts_are_their_own_and_slugs_tell_them_apart():
         ("rejection@eagle:007x3x4,sample=1", "rejection@eagle:7x3x4,sample=1"),
         ("exact@hybrid:07x3x4,max_ngram=3", "exact@hybrid:7x3x4"),
         ("exact@ngram,num_draft_tokens=5,max_ngram=3", "exact@ngram:5"),
-        ("path:1,budget=2,cap=3.0", "path:1,cap=3,budget=2"),
+        ("path:1,ends=1,known=0.50", "path:1,known=0.5,ends=1"),
         *((f"fsd:1,divergence={alias}", f"fsd:1,divergence={n}") for alias, n in ALIASES.items()),
     ],
 )
@@ -68,15 +68,15 @@ def test_defaults_go_numbers_are_formatted_and_aliases_resolved(text, canonical)
 
 def test_what_an_arm_is_made_of():
     """Rule, guards and drafter, and what tables ask of it."""
-    arm = parse_arm("fsd:0.4,child=draft,budget=3,cap=2@eagle:7x3x4")
-    assert arm.rule == Fsd(0.4, "draft") and arm.guards == (Cap(2.0), Budget(3.0))
+    arm = parse_arm("fsd:0.4,child=draft,ends=1,no_repeat=2@eagle:7x3x4")
+    assert arm.rule == Fsd(0.4, "draft") and arm.guards == (NoRepeat(2), Ends(1))
     assert (arm.kind, arm.value, arm.tree, arm.drafts) == ("fsd", 0.4, "7x3x4", True)
-    assert arm.line == "fsd,child=draft,cap=2,budget=3@eagle:7x3x4"
-    assert arm.slug == "fsd_0.4_child-draft_cap-2_budget-3__eagle_7x3x4"
+    assert arm.line == "fsd,child=draft,no_repeat=2,ends=1@eagle:7x3x4"
+    assert arm.slug == "fsd_0.4_child-draft_no_repeat-2_ends-1__eagle_7x3x4"
     plain, generate = parse_arms(["plain", "generate"])
     assert plain.runs_our_loop and plain.rule == Exact() and not plain.drafts
     assert not generate.runs_our_loop and generate.value is None and generate.line == "generate"
-    no_number = ("exact", "accept-all", "typical:inf", "cascade-opt:-inf")
+    no_number = ("exact", "accept-all", "typical:inf", "ratio:inf")
     assert [parse_arm(text).value for text in (*no_number, "ratio:2")] == [None] * 4 + [2]
 
 

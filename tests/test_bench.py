@@ -58,7 +58,7 @@ def test_what_a_run_writes_and_may_be_continued_with(call, models, tmp_path):
 
     folder = tmp_path / "run" / "records"
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
-    more = ["--questions", 2, "--num_choices", 2, "--arms", "exact@eagle:7x3x3", "fsd:0.4,cap=9"]
+    more = ["--questions", 2, "--num_choices", 2, "--arms", "exact@eagle:7x3x3", "fsd:0.4,known=0"]
     gc.collect()  # the command's frame, kept by a library's failed import, holds the folder's lock
     call(BENCH, *options, *more)
     after = {path.name: path.read_bytes() for path in folder.iterdir()}
@@ -83,7 +83,7 @@ def test_processes_answer_as_one(call, models, tmp_path):
     """Two of a launcher: every sampled answer equals that of one process, is merged once, and no
     speed is given."""
     options = ["--temperature", 1, "--top_k", 20, "--num_choices", 2, "--turns", 1]
-    options += ["--arms", "plain", "exact", "fsd:0.5,child=sample,logits=processed", "path:0.5"]
+    options += ["--arms", "plain", "exact", "fsd:0.5,child=sample", "path:0.5"]
     one, two = tmp_path / "one", tmp_path / "two"
     for folder in (one, two):
         folder.mkdir()

@@ -46,7 +46,7 @@ def test_a_cost_that_a_rule_does_not_tell():
     """Bug held down: above temperature 0 its NaN was no JSON, after all had been decoded."""
     target = tiny_target("llama")
     drafter = EagleDrafter(tiny_head(target, seed=3), target, parse_tree("7x3x4"))
-    policy = parse_arm("fsd:inf,budget=9").policy(SamplingConfig(0.8), "full")
+    policy = parse_arm("fsd:inf,ends=1").policy(SamplingConfig(0.8), "full")
     config = DecodeConfig(policy, StopConfig(20))
     count = measure(Model(target, None, drafter), drafter, prompt_tokens(9), config)
     assert count["cost"] is None and count["fuzzy"] > 0

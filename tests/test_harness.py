@@ -110,13 +110,13 @@ def test_an_arm_for_greedy_requests_alone(models):
         with pytest.raises(BadInput, match="temperature 0"):
             lm.generate_until(generations(do_sample=True, temperature=1.0))
     with pytest.raises(BadInput, match="needs drafts that are sampled"):
-        HarnessOptions(**models, **TREE, arm="ears")
+        HarnessOptions(**models, **TREE, arm="rejection")
 
 
 def test_generation_kwargs(models):
     """lm-eval's meanings: greedy unless sampling is asked for; aliases of the budget. What cannot
     be had is told before the first request is answered."""
-    lm = fuzzy_lm(models, arm="fsd:0.3,logits=processed")
+    lm = fuzzy_lm(models, arm="fsd:0.3,child=sample")
 
     def read(**settings) -> tuple:
         (asked,) = instances("generate_until", [("Why?", {"max_gen_toks": 9} | settings)])
@@ -171,8 +171,8 @@ def test_what_lm_eval_passes_on(models, capsys):
     drafter; lm-eval's own default device is no wish."""
     passed = {"batch_size": "auto:4", "max_batch_size": 64, "device": "cuda:0"}
     passed |= {"trust_remote_code": True, "target": models["target"]}
-    options = HarnessOptions.read({"arm": "fsd:0.30", "child": "draft", "cap": 1} | passed)
-    assert options.arm == "fsd:0.3,child=draft,cap=1"
+    options = HarnessOptions.read({"arm": "fsd:0.30", "child": "draft", "ends": 1} | passed)
+    assert options.arm == "fsd:0.3,child=draft,ends=1"
     assert options.device == ("cuda" if torch.cuda.is_available() else "cpu")
     wanted = "fsd:0.3,child=draft@ngram:10"
     for given in ({"arm": "fsd:0.3", "child": "draft@ngram:10"}, {"arm": wanted}):

@@ -5,7 +5,7 @@
              (TensorRT-LLM's relaxed acceptance of thinking tokens)
 
 Both sources ask every draft so, and the first also takes P after the temperature. Here they are
-asked where the exact token is no child, as `fsd` is: so they are compared at what they add to exact.
+asked where the exact token is no child, as `fsd` is, and compared at what they add to exact.
 """
 
 import math
