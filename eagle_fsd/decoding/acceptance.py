@@ -10,6 +10,7 @@ from eagle_fsd.config import BadInput, SamplingConfig
 from eagle_fsd.decoding.divergence import DIVERGENCES
 from eagle_fsd.decoding.drafter import Drafter
 from eagle_fsd.decoding.rule import Guard, Path, Rule, State
+from eagle_fsd.decoding.sampling import no_numbers
 from eagle_fsd.decoding.tree import DraftTree
 from eagle_fsd.decoding.verified import VerifiedTree
 
@@ -97,6 +98,8 @@ def accept(
 ) -> tuple[Acceptance, State]:
     """Choose a path of the tree; returns what came of it, and the rule's state for the next round.
 
+    BadInput: the target's logits are no numbers after a node of the path.
+
     Args:
         state: of the answer's last round; None: an answer begins.
         tree, target_logits_NV, uniform_S3, stop_token_ids, answer: see VerifiedTree.
@@ -118,6 +121,9 @@ def accept(
     path = rule.choose(verified, state)
     judged = next((name for name in columns if name in DIVERGENCES), None)
     accepted = _acceptance(verified, path, rule, policy.guards, judged, dial)
+    for place, regret in enumerate(accepted.regret, start=len(answer)):
+        if math.isnan(regret):
+            raise no_numbers(f"after {place} tokens of the answer")
     return accepted, policy.rule.after(verified, accepted, state)
 
 

@@ -4,7 +4,6 @@ Plain autoregressive decoding is this loop with a one-node tree (RootDrafter). A
 here, once, for every arm.
 """
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -14,7 +13,7 @@ from eagle_fsd.config import BadInput
 from eagle_fsd.decoding.acceptance import Acceptance, Policy, accept
 from eagle_fsd.decoding.drafter import Drafter
 from eagle_fsd.decoding.sampling import draw
-from eagle_fsd.decoding.target import Target, no_numbers
+from eagle_fsd.decoding.target import Target
 from eagle_fsd.decoding.tree import DraftTree
 from eagle_fsd.decoding.verified import UNIFORMS
 
@@ -156,75 +155,49 @@ def decode(
 
 
 def decode_rounds(
-    target: Target,
-    drafter: Drafter,
-    prompt: Sequence[int],
-    config: DecodeConfig,
-    *,
-    lap: Callable[[str], None] | None = None,
+    target: Target, drafter: Drafter, prompt: Sequence[int], config: DecodeConfig
 ) -> Iterator[Round]:
-    """Decode one answer, yielding after prefill and after every round.
-
-    Args:
-        target, drafter: both are started anew.
-        lap: is told the name of every phase that has just ended (speed/profiled.py).
+    """Decode one answer, yielding after prefill and after every round. Target and drafter are both
+    started anew.
 
     Raises:
         BadInput: see check_request; the rule refuses the sampling or the drafter; another answer
             was begun on the target before this one had ended; logits are no numbers.
     """
-    policy, stop = config.policy, config.stop
-    device, lap = target.device, lap or (lambda phase: None)
+    policy, stop, device = config.policy, config.stop, target.device
     check_request(target, prompt, stop)
     policy.check(drafter)
     uniform_P3 = answer_uniforms(config.seed, stop.max_new_tokens + drafter.max_nodes)
     capacity = len(prompt) + stop.max_new_tokens
-    with target.lock:
+    with target.turn():
         sequence = target.start(capacity + drafter.max_nodes)
         drafter.reset(capacity, prompt[0], policy.sampling, config.seed)
         logits_V, features_LF = target.prefill(torch.tensor(prompt, device=device))
-        if not math.isfinite(logits_V.amax().item()):
-            raise no_numbers("in prefill")
-        root_1 = draw(logits_V[None], uniform_P3[:1, 0].to(device), policy.sampling)
-        root = root_1.tolist()
+        root = draw(logits_V[None], uniform_P3[:1, 0].to(device), policy.sampling).tolist()
         drafter.observe(features_LF, [*prompt[1:], *root])
         del features_LF  # the prompt's features are the drafter's to keep or to let go
-        answer, finish = stop.trim([], root)
-        lap("prefill")
+    answer, finish = stop.trim([], root)
     yield Round(answer, finish)
 
-    state, end, number = policy.rule.start(), frozenset(stop.token_ids), 0
-    committed = len(prompt) + 1
+    state, committed = policy.rule.start(), len(prompt) + 1
     while finish is None:
-        number += 1
-        with target.lock:
-            target.check_current(sequence)
-            assert target.cache_length == committed - 1  # the root has not been run
-            lap("host")
+        with target.turn(sequence, rows=committed - 1):  # the root has not been run
             tree = drafter.propose()
-            lap("propose")
             logits_NV, features_NF = target.verify(tree)
-            lap("verify")
-            first = len(answer)  # the position of the token that the root emits
             accepted, state = accept(
                 tree,
                 logits_NV,
-                uniform_P3[first : first + tree.max_depth + 1],
+                uniform_P3[len(answer) :],  # from the token on that the root emits
                 policy=policy,
                 state=state,
-                stop_token_ids=end,
+                stop_token_ids=stop.token_ids,
                 answer=answer,
             )
-            for place, regret in enumerate(accepted.regret, start=first):
-                if math.isnan(regret):
-                    raise no_numbers(f"in round {number}, after {place} tokens of the answer")
-            lap("accept")
             drafter.learn(logits_NV)
             # up to 64 KB go to a CUDA device without waiting for it (CUDA programming guide)
             path_A = torch.tensor(accepted.path).to(device, non_blocking=True)
             target.commit(path_A)
             drafter.observe(features_NF[path_A], accepted.tokens)
-            lap("commit")
         committed += len(accepted.tokens)
         kept, finish = stop.trim(answer, accepted.tokens)
         answer = answer + kept

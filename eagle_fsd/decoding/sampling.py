@@ -9,7 +9,15 @@ import math
 
 import torch
 
-from eagle_fsd.config import SamplingConfig
+from eagle_fsd.config import BadInput, SamplingConfig
+
+
+def no_numbers(where: str) -> BadInput:
+    """The error of a target that cannot say a next token."""
+    return BadInput(
+        f"the target's logits are NaN or infinite {where}: load it in float32 or bfloat16, and "
+        "check its weights"
+    )
 
 
 def filter_logits(logits_RV: torch.Tensor, sampling: SamplingConfig) -> torch.Tensor:

@@ -11,7 +11,8 @@ F features: what a draft head reads of the target (D, or several layers' D side 
 import copy
 import math
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 
 import torch
@@ -22,15 +23,8 @@ from eagle_fsd.config import BadInput
 from eagle_fsd.decoding.cache import TreeCache
 from eagle_fsd.decoding.engine import STOCK, CachedSequence, Engine
 from eagle_fsd.decoding.masks import layer_masks
+from eagle_fsd.decoding.sampling import no_numbers
 from eagle_fsd.decoding.tree import DraftTree
-
-
-def no_numbers(where: str) -> BadInput:
-    """The error of a target that cannot say a next token."""
-    return BadInput(
-        f"the target's logits are NaN or infinite {where}: load it in float32 or bfloat16, and "
-        "check its weights"
-    )
 
 
 class Target:
@@ -51,7 +45,6 @@ class Target:
         max_positions: longest sequence it was made for.
         new_cache: makes a cache for it, of a capacity.
         masks: masks.layer_masks for it, of what each node may see and of the positions.
-        lock: held by whoever decodes, from one yield to the next: threads take turns.
     """
 
     def __init__(
@@ -91,7 +84,7 @@ class Target:
         repeats = engine.mask_repeats(self._run_model.config)
         self.masks = partial(layer_masks, model.config, dtype=self.dtype, repeats=repeats)
         self._sequence = self.new_sequence()
-        self.lock, self._sequences = threading.RLock(), 0
+        self._lock, self._sequences = threading.RLock(), 0
 
     @property
     def device(self) -> torch.device:
@@ -131,25 +124,38 @@ class Target:
 
     def start(self, capacity: int) -> int:
         """Begin a new sequence with a cache of `capacity` rows (prompt + answer + one tree); its
-        number, for check_current."""
+        number, for `turn`."""
         self._sequence.start(capacity)
         self._sequences += 1
         return self._sequences
 
-    def check_current(self, sequence: int) -> None:
-        """Refuse, by a BadInput, to go on with a sequence after another was begun."""
-        if sequence != self._sequences:
-            raise BadInput(
-                "another answer was begun on this model before this one had ended, and a model "
-                "decodes one at a time: finish or close the first, or load a second model"
-            )
+    @contextmanager
+    def turn(self, sequence: int | None = None, *, rows: int = 0) -> Iterator[None]:
+        """Around a round's work, or around that of beginning a sequence: threads take turns.
+
+        Args:
+            sequence: the one that goes on; BadInput if another was begun since.
+            rows: in its cache, those of its committed tokens but for the root.
+        """
+        with self._lock:
+            if sequence is not None and sequence != self._sequences:
+                raise BadInput(
+                    "another answer was begun on this model before this one had ended, and a model "
+                    "decodes one at a time: finish or close the first, or load a second model"
+                )
+            assert sequence is None or self.cache_length == rows, (self.cache_length, rows)
+            yield
 
     @torch.inference_mode()
     def prefill(self, prompt_L: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Run the prompt; returns the logits of the token after it [V], and features [L, F]."""
+        """Run the prompt; returns the logits of the token after it [V], and features [L, F].
+        BadInput: the logits are no numbers."""
         hidden_LD, features_LF = self.run(self._sequence.cache, prompt_L)
         self._sequence.advance(prompt_L.shape[0])
-        return self.logits(hidden_LD[-1:])[0], features_LF
+        logits_V = self.logits(hidden_LD[-1:])[0]
+        if not math.isfinite(logits_V.amax().item()):
+            raise no_numbers("in prefill")
+        return logits_V, features_LF
 
     @torch.inference_mode()
     def verify(self, tree: DraftTree) -> tuple[torch.Tensor, torch.Tensor]:

@@ -35,7 +35,8 @@ class VerifiedTree:
     Args:
         tree: the draft tree.
         target_logits_NV: the target's raw logits; row i is about the token AFTER node i.
-        uniform_S3: numbers in [0, 1) on the CPU, a row a depth, at least max_depth + 1 rows.
+        uniform_S3: numbers in [0, 1) on the CPU, a row a depth, at least max_depth + 1 rows; what
+            is beyond belongs to later tokens.
         sampling: how P comes from the logits.
         columns: names in COLUMNS that may be asked for; asking for another is a KeyError.
         draw: None, or how the exact token is drawn with the help of sampled drafts.
@@ -66,6 +67,7 @@ class VerifiedTree:
         self.answer, self.sampling, self.greedy = answer, sampling, sampling.temperature == 0
         self._guards, self._stops = guards, frozenset(stop_token_ids)
         self._filtered = sampling.top_k > 0 or sampling.top_p < 1
+        uniform_S3 = uniform_S3[: tree.max_depth + 1]
         self._uniforms, self._computed = uniform_S3.tolist(), {}
         rows = Rows(tree, target_logits_NV, sampling)
         exact_N = exact_tokens(rows, uniform_S3, draw, self._stops)

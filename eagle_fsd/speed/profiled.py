@@ -12,7 +12,9 @@ from torch.profiler import ProfilerActivity, profile
 
 from eagle_fsd.arms import Arm
 from eagle_fsd.config import SamplingConfig
+from eagle_fsd.decoding.drafter import Drafter
 from eagle_fsd.decoding.loop import DecodeConfig, StopConfig, decode_rounds
+from eagle_fsd.decoding.target import Target
 from eagle_fsd.models.loaded import Model
 from eagle_fsd.timing import synchronized_time
 
@@ -20,6 +22,40 @@ from eagle_fsd.timing import synchronized_time
 ROUND_PHASES = ("propose", "verify", "accept", "commit", "host")
 NEW_TOKENS = 64  # of a profiled answer
 MEMORY_ROUNDS = 8  # the peak is prefill's or a round's
+
+
+# What is noted before and after a method of the target or the drafter: the phase that has ended
+# there. Between verification and what the drafter learns of it is acceptance.
+LAPS: dict[str, tuple[str | None, str | None]] = {
+    "propose": ("host", "propose"),
+    "verify": (None, "verify"),
+    "learn": ("accept", None),
+    "observe": (None, "commit"),
+}
+
+
+class Lapped:
+    """A target or a drafter seen from outside, whose methods named in LAPS tell `lap` the phase
+    that has just ended."""
+
+    def __init__(self, inner: Target | Drafter, lap: Callable[[str], None]):
+        self._inner, self._lap = inner, lap
+
+    def __getattr__(self, name: str) -> object:
+        value = getattr(self._inner, name)
+        if name not in LAPS:
+            return value
+        before, after = LAPS[name]
+
+        def lapped(*args: object, **settings: object) -> object:
+            if before:
+                self._lap(before)
+            result = value(*args, **settings)
+            if after:
+                self._lap(after)
+            return result
+
+        return lapped
 
 
 def profile_arm(arm: Arm, model: Model, prompt: list[int], sampling: SamplingConfig) -> dict:
@@ -36,14 +72,14 @@ def profile_arm(arm: Arm, model: Model, prompt: list[int], sampling: SamplingCon
     now = partial(synchronized_time, target.device)
     laps: list[tuple[str, float]] = []
     config = DecodeConfig(arm.policy(sampling), StopConfig(NEW_TOKENS))
-    rounds = partial(decode_rounds, target, drafter, prompt, config)
 
     def beginning() -> None:
-        deque(islice(rounds(), 1 + MEMORY_ROUNDS), maxlen=0)
+        steps = decode_rounds(target, drafter, prompt, config)
+        deque(islice(steps, 1 + MEMORY_ROUNDS), maxlen=0)
 
-    def timed(lap: Callable[[str], None] | None = None) -> dict:
+    def timed(target: Target | Lapped, drafter: Drafter | Lapped) -> dict:
         began = now()
-        steps = rounds(lap=lap)
+        steps = decode_rounds(target, drafter, prompt, config)
         deque(islice(steps, 2), maxlen=0)
         started = now()
         laps[:] = [("start", started)]
@@ -60,11 +96,12 @@ def profile_arm(arm: Arm, model: Model, prompt: list[int], sampling: SamplingCon
     drafter.reset(1, prompt[0])
     gc.collect()
     peak = peak_bytes(target.device, beginning)
-    timed(lambda phase: laps.append((phase, now())))
+    timed(*(Lapped(part, lambda phase: laps.append((phase, now()))) for part in (target, drafter)))
     seconds = dict.fromkeys(ROUND_PHASES, 0.0)
     for (_, before), (phase, end) in pairwise(laps):
         seconds[phase] += end - before
-    return {"peak_memory_bytes": peak, "phase_seconds": seconds} | timed()
+    whole = {"peak_memory_bytes": peak, "phase_seconds": seconds}
+    return whole | timed(target, drafter)
 
 
 def peak_bytes(device: torch.device, work: Callable[[], object]) -> int:
