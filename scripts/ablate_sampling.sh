@@ -1,6 +1,5 @@
 #!/usr/bin/env bash
-# Sampling: temperature x raw or processed rows x child (`sample` among them) x T. A run a
-# temperature, joined by the report.
+# Sampling: temperature x child (`sample` among them) x T. A run a temperature, joined by the report.
 #     scripts/ablate_sampling.sh
 #     OUTPUT=runs/x TEMPERATURES="0.7 1" scripts/ablate_sampling.sh --num_choices 2
 set -euo pipefail
@@ -11,7 +10,7 @@ runs=()
 for temperature in ${TEMPERATURES:-0.7 1}; do
     "$root/.venv/bin/python" "$root/evaluate/mt_bench.py" --output "$output/t$temperature" \
         --questions 16 --turns 1 --generate_questions 2 --temperature "$temperature" \
-        --arms generate plain exact fsd:{0.2,0.35},child={draft,target,sample},logits={raw,processed} \
+        --arms generate plain exact fsd:{0.2,0.35},child={draft,target,sample} \
         path:{0.25,0.5} ratio:1 random:0.1 "$@"
     runs+=("$output/t$temperature")
 done
