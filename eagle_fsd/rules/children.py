@@ -76,7 +76,7 @@ class Random(ChildRule):
     def __post_init__(self):
         super().__post_init__()
         if not 0 <= self.rate <= 1:
-            raise BadInput(f"the rate of rule 'random' is a probability, 0 to 1; got {self.rate}")
+            raise BadInput(f"the rate is a probability, 0 to 1; got {self.rate}")
 
     def take(self, tree: VerifiedTree, v: int) -> float:
         return self.rate

@@ -106,7 +106,7 @@ class Cactus(Raised):
 
     def __post_init__(self):
         if not self.delta >= 0:
-            raise BadInput(f"the delta of rule 'cactus' must be 0 or above, got {self.delta}")
+            raise BadInput(f"the delta must be 0 or above, got {self.delta}")
 
     def raised(self, pi: float) -> float:
         return min(1.0, pi + math.sqrt(2 * self.delta * pi * (1 - pi)))
@@ -121,7 +121,7 @@ class Mentored(Raised):
 
     def __post_init__(self):
         if not self.kl >= 0:
-            raise BadInput(f"the kl of rule 'mentored' must be 0 or above, got {self.kl}")
+            raise BadInput(f"the kl must be 0 or above, got {self.kl}")
 
     def raised(self, pi: float) -> float:
         """By halving: the cost grows from 0 at pi to -log pi at 1."""
@@ -152,7 +152,7 @@ class Sglang(Sampled):
     def __post_init__(self):
         if not 0 < self.acc <= 1 or not 0 <= self.single <= 1:
             raise BadInput(
-                f"the thresholds of rule 'sglang' are probabilities, acc above 0; got acc "
+                f"the thresholds are probabilities, acc above 0; got acc "
                 f"{self.acc}, single {self.single}"
             )
 

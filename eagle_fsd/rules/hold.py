@@ -44,10 +44,7 @@ class Hold(Rule):
 
     def __post_init__(self):
         if not 0 <= self.target <= MOST_TARGET:
-            raise BadInput(
-                f"the target of rule 'hold' is a cost a token, 0 to {MOST_TARGET:g}; got "
-                f"{self.target}"
-            )
+            raise BadInput(f"the target is a cost a token, 0 to {MOST_TARGET:g}; got {self.target}")
         check_known("by", self.by, ADAPTED_RULES)
 
     def check(

@@ -62,7 +62,7 @@ class Ratio(TokenRule):
 
     def __post_init__(self):
         if not self.limit >= 0:
-            raise BadInput(f"the limit of rule 'ratio' must be 0 or above, got {self.limit}")
+            raise BadInput(f"the limit must be 0 or above, got {self.limit}")
 
     def admits(self, tree: VerifiedTree, child: int) -> bool:
         return self.limit > 0 and tree.value("regret", child) <= self.limit
@@ -82,7 +82,7 @@ class PathRule(Coupled):
     def __post_init__(self):
         super().__post_init__()
         if not 0 <= self.price < math.inf:
-            raise BadInput(f"the price of rule 'path' must be 0 or above, got {self.price}")
+            raise BadInput(f"the price must be 0 or above, got {self.price}")
 
     def step(self, tree: VerifiedTree, v: int) -> int | None:
         if self.price == 0:

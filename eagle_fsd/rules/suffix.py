@@ -109,8 +109,7 @@ class Asd(SuffixRule):
         check_least(self, suffix=0, block=0)
         if not (self.regret >= 0 and self.ledger >= 0):
             raise BadInput(
-                f"regret and ledger of rule 'asd' must be 0 nats or above, got {self.regret} and "
-                f"{self.ledger}"
+                f"regret and ledger must be 0 nats or above, got {self.regret} and {self.ledger}"
             )
 
     def admits(self, tree: VerifiedTree, child: int, bought: int, spent: float) -> bool:

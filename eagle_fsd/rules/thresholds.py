@@ -35,8 +35,7 @@ class Typical(TokenRule):
     def __post_init__(self):
         if not (self.epsilon >= 0 and self.delta >= 0):
             raise BadInput(
-                f"epsilon and delta of rule 'typical' must be 0 or above, got {self.epsilon} and "
-                f"{self.delta}"
+                f"epsilon and delta must be 0 or above, got {self.epsilon} and {self.delta}"
             )
 
     def admits(self, tree: VerifiedTree, child: int) -> bool:
@@ -61,7 +60,7 @@ class Relaxed(TokenRule):
     def __post_init__(self):
         check_least(self, top=1)
         if not 0 <= self.delta <= 1:
-            raise BadInput(f"the delta of rule 'relaxed' is a probability, got {self.delta}")
+            raise BadInput(f"the delta is a probability, got {self.delta}")
 
     def admits(self, tree: VerifiedTree, child: int) -> bool:
         if self.delta == 0 or tree.value("rank", child) >= self.top:
