@@ -76,6 +76,33 @@ def test_stop_strings_are_left_out_of_the_text(tokenizer, strings, template, sai
         model.stop(9, ["a", ""])
 
 
+@pytest.mark.parametrize(
+    ("template", "told"),
+    [
+        ("{{ raise_exception('Roles must alternate!') }}", "TemplateError: Roles must alternate!"),
+        ("{% for m in messages %}", "TemplateSyntaxError: Unexpected end of template"),
+        ("{{ messages[0].tools.name }}", "UndefinedError: .* has no attribute 'tools'"),
+        ("{{ messages[0].content + 1 }}", "TypeError: can only concatenate str"),
+        ("{{ 1 // (messages | length - 3) }}", "ZeroDivisionError"),
+        ("{{ messages[0].content.index('zebra') }}", "ValueError: substring not found"),
+    ],
+)
+def test_a_chat_template_that_raises_is_told_in_its_words(tokenizer, template, told):
+    """Bug held down: what it says of roles that it does not take ended in a traceback."""
+    tokenizer.chat_template = template
+    with pytest.raises(BadInput, match=f"chat template does not take .*{told}.*conv_template"):
+        prompt_ids(tokenizer, CONVERSATION)
+
+
+def test_a_chat_template_that_raises_ends_making_data(tokenizer):
+    """Bug held down: by a traceback, where it takes a prompt and no answer behind it."""
+    tokenizer.chat_template = (
+        "{{ raise_exception('One turn only.') if messages | length > 1 else '<s>' }}"
+    )
+    with pytest.raises(BadInput, match="chat template does not take .*One turn only."):
+        ChatFormat(tokenizer)
+
+
 @pytest.mark.parametrize("content", ["", " \n\t", "a\ud83d", None])
 def test_an_empty_prompt_is_refused(tokenizer, content):
     """A turn of the user's, half a character, or no turn at all. An empty answer is none: a model

@@ -1,9 +1,11 @@
 """A loaded model, and messages to its prompt tokens: by the tokenizer's chat template, or by one of
 FastChat's."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
+from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from eagle_fsd.config import BadInput, check_text
@@ -70,8 +72,8 @@ def prompt_ids(
     tokenizer: PreTrainedTokenizerBase, messages: list[Message], *, conv_template: str = ""
 ) -> list[int]:
     """Token ids of a conversation up to where the assistant's next turn begins. A FastChat template
-    is named for tokenizers without one; BadInput: there is none, or a message is empty or no text.
-    """
+    is named for tokenizers without one; BadInput: there is none, or it refuses these messages, or a
+    message is empty or no text."""
     turns = [message["content"] for message in messages if message["role"] == "user"]
     if not turns or not all(turn.strip() for turn in turns):
         raise BadInput("the prompt is empty: give some text")
@@ -85,7 +87,32 @@ def prompt_ids(
             "conv_template (vicuna_v1.1, llama-2, ...); make_data.py has no such option: there, or "
             "for a template of your own, put a chat_template.jinja into the target's folder"
         )
-    return tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+    with template_errors():
+        return tokenizer.apply_chat_template(
+            messages, add_generation_prompt=True, return_dict=False
+        )
+
+
+@contextmanager
+def template_errors() -> Iterator[None]:
+    """Around the use of a tokenizer's chat template, a program that a target brings along: BadInput
+    with its words where it refuses the messages or is broken."""
+    try:
+        yield
+    # raise_exception, undefined names and syntax; and what Python says of its other expressions
+    except (
+        TemplateError,
+        ArithmeticError,
+        AttributeError,
+        LookupError,
+        TypeError,
+        ValueError,
+    ) as error:
+        raise BadInput(
+            f"this target's chat template does not take the conversation ({type(error).__name__}: "
+            f"{' '.join(str(error).split())}): name one of FastChat's with conv_template, or mend "
+            "chat_template.jinja in the target's folder"
+        ) from error
 
 
 def template_stops(conv_template: str) -> tuple[tuple[str, ...], tuple[int, ...]]:

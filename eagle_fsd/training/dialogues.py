@@ -19,7 +19,7 @@ from transformers import PreTrainedTokenizerBase
 
 from eagle_fsd.config import BadInput
 from eagle_fsd.models.generate import Request
-from eagle_fsd.models.loaded import Message, prompt_ids
+from eagle_fsd.models.loaded import Message, prompt_ids, template_errors
 from eagle_fsd.runs.folder import Run
 from eagle_fsd.training.features import TargetStates
 from eagle_fsd.training.prompts import SELF, Benchmarks, Candidate, Conversation, user_turns
@@ -91,9 +91,10 @@ class ChatFormat:
         return [*ids, *self._tokens(text[len(start) :])] if text.startswith(start) else None
 
     def _render(self, messages: list[Message], *, answer_next: bool) -> str:
-        return self.tokenizer.apply_chat_template(
-            messages, tokenize=False, add_generation_prompt=answer_next
-        )
+        with template_errors():
+            return self.tokenizer.apply_chat_template(
+                messages, tokenize=False, add_generation_prompt=answer_next
+            )
 
     def _tokens(self, text: str) -> list[int]:
         return self.tokenizer(text, add_special_tokens=False).input_ids
