@@ -1,8 +1,15 @@
 """Targets and heads by name: what loads, and what is refused before any weights are read; and those
 of random weights: shapes, bytes, names."""
 
+import io
+import json
+import os
+import shutil
+from pathlib import Path
+
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from tiny import FAMILIES, prompt_tokens, random_model
 from tiny_folder import write_target
 from transformers import AutoModelForCausalLM, LlamaConfig
@@ -11,7 +18,13 @@ from eagle_fsd.api import generate, load
 from eagle_fsd.config import BadInput, TreeConfig
 from eagle_fsd.decoding.target import Target
 from eagle_fsd.models import random_weights
-from eagle_fsd.models.load import load_target, load_target_config, target_digests
+from eagle_fsd.models.load import (
+    check_draft_model,
+    load_draft_model,
+    load_target,
+    load_target_config,
+    target_digests,
+)
 
 
 @torch.inference_mode()
@@ -46,6 +59,214 @@ def test_a_target_is_told_by_its_files_or_its_commit(tmp_path, monkeypatch):
     assert [*target_digests(str(snapshot))] == ["target/config.json", "target/tokenizer.model"]
     assert target_digests("some/one") == {"target/commit": "4f2a"}
     assert target_digests("random:llama-3.1-8b") == {}
+
+
+def shard(folder: Path, *, below: str) -> Path:
+    """The target's weights as one shard in a folder below, named by an index."""
+    keys = load_file(folder / "model.safetensors").keys()
+    (folder / below).mkdir()
+    shutil.move(folder / "model.safetensors", folder / below / "one.safetensors")
+    index = {"metadata": {}, "weight_map": dict.fromkeys(keys, f"{below}/one.safetensors")}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    return folder / below / "one.safetensors"
+
+
+def test_digests_see_what_a_target_has_in_folders_below(tmp_path):
+    """Bug held down: shards that an index names in a folder below, and further chat templates, were
+    in no digest: other weights, another prompt, and one run took both for the same target. What is
+    not read, such as a run's output, is still in none."""
+    weights = shard(write_target(tmp_path, layers=2), below="w")
+    template = tmp_path / "additional_chat_templates" / "tools.jinja"
+    template.parent.mkdir()
+    template.write_text("{{ messages }}")
+    load_target(str(tmp_path), dtype="float32")  # it is a target
+    before = target_digests(str(tmp_path))
+    assert {"target/w/one.safetensors", "target/config.json"} <= before.keys()
+    assert "target/additional_chat_templates/tools.jinja" in before
+    (tmp_path / "w" / "notes.txt").write_text("of no model")
+    assert target_digests(str(tmp_path)) == before
+    save_file({"model.norm.weight": torch.ones(32)}, weights)
+    template.write_text("{{ messages[0] }}")
+    changed = before.items() ^ target_digests(str(tmp_path)).items()
+    assert {name for name, _ in changed} == {
+        "target/w/one.safetensors",
+        "target/additional_chat_templates/tools.jinja",
+    }
+    (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": 3}')
+    with pytest.raises(BadInput, match="model.safetensors.index.json is no index of weights"):
+        target_digests(str(tmp_path))
+
+
+# --- what does not load ---------------------------------------------------------------------------
+
+
+def refusal(folder: Path) -> str:
+    """Loading's BadInput, in one line that names the target."""
+    with pytest.raises(BadInput) as error:
+        load_target(str(folder), dtype="float32")
+    assert str(folder) in str(error.value) and "\n" not in str(error.value)
+    return str(error.value)
+
+
+def edit_weights(folder: Path, edit) -> None:
+    tensors = edit(load_file(folder / "model.safetensors"))
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+DOWN = "model.layers.1.mlp.down_proj.weight"
+MISFITS = {
+    "prefixed": (
+        lambda t: {f"language_model.{key}": tensor for key, tensor in t.items()},
+        "21 are missing, the first lm_head.weight; "
+        "21 are unexpected, the first language_model.lm_head.weight",
+    ),
+    "one left out": (
+        lambda t: {key: tensor for key, tensor in t.items() if key != DOWN},
+        f"1 are missing, the first {DOWN}:",
+    ),
+    "one too many": (
+        lambda t: t | {"model.layers.1.self_attn.q_proj.bias": torch.ones(32)},
+        "1 are unexpected, the first model.layers.1.self_attn.q_proj.bias:",
+    ),
+    "misshapen": (
+        lambda t: t | {DOWN: torch.ones(3, 5)},
+        f"1 are misshapen, the first {DOWN}, (3, 5) in the place of (32, 44):",
+    ),
+}
+
+
+@pytest.mark.parametrize("misfit", MISFITS)
+def test_weights_that_are_not_the_config_s_are_refused(tmp_path, misfit):
+    """As targets and as draft models. Bug held down: transformers fills up with random numbers and
+    only warns, so that a Llama whose keys all begin with `language_model.` decoded noise; and a
+    tensor of another shape ended in a traceback."""
+    edit, told = MISFITS[misfit]
+    good = write_target(tmp_path / "good", layers=2)
+    bad = shutil.copytree(good, tmp_path / "bad")
+    edit_weights(bad, edit)
+    assert told in refusal(bad)
+    check_draft_model(str(bad), str(good))
+    target, _ = load_target(str(good), dtype="float32")
+    with pytest.raises(BadInput, match="the weights of target .*bad' are not those of the Llama"):
+        load_draft_model(str(bad), target, engine="stock")
+
+
+def test_weights_that_transformers_makes_of_others_are_not_missed(tmp_path):
+    """A tied lm_head is not stored, and older files hold rotary frequencies that nothing reads."""
+    config = FAMILIES["llama"]()
+    config.tie_word_embeddings = True
+    random_model(config, seed=0).save_pretrained(write_target(tmp_path))
+    assert "lm_head.weight" not in load_file(tmp_path / "model.safetensors")
+    old = "model.layers.0.self_attn.rotary_emb.inv_freq"
+    edit_weights(tmp_path, lambda t: t | {old: torch.ones(5)})
+    target, _ = load_target(str(tmp_path), dtype="float32")
+    assert target.lm_head.weight is target.embed_tokens.weight
+
+
+class Touch:
+    """Unpickling it makes a file: the code that a hostile checkpoint would run."""
+
+    def __init__(self, path: Path):
+        self.path = path
+
+    def __reduce__(self):
+        return Path.touch, (self.path,)
+
+
+def pickle_weights(folder: Path, **further: object) -> Path:
+    """The target's weights as a pickle, with these."""
+    file = folder / "pytorch_model.bin"
+    torch.save(load_file(folder / "model.safetensors") | further, file)
+    (folder / "model.safetensors").unlink()
+    return file
+
+
+def edit_json(file: Path, **changes: object) -> None:
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+
+
+BITSANDBYTES = {"load_in_4bit": True, "quant_method": "bitsandbytes"}
+BROKEN = {
+    "cut off": (
+        lambda f: os.truncate(f / "model.safetensors", 9999),
+        "does not load (SafetensorError: ",
+    ),
+    "a pickle cut off": (lambda f: os.truncate(pickle_weights(f), 9999), "does not load (OSError"),
+    "a hostile pickle": (
+        lambda f: pickle_weights(f, more=Touch(f.parent / "ran")),
+        "does not load (its weights are a pickle that is cut off, or of more than tensors",
+    ),
+    "bitsandbytes": (
+        lambda f: edit_json(f / "config.json", quantization_config=BITSANDBYTES),
+        "does not load (ImportError: Using `bitsandbytes` 4-bit",
+    ),
+    "kernels": (
+        lambda f: edit_json(f / "config.json", _attn_implementation="kernels-community/flash-attn"),
+        "does not load (ImportError: `kernels` is either not installed",
+    ),
+    "an index of nothing": (
+        lambda f: shard(f, below="w").unlink(),
+        "does not load (FileNotFoundError: ",
+    ),
+    "a tokenizer of another kind": (
+        lambda f: (f / "tokenizer.json").write_text('{"model": {"type": "Nope"}}'),
+        "has no tokenizer that loads (KeyError: ",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", BROKEN)
+def test_broken_targets_end_in_one_line(tmp_path, kind):
+    """Bug held down: most ended in a traceback, a pickle in one that advises to run it."""
+    break_it, told = BROKEN[kind]
+    folder = write_target(tmp_path / "target", layers=2)
+    break_it(folder)
+    said = refusal(folder)
+    assert told in said and "weights_only" not in said and "trust_remote_code" not in said
+    assert not (tmp_path / "ran").exists()
+
+
+def test_weights_in_a_pickle_of_tensors_load(tmp_path):
+    want, _ = load_target(str(write_target(tmp_path, layers=2)), dtype="float32")
+    pickle_weights(tmp_path)
+    got, _ = load_target(str(tmp_path), dtype="float32")
+    assert got.lm_head.weight.equal(want.lm_head.weight)
+
+
+OWN_CODE = {
+    "a tokenizer": (
+        "tokenizer_config.json",
+        {"tokenizer_class": "Own", "auto_map": {"AutoTokenizer": [None, "own.Own"]}},
+        "has no tokenizer that loads (it needs code of its own, which is never run here)",
+    ),
+    "a config": (
+        "config.json",
+        {"model_type": "novel", "auto_map": {"AutoConfig": "own.Own"}},
+        "(it needs code of its own, which is never run here)",
+    ),
+    "a model": (
+        "config.json",
+        {"auto_map": {"AutoConfig": "own.Own", "AutoModelForCausalLM": "own.Own"}},
+        None,  # of a type that transformers knows, and its class is taken
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", OWN_CODE)
+def test_a_target_s_own_code_is_never_run(tmp_path, monkeypatch, capsys, kind):
+    """Nor is anybody asked. Bug held down: transformers asks where it is not told, and a "y" on
+    standard input, from a script's pipe say, ran the folder's file."""
+    file, values, told = OWN_CODE[kind]
+    folder, mark = write_target(tmp_path / "target", layers=2), tmp_path / "ran"
+    (folder / "own.py").write_text(f"import pathlib\npathlib.Path({str(mark)!r}).touch()\n")
+    edit_json(folder / file, **values)
+    monkeypatch.setattr("sys.stdin", io.StringIO("y\n" * 9))
+    if told:
+        assert told in refusal(folder)
+    else:
+        load_target(str(folder), dtype="float32")
+        load_target(f"random:{folder}", dtype="float32")
+    assert not mark.exists() and "Do you wish" not in capsys.readouterr().out
 
 
 # --- random weights -------------------------------------------------------------------------------

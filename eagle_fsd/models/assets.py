@@ -107,6 +107,7 @@ def _convert_target(folder: Path) -> None:
         dtype=torch.bfloat16,
         # transformers 5.23 keeps GGUF weights packed and then refuses to save them
         quantization_config=GgufConfig(dequantize=True),
+        trust_remote_code=False,
     )
     if hasattr(model.config, "quantization_config"):
         del model.config.quantization_config
@@ -116,5 +117,6 @@ def _convert_target(folder: Path) -> None:
     weights = dict(model.named_parameters())  # the tied ones once
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     model.generation_config.save_pretrained(folder)
-    AutoTokenizer.from_pretrained(folder, gguf_file=GGUF).save_pretrained(folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=GGUF, trust_remote_code=False)
+    tokenizer.save_pretrained(folder)
     (folder / GGUF).unlink()

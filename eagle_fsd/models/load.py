@@ -1,5 +1,8 @@
-"""Targets, tokenizers and heads by name, checked by their configs before weights load."""
+"""Targets, tokenizers and heads by name, checked by their configs before weights load. Code that a
+target brings along is never run, nor is anybody asked whether it may."""
 
+import json
+import pickle
 from pathlib import Path
 
 import torch
@@ -9,9 +12,10 @@ from transformers import (
     AutoTokenizer,
     GgufConfig,
     PretrainedConfig,
+    PreTrainedModel,
     PreTrainedTokenizerBase,
 )
-from transformers.utils import CONFIG_NAME, cached_file
+from transformers.utils import CHAT_TEMPLATE_DIR, CONFIG_NAME, cached_file
 
 from eagle_fsd.config import BadInput, check_known
 from eagle_fsd.decoding.target import Target
@@ -26,6 +30,8 @@ from eagle_fsd.runs.provenance import file_digests
 
 SHIPPED_HEAD = Path(__file__).parent.parent.parent / "checkpoints" / "smollm2-135m-eagle2"
 OWN_LAYERS = "layers"
+# ImportError: a quantisation, an attention or a tokenizer needs a package that is not here
+UNLOADABLE = (*UNREADABLE, ImportError)
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
 
@@ -40,11 +46,11 @@ def load_target_config(name: str) -> PretrainedConfig:
     try:
         shape = SHAPES.get(path) if name.startswith(PREFIX) else None
         config = shape() if shape else AutoConfig.from_pretrained(path, **options)
-    except UNREADABLE as error:
+    except UNLOADABLE as error:
         raise BadInput(
             f"unknown target {name!r}: give {EMBEDDED_TARGET!r} (embedded), a folder with "
             f"config.json, a .gguf file, a hub id that can be reached, or {PREFIX} and one of these"
-            f" or of {', '.join(SHAPES)} ({error})"
+            f" or of {', '.join(SHAPES)} ({_reason(error)})"
         ) from error
     check_supported(config)
     return config
@@ -53,12 +59,30 @@ def load_target_config(name: str) -> PretrainedConfig:
 def target_digests(name: str, label: str = "target") -> dict[str, str]:
     """Of every file that the target is read from: weights, config, tokenizer, templates; of a hub
     id its commit; none of a name in SHAPES. BadInput as of load_target_config."""
-    load_target_config(name)
+    config = load_target_config(name)
     path, options = _source(name)
     place = Path(path, options.get("gguf_file", ""))
+    if place.is_dir():
+        return file_digests(label, place, _files_read(place, config))
     if place.exists() or path in SHAPES:
-        return file_digests(label, [place, *sorted(place.glob("[!.]*"))])
+        return file_digests(label, place.parent, [place.name])
     return {f"{label}/commit": Path(cached_file(path, CONFIG_NAME)).parent.name}
+
+
+def _files_read(folder: Path, config: PretrainedConfig) -> list[str]:
+    """Names of the folder's own files, hidden ones apart, and of what transformers reads below it:
+    shards that an index names, and further chat templates. What else lies in folders below, such as
+    a run's output, is no part of the target."""
+    names = {path.name for path in folder.glob("[!.]*")}
+    names |= {f"{CHAT_TEMPLATE_DIR}/{path.name}" for path in folder.glob(f"{CHAT_TEMPLATE_DIR}/*")}
+    if own_name := getattr(config, "transformers_weights", None):
+        names.add(own_name)
+    for index in [name for name in names if name.endswith(".index.json")]:
+        try:
+            names |= {*json.loads((folder / index).read_text())["weight_map"].values()}
+        except UNREADABLE as error:
+            raise BadInput(f"{folder / index} is no index of weights ({_reason(error)})") from error
+    return sorted(names)
 
 
 def draft_model_digests(name: str) -> dict[str, str]:
@@ -70,7 +94,7 @@ def head_digests(name: str) -> dict[str, str]:
     """Of a head's files; none of random weights, nor of no head ("")."""
     if not name or name.startswith(PREFIX):
         return {}
-    return file_digests("head", [head_folder(name) / file for file in HEAD_FILES])
+    return file_digests("head", head_folder(name), HEAD_FILES)
 
 
 def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
@@ -80,8 +104,8 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
     path, options = _source(name)
     try:
         return AutoTokenizer.from_pretrained(path, **options)
-    except (OSError, ValueError) as error:
-        raise BadInput(f"target {name!r} has no tokenizer that loads ({error})") from error
+    except UNLOADABLE as error:
+        raise BadInput(f"target {name!r} has no tokenizer that loads ({_reason(error)})") from error
 
 
 def check_device(device: str, dtype: str = "float32") -> None:
@@ -136,19 +160,63 @@ def load_target(
     if name.startswith(PREFIX):
         model = random_weights.random_model(config, dtype=DTYPES[dtype], device=device)
     else:
-        path, options = _source(name)
-        if "gguf_file" in options:
-            # transformers 5.23 would keep GGUF weights packed
-            options["quantization_config"] = GgufConfig(dequantize=True)
-        options |= {"config": config, "dtype": DTYPES[dtype], "device_map": device}
-        try:
-            model = AutoModelForCausalLM.from_pretrained(path, **options)
-        except (OSError, ValueError) as error:
-            raise BadInput(f"target {name!r} does not load: {error}") from error
+        model = _stored_model(name, config, dtype=DTYPES[dtype], device=device)
     model.eval().requires_grad_(False)
     target = Target(model, engine=chosen, feature_layers=feature_layers, keep_stock=keep_stock)
     check_tree_attention(target)
     return target, tokenizer
+
+
+def _stored_model(
+    name: str, config: PretrainedConfig, *, dtype: torch.dtype, device: str
+) -> PreTrainedModel:
+    """The model with the weights that are stored for it: all of them, and no others."""
+    path, options = _source(name)
+    if "gguf_file" in options:
+        # transformers 5.23 would keep GGUF weights packed
+        options["quantization_config"] = GgufConfig(dequantize=True)
+    options |= {"config": config, "dtype": dtype, "device_map": device}
+    # what does not fit is told below, by its names
+    options |= {"output_loading_info": True, "ignore_mismatched_sizes": True}
+    try:
+        model, found = AutoModelForCausalLM.from_pretrained(path, **options)
+    except torch.OutOfMemoryError:
+        raise
+    except UNLOADABLE as error:
+        raise BadInput(
+            f"target {name!r} does not load ({_reason(error)}): mend or fetch its files anew, "
+            "install what they need, or give another target"
+        ) from error
+    # Of what is missing transformers makes random numbers, and only warns. Tied weights, and keys
+    # that it ignores for a family, are not among these.
+    missing, unexpected = found["missing_keys"], found["unexpected_keys"]
+    faults = [f"{len(missing)} are missing, the first {min(missing)}"] if missing else []
+    if unexpected and "gguf_file" not in options:  # these have more, such as rope_freqs
+        faults.append(f"{len(unexpected)} are unexpected, the first {min(unexpected)}")
+    if misshapen := found["mismatched_keys"]:
+        key, stored, wanted = min(misshapen)
+        faults.append(
+            f"{len(misshapen)} are misshapen, the first {key}, {tuple(stored)} in the place of "
+            f"{tuple(wanted)}"
+        )
+    if faults:
+        raise BadInput(
+            f"the weights of target {name!r} are not those of the {type(model).__name__} that its "
+            f"config describes: {'; '.join(faults)}: give a folder in which both belong together"
+        )
+    return model
+
+
+def _reason(error: Exception) -> str:
+    """What transformers could not load, in one line, without advice to run what is a target's."""
+    if "trust_remote_code" in str(error):
+        return "it needs code of its own, which is never run here"
+    if isinstance(error, pickle.UnpicklingError):
+        return (
+            "its weights are a pickle that is cut off, or of more than tensors, which could run "
+            "code and is never loaded"
+        )
+    return " ".join(f"{type(error).__name__}: {error}".split())
 
 
 def own_layers(draft_model: str) -> int:
@@ -219,8 +287,9 @@ def load_head(name: str | Path, target_config: PretrainedConfig) -> DraftHead:
 
 def _source(name: str) -> tuple[str, dict]:
     """What from_pretrained takes: a folder or hub id, or a name in SHAPES, and options."""
+    options = {"trust_remote_code": False}  # None asks, and runs a target's code after a "y"
     if name == EMBEDDED_TARGET:
-        return str(asset_dir(EMBEDDED_ASSET)), {}
+        return str(asset_dir(EMBEDDED_ASSET)), options
     if name.endswith(".gguf") and Path(name).is_file():
-        return str(Path(name).parent), {"gguf_file": Path(name).name}
-    return name.removeprefix(PREFIX), {}
+        return str(Path(name).parent), options | {"gguf_file": Path(name).name}
+    return name.removeprefix(PREFIX), options

@@ -51,7 +51,8 @@ def shaped_model(
 ) -> PreTrainedModel:
     """A model of the shape; on "meta" it takes no memory."""
     with torch.device(device):
-        return AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=False)
+    return model.eval()
 
 
 @torch.no_grad()

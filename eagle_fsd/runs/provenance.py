@@ -45,14 +45,17 @@ def digest(value: object) -> str:
     return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:16]
 
 
-def file_digests(label: str, files: Iterable[Path]) -> dict[str, str]:
-    """LABEL/NAME -> 16 hex digits of each file that is there: of every byte, since one changed
-    number is another model. Kept nowhere: a gigabyte takes about a second."""
+def file_digests(label: str, folder: Path, names: Iterable[str]) -> dict[str, str]:
+    """LABEL/NAME -> 16 hex digits of each of the folder's files that is there: of every byte, since
+    one changed number is another model. Kept nowhere: a gigabyte takes about a second."""
     found = {}
-    for path in filter(Path.is_file, files):
+    for name in names:
+        path = folder / name
+        if not path.is_file():
+            continue
         try:
             with path.open("rb") as file:
-                found[f"{label}/{path.name}"] = hashlib.file_digest(file, "sha256").hexdigest()[:16]
+                found[f"{label}/{name}"] = hashlib.file_digest(file, "sha256").hexdigest()[:16]
         except OSError as error:
             raise BadInput(f"cannot read {path} ({error})") from error
     return found
