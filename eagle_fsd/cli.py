@@ -12,7 +12,14 @@ from typing import TYPE_CHECKING
 
 from transformers import HfArgumentParser
 
-from eagle_fsd.config import BadInput, SamplingConfig, check_seed, parse_tree, tree_name
+from eagle_fsd.config import (
+    BadInput,
+    SamplingConfig,
+    check_seed,
+    default_tree,
+    parse_tree,
+    tree_name,
+)
 
 if TYPE_CHECKING:
     from eagle_fsd.arms import Arm
@@ -108,7 +115,6 @@ class ModelOptions:
     def __post_init__(self):
         import torch
 
-        from eagle_fsd.api import default_tree
         from eagle_fsd.engine.select import choose_engine
         from eagle_fsd.models.load import DTYPES, default_dtype
 
@@ -127,8 +133,8 @@ class ModelOptions:
         return digests | load.draft_model_digests(self.draft_model)
 
     def load(self, arms: Sequence["Arm"], *, keep_stock: bool = False) -> "Model":
-        """api.load with these options, of what the arms need."""
-        from eagle_fsd.api import load
+        """models.loaded.load with these options, of what the arms need."""
+        from eagle_fsd.models.loaded import load
 
         pair = any(arm.needs_draft_model for arm in arms)
         if pair and not self.draft_model:

@@ -95,6 +95,16 @@ class TreeConfig:
         return 1 + (self.tree_depth - 1) * self.branch_top_k
 
 
+# What a CPU verifies, where a wide verification costs much; and what training and replay compare
+# heads by
+SMALL_TREE = TreeConfig(num_draft_tokens=15, tree_depth=4, branch_top_k=6)
+
+
+def default_tree(device: str) -> TreeConfig:
+    """15 drafts on a CPU, 59 on any other device."""
+    return SMALL_TREE if device == "cpu" else TreeConfig()
+
+
 def tree_name(tree: TreeConfig) -> str:
     """Drafts x levels x top-k: "15x4x6"."""
     return f"{tree.num_draft_tokens}x{tree.tree_depth}x{tree.branch_top_k}"

@@ -20,12 +20,12 @@ from transformers import (
     StoppingCriteriaList,
 )
 
-from eagle_fsd.api import head_drafter
 from eagle_fsd.arms import Arm, parse_arm
 from eagle_fsd.config import DEFAULT_ARM, BadInput, SamplingConfig, TreeConfig
 from eagle_fsd.decoding.drafter import Drafter
 from eagle_fsd.decoding.loop import DecodeConfig, StopConfig, decode_rounds
 from eagle_fsd.decoding.target import Target
+from eagle_fsd.drafters.eagle import head_drafter
 from eagle_fsd.engine.families import check_supported, check_tree_attention
 from eagle_fsd.heads.draft_head import DraftHead
 from eagle_fsd.models.load import load_head

@@ -60,12 +60,23 @@ def test_the_core_stands_alone():
 
 
 def test_who_may_not_know_whom():
-    """The report reads files, not the commands that wrote them; training needs no replay; a
-    reader of JSON lines needs no torch."""
+    """The report reads files, not the commands that wrote them; training needs no replay; a head is
+    run by whoever has a target and an engine; a run's folder holds what others made; a reader of
+    JSON lines needs no torch."""
     for folder, unknown in {
         "eagle_fsd.evaluation": ("eagle_fsd.tasks", "eagle_fsd.training"),
         "eagle_fsd.training": ("eagle_fsd.evaluation.offline", "eagle_fsd.tasks"),
-        "eagle_fsd.heads": ("eagle_fsd.training", "eagle_fsd.drafters"),
+        "eagle_fsd.heads": (
+            "eagle_fsd.training",
+            "eagle_fsd.drafters",
+            "eagle_fsd.engine",
+            "eagle_fsd.models",
+            "eagle_fsd.decoding.engine",
+            "eagle_fsd.decoding.target",
+        ),
+        "eagle_fsd.models": ("eagle_fsd.evaluation", "eagle_fsd.training", "eagle_fsd.tasks"),
+        "eagle_fsd.drafters": ("eagle_fsd.models", "eagle_fsd.arms"),
+        "eagle_fsd.runs": ("eagle_fsd.models", "eagle_fsd.heads", "eagle_fsd.decoding"),
         "eagle_fsd.rules": ("eagle_fsd.drafters", "eagle_fsd.evaluation"),
     }.items():
         for name in FILES:
@@ -74,6 +85,13 @@ def test_who_may_not_know_whom():
                 assert not reached, (name, reached)
     for name in closure("eagle_fsd.runs.jsonl"):
         assert "import torch" not in FILES[name].read_text(), name
+
+
+def test_nobody_imports_the_python_call():
+    """Not within a function either: eagle_fsd.api stands above all of the library."""
+    for name, path in FILES.items():
+        nodes = [n for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.ImportFrom)]
+        assert "eagle_fsd.api" not in {node.module for node in nodes}, name
 
 
 def test_no_two_files_of_one_name():

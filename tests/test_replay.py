@@ -19,12 +19,11 @@ from eagle_fsd.decoding.acceptance import Acceptance, Policy
 from eagle_fsd.decoding.drafter import RootDrafter
 from eagle_fsd.decoding.loop import DecodeConfig, StopConfig, decode, decode_rounds
 from eagle_fsd.decoding.target import Target
-from eagle_fsd.drafters.eagle import EagleDrafter
+from eagle_fsd.drafters.eagle import EagleDrafter, draft_readout
 from eagle_fsd.evaluation.offline import replay as replaying
 from eagle_fsd.evaluation.offline.replay import judge_levels, replay, text_states
 from eagle_fsd.evaluation.offline.replay_metrics import arm_row, level_rows
 from eagle_fsd.evaluation.offline.texts import BEYOND, PlainText, cut, plain_texts
-from eagle_fsd.heads.draft_head import draft_readout
 from eagle_fsd.models.loaded import Model
 from eagle_fsd.runs.folder import Run
 

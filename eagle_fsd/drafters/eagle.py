@@ -5,17 +5,29 @@ The head is in heads/draft_head.py; growing.py has what it shares with other dra
 Axes: T new positions, D hidden size, S cache rows.
 """
 
+from collections.abc import Callable
 from functools import partial
 
 import torch
 
-from eagle_fsd.config import BadInput, TreeConfig
+from eagle_fsd.config import BadInput, TreeConfig, default_tree
 from eagle_fsd.decoding.cache import TreeCache
-from eagle_fsd.decoding.engine import CachedSequence
+from eagle_fsd.decoding.drafter import Drafter, RootDrafter
+from eagle_fsd.decoding.engine import CachedSequence, Engine
 from eagle_fsd.decoding.masks import additive, fold
 from eagle_fsd.decoding.target import Target
 from eagle_fsd.drafters.growing import GrowingDrafter
-from eagle_fsd.heads.draft_head import DraftHead, draft_readout, runnable
+from eagle_fsd.engine import attention
+from eagle_fsd.heads.draft_head import DraftHead
+
+
+def head_drafter(head: DraftHead | None, target: Target, tree: TreeConfig | None) -> Drafter:
+    """The head, moved to the target, growing trees of that shape or of the default one; without a
+    head one that drafts nothing."""
+    if head is None:
+        return RootDrafter()
+    head.to(target.device, target.dtype)
+    return EagleDrafter(head, target, tree or default_tree(target.device.type))
 
 
 class EagleDrafter(GrowingDrafter):
@@ -58,3 +70,19 @@ class EagleDrafter(GrowingDrafter):
             mask = fold(additive(visible_TS, self.target.dtype), self._query_groups)
         inputs = (hidden_TD[None], self.target.embed(token_T)[None], position_T)
         return self.head(*inputs, cache=self._sequence.cache, mask=mask)[0]
+
+
+def draft_readout(head: DraftHead, target: Target) -> Callable[[torch.Tensor], torch.Tensor]:
+    """From a head's hidden states [N, D] to its raw logits [N, R] over its draft vocabulary, for
+    which rows of the target's lm_head are copied once."""
+    if head.lm_head is not None:
+        return lambda hidden_ND: head.lm_head(head.normed(hidden_ND))
+    return target.readout(head.draft_token_R)
+
+
+def runnable(head: DraftHead, engine: Engine) -> DraftHead:
+    """A copy to draft with, on shared weights: folded attention, the engine's linear layers."""
+    copied = attention.sharing_copy(head)
+    copied.config._attn_implementation = attention.NAME
+    engine.exchange_linears(copied)
+    return copied

@@ -2,7 +2,7 @@
 
 A head is run step by step on `hidden`: at true positions `fuse(features)`, below them its own last
 output. A step reads hidden at position i and the embedding of token i+1, and its output stands for
-position i+1; draft_readout makes the logits of token i+2 of it.
+position i+1; the logits of token i+2 are made of it (draft_readout in drafters/eagle.py).
 
     EAGLE-1/2  hidden = the target's feature (hidden state after the final norm);
                fc([embedding, hidden]), then a stock Llama layer without input norm; the target's
@@ -18,7 +18,7 @@ vocabulary, R draft vocabulary, X tokens that may be taken into it.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
 
 import torch
@@ -31,9 +31,6 @@ from transformers.models.llama.modeling_llama import (
 )
 
 from eagle_fsd.config import BadInput, check_known
-from eagle_fsd.decoding.engine import Engine
-from eagle_fsd.decoding.target import Target
-from eagle_fsd.engine import attention
 from eagle_fsd.heads.head_config import HeadConfig
 
 
@@ -188,22 +185,6 @@ def build_head(config: HeadConfig) -> DraftHead:
     """A head of this shape, freshly initialised."""
     check_known("head_type", config.head_type, HEAD_TYPES)
     return HEAD_TYPES[config.head_type](config)
-
-
-def draft_readout(head: DraftHead, target: Target) -> Callable[[torch.Tensor], torch.Tensor]:
-    """From a head's hidden states [N, D] to its raw logits [N, R] over its draft vocabulary, for
-    which rows of the target's lm_head are copied once."""
-    if head.lm_head is not None:
-        return lambda hidden_ND: head.lm_head(head.normed(hidden_ND))
-    return target.readout(head.draft_token_R)
-
-
-def runnable(head: DraftHead, engine: Engine) -> DraftHead:
-    """A copy to draft with, on shared weights: folded attention, the engine's linear layers."""
-    copied = attention.sharing_copy(head)
-    copied.config._attn_implementation = attention.NAME
-    engine.exchange_linears(copied)
-    return copied
 
 
 # --- the draft vocabulary: the tokens that a head can draft ---------------------------------------

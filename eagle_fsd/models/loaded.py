@@ -1,5 +1,5 @@
-"""A loaded model, and messages to its prompt tokens: by the tokenizer's chat template, or by one of
-FastChat's."""
+"""A target and what drafts for it, loaded; and messages to its prompt tokens: by the tokenizer's
+chat template, or by one of FastChat's."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -8,10 +8,21 @@ from dataclasses import dataclass
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
-from eagle_fsd.config import BadInput, check_text
+from eagle_fsd.config import BadInput, TreeConfig, check_text
 from eagle_fsd.decoding.drafter import Drafter
 from eagle_fsd.decoding.loop import StopConfig
 from eagle_fsd.decoding.target import Target
+from eagle_fsd.drafters.eagle import head_drafter
+from eagle_fsd.models.assets import EMBEDDED_TARGET
+from eagle_fsd.models.load import (
+    check_draft_model,
+    default_dtype,
+    default_head,
+    load_draft_model,
+    load_head,
+    load_target,
+    load_target_config,
+)
 
 Message = dict[str, str]  # {"role": "user" | "assistant" | "system", "content": text}
 
@@ -66,6 +77,50 @@ class Model:
                 token_ids = token_ids[:-1]
             end = whole[len(before) :]  # what the string's first token has in front of it
         return self.tokenizer.decode(token_ids, skip_special_tokens=True) + end
+
+
+def load(
+    target: str = EMBEDDED_TARGET,
+    *,
+    head: str | None = "",
+    draft_model: str = "",
+    tree: TreeConfig | None = None,
+    dtype: str = "",
+    device: str = "cpu",
+    conv_template: str = "",
+    engine: str = "auto",
+    keep_stock: bool = False,
+) -> Model:
+    """Load a target and a draft head; BadInput, before weights load, if they cannot be.
+
+    Args:
+        target, dtype, device, engine: see load.py; dtype "" is bfloat16 where it is fast.
+        head: folder or hub id of a draft head; "" is the shipped one (smollm2 only), or a random
+            one for a random target; None decodes without drafts.
+        draft_model: a language model with the target's tokenizer, named as targets are, for arms
+            with `@language_model`; or "layers:N", the target's own first N layers. "": none.
+        tree: shape of the draft tree; default: default_tree.
+        conv_template: a FastChat template, see prompt_ids.
+        keep_stock: keep a stock model beside, for transformers' own generate.
+    """
+    template_stops(conv_template)  # its name is checked
+    config = load_target_config(target)
+    draft_head, layers = None, ()
+    if head is not None:
+        draft_head = load_head(head or default_head(target), config)
+        layers = draft_head.config.fused_layers(config.num_hidden_layers)
+    if draft_model:
+        check_draft_model(draft_model, target)
+    loaded, tokenizer = load_target(
+        target,
+        dtype=dtype or default_dtype(device),
+        device=device,
+        feature_layers=layers,
+        engine=engine,
+        keep_stock=keep_stock,
+    )
+    pair = load_draft_model(draft_model, loaded, engine=engine) if draft_model else None
+    return Model(loaded, tokenizer, head_drafter(draft_head, loaded, tree), conv_template, pair)
 
 
 def prompt_ids(

@@ -10,8 +10,7 @@ from accelerate import Accelerator
 from tqdm import tqdm
 from transformers import PretrainedConfig
 
-from eagle_fsd.api import SMALL_TREE
-from eagle_fsd.config import BadInput, TreeConfig, tree_name
+from eagle_fsd.config import SMALL_TREE, BadInput, TreeConfig, tree_name
 from eagle_fsd.drafters.eagle import EagleDrafter
 from eagle_fsd.drafters.walk import walk
 from eagle_fsd.heads.draft_head import (

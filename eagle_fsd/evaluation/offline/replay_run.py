@@ -5,9 +5,8 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from eagle_fsd.api import SMALL_TREE
 from eagle_fsd.arms import Arm, parse_arms
-from eagle_fsd.config import BadInput, SamplingConfig, parse_tree, tree_name
+from eagle_fsd.config import SMALL_TREE, BadInput, SamplingConfig, parse_tree, tree_name
 from eagle_fsd.decoding.acceptance import Policy
 from eagle_fsd.decoding.drafter import RootDrafter
 from eagle_fsd.decoding.target import Target
