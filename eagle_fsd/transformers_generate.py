@@ -5,8 +5,8 @@ ours in the place of its own loop. What it honours, and what not: docs/transform
 """
 
 import copy
-import sys
-from collections.abc import Callable
+import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from weakref import WeakKeyDictionary
 
@@ -19,20 +19,86 @@ from transformers import (
     PreTrainedModel,
     StoppingCriteriaList,
 )
+from transformers.generation.streamers import BaseStreamer
 
 from eagle_fsd.arms import Arm, parse_arm
 from eagle_fsd.config import DEFAULT_ARM, BadInput, SamplingConfig, TreeConfig
 from eagle_fsd.decoding.drafter import Drafter
-from eagle_fsd.decoding.loop import DecodeConfig, StopConfig, decode_rounds
+from eagle_fsd.decoding.loop import DecodeConfig, Generation, Round, StopConfig, decode_rounds
 from eagle_fsd.decoding.target import Target
 from eagle_fsd.drafters.eagle import head_drafter
 from eagle_fsd.engine.families import check_supported, check_tree_attention
 from eagle_fsd.heads.draft_head import DraftHead
-from eagle_fsd.models.load import load_head
+from eagle_fsd.models.load import default_dtype, load_head
 from eagle_fsd.models.loaded import Model
 
 # what `generate` itself hands on to a forward over token ids
 FORWARD = ("attention_mask", "logits_to_keep", "past_key_values", "position_ids", "use_cache")
+
+
+class DecodingMethod:
+    """What custom_generate makes: called by `generate` in the place of its own loop.
+
+    Attributes:
+        last: what the last call did, or has done so far: tokens, rounds, tokens_per_round,
+            fuzzy_share (see Generation); None before the first.
+    """
+
+    def __init__(self, arm: Arm, head: str | Path | DraftHead | None, tree: TreeConfig | None):
+        self.last: Generation | None = None
+        self._arm, self._head, self._tree = arm, head, tree
+        self._built: WeakKeyDictionary[PreTrainedModel, tuple] = WeakKeyDictionary()
+
+    def __call__(
+        self,
+        model: PreTrainedModel,
+        input_ids: torch.Tensor,
+        *,
+        logits_processor: LogitsProcessorList,
+        stopping_criteria: StoppingCriteriaList,
+        generation_config: GenerationConfig,
+        stream_to: BaseStreamer | None = None,
+        **rest: object,
+    ) -> torch.Tensor:
+        """The prompt and its answer, [1, T].
+
+        Args:
+            stream_to: a streamer. `generate` hands on an argument that a callable declares, unless
+                it is one of its own: neither `streamer` nor `assistant_model` gets here
+                (transformers 5.23, GenerationMixin._extract_generation_mode_kwargs).
+        """
+        _check(model, input_ids, generation_config, rest)
+        policy = self._arm.policy(_sampling(generation_config, logits_processor))
+        place = (model.device, model.dtype, model.get_output_embeddings())
+        if self._built.get(model, (None,))[0] != place:
+            with torch.random.fork_rng(devices=()):  # a head begins as random weights
+                self._built[model] = place, *_build(model, self._head, self._arm, self._tree)
+        _, target, drafter = self._built[model]
+
+        prompt = input_ids[0].tolist()
+        budget = max(1, stopping_criteria.max_length - len(prompt))
+        ends = [c.eos_token_id for c in stopping_criteria if isinstance(c, EosTokenCriteria)]
+        stop = StopConfig(budget, tuple(token for end in ends for token in end.tolist()))
+        config = DecodeConfig(policy, stop, seed=torch.randint(2**63 - 1, ()).item())
+        if stream_to is not None:
+            stream_to.put(input_ids.cpu())
+        self.last = answer = Generation()
+        sequence = torch.cat([input_ids, input_ids.new_empty(1, budget)], dim=1)
+        emitted = _emitted(answer, decode_rounds(target, drafter, prompt, config))
+        for length, token in enumerate(emitted, start=len(prompt) + 1):
+            sequence[0, length - 1] = token
+            stopped = stopping_criteria(sequence[:, :length], None)
+            if stream_to is not None:
+                stream_to.put(sequence[0, length - 1 : length].cpu())
+            if stopped.all():
+                break
+        target.close()
+        if answer.finish is None or len(prompt) + len(answer.tokens) > length:
+            del answer.tokens[length - len(prompt) :]
+            answer.finish = "stop"
+        if stream_to is not None:
+            stream_to.end()
+        return sequence[:, :length]
 
 
 def custom_generate(
@@ -40,7 +106,7 @@ def custom_generate(
     *,
     arm: str = DEFAULT_ARM,
     tree: TreeConfig | None = None,
-) -> Callable[..., torch.Tensor]:
+) -> DecodingMethod:
     """A decoding method for transformers' `generate`; keep it: what it makes for a model (the head
     on its device, the target's reader) is made at the first call, and lives as long as the model.
 
@@ -56,6 +122,7 @@ def custom_generate(
     Example:
         >>> fsd = eagle_fsd.custom_generate(head="checkpoints/smollm2-135m-eagle2", arm="fsd:0.3")
         >>> ids = model.generate(**inputs, max_new_tokens=64, custom_generate=fsd)
+        >>> print(fsd.last.tokens_per_round, fsd.last.fuzzy_share)
     """
     chosen = parse_arm(arm)
     chosen.check_answers()
@@ -67,57 +134,26 @@ def custom_generate(
         head = None
     elif head is None:
         raise BadInput(f"arm {arm!r} needs a head: name one, or take plain or exact@ngram")
-    built: WeakKeyDictionary[PreTrainedModel, tuple] = WeakKeyDictionary()
+    return DecodingMethod(chosen, head, tree)
 
-    def generation_method(
-        model: PreTrainedModel,
-        input_ids: torch.Tensor,
-        *,
-        logits_processor: LogitsProcessorList,
-        stopping_criteria: StoppingCriteriaList,
-        generation_config: GenerationConfig,
-        **rest: object,
-    ) -> torch.Tensor:
-        # transformers 5.23 hands no callable these two (GenerationMixin._extract_generation_mode_
-        # kwargs); the streamer has been given the prompt already
-        caller = sys._getframe(1).f_locals
-        streamer, assistant = caller["streamer"], caller["assistant_model"]
-        mode = generation_config.get_generation_mode(assistant).value
-        _check(model, input_ids, mode, generation_config, rest)
-        policy = chosen.policy(_sampling(generation_config, logits_processor))
-        place = (model.device, model.dtype, model.get_output_embeddings())
-        if built.get(model, (None,))[0] != place:
-            with torch.random.fork_rng(devices=()):  # a head begins as random weights
-                built[model] = place, *_build(model, head, chosen, tree)
-        _, target, drafter = built[model]
 
-        prompt = input_ids[0].tolist()
-        budget = max(1, stopping_criteria.max_length - len(prompt))
-        ends = [c.eos_token_id for c in stopping_criteria if isinstance(c, EosTokenCriteria)]
-        stop = StopConfig(budget, tuple(token for end in ends for token in end.tolist()))
-        config = DecodeConfig(policy, stop, seed=torch.randint(2**63 - 1, ()).item())
-        rounds = decode_rounds(target, drafter, prompt, config)
-        sequence = torch.cat([input_ids, input_ids.new_empty(1, budget)], dim=1)
-        emitted = (token for step in rounds for token in step.tokens)
-        for length, token in enumerate(emitted, start=len(prompt) + 1):
-            sequence[0, length - 1] = token
-            stopped = stopping_criteria(sequence[:, :length], None)
-            if streamer is not None:
-                streamer.put(sequence[0, length - 1 : length].cpu())
-            if stopped.all():
-                break
-        target.close()
-        if streamer is not None:
-            streamer.end()
-        return sequence[:, :length]
-
-    return generation_method
+def _emitted(answer: Generation, rounds: Iterator[Round]) -> Iterator[int]:
+    """Each token in turn; the answer has taken in its round."""
+    for step in rounds:
+        answer.add(step)
+        yield from step.tokens
 
 
 def _build(
     model: PreTrainedModel, head: str | Path | DraftHead | None, arm: Arm, tree: TreeConfig | None
 ) -> tuple[Target, Drafter]:
     check_supported(model.config)
+    if model.dtype == torch.bfloat16 and default_dtype(model.device.type) == "float32":
+        warnings.warn(
+            "this processor has no bfloat16 instructions, and verifying several rows at a time in "
+            "bfloat16 is slower on it than `generate` is: load the model with dtype=torch.float32",
+            stacklevel=2,
+        )
     layers = ()
     if head is not None:
         loaded = isinstance(head, DraftHead)
@@ -133,10 +169,11 @@ def _build(
 
 
 def _check(
-    model: PreTrainedModel, input_ids: torch.Tensor, mode: str, asked: GenerationConfig, rest: dict
+    model: PreTrainedModel, input_ids: torch.Tensor, asked: GenerationConfig, rest: dict
 ) -> None:
     """Refuse by name what is not one prompt on a plain model, decoded greedily or by sampling."""
     B, T = input_ids.shape
+    mode = asked.get_generation_mode().value
     attention, readout = model.config._attn_implementation, model.get_output_embeddings()
     mask, position = rest.get("attention_mask"), rest.get("position_ids")
     found = {

@@ -51,7 +51,7 @@ def same_as_generate(model, ours, ids=PROMPT, **settings) -> list[int]:
     """The new tokens, once they are `generate`'s, returned and streamed."""
     heard = Heard(), Heard()
     want = new_tokens(model, None, ids, streamer=heard[0], **settings)
-    assert new_tokens(model, ours, ids, streamer=heard[1], **settings) == want
+    assert new_tokens(model, ours, ids, stream_to=heard[1], **settings) == want
     assert heard[0].all == heard[1].all == [ids.tolist(), *([token] for token in want), "end"]
     return want
 
@@ -128,6 +128,49 @@ def test_sampling_is_our_loop_s_with_torch_s_seed(models):
     assert texts == [want] * 3 and want[0] != want[1]
 
 
+def test_what_a_call_did_is_told():
+    """The last call's answer, trimmed as what it returned is; of the rounds before trimming."""
+    model, ours = tiny_model(), method("fsd:inf")
+    assert ours.last is None
+    whole = new_tokens(model, ours, max_new_tokens=12)
+    first = ours.last
+    assert first.tokens == whole and first.finish == "length"
+    emitted = [len(step.tokens) for step in first.rounds]
+    assert first.tokens_per_round == sum(emitted) / len(emitted) > 2
+    assert first.fuzzy_share > 0.5
+    new_tokens(model, ours, max_new_tokens=12, eos_token_id=whole[6])
+    assert ours.last.finish == "stop" and ours.last.tokens == whole[: whole.index(whole[6]) + 1]
+
+    def criterion(input_ids, scores):
+        return torch.tensor([input_ids.shape[1] == 9 + 3])
+
+    new_tokens(model, ours, max_new_tokens=12, stopping_criteria=[criterion])
+    assert ours.last.finish == "stop" and ours.last.tokens == whole[:3]
+    assert first.tokens == whole  # an answer is its caller's to keep
+    new_tokens(model, method("exact"), max_new_tokens=12)
+    assert ours.last.tokens == whole[:3]
+
+
+@pytest.mark.parametrize(
+    ("has", "dtype", "told"),
+    [
+        ({}, torch.bfloat16, 1),
+        ({"avx512_bf16": True}, torch.bfloat16, 0),
+        ({}, torch.float32, 0),
+    ],
+)
+def test_a_dtype_that_this_processor_is_slow_in_is_told_once(
+    monkeypatch, recwarn, has, dtype, told
+):
+    """Bug held down: exact was four times slower than `generate`, without a word."""
+    monkeypatch.setattr("torch.cpu.get_capabilities", lambda: has)
+    model, ours = tiny_model().to(dtype), method()
+    for _ in range(2):
+        new_tokens(model, ours, max_new_tokens=3)
+    said = [str(w.message) for w in recwarn if "bfloat16" in str(w.message)]
+    assert len(said) == told and all("dtype=torch.float32" in text for text in said)
+
+
 SAMPLED = {"do_sample": True}
 
 
@@ -137,7 +180,7 @@ SAMPLED = {"do_sample": True}
         ("beam_search", {"num_beams": 2}),
         ("num_return_sequences, a batch of 3", SAMPLED | {"num_return_sequences": 3}),
         ("a batch of 2", {"inputs": PROMPT.repeat(2, 1)}),
-        ("assisted_generation", {"assistant_model": tiny_model()}),
+        ("assisted_generation", {"prompt_lookup_num_tokens": 3}),
         ("contrastive_search", {"penalty_alpha": 0.5}),
         ("padding", {"attention_mask": (PROMPT != PROMPT[0, 0]).long()}),
         ("position_ids", {"position_ids": torch.arange(1, 10)[None]}),
