@@ -76,12 +76,13 @@ def _files_read(folder: Path, config: PretrainedConfig) -> list[str]:
     names = {path.name for path in folder.glob("[!.]*")}
     names |= {f"{CHAT_TEMPLATE_DIR}/{path.name}" for path in folder.glob(f"{CHAT_TEMPLATE_DIR}/*")}
     if own_name := getattr(config, "transformers_weights", None):
-        names.add(own_name)
+        names.add(str(own_name))
     for index in [name for name in names if name.endswith(".index.json")]:
         try:
-            names |= {*json.loads((folder / index).read_text())["weight_map"].values()}
+            shards = json.loads((folder / index).read_text())["weight_map"].values()
         except UNREADABLE as error:
             raise BadInput(f"{folder / index} is no index of weights ({_reason(error)})") from error
+        names |= {str(shard) for shard in shards}
     return sorted(names)
 
 

@@ -51,9 +51,9 @@ def file_digests(label: str, folder: Path, names: Iterable[str]) -> dict[str, st
     found = {}
     for name in names:
         path = folder / name
-        if not path.is_file():
-            continue
         try:
+            if not path.is_file():
+                continue
             with path.open("rb") as file:
                 found[f"{label}/{name}"] = hashlib.file_digest(file, "sha256").hexdigest()[:16]
         except OSError as error:
