@@ -60,6 +60,7 @@ def on_cuda(make: Callable[[], Sequence], work: Callable) -> tuple:
         return value
 
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("eagle_fsd.decoding.verified.VerifiedTree._row_by_row", False)
         for name in READS:
             patch.setattr(
                 torch.Tensor, name, partialmethod(note, name, getattr(torch.Tensor, name))

@@ -82,7 +82,7 @@ def assert_agrees(round_: tuple, rule: Rule, sampling: SamplingConfig, guards=()
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 @pytest.mark.parametrize("divergence", REFERENCE_DIVERGENCES)
 @pytest.mark.parametrize("kind", BY_DIVERGENCE)
-def test_rules_that_judge_the_place_agree_with_the_reference(kind, divergence, sampling):
+def test_rules_that_judge_the_place_agree_with_the_reference(kind, divergence, sampling, each_way):
     """Path, tokens, fuzzy flags, D at every visited parent, TV and regret, on random trees."""
     fuzzy = 0
     for child in children_for(sampling):
@@ -128,7 +128,7 @@ def referred_rules(sampling: SamplingConfig) -> list[Rule]:
 
 @pytest.mark.parametrize("guards", [(), (Known(0.05),), (Js(0.3), Known(0.01))], ids=str)
 @pytest.mark.parametrize("sampling", [*SAMPLINGS, SamplingConfig(0.0, 3, 0.9)])
-def test_all_rules_guards_and_stop_tokens_agree_with_the_reference(guards, sampling):
+def test_all_rules_guards_and_stop_tokens_agree_with_the_reference(guards, sampling, each_way):
     """Options are narrowed for every rule alike, and a stop token's node is a leaf.
 
     At temperature 0 top-k and top-p leave what they leave of the raw row.
@@ -145,7 +145,7 @@ def test_all_rules_guards_and_stop_tokens_agree_with_the_reference(guards, sampl
     assert guards or min(fuzzy, ended) > 10
 
 
-def test_ties_at_temperature_zero():
+def test_ties_at_temperature_zero(each_way):
     """Equal logits, common in bf16: the first argmax is P, and child `target` follows P.
 
     Bug held down: with two children tied for the argmax, `target` took the first child in node
@@ -160,7 +160,7 @@ def test_ties_at_temperature_zero():
 
 @pytest.mark.parametrize("guards", [(), (Known(0.0),), (Known(0.0), Ends(1))], ids=str)
 @pytest.mark.parametrize("temperature", [0.0, 0.25, 1.0])
-def test_nothing_is_emitted_outside_what_top_k_and_top_p_leave(guards, temperature):
+def test_nothing_is_emitted_outside_what_top_k_and_top_p_leave(guards, temperature, each_way):
     """By any rule with any guards, on trees of which half of the drafts are outside."""
     fuzzy, outside = Counter(), 0
     for (k, p), seed in itertools.product([(4, 1.0), (0, 0.6), (7, 0.8)], range(4)):
@@ -216,7 +216,7 @@ def slow_suffix(slow: SlowAccept, rule: Rule, spent: float) -> tuple[list[int], 
 
 
 @pytest.mark.parametrize("guards", [(), (Known(0.02),)], ids=str)
-def test_what_must_be_bought_agrees_with_the_reference(guards):
+def test_what_must_be_bought_agrees_with_the_reference(guards, each_way):
     """Paths of fly and asd over an answer of rounds, and the nats that it has spent."""
     fuzzy = Counter()
     rules = [Fly(window, gate) for window in (0, 1, 2) for gate in (0.0, 0.5)]
@@ -319,7 +319,7 @@ def test_the_loose_end_of_every_rule_is_a_leaf(sampling):
 
 
 @pytest.mark.parametrize("child", ["draft", "sample"])
-def test_children_of_no_draft_probability_are_still_children(child):
+def test_children_of_no_draft_probability_are_still_children(child, each_way):
     """Bug held down: with -inf for every child, the walk went to the root or to the last node."""
     draft_EV = torch.zeros(2, 7)
     draft_EV[:, [2, 3, 5]] = -INF
@@ -331,7 +331,7 @@ def test_children_of_no_draft_probability_are_still_children(child):
 
 
 @pytest.mark.parametrize("divergence", DIVERGENCES)
-def test_nan_never_passes(divergence):
+def test_nan_never_passes(divergence, each_way):
     """One NaN in each draft row, or no rows at all (a drafter that is no language model): fsd is
     exact and fsd-paper ends at the root, even at T = inf."""
     for seed, sampling in itertools.product(range(2), SAMPLINGS):
@@ -349,7 +349,7 @@ def test_nan_never_passes(divergence):
 
 
 @pytest.mark.parametrize("bad", [math.nan, INF])
-def test_a_row_without_a_largest_number_is_told(bad):
+def test_a_row_without_a_largest_number_is_told(bad, each_way):
     """That of the root, or of the path's last node, by any rule; a token of logit -inf is none."""
     refused = 0
     for sampling, seed in itertools.product(SAMPLINGS, range(2)):
@@ -369,7 +369,7 @@ def test_a_row_without_a_largest_number_is_told(bad):
     assert refused > 30
 
 
-def test_a_draft_without_any_probability_is_not_taken():
+def test_a_draft_without_any_probability_is_not_taken(each_way):
     """Bug held down: `relaxed` took e to the power of its regret, more than a float holds."""
     round_ = random_round(0)
     round_[1][:, :] = 0
@@ -381,7 +381,7 @@ def without_distributions(tree: DraftTree) -> DraftTree:
     return DraftTree.from_parents(tree.token_N.tolist(), tree.parent_N.tolist())
 
 
-def test_rules_without_a_divergence_have_no_use_for_draft_distributions():
+def test_rules_without_a_divergence_have_no_use_for_draft_distributions(each_way):
     tree, *rest = random_round(7)
     bare = without_distributions(tree)
     for sampling in SAMPLINGS:
@@ -407,7 +407,7 @@ def test_threshold_holds_its_own_value():
 
 @pytest.mark.parametrize("by", ADAPTED_RULES)
 @pytest.mark.parametrize("sampling", [GREEDY, WARM])
-def test_the_dial_holds_what_it_says(by, sampling):
+def test_the_dial_holds_what_it_says(by, sampling, each_way):
     """Over an answer of many rounds, at two targets: regret a token, above temperature 0 TV; and
     every round is that of the rule which it names, at its parameter."""
     kind = ADAPTED_RULES[by][0]
@@ -446,7 +446,7 @@ def test_no_target_is_beyond_what_a_float_holds(by):
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)
-def test_guards_leave_out_what_they_say(sampling):
+def test_guards_leave_out_what_they_say(sampling, each_way):
     """Of an accept-all, seen from the tree's own numbers; and they do leave some, but not all."""
     kept, free = Counter(), Counter()
     for seed, length in itertools.product(range(8), (7, 11, 12)):
@@ -475,7 +475,7 @@ def test_guards_leave_out_what_they_say(sampling):
     assert all(0 < kept[type(guard)] < free[AcceptAll] * 2 for guard in guards)
 
 
-def test_no_repeat_looks_at_the_answer_and_the_drafts_above():
+def test_no_repeat_looks_at_the_answer_and_the_drafts_above(each_way):
     """Drafts 3 and 4 below an answer's end, 5 and 6 below each, by the target's liking of them."""
     tree = DraftTree(
         torch.tensor([2, 3, 4, 5, 6, 5, 6]),
@@ -498,7 +498,7 @@ def test_no_repeat_looks_at_the_answer_and_the_drafts_above():
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)
-def test_where_the_target_ends_the_answer_it_ends(sampling):
+def test_where_the_target_ends_the_answer_it_ends(sampling, each_way):
     """Of any rule; at 0 the guard changes nothing."""
     kept = 0
     for seed, rule in itertools.product(range(12), (AcceptAll(), Fsd(0.4), Ratio(3.0))):
@@ -515,7 +515,7 @@ def test_where_the_target_ends_the_answer_it_ends(sampling):
 
 
 @pytest.mark.parametrize("rule", [AcceptAll(), Fsd(0.4), Ratio(3.0), Random(0.5)], ids=str)
-def test_a_guard_that_asks_for_the_exact_token_leaves_no_known_tv(rule):
+def test_a_guard_that_asks_for_the_exact_token_leaves_no_known_tv(rule, each_way):
     """Bug held down: above temperature 0 the rule's own TV was recorded, though where the target
     ends the answer the guard emits what exact emits. At 0 it is known: 0 or 1."""
     for round_ in map(random_round, range(3)):

@@ -11,7 +11,7 @@ from tiny import NoisyTargetDrafter, prompt_tokens, randomize, tiny_target
 
 from eagle_fsd.arms import parse_arm
 from eagle_fsd.config import BadInput, SamplingConfig, TreeConfig
-from eagle_fsd.decoding.columns import COLUMNS
+from eagle_fsd.decoding.columns import PLACES
 from eagle_fsd.decoding.divergence import DIVERGENCES, divergence
 from eagle_fsd.decoding.loop import DecodeConfig, StopConfig, decode
 from eagle_fsd.drafters.eagle import EagleDrafter
@@ -80,7 +80,7 @@ def test_a_guard(target, monkeypatch):
 
 
 def test_a_column(target, monkeypatch):
-    monkeypatch.setitem(COLUMNS, "margin", run_block("column")["margin"])
+    monkeypatch.setitem(PLACES, "margin", run_block("column")["margin"])
 
     class Sure(RULES["exact"]):
         columns = ("margin",)

@@ -42,7 +42,7 @@ def slow_rejection(p: list[float], q: list[float], children: list[int], uniforms
 
 
 @pytest.mark.parametrize("sampling", [*SAMPLINGS, SamplingConfig()])
-def test_every_token_is_the_slow_version_s(sampling):
+def test_every_token_is_the_slow_version_s(sampling, each_way):
     """On random trees, whose siblings may stand for any draws; a stop token's node is a leaf. No
     token counts as fuzzy. At temperature 0 all are exact."""
     accepted = 0

@@ -25,7 +25,7 @@ class Acceptance:
         path: node indices, the root first.
         tokens: emitted tokens, the accepted drafts and then the next token; as long as `path`.
         fuzzy: the token is not the one that the exact test would have emitted with the same draw.
-        divergence: D at path[i]; NaN where nothing asked for one, and at nodes without children.
+        divergence: D at path[i]; NaN where it was not asked for, and at nodes without children.
         tv: 1/2 sum |emitted distribution - P| at path[i], NaN if unknown; 0 without children.
         regret: log P(argmax) - log P(token) of the raw target distribution, nats.
         dial: the parameter that a rule which adapts had set for the round; None of any other.
@@ -120,7 +120,7 @@ def accept(
     )
     path = rule.choose(verified, state)
     judged = next((name for name in columns if name in DIVERGENCES), None)
-    accepted = _acceptance(verified, path, rule, policy.guards, judged, dial)
+    accepted = _acceptance(verified, path, policy, rule, judged, dial)
     for place, regret in enumerate(accepted.regret, start=len(answer)):
         if math.isnan(regret):
             raise no_numbers(f"after {place} tokens of the answer")
@@ -130,24 +130,25 @@ def accept(
 def _acceptance(
     verified: VerifiedTree,
     path: Path,
+    policy: Policy,
     rule: Rule,
-    guards: Sequence[Guard],
     judged: str | None,
     dial: float | None,
 ) -> Acceptance:
     """What is emitted along a path, and what it costs."""
     got = Acceptance(path, [], [], [], [], [], dial)
-    tv_known = verified.greedy or not any(guard.reads_exact_token for guard in guards)
+    judge = verified.value if policy.record == "full" else verified.asked_value
+    tv_known = verified.greedy or not any(guard.reads_exact_token for guard in policy.guards)
     for v, child in zip(path, [*path[1:], None], strict=True):
-        fuzzy = child is not None and verified.tokens[child] != verified.exact_tokens[v]
-        got.tokens.append(verified.tokens[child] if fuzzy else verified.exact_tokens[v])
+        fuzzy = child is not None and verified.tokens[child] != verified.exact_token(v)
+        got.tokens.append(verified.tokens[child] if fuzzy else verified.exact_token(v))
         got.fuzzy.append(fuzzy)
-        got.regret.append(verified.value("regret", child) if fuzzy else verified.exact_regrets[v])
+        got.regret.append(verified.value("regret", child) if fuzzy else verified.exact_regret(v))
         if not verified.children[v]:
             got.divergence.append(math.nan)
             got.tv.append(0.0)
             continue
-        got.divergence.append(verified.value(judged, v) if judged else math.nan)
+        got.divergence.append(judge(judged, v) if judged else math.nan)
         if verified.greedy and not rule.takes_chances:
             got.tv.append(float(fuzzy))
         else:

@@ -23,9 +23,9 @@ class Rule:
     By itself this is the exact rule.
 
     Attributes:
-        columns: names in COLUMNS that it asks for.
+        columns: names in PLACES or DRAFTS (columns.py) that it asks for.
         draw: None, or a function that draws the exact token with the help of drafts that were
-            sampled: draw(prob_NV, draft_prob_NV, child_NK, uniform_N3) -> [N], of both
+            sampled: draw(prob_MV, draft_prob_MV, child_MK, uniform_M3) -> [M], of both
             distributions after the sampling filters (the drafter's NaN where it has none), the
             tokens of the children in the order in which they were drawn (-1: no more), and the
             random numbers of the token. The drafter must sample.

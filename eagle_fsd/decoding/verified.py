@@ -1,29 +1,32 @@
 """A draft tree with the target's answers: all that a rule sees of a round.
 
-Every number that a rule has named is computed for all nodes at once, in one pass over the target's
-rows and one transfer to the host, on every device alike. A rule then reads plain Python numbers.
+The numbers are computed by the same functions everywhere (columns.py), of any rows at once. On an
+accelerator that is all nodes and all columns that were named, in one pass and one transfer. On a
+CPU it is a column of a row, when that is first asked about: a walk visits two or three of a tree's
+rows, and all of them at once took 5 to 40 times as long (docs/speed.md#judging).
 
 Random numbers belong to the answer, not to the round: row s of a round's block is for the token
 that a node at depth s emits. So the same token is drawn at the same place of an answer, whatever
 the tree, the drafter and the rule are.
 
-Axes: N nodes, C drafts, K children of a node, V vocabulary, S depths.
+Axes: N nodes, M rows looked at, C drafts, K children of a node, V vocabulary, S depths.
 """
 
+import math
 from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
 from eagle_fsd.config import SamplingConfig
-from eagle_fsd.decoding.columns import COLUMNS, Rows
+from eagle_fsd.decoding.columns import DRAFTS, PLACES, Column, Rows
 from eagle_fsd.decoding.sampling import inverse_cdf
 from eagle_fsd.decoding.tree import DraftTree
 
 if TYPE_CHECKING:
     from eagle_fsd.decoding.rule import Guard
 
-# draw(prob_NV, draft_prob_NV, child_NK, uniform_N3) -> exact_token_N; see rule.Rule.draw
+# draw(prob_MV, draft_prob_MV, child_MK, uniform_M3) -> exact_token_M; see rule.Rule.draw
 Draw = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 Result = TypeVar("Result")
 UNIFORMS = 3  # a token: column 0 draws it, 1 picks among drafts, 2 says yes or no
@@ -38,7 +41,7 @@ class VerifiedTree:
         uniform_S3: numbers in [0, 1) on the CPU, a row a depth, at least max_depth + 1 rows; what
             is beyond belongs to later tokens.
         sampling: how P comes from the logits.
-        columns: names in COLUMNS that may be asked for; asking for another is a KeyError.
+        columns: names in PLACES or DRAFTS that may be asked for; asking for another is a KeyError.
         draw: None, or how the exact token is drawn with the help of sampled drafts.
         guards: predicates that narrow `options`.
         stop_token_ids: a node with one of these is a leaf: drafts behind an end are no gain.
@@ -46,8 +49,6 @@ class VerifiedTree:
 
     Attributes:
         tokens, parents, depths, children: of every node; the root is its own parent.
-        exact_tokens: of every node, the token that the exact test emits there.
-        exact_regrets: their regret, nats; NaN if and only if the node's logits have no largest one.
         greedy: P is the argmax.
     """
 
@@ -65,23 +66,19 @@ class VerifiedTree:
         answer: Sequence[int] = (),
     ):
         self.answer, self.sampling, self.greedy = answer, sampling, sampling.temperature == 0
+        self._tree, self._logits_NV, self._draw = tree, target_logits_NV, draw
+        self._uniform_S3 = uniform_S3[: tree.max_depth + 1]
         self._guards, self._stops = guards, frozenset(stop_token_ids)
         self._filtered = sampling.top_k > 0 or sampling.top_p < 1
-        uniform_S3 = uniform_S3[: tree.max_depth + 1]
-        self._uniforms, self._computed = uniform_S3.tolist(), {}
-        rows = Rows(tree, target_logits_NV, sampling)
-        exact_N = exact_tokens(rows, uniform_S3, draw, self._stops)
-        names = list(dict.fromkeys([*columns, *(["supported"] if self._filtered else [])]))
-        regret_N = rows.best_N - rows.target_NV.gather(1, exact_N[:, None])[:, 0]
-        values = [tree.token_N, tree.parent_N, exact_N, regret_N]
-        values += [COLUMNS[name](rows) for name in names]
-        # ids are exact in float64
-        table = torch.stack([value_N.double() for value_N in values]).tolist()
-        self.tokens, self.parents, self.exact_tokens = (
-            [int(value) for value in ids] for ids in table[:3]
-        )
-        self.exact_regrets = table[3]
-        self._values = dict(zip(names, table[4:], strict=True))
+        names = [*columns, *(["supported"] if self._filtered else [])]
+        self._values: dict[str, dict[int, float]] = {name: {} for name in names}
+        self._rows: dict[int, Rows] = {}
+        self._exact: dict[int, tuple[int, float]] = {}  # the exact token of a place, its regret
+        self._computed: dict[Callable, object] = {}
+        if self._row_by_row:
+            self.tokens, self.parents = tree.token_N.tolist(), tree.parent_N.tolist()
+        else:
+            self.tokens, self.parents = self._read_all()
         self.children: list[list[int]] = [[] for _ in self.tokens]
         self.depths = [0] * len(self.tokens)
         for node in range(1, len(self.tokens)):
@@ -90,18 +87,39 @@ class VerifiedTree:
             if parent == 0 or self.tokens[parent] not in self._stops:
                 self.children[parent].append(node)
 
+    # --- what a rule may ask --------------------------------------------------------------------
+
     def value(self, column: str, node: int) -> float:
         """A column's value at a node; a KeyError if the rule and its guards did not name it."""
-        return self._values[column][node]
+        known = self._values[column]
+        if node not in known:
+            v = node if column in PLACES else self.parents[node]
+            nodes, function = self._who(column, v)
+            known.update(zip(nodes, function(self._row(v)).tolist(), strict=True))
+        return known[node]
+
+    def asked_value(self, column: str, v: int) -> float:
+        """A place's value if it was asked for in this round, else NaN."""
+        return self._values[column].get(v, math.nan)
+
+    def exact_token(self, v: int) -> int:
+        """The token that the exact test emits at v."""
+        return self._exact_at(v)[0]
+
+    def exact_regret(self, v: int) -> float:
+        """Its regret, nats; NaN if and only if v's logits have no largest number."""
+        return self._exact_at(v)[1]
 
     def hit(self, v: int) -> int | None:
         """The child with the exact token, if there is one."""
-        exact = self.exact_tokens[v]
+        if not self.children[v]:
+            return None
+        exact = self.exact_token(v)
         return next((c for c in self.children[v] if self.tokens[c] == exact), None)
 
     def ends(self, v: int) -> bool:
         """Whether the exact test ends the answer at v."""
-        return self.exact_tokens[v] in self._stops
+        return self.exact_token(v) in self._stops
 
     def options(self, v: int) -> list[int]:
         """Children that may be taken although the exact token is another: within what top-k and
@@ -123,7 +141,7 @@ class VerifiedTree:
 
     def uniform(self, v: int, column: int) -> float:
         """A random number in [0, 1) of the token that v emits; column 1 or 2."""
-        return self._uniforms[self.depths[v]][column]
+        return self._uniform_S3[self.depths[v], column].item()
 
     def once_a_round(self, compute: Callable[["VerifiedTree"], Result]) -> Result:
         """compute(self), kept for the round: what a rule knows of the whole tree."""
@@ -131,20 +149,59 @@ class VerifiedTree:
             self._computed[compute] = compute(self)
         return self._computed[compute]
 
+    # --- where the numbers come from ------------------------------------------------------------
 
-def exact_tokens(
-    rows: Rows, uniform_S3: torch.Tensor, draw: Draw | None, stops: Collection[int]
-) -> torch.Tensor:
-    """The token that the exact test emits after every node, int64 [N]: the argmax at temperature 0,
-    else a draw from P by the number of the node's depth, or what `draw` makes of the drafts."""
-    if rows.sampling.temperature == 0:
-        return rows.argmax_N
-    uniform_S3 = uniform_S3.to(rows.target_logits_NV.device, non_blocking=True)
-    uniform_N3 = uniform_S3[rows.tree.depth_N]
-    if draw is None:
-        return inverse_cdf(rows.prob_NV, uniform_N3[:, 0])
-    children_NK = child_table(rows.tree, stops)
-    return draw(rows.prob_NV, rows.draft_distribution_NV, children_NK, uniform_N3)
+    @property
+    def _row_by_row(self) -> bool:
+        return self._logits_NV.device.type == "cpu"
+
+    def _row(self, v: int) -> Rows:
+        """v's row alone, and the drafts after it."""
+        if v not in self._rows:
+            tokens = [self.tokens[c] for c in self.children[v]]
+            token_C = torch.tensor(tokens, dtype=torch.int64)
+            drafts = torch.zeros_like(token_C), token_C
+            only = slice(v, v + 1)
+            self._rows[v] = Rows(self._tree, self._logits_NV, only, *drafts, self.sampling)
+        return self._rows[v]
+
+    def _who(self, column: str, v: int) -> tuple[list[int], Column]:
+        """The nodes that a column of v's row is about, and its function."""
+        return ([v], PLACES[column]) if column in PLACES else (self.children[v], DRAFTS[column])
+
+    def _exact_at(self, v: int) -> tuple[int, float]:
+        if v not in self._exact:
+            rows, uniform_13 = self._row(v), self._uniform_S3[self.depths[v]][None]
+            exact_1, regret_1 = self._exact_tokens(rows, rows.token_C[None], uniform_13)
+            self._exact[v] = exact_1.item(), regret_1.item()
+        return self._exact[v]
+
+    def _exact_tokens(
+        self, rows: Rows, child_MK: torch.Tensor, uniform_M3: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Of every row, and their regrets."""
+        if self.greedy:
+            exact_M = rows.argmax_M
+        elif self._draw is None:
+            exact_M = inverse_cdf(rows.prob_MV, uniform_M3[:, 0])
+        else:
+            exact_M = self._draw(rows.prob_MV, rows.draft_distribution_MV, child_MK, uniform_M3)
+        return exact_M, rows.best_M - rows.target_MV.gather(1, exact_M[:, None])[:, 0]
+
+    def _read_all(self) -> tuple[list[int], list[int]]:
+        """On an accelerator: all nodes in one transfer; returns tokens and parents."""
+        tree = self._tree
+        rows = Rows.of_tree(tree, self._logits_NV, self.sampling)
+        uniform_S3 = self._uniform_S3.to(self._logits_NV.device, non_blocking=True)
+        table = [tree.token_N, tree.parent_N]  # ids are exact in float64
+        table += self._exact_tokens(rows, child_table(tree, self._stops), uniform_S3[tree.depth_N])
+        table += [(PLACES | DRAFTS)[name](rows) for name in self._values]
+        table = torch.stack([value_N.double() for value_N in table]).tolist()
+        token, parent, exact, regret, *values = table
+        self._exact = dict(enumerate(zip(map(int, exact), regret, strict=True)))
+        named = zip(self._values, values, strict=True)
+        self._values = {name: dict(enumerate(value)) for name, value in named}
+        return [int(value) for value in token], [int(value) for value in parent]
 
 
 def child_table(tree: DraftTree, stops: Collection[int]) -> torch.Tensor:

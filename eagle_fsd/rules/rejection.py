@@ -36,34 +36,35 @@ class Rejection(Exact):
 
     @staticmethod
     def draw(
-        prob_NV: torch.Tensor,
-        draft_prob_NV: torch.Tensor,
-        child_NK: torch.Tensor,
-        uniform_N3: torch.Tensor,
+        prob_MV: torch.Tensor,
+        draft_prob_MV: torch.Tensor,
+        child_MK: torch.Tensor,
+        uniform_M3: torch.Tensor,
     ) -> torch.Tensor:
         """See Rule.draw. One number a node, rescaled after each rejection, decides over all of
         its children; another draws from what is left.
 
         Where Q has no token left, drafts that follow were not drawn and are passed over.
         """
-        draft_prob_NV = draft_prob_NV.nan_to_num(0.0)  # a node without drafts
-        left_N, taken_N = uniform_N3[:, 2].double(), torch.full_like(child_NK[:, 0], -1)
-        for child_N in child_NK.T:
-            column_N1 = child_N.clamp_min(0)[:, None]
-            draft_N1 = draft_prob_NV.gather(1, column_N1)
-            drawn_N1 = (child_N[:, None] >= 0) & (draft_N1 > 0)
-            accept_N1 = prob_NV.gather(1, column_N1).double() / draft_N1
-            accept_N = torch.where(drawn_N1, accept_N1.clamp_max(1), 0.0)[:, 0]
-            taken_N = torch.where((taken_N < 0) & (left_N < accept_N), child_N, taken_N)
-            left_N = (left_N - accept_N) / (1 - accept_N)
-            rest_NV = (prob_NV - draft_prob_NV).clamp_min(0)
-            is_rest_N1 = drawn_N1 & (rest_NV.sum(-1, keepdim=True) > 0)
-            prob_NV = torch.where(is_rest_N1, _normed(rest_NV), prob_NV)
-            without_NV = _normed(draft_prob_NV.scatter(1, column_N1, 0.0))
-            draft_prob_NV = torch.where(drawn_N1, without_NV, draft_prob_NV)
-        return torch.where(taken_N < 0, inverse_cdf(prob_NV, uniform_N3[:, 0]), taken_N)
+        draft_prob_MV = draft_prob_MV.nan_to_num(0.0)  # a node without drafts
+        left_M = uniform_M3[:, 2].double()
+        taken_M = torch.full_like(left_M, -1, dtype=torch.int64)
+        for child_M in child_MK.T:
+            column_M1 = child_M.clamp_min(0)[:, None]
+            draft_M1 = draft_prob_MV.gather(1, column_M1)
+            drawn_M1 = (child_M[:, None] >= 0) & (draft_M1 > 0)
+            accept_M1 = prob_MV.gather(1, column_M1).double() / draft_M1
+            accept_M = torch.where(drawn_M1, accept_M1.clamp_max(1), 0.0)[:, 0]
+            taken_M = torch.where((taken_M < 0) & (left_M < accept_M), child_M, taken_M)
+            left_M = (left_M - accept_M) / (1 - accept_M)
+            rest_MV = (prob_MV - draft_prob_MV).clamp_min(0)
+            is_rest_M1 = drawn_M1 & (rest_MV.sum(-1, keepdim=True) > 0)
+            prob_MV = torch.where(is_rest_M1, _normed(rest_MV), prob_MV)
+            without_MV = _normed(draft_prob_MV.scatter(1, column_M1, 0.0))
+            draft_prob_MV = torch.where(drawn_M1, without_MV, draft_prob_MV)
+        return torch.where(taken_M < 0, inverse_cdf(prob_MV, uniform_M3[:, 0]), taken_M)
 
 
-def _normed(weight_NV: torch.Tensor) -> torch.Tensor:
+def _normed(weight_MV: torch.Tensor) -> torch.Tensor:
     """Summing to 1; all zero where there is no weight."""
-    return weight_NV / weight_NV.sum(-1, keepdim=True).clamp_min(torch.finfo(torch.float32).tiny)
+    return weight_MV / weight_MV.sum(-1, keepdim=True).clamp_min(torch.finfo(torch.float32).tiny)
