@@ -5,25 +5,18 @@
 
 Half of the questions are answered once, by exact; at every round each arm is asked what it would
 do, which foretells its tokens a round, fuzzy share and cost. The one of most tokens a round within
-the tolerated cost is chosen, and run for real on the other half, as are others over the range if
---verify is above 1. Both are printed. A killed run continues where it was: run the same command
-again. Arms, questions and the cost may change.
+the tolerated cost is chosen (of equals the cheapest), and run for real on the other half, as are
+others over the range if --verify is above 1. Both are printed, with a warning if the chosen one
+costs more there than is tolerated. A killed run continues where it was: run the same command again.
+Arms, questions and the cost may change.
 """
 
 from eagle_fsd.cli import ModelOptions, SamplingOptions, run_command
-from eagle_fsd.evaluation.offline.calibrate_options import CalibrateOptions
-
-
-def calibrate(
-    options: CalibrateOptions, sampling: SamplingOptions, model_options: ModelOptions
-) -> None:
-    from eagle_fsd.evaluation.offline.calibrate import run_calibration
-
-    run_calibration(options, sampling, model_options)
+from eagle_fsd.evaluation.calibrate import CalibrateOptions, run_calibration
 
 
 def main(arguments: list[str] | None = None) -> None:
-    run_command(calibrate, [CalibrateOptions, SamplingOptions, ModelOptions], arguments)
+    run_command(run_calibration, [CalibrateOptions, SamplingOptions, ModelOptions], arguments)
 
 
 if __name__ == "__main__":

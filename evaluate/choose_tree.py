@@ -1,12 +1,11 @@
 """The draft tree that is fastest on this machine, and why.
 
-    python evaluate/choose_tree.py                               # for the exact rule
-    python evaluate/choose_tree.py --arm fsd:0.4                 # no more fuzzy tokens than now
+    python evaluate/choose_tree.py                               # of the head alone
+    python evaluate/choose_tree.py --arm exact@hybrid            # with what the text repeats
     python evaluate/choose_tree.py --output choice.json          # all candidates, for programs
 
-Measured costs times what trees accept on seven prompts of its own: from --tree on always the
-neighbours of the best one so far. Trees are refused whose fuzzy share would exceed that of --tree
-by more than --hold_fuzzy_share. It measures for a few minutes on two CPU cores.
+Measured costs times what exact accepts of trees on seven prompts of its own: from --tree on always
+the neighbours of the best one so far. It measures for a few minutes on two CPU cores.
 """
 
 import os
@@ -14,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from eagle_fsd.cli import ModelOptions, option, run_command
-from eagle_fsd.config import BadInput, SamplingConfig, check_least
+from eagle_fsd.config import BadInput, check_least
 
 COLUMNS = (
     ("tree", "tree", "s"),
@@ -23,25 +22,23 @@ COLUMNS = (
     ("propose", "propose", ".1f"),
     ("verify", "verify", ".1f"),
     ("x plain", "speedup", ".2f"),
-    ("fuzzy share", "fuzzy_share", ".3f"),
 )
 SHOWN = 10  # candidates in the table, one of each number of drafts
 
 
 @dataclass
 class ChooseOptions:
-    arm: str = option("exact", "the rule that will use the tree, as in fsd:0.4")
-    hold_fuzzy_share: float = option(0.01, "most above that of --tree")
+    arm: str = option("exact", "exact with the drafter whose trees are chosen: exact@hybrid")
     max_new_tokens: int = option(64, "budget of each calibration prompt")
     output: str = option("", "JSON file with all candidates; empty: none")
 
     def __post_init__(self):
-        check_least(self, "--", hold_fuzzy_share=0, max_new_tokens=1)
+        check_least(self, "--", max_new_tokens=1)
 
 
 def run(options: ChooseOptions, model_options: ModelOptions) -> None:
     from eagle_fsd.arms import parse_arm
-    from eagle_fsd.evaluation.offline.replay import check_replayed
+    from eagle_fsd.evaluation.replay import check_replayed
     from eagle_fsd.evaluation.tables import markdown_table
     from eagle_fsd.runs.jsonl import write_json
     from eagle_fsd.runs.provenance import describe_run
@@ -50,9 +47,8 @@ def run(options: ChooseOptions, model_options: ModelOptions) -> None:
 
     arm = parse_arm(options.arm)
     if not arm.needs_head:
-        raise BadInput(f"--arm {options.arm} has no tree of a head: give a rule, such as fsd:0.4")
+        raise BadInput(f"--arm {options.arm} has no tree of a head: give exact or exact@hybrid")
     check_replayed(arm)
-    arm.policy(SamplingConfig()).check(arm.drafter)
     check_timing_alone(model_options.device)
     if options.output:
         try:  # before the measuring
@@ -62,14 +58,10 @@ def run(options: ChooseOptions, model_options: ModelOptions) -> None:
                 os.unlink(options.output)
         except (OSError, ValueError) as error:
             raise BadInput(f"cannot write to --output {options.output} ({error})") from error
-    table = choose_tree(
-        model_options.load([arm]),
-        arm,
-        hold_fuzzy_share=options.hold_fuzzy_share,
-        max_new_tokens=options.max_new_tokens,
-    )
+    model = model_options.load([arm])
+    table = choose_tree(model, arm.drafter, max_new_tokens=options.max_new_tokens)
     rows = table.astype(object).where(table.notna(), None).to_dict("records")
-    best = {row["tree"].split("x")[0]: row for row in reversed(rows) if row["held"]}
+    best = {row["tree"].split("x")[0]: row for row in reversed(rows)}
     shown = sorted(best.values(), key=rows.index)[:SHOWN]
     # what is taken without a choice, to compare with
     shown += [row for row in rows if row["tree"] == model_options.tree and row not in shown]

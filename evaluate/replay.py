@@ -2,27 +2,21 @@
 
     python evaluate/replay.py                                  # shipped head on 80 MT-Bench turns
     python evaluate/replay.py --heads runs/a runs/b --questions 24 --max_new_tokens 64 \
-        --arms exact exact@eagle:59x6x10 exact@hybrid fsd:0.4 --output runs/replay_ab
+        --arms exact exact@eagle:59x6x10 exact@hybrid --output runs/replay_ab
 
 Greedy exact decoding emits the target's own text whatever the head, so the plain answers are made
 once (--texts, shared by all heads and runs of a target) and each head is replayed on them:
-tokens_per_round of every arm as real float32 decoding gives it (logit ties aside), how often its
-rule would take a fuzzy token, and the heads' accuracy and divergence by level. A killed run
-continues where it was: run the same command again. More questions and heads may be added.
+tokens_per_round of every drafter as real float32 decoding gives it (logit ties aside), and the
+heads' accuracy and divergence by level. A killed run continues where it was: run the same command
+again. More questions and heads may be added.
 """
 
 from eagle_fsd.cli import run_command
-from eagle_fsd.evaluation.offline.replay_options import ReplayOptions
-
-
-def replay(options: ReplayOptions) -> None:
-    from eagle_fsd.evaluation.offline.replay_run import run_replay
-
-    run_replay(options)
+from eagle_fsd.evaluation.replay import ReplayOptions, run_replay
 
 
 def main(arguments: list[str] | None = None) -> None:
-    run_command(replay, [ReplayOptions], arguments)
+    run_command(run_replay, [ReplayOptions], arguments)
 
 
 if __name__ == "__main__":

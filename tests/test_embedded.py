@@ -14,9 +14,8 @@ from eagle_fsd.arms import parse_arm
 from eagle_fsd.config import SamplingConfig
 from eagle_fsd.decoding.loop import DecodeConfig, decode
 from eagle_fsd.evaluation.answering import answer_prompt
-from eagle_fsd.evaluation.offline.replay import replay, text_states
-from eagle_fsd.evaluation.offline.texts import plain_texts
 from eagle_fsd.evaluation.questions import read_questions, spread
+from eagle_fsd.evaluation.texts import plain_texts
 from eagle_fsd.models.assets import EMBEDDED_ASSET, asset_dir
 from eagle_fsd.models.load import SHIPPED_HEAD
 from eagle_fsd.runs.folder import Run
@@ -116,10 +115,9 @@ def test_replay_equals_decoding(model, tmp_path):
         config = DecodeConfig(policy, model.stop(32))
         for text in texts.values():
             answer = decode(model.target, drafter, text.prompt, config)
-            states = text_states(model.target, text)
-            (row,) = replay(model.target, drafter, {"": policy}, text, states).values()
+            rounds = text.rounds(drafter, text.states(model.target)[1])
             assert answer.tokens == text.answer
-            assert [len(r.tokens) for r in answer.rounds] == row["tokens"]
-            tokens += row["tokens"]
+            assert [len(r.tokens) for r in answer.rounds] == rounds
+            tokens += rounds
         mean.append(sum(tokens) / len(tokens))
     assert min(mean[0], mean[2]) > mean[1] > 1

@@ -65,7 +65,11 @@ def test_who_may_not_know_whom():
     JSON lines needs no torch."""
     for folder, unknown in {
         "eagle_fsd.evaluation": ("eagle_fsd.tasks", "eagle_fsd.training"),
-        "eagle_fsd.training": ("eagle_fsd.evaluation.offline", "eagle_fsd.tasks"),
+        "eagle_fsd.training": (
+            "eagle_fsd.evaluation.replay",
+            "eagle_fsd.evaluation.texts",
+            "eagle_fsd.tasks",
+        ),
         "eagle_fsd.heads": (
             "eagle_fsd.training",
             "eagle_fsd.drafters",

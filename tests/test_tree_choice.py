@@ -1,4 +1,4 @@
-"""The tree choice: acceptance against real decoding, costs by hand, what is held and refused."""
+"""The tree choice: acceptance against real decoding, costs by hand, what is refused."""
 
 import json
 
@@ -8,13 +8,12 @@ from commands import model_options
 from tiny_folder import write_target
 
 from eagle_fsd.api import load
-from eagle_fsd.arms import parse_arm
 from eagle_fsd.config import BadInput, parse_tree, tree_name
 from eagle_fsd.decoding.acceptance import Policy
 from eagle_fsd.decoding.drafter import RootDrafter
 from eagle_fsd.decoding.loop import DecodeConfig, StopConfig, decode
-from eagle_fsd.evaluation.offline.replay import text_states
-from eagle_fsd.evaluation.offline.texts import BEYOND, cut
+from eagle_fsd.drafters.settings import EagleSettings
+from eagle_fsd.drafters.walk import BEYOND, cut
 from eagle_fsd.rules.fsd import Exact
 from eagle_fsd.speed import tree_choice
 from eagle_fsd.speed.tree_choice import choose, choose_tree, count_acceptance, neighbours
@@ -32,9 +31,9 @@ def model(models):
     return load(str(models[0]), head=str(models[1]), dtype="float32")
 
 
-def counted(accepted: list[int], fuzzy: list[int]) -> pd.DataFrame:
+def counted(accepted: list[int]) -> pd.DataFrame:
     tokens = [100 + drafts for drafts in accepted]
-    return pd.DataFrame({"tokens": tokens, "fuzzy": fuzzy}, index=NAMES).assign(rounds=100)
+    return pd.DataFrame({"tokens": tokens}, index=NAMES).assign(rounds=100)
 
 
 def config(new_tokens: int) -> DecodeConfig:
@@ -42,42 +41,33 @@ def config(new_tokens: int) -> DecodeConfig:
 
 
 def test_acceptance_is_counted_over_texts(model):
-    """As decoding has it; at T inf every round that has a draft left may end in a fuzzy token."""
+    """As decoding has it."""
     prompt = model.prompt_ids("Say one.")
     greedy = decode(model.target, RootDrafter(), prompt, config(30 + BEYOND)).tokens
     tree, text = parse_tree("7x3x4"), cut(prompt, greedy, StopConfig(30))
     real = decode(model.target, model.drafter.with_tree(tree), prompt, config(30)).rounds
-    known = text, text_states(model.target, text)
-    counts = count_acceptance(model, parse_arm("fsd:inf"), tree, [known, known])
+    known = text, text.states(model.target)[1]
+    counts = count_acceptance(model, EagleSettings(), tree, [known, known])
     tokens = sum(len(r.tokens) for r in real)
     assert (counts["rounds"], counts["tokens"]) == (2 * len(real), 2 * tokens)
-    assert 0 < counts["fuzzy"] <= counts["rounds"]
     with pytest.raises(BadInput, match="no calibration prompt"):
         one = cut(prompt, greedy, StopConfig(1)), known[1]
-        count_acceptance(model, parse_arm("exact"), tree, [one])
+        count_acceptance(model, EagleSettings(), tree, [one])
 
 
 def test_the_choice_is_the_best_of_all():
     """7x3x4: 22 ms of verification, a draft of two levels and a third one. Where nothing is
     accepted it is the cheapest, and the text says that plain decoding is faster."""
-    table = choose(counted([20, 90, 110, 60], [0] * 4), COSTS, "15x4x6", hold=0.01)
-    assert table.tree[0] == "7x3x4" and table.held.all()
+    table = choose(counted([20, 90, 110, 60]), COSTS)
+    assert table.tree[0] == "7x3x4"
     assert table.ms_per_round[0] == pytest.approx(22 + 5.4 + 2.4)
     assert table.speedup[0] == pytest.approx(1.9 * 20 / 29.8)
     assert table.speedup.is_monotonic_decreasing
     chain = table[table.tree == "1x1x1"].iloc[0]
     assert chain.propose == pytest.approx(5.1 - 2.1) and chain.verify == pytest.approx(20 + 2 / 7)
     assert tree_choice.explain(table).startswith("tree 7x3x4: 1.28x plain")
-    table = choose(counted([0] * 4, [0] * 4), COSTS, "15x4x6", hold=0.01)
+    table = choose(counted([0] * 4), COSTS)
     assert table.tree[0] == "1x1x1" and "the least slow one" in tree_choice.explain(table)
-
-
-def test_trees_with_more_fuzzy_tokens_are_refused():
-    """A chain that would win has a share of .30, the model's own tree of .19."""
-    counts = counted([20, 90, 110, 130], [10, 40, 40, 69])
-    chosen = [choose(counts, COSTS, "15x4x6", hold=hold) for hold in (0.0, 0.03, 0.2)]
-    assert [table.tree[0] for table in chosen] == ["1x1x1", "7x3x4", "5x5x1"]
-    assert "1 of 4 refused" in tree_choice.explain(chosen[1])
 
 
 def test_neighbours_are_possible_trees_one_step_away():
@@ -90,20 +80,20 @@ def test_neighbours_are_possible_trees_one_step_away():
 
 def test_what_cannot_be_measured_is_refused(call, models, tmp_path):
     with pytest.raises(BadInput, match="without a draft head"):
-        choose_tree(load(str(models[0]), head=None, dtype="float32"), parse_arm("exact"))
+        choose_tree(load(str(models[0]), head=None, dtype="float32"), EagleSettings())
     short = write_target(tmp_path / "short", max_positions=90, layers=2)
     assert "90 positions" in call(COMMAND, *model_options((short, models[1])))
 
 
-@pytest.mark.parametrize("arm", ["exact@hybrid", "fsd:0.4"])
+@pytest.mark.parametrize("arm", ["exact@hybrid", "exact"])
 def test_the_command_searches_prints_and_writes(call, models, tmp_path, monkeypatch, arm):
-    """The tree of --tree is in the table beside the best, which no neighbour that is held beats."""
+    """The tree of --tree is in the table beside the best, which no neighbour beats."""
     monkeypatch.setattr(tree_choice, "PROMPTS", ("Say one.", "Say two."))
     monkeypatch.setattr(tree_choice, "REPEATS", 1)
     options = [*model_options(models), "--tree", "7x3x3", "--max_new_tokens", 4, "--arm", arm]
     text = call(COMMAND, *options, "--output", tmp_path / "choice.json")
     record = json.loads((tmp_path / "choice.json").read_text())
-    rated = {row["tree"]: row["held"] * row["speedup"] for row in record["candidates"]}
+    rated = {row["tree"]: row["speedup"] for row in record["candidates"]}
     best = record["tree"]
     assert f"tree {best}" in text and "| 7x3x3 " in text
     near = {tree_name(tree) for tree in neighbours(parse_tree(best), 101)}

@@ -1,24 +1,84 @@
-"""A drafter walked along a text that is known: the rounds in which exact decoding would emit it.
+"""Drafters walked along a text that is known: the rounds in which exact decoding would emit it.
 
-A round accepts as many drafts as the text's own next tokens lie in its tree, and emits one more. So
-nothing is verified; the drafter is told what decoding would tell it.
+Greedy exact decoding emits the target's own text whatever is drafted. A round accepts as many
+drafts as the text's own next tokens lie in its tree, and emits one more. So nothing is verified;
+the drafter is told what decoding would tell it.
 
 Axes: L tokens of the text, F features.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
 
 from eagle_fsd.decoding.drafter import Drafter
+from eagle_fsd.decoding.loop import StopConfig
+from eagle_fsd.decoding.target import Target
 from eagle_fsd.decoding.tree import DraftTree
+
+# Tokens kept beyond an answer's end: a round's accepted drafts are counted before trimming, so the
+# last rounds look past it. The deepest tree that can be walked has as many levels.
+BEYOND = 16
+
+
+@dataclass(frozen=True)
+class PlainText:
+    """A prompt, the plain greedy answer to it, trimmed as the loop does, and BEYOND further greedy
+    tokens.
+
+    Attributes:
+        stop_token_ids: that end an answer.
+    """
+
+    prompt: list[int]
+    answer: list[int]
+    beyond: list[int]
+    stop_token_ids: tuple[int, ...] = ()
+
+    @property
+    def ids(self) -> list[int]:
+        return [*self.prompt, *self.answer, *self.beyond]
+
+    @property
+    def roots(self) -> range:
+        """Indices into `ids` of every token that may be a round's root: all of the answer but the
+        last. The first is the one that prefill yields.
+
+        Example, prompt a b, answer c d e, beyond f ..:  ids a b c d e f ..   roots 2 3
+        """
+        return range(len(self.prompt), len(self.prompt) + len(self.answer) - 1)
+
+    @torch.inference_mode()
+    def states(self, target: Target) -> tuple[torch.Tensor, torch.Tensor]:
+        """The target run over it: hidden states after the final norm [L, D], features [L, F]."""
+        ids_L = torch.tensor(self.ids, device=target.device)
+        hidden_1LD, features_1LF = target.hidden_and_features(ids_L[None], use_cache=False)
+        return hidden_1LD[0], features_1LF[0]
+
+    @torch.inference_mode()
+    def rounds(self, drafter: Drafter, features_LF: torch.Tensor) -> list[int]:
+        """Tokens of every round in which exact decoding emits the answer, before trimming."""
+        return list(walk(drafter, self.ids, self.roots, features_LF, self.stop_token_ids))
+
+
+def cut(prompt: list[int], greedy: list[int], stop: StopConfig) -> PlainText | None:
+    """The text for a budget; None if more greedy tokens are needed."""
+    answer, finish = stop.trim([], greedy)
+    beyond = greedy[len(answer) :][:BEYOND]
+    if finish is None or len(beyond) < BEYOND:
+        return None
+    return PlainText(prompt, answer, beyond, stop.token_ids)
 
 
 def walk(
-    drafter: Drafter, ids: Sequence[int], roots: range, features_LF: torch.Tensor
-) -> Iterator[tuple[DraftTree, list[int], int]]:
-    """Every round's tree, its nodes that are the text, the root first, and where that stands in the
-    text. The round emits as many tokens as these nodes are.
+    drafter: Drafter,
+    ids: Sequence[int],
+    roots: range,
+    features_LF: torch.Tensor,
+    stop_token_ids: Collection[int] = (),
+) -> Iterator[int]:
+    """How many tokens every round emits, the accepted drafts and the next token.
 
     Example, text A B C D, root A: a tree with B, and X below it, accepts B; C is the next token and
     the root of the next round. Emitted are two.
@@ -27,6 +87,7 @@ def walk(
         ids: a text longer by a tree's levels than the roots reach.
         roots: the first one's place, and the one behind the last that may be one.
         features_LF: the target's, of the text.
+        stop_token_ids: drafts behind one of these are no gain, as when decoding.
     """
     drafter.reset(len(ids), ids[0])
     told, root = 0, roots.start
@@ -34,18 +95,21 @@ def walk(
         drafter.observe(features_LF[told:root], ids[told + 1 : root + 1])
         tree = drafter.propose()
         assert root + tree.max_depth < len(ids), "the tree is deeper than the text behind its root"
-        path = text_path(tree, ids[root + 1 :])
-        yield tree, path, root
-        told, root = root, root + len(path)
+        tokens = 1 + accepted_drafts(tree, ids[root + 1 :], stop_token_ids)
+        yield tokens
+        told, root = root, root + tokens
 
 
-def text_path(tree: DraftTree, following: Sequence[int]) -> list[int]:
-    """The nodes that are the root and the tokens that follow it in the text."""
+def accepted_drafts(
+    tree: DraftTree, following: Sequence[int], stop_token_ids: Collection[int]
+) -> int:
+    """How many of the tokens that follow the root in the text lie below it in the tree, one below
+    the other, up to the first that ends an answer."""
     tokens, parents = tree.token_N.tolist(), tree.parent_N.tolist()
     drafted = {(parents[node], tokens[node]): node for node in range(1, tree.size)}
-    path = [0]
-    for token in following:
-        if (path[-1], token) not in drafted:
-            break
-        path.append(drafted[path[-1], token])
-    return path
+    node = 0
+    for accepted, token in enumerate(following):
+        if (node, token) not in drafted or (node > 0 and tokens[node] in stop_token_ids):
+            return accepted
+        node = drafted[node, token]
+    return len(following)

@@ -4,30 +4,27 @@
 
 Costs are single forwards (forwards.py), by width of the verification and by levels of the draft;
 settling a round costs the same with every tree, and little. Acceptance is replayed
-(evaluation/offline/): calibration prompts are answered by the plain loop, and what each tree
-accepts of the answers is what real greedy decoding accepts with it, up to the first fuzzy token of
-a round. By tokens/s alone a chain wins under a loose rule, whose fuzzy share is far higher at the
-same parameter; so a tree is refused whose share of fuzzy tokens exceeds that of the model's own
-tree by more than `hold_fuzzy_share`. Sampling is not looked at.
+(drafters/walk.py): calibration prompts are answered by the plain loop, and what each tree accepts
+of the answers is what exact greedy decoding accepts with it. Other rules and sampling are not
+looked at.
 """
 
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain, cycle, islice
 
 import numpy as np
 import pandas as pd
+import torch
 from tqdm import tqdm
 
-from eagle_fsd.arms import Arm
-from eagle_fsd.config import BadInput, SamplingConfig, TreeConfig, parse_tree, tree_name
+from eagle_fsd.config import BadInput, TreeConfig, parse_tree, tree_name
 from eagle_fsd.decoding.acceptance import Policy
 from eagle_fsd.decoding.drafter import RootDrafter
 from eagle_fsd.decoding.loop import DecodeConfig, StopConfig, decode
 from eagle_fsd.drafters.eagle import EagleDrafter
-from eagle_fsd.evaluation.offline.replay import States, replay, text_states
-from eagle_fsd.evaluation.offline.texts import BEYOND, PlainText, cut
+from eagle_fsd.drafters.settings import EagleSettings, HybridSettings
+from eagle_fsd.drafters.walk import BEYOND, PlainText, cut
 from eagle_fsd.models.loaded import Model
 from eagle_fsd.rules.fsd import Exact
 from eagle_fsd.speed.forwards import SHALLOW, WIDTHS, forward_rows, rows_needed, time_forwards
@@ -66,10 +63,10 @@ def neighbours(tree: TreeConfig, draft_vocab_size: int) -> Iterator[TreeConfig]:
 
 
 def choose_tree(
-    model: Model, arm: Arm, *, hold_fuzzy_share: float = 0.01, max_new_tokens: int = 64
+    model: Model, drafter: EagleSettings | HybridSettings, *, max_new_tokens: int = 64
 ) -> pd.DataFrame:
-    """The trees for an arm's rule on this machine, see `choose`; the sequence in the model's
-    target is lost.
+    """The trees for a drafter on this machine, see `choose`; the sequence in the model's target is
+    lost.
 
     Raises:
         BadInput: the model has no draft head, or its target too few positions to measure in.
@@ -89,7 +86,7 @@ def choose_tree(
     for prompt in tqdm(prompts, desc="plain answers", unit="prompt", leave=False):
         greedy = decode(model.target, RootDrafter(), prompt, plain).tokens
         text = cut(prompt, greedy, model.stop(max_new_tokens))
-        texts.append((text, text_states(model.target, text)))
+        texts.append((text, text.states(model.target)[1]))
     own, size = model.drafter.tree_config, model.drafter.draft_vocab_size
     branches = {own.branch_top_k, *(k for k in BRANCHES if k <= size)}
     context = list(islice(cycle(chain(*prompts)), CONTEXT))
@@ -98,58 +95,50 @@ def choose_tree(
     counts, waiting = pd.DataFrame(), [own]
     while waiting:
         found = [
-            count_acceptance(model, arm, tree, texts)
+            count_acceptance(model, drafter, tree, texts)
             for tree in tqdm(waiting, "trees", leave=False)
         ]
         counts = pd.concat([counts, pd.DataFrame(found, index=map(tree_name, waiting))])
-        table = choose(counts, costs, tree_name(own), hold=hold_fuzzy_share)
+        table = choose(counts, costs)
         best = parse_tree(table.tree[0])
         waiting = [t for t in neighbours(best, size) if tree_name(t) not in counts.index]
     return table
 
 
 def count_acceptance(
-    model: Model, arm: Arm, tree: TreeConfig, texts: Sequence[tuple[PlainText, States]]
+    model: Model,
+    drafter: EagleSettings | HybridSettings,
+    tree: TreeConfig,
+    texts: Sequence[tuple[PlainText, torch.Tensor]],
 ) -> dict[str, int]:
-    """What an arm does with a tree on plain answers: rounds, their tokens and the fuzzy ones;
-    BadInput if none of the answers is longer than one token."""
-    drafter = replace(arm.drafter, tree=tree_name(tree)).build(model)
-    policies, counts = {arm.text: arm.policy(SamplingConfig())}, Counter()
-    for text, states in texts:
-        (row,) = replay(model.target, drafter, policies, text, states).values()
-        counts["rounds"] += len(row["tokens"])
-        counts["tokens"] += sum(row["tokens"])
-        counts["fuzzy"] += row["fuzzy"]
-    if not counts["rounds"]:
+    """What exact accepts of a drafter's trees on plain answers, each with its features: rounds and
+    their tokens; BadInput if none of the answers is longer than one token."""
+    built = replace(drafter, tree=tree_name(tree)).build(model)
+    rounds = [tokens for text, features in texts for tokens in text.rounds(built, features)]
+    if not rounds:
         raise BadInput("no calibration prompt was answered by more than one token: name the tree")
-    return counts
+    return {"rounds": len(rounds), "tokens": sum(rounds)}
 
 
-def choose(
-    counts: pd.DataFrame, costs: Mapping[str, float], own: str, *, hold: float
-) -> pd.DataFrame:
-    """All candidates, the one to take first: the fastest that is held, of equals the smallest.
+def choose(counts: pd.DataFrame, costs: Mapping[str, float]) -> pd.DataFrame:
+    """All candidates, the one to take first: the fastest, of equals the smallest.
 
     Args:
         costs: median milliseconds of single forwards, by name.
-        own: the tree that is taken without a choice.
 
     Returns:
-        Rows with tree; tokens_per_round, the next token included; fuzzy_share; propose, verify and
-        ms_per_round in milliseconds; speedup, tokens a second over those of plain decoding; held,
-        whether it keeps to hold_fuzzy_share.
+        Rows with tree; tokens_per_round, the next token included; propose, verify and ms_per_round
+        in milliseconds; speedup, tokens a second over those of plain decoding.
     """
     trees = [parse_tree(name) for name in counts.index]
     verify = [costs[f"verify {width}"] for width in WIDTHS]
     table = pd.DataFrame(index=counts.index)
     table["tokens_per_round"] = counts["tokens"] / counts["rounds"]
-    table["fuzzy_share"] = counts["fuzzy"] / counts["tokens"]
     table["propose"] = [_propose_ms(costs, tree) for tree in trees]
     table["verify"] = np.interp([1 + tree.num_draft_tokens for tree in trees], WIDTHS, verify)
     table["ms_per_round"] = table["propose"] + table["verify"]
     table["speedup"] = table["tokens_per_round"] * costs["verify 1"] / table["ms_per_round"]
-    table["held"] = table["fuzzy_share"] <= table["fuzzy_share"][own] + hold
-    table = table.sort_values(["held", "speedup"], ascending=False, kind="stable")
+    table = table.sort_values("speedup", ascending=False, kind="stable")
     return table.reset_index(names="tree")
 
 
@@ -161,11 +150,11 @@ def _propose_ms(costs: Mapping[str, float], tree: TreeConfig) -> float:
 
 
 def explain(table: pd.DataFrame) -> str:
-    """The choice in a line: what it costs and brings, and how many trees were refused."""
+    """The choice in a line: what it costs and brings."""
     best = table.iloc[0]
     slow = ", the least slow one" if best.speedup <= 1 else ""
     return (
         f"tree {best.tree}{slow}: {best.speedup:.2f}x plain expected, "
-        f"{best.tokens_per_round:.2f} tokens a round in {best.ms_per_round:.1f} ms; "
-        f"{(~table['held']).sum()} of {len(table)} refused for their fuzzy share"
+        f"{best.tokens_per_round:.2f} tokens a round in {best.ms_per_round:.1f} ms; the best of "
+        f"{len(table)}"
     )

@@ -154,8 +154,7 @@ def expected_tokens_per_round(
                 # from each root on, as many tokens as the tree is deep must be the answer's
                 last = end - tree.tree_depth
                 if own and last > first:
-                    visits = walk(drafter, ids, range(first, last), feature_LF)
-                    yield from (len(path) for _, path, _ in visits)
+                    yield from walk(drafter, ids, range(first, last), feature_LF)
 
     tokens = list(tqdm(islice(rounds(), REPLAYED), desc="held-out answers", unit="round"))
     return sum(tokens) / len(tokens) if tokens else None

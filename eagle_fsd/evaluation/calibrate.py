@@ -4,41 +4,63 @@ At every round of an exact answer each arm is asked what it would do with that t
 ones and their cost, in one decoding for any number of arms. The prediction is of single rounds: it
 does not follow an arm into the text that it would have written. How far that carries is measured on
 other questions, by decoding.
+
+What is heavy is imported where it is used, since the options are read first.
 """
 
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 from tqdm import tqdm
 
-from eagle_fsd.arms import parse_arm, parse_arms
-from eagle_fsd.cli import ModelOptions, SamplingOptions
-from eagle_fsd.config import BadInput, SamplingConfig
-from eagle_fsd.decoding.acceptance import Acceptance, Policy, accept
-from eagle_fsd.decoding.drafter import Drafter
-from eagle_fsd.decoding.loop import DecodeConfig, answer_uniforms, decode, decode_rounds
-from eagle_fsd.evaluation.offline.calibrate_options import CalibrateOptions
-from eagle_fsd.evaluation.questions import check_same_questions, read_questions, spread
-from eagle_fsd.evaluation.stats import rate_interval
-from eagle_fsd.evaluation.tables import columns, markdown_table
-from eagle_fsd.models.loaded import Model
-from eagle_fsd.rules.fsd import Exact
+from eagle_fsd.cli import ModelOptions, RunOptions, SamplingOptions, option
+from eagle_fsd.config import BadInput, SamplingConfig, check_least
 from eagle_fsd.runs.folder import Run
-from eagle_fsd.runs.jsonl import write_file, write_json
+
+if TYPE_CHECKING:
+    from eagle_fsd.decoding.acceptance import Acceptance, Policy
+    from eagle_fsd.decoding.drafter import Drafter
+    from eagle_fsd.decoding.loop import DecodeConfig
+    from eagle_fsd.evaluation.questions import Question
+    from eagle_fsd.evaluation.stats import Interval
+    from eagle_fsd.models.loaded import Model
 
 FREE = frozenset(("cost", "arms", "questions", "verify", "output", "device"))
 FORETOLD, MEASURED = "foretold", "measured"  # records/
-COLUMNS = (
-    *columns(arm="s", tokens_per_round=".2f", cost=".4f", fuzzy_share=".4f"),
-    ("measured tokens/round", "measured_tokens_per_round", ".2f"),
-    ("measured cost", "measured_cost", ".4f"),
-)
 
 
-def counted(accepted: Acceptance, sampling: SamplingConfig) -> Counter:
+@dataclass
+class CalibrateOptions(RunOptions):
+    cost: float = option(0.03, "regret a token, nats, that is tolerated; above temperature 0: TV")
+    arms: list[str] = option(
+        [f"path:{price}" for price in (0.1, 0.2, 0.35, 0.5, 0.77, 1.25, 2.0)]
+        + [f"ratio:{limit}" for limit in (0.25, 0.5, 1.0, 1.5, 2.0, 3.0)]
+        + [f"fsd:{threshold}" for threshold in (0.1, 0.2, 0.3, 0.35, 0.4, 0.45)],
+        "what there is to choose from, of one drafter",
+    )
+    question_file: str = option("", "question.jsonl in FastChat's format; empty: MT-Bench")
+    questions: int | None = option(
+        None, "how many first turns, every second one for verifying; default: all, 16 of MT-Bench"
+    )
+    verify: int = option(1, "arms that are run for real: the chosen one, and others over the range")
+    max_new_tokens: int = option(128, "budget of an answer")
+    output: str = option("runs/calibrate", "folder of the run")
+
+    def __post_init__(self):
+        check_least(self, "--", cost=0, verify=1, max_new_tokens=2)  # the first is prefill's
+        if self.questions is not None and self.questions < 2:
+            raise BadInput(
+                f"--questions must be at least 2, got {self.questions}: half is held out"
+            )
+        if self.questions is None and not self.question_file:
+            self.questions = 16
+
+
+def counted(accepted: "Acceptance", sampling: SamplingConfig) -> Counter:
     """What a round adds to an arm's counts; its cost is regret, above temperature 0 TV."""
     cost = accepted.tv if sampling.temperature else accepted.regret
     sums = {"tokens": len(accepted.tokens), "fuzzy": sum(accepted.fuzzy), "cost": sum(cost)}
@@ -46,13 +68,16 @@ def counted(accepted: Acceptance, sampling: SamplingConfig) -> Counter:
 
 
 def foretell(
-    model: Model,
-    drafter: Drafter,
-    policies: Mapping[str, Policy],
+    model: "Model",
+    drafter: "Drafter",
+    policies: "Mapping[str, Policy]",
     prompt: Sequence[int],
-    config: DecodeConfig,
+    config: "DecodeConfig",
 ) -> dict[str, dict[str, float | None]]:
     """Counts of every arm over the rounds of one exact answer, each arm with its own memory."""
+    from eagle_fsd.decoding.acceptance import accept
+    from eagle_fsd.decoding.loop import answer_uniforms, decode_rounds
+
     counts = {name: Counter() for name in policies}
     states = {name: policy.rule.start() for name, policy in policies.items()}
     answer: list[int] = []
@@ -74,9 +99,11 @@ def foretell(
 
 
 def measure(
-    model: Model, drafter: Drafter, prompt: Sequence[int], config: DecodeConfig
-) -> dict[str, float]:
+    model: "Model", drafter: "Drafter", prompt: Sequence[int], config: "DecodeConfig"
+) -> dict[str, float | None]:
     """Counts of an arm over its own answer."""
+    from eagle_fsd.decoding.loop import decode
+
     count = Counter()
     for accepted in decode(model.target, drafter, prompt, config).rounds:
         count.update(counted(accepted, config.policy.sampling))
@@ -90,6 +117,8 @@ def stored(count: Counter) -> dict[str, float | None]:
 
 def row_of(arm: str, records: Sequence[dict]) -> dict:
     """An arm's rates over questions, each with its interval."""
+    from eagle_fsd.evaluation.stats import rate_interval
+
     found = [Counter(record["arms"][arm]) for record in records if arm in record["arms"]]
 
     def rate(above: str, below: str) -> dict:
@@ -102,16 +131,32 @@ def row_of(arm: str, records: Sequence[dict]) -> dict:
 
 def choose(rows: Sequence[dict], cost: float, verify: int) -> list[str]:
     """The arms to run for real: the one of most tokens a round at a cost within the tolerated one,
-    then others evenly over the range of costs. The first row is exact's, whose cost is 0; a rule
-    that does not tell its TV has none above temperature 0."""
+    of equals the cheapest, then others evenly over the range of costs. The first row is exact's,
+    whose cost is 0; a rule that does not tell its TV has none above temperature 0."""
     rows = [row for row in rows if row["cost"]["value"] is not None]
     held = [row for row in rows if row["cost"]["value"] <= cost]
-    best = max(held, key=lambda row: row["tokens_per_round"]["value"])
+    best = max(held, key=lambda row: (row["tokens_per_round"]["value"], -row["cost"]["value"]))
     others = [row["arm"] for row in sorted(rows[1:], key=lambda row: row["cost"]["value"])]
     others = [arm for arm in others if arm != best["arm"]]
     wanted = min(verify - 1, len(others))
     places = {round(i * (len(others) - 1) / max(1, wanted - 1)) for i in range(wanted)}
     return [best["arm"], *(others[place] for place in sorted(places))]
+
+
+def warning(arm: str, measured: "Interval", tolerated: float) -> str | None:
+    """What to say of a chosen arm that has cost more than is tolerated; None of one that has not,
+    or that does not tell."""
+    from eagle_fsd.evaluation.tables import cell_text
+
+    if measured["value"] is None or measured["value"] <= tolerated:
+        return None
+    beyond = measured["low"] is not None and measured["low"] > tolerated
+    where = "all of the interval is above it" if beyond else "by chance or not"
+    return (
+        f"{arm} was measured at a cost of {cell_text(measured, '.4f')} a token, above the "
+        f"{tolerated:g} that is tolerated ({where}): ask for a lower --cost, or foretell on more "
+        "--questions"
+    )
 
 
 class Calibration:
@@ -124,6 +169,9 @@ class Calibration:
     def __init__(
         self, options: CalibrateOptions, sampling: SamplingOptions, model_options: ModelOptions
     ):
+        from eagle_fsd.arms import parse_arm, parse_arms
+        from eagle_fsd.evaluation.questions import check_same_questions, read_questions, spread
+
         given = parse_arms(options.arms, tree=model_options.tree)
         if len({arm.drafter for arm in given}) != 1 or not given[0].drafts:
             raise BadInput("--arms of a calibration draft, all with one drafter: they share trees")
@@ -146,7 +194,7 @@ class Calibration:
             check_same_questions(records.values(), questions)
 
     @cached_property
-    def _loaded(self) -> tuple[Model, Drafter]:
+    def _loaded(self) -> "tuple[Model, Drafter]":
         model = self._model_options.load([self.exact])
         drafter = self.exact.build_drafter(model)
         for arm in self.arms.values():
@@ -162,15 +210,21 @@ class Calibration:
             if missing := [name for name in names if name not in have]:
                 row = {"question_id": question.question_id}
                 row |= {"turns": [{"prompt": question.turns[0]}]}
-                made = self._count(kind, missing, question.turns[0])
+                made = self._count(kind, missing, question)
                 self.run.add(kind, row | {"arms": have | made})
         records = [found[question.question_id, 0] for question in self.halves[kind]]
         return [row_of(name, records) for name in names]
 
-    def _count(self, kind: str, names: Sequence[str], text: str) -> dict[str, dict]:
+    def _count(self, kind: str, names: Sequence[str], question: "Question") -> dict[str, dict]:
+        from eagle_fsd.decoding.acceptance import Policy
+        from eagle_fsd.decoding.loop import DecodeConfig
+        from eagle_fsd.evaluation.bench import answer_seed
+        from eagle_fsd.rules.fsd import Exact
+
         model, drafter = self._loaded
-        sampling, prompt = self._sampling.sampling(), model.prompt_ids(text)
-        stop, seed = model.stop(self.options.max_new_tokens), self._sampling.seed
+        sampling, prompt = self._sampling.sampling(), model.prompt_ids(question.turns[0])
+        stop = model.stop(self.options.max_new_tokens)
+        seed = answer_seed(self._sampling.seed, question.question_id, 0)
         # above temperature 0 only full records have the TV of rules that judge the place
         record = "full" if sampling.temperature else "lean"
         policies = {name: self.arms[name].policy(sampling, record) for name in names}
@@ -187,6 +241,9 @@ def run_calibration(
     options: CalibrateOptions, sampling: SamplingOptions, model_options: ModelOptions
 ) -> None:
     """Foretell, choose, verify, and report."""
+    from eagle_fsd.evaluation.tables import columns, markdown_table
+    from eagle_fsd.runs.jsonl import write_file, write_json
+
     calibration = Calibration(options, sampling, model_options)
     rows = calibration.rows(FORETOLD, [*calibration.arms])
     if rows[0]["tokens_per_round"]["value"] is None:
@@ -199,15 +256,23 @@ def run_calibration(
             row[f"measured_{key}"] = by_arm.get(row["arm"], {}).get(key)
     what = "TV" if sampling.temperature else "regret, nats"
     best = next(row for row in rows if row["arm"] == tried[0])
+    note = warning(tried[0], best["measured_cost"], options.cost)
+    shown = (
+        *columns(arm="s", tokens_per_round=".2f", cost=".4f", fuzzy_share=".4f"),
+        ("measured tokens/round", "measured_tokens_per_round", ".2f"),
+        ("measured cost", "measured_cost", ".4f"),
+    )
     text = (
         f"{tried[0]}: {best['tokens_per_round']['value']:.2f} tokens a round foretold at a cost of "
         f"{best['cost']['value']:.4f} a token, where {options.cost:g} is tolerated\n\n"
-        f"{markdown_table(rows, COLUMNS)}\n\n"
+        + (f"Warning: {note}.\n\n" if note else "")
+        + f"{markdown_table(rows, shown)}\n\n"
         f"Cost: {what}, a token. Foretold from the rounds of exact's answers to "
         f"{rows[0]['questions']} questions, measured on {measured[0]['questions']} others.\n"
     )
     folder = calibration.run.folder
-    whole = {"chosen": tried[0], "rows": rows, "options": calibration.run.settings}
+    whole = {"chosen": tried[0], "warning": note, "rows": rows}
+    whole |= {"options": calibration.run.settings}
     write_json(folder / "calibrate.json", whole | {"sessions": calibration.run.sessions})
     write_file(folder / "calibrate.md", text)
     print(f"\n{text}written to {folder}: calibrate.md, calibrate.json, records/")

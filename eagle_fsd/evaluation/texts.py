@@ -1,60 +1,37 @@
-"""The target's own greedy texts, stored once: what every head is replayed on (replay.py).
+"""The target's own greedy texts, stored once, and what heads say along them (replay.py).
 
 Their folder is a run's (runs/folder.py): records/texts.jsonl has a question a line, its prompt and
 the greedy tokens whatever the stop tokens. A text for a budget is cut from them when it is read, so
 a store made for 128 tokens also serves 64. Features are not stored: one forward a question gives
 them back, equal to those of step-by-step decoding up to float32 rounding.
+
+Axes: L tokens of a text, B roots, C of them judged at once, S levels, V vocabulary, R draft
+vocabulary, D hidden size, F features.
 """
 
-from dataclasses import dataclass
+import math
+from collections import Counter
 
+import torch
 from tqdm import tqdm
 
 from eagle_fsd.config import BadInput
 from eagle_fsd.decoding.acceptance import Policy
+from eagle_fsd.decoding.divergence import divergence
 from eagle_fsd.decoding.drafter import RootDrafter
 from eagle_fsd.decoding.loop import DecodeConfig, StopConfig, decode
 from eagle_fsd.decoding.target import Target
+from eagle_fsd.drafters.eagle import EagleDrafter
+from eagle_fsd.drafters.walk import BEYOND, PlainText, cut
+from eagle_fsd.heads.unroll import unroll
 from eagle_fsd.models.generate import Request, complete
 from eagle_fsd.rules.fsd import Exact
 from eagle_fsd.runs.folder import Run
 
-# Tokens kept beyond an answer's end: a round's accepted drafts are counted before trimming, so the
-# last rounds look past it. The deepest tree that can be replayed has as many levels.
-BEYOND = 16
 BATCH = 16  # questions decoded together; a killed run loses at most these
+JUDGED = 32  # positions whose rows over the whole vocabulary are compared at once
 
 Prompts = dict[int | str, list[int]]  # by question id
-
-
-@dataclass(frozen=True)
-class PlainText:
-    """A prompt, the plain greedy answer to it, trimmed as the loop does, and BEYOND further greedy
-    tokens."""
-
-    prompt: list[int]
-    answer: list[int]
-    beyond: list[int]
-
-    @property
-    def ids(self) -> list[int]:
-        return [*self.prompt, *self.answer, *self.beyond]
-
-    @property
-    def roots(self) -> range:
-        """Indices into `ids` of every token that may be a round's root: all of the answer but the
-        last. The first is the one that prefill yields.
-
-        Example, prompt a b, answer c d e, beyond f ..:  ids a b c d e f ..   roots 2 3
-        """
-        return range(len(self.prompt), len(self.prompt) + len(self.answer) - 1)
-
-
-def cut(prompt: list[int], greedy: list[int], stop: StopConfig) -> PlainText | None:
-    """The text for a budget; None if more greedy tokens are needed."""
-    answer, finish = stop.trim([], greedy)
-    beyond = greedy[len(answer) :][:BEYOND]
-    return None if finish is None or len(beyond) < BEYOND else PlainText(prompt, answer, beyond)
 
 
 def plain_texts(
@@ -102,3 +79,52 @@ def _make(run: Run, target: Target, prompts: Prompts, count: int) -> None:
             tokens = decode(target, RootDrafter(), request.prompt, one_by_one).tokens
         row = {"question_id": keys[request], "prompt_ids": request.prompt, "greedy_ids": tokens}
         run.add("texts", row)
+
+
+@torch.inference_mode()
+def judge_levels(
+    drafter: EagleDrafter,
+    text: PlainText,
+    hidden_LD: torch.Tensor,
+    features_LF: torch.Tensor,
+    *,
+    levels: int,
+) -> list[dict]:
+    """What head and target say after every token of the answer, by drafted level along the text.
+
+    Args:
+        hidden_LD, features_LF: see PlainText.states.
+
+    Returns:
+        Counts of every level: positions, those whose next token is the answer's; top1 and top8 (the
+        text's token is the draft's best, among its best 8); js (a sum). Level 1 drafts from true
+        features only.
+    """
+    target, draft_token_R = drafter.target, drafter.draft_token_R
+    ids_L = torch.tensor(text.ids, device=target.device)
+    embedding_LD = target.embed(ids_L[1:])
+    drafted_SLD = unroll(drafter.head, features_LF[None, :-1], embedding_LD[None], steps=levels)[
+        :, 0
+    ]
+    counts = [Counter() for _ in range(levels)]
+    place_B = torch.tensor(text.roots, dtype=torch.int64, device=target.device)
+    for place_C in place_B.split(JUDGED):
+        target_CV = target.logits(hidden_LD[place_C]).float()
+        label_C = ids_L[place_C + 1]
+        for level, drafted_LD in enumerate(drafted_SLD):
+            draft_CV = drafter.readout(drafted_LD[place_C - 1]).float()
+            if draft_token_R is not None:  # -inf for tokens that cannot be drafted
+                nowhere_CV = torch.full_like(target_CV, -math.inf)
+                draft_CV = nowhere_CV.index_copy_(1, draft_token_R, draft_CV)
+            own_C1 = draft_CV.gather(1, label_C[:, None])
+            rank_C = (draft_CV > own_C1).sum(1).masked_fill(own_C1[:, 0] == -math.inf, 8)
+            values = {
+                "positions": torch.ones_like(rank_C),
+                "top1": rank_C < 1,
+                "top8": rank_C < 8,
+                "js": divergence("js", target_CV, draft_CV),
+            }
+            has_root_C = place_C >= text.roots.start + level
+            for name, value_C in values.items():
+                counts[level][name] += value_C[has_root_C].sum().item()
+    return counts

@@ -1,0 +1,225 @@
+"""A replay of heads on the questions of a file, into one folder that a killed run goes on with.
+
+What is heavy is imported where it is used, since the options are read first.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tqdm import tqdm
+
+from eagle_fsd.cli import RunOptions, option
+from eagle_fsd.config import SMALL_TREE, BadInput, parse_tree, tree_name
+from eagle_fsd.runs.folder import Run
+from eagle_fsd.runs.provenance import digest, source_digest, without_checkout
+
+if TYPE_CHECKING:
+    from eagle_fsd.arms import Arm
+    from eagle_fsd.heads.draft_head import DraftHead
+    from eagle_fsd.models.loaded import Model
+
+LEVELS = 6  # of the table by level
+# what a run may be continued with, although it differs
+FREE = frozenset(("heads", "device", "questions", "texts", "output"))
+ARM_NOTE = "As real decoding in float32, ties of logits aside."
+LEVEL_NOTE = "By drafted level, along the text below every position."
+
+
+@dataclass
+class ReplayOptions(RunOptions):
+    heads: list[str] = option([], "folders or hub ids of draft heads; empty: the shipped one")
+    target: str = option("smollm2", "smollm2 (embedded), a folder, a .gguf file or a hub id")
+    dtype: str = option("float32", "replay equals decoding in float32 only")
+    device: str = option("", "torch device; empty: cuda if there is one")
+    conv_template: str = option("", "FastChat template, for targets without a chat template")
+    question_file: str = option("", "question.jsonl in FastChat's format; empty: MT-Bench")
+    questions: int | None = option(None, "how many first turns, over all categories; default all")
+    max_new_tokens: int = option(128, "budget of an answer")
+    arms: list[str] = option(
+        [f"exact@eagle:{tree}" for tree in ("7x4x6", "15x4x6", "23x5x8", "59x6x10")],
+        "what is replayed: exact, with any drafters; trees are 15x4x6",
+    )
+    texts: str = option("", "folder of stored texts; default one of target and code")
+    output: str = option("runs/replay", "folder of the run")
+
+    def __post_init__(self):
+        import torch
+
+        from eagle_fsd.decoding.loop import StopConfig
+        from eagle_fsd.models.load import SHIPPED_HEAD, check_device
+        from eagle_fsd.models.loaded import template_stops
+
+        StopConfig(self.max_new_tokens)  # its own check
+        template_stops(self.conv_template)  # its name is checked
+        self.device = self.device or ("cuda" if torch.cuda.is_available() else "cpu")
+        check_device(self.device, self.dtype)
+        self.heads = list(dict.fromkeys(self.heads or [str(SHIPPED_HEAD)]))
+        kind = [self.target, self.dtype, self.conv_template, source_digest()]
+        own = f"{Path(self.target).name}-{digest(kind)}"  # of changed code they are made anew
+        self.texts = self.texts or f"runs/plain_texts/{own}"
+
+
+def run_replay(options: ReplayOptions) -> None:
+    """Replay what is missing, and report."""
+    from eagle_fsd.decoding.drafter import RootDrafter
+    from eagle_fsd.evaluation.questions import check_same_questions, read_questions, spread
+    from eagle_fsd.evaluation.texts import judge_levels, plain_texts
+    from eagle_fsd.models import load
+    from eagle_fsd.models.loaded import Model
+
+    arms = read_arms(options.arms)
+    questions = spread(read_questions(options.question_file), options.questions)
+    config = load.load_target_config(options.target)
+    heads = {name: load.load_head(name, config) for name in options.heads}
+    # told apart by their weights: a head that was trained on since is another one
+    files = {name: f"{Path(name).name}-{digest(load.head_digests(name))}" for name in heads}
+    digests = load.target_digests(options.target)
+    identity = {key: asdict(options)[key] for key in ("target", "dtype", "conv_template")}
+    store = Run(options.texts, identity | digests)
+    run = Run(options.output, {"command": "replay"} | asdict(options) | digests, free=FREE)
+    for records in run.records.values():
+        check_same_questions(records.values(), questions)
+    missing = {
+        name: [q for q in questions if (q.question_id, 0) not in run.records[files[name]]]
+        for name in heads
+    }
+    todo = {q.question_id: q for found in missing.values() for q in found}
+    if todo:
+        target, tokenizer = load.load_target(
+            options.target, dtype=options.dtype, device=options.device
+        )
+        plain = Model(target, tokenizer, RootDrafter(), options.conv_template)
+        models = {name: with_head(plain, head) for name, head in heads.items()}
+        drafters = {  # what is refused here has written nothing
+            name: {arm.text: arm.build_drafter(model) for arm in arms}
+            for name, model in models.items()
+        }
+        prompts = {key: plain.prompt_ids(question.turns[0]) for key, question in todo.items()}
+        texts = plain_texts(store, target, prompts, plain.stop(options.max_new_tokens))
+        del store  # another replay may have it
+        run.begin_session()
+        for name, model in models.items():
+            for question in tqdm(missing[name], desc=name):
+                text = texts[question.question_id]
+                hidden_LD, features_LF = text.states(model.target)
+                record = {
+                    "question_id": question.question_id,
+                    "category": question.category,
+                    "turns": [{"prompt": question.turns[0]}],
+                    "arms": {
+                        arm: {"tokens": text.rounds(drafter, features_LF)}
+                        for arm, drafter in drafters[name].items()
+                    },
+                    "levels": judge_levels(
+                        model.drafter, text, hidden_LD, features_LF, levels=LEVELS
+                    ),
+                }
+                run.add(files[name], record)
+    chosen = {
+        without_checkout(name): [run.records[file][q.question_id, 0] for q in questions]
+        for name, file in files.items()
+    }
+    report(run, chosen)
+
+
+def read_arms(texts: Sequence[str]) -> "list[Arm]":
+    """The arms of --arms, checked."""
+    from eagle_fsd.arms import parse_arms
+    from eagle_fsd.drafters.walk import BEYOND
+
+    arms = parse_arms(texts, tree=tree_name(SMALL_TREE))
+    for arm in arms:
+        check_replayed(arm)
+        if arm.needs_draft_model:
+            raise BadInput(f"arm {arm.text!r}: replay compares heads, and loads no draft model")
+        shape = parse_tree(arm.tree) if arm.tree else SMALL_TREE
+        if arm.needs_head and shape.tree_depth > BEYOND:
+            raise BadInput(f"arm {arm.text!r} drafts deeper than the {BEYOND} levels of replay")
+    return arms
+
+
+def check_replayed(arm: "Arm") -> None:
+    """Refuse, by a BadInput, an arm whose rounds are not told by the text alone."""
+    if arm.kind != "exact" or arm.guards:
+        raise BadInput(
+            f"arm {arm.text!r}: replay follows exact alone, such as exact@hybrid: any other rule "
+            "writes another text"
+        )
+    if arm.drafter.learns:
+        raise BadInput(
+            f"arm {arm.text!r}: replay knows no target's rows beside the text: give recycle=0"
+        )
+
+
+def with_head(plain: "Model", head: "DraftHead") -> "Model":
+    """A model whose target gives this head's features; BadInput: they do not fit."""
+    from eagle_fsd.decoding.target import Target
+    from eagle_fsd.drafters.eagle import EagleDrafter
+    from eagle_fsd.models.loaded import Model
+
+    target = plain.target
+    if layers := head.config.fused_layers(target.num_layers):
+        target = Target(target.model, feature_layers=layers)
+    drafter = EagleDrafter(head.to(target.device, target.dtype), target, SMALL_TREE)
+    return Model(target, plain.tokenizer, drafter, plain.conv_template)
+
+
+def report(run: Run, records: Mapping[str, Sequence[dict]]) -> None:
+    """Write and print the tables of every head's records, as text and JSON."""
+    from eagle_fsd.evaluation.report.read_runs import RunData
+    from eagle_fsd.evaluation.tables import columns, markdown_table
+    from eagle_fsd.runs.jsonl import write_file, write_json
+
+    options = run.settings
+    made = RunData("", options, run.sessions, records)
+    title = (
+        f"Replay of {Path(options['question_file']).name or 'MT-Bench'}, "
+        f"{len(next(iter(records.values())))} first turns x {options['max_new_tokens']} tokens, "
+        f"{options['target']} in {options['dtype']}, greedy; device {made.origin('device')}, "
+        f"commit {made.origin('commit')}"
+    )
+    rows = {"arms": [], "levels": []}
+    for head, found in records.items():
+        rows["arms"] += [{"head": head} | arm_row(found, arm) for arm in found[0]["arms"]]
+        rows["levels"] += [{"head": head} | row for row in level_rows(found)]
+    shown = columns(head="s", arm="s", tokens_per_round=".2f", rounds="d")
+    parts = [title, markdown_table(rows["arms"], shown), ARM_NOTE]
+    shown = [*columns(head="s", level="d"), ("top-1", "top1", ".3f"), ("top-8", "top8", ".3f")]
+    parts += [markdown_table(rows["levels"], [*shown, ("JS", "js", ".4f")]), LEVEL_NOTE]
+    text = "\n\n".join([*parts, *(f"Note: {doubt}." for doubt in made.doubts_of_code())]) + "\n"
+    whole = {"title": title, "options": options, "sessions": run.sessions}
+    write_json(run.folder / "replay.json", whole | rows)
+    write_file(run.folder / "replay.md", text)
+    print(f"\n{text}\nwritten to {run.folder}: replay.md, replay.json, records/")
+
+
+def arm_row(records: Sequence[dict], arm: str) -> dict:
+    """One arm over all questions: rounds, and tokens_per_round {value, low, high} (95 % interval
+    over questions)."""
+    from eagle_fsd.evaluation.stats import rate_interval
+
+    rows = [record["arms"][arm]["tokens"] for record in records]
+    parts = [(sum(tokens), len(tokens)) for tokens in rows]
+    rounds = sum(map(len, rows))
+    return {
+        "arm": arm,
+        "questions": len(rows),
+        "rounds": rounds,
+        "tokens_per_round": rate_interval(parts),
+    }
+
+
+def level_rows(records: Sequence[dict]) -> list[dict]:
+    """Top-1, top-8 and mean JS by level, over all questions; None where there is no position."""
+    rows = []
+    for level, of_questions in enumerate(zip(*(r["levels"] for r in records), strict=True), 1):
+        total = Counter()
+        for counts in of_questions:
+            total.update(counts)
+        positions = total["positions"]
+        means = {name: total[name] / positions if positions else None for name in total}
+        rows.append({"level": level} | means | {"positions": positions})
+    return rows
