@@ -92,6 +92,10 @@ class Arm:
     def policy(self, sampling: SamplingConfig, record: str = "lean") -> Policy:
         return Policy(self.rule or Exact(), sampling, self.guards, record)
 
+    def check(self, sampling: SamplingConfig) -> None:
+        """Refuse, by a BadInput, what has no meaning together, before anything is loaded."""
+        self.policy(sampling).check(self.drafter or RootDrafter())
+
     def check_answers(self) -> None:
         """Refuse an arm that is not of our loop."""
         if not self.runs_our_loop:

@@ -38,7 +38,7 @@ def run(options: AnswerOptions, sampling: SamplingOptions, model_options: ModelO
     check_text(options.prompt)
     arm = parse_arm(options.arm)
     arm.check_answers()
-    arm.policy(sampling.sampling()).check(arm.drafter)
+    arm.check(sampling.sampling())
     StopConfig(options.max_new_tokens)  # checked before weights load
     model = model_options.load([arm])
     began = synchronized_time(model.target.device)

@@ -70,7 +70,7 @@ class Bench:
         self.options, self.model_options = options, model_options
         self._sampling, self._seed = sampling.sampling(), sampling.seed
         for arm in self.arms:
-            arm.policy(self._sampling).check(arm.drafter)
+            arm.check(self._sampling)
         some, traced = options.generate_questions, options.traces
         self._by_generate = spread(questions, some, option="--generate_questions")
         self._traced = spread(questions, traced, option="--traces") if traced else []

@@ -180,7 +180,7 @@ class Calibration:
         self.arms = {arm.text: arm for arm in (self.exact, *given)}
         self.options, self._sampling, self._model_options = options, sampling, model_options
         for arm in self.arms.values():
-            arm.policy(sampling.sampling()).check(arm.drafter)
+            arm.check(sampling.sampling())
             if sampling.temperature and any(guard.reads_exact_token for guard in arm.guards):
                 raise BadInput(f"arm {arm.text!r}: above temperature 0 its TV is not known")
         questions = spread(read_questions(options.question_file), options.questions)

@@ -58,7 +58,7 @@ class HarnessOptions(ModelOptions):
         refusals = []
         for sampling in (SamplingConfig(), SamplingConfig(1.0)):  # a request has its own
             try:
-                arm.policy(sampling).check(arm.drafter)
+                arm.check(sampling)
             except BadInput as refusal:
                 refusals.append(refusal)
         if len(refusals) == 2:
