@@ -4,11 +4,20 @@ speed, read off between values, with intervals over questions; the plot."""
 import csv
 import math
 
+import numpy as np
 import pytest
 from hand_records import HAND, NO_ROUNDS, made_run
 
 from eagle_fsd.evaluation import tables
-from eagle_fsd.evaluation.curves import LEAST, LOST, crossing, curves, equal_speed, plot_curves
+from eagle_fsd.evaluation.curves import (
+    LEAST,
+    LOST,
+    crossing,
+    curves,
+    equal_speed,
+    lost_at,
+    plot_curves,
+)
 from eagle_fsd.evaluation.metrics import METRICS, summarize, untimed
 
 INTERVAL = {"value": 0.25, "low": -0.5, "high": 1.0}
@@ -187,6 +196,19 @@ def test_no_value_leads_some_rules_to_exact():
     assert [row["gain"] for row in found] == [1.1] and 0.2 < found[0]["value"] < 0.4
 
 
+def first_crossing(gains: list[float], losses: list[float], gain: float) -> float:
+    """The obvious version of `crossing`: segment by segment, until one holds the gain."""
+    points = list(zip(gains, losses, strict=True))
+    for (start, loss), (end, end_loss) in zip(points, [*points[1:], points[-1]], strict=True):
+        if start == gain:
+            return loss
+        if end == gain:
+            return end_loss
+        if start < gain < end or end < gain < start:
+            return loss + (gain - start) / (end - start) * (end_loss - loss)
+    return math.nan
+
+
 def test_crossing():
     """The first crossing counts; nothing is extrapolated; a flat piece is passed over."""
     gains, losses = [1.0, 1.0, 1.2, 1.4, 1.3], [0.0, 5.0, 7.0, 9.0, 3.0]
@@ -194,6 +216,31 @@ def test_crossing():
     assert crossing(gains, losses, 1.3) == pytest.approx(8)
     assert math.isnan(crossing(gains, losses, 1.5)) and math.isnan(crossing(gains, losses, 0.9))
     assert math.isnan(crossing([1.0, None], losses[:2], 1.1))
+    assert crossing([1.2], [3.0], 1.2) == 3 and math.isnan(crossing([1.2], [3.0], 1.1))
+
+
+def test_a_curve_that_falls_before_the_gain_is_read_on_its_own_segment():
+    """Bug held down: 1.25, from the largest gain so far with the loss of the last one."""
+    assert crossing([1, 1.2, 1.1, 1.3], [0, 1, 0.5, 2], 1.25) == pytest.approx(1.625)
+    rates_2A = np.array([[1.0, 1.0, 1.2, 1.1, 1.3], [5.0, 0, 1, 0.5, 2]])  # plain's first
+    total_2A2 = np.stack([rates_2A, np.ones_like(rates_2A)], axis=-1)
+    lost = lost_at(total_2A2, gain=1.25, points=4, less_plain=True)
+    assert lost == pytest.approx(1.625 - 5)  # less plain's
+
+
+def test_curves_at_once_are_read_as_each_alone():
+    """Random curves, some with equal neighbours, some numbers not known; a gain that is one of
+    theirs, too."""
+    rng = np.random.default_rng(0)
+    gain_XA = rng.choice([*rng.uniform(0.9, 1.5, 9), math.nan], (500, 5))
+    loss_XA = rng.normal(size=(500, 5))
+    seen = set()
+    for gain in (1.1, 1.2, *gain_XA[0]):
+        got_X = crossing(gain_XA, loss_XA, gain)
+        want_X = [first_crossing(*curve, gain) for curve in zip(gain_XA, loss_XA, strict=True)]
+        assert got_X == pytest.approx(want_X, nan_ok=True)
+        seen |= set(np.isnan(got_X))
+    assert seen == {True, False}
 
 
 @pytest.mark.parametrize(

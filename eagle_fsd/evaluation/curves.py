@@ -1,6 +1,8 @@
 """Curves: arms that differ in their rule's value only, and what each has lost where its tokens per
 round are GAINS times exact's, so that rules can be compared; and the plot of all losses against
-gains. Gain and loss are taken as linear between the values of a curve, exact the first.
+gains. Gain and loss are taken as linear between the neighbouring values of a curve, exact the
+first; where a curve has the gain more than once, the first counts: what one meets who turns the
+dial from exact on.
 
 Axes: Q questions, X those or none (sums over all), A arms: plain, exact, then the curve's.
 """
@@ -14,6 +16,7 @@ import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from numpy.typing import ArrayLike
 
 from eagle_fsd.arms import PLAIN
 from eagle_fsd.evaluation.metrics import EXACT, METRICS, exact_beside, rate_parts, shared_questions
@@ -102,11 +105,33 @@ def lost_at(total_X2A2: np.ndarray, *, gain: float, points: int, less_plain: boo
     return crossing(gain_XA[..., -points:], loss_XA[..., -points:], gain)
 
 
-@partial(np.vectorize, signature="(a),(a),()->()")
-def crossing(gain_A: np.ndarray, loss_A: np.ndarray, gain: float) -> float:
-    """The loss where the gain is first reached, linear between neighbours; NaN if it is not."""
-    rising_A = np.maximum.accumulate(np.asarray(gain_A, dtype=np.float64))
-    return np.interp(gain, rising_A, loss_A, left=np.nan, right=np.nan)
+def crossing(gain_XA: ArrayLike, loss_XA: ArrayLike, gain: float) -> np.ndarray:
+    """The losses [X] where curves first have the gain: on the first segment from exact on whose
+    ends hold it between them, linear between these two; NaN where none does.
+
+    Example: gains 1, 1.2, 1.1, 1.3 with losses 0, 1, .5, 2 have 1.25 first on the last segment, at
+    a loss of 1.625.
+    """
+    gain_XA = np.asarray(gain_XA, dtype=np.float64)
+    loss_XA = np.asarray(loss_XA, dtype=np.float64)
+    next_A = [*range(1, gain_XA.shape[-1]), -1]  # the last value is a segment of its own
+    # a neighbour whose gain is unknown is left out
+    low_XA = np.fmin(gain_XA, gain_XA[..., next_A])
+    high_XA = np.fmax(gain_XA, gain_XA[..., next_A])
+    holds_XA = (low_XA <= gain) & (gain <= high_XA)
+    first_X1 = holds_XA.argmax(-1)[..., None]
+
+    def first(value_XA: np.ndarray) -> np.ndarray:
+        return np.take_along_axis(value_XA, first_X1, -1)[..., 0]
+
+    start_X, end_X = first(gain_XA), first(gain_XA[..., next_A])
+    start_loss_X, end_loss_X = first(loss_XA), first(loss_XA[..., next_A])
+    with np.errstate(divide="ignore", invalid="ignore"):  # where an end itself has the gain
+        share_X = (gain - start_X) / (end_X - start_X)
+        loss_X = start_loss_X + share_X * (end_loss_X - start_loss_X)
+    loss_X = np.where(end_X == gain, end_loss_X, loss_X)
+    loss_X = np.where(start_X == gain, start_loss_X, loss_X)
+    return np.where(first(holds_XA), loss_X, np.nan)
 
 
 def plot_curves(rows: Sequence[dict], path: Path) -> str:
