@@ -20,7 +20,7 @@ NOTES = {
     "Answers": "Differences as under Cost.",
     "By category": "Few questions each: intervals are wide, or missing.",
     "Equal speed": "What every line of arms has lost where its tokens per round are 1.05, 1.1, "
-    "1.2 and 1.3 times exact's, interpolated between its values: compare with random.",
+    "1.2 and 1.3 times exact's, where it first is so, linear between two values: compare with random.",
     "Scores": tables.SCORES_NOTE,
     "Pairwise": tables.PAIRWISE_NOTE,
 }
