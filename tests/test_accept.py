@@ -442,6 +442,40 @@ def test_no_target_is_beyond_what_a_float_holds(by):
         assert math.isfinite(got.dial)
 
 
+# numbers that a field may be given, from the smallest to the largest
+EXTREMES = {
+    float: ("0", "5e-324", "1e-15", "1e2", "1e12", "1e19", "1e150", "1e308", "inf"),
+    int: ("0", "1", "9" * 21),
+}
+# e^(price / temperature) is lost in rounding, and then beyond a float
+OVERFLOWS = pytest.mark.xfail(raises=(OverflowError, AssertionError), strict=True)
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=OVERFLOWS if name == "path" else ()) for name in RULES]
+)
+def test_extreme_parameters_are_refused_or_lead_to_a_path(name):
+    """One field at a time and all numbers at once. Bug held down: hold:1e308,by=ratio, taken by
+    parse_arm, ended in an OverflowError."""
+    numbers = {f.name: EXTREMES[f.type] for f in fields(RULES[name]) if f.type in EXTREMES}
+    further = [f",{field}={value}" for field, values in numbers.items() for value in values]
+    further += ["".join(f",{n}={v[at % len(v)]}" for n, v in numbers.items()) for at in range(9)]
+    if name == "hold":
+        further = [f"{more},by={by}" for more in further for by in ADAPTED_RULES]
+    drafter = "@eagle,sample=1" if RULES[name].draw else ""
+    for more, sampling in itertools.product(further, (*SAMPLINGS, SamplingConfig(1e-6))):
+        try:
+            arm = parse_arm(f"{name}{more}{drafter}")
+            arm.check(sampling)
+        except BadInput:
+            continue
+        state, policy = None, arm.policy(sampling, "full")
+        for seed in range(6):
+            got, state = accept(*random_round(seed), policy=policy, state=state)
+            assert all(math.isfinite(regret) for regret in got.regret), arm.text
+            assert not any(tv < 0 or tv > 1 + 1e-6 for tv in got.tv), arm.text
+
+
 # --- guards ---------------------------------------------------------------------------------------
 
 
