@@ -3,8 +3,8 @@
     python scripts/analysis/rule_front.py runs/front [path@hybrid] > results/rule_front/NAME.md
 
 A row is a line of arms (they differ in their rule's value only) at one of the gains in tokens a
-round over exact, read where the line first has the gain (evaluation/curves.py). The last column is the regret less that
-of the line named second (`path`), at the same gain, question by question.
+round over exact, read where the line first has the gain (evaluation/curves.py). The last column is
+the regret less that of the line named second (`path`), at the same gain, question by question.
 """
 
 import sys

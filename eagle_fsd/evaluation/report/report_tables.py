@@ -19,8 +19,8 @@ NOTES = {
     "Cost": "- plain: mean difference of the questions' own rates, as under Arms.",
     "Answers": "Differences as under Cost.",
     "By category": "Few questions each: intervals are wide, or missing.",
-    "Equal speed": "What every line of arms has lost where its tokens per round are 1.05, 1.1, "
-    "1.2 and 1.3 times exact's, where it first is so, linear between two values: compare with random.",
+    "Equal speed": "What every line of arms has lost where its tokens per round are first "
+    "1.05, 1.1, 1.2 and 1.3 times exact's, linear between two values: compare with random.",
     "Scores": tables.SCORES_NOTE,
     "Pairwise": tables.PAIRWISE_NOTE,
 }
