@@ -37,9 +37,6 @@ arm unrolled-ce0.1 "${loss16k[@]}" unrolled,ce=0.1
 arm unrolled "${loss16k[@]}" unrolled
 arm muon "${loss16k[@]}" unrolled,optimizer=muon
 arm ce-only "${loss16k[@]}" unrolled,feature=0 # forward KL has the same gradient
-arm rkl-only "${loss16k[@]}" unrolled,feature=0,ce=0,rkl=1
-arm js-only "${loss16k[@]}" unrolled,feature=0,ce=0,js=1
-arm tv-only "${loss16k[@]}" unrolled,feature=0,ce=0,tv=1
 arm loss8k --features "$features" --loss_vocab 8192
 arm full-vocab --features "$features"
 arm eagle3 --features "$features" --head_type eagle3 --recipe eagle3,unroll_steps=3 --loss_vocab 16384

@@ -23,7 +23,7 @@ from eagle_fsd.models.generate import Request, complete
 from eagle_fsd.models.loaded import Model
 from eagle_fsd.training.data import Batches, Dialogue, supervised
 from eagle_fsd.training.features import TargetStates
-from eagle_fsd.training.losses import DISTRIBUTION_LOSSES, distribution_losses
+from eagle_fsd.training.losses import cross_entropy
 
 pytestmark = [
     pytest.mark.processes,  # not these, but as long
@@ -109,7 +109,7 @@ def test_a_batch_waits_for_one_read_a_step(temperature):
 
 
 @pytest.mark.parametrize("name", ["eagle", "eagle, 37 tokens", "eagle3, 37 tokens"])
-def test_losses_and_their_gradients_are_on_the_device(name):
+def test_the_loss_and_its_gradient_are_on_the_device(name):
     """Those of states computed online; autograd itself asks for a GPU, and the mask of positions
     for their number."""
 
@@ -126,11 +126,8 @@ def test_losses_and_their_gradients_are_on_the_device(name):
         rows_RD = rows_RD if head.d2t is None else rows_RD[head.draft_token_R]
         own_RD = rows_RD if head.lm_head is None else head.lm_head.weight
         weight_SM = torch.ones(hidden_SMD.shape[:2], device=device)
-        losses = dict.fromkeys(DISTRIBUTION_LOSSES, 1.0)
-        loss, _ = distribution_losses(
-            hidden_SMD, own_RD, target_BTD.flatten(0, 1), rows_RD, weight_SM, losses
-        )
-        return loss.device.type
+        target_MD = target_BTD.flatten(0, 1)
+        return cross_entropy(hidden_SMD, own_RD, target_MD, rows_RD, weight_SM).device.type
 
     want, got, waits = on_cuda(partial(made, name), work)
     assert (want, got) == ("cpu", "cuda") and "item" not in waits

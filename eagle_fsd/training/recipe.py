@@ -8,7 +8,7 @@ eagle3     EAGLE-3 (eagle/traineagle3)
 
 On a command line a recipe is a text: a preset, then what is changed of it, losses by their names:
 
-    unrolled,unroll_steps=5,noise=0        eagle,feature=0,js=1
+    unrolled,unroll_steps=5,noise=0        eagle,feature=0,optimizer=muon
 """
 
 import math
@@ -16,19 +16,20 @@ from dataclasses import dataclass, replace
 
 from eagle_fsd.config import BadInput, check_known
 
-LOSSES = ("feature", "ce", "rkl", "js", "tv")  # see losses.py
+LOSSES = ("feature", "ce")  # see losses.py
 # from the peak at 0 down to 1 at the end: the share of the way to the final rate that is left
 SCHEDULES = {
     "cosine": lambda done: 0.5 * (1 + math.cos(math.pi * done)),
     "linear": lambda done: 1 - done,
 }
 OPTIMIZERS = ("adamw", "muon")
+WARMUP = 0.03  # share of the budget in which the learning rate rises to its peak
+FINAL_RATE = 0.05  # where it ends, as a share of the peak
 # least and largest value of every number
 RANGES = {
     "unroll_steps": (1, 100),
     "step_decay": (0.01, 1),
     "learning_rate": (1e-9, 1000),
-    **dict.fromkeys(("warmup", "final_rate"), (0, 1)),
     **dict.fromkeys((*LOSSES, "noise", "weight_decay", "clip_norm", "clip_value"), (0, 1e9)),
 }
 
@@ -38,12 +39,11 @@ class Recipe:
     """Everything that changes what the head becomes, besides data, shape and budget.
 
     Attributes:
-        feature, ce, rkl, js, tv: weights of the losses.
+        feature, ce: weights of the losses.
         unroll_steps: steps on the head's own output; 1 trains on true features only.
         step_decay: weight of a step relative to the one before it.
         noise: features get uniform noise in +-noise * 512 / length (upstream's).
-        learning_rate: peak, after `warmup`, a share of the budget; then `schedule` down to
-            `final_rate` of it.
+        learning_rate: peak, after WARMUP; then `schedule` down to FINAL_RATE.
         optimizer: adamw, or muon (Keller Jordan, kellerjordan.github.io/posts/muon), which takes
             the layers' matrices with AdamW's rate (arXiv 2502.16982) and leaves AdamW the rest.
         clip_norm, clip_value: largest gradient norm, largest entry; 0 is off.
@@ -51,17 +51,12 @@ class Recipe:
 
     feature: float = 1.0
     ce: float = 1.0
-    rkl: float = 0.0
-    js: float = 0.0
-    tv: float = 0.0
     unroll_steps: int = 3
     step_decay: float = 1.0
     noise: float = 0.1
     optimizer: str = "adamw"
     learning_rate: float = 1.5e-3
-    warmup: float = 0.03
     schedule: str = "cosine"
-    final_rate: float = 0.05
     weight_decay: float = 0.01
     clip_norm: float = 0.5
     clip_value: float = 0.0
@@ -72,21 +67,15 @@ class Recipe:
                 raise BadInput(f"{name} must be {low} to {high}, got {getattr(self, name)}")
         check_known("schedule", self.schedule, SCHEDULES)
         check_known("optimizer", self.optimizer, OPTIMIZERS)
-        if not self.losses:
+        if not (self.feature or self.ce):
             raise BadInput(f"no loss has a weight; known losses: {', '.join(LOSSES)}")
-
-    @property
-    def losses(self) -> dict[str, float]:
-        """Name -> weight, of those that have one."""
-        return {name: getattr(self, name) for name in LOSSES if getattr(self, name)}
 
     def rate(self, done: float) -> float:
         """Learning rate when the share `done` of the budget is used."""
-        if done < self.warmup:
-            return self.learning_rate * done / self.warmup
-        rest = (done - self.warmup) / max(1 - self.warmup, 1e-9)
-        left = SCHEDULES[self.schedule](min(rest, 1))
-        return self.learning_rate * (self.final_rate + (1 - self.final_rate) * left)
+        if done < WARMUP:
+            return self.learning_rate * done / WARMUP
+        left = SCHEDULES[self.schedule](min((done - WARMUP) / (1 - WARMUP), 1))
+        return self.learning_rate * (FINAL_RATE + (1 - FINAL_RATE) * left)
 
     def step_weights(self) -> list[float]:
         """Weight of every unrolled step; they sum to 1."""
