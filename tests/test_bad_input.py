@@ -27,7 +27,6 @@ from transformers import HfArgumentParser
 
 from eagle_fsd.cli import parse
 from eagle_fsd.config import BadInput
-from eagle_fsd.evaluation.bench_options import BenchOptions
 from eagle_fsd.tasks.harness_model import HarnessOptions
 
 pytestmark = pytest.mark.processes  # whole commands
@@ -139,7 +138,7 @@ def test_drawn_values(place, monkeypatch, command):
     monkeypatch.chdir(place)
     monkeypatch.setenv("OPENAI_API_KEY", "")  # the judge asks nobody
     file, *fixed = command.split()
-    kinds = [kind for kind in option_classes(file) if kind != BenchOptions]
+    kinds = option_classes(file)
     form = "--{}={}"
     if file == "evaluate/harness.py":
         kinds, form = [HarnessOptions], "--model_args={}={}"

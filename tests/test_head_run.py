@@ -13,7 +13,7 @@ from reference_tree import paths
 from reference_unroll import slow_unroll
 from tiny import fused_target, prompt_tokens, target_and_head, tiny_target
 
-from eagle_fsd.config import TreeConfig
+from eagle_fsd.config import BadInput, TreeConfig
 from eagle_fsd.decoding.target import Target
 from eagle_fsd.drafters.eagle import EagleDrafter
 from eagle_fsd.heads.unroll import unroll
@@ -45,7 +45,7 @@ def test_tokens_per_round_are_what_decoding_emits(kind, tree):
     turns = [(4, 16), (5, 2, 3, 19)]
     dialogues = [answered(target, *lengths) for lengths in turns]
     states = TargetStates(target)
-    got = expected_tokens_per_round(head, states, dialogues, tree)
+    got, asked = expected_tokens_per_round(head, states, dialogues, tree)
     tokens = rounds = 0
     for dialogue, lengths in zip(dialogues, turns, strict=True):
         ((feature_LF, _),) = states.of([dialogue.ids])
@@ -60,9 +60,12 @@ def test_tokens_per_round_are_what_decoding_emits(kind, tree):
                 drafted = paths(drafts.token_N.tolist(), drafts.parent_N.tolist())
                 depth = max(n for n in range(tree.tree_depth + 1) if tuple(wanted[:n]) in drafted)
                 tokens, rounds, root = tokens + depth + 1, rounds + 1, root + depth + 1
-    assert got == pytest.approx(tokens / rounds)
+    assert got == pytest.approx(tokens / rounds) and asked == rounds
+    # a clock that has run down ends it after a round, so that there is a figure
+    first, asked = expected_tokens_per_round(head, states, dialogues, tree, seconds=1e-9)
+    assert asked == 1 and first == int(first) >= 1
     short = [Dialogue(d.ids[:6], d.mask[:6]) for d in dialogues]
-    assert expected_tokens_per_round(head, states, short, tree) is None
+    assert expected_tokens_per_round(head, states, short, tree) == (None, 0)
 
 
 # --- the target's states --------------------------------------------------------------------------
@@ -119,6 +122,23 @@ def test_kept_rows_are_not_computed_again(tmp_path, texts):
     assert not forwards
     again.of([texts[1], texts[4], texts[6]])
     assert len(forwards) == 1
+
+
+@pytest.mark.parametrize("left", [0, 5, 100, -10])
+def test_a_damaged_file_is_told_by_name(tmp_path, texts, left):
+    """Bug held down: a file that was emptied or cut short, by a disk that filled up, say, ended in
+    a traceback of safetensors. Once it is deleted its states are computed again."""
+    states = TargetStates(tiny_target("llama"), tmp_path)
+    before_LF = states.of(texts[:3])[1][0].clone()  # which lies in the file
+    path = states._path(texts[1])
+    path.write_bytes(path.read_bytes()[:left])
+    for ask in (states.of, states.check):
+        with pytest.raises(BadInput, match=f"{path} .*: delete it, .*run the command again"):
+            ask(texts[:3])
+        ask([texts[0], texts[2], texts[4]])
+    path.unlink()
+    states.check(texts)
+    assert torch.equal(states.of(texts[:3])[1][0], before_LF)
 
 
 def test_states_of_other_targets_lie_apart(tmp_path, texts):

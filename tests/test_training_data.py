@@ -10,6 +10,7 @@ import json
 import pytest
 import torch
 
+from eagle_fsd.config import BadInput
 from eagle_fsd.training.data import Batches, Dialogue, read_dialogues, split, supervised
 
 V = 31
@@ -101,15 +102,31 @@ def make(dialogues, **changes) -> Batches:
 
 def test_a_split_is_the_same_whatever_the_seed(dialogues):
     """Held out and training are all; a part of the answers lies within a larger part."""
-    training, held = split(dialogues, held_out=3)
+    training, held, *_ = split(dialogues, held_out=3)
     assert len(held) == 3 and len(training) == len(dialogues) - 3
     assert all(dialogue in training + held for dialogue in dialogues)
     limits = (1, 30, 60, 10**9)
     parts = [split(dialogues, held_out=3, answer_tokens=n) for n in limits]
-    assert all(part[1] == held for part in parts) and parts[-1][0] == training
-    for n, (smaller, _), (larger, _) in zip(limits, parts, parts[1:], strict=False):
+    assert all(part.held_out == held for part in parts) and parts[-1].training == training
+    for n, (smaller, *_), (larger, *_) in zip(limits, parts, parts[1:], strict=False):
         tokens = [sum(dialogue.mask) for dialogue in smaller]
         assert sum(tokens) >= n > sum(tokens[:-1]) and smaller == larger[: len(smaller)] != larger
+
+
+def test_what_equals_a_held_out_dialogue_is_not_trained_on(dialogues):
+    """Bug held down: of data that holds dialogues twice, or of two files that share some, half of
+    what was held out was trained on too. Tokens decide, not who is said to have written them; what
+    is held out are different dialogues, and those that stand once are split as ever."""
+    other = [Dialogue(d.ids, [True] * len(d.ids)) for d in dialogues]
+    training, held, copies, _ = split(dialogues + other, held_out=8)
+    texts = {tuple(dialogue.ids) for dialogue in held}
+    assert len(held) == len(texts) == 8
+    assert not texts & {tuple(dialogue.ids) for dialogue in training}
+    assert len(training) == 2 * (len(dialogues) - 8) and copies == 8
+    once, held, copies, _ = split(dialogues, held_out=8)
+    assert len(once) == len(dialogues) - 8 and len(held) == 8 and copies == 0
+    with pytest.raises(BadInput, match="leaves none of 5 dialogues .* 4 equal held-out ones"):
+        split([dialogues[0]] * 5, held_out=1)
 
 
 def test_every_epoch_has_each_dialogue_and_its_own_order(dialogues):

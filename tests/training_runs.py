@@ -12,7 +12,7 @@ from commands import load_command, rows, write_rows
 from safetensors.torch import load_file
 
 from eagle_fsd.cli import run_command
-from eagle_fsd.training.training_options import DataOptions, TrainOptions
+from eagle_fsd.training.training_options import DataOptions
 
 TALKS = 12
 RECIPE = "unrolled,learning_rate=1e-2,noise=0.01"
@@ -25,7 +25,8 @@ def make_data(arguments: list[str]) -> None:
 def train_head(arguments: list[str]) -> None:
     # accelerate keeps a process's first settings; every run is a process of its own here
     AcceleratorState._reset_state(reset_partial_state=True)
-    run_command(load_command("train/train_head.py").train, [TrainOptions], arguments)
+    command = load_command("train/train_head.py")
+    run_command(command.train, [command.TrainOptions], arguments)
 
 
 def convert(*arguments: object) -> None:

@@ -10,22 +10,257 @@ train/train_head.py ...`; a configuration for FSDP lies beside it.
 """
 
 import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from operator import itemgetter
+from typing import TYPE_CHECKING, Literal
 
-from eagle_fsd.cli import run_command
-from eagle_fsd.training.training_options import TrainOptions
+from eagle_fsd.cli import RunOptions, option, run_command
+from eagle_fsd.config import SMALL_TREE, BadInput, check_least, check_seed, tree_name
+from eagle_fsd.training.recipe import parse_recipe
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+
+    from eagle_fsd.decoding.target import Target
+    from eagle_fsd.heads.head_config import HeadConfig
+    from eagle_fsd.runs.folder import Run
+    from eagle_fsd.training.data import Parts
+    from eagle_fsd.training.features import TargetStates
+
+RECORD = "training.json"  # what the head became; written last
+LARGE_SHARE = 1 / 4  # of the dialogues; to hold out more than it is warned of
+
+
+@dataclass
+class TrainOptions(RunOptions):
+    data: list[str] = field(metadata={"help": "folders of make_data.py, or its JSONL(.gz) files"})
+    output: str = field(metadata={"help": "folder of the head, its state and its log"})
+    target: str = option("smollm2", "smollm2, a folder, a .gguf file or a hub id")
+    target_device: str = option("", "where the target is; auto spreads it; empty: the process's")
+    target_dtype: str = option("", "bfloat16, float16 or float32; empty: bfloat16 where it is fast")
+    features: str = option(
+        "",
+        "folder that keeps the target's states, make_data.py's or another; online: compute them "
+        "each time; empty: OUTPUT's",
+    )
+    max_length: int = option(2048, "longest dialogue in tokens; the rest is cut")
+    answer_tokens: int = option(0, "train on a random part of about so many; 0: all")
+    held_out: int = option(
+        16,
+        "different dialogues, and all that equal them, kept to find the head's tokens per round by "
+        "replay",
+    )
+
+    head_type: str = option("eagle", "eagle (EAGLE-1/2) or eagle3")
+    loss_vocab: int = option(
+        0, "losses over this many tokens, the most frequent; EAGLE-3 drafts these alone; 0: all"
+    )
+    start: str = option("", "a head of that type to train on, as it is; empty: a new one")
+
+    recipe: str = option(
+        "",
+        "eagle, unrolled (default) or eagle3 (default for such heads), and changes of it: "
+        "unrolled,noise=0,optimizer=muon; fields and losses are listed by a wrong one",
+    )
+    epochs: float = option(0.0, "passes over the data; 3 if no budget is given")
+    steps: int = option(0, "largest number of steps")
+    minutes: float = option(
+        0.0,
+        "longest time for training, with the target's states, and behind it the held-out rounds, "
+        "which get a tenth, two minutes at most; loading comes on top; the learning rate then "
+        "follows the clock",
+    )
+    tokens_per_batch: int = option(0, "padded tokens of one forward; default 2048, 16384 on CUDA")
+    batches_per_step: int = option(0, "batches of a step, over all processes; default one each")
+    precision: Literal["auto", "bf16", "no"] = option(
+        "auto", "bf16 (mixed) or no (float32); auto: bf16 where the hardware multiplies it"
+    )
+    save_minutes: float = option(5.0, "minutes between resumable saves")
+    seed: int = option(0, "of initialisation, order and noise")
+
+    def __post_init__(self):
+        import torch
+
+        from eagle_fsd.models.load import default_dtype
+
+        self.recipe = self.recipe or ("eagle3" if self.head_type == "eagle3" else "unrolled")
+        on_cuda = torch.cuda.is_available()
+        self.tokens_per_batch = self.tokens_per_batch or (16384 if on_cuda else 2048)
+        if self.precision == "auto":  # a processor that has to emulate it takes 20 times as long
+            fast = default_dtype("cuda" if on_cuda else "cpu") == "bfloat16"
+            self.precision = "bf16" if fast else "no"
+        check_least(self, "--", held_out=1, max_length=1, tokens_per_batch=1, save_minutes=1e-9)
+        check_least(self, "--", answer_tokens=0, loss_vocab=0, batches_per_step=0, seed=0)
+        check_least(self, "--", epochs=0, steps=0, minutes=0)
+        check_seed(self.seed)
+        if 0 < self.loss_vocab < 8:  # the trees of the replay branch by 6
+            raise BadInput(f"--loss_vocab must be at least 8, got {self.loss_vocab}")
+        recipe = parse_recipe(self.recipe)
+        if self.head_type == "eagle3" and recipe.feature:
+            raise BadInput("an EAGLE-3 head's output is no feature of the target: give feature=0")
+        if not (self.epochs or self.steps or self.minutes):
+            self.epochs = 3.0
+
+    @property
+    def held_out_seconds(self) -> float:
+        """What of the minutes is for the held-out rounds; infinite without minutes."""
+        return min(0.1 * 60 * self.minutes, 120.0) if self.minutes else math.inf
+
+    @property
+    def training_seconds(self) -> float:
+        """The rest of the minutes; 0 without."""
+        return 60 * self.minutes - self.held_out_seconds if self.minutes else 0.0
 
 
 def train(options: TrainOptions) -> None:
-    from eagle_fsd.training.head_run import train_head
+    """Train a head and write it, from wherever a run of these options was left."""
+    from accelerate import Accelerator
 
-    if record := train_head(options):
-        print(
-            f"head: {options.output}\n"
-            f"answer tokens seen: {record['answer_tokens_seen']}, {record['training_seconds']:.0f} "
-            f"seconds, {record['tokens_per_second']:.0f} tokens/s\n"
-            f"tokens a round on held-out answers as drawn, trees of {record['tree']}: "
-            f"{record['tokens_per_round'] or math.nan:.2f}"
+    from eagle_fsd.models import load
+    from eagle_fsd.runs.provenance import digest
+    from eagle_fsd.training.data import read_dialogues, split
+    from eagle_fsd.training.features import TargetStates
+    from eagle_fsd.training.head_run import begun_head, prepare
+    from eagle_fsd.training.trainer import Budget, Trainer
+
+    target_config = load.load_target_config(options.target)
+    start = {name: getattr(options, name) for name in ("start", "head_type", "loss_vocab", "seed")}
+    head = begun_head(target_config, **start)
+    limits = {"vocab_size": head.config.vocab_size, "max_length": options.max_length}
+    dialogues = [d for path in options.data for d in read_dialogues(path, **limits)]
+    parts = split(dialogues, held_out=options.held_out, answer_tokens=options.answer_tokens)
+    accelerator = Accelerator(mixed_precision=options.precision)
+    digests = load.target_digests(options.target)
+    read = {"dialogues": digest([[d.ids, d.mask] for d in dialogues])}  # files may change
+    run = opened_run(options, digests | read, accelerator)
+    if (run.folder / RECORD).is_file():
+        accelerator.print(f"{run.folder} is already trained: {RECORD} tells how")
+        return
+    tell_of(parts, options, accelerator)
+    layers = head.config.fused_layers(target_config.num_hidden_layers)
+    target = load_linear_target(options, layers, device_of(accelerator))
+    kept = "" if options.features == "online" else options.features or run.folder / "features"
+    states = TargetStates(target, kept, digests)
+    states.check([dialogue.ids for dialogue in parts.training + parts.held_out])
+    recipe = parse_recipe(options.recipe)
+    sizes = {name: getattr(options, name) for name in ("loss_vocab", "tokens_per_batch", "seed")}
+    trainer = Trainer(
+        accelerator,
+        *prepare(head, parts.training, states, recipe, accelerator, **sizes),
+        target.embed_tokens,
+        recipe,
+        Budget(options.epochs, options.steps, options.training_seconds),
+        options.batches_per_step,
+        options.save_minutes,
+        run,
+    )
+    progress = trainer.train()
+    tensors = accelerator.get_state_dict(trainer.objective)  # whole, also where it was sharded
+    if accelerator.is_main_process:
+        head_of = {key.removeprefix("head."): tensor for key, tensor in tensors.items()}
+        write_trained(options, run, head.config, head_of, states, parts, progress)
+
+
+def opened_run(options: TrainOptions, digests: dict, accelerator: "Accelerator") -> "Run":
+    """The folder, of a new run of these options or of one that goes on."""
+    from eagle_fsd.models import load
+    from eagle_fsd.runs.folder import Run
+    from eagle_fsd.runs.processes import Processes
+
+    processes = Processes(accelerator.process_index, accelerator.num_processes)
+    options.batches_per_step = options.batches_per_step or processes.count
+    if options.batches_per_step % processes.count:
+        raise BadInput(
+            f"--batches_per_step {options.batches_per_step} cannot be shared by {processes.count} "
+            "processes: give a multiple"
         )
+    read = load.head_digests(options.start) | {"device": device_of(accelerator)}
+    # kept states are rounded to bfloat16, wherever they lie
+    read["features"] = "online" if options.features == "online" else "kept"
+    return Run(
+        options.output,
+        asdict(options) | digests | read,
+        free=("output", "data", "save_minutes", "device"),
+        key=itemgetter("step"),
+        processes=processes,
+    )
+
+
+def device_of(accelerator: "Accelerator") -> str:
+    # accelerate says cpu:0 where several processes run, and a processor is asked for as cpu
+    return str(accelerator.device).replace("cpu:0", "cpu")
+
+
+def tell_of(parts: "Parts", options: TrainOptions, accelerator: "Accelerator") -> None:
+    """What is held out, where that is not what one would think."""
+    if parts.copies:
+        accelerator.print(f"{parts.copies} dialogues equal held-out ones and are left out")
+    held, every = len(parts.held_out), parts.size
+    if held > LARGE_SHARE * every:
+        accelerator.print(
+            f"warning: --held_out {options.held_out} keeps {held} of {every} dialogues from "
+            "training: lower it, or give more --data"
+        )
+
+
+def load_linear_target(options: TrainOptions, layers: Sequence[int], device: str) -> "Target":
+    """The target, whose lm_head the losses must be able to follow."""
+    from eagle_fsd.models import load
+
+    device = options.target_device or device
+    dtype = options.target_dtype or load.default_dtype(device)
+    target, _ = load.load_target(options.target, dtype=dtype, device=device, feature_layers=layers)
+    if not target.readout_is_linear:
+        raise BadInput(
+            "this target's lm_head has a bias or its logits are capped (Gemma 2), which the losses "
+            "do not follow: it cannot be trained for"
+        )
+    return target
+
+
+def write_trained(
+    options: TrainOptions,
+    run: "Run",
+    shape: "HeadConfig",
+    tensors: dict,
+    states: "TargetStates",
+    parts: "Parts",
+    progress: dict,
+) -> None:
+    """The head, what it does on what was held out, and the record of both."""
+    from eagle_fsd.heads.draft_head import build_head
+    from eagle_fsd.heads.files import write_head
+    from eagle_fsd.runs.jsonl import write_json
+    from eagle_fsd.training.head_run import expected_tokens_per_round
+
+    head, target = build_head(shape).eval(), states.target
+    head.load_state_dict(tensors)
+    write_head(run.folder, head.bfloat16())
+    head.to(target.device, target.dtype)
+    tokens_per_round, rounds = expected_tokens_per_round(
+        head, states, parts.held_out, SMALL_TREE, seconds=options.held_out_seconds
+    )
+    speed = progress["tokens"] / max(progress["seconds"], 1e-9)
+    record = {
+        "answer_tokens_seen": progress["tokens"],
+        "training_seconds": progress["seconds"],
+        "tokens_per_second": speed,
+        "tree": tree_name(SMALL_TREE),
+        "tokens_per_round": tokens_per_round,
+        "held_out_rounds": rounds,
+        "held_out": len(parts.held_out),
+        "equal_to_held_out": parts.copies,
+        "recipe": asdict(parse_recipe(options.recipe)),
+    }
+    write_json(run.folder / RECORD, record)
+    print(
+        f"head: {options.output}\n"
+        f"answer tokens seen: {progress['tokens']}, {progress['seconds']:.0f} seconds, "
+        f"{speed:.0f} tokens/s\n"
+        f"tokens a round on {rounds} rounds of held-out answers as drawn, trees of "
+        f"{record['tree']}: {tokens_per_round or math.nan:.2f}"
+    )
 
 
 if __name__ == "__main__":

@@ -90,20 +90,42 @@ def read_dialogues(
     return dialogues
 
 
-def split(
-    dialogues: Sequence[Dialogue], *, held_out: int, answer_tokens: int = 0
-) -> tuple[list[Dialogue], list[Dialogue]]:
-    """Dialogues to train on, and so many held out, the same whatever the run's seed.
+class Parts(NamedTuple):
+    """What a head is trained on, and what it is then asked about."""
+
+    training: list[Dialogue]
+    held_out: list[Dialogue]  # all different
+    copies: int  # of held-out dialogues, which are in neither part
+    size: int  # of the whole
+
+
+def split(dialogues: Sequence[Dialogue], *, held_out: int, answer_tokens: int = 0) -> Parts:
+    """So many different dialogues held out, the same whatever the run's seed; none that equals one
+    of them in its tokens is trained on.
 
     `answer_tokens` trains on a random part of about so many, which lies within that of a larger
     number; 0: all.
+
+    Raises:
+        BadInput: nothing is left to train on.
     """
     shuffled = random.Random(0).sample(dialogues, len(dialogues))
-    held, training = shuffled[:held_out], shuffled[held_out:]
+    held: dict[tuple[int, ...], Dialogue] = {}
+    for dialogue in shuffled:
+        if len(held) < held_out:
+            held.setdefault(tuple(dialogue.ids), dialogue)
+    training = [dialogue for dialogue in shuffled if tuple(dialogue.ids) not in held]
+    copies = len(dialogues) - len(held) - len(training)
+    if not training:
+        equal = f", of which {copies} equal held-out ones" if copies else ""
+        raise BadInput(
+            f"--held_out {held_out} leaves none of {len(dialogues)} dialogues to train on{equal}: "
+            "lower it, or give more --data"
+        )
     if answer_tokens:
         sums = list(accumulate(sum(dialogue.mask) for dialogue in training))
         training = training[: bisect_left(sums, answer_tokens) + 1]
-    return training, held
+    return Parts(training, [*held.values()], copies, len(dialogues))
 
 
 def supervised(

@@ -15,7 +15,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file, save
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
 from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence
 
@@ -49,7 +50,7 @@ class TargetStates:
         On the CPU and in bfloat16 where they are kept, else as the target gives them.
 
         Raises:
-            BadInput: the folder cannot be written to.
+            BadInput: the folder cannot be written to, or a file there is damaged.
         """
         if self._folder is None:
             rows = self._compute(texts)
@@ -58,10 +59,17 @@ class TargetStates:
             missing = [i for i, path in enumerate(paths) if not path.is_file()]
             for i, row_LW in zip(missing, self._compute([texts[i] for i in missing]), strict=True):
                 _keep(paths[i], row_LW)
-            rows = [load_file(path)["rows"] for path in paths]
+            rows = [_read(path) for path in paths]
         D = self.target.hidden_size
         F = D * len(self.target.feature_layers) or D
         return [(row_LW[:, :F], row_LW[:, -D:]) for row_LW in rows]
+
+    def check(self, texts: Sequence[list[int]]) -> None:
+        """BadInput if a file that is kept of these texts is damaged: told before a training begins,
+        not in the step that comes to it. Opening a file reads its header and size only."""
+        for path in map(self._path, texts if self._folder else ()):
+            if path.is_file():
+                _open(path)
 
     def _path(self, ids: list[int]) -> Path:
         return self._folder / f"{digest(ids)}.safetensors"
@@ -77,6 +85,21 @@ class TargetStates:
         if self.target.feature_layers:
             row_BTW = torch.cat([feature_BTF, row_BTW], dim=-1)
         return [row_LW[: len(ids)] for row_LW, ids in zip(row_BTW, texts, strict=True)]
+
+
+def _read(path: Path) -> torch.Tensor:
+    with _open(path) as file:
+        return file.get_tensor("rows")
+
+
+def _open(path: Path) -> safe_open:
+    try:
+        return safe_open(path, "pt")
+    except (OSError, SafetensorError) as error:
+        raise BadInput(
+            f"{path} is cut short or damaged ({error}): delete it, its states are computed again, "
+            "and run the command again"
+        ) from error
 
 
 def _keep(path: Path, row_LW: torch.Tensor) -> None:

@@ -19,10 +19,13 @@ from collections.abc import Iterable, Iterator
 from hashlib import blake2b
 from itertools import repeat
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from eagle_fsd.config import BadInput
-from eagle_fsd.models.loaded import Message
 from eagle_fsd.runs.jsonl import read_records
+
+if TYPE_CHECKING:
+    from eagle_fsd.models.loaded import Message  # which imports torch
 
 SELF = "self"  # the source of the target's own user turns
 FORMS = (
@@ -37,7 +40,7 @@ GRAM = 13  # words in a row; the length at which GPT-3's authors called an overl
 SHORTEST = 6  # words; a prompt of fewer may stand within any text by chance
 
 Fingerprint = tuple[int, str]  # number of words, 10 hex digits of their hash
-Conversation = list[Message]
+Conversation = list["Message"]
 # what a dialogue may be made of: a number, on which what is random about it depends, the source,
 # and the conversation, None for a malformed record and for source self
 Candidate = tuple[int, str, Conversation | None]

@@ -25,10 +25,19 @@ from eagle_fsd.runs.folder import Run
 from eagle_fsd.runs.jsonl import write_json
 from eagle_fsd.training.data import Batches
 from eagle_fsd.training.recipe import Recipe
-from eagle_fsd.training.training_options import TrainOptions
 
 LOG_EVERY = 20  # steps; the first step is logged too
 PROGRESS = "progress.json"  # names the last complete save
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What ends a training, whichever comes first; 0 never does. With seconds the learning rate
+    follows the clock."""
+
+    epochs: float = 0.0
+    steps: int = 0
+    seconds: float = 0.0
 
 
 @dataclass
@@ -45,7 +54,9 @@ class Trainer:
     batches: Batches
     embed_tokens: nn.Module  # the target's, frozen
     recipe: Recipe
-    options: TrainOptions
+    budget: Budget
+    batches_per_step: int
+    save_minutes: float  # between saves
     run: Run
 
     def train(self) -> dict:
@@ -56,17 +67,17 @@ class Trainer:
         self.run.begin_session()
         kept = self._resume()
         progress = kept or {"step": 0, "seconds": 0.0, "tokens": 0}
-        options = self.options
-        in_epochs = math.ceil(options.epochs * self.batches.per_epoch / options.batches_per_step)
-        most = min(options.steps or math.inf, in_epochs or math.inf)  # infinite: the clock ends it
+        budget = self.budget
+        in_epochs = math.ceil(budget.epochs * self.batches.per_epoch / self.batches_per_step)
+        most = min(budget.steps or math.inf, in_epochs or math.inf)  # infinite: the clock ends it
         saved = time.monotonic()
         began = saved - progress["seconds"]
         hidden = not self.accelerator.is_main_process
         bar = tqdm(total=most, initial=progress["step"], desc="training", disable=hidden)
         with held_interrupt() as interrupted, bar:
             while True:
-                due = time.monotonic() - saved > 60 * options.save_minutes
-                by_clock = progress["seconds"] / (60 * options.minutes or math.inf)
+                due = time.monotonic() - saved > 60 * self.save_minutes
+                by_clock = progress["seconds"] / (budget.seconds or math.inf)
                 used = max(progress["step"] / most, by_clock)
                 # all processes save and end in one step
                 used, due, stop = broadcast_object_list([used, due, interrupted()])
@@ -90,7 +101,7 @@ class Trainer:
 
     def _step(self, step: int, rate: float) -> tuple[int, dict[str, torch.Tensor]]:
         """One update; returns the positions it learnt from, and what it was for the log."""
-        accelerator, each = self.accelerator, self.options.batches_per_step
+        accelerator, each = self.accelerator, self.batches_per_step
         for group in (group for each in self.optimizers for group in each.param_groups):
             group["lr"] = rate
         numbers = range(step * each, (step + 1) * each)
