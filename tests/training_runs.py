@@ -12,14 +12,14 @@ from commands import load_command, rows, write_rows
 from safetensors.torch import load_file
 
 from eagle_fsd.cli import run_command
-from eagle_fsd.training.training_options import DataOptions
 
 TALKS = 12
 RECIPE = "unrolled,learning_rate=1e-2,noise=0.01"
 
 
 def make_data(arguments: list[str]) -> None:
-    run_command(load_command("train/make_data.py").make_data, [DataOptions], arguments)
+    command = load_command("train/make_data.py")
+    run_command(command.make_data, [command.DataOptions], arguments)
 
 
 def train_head(arguments: list[str]) -> None:

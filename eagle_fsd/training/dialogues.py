@@ -23,7 +23,6 @@ from eagle_fsd.models.loaded import Message, prompt_ids, template_errors
 from eagle_fsd.runs.folder import Run
 from eagle_fsd.training.features import TargetStates
 from eagle_fsd.training.prompts import SELF, Benchmarks, Candidate, Conversation, user_turns
-from eagle_fsd.training.training_options import DataOptions
 
 TURN_TOKENS = 96  # a user turn of the target's own that does not end within these is thrown away
 # after so many of them, the least share that must be usable: a target that does not end its own
@@ -106,6 +105,19 @@ class ChatFormat:
         return {next(visible, None)} & special
 
 
+@dataclass(frozen=True)
+class Wanted:
+    """What dialogues are made, and how many: options of train/make_data.py."""
+
+    temperatures: list[float]  # each dialogue draws one
+    max_new_tokens: int  # of an answer
+    max_prompt_tokens: int  # earlier turns included
+    seed: int
+    dialogues: int = 0  # 0: no limit, here and below
+    answer_tokens: int = 0
+    minutes: float = 0.0
+
+
 class Dropped(Exception):  # noqa: N818  (no error)
     """A candidate becomes no dialogue; the text says why."""
 
@@ -114,7 +126,7 @@ class Dropped(Exception):  # noqa: N818  (no error)
 class DialogueMaker:
     """Makes candidates into dialogues while the limits allow, and records what becomes of them."""
 
-    options: DataOptions
+    wanted: Wanted
     run: Run  # with what was made before; gets "dialogues" and "dropped"
     candidates: Iterator[Candidate]  # those of this process, without the ones that are done
     chat: ChatFormat
@@ -123,13 +135,13 @@ class DialogueMaker:
     states: TargetStates | None = None  # keeps the target's states of every dialogue
 
     def __post_init__(self):
-        options = self.options
+        wanted = self.wanted
         rows = self.run.records["dialogues"].values()
         before = sum(sum(row["loss_mask"]) for row in rows)
         self._seen = {row["user"] for row in rows}
         self._began = time.monotonic() - max((row["seconds"] for row in rows), default=0.0)
-        self._dialogues_left = (options.dialogues or math.inf) - len(rows)
-        self._tokens_left = (options.answer_tokens or math.inf) - before
+        self._dialogues_left = (wanted.dialogues or math.inf) - len(rows)
+        self._tokens_left = (wanted.answer_tokens or math.inf) - before
         self._dialogues = self._tokens = 0  # of this process and session
         self._turns_tried = self._turns_kept = 0  # of the target's own
         self._under_way: dict[Request, tuple[int, Making]] = {}
@@ -137,7 +149,7 @@ class DialogueMaker:
         self._bar = tqdm(
             desc="answer tokens",
             unit="tok",
-            total=options.answer_tokens or None,
+            total=wanted.answer_tokens or None,
             initial=before,
             leave=False,
             miniters=0,
@@ -159,13 +171,13 @@ class DialogueMaker:
         under_way = sum(len(request.tokens) for request in self._under_way)
         self._bar.set_postfix(dialogues=self._dialogues, under_way=under_way, refresh=False)
         self._bar.update(0)
-        return 0 < 60 * self.options.minutes <= time.monotonic() - self._began
+        return 0 < 60 * self.wanted.minutes <= time.monotonic() - self._began
 
     def _may_begin(self) -> bool:
         """Whether one more dialogue may begin; those under way count with the average length, which
         is taken for the longest until some are known (the first to end are short)."""
         processes, under_way = self.run.processes, len(self._under_way)
-        mean = (self._tokens + 20 * self.options.max_new_tokens) / (self._dialogues + 20)
+        mean = (self._tokens + 20 * self.wanted.max_new_tokens) / (self._dialogues + 20)
         dialogues = (self._dialogues + under_way) * processes.count + processes.index
         tokens = (self._tokens + under_way * mean) * processes.count
         return dialogues < self._dialogues_left and tokens < self._tokens_left
@@ -190,7 +202,7 @@ class DialogueMaker:
 
     def _make(self, number: int, source: str, conversation: Conversation | None) -> Making:
         """A candidate's dialogue; None if the clock cut it before it began, to be asked again."""
-        rng = random.Random(f"{self.options.seed}/{number}")
+        rng = random.Random(f"{self.wanted.seed}/{number}")
         if source == SELF:
             prefix, ends = self.chat.user_prefix()
             request = Request(prefix, TURN_TOKENS, 1.0, ends, seed=rng.getrandbits(62))
@@ -230,13 +242,13 @@ class DialogueMaker:
 
     def _answered(self, conversation: Conversation, rng: random.Random) -> Making:
         """The user's turns, each answered by the target."""
-        limit, temperature = self.options.max_new_tokens, rng.choice(self.options.temperatures)
+        limit, temperature = self.wanted.max_new_tokens, rng.choice(self.wanted.temperatures)
         said = [message for message in conversation if message["role"] == "system"]
         ids: list[int] = []
         mask: list[int] = []
         for turn in [message for message in conversation if message["role"] == "user"]:
             prompt = self.chat.prompt([*said, turn], ids)
-            if prompt is None or len(prompt) > self.options.max_prompt_tokens:
+            if prompt is None or len(prompt) > self.wanted.max_prompt_tokens:
                 break
             seed, kept = rng.getrandbits(62), None if self.states is None else []
             request = Request(prompt, limit, temperature, self.end_ids, seed, states=kept)
