@@ -99,8 +99,8 @@ def test_a_batch_waits_for_one_read_a_step(temperature):
 
     def work(device: str, model: PreTrainedModel, head: DraftHead) -> list:
         target = Target(model.to(device))
-        requests = iter([Request(prompt_tokens(5 + n), 3, temperature) for n in range(4)])
-        texts = complete(target, lambda: next(requests, None), batch_size=2)
+        requests = [Request(prompt_tokens(5 + n), 3, temperature) for n in range(4)]
+        texts = complete(target, requests, batch_size=2)
         return [request.tokens for request in texts] + [target.rescore([3, 5], [7, 11, 13])]
 
     want, got, waits = on_cuda(made, work)

@@ -78,7 +78,6 @@ class DataOptions(RunOptions):
 def make_data(options: DataOptions) -> None:
     """Make what is missing of a folder of dialogues, by one process or each of several."""
     from eagle_fsd.models import load
-    from eagle_fsd.models.generate import complete
     from eagle_fsd.runs.folder import Run
     from eagle_fsd.runs.processes import Processes
     from eagle_fsd.runs.provenance import digest
@@ -133,10 +132,7 @@ def make_data(options: DataOptions) -> None:
     wanted = Wanted(**{part.name: getattr(options, part.name) for part in fields(Wanted)})
     maker = DialogueMaker(wanted, run, candidates, chat, benchmarks, end_ids, states)
     run.begin_session()
-    for request in complete(
-        target, maker.next_request, batch_size=options.batch_size, stop=maker.out_of_time
-    ):
-        maker.receive(request)
+    maker.make(target, batch_size=options.batch_size)
     run.finish()
     if processes.is_main:
         summary = summarize(run)

@@ -71,8 +71,8 @@ def _make(run: Run, target: Target, prompts: Prompts, count: int) -> None:
     run.begin_session()
     one_by_one = DecodeConfig(Policy(Exact()), StopConfig(count))
     keys = {Request(prompt, count): key for key, prompt in prompts.items()}
-    waiting = iter(sorted(keys, key=lambda request: len(request.prompt)))
-    made = complete(target, lambda: next(waiting, None), batch_size=BATCH)
+    by_length = sorted(keys, key=lambda request: len(request.prompt))
+    made = complete(target, by_length, batch_size=BATCH)
     for request in tqdm(made, total=len(keys), desc="texts"):
         tokens = request.tokens
         if target.rescore(request.prompt, tokens)[0] < 1:

@@ -8,7 +8,7 @@ Axes: B rows of the batch, H heads, T new columns, C cached columns, R chosen ro
 hidden size.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import islice
@@ -158,24 +158,22 @@ def join(target: Target, batches: list[Batch]) -> Batch:
 @torch.inference_mode()
 def complete(
     target: Target,
-    next_request: Callable[[], Request | None],
+    requests: Iterable[Request],
     *,
     batch_size: int,
     stop: Callable[[], bool] = lambda: False,
 ) -> Iterator[Request]:
-    """Continue requests, and give each out when it has ended, until none is left.
+    """Continue requests, and give each out when it has ended.
 
     Args:
-        next_request: asked when rows are free; after a None it is asked again later, since a
-            request that was given out may lead to new ones.
-        batch_size: rows at a time.
+        batch_size: rows at a time; the next requests are taken as rows become free.
         stop: asked before every forward; ends the run, and gives out what is under way as it is.
     """
-    batch = Batch(target, [])
+    batch, waiting = Batch(target, []), iter(requests)
     while not stop():
         full = batch.cache.length == batch.cache.capacity
         if full or len(batch.going) <= GOING * len(batch.rows):
-            new = list(islice(iter(next_request, None), batch_size - len(batch.going)))
+            new = list(islice(waiting, batch_size - len(batch.going)))
             if not (new or batch.going):
                 return
             parts = [batch]

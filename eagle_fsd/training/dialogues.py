@@ -2,23 +2,23 @@
 
 What is random about a candidate depends on its number, so that a broken run and an unbroken one
 make the same dialogues. (Of two that the target begins with the same words, the one whose turn ends
-first in a session is answered, and the other dropped.) Sampling itself is generate.py's business.
+first in a session is answered, and the other dropped.) A batch of dialogues goes by waves: all say
+their first turn, then those that go on their second. Sampling itself is generate.py's business.
 """
 
 import math
 import random
 import time
-from collections import deque
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
-from jinja2 import TemplateError
 from tqdm import tqdm
 from transformers import PreTrainedTokenizerBase
 
 from eagle_fsd.config import BadInput
-from eagle_fsd.models.generate import Request
+from eagle_fsd.decoding.target import Target
+from eagle_fsd.models.generate import Request, complete
 from eagle_fsd.models.loaded import Message, prompt_ids, template_errors
 from eagle_fsd.runs.folder import Run
 from eagle_fsd.training.features import TargetStates
@@ -32,6 +32,8 @@ MARK = "Sentinel7341"  # the content of a message in a rendering that is taken a
 
 # Yields what the target is to say next, goes on when that has been said, and returns a row.
 Making = Generator[Request, None, dict | None]
+# what the target says at once, each request for a candidate's number and the rest of its making
+Wave = dict[Request, tuple[int, Making]]
 
 
 class ChatFormat:
@@ -144,8 +146,7 @@ class DialogueMaker:
         self._tokens_left = (wanted.answer_tokens or math.inf) - before
         self._dialogues = self._tokens = 0  # of this process and session
         self._turns_tried = self._turns_kept = 0  # of the target's own
-        self._under_way: dict[Request, tuple[int, Making]] = {}
-        self._ready: deque[Request] = deque()
+        self._under_way: Wave = {}
         self._bar = tqdm(
             desc="answer tokens",
             unit="tok",
@@ -156,35 +157,32 @@ class DialogueMaker:
             disable=not self.run.processes.is_main,
         )
 
-    def next_request(self) -> Request | None:
-        """What the target is to say next; None if there is nothing now."""
-        while not self._ready and self._may_begin() and (found := next(self.candidates, None)):
-            self._go_on(found[0], self._make(*found))
-        return self._ready.popleft() if self._ready else None
+    def make(self, target: Target, *, batch_size: int) -> None:
+        """Dialogues, so many at a time, until the limits or the candidates end."""
+        while wave := self._begun(batch_size):
+            while wave:
+                wave = self._said(target, wave)
 
-    def receive(self, request: Request) -> None:
-        """Go on with what the target has said."""
-        self._go_on(*self._under_way.pop(request))
+    def _begun(self, most: int) -> Wave:
+        """The first turns of as many candidates as the limits allow."""
+        wave: Wave = {}
+        while len(wave) < most and self._may_begin(len(wave)):
+            if not (found := next(self.candidates, None)):
+                break
+            wave |= self._next_turn(found[0], self._make(*found))
+        return wave
 
-    def out_of_time(self) -> bool:
-        """Asked at every step, so what is under way is shown before anything is finished."""
-        under_way = sum(len(request.tokens) for request in self._under_way)
-        self._bar.set_postfix(dialogues=self._dialogues, under_way=under_way, refresh=False)
-        self._bar.update(0)
-        return 0 < 60 * self.wanted.minutes <= time.monotonic() - self._began
+    def _said(self, target: Target, wave: Wave) -> Wave:
+        """The wave after this one, of the dialogues that go on; where time ends there is none."""
+        self._under_way, after = wave, {}
+        for request in complete(target, [*wave], batch_size=len(wave), stop=self._out_of_time):
+            after |= self._next_turn(*wave.pop(request))
+        return after
 
-    def _may_begin(self) -> bool:
-        """Whether one more dialogue may begin; those under way count with the average length, which
-        is taken for the longest until some are known (the first to end are short)."""
-        processes, under_way = self.run.processes, len(self._under_way)
-        mean = (self._tokens + 20 * self.wanted.max_new_tokens) / (self._dialogues + 20)
-        dialogues = (self._dialogues + under_way) * processes.count + processes.index
-        tokens = (self._tokens + under_way * mean) * processes.count
-        return dialogues < self._dialogues_left and tokens < self._tokens_left
-
-    def _go_on(self, number: int, making: Making) -> None:
+    def _next_turn(self, number: int, making: Making) -> Wave:
+        """What a dialogue asks for next; none of one that is made or dropped, which it records."""
         try:
-            request = next(making)
+            return {next(making): (number, making)}
         except StopIteration as end:
             if row := end.value:
                 seconds = round(time.monotonic() - self._began, 1)
@@ -192,13 +190,26 @@ class DialogueMaker:
                 self._dialogues += 1
                 self._tokens += sum(row["loss_mask"])
                 self._bar.update(sum(row["loss_mask"]))
-        except (Dropped, TemplateError) as error:
-            # a template may refuse system messages, say
-            reason = str(error) if isinstance(error, Dropped) else "template refuses it"
-            self.run.add("dropped", {"id": number, "reason": reason})
-        else:
-            self._under_way[request] = number, making
-            self._ready.append(request)
+        except Dropped as reason:
+            self.run.add("dropped", {"id": number, "reason": str(reason)})
+        return {}
+
+    def _out_of_time(self) -> bool:
+        """Asked at every step, so what is under way is shown before anything is finished."""
+        under_way = sum(len(request.tokens) for request in self._under_way)
+        self._bar.set_postfix(dialogues=self._dialogues, under_way=under_way, refresh=False)
+        self._bar.update(0)
+        return 0 < 60 * self.wanted.minutes <= time.monotonic() - self._began
+
+    def _may_begin(self, begun: int) -> bool:
+        """Whether one more dialogue may begin; those begun count with the average length, which is
+        taken for the longest until some are known."""
+        processes = self.run.processes
+        mean = (self._tokens + 20 * self.wanted.max_new_tokens) / (self._dialogues + 20)
+        dialogues = (self._dialogues + begun) * processes.count + processes.index
+        tokens = (self._tokens + begun * mean) * processes.count
+        within = dialogues < self._dialogues_left and tokens < self._tokens_left
+        return within and not self._out_of_time()
 
     def _make(self, number: int, source: str, conversation: Conversation | None) -> Making:
         """A candidate's dialogue; None if the clock cut it before it began, to be asked again."""
@@ -247,7 +258,12 @@ class DialogueMaker:
         ids: list[int] = []
         mask: list[int] = []
         for turn in [message for message in conversation if message["role"] == "user"]:
-            prompt = self.chat.prompt([*said, turn], ids)
+            try:
+                prompt = self.chat.prompt([*said, turn], ids)
+            except (
+                BadInput
+            ) as error:  # system messages, say; a template that takes none ends before
+                raise Dropped("template refuses it") from error
             if prompt is None or len(prompt) > self.wanted.max_prompt_tokens:
                 break
             seed, kept = rng.getrandbits(62), None if self.states is None else []
