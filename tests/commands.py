@@ -29,8 +29,8 @@ def load_command(path: str):
 
 def option_classes(path: str) -> list[type]:
     """The dataclasses of options that a command names, but for those that others build on."""
-    named = [kind for kind in vars(load_command(path)).values() if is_dataclass(kind)]
-    found = [kind for kind in named if kind.__name__.endswith("Options")]
+    named = [kind for kind in vars(load_command(path)).values() if isinstance(kind, type)]
+    found = [kind for kind in named if is_dataclass(kind) and kind.__name__.endswith("Options")]
     bases = {base for kind in found for base in kind.__mro__[1:]}
     return [kind for kind in found if kind not in bases]
 
