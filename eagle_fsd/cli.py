@@ -92,13 +92,6 @@ def option(default, help: str):
     return field(default=default, metadata={"help": help})
 
 
-@dataclass(kw_only=True)
-class RunOptions:
-    changed_code: bool = option(
-        False, "go on although this library's code has changed since; reports will say so"
-    )
-
-
 @dataclass
 class ModelOptions:
     target: str = option("smollm2", "smollm2 (embedded), folder, .gguf, hub id or random:SHAPE")

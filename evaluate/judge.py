@@ -67,7 +67,7 @@ def run_judge(options: JudgeOptions) -> None:
     wanted = [request for request in requests if request["arm"] in (options.arms or arms)]
     folder = Path(options.run) / "judge" / quote(options.model, safe="")
     # a verdict is of its request alone, whatever code asked
-    verdicts = Run(folder / "verdicts", {}, free={"library"}, key=lambda row: row["digest"])
+    verdicts = Run(folder / "verdicts", {}, key=lambda row: row["digest"])
     name = "single" if mode == "single" else f"pairwise_{quote(baseline, safe='')}"
     given = verdicts.records[name]  # by digest
     unasked = [request for request in wanted if request["digest"] not in given]

@@ -166,6 +166,19 @@ def test_mixed_and_sharded_sessions_are_told(run_folder):
     assert run.origin("device") == "a machine / another"
 
 
+def test_versions_that_changed_between_sessions_are_told(run_folder):
+    """Bug held down: records made by two releases of torch were compared without a word."""
+    settings = json.loads((run_folder / "run.json").read_text())
+    second = settings["sessions"][0] | {"session": "2", "versions": {"torch": "9.10"}}
+    settings["sessions"].append(second)
+    write_json(run_folder / "run.json", settings)
+    assert not read_run(run_folder).doubts()  # no record is of the second
+    path = run_folder / "records" / "arm1.jsonl"
+    write_lines(path, [row | {"session": "2"} for row in read_lines(path)])
+    told = "torch was changed under this run: its records are of versions 9.9 and 9.10"
+    assert told in read_run(run_folder).doubts()
+
+
 def test_several_runs_one_torn_and_of_one_question(run_folder, report_folder, tmp_path, capsys):
     """Side by side under their own names. A torn last line, as a killed or running writer leaves
     it, is left out with a warning and stays in the file. Of an old report nothing stays."""

@@ -18,7 +18,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from eagle_fsd.cli import RunOptions, option, run_command
+from eagle_fsd.cli import option, run_command
 from eagle_fsd.config import BadInput, SamplingConfig, check_least
 from eagle_fsd.training.prompts import SELF, parse_weights
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class DataOptions(RunOptions):
+class DataOptions:
     output: str = field(metadata={"help": "the folder to write to; train_head.py's --data"})
     target: str = option("smollm2", "smollm2, a folder, a .gguf file or a hub id")
     sources: list[str] = option(

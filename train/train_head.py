@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field
 from operator import itemgetter
 from typing import TYPE_CHECKING, Literal
 
-from eagle_fsd.cli import RunOptions, option, run_command
+from eagle_fsd.cli import option, run_command
 from eagle_fsd.config import SMALL_TREE, BadInput, check_least, check_seed, tree_name
 from eagle_fsd.training.recipe import parse_recipe
 
@@ -33,7 +33,7 @@ LARGE_SHARE = 1 / 4  # of the dialogues; to hold out more than it is warned of
 
 
 @dataclass
-class TrainOptions(RunOptions):
+class TrainOptions:
     data: list[str] = field(metadata={"help": "folders of make_data.py, or its JSONL(.gz) files"})
     output: str = field(metadata={"help": "folder of the head, its state and its log"})
     target: str = option("smollm2", "smollm2, a folder, a .gguf file or a hub id")

@@ -2,13 +2,13 @@
 
 from dataclasses import dataclass, replace
 
-from eagle_fsd.cli import RunOptions, option
+from eagle_fsd.cli import option
 from eagle_fsd.config import DEFAULT_ARM, BadInput, check_least
 from eagle_fsd.evaluation.questions import Question, spread
 
 
 @dataclass
-class BenchOptions(RunOptions):
+class BenchOptions:
     arms: list[str] = option(
         [
             *("generate", "plain", "exact", DEFAULT_ARM, "exact@hybrid"),

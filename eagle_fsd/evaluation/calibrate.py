@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from tqdm import tqdm
 
-from eagle_fsd.cli import ModelOptions, RunOptions, SamplingOptions, option
+from eagle_fsd.cli import ModelOptions, SamplingOptions, option
 from eagle_fsd.config import BadInput, SamplingConfig, check_least
 from eagle_fsd.runs.folder import Run
 
@@ -34,7 +34,7 @@ FORETOLD, MEASURED = "foretold", "measured"  # records/
 
 
 @dataclass
-class CalibrateOptions(RunOptions):
+class CalibrateOptions:
     cost: float = option(0.03, "regret a token, nats, that is tolerated; above temperature 0: TV")
     arms: list[str] = option(
         [f"path:{price}" for price in (0.1, 0.2, 0.35, 0.5, 0.77, 1.25, 2.0)]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from tqdm import tqdm
 
-from eagle_fsd.cli import RunOptions, option
+from eagle_fsd.cli import option
 from eagle_fsd.config import SMALL_TREE, BadInput, parse_tree, tree_name
 from eagle_fsd.runs.folder import Run
 from eagle_fsd.runs.provenance import digest, source_digest, without_checkout
@@ -29,7 +29,7 @@ LEVEL_NOTE = "By drafted level, along the text below every position."
 
 
 @dataclass
-class ReplayOptions(RunOptions):
+class ReplayOptions:
     heads: list[str] = option([], "folders or hub ids of draft heads; empty: the shipped one")
     target: str = option("smollm2", "smollm2 (embedded), a folder, a .gguf file or a hub id")
     dtype: str = option("float32", "replay equals decoding in float32 only")

@@ -19,7 +19,7 @@ from typing import TextIO
 from eagle_fsd.config import BadInput
 from eagle_fsd.runs.jsonl import append_lines, read_json, read_lines, write_json
 from eagle_fsd.runs.processes import Processes
-from eagle_fsd.runs.provenance import describe_run, source_digest, without_checkout
+from eagle_fsd.runs.provenance import describe_run, without_checkout
 
 
 def answer_key(record: dict) -> tuple[int | str, int]:
@@ -50,8 +50,8 @@ class Run:
     """Opens a folder, reads what it holds, and adds records.
 
     Args:
-        settings: JSON-able; a folder of others is refused, and what differs is named. A digest of
-            the library's source is added, which may differ where they have a true `changed_code`.
+        settings: JSON-able; a folder of others is refused, and what differs is named. Sessions
+            hold a digest of the library's source, which may differ: reports say so.
         free: settings that may differ from those of earlier sessions.
         key: what tells a record from the others of its name; of two with one key the later counts.
 
@@ -74,7 +74,7 @@ class Run:
         processes: Processes = Processes(),  # noqa: B008  (frozen)
     ):
         self.folder = Path(folder)
-        self.settings = without_checkout(settings | {"library": source_digest()})  # as read back
+        self.settings = without_checkout(settings)  # as read back
         self.processes = processes
         self.records: defaultdict[str, dict[Hashable, dict]] = defaultdict(dict)
         self._key, self._session = key, ""
@@ -99,16 +99,13 @@ class Run:
         if not path.is_file():
             return []
         settings, sessions = read_json(path, options=dict, sessions=list)
-        allowed = {"library"} if self.settings.get("changed_code") else set()
         # those that are only there count too: a file of a model may be gone
-        names = sorted({*settings, *self.settings} - {*free, "changed_code"} - allowed)
+        names = sorted({*settings, *self.settings} - {*free})
         pairs = {name: (settings.get(name), self.settings.get(name)) for name in names}
         if changed := {name: (a, b) for name, (a, b) in pairs.items() if a != b}:
-            remedy = "name another folder"
-            if [*changed] == ["library"] and "changed_code" in self.settings:
-                remedy += ", or go on with this library's changed code by --changed_code"
             raise BadInput(
-                f"{self.folder} holds a run with other settings (there, here): {changed}; {remedy}"
+                f"{self.folder} holds a run with other settings (there, here): {changed}; name "
+                "another folder"
             )
         return sessions
 

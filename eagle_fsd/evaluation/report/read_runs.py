@@ -31,7 +31,8 @@ RECORD = {"question_id": ID, "arm": str, "category": str, "session": str, "tempe
 RECORD |= {"turns": [TURN | {"rounds": [ROUND]}]}
 TRACED = {"same_as_record": bool, "first": {"text": str}, "rounds": list}
 TRACE = {"question_id": ID, "arm": str, "turns": [TRACED]}
-SESSION = {"session": str, "commit": str, "device": str, "timed": bool, "warnings": list}
+SESSION = {"session": str, "commit": str, "device": str, "timed": bool, "warnings": [str]}
+SESSION |= {"versions": dict}
 RUN = {"options": {"target": str, "dtype": str}, "sessions": [SESSION]}
 
 
@@ -105,10 +106,23 @@ class RunData:
         return f"{self.options['target']} ({digest(found)})"
 
     def doubts_of_code(self) -> list[str]:
-        """Whether several states of the library made this run, which --changed_code allows."""
-        states = {made.get("library") for made in (self.options, *self.used_sessions)}
-        told = "the library's code was changed under this run: its records are of several states"
-        return [told] if len(states) > 1 else []
+        """Whether several states of the library, or versions of packages, made the records."""
+        doubts = []
+        if len({session.get("library") for session in self.used_sessions}) > 1:
+            doubts.append(
+                "the library's code was changed under this run: its records are of several states"
+            )
+        versions: dict[str, list[str]] = {}
+        for session in self.used_sessions:
+            for package, version in session["versions"].items():
+                versions.setdefault(package, []).append(str(version))
+        for package, found in versions.items():
+            if len(set(found)) > 1:
+                doubts.append(
+                    f"{package} was changed under this run: its records are of versions "
+                    f"{' and '.join(dict.fromkeys(found))}"
+                )
+        return doubts
 
     def doubts(self) -> list[str]:
         """What makes the arms less comparable than they look."""
