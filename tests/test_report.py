@@ -15,7 +15,7 @@ from tiny_folder import write_random_head, write_target
 from eagle_fsd.config import BadInput
 from eagle_fsd.evaluation.curves import equal_speed
 from eagle_fsd.evaluation.metrics import METRICS, by_category, summarize
-from eagle_fsd.evaluation.parts import rounds_of
+from eagle_fsd.evaluation.record_numbers import rounds_of
 from eagle_fsd.evaluation.report.read_runs import RunData, read_run
 from eagle_fsd.evaluation.report.write_report import text_parts
 from eagle_fsd.runs.jsonl import read_lines, write_json, write_lines

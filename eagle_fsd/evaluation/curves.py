@@ -20,7 +20,7 @@ from numpy.typing import ArrayLike
 
 from eagle_fsd.arms import PLAIN
 from eagle_fsd.evaluation.metrics import EXACT, METRICS, exact_beside, rate_parts, shared_questions
-from eagle_fsd.evaluation.parts import Record
+from eagle_fsd.evaluation.record_numbers import Record
 from eagle_fsd.evaluation.stats import interval
 from eagle_fsd.rules import RULES
 from eagle_fsd.runs.jsonl import write_file

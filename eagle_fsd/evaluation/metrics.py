@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from eagle_fsd.arms import BY_TRANSFORMERS, GENERATE, PLAIN, parse_arm
 from eagle_fsd.config import BadInput
-from eagle_fsd.evaluation import parts, stats
-from eagle_fsd.evaluation.parts import Part, Record, answers
+from eagle_fsd.evaluation import record_numbers, stats
+from eagle_fsd.evaluation.record_numbers import Record, RecordNumber, answers
 from eagle_fsd.evaluation.stats import Interval
 
 Questions = dict[int | str, Record]  # all answers of an arm, a question's in one record
@@ -36,8 +36,8 @@ class Metric:
     form: str  # a format specification
     tables: tuple[str, ...]
     meaning: str  # a sentence for the page
-    numerator: Part | None = None
-    denominator: Part | None = None
+    numerator: RecordNumber | None = None
+    denominator: RecordNumber | None = None
     of: str = ""
     over: str = ""
     minus: str = ""
@@ -50,12 +50,12 @@ RATES: dict[str, Metric] = {
     "tokens_per_second": Metric(
         "tokens/s", ".1f", ("speed", "categories"),
         "emitted tokens over the seconds of prefill and decoding",
-        parts.tokens, parts.seconds,
+        record_numbers.tokens, record_numbers.seconds,
     ),
     "tokens_per_round": Metric(
         "tokens/round", ".2f", ("main", "speed", "categories"),
         "tokens emitted by a verification: the accepted drafts and the next token",
-        parts.round_tokens, parts.rounds,
+        record_numbers.round_tokens, record_numbers.rounds,
     ),
     "ceiling": Metric(
         "ceiling", ".2f", ("speed",),
@@ -63,58 +63,61 @@ RATES: dict[str, Metric] = {
         "tokens/round), where text does not loop and rules do not look ahead",
     ),
     "rounds_per_answer": Metric(
-        "rounds/answer", ".1f", ("speed",), "verifications an answer", parts.rounds, answers
+        "rounds/answer", ".1f", ("speed",), "verifications an answer",
+        record_numbers.rounds, answers,
     ),
     "seconds_per_answer": Metric(
-        "s/answer", ".2f", ("speed",), "seconds of an answer", parts.seconds, answers
+        "s/answer", ".2f", ("speed",), "seconds of an answer", record_numbers.seconds, answers,
     ),
     "fuzzy_share": Metric(
         "fuzzy share", ".4f", ("main", "cost", "equal speed"),
         "share of the rounds' tokens that the exact test would not have emitted",
-        parts.of_round_tokens("fuzzy"), parts.round_tokens,
+        record_numbers.of_round_tokens("fuzzy"), record_numbers.round_tokens,
     ),
     "regret_per_token": Metric(
         "regret/token", ".4f", ("main", "cost", "equal speed"),
         "log P(most likely token) - log P(token) under the target, nats, mean over rounds' tokens",
-        parts.of_round_tokens("regret"), parts.round_tokens,
+        record_numbers.of_round_tokens("regret"), record_numbers.round_tokens,
     ),
     "tv_per_token": Metric(
         "TV/token", ".4f", ("cost",),
         "total variation of the emitted distribution to the target's, mean over rounds' tokens",
-        parts.of_round_tokens("tv"), parts.round_tokens,
+        record_numbers.of_round_tokens("tv"), record_numbers.round_tokens,
     ),
     "argmax_share": Metric(
         "argmax share", ".4f", ("cost", "categories"),
         "share of answer tokens that are the target's most likely, scored in one forward pass",
-        parts.of_turn_tokens("rescored_argmax_share"), parts.tokens,
+        record_numbers.of_turn_tokens("rescored_argmax_share"), record_numbers.tokens,
     ),
     "mean_logp": Metric(
         "log p/token", ".3f", ("cost",),
         "mean log-probability of an answer token under the target, nats, in one forward pass",
-        parts.of_turn_tokens("rescored_mean_logp"), parts.tokens,
+        record_numbers.of_turn_tokens("rescored_mean_logp"), record_numbers.tokens,
     ),
     "same_as_plain": Metric(
         "same as plain", ".3f", ("answers",),
-        "share of answers that equal plain's token for token", parts.same_as_plain, answers,
-        of_answers=True,
+        "share of answers that equal plain's token for token",
+        record_numbers.same_as_plain, answers, of_answers=True,
     ),
     "tokens_per_answer": Metric(
-        "tokens/answer", ".1f", ("answers",), "length of an answer", parts.tokens, answers
+        "tokens/answer", ".1f", ("answers",), "length of an answer",
+        record_numbers.tokens, answers,
     ),
     "at_limit": Metric(
         "at the limit", ".2f", ("answers",), "share of answers that ran out of their budget",
-        parts.of_turns(lambda turn: turn["finish"] == "length"), answers, of_answers=True,
+        record_numbers.of_turns(lambda turn: turn["finish"] == "length"), answers, of_answers=True,
     ),
     "repetition": Metric(
         "repetition", ".3f", ("answers",),
-        f"share of an answer's {parts.GRAM}-grams that occurred before in it",
-        parts.of_turns(lambda turn: parts.repetition(turn["token_ids"])), answers, interval=False,
+        f"share of an answer's {record_numbers.GRAM}-grams that occurred before in it",
+        record_numbers.of_turns(lambda turn: record_numbers.repetition(turn["token_ids"])), answers,
+        interval=False,
     ),
     "looping": Metric(
         "looping", ".2f", ("answers",),
-        f"share of answers whose end repeats at most {parts.LOOP_PERIOD} tokens at least "
-        f"{parts.LOOP_REPEATS} times, over at least {parts.LOOP_TOKENS}",
-        parts.of_turns(parts.ends_looping), answers, of_answers=True,
+        f"share of answers whose end repeats at most {record_numbers.LOOP_PERIOD} tokens at least "
+        f"{record_numbers.LOOP_REPEATS} times, over at least {record_numbers.LOOP_TOKENS}",
+        record_numbers.of_turns(record_numbers.ends_looping), answers, of_answers=True,
     ),
 }
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from eagle_fsd.evaluation.parts import is_looping
+from eagle_fsd.evaluation.record_numbers import is_looping
 from eagle_fsd.evaluation.stats import rate_interval
 from eagle_fsd.evaluation.tables import cell_text
 

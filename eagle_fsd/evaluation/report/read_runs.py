@@ -16,7 +16,7 @@ from statistics import median
 from eagle_fsd.arms import BY_TRANSFORMERS, parse_arm
 from eagle_fsd.config import BadInput
 from eagle_fsd.evaluation.metrics import by_category, summarize, untimed
-from eagle_fsd.evaluation.parts import rounds_of, seconds
+from eagle_fsd.evaluation.record_numbers import rounds_of, seconds
 from eagle_fsd.runs.folder import answer_key
 from eagle_fsd.runs.jsonl import Form, read_json, read_lines
 from eagle_fsd.runs.provenance import digest

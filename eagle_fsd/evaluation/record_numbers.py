@@ -1,4 +1,5 @@
-"""What an answer is like, and the parts that rates are made of: a number of one record each.
+"""Numbers of one record: what rates are made of, as tokens and seconds, and what its answers are
+like, as whether they loop.
 
 A record is a question answered by one arm: question_id, arm, turns (answering.turn_record). A turn
 of prefill's token and two rounds, of 3 and 2 tokens, the last one trimmed at a budget of 5:
@@ -11,7 +12,7 @@ import math
 from collections.abc import Callable, Sequence
 
 Record = dict  # JSON-able, see above
-Part = Callable[[Record], float]  # a numerator or a denominator
+RecordNumber = Callable[[Record], float]  # a rate's numerator or denominator
 GRAM = 4  # tokens whose return counts as repetition
 LOOP_PERIOD, LOOP_REPEATS, LOOP_TOKENS = 32, 3, 16  # see is_looping
 
@@ -42,7 +43,7 @@ def ends_looping(turn: dict) -> bool:
     return is_looping(tokens[:-1] if turn["finish"] == "stop" else tokens)
 
 
-def of_turns(value: Callable[[dict], float]) -> Part:
+def of_turns(value: Callable[[dict], float]) -> RecordNumber:
     """What every turn has, summed."""
     return lambda record: sum(value(turn) for turn in record["turns"])
 
@@ -58,12 +59,12 @@ def rounds_of(record: Record) -> list[dict]:
     return [r for turn in record["turns"] for r in turn["rounds"]]
 
 
-def of_turn_tokens(key: str) -> Part:
+def of_turn_tokens(key: str) -> RecordNumber:
     """What a turn holds as the mean over its tokens, summed."""
     return of_turns(lambda turn: turn[key] * len(turn["token_ids"]))
 
 
-def of_round_tokens(key: str) -> Part:
+def of_round_tokens(key: str) -> RecordNumber:
     """NaN where a token has none: its metric is then unknown."""
     return lambda record: sum(
         math.nan if x is None else float(x) for r in rounds_of(record) for x in r[key]
