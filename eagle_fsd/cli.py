@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING
 from transformers import HfArgumentParser
 
 from eagle_fsd.config import (
+    DEFAULT_ARM,
     BadInput,
     SamplingConfig,
+    check_least,
     check_seed,
     default_tree,
     parse_tree,
@@ -90,6 +92,32 @@ def option(default, help: str):
     if isinstance(default, list):
         return field(default_factory=default.copy, metadata={"help": help})
     return field(default=default, metadata={"help": help})
+
+
+@dataclass
+class BenchOptions:
+    """Of commands whose arms answer questions (evaluation/bench.py)."""
+
+    arms: list[str] = option(
+        [
+            *("generate", "plain", "exact", DEFAULT_ARM, "exact@hybrid"),
+            *(f"{rule},no_repeat=3,ends=1@hybrid" for rule in (DEFAULT_ARM, "path:0.75")),
+        ],
+        "rule[:value][,field=value][@drafter[:tree]]; see docs/evaluate.md",
+    )
+    output: str = option("runs/bench", "folder of the run")
+    questions: int | None = option(None, "how many, over all categories; default: all")
+    turns: int = option(0, "turns of each question; 0: all")
+    generate_questions: int | None = option(None, "questions that `generate` answers; default all")
+    num_choices: int = option(1, "answers of an arm to a question, each with its own seed")
+    max_new_tokens: int = option(128, "budget of an answer")
+    quality_only: bool = option(False, "give no speeds (others may use the machine), all of D")
+    traces: int = option(0, "questions whose rounds are kept for the report, over all categories")
+
+    def __post_init__(self):
+        check_least(self, "--", turns=0, num_choices=1, traces=0, max_new_tokens=1)
+        if self.num_choices > 1000:  # all are listed before the first is made
+            raise BadInput(f"--num_choices must be at most 1000, got {self.num_choices}")
 
 
 @dataclass

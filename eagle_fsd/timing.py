@@ -1,9 +1,12 @@
-"""The clock of every measurement, and whether it would time this process or its neighbours."""
+"""The clock of every measurement, the order of what is compared by it, and whether it would time
+this process or its neighbours."""
 
 import os
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
+from typing import TypeVar
 
 import psutil
 import torch
@@ -12,6 +15,7 @@ from eagle_fsd.config import BadInput
 from eagle_fsd.models.load import check_device
 
 BUSY = 0.5  # cores that others may keep busy
+Item = TypeVar("Item")
 
 
 def synchronized_time(device: torch.device) -> float:
@@ -19,6 +23,15 @@ def synchronized_time(device: torch.device) -> float:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter()
+
+
+def rotated(items: Sequence[Item], turn: int) -> list[Item]:
+    """The items from another one on every turn, so that none always goes first.
+
+    Example: a b c at turn 4 is b c a.
+    """
+    at = turn % len(items)
+    return [*items[at:], *items[:at]]
 
 
 def check_one_process() -> None:

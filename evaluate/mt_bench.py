@@ -15,9 +15,8 @@ ACCELERATE_USE_CPU=true) processes share the questions: the same answers, no spe
 from dataclasses import dataclass
 from pathlib import Path
 
-from eagle_fsd.cli import ModelOptions, SamplingOptions, option, run_command
-from eagle_fsd.evaluation.bench_options import BenchOptions
-from eagle_fsd.evaluation.questions import read_questions
+from eagle_fsd.cli import BenchOptions, ModelOptions, SamplingOptions, option, run_command
+from eagle_fsd.evaluation.questions import cut, read_questions, spread
 
 ON_CPU = 8  # questions of MT-Bench, unless a number is given
 
@@ -39,7 +38,8 @@ def run_mt_bench(
 
     if options.questions is None and not options.question_file and model_options.device == "cpu":
         options.questions = ON_CPU
-    questions = options.choose(read_questions(options.question_file))
+    questions = spread(read_questions(options.question_file), options.questions)
+    questions = cut(questions, options.turns)
     name = Path(options.question_file).name or "MT-Bench"
     bench = Bench(name, "mt_bench", questions, options, sampling, model_options)
     bench.answer_all()

@@ -3,28 +3,120 @@
     python evaluate/speed.py                                 # embedded target, 16 MT-Bench turns
     python evaluate/speed.py --arms plain exact@eagle:{7x3x4,15x4x6} fsd:0.4@eagle:7x3x4
     python evaluate/speed.py --arms plain exact --context 500 4000 7900    # long contexts
-    python evaluate/speed.py --target random:llama-3.1-8b --arms plain fsd:1    # a shape's times
+    python evaluate/speed.py --target random:llama-3.1-8b --arms plain exact    # a shape's forwards
 
 First a bench of the questions' first turns (evaluate/mt_bench.py), no clock inside; then at every
---context rounds are profiled (milliseconds by phase, peak memory) and single forwards timed. A
-target random:SHAPE has random weights, of llama-3.1-8b, qwen3-32b or any config.json, and a head
-random:eagle or random:eagle3:DRAFT_TOKENS; --accepted is then how many drafts its rounds accept. A
-killed run continues where it was: run the same command again. More questions, choices, arms or
-contexts may be added.
+--context rounds are profiled (milliseconds by phase, peak memory) and single forwards timed, in
+OUTPUT/rounds/, a run folder too. A target random:SHAPE has random weights, of llama-3.1-8b,
+qwen3-32b or any config.json, and a head random:eagle or random:eagle3:DRAFT_TOKENS: of these the
+forwards tell, since what such drafts are accepted is chance. A killed run continues where it was:
+run the same command again. More questions, choices, arms or contexts may be added.
 """
 
-from eagle_fsd.cli import ModelOptions, SamplingOptions, run_command
-from eagle_fsd.evaluation.bench_options import SpeedOptions
+from dataclasses import dataclass
+from operator import itemgetter
+from pathlib import Path
+
+from eagle_fsd.cli import BenchOptions, ModelOptions, SamplingOptions, option, run_command
+from eagle_fsd.config import DEFAULT_ARM, BadInput, check_least
+from eagle_fsd.evaluation.questions import cut, read_questions, spread
+
+NOTES = """\
+- ms/round: without a clock. break-even: the same over plain's, so the tokens a round at which the
+  arm is as fast as plain.
+- propose to host, in milliseconds: the device is waited for at every phase. start: prefill and the
+  first round, with the head's run over the prompt, which the others leave out.
+- peak MiB: what torch's allocator gave out in prefill and the first rounds of an answer, above what
+  was there before."""
 
 
-def run(options: SpeedOptions, sampling: SamplingOptions, model_options: ModelOptions) -> None:
-    from eagle_fsd.speed.speed_run import run_speed
+@dataclass
+class SpeedOptions(BenchOptions):
+    output: str = option("runs/speed", "folder of the run")
+    question_file: str = option("", "question.jsonl in FastChat's format; empty: MT-Bench")
+    questions: int | None = option(None, "how many; default: all, 16 of MT-Bench")
+    turns: int = option(1, "turns of each question; 0: all")
+    num_choices: int = option(3, "how often every arm answers every question")
+    arms: list[str] = option(
+        ["generate", "plain", "exact", DEFAULT_ARM, "exact@hybrid", "exact@ngram"],
+        "as in docs/evaluate.md; generate_compiled needs a C++ compiler",
+    )
+    context: list[int] = option(
+        [200], "lengths of prompts at which rounds are profiled and forwards timed"
+    )
+    step_repeats: int = option(20, "measurements of every single forward")
 
-    run_speed(options, sampling, model_options)
+    def __post_init__(self):
+        super().__post_init__()
+        check_least(self, "--", step_repeats=1, context=2)
+        if self.questions is None and not self.question_file:
+            self.questions = 16
+        self.context = sorted(set(self.context))
+
+
+def run_speed(
+    options: SpeedOptions, sampling: SamplingOptions, model_options: ModelOptions
+) -> None:
+    from eagle_fsd.evaluation.bench import FREE, Bench
+    from eagle_fsd.evaluation.report.report_tables import report_bench
+    from eagle_fsd.evaluation.tables import columns, markdown_table
+    from eagle_fsd.runs.folder import Run
+    from eagle_fsd.speed.by_context import profile_contexts
+    from eagle_fsd.speed.profiled import ROUND_PHASES
+    from eagle_fsd.timing import check_one_process
+
+    check_one_process()
+    check_room(options, model_options.target)
+    questions = cut(spread(read_questions(options.question_file), options.questions), options.turns)
+    name = f"Speed on {Path(options.question_file).name or 'MT-Bench'}"
+    bench = Bench(name, "speed", questions, options, sampling, model_options, free={"context"})
+    bench.answer_all()
+    rounds, single = profile_contexts(
+        Run(
+            bench.run.folder / "rounds",
+            bench.run.settings,
+            free=FREE | {"context"},
+            key=itemgetter("arm", "context"),
+        ),
+        lambda: bench.model,
+        [arm for arm in bench.arms if arm.runs_our_loop],
+        options.context,
+        "\n\n".join(question.turns[0] for question in bench.questions),
+        sampling.sampling(),
+        device=model_options.device,
+        repeats=options.step_repeats,
+    )
+    of_round = [
+        *columns(arm="s", context="d", ms_per_round=".2f"),
+        ("break-even", "round_vs_plain", ".2f"),
+        *columns(**dict.fromkeys(ROUND_PHASES, ".2f"), start=".0f"),
+        ("peak MiB", "peak_mebibytes", ".1f"),
+    ]
+    of_forward = columns(
+        context="d", forward="s", median_ms=".2f", min_ms=".2f", median_vs_first=".2f"
+    )
+    parts = ["Rounds, in milliseconds:", markdown_table(rounds, of_round)]
+    parts += ["Single forwards, measured in turn:", markdown_table(single, of_forward), NOTES]
+    further = {"rounds": rounds, "forwards": single}
+    print(report_bench(bench, extra="\n\n".join(parts), further=further))
+
+
+def check_room(options: SpeedOptions, target: str) -> None:
+    """Refuse a context that leaves no room for the measurements after it."""
+    from eagle_fsd.models.load import load_target_config
+    from eagle_fsd.speed.forwards import rows_needed
+
+    most = getattr(load_target_config(target), "max_position_embeddings", None)
+    needed = max(options.context, default=0) + rows_needed(options.step_repeats)
+    if most is not None and needed > most:
+        raise BadInput(
+            f"--context {max(options.context)} needs {needed} positions with the measurements "
+            f"after it, the target has {most}: shorten it, or lower --step_repeats"
+        )
 
 
 def main(arguments: list[str] | None = None) -> None:
-    run_command(run, [SpeedOptions, SamplingOptions, ModelOptions], arguments)
+    run_command(run_speed, [SpeedOptions, SamplingOptions, ModelOptions], arguments)
 
 
 if __name__ == "__main__":

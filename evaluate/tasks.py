@@ -11,13 +11,12 @@ scores/ARM.jsonl and the table as scores/table.md and table.json. `--rescore` ma
 from the records that are there, with any scorer and without a model.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
-from eagle_fsd.cli import ModelOptions, SamplingOptions, option, run_command
+from eagle_fsd.cli import BenchOptions, ModelOptions, SamplingOptions, option, run_command
 from eagle_fsd.config import BadInput
-from eagle_fsd.evaluation.bench_options import BenchOptions
-from eagle_fsd.evaluation.questions import check_same_questions
+from eagle_fsd.evaluation.questions import check_same_questions, cut, spread
 from eagle_fsd.tasks.scorers import SCORERS, check_scorable
 from eagle_fsd.tasks.task_sources import SOURCES, read_task
 
@@ -49,7 +48,7 @@ def run_task(options: TaskOptions, sampling: SamplingOptions, model_options: Mod
     questions, usual = read_task(options.task)
     scorer = options.scorer or usual
     count = None if options.rescore else options.questions  # rescored are all that were answered
-    questions = replace(options, questions=count).choose(questions)
+    questions = cut(spread(questions, count), options.turns)
     check_scorable(
         questions,
         scorer,

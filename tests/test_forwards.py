@@ -1,4 +1,4 @@
-"""What a speed run is made of: peak memory, the fixed pattern, single forwards, rotation; and
+"""What a speed run is made of: peak memory, single forwards, rotation; and
 whether timings are refused or warned of when others are at work."""
 
 import contextlib
@@ -13,20 +13,13 @@ import pytest
 import torch
 from tiny import prompt_tokens, tiny_head, tiny_target
 
-from eagle_fsd.config import BadInput, SamplingConfig, TreeConfig
-from eagle_fsd.decoding.acceptance import Policy
+from eagle_fsd.config import BadInput, TreeConfig
 from eagle_fsd.decoding.drafter import RootDrafter
-from eagle_fsd.decoding.loop import DecodeConfig, StopConfig, decode
 from eagle_fsd.drafters.eagle import EagleDrafter
-from eagle_fsd.evaluation.bench import rotated
 from eagle_fsd.models.loaded import Model
-from eagle_fsd.rules.fsd import Exact, Fsd
-from eagle_fsd.rules.hold import Hold
-from eagle_fsd.rules.price import PathRule
 from eagle_fsd.speed.forwards import forward_rows, in_turn, rows_needed, time_forwards
 from eagle_fsd.speed.profiled import peak_bytes
-from eagle_fsd.speed.speed_run import Pattern, pattern_path
-from eagle_fsd.timing import check_timing_alone, load_by_others, other_processes
+from eagle_fsd.timing import check_timing_alone, load_by_others, other_processes, rotated
 
 CPU = torch.device("cpu")
 
@@ -45,30 +38,6 @@ def test_peak_memory_by_hand():
 
     assert peak_bytes(CPU, work) == 4000 + 8000
     assert 4000 <= peak_bytes(CPU, lambda: torch.logsumexp(before, 0)) < 12100
-
-
-def test_pattern_path_by_hand():
-    """Node 5 is the first of the deepest; 2 - 3 - 5 leads there."""
-    parents, depths = [0, 0, 0, 2, 2, 3, 4], [0, 1, 1, 2, 2, 3, 3]
-    paths = [pattern_path(parents, depths, accepted) for accepted in range(5)]
-    assert paths == [[0], [0, 2], [0, 2, 3], [0, 2, 3, 5], [0, 2, 3, 5]]
-    assert pattern_path([0], [0], 3) == [0]
-
-
-@pytest.mark.parametrize("rule", [Exact(), Fsd(1.0), PathRule(0.5), Hold(0.1)])
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_rounds_obey_the_pattern(rule, temperature):
-    """Whatever the rule says, and again from its start in the next answer."""
-    target = tiny_target("llama")
-    drafter = EagleDrafter(tiny_head(target, scale=3.0), target, TreeConfig(11, 4, 3))
-    policy = Policy(Pattern(rule, (2, 0, 9)), SamplingConfig(temperature))
-    config = DecodeConfig(policy, StopConfig(30))
-    for _ in range(2):
-        rounds = decode(target, drafter, prompt_tokens(13), config).rounds
-        wanted = [3, 1, 5] * 4  # 9 is clipped to the tree's 4 levels
-        assert [len(r.tokens) for r in rounds] == wanted[: len(rounds)] and len(rounds) > 8
-    rounds = decode(target, RootDrafter(), prompt_tokens(13), config).rounds
-    assert all(len(r.tokens) == 1 for r in rounds)
 
 
 def test_forwards_in_turn_and_their_rows_by_hand():

@@ -60,12 +60,14 @@ def test_the_core_stands_alone():
 
 
 def test_who_may_not_know_whom():
-    """The report reads files, not the commands that wrote them; training needs no replay; a head is
-    run by whoever has a target and an engine; a run's folder holds what others made; a reader of
-    JSON lines needs no torch, nor do the modules that the commands of train/ import before their
-    options are read: `--help` took four seconds of CPU for one type's name."""
+    """The report reads files, not the commands that wrote them; what is timed and what is measured
+    of answers meet in commands alone; training needs no replay; a head is run by whoever has a
+    target and an engine; a run's folder holds what others made; a reader of JSON lines needs no
+    torch, nor do the modules that the commands of train/ import before their options are read:
+    `--help` took four seconds of CPU for one type's name."""
     for folder, unknown in {
-        "eagle_fsd.evaluation": ("eagle_fsd.tasks", "eagle_fsd.training"),
+        "eagle_fsd.evaluation": ("eagle_fsd.tasks", "eagle_fsd.training", "eagle_fsd.speed"),
+        "eagle_fsd.speed": ("eagle_fsd.evaluation", "eagle_fsd.tasks", "eagle_fsd.training"),
         "eagle_fsd.training": ("eagle_fsd.evaluation", "eagle_fsd.tasks"),
         "eagle_fsd.heads": (
             "eagle_fsd.training",

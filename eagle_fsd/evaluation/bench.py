@@ -12,33 +12,30 @@ traces/ARM.jsonl    the rounds of chosen answers
 import time
 import uuid
 import zlib
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import asdict, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TypeVar
 
 from tqdm import tqdm
 
 from eagle_fsd.arms import COMPILED, Arm, parse_arms
-from eagle_fsd.cli import ModelOptions, SamplingOptions
+from eagle_fsd.cli import BenchOptions, ModelOptions, SamplingOptions
 from eagle_fsd.config import BadInput
 from eagle_fsd.decoding.drafter import Drafter
 from eagle_fsd.evaluation.answering import answer_prompt, trace_record, turn_record
-from eagle_fsd.evaluation.bench_options import BenchOptions
 from eagle_fsd.evaluation.questions import Question, check_same_questions, fastchat_answers, spread
 from eagle_fsd.models.loaded import Model
 from eagle_fsd.runs.folder import Run
 from eagle_fsd.runs.jsonl import append_lines, read_lines, write_lines
 from eagle_fsd.runs.processes import Processes
-from eagle_fsd.timing import check_timing_alone
+from eagle_fsd.timing import check_timing_alone, rotated
 
 # what a run may be continued with, although it differs
 FREE = {"arms", "questions", "generate_questions", "num_choices", "traces"}
 FREE |= {"output", "quality_only"}
 
 Job = tuple[Question, Arm, int]  # an answer to be made; the number is the choice's
-Item = TypeVar("Item")
 
 
 class Bench:
@@ -190,15 +187,6 @@ class Bench:
             ]
             for arm in self.arms
         }
-
-
-def rotated(items: Sequence[Item], turn: int) -> list[Item]:
-    """The items from another one on every turn, so that none always goes first.
-
-    Example: a b c at turn 4 is b c a.
-    """
-    at = turn % len(items)
-    return [*items[at:], *items[:at]]
 
 
 def answer_seed(seed: int, question_id: int | str, turn: int, choice: int = 0) -> int:

@@ -1,7 +1,7 @@
 """Question files in FastChat's format: question_id, category, turns (and optional reference)."""
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pandas as pd
@@ -86,6 +86,11 @@ def spread(
     place = pd.DataFrame({"category": [question.category for question in questions]})
     rank = place.groupby("category").cumcount().sort_values(kind="stable")
     return [questions[number] for number in sorted(rank.index[:count])]
+
+
+def cut(questions: list[Question], turns: int) -> list[Question]:
+    """The questions, each with its first turns only; 0: with all."""
+    return [replace(question, turns=question.turns[: turns or None]) for question in questions]
 
 
 def fastchat_answers(records: list[dict]) -> list[dict]:

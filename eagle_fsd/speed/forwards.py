@@ -21,9 +21,8 @@ from eagle_fsd.config import TreeConfig
 from eagle_fsd.decoding.target import Target
 from eagle_fsd.decoding.tree import DraftTree
 from eagle_fsd.drafters.eagle import EagleDrafter
-from eagle_fsd.evaluation.bench import rotated
 from eagle_fsd.models.loaded import Model
-from eagle_fsd.timing import synchronized_time
+from eagle_fsd.timing import rotated, synchronized_time
 
 WIDTHS = (1, 8, 16, 24, 32, 60)  # nodes of the verifications, the root included
 SHALLOW, DEEP = 2, 6  # levels of the two drafts whose difference is the cost of a level
