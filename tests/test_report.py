@@ -183,7 +183,7 @@ def test_several_runs_one_torn_and_of_one_question(run_folder, report_folder, tm
     """Side by side under their own names. A torn last line, as a killed or running writer leaves
     it, is left out with a warning and stays in the file. Of an old report nothing stays."""
     output = shutil.copytree(report_folder, tmp_path / "report")
-    (output / "stale.txt").write_text("of the old one")
+    (output / "tables" / "scores.csv").write_text("of the old one")
     other = shutil.copytree(run_folder, tmp_path / "other")
     for path in (other / "records").iterdir():
         first, second, *_ = path.read_text().splitlines(keepends=True)
@@ -191,11 +191,48 @@ def test_several_runs_one_torn_and_of_one_question(run_folder, report_folder, tm
     before = contents(other)
     REPORT.main([str(run_folder), str(other), "--output", str(output)])
     assert "arm1.jsonl: its last line is torn" in capsys.readouterr().err
-    assert contents(other) == before and not (output / "stale.txt").exists()
+    assert contents(other) == before and not (output / "tables" / "scores.csv").exists()
     arms = json.loads((output / "report.json").read_text())["tables"]["arms"]
     assert [row["run"] for row in arms] == [str(run_folder)] * 6 + [str(other)] * 6
     assert [row["questions"] for row in arms] == [4] * 6 + [1] * 6
     Page((output / "index.html").read_text())
+
+
+def test_a_folder_of_something_else_is_left_alone(run_folder, tmp_path):
+    """Bug held down: a project that has a report.json of its own counted as an old report, and lost
+    all its other files with status 0."""
+    project = tmp_path / "project"
+    (project / "src").mkdir(parents=True)
+    (project / "src" / "thesis.tex").write_text("years of work")
+    for own in ("{}", '{"runs": [], "warnings": [], "tables": {}}', "[1]", "no JSON"):
+        (project / "report.json").write_text(own)
+        before = contents(project)
+        assert "is something else than a report" in told(run_folder, "--output", project)
+        assert contents(project) == before
+
+
+def test_only_what_a_report_writes_is_replaced(run_folder, report_folder, tmp_path):
+    """Notes beside a report stay, and so does what links in it lead to. Bug held down: they were
+    removed, and a link to a folder ended this call and all later ones in a traceback."""
+    output = shutil.copytree(report_folder, tmp_path / "report")
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "arms.csv").write_text("of somebody else")
+    (output / "notes.txt").write_text("mine")
+    (output / "link").symlink_to(elsewhere)
+    shutil.rmtree(output / "tables")
+    for name in ("tables", ".unfinished"):
+        (output / name).symlink_to(elsewhere)
+    before = contents(elsewhere)
+    for _ in range(2):
+        REPORT.main([str(run_folder), "--output", str(output)])
+        assert contents(elsewhere) == before and (output / "link").is_symlink()
+        assert (output / "notes.txt").read_text() == "mine"
+        assert (output / "tables" / "arms.csv").read_bytes().startswith(b"run,arm")
+        assert not (output / ".unfinished").exists()
+    (output / "index.html").unlink()
+    (output / "index.html").mkdir()  # somebody's folder
+    assert "cannot write to the folder" in told(run_folder, "--output", output)
 
 
 def test_the_front_of_a_run(tmp_path, capsys):

@@ -33,7 +33,7 @@ def lock_folder(folder: Path) -> TextIO:
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        lock = (folder / ".lock").open("w")
+        lock = (folder / ".lock").open("a")
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # a kill releases it too
     except BlockingIOError:
         raise BadInput(

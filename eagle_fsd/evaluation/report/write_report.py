@@ -1,7 +1,7 @@
 """The report's folder.
 
 index.html      everything, in one file that needs nothing else
-report.json     the tables' rows, for programs; marks the folder as a report
+report.json     the tables' rows, for programs; by what it says the folder is known for a report
 tables/*.csv    arms, by_category, equal_speed, scores, pairwise
 plot.svg, .pdf  loss against gain
 
@@ -22,10 +22,13 @@ from eagle_fsd.evaluation.report.read_runs import RunData
 from eagle_fsd.evaluation.report.report_tables import NOTES, Table, run_tables
 from eagle_fsd.evaluation.tables import cell_text, verdict, write_csv
 from eagle_fsd.runs.folder import answer_key, lock_folder
-from eagle_fsd.runs.jsonl import write_file, write_json
+from eagle_fsd.runs.jsonl import read_json, write_file, write_json
 
-MARK = "report.json"  # a folder with it is a report, and may be replaced
-UNFINISHED = ".unfinished"  # in it, until the new report is whole
+REPORT = "report.json"
+MADE_BY = "eagle_fsd report"  # in it: the folder is a report, and may be replaced
+UNFINISHED = ".unfinished"  # where a report is written until it is whole
+CSV = {title: title.lower().replace(" ", "_") for title in NOTES}  # names of tables
+WRITTEN = ("index.html", "plot.svg", "plot.pdf", *(f"tables/{name}.csv" for name in CSV.values()))
 HERE = Path(__file__).parent
 
 
@@ -40,7 +43,7 @@ def write_report(runs: list[RunData], output: Path) -> list[str]:
             report, or cannot be written, as where another command writes there.
     """
     empty = os.path.isdir(output) and not any(output.glob("[!.]*"))
-    if os.path.exists(output) and not empty and not (output / MARK).is_file():
+    if os.path.exists(output) and not empty and not is_report(output):
         raise BadInput(f"--output {output} is something else than a report: name another folder")
     parts = [(run, run_tables(run)) for run in runs]
     answers = [pack_answers(run) for run in runs]
@@ -50,28 +53,57 @@ def write_report(runs: list[RunData], output: Path) -> list[str]:
         drawn += [row | {key: lead + row[key] for key in ("arm", "line")} for row in run.rows]
         for title, (_, rows) in tables.items():
             if title == "Arms" or rows is not run.rows:
-                name = title.lower().replace(" ", "_")
-                csvs.setdefault(name, []).extend({"run": run.name} | row for row in rows)
+                csvs.setdefault(CSV[title], []).extend({"run": run.name} | row for row in rows)
     warnings = [f"{run.name}: {text}" for run in runs for text in run.doubts()]
     made = [{"name": run.name, "options": run.options, "sessions": run.sessions} for run in runs]
     with lock_folder(output):
         new = output / UNFINISHED
-        shutil.rmtree(new, ignore_errors=True)  # a killed one's
-        write_json(new / MARK, {"runs": made, "warnings": warnings, "tables": csvs})
+        remove(new)  # a killed one's
+        whole = {"made_by": MADE_BY, "runs": made, "warnings": warnings, "tables": csvs}
+        write_json(new / REPORT, whole)
         for name, rows in csvs.items():
             write_csv(new / "tables" / f"{name}.csv", rows)
         plot = plot_curves(drawn, new / "plot")
         csv = (new / "tables" / "arms.csv").read_text(encoding="utf-8")
         write_file(new / "index.html", page_of(parts, answers, plot=plot, csv=csv))
-        for old in {*output.glob("[!.]*")} - {output / MARK}:  # a kill here leaves it a report
-            if old.is_dir():
-                shutil.rmtree(old)
-            else:
-                old.unlink()
-        for path in new.iterdir():
-            path.replace(output / path.name)
-        new.rmdir()
+        try:
+            put_in_place(new, output)
+        except OSError as error:  # as where a name of a report is somebody's folder
+            raise BadInput(
+                f"cannot write to the folder {output} ({error}): name another folder"
+            ) from error
     return warnings
+
+
+def is_report(folder: Path) -> bool:
+    """Whether write_report has made it, by what its report.json says."""
+    try:
+        return read_json(folder / REPORT, made_by=str) == [MADE_BY]
+    except BadInput:
+        return False
+
+
+def put_in_place(new: Path, output: Path) -> None:
+    """Move a whole report into the folder of an old one, of which nothing stays. What a report does
+    not write stays, and a link goes itself, not what it leads to."""
+    (new / REPORT).replace(output / REPORT)  # first: a kill behind it leaves a report
+    if (output / "tables").is_symlink():
+        (output / "tables").unlink()
+    (output / "tables").mkdir(exist_ok=True)
+    for name in WRITTEN:
+        if (new / name).is_file():
+            (new / name).replace(output / name)
+        else:
+            (output / name).unlink(missing_ok=True)
+    shutil.rmtree(new)
+
+
+def remove(folder: Path) -> None:
+    """A folder that may not be there; of a link only itself."""
+    if folder.is_symlink():
+        folder.unlink()
+    else:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def page_of(
