@@ -58,7 +58,7 @@ def run_task(options: TaskOptions, sampling: SamplingOptions, model_options: Mod
     if options.rescore:
         records = records_by_arm(options.output)
         for rows in records.values():
-            check_same_questions(rows, questions)
+            check_same_questions(rows, questions, turns=1)  # what scorers look at
         print(f"\n{score_run(records, questions, scorer, options.output)[0]}")
         return
     name = Path(options.task.rpartition(":")[2]).name

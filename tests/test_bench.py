@@ -184,10 +184,30 @@ def test_a_run_is_continued_as_it_was_only(call, models, tmp_path):
     write_rows(path, *(question | {"reference": ["yes"]} for question in QUESTIONS))
     assert "'command': ('mt_bench', 'tasks')" in call("evaluate/tasks.py", *task)
     write_rows(path, QUESTIONS[0] | {"turns": ["Say nothing.", "And again?"]})
-    assert "question 0 was answered with another text" in call(BENCH, *options, "--turns", 0)
+    assert "question 0 was answered with other turns" in call(BENCH, *options, "--turns", 0)
     write_rows(path, *QUESTIONS)
     assert "tokens/round" in call(BENCH, *options)
     assert (tmp_path / "run/records/plain.jsonl").read_bytes() == kept
+
+
+def test_questions_that_changed_are_refused_before_anything_is_decoded(call, models, tmp_path):
+    """Their categories and all of their turns. Bug held down: they were mixed with the answers to
+    the old ones, or all was decoded and then no question was answered by all."""
+    options = [*bench_options(models, tmp_path), "--turns", 0, "--questions", 2]
+    call(BENCH, *options, "--arms", "plain")
+    folder = tmp_path / "run"
+    kept = {p: p.read_bytes() for p in folder.rglob("*.jsonl")}
+    longer, shorter = ["Say 0.", "And again?", "And then?"], ["Say 0."]
+    for change, told in (
+        ({"category": "z"}, "in the category 'a', which is 'z' now"),
+        ({"turns": longer}, "with other turns than it has now"),
+        ({"turns": shorter}, "with other turns than it has now"),
+        ({"turns": ["Say 0.", "And then?"]}, "with other turns than it has now"),
+    ):
+        write_rows(tmp_path / "question.jsonl", QUESTIONS[0] | change, QUESTIONS[1])
+        said = call(BENCH, *options, "--arms", "plain", "exact")
+        assert said.startswith(f"error: question 0 was answered {told}")
+        assert {p: p.read_bytes() for p in folder.rglob("*.jsonl")} == kept
 
 
 def test_models_that_changed_under_their_paths_are_refused(call, models, tmp_path):

@@ -289,7 +289,7 @@ def test_texts_of_a_target_that_changed_are_refused(call, options, models, tmp_p
     options += ["--target", target]
     assert "| exact@eagle:7x3x4 " in call(COMMAND, *options)
     write_rows(tmp_path / "question.jsonl", *(q | {"turns": ["Else?"]} for q in QUESTIONS))
-    assert "was answered with another text" in call(COMMAND, *options)
+    assert "was answered with other turns" in call(COMMAND, *options)
     write_rows(tmp_path / "question.jsonl", *QUESTIONS)
     change(target / "model.safetensors")
     for more in ([], ["--texts", tmp_path / "more"], ["--output", tmp_path / "more"]):

@@ -191,7 +191,7 @@ class Calibration:
         settings |= asdict(model_options) | model_options.digests()
         self.run = Run(options.output, settings, free=FREE)
         for records in self.run.records.values():
-            check_same_questions(records.values(), questions)
+            check_same_questions(records.values(), questions, turns=1)
 
     @cached_property
     def _loaded(self) -> "tuple[Model, Drafter]":

@@ -31,16 +31,27 @@ class Question:
             raise ValueError("a turn is empty or no text")
 
 
-def check_same_questions(records: Iterable[dict], questions: list[Question]) -> None:
-    """Raise BadInput for a record whose question had another text than it has now."""
-    turns = {question.question_id: question.turns for question in questions}
+def check_same_questions(
+    records: Iterable[dict], questions: list[Question], *, turns: int = 0
+) -> None:
+    """Refuse, by a BadInput, questions that had other turns or another category when they were
+    answered: old and new answers would be mixed. `turns` are those of each that count; 0: all."""
+    known = {question.question_id: question for question in cut(questions, turns)}
     for record in records:
-        asked = [turn["prompt"] for turn in record["turns"]]
-        now = turns.get(record["question_id"], asked)
-        if any(a != b for a, b in zip(now, asked, strict=False)):  # turns may have been left out
+        question = known.get(record["question_id"])
+        if question is None:
+            continue
+        asked = [turn["prompt"] for turn in record["turns"]][: turns or None]
+        category = record.get("category", question.category)
+        told = ""
+        if asked != question.turns:
+            told = "with other turns than it has now"
+        elif category != question.category:
+            told = f"in the category {category!r}, which is {question.category!r} now"
+        if told:
             raise BadInput(
-                f"question {record['question_id']!r} was answered with another text than it has "
-                "now: give the questions that were answered, or another --output"
+                f"question {question.question_id!r} was answered {told}: give the questions that "
+                "were answered, or another --output"
             )
 
 

@@ -81,7 +81,7 @@ def run_replay(options: ReplayOptions) -> None:
     store = Run(options.texts, identity | digests)
     run = Run(options.output, {"command": "replay"} | asdict(options) | digests, free=FREE)
     for records in run.records.values():
-        check_same_questions(records.values(), questions)
+        check_same_questions(records.values(), questions, turns=1)
     missing = {
         name: [q for q in questions if (q.question_id, 0) not in run.records[files[name]]]
         for name in heads
