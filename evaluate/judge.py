@@ -40,8 +40,6 @@ class JudgeOptions:
         if not self.model:
             raise BadInput("--model is empty: name the judge as its endpoint does")
         check_text(self.model)
-        if "@" in self.base_url:  # not shown either
-            raise BadInput("--base_url holds a password, and is recorded: give OPENAI_BASE_URL it")
         if not self.request_seconds > 0:
             raise BadInput(f"--request_seconds must be above 0, got {self.request_seconds}")
         check_least(self, "--", concurrency=1, retries=0)

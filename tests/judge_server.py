@@ -34,12 +34,14 @@ class ScriptedJudge(ThreadingHTTPServer):
 
     Attributes:
         requests: (body, authorization) of every request.
+        paths: what each was asked under, with its query.
     """
 
     def __init__(self, reply: Callable[[dict], str] = verdict, faults: Iterable[str] = ()):
         super().__init__(("127.0.0.1", 0), Handler)
         self.reply, self.faults = reply, iter(faults)
         self.requests: list[tuple[dict, str]] = []
+        self.paths: list[str] = []
         self.url = f"http://127.0.0.1:{self.server_port}/v1"
 
     def texts(self) -> list[str]:
@@ -65,6 +67,7 @@ class Handler(BaseHTTPRequestHandler):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         key = self.headers["Authorization"]
         self.server.requests.append((body, key))
+        self.server.paths.append(self.path)
         fault = next(self.server.faults, "")
         if fault in ("close", "stall"):
             time.sleep(1 if fault == "stall" else 0)

@@ -198,13 +198,13 @@ def test_questions_that_changed_are_refused_before_anything_is_decoded(call, mod
     folder = tmp_path / "run"
     kept = {p: p.read_bytes() for p in folder.rglob("*.jsonl")}
     longer, shorter = ["Say 0.", "And again?", "And then?"], ["Say 0."]
-    for change, told in (
+    for new, told in (
         ({"category": "z"}, "in the category 'a', which is 'z' now"),
         ({"turns": longer}, "with other turns than it has now"),
         ({"turns": shorter}, "with other turns than it has now"),
         ({"turns": ["Say 0.", "And then?"]}, "with other turns than it has now"),
     ):
-        write_rows(tmp_path / "question.jsonl", QUESTIONS[0] | change, QUESTIONS[1])
+        write_rows(tmp_path / "question.jsonl", QUESTIONS[0] | new, QUESTIONS[1])
         said = call(BENCH, *options, "--arms", "plain", "exact")
         assert said.startswith(f"error: question 0 was answered {told}")
         assert {p: p.read_bytes() for p in folder.rglob("*.jsonl")} == kept

@@ -1,5 +1,6 @@
 """The judge over real HTTP on loopback: FastChat's protocol, faults, bad input."""
 
+import base64
 import json
 import sys
 from collections import Counter
@@ -221,6 +222,25 @@ def test_the_end_of_a_judging(judge, folder):
     assert [row["arm"] for row in scores(folder)["rows"]] == list(ARMS) * 3
     for path in (folder / "judge").rglob("*.*"):
         assert KEY not in path.read_text() and "pa55" not in path.read_text()
+
+
+def test_no_key_reaches_a_file_or_the_screen(judge, folder):
+    """Neither the endpoint's key nor what its address holds, whoever repeats it; a short word of
+    the address is no key. Bugs held down: ?api-key= stood in run.json, and replies were as sent."""
+    given, name = "4711-in-the-query", "4711-in-the-netloc"
+    token = base64.b64encode(f"me:{name}".encode()).decode()
+    with ScriptedJudge(lambda body: f"{KEY} {given} {token} [[7]]", faults=["", "401"]) as server:
+        url = server.url.replace("//", f"//me:{name}@") + f"?api-key={given}&version=7"
+        said = judge(folder, "nowhere", "--base_url", url, "--concurrency", 1)
+        assert "no luck with" in said and "same command" in said
+        said += judge(folder, url)
+    assert set(server.paths) == {f"/v1/chat/completions?api-key={given}&version=7"}
+    assert {line["reply"] for line in lines(folder)} == {"[key] [key] [key] [[7]]"}
+    assert {line["verdict"] for line in lines(folder)} == {7}
+    files = [path.read_text() for path in (folder / "judge").rglob("*.*")]
+    assert f"--base_url {server.url} " in "".join(files)
+    for secret in (KEY, given, name, token):
+        assert secret not in said and not any(secret in text for text in files)
 
 
 def test_only_what_is_new_is_asked(judge, folder):

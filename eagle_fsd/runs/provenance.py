@@ -24,7 +24,7 @@ PACKAGES = ("torch", "transformers", "tokenizers", "accelerate", "numpy", "fscha
 def describe_run(device: str) -> dict:
     """A JSON-able record to be written beside every output."""
     return {
-        "command": shlex.join(["python", *without_checkout(sys.argv)]),
+        "command": shlex.join(["python", *map(without_credentials, without_checkout(sys.argv))]),
         "commit": _commit(),
         "library": source_digest(),
         "versions": {"python": platform.python_version()} | {p: version(p) for p in PACKAGES},
@@ -38,6 +38,12 @@ def without_checkout(value: Json) -> Json:
     root, end = rf"(?<![^\s\"'=:,]){re.escape(str(ROOT))}", r"(?![^\s\"'\\:,])"
     text = re.sub(f"{root}{os.sep}*{end}", ".", json.dumps(value, ensure_ascii=False))
     return json.loads(re.sub(f"{root}{os.sep}+", "", text))
+
+
+def without_credentials(text: str) -> str:
+    """The text, its web addresses without what may hold a key: user, password, query, fragment."""
+    user, rest = r"(?:[^\s?#\"']*@)?", r"(?:[?#][^\s\"']*)?"
+    return re.sub(rf"(?i)\b(https?://){user}([^\s?#\"']*){rest}", r"\1\2", text)
 
 
 def digest(value: object) -> str:

@@ -4,12 +4,13 @@ openai's client retries what may pass (connection, time limit, 408, 409, 429, 50
 waits in between. Every other failure ends the judging; what has been answered is on disk.
 """
 
+import base64
 import json
 import math
 import os
 import time
 from concurrent.futures import ThreadPoolExecutor
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, parse_qsl, quote, unquote, urlsplit, urlunsplit
 
 from tqdm import tqdm
 
@@ -24,10 +25,12 @@ with step_of_setup("tasks"):
 OPENAI = "https://api.openai.com/v1"  # where no other address is given
 PARAMETERS = {"temperature": 0, "max_tokens": 2048}  # FastChat's
 GIVE_UP = 20  # replies from the start without one verdict
+KEY_LENGTH = 8  # a shorter word in a judge's reply is no key ("none", a version)
 
 
 class JudgeEndpoint:
-    """Asks one judge, from any thread. OPENAI_API_KEY is never shown or written.
+    """Asks one judge, from any thread. OPENAI_API_KEY, and the user, the password and the query of
+    base_url, are never shown or written.
 
     Args:
         seconds, retries: time limit of an attempt, and how many follow a failed one.
@@ -44,7 +47,9 @@ class JudgeEndpoint:
                 "OPENAI_API_KEY is not set, or holds a space, a line end or a character beyond "
                 "ASCII: export the endpoint's key (for a local server any word)"
             )
-        base_url = base_url or os.environ.get("OPENAI_BASE_URL") or OPENAI
+        address = _address(base_url or os.environ.get("OPENAI_BASE_URL") or OPENAI)
+        query = dict(parse_qsl(address.query, keep_blank_values=True))
+        self._secrets = _secrets(self._key, address, query)
         try:
             given = PARAMETERS | json.loads(parameters)
             if given.keys() & {"model", "messages", "stream"}:
@@ -56,15 +61,21 @@ class JudgeEndpoint:
                 '\'{"temperature": null, "max_completion_tokens": 4096}\''
             ) from None
         given = {name: value for name, value in given.items() if value is not None}
-        self.described = {"model": model, "host": _host(base_url), "parameters": given}
+        host = address.netloc.rpartition("@")[2]
+        self.described = {"model": model, "host": host, "parameters": given}
         self.described["openai"] = openai.__version__
         self._client = openai.OpenAI(
-            base_url=base_url, api_key=self._key, timeout=seconds, max_retries=retries
+            base_url=urlunsplit(address._replace(query="", fragment="")),
+            default_query=query,  # which it would lose as a part of the address
+            api_key=self._key,
+            timeout=seconds,
+            max_retries=retries,
         )
 
     def ask(self, messages: list[dict[str, str]]) -> dict:
-        """A reply: {reply, error: why the endpoint refused this prompt alone, or None, finish};
-        BadInput where it cannot be reached, refuses such requests or gave no completion."""
+        """A reply: {reply, error: why the endpoint refused this prompt alone, or None, finish}, in
+        which a key that is repeated is replaced; BadInput where the endpoint cannot be reached,
+        refuses such requests or gave no completion."""
         try:
             completion = self._client.chat.completions.create(
                 model=self.described["model"],
@@ -73,7 +84,7 @@ class JudgeEndpoint:
             )
         except (openai.BadRequestError, openai.UnprocessableEntityError) as error:
             # as where a filter takes offence
-            return {"reply": "", "error": self._redact(error), "finish": None}
+            return {"reply": "", "error": self._redact(error)[:400], "finish": None}
         except (openai.APIError, json.JSONDecodeError) as error:
             raise self._failed(error) from None
         choices = getattr(completion, "choices", None)  # it is a text where the reply was no JSON
@@ -81,26 +92,42 @@ class JudgeEndpoint:
             raise self._failed(f"no chat completion but {completion}")
         # JSON may hold half a surrogate pair, which no file takes
         words = (choices[0].message.content or "").encode(errors="replace").decode()
-        return {"reply": words, "error": None, "finish": choices[0].finish_reason}
+        finish = choices[0].finish_reason
+        return {"reply": self._redact(words, least=KEY_LENGTH), "error": None, "finish": finish}
 
     def _failed(self, said: object) -> BadInput:
         return BadInput(
-            f"the judge at {self.described['host']} failed: {self._redact(said)}; see that it is "
-            "up and OpenAI-compatible, that --base_url and --model are what it expects, and "
+            f"the judge at {self.described['host']} failed: {self._redact(said)[:400]}; see that "
+            "it is up and OpenAI-compatible, that --base_url and --model are what it expects, and "
             "OPENAI_API_KEY its key"
         )
 
-    def _redact(self, said: object) -> str:
-        """Some endpoints repeat the key that was sent."""
-        return str(said).replace(self._key, "[key]")[:400]
+    def _redact(self, said: object, least: int = 1) -> str:
+        """Without the secrets of at least so many characters: some endpoints repeat what was sent,
+        and so may a judge, whose own words may hold a short one by chance."""
+        text = str(said)
+        for secret in self._secrets:
+            if len(secret) >= least:
+                text = text.replace(secret, "[key]")
+        return text
 
 
-def _host(base_url: str) -> str:
-    """Host and port, without credentials."""
+def _secrets(key: str, address: SplitResult, query: dict[str, str]) -> list[str]:
+    """What is not to be shown, the longest first: also as it stands in an address, and in the
+    header that is made of user and password."""
+    user, password = unquote(address.username or ""), unquote(address.password or "")
+    words = {key, user, password, *(value or name for name, value in query.items())}
+    words |= {quote(word, safe="") for word in words} | {address.username, address.password}
+    words.add(base64.b64encode(f"{user}:{password}".encode()).decode())
+    return sorted(filter(None, words), key=len, reverse=True)
+
+
+def _address(base_url: str) -> SplitResult:
     try:
         parts = urlsplit(base_url)
-        if parts.scheme in ("http", "https") and parts.hostname and parts.port != 0:
-            return parts.netloc.rpartition("@")[2]
+        whole = parts.hostname and parts.port != 0 and len(base_url.split()) == 1
+        if parts.scheme in ("http", "https") and whole:
+            return parts
     except ValueError:  # no port number; the text may hold a password
         pass
     raise BadInput(
