@@ -235,6 +235,18 @@ def test_only_what_a_report_writes_is_replaced(run_folder, report_folder, tmp_pa
     assert "cannot write to the folder" in told(run_folder, "--output", output)
 
 
+def test_curves_stand_under_the_names_that_were_given(tmp_path, monkeypatch):
+    """Literally. Bug held down: a folder with two dollars was set as a formula, or ended in a
+    traceback, and the curves of one that begins with _ were left out of the legend."""
+    monkeypatch.chdir(tmp_path)
+    names = ["_run", r"d$\foo$", "b$", "a_{b}"]
+    for name in names:
+        write_run(Path(name), made_run(1))
+    REPORT.main([*names, "--output", "report"])
+    drawn = Path("report/plot.svg").read_text()
+    assert all(f">{name}: fsd</text>" in drawn for name in names)
+
+
 def test_the_front_of_a_run(tmp_path, capsys):
     """rule_front.py reads off what the equal-speed table does; what it cannot, it says."""
     front, records = load_command("scripts/analysis/rule_front.py").front, made_run(16)

@@ -15,6 +15,7 @@ from pathlib import Path
 import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.container import ErrorbarContainer
 from matplotlib.figure import Figure
 from numpy.typing import ArrayLike
 
@@ -33,6 +34,7 @@ MARKS = "osD^vPX"  # matplotlib's
 GAIN, LOSS = "tokens_per_round_vs_exact", "mean_logp_minus_plain"  # the plot's axes
 INK = "#010203"  # of axes and words: the page makes it the colour of its own text
 STYLE = {"svg.fonttype": "none", "svg.hashsalt": "eagle_fsd", "font.size": 10}
+STYLE |= {"text.parse_math": False}  # a run's name may hold dollars
 STYLE |= {f"{part}.color": INK for part in ("text", "xtick", "ytick", "grid")}
 STYLE |= {"axes.labelcolor": INK, "axes.edgecolor": INK, "figure.facecolor": "none"}
 STYLE |= {"axes.facecolor": "none", "axes.spines.top": False, "axes.spines.right": False}
@@ -152,13 +154,16 @@ def plot_curves(rows: Sequence[dict], path: Path) -> str:
             xlabel="tokens per round, relative to exact",
             ylabel="log p of the text a token, less plain's (nats)",
         )
+        named = {}
         for number, (line, arms) in enumerate(lines.items()):
             style = {"color": COLORS[number % 7], "marker": MARKS[(number // 7 + number) % 7]}
             style |= {"color": INK, "marker": "*", "ms": 11} if arms[0]["rule"] == EXACT else {}
-            _draw(axes, arms, label=line if len(arms) > 1 else arms[0]["arm"], style=style)
+            named[line if len(arms) > 1 else arms[0]["arm"]] = _draw(axes, arms, style)
         axes.grid(alpha=0.15)
         axes.margins(0.1)
-        figure.legend(loc="outside lower center", ncols=min(len(lines), 2), frameon=False)
+        # named one by one: of itself matplotlib leaves out labels that begin with _
+        how = {"loc": "outside lower center", "ncols": min(len(lines), 2), "frameon": False}
+        figure.legend(named.values(), named.keys(), **how)
         for form, date in {"svg": "Date", "pdf": "CreationDate"}.items():
             drawing = BytesIO()
             figure.savefig(drawing, format=form, metadata={date: None})
@@ -166,7 +171,7 @@ def plot_curves(rows: Sequence[dict], path: Path) -> str:
     return path.with_suffix(".svg").read_text(encoding="utf-8")
 
 
-def _draw(axes: Axes, arms: list[dict], *, label: str, style: dict) -> None:
+def _draw(axes: Axes, arms: list[dict], style: dict) -> ErrorbarContainer:
     """A curve with its intervals, and the rule's value at each point."""
     place_2A, low_2A, high_2A = (
         np.array([[row[key][end] for row in arms] for key in (GAIN, LOSS)], dtype=np.float64)
@@ -174,8 +179,9 @@ def _draw(axes: Axes, arms: list[dict], *, label: str, style: dict) -> None:
     )
     xerr, yerr = np.nan_to_num([place_2A - low_2A, high_2A - place_2A]).swapaxes(0, 1)
     style = {"elinewidth": 0.7, "capsize": 2, "alpha": 0.9, "ms": 5} | style
-    axes.errorbar(*place_2A, xerr=xerr, yerr=yerr, label=label, **style)
+    drawn = axes.errorbar(*place_2A, xerr=xerr, yerr=yerr, **style)
     for row, place in zip(arms, place_2A.T, strict=True):
         if len(arms) > 1:
             offset = {"xytext": (6, 5), "textcoords": "offset points"}
             axes.annotate(f"{row['value']:g}", place, fontsize=8, **offset)
+    return drawn
