@@ -2,17 +2,22 @@
 
 import gzip
 import json
+import math
 import os
 import sys
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import UnionType
+from typing import Any
 
 from eagle_fsd.config import BadInput, check_text
 
-# what a value read must be: of a type, a list [FORM] of such, or a dict {key: FORM} that has these
-Form = type | UnionType | list | dict
+# what a value read must be: of a type, a list [FORM] of such, a dict {key: FORM} that has these, a
+# tuple (FORM, ...) of which each holds, or what a function says yes to
+Form = type | UnionType | list | dict | tuple | Callable[[Any], bool]
+NUMBER = int | float
+LARGEST = 2**63  # of numbers: what is made of larger ones overflows
 
 
 def read_lines(
@@ -86,8 +91,15 @@ def check_form(value: object, form: Form, place: str) -> None:
 
     Example: a form {"turns": [{"text": str}]} refuses {"turns": [{}]} with "turns 0, text is None".
     """
-    kind = type(form) if isinstance(form, list | dict) else form
-    if not isinstance(value, kind):
+    if isinstance(form, tuple):
+        for part in form:
+            check_form(value, part, place)
+        return
+    if isinstance(form, list | dict | type | UnionType):
+        fits = isinstance(value, type(form) if isinstance(form, list | dict) else form)
+    else:
+        fits = form(value)
+    if not fits or isinstance(value, NUMBER) and not is_number(value) or is_torn_text(value):
         raise BadInput(
             f"{place} is {value!r:.60}: it is damaged, or of an older version; make it anew, "
             "elsewhere"
@@ -100,11 +112,34 @@ def check_form(value: object, form: Form, place: str) -> None:
             check_form(part, form[0], f"{place} {number}")
 
 
+def is_number(value: object) -> bool:
+    """Finite, and not so large that what is made of it is not."""
+    return isinstance(value, NUMBER) and abs(value) <= LARGEST
+
+
+def is_torn_text(value: object) -> bool:
+    """Half a surrogate pair is in it, which no file takes."""
+    try:
+        check_text(value if isinstance(value, str) else "")
+    except BadInput:
+        return True
+    return False
+
+
+def _finite(digits: str) -> float:
+    """Raises ValueError for what we write nowhere: numbers beyond a float, NaN and Infinity."""
+    if not math.isfinite(value := float(digits)):
+        raise ValueError(f"{digits} is no number")
+    return value
+
+
 def read_json(path: Path, **forms: Form) -> list:
     """The values of these keys in a JSON file of ours; BadInput if it is damaged, or one is of
     another form."""
     try:
-        whole = json.loads(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        whole = json.loads(text, parse_float=_finite, parse_constant=_finite)
+        check_text(json.dumps(whole, ensure_ascii=False))
     except (OSError, ValueError, RecursionError) as error:
         raise BadInput(f"{path} is damaged ({error!r}): make it anew, elsewhere") from error
     check_form(whole, forms, f"{path}")

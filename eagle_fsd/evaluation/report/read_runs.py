@@ -18,19 +18,71 @@ from eagle_fsd.config import BadInput
 from eagle_fsd.evaluation.metrics import by_category, summarize, untimed
 from eagle_fsd.evaluation.record_numbers import rounds_of, seconds
 from eagle_fsd.runs.folder import answer_key
-from eagle_fsd.runs.jsonl import Form, read_json, read_lines
+from eagle_fsd.runs.jsonl import NUMBER, Form, check_form, is_number, read_json, read_lines
 from eagle_fsd.runs.provenance import digest
 
 BASELINES = ("plain", "generate", "generate_compiled", "exact")  # first in every table
 # of what a report reads
-ID, NUMBER = int | str, int | float
-ROUND = dict.fromkeys(("tokens", "fuzzy", "divergence", "tv", "regret"), list)
-TURN = {"prompt": str, "text": str, "finish": str, "fuzzy_spans": list, "token_ids": list}
+ID = int | str
+COSTS = ("divergence", "tv", "regret")  # of a round's tokens; null: not known
+
+
+def is_whole_round(part: dict) -> bool:
+    """Its lists tell of the same tokens. Element by element here, since a run has millions."""
+    tokens, costs = part["tokens"], [value for key in COSTS for value in part[key]]
+    return (
+        {len(part[key]) for key in ("fuzzy", *COSTS)} == {len(tokens)}
+        and all(isinstance(token, int) and is_number(token) for token in tokens)
+        and all(flag in (0, 1) for flag in part["fuzzy"])
+        and all(cost is None or cost == "inf" or is_number(cost) for cost in costs)
+    )
+
+
+def is_whole_turn(turn: dict) -> bool:
+    """Its spans [begin, end) lie in its text, and tokens are numbers."""
+    ends, spans = range(len(turn["text"]) + 1), turn["fuzzy_spans"]
+    return all(isinstance(token, int) for token in turn["token_ids"]) and all(
+        len(span) == 2 and all(end in ends for end in span) for span in spans
+    )
+
+
+def is_whole_record(record: dict) -> bool:
+    """What older ones lack may be absent."""
+    choice, tree = record.get("choice", 0), record.get("tree")
+    return isinstance(choice, int) and (tree is None or isinstance(tree, str))
+
+
+def is_whole_tree(made: dict) -> bool:
+    """Parents stand before their children, and the path is in the tree."""
+    parents = [node["parent"] for node in made["nodes"]]
+    return (
+        all(-1 <= parent < number for number, parent in enumerate(parents))
+        and all(0 <= node < len(parents) for node in made["path"])
+        and 0 < len(made["emitted"]) <= len(made["path"]) <= len(made["emitted"]) + 1
+    )
+
+
+def is_estimate(value: object) -> bool:
+    """None, or {"value", "low", "high"} with numbers or None."""
+    ends = [value.get(end) for end in ("value", "low", "high")] if isinstance(value, dict) else []
+    return value is None or bool(ends) and all(end is None or is_number(end) for end in ends)
+
+
+ROUND = (dict.fromkeys(("tokens", "fuzzy", *COSTS), list), is_whole_round)
+TURN = {"prompt": str, "text": str, "finish": str, "fuzzy_spans": [list], "token_ids": list}
 TURN |= dict.fromkeys(("seconds", "rescored_argmax_share", "rescored_mean_logp"), NUMBER)
 RECORD = {"question_id": ID, "arm": str, "category": str, "session": str, "temperature": NUMBER}
-RECORD |= {"turns": [TURN | {"rounds": [ROUND]}]}
-TRACED = {"same_as_record": bool, "first": {"text": str}, "rounds": list}
+RECORD |= {"turns": [(TURN | {"rounds": [ROUND]}, is_whole_turn)]}
+PROB = NUMBER | str | None
+NODE = {"text": str, "target_prob": PROB, "draft_prob": PROB}
+EMITTED = NODE | {"source": str, "divergence": PROB, "regret": PROB, "best": str, "best_prob": PROB}
+TREE = ({"nodes": [NODE | {"parent": int}], "path": [int], "emitted": [EMITTED]}, is_whole_tree)
+TRACED = {"same_as_record": bool, "first": {"text": str}, "rounds": [TREE]}
 TRACE = {"question_id": ID, "arm": str, "turns": [TRACED]}
+SCORE = {"arm": str, "questions": int} | dict.fromkeys(("mean", "vs_plain"), is_estimate)
+SCORE |= dict.fromkeys(("gained", "lost", "mcnemar_p"), NUMBER | None) | {"score": str}
+PAIRS = {"arm": str, "judge": str, "baseline": str, "questions": int, "verdicts": int}
+PAIRS |= dict.fromkeys(("win", "tie", "loss", "adjusted"), is_estimate) | {"consistent": NUMBER}
 SESSION = {"session": str, "commit": str, "device": str, "timed": bool, "warnings": [str]}
 SESSION |= {"versions": dict}
 RUN = {"options": {"target": str, "dtype": str}, "sessions": [SESSION]}
@@ -191,7 +243,7 @@ def read_run(folder: Path) -> RunData:
         raise BadInput(f"{folder} is no run: it has no run.json")
     options, sessions = read_json(folder / "run.json", **RUN)
     warnings: list[str] = []
-    found = _read_arms(folder / "records", RECORD, warnings)
+    found = _read_arms(folder / "records", (RECORD, is_whole_record), warnings)
     if not found:
         raise BadInput(f"{folder} holds no records: let its command answer a question first")
     try:
@@ -200,7 +252,10 @@ def read_run(folder: Path) -> RunData:
         raise BadInput(f"{folder}: {error}; made by an older version? Run it again") from error
     scores = []
     for path in [*folder.glob("scores/table.json"), *folder.glob("judge/*/*.json")]:
-        scores += [row for row in read_json(path, rows=[{"arm": str}])[0] if row["arm"] in arms]
+        (rows,) = read_json(path, rows=[dict])
+        for number, row in enumerate(rows):
+            check_form(row, SCORE if "score" in row else PAIRS, f"{path}, rows {number}")
+        scores += [row for row in rows if row["arm"] in arms]
     kinds = ("score", "judge", "baseline")  # what a table groups by
     scores.sort(key=lambda row: ([row.get(key) or "" for key in kinds], arms.index(row["arm"])))
     return RunData(
@@ -219,8 +274,15 @@ def _read_arms(folder: Path, form: Form, warnings: list[str]) -> dict[str, list[
     arms = {}
     for path in sorted(folder.glob("*.jsonl")):
         rows = read_lines(path, form=form, warn=warnings.append)
+        arm = rows[0]["arm"] if rows else ""
+        for number, row in enumerate(rows, start=1):
+            if row["arm"] != arm:
+                raise BadInput(
+                    f"{path}, line {number} is of arm {row['arm']!r:.60}, line 1 of {arm!r:.60}: "
+                    "one of them is damaged; make them anew, elsewhere"
+                )
         if rows:
-            arms[rows[0]["arm"]] = rows
+            arms[arm] = rows
     return arms
 
 
