@@ -21,6 +21,7 @@ from eagle_fsd.config import BadInput
 from eagle_fsd.evaluation.curves import equal_speed
 from eagle_fsd.evaluation.metrics import METRICS, by_category, summarize
 from eagle_fsd.evaluation.record_numbers import rounds_of
+from eagle_fsd.evaluation.report import write_report
 from eagle_fsd.evaluation.report.read_runs import RunData, read_run
 from eagle_fsd.evaluation.report.report_tables import run_tables
 from eagle_fsd.evaluation.report.write_report import pack_answers, text_parts
@@ -28,7 +29,7 @@ from eagle_fsd.runs.jsonl import read_lines, write_json, write_lines
 from eagle_fsd.tasks.task_scores import compare_scores, pairwise_rows, single_rows, write_table
 
 REPORT = load_command("evaluate/report.py")
-CHROMIUM = shutil.which("chromium")
+CHROMIUM, NODE = shutil.which("chromium"), shutil.which("node")
 FSD = "fsd:0.2"
 
 
@@ -381,6 +382,31 @@ def test_traces_are_the_records_rounds(traced):
             (trace,) = found.traces[arm]
             assert turn["rounds"] == trace["turns"][0]["rounds"]
             assert len(turn["rounds"]) == len(rounds_of(record)) > 0
+            emitted = [e for r in turn["rounds"] for e in r["emitted"]]
+            assert 1 + len(emitted) == turn["tokens"]
+
+
+@pytest.mark.processes
+@pytest.mark.skipif(NODE is None, reason="no node here")
+def test_a_box_of_the_tree_says_of_its_token_what_the_text_says(traced):
+    """Bug held down: a box showed the D of the place behind its token, by which the next one is
+    judged, and the answer's text the D that the token was judged by: .493 here and .468 there."""
+    script = (Path(write_report.__file__).parent / "page.js").read_text()
+    draws = script[script.index("function treeNodes") : script.index("/* Depth goes")]
+    found = read_run(traced / "run").traces["fsd:0.6"][0]["turns"][0]["rounds"]
+    program = f"{draws}\nconsole.log(JSON.stringify({json.dumps(found)}.map(treeNodes)))"
+    done = subprocess.run([NODE, "-e", program], capture_output=True, text=True, check=True)
+    fuzzy = 0
+    for made, boxes in zip(found, json.loads(done.stdout), strict=True):
+        emitted = [box for box in boxes[1:] if box["mark"]]
+        said = [(e["text"], e["divergence"], e["target_prob"]) for e in made["emitted"]]
+        assert [(box["word"], box["d"], box["p"]) for box in emitted] == said
+        assert [box["mark"] == "next" for box in emitted] == [
+            e["source"] == "target" for e in made["emitted"]
+        ]
+        fuzzy += sum(box["mark"] == "fuzzy" for box in boxes)
+        assert all(box["d"] is None for box in boxes if not box["mark"])
+    assert fuzzy > 0
 
 
 @pytest.mark.processes

@@ -23,8 +23,9 @@ from eagle_fsd.arms import COMPILED, Arm, parse_arms
 from eagle_fsd.cli import BenchOptions, ModelOptions, SamplingOptions
 from eagle_fsd.config import BadInput
 from eagle_fsd.decoding.drafter import Drafter
-from eagle_fsd.evaluation.answering import answer_prompt, trace_record, turn_record
+from eagle_fsd.evaluation.answering import answer_prompt, turn_record
 from eagle_fsd.evaluation.questions import Question, check_same_questions, fastchat_answers, spread
+from eagle_fsd.evaluation.traces import TurnTrace
 from eagle_fsd.models.loaded import Model
 from eagle_fsd.runs.folder import Run
 from eagle_fsd.runs.jsonl import append_lines, read_lines, write_lines
@@ -79,7 +80,7 @@ class Bench:
             check_same_questions(records.values(), questions)
 
     def answer_all(self) -> None:
-        """Answer what is not yet answered, then trace what is not yet traced."""
+        """Answer what is not yet answered, and trace what is not yet traced."""
         jobs = [
             (question, arm, choice)
             for number, question in enumerate(self.questions)
@@ -95,7 +96,7 @@ class Bench:
             for name, records in self.run.records.items():
                 path = self._beside("answers", name)
                 write_lines(path, fastchat_answers(list(records.values())))
-            self._trace()
+            self._trace_again()
 
     def _answer(self, jobs: list[Job]) -> None:
         processes = self.processes
@@ -113,11 +114,16 @@ class Bench:
         longest = max((question.turns[0] for question in self.questions), key=len)
         first, budget = replace(self.questions[0], turns=[longest]), self.options.max_new_tokens
         for arm in self.arms:  # warm-up, through the same calls; what is compiled is for a budget
-            self._record(first, arm, 0, budget=budget if arm.text == COMPILED else min(8, budget))
+            self._answered(first, arm, 0, budget=budget if arm.text == COMPILED else min(8, budget))
+        untraced = self._untraced() if processes.is_main else []  # traces have one writer
         bar = tqdm(jobs, unit="answer", desc=self.name, disable=not processes.is_main)
         for question, arm, choice in bar:
             bar.set_postfix_str(f"question {question.question_id}, {arm.text}")
-            self.run.add(arm.slug, self._record(question, arm, choice, budget=budget))
+            traced = choice == 0 and (question, arm) in untraced
+            record, trace = self._answered(question, arm, choice, budget=budget, traced=traced)
+            self.run.add(arm.slug, record)
+            if traced:
+                append_lines(self._beside("traces", arm.slug), [trace])
 
     @cached_property
     def model(self) -> Model:
@@ -133,43 +139,68 @@ class Bench:
     def _drafters(self) -> dict[str, Drafter]:
         return {arm.text: arm.build_drafter(self.model) for arm in self.arms}
 
-    def _record(self, question: Question, arm: Arm, choice: int, *, budget: int) -> dict:
-        """All turns of a question by one arm."""
-        model, messages, turns = self.model, [], []
+    def _answered(
+        self, question: Question, arm: Arm, choice: int, *, budget: int, traced: bool = False
+    ) -> tuple[dict, dict]:
+        """All turns of a question by one arm: the record, and the trace, without turns where none
+        is asked for."""
+        model, messages, turns, traces = self.model, [], [], []
         for number, text in enumerate(question.turns):
             messages.append({"role": "user", "content": text})
             prompt = model.prompt_ids(messages)
             # where the models' positions end before the budget does, the same for every arm
             stop = model.stop(min(budget, model.max_positions - len(prompt)))
             seed = answer_seed(self._seed, question.question_id, number, choice)
-            record = "full" if self.options.quality_only else "lean"
             request, drafter = (prompt, self._sampling, stop, seed), self._drafters[arm.text]
-            answered = answer_prompt(arm, model, *request, drafter=drafter, record=record)
+            trace = TurnTrace(model, arm) if traced else None
+            answered = answer_prompt(
+                arm,
+                model,
+                *request,
+                drafter=drafter,
+                record="full" if self.options.quality_only else "lean",
+                watch=trace.take if trace else None,
+            )
             turn = turn_record(model, prompt, *answered)
             turns.append({"prompt": text, "seed": seed} | turn)
+            if trace:
+                traces.append({"prompt": text, "same_as_record": True} | trace.taken)
             messages.append({"role": "assistant", "content": turn["text"]})
-        return {
-            "question_id": question.question_id,
-            "choice": choice,
-            "category": question.category,
-            "arm": arm.text,
+        named = {"question_id": question.question_id, "choice": choice}
+        named |= {"category": question.category, "arm": arm.text}
+        record = {
+            **named,
             **asdict(self._sampling),
             "tree": arm.tree or (self.model_options.tree if arm.needs_head else None),
             "answer_id": uuid.uuid4().hex,
             "tstamp": time.time(),
             "turns": turns,
         }
+        return record, named | {"turns": traces}
 
-    def _trace(self) -> None:
-        """Keep the rounds of the traced questions' first choices, of arms that run our loop."""
-        todo = [(arm, q) for arm in self.arms if arm.runs_our_loop for q in self._traced]
-        for arm, question in tqdm(todo, unit="answer", desc="traces", disable=not todo):
+    def _untraced(self) -> list[tuple[Question, Arm]]:
+        """What has no trace of the traced questions' first choices by arms that run our loop."""
+        pairs = []
+        for arm in self.arms if self._traced else ():
             path = self._beside("traces", arm.slug)
             rows = read_lines(path, repair=True) if path.is_file() else []
-            if question.question_id not in [row["question_id"] for row in rows]:
-                record = self.run.records[arm.slug][question.question_id, 0]
-                request = self._drafters[arm.text], self._sampling, question.turns, record
-                append_lines(path, [trace_record(self.model, arm, *request)])
+            known = {row["question_id"] for row in rows}
+            if arm.runs_our_loop:
+                pairs += [(q, arm) for q in self._traced if q.question_id not in known]
+        return pairs
+
+    def _trace_again(self) -> None:
+        """Decode again what was answered without being traced: before more traces were asked for,
+        or by another process."""
+        untraced = self._untraced()
+        bar = tqdm(untraced, unit="answer", desc="decoded again for traces", disable=not untraced)
+        for question, arm in bar:
+            budget = self.options.max_new_tokens
+            again, trace = self._answered(question, arm, 0, budget=budget, traced=True)
+            record = self.run.records[arm.slug][question.question_id, 0]
+            for of, mine, kept in zip(trace["turns"], again["turns"], record["turns"], strict=True):
+                of["same_as_record"] = mine["token_ids"] == kept["token_ids"]
+            append_lines(self._beside("traces", arm.slug), [trace])
 
     def _beside(self, kind: str, name: str) -> Path:
         """A file in a folder beside the records."""

@@ -146,16 +146,18 @@
   const hideTip = () => { byId("tip").hidden = true; };
 
   // --- the tree of a round ------------------------------------------------------------------
-  /* Nodes of the drawing: the round's, and the target's own token behind the path. */
+  /* Nodes of the drawing: the round's, and the target's own token behind the path, unless the
+     answer ended before it. A token's D is that of its parent's place, by which it was judged. */
   function treeNodes(round) {
     const node = (of, parent, mark) =>
       ({ word: of.text, parent, p: of.target_prob, q: of.draft_prob, d: null, mark });
     const nodes = round.nodes.map((of) => node(of, of.parent, ""));
-    round.path.forEach((index, step) => {
-      nodes[index].mark = step && round.emitted[step - 1].source === "fuzzy" ? "fuzzy" : "kept";
-      nodes[index].d = round.emitted[step].divergence;
+    nodes[0].mark = "kept";
+    round.emitted.forEach((made, step) => {
+      const index = round.path[step + 1] ?? nodes.push(node(made, round.path[step], "next")) - 1;
+      if (made.source !== "target") nodes[index].mark = made.source === "fuzzy" ? "fuzzy" : "kept";
+      nodes[index].d = made.divergence;
     });
-    nodes.push(node(round.emitted.at(-1), round.path.at(-1), "next"));
     return nodes;
   }
 
@@ -223,7 +225,7 @@
     for (const node of nodes) tree.append(drawNode(node));
     const accepted = rounds[round].path.length - 1;
     const title = `${shown.run.arms[shown.arms[column]]}, turn ${turn + 1}, round ${round + 1} of ` +
-      `${rounds.length}: ${nodes.length - 2} drafts, ${accepted} accepted`;
+      `${rounds.length}: ${rounds[round].nodes.length - 1} drafts, ${accepted} accepted`;
     byId("round-title").textContent = title;
     tree.setAttribute("aria-label", `draft tree. ${title}`);
     byId("before").disabled = round === 0;

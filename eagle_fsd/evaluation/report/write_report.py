@@ -129,7 +129,7 @@ def pack_answers(run: RunData) -> dict:
 
     question  {id, choice, category, prompts, answers: one an arm, null where it has none}
     answer    [turn]; turn: {parts: see text_parts, tokens}, and with a trace {first: text, rounds:
-              as in answering.py}
+              as in traces.py}
     """
     questions: dict[tuple, dict] = {}
     for number, (arm, rows) in enumerate(run.records.items()):
