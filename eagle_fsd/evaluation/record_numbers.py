@@ -43,6 +43,13 @@ def ends_looping(turn: dict) -> bool:
     return is_looping(tokens[:-1] if turn["finish"] == "stop" else tokens)
 
 
+def counted_rounds(turn: dict) -> float:
+    """NaN of transformers' own loop, which tells of none: one token is prefill's, any more take
+    rounds."""
+    found = len(turn["rounds"])
+    return found if found or len(turn["token_ids"]) < 2 else math.nan
+
+
 def of_turns(value: Callable[[dict], float]) -> RecordNumber:
     """What every turn has, summed."""
     return lambda record: sum(value(turn) for turn in record["turns"])
@@ -51,7 +58,7 @@ def of_turns(value: Callable[[dict], float]) -> RecordNumber:
 answers = of_turns(lambda turn: 1)
 tokens = of_turns(lambda turn: len(turn["token_ids"]))
 seconds = of_turns(lambda turn: turn["seconds"])
-rounds = of_turns(lambda turn: len(turn["rounds"]))
+rounds = of_turns(counted_rounds)
 round_tokens = of_turns(lambda turn: sum(len(r["tokens"]) for r in turn["rounds"]))
 
 
