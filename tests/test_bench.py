@@ -222,6 +222,21 @@ def test_questions_that_changed_are_refused_before_anything_is_decoded(call, mod
         assert {p: p.read_bytes() for p in folder.rglob("*.jsonl")} == kept
 
 
+@pytest.mark.parametrize("command", ["mt_bench", "calibrate", "replay"])
+def test_a_question_that_no_budget_makes_room_for_is_named(call, models, tmp_path, command):
+    """With what can be done. Bug held down: it was to lower --max_new_tokens, which cannot help, or
+    the question was not named at all."""
+    long = {"question_id": "L", "category": "a", "turns": ["word " * 20_000]}
+    options = bench_options(models, tmp_path, [QUESTIONS[0], long])
+    if command == "replay":
+        options = ["--target", models[0], "--heads", models[1], "--texts", tmp_path / "texts"]
+        options += ["--question_file", tmp_path / "question.jsonl", "--output", tmp_path / "run"]
+    said = call(f"evaluate/{command}.py", *options, "--arms", "exact")
+    assert said.startswith("error: question 'L' alone takes ") and "2048 positions" in said
+    assert "shorten or leave out the question" in said and "max_new_tokens" not in said
+    assert not (tmp_path / "run" / "run.json").exists()
+
+
 def test_models_that_changed_under_their_paths_are_refused(call, models, tmp_path):
     """By the file. Bug held down: settings were paths, so the figures of the old head were reported
     as those of one retrained in its folder, and so of weights, tokenizer and template."""

@@ -5,7 +5,7 @@ import json
 import pytest
 from hand_records import HAND, NO_ROUNDS, made_run, record, turn
 
-from eagle_fsd.evaluation import metrics
+from eagle_fsd.evaluation import metrics, record_numbers
 from eagle_fsd.evaluation.metrics import METRICS, summarize
 
 FSD = "fsd:0.2"

@@ -226,14 +226,23 @@ def answer_seed(seed: int, question_id: int | str, turn: int, choice: int = 0) -
     return zlib.crc32(place.encode())
 
 
-def check_lengths(model: Model, questions: list[Question], max_new_tokens: int) -> None:
-    """Refuse before any answer is made what could leave no room for the last one."""
+def check_lengths(
+    model: Model, questions: list[Question], max_new_tokens: int, *, last: int = 1
+) -> None:
+    """Refuse before any answer is made what could leave less room than `last` for the last one."""
     for question in questions:
         turns = [(("user", text), ("assistant", "")) for text in question.turns]
         messages = [{"role": role, "content": text} for pair in turns for role, text in pair]
-        longest = len(model.prompt_ids(messages[:-1])) + max_new_tokens * (len(turns) - 1)
-        if longest >= model.max_positions:
+        alone = len(model.prompt_ids(messages[:-1]))
+        most = model.max_positions
+        if alone >= most:
             raise BadInput(
-                f"the last prompt of question {question.question_id} may reach {longest} tokens, "
-                f"the models have {model.max_positions} positions: lower --max_new_tokens"
+                f"question {question.question_id!r} alone takes {alone} tokens, the models have "
+                f"{most} positions: shorten or leave out the question"
+            )
+        longest = alone + max_new_tokens * (len(turns) - 1)
+        if longest + last > most:
+            raise BadInput(
+                f"the last prompt of question {question.question_id!r} may reach {longest} tokens, "
+                f"the models have {most} positions: lower --max_new_tokens"
             )

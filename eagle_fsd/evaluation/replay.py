@@ -65,7 +65,9 @@ class ReplayOptions:
 def run_replay(options: ReplayOptions) -> None:
     """Replay what is missing, and report."""
     from eagle_fsd.decoding.drafter import RootDrafter
-    from eagle_fsd.evaluation.questions import check_same_questions, read_questions, spread
+    from eagle_fsd.drafters.walk import BEYOND
+    from eagle_fsd.evaluation.bench import check_lengths
+    from eagle_fsd.evaluation.questions import check_same_questions, cut, read_questions, spread
     from eagle_fsd.evaluation.texts import judge_levels, plain_texts
     from eagle_fsd.models import load
     from eagle_fsd.models.loaded import Model
@@ -97,6 +99,8 @@ def run_replay(options: ReplayOptions) -> None:
             name: {arm.text: arm.build_drafter(model) for arm in arms}
             for name, model in models.items()
         }
+        budget = options.max_new_tokens
+        check_lengths(plain, cut([*todo.values()], 1), budget, last=budget + BEYOND)
         prompts = {key: plain.prompt_ids(question.turns[0]) for key, question in todo.items()}
         texts = plain_texts(store, target, prompts, plain.stop(options.max_new_tokens))
         del store  # another replay may have it
