@@ -100,16 +100,21 @@ def check_form(value: object, form: Form, place: str) -> None:
     else:
         fits = form(value)
     if not fits or isinstance(value, NUMBER) and not is_number(value) or is_torn_text(value):
-        raise BadInput(
-            f"{place} is {value!r:.60}: it is damaged, or of an older version; make it anew, "
-            "elsewhere"
-        )
+        raise _misfit(value, place)
     if isinstance(form, dict):
         for key, part in form.items():
-            check_form(value.get(key), part, f"{place}, {key}")
+            if key not in value:  # also where None would fit
+                raise _misfit(None, f"{place}, {key}")
+            check_form(value[key], part, f"{place}, {key}")
     elif isinstance(form, list):
         for number, part in enumerate(value):
             check_form(part, form[0], f"{place} {number}")
+
+
+def _misfit(value: object, place: str) -> BadInput:
+    return BadInput(
+        f"{place} is {value!r:.60}: it is damaged, or of an older version; make it anew, elsewhere"
+    )
 
 
 def is_number(value: object) -> bool:

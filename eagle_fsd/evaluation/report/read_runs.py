@@ -63,9 +63,13 @@ def is_whole_tree(made: dict) -> bool:
 
 
 def is_estimate(value: object) -> bool:
-    """None, or {"value", "low", "high"} with numbers or None."""
-    ends = [value.get(end) for end in ("value", "low", "high")] if isinstance(value, dict) else []
-    return value is None or bool(ends) and all(end is None or is_number(end) for end in ends)
+    """None, or {"value", "low", "high"}, of differences also "detectable": numbers, or None of what
+    is not known; both bounds are known or none."""
+    if not isinstance(value, dict):
+        return value is None
+    known = {key for key, number in value.items() if is_number(number)}
+    whole = value.keys() >= {"value", "low", "high"} and ("low" in known) == ("high" in known)
+    return whole and all(value[key] is None for key in value.keys() - known)
 
 
 ROUND = (dict.fromkeys(("tokens", "fuzzy", *COSTS), list), is_whole_round)
@@ -74,10 +78,10 @@ TURN |= dict.fromkeys(("seconds", "rescored_argmax_share", "rescored_mean_logp")
 RECORD = {"question_id": ID, "arm": str, "category": str, "session": str, "temperature": NUMBER}
 RECORD |= {"turns": [(TURN | {"rounds": [ROUND]}, is_whole_turn)]}
 PROB = NUMBER | str | None
-NODE = {"text": str, "target_prob": PROB, "draft_prob": PROB}
+NODE = {"token": int, "text": str, "target_prob": PROB, "draft_prob": PROB}
 EMITTED = NODE | {"source": str, "divergence": PROB, "regret": PROB, "best": str, "best_prob": PROB}
 TREE = ({"nodes": [NODE | {"parent": int}], "path": [int], "emitted": [EMITTED]}, is_whole_tree)
-TRACED = {"same_as_record": bool, "first": {"text": str}, "rounds": [TREE]}
+TRACED = {"same_as_record": bool, "first": {"token": int, "text": str}, "rounds": [TREE]}
 TRACE = {"question_id": ID, "arm": str, "turns": [TRACED]}
 SCORE = {"arm": str, "questions": int} | dict.fromkeys(("mean", "vs_plain"), is_estimate)
 SCORE |= dict.fromkeys(("gained", "lost", "mcnemar_p"), NUMBER | None) | {"score": str}
