@@ -99,7 +99,11 @@ def check_form(value: object, form: Form, place: str) -> None:
         fits = isinstance(value, type(form) if isinstance(form, list | dict) else form)
     else:
         fits = form(value)
-    if not fits or isinstance(value, NUMBER) and not is_number(value) or is_torn_text(value):
+    if isinstance(value, NUMBER):
+        fits = fits and is_number(value)
+    elif isinstance(value, str):
+        fits = fits and not is_torn_text(value)
+    if not fits:
         raise _misfit(value, place)
     if isinstance(form, dict):
         for key, part in form.items():
@@ -122,10 +126,10 @@ def is_number(value: object) -> bool:
     return isinstance(value, NUMBER) and abs(value) <= LARGEST
 
 
-def is_torn_text(value: object) -> bool:
+def is_torn_text(text: str) -> bool:
     """Half a surrogate pair is in it, which no file takes."""
     try:
-        check_text(value if isinstance(value, str) else "")
+        check_text(text)
     except BadInput:
         return True
     return False
