@@ -25,7 +25,7 @@ from safetensors.torch import load_file, save_file
 from tiny_folder import write_random_head
 from transformers import HfArgumentParser
 
-from eagle_fsd.cli import BenchOptions, parse
+from eagle_fsd.cli import parse
 from eagle_fsd.config import BadInput
 from eagle_fsd.tasks.harness_model import HarnessOptions
 

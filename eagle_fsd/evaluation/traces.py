@@ -59,7 +59,8 @@ def trace_round(model: Model, arm: Arm, step: Round) -> dict:
     )
     rows = Rows(tree, step.logits_NV, SamplingConfig(), (asked[0], asked[1]))
     target, draft = raw_prob(rows).tolist(), draft_prob(rows).tolist()
-    columns = arm.policy(SamplingConfig(), "full").columns(arm.rule)
+    rule, _ = arm.rule.this_round(arm.rule.start())
+    columns = arm.policy(SamplingConfig(), "full").columns(rule)
     judged = COLUMNS[next(name for name in columns if name in DIVERGENCES)](rows).tolist()
 
     def probs(place: int) -> dict:
