@@ -13,7 +13,7 @@ import torch
 
 from eagle_fsd.arms import Arm
 from eagle_fsd.config import SamplingConfig
-from eagle_fsd.decoding.columns import COLUMNS, Rows, draft_prob, raw_prob
+from eagle_fsd.decoding.columns import PLACES, Rows, draft_prob, raw_prob
 from eagle_fsd.decoding.divergence import DIVERGENCES
 from eagle_fsd.decoding.loop import Round
 from eagle_fsd.evaluation.answering import json_number
@@ -57,11 +57,11 @@ def trace_round(model: Model, arm: Arm, step: Round) -> dict:
     asked = torch.tensor(
         [parents + path + path, tokens + step.tokens + best], device=step.logits_NV.device
     )
-    rows = Rows(tree, step.logits_NV, SamplingConfig(), (asked[0], asked[1]))
+    rows = Rows(tree, step.logits_NV, slice(None), asked[0], asked[1], SamplingConfig())
     target, draft = raw_prob(rows).tolist(), draft_prob(rows).tolist()
     rule, _ = arm.rule.this_round(arm.rule.start())
     columns = arm.policy(SamplingConfig(), "full").columns(rule)
-    judged = COLUMNS[next(name for name in columns if name in DIVERGENCES)](rows).tolist()
+    judged = PLACES[next(name for name in columns if name in DIVERGENCES)](rows).tolist()
 
     def probs(place: int) -> dict:
         pair = json_number(target[place], 5), json_number(draft[place], 5)
