@@ -129,7 +129,7 @@ def test_generation_kwargs(models):
         "num_beams .4.": {"num_beams": 4, "temperature": 1},
         "repetition_penalty .1.1.": {"repetition_penalty": 1.1},
         "'warm'.*cannot be read": {"temperature": "warm"},
-        "processed": {"temperature": 0.7, "do_sample": False},  # the arm needs sampling
+        "child 'sample' needs": {"temperature": 0.7, "do_sample": False},  # the arm needs sampling
         "max_gen_toks .below the target's 60": {"max_gen_toks": POSITIONS, "temperature": 1},
     }
     for told, settings in wrong.items():

@@ -27,6 +27,10 @@ from eagle_fsd.decoding.rule import Rule
 from eagle_fsd.decoding.verified import VerifiedTree
 from eagle_fsd.rules.coupled import Coupled
 
+# Far beyond the regret of any token; differences of sums of such prices, over the lowest
+# temperature, still have a dozen digits.
+MOST_PRICE = 1000.0
+
 
 class TokenRule(Rule):
     """The exact token's child if there is one, else the option of least regret, if it is admitted.
@@ -81,8 +85,8 @@ class PathRule(Coupled):
 
     def __post_init__(self):
         super().__post_init__()
-        if not 0 <= self.price < math.inf:
-            raise BadInput(f"the price must be 0 or above, got {self.price}")
+        if not 0 <= self.price <= MOST_PRICE:
+            raise BadInput(f"the price is 0 to {MOST_PRICE:g} nats a token, got {self.price}")
 
     def step(self, tree: VerifiedTree, v: int) -> int | None:
         if self.price == 0:
