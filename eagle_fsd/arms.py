@@ -94,7 +94,10 @@ class Arm:
 
     def check(self, sampling: SamplingConfig) -> None:
         """Refuse, by a BadInput, what has no meaning together, before anything is loaded."""
-        self.policy(sampling).check(self.drafter or RootDrafter())
+        try:
+            self.policy(sampling).check(self.drafter or RootDrafter())
+        except BadInput as error:
+            raise BadInput(f"arm {self.text!r}: {error}") from error
 
     def check_answers(self) -> None:
         """Refuse an arm that is not of our loop."""

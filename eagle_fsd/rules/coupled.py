@@ -77,7 +77,7 @@ class Sampled(Coupled):
         super().check(sampling, guards, draft_vocab_size)
         if sampling.temperature == 0:
             raise BadInput(
-                "this rule is the rule exact at temperature 0: raise --temperature, or take exact"
+                "at temperature 0 this rule is exact: raise --temperature, or take the rule exact"
             )
 
 
