@@ -242,7 +242,8 @@ def check_lengths(
             )
         longest = alone + max_new_tokens * (len(turns) - 1)
         if longest + last > most:
+            after = f" and take {last} after it" if last > 1 else ""
             raise BadInput(
-                f"the last prompt of question {question.question_id!r} may reach {longest} tokens, "
-                f"the models have {most} positions: lower --max_new_tokens"
+                f"the last prompt of question {question.question_id!r} may reach {longest} tokens"
+                f"{after}, the models have {most} positions: lower --max_new_tokens"
             )
