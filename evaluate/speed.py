@@ -57,7 +57,7 @@ class SpeedOptions(BenchOptions):
 def run_speed(
     options: SpeedOptions, sampling: SamplingOptions, model_options: ModelOptions
 ) -> None:
-    from eagle_fsd.evaluation.bench import FREE, Bench
+    from eagle_fsd.evaluation.bench import MAY_CHANGE, Bench
     from eagle_fsd.evaluation.report.report_tables import report_bench
     from eagle_fsd.evaluation.tables import columns, markdown_table
     from eagle_fsd.runs.folder import Run
@@ -75,7 +75,7 @@ def run_speed(
         Run(
             bench.run.folder / "rounds",
             bench.run.settings,
-            free=FREE | {"context"},
+            free=MAY_CHANGE | {"context"},
             key=itemgetter("arm", "context"),
         ),
         lambda: bench.model,

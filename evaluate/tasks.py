@@ -21,7 +21,7 @@ from eagle_fsd.tasks.scorers import SCORERS, check_scorable
 from eagle_fsd.tasks.task_sources import SOURCES, read_task
 
 # They change scores, not answers.
-FREE = ("scorer", "execute_code", "without_isolation", "rescore")
+MAY_CHANGE = ("scorer", "execute_code", "without_isolation", "rescore")
 
 
 @dataclass
@@ -62,7 +62,7 @@ def run_task(options: TaskOptions, sampling: SamplingOptions, model_options: Mod
         print(f"\n{score_run(records, questions, scorer, options.output)[0]}")
         return
     name = Path(options.task.rpartition(":")[2]).name
-    bench = Bench(name, "tasks", questions, options, sampling, model_options, free=FREE)
+    bench = Bench(name, "tasks", questions, options, sampling, model_options, free=MAY_CHANGE)
     bench.answer_all()
     if bench.processes.is_main:
         text, compared = score_run(bench.records(), questions, scorer, options.output)

@@ -19,7 +19,7 @@ from eagle_fsd.decoding.drafter import RootDrafter
 from eagle_fsd.decoding.loop import DecodeConfig, StopConfig, decode
 from eagle_fsd.decoding.target import Target
 from eagle_fsd.drafters.eagle import EagleDrafter, draft_readout
-from eagle_fsd.drafters.walk import BEYOND, PlainText, cut
+from eagle_fsd.drafters.walk import TOKENS_BEYOND_END, PlainText, cut
 from eagle_fsd.evaluation import texts as plain_text_store
 from eagle_fsd.evaluation.replay import arm_row, level_rows
 from eagle_fsd.evaluation.texts import judge_levels, plain_texts
@@ -207,11 +207,11 @@ def test_texts_are_the_plain_answers_for_any_budget_and_stop(tmp_path):
         (short,) = stored(tmp_path, llama, prompts, stop)
         assert short.answer == plain(llama, text.prompt, stop)
         whole = text.answer + text.beyond
-        assert short.answer + short.beyond == whole[: len(short.answer) + BEYOND]
+        assert short.answer + short.beyond == whole[: len(short.answer) + TOKENS_BEYOND_END]
     assert (tmp_path / "records/texts.jsonl").read_text() == rows
     stored(tmp_path, llama, prompts, StopConfig(31))  # too short: decoded anew
     row = Run(tmp_path, {}).records["texts"]["a", 0]
-    assert len(row["greedy_ids"]) == 31 + BEYOND
+    assert len(row["greedy_ids"]) == 31 + TOKENS_BEYOND_END
 
 
 def test_texts_resume_after_a_torn_line_and_refuse_what_is_not_theirs(tmp_path):
@@ -234,7 +234,9 @@ def test_batched_texts_are_the_plain_answers(family, tmp_path):
     target = tiny_target(family)
     prompts = {n: prompt_tokens(n, seed=n) for n in (3, 19, 7)}
     for text in stored(tmp_path, target, prompts, StopConfig(29)):
-        assert text.answer + text.beyond == plain(target, text.prompt, StopConfig(29 + BEYOND))
+        assert text.answer + text.beyond == plain(
+            target, text.prompt, StopConfig(29 + TOKENS_BEYOND_END)
+        )
 
 
 # --- evaluate/replay.py on a tiny target ----------------------------------------------------------

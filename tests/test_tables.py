@@ -11,7 +11,7 @@ from hand_records import HAND, NO_ROUNDS, made_run
 from eagle_fsd.evaluation import tables
 from eagle_fsd.evaluation.curves import (
     LEAST,
-    LOST,
+    LOSSES,
     crossing,
     curves,
     equal_speed,
@@ -137,7 +137,7 @@ def test_a_line_is_read_off_between_its_values():
     # few questions have no interval; nothing is read off without exact or plain
     records = made_run(LEAST - 1)
     found = equal_speed(records, summarize(records))
-    assert found and all(row[key]["low"] is None for row in found for key in LOST)
+    assert found and all(row[key]["low"] is None for row in found for key in LOSSES)
     for lacking in ("exact", "plain"):
         less = {arm: rows for arm, rows in records.items() if arm != lacking}
         assert equal_speed(less, summarize(less)) == []
@@ -159,7 +159,7 @@ def test_a_line_may_fall_with_its_value():
     assert falling[1.05]["value"] is None
     assert falling[1.1]["value"] == pytest.approx(0.6 - rising[1.1]["value"])
     for gain, row in rising.items():
-        assert all(falling[gain][key] == row[key] for key in LOST)
+        assert all(falling[gain][key] == row[key] for key in LOSSES)
     # sglang is exact at 1, which with single < 1 is a value like others
     tight, loose = "sglang:1,single=0.5", "sglang:0.5,single=0.5"
     rates |= {tight: records["fsd:0.2"], loose: records["fsd:0.4"]}

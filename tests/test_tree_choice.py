@@ -13,7 +13,7 @@ from eagle_fsd.decoding.acceptance import Policy
 from eagle_fsd.decoding.drafter import RootDrafter
 from eagle_fsd.decoding.loop import DecodeConfig, StopConfig, decode
 from eagle_fsd.drafters.settings import EagleSettings
-from eagle_fsd.drafters.walk import BEYOND, cut
+from eagle_fsd.drafters.walk import TOKENS_BEYOND_END, cut
 from eagle_fsd.rules.fsd import Exact
 from eagle_fsd.speed import tree_choice
 from eagle_fsd.speed.tree_choice import choose, choose_tree, count_acceptance, neighbours
@@ -43,7 +43,7 @@ def config(new_tokens: int) -> DecodeConfig:
 def test_acceptance_is_counted_over_texts(model):
     """As decoding has it."""
     prompt = model.prompt_ids("Say one.")
-    greedy = decode(model.target, RootDrafter(), prompt, config(30 + BEYOND)).tokens
+    greedy = decode(model.target, RootDrafter(), prompt, config(30 + TOKENS_BEYOND_END)).tokens
     tree, text = parse_tree("7x3x4"), cut(prompt, greedy, StopConfig(30))
     real = decode(model.target, model.drafter.with_tree(tree), prompt, config(30)).rounds
     known = text, text.states(model.target)[1]

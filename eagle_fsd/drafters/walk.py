@@ -19,13 +19,13 @@ from eagle_fsd.decoding.tree import DraftTree
 
 # Tokens kept beyond an answer's end: a round's accepted drafts are counted before trimming, so the
 # last rounds look past it. The deepest tree that can be walked has as many levels.
-BEYOND = 16
+TOKENS_BEYOND_END = 16
 
 
 @dataclass(frozen=True)
 class PlainText:
-    """A prompt, the plain greedy answer to it, trimmed as the loop does, and BEYOND further greedy
-    tokens.
+    """A prompt, the plain greedy answer to it, trimmed as the loop does, and TOKENS_BEYOND_END
+    further greedy tokens.
 
     Attributes:
         stop_token_ids: that end an answer.
@@ -65,8 +65,8 @@ class PlainText:
 def cut(prompt: list[int], greedy: list[int], stop: StopConfig) -> PlainText | None:
     """The text for a budget; None if more greedy tokens are needed."""
     answer, finish = stop.trim([], greedy)
-    beyond = greedy[len(answer) :][:BEYOND]
-    if finish is None or len(beyond) < BEYOND:
+    beyond = greedy[len(answer) :][:TOKENS_BEYOND_END]
+    if finish is None or len(beyond) < TOKENS_BEYOND_END:
         return None
     return PlainText(prompt, answer, beyond, stop.token_ids)
 

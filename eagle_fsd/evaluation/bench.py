@@ -33,8 +33,8 @@ from eagle_fsd.runs.processes import Processes
 from eagle_fsd.timing import check_timing_alone, rotated
 
 # what a run may be continued with, although it differs
-FREE = {"arms", "questions", "generate_questions", "num_choices", "traces"}
-FREE |= {"output", "quality_only"}
+MAY_CHANGE = {"arms", "questions", "generate_questions", "num_choices", "traces"}
+MAY_CHANGE |= {"output", "quality_only"}
 
 Job = tuple[Question, Arm, int]  # an answer to be made; the number is the choice's
 
@@ -75,7 +75,9 @@ class Bench:
         self.processes = Processes.launched(cpu=model_options.device == "cpu")
         settings = {"command": command} | asdict(options) | asdict(sampling)
         settings |= asdict(model_options) | model_options.digests()
-        self.run = Run(options.output, settings, free=FREE.union(free), processes=self.processes)
+        self.run = Run(
+            options.output, settings, free=MAY_CHANGE.union(free), processes=self.processes
+        )
         for records in self.run.records.values():
             check_same_questions(records.values(), questions)
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from eagle_fsd.evaluation.stats import Interval
     from eagle_fsd.models.loaded import Model
 
-FREE = frozenset(("cost", "arms", "questions", "verify", "output", "device"))
+MAY_CHANGE = frozenset(("cost", "arms", "questions", "verify", "output", "device"))
 FORETOLD, MEASURED = "foretold", "measured"  # records/
 
 
@@ -189,7 +189,7 @@ class Calibration:
         self.halves = {FORETOLD: questions[::2], MEASURED: questions[1::2]}
         settings = {"command": "calibrate"} | asdict(options) | asdict(sampling)
         settings |= asdict(model_options) | model_options.digests()
-        self.run = Run(options.output, settings, free=FREE)
+        self.run = Run(options.output, settings, free=MAY_CHANGE)
         for records in self.run.records.values():
             check_same_questions(records.values(), questions, turns=1)
 

@@ -28,7 +28,7 @@ from eagle_fsd.runs.jsonl import write_file
 
 GAINS = (1.05, 1.1, 1.2, 1.3)  # in tokens a round, over exact with the same drafter
 LEAST = 16  # questions with an interval of what is read off: below, it held 91 of 100
-LOST = {key: metric for key, metric in METRICS.items() if "equal speed" in metric.tables}
+LOSSES = {key: metric for key, metric in METRICS.items() if "equal speed" in metric.tables}
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#888888")  # Okabe-Ito
 MARKS = "osD^vPX"  # matplotlib's
 GAIN, LOSS = "tokens_per_round_vs_exact", "mean_logp_minus_plain"  # the plot's axes
@@ -67,7 +67,7 @@ def from_exact(arms: Sequence[dict]) -> tuple[list[float], list[float]]:
 def equal_speed(records: Mapping[str, Sequence[Record]], rows: Sequence[dict]) -> list[dict]:
     """A row for every curve and gain that it reaches, from a run's records and summarize's rows:
     line, gain, value (interpolated; None before the first value of a rule that no finite value
-    makes exact), and every metric of LOST as {"value", "low", "high"}.
+    makes exact), and every metric of LOSSES as {"value", "low", "high"}.
 
     Bounds are None where the gain is not reached without one of the questions. Differences to plain
     are of the rates over all questions.
@@ -81,7 +81,7 @@ def equal_speed(records: Mapping[str, Sequence[Record]], rows: Sequence[dict]) -
         found = shared_questions({name: records[name] for name in names})
         tokens_AQ2, *losses = (
             np.array([rate_parts(key, [of[q] for q in found[PLAIN]]) for of in found.values()])
-            for key in ("tokens_per_round", *LOST)
+            for key in ("tokens_per_round", *LOSSES)
         )
         gains, values = from_exact(arms)
         for gain in GAINS:
@@ -89,7 +89,7 @@ def equal_speed(records: Mapping[str, Sequence[Record]], rows: Sequence[dict]) -
                 continue
             value = float(crossing(gains, values, gain))
             row = {"line": line, "gain": gain, "value": None if np.isnan(value) else value}
-            for (key, metric), loss_AQ2 in zip(LOST.items(), losses, strict=True):
+            for (key, metric), loss_AQ2 in zip(LOSSES.items(), losses, strict=True):
                 part_Q2A2 = np.stack([tokens_AQ2, loss_AQ2]).transpose(2, 0, 1, 3)
                 less = bool(metric.minus)
                 lost = partial(lost_at, gain=gain, points=len(gains), less_plain=less)

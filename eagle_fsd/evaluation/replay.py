@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 LEVELS = 6  # of the table by level
 # what a run may be continued with, although it differs
-FREE = frozenset(("heads", "device", "questions", "texts", "output"))
+MAY_CHANGE = frozenset(("heads", "device", "questions", "texts", "output"))
 ARM_NOTE = "As real decoding in float32, ties of logits aside."
 LEVEL_NOTE = "By drafted level, along the text below every position."
 
@@ -65,7 +65,7 @@ class ReplayOptions:
 def run_replay(options: ReplayOptions) -> None:
     """Replay what is missing, and report."""
     from eagle_fsd.decoding.drafter import RootDrafter
-    from eagle_fsd.drafters.walk import BEYOND
+    from eagle_fsd.drafters.walk import TOKENS_BEYOND_END
     from eagle_fsd.evaluation.bench import check_lengths
     from eagle_fsd.evaluation.questions import check_same_questions, cut, read_questions, spread
     from eagle_fsd.evaluation.texts import judge_levels, plain_texts
@@ -81,7 +81,7 @@ def run_replay(options: ReplayOptions) -> None:
     digests = load.target_digests(options.target)
     identity = {key: asdict(options)[key] for key in ("target", "dtype", "conv_template")}
     store = Run(options.texts, identity | digests)
-    run = Run(options.output, {"command": "replay"} | asdict(options) | digests, free=FREE)
+    run = Run(options.output, {"command": "replay"} | asdict(options) | digests, free=MAY_CHANGE)
     for records in run.records.values():
         check_same_questions(records.values(), questions, turns=1)
     missing = {
@@ -100,7 +100,7 @@ def run_replay(options: ReplayOptions) -> None:
             for name, model in models.items()
         }
         budget = options.max_new_tokens
-        check_lengths(plain, cut([*todo.values()], 1), budget, last=budget + BEYOND)
+        check_lengths(plain, cut([*todo.values()], 1), budget, last=budget + TOKENS_BEYOND_END)
         prompts = {key: plain.prompt_ids(question.turns[0]) for key, question in todo.items()}
         texts = plain_texts(store, target, prompts, plain.stop(options.max_new_tokens))
         del store  # another replay may have it
@@ -132,7 +132,7 @@ def run_replay(options: ReplayOptions) -> None:
 def read_arms(texts: Sequence[str]) -> "list[Arm]":
     """The arms of --arms, checked."""
     from eagle_fsd.arms import parse_arms
-    from eagle_fsd.drafters.walk import BEYOND
+    from eagle_fsd.drafters.walk import TOKENS_BEYOND_END
 
     arms = parse_arms(texts, tree=tree_name(SMALL_TREE))
     for arm in arms:
@@ -140,8 +140,10 @@ def read_arms(texts: Sequence[str]) -> "list[Arm]":
         if arm.needs_draft_model:
             raise BadInput(f"arm {arm.text!r}: replay compares heads, and loads no draft model")
         shape = parse_tree(arm.tree) if arm.tree else SMALL_TREE
-        if arm.needs_head and shape.tree_depth > BEYOND:
-            raise BadInput(f"arm {arm.text!r} drafts deeper than the {BEYOND} levels of replay")
+        if arm.needs_head and shape.tree_depth > TOKENS_BEYOND_END:
+            raise BadInput(
+                f"arm {arm.text!r} drafts deeper than the {TOKENS_BEYOND_END} levels of replay"
+            )
     return arms
 
 

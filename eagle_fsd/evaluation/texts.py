@@ -22,7 +22,7 @@ from eagle_fsd.decoding.drafter import RootDrafter
 from eagle_fsd.decoding.loop import DecodeConfig, StopConfig, decode
 from eagle_fsd.decoding.target import Target
 from eagle_fsd.drafters.eagle import EagleDrafter
-from eagle_fsd.drafters.walk import BEYOND, PlainText, cut
+from eagle_fsd.drafters.walk import TOKENS_BEYOND_END, PlainText, cut
 from eagle_fsd.heads.unroll import unroll
 from eagle_fsd.models.generate import Request, complete
 from eagle_fsd.rules.fsd import Exact
@@ -54,7 +54,7 @@ def plain_texts(
 
     missing = {key: prompt for key, prompt in prompts.items() if stored(key) is None}
     if missing:
-        _make(run, target, missing, stop.max_new_tokens + BEYOND)
+        _make(run, target, missing, stop.max_new_tokens + TOKENS_BEYOND_END)
     return {key: stored(key) for key in prompts}
 
 
@@ -65,8 +65,8 @@ def _make(run: Run, target: Target, prompts: Prompts, count: int) -> None:
     longest = max(map(len, prompts.values()))
     if longest + count > target.max_positions:
         raise BadInput(
-            f"prompt of {longest} tokens + max_new_tokens {count - BEYOND} + {BEYOND} that replay "
-            f"looks ahead is beyond the target's {target.max_positions} positions: lower the budget"
+            f"prompt of {longest} tokens + max_new_tokens {count - TOKENS_BEYOND_END} + "
+            f"{TOKENS_BEYOND_END} that replay looks ahead is beyond the target's {target.max_positions} positions: lower the budget"
         )
     run.begin_session()
     one_by_one = DecodeConfig(Policy(Exact()), StopConfig(count))

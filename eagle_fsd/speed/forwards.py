@@ -25,7 +25,7 @@ from eagle_fsd.models.loaded import Model
 from eagle_fsd.timing import rotated, synchronized_time
 
 WIDTHS = (1, 8, 16, 24, 32, 60)  # nodes of the verifications, the root included
-SHALLOW, DEEP = 2, 6  # levels of the two drafts whose difference is the cost of a level
+SHALLOW_LEVELS, DEEP = 2, 6  # levels of the two drafts whose difference is the cost of a level
 WARM_UP = 3  # measurements that do not count: compiling, packing, recording, first touches
 OBSERVED = 2  # tokens that a drafter takes in before a measured draft, as after a mean round
 
@@ -81,7 +81,7 @@ def time_forwards(
         probes[f"verify {width}"] = partial(target.verify, _binary_tree(target, width)), commit
     if isinstance(drafter, EagleDrafter):
         for k in branches or [drafter.tree_config.branch_top_k]:
-            for depth in (SHALLOW, DEEP):
+            for depth in (SHALLOW_LEVELS, DEEP):
                 # as many drafts as the model's own tree has, where they fit
                 drafts = max(depth, drafter.tree_config.num_draft_tokens)
                 drafts = min(drafts, TreeConfig(depth, depth, k).pool_size)
@@ -113,8 +113,8 @@ def forward_rows(seconds: dict[str, list[float]]) -> list[dict]:
     frame = 1000 * pd.DataFrame(seconds)
     for name in [name for name in frame if name.startswith(f"draft {DEEP}x")]:
         k = name.rpartition("x")[2]
-        pairs = frame[name] - frame[f"draft {SHALLOW}x{k}"]
-        frame[f"draft level x{k}"] = pairs / (DEEP - SHALLOW)
+        pairs = frame[name] - frame[f"draft {SHALLOW_LEVELS}x{k}"]
+        frame[f"draft level x{k}"] = pairs / (DEEP - SHALLOW_LEVELS)
     table = pd.DataFrame({"median_ms": frame.median(), "min_ms": frame.min()})
     table["median_vs_first"] = table["median_ms"] / table["median_ms"].iloc[0]
     return table.rename_axis("forward").reset_index().to_dict("records")

@@ -24,10 +24,16 @@ from eagle_fsd.decoding.drafter import RootDrafter
 from eagle_fsd.decoding.loop import DecodeConfig, StopConfig, decode
 from eagle_fsd.drafters.eagle import EagleDrafter
 from eagle_fsd.drafters.settings import EagleSettings, HybridSettings
-from eagle_fsd.drafters.walk import BEYOND, PlainText, cut
+from eagle_fsd.drafters.walk import TOKENS_BEYOND_END, PlainText, cut
 from eagle_fsd.models.loaded import Model
 from eagle_fsd.rules.fsd import Exact
-from eagle_fsd.speed.forwards import SHALLOW, WIDTHS, forward_rows, rows_needed, time_forwards
+from eagle_fsd.speed.forwards import (
+    SHALLOW_LEVELS,
+    WIDTHS,
+    forward_rows,
+    rows_needed,
+    time_forwards,
+)
 
 # the values that a tree's drafts, levels and top-k may have
 DRAFTS = (1, 2, 3, 5, 7, 9, 11, 15, 19, 23, 31, 43, 59)
@@ -74,14 +80,14 @@ def choose_tree(
     if not isinstance(model.drafter, EagleDrafter):
         raise BadInput("there is no tree to choose without a draft head: name one with --head")
     prompts = [model.prompt_ids(prompt) for prompt in PROMPTS]
-    needed = max(map(len, prompts)) + max_new_tokens + BEYOND
+    needed = max(map(len, prompts)) + max_new_tokens + TOKENS_BEYOND_END
     needed = max(CONTEXT + rows_needed(REPEATS), needed)
     if needed > model.target.max_positions:
         raise BadInput(
             f"the target's {model.target.max_positions} positions are too few to choose a tree in, "
             f"{needed} are needed: name the tree, such as 7x3x4"
         )
-    plain = DecodeConfig(Policy(Exact()), StopConfig(max_new_tokens + BEYOND))
+    plain = DecodeConfig(Policy(Exact()), StopConfig(max_new_tokens + TOKENS_BEYOND_END))
     texts = []
     for prompt in tqdm(prompts, desc="plain answers", unit="prompt", leave=False):
         greedy = decode(model.target, RootDrafter(), prompt, plain).tokens
@@ -145,8 +151,8 @@ def choose(counts: pd.DataFrame, costs: Mapping[str, float]) -> pd.DataFrame:
 def _propose_ms(costs: Mapping[str, float], tree: TreeConfig) -> float:
     """A draft of a few levels, and what each further one takes."""
     level = max(0.0, costs[f"draft level x{tree.branch_top_k}"])
-    shallow = costs[f"draft {SHALLOW}x{tree.branch_top_k}"]
-    return max(0.0, shallow + (tree.tree_depth - SHALLOW) * level)
+    shallow = costs[f"draft {SHALLOW_LEVELS}x{tree.branch_top_k}"]
+    return max(0.0, shallow + (tree.tree_depth - SHALLOW_LEVELS) * level)
 
 
 def explain(table: pd.DataFrame) -> str:

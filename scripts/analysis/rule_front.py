@@ -29,8 +29,8 @@ from eagle_fsd.evaluation.tables import cell_text
 
 GAINS = (1.1, 1.2, 1.3, 1.4)
 # what is lost: whether it is less plain's, its form
-LOST = {"regret_per_token": (False, ".3f"), "fuzzy_share": (False, ".3f")}
-LOST |= {"mean_logp": (True, "+.3f"), "repetition": (True, "+.3f"), "looping": (True, "+.2f")}
+LOSSES = {"regret_per_token": (False, ".3f"), "fuzzy_share": (False, ".3f")}
+LOSSES |= {"mean_logp": (True, "+.3f"), "repetition": (True, "+.3f"), "looping": (True, "+.2f")}
 
 
 def parts(found: dict, names: list[str], key: str) -> np.ndarray:
@@ -67,7 +67,7 @@ def front(run: Path, beside: str) -> None:
         points = len(gains), len(from_exact(lines[beside])[0])
         for gain in GAINS:
             cells = []
-            for key, (less, form) in LOST.items():
+            for key, (less, form) in LOSSES.items():
                 of = partial(lost_at, gain=gain, points=points[0], less_plain=less)
                 loss = interval(parts(found, names, key), of)
                 cells.append(cell_text(loss if key != "repetition" else loss["value"], form))
