@@ -66,7 +66,8 @@ def _make(run: Run, target: Target, prompts: Prompts, count: int) -> None:
     if longest + count > target.max_positions:
         raise BadInput(
             f"prompt of {longest} tokens + max_new_tokens {count - TOKENS_BEYOND_END} + "
-            f"{TOKENS_BEYOND_END} that replay looks ahead is beyond the target's {target.max_positions} positions: lower the budget"
+            f"{TOKENS_BEYOND_END} that replay looks ahead is beyond the target's "
+            f"{target.max_positions} positions: lower the budget"
         )
     run.begin_session()
     one_by_one = DecodeConfig(Policy(Exact()), StopConfig(count))
