@@ -7,6 +7,7 @@ ours in the place of its own loop. What it honours, and what not: docs/transform
 import copy
 import warnings
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from weakref import WeakKeyDictionary
 
@@ -84,15 +85,15 @@ class DecodingMethod:
             stream_to.put(input_ids.cpu())
         self.last = answer = Generation()
         sequence = torch.cat([input_ids, input_ids.new_empty(1, budget)], dim=1)
-        emitted = _emitted(answer, decode_rounds(target, drafter, prompt, config))
-        for length, token in enumerate(emitted, start=len(prompt) + 1):
-            sequence[0, length - 1] = token
-            stopped = stopping_criteria(sequence[:, :length], None)
-            if stream_to is not None:
-                stream_to.put(sequence[0, length - 1 : length].cpu())
-            if stopped.all():
-                break
-        target.close()
+        rounds = decode_rounds(target, drafter, prompt, config)
+        with closing(_emitted(answer, target, rounds)) as emitted:
+            for length, token in enumerate(emitted, start=len(prompt) + 1):
+                sequence[0, length - 1] = token
+                stopped = stopping_criteria(sequence[:, :length], None)
+                if stream_to is not None:
+                    stream_to.put(sequence[0, length - 1 : length].cpu())
+                if stopped.all():
+                    break
         if answer.finish is None or len(prompt) + len(answer.tokens) > length:
             del answer.tokens[length - len(prompt) :]
             answer.finish = "stop"
@@ -137,11 +138,18 @@ def custom_generate(
     return DecodingMethod(chosen, head, tree)
 
 
-def _emitted(answer: Generation, rounds: Iterator[Round]) -> Iterator[int]:
-    """Each token in turn; the answer has taken in its round."""
-    for step in rounds:
-        answer.add(step)
-        yield from step.tokens
+def _emitted(answer: Generation, target: Target, rounds: Iterator[Round]) -> Iterator[int]:
+    """Each token in turn; the answer has taken in its round. However it ends, the cache goes,
+    unless another thread has begun an answer on the model."""
+    begun = None
+    try:
+        for step in rounds:
+            begun = step.sequence
+            answer.add(step)
+            yield from step.tokens
+    finally:
+        if begun is not None:
+            target.close(begun)
 
 
 def _build(

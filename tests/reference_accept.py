@@ -22,6 +22,8 @@ from eagle_fsd.rules import RULES
 from eagle_fsd.rules.guards import Js, Known
 
 COUPLED = ("path", "sglang", "cactus", "mentored")
+# those of the tables that are written out here; a further entry is tested by its own tests
+REFERENCE_DIVERGENCES = ("kl_target_draft", "kl_draft_target", "js", "tv", "js_reference")
 
 # --- divergences of two rows of logits ----------------------------------------------------------
 

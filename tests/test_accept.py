@@ -12,6 +12,7 @@ import pytest
 import torch
 from fake_cuda import on_cuda
 from reference_accept import (
+    REFERENCE_DIVERGENCES,
     SlowAccept,
     probs,
     random_round,
@@ -25,6 +26,7 @@ from eagle_fsd.decoding.acceptance import Acceptance, Policy, accept
 from eagle_fsd.decoding.divergence import DIVERGENCES, INFINITE_OUTSIDE
 from eagle_fsd.decoding.rule import Guard, Rule
 from eagle_fsd.decoding.tree import DraftTree
+from eagle_fsd.decoding.verified import VerifiedTree
 from eagle_fsd.rules import RULES
 from eagle_fsd.rules.children import AcceptAll, Random
 from eagle_fsd.rules.coupled import Cactus, Mentored, Sglang
@@ -40,8 +42,6 @@ INF = math.inf
 GREEDY, FILTERED, WARM = SamplingConfig(), SamplingConfig(0.7, 7, 0.9), SamplingConfig(1.0)
 SAMPLINGS = (GREEDY, FILTERED, WARM)
 BY_DIVERGENCE = [Fsd, FsdPaper]
-# those of the table that the slow reference knows; another entry is tested by its own tests
-REFERENCE_DIVERGENCES = ("kl_target_draft", "kl_draft_target", "js", "tv", "js_reference")
 
 
 def outcome(
@@ -118,6 +118,7 @@ def referred_rules(sampling: SamplingConfig) -> list[Rule]:
     for child in children_for(sampling):
         found += [AcceptAll(child), *(Random(rate, child) for rate in (0.0, 0.3, 1.0))]
         found += [kind(0.3, child) for kind in BY_DIVERGENCE]
+        found += [Fsd(0.3, child, "tv")]  # beside the guard js its own D is recorded
     found += [Typical(epsilon) for epsilon in (0.0, 0.09, 0.4, INF)]
     found += [Relaxed(delta, top) for delta in (0.0, 0.1, 1.0) for top in (1, 4)]
     if sampling.temperature > 0:
@@ -245,22 +246,57 @@ def value_type(kind: type[Rule]) -> type | None:
 
 @pytest.mark.parametrize("name", RULES)
 def test_the_value_that_a_rule_calls_exact_is(name):
-    """Of every rule in the table: emitted is what exact emits, token for token, where the value is
-    a number; what is called NaN or infinite is no value at all, and is not asked.
+    """Of every rule in the table, over the rounds of an answer: emitted is what exact emits, token
+    for token. A number's infinity is tried too; what is called NaN is no value and is not asked.
 
     Defect held down: a new rule whose `exact` value was not exact (30 % of its tokens were fuzzy)
     passed all tests, and its curves began at it.
     """
     kind = RULES[name]
-    if value_type(kind) not in (int, float) or not math.isfinite(kind.exact):
+    if math.isnan(kind.exact) or value_type(kind) not in (int, float):
         return
-    rule = kind(value_type(kind)(kind.exact))
-    for seed, sampling in itertools.product(range(40), SAMPLINGS):
-        if goes(rule, sampling):
+    if value_type(kind) is int and math.isinf(kind.exact):
+        rule = kind(10**6)
+    else:
+        rule = kind(value_type(kind)(kind.exact))
+    for sampling in SAMPLINGS:
+        policy, state = Policy(rule, sampling, record="full"), None
+        for seed in range(40 if goes(rule, sampling) else 0):
             round_ = random_round(seed)
-            want, got = outcome(round_, Exact(), sampling), outcome(round_, rule, sampling)
+            want, (got, state) = (
+                outcome(round_, Exact(), sampling),
+                accept(*round_, policy=policy, state=state),
+            )
             assert (got.path, got.tokens) == (want.path, want.tokens), (rule, sampling)
             assert not any(got.fuzzy) and not any(got.tv), (rule, sampling)
+
+
+@pytest.mark.parametrize("sampling", [FILTERED, WARM])
+@pytest.mark.parametrize("name", RULES)
+def test_no_rule_reads_exact_tokens_below_the_node_at_which_it_decides(name, sampling, monkeypatch):
+    """Above temperature 0 that would bias the distribution of the text. Of every rule in the table,
+    by its `step`, and by `choose` of a rule that has its own."""
+    rule, asked = RULES[name](), []
+    if not goes(rule, sampling):
+        return
+    whole, _ = rule.this_round(rule.start())
+    exact = VerifiedTree.exact_token
+
+    def noted(tree: VerifiedTree, v: int) -> int:
+        asked.append(v)
+        return exact(tree, v)
+
+    monkeypatch.setattr(VerifiedTree, "exact_token", noted)
+    assert type(whole).choose is Rule.choose, "a rule with a choose of its own: test it here too"
+    for seed in range(10):
+        tree, logits_NV, uniform_S3 = random_round(seed)
+        columns = Policy(whole, sampling).columns(whole)
+        settings = {"sampling": sampling, "columns": columns, "draw": whole.draw}
+        for v in range(tree.size):
+            verified = VerifiedTree(tree, logits_NV, uniform_S3, **settings)
+            asked.clear()
+            whole.step(verified, v)
+            assert set(asked) <= {v}, (name, v, asked)
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)
@@ -350,23 +386,32 @@ def test_nan_never_passes(divergence, each_way):
 
 @pytest.mark.parametrize("bad", [math.nan, INF])
 def test_a_row_without_a_largest_number_is_told(bad, each_way):
-    """That of the root, or of the path's last node, by any rule; a token of logit -inf is none."""
-    refused = 0
+    """That of the root, or of the path's last node, by any rule and by its place in the answer; a
+    token of logit -inf is none. One that the path does not come to is none of the answer's."""
+    refused = unvisited = 0
     for sampling, seed in itertools.product(SAMPLINGS, range(2)):
         tree, logits_NV, uniform_S3 = random_round(seed)
         for rule in all_rules(sampling):
-            last = outcome((tree, logits_NV, uniform_S3), rule, sampling).path[-1]
+            path = outcome((tree, logits_NV, uniform_S3), rule, sampling).path
+            broken = path[-1] * seed
             broken_NV = logits_NV.clone()
-            broken_NV[last * seed, 4] = bad
+            broken_NV[broken, 4] = bad
             broken_NV[:, 5] = -INF
             try:
-                got = outcome((tree, broken_NV, uniform_S3), rule, sampling)
+                got = outcome((tree, broken_NV, uniform_S3), rule, sampling, answer=[3] * 7)
             except BadInput as error:
-                assert "NaN or infinite after" in str(error)
+                assert f"NaN or infinite after {7 + path.index(broken)} tokens" in str(error)
                 refused += 1
             else:  # a rule that looks ahead has left the broken node aside
-                assert last * seed not in got.path, rule
-    assert refused > 30
+                assert broken not in got.path, rule
+            aside = next(v for v in reversed(range(tree.size)) if v not in path)
+            broken_NV = logits_NV.clone()
+            broken_NV[aside, 4] = bad
+            if not isinstance(rule, (PathRule, Hold, Asd, Fly)):  # these look at all rows
+                got = outcome((tree, broken_NV, uniform_S3), rule, sampling)
+                assert got.path == path, rule
+                unvisited += 1
+    assert refused > 30 and unvisited > 30
 
 
 def test_a_draft_without_any_probability_is_not_taken(each_way):

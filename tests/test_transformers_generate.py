@@ -26,11 +26,12 @@ import eagle_fsd
 from eagle_fsd.config import BadInput, SamplingConfig, TreeConfig
 from eagle_fsd.decoding.acceptance import Policy
 from eagle_fsd.decoding.drafter import RootDrafter
-from eagle_fsd.decoding.loop import DecodeConfig, StopConfig, decode
+from eagle_fsd.decoding.loop import DecodeConfig, StopConfig, decode, decode_rounds
 from eagle_fsd.decoding.target import Target
 
 TREE = TreeConfig(7, 3, 4)
 PROMPT = torch.tensor([prompt_tokens(9)])
+CONFIG = DecodeConfig(Policy(EXACT), StopConfig(12))
 
 
 def tiny_model(family: str = "llama"):
@@ -227,6 +228,42 @@ def test_models_and_arms_that_cannot_decode_are_refused():
     for arm, told in (("exact", "needs a head"), ("generate", "transformers' own")):
         with pytest.raises(BadInput, match=told):
             eagle_fsd.custom_generate(head=None, arm=arm)
+
+
+class Interrupting(Heard):
+    """A streamer that begins another answer, or raises, when it hears its third token."""
+
+    def __init__(self, then):
+        super().__init__()
+        self.then = then
+
+    def put(self, value) -> None:
+        super().put(value)
+        if len(self.all) == 4:
+            self.then()
+
+
+def test_however_a_call_ends_it_leaves_no_cache_and_another_answer_alone():
+    """Bugs held down: a call that was still streaming closed the cache of an answer that another
+    thread had begun on the model, which died of an assertion; and one whose streamer raised kept
+    its own."""
+    model, ours = tiny_model(), method("plain")
+    want = new_tokens(model, None, max_new_tokens=12)
+    new_tokens(model, ours, max_new_tokens=2)
+    (_, target, _) = ours._built[model]
+    other = decode_rounds(target, RootDrafter(), PROMPT[0].tolist(), CONFIG)
+    begun = []
+    with pytest.raises(BadInput, match="another answer was begun"):
+        heard = Interrupting(lambda: begun.extend(next(other).tokens))
+        new_tokens(model, ours, max_new_tokens=12, stream_to=heard)
+    assert begun + [token for step in other for token in step.tokens] == want
+
+    def fail() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        new_tokens(model, ours, max_new_tokens=12, stream_to=Interrupting(fail))
+    assert target._sequence.cache is None
 
 
 def test_the_model_stays_as_it_was_and_is_read_once(models, tmp_path):

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 from reference_accept import (
+    REFERENCE_DIVERGENCES,
     random_round,
     slow_divergence,
     slow_filter,
@@ -19,7 +20,6 @@ from reference_accept import (
 from eagle_fsd.config import SamplingConfig
 from eagle_fsd.decoding.acceptance import Policy, accept
 from eagle_fsd.decoding.columns import DRAFTS, PLACES, Rows
-from eagle_fsd.decoding.divergence import DIVERGENCES
 from eagle_fsd.decoding.rule import Rule
 from eagle_fsd.decoding.tree import DraftTree
 from eagle_fsd.rules.fsd import Exact, Fsd
@@ -28,6 +28,9 @@ from eagle_fsd.rules.price import PathRule, Ratio
 GREEDY, FILTERED, WARM = SamplingConfig(), SamplingConfig(0.7, 7, 0.9), SamplingConfig(1.0)
 V, R = 13, 7
 COLUMNS = PLACES | DRAFTS
+# those of the tables with a formula here; a further entry is tested by its own tests
+REFERENCE_COLUMNS = ("top1", "entropy", "flatness", "prob", "log_prob", "raw_prob", "regret")
+REFERENCE_COLUMNS += ("rank", "supported", "draft_logit", "draft_prob", *REFERENCE_DIVERGENCES)
 
 
 # --- columns --------------------------------------------------------------------------------------
@@ -50,7 +53,7 @@ def random_rows(seed: int, sampling: SamplingConfig, reduced: bool) -> Rows:
 def slow_column(name: str, target: list[float], draft: list[float] | None, sampling):
     """A column's value at a place, or of all tokens after it, in float64."""
     p, raw = slow_p(target, sampling), slow_p(target, WARM)
-    if name in DIVERGENCES:
+    if name in REFERENCE_DIVERGENCES:
         return math.nan if draft is None else slow_divergence(name, target, draft)
     if name in ("draft_logit", "draft_prob") and draft is None:
         return [math.nan] * len(target)
@@ -72,7 +75,7 @@ def slow_column(name: str, target: list[float], draft: list[float] | None, sampl
 
 
 @pytest.mark.parametrize("reduced", [False, True])
-@pytest.mark.parametrize("name", COLUMNS)
+@pytest.mark.parametrize("name", REFERENCE_COLUMNS)
 def test_columns_are_their_formulas(name, reduced):
     """In float32 to 1e-5; NaN where the draft has no row; Q = 0 outside a reduced vocabulary.
 
@@ -167,6 +170,9 @@ def test_a_column_that_was_not_named_raises(sampling, each_way):
             with pytest.raises(KeyError, match=column):
                 accept(*round_, policy=policy)
         _, got = accept(*round_, policy=Policy(Asking(column, column), sampling))
+        assert isinstance(got, float)
+        if column not in REFERENCE_COLUMNS:
+            continue
         draft = round_[0].draft_logits_ER[round_[0].draft_row_N[0]].double().tolist()
         want = slow_column(column, target, draft, sampling)
         want = want[token] if isinstance(want, list) else want
@@ -183,7 +189,9 @@ def test_full_records_judge_every_visited_parent_lean_ones_only_where_asked():
             full, _ = accept(*round_, policy=Policy(rule, sampling, record="full"))
             parents = [v in tree.parent_N[1:] for v in full.path]
             assert [not math.isnan(d) for d in full.divergence] == parents
-            assert (lean.path, lean.tokens, lean.tv) == (full.path, full.tokens, full.tv)
+            assert (lean.path, lean.tokens) == (full.path, full.tokens)
+            if not (isinstance(rule, Fsd) and sampling is WARM):  # its TV would ask for D
+                assert lean.tv == full.tv
             if isinstance(rule, Fsd):
                 for d, other in zip(lean.divergence, full.divergence, strict=True):
                     assert d == other or math.isnan(d)

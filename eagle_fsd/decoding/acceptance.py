@@ -25,8 +25,10 @@ class Acceptance:
         path: node indices, the root first.
         tokens: emitted tokens, the accepted drafts and then the next token; as long as `path`.
         fuzzy: the token is not the one that the exact test would have emitted with the same draw.
-        divergence: D at path[i]; NaN where it was not asked for, and at nodes without children.
-        tv: 1/2 sum |emitted distribution - P| at path[i], NaN if unknown; 0 without children.
+        divergence: D at path[i]; NaN at nodes without children, and in lean records where it was
+            not asked for (on an accelerator: where the rule names none).
+        tv: 1/2 sum |emitted distribution - P| at path[i]; 0 without children; NaN if unknown, and
+            in lean records where it would ask for a divergence.
         regret: log P(argmax) - log P(token) of the raw target distribution, nats.
         dial: the parameter that a rule which adapts had set for the round; None of any other.
     """
@@ -79,6 +81,7 @@ class Policy:
 
     def columns(self, rule: Rule) -> list[str]:
         """What is to be computed of every node in a round of this rule."""
+        # the rule's first: the first divergence is the D that is recorded
         names = [*rule.columns, *(name for guard in self.guards for name in guard.columns)]
         if self.record == "full" and not any(name in DIVERGENCES for name in names):
             names.append(ANY_DIVERGENCE)
@@ -138,7 +141,11 @@ def _acceptance(
     """What is emitted along a path, and what it costs."""
     got = Acceptance(path, [], [], [], [], [], dial)
     judge = verified.value if policy.record == "full" else verified.asked_value
-    tv_known = verified.greedy or not any(guard.reads_exact_token for guard in policy.guards)
+    # a clock runs over lean records: there D is not computed for the record's sake
+    asks_divergence = any(name in DIVERGENCES for name in rule.columns)
+    hidden = policy.record == "lean" and dial is None and asks_divergence
+    hidden = hidden or any(guard.reads_exact_token for guard in policy.guards)
+    tv_known = verified.greedy or not hidden
     for v, child in zip(path, [*path[1:], None], strict=True):
         fuzzy = child is not None and verified.tokens[child] != verified.exact_token(v)
         got.tokens.append(verified.tokens[child] if fuzzy else verified.exact_token(v))

@@ -69,6 +69,7 @@ class Round:
         finish: why the answer ended in this round, else None.
         acceptance: before trimming.
         tree, logits_NV: what the rule saw; the logits are good until the next round.
+        sequence: the number of the target's sequence, for Target.close.
     """
 
     tokens: list[int]
@@ -76,6 +77,7 @@ class Round:
     acceptance: Acceptance | None = None
     tree: DraftTree | None = None
     logits_NV: torch.Tensor | None = None
+    sequence: int | None = None
 
 
 @dataclass
@@ -177,7 +179,7 @@ def decode_rounds(
         drafter.observe(features_LF, [*prompt[1:], *root])
         del features_LF  # the prompt's features are the drafter's to keep or to let go
     answer, finish = stop.trim([], root)
-    yield Round(answer, finish)
+    yield Round(answer, finish, sequence=sequence)
 
     state, committed = policy.rule.start(), len(prompt) + 1
     while finish is None:
@@ -201,4 +203,4 @@ def decode_rounds(
         committed += len(accepted.tokens)
         kept, finish = stop.trim(answer, accepted.tokens)
         answer = answer + kept
-        yield Round(kept, finish, accepted, tree, logits_NV)
+        yield Round(kept, finish, accepted, tree, logits_NV, sequence)

@@ -30,8 +30,8 @@ class Rule:
             tokens of the children in the order in which they were drawn (-1: no more), and the
             random numbers of the token. The drafter must sample.
         takes_chances: at temperature 0 too the path depends on a draw.
-        exact: the value of its first field at which it is exact. Infinite: at no value, but the
-            further towards it the nearer. NaN: at none, nor towards one.
+        exact: the value of its first field at which it is exact. Infinite: at no finite value, but
+            the further towards it the nearer. NaN: at none, nor towards one.
     """
 
     columns: ClassVar[tuple[str, ...]] = ()

@@ -118,9 +118,11 @@ class Target:
         """On `device`, [T, D]."""
         return self.embed_tokens(token_T.to(self.embed_tokens.weight.device)).to(self.device)
 
-    def close(self) -> None:
-        """Forget the sequence and its cache."""
-        self._sequence.close()
+    def close(self, sequence: int | None = None) -> None:
+        """Forget the sequence and its cache; a named one only if no other was begun since."""
+        with self._lock:
+            if sequence in (None, self._sequences):
+                self._sequence.close()
 
     def start(self, capacity: int) -> int:
         """Begin a new sequence with a cache of `capacity` rows (prompt + answer + one tree); its

@@ -99,7 +99,8 @@ class VerifiedTree:
         return known[node]
 
     def asked_value(self, column: str, v: int) -> float:
-        """A place's value if it was asked for in this round, else NaN."""
+        """A place's value if it is known by now, else NaN: on a CPU what was asked for, on an
+        accelerator all that was named."""
         return self._values[column].get(v, math.nan)
 
     def exact_token(self, v: int) -> int:

@@ -15,7 +15,7 @@ import heapq
 import math
 from collections.abc import Callable, Sequence
 from itertools import count
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
@@ -23,7 +23,9 @@ from eagle_fsd.config import SamplingConfig
 from eagle_fsd.decoding.drafter import GREEDY, Drafter
 from eagle_fsd.decoding.tree import DraftTree
 from eagle_fsd.drafters.ngram_table import NgramTable
-from eagle_fsd.drafters.settings import NgramSettings
+
+if TYPE_CHECKING:
+    from eagle_fsd.drafters.settings import NgramSettings
 
 DEEPEST = 16  # levels of a tree with continuations
 # Nodes of a tree, or as many as were asked for. Few, since each needs a CUDA graph of its own.
@@ -48,9 +50,9 @@ class NgramDrafter(Drafter):
     """Trees of the likeliest continuations (NgramTable), and their draft distribution: what a node
     offers, as parts of 1, and nothing else. A node that offers nothing has none."""
 
-    vocab_size = NgramSettings.vocab_size
+    vocab_size = 0  # each tree has its own
 
-    def __init__(self, settings: NgramSettings):
+    def __init__(self, settings: "NgramSettings"):
         self.settings = settings
         self.max_nodes = 1 + settings.num_draft_tokens
         self._text = NgramTable(settings.max_ngram, settings.max_ngrams)

@@ -3,7 +3,8 @@
     python scripts/analysis/side_by_side_worker.py TARGET_FOLDER DTYPE
 
 The driver waits for the line READY, then writes one JSON object a line, {"arm", "ids", "n"}: an
-arm's text, the prompt's token ids and the budget. It reads one a line, {"n", "s", "tau_n",
+arm's text, the prompt's token ids and the budget. The target is one that the shipped head fits: the
+embedded one's folder in the cache. The driver reads one a line, {"n", "s", "tau_n",
 "tau_r"}: tokens emitted, seconds of prefill and decoding, the rounds' tokens and how many rounds
 there were. The last two are missing for transformers' `generate`, which has no rounds.
 """
@@ -19,6 +20,7 @@ import eagle_fsd
 from eagle_fsd.arms import GENERATE, parse_arm
 from eagle_fsd.config import SamplingConfig
 from eagle_fsd.decoding.loop import DecodeConfig, decode
+from eagle_fsd.models.load import SHIPPED_HEAD
 from eagle_fsd.models.loaded import Model
 
 
@@ -47,7 +49,7 @@ def by_arm(model: Model, text: str, ids: list[int], budget: int) -> dict:
 
 
 def main(target: str, dtype: str) -> None:
-    model = eagle_fsd.load("smollm2", dtype=dtype)
+    model = eagle_fsd.load(target, head=str(SHIPPED_HEAD), dtype=dtype)
     kind = getattr(torch, dtype)
     stock = AutoModelForCausalLM.from_pretrained(target, dtype=kind, trust_remote_code=False)
     print("READY", flush=True)
