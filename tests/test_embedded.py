@@ -70,8 +70,8 @@ def test_custom_generate_is_generate(model, count):
     for prompt in prompts:
         ids, heard = torch.tensor([prompt]), Heard()
         streamed, whole = (
-            model.target.model.generate(ids, custom_generate=ours, streamer=streamer, **settings)
-            for streamer in (heard, None)
+            model.target.model.generate(ids, custom_generate=ours, stream_to=told, **settings)
+            for told in (heard, None)
         )
         got.append(whole[0, len(prompt) :].tolist())
         assert streamed.equal(whole)
