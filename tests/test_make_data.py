@@ -7,9 +7,10 @@ import signal
 import subprocess
 import sys
 import time
-from itertools import groupby
+from itertools import count, groupby
 from operator import itemgetter
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -219,6 +220,37 @@ def test_minutes_hold_while_the_first_batch_runs(tmp_path, mute):
     # a user's turn that the clock cuts is no dropped one
     with pytest.raises(SystemExit, match="no dialogue was made .none dropped"):
         main(options(mute, tmp_path / "none", "--minutes", "0.0005"))
+
+
+def test_first_answers_that_ended_before_the_time_are_kept_as_the_cut_ones_are(
+    tmp_path, monkeypatch, terse
+):
+    """Bug held down: a dialogue whose first answer the clock cut was kept, one whose first answer
+    had ended vanished, since its second turn was never begun. The clock ticks whenever it is asked,
+    which is at every forward, so that the same answers are under way on every machine."""
+    talks = [{"turns": [f"Question {i}?", "And then?"]} for i in range(12)]
+    sources = (str(write_rows(tmp_path / "talks.jsonl", *talks)),)
+    firsts = prompts(tmp_path, *(talk["turns"][0] for talk in talks))
+    main(options(terse, tmp_path / "first", sources=firsts))
+    wanted = {row["user"]: spoken(row) for row in made(tmp_path / "first")}
+
+    clock = SimpleNamespace(monotonic=count().__next__)
+    monkeypatch.setattr("eagle_fsd.training.dialogues.time", clock)
+    limits = ("--minutes", "0.35", "--features", str(tmp_path / "states"))
+    main(options(terse, tmp_path / "cut", *limits, sources=sources))
+    rows = made(tmp_path / "cut")
+    assert {row["user"] for row in rows} == wanted.keys()
+    for row in rows:
+        (answer,), (whole,) = spoken(row), wanted[row["user"]]
+        assert answer == whole[: len(answer)] and row["finished"] == (answer == whole)
+    assert {row["finished"] for row in rows} == {True, False}
+    assert len(list((tmp_path / "states").rglob("*.safetensors"))) == len(rows)
+
+    # a user's turn of the target's own that waits for its first answer is no dialogue, nor dropped
+    clock.monotonic = count().__next__
+    with pytest.raises(SystemExit, match="no dialogue was made") as told:
+        main(options(terse, tmp_path / "own", "--minutes", "0.75"))
+    assert "prompt too long" not in str(told.value)
 
 
 def test_a_source_that_yields_nothing_stops_with_advice(tmp_path, target, mute):

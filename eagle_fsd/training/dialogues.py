@@ -30,7 +30,8 @@ TURN_TOKENS = 96  # a user turn of the target's own that does not end within the
 TURNS_TRIED, TURNS_KEPT = 128, 1 / 8
 MARK = "Sentinel7341"  # the content of a message in a rendering that is taken apart
 
-# Yields what the target is to say next, goes on when that has been said, and returns a row.
+# Yields what the target is to say next, goes on when that has been said, or when time has ended and
+# it was not begun, and returns a row.
 Making = Generator[Request, None, dict | None]
 # what the target says at once, each request for a candidate's number and the rest of its making
 Wave = dict[Request, tuple[int, Making]]
@@ -173,10 +174,13 @@ class DialogueMaker:
         return wave
 
     def _said(self, target: Target, wave: Wave) -> Wave:
-        """The wave after this one, of the dialogues that go on; where time ends there is none."""
+        """The wave after this one, of the dialogues that go on. Where time ends, those whose turn
+        was not begun end with the answers that they have."""
         self._under_way, after = wave, {}
         for request in complete(target, [*wave], batch_size=len(wave), stop=self._out_of_time):
             after |= self._next_turn(*wave.pop(request))
+        for dialogue in wave.values():  # not begun
+            after |= self._next_turn(*dialogue)
         return after
 
     def _next_turn(self, number: int, making: Making) -> Wave:
@@ -212,7 +216,8 @@ class DialogueMaker:
         return within and not self._out_of_time()
 
     def _make(self, number: int, source: str, conversation: Conversation | None) -> Making:
-        """A candidate's dialogue; None if the clock cut it before it began, to be asked again."""
+        """A candidate's dialogue; None if the clock cut it before its first answer, to be asked
+        again."""
         rng = random.Random(f"{self.wanted.seed}/{number}")
         if source == SELF:
             prefix, ends = self.chat.user_prefix()
@@ -230,7 +235,8 @@ class DialogueMaker:
             self._refuse_benchmark(message["content"])
         self._seen.add(first)
         row = {"id": number, "source": source, "user": first}
-        return row | (yield from self._answered(conversation, rng))
+        answered = yield from self._answered(conversation, rng)
+        return answered and row | answered
 
     def _refuse_benchmark(self, text: str) -> None:
         if name := self.benchmarks.find(text):
@@ -252,7 +258,7 @@ class DialogueMaker:
         return turn
 
     def _answered(self, conversation: Conversation, rng: random.Random) -> Making:
-        """The user's turns, each answered by the target."""
+        """The user's turns, each answered by the target until time ends; None if none was."""
         limit, temperature = self.wanted.max_new_tokens, rng.choice(self.wanted.temperatures)
         said = [message for message in conversation if message["role"] == "system"]
         ids: list[int] = []
@@ -260,15 +266,19 @@ class DialogueMaker:
         for turn in [message for message in conversation if message["role"] == "user"]:
             try:
                 prompt = self.chat.prompt([*said, turn], ids)
-            except (
-                BadInput
-            ) as error:  # system messages, say; a template that takes none ends before
+            # system messages, say; a template that takes none ends before
+            except BadInput as error:
                 raise Dropped("template refuses it") from error
             if prompt is None or len(prompt) > self.wanted.max_prompt_tokens:
                 break
             seed, kept = rng.getrandbits(62), None if self.states is None else []
-            request = Request(prompt, limit, temperature, self.end_ids, seed, states=kept)
-            yield request
+            asked = Request(prompt, limit, temperature, self.end_ids, seed, states=kept)
+            yield asked
+            if not asked.tokens:  # time ended before it was begun
+                if not ids:
+                    return None
+                break
+            request = asked
             ids = prompt + request.tokens
             mask += [0] * (len(prompt) - len(mask)) + [1] * len(request.tokens)
             text = self.chat.text(request.tokens)
