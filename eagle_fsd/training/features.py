@@ -24,6 +24,8 @@ from eagle_fsd.config import BadInput
 from eagle_fsd.decoding.target import Target
 from eagle_fsd.runs.provenance import digest
 
+AGAIN = "delete it, its states are computed again, and run the command again"
+
 
 class TargetStates:
     """A target's states of any texts.
@@ -50,7 +52,7 @@ class TargetStates:
         On the CPU and in bfloat16 where they are kept, else as the target gives them.
 
         Raises:
-            BadInput: the folder cannot be written to, or a file there is damaged.
+            BadInput: the folder cannot be written to, or a file there is damaged or of other rows.
         """
         if self._folder is None:
             rows = self._compute(texts)
@@ -59,20 +61,39 @@ class TargetStates:
             missing = [i for i, path in enumerate(paths) if not path.is_file()]
             for i, row_LW in zip(missing, self._compute([texts[i] for i in missing]), strict=True):
                 _keep(paths[i], row_LW)
-            rows = [_read(path) for path in paths]
+            rows = [self._read(ids) for ids in texts]
         D = self.target.hidden_size
         F = D * len(self.target.feature_layers) or D
         return [(row_LW[:, :F], row_LW[:, -D:]) for row_LW in rows]
 
     def check(self, texts: Sequence[list[int]]) -> None:
-        """BadInput if a file that is kept of these texts is damaged: told before a training begins,
-        not in the step that comes to it. Opening a file reads its header and size only."""
-        for path in map(self._path, texts if self._folder else ()):
-            if path.is_file():
-                _open(path)
+        """BadInput if a file that is kept of these texts is damaged or holds other rows: told
+        before a training begins, not in the step that comes to it. Opening a file reads its header
+        and size only."""
+        for ids in texts if self._folder else ():
+            if self._path(ids).is_file():
+                self._open(ids)
 
     def _path(self, ids: list[int]) -> Path:
         return self._folder / f"{digest(ids)}.safetensors"
+
+    def _read(self, ids: list[int]) -> torch.Tensor:
+        with self._open(ids) as file:
+            return file.get_tensor("rows")
+
+    def _open(self, ids: list[int]) -> safe_open:
+        """A text's file; BadInput if it is damaged or its header tells of other rows."""
+        path, D = self._path(ids), self.target.hidden_size
+        layers = len(self.target.feature_layers)
+        wanted = {"rows": [len(ids), (layers + 1) * D]}
+        try:
+            file = safe_open(path, "pt")
+            found = {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118
+        except (OSError, SafetensorError) as error:
+            raise BadInput(f"{path} is cut short or damaged ({error}): {AGAIN}") from error
+        if found != wanted:
+            raise BadInput(f"{path} holds {found}, not {wanted}: {AGAIN}")
+        return file
 
     @torch.no_grad()
     def _compute(self, texts: Sequence[list[int]]) -> list[torch.Tensor]:
@@ -85,21 +106,6 @@ class TargetStates:
         if self.target.feature_layers:
             row_BTW = torch.cat([feature_BTF, row_BTW], dim=-1)
         return [row_LW[: len(ids)] for row_LW, ids in zip(row_BTW, texts, strict=True)]
-
-
-def _read(path: Path) -> torch.Tensor:
-    with _open(path) as file:
-        return file.get_tensor("rows")
-
-
-def _open(path: Path) -> safe_open:
-    try:
-        return safe_open(path, "pt")
-    except (OSError, SafetensorError) as error:
-        raise BadInput(
-            f"{path} is cut short or damaged ({error}): delete it, its states are computed again, "
-            "and run the command again"
-        ) from error
 
 
 def _keep(path: Path, row_LW: torch.Tensor) -> None:
