@@ -245,3 +245,13 @@ def test_products_are_of_what_the_processor_multiplies(monkeypatch, has, precisi
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     kind = load_command("train/train_head.py").TrainOptions
     assert kind(data=["x"], output="y").precision == precision
+
+
+@pytest.mark.parametrize(
+    ("minutes", "training", "held_out"), [(10, 540, 60), (60, 3480, 120), (0, 0, float("inf"))]
+)
+def test_training_and_held_out_rounds_share_the_minutes(minutes, training, held_out):
+    """Together they take no longer than was asked for; without minutes neither has a limit."""
+    kind = load_command("train/train_head.py").TrainOptions
+    split = kind(data=["x"], output="y", minutes=minutes)
+    assert (split.training_seconds, split.held_out_seconds) == (training, held_out)
