@@ -79,9 +79,8 @@ class Batch:
         token_BT = torch.tensor([[0] * (T - len(ids)) + ids for ids in new])
         length_B = torch.tensor([len(row.prompt) + len(row.tokens) for row in self.rows])
         end = self.cache.length + T
-        self.cache.whole = (
-            T == 1
-        )  # contiguous keys, which attention reads far faster (attention.py)
+        # contiguous keys, which attention reads far faster (attention.py)
+        self.cache.whole = T == 1
         column_C = torch.arange(self.cache.capacity if T == 1 else end)
         position_BC = column_C - (end - length_B)[:, None]  # below 0: padding
         device = self.target.embed_tokens.weight.device
