@@ -35,6 +35,7 @@ class ScriptedJudge(ThreadingHTTPServer):
     Attributes:
         requests: (body, authorization) of every request.
         paths: what each was asked under, with its query.
+        finish: why a reply ends, which a test may set.
     """
 
     def __init__(self, reply: Callable[[dict], str] = verdict, faults: Iterable[str] = ()):
@@ -42,6 +43,7 @@ class ScriptedJudge(ThreadingHTTPServer):
         self.reply, self.faults = reply, iter(faults)
         self.requests: list[tuple[dict, str]] = []
         self.paths: list[str] = []
+        self.finish = "stop"
         self.url = f"http://127.0.0.1:{self.server_port}/v1"
 
     def texts(self) -> list[str]:
@@ -78,7 +80,7 @@ class Handler(BaseHTTPRequestHandler):
             self.send("200", BODIES[fault])
         else:
             message = {"role": "assistant", "content": self.server.reply(body)}
-            choice = {"index": 0, "message": message, "finish_reason": "stop"}
+            choice = {"index": 0, "message": message, "finish_reason": self.server.finish}
             self.send("200", json.dumps({"choices": [choice]}))
 
     def send(self, how: str, text: str) -> None:

@@ -6,6 +6,7 @@ import sys
 from collections import Counter
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
+from urllib.parse import unquote, unquote_plus
 
 import pytest
 from commands import rows
@@ -241,6 +242,24 @@ def test_no_key_reaches_a_file_or_the_screen(judge, folder):
     assert f"--base_url {server.url} " in "".join(files)
     for secret in (KEY, given, name, token):
         assert secret not in said and not any(secret in text for text in files)
+
+
+@pytest.mark.parametrize("typed", ["4711+and/more", "4711%2band%2Fmore", "4711%20and%20more"])
+def test_no_key_of_the_address_is_told_however_it_is_written(judge, folder, typed):
+    """As it was typed, as httpx sends it, and decoded by either rule for a plus; nor in the reason
+    for an end. Bug held down: a plus was known only as a space, and the reason was as sent."""
+    written = [typed, unquote(typed), unquote_plus(typed)]
+    with ScriptedJudge(lambda body: " ".join([*written, sent(), "[[7]]"])) as server:
+
+        def sent() -> str:
+            server.finish = server.paths[-1].partition("api-key=")[2]
+            return server.finish
+
+        said = judge(folder, server.url + f"?api-key={typed}", "--concurrency", 1)
+    assert {line["reply"] for line in lines(folder)} == {"[key] [key] [key] [key] [[7]]"}
+    assert {line["finish"] for line in lines(folder)} == {"[key]"}
+    assert "18 of 18" in said and "4711" not in said
+    assert not any("4711" in path.read_text() for path in (folder / "judge").rglob("*.*"))
 
 
 def test_only_what_is_new_is_asked(judge, folder):

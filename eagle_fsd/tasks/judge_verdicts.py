@@ -10,7 +10,16 @@ import math
 import os
 import time
 from concurrent.futures import ThreadPoolExecutor
-from urllib.parse import SplitResult, parse_qsl, quote, unquote, urlsplit, urlunsplit
+from urllib.parse import (
+    SplitResult,
+    parse_qsl,
+    quote,
+    quote_plus,
+    unquote,
+    unquote_plus,
+    urlsplit,
+    urlunsplit,
+)
 
 from tqdm import tqdm
 
@@ -49,7 +58,7 @@ class JudgeEndpoint:
             )
         address = _address(base_url or os.environ.get("OPENAI_BASE_URL") or OPENAI)
         query = dict(parse_qsl(address.query, keep_blank_values=True))
-        self._secrets = _secrets(self._key, address, query)
+        self._secrets = _secrets(self._key, address)
         try:
             given = PARAMETERS | json.loads(parameters)
             if given.keys() & {"model", "messages", "stream"}:
@@ -90,10 +99,10 @@ class JudgeEndpoint:
         choices = getattr(completion, "choices", None)  # it is a text where the reply was no JSON
         if not choices:
             raise self._failed(f"no chat completion but {completion}")
-        # JSON may hold half a surrogate pair, which no file takes
-        words = (choices[0].message.content or "").encode(errors="replace").decode()
+        reply = self._redact(choices[0].message.content or "", least=KEY_LENGTH)
         finish = choices[0].finish_reason
-        return {"reply": self._redact(words, least=KEY_LENGTH), "error": None, "finish": finish}
+        finish = None if finish is None else self._redact(finish, least=KEY_LENGTH)
+        return {"reply": reply, "error": None, "finish": finish}
 
     def _failed(self, said: object) -> BadInput:
         return BadInput(
@@ -105,19 +114,24 @@ class JudgeEndpoint:
     def _redact(self, said: object, least: int = 1) -> str:
         """Without the secrets of at least so many characters: some endpoints repeat what was sent,
         and so may a judge, whose own words may hold a short one by chance."""
-        text = str(said)
+        # JSON may hold half a surrogate pair, which no file takes
+        text = str(said).encode(errors="replace").decode()
         for secret in self._secrets:
             if len(secret) >= least:
                 text = text.replace(secret, "[key]")
         return text
 
 
-def _secrets(key: str, address: SplitResult, query: dict[str, str]) -> list[str]:
+def _secrets(key: str, address: SplitResult) -> list[str]:
     """What is not to be shown, the longest first: also as it stands in an address, and in the
-    header that is made of user and password."""
+    header that is made of user and password. In a query a plus is a space to some, and to others
+    a plus."""
     user, password = unquote(address.username or ""), unquote(address.password or "")
-    words = {key, user, password, *(value or name for name, value in query.items())}
-    words |= {quote(word, safe="") for word in words} | {address.username, address.password}
+    pairs = [piece.partition("=") for piece in address.query.split("&")]
+    asked = [value or name for name, _, value in pairs]
+    words = {key, user, password, *map(unquote, asked), *map(unquote_plus, asked)}
+    words |= {write(word, safe="") for word in words for write in (quote, quote_plus)}
+    words |= {address.username, address.password, *asked}
     words.add(base64.b64encode(f"{user}:{password}".encode()).decode())
     return sorted(filter(None, words), key=len, reverse=True)
 
