@@ -5,6 +5,7 @@ import copy
 import functools
 import json
 import math
+import os
 import random
 import shutil
 import subprocess
@@ -237,6 +238,28 @@ def test_damaged_records_are_told_by_file_and_line(tmp_path):
     assert counts["told"] > 75 and counts["read"] > 5
 
 
+def test_a_run_whose_name_is_no_text_is_refused(tmp_path):
+    """Bug held down: a traceback, after everything had been computed."""
+    folder = write_run(tmp_path / os.fsdecode(b"run\xff"), made_run(2))
+    assert "give UTF-8 text" in told(folder, "--output", tmp_path / "report")
+    assert not (tmp_path / "report").exists()
+
+
+def test_damaged_sessions_and_traces_are_told(run_folder):
+    """Bug held down: a list in the place of what rows are grouped by ended in a traceback."""
+    trace = {"question_id": 0, "arm": FSD, "choice": [0], "turns": []}
+    (run_folder / "traces").mkdir()
+    write_lines(run_folder / "traces" / "arm2.jsonl", [trace])
+    with pytest.raises(BadInput, match=r"arm2.jsonl, line 1 is .* damaged"):
+        read_run(run_folder)
+    shutil.rmtree(run_folder / "traces")
+    whole = json.loads((run_folder / "run.json").read_text())
+    whole["sessions"][0]["library"] = ["a"]
+    write_json(run_folder / "run.json", whole)
+    with pytest.raises(BadInput, match=r"run.json, sessions 0 is .* damaged"):
+        read_run(run_folder)
+
+
 def test_several_runs_one_torn_and_of_one_question(run_folder, report_folder, tmp_path, capsys):
     """Side by side under their own names. A torn last line, as a killed or running writer leaves
     it, is left out with a warning and stays in the file. Of an old report nothing stays."""
@@ -269,6 +292,37 @@ def test_a_folder_of_something_else_is_left_alone(run_folder, tmp_path):
         assert contents(project) == before
 
 
+def test_a_linked_report_is_none_and_an_older_one_is_told(run_folder, report_folder, tmp_path):
+    """Bugs held down: a folder that links to another's report.json was replaced as a report, and
+    nothing said what to do about a report that an older version made."""
+    project = tmp_path / "project"
+    project.mkdir()
+    (project / "index.html").write_text("my own page")
+    (project / "report.json").symlink_to(report_folder / "report.json")
+    assert "of an older version: delete it" in told(run_folder, "--output", project)
+    assert (project / "index.html").read_text() == "my own page"
+
+
+@pytest.mark.parametrize("own", ["tables", "index.html", "plot.pdf", "tables/pairwise.csv"])
+def test_a_report_that_cannot_be_put_in_place_changes_nothing(
+    run_folder, report_folder, tmp_path, own
+):
+    """Bug held down: what stands before somebody's file or folder was replaced all the same."""
+    output = shutil.copytree(report_folder, tmp_path / "report")
+    if own == "tables":
+        shutil.rmtree(output / own)
+        (output / own).write_text("mine")
+    else:
+        (output / own).unlink(missing_ok=True)
+        (output / own).mkdir()
+    (output / "plot.svg").write_text("of the old one")
+    before = sorted(output.rglob("*")), contents(output)
+    (tmp_path / "link").symlink_to(output)
+    for folder in (output, tmp_path / "link"):
+        assert f"{folder / own} is" in told(run_folder, "--output", folder)
+    assert (sorted(output.rglob("*")), contents(output)) == before
+
+
 def test_only_what_a_report_writes_is_replaced(run_folder, report_folder, tmp_path):
     """Notes beside a report stay, and so does what links in it lead to. Bug held down: they were
     removed, and a link to a folder ended this call and all later ones in a traceback."""
@@ -288,9 +342,6 @@ def test_only_what_a_report_writes_is_replaced(run_folder, report_folder, tmp_pa
         assert (output / "notes.txt").read_text() == "mine"
         assert (output / "tables" / "arms.csv").read_bytes().startswith(b"run,arm")
         assert not (output / ".unfinished").exists()
-    (output / "index.html").unlink()
-    (output / "index.html").mkdir()  # somebody's folder
-    assert "cannot write to the folder" in told(run_folder, "--output", output)
 
 
 def test_curves_stand_under_the_names_that_were_given(tmp_path, monkeypatch):

@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import median
 
 from eagle_fsd.arms import BY_TRANSFORMERS, parse_arm
-from eagle_fsd.config import BadInput
+from eagle_fsd.config import BadInput, check_text
 from eagle_fsd.evaluation.metrics import by_category, summarize, untimed
 from eagle_fsd.evaluation.record_numbers import rounds_of, seconds
 from eagle_fsd.runs.folder import answer_key
@@ -47,9 +47,14 @@ def is_whole_turn(turn: dict) -> bool:
 
 
 def is_whole_record(record: dict) -> bool:
-    """What older ones lack may be absent."""
+    """A record's, or a trace's; what older ones lack may be absent."""
     choice, tree = record.get("choice", 0), record.get("tree")
     return isinstance(choice, int) and (tree is None or isinstance(tree, str))
+
+
+def is_whole_session(session: dict) -> bool:
+    """What older ones lack may be absent."""
+    return isinstance(session.get("library", ""), str)
 
 
 def is_whole_tree(made: dict) -> bool:
@@ -89,7 +94,7 @@ PAIRS = {"arm": str, "judge": str, "baseline": str, "questions": int, "verdicts"
 PAIRS |= dict.fromkeys(("win", "tie", "loss", "adjusted"), is_estimate) | {"consistent": NUMBER}
 SESSION = {"session": str, "commit": str, "device": str, "timed": bool, "warnings": [str]}
 SESSION |= {"versions": dict}
-RUN = {"options": {"target": str, "dtype": str}, "sessions": [SESSION]}
+RUN = {"options": {"target": str, "dtype": str}, "sessions": [(SESSION, is_whole_session)]}
 
 
 @dataclass(frozen=True)
@@ -241,8 +246,9 @@ def read_run(folder: Path) -> RunData:
     """Read a folder.
 
     Raises:
-        BadInput: it is no run, is empty or damaged (the line is named).
+        BadInput: it is no run, is empty or damaged (the line is named), or its name is no text.
     """
+    check_text(str(folder))
     if not os.path.isfile(folder / "run.json"):
         raise BadInput(f"{folder} is no run: it has no run.json")
     options, sessions = read_json(folder / "run.json", **RUN)
@@ -269,7 +275,7 @@ def read_run(folder: Path) -> RunData:
         records={arm: found[arm] for arm in arms},
         scores=[row for row in scores if "score" in row],
         pairwise=[row for row in scores if "score" not in row],
-        traces=_read_arms(folder / "traces", TRACE, warnings),
+        traces=_read_arms(folder / "traces", (TRACE, is_whole_record), warnings),
         warnings=warnings,
     )
 

@@ -44,7 +44,11 @@ def write_report(runs: list[RunData], output: Path) -> list[str]:
     """
     empty = os.path.isdir(output) and not any(output.glob("[!.]*"))
     if os.path.exists(output) and not empty and not is_report(output):
-        raise BadInput(f"--output {output} is something else than a report: name another folder")
+        raise BadInput(
+            f"--output {output} is something else than a report (or a report of an older version: "
+            "delete it): name another folder"
+        )
+    check_places(output)
     parts = [(run, run_tables(run)) for run in runs]
     answers = [pack_answers(run) for run in runs]
     drawn, csvs = [], {}
@@ -68,7 +72,7 @@ def write_report(runs: list[RunData], output: Path) -> list[str]:
         write_file(new / "index.html", page_of(parts, answers, plot=plot, csv=csv))
         try:
             put_in_place(new, output)
-        except OSError as error:  # as where a name of a report is somebody's folder
+        except OSError as error:  # as where the old one's files may not be removed
             raise BadInput(
                 f"cannot write to the folder {output} ({error}): name another folder"
             ) from error
@@ -76,11 +80,25 @@ def write_report(runs: list[RunData], output: Path) -> list[str]:
 
 
 def is_report(folder: Path) -> bool:
-    """Whether write_report has made it, by what its report.json says."""
+    """Whether write_report has made it, by what its report.json says; a link tells of another."""
+    if (folder / REPORT).is_symlink():
+        return False
     try:
         return read_json(folder / REPORT, made_by=str) == [MADE_BY]
     except BadInput:
         return False
+
+
+def check_places(output: Path) -> None:
+    """Refuse, before anything is changed, a folder in which something of somebody else's bears a
+    name of a report; a link may, since it is replaced and what it leads to is not."""
+    tables = output / "tables"
+    if tables.exists() and not tables.is_dir() and not tables.is_symlink():
+        raise BadInput(f"{tables} is a file: a report has a folder there; name another --output")
+    for place in (output / name for name in WRITTEN):
+        goes = place.is_symlink() or (place.parent == tables and tables.is_symlink())
+        if place.is_dir() and not goes:
+            raise BadInput(f"{place} is a folder: a report has a file there; name another --output")
 
 
 def put_in_place(new: Path, output: Path) -> None:
