@@ -1,13 +1,17 @@
 """The answer to one prompt: which of its tokens were fuzzy, and how they are shown."""
 
 import re
+import time
 
 import pytest
 import torch
 from commands import load_command, model_options
 
 import eagle_fsd
-from eagle_fsd.config import TreeConfig
+from eagle_fsd.arms import parse_arm
+from eagle_fsd.config import SamplingConfig, TreeConfig
+from eagle_fsd.decoding.loop import Round
+from eagle_fsd.evaluation.answering import answer_prompt
 
 answer = load_command("evaluate/answer.py")
 ARM, PROMPT, TOKENS = "random:0.7", "Hello", 30
@@ -30,6 +34,24 @@ def test_fuzzy_says_it_of_every_token(models):
     plain = eagle_fsd.generate(model, PROMPT, arm="plain", max_new_tokens=TOKENS)
     assert plain.fuzzy == [False] * TOKENS
     assert eagle_fsd.Answer(tokens=[1, 2]).fuzzy == [False, False]  # transformers' generate
+
+
+def test_the_clock_stands_still_while_a_step_is_watched(models):
+    """What taking down a trace costs is no time of the answer's."""
+    target, head = map(str, models)
+    model = eagle_fsd.load(target, head=head, tree=TreeConfig(7, 3, 3), dtype="float32")
+    arm, prompt, slept = parse_arm("plain"), model.prompt_ids(PROMPT), []
+
+    def watch(step: Round) -> None:
+        began = time.perf_counter()
+        time.sleep(0.3)
+        slept.append(time.perf_counter() - began)
+
+    drafter, stop = arm.build_drafter(model), model.stop(6)
+    _, seconds = answer_prompt(
+        arm, model, prompt, SamplingConfig(), stop, 0, drafter=drafter, watch=watch
+    )
+    assert len(slept) == 6 and 0 < seconds < sum(slept)
 
 
 def test_a_stream_holds_back_what_may_become_a_stop_string(models):

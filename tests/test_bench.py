@@ -184,6 +184,20 @@ def test_traces_tell_where_tokens_came_from(call, models, tmp_path):
     assert "fuzzy" in sources and trimmed > 0
 
 
+def test_a_trace_of_other_tokens_than_the_records_says_so(call, models, tmp_path):
+    """Of the turn that differs alone, where an answer is decoded again for its trace."""
+    options = [*bench_options(models, tmp_path), "--questions", 2, "--arms", "plain", "--turns", 0]
+    call(BENCH, *options, "--traces", 1)
+    path = tmp_path / "run/records/plain.jsonl"
+    records = rows(path)
+    records[1]["turns"][0]["token_ids"][2] += 1
+    write_rows(path, *records)
+    assert "decoded again" in call(BENCH, *options, "--traces", 2)
+    first, second = rows(tmp_path / "run/traces/plain.jsonl")
+    assert [turn["same_as_record"] for turn in first["turns"]] == [True, True]
+    assert [turn["same_as_record"] for turn in second["turns"]] == [False, True]
+
+
 def test_a_run_is_continued_as_it_was_only(call, models, tmp_path):
     """Other settings, another command, another text of an answered question: told, nothing lost."""
     options = [*bench_options(models, tmp_path), "--questions", 1, "--arms", "plain"]

@@ -125,3 +125,16 @@ def test_command_foretells_verifies_and_goes_on(call, models, tmp_path):
     made = json.loads((folder / "calibrate.json").read_text())
     assert len(made["rows"]) == 4
     assert sum(row["measured_cost"] is not None for row in made["rows"]) >= 3
+
+
+def test_the_first_line_is_of_the_chosen_arm(call, models, tmp_path):
+    """Its foretold numbers, which are not those of exact, the table's first row."""
+    options = bench_options(models, tmp_path, [*QUESTIONS, *MORE])
+    call(COMMAND, *options, "--cost", 9, "--arms", "path:9")
+    exact, lossy = json.loads((tmp_path / "run/calibrate.json").read_text())["rows"]
+    assert lossy["cost"]["value"] > 0
+    assert lossy["tokens_per_round"]["value"] > exact["tokens_per_round"]["value"] + 0.01
+    assert (tmp_path / "run/calibrate.md").read_text().splitlines()[0] == (
+        f"path:9: {lossy['tokens_per_round']['value']:.2f} tokens a round foretold at a cost of "
+        f"{lossy['cost']['value']:.4f} a token, where 9 is tolerated"
+    )
