@@ -94,7 +94,7 @@ class VerifiedTree:
         known = self._values[column]
         if node not in known:
             v = node if column in PLACES else self.parents[node]
-            nodes, function = self._who(column, v)
+            nodes, function = self._of_row(column, v)
             known.update(zip(nodes, function(self._row(v)).tolist(), strict=True))
         return known[node]
 
@@ -166,7 +166,7 @@ class VerifiedTree:
             self._rows[v] = Rows(self._tree, self._logits_NV, only, *drafts, self.sampling)
         return self._rows[v]
 
-    def _who(self, column: str, v: int) -> tuple[list[int], Column]:
+    def _of_row(self, column: str, v: int) -> tuple[list[int], Column]:
         """The nodes that a column of v's row is about, and its function."""
         return ([v], PLACES[column]) if column in PLACES else (self.children[v], DRAFTS[column])
 
