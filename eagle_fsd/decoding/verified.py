@@ -178,9 +178,9 @@ class VerifiedTree:
         return self._exact[v]
 
     def _exact_tokens(
-        self, rows: Rows, child_MK: torch.Tensor, uniform_M3: torch.Tensor
+        self, rows: Rows, child_MK: torch.Tensor | None, uniform_M3: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Of every row, and their regrets."""
+        """Of every row, and their regrets; the children's tokens are for `draw` alone."""
         if self.greedy:
             exact_M = rows.argmax_M
         elif self._draw is None:
@@ -195,7 +195,8 @@ class VerifiedTree:
         rows = Rows.of_tree(tree, self._logits_NV, self.sampling)
         uniform_S3 = self._uniform_S3.to(self._logits_NV.device, non_blocking=True)
         table = [tree.token_N, tree.parent_N]  # ids are exact in float64
-        table += self._exact_tokens(rows, child_table(tree, self._stops), uniform_S3[tree.depth_N])
+        child_NK = None if self._draw is None else child_table(tree, self._stops)
+        table += self._exact_tokens(rows, child_NK, uniform_S3[tree.depth_N])
         table += [(PLACES | DRAFTS)[name](rows) for name in self._values]
         table = torch.stack([value_N.double() for value_N in table]).tolist()
         token, parent, exact, regret, *values = table
