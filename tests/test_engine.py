@@ -4,7 +4,10 @@
 so shapes and results are tested here, and replaying only on CUDA.
 """
 
+import copy
 import gc
+import math
+import platform
 import warnings
 import weakref
 
@@ -19,10 +22,11 @@ from eagle_fsd.decoding.target import Target
 from eagle_fsd.decoding.tree import DraftTree
 from eagle_fsd.drafters import growing
 from eagle_fsd.drafters.eagle import EagleDrafter
-from eagle_fsd.engine import attention
+from eagle_fsd.engine import attention, half
 from eagle_fsd.engine.attention import Folded
 from eagle_fsd.engine.graphs import BUCKET_ROWS, Graphs, Recorder, bucket_of, visible_rows
-from eagle_fsd.engine.packed import Packed, PackedLinear, can_pack, pack
+from eagle_fsd.engine.lean import RotaryAttention
+from eagle_fsd.engine.packed import Packed, PackedLinear, can_pack
 from eagle_fsd.engine.select import ENGINES, choose_engine
 from eagle_fsd.rules.fsd import Fsd
 
@@ -122,7 +126,7 @@ def test_a_joined_layer_is_called_out_of_order():
     x_BND = torch.randn(1, 5, attention.q_proj.in_features)
     expected = attention.v_proj(2 * x_BND)
     with torch.inference_mode():
-        pack(attention)
+        Packed().exchange(attention)
         attention.q_proj(x_BND)
         torch.testing.assert_close(attention.v_proj(2 * x_BND), expected, atol=1e-4, rtol=1e-4)
 
@@ -139,6 +143,99 @@ def test_a_packed_product_is_the_product(dtype, rows):
     assert ours_NR.dtype == dtype
     tolerance = 1e-5 if dtype == torch.float32 else 2e-2
     torch.testing.assert_close(ours_NR.double(), expected_NR, atol=tolerance, rtol=tolerance)
+
+
+needs_half = pytest.mark.skipif(not half.can_multiply(), reason="no 16-bit products here")
+
+
+@pytest.mark.skipif(
+    platform.machine() not in ("x86_64", "AMD64"), reason="the products are of x86 processors"
+)
+def test_torch_has_the_products_of_16_bit_weights():
+    """They lie in a namespace of torch that is not promised to stay: on x86 their end is seen."""
+    assert half.can_multiply()
+
+
+@needs_half
+@pytest.mark.parametrize("rows", [1, 6, 61])
+def test_a_16_bit_product_is_the_float32_product(rows):
+    weight_RD, bias_R, x_ND = torch.randn(53, 37).bfloat16().float(), torch.ones(53), None
+    weight_RD[0, :2] = torch.tensor([1.3e-6, 7e-9]).bfloat16()  # float16 has too few bits there
+    x_ND = torch.randn(rows, 37)
+    scale = half.power_of_two(weight_RD, exact=True)
+    assert scale > 1
+    ours_NR = half.HalfLinear(weight_RD, bias_R, scale)(x_ND)
+    expected_NR = x_ND.double() @ weight_RD.double().T + bias_R
+    torch.testing.assert_close(ours_NR.double(), expected_NR, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "exact", "close"),
+    [
+        ([1.0, -0.5], 1.0, 1.0),
+        ([0.0, 0.0], 1.0, 1.0),
+        ([1.0, 2.0**-23 * 1.25], 2.0**14, 1.0),
+        ([2.0**17], 2.0**-3, 2.0**-3),  # beyond float16's largest number
+        ([1.0, 1 + 2.0**-12], None, 1.0),  # more bits than float16 has
+        ([1.0, 2.0**-60], None, 1.0),  # further apart than float16 reaches
+        ([math.inf], None, None),
+        ([math.nan], None, None),
+    ],
+)
+def test_powers_of_two_that_bring_weights_into_float16(numbers, exact, close):
+    weight_RD = torch.tensor([numbers])
+    assert half.power_of_two(weight_RD, exact=True) == exact
+    assert half.power_of_two(weight_RD, exact=False) == close
+
+
+@needs_half
+def test_weights_that_do_not_survive_16_bits_are_read_in_32(recwarn):
+    """Of a target every number stays what it is; of what drafts it may be rounded. Told once."""
+    linear = torch.nn.Linear(37, 53)
+    x_ND = torch.randn(4, 37)
+    for _ in range(2):
+        assert isinstance(Packed().linear(linear.weight, linear.bias), PackedLinear)
+    assert len([w for w in recwarn if "do not fit into 16 bits" in str(w.message)]) == 1
+    rounded = Packed().for_drafts().linear(linear.weight, linear.bias)
+    assert isinstance(rounded, half.HalfLinear)
+    torch.testing.assert_close(rounded(x_ND), linear(x_ND), atol=2e-3, rtol=0)
+
+
+@needs_half
+@pytest.mark.parametrize("tied", [False, True])
+def test_tables_are_held_in_16_bits_and_give_the_same_numbers(tied):
+    config = FAMILIES["llama"]()
+    config.tie_word_embeddings = tied
+    model = random_model(config, seed=0)
+    stock = Target(copy.deepcopy(model), engine=Folded())
+    target = Target(model, engine=Packed(), keep_stock=False)
+    assert target.dtype == torch.float32
+    held = target.embed_tokens.weight, target.lm_head.weight
+    assert [weight.dtype for weight in held] == [torch.bfloat16] * 2
+    assert (held[0] is held[1]) == tied
+    token_T = torch.tensor(prompt_tokens(9))
+    torch.testing.assert_close(target.embed(token_T), stock.embed(token_T), atol=0, rtol=0)
+    ids = token_T[None]
+    logits = target.model(ids).logits, stock.model(ids).logits
+    torch.testing.assert_close(*logits, atol=1e-4, rtol=1e-4)
+    hidden_ND = torch.randn(3, target.hidden_size)
+    rows_R = torch.tensor([1, 5, 6])
+    torch.testing.assert_close(target.readout(rows_R)(hidden_ND), stock.readout(rows_R)(hidden_ND))
+
+
+LEAN = {"llama", "mistral", "mistral_sliding", "mixtral", "qwen2", "qwen2_sliding"}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_norms_and_attention_are_exchanged_where_they_compute_the_same(family):
+    """Gemma's norms multiply by 1 + weight, and Qwen 3 and Gemma 3 norm queries and keys."""
+    model = random_model(FAMILIES[family](), seed=0)
+    Target(model, engine=Packed(), keep_stock=False)
+    layers = model.base_model.layers
+    lean = {isinstance(layer.self_attn.forward, RotaryAttention) for layer in layers}
+    assert lean == {family in LEAN}
+    norms = {isinstance(layer.input_layernorm, torch.nn.Module) for layer in layers}
+    assert norms == {family == "gemma3"}
 
 
 def test_a_single_query_under_a_boolean_mask(monkeypatch):

@@ -177,8 +177,7 @@ def test_states_of_other_targets_lie_apart(tmp_path, texts):
     for target in (tiny_target("llama"), fused_target()):
         for _ in range(2):
             assert_right(TargetStates(target, tmp_path), texts[:2])
-    narrow = tiny_target("llama")
-    narrow.model.bfloat16()
+    narrow = Target(tiny_target("llama").model.bfloat16())
     TargetStates(narrow, tmp_path).of(texts[:1])
     TargetStates(narrow, tmp_path, "other weights").of(texts[:1])
     assert len(list(tmp_path.glob("*/*"))) == 4

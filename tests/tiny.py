@@ -58,7 +58,7 @@ SLIDING = ("qwen2_sliding", "mistral_sliding", "gemma3")
 def random_model(
     config: PretrainedConfig, *, seed: int, attention: str = "sdpa", scale: float = 1.5
 ) -> PreTrainedModel:
-    """A float32 model whose weights are drawn from `seed` alone."""
+    """A float32 model of bfloat16 numbers, drawn from `seed` alone."""
     model = AutoModelForCausalLM.from_config(
         config, dtype=torch.float32, attn_implementation=attention
     )
@@ -80,6 +80,7 @@ def randomize(module: torch.nn.Module, *, seed: int, scale: float) -> None:
                 parameter.copy_(noise)
             else:
                 parameter.copy_(noise * scale / parameter.shape[-1] ** 0.5)
+            parameter.copy_(parameter.bfloat16())  # as most models are stored
 
 
 def tiny_target(

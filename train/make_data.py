@@ -124,7 +124,11 @@ def make_data(options: DataOptions) -> None:
         if number % processes.count == processes.index and number not in done
     )
     target, _ = load.load_target(
-        options.target, dtype=options.dtype, device=options.device, engine="auto"
+        options.target,
+        dtype=options.dtype,
+        device=options.device,
+        engine="auto",
+        keep_stock=False,
     )
     end_ids = chat.end_ids | set(target.eos_token_ids)
     states = TargetStates(target, options.features, digests) if options.features else None

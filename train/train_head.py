@@ -210,7 +210,14 @@ def load_linear_target(options: TrainOptions, layers: Sequence[int], device: str
 
     device = options.target_device or device
     dtype = options.target_dtype or load.default_dtype(device)
-    target, _ = load.load_target(options.target, dtype=dtype, device=device, feature_layers=layers)
+    target, _ = load.load_target(
+        options.target,
+        dtype=dtype,
+        device=device,
+        feature_layers=layers,
+        engine="auto",
+        keep_stock=False,
+    )
     if not target.readout_is_linear:
         raise BadInput(
             "this target's lm_head has a bias or its logits are capped (Gemma 2), which the losses "

@@ -107,14 +107,22 @@ class Engine:
         """The model to run; with keep_stock, `model` itself stays as it is."""
         return model
 
-    def exchange_linears(self, module: nn.Module) -> None:
-        """Put the engine's linear layers in the place of the module's own."""
+    def for_drafts(self) -> "Engine":
+        """The engine for heads and draft models, where a rounding does no harm."""
+        return self
+
+    def exchange(self, module: nn.Module) -> None:
+        """Put the engine's layers in the place of the module's own."""
 
     def linear(
         self, weight_RD: torch.Tensor, bias_R: torch.Tensor | None
     ) -> Callable[[torch.Tensor], torch.Tensor]:
         """The function x W^T + b, from [N, D] to [N, R]."""
         return partial(nn.functional.linear, weight=weight_RD, bias=bias_R)
+
+    def shrink(self, model: PreTrainedModel, read: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        """Hold embedding and lm_head of a model that is not kept stock in less memory, where that
+        changes no number; `read` is the lm_head as the engine runs it."""
 
     def mask_repeats(self, config: PretrainedConfig) -> int:
         """Query heads of a rebuilt model that share a row of a mask; see masks.fold."""

@@ -43,6 +43,7 @@ class Target:
         feature_layers: which hidden states are the features, as indices into transformers'
             `hidden_states` (i is what enters layer i); empty: the last, after the final norm.
         max_positions: longest sequence it was made for.
+        dtype: of its hidden states and logits; its tables may be held in fewer bits.
         new_cache: makes a cache for it, of a capacity.
         masks: masks.layer_masks for it, of what each node may see and of the positions.
     """
@@ -61,7 +62,7 @@ class Target:
         # `generate` fills what a call leaves open from here: penalties, filters, cache kinds
         model.generation_config = GenerationConfig()
         self.lm_head = model.get_output_embeddings()
-        self.embed_tokens: nn.Module = model.get_input_embeddings()
+        self.dtype: torch.dtype = self.lm_head.weight.dtype
         self.hidden_size: int = model.config.hidden_size
         self.num_layers: int = model.config.num_hidden_layers
         if any(not 0 <= layer <= self.num_layers for layer in feature_layers):
@@ -81,6 +82,9 @@ class Target:
         self.has_stock = keep_stock or not engine.rebuilds
         self._run_model = engine.rebuild(model, keep_stock=keep_stock)
         self._read = engine.linear(self.lm_head.weight, self.lm_head.bias)
+        if not self.has_stock:
+            engine.shrink(model, self._read)
+        self.embed_tokens: nn.Module = model.get_input_embeddings()
         repeats = engine.mask_repeats(self._run_model.config)
         self.masks = partial(layer_masks, model.config, dtype=self.dtype, repeats=repeats)
         self._sequence = self.new_sequence()
@@ -90,10 +94,6 @@ class Target:
     def device(self) -> torch.device:
         """Where logits and features are (the embedding may lie elsewhere, on several devices)."""
         return self.lm_head.weight.device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.embed_tokens.weight.dtype
 
     @property
     def cache_length(self) -> int:
@@ -246,7 +246,7 @@ class Target:
         if token_R is None:
             return self.logits
         token_R = token_R.to(self.device)
-        weight_RD, bias = self.lm_head.weight[token_R].contiguous(), self.lm_head.bias
+        weight_RD, bias = self.lm_head.weight[token_R].to(self.dtype), self.lm_head.bias
         read = self.engine.linear(weight_RD, None if bias is None else bias[token_R])
         return lambda hidden_ND: self._capped(read(hidden_ND))
 

@@ -81,8 +81,8 @@ def draft_readout(head: DraftHead, target: Target) -> Callable[[torch.Tensor], t
 
 
 def runnable(head: DraftHead, engine: Engine) -> DraftHead:
-    """A copy to draft with, on shared weights: folded attention, the engine's linear layers."""
+    """A copy to draft with, on shared weights: folded attention, the engine's layers."""
     copied = attention.sharing_copy(head)
     copied.config._attn_implementation = attention.NAME
-    engine.exchange_linears(copied)
+    engine.for_drafts().exchange(copied)
     return copied

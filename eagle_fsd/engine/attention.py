@@ -109,9 +109,9 @@ class Folded(Engine):
     def rebuild(self, model: PreTrainedModel, *, keep_stock: bool) -> PreTrainedModel:
         if keep_stock:
             model = sharing_copy(model)
-        self.exchange_linears(model.base_model)
         if model.config._attn_implementation == "sdpa":
             model.set_attn_implementation(NAME)
+        self.exchange(model.base_model)
         return model
 
     def mask_repeats(self, config: PretrainedConfig) -> int:

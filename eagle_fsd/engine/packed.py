@@ -1,23 +1,31 @@
-"""Linear layers of a stock model in oneDNN's own weight layout, swapped in from outside.
+"""Linear layers of a stock model with weights laid out for the processor, swapped in from outside.
 
-A stock bf16 `nn.Linear` on a CPU lays its weight out anew, or reads it badly, at every call. oneDNN
-can be given the weight packed once (what torch.compile's freezing does, without a compiler).
-Layers that read the same input (q, k, v; gate, up) become one product. Measured with SmolLM2-135M
-on two cores: results/speed_cpu.
+A stock `nn.Linear` on a CPU lays its weight out anew, or reads it badly, at every call. In float32
+the weights are held in 16 bits where they fit (half.py); otherwise oneDNN is given the weight
+packed once (what torch.compile's freezing does, without a compiler). Layers that read the same
+input (q, k, v; gate, up) become one product. Measured: docs/speed.md.
 
 The model's forward stays as it is: only its submodules are exchanged.
 """
 
+import ctypes
+import warnings
 from collections.abc import Callable
 from functools import partial
 
 import torch
 from torch import nn
+from transformers import PreTrainedModel
 
+from eagle_fsd.engine import half
 from eagle_fsd.engine.attention import Folded
+from eagle_fsd.engine.lean import Signed, exchange_norms, lean_attention
 
 # Layers of one parent that a decoder layer calls one after the other with the same input.
-JOINED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+ATTENTION = ("q_proj", "k_proj", "v_proj")
+JOINED = (ATTENTION, ("gate_proj", "up_proj"))
+
+Linear = Callable[[torch.Tensor], torch.Tensor]
 
 
 def can_pack(dtype: torch.dtype) -> bool:
@@ -32,7 +40,7 @@ def can_pack(dtype: torch.dtype) -> bool:
 
 
 class PackedLinear:
-    """x W^T + b with W packed; inference only, CPU only.
+    """x W^T + b with W packed by oneDNN; inference only, CPU only.
 
     No nn.Module: a decoding step calls hundreds of these, and a module's call costs microseconds.
     """
@@ -50,11 +58,11 @@ class PackedLinear:
 class _Joined:
     """Several linear layers as one product; parts are handed out as its members are called."""
 
-    def __init__(self, linears: list[nn.Linear]):
+    def __init__(self, linears: list[nn.Linear], pack_linear: Callable[..., Linear]):
         weight_RD = torch.cat([linear.weight.detach() for linear in linears])
         biased = linears[0].bias is not None
         bias_R = torch.cat([linear.bias.detach() for linear in linears]) if biased else None
-        self._linear = PackedLinear(weight_RD, bias_R)
+        self.product = pack_linear(weight_RD, bias_R)
         self._sizes = [linear.out_features for linear in linears]
         self._input: torch.Tensor | None = None
         self._parts: tuple[torch.Tensor, ...] = ()
@@ -62,32 +70,14 @@ class _Joined:
     def part(self, index: int, x_ND: torch.Tensor) -> torch.Tensor:
         if index == 0 or x_ND is not self._input:
             self._input = x_ND
-            self._parts = self._linear(x_ND).split_with_sizes(self._sizes, -1)
+            self._parts = self.product(x_ND).split_with_sizes(self._sizes, -1)
         part = self._parts[index]
         if index == len(self._sizes) - 1:  # hold nothing alive between calls
             self._input, self._parts = None, ()
         return part
 
 
-@torch.inference_mode()
-def pack(module: nn.Module) -> None:
-    """Exchange every linear layer of the module by a packed one; it can then be run, not saved.
-
-    The plain weights are dropped on the way, so that no second copy of these layers is ever held.
-    """
-    for parent in list(module.modules()):
-        for names in JOINED:
-            linears = [getattr(parent, name, None) for name in names]
-            if _joinable(linears):
-                joined = _Joined(linears)
-                for index, name in enumerate(names):
-                    _exchange(parent, name, partial(joined.part, index))
-        for name, child in list(parent.named_children()):
-            if type(child) is nn.Linear:
-                _exchange(parent, name, PackedLinear(child.weight, child.bias))
-
-
-def _exchange(parent: nn.Module, name: str, call: Callable[[torch.Tensor], torch.Tensor]) -> None:
+def _exchange(parent: nn.Module, name: str, call: Linear) -> None:
     delattr(parent, name)
     setattr(parent, name, call)
 
@@ -101,8 +91,72 @@ def _joinable(linears: list) -> bool:
 
 
 class Packed(Folded):
-    """On a CPU: packed linear layers and folded attention, no compiler needed."""
+    """On a CPU: packed linear layers, folded attention, fewer operators; no compiler needed.
+
+    Args:
+        exact: weights are held in 16 bits only where that changes none of them; False for what
+            drafts, where a rounding costs no more than an accepted draft now and then.
+    """
 
     name = "packed"
-    exchange_linears = staticmethod(pack)
-    linear = staticmethod(PackedLinear)
+
+    def __init__(self, *, exact: bool = True):
+        self.exact = exact
+
+    def for_drafts(self) -> "Packed":
+        return type(self)(exact=False)
+
+    def linear(self, weight_RD: torch.Tensor, bias_R: torch.Tensor | None) -> Linear:
+        if weight_RD.dtype == torch.float32 and half.can_multiply():
+            scale = half.power_of_two(weight_RD, exact=self.exact)
+            if scale is not None:
+                return half.HalfLinear(weight_RD, bias_R, scale)
+            warnings.warn(
+                "some float32 weights do not fit into 16 bits unchanged: their products read 32 "
+                "bits and take about twice as long (weights stored in bfloat16 or float16 fit)",
+                stacklevel=1,  # one place, and so told once
+            )
+        return PackedLinear(weight_RD, bias_R)
+
+    @torch.inference_mode()
+    def exchange(self, module: nn.Module) -> None:
+        """Exchange linear layers, norms and attention; the module can then be run, not saved.
+
+        The plain weights are dropped on the way, so that no second copy of these layers is ever
+        held.
+        """
+        signed = Signed()
+        for parent in list(module.modules()):
+            for names in JOINED:
+                linears = [getattr(parent, name, None) for name in names]
+                if not _joinable(linears):
+                    continue
+                joined = _Joined(linears, self.linear)
+                if names == ATTENTION and (lean := lean_attention(parent, joined.product, signed)):
+                    parent.forward = lean
+                for index, name in enumerate(names):
+                    _exchange(parent, name, partial(joined.part, index))
+            for name, child in list(parent.named_children()):
+                if type(child) is nn.Linear:
+                    _exchange(parent, name, self.linear(child.weight, child.bias))
+        exchange_norms(module)
+
+    def shrink(self, model: PreTrainedModel, read: Linear) -> None:
+        head, table = model.get_output_embeddings(), model.get_input_embeddings()
+        tied = head.weight is table.weight
+        if head.weight.dtype != torch.float32 or not half.can_multiply():
+            return
+        if (rows := half.in_half(head.weight)) is not None:
+            head.forward, head.weight = read, rows
+        if type(table) is nn.Embedding and (tied or rows is not None):
+            held = rows if tied else half.in_half(table.weight)
+            if held is not None:
+                model.set_input_embeddings(half.HalfEmbedding(held))
+        _give_back()
+
+
+def _give_back() -> None:
+    """Freed float32 weights go back to the system; glibc would keep them for itself."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)

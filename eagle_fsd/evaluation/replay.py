@@ -91,7 +91,11 @@ def run_replay(options: ReplayOptions) -> None:
     todo = {q.question_id: q for found in missing.values() for q in found}
     if todo:
         target, tokenizer = load.load_target(
-            options.target, dtype=options.dtype, device=options.device
+            options.target,
+            dtype=options.dtype,
+            device=options.device,
+            engine="auto",
+            keep_stock=False,
         )
         plain = Model(target, tokenizer, RootDrafter(), options.conv_template)
         models = {name: with_head(plain, head) for name, head in heads.items()}

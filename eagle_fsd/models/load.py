@@ -142,6 +142,7 @@ def load_target(
     feature_layers: tuple[int, ...] = (),
     engine: str = "stock",
     keep_stock: bool = True,
+    drafts: bool = False,
 ) -> tuple[Target, PreTrainedTokenizerBase]:
     """Load a target and its tokenizer.
 
@@ -151,12 +152,14 @@ def load_target(
         device: a torch device, or "auto" to spread a large target over all accelerators.
         feature_layers, keep_stock: see Target.
         engine: a name in eagle_fsd.engine.select.ENGINES; or "auto".
+        drafts: it is a draft model, see Engine.for_drafts.
 
     Raises:
         BadInput: unknown name, dtype or device, or a target that is not supported.
     """
     check_device(device, dtype)
     chosen = choose_engine(engine, device=device, dtype=DTYPES[dtype])
+    chosen = chosen.for_drafts() if drafts else chosen
     config, tokenizer = load_target_config(name), load_tokenizer(name)
     if name.startswith(PREFIX):
         model = random_weights.random_model(config, dtype=DTYPES[dtype], device=device)
@@ -263,7 +266,7 @@ def load_draft_model(name: str, target: Target, *, engine: str) -> Target:
         return target.first_layers(count)
     dtype = str(target.dtype).removeprefix("torch.")
     options = {"dtype": dtype, "device": str(target.device), "engine": engine}
-    return load_target(name, **options, keep_stock=False)[0]
+    return load_target(name, **options, keep_stock=False, drafts=True)[0]
 
 
 def default_head(target: str) -> str:

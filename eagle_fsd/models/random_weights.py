@@ -71,6 +71,7 @@ def randomize(module: nn.Module, *, seed: int, readout: nn.Parameter | None = No
         elif "embed" in name:
             scale = 1.0
         parameter.normal_(0.0, scale, generator=generator)
+        parameter.copy_(parameter.bfloat16())  # numbers as most models are stored in
 
 
 def random_model(config: PretrainedConfig, *, dtype: torch.dtype, device: str) -> PreTrainedModel:

@@ -72,6 +72,7 @@ def prepare(
     rows_RD = target.lm_head.weight.detach()
     if token_R is not None:
         rows_RD = rows_RD[token_R.to(rows_RD.device)]
+    rows_RD = rows_RD.to(target.dtype)
     allowed_V = None if head.d2t is None else torch.isin(every_V, token_R)
     batches = Batches(
         training,

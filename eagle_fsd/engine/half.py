@@ -1,0 +1,96 @@
+"""Products of float32 inputs with weights held in 16 bits, by FBGEMM; on x86 processors.
+
+Reading weights is what a small batch waits for, and 16-bit floats are half of the bytes. The
+product itself is done in float32, so that of weights which 16 bits hold exactly it is the float32
+product, as good as any other kernel's. bfloat16 values (8 bits of mantissa) fit into float16 (11
+bits) if their range does; a power of two, by which the whole matrix is multiplied and its input
+divided, moves the range and rounds nothing.
+
+Nothing else in the library knows the operators: torch has them in a namespace of quantisation.
+"""
+
+import functools
+
+import torch
+from torch import nn
+
+CLOSE = 2.0**-11  # what rounding to float16 changes a number by, at most, in parts of it
+TOP_EXPONENT = 15  # of a matrix whose largest number is scaled to just below 2 ** 15
+
+
+@functools.cache
+def can_multiply() -> bool:
+    """Whether this build of torch and this processor have the products."""
+    if "fbgemm" not in torch.backends.quantized.supported_engines:
+        return False
+    try:
+        probe = HalfLinear(torch.eye(2), None, 1.0)
+        return torch.equal(probe(torch.ones(1, 2)), torch.ones(1, 2))
+    except (AttributeError, RuntimeError):  # another torch, or a processor without AVX2 and F16C
+        return False
+
+
+class HalfLinear:
+    """x W^T + b in float32 of a weight held in float16; inference only, CPU only.
+
+    Args:
+        scale: a power of two from power_of_two.
+    """
+
+    def __init__(self, weight_RD: torch.Tensor, bias_R: torch.Tensor | None, scale: float):
+        scaled_RD = weight_RD.detach().contiguous() * scale
+        bias_R = None if bias_R is None else bias_R.detach().float()
+        self._packed = torch.ops.quantized.linear_prepack_fp16(scaled_RD, bias_R)
+        self._product = torch.ops.quantized.linear_dynamic_fp16.default
+        self._inverse = 1 / scale
+
+    def __call__(self, x_ND: torch.Tensor) -> torch.Tensor:
+        return self._product(x_ND if self._inverse == 1 else x_ND * self._inverse, self._packed)
+
+
+def power_of_two(weight_RD: torch.Tensor, *, exact: bool) -> float | None:
+    """By what to multiply a float32 matrix so that float16 holds it; 1 if that does, None if
+    nothing does.
+
+    Args:
+        exact: every number stays what it is; else it may change by CLOSE parts of itself, or of
+            float16's smallest normal number.
+
+    Example: of a bfloat16 number near 1e-6 float16 keeps too few bits, of 4096 times that all.
+    """
+    top = weight_RD.detach().abs().amax().item()
+    if top == 0:
+        return 1.0
+    if not top < float("inf"):  # NaN too
+        return None
+    for scale in (1.0, 2.0 ** (TOP_EXPONENT - torch.tensor(top).frexp().exponent.item())):
+        scaled_RD = weight_RD.detach() * scale
+        held_RD = scaled_RD.half().float()
+        if torch.equal(held_RD, scaled_RD):
+            return scale
+        if not exact:
+            least = torch.finfo(torch.float16).smallest_normal * CLOSE
+            allowed_RD = scaled_RD.abs().mul_(CLOSE).clamp_(min=least)
+            if ((held_RD - scaled_RD).abs() <= allowed_RD).all():
+                return scale
+    return None
+
+
+class HalfEmbedding(nn.Module):
+    """An embedding whose table is held in 16 bits and read as float32."""
+
+    def __init__(self, table_VD: nn.Parameter):
+        super().__init__()
+        self.weight = table_VD
+
+    def forward(self, token: torch.Tensor) -> torch.Tensor:
+        return nn.functional.embedding(token, self.weight).float()
+
+
+def in_half(weight: torch.Tensor) -> nn.Parameter | None:
+    """The same numbers in 16 bits; None if neither of the two types holds them all."""
+    for dtype in (torch.bfloat16, torch.float16):
+        held = weight.detach().to(dtype)
+        if torch.equal(held.float(), weight.detach()):
+            return nn.Parameter(held, requires_grad=False)
+    return None

@@ -1,0 +1,144 @@
+"""Norms and attention of a stock model with fewer operators, swapped in from outside.
+
+A step of a small model is hundreds of operators of a microsecond or two, called from Python. An
+RMS norm is six of them and rotary positions of queries and keys some fourteen; here they are one,
+and four for both. What is exchanged is first run beside the layer that it stands for, on random
+numbers, and left as it was where the two differ: families differ in these places.
+
+Axes: B sequences, N positions, H query heads, G key/value heads, d head size, D input size.
+"""
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from eagle_fsd.decoding.masks import additive, fold
+from eagle_fsd.engine.attention import NAME, folded_attention
+
+PROBED = 5  # positions that a layer is tried on
+
+
+def exchange_norms(module: nn.Module) -> None:
+    """Put torch's RMS norm in the place of every layer that computes just that."""
+    for parent in list(module.modules()):
+        for name, child in list(parent.named_children()):
+            eps = getattr(child, "variance_epsilon", getattr(child, "eps", None))
+            weight = getattr(child, "weight", None)
+            if "RMSNorm" not in type(child).__name__ or eps is None or weight is None:
+                continue
+            norm = partial(
+                functional.rms_norm, normalized_shape=weight.shape, weight=weight, eps=eps
+            )
+            x_ND = _random(PROBED, *weight.shape, like=weight)
+            if _agree(norm(x_ND), child(x_ND)):
+                delattr(parent, name)
+                setattr(parent, name, norm)
+
+
+class Signed:
+    """Sines whose first half has the other sign: rotate_half(x) sin = roll(x) Signed(sin). All
+    layers of a forward are given the same sines, so the last ones are kept."""
+
+    def __init__(self):
+        self._last: tuple[torch.Tensor | None, torch.Tensor | None] = None, None
+
+    def __call__(self, sin_BNd: torch.Tensor) -> torch.Tensor:
+        given, signed_BNd = self._last
+        if given is not sin_BNd:
+            first, second = sin_BNd.chunk(2, -1)
+            signed_BNd = torch.cat([-first, second], dim=-1)
+            self._last = sin_BNd, signed_BNd
+        return signed_BNd
+
+
+class RotaryAttention:
+    """A self-attention with rotary positions, of queries, keys and values from one product.
+
+    Args:
+        attention: the stock layer, whose o_proj, scaling and config are used.
+        product: its q, k and v projections as one, [B, N, D] to [B, N, (H + 2 G) d].
+        signed: shared by the layers of a model.
+    """
+
+    def __init__(
+        self,
+        attention: nn.Module,
+        product: Callable[[torch.Tensor], torch.Tensor],
+        signed: Signed,
+    ):
+        self._layer, self._stock, self._product = attention, attention.forward, product
+        self._size = attention.head_dim
+        self._queries = attention.q_proj.out_features // self._size
+        self._keys = attention.k_proj.out_features // self._size
+        self._signed = signed
+
+    def __call__(
+        self,
+        hidden_states: torch.Tensor,
+        position_embeddings: tuple[torch.Tensor, torch.Tensor],
+        attention_mask: torch.Tensor | None = None,
+        past_key_values=None,
+        **more,
+    ) -> tuple[torch.Tensor, None]:
+        """In transformers' calling convention: [B, N, D], and no weights."""
+        cos, sin = position_embeddings
+        if cos.shape[-1] != self._size or self._layer.config._attn_implementation != NAME:
+            return self._stock(
+                hidden_states,
+                position_embeddings=position_embeddings,
+                attention_mask=attention_mask,
+                past_key_values=past_key_values,
+                **more,
+            )
+        B, N, _ = hidden_states.shape
+        H, turned = self._queries, self._queries + self._keys
+        states = self._product(hidden_states).view(B, N, -1, self._size).transpose(1, 2)
+        part, value = states[:, :turned], states[:, turned:]
+        rolled = torch.roll(part, self._size // 2, -1)
+        part = torch.addcmul(part * cos[:, None], rolled, self._signed(sin)[:, None])
+        query, key = part[:, :H], part[:, H:]
+        if past_key_values is not None:
+            key, value = past_key_values.update(key, value, self._layer.layer_idx)
+        output, _ = folded_attention(
+            self._layer, query, key, value, attention_mask, scaling=self._layer.scaling, **more
+        )
+        return self._layer.o_proj(output.reshape(B, N, -1)), None
+
+
+def lean_attention(
+    attention: nn.Module, product: Callable[[torch.Tensor], torch.Tensor], signed: Signed
+) -> RotaryAttention | None:
+    """For a self-attention whose linear layers are still its own; None where it computes something
+    else. See RotaryAttention."""
+    names = {name for name, _ in attention.named_children()}
+    size, config = getattr(attention, "head_dim", None), getattr(attention, "config", None)
+    implementation = getattr(config, "_attn_implementation", None)
+    if names != {"q_proj", "k_proj", "v_proj", "o_proj"} or not size or implementation != NAME:
+        return None
+    lean, weight = RotaryAttention(attention, product, signed), attention.q_proj.weight
+    x_BND = _random(1, PROBED, weight.shape[1], like=weight)
+    half_BNd = _random(1, PROBED, size // 2, like=weight)
+    angles_BNd = torch.cat([half_BNd, half_BNd], dim=-1)
+    seen_NN = torch.ones(PROBED, PROBED, dtype=torch.bool, device=weight.device).tril()
+    rows = weight.shape[0] // attention.k_proj.out_features
+    call = {
+        "position_embeddings": (angles_BNd.cos(), angles_BNd.sin()),
+        "attention_mask": fold(additive(seen_NN, weight.dtype), rows),
+        "past_key_values": None,
+    }
+    agree = _agree(lean(x_BND, **call)[0], attention(x_BND, **call)[0])
+    return lean if agree else None
+
+
+def _random(*shape: int, like: torch.Tensor) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(*shape, generator=generator).to(like.device, like.dtype)
+
+
+def _agree(ours: torch.Tensor, stock: torch.Tensor) -> bool:
+    """Up to what two kernels for the same differ by."""
+    allowed = 1e-4 if stock.dtype == torch.float32 else 0.02
+    return bool((ours - stock).norm() <= allowed * stock.norm())
