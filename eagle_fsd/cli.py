@@ -128,7 +128,10 @@ class ModelOptions:
         "", "for @language_model: as --target, of its tokenizer; or layers:N, its own first layers"
     )
     device: str = option("", "torch device, or auto for several; empty: cuda if there is one")
-    dtype: str = option("", "bfloat16, float16 or float32; empty: bfloat16 where it is fast")
+    dtype: str = option(
+        "",
+        "bfloat16, float16 or float32; empty: float32 on x86 CPUs, else bfloat16 where it is fast",
+    )
     tree: str = option("", "DRAFTSxLEVELSxTOPK of the head's trees; default 15x4x6 or 59x6x10")
     conv_template: str = option("", "FastChat template, for targets without a chat template")
     engine: str = option("auto", "auto, packed (CPU), graphs (CUDA), folded or stock")

@@ -30,7 +30,7 @@ from eagle_fsd.decoding.target import Target
 from eagle_fsd.drafters.eagle import head_drafter
 from eagle_fsd.engine.families import check_supported, check_tree_attention
 from eagle_fsd.heads.draft_head import DraftHead
-from eagle_fsd.models.load import default_dtype, load_head
+from eagle_fsd.models.load import load_head, multiplies_bfloat16
 from eagle_fsd.models.loaded import Model
 
 # what `generate` itself hands on to a forward over token ids
@@ -156,7 +156,7 @@ def _build(
     model: PreTrainedModel, head: str | Path | DraftHead | None, arm: Arm, tree: TreeConfig | None
 ) -> tuple[Target, Drafter]:
     check_supported(model.config)
-    if model.dtype == torch.bfloat16 and default_dtype(model.device.type) == "float32":
+    if model.dtype == torch.bfloat16 and not multiplies_bfloat16(model.device.type):
         warnings.warn(
             "this processor has no bfloat16 instructions, and verifying several rows at a time in "
             "bfloat16 is slower on it than `generate` is: load the model with dtype=torch.float32",

@@ -64,7 +64,7 @@ def test_forwards_are_timed(branches, drafts):
     model = Model(target, None, RootDrafter() if branches is None else drafter)
     context = prompt_tokens(target.max_positions - rows_needed(2))
     seconds = time_forwards(model, context, 2, branches or ())
-    names = ["stock", *(f"verify {width}" for width in (1, 8, 16, 24, 32, 60))]
+    names = ["stock", *(f"verify {width}" for width in (1, 4, 6, 8, 12, 16, 24, 60))]
     assert list(seconds) == names + [f"draft {depth}x{k}" for k in drafts for depth in (2, 6)]
     assert all(len(times) == 2 and min(times) > 0 for times in seconds.values())
 

@@ -87,7 +87,7 @@ def make_data(options: DataOptions) -> None:
 
     processes = Processes.launched(cpu=not options.device.startswith("cuda"))
     options.device = processes.device(options.device)
-    options.dtype = options.dtype or load.default_dtype(options.device)
+    options.dtype = options.dtype or load.training_dtype(options.device)
     load.check_device(options.device, options.dtype)
     config = load.load_target_config(options.target)
     positions = getattr(config, "max_position_embeddings", math.inf)

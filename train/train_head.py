@@ -82,13 +82,13 @@ class TrainOptions:
     def __post_init__(self):
         import torch
 
-        from eagle_fsd.models.load import default_dtype
+        from eagle_fsd.models.load import training_dtype
 
         self.recipe = self.recipe or ("eagle3" if self.head_type == "eagle3" else "unrolled")
         on_cuda = torch.cuda.is_available()
         self.tokens_per_batch = self.tokens_per_batch or (16384 if on_cuda else 2048)
         if self.precision == "auto":  # a processor that has to emulate it takes 20 times as long
-            fast = default_dtype("cuda" if on_cuda else "cpu") == "bfloat16"
+            fast = training_dtype("cuda" if on_cuda else "cpu") == "bfloat16"
             self.precision = "bf16" if fast else "no"
         check_least(self, "--", held_out=1, max_length=1, tokens_per_batch=1, save_minutes=1e-9)
         check_least(self, "--", answer_tokens=0, loss_vocab=0, batches_per_step=0, seed=0)
@@ -209,7 +209,7 @@ def load_linear_target(options: TrainOptions, layers: Sequence[int], device: str
     from eagle_fsd.models import load
 
     device = options.target_device or device
-    dtype = options.target_dtype or load.default_dtype(device)
+    dtype = options.target_dtype or load.training_dtype(device)
     target, _ = load.load_target(
         options.target,
         dtype=dtype,

@@ -9,16 +9,26 @@ Axes: B sequences, N positions, H query heads, G key/value heads, d head size, D
 """
 
 from collections.abc import Callable
-from functools import partial
 
 import torch
 from torch import nn
 from torch.nn import functional
+from transformers.activations import SiLUActivation
 
 from eagle_fsd.decoding.masks import additive, fold
 from eagle_fsd.engine.attention import NAME, folded_attention
 
 PROBED = 5  # positions that a layer is tried on
+
+
+class RmsNorm:
+    """torch's own; see Linear in packed.py for why it is no module."""
+
+    def __init__(self, weight_D: torch.Tensor, eps: float):
+        self._shape, self._weight, self._eps = list(weight_D.shape), weight_D.detach(), eps
+
+    def __call__(self, x_ND: torch.Tensor) -> torch.Tensor:
+        return torch.rms_norm(x_ND, self._shape, self._weight, self._eps)
 
 
 def exchange_norms(module: nn.Module) -> None:
@@ -29,29 +39,29 @@ def exchange_norms(module: nn.Module) -> None:
             weight = getattr(child, "weight", None)
             if "RMSNorm" not in type(child).__name__ or eps is None or weight is None:
                 continue
-            norm = partial(
-                functional.rms_norm, normalized_shape=weight.shape, weight=weight, eps=eps
-            )
+            norm = RmsNorm(weight, eps)
             x_ND = _random(PROBED, *weight.shape, like=weight)
             if _agree(norm(x_ND), child(x_ND)):
                 delattr(parent, name)
                 setattr(parent, name, norm)
 
 
-class Signed:
-    """Sines whose first half has the other sign: rotate_half(x) sin = roll(x) Signed(sin). All
-    layers of a forward are given the same sines, so the last ones are kept."""
+class Rotation:
+    """Cosines, and sines whose first half has the other sign, for all heads:
+    rotate_half(x) sin = roll(x) signed sin. All layers of a forward are given the same two, so the
+    last ones are kept."""
 
     def __init__(self):
-        self._last: tuple[torch.Tensor | None, torch.Tensor | None] = None, None
+        self._last: tuple[torch.Tensor | None, ...] = None, None, None
 
-    def __call__(self, sin_BNd: torch.Tensor) -> torch.Tensor:
-        given, signed_BNd = self._last
+    def of(self, cos_BNd: torch.Tensor, sin_BNd: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """[B, 1, N, d] both."""
+        given, cos, signed = self._last
         if given is not sin_BNd:
             first, second = sin_BNd.chunk(2, -1)
-            signed_BNd = torch.cat([-first, second], dim=-1)
-            self._last = sin_BNd, signed_BNd
-        return signed_BNd
+            cos, signed = cos_BNd[:, None], torch.cat([-first, second], dim=-1)[:, None]
+            self._last = sin_BNd, cos, signed
+        return cos, signed
 
 
 class RotaryAttention:
@@ -60,20 +70,20 @@ class RotaryAttention:
     Args:
         attention: the stock layer, whose o_proj, scaling and config are used.
         product: its q, k and v projections as one, [B, N, D] to [B, N, (H + 2 G) d].
-        signed: shared by the layers of a model.
+        rotation: shared by the layers of a model.
     """
 
     def __init__(
         self,
         attention: nn.Module,
         product: Callable[[torch.Tensor], torch.Tensor],
-        signed: Signed,
+        rotation: Rotation,
     ):
         self._layer, self._stock, self._product = attention, attention.forward, product
         self._size = attention.head_dim
         self._queries = attention.q_proj.out_features // self._size
         self._keys = attention.k_proj.out_features // self._size
-        self._signed = signed
+        self._rotation = rotation
 
     def __call__(
         self,
@@ -97,8 +107,8 @@ class RotaryAttention:
         H, turned = self._queries, self._queries + self._keys
         states = self._product(hidden_states).view(B, N, -1, self._size).transpose(1, 2)
         part, value = states[:, :turned], states[:, turned:]
-        rolled = torch.roll(part, self._size // 2, -1)
-        part = torch.addcmul(part * cos[:, None], rolled, self._signed(sin)[:, None])
+        cos, signed = self._rotation.of(cos, sin)
+        part = torch.addcmul(part * cos, torch.roll(part, self._size // 2, -1), signed)
         query, key = part[:, :H], part[:, H:]
         if past_key_values is not None:
             key, value = past_key_values.update(key, value, self._layer.layer_idx)
@@ -109,7 +119,7 @@ class RotaryAttention:
 
 
 def lean_attention(
-    attention: nn.Module, product: Callable[[torch.Tensor], torch.Tensor], signed: Signed
+    attention: nn.Module, product: Callable[[torch.Tensor], torch.Tensor], rotation: Rotation
 ) -> RotaryAttention | None:
     """For a self-attention whose linear layers are still its own; None where it computes something
     else. See RotaryAttention."""
@@ -118,7 +128,7 @@ def lean_attention(
     implementation = getattr(config, "_attn_implementation", None)
     if names != {"q_proj", "k_proj", "v_proj", "o_proj"} or not size or implementation != NAME:
         return None
-    lean, weight = RotaryAttention(attention, product, signed), attention.q_proj.weight
+    lean, weight = RotaryAttention(attention, product, rotation), attention.q_proj.weight
     x_BND = _random(1, PROBED, weight.shape[1], like=weight)
     half_BNd = _random(1, PROBED, size // 2, like=weight)
     angles_BNd = torch.cat([half_BNd, half_BNd], dim=-1)
@@ -131,6 +141,37 @@ def lean_attention(
     }
     agree = _agree(lean(x_BND, **call)[0], attention(x_BND, **call)[0])
     return lean if agree else None
+
+
+class GatedUnits:
+    """A gated feed-forward layer, of gate and up from one product.
+
+    Args:
+        layer: the stock one, whose act_fn and down_proj are used.
+        product: its gate and up projections as one, [B, N, D] to [B, N, 2 I].
+    """
+
+    def __init__(self, layer: nn.Module, product: Callable[[torch.Tensor], torch.Tensor]):
+        self._layer, self._product, self._activate = layer, product, layer.act_fn
+        if isinstance(layer.act_fn, nn.SiLU | SiLUActivation):
+            self._activate = functional.silu
+
+    def __call__(self, x_BND: torch.Tensor) -> torch.Tensor:
+        gate, up = self._product(x_BND).chunk(2, -1)
+        return self._layer.down_proj(self._activate(gate).mul_(up))
+
+
+def lean_units(
+    layer: nn.Module, product: Callable[[torch.Tensor], torch.Tensor]
+) -> GatedUnits | None:
+    """For a feed-forward layer whose linear layers are still its own; None where it computes
+    something else."""
+    names = {name for name, _ in layer.named_children()}
+    if names != {"gate_proj", "up_proj", "down_proj", "act_fn"}:
+        return None
+    lean, weight = GatedUnits(layer, product), layer.gate_proj.weight
+    x_BND = _random(1, PROBED, weight.shape[1], like=weight)
+    return lean if _agree(lean(x_BND), layer(x_BND)) else None
 
 
 def _random(*shape: int, like: torch.Tensor) -> torch.Tensor:

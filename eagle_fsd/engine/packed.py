@@ -19,11 +19,11 @@ from transformers import PreTrainedModel
 
 from eagle_fsd.engine import half
 from eagle_fsd.engine.attention import Folded
-from eagle_fsd.engine.lean import Signed, exchange_norms, lean_attention
+from eagle_fsd.engine.lean import Rotation, exchange_norms, lean_attention, lean_units
 
 # Layers of one parent that a decoder layer calls one after the other with the same input.
 ATTENTION = ("q_proj", "k_proj", "v_proj")
-JOINED = (ATTENTION, ("gate_proj", "up_proj"))
+JOINED = ATTENTION, ("gate_proj", "up_proj")
 
 Linear = Callable[[torch.Tensor], torch.Tensor]
 
@@ -125,15 +125,18 @@ class Packed(Folded):
         The plain weights are dropped on the way, so that no second copy of these layers is ever
         held.
         """
-        signed = Signed()
+        rotation = Rotation()
         for parent in list(module.modules()):
             for names in JOINED:
                 linears = [getattr(parent, name, None) for name in names]
                 if not _joinable(linears):
                     continue
                 joined = _Joined(linears, self.linear)
-                if names == ATTENTION and (lean := lean_attention(parent, joined.product, signed)):
-                    parent.forward = lean
+                if names == ATTENTION:
+                    lean = lean_attention(parent, joined.product, rotation)
+                else:
+                    lean = lean_units(parent, joined.product)
+                parent.forward = lean or parent.forward
                 for index, name in enumerate(names):
                     _exchange(parent, name, partial(joined.part, index))
             for name, child in list(parent.named_children()):

@@ -19,6 +19,7 @@ from transformers.utils import CHAT_TEMPLATE_DIR, CONFIG_NAME, cached_file
 
 from eagle_fsd.config import BadInput, check_known
 from eagle_fsd.decoding.target import Target
+from eagle_fsd.engine import half
 from eagle_fsd.engine.families import check_supported, check_tree_attention
 from eagle_fsd.engine.select import choose_engine
 from eagle_fsd.heads.draft_head import DraftHead
@@ -125,13 +126,25 @@ def check_device(device: str, dtype: str = "float32") -> None:
         ) from error
 
 
-def default_dtype(device: str) -> str:
-    """bfloat16, but float32 on a processor that does not multiply bfloat16 in hardware."""
+def multiplies_bfloat16(device: str) -> bool:
+    """Whether the device multiplies bfloat16 in hardware; every accelerator is taken for one."""
     if device != "cpu":
-        return "bfloat16"
+        return True
     have = torch.cpu.get_capabilities()
-    fast = have.get("avx512_bf16") or have.get("amx_bf16") or have.get("bf16")
-    return "bfloat16" if fast else "float32"
+    return bool(have.get("avx512_bf16") or have.get("amx_bf16") or have.get("bf16"))
+
+
+def default_dtype(device: str) -> str:
+    """What to decode one answer in: float32 where its weights can be read in 16 bits (on x86
+    processors, engine/half.py), which costs no more there than bfloat16 does and is exact; else
+    that of training_dtype."""
+    return "float32" if device == "cpu" and half.can_multiply() else training_dtype(device)
+
+
+def training_dtype(device: str) -> str:
+    """What to run many texts at once in, where products bind and not the reading of weights:
+    bfloat16, but float32 on a processor that does not multiply it in hardware."""
+    return "bfloat16" if multiplies_bfloat16(device) else "float32"
 
 
 def load_target(

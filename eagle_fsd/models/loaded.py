@@ -94,7 +94,7 @@ def load(
     """Load a target and a draft head; BadInput, before weights load, if they cannot be.
 
     Args:
-        target, dtype, device, engine: see load.py; dtype "" is bfloat16 where it is fast.
+        target, dtype, device, engine: see load.py; dtype "" is what default_dtype says.
         head: folder or hub id of a draft head; "" is the shipped one (smollm2 only), or a random
             one for a random target; None decodes without drafts.
         draft_model: a language model with the target's tokenizer, named as targets are, for arms

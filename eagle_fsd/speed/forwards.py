@@ -2,7 +2,7 @@
 
     stock            the stock transformers model, one token, DynamicCache
     verify 1         our plain step: the root alone
-    verify 8 ...     a tree of so many nodes (binary, random tokens)
+    verify 4 ...     a tree of so many nodes (binary, random tokens)
     draft 2x6, 6x6   a whole draft of so many levels, branch_top_k 6
     draft level x6   the difference of the two, by the levels between them
 
@@ -24,7 +24,7 @@ from eagle_fsd.drafters.eagle import EagleDrafter
 from eagle_fsd.models.loaded import Model
 from eagle_fsd.timing import rotated, synchronized_time
 
-WIDTHS = (1, 8, 16, 24, 32, 60)  # nodes of the verifications, the root included
+WIDTHS = (1, 4, 6, 8, 12, 16, 24, 60)  # nodes of the verifications, the root included
 SHALLOW_LEVELS, DEEP = 2, 6  # levels of the two drafts whose difference is the cost of a level
 WARM_UP = 3  # measurements that do not count: compiling, packing, recording, first touches
 OBSERVED = 2  # tokens that a drafter takes in before a measured draft, as after a mean round
@@ -48,13 +48,17 @@ def in_turn(
     return {name: taken[WARM_UP:] for name, taken in seconds.items()}
 
 
-def rows_needed(repeats: int) -> int:
+def rows_needed(repeats: int, widths: Sequence[int] = WIDTHS) -> int:
     """By how many positions the measurements of a context go beyond it."""
-    return (WARM_UP + repeats) * len(WIDTHS) + max(WIDTHS)
+    return (WARM_UP + repeats) * len(widths) + max(widths)
 
 
 def time_forwards(
-    model: Model, context: Sequence[int], repeats: int, branches: Iterable[int] = ()
+    model: Model,
+    context: Sequence[int],
+    repeats: int,
+    branches: Iterable[int] = (),
+    widths: Sequence[int] = WIDTHS,
 ) -> dict[str, list[float]]:
     """Seconds of every measurement by forward, those of the first column of the table above; the
     sequence in the model's target is lost.
@@ -62,10 +66,11 @@ def time_forwards(
     Args:
         context: prompt tokens before the first measurement.
         branches: branch_top_k of the drafts; default: that of the model's own trees.
+        widths: nodes of the verifications; 1 is among them.
     """
     target, drafter = model.target, model.drafter
     context_L = torch.tensor(context, device=target.device)
-    target.start(len(context) + rows_needed(repeats))
+    target.start(len(context) + rows_needed(repeats, widths))
     _, features_LF = target.prefill(context_L)
     features_LF = features_LF.clone()  # recorded graphs hand out the same memory again
     probes: dict[str, Probe] = {}
@@ -77,7 +82,7 @@ def time_forwards(
         probes["stock"] = step, lambda: None
     # the root is committed, so the context grows by a token a measurement
     commit = partial(target.commit, torch.zeros(1, dtype=torch.int64, device=target.device))
-    for width in WIDTHS:
+    for width in widths:
         probes[f"verify {width}"] = partial(target.verify, _binary_tree(target, width)), commit
     if isinstance(drafter, EagleDrafter):
         for k in branches or [drafter.tree_config.branch_top_k]:

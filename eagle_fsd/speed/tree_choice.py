@@ -2,18 +2,17 @@
 
     tokens/s = E[tokens per round] / (propose + verify)
 
-Costs are single forwards (forwards.py), by width of the verification and by levels of the draft;
-settling a round costs the same with every tree, and little. Acceptance is replayed
-(drafters/walk.py): calibration prompts are answered by the plain loop, and what each tree accepts
-of the answers is what exact greedy decoding accepts with it. Other rules and sampling are not
-looked at.
+Costs are single forwards (forwards.py), by levels of the draft and by width of the verification,
+each width by itself: on a processor they go in steps, since rows are multiplied in blocks. Settling
+a round costs the same with every tree, and little. Acceptance is replayed (drafters/walk.py):
+calibration prompts are answered by the plain loop, and what each tree accepts of the answers is
+what exact greedy decoding accepts with it. Other rules and sampling are not looked at.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain, cycle, islice
 
-import numpy as np
 import pandas as pd
 import torch
 from tqdm import tqdm
@@ -29,7 +28,6 @@ from eagle_fsd.models.loaded import Model
 from eagle_fsd.rules.fsd import Exact
 from eagle_fsd.speed.forwards import (
     SHALLOW_LEVELS,
-    WIDTHS,
     forward_rows,
     rows_needed,
     time_forwards,
@@ -38,7 +36,8 @@ from eagle_fsd.speed.forwards import (
 # the values that a tree's drafts, levels and top-k may have
 DRAFTS = (1, 2, 3, 5, 7, 9, 11, 15, 19, 23, 31, 43, 59)
 LEVELS = (1, 2, 3, 4, 5, 6, 8)
-BRANCHES = (1, 3, 6, 10)
+BRANCHES = (1, 3, 4, 6, 10)
+WIDTHS = (1, *(1 + drafts for drafts in DRAFTS))
 REPEATS, CONTEXT = 7, 200  # of the costs
 # None is from a test set, so that nothing is chosen on what it is measured by.
 PROMPTS = (
@@ -81,7 +80,8 @@ def choose_tree(
         raise BadInput("there is no tree to choose without a draft head: name one with --head")
     prompts = [model.prompt_ids(prompt) for prompt in PROMPTS]
     needed = max(map(len, prompts)) + max_new_tokens + TOKENS_BEYOND_END
-    needed = max(CONTEXT + rows_needed(REPEATS), needed)
+    widths = sorted({1 + model.drafter.tree_config.num_draft_tokens, *WIDTHS})
+    needed = max(CONTEXT + rows_needed(REPEATS, widths), needed)
     if needed > model.target.max_positions:
         raise BadInput(
             f"the target's {model.target.max_positions} positions are too few to choose a tree in, "
@@ -96,7 +96,7 @@ def choose_tree(
     own, size = model.drafter.tree_config, model.drafter.draft_vocab_size
     branches = {own.branch_top_k, *(k for k in BRANCHES if k <= size)}
     context = list(islice(cycle(chain(*prompts)), CONTEXT))
-    rows = forward_rows(time_forwards(model, context, REPEATS, branches))
+    rows = forward_rows(time_forwards(model, context, REPEATS, branches, widths))
     costs = {row["forward"]: row["median_ms"] for row in rows}
     counts, waiting = pd.DataFrame(), [own]
     while waiting:
@@ -137,11 +137,10 @@ def choose(counts: pd.DataFrame, costs: Mapping[str, float]) -> pd.DataFrame:
         in milliseconds; speedup, tokens a second over those of plain decoding.
     """
     trees = [parse_tree(name) for name in counts.index]
-    verify = [costs[f"verify {width}"] for width in WIDTHS]
     table = pd.DataFrame(index=counts.index)
     table["tokens_per_round"] = counts["tokens"] / counts["rounds"]
     table["propose"] = [_propose_ms(costs, tree) for tree in trees]
-    table["verify"] = np.interp([1 + tree.num_draft_tokens for tree in trees], WIDTHS, verify)
+    table["verify"] = [costs[f"verify {1 + tree.num_draft_tokens}"] for tree in trees]
     table["ms_per_round"] = table["propose"] + table["verify"]
     table["speedup"] = table["tokens_per_round"] * costs["verify 1"] / table["ms_per_round"]
     table = table.sort_values("speedup", ascending=False, kind="stable")
