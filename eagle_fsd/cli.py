@@ -132,7 +132,7 @@ class ModelOptions:
         "",
         "bfloat16, float16 or float32; empty: float32 on x86 CPUs, else bfloat16 where it is fast",
     )
-    tree: str = option("", "DRAFTSxLEVELSxTOPK of the head's trees; default 15x4x6 or 59x6x10")
+    tree: str = option("", "DRAFTSxLEVELSxTOPK of the head's trees; default 5x3x4 or 59x6x10")
     conv_template: str = option("", "FastChat template, for targets without a chat template")
     engine: str = option("auto", "auto, packed (CPU), graphs (CUDA), folded or stock")
 

@@ -95,14 +95,16 @@ class TreeConfig:
         return 1 + (self.tree_depth - 1) * self.branch_top_k
 
 
-# What a CPU verifies, where a wide verification costs much; and what training and replay compare
-# heads by
+# What training and replay compare heads by, and the tables of quality are of
 SMALL_TREE = TreeConfig(num_draft_tokens=15, tree_depth=4, branch_top_k=6)
+# What a CPU verifies: six rows cost hardly more than one there, further ones as much as they are
+# (docs/speed.md#the-tree-that-fits-a-machine)
+CPU_TREE = TreeConfig(num_draft_tokens=5, tree_depth=3, branch_top_k=4)
 
 
 def default_tree(device: str) -> TreeConfig:
-    """15 drafts on a CPU, 59 on any other device."""
-    return SMALL_TREE if device == "cpu" else TreeConfig()
+    """5 drafts on a CPU, 59 on any other device."""
+    return CPU_TREE if device == "cpu" else TreeConfig()
 
 
 def tree_name(tree: TreeConfig) -> str:

@@ -17,13 +17,16 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 from eagle_fsd.api import generate, load
 from eagle_fsd.config import BadInput, TreeConfig
 from eagle_fsd.decoding.target import Target
+from eagle_fsd.engine import half
 from eagle_fsd.models import random_weights
 from eagle_fsd.models.load import (
     check_draft_model,
+    default_dtype,
     load_draft_model,
     load_target,
     load_target_config,
     target_digests,
+    training_dtype,
 )
 
 
@@ -333,3 +336,21 @@ def test_a_random_target_that_does_not_fit_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr("os.sysconf", lambda name: 100)
     with pytest.raises(BadInput, match=r"needs 0.000386 GiB and cpu has 9.31e-06 GiB"):
         load_target(f"random:{tmp_path}", dtype="float32")
+
+
+@pytest.mark.parametrize(
+    ("halves", "has", "dtypes"),
+    [
+        (True, {"avx512_bf16": True}, ("float32", "bfloat16")),
+        (True, {}, ("float32", "float32")),
+        (False, {"bf16": True}, ("bfloat16", "bfloat16")),  # an ARM processor
+        (False, {}, ("float32", "float32")),
+    ],
+)
+def test_dtypes_by_what_the_processor_multiplies(monkeypatch, halves, has, dtypes):
+    """One answer is decoded in float32 where its weights are read in 16 bits; many texts at once
+    run in bfloat16 where that is fast."""
+    monkeypatch.setattr("torch.cpu.get_capabilities", lambda: has)
+    monkeypatch.setattr(half, "can_multiply", lambda: halves)
+    assert (default_dtype("cpu"), training_dtype("cpu")) == dtypes
+    assert (default_dtype("cuda:1"), training_dtype("cuda:1")) == ("bfloat16", "bfloat16")
