@@ -8,10 +8,10 @@ import time
 from collections.abc import Sequence
 from typing import TypeVar
 
-import psutil
 import torch
 
 from eagle_fsd.config import BadInput
+from eagle_fsd.engine.threads import load_by_others
 from eagle_fsd.models.load import check_device
 
 BUSY = 0.5  # cores that others may keep busy
@@ -65,22 +65,6 @@ def check_timing_alone(device: str) -> list[str]:
     for warning in warnings:
         print(f"warning: {warning}", file=sys.stderr)
     return warnings
-
-
-def load_by_others(seconds: float = 0.5) -> float:
-    """Cores' worth of time that others took, of the cores this process may run on.
-
-    A sample of now, unlike the load average, which still holds what ended a minute ago. Time that
-    a hypervisor gave away (steal) counts; children of this process count as others.
-    """
-    psutil.cpu_percent(percpu=True)  # from now on
-    own, began = time.process_time(), time.perf_counter()
-    time.sleep(seconds)
-    percents = psutil.cpu_percent(percpu=True)
-    own = (time.process_time() - own) / (time.perf_counter() - began)
-    if len(percents) > max(cores := os.sched_getaffinity(0)):  # else offline cores shift them
-        percents = [percents[core] for core in cores]
-    return max(0.0, sum(percents) / 100 - own)
 
 
 def _check_cuda(device: torch.device) -> str:

@@ -1,9 +1,10 @@
-"""A tiny model and commands in this process. No test reaches for a model hub: that is set before
-huggingface_hub is imported."""
+"""A tiny model and commands in this process. No test reaches for a model hub, nor chooses
+threads by what else is at work: that is set before huggingface_hub and torch are imported."""
 
 import os
 
 os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # as scripts/test.sh, where a process a core tests
 
 import sys  # noqa: E402
 

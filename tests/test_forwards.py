@@ -2,12 +2,10 @@
 whether timings are refused or warned of when others are at work."""
 
 import contextlib
-import os
 import shutil
 import subprocess
 import sys
 from functools import partial
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -19,7 +17,7 @@ from eagle_fsd.drafters.eagle import EagleDrafter
 from eagle_fsd.models.loaded import Model
 from eagle_fsd.speed.forwards import forward_rows, in_turn, rows_needed, time_forwards
 from eagle_fsd.speed.profiled import peak_bytes
-from eagle_fsd.timing import check_timing_alone, load_by_others, other_processes, rotated
+from eagle_fsd.timing import check_timing_alone, other_processes, rotated
 
 CPU = torch.device("cpu")
 
@@ -91,30 +89,6 @@ def test_a_busy_neighbour_is_told():
         warnings = check_timing_alone("auto")  # of the CPU alone where there is no CUDA device
         assert "cores busy" in warnings[-1] and "idle" in warnings[-1]
         assert torch.cuda.is_available() or len(warnings) == 1
-
-
-def test_own_work_is_no_load_of_others(monkeypatch):
-    """A clock and a machine of the test's own, where this process computes on half a core."""
-    first, *rest = sorted(os.sched_getaffinity(0))
-    percents = [100.0] * (max(first, *rest, 0) + 2)  # cores of others are no business of ours
-    percents[first] = 90.0
-    for core in rest:
-        percents[core] = 0.0
-    now = 0.0
-
-    def sleep(seconds: float) -> None:
-        nonlocal now
-        now += seconds
-
-    clock = SimpleNamespace(
-        sleep=sleep, perf_counter=lambda: now, process_time=lambda: 7 + 0.5 * now
-    )
-    monkeypatch.setattr("eagle_fsd.timing.time", clock)
-    monkeypatch.setattr("eagle_fsd.timing.psutil.cpu_percent", lambda percpu: percents)
-    assert load_by_others(0.2) == pytest.approx(0.4)
-    # bug held down: the list is of cores that are online, and may end before our own number
-    percents = [90.0] * max(first, *rest, 1)
-    assert load_by_others(0.2) == pytest.approx(0.9 * len(percents) - 0.5)
 
 
 def test_this_process_is_not_another():

@@ -46,7 +46,9 @@ def profile_contexts(
         if (arm.text if arm else FORWARDS, length) not in found
     ]
     if jobs:
-        run.begin_session(timed=True, warnings=check_timing_alone(device))
+        warnings = check_timing_alone(device)
+        model()  # a session tells the threads that loading chose
+        run.begin_session(timed=True, warnings=warnings)
     for arm, length in tqdm(jobs, desc="rounds by context", disable=not jobs):
         while len(prompt := model().prompt_ids(text)) < length:
             text += "\n\n" + text
