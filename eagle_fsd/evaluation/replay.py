@@ -93,11 +93,7 @@ def run_replay(options: ReplayOptions) -> None:
     if todo:
         choose_threads(options.device)
         target, tokenizer = load.load_target(
-            options.target,
-            dtype=options.dtype,
-            device=options.device,
-            engine="auto",
-            keep_stock=False,
+            options.target, dtype=options.dtype, device=options.device
         )
         plain = Model(target, tokenizer, RootDrafter(), options.conv_template)
         models = {name: with_head(plain, head) for name, head in heads.items()}
