@@ -23,7 +23,7 @@ def generate(model: Model, prompt: str | list[Message], **settings) -> Answer:
 
     Example:
         >>> model = eagle_fsd.load("smollm2")
-        >>> answer = eagle_fsd.generate(model, "Why is the sky blue?", arm="fsd:0.35")
+        >>> answer = eagle_fsd.generate(model, "Why is the sky blue?", arm="fsd:0.3")
         >>> print(answer.text, answer.tokens_per_round, answer.fuzzy_share)
     """
     *_, (_, answer) = stream(model, prompt, **settings)
@@ -46,7 +46,7 @@ def stream(
 
     Args:
         prompt: a user turn, or messages with role and content.
-        arm: how drafts are accepted and made, such as "exact", "fsd:0.35", "path:0.5@eagle:7x3x4"
+        arm: how drafts are accepted and made, such as "exact", "fsd:0.3", "path:0.5@eagle:7x3x4"
             or "plain"; see arms.py.
         temperature, top_k, top_p: see SamplingConfig.
         max_new_tokens, stop_strings: see StopConfig; the target's stop tokens always end an answer.

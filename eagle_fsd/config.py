@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-DEFAULT_ARM = "fsd:0.35"  # of commands and of api.generate
+DEFAULT_ARM = "fsd:0.3"  # of commands and of api.generate
 
 
 class BadInput(ValueError):  # noqa: N818  (what it tells of is the user, not an error of ours)

@@ -1,6 +1,6 @@
 """Answer one prompt, streaming.
 
-    python evaluate/answer.py --prompt "Why is the sky blue?" --arm fsd:0.35
+    python evaluate/answer.py --prompt "Why is the sky blue?" --arm fsd:0.3
     python evaluate/answer.py --prompt "..." --arm exact           # lossless EAGLE-2
     python evaluate/answer.py --prompt "..." --arm plain           # no drafts
 
