@@ -134,7 +134,7 @@ class ModelOptions:
     )
     tree: str = option("", "DRAFTSxLEVELSxTOPK of the head's trees; default 5x3x4 or 59x6x10")
     conv_template: str = option("", "FastChat template, for targets without a chat template")
-    engine: str = option("auto", "auto, packed (CPU), graphs (CUDA), folded or stock")
+    engine: str = option("auto", "auto, packed or compiled (CPU), graphs (CUDA), folded or stock")
 
     def __post_init__(self):
         import torch

@@ -8,13 +8,15 @@ import copy
 import gc
 import math
 import platform
+import sys
 import warnings
 import weakref
+from functools import partial
 
 import pytest
 import torch
 from answers import TREES, assert_same, by_generate, run
-from tiny import FAMILIES, SLIDING, prompt_tokens, random_model, tiny_head
+from tiny import EAGER, FAMILIES, SLIDING, prompt_tokens, random_model, tiny_head
 
 from eagle_fsd.config import BadInput, TreeConfig
 from eagle_fsd.decoding.drafter import RootDrafter
@@ -30,7 +32,7 @@ from eagle_fsd.engine.packed import Packed, PackedLinear, can_pack
 from eagle_fsd.engine.select import ENGINES, choose_engine
 from eagle_fsd.rules.fsd import Fsd
 
-REBUILT = [name for name in ENGINES if name != "stock"]
+REBUILT = [name for name in EAGER if name != "stock"]
 TREE = DraftTree.from_parents([3, 5, 7, 11, 13, 17, 19], [0, 0, 0, 1, 1, 3, 2])
 
 
@@ -92,7 +94,7 @@ def test_rounds_are_those_of_the_stock_engine_for_a_second_prompt_too(engine):
             assert mine.divergence == pytest.approx(its.divergence, abs=1e-4, nan_ok=True)
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", EAGER)
 def test_one_engine_serves_several_targets(engine):
     """What is kept of a sequence is the target's own: two may decode by turns."""
     one = ENGINES[engine]()
@@ -286,15 +288,65 @@ def test_engines_are_chosen_and_refused_by_device():
         choose_engine("packed", device="cuda", dtype=torch.float32)
 
 
+def test_an_engine_without_a_compiler_or_its_cache_is_refused_before_loading(tmp_path, monkeypatch):
+    choose = partial(choose_engine, "compiled", device="cpu", dtype=torch.float32)
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "file" / "cache"))
+    monkeypatch.setenv("CXX", sys.executable)  # some program
+    with pytest.raises(BadInput, match="cannot write to its cache .*file/cache: Not a directory;"):
+        choose()
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.raises(BadInput, match="needs a C.. compiler, and 'no-such-compiler' is not here"):
+        choose()
+
+
+# Its answers are compared in the rounds of one compiled target, since each takes a minute.
+@pytest.mark.slow
+@needs_half
+@pytest.mark.parametrize("family", ["llama", "gemma3"])
+def test_compiled_rounds_are_those_of_the_stock_engine(family, tmp_path, monkeypatch, capsys):
+    """Three functions are compiled for contexts of any length: up to 1024 rows, and once more
+    beyond."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    stock, target = pair(family, "compiled", positions=2048)
+    head = tiny_head(stock, seed=2)
+    ours, theirs = (EagleDrafter(head, of, TreeConfig(5, 3, 4)) for of in (target, stock))
+    counts = []
+    for length in (5, 300, 29, 1100):
+        prompt = prompt_tokens(length, seed=length)
+        for mine, its in ((ours, theirs), (RootDrafter(), RootDrafter())):
+            one = run(target, mine, prompt, rule=Fsd(0.6), budget=20)
+            other = run(stock, its, prompt, rule=Fsd(0.6), budget=20)
+            assert one.tokens == other.tokens
+            for round_, expected in zip(one.rounds, other.rounds, strict=True):
+                assert round_.path == expected.path
+                close = pytest.approx(expected.divergence, abs=1e-4, nan_ok=True)
+                assert round_.divergence == close
+        counts.append(capsys.readouterr().err.count("compiling"))
+    assert counts == [3, 0, 0, 3]
+
+
+@needs_half
+def test_what_cannot_be_compiled_runs_as_it_is_and_says_so(tmp_path, monkeypatch):
+    """A compiler that breaks after loading ends no answer."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    stock, target = pair("llama", "compiled")
+    prompt = prompt_tokens(9)
+    with torch._inductor.config.patch({"cpp.cxx": ("no-such-compiler",)}):
+        with pytest.warns(UserWarning, match="cannot compile, running as engine 'packed': .+"):
+            answer = run(target, RootDrafter(), prompt, budget=5)
+    assert answer.tokens == run(stock, RootDrafter(), prompt, budget=5).tokens
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 def test_graphs_that_cannot_be_recorded_fall_back_and_say_why():
     recorder = Recorder(torch.device("cuda"))
-    x = torch.tensor(3, device="cuda")
+    x = torch.tensor([3], device="cuda")
     with pytest.warns(UserWarning, match="CUDA graphs are off, running eagerly: .+"):
-        assert recorder.run("reads back", lambda x: 2 * x.item(), x) == 6
+        assert recorder.run("reads back", lambda row_1: 2 * row_1.item(), x) == 6
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # said once
-        assert recorder.run("double", lambda x: 2 * x, x) == 6
+        assert recorder.run("double", lambda row_1: 2 * row_1, x) == 6
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
@@ -311,7 +363,7 @@ def test_replayed_graphs_give_what_the_eager_engine_gives():
         assert answers[0] == answers[1]
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", EAGER)
 @pytest.mark.parametrize("block", [1, 29, 40])
 def test_a_prompt_in_blocks_gives_the_tree_of_a_prompt_at_once(engine, block, monkeypatch):
     stock, target = pair("llama", engine)

@@ -8,7 +8,7 @@ import torch
 from answers import by_generate, run
 from reference_accept import slow_divergence
 from reference_tree import grow, paths
-from tiny import FAMILIES, prompt_tokens, random_model, tiny_target
+from tiny import EAGER, FAMILIES, prompt_tokens, random_model, tiny_target
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from eagle_fsd.config import BadInput, TreeConfig
@@ -33,7 +33,7 @@ def truncated(model: PreTrainedModel, layers: int) -> PreTrainedModel:
 
 @pytest.mark.processes  # long
 @torch.inference_mode()
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", EAGER)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_trees_are_what_the_model_says_path_by_path(family, engine):
     """Of the target's first two layers, and of a model of its own with fewer tokens, over rounds
@@ -119,7 +119,7 @@ def test_accepted_counts_follow_the_published_rule(family, noise):
     assert len(set(accepted)) > 2
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", EAGER)
 def test_first_layers_share_the_weights(engine):
     """Also where the engine has taken the stock model apart; the target goes on as it was."""
     target = Target(

@@ -8,7 +8,15 @@ import pytest
 import torch
 from answers import EXACT, TREES, run
 from reference_accept import chi_square_p, random_round, slow_draw, slow_p
-from tiny import FAMILIES, prompt_tokens, random_model, target_and_head, tiny_head, tiny_target
+from tiny import (
+    EAGER,
+    FAMILIES,
+    prompt_tokens,
+    random_model,
+    target_and_head,
+    tiny_head,
+    tiny_target,
+)
 
 from eagle_fsd.config import BadInput, SamplingConfig, TreeConfig
 from eagle_fsd.decoding.acceptance import Policy, accept
@@ -143,7 +151,7 @@ def test_sampled_trees_have_one_shape_and_go_by_the_seed():
 
 
 @pytest.mark.processes  # long
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", EAGER)
 def test_sampled_drafts_on_every_engine(engine):
     """exact emits what plain emits, and so does rejection at temperature 0; above, it emits what it
     emits on the stock engine. Where Q is P every draft of a chain is accepted."""

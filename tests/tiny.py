@@ -83,6 +83,9 @@ def randomize(module: torch.nn.Module, *, seed: int, scale: float) -> None:
             parameter.copy_(parameter.bfloat16())  # as most models are stored
 
 
+EAGER = [name for name in ENGINES if name != "compiled"]  # which takes many seconds
+
+
 def tiny_target(
     family: str, *, seed: int = 0, attention: str = "sdpa", engine: str = "stock"
 ) -> Target:

@@ -17,12 +17,12 @@ class PreallocatedLayer(CacheLayerMixin):
 
     def __init__(self, cache: "TreeCache", index: int):
         super().__init__()
-        self._cache = weakref.proxy(cache)  # no cycle: a cache must go when its owner lets it go
+        self._cache = weakref.ref(cache)  # no cycle: a cache must go when its owner lets it go
         self._index = index
         self.length = 0
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
-        self.keys, self.values = self._cache.buffers(self._index, key_states, value_states)
+        self.keys, self.values = self._cache().buffers(self._index, key_states, value_states)
         self.is_initialized = True
 
     def update(
@@ -31,8 +31,8 @@ class PreallocatedLayer(CacheLayerMixin):
         """Append rows; return views of all valid rows, the new ones included."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-        if self._cache.fixed is not None:
-            row_N, end = self._cache.fixed
+        if self._cache().fixed is not None:
+            row_N, end = self._cache().fixed
             self.keys.index_copy_(2, row_N, key_states)
             self.values.index_copy_(2, row_N, value_states)
         else:
@@ -40,7 +40,7 @@ class PreallocatedLayer(CacheLayerMixin):
             self.keys.narrow(2, self.length, new).copy_(key_states)
             self.values.narrow(2, self.length, new).copy_(value_states)
             self.length += new
-            end = self._cache.capacity if self._cache.whole else self.length
+            end = self._cache().capacity if self._cache().whole else self.length
         return self.keys.narrow(2, 0, end), self.values.narrow(2, 0, end)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
@@ -50,7 +50,7 @@ class PreallocatedLayer(CacheLayerMixin):
         return self.length
 
     def get_max_length(self) -> int:
-        return self._cache.capacity
+        return self._cache().capacity
 
 
 class TreeCache(Cache):

@@ -25,9 +25,9 @@ BUCKET_ROWS = 256
 Output = TypeVar("Output")
 
 
-def bucket_of(rows: int) -> int:
+def bucket_of(rows: int, size: int = BUCKET_ROWS) -> int:
     """Rows that a forward of fixed shapes reads, at least `rows`."""
-    return -(-rows // BUCKET_ROWS) * BUCKET_ROWS
+    return -(-rows // size) * size
 
 
 class Recorder:
@@ -50,16 +50,25 @@ class Recorder:
         # gone cannot be used again.
         self._pool = torch.cuda.graph_pool_handle() if self.on else None
 
-    def run(self, key: Hashable, function: Callable[..., Output], *inputs: torch.Tensor) -> Output:
-        """function(*inputs); its result is good until the next run.
+    def run(
+        self,
+        key: Hashable,
+        function: Callable[..., Output],
+        row_K: torch.Tensor,
+        *others: torch.Tensor,
+    ) -> Output:
+        """function(row_K, *others); its result is good until the next run.
 
         Args:
-            key: of the function and of all that is fixed in it; shapes included.
+            key: of the function and of all that is fixed in it; shapes included, but for K.
             function: reads nothing back to the host, and may be run several times.
-            inputs: tensors on the device.
+            row_K: the cache rows that are read, 0 to K - 1.
+            others: tensors on the device.
         """
+        inputs = (row_K, *others)
         if not self.on:
             return function(*inputs)
+        key = key, row_K.shape[0]
         with torch.cuda.device(self._device):
             if key not in self._graphs and not self._try_to_record(key, function, inputs):
                 return function(*inputs)
@@ -127,25 +136,32 @@ def visible_rows(seen_TE: torch.Tensor, start: torch.Tensor, bucket: int) -> tor
 
 
 class RecordedSequence(CachedSequence):
-    """A sequence whose trees are verified by recorded graphs.
+    """A sequence whose trees are drafted and verified by functions of fixed shapes.
 
     Graphs know the cache by its address, so the largest so far is kept from one sequence to the
     next.
 
     Attributes:
+        read_rows, held_rows: the cache is read, and allocated, in multiples of these.
         length_on_device: `length`, int64 [], for what is recorded.
     """
 
+    read_rows = held_rows = BUCKET_ROWS
+
     def __init__(self, new_cache: Callable[[int], TreeCache], device: torch.device):
         super().__init__(new_cache, device)
-        self._recorder = Recorder(device)
+        self._recorder = self.new_recorder(device)
         self._bucket: int | None = None  # of the tree that is being drafted
+
+    def new_recorder(self, device: torch.device) -> Recorder:
+        """What runs the functions."""
+        return Recorder(device)
 
     def start(self, capacity: int) -> None:
         self.length = 0
         self.length_on_device = torch.zeros((), dtype=torch.int64, device=self._device)
         if self.cache is None or self.cache.capacity < capacity:
-            self.cache = self._new_cache(bucket_of(capacity))
+            self.cache = self._new_cache(bucket_of(capacity, self.held_rows))
             self._recorder.forget()
         self.cache.clear()
 
@@ -153,22 +169,21 @@ class RecordedSequence(CachedSequence):
         self.length += rows
         self.length_on_device += rows
 
-    def bucket(self, rows: int) -> int:
-        """How many cache rows a forward reads that needs `rows`."""
-        return min(bucket_of(rows), self.cache.capacity)
-
-    def run(self, key: Hashable, function: Callable[..., Output], *inputs: torch.Tensor) -> Output:
-        """See Recorder.run."""
-        return self._recorder.run(key, function, *inputs)
+    def run(
+        self, key: Hashable, function: Callable[..., Output], rows: int, *inputs: torch.Tensor
+    ) -> Output:
+        """See Recorder.run; of at least `rows` cache rows."""
+        bucket = min(bucket_of(rows, self.read_rows), self.cache.capacity)
+        row_K = torch.arange(bucket, device=self._device)
+        return self._recorder.run((key, self.cache.capacity), function, row_K, *inputs)
 
     def verify(self, tree: DraftTree, forward: NodeForward) -> tuple[torch.Tensor, torch.Tensor]:
         """As a function of fixed shapes, of one node too."""
         N = tree.size
-        bucket = self.bucket(self.length + N)
 
-        def recorded(token_N, depth_N, ancestor_NN, prefix):
+        def recorded(row_K, token_N, depth_N, ancestor_NN, prefix):
+            bucket = row_K.shape[0]
             position_N = prefix + depth_N
-            row_K = torch.arange(bucket, device=prefix.device)
             tree_K = (row_K - prefix).clamp(0, N - 1)
             key_position_K = torch.where(row_K < prefix, row_K, position_N[tree_K])
             visible_NK = visible_rows(ancestor_NN, prefix, bucket)
@@ -176,7 +191,7 @@ class RecordedSequence(CachedSequence):
                 return forward(token_N, position_N, visible_NK, key_position_K)
 
         inputs = (tree.token_N, tree.depth_N, tree.ancestor_NN, self.length_on_device)
-        output = self.run((N, bucket), recorded, *inputs)
+        output = self.run(N, recorded, self.length + N, *inputs)
         self.cache.length = self.length + N
         return output
 
@@ -192,13 +207,13 @@ class RecordedSequence(CachedSequence):
     ) -> DraftTree:
         """As a function of fixed shapes, padded to the slots; a prompt does not fit them, and comes
         first."""
-        T, bucket = token_T.shape[0], self.bucket(self.length + slots + rows)
+        T = token_T.shape[0]
         if self.length == 0 or T > slots:
             room = {"slots": slots, "rows": rows, "kind": kind}
             return super().draft(grow, features_TF, token_T, *more, **room)
 
-        def fixed(*inputs):
-            self._bucket = bucket
+        def fixed(row_K, *inputs):
+            self._bucket = row_K.shape[0]
             try:
                 return grow(*inputs)
             finally:
@@ -208,7 +223,7 @@ class RecordedSequence(CachedSequence):
         token_S = nn.functional.pad(token_T, (0, slots - T))
         count = torch.full((), T, device=token_T.device)
         inputs = (features_SF, token_S, count, self.length_on_device, *more)
-        return self.run((bucket, kind), fixed, *inputs)
+        return self.run(kind, fixed, self.length + slots + rows, *inputs)
 
     def step(
         self,

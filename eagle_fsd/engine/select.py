@@ -5,12 +5,14 @@ import torch
 from eagle_fsd.config import BadInput, check_known
 from eagle_fsd.decoding.engine import Engine
 from eagle_fsd.engine.attention import Folded
+from eagle_fsd.engine.compiled import Compiled, check_compiler
 from eagle_fsd.engine.graphs import Graphs
 from eagle_fsd.engine.packed import Packed, can_pack
 
 ENGINES: dict[str, type[Engine]] = {
     "stock": Engine,  # transformers' model as it is
     "packed": Packed,  # CPU: weights in oneDNN's layout, folded attention
+    "compiled": Compiled,  # CPU: packed, and what lies between products compiled
     "graphs": Graphs,  # CUDA: forwards recorded once, folded attention
     "folded": Folded,  # attention without copies of keys and values
 }
@@ -18,7 +20,7 @@ ENGINES: dict[str, type[Engine]] = {
 
 def choose_engine(name: str, *, device: str, dtype: torch.dtype) -> Engine:
     """The engine to use; `auto` takes the fastest that works here, but not `graphs`, which no GPU
-    has run yet.
+    has run yet, nor `compiled`, whose minutes of compilation few runs are long enough for.
 
     Args:
         name: a key of ENGINES, or "auto".
@@ -31,11 +33,13 @@ def choose_engine(name: str, *, device: str, dtype: torch.dtype) -> Engine:
     if name == "auto":
         return Packed() if device == "cpu" and can_pack(dtype) else Folded()
     check_known("engine", name, ["auto", *ENGINES])
-    if name == "packed" and not (device == "cpu" and can_pack(dtype)):
+    if name in ("packed", "compiled") and not (device == "cpu" and can_pack(dtype)):
         raise BadInput(
-            f"engine 'packed' needs a CPU whose oneDNN multiplies {dtype}; here it is {device}: "
+            f"engine {name!r} needs a CPU whose oneDNN multiplies {dtype}; here it is {device}: "
             "use auto"
         )
+    if name == "compiled":
+        check_compiler()
     if name == "graphs" and not device.startswith("cuda"):
         raise BadInput(f"engine 'graphs' needs one CUDA device; here it is {device}: use auto")
     return ENGINES[name]()
