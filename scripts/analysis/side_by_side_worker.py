@@ -1,6 +1,6 @@
 """Answers prompts by arms of this library for a driver that times engines in separate processes.
 
-    python scripts/analysis/side_by_side_worker.py TARGET_FOLDER DTYPE
+    python scripts/analysis/side_by_side_worker.py TARGET_FOLDER DTYPE [ENGINE]
 
 The driver waits for the line READY, then writes one JSON object a line, {"arm", "ids", "n"}: an
 arm's text, the prompt's token ids and the budget. The target is one that the shipped head fits: the
@@ -48,14 +48,16 @@ def by_arm(model: Model, text: str, ids: list[int], budget: int) -> dict:
     return {"n": len(got.tokens), "s": seconds, "tau_n": emitted, "tau_r": len(got.rounds)}
 
 
-def main(target: str, dtype: str) -> None:
-    model = eagle_fsd.load(target, head=str(SHIPPED_HEAD), dtype=dtype)
-    kind = getattr(torch, dtype)
-    stock = AutoModelForCausalLM.from_pretrained(target, dtype=kind, trust_remote_code=False)
+def main(target: str, dtype: str, engine: str = "auto") -> None:
+    model = eagle_fsd.load(target, head=str(SHIPPED_HEAD), dtype=dtype, engine=engine)
+    kind, stock = getattr(torch, dtype), None
     print("READY", flush=True)
     for line in sys.stdin:
         asked = json.loads(line)
         if asked["arm"] == GENERATE:
+            stock = stock or AutoModelForCausalLM.from_pretrained(
+                target, dtype=kind, trust_remote_code=False
+            )
             got = by_generate(stock.eval(), asked["ids"], asked["n"])
         else:
             got = by_arm(model, asked["arm"], asked["ids"], asked["n"])
