@@ -17,7 +17,9 @@ class PreallocatedLayer(CacheLayerMixin):
 
     def __init__(self, cache: "TreeCache", index: int):
         super().__init__()
-        self._cache = weakref.ref(cache)  # no cycle: a cache must go when its owner lets it go
+        # No cycle: a cache must go when its owner lets it go. No proxy: torch.compile misses what
+        # is set through one.
+        self._cache = weakref.ref(cache)
         self._index = index
         self.length = 0
 

@@ -21,6 +21,10 @@ from eagle_fsd.config import BadInput
 from eagle_fsd.engine.graphs import Output, RecordedSequence
 from eagle_fsd.engine.packed import Linear, Packed
 
+# Functions that a sequence compiles; later ones run as they are. Drafts that are looked up come in
+# trees of more widths.
+MOST = 6
+
 # A compiler follows operators on tensors and no packed weights, so it is given products by number.
 # They live as long as the layers that call them.
 _products: weakref.WeakValueDictionary[int, Linear] = weakref.WeakValueDictionary()
@@ -49,7 +53,8 @@ class _Numbered:
 
 
 class Compiler:
-    """Compiles each function once by key, for any number of cache rows; see graphs.Recorder."""
+    """Compiles each function once by key, the first MOST, for any number of cache rows; see
+    graphs.Recorder."""
 
     def __init__(self):
         self._compiled: dict[Hashable, Callable] = {}
@@ -65,6 +70,8 @@ class Compiler:
         *others: torch.Tensor,
     ) -> Output:
         if key not in self._compiled:
+            if len(self._compiled) == MOST:
+                return function(row_K, *others)
             self._compiled[key] = self._compile(function, row_K, *others)
         return self._compiled[key](row_K, *others)
 

@@ -1,4 +1,4 @@
-"""Functions of fixed shapes, recorded once as CUDA graphs and replayed.
+"""Functions of fixed shapes, recorded once as CUDA graphs and replayed (or compiled: compiled.py).
 
 A small model's forward is hundreds of kernels, and launching them takes longer than running them. A
 recorded graph is launched at once, and does again what was recorded: same shapes, same addresses.
