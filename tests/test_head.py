@@ -61,7 +61,7 @@ def test_head_agrees_with_the_reference(tmp_path, name):
     head = load_head(save(tmp_path, config, tensors), FAMILIES["llama"]())
     embedding_TD, feature_TD = torch.randn(2, T, 40, generator=torch.Generator().manual_seed(1))
     want_TD = reference_head.forward(tensors, config, embedding_TD, feature_TD)
-    got_TD = head(feature_TD[None], embedding_TD[None], torch.arange(T))[0]
+    got_TD = head(feature_TD[None], embedding_TD[None], head.angles(torch.arange(T)))[0]
     assert want_TD.std() > 0.5
     torch.testing.assert_close(got_TD, want_TD, atol=1e-4, rtol=1e-4)
 
@@ -87,7 +87,7 @@ def test_two_steps_agree_with_the_reference(name):
     embedding_TD, second_TD = torch.randn(2, T, 40, generator=generator)
     ours_TD, theirs_TD = head.fuse(feature_TF), reference_head.fuse(tensors, feature_TF)
     for step_TD in (embedding_TD, second_TD):
-        ours_TD = head(ours_TD[None], step_TD[None], torch.arange(T))[0]
+        ours_TD = head(ours_TD[None], step_TD[None], head.angles(torch.arange(T)))[0]
         theirs_TD = reference_head.forward(tensors, config, step_TD, theirs_TD)
         assert theirs_TD.std() > 0.5
         torch.testing.assert_close(ours_TD, theirs_TD, atol=1e-4, rtol=1e-4)
@@ -108,8 +108,8 @@ def test_half_precision_head_keeps_float32_angles():
     errors = []
     for stride in (1, 331):
         position_T = torch.arange(7) * stride
-        want = rounded(feature.float(), embedding.float(), position_T)
-        got = half(feature, embedding, position_T).float()
+        want = rounded(feature.float(), embedding.float(), rounded.angles(position_T))
+        got = half(feature, embedding, half.angles(position_T)).float()
         errors.append(((got - want).norm() / want.norm()).item())
     assert errors[1] < 2 * errors[0] < 0.05, errors
 

@@ -50,7 +50,7 @@ def fitted_head(head, target: Target, texts: list[PlainText], epochs: int):
             hidden = head(
                 head.fuse(feature_1LF + 0.5 * noise)[:, :-2],
                 target.embed(ids_L[1:-1])[None],
-                torch.arange(ids_L.shape[0] - 2),
+                head.angles(torch.arange(ids_L.shape[0] - 2)),
             )
             label = outside[ids_L[2:]]
             loss = torch.nn.functional.cross_entropy(readout(hidden[0]), label, ignore_index=-1)
@@ -144,7 +144,7 @@ def test_levels_count_hits_and_js_over_the_whole_vocabulary(case, monkeypatch):
         head_hidden_TD = drafter.head(
             drafter.head.fuse(features)[:, :-1],
             drafter.target.embed(ids_L[1:])[None],
-            torch.arange(len(ids_L) - 1),
+            drafter.head.angles(torch.arange(len(ids_L) - 1)),
         )[0]
         draft_TR = drafter.readout(head_hidden_TD)
         kept_R = drafter.draft_token_R

@@ -14,20 +14,22 @@ import torch
 
 from eagle_fsd.config import TreeConfig
 from eagle_fsd.decoding.tree import DraftTree
-from eagle_fsd.drafters.growing import TreeGrower
+from eagle_fsd.drafters.growing import TreeGrower, TreeShape
 
 V = 23
 
 
 def grow(logits_of: Callable, config: TreeConfig, *, root: int = 5) -> tuple[DraftTree, list]:
     """Drive a TreeGrower as a drafter does; also the paths of the nodes that were run, in order."""
-    grower = TreeGrower(config)
+    grower = TreeGrower(TreeShape(config))
     frontier, run = [()], []
-    for _ in range(config.tree_depth):
+    for level in range(config.tree_depth):
+        if level:
+            token_K, slot_K = grower.frontier()
+            pairs = zip(slot_K.tolist(), token_K.tolist(), strict=True)
+            frontier = [(*frontier[slot], token) for slot, token in pairs]
         run += frontier
-        token_K, slot_K = grower.add_level(torch.stack([logits_of(path) for path in frontier]))
-        pairs = zip(slot_K.tolist(), token_K.tolist(), strict=True)
-        frontier = [(*frontier[slot], token) for slot, token in pairs]
+        grower.add_level(torch.stack([logits_of(path) for path in frontier]))
     return grower.finish(torch.tensor(root)), run
 
 

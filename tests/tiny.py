@@ -11,7 +11,7 @@ from eagle_fsd.config import TreeConfig
 from eagle_fsd.decoding.drafter import Drafter
 from eagle_fsd.decoding.target import Target
 from eagle_fsd.decoding.tree import DraftTree
-from eagle_fsd.drafters.growing import TreeGrower
+from eagle_fsd.drafters.growing import TreeGrower, TreeShape
 from eagle_fsd.engine.select import ENGINES
 from eagle_fsd.heads.draft_head import DraftHead, Eagle3Head, build_head
 from eagle_fsd.heads.head_config import HeadConfig
@@ -176,11 +176,13 @@ class NoisyTargetDrafter(Drafter):
 
     @torch.inference_mode()
     def propose(self) -> DraftTree:
-        grower = TreeGrower(self.tree_config)
+        grower = TreeGrower(TreeShape(self.tree_config))
         path_KT = torch.tensor([self._tokens])
-        for _ in range(self.tree_config.tree_depth):
+        for level in range(self.tree_config.tree_depth):
+            if level:
+                token_K, slot_K = grower.frontier()
+                path_KT = torch.cat([path_KT[slot_K], token_K[:, None]], dim=1)
             logits_KV = self.target.model(path_KT, use_cache=False).logits[:, -1]
             noise_KV = torch.randn(logits_KV.shape, generator=self._generator)
-            token_K, slot_K = grower.add_level(4 * (logits_KV + self.noise * noise_KV))
-            path_KT = torch.cat([path_KT[slot_K], token_K[:, None]], dim=1)
+            grower.add_level(4 * (logits_KV + self.noise * noise_KV))
         return grower.finish(torch.tensor(self._tokens[-1]))

@@ -36,7 +36,7 @@ import torch
 
 from eagle_fsd.config import SamplingConfig
 from eagle_fsd.decoding.divergence import DIVERGENCES, divergence
-from eagle_fsd.decoding.sampling import filter_logits, next_token_probs
+from eagle_fsd.decoding.sampling import argmax, filter_logits, next_token_probs
 from eagle_fsd.decoding.tree import DraftTree
 
 
@@ -74,12 +74,12 @@ class Rows:
 
     @cached_property
     def argmax_M(self) -> torch.Tensor:
-        return self.target_MV.argmax(-1)
+        return argmax(self.target_MV)
 
     @cached_property
     def best_M(self) -> torch.Tensor:
         """The largest logit; NaN where it is infinite, so that no regret is a number there."""
-        best_M = self.target_MV.amax(-1)
+        best_M = self.target_MV.gather(1, self.argmax_M[:, None])[:, 0]
         return best_M + 0 * best_M
 
     @cached_property

@@ -11,14 +11,14 @@ Masks = torch.Tensor | dict[str, torch.Tensor]
 
 def additive(visible_NK: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """0 where visible, else the dtype's lowest number."""
-    mask_NK = torch.zeros(visible_NK.shape, dtype=dtype, device=visible_NK.device)
-    return mask_NK.masked_fill_(~visible_NK, torch.finfo(dtype).min)
+    lowest = torch.full((), torch.finfo(dtype).min, dtype=dtype, device=visible_NK.device)
+    return torch.where(visible_NK, 0.0, lowest)
 
 
 def fold(mask_NK: torch.Tensor, repeats: int) -> torch.Tensor:
     """In the shape that attention takes, [1, 1, repeats N, K]: the same for every query head that
     shares a key head, where attention folds them into the rows (engine/attention.py)."""
-    return mask_NK.repeat(repeats, 1)[None, None]
+    return mask_NK.expand(repeats, -1, -1).reshape(1, 1, -1, mask_NK.shape[1])
 
 
 def layer_masks(

@@ -49,12 +49,13 @@ class DraftTree:
     ancestor_NN: torch.Tensor = field(init=False)
 
     def __post_init__(self):
-        node_N = torch.arange(self.size, device=self.token_N.device)
         ancestor_NN = torch.eye(self.size, dtype=torch.bool, device=self.token_N.device)
-        at_N = node_N
-        for _ in range(self.max_depth):  # all parents at once
-            at_N = self.parent_N[at_N]
-            ancestor_NN[node_N, at_N] = True
+        at_N, known = self.parent_N, 1  # generations that a row marks; those from at_N on are next
+        while known <= self.max_depth:
+            ancestor_NN = ancestor_NN | ancestor_NN.index_select(0, at_N)
+            known *= 2
+            if known <= self.max_depth:
+                at_N = at_N.index_select(0, at_N)
         object.__setattr__(self, "ancestor_NN", ancestor_NN)
         object.__setattr__(self, "depth_N", ancestor_NN.sum(1) - 1)
 

@@ -181,9 +181,9 @@ class VerifiedTree:
         self, rows: Rows, child_MK: torch.Tensor | None, uniform_M3: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Of every row, and their regrets; the children's tokens are for `draw` alone."""
-        if self.greedy:
-            exact_M = rows.argmax_M
-        elif self._draw is None:
+        if self.greedy:  # the largest logit is its own
+            return rows.argmax_M, rows.best_M - rows.best_M
+        if self._draw is None:
             exact_M = inverse_cdf(rows.prob_MV, uniform_M3[:, 0])
         else:
             exact_M = self._draw(rows.prob_MV, rows.draft_distribution_MV, child_MK, uniform_M3)

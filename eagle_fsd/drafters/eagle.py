@@ -64,11 +64,14 @@ class EagleDrafter(GrowingDrafter):
     def hidden(self, features_TF: torch.Tensor) -> torch.Tensor:
         return self.head.fuse(features_TF)
 
-    def forward(self, hidden_TD, token_T, position_T, visible_TS, base, width) -> torch.Tensor:
+    def places(self, position_P: torch.Tensor) -> torch.Tensor:
+        return self.head.angles(position_P)
+
+    def forward(self, hidden_TD, token_T, place_T, visible_TS, base, width) -> torch.Tensor:
         mask = None
         if visible_TS is not None:
             mask = fold(additive(visible_TS, self.target.dtype), self._query_groups)
-        inputs = (hidden_TD[None], self.target.embed(token_T)[None], position_T)
+        inputs = (hidden_TD[None], self.target.embed(token_T)[None], place_T)
         return self.head(*inputs, cache=self._sequence.cache, mask=mask)[0]
 
 

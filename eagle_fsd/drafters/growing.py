@@ -6,7 +6,9 @@ The model is a draft head (eagle.py) or a whole language model (language_model.p
 Axes: N nodes with the root, P pool of candidates, K branch_top_k (the frontier), E expanded nodes,
 M some nodes, T new positions, D hidden size, F features, S cache rows, R draft vocabulary (the
 target's, or a part of it that the drafter is confined to).
-Everything stays on the drafter's device; there is no loop over nodes.
+Everything stays on the drafter's device; there is no loop over nodes. On a CPU what counts is the
+number of operators: a tree's are of a microsecond or two each, and index_select takes half as long
+as indexing does.
 """
 
 import copy
@@ -32,43 +34,64 @@ DRAFTS_SEED = 0x5EED0FD4
 RANK_WORTH = 0.7
 
 
+class TreeShape:
+    """What all trees of a shape have in common: tables on the device, made once.
+
+    A tree's pool are its candidates, branch_top_k of every expanded node in the order in which
+    those were run, and last the root.
+
+    Attributes:
+        root_1, root_score_1: the root's place in the pool, and its score.
+        row_E: numbers of the expanded nodes; the root's is 0.
+        parent_row_P: which of them is a candidate's parent; the root is its own.
+        no_row_P, no_node_E: -1 for every place in the pool; 0 for every row and for none.
+        node_N: numbers of the nodes.
+        own_KK: the identity.
+    """
+
+    def __init__(self, config: TreeConfig, device: torch.device | str = "cpu"):
+        K, E = config.branch_top_k, config.num_expanded
+        self.config = config
+        self.row_E = torch.arange(E, device=device)
+        self.root_1, self.root_score_1 = self.row_E[:1] + E * K, torch.zeros(1, device=device)
+        self.parent_row_P = torch.cat([self.row_E.repeat_interleave(K), self.row_E[:1]])
+        self.no_row_P = torch.full_like(self.parent_row_P, -1)
+        self.no_node_E = self.row_E.new_zeros(E + 1)
+        self.node_N = torch.arange(config.num_draft_tokens + 1, device=device)
+        self.own_KK = torch.eye(K, dtype=torch.bool, device=device)
+
+
 class TreeGrower:
     """Grows one EAGLE-2 tree level by level, then keeps its best connected part.
 
-    The drafter calls `add_level` with the logits of the nodes it has just run (first the root, then
-    each frontier) and runs the returned frontier next, `tree_depth` times in all; `finish` reranks.
-    EAGLE-2 (arXiv 2406.16858) section 4: a node's value is the product of draft probabilities along
-    its path, here a float32 sum of log-probabilities. For draft_token_R see DraftTree.
+    The drafter calls `add_level` with the logits of the nodes it has just run, `tree_depth` times
+    in all: first of the root, then of each `frontier`; `finish` reranks. EAGLE-2 (arXiv 2406.16858)
+    section 4: a node's value is the product of draft probabilities along its path, here a float32
+    sum of log-probabilities. For draft_token_R see DraftTree.
     """
 
-    def __init__(self, config: TreeConfig, draft_token_R: torch.Tensor | None = None):
-        self.config = config
+    def __init__(self, shape: TreeShape, draft_token_R: torch.Tensor | None = None):
+        self.shape = shape
         self.draft_token_R = draft_token_R
         self.levels = 0
         self._token_P: list[torch.Tensor] = []  # candidates, level by level
         self._score_P: list[torch.Tensor] = []
-        self._parent_P: list[torch.Tensor] = []  # pool index of a candidate's parent, -1 = root
-        self._expanded_E: list[torch.Tensor] = []  # pool index of each expanded node, -1 = root
+        self._score_K: torch.Tensor | None = None  # of the frontier
+        self._expanded_E = [shape.root_1]  # where in the pool each expanded node is
         self._logits_ER: list[torch.Tensor] = []
 
-    def add_level(
-        self, logits_KR: torch.Tensor, drawn_KK: torch.Tensor | None = None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def add_level(self, logits_KR: torch.Tensor, drawn_KK: torch.Tensor | None = None) -> None:
         """Add the children of the nodes just run.
 
         Args:
-            logits_KR: the drafter's raw logits at the root ([1, R], first call) or at the frontier
-                of the last call, in its order ([branch_top_k, R]).
+            logits_KR: the drafter's raw logits at the root ([1, R], first call) or at the frontier,
+                in its order ([branch_top_k, R]).
             drawn_KK: columns drawn of each row, int64 [rows, branch_top_k], in the order of the
                 draws; None: the most probable. Which of the drawn are in the tree goes by that
                 order alone (RANK_WORTH), never by what they are: else those that are would no
                 longer be draws, and rule rejection would not be lossless.
-
-        Returns:
-            token_K: tokens of the next frontier, the branch_top_k best of the new level.
-            slot_K: which row of `logits_KR` is each frontier node's parent.
         """
-        K = self.config.branch_top_k
+        K = self.shape.config.branch_top_k
         if drawn_KK is None:
             logp_KR = torch.log_softmax(logits_KR, dim=-1, dtype=torch.float32)
             logp_KK, token_KK = logp_KR.topk(K, dim=-1)
@@ -76,24 +99,31 @@ class TreeGrower:
             rank_K = torch.arange(K, device=logits_KR.device)
             worth_K = math.log(RANK_WORTH) + math.log(1 - RANK_WORTH) * rank_K
             logp_KK, token_KK = worth_K.expand(drawn_KK.shape), drawn_KK
+        token_P = token_KK.flatten()
         if self.draft_token_R is not None:
-            token_KK = self.draft_token_R[token_KK]
-        if self.levels == 0:
-            expanded_K = torch.full((1,), -1, device=logits_KR.device)
-            score_KK = logp_KK
-        else:
-            expanded_K, score_K = self._frontier
-            score_KK = score_K[:, None] + logp_KK
-        first = sum(token.shape[0] for token in self._token_P)
-        self._token_P.append(token_KK.flatten())
+            token_P = self.draft_token_R.index_select(0, token_P)
+        score_KK = logp_KK if self._score_K is None else self._score_K[:, None] + logp_KK
+        self._token_P.append(token_P)
         self._score_P.append(score_KK.flatten())
-        self._parent_P.append(expanded_K.repeat_interleave(K))
-        self._expanded_E.append(expanded_K)
         self._logits_ER.append(logits_KR)
         self.levels += 1
-        best_K = _best(score_KK.flatten(), K)
-        self._frontier = (best_K + first, score_KK.flatten()[best_K])
-        return token_KK.flatten()[best_K], best_K // K
+
+    def frontier(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """The nodes to run next, the branch_top_k best of the last level.
+
+        Returns:
+            token_K: their tokens.
+            slot_K: which row of the last `logits_KR` is the parent of each.
+        """
+        K, score_P = self.shape.config.branch_top_k, self._score_P[-1]
+        if self.levels == 1:  # the root's children come in that order
+            best_K, self._score_K = self.shape.row_E[:K], score_P
+            self._expanded_E.append(best_K)
+        else:
+            ranked = score_P.sort(descending=True, stable=True)
+            best_K, self._score_K = ranked.indices[:K], ranked.values[:K]
+            self._expanded_E.append(best_K + K * (1 + (self.levels - 2) * K))
+        return self._token_P[-1].index_select(0, best_K), best_K // K
 
     def finish(self, root_token: torch.Tensor) -> DraftTree:
         """The num_draft_tokens best candidates under the root, in level order.
@@ -105,27 +135,25 @@ class TreeGrower:
         Args:
             root_token: token id of the root, int64 [] or [1].
         """
-        token_P, score_P = torch.cat(self._token_P), torch.cat(self._score_P)
-        parent_P = torch.cat(self._parent_P)
-        expanded_E = torch.cat(self._expanded_E)
-        device = token_P.device
-        keep_M = _best(score_P, self.config.num_draft_tokens).sort().values
-        # one slot more than the pool, so that index -1 (the root) has a place of its own: the last
-        node_of_P = torch.zeros(token_P.shape[0] + 1, dtype=torch.int64, device=device)
-        node_of_P[keep_M] = torch.arange(1, keep_M.shape[0] + 1, device=device)
-        row_of_P = torch.full_like(node_of_P, -1)
-        row_of_P[expanded_E] = torch.arange(expanded_E.shape[0], device=device)
-        root_1 = torch.full((1,), -1, device=device)
-        pool_N = torch.cat([root_1, keep_M])
+        shape = self.shape
+        token_P = torch.cat([*self._token_P, root_token.reshape(1)])
+        score_P = torch.cat([*self._score_P, shape.root_score_1])
+        keep_M = _best(score_P[:-1], shape.config.num_draft_tokens).sort().values
+        pool_N = torch.cat([shape.root_1, keep_M])
+        row_P = shape.no_row_P.index_copy(0, torch.cat(self._expanded_E), shape.row_E)
+        row_N = row_P.index_select(0, pool_N)
+        # -1 is the last place of the table, which no parent's row is
+        node_of_E = shape.no_node_E.index_put((row_N,), shape.node_N)
+        parent_row_N = shape.parent_row_P.index_select(0, pool_N)
         return DraftTree(
-            torch.cat([root_token.reshape(1).to(device), token_P[keep_M]]),
-            node_of_P[torch.cat([root_1, parent_P[keep_M]])],
-            row_of_P[pool_N],
+            token_P.index_select(0, pool_N),
+            node_of_E.index_select(0, parent_row_N),
+            row_N,
             torch.cat(self._logits_ER),
             max_depth=self.levels,
             draft_token_R=self.draft_token_R,
-            score_N=torch.cat([score_P.new_zeros(1), score_P[keep_M]]),
-            max_children=self.config.branch_top_k,
+            score_N=score_P.index_select(0, pool_N),
+            max_children=shape.config.branch_top_k,
         )
 
 
@@ -170,11 +198,15 @@ class GrowingDrafter(Drafter):
         """What the model reads, beside tokens, of the target's features, [T, D]."""
         return features_TF
 
+    def places(self, position_P: torch.Tensor) -> torch.Tensor:
+        """What the model reads of positions, [P, ...]: of all of a round's at once."""
+        return position_P
+
     def forward(
         self,
         hidden_TD: torch.Tensor,
         token_T: torch.Tensor,
-        position_T: torch.Tensor,
+        place_T: torch.Tensor,
         visible_TS: torch.Tensor | None,
         base: int | torch.Tensor,
         width: int,
@@ -183,6 +215,7 @@ class GrowingDrafter(Drafter):
 
         Args:
             hidden_TD: `hidden` of the features, or what an earlier step returned for the parents.
+            place_T: rows of `places`, one for every token or one for all.
             visible_TS: which cache rows each position sees; None: all before it.
             base, width: from row `base` on, `width` rows at a time stand at one position.
         """
@@ -207,6 +240,7 @@ class GrowingDrafter(Drafter):
             )
         self.tree_config = tree
         self.max_nodes = tree.num_draft_tokens + 1
+        self._shape = TreeShape(tree, self.target.device)
         self._sequence = self.new_sequence()
         self._pending: list[tuple[torch.Tensor, torch.Tensor]] = []
 
@@ -258,7 +292,9 @@ class GrowingDrafter(Drafter):
         features_TF, token_T = (part[0] if len(part) == 1 else torch.cat(part) for part in parts)
         while token_T.shape[0] > BLOCK_ROWS:
             stable = self._sequence.length
-            self._step(features_TF[:BLOCK_ROWS], token_T[:BLOCK_ROWS], stable)
+            step_T = torch.arange(BLOCK_ROWS, device=token_T.device)
+            block = features_TF[:BLOCK_ROWS], token_T[:BLOCK_ROWS], self.places(stable + step_T)
+            self._step(*block, stable, step_T)
             self._sequence.advance(BLOCK_ROWS)
             features_TF, token_T = features_TF[BLOCK_ROWS:], token_T[BLOCK_ROWS:]
         return features_TF, token_T
@@ -267,12 +303,13 @@ class GrowingDrafter(Drafter):
         self,
         features_TF: torch.Tensor,
         token_T: torch.Tensor,
+        place_T: torch.Tensor,
         stable: int | torch.Tensor,
+        step_T: torch.Tensor,
     ) -> torch.Tensor:
-        """Run what is committed, behind `stable` rows, [T, D]."""
-        step_T = torch.arange(token_T.shape[0], device=token_T.device)
+        """Run what is committed, behind `stable` rows, [T, D]; step_T are 0, 1, .."""
         fresh = isinstance(stable, int) and stable == 0  # then the model's own causal mask does
-        nodes = self.hidden(features_TF), token_T, stable + step_T
+        nodes = self.hidden(features_TF), token_T, place_T
         step = partial(self.forward, *nodes, base=stable, width=1)
         return self._sequence.step(step, None if fresh else step_T[:, None] >= step_T, stable)
 
@@ -292,30 +329,29 @@ class GrowingDrafter(Drafter):
             stable: rows in the cache before them.
             uniform_EK: by which the children of every expanded node are drawn; None: the best.
         """
-        device, K = token_T.device, self.tree_config.branch_top_k
-        hidden_TD = self._step(features_TF, token_T, stable)
+        T, K, levels = token_T.shape[0], self.tree_config.branch_top_k, self.tree_config.tree_depth
+        step_T, base = torch.arange(T, device=token_T.device), stable + count
+        place_P = self.places(torch.cat([stable + step_T, base + self._shape.row_E[: levels - 1]]))
+        hidden_TD = self._step(features_TF, token_T, place_P[:T], stable, step_T)
         if isinstance(count, int):
             hidden_KD, root_1 = hidden_TD[-1:], token_T[-1:]
         else:
             last_1 = (count - 1).reshape(1)
             hidden_KD, root_1 = hidden_TD.index_select(0, last_1), token_T.index_select(0, last_1)
-        base = stable + count
-        grower = TreeGrower(self.tree_config, self.draft_token_R)
-        own_KK = torch.eye(K, dtype=torch.bool, device=device)
-        seen_KE = own_KK[:, :0]  # which tree rows, ancestors or itself, a frontier node sees
-        for level in range(self.tree_config.tree_depth):
+        grower = TreeGrower(self._shape, self.draft_token_R)
+        seen_KE = own_KK = self._shape.own_KK  # tree rows that a frontier node sees
+        for level in range(levels):
+            if level:
+                token_K, slot_K = grower.frontier()
+                if level > 1:  # what its parent saw, and itself
+                    seen_KE = torch.cat([seen_KE.index_select(0, slot_K), own_KK], dim=1)
+                place_1 = place_P[T + level - 1 : T + level]
+                nodes = hidden_KD.index_select(0, slot_K), token_K, place_1
+                step = partial(self.forward, *nodes, base=base, width=K)
+                hidden_KD = self._sequence.step(step, seen_KE, base)
             logits_KR, drawn_KK = self.readout(hidden_KD), None
             if uniform_EK is not None:
                 uniform_KK, uniform_EK = uniform_EK.tensor_split([logits_KR.shape[0]])
                 drawn_KK = draw_distinct(logits_KR, uniform_KK, self._sampling)
-            token_K, slot_K = grower.add_level(logits_KR, drawn_KK)
-            if level + 1 == self.tree_config.tree_depth:
-                break
-            if level:
-                seen_KE = seen_KE[slot_K]
-            seen_KE = torch.cat([seen_KE, own_KK], dim=1)
-            position_K = torch.zeros_like(token_K) + base + level
-            nodes = hidden_KD[slot_K], token_K, position_K
-            step = partial(self.forward, *nodes, base=base, width=K)
-            hidden_KD = self._sequence.step(step, seen_KE, base)
+            grower.add_level(logits_KR, drawn_KK)
         return grower.finish(root_1)

@@ -71,8 +71,8 @@ class HybridDrafter(Drafter):
 
 def _read(tree: DraftTree) -> tuple[list[int], list[int], list[int], list[float]]:
     """A head's tree on the host, in one transfer: tokens, parents, draft rows, and what the head
-    gives each draft after its parent (the root: 1). Ids are exact in float64."""
+    gives each draft after its parent (the root: 1). Ids below 2**24 are exact in float32."""
     said_N = (tree.score_N - tree.score_N[tree.parent_N]).exp()
     table = [tree.token_N, tree.parent_N, tree.draft_row_N, said_N]
-    token, parent, row, said = torch.stack([value_N.double() for value_N in table]).tolist()
+    token, parent, row, said = torch.stack(table).tolist()
     return *([int(value) for value in values] for values in (token, parent, row)), said

@@ -49,12 +49,12 @@ class LanguageModelDrafter(GrowingDrafter):
     def observe(self, features_TF: torch.Tensor, next_tokens: Sequence[int]) -> None:
         super().observe(features_TF[:, :0], next_tokens)
 
-    def forward(self, hidden_TD, token_T, position_T, visible_TS, base, width) -> torch.Tensor:
+    def forward(self, hidden_TD, token_T, place_T, visible_TS, base, width) -> torch.Tensor:
         stands_S = None
         if visible_TS is not None:
             row_S = torch.arange(visible_TS.shape[1], device=token_T.device)
             stands_S = torch.where(row_S < base, row_S, base + (row_S - base) // width)
-        nodes = token_T, position_T, visible_TS, stands_S
+        nodes = token_T, place_T.expand_as(token_T), visible_TS, stands_S
         return self.model.run(self._sequence.cache, *nodes)[0]
 
     def readout(self, hidden_TD: torch.Tensor) -> torch.Tensor:

@@ -75,7 +75,7 @@ class DraftHead(nn.Module):
         self,
         hidden_BTD: torch.Tensor,
         embedding_BTD: torch.Tensor,
-        position_T: torch.Tensor,
+        angle_T2d: torch.Tensor,
         *,
         cache: Cache | None = None,
         mask: torch.Tensor | None = None,
@@ -85,17 +85,24 @@ class DraftHead(nn.Module):
         Args:
             hidden_BTD: `fuse` of the target's features, or what an earlier step returned.
             embedding_BTD: of the token AFTER each position.
-            position_T: rotary positions, int64 [T].
+            angle_T2d: of `angles`; a single one is that of all.
             cache: rows are appended to it.
             mask: additive, [1 or B, 1, T, rows]; None: causal without rows before T, full if T = 1.
         """
         raise NotImplementedError
 
-    def _positions(self, like: torch.Tensor, position_T: torch.Tensor) -> tuple:
+    def angles(self, position_T: torch.Tensor) -> torch.Tensor:
+        """What a step reads of rotary positions: cosines and sines, float32 [T, 2, head_dim]."""
         rotary = self._rotary[0]
-        if rotary.inv_freq.device != like.device:
-            rotary.to(like.device)
-        return rotary(like, position_T[None])
+        if rotary.inv_freq.device != position_T.device:
+            rotary.to(position_T.device)
+        cos_1Td, sin_1Td = rotary(rotary.inv_freq, position_T[None])
+        return torch.stack([cos_1Td[0], sin_1Td[0]], dim=1)
+
+
+def _cos_and_sin(angle_T2d: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
+    """As transformers' layers take them, [1, T, d] each."""
+    return angle_T2d.to(dtype)[None].unbind(2)
 
 
 class EagleHead(DraftHead):
@@ -112,14 +119,13 @@ class EagleHead(DraftHead):
         for layer in self.layers:  # qkv_bias is of q, k and v, and none of o
             layer.self_attn.o_proj.bias = None
 
-    def forward(self, hidden_BTD, embedding_BTD, position_T, *, cache=None, mask=None):
+    def forward(self, hidden_BTD, embedding_BTD, angle_T2d, *, cache=None, mask=None):
         hidden_BTD = self.fc(torch.cat([embedding_BTD, hidden_BTD], dim=-1))
-        positions = self._positions(hidden_BTD, position_T)
+        positions = _cos_and_sin(angle_T2d, hidden_BTD.dtype)
         for layer in self.layers:
             hidden_BTD = layer(
                 hidden_BTD,
                 attention_mask=mask,
-                position_ids=position_T[None],
                 past_key_values=cache,
                 use_cache=cache is not None,
                 position_embeddings=positions,
@@ -146,8 +152,8 @@ class Eagle3Head(DraftHead):
     def normed(self, hidden_BTD: torch.Tensor) -> torch.Tensor:
         return self.norm(hidden_BTD)
 
-    def forward(self, hidden_BTD, embedding_BTD, position_T, *, cache=None, mask=None):
-        positions = self._positions(hidden_BTD, position_T)
+    def forward(self, hidden_BTD, embedding_BTD, angle_T2d, *, cache=None, mask=None):
+        positions = _cos_and_sin(angle_T2d, hidden_BTD.dtype)
         return self.midlayer(hidden_BTD, embedding_BTD, positions, cache=cache, mask=mask)
 
 

@@ -32,13 +32,14 @@ def unroll(
         feature_BTF, embedding_BTD = feature_BTF.to(dtype), embedding_BTD.to(dtype)
     fused_BTD = head.fuse(feature_BTF)
     position_T = torch.arange(feature_BTF.shape[1], device=feature_BTF.device)
+    angle_T2d = head.angles(position_T)
     cache = DynamicCache()  # it concatenates: nothing that a gradient needs is changed in place
     hidden_BTD, mask, outputs = fused_BTD, None, []
     for step in range(steps):
         if step:  # what the last step predicted for index i stands at i - 1
             hidden_BTD = torch.cat([fused_BTD[:, :1], outputs[-1][:, :-1]], dim=1)
             mask = _unrolled_mask(position_T, step, hidden_BTD.dtype)
-        outputs.append(head(hidden_BTD, embedding_BTD, position_T, cache=cache, mask=mask))
+        outputs.append(head(hidden_BTD, embedding_BTD, angle_T2d, cache=cache, mask=mask))
     return torch.stack(outputs)
 
 
