@@ -176,7 +176,7 @@ def test_a_16_bit_product_is_the_float32_product(rows):
     [
         ([1.0, -0.5], 1.0, 1.0),
         ([0.0, 0.0], 1.0, 1.0),
-        ([1.0, 2.0**-23 * 1.25], 2.0**14, 1.0),
+        ([1.0, 2.0**-23 * 1.25], 2.0**14, 2.0**14),
         ([2.0**17], 2.0**-3, 2.0**-3),  # beyond float16's largest number
         ([1.0, 1 + 2.0**-12], None, 1.0),  # more bits than float16 has
         ([1.0, 2.0**-60], None, 1.0),  # further apart than float16 reaches

@@ -63,15 +63,13 @@ def power_of_two(weight_RD: torch.Tensor, *, exact: bool) -> float | None:
         return 1.0
     if not top < float("inf"):  # NaN too
         return None
-    for scale in (1.0, 2.0 ** (TOP_EXPONENT - torch.tensor(top).frexp().exponent.item())):
-        scaled_RD = weight_RD.detach() * scale
-        held_RD = scaled_RD.half().float()
-        if torch.equal(held_RD, scaled_RD):
-            return scale
-        if not exact:
-            least = torch.finfo(torch.float16).smallest_normal * CLOSE
-            allowed_RD = scaled_RD.abs().mul_(CLOSE).clamp_(min=least)
-            if ((held_RD - scaled_RD).abs() <= allowed_RD).all():
+    scales = 1.0, 2.0 ** (TOP_EXPONENT - torch.tensor(top).frexp().exponent.item())
+    for allowed in (0.0,) if exact else (0.0, CLOSE):
+        least = torch.finfo(torch.float16).smallest_normal * allowed
+        for scale in scales:
+            scaled_RD = weight_RD.detach() * scale
+            error_RD = (scaled_RD.half().float() - scaled_RD).abs_()
+            if (error_RD <= scaled_RD.abs_().mul_(allowed).clamp_(min=least)).all():
                 return scale
     return None
 

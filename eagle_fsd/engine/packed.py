@@ -9,6 +9,7 @@ The model's forward stays as it is: only its submodules are exchanged.
 """
 
 import ctypes
+import sys
 import warnings
 from collections.abc import Callable
 from functools import partial
@@ -160,6 +161,5 @@ class Packed(Folded):
 
 def _give_back() -> None:
     """Freed float32 weights go back to the system; glibc would keep them for itself."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
+    if sys.platform == "linux" and (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)):
         trim(0)
