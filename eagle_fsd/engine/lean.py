@@ -12,8 +12,6 @@ from collections.abc import Callable
 
 import torch
 from torch import nn
-from torch.nn import functional
-from transformers.activations import SiLUActivation
 
 from eagle_fsd.decoding.masks import additive, fold
 from eagle_fsd.engine.attention import NAME, folded_attention
@@ -141,37 +139,6 @@ def lean_attention(
     }
     agree = _agree(lean(x_BND, **call)[0], attention(x_BND, **call)[0])
     return lean if agree else None
-
-
-class GatedUnits:
-    """A gated feed-forward layer, of gate and up from one product.
-
-    Args:
-        layer: the stock one, whose act_fn and down_proj are used.
-        product: its gate and up projections as one, [B, N, D] to [B, N, 2 I].
-    """
-
-    def __init__(self, layer: nn.Module, product: Callable[[torch.Tensor], torch.Tensor]):
-        self._layer, self._product, self._activate = layer, product, layer.act_fn
-        if isinstance(layer.act_fn, nn.SiLU | SiLUActivation):
-            self._activate = functional.silu
-
-    def __call__(self, x_BND: torch.Tensor) -> torch.Tensor:
-        gate, up = self._product(x_BND).chunk(2, -1)
-        return self._layer.down_proj(self._activate(gate).mul_(up))
-
-
-def lean_units(
-    layer: nn.Module, product: Callable[[torch.Tensor], torch.Tensor]
-) -> GatedUnits | None:
-    """For a feed-forward layer whose linear layers are still its own; None where it computes
-    something else."""
-    names = {name for name, _ in layer.named_children()}
-    if names != {"gate_proj", "up_proj", "down_proj", "act_fn"}:
-        return None
-    lean, weight = GatedUnits(layer, product), layer.gate_proj.weight
-    x_BND = _random(1, PROBED, weight.shape[1], like=weight)
-    return lean if _agree(lean(x_BND), layer(x_BND)) else None
 
 
 def _random(*shape: int, like: torch.Tensor) -> torch.Tensor:

@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 
 from eagle_fsd.engine import half
 from eagle_fsd.engine.attention import Folded
-from eagle_fsd.engine.lean import Rotation, exchange_norms, lean_attention, lean_units
+from eagle_fsd.engine.lean import Rotation, exchange_norms, lean_attention
 
 # Layers of one parent that a decoder layer calls one after the other with the same input.
 ATTENTION = ("q_proj", "k_proj", "v_proj")
@@ -135,9 +135,7 @@ class Packed(Folded):
                 joined = _Joined(linears, self.linear)
                 if names == ATTENTION:
                     lean = lean_attention(parent, joined.product, rotation)
-                else:
-                    lean = lean_units(parent, joined.product)
-                parent.forward = lean or parent.forward
+                    parent.forward = lean or parent.forward
                 for index, name in enumerate(names):
                     _exchange(parent, name, partial(joined.part, index))
             for name, child in list(parent.named_children()):
