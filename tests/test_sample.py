@@ -12,7 +12,7 @@ from reference_accept import SlowAccept, chi_square_p, slow_p
 from eagle_fsd.config import SamplingConfig
 from eagle_fsd.decoding.acceptance import Policy, accept
 from eagle_fsd.decoding.loop import answer_uniforms
-from eagle_fsd.decoding.sampling import draw, filter_logits, inverse_cdf, next_token_probs
+from eagle_fsd.decoding.sampling import argmax, draw, filter_logits, inverse_cdf, next_token_probs
 from eagle_fsd.decoding.tree import DraftTree
 from eagle_fsd.rules.children import Random
 from eagle_fsd.rules.fsd import Exact, Fsd, FsdPaper
@@ -65,6 +65,18 @@ def test_greedy_is_the_first_argmax():
         assert draw(logits_RV, torch.full((2,), uniform), SamplingConfig()).tolist() == [1, 0]
     prob_RV = next_token_probs(logits_RV, SamplingConfig())
     assert prob_RV.tolist() == [[0, 1, 0, 0, 0], [1, 0, 0, 0, 0]]
+
+
+def test_the_argmax_is_the_first_of_the_largest_in_every_type():
+    """As torch's own: of two alike the first, and a NaN before any number. (On a CPU it is taken by
+    another library.)"""
+    generator = torch.Generator().manual_seed(0)
+    logits_RV = torch.randint(0, 9, (13, 101), generator=generator).float()
+    logits_RV[1, 40], logits_RV[2, 50:52] = math.nan, math.inf
+    logits_RV[3, :] = -math.inf
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        assert torch.equal(argmax(logits_RV.to(dtype)), logits_RV.argmax(-1))
+    assert argmax(logits_RV)[1:4].tolist() == [40, 50, 0]
 
 
 @pytest.mark.parametrize(
