@@ -7,6 +7,7 @@ Axes: R rows, V vocabulary, C draws.
 
 import math
 
+import numpy as np
 import torch
 
 from eagle_fsd.config import BadInput, SamplingConfig
@@ -41,7 +42,7 @@ def argmax(logits_RV: torch.Tensor) -> torch.Tensor:
     if logits_RV.device.type != "cpu":
         return logits_RV.argmax(-1)
     # on a CPU torch's own takes ten times as long as numpy's, and in bfloat16 forty times
-    return torch.from_numpy(logits_RV.detach().float().numpy().argmax(-1))
+    return torch.from_numpy(np.from_dlpack(logits_RV.detach().float()).argmax(-1))
 
 
 def draw(
