@@ -41,7 +41,7 @@ def argmax(logits_RV: torch.Tensor) -> torch.Tensor:
     """The first of the largest in every row, int64 [R]; a NaN is larger than any number."""
     if logits_RV.device.type != "cpu":
         return logits_RV.argmax(-1)
-    # on a CPU torch's own takes ten times as long as numpy's, and in bfloat16 forty times
+    # on a CPU torch's own takes longer than numpy's: 6 times for one row of 49,152, 2.7 for 128
     return torch.from_numpy(np.from_dlpack(logits_RV.detach().float()).argmax(-1))
 
 
