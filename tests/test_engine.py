@@ -16,7 +16,8 @@ from functools import partial
 import pytest
 import torch
 from answers import TREES, assert_same, by_generate, run
-from tiny import EAGER, FAMILIES, SLIDING, prompt_tokens, random_model, tiny_head
+from tiny import EAGER, FAMILIES, SLIDING, WIDE, prompt_tokens, random_model, tiny_head
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from eagle_fsd.config import BadInput, TreeConfig
 from eagle_fsd.decoding.drafter import RootDrafter
@@ -238,6 +239,19 @@ def test_norms_and_attention_are_exchanged_where_they_compute_the_same(family):
     assert lean == {family in LEAN}
     norms = {isinstance(layer.input_layernorm, torch.nn.Module) for layer in layers}
     assert norms == {family == "gemma3"}
+
+
+@pytest.mark.parametrize(
+    ("family", "limit"), [("gemma2", {"attn_logit_softcapping": 50.0}), ("olmo", {"clip_qkv": 8.0})]
+)
+def test_attention_with_limits_is_left_as_it_is(family, limit):
+    """Bug held down: limits that small numbers do not reach were taken for none, and a layer that
+    caps scores or clips queries lost that."""
+    config = AutoConfig.for_model(family, **WIDE, **limit)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()  # small weights
+    Target(model.requires_grad_(False), engine=Packed(), keep_stock=False)
+    forwards = [layer.self_attn.forward for layer in model.base_model.layers]
+    assert not any(isinstance(forward, RotaryAttention) for forward in forwards)
 
 
 def test_a_single_query_under_a_boolean_mask(monkeypatch):

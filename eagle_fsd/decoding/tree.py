@@ -1,4 +1,4 @@
-"""Draft trees: their tensors. How EAGLE-2 grows one is in drafters/growing.py.
+"""Draft trees: their tensors. How EAGLE-2 grows one is in drafters/tree_grower.py.
 
 Axes: N nodes with the root, E expanded nodes, V vocabulary, R draft vocabulary (V or a part of it).
 Everything stays on the drafter's device; there is no loop over nodes.

@@ -150,10 +150,9 @@ class Packed(Folded):
             return
         if (rows := half.in_half(head.weight)) is not None:
             head.forward, head.weight = read, rows
-        if type(table) is nn.Embedding and (tied or rows is not None):
-            held = rows if tied else half.in_half(table.weight)
-            if held is not None:
-                model.set_input_embeddings(half.HalfEmbedding(held))
+        held = rows if tied else half.in_half(table.weight)
+        if type(table) is nn.Embedding and held is not None:
+            model.set_input_embeddings(half.HalfEmbedding(held))
         _give_back()
 
 
