@@ -9,9 +9,10 @@
 
 `value` is the first field of the rule (rules.RULES), or of the drafter (DRAFTERS in
 drafters/settings.py; without one: the head's, with the run's tree); guards (rules.guards.GUARDS)
-are further fields of the rule. The canonical text states the value, leaves out other fields that
-have their default, and resolves aliases. Alternatives are the shell's braces:
-fsd:{0.2,0.3},child={draft,target}.
+are further fields of the rule. At temperature 0 a lossy rule on trees that repeat the text
+(@hybrid) has the guards no_repeat=3,ends=1 by default; no_repeat=0,ends=0 turns them off. The
+canonical text states the value, leaves out other fields that have their default, and resolves
+aliases. Alternatives are the shell's braces: fsd:{0.2,0.3},child={draft,target}.
 """
 
 import math
@@ -43,7 +44,7 @@ class Arm:
 
     text: str
     rule: Rule | None = None  # None for the arms of transformers
-    guards: tuple[Guard, ...] = ()
+    guards: tuple[Guard, ...] = ()  # as the text states them; defaults join them in `policy`
     drafter: DrafterSettings | None = None  # None: no drafts
 
     @property
@@ -90,7 +91,12 @@ class Arm:
         return self.text if self.value is None else re.sub(":[^,@]*", "", self.text, count=1)
 
     def policy(self, sampling: SamplingConfig, record: str = "lean") -> Policy:
-        return Policy(self.rule or Exact(), sampling, self.guards, record)
+        """How drafts are accepted at this sampling, default guards included."""
+        rule, stated = self.rule or Exact(), {type(guard): guard for guard in self.guards}
+        default = _default_guards(rule, self.drafter, sampling.temperature)
+        chosen = {type(guard): guard for guard in default} | stated
+        guards = tuple(chosen[kind] for kind in GUARDS.values() if kind in chosen)
+        return Policy(rule, sampling, tuple(guard for guard in guards if not guard.off), record)
 
     def check(self, sampling: SamplingConfig) -> None:
         """Refuse, by a BadInput, what has no meaning together, before anything is loaded."""
@@ -111,8 +117,9 @@ class Arm:
         return self.drafter.build(model) if self.drafts else RootDrafter()
 
 
-def parse_arm(text: str, *, tree: str = "") -> Arm:
-    """An arm from its text; one that names the run's own `tree` is the one that names none.
+def parse_arm(text: str, *, tree: str = "", temperature: float | None = None) -> Arm:
+    """An arm from its text. Of a run whose `tree` and `temperature` are given, an arm that states
+    what it would have anyway, this tree or these guards, is the one that does not state it.
 
     Raises:
         BadInput: unknown name or field, or a value that it refuses; lists what is known.
@@ -127,6 +134,10 @@ def parse_arm(text: str, *, tree: str = "") -> Arm:
         raise BadInput(f"arm {text!r}: {error}") from error
     if drafter.needs_head and tree and drafter.tree == tree:
         drafter = replace(drafter, tree="")
+    if temperature is not None:
+        default = {type(g): g for g in _default_guards(rule, drafter, temperature)}
+        guards = tuple(g for g in guards if g != default.get(type(g)))
+        guards = tuple(g for g in guards if not g.off or type(g) in default)
     limits = [_named(guard, GUARDS).replace(":", "=") for guard in guards]
     whole = ",".join([_named(rule, RULES), *limits])
     if (drafted := _named(drafter, DRAFTERS)) != DEFAULT_DRAFTER:
@@ -134,17 +145,27 @@ def parse_arm(text: str, *, tree: str = "") -> Arm:
     return Arm(whole, rule, guards, drafter)
 
 
-def parse_arms(texts: Sequence[str], *, tree: str = "") -> list[Arm]:
-    """Arms from their texts; BadInput also if two of them say the same."""
+def parse_arms(
+    texts: Sequence[str], *, tree: str = "", temperature: float | None = None
+) -> list[Arm]:
+    """Arms from their texts; BadInput also if two of them are one arm."""
     said: dict[Arm, str] = {}
     for text in texts:
-        arm = parse_arm(text, tree=tree)
+        arm = parse_arm(text, tree=tree, temperature=temperature)
         if arm in said:
             raise BadInput(f"arms {said[arm]!r} and {text!r} are the same: give one of them")
         said[arm] = text
     if not said:
         raise BadInput("no arm is given; such as: plain exact fsd:0.3")
     return list(said)
+
+
+def _default_guards(
+    rule: Rule, drafter: DrafterSettings | None, temperature: float
+) -> tuple[Guard, ...]:
+    """The guards of an arm that states none of their kinds."""
+    lossy = type(rule) is not Exact
+    return drafter.greedy_guards if drafter and lossy and temperature == 0 else ()
 
 
 def _parse(

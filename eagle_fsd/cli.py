@@ -101,7 +101,7 @@ class BenchOptions:
     arms: list[str] = option(
         [
             *("generate", "plain", "exact", DEFAULT_ARM, "exact@hybrid"),
-            *(f"{rule},no_repeat=3,ends=1@hybrid" for rule in (DEFAULT_ARM, "path:0.9")),
+            *(f"{rule}@hybrid" for rule in (DEFAULT_ARM, "path:0.9")),
         ],
         "rule[:value][,field=value][@drafter[:tree]]; see docs/evaluate.md",
     )

@@ -6,11 +6,11 @@ from dataclasses import fields
 import pytest
 
 from eagle_fsd.arms import parse_arm, parse_arms
-from eagle_fsd.config import BadInput
+from eagle_fsd.config import BadInput, SamplingConfig
 from eagle_fsd.decoding.divergence import ALIASES
 from eagle_fsd.rules import RULES
 from eagle_fsd.rules.fsd import Exact, Fsd
-from eagle_fsd.rules.guards import GUARDS, Ends, NoRepeat
+from eagle_fsd.rules.guards import GUARDS, Ends, Known, NoRepeat
 
 VALUES = ["0", "0.3", "1e-05", "0.1234567890123", "1"]
 RULE_TEXTS = ["exact", "accept-all", "accept-all:draft", "fsd:inf", "ratio:inf", "random:0.05"]
@@ -89,3 +89,39 @@ def test_arms_of_a_run():
     assert sampled.text == "rejection@eagle,sample=1"
     with pytest.raises(BadInput, match="no arm is given"):
         parse_arms([])
+
+
+def test_lossy_arms_on_hybrid_trees_have_guards_by_default():
+    """At temperature 0 alone, and only as far as the arm does not say otherwise."""
+    greedy, warm = SamplingConfig(), SamplingConfig(1.0)
+
+    def guards(text: str, sampling: SamplingConfig = greedy) -> tuple:
+        return parse_arm(text).policy(sampling).guards
+
+    assert guards("fsd:0.3@hybrid") == guards("path:1@hybrid:7x3x4") == (NoRepeat(3), Ends(1))
+    assert guards("fsd:0.3,no_repeat=0,ends=0@hybrid") == ()
+    assert guards("fsd:0.3,no_repeat=2,known=0.1@hybrid") == (Known(0.1), NoRepeat(2), Ends(1))
+    for text in ("exact@hybrid", "fsd:0.3", "fsd:0.3@ngram", "path:1,no_repeat=0", "plain"):
+        assert guards(text) == ()
+    assert guards("fsd:0.3@hybrid", warm) == () == guards("path:1@hybrid", warm)
+    assert guards("fsd:0.3,no_repeat=3@hybrid", warm) == (NoRepeat(3),)
+
+
+@pytest.mark.parametrize(
+    ("text", "greedy", "warm"),
+    [
+        ("fsd:1,no_repeat=3,ends=1@hybrid", "fsd:1@hybrid", "fsd:1,no_repeat=3,ends=1@hybrid"),
+        ("fsd:1,no_repeat=0,ends=0@hybrid", "fsd:1,no_repeat=0,ends=0@hybrid", "fsd:1@hybrid"),
+        ("fsd:1,no_repeat=3,ends=0@hybrid", "fsd:1,ends=0@hybrid", "fsd:1,no_repeat=3@hybrid"),
+        ("fsd:1,no_repeat=3,ends=0", "fsd:1,no_repeat=3", "fsd:1,no_repeat=3"),
+        ("exact,no_repeat=3@hybrid", "exact,no_repeat=3@hybrid", "exact,no_repeat=3@hybrid"),
+    ],
+)
+def test_the_arms_of_a_run_leave_out_the_guards_that_they_have_anyway(text, greedy, warm):
+    assert parse_arm(text, temperature=0.0).text == greedy
+    assert parse_arm(text, temperature=0.7).text == warm
+    for temperature, canonical in ((0.0, greedy), (0.7, warm)):
+        sampling = SamplingConfig(temperature)
+        assert parse_arm(canonical).policy(sampling) == parse_arm(text).policy(sampling)
+    with pytest.raises(BadInput, match="are the same"):
+        parse_arms([text, greedy], temperature=0.0)

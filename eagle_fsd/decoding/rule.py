@@ -92,10 +92,15 @@ class Guard:
         columns: as a rule's.
         reads_exact_token: it asks what the exact token is, so that above temperature 0 the rule's
             own TV is not that of what is emitted.
+        off: its value allows every draft: a way to say that a default guard is not wanted.
     """
 
     columns: ClassVar[tuple[str, ...]] = ()
     reads_exact_token: ClassVar[bool] = False
+
+    @property
+    def off(self) -> bool:
+        return False
 
     def allows(self, tree: VerifiedTree, child: int) -> bool:
         """Whether the draft may be taken although the exact token is another."""

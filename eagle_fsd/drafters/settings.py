@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from eagle_fsd.config import BadInput, check_flag, check_least, parse_tree, tree_name
 from eagle_fsd.decoding.drafter import Drafter
+from eagle_fsd.decoding.rule import Guard
 from eagle_fsd.drafters.ngram_table import MAX_NGRAMS, MOST_RECYCLED
+from eagle_fsd.rules.guards import Ends, NoRepeat
 
 if TYPE_CHECKING:
     from eagle_fsd.models.loaded import Model
@@ -22,12 +24,14 @@ class DrafterSettings(Protocol):
         needs_draft_model: or a second language model.
         tree: the shape of its trees, if it is named; "": the model's, or it has none.
         vocab_size: see Drafter, as far as it is known before the drafter is built.
+        greedy_guards: the guards that a lossy rule has by default on its trees, at temperature 0.
     """
 
     needs_head: ClassVar[bool] = False
     needs_draft_model: ClassVar[bool] = False
     tree: str = ""
     vocab_size: ClassVar[int | None] = None
+    greedy_guards: ClassVar[tuple[Guard, ...]] = ()
 
     @property
     def samples(self) -> bool:
@@ -86,9 +90,13 @@ class HybridSettings(DrafterSettings):
         max_ngram: longest n-gram that is looked up.
         recycle: how many of the target's own top tokens are kept of every verified node, accepted
             or not; 0: none.
+
+    A repeated text is probable and easily drafted from itself, so without guards a lossy rule on
+    these trees repeats it until the budget ends (docs/results.md).
     """
 
     needs_head: ClassVar[bool] = True
+    greedy_guards: ClassVar[tuple[Guard, ...]] = (NoRepeat(3), Ends(1))
     tree: str = ""
     max_ngram: int = 3
     recycle: int = 0

@@ -63,7 +63,9 @@ class Bench:
         *,
         free: Collection[str] = (),
     ):
-        self.arms = parse_arms(options.arms, tree=model_options.tree)
+        self.arms = parse_arms(
+            options.arms, tree=model_options.tree, temperature=sampling.temperature
+        )
         self.name, self.questions = name, questions
         self.options, self.model_options = options, model_options
         self._sampling, self._seed = sampling.sampling(), sampling.seed

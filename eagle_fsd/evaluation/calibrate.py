@@ -172,7 +172,7 @@ class Calibration:
         from eagle_fsd.arms import parse_arm, parse_arms
         from eagle_fsd.evaluation.questions import check_same_questions, read_questions, spread
 
-        given = parse_arms(options.arms, tree=model_options.tree)
+        given = parse_arms(options.arms, tree=model_options.tree, temperature=sampling.temperature)
         if len({arm.drafter for arm in given}) != 1 or not given[0].drafts:
             raise BadInput("--arms of a calibration draft, all with one drafter: they share trees")
         at = given[0].text.partition("@")[2]

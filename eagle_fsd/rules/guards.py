@@ -5,12 +5,14 @@ A draft that a guard does not allow is taken only where it is the exact token.
 known      a draft to which the drafter's own distribution gives less is not allowed, nor is any
            where it has none (below looked-up drafts)
 js         none is allowed where JS of target and draft is above this, nor where there is none
-first      the answer's first tokens, so many, are exact: lossy rules do most harm there
-           (arXiv 2610.08678)
-loop       the round is exact while the answer's last tokens, so many, have stood in it before
-no_repeat  a draft that would complete an n-gram which the answer has had, of so many tokens, is not
-           allowed (transformers' no_repeat_ngram_size, for fuzzy tokens alone)
-ends       1: where the target ends the answer, it ends: no draft takes the place of a stop token
+first      the first tokens of an answer, up to this number, are exact: lossy rules do most harm
+           there (arXiv 2610.08678)
+loop       the round is exact while the last tokens of the answer, this number of them, have stood
+           in it before
+no_repeat  a draft that would complete an n-gram of this length which the answer has had already is
+           not allowed (transformers' no_repeat_ngram_size, for fuzzy tokens alone); 0 is off
+ends       1: where the target ends the answer, it ends: no draft takes the place of a stop token;
+           0 is off
 """
 
 import math
@@ -80,9 +82,15 @@ class NoRepeat(Guard):
     tokens: int
 
     def __post_init__(self):
-        check_least(self, "no_repeat: ", tokens=1)
+        check_least(self, "no_repeat: ", tokens=0)
+
+    @property
+    def off(self) -> bool:
+        return self.tokens == 0
 
     def allows(self, tree: VerifiedTree, child: int) -> bool:
+        if self.off:
+            return True
         n, text = self.tokens, [*tree.answer, *(tree.tokens[v] for v in tree.ancestors(child))]
         gram = text[-n:]
         ends = (i for i in range(n, len(text)) if text[i - 1] == gram[-1])
@@ -97,8 +105,12 @@ class Ends(Guard):
     def __post_init__(self):
         check_flag("ends", self.on)
 
+    @property
+    def off(self) -> bool:
+        return not self.on
+
     def allows(self, tree: VerifiedTree, child: int) -> bool:
-        return not (self.on and tree.ends(tree.parents[child]))
+        return self.off or not tree.ends(tree.parents[child])
 
 
 GUARDS: dict[str, type[Guard]] = {
