@@ -124,6 +124,11 @@ def parse_tree(text: str) -> TreeConfig:
     return TreeConfig(*map(int, parts))
 
 
+def as_tree(tree: TreeConfig | str | None) -> TreeConfig | None:
+    """A shape of trees, given as one or as arms write it; None and "": not given."""
+    return parse_tree(tree) if isinstance(tree, str) and tree else tree or None
+
+
 @dataclass(frozen=True)
 class SamplingConfig:
     """From logits to the target's next-token distribution, as in transformers' `generate`.

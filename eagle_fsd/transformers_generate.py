@@ -23,7 +23,7 @@ from transformers import (
 from transformers.generation.streamers import BaseStreamer
 
 from eagle_fsd.arms import Arm, parse_arm
-from eagle_fsd.config import DEFAULT_ARM, BadInput, SamplingConfig, TreeConfig
+from eagle_fsd.config import DEFAULT_ARM, BadInput, SamplingConfig, TreeConfig, as_tree
 from eagle_fsd.decoding.drafter import Drafter
 from eagle_fsd.decoding.loop import DecodeConfig, Generation, Round, StopConfig, decode_rounds
 from eagle_fsd.decoding.target import Target
@@ -106,7 +106,7 @@ def custom_generate(
     head: str | Path | DraftHead | None,
     *,
     arm: str = DEFAULT_ARM,
-    tree: TreeConfig | None = None,
+    tree: TreeConfig | str | None = None,
 ) -> DecodingMethod:
     """A decoding method for transformers' `generate`; keep it: what it makes for a model (the head
     on its device, the target's reader) is made at the first call, and lives as long as the model.
@@ -135,7 +135,7 @@ def custom_generate(
         head = None
     elif head is None:
         raise BadInput(f"arm {arm!r} needs a head: name one, or take plain or exact@ngram")
-    return DecodingMethod(chosen, head, tree)
+    return DecodingMethod(chosen, head, as_tree(tree))
 
 
 def _emitted(answer: Generation, target: Target, rounds: Iterator[Round]) -> Iterator[int]:

@@ -310,9 +310,10 @@ def test_a_random_model_is_the_stock_model_with_those_weights(tied):
 
 @pytest.mark.parametrize("head", ["", "random:eagle:149", "random:eagle3", "random:eagle3:149"])
 def test_loaded_by_name_and_drafting_deeply(tmp_path, head):
-    """Flat drafts would fill the first levels only. Answers run to their budget."""
+    """Flat drafts would fill the first levels only. Answers run to their budget. Bug held down: a
+    tree as arms write it was an AttributeError once the weights had been loaded."""
     tiny_config().save_pretrained(tmp_path)
-    tree = TreeConfig(11, 4, 3)
+    tree = "11x4x3" if "149" in head else TreeConfig(11, 4, 3)
     model = load(f"random:{tmp_path / 'config.json'}", head=head, tree=tree, dtype="float32")
     answer = generate(model, "Say a.", arm="exact", max_new_tokens=23)
     assert len(answer.tokens) == 23
@@ -328,6 +329,8 @@ def test_drafts_that_cannot_be_made_are_refused(tmp_path):
     assert len(generate(model, "Say a.", arm="exact", max_new_tokens=3).tokens) == 3
     with pytest.raises(BadInput, match="without one"):
         generate(model, "Say a.", arm="exact@eagle:7x3x4")
+    with pytest.raises(BadInput, match="a tree is DRAFTSxLEVELSxTOPK"):
+        load("no such target", tree="7x3")
 
 
 def test_a_random_target_that_does_not_fit_is_refused(tmp_path, monkeypatch):

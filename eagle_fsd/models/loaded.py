@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
-from eagle_fsd.config import BadInput, TreeConfig, check_text
+from eagle_fsd.config import BadInput, TreeConfig, as_tree, check_text
 from eagle_fsd.decoding.drafter import Drafter
 from eagle_fsd.decoding.loop import StopConfig
 from eagle_fsd.decoding.target import Target
@@ -85,7 +85,7 @@ def load(
     *,
     head: str | None = "",
     draft_model: str = "",
-    tree: TreeConfig | None = None,
+    tree: TreeConfig | str | None = None,
     dtype: str = "",
     device: str = "cpu",
     conv_template: str = "",
@@ -103,10 +103,12 @@ def load(
             one for a random target; None decodes without drafts.
         draft_model: a language model with the target's tokenizer, named as targets are, for arms
             with `@language_model`; or "layers:N", the target's own first N layers. "": none.
-        tree: shape of the draft tree; default: default_tree.
+        tree: shape of the draft tree, a TreeConfig or as arms write it ("5x3x4"); default:
+            default_tree.
         conv_template: a FastChat template, see prompt_ids.
         keep_stock: keep a stock model beside, for transformers' own generate.
     """
+    tree = as_tree(tree)
     template_stops(conv_template)  # its name is checked
     config = load_target_config(target)
     draft_head, layers = None, ()
