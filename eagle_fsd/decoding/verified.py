@@ -3,7 +3,7 @@
 The numbers are computed by the same functions everywhere (columns.py), of any rows at once. On an
 accelerator that is all nodes and all columns that were named, in one pass and one transfer. On a
 CPU it is a column of a row, when that is first asked about: a walk visits two or three of a tree's
-rows, and all of them at once took 1.5 to 60 times as long (docs/speed.md#judging).
+rows, and all of them at once took 1.5 to 60 times as long (results/speed_judging).
 
 Random numbers belong to the answer, not to the round: row s of a round's block is for the token
 that a node at depth s emits. So the same token is drawn at the same place of an answer, whatever

@@ -92,7 +92,7 @@ class HybridSettings(DrafterSettings):
             or not; 0: none.
 
     A repeated text is probable and easily drafted from itself, so without guards a lossy rule on
-    these trees repeats it until the budget ends (docs/results.md).
+    these trees repeats it until the budget ends (results/rule_front).
     """
 
     needs_head: ClassVar[bool] = True

@@ -2,7 +2,8 @@
 
 What lies between two products of a step is hundreds of small operators and the Python that calls
 them; a compiler makes a few loops of them, in a minute a function the first time and in seconds
-from its cache on disk. The cache holds code and no weights. What it brings: docs/speed.md.
+from its cache on disk. The cache holds code and no weights. Measured in
+results/speed_compiled.
 """
 
 import itertools

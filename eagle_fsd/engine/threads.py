@@ -5,7 +5,7 @@ OpenMP's threads meet after every product and spin until the last one is there. 
 share its core makes all of them wait for the scheduler, some hundred times a token: beside one busy
 process two threads on two cores are not half as fast as alone, they are a twentieth or less. One
 thread loses nothing there. To wait asleep (OMP_WAIT_POLICY=PASSIVE) costs an idle machine up to a
-third of its speed; docs/speed.md has the figures.
+third of its speed; results/speed_threads has the figures.
 """
 
 import math

@@ -29,7 +29,7 @@ class Metric:
         of: without a numerator and a denominator: the rate that is compared.
         over, minus: the baseline that it is compared with: generate, plain or exact.
         of_answers: a share of answers, not of tokens.
-        interval: whether one that holds is known (docs/results.md#intervals).
+        interval: whether one that holds is known (results/intervals).
     """
 
     label: str  # title of the column

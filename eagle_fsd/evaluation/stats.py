@@ -3,7 +3,7 @@
 A question is the unit: what belongs to one (turns, choices) is summed or averaged before it comes
 here. The margin of a value is Student's t times the jackknife's standard error: every question is
 left out in turn (Tukey 1958), in both arms of a comparison. How often the intervals hold the truth,
-resampled from a run's records: docs/results.md.
+resampled from a run's records: results/intervals.
 """
 
 import math

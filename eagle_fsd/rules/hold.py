@@ -25,7 +25,7 @@ MOST_CREDIT = 1.0  # largest exponent: an answer that offers no choices saves up
 MOST_TARGET = 100.0  # nats; far beyond what taking every draft costs
 # How an adapted rule is made from its parameter, the parameter at a cost of .06 a token, and the
 # power of it by which the cost grows. Measured greedily with the shipped head and
-# no_repeat=3@hybrid:5x3x4, on vicuna_bench (docs/results.md#a-dial-that-is-quality).
+# the guard no_repeat=3 on hybrid trees 5x3x4, by vicuna_bench (results/hold).
 ADAPTED_RULES = {
     "path": (PathRule, 1.12, 1.5),
     "ratio": (Ratio, 1.73, 1.8),

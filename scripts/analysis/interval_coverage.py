@@ -1,4 +1,4 @@
-"""How often 95 % intervals hold the truth: the table of results.md#intervals, of a run's records.
+"""How often 95 % intervals hold the truth: the table of results/intervals, of a run's records.
 
     python scripts/analysis/interval_coverage.py runs/a
 

@@ -14,7 +14,7 @@ from eagle_fsd.evaluation.curves import GAIN, INK, LOSS, plot_curves
 
 ROOT = Path(__file__).resolve().parents[2]
 
-GUARDS = ",no_repeat=3@hybrid"
+GUARDS = ",ends=0@hybrid"
 SHOWN = ["exact@hybrid", *(rule + GUARDS for rule in ("path", "relaxed", "fsd", "random"))]
 
 

@@ -1,4 +1,4 @@
-"""Scores of several tasks as one, each question once: results.md#tasks-pooled.
+"""Scores of several tasks as one, each question once: results/tasks.
 
     python scripts/analysis/pooled_scores.py runs/humaneval:pass@1 runs/ifeval:prompt_strict
 

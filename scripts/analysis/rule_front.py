@@ -1,4 +1,4 @@
-"""What each rule costs at the same gain: the tables of results.md#rules-at-equal-gain.
+"""What each rule costs at the same gain: the tables of results/rule_front.
 
     python scripts/analysis/rule_front.py runs/front [path@hybrid] > results/rule_front/NAME.md
 
