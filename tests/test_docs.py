@@ -83,8 +83,58 @@ def test_every_folder_of_results_has_a_readme_that_another_page_links_to():
     assert folders and {folder / "README.md" for folder in folders} <= linked
 
 
-def test_the_readme_is_two_screens():
-    assert len((ROOT / "README.md").read_text().split()) <= 900
+def table_rows(text: str) -> list[list[str]]:
+    """The cells of every row of Markdown tables, without emphasis."""
+    rows = re.findall(r"^ *\|(.+)\| *$", text, re.M)
+    return [[cell.strip().replace("**", "") for cell in row.split("|")] for row in rows]
+
+
+def rows_with_sources() -> list[tuple[str, list[str]]]:
+    """(folders, cells) of every row of the README's tables that say where their numbers are from."""
+    tables = re.findall(
+        r"<!-- numbers from: (.+?) -->\n((?:\|.*\n)+)", (ROOT / "README.md").read_text()
+    )
+    return [(folders, cells) for folders, table in tables for cells in table_rows(table)[2:]]
+
+
+@pytest.mark.parametrize("folders,cells", rows_with_sources())
+def test_the_numbers_of_the_readme_are_those_of_results(folders, cells):
+    """In each folder the row is looked for that has most of the numbers; together they have all.
+    A row is of the same arm if a cell of it is the arm, on hybrid trees or not."""
+    arms = set(re.findall("`([^`]+)`", " ".join(cells[:2]))) or set(cells[:2])
+    arms |= {arm.removesuffix("@hybrid") for arm in arms} if "speed" not in folders else set()
+    left = {cell for cell in cells if re.search(r"\d\.\d", cell) and "`" not in cell}
+    assert left, "a row without numbers"
+    for folder in folders.split():
+        text = "\n".join(page.read_text() for page in (ROOT / folder).glob("*.md"))
+        same = [row for row in table_rows(text) if arms & {cell.strip("`") for cell in row}]
+        same += [row for row in table_rows(text) if any(f"{arm}@hybrid" in row for arm in arms)]
+
+        def found(row: list[str], wanted: set[str] = left) -> set[str]:
+            return {
+                cell
+                for cell in wanted
+                if any(re.match(rf"{re.escape(cell)}(?![\d.])", other) for other in row)
+            }
+
+        left = left - max(map(found, same), key=len, default=set())
+    assert not left, f"{left} is in no row of {arms} in {folders}"
+
+
+def numbers(text: str) -> set[str]:
+    return set(re.findall(r"\d+\.\d+", text))
+
+
+def test_the_numbers_of_the_readme_s_sentences_are_those_of_results():
+    """What has a decimal point, in no table, program or link; but for versions."""
+    readme = (ROOT / "README.md").read_text()
+    prose = re.sub(r"```.*?```|^ {4}.*?$|^\|.*?$|`[^`]*`|\]\([^)]*\)", "", readme, flags=re.M | re.S)
+    known = set().union(*(numbers(page.read_text()) for page in RESULTS))
+    assert numbers(prose) - known <= {"3.11"}
+    rows = {row[0]: row for row in table_rows((ROOT / "results/mt_bench_80/README.md").read_text())}
+    fsd, path = (float(rows[f"{arm}@hybrid"][6].split()[0]) for arm in ("fsd:0.48", "path:0.6"))
+    assert f"{fsd / path:.1f} times the regret" in " ".join(readme.split())
+
 
 
 def test_the_questions_shown_can_be_asked_and_scored(tmp_path):

@@ -99,6 +99,26 @@ def test_a_number_that_somebody_chose_stays(chosen, machine, monkeypatch, capsys
     assert not capsys.readouterr().err
 
 
+@pytest.mark.parametrize("number", ["0", "abc", "-3", "1.5", " "])
+def test_a_number_that_openmp_does_not_take_is_no_choice(number, machine, monkeypatch, capsys):
+    """Bug held down: it was taken for one, and both threads waited beside a busy process."""
+    machine.percent = [[100.0, 0.0]]
+    monkeypatch.setenv("OMP_NUM_THREADS", number)
+    choose_threads("cpu")
+    assert torch.get_num_threads() == 1 and LINE in capsys.readouterr().err
+
+
+def test_where_the_system_does_not_tell_its_load_torchs_own_number_stays(machine, monkeypatch):
+    """Bug held down: without a readable /proc loading ended in a FileNotFoundError."""
+
+    def unreadable(percpu: bool) -> list[float]:
+        raise FileNotFoundError("/proc/stat")
+
+    monkeypatch.setattr("eagle_fsd.engine.threads.psutil.cpu_percent", unreadable)
+    choose_threads("cpu")
+    assert torch.get_num_threads() == 2
+
+
 def answer(models, data, folder) -> None:
     options = [*model_options(models), "--prompt", "Hi", "--max_new_tokens", "1"]
     load_command("evaluate/answer.py").main(list(map(str, options)))

@@ -128,7 +128,7 @@ def check_compiler() -> None:
     Raises:
         BadInput: there is no C++ compiler, or its results cannot be kept.
     """
-    compiler = os.environ.get("CXX") or ("clang++" if sys.platform == "darwin" else "g++")
+    compiler = os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++")
     if shutil.which(compiler) is None:
         raise BadInput(
             f"engine 'compiled' needs a C++ compiler, and {compiler!r} is not here: install it, "

@@ -4,7 +4,8 @@ Reading weights is what a small batch waits for, and 16-bit floats are half of t
 product itself is done in float32, so that of weights which 16 bits hold exactly it is the float32
 product, as good as any other kernel's. bfloat16 values (8 bits of mantissa) fit into float16 (11
 bits) if their range does; a power of two, by which the whole matrix is multiplied and its input
-divided, moves the range and rounds nothing.
+divided, moves the range and rounds nothing. The smallest number that is kept whole is then some
+2 ** -32 of the matrix's largest.
 
 Nothing else in the library knows the operators: torch has them in a namespace of quantisation.
 """
@@ -49,12 +50,12 @@ class HalfLinear:
 
 
 def power_of_two(weight_RD: torch.Tensor, *, exact: bool) -> float | None:
-    """By what to multiply a float32 matrix so that float16 holds it; 1 if that does, None if
-    nothing does.
+    """By what to multiply a float32 matrix so that float16 holds it; 1 if that holds it unchanged,
+    None if nothing does.
 
     Args:
-        exact: every number stays what it is; else it may change by CLOSE parts of itself, or of
-            float16's smallest normal number.
+        exact: every number stays what it is. Else a number may also change by CLOSE parts of
+            itself, or by 2 ** -40 parts of the matrix's largest.
 
     Example: of a bfloat16 number near 1e-6 float16 keeps too few bits, of 4096 times that all.
     """
@@ -63,14 +64,15 @@ def power_of_two(weight_RD: torch.Tensor, *, exact: bool) -> float | None:
         return 1.0
     if not top < float("inf"):  # NaN too
         return None
-    scales = 1.0, 2.0 ** (TOP_EXPONENT - torch.tensor(top).frexp().exponent.item())
-    for allowed in (0.0,) if exact else (0.0, CLOSE):
+    highest = 2.0 ** (TOP_EXPONENT - torch.tensor(top).frexp().exponent.item())
+    for scale, allowed in ((1.0, 0.0), (highest, 0.0), (highest, CLOSE)):
+        scaled_RD = weight_RD.detach() * scale
+        error_RD = (scaled_RD.half().float() - scaled_RD).abs_()
         least = torch.finfo(torch.float16).smallest_normal * allowed
-        for scale in scales:
-            scaled_RD = weight_RD.detach() * scale
-            error_RD = (scaled_RD.half().float() - scaled_RD).abs_()
-            if (error_RD <= scaled_RD.abs_().mul_(allowed).clamp_(min=least)).all():
-                return scale
+        if (error_RD <= scaled_RD.abs_().mul_(allowed).clamp_(min=least)).all():
+            return scale
+        if exact and scale == highest:
+            break
     return None
 
 

@@ -113,9 +113,10 @@ class Packed(Folded):
             if scale is not None:
                 return half.HalfLinear(weight_RD, bias_R, scale)
             warnings.warn(
-                "some float32 weights do not fit into 16 bits unchanged: their products read 32 "
-                "bits and take about twice as long (weights stored in bfloat16 or float16 fit)",
-                stacklevel=1,  # one place, and so told once
+                "some float32 weights cannot be held in 16 bits without changing a number, since "
+                "they use more bits or too wide a range: products with them read 32 bits and take "
+                "about twice as long (--dtype bfloat16 rounds them, and reads half as much)",
+                stacklevel=1,  # from one place, so Python shows it once
             )
         return PackedLinear(weight_RD, bias_R)
 
@@ -145,13 +146,14 @@ class Packed(Folded):
 
     def shrink(self, model: PreTrainedModel, read: Linear) -> None:
         head, table = model.get_output_embeddings(), model.get_input_embeddings()
-        tied = head.weight is table.weight
+        plain, tied = type(table) is nn.Embedding, head.weight is table.weight
         if head.weight.dtype != torch.float32 or not half.can_multiply():
             return
-        if (rows := half.in_half(head.weight)) is not None:
+        rows = half.in_half(head.weight) if plain or not tied else None
+        if rows is not None:
             head.forward, head.weight = read, rows
-        held = rows if tied else half.in_half(table.weight)
-        if type(table) is nn.Embedding and held is not None:
+        held = rows if tied else half.in_half(table.weight) if plain else None
+        if held is not None:
             model.set_input_embeddings(half.HalfEmbedding(held))
         _give_back()
 

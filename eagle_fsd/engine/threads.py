@@ -28,13 +28,16 @@ def choose_threads(device: str) -> None:
     have no threads here.
     """
     default, cores = torch.get_num_threads(), _own_cores()
-    if device != "cpu" or any(map(os.environ.get, NAMED)) or default == 1:
+    if device != "cpu" or any(map(_is_number, NAMED)) or default == 1:
         return
-    if default not in (len(cores), psutil.cpu_count(logical=False)):
+    try:
+        if default not in (len(cores), psutil.cpu_count(logical=False)):
+            return
+        busy = load_by_others(0.2)
+        if free_threads(default, busy, len(cores)) < default:
+            busy = min(busy, load_by_others(0.5))  # a short burst is no neighbour
+    except (OSError, psutil.Error):  # the system does not tell, such as a container without /proc
         return
-    busy = load_by_others(0.2)
-    if free_threads(default, busy, len(cores)) < default:
-        busy = min(busy, load_by_others(0.5))  # a short burst is no neighbour
     if (threads := free_threads(default, busy, len(cores))) < default:
         torch.set_num_threads(threads)
         print(
@@ -68,6 +71,12 @@ def load_by_others(seconds: float = 0.5) -> float:
     if len(percents) > max(cores := _own_cores()):  # else offline cores shift them
         percents = [percents[core] for core in cores]
     return max(0.0, sum(percents) / 100 - own)
+
+
+def _is_number(variable: str) -> bool:
+    """OpenMP takes a number, or a list of them for nested regions, and ignores all else."""
+    first = os.environ.get(variable, "").partition(",")[0].strip()
+    return first.isdecimal() and int(first) > 0
 
 
 def _own_cores() -> list[int]:
