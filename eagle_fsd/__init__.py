@@ -5,8 +5,9 @@ docs/glossary.md):
 
 root             the last committed token, drawn by the target and not yet in its cache; node 0 of
                  every tree. The other nodes are drafts.
-path             accepted drafts, from the root down.
-next token       what the target (or the rule) emits after the path.
+accepted path    the root and the drafts that a round accepts below it. `path` alone is the name of
+                 a rule, or any way down a tree.
+next token       what the target (or the rule) emits after the accepted path.
 round            propose + verify + accept + commit.
 accepted_drafts  drafts accepted in a round, without the next token.
 tokens_per_round accepted_drafts + 1 (the literature's tau): counted before trimming at a stop or
@@ -29,7 +30,12 @@ __all__ = ["BadInput", "SamplingConfig", "TreeConfig", *LAZY]
 
 def __getattr__(name: str) -> object:
     """What LAZY names, and its file, once it is asked for: torch and transformers take seconds to
-    import, and a command that only tells its options needs neither."""
+    import, and a command that only shows its options needs neither."""
     if name in LAZY:
         return getattr(import_module(f"eagle_fsd.{LAZY[name]}"), name)
     raise AttributeError(f"module 'eagle_fsd' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """Also the names that are imported only once they are asked for."""
+    return sorted({*globals(), *LAZY})

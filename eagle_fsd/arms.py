@@ -181,6 +181,10 @@ def _parse(
     if colon:
         if not types:
             raise BadInput(f"{what} {name} takes no value, got {value!r}")
+        key, equals, bare = value.partition("=")
+        if equals:  # the value has no name, and any other field follows a comma
+            better = f"{name},{value}" if key in [*types][1:] else f"{name}:{bare}"
+            raise BadInput(f"the value after {name}: has no name, got {value!r}; write {better}")
         pairs = [f"{next(iter(types))}={value}", *pairs]
     types |= {guard: fields(kind)[0].type for guard, kind in guards.items()}
     given: dict[str, Any] = {}

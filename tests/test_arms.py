@@ -80,6 +80,22 @@ def test_what_an_arm_is_made_of():
     assert [parse_arm(text).value for text in (*no_number, "ratio:2")] == [None] * 4 + [2]
 
 
+@pytest.mark.parametrize(
+    ("text", "offered"),
+    [
+        ("fsd:T=0.3", "fsd:0.3"),
+        ("fsd:threshold=0.3,child=target", "fsd:0.3"),
+        ("fsd:child=target", "fsd,child=target"),
+        ("fsd:0.3@eagle:tree=7x3x4", "eagle:7x3x4"),
+        ("exact@hybrid:max_ngram=2", "hybrid,max_ngram=2"),
+    ],
+)
+def test_a_value_that_is_named_is_answered_by_the_text_that_works(text, offered):
+    with pytest.raises(BadInput, match=f"write {offered}$"):
+        parse_arm(text)
+    assert parse_arm(offered if "@" not in text else f"exact@{offered}")
+
+
 def test_arms_of_a_run():
     """One that names the run's own tree is the one that names none."""
     assert parse_arm("exact@eagle:15x4x6", tree="15x4x6").text == "exact"

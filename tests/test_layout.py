@@ -113,6 +113,15 @@ def test_what_answers_help_needs_no_torch():
             assert "import torch" not in FILES[name].read_text(), name
 
 
+def test_dir_lists_what_is_imported_when_asked_for():
+    """Bug held down: `dir(eagle_fsd)` had neither load nor generate, so that no shell completed
+    them. To list them imports none of them."""
+    program = "import sys, eagle_fsd; print(*dir(eagle_fsd)); assert 'torch' not in sys.modules"
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, check=True, cwd=LIBRARY.parent, capture_output=True, text=True)
+    assert {"load", "generate", "stream", "Answer", "BadInput", "__doc__"} <= set(done.stdout.split())
+
+
 def test_no_two_files_of_one_name():
     names = Counter(path.stem for path in FILES.values() if path.stem != "__init__")
     assert not [name for name, count in names.items() if count > 1]
