@@ -1,11 +1,11 @@
 """The Python call: generate or stream an answer, with what `load` (models/loaded.py) gives."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 
 from eagle_fsd.arms import parse_arm
 from eagle_fsd.config import DEFAULT_ARM, SamplingConfig
-from eagle_fsd.decoding.loop import DecodeConfig, Generation, StopConfig, decode_rounds
+from eagle_fsd.decoding.loop import DecodeConfig, Generation, Round, StopConfig, decode_rounds
 from eagle_fsd.models.loaded import Message, Model, load
 
 __all__ = ["Answer", "Model", "generate", "load", "stream"]
@@ -13,9 +13,41 @@ __all__ = ["Answer", "Model", "generate", "load", "stream"]
 
 @dataclass
 class Answer(Generation):
-    """A Generation and its text."""
+    """A Generation and its text.
+
+    Attributes:
+        text: without special tokens, up to a stop string.
+        ends: the number of characters in the text up to and with each of the tokens.
+    """
 
     text: str = ""
+    ends: list[int] = field(default_factory=list)
+
+    def pieces(self) -> list[tuple[str, bool, int]]:
+        """(text, fuzzy, round) of each of the tokens, see `fuzzy` and `round_numbers`.
+
+        The texts join to `text`. A stop token's is "", and so is that of a token which only
+        completes a character that the token before it began.
+        """
+        found, begin = [], 0
+        for end, *known in zip(self.ends, self.fuzzy, self.round_numbers, strict=True):
+            end = max(begin, min(end, len(self.text)))
+            found.append((self.text[begin:end], *known))
+            begin = end
+        return found
+
+    def marked(self, fuzzy: tuple[str, str] = ("[", "]"), border: str = "|") -> str:
+        """The text with a mark before and after every fuzzy token, and a border between rounds.
+
+        Example: "The| sky[ is]| blue" has two rounds after prefill, and one fuzzy token.
+        """
+        parts, last = [], 0
+        for text, is_fuzzy, number in self.pieces():
+            if text:
+                parts.append(border if number != last else "")
+                parts += [fuzzy[0], text, fuzzy[1]] if is_fuzzy else [text]
+                last = number
+        return "".join(parts)
 
 
 def generate(model: Model, prompt: str | list[Message], **settings) -> Answer:
@@ -24,7 +56,7 @@ def generate(model: Model, prompt: str | list[Message], **settings) -> Answer:
     Example:
         >>> model = eagle_fsd.load("smollm2")
         >>> answer = eagle_fsd.generate(model, "Why is the sky blue?", arm="fsd:0.3")
-        >>> print(answer.text, answer.tokens_per_round, answer.fuzzy_share)
+        >>> print(answer.marked(), answer.tokens_per_round, answer.fuzzy_share)
     """
     *_, (_, answer) = stream(model, prompt, **settings)
     return answer
@@ -41,6 +73,7 @@ def stream(
     max_new_tokens: int = StopConfig.max_new_tokens,
     stop_strings: str | Sequence[str] = (),
     seed: int = 0,
+    watch: Callable[[Round], None] | None = None,
 ) -> Iterator[tuple[str, Answer]]:
     """Answer a prompt, yielding (new text, answer so far) after every round.
 
@@ -52,6 +85,7 @@ def stream(
         max_new_tokens, stop_strings: see StopConfig; the target's stop tokens always end an answer.
             The text ends in front of a stop string.
         seed: of all randomness.
+        watch: is shown prefill and every round as it arises, with its tree and its logits.
 
     Raises:
         BadInput: a setting is out of range, or prompt + budget is beyond the target's positions.
@@ -66,8 +100,11 @@ def stream(
     answer = Answer()
     for step in decode_rounds(model.target, drafter, model.prompt_ids(prompt), config):
         answer.add(step)
+        if watch:
+            watch(step)
+        answer.ends += model.text_ends(answer.tokens, strings, first=len(answer.ends))
         text = model.text(answer.tokens, strings)
         if step.finish is None and text.endswith(("\N{REPLACEMENT CHARACTER}", *begun)):
-            continue  # half a character, or maybe of a stop string; a later round tells
+            continue  # half a character, or maybe of a stop string: a later round decides
         new, answer.text = text[len(answer.text) :], text
         yield new, answer

@@ -3,14 +3,19 @@
     python evaluate/answer.py --prompt "Why is the sky blue?" --arm fsd:0.3
     python evaluate/answer.py --prompt "..." --arm exact           # lossless EAGLE-2
     python evaluate/answer.py --prompt "..." --arm plain           # no drafts
+    python evaluate/answer.py --prompt "..." --show                # fuzzy tokens and rounds, marked
+    python evaluate/answer.py --prompt "..." --html trees.html     # a page of its draft trees
 
-The answer goes to standard output as it comes, what it cost to standard error. On a terminal fuzzy
-tokens are coloured, unless NO_COLOR is set; elsewhere only if FORCE_COLOR is.
+The answer goes to standard output as it comes, what it cost to standard error. A terminal shows
+fuzzy tokens in colour, unless NO_COLOR is set; elsewhere they are coloured only if FORCE_COLOR is.
+With --show the borders of rounds are marked too, and where there is no colour, fuzzy tokens stand
+in [square brackets] and a | stands between rounds.
 """
 
 import os
 import sys
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 
 from eagle_fsd.cli import ModelOptions, SamplingOptions, option, run_command
 from eagle_fsd.config import DEFAULT_ARM, BadInput, check_text
@@ -18,19 +23,34 @@ from eagle_fsd.config import DEFAULT_ARM, BadInput, check_text
 
 @dataclass
 class AnswerOptions:
-    prompt: str = field(metadata={"help": "the user's turn"})
-    arm: str = option(DEFAULT_ARM, "rule[:value][,field=value][@drafter[:tree]], or plain")
-    max_new_tokens: int = option(256, "budget of the answer")
+    prompt: str = field(metadata={"help": "The user's message."})
+    arm: str = option(
+        DEFAULT_ARM,
+        "How drafts are accepted and made: rule[:value][,field=value][@drafter[:tree]], or plain.",
+    )
+    max_new_tokens: int = option(256, "The most tokens that the answer may have.")
+    show: bool = option(
+        False,
+        "Mark the fuzzy tokens and the borders of rounds: by colours on a terminal, elsewhere by "
+        "[square brackets] around fuzzy tokens and a | between rounds.",
+    )
+    html: str = option(
+        "", "A file to write, with a page of the draft trees of all rounds. Empty: none is written."
+    )
 
 
-FUZZY, END = "\033[30;43m", "\033[0m"  # black on yellow
+COLORS = ("\033[30;43m", "\033[0m")  # black on yellow
+BORDER = "\033[2m|\033[0m"  # faint
+ENDS = {"stop": "at a stop token or string", "length": "at its budget of tokens"}
 
 
 def run(options: AnswerOptions, sampling: SamplingOptions, model_options: ModelOptions) -> None:
     from eagle_fsd.api import Answer, stream
     from eagle_fsd.arms import parse_arm
     from eagle_fsd.decoding.loop import StopConfig
-    from eagle_fsd.evaluation.answering import fuzzy_spans
+    from eagle_fsd.evaluation.trace_page import trace_page
+    from eagle_fsd.evaluation.traces import TurnTrace
+    from eagle_fsd.runs.jsonl import check_writable, write_file
     from eagle_fsd.timing import synchronized_time
 
     if not options.prompt.strip():
@@ -40,33 +60,37 @@ def run(options: AnswerOptions, sampling: SamplingOptions, model_options: ModelO
     arm.check_answers()
     arm.check(sampling.sampling())
     StopConfig(options.max_new_tokens)  # checked before weights load
+    if options.html:
+        check_writable(options.html, "--html")
     model = model_options.load([arm])
-    began = synchronized_time(model.target.device)
-    answer = Answer()
-    settings = {"arm": options.arm, "max_new_tokens": options.max_new_tokens, **asdict(sampling)}
+    trace = TurnTrace(model, arm) if options.html else None
     colored = "FORCE_COLOR" in os.environ or sys.stdout.isatty() and "NO_COLOR" not in os.environ
-    for text, answer in stream(model, options.prompt, **settings):
-        spans = fuzzy_spans(model, answer) if colored else []
-        print(marked(answer.text, spans, len(answer.text) - len(text)), end="", flush=True)
+    marks = COLORS if colored else ("[", "]") if options.show else ("", "")
+    border = "" if not options.show else BORDER if colored else "|"
+    began = synchronized_time(model.target.device)
+    answer, shown = Answer(), 0
+    settings = {"arm": options.arm, "max_new_tokens": options.max_new_tokens, **asdict(sampling)}
+    watch = trace.take if trace else None
+    for _, answer in stream(model, options.prompt, **settings, watch=watch):
+        marked = answer.marked(marks, border)
+        print(marked[shown:], end="", flush=True)
+        shown = len(marked)
     seconds = synchronized_time(model.target.device) - began
     print()
-    cost = f"{len(answer.tokens)} tokens in {seconds:.1f} s ({len(answer.tokens) / seconds:.1f}/s)"
+    count = len(answer.tokens)
+    cost = f"{count} tokens in {seconds:.1f} seconds ({count / seconds:.1f} tokens/s)"
     if answer.rounds and arm.drafts:
         cost += (
-            f", {answer.tokens_per_round:.2f} tokens per round, "
-            f"{sum(answer.fuzzy)} fuzzy (share {answer.fuzzy_share:.3f})"
+            f", {answer.tokens_per_round:.2f} tokens per round, {sum(answer.fuzzy)} fuzzy tokens "
+            f"({answer.fuzzy_share:.1%} of all)"
         )
-    print(f"[{cost}; ended by {answer.finish}]", file=sys.stderr)
-
-
-def marked(text: str, spans: list[list[int]], first: int) -> str:
-    """The text from its character `first` on, with the spans [begin, end) coloured."""
-    pieces = []
-    for begin, end in spans:
-        if end > first:
-            pieces += [text[first:begin], FUZZY, text[max(begin, first) : end], END]
-            first = end
-    return "".join([*pieces, text[first:]])
+    cost += f"; the answer ended {ENDS[answer.finish]}"
+    print(f"[{cost}]", file=sys.stderr)
+    if trace:
+        facts = {"prompt": options.prompt, "arm": arm.text, "target": model_options.target}
+        page = trace_page(trace.taken, answer.pieces(), facts=facts | {"cost": cost})
+        write_file(Path(options.html), page)
+        print(f"The page of its draft trees is in {options.html}", file=sys.stderr)
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -8,7 +8,6 @@ Measured costs times what exact accepts of trees on seven prompts of its own: fr
 the neighbours of the best one so far. It measures for a few minutes on two CPU cores.
 """
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,7 +39,7 @@ def run(options: ChooseOptions, model_options: ModelOptions) -> None:
     from eagle_fsd.arms import parse_arm
     from eagle_fsd.evaluation.replay import check_replayed
     from eagle_fsd.evaluation.tables import markdown_table
-    from eagle_fsd.runs.jsonl import write_json
+    from eagle_fsd.runs.jsonl import check_writable, write_json
     from eagle_fsd.runs.provenance import describe_run
     from eagle_fsd.speed.tree_choice import choose_tree, explain
     from eagle_fsd.timing import check_timing_alone
@@ -51,13 +50,7 @@ def run(options: ChooseOptions, model_options: ModelOptions) -> None:
     check_replayed(arm)
     check_timing_alone(model_options.device)
     if options.output:
-        try:  # before the measuring
-            new = not os.path.exists(options.output)
-            Path(options.output).open("a").close()
-            if new:
-                os.unlink(options.output)
-        except (OSError, ValueError) as error:
-            raise BadInput(f"cannot write to --output {options.output} ({error})") from error
+        check_writable(options.output, "--output")  # before the measuring
     model = model_options.load([arm])
     table = choose_tree(model, arm.drafter, max_new_tokens=options.max_new_tokens)
     rows = table.astype(object).where(table.notna(), None).to_dict("records")

@@ -10,6 +10,7 @@ from commands import load_command, model_options
 import eagle_fsd
 from eagle_fsd.arms import parse_arm
 from eagle_fsd.config import SamplingConfig, TreeConfig
+from eagle_fsd.decoding.acceptance import Acceptance
 from eagle_fsd.decoding.loop import Round
 from eagle_fsd.evaluation.answering import answer_prompt
 
@@ -68,29 +69,99 @@ def test_a_stream_holds_back_what_may_become_a_stop_string(models):
         assert "".join(piece for piece, _ in steps) == answer.text == before, string
 
 
+def test_pieces_are_the_text_token_by_token_with_what_was_fuzzy_and_its_round(models):
+    """Also where one character takes several tokens, and where a stop string cuts the text."""
+    target, head = map(str, models)
+    model = eagle_fsd.load(target, head=head, tree=TreeConfig(7, 3, 3), dtype="float32")
+    whole = eagle_fsd.generate(model, PROMPT, arm=ARM, max_new_tokens=TOKENS)
+    cut = eagle_fsd.generate(
+        model, PROMPT, arm=ARM, max_new_tokens=TOKENS, stop_strings=whole.text[15:18]
+    )
+    assert len(cut.text) < len(whole.text)
+    for made in (whole, cut):
+        texts, fuzzy, rounds = map(list, zip(*made.pieces(), strict=True))
+        assert "".join(texts) == made.text and fuzzy == made.fuzzy
+        emitted = [1, *(len(r.tokens) for r in made.rounds)]
+        by_round = [number for number, count in enumerate(emitted) for _ in range(count)]
+        assert rounds == by_round[: len(made.tokens)]
+
+
+@pytest.mark.parametrize(
+    ("settings", "wanted"),
+    [
+        ({}, "The| sky[ is]| blue[!]"),
+        ({"border": ""}, "The sky[ is] blue[!]"),
+        ({"fuzzy": ("<", ">"), "border": " / "}, "The /  sky< is> /  blue<!>"),
+    ],
+)
+def test_marked_shows_fuzzy_tokens_and_the_borders_of_rounds(settings, wanted):
+    """A token without a text of its own, such as a stop token, shows neither."""
+    rounds = [
+        Acceptance([0] * len(fuzzy), [7] * len(fuzzy), fuzzy, [], [], [])
+        for fuzzy in ([False, True], [False, True], [True, False])
+    ]
+    ends = [3, 7, 10, 15, 16, 16, 16]
+    made = eagle_fsd.Answer([7] * 7, rounds, "stop", "The sky is blue!", ends)
+    assert made.marked(**settings) == wanted
+
+
+def command_options(models, *more: object) -> list[str]:
+    options = [*model_options(models), "--prompt", PROMPT, "--arm", ARM, "--max_new_tokens", TOKENS]
+    return [*map(str, options), *map(str, more)]
+
+
 def test_a_terminal_shows_fuzzy_tokens_in_color(models, capsys, monkeypatch):
     """Forced here; the text is the same without the color, and a pipe gets none."""
-    options = [*model_options(models), "--prompt", PROMPT, "--arm", ARM, "--max_new_tokens", TOKENS]
-    options = list(map(str, options))
-    answer.main(options)
+    answer.main(command_options(models))
     piped = capsys.readouterr()
     monkeypatch.setenv("FORCE_COLOR", "1")
-    answer.main(options)
+    answer.main(command_options(models))
     colored = capsys.readouterr().out
-    assert answer.FUZZY not in piped.out  # random tokens may have an escape of their own
-    assert colored.replace(answer.FUZZY, "").replace(answer.END, "") == piped.out
-    shown = re.findall(re.escape(answer.FUZZY) + "(.+?)" + re.escape(answer.END), colored, re.S)
+    begin, end = answer.COLORS
+    assert begin not in piped.out  # random tokens may have an escape of their own
+    assert colored.replace(begin, "").replace(end, "") == piped.out
+    shown = re.findall(re.escape(begin) + "(.+?)" + re.escape(end), colored, re.S)
     assert 0 < len(shown) <= int(re.search(r"(\d+) fuzzy", piped.err)[1])
 
 
-@pytest.mark.parametrize("first, wanted", [(0, "a[bc]d[ef]"), (2, "[c]d[ef]"), (6, "")])
-def test_marking_goes_on_where_the_text_was(first, wanted):
-    """Spans before the new text, across its beginning, within it and up to its end."""
-    marked = answer.marked("abcdef", [[1, 3], [4, 6]], first)
-    assert marked.replace(answer.FUZZY, "[").replace(answer.END, "]") == wanted
+def test_show_marks_fuzzy_tokens_and_rounds_where_no_terminal_is(models, capsys, monkeypatch):
+    """By plain characters, as `marked` does; in colours where these are forced."""
+    target, head = map(str, models)
+    model = eagle_fsd.load(target, head=head, tree=TreeConfig(7, 3, 3), dtype="float32")
+    made = eagle_fsd.generate(model, PROMPT, arm=ARM, max_new_tokens=TOKENS)
+    answer.main(command_options(models, "--show"))
+    assert capsys.readouterr().out == made.marked() + "\n"
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    answer.main(command_options(models, "--show"))
+    assert capsys.readouterr().out == made.marked(answer.COLORS, answer.BORDER) + "\n"
 
 
-def test_the_command_tells_what_it_cost(call, models):
+def test_the_page_of_an_answer_s_trees(models, capsys, tmp_path):
+    """A drawing a round, with every draft's text and both probabilities; the accepted and the fuzzy
+    ones as many as the answer has; nothing is asked of a network."""
+    page = tmp_path / "page.html"
+    target, head = map(str, models)
+    model = eagle_fsd.load(target, head=head, tree=TreeConfig(7, 3, 3), dtype="float32")
+    made = eagle_fsd.generate(model, PROMPT, arm=ARM, max_new_tokens=TOKENS)
+    answer.main(command_options(models, "--html", page))
+    assert capsys.readouterr().out == made.text + "\n"
+    text = page.read_text(encoding="utf-8")
+    assert not re.search(r"<script|<link|src=|@import|url\(", text) and "color-scheme" in text
+    drawings = re.findall("<svg.*?</svg>", text, re.S)
+    assert len(drawings) == len(made.rounds)
+    whole = made.rounds[:-1]  # the last may be trimmed
+    for drawing, r in zip(drawings, whole, strict=False):
+        kinds = re.findall('<g class="(.+?)">', drawing)
+        assert kinds.count("fuzzy") == sum(r.fuzzy)
+        assert kinds.count("accepted") + kinds.count("fuzzy") == r.accepted_drafts
+        assert kinds.count("root") == kinds.count("next") == 1 and len(kinds) == 7 + 2
+        assert drawing.count("target 0") + drawing.count("target 1") == len(kinds) - 1
+        assert "draft 0" in drawing and "divergence" in drawing
+    fuzzy = sum(fuzzy for piece, fuzzy, _ in made.pieces() if piece)
+    assert text.count('<a class="fuzzy"') == fuzzy > 0
+
+
+def test_the_command_shows_what_it_cost(call, models):
     """Answers of exact arms are plain's."""
     options = [*model_options(models), "--max_new_tokens", 9, "--prompt"]
     texts = {}

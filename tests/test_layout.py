@@ -119,7 +119,9 @@ def test_dir_lists_what_is_imported_when_asked_for():
     program = "import sys, eagle_fsd; print(*dir(eagle_fsd)); assert 'torch' not in sys.modules"
     command = [sys.executable, "-c", program]
     done = subprocess.run(command, check=True, cwd=LIBRARY.parent, capture_output=True, text=True)
-    assert {"load", "generate", "stream", "Answer", "BadInput", "__doc__"} <= set(done.stdout.split())
+    assert {"load", "generate", "stream", "Answer", "BadInput", "__doc__"} <= set(
+        done.stdout.split()
+    )
 
 
 def test_no_two_files_of_one_name():

@@ -82,12 +82,15 @@ class Round:
 
 @dataclass
 class Generation:
-    """An answer.
+    """An answer, whole or after any of its rounds.
 
     Attributes:
-        tokens: after trimming.
-        rounds: of every round but prefill, before trimming.
-        finish: "stop" or "length"; None while it goes on.
+        tokens: the answer's token ids, in order: the one of prefill, then those of the rounds, up
+            to the budget or to a stop token, which is the last one.
+        rounds: an Acceptance for each round, in order; prefill is no round. Its lists have an entry
+            for each token that the round emitted. They are not trimmed, so that the last round may
+            hold tokens that `tokens` lacks.
+        finish: why the answer ended: "stop" or "length"; None while it goes on.
     """
 
     tokens: list[int] = field(default_factory=list)
@@ -103,24 +106,37 @@ class Generation:
 
     @property
     def tokens_per_round(self) -> float:
-        """Mean tokens of a round, the next token included (the literature's tau); NaN if none."""
+        """Mean number of tokens that a round emitted, its next token included and before trimming
+        (the literature's tau); NaN without rounds."""
         emitted = sum(len(r.tokens) for r in self.rounds)
         return emitted / len(self.rounds) if self.rounds else float("nan")
 
     @property
     def fuzzy_share(self) -> float:
-        """Share of the rounds' tokens that the exact test would not have emitted; NaN if none."""
+        """Share, from 0 to 1, of the rounds' tokens in whose place the exact test would have
+        emitted another one; NaN without rounds."""
         fuzzy = [flag for r in self.rounds for flag in r.fuzzy]
         return sum(fuzzy) / len(fuzzy) if fuzzy else float("nan")
 
     @property
     def fuzzy(self) -> list[bool]:
-        """Whether the exact test would not have emitted it, of each of the tokens.
+        """A flag for each of the tokens: whether the exact test would have emitted another one.
 
-        Prefill's is never fuzzy, nor are those of who has no rounds (transformers' generate).
+        The token of prefill is never fuzzy, nor is any where there are no rounds (transformers'
+        generate).
         """
         flags = [False, *(flag for r in self.rounds for flag in r.fuzzy)]
         return (flags + [False] * len(self.tokens))[: len(self.tokens)]
+
+    @property
+    def round_numbers(self) -> list[int]:
+        """The number of the round that emitted it for each of the tokens, from 1; prefill is 0, and
+        so is all that transformers' generate emitted.
+
+        Example: prefill, then rounds of 3 and 2 tokens: 0 1 1 1 2 2.
+        """
+        numbers = [0, *(n for n, r in enumerate(self.rounds, start=1) for _ in r.tokens)]
+        return (numbers + [0] * len(self.tokens))[: len(self.tokens)]
 
 
 def check_request(target: Target, prompt: Sequence[int], stop: StopConfig) -> None:

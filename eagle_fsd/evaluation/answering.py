@@ -113,10 +113,9 @@ def turn_record(model: Model, prompt: list[int], result: Generation, seconds: fl
 
 def fuzzy_spans(model: Model, result: Generation) -> list[list[int]]:
     """[begin, end) of every fuzzy token in the answer's text, which may end before its tokens."""
-    fuzzy = [place for place, flag in enumerate(result.fuzzy) if flag]
-    lengths = [[len(model.text(result.tokens[: n + i])) for i in (0, 1)] for n in fuzzy]
-    longest = len(model.text(result.tokens))
-    return [[min(length, longest) for length in span] for span in lengths]
+    ends = [0, *model.text_ends(result.tokens)]
+    spans = zip(ends, ends[1:], result.fuzzy, strict=False)
+    return [[min(place, ends[-1]) for place in span] for *span, fuzzy in spans if fuzzy]
 
 
 def json_number(value: float, digits: int = 6) -> float | str | None:

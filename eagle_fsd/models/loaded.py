@@ -79,6 +79,17 @@ class Model:
             end = whole[len(before) :]  # what the string's first token has in front of it
         return self.tokenizer.decode(token_ids, skip_special_tokens=True) + end
 
+    def text_ends(
+        self, token_ids: list[int], stop_strings: str | Sequence[str] = (), *, first: int = 0
+    ) -> list[int]:
+        """How many characters `text` has up to and with each of the tokens from `first` on. Beyond
+        a stop string that a later token completes there may be more than the whole text has.
+
+        Example: of " blue", "!" and a stop token: 5 6 6.
+        """
+        counts = range(first + 1, len(token_ids) + 1)
+        return [len(self.text(token_ids[:count], stop_strings)) for count in counts]
+
 
 def load(
     target: str = EMBEDDED_TARGET,
