@@ -81,8 +81,8 @@ def run(options: AnswerOptions, sampling: SamplingOptions, model_options: ModelO
     cost = f"{count} tokens in {seconds:.1f} seconds ({count / seconds:.1f} tokens/s)"
     if answer.rounds and arm.drafts:
         cost += (
-            f", {answer.tokens_per_round:.2f} tokens per round, {sum(answer.fuzzy)} fuzzy tokens "
-            f"({answer.fuzzy_share:.1%} of all)"
+            f", {answer.tokens_per_round:.2f} tokens per round, {sum(answer.fuzzy)} fuzzy "
+            f"(a share of {answer.fuzzy_share:.3f})"
         )
     cost += f"; the answer ended {ENDS[answer.finish]}"
     print(f"[{cost}]", file=sys.stderr)

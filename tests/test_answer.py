@@ -168,5 +168,7 @@ def test_the_command_shows_what_it_cost(call, models):
     for arm in ("plain", "exact"):
         text, cost = call("evaluate/answer.py", *options, "Hello", "--arm", arm).rsplit("[", 1)
         assert cost.startswith("9 tokens in ") and ("per round" in cost) == (arm == "exact")
-        texts[arm] = text.split("Loading")[0]  # a progress bar on standard error
+        # on standard error stand one line of loading and the cost, and no bars
+        texts[arm], loading = text.split("loading ")
+        assert "in float32 on cpu" in loading and len(loading.splitlines()) == 1, loading
     assert texts["plain"] == texts["exact"]

@@ -12,7 +12,7 @@ from training_runs import data_options, head_options, make_data, train_head
 import eagle_fsd
 from eagle_fsd.engine.threads import NAMED, choose_threads, free_threads, load_by_others
 
-LINE = "1 of 2 threads: other processes keep 1.0 cores busy"
+LINE = "with 1 of 2 threads, since other processes keep 1.0 cores busy"
 
 
 class Machine:
@@ -62,30 +62,32 @@ def test_threads_that_neighbours_leave_by_hand(default, busy, cores, threads):
 
 def test_a_model_loads_with_the_threads_that_are_free(machine, models, capsys):
     """Bug held down: a first answer took a minute, since two threads waited for each other beside
-    one busy process. What is chosen stays, and is told once."""
+    one busy process. What is chosen stays, and stands in one line with the dtype."""
     target, head = map(str, models)
     machine.percent = [[100.0, 0.0]]
     model = eagle_fsd.load(target, head=head, dtype="float32")
     assert torch.get_num_threads() == 1
-    said = capsys.readouterr().err
-    assert said.count(LINE) == 1 and "OMP_NUM_THREADS" in said
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1 and lines[0].startswith(f"loading {target} in float32 on cpu {LINE}")
+    assert "OMP_NUM_THREADS" in lines[0]
     assert eagle_fsd.generate(model, "Hi", max_new_tokens=2).tokens
     eagle_fsd.load(target, head=head, dtype="float32")
-    assert torch.get_num_threads() == 1 and "threads" not in capsys.readouterr().err
+    assert torch.get_num_threads() == 1
+    assert capsys.readouterr().err == f"loading {target} in float32 on cpu with 1 thread\n"
 
 
 @pytest.mark.parametrize("percent", [[[0.0, 0.0]], [[30.0, 10.0]], [[100.0, 100.0], [0.0, 0.0]]])
-def test_an_idle_machine_keeps_torchs_own_number(percent, machine, capsys):
-    """Nothing is said; and a burst of others, gone at the second look, is none of its business."""
+def test_an_idle_machine_keeps_torchs_own_number(percent, machine):
+    """A burst of others, gone at the second look, is none of its business."""
     machine.percent = percent
-    choose_threads("cpu")
-    assert torch.get_num_threads() == 2 and not capsys.readouterr().err
+    assert choose_threads("cpu") == "with 2 threads"
+    assert torch.get_num_threads() == 2
     assert len(machine.sampled) == len(percent)
 
 
 @pytest.mark.parametrize("chosen", [*NAMED, "torch.set_num_threads", "cuda", "auto"])
-def test_a_number_that_somebody_chose_stays(chosen, machine, monkeypatch, capsys):
-    """And costs no time; so it is on an accelerator."""
+def test_a_number_that_somebody_chose_stays(chosen, machine, monkeypatch):
+    """And costs no time; so it is on an accelerator, whose products have no threads here."""
     machine.percent, device = [[100.0, 100.0]], "cpu"
     if chosen in NAMED:
         monkeypatch.setenv(chosen, "2")
@@ -94,9 +96,8 @@ def test_a_number_that_somebody_chose_stays(chosen, machine, monkeypatch, capsys
     else:
         device = chosen
     threads = torch.get_num_threads()
-    choose_threads(device)
+    assert choose_threads(device) == (f"with {threads} threads" if device == "cpu" else "")
     assert torch.get_num_threads() == threads and not machine.sampled
-    assert not capsys.readouterr().err
 
 
 @pytest.mark.parametrize("number", ["0", "abc", "-3", "1.5", " "])

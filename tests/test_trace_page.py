@@ -51,8 +51,8 @@ def test_a_round_is_drawn_as_it_was():
         "A root",
         "␣<b> target 0.70, draft 0.60 accepted, divergence 0.100",
         "␣z target 0.20, draft 0.30 not accepted",
-        "↵ target 0.25 accepted, fuzzy, divergence 0.300",
-        "C target 0.90 the token that follows",
+        "↵ target 0.25 fuzzy, divergence 0.300",
+        "C target 0.90 next token",
     ]
     assert re.findall('<g class="(.+?)">', drawing) == "root accepted rejected fuzzy next".split()
     assert drawing.count("<path ") == 4  # every box but the root's hangs on its parent's

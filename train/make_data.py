@@ -77,7 +77,6 @@ class DataOptions:
 
 def make_data(options: DataOptions) -> None:
     """Make what is missing of a folder of dialogues, by one process or each of several."""
-    from eagle_fsd.engine.threads import choose_threads
     from eagle_fsd.models import load
     from eagle_fsd.runs.folder import Run
     from eagle_fsd.runs.processes import Processes
@@ -124,7 +123,6 @@ def make_data(options: DataOptions) -> None:
         for number, *candidate in prompts.draw_candidates(weights, sources, seed=options.seed)
         if number % processes.count == processes.index and number not in done
     )
-    choose_threads(options.device)
     target, _ = load.load_target(
         options.target,
         dtype=options.dtype,

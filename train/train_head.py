@@ -206,12 +206,10 @@ def tell_of(parts: "Parts", options: TrainOptions, accelerator: "Accelerator") -
 
 def load_linear_target(options: TrainOptions, layers: Sequence[int], device: str) -> "Target":
     """The target, whose lm_head the losses must be able to follow."""
-    from eagle_fsd.engine.threads import choose_threads
     from eagle_fsd.models import load
 
     device = options.target_device or device
     dtype = options.target_dtype or load.training_dtype(device)
-    choose_threads(device)
     target, _ = load.load_target(
         options.target,
         dtype=dtype,

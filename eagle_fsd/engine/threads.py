@@ -10,7 +10,6 @@ third of its speed; results/speed_threads has the figures.
 
 import math
 import os
-import sys
 import time
 
 import psutil
@@ -19,32 +18,39 @@ import torch
 NAMED = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
 
-def choose_threads(device: str) -> None:
-    """Lower torch's threads where others keep this process's cores busy, and say so on stderr.
+def choose_threads(device: str) -> str:
+    """Lower torch's threads where others keep this process's cores busy.
 
     To be called before weights load. What others begin or end later changes nothing: a run has one
     number of threads. A number that somebody chose stays: by a variable of NAMED, or by a
     torch.set_num_threads to another than torch's own; so does one on an accelerator, whose products
     have no threads here.
+
+    Returns:
+        The number of threads and why it is lowered, for the line that says what is loaded: such as
+        "with 2 threads"; "" on an accelerator.
     """
+    if device != "cpu":
+        return ""
     default, cores = torch.get_num_threads(), _own_cores()
-    if device != "cpu" or any(map(_is_number, NAMED)) or default == 1:
-        return
+    plain = "with 1 thread" if default == 1 else f"with {default} threads"
+    if any(map(_is_number, NAMED)) or default == 1:
+        return plain
     try:
         if default not in (len(cores), psutil.cpu_count(logical=False)):
-            return
+            return plain
         busy = load_by_others(0.2)
         if free_threads(default, busy, len(cores)) < default:
             busy = min(busy, load_by_others(0.5))  # a short burst is no neighbour
     except (OSError, psutil.Error):  # the system does not tell, such as a container without /proc
-        return
-    if (threads := free_threads(default, busy, len(cores))) < default:
-        torch.set_num_threads(threads)
-        print(
-            f"{threads} of {default} threads: other processes keep {busy:.1f} cores busy, and "
-            "threads wait for each other (OMP_NUM_THREADS sets another number)",
-            file=sys.stderr,
-        )
+        return plain
+    if (threads := free_threads(default, busy, len(cores))) == default:
+        return plain
+    torch.set_num_threads(threads)
+    return (
+        f"with {threads} of {default} threads, since other processes keep {busy:.1f} cores busy "
+        "and threads wait for each other (OMP_NUM_THREADS sets another number)"
+    )
 
 
 def free_threads(default: int, busy: float, cores: int) -> int:
@@ -80,7 +86,7 @@ def _is_number(variable: str) -> bool:
 
 
 def _own_cores() -> list[int]:
-    """Numbers of the cores this process may run on; every one where the system does not tell."""
+    """Numbers of the cores this process may run on; all where the system does not list them."""
     if hasattr(os, "sched_getaffinity"):  # not on macOS
         return sorted(os.sched_getaffinity(0))
     return list(range(os.cpu_count() or 1))

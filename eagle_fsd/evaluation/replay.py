@@ -66,7 +66,6 @@ def run_replay(options: ReplayOptions) -> None:
     """Replay what is missing, and report."""
     from eagle_fsd.decoding.drafter import RootDrafter
     from eagle_fsd.drafters.walk import TOKENS_BEYOND_END
-    from eagle_fsd.engine.threads import choose_threads
     from eagle_fsd.evaluation.bench import check_lengths
     from eagle_fsd.evaluation.questions import check_same_questions, cut, read_questions, spread
     from eagle_fsd.evaluation.texts import judge_levels, plain_texts
@@ -91,7 +90,6 @@ def run_replay(options: ReplayOptions) -> None:
     }
     todo = {q.question_id: q for found in missing.values() for q in found}
     if todo:
-        choose_threads(options.device)
         target, tokenizer = load.load_target(
             options.target, dtype=options.dtype, device=options.device
         )

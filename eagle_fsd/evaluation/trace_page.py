@@ -14,9 +14,9 @@ SEEN = str.maketrans({" ": "␣", "\n": "↵", "\t": "⇥", "\r": "␍"})
 KINDS = {
     "root": "root",
     "accepted": "accepted",
-    "fuzzy": "accepted, fuzzy",
+    "fuzzy": "fuzzy",
     "rejected": "not accepted",
-    "next": "the token that follows",
+    "next": "next token",
 }
 
 HOW_TO_READ = """
@@ -24,10 +24,10 @@ In every round the draft model proposes a tree of tokens, and the target rates a
 forward. The root is the last token of the answer so far, and a box to the right of another is a
 draft that would follow it. <em>target</em> and <em>draft</em> are the probabilities that the
 target and the draft model give to the token there; a draft that was looked up in the text has no
-probability of the draft model's. A <em>fuzzy</em> draft was accepted although the exact test would
-have emitted another token in its place. <em>divergence</em> is how far the distributions of the
-two models are apart there. A round ends with a token of the target's own, which is the root of the
-next round.
+probability of the draft model's. A <em>fuzzy</em> draft was accepted too, although the exact test
+would have emitted another token in its place. <em>divergence</em> is how far the distributions of
+the two models are apart there. The <em>next token</em>, which ends the round, is the target's own,
+and it is the root of the next round.
 """
 
 STYLE = """

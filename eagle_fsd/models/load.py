@@ -3,6 +3,9 @@ target brings along is never run, nor is anybody asked whether it may."""
 
 import json
 import pickle
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -15,13 +18,14 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
-from transformers.utils import CHAT_TEMPLATE_DIR, CONFIG_NAME, cached_file
+from transformers.utils import CHAT_TEMPLATE_DIR, CONFIG_NAME, cached_file, logging
 
 from eagle_fsd.config import BadInput, check_known
 from eagle_fsd.decoding.target import Target
 from eagle_fsd.engine import half
 from eagle_fsd.engine.families import check_supported, check_tree_attention
 from eagle_fsd.engine.select import choose_engine
+from eagle_fsd.engine.threads import choose_threads
 from eagle_fsd.heads.draft_head import DraftHead
 from eagle_fsd.heads.files import HEAD_FILES, UNREADABLE, head_folder, read_head
 from eagle_fsd.models import random_weights
@@ -157,7 +161,8 @@ def load_target(
     keep_stock: bool = True,
     drafts: bool = False,
 ) -> tuple[Target, PreTrainedTokenizerBase]:
-    """Load a target and its tokenizer.
+    """Load a target and its tokenizer. A line on standard error says in what dtype, and with how
+    many threads, which choose_threads may lower.
 
     Args:
         name: see load_target_config.
@@ -174,6 +179,9 @@ def load_target(
     chosen = choose_engine(engine, device=device, dtype=DTYPES[dtype])
     chosen = chosen.for_drafts() if drafts else chosen
     config, tokenizer = load_target_config(name), load_tokenizer(name)
+    if not drafts:  # a draft model shares the target's dtype and threads
+        line = f"loading {name} in {dtype} on {device} {choose_threads(device)}"
+        print(line.rstrip(), file=sys.stderr)
     if name.startswith(PREFIX):
         model = random_weights.random_model(config, dtype=DTYPES[dtype], device=device)
     else:
@@ -182,6 +190,17 @@ def load_target(
     target = Target(model, engine=chosen, feature_layers=feature_layers, keep_stock=keep_stock)
     check_tree_attention(target)
     return target, tokenizer
+
+
+@contextmanager
+def no_loading_bars() -> Iterator[None]:
+    """Keeps transformers' own progress bars quiet, which last for seconds; those of a download from
+    the hub, which may last for long, are huggingface_hub's and stay."""
+    before = logging.set_tqdm_hook(lambda bar, args, named: bar(*args, **named | {"disable": True}))
+    try:
+        yield
+    finally:
+        logging.set_tqdm_hook(before)
 
 
 def _stored_model(
@@ -193,10 +212,11 @@ def _stored_model(
         # transformers 5.23 would keep GGUF weights packed
         options["quantization_config"] = GgufConfig(dequantize=True)
     options |= {"config": config, "dtype": dtype, "device_map": device}
-    # what does not fit is told below, by its names
+    # what does not fit is named below
     options |= {"output_loading_info": True, "ignore_mismatched_sizes": True}
     try:
-        model, found = AutoModelForCausalLM.from_pretrained(path, **options)
+        with no_loading_bars():
+            model, found = AutoModelForCausalLM.from_pretrained(path, **options)
     except torch.OutOfMemoryError:
         raise
     except UNLOADABLE as error:

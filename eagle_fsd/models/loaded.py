@@ -13,7 +13,6 @@ from eagle_fsd.decoding.drafter import Drafter
 from eagle_fsd.decoding.loop import StopConfig
 from eagle_fsd.decoding.target import Target
 from eagle_fsd.drafters.eagle import head_drafter
-from eagle_fsd.engine.threads import choose_threads
 from eagle_fsd.models.assets import EMBEDDED_TARGET
 from eagle_fsd.models.load import (
     check_draft_model,
@@ -105,8 +104,9 @@ def load(
 ) -> Model:
     """Load a target and a draft head; BadInput, before weights load, if they cannot be.
 
-    On a CPU that others keep busy torch's threads are lowered for the whole process and a line on
-    stderr says so: engine/threads.py. A torch.set_num_threads after it holds.
+    A line on standard error names the dtype and the threads. On a CPU that others keep busy
+    torch's threads are lowered for the whole process (engine/threads.py), and the line says so too.
+    A torch.set_num_threads after it holds.
 
     Args:
         target, dtype, device, engine: see load.py; dtype "" is what default_dtype says.
@@ -128,7 +128,6 @@ def load(
         layers = draft_head.config.fused_layers(config.num_hidden_layers)
     if draft_model:
         check_draft_model(draft_model, target)
-    choose_threads(device)
     loaded, tokenizer = load_target(
         target,
         dtype=dtype or default_dtype(device),

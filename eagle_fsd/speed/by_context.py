@@ -47,7 +47,7 @@ def profile_contexts(
     ]
     if jobs:
         warnings = check_timing_alone(device)
-        model()  # a session tells the threads that loading chose
+        model()  # a session records the threads that loading chose
         run.begin_session(timed=True, warnings=warnings)
     for arm, length in tqdm(jobs, desc="rounds by context", disable=not jobs):
         while len(prompt := model().prompt_ids(text)) < length:
