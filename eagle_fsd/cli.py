@@ -3,11 +3,14 @@
 Nothing heavy is imported before options are parsed: `--help` and a typo are answered at once.
 """
 
+import os
+import shlex
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from transformers import HfArgumentParser
@@ -26,6 +29,9 @@ from eagle_fsd.config import (
 if TYPE_CHECKING:
     from eagle_fsd.arms import Arm
     from eagle_fsd.models.loaded import Model
+
+# of a progress bar that counts percent of a budget, so that it has an expected end
+SHARE_BAR = "{desc}: {percentage:3.0f}%|{bar}| {elapsed}<{remaining}{postfix}"
 
 
 def run_command(
@@ -55,6 +61,13 @@ def ended_by(work: Callable[[], None]) -> None:
     except KeyboardInterrupt:
         print("interrupted: the same command goes on where it was", file=sys.stderr)
         sys.exit(130)  # as a shell reports it
+
+
+def shown_command(name: str, *arguments: object) -> str:
+    """Another command of the folder of the one that runs, as it is typed where the user stands."""
+    paths = [sys.executable, Path(sys.argv[0]).with_name(name)]
+    words = [min(os.path.relpath(path), os.path.abspath(path), key=len) for path in paths]
+    return shlex.join([*words, *map(str, arguments)])
 
 
 @contextmanager

@@ -297,6 +297,17 @@ def test_scripts_run(models, tmp_path, script):
     assert "tokens/round" in done.stdout
 
 
+def test_the_command_of_the_page_runs_as_it_is_printed(call, models, tmp_path):
+    """Bug held down: it began with `python`, which has no torch outside of the environment."""
+    options = [*bench_options(models, tmp_path), "--questions", 1, "--turns", 1]
+    printed = call(BENCH, *options, "--arms", "plain", "exact")
+    (command,) = re.findall("The report's page is made by: (.+)", printed)
+    assert "evaluate/report.py" in command and str(ROOT / "evaluate") not in command
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "run_report" / "index.html").is_file()
+
+
 WITHOUT_TASKS = """
 import json, runpy, sys
 names = ("openai", "lm_eval", "datasets", "if_verifiable", "immutabledict", "langdetect", "nltk")

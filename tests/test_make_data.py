@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -208,8 +209,9 @@ def test_what_the_template_refuses_is_dropped(tmp_path, target):
     assert 0 < len(kept) < 8 and not any(kept.values())
 
 
-def test_minutes_hold_while_the_first_batch_runs(tmp_path, mute):
-    """Answers under way are cut at the limit: two minutes took as long as the longest answer."""
+def test_minutes_hold_while_the_first_batch_runs(tmp_path, mute, capsys):
+    """Answers under way are cut at the limit: two minutes took as long as the longest answer. The
+    bar counts what is used of the minutes, and so it has an expected end."""
     began = time.monotonic()
     limits = ("--minutes", "0.03", "--max_new_tokens", "1900", "--max_prompt_tokens", "40")
     sources = prompts(tmp_path, *(f"Question {i}?" for i in range(64)))
@@ -217,6 +219,8 @@ def test_minutes_hold_while_the_first_batch_runs(tmp_path, mute):
     assert time.monotonic() - began < 20
     rows = made(tmp_path / "data")
     assert 0 < len(rows) <= 64 and not all(row["finished"] for row in rows)
+    shares = re.findall(r"making dialogues: +(\d+)%.*?<(\d\d:\d\d|\?)", capsys.readouterr().err)
+    assert shares[-1] == ("100", "00:00")
     # a user's turn that the clock cuts is no dropped one
     with pytest.raises(SystemExit, match="no dialogue was made .none dropped"):
         main(options(mute, tmp_path / "none", "--minutes", "0.0005"))

@@ -65,8 +65,23 @@ def test_terminal_table_fits():
     assert lines[1].split() == "over plain - plain - plain".split()
     numbers = ["3.20", "2.67", "0.2500", "0.1250", "+0.0000", "-0.200"]
     assert lines[5].split() == [FSD, *numbers] and lines[6].split()[1:] == numbers
-    assert "".join(line.split()[0] for line in lines[6:]) == long
+    cells = [line.split()[0] for line in lines[6:]]
+    assert cells == ["fsd:0.2,child=draft,", "divergence=", "kl_target_draft", "@eagle:59x6x10"]
+    assert "".join(cells) == long
     assert lines[2].split() == ["generate", "0.60", "-", "-", "-", "+0.1000", "+0.200"]
+
+
+@pytest.mark.parametrize(
+    ("arm", "lines"),
+    [
+        ("exact", ["exact"]),
+        ("path:0.9,no_repeat=3,ends=1@hybrid", ["path:0.9,", "no_repeat=3,ends=1", "@hybrid"]),
+        ("exact@language_model:12x3x4", ["exact", "@language_model:", "12x3x4"]),
+    ],
+)
+def test_an_arm_is_cut_between_its_words(arm, lines):
+    """Bug held down: it was cut after 20 characters, wherever that was."""
+    assert tables.arm_lines(arm, 20) == lines
 
 
 def test_verdicts():

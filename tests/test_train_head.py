@@ -1,6 +1,7 @@
 """train/train_head.py on tiny targets: heads that load, learn, decode, repeat; other runs."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -211,12 +212,13 @@ def test_what_is_held_out_is_told(target, data, tmp_path, capfd):
     assert "--held_out 2 leaves none of 4 dialogues" in told and "3 equal held-out ones" in told
 
 
-def test_minutes_cover_the_held_out_rounds(unbroken, target, data, tmp_path):
+def test_minutes_cover_the_held_out_rounds(unbroken, target, data, tmp_path, capfd):
     """Bug held down: 1.5 minutes took 6:40, since up to a thousand held-out rounds came on top.
     They have a share of the minutes; where that has run down one round is left. What is held out is
-    replayed to its end where no minutes are named."""
+    replayed to its end where no minutes are named. The bar counts what is used of the minutes."""
     changes = {"features": unbroken / "features", "steps": None, "held_out": 20}
     output = train(target, data, tmp_path / "clock", **changes, minutes=1e-6)
+    assert re.search(r"training: 100%.*<00:00", capfd.readouterr().err)
     record = json.loads((output / "training.json").read_text())
     assert record["held_out_rounds"] == 1 and record["tokens_per_round"] >= 1
     record = json.loads((unbroken / "training.json").read_text())

@@ -25,6 +25,7 @@ from eagle_fsd.config import BadInput
 from eagle_fsd.decoding.drafter import Drafter
 from eagle_fsd.evaluation.answering import answer_prompt, turn_record
 from eagle_fsd.evaluation.questions import Question, check_same_questions, fastchat_answers, spread
+from eagle_fsd.evaluation.tables import arm_lines
 from eagle_fsd.evaluation.traces import TurnTrace
 from eagle_fsd.models.loaded import Model
 from eagle_fsd.runs.folder import Run
@@ -35,6 +36,8 @@ from eagle_fsd.timing import check_timing_alone, rotated
 # what a run may be continued with, although it differs
 MAY_CHANGE = {"arms", "questions", "generate_questions", "num_choices", "traces"}
 MAY_CHANGE |= {"output", "quality_only"}
+
+BAR_WIDTH = 36  # of an arm in the progress bar, whose line may be cut where a terminal ends
 
 Job = tuple[Question, Arm, int]  # an answer to be made; the number is the choice's
 
@@ -122,7 +125,8 @@ class Bench:
         untraced = self._untraced() if processes.is_main else []  # traces have one writer
         bar = tqdm(jobs, unit="answer", desc=self.name, disable=not processes.is_main)
         for question, arm, choice in bar:
-            bar.set_postfix_str(f"question {question.question_id}, {arm.text}")
+            first, *more = arm_lines(arm.text, BAR_WIDTH)
+            bar.set_postfix_str(f"{first}…" if more else first)
             traced = choice == 0 and (question, arm) in untraced
             record, trace = self._answered(question, arm, choice, budget=budget, traced=traced)
             self.run.add(arm.slug, record)

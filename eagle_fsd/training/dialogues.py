@@ -16,6 +16,7 @@ import torch
 from tqdm import tqdm
 from transformers import PreTrainedTokenizerBase
 
+from eagle_fsd.cli import SHARE_BAR
 from eagle_fsd.config import BadInput
 from eagle_fsd.decoding.target import Target
 from eagle_fsd.models.generate import Request, complete
@@ -25,8 +26,8 @@ from eagle_fsd.training.features import TargetStates
 from eagle_fsd.training.prompts import SELF, Benchmarks, Candidate, Conversation, user_turns
 
 TURN_TOKENS = 96  # a user turn of the target's own that does not end within these is thrown away
-# after so many of them, the least share that must be usable: a target that does not end its own
-# turns would be asked for ever
+# of the first 128 of them an eighth must be usable: a target that does not end its own turns would
+# be asked for ever
 TURNS_TRIED, TURNS_KEPT = 128, 1 / 8
 MARK = "Sentinel7341"  # the content of a message in a rendering that is taken apart
 
@@ -148,18 +149,44 @@ class DialogueMaker:
         self._dialogues = self._tokens = 0  # of this process and session
         self._turns_tried = self._turns_kept = 0  # of the target's own
         self._under_way: Wave = {}
+        limited = wanted.dialogues or wanted.answer_tokens or wanted.minutes
         self._bar = tqdm(
-            desc="answer tokens",
-            unit="tok",
-            total=wanted.answer_tokens or None,
-            initial=before,
+            desc="making dialogues",
+            total=100 if limited else None,
+            initial=self._percent(),
+            bar_format=SHARE_BAR if limited else None,
             leave=False,
             miniters=0,
             disable=not self.run.processes.is_main,
         )
 
+    def _percent(self) -> float:
+        """What is used of the limit that ends first, as far as this process can see."""
+        wanted, processes = self.wanted, self.run.processes.count
+        shares = [0.0]
+        if wanted.minutes:
+            shares.append((time.monotonic() - self._began) / (60 * wanted.minutes))
+        if wanted.dialogues:
+            left = self._dialogues_left - self._dialogues * processes
+            shares.append(1 - left / wanted.dialogues)
+        if wanted.answer_tokens:
+            left = self._tokens_left - self._tokens * processes
+            shares.append(1 - left / wanted.answer_tokens)
+        return 100 * min(max(shares), 1.0)
+
+    def _show(self) -> None:
+        """The bar, with what is made by now, and the tokens of what is under way."""
+        under_way = sum(len(request.tokens) for request in self._under_way)
+        self._bar.set_postfix(
+            dialogues=self._dialogues,
+            answer_tokens=self._tokens,
+            under_way=under_way,
+            refresh=False,
+        )
+        self._bar.update(max(0.0, self._percent() - self._bar.n))
+
     def make(self, target: Target, *, batch_size: int) -> None:
-        """Dialogues, so many at a time, until the limits or the candidates end."""
+        """Dialogues, `batch_size` at a time, until the limits or the candidates end."""
         while wave := self._begun(batch_size):
             while wave:
                 wave = self._said(target, wave)
@@ -193,16 +220,14 @@ class DialogueMaker:
                 self.run.add("dialogues", row | {"seconds": seconds})
                 self._dialogues += 1
                 self._tokens += sum(row["loss_mask"])
-                self._bar.update(sum(row["loss_mask"]))
+                self._show()
         except Dropped as reason:
             self.run.add("dropped", {"id": number, "reason": str(reason)})
         return {}
 
     def _out_of_time(self) -> bool:
         """Asked at every step, so what is under way is shown before anything is finished."""
-        under_way = sum(len(request.tokens) for request in self._under_way)
-        self._bar.set_postfix(dialogues=self._dialogues, under_way=under_way, refresh=False)
-        self._bar.update(0)
+        self._show()
         return 0 < 60 * self.wanted.minutes <= time.monotonic() - self._began
 
     def _may_begin(self, begun: int) -> bool:

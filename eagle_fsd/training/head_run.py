@@ -113,7 +113,7 @@ def expected_tokens_per_round(
     seconds: float = math.inf,
 ) -> tuple[float | None, int]:
     """Tokens a round that exact decoding of these answers would have had, by replay of REPLAYED
-    rounds, or of those that begin within so many seconds, one at least; and how many these were.
+    rounds, or of those that begin within these seconds, one at least; and how many these were.
 
     Of answers drawn at a temperature it is what drawing them again would have given. None if no
     answer is long enough. The head is on the target's device, in its dtype.
@@ -133,7 +133,7 @@ def expected_tokens_per_round(
                     yield from walk(drafter, ids, range(first, last), feature_LF)
 
     until, tokens = time.monotonic() + seconds, []
-    for emitted in tqdm(rounds(), desc="held-out answers", unit="round"):
+    for emitted in tqdm(rounds(), total=REPLAYED, desc="held-out answers", unit="round"):
         tokens.append(emitted)
         if len(tokens) == REPLAYED or time.monotonic() >= until:
             break

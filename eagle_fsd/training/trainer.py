@@ -19,7 +19,7 @@ from safetensors import SafetensorError
 from torch import nn
 from tqdm import tqdm
 
-from eagle_fsd.cli import held_interrupt
+from eagle_fsd.cli import SHARE_BAR, held_interrupt
 from eagle_fsd.config import BadInput
 from eagle_fsd.runs.folder import Run
 from eagle_fsd.runs.jsonl import write_json
@@ -62,7 +62,7 @@ class Trainer:
     def train(self) -> dict:
         """Train from the last save to the end of the budget; returns step, seconds, tokens.
 
-        Ctrl-C ends it behind the step under way, saved; BadInput tells of a training that diverges.
+        Ctrl-C ends it behind the step under way, saved; BadInput: the training diverges.
         """
         self.run.begin_session()
         kept = self._resume()
@@ -73,14 +73,20 @@ class Trainer:
         saved = time.monotonic()
         began = saved - progress["seconds"]
         hidden = not self.accelerator.is_main_process
-        bar = tqdm(total=most, initial=progress["step"], desc="training", disable=hidden)
+
+        def share(progress: dict) -> float:
+            by_clock = progress["seconds"] / (budget.seconds or math.inf)
+            return max(progress["step"] / most, by_clock)
+
+        # of the budget, so that an end is expected whether steps or the clock bring it
+        percent = {"total": 100, "initial": 100 * min(share(progress), 1)}
+        bar = tqdm(**percent, desc="training", bar_format=SHARE_BAR, disable=hidden)
         with held_interrupt() as interrupted, bar:
             while True:
                 due = time.monotonic() - saved > 60 * self.save_minutes
-                by_clock = progress["seconds"] / (budget.seconds or math.inf)
-                used = max(progress["step"] / most, by_clock)
                 # all processes save and end in one step
-                used, due, stop = broadcast_object_list([used, due, interrupted()])
+                used, due, stop = broadcast_object_list([share(progress), due, interrupted()])
+                bar.update(100 * min(used, 1) - bar.n)
                 if (due or stop or used >= 1) and progress != kept:
                     self._save(progress)
                     kept, saved = progress, time.monotonic()
@@ -97,7 +103,6 @@ class Trainer:
                 }
                 if progress["step"] in (1, most) or progress["step"] % LOG_EVERY == 0:
                     self._log(progress, row, bar)
-                bar.update()
 
     def _step(self, step: int, rate: float) -> tuple[int, dict[str, torch.Tensor]]:
         """One update; returns the positions it learnt from, and what it was for the log."""
@@ -144,11 +149,12 @@ class Trainer:
         if self.accelerator.is_main_process:
             learning_rate = self.optimizers[0].param_groups[0]["lr"]
             self.run.add("log", progress | row | {"learning_rate": learning_rate})
-            bar.set_postfix({name: f"{value:.3f}" for name, value in row.items()})
+            shown = {name: f"{value:.3f}" for name, value in row.items()}
+            bar.set_postfix({"step": progress["step"]} | shown)
 
     def _save(self, progress: dict) -> None:
         """A kill amid it leaves the old state named, or the new one, and so does a full disk, which
-        BadInput tells of."""
+        ends it with a BadInput."""
         folder = self.run.folder / f"state-{progress['step']}"
         try:
             self.accelerator.save_state(str(folder))

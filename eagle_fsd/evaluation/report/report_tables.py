@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from eagle_fsd.cli import shown_command
 from eagle_fsd.evaluation import tables
 from eagle_fsd.evaluation.bench import Bench
 from eagle_fsd.evaluation.curves import equal_speed, plot_curves
@@ -72,9 +73,10 @@ def report_bench(bench: Bench, *, extra: str = "", further: dict | None = None) 
     ]
     text = "\n\n".join(filter(None, [title, said, plot, *parts, extra, *notes]))
     write_file(folder / "summary.md", text + "\n")
+    page = shown_command("report.py", folder, "--output", f"{folder}_report")
     rest = (
-        f"All columns, with intervals, written to {folder}/summary.md, .json and .csv; the plot: "
-        f"summary.svg\nThe page: python evaluate/report.py {folder} --output {folder}_report"
+        f"All columns, with intervals, are in {folder}: summary.md, summary.json and summary.csv; "
+        f"the plot is summary.svg.\nThe report's page is made by: {page}"
     )
     return "\n" + "\n\n".join(
         filter(None, [title, tables.terminal_table(rows), said, extra, *notes, rest])
