@@ -83,7 +83,7 @@ def step_of_setup(name: str) -> Iterator[None]:
 @contextmanager
 def held_interrupt() -> Iterator[Callable[[], bool]]:
     """Hold Ctrl-C back, so that a loop can end where its state is whole: the function given out
-    tells the first one; the second interrupts at once."""
+    returns whether there was one; a second one interrupts at once."""
     pressed = False
 
     def note(signal_number, frame) -> None:
@@ -116,16 +116,31 @@ class BenchOptions:
             *("generate", "plain", "exact", DEFAULT_ARM, "exact@hybrid"),
             *(f"{rule}@hybrid" for rule in (DEFAULT_ARM, "path:0.9")),
         ],
-        "rule[:value][,field=value][@drafter[:tree]]; see docs/evaluate.md",
+        "The arms to compare, each as rule[:value][,field=value][@drafter[:tree]]; see "
+        "docs/evaluate.md.",
     )
-    output: str = option("runs/bench", "folder of the run")
-    questions: int | None = option(None, "how many, over all categories; default: all")
-    turns: int = option(0, "turns of each question; 0: all")
-    generate_questions: int | None = option(None, "questions that `generate` answers; default all")
-    num_choices: int = option(1, "answers of an arm to a question, each with its own seed")
-    max_new_tokens: int = option(128, "budget of an answer")
-    quality_only: bool = option(False, "give no speeds (others may use the machine), all of D")
-    traces: int = option(0, "questions whose rounds are kept for the report, over all categories")
+    output: str = option("runs/bench", "The folder that the run is written to.")
+    questions: int | None = option(
+        None, "The number of questions, spread evenly over the categories. Not given: all."
+    )
+    turns: int = option(0, "The number of turns of each question that are asked. 0: all.")
+    generate_questions: int | None = option(
+        None, "The number of questions that the slow arm `generate` answers. Not given: all."
+    )
+    num_choices: int = option(
+        1, "The number of answers of every arm to every question, each with a seed of its own."
+    )
+    max_new_tokens: int = option(128, "The most tokens that an answer may have.")
+    quality_only: bool = option(
+        False,
+        "Measure no speeds, so that other processes may use the machine, and record the divergence "
+        "at every place.",
+    )
+    traces: int = option(
+        0,
+        "The number of questions, spread over the categories, whose draft trees are kept for the "
+        "report.",
+    )
 
     def __post_init__(self):
         check_least(self, "--", turns=0, num_choices=1, traces=0, max_new_tokens=1)
@@ -135,19 +150,42 @@ class BenchOptions:
 
 @dataclass
 class ModelOptions:
-    target: str = option("smollm2", "smollm2 (embedded), folder, .gguf, hub id or random:SHAPE")
-    head: str = option("", "folder or hub id of a draft head; empty: the shipped one")
-    draft_model: str = option(
-        "", "for @language_model: as --target, of its tokenizer; or layers:N, its own first layers"
+    target: str = option(
+        "smollm2",
+        "The target: smollm2 (embedded), a folder, a .gguf file, a hub id, or random:SHAPE for "
+        "random weights.",
     )
-    device: str = option("", "torch device, or auto for several; empty: cuda if there is one")
+    head: str = option(
+        "", "The draft head: a folder or a hub id. Empty: the one that ships for smollm2."
+    )
+    draft_model: str = option(
+        "",
+        "The draft model of arms with @language_model: named as --target is, with the same "
+        "tokenizer, or layers:N for the target's own first N layers.",
+    )
+    device: str = option(
+        "",
+        "The torch device, or auto to spread a large target over several. Empty: cuda if there is "
+        "one, else cpu.",
+    )
     dtype: str = option(
         "",
-        "bfloat16, float16 or float32; empty: float32 on x86 CPUs, else bfloat16 where it is fast",
+        "The dtype: bfloat16, float16 or float32. Empty: float32 on x86 CPUs, elsewhere bfloat16 "
+        "where the hardware multiplies it.",
     )
-    tree: str = option("", "DRAFTSxLEVELSxTOPK of the head's trees; default 5x3x4 or 59x6x10")
-    conv_template: str = option("", "FastChat template, for targets without a chat template")
-    engine: str = option("auto", "auto, packed or compiled (CPU), graphs (CUDA), folded or stock")
+    tree: str = option(
+        "",
+        "The shape of the head's draft trees, as DRAFTSxLEVELSxTOPK. Empty: 5x3x4 on a CPU, "
+        "59x6x10 elsewhere.",
+    )
+    conv_template: str = option(
+        "", "The name of a FastChat template, for a target that has no chat template of its own."
+    )
+    engine: str = option(
+        "auto",
+        "How forwards are run: packed or compiled on a CPU, graphs on CUDA, folded or stock "
+        "anywhere; auto takes the fastest.",
+    )
 
     def __post_init__(self):
         import torch
@@ -161,7 +199,7 @@ class ModelOptions:
         self.tree = tree_name(parse_tree(self.tree) if self.tree else default_tree(self.device))
 
     def digests(self) -> dict[str, str]:
-        """What tells the models from others of the same names; see models/load.py."""
+        """Digests of the models' files, by which two of one name differ; see models/load.py."""
         from eagle_fsd.models import load
         from eagle_fsd.models.assets import EMBEDDED_TARGET
 
@@ -191,10 +229,18 @@ class ModelOptions:
 
 @dataclass
 class SamplingOptions:
-    temperature: float = option(0.0, "0 is greedy")
-    top_k: int = option(0, "0: off; also bounds what a rule may take in the place of x")
-    top_p: float = option(1.0, "1: off; likewise")
-    seed: int = option(0, "of all sampling")
+    temperature: float = option(0.0, "The sampling temperature; 0 is greedy.")
+    top_k: int = option(
+        0,
+        "Sample among this many most likely tokens; a lossy rule accepts no other token either. "
+        "0: off.",
+    )
+    top_p: float = option(
+        1.0,
+        "Sample within the most likely tokens of this total probability; a lossy rule accepts no "
+        "other token either. 1: off.",
+    )
+    seed: int = option(0, "The seed of all sampling.")
 
     def __post_init__(self):
         check_seed(self.seed)

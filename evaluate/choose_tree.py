@@ -27,9 +27,9 @@ SHOWN = 10  # candidates in the table, one of each number of drafts
 
 @dataclass
 class ChooseOptions:
-    arm: str = option("exact", "exact with the drafter whose trees are chosen: exact@hybrid")
-    max_new_tokens: int = option(64, "budget of each calibration prompt")
-    output: str = option("", "JSON file with all candidates; empty: none")
+    arm: str = option("exact", "The drafter whose trees are chosen, as an arm of the rule exact.")
+    max_new_tokens: int = option(64, "The most tokens of each calibration prompt's answer.")
+    output: str = option("", "A JSON file to write with all candidates. Empty: none.")
 
     def __post_init__(self):
         check_least(self, "--", max_new_tokens=1)

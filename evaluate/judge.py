@@ -21,18 +21,30 @@ from eagle_fsd.config import BadInput, check_least, check_text
 
 @dataclass
 class JudgeOptions:
-    run: str = field(metadata={"help": "folder of a run"})
-    model: str = field(metadata={"help": "the judge, as the endpoint names it"})
-    mode: str = option("single", "single: a score an answer; pairwise: against the baseline")
-    baseline: str = option("plain", "arm that pairs are made with")
-    arms: list[str] = field(default_factory=list, metadata={"help": "empty: all of the run"})
-    base_url: str = option("", "of the API; empty: OPENAI_BASE_URL, or OpenAI's own")
-    question_file: str = option("", "question.jsonl; empty: the run's own, or MT-Bench's")
-    parameters: str = option("{}", "JSON, beside FastChat's temperature 0 and max_tokens 2048")
-    concurrency: int = option(4, "requests at a time")
-    request_seconds: float = option(120.0, "time limit of a request")
-    retries: int = option(8, "further attempts at a request, after errors that may pass")
-    retry_unparsed: bool = option(False, "ask again where a reply held no verdict")
+    run: str = field(metadata={"help": "The folder of the run whose answers are judged."})
+    model: str = field(metadata={"help": "The judge, as the endpoint names it."})
+    mode: str = option(
+        "single", "single gives every answer a score; pairwise compares it with the baseline's."
+    )
+    baseline: str = option("plain", "The arm that the others are compared with.")
+    arms: list[str] = field(
+        default_factory=list, metadata={"help": "The arms to judge. Empty: all of the run."}
+    )
+    base_url: str = option(
+        "", "The base URL of the API. Empty: that of OPENAI_BASE_URL, or OpenAI's own."
+    )
+    question_file: str = option(
+        "", "A question.jsonl. Empty: the one that the run answered, or MT-Bench's."
+    )
+    parameters: str = option(
+        "{}", "Further parameters of a request as JSON, beside temperature 0 and max_tokens 2048."
+    )
+    concurrency: int = option(4, "The number of requests at a time.")
+    request_seconds: float = option(120.0, "The time limit of a request, in seconds.")
+    retries: int = option(
+        8, "The number of further attempts at a request, after errors that may pass."
+    )
+    retry_unparsed: bool = option(False, "Ask again where a reply held no verdict.")
 
     def __post_init__(self):
         if self.mode not in ("single", "pairwise"):
@@ -76,8 +88,8 @@ def run_judge(options: JudgeOptions) -> None:
         replies = [given[r["digest"]]["verdict"] for r in wanted if r["digest"] in given]
         silent = replies.count(None)
         text = f"{len(replies) - silent} of {len(wanted)} verdicts are in {verdicts.folder}"
-        told = f"; {silent} replies held no verdict, --retry_unparsed asks them again"
-        return text + (told if silent else "")
+        retry = f"; {silent} replies held no verdict, --retry_unparsed asks them again"
+        return text + (retry if silent else "")
 
     if unasked:
         try:

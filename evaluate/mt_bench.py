@@ -23,10 +23,12 @@ ON_CPU = 8  # questions of MT-Bench, unless a number is given
 
 @dataclass
 class MTBenchOptions(BenchOptions):
-    output: str = option("runs/mt_bench", "folder of the run")
-    question_file: str = option("", "question.jsonl in FastChat's format; empty: MT-Bench")
+    output: str = option("runs/mt_bench", "The folder that the run is written to.")
+    question_file: str = option("", "A question.jsonl in FastChat's format. Empty: MT-Bench's.")
     questions: int | None = option(
-        None, f"how many, over all categories; default: all, but {ON_CPU} of MT-Bench on a CPU"
+        None,
+        "The number of questions, spread evenly over the categories. Not given: all, but on a CPU "
+        f"{ON_CPU} of MT-Bench.",
     )
 
 

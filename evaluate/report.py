@@ -21,7 +21,7 @@ from eagle_fsd.config import BadInput
 
 @dataclass
 class ReportOptions:
-    output: str = option("report", "folder of the report")
+    output: str = option("report", "The folder that the report is written to.")
 
 
 def report(options: ReportOptions, given: Namespace) -> None:
@@ -31,8 +31,8 @@ def report(options: ReportOptions, given: Namespace) -> None:
     runs = [read_run(Path(folder)) for folder in given.runs]
     targets = {run.target: run.name for run in runs}
     if len(targets) > 1:
-        told = "; ".join(f"{name} of {target}" for target, name in targets.items())
-        raise BadInput(f"the runs are of different targets ({told}): make a report of each")
+        listed = "; ".join(f"{name} of {target}" for target, name in targets.items())
+        raise BadInput(f"the runs are of different targets ({listed}): make a report of each")
     for warning in write_report(runs, Path(options.output)):
         print(f"warning: {warning}", file=sys.stderr)
     print(f"written to {options.output}: index.html, report.json, tables/, plot.svg, plot.pdf")
@@ -40,7 +40,7 @@ def report(options: ReportOptions, given: Namespace) -> None:
 
 def main(arguments: list[str] | None = None) -> None:
     parser = HfArgumentParser(ReportOptions)
-    parser.add_argument("runs", nargs="+", help="folders of runs")
+    parser.add_argument("runs", nargs="+", help="The folders of the runs.")
     ended_by(lambda: report(*parse(parser, arguments)))
 
 

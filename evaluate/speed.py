@@ -32,19 +32,22 @@ NOTES = """\
 
 @dataclass
 class SpeedOptions(BenchOptions):
-    output: str = option("runs/speed", "folder of the run")
-    question_file: str = option("", "question.jsonl in FastChat's format; empty: MT-Bench")
-    questions: int | None = option(None, "how many; default: all, 16 of MT-Bench")
-    turns: int = option(1, "turns of each question; 0: all")
-    num_choices: int = option(3, "how often every arm answers every question")
+    output: str = option("runs/speed", "The folder that the run is written to.")
+    question_file: str = option("", "A question.jsonl in FastChat's format. Empty: MT-Bench's.")
+    questions: int | None = option(
+        None, "The number of questions. Not given: all, but 16 of MT-Bench."
+    )
+    turns: int = option(1, "The number of turns of each question that are asked. 0: all.")
+    num_choices: int = option(3, "How often every arm answers every question.")
     arms: list[str] = option(
         ["generate", "plain", "exact", DEFAULT_ARM, "exact@hybrid", "exact@ngram"],
-        "as in docs/evaluate.md; generate_compiled needs a C++ compiler",
+        "The arms to time; see docs/evaluate.md. generate_compiled needs a C++ compiler.",
     )
     context: list[int] = option(
-        [200], "lengths of prompts at which rounds are profiled and forwards timed"
+        [200],
+        "The lengths of prompts, in tokens, at which rounds are profiled and forwards timed.",
     )
-    step_repeats: int = option(20, "measurements of every single forward")
+    step_repeats: int = option(20, "The number of measurements of every single forward.")
 
     def __post_init__(self):
         super().__post_init__()

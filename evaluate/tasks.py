@@ -26,13 +26,19 @@ MAY_CHANGE = ("scorer", "execute_code", "without_isolation", "rescore")
 
 @dataclass
 class TaskOptions(BenchOptions):
-    output: str = option("runs/task", "folder of the run")
-    task: str = option("", SOURCES)
-    scorer: str = option("", f"of {', '.join(SCORERS)}; empty: the task's usual one")
-    execute_code: bool = option(False, "let the scorer humaneval run the code of the answers")
-    without_isolation: bool = option(False, "run it even where there is no bubblewrap")
-    rescore: bool = option(False, "score the records of --output again; loads no model")
-    max_new_tokens: int = option(256, "budget of an answer")
+    output: str = option("runs/task", "The folder that the run is written to.")
+    task: str = option("", f"The task: {SOURCES}.")
+    scorer: str = option(
+        "", f"The scorer: one of {', '.join(SCORERS)}. Empty: the task's usual one."
+    )
+    execute_code: bool = option(
+        False, "Let the scorer humaneval run the code of the answers, isolated by bubblewrap."
+    )
+    without_isolation: bool = option(
+        False, "Run that code even where bubblewrap is missing, without isolation."
+    )
+    rescore: bool = option(False, "Score the records of --output again; no model is loaded.")
+    max_new_tokens: int = option(256, "The most tokens that an answer may have.")
 
     def __post_init__(self):
         super().__post_init__()

@@ -51,6 +51,25 @@ def test_commands_take_what_is_shown(page, command, words):
         parse_arms(words[place : min(ends, default=len(words))])
 
 
+COMMANDS = [
+    f"{folder}/{path.name}"
+    for folder in ("evaluate", "train")
+    for path in sorted((ROOT / folder).glob("*.py"))
+]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_is_in_whole_sentences(command):
+    """Every option's help begins with a capital letter, or with a value that it describes, and ends
+    with a full stop; options say nothing, and a default is described where it is no value."""
+    kinds = option_classes(command) if command != "evaluate/harness.py" else []
+    for option in {field for kind in kinds for field in fields(kind)}:
+        text = option.metadata["help"]
+        begun = text[0].isupper() or text.split()[0] in ("single", "bf16")
+        assert begun and text.endswith("."), text
+        assert not re.search(r"\b(so many|told|says?|default)\b", text), text
+
+
 @pytest.mark.parametrize("page", PAGES, ids=name)
 def test_what_is_named_is_there(page):
     """Links, and paths within backticks that begin with a folder of ours."""

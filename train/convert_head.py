@@ -1,4 +1,4 @@
-"""Convert a draft head from any layout to upstream's, and say what was done.
+"""Convert a draft head from any layout to upstream's, and print what was done.
 
     python train/convert_head.py --head yuhuili/EAGLE3-LLaMA3.1-Instruct-8B --output heads/llama3.1
     python train/convert_head.py --head runs/head --output runs/head_16k --draft_vocab 16384 \
@@ -6,8 +6,8 @@
 
 The layouts are described in eagle_fsd/heads/head_config.py. Heads load here in any of them,
 unconverted; what is written loads in SafeAILab/EAGLE too, and in SGLang and vLLM as docs/serve.md
-says. --draft_vocab confines a trained head to the tokens that the assistant wrote most often in
---data, without training it again: drafting reads fewer rows of the lm_head.
+describes. --draft_vocab confines a trained head to the tokens that the assistant wrote most often
+in --data, without training it again: drafting reads fewer rows of the lm_head.
 """
 
 import os
@@ -25,11 +25,15 @@ if TYPE_CHECKING:
 
 @dataclass
 class ConvertOptions:
-    head: str = field(metadata={"help": "folder or hub id of a head in any layout"})
-    output: str = field(metadata={"help": "folder to write; must not hold a head yet"})
-    dtype: Literal["", "bfloat16", "float16", "float32"] = option("", "empty: as it is")
-    draft_vocab: int = option(0, "draft so many tokens, those most frequent in --data; 0: as it is")
-    data: list[str] = option([], "for --draft_vocab: answers, as for train_head.py")
+    head: str = field(metadata={"help": "The folder or hub id of a head in any layout."})
+    output: str = field(metadata={"help": "The folder to write, which must not hold a head."})
+    dtype: Literal["", "bfloat16", "float16", "float32"] = option(
+        "", "The dtype of what is written. Empty: that of the head."
+    )
+    draft_vocab: int = option(
+        0, "Draft this many tokens only, the most frequent ones in --data. 0: as it is."
+    )
+    data: list[str] = option([], "Answers by which --draft_vocab chooses, as for train_head.py.")
 
     def __post_init__(self):
         if not self.output:

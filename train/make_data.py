@@ -28,35 +28,56 @@ if TYPE_CHECKING:
 
 @dataclass
 class DataOptions:
-    output: str = field(metadata={"help": "the folder to write to; train_head.py's --data"})
-    target: str = option("smollm2", "smollm2, a folder, a .gguf file or a hub id")
+    output: str = field(
+        metadata={"help": "The folder to write to, which is train_head.py's --data."}
+    )
+    target: str = option(
+        "smollm2", "The target: smollm2 (embedded), a folder, a .gguf file or a hub id."
+    )
     sources: list[str] = option(
         [SELF],
-        "SOURCE=WEIGHT ...: self (user turns sampled from the target), or a .jsonl/.json(.gz) file "
-        "of conversations or prompts",
+        "Where prompts come from, each as SOURCE=WEIGHT: self, which samples user turns from the "
+        "target, or a .jsonl or .json file, gzipped or not, of conversations or prompts.",
     )
     temperatures: list[float] = option(
-        [0.0, 0.0, 0.7, 1.0], "each dialogue draws one of these; 0 is greedy"
+        [0.0, 0.0, 0.7, 1.0],
+        "The sampling temperatures, of which each dialogue draws one; 0 is greedy.",
     )
-    dialogues: int = option(0, "stop after this many; 0: no limit")
-    answer_tokens: int = option(0, "begin no dialogue that would exceed this many; 0: no limit")
+    dialogues: int = option(0, "Stop after this many dialogues. 0: no limit.")
+    answer_tokens: int = option(
+        0, "Begin no dialogue that would exceed this many answer tokens in all. 0: no limit."
+    )
     minutes: float = option(
-        0.0, "end after this time, runs before included; answers under way are cut there; 0: none"
+        0.0,
+        "End after these minutes, those of earlier sessions included; answers under way are cut "
+        "there. 0: no limit.",
     )
     features: str = option(
-        "", "folder that keeps the target's states, for train_head.py's --features; empty: none"
+        "",
+        "A folder that keeps the target's states, for train_head.py's --features. Empty: they are "
+        "not kept.",
     )
-    max_new_tokens: int = option(400, "budget of an answer; a longer one is cut and ends there")
-    max_prompt_tokens: int = option(1024, "longest prompt, earlier turns included")
-    exclude: list[str] = option([], "more question files whose prompts are dropped")
+    max_new_tokens: int = option(
+        400, "The most tokens that an answer may have; a longer one is cut and ends there."
+    )
+    max_prompt_tokens: int = option(
+        1024, "The most tokens that a prompt may have, earlier turns included."
+    )
+    exclude: list[str] = option(
+        [], "Further question files whose prompts are dropped, beside the benchmarks'."
+    )
     batch_size: int = option(
         0,
-        "dialogues at a time; default 512 on CUDA, 128 on CPU, 32 there for less than 15 minutes; "
-        "lower it if memory ends",
+        "The number of dialogues at a time; lower it if memory ends. 0: 512 on CUDA, 128 on a CPU, "
+        "and 32 on a CPU with less than 15 minutes.",
     )
-    seed: int = option(0, "of prompts, mixture and sampling")
-    device: str = option("", "torch device; empty: cuda if there is one")
-    dtype: str = option("", "bfloat16, float16 or float32; empty: bfloat16 where it is fast")
+    seed: int = option(0, "The seed of prompts, mixture and sampling.")
+    device: str = option("", "The torch device. Empty: cuda if there is one, else cpu.")
+    dtype: str = option(
+        "",
+        "The dtype: bfloat16, float16 or float32. Empty: bfloat16 where the hardware multiplies "
+        "it, else float32.",
+    )
 
     def __post_init__(self):
         import torch
@@ -152,9 +173,9 @@ def summarize(run: "Run") -> dict:
     for row in sorted(run.records["dialogues"].values(), key=lambda row: row["id"]):
         rows.setdefault(row["user"], row)
     if not rows:
-        told = ", ".join(f"{n} {reason}" for reason, n in dropped.items())
+        reasons = ", ".join(f"{n} {reason}" for reason, n in dropped.items())
         raise BadInput(
-            f"no dialogue was made ({told or 'none dropped'}): give other --sources, or more "
+            f"no dialogue was made ({reasons or 'none dropped'}): give other --sources, or more "
             "--minutes, --max_prompt_tokens or --answer_tokens"
         )
     if len(rows) < len(run.records["dialogues"]):  # two processes have begun one alike

@@ -34,50 +34,71 @@ LARGE_SHARE = 1 / 4  # of the dialogues; to hold out more than it is warned of
 
 @dataclass
 class TrainOptions:
-    data: list[str] = field(metadata={"help": "folders of make_data.py, or its JSONL(.gz) files"})
-    output: str = field(metadata={"help": "folder of the head, its state and its log"})
-    target: str = option("smollm2", "smollm2, a folder, a .gguf file or a hub id")
-    target_device: str = option("", "where the target is; auto spreads it; empty: the process's")
-    target_dtype: str = option("", "bfloat16, float16 or float32; empty: bfloat16 where it is fast")
+    data: list[str] = field(metadata={"help": "Folders of make_data.py, or its files."})
+    output: str = field(metadata={"help": "The folder of the head, its state and its log."})
+    target: str = option(
+        "smollm2", "The target: smollm2 (embedded), a folder, a .gguf file or a hub id."
+    )
+    target_device: str = option(
+        "",
+        "The torch device of the target; auto spreads it over several. Empty: the one of the "
+        "process.",
+    )
+    target_dtype: str = option(
+        "",
+        "The target's dtype: bfloat16, float16 or float32. Empty: bfloat16 where the hardware "
+        "multiplies it, else float32.",
+    )
     features: str = option(
         "",
-        "folder that keeps the target's states, make_data.py's or another; online: compute them "
-        "each time; empty: OUTPUT's",
+        "The folder that keeps the target's states, make_data.py's or another; online computes "
+        "them each time. Empty: a folder within --output.",
     )
-    max_length: int = option(2048, "longest dialogue in tokens; the rest is cut")
-    answer_tokens: int = option(0, "train on a random part of about so many; 0: all")
+    max_length: int = option(2048, "The most tokens of a dialogue; the rest is cut.")
+    answer_tokens: int = option(
+        0, "Train on a random part of about this many answer tokens. 0: all."
+    )
     held_out: int = option(
         16,
-        "different dialogues, and all that equal them, kept to find the head's tokens per round by "
-        "replay",
+        "The number of different dialogues that are kept from training, with all that equal them, "
+        "to measure the head's tokens per round.",
     )
 
-    head_type: str = option("eagle", "eagle (EAGLE-1/2) or eagle3")
+    head_type: str = option("eagle", "The kind of head: eagle (EAGLE-1 and EAGLE-2) or eagle3.")
     loss_vocab: int = option(
-        0, "losses over this many tokens, the most frequent; EAGLE-3 drafts these alone; 0: all"
+        0,
+        "The number of most frequent tokens that losses are over; an EAGLE-3 head drafts these "
+        "alone. 0: all.",
     )
-    start: str = option("", "a head of that type to train on, as it is; empty: a new one")
+    start: str = option("", "A head of that type that is trained further. Empty: a new one.")
 
     recipe: str = option(
         "",
-        "eagle, unrolled (default) or eagle3 (default for such heads), and changes of it: "
-        "unrolled,noise=0,optimizer=muon; fields and losses are listed by a wrong one",
+        "The recipe: eagle, unrolled or eagle3, with changes such as unrolled,noise=0. A wrong field "
+        "is answered by the list of all. Empty: eagle3 for such heads, else unrolled.",
     )
-    epochs: float = option(0.0, "passes over the data; 3 if no budget is given")
-    steps: int = option(0, "largest number of steps")
+    epochs: float = option(
+        0.0, "The number of passes over the data. 0: no limit, but 3 if no other limit is given."
+    )
+    steps: int = option(0, "The most steps. 0: no limit.")
     minutes: float = option(
         0.0,
-        "longest time for training, with the target's states, and behind it the held-out rounds, "
-        "which get a tenth, two minutes at most; loading comes on top; the learning rate then "
-        "follows the clock",
+        "The minutes for training, the target's states included, and for the held-out rounds after "
+        "it, which get a tenth of them and at most two minutes; loading comes on top. The learning "
+        "rate then follows the clock. 0: no limit.",
     )
-    tokens_per_batch: int = option(0, "padded tokens of one forward; default 2048, 16384 on CUDA")
-    batches_per_step: int = option(0, "batches of a step, over all processes; default one each")
+    tokens_per_batch: int = option(
+        0, "The tokens of one forward, padding included. 0: 2048 on a CPU, 16384 on CUDA."
+    )
+    batches_per_step: int = option(
+        0, "The batches of a step, over all processes. 0: one for each process."
+    )
     precision: Literal["auto", "bf16", "no"] = option(
-        "auto", "bf16 (mixed) or no (float32); auto: bf16 where the hardware multiplies it"
+        "auto",
+        "bf16 is mixed precision, no is float32; auto takes bf16 where the hardware multiplies it.",
     )
-    save_minutes: float = option(5.0, "minutes between resumable saves")
-    seed: int = option(0, "of initialisation, order and noise")
+    save_minutes: float = option(5.0, "The minutes between saves from which a killed run goes on.")
+    seed: int = option(0, "The seed of initialisation, order and noise.")
 
     def __post_init__(self):
         import torch
@@ -135,9 +156,9 @@ def train(options: TrainOptions) -> None:
     read = {"dialogues": digest([[d.ids, d.mask] for d in dialogues])}  # files may change
     run = opened_run(options, digests | read, accelerator)
     if (run.folder / RECORD).is_file():
-        accelerator.print(f"{run.folder} is already trained: {RECORD} tells how")
+        accelerator.print(f"{run.folder} is already trained: see its {RECORD}")
         return
-    tell_of(parts, options, accelerator)
+    report_held_out(parts, options, accelerator)
     layers = head.config.fused_layers(target_config.num_hidden_layers)
     target = load_linear_target(options, layers, device_of(accelerator))
     kept = "" if options.features == "online" else options.features or run.folder / "features"
@@ -192,7 +213,7 @@ def device_of(accelerator: "Accelerator") -> str:
     return str(accelerator.device).replace("cpu:0", "cpu")
 
 
-def tell_of(parts: "Parts", options: TrainOptions, accelerator: "Accelerator") -> None:
+def report_held_out(parts: "Parts", options: TrainOptions, accelerator: "Accelerator") -> None:
     """What is held out, where that is not what one would think."""
     if parts.copies:
         accelerator.print(f"{parts.copies} dialogues equal held-out ones and are left out")

@@ -35,20 +35,28 @@ FORETOLD, MEASURED = "foretold", "measured"  # records/
 
 @dataclass
 class CalibrateOptions:
-    cost: float = option(0.03, "regret a token, nats, that is tolerated; above temperature 0: TV")
+    cost: float = option(
+        0.03,
+        "The cost that is tolerated: the mean regret of a token in nats; above temperature 0 the "
+        "mean total variation.",
+    )
     arms: list[str] = option(
         [f"path:{price}" for price in (0.1, 0.2, 0.35, 0.5, 0.77, 1.25, 2.0)]
         + [f"ratio:{limit}" for limit in (0.25, 0.5, 1.0, 1.5, 2.0, 3.0)]
         + [f"fsd:{threshold}" for threshold in (0.1, 0.2, 0.3, 0.35, 0.4, 0.45)],
-        "what there is to choose from, of one drafter",
+        "The arms to choose from; all must have the same drafter.",
     )
-    question_file: str = option("", "question.jsonl in FastChat's format; empty: MT-Bench")
+    question_file: str = option("", "A question.jsonl in FastChat's format. Empty: MT-Bench's.")
     questions: int | None = option(
-        None, "how many first turns, every second one for verifying; default: all, 16 of MT-Bench"
+        None,
+        "The number of questions, of which the first turn is asked; every second one is kept for "
+        "verifying. Not given: all, but 16 of MT-Bench.",
     )
-    verify: int = option(1, "arms that are run for real: the chosen one, and others over the range")
-    max_new_tokens: int = option(128, "budget of an answer")
-    output: str = option("runs/calibrate", "folder of the run")
+    verify: int = option(
+        1, "The number of arms that are verified: the chosen one, and others over the range."
+    )
+    max_new_tokens: int = option(128, "The most tokens that an answer may have.")
+    output: str = option("runs/calibrate", "The folder that the run is written to.")
 
     def __post_init__(self):
         check_least(self, "--", cost=0, verify=1, max_new_tokens=2)  # the first is prefill's

@@ -30,20 +30,33 @@ LEVEL_NOTE = "By drafted level, along the text below every position."
 
 @dataclass
 class ReplayOptions:
-    heads: list[str] = option([], "folders or hub ids of draft heads; empty: the shipped one")
-    target: str = option("smollm2", "smollm2 (embedded), a folder, a .gguf file or a hub id")
-    dtype: str = option("float32", "replay equals decoding in float32 only")
-    device: str = option("", "torch device; empty: cuda if there is one")
-    conv_template: str = option("", "FastChat template, for targets without a chat template")
-    question_file: str = option("", "question.jsonl in FastChat's format; empty: MT-Bench")
-    questions: int | None = option(None, "how many first turns, over all categories; default all")
-    max_new_tokens: int = option(128, "budget of an answer")
+    heads: list[str] = option(
+        [], "The draft heads: folders or hub ids. Empty: the one that ships for smollm2."
+    )
+    target: str = option(
+        "smollm2", "The target: smollm2 (embedded), a folder, a .gguf file or a hub id."
+    )
+    dtype: str = option("float32", "The dtype; a replay equals decoding in float32 only.")
+    device: str = option("", "The torch device. Empty: cuda if there is one, else cpu.")
+    conv_template: str = option(
+        "", "The name of a FastChat template, for a target that has no chat template of its own."
+    )
+    question_file: str = option("", "A question.jsonl in FastChat's format. Empty: MT-Bench's.")
+    questions: int | None = option(
+        None,
+        "The number of questions, spread over the categories, of which the first turn is asked. "
+        "Not given: all.",
+    )
+    max_new_tokens: int = option(128, "The most tokens that an answer may have.")
     arms: list[str] = option(
         [f"exact@eagle:{tree}" for tree in ("7x4x6", "15x4x6", "23x5x8", "59x6x10")],
-        "what is replayed: exact, with any drafters; trees are 15x4x6",
+        "The arms that are replayed: exact, with any drafters. Their trees are 15x4x6 where they "
+        "name none.",
     )
-    texts: str = option("", "folder of stored texts; default one of target and code")
-    output: str = option("runs/replay", "folder of the run")
+    texts: str = option(
+        "", "The folder of the target's stored texts. Empty: one for this target and this code."
+    )
+    output: str = option("runs/replay", "The folder that the run is written to.")
 
     def __post_init__(self):
         import torch

@@ -47,8 +47,11 @@ class HarnessOptions(ModelOptions):
     """The fields of --model_args, which lm-eval splits at commas; so what is no field here is a
     further field of the arm: arm=fsd:0.3,child=target,target=smollm2."""
 
-    arm: str = option(DEFAULT_ARM, "rule[:value][,field=value][@drafter[:tree]]; plain: no drafts")
-    seed: int = option(0, "of all sampling")
+    arm: str = option(
+        DEFAULT_ARM,
+        "How drafts are accepted and made: rule[:value][,field=value][@drafter[:tree]], or plain.",
+    )
+    seed: int = option(0, "The seed of all sampling.")
 
     def __post_init__(self):
         super().__post_init__()
@@ -167,8 +170,10 @@ class FuzzyLM(HFLM):
         if room < 1:
             settings["max_gen_toks"] = f"below the target's {self.max_length} positions"
         if settings:
-            told = ", ".join(f"{name} ({value})" for name, value in settings.items())
-            raise BadInput(f"generation_kwargs: eagle_fsd has no {told}; mend it by --gen_kwargs")
+            unknown = ", ".join(f"{name} ({value})" for name, value in settings.items())
+            raise BadInput(
+                f"generation_kwargs: eagle_fsd has no {unknown}; mend it by --gen_kwargs"
+            )
         self.arm.policy(sampling).check(self._drafter)
         stop = self.loaded.stop(budget, tuple(until))
         prompt = self.tok_encode(context) or [self.prefix_token_id]
