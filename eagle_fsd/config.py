@@ -7,7 +7,7 @@ from dataclasses import dataclass
 DEFAULT_ARM = "fsd:0.3"  # of commands and of api.generate
 
 
-class BadInput(ValueError):  # noqa: N818  (what it tells of is the user, not an error of ours)
+class BadInput(ValueError):  # noqa: N818  (it is about what a user passed, and no error of ours)
     """What a user passed cannot be used; the text names the value and the remedy.
 
     Commands catch it and nothing else, so that an error of our own keeps its traceback.
@@ -20,15 +20,15 @@ def check_known(what: str, name: str, known: Iterable[str]) -> None:
         raise BadInput(f"unknown {what} {name!r}; known: {', '.join(known)}")
 
 
-def check_least(settings: object, said: str = "", /, **least: float) -> None:
+def check_least(settings: object, prefix: str = "", /, **least: float) -> None:
     """Refuse fields, or an entry of a list, below the least, nan and infinity, by a BadInput.
 
-    Example: check_least(options, "--", steps=1) says "--steps must be at least 1, got 0".
+    Example: check_least(options, "--", steps=1) raises "--steps must be at least 1, got 0".
     """
     for name, low in least.items():
         value = getattr(settings, name)
         if not all(low <= v < math.inf for v in (value if isinstance(value, list) else [value])):
-            raise BadInput(f"{said}{name} must be at least {low}, got {value}")
+            raise BadInput(f"{prefix}{name} must be at least {low}, got {value}")
 
 
 def check_flag(name: str, value: int) -> None:

@@ -47,7 +47,7 @@ def check_timing_alone(device: str) -> list[str]:
     """Look around right before something is timed, on auto at every CUDA device.
 
     Returns:
-        Warnings, printed too: others keep the CPU busy, or it cannot be told who is at work.
+        Warnings, printed too: others keep the CPU busy, or it cannot be found out who is at work.
 
     Raises:
         BadInput: no such device, several processes, or another one has the CUDA device in use.
@@ -56,7 +56,7 @@ def check_timing_alone(device: str) -> list[str]:
     check_one_process()
     every = [f"cuda:{index}" for index in range(torch.cuda.device_count())]
     devices = map(torch.device, every if device == "auto" else [device])
-    warnings = [told for one in devices if one.type == "cuda" and (told := _check_cuda(one))]
+    warnings = [text for one in devices if one.type == "cuda" and (text := _check_cuda(one))]
     if (busy := load_by_others()) > BUSY:
         warnings.append(
             f"other processes keep {busy:.1f} cores busy: speeds will be low and vary. Wait until "
@@ -68,7 +68,7 @@ def check_timing_alone(device: str) -> list[str]:
 
 
 def _check_cuda(device: torch.device) -> str:
-    """Refuses a device that others use; a warning where that cannot be told, else ""."""
+    """Refuses a device that others use; a warning where that cannot be found out, else ""."""
     torch.zeros(1, device=device)  # a context of our own, so that one of the listed is us
     query = ["nvidia-smi", f"--id=GPU-{torch.cuda.get_device_properties(device).uuid}"]
     query += ["--query-compute-apps=pid", "--format=csv,noheader"]
@@ -76,13 +76,13 @@ def _check_cuda(device: torch.device) -> str:
         done = subprocess.run(query, capture_output=True, text=True, timeout=30, check=True)
         listed = [int(line) for line in done.stdout.split()]
     except (OSError, ValueError, subprocess.SubprocessError) as error:
-        return f"cannot tell whether other processes use {device}: {error}"
+        return f"cannot find out whether other processes use {device}: {error}"
     if others := other_processes(listed, os.getpid()):
         raise BadInput(
             f"other processes use {device} (by nvidia-smi: {', '.join(map(str, others))}): speeds "
             "would be theirs too. Wait for them, or choose another device"
         )
-    return "" if listed else f"cannot tell who uses {device}: nvidia-smi does not list even us"
+    return "" if listed else f"cannot find out who uses {device}: nvidia-smi does not list even us"
 
 
 def other_processes(listed: list[int], own: int) -> list[int]:

@@ -4,11 +4,11 @@
     python evaluate/calibrate.py --arms path:{0.2,0.5,0.77,1.25}@hybrid --verify 4
 
 Half of the questions are answered once, by exact; at every round each arm is asked what it would
-do, which foretells its tokens a round, fuzzy share and cost. The one of most tokens a round within
-the tolerated cost is chosen (of equals the cheapest), and run for real on the other half, as are
-others over the range if --verify is above 1. Both are printed, with a warning if the chosen one
-costs more there than is tolerated. A killed run continues where it was: run the same command again.
-Arms, questions and the cost may change.
+do, which predicts its tokens per round, its fuzzy share and its cost. The arm of most tokens per
+round within the tolerated cost is chosen (of equals the cheapest) and measured on the other half,
+as are others over the range if --verify is above 1. Both are printed, with a warning if the chosen
+one costs more there than is tolerated. A killed run continues where it was: run the same command
+again. Arms, questions and the cost may change.
 """
 
 from eagle_fsd.cli import ModelOptions, SamplingOptions, run_command

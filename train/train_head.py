@@ -74,8 +74,8 @@ class TrainOptions:
 
     recipe: str = option(
         "",
-        "The recipe: eagle, unrolled or eagle3, with changes such as unrolled,noise=0. A wrong field "
-        "is answered by the list of all. Empty: eagle3 for such heads, else unrolled.",
+        "The recipe: eagle, unrolled or eagle3, with changes such as unrolled,noise=0. A wrong "
+        "field is answered by the list of all. Empty: eagle3 for such heads, else unrolled.",
     )
     epochs: float = option(
         0.0, "The number of passes over the data. 0: no limit, but 3 if no other limit is given."

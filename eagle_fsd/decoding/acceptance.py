@@ -1,4 +1,4 @@
-"""Acceptance: the rule says the path; tokens and cost follow from it for all rules alike."""
+"""Acceptance: the rule chooses the accepted path; tokens and cost follow from it for all rules."""
 
 import math
 from collections.abc import Collection, Sequence
@@ -22,7 +22,7 @@ class Acceptance:
     """The outcome of a round. Entry i of every list is about the token emitted after path[i].
 
     Attributes:
-        path: node indices, the root first.
+        path: the accepted path, as node indices, the root first.
         tokens: emitted tokens, the accepted drafts and then the next token; as long as `path`.
         fuzzy: the token is not the one that the exact test would have emitted with the same draw.
         divergence: D at path[i]; NaN at nodes without children, and in lean records where it was
@@ -57,7 +57,7 @@ class Policy:
     """How drafts are accepted, and how P comes from the target's logits.
 
     Attributes:
-        record: "full" notes D all along the path, for rules that do not ask for one too.
+        record: "full" notes D all along the accepted path, for rules that do not ask for one too.
     """
 
     rule: Rule
@@ -71,7 +71,7 @@ class Policy:
 
     def check(self, drafter: Drafter) -> None:
         """Refuse, by a BadInput, what has no meaning with the sampling, the guards or the drafter;
-        before it is built, as far as its settings say."""
+        before it is built, as far as its settings show."""
         if self.rule.draw is not None and not drafter.samples:
             raise BadInput(
                 "this rule needs drafts that are sampled, since it asks with what probability they "
@@ -99,9 +99,9 @@ def accept(
     stop_token_ids: Collection[int] = (),
     answer: Sequence[int] = (),
 ) -> tuple[Acceptance, State]:
-    """Choose a path of the tree; returns what came of it, and the rule's state for the next round.
+    """Choose the accepted path; returns the outcome, and the rule's state for the next round.
 
-    BadInput: the target's logits are no numbers after a node of the path.
+    BadInput: the target's logits are no numbers after a node of the accepted path.
 
     Args:
         state: of the answer's last round; None: an answer begins.
@@ -138,7 +138,7 @@ def _acceptance(
     judged: str | None,
     dial: float | None,
 ) -> Acceptance:
-    """What is emitted along a path, and what it costs."""
+    """What is emitted along the accepted path, and what it costs."""
     got = Acceptance(path, [], [], [], [], [], dial)
     judge = verified.value if policy.record == "full" else verified.asked_value
     # a clock runs over lean records: there D is not computed for the record's sake

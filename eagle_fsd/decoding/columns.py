@@ -63,7 +63,7 @@ class Rows:
     def of_tree(
         cls, tree: DraftTree, target_logits_NV: torch.Tensor, sampling: SamplingConfig
     ) -> "Rows":
-        """All nodes, and every node as a draft; the root is none, so what is said of it as one has
+        """All nodes, and every node as a draft; the root is none, so its entry as a draft has
         no meaning."""
         every = slice(None)
         return cls(tree, target_logits_NV, every, tree.parent_N, tree.token_N, sampling)

@@ -31,7 +31,7 @@ class Drafter(Protocol):
     def reset(
         self, capacity: int, first_token: int, sampling: SamplingConfig = GREEDY, seed: int = 0
     ) -> None:
-        """Begin a new sequence of at most `capacity` tokens, of which `observe` tells all but the
+        """Begin a new sequence of at most `capacity` tokens, of which `observe` gives all but the
         first. Drafts that are sampled are so by the answer's settings and its seed."""
 
     def observe(self, features_TF: torch.Tensor, next_tokens: Sequence[int]) -> None:
@@ -42,8 +42,8 @@ class Drafter(Protocol):
         """The tree below the root, the last token observed."""
 
     def learn(self, logits_NV: torch.Tensor) -> None:
-        """Told after every round, before its tokens are observed: the target's raw logits after all
-        nodes of the last tree, accepted or not. Most drafters make no use of them."""
+        """Called after every round, before its tokens are observed, with the target's raw logits
+        after all nodes of the last tree, accepted or not. Most drafters make no use of them."""
 
 
 class RootDrafter(Drafter):

@@ -79,7 +79,7 @@ class CachedSequence:
         seen_TE: torch.Tensor | None,
         base: int | torch.Tensor,
     ) -> torch.Tensor:
-        """A step of `grow`: forward(visible_TS), told which cache rows each position sees.
+        """A step of `grow`: forward(visible_TS), given which cache rows each position sees.
 
         Args:
             seen_TE: of the rows from `base` on; the last T of them are the positions' own. Rows

@@ -18,7 +18,7 @@ State = Any  # a rule's own; the loop only keeps it
 
 
 class Rule:
-    """Decides which path of a verified tree is kept; the exact token of its last node follows it.
+    """Chooses the accepted path of a verified tree; the exact token of its last node follows it.
 
     By itself this is the exact rule.
 
@@ -29,7 +29,7 @@ class Rule:
             distributions after the sampling filters (the drafter's NaN where it has none), the
             tokens of the children in the order in which they were drawn (-1: no more), and the
             random numbers of the token. The drafter must sample.
-        takes_chances: at temperature 0 too the path depends on a draw.
+        takes_chances: at temperature 0 too the accepted path depends on a draw.
         exact: the value of its first field at which it is exact. Infinite: at no finite value, but
             the further towards it the nearer. NaN: at none, nor towards one.
     """
@@ -58,7 +58,7 @@ class Rule:
         return self, None
 
     def choose(self, tree: VerifiedTree, state: State) -> Path:
-        """The path that this round keeps."""
+        """The accepted path of this round."""
         path, child = [0], self.step(tree, 0)
         while child is not None:
             path.append(child)
@@ -77,7 +77,8 @@ class Rule:
         return state
 
     def tv(self, tree: VerifiedTree, v: int) -> float:
-        """1/2 sum |emitted distribution - P| at a node of the path with children; NaN: unknown.
+        """1/2 sum |emitted distribution - P| at a node with children on the accepted path; NaN if
+        unknown.
 
         At temperature 0 it is asked only of rules that take chances: else it is 0 or 1.
         """

@@ -47,10 +47,10 @@ class HybridDrafter(Drafter):
 
     def propose(self) -> DraftTree:
         tree = self.eagle.propose()
-        token, parent, row, said = _read(tree)
+        token, parent, row, score = _read(tree)
         below: list[Offers] = [{} for _ in token]  # the head's drafts below each of its nodes
         for node in range(1, len(token)):
-            below[parent[node]][token[node]] = node, said[node]
+            below[parent[node]][token[node]] = node, score[node]
 
         def offers(context: tuple[int, ...], own: int | None) -> Offers:
             both = {} if own is None else dict(below[own])
@@ -74,5 +74,5 @@ def _read(tree: DraftTree) -> tuple[list[int], list[int], list[int], list[float]
     gives each draft after its parent (the root: 1). Ids below 2**24 are exact in float32."""
     said_N = (tree.score_N - tree.score_N[tree.parent_N]).exp()
     table = [tree.token_N, tree.parent_N, tree.draft_row_N, said_N]
-    token, parent, row, said = torch.stack(table).tolist()
-    return *([int(value) for value in values] for values in (token, parent, row)), said
+    token, parent, row, score = torch.stack(table).tolist()
+    return *([int(value) for value in values] for values in (token, parent, row)), score

@@ -90,8 +90,8 @@ class NgramDrafter(Drafter):
                 logits_ER.append([-math.inf] * len(token_R))
                 for token, (_, sure) in node.offers.items():
                     logits_ER[-1][column[token]] = math.log(max(sure, 1e-9))
-        said = torch.tensor(logits_ER), torch.tensor(token_R)
-        return tree_of(nodes, rows, *said, self._device)
+        known = torch.tensor(logits_ER), torch.tensor(token_R)
+        return tree_of(nodes, rows, *known, self._device)
 
     def learn(self, logits_NV: torch.Tensor) -> None:
         if self.settings.recycle:
@@ -114,7 +114,7 @@ def likeliest(
     deepest: int,
     least: float = 0.0,
 ) -> list[Node]:
-    """The likeliest nodes below the text's last token, at most so many with it, likeliest first: a
+    """The likeliest nodes below the text's last token, at most `most` with it, likeliest first: a
     node's probability is what it was offered with times its parent's. So every node comes behind
     its parent, and siblings stand in that order.
 

@@ -98,7 +98,7 @@ class NgramTable:
         return (*context, token)[-self.max_ngram :]
 
     def after(self, context: tuple[int, ...], most: int) -> dict[int, float]:
-        """At most so many next tokens with their probabilities, the likeliest first: what the
+        """At most `most` next tokens with their probabilities, the likeliest first: what the
         longest n-gram at the context's end went on with, and of what that leaves to be right the
         same of the shorter ones. The target's own come behind the text's of the same n-gram."""
         offers: dict[int, float] = {}

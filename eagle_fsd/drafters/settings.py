@@ -1,4 +1,4 @@
-"""Drafters by name with their settings, as arms say them; a new one is a class and an entry here.
+"""Drafters by name with their settings, as arms write them; a new one is a class and an entry here.
 
 A drafter's own file, and with it transformers, is imported when it is built.
 """
@@ -49,7 +49,7 @@ class DrafterSettings(Protocol):
 
 @dataclass(frozen=True)
 class EagleSettings(DrafterSettings):
-    """The head's trees, as arms say them (`exact@eagle:7x3x4`).
+    """The head's trees, as arms write them (`exact@eagle:7x3x4`).
 
     Attributes:
         tree: a shape, DRAFTSxLEVELSxTOPK; "": the model's.
@@ -82,7 +82,7 @@ class EagleSettings(DrafterSettings):
 
 @dataclass(frozen=True)
 class HybridSettings(DrafterSettings):
-    """The trees, as arms say them (`exact@hybrid:15x4x6`).
+    """The trees, as arms write them (`exact@hybrid:15x4x6`).
 
     Attributes:
         tree: DRAFTSxLEVELSxTOPK; the head's levels, and how many drafts it and the text have
@@ -122,7 +122,7 @@ class HybridSettings(DrafterSettings):
 
 @dataclass(frozen=True)
 class LanguageModelSettings(DrafterSettings):
-    """The trees, as arms say them (`exact@language_model:15x4x6`).
+    """The trees, as arms write them (`exact@language_model:15x4x6`).
 
     Attributes:
         tree: a shape, DRAFTSxLEVELSxTOPK; with a top-k of 1 a chain.
@@ -152,7 +152,7 @@ class LanguageModelSettings(DrafterSettings):
 
 @dataclass(frozen=True)
 class NgramSettings(DrafterSettings):
-    """How drafts are found, as arms say it (`exact@ngram:10,max_ngram=2`).
+    """How drafts are found, as arms write it (`exact@ngram:10,max_ngram=2`).
 
     Attributes:
         num_draft_tokens: most drafts of a round, on at most ngram.DEEPEST levels.

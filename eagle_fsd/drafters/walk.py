@@ -2,7 +2,7 @@
 
 Greedy exact decoding emits the target's own text whatever is drafted. A round accepts as many
 drafts as the text's own next tokens lie in its tree, and emits one more. So nothing is verified;
-the drafter is told what decoding would tell it.
+the drafter observes what decoding would show it.
 
 Axes: L tokens of the text, F features.
 """
@@ -90,14 +90,14 @@ def walk(
         stop_token_ids: drafts behind one of these are no gain, as when decoding.
     """
     drafter.reset(len(ids), ids[0])
-    told, root = 0, roots.start
+    seen, root = 0, roots.start
     while root < roots.stop:
-        drafter.observe(features_LF[told:root], ids[told + 1 : root + 1])
+        drafter.observe(features_LF[seen:root], ids[seen + 1 : root + 1])
         tree = drafter.propose()
         assert root + tree.max_depth < len(ids), "the tree is deeper than the text behind its root"
         tokens = 1 + accepted_drafts(tree, ids[root + 1 :], stop_token_ids)
         yield tokens
-        told, root = root, root + tokens
+        seen, root = root, root + tokens
 
 
 def accepted_drafts(

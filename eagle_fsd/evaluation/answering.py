@@ -66,7 +66,7 @@ def _transformers_generate(
     torch.manual_seed(seed)
     samples = sampling.temperature > 0
     settings: dict = {"do_sample": samples} | (asdict(sampling) if samples else {})
-    settings["remove_invalid_values"] = samples  # a draw from NaN would crash; rescore tells them
+    settings["remove_invalid_values"] = samples  # a draw from NaN would crash; rescore finds it
     if arm.text == COMPILED:
         # transformers compiles on accelerators by itself, on a CPU only with this mark of its own
         # tests (5.x, generation/utils.py _valid_auto_compile_criteria)

@@ -1,4 +1,4 @@
-"""The parameter that keeps to a stated cost, foretold from exact's own rounds, and tried for real.
+"""The parameter that keeps to a stated cost, predicted from exact's own rounds, and then measured.
 
 At every round of an exact answer each arm is asked what it would do with that tree: tokens, fuzzy
 ones and their cost, in one decoding for any number of arms. The prediction is of single rounds: it
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from eagle_fsd.models.loaded import Model
 
 MAY_CHANGE = frozenset(("cost", "arms", "questions", "verify", "output", "device"))
-FORETOLD, MEASURED = "foretold", "measured"  # records/
+PREDICTED, MEASURED = "predicted", "measured"  # records/
 
 
 @dataclass
@@ -75,7 +75,7 @@ def counted(accepted: "Acceptance", sampling: SamplingConfig) -> Counter:
     return Counter({"rounds": 1} | sums)
 
 
-def foretell(
+def predict(
     model: "Model",
     drafter: "Drafter",
     policies: "Mapping[str, Policy]",
@@ -119,7 +119,7 @@ def measure(
 
 
 def stored(count: Counter) -> dict[str, float | None]:
-    """Counts for a record; a cost that the rule does not tell is None."""
+    """Counts for a record; a cost that the rule does not know is None."""
     return {key: None if math.isnan(value) else value for key, value in count.items()}
 
 
@@ -140,7 +140,7 @@ def row_of(arm: str, records: Sequence[dict]) -> dict:
 def choose(rows: Sequence[dict], cost: float, verify: int) -> list[str]:
     """The arms to run for real: the one of most tokens a round at a cost within the tolerated one,
     of equals the cheapest, then others evenly over the range of costs. The first row is exact's,
-    whose cost is 0; a rule that does not tell its TV has none above temperature 0."""
+    whose cost is 0; a rule that does not know its TV has none above temperature 0."""
     rows = [row for row in rows if row["cost"]["value"] is not None]
     held = [row for row in rows if row["cost"]["value"] <= cost]
     best = max(held, key=lambda row: (row["tokens_per_round"]["value"], -row["cost"]["value"]))
@@ -152,23 +152,23 @@ def choose(rows: Sequence[dict], cost: float, verify: int) -> list[str]:
 
 
 def warning(arm: str, measured: "Interval", tolerated: float) -> str | None:
-    """What to say of a chosen arm that has cost more than is tolerated; None of one that has not,
-    or that does not tell."""
+    """The warning about a chosen arm that has cost more than is tolerated; None for one that has
+    not, or whose cost is unknown."""
     from eagle_fsd.evaluation.tables import cell_text
 
     if measured["value"] is None or measured["value"] <= tolerated:
         return None
     beyond = measured["low"] is not None and measured["low"] > tolerated
-    where = "all of the interval is above it" if beyond else "by chance or not"
+    where = "all of the interval is above it" if beyond else "which may be chance"
     return (
         f"{arm} was measured at a cost of {cell_text(measured, '.4f')} a token, above the "
-        f"{tolerated:g} that is tolerated ({where}): ask for a lower --cost, or foretell on more "
+        f"{tolerated:g} that is tolerated ({where}): ask for a lower --cost, or predict from more "
         "--questions"
     )
 
 
 class Calibration:
-    """A run: every second question foretells, the others verify.
+    """A run: every second question predicts, the others verify.
 
     Raises:
         BadInput: arms that do not share a drafter, fewer than two questions; see Run.
@@ -194,7 +194,7 @@ class Calibration:
         questions = spread(read_questions(options.question_file), options.questions)
         if len(questions) < 2:
             raise BadInput("a calibration needs two questions: every second one is held out")
-        self.halves = {FORETOLD: questions[::2], MEASURED: questions[1::2]}
+        self.halves = {PREDICTED: questions[::2], MEASURED: questions[1::2]}
         settings = {"command": "calibrate"} | asdict(options) | asdict(sampling)
         settings |= asdict(model_options) | model_options.digests()
         self.run = Run(options.output, settings, free=MAY_CHANGE)
@@ -241,9 +241,9 @@ class Calibration:
         # above temperature 0 only full records have the TV of rules that judge the place
         record = "full" if sampling.temperature else "lean"
         policies = {name: self.arms[name].policy(sampling, record) for name in names}
-        if kind == FORETOLD:
+        if kind == PREDICTED:
             config = DecodeConfig(Policy(Exact(), sampling), stop, seed)
-            return foretell(model, drafter, policies, prompt, config)
+            return predict(model, drafter, policies, prompt, config)
         return {
             name: measure(model, drafter, prompt, DecodeConfig(policy, stop, seed))
             for name, policy in policies.items()
@@ -253,12 +253,12 @@ class Calibration:
 def run_calibration(
     options: CalibrateOptions, sampling: SamplingOptions, model_options: ModelOptions
 ) -> None:
-    """Foretell, choose, verify, and report."""
+    """Predict, choose, verify, and report."""
     from eagle_fsd.evaluation.tables import columns, markdown_table
     from eagle_fsd.runs.jsonl import write_file, write_json
 
     calibration = Calibration(options, sampling, model_options)
-    rows = calibration.rows(FORETOLD, [*calibration.arms])
+    rows = calibration.rows(PREDICTED, [*calibration.arms])
     if rows[0]["tokens_per_round"]["value"] is None:
         raise BadInput("every answer ends with its first token: nothing is drafted")
     tried = choose(rows, options.cost, options.verify)
@@ -267,7 +267,7 @@ def run_calibration(
     for row in rows:
         for key in ("tokens_per_round", "cost"):
             row[f"measured_{key}"] = by_arm.get(row["arm"], {}).get(key)
-    what = "TV" if sampling.temperature else "regret, nats"
+    what = "total variation" if sampling.temperature else "regret in nats"
     best = next(row for row in rows if row["arm"] == tried[0])
     note = warning(tried[0], best["measured_cost"], options.cost)
     shown = (
@@ -276,11 +276,11 @@ def run_calibration(
         ("measured cost", "measured_cost", ".4f"),
     )
     text = (
-        f"{tried[0]}: {best['tokens_per_round']['value']:.2f} tokens a round foretold at a cost of "
-        f"{best['cost']['value']:.4f} a token, where {options.cost:g} is tolerated\n\n"
+        f"{tried[0]}: {best['tokens_per_round']['value']:.2f} tokens a round are predicted at a "
+        f"cost of {best['cost']['value']:.4f} a token, where {options.cost:g} is tolerated\n\n"
         + (f"Warning: {note}.\n\n" if note else "")
         + f"{markdown_table(rows, shown)}\n\n"
-        f"Cost: {what}, a token. Foretold from the rounds of exact's answers to "
+        f"The cost is a token's mean {what}. Predicted from the rounds of exact's answers to "
         f"{rows[0]['questions']} questions, measured on {measured[0]['questions']} others.\n"
     )
     folder = calibration.run.folder

@@ -100,7 +100,7 @@ def equal_speed(records: Mapping[str, Sequence[Record]], rows: Sequence[dict]) -
 
 def lost_at(total_X2A2: np.ndarray, *, gain: float, points: int, less_plain: bool) -> np.ndarray:
     """From the sums of tokens a round and of a loss: the loss where the gain is reached by the last
-    arms, so many."""
+    `points` arms."""
     tokens_XA, loss_XA = np.moveaxis(total_X2A2[..., 0] / total_X2A2[..., 1], -2, 0)
     loss_XA = loss_XA - loss_XA[..., :1] if less_plain else loss_XA
     gain_XA = tokens_XA / tokens_XA[..., 1:2]
@@ -151,8 +151,8 @@ def plot_curves(rows: Sequence[dict], path: Path) -> str:
         figure = Figure(figsize=(5.6, 3.8 + 0.12 * len(lines)), layout="constrained")
         axes = figure.subplots()
         axes.set(
-            xlabel="tokens per round, relative to exact",
-            ylabel="log p of the text a token, less plain's (nats)",
+            xlabel="tokens per round over exact's",
+            ylabel="mean log-probability of a token, less plain's (nats)",
         )
         named = {}
         for number, (line, arms) in enumerate(lines.items()):
@@ -161,7 +161,7 @@ def plot_curves(rows: Sequence[dict], path: Path) -> str:
             named[line if len(arms) > 1 else arms[0]["arm"]] = _draw(axes, arms, style)
         axes.grid(alpha=0.15)
         axes.margins(0.1)
-        # named one by one: of itself matplotlib leaves out labels that begin with _
+        # named one by one, since matplotlib leaves out labels that begin with _
         how = {"loc": "outside lower center", "ncols": min(len(lines), 2), "frameon": False}
         figure.legend(named.values(), named.keys(), **how)
         for form, date in {"svg": "Date", "pdf": "CreationDate"}.items():

@@ -2,7 +2,7 @@
 
 A metric is a rate over questions, sum / sum, such as total tokens / total seconds, or a comparison
 of such a rate with a baseline's. The choices (repeated answers) and turns of a question belong
-together. What is said of rounds counts the tokens of all rounds, before trimming and without the
+together. Metrics of rounds count the tokens of all rounds, before trimming and without the
 token that prefill yields; lengths and speeds are of what was answered.
 """
 

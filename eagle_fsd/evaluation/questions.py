@@ -43,14 +43,14 @@ def check_same_questions(
             continue
         asked = [turn["prompt"] for turn in record["turns"]][: turns or None]
         category = record.get("category", question.category)
-        told = ""
+        change = ""
         if asked != question.turns:
-            told = "with other turns than it has now"
+            change = "with other turns than it has now"
         elif category != question.category:
-            told = f"in the category {category!r}, which is {question.category!r} now"
-        if told:
+            change = f"in the category {category!r}, which is {question.category!r} now"
+        if change:
             raise BadInput(
-                f"question {question.question_id!r} was answered {told}: give the questions that "
+                f"question {question.question_id!r} was answered {change}: give the questions that "
                 "were answered, or another --output"
             )
 
@@ -78,8 +78,8 @@ def read_questions(
             if question.question_id in questions:
                 raise ValueError(f"question_id {question.question_id!r} occurs twice")
         except (AttributeError, LookupError, TypeError, ValueError) as error:
-            told = f"{path}, line {line} is no row of {read_row.__name__}"
-            raise BadInput(f"{told} ({error!r:.200}), got {row!r:.200}") from error
+            place = f"{path}, line {line} is no row of {read_row.__name__}"
+            raise BadInput(f"{place} ({error!r:.200}), got {row!r:.200}") from error
         questions[question.question_id] = question
     if not questions:
         raise BadInput(f"{path} holds no question")
@@ -90,7 +90,7 @@ def spread(
     questions: list[Question], count: int | None, *, option: str = "--questions"
 ) -> list[Question]:
     """`count` questions (None: all), evenly over the categories: the first of each, then the
-    second, ... `option` said the count."""
+    second, ... `option` is the option that the count came from."""
     count = len(questions) if count is None else count
     if not 1 <= count <= len(questions):
         raise BadInput(f"{option} must be in 1..{len(questions)}, got {count}")

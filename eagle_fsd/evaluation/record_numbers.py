@@ -44,7 +44,7 @@ def ends_looping(turn: dict) -> bool:
 
 
 def counted_rounds(turn: dict) -> float:
-    """NaN of transformers' own loop, which tells of none: one token is prefill's, any more take
+    """NaN of transformers' own loop, which records none: one token is prefill's, any more take
     rounds."""
     found = len(turn["rounds"])
     return found if found or len(turn["token_ids"]) < 2 else math.nan

@@ -24,8 +24,15 @@ if TYPE_CHECKING:
 LEVELS = 6  # of the table by level
 # what a run may be continued with, although it differs
 MAY_CHANGE = frozenset(("heads", "device", "questions", "texts", "output"))
-ARM_NOTE = "As real decoding in float32, ties of logits aside."
-LEVEL_NOTE = "By drafted level, along the text below every position."
+ARM_NOTE = (
+    "Tokens per round are those of real decoding in float32, except where logits tie. Brackets "
+    "hold 95 % intervals over questions."
+)
+LEVEL_NOTE = (
+    "Each level drafts one token further along the text. top-1 is the share of positions at which "
+    "the text's next token is the head's most likely one, top-8 that at which it is among the "
+    "eight most likely, and JS is the mean Jensen-Shannon divergence of head and target in nats."
+)
 
 
 @dataclass
@@ -89,7 +96,7 @@ def run_replay(options: ReplayOptions) -> None:
     questions = spread(read_questions(options.question_file), options.questions)
     config = load.load_target_config(options.target)
     heads = {name: load.load_head(name, config) for name in options.heads}
-    # told apart by their weights: a head that was trained on since is another one
+    # distinguished by their weights: a head that was trained on since is another one
     files = {name: f"{Path(name).name}-{digest(load.head_digests(name))}" for name in heads}
     digests = load.target_digests(options.target)
     identity = {key: asdict(options)[key] for key in ("target", "dtype", "conv_template")}
@@ -161,7 +168,7 @@ def read_arms(texts: Sequence[str]) -> "list[Arm]":
 
 
 def check_replayed(arm: "Arm") -> None:
-    """Refuse, by a BadInput, an arm whose rounds are not told by the text alone."""
+    """Refuse, by a BadInput, an arm whose rounds do not follow from the text alone."""
     if arm.kind != "exact" or arm.guards:
         raise BadInput(
             f"arm {arm.text!r}: replay follows exact alone, such as exact@hybrid: any other rule "
@@ -196,8 +203,8 @@ def report(run: Run, records: Mapping[str, Sequence[dict]]) -> None:
     made = RunData("", options, run.sessions, records)
     title = (
         f"Replay of {Path(options['question_file']).name or 'MT-Bench'}, "
-        f"{len(next(iter(records.values())))} first turns x {options['max_new_tokens']} tokens, "
-        f"{options['target']} in {options['dtype']}, greedy; device {made.origin('device')}, "
+        f"{len(next(iter(records.values())))} first turns, {options['max_new_tokens']} new tokens "
+        f"each, {options['target']} in {options['dtype']}, greedy; device {made.origin('device')}, "
         f"commit {made.origin('commit')}"
     )
     rows = {"arms": [], "levels": []}

@@ -82,7 +82,8 @@ def rate_interval(part_Q2: Sequence[Sequence[float]]) -> Interval:
 def share_interval(part_Q2: Sequence[Sequence[float]]) -> Interval:
     """A share of answers, as looping, or a mean of scores from 0 to 1: Clopper and Pearson's bounds
     (1934) of as many independent answers as would have the jackknife's margin. They stay within
-    [0, 1], hold the truth at least as often as is said, and are told of questions all alike too."""
+    [0, 1], hold the truth in at least 95 % of cases, and exist also where all questions are
+    alike."""
     value, margin, unlike = _jackknife(part_Q2, _rate)
     questions = len(part_Q2)
     if questions < LEAST_QUESTIONS or not math.isfinite(margin):
@@ -109,7 +110,8 @@ def _rate(total_X2: np.ndarray) -> np.ndarray:
 
 def paired_difference(mine_Q: Sequence[float], theirs_Q: Sequence[float]) -> Interval:
     """The mean over questions of mine - theirs, with "detectable": the smallest true difference
-    that so many questions show with power 80 % in a two-sided test at 5 %; None without bounds."""
+    that this number of questions shows with power 80 % in a two-sided test at 5 %; None without
+    bounds."""
     found = mean_interval([mine - theirs for mine, theirs in zip(mine_Q, theirs_Q, strict=True)])
     if found["low"] is None:
         return found | {"detectable": None}

@@ -29,12 +29,14 @@ SCORES: tuple[Column, ...] = (
     ("McNemar p", "mcnemar_p", ".3f"),
 )
 SCORES_NOTE = (
-    "Means over questions, in brackets 95 % intervals; - plain: paired difference over the "
-    "questions and turns that both have, in parentheses the smallest true one that so many "
-    "questions show with power 80 % (0 where no question differs, which says nothing of other "
-    "questions). gained, lost: questions right only here, or only by plain; McNemar's exact p."
+    "mean is the mean over questions, with its 95 % interval in brackets. - plain is the paired "
+    "difference to plain over the questions and turns that both have, with the smallest true "
+    "difference that these questions show with power 80 % in parentheses (0 where no question "
+    "differs, from which nothing follows for other questions). gained counts the questions that "
+    "only this arm answered right, lost those that only plain did, and McNemar p is the p-value of "
+    "McNemar's exact test of the two."
 )
-# what a judge says of pairs of answers
+# how a judge rates pairs of answers
 PAIRWISE: tuple[Column, ...] = (
     *columns(arm="s"),
     ("wins", "win", ".2f"),
@@ -45,12 +47,12 @@ PAIRWISE: tuple[Column, ...] = (
     *columns(questions="d", verdicts="d"),
 )
 PAIRWISE_NOTE = (
-    "Against the baseline, each match in both orders; a tie too where the orders disagree. In "
-    "brackets 95 % intervals over questions: the arms differ where that of wins + ties / 2 leaves "
-    "out 0.5."
+    "Every answer is compared with the baseline's in both orders, and it is a tie too where the "
+    "two orders disagree. Brackets hold 95 % intervals over questions: the arms differ where that "
+    "of wins + ties / 2 leaves out 0.5."
 )
 ARM_WIDTH, TITLE_WIDTH = 20, 12  # of 100 on a terminal
-# metric -> what a verdict says of it
+# metric -> its words in a verdict
 PHRASES = {
     "tokens_per_second": "{:.1f} tokens/s",
     "speed_vs_plain": "{:.2f} times plain's tokens/s",
@@ -118,8 +120,8 @@ def terminal_table(rows: list[dict]) -> str:
 
 def verdict(row: dict, noise: float = 0.0) -> str:
     """Such as "+10 % tokens a round over exact, 4.1 % fuzzy, -0.12 log p a token". `noise` is
-    RunData's; a speed that it or its interval explains is said to be plain's. That the text repeats
-    itself is said where it does by REPEATS more than plain's."""
+    RunData's; a speed that it or its interval explains counts as plain's. That the text repeats
+    itself is noted where it does by REPEATS more than plain's."""
     gain = "tokens_per_round_vs_exact"
     tokens = "tokens_per_round" if row[gain]["value"] is None else gain
     keys = ["speed_vs_plain", tokens, "fuzzy_share", "mean_logp_minus_plain"]
@@ -131,8 +133,8 @@ def verdict(row: dict, noise: float = 0.0) -> str:
         known[gain] -= 1
     alike = {"speed_vs_plain": PLAINS_SPEED} if _is_plains(row["speed_vs_plain"], noise) else {}
     phrases = PHRASES | alike
-    said = [phrases[key].format(value) for key, value in known.items() if value is not None]
-    return ", ".join(said).replace("%", " %") or "nothing to compare with"
+    words = [phrases[key].format(value) for key, value in known.items() if value is not None]
+    return ", ".join(words).replace("%", " %") or "nothing to compare with"
 
 
 def _is_plains(speed: Interval, noise: float) -> bool:

@@ -157,7 +157,7 @@ def read_config(values: dict) -> tuple[str, HeadConfig, list[str]]:
         layout = "specforge" if eagle3 and "head_type" not in values else "upstream"
         left = (values.get("eagle_config") or {}).get(FUSED_IDS)
         if left and not ids:
-            # sgl-project/sglang pull request 25454 tells the two ways apart by the first id
+            # sgl-project/sglang pull request 25454 distinguishes the two ways by the first id
             ids = left if left[0] == 2 else [i + 1 for i in left]
             notes = [f"fused layers {left}: assumed that hidden states {ids} are meant"]
         # upstream's EAGLE-1/2 heads have no draft_vocab_size; ours do, beside head_type

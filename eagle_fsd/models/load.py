@@ -161,8 +161,8 @@ def load_target(
     keep_stock: bool = True,
     drafts: bool = False,
 ) -> tuple[Target, PreTrainedTokenizerBase]:
-    """Load a target and its tokenizer. A line on standard error says in what dtype, and with how
-    many threads, which choose_threads may lower.
+    """Load a target and its tokenizer. A line on standard error names the dtype and the number
+    of threads, which choose_threads may lower.
 
     Args:
         name: see load_target_config.
@@ -303,7 +303,7 @@ def load_draft_model(name: str, target: Target, *, engine: str) -> Target:
 
 
 def default_head(target: str) -> str:
-    """The head that a target has of itself: the shipped one, or random weights for random weights;
+    """The head that a target has by default: the shipped one, or random weights for random weights;
     BadInput if it has none."""
     if target == EMBEDDED_TARGET:
         return str(SHIPPED_HEAD)

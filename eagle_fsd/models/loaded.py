@@ -105,11 +105,11 @@ def load(
     """Load a target and a draft head; BadInput, before weights load, if they cannot be.
 
     A line on standard error names the dtype and the threads. On a CPU that others keep busy
-    torch's threads are lowered for the whole process (engine/threads.py), and the line says so too.
-    A torch.set_num_threads after it holds.
+    torch's threads are lowered for the whole process (engine/threads.py), and the line gives the
+    reason. A torch.set_num_threads after it holds.
 
     Args:
-        target, dtype, device, engine: see load.py; dtype "" is what default_dtype says.
+        target, dtype, device, engine: see load.py; dtype "" is that of default_dtype.
         head: folder or hub id of a draft head; "" is the shipped one (smollm2 only), or a random
             one for a random target; None decodes without drafts.
         draft_model: a language model with the target's tokenizer, named as targets are, for arms

@@ -51,9 +51,9 @@ class Run:
 
     Args:
         settings: JSON-able; a folder of others is refused, and what differs is named. Sessions
-            hold a digest of the library's source, which may differ: reports say so.
+            hold a digest of the library's source, which may differ: reports note it.
         free: settings that may differ from those of earlier sessions.
-        key: what tells a record from the others of its name; of two with one key the later counts.
+        key: what identifies a record among those of its name; of two with one key the later counts.
 
     Attributes:
         records: name -> key -> record, of the sessions before and of this process; after `finish`

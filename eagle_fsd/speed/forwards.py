@@ -2,8 +2,8 @@
 
     stock            the stock transformers model, one token, DynamicCache
     verify 1         our plain step: the root alone
-    verify 4 ...     a tree of so many nodes (binary, random tokens)
-    draft 2x6, 6x6   a whole draft of so many levels, branch_top_k 6
+    verify 4 ...     a tree of that many nodes (binary, random tokens)
+    draft 2x6, 6x6   a whole draft of that many levels, branch_top_k 6
     draft level x6   the difference of the two, by the levels between them
 
 Axes: L context tokens, F features.

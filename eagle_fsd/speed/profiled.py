@@ -35,7 +35,7 @@ LAPS: dict[str, tuple[str | None, str | None]] = {
 
 
 class Lapped:
-    """A target or a drafter seen from outside, whose methods named in LAPS tell `lap` the phase
+    """A target or a drafter seen from outside, whose methods named in LAPS give `lap` the phase
     that has just ended."""
 
     def __init__(self, inner: Target | Drafter, lap: Callable[[str], None]):
@@ -120,7 +120,7 @@ def peak_bytes(device: torch.device, work: Callable[[], object]) -> int:
         work()
         torch.cuda.synchronize(device)
         return torch.cuda.max_memory_allocated(device) - before
-    # torch 2.13's profiler tells of every start and stop below this level
+    # torch 2.13's profiler reports every start and stop below this level
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as finished:
         work()

@@ -5,7 +5,8 @@
 
 Each reads its request from standard input. The tests and their verdict, the checker's exit status,
 are where the answer's code is not: that can only give values, as text that Python reads as a
-literal. On standard error the checker tells "ready" once both are, then what the check failed with.
+literal. On standard error the checker writes "ready" once both are, then what the check failed
+with.
 """
 
 import ast

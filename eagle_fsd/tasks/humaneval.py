@@ -116,14 +116,14 @@ def execute(
             with _started("check", checker, ours, folder) as process:
                 ours.close()
                 try:
-                    told, late = process.communicate(timeout=seconds)[1], False
+                    printed, late = process.communicate(timeout=seconds)[1], False
                 except subprocess.TimeoutExpired as error:
-                    told, late = error.stderr or b"", True
-    ready, _, reason = told.decode(errors="replace").partition("\n")
+                    printed, late = error.stderr or b"", True
+    ready, _, reason = printed.decode(errors="replace").partition("\n")
     if ready != "ready":
         raise BadInput(
-            f"the processes that run and check answers were not ready in {seconds:g} s ({told!r}): "
-            f"is this machine overloaded, or does {sys.executable} not run there?"
+            f"the processes that run and check answers were not ready in {seconds:g} seconds "
+            f"({printed!r}): is this machine overloaded, or does {sys.executable} not run there?"
         )
     if late:
         return "timeout"

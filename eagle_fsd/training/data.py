@@ -100,10 +100,10 @@ class Parts(NamedTuple):
 
 
 def split(dialogues: Sequence[Dialogue], *, held_out: int, answer_tokens: int = 0) -> Parts:
-    """So many different dialogues held out, the same whatever the run's seed; none that equals one
-    of them in its tokens is trained on.
+    """Hold out `held_out` different dialogues, the same whatever the run's seed; none that equals
+    one of them in its tokens is trained on.
 
-    `answer_tokens` trains on a random part of about so many, which lies within that of a larger
+    `answer_tokens` trains on a random part of about this number, which lies within that of a larger
     number; 0: all.
 
     Raises:

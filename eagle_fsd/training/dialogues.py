@@ -48,7 +48,7 @@ class ChatFormat:
         end_ids: tokens that end an assistant's turn.
 
     Raises:
-        BadInput: there is no template, or nothing tells where a turn ends.
+        BadInput: there is no template, or nothing marks where a turn ends.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase):

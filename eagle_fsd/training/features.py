@@ -67,9 +67,9 @@ class TargetStates:
         return [(row_LW[:, :F], row_LW[:, -D:]) for row_LW in rows]
 
     def check(self, texts: Sequence[list[int]]) -> None:
-        """BadInput if a file that is kept of these texts is damaged or holds other rows: told
-        before a training begins, not in the step that comes to it. Opening a file reads its header
-        and size only."""
+        """BadInput if a file that is kept of these texts is damaged or holds other rows, which is
+        found before a training begins, not in the step that comes to it. Opening a file reads
+        its header and size only."""
         for ids in texts if self._folder else ():
             if self._path(ids).is_file():
                 self._open(ids)
@@ -82,7 +82,7 @@ class TargetStates:
             return file.get_tensor("rows")
 
     def _open(self, ids: list[int]) -> safe_open:
-        """A text's file; BadInput if it is damaged or its header tells of other rows."""
+        """A text's file; BadInput if it is damaged or its header describes other rows."""
         path, D = self._path(ids), self.target.hidden_size
         layers = len(self.target.feature_layers)
         wanted = {"rows": [len(ids), (layers + 1) * D]}

@@ -29,7 +29,7 @@ def grams(tokens: list[int]) -> list[tuple[int, ...]]:
 
 
 def kind(text: dict, tokens: int) -> str:
-    """Of an answer of so many tokens."""
+    """Of an answer with this number of tokens."""
     answer = text["greedy_ids"][:tokens]
     known = set(grams(text["prompt_ids"]))
     copied = [gram in known for gram in grams(answer)]

@@ -2,8 +2,8 @@
 
     python scripts/analysis/interval_coverage.py runs/a
 
-The run's questions are taken as all there are. So many of them are drawn, with replacement, 5,000
-times, and every metric's interval is asked whether it holds the metric over all questions.
+The run's questions are taken as all there are. Their number is drawn of them, with replacement,
+5,000 times, and every metric's interval is checked against the metric over all questions.
 """
 
 import sys
