@@ -59,7 +59,7 @@ def run(options: ChooseOptions, model_options: ModelOptions) -> None:
     # what is taken without a choice, to compare with
     shown += [row for row in rows if row["tree"] == model_options.tree and row not in shown]
     print(f"{explain(table)}\n\n{markdown_table(shown, COLUMNS)}\n")
-    print(f"for the other commands: --tree {table.tree[0]}")
+    print(f"The other commands take it by: --tree {table.tree[0]}")
     if options.output:
         found = {"arm": arm.text, "tree": table.tree[0], "candidates": rows}
         write_json(Path(options.output), found | describe_run(model_options.device))

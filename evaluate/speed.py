@@ -23,12 +23,13 @@ from eagle_fsd.config import DEFAULT_ARM, BadInput, check_least
 from eagle_fsd.evaluation.questions import cut, read_questions, spread
 
 NOTES = """\
-- ms/round: without a clock. break-even: the same over plain's, so the tokens a round at which the
-  arm is as fast as plain.
-- propose to host, in milliseconds: the device is waited for at every phase. start: prefill and the
-  first round, with the head's run over the prompt, which the others leave out.
-- peak MiB: what torch's allocator gave out in prefill and the first rounds of an answer, above what
-  was there before."""
+- ms/round is measured without a clock inside the round. break-even is the arm's ms/round over
+  plain's, which is the tokens per round at which the arm is as fast as plain.
+- The columns from propose to host are the milliseconds of a round's phases, for which the device is
+  waited for after each. start is prefill and the first round, with the head's run over the prompt,
+  which the other columns leave out.
+- peak MiB is what torch's allocator gave out in prefill and the first rounds of an answer, above
+  what was there before."""
 
 
 @dataclass
@@ -100,7 +101,8 @@ def run_speed(
         context="d", forward="s", median_ms=".2f", min_ms=".2f", median_vs_first=".2f"
     )
     parts = ["Rounds, in milliseconds:", markdown_table(rounds, of_round)]
-    parts += ["Single forwards, measured in turn:", markdown_table(single, of_forward), NOTES]
+    parts += ["Single forwards in milliseconds, measured in turn:"]
+    parts += [markdown_table(single, of_forward), NOTES]
     further = {"rounds": rounds, "forwards": single}
     print(report_bench(bench, extra="\n\n".join(parts), further=further))
 

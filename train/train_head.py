@@ -283,11 +283,10 @@ def write_trained(
     }
     write_json(run.folder / RECORD, record)
     print(
-        f"head: {options.output}\n"
-        f"answer tokens seen: {progress['tokens']}, {progress['seconds']:.0f} seconds, "
-        f"{speed:.0f} tokens/s\n"
-        f"tokens a round on {rounds} rounds of held-out answers as drawn, trees of "
-        f"{record['tree']}: {tokens_per_round or math.nan:.2f}"
+        f"The head is in {options.output}. It was trained on {progress['tokens']} answer tokens in "
+        f"{progress['seconds']:.0f} seconds ({speed:.0f} tokens/s).\n"
+        f"On {rounds} rounds of held-out answers, exact decoding with its trees of "
+        f"{record['tree']} emits {tokens_per_round or math.nan:.2f} tokens per round."
     )
 
 

@@ -93,7 +93,7 @@ def check_tree_attention(target: Target) -> None:
     worst = torch.stack(errors).max()
     if not worst < (1e-3 if target.dtype == torch.float32 else 0.05):
         raise BadInput(
-            f"targets of type {kind!r} are not supported: a draft tree and the same path run "
+            f"targets of type {kind!r} are not supported: a draft tree and the same tokens run "
             f"alone give different logits (relative error {worst:.2g}). Tested families: "
             f"{', '.join(TESTED_FAMILIES)}"
         )

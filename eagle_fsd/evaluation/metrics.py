@@ -59,15 +59,15 @@ RATES: dict[str, Metric] = {
     ),
     "ceiling": Metric(
         "ceiling", ".2f", ("speed",),
-        "most that tokens/round over exact can be at this fuzzy share, 1 / (1 - f x exact's "
-        "tokens/round), where text does not loop and rules do not look ahead",
+        "the most that tokens/round over exact can be at this fuzzy share f, 1 / (1 - f x exact's "
+        "tokens/round), as long as the text does not loop and the rule does not look ahead",
     ),
     "rounds_per_answer": Metric(
-        "rounds/answer", ".1f", ("speed",), "verifications an answer",
+        "rounds/answer", ".1f", ("speed",), "verifications for an answer",
         record_numbers.rounds, answers,
     ),
     "seconds_per_answer": Metric(
-        "s/answer", ".2f", ("speed",), "seconds of an answer", record_numbers.seconds, answers,
+        "s/answer", ".2f", ("speed",), "seconds for an answer", record_numbers.seconds, answers,
     ),
     "fuzzy_share": Metric(
         "fuzzy share", ".4f", ("main", "cost", "equal speed"),
@@ -76,12 +76,14 @@ RATES: dict[str, Metric] = {
     ),
     "regret_per_token": Metric(
         "regret/token", ".4f", ("main", "cost", "equal speed"),
-        "log P(most likely token) - log P(token) under the target, nats, mean over rounds' tokens",
+        "log P(most likely token) - log P(token) under the target in nats, the mean over the "
+        "rounds' tokens",
         record_numbers.of_round_tokens("regret"), record_numbers.round_tokens,
     ),
     "tv_per_token": Metric(
         "TV/token", ".4f", ("cost",),
-        "total variation of the emitted distribution to the target's, mean over rounds' tokens",
+        "total variation between the emitted distribution and the target's, the mean over the "
+        "rounds' tokens",
         record_numbers.of_round_tokens("tv"), record_numbers.round_tokens,
     ),
     "argmax_share": Metric(
@@ -91,7 +93,8 @@ RATES: dict[str, Metric] = {
     ),
     "mean_logp": Metric(
         "log p/token", ".3f", ("cost",),
-        "mean log-probability of an answer token under the target, nats, in one forward pass",
+        "mean log-probability of an answer token under the target in nats, scored in one forward "
+        "pass",
         record_numbers.of_turn_tokens("rescored_mean_logp"), record_numbers.tokens,
     ),
     "same_as_plain": Metric(
@@ -115,8 +118,9 @@ RATES: dict[str, Metric] = {
     ),
     "looping": Metric(
         "looping", ".2f", ("answers",),
-        f"share of answers whose end repeats at most {record_numbers.LOOP_PERIOD} tokens at least "
-        f"{record_numbers.LOOP_REPEATS} times, over at least {record_numbers.LOOP_TOKENS}",
+        f"share of answers that end in a loop: at most {record_numbers.LOOP_PERIOD} tokens that "
+        f"repeat at least {record_numbers.LOOP_REPEATS} times, over at least "
+        f"{record_numbers.LOOP_TOKENS} tokens",
         record_numbers.of_turns(record_numbers.ends_looping), answers, of_answers=True,
     ),
 }

@@ -93,7 +93,7 @@ def spread(
     second, ... `option` is the option that the count came from."""
     count = len(questions) if count is None else count
     if not 1 <= count <= len(questions):
-        raise BadInput(f"{option} must be in 1..{len(questions)}, got {count}")
+        raise BadInput(f"{option} must be from 1 to {len(questions)}, got {count}")
     place = pd.DataFrame({"category": [question.category for question in questions]})
     rank = place.groupby("category").cumcount().sort_values(kind="stable")
     return [questions[number] for number in sorted(rank.index[:count])]

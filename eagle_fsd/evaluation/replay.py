@@ -176,7 +176,7 @@ def check_replayed(arm: "Arm") -> None:
         )
     if arm.drafter.learns:
         raise BadInput(
-            f"arm {arm.text!r}: replay knows no target's rows beside the text: give recycle=0"
+            f"arm {arm.text!r}: replay has the target's rows along the text only: give recycle=0"
         )
 
 

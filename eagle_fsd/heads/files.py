@@ -135,4 +135,6 @@ def _read_weights(folder: Path) -> dict[str, torch.Tensor]:
         if path.suffix == ".bin":  # torch's own advice would be to run the pickle's code
             hint = ", or a pickle of more than tensors, which could run code and is never loaded"
         kind = type(error).__name__
-        raise BadInput(f"cannot read {path}: absent, cut off, broken{hint} ({kind})") from error
+        raise BadInput(
+            f"cannot read {path}: it is absent, cut off or broken{hint} ({kind})"
+        ) from error

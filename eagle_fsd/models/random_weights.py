@@ -111,7 +111,9 @@ def random_head(name: str, target_config: PretrainedConfig) -> DraftHead:
     HEAD_TYPES) or `random:TYPE:TOKENS`: a draft vocabulary spread evenly over the target's."""
     head_type, _, tokens = name.removeprefix(PREFIX).partition(":")
     if tokens and not tokens.isdecimal():
-        raise BadInput(f"a head of random weights is random:TYPE or random:TYPE:TOKENS: {name!r}")
+        raise BadInput(
+            f"a head of random weights is random:TYPE or random:TYPE:TOKENS, got {name!r}"
+        )
     R = int(tokens or 0)
     config = head_shape(target_config, head_type=head_type, draft_vocab=R)
     config.check_fits(target_config)

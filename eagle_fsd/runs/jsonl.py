@@ -59,7 +59,7 @@ def read_records(path: str | Path) -> Iterator[tuple[int, object]]:
     .jsonl); BadInput if it is missing or damaged, or a .json file holds no list."""
     path = Path(path)
     if not os.path.isfile(path):  # of a name too long Path's own raises
-        raise BadInput(f"no file at {path}")
+        raise BadInput(f"there is no file at {path}: name one that is there")
     number = 0
     try:
         opened = gzip.open if path.suffix == ".gz" else open

@@ -159,7 +159,7 @@ def explain(table: pd.DataFrame) -> str:
     best = table.iloc[0]
     slow = ", the least slow one" if best.speedup <= 1 else ""
     return (
-        f"tree {best.tree}{slow}: {best.speedup:.2f}x plain expected, "
-        f"{best.tokens_per_round:.2f} tokens a round in {best.ms_per_round:.1f} ms; the best of "
-        f"{len(table)}"
+        f"tree {best.tree}{slow}: {best.speedup:.2f} times plain's speed is expected, with "
+        f"{best.tokens_per_round:.2f} tokens per round in {best.ms_per_round:.1f} ms; the best of "
+        f"{len(table)} trees"
     )

@@ -151,12 +151,17 @@ def check_scorable(
     if name not in SCORERS:
         fault = f"unknown scorer {name!r}" if name else "the task has no usual scorer"
         raise BadInput(f"{fault}: give --scorer, one of {', '.join(SCORERS)}")
-    if name == "humaneval" and not (execute_code and (bubblewrap() or without_isolation)):
+    if name == "humaneval" and not execute_code:
         raise BadInput(
-            "the scorer humaneval runs code that a model wrote: allow it with --execute_code. It "
-            "runs in bubblewrap (apt-get install bubblewrap; it needs user namespaces); where that "
-            "does not run, as here if --execute_code was given, it could read and change what you "
-            "can: accept that with --without_isolation, on a machine to throw away"
+            "the scorer humaneval runs code that a model wrote, isolated by bubblewrap: allow it "
+            "with --execute_code"
+        )
+    if name == "humaneval" and not (bubblewrap() or without_isolation):
+        raise BadInput(
+            "the scorer humaneval isolates code that a model wrote by bubblewrap, which does not run "
+            "here: install it (apt-get install bubblewrap; it needs user namespaces). On a machine "
+            "that may be lost --without_isolation runs the code without it, which can then read and "
+            "change all that you can"
         )
     for question in questions:
         _check_question(question, name, SCORERS[name])
@@ -185,5 +190,5 @@ def _check_question(question: Question, name: str, scorer: Scorer) -> None:
     if right and not nothing < 1 == min(right):
         raise BadInput(
             f"{place}: by the scorer {name} its reference {question.reference!r:.100} is not right "
-            "itself, or an answer that says nothing is: mend it, or choose another scorer"
+            "itself, or an empty answer is: mend it, or choose another scorer"
         )

@@ -2,7 +2,7 @@
 
 File format: JSON lines (optionally gzipped), one dialogue a line, other keys ignored, with
     input_ids    all tokens of the dialogue, chat markup included
-    loss_mask    as many 0 or 1: 1 where the assistant wrote the token, its end tokens included
+    loss_mask    of the same length: 1 where the assistant wrote the token, its end tokens included
 
 What is in a batch, its noise included, depends on the seed and the batch's number alone: a resumed
 run goes on as an unbroken one, and processes share a step's batches without a difference.
@@ -80,8 +80,8 @@ def read_dialogues(
             foreign, whole = [], False
         if foreign or not whole:
             raise BadInput(
-                f"{path}, line {number}: expected lists input_ids, tokens 0..{vocab_size - 1}, and "
-                f"loss_mask, as many 0 or 1 (other tokens: {foreign[:3]})"
+                f"{path}, line {number}: expected two lists of one length, input_ids of tokens "
+                f"from 0 to {vocab_size - 1} and loss_mask of 0 and 1 (other tokens: {foreign[:3]})"
             )
         if any(mask[2:max_length]):  # token 2 is the first that a head can predict
             dialogues.append(Dialogue(ids[:max_length], [m == 1 for m in mask[:max_length]]))
