@@ -158,10 +158,10 @@ def check_scorable(
         )
     if name == "humaneval" and not (bubblewrap() or without_isolation):
         raise BadInput(
-            "the scorer humaneval isolates code that a model wrote by bubblewrap, which does not run "
-            "here: install it (apt-get install bubblewrap; it needs user namespaces). On a machine "
-            "that may be lost --without_isolation runs the code without it, which can then read and "
-            "change all that you can"
+            "the scorer humaneval isolates code that a model wrote by bubblewrap, which does not "
+            "run here: install it (apt-get install bubblewrap; it needs user namespaces). On a "
+            "machine that may be lost, --without_isolation runs the code without it; the code can "
+            "then read and change all that you can"
         )
     for question in questions:
         _check_question(question, name, SCORERS[name])
