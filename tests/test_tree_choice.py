@@ -64,7 +64,7 @@ def test_the_choice_is_the_best_of_all():
     assert table.speedup.is_monotonic_decreasing
     chain = table[table.tree == "1x1x1"].iloc[0]
     assert chain.propose == pytest.approx(5.1 - 2.1) and chain.verify == 20.5
-    assert tree_choice.explain(table).startswith("tree 7x3x4: 1.28x plain")
+    assert tree_choice.explain(table).startswith("tree 7x3x4: 1.28 times plain")
     table = choose(counted([0] * 4), COSTS)
     assert table.tree[0] == "1x1x1" and "the least slow one" in tree_choice.explain(table)
 

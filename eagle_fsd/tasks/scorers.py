@@ -190,5 +190,5 @@ def _check_question(question: Question, name: str, scorer: Scorer) -> None:
     if right and not nothing < 1 == min(right):
         raise BadInput(
             f"{place}: by the scorer {name} its reference {question.reference!r:.100} is not right "
-            "itself, or an empty answer is: mend it, or choose another scorer"
+            "itself, or an answer that says nothing is: mend it, or choose another scorer"
         )
