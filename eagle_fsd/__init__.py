@@ -28,6 +28,11 @@ LAZY["custom_generate"] = "transformers_generate"
 __all__ = ["BadInput", "SamplingConfig", "TreeConfig", *LAZY]
 
 
+def __dir__() -> list[str]:
+    """Also what is not imported yet, for those who look or complete."""
+    return sorted({*globals(), *__all__})
+
+
 def __getattr__(name: str) -> object:
     """What LAZY names, and its file, once it is asked for: torch and transformers take seconds to
     import, and a command that only shows its options needs neither."""

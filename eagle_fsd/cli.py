@@ -72,12 +72,15 @@ def shown_command(name: str, *arguments: object) -> str:
 
 @contextmanager
 def step_of_setup(name: str) -> Iterator[None]:
-    """Around imports of packages that only this step of scripts/setup.sh installs: BadInput with
-    its line where one is missing."""
+    """Around imports of packages that only this step of scripts/setup.sh installs, or the extra of
+    its name: BadInput that says so where one is missing."""
     try:
         yield
     except ModuleNotFoundError as error:
-        raise BadInput(f"{error}: scripts/setup.sh {name} installs it") from error
+        raise BadInput(
+            f"{error}: scripts/setup.sh {name} installs it into a checkout's environment, and "
+            f"pip install 'eagle_fsd[{name}]' into any other"
+        ) from error
 
 
 @contextmanager
@@ -203,7 +206,7 @@ class ModelOptions:
         from eagle_fsd.models import load
         from eagle_fsd.models.assets import EMBEDDED_TARGET
 
-        own = str(load.SHIPPED_HEAD) if self.target == EMBEDDED_TARGET else ""
+        own = load.default_head(EMBEDDED_TARGET) if self.target == EMBEDDED_TARGET else ""
         digests = load.target_digests(self.target) | load.head_digests(self.head or own)
         return digests | load.draft_model_digests(self.draft_model)
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Set-up in steps, each once: virtual environment in .venv, pinned dependencies, the embedded target
-# and MT-Bench in the cache folder ($EAGLE_FSD_CACHE, default ~/.cache/eagle_fsd). A second run takes
-# seconds.
+# Set-up in steps, each once: virtual environment in .venv, this library in it with its dependencies
+# in the versions of requirements*.txt, the embedded target and MT-Bench in the cache folder
+# ($EAGLE_FSD_CACHE, default ~/.cache/eagle_fsd). A second run takes seconds.
 #     scripts/setup.sh           what the main job, its report and training need
 #     scripts/setup.sh tasks     also the judge's client, the harness and IFEval's checkers
 #     scripts/setup.sh test      also what the tests need
@@ -29,8 +29,8 @@ for step in "" -tasks -test; do
     pinned+=("$requirements")
     digest=$(cat "${pinned[@]}" | sha256sum)
     if [ "$(cat "$stamp" 2>/dev/null)" != "$root $digest" ]; then
-        echo "set-up: requirements$step.txt into $root/.venv (minutes, once)" >&2
-        "$root/.venv/bin/python" -m pip install --quiet -r "$requirements" -e "$root"
+        echo "set-up: eagle_fsd${step:+[${step#-}]} into $root/.venv (minutes, once)" >&2
+        "$root/.venv/bin/python" -m pip install --quiet -c "$requirements" -e "$root${step:+[${step#-}]}"
         echo "$root $digest" >"$stamp"
     fi
     if [ "$step" = "$wanted" ]; then break; fi

@@ -69,14 +69,15 @@ class ReplayOptions:
         import torch
 
         from eagle_fsd.decoding.loop import StopConfig
-        from eagle_fsd.models.load import SHIPPED_HEAD, check_device
+        from eagle_fsd.models.assets import EMBEDDED_TARGET
+        from eagle_fsd.models.load import check_device, default_head
         from eagle_fsd.models.loaded import template_stops
 
         StopConfig(self.max_new_tokens)  # its own check
         template_stops(self.conv_template)  # its name is checked
         self.device = self.device or ("cuda" if torch.cuda.is_available() else "cpu")
         check_device(self.device, self.dtype)
-        self.heads = list(dict.fromkeys(self.heads or [str(SHIPPED_HEAD)]))
+        self.heads = list(dict.fromkeys(self.heads or [default_head(EMBEDDED_TARGET)]))
         kind = [self.target, self.dtype, self.conv_template, source_digest()]
         own = f"{Path(self.target).name}-{digest(kind)}"  # of changed code they are made anew
         self.texts = self.texts or f"runs/plain_texts/{own}"

@@ -33,7 +33,8 @@ from eagle_fsd.models.assets import EMBEDDED_ASSET, EMBEDDED_TARGET, asset_dir
 from eagle_fsd.models.random_weights import PREFIX, SHAPES
 from eagle_fsd.runs.provenance import file_digests
 
-SHIPPED_HEAD = Path(__file__).parent.parent.parent / "checkpoints" / "smollm2-135m-eagle2"
+# eagle_fsd/checkpoints is a link to the repository's checkpoints/, and a folder once installed
+SHIPPED_HEAD = (Path(__file__).parent.parent / "checkpoints" / "smollm2-135m-eagle2").resolve()
 OWN_LAYERS = "layers"
 # ImportError: a quantisation, an attention or a tokenizer needs a package that is not here
 UNLOADABLE = (*UNREADABLE, ImportError)
@@ -304,8 +305,14 @@ def load_draft_model(name: str, target: Target, *, engine: str) -> Target:
 
 def default_head(target: str) -> str:
     """The head that a target has by default: the shipped one, or random weights for random weights;
-    BadInput if it has none."""
+    BadInput if it has none, or the shipped one is not there."""
     if target == EMBEDDED_TARGET:
+        if not SHIPPED_HEAD.is_dir():
+            raise BadInput(
+                f"the shipped head is not at {SHIPPED_HEAD}: this copy of the library lacks it. "
+                "Install the library with pip, from a checkout or a git URL, which brings the head "
+                "along; or name the folder checkpoints/smollm2-135m-eagle2 of a checkout as the head"
+            )
         return str(SHIPPED_HEAD)
     if target.startswith(PREFIX):
         return f"{PREFIX}eagle"

@@ -9,14 +9,14 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Iterable
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, distribution, version
 from pathlib import Path
 from typing import TypeVar
 
 from eagle_fsd.config import BadInput
 
 PACKAGE = Path(__file__).parent.parent
-ROOT = PACKAGE.parent  # the checkout
+ROOT = PACKAGE.parent  # the checkout, or where pip has installed the package
 Json = TypeVar("Json", str, list, dict, object)
 PACKAGES = ("torch", "transformers", "tokenizers", "accelerate", "numpy", "fschat", "gguf")
 
@@ -90,7 +90,16 @@ def _device_name(device: str) -> str:
 
 
 def _commit() -> str:
-    """The checkout's commit, with "+" where it has uncommitted changes; "unknown" outside git."""
+    """The checkout's commit, with "+" where it has uncommitted changes. Of an installed library the
+    commit of the git URL that pip was given; "unknown" of anything else."""
+    if not (ROOT / ".git").exists():  # nor asked of a repository around the folder: it is another
+        try:
+            installed = distribution("eagle_fsd")
+        except PackageNotFoundError:
+            return "unknown"
+        place = json.loads(installed.read_text("direct_url.json") or "{}")
+        here = Path(installed.locate_file(PACKAGE.name)).resolve() == PACKAGE.resolve()
+        return place.get("vcs_info", {}).get("commit_id", "unknown")[:7] if here else "unknown"
     git = ["git", "-C", str(ROOT), "describe", "--always", "--exclude=*", "--dirty=+"]
     try:
         return subprocess.run(git, capture_output=True, text=True).stdout.strip() or "unknown"

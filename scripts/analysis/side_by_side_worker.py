@@ -20,7 +20,8 @@ import eagle_fsd
 from eagle_fsd.arms import GENERATE, parse_arm
 from eagle_fsd.config import SamplingConfig
 from eagle_fsd.decoding.loop import DecodeConfig, decode
-from eagle_fsd.models.load import SHIPPED_HEAD
+from eagle_fsd.models.assets import EMBEDDED_TARGET
+from eagle_fsd.models.load import default_head
 from eagle_fsd.models.loaded import Model
 
 
@@ -49,7 +50,7 @@ def by_arm(model: Model, text: str, ids: list[int], budget: int) -> dict:
 
 
 def main(target: str, dtype: str, engine: str = "auto") -> None:
-    model = eagle_fsd.load(target, head=str(SHIPPED_HEAD), dtype=dtype, engine=engine)
+    model = eagle_fsd.load(target, head=default_head(EMBEDDED_TARGET), dtype=dtype, engine=engine)
     kind, stock = getattr(torch, dtype), None
     print("READY", flush=True)
     for line in sys.stdin:

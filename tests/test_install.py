@@ -1,0 +1,170 @@
+"""The library as pip installs it, from a folder and from a git URL: into a fresh environment beside
+the torch that is here, without a network, used from a folder that is not the checkout."""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tomllib
+import venv
+from itertools import chain
+from pathlib import Path
+
+import pytest
+from commands import ROOT
+from hand_records import made_run, write_run
+from packaging.requirements import Requirement
+from packaging.version import Version
+
+import eagle_fsd
+from eagle_fsd.config import BadInput
+from eagle_fsd.models.load import default_head
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+PINS = [ROOT / f"requirements{step}.txt" for step in ("", "-tasks", "-test")]
+
+
+def pins() -> dict[str, Version]:
+    lines = chain.from_iterable(path.read_text().splitlines() for path in PINS)
+    found = re.findall("^(.+)==(.+)$", "\n".join(lines), re.M)
+    return {name: Version(version) for name, version in found}
+
+
+def test_every_dependency_has_a_range_that_begins_at_its_pin():
+    """What was tested is the least that is asked for, and the next major version is not let in."""
+    extras = PROJECT["optional-dependencies"]
+    asked = map(Requirement, chain(PROJECT["dependencies"], *extras.values()))
+    ranges = {asked.name: asked.specifier for asked in asked if asked.name != PROJECT["name"]}
+    assert ranges.keys() == pins().keys()
+    for name, pin in pins().items():
+        least, beyond = ranges[name], Version(f"{pin.major + 1}")
+        assert pin in least and beyond not in least, (name, pin, least)
+        (lowest,) = (Version(part.version) for part in least if part.operator == ">=")
+        assert lowest <= pin and lowest.release[:2] == pin.release[:2], (name, pin, least)
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory) -> Path:
+    """A copy of what the package is made from: building writes beside its sources."""
+    folder = tmp_path_factory.mktemp("source")
+    shutil.copytree(
+        ROOT / "eagle_fsd",
+        folder / "eagle_fsd",
+        symlinks=True,
+        ignore=shutil.ignore_patterns("__pycache__"),
+    )
+    shutil.copytree(ROOT / "checkpoints", folder / "checkpoints")
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, folder)
+    return folder
+
+
+def installed(folder: Path, wanted: str) -> Path:
+    """Python of a fresh environment into which pip has installed this. Every dependency is found
+    in its range among the packages of the running environment, which a .pth file adds, and so is
+    setuptools; pip could fetch nothing."""
+    venv.create(folder, with_pip=False)
+    python = folder / "bin" / "python"
+    run = [python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]
+    own = Path(subprocess.run(run, capture_output=True, text=True, check=True).stdout.strip())
+    (own / "beside.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    pip = [python, "-I", "-m", "pip", "install", "--quiet", "--no-index", "--no-build-isolation"]
+    made = subprocess.run([*pip, wanted], capture_output=True, text=True, cwd=folder)
+    assert made.returncode == 0, made.stderr
+    return python
+
+
+def printed(python: Path, program: str, *arguments: object) -> dict:
+    """What a program prints as JSON, run away from the checkout and from PYTHONPATH."""
+    command = [python, "-I", "-c", program, *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=python.parent)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.fixture(scope="module")
+def python(source, tmp_path_factory) -> Path:
+    return installed(tmp_path_factory.mktemp("environment"), str(source))
+
+
+USED = """
+import contextlib, json, sys
+from pathlib import Path
+
+import eagle_fsd
+from eagle_fsd.arms import parse_arm
+from eagle_fsd.evaluation.report.read_runs import read_run
+from eagle_fsd.evaluation.report.write_report import write_report
+from eagle_fsd.heads.files import read_head
+from eagle_fsd.models.load import default_head
+from eagle_fsd.training.prompts import HASHES
+
+target, head, run, report = sys.argv[1:]
+model = eagle_fsd.load(target, head=head, dtype="float32")
+answer = eagle_fsd.generate(model, "Say it.", arm="fsd:0.3", max_new_tokens=8)
+write_report([read_run(Path(run))], Path(report))
+shipped, _ = read_head(default_head("smollm2"))
+print(json.dumps({
+    "place": eagle_fsd.__file__,
+    "names": dir(eagle_fsd),
+    "arm": parse_arm("path:.50").text,
+    "tokens": len(answer.tokens),
+    "hidden_size": shipped.config.hidden_size,
+    "hashes": len(HASHES.read_text().split()),
+    "pages": sorted(path.name for path in Path(report).iterdir()),
+}))
+"""
+
+
+@pytest.mark.processes
+def test_an_installed_library_answers_and_reports(python, models, tmp_path):
+    """A tiny target and head, the shipped head's shape, an arm, an answer, the report's page."""
+    write_run(tmp_path / "run", made_run())
+    found = printed(python, USED, *models, tmp_path / "run", tmp_path / "report")
+    assert Path(found["place"]).is_relative_to(python.parent.parent)
+    assert {"load", "generate", "stream", "custom_generate", "BadInput"} <= set(found["names"])
+    assert found["arm"] == "path:0.5" and found["tokens"] == 8
+    assert found["hidden_size"] == 576 and found["hashes"] > 9000
+    assert {"index.html", "report.json", "plot.svg"} <= set(found["pages"])
+
+
+def test_a_shipped_head_that_is_not_there_is_explained(monkeypatch, tmp_path):
+    monkeypatch.setattr("eagle_fsd.models.load.SHIPPED_HEAD", tmp_path / "none")
+    with pytest.raises(BadInput, match=f"not at {tmp_path}/none: .* Install the library with pip"):
+        default_head("smollm2")
+
+
+@pytest.mark.processes
+def test_every_file_of_the_library_is_installed(python):
+    """Whatever is read by its path is there: the report's page, lists, the shipped head."""
+
+    def files(package: Path) -> set[str]:
+        folders = [package, *(path for path in package.iterdir() if path.is_symlink())]
+        found = [path for folder in folders for path in folder.rglob("*") if path.is_file()]
+        return {str(p.relative_to(package)) for p in found if "__pycache__" not in p.parts}
+
+    place = printed(python, "import eagle_fsd; print(f'\"{eagle_fsd.__file__}\"')")
+    assert files(Path(place).parent) == files(Path(eagle_fsd.__file__).parent)
+
+
+@pytest.mark.processes
+def test_a_library_from_a_git_url_knows_its_commit(source, tmp_path):
+    """Bug held down: a record of a library that was installed within another repository would have
+    named that one's commit."""
+    repository = shutil.copytree(source, tmp_path / "repository", symlinks=True)
+    environment = tmp_path / "project" / "environment"
+    for folder in (repository, environment.parent):
+        folder.mkdir(exist_ok=True)
+        git = ["git", "-C", folder, "-c", "user.name=a", "-c", "user.email=a@b"]
+        subprocess.run([*git, "init", "--quiet"], check=True)
+        subprocess.run([*git, "add", "--all"], check=True)
+        commit = [*git, "commit", "--quiet", "--allow-empty", "-m", folder.name]
+        subprocess.run(commit, check=True)
+    python = installed(environment, f"git+file://{repository}")
+    program = "import json; from eagle_fsd.runs.provenance import describe_run\n"
+    found = printed(python, program + "print(json.dumps(describe_run('cpu')))")
+    head = ["git", "-C", repository, "rev-parse", "HEAD"]
+    whole = subprocess.run(head, capture_output=True, text=True, check=True).stdout.strip()
+    assert len(found["commit"]) >= 7 and whole.startswith(found["commit"])
