@@ -48,7 +48,11 @@ def parse(parser: HfArgumentParser, arguments: list[str] | None = None) -> tuple
     _, unknown = parser.parse_known_args(arguments)
     if unknown:
         raise BadInput(f"unknown arguments {' '.join(unknown)}: see --help")
-    return parser.parse_args_into_dataclasses(arguments)
+    parsed = parser.parse_args_into_dataclasses(arguments)
+    for options in parsed:
+        if isinstance(options, PluginOptions):
+            options.load_plugin()
+    return parsed
 
 
 def ended_by(work: Callable[[], None]) -> None:
@@ -111,6 +115,29 @@ def option(default, help: str):
 
 
 @dataclass
+class PluginOptions:
+    """Of commands that take arms or read a run of them."""
+
+    plugin: str = option(
+        "", "A Python file with rules of your own, which is executed; see docs/extend.md."
+    )
+
+    def load_plugin(self) -> None:
+        """Run the file, if one is named, so that arms may name what it registers."""
+        if self.plugin:
+            from eagle_fsd.plugin import load_plugin
+
+            load_plugin(self.plugin)
+
+    def plugin_digest(self) -> dict[str, str]:
+        """What tells the file from another of its name."""
+        from eagle_fsd.runs.provenance import file_digests
+
+        path = Path(self.plugin)
+        return file_digests("plugin", path.parent, [path.name]) if self.plugin else {}
+
+
+@dataclass
 class BenchOptions:
     """Of commands whose arms answer questions (evaluation/bench.py)."""
 
@@ -152,7 +179,7 @@ class BenchOptions:
 
 
 @dataclass
-class ModelOptions:
+class ModelOptions(PluginOptions):
     target: str = option(
         "smollm2",
         "The target: smollm2 (embedded), a folder, a .gguf file, a hub id, or random:SHAPE for "
@@ -202,13 +229,13 @@ class ModelOptions:
         self.tree = tree_name(parse_tree(self.tree) if self.tree else default_tree(self.device))
 
     def digests(self) -> dict[str, str]:
-        """Digests of the models' files, by which two of one name differ; see models/load.py."""
+        """Digests of the files of the models and of the plugin, by which two of one name differ."""
         from eagle_fsd.models import load
         from eagle_fsd.models.assets import EMBEDDED_TARGET
 
         own = load.default_head(EMBEDDED_TARGET) if self.target == EMBEDDED_TARGET else ""
         digests = load.target_digests(self.target) | load.head_digests(self.head or own)
-        return digests | load.draft_model_digests(self.draft_model)
+        return digests | load.draft_model_digests(self.draft_model) | self.plugin_digest()
 
     def load(self, arms: Sequence["Arm"], *, keep_stock: bool = False) -> "Model":
         """models.loaded.load with these options, of what the arms need."""

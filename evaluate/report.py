@@ -15,12 +15,12 @@ from pathlib import Path
 
 from transformers import HfArgumentParser
 
-from eagle_fsd.cli import ended_by, option, parse
+from eagle_fsd.cli import PluginOptions, ended_by, option, parse
 from eagle_fsd.config import BadInput
 
 
 @dataclass
-class ReportOptions:
+class ReportOptions(PluginOptions):
     output: str = option("report", "The folder that the report is written to.")
 
 

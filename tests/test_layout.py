@@ -71,6 +71,7 @@ LEVELS = (
     ("heads",),
     ("drafters",),
     ("arms", "models"),
+    ("plugin",),
     ("cli", "timing"),
     ("evaluation", "speed", "training", "api", "transformers_generate"),
     ("tasks",),

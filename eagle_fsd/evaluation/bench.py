@@ -35,7 +35,7 @@ from eagle_fsd.timing import check_timing_alone, rotated
 
 # what a run may be continued with, although it differs
 MAY_CHANGE = {"arms", "questions", "generate_questions", "num_choices", "traces"}
-MAY_CHANGE |= {"output", "quality_only"}
+MAY_CHANGE |= {"output", "quality_only", "plugin"}  # a plugin's place: its digest may not
 
 BAR_WIDTH = 36  # of an arm in the progress bar, whose line may be cut where a terminal ends
 

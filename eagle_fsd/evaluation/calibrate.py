@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from eagle_fsd.evaluation.stats import Interval
     from eagle_fsd.models.loaded import Model
 
-MAY_CHANGE = frozenset(("cost", "arms", "questions", "verify", "output", "device"))
+MAY_CHANGE = frozenset(("cost", "arms", "questions", "verify", "output", "device", "plugin"))
 PREDICTED, MEASURED = "predicted", "measured"  # records/
 
 

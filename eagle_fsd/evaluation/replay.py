@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from tqdm import tqdm
 
-from eagle_fsd.cli import option
+from eagle_fsd.cli import PluginOptions, option
 from eagle_fsd.config import SMALL_TREE, BadInput, parse_tree, tree_name
 from eagle_fsd.runs.folder import Run
 from eagle_fsd.runs.provenance import digest, source_digest, without_checkout
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 LEVELS = 6  # of the table by level
 # what a run may be continued with, although it differs
-MAY_CHANGE = frozenset(("heads", "device", "questions", "texts", "output"))
+MAY_CHANGE = frozenset(("heads", "device", "questions", "texts", "output", "plugin"))
 ARM_NOTE = (
     "Tokens per round are those of real decoding in float32, except where logits tie. Brackets "
     "hold 95 % intervals over questions."
@@ -36,7 +36,7 @@ LEVEL_NOTE = (
 
 
 @dataclass
-class ReplayOptions:
+class ReplayOptions(PluginOptions):
     heads: list[str] = option(
         [], "The draft heads: folders or hub ids. Empty: the one that ships for smollm2."
     )
@@ -102,7 +102,8 @@ def run_replay(options: ReplayOptions) -> None:
     digests = load.target_digests(options.target)
     identity = {key: asdict(options)[key] for key in ("target", "dtype", "conv_template")}
     store = Run(options.texts, identity | digests)
-    run = Run(options.output, {"command": "replay"} | asdict(options) | digests, free=MAY_CHANGE)
+    settings = {"command": "replay"} | asdict(options) | digests | options.plugin_digest()
+    run = Run(options.output, settings, free=MAY_CHANGE)
     for records in run.records.values():
         check_same_questions(records.values(), questions, turns=1)
     missing = {

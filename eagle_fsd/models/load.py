@@ -311,7 +311,7 @@ def default_head(target: str) -> str:
             raise BadInput(
                 f"the shipped head is not at {SHIPPED_HEAD}: this copy of the library lacks it. "
                 "Install the library with pip, from a checkout or a git URL, which brings the head "
-                "along; or name the folder checkpoints/smollm2-135m-eagle2 of a checkout as the head"
+                "along; or give a checkout's folder checkpoints/smollm2-135m-eagle2 as the head"
             )
         return str(SHIPPED_HEAD)
     if target.startswith(PREFIX):

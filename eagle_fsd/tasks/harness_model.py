@@ -22,7 +22,7 @@ from tqdm import tqdm
 from transformers import HfArgumentParser
 
 from eagle_fsd.arms import parse_arm
-from eagle_fsd.cli import ModelOptions, option
+from eagle_fsd.cli import ModelOptions, PluginOptions, option
 from eagle_fsd.config import DEFAULT_ARM, BadInput, SamplingConfig
 from eagle_fsd.decoding.loop import StopConfig
 from eagle_fsd.evaluation.answering import answer_prompt, turn_record
@@ -82,6 +82,7 @@ class HarnessOptions(ModelOptions):
         arguments.pop("trust_remote_code", None)  # for data sets: targets never run code of theirs
         if arguments.get("device") == EvaluatorConfig().device:  # the default is no wish
             del arguments["device"]
+        PluginOptions(str(arguments.get("plugin") or "")).load_plugin()  # before arms are read
         names = [field.name for field in fields(cls)]
         further = [f"{name}={arguments.pop(name)}" for name in [*arguments] if name not in names]
         arguments["arm"] = ",".join([str(arguments.get("arm", DEFAULT_ARM)), *further])

@@ -259,7 +259,11 @@ def read_run(folder: Path) -> RunData:
     try:
         arms = sorted(found, key=_place)
     except BadInput as error:
-        raise BadInput(f"{folder}: {error}; made by an older version? Run it again") from error
+        plugin = options.get("plugin")
+        advice = "made by an older version? Run it again"
+        if plugin:
+            advice = f"the run was made with --plugin {plugin}: name that file here too"
+        raise BadInput(f"{folder}: {error}; {advice}") from error
     scores = []
     for path in [*folder.glob("scores/table.json"), *folder.glob("judge/*/*.json")]:
         (rows,) = read_json(path, rows=[dict])
