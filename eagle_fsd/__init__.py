@@ -39,8 +39,3 @@ def __getattr__(name: str) -> object:
     if name in LAZY:
         return getattr(import_module(f"eagle_fsd.{LAZY[name]}"), name)
     raise AttributeError(f"module 'eagle_fsd' has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    """Also the names that are imported only once they are asked for."""
-    return sorted({*globals(), *LAZY})

@@ -147,7 +147,9 @@ def numbers(text: str) -> set[str]:
 def test_the_numbers_of_the_readme_s_sentences_are_those_of_results():
     """What has a decimal point, in no table, program or link; but for versions."""
     readme = (ROOT / "README.md").read_text()
-    prose = re.sub(r"```.*?```|^ {4}.*?$|^\|.*?$|`[^`]*`|\]\([^)]*\)", "", readme, flags=re.M | re.S)
+    prose = re.sub(
+        r"```.*?```|^ {4}.*?$|^\|.*?$|`[^`]*`|\]\([^)]*\)", "", readme, flags=re.M | re.S
+    )
     known = set().union(*(numbers(page.read_text()) for page in RESULTS))
     assert numbers(prose) - known <= {"3.11"}
     rows = {row[0]: row for row in table_rows((ROOT / "results/mt_bench_80/README.md").read_text())}

@@ -92,11 +92,23 @@ def test_ifeval():
 
 
 def test_code_is_not_executed_without_bubblewrap(monkeypatch, tmp_path):
-    """Which is found by PATH, unless that is accepted."""
+    """Which is found by PATH, unless that is accepted: it is said what is missing, or does not run,
+    why that matters, and what to do."""
     problem = question(prompt="def f():\n", test="def check(f): pass", entry_point="f")
     monkeypatch.setenv("PATH", str(tmp_path))
     humaneval.bubblewrap.cache_clear()
-    with pytest.raises(BadInput, match="apt-get install bubblewrap.*--without_isolation"):
+    with pytest.raises(BadInput, match="Allow that with --execute_code"):
+        check_scorable([problem], "humaneval", without_isolation=True)
+    missing = (
+        "is not installed here. .* read and change .* apt-get install bubblewrap.*--without_iso"
+    )
+    with pytest.raises(BadInput, match=missing):
+        check_scorable([problem], "humaneval", execute_code=True)
+    refuses = tmp_path / "bwrap"
+    refuses.write_text("#!/bin/sh\nexit 1\n")
+    refuses.chmod(0o755)
+    humaneval.bubblewrap.cache_clear()
+    with pytest.raises(BadInput, match=r"does not start here.* user namespaces\. .*--without_iso"):
         check_scorable([problem], "humaneval", execute_code=True)
     check_scorable([problem], "humaneval", execute_code=True, without_isolation=True)
     humaneval.bubblewrap.cache_clear()

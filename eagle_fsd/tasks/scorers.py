@@ -6,6 +6,7 @@ turns are for a judge.
 
 import functools
 import re
+import shutil
 import unicodedata
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -151,20 +152,38 @@ def check_scorable(
     if name not in SCORERS:
         fault = f"unknown scorer {name!r}" if name else "the task has no usual scorer"
         raise BadInput(f"{fault}: give --scorer, one of {', '.join(SCORERS)}")
-    if name == "humaneval" and not execute_code:
-        raise BadInput(
-            "the scorer humaneval runs code that a model wrote, isolated by bubblewrap: allow it "
-            "with --execute_code"
-        )
-    if name == "humaneval" and not (bubblewrap() or without_isolation):
-        raise BadInput(
-            "the scorer humaneval isolates code that a model wrote by bubblewrap, which does not "
-            "run here: install it (apt-get install bubblewrap; it needs user namespaces). On a "
-            "machine that may be lost, --without_isolation runs the code without it; the code can "
-            "then read and change all that you can"
-        )
+    if name == "humaneval":
+        _check_isolation(execute_code, without_isolation)
     for question in questions:
         _check_question(question, name, SCORERS[name])
+
+
+def _check_isolation(execute_code: bool, without_isolation: bool) -> None:
+    """Refuse to run what a model wrote unless that is allowed, and without a sandbox unless that is
+    accepted."""
+    if not execute_code:
+        raise BadInput(
+            "the scorer humaneval tests the code that the target writes by running it. Allow that "
+            "with --execute_code: the code then runs in bubblewrap, a sandbox that shows it "
+            "neither your files nor the network"
+        )
+    if bubblewrap() or without_isolation:
+        return
+    if shutil.which("bwrap"):
+        fault = (
+            "is installed but does not start here, most often because the system or a container "
+            "does not permit user namespaces"
+        )
+        remedy = "Permit user namespaces"
+    else:
+        fault = "is not installed here"
+        remedy = "Install it, on Debian and Ubuntu with: apt-get install bubblewrap"
+    raise BadInput(
+        f"bubblewrap, the sandbox in which code that a model wrote is run, {fault}. Without it "
+        f"that code could read and change whatever you can, and use the network. {remedy}; or, on "
+        "a machine whose loss you accept, run the code with limits of time and memory alone by "
+        "giving --without_isolation"
+    )
 
 
 def _check_question(question: Question, name: str, scorer: Scorer) -> None:
