@@ -1,5 +1,8 @@
 """Fuzzy Speculative Decoding in EAGLE-2.
 
+The commands in evaluate/ and train/ are no part of this package: clone its repository for them.
+There, scripts/setup.sh makes the environment that they run in.
+
 Words, as used everywhere here (other projects disagree with each other on several; with examples:
 docs/glossary.md):
 
@@ -24,7 +27,7 @@ from importlib import import_module
 from eagle_fsd.config import BadInput, SamplingConfig, TreeConfig
 
 LAZY = dict.fromkeys(["Answer", "Model", "generate", "load", "stream"], "api")
-LAZY["custom_generate"] = "transformers_generate"
+LAZY |= {"custom_generate": "transformers_generate", "embedded_target": "models.assets"}
 __all__ = ["BadInput", "SamplingConfig", "TreeConfig", *LAZY]
 
 

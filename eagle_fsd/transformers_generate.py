@@ -30,7 +30,8 @@ from eagle_fsd.decoding.target import Target
 from eagle_fsd.drafters.eagle import head_drafter
 from eagle_fsd.engine.families import check_supported, check_tree_attention
 from eagle_fsd.heads.draft_head import DraftHead
-from eagle_fsd.models.load import load_head, multiplies_bfloat16
+from eagle_fsd.models.assets import EMBEDDED_TARGET
+from eagle_fsd.models.load import default_head, load_head, multiplies_bfloat16
 from eagle_fsd.models.loaded import Model
 
 # what `generate` itself hands on to a forward over token ids
@@ -103,7 +104,7 @@ class DecodingMethod:
 
 
 def custom_generate(
-    head: str | Path | DraftHead | None,
+    head: str | Path | DraftHead | None = "",
     *,
     arm: str = DEFAULT_ARM,
     tree: TreeConfig | str | None = None,
@@ -112,8 +113,8 @@ def custom_generate(
     on its device, the target's reader) is made at the first call, and lives as long as the model.
 
     Args:
-        head: folder or hub id of a draft head, or a loaded one, which is copied; None for arms that
-            draft without.
+        head: folder or hub id of a draft head, or a loaded one, which is copied; "" is the shipped
+            one, which fits the embedded target alone; None for arms that draft without.
         arm, tree: as in eagle_fsd.stream and eagle_fsd.load.
 
     Raises:
@@ -121,7 +122,13 @@ def custom_generate(
             of the request cannot be done.
 
     Example:
-        >>> fsd = eagle_fsd.custom_generate(head="checkpoints/smollm2-135m-eagle2", arm="fsd:0.3")
+        >>> import eagle_fsd
+        >>> from transformers import AutoModelForCausalLM, AutoTokenizer
+        >>> name = eagle_fsd.embedded_target()  # or a folder or hub id of yours, and your head
+        >>> model = AutoModelForCausalLM.from_pretrained(name, dtype="float32")
+        >>> tokenizer = AutoTokenizer.from_pretrained(name)
+        >>> inputs = tokenizer("The sky is blue because", return_tensors="pt")
+        >>> fsd = eagle_fsd.custom_generate(arm="fsd:0.3")
         >>> ids = model.generate(**inputs, max_new_tokens=64, custom_generate=fsd)
         >>> print(fsd.last.tokens_per_round, fsd.last.fuzzy_share)
     """
@@ -162,6 +169,8 @@ def _build(
             "bfloat16 is slower on it than `generate` is: load the model with dtype=torch.float32",
             stacklevel=2,
         )
+    if head == "":
+        head = default_head(EMBEDDED_TARGET)
     layers = ()
     if head is not None:
         loaded = isinstance(head, DraftHead)

@@ -1,6 +1,7 @@
 """The embedded target with the shipped head: what the tiny models cannot show."""
 
 import os
+import re
 import subprocess
 import sys
 
@@ -77,6 +78,20 @@ def test_custom_generate_is_generate(model, count):
         assert streamed.equal(whole)
         assert heard.all == [ids.tolist(), *([token] for token in got[-1]), "end"]
     assert_all_same(model, prompts, answers(model, "generate", prompts, 64), got)
+
+
+def test_the_examples_of_custom_generate_run(monkeypatch, tmp_path, capsys):
+    """As they stand on the page and in the docstring, from any folder and without a hub."""
+    monkeypatch.chdir(tmp_path)
+    page = (ROOT / "docs" / "transformers.md").read_text()
+    examples = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    examples.append("\n".join(re.findall(r">>> (.*)", eagle_fsd.custom_generate.__doc__)))
+    assert len(examples) == 2
+    for example in examples:
+        exec(example, made := {})
+        assert made["ids"].shape[1] > made["inputs"].input_ids.shape[1] + 10
+        assert made["fsd"].last.tokens_per_round > 1
+    assert "The sky is blue because" in capsys.readouterr().out
 
 
 def test_every_process_of_a_launcher_can_prepare_the_target(tmp_path):

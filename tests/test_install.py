@@ -149,6 +149,16 @@ def test_every_file_of_the_library_is_installed(python):
 
 
 @pytest.mark.processes
+def test_scripts_of_the_analysis_need_no_more_than_the_installed_library(python):
+    scripts = sorted((ROOT / "scripts" / "analysis").glob("*.py"))
+    program = "import json, runpy, sys\n"
+    program += "print(json.dumps([sorted(runpy.run_path(path)) for path in sys.argv[1:]]))"
+    names = printed(python, program, *scripts)
+    assert len(names) == len(scripts) > 4 and all("__doc__" in found for found in names)
+    assert not [path for path in scripts if "sys.path" in path.read_text()]
+
+
+@pytest.mark.processes
 def test_a_library_from_a_git_url_knows_its_commit(source, tmp_path):
     """Bug held down: a record of a library that was installed within another repository would have
     named that one's commit."""

@@ -53,6 +53,12 @@ CARRIERS = {
 }
 
 
+def embedded_target() -> str:
+    """The folder of the embedded target, for from_pretrained of transformers' classes; it is made
+    on first use."""
+    return str(asset_dir(EMBEDDED_ASSET))
+
+
 def asset_dir(name: str) -> Path:
     """Folder of an asset's files, fetched on first use; it appears in one rename."""
     cache = Path(os.environ.get("EAGLE_FSD_CACHE") or Path.home() / ".cache" / "eagle_fsd")

@@ -29,7 +29,7 @@ from eagle_fsd.engine.threads import choose_threads
 from eagle_fsd.heads.draft_head import DraftHead
 from eagle_fsd.heads.files import HEAD_FILES, UNREADABLE, head_folder, read_head
 from eagle_fsd.models import random_weights
-from eagle_fsd.models.assets import EMBEDDED_ASSET, EMBEDDED_TARGET, asset_dir
+from eagle_fsd.models.assets import EMBEDDED_TARGET, embedded_target
 from eagle_fsd.models.random_weights import PREFIX, SHAPES
 from eagle_fsd.runs.provenance import file_digests
 
@@ -318,7 +318,8 @@ def default_head(target: str) -> str:
         return f"{PREFIX}eagle"
     raise BadInput(
         f"no head ships for target {target!r}: name one with --head, train one (make_data.py and "
-        "train_head.py in train/), or decode without one: --arms generate plain (Python: head=None)"
+        "train_head.py in a checkout's train/), or decode without one: --arms generate plain "
+        "(Python: head=None)"
     )
 
 
@@ -333,7 +334,7 @@ def _source(name: str) -> tuple[str, dict]:
     """What from_pretrained takes: a folder or hub id, or a name in SHAPES, and options."""
     options = {"trust_remote_code": False}  # None asks, and runs a target's code after a "y"
     if name == EMBEDDED_TARGET:
-        return str(asset_dir(EMBEDDED_ASSET)), options
+        return embedded_target(), options
     if name.endswith(".gguf") and Path(name).is_file():
         return str(Path(name).parent), options | {"gguf_file": Path(name).name}
     return name.removeprefix(PREFIX), options
