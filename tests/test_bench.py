@@ -283,7 +283,14 @@ def test_changed_code_goes_on_and_is_told(call, models, tmp_path, monkeypatch):
 
 @pytest.mark.embedded
 @pytest.mark.parametrize(
-    "script", ["mt_bench", "mt_bench_vicuna7b", "mt_bench_llama3_8b", "speed_cpu"]
+    "script",
+    [
+        "mt_bench",
+        "mt_bench_vicuna7b",
+        "mt_bench_llama3_8b",
+        "mt_bench_llama31_8b_eagle3",
+        "speed_cpu",
+    ],
 )
 def test_scripts_run(models, tmp_path, script):
     """Each script sets up and runs its command from any directory; here on the tiny model.
