@@ -1,5 +1,5 @@
 """Rows of metrics as Markdown, as CSV, on a terminal and in a sentence; and curves: loss at equal
-speed, read off between values, with intervals over questions; the plot."""
+speed, read off between values, with intervals over questions."""
 
 import csv
 import math
@@ -16,7 +16,6 @@ from eagle_fsd.evaluation.curves import (
     curves,
     equal_speed,
     lost_at,
-    plot_curves,
 )
 from eagle_fsd.evaluation.metrics import METRICS, summarize, untimed
 
@@ -256,21 +255,3 @@ def test_curves_at_once_are_read_as_each_alone():
         assert got_X == pytest.approx(want_X, nan_ok=True)
         seen |= set(np.isnan(got_X))
     assert seen == {True, False}
-
-
-@pytest.mark.parametrize(
-    ("records", "drawn"),
-    [
-        (made_run(8), True),
-        ({arm: HAND[arm] for arm in ("plain", "exact")}, True),
-        ({arm: HAND[arm] for arm in ("plain", "fsd:0.2")}, False),
-        ({"plain": NO_ROUNDS, "exact": NO_ROUNDS}, False),
-    ],
-)
-def test_the_plot_is_drawn(tmp_path, records, drawn):
-    """As SVG and PDF; the same every time. Nothing without exact, or without rounds."""
-    svg = plot_curves(summarize(records), tmp_path / "plot")
-    assert bool(svg) == drawn and len(list(tmp_path.iterdir())) == (2 if drawn else 0)
-    if drawn:
-        assert (tmp_path / "plot.pdf").read_bytes().startswith(b"%PDF") and "<svg" in svg
-        assert svg == plot_curves(summarize(records), tmp_path / "plot")

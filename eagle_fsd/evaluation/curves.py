@@ -1,43 +1,26 @@
 """Curves: arms that differ in their rule's value only, and what each has lost where its tokens per
-round are GAINS times exact's, so that rules can be compared; and the plot of all losses against
-gains. Gain and loss are taken as linear between the neighbouring values of a curve, exact the
-first; where a curve has the gain more than once, the first counts: what one meets who turns the
-dial from exact on.
+round are GAINS times exact's, so that rules can be compared. Gain and loss are taken as linear
+between the neighbouring values of a curve, exact the first; where a curve has the gain more than
+once, the first counts: what one meets who turns the dial from exact on.
 
 Axes: Q questions, X those or none (sums over all), A arms: plain, exact, then the curve's.
 """
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from io import BytesIO
-from pathlib import Path
 
-import matplotlib
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.container import ErrorbarContainer
-from matplotlib.figure import Figure
 from numpy.typing import ArrayLike
 
 from eagle_fsd.arms import PLAIN
-from eagle_fsd.evaluation.metrics import EXACT, METRICS, exact_beside, rate_parts, shared_questions
+from eagle_fsd.evaluation.metrics import METRICS, exact_beside, rate_parts, shared_questions
 from eagle_fsd.evaluation.record_numbers import Record
 from eagle_fsd.evaluation.stats import interval
 from eagle_fsd.rules import RULES
-from eagle_fsd.runs.jsonl import write_file
 
 GAINS = (1.05, 1.1, 1.2, 1.3)  # in tokens a round, over exact with the same drafter
 LEAST = 16  # questions with an interval of what is read off: below, it held 91 of 100
 LOSSES = {key: metric for key, metric in METRICS.items() if "equal speed" in metric.tables}
-COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#888888")  # Okabe-Ito
-MARKS = "osD^vPX"  # matplotlib's
-GAIN, LOSS = "tokens_per_round_vs_exact", "mean_logp_minus_plain"  # the plot's axes
-INK = "#010203"  # of axes and words: the page makes it the colour of its own text
-STYLE = {"svg.fonttype": "none", "svg.hashsalt": "eagle_fsd", "font.size": 10}
-STYLE |= {"text.parse_math": False}  # a run's name may hold dollars
-STYLE |= {f"{part}.color": INK for part in ("text", "xtick", "ytick", "grid")}
-STYLE |= {"axes.labelcolor": INK, "axes.edgecolor": INK, "figure.facecolor": "none"}
-STYLE |= {"axes.facecolor": "none", "axes.spines.top": False, "axes.spines.right": False}
 
 
 def curves(rows: Sequence[dict]) -> dict[str, list[dict]]:
@@ -134,54 +117,3 @@ def crossing(gain_XA: ArrayLike, loss_XA: ArrayLike, gain: float) -> np.ndarray:
     loss_X = np.where(end_X == gain, end_loss_X, loss_X)
     loss_X = np.where(start_X == gain, start_loss_X, loss_X)
     return np.where(first(holds_XA), loss_X, np.nan)
-
-
-def plot_curves(rows: Sequence[dict], path: Path) -> str:
-    """Draw rows of summarize, with 95 % intervals, to path.svg and path.pdf.
-
-    Returns:
-        The SVG; "" without plain, exact, or an arm to compare with them.
-    """
-    drawn = [row for row in rows if row["rule"] != PLAIN]
-    drawn = [row for row in drawn if None not in (row[GAIN]["value"], row[LOSS]["value"])]
-    if not drawn:
-        return ""
-    lines = {row["arm"]: [row] for row in drawn if row["value"] is None} | curves(drawn)
-    with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(5.6, 3.8 + 0.12 * len(lines)), layout="constrained")
-        axes = figure.subplots()
-        axes.set(
-            xlabel="tokens per round over exact's",
-            ylabel="mean log-probability of a token, less plain's (nats)",
-        )
-        named = {}
-        for number, (line, arms) in enumerate(lines.items()):
-            style = {"color": COLORS[number % 7], "marker": MARKS[(number // 7 + number) % 7]}
-            style |= {"color": INK, "marker": "*", "ms": 11} if arms[0]["rule"] == EXACT else {}
-            named[line if len(arms) > 1 else arms[0]["arm"]] = _draw(axes, arms, style)
-        axes.grid(alpha=0.15)
-        axes.margins(0.1)
-        # named one by one, since matplotlib leaves out labels that begin with _
-        how = {"loc": "outside lower center", "ncols": min(len(lines), 2), "frameon": False}
-        figure.legend(named.values(), named.keys(), **how)
-        for form, date in {"svg": "Date", "pdf": "CreationDate"}.items():
-            drawing = BytesIO()
-            figure.savefig(drawing, format=form, metadata={date: None})
-            write_file(path.with_suffix(f".{form}"), drawing.getvalue())
-    return path.with_suffix(".svg").read_text(encoding="utf-8")
-
-
-def _draw(axes: Axes, arms: list[dict], style: dict) -> ErrorbarContainer:
-    """A curve with its intervals, and the rule's value at each point."""
-    place_2A, low_2A, high_2A = (
-        np.array([[row[key][end] for row in arms] for key in (GAIN, LOSS)], dtype=np.float64)
-        for end in ("value", "low", "high")
-    )
-    xerr, yerr = np.nan_to_num([place_2A - low_2A, high_2A - place_2A]).swapaxes(0, 1)
-    style = {"elinewidth": 0.7, "capsize": 2, "alpha": 0.9, "ms": 5} | style
-    drawn = axes.errorbar(*place_2A, xerr=xerr, yerr=yerr, **style)
-    for row, place in zip(arms, place_2A.T, strict=True):
-        if len(arms) > 1:
-            offset = {"xytext": (6, 5), "textcoords": "offset points"}
-            axes.annotate(f"{row['value']:g}", place, fontsize=8, **offset)
-    return drawn

@@ -197,7 +197,7 @@ def with_head(plain: "Model", head: "DraftHead") -> "Model":
 
 def report(run: Run, records: Mapping[str, Sequence[dict]]) -> None:
     """Write and print the tables of every head's records, as text and JSON."""
-    from eagle_fsd.evaluation.report.read_runs import RunData
+    from eagle_fsd.evaluation.report.run_data import RunData
     from eagle_fsd.evaluation.tables import columns, markdown_table
     from eagle_fsd.runs.jsonl import write_file, write_json
 

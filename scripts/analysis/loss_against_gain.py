@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from eagle_fsd.evaluation.curves import GAIN, INK, LOSS, plot_curves
+from eagle_fsd.evaluation.plots import GAIN, INK, LOSS, plot_curves
 
 ROOT = Path(__file__).resolve().parents[2]
 

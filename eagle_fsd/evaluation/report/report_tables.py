@@ -6,7 +6,7 @@ from eagle_fsd.cli import shown_command
 from eagle_fsd.evaluation import tables
 from eagle_fsd.evaluation.bench import Bench
 from eagle_fsd.evaluation.curves import equal_speed, plot_curves
-from eagle_fsd.evaluation.report.read_runs import RunData
+from eagle_fsd.evaluation.report.run_data import RunData
 from eagle_fsd.evaluation.tables import Column, columns, metric_columns
 from eagle_fsd.runs.jsonl import write_file, write_json
 

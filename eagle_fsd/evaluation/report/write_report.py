@@ -18,8 +18,8 @@ from jinja2 import Environment, FileSystemLoader
 from eagle_fsd.config import BadInput
 from eagle_fsd.evaluation.curves import INK, plot_curves
 from eagle_fsd.evaluation.metrics import METRICS
-from eagle_fsd.evaluation.report.read_runs import RunData
 from eagle_fsd.evaluation.report.report_tables import NOTES, Table, run_tables
+from eagle_fsd.evaluation.report.run_data import RunData
 from eagle_fsd.evaluation.tables import cell_text, verdict, write_csv
 from eagle_fsd.runs.folder import answer_key, lock_folder
 from eagle_fsd.runs.jsonl import read_json, write_file, write_json

@@ -1,0 +1,157 @@
+"""A run as a report needs it: its rows, where it comes from, and what to doubt about it."""
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from statistics import median
+
+from eagle_fsd.arms import BY_TRANSFORMERS, parse_arm
+from eagle_fsd.config import BadInput
+from eagle_fsd.evaluation.metrics import by_category, summarize, untimed
+from eagle_fsd.evaluation.record_numbers import rounds_of, seconds
+from eagle_fsd.runs.folder import answer_key
+from eagle_fsd.runs.provenance import digest
+
+
+@dataclass(frozen=True)
+class RunData:
+    """A run.
+
+    Attributes:
+        name: the folder, as it was given.
+        records, traces: by arm; baselines first, then by line and value.
+        scores: rows of scorers and judges, see task_scores.compare_scores.
+        pairwise: rows of judges that compared pairs, see task_scores.pairwise_rows.
+        warnings: of the reading.
+    """
+
+    name: str
+    options: dict  # of the run's command
+    sessions: list[dict]  # its starts that had something to do
+    records: dict[str, list[dict]]
+    scores: list[dict] = field(default_factory=list)
+    pairwise: list[dict] = field(default_factory=list)
+    traces: dict[str, list[dict]] = field(default_factory=dict)
+    warnings: list[str] = field(default_factory=list)
+
+    @cached_property
+    def rows(self) -> list[dict]:
+        """Those of summarize; its BadInput names the run."""
+        try:
+            return summarize(self.measured)
+        except BadInput as error:
+            raise BadInput(f"{self.name}: {error}") from error
+
+    @cached_property
+    def categories(self) -> list[dict]:
+        return by_category(self.measured)
+
+    @property
+    def measured(self) -> dict[str, list[dict]]:
+        return self.records if self.timed else untimed(self.records)
+
+    @property
+    def timed(self) -> bool:
+        """Whether seconds are timings: no session had several processes, or was for quality."""
+        return all(session["timed"] for session in self.used_sessions)
+
+    @property
+    def all_records(self) -> list[dict]:
+        return [row for rows in self.records.values() for row in rows]
+
+    @property
+    def used_sessions(self) -> list[dict]:
+        """Those that the records are of."""
+        used = {row["session"] for row in self.all_records}
+        return [session for session in self.sessions if session["session"] in used]
+
+    def origin(self, key: str) -> str:
+        """Commits, or devices, of the sessions."""
+        return " / ".join(dict.fromkeys(session[key] for session in self.used_sessions))
+
+    @property
+    def subject(self) -> str:
+        """Whose answers these are."""
+        warm = sorted({row["temperature"] for row in self.all_records})
+        temperatures = ", ".join(f"{value:g}" for value in warm)
+        return f"{self.options['target']} in {self.options['dtype']}, temperature {temperatures}"
+
+    @property
+    def target(self) -> str:
+        """Its name, and what tells it from others of that name."""
+        found = [pair for pair in self.options.items() if pair[0].startswith("target/")]
+        return f"{self.options['target']} ({digest(found)})"
+
+    def doubts_of_code(self) -> list[str]:
+        """Whether several states of the library, or versions of packages, made the records."""
+        doubts = []
+        if len({session.get("library") for session in self.used_sessions}) > 1:
+            doubts.append(
+                "the library's code was changed under this run: its records are of several states"
+            )
+        versions: dict[str, list[str]] = {}
+        for session in self.used_sessions:
+            for package, version in session["versions"].items():
+                versions.setdefault(package, []).append(str(version))
+        for package, found in versions.items():
+            if len(set(found)) > 1:
+                doubts.append(
+                    f"{package} was changed under this run: its records are of versions "
+                    f"{' and '.join(dict.fromkeys(found))}"
+                )
+        return doubts
+
+    def doubts(self) -> list[str]:
+        """What makes the arms less comparable than they look."""
+        doubts = self.warnings + self.doubts_of_code()
+        sessions: dict[int | str, set[str]] = {}
+        for row in self.all_records:
+            sessions.setdefault(row["question_id"], set()).add(row["session"])
+        mixed = sum(len(found) > 1 for found in sessions.values())
+        if mixed:
+            doubts.append(
+                f"{mixed} of {len(sessions)} questions were answered in more than one session: "
+                "their arms were not timed side by side"
+            )
+        if not self.timed:
+            doubts.append(
+                "made by several processes at once, or for quality only: seconds are not timings, "
+                "so no speed is given"
+            )
+        doubts += dict.fromkeys(text for s in self.used_sessions for text in s["warnings"])
+        if "+" in self.origin("commit"):
+            doubts.append("made from a checkout with uncommitted changes (commit ends in +)")
+        have = {a: len(rows) for a, rows in self.records.items() if a not in BY_TRANSFORMERS}
+        if len(set(have.values())) > 1:
+            counts = ", ".join(f"{arm} {count}" for arm, count in have.items())
+            doubts.append(f"everything measured is over what all arms have answered; of: {counts}")
+        return doubts
+
+    @cached_property
+    def same_work(self) -> list[float]:
+        """How much longer the slowest of several arms took than the fastest, for every answer that
+        they made by the same rounds, token for token: what noise alone does. 0.1: 10 %."""
+        groups: dict[tuple, list[float]] = {}
+        for arm, rows in self.records.items():
+            drafter = parse_arm(arm).drafter
+            for row in rows if drafter and self.timed else []:
+                made = tuple(tuple(r["tokens"]) for r in rounds_of(row))
+                groups.setdefault((drafter, *answer_key(row), made), []).append(seconds(row))
+        return [
+            max(found) / min(found) - 1 for found in groups.values() if found[1:] and all(found)
+        ]
+
+    @property
+    def noise(self) -> float:
+        """The machine's own spread of speed: the median of same_work, 0 where that is empty."""
+        return median(self.same_work or [0.0])
+
+    def noise_told(self) -> str:
+        """A sentence on same_work; "" where it is empty."""
+        if not self.same_work:
+            return ""
+        return (
+            "Where arms made an answer by the same rounds, token for token (answers: "
+            f"{len(self.same_work)}), their seconds differed by {100 * self.noise:.0f} % in the "
+            f"median, {100 * max(self.same_work):.0f} % at most: a difference in speed within the "
+            "median is none"
+        )
