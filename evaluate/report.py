@@ -5,7 +5,7 @@
 
 Takes the folders of mt_bench.py and tasks.py, in any number and of one target; changes nothing in
 them, so that one may still be written to. Makes index.html (opens from the disk, needs no network),
-report.json, tables/*.csv, plot.svg and plot.pdf, in place of an old report.
+report.pdf, report.json, tables/*.csv and the plots, in place of an old report.
 """
 
 import sys
@@ -31,11 +31,11 @@ def report(options: ReportOptions, given: Namespace) -> None:
     runs = [read_run(Path(folder)) for folder in given.runs]
     targets = {run.target: run.name for run in runs}
     if len(targets) > 1:
-        listed = "; ".join(f"{name} of {target}" for target, name in targets.items())
-        raise BadInput(f"the runs are of different targets ({listed}): make a report of each")
+        named = "; ".join(f"{name} of {target}" for target, name in targets.items())
+        raise BadInput(f"the runs are of different targets ({named}): make a report of each")
     for warning in write_report(runs, Path(options.output)):
         print(f"warning: {warning}", file=sys.stderr)
-    print(f"written to {options.output}: index.html, report.json, tables/, plot.svg, plot.pdf")
+    print(f"written to {options.output}: index.html, report.pdf, report.json, tables/ and plots")
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -72,7 +72,7 @@ def run_task(options: TaskOptions, sampling: SamplingOptions, model_options: Mod
     bench.answer_all()
     if bench.processes.is_main:
         text, compared = score_run(bench.records(), questions, scorer, options.output)
-        print(report_bench(bench, extra=text, further={"scorer": scorer, "scores": compared}))
+        print(report_bench(bench, first=text, further={"scorer": scorer, "scores": compared}))
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -18,9 +18,9 @@ from eagle_fsd.evaluation.plots import (
     LOSS,
     MARKS,
     SPEED,
-    front_of,
     caption,
     draw_curves,
+    front_of,
     place_labels,
     plot_curves,
 )
@@ -181,7 +181,7 @@ def test_values_beside_crowded_points_do_not_cover_each_other():
     axes = Figure(figsize=(5, 4)).subplots()
     axes.plot([0, 1], [0, 1], "none")
     places = [(0.5, 0.5), (0.505, 0.505), (0.51, 0.5), (0.5, 0.51), (0.9, 0.1)]
-    boxes = place_labels(axes, [("0.45", np.array(place)) for place in places])
+    boxes = place_labels(axes, [("0.45", np.array(place), INK) for place in places])
     assert len(boxes) == len(axes.texts) == 5
     for one, other in itertools.combinations(boxes, 2):
         assert not Bbox.intersection(one, other), (one, other)

@@ -23,10 +23,10 @@ from eagle_fsd.evaluation.curves import equal_speed
 from eagle_fsd.evaluation.metrics import METRICS, by_category, summarize
 from eagle_fsd.evaluation.record_numbers import rounds_of
 from eagle_fsd.evaluation.report import write_report
+from eagle_fsd.evaluation.report.answer_data import pack_answers, text_parts
 from eagle_fsd.evaluation.report.read_runs import read_run
 from eagle_fsd.evaluation.report.report_tables import run_tables
 from eagle_fsd.evaluation.report.run_data import RunData
-from eagle_fsd.evaluation.report.write_report import pack_answers, text_parts
 from eagle_fsd.runs.jsonl import read_lines, write_json, write_lines
 from eagle_fsd.tasks.task_scores import compare_scores, pairwise_rows, single_rows, write_table
 

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from hand_records import HAND, NO_ROUNDS, made_run
+from hand_records import HAND, made_run
 
 from eagle_fsd.evaluation import tables
 from eagle_fsd.evaluation.curves import (
@@ -86,24 +86,43 @@ def test_an_arm_is_cut_between_its_words(arm, lines):
 def test_verdicts():
     """Of what is known of an arm."""
     generate, plain, exact, fuzzy = map(tables.verdict, summarize(HAND))
-    assert generate == "0.60 times plain's tokens/s, +0.20 log p a token"
-    assert plain == "2.5 tokens/s"
-    assert exact == "2.29 times plain's tokens/s, 2.00 tokens a round"
+    nearer = "log-probability per token {} nats against plain's"
+    assert generate == f"0.60 times plain's tokens per second, {nearer.format('+0.20')}"
+    assert plain == "2.5 tokens per second"
+    assert exact == "2.29 times plain's tokens per second, 2.00 tokens per round"
     assert fuzzy == (
-        "3.20 times plain's tokens/s, +33 % tokens a round over exact, 25.0 % fuzzy, "
-        "-0.20 log p a token"
+        "3.20 times plain's tokens per second, +33 % tokens per round over exact, 25.0 % of its "
+        f"tokens fuzzy, {nearer.format('-0.20')}"
     )
     loops = summarize(HAND)[3] | {"repetition_minus_plain": {"value": 0.18}}
-    assert tables.verdict(loops) == f"{fuzzy}, +18 % of its text repeated"
+    assert tables.verdict(loops) == f"{fuzzy}, 18 % more of its text repeated than of plain's"
     # bug held down: a speed was told as gained where arms that did the same work differed by more
     for row, ratio in ((0, 0.6), (2, 16 / 7), (3, 3.2)):
-        none = f"plain's speed within noise ({ratio:.2f}), "
+        none = f"plain's speed within noise ({ratio:.2f} times), "
         assert tables.verdict(summarize(HAND)[row], noise=2.21).startswith(none)
         assert not tables.verdict(summarize(HAND)[row], noise=0.6).startswith(none)
     held = summarize(HAND)[2] | {"speed_vs_plain": {"value": 1.3, "low": 0.9, "high": 1.7}}
-    assert tables.verdict(held) == "plain's speed within noise (1.30), 2.00 tokens a round"
-    assert tables.verdict(summarize({FSD: HAND[FSD]})[0]) == "2.67 tokens a round, 25.0 % fuzzy"
-    assert "nothing" in tables.verdict(summarize({"generate": HAND["generate"]})[0])
+    assert tables.verdict(held) == "plain's speed within noise (1.30 times), 2.00 tokens per round"
+    alone = tables.verdict(summarize({FSD: HAND[FSD]})[0])
+    assert alone == "2.67 tokens per round, 25.0 % of its tokens fuzzy"
+
+
+def test_a_verdict_begins_with_the_score_of_a_task():
+    """Over plain's, where that is known."""
+    row = summarize(HAND)[3]
+    score = {"score": "last_number", "mean": {"value": 0.5}, "vs_plain": {"value": -0.25}}
+    lossy = f"last_number 0.500 (-0.250 against plain), {tables.verdict(row)}"
+    assert tables.verdict(row, score=score) == lossy
+    plain = tables.verdict(summarize(HAND)[1], score=score | {"vs_plain": None})
+    assert plain == "last_number 0.500, 2.5 tokens per second"
+
+
+def test_every_arm_has_a_verdict():
+    """Bug held down: of plain, where nothing was timed, stood "nothing to compare with"."""
+    generate, plain, *_ = map(tables.verdict, summarize(untimed(HAND)))
+    assert plain == "3.3 tokens per answer"
+    alone = tables.verdict(summarize(untimed({"generate": HAND["generate"]}))[0])
+    assert alone == "2.0 tokens per answer"
 
 
 def test_csv(tmp_path):

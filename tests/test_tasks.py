@@ -70,7 +70,7 @@ def test_scores_of_a_run_by_hand(tmp_path):
     text, compared = score_run(records, questions, "exact_match", tmp_path)
     (written,) = rows(tmp_path / "scores" / "ratio_2.jsonl")
     given = {"exact_match": 1.0, "as_plain": 0.0}  # plain says no
-    assert written == {"question_id": 3, "choice": 0, "scores": given}
+    assert written == {"question_id": 3, "choice": 0, "scores": given, "reference": ["yes"]}
     agree = {row["arm"]: row["mean"]["value"] for row in compared if row["score"] == "as_plain"}
     assert agree == {"exact": 1, "fsd:0.3": 0.25, "ratio:1": 0.5, "ratio:2": 0}
     for row in records["plain"][:2]:  # plain says nothing there: nobody agrees or differs

@@ -27,8 +27,8 @@ LOSS, LIKELIHOOD = "mean_logp_minus_plain", "mean_logp"  # upwards; the second w
 LABELS = {
     GAIN: "tokens per round over exact's",
     SPEED: "tokens per second",
-    LOSS: "log-probability per token minus plain's (nats)",
-    LIKELIHOOD: "log-probability per token (nats)",
+    LOSS: "log-probability per token,\nminus plain's (nats)",
+    LIKELIHOOD: "log-probability per token\n(nats)",
 }
 INK = "#010203"  # of axes, words and baselines: whoever shows a plot puts in the ink of its page
 # rule -> (colour, mark), the same in every plot and on the page. The colours are Okabe and Ito's,
@@ -74,11 +74,11 @@ def plot_curves(rows: Sequence[dict], path: Path, *, across: str = GAIN) -> str:
     Returns:
         The SVG; "" where no arm has what is drawn, as caption explains.
     """
-    drawn, up = _drawn(rows, across)
+    drawn, up = drawn_rows(rows, across)
     if not drawn:
         return ""
+    figure = draw_curves(drawn, across, up)
     with matplotlib.rc_context(STYLE | {"svg.hashsalt": f"eagle_fsd {across}"}):
-        figure = draw_curves(drawn, across, up)
         for form, date in {"svg": "Date", "pdf": "CreationDate"}.items():
             drawing = BytesIO()
             figure.savefig(drawing, format=form, metadata={date: None})
@@ -88,7 +88,7 @@ def plot_curves(rows: Sequence[dict], path: Path, *, across: str = GAIN) -> str:
 
 def caption(rows: Sequence[dict], *, across: str = GAIN) -> str:
     """What plot_curves draws of these rows, or why it draws nothing, in sentences."""
-    drawn, up = _drawn(rows, across)
+    drawn, up = drawn_rows(rows, across)
     if not drawn and across == SPEED:
         return "There is no plot of speed, because the seconds of these answers are no timings."
     if not drawn:
@@ -101,14 +101,14 @@ def caption(rows: Sequence[dict], *, across: str = GAIN) -> str:
         "same drafter"
         if across == GAIN
         else "Each point is an arm: the further right, the more tokens per second",
-        "; the further up, the more likely the target holds its text, so up and to the right is "
+        "; the further up, the more likely its text is by the target, so up and to the right is "
         "better. ",
     ]
     if len(drawn) > 1:
         whose = "of each run" if len({row.get("run") for row in drawn}) > 1 else "of the arms"
         text.append(
-            f"The grey steps are the Pareto front {whose}: no arm is better in both than one on "
-            "it. "
+            f"The grey steps are the Pareto front {whose}: for each arm on it, no other arm is "
+            "better in both. "
         )
     if any(row[key]["low"] is not None for row in drawn for key in (across, up)):
         text.append("Bars are 95 % intervals over questions, where these are known. ")
@@ -139,8 +139,9 @@ def few_questions(rows: Sequence[dict]) -> str:
     )
 
 
-def _drawn(rows: Sequence[dict], across: str) -> tuple[list[dict], str]:
-    """The rows that a plot shows, and what it shows upwards. Plain is no point of a gain."""
+def drawn_rows(rows: Sequence[dict], across: str) -> tuple[list[dict], str]:
+    """The rows that a plot shows, and what it shows upwards: log-probabilities against plain's, or
+    as they are where no arm is plain. Plain itself is no point of a gain."""
     up = LOSS if any(row[LOSS]["value"] is not None for row in rows) else LIKELIHOOD
     found = [row for row in rows if across != GAIN or row["rule"] != PLAIN]
     return [row for row in found if None not in (row[across]["value"], row[up]["value"])], up
@@ -153,15 +154,19 @@ def _lines(drawn: Sequence[dict]) -> dict[str, list[dict]]:
     return dict(sorted(named.items(), key=lambda pair: pair[1][0]["rule"] == "path"))
 
 
+@matplotlib.rc_context(STYLE)
 def draw_curves(drawn: Sequence[dict], across: str, up: str) -> Figure:
     """A figure of these rows, all of which have both numbers."""
     lines = _lines(drawn)
-    figure = Figure(figsize=(5.6, 3.8 + 0.12 * len(lines)), layout="constrained")
+    fronts = [front_of(rows, across, up) for rows in _by_run(drawn).values() if len(rows) > 1]
+    columns = 2 if max(map(len, lines)) <= NARROW and len(lines) > 1 else 1
+    legend_rows = -(-(len(lines) + bool(fronts)) // columns)
+    figure = Figure(figsize=(5.6, 3.6 + 0.2 * legend_rows), layout="constrained")
     axes = figure.subplots()
     axes.set(xlabel=LABELS[across], ylabel=LABELS[up])
     named: dict[str, ErrorbarContainer | Line2D] = {}
     rules: list[str] = []  # of the lines so far
-    values: list[tuple[str, np.ndarray]] = []
+    values: list[tuple[str, np.ndarray, str]] = []
     for line, arms in lines.items():
         rule = arms[0]["rule"]
         color, mark = MARKS.get(rule, OTHER)
@@ -171,15 +176,17 @@ def draw_curves(drawn: Sequence[dict], across: str, up: str) -> Figure:
         rules.append(rule)
         named[line], place_A2 = _draw(axes, arms, across, up, style)
         if len(arms) > 1:
-            values += [(f"{row['value']:g}", at) for row, at in zip(arms, place_A2, strict=True)]
-    fronts = [front_of(rows, across, up) for rows in _by_run(drawn).values() if len(rows) > 1]
-    for place_N2 in fronts:
-        how = {"color": INK, "alpha": 0.25, "lw": 3, "zorder": 0}
-        (named["Pareto front"],) = axes.plot(*place_N2.T, drawstyle="steps-pre", **how)
+            both = zip(arms, place_A2, strict=True)
+            values += [(f"{row['value']:g}", at, color) for row, at in both]
     axes.grid(alpha=0.15)
     axes.margins(0.1)
+    limits = axes.axis()
+    for place_N2 in fronts:  # from the left side of the plot to its bottom
+        end_N2 = [(limits[0], place_N2[0, 1]), *place_N2, (place_N2[-1, 0], limits[2])]
+        how = {"color": INK, "alpha": 0.25, "lw": 3, "zorder": 0}
+        (named["Pareto front"],) = axes.plot(*np.array(end_N2).T, drawstyle="steps-pre", **how)
+    axes.axis(limits)
     # named one by one: by itself matplotlib leaves out labels that begin with _
-    columns = 2 if max(map(len, named)) <= NARROW and len(named) > 1 else 1
     how = {"loc": "outside lower center", "ncols": columns, "frameon": False}
     figure.legend(named.values(), named.keys(), **how)
     place_labels(axes, values)
@@ -217,16 +224,17 @@ def _draw(
     return axes.errorbar(*place_2A, xerr=xerr, yerr=yerr, **style), place_2A.T
 
 
-def place_labels(axes: Axes, labels: Sequence[tuple[str, np.ndarray]]) -> list[Bbox]:
-    """Write each text beside its point, where it covers no other text and no point, if one of
-    PLACES is such; returns where they stand, in pixels."""
+def place_labels(axes: Axes, labels: Sequence[tuple[str, np.ndarray, str]]) -> list[Bbox]:
+    """Write each text beside its point in its colour, where it covers no other text and no point,
+    if one of PLACES is such; returns where they stand, in pixels."""
     axes.figure.draw_without_rendering()  # settles the scale
     half = 4  # of a mark
-    points = axes.transData.transform([place for _, place in labels] or np.empty((0, 2)))
+    points = axes.transData.transform([place for _, place, _ in labels] or np.empty((0, 2)))
     marks = [Bbox([[x - half, y - half], [x + half, y + half]]) for x, y in points]
     taken: list[Bbox] = []
-    for text, place in labels:
-        written = axes.annotate(text, place, fontsize=8, textcoords="offset points", xytext=(0, 0))
+    for text, place, color in labels:
+        how = {"fontsize": 8, "color": color, "textcoords": "offset points", "xytext": (0, 0)}
+        written = axes.annotate(text, place, **how)
         boxes = []
         for x, y in PLACES:
             written.set(position=(x, y), ha="left" if x > 0 else "right")

@@ -29,12 +29,13 @@ SCORES: tuple[Column, ...] = (
     ("McNemar p", "mcnemar_p", ".3f"),
 )
 SCORES_NOTE = (
-    "mean is the mean over questions, with its 95 % interval in brackets. - plain is the paired "
-    "difference to plain over the questions and turns that both have, with the smallest true "
-    "difference that these questions show with power 80 % in parentheses (0 where no question "
-    "differs, from which nothing follows for other questions). gained counts the questions that "
-    "only this arm answered right, lost those that only plain did, and McNemar p is the p-value of "
-    "McNemar's exact test of the two."
+    "Every mean is over questions, with its 95 % interval in brackets where that is known. The "
+    "column \u201c- plain\u201d is the mean difference to plain over the questions and turns that "
+    "both answered; in parentheses stands the smallest true difference that a test at 5 % finds with "
+    "power 80 % among this number of questions (it is 0 where no question differs, which says "
+    "nothing about other questions). Gained and lost count the questions that only this arm, or "
+    "only plain, has right; McNemar p is the exact p of his test on these two counts. The score "
+    "as_plain is the share of answers that come to what plain's comes to, right or wrong."
 )
 # how a judge rates pairs of answers
 PAIRWISE: tuple[Column, ...] = (
@@ -47,23 +48,24 @@ PAIRWISE: tuple[Column, ...] = (
     *columns(questions="d", verdicts="d"),
 )
 PAIRWISE_NOTE = (
-    "Every answer is compared with the baseline's in both orders, and it is a tie too where the "
-    "two orders disagree. Brackets hold 95 % intervals over questions: the arms differ where that "
-    "of wins + ties / 2 leaves out 0.5."
+    "Each arm is judged against the baseline, every pair of answers in both orders; a pair whose "
+    "two orders disagree counts as a tie. In brackets stand 95 % intervals over questions where "
+    "these are known: the arms differ where the interval of wins + ties / 2 leaves out 0.5."
 )
 ARM_WIDTH, TITLE_WIDTH = 20, 12  # of 100 on a terminal
 # metric -> its words in a verdict
 PHRASES = {
-    "tokens_per_second": "{:.1f} tokens/s",
-    "speed_vs_plain": "{:.2f} times plain's tokens/s",
-    "tokens_per_round": "{:.2f} tokens a round",
-    "tokens_per_round_vs_exact": "{:+.0%} tokens a round over exact",
-    "fuzzy_share": "{:.1%} fuzzy",
-    "mean_logp_minus_plain": "{:+.2f} log p a token",
-    "repetition_minus_plain": "{:+.0%} of its text repeated",
+    "tokens_per_second": "{:.1f} tokens per second",
+    "speed_vs_plain": "{:.2f} times plain's tokens per second",
+    "tokens_per_round": "{:.2f} tokens per round",
+    "tokens_per_round_vs_exact": "{:+.0%} tokens per round over exact",
+    "fuzzy_share": "{:.1%} of its tokens fuzzy",
+    "mean_logp_minus_plain": "log-probability per token {:+.2f} nats against plain's",
+    "repetition_minus_plain": "{:.0%} more of its text repeated than of plain's",
+    "tokens_per_answer": "{:.1f} tokens per answer",
 }
 REPEATS = 0.1  # more of it than in plain's: its gain is of another text
-PLAINS_SPEED = "plain's speed within noise ({:.2f})"
+PLAINS_SPEED = "plain's speed within noise ({:.2f} times)"
 OF_BASELINES = {PLAIN: ["tokens_per_second"], EXACT: ["speed_vs_plain", "tokens_per_round"]}
 # text that a spreadsheet would take for a formula
 FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
@@ -118,10 +120,12 @@ def terminal_table(rows: list[dict]) -> str:
     return tabulate(table, maxcolwidths=widths, colalign=sides, **how)
 
 
-def verdict(row: dict, noise: float = 0.0) -> str:
-    """Such as "+10 % tokens a round over exact, 4.1 % fuzzy, -0.12 log p a token". `noise` is
-    RunData's; a speed that it or its interval explains counts as plain's. That the text repeats
-    itself is noted where it does by REPEATS more than plain's."""
+def verdict(row: dict, noise: float = 0.0, *, score: dict | None = None) -> str:
+    """Such as "+10 % tokens per round over exact, 4.1 % of its tokens fuzzy", behind its `score`, a
+    row of task_scores.compare_scores, where it has one. `noise` is RunData's; a speed that it or
+    its interval explains is said to be plain's. That the text repeats itself is said where it does
+    by REPEATS more than plain's. An arm of which nothing else is known has the length of its
+    answers."""
     gain = "tokens_per_round_vs_exact"
     tokens = "tokens_per_round" if row[gain]["value"] is None else gain
     keys = ["speed_vs_plain", tokens, "fuzzy_share", "mean_logp_minus_plain"]
@@ -129,12 +133,22 @@ def verdict(row: dict, noise: float = 0.0) -> str:
     if (row[repeated]["value"] or 0) >= REPEATS:
         keys.append(repeated)
     known = {key: row[key]["value"] for key in OF_BASELINES.get(row["rule"], keys)}
+    if not any(value is not None for value in known.values()):
+        known = {"tokens_per_answer": row["tokens_per_answer"]["value"]}
     if known.get(gain):
         known[gain] -= 1
     alike = {"speed_vs_plain": PLAINS_SPEED} if _is_plains(row["speed_vs_plain"], noise) else {}
     phrases = PHRASES | alike
-    words = [phrases[key].format(value) for key, value in known.items() if value is not None]
-    return ", ".join(words).replace("%", " %") or "nothing to compare with"
+    parts = [phrases[key].format(value) for key, value in known.items() if value is not None]
+    return ", ".join([*_score_phrase(score), *parts]).replace("%", " %")
+
+
+def _score_phrase(score: dict | None) -> list[str]:
+    mean, over = (((score or {}).get(key) or {}).get("value") for key in ("mean", "vs_plain"))
+    if mean is None:
+        return []
+    text = f"{score['score']} {mean:.3f}"
+    return [text if over is None else f"{text} ({over:+.3f} against plain)"]
 
 
 def _is_plains(speed: Interval, noise: float) -> bool:

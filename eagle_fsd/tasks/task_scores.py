@@ -43,7 +43,7 @@ def score_run(
 
     Beside a scorer's own score, as_plain: 1 where the answer comes to what plain's does, right or
     wrong, of the answers of plain that come to something. Written below folder/scores: ARM.jsonl of
-    {"question_id", "choice", "scores": name -> value}, and the table.
+    {"question_id", "choice", "scores": name -> value, "reference": right answers}, and the table.
     """
     by_id = {question.question_id: question for question in questions}
     strange = {row["question_id"] for rows in records.values() for row in rows} - by_id.keys()
@@ -64,7 +64,8 @@ def score_run(
                 if arm != BASELINE and answer_key(row) in finals:
                     given["as_plain"] = float(final(text_of(row)) == finals[answer_key(row)])
                 place = {"question_id": row["question_id"], "choice": row.get("choice", 0)}
-                scored.append(place | {"scores": given})
+                wanted = {"reference": by_id[row["question_id"]].reference}
+                scored.append(place | {"scores": given} | wanted)
                 values += [place | {"arm": arm, "score": s, "value": v} for s, v in given.items()]
             write_lines(target / f"{parse_arm(arm).slug}.jsonl", scored)
         compared = compare_scores(values)

@@ -1,6 +1,6 @@
 "use strict";
 // The answers side by side. They are untrusted text: everything goes in by textContent.
-// The form of the data is told in write_report.py.
+// answer_data.py has the form of the data.
 (() => {
   const runs = JSON.parse(document.getElementById("answer-data").textContent);
   const byId = (id) => document.getElementById(id);
@@ -30,23 +30,29 @@
       const words = [`${question.id}`, question.category];
       if (runs.length > 1) words.unshift(run.name);
       if (question.choice) words.push(`choice ${question.choice}`);
+      if (scoresDiffer(question)) words.push("scores differ");
       if (question.answers.some((answer) => answer?.[0].rounds)) words.push("with trees");
       const label = words.filter((word) => word !== "").join(", ");
       byId("question").append(element("option", { value: `${runIndex}/${index}` }, label));
     }));
   }
 
+  const ownScore = (scored) => scored ? Object.values(scored.scores)[0] : undefined;
+  const scoresDiffer = (question) =>
+    new Set(question.scores.map(ownScore).filter((score) => score !== undefined)).size > 1;
+
   const fuzzyOf = (answer) =>
     (answer ?? []).reduce((sum, turn) => sum + turn.parts.filter((part) => part[1]).length, 0);
 
-  /* plain, exact and the arm, of fsd if possible, with the most fuzzy tokens; else those of before. */
+  /* plain, then of the rules path and fsd the arm with the most fuzzy tokens, then exact, then the
+     others with the most; or the arms that were shown before. */
   function chooseArms(run, question) {
     if (shown.run === run && shown.arms.length) return;
     const counts = question.answers.map(fuzzyOf);
     const others = run.arms.map((_, index) => index);
-    const isFsd = (index) => counts[index] > 0 && run.arms[index].startsWith("fsd");
-    const [fuzziest] = others.toSorted((a, b) => isFsd(b) - isFsd(a) || counts[b] - counts[a]);
-    const wanted = [run.arms.indexOf("plain"), run.arms.indexOf("exact"), fuzziest];
+    others.sort((a, b) => counts[b] - counts[a] || a - b);
+    const fuzziest = (rule) => others.find((index) => run.arms[index].split(/[:,@]/)[0] === rule) ?? -1;
+    const wanted = [run.arms.indexOf("plain"), fuzziest("path"), fuzziest("fsd"), run.arms.indexOf("exact")];
     const chosen = [...new Set([...wanted.filter((index) => index >= 0), ...others])].slice(0, 3);
     shown.arms = chosen.sort((a, b) => counts[a] - counts[b] || a - b);
   }
@@ -75,12 +81,27 @@
       box.append(picker);
       const answer = question.answers[arm];
       if (!answer) box.append(element("p", { className: "note" }, "this arm has not answered it"));
+      if (answer && question.scores[arm]) box.append(drawScore(question.scores[arm]));
       (answer ?? []).forEach((turn, index) => box.append(...drawTurn(turn, index, column, answer.length)));
       columns.append(box);
     });
     byId("traced").hidden = !arms.some((arm) => question.answers[arm]?.[0].rounds);
     const first = columns.querySelector(".fuzzy");
     if (first) first.tabIndex = 0;
+  }
+
+  /* Right or wrong where the scorer's own score is 1 or 0, all scores, and the right answers. */
+  function drawScore(scored) {
+    const mark = { 1: ["\u2713 right", "right"], 0: ["\u2717 wrong", "wrong"] }[ownScore(scored)];
+    const box = element("p", { className: "score" });
+    if (mark) box.append(element("strong", { className: mark[1] }, mark[0]), " ");
+    const scores = Object.entries(scored.scores).map(([name, score]) => `${name} ${Number(score.toFixed(3))}`);
+    box.append(element("span", { className: "small" }, `(${scores.join(", ")})`));
+    if (scored.reference.length) {
+      const words = `Reference: ${scored.reference.join(" or ")}`;
+      box.append(element("span", { className: "reference small" }, words));
+    }
+    return box;
   }
 
   function drawTurn(turn, index, column, turns) {
@@ -112,7 +133,7 @@
       for (const made of round.emitted) {
         const tip = [`${quoted(made.text)}: ${WORDS[made.source]}`];
         if (made.source === "fuzzy") {
-          const who = shown.run.greedy ? "exact would have said" : "the target's most likely:";
+          const who = shown.run.greedy ? "exact would have emitted" : "the target's most likely token is";
           tip.push(`${who} ${quoted(made.best)} (P ${number(made.best_prob, 2)})`);
         }
         tip.push(`P ${number(made.target_prob)}, Q ${number(made.draft_prob)}, ` +
@@ -133,7 +154,7 @@
     return span;
   }
 
-  // --- what is told of a token --------------------------------------------------------------
+  // --- what is known of a token -------------------------------------------------------------
   function showTip(span) {
     const tip = byId("tip");
     tip.textContent = span.dataset.tip;
@@ -298,12 +319,25 @@
   byId("close").addEventListener("click", closeTree);
   addEventListener("hashchange", fromHash);
 
+  // --- which plot --------------------------------------------------------------------------
+  const figures = [...document.querySelectorAll("figure")];
+  function showPlot(chosen) {
+    figures.forEach((figure, index) => { figure.hidden = index !== chosen; });
+  }
+  figures.forEach((figure, index) => byId("across").append(element("option", { value: index }, figure.dataset.name)));
+  byId("across").addEventListener("change", () => showPlot(Number(byId("across").value)));
+  byId("across").closest("p").hidden = false;
+  const firstDrawn = Math.max(0, figures.findIndex((figure) => figure.querySelector("svg")));
+  byId("across").value = firstDrawn;
+  showPlot(firstDrawn);
+
   fillQuestions();
   const any = byId("question").options[0];
   if (!any) return;
   byId("answers").hidden = false;
   if (!fromHash()) {
-    const traced = [...byId("question").options].find((option) => option.textContent.endsWith("with trees"));
-    show((traced ?? any).value);
+    const options = [...byId("question").options];
+    const having = (words) => options.find((option) => option.textContent.includes(words));
+    show((having(", with trees") ?? having(", scores differ") ?? any).value);
   }
 })();

@@ -3,6 +3,7 @@
 run.json                  options and sessions
 records/ARM.jsonl         the answers; everything measured is made from them
 scores/table.json         optional: rows of what a task's scorers gave
+scores/ARM.jsonl          optional: what they gave to each answer, and its references
 judge/JUDGE/*.json        optional: rows of what judges gave
 traces/ARM.jsonl          optional: trees and sources of chosen answers
 """
@@ -13,7 +14,16 @@ from pathlib import Path
 from eagle_fsd.arms import parse_arm
 from eagle_fsd.config import BadInput, check_text
 from eagle_fsd.evaluation.report.run_data import RunData
-from eagle_fsd.runs.jsonl import NUMBER, Form, check_form, is_number, read_json, read_lines
+from eagle_fsd.runs.folder import answer_key
+from eagle_fsd.runs.jsonl import (
+    NUMBER,
+    Form,
+    check_form,
+    is_number,
+    is_torn_text,
+    read_json,
+    read_lines,
+)
 
 BASELINES = ("plain", "generate", "generate_compiled", "exact")  # first in every table
 # of what a report reads
@@ -46,6 +56,17 @@ def is_whole_record(record: dict) -> bool:
     return isinstance(choice, int) and (tree is None or isinstance(tree, str))
 
 
+def is_whole_scored(row: dict) -> bool:
+    """What older ones lack may be absent."""
+    references = row.get("reference", [])
+    return (
+        isinstance(row.get("choice", 0), int)
+        and all(is_number(score) for score in row["scores"].values())
+        and isinstance(references, list)
+        and all(is_number(r) or isinstance(r, str) and not is_torn_text(r) for r in references)
+    )
+
+
 def is_whole_session(session: dict) -> bool:
     """What older ones lack may be absent."""
     return isinstance(session.get("library", ""), str)
@@ -76,6 +97,7 @@ TURN = {"prompt": str, "text": str, "finish": str, "fuzzy_spans": [list], "token
 TURN |= dict.fromkeys(("seconds", "rescored_argmax_share", "rescored_mean_logp"), NUMBER)
 RECORD = {"question_id": ID, "arm": str, "category": str, "session": str, "temperature": NUMBER}
 RECORD |= {"turns": [(TURN | {"rounds": [ROUND]}, is_whole_turn)]}
+SCORED = ({"question_id": ID, "scores": dict}, is_whole_scored)
 PROB = NUMBER | str | None
 NODE = {"token": int, "text": str, "target_prob": PROB, "draft_prob": PROB}
 EMITTED = NODE | {"source": str, "divergence": PROB, "regret": PROB, "best": str, "best_prob": PROB}
@@ -114,13 +136,14 @@ def read_run(folder: Path) -> RunData:
             advice = f"the run was made with --plugin {plugin}: name that file here too"
         raise BadInput(f"{folder}: {error}; {advice}") from error
     scores = []
-    for path in [*folder.glob("scores/table.json"), *folder.glob("judge/*/*.json")]:
+    for path in [*folder.glob("scores/table.json"), *sorted(folder.glob("judge/*/*.json"))]:
         (rows,) = read_json(path, rows=[dict])
         for number, row in enumerate(rows):
             check_form(row, SCORE if "score" in row else PAIRS, f"{path}, rows {number}")
         scores += [row for row in rows if row["arm"] in arms]
-    kinds = ("score", "judge", "baseline")  # what a table groups by
-    scores.sort(key=lambda row: ([row.get(key) or "" for key in kinds], arms.index(row["arm"])))
+    # by what a table groups by, in the order of the files: a scorer's own score comes first
+    kinds = list(dict.fromkeys(map(_kind, scores)))
+    scores.sort(key=lambda row: (kinds.index(_kind(row)), arms.index(row["arm"])))
     return RunData(
         str(folder),
         options,
@@ -128,6 +151,7 @@ def read_run(folder: Path) -> RunData:
         records={arm: found[arm] for arm in arms},
         scores=[row for row in scores if "score" in row],
         pairwise=[row for row in scores if "score" not in row],
+        scored=_read_scored(folder / "scores", arms, warnings),
         traces=_read_arms(folder / "traces", (TRACE, is_whole_record), warnings),
         warnings=warnings,
     )
@@ -147,6 +171,20 @@ def _read_arms(folder: Path, form: Form, warnings: list[str]) -> dict[str, list[
         if rows:
             arms[arm] = rows
     return arms
+
+
+def _kind(row: dict) -> tuple:
+    return tuple(row.get(key) for key in ("score", "judge", "baseline"))
+
+
+def _read_scored(folder: Path, arms: list[str], warnings: list[str]) -> dict[str, dict]:
+    paths = {arm: folder / f"{parse_arm(arm).slug}.jsonl" for arm in arms}
+    rows = {
+        arm: read_lines(path, form=SCORED, warn=warnings.append)
+        for arm, path in paths.items()
+        if path.is_file()
+    }
+    return {arm: {answer_key(row): row for row in found} for arm, found in rows.items()}
 
 
 def _place(arm: str) -> tuple:

@@ -5,51 +5,83 @@ from collections.abc import Sequence
 from eagle_fsd.cli import shown_command
 from eagle_fsd.evaluation import tables
 from eagle_fsd.evaluation.bench import Bench
-from eagle_fsd.evaluation.curves import equal_speed, plot_curves
+from eagle_fsd.evaluation.curves import GAINS, LEAST, equal_speed
+from eagle_fsd.evaluation.plots import caption, few_questions, plot_curves
 from eagle_fsd.evaluation.report.run_data import RunData
 from eagle_fsd.evaluation.tables import Column, columns, metric_columns
 from eagle_fsd.runs.jsonl import write_file, write_json
 
 Table = tuple[Sequence[Column], list[dict]]  # rows have the columns' keys, and more for the CSV
 OVER_EXACT: Column = ("tokens/round over exact", "gain", ".2f")
-# title of a table -> how to read it
+POOLED = (
+    "A column whose title ends in \u201c- plain\u201d is a mean over questions: of each question's "
+    "own rate less plain's on it. Every other column is pooled, which is a sum over all questions "
+    "divided by another such sum. So two pooled numbers need not differ by the number under "
+    "\u201c- plain\u201d."
+)
+# title of a table -> how to read it, beside what is said of its intervals
 NOTES = {
-    "Arms": "In brackets 95 % intervals over questions; in parentheses the smallest true "
-    "difference that so many questions show (5 %, power 80 %).",
-    "Speed": "In brackets 95 % intervals over questions.",
-    "Cost": "- plain: mean difference of the questions' own rates, as under Arms.",
-    "Answers": "Differences as under Cost.",
-    "By category": "Few questions each: intervals are wide, or missing.",
-    "Equal speed": "What every line of arms has lost where its tokens per round are first "
-    "1.05, 1.1, 1.2 and 1.3 times exact's, linear between two values: compare with random.",
     "Scores": tables.SCORES_NOTE,
     "Pairwise": tables.PAIRWISE_NOTE,
+    "Arms": POOLED,
+    "Speed": "All columns are pooled: sums over all questions, divided by each other.",
+    "Cost": POOLED,
+    "Answers": POOLED,
+    "By category": "Each category is measured by its own questions alone. All columns are pooled.",
+    "Equal speed": "For every line of arms, which differ in their rule's value only: what it has "
+    f"lost where its tokens per round are first {', '.join(map(str, GAINS))} times exact's, taken "
+    "as linear between two values. The rule random is the control to compare with. All columns "
+    "are pooled. Those that end in \u201c- plain\u201d too: they are differences of pooled rates, "
+    f"and so not those of the table Arms. An interval needs {LEAST} questions.",
 }
+EXPLAINED = ("Scores", "Pairwise")  # NOTES says all of their intervals
 
 
 def run_tables(run: RunData) -> dict[str, Table]:
-    """Tables by title, those that hold something; the first is for the top of the page."""
+    """Tables by title, those that hold something: scores first."""
     rows = run.rows
     several = len({row["category"] for row in run.categories}) > 1
     parts = [*columns(category="s", arm="s", questions="d"), *metric_columns("categories")]
     answers = columns(arm="s", answers="d") + metric_columns("answers")
     equal = [*columns(line="s"), OVER_EXACT, *columns(value=".3f"), *metric_columns("equal speed")]
     found: dict[str, Table] = {
+        "Scores": (tables.SCORES, run.scores),
+        "Pairwise": ([*columns(judge="s", baseline="s"), *tables.PAIRWISE], run.pairwise),
         "Arms": (columns(arm="s") + metric_columns("main"), rows),
         "Speed": (columns(arm="s", questions="d") + metric_columns("speed"), rows),
         "Cost": (columns(arm="s") + metric_columns("cost"), rows),
         "Answers": (answers, rows),
         "By category": (parts, run.categories if several else []),
         "Equal speed": (equal, equal_speed(run.records, rows)),
-        "Scores": (tables.SCORES, run.scores),
-        "Pairwise": ([*columns(judge="s", baseline="s"), *tables.PAIRWISE], run.pairwise),
     }
     return {title: table for title, table in found.items() if table[1]}
 
 
-def report_bench(bench: Bench, *, extra: str = "", further: dict | None = None) -> str:
+def note_of(title: str, table: Table) -> str:
+    """How to read a table, in sentences that are true of what it holds."""
+    shown, rows = table
+    if title in EXPLAINED:
+        return NOTES[title]
+    text = [NOTES[title]]
+    cells = [row[key] for row in rows for _, key, _ in shown if isinstance(row[key], dict)]
+    if any(cell["low"] is not None for cell in cells):
+        text.append("In brackets stand 95 % intervals over questions, where these are known.")
+    if any(cell.get("detectable") is not None for cell in cells):
+        text.append(
+            "In parentheses stands the smallest true difference that a test at 5 % finds with "
+            "power 80 % among this number of questions."
+        )
+    if "questions" in rows[0]:
+        text.append(few_questions(rows))
+    return " ".join(text).strip()
+
+
+def report_bench(
+    bench: Bench, *, first: str = "", extra: str = "", further: dict | None = None
+) -> str:
     """Write summary.md, .json, .csv, .svg, .pdf and by_category.csv; returns what the terminal
-    shows. `extra` are further tables, `further` further entries of summary.json."""
+    shows. `first` and `extra` are further tables, above and below the others, `further` further
+    entries of summary.json."""
     folder, settings = bench.run.folder, bench.run.settings
     run = RunData(bench.name, settings, bench.run.sessions, bench.records())
     rows, notes = run.rows, run.doubts()
@@ -65,19 +97,18 @@ def report_bench(bench: Bench, *, extra: str = "", further: dict | None = None) 
     tables.write_csv(folder / "summary.csv", rows)
     tables.write_csv(folder / "by_category.csv", run.categories)
     plot = "![loss against gain](summary.svg)" if plot_curves(rows, folder / "summary") else ""
-    said = "\n".join(f"- {row['arm']}: {tables.verdict(row, run.noise)}" for row in rows)
-    notes = [f"Note: {note}." for note in [*notes, run.noise_told()] if note]
+    verdicts = "\n".join(f"- {row['arm']}: {tables.verdict(row, run.noise)}" for row in rows)
+    notes = [f"Note: {note}." for note in [*notes, run.noise_note()] if note]
     parts = [
-        f"### {title}\n\n{NOTES[title]}\n\n{tables.markdown_table(found, shown)}"
-        for title, (shown, found) in run_tables(run).items()
+        f"### {title}\n\n{note_of(title, table)}\n\n{tables.markdown_table(table[1], table[0])}"
+        for title, table in run_tables(run).items()
     ]
-    text = "\n\n".join(filter(None, [title, said, plot, *parts, extra, *notes]))
-    write_file(folder / "summary.md", text + "\n")
+    text = [title, first, verdicts, plot, caption(rows), *parts, extra, *notes]
+    write_file(folder / "summary.md", "\n\n".join(filter(None, text)) + "\n")
     page = shown_command("report.py", folder, "--output", f"{folder}_report")
     rest = (
         f"All columns, with intervals, are in {folder}: summary.md, summary.json and summary.csv; "
         f"the plot is summary.svg.\nThe report's page is made by: {page}"
     )
-    return "\n" + "\n\n".join(
-        filter(None, [title, tables.terminal_table(rows), said, extra, *notes, rest])
-    )
+    shown = [title, first, tables.terminal_table(rows), verdicts, extra, *notes, rest]
+    return "\n" + "\n\n".join(filter(None, shown))

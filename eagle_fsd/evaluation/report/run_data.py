@@ -21,6 +21,7 @@ class RunData:
         records, traces: by arm; baselines first, then by line and value.
         scores: rows of scorers and judges, see task_scores.compare_scores.
         pairwise: rows of judges that compared pairs, see task_scores.pairwise_rows.
+        scored: by arm and answer_key what scorers gave, {"scores", "reference"}.
         warnings: of the reading.
     """
 
@@ -30,6 +31,7 @@ class RunData:
     records: dict[str, list[dict]]
     scores: list[dict] = field(default_factory=list)
     pairwise: list[dict] = field(default_factory=list)
+    scored: dict[str, dict[tuple, dict]] = field(default_factory=dict)
     traces: dict[str, list[dict]] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
 
@@ -40,6 +42,11 @@ class RunData:
             return summarize(self.measured)
         except BadInput as error:
             raise BadInput(f"{self.name}: {error}") from error
+
+    def score_of(self, arm: str) -> dict | None:
+        """The arm's row of the first score, which is the scorer's own, or a judge's."""
+        found = [row for row in self.scores if row["score"] == self.scores[0]["score"]]
+        return next((row for row in found if row["arm"] == arm), None)
 
     @cached_property
     def categories(self) -> list[dict]:
@@ -86,7 +93,8 @@ class RunData:
         doubts = []
         if len({session.get("library") for session in self.used_sessions}) > 1:
             doubts.append(
-                "the library's code was changed under this run: its records are of several states"
+                "the library's code was changed during this run, so its records were made by "
+                "several states of it"
             )
         versions: dict[str, list[str]] = {}
         for session in self.used_sessions:
@@ -95,8 +103,8 @@ class RunData:
         for package, found in versions.items():
             if len(set(found)) > 1:
                 doubts.append(
-                    f"{package} was changed under this run: its records are of versions "
-                    f"{' and '.join(dict.fromkeys(found))}"
+                    f"{package} was changed during this run, so its records were made by the "
+                    f"versions {' and '.join(dict.fromkeys(found))}"
                 )
         return doubts
 
@@ -109,21 +117,27 @@ class RunData:
         mixed = sum(len(found) > 1 for found in sessions.values())
         if mixed:
             doubts.append(
-                f"{mixed} of {len(sessions)} questions were answered in more than one session: "
+                f"{mixed} of {len(sessions)} questions were answered in more than one session, so "
                 "their arms were not timed side by side"
             )
         if not self.timed:
             doubts.append(
-                "made by several processes at once, or for quality only: seconds are not timings, "
-                "so no speed is given"
+                "the answers were made by several processes at once, or for quality only: their "
+                "seconds are no timings, so no speed is given"
             )
         doubts += dict.fromkeys(text for s in self.used_sessions for text in s["warnings"])
         if "+" in self.origin("commit"):
-            doubts.append("made from a checkout with uncommitted changes (commit ends in +)")
+            doubts.append(
+                "the answers were made from a checkout with uncommitted changes, which is why its "
+                "commit ends in +"
+            )
         have = {a: len(rows) for a, rows in self.records.items() if a not in BY_TRANSFORMERS}
         if len(set(have.values())) > 1:
             counts = ", ".join(f"{arm} {count}" for arm, count in have.items())
-            doubts.append(f"everything measured is over what all arms have answered; of: {counts}")
+            doubts.append(
+                "arms have different numbers of answers, and what is measured is over the "
+                f"questions that all have answered. The answers of each: {counts}"
+            )
         return doubts
 
     @cached_property
@@ -145,13 +159,15 @@ class RunData:
         """The machine's own spread of speed: the median of same_work, 0 where that is empty."""
         return median(self.same_work or [0.0])
 
-    def noise_told(self) -> str:
+    def noise_note(self) -> str:
         """A sentence on same_work; "" where it is empty."""
         if not self.same_work:
             return ""
+        made = len(self.same_work)
+        count = "1 answer was made" if made == 1 else f"{made} answers were made"
         return (
-            "Where arms made an answer by the same rounds, token for token (answers: "
-            f"{len(self.same_work)}), their seconds differed by {100 * self.noise:.0f} % in the "
-            f"median, {100 * max(self.same_work):.0f} % at most: a difference in speed within the "
-            "median is none"
+            f"{count} by several arms in the same rounds, token for token. There the slowest arm "
+            f"took {100 * self.noise:.0f} % longer than the fastest in the median, and "
+            f"{100 * max(self.same_work):.0f} % at most. This is the machine's noise: smaller "
+            "differences in speed than the median say nothing"
         )

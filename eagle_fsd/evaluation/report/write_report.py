@@ -1,9 +1,10 @@
 """The report's folder.
 
 index.html      everything, in one file that needs nothing else
-report.json     the tables' rows, for programs; by what it says the folder is known for a report
+report.json     the tables' rows, for programs; its "made_by" marks the folder as a report
+report.pdf      verdicts, plots and tables on pages of A4
 tables/*.csv    arms, by_category, equal_speed, scores, pairwise
-plot.svg, .pdf  loss against gain
+plot.svg, .pdf  loss against gain, and plot_speed.svg, .pdf against tokens per second
 
 Everything that comes from a run is untrusted text: page.html escapes it, page.js puts it in by
 textContent.
@@ -11,24 +12,45 @@ textContent.
 
 import os
 import shutil
+import textwrap
 from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader
+from matplotlib.figure import Figure
 
 from eagle_fsd.config import BadInput
-from eagle_fsd.evaluation.curves import INK, plot_curves
 from eagle_fsd.evaluation.metrics import METRICS
-from eagle_fsd.evaluation.report.report_tables import NOTES, Table, run_tables
+from eagle_fsd.evaluation.plots import (
+    GAIN,
+    INK,
+    MARKS,
+    OTHER,
+    SPEED,
+    caption,
+    draw_curves,
+    drawn_rows,
+    plot_curves,
+)
+from eagle_fsd.evaluation.report.answer_data import pack_answers
+from eagle_fsd.evaluation.report.report_pdf import Section, table_section, write_pdf
+from eagle_fsd.evaluation.report.report_tables import NOTES, Table, note_of, run_tables
 from eagle_fsd.evaluation.report.run_data import RunData
 from eagle_fsd.evaluation.tables import cell_text, verdict, write_csv
-from eagle_fsd.runs.folder import answer_key, lock_folder
+from eagle_fsd.runs.folder import lock_folder
 from eagle_fsd.runs.jsonl import read_json, write_file, write_json
 
 REPORT = "report.json"
 MADE_BY = "eagle_fsd report"  # in it: the folder is a report, and may be replaced
 UNFINISHED = ".unfinished"  # where a report is written until it is whole
 CSV = {title: title.lower().replace(" ", "_") for title in NOTES}  # names of tables
-WRITTEN = ("index.html", "plot.svg", "plot.pdf", *(f"tables/{name}.csv" for name in CSV.values()))
+PLOTS = {GAIN: "plot", SPEED: "plot_speed"}  # names of plots
+WRITTEN = (
+    "index.html",
+    "report.pdf",
+    *(f"{n}.{f}" for n in PLOTS.values() for f in ("svg", "pdf")),
+)
+WRITTEN += tuple(f"tables/{name}.csv" for name in CSV.values())
+UNFOLDED = 10  # arms with a verdict in sight; one by the rule path always is
 HERE = Path(__file__).parent
 
 
@@ -54,7 +76,10 @@ def write_report(runs: list[RunData], output: Path) -> list[str]:
     drawn, csvs = [], {}
     for run, tables in parts:
         lead = f"{run.name}: " if len(runs) > 1 else ""  # runs are lines of their own
-        drawn += [row | {key: lead + row[key] for key in ("arm", "line")} for row in run.rows]
+        place = {"run": run.name}
+        drawn += [
+            row | place | {key: lead + row[key] for key in ("arm", "line")} for row in run.rows
+        ]
         for title, (_, rows) in tables.items():
             if title == "Arms" or rows is not run.rows:
                 csvs.setdefault(CSV[title], []).extend({"run": run.name} | row for row in rows)
@@ -67,9 +92,13 @@ def write_report(runs: list[RunData], output: Path) -> list[str]:
         write_json(new / REPORT, whole)
         for name, rows in csvs.items():
             write_csv(new / "tables" / f"{name}.csv", rows)
-        plot = plot_curves(drawn, new / "plot")
+        plots = {
+            across: (plot_curves(drawn, new / name, across=across), caption(drawn, across=across))
+            for across, name in PLOTS.items()
+        }
         csv = (new / "tables" / "arms.csv").read_text(encoding="utf-8")
-        write_file(new / "index.html", page_of(parts, answers, plot=plot, csv=csv))
+        write_file(new / "index.html", page_of(parts, answers, plots=plots, csv=csv))
+        write_pdf(new / "report.pdf", sections(parts), figures(drawn))
         try:
             put_in_place(new, output)
         except OSError as error:  # as where the old one's files may not be removed
@@ -125,59 +154,61 @@ def remove(folder: Path) -> None:
 
 
 def page_of(
-    parts: list[tuple[RunData, dict[str, Table]]], answers: list[dict], *, plot: str, csv: str
+    parts: list[tuple[RunData, dict[str, Table]]],
+    answers: list[dict],
+    *,
+    plots: dict[str, tuple[str, str]],
+    csv: str,
 ) -> str:
-    """index.html, of runs with their tables, their answers, the plot's SVG and the arms as CSV."""
+    """index.html, of runs with their tables, their answers, the plots' SVGs ("" for none) with
+    their captions, and the arms as CSV."""
     page = Environment(loader=FileSystemLoader(HERE), autoescape=True, trim_blocks=True)
     page.policies["json.dumps_kwargs"] = {"ensure_ascii": False, "allow_nan": False}
-    page.globals |= {"metrics": METRICS, "table_notes": NOTES}
-    page.globals |= {"cell_text": cell_text, "verdict": verdict}
+    page.globals |= {"metrics": METRICS, "note_of": note_of, "cell_text": cell_text}
+    page.globals |= {"verdict": verdict, "color_of": color_of, "unfolded": UNFOLDED}
+    svgs = {f"{PLOTS[across]}.svg": svg for across, (svg, _) in plots.items()}
+    shown = {
+        across: (svg[svg.find("<svg") :].replace(INK, "currentColor"), words)
+        for across, (svg, words) in plots.items()
+    }
     return page.get_template("page.html").render(
         parts=parts,
-        plot=plot[plot.find("<svg") :].replace(INK, "currentColor"),
-        downloads={"plot.svg": ("image/svg+xml", plot), "arms.csv": ("text/csv", csv)},
+        plots=shown,
+        gain=GAIN,
+        downloads={name: ("image/svg+xml", svg) for name, svg in svgs.items()}
+        | {"arms.csv": ("text/csv", csv)},
         answers=answers,
         css=(HERE / "page.css").read_text(encoding="utf-8"),
         js=(HERE / "page.js").read_text(encoding="utf-8"),
     )
 
 
-def pack_answers(run: RunData) -> dict:
-    """A run's answers as page.js reads them: {name, greedy, arms, questions}.
-
-    question  {id, choice, category, prompts, answers: one an arm, null where it has none}
-    answer    [turn]; turn: {parts: see text_parts, tokens}, and with a trace {first: text, rounds:
-              as in traces.py}
-    """
-    questions: dict[tuple, dict] = {}
-    for number, (arm, rows) in enumerate(run.records.items()):
-        traces = {answer_key(row): row["turns"] for row in run.traces.get(arm, [])}
-        for row in rows:
-            key = answer_key(row)
-            place = {"id": key[0], "choice": key[1], "category": row["category"]}
-            place["prompts"] = [turn["prompt"] for turn in row["turns"]]
-            question = questions.setdefault(key, place | {"answers": [None] * len(run.records)})
-            answer = [{"parts": text_parts(t), "tokens": len(t["token_ids"])} for t in row["turns"]]
-            for turn, traced in zip(answer, traces.get(key, []), strict=False):
-                if traced["same_as_record"]:
-                    turn |= {"first": traced["first"]["text"], "rounds": traced["rounds"]}
-            question["answers"][number] = answer
-    greedy = all(row["temperature"] == 0 for rows in run.records.values() for row in rows)
-    place = {"name": run.name, "greedy": greedy, "arms": list(run.records)}
-    return place | {"questions": list(questions.values())}
+def color_of(rule: str) -> str:
+    """The rule's colour in plots, in CSS."""
+    return MARKS.get(rule, OTHER)[0].replace(INK, "currentColor")
 
 
-def text_parts(turn: dict) -> list[list]:
-    """The answer's text cut at its fuzzy tokens: [text, {regret, D} of a fuzzy token or None]."""
-    text, parts, end = turn["text"], [], 0
-    known = [
-        {"regret": regret, "D": divergence}
-        for r in turn["rounds"]
-        for fuzzy, regret, divergence in zip(r["fuzzy"], r["regret"], r["divergence"], strict=True)
-        if fuzzy
-    ]
-    # the last round may hold fuzzy tokens that were trimmed
-    for (first, last), of_token in zip(turn["fuzzy_spans"], known, strict=False):
-        parts += [[text[end:first], None], [text[first:last], of_token]]
-        end = last
-    return [part for part in [*parts, [text[end:], None]] if part[0]]
+def sections(parts: list[tuple[RunData, dict[str, Table]]]) -> list[Section]:
+    """What report.pdf says in words and tables."""
+    lines = []
+    for run, _ in parts:
+        lines += [run.name, run.subject, ""]
+        for row in run.rows:
+            lines.append(f"{row['arm']}: {verdict(row, run.noise, score=run.score_of(row['arm']))}")
+        lines += ["", *(f"{note}." for note in [run.noise_note(), *run.doubts()] if note), ""]
+    wrapped = [textwrap.wrap(line, 130, subsequent_indent="    ") or [""] for line in lines]
+    found = [Section("Report", [], [], wrapped)]
+    for run, tables in parts:
+        lead = f"{run.name}: " if len(parts) > 1 else ""
+        found += [table_section(lead + name, note_of(name, t), t) for name, t in tables.items()]
+    return found
+
+
+def figures(drawn: list[dict]) -> list[tuple[Figure, str]]:
+    """The plots of report.pdf, those that can be drawn, with their captions."""
+    found = []
+    for across in PLOTS:
+        rows, up = drawn_rows(drawn, across)
+        if rows:
+            found.append((draw_curves(rows, across, up), caption(drawn, across=across)))
+    return found

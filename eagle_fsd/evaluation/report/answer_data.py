@@ -1,0 +1,51 @@
+"""The answers of a run as the page reads them, untrusted text and all."""
+
+from eagle_fsd.evaluation.report.run_data import RunData
+from eagle_fsd.runs.folder import answer_key
+
+
+def pack_answers(run: RunData) -> dict:
+    """A run's answers as page.js reads them: {name, greedy, arms, questions}.
+
+    question  {id, choice, category, prompts, answers, scores: one an arm, null where it has none}
+    answer    [turn]; turn: {parts: see text_parts, tokens}, and with a trace {first: text, rounds:
+              as in traces.py}
+    scores    {scores: name -> value, the scorer's own first, reference: the right answers}
+    """
+    questions: dict[tuple, dict] = {}
+    for number, (arm, rows) in enumerate(run.records.items()):
+        traces = {answer_key(row): row["turns"] for row in run.traces.get(arm, [])}
+        for row in rows:
+            key = answer_key(row)
+            place = {"id": key[0], "choice": key[1], "category": row["category"]}
+            place["prompts"] = [turn["prompt"] for turn in row["turns"]]
+            none = {what: [None] * len(run.records) for what in ("answers", "scores")}
+            question = questions.setdefault(key, place | none)
+            answer = [{"parts": text_parts(t), "tokens": len(t["token_ids"])} for t in row["turns"]]
+            for turn, traced in zip(answer, traces.get(key, []), strict=False):
+                if traced["same_as_record"]:
+                    turn |= {"first": traced["first"]["text"], "rounds": traced["rounds"]}
+            question["answers"][number] = answer
+            scored = run.scored.get(arm, {}).get(key)
+            if scored:
+                reference = [str(text) for text in scored.get("reference", [])]
+                question["scores"][number] = {"scores": scored["scores"], "reference": reference}
+    greedy = all(row["temperature"] == 0 for rows in run.records.values() for row in rows)
+    place = {"name": run.name, "greedy": greedy, "arms": list(run.records)}
+    return place | {"questions": list(questions.values())}
+
+
+def text_parts(turn: dict) -> list[list]:
+    """The answer's text cut at its fuzzy tokens: [text, {regret, D} of a fuzzy token or None]."""
+    text, parts, end = turn["text"], [], 0
+    known = [
+        {"regret": regret, "D": divergence}
+        for r in turn["rounds"]
+        for fuzzy, regret, divergence in zip(r["fuzzy"], r["regret"], r["divergence"], strict=True)
+        if fuzzy
+    ]
+    # the last round may hold fuzzy tokens that were trimmed
+    for (first, last), of_token in zip(turn["fuzzy_spans"], known, strict=False):
+        parts += [[text[end:first], None], [text[first:last], of_token]]
+        end = last
+    return [part for part in [*parts, [text[end:], None]] if part[0]]
