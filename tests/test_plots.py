@@ -6,6 +6,7 @@ import re
 
 import numpy as np
 import pytest
+from commands import ROOT
 from hand_records import HAND, NO_ROUNDS, made_run
 from matplotlib.figure import Figure
 from matplotlib.transforms import Bbox
@@ -187,6 +188,12 @@ def test_values_beside_crowded_points_do_not_cover_each_other():
         assert not Bbox.intersection(one, other), (one, other)
     for text, box in zip(axes.texts, boxes, strict=True):  # they stand where this says
         assert text.get_window_extent().bounds == pytest.approx(box.bounds)
+
+
+def test_the_readmes_plot_has_the_colours_of_the_page():
+    drawn = (ROOT / "docs" / "loss_against_gain.svg").read_text().lower()
+    for rule in README:
+        assert MARKS[rule][0].lower() in drawn, f"{rule}: run scripts/analysis/loss_against_gain.py"
 
 
 def test_ids_within_the_two_plots_of_a_page_differ(tmp_path):

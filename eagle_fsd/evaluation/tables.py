@@ -31,8 +31,8 @@ SCORES: tuple[Column, ...] = (
 SCORES_NOTE = (
     "Every mean is over questions, with its 95 % interval in brackets where that is known. The "
     "column \u201c- plain\u201d is the mean difference to plain over the questions and turns that "
-    "both answered; in parentheses stands the smallest true difference that a test at 5 % finds with "
-    "power 80 % among this number of questions (it is 0 where no question differs, which says "
+    "both answered; in parentheses stands the smallest true difference that a test at 5 % finds "
+    "with power 80 % among this number of questions (it is 0 where no question differs, which says "
     "nothing about other questions). Gained and lost count the questions that only this arm, or "
     "only plain, has right; McNemar p is the exact p of his test on these two counts. The score "
     "as_plain is the share of answers that come to what plain's comes to, right or wrong."

@@ -14,6 +14,10 @@ from eagle_fsd.evaluation.plots import GAIN, INK, LOSS, plot_curves
 
 ROOT = Path(__file__).resolve().parents[2]
 
+PAGE = """
+svg { color: #24292f; background: #ffffff }
+@media (prefers-color-scheme: dark) { svg { color: #e6edf3; background: #0d1117 } }
+"""
 GUARDS = ",ends=0@hybrid"
 SHOWN = ["exact@hybrid", *(rule + GUARDS for rule in ("path", "relaxed", "fsd", "random"))]
 
@@ -33,6 +37,6 @@ def rows() -> list[dict]:
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as folder:
         svg = plot_curves(rows(), Path(folder) / "plot")
-    # a page of its own, whatever the reader's theme
-    svg = svg.replace(INK, "#24292f").replace("<svg ", '<svg style="background: #ffffff" ', 1)
+    # a page of its own, light or dark as the reader's theme is
+    svg = svg.replace(INK, "currentColor").replace("<defs>", f"<style>{PAGE}</style>\n <defs>", 1)
     (ROOT / "docs/loss_against_gain.svg").write_text(svg, encoding="utf-8")

@@ -74,6 +74,7 @@
     columns.append(element("div", { className: "prompt" }, question.prompts.filter(Boolean).join("\n\u2014\n") || `question ${question.id}`));
     arms.forEach((arm, column) => {
       const box = element("div", { className: "column" });
+      box.dataset.arm = run.arms[arm];
       const picker = element("select", {});
       picker.setAttribute("aria-label", `arm of column ${column + 1}`);
       run.arms.forEach((name, index) => picker.append(element("option", { value: index, selected: index === arm }, name)));
