@@ -198,7 +198,7 @@ def test_versions_that_changed_between_sessions_are_told(run_folder):
     assert not read_run(run_folder).doubts()  # no record is of the second
     path = run_folder / "records" / "arm1.jsonl"
     write_lines(path, [row | {"session": "2"} for row in read_lines(path)])
-    (doubt,) = read_run(run_folder).doubts()
+    (doubt,) = (doubt for doubt in read_run(run_folder).doubts() if "torch" in doubt)
     assert doubt.startswith("torch was changed") and doubt.endswith("versions 9.9 and 9.10")
 
 

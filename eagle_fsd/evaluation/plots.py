@@ -31,19 +31,19 @@ LABELS = {
     LIKELIHOOD: "log-probability per token\n(nats)",
 }
 INK = "#010203"  # of axes, words and baselines: whoever shows a plot puts in the ink of its page
-# rule -> (colour, mark), the same in every plot and on the page. The colours are Okabe and Ito's,
-# which colour-blind readers tell apart, two of them darkened, so that all stand out from white and
-# from black pages; rules that share a colour differ in their mark.
+# rule -> (colour, mark), the same in every plot and on the page. The colours are near Okabe and
+# Ito's, which colour-blind readers tell apart, and as light or dark as makes them stand out both
+# from white and from black pages. Rules that share a colour differ in their mark.
 MARKS = {
     PLAIN: (INK, "o"),
     GENERATE: (INK, "s"),
     COMPILED: (INK, "D"),
     EXACT: (INK, "*"),
     "path": ("#D55E00", "v"),
-    "fsd": ("#0072B2", "o"),
+    "fsd": ("#0E7ABF", "o"),
     "relaxed": ("#009E73", "^"),
     "random": ("#CC79A7", "X"),
-    "fsd-paper": ("#3A9BD9", "o"),
+    "fsd-paper": ("#0E7ABF", "D"),
     "ratio": ("#B8860B", "s"),
     "hold": ("#D55E00", "P"),
     "typical": ("#009E73", "D"),
