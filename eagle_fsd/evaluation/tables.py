@@ -122,10 +122,9 @@ def terminal_table(rows: list[dict]) -> str:
 
 def verdict(row: dict, noise: float = 0.0, *, score: dict | None = None) -> str:
     """Such as "+10 % tokens per round over exact, 4.1 % of its tokens fuzzy", behind its `score`, a
-    row of task_scores.compare_scores, where it has one. `noise` is RunData's; a speed that it or
-    its interval explains is said to be plain's. That the text repeats itself is said where it does
-    by REPEATS more than plain's. An arm of which nothing else is known has the length of its
-    answers."""
+    row of task_scores.compare_scores, where it has one. A speed that the noise (RunData's) or its
+    own interval explains is called plain's. Repetition is named where it exceeds plain's by
+    REPEATS. An arm of which nothing else is known has the length of its answers."""
     gain = "tokens_per_round_vs_exact"
     tokens = "tokens_per_round" if row[gain]["value"] is None else gain
     keys = ["speed_vs_plain", tokens, "fuzzy_share", "mean_logp_minus_plain"]

@@ -19,7 +19,7 @@ POOLED = (
     "divided by another such sum. So two pooled numbers need not differ by the number under "
     "\u201c- plain\u201d."
 )
-# title of a table -> how to read it, beside what is said of its intervals
+# title of a table -> how to read it, but for what note_of adds on intervals
 NOTES = {
     "Scores": tables.SCORES_NOTE,
     "Pairwise": tables.PAIRWISE_NOTE,
