@@ -109,7 +109,7 @@ def table_rows(text: str) -> list[list[str]]:
 
 
 def rows_with_sources() -> list[tuple[str, list[str]]]:
-    """(folders, cells) of every row of the README's tables that say where their numbers are from."""
+    """(folders, cells) of every row of those tables in the README that name their source."""
     tables = re.findall(
         r"<!-- numbers from: (.+?) -->\n((?:\|.*\n)+)", (ROOT / "README.md").read_text()
     )
@@ -155,7 +155,6 @@ def test_the_numbers_of_the_readme_s_sentences_are_those_of_results():
     rows = {row[0]: row for row in table_rows((ROOT / "results/mt_bench_80/README.md").read_text())}
     fsd, path = (float(rows[f"{arm}@hybrid"][6].split()[0]) for arm in ("fsd:0.48", "path:0.6"))
     assert f"{fsd / path:.1f} times the regret" in " ".join(readme.split())
-
 
 
 def test_the_questions_shown_can_be_asked_and_scored(tmp_path):
