@@ -42,7 +42,7 @@ def choose_threads(device: str) -> str:
         busy = load_by_others(0.2)
         if free_threads(default, busy, len(cores)) < default:
             busy = min(busy, load_by_others(0.5))  # a short burst is no neighbour
-    except (OSError, psutil.Error):  # the system does not tell, such as a container without /proc
+    except (OSError, psutil.Error):  # the system lists none, such as a container without /proc
         return plain
     if (threads := free_threads(default, busy, len(cores))) == default:
         return plain
