@@ -167,7 +167,7 @@ def test_every_command_that_takes_arms_takes_a_plugin(call, models, likely, tmp_
     plugin = ["--plugin", likely]
     asked = ["--prompt", "Say it.", "--max_new_tokens", 8, *model_options(models)]
     said = call("evaluate/answer.py", *asked, "--arm", "likely:0.001", *plugin)
-    assert "fuzzy (share" in said
+    assert re.search(r"[1-9]\d* fuzzy", said)
     questions = bench_options(models, tmp_path)
     arms = ["--arms", "likely:0.001", "likely:0.5", *plugin]
     assert "likely:0.001" in call("evaluate/calibrate.py", *questions, "--questions", 2, *arms)
