@@ -27,7 +27,7 @@ from eagle_fsd.evaluation.record_numbers import rounds_of
 from eagle_fsd.evaluation.report import write_report
 from eagle_fsd.evaluation.report.answer_data import pack_answers, text_parts
 from eagle_fsd.evaluation.report.read_runs import read_run
-from eagle_fsd.evaluation.report.report_pdf import Section
+from eagle_fsd.evaluation.report.report_pdf import Section, table_section
 from eagle_fsd.evaluation.report.report_tables import note_of, run_tables
 from eagle_fsd.evaluation.report.run_data import RunData
 from eagle_fsd.evaluation.report.write_report import sections
@@ -565,6 +565,15 @@ def test_the_pdf_has_every_table_and_parts_no_row(report_folder, tmp_path):
     ]
     for row in (row for row in run.rows if row["rule"] == "exact"):
         assert any(f"{row['tokens_per_round']['value']:.2f}" in line for line in lines)
+
+
+def test_long_arm_names_are_cut_between_their_fields_in_the_pdf():
+    """Bug held down: they were cut where the line was full, within a word."""
+    arm = "path:0.9,known=0.02,no_repeat=0,ends=0@hybrid:7x3x4"
+    section = table_section("Arms", "", ([("arm", "arm", "s")], [{"arm": arm}]))
+    (lines,) = section.blocks
+    assert len(lines) > 1 and "".join(line.strip() for line in lines) == arm
+    assert all(line.strip().endswith(",") for line in lines[:-1])
 
 
 def test_a_row_of_several_lines_stays_on_one_page():

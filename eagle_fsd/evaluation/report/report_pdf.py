@@ -16,7 +16,7 @@ from tabulate import tabulate
 
 from eagle_fsd.evaluation.plots import STYLE
 from eagle_fsd.evaluation.report.report_tables import Table
-from eagle_fsd.evaluation.tables import cell_text
+from eagle_fsd.evaluation.tables import arm_lines, cell_text
 from eagle_fsd.runs.jsonl import write_file
 
 WIDTH, HEIGHT, MARGIN, HEADING = 11.69, 8.27, 0.5, 0.4  # inches of a page of A4 on its side
@@ -109,5 +109,8 @@ def table_section(heading: str, note: str, table: Table) -> Section:
 
 def _cell(value: object, form: str) -> str:
     if form == "s":
-        return "\n".join(textwrap.wrap(str(value), NAME)) or "-"
+        how = {"width": NAME, "break_long_words": False}
+        return "\n".join(
+            x for part in arm_lines(str(value), NAME) for x in textwrap.wrap(part, **how)
+        )
     return cell_text(value, form).replace(" [", "\n[").replace(" (", "\n(")
