@@ -51,10 +51,10 @@ def load_plugin(path: str) -> None:
             table.update(before[kind])
         del sys.modules[name]
         what = "" if isinstance(error, BadInput) else f"{type(error).__name__}: "
-        told = error.msg if isinstance(error, SyntaxError) else error
+        reason = error.msg if isinstance(error, SyntaxError) else error
         place = f", line {line}" if (line := _line_in(path, error)) else ""
         raise BadInput(
-            f"plugin {path}{place}: {what}{told}; correct the file, or leave --plugin out"
+            f"plugin {path}{place}: {what}{reason}; correct the file, or leave --plugin out"
         ) from error
 
 

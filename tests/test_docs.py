@@ -87,7 +87,7 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-@pytest.mark.parametrize("page", [*DOCS, *RESULTS], ids=name)
+@pytest.mark.parametrize("page", PAGES, ids=name)
 def test_an_anchor_is_a_heading_of_the_page_that_is_linked(page):
     for link, anchor in re.findall(r"\]\((?!http)([^)#]*)#([^)]+)\)", page.read_text()):
         assert anchor in anchors((page.parent / link) if link else page), f"{link}#{anchor}"
