@@ -214,7 +214,7 @@ class ModelOptions(PluginOptions):
     engine: str = option(
         "auto",
         "How forwards are run: packed or compiled on a CPU, graphs on CUDA, folded or stock "
-        "anywhere; auto takes the fastest.",
+        "anywhere; auto takes the fastest of those that need no compiling or recording.",
     )
 
     def __post_init__(self):
