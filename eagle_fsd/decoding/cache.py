@@ -48,8 +48,12 @@ class PreallocatedLayer(CacheLayerMixin):
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         return self.length + query_length, 0
 
-    def get_seq_length(self) -> int:
-        return self.length
+    def get_seq_length(self) -> int | torch.Tensor:
+        """Rows before the new ones; with `positions`, of each new one the positions before it, less
+        the new ones before it: what the model adds to 0, 1, 2, .. to place them."""
+        if (position_N := self._cache().positions) is None:
+            return self.length
+        return position_N - torch.arange(len(position_N), device=position_N.device)
 
     def get_max_length(self) -> int:
         return self._cache().capacity
@@ -69,6 +73,8 @@ class TreeCache(Cache):
         fixed: None, or for a forward of fixed shapes (engine/graphs.py) the cache row of each new
             position, int64 on the device, and how many rows are read, valid or not: the mask hides
             the others.
+        positions: None, or int64 [N], the positions of a forward's new rows, for a model that places
+            them by the cache's rows itself (Llama 4: target.Target.run).
         whole: a forward reads all rows, valid or not, as one block without gaps between sequences;
             the mask hides the others.
     """
@@ -77,6 +83,7 @@ class TreeCache(Cache):
         super().__init__(layers=[PreallocatedLayer(self, index) for index in range(num_layers)])
         self.capacity = capacity
         self.fixed: tuple[torch.Tensor, int] | None = None
+        self.positions: torch.Tensor | None = None
         self.whole = False
         self._pooled = pooled
         self._pools: list[torch.Tensor] = []  # keys and values in turn, [layers, *a layer's shape]

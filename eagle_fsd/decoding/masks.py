@@ -30,18 +30,22 @@ def layer_masks(
     dtype: torch.dtype,
     repeats: int,
 ) -> Masks:
-    """Masks for a model's layers, from what each node may see but for windows. The positions of the
-    keys may be each node's own, [N, K].
+    """Masks for a model's layers, from what each node may see but for windows and chunks. The
+    positions of the keys may be each node's own, [N, K].
 
-    Models with `layer_types` that slide take a dict of masks; those whose layers all slide
-    (Mistral) take one mask, with the window added here because transformers leaves a 4-D mask as
-    it is.
+    Models whose `layer_types` slide, or see their own chunk of the text alone (Llama 4), take a
+    dict of masks; those whose layers all slide (Mistral) take one mask, with the window added here
+    because transformers leaves a 4-D mask as it is.
     """
+    types = set(getattr(config, "layer_types", None) or [])
     window = getattr(config, "sliding_window", None)
-    types = getattr(config, "layer_types", None) or []
-    full = fold(additive(visible_NK, dtype), repeats)
-    if window is None or (types and "sliding_attention" not in types):
-        return full
-    in_window_NK = key_position_K > position_N[:, None] - window
-    sliding = fold(additive(visible_NK & in_window_NK, dtype), repeats)
-    return {"full_attention": full, "sliding_attention": sliding} if types else sliding
+    near_NK = {"full_attention": visible_NK}
+    if window is not None and (not types or "sliding_attention" in types):
+        in_window_NK = key_position_K > position_N[:, None] - window
+        near_NK["sliding_attention"] = visible_NK & in_window_NK
+    if "chunked_attention" in types:
+        chunk = config.attention_chunk_size
+        in_chunk_NK = key_position_K // chunk == position_N[:, None] // chunk
+        near_NK["chunked_attention"] = visible_NK & in_chunk_NK
+    masks = {kind: fold(additive(seen_NK, dtype), repeats) for kind, seen_NK in near_NK.items()}
+    return masks if types and len(masks) > 1 else masks.popitem()[1]

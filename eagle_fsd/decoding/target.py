@@ -24,6 +24,13 @@ from eagle_fsd.decoding.cache import TreeCache
 from eagle_fsd.decoding.engine import STOCK, CachedSequence, Engine
 from eagle_fsd.decoding.masks import layer_masks
 from eagle_fsd.decoding.sampling import no_numbers
+from eagle_fsd.decoding.text_model import (
+    logit_cap,
+    logit_factor,
+    longest_text,
+    text_body,
+    text_config,
+)
 from eagle_fsd.decoding.tree import DraftTree
 
 
@@ -39,10 +46,11 @@ class Target:
 
     Attributes:
         model: the transformers model, given in eval mode; stock unless keep_stock is False.
-        readout_is_linear: logits are lm_head.weight times the hidden state and nothing else.
+        config: of its text model, a part of a multimodal model's.
+        readout_is_linear: logits are `readout_rows` times the hidden state and nothing else.
         feature_layers: which hidden states are the features, as indices into transformers'
             `hidden_states` (i is what enters layer i); empty: the last, after the final norm.
-        max_positions: longest sequence it was made for.
+        max_positions: longest sequence it was made for and can be decoded in, see longest_text.
         dtype: of its hidden states and logits; its tables may be held in fewer bits.
         new_cache: makes a cache for it, of a capacity.
         masks: masks.layer_masks for it, of what each node may see and of the positions.
@@ -56,15 +64,15 @@ class Target:
         feature_layers: tuple[int, ...] = (),
         keep_stock: bool = True,
     ):
-        self.model = model
+        self.model, self.config = model, text_config(model.config)
         eos = model.generation_config.eos_token_id
         self.eos_token_ids = tuple([] if eos is None else eos if isinstance(eos, list) else [eos])
         # `generate` fills what a call leaves open from here: penalties, filters, cache kinds
         model.generation_config = GenerationConfig()
         self.lm_head = model.get_output_embeddings()
         self.dtype: torch.dtype = self.lm_head.weight.dtype
-        self.hidden_size: int = model.config.hidden_size
-        self.num_layers: int = model.config.num_hidden_layers
+        self.hidden_size: int = self.config.hidden_size
+        self.num_layers: int = self.config.num_hidden_layers
         if any(not 0 <= layer <= self.num_layers for layer in feature_layers):
             raise BadInput(
                 f"feature layers {feature_layers} do not all exist: the target has "
@@ -72,10 +80,9 @@ class Target:
             )
         self.feature_layers = tuple(feature_layers)
         self.vocab_size: int = self.lm_head.weight.shape[0]
-        self.max_positions: int = getattr(model.config, "max_position_embeddings", None) or 2**31
-        # Gemma 2 squashes its logits; check_tree_attention finds any other treatment of them
-        self._softcap: float | None = getattr(model.config, "final_logit_softcapping", None)
-        self.readout_is_linear = self._softcap is None and self.lm_head.bias is None
+        self.max_positions = longest_text(self.config)
+        self._factor, self._cap = logit_factor(self.config), logit_cap(self.config)
+        self.readout_is_linear = self._cap is None and self.lm_head.bias is None
         devices = set((getattr(model, "hf_device_map", None) or {}).values())
         self.new_cache = partial(TreeCache, self.num_layers, pooled=len(devices) < 2)
         self.engine = engine
@@ -85,8 +92,8 @@ class Target:
         if not self.has_stock:
             engine.shrink(model, self._read)
         self.embed_tokens: nn.Module = model.get_input_embeddings()
-        repeats = engine.mask_repeats(self._run_model.config)
-        self.masks = partial(layer_masks, model.config, dtype=self.dtype, repeats=repeats)
+        repeats = engine.mask_repeats(text_config(self._run_model.config))
+        self.masks = partial(layer_masks, self.config, dtype=self.dtype, repeats=repeats)
         self._sequence = self.new_sequence()
         self._lock, self._sequences = threading.RLock(), 0
 
@@ -109,7 +116,7 @@ class Target:
         nothing is copied."""
         cut = copy.copy(self)
         cut.num_layers, cut.feature_layers = count, ()
-        cut.model = cut._run_model = _first_layers(self._run_model.base_model, count)
+        cut.model = cut._run_model = _first_layers(text_body(self._run_model), count)
         cut.new_cache = partial(TreeCache, count, **self.new_cache.keywords)
         cut._sequence = cut.new_sequence()
         return cut
@@ -189,6 +196,9 @@ class Target:
             # Drafts beyond the last position lie beyond the budget and are never emitted; clamped,
             # they do not run off a table of learned positions.
             position_N = position_N.clamp_max(self.max_positions - 1)[None]
+            # Layers of Llama 4 scale queries by where they stand, and ask the cache for that
+            if getattr(self.config, "attn_temperature_tuning", False):
+                cache.positions = position_N[0]
         hidden_BND, features_BNF = self.hidden_and_features(
             token_N[None],
             attention_mask=mask,
@@ -196,6 +206,7 @@ class Target:
             past_key_values=cache,
             use_cache=True,
         )
+        cache.positions = None
         return hidden_BND[0], features_BNF[0]
 
     def commit(self, node_A: torch.Tensor) -> None:
@@ -209,7 +220,7 @@ class Target:
         and their mean log-probability, nats; leaves the sequence being decoded alone. BadInput:
         logits are no numbers."""
         ids = torch.tensor([prompt + answer], device=self.device)
-        features_LD = self.model.base_model(input_ids=ids, use_cache=False).last_hidden_state[0]
+        features_LD = text_body(self.model)(input_ids=ids, use_cache=False).last_hidden_state[0]
         rows_AD, token_A = features_LD[len(prompt) - 1 : -1], ids[0, len(prompt) :]
         hits, logp = 0, 0.0
         for feature_CD, token_C in zip(rows_AD.split(256), token_A.split(256), strict=True):
@@ -227,8 +238,8 @@ class Target:
         features [B, N, F], on `device`; `forward` is what it takes beside token ids."""
         fused = bool(self.feature_layers)
         token_BN = token_BN.to(self.embed_tokens.weight.device)
-        base_model = self._run_model.base_model
-        output = base_model(input_ids=token_BN, output_hidden_states=fused, **forward)
+        body = text_body(self._run_model)
+        output = body(input_ids=token_BN, output_hidden_states=fused, **forward)
         hidden_BND = output.last_hidden_state.to(self.device)
         if not fused:
             return hidden_BND, hidden_BND
@@ -236,8 +247,8 @@ class Target:
         return hidden_BND, torch.cat(chosen, dim=-1)
 
     def logits(self, hidden_ND: torch.Tensor) -> torch.Tensor:
-        """The lm_head applied to hidden states after the final norm, [N, V]."""
-        return self._capped(self._read(hidden_ND))
+        """What the family's head makes of hidden states after the final norm, [N, V]."""
+        return self._finished(self._read(hidden_ND))
 
     def readout(
         self, token_R: torch.Tensor | None = None
@@ -248,11 +259,22 @@ class Target:
         token_R = token_R.to(self.device)
         weight_RD, bias = self.lm_head.weight[token_R].to(self.dtype), self.lm_head.bias
         read = self.engine.linear(weight_RD, None if bias is None else bias[token_R])
-        return lambda hidden_ND: self._capped(read(hidden_ND))
+        return lambda hidden_ND: self._finished(read(hidden_ND))
 
-    def _capped(self, logits_NV: torch.Tensor) -> torch.Tensor:
-        if self._softcap is not None:
-            logits_NV = torch.tanh(logits_NV / self._softcap) * self._softcap
+    def readout_rows(self, token_R: torch.Tensor | None = None) -> torch.Tensor:
+        """Rows of the lm_head times the family's factor, of some tokens or of all, [R, D]: where
+        the readout is linear, they make its logits."""
+        weight_VD = self.lm_head.weight.detach()
+        rows_RD = weight_VD if token_R is None else weight_VD[token_R.to(self.device)]
+        rows_RD = rows_RD.to(self.dtype)
+        return rows_RD if self._factor == 1 else rows_RD * self._factor
+
+    def _finished(self, logits_NV: torch.Tensor) -> torch.Tensor:
+        """The family's factor and cap on the products of the lm_head."""
+        if self._factor != 1:
+            logits_NV = logits_NV * self._factor
+        if self._cap is not None:
+            logits_NV = torch.tanh(logits_NV / self._cap) * self._cap
         return logits_NV
 
 

@@ -25,6 +25,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from eagle_fsd.decoding.engine import Engine
+from eagle_fsd.decoding.text_model import text_body, text_config
 
 NAME = "eagle_fsd_folded"
 
@@ -109,9 +110,9 @@ class Folded(Engine):
     def rebuild(self, model: PreTrainedModel, *, keep_stock: bool) -> PreTrainedModel:
         if keep_stock:
             model = sharing_copy(model)
-        if model.config._attn_implementation == "sdpa":
+        if text_config(model.config)._attn_implementation == "sdpa":
             model.set_attn_implementation(NAME)
-        self.exchange(model.base_model)
+        self.exchange(text_body(model))
         return model
 
     def mask_repeats(self, config: PretrainedConfig) -> int:

@@ -7,39 +7,43 @@ from transformers import PretrainedConfig
 
 from eagle_fsd.config import BadInput
 from eagle_fsd.decoding.target import Target
+from eagle_fsd.decoding.text_model import logit_factor, rope_parts, text_config
 from eagle_fsd.decoding.tree import DraftTree
 
 # Families whose tree attention the tests check, sliding windows included where they have them.
 TESTED_FAMILIES = ("gemma3_text", "llama", "mistral", "mixtral", "qwen2", "qwen3")
-# Rotary positions that are the same at every length of the text. Those of dynamic and longrope
-# change at a length: cached keys are of the one before, and a tree may reach over it.
-FIXED_ROPES = ("default", "linear", "llama3", "proportional", "yarn")
+# Layers whose masks masks.layer_masks can make.
+LAYER_TYPES = ("chunked_attention", "full_attention", "sliding_attention")
+# Rotary positions that are the same at every length of a text, and longrope, whose are up to
+# text_model.longest_text. With dynamic they differ once a text was longer than the model's positions.
+ROPES = ("default", "linear", "llama3", "longrope", "proportional", "yarn")
 
 
 def check_supported(config: PretrainedConfig) -> None:
-    """Refuse, by its config alone, a model whose verification could not be right.
+    """Refuse, by its config alone, a model whose verification could not be right; of a multimodal
+    model its text model is meant.
 
     Raises:
         BadInput: names the model type and what is not supported.
     """
-    kind = config.model_type
     if config.is_encoder_decoder:
-        raise BadInput(f"target of type {kind!r} is an encoder-decoder; a decoder is needed")
-    if hasattr(config, "text_config"):
-        raise BadInput(f"target of type {kind!r} is multimodal; give its text model instead")
-    known = {"full_attention", "sliding_attention"}
-    if unknown := set(getattr(config, "layer_types", None) or []) - known:
+        raise BadInput(
+            f"target of type {config.model_type!r} is an encoder-decoder; a decoder is needed"
+        )
+    config = text_config(config)
+    kind = config.model_type
+    if unknown := set(getattr(config, "layer_types", None) or []) - set(LAYER_TYPES):
         raise BadInput(
             f"target of type {kind!r} has layers of type {sorted(unknown)}; a draft tree can be "
-            "verified with full_attention and sliding_attention layers only"
+            f"verified with {', '.join(LAYER_TYPES)} layers only"
         )
-    rope = getattr(config, "rope_parameters", None) or {}
-    for part in [part for part in rope.values() if isinstance(part, dict)] or [rope]:
+    logit_factor(config)
+    for part in rope_parts(config):
         name = part.get("rope_type", "default")
-        if name not in FIXED_ROPES:
+        if name not in ROPES:
             raise BadInput(
                 f"target of type {kind!r} has rope_type {name!r}; a draft tree can be verified "
-                f"with {', '.join(FIXED_ROPES)}, which do not change with the length of the text"
+                f"with {', '.join(ROPES)}, which do not change with the length of the text"
             )
         texts = {key: value for key, value in part.items() if isinstance(value, str)}
         if texts.keys() - {"rope_type", "type"}:

@@ -69,10 +69,7 @@ def prepare(
         accelerator.print(f"{loss_vocab} tokens are {share:.2%} of the answers")
         if head.d2t is not None:
             head.set_draft_tokens(token_R)
-    rows_RD = target.lm_head.weight.detach()
-    if token_R is not None:
-        rows_RD = rows_RD[token_R.to(rows_RD.device)]
-    rows_RD = rows_RD.to(target.dtype)
+    rows_RD = target.readout_rows(token_R)
     allowed_V = None if head.d2t is None else torch.isin(every_V, token_R)
     batches = Batches(
         training,

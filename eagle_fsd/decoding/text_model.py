@@ -1,0 +1,77 @@
+"""What of a transformers model is its text model, and how its own head makes logits.
+
+Read from the config's names alone; eagle_fsd.engine.families.check_tree_attention finds a family
+that does anything else.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import nn
+from transformers import PretrainedConfig, PreTrainedModel
+
+from eagle_fsd.config import BadInput
+
+# What families call the factor of their logits, and whether it multiplies. Each family has one.
+FACTORS = {"logit_scale": True, "lm_head_multiplier": True, "logits_scaling": False}
+# These multiply by what Granite, from which they have the name, divides by.
+MULTIPLIED = ("hyperclovax",)
+
+
+def text_config(config: PretrainedConfig) -> PretrainedConfig:
+    """The config of the text model: of a multimodal config a part, of any other the whole."""
+    return config.get_text_config(decoder=True)
+
+
+def text_body(model: PreTrainedModel) -> PreTrainedModel:
+    """The text model without its lm_head: from token ids to hidden states after the final norm."""
+    if text_config(model.config) is not model.config:
+        return model.get_decoder()
+    if model.base_model is model:  # Llama 4's class names a part that only its multimodal class has
+        return getattr(model, "model", model)
+    return model.base_model
+
+
+def logit_factor(config: PretrainedConfig) -> float:
+    """What the family multiplies the products of its lm_head by.
+
+    A name counts where the family's config class has it; of what others have in a config.json the
+    model reads nothing.
+
+    Raises:
+        BadInput: the config has two names of it.
+    """
+    given = [name for name in FACTORS if getattr(config, name, None) is not None]
+    if len(given) > 1:
+        raise BadInput(
+            f"the target's config has two names for the factor of its logits, {' and '.join(given)}"
+            ": leave in config.json the one that its family reads"
+        )
+    own = [name for name in given if hasattr(type(config), name)]
+    if not own:
+        return 1.0
+    value = float(getattr(config, own[0]))
+    multiplies = FACTORS[own[0]] or config.model_type in MULTIPLIED
+    return value if multiplies else 1 / value
+
+
+def logit_cap(config: PretrainedConfig) -> float | None:
+    """Gemma 2 and others squash logits to within plus or minus this number."""
+    return getattr(config, "final_logit_softcapping", None)
+
+
+def longest_text(config: PretrainedConfig) -> int:
+    """Positions that the model was made for, and of rotary positions that change with the length of
+    the text, those before the change: what is cached has the positions of before, so that plain
+    decoding itself would mix the two."""
+    most = getattr(config, "max_position_embeddings", None) or 2**31
+    for part in rope_parts(config):
+        if part.get("rope_type") == "longrope":
+            most = min(most, part["original_max_position_embeddings"])
+    return most
+
+
+def rope_parts(config: PretrainedConfig) -> list[dict]:
+    """The parameters of rotary positions; several where types of layers have their own."""
+    rope = getattr(config, "rope_parameters", None) or {}
+    return [part for part in rope.values() if isinstance(part, dict)] or [rope]
