@@ -27,6 +27,7 @@ from eagle_fsd.config import DEFAULT_ARM, BadInput, SamplingConfig, TreeConfig, 
 from eagle_fsd.decoding.drafter import Drafter
 from eagle_fsd.decoding.loop import DecodeConfig, Generation, Round, StopConfig, decode_rounds
 from eagle_fsd.decoding.target import Target
+from eagle_fsd.decoding.text_model import text_config
 from eagle_fsd.drafters.eagle import head_drafter
 from eagle_fsd.engine.families import check_supported, check_tree_attention
 from eagle_fsd.heads.draft_head import DraftHead
@@ -163,6 +164,7 @@ def _build(
     model: PreTrainedModel, head: str | Path | DraftHead | None, arm: Arm, tree: TreeConfig | None
 ) -> tuple[Target, Drafter]:
     check_supported(model.config)
+    config = text_config(model.config)
     if model.dtype == torch.bfloat16 and not multiplies_bfloat16(model.device.type):
         warnings.warn(
             "this processor has no bfloat16 instructions, and verifying several rows at a time in "
@@ -174,9 +176,9 @@ def _build(
     layers = ()
     if head is not None:
         loaded = isinstance(head, DraftHead)
-        head = copy.deepcopy(head) if loaded else load_head(head, model.config)
-        head.config.check_fits(model.config)
-        layers = head.config.fused_layers(model.config.num_hidden_layers)
+        head = copy.deepcopy(head) if loaded else load_head(head, config)
+        head.config.check_fits(config)
+        layers = head.config.fused_layers(config.num_hidden_layers)
     # a shallow copy runs the model's own layers, takes the generation config that a Target gives
     # it, and does not keep the model alive
     target = Target(copy.copy(model), feature_layers=layers)

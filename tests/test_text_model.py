@@ -1,12 +1,18 @@
 """The text model of a target and its logits, by family: factors of logits, chunks, positions that
 change with the length of the text, and text models out of multimodal ones."""
 
+import json
+from collections.abc import Callable
+from pathlib import Path
+
 import pytest
 import torch
-from answers import EXACT, TREES, assert_same, by_generate, run
+from answers import TREES, assert_same, by_generate, run
+from safetensors.torch import load_file, save_file
 from test_target import LONG, LONG_FACTORS, TURN, largest_error, path_to, random_tree
 from tiny import (
     EAGER,
+    MIXED,
     SIZES,
     WIDE,
     WINDOW,
@@ -14,15 +20,20 @@ from tiny import (
     prompt_tokens,
     random_model,
 )
+from tiny_folder import write_target
+from tiny_multimodal import MULTIMODAL, multimodal_model, write_multimodal
 from transformers import AutoConfig, CohereConfig, LlamaConfig, PreTrainedModel
 
+from eagle_fsd.api import generate, load
 from eagle_fsd.config import BadInput
 from eagle_fsd.decoding.drafter import RootDrafter
 from eagle_fsd.decoding.target import Target
 from eagle_fsd.decoding.text_model import logit_factor
 from eagle_fsd.decoding.tree import DraftTree
+from eagle_fsd.drafters.language_model import LanguageModelDrafter
 from eagle_fsd.engine.families import check_supported, check_tree_attention
 from eagle_fsd.engine.select import ENGINES
+from eagle_fsd.models.load import load_target, load_target_config
 
 MOE = {"num_local_experts": 3, "num_experts_per_tok": 2}
 # Logits that are the lm_head's products times a factor, or over it, by the family's own name for it
@@ -43,7 +54,12 @@ SCALED = {
         **MOE,
     },
     "hyperclovax": {"logits_scaling": 3.0},
-    "minicpm3": {"num_key_value_heads": 4, "dim_model_base": 20, "kv_lora_rank": 16, "q_lora_rank": 24},
+    "minicpm3": {
+        "num_key_value_heads": 4,
+        "dim_model_base": 20,
+        "kv_lora_rank": 16,
+        "q_lora_rank": 24,
+    },
 }
 
 
@@ -153,3 +169,141 @@ def test_longrope_targets_read_texts_up_to_the_length_at_which_positions_change(
     assert_same(target, prompt, answer.tokens, by_generate(target, prompt, budget=budget))
     with pytest.raises(BadInput, match=f"target's {most} positions"):
         run(target, RootDrafter(), prompt, budget=budget + 1)
+
+
+def edit_json(file: Path, **changes: object) -> None:
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+
+
+# --- text models out of multimodal checkpoints ----------------------------------------------------
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("family", MULTIMODAL)
+def test_a_multimodal_checkpoint_s_text_model_is_the_whole_model_on_text(tmp_path, capsys, family):
+    """Logits of a prompt and of trees, and an answer; what sees is not kept, and one line says so.
+    Bug held down: every multimodal checkpoint was refused."""
+    whole = write_multimodal(tmp_path, family)
+    target, tokenizer = load_target(str(tmp_path), dtype="float32")
+    said = capsys.readouterr().err
+    assert said.count("text model alone is loaded") == 1 and "UNEXPECTED" not in said
+    assert tokenizer.convert_tokens_to_ids("</s>") == 1 and target.eos_token_ids == ()
+    held = sum(parameter.numel() for parameter in target.model.parameters())
+    assert held < sum(p.numel() for p in whole.get_decoder().parameters()) + 101 * 40 + 1
+    prompt = prompt_tokens(LONG)
+    want_TV = whole(torch.tensor([prompt])).logits[0]
+    torch.testing.assert_close(
+        target.model(torch.tensor([prompt])).logits[0], want_TV, atol=1e-6, rtol=0
+    )
+    for seed, length in enumerate([1, WINDOW, LONG]):
+        assert largest_error(target, prompt_tokens(length), random_tree(seed)) < 1e-4
+    answer = run(target, NoisyTargetDrafter(target, TREES[1], noise=0.5), prompt)
+    assert_same(target, prompt, answer.tokens, by_generate(target, prompt))
+    assert_same(target, prompt, answer.tokens, run(target, RootDrafter(), prompt).tokens)
+    assert answer.tokens_per_round > 1.2
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("family", ["gemma3", "llama4", "qwen3_vl"])
+@pytest.mark.parametrize("engine", [name for name in EAGER if name != "stock"])
+def test_engines_run_text_models_of_multimodal_checkpoints(tmp_path, family, engine):
+    """With a head and with the first layers as a draft model."""
+    whole = write_multimodal(tmp_path, family)
+    target, _ = load_target(str(tmp_path), dtype="float32")
+    target = Target(target.model, engine=ENGINES[engine](), keep_stock=False)
+    prompt = prompt_tokens(LONG)
+    pair = target.first_layers(2)
+    for drafter in (LanguageModelDrafter(pair, target, TREES[1]), RootDrafter()):
+        tokens = run(target, drafter, prompt).tokens
+        theirs = whole.generate(torch.tensor([prompt]), do_sample=False, max_new_tokens=24)
+        assert tokens == theirs[0, LONG:].tolist()
+
+
+def rename_keys(folder: Path, rename: Callable[[str], str]) -> None:
+    file = folder / "model.safetensors"
+    weights = {rename(key): tensor for key, tensor in load_file(file).items()}
+    save_file(weights, file, metadata={"format": "pt"})
+
+
+# Both ways in which checkpoints name the weights of a text model
+@torch.inference_mode()
+@pytest.mark.parametrize("prefix", ["model.language_model.", "language_model.model."])
+def test_gemma_3n_s_text_model_is_found_by_either_prefix(tmp_path, prefix):
+    """Its whole model cannot be made without the package timm, and is not needed."""
+    text = WIDE | {"intermediate_size": 53, "layer_types": MIXED, "sliding_window": WINDOW}
+    text |= {"vocab_size_per_layer_input": 101, "hidden_size_per_layer_input": 8}
+    text |= {"num_kv_shared_layers": 0, "laurel_rank": 4, "activation_sparsity_pattern": None}
+    text |= {"pad_token_id": 0}
+    config = AutoConfig.for_model("gemma3n", text_config=text)
+    own = random_model(config.get_text_config(), seed=0)
+    own.save_pretrained(write_target(tmp_path))
+    config.tie_word_embeddings = False
+    config.save_pretrained(tmp_path)
+    head = "lm_head." if prefix.startswith("model") else "language_model.lm_head."
+    rename_keys(tmp_path, lambda key: key.replace("model.", prefix, 1).replace("lm_head.", head, 1))
+    target, _ = load_target(str(tmp_path), dtype="float32")
+    prompt = torch.tensor([prompt_tokens(LONG)])
+    torch.testing.assert_close(target.model(prompt).logits, own(prompt).logits)
+    drafter, prompt = NoisyTargetDrafter(target, TREES[1], noise=0.5), prompt_tokens(LONG)
+    answer = run(target, drafter, prompt).tokens
+    assert_same(target, prompt, answer, by_generate(target, prompt))
+
+
+def test_a_multimodal_checkpoint_whose_prefix_is_unknown_is_refused_by_its_keys(tmp_path):
+    """transformers would fill the text model up with random numbers. A key too many of the text
+    model's own is no picture's, and is refused too."""
+    write_multimodal(tmp_path, "gemma3")
+    good = load_file(tmp_path / "model.safetensors")
+    rename_keys(tmp_path, lambda key: key.replace("language_model.", "talker."))
+    with pytest.raises(BadInput, match="none of its prefixes: .*, talker.lm_head") as error:
+        load_target(str(tmp_path), dtype="float32")
+    assert "Gemma3ForCausalLM" in str(error.value)
+    extra = "language_model.model.layers.3.mlp.up_proj.weight"
+    save_file(good | {extra: torch.ones(3)}, tmp_path / "model.safetensors")
+    with pytest.raises(BadInput, match=r"1 are unexpected, the first model\.layers\.3\.mlp"):
+        load_target(str(tmp_path), dtype="float32")
+
+
+def test_multimodal_shapes_are_filled_with_random_weights(tmp_path):
+    """Of a family with a text class of its own, and of one without."""
+    for family in ("gemma3", "qwen3_vl"):
+        config = multimodal_model(family).config
+        config.text_config.vocab_size = 307
+        config.save_pretrained(tmp_path)
+        model = load(f"random:{tmp_path}", head="random:eagle", dtype="float32")
+        assert len(generate(model, "Say a.", arm="exact", max_new_tokens=9).tokens) == 9
+
+
+def test_the_whole_s_stop_tokens_and_ties_count(tmp_path):
+    """generation_config.json is the folder's; without it the whole config's end tokens."""
+    write_multimodal(tmp_path, "mistral3")
+    edit_json(tmp_path / "config.json", eos_token_id=[5, 7])
+    (tmp_path / "generation_config.json").unlink()
+    assert load_target(str(tmp_path), dtype="float32")[0].eos_token_ids == (5, 7)
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": 9}')
+    assert load_target(str(tmp_path), dtype="float32")[0].eos_token_ids == (9,)
+    edit_json(tmp_path / "config.json", tie_word_embeddings=True)
+    weights = load_file(tmp_path / "model.safetensors")
+    weights.pop("language_model.lm_head.weight")
+    save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    target, _ = load_target(str(tmp_path), dtype="float32")
+    assert target.lm_head.weight is target.embed_tokens.weight
+
+
+def test_a_family_without_a_readout_is_refused(tmp_path):
+    """By its config before weights are read; and a model given without one."""
+    AutoConfig.for_model("siglip_vision_model").save_pretrained(tmp_path)
+    with pytest.raises(BadInput, match="'siglip_vision_model' has no readout: transformers"):
+        load_target_config(str(tmp_path))
+    body = random_model(AutoConfig.for_model("llama", **SIZES), seed=0).model
+    with pytest.raises(BadInput, match="a LlamaModel has no readout, a linear layer"):
+        Target(body)
+
+
+@torch.inference_mode()
+def test_a_window_longer_than_the_positions_is_no_window():
+    """Phi-3 and Phi-4 come with one of 262,144 tokens over 131,072 positions."""
+    target = Target(random_model(AutoConfig.for_model("phi3", **SIZES, sliding_window=999), seed=0))
+    check_tree_attention(target)
+    assert target.max_positions == 251
+    assert largest_error(target, prompt_tokens(LONG), random_tree(1)) < 1e-4

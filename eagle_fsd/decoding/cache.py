@@ -73,8 +73,8 @@ class TreeCache(Cache):
         fixed: None, or for a forward of fixed shapes (engine/graphs.py) the cache row of each new
             position, int64 on the device, and how many rows are read, valid or not: the mask hides
             the others.
-        positions: None, or int64 [N], the positions of a forward's new rows, for a model that places
-            them by the cache's rows itself (Llama 4: target.Target.run).
+        positions: None, or int64 [N], the positions of a forward's new rows, for a model that asks
+            the cache where they stand (Llama 4: target.Target.run).
         whole: a forward reads all rows, valid or not, as one block without gaps between sequences;
             the mask hides the others.
     """

@@ -64,12 +64,17 @@ class Target:
         feature_layers: tuple[int, ...] = (),
         keep_stock: bool = True,
     ):
+        self.lm_head = model.get_output_embeddings()
+        if not isinstance(getattr(self.lm_head, "weight", None), torch.Tensor):
+            raise BadInput(
+                f"a {type(model).__name__} has no readout, a linear layer that makes logits of its "
+                "hidden states: give a causal language model"
+            )
         self.model, self.config = model, text_config(model.config)
         eos = model.generation_config.eos_token_id
         self.eos_token_ids = tuple([] if eos is None else eos if isinstance(eos, list) else [eos])
         # `generate` fills what a call leaves open from here: penalties, filters, cache kinds
         model.generation_config = GenerationConfig()
-        self.lm_head = model.get_output_embeddings()
         self.dtype: torch.dtype = self.lm_head.weight.dtype
         self.hidden_size: int = self.config.hidden_size
         self.num_layers: int = self.config.num_hidden_layers

@@ -4,10 +4,6 @@ Read from the config's names alone; eagle_fsd.engine.families.check_tree_attenti
 that does anything else.
 """
 
-from collections.abc import Callable
-
-import torch
-from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 
 from eagle_fsd.config import BadInput

@@ -14,8 +14,9 @@ from eagle_fsd.decoding.tree import DraftTree
 TESTED_FAMILIES = ("gemma3_text", "llama", "mistral", "mixtral", "qwen2", "qwen3")
 # Layers whose masks masks.layer_masks can make.
 LAYER_TYPES = ("chunked_attention", "full_attention", "sliding_attention")
-# Rotary positions that are the same at every length of a text, and longrope, whose are up to
-# text_model.longest_text. With dynamic they differ once a text was longer than the model's positions.
+# Rotary positions that are the same at every length of the text; those of longrope change at one,
+# and texts end there (text_model.longest_text). Those of dynamic change from token to token: cached
+# keys are of a length before, and a tree may reach over it.
 ROPES = ("default", "linear", "llama3", "longrope", "proportional", "yarn")
 
 

@@ -2,26 +2,16 @@
 target brings along is never run, nor is anybody asked whether it may."""
 
 import json
-import pickle
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import torch
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    GgufConfig,
-    PretrainedConfig,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
-from transformers.utils import CHAT_TEMPLATE_DIR, CONFIG_NAME, cached_file, logging
+from transformers import AutoConfig, AutoTokenizer, PretrainedConfig, PreTrainedTokenizerBase
+from transformers.utils import CHAT_TEMPLATE_DIR, CONFIG_NAME, cached_file
 
 from eagle_fsd.config import BadInput, check_known
 from eagle_fsd.decoding.target import Target
+from eagle_fsd.decoding.text_model import text_config
 from eagle_fsd.engine import half
 from eagle_fsd.engine.families import check_supported, check_tree_attention
 from eagle_fsd.engine.select import choose_engine
@@ -31,23 +21,28 @@ from eagle_fsd.heads.files import HEAD_FILES, UNREADABLE, head_folder, read_head
 from eagle_fsd.models import random_weights
 from eagle_fsd.models.assets import EMBEDDED_TARGET, embedded_target
 from eagle_fsd.models.random_weights import PREFIX, SHAPES
+from eagle_fsd.models.weights import UNLOADABLE, class_to_load, reason, stored_model
 from eagle_fsd.runs.provenance import file_digests
 
 # eagle_fsd/checkpoints is a link to the repository's checkpoints/, and a folder once installed
 SHIPPED_HEAD = (Path(__file__).parent.parent / "checkpoints" / "smollm2-135m-eagle2").resolve()
 OWN_LAYERS = "layers"
-# ImportError: a quantisation, an attention or a tokenizer needs a package that is not here
-UNLOADABLE = (*UNREADABLE, ImportError)
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
 
 def load_target_config(name: str) -> PretrainedConfig:
-    """The target's config; BadInput for an unknown name, or if trees cannot be verified with it.
+    """The config of the target's text model, which of a multimodal checkpoint is a part; BadInput
+    for an unknown name, or if trees cannot be verified with it.
 
     Args:
         name: "smollm2" (the embedded one), a folder, a .gguf file, a hub id, or "random:" and one
             of them, or a name in SHAPES: random weights of that config.
     """
+    return text_config(_whole_config(name))
+
+
+def _whole_config(name: str) -> PretrainedConfig:
+    """Of all of a multimodal checkpoint."""
     path, options = _source(name)
     try:
         shape = SHAPES.get(path) if name.startswith(PREFIX) else None
@@ -56,9 +51,10 @@ def load_target_config(name: str) -> PretrainedConfig:
         raise BadInput(
             f"unknown target {name!r}: give {EMBEDDED_TARGET!r} (embedded), a folder with "
             f"config.json, a .gguf file, a hub id that can be reached, or {PREFIX} and one of these"
-            f" or of {', '.join(SHAPES)} ({_reason(error)})"
+            f" or of {', '.join(SHAPES)} ({reason(error)})"
         ) from error
     check_supported(config)
+    class_to_load(config)
     return config
 
 
@@ -87,7 +83,7 @@ def _files_read(folder: Path, config: PretrainedConfig) -> list[str]:
         try:
             shards = json.loads((folder / index).read_text())["weight_map"].values()
         except UNREADABLE as error:
-            raise BadInput(f"{folder / index} is no index of weights ({_reason(error)})") from error
+            raise BadInput(f"{folder / index} is no index of weights ({reason(error)})") from error
         names |= {str(shard) for shard in shards}
     return sorted(names)
 
@@ -112,7 +108,7 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
     try:
         return AutoTokenizer.from_pretrained(path, **options)
     except UNLOADABLE as error:
-        raise BadInput(f"target {name!r} has no tokenizer that loads ({_reason(error)})") from error
+        raise BadInput(f"target {name!r} has no tokenizer that loads ({reason(error)})") from error
 
 
 def check_device(device: str, dtype: str = "float32") -> None:
@@ -179,82 +175,26 @@ def load_target(
     check_device(device, dtype)
     chosen = choose_engine(engine, device=device, dtype=DTYPES[dtype])
     chosen = chosen.for_drafts() if drafts else chosen
-    config, tokenizer = load_target_config(name), load_tokenizer(name)
+    config, tokenizer = _whole_config(name), load_tokenizer(name)
+    kind = {"dtype": DTYPES[dtype], "device": device}
     if not drafts:  # a draft model shares the target's dtype and threads
         line = f"loading {name} in {dtype} on {device} {choose_threads(device)}"
         print(line.rstrip(), file=sys.stderr)
+    if text_config(config) is not config:
+        print(
+            f"eagle_fsd: target {name!r} is multimodal ({config.model_type}); its text model alone "
+            "is loaded, for prompts of text only",
+            file=sys.stderr,
+        )
     if name.startswith(PREFIX):
-        model = random_weights.random_model(config, dtype=DTYPES[dtype], device=device)
+        model = random_weights.random_model(config, **kind)
     else:
-        model = _stored_model(name, config, dtype=DTYPES[dtype], device=device)
+        path, options = _source(name)
+        model = stored_model(name, path, config, **kind, **options)
     model.eval().requires_grad_(False)
     target = Target(model, engine=chosen, feature_layers=feature_layers, keep_stock=keep_stock)
     check_tree_attention(target)
     return target, tokenizer
-
-
-@contextmanager
-def no_loading_bars() -> Iterator[None]:
-    """Keeps transformers' own progress bars quiet, which last for seconds; those of a download from
-    the hub, which may last for long, are huggingface_hub's and stay."""
-    before = logging.set_tqdm_hook(lambda bar, args, named: bar(*args, **named | {"disable": True}))
-    try:
-        yield
-    finally:
-        logging.set_tqdm_hook(before)
-
-
-def _stored_model(
-    name: str, config: PretrainedConfig, *, dtype: torch.dtype, device: str
-) -> PreTrainedModel:
-    """The model with the weights that are stored for it: all of them, and no others."""
-    path, options = _source(name)
-    if "gguf_file" in options:
-        # transformers 5.23 would keep GGUF weights packed
-        options["quantization_config"] = GgufConfig(dequantize=True)
-    options |= {"config": config, "dtype": dtype, "device_map": device}
-    # what does not fit is named below
-    options |= {"output_loading_info": True, "ignore_mismatched_sizes": True}
-    try:
-        with no_loading_bars():
-            model, found = AutoModelForCausalLM.from_pretrained(path, **options)
-    except torch.OutOfMemoryError:
-        raise
-    except UNLOADABLE as error:
-        raise BadInput(
-            f"target {name!r} does not load ({_reason(error)}): mend or fetch its files anew, "
-            "install what they need, or give another target"
-        ) from error
-    # Of what is missing transformers makes random numbers, and only warns. Tied weights, and keys
-    # that it ignores for a family, are not among these.
-    missing, unexpected = found["missing_keys"], found["unexpected_keys"]
-    faults = [f"{len(missing)} are missing, the first {min(missing)}"] if missing else []
-    if unexpected and "gguf_file" not in options:  # these have more, such as rope_freqs
-        faults.append(f"{len(unexpected)} are unexpected, the first {min(unexpected)}")
-    if misshapen := found["mismatched_keys"]:
-        key, stored, wanted = min(misshapen)
-        faults.append(
-            f"{len(misshapen)} are misshapen, the first {key}, {tuple(stored)} in the place of "
-            f"{tuple(wanted)}"
-        )
-    if faults:
-        raise BadInput(
-            f"the weights of target {name!r} are not those of the {type(model).__name__} that its "
-            f"config describes: {'; '.join(faults)}: give a folder in which both belong together"
-        )
-    return model
-
-
-def _reason(error: Exception) -> str:
-    """What transformers could not load, in one line, without advice to run what is a target's."""
-    if "trust_remote_code" in str(error):
-        return "it needs code of its own, which is never run here"
-    if isinstance(error, pickle.UnpicklingError):
-        return (
-            "its weights are a pickle that is cut off, or of more than tensors, which could run "
-            "code and is never loaded"
-        )
-    return " ".join(f"{type(error).__name__}: {error}".split())
 
 
 def own_layers(draft_model: str) -> int:

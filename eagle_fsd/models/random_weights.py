@@ -10,7 +10,6 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from torch import nn
 from transformers import (
-    AutoModelForCausalLM,
     LlamaConfig,
     PretrainedConfig,
     PreTrainedModel,
@@ -21,6 +20,7 @@ from transformers import (
 from eagle_fsd.config import BadInput
 from eagle_fsd.heads.draft_head import DraftHead, build_head
 from eagle_fsd.heads.head_config import head_shape
+from eagle_fsd.models.weights import class_to_load, text_only
 
 PREFIX = "random:"
 # Where they differ from transformers' defaults, but for what has no part in the size or the time of
@@ -50,9 +50,10 @@ def shaped_model(
     config: PretrainedConfig, dtype: torch.dtype, device: torch.device | str
 ) -> PreTrainedModel:
     """A model of the shape; on "meta" it takes no memory."""
+    auto_class, config = class_to_load(config)
     with torch.device(device):
-        model = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=False)
-    return model.eval()
+        model = auto_class.from_config(config, dtype=dtype, trust_remote_code=False)
+    return text_only(model).eval()
 
 
 @torch.no_grad()
