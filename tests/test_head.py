@@ -17,18 +17,21 @@ from reference_tree import grow, paths
 from tiny import (
     FAMILIES,
     HEADS,
+    SIZES,
+    WIDE,
     fused_target,
     prompt_tokens,
     target_and_head,
     tiny_head,
     tiny_head3,
 )
+from transformers import AutoConfig, PretrainedConfig
 
-from eagle_fsd.config import TreeConfig
+from eagle_fsd.config import BadInput, TreeConfig
 from eagle_fsd.decoding.drafter import RootDrafter
 from eagle_fsd.decoding.target import Target
 from eagle_fsd.drafters.eagle import EagleDrafter
-from eagle_fsd.heads.draft_head import DraftHead
+from eagle_fsd.heads.draft_head import DraftHead, build_head
 from eagle_fsd.heads.head_config import head_shape
 from eagle_fsd.models.load import load_head
 
@@ -138,6 +141,44 @@ def test_every_family_gets_a_head_config(family, head_type):
     assert head.hidden_size == config.hidden_size and head.vocab_size == config.vocab_size
     assert head.rope_parameters["rope_theta"] >= 10_000 and head.head_type == head_type
     assert head.head_dim == (getattr(config, "head_dim", 10) if head_type == "eagle3" else 10)
+
+
+# sizes that a Llama layer cannot have, or by other names
+ODD = {
+    "gpt2": {"n_embd": 42, "n_head": 6, "vocab_size": 101},  # heads of 7 channels
+    "falcon": {"hidden_size": 40, "num_attention_heads": 4, "vocab_size": 101},
+    "gpt_neox": {"hidden_size": 40, "num_attention_heads": 4, "intermediate_size": 53},
+    "opt": {"hidden_size": 40, "num_attention_heads": 4, "ffn_dim": 53},
+    "cohere": SIZES,
+    "glm4_moe": SIZES | {"num_attention_heads": 6, "head_dim": 14},
+    "gpt_oss": SIZES | {"num_attention_heads": 3, "head_dim": 14},
+    "gemma3n_text": WIDE | {"vocab_size_per_layer_input": 101},
+    "gemma4_text": WIDE | {"global_head_dim": 28, "pad_token_id": 0},
+    "gemma4_unified_text": WIDE | {"global_head_dim": 28, "pad_token_id": 0},
+}
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("head_type", ["eagle", "eagle3"])
+@pytest.mark.parametrize("family", ODD)
+def test_every_target_gets_a_llama_layer_of_its_hidden_size(family, head_type):
+    """Bug held down: of 30 families of 90 a new head was refused for sizes that their configs call
+    otherwise or do not have, and three ended in a traceback."""
+    config = AutoConfig.for_model(family, **ODD[family])
+    head = build_head(head_shape(config, head_type=head_type)).eval()
+    D = config.hidden_size
+    inner = 53 if "intermediate_size" in ODD[family] or "ffn_dim" in ODD[family] else 4 * D
+    assert head.config.hidden_size == D and head.config.vocab_size == config.vocab_size
+    assert family.startswith("gemma3n") or head.config.intermediate_size == inner
+    feature_BTF = torch.randn(1, 5, D * (3 if head_type == "eagle3" else 1))
+    output_BTD = head(head.fuse(feature_BTF), torch.randn(1, 5, D), head.angles(torch.arange(5)))
+    assert output_BTD.shape == (1, 5, D) and output_BTD.isfinite().all()
+
+
+def test_a_target_without_a_hidden_size_gets_no_head():
+    config = PretrainedConfig(vocab_size=101)
+    with pytest.raises(BadInput, match="no head can be shaped for '': its config has no hidden_s"):
+        head_shape(config, head_type="eagle")
 
 
 # --- the trees they grow --------------------------------------------------------------------------

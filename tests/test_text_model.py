@@ -21,8 +21,14 @@ from tiny import (
     random_model,
 )
 from tiny_folder import write_target
-from tiny_multimodal import MULTIMODAL, multimodal_model, write_multimodal
-from transformers import AutoConfig, CohereConfig, LlamaConfig, PreTrainedModel
+from tiny_multimodal import EYES, MULTIMODAL, multimodal_model, write_multimodal
+from transformers import (
+    AutoConfig,
+    AutoModelForImageTextToText,
+    CohereConfig,
+    LlamaConfig,
+    PreTrainedModel,
+)
 
 from eagle_fsd.api import generate, load
 from eagle_fsd.config import BadInput
@@ -262,6 +268,24 @@ def test_a_multimodal_checkpoint_whose_prefix_is_unknown_is_refused_by_its_keys(
     save_file(good | {extra: torch.ones(3)}, tmp_path / "model.safetensors")
     with pytest.raises(BadInput, match=r"1 are unexpected, the first model\.layers\.3\.mlp"):
         load_target(str(tmp_path), dtype="float32")
+
+
+@torch.inference_mode()
+def test_a_family_with_two_readings_of_its_logits_is_refused(tmp_path):
+    """transformers' whole Aya Vision does not scale its logits, and its text model does. Were they
+    ever alike, this fails, and the family can be taken."""
+    text, eyes = (
+        SIZES | {"model_type": "cohere2", "logit_scale": 0.3},
+        {"model_type": "siglip_vision_model"},
+    )
+    config = AutoConfig.for_model("aya_vision", text_config=text, vision_config=EYES | eyes)
+    whole = AutoModelForImageTextToText.from_config(config, dtype=torch.float32).eval()
+    hidden_BTD = whole.model(torch.tensor([prompt_tokens(5)])).last_hidden_state
+    logits_BTV = whole(torch.tensor([prompt_tokens(5)])).logits
+    torch.testing.assert_close(logits_BTV, whole.lm_head(hidden_BTD))
+    config.save_pretrained(tmp_path)
+    with pytest.raises(BadInput, match="'aya_vision' makes other logits of text than its text mod"):
+        load_target_config(str(tmp_path))
 
 
 def test_multimodal_shapes_are_filled_with_random_weights(tmp_path):

@@ -12,14 +12,16 @@ transformers' hidden_states: i is what enters layer i; speculators and vLLM coun
 i is what leaves layer i, our i + 1. Without ids all mean 2, n // 2 and n - 3.
 """
 
+from collections.abc import Sequence
+
 from huggingface_hub.dataclasses import strict
 from transformers import LlamaConfig, PretrainedConfig
 
 from eagle_fsd.config import BadInput
 
-# what a new head's layer takes over from the target's, by transformers' names
-SIZES = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads")
-SIZES += ("rms_norm_eps", "max_position_embeddings", "vocab_size")
+# what families call the inner size of their MLPs, and the epsilon of their norms
+INNER_SIZES = ("intermediate_size", "ffn_hidden_size", "ffn_dim", "n_inner")
+EPSILONS = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_eps", "norm_epsilon")
 # what a layout's names of weights begin with -> what upstream's do
 RENAMES = {
     ("speculators", "eagle"): {"fusion_fc.": "fc.", "transformer.": "layers.0."},
@@ -107,32 +109,68 @@ FIELDS |= {"rope_theta", "rope_scaling"}
 def head_shape(
     target_config: PretrainedConfig, *, head_type: str, draft_vocab: int = 0
 ) -> HeadConfig:
-    """A new head of one layer, shaped like the target's own; `draft_vocab` 0 drafts all its tokens.
-    BadInput: a target without the sizes needed, or with fewer tokens."""
-    sizes = {name: getattr(target_config, name, None) for name in SIZES}
-    if None in sizes.values():
+    """A new head of one layer; `draft_vocab` 0 drafts all tokens of the target.
+
+    It is a Llama layer of the target's hidden size, whatever the target's own layers are. What a
+    Llama layer can have of theirs it has: their heads, their inner size, the norm's epsilon, the
+    base of rotary positions. Where they have none, or none that fits, a head's size is 64 and the
+    inner size four times the hidden size.
+
+    Raises:
+        BadInput: a target without a hidden size or a vocabulary, or with fewer tokens.
+    """
+    D, vocab_size = (_size(target_config, name) for name in ("hidden_size", "vocab_size"))
+    if not D or not vocab_size:
         raise BadInput(
-            f"a head's layer cannot be shaped like those of {target_config.model_type!r}, whose "
-            f"config lacks sizes: {sizes}"
+            f"no head can be shaped for {target_config.model_type!r}: its config has no hidden_size"
+            " or no vocab_size"
         )
-    if draft_vocab >= target_config.vocab_size:
+    if draft_vocab >= vocab_size:
         raise BadInput(
-            f"draft_vocab {draft_vocab} must be less than the target's "
-            f"{target_config.vocab_size} tokens"
+            f"draft_vocab {draft_vocab} must be less than the target's {vocab_size} tokens"
         )
     eagle3 = head_type == "eagle3"
-    activation = getattr(target_config, "hidden_act", None)
-    # models with a base per layer type (Gemma 3) get the head's default
-    base = (getattr(target_config, "rope_parameters", None) or {}).get("rope_theta")
+    heads, size = _size(target_config, "num_attention_heads"), _size(target_config, "head_dim")
+    if not heads or D % (2 * heads):  # rotary positions turn pairs of channels
+        heads = next((n for n in range(D // 64, 1, -1) if D % (2 * n) == 0), 1)
+        size = None
+    groups = _size(target_config, "num_key_value_heads") or heads
+    optional = {
+        "rms_norm_eps": _first(target_config, EPSILONS),
+        "max_position_embeddings": _size(target_config, "max_position_embeddings"),
+        "hidden_act": _first(target_config, ("hidden_act", "hidden_activation")),
+        # models with a base per layer type (Gemma 3) get the head's default
+        "rope_theta": (getattr(target_config, "rope_parameters", None) or {}).get("rope_theta"),
+    }
     return HeadConfig(
-        **sizes,
-        **({"rope_theta": base} if base else {}),
-        hidden_act=activation or getattr(target_config, "hidden_activation", HeadConfig.hidden_act),
+        hidden_size=D,
+        vocab_size=vocab_size,
+        intermediate_size=_size(target_config, *INNER_SIZES) or 4 * D,
+        num_attention_heads=heads,
+        num_key_value_heads=groups if heads % groups == 0 else heads,
         qkv_bias=target_config.model_type.startswith("qwen2"),
         head_type=head_type,
-        head_dim=getattr(target_config, "head_dim", None) if eagle3 else None,
+        head_dim=size if eagle3 else None,
         draft_vocab_size=draft_vocab or None,
+        **{name: value for name, value in optional.items() if value},
     )
+
+
+def _first(config: PretrainedConfig, names: Sequence[str]) -> object:
+    """The first of these that a config has; None if it has none, or one for each layer."""
+    for name in names:
+        try:
+            if (value := getattr(config, name, None)) is not None:
+                return value
+        except RuntimeError:  # Gemma 4, of what differs by layer
+            continue
+    return None
+
+
+def _size(config: PretrainedConfig, *names: str) -> int | None:
+    """The same of whole numbers; a list, one for each layer, is none."""
+    value = _first(config, names)
+    return value if isinstance(value, int) else None
 
 
 def renamed(key: str, layout: str, config: HeadConfig) -> str:

@@ -37,6 +37,9 @@ PREFIXES = {
     r"^language_model\.model\.": "model.",
     r"^language_model\.lm_head\.": "lm_head.",
 }
+# transformers' whole models of these families leave out the factor of the logits that their text
+# models have (Cohere's logit_scale), so that nobody can say which of two distributions is right.
+WITHOUT_FACTOR = ("aya_vision", "cohere2_vision")
 AutoClass = type[AutoModelForCausalLM] | type[AutoModelForImageTextToText]
 
 
@@ -44,9 +47,15 @@ def class_to_load(config: PretrainedConfig) -> tuple[AutoClass, PretrainedConfig
     """The class that loads a target, of the whole config or of its text model's alone, and which.
 
     Raises:
-        BadInput: transformers knows no class of the family that makes logits of text.
+        BadInput: transformers knows no class of the family that makes logits of text, or two that
+            make different ones.
     """
     text = text_config(config)
+    if config.model_type in WITHOUT_FACTOR:
+        raise BadInput(
+            f"target of type {config.model_type!r} makes other logits of text than its text model "
+            f"({text.model_type}), as transformers has it: give a text model of that family"
+        )
     if type(text) in MODEL_FOR_CAUSAL_LM_MAPPING:
         if text is not config:
             text = copy.deepcopy(text)
