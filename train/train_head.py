@@ -54,7 +54,9 @@ class TrainOptions:
         "The folder that keeps the target's states, make_data.py's or another; online computes "
         "them each time. Empty: a folder within --output.",
     )
-    max_length: int = option(2048, "The most tokens of a dialogue; the rest is cut.")
+    max_length: int = option(
+        2048, "The most tokens of a dialogue, at most the target's positions; the rest is cut."
+    )
     answer_tokens: int = option(
         0, "Train on a random part of about this many answer tokens. 0: all."
     )
@@ -138,6 +140,7 @@ def train(options: TrainOptions) -> None:
     """Train a head and write it, from wherever a run of these options was left."""
     from accelerate import Accelerator
 
+    from eagle_fsd.decoding.text_model import longest_text
     from eagle_fsd.models import load
     from eagle_fsd.runs.provenance import digest
     from eagle_fsd.training.data import read_dialogues, split
@@ -148,7 +151,8 @@ def train(options: TrainOptions) -> None:
     target_config = load.load_target_config(options.target)
     start = {name: getattr(options, name) for name in ("start", "head_type", "loss_vocab", "seed")}
     head = begun_head(target_config, **start)
-    limits = {"vocab_size": head.config.vocab_size, "max_length": options.max_length}
+    longest = min(options.max_length, longest_text(target_config))
+    limits = {"vocab_size": head.config.vocab_size, "max_length": longest}
     dialogues = [d for path in options.data for d in read_dialogues(path, **limits)]
     parts = split(dialogues, held_out=options.held_out, answer_tokens=options.answer_tokens)
     accelerator = Accelerator(mixed_precision=options.precision)

@@ -9,7 +9,12 @@ from transformers import PretrainedConfig, PreTrainedModel
 from eagle_fsd.config import BadInput
 
 # What families call the factor of their logits, and whether it multiplies. Each family has one.
-FACTORS = {"logit_scale": True, "lm_head_multiplier": True, "logits_scaling": False}
+FACTORS = {
+    "logit_scale": True,
+    "lm_head_multiplier": True,
+    "output_multiplier": True,
+    "logits_scaling": False,
+}
 # These multiply by what Granite, from which they have the name, divides by.
 MULTIPLIED = ("hyperclovax",)
 
