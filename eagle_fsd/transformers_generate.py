@@ -208,7 +208,10 @@ def _check(
         "cache_implementation": asked.cache_implementation,
         "return_dict_in_generate": asked.return_dict_in_generate,
     }
-    found |= {name: value is not None for name, value in rest.items() if name not in FORWARD}
+    # an empty dict is what a multimodal model's `generate` gives for no images
+    empty = {name for name, value in rest.items() if isinstance(value, dict) and not value}
+    passed = empty | {*FORWARD}
+    found |= {name: value is not None for name, value in rest.items() if name not in passed}
     if refused := [name for name, there in found.items() if there]:
         raise BadInput(
             "eagle_fsd decodes one prompt of token ids, greedily or by sampling, without "

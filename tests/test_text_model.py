@@ -40,6 +40,7 @@ from eagle_fsd.drafters.language_model import LanguageModelDrafter
 from eagle_fsd.engine.families import check_supported, check_tree_attention
 from eagle_fsd.engine.select import ENGINES
 from eagle_fsd.models.load import load_target, load_target_config
+from eagle_fsd.transformers_generate import custom_generate
 
 MOE = {"num_local_experts": 3, "num_experts_per_tok": 2}
 # Logits that are the lm_head's products times a factor, or over it, by the family's own name for it
@@ -223,6 +224,18 @@ def test_engines_run_text_models_of_multimodal_checkpoints(tmp_path, family, eng
         tokens = run(target, drafter, prompt).tokens
         theirs = whole.generate(torch.tensor([prompt]), do_sample=False, max_new_tokens=24)
         assert tokens == theirs[0, LONG:].tolist()
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("family", ["gemma3", "llama4"])
+def test_generate_on_a_whole_multimodal_model_takes_our_loop(family):
+    """Given a model by transformers' call, its text model decodes; what sees stays in its place."""
+    whole, ids_1T = multimodal_model(family), torch.tensor([prompt_tokens(LONG)])
+    ours = custom_generate(head=None, arm="exact@ngram")
+    options = {"do_sample": False, "max_new_tokens": 17}
+    got = whole.generate(ids_1T, **options, custom_generate=ours)
+    assert got.tolist() == whole.generate(ids_1T, **options).tolist()
+    assert ours.last.rounds <= 17
 
 
 def rename_keys(folder: Path, rename: Callable[[str], str]) -> None:

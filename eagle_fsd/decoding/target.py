@@ -28,6 +28,7 @@ from eagle_fsd.decoding.text_model import (
     logit_cap,
     logit_factor,
     longest_text,
+    shortened,
     text_body,
     text_config,
 )
@@ -92,12 +93,13 @@ class Target:
         self.new_cache = partial(TreeCache, self.num_layers, pooled=len(devices) < 2)
         self.engine = engine
         self.has_stock = keep_stock or not engine.rebuilds
-        self._run_model = engine.rebuild(model, keep_stock=keep_stock)
+        rebuilt = engine.rebuild(model, keep_stock=keep_stock)
+        self._body = text_body(rebuilt)
         self._read = engine.linear(self.lm_head.weight, self.lm_head.bias)
         if not self.has_stock:
             engine.shrink(model, self._read)
         self.embed_tokens: nn.Module = model.get_input_embeddings()
-        repeats = engine.mask_repeats(text_config(self._run_model.config))
+        repeats = engine.mask_repeats(text_config(rebuilt.config))
         self.masks = partial(layer_masks, self.config, dtype=self.dtype, repeats=repeats)
         self._sequence = self.new_sequence()
         self._lock, self._sequences = threading.RLock(), 0
@@ -121,7 +123,7 @@ class Target:
         nothing is copied."""
         cut = copy.copy(self)
         cut.num_layers, cut.feature_layers = count, ()
-        cut.model = cut._run_model = _first_layers(text_body(self._run_model), count)
+        cut.model = cut._body = shortened(self._body, count)
         cut.new_cache = partial(TreeCache, count, **self.new_cache.keywords)
         cut._sequence = cut.new_sequence()
         return cut
@@ -243,8 +245,7 @@ class Target:
         features [B, N, F], on `device`; `forward` is what it takes beside token ids."""
         fused = bool(self.feature_layers)
         token_BN = token_BN.to(self.embed_tokens.weight.device)
-        body = text_body(self._run_model)
-        output = body(input_ids=token_BN, output_hidden_states=fused, **forward)
+        output = self._body(input_ids=token_BN, output_hidden_states=fused, **forward)
         hidden_BND = output.last_hidden_state.to(self.device)
         if not fused:
             return hidden_BND, hidden_BND
@@ -281,17 +282,3 @@ class Target:
         if self._cap is not None:
             logits_NV = torch.tanh(logits_NV / self._cap) * self._cap
         return logits_NV
-
-
-def _first_layers(base_model: PreTrainedModel, count: int) -> PreTrainedModel:
-    """A shallow copy without the layers behind the first `count`."""
-    cut, every = copy.copy(base_model), base_model.config.num_hidden_layers
-    cut._modules = {
-        name: child[:count] if isinstance(child, nn.ModuleList) and len(child) == every else child
-        for name, child in base_model.named_children()
-    }
-    cut.config = copy.deepcopy(base_model.config)
-    cut.config.num_hidden_layers = count
-    if getattr(cut.config, "layer_types", None):
-        cut.config.layer_types = cut.config.layer_types[:count]
-    return cut

@@ -4,6 +4,9 @@ Read from the config's names alone; eagle_fsd.engine.families.check_tree_attenti
 that does anything else.
 """
 
+import copy
+
+from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 
 from eagle_fsd.config import BadInput
@@ -31,6 +34,20 @@ def text_body(model: PreTrainedModel) -> PreTrainedModel:
     if model.base_model is model:  # Llama 4's class names a part that only its multimodal class has
         return getattr(model, "model", model)
     return model.base_model
+
+
+def shortened(body: PreTrainedModel, count: int) -> PreTrainedModel:
+    """A shallow copy of a text_body without the layers behind the first `count`."""
+    cut, every = copy.copy(body), body.config.num_hidden_layers
+    cut._modules = {
+        name: child[:count] if isinstance(child, nn.ModuleList) and len(child) == every else child
+        for name, child in body.named_children()
+    }
+    cut.config = copy.deepcopy(body.config)
+    cut.config.num_hidden_layers = count
+    if getattr(cut.config, "layer_types", None):
+        cut.config.layer_types = cut.config.layer_types[:count]
+    return cut
 
 
 def logit_factor(config: PretrainedConfig) -> float:
