@@ -188,12 +188,12 @@ def edit_json(file: Path, **changes: object) -> None:
 @torch.inference_mode()
 @pytest.mark.parametrize("family", MULTIMODAL)
 def test_a_multimodal_checkpoint_s_text_model_is_the_whole_model_on_text(tmp_path, capsys, family):
-    """Logits of a prompt and of trees, and an answer; what sees is not kept, and one line says so.
-    Bug held down: every multimodal checkpoint was refused."""
+    """Logits of a prompt and of trees, and an answer; what reads images is not kept, and one line
+    names that. Bug held down: every multimodal checkpoint was refused."""
     whole = write_multimodal(tmp_path, family)
     target, tokenizer = load_target(str(tmp_path), dtype="float32")
-    said = capsys.readouterr().err
-    assert said.count("text model alone is loaded") == 1 and "UNEXPECTED" not in said
+    printed = capsys.readouterr().err
+    assert printed.count("text model alone is loaded") == 1 and "UNEXPECTED" not in printed
     assert tokenizer.convert_tokens_to_ids("</s>") == 1 and target.eos_token_ids == ()
     held = sum(parameter.numel() for parameter in target.model.parameters())
     assert held < sum(p.numel() for p in whole.get_decoder().parameters()) + 101 * 40 + 1
@@ -229,7 +229,7 @@ def test_engines_run_text_models_of_multimodal_checkpoints(tmp_path, family, eng
 @torch.inference_mode()
 @pytest.mark.parametrize("family", ["gemma3", "llama4"])
 def test_generate_on_a_whole_multimodal_model_takes_our_loop(family):
-    """Given a model by transformers' call, its text model decodes; what sees stays in its place."""
+    """Given by transformers' call, its text model decodes, and the rest stays in its place."""
     whole, ids_1T = multimodal_model(family), torch.tensor([prompt_tokens(LONG)])
     ours = custom_generate(head=None, arm="exact@ngram")
     options = {"do_sample": False, "max_new_tokens": 17}
@@ -311,7 +311,7 @@ def test_multimodal_shapes_are_filled_with_random_weights(tmp_path):
         assert len(generate(model, "Say a.", arm="exact", max_new_tokens=9).tokens) == 9
 
 
-def test_the_whole_s_stop_tokens_and_ties_count(tmp_path):
+def test_stop_tokens_and_ties_are_those_of_the_whole_checkpoint(tmp_path):
     """generation_config.json is the folder's; without it the whole config's end tokens."""
     write_multimodal(tmp_path, "mistral3")
     edit_json(tmp_path / "config.json", eos_token_id=[5, 7])

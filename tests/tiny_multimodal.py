@@ -28,7 +28,7 @@ VL_EYES = {
 # by dimension of the positions; they add up to half of a head's size
 TURNS = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 2, 2]}}
 SLIDING = {"sliding_window": WINDOW, "layer_types": MIXED}
-# name -> settings of the text model and of what sees
+# name -> settings of the text model and of what reads images
 MULTIMODAL = {
     "gemma3": (WIDE | SLIDING, EYES),
     "gemma4": (

@@ -30,7 +30,7 @@ def text_config(config: PretrainedConfig) -> PretrainedConfig:
 def text_body(model: PreTrainedModel) -> PreTrainedModel:
     """The text model without its lm_head: from token ids to hidden states after the final norm."""
     if text_config(model.config) is not model.config:
-        return model.get_decoder()
+        return text_body(model.get_decoder())  # which of Llama 4 has the lm_head too
     if model.base_model is model:  # Llama 4's class names a part that only its multimodal class has
         return getattr(model, "model", model)
     return model.base_model

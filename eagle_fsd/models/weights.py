@@ -38,7 +38,7 @@ PREFIXES = {
     r"^language_model\.lm_head\.": "lm_head.",
 }
 # transformers' whole models of these families leave out the factor of the logits that their text
-# models have (Cohere's logit_scale), so that nobody can say which of two distributions is right.
+# models have (Cohere's logit_scale): which of the two distributions is right is not known here.
 WITHOUT_FACTOR = ("aya_vision", "cohere2_vision")
 AutoClass = type[AutoModelForCausalLM] | type[AutoModelForImageTextToText]
 
@@ -59,7 +59,7 @@ def class_to_load(config: PretrainedConfig) -> tuple[AutoClass, PretrainedConfig
     if type(text) in MODEL_FOR_CAUSAL_LM_MAPPING:
         if text is not config:
             text = copy.deepcopy(text)
-            # these are the whole model's to say
+            # of these the whole model's values count
             for name in ("tie_word_embeddings", "eos_token_id", "quantization_config"):
                 if getattr(config, name, None) is not None:
                     setattr(text, name, getattr(config, name))
@@ -143,8 +143,8 @@ def stored_model(
 @contextmanager
 def quiet_loading() -> Iterator[None]:
     """Keeps transformers' own progress bars quiet, which last for seconds, and its table of keys
-    that are left out, all of what sees and hears; the bars of a download from the hub, which may
-    last for long, are huggingface_hub's and stay."""
+    that are left out, those of what reads images and sounds. The bars of a download from the hub,
+    which may last for long, are huggingface_hub's and stay."""
     hook = logging.set_tqdm_hook(lambda bar, args, named: bar(*args, **named | {"disable": True}))
     verbosity = logging.get_verbosity()
     logging.set_verbosity_error()
