@@ -154,7 +154,7 @@ def test_llama_4_sees_its_own_chunk_and_scales_queries_by_position(engine):
 
 
 @torch.inference_mode()
-def test_longrope_targets_read_texts_up_to_the_length_at_which_positions_change():
+def test_longrope_targets_read_texts_up_to_the_length_at_which_positions_change(tmp_path, capsys):
     """A tree that reaches over it, as the last of an answer may, is right as far as tokens are
     emitted; the check takes such a target, and a longer text is refused. Beyond, what is cached
     would have the positions of before: transformers' generate itself begins anew there."""
@@ -176,6 +176,10 @@ def test_longrope_targets_read_texts_up_to_the_length_at_which_positions_change(
     assert_same(target, prompt, answer.tokens, by_generate(target, prompt, budget=budget))
     with pytest.raises(BadInput, match=f"target's {most} positions"):
         run(target, RootDrafter(), prompt, budget=budget + 1)
+    target.model.save_pretrained(write_target(tmp_path))
+    loaded, _ = load_target(str(tmp_path), dtype="float32")
+    assert f"grows beyond {most} tokens" in capsys.readouterr().err
+    assert loaded.max_positions == most
 
 
 def edit_json(file: Path, **changes: object) -> None:

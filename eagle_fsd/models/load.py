@@ -11,7 +11,7 @@ from transformers.utils import CHAT_TEMPLATE_DIR, CONFIG_NAME, cached_file
 
 from eagle_fsd.config import BadInput, check_known
 from eagle_fsd.decoding.target import Target
-from eagle_fsd.decoding.text_model import text_config
+from eagle_fsd.decoding.text_model import longest_text, text_config
 from eagle_fsd.engine import half
 from eagle_fsd.engine.families import check_supported, check_tree_attention
 from eagle_fsd.engine.select import choose_engine
@@ -184,6 +184,13 @@ def load_target(
         print(
             f"eagle_fsd: target {name!r} is multimodal ({config.model_type}); its text model alone "
             "is loaded, for prompts of text only",
+            file=sys.stderr,
+        )
+    text = text_config(config)
+    if (longest := longest_text(text)) < getattr(text, "max_position_embeddings", longest):
+        print(
+            f"eagle_fsd: the rotary positions of target {name!r} (longrope) change where a text "
+            f"grows beyond {longest} tokens; prompt and answer must end there",
             file=sys.stderr,
         )
     if name.startswith(PREFIX):
