@@ -88,6 +88,8 @@ class Target:
         self.vocab_size: int = self.lm_head.weight.shape[0]
         self.max_positions = longest_text(self.config)
         self._factor, self._cap = logit_factor(self.config), logit_cap(self.config)
+        # layers of Llama 4 scale queries by where they stand, and ask the cache for that
+        self._places_by_cache = bool(getattr(self.config, "attn_temperature_tuning", False))
         self.readout_is_linear = self._cap is None and self.lm_head.bias is None
         devices = set((getattr(model, "hf_device_map", None) or {}).values())
         self.new_cache = partial(TreeCache, self.num_layers, pooled=len(devices) < 2)
@@ -202,18 +204,15 @@ class Target:
         if position_N is not None:
             # Drafts beyond the last position lie beyond the budget and are never emitted; clamped,
             # they do not run off a table of learned positions.
-            position_N = position_N.clamp_max(self.max_positions - 1)[None]
-            # Layers of Llama 4 scale queries by where they stand, and ask the cache for that
-            if getattr(self.config, "attn_temperature_tuning", False):
-                cache.positions = position_N[0]
+            position_N = position_N.clamp_max(self.max_positions - 1)
+        cache.positions = position_N if self._places_by_cache else None
         hidden_BND, features_BNF = self.hidden_and_features(
             token_N[None],
             attention_mask=mask,
-            position_ids=position_N,
+            position_ids=None if position_N is None else position_N[None],
             past_key_values=cache,
             use_cache=True,
         )
-        cache.positions = None
         return hidden_BND[0], features_BNF[0]
 
     def commit(self, node_A: torch.Tensor) -> None:
