@@ -37,8 +37,9 @@ from eagle_fsd.decoding.target import Target
 from eagle_fsd.decoding.text_model import logit_factor
 from eagle_fsd.decoding.tree import DraftTree
 from eagle_fsd.drafters.language_model import LanguageModelDrafter
-from eagle_fsd.engine.families import check_supported, check_tree_attention
+from eagle_fsd.engine.families import check_supported
 from eagle_fsd.engine.select import ENGINES
+from eagle_fsd.engine.trial import check_tree_attention
 from eagle_fsd.models.load import load_target, load_target_config
 from eagle_fsd.transformers_generate import custom_generate
 

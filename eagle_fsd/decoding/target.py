@@ -39,7 +39,7 @@ class Target:
     """A target model and the cache of the one sequence that it is decoding.
 
     A Target made by hand is not checked: some families of models verify trees wrongly, see
-    eagle_fsd.engine.families.check_tree_attention.
+    eagle_fsd.engine.trial.check_tree_attention.
 
     Args:
         keep_stock: with an engine that rebuilds the model's layers, rebuild those of a copy, so

@@ -58,7 +58,8 @@ def folded_attention(
     B, H, N, d = query.shape
     G = key.shape[1]
     rows = H // G * N
-    if attention_mask is not None and N == 1:  # of one row, or of several sequences
+    # of one row, or of several sequences; one that a layer makes for each query head stays
+    if attention_mask is not None and N == 1 and attention_mask.shape[1] in (1, G):
         attention_mask = attention_mask.expand(-1, -1, rows, -1)
     whole = N == 1 if attention_mask is None else attention_mask.shape[2] == rows
     if (B > 1 and N > 1) or not whole or kwargs.get("softcap") is not None:
@@ -81,7 +82,8 @@ def folded_attention(
         output = functional.scaled_dot_product_attention(
             folded, key, value, attn_mask=attention_mask, scale=scaling
         )
-    return output.view(B, H, N, -1).transpose(1, 2), None
+    # contiguous as transformers' own is, which some layers rely on
+    return output.view(B, H, N, -1).transpose(1, 2).contiguous(), None
 
 
 def _products(

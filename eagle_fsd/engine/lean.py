@@ -32,9 +32,18 @@ class RmsNorm:
         return torch.rms_norm(x_ND, self._shape, self._weight, self._eps)
 
 
+# They go over their children, or find them by number: what is no module is not among these.
+CONTAINERS = nn.Sequential, nn.ModuleList, nn.ModuleDict
+
+
+def exchanging(module: nn.Module) -> list[nn.Module]:
+    """The modules whose children may be exchanged by what is no module."""
+    return [parent for parent in module.modules() if not isinstance(parent, CONTAINERS)]
+
+
 def exchange_norms(module: nn.Module) -> None:
     """Put torch's RMS norm in the place of every layer that computes just that."""
-    for parent in list(module.modules()):
+    for parent in exchanging(module):
         for name, child in list(parent.named_children()):
             eps = getattr(child, "variance_epsilon", getattr(child, "eps", None))
             weight = getattr(child, "weight", None)

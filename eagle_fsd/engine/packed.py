@@ -9,6 +9,9 @@ The model's forward stays as it is: only its submodules are exchanged.
 """
 
 import ctypes
+import functools
+import inspect
+import re
 import sys
 import warnings
 from collections.abc import Callable
@@ -20,7 +23,7 @@ from transformers import PreTrainedModel
 
 from eagle_fsd.engine import half
 from eagle_fsd.engine.attention import Folded
-from eagle_fsd.engine.lean import Rotation, exchange_norms, lean_attention
+from eagle_fsd.engine.lean import Rotation, exchange_norms, exchanging, lean_attention
 
 # Layers of one parent that a decoder layer calls one after the other with the same input.
 ATTENTION = ("q_proj", "k_proj", "v_proj")
@@ -83,10 +86,35 @@ def _exchange(parent: nn.Module, name: str, call: Linear) -> None:
     setattr(parent, name, call)
 
 
-def _joinable(linears: list) -> bool:
-    """Plain linear layers with one input width, all or none of them with a bias."""
-    if any(type(linear) is not nn.Linear for linear in linears):
-        return False
+@functools.cache
+def _read_by(kind: type[nn.Module]) -> frozenset[str]:
+    """Names of children whose attributes the class's own methods read, such as `self.gate.weight`;
+    a product in their place has none."""
+    methods = [
+        method
+        for parent in kind.__mro__[: kind.__mro__.index(nn.Module)]
+        for method in vars(parent).values()
+        if inspect.isfunction(method)
+    ]
+    return frozenset(
+        name for method in methods for name in re.findall(r"\bself\.(\w+)\.", _source(method))
+    )
+
+
+def _source(method: Callable) -> str:
+    try:
+        return inspect.getsource(method)
+    except OSError:  # made while running, or its file is gone
+        return ""
+
+
+def _exchangeable(parent: nn.Module, name: str) -> bool:
+    """Whether the parent's child is a plain linear layer, and is only called."""
+    return type(getattr(parent, name, None)) is nn.Linear and name not in _read_by(type(parent))
+
+
+def _joinable(linears: list[nn.Linear]) -> bool:
+    """Linear layers with one input width, all or none of them with a bias."""
     biased = {linear.bias is not None for linear in linears}
     return len({linear.in_features for linear in linears}) == 1 and len(biased) == 1
 
@@ -128,9 +156,11 @@ class Packed(Folded):
         held.
         """
         rotation = Rotation()
-        for parent in list(module.modules()):
+        for parent in exchanging(module):
             for names in JOINED:
-                linears = [getattr(parent, name, None) for name in names]
+                if not all(_exchangeable(parent, name) for name in names):
+                    continue
+                linears = [getattr(parent, name) for name in names]
                 if not _joinable(linears):
                     continue
                 joined = _Joined(linears, self.linear)
@@ -140,7 +170,7 @@ class Packed(Folded):
                 for index, name in enumerate(names):
                     _exchange(parent, name, partial(joined.part, index))
             for name, child in list(parent.named_children()):
-                if type(child) is nn.Linear:
+                if _exchangeable(parent, name):
                     _exchange(parent, name, self.linear(child.weight, child.bias))
         exchange_norms(module)
 

@@ -43,3 +43,12 @@ def choose_engine(name: str, *, device: str, dtype: torch.dtype) -> Engine:
     if name == "graphs" and not device.startswith("cuda"):
         raise BadInput(f"engine 'graphs' needs one CUDA device; here it is {device}: use auto")
     return ENGINES[name]()
+
+
+def engines_in_turn(name: str, *, device: str, dtype: torch.dtype) -> list[Engine]:
+    """choose_engine's, and behind it those that can take its place where a family's layers are not
+    what it exchanges, the fastest first."""
+    first = choose_engine(name, device=device, dtype=dtype)
+    packs = device == "cpu" and can_pack(dtype)
+    others = [Packed(), Folded(), Engine()] if packs else [Folded(), Engine()]
+    return [first, *(engine for engine in others if engine.name != first.name)]

@@ -3,6 +3,7 @@ target brings along is never run, nor is anybody asked whether it may."""
 
 import json
 import sys
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -13,9 +14,10 @@ from eagle_fsd.config import BadInput, check_known
 from eagle_fsd.decoding.target import Target
 from eagle_fsd.decoding.text_model import longest_text, text_config
 from eagle_fsd.engine import half
-from eagle_fsd.engine.families import check_supported, check_tree_attention
-from eagle_fsd.engine.select import choose_engine
+from eagle_fsd.engine.families import check_supported
+from eagle_fsd.engine.select import engines_in_turn
 from eagle_fsd.engine.threads import choose_threads
+from eagle_fsd.engine.trial import checked_target
 from eagle_fsd.heads.draft_head import DraftHead
 from eagle_fsd.heads.files import HEAD_FILES, UNREADABLE, head_folder, read_head
 from eagle_fsd.models import random_weights
@@ -166,15 +168,17 @@ def load_target(
         dtype: a name in DTYPES. For the embedded target float32 means its bfloat16 weights upcast.
         device: a torch device, or "auto" to spread a large target over all accelerators.
         feature_layers, keep_stock: see Target.
-        engine: a name in eagle_fsd.engine.select.ENGINES; or "auto".
+        engine: a name in eagle_fsd.engine.select.ENGINES; or "auto", which takes the next best one
+            where a family's layers are not those that it exchanges, and says so.
         drafts: it is a draft model, see Engine.for_drafts.
 
     Raises:
-        BadInput: unknown name, dtype or device, or a target that is not supported.
+        BadInput: unknown name, dtype or device, or a target that is not supported, or not by the
+            engine; then the engines that can are named.
     """
     check_device(device, dtype)
-    chosen = choose_engine(engine, device=device, dtype=DTYPES[dtype])
-    chosen = chosen.for_drafts() if drafts else chosen
+    engines = engines_in_turn(engine, device=device, dtype=DTYPES[dtype])
+    engines = [each.for_drafts() for each in engines] if drafts else engines
     config, tokenizer = _whole_config(name), load_tokenizer(name)
     kind = {"dtype": DTYPES[dtype], "device": device}
     if not drafts:  # a draft model shares the target's dtype and threads
@@ -194,13 +198,17 @@ def load_target(
             file=sys.stderr,
         )
     if name.startswith(PREFIX):
-        model = random_weights.random_model(config, **kind)
+        make = partial(random_weights.random_model, config, **kind)
     else:
         path, options = _source(name)
-        model = stored_model(name, path, config, **kind, **options)
-    model.eval().requires_grad_(False)
-    target = Target(model, engine=chosen, feature_layers=feature_layers, keep_stock=keep_stock)
-    check_tree_attention(target)
+        make = partial(stored_model, name, path, config, **kind, **options)
+    target = checked_target(
+        lambda: make().eval().requires_grad_(False),
+        engines,
+        automatic=engine == "auto",
+        feature_layers=feature_layers,
+        keep_stock=keep_stock,
+    )
     return target, tokenizer
 
 

@@ -1,0 +1,228 @@
+"""Whether a model verifies draft trees correctly, by trial: its family, and an engine on it.
+
+Of a family that is not tested a small tree is verified behind a prompt, and compared with what the
+stock model gives for each of its branches, run alone. First the stock model itself is tried, so
+that a fault of the family is not taken for one of an engine; then the engines in turn, until one
+gives the same.
+"""
+
+import inspect
+import re
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import nn
+from tqdm import tqdm
+from transformers import PretrainedConfig, PreTrainedModel
+
+from eagle_fsd.config import BadInput
+from eagle_fsd.decoding.engine import Engine
+from eagle_fsd.decoding.target import Target
+from eagle_fsd.decoding.text_model import text_body
+from eagle_fsd.decoding.tree import DraftTree
+from eagle_fsd.engine.families import TESTED_FAMILIES, check_supported
+
+PROMPT, SHORT_WINDOW = 300, 200  # tokens
+# 20 children of the root, then two chains of three below the first and the last of them: the tree
+# is wide, so that a model which goes by row instead of position is found out.
+PARENTS = [0] * 21 + [1, 21, 22, 20, 24, 25]
+LEAVES = (10, 23, 26)
+# Of nodes whose row is not their depth: by how much of the logits' size tree and branch may differ.
+# In 16 bits a router of experts may choose another one for a single node, so that there half of the
+# nodes must be close; in float32 all.
+ALLOWED, ALLOWED_HALF = 1e-3, 0.05
+# Names by which configs and layers know how far back a layer looks
+WINDOW_NAMES = re.compile("window(?!_layers)|local_attention|attention_chunk|index_topk")
+# What a family's own code raises where it cannot do what is asked of it
+FAILURES = (AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A prompt, a tree behind it, and the stock model's logits for its nodes [V], by node."""
+
+    prompt_L: torch.Tensor
+    tree: DraftTree
+    alone: dict[int, torch.Tensor]
+
+    @torch.inference_mode()
+    def fault(self, target: Target) -> str:
+        """What is wrong with the target's verification of the tree; empty if nothing."""
+        with _short_windows(target):
+            try:
+                target.start(len(self.prompt_L) + self.tree.size)
+                target.prefill(self.prompt_L)
+                logits_NV = target.verify(self.tree)[0].float()
+            except torch.OutOfMemoryError:
+                raise
+            except FAILURES as error:
+                return f"verifying a draft tree failed with {_named(error)}"
+            finally:
+                target.close()
+        errors = torch.stack(
+            [
+                (logits_NV[node] - alone_V).norm() / (alone_V - alone_V.mean()).norm()
+                for node, alone_V in self.alone.items()
+            ]
+        )
+        exact = target.dtype == torch.float32 and getattr(target.engine, "exact", True)
+        error, allowed = (errors.max(), ALLOWED) if exact else (errors.median(), ALLOWED_HALF)
+        if error < allowed:
+            return ""
+        return (
+            "a draft tree and the same tokens run alone give different logits (relative error "
+            f"{error:.2g})"
+        )
+
+
+def check_tree_attention(target: Target) -> None:
+    """Refuse a target of a family that is not tested if it does not verify trees correctly.
+
+    Raises:
+        BadInput: names the family.
+    """
+    _refuse(target, _begin(target))
+
+
+def checked_target(
+    new_model: Callable[[], PreTrainedModel],
+    engines: list[Engine],
+    *,
+    automatic: bool,
+    **settings,
+) -> Target:
+    """A target of the model, by the first of the engines that verifies trees as the stock model.
+
+    Args:
+        new_model: makes the model; called again where an engine has rebuilt it in vain.
+        automatic: go on with the next engine, and say so; else the first is wanted, and the others
+            are tried for a message.
+        settings: see Target.
+
+    Raises:
+        BadInput: the family is not supported, or the engine that is wanted cannot run it.
+    """
+    model = new_model()
+    kind = model.config.model_type
+    kept = model.generation_config  # a Target takes it
+    try:
+        stock = Target(model)
+    except FAILURES as error:
+        raise _unsupported(
+            model.config, f"they are not what a language model is here ({_named(error)})"
+        ) from error
+    if (trial := _begin(stock)) is not None:
+        _refuse(stock, trial)
+    model.generation_config = kept
+    del stock
+    faults = {}
+    for engine in engines:
+        model = new_model() if model is None else model
+        try:
+            target = Target(model, engine=engine, **settings)
+            fault = _engine_fault(target, trial) if trial and engine.rebuilds else ""
+        except FAILURES as error:
+            if trial is None or not engine.rebuilds:
+                raise
+            fault = f"exchanging layers failed with {_named(error)}"
+        if not fault and (automatic or not faults):
+            if faults:
+                first, why = next(iter(faults.items()))
+                tqdm.write(
+                    f"engine {first!r} cannot run targets of type {kind!r} ({why}): running with "
+                    f"{engine.name!r}",
+                    file=sys.stderr,
+                )
+            return target
+        faults[engine.name] = fault
+        model = target = None  # rebuilt; its memory is needed
+    wanted, *others = faults
+    able = [name for name in others if not faults[name]]
+    raise BadInput(
+        f"engine {wanted!r} cannot run targets of type {kind!r} ({faults[wanted]}): use "
+        f"{' or '.join(able)}"
+    )
+
+
+def _engine_fault(target: Target, trial: Trial) -> str:
+    """The trial's, of a target by an engine. Some layers work on their mask or repeat keys
+    themselves; then masks are left as transformers' layers have them."""
+    fault = trial.fault(target)
+    if fault and target.masks.keywords["repeats"] > 1:
+        target.masks = partial(target.masks, repeats=1)
+        fault = trial.fault(target)
+    return fault
+
+
+@torch.inference_mode()
+def _begin(target: Target) -> Trial | None:
+    """The trial of a target whose model is stock; None of a tested family."""
+    check_supported(target.model.config)
+    config = target.config
+    if config.model_type in TESTED_FAMILIES:
+        return None
+    if "position_ids" not in inspect.signature(text_body(target.model).forward).parameters:
+        raise _unsupported(
+            config, "they take no position_ids, so the nodes of a draft tree cannot be placed"
+        )
+    length = max(1, min(PROMPT, target.max_positions - 6))
+    prompt_L = (torch.arange(length, device=target.device) * 7 + 3) % min(target.vocab_size, 997)
+    tokens = [(11 * node + 5) % min(target.vocab_size, 991) for node in range(len(PARENTS))]
+    tree = DraftTree.from_parents(tokens, PARENTS, device=target.device)
+    alone = {}
+    with _short_windows(target):
+        try:
+            for leaf in LEAVES:
+                branch_A = tree.ancestor_NN[leaf].nonzero()[:, 0]
+                ids = torch.cat([prompt_L, tree.token_N[branch_A]])[None]
+                logits_AV = target.model(input_ids=ids).logits[0, -len(branch_A) :].float()
+                below = zip(branch_A.tolist(), logits_AV, strict=True)
+                alone |= {node: logits_V for node, logits_V in below if node > 1}
+        except torch.OutOfMemoryError:
+            raise
+        except FAILURES as error:
+            raise _unsupported(config, f"running them failed with {_named(error)}") from error
+    return Trial(prompt_L, tree, alone)
+
+
+def _refuse(target: Target, trial: Trial | None) -> None:
+    if trial is not None and (fault := trial.fault(target)):
+        raise _unsupported(target.config, fault)
+
+
+def _unsupported(config: PretrainedConfig, why: str) -> BadInput:
+    return BadInput(
+        f"targets of type {config.model_type!r} are not supported: {why}. Tested families: "
+        f"{', '.join(TESTED_FAMILIES)}"
+    )
+
+
+def _named(error: Exception) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())
+
+
+@contextmanager
+def _short_windows(target: Target) -> Iterator[None]:
+    """Windows that the trial's prompt would not leave, though a longer text may, are short
+    meanwhile: a trial beyond the window, at the price of a short prompt."""
+    holders = {}
+    for model in vars(target).values():  # the stock one, and what the engine made of it
+        for module in model.modules() if isinstance(model, nn.Module) else ():
+            config = getattr(module, "config", None)
+            holders |= {id(holder): holder for holder in (module, config) if holder is not None}
+    kept = []
+    try:
+        for holder in holders.values():
+            for name, value in list(vars(holder).items()):
+                far = type(value) is int and SHORT_WINDOW < value < target.max_positions
+                if far and WINDOW_NAMES.search(name):
+                    kept.append((holder, name, value))
+                    setattr(holder, name, SHORT_WINDOW)
+        yield
+    finally:
+        for holder, name, value in kept:
+            setattr(holder, name, value)
