@@ -213,7 +213,7 @@ def test_minutes_hold_while_the_first_batch_runs(tmp_path, mute, capsys):
     """Answers under way are cut at the limit: two minutes took as long as the longest answer. The
     bar counts what is used of the minutes, and so it has an expected end."""
     began = time.monotonic()
-    limits = ("--minutes", "0.03", "--max_new_tokens", "1900", "--max_prompt_tokens", "40")
+    limits = ("--minutes", "0.7", "--max_new_tokens", "1900", "--max_prompt_tokens", "40")
     sources = prompts(tmp_path, *(f"Question {i}?" for i in range(64)))
     main(options(mute, tmp_path / "data", *limits, sources=sources))
     assert time.monotonic() - began < 20
@@ -231,7 +231,7 @@ def test_first_answers_that_ended_before_the_time_are_kept_as_the_cut_ones_are(
 ):
     """Bug held down: a dialogue whose first answer the clock cut was kept, one whose first answer
     had ended vanished, since its second turn was never begun. The clock ticks whenever it is asked,
-    which is at every forward, so that the same answers are under way on every machine."""
+    which is twice at every forward, so that the same answers are under way on every machine."""
     talks = [{"turns": [f"Question {i}?", "And then?"]} for i in range(12)]
     sources = (str(write_rows(tmp_path / "talks.jsonl", *talks)),)
     firsts = prompts(tmp_path, *(talk["turns"][0] for talk in talks))
@@ -240,7 +240,7 @@ def test_first_answers_that_ended_before_the_time_are_kept_as_the_cut_ones_are(
 
     clock = SimpleNamespace(monotonic=count().__next__)
     monkeypatch.setattr("eagle_fsd.training.dialogues.time", clock)
-    limits = ("--minutes", "0.35", "--features", str(tmp_path / "states"))
+    limits = ("--minutes", "0.7", "--features", str(tmp_path / "states"))
     main(options(terse, tmp_path / "cut", *limits, sources=sources))
     rows = made(tmp_path / "cut")
     assert {row["user"] for row in rows} == wanted.keys()
@@ -253,7 +253,7 @@ def test_first_answers_that_ended_before_the_time_are_kept_as_the_cut_ones_are(
     # a user's turn of the target's own that waits for its first answer is no dialogue, nor dropped
     clock.monotonic = count().__next__
     with pytest.raises(SystemExit, match="no dialogue was made") as told:
-        main(options(terse, tmp_path / "own", "--minutes", "0.75"))
+        main(options(terse, tmp_path / "own", "--minutes", "1.5"))
     assert "prompt too long" not in str(told.value)
 
 
