@@ -1,13 +1,19 @@
 """scripts/families.sh: what it finds out about families, and the tables that it writes."""
 
 import json
+import runpy
 import subprocess
 import sys
 
 import pytest
+import torch
 from commands import ROOT, load_command
 
+from eagle_fsd.config import BadInput
+from eagle_fsd.decoding.target import Target
+
 TABLES = load_command("scripts/analysis/families_tables.py")
+TINY = runpy.run_path(str(ROOT / "scripts/analysis/tiny_families.py"))
 
 
 @pytest.mark.processes
@@ -27,6 +33,16 @@ def test_families_are_tried_each_in_its_process_and_once(tmp_path):
     llama = json.loads((tmp_path / "out/llama.json").read_text())
     assert [engine["decodes"] for engine in llama["engines"].values()] == [5, 5, 5]
     assert llama["bfloat16"] == "taken" and not llama["notes"]
+
+
+@pytest.mark.parametrize("family", ["gemma3n_text", "longcat_flash"])
+def test_heads_that_read_several_layers_refuse_a_family_without_them(family):
+    """Bug held down: these ended in a RuntimeError and an IndexError when an answer began."""
+    target = Target(TINY["tiny_model"](TINY["tiny_config"](family), seed=0))
+    target.feature_layers = (1, target.num_layers // 2, target.num_layers - 1)
+    target.start(20)
+    with pytest.raises(BadInput, match="hidden states .* EAGLE-1 or EAGLE-2 head"):
+        target.prefill(torch.arange(9))
 
 
 def record(family: str, *outcomes: tuple[str, str], not_built: str = "") -> dict:

@@ -248,7 +248,14 @@ class Target:
         hidden_BND = output.last_hidden_state.to(self.device)
         if not fused:
             return hidden_BND, hidden_BND
-        chosen = [output.hidden_states[layer].to(self.device) for layer in self.feature_layers]
+        states = output.hidden_states
+        if len(states) != self.num_layers + 1 or states[0].shape != hidden_BND.shape:
+            raise BadInput(
+                f"targets of type {self.config.model_type!r} do not give the hidden states that "
+                "enter each layer, which a head that reads several of them needs: take an EAGLE-1 "
+                "or EAGLE-2 head"
+            )
+        chosen = [states[layer].to(self.device) for layer in self.feature_layers]
         return hidden_BND, torch.cat(chosen, dim=-1)
 
     def logits(self, hidden_ND: torch.Tensor) -> torch.Tensor:
