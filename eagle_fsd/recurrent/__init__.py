@@ -1,0 +1,1 @@
+"""Draft trees over layers that carry a state from token to token instead of keys and values."""
