@@ -2,12 +2,17 @@
 
 transformers' DynamicCache concatenates (so it reallocates every step); its static caches index with
 tensors and drop rows of sliding-window layers. Here every layer keeps whole rows in one buffer.
+Recurrent layers keep a state instead, into which the path is folded (recurrent/states.py).
 """
 
 import weakref
+from collections.abc import Sequence
 
 import torch
-from transformers.cache_utils import Cache, CacheLayerMixin
+from transformers.cache_utils import Cache, CacheLayerMixin, DummyLayer
+
+from eagle_fsd.recurrent.families import HYBRID, NOTHING, RECURRENT
+from eagle_fsd.recurrent.states import RecurrentLayer
 
 
 class PreallocatedLayer(CacheLayerMixin):
@@ -59,14 +64,32 @@ class PreallocatedLayer(CacheLayerMixin):
         return self._cache().capacity
 
 
+class HybridLayer(RecurrentLayer, PreallocatedLayer):
+    """Of a model layer with both attention and a recurrence."""
+
+    def __init__(self, cache: "TreeCache", index: int):
+        PreallocatedLayer.__init__(self, cache, index)
+        RecurrentLayer.__init__(self)
+        # which the second of transformers' own two classes clears
+        self.is_initialized = False
+
+    def lazy_initialization(self, *rows: torch.Tensor, **states) -> None:
+        """Of keys and values by position, or of states by name."""
+        if rows:
+            PreallocatedLayer.lazy_initialization(self, *rows)
+        else:
+            RecurrentLayer.lazy_initialization(self, **states)
+
+
 class TreeCache(Cache):
-    """One PreallocatedLayer per model layer.
+    """One layer of the cache per model layer: a PreallocatedLayer, or what its type needs.
 
     Example: 5 committed rows and a tree of 4 nodes give length 9; `keep_path(5, [0, 2])` leaves
     rows 0-4, node 0's row at 5 and node 2's row at 6, and length 7.
 
     Args:
-        capacity: rows of each layer.
+        capacity: rows of each layer with attention.
+        types: of the model's layers, as in transformers' configs; empty: all have attention.
         pooled: one buffer for all layers; False where they lie on several devices.
 
     Attributes:
@@ -79,8 +102,13 @@ class TreeCache(Cache):
             the mask hides the others.
     """
 
-    def __init__(self, num_layers: int, capacity: int, *, pooled: bool = True):
-        super().__init__(layers=[PreallocatedLayer(self, index) for index in range(num_layers)])
+    def __init__(
+        self, num_layers: int, capacity: int, *, types: Sequence[str] = (), pooled: bool = True
+    ):
+        self._with_rows: list[PreallocatedLayer] = []
+        self._with_states: list[RecurrentLayer] = []
+        types = types or ["full_attention"] * num_layers
+        super().__init__(layers=[self._layer(kind) for kind in types])
         self.capacity = capacity
         self.fixed: tuple[torch.Tensor, int] | None = None
         self.positions: torch.Tensor | None = None
@@ -88,16 +116,29 @@ class TreeCache(Cache):
         self._pooled = pooled
         self._pools: list[torch.Tensor] = []  # keys and values in turn, [layers, *a layer's shape]
 
+    def _layer(self, kind: str) -> "PreallocatedLayer | RecurrentLayer | DummyLayer":
+        if kind in NOTHING:
+            return DummyLayer()
+        if kind in RECURRENT:
+            layer = RecurrentLayer()
+        else:
+            index = len(self._with_rows)
+            layer = (HybridLayer if kind in HYBRID else PreallocatedLayer)(self, index)
+            self._with_rows.append(layer)
+        if isinstance(layer, RecurrentLayer):
+            self._with_states.append(layer)
+        return layer
+
     @property
     def length(self) -> int:
         """Number of valid rows. Set lower, it forgets the rows behind; set higher, rows are valid
         that a forward of fixed shapes has written."""
-        return self.layers[0].length
+        return self._with_rows[0].length
 
     @length.setter
     def length(self, length: int) -> None:
         assert 0 <= length <= self.capacity, f"length {length} of a cache of {self.capacity} rows"
-        for layer in self.layers:
+        for layer in self._with_rows:
             layer.length = length
 
     def buffers(
@@ -111,7 +152,7 @@ class TreeCache(Cache):
         if self._pooled and [pool.shape[1:] for pool in self._pools[:2]] == shapes:
             keys, values = self._pools[:2]
             return keys[index], values[index]
-        layers = len(self.layers) if self._pooled and not self._pools else 1
+        layers = len(self._with_rows) if self._pooled and not self._pools else 1
         # zeros: a row behind a mask must not be infinite or NaN
         keys, values = (key_states.new_zeros(layers, *shape) for shape in shapes)
         self._pools += [keys, values]
@@ -119,7 +160,10 @@ class TreeCache(Cache):
 
     @torch.inference_mode()
     def keep_path(self, prefix_length: int, node_A: torch.Tensor) -> None:
-        """Keep rows [0, prefix_length) and, right behind them, those of a path's nodes."""
+        """Keep rows [0, prefix_length) and, right behind them, those of a path's nodes; states
+        become those behind the path's last node."""
+        for layer in self._with_states:
+            layer.keep_path(node_A)
         kept = node_A.shape[0]
         if kept > 1:  # the root's row is where it should be
             row_A = node_A + prefix_length
@@ -129,9 +173,21 @@ class TreeCache(Cache):
                 pool.narrow(3, prefix_length, kept).copy_(kept_rows)
         self.length = prefix_length + kept
 
+    @property
+    def state_bytes(self) -> int:
+        """Memory of the states of recurrent layers, which does not grow with the text."""
+        return sum(layer.state_bytes for layer in self._with_states)
+
+    @property
+    def stash_bytes(self) -> int:
+        """Memory that recurrent layers keep of the last tree until a path is kept."""
+        return sum(layer.stash_bytes for layer in self._with_states)
+
     @torch.inference_mode()
     def clear(self) -> None:
         """Forget all rows, and what they held."""
         self.length = 0
         for pool in self._pools:
             pool.zero_()
+        for layer in self._with_states:
+            RecurrentLayer.reset(layer)

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 
+from eagle_fsd.config import BadInput
 from eagle_fsd.decoding.cache import TreeCache
 from eagle_fsd.decoding.tree import DraftTree
 
@@ -96,11 +97,13 @@ class Engine:
     Attributes:
         name: as users give it.
         rebuilds: the model that it runs is no longer stock.
+        runs_states: it runs models with recurrent layers.
         sequence: what it decodes one sequence with.
     """
 
     name = "stock"
     rebuilds = False
+    runs_states = True
     sequence: ClassVar[type[CachedSequence]] = CachedSequence
 
     def rebuild(self, model: PreTrainedModel, *, keep_stock: bool) -> PreTrainedModel:
@@ -127,6 +130,14 @@ class Engine:
     def mask_repeats(self, config: PretrainedConfig) -> int:
         """Query heads of a rebuilt model that share a row of a mask; see masks.fold."""
         return 1
+
+
+def no_states(engine: str, kind: str) -> BadInput:
+    """The error where an engine cannot run a model type with recurrent layers."""
+    return BadInput(
+        f"engine {engine!r} cannot run a target of type {kind!r}: it records forwards, and states "
+        "of recurrent layers are changed from outside them; use auto"
+    )
 
 
 STOCK = Engine()

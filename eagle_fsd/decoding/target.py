@@ -12,7 +12,7 @@ import copy
 import math
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 
 import torch
@@ -21,7 +21,7 @@ from transformers import GenerationConfig, PreTrainedModel
 
 from eagle_fsd.config import BadInput
 from eagle_fsd.decoding.cache import TreeCache
-from eagle_fsd.decoding.engine import STOCK, CachedSequence, Engine
+from eagle_fsd.decoding.engine import STOCK, CachedSequence, Engine, no_states
 from eagle_fsd.decoding.masks import layer_masks
 from eagle_fsd.decoding.sampling import no_numbers
 from eagle_fsd.decoding.text_model import (
@@ -33,6 +33,8 @@ from eagle_fsd.decoding.text_model import (
     text_config,
 )
 from eagle_fsd.decoding.tree import DraftTree
+from eagle_fsd.recurrent.families import layer_types, modeling_module
+from eagle_fsd.recurrent.hooks import tree_forward
 
 
 class Target:
@@ -92,8 +94,12 @@ class Target:
         self._places_by_cache = bool(getattr(self.config, "attn_temperature_tuning", False))
         self.readout_is_linear = self._cap is None and self.lm_head.bias is None
         devices = set((getattr(model, "hf_device_map", None) or {}).values())
-        self.new_cache = partial(TreeCache, self.num_layers, pooled=len(devices) < 2)
+        pooled, types = len(devices) < 2, layer_types(self.config)
+        self.new_cache = partial(TreeCache, self.num_layers, types=types, pooled=pooled)
+        self._recurrent = modeling_module(text_body(model))
         self.engine = engine
+        if self.has_states and not engine.runs_states:
+            raise no_states(engine.name, self.config.model_type)
         self.has_stock = keep_stock or not engine.rebuilds
         rebuilt = engine.rebuild(model, keep_stock=keep_stock)
         self._body = text_body(rebuilt)
@@ -112,6 +118,11 @@ class Target:
         return self.lm_head.weight.device
 
     @property
+    def has_states(self) -> bool:
+        """Whether layers carry a state from token to token instead of keys and values."""
+        return self._recurrent is not None
+
+    @property
     def cache_length(self) -> int:
         """Rows in the cache that belong to committed tokens."""
         return self._sequence.length
@@ -126,7 +137,8 @@ class Target:
         cut = copy.copy(self)
         cut.num_layers, cut.feature_layers = count, ()
         cut.model = cut._body = shortened(self._body, count)
-        cut.new_cache = partial(TreeCache, count, **self.new_cache.keywords)
+        types = self.new_cache.keywords["types"][:count]
+        cut.new_cache = partial(TreeCache, count, **self.new_cache.keywords | {"types": types})
         cut._sequence = cut.new_sequence()
         return cut
 
@@ -181,12 +193,17 @@ class Target:
 
         Returns logits [N, V], row i of the token AFTER node i, and features [N, F].
         """
+        # a single token is transformers' own step, which changes states for good
+        as_tree = nullcontext()
+        if self.has_states and tree.size > 1:
+            as_tree = tree_forward(self._recurrent, tree.parent_N, tree.ancestor_NN)
 
         def run_nodes(*nodes: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
             hidden_ND, features_NF = self.run(self._sequence.cache, *nodes)
             return self.logits(hidden_ND), features_NF
 
-        return self._sequence.verify(tree, run_nodes)
+        with as_tree:
+            return self._sequence.verify(tree, run_nodes)
 
     def run(
         self,

@@ -110,6 +110,7 @@ class Compiled(Packed):
     """On a CPU: as Packed, verification and drafting compiled; needs a C++ compiler."""
 
     name = "compiled"
+    runs_states = False
     sequence = CompiledSequence
 
     def linear(self, weight_RD: torch.Tensor, bias_R: torch.Tensor | None) -> Linear:

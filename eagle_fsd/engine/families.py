@@ -4,6 +4,7 @@ from transformers import PretrainedConfig
 
 from eagle_fsd.config import BadInput
 from eagle_fsd.decoding.text_model import logit_factor, rope_parts, text_config
+from eagle_fsd.recurrent.families import HYBRID, NOTHING, RECURRENT, check_states, layer_types
 
 # Families whose tree attention the tests check, sliding windows included where they have them.
 TESTED_FAMILIES = ("gemma3_text", "llama", "mistral", "mixtral", "qwen2", "qwen3")
@@ -28,7 +29,8 @@ def check_supported(config: PretrainedConfig) -> None:
         )
     config = text_config(config)
     kind = config.model_type
-    if unknown := set(getattr(config, "layer_types", None) or []) - set(LAYER_TYPES):
+    check_states(config)
+    if unknown := set(layer_types(config)) - {*LAYER_TYPES, *RECURRENT, *HYBRID, *NOTHING}:
         raise BadInput(
             f"target of type {kind!r} has layers of type {sorted(unknown)}; a draft tree can be "
             f"verified with {', '.join(LAYER_TYPES)} layers only"

@@ -242,4 +242,5 @@ class Graphs(Folded):
     """On one CUDA device: folded attention, verification and drafting as CUDA graphs."""
 
     name = "graphs"
+    runs_states = False
     sequence = RecordedSequence

@@ -26,10 +26,12 @@ class RmsNorm:
     """torch's own; see Linear in packed.py for why it is no module."""
 
     def __init__(self, weight_D: torch.Tensor, eps: float):
-        self._shape, self._weight, self._eps = list(weight_D.shape), weight_D.detach(), eps
+        # some layers ask their norm's weight for its dtype
+        self.weight = weight_D.detach()
+        self._shape, self._eps = list(weight_D.shape), eps
 
     def __call__(self, x_ND: torch.Tensor) -> torch.Tensor:
-        return torch.rms_norm(x_ND, self._shape, self._weight, self._eps)
+        return torch.rms_norm(x_ND, self._shape, self.weight, self._eps)
 
 
 # They go over their children, or find them by number: what is no module is not among these.
@@ -47,7 +49,9 @@ def exchange_norms(module: nn.Module) -> None:
         for name, child in list(parent.named_children()):
             eps = getattr(child, "variance_epsilon", getattr(child, "eps", None))
             weight = getattr(child, "weight", None)
-            if "RMSNorm" not in type(child).__name__ or eps is None or weight is None:
+            kind = type(child).__name__
+            # one with a gate is run with a second input, of which the trial knows nothing
+            if "RMSNorm" not in kind or "Gated" in kind or eps is None or weight is None:
                 continue
             if weight.dtype not in CLOSE:
                 continue
@@ -101,14 +105,15 @@ class RotaryAttention:
     def __call__(
         self,
         hidden_states: torch.Tensor,
-        position_embeddings: tuple[torch.Tensor, torch.Tensor],
+        position_embeddings: tuple[torch.Tensor, torch.Tensor] | None = None,
         attention_mask: torch.Tensor | None = None,
         past_key_values=None,
         **more,
     ) -> tuple[torch.Tensor, None]:
         """In transformers' calling convention: [B, N, D], and no weights."""
-        cos, sin = position_embeddings
-        if cos.shape[-1] != self._size or self._layer.config._attn_implementation != NAME:
+        cos, sin = position_embeddings or (None, None)  # Granite 4 places no token
+        rotary = cos is not None and cos.shape[-1] == self._size
+        if not rotary or self._layer.config._attn_implementation != NAME:
             return self._stock(
                 hidden_states,
                 position_embeddings=position_embeddings,

@@ -1,0 +1,110 @@
+"""Which layers' functions of transformers have a form for trees, and whose layers call them.
+
+Another family whose layers call one of these functions takes an entry of FAMILIES; a new kind of
+layer takes an entry of SCANS, a function as those in scans.py.
+"""
+
+import sys
+from collections.abc import Callable
+from types import ModuleType
+
+from transformers import PretrainedConfig, PreTrainedModel
+
+from eagle_fsd.config import BadInput
+from eagle_fsd.recurrent.scans import delta_rule, mamba2
+
+CONVOLUTION = "causal_conv1d_fn"
+GATED_DELTA_NET = "torch_chunk_gated_delta_rule"
+KIMI_DELTA_ATTENTION = "chunk_kimi_delta_attention"
+MAMBA2 = "mamba2_chunk_scan"
+CONVOLUTION_ALONE = ""
+# By transformers' name of a layer's function for many tokens; which state each begins from is in
+# its keyword.
+SCANS: dict[str, tuple[Callable, str]] = {
+    GATED_DELTA_NET: (delta_rule, "initial_state"),
+    KIMI_DELTA_ATTENTION: (delta_rule, "initial_state"),
+    MAMBA2: (mamba2, "initial_states"),
+}
+# By the model type of a text model's config, what its recurrent layers call beside CONVOLUTION.
+FAMILIES = {
+    "bamba": MAMBA2,
+    "falcon_h1": MAMBA2,
+    "granitemoehybrid": MAMBA2,
+    "kimi_linear": KIMI_DELTA_ATTENTION,
+    "lfm2": CONVOLUTION_ALONE,
+    "lfm2_moe": CONVOLUTION_ALONE,
+    "nemotron_h": MAMBA2,
+    "olmo_hybrid": GATED_DELTA_NET,
+    "qwen3_5_moe_text": GATED_DELTA_NET,
+    "qwen3_5_text": GATED_DELTA_NET,
+    "qwen3_next": GATED_DELTA_NET,
+    "zamba2": MAMBA2,
+}
+# Layer types of configs. A hybrid layer has attention beside the recurrence; a layer without either
+# keeps nothing.
+RECURRENT, HYBRID, NOTHING = ("conv", "linear_attention"), ("hybrid",), ("dummy", "mlp", "moe")
+MAMBA1 = "transformers' function for its Mamba-1 layers takes no state to begin a tree from"
+REFUSED = {
+    "falcon_mamba": MAMBA1,
+    "jamba": MAMBA1,
+    "mamba": MAMBA1,
+    "mamba2": "transformers places its tokens by no position_ids, having no attention layer",
+    "minimax": "its lightning attention has neither a function that can be exchanged nor "
+    "transformers' common cache",
+    "zamba": MAMBA1,
+}
+HALVES = ("bfloat16", "float16")
+
+
+def layer_types(config: PretrainedConfig) -> list[str]:
+    """Of a text model's config; none where all layers are alike and have attention."""
+    return list(getattr(config, "layer_types", None) or [])
+
+
+def has_states(config: PretrainedConfig) -> bool:
+    """Whether layers of a text model carry a state from token to token."""
+    return bool({*RECURRENT, *HYBRID} & set(layer_types(config)))
+
+
+def check_states(config: PretrainedConfig) -> None:
+    """Refuse, by a BadInput, a text model with recurrent layers over which no tree can be run."""
+    if not has_states(config):
+        return
+    kind = config.model_type
+    if kind not in FAMILIES:
+        reason = REFUSED.get(kind, "it is not known which functions they call")
+        types = sorted({*RECURRENT, *HYBRID} & set(layer_types(config)))
+        raise BadInput(
+            f"target of type {kind!r} has layers of type {types}, over which no draft tree can be "
+            f"verified: {reason}. Supported with recurrent layers: {', '.join(FAMILIES)}"
+        )
+    for name in ("mamba_ssm_cache_dtype", "mamba_ssm_dtype"):
+        if str(getattr(config, name, None)).removeprefix("torch.") in HALVES:
+            raise BadInput(
+                f"the target's config asks for states in half precision ({name} is "
+                f"{getattr(config, name)}); folded round by round, they drift from plain decoding: "
+                "set it to float32"
+            )
+    low, high = getattr(config, "time_step_limit", None) or (0.0, float("inf"))
+    if (low, high) != (0.0, float("inf")):
+        raise BadInput(
+            f"the target's config has time_step_limit {low} to {high}, which transformers itself "
+            "applies to prompts and not to single tokens, so that no tree equals both"
+        )
+
+
+def modeling_module(body: PreTrainedModel) -> ModuleType | None:
+    """Where the functions are that a text model's recurrent layers call; None without such layers.
+
+    Raises:
+        BadInput: other kernels stand where these functions are called.
+    """
+    if not has_states(body.config):
+        return None
+    if getattr(body, "use_kernels", False):
+        raise BadInput(
+            f"a target of type {body.config.model_type!r} with kernels of the hub cannot verify "
+            "draft trees: its recurrent layers no longer call transformers' functions; load it "
+            "without use_kernels"
+        )
+    return sys.modules[type(body).__module__]

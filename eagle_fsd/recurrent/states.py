@@ -1,0 +1,70 @@
+"""What the cache keeps of a recurrent layer: its states, and a tree's stash until a path is kept.
+
+Axes: C channels of the convolution, K its taps, N tree nodes, A nodes of the kept path.
+"""
+
+import torch
+from transformers.cache_utils import LinearAttentionLayer
+
+from eagle_fsd.recurrent.hooks import running
+from eagle_fsd.recurrent.scans import Stash
+
+
+class RecurrentLayer(LinearAttentionLayer):
+    """The last K inputs of the convolution, in the model's dtype, and the state of the recurrence,
+    in float32, behind the last committed token.
+
+    Prompts and single tokens change them as transformers does. A tree leaves them alone until
+    `keep_path`.
+
+    Attributes:
+        inputs: of the nodes' convolutions, [1, C, N]; None when no tree waits for its path.
+        stash: of the nodes' recurrences; None for a layer without one.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.inputs: torch.Tensor | None = None
+        self.stash: Stash | None = None
+
+    def update_conv_state(
+        self, conv_states: torch.Tensor, state_idx: int = 0, **kwargs
+    ) -> torch.Tensor:
+        """The inputs behind those that are kept; of a tree the convolution is run over both."""
+        forward = running.get()
+        self.inputs = self.stash = None
+        if forward is None:
+            return super().update_conv_state(conv_states, state_idx, **kwargs)
+        forward.layer, self.inputs = self, conv_states
+        return torch.cat([self.conv_states[0], conv_states], dim=-1)
+
+    def update_recurrent_state(
+        self, recurrent_states: torch.Tensor, state_idx: int = 0, **kwargs
+    ) -> torch.Tensor:
+        if running.get() is not None:
+            return recurrent_states
+        return super().update_recurrent_state(recurrent_states.float(), state_idx, **kwargs)
+
+    def keep_path(self, node_A: torch.Tensor) -> None:
+        """Fold a path of the last tree, root first; nothing to do after a single token."""
+        if self.inputs is not None:
+            node_A, window = node_A.to(self.inputs.device), self.conv_states[0]
+            kept = torch.cat([window, self.inputs[:, :, node_A]], dim=-1)
+            window.copy_(kept[:, :, -window.shape[-1] :])
+        if self.stash is not None:
+            state = self.recurrent_states[0]
+            state.copy_(self.stash.folded(state, node_A))
+        self.inputs = self.stash = None
+
+    @property
+    def state_bytes(self) -> int:
+        """Of the states, which do not grow with the text."""
+        states = [*self.conv_states.values(), *self.recurrent_states.values()]
+        return sum(state.nbytes for state in states if state is not None)
+
+    @property
+    def stash_bytes(self) -> int:
+        """Of what the last tree keeps until its path is known."""
+        kept = [] if self.inputs is None else [self.inputs]
+        kept += [] if self.stash is None else self.stash.tensors
+        return sum(tensor.nbytes for tensor in kept)
