@@ -100,8 +100,8 @@ CASES = {
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", CASES)
 def test_every_node_of_a_tree_is_its_path_run_alone(name, dtype):
-    """And the state after a commit of its path is the one that the path alone leaves. The states are
-    in float32 whatever the weights; of outputs in bfloat16, one unit in the last place may part."""
+    """And the state after a commit of its path is the one that the path alone leaves. States are in
+    float32 whatever the weights; outputs in bfloat16 may part by one unit in the last place."""
     worst = folded = 0.0
     for size in SIZES:
         tree = tree_of(size, "random")

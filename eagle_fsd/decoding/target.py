@@ -12,7 +12,7 @@ import copy
 import math
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import partial
 
 import torch
@@ -193,17 +193,18 @@ class Target:
 
         Returns logits [N, V], row i of the token AFTER node i, and features [N, F].
         """
-        # a single token is transformers' own step, which changes states for good
-        as_tree = nullcontext()
-        if self.has_states and tree.size > 1:
-            as_tree = tree_forward(self._recurrent, tree.parent_N, tree.ancestor_NN)
 
         def run_nodes(*nodes: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
             hidden_ND, features_NF = self.run(self._sequence.cache, *nodes)
             return self.logits(hidden_ND), features_NF
 
-        with as_tree:
+        # a single token is transformers' own step, which changes states for good
+        if self._recurrent is None or tree.size == 1:
             return self._sequence.verify(tree, run_nodes)
+        with tree_forward(self._recurrent, tree.parent_N, tree.ancestor_NN) as forward:
+            verified = self._sequence.verify(tree, run_nodes)
+        forward.check(self._sequence.cache.layers, self.config.model_type)
+        return verified
 
     def run(
         self,

@@ -16,6 +16,7 @@ from eagle_fsd.decoding.drafter import GREEDY
 from eagle_fsd.decoding.engine import CachedSequence
 from eagle_fsd.decoding.target import Target
 from eagle_fsd.drafters.growing import GrowingDrafter
+from eagle_fsd.recurrent.families import no_draft_states
 
 
 class LanguageModelDrafter(GrowingDrafter):
@@ -26,6 +27,8 @@ class LanguageModelDrafter(GrowingDrafter):
     """
 
     def __init__(self, model: Target, target: Target, tree: TreeConfig, *, samples: bool = False):
+        if model.has_states:
+            raise no_draft_states(model.config.model_type)
         self.model = model
         R = min(model.vocab_size, target.vocab_size)
         whole = R == target.vocab_size

@@ -11,6 +11,7 @@ from transformers import AutoConfig, AutoTokenizer, PretrainedConfig, PreTrained
 from transformers.utils import CHAT_TEMPLATE_DIR, CONFIG_NAME, cached_file
 
 from eagle_fsd.config import BadInput, check_known
+from eagle_fsd.decoding.engine import no_states
 from eagle_fsd.decoding.target import Target
 from eagle_fsd.decoding.text_model import longest_text, text_config
 from eagle_fsd.engine import half
@@ -24,6 +25,7 @@ from eagle_fsd.models import random_weights
 from eagle_fsd.models.assets import EMBEDDED_TARGET, embedded_target
 from eagle_fsd.models.random_weights import PREFIX, SHAPES
 from eagle_fsd.models.weights import UNLOADABLE, class_to_load, reason, stored_model
+from eagle_fsd.recurrent.families import has_states, no_draft_states
 from eagle_fsd.runs.provenance import file_digests
 
 # eagle_fsd/checkpoints is a link to the repository's checkpoints/, and a folder once installed
@@ -180,6 +182,8 @@ def load_target(
     engines = engines_in_turn(engine, device=device, dtype=DTYPES[dtype])
     engines = [each.for_drafts() for each in engines] if drafts else engines
     config, tokenizer = _whole_config(name), load_tokenizer(name)
+    if has_states(text_config(config)) and not chosen.runs_states:
+        raise no_states(chosen.name, text_config(config).model_type)
     kind = {"dtype": DTYPES[dtype], "device": device}
     if not drafts:  # a draft model shares the target's dtype and threads
         line = f"loading {name} in {dtype} on {device} {choose_threads(device)}"
@@ -233,12 +237,16 @@ def check_draft_model(name: str, target: str) -> None:
                 f"draft model {name!r}: target {target!r} has {config.num_hidden_layers} layers, "
                 "give fewer"
             )
+        if has_states(config):
+            raise no_draft_states(config.model_type)
         return
     try:
-        load_target_config(name)
+        draft_config = load_target_config(name)
         theirs, own = (load_tokenizer(model).get_vocab() for model in (name, target))
     except BadInput as error:
         raise BadInput(f"draft model {name!r}: {error}") from error
+    if has_states(draft_config):
+        raise no_draft_states(draft_config.model_type)
     if differing := theirs.items() ^ own.items():
         token = min(token for token, _ in differing)
         raise BadInput(

@@ -93,6 +93,15 @@ def check_states(config: PretrainedConfig) -> None:
         )
 
 
+def no_draft_states(kind: str) -> BadInput:
+    """The error for a draft model with recurrent layers."""
+    return BadInput(
+        f"a draft model of type {kind!r} has recurrent layers: a tree grows level by level, and each "
+        "would begin from states of its nodes, which are not kept; give a draft model of attention "
+        "layers, or another drafter"
+    )
+
+
 def modeling_module(body: PreTrainedModel) -> ModuleType | None:
     """Where the functions are that a text model's recurrent layers call; None without such layers.
 

@@ -56,13 +56,13 @@ def delta_rule(
     ancestor_NN: torch.Tensor,
     use_qk_l2norm_in_kernel: bool = False,
 ) -> tuple[torch.Tensor, Stash]:
-    """Of gated delta nets, and of Kimi's delta attention, whose decay has a number for each channel.
+    """Of gated delta nets, and of Kimi's delta attention with a decay for each channel.
 
     What a node adds to the state depends on what its ancestors have added: a triangular system,
     solved once for all nodes, since parents come before their children.
 
     Args:
-        query, key: [1, N, heads of keys, K]; each serves as many heads of values, one after another.
+        query, key: [1, N, heads of keys, K]; each serves as many heads of values.
         value: [1, N, H, V].
         g: logarithm of the decay at a node, [1, N, H] or [1, N, H, K].
         beta: [1, N, H].
