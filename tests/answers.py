@@ -61,8 +61,10 @@ def run(
 
 def by_generate(target: Target, prompt: list[int], *, budget: int = 24, stop=()) -> list[int]:
     """The answer of transformers' own greedy search."""
+    ids = torch.tensor([prompt])
     output = target.model.generate(
-        torch.tensor([prompt]),
+        ids,
+        attention_mask=torch.ones_like(ids),  # else a 0 in the prompt is taken for padding
         do_sample=False,
         max_new_tokens=budget,
         eos_token_id=list(stop) or None,

@@ -8,11 +8,11 @@ from eagle_fsd.decoding.target import Target
 from eagle_fsd.engine.select import ENGINES
 
 LONG_SIZES = SIZES | {"max_position_embeddings": 1021, "num_hidden_layers": 4}
-EXPERTS = {  # torch's grouped matmul wants rows of 16 bytes, so no primes here
+EXPERTS = {  # torch's grouped matmul wants rows of 16 bytes, in half precision too: no primes here
     "num_experts": 5,
     "num_experts_per_tok": 2,
-    "moe_intermediate_size": 20,
-    "shared_expert_intermediate_size": 28,
+    "moe_intermediate_size": 24,
+    "shared_expert_intermediate_size": 32,
 }
 DELTA = {
     "linear_num_key_heads": 2,
@@ -45,7 +45,7 @@ HYBRIDS = {
         "layer_types": TYPES,
         "num_local_experts": 3,
         "num_experts_per_tok": 2,
-        "intermediate_size": 52,
+        "intermediate_size": 56,
         "shared_intermediate_size": 31,
         "logits_scaling": 3.0,
     },
@@ -58,8 +58,8 @@ HYBRIDS = {
         "chunk_size": 16,
         "head_dim": 10,
         "n_routed_experts": 4,
-        "moe_intermediate_size": 20,
-        "moe_shared_expert_intermediate_size": 28,
+        "moe_intermediate_size": 24,
+        "moe_shared_expert_intermediate_size": 32,
     },
     "zamba2": {
         "layers_block_type": ["linear_attention", "hybrid", "linear_attention", "hybrid"],
@@ -75,7 +75,7 @@ HYBRIDS = {
     },
     "lfm2": CONVOLUTIONS | {"block_auto_adjust_ff_dim": False},
     "lfm2_moe": CONVOLUTIONS
-    | {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 20},
+    | {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24},
     "kimi_linear": {
         "linear_head_dim": 8,
         "linear_num_heads": 4,
@@ -90,7 +90,7 @@ HYBRIDS = {
         "num_experts_per_tok": 2,
         "n_group": 1,
         "topk_group": 1,
-        "moe_intermediate_size": 20,
+        "moe_intermediate_size": 24,
     },
 }
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin, DummyLayer
 
-from eagle_fsd.recurrent.families import HYBRID, NOTHING, RECURRENT
+from eagle_fsd.recurrent.kinds import HYBRID, NOTHING, RECURRENT
 from eagle_fsd.recurrent.states import RecurrentLayer
 
 

@@ -33,8 +33,8 @@ from eagle_fsd.decoding.text_model import (
     text_config,
 )
 from eagle_fsd.decoding.tree import DraftTree
-from eagle_fsd.recurrent.families import layer_types, modeling_module
 from eagle_fsd.recurrent.hooks import tree_forward
+from eagle_fsd.recurrent.kinds import layer_types, modeling_module
 
 
 class Target:

@@ -16,7 +16,7 @@ from eagle_fsd.decoding.drafter import GREEDY
 from eagle_fsd.decoding.engine import CachedSequence
 from eagle_fsd.decoding.target import Target
 from eagle_fsd.drafters.growing import GrowingDrafter
-from eagle_fsd.recurrent.families import no_draft_states
+from eagle_fsd.recurrent.kinds import no_draft_states
 
 
 class LanguageModelDrafter(GrowingDrafter):

@@ -25,7 +25,7 @@ from eagle_fsd.models import random_weights
 from eagle_fsd.models.assets import EMBEDDED_TARGET, embedded_target
 from eagle_fsd.models.random_weights import PREFIX, SHAPES
 from eagle_fsd.models.weights import UNLOADABLE, class_to_load, reason, stored_model
-from eagle_fsd.recurrent.families import has_states, no_draft_states
+from eagle_fsd.recurrent.kinds import has_states, no_draft_states
 from eagle_fsd.runs.provenance import file_digests
 
 # eagle_fsd/checkpoints is a link to the repository's checkpoints/, and a folder once installed

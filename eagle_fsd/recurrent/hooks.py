@@ -20,7 +20,7 @@ import torch
 
 from eagle_fsd.config import BadInput
 from eagle_fsd.recurrent.convolution import node_windows, tree_convolution
-from eagle_fsd.recurrent.families import CONVOLUTION, CONVOLUTION_ALONE, FAMILIES, SCANS
+from eagle_fsd.recurrent.kinds import CONVOLUTION, CONVOLUTION_ALONE, FAMILIES, SCANS
 
 if TYPE_CHECKING:
     from transformers.cache_utils import CacheLayerMixin

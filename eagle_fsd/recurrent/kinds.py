@@ -96,9 +96,9 @@ def check_states(config: PretrainedConfig) -> None:
 def no_draft_states(kind: str) -> BadInput:
     """The error for a draft model with recurrent layers."""
     return BadInput(
-        f"a draft model of type {kind!r} has recurrent layers: a tree grows level by level, and each "
-        "would begin from states of its nodes, which are not kept; give a draft model of attention "
-        "layers, or another drafter"
+        f"a draft model of type {kind!r} has recurrent layers: a tree grows level by level, and "
+        "each level would begin from states of its nodes, which are not kept; give a draft model "
+        "of attention layers, or another drafter"
     )
 
 
