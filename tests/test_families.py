@@ -20,7 +20,7 @@ TINY = runpy.run_path(str(ROOT / "scripts/analysis/tiny_families.py"))
 def test_families_are_tried_each_in_its_process_and_once(tmp_path):
     """One is exact, one is refused by trial and one by its config; a second run reads results."""
     command = [sys.executable, ROOT / "scripts/analysis/families.py", "--quick", "--output"]
-    command += [tmp_path / "out", "--families", "llama", "moshi", "qwen3_next"]
+    command += [tmp_path / "out", "--families", "llama", "moshi", "jamba"]
     printed, times = [], []
     for _ in range(2):
         run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
@@ -29,7 +29,7 @@ def test_families_are_tried_each_in_its_process_and_once(tmp_path):
     assert printed[0] == printed[1] and times[0] == times[1] and len(times[0]) == 3
     assert "llama: exact on every engine\n" in printed[0]
     assert "moshi: refused targets of type 'moshi' are not supported: a draft tree" in printed[0]
-    assert "qwen3_next: refused target of type 'qwen3_next' has layers of type" in printed[0]
+    assert "jamba: refused target of type 'jamba' has layers of type" in printed[0]
     llama = json.loads((tmp_path / "out/llama.json").read_text())
     assert [engine["decodes"] for engine in llama["engines"].values()] == [5, 5, 5]
     assert llama["bfloat16"] == "taken" and not llama["notes"]

@@ -25,8 +25,9 @@ from eagle_fsd.drafters.hybrid import HybridDrafter
 from eagle_fsd.drafters.language_model import LanguageModelDrafter
 from eagle_fsd.drafters.ngram import NgramDrafter
 from eagle_fsd.drafters.settings import NgramSettings
-from eagle_fsd.engine.families import check_supported, check_tree_attention
+from eagle_fsd.engine.families import check_supported
 from eagle_fsd.engine.select import ENGINES
+from eagle_fsd.engine.trial import check_tree_attention
 from eagle_fsd.recurrent.kinds import FAMILIES, REFUSED
 
 # Of logits of a size about 1, float32: what transformers' own steps differ from its own whole
@@ -114,7 +115,7 @@ def test_a_rejected_branch_changes_no_later_logit(family):
             logits = torch.cat([logits, plain])
         after.append(logits)
         assert_states_are_of(target, [*prompt_tokens(11), 5, 8, 9, random_tree(1).token_N[0], 3, 4])
-    torch.testing.assert_close(*after, atol=1e-5, rtol=0)
+    torch.testing.assert_close(*after, atol=1e-4, rtol=0)
 
 
 def drafters_of(target: Target, tree) -> dict:
