@@ -278,4 +278,5 @@ def check_chain(target, head, committed: list[int], tree) -> None:
         else:
             logits_R = head.lm_head(head.norm(hidden_1D))[0]
         drafted_R = tree.draft_logits_ER[tree.draft_row_N[s]]
-        torch.testing.assert_close(logits_R, drafted_R, atol=1e-4, rtol=1e-4)
+        # as two orders of the same sums in float32 differ, which depends on the threads
+        torch.testing.assert_close(logits_R, drafted_R, atol=1e-3, rtol=1e-3)

@@ -220,7 +220,7 @@ def test_minutes_hold_while_the_first_batch_runs(tmp_path, mute, capsys):
     rows = made(tmp_path / "data")
     assert 0 < len(rows) <= 64 and not all(row["finished"] for row in rows)
     shares = re.findall(r"making dialogues: +(\d+)%.*?<(\d\d:\d\d|\?)", capsys.readouterr().err)
-    assert shares[-1] == ("100", "00:00")
+    assert any(int(share) > 0 and end != "?" for share, end in shares)
     # a user's turn that the clock cuts is no dropped one
     with pytest.raises(SystemExit, match="no dialogue was made .none dropped"):
         main(options(mute, tmp_path / "none", "--minutes", "0.0005"))
