@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin, DummyLayer
 
+from eagle_fsd.recurrent.hooks import TreeForward
 from eagle_fsd.recurrent.kinds import HYBRID, NOTHING, RECURRENT
 from eagle_fsd.recurrent.states import RecurrentLayer
 
@@ -69,7 +70,7 @@ class HybridLayer(RecurrentLayer, PreallocatedLayer):
 
     def __init__(self, cache: "TreeCache", index: int):
         PreallocatedLayer.__init__(self, cache, index)
-        RecurrentLayer.__init__(self)
+        RecurrentLayer.__init__(self, cache)
         # which the second of transformers' own two classes clears
         self.is_initialized = False
 
@@ -98,6 +99,7 @@ class TreeCache(Cache):
             the others.
         positions: None, or int64 [N], the positions of a forward's new rows, for a model that asks
             the cache where they stand (Llama 4: target.Target.run).
+        forward: None, or the tree that a forward runs over recurrent layers.
         whole: a forward reads all rows, valid or not, as one block without gaps between sequences;
             the mask hides the others.
     """
@@ -112,6 +114,7 @@ class TreeCache(Cache):
         self.capacity = capacity
         self.fixed: tuple[torch.Tensor, int] | None = None
         self.positions: torch.Tensor | None = None
+        self.forward: TreeForward | None = None
         self.whole = False
         self._pooled = pooled
         self._pools: list[torch.Tensor] = []  # keys and values in turn, [layers, *a layer's shape]
@@ -120,7 +123,7 @@ class TreeCache(Cache):
         if kind in NOTHING:
             return DummyLayer()
         if kind in RECURRENT:
-            layer = RecurrentLayer()
+            layer = RecurrentLayer(self)
         else:
             index = len(self._with_rows)
             layer = (HybridLayer if kind in HYBRID else PreallocatedLayer)(self, index)

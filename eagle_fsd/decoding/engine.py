@@ -15,9 +15,11 @@ from transformers import PretrainedConfig, PreTrainedModel
 from eagle_fsd.config import BadInput
 from eagle_fsd.decoding.cache import TreeCache
 from eagle_fsd.decoding.tree import DraftTree
+from eagle_fsd.recurrent.hooks import TreeForward
 
 # Target's forward over tree nodes to logits and features, from their tokens [N] and positions [N],
-# which cache rows each sees [N, K], and where those stand [K]; without these two, all rows.
+# which cache rows each sees [N, K], where those stand [K], and the tree for recurrent layers; without
+# these three, all rows, one after the other.
 NodeForward = Callable[..., tuple[torch.Tensor, torch.Tensor]]
 
 
@@ -52,7 +54,8 @@ class CachedSequence:
         visible_NK = torch.ones(N, prefix + N, dtype=torch.bool, device=self._device)
         visible_NK[:, prefix:] = tree.ancestor_NN
         key_position_K = torch.cat([torch.arange(prefix, device=self._device), position_N])
-        return forward(tree.token_N, position_N, visible_NK, key_position_K)
+        nodes = TreeForward(tree.parent_N, tree.ancestor_NN)
+        return forward(tree.token_N, position_N, visible_NK, key_position_K, nodes)
 
     def draft(
         self,

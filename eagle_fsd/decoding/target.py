@@ -33,7 +33,7 @@ from eagle_fsd.decoding.text_model import (
     text_config,
 )
 from eagle_fsd.decoding.tree import DraftTree
-from eagle_fsd.recurrent.hooks import tree_forward
+from eagle_fsd.recurrent.hooks import ARGUMENT, TreeForward, check_called, exchanged_functions
 from eagle_fsd.recurrent.kinds import layer_types, modeling_module
 
 
@@ -201,9 +201,9 @@ class Target:
         # a single token is transformers' own step, which changes states for good
         if self._recurrent is None or tree.size == 1:
             return self._sequence.verify(tree, run_nodes)
-        with tree_forward(self._recurrent, tree.parent_N, tree.ancestor_NN) as forward:
+        with exchanged_functions(self._recurrent):
             verified = self._sequence.verify(tree, run_nodes)
-        forward.check(self._sequence.cache.layers, self.config.model_type)
+        check_called(self._sequence.cache.layers, self.config.model_type)
         return verified
 
     def run(
@@ -213,6 +213,7 @@ class Target:
         position_N: torch.Tensor | None = None,
         visible_NK: torch.Tensor | None = None,
         key_position_K: torch.Tensor | None = None,
+        nodes: TreeForward | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Hidden states and features of the next tokens, whose rows are appended to the cache; see
         engine.NodeForward."""
@@ -224,13 +225,18 @@ class Target:
             # they do not run off a table of learned positions.
             position_N = position_N.clamp_max(self.max_positions - 1)
         cache.positions = position_N if self._places_by_cache else None
-        hidden_BND, features_BNF = self.hidden_and_features(
-            token_N[None],
-            attention_mask=mask,
-            position_ids=None if position_N is None else position_N[None],
-            past_key_values=cache,
-            use_cache=True,
-        )
+        cache.forward = nodes if self.has_states else None
+        try:
+            hidden_BND, features_BNF = self.hidden_and_features(
+                token_N[None],
+                attention_mask=mask,
+                position_ids=None if position_N is None else position_N[None],
+                past_key_values=cache,
+                use_cache=True,
+                **({} if cache.forward is None else {ARGUMENT: nodes}),
+            )
+        finally:
+            cache.forward = None
         return hidden_BND[0], features_BNF[0]
 
     def commit(self, node_A: torch.Tensor) -> None:

@@ -70,13 +70,22 @@ class Compiler:
         row_K: torch.Tensor,
         *others: torch.Tensor,
     ) -> Output:
-        if key not in self._compiled:
-            if len(self._compiled) == MOST:
-                return function(row_K, *others)
-            self._compiled[key] = self._compile(function, row_K, *others)
-        return self._compiled[key](row_K, *others)
+        if key in self._compiled:
+            return self._compiled[key](row_K, *others)
+        if len(self._compiled) == MOST:
+            return function(row_K, *others)
+        compiled = self._prepare(function, row_K)
+        try:
+            # once only: a single token changes the states of recurrent layers
+            output = compiled(row_K, *others)
+        except torch._dynamo.exc.TorchDynamoException as error:
+            reason = str(error).strip().splitlines()[0]
+            warnings.warn(f"cannot compile, running as engine 'packed': {reason}", stacklevel=2)
+            compiled, output = function, function(row_K, *others)
+        self._compiled[key] = compiled
+        return output
 
-    def _compile(self, function: Callable, row_K: torch.Tensor, *others: torch.Tensor) -> Callable:
+    def _prepare(self, function: Callable, row_K: torch.Tensor) -> Callable:
         tqdm.write(f"compiling, a minute at most; kept in {cache_folder()}", file=sys.stderr)
         # The key says all that is fixed, so nothing is asked again at every call (at 30 layers,
         # for 2 ms), and no code is shared between keys.
@@ -88,12 +97,6 @@ class Compiler:
             options={"guard_filter_fn": torch.compiler.skip_all_guards_unsafe},
         )
         torch._dynamo.mark_dynamic(row_K, 0)
-        try:
-            compiled(row_K, *others)
-        except torch._dynamo.exc.TorchDynamoException as error:
-            reason = str(error).strip().splitlines()[0]
-            warnings.warn(f"cannot compile, running as engine 'packed': {reason}", stacklevel=2)
-            return function
         return compiled
 
 
@@ -110,7 +113,6 @@ class Compiled(Packed):
     """On a CPU: as Packed, verification and drafting compiled; needs a C++ compiler."""
 
     name = "compiled"
-    runs_states = False
     sequence = CompiledSequence
 
     def linear(self, weight_RD: torch.Tensor, bias_R: torch.Tensor | None) -> Linear:

@@ -20,6 +20,7 @@ from eagle_fsd.decoding.cache import TreeCache
 from eagle_fsd.decoding.engine import CachedSequence, NodeForward
 from eagle_fsd.decoding.tree import DraftTree
 from eagle_fsd.engine.attention import Folded
+from eagle_fsd.recurrent.hooks import TreeForward
 
 BUCKET_ROWS = 256
 Output = TypeVar("Output")
@@ -181,16 +182,18 @@ class RecordedSequence(CachedSequence):
         """As a function of fixed shapes, of one node too."""
         N = tree.size
 
-        def recorded(row_K, token_N, depth_N, ancestor_NN, prefix):
+        def recorded(row_K, token_N, parent_N, depth_N, ancestor_NN, prefix):
             bucket = row_K.shape[0]
             position_N = prefix + depth_N
             tree_K = (row_K - prefix).clamp(0, N - 1)
             key_position_K = torch.where(row_K < prefix, row_K, position_N[tree_K])
             visible_NK = visible_rows(ancestor_NN, prefix, bucket)
             with fixed_rows(self.cache, prefix, N, bucket):
-                return forward(token_N, position_N, visible_NK, key_position_K)
+                # recurrent layers take a single token by transformers' own step
+                nodes = TreeForward(parent_N, ancestor_NN) if N > 1 else None
+                return forward(token_N, position_N, visible_NK, key_position_K, nodes)
 
-        inputs = (tree.token_N, tree.depth_N, tree.ancestor_NN, self.length_on_device)
+        inputs = (tree.token_N, tree.parent_N, tree.depth_N, tree.ancestor_NN, self.length_on_device)
         output = self.run(N, recorded, self.length + N, *inputs)
         self.cache.length = self.length + N
         return output

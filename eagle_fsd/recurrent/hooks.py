@@ -1,9 +1,10 @@
 """A forward of a stock model whose recurrent layers take the new tokens for the nodes of a tree.
 
-The layers of a modeling file call two functions of that file, for their convolution and their scan.
-While a tree is verified, functions of ours stand in their place. These ask a context variable,
-which belongs to one thread, whether a tree is being verified there, and call the stock function if
-not: another thread's model does not see them. No layer is touched.
+The layers of a modeling file call two functions of that file, for their convolution and their scan,
+and hand them every argument of the model's forward that they do not know. While a tree is verified,
+functions of ours stand in their place. These look for the tree among their arguments, and call the
+stock function where there is none: the forwards of other models, in other threads, do not see them.
+No layer is touched.
 """
 
 import inspect
@@ -11,7 +12,6 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from contextvars import ContextVar
 from functools import wraps
 from types import ModuleType
 from typing import TYPE_CHECKING
@@ -27,11 +27,16 @@ if TYPE_CHECKING:
 
     from eagle_fsd.recurrent.states import RecurrentLayer
 
+# The argument of a model's forward by which its layers' functions are given the tree.
+ARGUMENT = "draft_tree"
+
 
 class TreeForward:
     """The tree that a forward runs.
 
     Attributes:
+        parent_N: int64 [N], the root's own is 0.
+        ancestor_NN: bool [N, N]; row i marks node i and its ancestors.
         layer: of the cache, the one whose mixer runs now; a mixer gives its inputs to the cache
             before it calls its functions.
     """
@@ -39,7 +44,6 @@ class TreeForward:
     def __init__(self, parent_N: torch.Tensor, ancestor_NN: torch.Tensor):
         self.parent_N, self.ancestor_NN = parent_N, ancestor_NN
         self.layer: RecurrentLayer | None = None
-        self._convolved: set[RecurrentLayer] = set()
         self._windows: dict[int, torch.Tensor] = {}
 
     def convolution(self, hidden_states, weight, bias=None, activation=None, **_) -> torch.Tensor:
@@ -47,45 +51,40 @@ class TreeForward:
         if taps not in self._windows:
             self._windows[taps] = node_windows(self.parent_N, taps)
         window_NK = self._windows[taps].to(hidden_states.device)
-        self._convolved.add(self.layer)
+        self.layer.convolved = True
         return tree_convolution(hidden_states, weight, bias, activation, window_NK=window_NK)
 
-    def check(self, layers: "Sequence[CacheLayerMixin | RecurrentLayer]", kind: str) -> None:
-        """Refuse, by a BadInput, a model whose mixers did not call the functions: their outputs are
-        a chain's and not a tree's."""
-        for index, layer in enumerate(layers):
-            if not hasattr(layer, "stash"):
-                continue
-            scanned = layer.stash is not None or FAMILIES.get(kind) == CONVOLUTION_ALONE
-            if layer not in self._convolved or not scanned:
-                raise BadInput(
-                    f"layer {index} of a target of type {kind!r} did not call transformers' own "
-                    "functions for its recurrence, so that no draft tree can be verified: load it "
-                    "without use_kernels, and without changes to its layers"
-                )
+
+def check_called(layers: "Sequence[CacheLayerMixin | RecurrentLayer]", kind: str) -> None:
+    """Refuse, by a BadInput, a model whose mixers did not call the functions in the forward over a
+    tree that has just been run: their outputs are a chain's and not a tree's."""
+    for index, layer in enumerate(layers):
+        if not hasattr(layer, "stash"):
+            continue
+        scanned = layer.stash is not None or FAMILIES.get(kind) == CONVOLUTION_ALONE
+        if layer.inputs is None or not layer.convolved or not scanned:
+            raise BadInput(
+                f"layer {index} of a target of type {kind!r} did not call transformers' own "
+                "functions for its recurrence, so that no draft tree can be verified: load it "
+                "without use_kernels, and without changes to its layers"
+            )
 
 
-running: ContextVar[TreeForward | None] = ContextVar("running", default=None)
 _lock = threading.Lock()
 _users: Counter[ModuleType] = Counter()
 _stock: dict[ModuleType, dict[str, Callable]] = {}
 
 
 @contextmanager
-def tree_forward(
-    module: ModuleType, parent_N: torch.Tensor, ancestor_NN: torch.Tensor
-) -> Iterator[TreeForward]:
-    """Around a forward of one model of this modeling file, in this thread."""
+def exchanged_functions(module: ModuleType) -> Iterator[None]:
+    """Around a forward over a tree of one model of this modeling file."""
     with _lock:
         if not _users[module]:
-            _stock[module] = _exchanged(module)
+            _stock[module] = _exchange(module)
         _users[module] += 1
-    forward = TreeForward(parent_N, ancestor_NN)
-    token = running.set(forward)
     try:
-        yield forward
+        yield
     finally:
-        running.reset(token)
         with _lock:
             _users[module] -= 1
             if not _users[module]:
@@ -93,20 +92,20 @@ def tree_forward(
                 del _users[module]
 
 
-def _exchanged(module: ModuleType) -> dict[str, Callable]:
+def _exchange(module: ModuleType) -> dict[str, Callable]:
     """Put ours in the place of a modeling file's functions, and give those back."""
     stock = {name: getattr(module, name) for name in (CONVOLUTION, *SCANS) if hasattr(module, name)}
     for name, function in stock.items():
-        exchange = _convolution if name == CONVOLUTION else _scan
-        setattr(module, name, exchange(name, function))
+        ours = _convolution if name == CONVOLUTION else _scan
+        setattr(module, name, ours(name, function))
     return stock
 
 
 def _convolution(name: str, stock: Callable) -> Callable:
     @wraps(stock)
     def convolution(*args, **kwargs):
-        forward = running.get()
-        if forward is None or forward.layer is None:
+        forward = kwargs.pop(ARGUMENT, None)
+        if forward is None:
             return stock(*args, **kwargs)
         return forward.convolution(*args, **kwargs)
 
@@ -115,12 +114,12 @@ def _convolution(name: str, stock: Callable) -> Callable:
 
 def _scan(name: str, stock: Callable) -> Callable:
     ours, initial = SCANS[name]
-    taken = inspect.signature(ours).parameters
+    taken = frozenset(inspect.signature(ours).parameters)
 
     @wraps(stock)
     def scan(*args, **kwargs):
-        forward = running.get()
-        if forward is None or forward.layer is None:
+        forward = kwargs.pop(ARGUMENT, None)
+        if forward is None:
             return stock(*args, **kwargs)
         state = kwargs[initial]
         given = {key: value for key, value in kwargs.items() if key in taken}

@@ -3,11 +3,16 @@
 Axes: C channels of the convolution, K its taps, N tree nodes, A nodes of the kept path.
 """
 
+import weakref
+from typing import TYPE_CHECKING
+
 import torch
 from transformers.cache_utils import LinearAttentionLayer
 
-from eagle_fsd.recurrent.hooks import running
 from eagle_fsd.recurrent.scans import Stash
+
+if TYPE_CHECKING:
+    from eagle_fsd.decoding.cache import TreeCache
 
 
 class RecurrentLayer(LinearAttentionLayer):
@@ -19,20 +24,23 @@ class RecurrentLayer(LinearAttentionLayer):
 
     Attributes:
         inputs: of the nodes' convolutions, [1, C, N]; None when no tree waits for its path.
+        convolved: the layer's convolution was run over these nodes, by our function for trees.
         stash: of the nodes' recurrences; None for a layer without one.
     """
 
-    def __init__(self):
+    def __init__(self, cache: "TreeCache"):
         super().__init__()
+        self._cache = weakref.ref(cache)
         self.inputs: torch.Tensor | None = None
+        self.convolved = False
         self.stash: Stash | None = None
 
     def update_conv_state(
         self, conv_states: torch.Tensor, state_idx: int = 0, **kwargs
     ) -> torch.Tensor:
         """The inputs behind those that are kept; of a tree the convolution is run over both."""
-        forward = running.get()
-        self.inputs = self.stash = None
+        forward = self._cache().forward
+        self.inputs, self.convolved, self.stash = None, False, None
         if forward is None:
             return super().update_conv_state(conv_states, state_idx, **kwargs)
         forward.layer, self.inputs = self, conv_states
@@ -41,7 +49,7 @@ class RecurrentLayer(LinearAttentionLayer):
     def update_recurrent_state(
         self, recurrent_states: torch.Tensor, state_idx: int = 0, **kwargs
     ) -> torch.Tensor:
-        if running.get() is not None:
+        if self._cache().forward is not None:
             return recurrent_states
         return super().update_recurrent_state(recurrent_states.float(), state_idx, **kwargs)
 
@@ -54,7 +62,7 @@ class RecurrentLayer(LinearAttentionLayer):
         if self.stash is not None:
             state = self.recurrent_states[0]
             state.copy_(self.stash.folded(state, node_A))
-        self.inputs = self.stash = None
+        self.inputs, self.convolved, self.stash = None, False, None
 
     @property
     def state_bytes(self) -> int:
