@@ -6,6 +6,7 @@ Axes: N tree nodes, V vocabulary.
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -28,6 +29,7 @@ from eagle_fsd.drafters.settings import NgramSettings
 from eagle_fsd.engine.families import check_supported
 from eagle_fsd.engine.select import ENGINES
 from eagle_fsd.engine.trial import check_tree_attention
+from eagle_fsd.models.generate import Request, complete
 from eagle_fsd.recurrent.kinds import FAMILIES, REFUSED
 
 # Of logits of a size about 1, float32: what transformers' own steps differ from its own whole
@@ -148,6 +150,36 @@ def test_exact_is_plain_decoding_and_generate(family, engine):
                 assert_same(target, prompt, got.tokens, plain.tokens)
             taken += sum(r.accepted_drafts for r in got.rounds)
     assert taken > 20
+
+
+@pytest.mark.processes  # long: a compilation for each width
+@pytest.mark.parametrize("family", ["qwen3_5_text", "falcon_h1"])
+def test_compiled_exact_is_plain_decoding_and_generate(family):
+    """Of single tokens, which change states within the compiled code, and of trees."""
+    stock, target = (hybrid_target(family, seed=3, engine=name) for name in ("stock", "compiled"))
+    drafter, taken = NoisyTargetDrafter(target, TREES[1], noise=0.3), 0
+    for length in (40, 5, 300):
+        prompt = prompt_tokens(length, seed=length)
+        want = by_generate(stock, prompt, budget=70)
+        for each in (RootDrafter(), drafter):
+            got = run(target, each, prompt, budget=60)
+            assert_same(stock, prompt, got.tokens, want[:60])
+            taken += sum(r.accepted_drafts for r in got.rounds)
+            assert_states_are_of(target, [*prompt, *want][: target.cache_length])
+    assert taken > 20
+
+
+@pytest.mark.parametrize("engine", ["stock", "packed"])
+@pytest.mark.parametrize("family", HYBRIDS)
+def test_rows_of_a_batch_are_what_generate_gives_alone(family, engine):
+    """Rows begin, end and are moved beside each other, three at a time."""
+    target = hybrid_target(family, seed=3, engine=engine)
+    budgets = {5: 20, 40: 9, 17: 30, 3: 12, 28: 25}
+    asked = [Request(prompt_tokens(n, seed=n), budget) for n, budget in budgets.items()]
+    assert len(list(complete(target, asked, batch_size=3))) == len(asked)
+    for request in asked:
+        want = by_generate(target, request.prompt, budget=request.max_new_tokens)
+        assert_same(target, request.prompt, request.tokens, want)
 
 
 @pytest.mark.processes  # long
@@ -271,9 +303,8 @@ def test_what_stands_in_the_way_of_states_is_named():
     model.model._use_kernels = True
     with pytest.raises(BadInput, match="'qwen3_5_text' with kernels of the hub .* use_kernels"):
         Target(model)
-    for name in ("compiled", "graphs"):
-        with pytest.raises(BadInput, match=f"engine '{name}' cannot run .* 'lfm2'.*use auto"):
-            Target(hybrid_model("lfm2"), engine=ENGINES[name]())
+    with pytest.raises(BadInput, match="engine 'graphs' cannot run .* 'lfm2'.*use auto"):
+        Target(hybrid_model("lfm2"), engine=ENGINES["graphs"]())
     hybrid, plain = hybrid_target("lfm2"), tiny_target("llama")
     with pytest.raises(BadInput, match="draft model of type 'lfm2' has recurrent layers"):
         LanguageModelDrafter(hybrid, plain, TREES[0])
@@ -286,6 +317,26 @@ def test_what_stands_in_the_way_of_states_is_named():
     config.time_step_limit = (0.01, 1.0)
     with pytest.raises(BadInput, match="time_step_limit 0.01 to 1.0"):
         check_supported(config)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("family", HYBRIDS)
+def test_a_tree_beyond_the_memory_is_refused_before_it_is_run(family):
+    """By a reckoning from the states, which comes close to what a tree then keeps."""
+    target = hybrid_target(family)
+    target.start(200_000)
+    target.prefill(torch.tensor(prompt_tokens(9)))
+    target.verify(random_tree(1, size=60))
+    cache, channels = target._sequence.cache, family == "kimi_linear"
+    kept = sum(layer.tree_bytes(60, channels=channels) for layer in cache._with_states)
+    assert kept == cache.stash_bytes
+    target.commit(torch.tensor([0]))
+    if family in ("qwen3_5_text", "falcon_h1", "kimi_linear"):
+        size = 150_000
+        nothing = torch.zeros(size, dtype=torch.int64)
+        huge = SimpleNamespace(size=size, parent_N=nothing, ancestor_NN=None)
+        with pytest.raises(BadInput, match=f"150000 nodes needs .* GiB .*{family!r}.*smaller tree"):
+            target.verify(huge)
 
 
 @torch.inference_mode()

@@ -181,6 +181,13 @@ class TreeCache(Cache):
         """Memory of the states of recurrent layers, which does not grow with the text."""
         return sum(layer.state_bytes for layer in self._with_states)
 
+    def tree_bytes(self, nodes: int, *, channels: bool) -> int:
+        """Memory that recurrent layers need for a tree of so many nodes, about; see
+        RecurrentLayer."""
+        layers = self._with_states
+        kept = sum(layer.tree_bytes(nodes, channels=channels) for layer in layers)
+        return kept + max(layer.work_bytes(nodes, channels=channels) for layer in layers)
+
     @property
     def stash_bytes(self) -> int:
         """Memory that recurrent layers keep of the last tree until a path is kept."""

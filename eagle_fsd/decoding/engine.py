@@ -18,8 +18,8 @@ from eagle_fsd.decoding.tree import DraftTree
 from eagle_fsd.recurrent.hooks import TreeForward
 
 # Target's forward over tree nodes to logits and features, from their tokens [N] and positions [N],
-# which cache rows each sees [N, K], where those stand [K], and the tree for recurrent layers; without
-# these three, all rows, one after the other.
+# which cache rows each sees [N, K], where those stand [K], and the tree for recurrent layers;
+# without these three, all rows, one after the other.
 NodeForward = Callable[..., tuple[torch.Tensor, torch.Tensor]]
 
 

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 
+import psutil
 import torch
 from torch import nn
 from transformers import GenerationConfig, PreTrainedModel
@@ -34,7 +35,7 @@ from eagle_fsd.decoding.text_model import (
 )
 from eagle_fsd.decoding.tree import DraftTree
 from eagle_fsd.recurrent.hooks import ARGUMENT, TreeForward, check_called, exchanged_functions
-from eagle_fsd.recurrent.kinds import layer_types, modeling_module
+from eagle_fsd.recurrent.kinds import layer_types, modeling_module, per_channel
 
 
 class Target:
@@ -97,6 +98,7 @@ class Target:
         pooled, types = len(devices) < 2, layer_types(self.config)
         self.new_cache = partial(TreeCache, self.num_layers, types=types, pooled=pooled)
         self._recurrent = modeling_module(text_body(model))
+        self._roomy = 1  # nodes of the largest tree for which there was memory
         self.engine = engine
         if self.has_states and not engine.runs_states:
             raise no_states(engine.name, self.config.model_type)
@@ -201,10 +203,29 @@ class Target:
         # a single token is transformers' own step, which changes states for good
         if self._recurrent is None or tree.size == 1:
             return self._sequence.verify(tree, run_nodes)
+        self._check_room(tree.size)
         with exchanged_functions(self._recurrent):
             verified = self._sequence.verify(tree, run_nodes)
         check_called(self._sequence.cache.layers, self.config.model_type)
         return verified
+
+    def _check_room(self, nodes: int) -> None:
+        """Refuse, by a BadInput, a tree for whose recurrent layers the memory does not suffice."""
+        if nodes <= self._roomy:
+            return
+        channels = per_channel(self.config.model_type)
+        needed = self._sequence.cache.tree_bytes(nodes, channels=channels)
+        if self.device.type == "cuda":
+            free, _ = torch.cuda.mem_get_info(self.device)
+        else:
+            free = psutil.virtual_memory().available
+        if needed > free:
+            raise BadInput(
+                f"a draft tree of {nodes} nodes needs some {needed / 2**30:.3g} GiB in the "
+                f"recurrent layers of a target of type {self.config.model_type!r}, and "
+                f"{self.device} has {free / 2**30:.3g} GiB free: give a smaller tree"
+            )
+        self._roomy = nodes
 
     def run(
         self,

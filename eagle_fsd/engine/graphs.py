@@ -193,7 +193,13 @@ class RecordedSequence(CachedSequence):
                 nodes = TreeForward(parent_N, ancestor_NN) if N > 1 else None
                 return forward(token_N, position_N, visible_NK, key_position_K, nodes)
 
-        inputs = (tree.token_N, tree.parent_N, tree.depth_N, tree.ancestor_NN, self.length_on_device)
+        inputs = (
+            tree.token_N,
+            tree.parent_N,
+            tree.depth_N,
+            tree.ancestor_NN,
+            self.length_on_device,
+        )
         output = self.run(N, recorded, self.length + N, *inputs)
         self.cache.length = self.length + N
         return output

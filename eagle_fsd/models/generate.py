@@ -20,6 +20,7 @@ from eagle_fsd.decoding.cache import PreallocatedLayer
 from eagle_fsd.decoding.masks import Masks
 from eagle_fsd.decoding.sampling import draw
 from eagle_fsd.decoding.target import Target
+from eagle_fsd.recurrent.states import RecurrentLayer
 
 ROOM = 64  # columns to spare when a cache is made anew
 TOKENS_PER_PREFILL = 4096  # prompt tokens a forward, with padding
@@ -56,9 +57,9 @@ class Request:
 
 
 class Batch:
-    """Requests under way, and their keys and values: padded on the left, so that all rows end in
-    the same column. The last token of each row is not in the cache yet; the first step runs the
-    prompts. The target's own single sequence is not touched."""
+    """Requests under way, and their keys, values and states: padded on the left, so that all rows
+    end in the same column. The last token of each row is not in the cache yet; the first step runs
+    the prompts. The target's own single sequence is not touched."""
 
     def __init__(self, target: Target, rows: list[Request]):
         self.target = target
@@ -145,6 +146,10 @@ def join(target: Target, batches: list[Batch]) -> Batch:
     columns = max((len(row.prompt) + len(row.tokens) - 1 for row in whole.rows), default=0)
     for number, layer in enumerate(whole.cache.layers if batches else ()):
         like = batches[0].cache.layers[number]
+        if isinstance(layer, RecurrentLayer):
+            layer.take([(batch.cache.layers[number], batch.going) for batch in batches])
+        if not isinstance(layer, PreallocatedLayer):
+            continue
         layer.lazy_initialization(
             *(part[:1].expand(len(whole.rows), -1, -1, -1) for part in (like.keys, like.values))
         )

@@ -61,6 +61,11 @@ def layer_types(config: PretrainedConfig) -> list[str]:
     return list(getattr(config, "layer_types", None) or [])
 
 
+def per_channel(kind: str) -> bool:
+    """Whether a model type's recurrence has a decay for each channel of its keys."""
+    return FAMILIES.get(kind) == KIMI_DELTA_ATTENTION
+
+
 def has_states(config: PretrainedConfig) -> bool:
     """Whether layers of a text model carry a state from token to token."""
     return bool({*RECURRENT, *HYBRID} & set(layer_types(config)))

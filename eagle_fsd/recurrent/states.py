@@ -4,6 +4,7 @@ Axes: C channels of the convolution, K its taps, N tree nodes, A nodes of the ke
 """
 
 import weakref
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -63,6 +64,43 @@ class RecurrentLayer(LinearAttentionLayer):
             state = self.recurrent_states[0]
             state.copy_(self.stash.folded(state, node_A))
         self.inputs, self.convolved, self.stash = None, False, None
+
+    def take(self, parts: "Sequence[tuple[RecurrentLayer, Sequence[int]]]") -> None:
+        """Become the states of several batches' chosen rows, one below the other."""
+        for name, initialized in (
+            ("conv_states", self.is_conv_states_initialized),
+            ("recurrent_states", self.is_recurrent_states_initialized),
+        ):
+            states = [(getattr(layer, name)[0], rows) for layer, rows in parts]
+            initialized[0] = states[0][0] is not None
+            if initialized[0]:
+                chosen = [state[torch.tensor(rows, device=state.device)] for state, rows in states]
+                getattr(self, name)[0] = torch.cat(chosen)
+        first, _ = parts[0]
+        self.device, self.dtype = first.device, first.dtype
+        self.conv_kernel_size = dict(first.conv_kernel_size)
+        self.has_previous_state[0] = True
+
+    def tree_bytes(self, nodes: int, *, channels: bool) -> int:
+        """Of what a tree of so many nodes keeps here until its path is known, about.
+
+        Args:
+            channels: the recurrence has a decay for each channel of its keys.
+        """
+        window = self.conv_states[0]
+        kept = nodes * window.shape[1] * window.element_size()
+        if (state := self.recurrent_states[0]) is not None:
+            _, heads, first, second = state.shape
+            kept += 4 * nodes * heads * (first + second + (first if channels else 1))
+        return kept
+
+    def work_bytes(self, nodes: int, *, channels: bool) -> int:
+        """Of what the recurrence of such a tree takes while it runs, about: the decays between each
+        two nodes and their products."""
+        if (state := self.recurrent_states[0]) is None:
+            return 0
+        _, heads, first, _ = state.shape
+        return 4 * nodes**2 * heads * (3 * (first if channels else 1) + 4)
 
     @property
     def state_bytes(self) -> int:
