@@ -78,9 +78,8 @@ class EagleDrafter(GrowingDrafter):
 def draft_readout(head: DraftHead, target: Target) -> Callable[[torch.Tensor], torch.Tensor]:
     """From a head's hidden states [N, D] to its raw logits [N, R] over its draft vocabulary, for
     which rows of the target's lm_head are copied once."""
-    if head.lm_head is not None:
-        return lambda hidden_ND: head.lm_head(head.normed(hidden_ND))
-    return target.readout(head.draft_token_R)
+    read = head.lm_head if head.lm_head is not None else target.readout(head.draft_token_R)
+    return lambda hidden_ND: read(head.normed(hidden_ND))
 
 
 def runnable(head: DraftHead, engine: Engine) -> DraftHead:
