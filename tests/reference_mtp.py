@@ -1,5 +1,5 @@
-"""An MTP layer from the key table and transformers' decoder layer alone: the whole sequence at every
-step, path by path, without a cache or masks from outside.
+"""An MTP layer from the key table and transformers' decoder layer alone: the whole sequence at
+every step, path by path, without a cache or masks from outside.
 
 The decoder layer is the last of the model that the checkpoint was written from (tiny_mtp.py), never
 one that was read from a file.

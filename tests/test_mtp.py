@@ -4,6 +4,8 @@ Axes: T positions, D hidden size, V vocabulary.
 """
 
 import json
+import re
+import shutil
 from functools import cache, partial
 
 import pytest
@@ -12,7 +14,7 @@ import torch
 from answers import TREES, assert_same, run
 from reference_tree import grow, paths
 from safetensors.torch import load_file, save_file
-from tiny import prompt_tokens
+from tiny import WIDE, for_model, prompt_tokens
 from tiny_mtp import FAMILIES, write_mtp_target
 from transformers import AutoModelForCausalLM
 from transformers.generation.candidate_generator import MTPCandidateGenerator
@@ -25,7 +27,7 @@ from eagle_fsd.drafters.eagle import EagleDrafter, head_drafter
 from eagle_fsd.drafters.hybrid import HybridDrafter
 from eagle_fsd.engine.select import ENGINES
 from eagle_fsd.heads.mtp_files import write_mtp
-from eagle_fsd.models.load import load_head, load_target_config
+from eagle_fsd.models.load import head_digests, load_head, load_target_config
 from eagle_fsd.models.weights import stored_model
 from eagle_fsd.rules.fsd import Fsd
 from eagle_fsd.rules.price import PathRule
@@ -176,3 +178,171 @@ def test_by_name(checkpoints):
     other = eagle_fsd.load(str(written.folder), head=None, **given)
     with pytest.raises(BadInput, match="load it as the head, mtp"):
         eagle_fsd.generate(other, "What?", arm="exact@mtp")
+
+
+# --- files ----------------------------------------------------------------------------------------
+
+
+def test_written_layers_load_again(checkpoints, tmp_path):
+    """From a folder, with the switches; under the keys that the checkpoint has."""
+    for name in FAMILIES:
+        written, folder = checkpoints(name), tmp_path / name
+        config = load_target_config(str(written.folder))
+        head = load_head("mtp,own=raw", config, target=str(written.folder))
+        folder.mkdir()
+        write_mtp(folder, head)
+        stored, mine = (load_file(f / "model.safetensors") for f in (written.folder, folder))
+        assert mine.keys() == written.keys
+        assert all(torch.equal(mine[key], stored[key]) for key in mine)
+        again = load_head(folder, config)
+        assert again.config.own == "raw" and again.config.head_type == "mtp"
+        pairs = zip(again.state_dict().items(), head.state_dict().items(), strict=True)
+        assert all(a == b and torch.equal(x, y) for (a, x), (b, y) in pairs)
+
+
+def test_shards_and_another_checkpoint(checkpoints, tmp_path):
+    """Only the files that hold the layer are opened; `mtp:FOLDER` reads another checkpoint than the
+    target's, such as the one that a re-saved target lost its layer of."""
+    written = checkpoints("glm4_moe")
+    tensors = load_file(written.folder / "model.safetensors")
+    parts = {"one": tensors.keys() - written.keys, "two": written.keys}
+    folder = tmp_path / "shards"
+    folder.mkdir()
+    save_file({key: tensors[key] for key in parts["two"]}, folder / "two.safetensors")
+    places = {key: f"{name}.safetensors" for name, keys in parts.items() for key in keys}
+    tables = {key for key in places if key.endswith(("embed_tokens.weight", "head.weight"))}
+    index = {"weight_map": {key: places[key] for key in places if key not in tables}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    config = load_target_config(str(written.folder))
+    one = load_head("mtp", config, target=str(written.folder)).state_dict()
+    two = load_head(f"mtp:{folder}", config, target="smollm2").state_dict()
+    assert one.keys() == two.keys() and all(torch.equal(one[key], two[key]) for key in one)
+    assert head_digests(f"mtp:{written.folder}").keys() >= {"head/model.safetensors"}
+    assert head_digests("mtp,own=raw") == {}
+
+
+@torch.inference_mode()
+def test_a_readout_of_its_own(checkpoints, tmp_path):
+    """A copy of the target's lm_head is not held twice; another one is read, and written."""
+    folder = shutil.copytree(checkpoints("deepseek_v3").folder, tmp_path / "target")
+    target, head = target_and_head(checkpoints("deepseek_v3"))
+    assert head.lm_head is None
+    key = "model.layers.3.shared_head.head.weight"
+    change_tensors(folder, lambda tensors: tensors | {key: tensors[key] * 2})
+    config = load_target_config(str(folder))
+    other = load_head("mtp", config, target=str(folder))
+    (tmp_path / "head").mkdir()
+    write_mtp(tmp_path / "head", other)
+    trees = []
+    for each in (head, other, load_head(tmp_path / "head", config)):
+        drafter = head_drafter(each, target, TreeConfig(3, 1, 3))
+        drafter.reset(9, 2)
+        drafter.observe(torch.ones(1, 40), [3])
+        trees.append(drafter.propose().draft_logits_ER)
+    torch.testing.assert_close(trees[1], 2 * trees[0])
+    assert torch.equal(trees[1], trees[2])
+
+
+# --- bad input ------------------------------------------------------------------------------------
+
+
+def change_tensors(folder, edit) -> None:
+    tensors = edit(load_file(folder / "model.safetensors"))
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def without(*keys: str):
+    return lambda tensors: {k: t for k, t in tensors.items() if not k.startswith(keys)}
+
+
+def replaced(key: str, change):
+    return lambda tensors: tensors | {key: change(tensors[key])}
+
+
+DOWN = "model.layers.3.mlp.shared_experts.down_proj.weight"
+PROJ = "model.layers.3.eh_proj.weight"
+# what is done to a checkpoint of glm4_moe, and what is then told of it
+FAULTS = {
+    "none": (without("model.layers.3."), "holds no MTP layer (though its config counts 1)"),
+    "a part": (without(DOWN), f"1 tensors are missing, the first {DOWN}"),
+    "an expert": (
+        without("model.layers.3.mlp.experts.4.up"),
+        "the first model.layers.3.mlp.experts.4.up_proj.weight",
+    ),
+    "a shape": (
+        replaced("model.layers.3.self_attn.k_proj.weight", lambda t: t[:7].clone()),
+        "model.layers.3.self_attn.k_proj.weight is (7, 40) and not (28, 40)",
+    ),
+    "transposed": (replaced(PROJ, lambda t: t.T.contiguous()), f"{PROJ} is (80, 40)"),
+    "more": (
+        lambda tensors: tensors | {"model.layers.3.self_attn.q_proj.bias": torch.zeros(56)},
+        "model.layers.3.self_attn.q_proj.bias is unexpected",
+    ),
+    "fp8": (
+        replaced(DOWN, lambda t: t.to(torch.float8_e4m3fn)),
+        f"is quantised ({DOWN} is F8_E4M3)",
+    ),
+    "packed": (
+        lambda tensors: (
+            without(DOWN)(tensors) | {f"{DOWN}_packed": torch.zeros(3, dtype=torch.int32)}
+        ),
+        f"is quantised ({DOWN}_packed is I32)",
+    ),
+    "scales": (
+        lambda tensors: tensors | {f"{DOWN}_scale_inv": torch.ones(1, 1)},
+        f"is quantised ({DOWN}_scale_inv is F32)",
+    ),
+    "no numbers": (replaced(PROJ, lambda t: t / 0), f"{PROJ} in "),
+    "an embedding": (
+        replaced("model.layers.3.embed_tokens.weight", lambda t: t + 1),
+        "model.layers.3.embed_tokens.weight in ",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_what_is_wrong_is_told_by_its_tensor(checkpoints, tmp_path, fault):
+    """And what helps; before the target's weights load."""
+    folder = shutil.copytree(checkpoints("glm4_moe").folder, tmp_path / "target")
+    edit, told = FAULTS[fault]
+    change_tensors(folder, edit)
+    with pytest.raises(BadInput, match=re.escape(told)) as error:
+        eagle_fsd.load(str(folder), head="mtp")
+    remedies = ("files that were released", "take the checkpoint", "name another --head")
+    assert any(remedy in str(error.value) for remedy in remedies) and "\n" not in str(error.value)
+
+
+def test_a_layer_of_another_family(checkpoints, tmp_path):
+    """By the keys, by the config, or by the target that a folder was written for."""
+    qwen, glm = checkpoints("qwen3_5_text"), checkpoints("glm4_moe")
+    config = load_target_config(str(glm.folder))
+    with pytest.raises(BadInput, match=r"no tensor 'model\.layers\.3\.eh_proj\.weight'"):
+        load_head(f"mtp:{qwen.folder}", config)
+    head = load_head("mtp", config, target=str(glm.folder))
+    write_mtp(tmp_path, head)
+    with pytest.raises(BadInput, match="its model_type is glm4_moe, not qwen3_5_text"):
+        load_head(tmp_path, load_target_config(str(qwen.folder)))
+    with pytest.raises(BadInput, match="its model_type is glm4_moe, not qwen3_5_text"):
+        head.config.check_fits(load_target_config(str(qwen.folder)))
+    (tmp_path / "model.safetensors").write_bytes(b"no")
+    with pytest.raises(BadInput, match="cannot read the MTP layer in"):
+        load_head(tmp_path, config)
+    llama = for_model("llama", **WIDE)
+    with pytest.raises(BadInput, match="type 'llama' have no MTP layer that is known here, only"):
+        load_head(f"mtp:{glm.folder}", llama)
+    for name in ("mtp,own=loud", "mtp,norm=raw", "mtp,own=raw,own=raw"):
+        with pytest.raises(BadInput, match=r"is not mtp\[:FOLDER\] with feature or own"):
+            load_head(name, config, target=str(glm.folder))
+    for target in ("", "random:llama-3.1-8b", "some.gguf"):
+        with pytest.raises(BadInput, match="lies in its safetensors files"):
+            load_head("mtp", config, target=target)
+
+
+def test_a_model_saved_by_transformers_has_lost_it(checkpoints, tmp_path):
+    """Its classes leave the keys out; the model itself then loads, with any other drafter."""
+    written = checkpoints("qwen3_next", 258)
+    folder = shutil.copytree(written.folder, tmp_path / "target")
+    AutoModelForCausalLM.from_pretrained(folder).save_pretrained(folder)
+    with pytest.raises(BadInput, match="transformers leaves these out when it saves"):
+        eagle_fsd.load(str(folder), head="mtp")
+    assert eagle_fsd.load(str(folder), head=f"mtp:{written.folder}", dtype="float32")

@@ -93,12 +93,14 @@ class Written:
     Attributes:
         longer: the model with one layer more, whose last is the MTP layer's.
         own: the tensors around that layer, under the names of `Family.names`' keys.
+        keys: of all its tensors in the file, but for copies of the target's tables.
     """
 
     folder: Path
     family: Family
     longer: PreTrainedModel
     own: dict[str, torch.Tensor]
+    keys: set[str]
 
 
 def longer_config(name: str, **changes):
@@ -135,8 +137,9 @@ def write_mtp_target(folder: Path, name: str, *, seed: int = 0, **changes) -> Wr
         for key, tensor in tensors.items()
     }
     tensors |= {family.own.format(n=n) + family.names[key]: own[key] for key in own}
+    keys = {key for key in tensors if key.startswith((layer, "mtp."))}
     if family.names is BEHIND:  # as released, the tables a second time
         for table, key in (("embed_tokens", "model.embed_tokens"), ("shared_head.head", "lm_head")):
             tensors[f"{layer}{table}.weight"] = tensors[f"{key}.weight"].clone()
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    return Written(folder, family, longer, own)
+    return Written(folder, family, longer, own, keys)
