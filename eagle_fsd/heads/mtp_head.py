@@ -158,13 +158,11 @@ class MtpHead(DraftHead):
 
     def _apply(self, fn, recurse: bool = True) -> "MtpHead":
         """As a module's own, to another device or dtype; routers' biases stay in float32."""
-        kept = {
-            name: (part, part._buffers[ROUTER_BIAS])
-            for name, part in self.named_modules()
-            if ROUTER_BIAS in part._buffers
-        }
+        biased = [part for part in self.modules() if ROUTER_BIAS in part._buffers]
+        kept = [(part, part._buffers[ROUTER_BIAS]) for part in biased]
+        kept = [(part, bias) for part, bias in kept if not bias.is_meta]
         super()._apply(fn, recurse)
-        for part, bias in kept.values():
+        for part, bias in kept:
             part._buffers[ROUTER_BIAS] = bias.to(part._buffers[ROUTER_BIAS].device)
         return self
 
