@@ -23,7 +23,7 @@ import eagle_fsd
 from eagle_fsd.config import BadInput, TreeConfig
 from eagle_fsd.decoding.drafter import RootDrafter
 from eagle_fsd.decoding.target import Target
-from eagle_fsd.drafters.eagle import EagleDrafter, head_drafter
+from eagle_fsd.drafters.eagle import head_drafter
 from eagle_fsd.drafters.hybrid import HybridDrafter
 from eagle_fsd.engine.select import ENGINES
 from eagle_fsd.heads.mtp_files import write_mtp
@@ -35,16 +35,19 @@ from eagle_fsd.rules.price import PathRule
 V = 31
 BY_TRANSFORMERS = ("deepseek_v3", "glm4_moe")
 SWITCHES = ("mtp", "mtp,own=raw", "mtp,feature=raw,own=raw")
+# several layers, each for a level; with two the third level is the second one's again
+SEVERAL = [("qwen2", 2, "mtp"), ("deepseek_v3", 2, "mtp,own=raw"), ("glm4_moe", 3, "mtp")]
 
 
 @pytest.fixture(scope="module")
 def checkpoints(tmp_path_factory):
     """By family, what write_mtp_target wrote, with few tokens: drafts are then accepted often."""
-    return cache(
-        lambda name, tokens=V: write_mtp_target(
-            tmp_path_factory.mktemp(name), name, vocab_size=tokens
-        )
-    )
+
+    def written(name: str, tokens: int = V, layers: int = 1):
+        folder = tmp_path_factory.mktemp(name)
+        return write_mtp_target(folder, name, vocab_size=tokens, layers=layers)
+
+    return cache(written)
 
 
 def target_and_head(written, name: str = "mtp", *, engine: str = "stock"):
@@ -60,14 +63,16 @@ def target_and_head(written, name: str = "mtp", *, engine: str = "stock"):
 
 
 @torch.inference_mode()
+@pytest.mark.parametrize("layers", [1, 2])
 @pytest.mark.parametrize("name", BY_TRANSFORMERS)
-def test_first_level_is_that_of_transformers(checkpoints, name, monkeypatch):
-    """The token and the logits that `generate(use_mtp=True)` drafts in each of its rounds."""
-    written, rounds = checkpoints(name), []
+def test_levels_are_those_of_transformers(checkpoints, name, layers, monkeypatch):
+    """The tokens and the logits that `generate(use_mtp=True)` drafts in each of its rounds, a level
+    for each layer that is stored."""
+    written, rounds = checkpoints(name, layers=layers), []
     target, head = target_and_head(written)
     # whose numbers of layers are those of the large checkpoints
     monkeypatch.setattr(
-        type(target.model), "_keys_to_ignore_on_load_unexpected", [r"model\.layers\.3\..*"]
+        type(target.model), "_keys_to_ignore_on_load_unexpected", [r"model\.layers\.[34]\..*"]
     )
     drafted = MTPCandidateGenerator.get_candidates
 
@@ -83,25 +88,29 @@ def test_first_level_is_that_of_transformers(checkpoints, name, monkeypatch):
     model = AutoModelForCausalLM.from_pretrained(written.folder, dtype=torch.float32).eval()
     settings = {"max_new_tokens": 16, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
     model.generate(prompt, attention_mask=torch.ones_like(prompt), use_mtp=True, **settings)
-    drafter = EagleDrafter(head, target, TreeConfig(3, 1, 3))
-    assert len(rounds) > 10
-    for ids, drafts, logits_1V in rounds:
+    drafter = head_drafter(head, target, TreeConfig(layers, layers, 1))
+    assert len(rounds) > 5
+    for ids, drafts, logits_KV in rounds:
         _, features_1TD = target.hidden_and_features(torch.tensor([ids[:-1]]), use_cache=False)
         drafter.reset(40, ids[0])
-        drafter.observe(features_1TD[0], ids[1:])
+        drafter.observe(features_1TD[0, :3], ids[1:4])
+        drafter.propose()
+        drafter.observe(features_1TD[0, 3:], ids[4:])
         tree = drafter.propose()
-        assert drafts == [tree.token_N[tree.score_N[1:].argmax() + 1]]
-        torch.testing.assert_close(tree.draft_logits_ER, logits_1V, atol=1e-4, rtol=1e-4)
+        assert drafts == tree.token_N[1:].tolist()
+        torch.testing.assert_close(tree.draft_logits_ER, logits_KV, atol=1e-4, rtol=1e-4)
 
 
 @torch.inference_mode()
-@pytest.mark.parametrize("switch", SWITCHES)
-@pytest.mark.parametrize("name", FAMILIES)
-def test_trees_are_those_of_the_slow_version(checkpoints, name, switch):
+@pytest.mark.parametrize(
+    ("name", "layers", "switch"),
+    [*((name, 1, switch) for name in FAMILIES for switch in SWITCHES), *SEVERAL],
+)
+def test_trees_are_those_of_the_slow_version(checkpoints, name, layers, switch):
     """Over rounds of observe and propose: tokens, parents and draft rows == path by path."""
-    written = checkpoints(name)
+    written = checkpoints(name, layers=layers)
     target, head = target_and_head(written, switch)
-    drafter = EagleDrafter(head, target, TreeConfig(9, 3, 3))
+    drafter = head_drafter(head, target, TreeConfig(5, 2, 2)).with_tree(TreeConfig(9, 3, 3))
     generator = torch.Generator().manual_seed(5)
     own = "raw" if "own=raw" in switch else "normed"
     drafter.reset(40, 2)
@@ -144,7 +153,8 @@ def test_the_state_before_the_norm(checkpoints, name):
 @pytest.mark.parametrize("name", FAMILIES)
 def test_exact_is_plain_decoding(checkpoints, name, engine):
     """With its trees and with those of a hybrid, greedy and draw by draw; lossy rules run."""
-    target, head = target_and_head(checkpoints(name), engine=engine)
+    layers = 2 if name == "qwen2" else 1
+    target, head = target_and_head(checkpoints(name, layers=layers), engine=engine)
     drafter, taken = head_drafter(head, target, TREES[2]), 0
     for length, temperature in ((5, 0.0), (23, 1.0)):
         prompt = prompt_tokens(length, seed=length, vocab_size=V)

@@ -72,3 +72,6 @@ def test_what_cannot_be_trained_is_told(checkpoints, data, tmp_path):
     changes = START | {"start": "mtp,own=raw", "recipe": "mtp,feature=1"}
     told = refused(*head_options(folder, data, tmp_path / "a", **changes))
     assert "before its norm is no feature: give feature=0" in told
+    two = write_mtp_target(tmp_path / "two", "qwen2", layers=2).folder
+    told = refused(*head_options(two, data, tmp_path / "b", **START))
+    assert "a head of 2 MTP layers" in told and "can be neither trained nor judged" in told

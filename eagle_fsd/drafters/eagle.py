@@ -27,7 +27,12 @@ def head_drafter(head: DraftHead | None, target: Target, tree: TreeConfig | None
     if head is None:
         return RootDrafter()
     head.to(target.device, target.dtype)
-    return EagleDrafter(head, target, tree or default_tree(target.device.type))
+    tree = tree or default_tree(target.device.type)
+    if getattr(head.config, "count", 1) == 1:
+        return EagleDrafter(head, target, tree)
+    from eagle_fsd.drafters.mtp import MtpDrafter  # which is one of these too
+
+    return MtpDrafter(head, target, tree)
 
 
 class EagleDrafter(GrowingDrafter):

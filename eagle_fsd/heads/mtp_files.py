@@ -7,7 +7,7 @@ says what it is; the tensors can be put back into the checkpoint that it is of.
 
 import json
 import re
-from collections.abc import Iterable, Set
+from collections.abc import Set
 from pathlib import Path
 
 import torch
@@ -168,12 +168,7 @@ def _read(
         )
     first = stored_name(layout.layer, 0, n)
     fused = f"{first}mlp.experts.gate_up_proj" in keys
-    own_lm_head = _differs(files, layout.lm_head, ("lm_head.weight",), config)
-    if _differs(files, layout.embedding, ("model.embed_tokens.weight",), config):
-        raise BadInput(
-            f"{stored_name(layout.embedding, 0, n)} in {files.path} is not the target's own "
-            "embedding, which is what an MTP layer reads here: name another --head"
-        )
+    own_lm_head = _own_tables(files, layout, config, count)
     shape = new_config(
         config, layout, count, own_lm_head=own_lm_head, fused_experts=fused, **switches
     )
@@ -188,19 +183,33 @@ def _read(
     return head
 
 
-def _differs(
-    files: Checkpoint, template: str, own: Iterable[str], config: PretrainedConfig
-) -> bool:
-    """Whether the checkpoint keeps a table beside the MTP layer that is not the target's own."""
-    key = stored_name(template, 0, config.num_hidden_layers) if template else ""
-    if key not in files.keys:
+def _own_tables(files: Checkpoint, layout: Layout, config: PretrainedConfig, count: int) -> bool:
+    """Whether the layer has an lm_head of its own. BadInput: an embedding of its own, or, of
+    several layers, one has an lm_head."""
+    n, own_lm_head = config.num_hidden_layers, False
+    for layer in range(count):
+        for template in filter(None, (layout.embedding, layout.lm_head)):
+            key = stored_name(template, layer, n)
+            if key not in files.keys or _is_targets(files, key, template == layout.lm_head):
+                continue
+            if template == layout.embedding or count > 1:
+                raise BadInput(
+                    f"{key} in {files.path} is not the target's own, which is what an MTP layer "
+                    "reads here: name another --head"
+                )
+            own_lm_head = True
+    return own_lm_head
+
+
+def _is_targets(files: Checkpoint, key: str, lm_head: bool) -> bool:
+    """Whether a table is a copy of the target's embedding, or of its lm_head."""
+    names = ("lm_head.weight",) if lm_head else ()
+    own = [name for name in (*names, "model.embed_tokens.weight") if name in files.keys]
+    if not own or files.header(key) != files.header(own[0]):
         return False
-    tables = [name for name in (*own, "model.embed_tokens.weight") if name in files.keys]
-    if not tables or files.header(key) != files.header(tables[0]):
-        return True
     (rows, *_), _ = files.header(key)
-    return not all(
-        torch.equal(files.rows(key, i, i + ROWS), files.rows(tables[0], i, i + ROWS))
+    return all(
+        torch.equal(files.rows(key, i, i + ROWS), files.rows(own[0], i, i + ROWS))
         for i in range(0, rows, ROWS)
     )
 
@@ -240,7 +249,8 @@ def _check(
             shape = (shape[1] // len(place[0]), *shape[2:])
         wanted |= {key: shape for keys in place for key in keys}
     starts = tuple(stored_name(layout.every, i, n) for i in range(config.count))
-    tables = {stored_name(t, 0, n) for t in (layout.embedding, layout.lm_head) if t}
+    names = [name for name in (layout.embedding, layout.lm_head) if name]
+    tables = {stored_name(name, i, n) for name in names for i in range(config.count)}
     found = {key for key in held if key.startswith(starts) and not key.endswith(IDLE)} - tables
     for key in sorted(found | (wanted.keys() & held)):
         shape, dtype = files.header(key)

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import nn
-from transformers import AutoModelForCausalLM, PretrainedConfig
+from transformers import AutoModelForCausalLM, Cache, PretrainedConfig
 from transformers.modeling_layers import MtpLayer
 
 from eagle_fsd.config import BadInput, check_known
@@ -112,6 +112,14 @@ class MtpConfig:
         """Refuse a layer of another target, by a BadInput that names both values."""
         check_same({key: getattr(self.target, key) for key in FITTING}, target_config)
 
+    def check_one(self) -> None:
+        """Refuse several layers, by a BadInput, where one is run at every level."""
+        if self.count > 1:
+            raise BadInput(
+                f"a head of {self.count} MTP layers, each for a level of its own, grows trees and "
+                "does nothing else here: it can be neither trained nor judged by level"
+            )
+
 
 class MtpHead(DraftHead):
     """MTP layers, without weights; `steps` are transformers' own but for the final norm."""
@@ -142,11 +150,26 @@ class MtpHead(DraftHead):
         """The first layer's projection."""
         return self.steps[0].eh_proj
 
-    def normed(self, hidden_BTD: torch.Tensor) -> torch.Tensor:
-        return self.norms[-1](hidden_BTD) if self.config.own == "raw" else hidden_BTD
+    def normed(self, hidden_BTD: torch.Tensor, layer: int = 0) -> torch.Tensor:
+        return self.norms[layer](hidden_BTD) if self.config.own == "raw" else hidden_BTD
 
     def forward(self, hidden_BTD, embedding_BTD, angle_T2d, *, cache=None, mask=None):
-        output_BTD = self.steps[0](
+        self.config.check_one()
+        step = (hidden_BTD, embedding_BTD, angle_T2d)
+        return self.run_layer(0, *step, cache=cache, mask=mask)
+
+    def run_layer(
+        self,
+        layer: int,
+        hidden_BTD: torch.Tensor,
+        embedding_BTD: torch.Tensor,
+        angle_T2d: torch.Tensor,
+        *,
+        cache: Cache | None,
+        mask: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """`forward` of one of several layers, whose rows are a layer of the cache."""
+        output_BTD = self.steps[layer](
             embedding_BTD,
             hidden_BTD,
             position_embeddings=angle_T2d.to(hidden_BTD.dtype)[None].unbind(2),
@@ -154,7 +177,7 @@ class MtpHead(DraftHead):
             position_ids=None,
             past_key_values=cache,
         )
-        return output_BTD if self.config.own == "raw" else self.norms[0](output_BTD)
+        return output_BTD if self.config.own == "raw" else self.norms[layer](output_BTD)
 
     def _apply(self, fn, recurse: bool = True) -> "MtpHead":
         """As a module's own, to another device or dtype; routers' biases stay in float32."""

@@ -21,6 +21,7 @@ from eagle_fsd.heads.draft_head import (
     frequent_tokens,
 )
 from eagle_fsd.heads.head_config import head_shape
+from eagle_fsd.heads.mtp_head import MtpHead
 from eagle_fsd.models import load
 from eagle_fsd.training.data import Batches, Dialogue, supervised
 from eagle_fsd.training.features import TargetStates
@@ -48,13 +49,10 @@ def begun_head(
     head = load.load_head(start, target_config, target=target).float().train()
     if head.config.head_type != head_type:
         raise BadInput(f"--start {start}: give --head_type {head.config.head_type}")
+    if isinstance(head, MtpHead):
+        head.config.check_one()
     if loss_vocab and (head.lm_head is not None or head.d2t is not None):
         raise BadInput(f"--start {start} keeps what it drafts: leave --loss_vocab out")
-    if head.config.head_type == "mtp" and head.config.count > 1:
-        raise BadInput(
-            f"--start {start} has {head.config.count} MTP layers, each for a level of its own: "
-            "what is trained here is one that is run at every level"
-        )
     return head
 
 
@@ -71,7 +69,7 @@ def prepare(
 ) -> tuple[torch.nn.Module, list[torch.optim.Optimizer], Batches]:
     """The head in its losses, over the tokens that they are to be over, its optimizers, both as
     accelerate wraps them, and its batches."""
-    if recipe.feature and getattr(head.config, "own", "") == "raw":
+    if recipe.feature and isinstance(head, MtpHead) and head.config.own == "raw":
         raise BadInput("what an MTP layer gives before its norm is no feature: give feature=0")
     target = states.target
     every_V, token_R = torch.arange(target.vocab_size), head.draft_token_R
