@@ -186,7 +186,9 @@ class ModelOptions(PluginOptions):
         "random weights.",
     )
     head: str = option(
-        "", "The draft head: a folder or a hub id. Empty: the one that ships for smollm2."
+        "",
+        "The draft head: a folder, a hub id, or mtp for the MTP layer in the target's own "
+        "checkpoint. Empty: mtp of arms with @mtp, else the one that ships for smollm2.",
     )
     draft_model: str = option(
         "",
@@ -237,6 +239,22 @@ class ModelOptions(PluginOptions):
         digests = load.target_digests(self.target) | load.head_digests(self.head or own)
         return digests | load.draft_model_digests(self.draft_model) | self.plugin_digest()
 
+    def head_of(self, arms: Sequence["Arm"]) -> str | None:
+        """The head that the arms need; None if none does. BadInput: one needs another."""
+        from eagle_fsd.models.load import is_mtp
+
+        if not any(arm.needs_head for arm in arms):
+            return None
+        wanted = next((arm for arm in arms if arm.drafts and arm.drafter.head), None)
+        if wanted is None:
+            return self.head
+        if self.head and not is_mtp(self.head):
+            raise BadInput(
+                f"arm {wanted.text!r} drafts with the target's own MTP layer, and --head "
+                f"{self.head} is another: leave it out, or compare the two in runs of their own"
+            )
+        return self.head or wanted.drafter.head
+
     def load(self, arms: Sequence["Arm"], *, keep_stock: bool = False) -> "Model":
         """models.loaded.load with these options, of what the arms need."""
         from eagle_fsd.models.loaded import load
@@ -246,7 +264,7 @@ class ModelOptions(PluginOptions):
             raise BadInput("language_model drafts with a second model: name it with --draft_model")
         return load(
             self.target,
-            head=self.head if any(arm.needs_head for arm in arms) else None,
+            head=self.head_of(arms),
             draft_model=self.draft_model if pair else "",
             tree=parse_tree(self.tree),
             dtype=self.dtype,

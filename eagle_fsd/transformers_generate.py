@@ -115,8 +115,9 @@ def custom_generate(
     on its device, the target's reader) is made at the first call, and lives as long as the model.
 
     Args:
-        head: folder or hub id of a draft head, or a loaded one, which is copied; "" is the shipped
-            one, which fits the embedded target alone; None for arms that draft without.
+        head: folder or hub id of a draft head, or a loaded one, which is copied; "mtp" is the MTP
+            layer of the model's own checkpoint; "" is the shipped one, which fits the embedded
+            target alone; None for arms that draft without.
         arm, tree: as in eagle_fsd.stream and eagle_fsd.load.
 
     Raises:
@@ -177,7 +178,8 @@ def _build(
     layers = ()
     if head is not None:
         loaded = isinstance(head, DraftHead)
-        head = copy.deepcopy(head) if loaded else load_head(head, config)
+        own = model.config.name_or_path  # the checkpoint that it was loaded from
+        head = copy.deepcopy(head) if loaded else load_head(head, config, target=own)
         head.config.check_fits(config)
         layers = head.config.fused_layers(config.num_hidden_layers)
     # a shallow copy runs the model's own layers, takes the generation config that a Target gives

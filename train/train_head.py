@@ -66,18 +66,26 @@ class TrainOptions:
         "to measure the head's tokens per round.",
     )
 
-    head_type: str = option("eagle", "The kind of head: eagle (EAGLE-1 and EAGLE-2) or eagle3.")
+    head_type: str = option(
+        "eagle",
+        "The kind of head: eagle (EAGLE-1 and EAGLE-2) or eagle3. --start mtp has its own.",
+    )
     loss_vocab: int = option(
         0,
         "The number of most frequent tokens that losses are over; an EAGLE-3 head drafts these "
         "alone. 0: all.",
     )
-    start: str = option("", "A head of that type that is trained further. Empty: a new one.")
+    start: str = option(
+        "",
+        "A head of that type that is trained further; mtp is the MTP layer in the target's own "
+        "checkpoint. Empty: a new one.",
+    )
 
     recipe: str = option(
         "",
-        "The recipe: eagle, unrolled or eagle3, with changes such as unrolled,noise=0. A wrong "
-        "field is answered by the list of all. Empty: eagle3 for such heads, else unrolled.",
+        "The recipe: eagle, unrolled, eagle3 or mtp, with changes such as unrolled,noise=0. A "
+        "wrong field is answered by the list of all. Empty: eagle3 or mtp for such heads, else "
+        "unrolled.",
     )
     epochs: float = option(
         0.0, "The number of passes over the data. 0: no limit, but 3 if no other limit is given."
@@ -105,9 +113,13 @@ class TrainOptions:
     def __post_init__(self):
         import torch
 
+        from eagle_fsd.heads.mtp_files import is_mtp
         from eagle_fsd.models.load import training_dtype
 
-        self.recipe = self.recipe or ("eagle3" if self.head_type == "eagle3" else "unrolled")
+        if is_mtp(self.start):
+            self.head_type = "mtp"
+        own = self.head_type in ("eagle3", "mtp")
+        self.recipe = self.recipe or (self.head_type if own else "unrolled")
         on_cuda = torch.cuda.is_available()
         self.tokens_per_batch = self.tokens_per_batch or (16384 if on_cuda else 2048)
         if self.precision == "auto":  # a processor that has to emulate it takes 20 times as long
@@ -150,7 +162,7 @@ def train(options: TrainOptions) -> None:
 
     target_config = load.load_target_config(options.target)
     start = {name: getattr(options, name) for name in ("start", "head_type", "loss_vocab", "seed")}
-    head = begun_head(target_config, **start)
+    head = begun_head(options.target, target_config, **start)
     longest = min(options.max_length, longest_text(target_config))
     limits = {"vocab_size": head.config.vocab_size, "max_length": longest}
     dialogues = [d for path in options.data for d in read_dialogues(path, **limits)]
@@ -263,13 +275,16 @@ def write_trained(
     """The head, what it does on what was held out, and the record of both."""
     from eagle_fsd.heads.draft_head import build_head
     from eagle_fsd.heads.files import write_head
+    from eagle_fsd.heads.mtp_files import write_mtp
+    from eagle_fsd.heads.mtp_head import MtpHead
     from eagle_fsd.runs.jsonl import write_json
     from eagle_fsd.training.head_run import expected_tokens_per_round
 
-    head, target = build_head(shape).eval(), states.target
-    head.load_state_dict(tensors)
-    write_head(run.folder, head.bfloat16())
-    head.to(target.device, target.dtype)
+    mtp = shape.head_type == "mtp"
+    build, write = (MtpHead, write_mtp) if mtp else (build_head, write_head)
+    head = build(shape).eval()
+    head.load_state_dict(tensors, assign=True)
+    write(run.folder, head.bfloat16())
     tokens_per_round, rounds = expected_tokens_per_round(
         head, states, parts.held_out, SMALL_TREE, seconds=options.held_out_seconds
     )

@@ -53,7 +53,8 @@ class Target:
         config: of its text model, a part of a multimodal model's.
         readout_is_linear: logits are `readout_rows` times the hidden state and nothing else.
         feature_layers: which hidden states are the features, as indices into transformers'
-            `hidden_states` (i is what enters layer i); empty: the last, after the final norm.
+            `hidden_states` (i is what enters layer i); empty: the last, after the final norm. The
+            one behind the last layer is meant before that norm.
         max_positions: longest sequence it was made for and can be decoded in, see longest_text.
         dtype: of its hidden states and logits; its tables may be held in fewer bits.
         new_cache: makes a cache for it, of a capacity.
@@ -108,6 +109,9 @@ class Target:
         self._read = engine.linear(self.lm_head.weight, self.lm_head.bias)
         if not self.has_stock:
             engine.shrink(model, self._read)
+        if self.num_layers in self.feature_layers:
+            # transformers' own switch: else hidden_states ends with what the final norm made
+            self._body.config.tie_last_hidden_states = False
         self.embed_tokens: nn.Module = model.get_input_embeddings()
         repeats = engine.mask_repeats(text_config(rebuilt.config))
         self.masks = partial(layer_masks, self.config, dtype=self.dtype, repeats=repeats)

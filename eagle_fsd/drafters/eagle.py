@@ -27,7 +27,12 @@ def head_drafter(head: DraftHead | None, target: Target, tree: TreeConfig | None
     if head is None:
         return RootDrafter()
     head.to(target.device, target.dtype)
-    return EagleDrafter(head, target, tree or default_tree(target.device.type))
+    tree = tree or default_tree(target.device.type)
+    if getattr(head.config, "count", 1) == 1:
+        return EagleDrafter(head, target, tree)
+    from eagle_fsd.drafters.mtp import MtpDrafter  # which is one of these too
+
+    return MtpDrafter(head, target, tree)
 
 
 class EagleDrafter(GrowingDrafter):
@@ -78,9 +83,8 @@ class EagleDrafter(GrowingDrafter):
 def draft_readout(head: DraftHead, target: Target) -> Callable[[torch.Tensor], torch.Tensor]:
     """From a head's hidden states [N, D] to its raw logits [N, R] over its draft vocabulary, for
     which rows of the target's lm_head are copied once."""
-    if head.lm_head is not None:
-        return lambda hidden_ND: head.lm_head(head.normed(hidden_ND))
-    return target.readout(head.draft_token_R)
+    read = head.lm_head if head.lm_head is not None else target.readout(head.draft_token_R)
+    return lambda hidden_ND: read(head.normed(hidden_ND))
 
 
 def runnable(head: DraftHead, engine: Engine) -> DraftHead:

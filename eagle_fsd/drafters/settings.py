@@ -21,6 +21,7 @@ class DrafterSettings(Protocol):
 
     Attributes:
         needs_head: a draft head must be loaded for it.
+        head: the name of the one that it needs, if that is not any.
         needs_draft_model: or a second language model.
         tree: the shape of its trees, if it is named; "": the model's, or it has none.
         vocab_size: see Drafter, as far as it is known before the drafter is built.
@@ -28,6 +29,7 @@ class DrafterSettings(Protocol):
     """
 
     needs_head: ClassVar[bool] = False
+    head: ClassVar[str] = ""
     needs_draft_model: ClassVar[bool] = False
     tree: str = ""
     vocab_size: ClassVar[int | None] = None
@@ -78,6 +80,26 @@ class EagleSettings(DrafterSettings):
             raise BadInput(f"{what} needs a draft head; the model was loaded without one")
         tree = parse_tree(self.tree) if self.tree else model.drafter.tree_config
         return model.drafter.with_tree(tree, samples=self.samples)
+
+
+@dataclass(frozen=True)
+class MtpSettings(EagleSettings):
+    """The trees of the target's own MTP layer, as arms write them (`exact@mtp:15x4x6`); for the
+    fields see EagleSettings.
+
+    Its recurrence and its states are the head's (`--head mtp,own=raw`), so that hybrid trees and
+    all else that takes a head take it too.
+    """
+
+    head: ClassVar[str] = "mtp"
+
+    def build(self, model: "Model") -> Drafter:
+        from eagle_fsd.drafters.eagle import EagleDrafter
+
+        drafter = model.drafter
+        if not isinstance(drafter, EagleDrafter) or drafter.head.config.head_type != self.head:
+            raise BadInput("mtp drafts with the target's own MTP layer: load it as the head, mtp")
+        return super().build(model)
 
 
 @dataclass(frozen=True)
@@ -206,6 +228,7 @@ DRAFTERS: dict[str, type[DrafterSettings]] = {
     "eagle": EagleSettings,  # dynamic trees of a draft head
     "hybrid": HybridSettings,  # continuations of n-grams grafted onto the head's tree
     "language_model": LanguageModelSettings,  # trees of a second language model
+    "mtp": MtpSettings,  # trees of the MTP layer that the target's checkpoint brings
     "ngram": NgramSettings,  # what followed the same tokens before in the text
 }
 

@@ -96,7 +96,7 @@ def run_replay(options: ReplayOptions) -> None:
     arms = read_arms(options.arms)
     questions = spread(read_questions(options.question_file), options.questions)
     config = load.load_target_config(options.target)
-    heads = {name: load.load_head(name, config) for name in options.heads}
+    heads = {name: load.load_head(name, config, target=options.target) for name in options.heads}
     # distinguished by their weights: a head that was trained on since is another one
     files = {name: f"{Path(name).name}-{digest(load.head_digests(name))}" for name in heads}
     digests = load.target_digests(options.target)
@@ -185,13 +185,13 @@ def check_replayed(arm: "Arm") -> None:
 def with_head(plain: "Model", head: "DraftHead") -> "Model":
     """A model whose target gives this head's features; BadInput: they do not fit."""
     from eagle_fsd.decoding.target import Target
-    from eagle_fsd.drafters.eagle import EagleDrafter
+    from eagle_fsd.drafters.eagle import head_drafter
     from eagle_fsd.models.loaded import Model
 
     target = plain.target
     if layers := head.config.fused_layers(target.num_layers):
         target = Target(target.model, feature_layers=layers)
-    drafter = EagleDrafter(head.to(target.device, target.dtype), target, SMALL_TREE)
+    drafter = head_drafter(head, target, SMALL_TREE)
     return Model(target, plain.tokenizer, drafter, plain.conv_template)
 
 

@@ -40,13 +40,13 @@ class DraftHead(nn.Module):
 
     lm_head: nn.Linear | None
 
-    def __init__(self, config: HeadConfig):
+    def __init__(self, config: HeadConfig, rotary: nn.Module | None = None):
         super().__init__()
         self.config = config
         self.lm_head = None  # not in the class, where it would hide the module of EAGLE-3
         # Cosines come from a float32 table even in a half-precision head, so the table is no
         # submodule, which `to` would cast (as upstream does, which blurs far positions).
-        self._rotary = (LlamaRotaryEmbedding(config),)
+        self._rotary = (rotary or LlamaRotaryEmbedding(config),)
         R = config.draft_vocab_size
         self.register_buffer("d2t", torch.zeros(R, dtype=torch.int64) if R else None)
 

@@ -21,6 +21,7 @@ from eagle_fsd.engine.threads import choose_threads
 from eagle_fsd.engine.trial import checked_target
 from eagle_fsd.heads.draft_head import DraftHead
 from eagle_fsd.heads.files import HEAD_FILES, UNREADABLE, head_folder, read_head
+from eagle_fsd.heads.mtp_files import is_mtp, parse_name, read_mtp
 from eagle_fsd.models import random_weights
 from eagle_fsd.models.assets import EMBEDDED_TARGET, embedded_target
 from eagle_fsd.models.random_weights import PREFIX, SHAPES
@@ -98,9 +99,13 @@ def draft_model_digests(name: str) -> dict[str, str]:
 
 
 def head_digests(name: str) -> dict[str, str]:
-    """Of a head's files; none of random weights, nor of no head ("")."""
+    """Of a head's files; none of random weights, nor of no head (""), nor of the target's own MTP
+    layer, whose files are the target's."""
     if not name or name.startswith(PREFIX):
         return {}
+    if is_mtp(name) and not Path(name).is_dir():
+        checkpoint, _ = parse_name(name)
+        return target_digests(checkpoint, "head") if checkpoint else {}
     return file_digests("head", head_folder(name), HEAD_FILES)
 
 
@@ -283,14 +288,18 @@ def default_head(target: str) -> str:
     if target.startswith(PREFIX):
         return f"{PREFIX}eagle"
     raise BadInput(
-        f"no head ships for target {target!r}: name one with --head, train one (make_data.py and "
-        "train_head.py in a checkout's train/), or decode without one: --arms generate plain "
-        "(Python: head=None)"
+        f"no head ships for target {target!r}: name one with --head, which is mtp where the "
+        "checkpoint brings an MTP layer, train one (make_data.py and train_head.py in a checkout's "
+        "train/), or decode without one: --arms generate plain (Python: head=None)"
     )
 
 
-def load_head(name: str | Path, target_config: PretrainedConfig) -> DraftHead:
-    """A draft head by name, in its own dtype on the CPU, checked against the target (read_head)."""
+def load_head(name: str | Path, target_config: PretrainedConfig, *, target: str = "") -> DraftHead:
+    """A draft head by name, in its own dtype on the CPU, checked against the target (read_head; of
+    `mtp` and its like read_mtp, for which the target's own name is needed)."""
+    if is_mtp(name):
+        has_files = target and not target.startswith(PREFIX) and not target.endswith(".gguf")
+        return read_mtp(name, _source(target)[0] if has_files else "", target_config)
     if str(name).startswith(PREFIX):
         return random_weights.random_head(str(name), target_config)
     return read_head(name, target_config)[0]

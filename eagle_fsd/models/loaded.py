@@ -110,8 +110,9 @@ def load(
 
     Args:
         target, dtype, device, engine: see load.py; dtype "" is that of default_dtype.
-        head: folder or hub id of a draft head; "" is the shipped one (smollm2 only), or a random
-            one for a random target; None decodes without drafts.
+        head: folder or hub id of a draft head; "mtp" is the MTP layer that the target's own
+            checkpoint brings (heads/mtp_files.py); "" is the shipped one (smollm2 only), or a
+            random one for a random target; None decodes without drafts.
         draft_model: a language model with the target's tokenizer, named as targets are, for arms
             with `@language_model`; or "layers:N", the target's own first N layers. "": none.
         tree: shape of the draft tree, a TreeConfig or as arms write it ("5x3x4"); default:
@@ -124,7 +125,7 @@ def load(
     config = load_target_config(target)
     draft_head, layers = None, ()
     if head is not None:
-        draft_head = load_head(head or default_head(target), config)
+        draft_head = load_head(head or default_head(target), config, target=target)
         layers = draft_head.config.fused_layers(config.num_hidden_layers)
     if draft_model:
         check_draft_model(draft_model, target)

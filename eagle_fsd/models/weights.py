@@ -27,6 +27,7 @@ from transformers.utils import logging
 from eagle_fsd.config import BadInput
 from eagle_fsd.decoding.text_model import text_body, text_config
 from eagle_fsd.heads.files import UNREADABLE
+from eagle_fsd.heads.mtp_families import without_mtp
 
 # ImportError: a quantisation, an attention or a tokenizer needs a package that is not here
 UNLOADABLE = (*UNREADABLE, ImportError)
@@ -115,6 +116,7 @@ def stored_model(
     # Of what is missing transformers makes random numbers, and only warns. Tied weights, and keys
     # that it ignores for a family, are not among these.
     missing, unexpected = found["missing_keys"], found["unexpected_keys"]
+    unexpected = without_mtp(unexpected, text_config(chosen))  # a drafter reads those (heads/)
     faults = [f"{len(missing)} are missing, the first {min(missing)}"] if missing else []
     if chosen is not config and not missing:
         # images' and sounds' are left out; not, where the text model is found, more of its own

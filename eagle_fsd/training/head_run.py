@@ -11,7 +11,7 @@ from tqdm import tqdm
 from transformers import PretrainedConfig
 
 from eagle_fsd.config import BadInput, TreeConfig
-from eagle_fsd.drafters.eagle import EagleDrafter
+from eagle_fsd.drafters.eagle import head_drafter
 from eagle_fsd.drafters.walk import walk
 from eagle_fsd.heads.draft_head import (
     DraftHead,
@@ -21,6 +21,7 @@ from eagle_fsd.heads.draft_head import (
     frequent_tokens,
 )
 from eagle_fsd.heads.head_config import head_shape
+from eagle_fsd.heads.mtp_head import MtpHead
 from eagle_fsd.models import load
 from eagle_fsd.training.data import Batches, Dialogue, supervised
 from eagle_fsd.training.features import TargetStates
@@ -31,7 +32,13 @@ REPLAYED = 1000  # most rounds on held-out answers; the mean's standard error is
 
 
 def begun_head(
-    target_config: PretrainedConfig, *, start: str, head_type: str, loss_vocab: int, seed: int
+    target: str,
+    target_config: PretrainedConfig,
+    *,
+    start: str,
+    head_type: str,
+    loss_vocab: int,
+    seed: int,
 ) -> DraftHead:
     """The head to train, float32: random weights, or all of another head, its draft vocabulary too;
     BadInput if that is of another type, or --loss_vocab asks for another vocabulary."""
@@ -39,9 +46,11 @@ def begun_head(
         drafted = loss_vocab if head_type == "eagle3" else 0
         torch.manual_seed(seed)
         return build_head(head_shape(target_config, head_type=head_type, draft_vocab=drafted))
-    head = load.load_head(start, target_config).float().train()
+    head = load.load_head(start, target_config, target=target).float().train()
     if head.config.head_type != head_type:
         raise BadInput(f"--start {start}: give --head_type {head.config.head_type}")
+    if isinstance(head, MtpHead):
+        head.config.check_one()
     if loss_vocab and (head.lm_head is not None or head.d2t is not None):
         raise BadInput(f"--start {start} keeps what it drafts: leave --loss_vocab out")
     return head
@@ -60,6 +69,8 @@ def prepare(
 ) -> tuple[torch.nn.Module, list[torch.optim.Optimizer], Batches]:
     """The head in its losses, over the tokens that they are to be over, its optimizers, both as
     accelerate wraps them, and its batches."""
+    if recipe.feature and isinstance(head, MtpHead) and head.config.own == "raw":
+        raise BadInput("what an MTP layer gives before its norm is no feature: give feature=0")
     target = states.target
     every_V, token_R = torch.arange(target.vocab_size), head.draft_token_R
     if loss_vocab:
@@ -113,10 +124,10 @@ def expected_tokens_per_round(
     rounds, or of those that begin within these seconds, one at least; and how many these were.
 
     Of answers drawn at a temperature it is what drawing them again would have given. None if no
-    answer is long enough. The head is on the target's device, in its dtype.
+    answer is long enough. The head is moved to the target's device and dtype.
     """
     target = states.target
-    drafter = EagleDrafter(head, target, tree)
+    drafter = head_drafter(head, target, tree)
 
     def rounds() -> Iterator[int]:
         for dialogue in dialogues:

@@ -5,6 +5,8 @@ eagle      EAGLE-1/2 (SafeAILab/EAGLE branch v1, eagle/train/main.py), but for i
 unrolled   the same losses, cross-entropy at full weight, unrolled on the head's own features (HASS,
            arXiv 2408.15766; EAGLE-3's training-time test); default
 eagle3     EAGLE-3 (eagle/traineagle3)
+mtp        to go on from an MTP layer: FastMTP (arXiv 2509.18362), whose cross-entropies weigh less
+           from step to step
 
 On a command line a recipe is a text: a preset, then what is changed of it, losses by their names:
 
@@ -89,6 +91,7 @@ RECIPES: dict[str, Recipe] = {
     ),
     "unrolled": Recipe(),
     "eagle3": Recipe(feature=0.0, unroll_steps=7, step_decay=0.8, noise=0.0, weight_decay=0.0),
+    "mtp": Recipe(feature=0.0, unroll_steps=4, step_decay=0.8, noise=0.0, learning_rate=3e-4),
 }
 
 
