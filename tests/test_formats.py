@@ -34,7 +34,8 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from eagle_fsd.config import BadInput
 from eagle_fsd.heads.draft_head import build_head
 from eagle_fsd.heads.files import read_head, write_head
-from eagle_fsd.heads.head_config import HeadConfig, read_config
+from eagle_fsd.heads.head_config import HeadConfig
+from eagle_fsd.heads.layouts import read_config
 from eagle_fsd.models.load import load_head
 
 AUX = "eagle_aux_hidden_state_layer_ids"

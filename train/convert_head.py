@@ -4,7 +4,7 @@
     python train/convert_head.py --head runs/head --output runs/head_16k --draft_vocab 16384 \
         --data answers.jsonl
 
-The layouts are described in eagle_fsd/heads/head_config.py. Heads load here in any of them,
+The layouts are described in eagle_fsd/heads/layouts.py. Heads load here in any of them,
 unconverted; what is written loads in SafeAILab/EAGLE too, and in SGLang and vLLM as docs/serve.md
 describes. --draft_vocab confines a trained head to the tokens that the assistant wrote most often
 in --data, without training it again: drafting reads fewer rows of the lm_head.
@@ -70,7 +70,12 @@ def confined(head: "DraftHead", options: ConvertOptions) -> "DraftHead":
     """The head with the draft vocabulary asked for; BadInput if it cannot have that."""
     import torch
 
-    from eagle_fsd.heads.draft_head import answer_counts, coverage, cut_vocabulary, frequent_tokens
+    from eagle_fsd.heads.draft_vocabulary import (
+        answer_counts,
+        coverage,
+        cut_vocabulary,
+        frequent_tokens,
+    )
     from eagle_fsd.training.data import read_dialogues
 
     V = head.config.vocab_size

@@ -1,10 +1,11 @@
-"""Draft heads as folders with config.json and weights in one file, in any layout (head_config.py).
+"""Draft heads as folders with config.json and weights in one file, in any layout (layouts.py).
 Pickles are read with weights_only=True, and nothing else of them is ever run."""
 
 import json
 import os
 import pickle
 import struct
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -16,7 +17,8 @@ from transformers.utils import CONFIG_NAME, SAFE_WEIGHTS_NAME, WEIGHTS_NAME
 
 from eagle_fsd.config import BadInput
 from eagle_fsd.heads.draft_head import DraftHead, build_head
-from eagle_fsd.heads.head_config import read_config, renamed, to_json
+from eagle_fsd.heads.head_config import HeadConfig
+from eagle_fsd.heads.layouts import read_config, renamed, to_json
 from eagle_fsd.runs.jsonl import write_file, write_json
 
 # pytorch_model.bin is read where there is no other
@@ -44,6 +46,24 @@ def head_folder(name: str | Path) -> Path:
         ) from error
 
 
+@dataclass(frozen=True)
+class StoredHead:
+    """A head's folder as read, before it is a head.
+
+    Attributes:
+        layout, notes: see layouts.read_config.
+        tensors: every one of the file but those that change nothing, under our names.
+        faults: what is wrong with them, tensor by tensor.
+    """
+
+    folder: Path
+    layout: str
+    config: HeadConfig
+    notes: list[str]
+    tensors: dict[str, torch.Tensor]
+    faults: list[str]
+
+
 def read_head(
     name: str | Path, target_config: PretrainedConfig | None = None
 ) -> tuple[DraftHead, list[str]]:
@@ -57,34 +77,51 @@ def read_head(
         BadInput: names the file that is broken, the setting that cannot run here, or the tensors
             that are missing, unexpected, misshapen or not finite.
     """
+    stored = stored_head(name, target_config)
+    if stored.faults:
+        faults = "; ".join(stored.faults)
+        raise BadInput(f"the draft head in {stored.folder} does not fit: {faults}")
+    head = build_head(stored.config).eval()
+    head.load_state_dict(stored.tensors, assign=True)
+    return head, [f"layout: {stored.layout}", *stored.notes]
+
+
+def stored_head(
+    name: str | Path, target_config: PretrainedConfig | None = None, *, must_fit: bool = True
+) -> StoredHead:
+    """The same without refusing tensors, which are judged as `faults`; and, unless it must fit the
+    target, without refusing a head of another."""
     folder = head_folder(name)
     path = folder / CONFIG_NAME
     try:
-        layout, config, notes = read_config(json.loads(path.read_text()))
-        if target_config is not None:
+        values = json.loads(path.read_text())
+        layers = getattr(target_config, "num_hidden_layers", 0)
+        layout, config, notes = read_config(values, layers)
+        if target_config is not None and must_fit:
             config.check_fits(target_config)
-        head = build_head(config).eval()
+        _shapes(config)
     except BadInput as error:
         raise BadInput(f"{path}: {error}") from error
     except UNREADABLE as error:
         reason = " ".join(f"{type(error).__name__}: {error}".split())
         raise BadInput(f"{path} is no draft head's config ({reason})") from error
-    tensors = {renamed(k, layout, config): tensor for k, tensor in _read_weights(folder).items()}
-    own = head.state_dict().keys()
-    tensors = {k: t for k, t in tensors.items() if k in own or not _is_idle(k, t, layout)}
-    faults = [fault for key, tensor in tensors.items() for fault in _faults(key, tensor)]
+    tensors = _read_weights(folder)
     try:
-        head.load_state_dict(tensors, assign=True)  # strict: keys and shapes
-    except RuntimeError as error:
-        faults.append(" ".join(str(error).split()))
-    token_R, V = head.draft_token_R, config.vocab_size
-    if not faults and token_R is not None:
-        first, last = token_R.min().item(), token_R.max().item()
-        if first < 0 or last >= V or (token_R.diff() <= 0).any():
-            faults = [f"d2t leads to {first}..{last}, not to ascending tokens of 0..{V - 1}"]
-    if faults:
-        raise BadInput(f"the draft head in {folder} does not fit: {'; '.join(faults)}")
-    return head, [f"layout: {layout}", *notes]
+        names = renamed(tensors, layout, config.head_type)
+    except BadInput as error:
+        raise BadInput(f"the draft head in {folder} does not fit: {error}") from error
+    tensors = {names[key]: tensor for key, tensor in tensors.items()}
+    config = replace(
+        config,
+        qk_norm=config.qk_norm or any("self_attn.q_norm." in key for key in tensors),
+        own_lm_head=config.own_lm_head or "lm_head.weight" in tensors,
+    )
+    wanted = _shapes(config)
+    tensors = {k: t for k, t in tensors.items() if k in wanted or not _is_idle(k, t, layout)}
+    faults = _misfits(wanted, tensors, config)
+    faults += [fault for key, tensor in tensors.items() for fault in _faults(key, tensor)]
+    faults = faults or _d2t_faults(config, tensors)
+    return StoredHead(folder, layout, config, notes, tensors, faults)
 
 
 def write_head(folder: str | Path, head: DraftHead) -> None:
@@ -104,6 +141,47 @@ def _is_idle(key: str, tensor: torch.Tensor, layout: str) -> bool:
         return layout == "speculators"  # the target's own, too
     # a d2t that leads nowhere; biases of a layout that has all of them or none
     return key.endswith(("d2t", ".bias")) and not tensor.any()
+
+
+def _shapes(config: HeadConfig) -> dict[str, torch.Size]:
+    """Of every tensor that such a head has; nothing is allocated."""
+    with torch.device("meta"):
+        return {key: tensor.shape for key, tensor in build_head(config).state_dict().items()}
+
+
+def _misfits(
+    wanted: dict[str, torch.Size], tensors: dict[str, torch.Tensor], config: HeadConfig
+) -> list[str]:
+    """Tensors that are missing, unexpected or of another shape."""
+    found = []
+    stored = 1 + max((int(k.split(".")[1]) for k in tensors if k.startswith("layers.")), default=0)
+    if stored != config.num_hidden_layers:
+        found.append(
+            f"config.json says num_hidden_layers {config.num_hidden_layers}, the weights are of "
+            f"{stored}: set it to what the head was trained with"
+        )
+    for word, keys in (
+        ("missing", wanted.keys() - tensors.keys()),
+        ("unexpected", tensors.keys() - wanted.keys()),
+    ):
+        found += [f"{word} " + ", ".join(f'"{key}"' for key in sorted(keys))] if keys else []
+    for key in sorted(wanted.keys() & tensors.keys()):
+        shape, own = tuple(wanted[key]), tuple(tensors[key].shape)
+        if own != shape:
+            turned = ", transposed" if own == shape[::-1] else ""
+            found.append(f"the shape for {key}: is {own}{turned}, must be {shape}")
+    return found
+
+
+def _d2t_faults(config: HeadConfig, tensors: dict[str, torch.Tensor]) -> list[str]:
+    if "d2t" not in tensors:
+        return []
+    offset_R, V = tensors["d2t"], config.vocab_size
+    token_R = offset_R + torch.arange(len(offset_R))
+    first, last = token_R.min().item(), token_R.max().item()
+    if 0 <= first and last < V and (token_R.diff() > 0).all():
+        return []
+    return [f"d2t leads to {first}..{last}, not to ascending tokens of 0..{V - 1}"]
 
 
 def _faults(key: str, tensor: torch.Tensor) -> list[str]:

@@ -13,13 +13,8 @@ from transformers import PretrainedConfig
 from eagle_fsd.config import BadInput, TreeConfig
 from eagle_fsd.drafters.eagle import EagleDrafter
 from eagle_fsd.drafters.walk import walk
-from eagle_fsd.heads.draft_head import (
-    DraftHead,
-    answer_counts,
-    build_head,
-    coverage,
-    frequent_tokens,
-)
+from eagle_fsd.heads.draft_head import DraftHead, build_head
+from eagle_fsd.heads.draft_vocabulary import answer_counts, coverage, frequent_tokens
 from eagle_fsd.heads.head_config import head_shape
 from eagle_fsd.models import load
 from eagle_fsd.training.data import Batches, Dialogue, supervised
@@ -42,6 +37,11 @@ def begun_head(
     head = load.load_head(start, target_config).float().train()
     if head.config.head_type != head_type:
         raise BadInput(f"--start {start}: give --head_type {head.config.head_type}")
+    if head.embed_tokens is not None:
+        raise BadInput(
+            f"--start {start}: the head has its own embedding, and training takes the target's: "
+            "such a head can be run, and not trained on"
+        )
     if loss_vocab and (head.lm_head is not None or head.d2t is not None):
         raise BadInput(f"--start {start} keeps what it drafts: leave --loss_vocab out")
     return head
