@@ -117,6 +117,9 @@ def stored_head(
         own_lm_head=config.own_lm_head or "lm_head.weight" in tensors,
     )
     wanted = _shapes(config)
+    d2t = tensors.get("d2t", torch.empty(0))
+    if "t2d" in wanted.keys() - tensors.keys() and d2t.shape == wanted["d2t"]:
+        tensors["t2d"] = _marked(d2t, config.vocab_size)  # ModelOpt writes none
     tensors = {k: t for k, t in tensors.items() if k in wanted or not _is_idle(k, t, layout)}
     faults = _misfits(wanted, tensors, config)
     faults += [fault for key, tensor in tensors.items() for fault in _faults(key, tensor)]
@@ -171,6 +174,14 @@ def _misfits(
             turned = ", transposed" if own == shape[::-1] else ""
             found.append(f"the shape for {key}: is {own}{turned}, must be {shape}")
     return found
+
+
+def _marked(offset_R: torch.Tensor, vocab_size: int) -> torch.Tensor:
+    """Whether a token can be drafted, bool [V]; where d2t leads there."""
+    marked_V = torch.zeros(vocab_size, dtype=torch.bool)
+    token_R = offset_R.long() + torch.arange(len(offset_R))
+    marked_V[token_R[(token_R >= 0) & (token_R < vocab_size)]] = True
+    return marked_V
 
 
 def _d2t_faults(config: HeadConfig, tensors: dict[str, torch.Tensor]) -> list[str]:

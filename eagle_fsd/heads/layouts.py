@@ -50,10 +50,9 @@ OPTIONAL += ("norm_output", "own_embedding", "own_lm_head")
 
 def renamed(keys: Iterable[str], layout: str, head_type: str) -> dict[str, str]:
     """Upstream's names of a file's weights, by the file's. BadInput: two of them are one weight."""
-    keys = list(keys)
     table = RENAMES.get((layout, head_type), RENAMES3 if head_type == "eagle3" else {})
     names = {}
-    for key in keys:
+    for key in sorted(keys):
         name = key.replace(".feed_forward.", ".mlp.")  # as Llama 4 calls it
         for theirs, ours in table.items():
             if name.startswith(theirs):
