@@ -144,9 +144,9 @@ def test_of_upstream_s_own_head_the_layers_in_its_config_are_no_layers():
 @pytest.mark.parametrize(
     "ids, target_layers, layers, told",
     [
-        ([1, 15, 28], 32, (2, 16, 29), "assumed"),
-        ([2, 16, 29], 32, (2, 16, 29), "assumed"),
-        ([24, 30, 36], 36, (24, 30, 36), "of 36 layers only hidden states"),
+        ([1, 15, 28], 32, (2, 16, 29), "by what leaves a layer, as SpecForge and ModelOpt do"),
+        ([2, 16, 29], 32, (2, 16, 29), "by what enters a layer"),
+        ([24, 30, 36], 36, (24, 30, 36), "of 36 layers none has number 36"),
         ([24, 30, 36], 0, (25, 31, 37), "assumed"),
         ([4, 30], 36, (5, 31), "assumed"),
     ],

@@ -65,10 +65,14 @@ class StoredHead:
 
 
 def read_head(
-    name: str | Path, target_config: PretrainedConfig | None = None
+    name: str | Path,
+    target_config: PretrainedConfig | None = None,
+    *,
+    feature_layers: tuple[int, ...] = (),
 ) -> tuple[DraftHead, list[str]]:
     """A head of any layout in its own dtype, on the CPU, every tensor of its file checked. Where a
-    target is given a head of another is refused before weights are read.
+    target is given a head of another is refused before weights are read. `feature_layers`: see
+    stored_head.
 
     Returns:
         The head; its layout and what was assumed, a sentence each.
@@ -77,7 +81,7 @@ def read_head(
         BadInput: names the file that is broken, the setting that cannot run here, or the tensors
             that are missing, unexpected, misshapen or not finite.
     """
-    stored = stored_head(name, target_config)
+    stored = stored_head(name, target_config, feature_layers=feature_layers)
     if stored.faults:
         faults = "; ".join(stored.faults)
         raise BadInput(f"the draft head in {stored.folder} does not fit: {faults}")
@@ -87,14 +91,24 @@ def read_head(
 
 
 def stored_head(
-    name: str | Path, target_config: PretrainedConfig | None = None, *, must_fit: bool = True
+    name: str | Path,
+    target_config: PretrainedConfig | None = None,
+    *,
+    must_fit: bool = True,
+    feature_layers: tuple[int, ...] = (),
 ) -> StoredHead:
     """The same without refusing tensors, which are judged as `faults`; and, unless it must fit the
-    target, without refusing a head of another."""
+    target, without refusing a head of another.
+
+    Args:
+        feature_layers: which hidden states it reads, as we count them, whatever its config says.
+    """
     folder = head_folder(name)
     path = folder / CONFIG_NAME
     try:
         values = json.loads(path.read_text())
+        if feature_layers:
+            values = values | {"feature_layers": list(feature_layers)}
         layers = getattr(target_config, "num_hidden_layers", 0)
         layout, config, notes = read_config(values, layers)
         if target_config is not None and must_fit:

@@ -87,7 +87,7 @@ def read_config(values: dict, target_layers: int = 0) -> tuple[str, HeadConfig, 
     values = values | {NESTED[k]: nested[k] for k in NESTED if nested.get(k) is not None}
     _check_supported(values | nested)
     ids, notes = _fused_layers(values, nested, layout, target_layers)
-    values = {"feature_layers": ids} | values
+    values = values | {"feature_layers": ids}
     if values["head_type"] == "eagle3":
         values, more = _in_our_words(values, layout, own)
         notes += more
@@ -109,18 +109,29 @@ def _fused_layers(
     values: dict, nested: dict, layout: str, target_layers: int
 ) -> tuple[list[int] | None, list[str]]:
     """Which hidden states a config.json names, as we count; and how that was decided, if it was."""
+    if given := values.get("feature_layers"):
+        return given, []
     own, left = values.get(FUSED_IDS), nested.get(FUSED_IDS)
     if own:
-        note = f"fused layers {own}: if SpecForge counted them, add 1 to each"
-        return own, [note] if layout == "speculators" else []
+        note = f"fused layers {own}: counted as vLLM does, by what enters a layer"
+        if own[0] == 1:
+            shifted = [i + 1 for i in own]
+            note += f"; copied unconverted from SpecForge or ModelOpt they would mean {shifted}"
+        return own, [] if layout == "upstream" else [note]
     if not left:
         return None, []
-    if left[0] == 2:  # sgl-project/sglang pull request 25454
-        return left, [f"fused layers {left}: assumed that hidden states {left} are meant"]
-    if max(left) == target_layers:  # no layer has that number: nvidia/gpt-oss-120b-Eagle3-v3
-        return left, [f"fused layers {left}: of {target_layers} layers only hidden states have it"]
+    if max(left) == target_layers:  # nvidia/gpt-oss-120b-Eagle3-v3
+        note = f"of {target_layers} layers none has number {target_layers}, so hidden states"
+        return left, [f"fused layers {left}: {note} {left} are meant"]
+    if left[0] == 2:
+        note = "by what enters a layer (sglang pull request 25454): hidden states"
+        return left, [f"fused layers {left}: counted {note} {left}"]
     ids = [i + 1 for i in left]
-    return ids, [f"fused layers {left}: assumed that hidden states {ids} are meant"]
+    if left[0] == 1:
+        note = "by what leaves a layer, as SpecForge and ModelOpt do: hidden states"
+        return ids, [f"fused layers {left}: counted {note} {ids}"]
+    note = "are meant; if not, convert the head with --feature_layers"
+    return ids, [f"fused layers {left}: assumed that hidden states {ids} {note}"]
 
 
 def _in_our_words(values: dict, layout: str, own: bool) -> tuple[dict, list[str]]:
