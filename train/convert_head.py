@@ -40,7 +40,7 @@ class ConvertOptions:
     feature_layers: str = option(
         "",
         "Which hidden states of the target the head reads, as 2,18,33: number i is what enters "
-        "layer i. Empty: those that its config says.",
+        "layer i. Empty: those that its config names.",
     )
     dtype: Literal["", "bfloat16", "float16", "float32"] = option(
         "", "The dtype of what is written. Empty: that of the head."

@@ -111,6 +111,10 @@ def stored_head(
             values = values | {"feature_layers": list(feature_layers)}
         layers = getattr(target_config, "num_hidden_layers", 0)
         layout, config, notes = read_config(values, layers)
+        if feature_layers and not config.eagle3:
+            raise BadInput(
+                "a head of EAGLE-1/2 reads the last hidden state: name no feature layers"
+            )
         if target_config is not None and must_fit:
             config.check_fits(target_config)
         _shapes(config)

@@ -160,11 +160,20 @@ def _contents(stored: StoredHead) -> Iterator[str]:
         token_R = d2t + torch.arange(len(d2t))
         if t2d.sum() != len(d2t) or not t2d[token_R].all():
             yield f"t2d marks {t2d.sum().item():,} tokens, and not those that d2t leads to"
-    for key, tensor in sorted(stored.tensors.items()):
-        if not tensor.is_floating_point():
-            continue
+    weights = {k: t for k, t in sorted(stored.tensors.items()) if t.is_floating_point()}
+    for key, tensor in weights.items():
         low, high = torch.stack(tensor.aminmax()).tolist()
         if low == high and (tensor.ndim > 1 or low != 1):
             yield f"{key} is {low:g} throughout"
-        elif (found := spread(tensor)) is not None and found.drawn:
-            yield f"{key} cannot be told from its initialisation: {found}"
+    judged = {key: found for key, tensor in weights.items() if (found := spread(tensor))}
+    drawn = {key: found for key, found in judged.items() if found.drawn}
+    if len(drawn) == len(judged) > 1:
+        z = max(max(abs(found.row_z), abs(found.column_z)) for found in drawn.values())
+        yield (
+            f"none of its {len(drawn)} matrices can be told from its initialisation: spread of "
+            f"their rows and columns at most z {z:.1f}, largest singular values at most "
+            f"{max(found.top for found in drawn.values()):.2f} of what independent draws have"
+        )
+        return
+    for key, found in drawn.items():
+        yield f"{key} cannot be told from its initialisation: {found}"
