@@ -113,10 +113,10 @@ class HeadConfig(LlamaConfig):
                 found.append(f"a head for another target: its {key} is {own}, not {wanted}")
         n = target_config.num_hidden_layers
         layers = self.fused_layers(n)
-        if any(not 0 <= layer < n for layer in layers):
+        if any(not 0 <= layer <= n for layer in layers):
             found.append(
                 f"the head fuses hidden states {layers}; of a target with {n} layers it can be "
-                f"0..{n - 1} (number {n}, after the last layer, is only there normed)"
+                f"0..{n}"
             )
         if not self.own_lm_head and self.target_hidden_size:
             found.append(
