@@ -108,7 +108,28 @@ def published() -> dict[str, Published]:
     numbered = {"midlayer.": "layers.0."}
     old_norms = {f"fc_norm.{i}.": f"aux_norm_{n}." for i, n in enumerate(("low", "mid", "high"))}
     ids = {"feature_layers": (2, 16, 29)}
+    yarn = {"rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0}
+    yarn = {"rope_scaling": yarn | {"original_max_position_embeddings": 16, "truncate": False}}
+    named = {"architectures": ["Eagle3LlamaForCausalLM"], "target_model_type": "qwen3"}
     return {
+        # yuhuili/EAGLE3-LLaMA3.1-Instruct-8B
+        "upstream": (SIZES | {"draft_vocab_size": R}, plain, plain, {}, THREE),
+        # nebius/EAGLE3-gpt-oss-20b
+        "upstream, YaRN": (
+            SIZES | THETA | yarn | {"draft_vocab_size": R, "truncated_vocab_size": R},
+            plain,
+            plain,
+            yarn,
+            THREE | THETA | yarn,
+        ),
+        # AngelSlim/Qwen3-8B_eagle3
+        "specforge, AngelSlim": (
+            SPECFORGE | named | THETA,
+            trained,
+            without(trained, "embed_tokens.weight"),
+            THETA,
+            THREE | THETA,
+        ),
         # yuhuili/EAGLE3-LLaMA3.3-Instruct-70B: another width than the target's
         "upstream, another width": (
             SIZES | {"draft_vocab_size": R, "target_hidden_size": WIDE},

@@ -178,7 +178,9 @@ def test_fused_layers_are_counted_in_two_ways(ids, nested, layers):
 
 
 LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 16}
-SCALINGS = {"linear": {"factor": 4.0}, "llama3": {"factor": 8.0} | LLAMA3}
+YARN = {"factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False}
+YARN |= {"original_max_position_embeddings": 16}
+SCALINGS = {"linear": {"factor": 4.0}, "llama3": {"factor": 8.0} | LLAMA3, "yarn": YARN}
 
 
 @pytest.mark.parametrize("kind", SCALINGS)
@@ -193,9 +195,10 @@ def test_scaled_frequencies_are_transformers(kind):
     older = {"rope_theta": 3000.0, "rope_scaling": {"type": kind, **SCALINGS[kind]}}
     for values in (older, {"rope_parameters": rope}):
         _, config, _ = read_config(SIZES | {"head_dim": 12, "head_type": "eagle3"} | values)
-        assert torch.equal(build_head(config)._rotary[0].inv_freq, want_F)
+        rotary = build_head(config)._rotary[0]
+        assert torch.equal(rotary.inv_freq, want_F) and rotary.attention_scaling == scale
     plain_F = 3000.0 ** (-torch.arange(0, llama.head_dim, 2) / llama.head_dim)
-    assert scale == 1 and (want_F / plain_F < 0.9).any()
+    assert (scale > 1) == (kind == "yarn") and (want_F / plain_F < 0.9).any()
 
 
 # --- what is refused ------------------------------------------------------------------------------
