@@ -219,7 +219,7 @@ def _faults(key: str, tensor: torch.Tensor) -> list[str]:
     if tensor.is_floating_point() if index else tensor.dtype not in WEIGHT_DTYPES:
         return [f"{key} has dtype {tensor.dtype}"]
     # a NaN passes through minimum and maximum, which are found far faster than isfinite of all
-    if index or torch.stack(tensor.aminmax()).isfinite().all():
+    if index or not tensor.numel() or torch.stack(tensor.aminmax()).isfinite().all():
         return []
     strange = (~tensor.isfinite()).sum().item()
     return [f"{key} is NaN or infinite at {strange:,} of {tensor.numel():,} places"]

@@ -160,7 +160,9 @@ def _contents(stored: StoredHead) -> Iterator[str]:
         token_R = d2t + torch.arange(len(d2t))
         if t2d.sum() != len(d2t) or not t2d[token_R].all():
             yield f"t2d marks {t2d.sum().item():,} tokens, and not those that d2t leads to"
-    weights = {k: t for k, t in sorted(stored.tensors.items()) if t.is_floating_point()}
+    weights = {
+        k: t for k, t in sorted(stored.tensors.items()) if t.is_floating_point() and t.numel()
+    }
     for key, tensor in weights.items():
         low, high = torch.stack(tensor.aminmax()).tolist()
         if low == high and (tensor.ndim > 1 or low != 1):
