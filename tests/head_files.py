@@ -1,7 +1,7 @@
 """Draft heads as published, written out by hand: config.json, weights and their files.
 
 The layouts are never written by the writer under test. Where they were looked up is said in
-eagle_fsd/heads/head_config.py.
+eagle_fsd/heads/layouts.py.
 
 Sizes: D hidden, M intermediate, V vocabulary, R draft vocabulary; 6 heads of 4 channels, 2 for
 keys and values.

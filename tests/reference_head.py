@@ -16,15 +16,29 @@ def is_eagle3(tensors: Tensors) -> bool:
     return "midlayer.hidden_norm.weight" in tensors
 
 
-def fuse(tensors: Tensors, feature_TF: torch.Tensor) -> torch.Tensor:
+def fuse(tensors: Tensors, config: dict, feature_TF: torch.Tensor) -> torch.Tensor:
     """The target's features as the head's hidden, [T, D]."""
-    return feature_TF @ tensors["fc.weight"].T if is_eagle3(tensors) else feature_TF
+    if not is_eagle3(tensors):
+        return feature_TF
+    eps = config.get("rms_norm_eps", 1e-6)
+    if "input_norm.weight" in tensors:  # norm_before_fc: all states as one vector
+        feature_TF = rms_norm(feature_TF, tensors["input_norm.weight"], eps)
+    if "fc_norm.0.weight" in tensors:  # each state by itself
+        norms, first = inside("fc_norm.", tensors), 0
+        for i in range(len(norms)):
+            last = first + len(norms[f"{i}.weight"])
+            state_TD = rms_norm(feature_TF[:, first:last], norms[f"{i}.weight"], eps)
+            feature_TF = torch.cat([feature_TF[:, :first], state_TD, feature_TF[:, last:]], -1)
+            first = last
+    # without fc: the target's last hidden state as it is
+    return feature_TF @ tensors["fc.weight"].T if "fc.weight" in tensors else feature_TF
 
 
 def forward(
     tensors: Tensors, config: dict, embedding_TD: torch.Tensor, hidden_TD: torch.Tensor
 ) -> torch.Tensor:
-    """The un-normed output at every position, [T, D]; input i is (embed(token i+1), hidden i)."""
+    """What the next step reads, at every position, [T, D]: of EAGLE-3 the un-normed output, unless
+    norm_output; input i is (embed(token i+1), hidden i)."""
     eps = config.get("rms_norm_eps", 1e-6)
     if is_eagle3(tensors):
         layer = inside("midlayer.", tensors)
@@ -32,15 +46,27 @@ def forward(
         normed_TD = rms_norm(hidden_TD, layer["hidden_norm.weight"], eps)
         residual_TD = normed_TD if config.get("norm_before_residual") else hidden_TD
         both_TX = torch.cat([embedding_TD, normed_TD], dim=-1)
-        return mlp(layer, config, residual_TD + attention(layer, config, both_TX))
+        x_TD = mlp(layer, config, residual_TD + attention(layer, config, both_TX))
+        for i in range(1, config.get("num_hidden_layers", 1)):
+            x_TD = further_layer(inside(f"layers.{i}.", tensors), config, x_TD)
+        normed = config.get("norm_output")
+        return rms_norm(x_TD, tensors["norm.weight"], eps) if normed else x_TD
     x_TD = torch.cat([embedding_TD, hidden_TD], dim=-1) @ tensors["fc.weight"].T
     if config.get("bias", True):
         x_TD = x_TD + tensors["fc.bias"]
     for i in range(config.get("num_hidden_layers", 1)):
         layer = inside(f"layers.{i}.", tensors)
-        y_TD = rms_norm(x_TD, layer["input_layernorm.weight"], eps) if i else x_TD
-        x_TD = mlp(layer, config, x_TD + attention(layer, config, y_TD))
+        if i:
+            x_TD = further_layer(layer, config, x_TD)
+        else:
+            x_TD = mlp(layer, config, x_TD + attention(layer, config, x_TD))
     return x_TD
+
+
+def further_layer(layer: Tensors, config: dict, x_TD: torch.Tensor) -> torch.Tensor:
+    """A language model's own kind of layer."""
+    y_TD = rms_norm(x_TD, layer["input_layernorm.weight"], config.get("rms_norm_eps", 1e-6))
+    return mlp(layer, config, x_TD + attention(layer, config, y_TD))
 
 
 def inside(prefix: str, tensors: Tensors) -> Tensors:
@@ -72,8 +98,13 @@ def attention(layer: Tensors, config: dict, x_TX: torch.Tensor) -> torch.Tensor:
     out = []
     for head in range(H):
         group = head // (H // G)
-        q_TC = rotate(query_TX[:, head * C : (head + 1) * C], config)
-        k_TC = rotate(key_TX[:, group * C : (group + 1) * C], config)
+        q_TC = query_TX[:, head * C : (head + 1) * C]
+        k_TC = key_TX[:, group * C : (group + 1) * C]
+        if "self_attn.q_norm.weight" in layer:  # every head by itself, the same weights for all
+            eps = config.get("rms_norm_eps", 1e-6)
+            q_TC = rms_norm(q_TC, layer["self_attn.q_norm.weight"], eps)
+            k_TC = rms_norm(k_TC, layer["self_attn.k_norm.weight"], eps)
+        q_TC, k_TC = rotate(q_TC, config), rotate(k_TC, config)
         v_TC = value_TX[:, group * C : (group + 1) * C]
         score_TT = (q_TC @ k_TC.T / C**0.5).masked_fill(future_TT, -torch.inf)
         out.append(torch.softmax(score_TT, dim=-1) @ v_TC)
@@ -99,14 +130,20 @@ def rms_norm(x_TD: torch.Tensor, weight_D: torch.Tensor, eps: float) -> torch.Te
 
 def logits(tensors: Tensors, config: dict, hidden_TD: torch.Tensor) -> torch.Tensor:
     """EAGLE-3's draft logits over the target's vocabulary, [T, V]; -inf outside R."""
-    normed_TD = rms_norm(hidden_TD, tensors["norm.weight"], config.get("rms_norm_eps", 1e-6))
-    row_TR = normed_TD @ tensors["lm_head.weight"].T
+    row_TR = normed(tensors, config, hidden_TD) @ tensors["lm_head.weight"].T
     if "d2t" not in tensors:
         return row_TR
     full_TV = torch.full((row_TR.shape[0], config["vocab_size"]), -torch.inf)
     for draft, offset in enumerate(tensors["d2t"].tolist()):
         full_TV[:, draft + offset] = row_TR[:, draft]
     return full_TV
+
+
+def normed(tensors: Tensors, config: dict, hidden_TD: torch.Tensor) -> torch.Tensor:
+    """What EAGLE-3's lm_head reads: with norm_output the norm is behind it already."""
+    if config.get("norm_output"):
+        return hidden_TD
+    return rms_norm(hidden_TD, tensors["norm.weight"], config.get("rms_norm_eps", 1e-6))
 
 
 def after_path(
@@ -117,12 +154,12 @@ def after_path(
     feature_TF: torch.Tensor,
     drafts: list[int],
 ) -> torch.Tensor:
-    """The un-normed output after the committed sequence and then `drafts`, [D], without any cache.
+    """The output after the committed sequence and then `drafts`, [D], without any cache.
 
     Example: features f0 f1, next tokens t1 t2 (t2 the root) and drafts [c, d] run (t1, fuse f0)
     (t2, fuse f1) (c, g) (d, h): g is the output after (t2, fuse f1), h the output after (c, g).
     """
-    tokens, hidden_TD = next_token_T.tolist(), fuse(tensors, feature_TF)
+    tokens, hidden_TD = next_token_T.tolist(), fuse(tensors, config, feature_TF)
     output_TD = forward(tensors, config, embed_VD[tokens], hidden_TD)
     for draft in drafts:
         tokens = [*tokens, draft]

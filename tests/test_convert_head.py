@@ -12,7 +12,7 @@ from tiny import tiny_head, tiny_head3
 from tiny_folder import write_random_head, write_target
 from training_runs import convert
 
-from eagle_fsd.heads.draft_head import cut_vocabulary
+from eagle_fsd.heads.draft_vocabulary import cut_vocabulary
 from eagle_fsd.heads.files import read_head, write_head
 from eagle_fsd.models.load import load_head, load_target_config
 

@@ -34,7 +34,8 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from eagle_fsd.config import BadInput
 from eagle_fsd.heads.draft_head import build_head
 from eagle_fsd.heads.files import read_head, write_head
-from eagle_fsd.heads.head_config import HeadConfig, read_config
+from eagle_fsd.heads.head_config import HeadConfig
+from eagle_fsd.heads.layouts import read_config
 from eagle_fsd.models.load import load_head
 
 AUX = "eagle_aux_hidden_state_layer_ids"
@@ -169,15 +170,17 @@ def test_our_heads_are_upstreams(tmp_path):
     ],
 )
 def test_fused_layers_are_counted_in_two_ways(ids, nested, layers):
-    """SpecForge counts what leaves a layer, vLLM what enters it; an assumption is said."""
+    """SpecForge counts what leaves a layer, vLLM what enters it; how they were read is said."""
     values = SPECFORGE | ({"eagle_config": {AUX: ids}} if nested else {AUX: ids})
     _, config, notes = read_config(values)
     assert config.feature_layers == layers
-    assert [str(list(layers)) in note for note in notes] == [True] * nested
+    assert [str(list(layers)) in note for note in notes] == [True]
 
 
 LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 16}
-SCALINGS = {"linear": {"factor": 4.0}, "llama3": {"factor": 8.0} | LLAMA3}
+YARN = {"factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False}
+YARN |= {"original_max_position_embeddings": 16}
+SCALINGS = {"linear": {"factor": 4.0}, "llama3": {"factor": 8.0} | LLAMA3, "yarn": YARN}
 
 
 @pytest.mark.parametrize("kind", SCALINGS)
@@ -192,9 +195,10 @@ def test_scaled_frequencies_are_transformers(kind):
     older = {"rope_theta": 3000.0, "rope_scaling": {"type": kind, **SCALINGS[kind]}}
     for values in (older, {"rope_parameters": rope}):
         _, config, _ = read_config(SIZES | {"head_dim": 12, "head_type": "eagle3"} | values)
-        assert torch.equal(build_head(config)._rotary[0].inv_freq, want_F)
+        rotary = build_head(config)._rotary[0]
+        assert torch.equal(rotary.inv_freq, want_F) and rotary.attention_scaling == scale
     plain_F = 3000.0 ** (-torch.arange(0, llama.head_dim, 2) / llama.head_dim)
-    assert scale == 1 and (want_F / plain_F < 0.9).any()
+    assert (scale > 1) == (kind == "yarn") and (want_F / plain_F < 0.9).any()
 
 
 # --- what is refused ------------------------------------------------------------------------------

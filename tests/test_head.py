@@ -17,6 +17,7 @@ from reference_tree import grow, paths
 from tiny import (
     FAMILIES,
     HEADS,
+    PUBLISHED,
     SIZES,
     WIDE,
     fused_target,
@@ -88,7 +89,7 @@ def test_two_steps_agree_with_the_reference(name):
     generator = torch.Generator().manual_seed(1)
     feature_TF = torch.randn(T, 120, generator=generator)
     embedding_TD, second_TD = torch.randn(2, T, 40, generator=generator)
-    ours_TD, theirs_TD = head.fuse(feature_TF), reference_head.fuse(tensors, feature_TF)
+    ours_TD, theirs_TD = head.fuse(feature_TF), reference_head.fuse(tensors, config, feature_TF)
     for step_TD in (embedding_TD, second_TD):
         ours_TD = head(ours_TD[None], step_TD[None], head.angles(torch.arange(T)))[0]
         theirs_TD = reference_head.forward(tensors, config, step_TD, theirs_TD)
@@ -119,7 +120,8 @@ def test_half_precision_head_keeps_float32_angles():
 
 @pytest.mark.processes  # long
 @pytest.mark.parametrize(
-    "name, family", [*((name, "llama") for name in HEADS), ("eagle", "gemma3"), ("eagle3", "qwen3")]
+    "name, family",
+    [*((name, "llama") for name in HEADS | PUBLISHED), ("eagle", "gemma3"), ("eagle3", "qwen3")],
 )
 def test_greedy_tree_is_one_at_a_time_is_generate(name, family):
     """Exact decoding with each head == the plain loop == transformers' generate, float32."""
@@ -187,10 +189,12 @@ def test_a_target_without_a_hidden_size_gets_no_head():
 def slow_logits(target: Target, head: DraftHead, tokens_T, features_TF, drafts) -> torch.Tensor:
     """Draft logits after a path over the target's whole vocabulary, [V], by the references."""
     tensors, config = dict(head.state_dict()), vars(head.config)
-    embed_VD = target.embed(torch.arange(101))
+    embed_VD = tensors.get("embed_tokens.weight", target.embed(torch.arange(101)))
     output_D = reference_head.after_path(tensors, config, embed_VD, tokens_T, features_TF, drafts)
-    if head.config.eagle3:
+    if "lm_head.weight" in tensors:
         return reference_head.logits(tensors, config, output_D[None])[0]
+    if head.config.eagle3:
+        output_D = reference_head.normed(tensors, config, output_D[None])[0]
     full_V = target.logits(output_D[None])[0]
     if head.d2t is None:
         return full_V
@@ -201,8 +205,13 @@ def slow_logits(target: Target, head: DraftHead, tokens_T, features_TF, drafts) 
 
 @pytest.mark.processes  # long
 @torch.inference_mode()
-@pytest.mark.parametrize("family", ["llama", "gemma3"])
-@pytest.mark.parametrize("name", HEADS)
+@pytest.mark.parametrize(
+    "name, family",
+    [
+        *((name, f) for name in HEADS for f in ("llama", "gemma3")),
+        *((n, "llama") for n in PUBLISHED),
+    ],
+)
 def test_trees_are_those_of_the_slow_version(name, family):
     """Over rounds of observe and propose: tokens, parents and draft rows == path by path.
 
@@ -213,7 +222,7 @@ def test_trees_are_those_of_the_slow_version(name, family):
     target, head = target_and_head(name, family=family, seed=4, scale=scale)
     drafter = EagleDrafter(head, target, TreeConfig(12, 3, 4))
     generator = torch.Generator().manual_seed(5)
-    width = 40 * (3 if head.config.eagle3 else 1)
+    width = 40 * head.config.num_fused
     for length in (1, 9):
         drafter.reset(40, 2)
         tokens_T, features_TF = torch.empty(0, dtype=torch.int64), torch.empty(0, width)

@@ -139,6 +139,28 @@ def test_a_head_that_is_trained_on_stays_what_it_is(target, data, tmp_path):
     assert all(torch.allclose(after[k], t, atol=1e-6) for k, t in held.items() if k != "t2d")
 
 
+PUBLISHED = [
+    {"qk_norm": True, "num_hidden_layers": 2, "norm_before_fc": True, "norm_before_residual": True},
+    {"fc_norm": True, "norm_output": True, "feature_layers": (0, 1, 2, 4)},
+    {"use_aux_hidden_state": False, "own_lm_head": False},
+]
+
+
+@pytest.mark.parametrize("fields", PUBLISHED, ids=["layers", "states", "last state"])
+def test_published_heads_are_trained_on(target, data, tmp_path, fields):
+    """Cross-entropy falls, the shape stays, it decodes; one with its own embedding is refused."""
+    first = write_random_head(tmp_path / "first", head_type="eagle3", **fields)
+    output = train(target, data, tmp_path / "head", **EAGLE3, start=first)
+    rows = log_rows(output)
+    assert rows[-1]["ce"] < 0.96 * rows[0]["ce"]
+    config = load_target_config(str(target))
+    assert load_head(output, config).config == load_head(first, config).config
+    assert len(decode(output, target).tokens) > 3
+    own = write_random_head(tmp_path / "own", head_type="eagle3", own_embedding=True)
+    told = refused(*options(target, data, tmp_path / "no", **EAGLE3, start=own))
+    assert "the head has its own embedding" in told
+
+
 @pytest.mark.parametrize("changes", [{}, EAGLE3], ids=["eagle", "eagle3"])
 def test_states_online_are_the_cached(target, data, tmp_path, changes):
     """The cache rounds to bfloat16, and nothing else differs; nothing is written. With a target in

@@ -151,11 +151,31 @@ HEADS = {
 }
 
 
+# what publishers of EAGLE-3 heads add, each of it in one of them
+PUBLISHED = {
+    "eagle3, q and k normed, two layers": {"qk_norm": True, "num_hidden_layers": 2},
+    "eagle3, four states normed": {
+        "fc_norm": True,
+        "norm_output": True,
+        "feature_layers": (1, 2, 4, 6),
+        "draft_vocab_size": 37,
+    },
+    "eagle3, another width": {
+        "hidden_size": 24,
+        "target_hidden_size": SIZES["hidden_size"],
+        "norm_before_fc": True,
+    },
+    "eagle3, last state": {"use_aux_hidden_state": False, "own_lm_head": False},
+    "eagle, q and k normed": {"qk_norm": True, "num_hidden_layers": 2},
+}
+
+
 def target_and_head(
     name: str, *, family: str = "llama", seed: int = 0, scale: float = 1.0
 ) -> tuple[Target, DraftHead]:
-    """A head of HEADS, and a target that it reads."""
-    head = tiny_head(seed=seed, scale=scale, head_type=name.split(",")[0], **HEADS[name])
+    """A head of HEADS or PUBLISHED, and a target that it reads."""
+    fields = (HEADS | PUBLISHED)[name]
+    head = tiny_head(seed=seed, scale=scale, head_type=name.split(",")[0], **fields)
     return fused_target(family, seed=seed, layers=head.config.fused_layers(LAYERS)), head
 
 

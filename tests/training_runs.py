@@ -31,7 +31,7 @@ def train_head(arguments: list[str]) -> None:
 
 def convert(*arguments: object) -> None:
     command = load_command("train/convert_head.py")
-    run_command(command.convert, [command.ConvertOptions], list(map(str, arguments)))
+    run_command(command.run, [command.ConvertOptions], list(map(str, arguments)))
 
 
 # --- make_data.py ---------------------------------------------------------------------------------

@@ -1,13 +1,16 @@
-"""Convert a draft head from any layout to upstream's, and print what was done.
+"""Convert a draft head from any layout to upstream's and print what was done, or check one.
 
+    python train/convert_head.py --check nvidia/gpt-oss-120b-Eagle3-long-context openai/gpt-oss-120b
     python train/convert_head.py --head yuhuili/EAGLE3-LLaMA3.1-Instruct-8B --output heads/llama3.1
     python train/convert_head.py --head runs/head --output runs/head_16k --draft_vocab 16384 \
         --data answers.jsonl
 
-The layouts are described in eagle_fsd/heads/head_config.py. Heads load here in any of them,
+The layouts are described in eagle_fsd/heads/layouts.py. Heads load here in any of them,
 unconverted; what is written loads in SafeAILab/EAGLE too, and in SGLang and vLLM as docs/serve.md
 describes. --draft_vocab confines a trained head to the tokens that the assistant wrote most often
-in --data, without training it again: drafting reads fewer rows of the lm_head.
+in --data, without training it again: drafting reads fewer rows of the lm_head. --check writes
+nothing: it says on a page what a head is, whom it fits and what is wrong with it, from the head's
+files and the target's config alone, and ends with status 1 if something is.
 """
 
 import os
@@ -25,8 +28,20 @@ if TYPE_CHECKING:
 
 @dataclass
 class ConvertOptions:
-    head: str = field(metadata={"help": "The folder or hub id of a head in any layout."})
-    output: str = field(metadata={"help": "The folder to write, which must not hold a head."})
+    head: str | None = field(
+        default=None, metadata={"help": "The folder or hub id of a head in any layout."}
+    )
+    output: str | None = field(
+        default=None, metadata={"help": "The folder to write, which must not hold a head."}
+    )
+    check: list[str] = option(
+        [], "A head and a target, to be looked at together; nothing is written."
+    )
+    feature_layers: str = option(
+        "",
+        "Which hidden states of the target the head reads, as 2,18,33: number i is what enters "
+        "layer i. Empty: those that its config names.",
+    )
     dtype: Literal["", "bfloat16", "float16", "float32"] = option(
         "", "The dtype of what is written. Empty: that of the head."
     )
@@ -36,12 +51,49 @@ class ConvertOptions:
     data: list[str] = option([], "Answers by which --draft_vocab chooses, as for train_head.py.")
 
     def __post_init__(self):
+        layers = [part.strip() for part in self.feature_layers.split(",")]
+        if self.feature_layers and not all(p.isdecimal() and len(p) < 5 for p in layers):
+            raise BadInput(
+                f"--feature_layers {self.feature_layers!r:.200} are no numbers such as 2,18,33"
+            )
+        self.fused_layers = tuple(map(int, layers)) if self.feature_layers else ()
+        if self.check:
+            self._post_check()
+        else:
+            self._post_convert()
+
+    def _post_check(self) -> None:
+        if len(self.check) != 2:
+            raise BadInput(f"--check takes a head and a target, got {self.check!r:.200}")
+        if self.head or self.output or self.dtype or self.draft_vocab or self.data:
+            raise BadInput("--check only looks: leave --head, --output and what converts out")
+
+    def _post_convert(self) -> None:
+        if self.head is None or self.output is None:
+            raise BadInput("give --head and --output to convert, or --check HEAD TARGET")
         if not self.output:
             raise BadInput("--output is empty: name the folder to write")
         if os.path.exists(Path(self.output) / "config.json"):
             raise BadInput(f"--output {self.output} holds a config.json already: name another")
         if bool(self.data) != bool(self.draft_vocab):
             raise BadInput("--draft_vocab and --data, files of answers, go together: give both")
+
+
+def run(options: ConvertOptions) -> None:
+    check(options) if options.check else convert(options)
+
+
+def check(options: ConvertOptions) -> None:
+    """Print the page of a head and a target; BadInput if something is wrong."""
+    from eagle_fsd.heads.head_check import check_head
+    from eagle_fsd.models.load import load_target_config
+
+    head, target = options.check
+    config = load_target_config(target)
+    page = check_head(head, config, target=target, feature_layers=options.fused_layers)
+    print(page)
+    if page.wrong:
+        raise BadInput(f"faults of {head} for {target}: {len(page.wrong)}, named above")
 
 
 def convert(options: ConvertOptions) -> None:
@@ -51,7 +103,7 @@ def convert(options: ConvertOptions) -> None:
     from eagle_fsd.heads.files import read_head, write_head
     from eagle_fsd.runs.folder import lock_folder
 
-    head, notes = read_head(options.head)
+    head, notes = read_head(options.head, feature_layers=options.fused_layers)
     kind = "EAGLE-3" if head.config.eagle3 else "EAGLE-1/2"
     print(f"read {options.head}: {kind} head; {'; '.join(notes)}")
     if options.draft_vocab:
@@ -70,7 +122,12 @@ def confined(head: "DraftHead", options: ConvertOptions) -> "DraftHead":
     """The head with the draft vocabulary asked for; BadInput if it cannot have that."""
     import torch
 
-    from eagle_fsd.heads.draft_head import answer_counts, coverage, cut_vocabulary, frequent_tokens
+    from eagle_fsd.heads.draft_vocabulary import (
+        answer_counts,
+        coverage,
+        cut_vocabulary,
+        frequent_tokens,
+    )
     from eagle_fsd.training.data import read_dialogues
 
     V = head.config.vocab_size
@@ -88,4 +145,4 @@ def confined(head: "DraftHead", options: ConvertOptions) -> "DraftHead":
 
 
 if __name__ == "__main__":
-    run_command(convert, [ConvertOptions])
+    run_command(run, [ConvertOptions])

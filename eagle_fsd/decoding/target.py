@@ -32,6 +32,7 @@ from eagle_fsd.decoding.text_model import (
     shortened,
     text_body,
     text_config,
+    with_last_state,
 )
 from eagle_fsd.decoding.tree import DraftTree
 from eagle_fsd.recurrent.hooks import ARGUMENT, TreeForward, check_called, exchanged_functions
@@ -53,8 +54,8 @@ class Target:
         config: of its text model, a part of a multimodal model's.
         readout_is_linear: logits are `readout_rows` times the hidden state and nothing else.
         feature_layers: which hidden states are the features, as indices into transformers'
-            `hidden_states` (i is what enters layer i); empty: the last, after the final norm. The
-            one behind the last layer is meant before that norm.
+            `hidden_states` (i is what enters layer i, and the number of layers what leaves the last
+            one, before the final norm); empty: the last, after the final norm.
         max_positions: longest sequence it was made for and can be decoded in, see longest_text.
         dtype: of its hidden states and logits; its tables may be held in fewer bits.
         new_cache: makes a cache for it, of a capacity.
@@ -106,12 +107,11 @@ class Target:
         self.has_stock = keep_stock or not engine.rebuilds
         rebuilt = engine.rebuild(model, keep_stock=keep_stock)
         self._body = text_body(rebuilt)
+        if self.num_layers in self.feature_layers:
+            self._body = with_last_state(self._body)
         self._read = engine.linear(self.lm_head.weight, self.lm_head.bias)
         if not self.has_stock:
             engine.shrink(model, self._read)
-        if self.num_layers in self.feature_layers:
-            # transformers' own switch: else hidden_states ends with what the final norm made
-            self._body.config.tie_last_hidden_states = False
         self.embed_tokens: nn.Module = model.get_input_embeddings()
         repeats = engine.mask_repeats(text_config(rebuilt.config))
         self.masks = partial(layer_masks, self.config, dtype=self.dtype, repeats=repeats)
@@ -303,6 +303,11 @@ class Target:
                 f"targets of type {self.config.model_type!r} do not give the hidden states that "
                 "enter each layer, which a head that reads several of them needs: take an EAGLE-1 "
                 "or EAGLE-2 head"
+            )
+        if self.num_layers in self.feature_layers and states[-1] is output.last_hidden_state:
+            raise BadInput(
+                f"targets of type {self.config.model_type!r} do not give the hidden state that "
+                "leaves their last layer, before the final norm, which the head reads"
             )
         chosen = [states[layer].to(self.device) for layer in self.feature_layers]
         return hidden_BND, torch.cat(chosen, dim=-1)

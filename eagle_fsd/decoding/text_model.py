@@ -50,6 +50,15 @@ def shortened(body: PreTrainedModel, count: int) -> PreTrainedModel:
     return cut
 
 
+def with_last_state(body: PreTrainedModel) -> PreTrainedModel:
+    """A shallow copy of a text_body whose last hidden state is the un-normed one that leaves its
+    last layer: by transformers' own setting, which of other models stays as it is."""
+    untied = copy.copy(body)
+    untied.config = copy.copy(body.config)
+    untied.config.tie_last_hidden_states = False
+    return untied
+
+
 def logit_factor(config: PretrainedConfig) -> float:
     """What the family multiplies the products of its lm_head by.
 

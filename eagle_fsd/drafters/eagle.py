@@ -43,12 +43,11 @@ class EagleDrafter(GrowingDrafter):
     """
 
     def __init__(self, head: DraftHead, target: Target, tree: TreeConfig):
-        weight = head.fc.weight
-        wanted = (target.hidden_size, (3 if head.config.eagle3 else 2) * target.hidden_size)
-        if tuple(weight.shape) != wanted or weight.dtype != target.dtype:
+        reads, gives = (head.config.feature_size, head.dtype), (target.hidden_size, target.dtype)
+        if reads != gives:
             raise BadInput(
-                f"the head's fc.weight is {tuple(weight.shape)} in {weight.dtype}, "
-                f"the target needs {wanted} in {target.dtype}"
+                f"the head reads hidden states of {reads[0]} channels in {reads[1]}, the target "
+                f"gives {gives[0]} in {gives[1]}"
             )
         layers = head.config.fused_layers(target.num_layers)
         if layers != target.feature_layers:
@@ -72,18 +71,23 @@ class EagleDrafter(GrowingDrafter):
     def places(self, position_P: torch.Tensor) -> torch.Tensor:
         return self.head.angles(position_P)
 
+    def embed(self, token_T: torch.Tensor) -> torch.Tensor:
+        """What the head reads of tokens, [T, D]: by its own embedding where it has one."""
+        own = self.head.embed_tokens
+        return self.target.embed(token_T) if own is None else own(token_T.to(own.weight.device))
+
     def forward(self, hidden_TD, token_T, place_T, visible_TS, base, width) -> torch.Tensor:
         mask = None
         if visible_TS is not None:
             mask = fold(additive(visible_TS, self.target.dtype), self._query_groups)
-        inputs = (hidden_TD[None], self.target.embed(token_T)[None], place_T)
+        inputs = (hidden_TD[None], self.embed(token_T)[None], place_T)
         return self.head(*inputs, cache=self._sequence.cache, mask=mask)[0]
 
 
 def draft_readout(head: DraftHead, target: Target) -> Callable[[torch.Tensor], torch.Tensor]:
     """From a head's hidden states [N, D] to its raw logits [N, R] over its draft vocabulary, for
     which rows of the target's lm_head are copied once."""
-    read = head.lm_head if head.lm_head is not None else target.readout(head.draft_token_R)
+    read = target.readout(head.draft_token_R) if head.lm_head is None else head.lm_head
     return lambda hidden_ND: read(head.normed(hidden_ND))
 
 

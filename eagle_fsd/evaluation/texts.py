@@ -103,7 +103,7 @@ def judge_levels(
     """
     target, draft_token_R = drafter.target, drafter.draft_token_R
     ids_L = torch.tensor(text.ids, device=target.device)
-    embedding_LD = target.embed(ids_L[1:])
+    embedding_LD = drafter.embed(ids_L[1:])
     drafted_SLD = unroll(drafter.head, features_LF[None, :-1], embedding_LD[None], steps=levels)[
         :, 0
     ]

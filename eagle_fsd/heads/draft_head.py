@@ -9,17 +9,16 @@ position i+1; the logits of token i+2 are made of it (draft_readout in drafters/
                own lm_head (SafeAILab/EAGLE eagle/model/cnets1.py; arXiv 2401.15077 section 4.1)
     EAGLE-3    hidden = fc([three of the target's hidden states]); one Llama layer whose q, k, v
                read [norm(embedding), norm(hidden)]; own norm and lm_head, over a reduced vocabulary
-               (eagle/model/cnets.py; arXiv 2503.01840 section 3)
+               (eagle/model/cnets.py; arXiv 2503.01840 section 3); what others add: HeadConfig
 
-Names of parameters and buffers are upstream's checkpoint keys.
+Names of parameters and buffers are upstream's checkpoint keys, and vLLM's for layers behind the
+first ("layers.1.").
 
-Axes: B batch, T new positions, N rows, D hidden size, F features (D or 3 D), V the target's
-vocabulary, R draft vocabulary, X tokens that may be taken into it.
+Axes: B batch, T new positions, N rows, D hidden size, F features (the target's hidden size, or
+several states of it side by side), V the target's vocabulary, R draft vocabulary.
 """
 
-from collections import Counter
 from collections.abc import Iterable
-from dataclasses import replace
 
 import torch
 from torch import nn
@@ -29,26 +28,34 @@ from transformers.models.llama.modeling_llama import (
     LlamaRMSNorm,
     LlamaRotaryEmbedding,
 )
+from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention
 
-from eagle_fsd.config import BadInput, check_known
+from eagle_fsd.config import check_known
 from eagle_fsd.heads.head_config import HeadConfig
 
 
 class DraftHead(nn.Module):
     """What both kinds share: the draft vocabulary, rotary positions and the way to logits, by an
-    lm_head of its own or, where that is None, the target's."""
+    lm_head of its own or, where that is None, the target's; the embedding likewise."""
 
     lm_head: nn.Linear | None
+    embed_tokens: nn.Embedding | None
 
     def __init__(self, config: HeadConfig, rotary: nn.Module | None = None):
         super().__init__()
         self.config = config
         self.lm_head = None  # not in the class, where it would hide the module of EAGLE-3
+        own = config.own_embedding
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size) if own else None
         # Cosines come from a float32 table even in a half-precision head, so the table is no
         # submodule, which `to` would cast (as upstream does, which blurs far positions).
         self._rotary = (rotary or LlamaRotaryEmbedding(config),)
         R = config.draft_vocab_size
         self.register_buffer("d2t", torch.zeros(R, dtype=torch.int64) if R else None)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return next(self.parameters()).dtype
 
     @property
     def draft_token_R(self) -> torch.Tensor | None:
@@ -105,56 +112,94 @@ def _cos_and_sin(angle_T2d: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Ten
     return angle_T2d.to(dtype)[None].unbind(2)
 
 
+def _layer(config: HeadConfig, index: int) -> LlamaDecoderLayer:
+    """A stock layer, with Qwen3's attention where q and k are normed."""
+    layer = LlamaDecoderLayer(config, index)
+    _choose_attention(layer, config, index)
+    return layer
+
+
+def _choose_attention(layer: LlamaDecoderLayer, config: HeadConfig, index: int) -> None:
+    if config.qk_norm:
+        layer.self_attn = Qwen3Attention(config, index)
+    layer.self_attn.o_proj.bias = None  # qkv_bias is of q, k and v, and none of o
+
+
 class EagleHead(DraftHead):
     """EAGLE-1/2."""
 
     def __init__(self, config: HeadConfig):
         super().__init__(config)
         self.fc = nn.Linear(2 * config.hidden_size, config.hidden_size, bias=config.bias)
-        self.layers = nn.ModuleList(
-            LlamaDecoderLayer(config, i) for i in range(config.num_hidden_layers)
-        )
+        self.layers = nn.ModuleList(_layer(config, i) for i in range(config.num_hidden_layers))
         # the feature is already normed; upstream's first layer has no input norm
         self.layers[0].input_layernorm = nn.Identity()
-        for layer in self.layers:  # qkv_bias is of q, k and v, and none of o
-            layer.self_attn.o_proj.bias = None
 
     def forward(self, hidden_BTD, embedding_BTD, angle_T2d, *, cache=None, mask=None):
         hidden_BTD = self.fc(torch.cat([embedding_BTD, hidden_BTD], dim=-1))
         positions = _cos_and_sin(angle_T2d, hidden_BTD.dtype)
-        for layer in self.layers:
-            hidden_BTD = layer(
-                hidden_BTD,
-                attention_mask=mask,
-                past_key_values=cache,
-                use_cache=cache is not None,
-                position_embeddings=positions,
-            )
-        return hidden_BTD
+        return _run(self.layers, hidden_BTD, positions, cache, mask)
 
 
 class Eagle3Head(DraftHead):
-    """EAGLE-3. The un-normed output is what the next step reads."""
+    """EAGLE-3, and what its publishers add (HeadConfig). The next step reads the un-normed output,
+    with norm_output the normed one."""
 
     def __init__(self, config: HeadConfig):
         super().__init__(config)
-        D, R = config.hidden_size, config.draft_vocab_size
-        self.fc = nn.Linear(3 * D, D, bias=False)
+        D, R, eps = config.hidden_size, config.draft_vocab_size, config.rms_norm_eps
+        F = config.num_fused * config.feature_size
+        if config.norm_before_fc:
+            self.input_norm = LlamaRMSNorm(F, eps)
+        if config.fc_norm:
+            sizes = [config.feature_size] * config.num_fused
+            self.fc_norm = nn.ModuleList(LlamaRMSNorm(size, eps) for size in sizes)
+        if config.use_aux_hidden_state:
+            self.fc = nn.Linear(F, D, bias=False)
         self.midlayer = _Eagle3Layer(config)
-        self.norm = LlamaRMSNorm(D, config.rms_norm_eps)
-        self.lm_head = nn.Linear(D, R or config.vocab_size, bias=False)
+        further = range(1, config.num_hidden_layers)
+        self.layers = nn.ModuleDict({str(i): _layer(config, i) for i in further})
+        self.norm = LlamaRMSNorm(D, eps)
+        if config.own_lm_head:
+            self.lm_head = nn.Linear(D, R or config.vocab_size, bias=False)
         if R:
             self.register_buffer("t2d", torch.zeros(config.vocab_size, dtype=torch.bool))
 
     def fuse(self, feature_BTF: torch.Tensor) -> torch.Tensor:
-        return self.fc(feature_BTF)
+        if self.config.norm_before_fc:
+            feature_BTF = self.input_norm(feature_BTF)
+        if self.config.fc_norm:
+            states = feature_BTF.chunk(len(self.fc_norm), dim=-1)
+            normed = [norm(state) for norm, state in zip(self.fc_norm, states, strict=True)]
+            feature_BTF = torch.cat(normed, dim=-1)
+        return self.fc(feature_BTF) if self.config.use_aux_hidden_state else feature_BTF
 
     def normed(self, hidden_BTD: torch.Tensor) -> torch.Tensor:
-        return self.norm(hidden_BTD)
+        return hidden_BTD if self.config.norm_output else self.norm(hidden_BTD)
 
     def forward(self, hidden_BTD, embedding_BTD, angle_T2d, *, cache=None, mask=None):
         positions = _cos_and_sin(angle_T2d, hidden_BTD.dtype)
-        return self.midlayer(hidden_BTD, embedding_BTD, positions, cache=cache, mask=mask)
+        hidden_BTD = self.midlayer(hidden_BTD, embedding_BTD, positions, cache=cache, mask=mask)
+        hidden_BTD = _run(self.layers.values(), hidden_BTD, positions, cache, mask)
+        return self.norm(hidden_BTD) if self.config.norm_output else hidden_BTD
+
+
+def _run(
+    layers: Iterable[LlamaDecoderLayer],
+    hidden_BTD: torch.Tensor,
+    positions: tuple[torch.Tensor, ...],
+    cache: Cache | None,
+    mask: torch.Tensor | None,
+) -> torch.Tensor:
+    for layer in layers:
+        hidden_BTD = layer(
+            hidden_BTD,
+            attention_mask=mask,
+            past_key_values=cache,
+            use_cache=cache is not None,
+            position_embeddings=positions,
+        )
+    return hidden_BTD
 
 
 class _Eagle3Layer(LlamaDecoderLayer):
@@ -162,13 +207,13 @@ class _Eagle3Layer(LlamaDecoderLayer):
 
     def __init__(self, config: HeadConfig):
         super().__init__(config, 0)
+        _choose_attention(self, config, 0)
         D = config.hidden_size
         self.norm_before_residual = config.norm_before_residual
         self.hidden_norm = LlamaRMSNorm(D, config.rms_norm_eps)
         for name in ("q_proj", "k_proj", "v_proj"):
             rows = getattr(self.self_attn, name).out_features
             setattr(self.self_attn, name, nn.Linear(2 * D, rows, bias=config.qkv_bias))
-        self.self_attn.o_proj.bias = None
 
     def forward(self, hidden_BTD, embedding_BTD, position_embeddings, *, cache, mask):
         normed_BTD = self.hidden_norm(hidden_BTD)
@@ -191,52 +236,3 @@ def build_head(config: HeadConfig) -> DraftHead:
     """A head of this shape, freshly initialised."""
     check_known("head_type", config.head_type, HEAD_TYPES)
     return HEAD_TYPES[config.head_type](config)
-
-
-# --- the draft vocabulary: the tokens that a head can draft ---------------------------------------
-#
-# A head over 16 K of 49 K tokens reads a third of the lm_head at every level (FR-Spec, arXiv
-# 2502.14856; EAGLE-3's d2t). What the target says outside of it can never be drafted, and counts in
-# every divergence. It is chosen before training, or cut out of a head that exists.
-
-
-def answer_counts(dialogues: Iterable) -> Counter[int]:
-    """How often each token is in `ids` of dialogues where `mask` says the assistant wrote it."""
-    return Counter(t for d in dialogues for t, own in zip(d.ids, d.mask, strict=True) if own)
-
-
-def frequent_tokens(counts: Counter[int], size: int, token_X: torch.Tensor) -> torch.Tensor:
-    """Ascending ids of the `size` tokens among `token_X` that were written most often, int64 [R].
-    Where fewer were written, the lowest ids fill up."""
-    if not 1 <= size <= len(token_X):
-        raise BadInput(f"a draft vocabulary of {size} must be 1 to {len(token_X)} tokens")
-    # equal counts: the lower id, whatever the order of the data
-    ranked = sorted(token_X.tolist(), key=lambda token: (-counts[token], token))
-    return torch.tensor(sorted(ranked[:size]))
-
-
-def coverage(counts: Counter[int], token_R: torch.Tensor) -> float:
-    """Share of what was written that is in the draft vocabulary."""
-    return sum(counts[token] for token in token_R.tolist()) / max(1, counts.total())
-
-
-def cut_vocabulary(head: DraftHead, token_R: torch.Tensor) -> DraftHead:
-    """The same head, drafting these of its tokens only; its logits are the former ones' columns.
-
-    An EAGLE-1/2 head reads the target's lm_head, so that it only gets d2t. An EAGLE-3 head keeps
-    these rows of its own lm_head, and gets d2t and t2d:
-
-        drafts before    2 5 7 9    lm_head rows a b c d    d2t 2 4 5 6
-        token_R          5 9        lm_head rows b d        d2t 5 8
-
-    The head given is not changed; token_R are ascending ids, int64 [R], all in its vocabulary.
-    """
-    former_R = head.draft_token_R
-    row_R = token_R if former_R is None else torch.searchsorted(former_R, token_R)
-    cut = build_head(replace(head.config, draft_vocab_size=len(token_R))).eval()
-    cut.set_draft_tokens(token_R)
-    weights = dict(head.named_parameters())
-    if head.lm_head is not None:
-        weights["lm_head.weight"] = weights["lm_head.weight"].detach()[row_R]
-    cut.load_state_dict(dict(cut.named_buffers()) | weights, assign=True)
-    return cut

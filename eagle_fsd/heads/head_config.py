@@ -1,16 +1,4 @@
-"""The shape of a draft head, of a new one for a target or of a stored one in any layout.
-
-    upstream     SafeAILab/EAGLE: heads of EAGLE-1/2 and EAGLE-3 (cnets1.py, cnets.py). Ours too,
-                 with head_type, and d2t for EAGLE-1/2; SGLang and vLLM: docs/serve.md
-    specforge    sgl-project/SpecForge and ModelOpt: EAGLE-3 under upstream's names, architecture
-                 LlamaForCausalLMEagle3 (specforge/modeling/draft/llama3_eagle.py)
-    speculators  vllm-project/speculators (src/speculators/models/eagle.py, models/eagle3/): nested
-                 config; "fusion_fc", "transformer." for EAGLE-1/2, "layers.0." for EAGLE-3
-
-All are read, upstream's is written. Fused layers are counted in two ways. Ours is an index into
-transformers' hidden_states: i is what enters layer i; speculators and vLLM count alike. SpecForge's
-i is what leaves layer i, our i + 1. Without ids all mean 2, n // 2 and n - 3.
-"""
+"""The shape of a draft head: of a new one for a target, or of a stored one (read in layouts.py)."""
 
 from collections.abc import Sequence
 
@@ -22,15 +10,6 @@ from eagle_fsd.config import BadInput
 # what families call the inner size of their MLPs, and the epsilon of their norms
 INNER_SIZES = ("intermediate_size", "ffn_hidden_size", "ffn_dim", "n_inner")
 EPSILONS = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_eps", "norm_epsilon")
-# what a layout's names of weights begin with -> what upstream's do
-RENAMES = {
-    ("speculators", "eagle"): {"fusion_fc.": "fc.", "transformer.": "layers.0."},
-    ("speculators", "eagle3"): {"layers.0.": "midlayer."},
-}
-# what changes a head's forward and has no counterpart here: EAGLE-3.1, HASS, P-EAGLE, Qwen3's layer
-UNSUPPORTED = ("fc_norm", "norm_output", "norm_before_fc", "input_norm", "layernorms", "mlp_bias")
-UNSUPPORTED += ("parallel_drafting",)
-FUSED_IDS = "eagle_aux_hidden_state_layer_ids"
 
 
 @strict
@@ -44,33 +23,56 @@ class HeadConfig(LlamaConfig):
         head_type: a name in models.HEAD_TYPES: "eagle" (EAGLE-1/2), "eagle3".
         bias: whether fc has one; EAGLE-3's has none.
         qkv_bias: biases on q, k and v (Qwen2 heads); none on o, as in attention_bias's layers.
+        qk_norm: q and k are normed in each attention head before they are turned (Qwen3's layer).
         head_dim: channels of an attention head; EAGLE-3 only (upstream's EAGLE-1/2 ignores it).
         draft_vocab_size: tokens that the head can draft; None is the target's whole vocabulary.
-        feature_layers: EAGLE-3: which hidden states of the target are fused; empty: see
-            `fused_layers`.
-        norm_before_residual: EAGLE-3: the residual starts at the normed hidden state, as in most
-            heads that speculators trained; upstream and SpecForge have it never.
+
+    And of EAGLE-3 alone:
+        num_hidden_layers: layers behind the first read the hidden state alone, as any Llama layer.
+        feature_layers: which hidden states of the target are fused; empty: see `fused_layers`.
+        use_aux_hidden_state: false: no fc, the feature is the last hidden state after its norm.
+        target_hidden_size: the target's hidden size, where the head's own is another; the head then
+            has an embedding of its own.
+        norm_before_residual: the residual starts at the normed hidden state, as in most heads that
+            speculators trained; upstream and SpecForge have it never.
+        norm_before_fc: one norm over all fused states side by side (gpt-oss).
+        fc_norm: a norm for each of the fused states (EAGLE-3.1, arXiv 2605.09992).
+        norm_output: the next step reads the normed output (EAGLE-3.1), not the un-normed one.
+        own_embedding: tokens are embedded by the head, not by the target.
+        own_lm_head: false: it reads the target's lm_head, as EAGLE-1/2 does, after its own norm.
     """
 
     num_hidden_layers: int = 1
     bias: bool = True
     qkv_bias: bool = False
+    qk_norm: bool = False
     head_type: str = "eagle"
     draft_vocab_size: int | None = None
     feature_layers: list[int] | tuple[int, ...] = ()
+    use_aux_hidden_state: bool = True
+    target_hidden_size: int | None = None
     norm_before_residual: bool = False
+    norm_before_fc: bool = False
+    fc_norm: bool = False
+    norm_output: bool = False
+    own_embedding: bool = False
+    own_lm_head: bool = True
 
     def __post_init__(self, **further):
         self.feature_layers = tuple(self.feature_layers)
-        if len(self.feature_layers) not in (0, 3):
-            raise BadInput(f"a head fuses three layers, got {self.feature_layers}")
         self.qkv_bias = self.attention_bias = self.qkv_bias or self.attention_bias
         if self.head_type == "eagle":
             self.head_dim = None
         if self.eagle3:
-            self.num_hidden_layers, self.bias = 1, False
+            self.bias = False
             if self.draft_vocab_size == self.vocab_size:
                 self.draft_vocab_size = None  # ids pass through: d2t and t2d say nothing
+        if self.target_hidden_size == self.hidden_size:
+            self.target_hidden_size = None
+        if self.target_hidden_size:
+            self.own_embedding = True
+        if self.norm_before_fc and self.fc_norm:
+            raise BadInput("norm_before_fc and fc_norm are both true: a head has one of them")
         super().__post_init__(**further)
         self.rope_parameters.pop("type", None)  # older files' name of rope_type
         self._attn_implementation = "sdpa"
@@ -79,31 +81,49 @@ class HeadConfig(LlamaConfig):
     def eagle3(self) -> bool:
         return self.head_type == "eagle3"
 
+    @property
+    def feature_size(self) -> int:
+        """The target's hidden size, which its features and its lm_head have."""
+        return self.target_hidden_size or self.hidden_size
+
+    @property
+    def num_fused(self) -> int:
+        """How many of the target's hidden states a feature is made of."""
+        fused = self.eagle3 and self.use_aux_hidden_state
+        return (len(self.feature_layers) or 3) if fused else 1
+
     def fused_layers(self, target_layers: int) -> tuple[int, ...]:
-        """Hidden states that the head reads: none but the last for EAGLE-1/2; upstream's choice
-        for EAGLE-3 is 2, n // 2 and n - 3 of a target with n layers."""
-        if not self.eagle3:
+        """Hidden states that the head reads, as indices into transformers' `hidden_states`: none
+        but the last for EAGLE-1/2; upstream's choice for EAGLE-3 is 2, n // 2 and n - 3 of a target
+        with n layers."""
+        if not self.eagle3 or not self.use_aux_hidden_state:
             return ()
         return self.feature_layers or (2, target_layers // 2, target_layers - 3)
 
     def check_fits(self, target_config: PretrainedConfig) -> None:
         """Refuse a head made for another target, by a BadInput that names both values."""
-        for key in ("hidden_size", "vocab_size"):
-            own, wanted = getattr(self, key), getattr(target_config, key)
-            if own != wanted:
-                raise BadInput(f"a head for another target: its {key} is {own}, not {wanted}")
+        if misfits := self.misfits(target_config):
+            raise BadInput(misfits[0])
+
+    def misfits(self, target_config: PretrainedConfig) -> list[str]:
+        """Why the head is not one for this target, a sentence each."""
+        found = []
+        for key, own in (("hidden_size", self.feature_size), ("vocab_size", self.vocab_size)):
+            if own != (wanted := getattr(target_config, key)):
+                found.append(f"a head for another target: its {key} is {own}, not {wanted}")
         n = target_config.num_hidden_layers
         layers = self.fused_layers(n)
-        if any(not 0 <= layer < n for layer in layers):
-            raise BadInput(
+        if any(not 0 <= layer <= n for layer in layers):
+            found.append(
                 f"the head fuses hidden states {layers}; of a target with {n} layers it can be "
-                f"0..{n - 1} (number {n}, after the last layer, is only there normed)"
+                f"0..{n}"
             )
-
-
-# what of a config.json is the head's: transformers' keys of any model are not
-FIELDS = HeadConfig.__dataclass_fields__.keys() - PretrainedConfig.__dataclass_fields__.keys()
-FIELDS |= {"rope_theta", "rope_scaling"}
+        if not self.own_lm_head and self.target_hidden_size:
+            found.append(
+                f"the head has no lm_head, and the target's reads {self.feature_size} channels, not"
+                f" the {self.hidden_size} of the head"
+            )
+        return found
 
 
 def head_shape(
@@ -171,75 +191,3 @@ def _size(config: PretrainedConfig, *names: str) -> int | None:
     """The same of whole numbers; a list, one for each layer, is none."""
     value = _first(config, names)
     return value if isinstance(value, int) else None
-
-
-def renamed(key: str, layout: str, config: HeadConfig) -> str:
-    """Upstream's name for a weight in a file of the layout."""
-    for theirs, ours in RENAMES.get((layout, config.head_type), {}).items():
-        if key.startswith(theirs):
-            return ours + key.removeprefix(theirs)
-    return key
-
-
-def read_config(values: dict) -> tuple[str, HeadConfig, list[str]]:
-    """The layout of a config.json, its shape, and what was assumed, a sentence each. BadInput names
-    a setting that cannot run here; what is no head's config raises anything of files.UNREADABLE."""
-    notes, ids = [], values.get(FUSED_IDS)
-    if "transformer_layer_config" in values:
-        layout = "speculators"
-        values = _flat(values)
-        if ids:
-            notes = [f"fused layers {ids}: if SpecForge counted them, add 1 to each"]
-    else:
-        eagle3 = "Eagle3" in str(values.get("architectures"))
-        layout = "specforge" if eagle3 and "head_type" not in values else "upstream"
-        left = (values.get("eagle_config") or {}).get(FUSED_IDS)
-        if left and not ids:
-            # sgl-project/sglang pull request 25454 distinguishes the two ways by the first id
-            ids = left if left[0] == 2 else [i + 1 for i in left]
-            notes = [f"fused layers {left}: assumed that hidden states {ids} are meant"]
-        # upstream's EAGLE-1/2 heads have no draft_vocab_size; ours do, beside head_type
-        eagle3 |= "draft_vocab_size" in values
-        values = {"head_type": "eagle3" if eagle3 else "eagle"} | values
-    for key in UNSUPPORTED:
-        # norm_output false: no norm at all in SpecForge 0.2, the usual one in SGLang and vLLM
-        if values.get(key) or (key == "norm_output" and key in values):
-            raise BadInput(f"{key} {values[key]} is not supported")
-    if "sliding_attention" in (values.get("layer_types") or ()):
-        raise BadInput("layer_types with sliding_attention are not supported")
-    values = {"feature_layers": ids} | values
-    known = {key: values[key] for key in FIELDS & values.keys() if values[key] is not None}
-    return layout, HeadConfig(**known), notes
-
-
-def _flat(values: dict) -> dict:
-    """speculators' config as one of upstream's."""
-    kind = values["speculators_model_type"]
-    flat = values["transformer_layer_config"] | values | {"head_type": kind}
-    if kind == "eagle":
-        return flat | {"bias": bool(values.get("fusion_bias")), "num_hidden_layers": 1}
-    if isinstance(values.get("norm_before_residual"), bool):
-        return flat
-    raise BadInput(
-        "no norm_before_residual: speculators takes false for it, vLLM true; write into it what "
-        "the head was trained with"
-    )
-
-
-def to_json(config: HeadConfig) -> dict:
-    """config.json that upstream, SGLang, vLLM and we read."""
-    name = "LlamaForCausalLMEagle3" if config.eagle3 else "LlamaForCausalLM"
-    if config.bias:  # SGLang's EAGLE-1/2 head: vLLM's has no bias, and is found by a target's name
-        name = "LlamaForCausalLMEagle"
-    values = {key: value for key, value in config.to_dict().items() if key in FIELDS}
-    values |= {"architectures": [name], "model_type": "llama"}
-    rope = values.pop("rope_parameters")
-    values["rope_theta"] = rope.pop("rope_theta")
-    if rope["rope_type"] != "default":  # upstream and older readers want it as `type`
-        values["rope_scaling"] = {"type": rope["rope_type"], **rope}
-    if config.eagle3:  # upstream needs the key
-        values["draft_vocab_size"] = config.draft_vocab_size or config.vocab_size
-    if layers := values.pop("feature_layers"):
-        values[FUSED_IDS] = layers  # as vLLM counts, and nested as SpecForge does
-        values["eagle_config"] = {FUSED_IDS: [i - 1 for i in layers], "use_aux_hidden_state": True}
-    return {key: values[key] for key in sorted(values) if values[key] is not None}

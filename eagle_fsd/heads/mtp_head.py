@@ -70,6 +70,7 @@ class MtpConfig:
 
     head_type = "mtp"
     eagle3 = False
+    own_embedding = False
     draft_vocab_size = None
 
     def __post_init__(self):
@@ -79,6 +80,11 @@ class MtpConfig:
     @property
     def hidden_size(self) -> int:
         return self.layers.hidden_size
+
+    @property
+    def feature_size(self) -> int:
+        """The target's hidden size, see HeadConfig."""
+        return self.hidden_size
 
     @property
     def vocab_size(self) -> int:

@@ -28,8 +28,7 @@ def unroll(
     """
     if not torch.is_autocast_enabled(feature_BTF.device.type):
         # the target may be in half precision while the head is not
-        dtype = head.fc.weight.dtype
-        feature_BTF, embedding_BTD = feature_BTF.to(dtype), embedding_BTD.to(dtype)
+        feature_BTF, embedding_BTD = feature_BTF.to(head.dtype), embedding_BTD.to(head.dtype)
     fused_BTD = head.fuse(feature_BTF)
     position_T = torch.arange(feature_BTF.shape[1], device=feature_BTF.device)
     angle_T2d = head.angles(position_T)

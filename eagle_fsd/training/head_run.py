@@ -13,13 +13,8 @@ from transformers import PretrainedConfig
 from eagle_fsd.config import BadInput, TreeConfig
 from eagle_fsd.drafters.eagle import head_drafter
 from eagle_fsd.drafters.walk import walk
-from eagle_fsd.heads.draft_head import (
-    DraftHead,
-    answer_counts,
-    build_head,
-    coverage,
-    frequent_tokens,
-)
+from eagle_fsd.heads.draft_head import DraftHead, build_head
+from eagle_fsd.heads.draft_vocabulary import answer_counts, coverage, frequent_tokens
 from eagle_fsd.heads.head_config import head_shape
 from eagle_fsd.heads.mtp_head import MtpHead
 from eagle_fsd.models import load
@@ -51,6 +46,11 @@ def begun_head(
         raise BadInput(f"--start {start}: give --head_type {head.config.head_type}")
     if isinstance(head, MtpHead):
         head.config.check_one()
+    if head.embed_tokens is not None:
+        raise BadInput(
+            f"--start {start}: the head has its own embedding, and training takes the target's: "
+            "such a head can be run, and not trained on"
+        )
     if loss_vocab and (head.lm_head is not None or head.d2t is not None):
         raise BadInput(f"--start {start} keeps what it drafts: leave --loss_vocab out")
     return head

@@ -1,0 +1,194 @@
+"""The layouts that heads are published in: config.json and names of weights, as ours and back.
+
+    upstream     SafeAILab/EAGLE: heads of EAGLE-1/2 and EAGLE-3 (cnets1.py, cnets.py). Ours too,
+                 with head_type, and d2t for EAGLE-1/2; SGLang and vLLM: docs/serve.md
+    specforge    sgl-project/SpecForge, NVIDIA's ModelOpt, AngelSlim: EAGLE-3 under upstream's names
+                 or with "layers.0." for "midlayer.", and an architecture with Eagle3 in its name
+    speculators  vllm-project/speculators (src/speculators/models/eagle.py, models/eagle3/): nested
+                 config; "fusion_fc", "transformer." for EAGLE-1/2, "layers.0." for EAGLE-3
+
+All are read, upstream's is written. What each publisher's heads have is in results/eagle3_layouts.
+
+Fused layers are counted in two ways. Ours is an index into transformers' hidden_states: i is what
+enters layer i; speculators and vLLM count alike. SpecForge's and ModelOpt's i is what leaves layer
+i, our i + 1. Without ids all mean 2, n // 2 and n - 3.
+"""
+
+import re
+from collections.abc import Iterable
+
+from transformers import PretrainedConfig
+
+from eagle_fsd.config import BadInput
+from eagle_fsd.heads.head_config import HeadConfig
+
+# what of a config.json is the head's: transformers' keys of any model are not
+FIELDS = HeadConfig.__dataclass_fields__.keys() - PretrainedConfig.__dataclass_fields__.keys()
+FIELDS |= {"rope_theta", "rope_scaling"}
+FUSED_IDS = "eagle_aux_hidden_state_layer_ids"
+# settings that NVIDIA's heads have in eagle_config; our name of each
+NESTED = {
+    "norm_before_fc": "norm_before_fc",
+    "use_aux_hidden_state": "use_aux_hidden_state",
+    "return_hidden_post_norm": "norm_output",
+}
+# what changes a head's forward and has no counterpart here: HASS, P-EAGLE, latent attention, and
+# what TensorRT-LLM's head has besides
+UNSUPPORTED = ("input_norm", "layernorms", "mlp_bias", "parallel_drafting", "kv_lora_rank")
+UNSUPPORTED += ("eh_proj_before_attn", "use_mtp_layernorm")
+# what a name begins with in a file -> what upstream's does, by layout and kind of head; every
+# layout of EAGLE-3 has the further names (SGLang's llama_eagle3.py has the norms' older ones)
+RENAMES = {
+    ("speculators", "eagle"): {"fusion_fc.": "fc.", "transformer.": "layers.0."},
+}
+RENAMES3 = {"layers.0.": "midlayer."}
+RENAMES3 |= {f"aux_norm_{name}.": f"fc_norm.{i}." for i, name in enumerate(("low", "mid", "high"))}
+# written where they are not what every reader takes for granted
+OPTIONAL = ("qk_norm", "use_aux_hidden_state", "target_hidden_size", "norm_before_fc", "fc_norm")
+OPTIONAL += ("norm_output", "own_embedding", "own_lm_head")
+
+
+def renamed(keys: Iterable[str], layout: str, head_type: str) -> dict[str, str]:
+    """Upstream's names of a file's weights, by the file's. BadInput: two of them are one weight."""
+    table = RENAMES.get((layout, head_type), RENAMES3 if head_type == "eagle3" else {})
+    names = {}
+    for key in sorted(keys):
+        name = key.replace(".feed_forward.", ".mlp.")  # as Llama 4 calls it
+        for theirs, ours in table.items():
+            if name.startswith(theirs):
+                name = ours + name.removeprefix(theirs)
+        further = re.match(r"layers\.([1-9]\d*)\.hidden_norm\.", name)
+        if head_type == "eagle3" and further:  # as TensorRT-LLM and SGLang call it there
+            name = name.replace(".hidden_norm.", ".input_layernorm.")
+        if name in names.values():
+            other = next(k for k, v in names.items() if v == name)
+            raise BadInput(f"{other} and {key} are both the head's {name}")
+        names[key] = name
+    return names
+
+
+def read_config(values: dict, target_layers: int = 0) -> tuple[str, HeadConfig, list[str]]:
+    """The layout of a config.json, its shape, and what was assumed, a sentence each. BadInput names
+    a setting that cannot run here; what is no head's config raises anything of files.UNREADABLE.
+
+    Args:
+        target_layers: of the target, where it is known: it tells some ways to count layers apart.
+    """
+    own = "head_type" in values
+    if "transformer_layer_config" in values:
+        layout, values = "speculators", _flat(values)
+    else:
+        eagle3 = "eagle3" in str(values.get("architectures")).lower()
+        layout = "specforge" if eagle3 and not own else "upstream"
+        # upstream's EAGLE-1/2 heads have no draft_vocab_size; ours do, beside head_type
+        eagle3 |= "draft_vocab_size" in values
+        values = {"head_type": "eagle3" if eagle3 else "eagle"} | values
+    nested = values.get("eagle_config") or {}
+    values = values | {NESTED[k]: nested[k] for k in NESTED if nested.get(k) is not None}
+    _check_supported(values | nested)
+    ids, notes = _fused_layers(values, nested, layout, target_layers)
+    values = values | {"feature_layers": ids}
+    if values["head_type"] == "eagle3":
+        values, more = _in_our_words(values, layout, own)
+        notes += more
+    known = {key: values[key] for key in FIELDS & values.keys() if values[key] is not None}
+    return layout, HeadConfig(**known), notes
+
+
+def _check_supported(values: dict) -> None:
+    for key in UNSUPPORTED:
+        if values.get(key):
+            raise BadInput(f"{key} {values[key]} is not supported")
+    if (values.get("parallel_draft_step") or 1) > 1:
+        raise BadInput(f"parallel_draft_step {values['parallel_draft_step']} is not supported")
+    if "sliding_attention" in (values.get("layer_types") or ()):
+        raise BadInput("layer_types with sliding_attention are not supported")
+
+
+def _fused_layers(
+    values: dict, nested: dict, layout: str, target_layers: int
+) -> tuple[list[int] | None, list[str]]:
+    """Which hidden states a config.json names, as we count; and how that was decided, if it was."""
+    if given := values.get("feature_layers"):
+        return given, []
+    own, left = values.get(FUSED_IDS), nested.get(FUSED_IDS)
+    if own:
+        note = f"fused layers {own}: counted as vLLM does, by what enters a layer"
+        if own[0] == 1:
+            shifted = [i + 1 for i in own]
+            note += f"; copied unconverted from SpecForge or ModelOpt they would mean {shifted}"
+        return own, [] if layout == "upstream" else [note]
+    if not left:
+        return None, []
+    if max(left) == target_layers:  # nvidia/gpt-oss-120b-Eagle3-v3
+        note = f"of {target_layers} layers none has number {target_layers}, so hidden states"
+        return left, [f"fused layers {left}: {note} {left} are meant"]
+    if left[0] == 2:
+        note = "by what enters a layer (sglang pull request 25454): hidden states"
+        return left, [f"fused layers {left}: counted {note} {left}"]
+    ids = [i + 1 for i in left]
+    if left[0] == 1:
+        note = "by what leaves a layer, as SpecForge and ModelOpt do: hidden states"
+        return ids, [f"fused layers {left}: counted {note} {ids}"]
+    note = "are meant; if not, convert the head with --feature_layers"
+    return ids, [f"fused layers {left}: assumed that hidden states {ids} {note}"]
+
+
+def _in_our_words(values: dict, layout: str, own: bool) -> tuple[dict, list[str]]:
+    """What an EAGLE-3 head's config says in other words; and what was assumed, a sentence each."""
+    notes = []
+    # without a draft vocabulary it may read the target's lm_head (sglang pull request 9739)
+    values = {"own_lm_head": values.get("draft_vocab_size") is not None} | values
+    if values.get("use_aux_norm"):  # SGLang's older name
+        values = values | {"fc_norm": True}
+    if values.get("embed_requires_grad"):
+        values = values | {"own_embedding": True}
+    if values.get("model_type") == "llama4_text":  # whose intermediate_size is an expert's
+        values = values | {"intermediate_size": values["intermediate_size_mlp"]}
+    count = values.get("num_hidden_layers") or 1
+    if layout == "upstream" and not own and count != 1:
+        notes.append(f"num_hidden_layers {count}: upstream's cnets.py has one layer all the same")
+        values = values | {"num_hidden_layers": 1}
+    if layout == "specforge" and values.get("norm_output") is not None:
+        notes.append(
+            f"norm_output {values['norm_output']}: read as SGLang and vLLM do; SpecForge before its"
+            " pull request 879 (September 2026) meant the norm before the lm_head by it"
+        )
+    return values, notes
+
+
+def _flat(values: dict) -> dict:
+    """speculators' config as one of upstream's."""
+    kind = values["speculators_model_type"]
+    layer = values["transformer_layer_config"]
+    flat = layer | values | {"head_type": kind}
+    if kind == "eagle":
+        return flat | {"bias": bool(values.get("fusion_bias")), "num_hidden_layers": 1}
+    if isinstance(values.get("norm_before_residual"), bool):
+        return flat | {"qk_norm": layer.get("model_type") == "qwen3"}
+    raise BadInput(
+        "no norm_before_residual: speculators takes false for it, vLLM true; write into it what "
+        "the head was trained with"
+    )
+
+
+def to_json(config: HeadConfig) -> dict:
+    """config.json that upstream, SGLang, vLLM and we read."""
+    name = "LlamaForCausalLMEagle3" if config.eagle3 else "LlamaForCausalLM"
+    if config.bias:  # SGLang's EAGLE-1/2 head: vLLM's has no bias, and is found by a target's name
+        name = "LlamaForCausalLMEagle"
+    values = {key: value for key, value in config.to_dict().items() if key in FIELDS}
+    values |= {"architectures": [name], "model_type": "llama"}
+    rope = values.pop("rope_parameters")
+    values["rope_theta"] = rope.pop("rope_theta")
+    if rope["rope_type"] != "default":  # upstream and older readers want it as `type`
+        values["rope_scaling"] = {"type": rope["rope_type"], **rope}
+    if config.eagle3:  # upstream needs the key
+        values["draft_vocab_size"] = config.draft_vocab_size or config.vocab_size
+    if layers := values.pop("feature_layers"):
+        values[FUSED_IDS] = layers  # as vLLM counts, and nested as SpecForge does
+        values["eagle_config"] = {FUSED_IDS: [i - 1 for i in layers], "use_aux_hidden_state": True}
+    for key in OPTIONAL:
+        if values[key] == getattr(HeadConfig, key):
+            del values[key]
+    return {key: values[key] for key in sorted(values) if values[key] is not None}

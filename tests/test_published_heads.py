@@ -1,0 +1,186 @@
+"""EAGLE-3 heads as published (published_heads.py): every layout loads, runs as the slow reference
+says, is written and read back; and what of them is refused.
+
+Axes: T positions, D hidden size, F features.
+"""
+
+import json
+
+import pytest
+import reference_head
+import torch
+from answers import run
+from head_files import SIZES, SPECFORGE, D, R, TargetShape, V, save
+from published_heads import AUX, MODELOPT, WIDE, published, tensors_of, without
+from tiny import EAGER, PUBLISHED, prompt_tokens, target_and_head
+
+from eagle_fsd.config import BadInput, TreeConfig
+from eagle_fsd.decoding.drafter import RootDrafter
+from eagle_fsd.decoding.target import Target
+from eagle_fsd.drafters.eagle import EagleDrafter
+from eagle_fsd.engine.select import ENGINES
+from eagle_fsd.heads.files import read_head, write_head
+from eagle_fsd.heads.head_config import HeadConfig
+from eagle_fsd.heads.layouts import read_config
+
+
+class Wide(TargetShape):
+    hidden_size = WIDE
+
+
+def target_of(name: str) -> TargetShape:
+    return Wide() if "width" in name else TargetShape()
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("name", published())
+def test_published_heads_load_and_run_as_the_reference_does(tmp_path, name):
+    """Config and tensors are ours; fuse, two steps and what the lm_head reads are the reference's,
+    which knows the tensors' names and the settings that its table names. (Scaled positions, which
+    the reference lacks, are transformers': test_formats.py.)"""
+    values, theirs, ours, read, fields = published()[name]
+    head, notes = read_head(save(tmp_path, values, theirs), target_of(name))
+    assert notes[0] == f"layout: {name.partition(',')[0]}"
+    assert head.config == HeadConfig(**SIZES | fields)
+    tensors = head.state_dict()
+    assert tensors.keys() == ours.keys()
+    assert all(torch.equal(tensors[key], ours[key]) for key in ours)
+    if "rope_scaling" in read:
+        return
+    config, T = SIZES | read, 23
+    generator = torch.Generator().manual_seed(1)
+    width = head.config.num_fused * head.config.feature_size
+    feature_TF = torch.randn(T, width, generator=generator)
+    embedding_TD, second_TD = torch.randn(2, T, D, generator=generator)
+    got_TD, want_TD = head.fuse(feature_TF), reference_head.fuse(ours, config, feature_TF)
+    for step_TD in (embedding_TD, second_TD):
+        torch.testing.assert_close(got_TD, want_TD, atol=1e-4, rtol=1e-4)
+        got_TD = head(got_TD[None], step_TD[None], head.angles(torch.arange(T)))[0]
+        want_TD = reference_head.forward(ours, config, step_TD, want_TD)
+    torch.testing.assert_close(got_TD, want_TD, atol=1e-4, rtol=1e-4)
+    want_TD = reference_head.normed(ours, config, want_TD)
+    torch.testing.assert_close(head.normed(got_TD), want_TD, atol=1e-4, rtol=1e-4)
+    assert want_TD.std() > 0.1
+
+
+@pytest.mark.parametrize("name", published())
+def test_what_was_published_is_written_and_read_back(tmp_path, name):
+    """In our layout: the same config, every tensor, and nothing assumed."""
+    values, theirs, *_ = published()[name]
+    head, _ = read_head(save(tmp_path / "theirs", values, theirs), target_of(name))
+    write_head(tmp_path / "ours", head)
+    read, notes = read_head(tmp_path / "ours", target_of(name))
+    assert read.config == head.config and notes == ["layout: upstream"]
+    assert read.state_dict().keys() == head.state_dict().keys()
+    assert all(torch.equal(t, read.state_dict()[k]) for k, t in head.state_dict().items())
+    written = json.loads((tmp_path / "ours" / "config.json").read_text())
+    said = {"norm_output", "fc_norm", "norm_before_fc", "target_hidden_size", "qk_norm"}
+    assert all(written[key] for key in said & written.keys())  # nothing that is not so
+
+
+@pytest.mark.processes  # long
+@pytest.mark.parametrize("engine", EAGER)
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_exact_decoding_with_them_is_plain_on_every_engine(name, engine):
+    """Token for token, in float32, with the head's layers exchanged by the engine."""
+    target, head = target_and_head(name, seed=6)
+    made = ENGINES[engine]()
+    target = Target(target.model, engine=made, feature_layers=target.feature_layers)
+    prompt = prompt_tokens(9, seed=2)
+    plain = run(target, RootDrafter(), prompt, budget=12)
+    got = run(target, EagleDrafter(head, target, TreeConfig(9, 3, 4)), prompt, budget=12)
+    assert got.tokens == plain.tokens
+
+
+REFUSED = {
+    # bug held down: it loaded without a word, and drafted with one layer
+    "one layer of two": (
+        SPECFORGE | {"num_hidden_layers": 2},
+        tensors_of(),
+        "config.json says num_hidden_layers 2, the weights are of 1: set it to what the head was",
+    ),
+    "two layers of one": (
+        MODELOPT,
+        tensors_of(layers=2),
+        "config.json says num_hidden_layers 1, the weights are of 2",
+    ),
+    "q normed, k not": (
+        SPECFORGE,
+        without(tensors_of(qk_norm=True), "midlayer.self_attn.k_norm.weight"),
+        'missing "midlayer.self_attn.k_norm.weight"',
+    ),
+    "the norm before fc, not said": (
+        SPECFORGE,
+        tensors_of(norm_before_fc=True),
+        'unexpected "input_norm.weight"',
+    ),
+    "the norm before fc, not there": (
+        SPECFORGE | {"norm_before_fc": True},
+        tensors_of(),
+        'missing "input_norm.weight"',
+    ),
+    "another width without an embedding": (
+        SPECFORGE | {"target_hidden_size": D + 1},
+        tensors_of(target=D + 1),
+        'missing "embed_tokens.weight"',
+    ),
+    "no lm_head": (SPECFORGE, without(tensors_of(), "lm_head.weight"), 'missing "lm_head.weight"'),
+    "two states of three": (
+        SPECFORGE | {AUX: [2, 16]},
+        tensors_of(),
+        f"the shape for fc.weight: is ({D}, {3 * D}), must be ({D}, {2 * D})",
+    ),
+    "transposed": (
+        SPECFORGE,
+        tensors_of() | {"lm_head.weight": torch.ones(D, R)},
+        f"the shape for lm_head.weight: is ({D}, {R}), transposed, must be ({R}, {D})",
+    ),
+    "one weight by two names": (
+        SPECFORGE,
+        tensors_of() | {"layers.0.hidden_norm.weight": torch.ones(D)},
+        "layers.0.hidden_norm.weight and midlayer.hidden_norm.weight are both the head's",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_does_not_belong_together_is_refused(tmp_path, name):
+    values, tensors, told = REFUSED[name]
+    with pytest.raises(BadInput) as error:
+        read_head(save(tmp_path, values, tensors))
+    assert told in str(error.value)
+
+
+def test_of_upstream_s_own_head_the_layers_in_its_config_are_no_layers():
+    """Its code builds one; that is said."""
+    values = SIZES | {"draft_vocab_size": R, "num_hidden_layers": 40}
+    _, config, notes = read_config(values)
+    assert config.num_hidden_layers == 1
+    assert notes == ["num_hidden_layers 40: upstream's cnets.py has one layer all the same"]
+    _, ours, _ = read_config(values | {"head_type": "eagle3"})
+    assert ours.num_hidden_layers == 40
+
+
+@pytest.mark.parametrize(
+    "ids, target_layers, layers, told",
+    [
+        ([1, 15, 28], 32, (2, 16, 29), "by what leaves a layer, as SpecForge and ModelOpt do"),
+        ([2, 16, 29], 32, (2, 16, 29), "by what enters a layer"),
+        ([24, 30, 36], 36, (24, 30, 36), "of 36 layers none has number 36"),
+        ([24, 30, 36], 0, (25, 31, 37), "assumed"),
+        ([4, 30], 36, (5, 31), "assumed"),
+    ],
+)
+def test_layers_of_nvidia_are_told_apart_by_the_target(ids, target_layers, layers, told):
+    """A number that no layer has counts hidden states (sglang pull request 32334)."""
+    values = SPECFORGE | {"eagle_config": {AUX: ids}}
+    _, config, notes = read_config(values, target_layers)
+    assert config.feature_layers == layers
+    assert told in notes[0]
+
+
+def test_a_head_that_reads_the_target_s_lm_head_must_have_its_width():
+    config = HeadConfig(**SIZES, head_type="eagle3", target_hidden_size=WIDE, own_lm_head=False)
+    with pytest.raises(BadInput, match=f"reads {WIDE} channels, not the {D} of the head"):
+        config.check_fits(Wide())
+    assert config.vocab_size == V
