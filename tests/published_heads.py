@@ -1,5 +1,5 @@
 """EAGLE-3 heads as their publishers write them, at tiny size: config.json and weights by each
-publisher's own names. Where these were looked up is said in results/eagle3_layouts.
+publisher's own names. Where these were looked up is said in results/published_heads.
 
 Each is (config.json, weights, the same weights by upstream's names, what of the config the
 reference reads, fields of HeadConfig that differ from SIZES). Sizes are those of head_files.py.
@@ -22,6 +22,7 @@ from head_files import (
 )
 
 AUX = "eagle_aux_hidden_state_layer_ids"
+TOP = ("lm_head.weight", "d2t", "t2d")  # of NeMo's what has no "model." before it
 WIDE = 36  # hidden size of a target whose head has D
 Published = tuple[dict, dict, dict, dict, dict]
 
@@ -129,6 +130,27 @@ def published() -> dict[str, Published]:
             without(trained, "embed_tokens.weight"),
             THETA,
             THREE | THETA,
+        ),
+        # NVIDIA-NeMo/Automodel, LlamaEagle3DraftModel
+        "specforge, NeMo": (
+            SPECFORGE | {"architectures": ["LlamaEagle3DraftModel"], "num_aux_hidden_states": 3},
+            {
+                key if key in TOP else f"model.{key}": tensor
+                for key, tensor in renamed(trained, numbered).items()
+            },
+            plain,
+            {},
+            THREE,
+        ),
+        # SpecForge's configs/gpt-oss-20B-eagle3-dense.json: a dense layer, whatever its type says
+        "specforge, gpt-oss": (
+            SPECFORGE
+            | {"model_type": "gpt_oss", "num_local_experts": 16, "experts_per_token": 4}
+            | {"eagle_config": {AUX: [1, 11, 21]}},
+            plain,
+            plain,
+            {},
+            THREE | {"feature_layers": (2, 12, 22)},
         ),
         # yuhuili/EAGLE3-LLaMA3.3-Instruct-70B: another width than the target's
         "upstream, another width": (

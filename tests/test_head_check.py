@@ -10,9 +10,13 @@ import pytest
 import torch
 from head_files import SIZES, SPECFORGE, SPECULATORS3, D, R, V, renamed, save, vocabulary
 from published_heads import AUX, FLAGS, MODELOPT, tensors_of, without
+from safetensors.torch import load_file, save_file
+from tiny_mtp import write_mtp_target
 from training_runs import convert
 
 from eagle_fsd.heads.initial_weights import spread
+from eagle_fsd.heads.mtp_files import write_mtp
+from eagle_fsd.models.load import load_head, load_target_config
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +43,12 @@ def worn(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return {key: one(tensor) for key, tensor in tensors.items()}
 
 
-def page(capsys, head: Path, target: Path, *options) -> tuple[dict[str, list[str]], int]:
+def change_tensors(folder: Path, edit) -> None:
+    tensors = edit(load_file(folder / "model.safetensors"))
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def page(capsys, head: Path | str, target: Path, *options) -> tuple[dict[str, list[str]], int]:
     """The lines by their label, and the status."""
     status = 0
     try:
@@ -217,3 +226,33 @@ def test_draws_are_told_from_what_training_left(rows, columns):
         limit = math.sqrt(rows) + math.sqrt(columns)
         shifted = normal + direction * (0.06 * limit / math.sqrt(rows * columns))
         assert not spread(sized).drawn and not spread(shifted).drawn
+
+
+def test_mtp_layers_have_a_page(tmp_path, capsys):
+    """Of a checkpoint's own, by name and as a folder; random weights are named, experts are not
+    judged, faults are as when it is loaded; no EAGLE layout takes it."""
+    written = write_mtp_target(tmp_path / "target", "glm4_moe")
+    folder, own = written.folder, written.keys
+    change_tensors(folder, lambda tensors: tensors | worn({key: tensors[key] for key in own}))
+    lines, status = page(capsys, "mtp,own=raw", folder)
+    assert status == 0 and lines["wrong"] == ["nothing found"]
+    assert lines["head"][0].startswith("mtp,own=raw: MTP of a checkpoint of type glm4_moe")
+    assert "1 of 40 channels, run at every level" in lines["layers"][0]
+    assert lines["weights"][0].endswith("float32; the target's embedding and lm_head besides")
+    assert lines["experts"] == ["18 tensors, which are not judged"]
+    assert lines["then"] == ["its own, before its final norm"]
+    head = tmp_path / "head"
+    head.mkdir()
+    write_mtp(head, load_head("mtp", load_target_config(str(folder)), target=str(folder)))
+    lines, status = page(capsys, head, folder)
+    assert status == 0 and lines["then"] == ["its own, after its final norm"]
+    with pytest.raises(SystemExit, match="which no EAGLE layout has a place for"):
+        convert("--head", head, "--output", tmp_path / "eagle")
+    key = "model.layers.3.eh_proj.weight"
+    drawn = torch.randn(40, 80, generator=torch.Generator().manual_seed(1))
+    change_tensors(folder, lambda tensors: tensors | {key: drawn})
+    lines, status = page(capsys, "mtp", folder)
+    assert status == 1 and lines["wrong"][0].startswith(f"{key} cannot be told from its init")
+    change_tensors(folder, lambda tensors: {k: t for k, t in tensors.items() if k != key})
+    with pytest.raises(SystemExit, match="holds no MTP layer"):
+        convert("--check", "mtp", folder)

@@ -322,6 +322,15 @@ def test_what_is_wrong_is_told_by_its_tensor(checkpoints, tmp_path, fault):
     assert any(remedy in str(error.value) for remedy in remedies) and "\n" not in str(error.value)
 
 
+def test_fewer_layers_than_the_config_counts(tmp_path):
+    """Bug held down: one of two loaded without a word, and drafted every level."""
+    folder = write_mtp_target(tmp_path, "deepseek_v3", layers=2).folder
+    change_tensors(folder, without("model.layers.4."))
+    told = "holds 1 of the 2 MTP layers that its config counts: it has no tensor"
+    with pytest.raises(BadInput, match=rf"{told} 'model\.layers\.4\.eh_proj\.weight'"):
+        eagle_fsd.load(str(folder), head="mtp")
+
+
 def test_a_layer_of_another_family(checkpoints, tmp_path):
     """By the keys, by the config, or by the target that a folder was written for."""
     qwen, glm = checkpoints("qwen3_5_text"), checkpoints("glm4_moe")

@@ -135,6 +135,18 @@ REFUSED = {
         tensors_of() | {"lm_head.weight": torch.ones(D, R)},
         f"the shape for lm_head.weight: is ({D}, {R}), transposed, must be ({R}, {D})",
     ),
+    # SpecForge's configs/qwen3-30B-A3B-eagle3-moe-draft.json
+    "experts": (
+        SPECFORGE | {"model_type": "qwen3_moe", "num_experts": 4, "num_experts_per_tok": 2},
+        without(tensors_of(), *(f"midlayer.mlp.{k}_proj.weight" for k in ("gate", "up", "down")))
+        | {f"midlayer.mlp.experts.{i}.up_proj.weight": torch.ones(7, D) for i in range(4)},
+        "its layer has experts (midlayer.mlp.experts.0.up_proj.weight), and only dense ones are",
+    ),
+    "latent attention": (
+        MODELOPT | {"kv_lora_rank": 8},
+        tensors_of(),
+        "kv_lora_rank 8 is not supported",
+    ),
     "one weight by two names": (
         SPECFORGE,
         tensors_of() | {"layers.0.hidden_norm.weight": torch.ones(D)},

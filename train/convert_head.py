@@ -4,6 +4,7 @@
     python train/convert_head.py --head yuhuili/EAGLE3-LLaMA3.1-Instruct-8B --output heads/llama3.1
     python train/convert_head.py --head runs/head --output runs/head_16k --draft_vocab 16384 \
         --data answers.jsonl
+    python train/convert_head.py --check mtp zai-org/GLM-4.5-Air
 
 The layouts are described in eagle_fsd/heads/layouts.py. Heads load here in any of them,
 unconverted; what is written loads in SafeAILab/EAGLE too, and in SGLang and vLLM as docs/serve.md
@@ -35,7 +36,7 @@ class ConvertOptions:
         default=None, metadata={"help": "The folder to write, which must not hold a head."}
     )
     check: list[str] = option(
-        [], "A head and a target, to be looked at together; nothing is written."
+        [], "A head, or mtp, and a target, to be looked at together; nothing is written."
     )
     feature_layers: str = option(
         "",
@@ -85,12 +86,19 @@ def run(options: ConvertOptions) -> None:
 
 def check(options: ConvertOptions) -> None:
     """Print the page of a head and a target; BadInput if something is wrong."""
-    from eagle_fsd.heads.head_check import check_head
-    from eagle_fsd.models.load import load_target_config
+    from eagle_fsd.heads.head_check import check_head, check_mtp
+    from eagle_fsd.heads.mtp_files import is_mtp
+    from eagle_fsd.models.load import load_head, load_target_config
 
     head, target = options.check
     config = load_target_config(target)
-    page = check_head(head, config, target=target, feature_layers=options.fused_layers)
+    if is_mtp(head):
+        if options.fused_layers:
+            raise BadInput("an MTP layer reads the last hidden state: leave --feature_layers out")
+        layers = load_head(head, config, target=target)
+        page = check_mtp(head, layers, config, target=target)
+    else:
+        page = check_head(head, config, target=target, feature_layers=options.fused_layers)
     print(page)
     if page.wrong:
         raise BadInput(f"faults of {head} for {target}: {len(page.wrong)}, named above")
@@ -101,8 +109,14 @@ def convert(options: ConvertOptions) -> None:
     import torch
 
     from eagle_fsd.heads.files import read_head, write_head
+    from eagle_fsd.heads.mtp_files import is_mtp
     from eagle_fsd.runs.folder import lock_folder
 
+    if is_mtp(options.head):
+        raise BadInput(
+            f"--head {options.head} is an MTP layer, which no EAGLE layout has a place for: it "
+            "norms the embedding and the hidden state before its fc; give it as --head as it is"
+        )
     head, notes = read_head(options.head, feature_layers=options.fused_layers)
     kind = "EAGLE-3" if head.config.eagle3 else "EAGLE-1/2"
     print(f"read {options.head}: {kind} head; {'; '.join(notes)}")

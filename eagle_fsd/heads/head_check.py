@@ -3,7 +3,7 @@
 Nothing of the target is needed but its config, and nothing is run."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +14,8 @@ from transformers.utils import CONFIG_NAME
 from eagle_fsd.heads.files import StoredHead, stored_head
 from eagle_fsd.heads.head_config import HeadConfig
 from eagle_fsd.heads.initial_weights import spread
+from eagle_fsd.heads.mtp_files import stored_tensors
+from eagle_fsd.heads.mtp_head import ROUTER_BIAS, MtpHead
 
 WRITERS = {
     "upstream": "SafeAILab/EAGLE, or this project",
@@ -63,12 +65,47 @@ def check_head(
     lines.append(("reads", _reads(stored.config, target_config.num_hidden_layers, given)))
     lines += [("assumed", note) for note in stored.notes]
     lines.append(("made for", _made_for(stored)))
-    shape = (
+    lines.append(("fits", f"{'not ' if misfits else ''}{target} ({_of(target_config)})"))
+    return HeadCheck(lines, [*misfits, *stored.faults, *_contents(stored)])
+
+
+def check_mtp(
+    name: str | Path, head: MtpHead, target_config: PretrainedConfig, *, target: str
+) -> HeadCheck:
+    """The page of MTP layers that were read, and so fit; of experts no matrix is judged.
+
+    Args:
+        name, target: what the page calls them.
+    """
+    config, tensors = head.config, stored_tensors(head)
+    own = ("lm_head",) if config.own_lm_head else ()
+    states = {"normed": "after its final norm", "raw": "before its final norm"}
+    every = "run at every level" if config.count == 1 else "each for a level, the last one below"
+    lines = [
+        ("head", f"{name}: MTP of a checkpoint of type {config.target.model_type}, drafter mtp"),
+        (
+            "layers",
+            f"{config.count} of {config.hidden_size:,} channels, {every}; "
+            f"{config.num_attention_heads} attention heads",
+        ),
+        ("weights", _counted(tensors, own)),
+        ("drafts", f"all {config.vocab_size:,} tokens"),
+        ("reads", f"the target's last hidden state, {states[config.feature]}"),
+        ("then", f"its own, {states[config.own]}"),
+        ("fits", f"{target} ({_of(target_config)})"),
+    ]
+    experts = [key for key in tensors if ".experts." in key]
+    if experts:
+        lines.insert(3, ("experts", f"{len(experts)} tensors, which are not judged"))
+    left = {key for key in tensors if key.endswith(ROUTER_BIAS)}.union(experts)  # 0 is a fair bias
+    return HeadCheck(lines, [*_untrained({k: t for k, t in tensors.items() if k not in left})])
+
+
+def _of(target_config: PretrainedConfig) -> str:
+    return (
         f"{target_config.model_type}, {target_config.num_hidden_layers} layers of "
         f"{target_config.hidden_size:,} channels, {target_config.vocab_size:,} tokens"
     )
-    lines.append(("fits", f"{'not ' if misfits else ''}{target} ({shape})"))
-    return HeadCheck(lines, [*misfits, *stored.faults, *_contents(stored)])
 
 
 def _kind(stored: StoredHead) -> str:
@@ -92,21 +129,23 @@ def _shape(config: HeadConfig) -> Iterator[tuple[str, str]]:
 
 
 def _weights(stored: StoredHead) -> Iterator[tuple[str, str]]:
-    weights = [tensor for tensor in stored.tensors.values() if tensor.is_floating_point()]
-    dtypes = sorted({str(tensor.dtype).removeprefix("torch.") for tensor in weights})
     config = stored.config
-    shared = [
-        name
-        for name, own in (
-            ("embedding", config.own_embedding),
-            ("lm_head", config.eagle3 and config.own_lm_head),
-        )
-        if not own
-    ]
-    yield (
-        "weights",
+    own = {
+        "embedding": config.own_embedding,
+        "lm_head": config.eagle3 and config.own_lm_head,
+    }
+    yield "weights", _counted(stored.tensors, [name for name in own if own[name]])
+
+
+def _counted(tensors: dict[str, torch.Tensor], own: Collection[str]) -> str:
+    """How many parameters of which dtypes; which tables are the target's, those that are not
+    `own`."""
+    weights = [tensor for tensor in tensors.values() if tensor.is_floating_point()]
+    dtypes = sorted({str(tensor.dtype).removeprefix("torch.") for tensor in weights})
+    shared = [name for name in ("embedding", "lm_head") if name not in own]
+    return (
         f"{sum(tensor.numel() for tensor in weights):,} parameters in {len(weights)} tensors, "
-        f"{' and '.join(dtypes)}; the target's {' and '.join(shared) or 'nothing'} besides",
+        f"{' and '.join(dtypes)}; the target's {' and '.join(shared) or 'nothing'} besides"
     )
 
 
@@ -160,9 +199,12 @@ def _contents(stored: StoredHead) -> Iterator[str]:
         token_R = d2t + torch.arange(len(d2t))
         if t2d.sum() != len(d2t) or not t2d[token_R].all():
             yield f"t2d marks {t2d.sum().item():,} tokens, and not those that d2t leads to"
-    weights = {
-        k: t for k, t in sorted(stored.tensors.items()) if t.is_floating_point() and t.numel()
-    }
+    yield from _untrained(stored.tensors)
+
+
+def _untrained(tensors: dict[str, torch.Tensor]) -> Iterator[str]:
+    """Of the weights: what is one number throughout, or as it was drawn."""
+    weights = {k: t for k, t in sorted(tensors.items()) if t.is_floating_point() and t.numel()}
     for key, tensor in weights.items():
         low, high = torch.stack(tensor.aminmax()).tolist()
         if low == high and (tensor.ndim > 1 or low != 1):

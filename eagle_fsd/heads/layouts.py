@@ -2,12 +2,13 @@
 
     upstream     SafeAILab/EAGLE: heads of EAGLE-1/2 and EAGLE-3 (cnets1.py, cnets.py). Ours too,
                  with head_type, and d2t for EAGLE-1/2; SGLang and vLLM: docs/serve.md
-    specforge    sgl-project/SpecForge, NVIDIA's ModelOpt, AngelSlim: EAGLE-3 under upstream's names
-                 or with "layers.0." for "midlayer.", and an architecture with Eagle3 in its name
+    specforge    sgl-project/SpecForge, NVIDIA's ModelOpt and NeMo, AngelSlim: EAGLE-3 under
+                 upstream's names or with "layers.0." for "midlayer.", of NeMo with "model." before
+                 most; and an architecture with Eagle3 in its name
     speculators  vllm-project/speculators (src/speculators/models/eagle.py, models/eagle3/): nested
                  config; "fusion_fc", "transformer." for EAGLE-1/2, "layers.0." for EAGLE-3
 
-All are read, upstream's is written. What each publisher's heads have is in results/eagle3_layouts.
+All are read, upstream's is written. What each publisher's heads have is in results/published_heads.
 
 Fused layers are counted in two ways. Ours is an index into transformers' hidden_states: i is what
 enters layer i; speculators and vLLM count alike. SpecForge's and ModelOpt's i is what leaves layer
@@ -41,7 +42,7 @@ UNSUPPORTED += ("eh_proj_before_attn", "use_mtp_layernorm")
 RENAMES = {
     ("speculators", "eagle"): {"fusion_fc.": "fc.", "transformer.": "layers.0."},
 }
-RENAMES3 = {"layers.0.": "midlayer."}
+RENAMES3 = {"model.": "", "layers.0.": "midlayer."}
 RENAMES3 |= {f"aux_norm_{name}.": f"fc_norm.{i}." for i, name in enumerate(("low", "mid", "high"))}
 # written where they are not what every reader takes for granted
 OPTIONAL = ("qk_norm", "use_aux_hidden_state", "target_hidden_size", "norm_before_fc", "fc_norm")
@@ -54,6 +55,8 @@ def renamed(keys: Iterable[str], layout: str, head_type: str) -> dict[str, str]:
     names = {}
     for key in sorted(keys):
         name = key.replace(".feed_forward.", ".mlp.")  # as Llama 4 calls it
+        if ".mlp.experts." in name:
+            raise BadInput(f"its layer has experts ({key}), and only dense ones are run here")
         for theirs, ours in table.items():
             if name.startswith(theirs):
                 name = ours + name.removeprefix(theirs)

@@ -158,13 +158,19 @@ def _read(
     files: Checkpoint, layout: Layout, config: PretrainedConfig, switches: dict[str, str]
 ) -> MtpHead:
     n, keys = config.num_hidden_layers, set(files.keys)
-    if not (count := stored_layers(layout, keys, n)):
-        counted = next((value for name in COUNTS if (value := getattr(config, name, 0))), 0)
+    count = stored_layers(layout, keys, n)
+    counted = next((value for name in COUNTS if (value := getattr(config, name, 0))), 0)
+    if not count:
         why = f"though its config counts {counted}" if counted else "nor does its config count one"
         raise BadInput(
             f"the checkpoint in {files.path} holds no MTP layer ({why}): it has no tensor "
             f"{stored_name(layout.eh_proj, 0, n)!r}. transformers leaves these out when it saves a "
             f"model of type {config.model_type!r}: {RELEASED}"
+        )
+    if count < counted and layout.several:
+        raise BadInput(
+            f"the checkpoint in {files.path} holds {count} of the {counted} MTP layers that its "
+            f"config counts: it has no tensor {stored_name(layout.eh_proj, count, n)!r}: {RELEASED}"
         )
     first = stored_name(layout.layer, 0, n)
     fused = f"{first}mlp.experts.gate_up_proj" in keys
