@@ -16,7 +16,7 @@ from reference_tree import grow, paths
 from safetensors.torch import load_file, save_file
 from tiny import WIDE, for_model, prompt_tokens
 from tiny_mtp import FAMILIES, write_mtp_target
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 from transformers.generation.candidate_generator import MTPCandidateGenerator
 
 import eagle_fsd
@@ -229,6 +229,31 @@ def test_shards_and_another_checkpoint(checkpoints, tmp_path):
     assert one.keys() == two.keys() and all(torch.equal(one[key], two[key]) for key in one)
     assert head_digests(f"mtp:{written.folder}").keys() >= {"head/model.safetensors"}
     assert head_digests("mtp,own=raw") == {}
+
+
+def test_a_multimodal_checkpoint(checkpoints, tmp_path):
+    """As Qwen3.5 is released: the text model inside, the MTP layer under the same keys."""
+    written = checkpoints("qwen3_5_text", 258)
+    text = json.loads((written.folder / "config.json").read_text())
+    eyes = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2}
+    eyes |= {"out_hidden_size": text["hidden_size"]}
+    config = AutoConfig.for_model("qwen3_5", text_config=text, vision_config=eyes)
+    folder = shutil.copytree(written.folder, tmp_path / "whole")
+    AutoModelForImageTextToText.from_config(config).float().save_pretrained(folder)
+    own = load_file(written.folder / "model.safetensors")
+    change_tensors(
+        folder,
+        lambda tensors: (
+            {k: own.get(k.replace("model.language_model.", "model."), tensors[k]) for k in tensors}
+            | {key: own[key] for key in written.keys}
+        ),
+    )
+    given = {"head": "mtp", "dtype": "float32", "tree": "7x3x3"}
+    models = [eagle_fsd.load(str(each), **given) for each in (written.folder, folder)]
+    alone, whole = (eagle_fsd.generate(m, "What?", arm="exact@mtp").tokens for m in models)
+    assert alone == whole
+    heads = [model.drafter.head.state_dict() for model in models]
+    assert all(torch.equal(heads[0][key], heads[1][key]) for key in heads[0])
 
 
 @torch.inference_mode()

@@ -4,11 +4,13 @@ Axes: B texts, T positions, D hidden size.
 """
 
 import json
+import shutil
 from functools import cache
 
 import pytest
 import torch
 from reference_unroll import slow_unroll
+from safetensors.torch import load_file, save_file
 from tiny_mtp import write_mtp_target
 from training_runs import head_options, log_rows, refused, train, weights
 
@@ -63,6 +65,12 @@ def test_goes_on_from_the_layer_and_writes_it_back(checkpoints, data, tmp_path, 
         for arm in ("plain", "exact@mtp")
     )
     assert plain == exact
+    back = shutil.copytree(written.folder, tmp_path / "back")  # the layer in its own checkpoint
+    tensors = load_file(back / "model.safetensors") | weights(first)
+    save_file(tensors, back / "model.safetensors", metadata={"format": "pt"})
+    config = load_target_config(str(back))
+    inside, beside = (load_head(k, config, target=str(back)).state_dict() for k in ("mtp", first))
+    assert all(torch.equal(inside[key], beside[key]) for key in beside)
     further = train(written.folder, data, tmp_path / "more", **START | {"start": first, "steps": 1})
     assert log_rows(further)[0]["ce"] < 0.99 * rows[0]["ce"]
 
