@@ -26,7 +26,7 @@ from eagle_fsd.rules.children import AcceptAll
 from eagle_fsd.rules.harm import Harm
 from eagle_fsd.rules.price import PathRule
 from eagle_fsd.training.forks import Prompt, harm
-from eagle_fsd.training.harm import Forks, areas, fit, part_of, reliability, roc_area
+from eagle_fsd.training.harm_fit import Forks, areas, fit, part_of, reliability, roc_area
 
 GREEDY = SamplingConfig()
 

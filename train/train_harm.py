@@ -39,7 +39,7 @@ def train_harm(options: HarmOptions) -> None:
     from eagle_fsd.heads.harm_model import HarmConfig, write_model
     from eagle_fsd.models import load
     from eagle_fsd.runs.jsonl import read_json, read_lines, write_file, write_json
-    from eagle_fsd.training.harm import areas, fit, read_forks, reliability
+    from eagle_fsd.training.harm_fit import areas, fit, read_forks, reliability
 
     folders = [Path(folder) for folder in (options.forks, options.other) if folder]
     settings = []
