@@ -59,7 +59,8 @@ class PlainText:
     @torch.inference_mode()
     def rounds(self, drafter: Drafter, features_LF: torch.Tensor) -> list[int]:
         """Tokens of every round in which exact decoding emits the answer, before trimming."""
-        return list(walk(drafter, self.ids, self.roots, features_LF, self.stop_token_ids))
+        rounds = walk(drafter, self.ids, self.roots, features_LF, self.stop_token_ids)
+        return [len(path) for _, _, path in rounds]
 
 
 def cut(prompt: list[int], greedy: list[int], stop: StopConfig) -> PlainText | None:
@@ -77,8 +78,9 @@ def walk(
     roots: range,
     features_LF: torch.Tensor,
     stop_token_ids: Collection[int] = (),
-) -> Iterator[int]:
-    """How many tokens every round emits, the accepted drafts and the next token.
+) -> Iterator[tuple[int, DraftTree, list[int]]]:
+    """Every round: its root's place in the text, its tree, and the accepted path, the root first.
+    It emits as many tokens as the path has nodes, the accepted drafts and the next token.
 
     Example, text A B C D, root A: a tree with B, and X below it, accepts B; C is the next token and
     the root of the next round. Emitted are two.
@@ -95,21 +97,22 @@ def walk(
         drafter.observe(features_LF[seen:root], ids[seen + 1 : root + 1])
         tree = drafter.propose()
         assert root + tree.max_depth < len(ids), "the tree is deeper than the text behind its root"
-        tokens = 1 + accepted_drafts(tree, ids[root + 1 :], stop_token_ids)
-        yield tokens
-        seen, root = root, root + tokens
+        path = accepted_path(tree, ids[root + 1 :], stop_token_ids)
+        yield root, tree, path
+        seen, root = root, root + len(path)
 
 
-def accepted_drafts(
+def accepted_path(
     tree: DraftTree, following: Sequence[int], stop_token_ids: Collection[int]
-) -> int:
-    """How many of the tokens that follow the root in the text lie below it in the tree, one below
+) -> list[int]:
+    """The root, and the drafts below it that are the tokens which follow it in the text, one below
     the other, up to the first that ends an answer."""
     tokens, parents = tree.token_N.tolist(), tree.parent_N.tolist()
     drafted = {(parents[node], tokens[node]): node for node in range(1, tree.size)}
-    node = 0
-    for accepted, token in enumerate(following):
+    path = [0]
+    for token in following:
+        node = path[-1]
         if (node, token) not in drafted or (node > 0 and tokens[node] in stop_token_ids):
-            return accepted
-        node = drafted[node, token]
-    return len(following)
+            break
+        path.append(drafted[node, token])
+    return path

@@ -21,6 +21,7 @@ from eagle_fsd.engine.threads import choose_threads
 from eagle_fsd.engine.trial import checked_target
 from eagle_fsd.heads.draft_head import DraftHead
 from eagle_fsd.heads.files import HEAD_FILES, UNREADABLE, head_folder, read_head
+from eagle_fsd.heads.harm_model import CONFIG, WEIGHTS
 from eagle_fsd.heads.mtp_files import is_mtp, parse_name, read_mtp
 from eagle_fsd.models import random_weights
 from eagle_fsd.models.assets import EMBEDDED_TARGET, embedded_target
@@ -107,6 +108,11 @@ def head_digests(name: str) -> dict[str, str]:
         checkpoint, _ = parse_name(name)
         return target_digests(checkpoint, "head") if checkpoint else {}
     return file_digests("head", head_folder(name), HEAD_FILES)
+
+
+def harm_digests(name: str) -> dict[str, str]:
+    """Of the files of a model of harm; none of none ("")."""
+    return file_digests("harm", Path(name), (CONFIG, WEIGHTS)) if name else {}
 
 
 def load_tokenizer(name: str) -> PreTrainedTokenizerBase:

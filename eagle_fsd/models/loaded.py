@@ -4,6 +4,7 @@ chat template, or by one of FastChat's."""
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
@@ -13,6 +14,7 @@ from eagle_fsd.decoding.drafter import Drafter
 from eagle_fsd.decoding.loop import StopConfig
 from eagle_fsd.decoding.target import Target
 from eagle_fsd.drafters.eagle import head_drafter
+from eagle_fsd.heads.harm_model import HarmModel, read_model
 from eagle_fsd.models.assets import EMBEDDED_TARGET
 from eagle_fsd.models.load import (
     check_draft_model,
@@ -95,6 +97,7 @@ def load(
     *,
     head: str | None = "",
     draft_model: str = "",
+    harm: str = "",
     tree: TreeConfig | str | None = None,
     dtype: str = "",
     device: str = "cpu",
@@ -115,6 +118,7 @@ def load(
             random one for a random target; None decodes without drafts.
         draft_model: a language model with the target's tokenizer, named as targets are, for arms
             with `@language_model`; or "layers:N", the target's own first N layers. "": none.
+        harm: a model of harm, a folder of train_harm.py, for arms that read it. "": none.
         tree: shape of the draft tree, a TreeConfig or as arms write it ("5x3x4"); default:
             default_tree.
         conv_template: a FastChat template, see prompt_ids.
@@ -127,6 +131,7 @@ def load(
     if head is not None:
         draft_head = load_head(head or default_head(target), config, target=target)
         layers = draft_head.config.fused_layers(config.num_hidden_layers)
+    judge = read_model(harm) if harm else None
     if draft_model:
         check_draft_model(draft_model, target)
     loaded, tokenizer = load_target(
@@ -137,8 +142,24 @@ def load(
         engine=engine,
         keep_stock=keep_stock,
     )
+    if judge is not None:
+        attach_harm(judge, loaded)
     pair = load_draft_model(draft_model, loaded, engine=engine) if draft_model else None
     return Model(loaded, tokenizer, head_drafter(draft_head, loaded, tree), conv_template, pair)
+
+
+def attach_harm(model: HarmModel, target: Target) -> None:
+    """Give the target's rounds the column `harm`. BadInput: the model is of another target."""
+    config, layers = model.config, target.feature_layers
+    width = target.hidden_size * (len(layers) or 1)
+    sizes = width, target.embed_tokens.weight.shape[1], layers
+    if (config.feature_size, config.embedding_size, config.feature_layers) != sizes:
+        raise BadInput(
+            f"the model of harm reads states of {config.feature_size} channels, embeddings of "
+            f"{config.embedding_size} and layers {config.feature_layers}, the target gives "
+            f"{sizes[0]}, {sizes[1]} and {sizes[2]}: train it for this target and head"
+        )
+    target.further["harm"] = partial(model.to(target.device).column, target.embed)
 
 
 def prompt_ids(

@@ -138,7 +138,8 @@ def expected_tokens_per_round(
                 # from each root on, as many tokens as the tree is deep must be the answer's
                 last = end - tree.tree_depth
                 if own and last > first:
-                    yield from walk(drafter, ids, range(first, last), feature_LF)
+                    for *_, path in walk(drafter, ids, range(first, last), feature_LF):
+                        yield len(path)
 
     until, tokens = time.monotonic() + seconds, []
     for emitted in tqdm(rounds(), total=REPLAYED, desc="held-out answers", unit="round"):

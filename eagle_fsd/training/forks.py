@@ -1,0 +1,213 @@
+"""Forks: an answer of the target in which one drafted token was put in the place of its own, and
+which the target then went on with alone.
+
+    plain    It  takes  4  more  ,  so  12
+    drafts           `- 5  `- to
+    fork     It  takes  5  more  ,  so  13        harm 1: it comes to another number
+    fork     It  takes  4  to  ..        12       harm 0
+
+The plain answers are made in a batch. Exact decoding of them is then replayed (drafters/walk.py),
+which shows at every place what was drafted, and some of the places at which the exact token was not
+drafted are forked, by a drafted token or, for comparison, by one drawn from the plain answers. What
+a rule could know of the fork is recorded (heads/harm_model.py), and so is what became of it.
+
+Axes: N nodes, L tokens of a text, F features, V vocabulary, C drafts.
+"""
+
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+import torch
+from tqdm import tqdm
+
+from eagle_fsd.config import SamplingConfig
+from eagle_fsd.decoding.columns import Rows
+from eagle_fsd.decoding.drafter import Drafter
+from eagle_fsd.decoding.target import Target
+from eagle_fsd.decoding.tree import DraftTree
+from eagle_fsd.drafters.walk import PlainText, walk
+from eagle_fsd.heads.harm_model import SIGNALS, signals
+from eagle_fsd.models.generate import Request, complete
+from eagle_fsd.runs.folder import Run
+
+CHANCE_EVERY = 5  # of the forks of a text one in so many is by chance
+NGRAM = 4  # tokens; for answers that come to nothing that can be compared
+
+Outcome = Callable[[list[int]], object]  # what an answer's tokens come to; None: to nothing
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A question to be answered.
+
+    Attributes:
+        outcome: what tells two answers to it apart; None: the text itself does.
+    """
+
+    question_id: int | str
+    ids: list[int]
+    outcome: Outcome | None
+
+
+@dataclass
+class ForkMiner:
+    """Makes plain answers and their forks, and records both in `run`: "texts", and "forks", one a
+    line with its SIGNALS, its place in the answer and its `harm`, 0 to 1.
+
+    Attributes:
+        drafter: with trees of a head.
+        tree_depth: its levels.
+        stops: tokens that end an answer.
+        forks: of each answer, at most.
+    """
+
+    target: Target
+    drafter: Drafter
+    tree_depth: int
+    stops: frozenset[int]
+    run: Run
+    max_new_tokens: int
+    forks: int
+    seed: int
+    batch_size: int
+
+    def mine(self, prompts: Sequence[Prompt]) -> None:
+        """What is missing of these questions."""
+        done = self.run.records["done"]
+        missing = [p for p in prompts if (p.question_id, 0) not in done]
+        waiting, before = iter(missing), len(prompts) - len(missing)
+        with tqdm(total=len(prompts), initial=before, desc="questions") as bar:
+            while some := list(islice(waiting, self.batch_size)):
+                self._answer(some)
+                self._fork(some)
+                bar.update(len(some))
+
+    def _answer(self, prompts: Sequence[Prompt]) -> None:
+        """Record their plain answers."""
+        texts = self.run.records["texts"]
+        missing = [p for p in prompts if (p.question_id, 0) not in texts]
+        requests = {
+            Request(p.ids, self.max_new_tokens, stops=self.stops): p.question_id for p in missing
+        }
+        made = complete(self.target, requests, batch_size=self.batch_size)
+        for request in tqdm(made, total=len(requests), desc="answers", leave=False):
+            row = {"question_id": requests[request], "prompt_ids": request.prompt}
+            row |= {"answer_ids": request.tokens, "finished": request.finished}
+            self.run.add("texts", row)
+
+    def _fork(self, prompts: Sequence[Prompt]) -> None:
+        """Record the forks of their answers, and that they are done."""
+        texts = {p.question_id: self.run.records["texts"][p.question_id, 0] for p in prompts}
+        usual = [token for row in texts.values() for token in row["answer_ids"]]
+        wanted: Counter = Counter()
+        origin: dict[Request, tuple[Prompt, dict]] = {}
+
+        def requests() -> Iterator[Request]:
+            for prompt in tqdm(prompts, desc="replayed answers", leave=False):
+                rows = self._places(prompt, texts[prompt.question_id], usual)
+                wanted[prompt.question_id] = len(rows)
+                for row in rows:
+                    if (prompt.question_id, row["choice"]) in self.run.records["forks"]:
+                        continue
+                    answer = texts[prompt.question_id]["answer_ids"][: row["place"]]
+                    begun = [*prompt.ids, *answer, row["token"]]
+                    room = self.max_new_tokens - row["place"] - 1
+                    request = Request(begun, room, stops=self.stops)
+                    origin[request] = prompt, row
+                    yield request
+
+        ended = complete(self.target, requests(), batch_size=self.batch_size)
+        for request in tqdm(ended, desc="forks", leave=False):
+            prompt, row = origin.pop(request)
+            answer = texts[prompt.question_id]["answer_ids"]
+            tokens = [*answer[: row["place"]], row["token"], *request.tokens]
+            row |= {"tokens": request.tokens, "harm": harm(prompt, answer, tokens, row["place"])}
+            self.run.add("forks", row)
+        for prompt in prompts:
+            self.run.add(
+                "done", {"question_id": prompt.question_id, "forks": wanted[prompt.question_id]}
+            )
+
+    def _places(self, prompt: Prompt, text: dict, usual: Sequence[int]) -> list[dict]:
+        """The forks to be made of an answer, by a random draw that depends on its question alone;
+        none of an answer that was cut off or comes to nothing."""
+        answer = text["answer_ids"]
+        comes_to = prompt.outcome and prompt.outcome(answer)
+        if prompt.outcome and (not text["finished"] or comes_to is None):
+            return []
+        chosen = random.Random(f"{self.seed}/{prompt.question_id}")
+        found = list(self._candidates(PlainText(prompt.ids, answer, [])))
+        found = sorted(chosen.sample(found, min(self.forks, len(found))), key=lambda f: f[0])
+        rows = []
+        for number, (place, drafted) in enumerate(found):
+            token, values = chosen.choice(drafted)
+            row = {"question_id": prompt.question_id, "choice": number, "place": place}
+            row |= {"exact": answer[place], "token": token, "kind": "draft"}
+            row |= dict(zip(SIGNALS, values, strict=True))
+            # of the drafts there the one that a rule takes which asks for the likeliest
+            row["likeliest"] = row["regret"] == min(v[SIGNALS.index("regret")] for _, v in drafted)
+            if number % CHANCE_EVERY == CHANCE_EVERY - 1:
+                other = [t for t in chosen.sample(usual, min(64, len(usual))) if t != answer[place]]
+                if other:
+                    row |= {"kind": "chance", "token": other[0], "likeliest": False}
+                    row |= {"regret": None}  # it would be the draft's
+            rows.append(row)
+        return rows
+
+    @torch.inference_mode()
+    def _candidates(self, text: PlainText) -> Iterator[tuple[int, list[tuple[int, list[float]]]]]:
+        """Every place of the answer at which other tokens than its own were drafted, and not its
+        own: the place, and each drafted token with its SIGNALS."""
+        roots = range(len(text.prompt), len(text.ids) - self.tree_depth - 1)
+        if len(roots) < 1:
+            return
+        hidden_LD, features_LF = text.states(self.target)
+        for root, tree, path in walk(self.drafter, text.ids, roots, features_LF, self.stops):
+            first = root - len(text.prompt)  # the root's place in the answer
+            node, place = path[-1], first + len(path)
+            drafted = signals_below(
+                self.target, tree, node, hidden_LD[root + len(path) - 1], answered=first + 1
+            )
+            found = [(token, values) for token, values in drafted if token not in self.stops]
+            if found and place < len(text.answer):
+                yield place, found
+
+
+def signals_below(
+    target: Target, tree: DraftTree, node: int, hidden_D: torch.Tensor, *, answered: int
+) -> list[tuple[int, list[float]]]:
+    """The drafts behind a node and their SIGNALS, of the target's state at the node alone."""
+    child_C = (tree.parent_N == node).nonzero()[:, 0]
+    child_C = child_C[child_C > 0]
+    if not len(child_C):
+        return []
+    logits_V = target.logits(hidden_D[None])[0]
+    token_C = tree.token_N[child_C]
+    # only the node's own row is asked for
+    row = slice(node, node + 1)
+    rows = Rows(
+        tree,
+        logits_V.expand(tree.size, -1),
+        row,
+        torch.zeros_like(token_C),
+        token_C,
+        SamplingConfig(),
+    )
+    return list(zip(token_C.tolist(), signals(rows, answered).tolist(), strict=True))
+
+
+def harm(prompt: Prompt, plain: list[int], fork: list[int], place: int) -> float:
+    """1 where the fork comes to another end than the plain answer, else 0. Of answers that come to
+    nothing: the share of the plain answer's n-grams behind the place that the fork lacks."""
+    if prompt.outcome:
+        return float(prompt.outcome(fork) != prompt.outcome(plain))
+    later = ngrams(plain[place + 1 :])
+    return 1 - sum((later & ngrams(fork[place + 1 :])).values()) / max(1, sum(later.values()))
+
+
+def ngrams(tokens: Sequence[int]) -> Counter:
+    """Of NGRAM tokens, or the whole where it is shorter."""
+    return Counter(tuple(tokens[i : i + NGRAM]) for i in range(max(1, len(tokens) - NGRAM + 1)))

@@ -1,0 +1,271 @@
+"""The model of harm: its column against a slow computation, the rules that read it, and how it is
+made: forks of a tiny target, and a model that learns a harm which was planted."""
+
+import json
+import random
+
+import pytest
+import torch
+from commands import load_command
+from reference_accept import random_round
+from tiny import prompt_tokens, tiny_head, tiny_target
+from tiny_folder import write_random_head, write_target
+
+from eagle_fsd.cli import run_command
+from eagle_fsd.config import BadInput, SamplingConfig, TreeConfig
+from eagle_fsd.decoding.acceptance import Policy, accept
+from eagle_fsd.decoding.columns import Rows
+from eagle_fsd.decoding.divergence import divergence
+from eagle_fsd.decoding.drafter import RootDrafter
+from eagle_fsd.decoding.loop import DecodeConfig, StopConfig, decode, decode_rounds
+from eagle_fsd.drafters.eagle import head_drafter
+from eagle_fsd.heads.harm_model import SIGNALS, HarmConfig, HarmModel, read_model, write_model
+from eagle_fsd.models.loaded import attach_harm
+from eagle_fsd.rules import RULES
+from eagle_fsd.rules.children import AcceptAll
+from eagle_fsd.rules.harm import Harm
+from eagle_fsd.rules.price import PathRule
+from eagle_fsd.training.forks import Prompt, harm
+from eagle_fsd.training.harm_fit import Forks, areas, fit, part_of, reliability, roc_area
+
+GREEDY = SamplingConfig()
+
+
+def random_model(target, *, seed: int = 0, hidden: int = 0) -> HarmModel:
+    torch.manual_seed(seed)
+    sizes = HarmConfig(target.hidden_size, target.hidden_size, (), hidden)
+    return HarmModel(sizes).eval().requires_grad_(False)
+
+
+@pytest.mark.parametrize("hidden", [0, 11])
+def test_the_column_is_what_the_network_says_of_each_draft(hidden):
+    """One draft at a time, from the numbers' definitions; on rows of a walk and on all at once."""
+    target = tiny_target("llama")
+    model = random_model(target, hidden=hidden)
+    for seed in range(6):
+        tree, logits_NV, _ = random_round(seed, vocab=target.vocab_size)
+        features_NF = torch.randn(tree.size, target.hidden_size)
+        rows = Rows.of_tree(tree, logits_NV, GREEDY)
+        got_N = model.column(target.embed, rows, features_NF=features_NF, answered=7)
+        for node in range(1, tree.size):
+            v = int(tree.parent_N[node])
+            row_V, token = logits_NV[v].float(), int(tree.token_N[node])
+            probs_V, best = torch.softmax(row_V, -1), int(row_V.argmax())
+            number = int(tree.draft_row_N[v])
+            js = 0.0
+            if number >= 0:
+                drafted = tree.draft_logits_ER[number : number + 1]
+                js = divergence("js", row_V[None], drafted, tree.draft_token_R).item()
+            two = row_V.sort(descending=True).values
+            depth = float(tree.depth_N[v])
+            entropy = -(probs_V[probs_V > 0] * probs_V[probs_V > 0].log()).sum()
+            values = [js, float(number >= 0), row_V[best] - row_V[token], entropy, probs_V[best]]
+            values += [two[0] - two[1], depth, torch.tensor(8.0 + depth - 0).log()]
+            ids = torch.tensor([token, best])
+            input_W = torch.cat([features_NF[v], *target.embed(ids), torch.tensor(values)])
+            want = torch.sigmoid(model(input_W[None]))[0]
+            assert got_N[node].item() == pytest.approx(want.item(), abs=1e-5)
+
+
+def judged_round(seed: int) -> tuple[tuple, dict]:
+    """A random round, and a column harm of random chances."""
+    round_ = random_round(seed, vocab=11)
+    generator = torch.Generator().manual_seed(seed)
+    chance_NV = torch.rand(round_[0].size, 11, generator=generator)
+    return round_, {"harm": lambda rows: chance_NV[rows.parent_C, rows.token_C]}
+
+
+def test_the_rule_takes_the_least_harm_up_to_its_value():
+    """Against a walk by hand; 0 is exact and 1 goes down to a leaf as accept-all does."""
+    lengths = {0.0: 0, 0.4: 0, 1.0: 0}
+    for seed in range(200):
+        round_, further = judged_round(seed)
+        tree, logits_NV, _ = round_
+        tokens, parents = tree.token_N.tolist(), tree.parent_N.tolist()
+        harm_N = further["harm"](Rows.of_tree(tree, logits_NV, GREEDY)).tolist()
+        for chance in lengths:
+            got, _ = accept(*round_, policy=Policy(Harm(chance)), further=further)
+            path = [0]
+            while children := [c for c in range(1, tree.size) if parents[c] == path[-1]]:
+                best = int(logits_NV[path[-1]].argmax())
+                hits = [c for c in children if tokens[c] == best]
+                least = min(children, key=lambda c: harm_N[c])
+                if not hits and not (chance > 0 and harm_N[least] <= chance):
+                    break
+                path.append(hits[0] if hits else least)
+            assert got.path == path
+            lengths[chance] += len(path)
+        exact, _ = accept(*round_, policy=Policy(RULES["exact"]()))
+        none, _ = accept(*round_, policy=Policy(Harm(0.0)), further=further)
+        all_, _ = accept(*round_, policy=Policy(Harm(1.0)), further=further)
+        assert none.tokens == exact.tokens
+        # down to a leaf, where accept-all ends too, though by other children
+        assert not [c for c in range(1, tree.size) if parents[c] == all_.path[-1]]
+        assert len(accept(*round_, policy=Policy(AcceptAll()))[0].path) > 0
+    assert lengths[0.0] < lengths[0.4] < lengths[1.0]
+
+
+def test_path_pays_by_the_chance_of_harm():
+    """With a harm that equals regret it is path by regret; b = 0 is exact."""
+    for seed in range(100):
+        round_, further = judged_round(seed)
+        for price in (0.0, 0.3, 1.0):
+            by_regret, _ = accept(*round_, policy=Policy(PathRule(price)))
+            same = {"harm": lambda rows: rows.best_M[rows.row_C] - rows.of_asked(rows.target_MV)}
+            rule = PathRule(price, cost="harm")
+            assert accept(*round_, policy=Policy(rule), further=same)[0] == by_regret
+        exact, _ = accept(*round_, policy=Policy(RULES["exact"]()))
+        rule = PathRule(0.0, cost="harm")
+        assert accept(*round_, policy=Policy(rule), further=further)[0].tokens == exact.tokens
+
+
+def test_decoding_gives_the_rule_the_states_of_the_round():
+    """Every fuzzy token of an answer has a chance of harm below the value, recomputed from a plain
+    run of the text up to it."""
+    target = tiny_target("llama")
+    model = random_model(target)
+    attach_harm(model, target)
+    drafter = head_drafter(tiny_head(target, seed=3), target, TreeConfig(7, 3, 3))
+    prompt, fuzzy = prompt_tokens(9), 0
+    config = DecodeConfig(Policy(Harm(0.5)), StopConfig(40))
+    answer: list[int] = []
+    for step in decode_rounds(target, drafter, prompt, config):
+        answered = len(answer)
+        for number, flag in enumerate(step.acceptance.fuzzy if step.acceptance else ()):
+            fuzzy += flag
+            if not flag or answered + number >= len(answer) + len(step.tokens):
+                continue
+            text = prompt + answer + step.tokens[:number]
+            ids_1L = torch.tensor([text])
+            hidden_1LD, _ = target.hidden_and_features(ids_1L, use_cache=False)
+            v = step.acceptance.path[number]
+            row_NV = target.logits(hidden_1LD[0, -1:]).expand(step.tree.size, -1)
+            token_C = torch.tensor([step.acceptance.tokens[number]])
+            rows = Rows(
+                step.tree, row_NV, slice(v, v + 1), torch.zeros_like(token_C), token_C, GREEDY
+            )
+            state_NF = hidden_1LD[0, -1:].expand(step.tree.size, -1)
+            chance = model.column(target.embed, rows, features_NF=state_NF, answered=answered)
+            assert chance.item() <= 0.5 + 1e-4
+        answer += step.tokens
+    assert fuzzy > 3
+    plain = decode(target, RootDrafter(), prompt, DecodeConfig(Policy(Harm(0.0)), StopConfig(40)))
+    none = decode(target, drafter, prompt, DecodeConfig(Policy(Harm(0.0)), StopConfig(40)))
+    assert none.tokens == plain.tokens != answer
+
+
+def test_a_rule_that_reads_harm_is_refused_without_the_model():
+    target = tiny_target("llama")
+    with pytest.raises(BadInput, match="reads 'harm'.*--harm"):
+        decode(target, RootDrafter(), [2, 3], DecodeConfig(Policy(Harm(0.1))))
+
+
+def test_a_model_is_written_and_read(tmp_path):
+    target = tiny_target("llama")
+    model = random_model(target, hidden=5)
+    write_model(model, tmp_path / "harm", forks=3)
+    again = read_model(tmp_path / "harm")
+    assert again.config == model.config
+    input_CW = torch.randn(4, model.config.width)
+    assert torch.equal(again(input_CW), model(input_CW))
+    (tmp_path / "harm" / "model.safetensors").write_bytes(b"cut off")
+    with pytest.raises(BadInput, match="no model of harm at"):
+        read_model(tmp_path / "harm")
+    wider = HarmModel(HarmConfig(3, 5))
+    with pytest.raises(BadInput, match="train it for this target"):
+        attach_harm(wider, target)
+
+
+# --- forks ----------------------------------------------------------------------------------------
+
+
+def test_harm_is_another_end_or_what_the_rest_lacks():
+    ends = Prompt("q", [1], outcome=lambda tokens: tokens[-1])
+    assert harm(ends, [4, 5, 6], [4, 9, 6], 1) == 0
+    assert harm(ends, [4, 5, 6], [4, 9, 7], 1) == 1
+    text = Prompt("q", [1], outcome=None)
+    plain = [9, 1, 2, 3, 4, 5, 6, 7]
+    assert harm(text, plain, [8, 1, 2, 3, 4, 5, 6, 7], 0) == 0
+    assert harm(text, plain, [8, 0, 1, 2, 3, 4, 5, 0], 0) == pytest.approx(1 - 2 / 4)
+    assert harm(text, plain, [8, 7, 6, 5, 4], 0) == 1
+
+
+def mine(arguments: list) -> None:
+    command = load_command("train/mine_forks.py")
+    run_command(command.mine_forks, [command.ForkOptions], [str(a) for a in arguments])
+
+
+def records(folder, name: str) -> list[dict]:
+    lines = (folder / "records" / f"{name}.jsonl").read_text().splitlines()
+    return [{k: v for k, v in json.loads(line).items() if k != "session"} for line in lines]
+
+
+def test_forks_are_mined_and_a_killed_run_goes_on(tmp_path):
+    target, head = write_target(tmp_path / "target"), write_random_head(tmp_path / "head")
+    questions = [{"question_id": i, "category": "c", "turns": [f"Question {i}?"]} for i in range(6)]
+    file = tmp_path / "question.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in questions))
+    fixed = ["--target", target, "--head", head, "--tasks", file, "--device", "cpu", "--forks", 6]
+    fixed += ["--dtype", "float32", "--max_new_tokens", 24, "--tree", "5x3x3", "--batch_size", 3]
+    mine([*fixed, "--output", tmp_path / "whole"])
+    forks = records(tmp_path / "whole", "forks")
+    assert {row["kind"] for row in forks} == {"draft", "chance"}
+    assert all(row["token"] != row["exact"] and 0 <= row["harm"] <= 1 for row in forks)
+    texts = {row["question_id"]: row for row in records(tmp_path / "whole", "texts")}
+    for row in forks:
+        assert texts[row["question_id"]]["answer_ids"][row["place"]] == row["exact"]
+    # as if it had been killed: some of the forks are there, and no question is done
+    mine([*fixed, "--questions", 4, "--output", tmp_path / "cut"])
+    path = tmp_path / "cut" / "records" / "forks.jsonl"
+    path.write_text("".join(f"{line}\n" for line in path.read_text().splitlines()[:3]))
+    (tmp_path / "cut" / "records" / "done.jsonl").unlink()
+    mine([*fixed, "--output", tmp_path / "cut"])
+    order = lambda row: (row["question_id"], row["choice"])  # noqa: E731
+    assert sorted(records(tmp_path / "cut", "forks"), key=order) == sorted(forks, key=order)
+
+
+# --- training -------------------------------------------------------------------------------------
+
+
+def planted_forks(count: int, *, seed: int = 0) -> Forks:
+    """Harm follows one number of the state, and a little one signal; forks of 300 questions."""
+    generator = torch.Generator().manual_seed(seed)
+    input_CW = torch.randn(count, 30 + len(SIGNALS), generator=generator)
+    logit_C = 3 * input_CW[:, 4] + 0.5 * input_CW[:, 30 + SIGNALS.index("regret")]
+    harm_C = (torch.rand(count, generator=generator) < torch.sigmoid(logit_C)).float()
+    return Forks([f"q/{i % 300}" for i in range(count)], input_CW, harm_C)
+
+
+def test_the_model_learns_what_signals_do_not_tell():
+    forks = planted_forks(4000)
+    sizes = HarmConfig(10, 10)
+    models = {"model": fit(forks, sizes), "alone": fit(forks, sizes, states=False)}
+    report = forks.part("report")
+    rows = {row["signal"]: row["area"] for row in areas(report, models)}
+    assert rows["model"]["low"] > 0.8 > rows["alone"]["high"]
+    assert rows["alone"]["value"] > rows["entropy"]["value"]
+    for row in reliability(report, models["model"]):
+        assert row["foreseen"] == pytest.approx(row["found"], abs=0.1)
+
+
+def test_no_question_is_in_two_parts_and_too_few_forks_are_refused():
+    assert {part_of(f"q/{i}") for i in range(100)} == {"learn", "choose", "report"}
+    with pytest.raises(BadInput, match="are too few"):
+        fit(planted_forks(100), HarmConfig(10, 10))
+
+
+def test_the_area_is_the_chance_that_a_harmful_fork_has_the_larger_value():
+    rng = random.Random(0)
+    value = [rng.randrange(5) + 0.0 for _ in range(60)]
+    harmful = [rng.random() < 0.2 + v / 10 for v in value]
+    questions = [str(i % 12) for i in range(60)]
+    pairs = [
+        (a > b) + (a == b) / 2
+        for a, bad in zip(value, harmful, strict=True)
+        for b, worse in zip(value, harmful, strict=True)
+        if bad and not worse
+    ]
+    arrays = torch.tensor(value).numpy(), torch.tensor(harmful).numpy()
+    got = roc_area(*arrays, questions)
+    assert got["value"] == pytest.approx(sum(pairs) / len(pairs))
+    assert got["low"] < got["value"] < got["high"]
