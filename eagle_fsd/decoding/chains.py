@@ -97,14 +97,14 @@ def taken_drafts(
         return []
     numbers = torch.cat([table.flatten() for table in tables]).tolist()  # the one transfer
     taken: dict[int, list[int]] = {}
+    begin = 0
     for part, table in zip(parts, tables, strict=True):
-        width, at = table.shape[1], 0
-        rows = [numbers[start : start + width] for start in range(0, table.numel(), width)]
-        del numbers[: table.numel()]
+        end, width = begin + table.numel(), table.shape[1]
         for chain in part:
-            end = at + len(chain.tokens)
-            taken[id(chain)] = _taken(chain, [row[at:end] for row in rows])
-            at = end
+            rows = [numbers[i : i + len(chain.tokens)] for i in range(begin, end, width)]
+            taken[id(chain)] = _taken(chain, rows)
+            begin += len(chain.tokens)
+        begin = end
     return [taken[id(chain)] for chain in chains]
 
 

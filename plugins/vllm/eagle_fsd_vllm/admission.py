@@ -85,7 +85,7 @@ def _served(text: str) -> Arm:
         )
     if any(type(guard) not in SERVED_GUARDS for guard in arm.guards):
         raise BadInput(
-            f"arm {text!r}: send the guards ends and no_repeat only; of others {UNTESTED}"
+            f"arm {text!r}: of guards send ends and no_repeat only; nobody has tested others there"
         )
     return arm
 

@@ -41,7 +41,9 @@ def answer(llm, prompts: list[list[int]], arms: list[str | None], tokens: int) -
     regret = [  # of each token, from its log-probability and that of the target's own
         max(found.logprob for found in place.values()) - place[token].logprob
         for output in outputs
-        for token, place in zip(output.outputs[0].token_ids, output.outputs[0].logprobs, strict=True)
+        for token, place in zip(
+            output.outputs[0].token_ids, output.outputs[0].logprobs, strict=True
+        )
     ]
     drafts = steps.get("spec_decode_num_drafts") or float("nan")
     return {

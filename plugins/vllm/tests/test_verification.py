@@ -166,7 +166,7 @@ def asking(arm: str | None, temperature: float = 0.0, **further) -> SamplingPara
 
 GREEDY_ARMS = (None, "ratio:1", "relaxed:0.1", "path:1.5", "fsd:0.2", "path:3,ends=1")
 GREEDY_ARMS += ("ratio:3,no_repeat=2", "fsd:0.4,ends=1,no_repeat=2", "ratio:inf,ends=1")
-CHAINS = 1000  # of each arm
+CHAINS = int(os.environ.get("CHAINS", "60"))  # of each arm; interpreted, a thousand take 15 minutes
 
 
 def own(step: Step, number: int, arm: str | None) -> list[int]:
@@ -184,7 +184,7 @@ def up_to_end(tokens: list[int]) -> list[int]:
 
 
 def test_a_mixed_batch_emits_what_our_rules_emit():
-    """At temperature 0, of every arm a thousand chains, each batch of other arms in other places."""
+    """At temperature 0, of every arm CHAINS chains, each batch of other arms in other places."""
     left, longer = dict.fromkeys(GREEDY_ARMS, CHAINS), dict.fromkeys(GREEDY_ARMS, 0)
     for seed in range(10_000):
         step = Step.draw(seed)
@@ -200,7 +200,7 @@ def test_a_mixed_batch_emits_what_our_rules_emit():
             break
     assert max(left.values()) <= 0, left
     # each arm but the first accepts more than vLLM somewhere
-    assert longer.pop(None) == 0 and min(longer.values()) > 20, longer
+    assert longer.pop(None) == 0 and min(longer.values()) > CHAINS // 20, longer
 
 
 WARM_ARMS = ("ratio:1", "relaxed:0.1", "fsd:0.2", "ratio:3,no_repeat=2")
@@ -210,7 +210,7 @@ WARM_ARMS = ("ratio:1", "relaxed:0.1", "fsd:0.2", "ratio:3,no_repeat=2")
 def test_above_temperature_0_rows_are_one_draft_or_vllms_own(top_k, top_p):
     """A draft is certain exactly where the rule takes it in the place of another exact token, drawn
     by this library; every other row stays bit by bit, so that vLLM draws there as ever."""
-    for seed in range(250):
+    for seed in range(CHAINS // 3):
         step = Step.draw(seed)
         arms = [WARM_ARMS[(seed + i) % len(WARM_ARMS)] for i in range(len(step.slots))]
         filters = {"top_k": top_k, "top_p": top_p}
@@ -271,13 +271,13 @@ REFUSALS = {
     "fsd:0.3@eagle:15x4x6": "the drafter is the server's",
     "path:0.6@hybrid": "the drafter is the server's",
     "fsd-paper:0.3": "vLLM cannot run the rule fsd-paper: it may end a round",
-    "cactus:0.1": "at temperature 0 this rule is exact",
+    "cactus:0.1": "vLLM cannot run the rule cactus: it draws the token",
     "hold:0.03": "vLLM cannot run the rule hold: it remembers",
     "random:0.1": "vLLM cannot run the rule random: it needs random numbers",
     "rejection": "vLLM cannot run the rule rejection: it is for sampled drafts",
     "typical": "vLLM cannot run the rule typical: nobody has tested it there",
     "plain": "has no drafts, and a server drafts for all",
-    "ratio:1,known=0.1": "send no guards but ends and no_repeat",
+    "ratio:1,known=0.1": "of guards send ends and no_repeat only",
 }
 
 

@@ -24,5 +24,7 @@ if os.environ.get("TRITON_INTERPRET") == "1":
         def masked_store(self, pointers, value, mask, cache):
             return interpreter._interpreter.store(pointers.data, value.data, mask.data.astype(bool))
 
-        backends.backends["cpu"] = types.SimpleNamespace(driver=Driver, compiler=None)
+        # vLLM's builds for CPUs ask for a backend of the name cpu, all others pass over that
+        for name in ("cpu", "interpreted"):
+            backends.backends[name] = types.SimpleNamespace(driver=Driver, compiler=None)
         interpreter.InterpreterBuilder.create_masked_store = masked_store
