@@ -26,7 +26,7 @@ if [ ! -f "$VLLM_ENV/made" ]; then
 fi
 # this library is taken from here: installed, it would ask for its own transformers
 tests=plugins/vllm/tests
-interpreted=(env "PYTHONPATH=$tests/interpreted:$root${NEXT:+:$NEXT}" TRITON_INTERPRET=1 OMP_NUM_THREADS=1
+interpreted=(env "PYTHONPATH=$tests/interpreted:$root:$root/tests${NEXT:+:$NEXT}" TRITON_INTERPRET=1 OMP_NUM_THREADS=1
     HF_HUB_OFFLINE=1 VLLM_NO_USAGE_STATS=1 VLLM_CPU_KVCACHE_SPACE=1 "$VLLM_ENV/bin/python")
 "${interpreted[@]}" -m pytest -q -c plugins/vllm/pyproject.toml "$tests"
 if [ "$step" = unit ]; then exit; fi

@@ -1,6 +1,6 @@
 """The processor and vLLM's real `rejection_sample`, on random chains, against this library's rules.
 
-    TRITON_INTERPRET=1 PYTHONPATH=plugins/vllm/tests/interpreted:. \
+    TRITON_INTERPRET=1 PYTHONPATH=plugins/vllm/tests/interpreted:.:tests \
         python -m pytest -c plugins/vllm/pyproject.toml plugins/vllm/tests
 
 On a CPU the kernels are interpreted; with a GPU they are compiled and the variable stays unset.
@@ -10,7 +10,7 @@ Axes: N places of a chain with the root's, K drafts, V vocabulary.
 
 import os
 import types
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -22,6 +22,7 @@ if not torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1":
 import numpy as np
 from eagle_fsd_vllm import check_version
 from eagle_fsd_vllm.processor import FuzzyAcceptance, wrap_verification
+from fake_cuda import on_cuda
 from vllm import SamplingParams
 from vllm.v1.worker.gpu.sample.logits_processor import LogitsContext
 from vllm.v1.worker.gpu.spec_decode.rejection_sampler import RejectionSampler
@@ -77,10 +78,12 @@ class Step:
                 token_R[row + k + 1] = draft_SKV[slot, k].argmax()
             row += count + 1
         step = cls(slots, target_RV, draft_SKV, token_R, place_R, slot_R, text_SP)
-        for name, value in vars(step).items():
-            if isinstance(value, torch.Tensor):
-                setattr(step, name, value.to(DEVICE))
-        return step
+        return step.to(DEVICE)
+
+    def to(self, device: str) -> "Step":
+        tensors = {k: v for k, v in vars(self).items() if isinstance(v, torch.Tensor)}
+        moved = {key: value.to(device, non_blocking=True) for key, value in tensors.items()}
+        return replace(self, **moved)
 
     @property
     def first_rows(self) -> list[int]:
@@ -89,26 +92,30 @@ class Step:
     def answer(self, slot: int) -> list[int]:
         return self.text_SP[slot, self.prompt :].tolist()
 
-    def verified(self, params: list[SamplingParams]) -> tuple[torch.Tensor, list[list[int]]]:
-        """The processor's logits, and what vLLM emits for each request."""
+    @property
+    def pos_R(self) -> torch.Tensor:
+        return self.text_SP.shape[1] - 1 + self.place_R
+
+    def processed(self, params: list[SamplingParams]) -> torch.Tensor:
+        """The processor's logits."""
         processor = FuzzyAcceptance(config(), self.states())
         for slot, one in zip(self.slots, params, strict=True):
             processor.add_request(slot, one)
         processor.draft_logits = self.draft_SKV
-        index = torch.tensor(self.slots, device=DEVICE)
-        pos_R = self.text_SP.shape[1] - 1 + self.place_R
-        processed_RV = processor.apply(
-            self.target_RV.clone(),
-            LogitsContext(
-                expanded_idx_mapping=self.slot_R,
-                idx_mapping=index,
-                idx_mapping_np=np.array(self.slots),
-                expanded_local_pos=self.place_R.int(),
-                input_ids=self.token_R.int(),
-                pos=pos_R,
-                seq_lens_upper_bound_np=np.full(len(self.slots), 99),
-            ),
+        ctx = LogitsContext(
+            expanded_idx_mapping=self.slot_R,
+            idx_mapping=self.slot_R[:0],  # the processor reads that of the host
+            idx_mapping_np=np.array(self.slots),
+            expanded_local_pos=self.place_R.int(),
+            input_ids=self.token_R.int(),
+            pos=self.pos_R,
+            seq_lens_upper_bound_np=np.full(len(self.slots), 99),
         )
+        return processor.apply(self.target_RV.clone(), ctx)
+
+    def verified(self, params: list[SamplingParams]) -> tuple[torch.Tensor, list[list[int]]]:
+        """The processor's logits, and what vLLM emits for each request."""
+        processed_RV = self.processed(params)
         temperature_S = torch.zeros(SLOTS, device=DEVICE)
         for slot, one in zip(self.slots, params, strict=True):
             temperature_S[slot] = one.temperature
@@ -116,11 +123,11 @@ class Step:
         warm_R1 = temperature_S[self.slot_R][:, None]
         emitted, count = rejection_sample(
             torch.where(warm_R1 > 0, processed_RV / warm_R1.clamp_min(1e-6), processed_RV),
-            None,
+            None,  # Triton's interpreter fails in what vLLM does with these above temperature 0
             self.token_R.int(),
             torch.tensor(ends, dtype=torch.int32, device=DEVICE),
-            pos_R,
-            index.int(),
+            self.pos_R,
+            torch.tensor(self.slots, device=DEVICE).int(),
             self.slot_R.int(),
             self.place_R.int(),
             temperature_S,
@@ -132,7 +139,7 @@ class Step:
 
     def states(self) -> types.SimpleNamespace:
         return types.SimpleNamespace(
-            device=torch.device(DEVICE),
+            device=self.target_RV.device,
             max_num_reqs=SLOTS,
             all_token_ids=types.SimpleNamespace(gpu=self.text_SP.int()),
             prompt_len=types.SimpleNamespace(np=np.full(SLOTS, self.prompt)),
@@ -164,7 +171,7 @@ def asking(arm: str | None, temperature: float = 0.0, **further) -> SamplingPara
     return params
 
 
-GREEDY_ARMS = (None, "ratio:1", "relaxed:0.1", "path:1.5", "fsd:0.2", "path:3,ends=1")
+GREEDY_ARMS = (None, "ratio:1", "relaxed:0.1", "path:1.5", "fsd:0.35", "path:3,ends=1")
 GREEDY_ARMS += ("ratio:3,no_repeat=2", "fsd:0.4,ends=1,no_repeat=2", "ratio:inf,ends=1")
 CHAINS = int(os.environ.get("CHAINS", "60"))  # of each arm; interpreted, a thousand take 15 minutes
 
@@ -203,7 +210,7 @@ def test_a_mixed_batch_emits_what_our_rules_emit():
     assert longer.pop(None) == 0 and min(longer.values()) > CHAINS // 20, longer
 
 
-WARM_ARMS = ("ratio:1", "relaxed:0.1", "fsd:0.2", "ratio:3,no_repeat=2")
+WARM_ARMS = ("ratio:1", "relaxed:0.1", "fsd:0.35", "ratio:3,no_repeat=2")
 
 
 @pytest.mark.parametrize("top_k,top_p", [(0, 1.0), (7, 0.9)])
@@ -255,6 +262,23 @@ def test_value_0_exact_and_no_arm_touch_no_logits():
     assert not any(processor.add_request(i, asking(arm)) for i, arm in enumerate(arms))
     processed_RV, _ = step.verified([asking(arm) for arm in arms])
     assert torch.equal(processed_RV, step.target_RV)
+
+
+def test_the_host_is_waited_for_three_times_at_most():
+    """None without a lossy request; else for the layout, for all numbers, and for answers where a
+    guard reads them."""
+
+    def waits(*arms: str | None) -> list[str]:
+        params, step = [asking(arm) for arm in arms], Step.draw(3)
+        *_, found = on_cuda(lambda: [step], lambda device, s: s.to(device).processed(params))
+        return found
+
+    assert waits(*[None] * 7) == []
+    assert waits(*["fsd:0.3", "ratio:1", "path:2", None, "relaxed:0.1", "fsd:0.4", "exact"]) == [
+        "tolist",
+        "tolist",
+    ]
+    assert waits(*["fsd:0.3,no_repeat=3", "ratio:1"] * 3, None) == ["tolist", "to cpu", "tolist"]
 
 
 def test_a_slot_forgets_its_last_request():
