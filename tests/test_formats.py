@@ -35,7 +35,7 @@ from eagle_fsd.config import BadInput
 from eagle_fsd.heads.draft_head import build_head
 from eagle_fsd.heads.files import read_head, write_head
 from eagle_fsd.heads.head_config import HeadConfig
-from eagle_fsd.heads.layouts import read_config
+from eagle_fsd.heads.layouts import read_config, to_json
 from eagle_fsd.models.load import load_head
 
 AUX = "eagle_aux_hidden_state_layer_ids"
@@ -159,6 +159,40 @@ def test_our_heads_are_upstreams(tmp_path):
     assert written["architectures"] == ["LlamaForCausalLMEagle3"] and written["bias"] is False
     assert written["draft_vocab_size"] == V
     assert written[AUX] == [2, 16, 29] and written["eagle_config"][AUX] == [1, 15, 28]
+
+
+VLLM = "EagleFsdLlamaForCausalLM"
+FOR_VLLM = {  # fields -> architecture, and what is left of the three biases
+    "shipped": ({"draft_vocab_size": R}, VLLM, {"attention_bias": False, "qkv_bias": False}),
+    "qwen2": ({"qkv_bias": True}, VLLM, {"qkv_bias": True}),
+    "no bias": (
+        {"bias": False},
+        "LlamaForCausalLM",
+        {"bias": False, "attention_bias": False, "qkv_bias": False},
+    ),
+    "no bias, 11 tokens": (
+        {"bias": False, "draft_vocab_size": R},
+        VLLM,
+        {"bias": False, "attention_bias": False, "qkv_bias": False},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FOR_VLLM)
+def test_what_vllm_reads_names_its_class_and_no_bias_of_o(tmp_path, name):
+    """vLLM takes `bias` and `attention_bias` for biases of the whole attention and leaves that of
+    o_proj unset: no draft was ever accepted. Ours and EAGLE-3's config.json stay as they are."""
+    fields, architecture, biases = FOR_VLLM[name]
+    config = HeadConfig(**SIZES, **fields)
+    write_head(tmp_path, build_head(config), reader="vllm")
+    written = json.loads((tmp_path / "config.json").read_text())
+    assert written["architectures"] == [architecture]
+    found = {key: written.get(key) for key in ("bias", "attention_bias", "qkv_bias")}
+    assert {key: value for key, value in found.items() if value is not None} == biases
+    _, read, _ = read_config(written)
+    assert read == config
+    three = HeadConfig(**SIZES, head_type="eagle3")
+    assert to_json(three, "vllm") == to_json(three)
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@
     python train/convert_head.py --head runs/head --output runs/head_16k --draft_vocab 16384 \
         --data answers.jsonl
     python train/convert_head.py --check mtp zai-org/GLM-4.5-Air
+    python train/convert_head.py --head runs/head --output runs/head_vllm --to vllm
 
 The layouts are described in eagle_fsd/heads/layouts.py. Heads load here in any of them,
 unconverted; what is written loads in SafeAILab/EAGLE too, and in SGLang and vLLM as docs/serve.md
@@ -49,6 +50,9 @@ class ConvertOptions:
     draft_vocab: int = option(
         0, "Draft this many tokens only, the most frequent ones in --data. 0: as it is."
     )
+    to: Literal["", "vllm"] = option(
+        "", "vllm: config.json as vLLM with plugins/vllm reads a head of EAGLE-1/2."
+    )
     data: list[str] = option([], "Answers by which --draft_vocab chooses, as for train_head.py.")
 
     def __post_init__(self):
@@ -66,7 +70,7 @@ class ConvertOptions:
     def _post_check(self) -> None:
         if len(self.check) != 2:
             raise BadInput(f"--check takes a head and a target, got {self.check!r:.200}")
-        if self.head or self.output or self.dtype or self.draft_vocab or self.data:
+        if self.head or self.output or self.dtype or self.draft_vocab or self.data or self.to:
             raise BadInput("--check only looks: leave --head, --output and what converts out")
 
     def _post_convert(self) -> None:
@@ -125,7 +129,7 @@ def convert(options: ConvertOptions) -> None:
     if options.dtype:
         head.to(getattr(torch, options.dtype))
     with lock_folder(Path(options.output)):
-        write_head(options.output, head)
+        write_head(options.output, head, reader=options.to)
     own = sum(parameter.numel() for parameter in head.parameters())
     print(f"wrote {options.output}: {own:,} parameters")
     for key, tensor in head.state_dict().items():

@@ -68,27 +68,66 @@ class VerifiedTree:
         answer: Sequence[int] = (),
         further: Mapping[str, Column] = MappingProxyType({}),
     ):
-        self.answer, self.sampling, self.greedy = answer, sampling, sampling.temperature == 0
+        self._hold(sampling, guards, stop_token_ids, answer)
         self._tree, self._logits_NV, self._draw = tree, target_logits_NV, draw
         self._drafts = DRAFTS | dict(further)
         self._uniform_S3 = uniform_S3[: tree.max_depth + 1]
+        self._values = {name: {} for name in with_support(columns, sampling)}
+        if self._row_by_row:
+            self._link(tree.token_N.tolist(), tree.parent_N.tolist())
+        else:
+            self._link(*self._read_all())
+
+    @classmethod
+    def of_numbers(
+        cls,
+        tokens: list[int],
+        parents: list[int],
+        exact: list[int],
+        values: dict[str, dict[int, float]],
+        *,
+        sampling: SamplingConfig,
+        guards: Sequence["Guard"] = (),
+        stop_token_ids: Collection[int] = (),
+        answer: Sequence[int] = (),
+    ) -> "VerifiedTree":
+        """A tree whose numbers are on the host already: what an engine that reads those of a whole
+        batch in one transfer hands in. Every random number of it is 0.
+
+        Args:
+            exact: the exact token of every node, -1 where it is none that was drafted.
+            values: of every column that may be asked for, by node.
+        """
+        tree = cls.__new__(cls)
+        tree._hold(sampling, guards, stop_token_ids, answer)
+        tree._values, tree._exact = values, {v: (token, 0.0) for v, token in enumerate(exact)}
+        tree._link(tokens, parents)
+        tree._uniform_S3 = torch.zeros(len(tokens), UNIFORMS)
+        return tree
+
+    def _hold(
+        self,
+        sampling: SamplingConfig,
+        guards: Sequence["Guard"],
+        stop_token_ids: Collection[int],
+        answer: Sequence[int],
+    ) -> None:
+        self.answer, self.sampling, self.greedy = answer, sampling, sampling.temperature == 0
         self._guards, self._stops = guards, frozenset(stop_token_ids)
-        self._filtered = sampling.top_k > 0 or sampling.top_p < 1
-        names = [*columns, *(["supported"] if self._filtered else [])]
-        self._values: dict[str, dict[int, float]] = {name: {} for name in names}
+        self._filtered = is_filtered(sampling)
+        self._values: dict[str, dict[int, float]] = {}
         self._rows: dict[int, Rows] = {}
         self._exact: dict[int, tuple[int, float]] = {}  # the exact token of a place, its regret
         self._computed: dict[Callable, object] = {}
-        if self._row_by_row:
-            self.tokens, self.parents = tree.token_N.tolist(), tree.parent_N.tolist()
-        else:
-            self.tokens, self.parents = self._read_all()
-        self.children: list[list[int]] = [[] for _ in self.tokens]
-        self.depths = [0] * len(self.tokens)
-        for node in range(1, len(self.tokens)):
-            parent = self.parents[node]
+
+    def _link(self, tokens: list[int], parents: list[int]) -> None:
+        self.tokens, self.parents = tokens, parents
+        self.children: list[list[int]] = [[] for _ in tokens]
+        self.depths = [0] * len(tokens)
+        for node in range(1, len(tokens)):
+            parent = parents[node]
             self.depths[node] = self.depths[parent] + 1
-            if parent == 0 or self.tokens[parent] not in self._stops:
+            if parent == 0 or tokens[parent] not in self._stops:
                 self.children[parent].append(node)
 
     # --- what a rule may ask --------------------------------------------------------------------
@@ -210,6 +249,16 @@ class VerifiedTree:
         named = zip(self._values, values, strict=True)
         self._values = {name: dict(enumerate(value)) for name, value in named}
         return [int(value) for value in token], [int(value) for value in parent]
+
+
+def is_filtered(sampling: SamplingConfig) -> bool:
+    """Whether top-k or top-p was set explicitly."""
+    return sampling.top_k > 0 or sampling.top_p < 1
+
+
+def with_support(columns: Collection[str], sampling: SamplingConfig) -> list[str]:
+    """The columns, and what a tree needs besides to know its options."""
+    return [*columns, *(["supported"] if is_filtered(sampling) else [])]
 
 
 def child_table(tree: DraftTree, stops: Collection[int]) -> torch.Tensor:

@@ -145,13 +145,13 @@ def stored_head(
     return StoredHead(folder, layout, config, notes, tensors, faults)
 
 
-def write_head(folder: str | Path, head: DraftHead) -> None:
+def write_head(folder: str | Path, head: DraftHead, *, reader: str = "") -> None:
     """Write a head as model.safetensors and config.json, each in one rename. BadInput: they cannot
-    be written."""
+    be written. `reader`: see layouts.to_json."""
     tensors = {key: tensor.cpu().contiguous() for key, tensor in head.state_dict().items()}
     write_file(Path(folder) / SAFE_WEIGHTS_NAME, save(tensors, metadata={"format": "pt"}))
     # last: a folder without it is no head
-    write_json(Path(folder) / CONFIG_NAME, to_json(head.config))
+    write_json(Path(folder) / CONFIG_NAME, to_json(head.config, reader))
 
 
 def _is_idle(key: str, tensor: torch.Tensor, layout: str) -> bool:

