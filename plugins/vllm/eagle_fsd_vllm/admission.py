@@ -86,8 +86,8 @@ def _served(text: str) -> Arm:
         )
     if "harm" in arm.rule.columns:
         raise BadInput(
-            f"arm {text!r}: the model of harm reads the target's states, which vLLM does not hand to "
-            f"a logits processor; send {names}"
+            f"arm {text!r}: the model of harm reads the target's states, which vLLM does not hand "
+            f"to a logits processor; send {names}"
         )
     if any(type(guard) not in SERVED_GUARDS for guard in arm.guards):
         raise BadInput(
