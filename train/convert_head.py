@@ -51,7 +51,9 @@ class ConvertOptions:
         0, "Draft this many tokens only, the most frequent ones in --data. 0: as it is."
     )
     to: Literal["", "vllm"] = option(
-        "", "vllm: config.json as vLLM with plugins/vllm reads a head of EAGLE-1/2."
+        "",
+        "vllm writes the config.json by which vLLM with plugins/vllm reads a head of EAGLE-1/2. "
+        "Empty: that of this project and of upstream.",
     )
     data: list[str] = option([], "Answers by which --draft_vocab chooses, as for train_head.py.")
 
