@@ -52,8 +52,8 @@ class ConvertOptions:
     )
     to: Literal["", "vllm"] = option(
         "",
-        "vllm writes the config.json by which vLLM with plugins/vllm reads a head of EAGLE-1/2. "
-        "Empty: that of this project and of upstream.",
+        "The engine whose config.json is written: vllm, which with plugins/vllm reads a head of "
+        "EAGLE-1/2 by it. Empty: that of this project and of upstream.",
     )
     data: list[str] = option([], "Answers by which --draft_vocab chooses, as for train_head.py.")
 
