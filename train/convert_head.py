@@ -50,7 +50,7 @@ class ConvertOptions:
         0, "Draft this many tokens only, the most frequent ones in --data. 0: as it is."
     )
     to: Literal["", "vllm"] = option(
-        "", "vllm: config.json as vLLM with plugins/vllm reads a head of EAGLE-1/2."
+        "", "As vllm, config.json is what vLLM with plugins/vllm reads of a head of EAGLE-1/2."
     )
     data: list[str] = option([], "Answers by which --draft_vocab chooses, as for train_head.py.")
 
