@@ -224,6 +224,7 @@ def decode_rounds(
         with target.turn(sequence, rows=committed - 1):  # the root has not been run
             tree = drafter.propose()
             logits_NV, features_NF = target.verify(tree)
+            further = further_columns(target, features_NF, len(answer))
             accepted, state = accept(
                 tree,
                 logits_NV,
@@ -232,7 +233,7 @@ def decode_rounds(
                 state=state,
                 stop_token_ids=stop.token_ids,
                 answer=answer,
-                further=(further := further_columns(target, features_NF, len(answer))),
+                further=further,
             )
             drafter.learn(logits_NV)
             # up to 64 KB go to a CUDA device without waiting for it (CUDA programming guide)
