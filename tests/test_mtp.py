@@ -210,6 +210,35 @@ def test_written_layers_load_again(checkpoints, tmp_path):
         assert all(a == b and torch.equal(x, y) for (a, x), (b, y) in pairs)
 
 
+def test_switches_stay_with_a_trained_layer(checkpoints, tmp_path):
+    """Bug held down: `mtp:FOLDER` read the layer in the folder without its switches, and commands
+    took the folder for a target's."""
+    written, folder = checkpoints("qwen3_5_text"), tmp_path / "head"
+    config = load_target_config(str(written.folder))
+    folder.mkdir()
+    write_mtp(folder, load_head("mtp,own=raw,feature=raw", config, target=str(written.folder)))
+    for name, own in ((f"mtp:{folder}", "raw"), (f"mtp:{folder},own=normed", "normed")):
+        head = load_head(name, config)
+        assert (head.config.own, head.config.feature) == (own, "raw")
+        assert head_digests(name) == head_digests(str(folder))
+    with pytest.raises(BadInput, match="its model_type is qwen3_5_text, not glm4_moe"):
+        load_head(f"mtp:{folder}", load_target_config(str(checkpoints("glm4_moe").folder)))
+
+
+def test_a_trained_layer_in_a_folder_called_mtp(checkpoints, tmp_path, monkeypatch):
+    """Bug held down: `--head mtp` read the checkpoint's layer and not that of the folder, without a
+    word."""
+    target = str(checkpoints("qwen3_5_text").folder)
+    config = load_target_config(target)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mtp").mkdir()
+    head = load_head("mtp,own=raw", config, target=target)
+    write_mtp("mtp", head)
+    with pytest.raises(BadInput, match=r"a folder 'mtp' holds a trained one: name that \./mtp"):
+        load_head("mtp", config, target=target)
+    assert load_head("./mtp", config, target=target).config.own == "raw"
+
+
 def test_shards_and_another_checkpoint(checkpoints, tmp_path):
     """Only the files that hold the layer are opened; `mtp:FOLDER` reads another checkpoint than the
     target's, such as the one that a re-saved target lost its layer of."""
