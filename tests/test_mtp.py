@@ -145,6 +145,18 @@ def test_the_state_before_the_norm(checkpoints, name):
     torch.testing.assert_close(target.model.model.norm(raw_1TD), hidden_1TD)
 
 
+@torch.inference_mode()
+def test_the_state_before_the_norm_leaves_the_model_as_it_was(checkpoints):
+    """Bug held down: the model then gave its states twice, and a second target was refused."""
+    target, _ = target_and_head(checkpoints("qwen2"), "mtp,feature=raw")
+    ids = torch.tensor([prompt_tokens(11, vocab_size=V)])
+    _, raw_1TD = target.hidden_and_features(ids, use_cache=False)
+    states = target.model(ids, output_hidden_states=True).hidden_states
+    assert len(states) == target.num_layers + 1
+    again = Target(target.model, feature_layers=target.feature_layers)
+    assert torch.equal(again.hidden_and_features(ids, use_cache=False)[1], raw_1TD)
+
+
 # --- decoding with it -----------------------------------------------------------------------------
 
 
