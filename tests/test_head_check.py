@@ -136,6 +136,11 @@ LESS[1] = False
 WRONG = {
     "missing": (spoilt(**{FC: None}), [f'missing "{FC}"']),
     "extra": (spoilt(**{"fc.bias": torch.ones(D)}), ['unexpected "fc.bias"']),
+    # which was a traceback: the number of a layer was looked for in it
+    "extra of no layer": (
+        spoilt(**{"layers.norm.weight": torch.rand(D)}),
+        ['unexpected "layers.norm.weight"'],
+    ),
     "transposed": (
         spoilt(**{DOWN: worn(tensors_of())[DOWN].T.contiguous()}),
         [f"the shape for {DOWN}: is (37, 24), transposed, must be (24, 37)"],

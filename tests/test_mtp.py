@@ -145,6 +145,18 @@ def test_the_state_before_the_norm(checkpoints, name):
     torch.testing.assert_close(target.model.model.norm(raw_1TD), hidden_1TD)
 
 
+@torch.inference_mode()
+def test_the_state_before_the_norm_leaves_the_model_as_it_was(checkpoints):
+    """Bug held down: the model then gave its states twice, and a second target was refused."""
+    target, _ = target_and_head(checkpoints("qwen2"), "mtp,feature=raw")
+    ids = torch.tensor([prompt_tokens(11, vocab_size=V)])
+    _, raw_1TD = target.hidden_and_features(ids, use_cache=False)
+    states = target.model(ids, output_hidden_states=True).hidden_states
+    assert len(states) == target.num_layers + 1
+    again = Target(target.model, feature_layers=target.feature_layers)
+    assert torch.equal(again.hidden_and_features(ids, use_cache=False)[1], raw_1TD)
+
+
 # --- decoding with it -----------------------------------------------------------------------------
 
 
@@ -208,6 +220,35 @@ def test_written_layers_load_again(checkpoints, tmp_path):
         assert again.config.own == "raw" and again.config.head_type == "mtp"
         pairs = zip(again.state_dict().items(), head.state_dict().items(), strict=True)
         assert all(a == b and torch.equal(x, y) for (a, x), (b, y) in pairs)
+
+
+def test_switches_stay_with_a_trained_layer(checkpoints, tmp_path):
+    """Bug held down: `mtp:FOLDER` read the layer in the folder without its switches, and commands
+    took the folder for a target's."""
+    written, folder = checkpoints("qwen3_5_text"), tmp_path / "head"
+    config = load_target_config(str(written.folder))
+    folder.mkdir()
+    write_mtp(folder, load_head("mtp,own=raw,feature=raw", config, target=str(written.folder)))
+    for name, own in ((f"mtp:{folder}", "raw"), (f"mtp:{folder},own=normed", "normed")):
+        head = load_head(name, config)
+        assert (head.config.own, head.config.feature) == (own, "raw")
+        assert head_digests(name) == head_digests(str(folder))
+    with pytest.raises(BadInput, match="its model_type is qwen3_5_text, not glm4_moe"):
+        load_head(f"mtp:{folder}", load_target_config(str(checkpoints("glm4_moe").folder)))
+
+
+def test_a_trained_layer_in_a_folder_called_mtp(checkpoints, tmp_path, monkeypatch):
+    """Bug held down: `--head mtp` read the checkpoint's layer and not that of the folder, without a
+    word."""
+    target = str(checkpoints("qwen3_5_text").folder)
+    config = load_target_config(target)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mtp").mkdir()
+    head = load_head("mtp,own=raw", config, target=target)
+    write_mtp("mtp", head)
+    with pytest.raises(BadInput, match=r"a folder 'mtp' holds a trained one: name that \./mtp"):
+        load_head("mtp", config, target=target)
+    assert load_head("./mtp", config, target=target).config.own == "raw"
 
 
 def test_shards_and_another_checkpoint(checkpoints, tmp_path):

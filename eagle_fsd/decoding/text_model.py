@@ -8,6 +8,7 @@ import copy
 
 from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
+from transformers.utils.output_capturing import maybe_install_capturing_hooks
 
 from eagle_fsd.config import BadInput
 
@@ -53,6 +54,9 @@ def shortened(body: PreTrainedModel, count: int) -> PreTrainedModel:
 def with_last_state(body: PreTrainedModel) -> PreTrainedModel:
     """A shallow copy of a text_body whose last hidden state is the un-normed one that leaves its
     last layer: by transformers' own setting, which of other models stays as it is."""
+    if getattr(body, "_can_record_outputs", None):
+        # transformers would record both, the copy and what it is of, at the layers that they share
+        maybe_install_capturing_hooks(body)
     untied = copy.copy(body)
     untied.config = copy.copy(body.config)
     untied.config.tie_last_hidden_states = False

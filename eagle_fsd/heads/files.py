@@ -175,7 +175,8 @@ def _misfits(
 ) -> list[str]:
     """Tensors that are missing, unexpected or of another shape."""
     found = []
-    stored = 1 + max((int(k.split(".")[1]) for k in tensors if k.startswith("layers.")), default=0)
+    numbers = [key.split(".")[1] for key in tensors if key.startswith("layers.")]
+    stored = 1 + max((int(number) for number in numbers if number.isdecimal()), default=0)
     if stored != config.num_hidden_layers:
         found.append(
             f"config.json says num_hidden_layers {config.num_hidden_layers}, the weights are of "

@@ -4,7 +4,7 @@ with which of transformers' layers they run.
 A checkpoint of these families holds, beside the target, a layer that predicts one token further:
 
     families                        keys of the MTP layer of number k; n = target's layers + k
-    DeepSeek-V3, GLM-4.5 and later  model.layers.n.{enorm,hnorm,eh_proj,shared_head.norm}, and the
+    DeepSeek-V3, GLM-4.5 to 4.7     model.layers.n.{enorm,hnorm,eh_proj,shared_head.norm}, and the
                                     decoder layer under model.layers.n.
     Qwen3-Next, Qwen3.5 to 3.8      mtp.{pre_fc_norm_embedding,pre_fc_norm_hidden,fc,norm}, and the
                                     decoder layer under mtp.layers.k.

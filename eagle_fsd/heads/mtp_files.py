@@ -87,10 +87,11 @@ class Checkpoint:
 def is_mtp(name: str | Path) -> bool:
     """Whether a head is named that is an MTP layer: `mtp`, with a checkpoint or switches behind it,
     or a folder that write_mtp wrote."""
-    return _is_text(name) or bool(_written(name))
+    return is_text(name) or bool(_written(name))
 
 
-def _is_text(name: str | Path) -> bool:
+def is_text(name: str | Path) -> bool:
+    """Whether it is `mtp`, with or without a checkpoint and switches, and not a folder's name."""
     return re.split("[:,]", str(name))[0] == NAME
 
 
@@ -128,12 +129,16 @@ def read_mtp(name: str | Path, target: str, config: PretrainedConfig) -> MtpHead
     Raises:
         BadInput: names the family, the tensor or the file, and what helps.
     """
-    if _is_text(name):
-        path, switches = parse_name(str(name))
-    else:
-        path, written = str(name), _written(name)
+    path, given = parse_name(str(name)) if is_text(name) else (str(name), {})
+    if is_text(name) and not path and _written(NAME):
+        raise BadInput(
+            f"head {name!r} is the layer in the target's own checkpoint, and a folder {NAME!r} "
+            f"holds a trained one: name that ./{NAME}, or rename the folder"
+        )
+    written = _written(path) if path else {}
+    if written:
         check_same(written.get("target", {}), config)
-        switches = {key: written[key] for key in SWITCHES if key in written}
+    switches = {key: written[key] for key in SWITCHES if key in written} | given
     if not (path := path or target):
         raise BadInput(
             "head mtp is the target's own MTP layer, which lies in its safetensors files: this "

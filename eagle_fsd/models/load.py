@@ -22,7 +22,7 @@ from eagle_fsd.engine.trial import checked_target
 from eagle_fsd.heads.draft_head import DraftHead
 from eagle_fsd.heads.files import HEAD_FILES, UNREADABLE, head_folder, read_head
 from eagle_fsd.heads.harm_model import CONFIG, WEIGHTS
-from eagle_fsd.heads.mtp_files import is_mtp, parse_name, read_mtp
+from eagle_fsd.heads.mtp_files import is_mtp, is_text, parse_name, read_mtp
 from eagle_fsd.models import random_weights
 from eagle_fsd.models.assets import EMBEDDED_TARGET, embedded_target
 from eagle_fsd.models.random_weights import PREFIX, SHAPES
@@ -104,9 +104,10 @@ def head_digests(name: str) -> dict[str, str]:
     layer, whose files are the target's."""
     if not name or name.startswith(PREFIX):
         return {}
-    if is_mtp(name) and not Path(name).is_dir():
-        checkpoint, _ = parse_name(name)
-        return target_digests(checkpoint, "head") if checkpoint else {}
+    if is_text(name):
+        name, _ = parse_name(name)
+        if not name or not is_mtp(name):
+            return target_digests(name, "head") if name else {}
     return file_digests("head", head_folder(name), HEAD_FILES)
 
 
