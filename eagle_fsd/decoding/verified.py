@@ -102,7 +102,7 @@ class VerifiedTree:
         tree._hold(sampling, guards, stop_token_ids, answer)
         tree._values, tree._exact = values, {v: (token, 0.0) for v, token in enumerate(exact)}
         tree._link(tokens, parents)
-        tree._uniform_S3 = torch.zeros(len(tokens), UNIFORMS)
+        tree._uniform_S3 = None
         return tree
 
     def _hold(
@@ -185,6 +185,8 @@ class VerifiedTree:
 
     def uniform(self, v: int, column: int) -> float:
         """A random number in [0, 1) of the token that v emits; column 1 or 2."""
+        if self._uniform_S3 is None:  # of_numbers
+            return 0.0
         return self._uniform_S3[self.depths[v], column].item()
 
     def once_a_round(self, compute: Callable[["VerifiedTree"], Result]) -> Result:
