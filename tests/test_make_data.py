@@ -216,7 +216,7 @@ def test_minutes_hold_while_the_first_batch_runs(tmp_path, mute, capsys):
     limits = ("--minutes", "0.7", "--max_new_tokens", "1900", "--max_prompt_tokens", "40")
     sources = prompts(tmp_path, *(f"Question {i}?" for i in range(64)))
     main(options(mute, tmp_path / "data", *limits, sources=sources))
-    assert time.monotonic() - began < 20
+    assert time.monotonic() - began < 60
     rows = made(tmp_path / "data")
     assert 0 < len(rows) <= 64 and not all(row["finished"] for row in rows)
     shares = re.findall(r"making dialogues: +(\d+)%.*?<(\d\d:\d\d|\?)", capsys.readouterr().err)

@@ -4,7 +4,6 @@ from eagle_fsd.decoding.rule import Rule
 from eagle_fsd.rules.children import AcceptAll, Random
 from eagle_fsd.rules.coupled import Cactus, Mentored, Sglang
 from eagle_fsd.rules.fsd import Exact, Fsd, FsdPaper
-from eagle_fsd.rules.harm import Harm
 from eagle_fsd.rules.hold import Hold
 from eagle_fsd.rules.price import PathRule, Ratio
 from eagle_fsd.rules.rejection import Rejection
@@ -17,7 +16,6 @@ RULES: dict[str, type[Rule]] = {
     "fsd-paper": FsdPaper,  # the same, asked before the drawn token
     "ratio": Ratio,  # another draft whose regret is small
     "path": PathRule,  # the path of the whole tree that is worth its regret
-    "harm": Harm,  # another draft that is unlikely to change what the answer comes to
     "hold": Hold,  # path, ratio or fsd at the parameter that costs so much a token
     # rivals; docs/rules.md has a formula and a source for each
     "typical": Typical,

@@ -1,7 +1,7 @@
 """Which published layouts of EAGLE-3 heads load, in this checkout and in others.
 
     git worktree add /tmp/before 8fabd00
-    python scripts/analysis/published_layouts.py --checkouts /tmp/before .
+    PYTHONPATH=tests python scripts/analysis/published_layouts.py --checkouts /tmp/before .
 
 Every head of tests/published_heads.py is written with all its files, at tiny size, and read by the
 library of each checkout in a process of its own; the table goes to standard output.
@@ -16,7 +16,6 @@ from pathlib import Path
 
 from eagle_fsd.cli import option, run_command
 
-ROOT = Path(__file__).parent.parent.parent
 READ = """
 import json, sys, types
 from eagle_fsd.config import BadInput
@@ -38,7 +37,6 @@ class LayoutOptions:
 
 def write_heads(folder: Path) -> list[tuple[str, Path, int]]:
     """Name, folder and the hidden size of its target, of every published head."""
-    sys.path.append(str(ROOT / "tests"))
     from head_files import SIZES, save
     from published_heads import published
 
