@@ -197,8 +197,7 @@ class ModelOptions(PluginOptions):
     )
     harm: str = option(
         "",
-        "The model of harm of arms such as path:0.1,cost=harm: a folder of "
-        "train_harm.py.",
+        "The model of harm of arms such as path:0.1,cost=harm: a folder of train_harm.py.",
     )
     device: str = option(
         "",
