@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from test_target import LONG, LONG_FACTORS, TURN, largest_error, path_to, random_tree
 from tiny import (
     EAGER,
+    FAMILIES,
     MIXED,
     SIZES,
     WIDE,
@@ -188,6 +189,16 @@ def edit_json(file: Path, **changes: object) -> None:
 
 
 # --- text models out of multimodal checkpoints ----------------------------------------------------
+
+
+def test_a_tiny_model_leaves_the_others_as_they_are():
+    """Bug held down: Gemma 4's config sets the last entry of the list of layer types that it is
+    given, and that list was the one of every tiny gemma3 made after it in the process."""
+    mixed = ["sliding_attention", "full_attention", "sliding_attention"]
+    set_by_gemma4 = multimodal_model("gemma4").config.text_config.layer_types
+    assert set_by_gemma4 == [*mixed[:2], "full_attention"]
+    assert FAMILIES["gemma3"]().layer_types == mixed
+    assert multimodal_model("gemma3").config.text_config.layer_types == mixed
 
 
 @torch.inference_mode()
