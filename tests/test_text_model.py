@@ -265,7 +265,7 @@ def rename_keys(folder: Path, rename: Callable[[str], str]) -> None:
 @pytest.mark.parametrize("prefix", ["model.language_model.", "language_model.model."])
 def test_gemma_3n_s_text_model_is_found_by_either_prefix(tmp_path, prefix):
     """Its whole model cannot be made without the package timm, and is not needed."""
-    text = WIDE | {"intermediate_size": 53, "layer_types": MIXED, "sliding_window": WINDOW}
+    text = WIDE | {"intermediate_size": 53, "layer_types": list(MIXED), "sliding_window": WINDOW}
     text |= {"vocab_size_per_layer_input": 101, "hidden_size_per_layer_input": 8}
     text |= {"num_kv_shared_layers": 0, "laurel_rank": 4, "activation_sparsity_pattern": None}
     text |= {"pad_token_id": 0}
