@@ -158,7 +158,13 @@ def test_the_numbers_of_the_readme_s_sentences_are_those_of_results():
     assert numbers(prose) - known <= {"3.11"}
     rows = {row[0]: row for row in table_rows((ROOT / "results/mt_bench_80/README.md").read_text())}
     fsd, path = (float(rows[f"{arm}@hybrid"][6].split()[0]) for arm in ("fsd:0.48", "path:0.6"))
-    assert f"{fsd / path:.1f} times the regret" in " ".join(readme.split())
+    text = " ".join(readme.split())
+    assert f"{fsd / path:.1f} times the regret" in text
+    rows = table_rows((ROOT / "results/tasks/README.md").read_text())
+    pooled = next(row for row in rows if row[0] == "path:1.1")
+    loss, most, least = re.findall(r"-(\d\.\d+)", pooled[2])
+    gain = pooled[5].split()[0]
+    assert f"`path:1.1`, at a gain of {gain}, loses {loss} [{least}, {most}]" in text
 
 
 def test_the_questions_shown_can_be_asked_and_scored(tmp_path):
