@@ -291,13 +291,6 @@ def test_the_host_is_waited_for_three_times_at_most():
     assert waits(*["fsd:0.3,no_repeat=3", "ratio:1"] * 3, None) == ["tolist", "to cpu", "tolist"]
 
 
-def test_a_slot_forgets_its_last_request():
-    step = Step.draw(2)
-    processor = FuzzyAcceptance(config(), step.states())
-    assert processor.add_request(3, asking("ratio:1"))
-    assert not processor.add_request(3, asking(None)) and not processor.lossy
-
-
 def test_requests_come_go_and_change_their_rows():
     """One processor, step after step: requests leave and others take their slots, and rows move.
     Some tokens, drafts too, are removed as a mask does, and some drafts are vLLM's placeholders,
