@@ -40,6 +40,7 @@ SETTINGS = (
     {"ignore_eos": True, "seed": 3},
 )
 BAD_WORDS = [[1], [2, 3], [0]]
+SPECULATION = {"num_speculative_tokens": K, "fly_entropy_threshold": 0.3, "fly_entropy_top_k": 3}
 
 
 class Judged(FuzzyAcceptance):
@@ -53,7 +54,7 @@ class Judged(FuzzyAcceptance):
 def sampler_of(step: Step, params: list[SamplingParams]) -> Sampler:
     """vLLM's, after its requests have come and sampled their answers so far."""
     states = RequestState(SLOTS, 32, 512, K, V, torch.device(DEVICE))
-    settings = config(num_speculative_tokens=K)
+    settings = config(**SPECULATION)
     settings.reasoning_config = settings.watermark_config = None
     processor = Judged(settings, LogitsProcRequestState.from_request_state(states))
     processor.parts = []
@@ -98,7 +99,7 @@ def verified(step: Step, params: list[SamplingParams]) -> tuple[torch.Tensor, li
         seq_lens=texts.to(DEVICE),
         seq_lens_cpu_upper_bound=texts,
     )
-    spec = config(num_speculative_tokens=K).speculative_config
+    spec = config(**SPECULATION).speculative_config
     verifier = rejection_sampler.RejectionSampler(sampler, spec, torch.device(DEVICE))
     output = verifier(step.target_RV.clone(), batch, step.draft_SKV)
     pairs = zip(output.sampled_token_ids.tolist(), output.num_sampled.tolist(), strict=True)
@@ -111,6 +112,7 @@ def test_penalties_and_masks_beside_an_arm(monkeypatch, rows):
     parts of this many rows."""
     if DEVICE == "cpu":  # as vLLM's worker for CPUs does
         monkeypatch.setattr(buffer_utils, "UvaBuffer", on_host.UvaBuffer)
+        monkeypatch.setattr("vllm.utils.torch_utils.PIN_MEMORY", False)  # 0.33's Python alone
     monkeypatch.setattr(rejection_sampler, "get_max_chunk_logits", lambda vocab_size: rows)
     changed = fuzzy = 0
     for seed in range(8):
