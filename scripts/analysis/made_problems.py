@@ -2,13 +2,13 @@
 
     python scripts/analysis/made_problems.py --output runs/made_problems/target
 
-Sums in words, sorting and counting, each at three lengths of reasoning, with answers of at most 40
+Sums in words, sorting and counting, each at three lengths of reasoning, with answers of at most 42
 tokens that end with a number. The wording of an answer is drawn from several, so that some of its
 tokens may be others without harm, and the digits may not. A target of 2 million parameters is
-trained from nothing on such problems, which takes a CPU under an hour, and stored as bfloat16 values
-like any other. Beside it lie four sets of problems that it has not seen, in FastChat's format with
-the right number as reference: test.jsonl, choice.jsonl, forks.jsonl, and prompts.jsonl for its head.
-A killed run goes on from its last checkpoint: run the same command again.
+trained from nothing on such problems, within an hour of a CPU, and stored as bfloat16 values like
+any other. Beside it lie four sets of problems that it has not seen, in FastChat's format with the
+right number as reference: test.jsonl, choice.jsonl, forks.jsonl, and prompts.jsonl for its head. A
+killed run goes on from its last checkpoint: run the same command again.
 """
 
 import json
