@@ -18,7 +18,6 @@ import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
 
 import torch
 from tqdm import tqdm
@@ -51,6 +50,7 @@ class Prompt:
     """
 
     question_id: int | str
+    category: str
     ids: list[int]
     outcome: Outcome | None
     worth: Callable[[list[int]], bool] | None = None
@@ -163,7 +163,8 @@ class ForkMiner:
         rows = []
         for number, (place, drafted) in enumerate(found):
             token, values = chosen.choice(drafted)
-            row = {"question_id": prompt.question_id, "choice": number, "place": place}
+            row = {"question_id": prompt.question_id, "category": prompt.category}
+            row |= {"choice": number, "place": place}
             row |= {"exact": answer[place], "token": token, "kind": "draft"}
             row |= dict(zip(SIGNALS, values, strict=True))
             # of the drafts there the one that a rule takes which asks for the likeliest
