@@ -6,7 +6,7 @@ import random
 
 import pytest
 import torch
-from commands import load_command
+from commands import load_command, write_rows
 from reference_accept import random_round
 from tiny import prompt_tokens, tiny_head, tiny_target
 from tiny_folder import write_random_head, write_target
@@ -20,6 +20,7 @@ from eagle_fsd.decoding.drafter import RootDrafter
 from eagle_fsd.decoding.loop import DecodeConfig, StopConfig, decode, decode_rounds
 from eagle_fsd.drafters.eagle import head_drafter
 from eagle_fsd.heads.harm_model import SIGNALS, HarmConfig, HarmModel, read_model, write_model
+from eagle_fsd.models.load import load_tokenizer
 from eagle_fsd.models.loaded import attach_harm
 from eagle_fsd.rules import RULES
 from eagle_fsd.rules.children import AcceptAll
@@ -180,10 +181,10 @@ def test_a_model_is_written_and_read(tmp_path):
 
 
 def test_harm_is_another_end_or_what_the_rest_lacks():
-    ends = Prompt("q", [1], outcome=lambda tokens: tokens[-1])
+    ends = Prompt("q", "c", [1], outcome=lambda tokens: tokens[-1])
     assert harm(ends, [4, 5, 6], [4, 9, 6], 1) == 0
     assert harm(ends, [4, 5, 6], [4, 9, 7], 1) == 1
-    text = Prompt("q", [1], outcome=None)
+    text = Prompt("q", "c", [1], outcome=None)
     plain = [9, 1, 2, 3, 4, 5, 6, 7]
     assert harm(text, plain, [8, 1, 2, 3, 4, 5, 6, 7], 0) == 0
     assert harm(text, plain, [8, 0, 1, 2, 3, 4, 5, 0], 0) == pytest.approx(1 - 2 / 4)
@@ -222,6 +223,31 @@ def test_forks_are_mined_and_a_killed_run_goes_on(tmp_path):
     mine([*fixed, "--output", tmp_path / "cut"])
     order = lambda row: (row["question_id"], row["choice"])  # noqa: E731
     assert sorted(records(tmp_path / "cut", "forks"), key=order) == sorted(forks, key=order)
+
+
+def test_solved_answers_alone_are_forked(tmp_path):
+    """By a scorer that finds the answers to questions of odd numbers right."""
+    target, head = write_target(tmp_path / "target"), write_random_head(tmp_path / "head")
+    asked = [{"question_id": i, "category": "ab"[i % 3 > 1], "turns": [f"{i}?"]} for i in range(16)]
+    file = write_rows(tmp_path / "question.jsonl", *asked)
+    fixed = ["--target", target, "--head", head, "--device", "cpu", "--dtype", "float32"]
+    fixed += ["--max_new_tokens", 60, "--tree", "5x3x3", "--forks", 5]
+    mine([*fixed, "--tasks", file, "--output", tmp_path / "all"])
+    tokenizer = load_tokenizer(str(target))
+    texts = {row["question_id"]: row for row in records(tmp_path / "all", "texts")}
+    for i, row in enumerate(asked):
+        text = tokenizer.decode(texts[i]["answer_ids"], skip_special_tokens=True)
+        row["reference"] = [text if i % 2 else "another"]
+    known = write_rows(tmp_path / "known.jsonl", *asked)
+    scored = ["--tasks", known, "--scorer", "exact_match", "--only", "solved"]
+    mine([*fixed, *scored, "--output", tmp_path / "solved"])
+    forks = records(tmp_path / "solved", "forks")
+    finished = {i for i, row in texts.items() if row["finished"]}
+    assert {i % 2 for i in finished} == {0, 1}
+    assert {row["question_id"] for row in forks} == {i for i in finished if i % 2}
+    summary = json.loads((tmp_path / "solved" / "summary.json").read_text())
+    kinds = [(c, k) for c in "ab" for k in ("draft", "chance")]
+    assert sum(summary[c][f"forks_by_{k}"] for c, k in kinds if c in summary) == len(forks)
 
 
 # --- training -------------------------------------------------------------------------------------
