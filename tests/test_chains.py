@@ -57,7 +57,7 @@ def outcome(chain: Chain, target_RV: torch.Tensor, draft_EV: torch.Tensor, unifo
     node_N = torch.arange(count + 1)
     has_row_N = (node_N < count) & (chain.draft_row >= 0)
     tree = DraftTree(
-        torch.tensor([chain.root, *chain.tokens]),
+        torch.tensor([chain.answer[-1], *chain.tokens]),
         (node_N - 1).clamp_min(0),
         torch.where(has_row_N, chain.draft_row + node_N, -1),
         draft_EV,

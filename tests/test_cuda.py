@@ -86,8 +86,7 @@ def test_a_round_waits_for_one_read(head, drafter, family, engine, temperature, 
         return decode(model.target, arm.build_drafter(model), prompt_tokens(13), config)
 
     want, got, waits = on_cuda(partial(made, head, family), work)
-    # whichever family comes to a head, some answers are of one round: they stop early
-    assert repr(got) == repr(want) and (rounds := len(got.rounds)) > 0
+    assert repr(got) == repr(want) and (rounds := len(got.rounds)) > 1
     # prefill ends with a read; the first draft takes the table of positions along
     table = ["to cuda"] * 2 if arm.needs_head else []
     expected = ["tolist"] + table + ["tolist"] * ROUND[drafter] * rounds

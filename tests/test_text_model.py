@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from test_target import LONG, LONG_FACTORS, TURN, largest_error, path_to, random_tree
 from tiny import (
     EAGER,
+    FAMILIES,
     MIXED,
     SIZES,
     WIDE,
@@ -190,6 +191,16 @@ def edit_json(file: Path, **changes: object) -> None:
 # --- text models out of multimodal checkpoints ----------------------------------------------------
 
 
+def test_a_tiny_model_leaves_the_others_as_they_are():
+    """Bug held down: Gemma 4's config sets the last entry of the list of layer types that it is
+    given, and that list was the one of every tiny gemma3 made after it in the process."""
+    mixed = ["sliding_attention", "full_attention", "sliding_attention"]
+    set_by_gemma4 = multimodal_model("gemma4").config.text_config.layer_types
+    assert set_by_gemma4 == [*mixed[:2], "full_attention"]
+    assert FAMILIES["gemma3"]().layer_types == mixed
+    assert multimodal_model("gemma3").config.text_config.layer_types == mixed
+
+
 @torch.inference_mode()
 @pytest.mark.parametrize("family", MULTIMODAL)
 def test_a_multimodal_checkpoint_s_text_model_is_the_whole_model_on_text(tmp_path, capsys, family):
@@ -254,7 +265,7 @@ def rename_keys(folder: Path, rename: Callable[[str], str]) -> None:
 @pytest.mark.parametrize("prefix", ["model.language_model.", "language_model.model."])
 def test_gemma_3n_s_text_model_is_found_by_either_prefix(tmp_path, prefix):
     """Its whole model cannot be made without the package timm, and is not needed."""
-    text = WIDE | {"intermediate_size": 53, "layer_types": MIXED, "sliding_window": WINDOW}
+    text = WIDE | {"intermediate_size": 53, "layer_types": list(MIXED), "sliding_window": WINDOW}
     text |= {"vocab_size_per_layer_input": 101, "hidden_size_per_layer_input": 8}
     text |= {"num_kv_shared_layers": 0, "laurel_rank": 4, "activation_sparsity_pattern": None}
     text |= {"pad_token_id": 0}

@@ -32,7 +32,8 @@ SIZES = {
     "pad_token_id": None,
 }
 WIDE = SIZES | {"head_dim": 14}
-MIXED = ["sliding_attention", "full_attention", "sliding_attention"]
+# a tuple: a config may change the list that it is given, and each gets one of its own
+MIXED = ("sliding_attention", "full_attention", "sliding_attention")
 for_model = AutoConfig.for_model
 FAMILIES = {
     "llama": lambda: for_model("llama", **WIDE),
@@ -48,7 +49,11 @@ FAMILIES = {
         "mixtral", **WIDE | {"intermediate_size": 52}, num_local_experts=5, num_experts_per_tok=2
     ),
     "gemma3": lambda: for_model(
-        "gemma3_text", **WIDE, query_pre_attn_scalar=14, sliding_window=WINDOW, layer_types=MIXED
+        "gemma3_text",
+        **WIDE,
+        query_pre_attn_scalar=14,
+        sliding_window=WINDOW,
+        layer_types=list(MIXED),
     ),
 }
 LAYERS = 7  # 2, 3 and 4 are upstream's fused layers of a target with seven

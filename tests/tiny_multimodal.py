@@ -1,6 +1,7 @@
 """Tiny random multimodal checkpoints as folders on disk; their text models are of tests/tiny.py's
 sizes."""
 
+from copy import deepcopy
 from pathlib import Path
 
 import torch
@@ -27,7 +28,7 @@ VL_EYES = {
 }
 # by dimension of the positions; they add up to half of a head's size
 TURNS = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 2, 2]}}
-SLIDING = {"sliding_window": WINDOW, "layer_types": MIXED}
+SLIDING = {"sliding_window": WINDOW, "layer_types": list(MIXED)}
 # name -> settings of the text model and of what reads images
 MULTIMODAL = {
     "gemma3": (WIDE | SLIDING, EYES),
@@ -62,7 +63,7 @@ MULTIMODAL = {
 
 
 def multimodal_model(family: str) -> PreTrainedModel:
-    text, eyes = MULTIMODAL[family]
+    text, eyes = deepcopy(MULTIMODAL[family])  # Gemma 4's config changes its layer_types
     config = AutoConfig.for_model(family, text_config=text, vision_config=eyes)
     config.tie_word_embeddings = False
     model = AutoModelForImageTextToText.from_config(config, dtype=torch.float32)

@@ -32,9 +32,9 @@ from eagle_fsd.decoding.rule import Guard
 from eagle_fsd.decoding.tree import DraftTree
 from eagle_fsd.decoding.verified import VerifiedTree, with_support
 
-# Logits that are judged at once, 128 MiB in float32, of which a divergence makes some eight copies.
-# Larger batches are judged in parts.
-MOST_LOGITS = 2**25
+# Logits that are judged at once, 64 MiB in float32, of which a divergence has 12 copies, and with
+# top-p 17, before it ends. Larger batches are judged in parts.
+MOST_LOGITS = 2**24
 NO_TOKEN = -1
 OF_DRAFT_ROWS = (*DIVERGENCES, "draft_logit", "draft_prob")  # columns that read the drafter's row
 
@@ -71,10 +71,6 @@ class Chain:
         """What is computed of its rows."""
         names = with_support(self.policy.columns(self.policy.rule), self.policy.sampling)
         return tuple(dict.fromkeys(names))
-
-    @property
-    def root(self) -> int:
-        return self.answer[-1] if self.answer else NO_TOKEN
 
 
 @torch.inference_mode()
@@ -153,7 +149,7 @@ def _taken(chain: Chain, table: list[list[float]]) -> list[int]:
         for name, column in zip(chain.columns, columns, strict=True)
     }
     tree = VerifiedTree.of_numbers(
-        [chain.root, *chain.tokens],
+        [NO_TOKEN, *chain.tokens],  # the root's is no rule's concern
         [0, *range(len(chain.tokens))],
         [*map(int, exact), NO_TOKEN],
         values,

@@ -5,27 +5,27 @@ vLLM's own acceptance. What cannot be done here is refused when the request come
 """
 
 import inspect
-from functools import lru_cache
 
 from vllm.sampling_params import SamplingParams
 
-from eagle_fsd.arms import Arm, parse_arm
+from eagle_fsd.arms import BY_TRANSFORMERS, PLAIN, Arm, parse_arm
 from eagle_fsd.config import BadInput, SamplingConfig
 from eagle_fsd.decoding.acceptance import Policy
 from eagle_fsd.decoding.chains import OF_DRAFT_ROWS
 from eagle_fsd.drafters.settings import EagleSettings
-from eagle_fsd.rules.fsd import Exact, Fsd
+from eagle_fsd.rules.fsd import Exact
 from eagle_fsd.rules.guards import Ends, NoRepeat
-from eagle_fsd.rules.price import PathRule, Ratio
-from eagle_fsd.rules.thresholds import Relaxed
+from eagle_fsd.rules.price import PathRule
 
 KEY = "arm"
-SERVED = (Exact, Ratio, Relaxed, PathRule, Fsd)
+LONGEST = 200  # characters of an arm: a refusal quotes it
+SERVED = ("exact", "ratio", "relaxed", "path", "fsd")
 SERVED_GUARDS = (Ends, NoRepeat)
 STATE = "it remembers what an answer has cost, which vLLM does not report to a logits processor"
 LAW = "it draws the token from a distribution of its own, and vLLM draws it from the target's"
 UNTESTED = "nobody has tested it there"
-REFUSED = {
+REFUSED = dict.fromkeys((PLAIN, *BY_TRANSFORMERS), "it has no drafts, and a server drafts for all")
+REFUSED |= {
     "fsd-paper": "it may end a round at a draft that is the exact token, which vLLM accepts",
     "hold": STATE,
     "asd": STATE,
@@ -47,8 +47,11 @@ def policy_of(params: SamplingParams) -> Policy | None:
     text = (params.extra_args or {}).get(KEY)
     if text is None:
         return None
-    if not isinstance(text, str):
-        raise BadInput(f"{KEY} must be a text such as fsd:0.35,ends=1, got {text!r:.200}")
+    if not isinstance(text, str) or len(text) > LONGEST:
+        raise BadInput(
+            f"{KEY} must be a text such as fsd:0.35,ends=1, of at most {LONGEST} characters; got "
+            f"{text!r:.{LONGEST}}"
+        )
     arm = _served(text)
     sampling = SamplingConfig(params.temperature, max(params.top_k, 0), params.top_p)
     arm.check(sampling)
@@ -56,7 +59,7 @@ def policy_of(params: SamplingParams) -> Policy | None:
         return None
     policy = arm.policy(sampling)
     if sampling.temperature > 0:
-        _check_warm(text, policy, params)
+        _check_warm(text, policy)
     if params.structured_outputs is not None:
         raise BadInput(f"arm {text!r} with structured outputs: {UNTESTED}; leave one of them out")
     if reads_draft_rows(policy):
@@ -68,16 +71,12 @@ def reads_draft_rows(policy: Policy) -> bool:
     return any(name in OF_DRAFT_ROWS for name in policy.columns(policy.rule))
 
 
-@lru_cache
 def _served(text: str) -> Arm:
     """The arm, if it can be done in vLLM at all."""
-    arm = parse_arm(text)
-    names = ", ".join(("exact", "ratio", "relaxed", "path", "fsd"))
-    if not arm.drafts:
-        raise BadInput(f"arm {text!r} has no drafts, and a server drafts for all: send {names}")
-    if type(arm.rule) not in SERVED:
+    arm, names = parse_arm(text), ", ".join(SERVED)
+    if arm.kind not in SERVED:
         why = REFUSED.get(arm.kind, UNTESTED)
-        raise BadInput(f"arm {text!r}: vLLM cannot run the rule {arm.kind}: {why}; send {names}")
+        raise BadInput(f"arm {text!r}: vLLM cannot run {arm.kind}: {why}; send {names}")
     if arm.drafter != EagleSettings():
         raise BadInput(
             f"arm {text!r}: the drafter is the server's (--speculative-config), and it drafts a "
@@ -95,9 +94,9 @@ def _served(text: str) -> Arm:
     return arm
 
 
-def _check_warm(text: str, policy: Policy, params: SamplingParams) -> None:
+def _check_warm(text: str, policy: Policy) -> None:
     """Refuse what has a meaning at temperature 0 only, or cannot be known before a draw."""
-    above = f"arm {text!r} at temperature {params.temperature:g}"
+    above = f"arm {text!r} at temperature {policy.sampling.temperature:g}"
     if isinstance(policy.rule, PathRule):
         raise BadInput(f"{above}: {LAW}; send temperature 0")
     if any(isinstance(guard, Ends) for guard in policy.guards):
@@ -105,8 +104,6 @@ def _check_warm(text: str, policy: Policy, params: SamplingParams) -> None:
             f"{above}: the guard ends asks for the exact token, which vLLM draws later; send "
             "temperature 0, or leave ends out"
         )
-    if params.min_p > 0:
-        raise BadInput(f"{above} with min_p {params.min_p:g}: {UNTESTED}; send min_p 0")
 
 
 def check_wrapped() -> None:

@@ -20,9 +20,8 @@ check_version()
 class EagleFsdLlamaForCausalLM(EagleLlamaForCausalLM):
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = ""):
         super().__init__(vllm_config=vllm_config, prefix=prefix)
-        if getattr(
-            self.config, "bias", True
-        ):  # true is never written: vLLM's layer has the name too
+        # --to vllm never writes true: vLLM's attention reads the same name
+        if getattr(self.config, "bias", True):
             hidden = self.config.hidden_size
             self.model.fc = ReplicatedLinear(
                 2 * hidden,
@@ -39,9 +38,8 @@ class EagleFsdLlamaForCausalLM(EagleLlamaForCausalLM):
         kept = dict(weights)
         offset_R = kept.pop("d2t", None)
         kept.pop("t2d", None)  # what d2t implies
-        if ("fc.bias" in kept) != (
-            self.model.fc.bias is not None
-        ):  # or memory's garbage is drafted
+        has_bias = self.model.fc.bias is not None
+        if ("fc.bias" in kept) != has_bias:  # else what stands in memory would be the bias
             raise ValueError("config.json and fc.bias disagree: convert the head with --to vllm")
         if offset_R is not None:
             undrafted_V = torch.ones(self.config.vocab_size, dtype=torch.bool)

@@ -41,10 +41,6 @@ class Request:
     policy: Policy
     stop_token_ids: frozenset[int]
 
-    @property
-    def reads_answer(self) -> bool:
-        return any(isinstance(guard, NoRepeat) for guard in self.policy.guards)
-
 
 class FuzzyAcceptance(LogitsProcessor):
     """See the top of this file.
@@ -105,39 +101,41 @@ class FuzzyAcceptance(LogitsProcessor):
         of the same request; -1 stands where there is none."""
         layout = (ctx.expanded_idx_mapping, ctx.expanded_local_pos, ctx.input_ids, ctx.pos)
         rows = torch.stack([column.long() for column in layout]).T.tolist()
-        drafts: dict[int, list[int]] = {}  # by the row of their root
-        for row, (slot, place, token, _) in enumerate(rows):
+        chains: list[tuple[int, int, int, list[int]]] = []  # slot, row and position of the root
+        for row, (slot, place, token, position) in enumerate(rows):
             if slot in self.lossy and place == 0:
-                drafts[row] = []
-            elif slot in self.lossy and token >= 0 and len(drafts[row - place]) == place - 1:
-                drafts[row - place].append(token)
-        drafts = {first: tokens for first, tokens in drafts.items() if tokens}
-        answers = self._answers({rows[first][0]: rows[first][3] for first in drafts})
+                chains.append((slot, row, position, []))
+            elif slot in self.lossy and token >= 0 and len(chains[-1][-1]) == place - 1:
+                chains[-1][-1].append(token)
+        chains = [chain for chain in chains if chain[-1]]
+        answers = self._answers({slot: position for slot, _, position, _ in chains})
         width = 0 if self.draft_logits is None else self.draft_logits.shape[1]
         return [
             Chain(
                 self.lossy[slot].policy,
                 tokens,
-                target_row=first,
+                target_row=row,
                 draft_row=slot * width if width else -1,
                 stop_token_ids=self.lossy[slot].stop_token_ids,
                 answer=answers.get(slot, ()),
             )
-            for first, tokens in drafts.items()
-            for slot in rows[first][:1]
+            for slot, row, _, tokens in chains
         ]
 
     def _answers(self, root_position: dict[int, int]) -> dict[int, list[int]]:
         """The answers so far, the root the last, of the requests whose guards read them."""
-        asked = [slot for slot in root_position if self.lossy[slot].reads_answer]
+        guards = {slot: self.lossy[slot].policy.guards for slot in root_position}
+        asked = [slot for slot in guards if any(isinstance(one, NoRepeat) for one in guards[slot])]
         if not asked:
             return {}
+        begins = self.states.prompt_len.np[asked].tolist()
         ends = [root_position[slot] + 1 for slot in asked]
-        index = torch.tensor(asked).to(self.states.device, non_blocking=True)
-        texts = self.states.all_token_ids.gpu[index, : max(ends)].cpu()
-        starts = self.states.prompt_len.np[asked].tolist()
-        spans = zip(asked, texts, starts, ends, strict=True)
-        return {slot: text[start:end].tolist() for slot, text, start, end in spans}
+        first, index = min(begins), torch.tensor(asked).to(self.states.device, non_blocking=True)
+        texts = self.states.all_token_ids.gpu[index, first : max(ends)].cpu()
+        spans = zip(asked, texts, begins, ends, strict=True)
+        return {
+            slot: text[begin - first : end - first].tolist() for slot, text, begin, end in spans
+        }
 
 
 def check_speculation(vllm_config: VllmConfig) -> None:
@@ -166,7 +164,7 @@ def wrap_verification() -> None:
     except BadInput as error:
         logger.warning_once(str(error))
         return
-    if hasattr(call, "__wrapped__"):
+    if getattr(call, "keeps_draft_logits", False):
         return
 
     @functools.wraps(call)
@@ -180,4 +178,5 @@ def wrap_verification() -> None:
             for processor in ours:
                 processor.draft_logits = None
 
+    verify.keeps_draft_logits = True
     RejectionSampler.__call__ = verify

@@ -24,7 +24,7 @@ BAD = {
     "fsd:-1": "threshold must be 0 or above, got -1.0",
     "fds:0.3": "unknown rule 'fds'; known: exact, fsd",
     "path:0.6@eagle:15x4x6": "the drafter is the server's",
-    "cactus:0.1": "vLLM cannot run the rule cactus",
+    "cactus:0.1": "vLLM cannot run cactus",
 }
 
 
