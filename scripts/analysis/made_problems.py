@@ -38,7 +38,7 @@ FEWER = ("loses {}", "gives away {}", "sells {}", "breaks {}")
 PLACES = ("first", "second", "third", "fourth", "fifth")
 LENGTHS = 3
 SETS = {"test": 2000, "choice": 300, "forks": 3000, "prompts": 4000}
-VOCABULARY, ROWS, SAVE_EVERY = 512, 32, 250
+VOCABULARY, ROWS, PARTS, SAVE_EVERY = 512, 32, 4, 250
 
 Problem = tuple[str, str, int]  # question, answer, the number that it ends with
 
@@ -46,7 +46,10 @@ Problem = tuple[str, str, int]  # question, answer, the number that it ends with
 @dataclass
 class MadeProblemsOptions:
     output: str = option("runs/made_problems/target", "The folder of the target.")
-    steps: int = option(2400, "Training steps, of 32 problems each.")
+    steps: list[int] = option(
+        [2400, 1200],
+        "Training steps, of 32 problems each; each number is a rise and fall of the learning rate.",
+    )
     seed: int = option(0, "Seed of weights and problems.")
 
 
@@ -141,29 +144,43 @@ def small_tokenizer(seed: int) -> PreTrainedTokenizerFast:
     return fast
 
 
-def batch(
+def batches(
     tokenizer: PreTrainedTokenizerFast, made: Iterator[tuple[str, Problem]], excluded: set[str]
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """ROWS dialogues [B, T], and which of their tokens are of the answer."""
-    ids, begins = [], []
-    while len(ids) < ROWS:
+) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """ROWS dialogues in PARTS of like length: tokens [B, T], and which of them are an answer's."""
+    rows: list[tuple[list[int], int]] = []
+    while len(rows) < ROWS:
         _, (question, answer, _) = next(made)
         if question not in excluded:
             turn = [{"role": "user", "content": question}]
             prompt = tokenizer.apply_chat_template(
                 turn, add_generation_prompt=True, return_dict=False
             )
-            ids.append(prompt + tokenizer(answer)["input_ids"] + [tokenizer.eos_token_id])
-            begins.append(len(prompt))
-    length = max(map(len, ids))
-    token_BT = torch.tensor([row + [0] * (length - len(row)) for row in ids])
-    answer_BT = torch.tensor(
-        [
-            [begin <= place < len(row) for place in range(length)]
-            for row, begin in zip(ids, begins, strict=True)
-        ]
-    )
-    return token_BT, answer_BT
+            ids = prompt + tokenizer(answer)["input_ids"] + [tokenizer.eos_token_id]
+            rows.append((ids, len(prompt)))
+    rows.sort(key=lambda row: len(row[0]))
+    size = ROWS // PARTS
+    found = []
+    for part in (rows[begin : begin + size] for begin in range(0, ROWS, size)):
+        length = len(part[-1][0])
+        token_BT = torch.tensor([ids + [0] * (length - len(ids)) for ids, _ in part])
+        place_T = torch.arange(length)
+        span_B2 = torch.tensor([[begin, len(ids)] for ids, begin in part])
+        found.append((token_BT, (span_B2[:, :1] <= place_T) & (place_T < span_B2[:, 1:])))
+    return found
+
+
+def train_step(model: LlamaForCausalLM, parts: list[tuple[torch.Tensor, torch.Tensor]]) -> float:
+    """Add the gradients of the mean loss over all tokens of answers, and return it, in nats."""
+    total, count = 0.0, sum(int(answer_BT.sum()) for _, answer_BT in parts)
+    for token_BT, answer_BT in parts:
+        asked_BT = answer_BT[:, 1:]
+        state_BTD = model.model(token_BT, use_cache=False).last_hidden_state
+        logits_AV = model.lm_head(state_BTD[:, :-1][asked_BT])
+        loss = cross_entropy(logits_AV, token_BT[:, 1:][asked_BT], reduction="sum") / count
+        loss.backward()
+        total += loss.item()
+    return total
 
 
 def make(options: MadeProblemsOptions) -> None:
@@ -188,38 +205,39 @@ def make(options: MadeProblemsOptions) -> None:
         tie_word_embeddings=False,
     )
     model = LlamaForCausalLM(config)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.01)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(
-        optimizer, 2e-3, total_steps=options.steps + 1, pct_start=0.1
-    )
-    parts, state, done = (model, optimizer, schedule), folder / "training.pt", 0
-    if state.exists():
-        stored = torch.load(state, weights_only=True)
-        done = stored["steps"]
-        for part, values in zip(parts, stored["parts"], strict=True):
-            part.load_state_dict(values)
-    bar = tqdm(total=options.steps, initial=done, desc="training")
-    for step in range(done, options.steps):
-        # a step's problems depend on its number alone, so that a killed run goes on with the same
-        made = problems(random.Random(f"{options.seed}/train/{step}"))
-        token_BT, answer_BT = batch(tokenizer, made, excluded)
-        state_BTD = model.model(token_BT, use_cache=False).last_hidden_state
-        asked_BT = answer_BT[:, 1:]
-        logits_AV = model.lm_head(state_BTD[:, :-1][asked_BT])
-        loss = cross_entropy(logits_AV, token_BT[:, 1:][asked_BT])
-        optimizer.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        schedule.step()
-        bar.update()
-        if step % 20 == 0:
-            bar.set_postfix(loss=f"{loss.item():.3f}")
-        if (step + 1) % SAVE_EVERY == 0:
-            saved = {"steps": step + 1, "parts": [part.state_dict() for part in parts]}
-            torch.save(saved, state.with_suffix(".new"))
-            state.with_suffix(".new").replace(state)
-    bar.close()
+    state, cycle, done = folder / "training.pt", 0, 0
+    stored = torch.load(state, weights_only=True) if state.exists() else None
+    if stored:
+        cycle, done = stored["cycle"], stored["steps"]
+    for number, steps in list(enumerate(options.steps))[cycle:]:
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.01)
+        schedule = torch.optim.lr_scheduler.OneCycleLR(
+            optimizer, 2e-3, total_steps=steps + 1, pct_start=0.1
+        )
+        parts = (model, optimizer, schedule)
+        if stored:
+            for part, values in zip(parts, stored["parts"], strict=True):
+                part.load_state_dict(values)
+            stored = None
+        bar = tqdm(total=steps, initial=done, desc=f"training {number + 1}/{len(options.steps)}")
+        for step in range(done, steps):
+            # a step's problems depend on its numbers alone: a killed run goes on with the same
+            made = problems(random.Random(f"{options.seed}/train/{number}/{step}"))
+            loss = train_step(model, batches(tokenizer, made, excluded))
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+            schedule.step()
+            bar.update()
+            if step % 20 == 0:
+                bar.set_postfix(loss=f"{loss:.3f}")
+            if (step + 1) % SAVE_EVERY == 0 or step + 1 == steps:
+                saved = {"cycle": number, "steps": step + 1}
+                saved |= {"parts": [part.state_dict() for part in parts]}
+                torch.save(saved, state.with_suffix(".new"))
+                state.with_suffix(".new").replace(state)
+        bar.close()
+        done = 0
     model.bfloat16().save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     print(f"The target is in {folder}.")
