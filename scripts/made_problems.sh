@@ -18,7 +18,7 @@ python=$root/.venv/bin/python
 "$python" "$root/train/train_head.py" --target "$target" --data "$output/data" \
     --features "$output/features" --output "$output/head" --target_dtype float32 --epochs 6
 "$python" "$root/train/mine_forks.py" --target "$target" --head "$output/head" --tree 15x4x6 \
-    --tasks "$target/forks.jsonl" --scorer last_number --max_new_tokens 48 --max_prompt_tokens 256 --dtype float32 \
+    --tasks "$target/forks.jsonl" --scorer last_number --max_new_tokens 48 --dtype float32 \
     --output "$output/forks"
 "$python" "$root/train/train_harm.py" --forks "$output/forks" --output "$output/harm"
 for set in choice test; do
