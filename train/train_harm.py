@@ -1,4 +1,4 @@
-"""Train the model of harm, by which the cost of `path:b,cost=harm` goes.
+"""Train the model of harm, by which the rule `harm` and the cost of `path:b,cost=harm` go.
 
     python train/train_harm.py --forks forks --output runs/harm
 
