@@ -298,6 +298,7 @@ REFUSALS = {
     "cactus:0.1": "vLLM cannot run the rule cactus: it draws the token",
     "hold:0.03": "vLLM cannot run the rule hold: it remembers",
     "random:0.1": "vLLM cannot run the rule random: it needs random numbers",
+    "harm:0.1": "vLLM cannot run the rule harm: it reads the target's states",
     "rejection": "vLLM cannot run the rule rejection: it is for sampled drafts",
     "typical": "vLLM cannot run the rule typical: nobody has tested it there",
     "plain": "has no drafts, and a server drafts for all",
