@@ -3,6 +3,7 @@ made: forks of a tiny target, and a model that learns a harm which was planted."
 
 import json
 import random
+from dataclasses import replace
 
 import pytest
 import torch
@@ -19,14 +20,23 @@ from eagle_fsd.decoding.divergence import divergence
 from eagle_fsd.decoding.drafter import RootDrafter
 from eagle_fsd.decoding.loop import DecodeConfig, StopConfig, decode, decode_rounds
 from eagle_fsd.drafters.eagle import head_drafter
-from eagle_fsd.heads.harm_model import SIGNALS, HarmConfig, HarmModel, read_model, write_model
+from eagle_fsd.drafters.walk import TOKENS_BEYOND_END, PlainText
+from eagle_fsd.heads.harm_model import (
+    SIGNALS,
+    HarmConfig,
+    HarmModel,
+    read_model,
+    signals,
+    write_model,
+)
 from eagle_fsd.models.load import load_tokenizer
 from eagle_fsd.models.loaded import attach_harm
 from eagle_fsd.rules import RULES
 from eagle_fsd.rules.children import AcceptAll
 from eagle_fsd.rules.harm import Harm
 from eagle_fsd.rules.price import PathRule
-from eagle_fsd.training.forks import Prompt, harm
+from eagle_fsd.runs.folder import Run
+from eagle_fsd.training.forks import ForkMiner, Prompt, harm
 from eagle_fsd.training.harm_fit import Forks, areas, fit, part_of, reliability, roc_area
 
 GREEDY = SamplingConfig()
@@ -199,6 +209,61 @@ def mine(arguments: list) -> None:
 def records(folder, name: str) -> list[dict]:
     lines = (folder / "records" / f"{name}.jsonl").read_text().splitlines()
     return [{k: v for k, v in json.loads(line).items() if k != "session"} for line in lines]
+
+
+def miner(target, folder, *, stops=frozenset(), forks: int = 9) -> ForkMiner:
+    drafter = head_drafter(tiny_head(target, seed=3), target, TreeConfig(7, 3, 3))
+    run = Run(folder, {})
+    run.begin_session()
+    return ForkMiner(target, drafter, stops, run, 40, forks, 0, 4)
+
+
+def test_places_and_signals_are_those_of_exact_decoding(tmp_path):
+    """Of every round whose next token was not drafted, up to the answer's end."""
+    target = tiny_target("llama")
+    mining, prompt = miner(target, tmp_path / "run"), prompt_tokens(9)
+    exact = DecodeConfig(Policy(RULES["exact"]()), StopConfig(40))
+    answer, wanted = [], []
+    for step in decode_rounds(target, mining.drafter, prompt, exact):
+        if step.tree is not None:
+            node = step.acceptance.path[-1]
+            place = len(answer) + len(step.acceptance.path) - 1
+            rows = Rows.of_tree(step.tree, step.logits_NV, GREEDY)
+            values_NS = signals(rows, len(answer))
+            below = [c for c in range(1, step.tree.size) if step.tree.parent_N[c] == node]
+            if below and place < 40:
+                wanted.append((place, [int(step.tree.token_N[c]) for c in below], values_NS[below]))
+        answer += step.tokens
+    got = list(mining._candidates(PlainText(prompt, answer, [2] * TOKENS_BEYOND_END), None))
+    assert [place for place, _ in got] == [place for place, *_ in wanted]
+    assert wanted[-1][0] > 40 - 3
+    for (_, drafted), (_, tokens, values_CS) in zip(got, wanted, strict=True):
+        assert [token for token, _ in drafted] == tokens
+        torch.testing.assert_close(torch.tensor([v for _, v in drafted]), values_CS)
+
+
+def test_a_fork_that_ends_the_answer_is_not_gone_on_with(tmp_path):
+    """Bug held down: a stop token put in by chance was continued. And every fork is what the
+    target says behind it."""
+    target, stops = tiny_target("llama"), frozenset(range(0, 60, 4))
+    mining = miner(target, tmp_path / "run", stops=stops)
+    prompts = [Prompt(i, "c", prompt_tokens(5 + i, seed=i), None) for i in range(9)]
+    mining.mine(prompts)
+    forks = list(mining.run.records["forks"].values())
+    ended = [row for row in forks if row["token"] in stops]
+    assert {row["kind"] for row in ended} == {"draft", "chance"}
+    assert all(row["tokens"] == [] for row in ended) and len(ended) < len(forks)
+    plain = DecodeConfig(Policy(RULES["exact"]()), StopConfig(40, tuple(stops)))
+    for row in forks:
+        text = mining.run.records["texts"][row["question_id"], 0]
+        begun = [*text["answer_ids"][: row["place"]], row["token"]]
+        if row["token"] not in stops and len(begun) < 40:
+            stop = replace(plain, stop=StopConfig(40 - len(begun), tuple(stops)))
+            alone = decode(target, RootDrafter(), [*text["prompt_ids"], *begun], stop)
+            assert row["tokens"] == alone.tokens
+    for row in mining.run.records["done"].values():
+        mine = [fork for fork in forks if fork["question_id"] == row["question_id"]]
+        assert row["forks"] == len(mine)
 
 
 def test_forks_are_mined_and_a_killed_run_goes_on(tmp_path):
