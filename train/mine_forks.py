@@ -171,19 +171,12 @@ def is_right(scorer, model: "Model", question: "Question", tokens: list[int]) ->
 
 
 def summarize(run: "Run") -> dict:
-    """By category: how many forks there are, and which share of them is harmful."""
+    """How many forks there are, and which share of them is harmful."""
     from eagle_fsd.runs.jsonl import write_json
+    from eagle_fsd.training.harm_fit import shares
 
-    forks = [*run.records["forks"].values()]
     summary = {"questions": len(run.records["done"])}
-    for task in sorted({row["category"] for row in forks}):
-        of = summary[task] = {}
-        rows = [row for row in forks if row["category"] == task]
-        of["answers_forked"] = len({row["question_id"] for row in rows})
-        for kind in ("draft", "chance"):
-            harms = [row["harm"] for row in rows if row["kind"] == kind]
-            of[f"forks_by_{kind}"] = len(harms)
-            of[f"mean_harm_by_{kind}"] = sum(harms) / len(harms) if harms else None
+    summary["forks"] = shares([*run.records["forks"].values()])
     write_json(run.folder / "summary.json", summary)
     return summary
 

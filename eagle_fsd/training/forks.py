@@ -163,6 +163,8 @@ class ForkMiner:
         plain = PlainText(prompt.ids, answer, answer[-1:] * TOKENS_BEYOND_END)
         cache = None if self.target.has_states else self.target.new_cache(len(plain.ids))
         found = list(self._candidates(plain, cache))
+        if not text["finished"]:  # what follows is the outcome
+            found = [(place, of) for place, of in found if place < len(answer) - NGRAM]
         found = sorted(chosen.sample(found, min(self.forks, len(found))), key=lambda f: f[0])
         rows = []
         for number, (place, drafted) in enumerate(found):
