@@ -75,6 +75,7 @@ class ForkOptions:
 
 
 def mine_forks(options: ForkOptions) -> None:
+    from eagle_fsd.drafters.walk import TOKENS_BEYOND_END
     from eagle_fsd.models import load
     from eagle_fsd.models.loaded import load as load_model
     from eagle_fsd.runs.folder import Run
@@ -98,12 +99,14 @@ def mine_forks(options: ForkOptions) -> None:
             raise BadInput(
                 f"--only {options.only} asks a scorer, {source!r} has none: give --scorer"
             )
+    shape = parse_tree(options.tree)
+    if shape.tree_depth > TOKENS_BEYOND_END:
+        raise BadInput(f"--tree {options.tree} is deeper than {TOKENS_BEYOND_END} levels: lower it")
     own = options.head or load.default_head(options.target)
     digests = load.target_digests(options.target) | load.head_digests(own)
     run = Run(options.output, {"command": "mine_forks"} | asdict(options) | digests, free=FREE)
     missing = [key for key in asked if (key, 0) not in run.records["done"]]
     if missing:
-        shape = parse_tree(options.tree)
         model = load_model(
             options.target,
             head=own,
@@ -119,7 +122,6 @@ def mine_forks(options: ForkOptions) -> None:
         miner = ForkMiner(
             model.target,
             model.drafter,
-            shape.tree_depth,
             frozenset(stop.token_ids),
             run,
             options.max_new_tokens,
@@ -136,15 +138,17 @@ def mine_forks(options: ForkOptions) -> None:
 
 def prompt_of(model: "Model", question: "Question", scorer: str, options: ForkOptions) -> "Prompt":
     """The question as it is asked, and what its answers come to by the task's scorer."""
+    from eagle_fsd.drafters.walk import TOKENS_BEYOND_END
     from eagle_fsd.tasks.scorers import SCORERS
     from eagle_fsd.training.forks import Prompt
 
     ids, outcome, worth = model.prompt_ids(question.turns[0]), None, None
     budget = options.max_new_tokens
-    if len(ids) + budget > model.max_positions:
+    if len(ids) + budget + TOKENS_BEYOND_END > model.max_positions:
         raise BadInput(
             f"question {question.question_id!r} takes {len(ids)} tokens, and with an answer of "
-            f"{budget} more than the target's {model.max_positions} positions: leave it out"
+            f"{budget} and the {TOKENS_BEYOND_END} that a tree may look ahead more than the "
+            f"target's {model.max_positions} positions: leave it out"
         )
     if scorer:
         outcome = partial(comes_to, SCORERS[scorer], model, question)
@@ -167,19 +171,12 @@ def is_right(scorer, model: "Model", question: "Question", tokens: list[int]) ->
 
 
 def summarize(run: "Run") -> dict:
-    """By category: how many forks there are, and which share of them is harmful."""
+    """How many forks there are, and which share of them is harmful."""
     from eagle_fsd.runs.jsonl import write_json
+    from eagle_fsd.training.harm_fit import shares
 
-    forks = [*run.records["forks"].values()]
     summary = {"questions": len(run.records["done"])}
-    for task in sorted({row["category"] for row in forks}):
-        of = summary[task] = {}
-        rows = [row for row in forks if row["category"] == task]
-        of["answers_forked"] = len({row["question_id"] for row in rows})
-        for kind in ("draft", "chance"):
-            harms = [row["harm"] for row in rows if row["kind"] == kind]
-            of[f"forks_by_{kind}"] = len(harms)
-            of[f"mean_harm_by_{kind}"] = sum(harms) / len(harms) if harms else None
+    summary["forks"] = shares([*run.records["forks"].values()])
     write_json(run.folder / "summary.json", summary)
     return summary
 

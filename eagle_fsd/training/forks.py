@@ -28,7 +28,7 @@ from eagle_fsd.decoding.columns import Rows
 from eagle_fsd.decoding.drafter import Drafter
 from eagle_fsd.decoding.target import Target
 from eagle_fsd.decoding.tree import DraftTree
-from eagle_fsd.drafters.walk import PlainText, walk
+from eagle_fsd.drafters.walk import TOKENS_BEYOND_END, PlainText, walk
 from eagle_fsd.heads.harm_model import SIGNALS, signals
 from eagle_fsd.models.generate import Request, complete
 from eagle_fsd.runs.folder import Run
@@ -62,15 +62,13 @@ class ForkMiner:
     line with its SIGNALS, its place in the answer and its `harm`, 0 to 1.
 
     Attributes:
-        drafter: with trees of a head.
-        tree_depth: its levels.
+        drafter: with trees of a head, of TOKENS_BEYOND_END levels at most.
         stops: tokens that end an answer.
         forks: of each answer, at most.
     """
 
     target: Target
     drafter: Drafter
-    tree_depth: int
     stops: frozenset[int]
     run: Run
     max_new_tokens: int
@@ -129,19 +127,24 @@ class ForkMiner:
                 for row in rows:
                     begun = [*prompt.ids, *answer[: row["place"]], row["token"]]
                     room = self.max_new_tokens - row["place"] - 1
+                    if row["token"] in self.stops or not room:  # it ends there
+                        record(prompt, row, [])
+                        continue
                     request = Request(begun, room, stops=self.stops, begun=cache)
                     origin[request] = prompt, row
                     yield request
 
-        ended = complete(self.target, requests(), batch_size=self.batch_size)
-        for request in tqdm(ended, desc="forks", leave=False):
-            prompt, row = origin.pop(request)
-            answer = texts[prompt.question_id]["answer_ids"]
-            tokens = [*answer[: row["place"]], row["token"], *request.tokens]
-            row |= {"tokens": request.tokens, "harm": harm(prompt, answer, tokens, row["place"])}
+        def record(prompt: Prompt, row: dict, further: list[int]) -> None:
+            answer, place = texts[prompt.question_id]["answer_ids"], row["place"]
+            tokens = [*answer[:place], row["token"], *further]
+            row |= {"tokens": further, "harm": harm(prompt, answer, tokens, place)}
             self.run.add("forks", row)
             waiting[prompt.question_id] -= 1
             finish(prompt.question_id)
+
+        ended = complete(self.target, requests(), batch_size=self.batch_size)
+        for request in tqdm(ended, desc="forks", leave=False):
+            record(*origin.pop(request), request.tokens)
 
     def _places(
         self, prompt: Prompt, text: dict, usual: Sequence[int]
@@ -156,9 +159,12 @@ class ForkMiner:
         if prompt.worth and not prompt.worth(answer):
             return [], None
         chosen = random.Random(f"{self.seed}/{prompt.question_id}")
-        plain = PlainText(prompt.ids, answer, [])
+        # behind its end anything may stand: no root reaches it
+        plain = PlainText(prompt.ids, answer, answer[-1:] * TOKENS_BEYOND_END)
         cache = None if self.target.has_states else self.target.new_cache(len(plain.ids))
         found = list(self._candidates(plain, cache))
+        if not text["finished"]:  # what follows is the outcome
+            found = [(place, of) for place, of in found if place < len(answer) - NGRAM]
         found = sorted(chosen.sample(found, min(self.forks, len(found))), key=lambda f: f[0])
         rows = []
         for number, (place, drafted) in enumerate(found):
@@ -183,19 +189,17 @@ class ForkMiner:
     ) -> Iterator[tuple[int, list[tuple[int, list[float]]]]]:
         """Every place of the answer at which other tokens than its own were drafted, and not its
         own: the place, and each drafted token with its SIGNALS."""
-        roots = range(len(text.prompt), len(text.ids) - self.tree_depth - 1)
-        if len(roots) < 1:
-            return
         hidden_LD, features_LF = text.states(self.target, cache)
-        for root, tree, path in walk(self.drafter, text.ids, roots, features_LF, self.stops):
+        for root, tree, path in walk(self.drafter, text.ids, text.roots, features_LF, self.stops):
             first = root - len(text.prompt)  # the root's place in the answer
             node, place = path[-1], first + len(path)
+            if place >= len(text.answer):
+                return  # its end was drafted
             drafted = signals_below(
                 self.target, tree, node, hidden_LD[root + len(path) - 1], answered=first + 1
             )
-            found = [(token, values) for token, values in drafted if token not in self.stops]
-            if found and place < min(len(text.answer), self.max_new_tokens - 1):
-                yield place, found
+            if drafted:
+                yield place, drafted
 
 
 def signals_below(
