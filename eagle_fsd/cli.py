@@ -197,7 +197,8 @@ class ModelOptions(PluginOptions):
     )
     harm: str = option(
         "",
-        "The model of harm of arms such as path:0.1,cost=harm: a folder of train_harm.py.",
+        "The model of harm of arms such as harm:0.1 and path:0.1,cost=harm: a folder of "
+        "train_harm.py.",
     )
     device: str = option(
         "",

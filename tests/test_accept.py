@@ -23,6 +23,7 @@ from reference_accept import (
 from eagle_fsd.arms import parse_arm
 from eagle_fsd.config import BadInput, SamplingConfig
 from eagle_fsd.decoding.acceptance import Acceptance, Policy, accept
+from eagle_fsd.decoding.columns import Rows
 from eagle_fsd.decoding.divergence import DIVERGENCES, INFINITE_OUTSIDE
 from eagle_fsd.decoding.rule import Guard, Rule
 from eagle_fsd.decoding.tree import DraftTree
@@ -32,6 +33,7 @@ from eagle_fsd.rules.children import AcceptAll, Random
 from eagle_fsd.rules.coupled import Cactus, Mentored, Sglang
 from eagle_fsd.rules.fsd import Exact, Fsd, FsdPaper
 from eagle_fsd.rules.guards import Ends, First, Js, Known, Loop, NoRepeat
+from eagle_fsd.rules.harm import Harm
 from eagle_fsd.rules.hold import ADAPTED_RULES, MEMORY, Hold
 from eagle_fsd.rules.price import PathRule, Ratio
 from eagle_fsd.rules.rejection import Rejection
@@ -44,10 +46,19 @@ SAMPLINGS = (GREEDY, FILTERED, WARM)
 BY_DIVERGENCE = [Fsd, FsdPaper]
 
 
+def any_harm(rows: Rows) -> torch.Tensor:
+    """In the place of a model of harm: a chance for each draft, by its token."""
+    return rows.token_C % 11 / 10
+
+
+FURTHER = {"harm": any_harm}
+
+
 def outcome(
     round_: tuple, rule: Rule, sampling=GREEDY, guards: tuple[Guard, ...] = (), **rest
 ) -> Acceptance:
-    return accept(*round_, policy=Policy(rule, sampling, guards, record="full"), **rest)[0]
+    policy = Policy(rule, sampling, guards, record="full")
+    return accept(*round_, policy=policy, further=FURTHER, **rest)[0]
 
 
 def children_for(sampling: SamplingConfig) -> list[str]:
@@ -98,7 +109,7 @@ def test_rules_that_judge_the_place_agree_with_the_reference(kind, divergence, s
 def all_rules(sampling: SamplingConfig) -> list[Rule]:
     """Rules that go with the sampling: those of the reference, and of the table as they are by
     default, so that a new entry is among them."""
-    bought = [Asd(2.0), Asd(9.0, 0, 9, INF), Fly(0, 0.0), Fly(1, 0.2)]
+    bought = [Asd(2.0), Asd(9.0, 0, 9, INF), Fly(0, 0.0), Fly(1, 0.2), Harm(0.5)]
     known = referred_rules(sampling) + (bought if sampling.temperature == 0 else [])
     return known + [rule for rule in (kind() for kind in RULES.values()) if goes(rule, sampling)]
 
@@ -179,7 +190,7 @@ def test_nothing_is_emitted_outside_what_top_k_and_top_p_leave(guards, temperatu
                 fuzzy[type(rule)] += sum(got.fuzzy)
     lossy = {Ratio, Fsd, FsdPaper, AcceptAll, Random, Typical, Relaxed}
     if temperature == 0:
-        lossy |= {Asd, Fly, PathRule}
+        lossy |= {Asd, Fly, PathRule, Harm}
     elif not guards:
         lossy |= {PathRule, Sglang, Cactus, Mentored}
     assert lossy <= {kind for kind in fuzzy if fuzzy[kind]} and outside > 50
@@ -265,7 +276,7 @@ def test_the_value_that_a_rule_calls_exact_is(name):
             round_ = random_round(seed)
             want, (got, state) = (
                 outcome(round_, Exact(), sampling),
-                accept(*round_, policy=policy, state=state),
+                accept(*round_, policy=policy, state=state, further=FURTHER),
             )
             assert (got.path, got.tokens) == (want.path, want.tokens), (rule, sampling)
             known = [tv for tv in got.tv if not math.isnan(tv)]
@@ -314,6 +325,7 @@ def test_the_tight_end_of_every_rule_is_exact(sampling):
     tight += [Typical(INF), Relaxed(0), *(Hold(0, by) for by in ADAPTED_RULES)]
     if sampling.temperature == 0:
         tight += [Asd(0), Asd(9.0, ledger=0), Fly(99), Fly(0, 1.0)]
+        tight += [Harm(0), PathRule(0, cost="harm")]
     else:
         tight += [Sglang(), Cactus(0), Mentored(0)]
     for seed in range(20):
@@ -341,7 +353,7 @@ def test_the_loose_end_of_every_rule_is_a_leaf(sampling):
     loose += [AcceptAll(child) for child in children_for(sampling)]
     loose += [Typical(0), Relaxed(1, 99)]
     if sampling.temperature == 0:
-        loose += [Asd(INF, 0, 99, INF), Fly(0, 0)]
+        loose += [Asd(INF, 0, 99, INF), Fly(0, 0), Harm(1)]
     else:
         loose += [Cactus(INF), Mentored(INF), Sglang(single=0)]
     by_divergence = itertools.product(BY_DIVERGENCE, children_for(sampling), REFERENCE_DIVERGENCES)
@@ -519,7 +531,7 @@ def test_extreme_parameters_are_refused_or_lead_to_a_path(name):
             continue
         state, policy = None, arm.policy(sampling, "full")
         for seed in range(6):
-            got, state = accept(*random_round(seed), policy=policy, state=state)
+            got, state = accept(*random_round(seed), policy=policy, state=state, further=FURTHER)
             assert all(math.isfinite(regret) for regret in got.regret), arm.text
             assert not any(tv < 0 or tv > 1 + 1e-6 for tv in got.tv), arm.text
 

@@ -70,6 +70,28 @@ def test_the_batch_does_not_matter(llama, monkeypatch, temperature):
         assert [request.tokens for request in asked] == [request.tokens for request in wanted]
 
 
+@pytest.mark.parametrize("going", [0.1, 0.9])
+def test_rows_that_share_the_keys_of_a_text(llama, monkeypatch, going):
+    """Rows that leave a text at places of their own, beside others that read their prompts: each
+    says what it would alone, and the text's cache is as it was."""
+    monkeypatch.setattr(generate, "GOING", going)
+    text = prompt_tokens(31, seed=9)
+    cache = llama.new_cache(len(text))
+    llama.run(cache, torch.tensor(text))
+    keys = cache.layers[1].keys.clone()
+    leaves = [3, 30, 17, 1, 25, 9, 17, 22]
+    shared = [
+        Request([*text[:n], 40 + i], 19 - 2 * i, stops=STOPS, begun=cache)
+        for i, n in enumerate(leaves)
+    ]
+    asked = [request for pair in zip(requests(), shared, strict=False) for request in pair]
+    assert set(run(llama, asked, batch_size=4)) == set(asked)
+    for request in asked:
+        assert request.tokens == alone(llama, request)
+        assert request.begun is None
+    assert torch.equal(cache.layers[1].keys, keys) and cache.length == len(text)
+
+
 def test_seeds_and_temperatures_are_a_rows_own(llama):
     """Another seed says another thing, and a greedy row is greedy beside sampled ones. The cache
     grows while nobody joins: 70 tokens, one growth."""

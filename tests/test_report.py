@@ -20,7 +20,7 @@ from tiny_folder import write_random_head, write_target
 
 from eagle_fsd.arms import parse_arm
 from eagle_fsd.config import BadInput
-from eagle_fsd.evaluation.curves import equal_speed
+from eagle_fsd.evaluation.curves import crossing, equal_speed
 from eagle_fsd.evaluation.metrics import METRICS, by_category, summarize
 from eagle_fsd.evaluation.questions import Question
 from eagle_fsd.evaluation.record_numbers import rounds_of
@@ -384,6 +384,29 @@ def test_the_front_of_a_run(tmp_path, capsys):
         less = {arm: rows for arm, rows in records.items() if arm != lacking}
         with pytest.raises(BadInput, match=told):
             front(write_run(tmp_path / lacking, less), "fsd")
+
+
+def test_the_front_of_a_score(tmp_path, capsys):
+    """score_front.py gives what a hand interpolates between exact and the first value."""
+    draw, records = random.Random(5), made_run(16)
+    for arm, rows in records.items():
+        for row in rows:
+            right = draw.random() < (0.9 if arm in ("plain", "exact") else 0.5)
+            row["turns"][0]["text"] += f"The answer is {18 if right else 17}."
+    run = write_run(tmp_path / "run", records)
+    questions = [Question(i, "", ["?"], ["18"]) for i in range(16)]
+    _, compared = score_run(records, questions, "last_number", run)
+    load_command("scripts/analysis/score_front.py").front(run, "last_number", "fsd")
+    printed = capsys.readouterr().out
+    solved = {row["arm"]: row["mean"]["value"] for row in compared if row["score"] == "last_number"}
+    arms = [row for row in summarize(records) if row["line"] == "fsd"]
+    gains = [1.0, *(row["tokens_per_round_vs_exact"]["value"] for row in arms)]
+    at = crossing(gains, [solved["exact"], *(solved[row["arm"]] for row in arms)], 1.1)
+    assert f"plain solves {solved['plain']:.3f}" in printed
+    (row,) = (line for line in printed.splitlines() if line.startswith("| `fsd` | 1.1 "))
+    assert f"| {solved['plain'] - at:+.3f} [" in row and row.endswith("|  |")
+    (row,) = (line for line in printed.splitlines() if line.startswith("| `random` | 1.1 "))
+    assert not row.endswith("|  |")
 
 
 def test_page_stands_alone_and_trusts_no_text(report_folder, page):

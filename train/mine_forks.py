@@ -16,7 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from eagle_fsd.cli import option, run_command
-from eagle_fsd.config import SMALL_TREE, BadInput, check_least, parse_tree, tree_name
+from eagle_fsd.config import SMALL_TREE, BadInput, check_known, check_least, parse_tree, tree_name
 
 if TYPE_CHECKING:
     from eagle_fsd.evaluation.questions import Question
@@ -33,7 +33,7 @@ class ForkOptions:
     tasks: list[str] = field(
         metadata={
             "help": "The questions: gsm8k:PATH, ifeval:PATH, or PATH of a question.jsonl, whose "
-            "first turns are asked and whose answers are compared by their text."
+            "first turns are asked and whose answers are compared by their text or a --scorer."
         }
     )
     target: str = option(
@@ -42,6 +42,16 @@ class ForkOptions:
     head: str = option("", "The draft head. Empty: the one that ships for smollm2.")
     tree: str = option(tree_name(SMALL_TREE), "The shape of the draft trees.")
     questions: int = option(0, "The number of questions of each task, from its beginning. 0: all.")
+    scorer: str = option(
+        "",
+        "The scorer that says what answers come to, as for evaluate/tasks.py. Empty: the usual one "
+        "of each task.",
+    )
+    only: str = option(
+        "",
+        "Which answers are forked: `solved`, those that the task's scorer finds right. Empty: all "
+        "that come to something.",
+    )
     forks: int = option(10, "The most forks of an answer; one of five is a control by chance.")
     max_new_tokens: int = option(256, "The most tokens that an answer may have.")
     batch_size: int = option(64, "The number of answers at a time; lower it if memory ends.")
@@ -59,30 +69,44 @@ class ForkOptions:
         self.device = self.device or ("cuda" if torch.cuda.is_available() else "cpu")
         self.dtype = self.dtype or default_dtype(self.device)
         check_device(self.device, self.dtype)
+        check_known("--only", self.only, ("", "solved"))
         self.tree = tree_name(parse_tree(self.tree))
         check_least(self, "--", questions=0, forks=1, max_new_tokens=2, batch_size=1, seed=0)
 
 
 def mine_forks(options: ForkOptions) -> None:
+    from eagle_fsd.drafters.walk import TOKENS_BEYOND_END
     from eagle_fsd.models import load
     from eagle_fsd.models.loaded import load as load_model
     from eagle_fsd.runs.folder import Run
+    from eagle_fsd.tasks.scorers import check_scorable
     from eagle_fsd.tasks.task_sources import read_task
     from eagle_fsd.training.forks import ForkMiner
 
     asked: dict[int | str, tuple[Question, str]] = {}
     for source in options.tasks:
-        questions, scorer = read_task(source)
-        for question in questions[: options.questions or None]:
+        questions, usual = read_task(source)
+        questions, scorer = questions[: options.questions or None], options.scorer or usual
+        for question in questions:
             if question.question_id in asked:
                 raise BadInput(f"--tasks: two questions are called {question.question_id!r}")
             asked[question.question_id] = question, scorer
+        if scorer == "humaneval":
+            raise BadInput("humaneval is a test set and would run code: mine other questions")
+        if scorer:
+            check_scorable(questions, scorer)
+        elif options.only:
+            raise BadInput(
+                f"--only {options.only} asks a scorer, {source!r} has none: give --scorer"
+            )
+    shape = parse_tree(options.tree)
+    if shape.tree_depth > TOKENS_BEYOND_END:
+        raise BadInput(f"--tree {options.tree} is deeper than {TOKENS_BEYOND_END} levels: lower it")
     own = options.head or load.default_head(options.target)
     digests = load.target_digests(options.target) | load.head_digests(own)
     run = Run(options.output, {"command": "mine_forks"} | asdict(options) | digests, free=FREE)
     missing = [key for key in asked if (key, 0) not in run.records["done"]]
     if missing:
-        shape = parse_tree(options.tree)
         model = load_model(
             options.target,
             head=own,
@@ -98,7 +122,6 @@ def mine_forks(options: ForkOptions) -> None:
         miner = ForkMiner(
             model.target,
             model.drafter,
-            shape.tree_depth,
             frozenset(stop.token_ids),
             run,
             options.max_new_tokens,
@@ -107,28 +130,30 @@ def mine_forks(options: ForkOptions) -> None:
             options.batch_size,
         )
         run.begin_session()
-        miner.mine([prompt_of(model, *asked[key], options.max_new_tokens) for key in asked])
+        miner.mine([prompt_of(model, *asked[key], options) for key in asked])
     run.finish()
     summary = summarize(run)
     print(f"forks: {options.output}\n{json.dumps(summary, indent=2)}")
 
 
-def prompt_of(model: "Model", question: "Question", scorer: str, budget: int) -> "Prompt":
+def prompt_of(model: "Model", question: "Question", scorer: str, options: ForkOptions) -> "Prompt":
     """The question as it is asked, and what its answers come to by the task's scorer."""
+    from eagle_fsd.drafters.walk import TOKENS_BEYOND_END
     from eagle_fsd.tasks.scorers import SCORERS
     from eagle_fsd.training.forks import Prompt
 
-    ids, outcome = model.prompt_ids(question.turns[0]), None
-    if len(ids) + budget > model.max_positions:
+    ids, outcome, worth = model.prompt_ids(question.turns[0]), None, None
+    budget = options.max_new_tokens
+    if len(ids) + budget + TOKENS_BEYOND_END > model.max_positions:
         raise BadInput(
             f"question {question.question_id!r} takes {len(ids)} tokens, and with an answer of "
-            f"{budget} more than the target's {model.max_positions} positions: leave it out"
+            f"{budget} and the {TOKENS_BEYOND_END} that a tree may look ahead more than the "
+            f"target's {model.max_positions} positions: leave it out"
         )
-    if scorer == "humaneval":
-        raise BadInput("humaneval is a test set and would run code: mine other questions")
     if scorer:
         outcome = partial(comes_to, SCORERS[scorer], model, question)
-    return Prompt(question.question_id, ids, outcome)
+        worth = partial(is_right, SCORERS[scorer], model, question) if options.only else None
+    return Prompt(question.question_id, question.category, ids, outcome, worth)
 
 
 def comes_to(scorer, model: "Model", question: "Question", tokens: list[int]) -> object:
@@ -140,19 +165,18 @@ def comes_to(scorer, model: "Model", question: "Question", tokens: list[int]) ->
     return sorted(scorer.score(text, question).items())
 
 
+def is_right(scorer, model: "Model", question: "Question", tokens: list[int]) -> bool:
+    """By all of the task's scores."""
+    return min(scorer.score(model.text(tokens), question).values()) == 1
+
+
 def summarize(run: "Run") -> dict:
     """How many forks there are, and which share of them is harmful."""
     from eagle_fsd.runs.jsonl import write_json
+    from eagle_fsd.training.harm_fit import shares
 
-    forks = [*run.records["forks"].values()]
-    summary = {
-        "questions": len(run.records["done"]),
-        "answers_forked": len({row["question_id"] for row in forks}),
-    }
-    for kind in ("draft", "chance"):
-        harms = [row["harm"] for row in forks if row["kind"] == kind]
-        summary[f"forks_by_{kind}"] = len(harms)
-        summary[f"mean_harm_by_{kind}"] = sum(harms) / len(harms) if harms else None
+    summary = {"questions": len(run.records["done"])}
+    summary["forks"] = shares([*run.records["forks"].values()])
     write_json(run.folder / "summary.json", summary)
     return summary
 

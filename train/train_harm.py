@@ -1,14 +1,16 @@
-"""Train the model of harm, by which the cost of `path:b,cost=harm` goes.
+"""Train the model of harm, by which the rule `harm` and the cost of `path:b,cost=harm` go.
 
     python train/train_harm.py --forks forks --output runs/harm
 
 It learns from forks of mine_forks.py, in seconds once the target's states are computed, and is a
 folder for --harm. report.json and report.md say, for questions that it has not seen, how well it
 tells harmful forks apart: the area under the ROC curve beside those of single signals and of a
-model that reads all signals but no states, and whether its chances are what is found.
+model that reads all signals but no states, and whether its chances are what is found. With --other
+they say it for forks of other tasks too.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
 
 from eagle_fsd.cli import option, run_command
 from eagle_fsd.config import BadInput, check_least
@@ -18,8 +20,8 @@ from eagle_fsd.config import BadInput, check_least
 class HarmOptions:
     forks: str = field(metadata={"help": "A folder of mine_forks.py."})
     output: str = field(metadata={"help": "The folder to write the model to."})
-    other: str = option(
-        "", "A folder of forks of another task, on which the model is reported too."
+    other: list[str] = option(
+        [], "Folders of forks of other tasks, of which nothing is learnt, to report on too."
     )
     hidden: int = option(0, "The size of a hidden layer. 0: none, the model is logistic.")
     seed: int = option(0, "The seed of its first weights.")
@@ -33,21 +35,14 @@ class HarmOptions:
 
 
 def train_harm(options: HarmOptions) -> None:
-    from pathlib import Path
-
-    from eagle_fsd.evaluation.tables import columns, markdown_table
     from eagle_fsd.heads.harm_model import HarmConfig, write_model
     from eagle_fsd.models import load
-    from eagle_fsd.runs.jsonl import read_json, read_lines, write_file, write_json
-    from eagle_fsd.training.harm_fit import areas, fit, read_forks, reliability
+    from eagle_fsd.runs.jsonl import write_file, write_json
+    from eagle_fsd.runs.provenance import describe_run
+    from eagle_fsd.training.harm_fit import areas, fit, read_forks, reliability, shares
 
-    folders = [Path(folder) for folder in (options.forks, options.other) if folder]
-    settings = []
-    for folder in folders:
-        if not (folder / "records" / "forks.jsonl").is_file():
-            raise BadInput(f"no forks in {folder}: make them with train/mine_forks.py")
-        (made,) = read_json(folder / "run.json", options=dict)
-        settings.append(made)
+    mined = {folder: read_folder(folder) for folder in (options.forks, *options.other)}
+    settings = [made for made, _, _ in mined.values()]
     if len({(made["target"], made["head"]) for made in settings}) > 1:
         raise BadInput("--other holds forks of another target or head: mine it with the same")
     made = settings[0]
@@ -61,35 +56,61 @@ def train_harm(options: HarmOptions) -> None:
         device=options.device,
         feature_layers=head.config.fused_layers(config.num_hidden_layers),
     )
-    data = []
-    for folder in folders:
-        texts = read_lines(folder / "records" / "texts.jsonl")
-        rows = read_lines(folder / "records" / "forks.jsonl")
-        data.append(read_forks(target, {(row["question_id"], 0): row for row in texts}, rows))
+    data = {folder: read_forks(target, *of) for folder, (_, *of) in mined.items()}
     embedding = target.embed_tokens.weight.shape[1]
-    size = data[0].input_CW.shape[1]
     sizes = HarmConfig(head.config.feature_size, embedding, target.feature_layers, options.hidden)
-    if sizes.width != size:
-        raise BadInput(f"forks of width {size}, the model reads {sizes.width}: mine them again")
-    model = fit(data[0], sizes, seed=options.seed)
-    alone = fit(data[0], sizes, states=False, seed=options.seed)
+    learnt = data[options.forks]
+    model = fit(learnt, sizes, seed=options.seed)
+    alone = fit(learnt, sizes, states=False, seed=options.seed)
     models = {"the model": model, "all signals without states": alone}
-    report = {"areas": areas(data[0].part("report"), models)}
-    report["reliability"] = reliability(data[0].part("report"), model)
-    if options.other:
-        report["areas_other"] = areas(data[1], models)
-    write_model(model, options.output, forks=len(data[0].questions), areas=report["areas"])
-    write_json(Path(options.output) / "report.json", report)
-    shown = columns(signal="s", forks="d", questions="d", harmful=".3f")
-    shown.append(("area under the ROC curve", "area", ".3f"))
-    parts = ["Questions that it has not seen:", markdown_table(report["areas"], shown)]
-    if options.other:
-        parts += ["The other task:", markdown_table(report["areas_other"], shown)]
-    wide = columns(forks="d", foreseen=".3f", found=".3f")
-    parts += ["Chance of harm, foreseen and found:", markdown_table(report["reliability"], wide)]
-    text = "\n\n".join(parts) + "\n"
+    data[options.forks] = learnt.part("report")
+    report = {
+        folder: {
+            "forks": shares(mined[folder][2]),
+            "areas": areas(forks, models),
+            "reliability": reliability(forks, model),
+        }
+        for folder, forks in data.items()
+    }
+    write_model(model, options.output, learnt_from=len(learnt.questions), report=report)
+    record = {"options": asdict(options), "forks_of": settings, "report": report}
+    write_json(Path(options.output) / "report.json", record | describe_run(options.device))
+    text = shown(report)
     write_file(Path(options.output) / "report.md", text)
     print(f"\n{text}\nthe model of harm is in {options.output}")
+
+
+def read_folder(folder: str) -> tuple[dict, dict, list[dict]]:
+    """How a folder of forks was made, its texts by question, its forks."""
+    from eagle_fsd.runs.jsonl import read_json, read_lines
+
+    records = Path(folder) / "records"
+    if not (records / "forks.jsonl").is_file():
+        raise BadInput(f"no forks in {folder}: make them with train/mine_forks.py")
+    (made,) = read_json(Path(folder) / "run.json", options=dict)
+    texts = {(row["question_id"], 0): row for row in read_lines(records / "texts.jsonl")}
+    return made, texts, read_lines(records / "forks.jsonl")
+
+
+def shown(report: dict[str, dict]) -> str:
+    """The report as Markdown."""
+    from eagle_fsd.evaluation.tables import columns, markdown_table
+
+    counted = columns(category="s", kind="s", questions="d", forks="d", harm=".3f")
+    compared = columns(signal="s", forks="d", questions="d", harmful=".3f")
+    compared += [
+        ("area under the ROC curve", "area", ".3f"),
+        ("the model's - this", "ahead", ".3f"),
+    ]
+    found = columns(forks="d", foreseen=".3f", found=".3f")
+    parts = []
+    for number, (name, of) in enumerate(report.items()):
+        unseen = "another task" if number else "questions that it has not seen"
+        parts += [f"All forks of {name}:", markdown_table(of["forks"], counted)]
+        parts += [f"Drafted forks of {name}, {unseen}:", markdown_table(of["areas"], compared)]
+        parts += ["Their chance of harm, foreseen and found:"]
+        parts += [markdown_table(of["reliability"], found)]
+    return "\n\n".join(parts) + "\n"
 
 
 if __name__ == "__main__":

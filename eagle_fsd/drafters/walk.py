@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
+from eagle_fsd.decoding.cache import TreeCache
 from eagle_fsd.decoding.drafter import Drafter
 from eagle_fsd.decoding.loop import StopConfig
 from eagle_fsd.decoding.target import Target
@@ -50,9 +51,14 @@ class PlainText:
         return range(len(self.prompt), len(self.prompt) + len(self.answer) - 1)
 
     @torch.inference_mode()
-    def states(self, target: Target) -> tuple[torch.Tensor, torch.Tensor]:
-        """The target run over it: hidden states after the final norm [L, D], features [L, F]."""
+    def states(
+        self, target: Target, cache: TreeCache | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The target run over it: hidden states after the final norm [L, D], features [L, F]. An
+        empty cache, if there is one, keeps its rows."""
         ids_L = torch.tensor(self.ids, device=target.device)
+        if cache is not None:
+            return target.run(cache, ids_L)
         hidden_1LD, features_1LF = target.hidden_and_features(ids_L[None], use_cache=False)
         return hidden_1LD[0], features_1LF[0]
 

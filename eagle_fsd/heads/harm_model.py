@@ -76,7 +76,8 @@ class HarmConfig:
 class HarmModel(nn.Module):
     """From what is known of a draft [C, W] to the logit of its chance of harm [C].
 
-    What it reads is centred and scaled by `mean_W` and `scale_W`, those of its training forks.
+    What it reads is centred and scaled by `mean_W` and `scale_W`, those of its training forks. D is
+    left out where the drafter has no distribution.
     """
 
     def __init__(self, config: HarmConfig):
@@ -90,6 +91,8 @@ class HarmModel(nn.Module):
 
     def forward(self, input_CW: torch.Tensor) -> torch.Tensor:
         inner_CW = (input_CW - self.mean_W) * self.scale_W
+        signal_CS = inner_CW[:, -len(SIGNALS) :]
+        signal_CS[:, SIGNALS.index("js")] *= input_CW[:, SIGNALS.index("judged") - len(SIGNALS)]
         if self.hidden is not None:
             inner_CW = torch.relu(self.hidden(inner_CW))
         return self.out(inner_CW)[:, 0]

@@ -16,7 +16,7 @@ from itertools import islice
 import torch
 
 from eagle_fsd.config import SamplingConfig
-from eagle_fsd.decoding.cache import PreallocatedLayer
+from eagle_fsd.decoding.cache import PreallocatedLayer, TreeCache
 from eagle_fsd.decoding.masks import Masks
 from eagle_fsd.decoding.sampling import draw
 from eagle_fsd.decoding.target import Target
@@ -24,7 +24,7 @@ from eagle_fsd.recurrent.states import RecurrentLayer
 
 ROOM = 64  # columns to spare when a cache is made anew
 TOKENS_PER_PREFILL = 4096  # prompt tokens a forward, with padding
-GOING = 15 / 16  # share of the rows that go on when the others are exchanged: that costs a copy
+GOING = 15 / 16  # share of the rows that go on when the others are exchanged
 
 
 @dataclass(eq=False)
@@ -40,6 +40,9 @@ class Request:
     # if given: hidden states after the final norm of prompt and tokens but for the last one, which
     # is not run, in pieces [T, D]
     states: list[torch.Tensor] | None = None
+    # if given: keys and values of the prompt but for its last token, and what else follows there,
+    # of one sequence; several requests may share it, and it is let go when it was read
+    begun: TreeCache | None = None
 
     @property
     def finished(self) -> bool:
@@ -50,6 +53,11 @@ class Request:
     def ended(self) -> bool:
         return self.finished or len(self.tokens) == self.max_new_tokens
 
+    @property
+    def unread(self) -> list[int]:
+        """The tokens that are not in the cache yet."""
+        return self.tokens[-1:] or self.prompt[0 if self.begun is None else -1 :]
+
     @cached_property
     def uniforms(self) -> list[float]:
         generator = torch.Generator().manual_seed(self.seed)
@@ -59,23 +67,34 @@ class Request:
 class Batch:
     """Requests under way, and their keys, values and states: padded on the left, so that all rows
     end in the same column. The last token of each row is not in the cache yet; the first step runs
-    the prompts. The target's own single sequence is not touched."""
+    the prompts. The target's own single sequence is not touched.
 
-    def __init__(self, target: Target, rows: list[Request]):
+    Args:
+        begun: the cache of its one row, which may hold further tokens.
+    """
+
+    def __init__(self, target: Target, rows: list[Request], begun: TreeCache | None = None):
         self.target = target
         self.rows = rows
+        self.begun = begun is not None
         columns = max((len(row.prompt) + len(row.tokens) for row in rows), default=0)
-        self.cache = target.new_cache(columns + ROOM)
+        self.cache = target.new_cache(columns + ROOM) if begun is None else begun
 
     @property
     def going(self) -> list[int]:
         """The rows that have not ended."""
         return [b for b, row in enumerate(self.rows) if not row.ended]
 
+    @property
+    def longest(self) -> int:
+        """Columns that its rows need up to their last token, which is in no cache yet."""
+        going = (self.rows[b] for b in self.going)
+        return max((len(row.prompt) + len(row.tokens) - 1 for row in going), default=-1)
+
     def step(self) -> Iterator[Request]:
         """One more token for every row; gives out those that end by it. Rows that had ended before
         run along unread."""
-        new = [row.tokens[-1:] or row.prompt for row in self.rows]
+        new = [row.unread for row in self.rows]
         T = max(map(len, new))
         token_BT = torch.tensor([[0] * (T - len(ids)) + ids for ids in new])
         length_B = torch.tensor([len(row.prompt) + len(row.tokens) for row in self.rows])
@@ -100,6 +119,7 @@ class Batch:
         logits_RV = self.target.logits(hidden_BTD[self.going, -1])
         for row, token in zip(going, next_tokens(going, logits_RV), strict=True):
             row.tokens.append(token)
+            row.begun = None
         return (row for row in going if row.ended)
 
     def _row_masks(self, seen_BC: torch.Tensor, position_BC: torch.Tensor) -> Masks:
@@ -110,19 +130,38 @@ class Batch:
         each = {kind: mask[0, 0, : len(self.rows), None, None] for kind, mask in each.items()}
         return each.get("", each)
 
-    def copy_going(self, number: int, into: PreallocatedLayer, start: int) -> int:
-        """Copy a layer's keys and values of the rows that have not ended to the rows from `start`
-        on, flush with its last valid column; the row behind them. What is cut off on the left is
-        padding."""
-        states = self.cache.layers[number]
-        columns, end = min(states.length, into.length), start + len(self.going)
-        row_R = torch.tensor(self.going, device=states.keys.device)
+    def copy_going(self, number: int, into: PreallocatedLayer, places: slice | list[int]) -> None:
+        """Copy a layer's keys and values of the rows that have not ended to these rows, flush with
+        its last valid column. What is cut off on the left is padding."""
+        states, going = self.cache.layers[number], self.going
+        filled = self.longest if self.begun else states.length
+        columns = min(filled, into.length)
+        row_R = torch.tensor(going, device=states.keys.device)
         for part, to in (states.keys, into.keys), (states.values, into.values):
-            seen = part[:, :, states.length - columns : states.length]
-            if end - start < len(self.rows):
+            seen = part[:, :, filled - columns : filled]
+            if len(going) < len(self.rows):
                 seen = seen.index_select(0, row_R)
-            to[start:end, :, into.length - columns : into.length] = seen
-        return end
+            to[places, :, into.length - columns : into.length] = seen
+
+    def take_in(self, batches: list["Batch"]) -> bool:
+        """Put the rows of other batches that have not ended in the places of rows that have; False,
+        and nothing is changed, where they are too long, or too few or many for that."""
+        rows = [batch.rows[b] for batch in batches for b in batch.going]
+        free = [b for b, row in enumerate(self.rows) if row.ended]
+        left = len(free) - len(rows)
+        layers = self.cache.layers
+        fits = 0 <= left < (1 - GOING) * len(self.rows) and rows
+        fits = fits and max(batch.longest for batch in batches) <= self.cache.length
+        if not fits or not all(type(layer) is PreallocatedLayer for layer in layers):
+            return False
+        for batch in batches:
+            count = len(batch.going)
+            for number, layer in enumerate(layers):
+                batch.copy_going(number, layer, free[:count])
+            for place, b in zip(free, batch.going, strict=False):
+                self.rows[place] = batch.rows[b]
+            del free[:count]
+        return True
 
 
 def next_tokens(rows: list[Request], logits_RV: torch.Tensor) -> list[int]:
@@ -143,7 +182,7 @@ def join(target: Target, batches: list[Batch]) -> Batch:
     """
     batches = [batch for batch in batches if batch.going]
     whole = Batch(target, [batch.rows[b] for batch in batches for b in batch.going])
-    columns = max((len(row.prompt) + len(row.tokens) - 1 for row in whole.rows), default=0)
+    columns = max(whole.longest, 0)
     for number, layer in enumerate(whole.cache.layers if batches else ()):
         like = batches[0].cache.layers[number]
         if isinstance(layer, RecurrentLayer):
@@ -155,7 +194,9 @@ def join(target: Target, batches: list[Batch]) -> Batch:
         )
         layer.length, start = columns, 0
         for batch in batches:
-            start = batch.copy_going(number, layer, start)
+            end = start + len(batch.going)
+            batch.copy_going(number, layer, slice(start, end))
+            start = end
     return whole
 
 
@@ -180,14 +221,16 @@ def complete(
             new = list(islice(waiting, batch_size - len(batch.going)))
             if not (new or batch.going):
                 return
-            parts = [batch]
+            parts = [Batch(target, [row], row.begun) for row in new if row.begun is not None]
+            new = [row for row in new if row.begun is None]
             new.sort(key=lambda request: len(request.prompt))  # similar lengths: little padding
             while new and not stop():  # prompts that were not run are not begun
                 size = max(1, TOKENS_PER_PREFILL // len(new[-1].prompt))
                 parts.append(Batch(target, new[-size:]))
                 del new[-size:]
                 yield from parts[-1].step()
-            batch = join(target, parts)
+            if full or not batch.take_in(parts):
+                batch = join(target, [batch, *parts])
         if batch.rows:
             yield from batch.step()
     yield from (batch.rows[b] for b in batch.going)

@@ -13,6 +13,7 @@ from eagle_fsd.config import BadInput, TreeConfig, as_tree, check_text
 from eagle_fsd.decoding.drafter import Drafter
 from eagle_fsd.decoding.loop import StopConfig
 from eagle_fsd.decoding.target import Target
+from eagle_fsd.decoding.text_model import text_config
 from eagle_fsd.drafters.eagle import head_drafter
 from eagle_fsd.heads.harm_model import HarmModel, read_model
 from eagle_fsd.models.assets import EMBEDDED_TARGET
@@ -132,6 +133,8 @@ def load(
         draft_head = load_head(head or default_head(target), config, target=target)
         layers = draft_head.config.fused_layers(config.num_hidden_layers)
     judge = read_model(harm) if harm else None
+    if judge is not None:
+        check_harm(judge, text_config(config).hidden_size, layers)
     if draft_model:
         check_draft_model(draft_model, target)
     loaded, tokenizer = load_target(
@@ -148,17 +151,25 @@ def load(
     return Model(loaded, tokenizer, head_drafter(draft_head, loaded, tree), conv_template, pair)
 
 
-def attach_harm(model: HarmModel, target: Target) -> None:
-    """Give the target's rounds the column `harm`. BadInput: the model is of another target."""
-    config, layers = model.config, target.feature_layers
-    width = target.hidden_size * (len(layers) or 1)
-    sizes = width, target.embed_tokens.weight.shape[1], layers
-    if (config.feature_size, config.embedding_size, config.feature_layers) != sizes:
+def check_harm(
+    model: HarmModel, hidden_size: int, layers: tuple[int, ...], embedding_size: int | None = None
+) -> None:
+    """Refuse, by a BadInput, a model of harm of another target or of a head that reads other
+    layers; None: the size of embeddings is not known yet."""
+    config = model.config
+    given = hidden_size * (len(layers) or 1), embedding_size or config.embedding_size, layers
+    if (config.feature_size, config.embedding_size, config.feature_layers) != given:
         raise BadInput(
             f"the model of harm reads states of {config.feature_size} channels, embeddings of "
             f"{config.embedding_size} and layers {config.feature_layers}, the target gives "
-            f"{sizes[0]}, {sizes[1]} and {sizes[2]}: train it for this target and head"
+            f"{given[0]}, {given[1]} and {given[2]}: train it for this target and head"
         )
+
+
+def attach_harm(model: HarmModel, target: Target) -> None:
+    """Give the target's rounds the column `harm`. BadInput: the model is of another target."""
+    embedding_size = target.embed_tokens.weight.shape[1]
+    check_harm(model, target.hidden_size, target.feature_layers, embedding_size)
     target.further["harm"] = partial(model.to(target.device).column, target.embed)
 
 

@@ -18,21 +18,22 @@ import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
 
 import torch
 from tqdm import tqdm
 
 from eagle_fsd.config import SamplingConfig
+from eagle_fsd.decoding.cache import TreeCache
 from eagle_fsd.decoding.columns import Rows
 from eagle_fsd.decoding.drafter import Drafter
 from eagle_fsd.decoding.target import Target
 from eagle_fsd.decoding.tree import DraftTree
-from eagle_fsd.drafters.walk import PlainText, walk
+from eagle_fsd.drafters.walk import TOKENS_BEYOND_END, PlainText, walk
 from eagle_fsd.heads.harm_model import SIGNALS, signals
 from eagle_fsd.models.generate import Request, complete
 from eagle_fsd.runs.folder import Run
 
+TOGETHER = 256  # questions; all of them are answered before any is forked
 CHANCE_EVERY = 5  # of the forks of a text one in so many is by chance
 NGRAM = 4  # tokens; for answers that come to nothing that can be compared
 
@@ -45,11 +46,14 @@ class Prompt:
 
     Attributes:
         outcome: what tells two answers to it apart; None: the text itself does.
+        worth: whether an answer is to be forked; None: any that comes to something.
     """
 
     question_id: int | str
+    category: str
     ids: list[int]
     outcome: Outcome | None
+    worth: Callable[[list[int]], bool] | None = None
 
 
 @dataclass
@@ -58,15 +62,13 @@ class ForkMiner:
     line with its SIGNALS, its place in the answer and its `harm`, 0 to 1.
 
     Attributes:
-        drafter: with trees of a head.
-        tree_depth: its levels.
+        drafter: with trees of a head, of TOKENS_BEYOND_END levels at most.
         stops: tokens that end an answer.
         forks: of each answer, at most.
     """
 
     target: Target
     drafter: Drafter
-    tree_depth: int
     stops: frozenset[int]
     run: Run
     max_new_tokens: int
@@ -77,13 +79,14 @@ class ForkMiner:
     def mine(self, prompts: Sequence[Prompt]) -> None:
         """What is missing of these questions."""
         done = self.run.records["done"]
-        missing = [p for p in prompts if (p.question_id, 0) not in done]
-        waiting, before = iter(missing), len(prompts) - len(missing)
-        with tqdm(total=len(prompts), initial=before, desc="questions") as bar:
-            while some := list(islice(waiting, self.batch_size)):
-                self._answer(some)
-                self._fork(some)
-                bar.update(len(some))
+        with tqdm(total=len(prompts), desc="questions", smoothing=0) as bar:
+            # by their places in the list, whatever is done: chance tokens are those of a part
+            for first in range(0, len(prompts), TOGETHER):
+                part = prompts[first : first + TOGETHER]
+                missing = [p for p in part if (p.question_id, 0) not in done]
+                bar.update(len(part) - len(missing))
+                self._answer(part)
+                self._fork(part, missing, bar)
 
     def _answer(self, prompts: Sequence[Prompt]) -> None:
         """Record their plain answers."""
@@ -98,53 +101,76 @@ class ForkMiner:
             row |= {"answer_ids": request.tokens, "finished": request.finished}
             self.run.add("texts", row)
 
-    def _fork(self, prompts: Sequence[Prompt]) -> None:
-        """Record the forks of their answers, and that they are done."""
-        texts = {p.question_id: self.run.records["texts"][p.question_id, 0] for p in prompts}
+    def _fork(self, part: Sequence[Prompt], missing: Sequence[Prompt], bar: tqdm) -> None:
+        """Record the forks of the answers to the missing ones, and that these are done."""
+        texts = {p.question_id: self.run.records["texts"][p.question_id, 0] for p in part}
         usual = [token for row in texts.values() for token in row["answer_ids"]]
-        wanted: Counter = Counter()
+        waiting: Counter = Counter()  # forks of a question that are not recorded
+        wanted: dict[int | str, int] = {}
         origin: dict[Request, tuple[Prompt, dict]] = {}
 
+        def finish(question_id: int | str) -> None:
+            if not waiting[question_id]:
+                self.run.add("done", {"question_id": question_id, "forks": wanted[question_id]})
+                bar.update()
+
         def requests() -> Iterator[Request]:
-            for prompt in tqdm(prompts, desc="replayed answers", leave=False):
-                rows = self._places(prompt, texts[prompt.question_id], usual)
-                wanted[prompt.question_id] = len(rows)
+            for prompt in missing:
+                key, answer = prompt.question_id, texts[prompt.question_id]["answer_ids"]
+                rows, cache = self._places(prompt, texts[key], usual)
+                wanted[key] = len(rows)
+                rows = [
+                    row for row in rows if (key, row["choice"]) not in self.run.records["forks"]
+                ]
+                waiting[key] = len(rows)
+                finish(key)
                 for row in rows:
-                    if (prompt.question_id, row["choice"]) in self.run.records["forks"]:
-                        continue
-                    answer = texts[prompt.question_id]["answer_ids"][: row["place"]]
-                    begun = [*prompt.ids, *answer, row["token"]]
+                    begun = [*prompt.ids, *answer[: row["place"]], row["token"]]
                     room = self.max_new_tokens - row["place"] - 1
-                    request = Request(begun, room, stops=self.stops)
+                    if row["token"] in self.stops or not room:  # it ends there
+                        record(prompt, row, [])
+                        continue
+                    request = Request(begun, room, stops=self.stops, begun=cache)
                     origin[request] = prompt, row
                     yield request
 
+        def record(prompt: Prompt, row: dict, further: list[int]) -> None:
+            answer, place = texts[prompt.question_id]["answer_ids"], row["place"]
+            tokens = [*answer[:place], row["token"], *further]
+            row |= {"tokens": further, "harm": harm(prompt, answer, tokens, place)}
+            self.run.add("forks", row)
+            waiting[prompt.question_id] -= 1
+            finish(prompt.question_id)
+
         ended = complete(self.target, requests(), batch_size=self.batch_size)
         for request in tqdm(ended, desc="forks", leave=False):
-            prompt, row = origin.pop(request)
-            answer = texts[prompt.question_id]["answer_ids"]
-            tokens = [*answer[: row["place"]], row["token"], *request.tokens]
-            row |= {"tokens": request.tokens, "harm": harm(prompt, answer, tokens, row["place"])}
-            self.run.add("forks", row)
-        for prompt in prompts:
-            self.run.add(
-                "done", {"question_id": prompt.question_id, "forks": wanted[prompt.question_id]}
-            )
+            record(*origin.pop(request), request.tokens)
 
-    def _places(self, prompt: Prompt, text: dict, usual: Sequence[int]) -> list[dict]:
+    def _places(
+        self, prompt: Prompt, text: dict, usual: Sequence[int]
+    ) -> tuple[list[dict], TreeCache | None]:
         """The forks to be made of an answer, by a random draw that depends on its question alone;
-        none of an answer that was cut off or comes to nothing."""
+        none of an answer that was cut off, comes to nothing or is not worth it. And the cache of
+        its text, unless the target has states, which cannot be cut."""
         answer = text["answer_ids"]
         comes_to = prompt.outcome and prompt.outcome(answer)
         if prompt.outcome and (not text["finished"] or comes_to is None):
-            return []
+            return [], None
+        if prompt.worth and not prompt.worth(answer):
+            return [], None
         chosen = random.Random(f"{self.seed}/{prompt.question_id}")
-        found = list(self._candidates(PlainText(prompt.ids, answer, [])))
+        # behind its end anything may stand: no root reaches it
+        plain = PlainText(prompt.ids, answer, answer[-1:] * TOKENS_BEYOND_END)
+        cache = None if self.target.has_states else self.target.new_cache(len(plain.ids))
+        found = list(self._candidates(plain, cache))
+        if not text["finished"]:  # what follows is the outcome
+            found = [(place, of) for place, of in found if place < len(answer) - NGRAM]
         found = sorted(chosen.sample(found, min(self.forks, len(found))), key=lambda f: f[0])
         rows = []
         for number, (place, drafted) in enumerate(found):
             token, values = chosen.choice(drafted)
-            row = {"question_id": prompt.question_id, "choice": number, "place": place}
+            row = {"question_id": prompt.question_id, "category": prompt.category}
+            row |= {"choice": number, "place": place}
             row |= {"exact": answer[place], "token": token, "kind": "draft"}
             row |= dict(zip(SIGNALS, values, strict=True))
             # of the drafts there the one that a rule takes which asks for the likeliest
@@ -155,25 +181,25 @@ class ForkMiner:
                     row |= {"kind": "chance", "token": other[0], "likeliest": False}
                     row |= {"regret": None}  # it would be the draft's
             rows.append(row)
-        return rows
+        return rows, cache
 
     @torch.inference_mode()
-    def _candidates(self, text: PlainText) -> Iterator[tuple[int, list[tuple[int, list[float]]]]]:
+    def _candidates(
+        self, text: PlainText, cache: TreeCache | None
+    ) -> Iterator[tuple[int, list[tuple[int, list[float]]]]]:
         """Every place of the answer at which other tokens than its own were drafted, and not its
         own: the place, and each drafted token with its SIGNALS."""
-        roots = range(len(text.prompt), len(text.ids) - self.tree_depth - 1)
-        if len(roots) < 1:
-            return
-        hidden_LD, features_LF = text.states(self.target)
-        for root, tree, path in walk(self.drafter, text.ids, roots, features_LF, self.stops):
+        hidden_LD, features_LF = text.states(self.target, cache)
+        for root, tree, path in walk(self.drafter, text.ids, text.roots, features_LF, self.stops):
             first = root - len(text.prompt)  # the root's place in the answer
             node, place = path[-1], first + len(path)
+            if place >= len(text.answer):
+                return  # its end was drafted
             drafted = signals_below(
                 self.target, tree, node, hidden_LD[root + len(path) - 1], answered=first + 1
             )
-            found = [(token, values) for token, values in drafted if token not in self.stops]
-            if found and place < len(text.answer):
-                yield place, found
+            if drafted:
+                yield place, drafted
 
 
 def signals_below(

@@ -172,17 +172,29 @@ def roc_area(
     Returns:
         {"value", "low", "high"}; None where there are not both kinds.
     """
-    value = _area(value_C, harmful_C)
+    return _interval(*_left_out(value_C, harmful_C, questions), low=0.0, high=1.0)
+
+
+def _left_out(
+    value_C: np.ndarray, harmful_C: np.ndarray, questions: Sequence[str]
+) -> tuple[float, np.ndarray]:
+    """The area, and that without each question in turn."""
     names, of_C = np.unique(questions, return_inverse=True)
-    without_Q = np.array(
-        [_area(value_C[of_C != q], harmful_C[of_C != q]) for q in range(len(names))]
-    )
-    if len(names) < 3 or not np.isfinite(without_Q).all():
+    keep = (of_C != q for q in range(len(names)))
+    without_Q = np.array([_area(value_C[keep_C], harmful_C[keep_C]) for keep_C in keep])
+    return _area(value_C, harmful_C), without_Q
+
+
+def _interval(
+    value: float, without_Q: np.ndarray, *, low: float, high: float
+) -> dict[str, float | None]:
+    """Tukey's jackknife, see evaluation/stats.py, within bounds."""
+    n = len(without_Q)
+    if n < 3 or not np.isfinite(without_Q).all():
         return {"value": value if math.isfinite(value) else None, "low": None, "high": None}
-    n = len(names)
     error = math.sqrt((n - 1) * ((without_Q - without_Q.mean()) ** 2).mean())
     margin = float(stdtrit(n - 1, 0.975)) * error
-    return {"value": value, "low": max(0.0, value - margin), "high": min(1.0, value + margin)}
+    return {"value": value, "low": max(low, value - margin), "high": min(high, value + margin)}
 
 
 def _area(value_C: np.ndarray, harmful_C: np.ndarray) -> float:
@@ -196,18 +208,44 @@ def _area(value_C: np.ndarray, harmful_C: np.ndarray) -> float:
 
 
 def areas(forks: Forks, models: Mapping[str, HarmModel]) -> list[dict]:
-    """A row for every model and signal: name, forks, questions, share harmful and the area."""
+    """A row for every model and signal: name, forks, questions, share harmful, the area, and by how
+    much the first model's is larger ("ahead", None of itself)."""
     harmful_C = (forks.harm_C > 0.5).numpy()
     values = {name: model(forks.input_CW) for name, model in models.items()}
     values |= {
         name if sign > 0 else f"-{name}": sign * forks.signal(name) for name, sign in RIVALS.items()
     }
     count = {"forks": len(forks.questions), "questions": len(set(forks.questions))}
-    return [
-        {"signal": name, **count, "harmful": float(harmful_C.mean())}
-        | {"area": roc_area(value_C.double().numpy(), harmful_C, forks.questions)}
-        for name, value_C in values.items()
-    ]
+    rows, first = [], None
+    for name, value_C in values.items():
+        area, without_Q = _left_out(value_C.double().numpy(), harmful_C, forks.questions)
+        row = {"signal": name, **count, "harmful": float(harmful_C.mean())}
+        row |= {"area": _interval(area, without_Q, low=0.0, high=1.0), "ahead": None}
+        if first:
+            row["ahead"] = _interval(first[0] - area, first[1] - without_Q, low=-1.0, high=1.0)
+        first = first or (area, without_Q)
+        rows.append(row)
+    return rows
+
+
+def shares(forks: Sequence[dict]) -> list[dict]:
+    """How harmful forks are, a row for every category of questions and kind of token: category,
+    kind, questions, forks, and harm, their mean with its 95 % interval."""
+    rows = []
+    for category, kind in sorted({(row["category"], row["kind"]) for row in forks}):
+        sums: dict[object, np.ndarray] = defaultdict(lambda: np.zeros(2))
+        for row in forks:
+            if (row["category"], row["kind"]) == (category, kind):
+                sums[row["question_id"]] += row["harm"], 1
+        part_Q2 = np.array(list(sums.values()))
+        total_2 = part_Q2.sum(0)
+        with np.errstate(invalid="ignore"):  # of one question nothing is left
+            without_Q = np.divide(*(total_2 - part_Q2).T)
+        row = {"category": category, "kind": kind, "questions": len(sums)}
+        row["forks"] = int(total_2[1])
+        harm = _interval(float(np.divide(*total_2)), without_Q, low=0.0, high=1.0)
+        rows.append(row | {"harm": harm})
+    return rows
 
 
 def reliability(forks: Forks, model: HarmModel, *, bins: int = 5) -> list[dict]:

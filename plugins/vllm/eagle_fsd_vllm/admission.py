@@ -33,6 +33,7 @@ REFUSED |= {
     "cactus": LAW,
     "mentored": LAW,
     "rejection": "it is for sampled drafts, and vLLM's own acceptance is just that: send no arm",
+    "harm": "it reads the target's states, which vLLM does not hand to a logits processor",
     "random": "it needs random numbers of its own, which belong to an answer",
 }
 WRAPPED = ("self", "logits", "input_batch", "draft_logits", "invalid_drafts")

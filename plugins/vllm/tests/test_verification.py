@@ -332,6 +332,7 @@ REFUSALS = {
     "cactus:0.1": "vLLM cannot run cactus: it draws the token",
     "hold:0.03": "vLLM cannot run hold: it remembers",
     "random:0.1": "vLLM cannot run random: it needs random numbers",
+    "harm:0.1": "vLLM cannot run harm: it reads the target's states",
     "rejection": "vLLM cannot run rejection: it is for sampled drafts",
     "typical": "vLLM cannot run typical: nobody has tested it there",
     "plain": "vLLM cannot run plain: it has no drafts, and a server drafts for all",
