@@ -220,28 +220,32 @@ def miner(target, folder, *, stops=frozenset(), forks: int = 9) -> ForkMiner:
     return ForkMiner(target, drafter, stops, run, 40, forks, 0, 4)
 
 
-def test_places_and_signals_are_those_of_exact_decoding(tmp_path):
-    """Of every round whose next token was not drafted, up to the answer's end."""
+@pytest.mark.parametrize("everywhere", [False, True])
+def test_places_and_signals_are_those_of_exact_decoding(tmp_path, everywhere):
+    """Of every round's end, or of all the places that it comes by, up to the answer's end."""
     target = tiny_target("llama")
     mining, prompt = miner(target, tmp_path / "run"), prompt_tokens(9)
+    mining.everywhere = everywhere
     exact = DecodeConfig(Policy(RULES["exact"]()), StopConfig(40))
     answer, wanted = [], []
     for step in decode_rounds(target, mining.drafter, prompt, exact):
         if step.tree is not None:
-            node = step.acceptance.path[-1]
-            place = len(answer) + len(step.acceptance.path) - 1
-            rows = Rows.of_tree(step.tree, step.logits_NV, GREEDY)
-            values_NS = signals(rows, len(answer))
-            below = [c for c in range(1, step.tree.size) if step.tree.parent_N[c] == node]
-            if below and place < 40:
-                wanted.append((place, [int(step.tree.token_N[c]) for c in below], values_NS[below]))
+            values_NS = signals(Rows.of_tree(step.tree, step.logits_NV, GREEDY), len(answer))
+            path, emitted = step.acceptance.path, step.acceptance.tokens
+            for depth, (node, own) in enumerate(zip(path, emitted, strict=True)):
+                below = [c for c in range(1, step.tree.size) if step.tree.parent_N[c] == node]
+                below = [c for c in below if step.tree.token_N[c] != own]
+                place, end = len(answer) + depth, depth + 1 == len(path)
+                if below and place < 40 and (end or everywhere):
+                    tokens = step.tree.token_N[below].tolist()
+                    wanted.append((place, not end, tokens, values_NS[below]))
         answer += step.tokens
     got = list(mining._candidates(PlainText(prompt, answer, [2] * TOKENS_BEYOND_END), None))
-    assert [place for place, _ in got] == [place for place, *_ in wanted]
-    assert wanted[-1][0] > 40 - 3
-    for (_, drafted), (_, tokens, values_CS) in zip(got, wanted, strict=True):
-        assert [token for token, _ in drafted] == tokens
-        torch.testing.assert_close(torch.tensor([v for _, v in drafted]), values_CS)
+    assert [(p.number, p.exact_drafted) for p in got] == [(p, hit) for p, hit, *_ in wanted]
+    assert wanted[-1][0] > 40 - 3 and {hit for _, hit, *_ in wanted} == {False, everywhere}
+    for place, (_, _, tokens, values_CS) in zip(got, wanted, strict=True):
+        assert [token for token, _ in place.drafted] == tokens
+        torch.testing.assert_close(torch.tensor([v for _, v in place.drafted]), values_CS)
 
 
 def test_a_fork_that_ends_the_answer_is_not_gone_on_with(tmp_path):
@@ -363,8 +367,8 @@ def test_a_model_is_trained_reported_on_and_decoded_with(tmp_path, capsys):
         layer.self_attn.o_proj.weight.data.zero_()
     deaf.save_pretrained(target)
     fixed = ["--target", target, "--head", head, "--device", "cpu", "--dtype", "float32"]
-    fixed += ["--max_new_tokens", 20, "--tree", "7x3x3"]
-    for name, count in (("one", 60), ("two", 12)):
+    fixed += ["--max_new_tokens", 24, "--tree", "4x2x2", "--forks", 16]
+    for name, count in (("one", 40), ("two", 5)):
         asked = [
             {"question_id": i, "category": name, "turns": [f"{name}{i}"]} for i in range(count)
         ]

@@ -52,6 +52,11 @@ class ForkOptions:
         "Which answers are forked: `solved`, those that the task's scorer finds right. Empty: all "
         "that come to something.",
     )
+    places: str = option(
+        "ends",
+        "Where answers are forked: `ends`, at places whose own token was not drafted, where rounds "
+        "of exact decoding end; or `all`, wherever another token was drafted.",
+    )
     forks: int = option(10, "The most forks of an answer; one of five is a control by chance.")
     max_new_tokens: int = option(256, "The most tokens that an answer may have.")
     batch_size: int = option(64, "The number of answers at a time; lower it if memory ends.")
@@ -69,6 +74,7 @@ class ForkOptions:
         self.device = self.device or ("cuda" if torch.cuda.is_available() else "cpu")
         self.dtype = self.dtype or default_dtype(self.device)
         check_device(self.device, self.dtype)
+        check_known("--places", self.places, ("ends", "all"))
         check_known("--only", self.only, ("", "solved"))
         self.tree = tree_name(parse_tree(self.tree))
         check_least(self, "--", questions=0, forks=1, max_new_tokens=2, batch_size=1, seed=0)
@@ -128,6 +134,7 @@ def mine_forks(options: ForkOptions) -> None:
             options.forks,
             options.seed,
             options.batch_size,
+            options.places == "all",
         )
         run.begin_session()
         miner.mine([prompt_of(model, *asked[key], options) for key in asked])

@@ -7,9 +7,10 @@ which the target then went on with alone.
     fork     It  takes  4  to  ..        12       harm 0
 
 The plain answers are made in a batch. Exact decoding of them is then replayed (drafters/walk.py),
-which shows at every place what was drafted, and some of the places at which the exact token was not
-drafted are forked, by a drafted token or, for comparison, by one drawn from the plain answers. What
-a rule could know of the fork is recorded (heads/harm_model.py), and so is what became of it.
+which shows at every place what was drafted. Some of the places at which rounds end, since the exact
+token was not drafted, or some of all places are forked, by a drafted token or, for comparison, by
+one drawn from the plain answers. What a rule could know of the fork is recorded
+(heads/harm_model.py), and so is what became of it.
 
 Axes: N nodes, L tokens of a text, F features, V vocabulary, C drafts.
 """
@@ -18,6 +19,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain, islice
 
 import torch
 from tqdm import tqdm
@@ -34,7 +36,7 @@ from eagle_fsd.models.generate import Request, complete
 from eagle_fsd.runs.folder import Run
 
 TOGETHER = 256  # questions; all of them are answered before any is forked
-CHANCE_EVERY = 5  # of the forks of a text one in so many is by chance
+BY_CHANCE = 0.2  # share of the forks whose token is one by chance
 NGRAM = 4  # tokens; for answers that come to nothing that can be compared
 
 Outcome = Callable[[list[int]], object]  # what an answer's tokens come to; None: to nothing
@@ -65,6 +67,7 @@ class ForkMiner:
         drafter: with trees of a head, of TOKENS_BEYOND_END levels at most.
         stops: tokens that end an answer.
         forks: of each answer, at most.
+        everywhere: fork also where the exact token was drafted.
     """
 
     target: Target
@@ -75,6 +78,7 @@ class ForkMiner:
     forks: int
     seed: int
     batch_size: int
+    everywhere: bool = False
 
     def mine(self, prompts: Sequence[Prompt]) -> None:
         """What is missing of these questions."""
@@ -164,19 +168,21 @@ class ForkMiner:
         cache = None if self.target.has_states else self.target.new_cache(len(plain.ids))
         found = list(self._candidates(plain, cache))
         if not text["finished"]:  # what follows is the outcome
-            found = [(place, of) for place, of in found if place < len(answer) - NGRAM]
-        found = sorted(chosen.sample(found, min(self.forks, len(found))), key=lambda f: f[0])
+            found = [place for place in found if place.number < len(answer) - NGRAM]
+        found = chosen.sample(found, min(self.forks, len(found)))
         rows = []
-        for number, (place, drafted) in enumerate(found):
-            token, values = chosen.choice(drafted)
+        for number, place in enumerate(sorted(found, key=lambda place: place.number)):
+            token, values = chosen.choice(place.drafted)
+            exact = answer[place.number]
             row = {"question_id": prompt.question_id, "category": prompt.category}
-            row |= {"choice": number, "place": place}
-            row |= {"exact": answer[place], "token": token, "kind": "draft"}
+            row |= {"choice": number, "place": place.number, "exact_drafted": place.exact_drafted}
+            row |= {"exact": exact, "token": token, "kind": "draft"}
             row |= dict(zip(SIGNALS, values, strict=True))
             # of the drafts there the one that a rule takes which asks for the likeliest
-            row["likeliest"] = row["regret"] == min(v[SIGNALS.index("regret")] for _, v in drafted)
-            if number % CHANCE_EVERY == CHANCE_EVERY - 1:
-                other = [t for t in chosen.sample(usual, min(64, len(usual))) if t != answer[place]]
+            regrets = [of[SIGNALS.index("regret")] for _, of in place.drafted]
+            row["likeliest"] = row["regret"] == min(regrets)
+            if chosen.random() < BY_CHANCE:
+                other = [t for t in chosen.sample(usual, min(64, len(usual))) if t != exact]
                 if other:
                     row |= {"kind": "chance", "token": other[0], "likeliest": False}
                     row |= {"regret": None}  # it would be the draft's
@@ -184,45 +190,61 @@ class ForkMiner:
         return rows, cache
 
     @torch.inference_mode()
-    def _candidates(
-        self, text: PlainText, cache: TreeCache | None
-    ) -> Iterator[tuple[int, list[tuple[int, list[float]]]]]:
-        """Every place of the answer at which other tokens than its own were drafted, and not its
-        own: the place, and each drafted token with its SIGNALS."""
+    def _candidates(self, text: PlainText, cache: TreeCache | None) -> "Iterator[Place]":
+        """Every place of the answer at which other tokens than its own were drafted: those at which
+        rounds end, and if `everywhere` the others too."""
         hidden_LD, features_LF = text.states(self.target, cache)
         for root, tree, path in walk(self.drafter, text.ids, text.roots, features_LF, self.stops):
-            first = root - len(text.prompt)  # the root's place in the answer
-            node, place = path[-1], first + len(path)
-            if place >= len(text.answer):
-                return  # its end was drafted
-            drafted = signals_below(
-                self.target, tree, node, hidden_LD[root + len(path) - 1], answered=first + 1
+            first = root - len(text.prompt) + 1  # the place of the round's first token
+            end = min(len(path), len(text.answer) - first)  # behind it the answer has ended
+            begin = 0 if self.everywhere else len(path) - 1
+            below = signals_below(
+                self.target, tree, path[begin:end], hidden_LD[root + begin :], answered=first
             )
-            if drafted:
-                yield place, drafted
+            for depth, drafted in enumerate(below, start=begin):
+                place = first + depth
+                others = [(t, values) for t, values in drafted if t != text.answer[place]]
+                if others:
+                    yield Place(place, depth + 1 < len(path), others)
+
+
+@dataclass(frozen=True)
+class Place:
+    """A place of an answer.
+
+    Attributes:
+        number: how many of the answer's tokens come before.
+        exact_drafted: its own token was drafted too.
+        drafted: each other token that was, with its SIGNALS.
+    """
+
+    number: int
+    exact_drafted: bool
+    drafted: list[tuple[int, list[float]]]
 
 
 def signals_below(
-    target: Target, tree: DraftTree, node: int, hidden_D: torch.Tensor, *, answered: int
-) -> list[tuple[int, list[float]]]:
-    """The drafts behind a node and their SIGNALS, of the target's state at the node alone."""
-    child_C = (tree.parent_N == node).nonzero()[:, 0]
-    child_C = child_C[child_C > 0]
+    target: Target, tree: DraftTree, nodes: list[int], hidden_LD: torch.Tensor, *, answered: int
+) -> list[list[tuple[int, list[float]]]]:
+    """Of each of the nodes, the drafts behind it and their SIGNALS.
+
+    Args:
+        hidden_LD: the target's states at the nodes, in their order; what follows is not read.
+    """
+    parents = tree.parent_N.tolist()
+    below = [[c for c in range(1, tree.size) if parents[c] == node] for node in nodes]
+    child_C = torch.tensor(list(chain(*below)), dtype=torch.int64, device=tree.token_N.device)
     if not len(child_C):
-        return []
-    logits_V = target.logits(hidden_D[None])[0]
+        return [[] for _ in nodes]
+    logits_MV = target.logits(hidden_LD[: len(nodes)])
+    logits_NV = logits_MV.new_zeros(tree.size, logits_MV.shape[1])
+    node_M = torch.tensor(nodes, device=logits_NV.device)
+    logits_NV[node_M] = logits_MV
+    row_C = torch.tensor([m for m, of in enumerate(below) for _ in of], device=node_M.device)
     token_C = tree.token_N[child_C]
-    # only the node's own row is asked for
-    row = slice(node, node + 1)
-    rows = Rows(
-        tree,
-        logits_V.expand(tree.size, -1),
-        row,
-        torch.zeros_like(token_C),
-        token_C,
-        SamplingConfig(),
-    )
-    return list(zip(token_C.tolist(), signals(rows, answered).tolist(), strict=True))
+    rows = Rows(tree, logits_NV, node_M, row_C, token_C, SamplingConfig())
+    found = zip(token_C.tolist(), signals(rows, answered).tolist(), strict=True)
+    return [[*islice(found, len(of))] for of in below]
 
 
 def harm(prompt: Prompt, plain: list[int], fork: list[int], place: int) -> float:
