@@ -44,8 +44,8 @@ class ForkOptions:
     questions: int = option(0, "The number of questions of each task, from its beginning. 0: all.")
     scorer: str = option(
         "",
-        "The scorer that says what answers come to, as for evaluate/tasks.py. Empty: the usual one "
-        "of each task.",
+        "The scorer by which it is found what answers come to, one of evaluate/tasks.py's. Empty: "
+        "the usual one of each task.",
     )
     only: str = option(
         "",
