@@ -207,7 +207,7 @@ class Calibration:
         from eagle_fsd.evaluation.bench import check_lengths
         from eagle_fsd.evaluation.questions import cut
 
-        model, budget = self._model_options.load([self.exact]), self.options.max_new_tokens
+        model, budget = self._model_options.load([*self.arms.values()]), self.options.max_new_tokens
         questions = cut([question for half in self.halves.values() for question in half], 1)
         check_lengths(model, questions, budget, last=budget)
         drafter = self.exact.build_drafter(model)
