@@ -82,6 +82,7 @@ class ForkOptions:
 
 def mine_forks(options: ForkOptions) -> None:
     from eagle_fsd.drafters.walk import TOKENS_BEYOND_END
+    from eagle_fsd.evaluation.questions import cut
     from eagle_fsd.models import load
     from eagle_fsd.models.loaded import load as load_model
     from eagle_fsd.runs.folder import Run
@@ -92,7 +93,8 @@ def mine_forks(options: ForkOptions) -> None:
     asked: dict[int | str, tuple[Question, str]] = {}
     for source in options.tasks:
         questions, usual = read_task(source)
-        questions, scorer = questions[: options.questions or None], options.scorer or usual
+        questions = cut(questions[: options.questions or None], 1)  # its first turns
+        scorer = options.scorer or usual
         for question in questions:
             if question.question_id in asked:
                 raise BadInput(f"--tasks: two questions are called {question.question_id!r}")
