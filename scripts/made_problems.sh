@@ -3,7 +3,9 @@
 # and what every rule loses of its score against tokens a round. Two hours of one core; resumes when
 # run again.
 #     scripts/made_problems.sh
-#     QUESTIONS=500 scripts/made_problems.sh      fewer problems an arm than 2,000
+#     QUESTIONS=100 scripts/made_problems.sh      fewer problems an arm than 500
+#     ARMS="plain exact harm:0.1" scripts/made_problems.sh
+# The head is trained for 60 steps alone, so that it guesses as a head of a large target does.
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 output=${OUTPUT:-$root/runs/made_problems}
@@ -16,14 +18,15 @@ python=$root/.venv/bin/python
     --max_new_tokens 48 --max_prompt_tokens 256 --dtype float32 \
     --exclude "$target/test.jsonl" "$target/choice.jsonl" "$target/forks.jsonl"
 "$python" "$root/train/train_head.py" --target "$target" --data "$output/data" \
-    --features "$output/features" --output "$output/head" --target_dtype float32 --epochs 6
+    --features "$output/features" --output "$output/head" --target_dtype float32 --steps 60
 "$python" "$root/train/mine_forks.py" --target "$target" --head "$output/head" --tree 15x4x6 \
     --tasks "$target/forks.jsonl" --scorer last_number --max_new_tokens 48 --dtype float32 \
     --output "$output/forks"
 "$python" "$root/train/train_harm.py" --forks "$output/forks" --output "$output/harm"
-for set in choice test; do
-    "$python" "$root/evaluate/tasks.py" --target "$target" --head "$output/head" --tree 15x4x6 \
-        --harm "$output/harm" --task "$target/$set.jsonl" --scorer last_number --max_new_tokens 48 \
-        --questions "${QUESTIONS:-2000}" --dtype float32 --quality_only --output "$output/$set" \
-        --arms plain exact
-done
+arms="plain exact fsd:0.2 fsd:0.35 fsd:0.5 path:0.5 path:1 path:2 path:4 relaxed:0.1 relaxed:0.4 random:0.1
+    random:0.3 fsd-paper:0.2 fsd-paper:0.4 harm:0.05 harm:0.2 harm:0.4 path:0.05,cost=harm path:0.2,cost=harm"
+read -ra arms -d '' <<<"${ARMS:-$arms}" || true
+"$python" "$root/evaluate/tasks.py" --target "$target" --head "$output/head" --tree 15x4x6 \
+    --harm "$output/harm" --task "$target/test.jsonl" --scorer last_number --max_new_tokens 48 \
+    --questions "${QUESTIONS:-500}" --dtype float32 --quality_only --output "$output/test" --arms "${arms[@]}"
+cd "$root" && "$python" scripts/analysis/score_front.py "$output/test" last_number
