@@ -35,6 +35,16 @@ from eagle_fsd.engine.trial import check_tree_attention
 from eagle_fsd.models.generate import Request, complete
 from eagle_fsd.recurrent.kinds import FAMILIES, REFUSED
 
+# One family of every kind of recurrence; where a test of all is long, the others are `slow`.
+KINDS = ("qwen3_5_text", "kimi_linear", "falcon_h1", "lfm2")
+
+
+def also_slow(*first: object, quick: tuple[str, ...] = KINDS) -> list:
+    """(first, family) of all families, of which only the quick ones belong to scripts/test.sh."""
+    marks = {family: () if family in quick else pytest.mark.slow for family in HYBRIDS}
+    return [pytest.param(*first, family, marks=marks[family]) for family in HYBRIDS]
+
+
 # Of logits of a size about 1, float32: what transformers' own steps differ from its own whole
 # forward by in these random models, whose layers enlarge roundings.
 CLOSE = 3e-3
@@ -133,8 +143,9 @@ def drafters_of(target: Target, tree) -> dict:
     }
 
 
-@pytest.mark.parametrize("engine", ["stock", "packed"])
-@pytest.mark.parametrize("family", HYBRIDS)
+@pytest.mark.parametrize(
+    ("engine", "family"), also_slow("stock") + also_slow("packed", quick=tuple(HYBRIDS))
+)
 def test_exact_is_plain_decoding_and_generate(family, engine):
     """With every drafter; at temperature 1 draw by draw."""
     target, taken = hybrid_target(family, seed=3, engine=engine), 0
@@ -186,8 +197,9 @@ def test_rows_of_a_batch_are_what_generate_gives_alone(family, engine):
 
 
 @pytest.mark.processes  # long
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("family", HYBRIDS)
+@pytest.mark.parametrize(
+    ("temperature", "family"), also_slow(0.0) + also_slow(1.0, quick=KINDS[:1])
+)
 def test_long_answers_do_not_drift(family, temperature):
     """A prompt of 300 tokens and an answer of 230."""
     target, prompt = hybrid_target(family, seed=5), prompt_tokens(300, seed=5)
