@@ -38,6 +38,7 @@ from eagle_fsd.rules.children import AcceptAll
 from eagle_fsd.rules.harm import Harm
 from eagle_fsd.rules.price import PathRule
 from eagle_fsd.runs.folder import Run
+from eagle_fsd.tasks.scorers import normalize
 from eagle_fsd.training.forks import ForkMiner, Prompt, harm
 from eagle_fsd.training.harm_fit import Forks, areas, fit, part_of, reliability, roc_area
 
@@ -296,8 +297,9 @@ def test_forks_are_mined_and_a_killed_run_goes_on(tmp_path):
     assert sorted(records(tmp_path / "cut", "forks"), key=order) == sorted(forks, key=order)
 
 
-def test_solved_answers_alone_are_forked(tmp_path):
-    """By a scorer that finds the answers to questions of odd numbers right."""
+def test_the_scorer_says_which_forks_are_harmful(tmp_path):
+    """One that finds the plain answers to questions of odd numbers right, and no other: there a
+    fork is harmful that lacks the plain text, and elsewhere none is."""
     target, head = write_target(tmp_path / "target"), write_random_head(tmp_path / "head")
     asked = [{"question_id": i, "category": "ab"[i % 3 > 1], "turns": [f"{i}?"]} for i in range(16)]
     file = write_rows(tmp_path / "question.jsonl", *asked)
@@ -306,17 +308,23 @@ def test_solved_answers_alone_are_forked(tmp_path):
     mine([*fixed, "--tasks", file, "--output", tmp_path / "all"])
     tokenizer = load_tokenizer(str(target))
     texts = {row["question_id"]: row for row in records(tmp_path / "all", "texts")}
+
+    def text(tokens: list[int]) -> str:
+        return normalize(tokenizer.decode(tokens, skip_special_tokens=True))
+
     for i, row in enumerate(asked):
-        text = tokenizer.decode(texts[i]["answer_ids"], skip_special_tokens=True)
-        row["reference"] = [text if i % 2 else "another"]
+        row["reference"] = [text(texts[i]["answer_ids"]) if i % 2 else "another"]
     known = write_rows(tmp_path / "known.jsonl", *asked)
-    scored = ["--tasks", known, "--scorer", "exact_match", "--only", "solved"]
-    mine([*fixed, *scored, "--output", tmp_path / "solved"])
-    forks = records(tmp_path / "solved", "forks")
-    finished = {i for i, row in texts.items() if row["finished"]}
-    assert {i % 2 for i in finished} == {0, 1}
-    assert {row["question_id"] for row in forks} == {i for i in finished if i % 2}
-    summary = json.loads((tmp_path / "solved" / "summary.json").read_text())
+    scored = ["--tasks", known, "--scorer", "contains"]
+    mine([*fixed, *scored, "--output", tmp_path / "scored"])
+    forks = records(tmp_path / "scored", "forks")
+    assert {row["question_id"] for row in forks} == {i for i, of in texts.items() if of["finished"]}
+    for row in forks:
+        plain = texts[row["question_id"]]["answer_ids"]
+        fork = text([*plain[: row["place"]], row["token"], *row["tokens"]])
+        assert row["harm"] == (row["question_id"] % 2 and f" {text(plain)} " not in f" {fork} ")
+    assert {row["harm"] for row in forks} == {0, 1}
+    summary = json.loads((tmp_path / "scored" / "summary.json").read_text())
     assert {row["category"] for row in summary["forks"]} == {row["category"] for row in forks}
     assert sum(row["forks"] for row in summary["forks"]) == len(forks)
 

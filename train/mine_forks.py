@@ -47,11 +47,6 @@ class ForkOptions:
         "The scorer by which it is found what answers come to, one of evaluate/tasks.py's. Empty: "
         "the usual one of each task.",
     )
-    only: str = option(
-        "",
-        "Which answers are forked: `solved`, those that the task's scorer finds right. Empty: all "
-        "that come to something.",
-    )
     places: str = option(
         "ends",
         "Where answers are forked: `ends`, at places whose own token was not drafted, where rounds "
@@ -75,7 +70,6 @@ class ForkOptions:
         self.dtype = self.dtype or default_dtype(self.device)
         check_device(self.device, self.dtype)
         check_known("--places", self.places, ("ends", "all"))
-        check_known("--only", self.only, ("", "solved"))
         self.tree = tree_name(parse_tree(self.tree))
         check_least(self, "--", questions=0, forks=1, max_new_tokens=2, batch_size=1, seed=0)
 
@@ -103,10 +97,6 @@ def mine_forks(options: ForkOptions) -> None:
             raise BadInput("humaneval is a test set and would run code: mine other questions")
         if scorer:
             check_scorable(questions, scorer)
-        elif options.only:
-            raise BadInput(
-                f"--only {options.only} asks a scorer, {source!r} has none: give --scorer"
-            )
     shape = parse_tree(options.tree)
     if shape.tree_depth > TOKENS_BEYOND_END:
         raise BadInput(f"--tree {options.tree} is deeper than {TOKENS_BEYOND_END} levels: lower it")
@@ -151,7 +141,7 @@ def prompt_of(model: "Model", question: "Question", scorer: str, options: ForkOp
     from eagle_fsd.tasks.scorers import SCORERS
     from eagle_fsd.training.forks import Prompt
 
-    ids, outcome, worth = model.prompt_ids(question.turns[0]), None, None
+    ids, outcome = model.prompt_ids(question.turns[0]), None
     budget = options.max_new_tokens
     if len(ids) + budget + TOKENS_BEYOND_END > model.max_positions:
         raise BadInput(
@@ -161,8 +151,7 @@ def prompt_of(model: "Model", question: "Question", scorer: str, options: ForkOp
         )
     if scorer:
         outcome = partial(comes_to, SCORERS[scorer], model, question)
-        worth = partial(is_right, SCORERS[scorer], model, question) if options.only else None
-    return Prompt(question.question_id, question.category, ids, outcome, worth)
+    return Prompt(question.question_id, question.category, ids, outcome)
 
 
 def comes_to(scorer, model: "Model", question: "Question", tokens: list[int]) -> object:
@@ -172,11 +161,6 @@ def comes_to(scorer, model: "Model", question: "Question", tokens: list[int]) ->
         found = scorer.final(text)
         return None if found is None else str(found)
     return sorted(scorer.score(text, question).items())
-
-
-def is_right(scorer, model: "Model", question: "Question", tokens: list[int]) -> bool:
-    """By all of the task's scores."""
-    return min(scorer.score(model.text(tokens), question).values()) == 1
 
 
 def summarize(run: "Run") -> dict:

@@ -48,14 +48,12 @@ class Prompt:
 
     Attributes:
         outcome: what tells two answers to it apart; None: the text itself does.
-        worth: whether an answer is to be forked; None: any that comes to something.
     """
 
     question_id: int | str
     category: str
     ids: list[int]
     outcome: Outcome | None
-    worth: Callable[[list[int]], bool] | None = None
 
 
 @dataclass
@@ -154,13 +152,11 @@ class ForkMiner:
         self, prompt: Prompt, text: dict, usual: Sequence[int]
     ) -> tuple[list[dict], TreeCache | None]:
         """The forks to be made of an answer, by a random draw that depends on its question alone;
-        none of an answer that was cut off, comes to nothing or is not worth it. And the cache of
-        its text, unless the target has states, which cannot be cut."""
+        none of an answer that was cut off or comes to nothing. And the cache of its text, unless
+        the target has states, which cannot be cut."""
         answer = text["answer_ids"]
         comes_to = prompt.outcome and prompt.outcome(answer)
         if prompt.outcome and (not text["finished"] or comes_to is None):
-            return [], None
-        if prompt.worth and not prompt.worth(answer):
             return [], None
         chosen = random.Random(f"{self.seed}/{prompt.question_id}")
         # behind its end anything may stand: no root reaches it
