@@ -237,12 +237,15 @@ class ModelOptions(PluginOptions):
 
     def digests(self) -> dict[str, str]:
         """Digests of the files of the models and of the plugin, by which two of one name differ."""
+        from eagle_fsd.heads.harm_model import check_made_for
         from eagle_fsd.models import load
         from eagle_fsd.models.assets import EMBEDDED_TARGET
 
         own = load.default_head(EMBEDDED_TARGET) if self.target == EMBEDDED_TARGET else ""
         digests = load.target_digests(self.target) | load.head_digests(self.head or own)
-        digests |= load.harm_digests(self.harm)
+        if self.harm:
+            check_made_for(self.harm, digests)
+            digests |= load.harm_digests(self.harm)
         return digests | load.draft_model_digests(self.draft_model) | self.plugin_digest()
 
     def head_of(self, arms: Sequence["Arm"]) -> str | None:
@@ -265,7 +268,7 @@ class ModelOptions(PluginOptions):
         """models.loaded.load with these options, of what the arms need."""
         from eagle_fsd.models.loaded import load
 
-        reads = next((arm for arm in arms if arm.rule and "harm" in arm.rule.columns), None)
+        reads = next((arm for arm in arms if arm.needs_harm), None)
         if reads and not self.harm:
             raise BadInput(
                 f"arm {reads.text!r} reads the model of harm: name its folder with --harm, or make "
@@ -278,7 +281,7 @@ class ModelOptions(PluginOptions):
             self.target,
             head=self.head_of(arms),
             draft_model=self.draft_model if pair else "",
-            harm=self.harm,
+            harm=self.harm if reads else "",
             tree=parse_tree(self.tree),
             dtype=self.dtype,
             device=self.device,

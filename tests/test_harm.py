@@ -14,7 +14,8 @@ from tiny import prompt_tokens, tiny_head, tiny_target
 from tiny_folder import write_random_head, write_target
 from transformers import LlamaForCausalLM
 
-from eagle_fsd.cli import run_command
+from eagle_fsd.arms import parse_arm
+from eagle_fsd.cli import ModelOptions, run_command
 from eagle_fsd.config import BadInput, SamplingConfig, TreeConfig
 from eagle_fsd.decoding.acceptance import Policy, accept
 from eagle_fsd.decoding.columns import Rows
@@ -23,6 +24,7 @@ from eagle_fsd.decoding.drafter import RootDrafter
 from eagle_fsd.decoding.loop import DecodeConfig, StopConfig, decode, decode_rounds
 from eagle_fsd.drafters.eagle import head_drafter
 from eagle_fsd.drafters.walk import TOKENS_BEYOND_END, PlainText
+from eagle_fsd.evaluation.questions import Question
 from eagle_fsd.heads.harm_model import (
     SIGNALS,
     HarmConfig,
@@ -34,11 +36,10 @@ from eagle_fsd.heads.harm_model import (
 from eagle_fsd.models.load import load_tokenizer
 from eagle_fsd.models.loaded import attach_harm, load
 from eagle_fsd.rules import RULES
-from eagle_fsd.rules.children import AcceptAll
 from eagle_fsd.rules.harm import Harm
 from eagle_fsd.rules.price import PathRule
 from eagle_fsd.runs.folder import Run
-from eagle_fsd.tasks.scorers import normalize
+from eagle_fsd.tasks.scorers import SCORERS, normalize
 from eagle_fsd.training.forks import ForkMiner, Prompt, harm
 from eagle_fsd.training.harm_fit import Forks, areas, fit, part_of, reliability, roc_area
 
@@ -81,6 +82,20 @@ def test_the_column_is_what_the_network_says_of_each_draft(hidden):
             assert got_N[node].item() == pytest.approx(want.item(), abs=1e-5)
 
 
+def test_a_draft_without_probability_is_harmful_whatever_was_learnt():
+    """Bug held down: with an infinite regret and a negative weight on it the chance was 0."""
+    target = tiny_target("llama")
+    model = random_model(target)
+    tree, logits_NV, _ = random_round(1, vocab=target.vocab_size)
+    logits_NV[tree.parent_N[1], tree.token_N[1]] = -torch.inf
+    features_NF = torch.randn(tree.size, target.hidden_size)
+    for sign in (1.0, -1.0):
+        model.out.weight[0, SIGNALS.index("regret") - len(SIGNALS)] = sign
+        rows = Rows.of_tree(tree, logits_NV, GREEDY)
+        got_N = model.column(target.embed, rows, features_NF=features_NF, answered=7)
+        assert got_N[1] == 1 and got_N.isfinite().all()
+
+
 def judged_round(seed: int) -> tuple[tuple, dict]:
     """A random round, and a column harm of random chances."""
     round_ = random_round(seed, vocab=11)
@@ -115,7 +130,6 @@ def test_the_rule_takes_the_least_harm_up_to_its_value():
         assert none.tokens == exact.tokens
         # down to a leaf, where accept-all ends too, though by other children
         assert not [c for c in range(1, tree.size) if parents[c] == all_.path[-1]]
-        assert len(accept(*round_, policy=Policy(AcceptAll()))[0].path) > 0
     assert lengths[0.0] < lengths[0.4] < lengths[1.0]
 
 
@@ -170,7 +184,7 @@ def test_decoding_gives_the_rule_the_states_of_the_round():
 
 def test_a_rule_that_reads_harm_is_refused_without_the_model():
     target = tiny_target("llama")
-    with pytest.raises(BadInput, match="reads 'harm'.*--harm"):
+    with pytest.raises(BadInput, match="reads 'harm'.*harm=FOLDER"):
         decode(target, RootDrafter(), [2, 3], DecodeConfig(Policy(Harm(0.1))))
 
 
@@ -297,6 +311,26 @@ def test_forks_are_mined_and_a_killed_run_goes_on(tmp_path):
     assert sorted(records(tmp_path / "cut", "forks"), key=order) == sorted(forks, key=order)
 
 
+def test_numbers_that_are_equal_are_one_outcome_and_a_refused_run_leaves_its_folder_free(tmp_path):
+    """Bugs held down: 18 and 18.00 were another number, and a budget beyond the target's positions
+    was refused after the folder had been begun, which then took no other."""
+    target, head = write_target(tmp_path / "target"), write_random_head(tmp_path / "head")
+    command, model = load_command("train/mine_forks.py"), load(str(target), head=None)
+    (question,) = [Question(1, "c", ["?"], ["18"])]
+
+    def comes_to(text: str) -> object:
+        tokens = model.tokenizer(text, add_special_tokens=False).input_ids
+        return command.comes_to(SCORERS["last_number"], model, question, tokens)
+
+    assert comes_to("It is 18") == comes_to("It is 18.00") != comes_to("It is 18.5")
+    file = write_rows(tmp_path / "question.jsonl", {"question_id": 1, "turns": ["?"]})
+    fixed = ["--target", target, "--head", head, "--device", "cpu", "--dtype", "float32"]
+    fixed += ["--tasks", file, "--tree", "5x3x3", "--output", tmp_path / "out"]
+    with pytest.raises(SystemExit, match="leave it out"):
+        mine([*fixed, "--max_new_tokens", 100_000])
+    mine([*fixed, "--max_new_tokens", 12])
+
+
 def test_the_scorer_says_which_forks_are_harmful(tmp_path):
     """One that finds the plain answers to questions of odd numbers right, and no other: there a
     fork is harmful that lacks the plain text, and elsewhere none is."""
@@ -415,10 +449,53 @@ def test_a_model_is_trained_reported_on_and_decoded_with(tmp_path, capsys):
     assert any(any(acceptance.fuzzy) for acceptance in decoded.rounds)
 
 
+def test_it_is_of_its_targets_weights_and_of_all_layers_that_the_head_reads(tmp_path, capsys):
+    """Bugs held down: no model could be trained for a head that fuses layers, one of another target
+    of the same sizes was taken, and one that no arm reads was looked at."""
+    target = write_target(tmp_path / "target", layers=7)
+    head = write_random_head(tmp_path / "head", head_type="eagle3")
+    deaf = LlamaForCausalLM.from_pretrained(target)
+    for layer in deaf.model.layers:
+        layer.self_attn.o_proj.weight.data.zero_()
+    deaf.save_pretrained(target)
+    asked = [{"question_id": i, "category": "c", "turns": [f"one{i}"]} for i in range(40)]
+    file = write_rows(tmp_path / "question.jsonl", *asked)
+    fixed = ["--target", target, "--head", head, "--device", "cpu", "--dtype", "float32"]
+    fixed += ["--max_new_tokens", 24, "--tree", "4x2x2", "--forks", 16, "--tasks", file]
+    mine([*fixed, "--output", tmp_path / "forks"])
+    command = load_command("train/train_harm.py")
+    arguments = ["--forks", str(tmp_path / "forks"), "--output", str(tmp_path / "harm")]
+
+    def train() -> None:
+        run_command(command.train_harm, [command.HarmOptions], [*arguments, "--device", "cpu"])
+
+    train()
+    options = {"target": str(target), "device": "cpu", "dtype": "float32"}
+    options |= {"harm": str(tmp_path / "harm")}
+    own = ModelOptions(**options, head=str(head))
+    assert own.digests().keys() >= {"harm/model.safetensors", "head/model.safetensors"}
+    model = own.load([parse_arm("harm:1")])
+    assert model.target.further and len(model.target.feature_layers) == 3
+    assert not ModelOptions(**options).load([parse_arm("exact@ngram")]).target.further
+    torch.manual_seed(9)
+    for layer in deaf.model.layers:
+        layer.mlp.up_proj.weight.data.add_(0.1)
+    deaf.save_pretrained(target)
+    with pytest.raises(BadInput, match=r"other weights \(target/model.safetensors differ\)"):
+        ModelOptions(**options, head=str(head)).digests()
+    with pytest.raises(SystemExit, match="are of another target or head"):
+        train()
+
+
 def test_no_question_is_in_two_parts_and_too_few_forks_are_refused():
     assert {part_of(f"q/{i}") for i in range(100)} == {"learn", "choose", "report"}
     with pytest.raises(BadInput, match="are too few"):
         fit(planted_forks(100), HarmConfig(10, 10))
+    forks = planted_forks(1500)
+    rest = [c for c, question in enumerate(forks.questions) if part_of(question) != "report"]
+    unreported = Forks([forks.questions[c] for c in rest], forks.input_CW[rest], forks.harm_C[rest])
+    with pytest.raises(BadInput, match="0 forks in the part 'report'"):
+        fit(unreported, HarmConfig(10, 10))
 
 
 def test_the_area_is_the_chance_that_a_harmful_fork_has_the_larger_value():
@@ -433,6 +510,6 @@ def test_the_area_is_the_chance_that_a_harmful_fork_has_the_larger_value():
         if bad and not worse
     ]
     arrays = torch.tensor(value).numpy(), torch.tensor(harmful).numpy()
-    got = roc_area(*arrays, questions)
-    assert got["value"] == pytest.approx(sum(pairs) / len(pairs))
-    assert got["low"] < got["value"] < got["high"]
+    got, without_Q = roc_area(*arrays, questions)
+    assert got == pytest.approx(sum(pairs) / len(pairs))
+    assert len(without_Q) == 12 and without_Q.min() < got < without_Q.max()

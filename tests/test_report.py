@@ -13,6 +13,7 @@ from collections import Counter
 from html.parser import HTMLParser
 from pathlib import Path
 
+import numpy as np
 import pytest
 from commands import load_command
 from hand_records import ARMS, TEXT, made_run, write_run
@@ -407,6 +408,18 @@ def test_the_front_of_a_score(tmp_path, capsys):
     assert f"| {solved['plain'] - at:+.3f} [" in row and row.endswith("|  |")
     (row,) = (line for line in printed.splitlines() if line.startswith("| `random` | 1.1 "))
     assert not row.endswith("|  |")
+
+
+def test_the_front_of_a_rule_that_no_value_makes_exact_begins_at_its_first_arm():
+    """Bug held down: it was read as if it came from exact. Gains 1.15, 1.05 and 1.25; 1.1 is first
+    had between the first two, half way; exact loses nothing."""
+    tokens, scores = [1.0, 2.0, 2.3, 2.1, 2.5], [0.8, 0.8, 0.5, 0.7, 0.3]
+    sums = [[(value, 1) for value in row] for row in (tokens, scores)]
+    lost = load_command("scripts/analysis/score_front.py").lost
+    assert lost(np.array(sums), ((3, 3),), 1.1) == pytest.approx(0.8 - 0.6)
+    assert lost(np.array(sums), ((3, 4),), 1.1) == pytest.approx(0.3 * 0.1 / 0.15)
+    two = np.concatenate([np.array(sums)] * 2, axis=1)
+    assert lost(two, ((3, 4), (3, 3)), 1.1) == pytest.approx(0)
 
 
 def test_page_stands_alone_and_trusts_no_text(report_folder, page):

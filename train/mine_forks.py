@@ -48,9 +48,9 @@ class ForkOptions:
         "the usual one of each task.",
     )
     places: str = option(
-        "ends",
-        "Where answers are forked: `ends`, at places whose own token was not drafted, where rounds "
-        "of exact decoding end; or `all`, wherever another token was drafted.",
+        "all",
+        "Where answers are forked: `all`, wherever another token was drafted, which `path` asks "
+        "about; or `ends`, where the own token was not drafted, about which alone `harm` asks.",
     )
     forks: int = option(10, "The most forks of an answer; one of five is a control by chance.")
     max_new_tokens: int = option(256, "The most tokens that an answer may have.")
@@ -128,8 +128,9 @@ def mine_forks(options: ForkOptions) -> None:
             options.batch_size,
             options.places == "all",
         )
+        prompts = [prompt_of(model, *asked[key], options) for key in asked]
         run.begin_session()
-        miner.mine([prompt_of(model, *asked[key], options) for key in asked])
+        miner.mine(prompts)
     run.finish()
     summary = summarize(run)
     print(f"forks: {options.output}\n{json.dumps(summary, indent=2)}")
@@ -158,8 +159,7 @@ def comes_to(scorer, model: "Model", question: "Question", tokens: list[int]) ->
     """What an answer comes to: its final number or the like, else the checkers' verdict."""
     text = model.text(tokens)
     if scorer.final is not None:
-        found = scorer.final(text)
-        return None if found is None else str(found)
+        return scorer.final(text)
     return sorted(scorer.score(text, question).items())
 
 

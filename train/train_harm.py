@@ -35,7 +35,7 @@ class HarmOptions:
 
 
 def train_harm(options: HarmOptions) -> None:
-    from eagle_fsd.heads.harm_model import HarmConfig, write_model
+    from eagle_fsd.heads.harm_model import HarmConfig, different, write_model
     from eagle_fsd.models import load
     from eagle_fsd.runs.jsonl import write_file, write_json
     from eagle_fsd.runs.provenance import describe_run
@@ -43,13 +43,17 @@ def train_harm(options: HarmOptions) -> None:
 
     mined = {folder: read_folder(folder) for folder in (options.forks, *options.other)}
     settings = [made for made, _, _ in mined.values()]
-    if len({(made["target"], made["head"]) for made in settings}) > 1:
-        raise BadInput("--other holds forks of another target or head: mine it with the same")
     made = settings[0]
+    own = made["head"] or load.default_head(made["target"])
+    digests = load.target_digests(made["target"]) | load.head_digests(own)
+    for folder, (of, _, _) in mined.items():
+        if different(digests, of):
+            raise BadInput(
+                f"the forks in {folder} are of another target or head than {made['target']} and "
+                f"{own} are now: mine them with these"
+            )
     config = load.load_target_config(made["target"])
-    head = load.load_head(
-        made["head"] or load.default_head(made["target"]), config, target=made["target"]
-    )
+    head = load.load_head(own, config, target=made["target"])
     target, _ = load.load_target(
         made["target"],
         dtype=made["dtype"],
@@ -58,7 +62,8 @@ def train_harm(options: HarmOptions) -> None:
     )
     data = {folder: read_forks(target, *of) for folder, (_, *of) in mined.items()}
     embedding = target.embed_tokens.weight.shape[1]
-    sizes = HarmConfig(head.config.feature_size, embedding, target.feature_layers, options.hidden)
+    states = target.hidden_size * (len(target.feature_layers) or 1)
+    sizes = HarmConfig(states, embedding, target.feature_layers, options.hidden)
     learnt = data[options.forks]
     model = fit(learnt, sizes, seed=options.seed)
     alone = fit(learnt, sizes, states=False, seed=options.seed)
@@ -72,7 +77,8 @@ def train_harm(options: HarmOptions) -> None:
         }
         for folder, forks in data.items()
     }
-    write_model(model, options.output, learnt_from=len(learnt.questions), report=report)
+    figures = {"learnt_from": len(learnt.part("learn").questions), "report": report}
+    write_model(model, options.output, made_for=digests, **figures)
     record = {"options": asdict(options), "forks_of": settings, "report": report}
     write_json(Path(options.output) / "report.json", record | describe_run(options.device))
     text = shown(report)

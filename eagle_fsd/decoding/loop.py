@@ -166,8 +166,8 @@ def check_columns(target: Target, policy: Policy) -> None:
     for name in policy.columns(policy.rule):
         if name not in known:
             raise BadInput(
-                f"the rule reads {name!r}, which needs a model of it: name its folder (--{name}), "
-                "or make one with mine_forks.py and train_harm.py in a checkout's train/"
+                f"the rule reads {name!r}, which nobody gave to the target; a model of harm is "
+                "loaded by eagle_fsd.load(harm=FOLDER)"
             )
 
 

@@ -7,14 +7,15 @@ numbers (SIGNALS). It is trained on forks, answers into which one draft was put 
 Judge Decoding (Bachmann et al., ICLR 2025) and AutoJudge (Garipov et al., NeurIPS 2025, arXiv
 2504.20039) do the same for chains.
 
-A folder holds it: config.json (sizes, the layers whose states it reads) and model.safetensors.
+A folder holds it: config.json (sizes, the layers whose states it reads, for which weights it was
+made) and model.safetensors.
 
 Axes: C drafts, F features, D size of an embedding, S signals, W = F + 2 D + S.
 """
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -28,7 +29,8 @@ from eagle_fsd.decoding import columns
 from eagle_fsd.decoding.columns import Rows
 from eagle_fsd.runs.jsonl import write_file, write_json
 
-CONFIG, WEIGHTS = "config.json", "model.safetensors"
+CONFIG, WEIGHTS, MADE_FOR = "config.json", "model.safetensors", "made_for"
+OF_WEIGHTS = (".safetensors", ".bin", ".gguf", "/commit")  # ends of the names that digests have
 SIGNALS = ("js", "judged", "regret", "entropy", "top1", "margin", "depth", "log_place")
 Embed = Callable[[torch.Tensor], torch.Tensor]
 
@@ -112,17 +114,53 @@ class HarmModel(nn.Module):
             return rows.token_C.float()
         state_CF = features_NF[rows.parent_C]
         exact_C = rows.argmax_M[rows.row_C]
-        parts = (state_CF, embed(rows.token_C), embed(exact_C), signals(rows, answered))
-        return torch.sigmoid(self(torch.cat([part.float() for part in parts], dim=1)))
+        signal_CS = signals(rows, answered)
+        parts = (state_CF, embed(rows.token_C), embed(exact_C), signal_CS)
+        chance_C = torch.sigmoid(self(torch.cat([part.float() for part in parts], dim=1)))
+        # nothing was learnt from what is not finite, as of tokens that have no probability at all
+        return torch.where(signal_CS.isfinite().all(1), chance_C, 1.0)
 
 
-def write_model(model: HarmModel, folder: str | Path, **figures: object) -> None:
-    """Write its folder; figures are kept in config.json beside the sizes."""
+def write_model(
+    model: HarmModel,
+    folder: str | Path,
+    *,
+    made_for: Mapping[str, str] | None = None,
+    **figures: object,
+) -> None:
+    """Write its folder.
+
+    Args:
+        made_for: digests of the files of its target and head.
+        figures: kept in config.json beside the sizes.
+    """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {name: value.contiguous() for name, value in model.state_dict().items()}
     write_file(folder / WEIGHTS, save(tensors))
-    write_json(folder / CONFIG, asdict(model.config) | {"signals": list(SIGNALS)} | figures)
+    made = {"signals": list(SIGNALS), MADE_FOR: dict(made_for or {})}
+    write_json(folder / CONFIG, asdict(model.config) | made | figures)
+
+
+def check_made_for(folder: str | Path, digests: Mapping[str, str]) -> None:
+    """Refuse, by a BadInput, a model of harm that was made for other weights of target or head than
+    those of these digests (models/load.py). Files of which one side knows nothing are passed over.
+    """
+    try:
+        made_for = json.loads((Path(folder) / CONFIG).read_text()).get(MADE_FOR, {})
+    except (OSError, ValueError, AttributeError):
+        return  # read_model says what is wrong
+    if names := different(digests, made_for):
+        raise BadInput(
+            f"the model of harm at '{folder}' was trained for other weights ({', '.join(names)} "
+            "differ): train it for this target and head"
+        )
+
+
+def different(digests: Mapping[str, str], others: Mapping[str, object]) -> list[str]:
+    """The files of weights, by the names that digests have, of which both know another digest."""
+    weights = [name for name in digests if name.endswith(OF_WEIGHTS)]
+    return [name for name in weights if others.get(name, digests[name]) != digests[name]]
 
 
 def read_model(folder: str | Path) -> HarmModel:

@@ -112,8 +112,8 @@ def head_digests(name: str) -> dict[str, str]:
 
 
 def harm_digests(name: str) -> dict[str, str]:
-    """Of the files of a model of harm; none of none ("")."""
-    return file_digests("harm", Path(name), (CONFIG, WEIGHTS)) if name else {}
+    """Of the files of a model of harm."""
+    return file_digests("harm", Path(name), (CONFIG, WEIGHTS))
 
 
 def load_tokenizer(name: str) -> PreTrainedTokenizerBase:

@@ -167,7 +167,8 @@ def check_harm(
 
 
 def attach_harm(model: HarmModel, target: Target) -> None:
-    """Give the target's rounds the column `harm`. BadInput: the model is of another target."""
+    """Give the target's rounds the column `harm`. BadInput: the model is of a target or a head of
+    other sizes."""
     embedding_size = target.embed_tokens.weight.shape[1]
     check_harm(model, target.hidden_size, target.feature_layers, embedding_size)
     target.further["harm"] = partial(model.to(target.device).column, target.embed)

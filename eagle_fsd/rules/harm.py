@@ -24,7 +24,7 @@ class Harm(TokenRule):
         chance: p, the largest chance of harm that is admitted; 0 is exact, 1 accepts all.
     """
 
-    columns: ClassVar[tuple[str, ...]] = ("harm", "prob")
+    columns: ClassVar[tuple[str, ...]] = ("harm",)
     cost: ClassVar[str] = "harm"
     chance: float = 0.1
 

@@ -174,13 +174,10 @@ class ForkMiner:
             row |= {"choice": number, "place": place.number, "exact_drafted": place.exact_drafted}
             row |= {"exact": exact, "token": token, "kind": "draft"}
             row |= dict(zip(SIGNALS, values, strict=True))
-            # of the drafts there the one that a rule takes which asks for the likeliest
-            regrets = [of[SIGNALS.index("regret")] for _, of in place.drafted]
-            row["likeliest"] = row["regret"] == min(regrets)
             if chosen.random() < BY_CHANCE:
                 other = [t for t in chosen.sample(usual, min(64, len(usual))) if t != exact]
                 if other:
-                    row |= {"kind": "chance", "token": other[0], "likeliest": False}
+                    row |= {"kind": "chance", "token": other[0]}
                     row |= {"regret": None}  # it would be the draft's
             rows.append(row)
         return rows, cache

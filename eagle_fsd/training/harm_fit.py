@@ -97,11 +97,12 @@ def fit(forks: Forks, config: HarmConfig, *, states: bool = True, seed: int = 0)
         states: False: it reads the SIGNALS alone.
     """
     learn, choose = forks.part("learn"), forks.part("choose")
-    for name, part in ("learn", learn), ("choose", choose):
+    for name in dict.fromkeys(PARTS):
+        part = forks.part(name)
         if len(part.questions) < LEAST or not 0 < part.harm_C.mean() < 1:
             raise BadInput(
-                f"{len(part.questions)} forks to {name} from are too few, or all alike: mine at "
-                f"least {5 * LEAST} forks, of more questions"
+                f"{len(part.questions)} forks in the part {name!r} are too few, or all alike: mine "
+                f"at least {5 * LEAST} forks, of more questions"
             )
     best, least = None, math.inf
     for decay in tqdm(DECAYS, desc="weight decays", leave=False):
@@ -165,20 +166,10 @@ def _calibrated(model: HarmModel, forks: Forks) -> HarmModel:
 
 def roc_area(
     value_C: np.ndarray, harmful_C: np.ndarray, questions: Sequence[str]
-) -> dict[str, float | None]:
-    """The area under the ROC curve, that is the chance that a harmful fork has the larger value of
-    two, with its 95 % interval: questions are left out in turn.
-
-    Returns:
-        {"value", "low", "high"}; None where there are not both kinds.
-    """
-    return _interval(*_left_out(value_C, harmful_C, questions), low=0.0, high=1.0)
-
-
-def _left_out(
-    value_C: np.ndarray, harmful_C: np.ndarray, questions: Sequence[str]
 ) -> tuple[float, np.ndarray]:
-    """The area, and that without each question in turn."""
+    """The area under the ROC curve, that is the chance that a harmful fork has the larger value of
+    two, and what it is without each question in turn, for an interval. NaN where there are not both
+    kinds."""
     names, of_C = np.unique(questions, return_inverse=True)
     keep = (of_C != q for q in range(len(names)))
     without_Q = np.array([_area(value_C[keep_C], harmful_C[keep_C]) for keep_C in keep])
@@ -218,7 +209,7 @@ def areas(forks: Forks, models: Mapping[str, HarmModel]) -> list[dict]:
     count = {"forks": len(forks.questions), "questions": len(set(forks.questions))}
     rows, first = [], None
     for name, value_C in values.items():
-        area, without_Q = _left_out(value_C.double().numpy(), harmful_C, forks.questions)
+        area, without_Q = roc_area(value_C.double().numpy(), harmful_C, forks.questions)
         row = {"signal": name, **count, "harmful": float(harmful_C.mean())}
         row |= {"area": _interval(area, without_Q, low=0.0, high=1.0), "ahead": None}
         if first:

@@ -29,19 +29,28 @@ GAINS = (1.1, 1.2, 1.3, 1.5)
 
 def scores_of(run: Path, arm: str, score: str) -> dict[object, float]:
     """By question, of the arms that have the score; the first choice."""
-    rows = read_lines(run / "scores" / f"{parse_arm(arm).slug}.jsonl")
+    file = run / "scores" / f"{parse_arm(arm).slug}.jsonl"
+    if not file.exists():
+        raise BadInput(f"{run} has no scores of {arm}: evaluate/tasks.py --rescore makes them")
+    rows = read_lines(file)
     found = {row["question_id"]: row["scores"].get(score) for row in rows if not row["choice"]}
     if None in found.values():
         raise BadInput(f"{run}: not all answers of {arm} have the score {score!r}")
     return found
 
 
-def lost(sums_X2A2: np.ndarray, points: tuple[int, ...], gain: float) -> np.ndarray:
-    """What the first line loses of plain's score, less what the second does if there are two."""
-    ends = np.cumsum([count + 2 for count in points])[:-1]
+def lost(sums_X2A2: np.ndarray, sizes: tuple[tuple[int, int], ...], gain: float) -> np.ndarray:
+    """What the first line loses of plain's score, less what the second does if there are two.
+
+    Args:
+        sums_X2A2: plain, exact and its arms, for every line.
+        sizes: of every line, its arms, and the points that it is read on: these and, unless no
+            value of the rule is exact, exact.
+    """
+    ends = np.cumsum([arms + 2 for arms, _ in sizes])[:-1]
     first, *second = (
-        -lost_at(sums, gain=gain, points=count + 1, less_plain=True)
-        for sums, count in zip(np.split(sums_X2A2, ends, axis=-2), points, strict=True)
+        -lost_at(sums, gain=gain, points=points, less_plain=True)
+        for sums, (_, points) in zip(np.split(sums_X2A2, ends, axis=-2), sizes, strict=True)
     )
     return first - second[0] if second else first
 
@@ -59,6 +68,7 @@ def front(run: Path, score: str, beside: str) -> None:
         raise BadInput(f"{run} has no line {beside!r} to compare with; it has {', '.join(lines)}")
     scores = {arm: scores_of(run, arm, score) for arm in records}
     questions = list(found[PLAIN])
+    sizes = {line: (len(arms), len(from_exact(arms)[0])) for line, arms in lines.items()}
 
     def parts(line: str) -> np.ndarray:
         """[Q, 2, A, 2]: of every question and arm, the sums of tokens a round and of the score."""
@@ -80,11 +90,10 @@ def front(run: Path, score: str, beside: str) -> None:
             value = crossing(gains, values, gain)
             if np.isnan(crossing(gains, gains, gain)):
                 continue
-            loss = interval(parts(line), partial(lost, points=(len(arms),), gain=gain))
+            loss = interval(parts(line), partial(lost, sizes=(sizes[line],), gain=gain))
             cells = ["-" if np.isnan(value) else f"{value:.3g}", cell_text(loss, "+.3f")]
             both = np.concatenate([parts(beside), parts(line)], axis=2)
-            counts = len(lines[beside]), len(arms)
-            gap = interval(both, partial(lost, points=counts, gain=gain))
+            gap = interval(both, partial(lost, sizes=(sizes[beside], sizes[line]), gain=gain))
             cells.append("" if line == beside else cell_text(gap, "+.3f"))
             print(f"| `{line}` | {gain:.1f} |", *(f"{cell} |" for cell in cells))
 
