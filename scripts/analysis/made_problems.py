@@ -13,6 +13,7 @@ killed run goes on from its last checkpoint: run the same command again.
 
 import json
 import random
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -97,6 +98,29 @@ def counting(rng: random.Random, length: int) -> Problem:
 
 
 KINDS: tuple[Callable[[random.Random, int], Problem], ...] = (sums, sorting, counting)
+
+
+def working(kind: str, question: str, found: int) -> list[str]:
+    """The texts that stand in an answer to the question, behind a space, if its working is right.
+
+    Args:
+        kind: the name of one of KINDS.
+        found: the right number.
+    """
+    numbers = [int(text) for text in re.findall(r"\d+", question)]
+    if kind == "sorting":
+        return [f" {', '.join(map(str, sorted(numbers)))}."]
+    if kind == "counting":
+        word = question.split()[3]
+        return [f" {', '.join(f'{word} {number}' for number in range(1, found + 1))}."]
+    fewer = [text.split()[0] for text in FEWER]
+    total, steps = numbers[0], []
+    for sentence, number in zip(question.split(". ")[1:], numbers[1:], strict=False):
+        less = sentence.split()[1] in fewer
+        after = total - number if less else total + number
+        steps.append(f" {total}{'-' if less else '+'}{number}={after}.")
+        total = after
+    return steps
 
 
 def problems(rng: random.Random) -> Iterator[tuple[str, Problem]]:
