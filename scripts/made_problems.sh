@@ -32,7 +32,7 @@ read -ra arms -d '' <<<"${ARMS:-$arms}" || true
 "$python" "$root/evaluate/tasks.py" --target "$target" --head "$output/head" --tree 6x6x1 \
     --harm "$output/harm" --task "$target/test.jsonl" --scorer last_number --max_new_tokens 48 \
     --questions "${QUESTIONS:-500}" --dtype float32 --quality_only --output "$output/test" --arms "${arms[@]}"
-cd "$root"
-"$python" scripts/analysis/made_workings.py "$output/test" "$target/test.jsonl"
-"$python" scripts/analysis/score_front.py "$output/test" last_number
-"$python" scripts/analysis/score_front.py "$output/test" with_working
+"$python" "$root/scripts/analysis/made_workings.py" "$output/test" "$target/test.jsonl"
+for score in last_number with_working; do
+    "$python" "$root/scripts/analysis/score_front.py" "$output/test" $score
+done
