@@ -10,8 +10,10 @@ import json
 import math
 import platform
 import sys
+import threading
 import warnings
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import pytest
@@ -37,7 +39,7 @@ from eagle_fsd.engine import attention, half
 from eagle_fsd.engine.attention import Folded
 from eagle_fsd.engine.graphs import BUCKET_ROWS, Graphs, Recorder, bucket_of, visible_rows
 from eagle_fsd.engine.lean import RotaryAttention
-from eagle_fsd.engine.packed import Packed, PackedLinear, can_pack
+from eagle_fsd.engine.packed import Packed, PackedLinear, _Joined, can_pack
 from eagle_fsd.engine.select import ENGINES, choose_engine
 from eagle_fsd.models.load import load_target
 from eagle_fsd.models.random_weights import random_tokenizer
@@ -170,6 +172,53 @@ def test_torch_has_the_products_of_16_bit_weights():
 
 
 @needs_half
+def test_the_products_are_found_whatever_the_process_takes_for_granted():
+    """Bug held down: the first to ask under another default dtype or device was told that there
+    are none, and so was everybody after."""
+    try:
+        for dtype, device in ((torch.float64, "cpu"), (torch.float32, "meta")):
+            half.can_multiply.cache_clear()
+            torch.set_default_dtype(dtype)
+            with torch.device(device):
+                assert half.can_multiply()
+    finally:
+        torch.set_default_dtype(torch.float32)
+        half.can_multiply.cache_clear()
+
+
+def test_joined_products_give_each_thread_its_own_parts_in_any_order():
+    """Bug held down: of two threads in one product each got the other's parts. Both are within it
+    before either goes on; members are called from the last to the first, with one product."""
+    linears = [torch.nn.Linear(5, size, bias=False) for size in (3, 4)]
+    both, products = threading.Barrier(2), []
+
+    def within(weight_RD: torch.Tensor, bias_R: None):
+        def product(x_ND: torch.Tensor) -> torch.Tensor:
+            products.append(x_ND)
+            both.wait(20)
+            found_NR = x_ND @ weight_RD.T
+            both.wait(20)
+            return found_NR
+
+        return product
+
+    joined = _Joined(linears, within)
+
+    def parts(x_ND: torch.Tensor) -> list[torch.Tensor]:
+        found = [joined.part(index, x_ND) for index in (1, 0)]
+        both.wait(20)
+        return found[::-1]
+
+    inputs = torch.randn(2, 6, 5)
+    with ThreadPoolExecutor(2) as pool:
+        found = list(pool.map(parts, inputs))
+    for x_ND, of in zip(inputs, found, strict=True):
+        for part_NR, linear in zip(of, linears, strict=True):
+            torch.testing.assert_close(part_NR, linear(x_ND))
+    assert len(products) == 2
+
+
+@needs_half
 @pytest.mark.parametrize("rows", [1, 6, 61])
 def test_a_16_bit_product_is_the_float32_product(rows):
     weight_RD, bias_R, x_ND = torch.randn(53, 37).bfloat16().float(), torch.ones(53), None
@@ -191,6 +240,7 @@ def test_a_16_bit_product_is_the_float32_product(rows):
         ([2.0**17], 2.0**-3, 2.0**-3),  # beyond float16's largest number
         ([1.0, 1 + 2.0**-12], None, 2.0**14),  # more bits than float16 has
         ([1.0, 2.0**-60], None, 2.0**14),  # further apart than float16 reaches
+        ([2.0**100, 2.0**-70], None, 2.0**-86),  # so far that the small one is 0 when scaled
         ([math.inf], None, None),
         ([math.nan], None, None),
     ],

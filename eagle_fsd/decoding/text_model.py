@@ -1,6 +1,6 @@
 """What of a transformers model is its text model, and how its own head makes logits.
 
-Read from the config's names alone; eagle_fsd.engine.families.check_tree_attention finds a family
+Read from the config's names alone; eagle_fsd.engine.trial.check_tree_attention finds a family
 that does anything else.
 """
 

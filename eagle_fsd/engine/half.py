@@ -2,10 +2,10 @@
 
 Reading weights is what a small batch waits for, and 16-bit floats are half of the bytes. The
 product itself is done in float32, so that of weights which 16 bits hold exactly it is the float32
-product, as good as any other kernel's. bfloat16 values (8 bits of mantissa) fit into float16 (11
-bits) if their range does; a power of two, by which the whole matrix is multiplied and its input
-divided, moves the range and rounds nothing. The smallest number that is kept whole is then some
-2 ** -32 of the matrix's largest.
+product, with the roundings of another kernel. bfloat16 values (8 bits of mantissa) fit into float16
+(11 bits) if their range does; a power of two, by which the whole matrix is multiplied and its input
+divided, moves the range and rounds nothing. The smallest number that is kept whole is then some 2
+** -32 of the matrix's largest.
 
 Nothing else in the library knows the operators: torch has them in a namespace of quantisation.
 """
@@ -25,8 +25,9 @@ def can_multiply() -> bool:
     if "fbgemm" not in torch.backends.quantized.supported_engines:
         return False
     try:
-        probe = HalfLinear(torch.eye(2), None, 1.0)
-        return torch.equal(probe(torch.ones(1, 2)), torch.ones(1, 2))
+        plain = {"dtype": torch.float32, "device": "cpu"}  # whatever the process's defaults are
+        probe = HalfLinear(torch.eye(2, **plain), None, 1.0)
+        return torch.equal(probe(torch.ones(1, 2, **plain)), torch.ones(1, 2, **plain))
     except (AttributeError, RuntimeError):  # another torch, or a processor without AVX2 and F16C
         return False
 
@@ -66,10 +67,10 @@ def power_of_two(weight_RD: torch.Tensor, *, exact: bool) -> float | None:
         return None
     highest = 2.0 ** (TOP_EXPONENT - torch.tensor(top).frexp().exponent.item())
     for scale, allowed in ((1.0, 0.0), (highest, 0.0), (highest, CLOSE)):
-        scaled_RD = weight_RD.detach() * scale
-        error_RD = (scaled_RD.half().float() - scaled_RD).abs_()
-        least = torch.finfo(torch.float16).smallest_normal * allowed
-        if (error_RD <= scaled_RD.abs_().mul_(allowed).clamp_(min=least)).all():
+        held_RD = (weight_RD.detach() * scale).half().float().div_(scale)
+        error_RD = held_RD.sub_(weight_RD.detach()).abs_()
+        least = torch.finfo(torch.float16).smallest_normal * allowed / scale
+        if (error_RD <= weight_RD.detach().abs().mul_(allowed).clamp_(min=least)).all():
             return scale
         if exact and scale == highest:
             break

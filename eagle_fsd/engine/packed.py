@@ -13,6 +13,7 @@ import functools
 import inspect
 import re
 import sys
+import threading
 import warnings
 from collections.abc import Callable
 from functools import partial
@@ -60,7 +61,8 @@ class PackedLinear:
 
 
 class _Joined:
-    """Several linear layers as one product; parts are handed out as its members are called."""
+    """Several linear layers as one product; parts are handed out as its members are called, in any
+    order, to each thread its own."""
 
     def __init__(self, linears: list[nn.Linear], pack_linear: Callable[..., Linear]):
         weight_RD = torch.cat([linear.weight.detach() for linear in linears])
@@ -68,16 +70,16 @@ class _Joined:
         bias_R = torch.cat([linear.bias.detach() for linear in linears]) if biased else None
         self.product = pack_linear(weight_RD, bias_R)
         self._sizes = [linear.out_features for linear in linears]
-        self._input: torch.Tensor | None = None
-        self._parts: tuple[torch.Tensor, ...] = ()
+        self._held = threading.local()  # the input, and by member the parts that wait
 
     def part(self, index: int, x_ND: torch.Tensor) -> torch.Tensor:
-        if index == 0 or x_ND is not self._input:
-            self._input = x_ND
-            self._parts = self.product(x_ND).split_with_sizes(self._sizes, -1)
-        part = self._parts[index]
-        if index == len(self._sizes) - 1:  # hold nothing alive between calls
-            self._input, self._parts = None, ()
+        held = vars(self._held)
+        if held.get("input") is not x_ND or index not in held["parts"]:
+            parts = self.product(x_ND).split_with_sizes(self._sizes, -1)
+            held |= {"input": x_ND, "parts": dict(enumerate(parts))}
+        part = held["parts"].pop(index)
+        if not held["parts"]:  # hold nothing alive between calls
+            held.clear()
         return part
 
 
