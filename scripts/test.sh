@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Sets up and passes the tests: the fast ones, then those on the embedded target (minutes).
-#     scripts/test.sh --fast     only the fast ones (two minutes)
+#     scripts/test.sh --fast     only the fast ones
 # Other options go to pytest. The longest are left out: .venv/bin/python -m pytest -m slow
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)

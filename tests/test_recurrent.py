@@ -167,7 +167,9 @@ def test_exact_is_plain_decoding_and_generate(family, engine):
 
 
 @pytest.mark.processes  # long: a compilation for each width
-@pytest.mark.parametrize("family", ["qwen3_5_text", "falcon_h1"])
+@pytest.mark.parametrize(
+    "family", ["qwen3_5_text", pytest.param("falcon_h1", marks=pytest.mark.slow)]
+)
 def test_compiled_exact_is_plain_decoding_and_generate(family):
     """Of single tokens, which change states within the compiled code, and of trees."""
     stock, target = (hybrid_target(family, seed=3, engine=name) for name in ("stock", "compiled"))
