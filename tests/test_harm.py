@@ -400,14 +400,19 @@ def test_without_a_draft_distribution_divergence_says_nothing():
         assert same == (known == 0)
 
 
-def test_a_model_is_trained_reported_on_and_decoded_with(tmp_path, capsys):
-    """The command, with a second task. The target has no attention, so that some of its forks come
-    back to the plain text."""
-    target, head = write_target(tmp_path / "target"), write_random_head(tmp_path / "head")
+def write_deaf_target(folder: Path, **changes) -> Path:
+    """One without attention, so that some of its forks come back to the plain text."""
+    target = write_target(folder, **changes)
     deaf = LlamaForCausalLM.from_pretrained(target)
     for layer in deaf.model.layers:
         layer.self_attn.o_proj.weight.data.zero_()
     deaf.save_pretrained(target)
+    return target
+
+
+def test_a_model_is_trained_reported_on_and_decoded_with(tmp_path, capsys):
+    """The command, with a second task."""
+    target, head = write_deaf_target(tmp_path / "target"), write_random_head(tmp_path / "head")
     fixed = ["--target", target, "--head", head, "--device", "cpu", "--dtype", "float32"]
     fixed += ["--max_new_tokens", 24, "--tree", "4x2x2", "--forks", 16]
     for name, count in (("one", 40), ("two", 5)):
@@ -452,12 +457,8 @@ def test_a_model_is_trained_reported_on_and_decoded_with(tmp_path, capsys):
 def test_it_is_of_its_targets_weights_and_of_all_layers_that_the_head_reads(tmp_path, capsys):
     """Bugs held down: no model could be trained for a head that fuses layers, one of another target
     of the same sizes was taken, and one that no arm reads was looked at."""
-    target = write_target(tmp_path / "target", layers=7)
+    target = write_deaf_target(tmp_path / "target", layers=7)
     head = write_random_head(tmp_path / "head", head_type="eagle3")
-    deaf = LlamaForCausalLM.from_pretrained(target)
-    for layer in deaf.model.layers:
-        layer.self_attn.o_proj.weight.data.zero_()
-    deaf.save_pretrained(target)
     asked = [{"question_id": i, "category": "c", "turns": [f"one{i}"]} for i in range(40)]
     file = write_rows(tmp_path / "question.jsonl", *asked)
     fixed = ["--target", target, "--head", head, "--device", "cpu", "--dtype", "float32"]
@@ -477,10 +478,10 @@ def test_it_is_of_its_targets_weights_and_of_all_layers_that_the_head_reads(tmp_
     model = own.load([parse_arm("harm:1")])
     assert model.target.further and len(model.target.feature_layers) == 3
     assert not ModelOptions(**options).load([parse_arm("exact@ngram")]).target.further
-    torch.manual_seed(9)
-    for layer in deaf.model.layers:
+    other = LlamaForCausalLM.from_pretrained(target)
+    for layer in other.model.layers:
         layer.mlp.up_proj.weight.data.add_(0.1)
-    deaf.save_pretrained(target)
+    other.save_pretrained(target)
     with pytest.raises(BadInput, match=r"other weights \(target/model.safetensors differ\)"):
         ModelOptions(**options, head=str(head)).digests()
     with pytest.raises(SystemExit, match="are of another target or head"):

@@ -4,8 +4,8 @@ Reading weights is what a small batch waits for, and 16-bit floats are half of t
 product itself is done in float32, so that of weights which 16 bits hold exactly it is the float32
 product, with the roundings of another kernel. bfloat16 values (8 bits of mantissa) fit into float16
 (11 bits) if their range does; a power of two, by which the whole matrix is multiplied and its input
-divided, moves the range and rounds nothing. The smallest number that is kept whole is then some 2
-** -32 of the matrix's largest.
+divided, moves the range and rounds nothing. The smallest number that is kept whole is then some
+2 ** -32 of the matrix's largest.
 
 Nothing else in the library knows the operators: torch has them in a namespace of quantisation.
 """

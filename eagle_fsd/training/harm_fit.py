@@ -96,14 +96,14 @@ def fit(forks: Forks, config: HarmConfig, *, states: bool = True, seed: int = 0)
     Args:
         states: False: it reads the SIGNALS alone.
     """
-    learn, choose = forks.part("learn"), forks.part("choose")
-    for name in dict.fromkeys(PARTS):
-        part = forks.part(name)
+    parts = {name: forks.part(name) for name in dict.fromkeys(PARTS)}
+    for name, part in parts.items():
         if len(part.questions) < LEAST or not 0 < part.harm_C.mean() < 1:
             raise BadInput(
                 f"{len(part.questions)} forks in the part {name!r} are too few, or all alike: mine "
                 f"at least {5 * LEAST} forks, of more questions"
             )
+    learn, choose = parts["learn"], parts["choose"]
     best, least = None, math.inf
     for decay in tqdm(DECAYS, desc="weight decays", leave=False):
         model = _learn(learn, config, decay, states=states, seed=seed)
