@@ -30,7 +30,7 @@ for step in "" -tasks -test; do
     digest=$(cat "${pinned[@]}" | sha256sum)
     if [ "$(cat "$stamp" 2>/dev/null)" != "$root $digest" ]; then
         echo "set-up: eagle_fsd${step:+[${step#-}]} into $root/.venv (minutes, once)" >&2
-        "$root/.venv/bin/python" -m pip install --quiet -c "$requirements" -e "$root${step:+[${step#-}]}"
+        "$root/.venv/bin/python" -m pip install --quiet --no-compile -c "$requirements" -e "$root${step:+[${step#-}]}"
         echo "$root $digest" >"$stamp"
     fi
     if [ "$step" = "$wanted" ]; then break; fi

@@ -117,6 +117,8 @@ class TrainOptions:
         from eagle_fsd.models.load import training_dtype
 
         if is_mtp(self.start):
+            if self.head_type == "eagle3":
+                raise BadInput("--start mtp is no EAGLE-3 head: leave --head_type out")
             self.head_type = "mtp"
         own = self.head_type in ("eagle3", "mtp")
         self.recipe = self.recipe or (self.head_type if own else "unrolled")

@@ -135,6 +135,8 @@ def check_device(device: str, dtype: str = "float32") -> None:
     try:
         if torch.device(name).type not in ("cpu", "cuda"):
             raise RuntimeError("targets run on nothing else")
+        if name.startswith("cpu:"):  # the engines for processors look for the name cpu
+            raise RuntimeError("the cpu has no number")
         torch.empty(0, device=name)
     except (AssertionError, RuntimeError) as error:  # torch without CUDA asserts
         reason = str(error).partition("\n")[0]
