@@ -1,19 +1,21 @@
-"""Scores of several tasks as one, each question once: results/tasks.
+"""Scores of one or several tasks as one, each question once: results/tasks, results/harm_signals.
 
     python scripts/analysis/pooled_scores.py runs/humaneval:pass@1 runs/ifeval:prompt_strict
+    python scripts/analysis/pooled_scores.py runs/gsm8k:as_plain --against random:0.9@hybrid
 
-Of the arms that all runs have.
+Of the arms that all runs have; differences are to plain, or to the arm that is named.
 """
 
-import sys
+import argparse
 from pathlib import Path
 
 from eagle_fsd.arms import PLAIN, parse_arm
 from eagle_fsd.cli import ended_by
 from eagle_fsd.config import BadInput
+from eagle_fsd.evaluation import tables
 from eagle_fsd.evaluation.report.read_runs import read_run
 from eagle_fsd.runs.jsonl import read_records
-from eagle_fsd.tasks.task_scores import compare_scores, score_table
+from eagle_fsd.tasks.task_scores import compare_scores
 
 
 def scored(run: str) -> tuple[Path, str]:
@@ -37,8 +39,6 @@ def scores_of(folder: Path, arm: str, score: str) -> list[tuple[dict, float]]:
 def pooled(runs: list[str]) -> list[dict]:
     """The values of compare_scores, a score named after all of them."""
     parts = [scored(run) for run in runs]
-    if not parts:
-        raise BadInput("no run is given: FOLDER:SCORE of each, such as runs/humaneval:pass@1")
     arms = [list(read_run(folder).records) for folder, _ in parts]
     name = " + ".join(score for _, score in parts)
     return [
@@ -51,5 +51,26 @@ def pooled(runs: list[str]) -> list[dict]:
     ]
 
 
+def compared(runs: list[str], against: str) -> str:
+    """The table, and how to read it."""
+    values = pooled(runs)
+    known = dict.fromkeys(value["arm"] for value in values)
+    if against not in known and against != PLAIN:  # plain's own as_plain is none
+        raise BadInput(f"--against {against!r} is no arm of the runs; known: {', '.join(known)}")
+    rows = compare_scores(values, baseline=against)
+    columns = [
+        (f"- {against}" if key == "vs_plain" else title, key, form)
+        for title, key, form in tables.SCORES
+    ]
+    note = tables.SCORES_NOTE
+    if against != PLAIN:
+        note = f"Gained, lost and McNemar's test are against {against}, not against plain."
+    return f"{tables.markdown_table(rows, columns)}\n\n{note}"
+
+
 if __name__ == "__main__":
-    ended_by(lambda: print(score_table(compare_scores(pooled(sys.argv[1:])))))
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("runs", nargs="+", help="FOLDER:SCORE of each, such as runs/gsm8k:as_plain")
+    parser.add_argument("--against", default=PLAIN, help="the arm to compare with (default: plain)")
+    given = parser.parse_args()
+    ended_by(lambda: print(compared(given.runs, given.against)))
