@@ -249,6 +249,9 @@ def test_powers_of_two_that_bring_weights_into_float16(numbers, exact, close):
     weight_RD = torch.tensor([numbers])
     assert half.power_of_two(weight_RD, exact=True) == exact
     assert half.power_of_two(weight_RD, exact=False) == close
+    below_RD = torch.cat([torch.zeros(half.ROWS, len(numbers)), weight_RD])  # in the next block
+    assert half.power_of_two(below_RD, exact=True) == exact
+    assert half.power_of_two(below_RD, exact=False) == close
 
 
 @needs_half

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 CLOSE = 2.0**-11  # what rounding to float16 changes a number by, at most, in parts of it
+ROWS = 4096  # of a matrix that are checked at a time
 TOP_EXPONENT = 15  # of a matrix whose largest number is scaled to just below 2 ** 15
 
 
@@ -60,21 +61,30 @@ def power_of_two(weight_RD: torch.Tensor, *, exact: bool) -> float | None:
 
     Example: of a bfloat16 number near 1e-6 float16 keeps too few bits, of 4096 times that all.
     """
-    top = weight_RD.detach().abs().amax().item()
+    weight_RD = weight_RD.detach()
+    top = torch.stack(weight_RD.aminmax()).abs().amax().item()
     if top == 0:
         return 1.0
     if not top < float("inf"):  # NaN too
         return None
     highest = 2.0 ** (TOP_EXPONENT - torch.tensor(top).frexp().exponent.item())
     for scale, allowed in ((1.0, 0.0), (highest, 0.0), (highest, CLOSE)):
-        held_RD = (weight_RD.detach() * scale).half().float().div_(scale)
-        error_RD = held_RD.sub_(weight_RD.detach()).abs_()
-        least = torch.finfo(torch.float16).smallest_normal * allowed / scale
-        if (error_RD <= weight_RD.detach().abs().mul_(allowed).clamp_(min=least)).all():
+        if _holds(weight_RD, scale, allowed):
             return scale
         if exact and scale == highest:
             break
     return None
+
+
+def _holds(weight_RD: torch.Tensor, scale: float, allowed: float) -> bool:
+    """Whether float16 holds the scaled matrix up to `allowed`, in blocks of rows: copies of a large
+    lm_head would be gigabytes."""
+    least = torch.finfo(torch.float16).smallest_normal * allowed / scale
+    for part_RD in weight_RD.split(ROWS):
+        error_RD = (part_RD * scale).half().float().div_(scale).sub_(part_RD).abs_()
+        if not (error_RD <= part_RD.abs().mul_(allowed).clamp_(min=least)).all():
+            return False
+    return True
 
 
 class HalfEmbedding(nn.Module):
