@@ -16,7 +16,7 @@ from eagle_fsd.config import BadInput
 from eagle_fsd.evaluation.questions import Question
 from eagle_fsd.models.assets import asset_dir
 from eagle_fsd.tasks import humaneval
-from eagle_fsd.tasks.humaneval import build_program, extract_code, pass_at_1
+from eagle_fsd.tasks.humaneval import build_program, check_program, extract_code
 from eagle_fsd.tasks.task_sources import read_task
 
 pytestmark = pytest.mark.processes
@@ -66,7 +66,8 @@ WRONG = {
 
 def test_wrong_answers_fail():
     for form, answer in WRONG.items():
-        assert pass_at_1(answer, PROBLEM) == {"pass@1": 0.0}, form
+        python = form not in ("cut off", "null byte", "deep brackets")
+        assert check_program(answer, PROBLEM) == {"pass@1": 0.0, "parses": python}, form
 
 
 def run(body: str, *, test: str = "candidate()", seconds: float = 5) -> str:
@@ -250,4 +251,4 @@ def test_a_sample_of_humaneval_passes_its_own_tests(tmp_path, monkeypatch):
     for row, asked in list(zip(rows, questions, strict=True))[::40]:
         whole = f"```python\n{row['prompt']}{row['canonical_solution']}```"
         for answer, passed in ((whole, 1), (row["canonical_solution"], 1), ("    pass\n", 0)):
-            assert pass_at_1(answer, asked) == {"pass@1": passed}, row["task_id"]
+            assert check_program(answer, asked) == {"pass@1": passed, "parses": 1}, row["task_id"]

@@ -16,7 +16,7 @@ from eagle_fsd.cli import step_of_setup
 from eagle_fsd.config import BadInput
 from eagle_fsd.evaluation.questions import Question
 from eagle_fsd.models.assets import asset_dir
-from eagle_fsd.tasks.humaneval import FIELDS, bubblewrap, pass_at_1
+from eagle_fsd.tasks.humaneval import FIELDS, bubblewrap, check_program
 
 # a sign is none behind a digit or a bracket (10-5, (3)-2); a comma parts thousands only
 NUMBER = re.compile(
@@ -132,7 +132,7 @@ SCORERS = {
     "contains": Scorer(contains),
     "last_number": Scorer(last_number, final=find_last_number),
     "ifeval": Scorer(follow, INSTRUCTIONS),
-    "humaneval": Scorer(pass_at_1, FIELDS),
+    "humaneval": Scorer(check_program, FIELDS),
 }
 
 
