@@ -288,8 +288,8 @@ def test_changed_code_goes_on_and_is_told(call, models, tmp_path, monkeypatch):
     "script",
     [
         "mt_bench",
-        "mt_bench_vicuna7b",
-        "mt_bench_llama3_8b",
+        pytest.param("mt_bench_vicuna7b", marks=pytest.mark.slow),
+        pytest.param("mt_bench_llama3_8b", marks=pytest.mark.slow),
         "mt_bench_llama31_8b_eagle3",
         "speed_cpu",
     ],

@@ -94,6 +94,7 @@ def test_the_examples_of_custom_generate_run(monkeypatch, tmp_path, capsys):
     assert "The sky is blue because" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_every_process_of_a_launcher_can_prepare_the_target(tmp_path):
     """Bug held down: transformers' save_pretrained writes nothing in any process of a group but its
     first, so that the cache of a fresh machine was left without weights for good."""
