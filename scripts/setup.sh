@@ -29,6 +29,7 @@ for step in "" -tasks -test; do
     pinned+=("$requirements")
     digest=$(cat "${pinned[@]}" | sha256sum)
     if [ "$(cat "$stamp" 2>/dev/null)" != "$root $digest" ]; then
+        # Python compiles what is imported when it is; all of torch and transformers takes a minute
         echo "set-up: eagle_fsd${step:+[${step#-}]} into $root/.venv (minutes, once)" >&2
         "$root/.venv/bin/python" -m pip install --quiet --no-compile -c "$requirements" -e "$root${step:+[${step#-}]}"
         echo "$root $digest" >"$stamp"
