@@ -237,14 +237,12 @@ class ModelOptions(PluginOptions):
 
     def digests(self) -> dict[str, str]:
         """Digests of the files of the models and of the plugin, by which two of one name differ."""
-        from eagle_fsd.heads.harm_model import check_made_for
         from eagle_fsd.models import load
         from eagle_fsd.models.assets import EMBEDDED_TARGET
 
         own = load.default_head(EMBEDDED_TARGET) if self.target == EMBEDDED_TARGET else ""
         digests = load.target_digests(self.target) | load.head_digests(self.head or own)
         if self.harm:
-            check_made_for(self.harm, digests)
             digests |= load.harm_digests(self.harm)
         return digests | load.draft_model_digests(self.draft_model) | self.plugin_digest()
 

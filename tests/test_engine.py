@@ -604,6 +604,7 @@ def test_compiled_rounds_are_those_of_the_stock_engine(family, tmp_path, monkeyp
     assert counts == [3, 0, 0, 3]
 
 
+@pytest.mark.processes  # long
 @needs_half
 def test_what_cannot_be_compiled_runs_as_it_is_and_says_so(tmp_path, monkeypatch):
     """A compiler that breaks after loading ends no answer."""

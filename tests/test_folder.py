@@ -17,10 +17,10 @@ from commands import rows
 
 from eagle_fsd.cli import held_interrupt, run_command
 from eagle_fsd.config import BadInput
-from eagle_fsd.evaluation.stats import mcnemar
 from eagle_fsd.runs.folder import Run
 from eagle_fsd.runs.processes import Processes
-from eagle_fsd.runs.provenance import ROOT, describe_run, without_checkout
+from eagle_fsd.runs.provenance import ROOT, describe_run, from_checkout, without_checkout
+from eagle_fsd.stats import mcnemar
 
 
 def row(question_id: int, **more) -> dict:
@@ -119,6 +119,9 @@ def test_settings_that_differ_are_named(tmp_path):
     assert add(settings | {"questions": 3}, 2) == ["1", "2"]
     with pytest.raises(BadInput, match=r"\{'trees': \(\['7x3x4'\], None\)\}"):
         add({"head": settings["head"]}, 3)
+    with pytest.raises(BadInput, match=r"{'harm': \(None, 'a'\)}"):
+        add(settings | {"harm": "a"}, 3)
+    assert add(settings | {"harm": ""}, 3)  # an option that came later, not used
     assert str(ROOT) not in (tmp_path / "run.json").read_text()
     with pytest.raises(BadInput, match=r"\{'head': \('checkpoints/one', 'two'\)\}"):
         add(settings | {"head": "two"}, 3)
@@ -133,6 +136,14 @@ def test_no_path_of_the_checkout_is_published(monkeypatch, form):
     assert shlex.split(described["command"])[:2] == ["python", "train/train_head.py"]
     options = without_checkout({"output": f"{ROOT}/runs/a", "steps": 3, "names": [f"{ROOT}/b"]})
     assert options == {"output": "runs/a", "steps": 3, "names": ["b"]}
+    # and it is found again from any folder
+    monkeypatch.chdir("/")
+    assert from_checkout("train/train_head.py") == f"{ROOT}/train/train_head.py"
+    assert [from_checkout(name) for name in ("", "smollm2", "random:llama")] == [
+        "",
+        "smollm2",
+        "random:llama",
+    ]
     # cut amid a name: {ROOT}_old/a became ._old/a, and /mnt{ROOT}/a became /mnta
     for other in (f"{ROOT}_old/a", f"{ROOT}-2", f"/mnt{ROOT}/a"):
         assert without_checkout([other, f"--x={other}"]) == [other, f"--x={other}"]

@@ -45,6 +45,7 @@ def test_a_file_is_whole_or_as_it_was(tmp_path):
     assert (tmp_path / "new/summary.md").read_text() == "before"
 
 
+@pytest.mark.processes  # long
 def test_an_old_report_stays_until_the_new_one_is_whole(call, tmp_path):
     """Bug held down: it was deleted first, and a kill left half a page in its place."""
     run, output = write_run(tmp_path / "run", made_run()), tmp_path / "report"

@@ -8,6 +8,7 @@ from answers import by_generate
 from reference_accept import chi_square_p
 from tiny import FAMILIES, prompt_tokens, tiny_target
 
+from eagle_fsd.config import BadInput
 from eagle_fsd.models import generate
 from eagle_fsd.models.generate import Request, complete
 
@@ -55,6 +56,15 @@ def test_greedy_rows_equal_generate(family, engine):
         assert request.finished == (request.tokens[-1] in STOPS)
     # the cases are there: ended by itself, and by the budget
     assert {request.finished for request in asked} == {True, False}
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_logits_that_are_no_numbers_end_it(temperature):
+    """Bug held down: greedy texts of such a target were token 0 to the end."""
+    target = tiny_target("llama")
+    target.model.model.norm.weight.data[0] = float("nan")
+    with pytest.raises(BadInput, match="logits are NaN or infinite in a batch of answers"):
+        run(target, requests(temperature), batch_size=3)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])

@@ -29,6 +29,8 @@ from eagle_fsd.heads.harm_model import (
     SIGNALS,
     HarmConfig,
     HarmModel,
+    check_replaceable,
+    different,
     read_model,
     signals,
     write_model,
@@ -41,7 +43,7 @@ from eagle_fsd.rules.price import PathRule
 from eagle_fsd.runs.folder import Run
 from eagle_fsd.tasks.scorers import SCORERS, normalize
 from eagle_fsd.training.forks import ForkMiner, Prompt, harm
-from eagle_fsd.training.harm_fit import Forks, areas, fit, part_of, reliability, roc_area
+from eagle_fsd.training.harm_fit import Forks, areas, fit, part_of, reliability, roc_area, shares
 
 GREEDY = SamplingConfig()
 
@@ -199,9 +201,28 @@ def test_a_model_is_written_and_read(tmp_path):
     (tmp_path / "harm" / "model.safetensors").write_bytes(b"cut off")
     with pytest.raises(BadInput, match="no model of harm at"):
         read_model(tmp_path / "harm")
+    check_replaceable(tmp_path / "harm")
+    check_replaceable(tmp_path / "new")
+    for other in ("{}", "[]", "torn"):
+        (tmp_path / "harm" / "config.json").write_text(other)
+        with pytest.raises(BadInput, match="holds a config.json of another model"):
+            check_replaceable(tmp_path / "harm")
     wider = HarmModel(HarmConfig(3, 5))
     with pytest.raises(BadInput, match="train it for this target"):
         attach_harm(wider, target)
+
+
+def test_files_of_one_name_are_compared_and_models_without_any_differ():
+    """Bug held down: two targets whose files have different names counted as one."""
+    made = {"target/a.gguf": "1", "target/config.json": "2", "head/model.safetensors": "3"}
+    assert different(made, made) == []
+    assert different(made, made | {"target/config.json": "4"}) == []
+    assert different(made, made | {"target/a.gguf": "4"}) == ["target/a.gguf"]
+    assert different(made, {"target/b.gguf": "1"}) == ["target/a.gguf"]
+    assert different(made, {"head/model.safetensors": "3", "seed": 0}) == []
+    commit = {"target/commit": "1"}  # of a hub id: a folder of its files is not known to be another
+    assert different(commit, made) == different(made, commit) == []
+    assert different(commit, {"target/commit": "2"}) == ["target/commit"]
 
 
 # --- forks ----------------------------------------------------------------------------------------
@@ -307,6 +328,11 @@ def test_forks_are_mined_and_a_killed_run_goes_on(tmp_path):
     path.write_text("".join(f"{line}\n" for line in path.read_text().splitlines()[:3]))
     (tmp_path / "cut" / "records" / "done.jsonl").unlink()
     mine([*fixed, "--output", tmp_path / "cut"])
+    asked = [questions[5], *questions[1:]]  # another one in the first place
+    write_rows(file, *(row | {"question_id": i} for i, row in enumerate(asked)))
+    (tmp_path / "cut" / "records" / "done.jsonl").unlink()
+    with pytest.raises(SystemExit, match="answered another question 0: name another folder"):
+        mine([*fixed, "--output", tmp_path / "cut"])
     order = lambda row: (row["question_id"], row["choice"])  # noqa: E731
     assert sorted(records(tmp_path / "cut", "forks"), key=order) == sorted(forks, key=order)
 
@@ -331,6 +357,7 @@ def test_numbers_that_are_equal_are_one_outcome_and_a_refused_run_leaves_its_fol
     mine([*fixed, "--max_new_tokens", 12])
 
 
+@pytest.mark.processes  # long
 def test_the_scorer_says_which_forks_are_harmful(tmp_path):
     """One that finds the plain answers to questions of odd numbers right, and no other: there a
     fork is harmful that lacks the plain text, and elsewhere none is."""
@@ -410,6 +437,7 @@ def write_deaf_target(folder: Path, **changes) -> Path:
     return target
 
 
+@pytest.mark.processes  # long
 def test_a_model_is_trained_reported_on_and_decoded_with(tmp_path, capsys):
     """The command, with a second task."""
     target, head = write_deaf_target(tmp_path / "target"), write_random_head(tmp_path / "head")
@@ -454,6 +482,7 @@ def test_a_model_is_trained_reported_on_and_decoded_with(tmp_path, capsys):
     assert any(any(acceptance.fuzzy) for acceptance in decoded.rounds)
 
 
+@pytest.mark.processes  # long
 def test_it_is_of_its_targets_weights_and_of_all_layers_that_the_head_reads(tmp_path, capsys):
     """Bugs held down: no model could be trained for a head that fuses layers, one of another target
     of the same sizes was taken, and one that no arm reads was looked at."""
@@ -483,7 +512,7 @@ def test_it_is_of_its_targets_weights_and_of_all_layers_that_the_head_reads(tmp_
         layer.mlp.up_proj.weight.data.add_(0.1)
     other.save_pretrained(target)
     with pytest.raises(BadInput, match=r"other weights \(target/model.safetensors differ\)"):
-        ModelOptions(**options, head=str(head)).digests()
+        load(str(target), head=str(head), harm=options["harm"])
     with pytest.raises(SystemExit, match="are of another target or head"):
         train()
 
@@ -497,6 +526,16 @@ def test_no_question_is_in_two_parts_and_too_few_forks_are_refused():
     unreported = Forks([forks.questions[c] for c in rest], forks.input_CW[rest], forks.harm_C[rest])
     with pytest.raises(BadInput, match="0 forks in the part 'report'"):
         fit(unreported, HarmConfig(10, 10))
+
+
+def test_where_no_fork_is_harmful_the_share_may_still_be_above_0():
+    """Bug held down: its interval was [0, 0]."""
+    forks = [
+        {"question_id": q, "category": "c", "kind": "draft", "harm": 0.0} for q in range(40)
+    ] * 3
+    (row,) = shares(forks)
+    assert (row["questions"], row["forks"]) == (40, 120)
+    assert row["harm"]["value"] == row["harm"]["low"] == 0 < row["harm"]["high"] < 0.1
 
 
 def test_the_area_is_the_chance_that_a_harmful_fork_has_the_larger_value():

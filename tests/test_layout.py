@@ -7,6 +7,8 @@ from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
+import pytest
+
 LIBRARY = Path(__file__).parent.parent / "eagle_fsd"
 
 
@@ -73,7 +75,7 @@ LEVELS = (
     ("drafters",),
     ("arms", "models"),
     ("plugin",),
-    ("cli", "timing"),
+    ("cli", "timing", "stats"),
     ("evaluation", "speed", "training", "api", "transformers_generate"),
     ("tasks",),
 )
@@ -131,6 +133,7 @@ def test_no_two_files_of_one_name():
     assert not [name for name, count in names.items() if count > 1]
 
 
+@pytest.mark.processes
 def test_rules_and_arms_need_no_transformers():
     """They are used where there is another one; a drafter's own file may need it, once built."""
     names = "arms rules rules.guards drafters.settings"

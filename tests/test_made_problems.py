@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 
+import pytest
 from commands import ROOT, load_command, write_rows
 
 MADE = load_command("scripts/analysis/made_problems.py")
@@ -34,6 +35,7 @@ def test_the_working_of_a_made_answer_is_right_and_that_of_a_changed_one_is_not(
     assert kinds == {"sums", "sorting", "counting"}
 
 
+@pytest.mark.processes
 def test_scores_get_one_of_the_working(tmp_path):
     """Of three answers one has the number alone; one that lacks the number is wrong whatever it
     works out."""

@@ -5,6 +5,7 @@ Axes: N tree nodes, V vocabulary.
 
 import sys
 import threading
+from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
@@ -35,13 +36,15 @@ from eagle_fsd.engine.trial import check_tree_attention
 from eagle_fsd.models.generate import Request, complete
 from eagle_fsd.recurrent.kinds import FAMILIES, REFUSED
 
-# One family of every kind of recurrence; where a test of all is long, the others are `slow`.
+# One family of every kind of recurrence.
 KINDS = ("qwen3_5_text", "kimi_linear", "falcon_h1", "lfm2")
 
 
-def also_slow(*first: object, quick: tuple[str, ...] = KINDS) -> list:
-    """(first, family) of all families, of which only the quick ones belong to scripts/test.sh."""
-    marks = {family: () if family in quick else pytest.mark.slow for family in HYBRIDS}
+def cases(*first: object, fast: Collection[str] = (), quick: Collection[str] = KINDS) -> list:
+    """(first, family) of all families. Only those in `fast` belong to scripts/test.sh --fast, and
+    besides them only those in `quick` to scripts/test.sh."""
+    marks = {family: pytest.mark.slow for family in HYBRIDS}
+    marks |= dict.fromkeys(quick, pytest.mark.processes) | dict.fromkeys(fast, ())
     return [pytest.param(*first, family, marks=marks[family]) for family in HYBRIDS]
 
 
@@ -76,8 +79,9 @@ def assert_states_are_of(target: Target, tokens: list[int]) -> None:
 
 
 @torch.inference_mode()
-@pytest.mark.parametrize("engine", ["stock", "packed"])
-@pytest.mark.parametrize("family", HYBRIDS)
+@pytest.mark.parametrize(
+    ("engine", "family"), cases("stock", quick=HYBRIDS) + cases("packed", fast=KINDS, quick=HYBRIDS)
+)
 def test_tree_logits_are_those_of_each_path_alone(family, engine):
     """Of deep trees and wide ones, behind prompts shorter than the convolution and longer."""
     target = hybrid_target(family, engine=engine)
@@ -144,7 +148,7 @@ def drafters_of(target: Target, tree) -> dict:
 
 
 @pytest.mark.parametrize(
-    ("engine", "family"), also_slow("stock") + also_slow("packed", quick=tuple(HYBRIDS))
+    ("engine", "family"), cases("stock") + cases("packed", fast=("qwen3_5_text", "lfm2"))
 )
 def test_exact_is_plain_decoding_and_generate(family, engine):
     """With every drafter; at temperature 1 draw by draw."""
@@ -166,10 +170,8 @@ def test_exact_is_plain_decoding_and_generate(family, engine):
     assert taken > 20
 
 
-@pytest.mark.processes  # long: a compilation for each width
-@pytest.mark.parametrize(
-    "family", ["qwen3_5_text", pytest.param("falcon_h1", marks=pytest.mark.slow)]
-)
+@pytest.mark.slow  # a compilation for each width
+@pytest.mark.parametrize("family", ["qwen3_5_text", "falcon_h1"])
 def test_compiled_exact_is_plain_decoding_and_generate(family):
     """Of single tokens, which change states within the compiled code, and of trees."""
     stock, target = (hybrid_target(family, seed=3, engine=name) for name in ("stock", "compiled"))
@@ -185,8 +187,9 @@ def test_compiled_exact_is_plain_decoding_and_generate(family):
     assert taken > 20
 
 
-@pytest.mark.parametrize("engine", ["stock", "packed"])
-@pytest.mark.parametrize("family", HYBRIDS)
+@pytest.mark.parametrize(
+    ("engine", "family"), cases("stock") + cases("packed", fast=("lfm2",), quick=HYBRIDS)
+)
 def test_rows_of_a_batch_are_what_generate_gives_alone(family, engine):
     """Rows begin, end and are moved beside each other, three at a time."""
     target = hybrid_target(family, seed=3, engine=engine)
@@ -198,10 +201,7 @@ def test_rows_of_a_batch_are_what_generate_gives_alone(family, engine):
         assert_same(target, request.prompt, request.tokens, want)
 
 
-@pytest.mark.processes  # long
-@pytest.mark.parametrize(
-    ("temperature", "family"), also_slow(0.0) + also_slow(1.0, quick=KINDS[:1])
-)
+@pytest.mark.parametrize(("temperature", "family"), cases(0.0) + cases(1.0, quick=KINDS[:1]))
 def test_long_answers_do_not_drift(family, temperature):
     """A prompt of 300 tokens and an answer of 230."""
     target, prompt = hybrid_target(family, seed=5), prompt_tokens(300, seed=5)

@@ -46,6 +46,8 @@ REPORT = load_command("evaluate/report.py")
 CHROMIUM, NODE = shutil.which("chromium"), shutil.which("node")
 FSD = "fsd:0.2"
 
+pytestmark = pytest.mark.processes  # long: pages and plots are drawn
+
 
 @pytest.fixture
 def run_folder(tmp_path):
@@ -408,6 +410,32 @@ def test_the_front_of_a_score(tmp_path, capsys):
     assert f"| {solved['plain'] - at:+.3f} [" in row and row.endswith("|  |")
     (row,) = (line for line in printed.splitlines() if line.startswith("| `random` | 1.1 "))
     assert not row.endswith("|  |")
+    some = {arm: rows[:9] for arm, rows in records.items()}
+    score_run(some, questions, "last_number", run)
+    with pytest.raises(BadInput, match="no scores of plain on 7 questions .* --rescore"):
+        load_command("scripts/analysis/score_front.py").front(run, "last_number", "fsd")
+
+
+def test_scores_of_runs_are_pooled_over_what_all_have(tmp_path):
+    """Bugs held down: plain's row was of one run alone, and without a common score there was a
+    traceback."""
+    pooled, runs = load_command("scripts/analysis/pooled_scores.py").pooled, []
+    questions = [Question(i, "", ["?"], ["18"]) for i in range(4)]
+    for name in ("one", "two"):
+        records = made_run(4)
+        for row in (row for rows in records.values() for row in rows):
+            row["turns"][0]["text"] += "It is 18."
+        runs.append(write_run(tmp_path / name, records))
+        score_run(records, questions, "last_number", runs[-1])
+    both = pooled([f"{run}:last_number" for run in runs])
+    arms = {value["arm"] for value in both}
+    assert {"plain", FSD} < arms and len(both) == 8 * len(arms)
+    mixed = pooled([f"{runs[0]}:as_plain", f"{runs[1]}:last_number"])
+    assert {value["arm"] for value in mixed} == arms - {"plain"} and len(mixed) == 8 * len(arms) - 8
+    alone = write_run(tmp_path / "alone", {"plain": made_run(4)["plain"]})
+    score_run({"plain": made_run(4)["plain"]}, questions, "last_number", alone)
+    with pytest.raises(BadInput, match="no arm has these scores"):
+        pooled([f"{alone}:as_plain"])
 
 
 def test_the_front_of_a_rule_that_no_value_makes_exact_begins_at_its_first_arm():
@@ -500,7 +528,6 @@ def made_scores(folder: Path, arm: str) -> list[dict]:
     return read_lines(folder / "scores" / f"{parse_arm(arm).slug}.jsonl")
 
 
-@pytest.mark.processes
 @pytest.mark.skipif(CHROMIUM is None, reason="no chromium here")
 def test_browser_marks_answers_right_or_wrong_beside_the_reference(tmp_path):
     folder = scored_run(tmp_path / "run")
@@ -536,7 +563,6 @@ def test_the_rule_path_is_never_folded_away(tmp_path):
     assert {"path:0.5", "path:0.9,no_repeat=3"} <= set(page.in_sight) < set(records)
 
 
-@pytest.mark.processes
 @pytest.mark.skipif(CHROMIUM is None, reason="no chromium here")
 def test_browser_shows_path_beside_fsd_and_plain(tmp_path):
     records = made_run()
@@ -649,7 +675,6 @@ def traced(tmp_path_factory):
     return folder
 
 
-@pytest.mark.processes
 def test_traces_are_the_records_rounds(traced):
     """The page has the text of every answer, and the rounds of the traced question's."""
     (run,) = Page((traced / "report" / "index.html").read_text()).data
@@ -668,7 +693,6 @@ def test_traces_are_the_records_rounds(traced):
             assert 1 + len(emitted) == turn["tokens"]
 
 
-@pytest.mark.processes
 @pytest.mark.skipif(NODE is None, reason="no node here")
 def test_a_box_of_the_tree_says_of_its_token_what_the_text_says(traced):
     """Bug held down: a box showed the D of the place behind its token, by which the next one is
@@ -701,7 +725,6 @@ def in_browser(report: Path, profile: Path, place: str = "") -> Page:
     return Page(done.stdout[done.stdout.index("<html") :])
 
 
-@pytest.mark.processes
 @pytest.mark.skipif(CHROMIUM is None, reason="no chromium here")
 def test_browser_draws_answers_and_the_tree_of_a_round(traced, tmp_path):
     """A link to a round opens its tree: a box for every node and one for the target's own token;

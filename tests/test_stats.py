@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from eagle_fsd.evaluation.stats import (
+from eagle_fsd.stats import (
     LEAST_QUESTIONS,
     LEAST_UNLIKE,
     NOTHING,

@@ -112,15 +112,10 @@ def mine_forks(options: ForkOptions) -> None:
             dtype=options.dtype,
             device=options.device,
         )
-        stop = model.stop(options.max_new_tokens)
-        if stop.strings:
-            raise BadInput(
-                "answers that end by a text are not mined: the template has stop strings"
-            )
         miner = ForkMiner(
             model.target,
             model.drafter,
-            frozenset(stop.token_ids),
+            frozenset(model.stop(options.max_new_tokens).token_ids),
             run,
             options.max_new_tokens,
             options.forks,

@@ -35,35 +35,55 @@ class HarmOptions:
 
 
 def train_harm(options: HarmOptions) -> None:
-    from eagle_fsd.heads.harm_model import HarmConfig, different, write_model
+    from eagle_fsd.heads.harm_model import check_replaceable, different
+    from eagle_fsd.models import load
+    from eagle_fsd.runs.folder import lock_folder
+    from eagle_fsd.runs.provenance import from_checkout
+
+    check_replaceable(options.output)
+    mined = {folder: read_folder(folder) for folder in (options.forks, *options.other)}
+    made, _, _ = mined[options.forks]
+    target, own = (from_checkout(made[name]) for name in ("target", "head"))
+    own = own or load.default_head(target)
+    digests = load.target_digests(target) | load.head_digests(own)
+    for folder, (of, _, _) in mined.items():
+        if different(digests, of):
+            raise BadInput(
+                f"the forks in {folder} are of another target or head than {target} and "
+                f"{own} are now: mine them with these"
+            )
+    with lock_folder(Path(options.output)):
+        learn(options, mined, target, own, digests)
+
+
+def learn(
+    options: HarmOptions, mined: dict[str, tuple], target: str, own: str, digests: dict
+) -> None:
+    """From what read_folder gives of every folder, for these target and head: fit, report, write.
+
+    Args:
+        target, own: the target's name and the head's.
+        digests: of the files of both.
+    """
+    from eagle_fsd.heads.harm_model import HarmConfig, write_model
     from eagle_fsd.models import load
     from eagle_fsd.runs.jsonl import write_file, write_json
     from eagle_fsd.runs.provenance import describe_run
     from eagle_fsd.training.harm_fit import areas, fit, read_forks, reliability, shares
 
-    mined = {folder: read_folder(folder) for folder in (options.forks, *options.other)}
     settings = [made for made, _, _ in mined.values()]
-    made = settings[0]
-    own = made["head"] or load.default_head(made["target"])
-    digests = load.target_digests(made["target"]) | load.head_digests(own)
-    for folder, (of, _, _) in mined.items():
-        if different(digests, of):
-            raise BadInput(
-                f"the forks in {folder} are of another target or head than {made['target']} and "
-                f"{own} are now: mine them with these"
-            )
-    config = load.load_target_config(made["target"])
-    head = load.load_head(own, config, target=made["target"])
-    target, _ = load.load_target(
-        made["target"],
-        dtype=made["dtype"],
+    config = load.load_target_config(target)
+    head = load.load_head(own, config, target=target)
+    loaded, _ = load.load_target(
+        target,
+        dtype=settings[0]["dtype"],
         device=options.device,
         feature_layers=head.config.fused_layers(config.num_hidden_layers),
     )
-    data = {folder: read_forks(target, *of) for folder, (_, *of) in mined.items()}
-    embedding = target.embed_tokens.weight.shape[1]
-    states = target.hidden_size * (len(target.feature_layers) or 1)
-    sizes = HarmConfig(states, embedding, target.feature_layers, options.hidden)
+    data = {folder: read_forks(loaded, *of) for folder, (_, *of) in mined.items()}
+    embedding = loaded.embed_tokens.weight.shape[1]
+    states = loaded.hidden_size * (len(loaded.feature_layers) or 1)
+    sizes = HarmConfig(states, embedding, loaded.feature_layers, options.hidden)
     learnt = data[options.forks]
     model = fit(learnt, sizes, seed=options.seed)
     alone = fit(learnt, sizes, states=False, seed=options.seed)

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from eagle_fsd.decoding.drafter import Drafter
     from eagle_fsd.decoding.loop import DecodeConfig
     from eagle_fsd.evaluation.questions import Question
-    from eagle_fsd.evaluation.stats import Interval
     from eagle_fsd.models.loaded import Model
+    from eagle_fsd.stats import Interval
 
 MAY_CHANGE = frozenset(("cost", "arms", "questions", "verify", "output", "device", "plugin"))
 PREDICTED, MEASURED = "predicted", "measured"  # records/
@@ -126,7 +126,7 @@ def stored(count: Counter) -> dict[str, float | None]:
 
 def row_of(arm: str, records: Sequence[dict]) -> dict:
     """An arm's rates over questions, each with its interval."""
-    from eagle_fsd.evaluation.stats import rate_interval
+    from eagle_fsd.stats import rate_interval
 
     found = [Counter(record["arms"][arm]) for record in records if arm in record["arms"]]
 

@@ -15,8 +15,8 @@ from numpy.typing import ArrayLike
 from eagle_fsd.arms import PLAIN
 from eagle_fsd.evaluation.metrics import METRICS, exact_beside, rate_parts, shared_questions
 from eagle_fsd.evaluation.record_numbers import Record
-from eagle_fsd.evaluation.stats import interval
 from eagle_fsd.rules import RULES
+from eagle_fsd.stats import interval
 
 GAINS = (1.05, 1.1, 1.2, 1.3)  # in tokens a round, over exact with the same drafter
 LEAST = 16  # questions with an interval of what is read off: below, it held 91 of 100

@@ -10,11 +10,12 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from eagle_fsd import stats
 from eagle_fsd.arms import BY_TRANSFORMERS, GENERATE, PLAIN, parse_arm
 from eagle_fsd.config import BadInput
-from eagle_fsd.evaluation import record_numbers, stats
+from eagle_fsd.evaluation import record_numbers
 from eagle_fsd.evaluation.record_numbers import Record, RecordNumber, answers
-from eagle_fsd.evaluation.stats import Interval
+from eagle_fsd.stats import Interval
 
 Questions = dict[int | str, Record]  # all answers of an arm, a question's in one record
 EXACT = "exact"  # the arm that gains are over

@@ -19,8 +19,8 @@ from matplotlib.transforms import Bbox
 from eagle_fsd.arms import BY_TRANSFORMERS, COMPILED, GENERATE, PLAIN
 from eagle_fsd.evaluation.curves import curves
 from eagle_fsd.evaluation.metrics import EXACT
-from eagle_fsd.evaluation.stats import LEAST_QUESTIONS
 from eagle_fsd.runs.jsonl import write_file
+from eagle_fsd.stats import LEAST_QUESTIONS
 
 GAIN, SPEED = "tokens_per_round_vs_exact", "tokens_per_second"  # across
 LOSS, LIKELIHOOD = "mean_logp_minus_plain", "mean_logp"  # upwards; the second without plain

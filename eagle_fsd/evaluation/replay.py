@@ -227,7 +227,7 @@ def report(run: Run, records: Mapping[str, Sequence[dict]]) -> None:
 def arm_row(records: Sequence[dict], arm: str) -> dict:
     """One arm over all questions: rounds, and tokens_per_round {value, low, high} (95 % interval
     over questions)."""
-    from eagle_fsd.evaluation.stats import rate_interval
+    from eagle_fsd.stats import rate_interval
 
     rows = [record["arms"][arm]["tokens"] for record in records]
     parts = [(sum(tokens), len(tokens)) for tokens in rows]

@@ -9,8 +9,8 @@ from tabulate import tabulate
 
 from eagle_fsd.arms import PLAIN
 from eagle_fsd.evaluation.metrics import EXACT, METRICS
-from eagle_fsd.evaluation.stats import Interval
 from eagle_fsd.runs.jsonl import write_file
+from eagle_fsd.stats import Interval
 
 Column = tuple[str, str, str]  # title, key of the row, format
 

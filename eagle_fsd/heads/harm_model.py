@@ -135,7 +135,6 @@ def write_model(
         figures: kept in config.json beside the sizes.
     """
     folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
     tensors = {name: value.contiguous() for name, value in model.state_dict().items()}
     write_file(folder / WEIGHTS, save(tensors))
     made = {"signals": list(SIGNALS), MADE_FOR: dict(made_for or {})}
@@ -158,9 +157,32 @@ def check_made_for(folder: str | Path, digests: Mapping[str, str]) -> None:
 
 
 def different(digests: Mapping[str, str], others: Mapping[str, object]) -> list[str]:
-    """The files of weights, by the names that digests have, of which both know another digest."""
-    weights = [name for name in digests if name.endswith(OF_WEIGHTS)]
-    return [name for name in weights if others.get(name, digests[name]) != digests[name]]
+    """The files of weights, by the names that digests have, of which both know another digest; all
+    that `digests` has of a model of which both know files, but none of one name."""
+    changed = []
+    for label in dict.fromkeys(name.partition("/")[0] for name in digests):
+        here, there = (
+            {n for n in of if n.startswith(f"{label}/") and n.endswith(OF_WEIGHTS)}
+            for of in (digests, others)
+        )
+        both = here & there
+        if both:
+            changed += sorted(name for name in both if digests[name] != others[name])
+        elif there and not {f"{label}/commit"} & (here | there):
+            changed += sorted(here)
+    return changed
+
+
+def check_replaceable(folder: str | Path) -> None:
+    """Refuse, by a BadInput, a folder to write a model of harm to that holds something else."""
+    if Path(folder) == Path():  # as of an empty text
+        raise BadInput("--output is empty: name the folder to write")
+    try:
+        is_other = "signals" not in json.loads((Path(folder) / CONFIG).read_text())
+    except (OSError, ValueError, TypeError):
+        is_other = (Path(folder) / CONFIG).exists()
+    if is_other:
+        raise BadInput(f"--output {folder} holds a {CONFIG} of another model: name another folder")
 
 
 def read_model(folder: str | Path) -> HarmModel:

@@ -18,7 +18,7 @@ import torch
 from eagle_fsd.config import SamplingConfig
 from eagle_fsd.decoding.cache import PreallocatedLayer, TreeCache
 from eagle_fsd.decoding.masks import Masks
-from eagle_fsd.decoding.sampling import draw
+from eagle_fsd.decoding.sampling import draw, no_numbers
 from eagle_fsd.decoding.target import Target
 from eagle_fsd.recurrent.states import RecurrentLayer
 
@@ -165,7 +165,10 @@ class Batch:
 
 
 def next_tokens(rows: list[Request], logits_RV: torch.Tensor) -> list[int]:
-    """A token for each row, by its temperature and its next uniform."""
+    """A token for each row, by its temperature and its next uniform. BadInput: logits are no
+    numbers."""
+    if not logits_RV.amax(-1).isfinite().all():
+        raise no_numbers("in a batch of answers")
     token_R = torch.zeros(len(rows), dtype=torch.int64, device=logits_RV.device)
     for temperature in {row.temperature for row in rows}:
         chosen = [r for r, row in enumerate(rows) if row.temperature == temperature]

@@ -15,16 +15,18 @@ from eagle_fsd.decoding.loop import StopConfig
 from eagle_fsd.decoding.target import Target
 from eagle_fsd.decoding.text_model import text_config
 from eagle_fsd.drafters.eagle import head_drafter
-from eagle_fsd.heads.harm_model import HarmModel, read_model
+from eagle_fsd.heads.harm_model import HarmModel, check_made_for, read_model
 from eagle_fsd.models.assets import EMBEDDED_TARGET
 from eagle_fsd.models.load import (
     check_draft_model,
     default_dtype,
     default_head,
+    head_digests,
     load_draft_model,
     load_head,
     load_target,
     load_target_config,
+    target_digests,
 )
 
 Message = dict[str, str]  # {"role": "user" | "assistant" | "system", "content": text}
@@ -128,13 +130,15 @@ def load(
     tree = as_tree(tree)
     template_stops(conv_template)  # its name is checked
     config = load_target_config(target)
-    draft_head, layers = None, ()
+    draft_head, layers, name = None, (), ""
     if head is not None:
-        draft_head = load_head(head or default_head(target), config, target=target)
+        name = head or default_head(target)
+        draft_head = load_head(name, config, target=target)
         layers = draft_head.config.fused_layers(config.num_hidden_layers)
     judge = read_model(harm) if harm else None
     if judge is not None:
         check_harm(judge, text_config(config).hidden_size, layers)
+        check_made_for(harm, target_digests(target) | head_digests(name))
     if draft_model:
         check_draft_model(draft_model, target)
     loaded, tokenizer = load_target(
@@ -190,8 +194,9 @@ def prompt_ids(
     if tokenizer.chat_template is None:
         raise BadInput(
             "this target's tokenizer has no chat template: name one of FastChat's with "
-            "conv_template (vicuna_v1.1, llama-2, ...); make_data.py has no such option: there, or "
-            "for a template of your own, put a chat_template.jinja into the target's folder"
+            "conv_template (vicuna_v1.1, llama-2, ...); make_data.py and mine_forks.py have no "
+            "such option: there, or for a template of your own, put a chat_template.jinja into the "
+            "target's folder"
         )
     with template_errors():
         return tokenizer.apply_chat_template(

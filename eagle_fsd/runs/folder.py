@@ -102,7 +102,8 @@ class Run:
         # those that are only there count too: a file of a model may be gone
         names = sorted({*settings, *self.settings} - {*free})
         pairs = {name: (settings.get(name), self.settings.get(name)) for name in names}
-        if changed := {name: (a, b) for name, (a, b) in pairs.items() if a != b}:
+        # an option that one of two versions of the library lacks counts where it is used
+        if changed := {name: (a, b) for name, (a, b) in pairs.items() if a != b and (a or b)}:
             raise BadInput(
                 f"{self.folder} holds a run with other settings (there, here): {changed}; name "
                 "another folder"

@@ -13,9 +13,9 @@ from eagle_fsd.arms import parse_arm
 from eagle_fsd.config import BadInput
 from eagle_fsd.evaluation import tables
 from eagle_fsd.evaluation.questions import Question
-from eagle_fsd.evaluation.stats import mcnemar, mean_interval, paired_difference, share_interval
 from eagle_fsd.runs.folder import answer_key, lock_folder
 from eagle_fsd.runs.jsonl import read_lines, write_file, write_json, write_lines
+from eagle_fsd.stats import mcnemar, mean_interval, paired_difference, share_interval
 from eagle_fsd.tasks.humaneval import bubblewrap
 from eagle_fsd.tasks.scorers import SCORERS
 

@@ -15,6 +15,7 @@ one drawn from the plain answers. What a rule could know of the fork is recorded
 Axes: N nodes, L tokens of a text, F features, V vocabulary, C drafts.
 """
 
+import math
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -24,7 +25,7 @@ from itertools import chain, islice
 import torch
 from tqdm import tqdm
 
-from eagle_fsd.config import SamplingConfig
+from eagle_fsd.config import BadInput, SamplingConfig
 from eagle_fsd.decoding.cache import TreeCache
 from eagle_fsd.decoding.columns import Rows
 from eagle_fsd.decoding.drafter import Drafter
@@ -93,6 +94,13 @@ class ForkMiner:
     def _answer(self, prompts: Sequence[Prompt]) -> None:
         """Record their plain answers."""
         texts = self.run.records["texts"]
+        for prompt in prompts:
+            stored = texts.get((prompt.question_id, 0), {"prompt_ids": prompt.ids})
+            if stored["prompt_ids"] != prompt.ids:
+                raise BadInput(
+                    f"{self.run.folder} answered another question {prompt.question_id!r}: name "
+                    "another folder, or give the questions that it was begun with"
+                )
         missing = [p for p in prompts if (p.question_id, 0) not in texts]
         requests = {
             Request(p.ids, self.max_new_tokens, stops=self.stops): p.question_id for p in missing
@@ -219,7 +227,7 @@ class Place:
 def signals_below(
     target: Target, tree: DraftTree, nodes: list[int], hidden_LD: torch.Tensor, *, answered: int
 ) -> list[list[tuple[int, list[float]]]]:
-    """Of each of the nodes, the drafts behind it and their SIGNALS.
+    """Of each of the nodes, the drafts behind it and their SIGNALS, where these are finite.
 
     Args:
         hidden_LD: the target's states at the nodes, in their order; what follows is not read.
@@ -237,7 +245,9 @@ def signals_below(
     token_C = tree.token_N[child_C]
     rows = Rows(tree, logits_NV, node_M, row_C, token_C, SamplingConfig())
     found = zip(token_C.tolist(), signals(rows, answered).tolist(), strict=True)
-    return [[*islice(found, len(of))] for of in below]
+    each = [[*islice(found, len(of))] for of in below]
+    # of what has no probability at all nothing can be learnt
+    return [[(t, v) for t, v in drafted if all(map(math.isfinite, v))] for drafted in each]
 
 
 def harm(prompt: Prompt, plain: list[int], fork: list[int], place: int) -> float:

@@ -24,6 +24,7 @@ from tqdm import tqdm
 from eagle_fsd.config import BadInput
 from eagle_fsd.decoding.target import Target
 from eagle_fsd.heads.harm_model import SIGNALS, HarmConfig, HarmModel
+from eagle_fsd.stats import share_interval
 
 PARTS = ("learn",) * 6 + ("choose",) * 2 + ("report",) * 2
 DECAYS = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)
@@ -179,7 +180,7 @@ def roc_area(
 def _interval(
     value: float, without_Q: np.ndarray, *, low: float, high: float
 ) -> dict[str, float | None]:
-    """Tukey's jackknife, see evaluation/stats.py, within bounds."""
+    """Tukey's jackknife, see eagle_fsd/stats.py, within bounds."""
     n = len(without_Q)
     if n < 3 or not np.isfinite(without_Q).all():
         return {"value": value if math.isfinite(value) else None, "low": None, "high": None}
@@ -228,13 +229,9 @@ def shares(forks: Sequence[dict]) -> list[dict]:
         for row in forks:
             if (row["category"], row["kind"]) == (category, kind):
                 sums[row["question_id"]] += row["harm"], 1
-        part_Q2 = np.array(list(sums.values()))
-        total_2 = part_Q2.sum(0)
-        with np.errstate(invalid="ignore"):  # of one question nothing is left
-            without_Q = np.divide(*(total_2 - part_Q2).T)
-        row = {"category": category, "kind": kind, "questions": len(sums)}
-        row["forks"] = int(total_2[1])
-        harm = _interval(float(np.divide(*total_2)), without_Q, low=0.0, high=1.0)
+        harm = share_interval(list(sums.values()))
+        count = int(sum(part_2[1] for part_2 in sums.values()))
+        row = {"category": category, "kind": kind, "questions": len(sums), "forks": count}
         rows.append(row | {"harm": harm})
     return rows
 

@@ -14,8 +14,8 @@ from pathlib import Path
 import pandas as pd
 
 from eagle_fsd.evaluation.record_numbers import is_looping
-from eagle_fsd.evaluation.stats import rate_interval
 from eagle_fsd.evaluation.tables import cell_text
+from eagle_fsd.stats import rate_interval
 
 LENGTH, SHARE = 6, 0.25  # of what is copied
 

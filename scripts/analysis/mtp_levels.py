@@ -29,11 +29,11 @@ class LevelOptions:
 def run(options: LevelOptions) -> None:
     from eagle_fsd.config import SMALL_TREE
     from eagle_fsd.drafters.eagle import head_drafter
-    from eagle_fsd.evaluation.stats import paired_difference, rate_interval, share_interval
     from eagle_fsd.evaluation.texts import judge_levels
     from eagle_fsd.models.load import load_head, load_target, load_target_config
     from eagle_fsd.runs.jsonl import write_json
     from eagle_fsd.runs.provenance import describe_run
+    from eagle_fsd.stats import paired_difference, rate_interval, share_interval
 
     target, _ = load_target(options.target, dtype="float32")
     config = load_target_config(options.target)

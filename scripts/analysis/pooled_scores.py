@@ -37,11 +37,12 @@ def scores_of(folder: Path, arm: str, score: str) -> list[tuple[dict, float]]:
 
 
 def pooled(runs: list[str]) -> list[dict]:
-    """The values of compare_scores, a score named after all of them."""
+    """The values of compare_scores, a score named after all of them; of plain only where it has the
+    score in all runs."""
     parts = [scored(run) for run in runs]
     arms = [list(read_run(folder).records) for folder, _ in parts]
     name = " + ".join(score for _, score in parts)
-    return [
+    values = [
         {"score": name, "arm": arm, "question_id": f"{folder} {row['question_id']}"}
         | {"value": value}
         for arm in arms[0]
@@ -49,6 +50,11 @@ def pooled(runs: list[str]) -> list[dict]:
         for folder, score in parts
         for row, value in scores_of(folder, arm, score)
     ]
+    if not all(scores_of(folder, PLAIN, score) for folder, score in parts if PLAIN in arms[0]):
+        values = [value for value in values if value["arm"] != PLAIN]
+    if not values:
+        raise BadInput(f"{' '.join(runs)}: no arm has these scores in all runs")
+    return values
 
 
 def compared(runs: list[str], against: str) -> str:

@@ -24,8 +24,8 @@ from eagle_fsd.evaluation.metrics import (
     summarize,
 )
 from eagle_fsd.evaluation.report.read_runs import read_run
-from eagle_fsd.evaluation.stats import interval
 from eagle_fsd.evaluation.tables import cell_text
+from eagle_fsd.stats import interval
 
 GAINS = (1.1, 1.2, 1.3, 1.4)
 # what is lost: whether it is less plain's, its form

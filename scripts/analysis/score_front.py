@@ -20,9 +20,9 @@ from eagle_fsd.config import BadInput
 from eagle_fsd.evaluation.curves import crossing, curves, from_exact, lost_at
 from eagle_fsd.evaluation.metrics import exact_beside, rate_parts, shared_questions, summarize
 from eagle_fsd.evaluation.report.read_runs import read_run
-from eagle_fsd.evaluation.stats import interval
 from eagle_fsd.evaluation.tables import cell_text
 from eagle_fsd.runs.jsonl import read_lines
+from eagle_fsd.stats import interval
 
 GAINS = (1.1, 1.2, 1.3, 1.5)
 
@@ -68,6 +68,12 @@ def front(run: Path, score: str, beside: str) -> None:
         raise BadInput(f"{run} has no line {beside!r} to compare with; it has {', '.join(lines)}")
     scores = {arm: scores_of(run, arm, score) for arm in records}
     questions = list(found[PLAIN])
+    for arm, of in scores.items():
+        if missing := set(questions) - set(of):
+            raise BadInput(
+                f"{run} has no scores of {arm} on {len(missing)} questions that it answered: "
+                "evaluate/tasks.py --rescore makes them"
+            )
     sizes = {line: (len(arms), len(from_exact(arms)[0])) for line, arms in lines.items()}
 
     def parts(line: str) -> np.ndarray:
