@@ -23,7 +23,8 @@ python=$root/.venv/bin/python
 "$python" "$root/train/mine_forks.py" --target "$target" --head "$output/head" --tree 6x6x1 \
     --tasks "$target/forks.jsonl" --scorer last_number --max_new_tokens 48 --dtype float32 \
     --output "$output/forks"
-[ -f "$output/harm/report.md" ] || "$python" "$root/train/train_harm.py" --forks "$output/forks" --output "$output/harm"
+[ -f "$output/harm/report.md" ] ||
+    "$python" "$root/train/train_harm.py" --forks "$output/forks" --output "$output/harm"
 arms="plain exact fsd:0.25 fsd:0.3 fsd:0.36 fsd:0.41 fsd:0.485 path:0.8 path:1.5 path:2.8 path:3.6
     path:4.7 harm:0.05 harm:0.2 harm:0.43 harm:0.65 harm:0.9 path:0.01,cost=harm path:0.036,cost=harm
     path:0.11,cost=harm path:0.2,cost=harm path:0.28,cost=harm fsd-paper:0.38 fsd-paper:0.42

@@ -13,4 +13,4 @@ if [ "${1:-}" = "--fast" ]; then
 fi
 # a process a core, each of one thread: threads of several processes wait for one another
 export OMP_NUM_THREADS=1
-exec .venv/bin/python -m pytest -q -n logical --maxprocesses 4 --dist loadfile -m "$chosen" "$@"
+exec .venv/bin/python -m pytest -q -n logical --maxprocesses 4 --dist worksteal -m "$chosen" "$@"

@@ -168,7 +168,7 @@ def different(digests: Mapping[str, str], others: Mapping[str, object]) -> list[
         both = here & there
         if both:
             changed += sorted(name for name in both if digests[name] != others[name])
-        elif there and not {f"{label}/commit"} & (here | there):
+        elif there and f"{label}/commit" not in here | there:
             changed += sorted(here)
     return changed
 

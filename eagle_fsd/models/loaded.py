@@ -130,15 +130,15 @@ def load(
     tree = as_tree(tree)
     template_stops(conv_template)  # its name is checked
     config = load_target_config(target)
-    draft_head, layers, name = None, (), ""
+    draft_head, layers, own = None, (), ""
     if head is not None:
-        name = head or default_head(target)
-        draft_head = load_head(name, config, target=target)
+        own = head or default_head(target)
+        draft_head = load_head(own, config, target=target)
         layers = draft_head.config.fused_layers(config.num_hidden_layers)
     judge = read_model(harm) if harm else None
     if judge is not None:
         check_harm(judge, text_config(config).hidden_size, layers)
-        check_made_for(harm, target_digests(target) | head_digests(name))
+        check_made_for(harm, target_digests(target) | head_digests(own))
     if draft_model:
         check_draft_model(draft_model, target)
     loaded, tokenizer = load_target(

@@ -41,20 +41,19 @@ def pooled(runs: list[str]) -> list[dict]:
     score in all runs."""
     parts = [scored(run) for run in runs]
     arms = [list(read_run(folder).records) for folder, _ in parts]
+    shared = [arm for arm in arms[0] if all(arm in others for others in arms)]
+    found = {arm: [scores_of(folder, arm, score) for folder, score in parts] for arm in shared}
+    if not any(map(all, found.values())):
+        raise BadInput(f"{' '.join(runs)}: no arm has these scores in all runs")
     name = " + ".join(score for _, score in parts)
-    values = [
+    return [
         {"score": name, "arm": arm, "question_id": f"{folder} {row['question_id']}"}
         | {"value": value}
-        for arm in arms[0]
-        if all(arm in others for others in arms)
-        for folder, score in parts
-        for row, value in scores_of(folder, arm, score)
+        for arm, of_runs in found.items()
+        if all(of_runs)
+        for (folder, _), rows in zip(parts, of_runs, strict=True)
+        for row, value in rows
     ]
-    if not all(scores_of(folder, PLAIN, score) for folder, score in parts if PLAIN in arms[0]):
-        values = [value for value in values if value["arm"] != PLAIN]
-    if not values:
-        raise BadInput(f"{' '.join(runs)}: no arm has these scores in all runs")
-    return values
 
 
 def compared(runs: list[str], against: str) -> str:
