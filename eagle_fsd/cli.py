@@ -239,12 +239,18 @@ class ModelOptions(PluginOptions):
         """Digests of the files of the models and of the plugin, by which two of one name differ."""
         from eagle_fsd.models import load
         from eagle_fsd.models.assets import EMBEDDED_TARGET
+        from eagle_fsd.models.digests import (
+            draft_model_digests,
+            harm_digests,
+            head_digests,
+            target_digests,
+        )
 
         own = load.default_head(EMBEDDED_TARGET) if self.target == EMBEDDED_TARGET else ""
-        digests = load.target_digests(self.target) | load.head_digests(self.head or own)
+        digests = target_digests(self.target) | head_digests(self.head or own)
         if self.harm:
-            digests |= load.harm_digests(self.harm)
-        return digests | load.draft_model_digests(self.draft_model) | self.plugin_digest()
+            digests |= harm_digests(self.harm)
+        return digests | draft_model_digests(self.draft_model) | self.plugin_digest()
 
     def head_of(self, arms: Sequence["Arm"]) -> str | None:
         """The head that the arms need; None if none does. BadInput: one needs another."""

@@ -19,13 +19,13 @@ from eagle_fsd.config import BadInput, TreeConfig
 from eagle_fsd.decoding.target import Target
 from eagle_fsd.engine import half
 from eagle_fsd.models import random_weights
+from eagle_fsd.models.digests import target_digests
 from eagle_fsd.models.load import (
     check_draft_model,
     default_dtype,
     load_draft_model,
     load_target,
     load_target_config,
-    target_digests,
     training_dtype,
 )
 

@@ -99,6 +99,7 @@ class DataOptions:
 def make_data(options: DataOptions) -> None:
     """Make what is missing of a folder of dialogues, by one process or each of several."""
     from eagle_fsd.models import load
+    from eagle_fsd.models.digests import target_digests
     from eagle_fsd.runs.folder import Run
     from eagle_fsd.runs.processes import Processes
     from eagle_fsd.runs.provenance import digest
@@ -128,7 +129,7 @@ def make_data(options: DataOptions) -> None:
     chat = ChatFormat(load.load_tokenizer(options.target))
     if SELF in weights:
         chat.user_prefix()  # refuses a template without
-    digests = load.target_digests(options.target)
+    digests = target_digests(options.target)
     read = {"prompts": digest([sources, excluded])}  # files may change
     budgets = ("dialogues", "answer_tokens", "minutes")
     run = Run(

@@ -78,6 +78,7 @@ def mine_forks(options: ForkOptions) -> None:
     from eagle_fsd.drafters.walk import TOKENS_BEYOND_END
     from eagle_fsd.evaluation.questions import cut
     from eagle_fsd.models import load
+    from eagle_fsd.models.digests import head_digests, target_digests
     from eagle_fsd.models.loaded import load as load_model
     from eagle_fsd.runs.folder import Run
     from eagle_fsd.tasks.scorers import check_scorable
@@ -101,7 +102,7 @@ def mine_forks(options: ForkOptions) -> None:
     if shape.tree_depth > TOKENS_BEYOND_END:
         raise BadInput(f"--tree {options.tree} is deeper than {TOKENS_BEYOND_END} levels: lower it")
     own = options.head or load.default_head(options.target)
-    digests = load.target_digests(options.target) | load.head_digests(own)
+    digests = target_digests(options.target) | head_digests(own)
     run = Run(options.output, {"command": "mine_forks"} | asdict(options) | digests, free=FREE)
     missing = [key for key in asked if (key, 0) not in run.records["done"]]
     if missing:

@@ -37,6 +37,7 @@ class HarmOptions:
 def train_harm(options: HarmOptions) -> None:
     from eagle_fsd.heads.harm_model import check_replaceable, different
     from eagle_fsd.models import load
+    from eagle_fsd.models.digests import head_digests, target_digests
     from eagle_fsd.runs.folder import lock_folder
     from eagle_fsd.runs.provenance import from_checkout
 
@@ -45,7 +46,7 @@ def train_harm(options: HarmOptions) -> None:
     made, _, _ = mined[options.forks]
     target, own = (from_checkout(made[name]) for name in ("target", "head"))
     own = own or load.default_head(target)
-    digests = load.target_digests(target) | load.head_digests(own)
+    digests = target_digests(target) | head_digests(own)
     for folder, (of, _, _) in mined.items():
         if different(digests, of):
             raise BadInput(

@@ -156,6 +156,7 @@ def train(options: TrainOptions) -> None:
 
     from eagle_fsd.decoding.text_model import longest_text
     from eagle_fsd.models import load
+    from eagle_fsd.models.digests import target_digests
     from eagle_fsd.runs.provenance import digest
     from eagle_fsd.training.data import read_dialogues, split
     from eagle_fsd.training.features import TargetStates
@@ -170,7 +171,7 @@ def train(options: TrainOptions) -> None:
     dialogues = [d for path in options.data for d in read_dialogues(path, **limits)]
     parts = split(dialogues, held_out=options.held_out, answer_tokens=options.answer_tokens)
     accelerator = Accelerator(mixed_precision=options.precision)
-    digests = load.target_digests(options.target)
+    digests = target_digests(options.target)
     read = {"dialogues": digest([[d.ids, d.mask] for d in dialogues])}  # files may change
     run = opened_run(options, digests | read, accelerator)
     if (run.folder / RECORD).is_file():
@@ -203,7 +204,7 @@ def train(options: TrainOptions) -> None:
 
 def opened_run(options: TrainOptions, digests: dict, accelerator: "Accelerator") -> "Run":
     """The folder, of a new run of these options or of one that goes on."""
-    from eagle_fsd.models import load
+    from eagle_fsd.models.digests import head_digests
     from eagle_fsd.runs.folder import Run
     from eagle_fsd.runs.processes import Processes
 
@@ -214,7 +215,7 @@ def opened_run(options: TrainOptions, digests: dict, accelerator: "Accelerator")
             f"--batches_per_step {options.batches_per_step} cannot be shared by {processes.count} "
             "processes: give a multiple"
         )
-    read = load.head_digests(options.start) | {"device": device_of(accelerator)}
+    read = head_digests(options.start) | {"device": device_of(accelerator)}
     # kept states are rounded to bfloat16, wherever they lie
     read["features"] = "online" if options.features == "online" else "kept"
     return Run(

@@ -91,6 +91,7 @@ def run_replay(options: ReplayOptions) -> None:
     from eagle_fsd.evaluation.questions import check_same_questions, cut, read_questions, spread
     from eagle_fsd.evaluation.texts import judge_levels, plain_texts
     from eagle_fsd.models import load
+    from eagle_fsd.models.digests import head_digests, target_digests
     from eagle_fsd.models.loaded import Model
 
     arms = read_arms(options.arms)
@@ -98,8 +99,8 @@ def run_replay(options: ReplayOptions) -> None:
     config = load.load_target_config(options.target)
     heads = {name: load.load_head(name, config, target=options.target) for name in options.heads}
     # distinguished by their weights: a head that was trained on since is another one
-    files = {name: f"{Path(name).name}-{digest(load.head_digests(name))}" for name in heads}
-    digests = load.target_digests(options.target)
+    files = {name: f"{Path(name).name}-{digest(head_digests(name))}" for name in heads}
+    digests = target_digests(options.target)
     identity = {key: asdict(options)[key] for key in ("target", "dtype", "conv_template")}
     store = Run(options.texts, identity | digests)
     settings = {"command": "replay"} | asdict(options) | digests | options.plugin_digest()

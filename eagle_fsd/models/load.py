@@ -1,14 +1,12 @@
 """Targets, tokenizers and heads by name, checked by their configs before weights load. Code that a
 target brings along is never run, nor is anybody asked whether it may."""
 
-import json
 import sys
 from functools import partial
 from pathlib import Path
 
 import torch
 from transformers import AutoConfig, AutoTokenizer, PretrainedConfig, PreTrainedTokenizerBase
-from transformers.utils import CHAT_TEMPLATE_DIR, CONFIG_NAME, cached_file
 
 from eagle_fsd.config import BadInput, check_known
 from eagle_fsd.decoding.engine import no_states
@@ -20,15 +18,13 @@ from eagle_fsd.engine.select import engines_in_turn
 from eagle_fsd.engine.threads import choose_threads
 from eagle_fsd.engine.trial import checked_target
 from eagle_fsd.heads.draft_head import DraftHead
-from eagle_fsd.heads.files import HEAD_FILES, UNREADABLE, head_folder, read_head
-from eagle_fsd.heads.harm_model import CONFIG, WEIGHTS
-from eagle_fsd.heads.mtp_files import is_mtp, is_text, parse_name, read_mtp
+from eagle_fsd.heads.files import read_head
+from eagle_fsd.heads.mtp_files import is_mtp, read_mtp
 from eagle_fsd.models import random_weights
 from eagle_fsd.models.assets import EMBEDDED_TARGET, embedded_target
 from eagle_fsd.models.random_weights import PREFIX, SHAPES
 from eagle_fsd.models.weights import UNLOADABLE, class_to_load, reason, stored_model
 from eagle_fsd.recurrent.kinds import has_states, no_draft_states
-from eagle_fsd.runs.provenance import file_digests
 
 # eagle_fsd/checkpoints is a link to the repository's checkpoints/, and a folder once installed
 SHIPPED_HEAD = (Path(__file__).parent.parent / "checkpoints" / "smollm2-135m-eagle2").resolve()
@@ -49,7 +45,7 @@ def load_target_config(name: str) -> PretrainedConfig:
 
 def _whole_config(name: str) -> PretrainedConfig:
     """Of all of a multimodal checkpoint."""
-    path, options = _source(name)
+    path, options = source_of(name)
     try:
         shape = SHAPES.get(path) if name.startswith(PREFIX) else None
         config = shape() if shape else AutoConfig.from_pretrained(path, **options)
@@ -64,63 +60,11 @@ def _whole_config(name: str) -> PretrainedConfig:
     return config
 
 
-def target_digests(name: str, label: str = "target") -> dict[str, str]:
-    """Of every file that the target is read from: weights, config, tokenizer, templates; of a hub
-    id its commit; none of a name in SHAPES. BadInput as of load_target_config."""
-    config = load_target_config(name)
-    path, options = _source(name)
-    place = Path(path, options.get("gguf_file", ""))
-    if place.is_dir():
-        return file_digests(label, place, _files_read(place, config))
-    if place.exists() or path in SHAPES:
-        return file_digests(label, place.parent, [place.name])
-    return {f"{label}/commit": Path(cached_file(path, CONFIG_NAME)).parent.name}
-
-
-def _files_read(folder: Path, config: PretrainedConfig) -> list[str]:
-    """Names of the folder's own files, hidden ones apart, and of what transformers reads below it:
-    shards that an index names, and further chat templates. What else lies in folders below, such as
-    a run's output, is no part of the target."""
-    names = {path.name for path in folder.glob("[!.]*")}
-    names |= {f"{CHAT_TEMPLATE_DIR}/{path.name}" for path in folder.glob(f"{CHAT_TEMPLATE_DIR}/*")}
-    if own_name := getattr(config, "transformers_weights", None):
-        names.add(str(own_name))
-    for index in [name for name in names if name.endswith(".index.json")]:
-        try:
-            shards = json.loads((folder / index).read_text())["weight_map"].values()
-        except UNREADABLE as error:
-            raise BadInput(f"{folder / index} is no index of weights ({reason(error)})") from error
-        names |= {str(shard) for shard in shards}
-    return sorted(names)
-
-
-def draft_model_digests(name: str) -> dict[str, str]:
-    """The same of a draft model; none of the target's own layers, nor of no draft model ("")."""
-    return target_digests(name, "draft_model") if name and not own_layers(name) else {}
-
-
-def head_digests(name: str) -> dict[str, str]:
-    """Of a head's files; none of random weights, nor of no head (""), nor of the target's own MTP
-    layer, whose files are the target's."""
-    if not name or name.startswith(PREFIX):
-        return {}
-    if is_text(name):
-        name, _ = parse_name(name)
-        if not name or not is_mtp(name):
-            return target_digests(name, "head") if name else {}
-    return file_digests("head", head_folder(name), HEAD_FILES)
-
-
-def harm_digests(name: str) -> dict[str, str]:
-    """Of the files of a model of harm."""
-    return file_digests("harm", Path(name), (CONFIG, WEIGHTS))
-
-
 def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
     """A target's tokenizer without its weights; for names see load_target_config."""
     if name.startswith(PREFIX):
         return random_weights.random_tokenizer()
-    path, options = _source(name)
+    path, options = source_of(name)
     try:
         return AutoTokenizer.from_pretrained(path, **options)
     except UNLOADABLE as error:
@@ -221,7 +165,7 @@ def load_target(
     if name.startswith(PREFIX):
         make = partial(random_weights.random_model, config, **kind)
     else:
-        path, options = _source(name)
+        path, options = source_of(name)
         make = partial(stored_model, name, path, config, **kind, **options)
     target = checked_target(
         lambda: make().eval().requires_grad_(False),
@@ -308,13 +252,13 @@ def load_head(name: str | Path, target_config: PretrainedConfig, *, target: str 
     `mtp` and its like read_mtp, for which the target's own name is needed)."""
     if is_mtp(name):
         has_files = target and not target.startswith(PREFIX) and not target.endswith(".gguf")
-        return read_mtp(name, _source(target)[0] if has_files else "", target_config)
+        return read_mtp(name, source_of(target)[0] if has_files else "", target_config)
     if str(name).startswith(PREFIX):
         return random_weights.random_head(str(name), target_config)
     return read_head(name, target_config)[0]
 
 
-def _source(name: str) -> tuple[str, dict]:
+def source_of(name: str) -> tuple[str, dict]:
     """What from_pretrained takes: a folder or hub id, or a name in SHAPES, and options."""
     options = {"trust_remote_code": False}  # None asks, and runs a target's code after a "y"
     if name == EMBEDDED_TARGET:

@@ -17,16 +17,15 @@ from eagle_fsd.decoding.text_model import text_config
 from eagle_fsd.drafters.eagle import head_drafter
 from eagle_fsd.heads.harm_model import HarmModel, check_made_for, read_model
 from eagle_fsd.models.assets import EMBEDDED_TARGET
+from eagle_fsd.models.digests import head_digests, target_digests
 from eagle_fsd.models.load import (
     check_draft_model,
     default_dtype,
     default_head,
-    head_digests,
     load_draft_model,
     load_head,
     load_target,
     load_target_config,
-    target_digests,
 )
 
 Message = dict[str, str]  # {"role": "user" | "assistant" | "system", "content": text}

@@ -1,0 +1,69 @@
+"""Digests of the files of targets, draft models, heads and models of harm, by which two models of
+one name differ."""
+
+import json
+from pathlib import Path
+
+from transformers import PretrainedConfig
+from transformers.utils import CHAT_TEMPLATE_DIR, CONFIG_NAME, cached_file
+
+from eagle_fsd.config import BadInput
+from eagle_fsd.heads.files import HEAD_FILES, UNREADABLE, head_folder
+from eagle_fsd.heads.harm_model import CONFIG, WEIGHTS
+from eagle_fsd.heads.mtp_files import is_mtp, is_text, parse_name
+from eagle_fsd.models.load import load_target_config, own_layers, source_of
+from eagle_fsd.models.random_weights import PREFIX, SHAPES
+from eagle_fsd.models.weights import reason
+from eagle_fsd.runs.provenance import file_digests
+
+
+def target_digests(name: str, label: str = "target") -> dict[str, str]:
+    """Of every file that the target is read from: weights, config, tokenizer, templates; of a hub
+    id its commit; none of a name in SHAPES. BadInput as of load_target_config."""
+    config = load_target_config(name)
+    path, options = source_of(name)
+    place = Path(path, options.get("gguf_file", ""))
+    if place.is_dir():
+        return file_digests(label, place, _files_read(place, config))
+    if place.exists() or path in SHAPES:
+        return file_digests(label, place.parent, [place.name])
+    return {f"{label}/commit": Path(cached_file(path, CONFIG_NAME)).parent.name}
+
+
+def _files_read(folder: Path, config: PretrainedConfig) -> list[str]:
+    """Names of the folder's own files, hidden ones apart, and of what transformers reads below it:
+    shards that an index names, and further chat templates. What else lies in folders below, such as
+    a run's output, is no part of the target."""
+    names = {path.name for path in folder.glob("[!.]*")}
+    names |= {f"{CHAT_TEMPLATE_DIR}/{path.name}" for path in folder.glob(f"{CHAT_TEMPLATE_DIR}/*")}
+    if own_name := getattr(config, "transformers_weights", None):
+        names.add(str(own_name))
+    for index in [name for name in names if name.endswith(".index.json")]:
+        try:
+            shards = json.loads((folder / index).read_text())["weight_map"].values()
+        except UNREADABLE as error:
+            raise BadInput(f"{folder / index} is no index of weights ({reason(error)})") from error
+        names |= {str(shard) for shard in shards}
+    return sorted(names)
+
+
+def draft_model_digests(name: str) -> dict[str, str]:
+    """The same of a draft model; none of the target's own layers, nor of no draft model ("")."""
+    return target_digests(name, "draft_model") if name and not own_layers(name) else {}
+
+
+def head_digests(name: str) -> dict[str, str]:
+    """Of a head's files; none of random weights, nor of no head (""), nor of the target's own MTP
+    layer, whose files are the target's."""
+    if not name or name.startswith(PREFIX):
+        return {}
+    if is_text(name):
+        name, _ = parse_name(name)
+        if not name or not is_mtp(name):
+            return target_digests(name, "head") if name else {}
+    return file_digests("head", head_folder(name), HEAD_FILES)
+
+
+def harm_digests(name: str) -> dict[str, str]:
+    """Of the files of a model of harm."""
+    return file_digests("harm", Path(name), (CONFIG, WEIGHTS))
