@@ -24,6 +24,7 @@ from eagle_fsd.recurrent.states import RecurrentLayer
 
 ROOM = 64  # columns to spare when a cache is made anew
 TOKENS_PER_PREFILL = 4096  # prompt tokens a forward, with padding
+NO_TOKEN = -1  # of a row whose logits are no numbers
 GOING = 15 / 16  # share of the rows that go on when the others are exchanged
 
 
@@ -167,15 +168,17 @@ class Batch:
 def next_tokens(rows: list[Request], logits_RV: torch.Tensor) -> list[int]:
     """A token for each row, by its temperature and its next uniform. BadInput: logits are no
     numbers."""
-    if not logits_RV.amax(-1).isfinite().all():
-        raise no_numbers("in a batch of answers")
     token_R = torch.zeros(len(rows), dtype=torch.int64, device=logits_RV.device)
     for temperature in {row.temperature for row in rows}:
         chosen = [r for r, row in enumerate(rows) if row.temperature == temperature]
         uniforms = [rows[r].uniforms[len(rows[r].tokens)] for r in chosen]
         uniform_R = torch.tensor(uniforms, device=logits_RV.device)
         token_R[chosen] = draw(logits_RV[chosen], uniform_R, SamplingConfig(temperature))
-    return token_R.tolist()
+    # said by the tokens, which are read anyhow: an accelerator is waited for once
+    tokens = token_R.where(logits_RV.amax(-1).isfinite(), NO_TOKEN).tolist()
+    if NO_TOKEN in tokens:
+        raise no_numbers("in a batch of answers")
+    return tokens
 
 
 def join(target: Target, batches: list[Batch]) -> Batch:
