@@ -74,11 +74,6 @@ class Arm:
         return self.drafts and self.drafter.needs_draft_model
 
     @property
-    def needs_harm(self) -> bool:
-        """Its rule reads the model of harm (heads/harm_model.py)."""
-        return self.drafts and "harm" in self.rule.columns
-
-    @property
     def tree(self) -> str:
         """The shape of its trees, if the arm names one: "7x3x4", else ""."""
         return self.drafter.tree if self.drafts else ""

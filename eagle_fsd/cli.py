@@ -195,11 +195,6 @@ class ModelOptions(PluginOptions):
         "The draft model of arms with @language_model: named as --target is, with the same "
         "tokenizer, or layers:N for the target's own first N layers.",
     )
-    harm: str = option(
-        "",
-        "The model of harm of arms such as harm:0.1 and path:0.1,cost=harm: a folder of "
-        "train_harm.py.",
-    )
     device: str = option(
         "",
         "The torch device, or auto to spread a large target over several. Empty: cuda if there is "
@@ -239,17 +234,10 @@ class ModelOptions(PluginOptions):
         """Digests of the files of the models and of the plugin, by which two of one name differ."""
         from eagle_fsd.models import load
         from eagle_fsd.models.assets import EMBEDDED_TARGET
-        from eagle_fsd.models.digests import (
-            draft_model_digests,
-            harm_digests,
-            head_digests,
-            target_digests,
-        )
+        from eagle_fsd.models.digests import draft_model_digests, head_digests, target_digests
 
         own = load.default_head(EMBEDDED_TARGET) if self.target == EMBEDDED_TARGET else ""
         digests = target_digests(self.target) | head_digests(self.head or own)
-        if self.harm:
-            digests |= harm_digests(self.harm)
         return digests | draft_model_digests(self.draft_model) | self.plugin_digest()
 
     def head_of(self, arms: Sequence["Arm"]) -> str | None:
@@ -272,12 +260,6 @@ class ModelOptions(PluginOptions):
         """models.loaded.load with these options, of what the arms need."""
         from eagle_fsd.models.loaded import load
 
-        reads = next((arm for arm in arms if arm.needs_harm), None)
-        if reads and not self.harm:
-            raise BadInput(
-                f"arm {reads.text!r} reads the model of harm: name its folder with --harm, or make "
-                "one with mine_forks.py and train_harm.py in a checkout's train/"
-            )
         pair = any(arm.needs_draft_model for arm in arms)
         if pair and not self.draft_model:
             raise BadInput("language_model drafts with a second model: name it with --draft_model")
@@ -285,7 +267,6 @@ class ModelOptions(PluginOptions):
             self.target,
             head=self.head_of(arms),
             draft_model=self.draft_model if pair else "",
-            harm=self.harm if reads else "",
             tree=parse_tree(self.tree),
             dtype=self.dtype,
             device=self.device,

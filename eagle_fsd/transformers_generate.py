@@ -141,8 +141,6 @@ def custom_generate(
         raise BadInput(
             f"arm {arm!r} needs a draft model: eagle_fsd.load(draft_model=...) takes one"
         )
-    if chosen.needs_harm:
-        raise BadInput(f"arm {arm!r} reads a model of harm: eagle_fsd.load(harm=...) takes one")
     if not chosen.needs_head:
         head = None
     elif head is None:

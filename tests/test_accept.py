@@ -33,7 +33,6 @@ from eagle_fsd.rules.children import AcceptAll, Random
 from eagle_fsd.rules.coupled import Cactus, Mentored, Sglang
 from eagle_fsd.rules.fsd import Exact, Fsd, FsdPaper
 from eagle_fsd.rules.guards import Ends, First, Js, Known, Loop, NoRepeat
-from eagle_fsd.rules.harm import Harm
 from eagle_fsd.rules.hold import ADAPTED_RULES, MEMORY, Hold
 from eagle_fsd.rules.price import PathRule, Ratio
 from eagle_fsd.rules.rejection import Rejection
@@ -46,19 +45,11 @@ SAMPLINGS = (GREEDY, FILTERED, WARM)
 BY_DIVERGENCE = [Fsd, FsdPaper]
 
 
-def any_harm(rows: Rows) -> torch.Tensor:
-    """In the place of a model of harm: a chance for each draft, by its token."""
-    return rows.token_C % 11 / 10
-
-
-FURTHER = {"harm": any_harm}
-
-
 def outcome(
     round_: tuple, rule: Rule, sampling=GREEDY, guards: tuple[Guard, ...] = (), **rest
 ) -> Acceptance:
     policy = Policy(rule, sampling, guards, record="full")
-    return accept(*round_, policy=policy, further=FURTHER, **rest)[0]
+    return accept(*round_, policy=policy, **rest)[0]
 
 
 def children_for(sampling: SamplingConfig) -> list[str]:
@@ -109,7 +100,7 @@ def test_rules_that_judge_the_place_agree_with_the_reference(kind, divergence, s
 def all_rules(sampling: SamplingConfig) -> list[Rule]:
     """Rules that go with the sampling: those of the reference, and of the table as they are by
     default, so that a new entry is among them."""
-    bought = [Asd(2.0), Asd(9.0, 0, 9, INF), Fly(0, 0.0), Fly(1, 0.2), Harm(0.5)]
+    bought = [Asd(2.0), Asd(9.0, 0, 9, INF), Fly(0, 0.0), Fly(1, 0.2)]
     known = referred_rules(sampling) + (bought if sampling.temperature == 0 else [])
     return known + [rule for rule in (kind() for kind in RULES.values()) if goes(rule, sampling)]
 
@@ -190,7 +181,7 @@ def test_nothing_is_emitted_outside_what_top_k_and_top_p_leave(guards, temperatu
                 fuzzy[type(rule)] += sum(got.fuzzy)
     lossy = {Ratio, Fsd, FsdPaper, AcceptAll, Random, Typical, Relaxed}
     if temperature == 0:
-        lossy |= {Asd, Fly, PathRule, Harm}
+        lossy |= {Asd, Fly, PathRule}
     elif not guards:
         lossy |= {PathRule, Sglang, Cactus, Mentored}
     assert lossy <= {kind for kind in fuzzy if fuzzy[kind]} and outside > 50
@@ -276,7 +267,7 @@ def test_the_value_that_a_rule_calls_exact_is(name):
             round_ = random_round(seed)
             want, (got, state) = (
                 outcome(round_, Exact(), sampling),
-                accept(*round_, policy=policy, state=state, further=FURTHER),
+                accept(*round_, policy=policy, state=state),
             )
             assert (got.path, got.tokens) == (want.path, want.tokens), (rule, sampling)
             known = [tv for tv in got.tv if not math.isnan(tv)]
@@ -325,7 +316,6 @@ def test_the_tight_end_of_every_rule_is_exact(sampling):
     tight += [Typical(INF), Relaxed(0), *(Hold(0, by) for by in ADAPTED_RULES)]
     if sampling.temperature == 0:
         tight += [Asd(0), Asd(9.0, ledger=0), Fly(99), Fly(0, 1.0)]
-        tight += [Harm(0), PathRule(0, cost="harm")]
     else:
         tight += [Sglang(), Cactus(0), Mentored(0)]
     for seed in range(20):
@@ -353,7 +343,7 @@ def test_the_loose_end_of_every_rule_is_a_leaf(sampling):
     loose += [AcceptAll(child) for child in children_for(sampling)]
     loose += [Typical(0), Relaxed(1, 99)]
     if sampling.temperature == 0:
-        loose += [Asd(INF, 0, 99, INF), Fly(0, 0), Harm(1)]
+        loose += [Asd(INF, 0, 99, INF), Fly(0, 0)]
     else:
         loose += [Cactus(INF), Mentored(INF), Sglang(single=0)]
     by_divergence = itertools.product(BY_DIVERGENCE, children_for(sampling), REFERENCE_DIVERGENCES)
@@ -531,7 +521,7 @@ def test_extreme_parameters_are_refused_or_lead_to_a_path(name):
             continue
         state, policy = None, arm.policy(sampling, "full")
         for seed in range(6):
-            got, state = accept(*random_round(seed), policy=policy, state=state, further=FURTHER)
+            got, state = accept(*random_round(seed), policy=policy, state=state)
             assert all(math.isfinite(regret) for regret in got.regret), arm.text
             assert not any(tv < 0 or tv > 1 + 1e-6 for tv in got.tv), arm.text
 

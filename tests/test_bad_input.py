@@ -27,7 +27,6 @@ from transformers import HfArgumentParser
 
 from eagle_fsd.cli import parse
 from eagle_fsd.config import BadInput
-from eagle_fsd.heads.harm_model import HarmConfig, HarmModel, write_model
 from eagle_fsd.tasks.harness_model import HarnessOptions
 
 pytestmark = pytest.mark.processes  # whole commands
@@ -98,7 +97,6 @@ def place(models, tmp_path_factory) -> Path:
     for name, pattern in left_out.items():
         shutil.copytree(models[0], place / name, ignore=shutil.ignore_patterns(pattern))
     write_random_head(place / "wide_head", hidden_size=48)
-    write_model(HarmModel(HarmConfig(48, 48)), place / "other_harm")
     write_random_head(place / "small_head", vocab_size=101)
     write_random_head(place / "few_head", draft_vocab_size=49)
     tensors = load_file(models[1] / "model.safetensors")

@@ -1,14 +1,12 @@
 """Acceptance: the rule chooses the accepted path; tokens and cost follow from it for all rules."""
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from types import MappingProxyType
 
 import torch
 
 from eagle_fsd.config import BadInput, SamplingConfig
-from eagle_fsd.decoding.columns import Column
 from eagle_fsd.decoding.divergence import DIVERGENCES
 from eagle_fsd.decoding.drafter import Drafter
 from eagle_fsd.decoding.rule import Guard, Path, Rule, State
@@ -100,7 +98,6 @@ def accept(
     state: State = None,
     stop_token_ids: Collection[int] = (),
     answer: Sequence[int] = (),
-    further: Mapping[str, Column] = MappingProxyType({}),
 ) -> tuple[Acceptance, State]:
     """Choose the accepted path; returns the outcome, and the rule's state for the next round.
 
@@ -108,7 +105,7 @@ def accept(
 
     Args:
         state: of the answer's last round; None: an answer begins.
-        tree, target_logits_NV, uniform_S3, stop_token_ids, answer, further: see VerifiedTree.
+        tree, target_logits_NV, uniform_S3, stop_token_ids, answer: see VerifiedTree.
     """
     state = policy.rule.start() if state is None else state
     rule, dial = policy.rule.this_round(state)
@@ -123,7 +120,6 @@ def accept(
         guards=policy.guards,
         stop_token_ids=stop_token_ids,
         answer=answer,
-        further=further,
     )
     path = rule.choose(verified, state)
     judged = next((name for name in columns if name in DIVERGENCES), None)

@@ -69,11 +69,6 @@ class Rows:
         return cls(tree, target_logits_NV, every, tree.parent_N, tree.token_N, sampling)
 
     @cached_property
-    def parent_C(self) -> torch.Tensor:
-        """The node after which each draft stands."""
-        return torch.arange(self.tree.size, device=self.row_C.device)[self.node_M][self.row_C]
-
-    @cached_property
     def target_MV(self) -> torch.Tensor:
         return self.target_logits_NV[self.node_M].float()
 
@@ -196,7 +191,6 @@ def judged(rows: Rows, *, name: str) -> torch.Tensor:
 
 
 Column = Callable[[Rows], torch.Tensor]
-FurtherColumn = Callable[..., torch.Tensor]  # reads more than rows, see Target.further
 PLACES: dict[str, Column] = {
     "top1": top1,
     "entropy": entropy,

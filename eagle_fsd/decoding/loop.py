@@ -4,15 +4,13 @@ Plain autoregressive decoding is this loop with a one-node tree (RootDrafter). A
 here, once, for every arm.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 
 import torch
 
 from eagle_fsd.config import BadInput
 from eagle_fsd.decoding.acceptance import Acceptance, Policy, accept
-from eagle_fsd.decoding.columns import DRAFTS, PLACES, Column
 from eagle_fsd.decoding.drafter import Drafter
 from eagle_fsd.decoding.sampling import draw
 from eagle_fsd.decoding.target import Target
@@ -72,7 +70,6 @@ class Round:
         acceptance: before trimming.
         tree, logits_NV: what the rule saw; the logits are good until the next round.
         sequence: the number of the target's sequence, for Target.close.
-        further: the round's columns beside those of columns.py.
     """
 
     tokens: list[int]
@@ -81,7 +78,6 @@ class Round:
     tree: DraftTree | None = None
     logits_NV: torch.Tensor | None = None
     sequence: int | None = None
-    further: Mapping[str, Column] = field(default_factory=dict)
 
 
 @dataclass
@@ -160,23 +156,6 @@ def check_request(target: Target, prompt: Sequence[int], stop: StopConfig) -> No
         )
 
 
-def check_columns(target: Target, policy: Policy) -> None:
-    """Refuse, by a BadInput, a rule that asks for a column which nobody has given to the target."""
-    known = PLACES.keys() | DRAFTS.keys() | target.further.keys()
-    for name in policy.columns(policy.rule):
-        if name not in known:
-            raise BadInput(
-                f"the rule reads {name!r}, which nobody gave to the target; a model of harm is "
-                "loaded by eagle_fsd.load(harm=FOLDER)"
-            )
-
-
-def further_columns(target: Target, features_NF: torch.Tensor, answered: int) -> dict[str, Column]:
-    """The target's further columns for the nodes of one round."""
-    round_ = {"features_NF": features_NF, "answered": answered}
-    return {name: partial(column, **round_) for name, column in target.further.items()}
-
-
 def answer_uniforms(seed: int, positions: int) -> torch.Tensor:
     """The random numbers of an answer, float32 [positions, 3] on the CPU, by seed and position
     alone: rules, trees, drafters, budgets and devices can be compared draw by draw."""
@@ -206,7 +185,6 @@ def decode_rounds(
     policy, stop, device = config.policy, config.stop, target.device
     check_request(target, prompt, stop)
     policy.check(drafter)
-    check_columns(target, policy)
     uniform_P3 = answer_uniforms(config.seed, stop.max_new_tokens + drafter.max_nodes)
     capacity = len(prompt) + stop.max_new_tokens
     with target.turn():
@@ -224,7 +202,6 @@ def decode_rounds(
         with target.turn(sequence, rows=committed - 1):  # the root has not been run
             tree = drafter.propose()
             logits_NV, features_NF = target.verify(tree)
-            further = further_columns(target, features_NF, len(answer))
             accepted, state = accept(
                 tree,
                 logits_NV,
@@ -233,7 +210,6 @@ def decode_rounds(
                 state=state,
                 stop_token_ids=stop.token_ids,
                 answer=answer,
-                further=further,
             )
             drafter.learn(logits_NV)
             # up to 64 KB go to a CUDA device without waiting for it (CUDA programming guide)
@@ -243,4 +219,4 @@ def decode_rounds(
         committed += len(accepted.tokens)
         kept, finish = stop.trim(answer, accepted.tokens)
         answer = answer + kept
-        yield Round(kept, finish, accepted, tree, logits_NV, sequence, further)
+        yield Round(kept, finish, accepted, tree, logits_NV, sequence)

@@ -22,7 +22,6 @@ from transformers import GenerationConfig, PreTrainedModel
 
 from eagle_fsd.config import BadInput
 from eagle_fsd.decoding.cache import TreeCache
-from eagle_fsd.decoding.columns import FurtherColumn
 from eagle_fsd.decoding.engine import STOCK, CachedSequence, Engine, no_states
 from eagle_fsd.decoding.masks import layer_masks
 from eagle_fsd.decoding.sampling import no_numbers
@@ -59,9 +58,6 @@ class Target:
             one, before the final norm); empty: the last, after the final norm.
         max_positions: longest sequence it was made for and can be decoded in, see longest_text.
         dtype: of its hidden states and logits; its tables may be held in fewer bits.
-        further: columns about drafts that read its features too (heads/harm_model.py), by name:
-            from the rows, the features [N, F] of every node and the number of the answer's tokens
-            up to the root to a number for each draft [C].
         new_cache: makes a cache for it, of a capacity.
         masks: masks.layer_masks for it, of what each node may see and of the positions.
     """
@@ -121,7 +117,6 @@ class Target:
         self.masks = partial(layer_masks, self.config, dtype=self.dtype, repeats=repeats)
         self._sequence = self.new_sequence()
         self._lock, self._sequences = threading.RLock(), 0
-        self.further: dict[str, FurtherColumn] = {}
 
     @property
     def device(self) -> torch.device:

@@ -13,8 +13,7 @@ Axes: N nodes, M rows looked at, C drafts, K children of a node, V vocabulary, S
 """
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 import torch
@@ -47,7 +46,6 @@ class VerifiedTree:
         guards: predicates that narrow `options`.
         stop_token_ids: a node with one of these is a leaf: drafts behind an end are no gain.
         answer: the answer's tokens so far, the root the last.
-        further: columns about drafts beside those in DRAFTS, of this round.
 
     Attributes:
         tokens, parents, depths, children: of every node; the root is its own parent.
@@ -66,11 +64,9 @@ class VerifiedTree:
         guards: Sequence["Guard"] = (),
         stop_token_ids: Collection[int] = (),
         answer: Sequence[int] = (),
-        further: Mapping[str, Column] = MappingProxyType({}),
     ):
         self._hold(sampling, guards, stop_token_ids, answer)
         self._tree, self._logits_NV, self._draw = tree, target_logits_NV, draw
-        self._drafts = DRAFTS | dict(further)
         self._uniform_S3 = uniform_S3[: tree.max_depth + 1]
         self._values = {name: {} for name in with_support(columns, sampling)}
         if self._row_by_row:
@@ -214,7 +210,7 @@ class VerifiedTree:
     def _of_row(self, column: str, v: int) -> tuple[list[int], Column]:
         """The nodes that a column of v's row is about, and its function."""
         return (
-            ([v], PLACES[column]) if column in PLACES else (self.children[v], self._drafts[column])
+            ([v], PLACES[column]) if column in PLACES else (self.children[v], DRAFTS[column])
         )
 
     def _exact_at(self, v: int) -> tuple[int, float]:
@@ -244,7 +240,7 @@ class VerifiedTree:
         table = [tree.token_N, tree.parent_N]  # ids are exact in float64
         child_NK = None if self._draw is None else child_table(tree, self._stops)
         table += self._exact_tokens(rows, child_NK, uniform_S3[tree.depth_N])
-        table += [(PLACES | self._drafts)[name](rows) for name in self._values]
+        table += [(PLACES | DRAFTS)[name](rows) for name in self._values]
         table = torch.stack([value_N.double() for value_N in table]).tolist()
         token, parent, exact, regret, *values = table
         self._exact = dict(enumerate(zip(map(int, exact), regret, strict=True)))

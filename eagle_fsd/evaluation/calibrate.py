@@ -100,7 +100,6 @@ def predict(
                 state=states[name],
                 stop_token_ids=frozenset(config.stop.token_ids),
                 answer=answer,
-                further=step.further,
             )
             counts[name].update(counted(accepted, policy.sampling))
         answer = answer + step.tokens

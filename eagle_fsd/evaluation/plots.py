@@ -53,7 +53,6 @@ MARKS = {
     "cactus": ("#B8860B", "D"),
     "mentored": ("#CC79A7", "P"),
     "rejection": ("#888888", "s"),
-    "harm": ("#CC79A7", "v"),
     "accept-all": ("#888888", "P"),
 }
 OTHER = ("#888888", "X")  # a rule of somebody else's

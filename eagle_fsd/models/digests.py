@@ -1,5 +1,5 @@
-"""Digests of the files of targets, draft models, heads and models of harm, by which two models of
-one name differ."""
+"""Digests of the files of targets, draft models and heads, by which two models of one name
+differ."""
 
 import json
 from pathlib import Path
@@ -9,7 +9,6 @@ from transformers.utils import CHAT_TEMPLATE_DIR, CONFIG_NAME, cached_file
 
 from eagle_fsd.config import BadInput
 from eagle_fsd.heads.files import HEAD_FILES, UNREADABLE, head_folder
-from eagle_fsd.heads.harm_model import CONFIG, WEIGHTS
 from eagle_fsd.heads.mtp_files import is_mtp, is_text, parse_name
 from eagle_fsd.models.load import load_target_config, own_layers, source_of
 from eagle_fsd.models.random_weights import PREFIX, SHAPES
@@ -62,8 +61,3 @@ def head_digests(name: str) -> dict[str, str]:
         if not name or not is_mtp(name):
             return target_digests(name, "head") if name else {}
     return file_digests("head", head_folder(name), HEAD_FILES)
-
-
-def harm_digests(name: str) -> dict[str, str]:
-    """Of the files of a model of harm."""
-    return file_digests("harm", Path(name), (CONFIG, WEIGHTS))

@@ -41,9 +41,6 @@ class Request:
     # if given: hidden states after the final norm of prompt and tokens but for the last one, which
     # is not run, in pieces [T, D]
     states: list[torch.Tensor] | None = None
-    # if given: keys and values of the prompt but for its last token, and what else follows there,
-    # of one sequence; several requests may share it, and it is let go when it was read
-    begun: TreeCache | None = None
 
     @property
     def finished(self) -> bool:
@@ -57,7 +54,7 @@ class Request:
     @property
     def unread(self) -> list[int]:
         """The tokens that are not in the cache yet."""
-        return self.tokens[-1:] or self.prompt[0 if self.begun is None else -1 :]
+        return self.tokens[-1:] or self.prompt
 
     @cached_property
     def uniforms(self) -> list[float]:
@@ -69,17 +66,13 @@ class Batch:
     """Requests under way, and their keys, values and states: padded on the left, so that all rows
     end in the same column. The last token of each row is not in the cache yet; the first step runs
     the prompts. The target's own single sequence is not touched.
-
-    Args:
-        begun: the cache of its one row, which may hold further tokens.
     """
 
-    def __init__(self, target: Target, rows: list[Request], begun: TreeCache | None = None):
+    def __init__(self, target: Target, rows: list[Request]):
         self.target = target
         self.rows = rows
-        self.begun = begun is not None
         columns = max((len(row.prompt) + len(row.tokens) for row in rows), default=0)
-        self.cache = target.new_cache(columns + ROOM) if begun is None else begun
+        self.cache = target.new_cache(columns + ROOM)
 
     @property
     def going(self) -> list[int]:
@@ -120,7 +113,6 @@ class Batch:
         logits_RV = self.target.logits(hidden_BTD[self.going, -1])
         for row, token in zip(going, next_tokens(going, logits_RV), strict=True):
             row.tokens.append(token)
-            row.begun = None
         return (row for row in going if row.ended)
 
     def _row_masks(self, seen_BC: torch.Tensor, position_BC: torch.Tensor) -> Masks:
@@ -135,7 +127,7 @@ class Batch:
         """Copy a layer's keys and values of the rows that have not ended to these rows, flush with
         its last valid column. What is cut off on the left is padding."""
         states, going = self.cache.layers[number], self.going
-        filled = self.longest if self.begun else states.length
+        filled = states.length
         columns = min(filled, into.length)
         row_R = torch.tensor(going, device=states.keys.device)
         for part, to in (states.keys, into.keys), (states.values, into.values):
@@ -227,8 +219,7 @@ def complete(
             new = list(islice(waiting, batch_size - len(batch.going)))
             if not (new or batch.going):
                 return
-            parts = [Batch(target, [row], row.begun) for row in new if row.begun is not None]
-            new = [row for row in new if row.begun is None]
+            parts = []
             new.sort(key=lambda request: len(request.prompt))  # similar lengths: little padding
             while new and not stop():  # prompts that were not run are not begun
                 size = max(1, TOKENS_PER_PREFILL // len(new[-1].prompt))

@@ -4,7 +4,6 @@ chat template, or by one of FastChat's."""
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
@@ -15,9 +14,7 @@ from eagle_fsd.decoding.loop import StopConfig
 from eagle_fsd.decoding.target import Target
 from eagle_fsd.decoding.text_model import text_config
 from eagle_fsd.drafters.eagle import head_drafter
-from eagle_fsd.heads.harm_model import HarmModel, check_made_for, read_model
 from eagle_fsd.models.assets import EMBEDDED_TARGET
-from eagle_fsd.models.digests import head_digests, target_digests
 from eagle_fsd.models.load import (
     check_draft_model,
     default_dtype,
@@ -99,7 +96,6 @@ def load(
     *,
     head: str | None = "",
     draft_model: str = "",
-    harm: str = "",
     tree: TreeConfig | str | None = None,
     dtype: str = "",
     device: str = "cpu",
@@ -120,7 +116,6 @@ def load(
             random one for a random target; None decodes without drafts.
         draft_model: a language model with the target's tokenizer, named as targets are, for arms
             with `@language_model`; or "layers:N", the target's own first N layers. "": none.
-        harm: a model of harm, a folder of train_harm.py, for arms that read it. "": none.
         tree: shape of the draft tree, a TreeConfig or as arms write it ("5x3x4"); default:
             default_tree.
         conv_template: a FastChat template, see prompt_ids.
@@ -134,10 +129,6 @@ def load(
         own = head or default_head(target)
         draft_head = load_head(own, config, target=target)
         layers = draft_head.config.fused_layers(config.num_hidden_layers)
-    judge = read_model(harm) if harm else None
-    if judge is not None:
-        check_harm(judge, text_config(config).hidden_size, layers)
-        check_made_for(harm, target_digests(target) | head_digests(own))
     if draft_model:
         check_draft_model(draft_model, target)
     loaded, tokenizer = load_target(
@@ -148,33 +139,8 @@ def load(
         engine=engine,
         keep_stock=keep_stock,
     )
-    if judge is not None:
-        attach_harm(judge, loaded)
     pair = load_draft_model(draft_model, loaded, engine=engine) if draft_model else None
     return Model(loaded, tokenizer, head_drafter(draft_head, loaded, tree), conv_template, pair)
-
-
-def check_harm(
-    model: HarmModel, hidden_size: int, layers: tuple[int, ...], embedding_size: int | None = None
-) -> None:
-    """Refuse, by a BadInput, a model of harm of another target or of a head that reads other
-    layers; None: the size of embeddings is not known yet."""
-    config = model.config
-    given = hidden_size * (len(layers) or 1), embedding_size or config.embedding_size, layers
-    if (config.feature_size, config.embedding_size, config.feature_layers) != given:
-        raise BadInput(
-            f"the model of harm reads states of {config.feature_size} channels, embeddings of "
-            f"{config.embedding_size} and layers {config.feature_layers}, the target gives "
-            f"{given[0]}, {given[1]} and {given[2]}: train it for this target and head"
-        )
-
-
-def attach_harm(model: HarmModel, target: Target) -> None:
-    """Give the target's rounds the column `harm`. BadInput: the model is of a target or a head of
-    other sizes."""
-    embedding_size = target.embed_tokens.weight.shape[1]
-    check_harm(model, target.hidden_size, target.feature_layers, embedding_size)
-    target.further["harm"] = partial(model.to(target.device).column, target.embed)
 
 
 def prompt_ids(

@@ -4,7 +4,6 @@ from eagle_fsd.decoding.rule import Rule
 from eagle_fsd.rules.children import AcceptAll, Random
 from eagle_fsd.rules.coupled import Cactus, Mentored, Sglang
 from eagle_fsd.rules.fsd import Exact, Fsd, FsdPaper
-from eagle_fsd.rules.harm import Harm
 from eagle_fsd.rules.hold import Hold
 from eagle_fsd.rules.price import PathRule, Ratio
 from eagle_fsd.rules.rejection import Rejection
@@ -27,7 +26,6 @@ RULES: dict[str, type[Rule]] = {
     "cactus": Cactus,
     "mentored": Mentored,
     "rejection": Rejection,  # of sampled drafts, by P / Q: lossless in distribution
-    "harm": Harm,  # another draft that is unlikely to change what the answer comes to
     "random": Random,  # control: another draft by chance
     "accept-all": AcceptAll,  # control: another draft always
 }

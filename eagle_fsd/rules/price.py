@@ -8,7 +8,7 @@
 The price b of `path` means the same at every temperature. C(v) are the options at v, V(leaf) = 0:
 
     0        V(v) = max(0, max over C(v) and x's child of 1 + V(c) - cost(c) / b),
-             cost(x's child) = 0, else regret(c), or the chance of harm;
+             cost(x's child) = 0, else regret(c);
              the path follows the maximum while it is positive
     tau > 0  of all distributions of paths the one that maximises E[tokens] - (tau / b) KL(it ||
              exact's) is exact's, tilted: z(leaf) = 1,
@@ -20,28 +20,17 @@ b = 0 is exact, draw by draw.
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from eagle_fsd.config import BadInput, SamplingConfig, check_known
-from eagle_fsd.decoding.rule import Guard, Rule
+from eagle_fsd.config import BadInput
+from eagle_fsd.decoding.rule import Rule
 from eagle_fsd.decoding.verified import VerifiedTree
 from eagle_fsd.rules.coupled import Coupled
 
 # Far beyond the regret of any token; differences of sums of such prices, over the lowest
 # temperature, still have a dozen digits.
 MOST_PRICE = 1000.0
-COSTS = ("regret", "harm")
-
-
-def check_greedy_harm(sampling: SamplingConfig) -> None:
-    """Refuse, by a BadInput, the model of harm above temperature 0."""
-    if sampling.temperature > 0:
-        raise BadInput(
-            "the model of harm is made of greedy answers and has no meaning at temperature "
-            f"{sampling.temperature:g}: give --temperature 0, or a rule of regret such as path:0.5"
-        )
 
 
 class TokenRule(Rule):
@@ -51,7 +40,6 @@ class TokenRule(Rule):
     """
 
     columns: ClassVar[tuple[str, ...]] = ("regret", "prob")
-    cost: ClassVar[str] = "regret"  # a column about drafts
 
     def admits(self, tree: VerifiedTree, child: int) -> bool:
         """A draft may be taken although the exact token is another. Of two the one of less cost
@@ -63,7 +51,7 @@ class TokenRule(Rule):
         return self.admitted(tree, v) if hit is None else hit
 
     def admitted(self, tree: VerifiedTree, v: int) -> int | None:
-        best = min(tree.options(v), key=lambda c: tree.value(self.cost, c), default=None)
+        best = min(tree.options(v), key=lambda c: tree.value("regret", c), default=None)
         return best if best is not None and self.admits(tree, best) else None
 
     def tv(self, tree: VerifiedTree, v: int) -> float:
@@ -91,29 +79,14 @@ class PathRule(Coupled):
 
     Attributes:
         price: b, nats paid for a further token; larger is looser.
-        cost: "regret", or at temperature 0 "harm": then b is the chance of harm that is paid for a
-            further token (heads/harm_model.py).
     """
 
+    columns: ClassVar[tuple[str, ...]] = ("regret", "log_prob")
     price: float = 0.5
-    cost: str = "regret"
-
     def __post_init__(self):
         super().__post_init__()
         if not 0 <= self.price <= MOST_PRICE:
             raise BadInput(f"the price is 0 to {MOST_PRICE:g} nats a token, got {self.price}")
-        check_known("cost", self.cost, COSTS)
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        return ("regret", "log_prob") if self.cost == "regret" else ("regret", self.cost)
-
-    def check(
-        self, sampling: SamplingConfig, guards: Sequence[Guard], draft_vocab_size: int | None
-    ) -> None:
-        super().check(sampling, guards, draft_vocab_size)
-        if self.cost == "harm":
-            check_greedy_harm(sampling)
 
     def step(self, tree: VerifiedTree, v: int) -> int | None:
         if self.price == 0:
@@ -136,7 +109,7 @@ class PathRule(Coupled):
             if hit is not None:
                 value_N[v], best_N[v] = 1 + value_N[hit], hit
             for c in tree.options(v):
-                value = 1 + value_N[c] - tree.value(self.cost, c) / self.price
+                value = 1 + value_N[c] - tree.value("regret", c) / self.price
                 if c != hit and value > value_N[v]:
                     value_N[v], best_N[v] = value, c
         return value_N, best_N

@@ -33,7 +33,6 @@ REFUSED |= {
     "cactus": LAW,
     "mentored": LAW,
     "rejection": "it is for sampled drafts, and vLLM's own acceptance is just that: send no arm",
-    "harm": "it reads the target's states, which vLLM does not hand to a logits processor",
     "random": "it needs random numbers of its own, which belong to an answer",
 }
 WRAPPED = ("self", "logits", "input_batch", "draft_logits", "invalid_drafts")
@@ -82,11 +81,6 @@ def _served(text: str) -> Arm:
         raise BadInput(
             f"arm {text!r}: the drafter is the server's (--speculative-config), and it drafts a "
             "chain, no tree: leave @ and what follows out"
-        )
-    if "harm" in arm.rule.columns:
-        raise BadInput(
-            f"arm {text!r}: the model of harm reads the target's states, which vLLM does not hand "
-            f"to a logits processor; send {names}"
         )
     if any(type(guard) not in SERVED_GUARDS for guard in arm.guards):
         raise BadInput(

@@ -332,13 +332,11 @@ REFUSALS = {
     "cactus:0.1": "vLLM cannot run cactus: it draws the token",
     "hold:0.03": "vLLM cannot run hold: it remembers",
     "random:0.1": "vLLM cannot run random: it needs random numbers",
-    "harm:0.1": "vLLM cannot run harm: it reads the target's states",
     "rejection": "vLLM cannot run rejection: it is for sampled drafts",
     "typical": "vLLM cannot run typical: nobody has tested it there",
     "plain": "vLLM cannot run plain: it has no drafts, and a server drafts for all",
     "generate": "vLLM cannot run generate: it has no drafts",
     "ratio:1,known=0.1": "of guards send ends and no_repeat only",
-    "path:0.5,cost=harm": "the model of harm reads the target's states",
     "fsd:0.3," + "x" * 100_000: "of at most 200 characters; got 'fsd:0.3,xxx",
 }
 
