@@ -90,11 +90,12 @@ def stream(
     Raises:
         BadInput: a setting is out of range, or prompt + budget is beyond the target's positions.
     """
-    chosen = parse_arm(arm)
+    chosen, sampling = parse_arm(arm), SamplingConfig(temperature, top_k, top_p)
     chosen.check_answers()
-    policy = chosen.policy(SamplingConfig(temperature, top_k, top_p))
-    config = DecodeConfig(policy, model.stop(max_new_tokens, stop_strings), seed)
     drafter = chosen.build_drafter(model)
+    chosen.check(sampling, drafter)
+    stop = model.stop(max_new_tokens, stop_strings)
+    config = DecodeConfig(chosen.policy(sampling), stop, seed)
     strings = config.stop.strings
     begun = [string[:n] for string in strings for n in range(1, len(string))]
     answer = Answer()

@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Any
 
 from eagle_fsd.config import BadInput, SamplingConfig
 from eagle_fsd.decoding.acceptance import Policy
-from eagle_fsd.decoding.drafter import Drafter, RootDrafter
-from eagle_fsd.decoding.rule import Guard, Rule
+from eagle_fsd.decoding.tree import Drafter, RootDrafter
+from eagle_fsd.decoding.verified import Guard, Rule
 from eagle_fsd.drafters.settings import DEFAULT_DRAFTER, DRAFTERS, DrafterSettings
 from eagle_fsd.rules import RULES
 from eagle_fsd.rules.fsd import Exact
@@ -44,7 +44,7 @@ class Arm:
 
     text: str
     rule: Rule | None = None  # None for the arms of transformers
-    guards: tuple[Guard, ...] = ()  # as the text states them; defaults join them in `policy`
+    guards: tuple[Guard, ...] = ()  # as the text states them
     drafter: DrafterSettings | None = None  # None: no drafts
 
     @property
@@ -90,18 +90,20 @@ class Arm:
         """The text without the rule's value: the curve that the arm is a point of."""
         return self.text if self.value is None else re.sub(":[^,@]*", "", self.text, count=1)
 
-    def policy(self, sampling: SamplingConfig, record: str = "lean") -> Policy:
-        """How drafts are accepted at this sampling, default guards included."""
-        rule, stated = self.rule or Exact(), {type(guard): guard for guard in self.guards}
-        default = _default_guards(rule, self.drafter, sampling.temperature)
-        chosen = {type(guard): guard for guard in default} | stated
-        guards = tuple(chosen[kind] for kind in GUARDS.values() if kind in chosen)
-        return Policy(rule, sampling, tuple(guard for guard in guards if not guard.off), record)
+    def policy(self, sampling: SamplingConfig) -> Policy:
+        """How drafts are accepted at this sampling. At temperature 0 a lossy rule has its drafter's
+        guards where it states none of their kind."""
+        rule, guards = self.rule or Exact(), {type(guard): guard for guard in self.guards}
+        if self.drafts and type(rule) is not Exact and sampling.temperature == 0:
+            guards = {type(guard): guard for guard in self.drafter.greedy_guards} | guards
+        in_order = [guards[kind] for kind in GUARDS.values() if kind in guards]
+        return Policy(rule, sampling, tuple(guard for guard in in_order if not guard.off))
 
-    def check(self, sampling: SamplingConfig) -> None:
-        """Refuse, by a BadInput, what has no meaning together, before anything is loaded."""
+    def check(self, sampling: SamplingConfig, drafter: Drafter | None = None) -> None:
+        """Refuse, by a BadInput, what has no meaning together: before anything is loaded, and with
+        the drafter once it is built, for what its settings do not show."""
         try:
-            self.policy(sampling).check(self.drafter or RootDrafter())
+            self.policy(sampling).check(drafter or self.drafter or RootDrafter())
         except BadInput as error:
             raise BadInput(f"arm {self.text!r}: {error}") from error
 
@@ -117,9 +119,8 @@ class Arm:
         return self.drafter.build(model) if self.drafts else RootDrafter()
 
 
-def parse_arm(text: str, *, tree: str = "", temperature: float | None = None) -> Arm:
-    """An arm from its text. Of a run whose `tree` and `temperature` are given, an arm that states
-    what it would have anyway, this tree or these guards, is the one that does not state it.
+def parse_arm(text: str, *, tree: str = "") -> Arm:
+    """An arm from its text. One that states the run's tree is the one that states none.
 
     Raises:
         BadInput: unknown name or field, or a value that it refuses; lists what is known.
@@ -134,10 +135,6 @@ def parse_arm(text: str, *, tree: str = "", temperature: float | None = None) ->
         raise BadInput(f"arm {text!r}: {error}") from error
     if drafter.needs_head and tree and drafter.tree == tree:
         drafter = replace(drafter, tree="")
-    if temperature is not None:
-        default = {type(g): g for g in _default_guards(rule, drafter, temperature)}
-        guards = tuple(g for g in guards if g != default.get(type(g)))
-        guards = tuple(g for g in guards if not g.off or type(g) in default)
     limits = [_named(guard, GUARDS).replace(":", "=") for guard in guards]
     whole = ",".join([_named(rule, RULES), *limits])
     if (drafted := _named(drafter, DRAFTERS)) != DEFAULT_DRAFTER:
@@ -145,27 +142,17 @@ def parse_arm(text: str, *, tree: str = "", temperature: float | None = None) ->
     return Arm(whole, rule, guards, drafter)
 
 
-def parse_arms(
-    texts: Sequence[str], *, tree: str = "", temperature: float | None = None
-) -> list[Arm]:
+def parse_arms(texts: Sequence[str], *, tree: str = "") -> list[Arm]:
     """Arms from their texts; BadInput also if two of them are one arm."""
     said: dict[Arm, str] = {}
     for text in texts:
-        arm = parse_arm(text, tree=tree, temperature=temperature)
+        arm = parse_arm(text, tree=tree)
         if arm in said:
             raise BadInput(f"arms {said[arm]!r} and {text!r} are the same: give one of them")
         said[arm] = text
     if not said:
         raise BadInput("no arm is given; such as: plain exact fsd:0.3")
     return list(said)
-
-
-def _default_guards(
-    rule: Rule, drafter: DrafterSettings | None, temperature: float
-) -> tuple[Guard, ...]:
-    """The guards of an arm that states none of their kinds."""
-    lossy = type(rule) is not Exact
-    return drafter.greedy_guards if drafter and lossy and temperature == 0 else ()
 
 
 def _parse(

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-DEFAULT_ARM = "fsd:0.3"  # of commands and of api.generate
+DEFAULT_ARM = "fsd:0.3"  # of commands and of api.generate; the rule's own default threshold
 
 
 class BadInput(ValueError):  # noqa: N818  (it is about what a user passed, and no error of ours)
@@ -151,3 +151,8 @@ class SamplingConfig:
             raise BadInput(f"top_k must be 0 (off) or above, got {self.top_k}")
         if not 0 < self.top_p <= 1:
             raise BadInput(f"top_p must be in (0, 1], got {self.top_p}")
+
+    @property
+    def filters(self) -> bool:
+        """Whether top-k or top-p was set explicitly."""
+        return self.top_k > 0 or self.top_p < 1

@@ -13,7 +13,7 @@ from types import ModuleType
 
 from eagle_fsd.arms import BY_TRANSFORMERS, NUMBERS, PLAIN
 from eagle_fsd.config import BadInput
-from eagle_fsd.decoding.rule import Guard, Rule
+from eagle_fsd.decoding.verified import Guard, Rule
 from eagle_fsd.drafters.settings import DRAFTERS, DrafterSettings
 from eagle_fsd.rules import RULES
 from eagle_fsd.rules.guards import GUARDS

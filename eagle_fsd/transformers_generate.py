@@ -24,10 +24,10 @@ from transformers.generation.streamers import BaseStreamer
 
 from eagle_fsd.arms import Arm, parse_arm
 from eagle_fsd.config import DEFAULT_ARM, BadInput, SamplingConfig, TreeConfig, as_tree
-from eagle_fsd.decoding.drafter import Drafter
 from eagle_fsd.decoding.loop import DecodeConfig, Generation, Round, StopConfig, decode_rounds
 from eagle_fsd.decoding.target import Target
 from eagle_fsd.decoding.text_model import text_config
+from eagle_fsd.decoding.tree import Drafter
 from eagle_fsd.drafters.eagle import head_drafter
 from eagle_fsd.engine.families import check_supported
 from eagle_fsd.engine.trial import check_tree_attention
@@ -72,25 +72,26 @@ class DecodingMethod:
                 (transformers 5.23, GenerationMixin._extract_generation_mode_kwargs).
         """
         _check(model, input_ids, generation_config, rest)
-        policy = self._arm.policy(_sampling(generation_config, logits_processor))
+        sampling = _sampling(generation_config, logits_processor)
         place = (model.device, model.dtype, model.get_output_embeddings())
         if self._built.get(model, (None,))[0] != place:
             with torch.random.fork_rng(devices=()):  # a head begins as random weights
                 self._built[model] = place, *_build(model, self._head, self._arm, self._tree)
         _, target, drafter = self._built[model]
+        self._arm.check(sampling, drafter)
 
         prompt = input_ids[0].tolist()
         budget = max(1, stopping_criteria.max_length - len(prompt))
         ends = [c.eos_token_id for c in stopping_criteria if isinstance(c, EosTokenCriteria)]
         stop = StopConfig(budget, tuple(token for end in ends for token in end.tolist()))
-        config = DecodeConfig(policy, stop, seed=torch.randint(2**63 - 1, ()).item())
+        seed = torch.randint(2**63 - 1, ()).item()
+        config = DecodeConfig(self._arm.policy(sampling), stop, seed)
         if stream_to is not None:
             stream_to.put(input_ids.cpu())
         self.last = answer = Generation()
         sequence = torch.cat([input_ids, input_ids.new_empty(1, budget)], dim=1)
-        rounds = decode_rounds(target, drafter, prompt, config)
-        with closing(_emitted(answer, target, rounds)) as emitted:
-            for length, token in enumerate(emitted, start=len(prompt) + 1):
+        with closing(decode_rounds(target, drafter, prompt, config)) as rounds:
+            for length, token in enumerate(_emitted(answer, rounds), start=len(prompt) + 1):
                 sequence[0, length - 1] = token
                 stopped = stopping_criteria(sequence[:, :length], None)
                 if stream_to is not None:
@@ -148,18 +149,11 @@ def custom_generate(
     return DecodingMethod(chosen, head, as_tree(tree))
 
 
-def _emitted(answer: Generation, target: Target, rounds: Iterator[Round]) -> Iterator[int]:
-    """Each token in turn; the answer has taken in its round. However it ends, the cache goes,
-    unless another thread has begun an answer on the model."""
-    begun = None
-    try:
-        for step in rounds:
-            begun = step.sequence
-            answer.add(step)
-            yield from step.tokens
-    finally:
-        if begun is not None:
-            target.close(begun)
+def _emitted(answer: Generation, rounds: Iterator[Round]) -> Iterator[int]:
+    """Each token in turn; the answer has taken in its round."""
+    for step in rounds:
+        answer.add(step)
+        yield from step.tokens
 
 
 def _build(

@@ -2,19 +2,15 @@
 
 import math
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
 from eagle_fsd.config import BadInput, SamplingConfig
 from eagle_fsd.decoding.divergence import DIVERGENCES
-from eagle_fsd.decoding.drafter import Drafter
-from eagle_fsd.decoding.rule import Guard, Path, Rule, State
 from eagle_fsd.decoding.sampling import no_numbers
-from eagle_fsd.decoding.tree import DraftTree
-from eagle_fsd.decoding.verified import VerifiedTree
-
-ANY_DIVERGENCE = "js"  # recorded in full for rules without a divergence of their own
+from eagle_fsd.decoding.tree import Drafter, DraftTree
+from eagle_fsd.decoding.verified import Guard, Rule, judge
 
 
 @dataclass(frozen=True)
@@ -25,49 +21,33 @@ class Acceptance:
         path: the accepted path, as node indices, the root first.
         tokens: emitted tokens, the accepted drafts and then the next token; as long as `path`.
         fuzzy: the token is not the one that the exact test would have emitted with the same draw.
-        divergence: D at path[i]; NaN at nodes without children, and in lean records where it was
-            not asked for (on an accelerator: where the rule names none).
-        tv: 1/2 sum |emitted distribution - P| at path[i]; 0 without children; NaN if unknown, and
-            in lean records where it would ask for a divergence.
+        divergence: D at path[i], by the first divergence that the rule or a guard reads; NaN if
+            they read none, and at nodes without children.
+        tv: 1/2 sum |emitted distribution - P| at path[i]; 0 without children; NaN if unknown.
         regret: log P(argmax) - log P(token) of the raw target distribution, nats.
-        dial: the parameter that a rule which adapts had set for the round; None of any other.
+        dial: see Rule.
     """
 
     path: list[int]
-    tokens: list[int]
-    fuzzy: list[bool]
-    divergence: list[float]
-    tv: list[float]
-    regret: list[float]
+    tokens: list[int] = field(default_factory=list)
+    fuzzy: list[bool] = field(default_factory=list)
+    divergence: list[float] = field(default_factory=list)
+    tv: list[float] = field(default_factory=list)
+    regret: list[float] = field(default_factory=list)
     dial: float | None = None
 
     @property
     def accepted_drafts(self) -> int:
         return len(self.path) - 1
 
-    @property
-    def fuzzy_regret(self) -> float:
-        """The regret of the round's fuzzy tokens, nats."""
-        pairs = zip(self.regret, self.fuzzy, strict=True)
-        return sum(regret for regret, fuzzy in pairs if fuzzy)
-
 
 @dataclass(frozen=True)
 class Policy:
-    """How drafts are accepted, and how P comes from the target's logits.
-
-    Attributes:
-        record: "full" notes D all along the accepted path, for rules that do not ask for one too.
-    """
+    """How drafts are accepted, and how P comes from the target's logits."""
 
     rule: Rule
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
     guards: tuple[Guard, ...] = ()
-    record: str = "lean"
-
-    def __post_init__(self):
-        if self.record not in ("lean", "full"):
-            raise BadInput(f"record must be lean or full, got {self.record!r}")
 
     def check(self, drafter: Drafter) -> None:
         """Refuse, by a BadInput, what has no meaning with the sampling, the guards or the drafter;
@@ -77,15 +57,20 @@ class Policy:
                 "this rule needs drafts that are sampled, since it asks with what probability they "
                 "came: add ,sample=1 to the drafter, as in rejection@eagle,sample=1"
             )
-        self.rule.check(self.sampling, self.guards, drafter.vocab_size)
+        self.rule.check(self.sampling, self.guards, drafter)
 
-    def columns(self, rule: Rule) -> list[str]:
-        """What is to be computed of every node in a round of this rule."""
-        # the rule's first: the first divergence is the D that is recorded
-        names = [*rule.columns, *(name for guard in self.guards for name in guard.columns)]
-        if self.record == "full" and not any(name in DIVERGENCES for name in names):
-            names.append(ANY_DIVERGENCE)
-        return ["regret", *names]
+    def begin(self) -> "Policy":
+        """The policy for one answer; see Rule.begin."""
+        return replace(self, rule=self.rule.begin())
+
+    @property
+    def columns(self) -> list[str]:
+        """What is computed of every node: what the rule and the guards read, and what is needed to
+        know a draft's cost and whether it may be taken."""
+        names = ["regret", *self.rule.columns]
+        names += [name for guard in self.guards for name in guard.columns]
+        names += ["supported"] if self.sampling.filters else []
+        return list(dict.fromkeys(names))
 
 
 @torch.inference_mode()
@@ -95,22 +80,19 @@ def accept(
     uniform_S3: torch.Tensor,
     *,
     policy: Policy,
-    state: State = None,
     stop_token_ids: Collection[int] = (),
     answer: Sequence[int] = (),
-) -> tuple[Acceptance, State]:
-    """Choose the accepted path; returns the outcome, and the rule's state for the next round.
+) -> Acceptance:
+    """Choose the accepted path, and say what is emitted along it and what that costs.
 
     BadInput: the target's logits are no numbers after a node of the accepted path.
 
     Args:
-        state: of the answer's last round; None: an answer begins.
-        tree, target_logits_NV, uniform_S3, stop_token_ids, answer: see VerifiedTree.
+        tree, target_logits_NV, uniform_S3, stop_token_ids, answer: see judge.
+        policy: of the answer (Policy.begin).
     """
-    state = policy.rule.start() if state is None else state
-    rule, dial = policy.rule.this_round(state)
-    columns = policy.columns(rule)
-    verified = VerifiedTree(
+    rule, columns = policy.rule, policy.columns
+    verified = judge(
         tree,
         target_logits_NV,
         uniform_S3,
@@ -121,43 +103,31 @@ def accept(
         stop_token_ids=stop_token_ids,
         answer=answer,
     )
-    path = rule.choose(verified, state)
-    judged = next((name for name in columns if name in DIVERGENCES), None)
-    accepted = _acceptance(verified, path, policy, rule, judged, dial)
-    for place, regret in enumerate(accepted.regret, start=len(answer)):
-        if math.isnan(regret):
-            raise no_numbers(f"after {place} tokens of the answer")
-    return accepted, policy.rule.after(verified, accepted, state)
-
-
-def _acceptance(
-    verified: VerifiedTree,
-    path: Path,
-    policy: Policy,
-    rule: Rule,
-    judged: str | None,
-    dial: float | None,
-) -> Acceptance:
-    """What is emitted along the accepted path, and what it costs."""
-    got = Acceptance(path, [], [], [], [], [], dial)
-    judge = verified.value if policy.record == "full" else verified.asked_value
-    # a clock runs over lean records: there D is not computed for the record's sake
-    asks_divergence = any(name in DIVERGENCES for name in rule.columns)
-    hidden = policy.record == "lean" and dial is None and asks_divergence
-    hidden = hidden or any(guard.reads_exact_token for guard in policy.guards)
-    tv_known = verified.greedy or not hidden
+    path = rule.choose(verified)
+    accepted = Acceptance(path, dial=rule.dial)
+    divergence_name = next((name for name in columns if name in DIVERGENCES), None)
+    # above temperature 0 a guard that reads the exact token leaves the emitted distribution unknown
+    tv_is_known = verified.greedy or not any(guard.reads_exact_token for guard in policy.guards)
     for v, child in zip(path, [*path[1:], None], strict=True):
-        fuzzy = child is not None and verified.tokens[child] != verified.exact_token(v)
-        got.tokens.append(verified.tokens[child] if fuzzy else verified.exact_token(v))
-        got.fuzzy.append(fuzzy)
-        got.regret.append(verified.value("regret", child) if fuzzy else verified.exact_regret(v))
-        if not verified.children[v]:
-            got.divergence.append(math.nan)
-            got.tv.append(0.0)
-            continue
-        got.divergence.append(judge(judged, v) if judged else math.nan)
-        if verified.greedy and not rule.takes_chances:
-            got.tv.append(float(fuzzy))
-        else:
-            got.tv.append(rule.tv(verified, v) if tv_known else math.nan)
-    return got
+        # 1. The token: the exact one, or a fuzzy one in its place.
+        token, regret = verified.exact(v)
+        fuzzy = child is not None and verified.tokens[child] != token
+        if fuzzy:
+            token, regret = verified.tokens[child], verified.value("regret", child)
+        if math.isnan(regret):
+            raise no_numbers(f"after {len(answer) + len(accepted.tokens)} tokens of the answer")
+        # 2. What the place costs. Where nothing was drafted every rule is exact.
+        divergence, tv = math.nan, 0.0
+        if verified.children[v]:
+            if divergence_name is not None:
+                divergence = verified.value(divergence_name, v)
+            if verified.greedy and not rule.takes_chances:
+                tv = float(fuzzy)
+            else:
+                tv = rule.tv(verified, v) if tv_is_known else math.nan
+        accepted.tokens.append(token)
+        accepted.fuzzy.append(fuzzy)
+        accepted.divergence.append(divergence)
+        accepted.tv.append(tv)
+        accepted.regret.append(regret)
+    return accepted

@@ -1,7 +1,8 @@
 """A key/value cache that is allocated once and in which a path of a draft tree can be kept.
 
 transformers' DynamicCache concatenates (so it reallocates every step); its static caches index with
-tensors and drop rows of sliding-window layers. Here every layer keeps whole rows in one buffer.
+tensors and drop rows of sliding-window layers. Here every layer keeps whole rows in one buffer,
+and who runs a forward says which of them it writes.
 Recurrent layers keep a state instead, into which the path is folded (recurrent/states.py).
 """
 
@@ -17,7 +18,7 @@ from eagle_fsd.recurrent.states import RecurrentLayer
 
 
 class PreallocatedLayer(CacheLayerMixin):
-    """Keys and values of a layer, [1, kv_heads, capacity, head_dim]; rows [0, length) are valid."""
+    """Keys and values of a layer, [1, kv_heads, capacity, head_dim]."""
 
     is_sliding = False  # whole rows are kept for sliding-window layers too
 
@@ -27,7 +28,6 @@ class PreallocatedLayer(CacheLayerMixin):
         # is set through one.
         self._cache = weakref.ref(cache)
         self._index = index
-        self.length = 0
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         self.keys, self.values = self._cache().buffers(self._index, key_states, value_states)
@@ -36,30 +36,25 @@ class PreallocatedLayer(CacheLayerMixin):
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args, **kwargs
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Append rows; return views of all valid rows, the new ones included."""
+        """Write the forward's rows; returns views of all rows that it reads, these included."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-        if self._cache().fixed is not None:
-            row_N, end = self._cache().fixed
-            self.keys.index_copy_(2, row_N, key_states)
-            self.values.index_copy_(2, row_N, value_states)
-        else:
-            new = key_states.shape[2]
-            self.keys.narrow(2, self.length, new).copy_(key_states)
-            self.values.narrow(2, self.length, new).copy_(value_states)
-            self.length += new
-            end = self._cache().capacity if self._cache().whole else self.length
-        return self.keys.narrow(2, 0, end), self.values.narrow(2, 0, end)
+        cache = self._cache()
+        row_N = cache.row_N.to(self.keys.device)
+        self.keys.index_copy_(2, row_N, key_states)
+        self.values.index_copy_(2, row_N, value_states)
+        return self.keys.narrow(2, 0, cache.end), self.values.narrow(2, 0, cache.end)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        return self.length + query_length, 0
+        return self._cache().length + query_length, 0
 
     def get_seq_length(self) -> int | torch.Tensor:
         """Rows before the new ones; with `positions`, of each new one the positions before it, less
         the new ones before it: what the model adds to 0, 1, 2, .. to place them."""
-        if (position_N := self._cache().positions) is None:
-            return self.length
-        return position_N - torch.arange(len(position_N), device=position_N.device)
+        cache = self._cache()
+        if cache.positions is None:
+            return cache.length
+        return cache.positions - torch.arange(len(cache.positions), device=cache.positions.device)
 
     def get_max_length(self) -> int:
         return self._cache().capacity
@@ -85,8 +80,8 @@ class HybridLayer(RecurrentLayer, PreallocatedLayer):
 class TreeCache(Cache):
     """One layer of the cache per model layer: a PreallocatedLayer, or what its type needs.
 
-    Example: 5 committed rows and a tree of 4 nodes give length 9; `keep_path(5, [0, 2])` leaves
-    rows 0-4, node 0's row at 5 and node 2's row at 6, and length 7.
+    Example: 5 committed rows and a tree of 4 nodes give length 9; `keep_path([0, 2])` leaves rows
+    0-4, node 0's row at 5 and node 2's row at 6, and length 7, all of them committed.
 
     Args:
         capacity: rows of each layer with attention.
@@ -94,15 +89,17 @@ class TreeCache(Cache):
         pooled: one buffer for all layers; False where they lie on several devices.
 
     Attributes:
-        fixed: None, or for a forward of fixed shapes (engine/graphs.py) the cache row of each new
-            position, int64 on the device, and how many rows are read, valid or not: the mask hides
-            the others.
+        length: valid rows.
+        committed: those of committed tokens; the rows of a tree stand behind them.
+        row_N, end: of the forward that runs: the rows that it writes, int64 [N], and how many it
+            reads, valid or not; a mask hides those that are not.
         positions: None, or int64 [N], the positions of a forward's new rows, for a model that asks
-            the cache where they stand (Llama 4: target.Target.run).
+            the cache where they stand (Llama 4: Target.run).
         forward: None, or the tree that a forward runs over recurrent layers.
-        whole: a forward reads all rows, valid or not, as one block without gaps between sequences;
-            the mask hides the others.
     """
+
+    row_N: torch.Tensor
+    end: int
 
     def __init__(
         self, num_layers: int, capacity: int, *, types: Sequence[str] = (), pooled: bool = True
@@ -112,10 +109,9 @@ class TreeCache(Cache):
         types = types or ["full_attention"] * num_layers
         super().__init__(layers=[self._layer(kind) for kind in types])
         self.capacity = capacity
-        self.fixed: tuple[torch.Tensor, int] | None = None
+        self.length = self.committed = 0
         self.positions: torch.Tensor | None = None
         self.forward: TreeForward | None = None
-        self.whole = False
         self._pooled = pooled
         self._pools: list[torch.Tensor] = []  # keys and values in turn, [layers, *a layer's shape]
 
@@ -132,17 +128,10 @@ class TreeCache(Cache):
             self._with_states.append(layer)
         return layer
 
-    @property
-    def length(self) -> int:
-        """Number of valid rows. Set lower, it forgets the rows behind; set higher, rows are valid
-        that a forward of fixed shapes has written."""
-        return self._with_rows[0].length
-
-    @length.setter
-    def length(self, length: int) -> None:
-        assert 0 <= length <= self.capacity, f"length {length} of a cache of {self.capacity} rows"
-        for layer in self._with_rows:
-            layer.length = length
+    def next_rows(self, count: int, device: torch.device) -> torch.Tensor:
+        """The rows right behind the valid ones, int64 [count]."""
+        assert self.length + count <= self.capacity, (self.length, count, self.capacity)
+        return torch.arange(self.length, self.length + count, device=device)
 
     def buffers(
         self, index: int, key_states: torch.Tensor, value_states: torch.Tensor
@@ -162,19 +151,19 @@ class TreeCache(Cache):
         return keys[0], values[0]
 
     @torch.inference_mode()
-    def keep_path(self, prefix_length: int, node_A: torch.Tensor) -> None:
-        """Keep rows [0, prefix_length) and, right behind them, those of a path's nodes; states
-        become those behind the path's last node."""
+    def keep_path(self, node_A: torch.Tensor) -> None:
+        """Commit the rows of a path's nodes, right behind the committed ones, and forget the tree's
+        others; states become those behind the path's last node."""
         for layer in self._with_states:
             layer.keep_path(node_A)
         kept = node_A.shape[0]
         if kept > 1:  # the root's row is where it should be
-            row_A = node_A + prefix_length
+            row_A = node_A + self.committed
             for pool in self._pools:
                 # index_select copies first, so source and destination rows may overlap
                 kept_rows = pool.index_select(3, row_A.to(pool.device))
-                pool.narrow(3, prefix_length, kept).copy_(kept_rows)
-        self.length = prefix_length + kept
+                pool.narrow(3, self.committed, kept).copy_(kept_rows)
+        self.length = self.committed = self.committed + kept
 
     @property
     def state_bytes(self) -> int:
@@ -192,12 +181,3 @@ class TreeCache(Cache):
     def stash_bytes(self) -> int:
         """Memory that recurrent layers keep of the last tree until a path is kept."""
         return sum(layer.stash_bytes for layer in self._with_states)
-
-    @torch.inference_mode()
-    def clear(self) -> None:
-        """Forget all rows, and what they held."""
-        self.length = 0
-        for pool in self._pools:
-            pool.zero_()
-        for layer in self._with_states:
-            RecurrentLayer.reset(layer)

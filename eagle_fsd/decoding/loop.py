@@ -11,10 +11,9 @@ import torch
 
 from eagle_fsd.config import BadInput
 from eagle_fsd.decoding.acceptance import Acceptance, Policy, accept
-from eagle_fsd.decoding.drafter import Drafter
 from eagle_fsd.decoding.sampling import draw
 from eagle_fsd.decoding.target import Target
-from eagle_fsd.decoding.tree import DraftTree
+from eagle_fsd.decoding.tree import Drafter, DraftTree
 from eagle_fsd.decoding.verified import UNIFORMS
 
 
@@ -69,7 +68,6 @@ class Round:
         finish: why the answer ended in this round, else None.
         acceptance: before trimming.
         tree, logits_NV: what the rule saw; the logits are good until the next round.
-        sequence: the number of the target's sequence, for Target.close.
     """
 
     tokens: list[int]
@@ -77,7 +75,6 @@ class Round:
     acceptance: Acceptance | None = None
     tree: DraftTree | None = None
     logits_NV: torch.Tensor | None = None
-    sequence: int | None = None
 
 
 @dataclass
@@ -176,47 +173,62 @@ def decode_rounds(
     target: Target, drafter: Drafter, prompt: Sequence[int], config: DecodeConfig
 ) -> Iterator[Round]:
     """Decode one answer, yielding after prefill and after every round. Target and drafter are both
-    started anew.
+    started anew, and the target forgets the answer at its end. Whoever makes rule and drafter
+    checks that they go together (Policy.check).
 
     Raises:
-        BadInput: see check_request; the rule refuses the sampling or the drafter; another answer
-            was begun on the target before this one had ended; logits are no numbers.
+        BadInput: see check_request; another answer was begun on the target before this one had
+            ended; logits are no numbers.
     """
-    policy, stop, device = config.policy, config.stop, target.device
-    check_request(target, prompt, stop)
-    policy.check(drafter)
+    check_request(target, prompt, config.stop)
+    rounds, cache = _rounds(target, drafter, prompt, config), None
+    try:
+        while True:
+            with target.turn(cache):
+                step, cache = next(rounds, None), target.cache
+            if step is None:
+                return
+            yield step
+    finally:
+        with target.turn():
+            if cache is target.cache:
+                target.close()
+
+
+def _rounds(
+    target: Target, drafter: Drafter, prompt: Sequence[int], config: DecodeConfig
+) -> Iterator[Round]:
+    """The loop itself; decode_rounds has who may run it and when."""
+    policy, stop, device = config.policy.begin(), config.stop, target.device
     uniform_P3 = answer_uniforms(config.seed, stop.max_new_tokens + drafter.max_nodes)
     capacity = len(prompt) + stop.max_new_tokens
-    with target.turn():
-        sequence = target.start(capacity + drafter.max_nodes)
-        drafter.reset(capacity, prompt[0], policy.sampling, config.seed)
-        logits_V, features_LF = target.prefill(torch.tensor(prompt, device=device))
-        root = draw(logits_V[None], uniform_P3[:1, 0].to(device), policy.sampling).tolist()
-        drafter.observe(features_LF, [*prompt[1:], *root])
-        del features_LF  # the prompt's features are the drafter's to keep or to let go
-    answer, finish = stop.trim([], root)
-    yield Round(answer, finish, sequence=sequence)
+    target.start(capacity + drafter.max_nodes)
+    drafter.reset(capacity, prompt[0], policy.sampling, config.seed)
 
-    state, committed = policy.rule.start(), len(prompt) + 1
+    logits_V, features_LF = target.prefill(torch.tensor(prompt, device=device))
+    root = draw(logits_V[None], uniform_P3[:1, 0].to(device), policy.sampling).tolist()
+    drafter.observe(features_LF, [*prompt[1:], *root])
+    del features_LF  # the prompt's features are the drafter's to keep or to let go
+    answer, finish = stop.trim([], root)
+    yield Round(answer, finish)
+
     while finish is None:
-        with target.turn(sequence, rows=committed - 1):  # the root has not been run
-            tree = drafter.propose()
-            logits_NV, features_NF = target.verify(tree)
-            accepted, state = accept(
-                tree,
-                logits_NV,
-                uniform_P3[len(answer) :],  # from the token on that the root emits
-                policy=policy,
-                state=state,
-                stop_token_ids=stop.token_ids,
-                answer=answer,
-            )
-            drafter.learn(logits_NV)
-            # up to 64 KB go to a CUDA device without waiting for it (CUDA programming guide)
-            path_A = torch.tensor(accepted.path).to(device, non_blocking=True)
-            target.commit(path_A)
-            drafter.observe(features_NF[path_A], accepted.tokens)
-        committed += len(accepted.tokens)
+        # the root has not been run
+        assert target.cache_length == len(prompt) + len(answer) - 1, target.cache_length
+        tree = drafter.propose()
+        logits_NV, features_NF = target.verify(tree)
+        accepted = accept(
+            tree,
+            logits_NV,
+            uniform_P3[len(answer) :],  # from the token on that the root emits
+            policy=policy,
+            stop_token_ids=stop.token_ids,
+            answer=answer,
+        )
+        # up to 64 KB go to a CUDA device without waiting for it (CUDA programming guide)
+        path_A = torch.tensor(accepted.path).to(device, non_blocking=True)
+        target.commit(path_A)
+        drafter.observe(features_NF[path_A], accepted.tokens)
         kept, finish = stop.trim(answer, accepted.tokens)
         answer = answer + kept
-        yield Round(kept, finish, accepted, tree, logits_NV, sequence)
+        yield Round(kept, finish, accepted, tree, logits_NV)

@@ -12,7 +12,7 @@ import copy
 import math
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 
 import psutil
@@ -22,7 +22,7 @@ from transformers import GenerationConfig, PreTrainedModel
 
 from eagle_fsd.config import BadInput
 from eagle_fsd.decoding.cache import TreeCache
-from eagle_fsd.decoding.engine import STOCK, CachedSequence, Engine, no_states
+from eagle_fsd.decoding.engine import STOCK, Engine
 from eagle_fsd.decoding.masks import layer_masks
 from eagle_fsd.decoding.sampling import no_numbers
 from eagle_fsd.decoding.text_model import (
@@ -58,7 +58,8 @@ class Target:
             one, before the final norm); empty: the last, after the final norm.
         max_positions: longest sequence it was made for and can be decoded in, see longest_text.
         dtype: of its hidden states and logits; its tables may be held in fewer bits.
-        new_cache: makes a cache for it, of a capacity.
+        cache: of the sequence that it decodes; None before the first and after the last.
+        last_logits_NV: what the last verification returned, for drafters that learn from it.
         masks: masks.layer_masks for it, of what each node may see and of the positions.
     """
 
@@ -97,13 +98,10 @@ class Target:
         self._places_by_cache = bool(getattr(self.config, "attn_temperature_tuning", False))
         self.readout_is_linear = self._cap is None and self.lm_head.bias is None
         devices = set((getattr(model, "hf_device_map", None) or {}).values())
-        pooled, types = len(devices) < 2, layer_types(self.config)
-        self.new_cache = partial(TreeCache, self.num_layers, types=types, pooled=pooled)
+        self._cache_settings = {"types": layer_types(self.config), "pooled": len(devices) < 2}
         self._recurrent = modeling_module(text_body(model))
         self._roomy = 1  # nodes of the largest tree for which there was memory
         self.engine = engine
-        if self.has_states and not engine.runs_states:
-            raise no_states(engine.name, self.config.model_type)
         self.has_stock = keep_stock or not engine.rebuilds
         rebuilt = engine.rebuild(model, keep_stock=keep_stock)
         self._body = text_body(rebuilt)
@@ -115,8 +113,9 @@ class Target:
         self.embed_tokens: nn.Module = model.get_input_embeddings()
         repeats = engine.mask_repeats(text_config(rebuilt.config))
         self.masks = partial(layer_masks, self.config, dtype=self.dtype, repeats=repeats)
-        self._sequence = self.new_sequence()
-        self._lock, self._sequences = threading.RLock(), 0
+        self._step = engine.step(self._run_nodes)
+        self.cache: TreeCache | None = None
+        self._lock = threading.RLock()
 
     @property
     def device(self) -> torch.device:
@@ -131,63 +130,52 @@ class Target:
     @property
     def cache_length(self) -> int:
         """Rows in the cache that belong to committed tokens."""
-        return self._sequence.length
+        return 0 if self.cache is None else self.cache.committed
 
-    def new_sequence(self) -> CachedSequence:
-        """For a cache of this model, beside the one of the sequence that it is decoding."""
-        return self.engine.sequence(self.new_cache, self.device)
+    def new_cache(self, capacity: int) -> TreeCache:
+        """For a sequence of this model of at most `capacity` rows."""
+        return TreeCache(self.num_layers, self.engine.rows(capacity), **self._cache_settings)
 
     def first_layers(self, count: int) -> "Target":
         """A target of the model's first layers, its final norm and its lm_head: the same weights,
         nothing is copied."""
         cut = copy.copy(self)
-        cut.num_layers, cut.feature_layers = count, ()
+        cut.num_layers, cut.feature_layers, cut.cache = count, (), None
         cut.model = cut._body = shortened(self._body, count)
-        types = self.new_cache.keywords["types"][:count]
-        cut.new_cache = partial(TreeCache, count, **self.new_cache.keywords | {"types": types})
-        cut._sequence = cut.new_sequence()
+        cut._cache_settings = dict(self._cache_settings, types=layer_types(self.config)[:count])
+        cut._step = self.engine.step(cut._run_nodes)
         return cut
 
     def embed(self, token_T: torch.Tensor) -> torch.Tensor:
         """On `device`, [T, D]."""
         return self.embed_tokens(token_T.to(self.embed_tokens.weight.device)).to(self.device)
 
-    def close(self, sequence: int | None = None) -> None:
-        """Forget the sequence and its cache; a named one only if no other was begun since."""
-        with self._lock:
-            if sequence in (None, self._sequences):
-                self._sequence.close()
+    def start(self, capacity: int) -> None:
+        """Begin a new sequence with a cache of `capacity` rows (prompt + answer + one tree)."""
+        self.cache = self.new_cache(capacity)
 
-    def start(self, capacity: int) -> int:
-        """Begin a new sequence with a cache of `capacity` rows (prompt + answer + one tree); its
-        number, for `turn`."""
-        self._sequence.start(capacity)
-        self._sequences += 1
-        return self._sequences
+    def close(self) -> None:
+        """Forget the sequence and its cache."""
+        self.cache = None
 
     @contextmanager
-    def turn(self, sequence: int | None = None, *, rows: int = 0) -> Iterator[None]:
+    def turn(self, cache: TreeCache | None = None) -> Iterator[None]:
         """Around a round's work, or around that of beginning a sequence: threads take turns.
-
-        Args:
-            sequence: the one that goes on; BadInput if another was begun since.
-            rows: in its cache, those of its committed tokens but for the root.
-        """
+        BadInput if another sequence was begun since that of this cache."""
         with self._lock:
-            if sequence is not None and sequence != self._sequences:
+            if cache is not None and cache is not self.cache:
                 raise BadInput(
                     "another answer was begun on this model before this one had ended, and a model "
                     "decodes one at a time: finish or close the first, or load a second model"
                 )
-            assert sequence is None or self.cache_length == rows, (self.cache_length, rows)
             yield
 
     @torch.inference_mode()
     def prefill(self, prompt_L: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Run the prompt; returns the logits of the token after it [V], and features [L, F].
         BadInput: the logits are no numbers."""
-        hidden_LD, features_LF = self.run(self._sequence.cache, prompt_L)
-        self._sequence.advance(prompt_L.shape[0])
+        hidden_LD, features_LF = self.extend(self.cache, prompt_L)
+        self.cache.committed = self.cache.length
         logits_V = self.logits(hidden_LD[-1:])[0]
         if not math.isfinite(logits_V.amax().item()):
             raise no_numbers("in prefill")
@@ -199,26 +187,67 @@ class Target:
 
         Returns logits [N, V], row i of the token AFTER node i, and features [N, F].
         """
+        N, prefix = tree.size, self.cache.committed
+        # 1. Nodes are written right behind the committed rows, in their order, and stand where
+        #    their depth says.
+        row_N = self.cache.next_rows(N, self.device)
+        position_N = prefix + tree.depth_N
+        # 2. Each sees the committed rows, its ancestors and itself. A single token gets what
+        #    `generate` gets, transformers' own masks.
+        visible_NK = key_position_K = None
+        if N > 1 or self.engine.compiles:
+            visible_NK = torch.ones(N, prefix + N, dtype=torch.bool, device=self.device)
+            visible_NK[:, prefix:] = tree.ancestor_NN
+            key_position_K = torch.cat([torch.arange(prefix, device=self.device), position_N])
+        # 3. Recurrent layers are given the tree; a single token is transformers' own step there
+        #    too, which changes their states for good.
+        parent_N = ancestor_NN = None
+        exchanged = nullcontext()
+        if self.has_states and N > 1:
+            self._check_room(N)
+            parent_N, ancestor_NN = tree.parent_N, tree.ancestor_NN
+            exchanged = exchanged_functions(self._recurrent)
+        # 4. One forward.
+        with exchanged:
+            logits_NV, features_NF = self._step(
+                self.cache,
+                tree.token_N,
+                row_N,
+                position_N,
+                visible_NK,
+                key_position_K,
+                parent_N,
+                ancestor_NN,
+            )
+        if parent_N is not None:
+            check_called(self.cache.layers, self.config.model_type)
+        self.cache.length = prefix + N
+        self.last_logits_NV = logits_NV
+        return logits_NV, features_NF
 
-        def run_nodes(*nodes: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-            hidden_ND, features_NF = self.run(self._sequence.cache, *nodes)
-            return self.logits(hidden_ND), features_NF
-
-        # a single token is transformers' own step, which changes states for good
-        if self._recurrent is None or tree.size == 1:
-            return self._sequence.verify(tree, run_nodes)
-        self._check_room(tree.size)
-        with exchanged_functions(self._recurrent):
-            verified = self._sequence.verify(tree, run_nodes)
-        check_called(self._sequence.cache.layers, self.config.model_type)
-        return verified
+    def _run_nodes(
+        self,
+        cache: TreeCache,
+        token_N: torch.Tensor,
+        row_N: torch.Tensor,
+        position_N: torch.Tensor,
+        visible_NK: torch.Tensor | None,
+        key_position_K: torch.Tensor | None,
+        parent_N: torch.Tensor | None,
+        ancestor_NN: torch.Tensor | None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """What an engine may compile: from a tree's tensors to its logits and features."""
+        nodes = None if parent_N is None else TreeForward(parent_N, ancestor_NN)
+        seen = visible_NK, key_position_K
+        hidden_ND, features_NF = self.run(cache, token_N, row_N, position_N, *seen, nodes)
+        return self.logits(hidden_ND), features_NF
 
     def _check_room(self, nodes: int) -> None:
         """Refuse, by a BadInput, a tree for whose recurrent layers the memory does not suffice."""
         if nodes <= self._roomy:
             return
         channels = per_channel(self.config.model_type)
-        needed = self._sequence.cache.tree_bytes(nodes, channels=channels)
+        needed = self.cache.tree_bytes(nodes, channels=channels)
         if self.device.type == "cuda":
             free, _ = torch.cuda.mem_get_info(self.device)
         else:
@@ -231,25 +260,43 @@ class Target:
             )
         self._roomy = nodes
 
+    def extend(self, cache: TreeCache, token_N: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Hidden states [N, D] and features [N, F] of the text's next tokens, whose rows join the
+        cache."""
+        result = self.run(cache, token_N, cache.next_rows(token_N.shape[0], self.device))
+        cache.length += token_N.shape[0]
+        return result
+
     def run(
         self,
         cache: TreeCache,
         token_N: torch.Tensor,
+        row_N: torch.Tensor,
         position_N: torch.Tensor | None = None,
         visible_NK: torch.Tensor | None = None,
         key_position_K: torch.Tensor | None = None,
         nodes: TreeForward | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Hidden states and features of the next tokens, whose rows are appended to the cache; see
-        engine.NodeForward."""
-        mask = None
+        """Hidden states [N, D] and features [N, F] of tokens behind the cache's valid rows.
+
+        Args:
+            row_N: the cache rows that they are written to.
+            position_N: where they stand in the text; None: one behind the other.
+            visible_NK: which of the first K cache rows each sees; None: all before it, and itself.
+            key_position_K: where those rows stand.
+            nodes: the tree, for recurrent layers.
+        """
+        mask, cache.end = None, cache.length + token_N.shape[0]
         if visible_NK is not None:
-            mask = self.masks(visible_NK, key_position_K, position_N)
+            mask, cache.end = (
+                self.masks(visible_NK, key_position_K, position_N),
+                visible_NK.shape[1],
+            )
         if position_N is not None:
             # Drafts beyond the last position lie beyond the budget and are never emitted; clamped,
             # they do not run off a table of learned positions.
             position_N = position_N.clamp_max(self.max_positions - 1)
-        cache.positions = position_N if self._places_by_cache else None
+        cache.row_N, cache.positions = row_N, position_N if self._places_by_cache else None
         cache.forward = nodes if self.has_states else None
         try:
             hidden_BND, features_BNF = self.hidden_and_features(
@@ -266,8 +313,7 @@ class Target:
 
     def commit(self, node_A: torch.Tensor) -> None:
         """Keep the cache rows of the accepted path (root first, int64 [A]); drop the rest."""
-        self._sequence.cache.keep_path(self.cache_length, node_A)
-        self._sequence.advance(node_A.shape[0])
+        self.cache.keep_path(node_A)
 
     @torch.inference_mode()
     def rescore(self, prompt: list[int], answer: list[int]) -> tuple[float, float]:

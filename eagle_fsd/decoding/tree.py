@@ -1,18 +1,26 @@
-"""Draft trees: their tensors. How EAGLE-2 grows one is in drafters/tree_grower.py.
+"""Draft trees, what proposes one a round, and the drafter of plain decoding, whose trees are one
+node. How EAGLE-2 grows a tree is in drafters/growing.py.
 
-Axes: N nodes with the root, E expanded nodes, V vocabulary, R draft vocabulary (V or a part of it).
-Everything stays on the drafter's device; there is no loop over nodes.
+Axes: N nodes with the root, E expanded nodes, V vocabulary, R draft vocabulary (V or a part of it),
+T newly committed tokens, F features of the target (Target.feature_layers).
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
+
+from eagle_fsd.config import SamplingConfig
+
+GREEDY = SamplingConfig()
 
 
 @dataclass(frozen=True)
 class DraftTree:
-    """A tree of drafted tokens: parents come before their children, node 0 is the root.
+    """A tree of drafted tokens: parents come before their children, node 0 is the root. Everything
+    stays on the drafter's device; there is no loop over nodes.
+
     Example, the root "A" with children "B", "C", and "D" below "C":
 
         node           0  1  2  3
@@ -77,3 +85,48 @@ class DraftTree:
         rows = torch.tensor([list(tokens), list(parents), [-1] * len(tokens)])
         nothing = torch.empty(0, 0, device=device)
         return cls(*rows.to(device, non_blocking=True), nothing, max_depth=max(depth))
+
+
+class Drafter(Protocol):
+    """Sees committed tokens through `observe`, returns the next tree from `propose`.
+
+    Attributes:
+        max_nodes: most nodes of a proposed tree, the root included.
+        samples: its drafts are drawn from the draft distribution, as rule rejection needs them.
+        vocab_size: tokens that its distributions are over, where those are a part of the target's
+            vocabulary; 0 where every tree has its own. None: all.
+    """
+
+    max_nodes: int
+    samples: bool = False
+    vocab_size: int | None = None
+
+    def reset(
+        self, capacity: int, first_token: int, sampling: SamplingConfig = GREEDY, seed: int = 0
+    ) -> None:
+        """Begin a new sequence of at most `capacity` tokens, of which `observe` gives all but the
+        first. Drafts that are sampled are so by the answer's settings and its seed."""
+
+    def observe(self, features_TF: torch.Tensor, next_tokens: Sequence[int]) -> None:
+        """Take in committed tokens, T of them. Example: after prefill of t0 t1 t2 and the root t3,
+        features are f0 f1 f2 and next tokens t1 t2 t3, the last of them always the coming root."""
+
+    def propose(self) -> DraftTree:
+        """The tree below the root, the last token observed."""
+
+
+class RootDrafter(Drafter):
+    """Proposes nothing, so that every round emits one token, drawn by the target."""
+
+    max_nodes = 1
+
+    def reset(
+        self, capacity: int, first_token: int, sampling: SamplingConfig = GREEDY, seed: int = 0
+    ) -> None:
+        """Nothing is kept."""
+
+    def observe(self, features_TF: torch.Tensor, next_tokens: Sequence[int]) -> None:
+        self._root, self._device = next_tokens[-1], features_TF.device
+
+    def propose(self) -> DraftTree:
+        return DraftTree.from_parents([self._root], [0], device=self._device)

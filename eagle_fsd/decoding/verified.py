@@ -1,174 +1,107 @@
-"""A draft tree with the target's answers: all that a rule sees of a round.
+"""What a rule sees of a round, in plain Python numbers; and what a rule and a guard are.
 
-The numbers are computed by the same functions everywhere (columns.py), of any rows at once. On an
-accelerator that is all nodes and all columns that were named, in one pass and one transfer. On a
-CPU it is a column of a row, when that is first asked about: a walk visits two or three of a tree's
-rows, and all of them at once took 1.5 to 60 times as long (results/speed_judging).
+`judge` fills a VerifiedTree after every verification. The rules themselves are in eagle_fsd/rules.
 
 Random numbers belong to the answer, not to the round: row s of a round's block is for the token
 that a node at depth s emits. So the same token is drawn at the same place of an answer, whatever
 the tree, the drafter and the rule are.
 
-Axes: N nodes, M rows looked at, C drafts, K children of a node, V vocabulary, S depths.
+Axes: N nodes, M nodes whose rows are looked at, K children of a node, V vocabulary, S depths.
 """
 
-import math
-from collections.abc import Callable, Collection, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Callable, Collection, Mapping, Sequence
+from itertools import islice
+from typing import ClassVar, TypeVar
 
 import torch
 
 from eagle_fsd.config import SamplingConfig
-from eagle_fsd.decoding.columns import DRAFTS, PLACES, Column, Rows
+from eagle_fsd.decoding.columns import DRAFTS, PLACES, Rows
 from eagle_fsd.decoding.sampling import inverse_cdf
-from eagle_fsd.decoding.tree import DraftTree
+from eagle_fsd.decoding.tree import Drafter, DraftTree
 
-if TYPE_CHECKING:
-    from eagle_fsd.decoding.rule import Guard
-
-# draw(prob_MV, draft_prob_MV, child_MK, uniform_M3) -> exact_token_M; see rule.Rule.draw
+Path = list[int]  # node indices from the root down; the root is always on it
+# draw(prob_MV, draft_prob_MV, child_MK, uniform_M3) -> exact_token_M; see Rule.draw
 Draw = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 Result = TypeVar("Result")
 UNIFORMS = 3  # a token: column 0 draws it, 1 picks among drafts, 2 says yes or no
 
 
 class VerifiedTree:
-    """A round's tree, after verification.
+    """A round's tree with the target's answers.
 
     Args:
-        tree: the draft tree.
-        target_logits_NV: the target's raw logits; row i is about the token AFTER node i.
-        uniform_S3: numbers in [0, 1) on the CPU, a row a depth, at least max_depth + 1 rows; what
-            is beyond belongs to later tokens.
-        sampling: how P comes from the logits.
-        columns: names in PLACES or DRAFTS that may be asked for; asking for another is a KeyError.
-        draw: None, or how the exact token is drawn with the help of sampled drafts.
+        tokens, parents: of every node; the root is its own parent.
+        exact: of every node that has drafts the token that the exact test emits there, and its
+            regret in nats, which is NaN if and only if the node's logits have no largest number.
+        values: by column and node.
+        draw_leaf: makes an entry of `exact` for a node that has none.
+        uniforms: numbers in [0, 1), a row a depth.
         guards: predicates that narrow `options`.
         stop_token_ids: a node with one of these is a leaf: drafts behind an end are no gain.
         answer: the answer's tokens so far, the root the last.
 
     Attributes:
-        tokens, parents, depths, children: of every node; the root is its own parent.
+        children, depths: of every node, children in the draft's order.
         greedy: P is the argmax.
     """
 
     def __init__(
         self,
-        tree: DraftTree,
-        target_logits_NV: torch.Tensor,
-        uniform_S3: torch.Tensor,
+        tokens: list[int],
+        parents: list[int],
+        exact: dict[int, tuple[int, float]],
+        values: Mapping[str, Mapping[int, float]],
         *,
         sampling: SamplingConfig,
-        columns: Collection[str] = (),
-        draw: Draw | None = None,
+        draw_leaf: Callable[[int], tuple[int, float]] | None = None,
+        uniforms: Sequence[Sequence[float]] = (),
         guards: Sequence["Guard"] = (),
         stop_token_ids: Collection[int] = (),
         answer: Sequence[int] = (),
     ):
-        self._hold(sampling, guards, stop_token_ids, answer)
-        self._tree, self._logits_NV, self._draw = tree, target_logits_NV, draw
-        self._uniform_S3 = uniform_S3[: tree.max_depth + 1]
-        self._values = {name: {} for name in with_support(columns, sampling)}
-        if self._row_by_row:
-            self._link(tree.token_N.tolist(), tree.parent_N.tolist())
-        else:
-            self._link(*self._read_all())
-
-    @classmethod
-    def of_numbers(
-        cls,
-        tokens: list[int],
-        parents: list[int],
-        exact: list[int],
-        values: dict[str, dict[int, float]],
-        *,
-        sampling: SamplingConfig,
-        guards: Sequence["Guard"] = (),
-        stop_token_ids: Collection[int] = (),
-        answer: Sequence[int] = (),
-    ) -> "VerifiedTree":
-        """A tree whose numbers are on the host already: what an engine that reads those of a whole
-        batch in one transfer hands in. Every random number of it is 0.
-
-        Args:
-            exact: the exact token of every node, -1 where it is none that was drafted.
-            values: of every column that may be asked for, by node.
-        """
-        tree = cls.__new__(cls)
-        tree._hold(sampling, guards, stop_token_ids, answer)
-        tree._values, tree._exact = values, {v: (token, 0.0) for v, token in enumerate(exact)}
-        tree._link(tokens, parents)
-        tree._uniform_S3 = None
-        return tree
-
-    def _hold(
-        self,
-        sampling: SamplingConfig,
-        guards: Sequence["Guard"],
-        stop_token_ids: Collection[int],
-        answer: Sequence[int],
-    ) -> None:
-        self.answer, self.sampling, self.greedy = answer, sampling, sampling.temperature == 0
-        self._guards, self._stops = guards, frozenset(stop_token_ids)
-        self._filtered = is_filtered(sampling)
-        self._values: dict[str, dict[int, float]] = {}
-        self._rows: dict[int, Rows] = {}
-        self._exact: dict[int, tuple[int, float]] = {}  # the exact token of a place, its regret
+        self.tokens, self.parents, self.values = tokens, parents, values
+        self.sampling, self.greedy, self.answer = sampling, sampling.temperature == 0, answer
+        self._exact, self._draw_leaf, self._uniforms = exact, draw_leaf, uniforms
+        self._guards, self._stop_token_ids = guards, frozenset(stop_token_ids)
         self._computed: dict[Callable, object] = {}
-
-    def _link(self, tokens: list[int], parents: list[int]) -> None:
-        self.tokens, self.parents = tokens, parents
         self.children: list[list[int]] = [[] for _ in tokens]
         self.depths = [0] * len(tokens)
         for node in range(1, len(tokens)):
             parent = parents[node]
             self.depths[node] = self.depths[parent] + 1
-            if parent == 0 or tokens[parent] not in self._stops:
+            if parent == 0 or tokens[parent] not in self._stop_token_ids:
                 self.children[parent].append(node)
 
-    # --- what a rule may ask --------------------------------------------------------------------
-
     def value(self, column: str, node: int) -> float:
-        """A column's value at a node; a KeyError if the rule and its guards did not name it."""
-        known = self._values[column]
-        if node not in known:
-            v = node if column in PLACES else self.parents[node]
-            nodes, function = self._of_row(column, v)
-            known.update(zip(nodes, function(self._row(v)).tolist(), strict=True))
-        return known[node]
+        """A column's value at a node; a KeyError if neither the rule nor a guard names it."""
+        return self.values[column][node]
 
-    def asked_value(self, column: str, v: int) -> float:
-        """A place's value if it is known by now, else NaN: on a CPU what was asked for, on an
-        accelerator all that was named."""
-        return self._values[column].get(v, math.nan)
-
-    def exact_token(self, v: int) -> int:
-        """The token that the exact test emits at v."""
-        return self._exact_at(v)[0]
-
-    def exact_regret(self, v: int) -> float:
-        """Its regret, nats; NaN if and only if v's logits have no largest number."""
-        return self._exact_at(v)[1]
+    def exact(self, v: int) -> tuple[int, float]:
+        """The token that the exact test emits at v, and its regret."""
+        if v not in self._exact:
+            self._exact[v] = self._draw_leaf(v)
+        return self._exact[v]
 
     def hit(self, v: int) -> int | None:
         """The child with the exact token, if there is one."""
-        if not self.children[v]:
-            return None
-        exact = self.exact_token(v)
-        return next((c for c in self.children[v] if self.tokens[c] == exact), None)
+        for child in self.children[v]:
+            if self.tokens[child] == self._exact[v][0]:
+                return child
+        return None
 
     def ends(self, v: int) -> bool:
         """Whether the exact test ends the answer at v."""
-        return self.exact_token(v) in self._stops
+        return self.exact(v)[0] in self._stop_token_ids
 
     def options(self, v: int) -> list[int]:
         """Children that may be taken although the exact token is another: within what top-k and
         top-p leave of the target's row, and allowed by every guard, in the draft's order."""
         return [
-            c
-            for c in self.children[v]
-            if (not self._filtered or self.value("supported", c))
-            and all(guard.allows(self, c) for guard in self._guards)
+            child
+            for child in self.children[v]
+            if (not self.sampling.filters or self.value("supported", child))
+            and all(guard.allows(self, child) for guard in self._guards)
         ]
 
     def ancestors(self, v: int) -> list[int]:
@@ -176,14 +109,12 @@ class VerifiedTree:
         return [*self.ancestors(self.parents[v]), v] if v else []
 
     def undrafted_prob(self, v: int) -> float:
-        """P_v of all tokens that were not drafted there; asks for the column `prob`."""
-        return max(0.0, 1 - sum(self.value("prob", c) for c in self.children[v]))
+        """P_v of all tokens that were not drafted there; reads the column `prob`."""
+        return max(0.0, 1 - sum(self.value("prob", child) for child in self.children[v]))
 
     def uniform(self, v: int, column: int) -> float:
         """A random number in [0, 1) of the token that v emits; column 1 or 2."""
-        if self._uniform_S3 is None:  # of_numbers
-            return 0.0
-        return self._uniform_S3[self.depths[v], column].item()
+        return self._uniforms[self.depths[v]][column]
 
     def once_a_round(self, compute: Callable[["VerifiedTree"], Result]) -> Result:
         """compute(self), kept for the round: what a rule knows of the whole tree."""
@@ -191,80 +122,185 @@ class VerifiedTree:
             self._computed[compute] = compute(self)
         return self._computed[compute]
 
-    # --- where the numbers come from ------------------------------------------------------------
+
+class Rule:
+    """Chooses the accepted path of a verified tree; the exact token of its last node follows it.
+
+    A rule is a frozen dataclass whose fields are its parameters, the first of them the value in an
+    arm's text (`fsd:0.3`); it names `columns` and has a `step`, or a `choose` of its own. By itself
+    this is the exact rule.
+
+    Attributes:
+        columns: names in PLACES or DRAFTS (columns.py) that it reads.
+        draw: None, or a function that draws the exact token with the help of drafts that were
+            sampled: draw(prob_MV, draft_prob_MV, child_MK, uniform_M3) -> [M], of both
+            distributions after the sampling filters (the drafter's NaN where it has none), the
+            tokens of the children in the order in which they were drawn (-1: no more), and the
+            random numbers of the token. The drafter must sample.
+        takes_chances: at temperature 0 too the accepted path depends on a draw.
+        exact: the value of its first field at which it is exact. Infinite: at no finite value, but
+            the further towards it the nearer. NaN: at none, nor towards one.
+        dial: the parameter of a rule that adapts, as it set it for this round; None of any other.
+    """
+
+    columns: ClassVar[tuple[str, ...]] = ()
+    draw: ClassVar[Draw | None] = None
+    takes_chances: ClassVar[bool] = False
+    exact: ClassVar[float] = 0.0
+    dial: float | None = None
+
+    def __post_init__(self):
+        """Refuse, by a BadInput, fields that have no meaning."""
+
+    def check(self, sampling: SamplingConfig, guards: Sequence["Guard"], drafter: Drafter) -> None:
+        """Refuse, by a BadInput, what has no meaning together. In the place of a drafter that is
+        not built yet stand its settings."""
+
+    def begin(self) -> "Rule":
+        """The rule for one answer: itself, or what remembers the answer's rounds."""
+        return self
+
+    def choose(self, tree: VerifiedTree) -> Path:
+        """The accepted path of a round."""
+        path, child = [0], self.step(tree, 0)
+        while child is not None:
+            path.append(child)
+            child = self.step(tree, child)
+        return path
+
+    def step(self, tree: VerifiedTree, v: int) -> int | None:
+        """The child that is taken at v; None: the exact token ends the round.
+
+        It must not read exact tokens below v: that would bias the distribution of the text.
+        """
+        return tree.hit(v)
+
+    def tv(self, tree: VerifiedTree, v: int) -> float:
+        """1/2 sum |emitted distribution - P| at a node with children on the accepted path; NaN if
+        unknown.
+
+        At temperature 0 it is asked only of rules that take chances: else it is 0 or 1.
+        """
+        return float("nan")
+
+
+class Guard:
+    """A predicate on a draft, which goes with any rule: a draft that it does not allow is taken
+    only where it is the exact token. A frozen dataclass of one field.
+
+    Attributes:
+        columns: as a rule's.
+        reads_exact_token: it asks what the exact token is, so that above temperature 0 the rule's
+            own TV is not that of what is emitted.
+        off: its value allows every draft: a way to say that a default guard is not wanted.
+    """
+
+    columns: ClassVar[tuple[str, ...]] = ()
+    reads_exact_token: ClassVar[bool] = False
 
     @property
-    def _row_by_row(self) -> bool:
-        return self._logits_NV.device.type == "cpu"
+    def off(self) -> bool:
+        return False
 
-    def _row(self, v: int) -> Rows:
-        """v's row alone, and the drafts after it."""
-        if v not in self._rows:
-            tokens = [self.tokens[c] for c in self.children[v]]
-            token_C = torch.tensor(tokens, dtype=torch.int64)
-            drafts = torch.zeros_like(token_C), token_C
-            only = slice(v, v + 1)
-            self._rows[v] = Rows(self._tree, self._logits_NV, only, *drafts, self.sampling)
-        return self._rows[v]
+    def allows(self, tree: VerifiedTree, child: int) -> bool:
+        """Whether the draft may be taken although the exact token is another."""
+        raise NotImplementedError
 
-    def _of_row(self, column: str, v: int) -> tuple[list[int], Column]:
-        """The nodes that a column of v's row is about, and its function."""
-        return (
-            ([v], PLACES[column]) if column in PLACES else (self.children[v], DRAFTS[column])
-        )
 
-    def _exact_at(self, v: int) -> tuple[int, float]:
-        if v not in self._exact:
-            rows, uniform_13 = self._row(v), self._uniform_S3[self.depths[v]][None]
-            exact_1, regret_1 = self._exact_tokens(rows, rows.token_C[None], uniform_13)
-            self._exact[v] = exact_1.item(), regret_1.item()
-        return self._exact[v]
+def judge(
+    tree: DraftTree,
+    target_logits_NV: torch.Tensor,
+    uniform_S3: torch.Tensor,
+    *,
+    sampling: SamplingConfig,
+    columns: Collection[str] = (),
+    draw: Draw | None = None,
+    guards: Sequence[Guard] = (),
+    stop_token_ids: Collection[int] = (),
+    answer: Sequence[int] = (),
+) -> VerifiedTree:
+    """A tree and the target's raw logits, row i of the token AFTER node i, as a rule sees them.
 
-    def _exact_tokens(
-        self, rows: Rows, child_MK: torch.Tensor | None, uniform_M3: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Of every row, and their regrets; the children's tokens are for `draw` alone."""
-        if self.greedy:  # the largest logit is its own
-            return rows.argmax_M, rows.best_M - rows.best_M
-        if self._draw is None:
-            exact_M = inverse_cdf(rows.prob_MV, uniform_M3[:, 0])
+    Args:
+        uniform_S3: numbers in [0, 1) on the CPU, a row a depth, at least max_depth + 1 rows; what
+            is beyond belongs to later tokens.
+        sampling: how P comes from the logits.
+        columns: names in PLACES or DRAFTS.
+        draw: see Rule.
+        guards, stop_token_ids, answer: see VerifiedTree.
+    """
+    N, device = tree.size, tree.token_N.device
+    uniform_S3 = uniform_S3[: tree.max_depth + 1]
+    uniform_N3 = child_NK = None
+    if sampling.temperature > 0:
+        uniform_N3 = uniform_S3.to(device, non_blocking=True)[tree.depth_N]
+    if draw is not None:
+        child_NK = child_table(tree, stop_token_ids)
+
+    def look_at(node_M: torch.Tensor) -> tuple[Rows, torch.Tensor, torch.Tensor]:
+        """The rows of these nodes, ascending; what the exact test emits there, and its regret."""
+        row_C = torch.searchsorted(node_M, tree.parent_N[1:]).clamp_max(len(node_M) - 1)
+        target_MV = target_logits_NV
+        if len(node_M) < N:
+            target_MV = target_logits_NV.index_select(0, node_M)
+        draft_row_M = tree.draft_row_N.index_select(0, node_M)
+        drafter = tree.draft_logits_ER, draft_row_M, tree.draft_token_R
+        rows = Rows(target_MV.float(), row_C, tree.token_N[1:], sampling, *drafter)
+        if sampling.temperature == 0:  # the largest logit is the token's own
+            return rows, rows.argmax_M, rows.best_M - rows.best_M
+        if draw is None:
+            token_M = inverse_cdf(rows.prob_MV, uniform_N3[node_M, 0])
         else:
-            exact_M = self._draw(rows.prob_MV, rows.draft_distribution_MV, child_MK, uniform_M3)
-        return exact_M, rows.best_M - rows.target_MV.gather(1, exact_M[:, None])[:, 0]
+            drafted = rows.draft_distribution_MV, child_NK[node_M]
+            token_M = draw(rows.prob_MV, *drafted, uniform_N3[node_M])
+        return rows, token_M, rows.best_M - rows.target_MV.gather(1, token_M[:, None])[:, 0]
 
-    def _read_all(self) -> tuple[list[int], list[int]]:
-        """On an accelerator: all nodes in one transfer; returns tokens and parents."""
-        tree = self._tree
-        rows = Rows.of_tree(tree, self._logits_NV, self.sampling)
-        uniform_S3 = self._uniform_S3.to(self._logits_NV.device, non_blocking=True)
-        table = [tree.token_N, tree.parent_N]  # ids are exact in float64
-        child_NK = None if self._draw is None else child_table(tree, self._stops)
-        table += self._exact_tokens(rows, child_NK, uniform_S3[tree.depth_N])
-        table += [(PLACES | DRAFTS)[name](rows) for name in self._values]
-        table = torch.stack([value_N.double() for value_N in table]).tolist()
-        token, parent, exact, regret, *values = table
-        self._exact = dict(enumerate(zip(map(int, exact), regret, strict=True)))
-        named = zip(self._values, values, strict=True)
-        self._values = {name: dict(enumerate(value)) for name, value in named}
-        return [int(value) for value in token], [int(value) for value in parent]
+    # 1. Which rows: on a CPU those with drafts behind them, a third to a half of all. On another
+    #    device all, since it would have to be waited for to know which have drafts.
+    node_M = torch.arange(N, device=device)
+    if device.type == "cpu" and N > 1:
+        node_M = tree.parent_N[1:].unique()
+    # 2. Their exact tokens and columns, which reach the host in one transfer. Ids are exact in
+    #    float64.
+    rows, exact_M, regret_M = look_at(node_M)
+    table = [tree.token_N, tree.parent_N, node_M, exact_M, regret_M]
+    table += [(PLACES | DRAFTS)[name](rows) for name in columns]
+    numbers = iter(torch.cat([values.double() for values in table]).tolist())
+    token, parent, node, exact, regret, *by_column = (
+        [*islice(numbers, len(values))] for values in table
+    )
+    # 3. The tree, by node: a place's values by the place, a draft's by the draft.
+    node = [int(v) for v in node]
+    values = {
+        name: dict(zip(node if name in PLACES else range(1, N), column, strict=True))
+        for name, column in zip(columns, by_column, strict=True)
+    }
+
+    def draw_leaf(v: int) -> tuple[int, float]:
+        """A leaf's token is drawn when the path ends there."""
+        _, exact_1, regret_1 = look_at(torch.tensor([v], device=device))
+        return exact_1.item(), regret_1.item()
+
+    return VerifiedTree(
+        [int(t) for t in token],
+        [int(v) for v in parent],
+        {v: (int(t), r) for v, t, r in zip(node, exact, regret, strict=True)},
+        values,
+        sampling=sampling,
+        draw_leaf=draw_leaf,
+        uniforms=uniform_S3.tolist(),
+        guards=guards,
+        stop_token_ids=stop_token_ids,
+        answer=answer,
+    )
 
 
-def is_filtered(sampling: SamplingConfig) -> bool:
-    """Whether top-k or top-p was set explicitly."""
-    return sampling.top_k > 0 or sampling.top_p < 1
-
-
-def with_support(columns: Collection[str], sampling: SamplingConfig) -> list[str]:
-    """The columns, and what a tree needs besides to know its options."""
-    return [*columns, *(["supported"] if is_filtered(sampling) else [])]
-
-
-def child_table(tree: DraftTree, stops: Collection[int]) -> torch.Tensor:
+def child_table(tree: DraftTree, stop_token_ids: Collection[int]) -> torch.Tensor:
     """Tokens of each node's children in the draft's order, int64 [N, K], and -1 where there are no
     more. A node with a stop token has none."""
     token_C, parent_C = tree.token_N[1:], tree.parent_N[1:]
     behind_end_C = torch.zeros_like(parent_C, dtype=torch.bool)
-    for stop in stops:  # they are few, and a tensor of them would be waited for
+    for stop in stop_token_ids:  # they are few, and a tensor of them would be waited for
         behind_end_C |= (tree.token_N[parent_C] == stop) & (parent_C > 0)
     rank_C = (parent_C[:, None] == parent_C).tril(-1).sum(1)  # among its siblings
     child_NK = token_C.new_full((tree.size, tree.max_children or tree.size), -1)

@@ -2,20 +2,19 @@
 
 The head is in heads/draft_head.py; growing.py has what it shares with other drafters of trees.
 
-Axes: T new positions, D hidden size, S cache rows.
+Axes: see growing.py.
 """
 
 from collections.abc import Callable
-from functools import partial
 
 import torch
 
 from eagle_fsd.config import BadInput, TreeConfig, default_tree
 from eagle_fsd.decoding.cache import TreeCache
-from eagle_fsd.decoding.drafter import Drafter, RootDrafter
-from eagle_fsd.decoding.engine import CachedSequence, Engine
+from eagle_fsd.decoding.engine import Engine
 from eagle_fsd.decoding.masks import additive, fold
 from eagle_fsd.decoding.target import Target
+from eagle_fsd.decoding.tree import Drafter, RootDrafter
 from eagle_fsd.drafters.growing import GrowingDrafter
 from eagle_fsd.engine import attention
 from eagle_fsd.heads.draft_head import DraftHead
@@ -27,12 +26,7 @@ def head_drafter(head: DraftHead | None, target: Target, tree: TreeConfig | None
     if head is None:
         return RootDrafter()
     head.to(target.device, target.dtype)
-    tree = tree or default_tree(target.device.type)
-    if getattr(head.config, "count", 1) == 1:
-        return EagleDrafter(head, target, tree)
-    from eagle_fsd.drafters.mtp import MtpDrafter  # which is one of these too
-
-    return MtpDrafter(head, target, tree)
+    return EagleDrafter(head, target, tree or default_tree(target.device.type))
 
 
 class EagleDrafter(GrowingDrafter):
@@ -61,27 +55,33 @@ class EagleDrafter(GrowingDrafter):
         self.draft_token_R = head.draft_token_R
         super().__init__(target, tree)
 
-    def new_sequence(self) -> CachedSequence:
-        new_cache = partial(TreeCache, self.head.config.num_hidden_layers)
-        return self.target.engine.sequence(new_cache, self.target.device)
+    def new_cache(self, capacity: int) -> TreeCache:
+        rows = self.target.engine.rows(capacity)
+        return TreeCache(self.head.config.num_hidden_layers, rows)
 
     def hidden(self, features_TF: torch.Tensor) -> torch.Tensor:
         return self.head.fuse(features_TF)
 
-    def places(self, position_P: torch.Tensor) -> torch.Tensor:
-        return self.head.angles(position_P)
+    def places(self, position_T: torch.Tensor) -> torch.Tensor:
+        return self.head.angles(position_T)
 
     def embed(self, token_T: torch.Tensor) -> torch.Tensor:
         """What the head reads of tokens, [T, D]: by its own embedding where it has one."""
         own = self.head.embed_tokens
         return self.target.embed(token_T) if own is None else own(token_T.to(own.weight.device))
 
-    def forward(self, hidden_TD, token_T, place_T, visible_TS, base, width) -> torch.Tensor:
-        mask = None
-        if visible_TS is not None:
+    def step(self, cache, hidden_TD, token_T, place_T, row_T, visible_TS, position_S, read_M):
+        if visible_TS is None:
+            mask, cache.end = None, cache.length + token_T.shape[0]
+        else:
             mask = fold(additive(visible_TS, self.target.dtype), self._query_groups)
-        inputs = (hidden_TD[None], self.embed(token_T)[None], place_T)
-        return self.head(*inputs, cache=self._sequence.cache, mask=mask)[0]
+            cache.end = visible_TS.shape[1]
+        cache.row_N = row_T
+        inputs = hidden_TD[None], self.embed(token_T)[None], place_T
+        hidden_TD = self.head(*inputs, cache=cache, mask=mask)[0]
+        if read_M is not None:
+            hidden_TD = hidden_TD.index_select(0, read_M)
+        return hidden_TD, self.readout(hidden_TD)
 
 
 def draft_readout(head: DraftHead, target: Target) -> Callable[[torch.Tensor], torch.Tensor]:

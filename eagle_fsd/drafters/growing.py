@@ -1,30 +1,34 @@
-"""The drafter whose trees are grown by a model of its own (tree_grower.py): the model's cache, and
-its steps.
+"""Dynamic trees of EAGLE-2, and the drafter that grows one a round with a model of its own.
 
-The model is a draft head (eagle.py) or a whole language model (language_model.py).
+The model is a draft head (eagle.py) or a whole language model (language_model.py). Everything stays
+on its device; there is no loop over nodes. On a CPU what counts is the number of operators: a
+tree's are of a microsecond or two each, and index_select takes half as long as indexing does.
 
-Axes: K branch_top_k (the frontier), E expanded nodes, P positions of a round, T new positions, D
-hidden size, F features, S cache rows, R draft vocabulary.
+Axes: K branch_top_k (the frontier), E expanded nodes, N nodes with the root, P pool of candidates,
+T new positions, M positions whose outputs are read, D hidden size, F features, S cache rows, R
+draft vocabulary (the target's, or a part of it that the drafter is confined to).
 """
 
 import copy
+import math
 from collections.abc import Sequence
-from functools import partial
 from typing import Self
 
 import torch
+from torch import nn
 
 from eagle_fsd.config import BadInput, SamplingConfig, TreeConfig
-from eagle_fsd.decoding.drafter import GREEDY, Drafter
-from eagle_fsd.decoding.engine import CachedSequence
+from eagle_fsd.decoding.cache import TreeCache
 from eagle_fsd.decoding.sampling import draw_distinct
 from eagle_fsd.decoding.target import Target
-from eagle_fsd.decoding.tree import DraftTree
-from eagle_fsd.drafters.tree_grower import TreeGrower, TreeShape
+from eagle_fsd.decoding.tree import GREEDY, Drafter, DraftTree
 
 BLOCK_ROWS = 256  # of a prompt are run at once
 # Sets the numbers by which an answer's drafts are drawn apart from those by which it is itself
 DRAFTS_SEED = 0x5EED0FD4
+# Share of drawn drafts that are taken for accepted, each if those drawn before it were not: so far
+# a sibling of rank r is worth RANK_WORTH (1 - RANK_WORTH)^r.
+RANK_WORTH = 0.7
 
 
 class GrowingDrafter(Drafter):
@@ -33,9 +37,9 @@ class GrowingDrafter(Drafter):
     If it `samples` they are drawn instead, from its distribution after the answer's temperature,
     top-k and top-p, siblings without replacement; the numbers for that go by seed and round.
 
-    Rows of committed tokens stay in the model's cache ("stable"), row i at position i; rows of the
-    tree are dropped after each round. The last stable row's output is the root's, and with n of
-    them a frontier of level d stands at position n - 1 + d.
+    Rows of committed tokens stay in the model's cache, row i at position i; rows of the tree are
+    dropped after each round. The last committed row's output is the root's, and behind n of them a
+    frontier of level d stands at position n - 1 + d.
 
     Attributes:
         draft_token_R: see DraftTree.
@@ -46,6 +50,7 @@ class GrowingDrafter(Drafter):
     def __init__(self, target: Target, tree: TreeConfig, *, samples: bool = False):
         self.target, self.samples = target, samples
         self.vocab_size = None if self.draft_token_R is None else len(self.draft_token_R)
+        self._compiled_step = target.engine.step(self.step)
         self._set_tree(tree)
 
     @property
@@ -55,39 +60,40 @@ class GrowingDrafter(Drafter):
 
     # --- what a model is ------------------------------------------------------------------------
 
-    def new_sequence(self) -> CachedSequence:
-        """For the model's cache."""
+    def new_cache(self, capacity: int) -> TreeCache:
+        """For a sequence of the model of at most `capacity` rows."""
         raise NotImplementedError
 
     def hidden(self, features_TF: torch.Tensor) -> torch.Tensor:
         """What the model reads, beside tokens, of the target's features, [T, D]."""
         return features_TF
 
-    def places(self, position_P: torch.Tensor) -> torch.Tensor:
-        """What the model reads of positions, [P, ...]: of all of a round's at once."""
-        return position_P
+    def places(self, position_T: torch.Tensor) -> torch.Tensor:
+        """What the model reads of positions, [T, ...]."""
+        return position_T
 
-    def forward(
+    def step(
         self,
+        cache: TreeCache,
         hidden_TD: torch.Tensor,
         token_T: torch.Tensor,
         place_T: torch.Tensor,
+        row_T: torch.Tensor,
         visible_TS: torch.Tensor | None,
-        base: int | torch.Tensor,
-        width: int,
-    ) -> torch.Tensor:
-        """One step of the model, [T, D]; its rows are appended to the cache.
+        position_S: torch.Tensor,
+        read_M: torch.Tensor | None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """One forward of the model: its outputs [M, D] and their raw logits [M, R]. An engine may
+        compile it.
 
         Args:
-            hidden_TD: `hidden` of the features, or what an earlier step returned for the parents.
-            place_T: rows of `places`, one for every token or one for all.
-            visible_TS: which cache rows each position sees; None: all before it.
-            base, width: from row `base` on, `width` rows at a time stand at one position.
+            hidden_TD: `hidden` of the features, or outputs of an earlier step for the parents.
+            place_T: `places` of the new tokens.
+            row_T: the cache rows that they are written to.
+            visible_TS: which cache rows each sees; None: all before it, and itself.
+            position_S: where those rows stand.
+            read_M: which outputs are wanted; None: all.
         """
-        raise NotImplementedError
-
-    def readout(self, hidden_TD: torch.Tensor) -> torch.Tensor:
-        """Raw logits [T, R] of what `forward` returned."""
         raise NotImplementedError
 
     # --- a drafter ------------------------------------------------------------------------------
@@ -106,8 +112,7 @@ class GrowingDrafter(Drafter):
         self.tree_config = tree
         self.max_nodes = tree.num_draft_tokens + 1
         self._shape = TreeShape(tree, self.target.device)
-        self._sequence = self.new_sequence()
-        self._pending: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self.cache: TreeCache | None = None
 
     def with_tree(self, tree: TreeConfig, *, samples: bool = False) -> Self:
         """The same model growing trees of another shape; nothing is loaded or packed again."""
@@ -119,10 +124,10 @@ class GrowingDrafter(Drafter):
     def reset(
         self, capacity: int, first_token: int, sampling: SamplingConfig = GREEDY, seed: int = 0
     ) -> None:
-        self._pending, self._sampling = [], sampling
+        self._pending: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._sampling = sampling
         self._generator = torch.Generator().manual_seed(seed ^ DRAFTS_SEED)
-        slots = self.tree_config.tree_depth + 1  # see CachedSequence.draft
-        self._sequence.start(capacity + self.max_nodes + self.tree_config.num_expanded + slots)
+        self.cache = self.new_cache(capacity + self.max_nodes + self.tree_config.num_expanded)
 
     def observe(self, features_TF: torch.Tensor, next_tokens: Sequence[int]) -> None:
         token_T = torch.tensor(next_tokens).to(features_TF.device, non_blocking=True)
@@ -130,93 +135,208 @@ class GrowingDrafter(Drafter):
 
     @torch.inference_mode()
     def propose(self) -> DraftTree:
-        features_TF, token_T = self._take_pending()
-        inputs, config = [features_TF, token_T], self.tree_config
-        if self.samples:
-            shape = config.num_expanded, config.branch_top_k
-            uniform_EK = torch.rand(shape, generator=self._generator)
-            inputs.append(uniform_EK.to(token_T.device, non_blocking=True))
-        tree = self._sequence.draft(
-            self._grow,
-            *inputs,
-            slots=config.tree_depth + 1,
-            rows=config.num_expanded,
-            kind=self._sampling if self.samples else None,
-        )
-        self._sequence.advance(token_T.shape[0])
-        self._sequence.cache.length = self._sequence.length
-        return tree
-
-    def _take_pending(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """What was committed since the last round; of much, all but the end has been run.
-
-        A prompt runs in blocks: at once, it would need as much memory as the target's own prefill.
-        """
+        """Run what was committed since the last round, then grow the tree below the end of it."""
+        K, levels = self.tree_config.branch_top_k, self.tree_config.tree_depth
+        shape, cache = self._shape, self.cache
+        # 1. What was committed since the last round; its last output drafts the root's children. A
+        #    prompt runs in blocks: at once, it would need as much memory as the target's prefill.
         parts = tuple(zip(*self._pending, strict=True))
         self._pending = []
         features_TF, token_T = (part[0] if len(part) == 1 else torch.cat(part) for part in parts)
-        while token_T.shape[0] > BLOCK_ROWS:
-            stable = self._sequence.length
-            step_T = torch.arange(BLOCK_ROWS, device=token_T.device)
-            block = features_TF[:BLOCK_ROWS], token_T[:BLOCK_ROWS], self.places(stable + step_T)
-            self._step(*block, stable, step_T)
-            self._sequence.advance(BLOCK_ROWS)
-            features_TF, token_T = features_TF[BLOCK_ROWS:], token_T[BLOCK_ROWS:]
-        return features_TF, token_T
-
-    def _step(
-        self,
-        features_TF: torch.Tensor,
-        token_T: torch.Tensor,
-        place_T: torch.Tensor,
-        stable: int | torch.Tensor,
-        step_T: torch.Tensor,
-    ) -> torch.Tensor:
-        """Run what is committed, behind `stable` rows, [T, D]; step_T are 0, 1, .."""
-        fresh = isinstance(stable, int) and stable == 0  # then the model's own causal mask does
-        nodes = self.hidden(features_TF), token_T, place_T
-        step = partial(self.forward, *nodes, base=stable, width=1)
-        return self._sequence.step(step, None if fresh else step_T[:, None] >= step_T, stable)
-
-    def _grow(
-        self,
-        features_TF: torch.Tensor,
-        token_T: torch.Tensor,
-        count: int | torch.Tensor,
-        stable: int | torch.Tensor,
-        uniform_EK: torch.Tensor | None = None,
-    ) -> DraftTree:
-        """Run what was committed since the last round, then grow the tree below the end of it.
-
-        Args:
-            features_TF, token_T: what is new, padded where `count` is a tensor.
-            count: how many they are; a tensor, where nothing may depend on values on the host.
-            stable: rows in the cache before them.
-            uniform_EK: by which the children of every expanded node are drawn; None: the best.
-        """
-        T, K, levels = token_T.shape[0], self.tree_config.branch_top_k, self.tree_config.tree_depth
-        step_T, base = torch.arange(T, device=token_T.device), stable + count
-        place_P = self.places(torch.cat([stable + step_T, base + self._shape.row_E[: levels - 1]]))
-        hidden_TD = self._step(features_TF, token_T, place_P[:T], stable, step_T)
-        if isinstance(count, int):
-            hidden_KD, root_1 = hidden_TD[-1:], token_T[-1:]
-        else:
-            last_1 = (count - 1).reshape(1)
-            hidden_KD, root_1 = hidden_TD.index_select(0, last_1), token_T.index_select(0, last_1)
-        grower = TreeGrower(self._shape, self.draft_token_R)
-        seen_KE = own_KK = self._shape.own_KK  # tree rows that a frontier node sees
+        for features, token in zip(
+            features_TF.split(BLOCK_ROWS), token_T.split(BLOCK_ROWS), strict=True
+        ):
+            hidden_KD, logits_KR = self._run_committed(features, token)
+        # 2. Where the tree's rows stand, level by level.
+        base = cache.committed
+        position_S = torch.cat([torch.arange(base, device=token_T.device), base + shape.level_E])
+        place_L = self.places(position_S[base::K])
+        uniform_EK = None
+        if self.samples:  # the numbers by which the children of each expanded node are drawn
+            uniform_EK = torch.rand(self.tree_config.num_expanded, K, generator=self._generator)
+            uniform_EK = uniform_EK.to(token_T.device, non_blocking=True)
+        # 3. The expansion: each level's best nodes are run, and give the next level's candidates.
+        grower = TreeGrower(shape, self.draft_token_R)
+        seen_KE = shape.own_KK  # tree rows that a frontier node sees
         for level in range(levels):
-            if level:
+            if level > 0:
                 token_K, slot_K = grower.frontier()
                 if level > 1:  # what its parent saw, and itself
-                    seen_KE = torch.cat([seen_KE.index_select(0, slot_K), own_KK], dim=1)
-                place_1 = place_P[T + level - 1 : T + level]
-                nodes = hidden_KD.index_select(0, slot_K), token_K, place_1
-                step = partial(self.forward, *nodes, base=base, width=K)
-                hidden_KD = self._sequence.step(step, seen_KE, base)
-            logits_KR, drawn_KK = self.readout(hidden_KD), None
+                    seen_KE = torch.cat([seen_KE.index_select(0, slot_K), shape.own_KK], dim=1)
+                place_1 = place_L[level - 1 : level]
+                hidden_KD, logits_KR = self._compiled_step(
+                    cache,
+                    hidden_KD.index_select(0, slot_K),
+                    token_K,
+                    place_1.expand(K, *place_1.shape[1:]),
+                    cache.next_rows(K, token_T.device),
+                    self._visible(seen_KE),
+                    position_S[: base + level * K],
+                    None,
+                )
+                cache.length += K
+            drawn_KK = None
             if uniform_EK is not None:
                 uniform_KK, uniform_EK = uniform_EK.tensor_split([logits_KR.shape[0]])
                 drawn_KK = draw_distinct(logits_KR, uniform_KK, self._sampling)
             grower.add_level(logits_KR, drawn_KK)
-        return grower.finish(root_1)
+        # 4. The tree's rows are forgotten; the best candidates are the tree.
+        cache.length = base
+        return grower.finish(token_T[-1:])
+
+    def _run_committed(
+        self, features_TF: torch.Tensor, token_T: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Run committed tokens behind those before: the last one's output and logits, one row."""
+        cache, T, device = self.cache, token_T.shape[0], token_T.device
+        row_T = cache.next_rows(T, device)
+        step, visible_TS = self.step, None
+        if cache.length > 0:  # else the model's own causal mask does
+            step, own_T = self._compiled_step, torch.arange(T, device=device)
+            visible_TS = self._visible(own_T[:, None] >= own_T)
+        outputs = step(
+            cache,
+            self.hidden(features_TF),
+            token_T,
+            self.places(row_T),
+            row_T,
+            visible_TS,
+            torch.arange(cache.length + T, device=device),
+            torch.arange(T - 1, T, device=device),
+        )
+        cache.length = cache.committed = cache.length + T
+        return outputs
+
+    def _visible(self, seen_TE: torch.Tensor) -> torch.Tensor | None:
+        """Which cache rows positions see: all committed ones, and of those behind what seen_TE says.
+        A position alone sees all of its chain, for which only compiled code wants a mask."""
+        if seen_TE.shape[0] == 1 and not self.target.engine.compiles:
+            return None
+        return nn.functional.pad(seen_TE, (self.cache.committed, 0), value=True)
+
+
+class TreeShape:
+    """What all trees of a shape have in common: tables on the device, made once.
+
+    A tree's pool are its candidates, branch_top_k of every expanded node in the order in which
+    those were run, and last the root.
+
+    Attributes:
+        root_1, root_score_1: the root's place in the pool, and its score.
+        row_E: numbers of the expanded nodes; the root's is 0.
+        level_E: of the expanded nodes but for the root, how many levels below the first they are.
+        parent_row_P: which of them is a candidate's parent; the root is its own.
+        no_row_P, no_node_E: -1 for every place in the pool; 0 for every row and for none.
+        node_N: numbers of the nodes.
+        own_KK: the identity.
+    """
+
+    def __init__(self, config: TreeConfig, device: torch.device | str = "cpu"):
+        K, E = config.branch_top_k, config.num_expanded
+        self.config = config
+        self.row_E = torch.arange(E, device=device)
+        self.root_1, self.root_score_1 = self.row_E[:1] + E * K, torch.zeros(1, device=device)
+        self.parent_row_P = torch.cat([self.row_E.repeat_interleave(K), self.row_E[:1]])
+        self.no_row_P = torch.full_like(self.parent_row_P, -1)
+        self.no_node_E = self.row_E.new_zeros(E + 1)
+        self.node_N = torch.arange(config.num_draft_tokens + 1, device=device)
+        self.own_KK = torch.eye(K, dtype=torch.bool, device=device)
+        self.level_E = self.row_E[: E - 1] // K
+
+
+class TreeGrower:
+    """Grows one EAGLE-2 tree level by level, then keeps its best connected part.
+
+    The drafter calls `add_level` with the logits of the nodes it has just run, `tree_depth` times
+    in all: first of the root, then of each `frontier`; `finish` reranks. EAGLE-2 (arXiv 2406.16858)
+    section 4: a node's value is the product of draft probabilities along its path, here a float32
+    sum of log-probabilities. For draft_token_R see DraftTree.
+    """
+
+    def __init__(self, shape: TreeShape, draft_token_R: torch.Tensor | None = None):
+        self.shape = shape
+        self.draft_token_R = draft_token_R
+        self.levels = 0
+        self._token_P: list[torch.Tensor] = []  # candidates, level by level
+        self._score_P: list[torch.Tensor] = []
+        self._score_K: torch.Tensor | None = None  # of the frontier
+        self._expanded_E = [shape.root_1]  # where in the pool each expanded node is
+        self._logits_ER: list[torch.Tensor] = []
+
+    def add_level(self, logits_KR: torch.Tensor, drawn_KK: torch.Tensor | None = None) -> None:
+        """Add the children of the nodes just run.
+
+        Args:
+            logits_KR: the drafter's raw logits at the root ([1, R], first call) or at the frontier,
+                in its order ([branch_top_k, R]).
+            drawn_KK: columns drawn of each row, int64 [rows, branch_top_k], in the order of the
+                draws; None: the most probable. Which of the drawn are in the tree goes by that
+                order alone (RANK_WORTH), never by what they are: else those that are would no
+                longer be draws, and rule rejection would not be lossless.
+        """
+        K = self.shape.config.branch_top_k
+        if drawn_KK is None:
+            logp_KR = torch.log_softmax(logits_KR, dim=-1, dtype=torch.float32)
+            logp_KK, token_KK = logp_KR.topk(K, dim=-1)
+        else:
+            rank_K = torch.arange(K, device=logits_KR.device)
+            worth_K = math.log(RANK_WORTH) + math.log(1 - RANK_WORTH) * rank_K
+            logp_KK, token_KK = worth_K.expand(drawn_KK.shape), drawn_KK
+        token_P = token_KK.flatten()
+        if self.draft_token_R is not None:
+            token_P = self.draft_token_R.index_select(0, token_P)
+        score_KK = logp_KK if self._score_K is None else self._score_K[:, None] + logp_KK
+        self._token_P.append(token_P)
+        self._score_P.append(score_KK.flatten())
+        self._logits_ER.append(logits_KR)
+        self.levels += 1
+
+    def frontier(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """The nodes to run next, the branch_top_k best of the last level.
+
+        Returns:
+            token_K: their tokens.
+            slot_K: which row of the last `logits_KR` is the parent of each.
+        """
+        K, score_P = self.shape.config.branch_top_k, self._score_P[-1]
+        if self.levels == 1:  # the root's children come in that order
+            best_K, self._score_K = self.shape.row_E[:K], score_P
+            self._expanded_E.append(best_K)
+        else:
+            ranked = score_P.sort(descending=True, stable=True)
+            best_K, self._score_K = ranked.indices[:K], ranked.values[:K]
+            self._expanded_E.append(best_K + K * (1 + (self.levels - 2) * K))
+        return self._token_P[-1].index_select(0, best_K), best_K // K
+
+    def finish(self, root_token: torch.Tensor) -> DraftTree:
+        """The num_draft_tokens best candidates under the root, in level order.
+
+        They are connected: a child's score is at most its parent's, the parent stands earlier in
+        the pool, and the sort is stable. (Upstream's top-k over half-precision scores orphans
+        nodes.)
+
+        Args:
+            root_token: token id of the root, int64 [] or [1].
+        """
+        shape = self.shape
+        token_P = torch.cat([*self._token_P, root_token.reshape(1)])
+        score_P = torch.cat([*self._score_P, shape.root_score_1])
+        # of two alike the earlier is taken, which torch.topk does not promise
+        ranked_P = score_P[:-1].sort(descending=True, stable=True).indices
+        keep_M = ranked_P[: shape.config.num_draft_tokens].sort().values
+        pool_N = torch.cat([shape.root_1, keep_M])
+        row_P = shape.no_row_P.index_copy(0, torch.cat(self._expanded_E), shape.row_E)
+        row_N = row_P.index_select(0, pool_N)
+        # -1 is the last place of the table, which no parent's row is
+        node_of_E = shape.no_node_E.index_put((row_N,), shape.node_N)
+        parent_row_N = shape.parent_row_P.index_select(0, pool_N)
+        return DraftTree(
+            token_P.index_select(0, pool_N),
+            node_of_E.index_select(0, parent_row_N),
+            row_N,
+            torch.cat(self._logits_ER),
+            max_depth=self.levels,
+            draft_token_R=self.draft_token_R,
+            score_N=score_P.index_select(0, pool_N),
+            max_children=shape.config.branch_top_k,
+        )

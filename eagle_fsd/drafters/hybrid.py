@@ -10,10 +10,9 @@ from collections.abc import Sequence
 import torch
 
 from eagle_fsd.config import SamplingConfig
-from eagle_fsd.decoding.drafter import GREEDY, Drafter
-from eagle_fsd.decoding.tree import DraftTree
+from eagle_fsd.decoding.tree import GREEDY, Drafter, DraftTree
 from eagle_fsd.drafters.eagle import EagleDrafter
-from eagle_fsd.drafters.ngram import DEEPEST, Offers, learn_from, likeliest, tree_of
+from eagle_fsd.drafters.ngram import DEEPEST, Node, Offers, learn_from, likeliest, tree_of
 from eagle_fsd.drafters.ngram_table import NgramTable
 
 BRANCH = 4  # continuations of a node
@@ -38,10 +37,13 @@ class HybridDrafter(Drafter):
         self, capacity: int, first_token: int, sampling: SamplingConfig = GREEDY, seed: int = 0
     ) -> None:
         self.eagle.reset(capacity, first_token)
+        self._nodes: list[Node] = []
         self._text = NgramTable(self.max_ngram)
         self._text.begin(first_token)
 
     def observe(self, features_TF: torch.Tensor, next_tokens: Sequence[int]) -> None:
+        if self.recycle and self._nodes:
+            learn_from(self._text, self._nodes, self.eagle.target.last_logits_NV, self.recycle)
         self.eagle.observe(features_TF, next_tokens)
         self._text.extend(next_tokens)
 
@@ -63,10 +65,6 @@ class HybridDrafter(Drafter):
         rows = [-1 if node.own is None else row[node.own] for node in nodes]
         device = tree.token_N.device
         return tree_of(nodes, rows, tree.draft_logits_ER, tree.draft_token_R, device)
-
-    def learn(self, logits_NV: torch.Tensor) -> None:
-        if self.recycle:
-            learn_from(self._text, self._nodes, logits_NV, self.recycle)
 
 
 def _read(tree: DraftTree) -> tuple[list[int], list[int], list[int], list[float]]:

@@ -4,7 +4,7 @@ The setting in which speculative decoding (Leviathan et al. 2023, arXiv 2211.171
 published: a model pair and a chain of 5. The model is the run's (`--draft_model`), no part of an
 arm.
 
-Axes: T new positions, S cache rows, R draft vocabulary.
+Axes: see growing.py.
 """
 
 from collections.abc import Sequence
@@ -12,9 +12,9 @@ from collections.abc import Sequence
 import torch
 
 from eagle_fsd.config import BadInput, SamplingConfig, TreeConfig
-from eagle_fsd.decoding.drafter import GREEDY
-from eagle_fsd.decoding.engine import CachedSequence
+from eagle_fsd.decoding.cache import TreeCache
 from eagle_fsd.decoding.target import Target
+from eagle_fsd.decoding.tree import GREEDY
 from eagle_fsd.drafters.growing import GrowingDrafter
 from eagle_fsd.recurrent.kinds import no_draft_states
 
@@ -35,8 +35,8 @@ class LanguageModelDrafter(GrowingDrafter):
         self.draft_token_R = None if whole else torch.arange(R, device=target.device)
         super().__init__(target, tree, samples=samples)
 
-    def new_sequence(self) -> CachedSequence:
-        return self.model.new_sequence()
+    def new_cache(self, capacity: int) -> TreeCache:
+        return self.model.new_cache(capacity)
 
     def reset(
         self, capacity: int, first_token: int, sampling: SamplingConfig = GREEDY, seed: int = 0
@@ -52,13 +52,9 @@ class LanguageModelDrafter(GrowingDrafter):
     def observe(self, features_TF: torch.Tensor, next_tokens: Sequence[int]) -> None:
         super().observe(features_TF[:, :0], next_tokens)
 
-    def forward(self, hidden_TD, token_T, place_T, visible_TS, base, width) -> torch.Tensor:
-        stands_S = None
-        if visible_TS is not None:
-            row_S = torch.arange(visible_TS.shape[1], device=token_T.device)
-            stands_S = torch.where(row_S < base, row_S, base + (row_S - base) // width)
-        nodes = token_T, place_T.expand_as(token_T), visible_TS, stands_S
-        return self.model.run(self._sequence.cache, *nodes)[0]
-
-    def readout(self, hidden_TD: torch.Tensor) -> torch.Tensor:
-        return self.model.logits(hidden_TD)[:, : self.draft_vocab_size]
+    def step(self, cache, hidden_TD, token_T, place_T, row_T, visible_TS, position_S, read_M):
+        seen = visible_TS, position_S
+        hidden_TD, _ = self.model.run(cache, token_T, row_T, place_T, *seen)
+        if read_M is not None:
+            hidden_TD = hidden_TD.index_select(0, read_M)
+        return hidden_TD, self.model.logits(hidden_TD)[:, : self.draft_vocab_size]

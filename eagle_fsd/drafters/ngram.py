@@ -14,21 +14,19 @@ Axes: N nodes, E nodes with offers, R tokens offered, V vocabulary, K the target
 import heapq
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import count
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 
 from eagle_fsd.config import SamplingConfig
-from eagle_fsd.decoding.drafter import GREEDY, Drafter
-from eagle_fsd.decoding.tree import DraftTree
+from eagle_fsd.decoding.target import Target
+from eagle_fsd.decoding.tree import GREEDY, Drafter, DraftTree
 from eagle_fsd.drafters.ngram_table import NgramTable
 
-if TYPE_CHECKING:
-    from eagle_fsd.drafters.settings import NgramSettings
-
 DEEPEST = 16  # levels of a tree with continuations
-# Nodes of a tree, or as many as were asked for. Few, since each needs a CUDA graph of its own.
+# Nodes of a tree, or as many as were asked for: few widths.
 WIDTHS = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 
 
@@ -48,33 +46,49 @@ class Node(NamedTuple):
 
 class NgramDrafter(Drafter):
     """Trees of the likeliest continuations (NgramTable), and their draft distribution: what a node
-    offers, as parts of 1, and nothing else. A node that offers nothing has none."""
+    offers, as parts of 1, and nothing else. A node that offers nothing has none. For the settings
+    see settings.NgramSettings."""
 
     vocab_size = 0  # each tree has its own
 
-    def __init__(self, settings: "NgramSettings"):
-        self.settings = settings
-        self.max_nodes = 1 + settings.num_draft_tokens
-        self._text = NgramTable(settings.max_ngram, settings.max_ngrams)
+    def __init__(
+        self,
+        target: Target,
+        *,
+        num_draft_tokens: int,
+        max_ngram: int,
+        branch: int,
+        least: float,
+        recycle: int,
+        keep: int,
+        max_ngrams: int,
+    ):
+        self.target, self.max_nodes = target, 1 + num_draft_tokens
+        self._depth = min(DEEPEST, num_draft_tokens)
+        self._branch, self._least, self._recycle, self._keep = branch, least, recycle, keep
+        self._new_text = partial(NgramTable, max_ngram, max_ngrams)
+        self._text = self._new_text()
 
     def reset(
         self, capacity: int, first_token: int, sampling: SamplingConfig = GREEDY, seed: int = 0
     ) -> None:
-        if not self.settings.keep:
-            self._text = NgramTable(self.settings.max_ngram, self.settings.max_ngrams)
+        if not self._keep:
+            self._text = self._new_text()
         self._text.begin(first_token)
+        self._nodes: list[Node] = []
 
     def observe(self, features_TF: torch.Tensor, next_tokens: Sequence[int]) -> None:
+        if self._recycle and self._nodes:
+            learn_from(self._text, self._nodes, self.target.last_logits_NV, self._recycle)
         self._text.extend(next_tokens)
         self._device = features_TF.device
 
     def propose(self) -> DraftTree:
         def offers(context: tuple[int, ...], _: int | None) -> Offers:
-            known = self._text.after(context, self.settings.branch)
+            known = self._text.after(context, self._branch)
             return {token: (None, sure) for token, sure in known.items()}
 
-        depth = min(DEEPEST, self.settings.num_draft_tokens)
-        nodes = likeliest(self._text, offers, self.max_nodes, depth, self.settings.least)
+        nodes = likeliest(self._text, offers, self.max_nodes, self._depth, self._least)
         if len(nodes) < self.max_nodes:  # the unlikeliest are the last
             nodes = nodes[: max(width for width in WIDTHS if width <= len(nodes))]
         self._nodes = nodes
@@ -92,10 +106,6 @@ class NgramDrafter(Drafter):
                     logits_ER[-1][column[token]] = math.log(max(sure, 1e-9))
         known = torch.tensor(logits_ER), torch.tensor(token_R)
         return tree_of(nodes, rows, *known, self._device)
-
-    def learn(self, logits_NV: torch.Tensor) -> None:
-        if self.settings.recycle:
-            learn_from(self._text, self._nodes, logits_NV, self.settings.recycle)
 
 
 def learn_from(

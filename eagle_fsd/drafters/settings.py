@@ -3,17 +3,28 @@
 A drafter's own file, and with it transformers, is imported when it is built.
 """
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from dataclasses import asdict, dataclass
+from typing import ClassVar, Protocol
 
 from eagle_fsd.config import BadInput, check_flag, check_least, parse_tree, tree_name
-from eagle_fsd.decoding.drafter import Drafter
-from eagle_fsd.decoding.rule import Guard
+from eagle_fsd.decoding.tree import Drafter
+from eagle_fsd.decoding.verified import Guard
 from eagle_fsd.drafters.ngram_table import MAX_NGRAMS, MOST_RECYCLED
 from eagle_fsd.rules.guards import Ends, NoRepeat
 
-if TYPE_CHECKING:
-    from eagle_fsd.models.loaded import Model
+
+class LoadedModels(Protocol):
+    """What a drafter is built of: a loaded model (models/loaded.py).
+
+    Attributes:
+        target: a Target.
+        drafter: of its head.
+        draft_model: a second language model, a Target; or None.
+    """
+
+    target: object
+    drafter: Drafter
+    draft_model: object | None
 
 
 class DrafterSettings(Protocol):
@@ -45,7 +56,7 @@ class DrafterSettings(Protocol):
         """What it drafts depends on the target's rows at nodes that were not accepted."""
         return False
 
-    def build(self, model: "Model") -> Drafter:
+    def build(self, model: LoadedModels) -> Drafter:
         """The drafter for a loaded model."""
 
 
@@ -70,7 +81,7 @@ class EagleSettings(DrafterSettings):
     def samples(self) -> bool:
         return bool(self.sample)
 
-    def build(self, model: "Model") -> Drafter:
+    def build(self, model: LoadedModels) -> Drafter:
         if not self.tree and not self.sample:
             return model.drafter
         from eagle_fsd.drafters.eagle import EagleDrafter
@@ -93,7 +104,7 @@ class MtpSettings(EagleSettings):
 
     head: ClassVar[str] = "mtp"
 
-    def build(self, model: "Model") -> Drafter:
+    def build(self, model: LoadedModels) -> Drafter:
         from eagle_fsd.drafters.eagle import EagleDrafter
 
         drafter = model.drafter
@@ -132,7 +143,7 @@ class HybridSettings(DrafterSettings):
     def learns(self) -> bool:
         return self.recycle > 0
 
-    def build(self, model: "Model") -> Drafter:
+    def build(self, model: LoadedModels) -> Drafter:
         from eagle_fsd.drafters.eagle import EagleDrafter
         from eagle_fsd.drafters.hybrid import HybridDrafter
 
@@ -163,7 +174,7 @@ class LanguageModelSettings(DrafterSettings):
     def samples(self) -> bool:
         return bool(self.sample)
 
-    def build(self, model: "Model") -> Drafter:
+    def build(self, model: LoadedModels) -> Drafter:
         if model.draft_model is None:
             raise BadInput("language_model drafts with a second model: name it with --draft_model")
         from eagle_fsd.drafters.language_model import LanguageModelDrafter
@@ -212,7 +223,7 @@ class NgramSettings(DrafterSettings):
     def learns(self) -> bool:
         return self.recycle > 0
 
-    def build(self, model: "Model") -> Drafter:
+    def build(self, model: LoadedModels) -> Drafter:
         from eagle_fsd.drafters.ngram import NgramDrafter
 
         if self.num_draft_tokens >= model.target.max_positions:
@@ -220,7 +231,7 @@ class NgramSettings(DrafterSettings):
                 f"num_draft_tokens {self.num_draft_tokens} is beyond the target's "
                 f"{model.target.max_positions} positions: lower it"
             )
-        return NgramDrafter(self)
+        return NgramDrafter(model.target, **asdict(self))
 
 
 DEFAULT_DRAFTER = "eagle"

@@ -13,10 +13,9 @@ from dataclasses import dataclass
 import torch
 
 from eagle_fsd.decoding.cache import TreeCache
-from eagle_fsd.decoding.drafter import Drafter
 from eagle_fsd.decoding.loop import StopConfig
 from eagle_fsd.decoding.target import Target
-from eagle_fsd.decoding.tree import DraftTree
+from eagle_fsd.decoding.tree import Drafter, DraftTree
 
 # Tokens kept beyond an answer's end: a round's accepted drafts are counted before trimming, so the
 # last rounds look past it. The deepest tree that can be walked has as many levels.
@@ -58,7 +57,7 @@ class PlainText:
         empty cache, if there is one, keeps its rows."""
         ids_L = torch.tensor(self.ids, device=target.device)
         if cache is not None:
-            return target.run(cache, ids_L)
+            return target.extend(cache, ids_L)
         hidden_1LD, features_1LF = target.hidden_and_features(ids_L[None], use_cache=False)
         return hidden_1LD[0], features_1LF[0]
 

@@ -1,9 +1,10 @@
-"""The packed engine whose functions of fixed shapes (graphs.py) go through torch.compile.
+"""The packed engine whose steps go through torch.compile.
 
 What lies between two products of a step is hundreds of small operators and the Python that calls
-them; a compiler makes a few loops of them, in a minute a function the first time and in seconds
-from its cache on disk. The cache holds code and no weights. Measured in
-results/speed_compiled.
+them; a compiler makes a few loops of them, in a minute a step the first time and in seconds from
+its cache on disk. The cache holds code and no weights. Two steps are compiled, the target's over
+the nodes of a tree (Target.verify) and the drafter's over a level (GrowingDrafter.step); how many
+nodes there are, and how many cache rows, is left open. Measured in results/speed_compiled.
 """
 
 import itertools
@@ -11,7 +12,6 @@ import os
 import shutil
 import sys
 import tempfile
-import warnings
 import weakref
 from collections.abc import Callable, Hashable
 
@@ -19,27 +19,30 @@ import torch
 from tqdm import tqdm
 
 from eagle_fsd.config import BadInput
-from eagle_fsd.engine.graphs import Output, RecordedSequence
+from eagle_fsd.decoding.cache import TreeCache
 from eagle_fsd.engine.packed import Linear, Packed
 
-# Functions that a sequence compiles; later ones run as they are. Drafts that are looked up come in
-# trees of more widths.
-MOST = 6
+CACHE_ROWS = 1024  # caches are as long as a multiple of these: compiled code knows their strides
 
 # A compiler follows operators on tensors and no packed weights, so it is given products by number.
-# They live as long as the layers that call them.
+# They live as long as the layers that call them. torch.library.custom_op would wrap each of the 120
+# calls of a step in Python, for 20 microseconds.
 _products: weakref.WeakValueDictionary[int, Linear] = weakref.WeakValueDictionary()
 _numbers = itertools.count()
+_library = torch.library.Library("eagle_fsd", "DEF")
+_library.define("product(Tensor x_ND, int number, int rows) -> Tensor")
 
 
-@torch.library.custom_op("eagle_fsd::product", mutates_args=())
 def _product(x_ND: torch.Tensor, number: int, rows: int) -> torch.Tensor:
     return _products[number](x_ND)
 
 
-@_product.register_fake
-def _(x_ND: torch.Tensor, number: int, rows: int) -> torch.Tensor:
+def _product_shape(x_ND: torch.Tensor, number: int, rows: int) -> torch.Tensor:
     return x_ND.new_empty(*x_ND.shape[:-1], rows)
+
+
+_library.impl("product", _product, "CPU")
+_library.impl("product", _product_shape, "Meta")
 
 
 class _Numbered:
@@ -53,70 +56,59 @@ class _Numbered:
         return torch.ops.eagle_fsd.product.default(x_ND, self._number, self._rows)
 
 
-class Compiler:
-    """Compiles each function once by key, the first MOST, for any number of cache rows; see
-    graphs.Recorder."""
+class CompiledStep:
+    """A step that is compiled when it is first called: once for single positions and once for
+    several, since a compiler takes a size of 1 for a constant."""
 
-    def __init__(self):
+    def __init__(self, function: Callable[..., tuple[torch.Tensor, ...]]):
+        self._function = function
         self._compiled: dict[Hashable, Callable] = {}
 
-    def forget(self) -> None:
-        """Nothing: compiled code is given addresses at every call."""
+    def __call__(self, cache: TreeCache, *tensors: torch.Tensor | None) -> tuple:
+        # all that is fixed in the code: the cache's strides, what is not given, sizes of 1
+        fixed = [None if t is None else tuple(size == 1 for size in t.shape) for t in tensors]
+        key = cache.capacity, *fixed
+        if key not in self._compiled:
+            self._compiled[key] = self._prepare(tensors)
+        return self._compiled[key](cache, *tensors)
 
-    def run(
-        self,
-        key: Hashable,
-        function: Callable[..., Output],
-        row_K: torch.Tensor,
-        *others: torch.Tensor,
-    ) -> Output:
-        if key in self._compiled:
-            return self._compiled[key](row_K, *others)
-        if len(self._compiled) == MOST:
-            return function(row_K, *others)
-        compiled = self._prepare(function, row_K)
-        try:
-            # once only: a single token changes the states of recurrent layers
-            output = compiled(row_K, *others)
-        except torch._dynamo.exc.TorchDynamoException as error:
-            reason = str(error).strip().splitlines()[0]
-            warnings.warn(f"cannot compile, running as engine 'packed': {reason}", stacklevel=2)
-            compiled, output = function, function(row_K, *others)
-        self._compiled[key] = compiled
-        return output
-
-    def _prepare(self, function: Callable, row_K: torch.Tensor) -> Callable:
+    def _prepare(self, tensors: tuple[torch.Tensor | None, ...]) -> Callable:
         tqdm.write(f"compiling, a minute at most; kept in {cache_folder()}", file=sys.stderr)
+        for tensor in tensors:
+            if tensor is not None:
+                # positions and cache rows; of hidden states the positions alone
+                axes = (0,) if tensor.is_floating_point() else range(tensor.ndim)
+                for axis in axes:
+                    if tensor.shape[axis] > 1:
+                        torch._dynamo.mark_dynamic(tensor, axis)
         # The key says all that is fixed, so nothing is asked again at every call (at 30 layers,
         # for 2 ms), and no code is shared between keys.
-        compiled = torch.compile(
-            function,
+        return torch.compile(
+            self._function,
             fullgraph=True,
             dynamic=False,
             isolate_recompiles=True,
             options={"guard_filter_fn": torch.compiler.skip_all_guards_unsafe},
         )
-        torch._dynamo.mark_dynamic(row_K, 0)
-        return compiled
-
-
-class CompiledSequence(RecordedSequence):
-    """Reads no row too many: K is the one size that compiled code leaves open."""
-
-    read_rows, held_rows = 1, 1024
-
-    def new_recorder(self, device: torch.device) -> Compiler:
-        return Compiler()
 
 
 class Compiled(Packed):
-    """On a CPU: as Packed, verification and drafting compiled; needs a C++ compiler."""
+    """On a CPU: as Packed, with compiled steps; needs a C++ compiler.
+
+    On CUDA the same line with mode="reduce-overhead" would record graphs; nobody has run it.
+    """
 
     name = "compiled"
-    sequence = CompiledSequence
+    compiles = True
 
     def linear(self, weight_RD: torch.Tensor, bias_R: torch.Tensor | None) -> Linear:
         return _Numbered(super().linear(weight_RD, bias_R), weight_RD.shape[0])
+
+    def rows(self, capacity: int) -> int:
+        return -(-capacity // CACHE_ROWS) * CACHE_ROWS
+
+    def step(self, function: Callable[..., tuple[torch.Tensor, ...]]) -> CompiledStep:
+        return CompiledStep(function)
 
 
 def cache_folder() -> str:

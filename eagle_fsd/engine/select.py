@@ -6,21 +6,19 @@ from eagle_fsd.config import BadInput, check_known
 from eagle_fsd.decoding.engine import Engine
 from eagle_fsd.engine.attention import Folded
 from eagle_fsd.engine.compiled import Compiled, check_compiler
-from eagle_fsd.engine.graphs import Graphs
 from eagle_fsd.engine.packed import Packed, can_pack
 
 ENGINES: dict[str, type[Engine]] = {
     "stock": Engine,  # transformers' model as it is
     "packed": Packed,  # CPU: weights in oneDNN's layout, folded attention
     "compiled": Compiled,  # CPU: packed, and what lies between products compiled
-    "graphs": Graphs,  # CUDA: forwards recorded once, folded attention
     "folded": Folded,  # attention without copies of keys and values
 }
 
 
 def choose_engine(name: str, *, device: str, dtype: torch.dtype) -> Engine:
-    """The engine to use; `auto` takes the fastest that works here, but not `graphs`, which no GPU
-    has run yet, nor `compiled`, whose minutes of compilation few runs are long enough for.
+    """The engine to use; `auto` takes the fastest that works here, but not `compiled`, whose
+    minutes of compilation few runs are long enough for.
 
     Args:
         name: a key of ENGINES, or "auto".
@@ -40,8 +38,6 @@ def choose_engine(name: str, *, device: str, dtype: torch.dtype) -> Engine:
         )
     if name == "compiled":
         check_compiler()
-    if name == "graphs" and not device.startswith("cuda"):
-        raise BadInput(f"engine 'graphs' needs one CUDA device; here it is {device}: use auto")
     return ENGINES[name]()
 
 

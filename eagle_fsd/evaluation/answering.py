@@ -14,8 +14,8 @@ from transformers import CompileConfig
 from eagle_fsd.arms import COMPILED, Arm
 from eagle_fsd.config import SamplingConfig
 from eagle_fsd.decoding import loop
-from eagle_fsd.decoding.drafter import Drafter
 from eagle_fsd.decoding.loop import DecodeConfig, Generation, Round, StopConfig
+from eagle_fsd.decoding.tree import Drafter
 from eagle_fsd.models.loaded import Model
 from eagle_fsd.timing import synchronized_time
 
@@ -31,7 +31,6 @@ def answer_prompt(
     seed: int,
     *,
     drafter: Drafter,
-    record: str = "lean",
     watch: Callable[[Round], None] | None = None,
 ) -> tuple[Generation, float]:
     """The generation, by a drafter from arm.build_drafter, and its seconds.
@@ -45,7 +44,7 @@ def answer_prompt(
         result = _transformers_generate(arm, model, prompt, sampling, stop, seed)
         return result, synchronized_time(device) - began
     result = Generation()
-    config = DecodeConfig(arm.policy(sampling, record), stop, seed)
+    config = DecodeConfig(arm.policy(sampling), stop, seed)
     for step in loop.decode_rounds(model.target, drafter, prompt, config):
         result.add(step)
         if watch:

@@ -22,7 +22,7 @@ from tqdm import tqdm
 from eagle_fsd.arms import COMPILED, Arm, parse_arms
 from eagle_fsd.cli import BenchOptions, ModelOptions, SamplingOptions
 from eagle_fsd.config import BadInput
-from eagle_fsd.decoding.drafter import Drafter
+from eagle_fsd.decoding.tree import Drafter
 from eagle_fsd.evaluation.answering import answer_prompt, turn_record
 from eagle_fsd.evaluation.questions import Question, check_same_questions, fastchat_answers, spread
 from eagle_fsd.evaluation.tables import arm_lines
@@ -66,9 +66,7 @@ class Bench:
         *,
         free: Collection[str] = (),
     ):
-        self.arms = parse_arms(
-            options.arms, tree=model_options.tree, temperature=sampling.temperature
-        )
+        self.arms = parse_arms(options.arms, tree=model_options.tree)
         self.name, self.questions = name, questions
         self.options, self.model_options = options, model_options
         self._sampling, self._seed = sampling.sampling(), sampling.seed
@@ -145,7 +143,10 @@ class Bench:
 
     @cached_property
     def _drafters(self) -> dict[str, Drafter]:
-        return {arm.text: arm.build_drafter(self.model) for arm in self.arms}
+        drafters = {arm.text: arm.build_drafter(self.model) for arm in self.arms}
+        for arm in self.arms:
+            arm.check(self._sampling, drafters[arm.text])
+        return drafters
 
     def _answered(
         self, question: Question, arm: Arm, choice: int, *, budget: int, traced: bool = False
@@ -166,7 +167,6 @@ class Bench:
                 model,
                 *request,
                 drafter=drafter,
-                record="full" if self.options.quality_only else "lean",
                 watch=trace.take if trace else None,
             )
             turn = turn_record(model, prompt, *answered)

@@ -23,8 +23,8 @@ from eagle_fsd.runs.folder import Run
 
 if TYPE_CHECKING:
     from eagle_fsd.decoding.acceptance import Acceptance, Policy
-    from eagle_fsd.decoding.drafter import Drafter
     from eagle_fsd.decoding.loop import DecodeConfig
+    from eagle_fsd.decoding.tree import Drafter
     from eagle_fsd.evaluation.questions import Question
     from eagle_fsd.models.loaded import Model
     from eagle_fsd.stats import Interval
@@ -87,17 +87,16 @@ def predict(
     from eagle_fsd.decoding.loop import answer_uniforms, decode_rounds
 
     counts = {name: Counter() for name in policies}
-    states = {name: policy.rule.start() for name, policy in policies.items()}
+    policies = {name: policy.begin() for name, policy in policies.items()}
     answer: list[int] = []
     uniform_P3 = answer_uniforms(config.seed, config.stop.max_new_tokens + drafter.max_nodes)
     for step in decode_rounds(model.target, drafter, prompt, config):
         for name, policy in policies.items() if step.tree else ():
-            accepted, states[name] = accept(
+            accepted = accept(
                 step.tree,
                 step.logits_NV,
                 uniform_P3[len(answer) : len(answer) + step.tree.max_depth + 1],
                 policy=policy,
-                state=states[name],
                 stop_token_ids=frozenset(config.stop.token_ids),
                 answer=answer,
             )
@@ -180,7 +179,7 @@ class Calibration:
         from eagle_fsd.arms import parse_arm, parse_arms
         from eagle_fsd.evaluation.questions import check_same_questions, read_questions, spread
 
-        given = parse_arms(options.arms, tree=model_options.tree, temperature=sampling.temperature)
+        given = parse_arms(options.arms, tree=model_options.tree)
         if len({arm.drafter for arm in given}) != 1 or not given[0].drafts:
             raise BadInput("--arms of a calibration draft, all with one drafter: they share trees")
         at = given[0].text.partition("@")[2]
@@ -211,7 +210,7 @@ class Calibration:
         check_lengths(model, questions, budget, last=budget)
         drafter = self.exact.build_drafter(model)
         for arm in self.arms.values():
-            arm.policy(self._sampling.sampling()).check(drafter)
+            arm.check(self._sampling.sampling(), drafter)
         self.run.begin_session()
         return model, drafter
 
@@ -238,9 +237,7 @@ class Calibration:
         sampling, prompt = self._sampling.sampling(), model.prompt_ids(question.turns[0])
         stop = model.stop(self.options.max_new_tokens)
         seed = answer_seed(self._sampling.seed, question.question_id, 0)
-        # above temperature 0 only full records have the TV of rules that judge the place
-        record = "full" if sampling.temperature else "lean"
-        policies = {name: self.arms[name].policy(sampling, record) for name in names}
+        policies = {name: self.arms[name].policy(sampling) for name in names}
         if kind == PREDICTED:
             config = DecodeConfig(Policy(Exact(), sampling), stop, seed)
             return predict(model, drafter, policies, prompt, config)

@@ -85,7 +85,7 @@ class ReplayOptions(PluginOptions):
 
 def run_replay(options: ReplayOptions) -> None:
     """Replay what is missing, and report."""
-    from eagle_fsd.decoding.drafter import RootDrafter
+    from eagle_fsd.decoding.tree import RootDrafter
     from eagle_fsd.drafters.walk import TOKENS_BEYOND_END
     from eagle_fsd.evaluation.bench import check_lengths
     from eagle_fsd.evaluation.questions import check_same_questions, cut, read_questions, spread

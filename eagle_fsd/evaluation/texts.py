@@ -18,9 +18,9 @@ from tqdm import tqdm
 from eagle_fsd.config import BadInput
 from eagle_fsd.decoding.acceptance import Policy
 from eagle_fsd.decoding.divergence import divergence
-from eagle_fsd.decoding.drafter import RootDrafter
 from eagle_fsd.decoding.loop import DecodeConfig, StopConfig, decode
 from eagle_fsd.decoding.target import Target
+from eagle_fsd.decoding.tree import RootDrafter
 from eagle_fsd.drafters.eagle import EagleDrafter
 from eagle_fsd.drafters.walk import TOKENS_BEYOND_END, PlainText, cut
 from eagle_fsd.heads.unroll import unroll

@@ -53,15 +53,16 @@ def trace_round(model: Model, arm: Arm, step: Round) -> dict:
     path = accepted.path[:count]
     best = step.logits_NV[path].argmax(-1).tolist()
     tokens, parents = tree.token_N.tolist(), tree.parent_N.tolist()
-    # asked of are the drafts, after their parents, then what was and what could have been emitted
-    asked = torch.tensor(
+    # looked at are the drafts, behind their parents, then what was and what could have been emitted
+    row_C, token_C = torch.tensor(
         [parents + path + path, tokens + step.tokens + best], device=step.logits_NV.device
     )
-    rows = Rows(tree, step.logits_NV, slice(None), asked[0], asked[1], SamplingConfig())
+    drafter = tree.draft_logits_ER, tree.draft_row_N, tree.draft_token_R
+    rows = Rows(step.logits_NV.float(), row_C, token_C, SamplingConfig(), *drafter)
     target, draft = raw_prob(rows).tolist(), draft_prob(rows).tolist()
-    rule, _ = arm.rule.this_round(arm.rule.start())
-    columns = arm.policy(SamplingConfig(), "full").columns(rule)
-    judged = PLACES[next(name for name in columns if name in DIVERGENCES)](rows).tolist()
+    # the D that the rule reads, or that it might have read
+    columns = [*arm.rule.columns, "js"]
+    divergence = PLACES[next(name for name in columns if name in DIVERGENCES)](rows).tolist()
 
     def probs(place: int) -> dict:
         pair = json_number(target[place], 5), json_number(draft[place], 5)
@@ -74,7 +75,7 @@ def trace_round(model: Model, arm: Arm, step: Round) -> dict:
         ends = place == accepted.accepted_drafts
         found = {
             "source": "fuzzy" if accepted.fuzzy[place] else "target" if ends else "draft",
-            "divergence": json_number(judged[node]) if node in parents[1:] else None,
+            "divergence": json_number(divergence[node]) if node in parents[1:] else None,
             "regret": json_number(accepted.regret[place]),
             "best": traced_token(model, best[place])["text"],
             "best_prob": probs(tree.size + count + place)["target_prob"],

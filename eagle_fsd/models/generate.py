@@ -16,7 +16,7 @@ from itertools import islice
 import torch
 
 from eagle_fsd.config import SamplingConfig
-from eagle_fsd.decoding.cache import PreallocatedLayer, TreeCache
+from eagle_fsd.decoding.cache import PreallocatedLayer
 from eagle_fsd.decoding.masks import Masks
 from eagle_fsd.decoding.sampling import draw, no_numbers
 from eagle_fsd.decoding.target import Target
@@ -93,9 +93,10 @@ class Batch:
         token_BT = torch.tensor([[0] * (T - len(ids)) + ids for ids in new])
         length_B = torch.tensor([len(row.prompt) + len(row.tokens) for row in self.rows])
         end = self.cache.length + T
-        # contiguous keys, which attention reads far faster (attention.py)
-        self.cache.whole = T == 1
-        column_C = torch.arange(self.cache.capacity if T == 1 else end)
+        # all of the buffer: contiguous keys, which attention reads far faster (attention.py)
+        self.cache.end = self.cache.capacity if T == 1 else end
+        self.cache.row_N = self.cache.next_rows(T, self.target.device)
+        column_C = torch.arange(self.cache.end)
         position_BC = column_C - (end - length_B)[:, None]  # below 0: padding
         device = self.target.embed_tokens.weight.device
         seen_BC = ((position_BC >= 0) & (column_C < end)).to(device)
@@ -106,6 +107,7 @@ class Batch:
             past_key_values=self.cache,
             use_cache=True,
         )
+        self.cache.length = end
         going = [self.rows[b] for b in self.going]
         for row, ids, hidden_TD in zip(self.rows, new, hidden_BTD, strict=True):
             if row.states is not None and not row.ended:
@@ -123,18 +125,20 @@ class Batch:
         each = {kind: mask[0, 0, : len(self.rows), None, None] for kind, mask in each.items()}
         return each.get("", each)
 
-    def copy_going(self, number: int, into: PreallocatedLayer, places: slice | list[int]) -> None:
+    def copy_going(
+        self, number: int, into: PreallocatedLayer, length: int, places: slice | list[int]
+    ) -> None:
         """Copy a layer's keys and values of the rows that have not ended to these rows, flush with
-        its last valid column. What is cut off on the left is padding."""
+        the last valid column there. What is cut off on the left is padding."""
         states, going = self.cache.layers[number], self.going
-        filled = states.length
-        columns = min(filled, into.length)
+        filled = self.cache.length
+        columns = min(filled, length)
         row_R = torch.tensor(going, device=states.keys.device)
         for part, to in (states.keys, into.keys), (states.values, into.values):
             seen = part[:, :, filled - columns : filled]
             if len(going) < len(self.rows):
                 seen = seen.index_select(0, row_R)
-            to[places, :, into.length - columns : into.length] = seen
+            to[places, :, length - columns : length] = seen
 
     def take_in(self, batches: list["Batch"]) -> bool:
         """Put the rows of other batches that have not ended in the places of rows that have; False,
@@ -150,7 +154,7 @@ class Batch:
         for batch in batches:
             count = len(batch.going)
             for number, layer in enumerate(layers):
-                batch.copy_going(number, layer, free[:count])
+                batch.copy_going(number, layer, self.cache.length, free[:count])
             for place, b in zip(free, batch.going, strict=False):
                 self.rows[place] = batch.rows[b]
             del free[:count]
@@ -190,11 +194,12 @@ def join(target: Target, batches: list[Batch]) -> Batch:
         layer.lazy_initialization(
             *(part[:1].expand(len(whole.rows), -1, -1, -1) for part in (like.keys, like.values))
         )
-        layer.length, start = columns, 0
+        start = 0
         for batch in batches:
             end = start + len(batch.going)
-            batch.copy_going(number, layer, slice(start, end))
+            batch.copy_going(number, layer, columns, slice(start, end))
             start = end
+    whole.cache.length = columns
     return whole
 
 

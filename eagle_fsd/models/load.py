@@ -9,7 +9,6 @@ import torch
 from transformers import AutoConfig, AutoTokenizer, PretrainedConfig, PreTrainedTokenizerBase
 
 from eagle_fsd.config import BadInput, check_known
-from eagle_fsd.decoding.engine import no_states
 from eagle_fsd.decoding.target import Target
 from eagle_fsd.decoding.text_model import longest_text, text_config
 from eagle_fsd.engine import half
@@ -140,11 +139,6 @@ def load_target(
     engines = engines_in_turn(engine, device=device, dtype=DTYPES[dtype])
     engines = [each.for_drafts() for each in engines] if drafts else engines
     config, tokenizer = _whole_config(name), load_tokenizer(name)
-    if has_states(text_config(config)):
-        usable = [each for each in engines if each.runs_states]
-        if not usable:
-            raise no_states(engines[0].name, text_config(config).model_type)
-        engines = usable
     kind = {"dtype": DTYPES[dtype], "device": device}
     if not drafts:  # a draft model shares the target's dtype and threads
         line = f"loading {name} in {dtype} on {device} {choose_threads(device)}"

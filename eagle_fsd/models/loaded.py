@@ -9,10 +9,9 @@ from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from eagle_fsd.config import BadInput, TreeConfig, as_tree, check_text
-from eagle_fsd.decoding.drafter import Drafter
 from eagle_fsd.decoding.loop import StopConfig
 from eagle_fsd.decoding.target import Target
-from eagle_fsd.decoding.text_model import text_config
+from eagle_fsd.decoding.tree import Drafter
 from eagle_fsd.drafters.eagle import head_drafter
 from eagle_fsd.models.assets import EMBEDDED_TARGET
 from eagle_fsd.models.load import (

@@ -14,21 +14,25 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import wraps
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import torch
 
 from eagle_fsd.config import BadInput
 from eagle_fsd.recurrent.convolution import node_windows, tree_convolution
 from eagle_fsd.recurrent.kinds import CONVOLUTION, CONVOLUTION_ALONE, FAMILIES, SCANS
-
-if TYPE_CHECKING:
-    from transformers.cache_utils import CacheLayerMixin
-
-    from eagle_fsd.recurrent.states import RecurrentLayer
+from eagle_fsd.recurrent.scans import Stash
 
 # The argument of a model's forward by which its layers' functions are given the tree.
 ARGUMENT = "draft_tree"
+
+
+class RunningLayer(Protocol):
+    """What a forward over a tree leaves in a layer of the cache (states.RecurrentLayer)."""
+
+    inputs: torch.Tensor | None
+    convolved: bool
+    stash: Stash | None
 
 
 class TreeForward:
@@ -43,7 +47,7 @@ class TreeForward:
 
     def __init__(self, parent_N: torch.Tensor, ancestor_NN: torch.Tensor):
         self.parent_N, self.ancestor_NN = parent_N, ancestor_NN
-        self.layer: RecurrentLayer | None = None
+        self.layer: RunningLayer | None = None
         self._windows: dict[int, torch.Tensor] = {}
 
     def convolution(self, hidden_states, weight, bias=None, activation=None, **_) -> torch.Tensor:
@@ -55,7 +59,7 @@ class TreeForward:
         return tree_convolution(hidden_states, weight, bias, activation, window_NK=window_NK)
 
 
-def check_called(layers: "Sequence[CacheLayerMixin | RecurrentLayer]", kind: str) -> None:
+def check_called(layers: Sequence[object], kind: str) -> None:
     """Refuse, by a BadInput, a model whose mixers did not call the functions in the forward over a
     tree that has just been run: their outputs are a chain's and not a tree's."""
     for index, layer in enumerate(layers):

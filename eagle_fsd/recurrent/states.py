@@ -5,15 +5,23 @@ Axes: C channels of the convolution, K its taps, N tree nodes, A nodes of the ke
 
 import weakref
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import torch
 from transformers.cache_utils import LinearAttentionLayer
 
+from eagle_fsd.recurrent.hooks import TreeForward
 from eagle_fsd.recurrent.scans import Stash
 
-if TYPE_CHECKING:
-    from eagle_fsd.decoding.cache import TreeCache
+
+class RunsTrees(Protocol):
+    """The cache that a layer belongs to.
+
+    Attributes:
+        forward: the tree that runs; None while a prompt or a single token does.
+    """
+
+    forward: TreeForward | None
 
 
 class RecurrentLayer(LinearAttentionLayer):
@@ -29,7 +37,7 @@ class RecurrentLayer(LinearAttentionLayer):
         stash: of the nodes' recurrences; None for a layer without one.
     """
 
-    def __init__(self, cache: "TreeCache"):
+    def __init__(self, cache: RunsTrees):
         super().__init__()
         self._cache = weakref.ref(cache)
         self.inputs: torch.Tensor | None = None

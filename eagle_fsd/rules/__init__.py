@@ -1,13 +1,12 @@
-"""Acceptance rules, a file a family; a new one is a class and an entry in RULES."""
+"""Acceptance rules, a file a family; a new one is a class and an entry in RULES. Rivals from other
+papers are in extras/rivals.py, a plug-in."""
 
-from eagle_fsd.decoding.rule import Rule
+from eagle_fsd.decoding.verified import Rule
 from eagle_fsd.rules.children import AcceptAll, Random
-from eagle_fsd.rules.coupled import Cactus, Mentored, Sglang
 from eagle_fsd.rules.fsd import Exact, Fsd, FsdPaper
 from eagle_fsd.rules.hold import Hold
 from eagle_fsd.rules.price import PathRule, Ratio
 from eagle_fsd.rules.rejection import Rejection
-from eagle_fsd.rules.suffix import Asd, Fly
 from eagle_fsd.rules.thresholds import Relaxed, Typical
 
 RULES: dict[str, type[Rule]] = {
@@ -20,11 +19,6 @@ RULES: dict[str, type[Rule]] = {
     # rivals; docs/rules.md has a formula and a source for each
     "typical": Typical,
     "relaxed": Relaxed,
-    "asd": Asd,
-    "fly": Fly,
-    "sglang": Sglang,
-    "cactus": Cactus,
-    "mentored": Mentored,
     "rejection": Rejection,  # of sampled drafts, by P / Q: lossless in distribution
     "random": Random,  # control: another draft by chance
     "accept-all": AcceptAll,  # control: another draft always

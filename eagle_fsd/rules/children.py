@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from eagle_fsd.config import BadInput, SamplingConfig, check_known
-from eagle_fsd.decoding.rule import Guard, Rule
-from eagle_fsd.decoding.verified import VerifiedTree
+from eagle_fsd.decoding.tree import Drafter
+from eagle_fsd.decoding.verified import Guard, Rule, VerifiedTree
 
 Weights = dict[int, float]  # child -> probability
 
@@ -34,10 +34,8 @@ class ChildRule(Rule):
         super().__post_init__()
         check_known("child", self.child, CHILD_CHOICES)
 
-    def check(
-        self, sampling: SamplingConfig, guards: Sequence[Guard], draft_vocab_size: int | None
-    ) -> None:
-        super().check(sampling, guards, draft_vocab_size)
+    def check(self, sampling: SamplingConfig, guards: Sequence[Guard], drafter: Drafter) -> None:
+        super().check(sampling, guards, drafter)
         if self.child == "sample" and sampling.temperature == 0:
             raise BadInput("child 'sample' needs temperature > 0; use draft or target")
 

@@ -16,8 +16,8 @@ from typing import ClassVar
 
 from eagle_fsd.config import BadInput, SamplingConfig
 from eagle_fsd.decoding.divergence import DIVERGENCES, INFINITE_OUTSIDE, canonical_name
-from eagle_fsd.decoding.rule import Guard, Rule
-from eagle_fsd.decoding.verified import VerifiedTree
+from eagle_fsd.decoding.tree import Drafter
+from eagle_fsd.decoding.verified import Guard, Rule, VerifiedTree
 from eagle_fsd.rules.children import ChildRule
 
 
@@ -38,7 +38,7 @@ class Fsd(ChildRule):
         divergence: a name in DIVERGENCES, or one of their aliases.
     """
 
-    threshold: float = 0.35
+    threshold: float = 0.3
     child: str = "target"
     divergence: str = "js"
 
@@ -53,13 +53,11 @@ class Fsd(ChildRule):
     def columns(self) -> tuple[str, ...]:
         return (*ChildRule.columns, self.divergence)
 
-    def check(
-        self, sampling: SamplingConfig, guards: Sequence[Guard], draft_vocab_size: int | None
-    ) -> None:
-        super().check(sampling, guards, draft_vocab_size)
-        infinite = draft_vocab_size is not None and self.divergence in INFINITE_OUTSIDE
+    def check(self, sampling: SamplingConfig, guards: Sequence[Guard], drafter: Drafter) -> None:
+        super().check(sampling, guards, drafter)
+        infinite = drafter.vocab_size is not None and self.divergence in INFINITE_OUTSIDE
         if infinite and 0 < self.threshold < math.inf:
-            size = f"{draft_vocab_size} tokens only" if draft_vocab_size else "what it offers"
+            size = f"{drafter.vocab_size} tokens only" if drafter.vocab_size else "what it offers"
             usable = ", ".join(name for name in DIVERGENCES if name not in INFINITE_OUTSIDE)
             raise BadInput(
                 f"divergence {self.divergence} is infinite wherever the target has mass outside "

@@ -12,11 +12,11 @@ it knows nothing of other answers, so their order does not matter.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from eagle_fsd.config import BadInput, SamplingConfig, check_known
-from eagle_fsd.decoding.acceptance import Acceptance
-from eagle_fsd.decoding.rule import Guard, Rule
-from eagle_fsd.decoding.verified import VerifiedTree
+from eagle_fsd.decoding.tree import Drafter
+from eagle_fsd.decoding.verified import Guard, Path, Rule, VerifiedTree
 from eagle_fsd.rules.fsd import Fsd
 from eagle_fsd.rules.price import PathRule, Ratio
 
@@ -35,7 +35,7 @@ ADAPTED_RULES = {
 
 @dataclass(frozen=True)
 class Hold(Rule):
-    """Its state: what the answer's tokens have cost, and how many they are.
+    """The dial of every answer.
 
     Attributes:
         target: the cost to hold, a token; 0 is exact.
@@ -50,33 +50,49 @@ class Hold(Rule):
             raise BadInput(f"the target is a cost a token, 0 to {MOST_TARGET:g}; got {self.target}")
         check_known("by", self.by, ADAPTED_RULES)
 
-    def check(
-        self, sampling: SamplingConfig, guards: Sequence[Guard], draft_vocab_size: int | None
-    ) -> None:
-        rule, _ = self.this_round(self.start())
-        rule.check(sampling, guards, draft_vocab_size)
+    def check(self, sampling: SamplingConfig, guards: Sequence[Guard], drafter: Drafter) -> None:
+        self.begin().rule.check(sampling, guards, drafter)
         if sampling.temperature > 0 and any(guard.reads_exact_token for guard in guards):
             raise BadInput(
                 "the guard ends leaves the TV unknown that hold is to keep: with it at temperature "
                 "0 only"
             )
 
-    def start(self) -> tuple[float, int]:
-        return 0.0, 0
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return self.begin().columns
 
-    def this_round(self, state: tuple[float, int]) -> tuple[Rule, float]:
-        rule_of, at_six_hundredths, power = ADAPTED_RULES[self.by]
-        if self.target == 0:
-            return rule_of(0.0), 0.0
-        cost, tokens = state
-        owed = (self.target * tokens - cost) / (self.target * MEMORY)
-        asked = self.target * math.exp(min(MOST_CREDIT, owed))
-        dial = at_six_hundredths * (asked / 0.06) ** (1 / power)
-        return rule_of(dial), dial
+    def begin(self) -> "HeldAnswer":
+        return HeldAnswer(self)
 
-    def after(
-        self, tree: VerifiedTree, accepted: Acceptance, state: tuple[float, int]
-    ) -> tuple[float, int]:
-        cost, tokens = state
-        cost += accepted.fuzzy_regret if tree.greedy else sum(accepted.tv)
-        return cost, tokens + len(accepted.tokens)
+
+class HeldAnswer(Rule):
+    """An answer under way: what its tokens have cost, and the rule of the coming round."""
+
+    def __init__(self, hold: Hold):
+        self._hold, self._cost, self._tokens = hold, 0.0, 0
+        self._adapt()
+        self.columns = self.rule.columns
+
+    def _adapt(self) -> None:
+        rule_of, at_six_hundredths, power = ADAPTED_RULES[self._hold.by]
+        self.dial, target = 0.0, self._hold.target
+        if target > 0:
+            owed = (target * self._tokens - self._cost) / (target * MEMORY)
+            asked = target * math.exp(min(MOST_CREDIT, owed))
+            self.dial = at_six_hundredths * (asked / 0.06) ** (1 / power)
+        self.rule = rule_of(self.dial)
+
+    def choose(self, tree: VerifiedTree) -> Path:
+        self._adapt()
+        path = self.rule.choose(tree)
+        self._tokens += len(path)  # its drafts, and the next token
+        if tree.greedy:
+            fuzzy = (child for v, child in pairwise(path) if child != tree.hit(v))
+            self._cost += sum(tree.value("regret", child) for child in fuzzy)
+        else:
+            self._cost += sum(self.rule.tv(tree, v) for v in path if tree.children[v])
+        return path
+
+    def tv(self, tree: VerifiedTree, v: int) -> float:
+        return self.rule.tv(tree, v)

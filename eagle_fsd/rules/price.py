@@ -24,8 +24,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from eagle_fsd.config import BadInput
-from eagle_fsd.decoding.rule import Rule
-from eagle_fsd.decoding.verified import VerifiedTree
+from eagle_fsd.decoding.verified import Rule, VerifiedTree
 from eagle_fsd.rules.coupled import Coupled
 
 # Far beyond the regret of any token; differences of sums of such prices, over the lowest
@@ -83,6 +82,7 @@ class PathRule(Coupled):
 
     columns: ClassVar[tuple[str, ...]] = ("regret", "log_prob")
     price: float = 0.5
+
     def __post_init__(self):
         super().__post_init__()
         if not 0 <= self.price <= MOST_PRICE:

@@ -17,8 +17,9 @@ from dataclasses import dataclass
 import torch
 
 from eagle_fsd.config import BadInput, SamplingConfig
-from eagle_fsd.decoding.rule import Guard
 from eagle_fsd.decoding.sampling import inverse_cdf
+from eagle_fsd.decoding.tree import Drafter
+from eagle_fsd.decoding.verified import Guard
 from eagle_fsd.rules.fsd import Exact
 
 
@@ -27,10 +28,8 @@ class Rejection(Exact):
     """Lossless in distribution, with more drafts accepted than by `exact` on the same tree where
     drafts are sampled. At temperature 0 it is `exact`."""
 
-    def check(
-        self, sampling: SamplingConfig, guards: Sequence[Guard], draft_vocab_size: int | None
-    ) -> None:
-        super().check(sampling, guards, draft_vocab_size)
+    def check(self, sampling: SamplingConfig, guards: Sequence[Guard], drafter: Drafter) -> None:
+        super().check(sampling, guards, drafter)
         if guards:
             raise BadInput("guards do not reach tokens that rejection draws: leave them out")
 

@@ -12,9 +12,9 @@ from torch.profiler import ProfilerActivity, profile
 
 from eagle_fsd.arms import Arm
 from eagle_fsd.config import SamplingConfig
-from eagle_fsd.decoding.drafter import Drafter
 from eagle_fsd.decoding.loop import DecodeConfig, StopConfig, decode_rounds
 from eagle_fsd.decoding.target import Target
+from eagle_fsd.decoding.tree import Drafter
 from eagle_fsd.models.loaded import Model
 from eagle_fsd.timing import synchronized_time
 
@@ -25,11 +25,11 @@ MEMORY_ROUNDS = 8  # the peak is prefill's or a round's
 
 
 # What is noted before and after a method of the target or the drafter: the phase that has ended
-# there. Between verification and what the drafter learns of it is acceptance.
+# there. Between verification and commit is acceptance.
 LAPS: dict[str, tuple[str | None, str | None]] = {
     "propose": ("host", "propose"),
     "verify": (None, "verify"),
-    "learn": ("accept", None),
+    "commit": ("accept", None),
     "observe": (None, "commit"),
 }
 

@@ -19,8 +19,8 @@ from tqdm import tqdm
 
 from eagle_fsd.config import BadInput, TreeConfig, parse_tree, tree_name
 from eagle_fsd.decoding.acceptance import Policy
-from eagle_fsd.decoding.drafter import RootDrafter
 from eagle_fsd.decoding.loop import DecodeConfig, StopConfig, decode
+from eagle_fsd.decoding.tree import RootDrafter
 from eagle_fsd.drafters.eagle import EagleDrafter
 from eagle_fsd.drafters.settings import EagleSettings, HybridSettings
 from eagle_fsd.drafters.walk import TOKENS_BEYOND_END, PlainText, cut
