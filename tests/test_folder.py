@@ -119,9 +119,9 @@ def test_settings_that_differ_are_named(tmp_path):
     assert add(settings | {"questions": 3}, 2) == ["1", "2"]
     with pytest.raises(BadInput, match=r"\{'trees': \(\['7x3x4'\], None\)\}"):
         add({"head": settings["head"]}, 3)
-    with pytest.raises(BadInput, match=r"{'harm': \(None, 'a'\)}"):
-        add(settings | {"harm": "a"}, 3)
-    assert add(settings | {"harm": ""}, 3)  # an option that came later, not used
+    with pytest.raises(BadInput, match=r"{'draft_model': \(None, 'a'\)}"):
+        add(settings | {"draft_model": "a"}, 3)
+    assert add(settings | {"draft_model": ""}, 3)  # an option that came later, not used
     assert str(ROOT) not in (tmp_path / "run.json").read_text()
     with pytest.raises(BadInput, match=r"\{'head': \('checkpoints/one', 'two'\)\}"):
         add(settings | {"head": "two"}, 3)
