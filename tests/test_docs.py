@@ -16,7 +16,7 @@ from eagle_fsd.tasks.scorers import check_scorable
 
 DOCS = sorted((ROOT / "docs").glob("*.md"))
 RESULTS = sorted((ROOT / "results").glob("**/*.md"))
-PAGES = [ROOT / "README.md", *DOCS, *RESULTS]
+PAGES = [ROOT / "README.md", ROOT / "extras/README.md", *DOCS, *RESULTS]
 # Their commands have rules and guards that the library no longer has; the pages name the commit.
 EARLIER = {"harm_signals", "rules_temperature_1"}
 
@@ -76,7 +76,7 @@ def test_what_is_named_is_there(page):
     text = page.read_text()
     for link in re.findall(r"\]\((?!http)([^)#]+)", text):
         assert (page.parent / link).exists(), link
-    folders = "checkpoints|docs|eagle_fsd|evaluate|results|scripts|tests|train"
+    folders = "checkpoints|docs|eagle_fsd|evaluate|extras|results|scripts|tests|train"
     for path in re.findall(rf"`((?:{folders})/[\w./*-]*)`", text):
         assert list(ROOT.glob(path.rstrip("/"))), path
 

@@ -149,10 +149,10 @@ def test_every_file_of_the_library_is_installed(python):
 
 
 @pytest.mark.processes
-def test_scripts_of_the_analysis_need_no_more_than_the_installed_library(python):
-    scripts = sorted((ROOT / "scripts" / "analysis").glob("*.py"))
+def test_what_is_in_extras_needs_no_more_than_the_installed_library(python):
+    scripts = sorted((ROOT / "extras").glob("*.py"))
     # the folder of a script is on its path, as when it is run
-    program = f"import json, runpy, sys\nsys.path.append({str(ROOT / 'scripts/analysis')!r})\n"
+    program = f"import json, runpy, sys\nsys.path.append({str(ROOT / 'extras')!r})\n"
     program += "print(json.dumps([sorted(runpy.run_path(path)) for path in sys.argv[1:]]))"
     names = printed(python, program, *scripts)
     assert len(names) == len(scripts) > 4 and all("__doc__" in found for found in names)

@@ -101,6 +101,21 @@ def test_imports_run_one_way():
                 assert LEVEL_OF[part_of(other)] < LEVEL_OF[part_of(name)], (name, other)
 
 
+def test_nothing_imports_the_extras():
+    """The library and its commands run without that folder, whose files import them."""
+    extras = {"extras", *(path.stem for path in (LIBRARY.parent / "extras").glob("*.py"))}
+    for folder in ("eagle_fsd", "train", "evaluate"):
+        for path in (LIBRARY.parent / folder).rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.Import):
+                    names = {alias.name.split(".")[0] for alias in node.names}
+                elif isinstance(node, ast.ImportFrom) and not node.level:
+                    names = {node.module.split(".")[0]}
+                else:
+                    continue
+                assert not names & extras, path
+
+
 def test_heads_and_rules_know_no_target():
     """Of the core they import what they need alone, not what runs a model."""
     for name in FILES:

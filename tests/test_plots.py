@@ -193,7 +193,7 @@ def test_values_beside_crowded_points_do_not_cover_each_other():
 def test_the_readmes_plot_has_the_colours_of_the_page():
     drawn = (ROOT / "docs" / "loss_against_gain.svg").read_text().lower()
     for rule in README:
-        assert MARKS[rule][0].lower() in drawn, f"{rule}: run scripts/analysis/loss_against_gain.py"
+        assert MARKS[rule][0].lower() in drawn, f"{rule}: run extras/loss_against_gain.py"
 
 
 def test_ids_within_the_two_plots_of_a_page_differ(tmp_path):

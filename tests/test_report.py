@@ -13,7 +13,6 @@ from collections import Counter
 from html.parser import HTMLParser
 from pathlib import Path
 
-import numpy as np
 import pytest
 from commands import load_command
 from hand_records import ARMS, TEXT, made_run, write_run
@@ -21,7 +20,6 @@ from tiny_folder import write_random_head, write_target
 
 from eagle_fsd.arms import parse_arm
 from eagle_fsd.config import BadInput
-from eagle_fsd.evaluation.curves import crossing, equal_speed
 from eagle_fsd.evaluation.metrics import METRICS, by_category, summarize
 from eagle_fsd.evaluation.questions import Question
 from eagle_fsd.evaluation.record_numbers import rounds_of
@@ -372,82 +370,6 @@ def test_curves_stand_under_the_names_that_were_given(tmp_path, monkeypatch):
     REPORT.main([*names, "--output", "report"])
     drawn = Path("report/plot.svg").read_text()
     assert all(f">{name}: fsd</text>" in drawn for name in names)
-
-
-def test_the_front_of_a_run(tmp_path, capsys):
-    """rule_front.py reads off what the equal-speed table does; what it cannot, it says."""
-    front, records = load_command("scripts/analysis/rule_front.py").front, made_run(16)
-    front(write_run(tmp_path / "run", records), "fsd")
-    (row,) = (x for x in capsys.readouterr().out.splitlines() if x.startswith("| `fsd` | 1.1 "))
-    rows = equal_speed(records, summarize(records))
-    (wanted,) = (x for x in rows if (x["line"], x["gain"]) == ("fsd", 1.1))
-    cells = f"| {wanted['value']:.2f} | {wanted['regret_per_token']['value']:.3f} ["
-    assert cells in row
-    for lacking, told in {"plain": "no arm plain", "exact": "no line 'fsd'"}.items():
-        less = {arm: rows for arm, rows in records.items() if arm != lacking}
-        with pytest.raises(BadInput, match=told):
-            front(write_run(tmp_path / lacking, less), "fsd")
-
-
-def test_the_front_of_a_score(tmp_path, capsys):
-    """score_front.py gives what a hand interpolates between exact and the first value."""
-    draw, records = random.Random(5), made_run(16)
-    for arm, rows in records.items():
-        for row in rows:
-            right = draw.random() < (0.9 if arm in ("plain", "exact") else 0.5)
-            row["turns"][0]["text"] += f"The answer is {18 if right else 17}."
-    run = write_run(tmp_path / "run", records)
-    questions = [Question(i, "", ["?"], ["18"]) for i in range(16)]
-    _, compared = score_run(records, questions, "last_number", run)
-    load_command("scripts/analysis/score_front.py").front(run, "last_number", "fsd")
-    printed = capsys.readouterr().out
-    solved = {row["arm"]: row["mean"]["value"] for row in compared if row["score"] == "last_number"}
-    arms = [row for row in summarize(records) if row["line"] == "fsd"]
-    gains = [1.0, *(row["tokens_per_round_vs_exact"]["value"] for row in arms)]
-    at = crossing(gains, [solved["exact"], *(solved[row["arm"]] for row in arms)], 1.1)
-    assert f"plain solves {solved['plain']:.3f}" in printed
-    (row,) = (line for line in printed.splitlines() if line.startswith("| `fsd` | 1.1 "))
-    assert f"| {solved['plain'] - at:+.3f} [" in row and row.endswith("|  |")
-    (row,) = (line for line in printed.splitlines() if line.startswith("| `random` | 1.1 "))
-    assert not row.endswith("|  |")
-    some = {arm: rows[:9] for arm, rows in records.items()}
-    score_run(some, questions, "last_number", run)
-    with pytest.raises(BadInput, match="no scores of plain on 7 questions .* --rescore"):
-        load_command("scripts/analysis/score_front.py").front(run, "last_number", "fsd")
-
-
-def test_scores_of_runs_are_pooled_over_what_all_have(tmp_path):
-    """Bugs held down: plain's row was of one run alone, and without a common score there was a
-    traceback."""
-    pooled, runs = load_command("scripts/analysis/pooled_scores.py").pooled, []
-    questions = [Question(i, "", ["?"], ["18"]) for i in range(4)]
-    for name in ("one", "two"):
-        records = made_run(4)
-        for row in (row for rows in records.values() for row in rows):
-            row["turns"][0]["text"] += "It is 18."
-        runs.append(write_run(tmp_path / name, records))
-        score_run(records, questions, "last_number", runs[-1])
-    both = pooled([f"{run}:last_number" for run in runs])
-    arms = {value["arm"] for value in both}
-    assert {"plain", FSD} < arms and len(both) == 8 * len(arms)
-    mixed = pooled([f"{runs[0]}:as_plain", f"{runs[1]}:last_number"])
-    assert {value["arm"] for value in mixed} == arms - {"plain"} and len(mixed) == 8 * len(arms) - 8
-    alone = write_run(tmp_path / "alone", {"plain": made_run(4)["plain"]})
-    score_run({"plain": made_run(4)["plain"]}, questions, "last_number", alone)
-    with pytest.raises(BadInput, match="no arm has these scores"):
-        pooled([f"{alone}:as_plain"])
-
-
-def test_the_front_of_a_rule_that_no_value_makes_exact_begins_at_its_first_arm():
-    """Bug held down: it was read as if it came from exact. Gains 1.15, 1.05 and 1.25; 1.1 is first
-    had between the first two, half way; exact loses nothing."""
-    tokens, scores = [1.0, 2.0, 2.3, 2.1, 2.5], [0.8, 0.8, 0.5, 0.7, 0.3]
-    sums = [[(value, 1) for value in row] for row in (tokens, scores)]
-    lost = load_command("scripts/analysis/score_front.py").lost
-    assert lost(np.array(sums), ((3, 3),), 1.1) == pytest.approx(0.8 - 0.6)
-    assert lost(np.array(sums), ((3, 4),), 1.1) == pytest.approx(0.3 * 0.1 / 0.15)
-    two = np.concatenate([np.array(sums)] * 2, axis=1)
-    assert lost(two, ((3, 4), (3, 3)), 1.1) == pytest.approx(0)
 
 
 def test_page_stands_alone_and_trusts_no_text(report_folder, page):

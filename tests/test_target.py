@@ -7,7 +7,6 @@ import random
 
 import pytest
 import torch
-from commands import load_command
 from tiny import (
     EAGER,
     FAMILIES,
@@ -296,28 +295,3 @@ def test_another_family_is_refused_by_name_or_right(name, dtype):
     assert taken is not False and target.cache_length == 0
     exact = Target(model.float())  # the tree's own error, apart from rounding
     assert largest_error(exact, prompt_tokens(LONG), random_tree(1)) < 1e-4
-
-
-TINY = load_command("scripts/analysis/tiny_families.py")
-
-
-@pytest.mark.parametrize("name", ["moshi", "phi3"])
-def test_windows_longer_than_the_trial_s_prompt_are_tried_beyond(name):
-    """Bug held down: moshi's config names a window that its layers do not have, and where it was
-    longer than the trial's 300 tokens that was not seen. Phi 3 has it. It is as it was then."""
-    model = TINY.tiny_model(TINY.tiny_config(name, window=340), seed=0)
-    if name == "moshi":
-        with pytest.raises(BadInput, match="'moshi' are not supported: a draft tree and the same"):
-            check_tree_attention(Target(model))
-    else:
-        check_tree_attention(Target(model))
-    assert model.config.sliding_window == 340
-
-
-@pytest.mark.parametrize(("name", "seed"), [("qwen2_moe", 2), ("phimoe", 5)])
-def test_a_flip_of_experts_in_16_bits_refuses_no_family(name, seed):
-    """Bug held down: a node whose router chose another expert than on the path alone, by the
-    rounding of 16 bits, refused families that are exact in float32."""
-    model = TINY.tiny_model(TINY.tiny_config(name, window=340), seed=seed)
-    check_tree_attention(Target(model))
-    check_tree_attention(Target(model.bfloat16()))

@@ -1,6 +1,6 @@
 """Draws loss_against_gain.svg, the README's plot, from results/rule_front/hybrid_guards.csv.
 
-    python scripts/analysis/loss_against_gain.py
+    python extras/loss_against_gain.py
 
 A run of one's own is drawn by evaluate/report.py.
 """
@@ -12,7 +12,7 @@ import pandas as pd
 
 from eagle_fsd.evaluation.plots import GAIN, INK, LOSS, plot_curves
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[1]
 
 PAGE = """
 svg { color: #24292f; background: #ffffff }

@@ -1,8 +1,8 @@
 """Which causal families of the installed transformers decode draft trees exactly: all, by trial.
 
-    python scripts/analysis/families.py                            # about half an hour on one core
-    python scripts/analysis/families.py --families llama phi3      # a few, to look at
-    python scripts/analysis/families.py --quick                    # one prompt of each
+    python extras/families.py                            # about half an hour on one core
+    python extras/families.py --families llama phi3      # a few, to look at
+    python extras/families.py --quick                    # one prompt of each
 
 Of every family a tiny random model (tiny_families.py) is stored, loaded as any target is, with its
 check, by every engine but `compiled`, and decoded in float32 at temperature 0: without drafts and
@@ -10,8 +10,8 @@ with exact trees of n-grams, of a drafter that knows the answer and errs often, 
 and EAGLE-3 heads. Every answer must be that of transformers' own `generate`, token for token.
 
 Each family has a process and a result file of its own in --output, so that a crash ends that family
-alone and the same command goes on where it was; results of other code are made anew. A run over all
-families writes results/families/families.csv and the tables of docs/targets.md.
+alone. A run over all families writes results/families/families.csv and the tables of
+docs/targets.md.
 """
 
 import json
@@ -44,9 +44,7 @@ from eagle_fsd.drafters.eagle import head_drafter
 from eagle_fsd.models.load import load_head, load_target, load_target_config
 from eagle_fsd.models.loaded import Model
 from eagle_fsd.models.random_weights import random_tokenizer
-from eagle_fsd.runs.folder import lock_folder
 from eagle_fsd.runs.jsonl import write_json
-from eagle_fsd.runs.provenance import digest, source_digest
 
 ENGINES = ("stock", "folded", "packed")
 PROMPTS, WINDOWS = (5, 40, 420), (8, 340)  # tokens
@@ -214,7 +212,7 @@ def one_window(
             result["bfloat16"] = one_line(error)
 
 
-def work(family: str, folder: Path, key: str, quick: bool) -> None:
+def work(family: str, folder: Path, quick: bool) -> None:
     """The process of a family: its result file, and beside it what was printed."""
     with (folder / f"{family}.log").open("w") as log:
         os.dup2(log.fileno(), 1)
@@ -226,42 +224,28 @@ def work(family: str, folder: Path, key: str, quick: bool) -> None:
         began = time.time()
         result = try_family(family, quick)
         seconds = round(time.time() - began, 1)
-        write_json(folder / f"{family}.json", result | {"seconds": seconds, "key": key})
-
-
-def stored(file: Path, key: str) -> dict | None:
-    """The result in a file, if it is of this code."""
-    try:
-        result = json.loads(file.read_text())
-    except (OSError, ValueError):
-        return None
-    return result if result.get("key") == key else None
+        write_json(folder / f"{family}.json", result | {"seconds": seconds})
 
 
 def run(options: FamiliesOptions) -> None:
     folder, families = Path(options.output), list(options.families) or FAMILIES
     for family in families:
         check_known("family", family, FAMILIES)
-    scripts = [file.read_text() for file in sorted(Path(__file__).parent.glob("*families*.py"))]
-    versions = transformers.__version__, torch.__version__
-    key = digest([source_digest(), scripts, *versions, options.quick])
-    lock = lock_folder(folder)
+    folder.mkdir(parents=True, exist_ok=True)
     results, forked = [], multiprocessing.get_context("fork")  # so that nothing is imported anew
     bar = tqdm(families, desc="families", disable=None)
     for family in bar:
         bar.set_postfix_str(family)
         file = folder / f"{family}.json"
-        if (result := stored(file, key)) is None:
-            process = forked.Process(target=work, args=(family, folder, key, options.quick))
-            process.start()
-            process.join()
-            if (result := stored(file, key)) is None:
-                ended = f"its process ended with {process.exitcode} in {LONGEST_S} s at most"
-                result = {"family": family, "engines": {}, "bfloat16": "", "notes": []}
-                result |= {"not_built": f"crashed: {ended}", "seconds": None, "key": key}
-                write_json(file, result)
-        results.append(result)
-    lock.close()
+        file.unlink(missing_ok=True)
+        process = forked.Process(target=work, args=(family, folder, options.quick))
+        process.start()
+        process.join()
+        if not file.exists():
+            ended = f"crashed: its process ended with {process.exitcode} in {LONGEST_S} s at most"
+            result = {"family": family, "engines": {}, "bfloat16": "", "notes": []}
+            write_json(file, result | {"not_built": ended, "seconds": None})
+        results.append(json.loads(file.read_text()))
     write_tables(results, everything=families == FAMILIES and not options.quick)
 
 

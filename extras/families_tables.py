@@ -10,7 +10,7 @@ import transformers
 from eagle_fsd.runs.jsonl import write_file
 from eagle_fsd.runs.provenance import describe_run
 
-ROOT = Path(__file__).parent.parent.parent
+ROOT = Path(__file__).parent.parent
 TABLE, PAGE = ROOT / "results/families/families.csv", ROOT / "docs/targets.md"
 BEGIN, END = "<!-- written by scripts/families.sh -->", "<!-- end of what is written -->"
 EXACT, SOME, REFUSED = "exact on every engine", "exact on some engines", "refused"

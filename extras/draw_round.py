@@ -1,6 +1,6 @@
 """Draws round.svg, the README's figure: a round of FSD as it happened.
 
-    python scripts/analysis/draw_round.py
+    python extras/draw_round.py
 
 The embedded target answers a prompt; of its rounds the first is drawn in which drafts that the
 exact test accepts are followed by one fuzzy token, and that by the token which ends the round.
@@ -15,7 +15,7 @@ from eagle_fsd.config import SamplingConfig, TreeConfig
 from eagle_fsd.decoding.loop import DecodeConfig, decode_rounds
 from eagle_fsd.evaluation.traces import trace_round
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[1]
 PROMPT, ARM, TREE = "Why is the sky blue?", "fsd:0.3", TreeConfig(6, 4, 3)
 WANTED = ["draft", "draft", "fuzzy", "target"]
 
