@@ -9,8 +9,7 @@ from functools import cache
 
 import pytest
 import torch
-from commands import ROOT, load_command
-from published_heads import published
+from commands import load_command
 from reference_unroll import slow_unroll
 from safetensors.torch import load_file, save_file
 from tiny_mtp import write_mtp_target
@@ -89,7 +88,7 @@ def test_what_cannot_be_trained_is_told(checkpoints, data, tmp_path):
 
 @pytest.mark.processes  # long
 def test_the_scripts_that_made_the_figures(tmp_path, capsys):
-    """A target that is hardly trained, its texts, its layer by level; every published layout."""
+    """A target that is hardly trained, its texts, its layer by level."""
     made = ["--family", "qwen2", "--output", str(tmp_path / "target"), "--steps", "2"]
     tiny = load_command("scripts/analysis/tiny_mtp_target.py")
     tiny.main(made)
@@ -100,7 +99,3 @@ def test_the_scripts_that_made_the_figures(tmp_path, capsys):
     found = json.loads(levels.read_text())
     assert found["texts"] == 9 and len(found["heads"]["mtp"]["levels"]) == 6
     assert "mtp: levels" in capsys.readouterr().out
-    layouts = load_command("scripts/analysis/published_layouts.py")
-    layouts.table(layouts.LayoutOptions([str(ROOT)]))
-    rows = capsys.readouterr().out.splitlines()[2:]
-    assert len(rows) == len(published()) and all(row.endswith("| loads |") for row in rows)
