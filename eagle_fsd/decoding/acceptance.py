@@ -3,6 +3,7 @@
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import torch
 
@@ -63,7 +64,7 @@ class Policy:
         """The policy for one answer; see Rule.begin."""
         return replace(self, rule=self.rule.begin())
 
-    @property
+    @cached_property
     def columns(self) -> list[str]:
         """What is computed of every node: what the rule and the guards read, and what is needed to
         know a draft's cost and whether it may be taken."""
@@ -71,6 +72,11 @@ class Policy:
         names += [name for guard in self.guards for name in guard.columns]
         names += ["supported"] if self.sampling.filters else []
         return list(dict.fromkeys(names))
+
+    @cached_property
+    def divergence(self) -> str | None:
+        """The divergence that is recorded: the first that the rule or a guard reads."""
+        return next((name for name in self.columns if name in DIVERGENCES), None)
 
 
 @torch.inference_mode()
@@ -91,13 +97,13 @@ def accept(
         tree, target_logits_NV, uniform_S3, stop_token_ids, answer: see judge.
         policy: of the answer (Policy.begin).
     """
-    rule, columns = policy.rule, policy.columns
+    rule = policy.rule
     verified = judge(
         tree,
         target_logits_NV,
         uniform_S3,
         sampling=policy.sampling,
-        columns=columns,
+        columns=policy.columns,
         draw=rule.draw,
         guards=policy.guards,
         stop_token_ids=stop_token_ids,
@@ -105,7 +111,6 @@ def accept(
     )
     path = rule.choose(verified)
     accepted = Acceptance(path, dial=rule.dial)
-    divergence_name = next((name for name in columns if name in DIVERGENCES), None)
     # above temperature 0 a guard that reads the exact token leaves the emitted distribution unknown
     tv_is_known = verified.greedy or not any(guard.reads_exact_token for guard in policy.guards)
     for v, child in zip(path, [*path[1:], None], strict=True):
@@ -119,8 +124,8 @@ def accept(
         # 2. What the place costs. Where nothing was drafted every rule is exact.
         divergence, tv = math.nan, 0.0
         if verified.children[v]:
-            if divergence_name is not None:
-                divergence = verified.value(divergence_name, v)
+            if policy.divergence is not None:
+                divergence = verified.value(policy.divergence, v)
             if verified.greedy and not rule.takes_chances:
                 tv = float(fuzzy)
             else:

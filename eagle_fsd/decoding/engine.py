@@ -46,7 +46,7 @@ class Engine:
         changes no number; `read` is the lm_head as the engine runs it."""
 
     def mask_repeats(self, config: PretrainedConfig) -> int:
-        """Query heads of a rebuilt model that share a row of a mask; see masks.fold."""
+        """Query heads of a rebuilt model that share a row of a mask; see masks.additive_mask."""
         return 1
 
     def rows(self, capacity: int) -> int:

@@ -214,7 +214,7 @@ def _rounds(
 
     while finish is None:
         # the root has not been run
-        assert target.cache_length == len(prompt) + len(answer) - 1, target.cache_length
+        assert target.cache.committed == len(prompt) + len(answer) - 1
         tree = drafter.propose()
         logits_NV, features_NF = target.verify(tree)
         accepted = accept(

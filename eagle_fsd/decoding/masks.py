@@ -9,15 +9,12 @@ from transformers import PretrainedConfig
 Masks = torch.Tensor | dict[str, torch.Tensor]
 
 
-def additive(visible_NK: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """0 where visible, else the dtype's lowest number."""
+def additive_mask(visible_NK: torch.Tensor, dtype: torch.dtype, repeats: int) -> torch.Tensor:
+    """0 where visible, else the dtype's lowest number; in the shape that attention takes, [1, 1,
+    repeats N, K]: the same for every query head that shares a key head, where attention folds them
+    into the rows (engine/attention.py)."""
     lowest = torch.full((), torch.finfo(dtype).min, dtype=dtype, device=visible_NK.device)
-    return torch.where(visible_NK, 0.0, lowest)
-
-
-def fold(mask_NK: torch.Tensor, repeats: int) -> torch.Tensor:
-    """In the shape that attention takes, [1, 1, repeats N, K]: the same for every query head that
-    shares a key head, where attention folds them into the rows (engine/attention.py)."""
+    mask_NK = torch.where(visible_NK, 0.0, lowest)
     return mask_NK.expand(repeats, -1, -1).reshape(1, 1, -1, mask_NK.shape[1])
 
 
@@ -47,5 +44,7 @@ def layer_masks(
         chunk = config.attention_chunk_size
         in_chunk_NK = key_position_K // chunk == position_N[:, None] // chunk
         near_NK["chunked_attention"] = visible_NK & in_chunk_NK
-    masks = {kind: fold(additive(seen_NK, dtype), repeats) for kind, seen_NK in near_NK.items()}
+    masks = {}
+    for kind, seen_NK in near_NK.items():
+        masks[kind] = additive_mask(seen_NK, dtype, repeats)
     return masks if types and len(masks) > 1 else masks.popitem()[1]

@@ -58,6 +58,7 @@ class Target:
             one, before the final norm); empty: the last, after the final norm.
         max_positions: longest sequence it was made for and can be decoded in, see longest_text.
         dtype: of its hidden states and logits; its tables may be held in fewer bits.
+        has_states: layers carry a state from token to token instead of keys and values.
         cache: of the sequence that it decodes; None before the first and after the last.
         last_logits_NV: what the last verification returned, for drafters that learn from it.
         masks: masks.layer_masks for it, of what each node may see and of the positions.
@@ -82,6 +83,8 @@ class Target:
         self.eos_token_ids = tuple([] if eos is None else eos if isinstance(eos, list) else [eos])
         # `generate` fills what a call leaves open from here: penalties, filters, cache kinds
         model.generation_config = GenerationConfig()
+        # where logits and features are; the embedding may lie elsewhere, on several devices
+        self.device: torch.device = self.lm_head.weight.device
         self.dtype: torch.dtype = self.lm_head.weight.dtype
         self.hidden_size: int = self.config.hidden_size
         self.num_layers: int = self.config.num_hidden_layers
@@ -100,6 +103,7 @@ class Target:
         devices = set((getattr(model, "hf_device_map", None) or {}).values())
         self._cache_settings = {"types": layer_types(self.config), "pooled": len(devices) < 2}
         self._recurrent = modeling_module(text_body(model))
+        self.has_states = self._recurrent is not None
         self._roomy = 1  # nodes of the largest tree for which there was memory
         self.engine = engine
         self.has_stock = keep_stock or not engine.rebuilds
@@ -116,21 +120,6 @@ class Target:
         self._step = engine.step(self._run_nodes)
         self.cache: TreeCache | None = None
         self._lock = threading.RLock()
-
-    @property
-    def device(self) -> torch.device:
-        """Where logits and features are (the embedding may lie elsewhere, on several devices)."""
-        return self.lm_head.weight.device
-
-    @property
-    def has_states(self) -> bool:
-        """Whether layers carry a state from token to token instead of keys and values."""
-        return self._recurrent is not None
-
-    @property
-    def cache_length(self) -> int:
-        """Rows in the cache that belong to committed tokens."""
-        return 0 if self.cache is None else self.cache.committed
 
     def new_cache(self, capacity: int) -> TreeCache:
         """For a sequence of this model of at most `capacity` rows."""
@@ -358,9 +347,19 @@ class Target:
         chosen = [states[layer].to(self.device) for layer in self.feature_layers]
         return hidden_BND, torch.cat(chosen, dim=-1)
 
-    def logits(self, hidden_ND: torch.Tensor) -> torch.Tensor:
-        """What the family's head makes of hidden states after the final norm, [N, V]."""
-        return self._finished(self._read(hidden_ND))
+    def logits(
+        self,
+        hidden_ND: torch.Tensor,
+        read: Callable[[torch.Tensor], torch.Tensor] | None = None,
+    ) -> torch.Tensor:
+        """What the family's head makes of hidden states after the final norm, [N, V]; with `read`
+        of some rows of the lm_head."""
+        logits_NV = (read or self._read)(hidden_ND)
+        if self._factor != 1:
+            logits_NV = logits_NV * self._factor
+        if self._cap is not None:
+            logits_NV = torch.tanh(logits_NV / self._cap) * self._cap
+        return logits_NV
 
     def readout(
         self, token_R: torch.Tensor | None = None
@@ -371,7 +370,7 @@ class Target:
         token_R = token_R.to(self.device)
         weight_RD, bias = self.lm_head.weight[token_R].to(self.dtype), self.lm_head.bias
         read = self.engine.linear(weight_RD, None if bias is None else bias[token_R])
-        return lambda hidden_ND: self._finished(read(hidden_ND))
+        return partial(self.logits, read=read)
 
     def readout_rows(self, token_R: torch.Tensor | None = None) -> torch.Tensor:
         """Rows of the lm_head times the family's factor, of some tokens or of all, [R, D]: where
@@ -380,11 +379,3 @@ class Target:
         rows_RD = weight_VD if token_R is None else weight_VD[token_R.to(self.device)]
         rows_RD = rows_RD.to(self.dtype)
         return rows_RD if self._factor == 1 else rows_RD * self._factor
-
-    def _finished(self, logits_NV: torch.Tensor) -> torch.Tensor:
-        """The family's factor and cap on the products of the lm_head."""
-        if self._factor != 1:
-            logits_NV = logits_NV * self._factor
-        if self._cap is not None:
-            logits_NV = torch.tanh(logits_NV / self._cap) * self._cap
-        return logits_NV

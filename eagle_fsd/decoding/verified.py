@@ -100,7 +100,7 @@ class VerifiedTree:
         return [
             child
             for child in self.children[v]
-            if (not self.sampling.filters or self.value("supported", child))
+            if ("supported" not in self.values or self.value("supported", child))
             and all(guard.allows(self, child) for guard in self._guards)
         ]
 
@@ -264,17 +264,19 @@ def judge(
     #    float64.
     rows, exact_M, regret_M = look_at(node_M)
     table = [tree.token_N, tree.parent_N, node_M, exact_M, regret_M]
-    table += [(PLACES | DRAFTS)[name](rows) for name in columns]
+    for name in columns:
+        table.append((PLACES | DRAFTS)[name](rows))
     numbers = iter(torch.cat([values.double() for values in table]).tolist())
-    token, parent, node, exact, regret, *by_column = (
-        [*islice(numbers, len(values))] for values in table
-    )
-    # 3. The tree, by node: a place's values by the place, a draft's by the draft.
-    node = [int(v) for v in node]
-    values = {
-        name: dict(zip(node if name in PLACES else range(1, N), column, strict=True))
-        for name, column in zip(columns, by_column, strict=True)
-    }
+    token = [int(number) for number in islice(numbers, N)]
+    parent = [int(number) for number in islice(numbers, N)]
+    # 3. By node: a place's number by the place, a draft's by the draft.
+    node = [int(number) for number in islice(numbers, len(node_M))]
+    exact_token = [int(number) for number in islice(numbers, len(node))]
+    exact = dict(zip(node, zip(exact_token, islice(numbers, len(node)), strict=True), strict=True))
+    values = {}
+    for name in columns:
+        keys = node if name in PLACES else range(1, N)
+        values[name] = dict(zip(keys, islice(numbers, len(keys)), strict=True))
 
     def draw_leaf(v: int) -> tuple[int, float]:
         """A leaf's token is drawn when the path ends there."""
@@ -282,9 +284,9 @@ def judge(
         return exact_1.item(), regret_1.item()
 
     return VerifiedTree(
-        [int(t) for t in token],
-        [int(v) for v in parent],
-        {v: (int(t), r) for v, t, r in zip(node, exact, regret, strict=True)},
+        token,
+        parent,
+        exact,
         values,
         sampling=sampling,
         draw_leaf=draw_leaf,

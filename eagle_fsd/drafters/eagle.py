@@ -12,7 +12,7 @@ import torch
 from eagle_fsd.config import BadInput, TreeConfig, default_tree
 from eagle_fsd.decoding.cache import TreeCache
 from eagle_fsd.decoding.engine import Engine
-from eagle_fsd.decoding.masks import additive, fold
+from eagle_fsd.decoding.masks import additive_mask
 from eagle_fsd.decoding.target import Target
 from eagle_fsd.decoding.tree import Drafter, RootDrafter
 from eagle_fsd.drafters.growing import GrowingDrafter
@@ -51,6 +51,7 @@ class EagleDrafter(GrowingDrafter):
             )
         self.head = runnable(head, target.engine)  # the head given is not kept
         self._query_groups = head.config.num_attention_heads // head.config.num_key_value_heads
+        self.hidden, self.places = self.head.fuse, self.head.angles
         self.readout = draft_readout(self.head, target)
         self.draft_token_R = head.draft_token_R
         super().__init__(target, tree)
@@ -58,12 +59,6 @@ class EagleDrafter(GrowingDrafter):
     def new_cache(self, capacity: int) -> TreeCache:
         rows = self.target.engine.rows(capacity)
         return TreeCache(self.head.config.num_hidden_layers, rows)
-
-    def hidden(self, features_TF: torch.Tensor) -> torch.Tensor:
-        return self.head.fuse(features_TF)
-
-    def places(self, position_T: torch.Tensor) -> torch.Tensor:
-        return self.head.angles(position_T)
 
     def embed(self, token_T: torch.Tensor) -> torch.Tensor:
         """What the head reads of tokens, [T, D]: by its own embedding where it has one."""
@@ -74,7 +69,7 @@ class EagleDrafter(GrowingDrafter):
         if visible_TS is None:
             mask, cache.end = None, cache.length + token_T.shape[0]
         else:
-            mask = fold(additive(visible_TS, self.target.dtype), self._query_groups)
+            mask = additive_mask(visible_TS, self.target.dtype, self._query_groups)
             cache.end = visible_TS.shape[1]
         cache.row_N = row_T
         inputs = hidden_TD[None], self.embed(token_T)[None], place_T

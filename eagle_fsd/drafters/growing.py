@@ -140,13 +140,30 @@ class GrowingDrafter(Drafter):
         shape, cache = self._shape, self.cache
         # 1. What was committed since the last round; its last output drafts the root's children. A
         #    prompt runs in blocks: at once, it would need as much memory as the target's prefill.
-        parts = tuple(zip(*self._pending, strict=True))
-        self._pending = []
-        features_TF, token_T = (part[0] if len(part) == 1 else torch.cat(part) for part in parts)
+        features_TF, token_T = self._pending.pop(0)
+        while self._pending:  # several, where nothing was proposed in between
+            more_TF, more_T = self._pending.pop(0)
+            features_TF, token_T = torch.cat([features_TF, more_TF]), torch.cat([token_T, more_T])
         for features, token in zip(
             features_TF.split(BLOCK_ROWS), token_T.split(BLOCK_ROWS), strict=True
         ):
-            hidden_KD, logits_KR = self._run_committed(features, token)
+            T, stable = len(token), cache.length
+            row_T = cache.next_rows(T, token.device)
+            step, visible_TS = self.step, None
+            if stable > 0:  # else the model's own causal mask does
+                step, own_T = self._compiled_step, torch.arange(T, device=token.device)
+                visible_TS = self._visible(own_T[:, None] >= own_T)
+            hidden_KD, logits_KR = step(
+                cache,
+                self.hidden(features),
+                token,
+                self.places(row_T),
+                row_T,
+                visible_TS,
+                torch.arange(stable + T, device=token.device),
+                torch.arange(T - 1, T, device=token.device),
+            )
+            cache.length = cache.committed = stable + T
         # 2. Where the tree's rows stand, level by level.
         base = cache.committed
         position_S = torch.cat([torch.arange(base, device=token_T.device), base + shape.level_E])
@@ -184,32 +201,9 @@ class GrowingDrafter(Drafter):
         cache.length = base
         return grower.finish(token_T[-1:])
 
-    def _run_committed(
-        self, features_TF: torch.Tensor, token_T: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Run committed tokens behind those before: the last one's output and logits, one row."""
-        cache, T, device = self.cache, token_T.shape[0], token_T.device
-        row_T = cache.next_rows(T, device)
-        step, visible_TS = self.step, None
-        if cache.length > 0:  # else the model's own causal mask does
-            step, own_T = self._compiled_step, torch.arange(T, device=device)
-            visible_TS = self._visible(own_T[:, None] >= own_T)
-        outputs = step(
-            cache,
-            self.hidden(features_TF),
-            token_T,
-            self.places(row_T),
-            row_T,
-            visible_TS,
-            torch.arange(cache.length + T, device=device),
-            torch.arange(T - 1, T, device=device),
-        )
-        cache.length = cache.committed = cache.length + T
-        return outputs
-
     def _visible(self, seen_TE: torch.Tensor) -> torch.Tensor | None:
-        """Which cache rows positions see: all committed ones, and of those behind what seen_TE says.
-        A position alone sees all of its chain, for which only compiled code wants a mask."""
+        """Which cache rows positions see: all committed ones, and of those behind them what seen_TE
+        says. A position alone sees all of its chain, so only compiled code wants a mask for it."""
         if seen_TE.shape[0] == 1 and not self.target.engine.compiles:
             return None
         return nn.functional.pad(seen_TE, (self.cache.committed, 0), value=True)

@@ -11,6 +11,7 @@ d head size.
 """
 
 import copy
+from collections.abc import Callable
 
 import torch
 from torch import nn
@@ -52,8 +53,8 @@ def folded_attention(
         query: [B, H, N, d]; sequences of several queries each (B and N above 1), and prompts, go
             to transformers' sdpa attention.
         key, value: [B, G, K, d].
-        attention_mask: from masks.fold; or of one query a sequence, [B, 1, 1, K]; or None with one
-            query, which sees every key.
+        attention_mask: from masks.additive_mask; or of one query a sequence, [B, 1, 1, K]; or None
+            with one query, which sees every key.
     """
     B, H, N, d = query.shape
     G = key.shape[1]
@@ -97,6 +98,79 @@ def _products(
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
     scores = torch.baddbmm(mask, query, key.transpose(1, 2), alpha=scaling)
     return torch.bmm(torch.softmax(scores, dim=-1), value)
+
+
+class Rotation:
+    """Cosines, and sines whose first half has the other sign, for all heads:
+    rotate_half(x) sin = roll(x) signed sin. All layers of a forward are given the same two, so the
+    last ones are kept."""
+
+    def __init__(self):
+        self._last: tuple[torch.Tensor | None, ...] = None, None, None
+
+    def of(self, cos_BNd: torch.Tensor, sin_BNd: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """[B, 1, N, d] both."""
+        given, cos, signed = self._last
+        if given is not sin_BNd:
+            first, second = sin_BNd.chunk(2, -1)
+            cos, signed = cos_BNd[:, None], torch.cat([-first, second], dim=-1)[:, None]
+            self._last = sin_BNd, cos, signed
+        return cos, signed
+
+
+class RotaryAttention:
+    """A self-attention with rotary positions, of queries, keys and values from one product.
+
+    Args:
+        attention: the stock layer, whose o_proj, scaling and config are used.
+        product: its q, k and v projections as one, [B, N, D] to [B, N, (H + 2 G) d].
+        rotation: shared by the layers of a model.
+    """
+
+    def __init__(
+        self,
+        attention: nn.Module,
+        product: Callable[[torch.Tensor], torch.Tensor],
+        rotation: Rotation,
+    ):
+        self._layer, self._stock, self._product = attention, attention.forward, product
+        self._size = attention.head_dim
+        self._queries = attention.q_proj.out_features // self._size
+        self._keys = attention.k_proj.out_features // self._size
+        self._rotation = rotation
+
+    def __call__(
+        self,
+        hidden_states: torch.Tensor,
+        position_embeddings: tuple[torch.Tensor, torch.Tensor] | None = None,
+        attention_mask: torch.Tensor | None = None,
+        past_key_values=None,
+        **more,
+    ) -> tuple[torch.Tensor, None]:
+        """In transformers' calling convention: [B, N, D], and no weights."""
+        cos, sin = position_embeddings or (None, None)  # Granite 4 places no token
+        rotary = cos is not None and cos.shape[-1] == self._size
+        if not rotary or self._layer.config._attn_implementation != NAME:
+            return self._stock(
+                hidden_states,
+                position_embeddings=position_embeddings,
+                attention_mask=attention_mask,
+                past_key_values=past_key_values,
+                **more,
+            )
+        B, N, _ = hidden_states.shape
+        H, turned = self._queries, self._queries + self._keys
+        states = self._product(hidden_states).view(B, N, -1, self._size).transpose(1, 2)
+        part, value = states[:, :turned], states[:, turned:]
+        cos, signed = self._rotation.of(cos, sin)
+        part = torch.addcmul(part * cos, torch.roll(part, self._size // 2, -1), signed)
+        query, key = part[:, :H], part[:, H:]
+        if past_key_values is not None:
+            key, value = past_key_values.update(key, value, self._layer.layer_idx)
+        output, _ = folded_attention(
+            self._layer, query, key, value, attention_mask, scaling=self._layer.scaling, **more
+        )
+        return self._layer.o_proj(output.reshape(B, N, -1)), None
 
 
 AttentionInterface.register(NAME, folded_attention)

@@ -20,7 +20,8 @@ from tqdm import tqdm
 
 from eagle_fsd.config import BadInput
 from eagle_fsd.decoding.cache import TreeCache
-from eagle_fsd.engine.packed import Linear, Packed
+from eagle_fsd.engine.packed import Packed
+from eagle_fsd.engine.products import Linear
 
 CACHE_ROWS = 1024  # caches are as long as a multiple of these: compiled code knows their strides
 

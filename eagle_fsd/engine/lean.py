@@ -13,25 +13,14 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from eagle_fsd.decoding.masks import additive, fold
-from eagle_fsd.engine.attention import NAME, folded_attention
+from eagle_fsd.decoding.masks import additive_mask
+from eagle_fsd.engine.attention import NAME, RotaryAttention, Rotation
+from eagle_fsd.engine.products import RmsNorm
 
 PROBED = 5  # positions that a layer is tried on
 # By how much, in parts of a layer's output, two kernels for the same may differ
 CLOSE = {torch.float32: 1e-4, torch.bfloat16: 0.02, torch.float16: 0.02}
 LARGE, GROSS = 300, 0.1  # numbers that reach a layer's limits, and what counts as a difference then
-
-
-class RmsNorm:
-    """torch's own; see Linear in packed.py for why it is no module."""
-
-    def __init__(self, weight_D: torch.Tensor, eps: float):
-        # some layers ask their norm's weight for its dtype
-        self.weight = weight_D.detach()
-        self._shape, self._eps = list(weight_D.shape), eps
-
-    def __call__(self, x_ND: torch.Tensor) -> torch.Tensor:
-        return torch.rms_norm(x_ND, self._shape, self.weight, self._eps)
 
 
 # They go over their children, or find them by number: what is no module is not among these.
@@ -63,79 +52,6 @@ def exchange_norms(module: nn.Module) -> None:
                 setattr(parent, name, norm)
 
 
-class Rotation:
-    """Cosines, and sines whose first half has the other sign, for all heads:
-    rotate_half(x) sin = roll(x) signed sin. All layers of a forward are given the same two, so the
-    last ones are kept."""
-
-    def __init__(self):
-        self._last: tuple[torch.Tensor | None, ...] = None, None, None
-
-    def of(self, cos_BNd: torch.Tensor, sin_BNd: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """[B, 1, N, d] both."""
-        given, cos, signed = self._last
-        if given is not sin_BNd:
-            first, second = sin_BNd.chunk(2, -1)
-            cos, signed = cos_BNd[:, None], torch.cat([-first, second], dim=-1)[:, None]
-            self._last = sin_BNd, cos, signed
-        return cos, signed
-
-
-class RotaryAttention:
-    """A self-attention with rotary positions, of queries, keys and values from one product.
-
-    Args:
-        attention: the stock layer, whose o_proj, scaling and config are used.
-        product: its q, k and v projections as one, [B, N, D] to [B, N, (H + 2 G) d].
-        rotation: shared by the layers of a model.
-    """
-
-    def __init__(
-        self,
-        attention: nn.Module,
-        product: Callable[[torch.Tensor], torch.Tensor],
-        rotation: Rotation,
-    ):
-        self._layer, self._stock, self._product = attention, attention.forward, product
-        self._size = attention.head_dim
-        self._queries = attention.q_proj.out_features // self._size
-        self._keys = attention.k_proj.out_features // self._size
-        self._rotation = rotation
-
-    def __call__(
-        self,
-        hidden_states: torch.Tensor,
-        position_embeddings: tuple[torch.Tensor, torch.Tensor] | None = None,
-        attention_mask: torch.Tensor | None = None,
-        past_key_values=None,
-        **more,
-    ) -> tuple[torch.Tensor, None]:
-        """In transformers' calling convention: [B, N, D], and no weights."""
-        cos, sin = position_embeddings or (None, None)  # Granite 4 places no token
-        rotary = cos is not None and cos.shape[-1] == self._size
-        if not rotary or self._layer.config._attn_implementation != NAME:
-            return self._stock(
-                hidden_states,
-                position_embeddings=position_embeddings,
-                attention_mask=attention_mask,
-                past_key_values=past_key_values,
-                **more,
-            )
-        B, N, _ = hidden_states.shape
-        H, turned = self._queries, self._queries + self._keys
-        states = self._product(hidden_states).view(B, N, -1, self._size).transpose(1, 2)
-        part, value = states[:, :turned], states[:, turned:]
-        cos, signed = self._rotation.of(cos, sin)
-        part = torch.addcmul(part * cos, torch.roll(part, self._size // 2, -1), signed)
-        query, key = part[:, :H], part[:, H:]
-        if past_key_values is not None:
-            key, value = past_key_values.update(key, value, self._layer.layer_idx)
-        output, _ = folded_attention(
-            self._layer, query, key, value, attention_mask, scaling=self._layer.scaling, **more
-        )
-        return self._layer.o_proj(output.reshape(B, N, -1)), None
-
-
 def lean_attention(
     attention: nn.Module, product: Callable[[torch.Tensor], torch.Tensor], rotation: Rotation
 ) -> RotaryAttention | None:
@@ -154,7 +70,7 @@ def lean_attention(
     rows = weight.shape[0] // attention.k_proj.out_features
     call = {
         "position_embeddings": (angles_BNd.cos(), angles_BNd.sin()),
-        "attention_mask": fold(additive(seen_NN, weight.dtype), rows),
+        "attention_mask": additive_mask(seen_NN, weight.dtype, rows),
         "past_key_values": None,
     }
     # Some layers clip queries or cap scores (OLMo, Gemma 2): large numbers show that. A softmax of

@@ -1,7 +1,7 @@
 """Linear layers of a stock model with weights laid out for the processor, swapped in from outside.
 
 A stock `nn.Linear` on a CPU lays its weight out anew, or reads it badly, at every call. In float32
-the weights are held in 16 bits where they fit (half.py); otherwise oneDNN is given the weight
+the weights are held in 16 bits where they fit (products.py); otherwise oneDNN is given the weight
 packed once (what torch.compile's freezing does, without a compiler). Layers that read the same
 input (q, k, v; gate, up) become one product. Measured: results/speed_float32.
 
@@ -13,7 +13,6 @@ import functools
 import inspect
 import re
 import sys
-import threading
 import warnings
 from collections.abc import Callable
 from functools import partial
@@ -22,15 +21,14 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from eagle_fsd.engine import half
-from eagle_fsd.engine.attention import Folded
-from eagle_fsd.engine.lean import Rotation, exchange_norms, exchanging, lean_attention
+from eagle_fsd.engine import products
+from eagle_fsd.engine.attention import Folded, Rotation
+from eagle_fsd.engine.lean import exchange_norms, exchanging, lean_attention
+from eagle_fsd.engine.products import Joined, Linear, PackedLinear
 
 # Layers of one parent that a decoder layer calls one after the other with the same input.
 ATTENTION = ("q_proj", "k_proj", "v_proj")
 JOINED = ATTENTION, ("gate_proj", "up_proj")
-
-Linear = Callable[[torch.Tensor], torch.Tensor]
 
 
 def can_pack(dtype: torch.dtype) -> bool:
@@ -42,45 +40,6 @@ def can_pack(dtype: torch.dtype) -> bool:
     if dtype == torch.float16:
         return torch.ops.mkldnn._is_mkldnn_fp16_supported()
     return dtype == torch.float32
-
-
-class PackedLinear:
-    """x W^T + b with W packed by oneDNN; inference only, CPU only.
-
-    No nn.Module: a decoding step calls hundreds of these, and a module's call costs microseconds.
-    """
-
-    def __init__(self, weight_RD: torch.Tensor, bias_R: torch.Tensor | None):
-        # packed for one row: the layout is the same for the widths of trees, or no slower there
-        self._packed = torch.ops.mkldnn._reorder_linear_weight(weight_RD.detach(), 1)
-        self._bias = None if bias_R is None else bias_R.detach()
-        self._product = torch.ops.mkldnn._linear_pointwise.default
-
-    def __call__(self, x_ND: torch.Tensor) -> torch.Tensor:
-        return self._product(x_ND, self._packed, self._bias, "none", [], "")
-
-
-class _Joined:
-    """Several linear layers as one product; parts are handed out as its members are called, in any
-    order, to each thread its own."""
-
-    def __init__(self, linears: list[nn.Linear], pack_linear: Callable[..., Linear]):
-        weight_RD = torch.cat([linear.weight.detach() for linear in linears])
-        biased = linears[0].bias is not None
-        bias_R = torch.cat([linear.bias.detach() for linear in linears]) if biased else None
-        self.product = pack_linear(weight_RD, bias_R)
-        self._sizes = [linear.out_features for linear in linears]
-        self._held = threading.local()  # the input, and by member the parts that wait
-
-    def part(self, index: int, x_ND: torch.Tensor) -> torch.Tensor:
-        held = vars(self._held)
-        if held.get("input") is not x_ND or index not in held["parts"]:
-            parts = self.product(x_ND).split_with_sizes(self._sizes, -1)
-            held |= {"input": x_ND, "parts": dict(enumerate(parts))}
-        part = held["parts"].pop(index)
-        if not held["parts"]:  # hold nothing alive between calls
-            held.clear()
-        return part
 
 
 def _exchange(parent: nn.Module, name: str, call: Linear) -> None:
@@ -138,10 +97,10 @@ class Packed(Folded):
         return type(self)(exact=False)
 
     def linear(self, weight_RD: torch.Tensor, bias_R: torch.Tensor | None) -> Linear:
-        if weight_RD.dtype == torch.float32 and half.can_multiply():
-            scale = half.power_of_two(weight_RD, exact=self.exact)
+        if weight_RD.dtype == torch.float32 and products.can_multiply():
+            scale = products.power_of_two(weight_RD, exact=self.exact)
             if scale is not None:
-                return half.HalfLinear(weight_RD, bias_R, scale)
+                return products.HalfLinear(weight_RD, bias_R, scale)
             warnings.warn(
                 "some float32 weights cannot be held in 16 bits without changing a number, since "
                 "they use more bits or too wide a range: products with them read 32 bits and take "
@@ -165,7 +124,7 @@ class Packed(Folded):
                 linears = [getattr(parent, name) for name in names]
                 if not _joinable(linears):
                     continue
-                joined = _Joined(linears, self.linear)
+                joined = Joined(linears, self.linear)
                 if names == ATTENTION:
                     lean = lean_attention(parent, joined.product, rotation)
                     parent.forward = lean or parent.forward
@@ -179,14 +138,14 @@ class Packed(Folded):
     def shrink(self, model: PreTrainedModel, read: Linear) -> None:
         head, table = model.get_output_embeddings(), model.get_input_embeddings()
         plain, tied = type(table) is nn.Embedding, head.weight is table.weight
-        if head.weight.dtype != torch.float32 or not half.can_multiply():
+        if head.weight.dtype != torch.float32 or not products.can_multiply():
             return
-        rows = half.in_half(head.weight) if plain or not tied else None
+        rows = products.in_half(head.weight) if plain or not tied else None
         if rows is not None:
             head.forward, head.weight = read, rows
-        held = rows if tied else half.in_half(table.weight) if plain else None
+        held = rows if tied else products.in_half(table.weight) if plain else None
         if held is not None:
-            model.set_input_embeddings(half.HalfEmbedding(held))
+            model.set_input_embeddings(products.HalfEmbedding(held))
         _give_back()
 
 

@@ -11,7 +11,7 @@ from transformers import AutoConfig, AutoTokenizer, PretrainedConfig, PreTrained
 from eagle_fsd.config import BadInput, check_known
 from eagle_fsd.decoding.target import Target
 from eagle_fsd.decoding.text_model import longest_text, text_config
-from eagle_fsd.engine import half
+from eagle_fsd.engine import products
 from eagle_fsd.engine.families import check_supported
 from eagle_fsd.engine.select import engines_in_turn
 from eagle_fsd.engine.threads import choose_threads
@@ -98,9 +98,9 @@ def multiplies_bfloat16(device: str) -> bool:
 
 def default_dtype(device: str) -> str:
     """What to decode one answer in: float32 where its weights can be read in 16 bits (on x86
-    processors, engine/half.py), which costs no more there than bfloat16 does and is exact; else
+    processors, engine/products.py), which costs no more there than bfloat16 does and is exact; else
     that of training_dtype."""
-    return "float32" if device == "cpu" and half.can_multiply() else training_dtype(device)
+    return "float32" if device == "cpu" and products.can_multiply() else training_dtype(device)
 
 
 def training_dtype(device: str) -> str:

@@ -1,6 +1,7 @@
-"""Products of float32 inputs with weights held in 16 bits, by FBGEMM; on x86 processors.
+"""What stands in the place of a stock model's linear layers, norms and embedding on a CPU.
 
-Reading weights is what a small batch waits for, and 16-bit floats are half of the bytes. The
+Products of float32 inputs with weights held in 16 bits are FBGEMM's, on x86 processors. Reading
+weights is what a small batch waits for, and 16-bit floats are half of the bytes. The
 product itself is done in float32, so that of weights which 16 bits hold exactly it is the float32
 product, with the roundings of another kernel. bfloat16 values (8 bits of mantissa) fit into float16
 (11 bits) if their range does; a power of two, by which the whole matrix is multiplied and its input
@@ -11,9 +12,13 @@ Nothing else in the library knows the operators: torch has them in a namespace o
 """
 
 import functools
+import threading
+from collections.abc import Callable
 
 import torch
 from torch import nn
+
+Linear = Callable[[torch.Tensor], torch.Tensor]
 
 CLOSE = 2.0**-11  # what rounding to float16 changes a number by, at most, in parts of it
 ROWS = 4096  # of a matrix that are checked at a time
@@ -49,6 +54,57 @@ class HalfLinear:
 
     def __call__(self, x_ND: torch.Tensor) -> torch.Tensor:
         return self._product(x_ND if self._inverse == 1 else x_ND * self._inverse, self._packed)
+
+
+class PackedLinear:
+    """x W^T + b with W packed by oneDNN; inference only, CPU only.
+
+    No nn.Module: a decoding step calls hundreds of these, and a module's call costs microseconds.
+    """
+
+    def __init__(self, weight_RD: torch.Tensor, bias_R: torch.Tensor | None):
+        # packed for one row: the layout is the same for the widths of trees, or no slower there
+        self._packed = torch.ops.mkldnn._reorder_linear_weight(weight_RD.detach(), 1)
+        self._bias = None if bias_R is None else bias_R.detach()
+        self._product = torch.ops.mkldnn._linear_pointwise.default
+
+    def __call__(self, x_ND: torch.Tensor) -> torch.Tensor:
+        return self._product(x_ND, self._packed, self._bias, "none", [], "")
+
+
+class Joined:
+    """Several linear layers as one product; parts are handed out as its members are called, in any
+    order, to each thread its own."""
+
+    def __init__(self, linears: list[nn.Linear], pack_linear: Callable[..., Linear]):
+        weight_RD = torch.cat([linear.weight.detach() for linear in linears])
+        biased = linears[0].bias is not None
+        bias_R = torch.cat([linear.bias.detach() for linear in linears]) if biased else None
+        self.product = pack_linear(weight_RD, bias_R)
+        self._sizes = [linear.out_features for linear in linears]
+        self._held = threading.local()  # the input, and by member the parts that wait
+
+    def part(self, index: int, x_ND: torch.Tensor) -> torch.Tensor:
+        held = vars(self._held)
+        if held.get("input") is not x_ND or index not in held["parts"]:
+            parts = self.product(x_ND).split_with_sizes(self._sizes, -1)
+            held |= {"input": x_ND, "parts": dict(enumerate(parts))}
+        part = held["parts"].pop(index)
+        if not held["parts"]:  # hold nothing alive between calls
+            held.clear()
+        return part
+
+
+class RmsNorm:
+    """torch's own. No nn.Module either."""
+
+    def __init__(self, weight_D: torch.Tensor, eps: float):
+        # some layers ask their norm's weight for its dtype
+        self.weight = weight_D.detach()
+        self._shape, self._eps = list(weight_D.shape), eps
+
+    def __call__(self, x_ND: torch.Tensor) -> torch.Tensor:
+        return torch.rms_norm(x_ND, self._shape, self.weight, self._eps)
 
 
 def power_of_two(weight_RD: torch.Tensor, *, exact: bool) -> float | None:
