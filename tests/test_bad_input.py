@@ -1,5 +1,5 @@
 """Bad input to every command: each row of bad_input.txt ends in one plain line that names the value
-and the remedy, before weights load and with nothing written; and drawn values for every option."""
+and the remedy, with nothing written; and drawn values for every option."""
 
 import contextlib
 import os
@@ -13,7 +13,6 @@ from functools import partialmethod
 from pathlib import Path
 
 import pytest
-import torch
 from accelerate.state import AcceleratorState
 from commands import ROOT, option_classes
 from hand_records import made_run, write_run
@@ -27,7 +26,6 @@ from transformers import HfArgumentParser
 
 from eagle_fsd.cli import parse
 from eagle_fsd.config import BadInput
-from eagle_fsd.tasks.harness_model import HarnessOptions
 
 pytestmark = pytest.mark.processes  # whole commands
 TABLE = Path(__file__).with_name("bad_input.txt")
@@ -44,19 +42,19 @@ def unescaped(text: str) -> str:
     return text.encode("latin-1", "backslashreplace").decode("unicode_escape")
 
 
-def read_table() -> tuple[dict[str, bytes], list[tuple[str, str, str]]]:
-    """The files, by name; and every row's command, arguments and wanted message."""
-    files, found, command = {}, [], ""
+def read_table() -> tuple[dict[str, bytes], list[tuple[str, str, list[str]]]]:
+    """The files, by name; and every row's command, arguments and what its message must say."""
+    files, table, command = {}, [], ""
     for line in TABLE.read_text().splitlines():
         if line.startswith("["):
             command = line.strip("[]")
         elif line and not line.startswith("#"):
             left, right = map(str.strip, line.split(" => " if command else " = ", 1))
             if command:
-                found.append((command, left, right))
+                table.append((command, left, right.split(" | ")))
             else:
                 files[left] = unescaped(right).encode("utf-8", "surrogateescape")
-    return files, found
+    return files, table
 
 
 FILES, TABLE_ROWS = read_table()
@@ -82,7 +80,7 @@ def end_of(command: str, fixed: list[str], arguments: list[str]) -> str | int:
     return code
 
 
-def held(folder: Path) -> dict[Path, bytes]:
+def contents(folder: Path) -> dict[Path, bytes]:
     return {p: p.read_bytes() for p in folder.rglob("*") if p.is_file() and p.name != ".lock"}
 
 
@@ -93,11 +91,9 @@ def place(models, tmp_path_factory) -> Path:
     shutil.copytree(models[0], place / "whole")
     shutil.copytree(models[1], place / "head")
     left_out = {"target": "*.safetensors", "no_template": "*.jinja", "no_tokenizer": "token*"}
-    left_out["wordless"] = "*.safetensors"
     for name, pattern in left_out.items():
         shutil.copytree(models[0], place / name, ignore=shutil.ignore_patterns(pattern))
     write_random_head(place / "wide_head", hidden_size=48)
-    write_random_head(place / "small_head", vocab_size=101)
     write_random_head(place / "few_head", draft_vocab_size=49)
     tensors = load_file(models[1] / "model.safetensors")
     tensors["fc.bias"][3] = float("nan")
@@ -108,30 +104,32 @@ def place(models, tmp_path_factory) -> Path:
     for name, content in FILES.items():
         (place / name).parent.mkdir(parents=True, exist_ok=True)
         (place / name).write_bytes(content)
-    torch.save({7: torch.zeros(2)}, place / "numbered" / "pytorch_model.bin")
     write_run(place / "run", made_run())
     write_run(place / "larger_run", made_run(1), target="larger")
     return place
 
 
-@pytest.mark.parametrize(("command", "arguments", "told"), TABLE_ROWS)
-def test_bad_input(place, monkeypatch, capsys, command, arguments, told):
+@pytest.mark.parametrize(("command", "arguments", "pieces"), TABLE_ROWS)
+def test_bad_input(place, monkeypatch, capsys, command, arguments, pieces):
     monkeypatch.chdir(place)
-    before = held(place)
+    before = contents(place)
     file, *fixed = command.split()
     code = end_of(file, fixed, shlex.split(unescaped(arguments)))
-    said = capsys.readouterr().err.splitlines()[-1] if code == 2 else code
-    assert code == 2 or said.startswith("error: ") and "secret" not in said  # a key
-    said = repr(said)[1:-1].replace("\\\\", "\\").replace("\\'", "'")  # escapes as in the table
-    assert re.search(".*".join(map(re.escape, told.split(" ... "))), said), said
-    assert held(place) == before
+    # argparse ends with 2 and a usage before its line, we with the line itself, which Python prints
+    message, *more = capsys.readouterr().err.splitlines()[-1:] if code == 2 else code.splitlines()
+    assert code == 2 or message.startswith("error: ")
+    assert not more or file == "evaluate/judge.py"  # it adds what became of the answers
+    assert "secret" not in str(code)  # a key
+    assert not [piece for piece in pieces if piece not in message], message
+    assert contents(place) == before
 
 
 EXTREME = ["", "nan", "-inf", "1e400", "9" * 5000, "\ud83d", "a\0b", "\u0663", "x" * 9999, "7x3x4"]
 VALUES = st.integers().map(str) | st.floats().map(repr) | st.text(max_size=30)
+COMMANDS = dict.fromkeys(command for command, *_ in TABLE_ROWS)
 
 
-@pytest.mark.parametrize("command", dict.fromkeys(command for command, *_ in TABLE_ROWS))
+@pytest.mark.parametrize("command", [name for name in COMMANDS if "harness.py" not in name])
 def test_drawn_values(place, monkeypatch, command):
     """Every option takes a value or ends in an error of BadInput's or argparse's; so do whole
     commands, whose target has no weights."""
@@ -139,9 +137,6 @@ def test_drawn_values(place, monkeypatch, command):
     monkeypatch.setenv("OPENAI_API_KEY", "")  # the judge asks nobody
     file, *fixed = command.split()
     kinds = option_classes(file)
-    form = "--{}={}"
-    if file == "evaluate/harness.py":
-        kinds, form = [HarnessOptions], "--model_args={}={}"
     parser = HfArgumentParser(kinds)
     names = st.sampled_from(sorted({field.name for kind in kinds for field in fields(kind)}))
 
@@ -149,15 +144,12 @@ def test_drawn_values(place, monkeypatch, command):
     @given(names, VALUES | st.sampled_from(EXTREME))
     def parsed(name: str, value: str) -> None:
         with contextlib.suppress(BadInput, SystemExit):
-            if kinds == [HarnessOptions]:
-                HarnessOptions.read({name: value})
-            else:
-                parse(parser, [*fixed, f"--{name}={value}"])
+            parse(parser, [*fixed, f"--{name}={value}"])
 
     @settings(derandomize=True, deadline=None, database=None, max_examples=15)
     @given(names, VALUES | st.sampled_from(EXTREME))
     def ended(name: str, value: str) -> None:
-        end_of(file, [*fixed, *NOWHERE.get(file, [])], [form.format(name, value)])
+        end_of(file, [*fixed, *NOWHERE.get(file, [])], [f"--{name}={value}"])
 
     parsed()
     ended()
