@@ -6,8 +6,7 @@ import subprocess
 import sys
 
 import pytest
-import torch
-from answers import Heard, assert_same
+from answers import assert_same
 from commands import ROOT
 
 import eagle_fsd
@@ -18,7 +17,6 @@ from eagle_fsd.evaluation.answering import answer_prompt
 from eagle_fsd.evaluation.questions import read_questions, spread
 from eagle_fsd.evaluation.texts import plain_texts
 from eagle_fsd.models.assets import EMBEDDED_ASSET, asset_dir
-from eagle_fsd.models.load import SHIPPED_HEAD
 from eagle_fsd.runs.folder import Run
 
 pytestmark = pytest.mark.embedded
@@ -59,25 +57,6 @@ def test_exact_eagle_equals_plain_equals_generate(model, count):
     generate = answers(model, "generate", prompts, 64)
     assert_all_same(model, prompts, plain, exact)
     assert_all_same(model, prompts, plain, generate)
-
-
-@pytest.mark.parametrize("count", [1, pytest.param(24, marks=pytest.mark.slow)])
-def test_custom_generate_is_generate(model, count):
-    """Exact drafts inside `generate`, streamed and not: its own text, 64 new tokens."""
-    prompts, stop = first_turns(model, count), model.stop(64)
-    ours = eagle_fsd.custom_generate(SHIPPED_HEAD, arm="exact")
-    settings = {"max_new_tokens": 64, "eos_token_id": list(stop.token_ids), "pad_token_id": 0}
-    got = []
-    for prompt in prompts:
-        ids, heard = torch.tensor([prompt]), Heard()
-        streamed, whole = (
-            model.target.model.generate(ids, custom_generate=ours, stream_to=told, **settings)
-            for told in (heard, None)
-        )
-        got.append(whole[0, len(prompt) :].tolist())
-        assert streamed.equal(whole)
-        assert heard.all == [ids.tolist(), *([token] for token in got[-1]), "end"]
-    assert_all_same(model, prompts, answers(model, "generate", prompts, 64), got)
 
 
 def test_the_examples_of_custom_generate_run(monkeypatch, tmp_path, capsys):

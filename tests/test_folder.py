@@ -1,5 +1,5 @@
-"""The run folder: settings, shards, provenance, and what is left of it by kill -9; and the ends of
-every command: an error of ours with its traceback, Ctrl-C."""
+"""The run folder: settings, shards, provenance, and what is left of it by kill -9 or a full disk;
+and the ends of every command: an error of ours with its traceback, Ctrl-C."""
 
 import json
 import multiprocessing
@@ -13,11 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from commands import rows
+from commands import full_disk, rows
 
 from eagle_fsd.cli import held_interrupt, run_command
 from eagle_fsd.config import BadInput
 from eagle_fsd.runs.folder import Run
+from eagle_fsd.runs.jsonl import write_file
 from eagle_fsd.runs.processes import Processes
 from eagle_fsd.runs.provenance import ROOT, describe_run, from_checkout, without_checkout
 from eagle_fsd.stats import mcnemar
@@ -81,6 +82,23 @@ def test_a_merge_that_was_killed_is_done_again(tmp_path):
     assert not (tmp_path / "shards").exists()
     with pytest.raises(BadInput, match="another command is writing"):
         Run(tmp_path, {})
+
+
+def test_on_a_full_disk_what_was_there_stays(tmp_path):
+    """Bugs held down: half a record, which another thread's would follow, and a traceback; and
+    summaries and tables were written over in place."""
+    run = Run(tmp_path, {})
+    run.begin_session()
+    run.add("plain", row(1))
+    with full_disk(900), pytest.raises(BadInput, match="plain.jsonl"):
+        run.add("plain", row(2, text="x" * 1000))
+    run.add("plain", row(3))
+    kept = [record["question_id"] for record in rows(tmp_path / "records/plain.jsonl")]
+    assert kept == [1, 3] == [question_id for question_id, _ in run.records["plain"]]
+    write_file(tmp_path / "summary.md", "before")
+    with full_disk(900), pytest.raises(BadInput, match="summary.md"):
+        write_file(tmp_path / "summary.md", "x" * 1000)
+    assert (tmp_path / "summary.md").read_text() == "before"
 
 
 def test_processes_add_to_shards_of_their_own(tmp_path):

@@ -64,21 +64,16 @@ def test_a_target_is_told_by_its_files_or_its_commit(tmp_path, monkeypatch):
     assert target_digests("random:llama-3.1-8b") == {}
 
 
-def shard(folder: Path, *, below: str) -> Path:
-    """The target's weights as one shard in a folder below, named by an index."""
-    keys = load_file(folder / "model.safetensors").keys()
-    (folder / below).mkdir()
-    shutil.move(folder / "model.safetensors", folder / below / "one.safetensors")
-    index = {"metadata": {}, "weight_map": dict.fromkeys(keys, f"{below}/one.safetensors")}
-    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-    return folder / below / "one.safetensors"
-
-
 def test_digests_see_what_a_target_has_in_folders_below(tmp_path):
     """Bug held down: shards that an index names in a folder below, and further chat templates, were
     in no digest: other weights, another prompt, and one run took both for the same target. What is
     not read, such as a run's output, is still in none."""
-    weights = shard(write_target(tmp_path, layers=2), below="w")
+    keys = load_file(write_target(tmp_path, layers=2) / "model.safetensors").keys()
+    weights = tmp_path / "w" / "one.safetensors"
+    weights.parent.mkdir()
+    shutil.move(tmp_path / "model.safetensors", weights)
+    index = {"metadata": {}, "weight_map": dict.fromkeys(keys, "w/one.safetensors")}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
     template = tmp_path / "additional_chat_templates" / "tools.jinja"
     template.parent.mkdir()
     template.write_text("{{ messages }}")
@@ -95,9 +90,6 @@ def test_digests_see_what_a_target_has_in_folders_below(tmp_path):
         "target/w/one.safetensors",
         "target/additional_chat_templates/tools.jinja",
     }
-    (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": 3}')
-    with pytest.raises(BadInput, match="model.safetensors.index.json is no index of weights"):
-        target_digests(str(tmp_path))
 
 
 # --- what does not load ---------------------------------------------------------------------------
@@ -120,21 +112,9 @@ DOWN = "model.layers.1.mlp.down_proj.weight"
 MISFITS = {
     "prefixed": (
         lambda t: {f"language_model.{key}": tensor for key, tensor in t.items()},
-        "21 are missing, the first lm_head.weight; "
-        "21 are unexpected, the first language_model.lm_head.weight",
+        ("21 are missing", "21 are unexpected", "language_model.lm_head.weight"),
     ),
-    "one left out": (
-        lambda t: {key: tensor for key, tensor in t.items() if key != DOWN},
-        f"1 are missing, the first {DOWN}:",
-    ),
-    "one too many": (
-        lambda t: t | {"model.layers.1.self_attn.q_proj.bias": torch.ones(32)},
-        "1 are unexpected, the first model.layers.1.self_attn.q_proj.bias:",
-    ),
-    "misshapen": (
-        lambda t: t | {DOWN: torch.ones(3, 5)},
-        f"1 are misshapen, the first {DOWN}, (3, 5) in the place of (32, 44):",
-    ),
+    "misshapen": (lambda t: t | {DOWN: torch.ones(3, 5)}, (DOWN, "(3, 5)", "(32, 44)")),
 }
 
 
@@ -143,14 +123,15 @@ def test_weights_that_are_not_the_config_s_are_refused(tmp_path, misfit):
     """As targets and as draft models. Bug held down: transformers fills up with random numbers and
     only warns, so that a Llama whose keys all begin with `language_model.` decoded noise; and a
     tensor of another shape ended in a traceback."""
-    edit, told = MISFITS[misfit]
+    edit, pieces = MISFITS[misfit]
     good = write_target(tmp_path / "good", layers=2)
     bad = shutil.copytree(good, tmp_path / "bad")
     edit_weights(bad, edit)
-    assert told in refusal(bad)
+    said = refusal(bad)
+    assert not [piece for piece in pieces if piece not in said], said
     check_draft_model(str(bad), str(good))
     target, _ = load_target(str(good), dtype="float32")
-    with pytest.raises(BadInput, match="the weights of target .*bad' are not those of the Llama"):
+    with pytest.raises(BadInput, match=str(bad)):
         load_draft_model(str(bad), target, engine="stock")
 
 
@@ -190,30 +171,15 @@ def edit_json(file: Path, **changes: object) -> None:
 
 BITSANDBYTES = {"load_in_4bit": True, "quant_method": "bitsandbytes"}
 BROKEN = {
-    "cut off": (
-        lambda f: os.truncate(f / "model.safetensors", 9999),
-        "does not load (SafetensorError: ",
-    ),
-    "a pickle cut off": (lambda f: os.truncate(pickle_weights(f), 9999), "does not load (OSError"),
-    "a hostile pickle": (
-        lambda f: pickle_weights(f, more=Touch(f.parent / "ran")),
-        "does not load (its weights are a pickle that is cut off, or of more than tensors",
-    ),
-    "bitsandbytes": (
+    "cut off": (lambda f: os.truncate(f / "model.safetensors", 9999), "SafetensorError"),
+    "a hostile pickle": (lambda f: pickle_weights(f, more=Touch(f.parent / "ran")), "pickle"),
+    "a library that is not here": (
         lambda f: edit_json(f / "config.json", quantization_config=BITSANDBYTES),
-        "does not load (ImportError: Using `bitsandbytes` 4-bit",
-    ),
-    "kernels": (
-        lambda f: edit_json(f / "config.json", _attn_implementation="kernels-community/flash-attn"),
-        "does not load (ImportError: `kernels` is either not installed",
-    ),
-    "an index of nothing": (
-        lambda f: shard(f, below="w").unlink(),
-        "does not load (FileNotFoundError: ",
+        "bitsandbytes",
     ),
     "a tokenizer of another kind": (
         lambda f: (f / "tokenizer.json").write_text('{"model": {"type": "Nope"}}'),
-        "has no tokenizer that loads (KeyError: ",
+        "no tokenizer that loads",
     ),
 }
 
@@ -236,39 +202,30 @@ def test_weights_in_a_pickle_of_tensors_load(tmp_path):
     assert got.lm_head.weight.equal(want.lm_head.weight)
 
 
-OWN_CODE = {
-    "a tokenizer": (
-        "tokenizer_config.json",
-        {"tokenizer_class": "Own", "auto_map": {"AutoTokenizer": [None, "own.Own"]}},
-        "has no tokenizer that loads (it needs code of its own, which is never run here)",
-    ),
-    "a config": (
-        "config.json",
-        {"model_type": "novel", "auto_map": {"AutoConfig": "own.Own"}},
-        "(it needs code of its own, which is never run here)",
-    ),
-    "a model": (
-        "config.json",
-        {"auto_map": {"AutoConfig": "own.Own", "AutoModelForCausalLM": "own.Own"}},
-        None,  # of a type that transformers knows, and its class is taken
-    ),
-}
+OWN = {"AutoConfig": "own.Own", "AutoModelForCausalLM": "own.Own"}
+OWN_TOKENIZER = {"tokenizer_class": "Own", "auto_map": {"AutoTokenizer": [None, "own.Own"]}}
 
 
-@pytest.mark.parametrize("kind", OWN_CODE)
-def test_a_target_s_own_code_is_never_run(tmp_path, monkeypatch, capsys, kind):
+@pytest.mark.parametrize(
+    ("file", "values", "loads"),
+    [
+        ("tokenizer_config.json", OWN_TOKENIZER, False),
+        ("config.json", {"model_type": "novel", "auto_map": OWN}, False),
+        ("config.json", {"auto_map": OWN}, True),  # of a type that transformers knows
+    ],
+)
+def test_a_target_s_own_code_is_never_run(tmp_path, monkeypatch, capsys, file, values, loads):
     """Nor is anybody asked. Bug held down: transformers asks where it is not told, and a "y" on
     standard input, from a script's pipe say, ran the folder's file."""
-    file, values, told = OWN_CODE[kind]
     folder, mark = write_target(tmp_path / "target", layers=2), tmp_path / "ran"
     (folder / "own.py").write_text(f"import pathlib\npathlib.Path({str(mark)!r}).touch()\n")
     edit_json(folder / file, **values)
     monkeypatch.setattr("sys.stdin", io.StringIO("y\n" * 9))
-    if told:
-        assert told in refusal(folder)
-    else:
+    if loads:
         load_target(str(folder), dtype="float32")
         load_target(f"random:{folder}", dtype="float32")
+    else:
+        assert "never run" in refusal(folder)
     assert not mark.exists() and "Do you wish" not in capsys.readouterr().out
 
 
@@ -323,21 +280,19 @@ def test_loaded_by_name_and_drafting_deeply(tmp_path, head):
         assert token_R.shape == (149,) and (token_R.diff() > 0).all() and token_R[-1] < 307
 
 
-def test_drafts_that_cannot_be_made_are_refused(tmp_path):
+def test_without_a_head_nothing_is_drafted_from_one(tmp_path):
     """Bug held down: without a head an arm with a tree of its own ended in an AttributeError."""
     model = load(str(write_target(tmp_path)), head=None, dtype="float32")
     assert len(generate(model, "Say a.", arm="exact", max_new_tokens=3).tokens) == 3
-    with pytest.raises(BadInput, match="without one"):
+    with pytest.raises(BadInput, match="head"):
         generate(model, "Say a.", arm="exact@eagle:7x3x4")
-    with pytest.raises(BadInput, match="a tree is DRAFTSxLEVELSxTOPK"):
-        load("no such target", tree="7x3")
 
 
 def test_a_random_target_that_does_not_fit_is_refused(tmp_path, monkeypatch):
     """Before it is made: pages, and bytes of a page, are 100."""
     tiny_config().save_pretrained(tmp_path)
     monkeypatch.setattr("os.sysconf", lambda name: 100)
-    with pytest.raises(BadInput, match=r"needs 0.000386 GiB and cpu has 9.31e-06 GiB"):
+    with pytest.raises(BadInput, match="0.000386 GiB .* 9.31e-06 GiB"):
         load_target(f"random:{tmp_path}", dtype="float32")
 
 

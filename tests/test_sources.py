@@ -29,38 +29,36 @@ def sharegpt(*turns: tuple[str, str]) -> dict:
     return {"id": "x", "conversations": [{"from": f, "value": v} for f, v in turns]}
 
 
-FORMS = {
-    "sharegpt": (sharegpt(("human", "u"), ("gpt", "a"), ("human", "u")), [U, A, U]),
-    "sharegpt with system": (sharegpt(("system", "s"), ("human", "u"), ("gpt", "a")), [S, U, A]),
-    "messages": ({"messages": [S, U, A]}, [S, U, A]),
-    "text": ("u", [U]),
-    "prompt": ({"prompt": "u", "answer": "a"}, [U]),
-    "question": ({"question": "u"}, [U]),
-    "user": ({"user": "u"}, [U]),
-    "turns": ({"question_id": 1, "turns": ["u", "u"]}, [U, U]),
-}
-
-
-MALFORMED = {
-    "begins with an answer": sharegpt(("gpt", "a"), ("human", "u")),
-    "two users": sharegpt(("human", "u"), ("human", "u")),
-    "system in the middle": {"messages": [U, S, A]},
-    "unknown role": sharegpt(("human", "u"), ("tool", "a")),
-    "empty turn": sharegpt(("human", " \n"), ("gpt", "a")),
-    "turn is no text": {"messages": [{"role": "user", "content": [{"type": "text"}]}]},
-    "turn without a text": {"conversations": [{"from": "human"}]},
-    "number": 7,
-    "other keys": {"instruction": "u"},
-    "turn of turns is empty": {"turns": ["u", ""]},
-}
+FORMS = [
+    (sharegpt(("human", "u"), ("gpt", "a"), ("human", "u")), [U, A, U]),
+    (sharegpt(("system", "s"), ("human", "u"), ("gpt", "a")), [S, U, A]),
+    ({"messages": [S, U, A]}, [S, U, A]),
+    ("u", [U]),
+    ({"prompt": "u", "answer": "a"}, [U]),
+    ({"question": "u"}, [U]),
+    ({"user": "u"}, [U]),
+    ({"question_id": 1, "turns": ["u", "u"]}, [U, U]),
+]
+MALFORMED = [
+    sharegpt(("gpt", "a"), ("human", "u")),  # begins with an answer
+    sharegpt(("human", "u"), ("human", "u")),
+    sharegpt(("human", "u"), ("tool", "a")),
+    sharegpt(("human", " \n"), ("gpt", "a")),
+    {"conversations": [{"from": "human"}]},
+    {"messages": [U, S, A]},
+    {"messages": [{"role": "user", "content": [{"type": "text"}]}]},
+    {"turns": ["u", ""]},
+    {"instruction": "u"},
+    7,
+]
 
 
 def test_forms_and_malformed_records():
     """Malformed ones are None, so that they can be dropped and counted."""
-    for form, (record, messages) in FORMS.items():
-        assert parse_record(record) == messages, form
-    for fault, record in MALFORMED.items():
-        assert parse_record(record) is None, fault
+    for record, messages in FORMS:
+        assert parse_record(record) == messages
+    for record in MALFORMED:
+        assert parse_record(record) is None
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.json.gz"])

