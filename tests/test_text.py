@@ -9,7 +9,7 @@ from tiny_folder import write_target
 from transformers import AutoTokenizer
 
 from eagle_fsd.config import BadInput
-from eagle_fsd.decoding.drafter import RootDrafter
+from eagle_fsd.decoding.tree import RootDrafter
 from eagle_fsd.evaluation.questions import Question, read_questions, spread
 from eagle_fsd.models.loaded import Model, prompt_ids
 from eagle_fsd.runs.jsonl import append_lines, read_lines, write_lines
