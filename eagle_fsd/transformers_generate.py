@@ -26,11 +26,11 @@ from eagle_fsd.arms import Arm, parse_arm
 from eagle_fsd.config import DEFAULT_ARM, BadInput, SamplingConfig, TreeConfig, as_tree
 from eagle_fsd.decoding.loop import DecodeConfig, Generation, Round, StopConfig, decode_rounds
 from eagle_fsd.decoding.target import Target
-from eagle_fsd.decoding.text_model import text_config
 from eagle_fsd.decoding.tree import Drafter
 from eagle_fsd.drafters.eagle import head_drafter
-from eagle_fsd.engine.families import check_supported
 from eagle_fsd.engine.trial import check_tree_attention
+from eagle_fsd.families.supported import check_supported
+from eagle_fsd.families.text_model import text_config
 from eagle_fsd.heads.draft_head import DraftHead
 from eagle_fsd.models.assets import EMBEDDED_TARGET
 from eagle_fsd.models.load import default_head, load_head, multiplies_bfloat16

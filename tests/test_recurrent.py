@@ -30,7 +30,7 @@ from eagle_fsd.drafters.hybrid import HybridDrafter
 from eagle_fsd.drafters.language_model import LanguageModelDrafter
 from eagle_fsd.drafters.ngram import NgramDrafter
 from eagle_fsd.drafters.settings import NgramSettings
-from eagle_fsd.engine.families import check_supported
+from eagle_fsd.families.supported import check_supported
 from eagle_fsd.engine.select import ENGINES
 from eagle_fsd.engine.trial import check_tree_attention
 from eagle_fsd.models.generate import Request, complete

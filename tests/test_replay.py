@@ -8,6 +8,7 @@ import pytest
 import torch
 from answers import EXACT
 from commands import QUESTIONS, change, rows, write_rows
+from eagle_fsd.decoding.drafter import RootDrafter
 from reference_accept import slow_divergence
 from tiny import prompt_tokens, tiny_head, tiny_target
 from tiny_folder import write_random_head
@@ -15,14 +16,12 @@ from tiny_folder import write_random_head
 from eagle_fsd.arms import parse_arm
 from eagle_fsd.config import BadInput, SamplingConfig, parse_tree
 from eagle_fsd.decoding.acceptance import Policy
-from eagle_fsd.decoding.drafter import RootDrafter
 from eagle_fsd.decoding.loop import DecodeConfig, StopConfig, decode
 from eagle_fsd.decoding.target import Target
 from eagle_fsd.drafters.eagle import EagleDrafter, draft_readout
-from eagle_fsd.drafters.walk import TOKENS_BEYOND_END, PlainText, cut
 from eagle_fsd.evaluation import texts as plain_text_store
 from eagle_fsd.evaluation.replay import arm_row, level_rows
-from eagle_fsd.evaluation.texts import judge_levels, plain_texts
+from eagle_fsd.evaluation.texts import TOKENS_BEYOND_END, PlainText, cut, judge_levels, plain_texts
 from eagle_fsd.models.loaded import Model
 from eagle_fsd.runs.folder import Run
 

@@ -154,7 +154,7 @@ def train(options: TrainOptions) -> None:
     """Train a head and write it, from wherever a run of these options was left."""
     from accelerate import Accelerator
 
-    from eagle_fsd.decoding.text_model import longest_text
+    from eagle_fsd.families.text_model import longest_text
     from eagle_fsd.models import load
     from eagle_fsd.models.digests import target_digests
     from eagle_fsd.runs.provenance import digest

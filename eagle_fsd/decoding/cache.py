@@ -94,7 +94,7 @@ class TreeCache(Cache):
         row_N, end: of the forward that runs: the rows that it writes, int64 [N], and how many it
             reads, valid or not; a mask hides those that are not.
         positions: None, or int64 [N], the positions of a forward's new rows, for a model that asks
-            the cache where they stand (Llama 4: Target.run).
+            the cache where they stand (Target.run).
         forward: None, or the tree that a forward runs over recurrent layers.
     """
 
@@ -164,20 +164,3 @@ class TreeCache(Cache):
                 kept_rows = pool.index_select(3, row_A.to(pool.device))
                 pool.narrow(3, self.committed, kept).copy_(kept_rows)
         self.length = self.committed = self.committed + kept
-
-    @property
-    def state_bytes(self) -> int:
-        """Memory of the states of recurrent layers, which does not grow with the text."""
-        return sum(layer.state_bytes for layer in self._with_states)
-
-    def tree_bytes(self, nodes: int, *, channels: bool) -> int:
-        """Memory that recurrent layers need for a tree of so many nodes, about; see
-        RecurrentLayer."""
-        layers = self._with_states
-        kept = sum(layer.tree_bytes(nodes, channels=channels) for layer in layers)
-        return kept + max(layer.work_bytes(nodes, channels=channels) for layer in layers)
-
-    @property
-    def stash_bytes(self) -> int:
-        """Memory that recurrent layers keep of the last tree until a path is kept."""
-        return sum(layer.stash_bytes for layer in self._with_states)

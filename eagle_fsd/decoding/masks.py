@@ -30,8 +30,8 @@ def layer_masks(
     """Masks for a model's layers, from what each node may see but for windows and chunks. The
     positions of the keys may be each node's own, [N, K].
 
-    Models whose `layer_types` slide, or see their own chunk of the text alone (Llama 4), take a
-    dict of masks; those whose layers all slide (Mistral) take one mask, with the window added here
+    Models whose `layer_types` slide, or see their own chunk of the text alone, take a dict of
+    masks; those whose layers all slide take one mask, with the window added here
     because transformers leaves a 4-D mask as it is.
     """
     types = set(getattr(config, "layer_types", None) or [])

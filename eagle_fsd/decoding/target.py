@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
 
-import psutil
 import torch
 from torch import nn
 from transformers import GenerationConfig, PreTrainedModel
@@ -25,7 +24,9 @@ from eagle_fsd.decoding.cache import TreeCache
 from eagle_fsd.decoding.engine import STOCK, Engine
 from eagle_fsd.decoding.masks import layer_masks
 from eagle_fsd.decoding.sampling import no_numbers
-from eagle_fsd.decoding.text_model import (
+from eagle_fsd.decoding.tree import DraftTree
+from eagle_fsd.families.text_model import (
+    asks_cache_for_positions,
     logit_cap,
     logit_factor,
     longest_text,
@@ -34,9 +35,9 @@ from eagle_fsd.decoding.text_model import (
     text_config,
     with_last_state,
 )
-from eagle_fsd.decoding.tree import DraftTree
 from eagle_fsd.recurrent.hooks import ARGUMENT, TreeForward, check_called, exchanged_functions
-from eagle_fsd.recurrent.kinds import layer_types, modeling_module, per_channel
+from eagle_fsd.recurrent.kinds import layer_types, modeling_module
+from eagle_fsd.recurrent.states import check_room
 
 
 class Target:
@@ -97,8 +98,7 @@ class Target:
         self.vocab_size: int = self.lm_head.weight.shape[0]
         self.max_positions = longest_text(self.config)
         self._factor, self._cap = logit_factor(self.config), logit_cap(self.config)
-        # layers of Llama 4 scale queries by where they stand, and ask the cache for that
-        self._places_by_cache = bool(getattr(self.config, "attn_temperature_tuning", False))
+        self._asks_positions = asks_cache_for_positions(self.config)
         self.readout_is_linear = self._cap is None and self.lm_head.bias is None
         devices = set((getattr(model, "hf_device_map", None) or {}).values())
         self._cache_settings = {"types": layer_types(self.config), "pooled": len(devices) < 2}
@@ -193,7 +193,10 @@ class Target:
         parent_N = ancestor_NN = None
         exchanged = nullcontext()
         if self.has_states and N > 1:
-            self._check_room(N)
+            if N > self._roomy:
+                kind = self.config.model_type
+                check_room(self.cache.layers, N, kind=kind, device=self.device)
+                self._roomy = N
             parent_N, ancestor_NN = tree.parent_N, tree.ancestor_NN
             exchanged = exchanged_functions(self._recurrent)
         # 4. One forward.
@@ -231,24 +234,6 @@ class Target:
         hidden_ND, features_NF = self.run(cache, token_N, row_N, position_N, *seen, nodes)
         return self.logits(hidden_ND), features_NF
 
-    def _check_room(self, nodes: int) -> None:
-        """Refuse, by a BadInput, a tree for whose recurrent layers the memory does not suffice."""
-        if nodes <= self._roomy:
-            return
-        channels = per_channel(self.config.model_type)
-        needed = self.cache.tree_bytes(nodes, channels=channels)
-        if self.device.type == "cuda":
-            free, _ = torch.cuda.mem_get_info(self.device)
-        else:
-            free = psutil.virtual_memory().available
-        if needed > free:
-            raise BadInput(
-                f"a draft tree of {nodes} nodes needs some {needed / 2**30:.3g} GiB in the "
-                f"recurrent layers of a target of type {self.config.model_type!r}, and "
-                f"{self.device} has {free / 2**30:.3g} GiB free: give a smaller tree"
-            )
-        self._roomy = nodes
-
     def extend(self, cache: TreeCache, token_N: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Hidden states [N, D] and features [N, F] of the text's next tokens, whose rows join the
         cache."""
@@ -285,7 +270,7 @@ class Target:
             # Drafts beyond the last position lie beyond the budget and are never emitted; clamped,
             # they do not run off a table of learned positions.
             position_N = position_N.clamp_max(self.max_positions - 1)
-        cache.row_N, cache.positions = row_N, position_N if self._places_by_cache else None
+        cache.row_N, cache.positions = row_N, position_N if self._asks_positions else None
         cache.forward = nodes if self.has_states else None
         try:
             hidden_BND, features_BNF = self.hidden_and_features(
@@ -303,23 +288,6 @@ class Target:
     def commit(self, node_A: torch.Tensor) -> None:
         """Keep the cache rows of the accepted path (root first, int64 [A]); drop the rest."""
         self.cache.keep_path(node_A)
-
-    @torch.inference_mode()
-    def rescore(self, prompt: list[int], answer: list[int]) -> tuple[float, float]:
-        """Share of answer tokens that are the argmax in one plain forward over prompt and answer,
-        and their mean log-probability, nats; leaves the sequence being decoded alone. BadInput:
-        logits are no numbers."""
-        ids = torch.tensor([prompt + answer], device=self.device)
-        features_LD = text_body(self.model)(input_ids=ids, use_cache=False).last_hidden_state[0]
-        rows_AD, token_A = features_LD[len(prompt) - 1 : -1], ids[0, len(prompt) :]
-        hits, logp = 0, 0.0
-        for feature_CD, token_C in zip(rows_AD.split(256), token_A.split(256), strict=True):
-            logp_CV = torch.log_softmax(self.logits(feature_CD), dim=-1, dtype=torch.float32)
-            hits += (logp_CV.argmax(-1) == token_C).sum().item()
-            logp += logp_CV.gather(1, token_C[:, None]).sum().item()
-        if math.isnan(logp):
-            raise no_numbers("over an answer")
-        return hits / len(answer), logp / len(answer)
 
     def hidden_and_features(
         self, token_BN: torch.Tensor, **forward

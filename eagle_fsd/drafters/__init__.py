@@ -3,7 +3,7 @@
 settings.py          drafters by name, with their parameters
 eagle.py             dynamic trees of a draft head
 language_model.py    or of a second language model
-growing.py           what these two share; tree_grower.py grows their trees
+growing.py           what these two share, and how EAGLE-2 grows a tree
 ngram.py             what followed the same tokens before in the text (ngram_table.py)
 hybrid.py            both: continuations grafted onto the head's tree
 walk.py              any of them along a text that is known

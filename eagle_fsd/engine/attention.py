@@ -26,7 +26,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from eagle_fsd.decoding.engine import Engine
-from eagle_fsd.decoding.text_model import text_body, text_config
+from eagle_fsd.families.text_model import text_body, text_config
 
 NAME = "eagle_fsd_folded"
 
@@ -101,21 +101,11 @@ def _products(
 
 
 class Rotation:
-    """Cosines, and sines whose first half has the other sign, for all heads:
-    rotate_half(x) sin = roll(x) signed sin. All layers of a forward are given the same two, so the
-    last ones are kept."""
+    """What all layers of a forward multiply queries and keys by, [B, 1, N, d]: cosines, and sines
+    whose first half has the other sign, since rotate_half(x) sin = roll(x) signed_sin. `sin` is
+    what they were made of."""
 
-    def __init__(self):
-        self._last: tuple[torch.Tensor | None, ...] = None, None, None
-
-    def of(self, cos_BNd: torch.Tensor, sin_BNd: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """[B, 1, N, d] both."""
-        given, cos, signed = self._last
-        if given is not sin_BNd:
-            first, second = sin_BNd.chunk(2, -1)
-            cos, signed = cos_BNd[:, None], torch.cat([-first, second], dim=-1)[:, None]
-            self._last = sin_BNd, cos, signed
-        return cos, signed
+    sin = cos = signed_sin = None
 
 
 class RotaryAttention:
@@ -162,8 +152,13 @@ class RotaryAttention:
         H, turned = self._queries, self._queries + self._keys
         states = self._product(hidden_states).view(B, N, -1, self._size).transpose(1, 2)
         part, value = states[:, :turned], states[:, turned:]
-        cos, signed = self._rotation.of(cos, sin)
-        part = torch.addcmul(part * cos, torch.roll(part, self._size // 2, -1), signed)
+        rotation = self._rotation
+        if rotation.sin is not sin:  # this is the forward's first layer
+            first, second = sin.chunk(2, -1)
+            rotation.signed_sin = torch.cat([-first, second], dim=-1)[:, None]
+            rotation.sin, rotation.cos = sin, cos[:, None]
+        rolled = torch.roll(part, self._size // 2, -1)
+        part = torch.addcmul(part * rotation.cos, rolled, rotation.signed_sin)
         query, key = part[:, :H], part[:, H:]
         if past_key_values is not None:
             key, value = past_key_values.update(key, value, self._layer.layer_idx)

@@ -22,9 +22,9 @@ from transformers import PretrainedConfig, PreTrainedModel
 from eagle_fsd.config import BadInput
 from eagle_fsd.decoding.engine import Engine
 from eagle_fsd.decoding.target import Target
-from eagle_fsd.decoding.text_model import text_body
 from eagle_fsd.decoding.tree import DraftTree
-from eagle_fsd.engine.families import TESTED_FAMILIES, check_supported
+from eagle_fsd.families.supported import TESTED_FAMILIES, check_supported
+from eagle_fsd.families.text_model import text_body
 
 PROMPT, SHORT_WINDOW = 300, 200  # tokens
 # 20 children of the root, then two chains of three below the first and the last of them: the tree

@@ -16,6 +16,7 @@ from eagle_fsd.config import SamplingConfig
 from eagle_fsd.decoding import loop
 from eagle_fsd.decoding.loop import DecodeConfig, Generation, Round, StopConfig
 from eagle_fsd.decoding.tree import Drafter
+from eagle_fsd.models.generate import rescore
 from eagle_fsd.models.loaded import Model
 from eagle_fsd.timing import synchronized_time
 
@@ -88,7 +89,7 @@ def _transformers_generate(
 
 def turn_record(model: Model, prompt: list[int], result: Generation, seconds: float) -> dict:
     """One answered turn as JSON: the answer, its time, its rounds, and how the target rates it."""
-    argmax_share, mean_logp = model.target.rescore(prompt, result.tokens)
+    argmax_share, mean_logp = rescore(model.target, prompt, result.tokens)
     return {
         "prompt_tokens": len(prompt),
         "token_ids": result.tokens,

@@ -86,10 +86,9 @@ class ReplayOptions(PluginOptions):
 def run_replay(options: ReplayOptions) -> None:
     """Replay what is missing, and report."""
     from eagle_fsd.decoding.tree import RootDrafter
-    from eagle_fsd.drafters.walk import TOKENS_BEYOND_END
     from eagle_fsd.evaluation.bench import check_lengths
     from eagle_fsd.evaluation.questions import check_same_questions, cut, read_questions, spread
-    from eagle_fsd.evaluation.texts import judge_levels, plain_texts
+    from eagle_fsd.evaluation.texts import TOKENS_BEYOND_END, judge_levels, plain_texts
     from eagle_fsd.models import load
     from eagle_fsd.models.digests import head_digests, target_digests
     from eagle_fsd.models.loaded import Model
@@ -155,7 +154,7 @@ def run_replay(options: ReplayOptions) -> None:
 def read_arms(texts: Sequence[str]) -> "list[Arm]":
     """The arms of --arms, checked."""
     from eagle_fsd.arms import parse_arms
-    from eagle_fsd.drafters.walk import TOKENS_BEYOND_END
+    from eagle_fsd.evaluation.texts import TOKENS_BEYOND_END
 
     arms = parse_arms(texts, tree=tree_name(SMALL_TREE))
     for arm in arms:

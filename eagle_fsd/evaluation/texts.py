@@ -11,6 +11,7 @@ vocabulary, D hidden size, F features.
 
 import math
 from collections import Counter
+from dataclasses import dataclass
 
 import torch
 from tqdm import tqdm
@@ -20,11 +21,11 @@ from eagle_fsd.decoding.acceptance import Policy
 from eagle_fsd.decoding.divergence import divergence
 from eagle_fsd.decoding.loop import DecodeConfig, StopConfig, decode
 from eagle_fsd.decoding.target import Target
-from eagle_fsd.decoding.tree import RootDrafter
+from eagle_fsd.decoding.tree import Drafter, RootDrafter
 from eagle_fsd.drafters.eagle import EagleDrafter
-from eagle_fsd.drafters.walk import TOKENS_BEYOND_END, PlainText, cut
+from eagle_fsd.drafters.walk import walk
 from eagle_fsd.heads.unroll import unroll
-from eagle_fsd.models.generate import Request, complete
+from eagle_fsd.models.generate import Request, complete, rescore
 from eagle_fsd.rules.fsd import Exact
 from eagle_fsd.runs.folder import Run
 
@@ -32,6 +33,59 @@ BATCH = 16  # questions decoded together; a killed run loses at most these
 JUDGED = 32  # positions whose rows over the whole vocabulary are compared at once
 
 Prompts = dict[int | str, list[int]]  # by question id
+# Tokens kept beyond an answer's end: a round's accepted drafts are counted before trimming, so the
+# last rounds look past it. The deepest tree that can be walked has as many levels.
+TOKENS_BEYOND_END = 16
+
+
+@dataclass(frozen=True)
+class PlainText:
+    """A prompt, the plain greedy answer to it, trimmed as the loop does, and TOKENS_BEYOND_END
+    further greedy tokens.
+
+    Attributes:
+        stop_token_ids: that end an answer.
+    """
+
+    prompt: list[int]
+    answer: list[int]
+    beyond: list[int]
+    stop_token_ids: tuple[int, ...] = ()
+
+    @property
+    def ids(self) -> list[int]:
+        return [*self.prompt, *self.answer, *self.beyond]
+
+    @property
+    def roots(self) -> range:
+        """Indices into `ids` of every token that may be a round's root: all of the answer but the
+        last. The first is the one that prefill yields.
+
+        Example, prompt a b, answer c d e, beyond f ..:  ids a b c d e f ..   roots 2 3
+        """
+        return range(len(self.prompt), len(self.prompt) + len(self.answer) - 1)
+
+    @torch.inference_mode()
+    def states(self, target: Target) -> tuple[torch.Tensor, torch.Tensor]:
+        """The target run over it: hidden states after the final norm [L, D], features [L, F]."""
+        ids_L = torch.tensor(self.ids, device=target.device)
+        hidden_1LD, features_1LF = target.hidden_and_features(ids_L[None], use_cache=False)
+        return hidden_1LD[0], features_1LF[0]
+
+    @torch.inference_mode()
+    def rounds(self, drafter: Drafter, features_LF: torch.Tensor) -> list[int]:
+        """Tokens of every round in which exact decoding emits the answer, before trimming."""
+        rounds = walk(drafter, self.ids, self.roots, features_LF, self.stop_token_ids)
+        return [len(path) for _, _, path in rounds]
+
+
+def cut(prompt: list[int], greedy: list[int], stop: StopConfig) -> PlainText | None:
+    """The text for a budget; None if more greedy tokens are needed."""
+    answer, finish = stop.trim([], greedy)
+    beyond = greedy[len(answer) :][:TOKENS_BEYOND_END]
+    if finish is None or len(beyond) < TOKENS_BEYOND_END:
+        return None
+    return PlainText(prompt, answer, beyond, stop.token_ids)
 
 
 def plain_texts(
@@ -76,7 +130,7 @@ def _make(run: Run, target: Target, prompts: Prompts, count: int) -> None:
     made = complete(target, by_length, batch_size=BATCH)
     for request in tqdm(made, total=len(keys), desc="texts"):
         tokens = request.tokens
-        if target.rescore(request.prompt, tokens)[0] < 1:
+        if rescore(target, request.prompt, tokens)[0] < 1:
             tokens = decode(target, RootDrafter(), request.prompt, one_by_one).tokens
         row = {"question_id": keys[request], "prompt_ids": request.prompt, "greedy_ids": tokens}
         run.add("texts", row)

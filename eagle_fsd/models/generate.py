@@ -1,4 +1,5 @@
-"""Sampling from the target for many prompts at once: training answers, and replay's plain texts.
+"""Sampling from the target for many prompts at once, for training answers and replay's plain texts;
+and how the target rates an answer.
 
 The batch stays full: the places of ended rows are given to the next prompts while the others go on.
 Every row draws with uniforms of its own seed, so its text depends on its prompt, temperature and
@@ -8,6 +9,7 @@ Axes: B rows of the batch, H heads, T new columns, C cached columns, R chosen ro
 hidden size.
 """
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -20,6 +22,7 @@ from eagle_fsd.decoding.cache import PreallocatedLayer
 from eagle_fsd.decoding.masks import Masks
 from eagle_fsd.decoding.sampling import draw, no_numbers
 from eagle_fsd.decoding.target import Target
+from eagle_fsd.families.text_model import text_body
 from eagle_fsd.recurrent.states import RecurrentLayer
 
 ROOM = 64  # columns to spare when a cache is made anew
@@ -236,3 +239,21 @@ def complete(
         if batch.rows:
             yield from batch.step()
     yield from (batch.rows[b] for b in batch.going)
+
+
+@torch.inference_mode()
+def rescore(target: Target, prompt: list[int], answer: list[int]) -> tuple[float, float]:
+    """How the target rates an answer in one plain forward over prompt and answer: the share of the
+    answer's tokens that are the argmax, and their mean log-probability, nats. The sequence being
+    decoded is left alone. BadInput: logits are no numbers."""
+    ids = torch.tensor([prompt + answer], device=target.device)
+    hidden_LD = text_body(target.model)(input_ids=ids, use_cache=False).last_hidden_state[0]
+    rows_AD, token_A = hidden_LD[len(prompt) - 1 : -1], ids[0, len(prompt) :]
+    hits, logp = 0, 0.0
+    for hidden_CD, token_C in zip(rows_AD.split(256), token_A.split(256), strict=True):
+        logp_CV = torch.log_softmax(target.logits(hidden_CD), dim=-1, dtype=torch.float32)
+        hits += (logp_CV.argmax(-1) == token_C).sum().item()
+        logp += logp_CV.gather(1, token_C[:, None]).sum().item()
+    if math.isnan(logp):
+        raise no_numbers("over an answer")
+    return hits / len(answer), logp / len(answer)

@@ -10,12 +10,12 @@ from transformers import AutoConfig, AutoTokenizer, PretrainedConfig, PreTrained
 
 from eagle_fsd.config import BadInput, check_known
 from eagle_fsd.decoding.target import Target
-from eagle_fsd.decoding.text_model import longest_text, text_config
 from eagle_fsd.engine import products
-from eagle_fsd.engine.families import check_supported
 from eagle_fsd.engine.select import engines_in_turn
 from eagle_fsd.engine.threads import choose_threads
 from eagle_fsd.engine.trial import checked_target
+from eagle_fsd.families.supported import check_supported
+from eagle_fsd.families.text_model import longest_text, text_config
 from eagle_fsd.heads.draft_head import DraftHead
 from eagle_fsd.heads.files import read_head
 from eagle_fsd.heads.mtp_files import is_mtp, read_mtp

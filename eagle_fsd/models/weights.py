@@ -25,7 +25,7 @@ from transformers import (
 from transformers.utils import logging
 
 from eagle_fsd.config import BadInput
-from eagle_fsd.decoding.text_model import text_body, text_config
+from eagle_fsd.families.text_model import text_body, text_config
 from eagle_fsd.heads.files import UNREADABLE
 from eagle_fsd.heads.mtp_families import without_mtp
 

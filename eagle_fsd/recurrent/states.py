@@ -7,10 +7,13 @@ import weakref
 from collections.abc import Sequence
 from typing import Protocol
 
+import psutil
 import torch
 from transformers.cache_utils import LinearAttentionLayer
 
+from eagle_fsd.config import BadInput
 from eagle_fsd.recurrent.hooks import TreeForward
+from eagle_fsd.recurrent.kinds import per_channel
 from eagle_fsd.recurrent.scans import Stash
 
 
@@ -110,15 +113,26 @@ class RecurrentLayer(LinearAttentionLayer):
         _, heads, first, _ = state.shape
         return 4 * nodes**2 * heads * (3 * (first if channels else 1) + 4)
 
-    @property
-    def state_bytes(self) -> int:
-        """Of the states, which do not grow with the text."""
-        states = [*self.conv_states.values(), *self.recurrent_states.values()]
-        return sum(state.nbytes for state in states if state is not None)
 
-    @property
-    def stash_bytes(self) -> int:
-        """Of what the last tree keeps until its path is known."""
-        kept = [] if self.inputs is None else [self.inputs]
-        kept += [] if self.stash is None else self.stash.tensors
-        return sum(tensor.nbytes for tensor in kept)
+def check_room(layers: Sequence[object], nodes: int, *, kind: str, device: torch.device) -> None:
+    """Refuse, by a BadInput, a tree of so many nodes for whose recurrent layers the memory does not
+    suffice.
+
+    Args:
+        layers: of the cache.
+        kind: the model type.
+    """
+    recurrent = [layer for layer in layers if isinstance(layer, RecurrentLayer)]
+    channels = per_channel(kind)
+    needed = sum(layer.tree_bytes(nodes, channels=channels) for layer in recurrent)
+    needed += max(layer.work_bytes(nodes, channels=channels) for layer in recurrent)
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+    else:
+        free = psutil.virtual_memory().available
+    if needed > free:
+        raise BadInput(
+            f"a draft tree of {nodes} nodes needs some {needed / 2**30:.3g} GiB in the recurrent "
+            f"layers of a target of type {kind!r}, and {device} has {free / 2**30:.3g} GiB free: "
+            "give a smaller tree"
+        )

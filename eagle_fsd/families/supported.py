@@ -3,7 +3,7 @@
 from transformers import PretrainedConfig
 
 from eagle_fsd.config import BadInput
-from eagle_fsd.decoding.text_model import logit_factor, rope_parts, text_config
+from eagle_fsd.families.text_model import logit_factor, rope_parts, text_config
 from eagle_fsd.recurrent.kinds import HYBRID, NOTHING, RECURRENT, check_states, layer_types
 
 # Families whose tree attention the tests check, sliding windows included where they have them.
