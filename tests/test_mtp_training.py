@@ -9,7 +9,6 @@ from functools import cache
 
 import pytest
 import torch
-from commands import load_command
 from reference_unroll import slow_unroll
 from safetensors.torch import load_file, save_file
 from tiny_mtp import write_mtp_target
@@ -81,21 +80,3 @@ def test_what_cannot_be_trained_is_told(checkpoints, data, tmp_path):
     changes = START | {"start": "mtp,own=raw", "recipe": "mtp,feature=1"}
     told = refused(*head_options(folder, data, tmp_path / "a", **changes))
     assert "before its norm is no feature: give feature=0" in told
-    two = write_mtp_target(tmp_path / "two", "qwen2", layers=2).folder
-    told = refused(*head_options(two, data, tmp_path / "b", **START))
-    assert "a head of 2 MTP layers" in told and "can be neither trained nor judged" in told
-
-
-@pytest.mark.processes  # long
-def test_the_scripts_that_made_the_figures(tmp_path, capsys):
-    """A target that is hardly trained, its texts, its layer by level."""
-    made = ["--family", "qwen2", "--output", str(tmp_path / "target"), "--steps", "2"]
-    tiny = load_command("scripts/analysis/tiny_mtp_target.py")
-    tiny.main(made)
-    tiny.main([*made, "--texts", str(tmp_path), "--answers", "2", "--held_out", "9"])
-    texts, levels = tmp_path / "held_out.jsonl", tmp_path / "levels.json"
-    options = ["--target", str(tmp_path / "target"), "--texts", str(texts), "--heads", "mtp"]
-    load_command("scripts/analysis/mtp_levels.py").main([*options, "--output", str(levels)])
-    found = json.loads(levels.read_text())
-    assert found["texts"] == 9 and len(found["heads"]["mtp"]["levels"]) == 6
-    assert "mtp: levels" in capsys.readouterr().out
