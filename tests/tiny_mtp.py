@@ -55,13 +55,13 @@ MIMO = {
 
 @dataclass(frozen=True)
 class Family:
-    """How its checkpoints are: config, prefix of its own tensors and of the decoder layer's ({n}:
-    the target's layers), the names of the former, the order of the projection, and what is added
-    to the weights of norms."""
+    """How its checkpoints are: config, the names of its own tensors, their prefix and that of the
+    decoder layer's ({n}: the number of the target's layers), the order of the projection, and what
+    is added to the weights of norms."""
 
     config: dict
     names: dict
-    own: str
+    prefix: str
     layer: str
     hidden_first: bool = False
     unit: float = 0.0
@@ -82,7 +82,7 @@ FAMILIES = {
     "qwen3_next": apart(LONG_SIZES | QWEN | EXPERTS | {"mlp_only_layers": [0]}),
     "qwen3_5_text": apart(LONG_SIZES | QWEN),
     "qwen3_5_moe_text": apart(LONG_SIZES | QWEN | EXPERTS),
-    "qwen2": Family(SIZES, MIMO, *["model.mtp_layers.{k}."] * 2, hidden_first=True),
+    "qwen2": Family(SIZES, MIMO, *["model.mtp_layers.0."] * 2, hidden_first=True),
 }
 
 
@@ -91,60 +91,53 @@ class Written:
     """A checkpoint's folder, and what it was made of.
 
     Attributes:
-        longer: the model with further layers, those of the MTP layers.
-        own: of each of these the tensors around it, under the names of `Family.names`' keys.
+        longer: the model with one layer more, that of the MTP layer.
+        around: the tensors around this one, under the names of `Family.names`' keys.
         keys: of all its tensors in the file, but for copies of the target's tables.
     """
 
     folder: Path
     family: Family
     longer: PreTrainedModel
-    own: list[dict[str, torch.Tensor]]
+    around: dict[str, torch.Tensor]
     keys: set[str]
 
 
-def longer_config(name: str, more: int, **changes):
+def longer_config(name: str, **changes):
     values = FAMILIES[name].config | changes
-    values |= {"num_hidden_layers": values["num_hidden_layers"] + more}
+    values |= {"num_hidden_layers": values["num_hidden_layers"] + 1}
     if "layer_types" in values:
-        values["layer_types"] = [*values["layer_types"], *["full_attention"] * more]
+        values["layer_types"] = [*values["layer_types"], "full_attention"]
     return AutoConfig.for_model(name, **values)
 
 
-def write_mtp_target(
-    folder: Path, name: str, *, seed: int = 0, layers: int = 1, **changes
-) -> Written:
-    """A random target with MTP layers, and a tokenizer of bytes."""
+def write_mtp_target(folder: Path, name: str, *, seed: int = 0, **changes) -> Written:
+    """A random target with an MTP layer, and a tokenizer of bytes."""
     family = FAMILIES[name]
     changes = {"vocab_size": 258} | changes
     torch.manual_seed(seed)
-    longer = random_model(longer_config(name, layers, **changes), seed=seed)
+    longer = random_model(longer_config(name, **changes), seed=seed)
     longer.save_pretrained(write_target(folder))
-    n = longer.config.num_hidden_layers - layers
+    n = longer.config.num_hidden_layers - 1
     values = json.loads((folder / "config.json").read_text())
     for key in ("layer_types", "mlp_layer_types"):
         if key in values:
             values[key] = values[key][:n]
-    values |= {"num_hidden_layers": n}
-    if "num_nextn_predict_layers" in values:
-        values["num_nextn_predict_layers"] = layers
-    (folder / "config.json").write_text(json.dumps(values))
-    tensors, keys, around = load_file(folder / "model.safetensors"), set(), []
-    for number in range(layers):
-        own = random_parts(family, longer.config.hidden_size, seed=seed + 1 + number)
-        place = {"n": n + number, "k": number}
-        layer, last = family.layer.format(**place), f"model.layers.{n + number}."
-        tensors = {
-            layer + key.removeprefix(last) if key.startswith(last) else key: tensor
-            for key, tensor in tensors.items()
-        }
-        tensors |= {family.own.format(**place) + family.names[key]: own[key] for key in own}
-        keys |= {key for key in tensors if key.startswith((layer, "mtp."))}
-        if family.names is BEHIND:  # as released, the tables a second time
-            tables = ("embed_tokens", "model.embed_tokens"), ("shared_head.head", "lm_head")
-            for table, key in tables:
-                tensors[f"{layer}{table}.weight"] = tensors[f"{key}.weight"].clone()
-        around.append(own)
+    (folder / "config.json").write_text(json.dumps(values | {"num_hidden_layers": n}))
+    around = random_parts(family, longer.config.hidden_size, seed=seed + 1)
+    layer, last = family.layer.format(n=n), f"model.layers.{n}."
+    tensors = {
+        layer + key.removeprefix(last) if key.startswith(last) else key: tensor
+        for key, tensor in load_file(folder / "model.safetensors").items()
+    }
+    tensors |= {family.prefix.format(n=n) + family.names[key]: around[key] for key in around}
+    keys = {key for key in tensors if key.startswith((layer, "mtp."))}
+    if family.names is BEHIND:  # as released, the tables a second time
+        for table, key in (
+            ("embed_tokens", "model.embed_tokens"),
+            ("shared_head.head", "lm_head"),
+        ):
+            tensors[f"{layer}{table}.weight"] = tensors[f"{key}.weight"].clone()
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     return Written(folder, family, longer, around, keys)
 
@@ -152,7 +145,7 @@ def write_mtp_target(
 def random_parts(family: Family, D: int, *, seed: int) -> dict[str, torch.Tensor]:
     """What is around an MTP layer's decoder layer, under the names of `Family.names`' keys."""
     generator = torch.Generator().manual_seed(seed)
-    own = {key: torch.randn(D, generator=generator) * 0.1 for key in ("enorm", "hnorm", "norm")}
-    own = {key: (tensor + 1 - family.unit).bfloat16().float() for key, tensor in own.items()}
+    norms = {key: torch.randn(D, generator=generator) * 0.1 for key in ("enorm", "hnorm", "norm")}
+    norms = {key: (tensor + 1 - family.unit).bfloat16().float() for key, tensor in norms.items()}
     proj = torch.randn(D, 2 * D, generator=generator) * (1.5 / (2 * D) ** 0.5)
-    return own | {"eh_proj": proj.bfloat16().float()}
+    return norms | {"eh_proj": proj.bfloat16().float()}

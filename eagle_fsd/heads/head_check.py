@@ -72,7 +72,7 @@ def check_head(
 def check_mtp(
     name: str | Path, head: MtpHead, target_config: PretrainedConfig, *, target: str
 ) -> HeadCheck:
-    """The page of MTP layers that were read, and so fit; of experts no matrix is judged.
+    """The page of an MTP layer that was read, and so fits; of experts no matrix is judged.
 
     Args:
         name, target: what the page calls them.
@@ -80,12 +80,11 @@ def check_mtp(
     config, tensors = head.config, stored_tensors(head)
     own = ("lm_head",) if config.own_lm_head else ()
     states = {"normed": "after its final norm", "raw": "before its final norm"}
-    every = "run at every level" if config.count == 1 else "each for a level, the last one below"
     lines = [
         ("head", f"{name}: MTP of a checkpoint of type {config.target.model_type}, drafter mtp"),
         (
             "layers",
-            f"{config.count} of {config.hidden_size:,} channels, {every}; "
+            f"1 of {config.hidden_size:,} channels, run at every level; "
             f"{config.num_attention_heads} attention heads",
         ),
         ("weights", _counted(tensors, own)),

@@ -1,14 +1,14 @@
-"""Multi-token-prediction (MTP) layers inside checkpoints: of which families, under which keys, and
-with which of transformers' layers they run.
+"""The multi-token-prediction (MTP) layer inside checkpoints: of which families, under which keys,
+and with which of transformers' layers it runs.
 
 A checkpoint of these families holds, beside the target, a layer that predicts one token further:
 
-    families                        keys of the MTP layer of number k; n = target's layers + k
+    families                        keys of the MTP layer; n = the number of the target's layers
     DeepSeek-V3, GLM-4.5 to 4.7     model.layers.n.{enorm,hnorm,eh_proj,shared_head.norm}, and the
                                     decoder layer under model.layers.n.
     Qwen3-Next, Qwen3.5 to 3.8      mtp.{pre_fc_norm_embedding,pre_fc_norm_hidden,fc,norm}, and the
-                                    decoder layer under mtp.layers.k.
-    MiMo-7B, with a config of       model.mtp_layers.k.{token_layernorm,hidden_layernorm,input_proj,
+                                    decoder layer under mtp.layers.0.
+    MiMo-7B, with a config of       model.mtp_layers.0.{token_layernorm,hidden_layernorm,input_proj,
     type qwen2                      final_layernorm}, and a Qwen2 layer beside them
 
 The keys are those of transformers 5.23 (conversion_mapping.py, "MtpModel"), for Qwen and MiMo those
@@ -19,14 +19,14 @@ Qwen's the norms' factor is 1 + weight, the attention's queries have a gate.
 
 import copy
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 
 from transformers import PretrainedConfig
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Names of an MTP layer's tensors, with {n} and {k} for its number (see above).
+    """Names of an MTP layer's tensors, with {n} for the number of layers before it (see above).
 
     Attributes:
         enorm, hnorm, eh_proj, norm: what norms the embedding and the hidden state, projects both
@@ -35,7 +35,6 @@ class Layout:
         layer: what those of the decoder layer's own tensors begin with.
         embedding, lm_head: where a checkpoint keeps these a second time.
         hidden_first: the projection reads [hidden, embedding] and not [embedding, hidden].
-        several: it holds as many layers as one likes, each with all of its own.
     """
 
     enorm: str
@@ -47,7 +46,11 @@ class Layout:
     embedding: str = ""
     lm_head: str = ""
     hidden_first: bool = False
-    several: bool = True
+
+    def after(self, layers: int) -> "Layout":
+        """The names behind so many decoder layers."""
+        names = {key: value for key, value in asdict(self).items() if isinstance(value, str)}
+        return replace(self, **{key: name.format(n=layers) for key, name in names.items()})
 
 
 BEHIND = Layout(
@@ -66,17 +69,16 @@ APART = Layout(
     eh_proj="mtp.fc.weight",
     norm="mtp.norm.weight",
     every="mtp.",
-    layer="mtp.layers.{k}.",
+    layer="mtp.layers.0.",
     embedding="mtp.embed_tokens.weight",
-    several=False,
 )
 MIMO = Layout(
-    enorm="model.mtp_layers.{k}.token_layernorm.weight",
-    hnorm="model.mtp_layers.{k}.hidden_layernorm.weight",
-    eh_proj="model.mtp_layers.{k}.input_proj.weight",
-    norm="model.mtp_layers.{k}.final_layernorm.weight",
-    every="model.mtp_layers.{k}.",
-    layer="model.mtp_layers.{k}.",
+    enorm="model.mtp_layers.0.token_layernorm.weight",
+    hnorm="model.mtp_layers.0.hidden_layernorm.weight",
+    eh_proj="model.mtp_layers.0.input_proj.weight",
+    norm="model.mtp_layers.0.final_layernorm.weight",
+    every="model.mtp_layers.",
+    layer="model.mtp_layers.0.",
     hidden_first=True,
 )
 # By the model type of a text model's config
@@ -93,19 +95,9 @@ FAMILIES = {
 COUNTS = ("num_mtp_layers", "num_nextn_predict_layers", "mtp_num_hidden_layers")
 
 
-def stored_name(template: str, layer: int, target_layers: int) -> str:
-    """A name of a Layout for the MTP layer of that number."""
-    return template.format(k=layer, n=target_layers + layer)
-
-
-def stored_layers(layout: Layout, keys: Iterable[str], target_layers: int) -> int:
-    """How many MTP layers there are under these keys."""
-    held, count = set(keys), 0
-    while stored_name(layout.eh_proj, count, target_layers) in held:
-        count += 1
-        if not layout.several:
-            break
-    return count
+def counted_layers(config: PretrainedConfig) -> int:
+    """How many MTP layers a text model's config counts, at least one."""
+    return max(1, *(getattr(config, name, None) or 0 for name in COUNTS))
 
 
 def without_mtp(keys: Iterable[str], config: PretrainedConfig) -> list[str]:
@@ -114,25 +106,24 @@ def without_mtp(keys: Iterable[str], config: PretrainedConfig) -> list[str]:
     keys, layout = list(keys), FAMILIES.get(config.model_type)
     if layout is None:
         return keys
-    n = config.num_hidden_layers
-    layers = range(stored_layers(layout, keys, n))
-    mine = tuple(stored_name(layout.every, layer, n) for layer in layers)
-    return [key for key in keys if not key.startswith(mine)]
+    first = config.num_hidden_layers
+    layers = [layout.after(n) for n in range(first, first + counted_layers(config))]
+    starts = tuple(layer.every for layer in layers if layer.eh_proj in keys)
+    return [key for key in keys if not key.startswith(starts)]
 
 
-def layers_config(config: PretrainedConfig, count: int) -> PretrainedConfig:
-    """A config with which the family's model class makes the decoder layers of `count` MTP layers
-    in the place of its own, numbered from 0: all with full attention, and with experts where the
-    family has any."""
-    own = copy.deepcopy(config)
-    own.num_hidden_layers = count
+def layer_config(config: PretrainedConfig) -> PretrainedConfig:
+    """A config with which the family's model class makes the decoder layer of an MTP layer in the
+    place of its own: with full attention, and with experts where the family has any."""
+    only = copy.deepcopy(config)
+    only.num_hidden_layers = 1
     for name, value in (
-        ("layer_types", ["full_attention"] * count),
-        ("mlp_layer_types", ["sparse"] * count),
+        ("layer_types", ["full_attention"]),
+        ("mlp_layer_types", ["sparse"]),
         ("first_k_dense_replace", 0),
         ("mlp_only_layers", []),
         ("decoder_sparse_step", 1),
     ):
-        if getattr(own, name, None) is not None:
-            setattr(own, name, value)
-    return own
+        if getattr(only, name, None) is not None:
+            setattr(only, name, value)
+    return only

@@ -44,8 +44,6 @@ def begun_head(
     head = load.load_head(start, target_config, target=target).float().train()
     if head.config.head_type != head_type:
         raise BadInput(f"--start {start}: give --head_type {head.config.head_type}")
-    if isinstance(head, MtpHead):
-        head.config.check_one()
     if head.embed_tokens is not None:
         raise BadInput(
             f"--start {start}: the head has its own embedding, and training takes the target's: "
