@@ -9,7 +9,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -107,11 +107,25 @@ def held_interrupt() -> Iterator[Callable[[], bool]]:
         signal.signal(signal.SIGINT, before)
 
 
-def option(default, help: str):
-    """A dataclass field with its help text; of a list every instance has its own."""
+def option(default, help: str, *, may_change: bool = False):
+    """A dataclass field with its help text; of a list every instance has its own.
+
+    Args:
+        may_change: a run that is there goes on although the option is another now.
+    """
+    metadata = {"help": help, "may_change": may_change}
     if isinstance(default, list):
-        return field(default_factory=default.copy, metadata={"help": help})
-    return field(default=default, metadata={"help": help})
+        return field(default_factory=default.copy, metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
+def changeable(*options: object) -> frozenset[str]:
+    """Names of the options that may change from one session of a run to the next; where it lies,
+    and where a plug-in does, always may."""
+    free = {"output", "plugin"}
+    for group in options:
+        free |= {field.name for field in fields(group) if field.metadata.get("may_change")}
+    return frozenset(free)
 
 
 @dataclass
@@ -148,28 +162,34 @@ class BenchOptions:
         ],
         "The arms to compare, each as rule[:value][,field=value][@drafter[:tree]]; see "
         "docs/evaluate.md.",
+        may_change=True,
     )
     output: str = option("runs/bench", "The folder that the run is written to.")
     questions: int | None = option(
-        None, "The number of questions, spread evenly over the categories. Not given: all."
+        None,
+        "The number of questions, spread evenly over the categories. Not given: all.",
+        may_change=True,
     )
     turns: int = option(0, "The number of turns of each question that are asked. 0: all.")
     generate_questions: int | None = option(
-        None, "The number of questions that the slow arm `generate` answers. Not given: all."
+        None,
+        "The number of questions that the slow arm `generate` answers. Not given: all.",
+        may_change=True,
     )
     num_choices: int = option(
-        1, "The number of answers of every arm to every question, each with a seed of its own."
+        1,
+        "The number of answers of every arm to every question, each with a seed of its own.",
+        may_change=True,
     )
     max_new_tokens: int = option(128, "The most tokens that an answer may have.")
     quality_only: bool = option(
-        False,
-        "Measure no speeds, so that other processes may use the machine, and record the divergence "
-        "at every place.",
+        False, "Measure no speeds, so that other processes may use the machine.", may_change=True
     )
     traces: int = option(
         0,
         "The number of questions, spread over the categories, whose draft trees are kept for the "
         "report.",
+        may_change=True,
     )
 
     def __post_init__(self):
@@ -215,17 +235,17 @@ class ModelOptions(PluginOptions):
     )
     engine: str = option(
         "auto",
-        "How forwards are run: packed or compiled on a CPU, graphs on CUDA, folded or stock "
-        "anywhere; auto takes the fastest of those that need no compiling or recording.",
+        "How forwards are run: packed or compiled on a CPU, folded or stock anywhere; auto takes "
+        "the fastest of those that need no compiling.",
     )
 
     def __post_init__(self):
         import torch
 
         from eagle_fsd.engine.select import choose_engine
-        from eagle_fsd.models.load import DTYPES, default_dtype
+        from eagle_fsd.models.load import DTYPES, default_device, default_dtype
 
-        self.device = self.device or ("cuda" if torch.cuda.is_available() else "cpu")
+        self.device = self.device or default_device()
         self.dtype = self.dtype or default_dtype(self.device)
         choose_engine(self.engine, device=self.device, dtype=DTYPES.get(self.dtype, torch.float32))
         self.tree = tree_name(parse_tree(self.tree) if self.tree else default_tree(self.device))

@@ -29,6 +29,7 @@ class MTBenchOptions(BenchOptions):
         None,
         "The number of questions, spread evenly over the categories. Not given: all, but on a CPU "
         f"{ON_CPU} of MT-Bench.",
+        may_change=True,
     )
 
 

@@ -18,7 +18,14 @@ from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
 
-from eagle_fsd.cli import BenchOptions, ModelOptions, SamplingOptions, option, run_command
+from eagle_fsd.cli import (
+    BenchOptions,
+    ModelOptions,
+    SamplingOptions,
+    changeable,
+    option,
+    run_command,
+)
 from eagle_fsd.config import DEFAULT_ARM, BadInput, check_least
 from eagle_fsd.evaluation.questions import cut, read_questions, spread
 
@@ -37,17 +44,19 @@ class SpeedOptions(BenchOptions):
     output: str = option("runs/speed", "The folder that the run is written to.")
     question_file: str = option("", "A question.jsonl in FastChat's format. Empty: MT-Bench's.")
     questions: int | None = option(
-        None, "The number of questions. Not given: all, but 16 of MT-Bench."
+        None, "The number of questions. Not given: all, but 16 of MT-Bench.", may_change=True
     )
     turns: int = option(1, "The number of turns of each question that are asked. 0: all.")
-    num_choices: int = option(3, "How often every arm answers every question.")
+    num_choices: int = option(3, "How often every arm answers every question.", may_change=True)
     arms: list[str] = option(
         ["generate", "plain", "exact", DEFAULT_ARM, "exact@hybrid", "exact@ngram"],
         "The arms to time; see docs/evaluate.md. generate_compiled needs a C++ compiler.",
+        may_change=True,
     )
     context: list[int] = option(
         [200],
         "The lengths of prompts, in tokens, at which rounds are profiled and forwards timed.",
+        may_change=True,
     )
     step_repeats: int = option(20, "The number of measurements of every single forward.")
 
@@ -62,7 +71,7 @@ class SpeedOptions(BenchOptions):
 def run_speed(
     options: SpeedOptions, sampling: SamplingOptions, model_options: ModelOptions
 ) -> None:
-    from eagle_fsd.evaluation.bench import MAY_CHANGE, Bench
+    from eagle_fsd.evaluation.bench import Bench
     from eagle_fsd.evaluation.report.report_tables import report_bench
     from eagle_fsd.evaluation.tables import columns, markdown_table
     from eagle_fsd.runs.folder import Run
@@ -74,13 +83,13 @@ def run_speed(
     check_room(options, model_options.target)
     questions = cut(spread(read_questions(options.question_file), options.questions), options.turns)
     name = f"Speed on {Path(options.question_file).name or 'MT-Bench'}"
-    bench = Bench(name, "speed", questions, options, sampling, model_options, free={"context"})
+    bench = Bench(name, "speed", questions, options, sampling, model_options)
     bench.answer_all()
     rounds, single = profile_contexts(
         Run(
             bench.run.folder / "rounds",
             bench.run.settings,
-            free=MAY_CHANGE | {"context"},
+            free=changeable(options),
             key=itemgetter("arm", "context"),
         ),
         lambda: bench.model,

@@ -20,24 +20,27 @@ from eagle_fsd.evaluation.questions import check_same_questions, cut, spread
 from eagle_fsd.tasks.scorers import SCORERS, check_scorable
 from eagle_fsd.tasks.task_sources import SOURCES, read_task
 
-# They change scores, not answers.
-MAY_CHANGE = ("scorer", "execute_code", "without_isolation", "rescore")
-
 
 @dataclass
 class TaskOptions(BenchOptions):
     output: str = option("runs/task", "The folder that the run is written to.")
     task: str = option("", f"The task: {SOURCES}.")
     scorer: str = option(
-        "", f"The scorer: one of {', '.join(SCORERS)}. Empty: the task's usual one."
+        "",
+        f"The scorer: one of {', '.join(SCORERS)}. Empty: the task's usual one.",
+        may_change=True,
     )
     execute_code: bool = option(
-        False, "Let the scorer humaneval run the code of the answers, isolated by bubblewrap."
+        False,
+        "Let the scorer humaneval run the code of the answers, isolated by bubblewrap.",
+        may_change=True,
     )
     without_isolation: bool = option(
-        False, "Run that code even where bubblewrap is missing, without isolation."
+        False, "Run that code even where bubblewrap is missing, without isolation.", may_change=True
     )
-    rescore: bool = option(False, "Score the records of --output again; no model is loaded.")
+    rescore: bool = option(
+        False, "Score the records of --output again; no model is loaded.", may_change=True
+    )
     max_new_tokens: int = option(256, "The most tokens that an answer may have.")
 
     def __post_init__(self):
@@ -68,7 +71,7 @@ def run_task(options: TaskOptions, sampling: SamplingOptions, model_options: Mod
         print(f"\n{score_run(records, questions, scorer, options.output)[0]}")
         return
     name = Path(options.task.rpartition(":")[2]).name
-    bench = Bench(name, "tasks", questions, options, sampling, model_options, free=MAY_CHANGE)
+    bench = Bench(name, "tasks", questions, options, sampling, model_options)
     bench.answer_all()
     if bench.processes.is_main:
         text, compared = score_run(bench.records(), questions, scorer, options.output)

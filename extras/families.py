@@ -29,6 +29,7 @@ from pathlib import Path
 
 import torch
 import transformers
+from eagle_fsd.decoding.drafter import GREEDY, Drafter
 from families_tables import write_tables
 from tiny_families import FAMILIES, VOCAB, has_window, tiny_config, tiny_model
 from tqdm import tqdm
@@ -36,7 +37,6 @@ from tqdm import tqdm
 from eagle_fsd.arms import parse_arm
 from eagle_fsd.cli import option, run_command
 from eagle_fsd.config import BadInput, SamplingConfig, TreeConfig, check_known
-from eagle_fsd.decoding.drafter import GREEDY, Drafter
 from eagle_fsd.decoding.loop import DecodeConfig, StopConfig, decode
 from eagle_fsd.decoding.target import Target
 from eagle_fsd.decoding.tree import DraftTree

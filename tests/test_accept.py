@@ -10,6 +10,8 @@ from dataclasses import asdict, fields, replace
 
 import pytest
 import torch
+from eagle_fsd.decoding.rule import Guard, Rule
+from eagle_fsd.rules.suffix import Asd, Fly
 from fake_cuda import on_cuda
 from reference_accept import (
     REFERENCE_DIVERGENCES,
@@ -23,9 +25,7 @@ from reference_accept import (
 from eagle_fsd.arms import parse_arm
 from eagle_fsd.config import BadInput, SamplingConfig
 from eagle_fsd.decoding.acceptance import Acceptance, Policy, accept
-from eagle_fsd.decoding.columns import Rows
 from eagle_fsd.decoding.divergence import DIVERGENCES, INFINITE_OUTSIDE
-from eagle_fsd.decoding.rule import Guard, Rule
 from eagle_fsd.decoding.tree import DraftTree
 from eagle_fsd.decoding.verified import VerifiedTree
 from eagle_fsd.rules import RULES
@@ -36,7 +36,6 @@ from eagle_fsd.rules.guards import Ends, First, Js, Known, Loop, NoRepeat
 from eagle_fsd.rules.hold import ADAPTED_RULES, MEMORY, Hold
 from eagle_fsd.rules.price import PathRule, Ratio
 from eagle_fsd.rules.rejection import Rejection
-from eagle_fsd.rules.suffix import Asd, Fly
 from eagle_fsd.rules.thresholds import Relaxed, Typical
 
 INF = math.inf

@@ -12,6 +12,7 @@ import pytest
 import reference_mtp
 import torch
 from answers import TREES, assert_same, run
+from eagle_fsd.decoding.drafter import RootDrafter
 from reference_tree import grow, paths
 from safetensors.torch import load_file, save_file
 from tiny import prompt_tokens
@@ -21,7 +22,6 @@ from transformers.generation.candidate_generator import MTPCandidateGenerator
 
 import eagle_fsd
 from eagle_fsd.config import BadInput, TreeConfig
-from eagle_fsd.decoding.drafter import RootDrafter
 from eagle_fsd.decoding.target import Target
 from eagle_fsd.drafters.eagle import head_drafter
 from eagle_fsd.drafters.hybrid import HybridDrafter

@@ -10,12 +10,12 @@ import pytest
 import reference_head
 import torch
 from answers import run
+from eagle_fsd.decoding.drafter import RootDrafter
 from head_files import SIZES, SPECFORGE, D, R, TargetShape, V, save
 from published_heads import AUX, MODELOPT, WIDE, published, tensors_of, without
 from tiny import EAGER, PUBLISHED, prompt_tokens, target_and_head
 
 from eagle_fsd.config import BadInput, TreeConfig
-from eagle_fsd.decoding.drafter import RootDrafter
 from eagle_fsd.decoding.target import Target
 from eagle_fsd.drafters.eagle import EagleDrafter
 from eagle_fsd.engine.select import ENGINES

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from answers import TREES, assert_same, by_generate, run
+from eagle_fsd.decoding.drafter import RootDrafter
 from test_target import largest_error, path_to, random_tree
 from tiny import NoisyTargetDrafter, prompt_tokens, tiny_head, tiny_target
 from tiny_folder import write_target
@@ -22,7 +23,6 @@ from transformers.models.qwen3_5 import modeling_qwen3_5
 
 import eagle_fsd
 from eagle_fsd.config import BadInput
-from eagle_fsd.decoding.drafter import RootDrafter
 from eagle_fsd.decoding.target import Target
 from eagle_fsd.decoding.tree import DraftTree
 from eagle_fsd.drafters.eagle import EagleDrafter
@@ -30,9 +30,9 @@ from eagle_fsd.drafters.hybrid import HybridDrafter
 from eagle_fsd.drafters.language_model import LanguageModelDrafter
 from eagle_fsd.drafters.ngram import NgramDrafter
 from eagle_fsd.drafters.settings import NgramSettings
-from eagle_fsd.families.supported import check_supported
 from eagle_fsd.engine.select import ENGINES
 from eagle_fsd.engine.trial import check_tree_attention
+from eagle_fsd.families.supported import check_supported
 from eagle_fsd.models.generate import Request, complete
 from eagle_fsd.recurrent.kinds import FAMILIES, REFUSED
 

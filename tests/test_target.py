@@ -35,11 +35,11 @@ from transformers import (
 from eagle_fsd.config import BadInput
 from eagle_fsd.decoding.cache import TreeCache
 from eagle_fsd.decoding.target import Target
-from eagle_fsd.families.text_model import text_body
 from eagle_fsd.decoding.tree import DraftTree
-from eagle_fsd.families.supported import TESTED_FAMILIES
 from eagle_fsd.engine.select import ENGINES
 from eagle_fsd.engine.trial import check_tree_attention
+from eagle_fsd.families.supported import TESTED_FAMILIES
+from eagle_fsd.families.text_model import text_body
 
 V = SIZES["vocab_size"]
 LONG = 3 * WINDOW + 2  # a prefix longer than the sliding window

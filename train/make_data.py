@@ -18,7 +18,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from eagle_fsd.cli import option, run_command
+from eagle_fsd.cli import changeable, option, run_command
 from eagle_fsd.config import BadInput, SamplingConfig, check_least
 from eagle_fsd.training.prompts import SELF, parse_weights
 
@@ -43,19 +43,23 @@ class DataOptions:
         [0.0, 0.0, 0.7, 1.0],
         "The sampling temperatures, of which each dialogue draws one; 0 is greedy.",
     )
-    dialogues: int = option(0, "Stop after this many dialogues. 0: no limit.")
+    dialogues: int = option(0, "Stop after this many dialogues. 0: no limit.", may_change=True)
     answer_tokens: int = option(
-        0, "Begin no dialogue that would exceed this many answer tokens in all. 0: no limit."
+        0,
+        "Begin no dialogue that would exceed this many answer tokens in all. 0: no limit.",
+        may_change=True,
     )
     minutes: float = option(
         0.0,
         "End after these minutes, those of earlier sessions included; answers under way are cut "
         "there. 0: no limit.",
+        may_change=True,
     )
     features: str = option(
         "",
         "A folder that keeps the target's states, for train_head.py's --features. Empty: they are "
         "not kept.",
+        may_change=True,
     )
     max_new_tokens: int = option(
         400, "The most tokens that an answer may have; a longer one is cut and ends there."
@@ -70,9 +74,12 @@ class DataOptions:
         0,
         "The number of dialogues at a time; lower it if memory ends. 0: 512 on CUDA, 128 on a CPU, "
         "and 32 on a CPU with less than 15 minutes.",
+        may_change=True,
     )
     seed: int = option(0, "The seed of prompts, mixture and sampling.")
-    device: str = option("", "The torch device. Empty: cuda if there is one, else cpu.")
+    device: str = option(
+        "", "The torch device. Empty: cuda if there is one, else cpu.", may_change=True
+    )
     dtype: str = option(
         "",
         "The dtype: bfloat16, float16 or float32. Empty: bfloat16 where the hardware multiplies "
@@ -80,9 +87,9 @@ class DataOptions:
     )
 
     def __post_init__(self):
-        import torch
+        from eagle_fsd.models.load import default_device
 
-        self.device = self.device or ("cuda" if torch.cuda.is_available() else "cpu")
+        self.device = self.device or default_device()
         # on one thread of a CPU 128 rows take 4.3 ms a token, 32 take 4.9; but nothing is finished
         # before all rows have said their first turn
         on_cpu = 32 if 0 < self.minutes < 15 else 128
@@ -131,11 +138,10 @@ def make_data(options: DataOptions) -> None:
         chat.user_prefix()  # refuses a template without
     digests = target_digests(options.target)
     read = {"prompts": digest([sources, excluded])}  # files may change
-    budgets = ("dialogues", "answer_tokens", "minutes")
     run = Run(
         options.output,
         asdict(options) | digests | read,
-        free=("output", "features", *budgets, "batch_size", "device"),
+        free=changeable(options),
         key=itemgetter("id"),
         processes=processes,
     )

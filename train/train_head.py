@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field
 from operator import itemgetter
 from typing import TYPE_CHECKING, Literal
 
-from eagle_fsd.cli import option, run_command
+from eagle_fsd.cli import changeable, option, run_command
 from eagle_fsd.config import SMALL_TREE, BadInput, check_least, check_seed, tree_name
 from eagle_fsd.training.recipe import parse_recipe
 
@@ -34,7 +34,9 @@ LARGE_SHARE = 1 / 4  # of the dialogues; to hold out more than it is warned of
 
 @dataclass
 class TrainOptions:
-    data: list[str] = field(metadata={"help": "Folders of make_data.py, or its files."})
+    data: list[str] = field(
+        metadata={"help": "Folders of make_data.py, or its files.", "may_change": True}
+    )
     output: str = field(metadata={"help": "The folder of the head, its state and its log."})
     target: str = option(
         "smollm2", "The target: smollm2 (embedded), a folder, a .gguf file or a hub id."
@@ -107,7 +109,9 @@ class TrainOptions:
         "auto",
         "bf16 is mixed precision, no is float32; auto takes bf16 where the hardware multiplies it.",
     )
-    save_minutes: float = option(5.0, "The minutes between saves from which a killed run goes on.")
+    save_minutes: float = option(
+        5.0, "The minutes between saves from which a killed run goes on.", may_change=True
+    )
     seed: int = option(0, "The seed of initialisation, order and noise.")
 
     def __post_init__(self):
@@ -221,7 +225,7 @@ def opened_run(options: TrainOptions, digests: dict, accelerator: "Accelerator")
     return Run(
         options.output,
         asdict(options) | digests | read,
-        free=("output", "data", "save_minutes", "device"),
+        free=changeable(options) | {"device"},
         key=itemgetter("step"),
         processes=processes,
     )

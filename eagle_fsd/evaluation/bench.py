@@ -12,7 +12,6 @@ traces/ARM.jsonl    the rounds of chosen answers
 import time
 import uuid
 import zlib
-from collections.abc import Collection
 from dataclasses import asdict, replace
 from functools import cached_property
 from pathlib import Path
@@ -20,7 +19,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from eagle_fsd.arms import COMPILED, Arm, parse_arms
-from eagle_fsd.cli import BenchOptions, ModelOptions, SamplingOptions
+from eagle_fsd.cli import BenchOptions, ModelOptions, SamplingOptions, changeable
 from eagle_fsd.config import BadInput
 from eagle_fsd.decoding.tree import Drafter
 from eagle_fsd.evaluation.answering import answer_prompt, turn_record
@@ -34,9 +33,6 @@ from eagle_fsd.runs.processes import Processes
 from eagle_fsd.timing import check_timing_alone, rotated
 
 # what a run may be continued with, although it differs
-MAY_CHANGE = {"arms", "questions", "generate_questions", "num_choices", "traces"}
-MAY_CHANGE |= {"output", "quality_only", "plugin"}  # a plugin's place: its digest may not
-
 BAR_WIDTH = 36  # of an arm in the progress bar, whose line may be cut where a terminal ends
 
 Job = tuple[Question, Arm, int]  # an answer to be made; the number is the choice's
@@ -48,7 +44,6 @@ class Bench:
     Args:
         name: of the question set, for the progress bar.
         command: a folder is of one command.
-        free: further settings that a run may be continued with.
 
     Raises:
         BadInput: see Run and parse_arms; arms that cannot sample as asked; no such number of
@@ -63,8 +58,6 @@ class Bench:
         options: BenchOptions,
         sampling: SamplingOptions,
         model_options: ModelOptions,
-        *,
-        free: Collection[str] = (),
     ):
         self.arms = parse_arms(options.arms, tree=model_options.tree)
         self.name, self.questions = name, questions
@@ -78,9 +71,8 @@ class Bench:
         self.processes = Processes.launched(cpu=model_options.device == "cpu")
         settings = {"command": command} | asdict(options) | asdict(sampling)
         settings |= asdict(model_options) | model_options.digests()
-        self.run = Run(
-            options.output, settings, free=MAY_CHANGE.union(free), processes=self.processes
-        )
+        free = changeable(options, sampling, model_options)
+        self.run = Run(options.output, settings, free=free, processes=self.processes)
         for records in self.run.records.values():
             check_same_questions(records.values(), questions)
 

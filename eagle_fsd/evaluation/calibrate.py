@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from tqdm import tqdm
 
-from eagle_fsd.cli import ModelOptions, SamplingOptions, option
+from eagle_fsd.cli import ModelOptions, SamplingOptions, changeable, option
 from eagle_fsd.config import BadInput, SamplingConfig, check_least
 from eagle_fsd.runs.folder import Run
 
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from eagle_fsd.models.loaded import Model
     from eagle_fsd.stats import Interval
 
-MAY_CHANGE = frozenset(("cost", "arms", "questions", "verify", "output", "device", "plugin"))
 PREDICTED, MEASURED = "predicted", "measured"  # records/
 
 
@@ -39,21 +38,26 @@ class CalibrateOptions:
         0.03,
         "The cost that is tolerated: the mean regret of a token in nats; above temperature 0 the "
         "mean total variation.",
+        may_change=True,
     )
     arms: list[str] = option(
         [f"path:{price}" for price in (0.1, 0.2, 0.35, 0.5, 0.77, 1.25, 2.0)]
         + [f"ratio:{limit}" for limit in (0.25, 0.5, 1.0, 1.5, 2.0, 3.0)]
         + [f"fsd:{threshold}" for threshold in (0.1, 0.2, 0.3, 0.35, 0.4, 0.45)],
         "The arms to choose from; all must have the same drafter.",
+        may_change=True,
     )
     question_file: str = option("", "A question.jsonl in FastChat's format. Empty: MT-Bench's.")
     questions: int | None = option(
         None,
         "The number of questions, of which the first turn is asked; every second one is kept for "
         "verifying. Not given: all, but 16 of MT-Bench.",
+        may_change=True,
     )
     verify: int = option(
-        1, "The number of arms that are verified: the chosen one, and others over the range."
+        1,
+        "The number of arms that are verified: the chosen one, and others over the range.",
+        may_change=True,
     )
     max_new_tokens: int = option(128, "The most tokens that an answer may have.")
     output: str = option("runs/calibrate", "The folder that the run is written to.")
@@ -196,7 +200,7 @@ class Calibration:
         self.halves = {PREDICTED: questions[::2], MEASURED: questions[1::2]}
         settings = {"command": "calibrate"} | asdict(options) | asdict(sampling)
         settings |= asdict(model_options) | model_options.digests()
-        self.run = Run(options.output, settings, free=MAY_CHANGE)
+        self.run = Run(options.output, settings, free=changeable(options, model_options))
         for records in self.run.records.values():
             check_same_questions(records.values(), questions, turns=1)
 

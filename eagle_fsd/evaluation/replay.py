@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from tqdm import tqdm
 
-from eagle_fsd.cli import PluginOptions, option
+from eagle_fsd.cli import PluginOptions, changeable, option
 from eagle_fsd.config import SMALL_TREE, BadInput, parse_tree, tree_name
 from eagle_fsd.runs.folder import Run
 from eagle_fsd.runs.provenance import digest, source_digest, without_checkout
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from eagle_fsd.models.loaded import Model
 
 LEVELS = 6  # of the table by level
-# what a run may be continued with, although it differs
-MAY_CHANGE = frozenset(("heads", "device", "questions", "texts", "output", "plugin"))
 ARM_NOTE = (
     "Tokens per round are those of real decoding in float32, except where logits tie. Brackets "
     "hold 95 % intervals over questions."
@@ -38,13 +36,17 @@ LEVEL_NOTE = (
 @dataclass
 class ReplayOptions(PluginOptions):
     heads: list[str] = option(
-        [], "The draft heads: folders or hub ids. Empty: the one that ships for smollm2."
+        [],
+        "The draft heads: folders or hub ids. Empty: the one that ships for smollm2.",
+        may_change=True,
     )
     target: str = option(
         "smollm2", "The target: smollm2 (embedded), a folder, a .gguf file or a hub id."
     )
     dtype: str = option("float32", "The dtype; a replay equals decoding in float32 only.")
-    device: str = option("", "The torch device. Empty: cuda if there is one, else cpu.")
+    device: str = option(
+        "", "The torch device. Empty: cuda if there is one, else cpu.", may_change=True
+    )
     conv_template: str = option(
         "", "The name of a FastChat template, for a target that has no chat template of its own."
     )
@@ -53,6 +55,7 @@ class ReplayOptions(PluginOptions):
         None,
         "The number of questions, spread over the categories, of which the first turn is asked. "
         "Not given: all.",
+        may_change=True,
     )
     max_new_tokens: int = option(128, "The most tokens that an answer may have.")
     arms: list[str] = option(
@@ -61,21 +64,21 @@ class ReplayOptions(PluginOptions):
         "name none.",
     )
     texts: str = option(
-        "", "The folder of the target's stored texts. Empty: one for this target and this code."
+        "",
+        "The folder of the target's stored texts. Empty: one for this target and this code.",
+        may_change=True,
     )
     output: str = option("runs/replay", "The folder that the run is written to.")
 
     def __post_init__(self):
-        import torch
-
         from eagle_fsd.decoding.loop import StopConfig
         from eagle_fsd.models.assets import EMBEDDED_TARGET
-        from eagle_fsd.models.load import check_device, default_head
+        from eagle_fsd.models.load import check_device, default_device, default_head
         from eagle_fsd.models.loaded import template_stops
 
         StopConfig(self.max_new_tokens)  # its own check
         template_stops(self.conv_template)  # its name is checked
-        self.device = self.device or ("cuda" if torch.cuda.is_available() else "cpu")
+        self.device = self.device or default_device()
         check_device(self.device, self.dtype)
         self.heads = list(dict.fromkeys(self.heads or [default_head(EMBEDDED_TARGET)]))
         kind = [self.target, self.dtype, self.conv_template, source_digest()]
@@ -103,7 +106,7 @@ def run_replay(options: ReplayOptions) -> None:
     identity = {key: asdict(options)[key] for key in ("target", "dtype", "conv_template")}
     store = Run(options.texts, identity | digests)
     settings = {"command": "replay"} | asdict(options) | digests | options.plugin_digest()
-    run = Run(options.output, settings, free=MAY_CHANGE)
+    run = Run(options.output, settings, free=changeable(options))
     for records in run.records.values():
         check_same_questions(records.values(), questions, turns=1)
     missing = {

@@ -96,6 +96,11 @@ def multiplies_bfloat16(device: str) -> bool:
     return bool(have.get("avx512_bf16") or have.get("amx_bf16") or have.get("bf16"))
 
 
+def default_device() -> str:
+    """What an empty --device stands for."""
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
 def default_dtype(device: str) -> str:
     """What to decode one answer in: float32 where its weights can be read in 16 bits (on x86
     processors, engine/products.py), which costs no more there than bfloat16 does and is exact; else
