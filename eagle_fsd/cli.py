@@ -107,24 +107,30 @@ def held_interrupt() -> Iterator[Callable[[], bool]]:
         signal.signal(signal.SIGINT, before)
 
 
+class Changeable(str):
+    """The help text of an option that may change from one session of a run to the next."""
+
+
 def option(default, help: str, *, may_change: bool = False):
     """A dataclass field with its help text; of a list every instance has its own.
 
     Args:
         may_change: a run that is there goes on although the option is another now.
     """
-    metadata = {"help": help, "may_change": may_change}
+    # the parser hands all other metadata on to argparse
+    metadata = {"help": Changeable(help) if may_change else help}
     if isinstance(default, list):
         return field(default_factory=default.copy, metadata=metadata)
     return field(default=default, metadata=metadata)
 
 
 def changeable(*options: object) -> frozenset[str]:
-    """Names of the options that may change from one session of a run to the next; where it lies,
-    and where a plug-in does, always may."""
+    """Names of the options that may change; where a run lies, and a plug-in, always may."""
     free = {"output", "plugin"}
     for group in options:
-        free |= {field.name for field in fields(group) if field.metadata.get("may_change")}
+        for field in fields(group):
+            if isinstance(field.metadata.get("help"), Changeable):
+                free.add(field.name)
     return frozenset(free)
 
 

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field
 from operator import itemgetter
 from typing import TYPE_CHECKING, Literal
 
-from eagle_fsd.cli import changeable, option, run_command
+from eagle_fsd.cli import Changeable, changeable, option, run_command
 from eagle_fsd.config import SMALL_TREE, BadInput, check_least, check_seed, tree_name
 from eagle_fsd.training.recipe import parse_recipe
 
@@ -34,9 +34,7 @@ LARGE_SHARE = 1 / 4  # of the dialogues; to hold out more than it is warned of
 
 @dataclass
 class TrainOptions:
-    data: list[str] = field(
-        metadata={"help": "Folders of make_data.py, or its files.", "may_change": True}
-    )
+    data: list[str] = field(metadata={"help": Changeable("Folders of make_data.py, or its files.")})
     output: str = field(metadata={"help": "The folder of the head, its state and its log."})
     target: str = option(
         "smollm2", "The target: smollm2 (embedded), a folder, a .gguf file or a hub id."
