@@ -128,9 +128,9 @@ def changeable(*options: object) -> frozenset[str]:
     """Names of the options that may change; where a run lies, and a plug-in, always may."""
     free = {"output", "plugin"}
     for group in options:
-        for field in fields(group):
-            if isinstance(field.metadata.get("help"), Changeable):
-                free.add(field.name)
+        for option_field in fields(group):
+            if isinstance(option_field.metadata.get("help"), Changeable):
+                free.add(option_field.name)
     return frozenset(free)
 
 

@@ -163,8 +163,10 @@ class Target:
     def prefill(self, prompt_L: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Run the prompt; returns the logits of the token after it [V], and features [L, F].
         BadInput: the logits are no numbers."""
-        hidden_LD, features_LF = self.extend(self.cache, prompt_L)
-        self.cache.committed = self.cache.length
+        L = prompt_L.shape[0]
+        row_L = self.cache.next_rows(L, self.device)
+        hidden_LD, features_LF = self.run(self.cache, prompt_L, row_L)
+        self.cache.length = self.cache.committed = L
         logits_V = self.logits(hidden_LD[-1:])[0]
         if not math.isfinite(logits_V.amax().item()):
             raise no_numbers("in prefill")
@@ -230,16 +232,10 @@ class Target:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """What an engine may compile: from a tree's tensors to its logits and features."""
         nodes = None if parent_N is None else TreeForward(parent_N, ancestor_NN)
-        seen = visible_NK, key_position_K
-        hidden_ND, features_NF = self.run(cache, token_N, row_N, position_N, *seen, nodes)
+        hidden_ND, features_NF = self.run(
+            cache, token_N, row_N, position_N, visible_NK, key_position_K, nodes
+        )
         return self.logits(hidden_ND), features_NF
-
-    def extend(self, cache: TreeCache, token_N: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Hidden states [N, D] and features [N, F] of the text's next tokens, whose rows join the
-        cache."""
-        result = self.run(cache, token_N, cache.next_rows(token_N.shape[0], self.device))
-        cache.length += token_N.shape[0]
-        return result
 
     def run(
         self,
@@ -260,12 +256,11 @@ class Target:
             key_position_K: where those rows stand.
             nodes: the tree, for recurrent layers.
         """
-        mask, cache.end = None, cache.length + token_N.shape[0]
-        if visible_NK is not None:
-            mask, cache.end = (
-                self.masks(visible_NK, key_position_K, position_N),
-                visible_NK.shape[1],
-            )
+        if visible_NK is None:
+            mask, cache.end = None, cache.length + token_N.shape[0]
+        else:
+            mask = self.masks(visible_NK, key_position_K, position_N)
+            cache.end = visible_NK.shape[1]
         if position_N is not None:
             # Drafts beyond the last position lie beyond the budget and are never emitted; clamped,
             # they do not run off a table of learned positions.
