@@ -4,8 +4,8 @@
     python evaluate/report.py runs/mt_bench_80 runs/warm --output runs/report
 
 Takes the folders of mt_bench.py and tasks.py, in any number and of one target; changes nothing in
-them, so that one may still be written to. Makes index.html (opens from the disk, needs no network),
-report.pdf, report.json, tables/*.csv and the plots, in place of an old report.
+them, so that one may still be written to. Makes index.html (opens from the disk, needs no network,
+prints well), report.json, tables/*.csv and the plots, in place of an old report.
 """
 
 import sys
@@ -35,7 +35,7 @@ def report(options: ReportOptions, given: Namespace) -> None:
         raise BadInput(f"the runs are of different targets ({named}): make a report of each")
     for warning in write_report(runs, Path(options.output)):
         print(f"warning: {warning}", file=sys.stderr)
-    print(f"written to {options.output}: index.html, report.pdf, report.json, tables/ and plots")
+    print(f"written to {options.output}: index.html, report.json, tables/ and plots")
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -26,10 +26,8 @@ from eagle_fsd.evaluation.record_numbers import rounds_of
 from eagle_fsd.evaluation.report import write_report
 from eagle_fsd.evaluation.report.answer_data import pack_answers, text_parts
 from eagle_fsd.evaluation.report.read_runs import read_run
-from eagle_fsd.evaluation.report.report_pdf import Section, table_section
 from eagle_fsd.evaluation.report.report_tables import note_of, run_tables
 from eagle_fsd.evaluation.report.run_data import RunData
-from eagle_fsd.evaluation.report.write_report import sections
 from eagle_fsd.evaluation.tables import cell_text
 from eagle_fsd.runs.jsonl import read_lines, write_json, write_lines
 from eagle_fsd.tasks.task_scores import (
@@ -528,46 +526,6 @@ def test_tables_say_whether_their_columns_are_pooled():
             all_pooled = title == "Equal speed"
             assert ("All columns are pooled" in note) == all_pooled, title
             assert ("is a mean over questions" in note and "pooled" in note) != all_pooled, title
-
-
-def test_the_pdf_has_every_table_and_parts_no_row(report_folder, tmp_path):
-    """Column titles stand on every page of a table."""
-    assert (report_folder / "report.pdf").read_bytes().startswith(b"%PDF")
-    records = made_run(2)
-    names = [f"fsd:{n / 1000:g}" for n in range(1, 90)]
-    records |= {arm: [row | {"arm": arm} for row in records[FSD]] for arm in names}
-    run = read_run(write_run(tmp_path / "run", records))
-    found = {section.heading: section for section in sections([(run, run_tables(run))])}
-    assert found.keys() == {"Report", *run_tables(run)}
-    pages = [[text.get_text() for text in page.texts] for page in found["Arms"].pages()]
-    assert len(pages) > 1 and pages[0][0] == "Arms" and pages[1][0] == "Arms (continued)"
-    for _, text in pages:
-        assert "tokens/round" in text
-    lines = [line for _, text in pages for line in text.splitlines()]
-    assert [line.split()[0] for line in lines if line.startswith(("fsd", "plain"))] == [
-        row["arm"] for row in run.rows if row["rule"] in ("fsd", "plain")
-    ]
-    for row in (row for row in run.rows if row["rule"] == "exact"):
-        assert any(f"{row['tokens_per_round']['value']:.2f}" in line for line in lines)
-
-
-def test_long_arm_names_are_cut_between_their_fields_in_the_pdf():
-    """Bug held down: they were cut where the line was full, within a word."""
-    arm = "path:0.9,known=0.02,no_repeat=0,ends=0@hybrid:7x3x4"
-    section = table_section("Arms", "", ([("arm", "arm", "s")], [{"arm": arm}]))
-    (lines,) = section.blocks
-    assert len(lines) > 1 and "".join(line.strip() for line in lines) == arm
-    assert all(line.strip().endswith(",") for line in lines[:-1])
-
-
-def test_a_row_of_several_lines_stays_on_one_page():
-    blocks = [[f"{number}", f"{number} [low, high]"] for number in range(101)]
-    pages = Section("Table", ["how to read it"], ["title"], blocks).pages()
-    texts = [page.texts[1].get_text().splitlines() for page in pages]
-    assert len(texts) > 1
-    for lines in texts:
-        assert "title" in lines and lines[-1].endswith("[low, high]")
-    assert sum(len(lines) - lines.index("title") - 1 for lines in texts) == 202
 
 
 def test_fuzzy_tokens_are_cut_out_of_the_text():

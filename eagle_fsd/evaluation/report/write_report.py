@@ -2,7 +2,6 @@
 
 index.html      everything, in one file that needs nothing else
 report.json     the tables' rows, for programs; its "made_by" marks the folder as a report
-report.pdf      verdicts, plots and tables on pages of A4
 tables/*.csv    arms, by_category, equal_speed, scores, pairwise
 plot.svg, .pdf  loss against gain, and plot_speed.svg, .pdf against tokens per second
 
@@ -12,11 +11,9 @@ textContent.
 
 import os
 import shutil
-import textwrap
 from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader
-from matplotlib.figure import Figure
 
 from eagle_fsd.config import BadInput
 from eagle_fsd.evaluation.metrics import METRICS
@@ -27,12 +24,9 @@ from eagle_fsd.evaluation.plots import (
     OTHER,
     SPEED,
     caption,
-    draw_curves,
-    drawn_rows,
     plot_curves,
 )
 from eagle_fsd.evaluation.report.answer_data import pack_answers
-from eagle_fsd.evaluation.report.report_pdf import Section, table_section, write_pdf
 from eagle_fsd.evaluation.report.report_tables import NOTES, Table, note_of, run_tables
 from eagle_fsd.evaluation.report.run_data import RunData
 from eagle_fsd.evaluation.tables import cell_text, verdict, write_csv
@@ -44,11 +38,7 @@ MADE_BY = "eagle_fsd report"  # in it: the folder is a report, and may be replac
 UNFINISHED = ".unfinished"  # where a report is written until it is whole
 CSV = {title: title.lower().replace(" ", "_") for title in NOTES}  # names of tables
 PLOTS = {GAIN: "plot", SPEED: "plot_speed"}  # names of plots
-WRITTEN = (
-    "index.html",
-    "report.pdf",
-    *(f"{n}.{f}" for n in PLOTS.values() for f in ("svg", "pdf")),
-)
+WRITTEN = ("index.html", *(f"{n}.{f}" for n in PLOTS.values() for f in ("svg", "pdf")))
 WRITTEN += tuple(f"tables/{name}.csv" for name in CSV.values())
 UNFOLDED = 10  # arms with a verdict in sight; one by the rule path always is
 HERE = Path(__file__).parent
@@ -98,7 +88,6 @@ def write_report(runs: list[RunData], output: Path) -> list[str]:
         }
         csv = (new / "tables" / "arms.csv").read_text(encoding="utf-8")
         write_file(new / "index.html", page_of(parts, answers, plots=plots, csv=csv))
-        write_pdf(new / "report.pdf", sections(parts), figures(drawn))
         try:
             put_in_place(new, output)
         except OSError as error:  # as where the old one's files may not be removed
@@ -186,29 +175,3 @@ def page_of(
 def color_of(rule: str) -> str:
     """The rule's colour in plots, in CSS."""
     return MARKS.get(rule, OTHER)[0].replace(INK, "currentColor")
-
-
-def sections(parts: list[tuple[RunData, dict[str, Table]]]) -> list[Section]:
-    """What report.pdf says in words and tables."""
-    lines = []
-    for run, _ in parts:
-        lines += [run.name, run.subject, ""]
-        for row in run.rows:
-            lines.append(f"{row['arm']}: {verdict(row, run.noise, score=run.score_of(row['arm']))}")
-        lines += ["", *(f"{note}." for note in [run.noise_note(), *run.doubts()] if note), ""]
-    wrapped = [textwrap.wrap(line, 130, subsequent_indent="    ") or [""] for line in lines]
-    found = [Section("Report", [], [], wrapped)]
-    for run, tables in parts:
-        lead = f"{run.name}: " if len(parts) > 1 else ""
-        found += [table_section(lead + name, note_of(name, t), t) for name, t in tables.items()]
-    return found
-
-
-def figures(drawn: list[dict]) -> list[tuple[Figure, str]]:
-    """The plots of report.pdf, those that can be drawn, with their captions."""
-    found = []
-    for across in PLOTS:
-        rows, up = drawn_rows(drawn, across)
-        if rows:
-            found.append((draw_curves(rows, across, up), caption(drawn, across=across)))
-    return found
