@@ -35,7 +35,7 @@ class AnswerOptions:
         "[square brackets] around fuzzy tokens and a | between rounds.",
     )
     html: str = option(
-        "", "A file to write, with a page of the draft trees of all rounds. Empty: none is written."
+        "", "A file to write, with a page of the draft tree of every round. Empty: none is written."
     )
 
 
@@ -48,7 +48,6 @@ def run(options: AnswerOptions, sampling: SamplingOptions, model_options: ModelO
     from eagle_fsd.api import Answer, stream
     from eagle_fsd.arms import parse_arm
     from eagle_fsd.decoding.loop import StopConfig
-    from eagle_fsd.evaluation.trace_page import trace_page
     from eagle_fsd.evaluation.traces import TurnTrace
     from eagle_fsd.runs.jsonl import check_writable, write_file
     from eagle_fsd.timing import synchronized_time
@@ -87,8 +86,16 @@ def run(options: AnswerOptions, sampling: SamplingOptions, model_options: ModelO
     cost += f"; the answer ended {ENDS[answer.finish]}"
     print(f"[{cost}]", file=sys.stderr)
     if trace:
-        facts = {"prompt": options.prompt, "arm": arm.text, "target": model_options.target}
-        page = trace_page(trace.taken, answer.pieces(), facts=facts | {"cost": cost})
+        # here, since it brings in what draws plots, which takes as long as a short answer
+        from eagle_fsd.evaluation.report.write_report import answer_page
+
+        page = answer_page(
+            trace.taken,
+            prompt=options.prompt,
+            arm=arm.text,
+            greedy=sampling.temperature == 0,
+            subject=f"{model_options.target}: {cost}",
+        )
         write_file(Path(options.html), page)
         print(f"The page of its draft trees is in {options.html}", file=sys.stderr)
 

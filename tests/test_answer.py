@@ -1,5 +1,6 @@
 """The answer to one prompt: which of its tokens were fuzzy, and how they are shown."""
 
+import json
 import re
 import time
 
@@ -136,29 +137,28 @@ def test_show_marks_fuzzy_tokens_and_rounds_where_no_terminal_is(models, capsys,
     assert capsys.readouterr().out == made.marked(answer.COLORS, answer.BORDER) + "\n"
 
 
-def test_the_page_of_an_answer_s_trees(models, capsys, tmp_path):
-    """A drawing a round, with every draft's text and both probabilities; the accepted and the fuzzy
-    ones as many as the answer has; nothing is asked of a network."""
-    page = tmp_path / "page.html"
+def test_the_page_of_an_answer_holds_the_trees_of_its_rounds(models, capsys, tmp_path):
+    """With every draft, those that were accepted, and as many fuzzy tokens as the answer has; the
+    page is the report's, and a prompt that closes its script stays text."""
+    page, prompt = tmp_path / "page.html", "Hello</script><b>"
     target, head = map(str, models)
     model = eagle_fsd.load(target, head=head, tree=TreeConfig(7, 3, 3), dtype="float32")
-    made = eagle_fsd.generate(model, PROMPT, arm=ARM, max_new_tokens=TOKENS)
-    answer.main(command_options(models, "--html", page))
+    made = eagle_fsd.generate(model, prompt, arm=ARM, max_new_tokens=TOKENS)
+    answer.main(command_options(models, "--html", page, "--prompt", prompt))
     assert capsys.readouterr().out == made.text + "\n"
     text = page.read_text(encoding="utf-8")
-    assert not re.search(r"<script|<link|src=|@import|url\(", text) and "color-scheme" in text
-    drawings = re.findall("<svg.*?</svg>", text, re.S)
-    assert len(drawings) == len(made.rounds)
-    whole = made.rounds[:-1]  # the last may be trimmed
-    for drawing, r in zip(drawings, whole, strict=False):
-        kinds = re.findall('<g class="(.+?)">', drawing)
-        assert kinds.count("fuzzy") == sum(r.fuzzy)
-        assert kinds.count("accepted") + kinds.count("fuzzy") == r.accepted_drafts
-        assert kinds.count("root") == kinds.count("next") == 1 and len(kinds) == 7 + 2
-        assert drawing.count("target 0") + drawing.count("target 1") == len(kinds) - 1
-        assert "draft 0" in drawing and "divergence" in drawing
-    fuzzy = sum(fuzzy for piece, fuzzy, _ in made.pieces() if piece)
-    assert text.count('<a class="fuzzy"') == fuzzy > 0
+    assert prompt not in text
+    (data,) = json.loads(re.search('<script[^>]* id="answer-data">(.*?)</script>', text)[1])
+    (question,) = data["questions"]
+    ((turn,),) = question["answers"]
+    assert data["arms"] == [ARM] and data["greedy"] and question["prompts"] == [prompt]
+    emitted = [token for r in turn["rounds"] for token in r["emitted"]]
+    assert [token["token"] for token in emitted] == made.tokens[1:]
+    assert [token["source"] == "fuzzy" for token in emitted] == made.fuzzy[1:]
+    assert [part[0] for part in turn["parts"]] == [turn["first"], *(t["text"] for t in emitted)]
+    assert [bool(part[1]) for part in turn["parts"]] == made.fuzzy
+    for traced, r in zip(turn["rounds"], made.rounds[:-1], strict=False):  # the last is trimmed
+        assert len(traced["nodes"]) == 8 and len(traced["path"]) == 1 + r.accepted_drafts
 
 
 def test_the_command_shows_what_it_cost(call, models):

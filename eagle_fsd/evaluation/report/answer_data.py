@@ -1,4 +1,4 @@
-"""The answers of a run as the page reads them, untrusted text and all."""
+"""Answers as page.js reads them, untrusted text and all: a run's, or a traced one alone."""
 
 from eagle_fsd.evaluation.report.run_data import RunData
 from eagle_fsd.runs.folder import answer_key
@@ -33,6 +33,20 @@ def pack_answers(run: RunData) -> dict:
     greedy = all(row["temperature"] == 0 for rows in run.records.values() for row in rows)
     place = {"name": run.name, "greedy": greedy, "arms": list(run.records)}
     return place | {"questions": list(questions.values())}
+
+
+def pack_answer(trace: dict, *, prompt: str, arm: str, greedy: bool) -> dict:
+    """One traced answer of one arm, in the form of pack_answers."""
+    emitted = [token for r in trace["rounds"] for token in r["emitted"]]
+    parts = [[trace["first"]["text"], None]]
+    for token in emitted:
+        cost = {"regret": token["regret"], "D": token["divergence"]}
+        parts.append([token["text"], cost if token["source"] == "fuzzy" else None])
+    turn = {"parts": parts, "tokens": len(parts)}
+    turn |= {"first": trace["first"]["text"], "rounds": trace["rounds"]}
+    question = {"id": "", "choice": 0, "category": "", "prompts": [prompt]}
+    question |= {"answers": [[turn]], "scores": [None]}
+    return {"name": "", "greedy": greedy, "arms": [arm], "questions": [question]}
 
 
 def text_parts(turn: dict) -> list[list]:

@@ -1,6 +1,6 @@
 "use strict";
 // The answers side by side. They are untrusted text: everything goes in by textContent.
-// answer_data.py has the form of the data.
+// answer_data.py has the form of the data; on the page of one answer there is nothing else.
 (() => {
   const runs = JSON.parse(document.getElementById("answer-data").textContent);
   const byId = (id) => document.getElementById(id);
@@ -325,12 +325,14 @@
   function showPlot(chosen) {
     figures.forEach((figure, index) => { figure.hidden = index !== chosen; });
   }
-  figures.forEach((figure, index) => byId("across").append(element("option", { value: index }, figure.dataset.name)));
-  byId("across").addEventListener("change", () => showPlot(Number(byId("across").value)));
-  byId("across").closest("p").hidden = false;
-  const firstDrawn = Math.max(0, figures.findIndex((figure) => figure.querySelector("svg")));
-  byId("across").value = firstDrawn;
-  showPlot(firstDrawn);
+  if (figures.length) { // none on the page of one answer
+    figures.forEach((figure, index) => byId("across").append(element("option", { value: index }, figure.dataset.name)));
+    byId("across").addEventListener("change", () => showPlot(Number(byId("across").value)));
+    byId("across").closest("p").hidden = false;
+    const firstDrawn = Math.max(0, figures.findIndex((figure) => figure.querySelector("svg")));
+    byId("across").value = firstDrawn;
+    showPlot(firstDrawn);
+  }
 
   fillQuestions();
   const any = byId("question").options[0];
@@ -340,5 +342,6 @@
     const options = [...byId("question").options];
     const having = (words) => options.find((option) => option.textContent.includes(words));
     show((having(", with trees") ?? having(", scores differ") ?? any).value);
+    if (!figures.length) openTree(0, 0, 0); // the page of one answer opens with a tree
   }
 })();

@@ -26,7 +26,7 @@ from eagle_fsd.evaluation.plots import (
     caption,
     plot_curves,
 )
-from eagle_fsd.evaluation.report.answer_data import pack_answers
+from eagle_fsd.evaluation.report.answer_data import pack_answer, pack_answers
 from eagle_fsd.evaluation.report.report_tables import NOTES, Table, note_of, run_tables
 from eagle_fsd.evaluation.report.run_data import RunData
 from eagle_fsd.evaluation.tables import cell_text, verdict, write_csv
@@ -151,25 +151,44 @@ def page_of(
 ) -> str:
     """index.html, of runs with their tables, their answers, the plots' SVGs ("" for none) with
     their captions, and the arms as CSV."""
-    page = Environment(loader=FileSystemLoader(HERE), autoescape=True, trim_blocks=True)
-    page.policies["json.dumps_kwargs"] = {"ensure_ascii": False, "allow_nan": False}
-    page.globals |= {"metrics": METRICS, "note_of": note_of, "cell_text": cell_text}
-    page.globals |= {"verdict": verdict, "color_of": color_of, "unfolded": UNFOLDED}
     svgs = {f"{PLOTS[across]}.svg": svg for across, (svg, _) in plots.items()}
     shown = {
         across: (svg[svg.find("<svg") :].replace(INK, "currentColor"), words)
         for across, (svg, words) in plots.items()
     }
-    return page.get_template("page.html").render(
+    return render_page(
+        title=", ".join(run.name for run, _ in parts),
+        subject="; ".join(dict.fromkeys(run.subject for run, _ in parts)),
         parts=parts,
         plots=shown,
-        gain=GAIN,
         downloads={name: ("image/svg+xml", svg) for name, svg in svgs.items()}
         | {"arms.csv": ("text/csv", csv)},
         answers=answers,
-        css=(HERE / "page.css").read_text(encoding="utf-8"),
-        js=(HERE / "page.js").read_text(encoding="utf-8"),
     )
+
+
+def answer_page(trace: dict, *, prompt: str, arm: str, greedy: bool, subject: str) -> str:
+    """A page of one answer alone, with the tree of each of its rounds.
+
+    Args:
+        trace: the answer's, as traces.TurnTrace takes it down.
+        greedy: whether the answer was made at temperature 0.
+        subject: a sentence under the title, such as whose answer this is and what it cost.
+    """
+    answers = [pack_answer(trace, prompt=prompt, arm=arm, greedy=greedy)]
+    title = "Draft trees of an answer"
+    return render_page(
+        title=title, subject=subject, parts=[], plots={}, downloads={}, answers=answers
+    )
+
+
+def render_page(**values: object) -> str:
+    page = Environment(loader=FileSystemLoader(HERE), autoescape=True, trim_blocks=True)
+    page.policies["json.dumps_kwargs"] = {"ensure_ascii": False, "allow_nan": False}
+    page.globals |= {"metrics": METRICS, "note_of": note_of, "cell_text": cell_text}
+    page.globals |= {"verdict": verdict, "color_of": color_of, "unfolded": UNFOLDED, "gain": GAIN}
+    css, js = ((HERE / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
+    return page.get_template("page.html").render(css=css, js=js, **values)
 
 
 def color_of(rule: str) -> str:
