@@ -367,7 +367,7 @@ def test_curves_stand_under_the_names_that_were_given(tmp_path, monkeypatch):
         write_run(Path(name), made_run(1))
     REPORT.main([*names, "--output", "report"])
     drawn = Path("report/plot.svg").read_text()
-    assert all(f">{name}: fsd</text>" in drawn for name in names)
+    assert all(f">{name}: fsd: 0.2, 0.4</text>" in drawn for name in names)
 
 
 def test_page_stands_alone_and_trusts_no_text(report_folder, page):

@@ -17,15 +17,7 @@ from jinja2 import Environment, FileSystemLoader
 
 from eagle_fsd.config import BadInput
 from eagle_fsd.evaluation.metrics import METRICS
-from eagle_fsd.evaluation.plots import (
-    GAIN,
-    INK,
-    MARKS,
-    OTHER,
-    SPEED,
-    caption,
-    plot_curves,
-)
+from eagle_fsd.evaluation.plots import GAIN, INK, SPEED, caption, line_styles, plot_curves
 from eagle_fsd.evaluation.report.answer_data import pack_answer, pack_answers
 from eagle_fsd.evaluation.report.report_tables import NOTES, Table, note_of, run_tables
 from eagle_fsd.evaluation.report.run_data import RunData
@@ -87,7 +79,7 @@ def write_report(runs: list[RunData], output: Path) -> list[str]:
             for across, name in PLOTS.items()
         }
         csv = (new / "tables" / "arms.csv").read_text(encoding="utf-8")
-        write_file(new / "index.html", page_of(parts, answers, plots=plots, csv=csv))
+        write_file(new / "index.html", page_of(parts, answers, drawn, plots=plots, csv=csv))
         try:
             put_in_place(new, output)
         except OSError as error:  # as where the old one's files may not be removed
@@ -145,12 +137,13 @@ def remove(folder: Path) -> None:
 def page_of(
     parts: list[tuple[RunData, dict[str, Table]]],
     answers: list[dict],
+    drawn: list[dict],
     *,
     plots: dict[str, tuple[str, str]],
     csv: str,
 ) -> str:
-    """index.html, of runs with their tables, their answers, the plots' SVGs ("" for none) with
-    their captions, and the arms as CSV."""
+    """index.html, of runs with their tables, their answers, the rows of the plots, the plots' SVGs
+    ("" for none) with their captions, and the arms as CSV."""
     svgs = {f"{PLOTS[across]}.svg": svg for across, (svg, _) in plots.items()}
     shown = {
         across: (svg[svg.find("<svg") :].replace(INK, "currentColor"), words)
@@ -161,6 +154,7 @@ def page_of(
         subject="; ".join(dict.fromkeys(run.subject for run, _ in parts)),
         parts=parts,
         plots=shown,
+        colors={line: style["color"] for line, style in line_styles(drawn).items()},
         downloads={name: ("image/svg+xml", svg) for name, svg in svgs.items()}
         | {"arms.csv": ("text/csv", csv)},
         answers=answers,
@@ -186,11 +180,6 @@ def render_page(**values: object) -> str:
     page = Environment(loader=FileSystemLoader(HERE), autoescape=True, trim_blocks=True)
     page.policies["json.dumps_kwargs"] = {"ensure_ascii": False, "allow_nan": False}
     page.globals |= {"metrics": METRICS, "note_of": note_of, "cell_text": cell_text}
-    page.globals |= {"verdict": verdict, "color_of": color_of, "unfolded": UNFOLDED, "gain": GAIN}
+    page.globals |= {"verdict": verdict, "unfolded": UNFOLDED, "gain": GAIN}
     css, js = ((HERE / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
     return page.get_template("page.html").render(css=css, js=js, **values)
-
-
-def color_of(rule: str) -> str:
-    """The rule's colour in plots, in CSS."""
-    return MARKS.get(rule, OTHER)[0].replace(INK, "currentColor")
