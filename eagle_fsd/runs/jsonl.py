@@ -2,36 +2,30 @@
 
 import gzip
 import json
-import math
 import os
 import sys
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from types import UnionType
-from typing import Any
 
 from eagle_fsd.config import BadInput, check_text
 
-# what a value read must be: of a type, a list [FORM] of such, a dict {key: FORM} that has these, a
-# tuple (FORM, ...) of which each holds, or what a function says yes to
-Form = type | UnionType | list | dict | tuple | Callable[[Any], bool]
-NUMBER = int | float
-LARGEST = 2**63  # of numbers: what is made of larger ones overflows
+# the names of what a JSON object holds; under a name with Fields of its own stands a list of such
+Fields = Mapping[str, "Fields | None"]
 
 
 def read_lines(
     path: Path,
     *,
-    form: Form = object,
+    fields: Fields | None = None,
     repair: bool = False,
     warn: Callable[[str], None] = lambda text: print(f"warning: {text}", file=sys.stderr),
 ) -> list[dict]:
-    """The rows of a file of ours, of this form. A torn last line, as a killed writer leaves it
-    or a running one has it, is left out with a warning; `repair` cuts it off the file.
+    """The rows of a file of ours, which have these fields. A torn last line, as a killed writer
+    leaves it or a running one has it, is left out with a warning; `repair` cuts it off the file.
 
     Raises:
-        BadInput: a line amid the file is broken, or a row is of another form; names the line.
+        BadInput: a line amid the file is broken, or a row lacks a field; names the line.
     """
     rows, good = [], 0
     data = path.read_bytes()
@@ -39,7 +33,7 @@ def read_lines(
         try:
             if not line.endswith(b"\n"):
                 raise ValueError("no line end")
-            row = json.loads(line) if line.strip() else None
+            row = json.loads(line) if line.strip() else {}
         except (ValueError, RecursionError) as error:
             if good + len(line) < len(data):
                 raise BadInput(f"{path}, line {number} is no JSON: {error}") from error
@@ -48,8 +42,8 @@ def read_lines(
                 os.truncate(path, good)
             break
         good += len(line)
-        if row is not None:
-            check_form(row, form, f"{path}, line {number}")
+        if line.strip():
+            check_fields(row, fields or {}, f"{path}, line {number}")
             rows.append(row)
     return rows
 
@@ -86,33 +80,22 @@ def _parsed(text: str) -> object:
     return value
 
 
-def check_form(value: object, form: Form, place: str) -> None:
-    """Refuse a value of another form; `place` says where it is.
+def check_fields(value: object, fields: Fields, place: str) -> None:
+    """Refuse what is no JSON object or lacks a field, and nothing else; `place` says where it is.
 
-    Example: a form {"turns": [{"text": str}]} refuses {"turns": [{}]} with "turns 0, text is None".
+    Example: of the fields {"turns": {"text": None}} {"turns": [{}]} lacks "turns 0, text".
     """
-    if isinstance(form, tuple):
-        for part in form:
-            check_form(value, part, place)
-        return
-    if isinstance(form, list | dict | type | UnionType):
-        fits = isinstance(value, type(form) if isinstance(form, list | dict) else form)
-    else:
-        fits = form(value)
-    if isinstance(value, NUMBER):
-        fits = fits and is_number(value)
-    elif isinstance(value, str):
-        fits = fits and not is_torn_text(value)
-    if not fits:
+    if not isinstance(value, dict):
         raise _misfit(value, place)
-    if isinstance(form, dict):
-        for key, part in form.items():
-            if key not in value:  # also where None would fit
-                raise _misfit(None, f"{place}, {key}")
-            check_form(value[key], part, f"{place}, {key}")
-    elif isinstance(form, list):
-        for number, part in enumerate(value):
-            check_form(part, form[0], f"{place} {number}")
+    for key, inner in fields.items():
+        if key not in value:
+            raise _misfit(None, f"{place}, {key}")
+        if inner is None:
+            continue
+        if not isinstance(value[key], list):
+            raise _misfit(value[key], f"{place}, {key}")
+        for number, part in enumerate(value[key]):
+            check_fields(part, inner, f"{place}, {key} {number}")
 
 
 def _misfit(value: object, place: str) -> BadInput:
@@ -121,38 +104,18 @@ def _misfit(value: object, place: str) -> BadInput:
     )
 
 
-def is_number(value: object) -> bool:
-    """Finite, and not so large that what is made of it is not."""
-    return isinstance(value, NUMBER) and abs(value) <= LARGEST
-
-
-def is_torn_text(text: str) -> bool:
-    """Half a surrogate pair is in it, which no file takes."""
+def read_json(path: Path, **kinds: type) -> list:
+    """The values of these keys in a JSON file of ours; BadInput if it is damaged, or one is not of
+    its kind."""
     try:
-        check_text(text)
-    except BadInput:
-        return True
-    return False
-
-
-def _finite(digits: str) -> float:
-    """Raises ValueError for what we write nowhere: numbers beyond a float, NaN and Infinity."""
-    if not math.isfinite(value := float(digits)):
-        raise ValueError(f"{digits} is no number")
-    return value
-
-
-def read_json(path: Path, **forms: Form) -> list:
-    """The values of these keys in a JSON file of ours; BadInput if it is damaged, or one is of
-    another form."""
-    try:
-        text = path.read_text(encoding="utf-8")
-        whole = json.loads(text, parse_float=_finite, parse_constant=_finite)
-        check_text(json.dumps(whole, ensure_ascii=False))
+        whole = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise BadInput(f"{path} is damaged ({error!r}): make it anew, elsewhere") from error
-    check_form(whole, forms, f"{path}")
-    return [whole[key] for key in forms]
+    check_fields(whole, dict.fromkeys(kinds), f"{path}")
+    for key, kind in kinds.items():
+        if not isinstance(whole[key], kind):
+            raise _misfit(whole[key], f"{path}, {key}")
+    return [whole[key] for key in kinds]
 
 
 def append_lines(path: Path, rows: Iterable[dict]) -> None:

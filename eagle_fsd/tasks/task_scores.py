@@ -19,7 +19,7 @@ from eagle_fsd.stats import mcnemar, mean_interval, paired_difference, share_int
 from eagle_fsd.tasks.humaneval import bubblewrap
 from eagle_fsd.tasks.scorers import SCORERS
 
-ANSWERED = {"question_id": int | str, "arm": str, "turns": [{"text": str}]}
+ANSWERED = {"question_id": None, "arm": None, "turns": {"text": None}}  # fields of a record
 BASELINE = "plain"  # the arms of a task share their sampling, so that there is one
 MATCH = ["question_id", "choice", "turn"]  # its two games share these
 # who wins by a judge's verdict in game 1: the arm 1, the baseline -1; in game 2 the other way
@@ -29,7 +29,7 @@ WINS = {"A": 1, "B": -1, "tie": 0}
 def records_by_arm(folder: str | Path) -> dict[str, list[dict]]:
     """The records of a finished or unfinished run; nothing is written."""
     paths = sorted((Path(folder) / "records").glob("*.jsonl"))
-    found = [read_lines(path, form=ANSWERED) for path in paths]
+    found = [read_lines(path, fields=ANSWERED) for path in paths]
     records = {rows[0]["arm"]: rows for rows in found if rows}
     if not records:
         raise BadInput(f"{folder} holds no records: name the folder of a run")
