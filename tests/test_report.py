@@ -309,31 +309,22 @@ def test_page_stands_alone_and_trusts_no_text(report_folder, page):
     code = " ".join(page.texts["style"] + page.texts["script"][-1:])
     for word in ("http:", "https:", "//cdn", "@import", "fetch(", "innerHTML"):
         assert word not in code
-    (policy,) = (attrs["content"] for _, attrs in page.elements if "http-equiv" in attrs)
-    assert "default-src 'none'" in policy
     assert sum(tag == "script" for tag, _ in page.elements) == 2
     (run,) = page.data
     assert run["arms"] == list(ARMS) and run["greedy"] and len(run["questions"]) == 4
     assert run["questions"][0]["prompts"] == [TEXT]
     assert TEXT not in (report_folder / "index.html").read_text()
-    assert (report_folder / "index.html").stat().st_size < 300_000
 
 
-def scored_run(folder: Path) -> Path:
-    """Four questions whose answers end in 18, which is right, or in 17; one reference closes a
-    script and an element."""
+def test_verdicts_and_answers_bear_their_scores_and_references(tmp_path):
+    """Of scores/table.json and scores/ARM.jsonl; an arm that came later is shown without. Answers
+    end in 18, which is right, or in 17; one reference closes a script and an element."""
     draw, records = random.Random(3), made_run()
     for row in (row for rows in records.values() for row in rows):
         row["turns"][0]["text"] += f"The answer is {draw.choice([17, 18])}."
     asked = [Question(i, "", ["?"], ["</script><b>18" if i else "18"]) for i in range(4)]
-    write_run(folder, records)
+    folder = write_run(tmp_path / "run", records)
     score_run(records, asked, "last_number", folder)
-    return folder
-
-
-def test_verdicts_and_answers_bear_their_scores_and_references(tmp_path):
-    """Of scores/table.json and scores/ARM.jsonl; an arm that came later is shown without."""
-    folder = scored_run(tmp_path / "run")
     table = json.loads((folder / "scores" / "table.json").read_text())["rows"]
     means = {row["arm"]: row["mean"]["value"] for row in table if row["score"] == "last_number"}
     assert len(set(means.values())) > 1
