@@ -122,7 +122,7 @@ class Fly(SuffixRule):
     """
 
     columns: ClassVar[tuple[str, ...]] = ("regret", "flatness")
-    exact: ClassVar[float] = math.inf
+    lossless_at: ClassVar[float] = math.inf
     window: int = 2
     entropy: float = 0.3
 
@@ -240,7 +240,7 @@ class Sglang(Sampled):
         single: a draft of this probability is taken as soon as it is asked; at 1 none is.
     """
 
-    exact: ClassVar[float] = 1.0
+    lossless_at: ClassVar[float] = 1.0
     acc: float = 1.0
     single: float = 1.0
 

@@ -1,13 +1,14 @@
 """One answer by our loop, by transformers' generate, as it is streamed; and what is the same."""
 
 import torch
+from eagle_fsd.decoding.drafter import Drafter
+from eagle_fsd.decoding.rule import Rule
 from transformers.generation.streamers import BaseStreamer
 
 from eagle_fsd.config import SamplingConfig, TreeConfig
 from eagle_fsd.decoding.acceptance import Policy
-from eagle_fsd.decoding.drafter import Drafter
-from eagle_fsd.decoding.loop import DecodeConfig, Generation, StopConfig, decode
-from eagle_fsd.decoding.rule import Rule
+from eagle_fsd.decoding.answer import Generation
+from eagle_fsd.decoding.loop import DecodeConfig, StopConfig, decode
 from eagle_fsd.decoding.target import Target
 from eagle_fsd.rules.fsd import Exact
 

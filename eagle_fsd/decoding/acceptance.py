@@ -11,7 +11,7 @@ from eagle_fsd.config import BadInput, SamplingConfig
 from eagle_fsd.decoding.divergence import DIVERGENCES
 from eagle_fsd.decoding.sampling import no_numbers
 from eagle_fsd.decoding.tree import Drafter, DraftTree
-from eagle_fsd.decoding.verified import Guard, Rule, judge
+from eagle_fsd.decoding.verified import Guard, Rule, tabulate
 
 
 @dataclass(frozen=True)
@@ -30,11 +30,11 @@ class Acceptance:
     """
 
     path: list[int]
-    tokens: list[int] = field(default_factory=list)
-    fuzzy: list[bool] = field(default_factory=list)
-    divergence: list[float] = field(default_factory=list)
-    tv: list[float] = field(default_factory=list)
-    regret: list[float] = field(default_factory=list)
+    tokens: list[int]
+    fuzzy: list[bool]
+    divergence: list[float]
+    tv: list[float]
+    regret: list[float]
     dial: float | None = None
 
     @property
@@ -51,8 +51,8 @@ class Policy:
     guards: tuple[Guard, ...] = ()
 
     def check(self, drafter: Drafter) -> None:
-        """Refuse, by a BadInput, what has no meaning with the sampling, the guards or the drafter;
-        before it is built, as far as its settings show."""
+        """Refuse, by a BadInput, what has no meaning with the sampling, the guards or the drafter,
+        in whose place its settings may stand."""
         if self.rule.draw is not None and not drafter.samples:
             raise BadInput(
                 "this rule needs drafts that are sampled, since it asks with what probability they "
@@ -94,11 +94,11 @@ def accept(
     BadInput: the target's logits are no numbers after a node of the accepted path.
 
     Args:
-        tree, target_logits_NV, uniform_S3, stop_token_ids, answer: see judge.
+        tree, target_logits_NV, uniform_S3, stop_token_ids, answer: see tabulate.
         policy: of the answer (Policy.begin).
     """
     rule = policy.rule
-    verified = judge(
+    verified = tabulate(
         tree,
         target_logits_NV,
         uniform_S3,
@@ -110,7 +110,7 @@ def accept(
         answer=answer,
     )
     path = rule.choose(verified)
-    accepted = Acceptance(path, dial=rule.dial)
+    tokens, fuzzy_flags, divergences, tvs, regrets = [], [], [], [], []
     # above temperature 0 a guard that reads the exact token leaves the emitted distribution unknown
     tv_is_known = verified.greedy or not any(guard.reads_exact_token for guard in policy.guards)
     for v, child in zip(path, [*path[1:], None], strict=True):
@@ -120,7 +120,7 @@ def accept(
         if fuzzy:
             token, regret = verified.tokens[child], verified.value("regret", child)
         if math.isnan(regret):
-            raise no_numbers(f"after {len(answer) + len(accepted.tokens)} tokens of the answer")
+            raise no_numbers(f"after {len(answer) + len(tokens)} tokens of the answer")
         # 2. What the place costs. Where nothing was drafted every rule is exact.
         divergence, tv = math.nan, 0.0
         if verified.children[v]:
@@ -130,9 +130,9 @@ def accept(
                 tv = float(fuzzy)
             else:
                 tv = rule.tv(verified, v) if tv_is_known else math.nan
-        accepted.tokens.append(token)
-        accepted.fuzzy.append(fuzzy)
-        accepted.divergence.append(divergence)
-        accepted.tv.append(tv)
-        accepted.regret.append(regret)
-    return accepted
+        tokens.append(token)
+        fuzzy_flags.append(fuzzy)
+        divergences.append(divergence)
+        tvs.append(tv)
+        regrets.append(regret)
+    return Acceptance(path, tokens, fuzzy_flags, divergences, tvs, regrets, rule.dial)

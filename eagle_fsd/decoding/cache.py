@@ -2,7 +2,7 @@
 
 transformers' DynamicCache concatenates (so it reallocates every step); its static caches index with
 tensors and drop rows of sliding-window layers. Here every layer keeps whole rows in one buffer,
-and who runs a forward says which of them it writes.
+and the caller of a forward says which of them it writes.
 Recurrent layers keep a state instead, into which the path is folded (recurrent/states.py).
 """
 
@@ -80,6 +80,11 @@ class HybridLayer(RecurrentLayer, PreallocatedLayer):
 class TreeCache(Cache):
     """One layer of the cache per model layer: a PreallocatedLayer, or what its type needs.
 
+    Between rounds all rows are committed, and committed row r holds position r of the text. Node i
+    of a tree is written to row committed + i and stands at position committed + its depth. A path
+    has a node of each depth, so that its rows, put right behind the committed ones, stand where
+    they should again; and each of them was computed from those before it alone.
+
     Example: 5 committed rows and a tree of 4 nodes give length 9; `keep_path([0, 2])` leaves rows
     0-4, node 0's row at 5 and node 2's row at 6, and length 7, all of them committed.
 
@@ -89,8 +94,9 @@ class TreeCache(Cache):
         pooled: one buffer for all layers; False where they lie on several devices.
 
     Attributes:
-        length: valid rows.
-        committed: those of committed tokens; the rows of a tree stand behind them.
+        length: valid rows; who has run a forward sets it.
+        committed: rows of the prompt and of the answer without its last token, which is the root of
+            the next tree and has not been run.
         row_N, end: of the forward that runs: the rows that it writes, int64 [N], and how many it
             reads, valid or not; a mask hides those that are not.
         positions: None, or int64 [N], the positions of a forward's new rows, for a model that asks
@@ -113,7 +119,8 @@ class TreeCache(Cache):
         self.positions: torch.Tensor | None = None
         self.forward: TreeForward | None = None
         self._pooled = pooled
-        self._pools: list[torch.Tensor] = []  # keys and values in turn, [layers, *a layer's shape]
+        # keys and values in turn, [layers, 1, kv_heads, capacity, head_dim]
+        self._pools: list[torch.Tensor] = []
 
     def _layer(self, kind: str) -> "PreallocatedLayer | RecurrentLayer | DummyLayer":
         if kind in NOTHING:
@@ -136,7 +143,8 @@ class TreeCache(Cache):
     def buffers(
         self, index: int, key_states: torch.Tensor, value_states: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """A layer's part of the pool of all layers; its own if it lies or looks apart."""
+        """A layer's keys and values: its part of the pool of all layers, or buffers of its own if
+        its shape is another or the layers lie on several devices."""
         shapes = [
             torch.Size((*states.shape[:2], self.capacity, states.shape[3]))
             for states in (key_states, value_states)
@@ -145,10 +153,12 @@ class TreeCache(Cache):
             keys, values = self._pools[:2]
             return keys[index], values[index]
         layers = len(self._with_rows) if self._pooled and not self._pools else 1
-        # zeros: a row behind a mask must not be infinite or NaN
+        # zeros: where rows are read that nobody has written (models/generate.py), a mask hides
+        # numbers, but no NaN
         keys, values = (key_states.new_zeros(layers, *shape) for shape in shapes)
         self._pools += [keys, values]
-        return keys[0], values[0]
+        place = index if layers > 1 else 0
+        return keys[place], values[place]
 
     @torch.inference_mode()
     def keep_path(self, node_A: torch.Tensor) -> None:

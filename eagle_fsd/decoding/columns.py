@@ -14,7 +14,7 @@ a function and an entry in one of the two tables.
                    at temperature 0 it is 1 for the argmax and 0 for every other token
     log_prob       log P(token); at temperature 0 it is 0 or -inf
     raw_prob       the target's probability of the token without any filter, at every temperature
-    regret         log P(argmax) - log P(token) without any filter, in nats
+    regret         the largest raw logit less the token's: how much less probable it is, in nats
     rank           how many tokens have a larger raw logit
     supported      1 where explicitly set top-k and top-p leave the token, else 0
     draft_logit    the drafter's raw logit of the token; Q, its distribution, is their softmax
@@ -97,7 +97,8 @@ class Rows:
 
     @cached_property
     def draft_distribution_MV(self) -> torch.Tensor:
-        """Q after the filters that make P, over the whole vocabulary; NaN where there is none."""
+        """The drafter's distribution after the filters that make P, over the whole vocabulary; NaN
+        where there is none."""
         prob_MV = next_token_probs(self.draft_MR, self.sampling)
         if self.draft_token_R is not None:
             full_MV = torch.zeros_like(self.target_MV)

@@ -19,42 +19,43 @@ from eagle_fsd.config import check_known
 
 LN2 = math.log(2)
 
-# --- over log-probabilities [..., R] of the draft's tokens; `outside`: the target's mass elsewhere
+# --- over log-probabilities of both, [..., R], of the draft's tokens; `outside`: the target's mass
+#     elsewhere
 
 
-def kl_target_draft(target_R, draft_R, outside):
+def kl_target_draft(log_target_R, log_draft_R, outside):
     """KL(target || draft), in [0, inf]; infinite where the draft gives zero to a possible token."""
-    return _kl(target_R, draft_R).clamp_min(0) + _infinite(outside)
+    return _kl(log_target_R, log_draft_R).clamp_min(0) + _infinite(outside)
 
 
-def kl_draft_target(target_R, draft_R, outside):
+def kl_draft_target(log_target_R, log_draft_R, outside):
     """KL(draft || target), in [0, inf]."""
-    return _kl(draft_R, target_R).clamp_min(0)
+    return _kl(log_draft_R, log_target_R).clamp_min(0)
 
 
-def js(target_R, draft_R, outside):
+def js(log_target_R, log_draft_R, outside):
     """Jensen-Shannon: 1/2 [KL(target || m) + KL(draft || m)], m their mean; in [0, ln 2]."""
-    target, draft = target_R.exp(), draft_R.exp()
+    target, draft = log_target_R.exp(), log_draft_R.exp()
     # the smallest normal number stands for 0, so that 0 / 0 becomes 0 / tiny
     mean = ((target + draft) * 0.5).clamp_min(torch.finfo(torch.float32).tiny)
     value = torch.xlogy(target, target / mean) + torch.xlogy(draft, draft / mean)
     return (0.5 * (value.sum(-1) + outside * LN2)).clamp(0, LN2)  # outside: p log(p / (p/2))
 
 
-def tv(target_R, draft_R, outside):
+def tv(log_target_R, log_draft_R, outside):
     """Total variation: 1/2 sum |target - draft|, in [0, 1]."""
-    return (0.5 * ((target_R.exp() - draft_R.exp()).abs().sum(-1) + outside)).clamp_max(1)
+    return (0.5 * ((log_target_R.exp() - log_draft_R.exp()).abs().sum(-1) + outside)).clamp_max(1)
 
 
-def js_reference(target_R, draft_R, outside):
+def js_reference(log_target_R, log_draft_R, outside):
     """What the FSD authors' code calls js_div: 1/2 [KL(m || target) + KL(m || draft)], in [0, inf].
 
     The arguments are swapped against Jensen-Shannon: it is unbounded, and infinite where one side
     is zero. Close to 0 it agrees with `js`; thresholds do not carry over otherwise
     (github.com/maxholsman/fsd e92a157).
     """
-    mean_R = torch.logaddexp(target_R, draft_R) - LN2
-    value = 0.5 * (_kl(mean_R, target_R) + _kl(mean_R, draft_R))
+    mean_R = torch.logaddexp(log_target_R, log_draft_R) - LN2
+    value = 0.5 * (_kl(mean_R, log_target_R) + _kl(mean_R, log_draft_R))
     return value.clamp_min(0) + _infinite(outside)
 
 

@@ -17,7 +17,7 @@ class Engine:
     Attributes:
         name: as users give it.
         rebuilds: the model that it runs is no longer stock.
-        compiles: steps run as compiled code, which is given every mask.
+        compiles: forwards run as compiled code, which is given a mask for a single node too.
     """
 
     name = "stock"
@@ -50,12 +50,14 @@ class Engine:
         return 1
 
     def rows(self, capacity: int) -> int:
-        """How many rows a cache for so many is given."""
+        """How many rows a cache is given of which so many are needed."""
         return capacity
 
-    def step(self, function: Callable[..., tuple[torch.Tensor, ...]]) -> Callable:
-        """The same function to call: step(cache, *tensors). It is pure but for the cache's rows,
-        and does the same for any numbers of new positions and of cache rows."""
+    def wrap(self, function: Callable[..., tuple[torch.Tensor, ...]]) -> Callable:
+        """What is called in the place of function(cache, *tensors), which runs a forward: it writes
+        the cache's rows, sets what the cache holds for a forward, and takes any number of new
+        positions and of cache rows. An engine may compile it, and may use its results' memory again
+        at the next call."""
         return function
 
 

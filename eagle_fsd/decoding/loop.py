@@ -10,10 +10,11 @@ from dataclasses import dataclass, field
 import torch
 
 from eagle_fsd.config import BadInput
-from eagle_fsd.decoding.acceptance import Acceptance, Policy, accept
+from eagle_fsd.decoding.acceptance import Policy, accept
+from eagle_fsd.decoding.answer import Generation, Round
 from eagle_fsd.decoding.sampling import draw
 from eagle_fsd.decoding.target import Target
-from eagle_fsd.decoding.tree import Drafter, DraftTree
+from eagle_fsd.decoding.tree import Drafter
 from eagle_fsd.decoding.verified import UNIFORMS
 
 
@@ -59,83 +60,6 @@ class DecodeConfig:
     seed: int = 0
 
 
-@dataclass(frozen=True)
-class Round:
-    """One round of the loop; prefill is the first, and has tokens only.
-
-    Attributes:
-        tokens: that joined the answer, after trimming.
-        finish: why the answer ended in this round, else None.
-        acceptance: before trimming.
-        tree, logits_NV: what the rule saw; the logits are good until the next round.
-    """
-
-    tokens: list[int]
-    finish: str | None
-    acceptance: Acceptance | None = None
-    tree: DraftTree | None = None
-    logits_NV: torch.Tensor | None = None
-
-
-@dataclass
-class Generation:
-    """An answer, whole or after any of its rounds.
-
-    Attributes:
-        tokens: the answer's token ids, in order: the one of prefill, then those of the rounds, up
-            to the budget or to a stop token, which is the last one.
-        rounds: an Acceptance for each round, in order; prefill is no round. Its lists have an entry
-            for each token that the round emitted. They are not trimmed, so that the last round may
-            hold tokens that `tokens` lacks.
-        finish: why the answer ended: "stop" or "length"; None while it goes on.
-    """
-
-    tokens: list[int] = field(default_factory=list)
-    rounds: list[Acceptance] = field(default_factory=list)
-    finish: str | None = None
-
-    def add(self, step: Round) -> None:
-        """Take in the answer's next round."""
-        self.tokens += step.tokens
-        self.finish = step.finish
-        if step.acceptance is not None:
-            self.rounds.append(step.acceptance)
-
-    @property
-    def tokens_per_round(self) -> float:
-        """Mean number of tokens that a round emitted, its next token included and before trimming
-        (the literature's tau); NaN without rounds."""
-        emitted = sum(len(r.tokens) for r in self.rounds)
-        return emitted / len(self.rounds) if self.rounds else float("nan")
-
-    @property
-    def fuzzy_share(self) -> float:
-        """Share, from 0 to 1, of the rounds' tokens in whose place the exact test would have
-        emitted another one; NaN without rounds."""
-        fuzzy = [flag for r in self.rounds for flag in r.fuzzy]
-        return sum(fuzzy) / len(fuzzy) if fuzzy else float("nan")
-
-    @property
-    def fuzzy(self) -> list[bool]:
-        """A flag for each of the tokens: whether the exact test would have emitted another one.
-
-        The token of prefill is never fuzzy, nor is any where there are no rounds (transformers'
-        generate).
-        """
-        flags = [False, *(flag for r in self.rounds for flag in r.fuzzy)]
-        return (flags + [False] * len(self.tokens))[: len(self.tokens)]
-
-    @property
-    def round_numbers(self) -> list[int]:
-        """The number of the round that emitted it for each of the tokens, from 1; prefill is 0, and
-        so is all that transformers' generate emitted.
-
-        Example: prefill, then rounds of 3 and 2 tokens: 0 1 1 1 2 2.
-        """
-        numbers = [0, *(n for n, r in enumerate(self.rounds, start=1) for _ in r.tokens)]
-        return (numbers + [0] * len(self.tokens))[: len(self.tokens)]
-
-
 def check_request(target: Target, prompt: Sequence[int], stop: StopConfig) -> None:
     """Refuse, by a BadInput, a request that cannot be carried out, before any work."""
     if len(prompt) == 0:
@@ -155,7 +79,8 @@ def check_request(target: Target, prompt: Sequence[int], stop: StopConfig) -> No
 
 def answer_uniforms(seed: int, positions: int) -> torch.Tensor:
     """The random numbers of an answer, float32 [positions, 3] on the CPU, by seed and position
-    alone: rules, trees, drafters, budgets and devices can be compared draw by draw."""
+    alone: rules, trees, drafters, budgets and devices can be compared draw by draw. A longer block
+    begins with the shorter one, as torch.rand fills it in order."""
     return torch.rand(positions, UNIFORMS, generator=torch.Generator().manual_seed(seed))
 
 
@@ -164,8 +89,8 @@ def decode(
 ) -> Generation:
     """Decode one answer to its end; see decode_rounds."""
     result = Generation()
-    for step in decode_rounds(target, drafter, prompt, config):
-        result.add(step)
+    for one_round in decode_rounds(target, drafter, prompt, config):
+        result.add(one_round)
     return result
 
 
@@ -178,17 +103,20 @@ def decode_rounds(
 
     Raises:
         BadInput: see check_request; another answer was begun on the target before this one had
-            ended; logits are no numbers.
+            ended; logits are NaN or infinite.
     """
     check_request(target, prompt, config.stop)
-    rounds, cache = _rounds(target, drafter, prompt, config), None
+    rounds = _rounds(target, drafter, prompt, config)
+    with target.turn():
+        target.start(len(prompt) + config.stop.max_new_tokens + drafter.max_nodes)
+        cache = target.cache
     try:
         while True:
             with target.turn(cache):
-                step, cache = next(rounds, None), target.cache
-            if step is None:
+                one_round = next(rounds, None)
+            if one_round is None:
                 return
-            yield step
+            yield one_round
     finally:
         with target.turn():
             if cache is target.cache:
@@ -198,17 +126,19 @@ def decode_rounds(
 def _rounds(
     target: Target, drafter: Drafter, prompt: Sequence[int], config: DecodeConfig
 ) -> Iterator[Round]:
-    """The loop itself; decode_rounds has who may run it and when."""
+    """The loop itself; decode_rounds runs it under the target's lock.
+
+    Axes: P positions of the answer, L prompt tokens, N tree nodes, A nodes of the accepted path, V
+    vocabulary, F features.
+    """
     policy, stop, device = config.policy.begin(), config.stop, target.device
     uniform_P3 = answer_uniforms(config.seed, stop.max_new_tokens + drafter.max_nodes)
-    capacity = len(prompt) + stop.max_new_tokens
-    target.start(capacity + drafter.max_nodes)
-    drafter.reset(capacity, prompt[0], policy.sampling, config.seed)
+    drafter.reset(len(prompt) + stop.max_new_tokens, prompt[0], policy.sampling, config.seed)
 
     logits_V, features_LF = target.prefill(torch.tensor(prompt, device=device))
     root = draw(logits_V[None], uniform_P3[:1, 0].to(device), policy.sampling).tolist()
     drafter.observe(features_LF, [*prompt[1:], *root])
-    del features_LF  # the prompt's features are the drafter's to keep or to let go
+    del features_LF  # the drafter keeps of them what it needs
     answer, finish = stop.trim([], root)
     yield Round(answer, finish)
 
@@ -220,12 +150,12 @@ def _rounds(
         accepted = accept(
             tree,
             logits_NV,
-            uniform_P3[len(answer) :],  # from the token on that the root emits
+            uniform_P3[len(answer) :],  # row 0 is for the token that the root emits
             policy=policy,
             stop_token_ids=stop.token_ids,
             answer=answer,
         )
-        # up to 64 KB go to a CUDA device without waiting for it (CUDA programming guide)
+        # copies of up to 64 KB to a CUDA device return at once (CUDA programming guide)
         path_A = torch.tensor(accepted.path).to(device, non_blocking=True)
         target.commit(path_A)
         drafter.observe(features_NF[path_A], accepted.tokens)

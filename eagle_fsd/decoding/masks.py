@@ -30,9 +30,9 @@ def layer_masks(
     """Masks for a model's layers, from what each node may see but for windows and chunks. The
     positions of the keys may be each node's own, [N, K].
 
-    Models whose `layer_types` slide, or see their own chunk of the text alone, take a dict of
-    masks; those whose layers all slide take one mask, with the window added here
-    because transformers leaves a 4-D mask as it is.
+    Models whose `layer_types` name layers that slide, or that see their own chunk of the text
+    alone, take a dict of masks by type. Models with a window and without types take one mask, with
+    the window added here because transformers leaves a 4-D mask as it is.
     """
     types = set(getattr(config, "layer_types", None) or [])
     window = getattr(config, "sliding_window", None)
@@ -44,7 +44,10 @@ def layer_masks(
         chunk = config.attention_chunk_size
         in_chunk_NK = key_position_K // chunk == position_N[:, None] // chunk
         near_NK["chunked_attention"] = visible_NK & in_chunk_NK
+    if not types or len(near_NK) == 1:
+        _, seen_NK = near_NK.popitem()  # the last that was added
+        return additive_mask(seen_NK, dtype, repeats)
     masks = {}
     for kind, seen_NK in near_NK.items():
         masks[kind] = additive_mask(seen_NK, dtype, repeats)
-    return masks if types and len(masks) > 1 else masks.popitem()[1]
+    return masks

@@ -47,11 +47,13 @@ class Target:
     eagle_fsd.engine.trial.check_tree_attention.
 
     Args:
+        model: in eval mode. Its generation config is cleared but for the stop tokens, so that
+            `generate` has no defaults that our loop lacks.
         keep_stock: with an engine that rebuilds the model's layers, rebuild those of a copy, so
             that `model` can still be run as transformers made it; costs the linear weights twice.
 
     Attributes:
-        model: the transformers model, given in eval mode; stock unless keep_stock is False.
+        model: the transformers model; stock unless keep_stock is False.
         config: of its text model, a part of a multimodal model's.
         readout_is_linear: logits are `readout_rows` times the hidden state and nothing else.
         feature_layers: which hidden states are the features, as indices into transformers'
@@ -62,7 +64,7 @@ class Target:
         has_states: layers carry a state from token to token instead of keys and values.
         cache: of the sequence that it decodes; None before the first and after the last.
         last_logits_NV: what the last verification returned, for drafters that learn from it.
-        masks: masks.layer_masks for it, of what each node may see and of the positions.
+        masks: masks(visible_NK, key_position_K, position_N) is masks.layer_masks of this model.
     """
 
     def __init__(
@@ -83,7 +85,7 @@ class Target:
         eos = model.generation_config.eos_token_id
         self.eos_token_ids = tuple([] if eos is None else eos if isinstance(eos, list) else [eos])
         # `generate` fills what a call leaves open from here: penalties, filters, cache kinds
-        model.generation_config = GenerationConfig()
+        model.generation_config = GenerationConfig(eos_token_id=eos)
         # where logits and features are; the embedding may lie elsewhere, on several devices
         self.device: torch.device = self.lm_head.weight.device
         self.dtype: torch.dtype = self.lm_head.weight.dtype
@@ -117,9 +119,9 @@ class Target:
         self.embed_tokens: nn.Module = model.get_input_embeddings()
         repeats = engine.mask_repeats(text_config(rebuilt.config))
         self.masks = partial(layer_masks, self.config, dtype=self.dtype, repeats=repeats)
-        self._step = engine.step(self._run_nodes)
-        self.cache: TreeCache | None = None
+        self._step = engine.wrap(self._run_nodes)
         self._lock = threading.RLock()
+        self.close()
 
     def new_cache(self, capacity: int) -> TreeCache:
         """For a sequence of this model of at most `capacity` rows."""
@@ -132,7 +134,7 @@ class Target:
         cut.num_layers, cut.feature_layers, cut.cache = count, (), None
         cut.model = cut._body = shortened(self._body, count)
         cut._cache_settings = dict(self._cache_settings, types=layer_types(self.config)[:count])
-        cut._step = self.engine.step(cut._run_nodes)
+        cut._step = self.engine.wrap(cut._run_nodes)
         return cut
 
     def embed(self, token_T: torch.Tensor) -> torch.Tensor:
@@ -145,7 +147,8 @@ class Target:
 
     def close(self) -> None:
         """Forget the sequence and its cache."""
-        self.cache = None
+        self.cache: TreeCache | None = None
+        self.last_logits_NV: torch.Tensor | None = None
 
     @contextmanager
     def turn(self, cache: TreeCache | None = None) -> Iterator[None]:
@@ -179,8 +182,9 @@ class Target:
         Returns logits [N, V], row i of the token AFTER node i, and features [N, F].
         """
         N, prefix = tree.size, self.cache.committed
-        # 1. Nodes are written right behind the committed rows, in their order, and stand where
-        #    their depth says.
+        # 1. Nodes are written right behind the committed rows, in their order, over what an earlier
+        #    tree has left there; they stand where their depth says.
+        self.cache.length = prefix
         row_N = self.cache.next_rows(N, self.device)
         position_N = prefix + tree.depth_N
         # 2. Each sees the committed rows, its ancestors and itself. A single token gets what
@@ -265,8 +269,8 @@ class Target:
             # Drafts beyond the last position lie beyond the budget and are never emitted; clamped,
             # they do not run off a table of learned positions.
             position_N = position_N.clamp_max(self.max_positions - 1)
-        cache.row_N, cache.positions = row_N, position_N if self._asks_positions else None
-        cache.forward = nodes if self.has_states else None
+        cache.row_N, cache.forward = row_N, nodes
+        cache.positions = position_N if self._asks_positions else None
         try:
             hidden_BND, features_BNF = self.hidden_and_features(
                 token_N[None],
@@ -274,7 +278,7 @@ class Target:
                 position_ids=None if position_N is None else position_N[None],
                 past_key_values=cache,
                 use_cache=True,
-                **({} if cache.forward is None else {ARGUMENT: nodes}),
+                **({} if nodes is None else {ARGUMENT: nodes}),
             )
         finally:
             cache.forward = None
@@ -315,8 +319,8 @@ class Target:
         hidden_ND: torch.Tensor,
         read: Callable[[torch.Tensor], torch.Tensor] | None = None,
     ) -> torch.Tensor:
-        """What the family's head makes of hidden states after the final norm, [N, V]; with `read`
-        of some rows of the lm_head."""
+        """Logits of hidden states after the final norm, [N, V]; `read` stands in the place of the
+        whole lm_head, see `readout`."""
         logits_NV = (read or self._read)(hidden_ND)
         if self._factor != 1:
             logits_NV = logits_NV * self._factor

@@ -18,8 +18,8 @@ GREEDY = SamplingConfig()
 
 @dataclass(frozen=True)
 class DraftTree:
-    """A tree of drafted tokens: parents come before their children, node 0 is the root. Everything
-    stays on the drafter's device; there is no loop over nodes.
+    """A tree of drafted tokens: parents come before their children, node 0 is the root, and
+    siblings bear different tokens. Everything is on the target's device; no loop goes over nodes.
 
     Example, the root "A" with children "B", "C", and "D" below "C":
 
@@ -41,6 +41,7 @@ class DraftTree:
             V.
         score_N: what nodes were ranked by, float32 [N]: the drafter's log-probability of the path,
             unless drafts were sampled; None where it keeps none.
+        max_children: no node has more; None: not known.
         depth_N: levels below the root, int64 [N].
         ancestor_NN: bool [N, N]; row i marks node i and its ancestors.
     """
@@ -93,8 +94,8 @@ class Drafter(Protocol):
     Attributes:
         max_nodes: most nodes of a proposed tree, the root included.
         samples: its drafts are drawn from the draft distribution, as rule rejection needs them.
-        vocab_size: tokens that its distributions are over, where those are a part of the target's
-            vocabulary; 0 where every tree has its own. None: all.
+        vocab_size: None where its distributions are over the target's vocabulary; the number of
+            tokens where they are over a part of it; 0 where every tree has a part of its own.
     """
 
     max_nodes: int
@@ -105,11 +106,13 @@ class Drafter(Protocol):
         self, capacity: int, first_token: int, sampling: SamplingConfig = GREEDY, seed: int = 0
     ) -> None:
         """Begin a new sequence of at most `capacity` tokens, of which `observe` gives all but the
-        first. Drafts that are sampled are so by the answer's settings and its seed."""
+        first; the last round may observe up to max_nodes more. Drafts that are sampled are so by
+        the answer's settings and by numbers of its seed other than loop.answer_uniforms."""
 
     def observe(self, features_TF: torch.Tensor, next_tokens: Sequence[int]) -> None:
-        """Take in committed tokens, T of them. Example: after prefill of t0 t1 t2 and the root t3,
-        features are f0 f1 f2 and next tokens t1 t2 t3, the last of them always the coming root."""
+        """Take in what a round emitted, T tokens, with the features of the tokens before them.
+        Example: after prefill of t0 t1 t2 and the root t3, features are f0 f1 f2 and next tokens
+        t1 t2 t3, the last of them always the coming root."""
 
     def propose(self) -> DraftTree:
         """The tree below the root, the last token observed."""

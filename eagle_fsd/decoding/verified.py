@@ -1,16 +1,16 @@
 """What a rule sees of a round, in plain Python numbers; and what a rule and a guard are.
 
-`judge` fills a VerifiedTree after every verification. The rules themselves are in eagle_fsd/rules.
+`tabulate` makes a VerifiedTree after every verification; it is the only way from logits to what a
+rule reads. The rules themselves are in eagle_fsd/rules, and registered in rules.RULES.
 
 Random numbers belong to the answer, not to the round: row s of a round's block is for the token
-that a node at depth s emits. So the same token is drawn at the same place of an answer, whatever
-the tree, the drafter and the rule are.
+that a node at depth s emits. So, behind the same text, the same exact token is drawn at the same
+place whatever the tree, the drafter and the rule are (but for a rule with a `draw` of its own).
 
 Axes: N nodes, M nodes whose rows are looked at, K children of a node, V vocabulary, S depths.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from itertools import islice
 from typing import ClassVar, TypeVar
 
 import torch
@@ -117,10 +117,114 @@ class VerifiedTree:
         return self._uniforms[self.depths[v]][column]
 
     def once_a_round(self, compute: Callable[["VerifiedTree"], Result]) -> Result:
-        """compute(self), kept for the round: what a rule knows of the whole tree."""
+        """compute(self), which is kept for the round: what a rule knows of the whole tree."""
         if compute not in self._computed:
             self._computed[compute] = compute(self)
         return self._computed[compute]
+
+
+def tabulate(
+    tree: DraftTree,
+    target_logits_NV: torch.Tensor,
+    uniform_S3: torch.Tensor,
+    *,
+    sampling: SamplingConfig,
+    columns: Collection[str] = (),
+    draw: Draw | None = None,
+    guards: Sequence["Guard"] = (),
+    stop_token_ids: Collection[int] = (),
+    answer: Sequence[int] = (),
+) -> VerifiedTree:
+    """A tree and the target's raw logits, row i of the token AFTER node i, as a rule sees them. A
+    column about places has a value at nodes with drafts, one about drafts at all but the root.
+
+    Args:
+        uniform_S3: numbers in [0, 1) on the CPU, a row a depth, at least max_depth + 1 rows; what
+            is beyond belongs to later tokens.
+        sampling: how P comes from the logits.
+        columns: names in PLACES or DRAFTS.
+        draw: see Rule.
+        guards, stop_token_ids, answer: see VerifiedTree.
+    """
+    N, device = tree.size, tree.token_N.device
+    uniform_S3 = uniform_S3[: tree.max_depth + 1]
+    uniform_N3 = child_NK = None
+    if sampling.temperature > 0:
+        uniform_N3 = uniform_S3.to(device, non_blocking=True)[tree.depth_N]
+    if draw is not None:
+        child_NK = child_table(tree, stop_token_ids)
+
+    def look_at(node_M: torch.Tensor) -> tuple[Rows, torch.Tensor, torch.Tensor]:
+        """The rows of these nodes, ascending; what the exact test emits there, and its regret. Of
+        some nodes, drafts behind others are looked up wrongly: columns are read of all rows that
+        have drafts."""
+        row_C = torch.searchsorted(node_M, tree.parent_N[1:]).clamp_max(len(node_M) - 1)
+        target_MV = target_logits_NV
+        if len(node_M) < N:
+            target_MV = target_logits_NV.index_select(0, node_M)
+        draft_row_M = tree.draft_row_N.index_select(0, node_M)
+        drafter = tree.draft_logits_ER, draft_row_M, tree.draft_token_R
+        rows = Rows(target_MV.float(), row_C, tree.token_N[1:], sampling, *drafter)
+        if sampling.temperature == 0:  # the largest logit is the token's own
+            return rows, rows.argmax_M, rows.best_M - rows.best_M
+        if draw is None:
+            token_M = inverse_cdf(rows.prob_MV, uniform_N3[node_M, 0])
+        else:
+            drafted = rows.draft_distribution_MV, child_NK[node_M]
+            token_M = draw(rows.prob_MV, *drafted, uniform_N3[node_M])
+        return rows, token_M, rows.best_M - rows.target_MV.gather(1, token_M[:, None])[:, 0]
+
+    # 1. Which rows: on a CPU those with drafts behind them, a third to a half of all. On another
+    #    device all, since it would have to be waited for to know which have drafts.
+    node_M = torch.arange(N, device=device)
+    if device.type == "cpu" and N > 1:
+        node_M = tree.parent_N[1:].unique()
+    # 2. Their exact tokens and columns, which reach the host in one transfer. Ids are exact in
+    #    float64.
+    rows, exact_M, regret_M = look_at(node_M)
+    table = [tree.token_N, tree.parent_N, node_M, exact_M, regret_M]
+    for name in columns:
+        table.append((PLACES | DRAFTS)[name](rows))
+    numbers = torch.cat([part.double() for part in table]).cpu()
+    parts = numbers.split([len(part) for part in table])
+    # 3. By node: a place's number by the place, a draft's by the draft.
+    token, parent, node, exact_token = [part.long().tolist() for part in parts[:4]]
+    exact = dict(zip(node, zip(exact_token, parts[4].tolist(), strict=True), strict=True))
+    values = {}
+    for name, part in zip(columns, parts[5:], strict=True):
+        of_places = name in PLACES
+        values[name] = dict(zip(node if of_places else range(1, N), part.tolist(), strict=True))
+
+    def draw_leaf(v: int) -> tuple[int, float]:
+        """A leaf's token is drawn when the path ends there."""
+        _, exact_1, regret_1 = look_at(torch.tensor([v], device=device))
+        return exact_1.item(), regret_1.item()
+
+    return VerifiedTree(
+        token,
+        parent,
+        exact,
+        values,
+        sampling=sampling,
+        draw_leaf=draw_leaf,
+        uniforms=uniform_S3.tolist(),
+        guards=guards,
+        stop_token_ids=stop_token_ids,
+        answer=answer,
+    )
+
+
+def child_table(tree: DraftTree, stop_token_ids: Collection[int]) -> torch.Tensor:
+    """Tokens of each node's children in the draft's order, int64 [N, K], and -1 where there are no
+    more. A node with a stop token has none."""
+    token_C, parent_C = tree.token_N[1:], tree.parent_N[1:]
+    behind_end_C = torch.zeros_like(parent_C, dtype=torch.bool)
+    for stop in stop_token_ids:  # they are few, and a tensor of them would be waited for
+        behind_end_C |= (tree.token_N[parent_C] == stop) & (parent_C > 0)
+    rank_C = (parent_C[:, None] == parent_C).tril(-1).sum(1)  # among its siblings
+    child_NK = token_C.new_full((tree.size, tree.max_children or tree.size), -1)
+    child_NK[parent_C, rank_C] = token_C.masked_fill(behind_end_C, -1)
+    return child_NK
 
 
 class Rule:
@@ -131,22 +235,23 @@ class Rule:
     this is the exact rule.
 
     Attributes:
-        columns: names in PLACES or DRAFTS (columns.py) that it reads.
-        draw: None, or a function that draws the exact token with the help of drafts that were
+        columns: names in PLACES or DRAFTS (columns.py) that it reads; a property may give them.
+        draw: None, or a staticmethod that draws the exact token with the help of drafts that were
             sampled: draw(prob_MV, draft_prob_MV, child_MK, uniform_M3) -> [M], of both
             distributions after the sampling filters (the drafter's NaN where it has none), the
             tokens of the children in the order in which they were drawn (-1: no more), and the
             random numbers of the token. The drafter must sample.
         takes_chances: at temperature 0 too the accepted path depends on a draw.
-        exact: the value of its first field at which it is exact. Infinite: at no finite value, but
-            the further towards it the nearer. NaN: at none, nor towards one.
-        dial: the parameter of a rule that adapts, as it set it for this round; None of any other.
+        lossless_at: the value of its first field at which it is exact. Infinite: only in the limit.
+            NaN: at none, nor towards one.
+        dial: the parameter that a rule which adapts has used in this round, once `choose` has
+            returned; None of any other. No field of a dataclass.
     """
 
     columns: ClassVar[tuple[str, ...]] = ()
     draw: ClassVar[Draw | None] = None
     takes_chances: ClassVar[bool] = False
-    exact: ClassVar[float] = 0.0
+    lossless_at: ClassVar[float] = 0.0
     dial: float | None = None
 
     def __post_init__(self):
@@ -157,7 +262,8 @@ class Rule:
         not built yet stand its settings."""
 
     def begin(self) -> "Rule":
-        """The rule for one answer: itself, or what remembers the answer's rounds."""
+        """Called once an answer: a rule that remembers its rounds returns a fresh object that does
+        (a Rule too), any other itself."""
         return self
 
     def choose(self, tree: VerifiedTree) -> Path:
@@ -171,7 +277,8 @@ class Rule:
     def step(self, tree: VerifiedTree, v: int) -> int | None:
         """The child that is taken at v; None: the exact token ends the round.
 
-        It must not read exact tokens below v: that would bias the distribution of the text.
+        Above temperature 0 it must not read exact tokens below v: that would bias the distribution
+        of the text. At 0 they are no draws.
         """
         return tree.hit(v)
 
@@ -205,106 +312,3 @@ class Guard:
     def allows(self, tree: VerifiedTree, child: int) -> bool:
         """Whether the draft may be taken although the exact token is another."""
         raise NotImplementedError
-
-
-def judge(
-    tree: DraftTree,
-    target_logits_NV: torch.Tensor,
-    uniform_S3: torch.Tensor,
-    *,
-    sampling: SamplingConfig,
-    columns: Collection[str] = (),
-    draw: Draw | None = None,
-    guards: Sequence[Guard] = (),
-    stop_token_ids: Collection[int] = (),
-    answer: Sequence[int] = (),
-) -> VerifiedTree:
-    """A tree and the target's raw logits, row i of the token AFTER node i, as a rule sees them.
-
-    Args:
-        uniform_S3: numbers in [0, 1) on the CPU, a row a depth, at least max_depth + 1 rows; what
-            is beyond belongs to later tokens.
-        sampling: how P comes from the logits.
-        columns: names in PLACES or DRAFTS.
-        draw: see Rule.
-        guards, stop_token_ids, answer: see VerifiedTree.
-    """
-    N, device = tree.size, tree.token_N.device
-    uniform_S3 = uniform_S3[: tree.max_depth + 1]
-    uniform_N3 = child_NK = None
-    if sampling.temperature > 0:
-        uniform_N3 = uniform_S3.to(device, non_blocking=True)[tree.depth_N]
-    if draw is not None:
-        child_NK = child_table(tree, stop_token_ids)
-
-    def look_at(node_M: torch.Tensor) -> tuple[Rows, torch.Tensor, torch.Tensor]:
-        """The rows of these nodes, ascending; what the exact test emits there, and its regret."""
-        row_C = torch.searchsorted(node_M, tree.parent_N[1:]).clamp_max(len(node_M) - 1)
-        target_MV = target_logits_NV
-        if len(node_M) < N:
-            target_MV = target_logits_NV.index_select(0, node_M)
-        draft_row_M = tree.draft_row_N.index_select(0, node_M)
-        drafter = tree.draft_logits_ER, draft_row_M, tree.draft_token_R
-        rows = Rows(target_MV.float(), row_C, tree.token_N[1:], sampling, *drafter)
-        if sampling.temperature == 0:  # the largest logit is the token's own
-            return rows, rows.argmax_M, rows.best_M - rows.best_M
-        if draw is None:
-            token_M = inverse_cdf(rows.prob_MV, uniform_N3[node_M, 0])
-        else:
-            drafted = rows.draft_distribution_MV, child_NK[node_M]
-            token_M = draw(rows.prob_MV, *drafted, uniform_N3[node_M])
-        return rows, token_M, rows.best_M - rows.target_MV.gather(1, token_M[:, None])[:, 0]
-
-    # 1. Which rows: on a CPU those with drafts behind them, a third to a half of all. On another
-    #    device all, since it would have to be waited for to know which have drafts.
-    node_M = torch.arange(N, device=device)
-    if device.type == "cpu" and N > 1:
-        node_M = tree.parent_N[1:].unique()
-    # 2. Their exact tokens and columns, which reach the host in one transfer. Ids are exact in
-    #    float64.
-    rows, exact_M, regret_M = look_at(node_M)
-    table = [tree.token_N, tree.parent_N, node_M, exact_M, regret_M]
-    for name in columns:
-        table.append((PLACES | DRAFTS)[name](rows))
-    numbers = iter(torch.cat([values.double() for values in table]).tolist())
-    token = [int(number) for number in islice(numbers, N)]
-    parent = [int(number) for number in islice(numbers, N)]
-    # 3. By node: a place's number by the place, a draft's by the draft.
-    node = [int(number) for number in islice(numbers, len(node_M))]
-    exact_token = [int(number) for number in islice(numbers, len(node))]
-    exact = dict(zip(node, zip(exact_token, islice(numbers, len(node)), strict=True), strict=True))
-    values = {}
-    for name in columns:
-        keys = node if name in PLACES else range(1, N)
-        values[name] = dict(zip(keys, islice(numbers, len(keys)), strict=True))
-
-    def draw_leaf(v: int) -> tuple[int, float]:
-        """A leaf's token is drawn when the path ends there."""
-        _, exact_1, regret_1 = look_at(torch.tensor([v], device=device))
-        return exact_1.item(), regret_1.item()
-
-    return VerifiedTree(
-        token,
-        parent,
-        exact,
-        values,
-        sampling=sampling,
-        draw_leaf=draw_leaf,
-        uniforms=uniform_S3.tolist(),
-        guards=guards,
-        stop_token_ids=stop_token_ids,
-        answer=answer,
-    )
-
-
-def child_table(tree: DraftTree, stop_token_ids: Collection[int]) -> torch.Tensor:
-    """Tokens of each node's children in the draft's order, int64 [N, K], and -1 where there are no
-    more. A node with a stop token has none."""
-    token_C, parent_C = tree.token_N[1:], tree.parent_N[1:]
-    behind_end_C = torch.zeros_like(parent_C, dtype=torch.bool)
-    for stop in stop_token_ids:  # they are few, and a tensor of them would be waited for
-        behind_end_C |= (tree.token_N[parent_C] == stop) & (parent_C > 0)
-    rank_C = (parent_C[:, None] == parent_C).tril(-1).sum(1)  # among its siblings
-    child_NK = token_C.new_full((tree.size, tree.max_children or tree.size), -1)
-    child_NK[parent_C, rank_C] = token_C.masked_fill(behind_end_C, -1)
-    return child_NK

@@ -6,5 +6,4 @@ language_model.py    or of a second language model
 growing.py           what these two share, and how EAGLE-2 grows a tree
 ngram.py             what followed the same tokens before in the text (ngram_table.py)
 hybrid.py            both: continuations grafted onto the head's tree
-walk.py              any of them along a text that is known
 """

@@ -50,7 +50,7 @@ class GrowingDrafter(Drafter):
     def __init__(self, target: Target, tree: TreeConfig, *, samples: bool = False):
         self.target, self.samples = target, samples
         self.vocab_size = None if self.draft_token_R is None else len(self.draft_token_R)
-        self._compiled_step = target.engine.step(self.step)
+        self._compiled_step = target.engine.wrap(self.step)
         self._set_tree(tree)
 
     @property

@@ -108,7 +108,7 @@ class Compiled(Packed):
     def rows(self, capacity: int) -> int:
         return -(-capacity // CACHE_ROWS) * CACHE_ROWS
 
-    def step(self, function: Callable[..., tuple[torch.Tensor, ...]]) -> CompiledStep:
+    def wrap(self, function: Callable[..., tuple[torch.Tensor, ...]]) -> CompiledStep:
         return CompiledStep(function)
 
 

@@ -31,7 +31,7 @@ def curves(rows: Sequence[dict]) -> dict[str, list[dict]]:
     for row in found:
         named[row["line"]].append(row)
     for arms in named.values():
-        falling = RULES[arms[0]["rule"]].exact > min(row["value"] for row in arms)
+        falling = RULES[arms[0]["rule"]].lossless_at > min(row["value"] for row in arms)
         arms.sort(key=lambda row: row["value"], reverse=falling)
     return named
 
@@ -39,7 +39,7 @@ def curves(rows: Sequence[dict]) -> dict[str, list[dict]]:
 def from_exact(arms: Sequence[dict]) -> tuple[list[float], list[float]]:
     """A curve's tokens a round over exact's, and its values; exact's own first, whose value is NaN
     where no finite one is exact. Without exact's for a rule that no value leads to exact."""
-    exact = RULES[arms[0]["rule"]].exact
+    exact = RULES[arms[0]["rule"]].lossless_at
     gains = [row["tokens_per_round_vs_exact"]["value"] for row in arms]
     values = [row["value"] for row in arms]
     if np.isnan(exact):

@@ -13,9 +13,9 @@ import torch
 
 from eagle_fsd.arms import Arm
 from eagle_fsd.config import SamplingConfig
+from eagle_fsd.decoding.answer import Round
 from eagle_fsd.decoding.columns import PLACES, Rows, draft_prob, raw_prob
 from eagle_fsd.decoding.divergence import DIVERGENCES
-from eagle_fsd.decoding.loop import Round
 from eagle_fsd.evaluation.answering import json_number
 from eagle_fsd.models.loaded import Model
 

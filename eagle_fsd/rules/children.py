@@ -84,7 +84,7 @@ class Random(ChildRule):
 class AcceptAll(ChildRule):
     """Every round goes down to a leaf: the loose end of all rules."""
 
-    exact: ClassVar[float] = math.nan  # its first field is no dial
+    lossless_at: ClassVar[float] = math.nan  # its first field is no dial
     child: str = "target"
 
     def take(self, tree: VerifiedTree, v: int) -> float:

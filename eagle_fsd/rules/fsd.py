@@ -78,7 +78,7 @@ class FsdPaper(Fsd):
     Emitted distribution where D passes: choice(c), so TV = 1 - P(c) for a fixed choice.
     """
 
-    exact: ClassVar[float] = math.nan  # 0 turns down what exact takes
+    lossless_at: ClassVar[float] = math.nan  # 0 turns down what exact takes
     child: str = "draft"  # as published; fsd's own default costs half the regret
 
     def step(self, tree: VerifiedTree, v: int) -> int | None:

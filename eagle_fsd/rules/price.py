@@ -5,7 +5,9 @@
     path   the path through the whole tree whose tokens are worth their regret at b nats a token;
            ours, no source does it in trees (nearest: ASD, arXiv 2608.03447, on chains)
 
-The price b of `path` means the same at every temperature. C(v) are the options at v, V(leaf) = 0:
+The price b of `path` means the same at every temperature. C(v) are the options at v (above
+temperature 0 its children: guards are refused there, and what top-k and top-p remove has P = 0),
+V(leaf) = 0:
 
     0        V(v) = max(0, max over C(v) and x's child of 1 + V(c) - cost(c) / b),
              cost(x's child) = 0, else regret(c);

@@ -28,7 +28,7 @@ class Typical(TokenRule):
     """
 
     columns: ClassVar[tuple[str, ...]] = (*TokenRule.columns, "raw_prob", "entropy")
-    exact: ClassVar[float] = math.inf
+    lossless_at: ClassVar[float] = math.inf
     epsilon: float = 0.09
     delta: float = 0.0
 

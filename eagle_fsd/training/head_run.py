@@ -12,12 +12,12 @@ from transformers import PretrainedConfig
 
 from eagle_fsd.config import BadInput, TreeConfig
 from eagle_fsd.drafters.eagle import head_drafter
-from eagle_fsd.drafters.walk import walk
 from eagle_fsd.heads.draft_head import DraftHead, build_head
 from eagle_fsd.heads.draft_vocabulary import answer_counts, coverage, frequent_tokens
 from eagle_fsd.heads.head_config import head_shape
 from eagle_fsd.heads.mtp_head import MtpHead
 from eagle_fsd.models import load
+from eagle_fsd.models.walk import walk
 from eagle_fsd.training.data import Batches, Dialogue, supervised
 from eagle_fsd.training.features import TargetStates
 from eagle_fsd.training.losses import Objective

@@ -6,12 +6,12 @@ vLLM's own acceptance. What cannot be done here is refused when the request come
 
 import inspect
 
+from eagle_fsd.decoding.chains import OF_DRAFT_ROWS
 from vllm.sampling_params import SamplingParams
 
 from eagle_fsd.arms import BY_TRANSFORMERS, PLAIN, Arm, parse_arm
 from eagle_fsd.config import BadInput, SamplingConfig
 from eagle_fsd.decoding.acceptance import Policy
-from eagle_fsd.decoding.chains import OF_DRAFT_ROWS
 from eagle_fsd.drafters.settings import EagleSettings
 from eagle_fsd.rules.fsd import Exact
 from eagle_fsd.rules.guards import Ends, NoRepeat
@@ -55,7 +55,7 @@ def policy_of(params: SamplingParams) -> Policy | None:
     arm = _served(text)
     sampling = SamplingConfig(params.temperature, max(params.top_k, 0), params.top_p)
     arm.check(sampling)
-    if type(arm.rule) is Exact or arm.value == type(arm.rule).exact:
+    if type(arm.rule) is Exact or arm.value == type(arm.rule).lossless_at:
         return None
     policy = arm.policy(sampling)
     if sampling.temperature > 0:
