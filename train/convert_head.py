@@ -101,13 +101,14 @@ def check(options: ConvertOptions) -> None:
     if is_mtp(head):
         if options.fused_layers:
             raise BadInput("an MTP layer reads the last hidden state: leave --feature_layers out")
-        layers = load_head(head, config, target=target)
-        page = check_mtp(head, layers, config, target=target)
+        page, wrong = check_mtp(load_head(head, config, target=target)), []
     else:
-        page = check_head(head, config, target=target, feature_layers=options.fused_layers)
-    print(page)
-    if page.wrong:
-        raise BadInput(f"faults of {head} for {target}: {len(page.wrong)}, named above")
+        page, wrong = check_head(head, config, feature_layers=options.fused_layers)
+    print(f"{head} for {target}")
+    for label, text in [*page.items(), *(("wrong", fault) for fault in wrong or ["nothing found"])]:
+        print(f"{label:<10}{text}")
+    if wrong:
+        raise BadInput(f"faults of {head} for {target}: {len(wrong)}, named above")
 
 
 def convert(options: ConvertOptions) -> None:
