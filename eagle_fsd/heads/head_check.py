@@ -54,7 +54,7 @@ def check_mtp(head: MtpHead) -> dict[str, str]:
     states = {"normed": "after its final norm", "raw": "before its final norm"}
     return {
         "head": f"MTP of a checkpoint of type {config.target.model_type}",
-        "layers": f"{config.count} of {config.hidden_size:,} channels",
+        "layers": f"1 of {config.hidden_size:,} channels",
         "weights": f"{sum(p.numel() for p in head.parameters()):,} numbers",
         "drafts": f"all {config.vocab_size:,} tokens",
         "reads": f"the target's last hidden state, {states[config.feature]}; then its own, "
