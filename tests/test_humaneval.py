@@ -1,10 +1,9 @@
-"""Code from answers; wrong, endless and hostile programs; HumanEval's own solutions."""
+"""Code from answers; wrong and endless programs; HumanEval's own solutions."""
 
 import gzip
 import json
 import os
 import shutil
-import socket
 import time
 from pathlib import Path
 from textwrap import indent
@@ -56,6 +55,7 @@ WRONG = {
     "empty": "",
     "cut off": "```python\ndef area(r):\n    return math.pi * (r",
     "exits in the function": "```python\ndef area(r):\n    raise SystemExit(0)\n```",
+    "exits the process": "```python\nimport os\ndef area(r):\n    os._exit(0)\n```",
     "null byte": f"```python\n\0{WHOLE}```",
     "calls the test": "```python\nimport sys\ncheck = area = print\n```",
     "equal to all": "```python\nclass E(float):\n    __sub__ = lambda s, o: 0.0\n"
@@ -66,7 +66,7 @@ WRONG = {
 
 def test_wrong_answers_fail():
     for form, answer in WRONG.items():
-        whole = form in ("exits in the function", "equal to all")
+        whole = form in ("exits in the function", "exits the process", "equal to all")
         assert check_program(answer, PROBLEM) == {"pass@1": 0.0, "parses": whole}, form
 
 
@@ -93,134 +93,60 @@ def isolation(request, monkeypatch, tmp_path):
 
 
 # what is tried, and how it ends
-SEND = "import sys; wire = sys._getframe(1).f_locals['wire']; "
 ENDS = {
     "bytearray(3 << 30)": "MemoryError",
     "raise KeyboardInterrupt": "KeyboardInterrupt",
     "f()": "RecursionError",
     "import os; os._exit(0)": "ended early",
     "import sys; sys.exit()": "SystemExit",
-    "open('x', 'w').write('x' * (2 << 20))": "OSError",
     "[open('/dev/null') for _ in range(99)]": "OSError",
-    # a forged verdict: the frames hold no test and no token, and what is sent is but a value
-    "import sys; return 'test' in sys._getframe(1).f_locals['request']": "AssertionError",
-    SEND + "print(('value', 1), file=wire)": "AssertionError",
-    SEND + "print('exit(0)', file=wire)": "ValueError",
-    SEND + "print('(' * 99999, file=wire)": "SyntaxError",
-    "import os; os.write(2, b'ready')": "AssertionError",
-    "import atexit, os; atexit.register(os._exit, 0)": "AssertionError",
-    "import builtins; builtins.AssertionError = builtins.compile = print": "AssertionError",
-    "import sys; sys.stdout.close(), sys.stderr.close()": "AssertionError",
-    "class E(int):\n    __eq__ = lambda s, o: True\nreturn E()": "AssertionError",
-}
-# {here} is this process, {file} a file of its own, {port} where it listens
-REFUSED = "AssertionError"
-SHUT_OUT = {
-    "open({file!r}, 'w')": "FileNotFoundError",
-    "open({file!r}).read()": "FileNotFoundError",
-    "open('/etc/shadow').read()": "FileNotFoundError",
-    "open('/tmp/new', 'w')": "OSError",
-    "open('/usr/new', 'w')": "OSError",
-    "import os; os.symlink('/usr', 'here')": "OSError",
-    "import os; os.chmod('/usr/bin/env', 0o777)": "OSError",
-    "import os; os.setxattr('/usr/bin/env', 'user.a', b'')": "OSError",
-    "open('/proc/{here}/mem')": "FileNotFoundError",
-    "open('/proc/self/environ')": "FileNotFoundError",
-    "import os; os.kill({here}, 0)": "ProcessLookupError",
-    "import os; os.kill(os.getppid(), 9)": "",  # bubblewrap's own, which the kernel spares
-    "import ctypes; assert ctypes.CDLL(None).sigqueue({here}, 0, None) == 0": REFUSED,
-    "import os; os.setpriority(os.PRIO_PROCESS, {here}, 19)": "ProcessLookupError",
-    "import time; time.clock_settime(time.CLOCK_REALTIME, time.time())": "PermissionError",
-    "import os; os.setuid(0)": "OSError",
-    "import resource as r; r.setrlimit(r.RLIMIT_CPU, (99, 99))": "ValueError",
-    "import ctypes; assert ctypes.CDLL(None).ptrace(16, {here}, 0, 0) == 0": REFUSED,
-    "import ctypes; assert ctypes.CDLL(None).unshare(0x10000000) == 0": REFUSED,
-    "import ctypes as c; assert c.CDLL(None).mount(b'a', b'/tmp', b'tmpfs', 0, 0) == 0": REFUSED,
-    "import socket; socket.create_connection(('127.0.0.1', {port}), 1)": "ConnectionRefusedError",
-    "import socket; socket.create_connection(('192.0.2.1', 80), 1)": "OSError",
-    "import ctypes; ctypes.CDLL(None).shmget({here}, 99, 0o1600)": "",  # its own, and gone with it
-    "import multiprocessing.shared_memory as m; m.SharedMemory(create=True, size=9)": "OSError",
-    "import os; assert 'SECRET' in os.environ": "AssertionError",
+    "print('passed')": "AssertionError",
+    "while True: pass": "timeout",
+    "while True: print('x' * (1 << 20))": "timeout",
+    "import os; os.kill(os.getpid(), 19)": "timeout",  # SIGSTOP
 }
 
 
-@pytest.mark.parametrize("program", ENDS)
-def test_a_verdict_is_not_forged_and_limits_hold(program):
-    assert run(program, test="assert candidate() == 2") == ENDS[program]
+def test_how_programs_end(isolation):
+    for program, end in ENDS.items():
+        told = run(program, test="assert candidate() == 2", seconds=2)
+        assert told == end, program
 
 
 @needs_bubblewrap
-def test_what_bubblewrap_shuts_out(tmp_path, monkeypatch):
-    """Tried against this process, a file and a port of its own, all in one program."""
-    monkeypatch.setenv("SECRET", "1")
+def test_what_bubblewrap_shuts_out(tmp_path):
+    """The user's files, the network and other processes."""
     outside = tmp_path / "outside"
     outside.write_text("kept")
-    segments = Path("/proc/sysvipc/shm").read_text()
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        place = {"file": str(outside), "here": os.getpid(), "port": server.getsockname()[1]}
-        body = "ends = []\n"
-        for program in SHUT_OUT:
-            body += f"try:\n    {program.format(**place)}\n    ends.append('')\n"
-            body += "except Exception as error:\n    ends.append(type(error).__name__)\n"
-        wanted = list(SHUT_OUT.values())
-        told = run(f"{body}return ends", test=f"raise Exception if candidate() == {wanted} else 1")
-    assert told == "Exception"
-    assert outside.read_text() == "kept" and Path("/proc/sysvipc/shm").read_text() == segments
+    for program, end in {
+        f"open({str(outside)!r}, 'w')": "FileNotFoundError",
+        "open('/usr/new', 'w')": "OSError",
+        f"import os; os.kill({os.getpid()}, 0)": "ProcessLookupError",
+        "import socket; socket.create_connection(('192.0.2.1', 80), 1)": "OSError",
+    }.items():
+        assert run(program) == end
+    assert outside.read_text() == "kept"
 
 
-FORKS = """import os, time
-for n in range(300):
-    try:
-        if os.fork() == 0:
-            time.sleep(60)
-    except OSError:
-        return n"""
-
-
-@needs_bubblewrap
-def test_a_fork_bomb_is_stopped():
-    """Root's processes are not counted, so that nobody's run where nobody may read Python."""
-    end = run(FORKS, test="n = candidate(); raise type(f'Made{n}', (Exception,), {})")
-    counted = os.geteuid() or "setpriv" in humaneval.bubblewrap()[0]
-    assert end == ("Made62" if counted else "MadeNone")
-
-
-ENDLESS = ["while True: pass", "import time; time.sleep(60)", "while True: print('x' * (1 << 20))"]
-ENDLESS += ["import os; os.kill(os.getpid(), 19)"]  # SIGSTOP
-ENDLESS += ["import signal as s, time; s.signal(15, s.SIG_IGN); time.sleep(60)"]
-
-
-def test_what_never_ends_is_killed(isolation):
-    """Computing, asleep, talking, stopped; and 20 processes that an answer leaves behind, with
-    bubblewrap also in sessions of their own."""
-    for body in ENDLESS:
-        assert run(body, seconds=0.8) == "timeout", body
+def test_processes_that_an_answer_leaves_behind_are_killed(isolation):
+    """With bubblewrap also in sessions of their own."""
     mark, apart = f"{time.time_ns()}", isolation == "bubblewrap"
-    body = "import subprocess as s, sys\nfor _ in range(20):\n"
+    body = "import subprocess as s, sys\nfor _ in range(5):\n"
     body += "    s.Popen([sys.executable, '-c', 'import time; time.sleep(9)', "
     body += f"'{mark}'], start_new_session={apart})"
-    run(body, seconds=10)
+    assert run(body, seconds=10) == "passed"
     left = [p for p in psutil.process_iter(["cmdline"]) if mark in (p.info["cmdline"] or [])]
     assert not psutil.wait_procs(left, timeout=5)[1]
 
 
-ALLOWED = """import os, threading, numpy
-thread = threading.Thread(target=int)
-thread.start(), thread.join()
-print('x' * (1 << 25))
-assert os.listdir() == []
-return (numpy.ones(9) @ numpy.ones(9)).astype(int), hash('1'), VALUES"""
-VALUES = [1, 2.5, True, None, "\ud800", [1, (2, {3}), {"a": (1,), 2: 1j}], {}, (), b"x"]
-
-
 def test_what_is_allowed(isolation):
-    """Threads, numpy, much output; an empty folder; hashes are the same every time; values come
-    as they are, of numpy's only numbers."""
-    body = ALLOWED.replace("VALUES", repr(VALUES))
-    told = "raise type(f'E{h}', (Exception,), {})"
-    test = f"n, h, v = candidate(); {told} if (n, v) == (9, {VALUES!r}) else 1"
-    (end,) = {run(body, test=test) for _ in range(2)}
-    assert end.startswith("E")
+    """Threads, numpy, much output; an empty folder; values come as they are, of numpy's only
+    numbers."""
+    values = [1, 2.5, True, None, "\ud800", [1, (2, {3}), {"a": (1,), 2: 1j}], {}, (), b"x"]
+    body = "import os, threading, numpy\nthread = threading.Thread(target=int)\n"
+    body += "thread.start(), thread.join(), print('x' * (1 << 25))\nassert os.listdir() == []\n"
+    body += f"return (numpy.ones(9) @ numpy.ones(9)).astype(int), {values!r}"
+    assert run(body, test=f"assert candidate() == (9, {values!r})") == "passed"
     assert run("return object()") == "SyntaxError"
 
 

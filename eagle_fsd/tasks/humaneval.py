@@ -1,15 +1,10 @@
 """HumanEval (Chen et al. 2021, arXiv 2107.03374): from a chat answer to a program, whether
 it is Python, and pass@1.
 
-The package's own execution runs inside the caller's process. Here answer and tests have processes
-of their own (checked_call.py). With bubblewrap (`bwrap`) these see a read-only /usr and Python, an
-empty read-only /tmp, no network, no other process, no privileges and almost no environment, and
-what they started is killed when their time is over. What is left: faults of the kernel, whose calls
-are not filtered, and its keyrings, which are the caller's; the memory of an answer's processes
-together; and as root, with a Python that nobody else may read, their number.
-
-Without it there are the limits of checked_call.py and a throw-away folder: the code can then read
-and change what the user can, the checker too, use the network, and leave processes behind.
+An answer runs in a process of its own with limits of time, memory and files (checked_call.py), and
+where bubblewrap (`bwrap`) runs it sees a read-only /usr and Python, no network and no other
+process. That keeps mistakes of a model away from the user's files; it is no defence against an
+answer that was written to break out or to forge its verdict, which comes from the same process.
 """
 
 import ast
@@ -18,14 +13,13 @@ import functools
 import json
 import os
 import re
+import secrets
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 
 from eagle_fsd.config import BadInput
@@ -40,7 +34,6 @@ STOPS = re.compile(r"\n(?:class|def|#|if|print)")
 FIELDS = ("prompt", "test", "entry_point")  # of a problem, all texts
 PROGRAM = Path(__file__).with_name("checked_call.py")
 SECONDS = 10.0  # of wall clock; HumanEval's own solutions take 0.2
-PROCESSES = 64
 PASSED = "passed"
 ENVIRONMENT = {
     "PATH": os.defpath,
@@ -50,7 +43,6 @@ ENVIRONMENT = {
     "OPENBLAS_NUM_THREADS": "1",
     "PYTHONHASHSEED": "0",  # so that a score can be made again
 }
-EMPTY = "/answer"  # where the code begins; /tmp may hold the Python that runs it
 
 
 def extract_code(answer: str, entry_point: str) -> str:
@@ -131,58 +123,43 @@ def execute(
         PASSED, "timeout", the name of the exception that ended the check, or "ended early".
 
     Raises:
-        BadInput: the processes did not start, which is no fault of the program.
+        BadInput: the process did not start, which is no fault of the program.
     """
-    request = {"seconds": seconds, "entry_point": entry_point}
-    # outside of bubblewrap the user's other processes count too
-    request["processes"] = PROCESSES if bubblewrap() else None
-    theirs, ours = socket.socketpair()
-    with tempfile.TemporaryDirectory(prefix="answer-") as folder, theirs, ours:
-        with _started("answer", request | {"program": program}, theirs, folder):
-            theirs.close()  # or the checker would not see it end
-            checker = request | {"prompt": prompt, "test": test}
-            with _started("check", checker, ours, folder) as process:
-                ours.close()
-                try:
-                    printed, late = process.communicate(timeout=seconds)[1], False
-                except subprocess.TimeoutExpired as error:
-                    printed, late = error.stderr or b"", True
-    ready, _, reason = printed.decode(errors="replace").partition("\n")
+    token = secrets.token_hex(16)  # which an answer that merely exits does not write
+    request = {"program": program, "prompt": prompt, "test": test, "entry_point": entry_point}
+    request |= {"token": token, "seconds": seconds}
+    # -s, -P: no user's packages, nothing from the folder
+    command = [*bubblewrap(), sys.executable, "-s", "-P", "-B", "-c", PROGRAM.read_text()]
+    with (
+        tempfile.TemporaryDirectory(prefix="answer-") as folder,
+        subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            cwd=folder,
+            env=ENVIRONMENT,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+        ) as process,
+    ):
+        try:
+            told, late = process.communicate(json.dumps(request), timeout=seconds)[0], False
+        except subprocess.TimeoutExpired as error:
+            told, late = (error.stdout or b"").decode(errors="replace"), True
+        finally:
+            with contextlib.suppress(ProcessLookupError):  # what the answer started goes with it
+                os.killpg(process.pid, signal.SIGKILL)
+    ready, _, end = told.partition("\n")
     if ready != "ready":
         raise BadInput(
-            f"the processes that run and check answers were not ready in {seconds:g} seconds "
-            f"({printed!r}): is this machine overloaded, or does {sys.executable} not run there?"
+            f"the process that runs an answer was not ready in {seconds:g} seconds ({told!r}): is "
+            f"this machine overloaded, or does {sys.executable} not run there?"
         )
     if late:
         return "timeout"
-    return PASSED if process.returncode == 0 else reason.strip() or "ended early"
-
-
-@contextlib.contextmanager
-def _started(
-    role: str, request: dict, wire: socket.socket, folder: str
-) -> Iterator[subprocess.Popen]:
-    """A process of checked_call.py, killed with its children when this ends."""
-    with tempfile.TemporaryFile("w+") as file:
-        json.dump(request, file)
-        file.seek(0)
-        # -s, -P: no user's packages, nothing from the folder
-        command = [sys.executable, "-s", "-P", "-B", "-c", PROGRAM.read_text(), role]
-        with subprocess.Popen(
-            [*bubblewrap(), *command, str(wire.fileno())],
-            stdin=file,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE if role == "check" else subprocess.DEVNULL,
-            cwd=folder,
-            env=ENVIRONMENT,
-            pass_fds=(wire.fileno(),),
-            start_new_session=True,
-        ) as process:
-            try:
-                yield process
-            finally:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
+    return PASSED if end.strip() == token else end.strip() or "ended early"
 
 
 @functools.cache
@@ -190,22 +167,12 @@ def bubblewrap() -> list[str]:
     """bwrap with what the code may see, to go before a command; empty where it does not run."""
     if (bwrap := shutil.which("bwrap")) is None:
         return []
-    command = [bwrap, "--unshare-all", "--unshare-user", "--die-with-parent"]
-    known = subprocess.run([bwrap, "--help"], capture_output=True, text=True).stdout
-    command += ["--disable-userns"] if "--disable-userns" in known else []  # bubblewrap 0.8
-    command += ["--new-session", "--cap-drop", "ALL", "--uid", "65534", "--gid", "65534"]  # nobody
-    for place in ("/lib", "/lib64", "/bin"):
-        linked = os.path.islink(place)
-        command += ["--symlink", os.readlink(place)] if linked else ["--ro-bind-try", place]
-        command.append(place)
+    command = [bwrap, "--unshare-all", "--unshare-user", "--die-with-parent", "--new-session"]
+    command += ["--cap-drop", "ALL"]
     python = {sys.prefix, sys.base_prefix, os.path.realpath(sys.base_prefix)}
-    for place in ["/usr", "/etc/ld.so.cache", *sorted(python)]:
+    for place in ["/usr", "/lib", "/lib64", "/bin", "/etc/ld.so.cache", *sorted(python)]:
         command += ["--ro-bind-try", place, place]
-    command += ["--dev", "/dev", "--remount-ro", "/dev", "--dir", "/tmp", "--dir", EMPTY]
-    command += ["--chdir", EMPTY, "--remount-ro", "/"]
-    setpriv = shutil.which("setpriv") if os.geteuid() == 0 else None
-    nobody = [setpriv, "--reuid=65534", "--regid=65534", "--clear-groups"] if setpriv else []
-    for whole in ([*nobody, *command], command):  # nobody's processes are counted, root's are not
-        if subprocess.run([*whole, sys.executable, "-V"], capture_output=True).returncode == 0:
-            return whole
-    return []
+    command += ["--dev", "/dev", "--remount-ro", "/dev", "--dir", "/tmp", "--chdir", "/tmp"]
+    command += ["--remount-ro", "/"]
+    runs = subprocess.run([*command, sys.executable, "-V"], capture_output=True).returncode == 0
+    return command if runs else []
