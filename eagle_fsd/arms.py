@@ -19,19 +19,21 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from eagle_fsd.config import BadInput, SamplingConfig
 from eagle_fsd.decoding.acceptance import Policy
 from eagle_fsd.decoding.tree import Drafter, RootDrafter
 from eagle_fsd.decoding.verified import Guard, Rule
-from eagle_fsd.drafters.settings import DEFAULT_DRAFTER, DRAFTERS, DrafterSettings
+from eagle_fsd.drafters.settings import (
+    DEFAULT_DRAFTER,
+    DRAFTERS,
+    DrafterSettings,
+    LoadedModels,
+)
 from eagle_fsd.rules import RULES
 from eagle_fsd.rules.fsd import Exact
 from eagle_fsd.rules.guards import GUARDS
-
-if TYPE_CHECKING:
-    from eagle_fsd.models.loaded import Model
 
 PLAIN, GENERATE, COMPILED = "plain", "generate", "generate_compiled"
 BY_TRANSFORMERS = (GENERATE, COMPILED)
@@ -114,7 +116,7 @@ class Arm:
                 f"arm {self.text!r} is transformers' own loop: call that, or lm-eval's --model hf"
             )
 
-    def build_drafter(self, model: "Model") -> Drafter:
+    def build_drafter(self, model: LoadedModels) -> Drafter:
         """Its drafter; build it once, since a reduced draft vocabulary may be copied for it."""
         return self.drafter.build(model) if self.drafts else RootDrafter()
 
