@@ -1,8 +1,6 @@
 """One answer by our loop, by transformers' generate, as it is streamed; and what is the same."""
 
 import torch
-from eagle_fsd.decoding.drafter import Drafter
-from eagle_fsd.decoding.rule import Rule
 from transformers.generation.streamers import BaseStreamer
 
 from eagle_fsd.config import SamplingConfig, TreeConfig
@@ -10,6 +8,8 @@ from eagle_fsd.decoding.acceptance import Policy
 from eagle_fsd.decoding.answer import Generation
 from eagle_fsd.decoding.loop import DecodeConfig, StopConfig, decode
 from eagle_fsd.decoding.target import Target
+from eagle_fsd.decoding.tree import Drafter
+from eagle_fsd.decoding.verified import Rule
 from eagle_fsd.rules.fsd import Exact
 
 EXACT = Exact()
@@ -52,8 +52,10 @@ def run(
     stop: tuple[int, ...] = (),
     strings: tuple[str, ...] = (),
 ) -> Generation:
+    policy = Policy(rule, SamplingConfig(temperature))
+    policy.check(drafter)
     config = DecodeConfig(
-        Policy(rule, SamplingConfig(temperature)),
+        policy,
         StopConfig(budget, stop, strings, text_of if strings else None),
         seed,
     )

@@ -53,10 +53,3 @@ def call(capsys, monkeypatch):
         return printed.out + printed.err
 
     return run
-
-
-@pytest.fixture(params=["row by row", "at once"])
-def each_way(request, monkeypatch):
-    """Runs a test of acceptance as on a CPU, and as on an accelerator."""
-    if request.param == "at once":
-        monkeypatch.setattr("eagle_fsd.decoding.verified.VerifiedTree._row_by_row", False)

@@ -1,7 +1,8 @@
 """Slow, obvious versions of divergence, sampling and acceptance, and random trees to try them on.
 
 Plain Python floats (float64), recursive, a token at a time, not written from eagle_fsd, of which
-only the settings (rules, guards, sampling) and DraftTree are used.
+only the settings (rules, guards, sampling) and DraftTree are used; but for `outcome`, which is
+what is tried. Rules and guards of extras/rivals.py are here too, by their names.
 """
 
 import functools
@@ -11,16 +12,20 @@ from collections import defaultdict
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 
+import pytest
 import scipy.optimize
 import scipy.special
 import torch
 
-from eagle_fsd.config import SamplingConfig
-from eagle_fsd.decoding.acceptance import Policy
-from eagle_fsd.decoding.tree import DraftTree
+from eagle_fsd.config import BadInput, SamplingConfig
+from eagle_fsd.decoding.acceptance import Acceptance, Policy, accept
+from eagle_fsd.decoding.tree import DraftTree, RootDrafter
+from eagle_fsd.decoding.verified import Guard, Rule
 from eagle_fsd.rules import RULES
-from eagle_fsd.rules.guards import Js, Known
+from eagle_fsd.rules.guards import GUARDS
 
+GREEDY, FILTERED, WARM = SamplingConfig(), SamplingConfig(0.7, 7, 0.9), SamplingConfig(1.0)
+SAMPLINGS = (GREEDY, FILTERED, WARM)
 COUPLED = ("path", "sglang", "cactus", "mentored")
 # those of the tables that are written out here; a further entry is tested by its own tests
 REFERENCE_DIVERGENCES = ("kl_target_draft", "kl_draft_target", "js", "tv", "js_reference")
@@ -114,7 +119,8 @@ class SlowAccept:
     ):
         self.rule, self.sampling = policy.rule, policy.sampling
         self.kind = next(name for name, kind in RULES.items() if type(self.rule) is kind)
-        self.guards = {type(guard): guard for guard in policy.guards}
+        names = {kind: name for name, kind in GUARDS.items()}
+        self.guards = {names[type(guard)]: guard for guard in policy.guards}
         self.token = tree.token_N.tolist()
         parent = tree.parent_N.tolist()
         nodes = range(len(parent))
@@ -132,10 +138,10 @@ class SlowAccept:
     # --- what is known of a node ---
 
     def divergence(self, v: int) -> float:
-        """D by the rule's settings, else by the default ones."""
-        if self.draft[v] is None:
+        """D by the rule's settings, else by those of the guard js; NaN if neither reads one."""
+        name = getattr(self.rule, "divergence", "js" if "js" in self.guards else None)
+        if self.draft[v] is None or name is None:
             return math.nan
-        name = getattr(self.rule, "divergence", "js")
         return slow_divergence(name, self.target[v], self.draft[v])
 
     def passes(self, v: int, limit: float) -> bool:
@@ -153,8 +159,8 @@ class SlowAccept:
         kept, draft = probs(self.target[v]), self.draft[v]  # temperature alone removes nothing
         if warm.top_k or warm.top_p < 1:
             kept = slow_filter(self.target[v], warm)
-        known, near = self.guards.get(Known), self.guards.get(Js)
-        if self.guards and draft is None:
+        known, near = self.guards.get("known"), self.guards.get("js")
+        if (known or near) and draft is None:
             return []
         return [
             c
@@ -372,6 +378,43 @@ def random_round(
         torch.tensor(tokens), torch.tensor(parents), draft_row_N, draft_EV, max_depth=depth
     )
     return tree, logits_NV, torch.rand(depth + 1, 3, generator=generator)
+
+
+# --- a round of ours, beside theirs -------------------------------------------------------------
+
+
+def outcome(
+    round_: tuple, rule: Rule, sampling=GREEDY, guards: tuple[Guard, ...] = (), **rest
+) -> Acceptance:
+    """The round as the first of an answer."""
+    return accept(*round_, policy=Policy(rule, sampling, guards).begin(), **rest)
+
+
+def goes(rule: Rule, sampling: SamplingConfig, guards: tuple[Guard, ...] = ()) -> bool:
+    """Whether the rule takes the sampling and the guards, on drafts that are sampled."""
+    try:
+        rule.check(sampling, guards, RootDrafter())
+    except BadInput:
+        return False
+    return True
+
+
+def assert_agrees(
+    round_: tuple, rule: Rule, sampling: SamplingConfig, guards=(), stop=()
+) -> Acceptance:
+    """The outcome is the reference's: path, tokens, fuzzy flags, and what each token costs."""
+    tree, logits_NV, uniform_S3 = round_
+    got = outcome(round_, rule, sampling, guards, stop_token_ids=stop)
+    slow = SlowAccept(tree, logits_NV, Policy(rule, sampling, guards), stop)
+    want = slow.walk(uniform_S3.tolist())
+    assert got.path == [step.node for step in want], rule
+    assert got.tokens == [step.token for step in want], rule
+    assert got.fuzzy == [step.fuzzy for step in want], rule
+    for name in ("divergence", "tv", "regret"):
+        values = [getattr(step, name) for step in want]
+        values = pytest.approx(values, rel=1e-4, abs=4e-6, nan_ok=True)
+        assert getattr(got, name) == values, (name, rule)
+    return got
 
 
 def chi_square_p(count: dict, expected: dict) -> float:

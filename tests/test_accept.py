@@ -1,6 +1,7 @@
 """Acceptance rules against a slow recursive reference and at their limits.
 
-What they emit is tested by sampling, in test_sample.py and test_path.py.
+What they emit is tested by sampling, in test_sample.py and test_path.py; the rules and guards of
+extras/rivals.py in extras/tests/test_rivals.py.
 """
 
 import itertools
@@ -10,15 +11,17 @@ from dataclasses import asdict, fields, replace
 
 import pytest
 import torch
-from eagle_fsd.decoding.rule import Guard, Rule
-from eagle_fsd.rules.suffix import Asd, Fly
 from fake_cuda import on_cuda
 from reference_accept import (
+    GREEDY,
     REFERENCE_DIVERGENCES,
+    SAMPLINGS,
+    WARM,
     SlowAccept,
-    probs,
+    assert_agrees,
+    goes,
+    outcome,
     random_round,
-    slow_divergence,
     slow_filter,
 )
 
@@ -26,29 +29,19 @@ from eagle_fsd.arms import parse_arm
 from eagle_fsd.config import BadInput, SamplingConfig
 from eagle_fsd.decoding.acceptance import Acceptance, Policy, accept
 from eagle_fsd.decoding.divergence import DIVERGENCES, INFINITE_OUTSIDE
-from eagle_fsd.decoding.tree import DraftTree
-from eagle_fsd.decoding.verified import VerifiedTree
+from eagle_fsd.decoding.tree import DraftTree, RootDrafter
+from eagle_fsd.decoding.verified import Rule, VerifiedTree, tabulate
 from eagle_fsd.rules import RULES
 from eagle_fsd.rules.children import AcceptAll, Random
-from eagle_fsd.rules.coupled import Cactus, Mentored, Sglang
 from eagle_fsd.rules.fsd import Exact, Fsd, FsdPaper
-from eagle_fsd.rules.guards import Ends, First, Js, Known, Loop, NoRepeat
+from eagle_fsd.rules.guards import Ends, NoRepeat
 from eagle_fsd.rules.hold import ADAPTED_RULES, MEMORY, Hold
 from eagle_fsd.rules.price import PathRule, Ratio
 from eagle_fsd.rules.rejection import Rejection
 from eagle_fsd.rules.thresholds import Relaxed, Typical
 
 INF = math.inf
-GREEDY, FILTERED, WARM = SamplingConfig(), SamplingConfig(0.7, 7, 0.9), SamplingConfig(1.0)
-SAMPLINGS = (GREEDY, FILTERED, WARM)
 BY_DIVERGENCE = [Fsd, FsdPaper]
-
-
-def outcome(
-    round_: tuple, rule: Rule, sampling=GREEDY, guards: tuple[Guard, ...] = (), **rest
-) -> Acceptance:
-    policy = Policy(rule, sampling, guards, record="full")
-    return accept(*round_, policy=policy, **rest)[0]
 
 
 def children_for(sampling: SamplingConfig) -> list[str]:
@@ -63,28 +56,11 @@ def is_leaf(tree: DraftTree, node: int) -> bool:
 # --- against the slow reference -----------------------------------------------------------------
 
 
-def assert_agrees(round_: tuple, rule: Rule, sampling: SamplingConfig, guards=(), stop=()):
-    """The outcome is the reference's."""
-    tree, logits_NV, uniform_S3 = round_
-    got = outcome(round_, rule, sampling, guards, stop_token_ids=stop)
-    slow = SlowAccept(tree, logits_NV, Policy(rule, sampling, guards), stop)
-    want = slow.walk(uniform_S3.tolist())
-    assert got.path == [step.node for step in want], rule
-    for name in ("tokens", "fuzzy"):
-        assert getattr(got, name) == [getattr(step, name[:5]) for step in want], (name, rule)
-    for name in ("divergence", "tv", "regret"):
-        approx = [getattr(step, name) for step in want]
-        approx = pytest.approx(approx, rel=1e-4, abs=4e-6, nan_ok=True)
-        assert getattr(got, name) == approx, (name, rule)
-    assert got.accepted_drafts == len(got.path) - 1 == len(got.tokens) - 1
-    return got
-
-
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 @pytest.mark.parametrize("divergence", REFERENCE_DIVERGENCES)
 @pytest.mark.parametrize("kind", BY_DIVERGENCE)
-def test_rules_that_judge_the_place_agree_with_the_reference(kind, divergence, sampling, each_way):
-    """Path, tokens, fuzzy flags, D at every visited parent, TV and regret, on random trees."""
+def test_rules_that_judge_the_place_agree_with_the_reference(kind, divergence, sampling):
+    """At thresholds around the divergences of the tree's places."""
     fuzzy = 0
     for child in children_for(sampling):
         tree, logits_NV, _ = round_ = random_round(202 + len(child))
@@ -99,55 +75,37 @@ def test_rules_that_judge_the_place_agree_with_the_reference(kind, divergence, s
 def all_rules(sampling: SamplingConfig) -> list[Rule]:
     """Rules that go with the sampling: those of the reference, and of the table as they are by
     default, so that a new entry is among them."""
-    bought = [Asd(2.0), Asd(9.0, 0, 9, INF), Fly(0, 0.0), Fly(1, 0.2)]
-    known = referred_rules(sampling) + (bought if sampling.temperature == 0 else [])
-    return known + [rule for rule in (kind() for kind in RULES.values()) if goes(rule, sampling)]
-
-
-def goes(rule: Rule, sampling: SamplingConfig, guards: tuple[Guard, ...] = ()) -> bool:
-    """Whether the rule takes the sampling and the guards, on drafts that are sampled."""
-    try:
-        rule.check(sampling, guards, None)
-    except BadInput:
-        return False
-    return True
+    by_default = [kind() for kind in RULES.values()]
+    return referred_rules(sampling) + [rule for rule in by_default if goes(rule, sampling)]
 
 
 def referred_rules(sampling: SamplingConfig) -> list[Rule]:
     """Those that the slow reference knows."""
-    found = [Exact(), *(Ratio(cap) for cap in (0.0, 0.4, 1.5, INF))]
+    rules = [Exact(), *(Ratio(cap) for cap in (0.0, 0.4, 1.5, INF))]
     for child in children_for(sampling):
-        found += [AcceptAll(child), *(Random(rate, child) for rate in (0.0, 0.3, 1.0))]
-        found += [kind(0.3, child) for kind in BY_DIVERGENCE]
-        found += [Fsd(0.3, child, "tv")]  # beside the guard js its own D is recorded
-    found += [Typical(epsilon) for epsilon in (0.0, 0.09, 0.4, INF)]
-    found += [Relaxed(delta, top) for delta in (0.0, 0.1, 1.0) for top in (1, 4)]
-    if sampling.temperature > 0:
-        found += [Sglang(*limits) for limits in ((1, 1), (0.4, 1), (0.7, 0.1), (1, 0.0))]
-        found += [kind(b) for kind in (Cactus, Mentored) for b in (0.0, 0.01, 0.3, INF)]
-    return found + [PathRule(price) for price in (0.0, 0.3, 1.0, 4.0)]
+        rules += [AcceptAll(child), *(Random(rate, child) for rate in (0.0, 0.3, 1.0))]
+        rules += [kind(0.3, child) for kind in BY_DIVERGENCE]
+    rules += [Typical(epsilon) for epsilon in (0.0, 0.09, 0.4, INF)]
+    rules += [Relaxed(delta, top) for delta in (0.0, 0.1, 1.0) for top in (1, 4)]
+    return rules + [PathRule(price) for price in (0.0, 0.3, 1.0, 4.0)]
 
 
-@pytest.mark.parametrize("guards", [(), (Known(0.05),), (Js(0.3), Known(0.01))], ids=str)
 @pytest.mark.parametrize("sampling", [*SAMPLINGS, SamplingConfig(0.0, 3, 0.9)])
-def test_all_rules_guards_and_stop_tokens_agree_with_the_reference(guards, sampling, each_way):
-    """Options are narrowed for every rule alike, and a stop token's node is a leaf.
-
-    At temperature 0 top-k and top-p leave what they leave of the raw row.
-    """
-    rules = [rule for rule in referred_rules(sampling) if goes(rule, sampling, guards)]
+def test_all_rules_and_stop_tokens_agree_with_the_reference(sampling):
+    """A stop token's node is a leaf. At temperature 0 top-k and top-p leave what they leave of the
+    raw row."""
     fuzzy = ended = 0
-    for rule, seed in itertools.product(rules, range(2 if guards else 5)):
+    for rule, seed in itertools.product(referred_rules(sampling), range(5)):
         tree, *_ = round_ = random_round(50 + seed)
-        stop = set(tree.token_N[tree.parent_N[1:]].tolist()[1::3]) if guards or seed % 2 else set()
-        got = assert_agrees(round_, rule, sampling, guards, stop)
+        stop = set(tree.token_N[tree.parent_N[1:]].tolist()[1::3]) if seed % 2 else set()
+        got = assert_agrees(round_, rule, sampling, (), stop)
         assert not stop & set(got.tokens[:-2]), "drafts behind an end were accepted"
         fuzzy += sum(got.fuzzy)
         ended += len(got.path) > 1 and got.tokens[-2] in stop and not is_leaf(tree, got.path[-1])
-    assert guards or min(fuzzy, ended) > 10
+    assert min(fuzzy, ended) > 10
 
 
-def test_ties_at_temperature_zero(each_way):
+def test_ties_at_temperature_zero():
     """Equal logits, common in bf16: the first argmax is P, and child `target` follows P.
 
     Bug held down: with two children tied for the argmax, `target` took the first child in node
@@ -160,9 +118,9 @@ def test_ties_at_temperature_zero(each_way):
         assert_agrees(random_round(seed, vocab=5, ties=True), rule, GREEDY)
 
 
-@pytest.mark.parametrize("guards", [(), (Known(0.0),), (Known(0.0), Ends(1))], ids=str)
+@pytest.mark.parametrize("guards", [(), (NoRepeat(1), Ends(1))], ids=str)
 @pytest.mark.parametrize("temperature", [0.0, 0.25, 1.0])
-def test_nothing_is_emitted_outside_what_top_k_and_top_p_leave(guards, temperature, each_way):
+def test_nothing_is_emitted_outside_what_top_k_and_top_p_leave(guards, temperature):
     """By any rule with any guards, on trees of which half of the drafts are outside."""
     fuzzy, outside = Counter(), 0
     for (k, p), seed in itertools.product([(4, 1.0), (0, 0.6), (7, 0.8)], range(4)):
@@ -179,172 +137,83 @@ def test_nothing_is_emitted_outside_what_top_k_and_top_p_leave(guards, temperatu
                 assert all(left[v][token] > -INF for v, token in emitted), (rule, sampling)
                 fuzzy[type(rule)] += sum(got.fuzzy)
     lossy = {Ratio, Fsd, FsdPaper, AcceptAll, Random, Typical, Relaxed}
-    if temperature == 0:
-        lossy |= {Asd, Fly, PathRule}
-    elif not guards:
-        lossy |= {PathRule, Sglang, Cactus, Mentored}
+    lossy |= {PathRule} if temperature == 0 or not guards else set()
     assert lossy <= {kind for kind in fuzzy if fuzzy[kind]} and outside > 50
-
-
-def slow_suffix(slow: SlowAccept, rule: Rule, spent: float) -> tuple[list[int], float]:
-    """The path that fly or asd takes, and what has been spent then."""
-
-    def hit(v: int) -> int | None:
-        return slow.hit(v, slow.p[v].index(1.0))
-
-    def run(v: int) -> int:
-        return 0 if hit(v) is None else 1 + run(hit(v))
-
-    path, bought = [0], 0
-    while True:
-        v = path[-1]
-        if (child := hit(v)) is None:
-            raw, cost = probs(slow.target[v]), {}
-            for c in slow.options(v):
-                cost[c] = slow.regret(v, slow.token[c])
-                if isinstance(rule, Fly):
-                    flat = -math.fsum(p * math.log(p) for p in raw) / math.log(len(raw))
-                    able = flat > rule.entropy and run(c) >= rule.window
-                else:
-                    able = 0 < rule.regret >= cost[c] and spent + cost[c] <= rule.ledger
-                    able = able and bought < rule.block and run(c) >= rule.suffix
-                if not able:
-                    del cost[c]
-            if not cost:
-                return path, spent
-            child = max(cost, key=lambda c: (run(c), -cost[c]))
-            bought, spent = bought + 1, spent + cost[child]
-        path.append(child)
-
-
-@pytest.mark.parametrize("guards", [(), (Known(0.02),)], ids=str)
-def test_what_must_be_bought_agrees_with_the_reference(guards, each_way):
-    """Paths of fly and asd over an answer of rounds, and the nats that it has spent."""
-    fuzzy = Counter()
-    rules = [Fly(window, gate) for window in (0, 1, 2) for gate in (0.0, 0.5)]
-    rules += [
-        Asd(r, s, b, nats) for r in (0.5, 3.0) for s in (0, 1) for b in (1, 9) for nats in (4, INF)
-    ]
-    for rule in rules:
-        policy = Policy(rule, GREEDY, guards)
-        state, spent = None, 0.0
-        for seed in range(20):
-            round_ = random_round(seed)
-            want, spent = slow_suffix(SlowAccept(*round_[:2], policy), rule, spent)
-            got, state = accept(*round_, policy=policy, state=state)
-            assert got.path == want and state == pytest.approx(spent, rel=1e-4), rule
-            fuzzy[type(rule)] += sum(got.fuzzy)
-    assert min(fuzzy[Fly], fuzzy[Asd]) > 10
 
 
 # --- the limits of the parameters ---------------------------------------------------------------
 
 
-def value_type(kind: type[Rule]) -> type | None:
-    """Of the rule's first field, which is its value in an arm's text."""
-    return next((field.type for field in fields(kind)), None)
+def tight_rules(name: str) -> list[Rule]:
+    """Of the table's entry those at the value of their first field that they call exact. A number's
+    infinity is tried too; what is called NaN is no value and is not asked."""
+    kind = RULES[name]
+    value_type = next((field.type for field in fields(kind)), None)
+    if math.isnan(kind.lossless_at) or value_type not in (int, float):
+        return []
+    value = 10**6 if value_type is int and math.isinf(kind.lossless_at) else value_type(kind.lossless_at)
+    others = {"hold": [{"by": by} for by in ADAPTED_RULES]}
+    others |= dict.fromkeys(("fsd", "random"), [{"child": "draft"}, {"child": "target"}])
+    return [kind(value, **rest) for rest in others.get(name, [{}])]
 
 
 @pytest.mark.parametrize("name", RULES)
 def test_the_value_that_a_rule_calls_exact_is(name):
     """Of every rule in the table, over the rounds of an answer: emitted is what exact emits, token
-    for token. A number's infinity is tried too; what is called NaN is no value and is not asked.
+    for token, even where the draft is perfect (D = 0), and without a TV.
 
     Defect held down: a new rule whose `exact` value was not exact (30 % of its tokens were fuzzy)
     passed all tests, and its curves began at it.
     """
-    kind = RULES[name]
-    if math.isnan(kind.exact) or value_type(kind) not in (int, float):
-        return
-    if value_type(kind) is int and math.isinf(kind.exact):
-        rule = kind(10**6)
-    else:
-        rule = kind(value_type(kind)(kind.exact))
-    for sampling in SAMPLINGS:
-        policy, state = Policy(rule, sampling, record="full"), None
+    for rule, sampling in itertools.product(tight_rules(name), SAMPLINGS):
+        policy = Policy(rule, sampling).begin()
         for seed in range(40 if goes(rule, sampling) else 0):
-            round_ = random_round(seed)
-            want, (got, state) = (
-                outcome(round_, Exact(), sampling),
-                accept(*round_, policy=policy, state=state),
-            )
+            tree, logits_NV, uniform_S3 = random_round(seed)
+            if seed % 5 == 0:
+                row_N = tree.draft_row_N.tolist()
+                draft_EV = logits_NV[[row_N.index(row) for row in range(max(row_N) + 1)]]
+                tree = replace(tree, draft_logits_ER=draft_EV)
+            round_ = tree, logits_NV, uniform_S3
+            want, got = outcome(round_, Exact(), sampling), accept(*round_, policy=policy)
             assert (got.path, got.tokens) == (want.path, want.tokens), (rule, sampling)
             known = [tv for tv in got.tv if not math.isnan(tv)]
             assert not any(got.fuzzy) and not any(known), (rule, sampling)
 
 
-@pytest.mark.parametrize("sampling", [FILTERED, WARM])
+@pytest.mark.parametrize("sampling", [s for s in SAMPLINGS if s.temperature > 0])
 @pytest.mark.parametrize("name", RULES)
-def test_no_rule_reads_exact_tokens_below_the_node_at_which_it_decides(name, sampling, monkeypatch):
-    """Above temperature 0 that would bias the distribution of the text. Of every rule in the table,
-    by its `step`; of one with a `choose` of its own, only that it asks nothing beside its path."""
-    rule, asked = RULES[name](), []
+def test_no_rule_reads_exact_tokens_below_the_node_at_which_it_decides(name, sampling):
+    """Above temperature 0 that would bias the distribution of the text. Each decides at a node of a
+    tree that has the exact token there alone."""
+    rule = RULES[name]()
     if not goes(rule, sampling):
         return
-    whole, _ = rule.this_round(rule.start())
-    exact = VerifiedTree.exact_token
-
-    def noted(tree: VerifiedTree, v: int) -> int:
-        asked.append(v)
-        return exact(tree, v)
-
-    monkeypatch.setattr(VerifiedTree, "exact_token", noted)
+    rule = getattr(rule.begin(), "rule", rule)  # the one that `hold` adapts
     for seed in range(10):
-        tree, logits_NV, uniform_S3 = random_round(seed)
-        columns = Policy(whole, sampling).columns(whole)
-        settings = {"sampling": sampling, "columns": columns, "draw": whole.draw}
-        if type(whole).choose is not Rule.choose:
-            verified = VerifiedTree(tree, logits_NV, uniform_S3, **settings)
-            asked.clear()
-            path = whole.choose(verified, whole.start())
-            assert set(asked) <= set(path), (name, asked)
-            continue
+        tree, *rest = random_round(seed)
+        columns = Policy(rule, sampling).columns
+        whole = tabulate(tree, *rest, sampling=sampling, columns=columns, draw=rule.draw)
         for v in range(tree.size):
-            verified = VerifiedTree(tree, logits_NV, uniform_S3, **settings)
-            asked.clear()
-            whole.step(verified, v)
-            assert set(asked) <= {v}, (name, v, asked)
-
-
-@pytest.mark.parametrize("sampling", SAMPLINGS)
-def test_the_tight_end_of_every_rule_is_exact(sampling):
-    """Nothing is fuzzy and there is no TV, even where D = 0."""
-    tight = [Ratio(0), PathRule(0)]
-    tight += [Random(0, child) for child in ("draft", "target")]
-    tight += [Fsd(0, child) for child in children_for(sampling)]
-    tight += [Typical(INF), Relaxed(0), *(Hold(0, by) for by in ADAPTED_RULES)]
-    if sampling.temperature == 0:
-        tight += [Asd(0), Asd(9.0, ledger=0), Fly(99), Fly(0, 1.0)]
-    else:
-        tight += [Sglang(), Cactus(0), Mentored(0)]
-    for seed in range(20):
-        tree, logits_NV, uniform_S3 = random_round(seed)
-        if seed % 5 == 0:  # a perfect draft: D = 0 at every parent
-            row_N = tree.draft_row_N.tolist()
-            draft_EV = logits_NV[[row_N.index(row) for row in range(max(row_N) + 1)]]
-            tree = replace(tree, draft_logits_ER=draft_EV)
-        round_ = (tree, logits_NV, uniform_S3)
-        want = outcome(round_, Exact(), sampling)
-        for rule in tight:
-            got = outcome(round_, rule, sampling)
-            assert (got.path, got.tokens) == (want.path, want.tokens), rule
-            assert not any(got.fuzzy) and not any(got.tv), rule
-        for child in children_for(sampling):
-            paper = outcome(round_, FsdPaper(0, child), sampling)
-            assert (paper.path, paper.tokens) == ([0], want.tokens[:1])
+            exact = {v: whole.exact(v)}
+            alone = VerifiedTree(
+                whole.tokens,
+                whole.parents,
+                exact,
+                whole.values,
+                sampling=sampling,
+                uniforms=rest[1].tolist(),
+            )
+            assert rule.step(alone, v) == rule.step(whole, v)
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 def test_the_loose_end_of_every_rule_is_a_leaf(sampling):
-    """T = inf accepts any divergence that is a number, infinite ones included."""
+    """T = inf accepts any divergence that is a number, infinite ones included. At a threshold of 0
+    fsd-paper ends at the root."""
     unfiltered = replace(sampling, top_k=0, top_p=1.0)
     loose = [Ratio(INF), *(Random(1, child) for child in children_for(sampling))]
     loose += [AcceptAll(child) for child in children_for(sampling)]
     loose += [Typical(0), Relaxed(1, 99)]
-    if sampling.temperature == 0:
-        loose += [Asd(INF, 0, 99, INF), Fly(0, 0)]
-    else:
-        loose += [Cactus(INF), Mentored(INF), Sglang(single=0)]
     by_divergence = itertools.product(BY_DIVERGENCE, children_for(sampling), REFERENCE_DIVERGENCES)
     loose += [kind(INF, *settings) for kind, *settings in by_divergence]
     infinite = set()
@@ -358,11 +227,12 @@ def test_the_loose_end_of_every_rule_is_a_leaf(sampling):
             assert is_leaf(tree, got.path[-1]), rule
             assert all(tree.parent_N[c] == v for v, c in itertools.pairwise(got.path))
             infinite |= {rule.divergence for d in got.divergence if d == INF}
+        assert outcome((tree, logits_NV, uniform_S3), FsdPaper(0), sampling).path == [0]
     assert infinite == {"kl_target_draft", "js_reference"}
 
 
 @pytest.mark.parametrize("child", ["draft", "sample"])
-def test_children_of_no_draft_probability_are_still_children(child, each_way):
+def test_children_of_no_draft_probability_are_still_children(child):
     """Bug held down: with -inf for every child, the walk went to the root or to the last node."""
     draft_EV = torch.zeros(2, 7)
     draft_EV[:, [2, 3, 5]] = -INF
@@ -373,8 +243,12 @@ def test_children_of_no_draft_probability_are_still_children(child, each_way):
     assert got.path in ([0, 1, 3], [0, 2])
 
 
+def without_distributions(tree: DraftTree) -> DraftTree:
+    return DraftTree.from_parents(tree.token_N.tolist(), tree.parent_N.tolist())
+
+
 @pytest.mark.parametrize("divergence", DIVERGENCES)
-def test_nan_never_passes(divergence, each_way):
+def test_nan_never_passes(divergence):
     """One NaN in each draft row, or no rows at all (a drafter that is no language model): fsd is
     exact and fsd-paper ends at the root, even at T = inf."""
     for seed, sampling in itertools.product(range(2), SAMPLINGS):
@@ -384,15 +258,14 @@ def test_nan_never_passes(divergence, each_way):
         for drafts in (replace(tree, draft_logits_ER=draft_EV), without_distributions(tree)):
             round_ = (drafts, *rest)
             want = outcome(round_, Exact(), sampling)
-            for rule in [Fsd(INF, child, divergence) for child in children_for(sampling)]:
-                got = outcome(round_, rule, sampling)
-                assert (got.path, got.tokens) == (want.path, want.tokens)
             for child in children_for(sampling):
+                got = outcome(round_, Fsd(INF, child, divergence), sampling)
+                assert (got.path, got.tokens) == (want.path, want.tokens)
                 assert outcome(round_, FsdPaper(INF, child, divergence), sampling).path == [0]
 
 
 @pytest.mark.parametrize("bad", [math.nan, INF])
-def test_a_row_without_a_largest_number_is_told(bad, each_way):
+def test_a_row_without_a_largest_number_is_told(bad):
     """That of the root, or of the path's last node, by any rule and by its place in the answer; a
     token of logit -inf is none. One that the path does not come to is none of the answer's."""
     refused = unvisited = 0
@@ -414,14 +287,14 @@ def test_a_row_without_a_largest_number_is_told(bad, each_way):
             aside = next(v for v in reversed(range(tree.size)) if v not in path)
             broken_NV = logits_NV.clone()
             broken_NV[aside, 4] = bad
-            if not isinstance(rule, (PathRule, Hold, Asd, Fly)):  # these look at all rows
+            if not isinstance(rule, (PathRule, Hold)):  # these look at all rows
                 got = outcome((tree, broken_NV, uniform_S3), rule, sampling)
                 assert got.path == path, rule
                 unvisited += 1
     assert refused > 30 and unvisited > 30
 
 
-def test_a_draft_without_any_probability_is_not_taken(each_way):
+def test_a_draft_without_any_probability_is_not_taken():
     """Bug held down: `relaxed` took e to the power of its regret, more than a float holds."""
     round_ = random_round(0)
     round_[1][:, :] = 0
@@ -429,11 +302,7 @@ def test_a_draft_without_any_probability_is_not_taken(each_way):
     assert not any(outcome(round_, Relaxed(0.9), GREEDY).fuzzy)
 
 
-def without_distributions(tree: DraftTree) -> DraftTree:
-    return DraftTree.from_parents(tree.token_N.tolist(), tree.parent_N.tolist())
-
-
-def test_rules_without_a_divergence_have_no_use_for_draft_distributions(each_way):
+def test_rules_without_a_divergence_have_no_use_for_draft_distributions():
     tree, *rest = random_round(7)
     bare = without_distributions(tree)
     for sampling in SAMPLINGS:
@@ -459,39 +328,28 @@ def test_threshold_holds_its_own_value():
 
 @pytest.mark.parametrize("by", ADAPTED_RULES)
 @pytest.mark.parametrize("sampling", [GREEDY, WARM])
-def test_the_dial_holds_what_it_says(by, sampling, each_way):
+def test_the_dial_holds_what_it_says(by, sampling):
     """Over an answer of many rounds, at two targets: regret a token, above temperature 0 TV; and
     every round is that of the rule which it names, at its parameter."""
     kind = ADAPTED_RULES[by][0]
     for target in (0.05, 0.4):
-        policy = Policy(Hold(target, by), sampling, record="full")
-        state, cost, tokens, dials = None, 0.0, 0, set()
+        policy = Policy(Hold(target, by), sampling).begin()
+        cost, tokens, dials = 0.0, 0, set()
         for seed in range(100):
             round_ = random_round(seed % 50)
             round_ = (*round_[:2], torch.rand(9, 3, generator=torch.Generator().manual_seed(seed)))
-            got, state = accept(*round_, policy=policy, state=state)
-            assert got == replace(outcome(round_, kind(got.dial), sampling), dial=got.dial)
+            got = accept(*round_, policy=policy)
+            one_round = replace(outcome(round_, kind(got.dial), sampling), dial=got.dial)
+            assert repr(got) == repr(one_round)  # a divergence may be NaN
             dials.add(got.dial)
             cost += sum(got.tv) if sampling.temperature else sum(got.regret)
             tokens += len(got.tokens)
-        assert len(dials) > 3 and state == pytest.approx((cost, tokens))
+        assert len(dials) > 3
         off = (target * tokens - cost) / (target * MEMORY)
         # few random rows have a D between 0 and what is never reached
         assert -99 < off < (INF if by == "fsd" else 1.5), (
             f"{by} cost {cost / tokens}, {target} was to be held"
         )
-
-
-@pytest.mark.parametrize("by", ADAPTED_RULES)
-def test_no_target_is_beyond_what_a_float_holds(by):
-    """Bug held down: hold:1e308,by=ratio ended in an OverflowError after the first round."""
-    with pytest.raises(BadInput, match="target is a cost a token"):
-        parse_arm(f"hold:1e308,by={by}")
-    state = None
-    for seed in range(40):
-        policy = Policy(Hold(100.0, by))
-        got, state = accept(*random_round(seed), policy=policy, state=state)
-        assert math.isfinite(got.dial)
 
 
 # numbers that a field may be given, from the smallest to the largest
@@ -518,9 +376,9 @@ def test_extreme_parameters_are_refused_or_lead_to_a_path(name):
             arm.check(sampling)
         except BadInput:
             continue
-        state, policy = None, arm.policy(sampling, "full")
+        policy = arm.policy(sampling).begin()
         for seed in range(6):
-            got, state = accept(*random_round(seed), policy=policy, state=state)
+            got = accept(*random_round(seed), policy=policy)
             assert all(math.isfinite(regret) for regret in got.regret), arm.text
             assert not any(tv < 0 or tv > 1 + 1e-6 for tv in got.tv), arm.text
 
@@ -528,37 +386,7 @@ def test_extreme_parameters_are_refused_or_lead_to_a_path(name):
 # --- guards ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("sampling", SAMPLINGS)
-def test_guards_leave_out_what_they_say(sampling, each_way):
-    """Of an accept-all, seen from the tree's own numbers; and they do leave some, but not all."""
-    kept, free = Counter(), Counter()
-    for seed, length in itertools.product(range(8), (7, 11, 12)):
-        tree, logits_NV, uniform_S3 = random_round(seed)
-        answer = [3, 1, 4, 1, 5, 9, 2, 6, 7, 3, 1, 4][:length]
-        slow = SlowAccept(tree, logits_NV, Policy(Exact(), sampling))
-        guards = (Known(0.05), First(12), Loop(2), Loop(3), Js(0.3), NoRepeat(1))
-        for guard in guards:
-            got = outcome(
-                (tree, logits_NV, uniform_S3), AcceptAll(), sampling, (guard,), answer=answer
-            )
-            steps = list(zip(got.path, got.path[1:], got.fuzzy, strict=False))
-            for depth, (v, child, fuzzy) in enumerate(steps):
-                token, draft = slow.token[child], slow.draft[v]
-                before = [*answer, *(slow.token[u] for u in got.path[1 : depth + 1])]
-                allowed = {
-                    Known: draft is not None and probs(draft)[token] >= 0.05,
-                    First: len(answer) + depth >= 12,
-                    Loop: length == 7 or (length == 11 and guard == Loop(3)),
-                    Js: draft is not None and slow_divergence("js", slow.target[v], draft) <= 0.3,
-                    NoRepeat: token not in before,
-                }[type(guard)]
-                assert allowed or not fuzzy, guard
-                kept[type(guard)] += fuzzy
-        free[AcceptAll] += sum(outcome((tree, logits_NV, uniform_S3), AcceptAll(), sampling).fuzzy)
-    assert all(0 < kept[type(guard)] < free[AcceptAll] * 2 for guard in guards)
-
-
-def test_no_repeat_looks_at_the_answer_and_the_drafts_above(each_way):
+def test_no_repeat_looks_at_the_answer_and_the_drafts_above():
     """Drafts 3 and 4 below an answer's end, 5 and 6 below each, by the target's liking of them."""
     tree = DraftTree(
         torch.tensor([2, 3, 4, 5, 6, 5, 6]),
@@ -581,7 +409,7 @@ def test_no_repeat_looks_at_the_answer_and_the_drafts_above(each_way):
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)
-def test_where_the_target_ends_the_answer_it_ends(sampling, each_way):
+def test_where_the_target_ends_the_answer_it_ends(sampling):
     """Of any rule; at 0 the guard changes nothing."""
     kept = 0
     for seed, rule in itertools.product(range(12), (AcceptAll(), Fsd(0.4), Ratio(3.0))):
@@ -598,7 +426,7 @@ def test_where_the_target_ends_the_answer_it_ends(sampling, each_way):
 
 
 @pytest.mark.parametrize("rule", [AcceptAll(), Fsd(0.4), Ratio(3.0), Random(0.5)], ids=str)
-def test_a_guard_that_asks_for_the_exact_token_leaves_no_known_tv(rule, each_way):
+def test_a_guard_that_asks_for_the_exact_token_leaves_no_known_tv(rule):
     """Bug held down: above temperature 0 the rule's own TV was recorded, though where the target
     ends the answer the guard emits what exact emits. At 0 it is known: 0 or 1."""
     for round_ in map(random_round, range(3)):
@@ -615,36 +443,34 @@ def test_rules_refuse_the_guards_that_they_cannot_keep():
     """Bugs held down: above temperature 0 hold was charged with what its rule alone would emit; a
     rule that weighs the exact token against all drafts lost some; the tokens that rejection draws
     are no options."""
-    Hold(by="ratio").check(GREEDY, (Ends(1),), None)
+    drafter = RootDrafter()
+    Hold(by="ratio").check(GREEDY, (Ends(1),), drafter)
     with pytest.raises(BadInput, match="ends leaves the TV unknown"):
-        Hold(by="ratio").check(WARM, (Ends(1),), None)
-    for rule in (PathRule(), Hold(by="path"), Sglang(0.5)):
+        Hold(by="ratio").check(WARM, (Ends(1),), drafter)
+    for rule in (PathRule(), Hold(by="path")):
         with pytest.raises(BadInput, match="guards go with this rule at temperature 0 only"):
-            rule.check(WARM, (NoRepeat(3),), None)
-    PathRule().check(GREEDY, (NoRepeat(3),), None)
+            rule.check(WARM, (NoRepeat(3),), drafter)
+    PathRule().check(GREEDY, (NoRepeat(3),), drafter)
     with pytest.raises(BadInput, match="guards do not reach"):
-        Rejection().check(WARM, (NoRepeat(3),), None)
+        Rejection().check(WARM, (NoRepeat(3),), drafter)
 
 
-# --- settings, randomness, devices --------------------------------------------------------------
+# --- settings and devices -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", DIVERGENCES)
 def test_a_threshold_that_can_never_pass_is_refused(name):
     """Beside a head that drafts 11 tokens only; T = 0 and infinity may be."""
+    whole, part = RootDrafter(), RootDrafter()
+    part.vocab_size = 11
     for threshold in (0.0, 50.0, INF):
         rule = Fsd(threshold, divergence=name)
-        rule.check(GREEDY, (), None)
+        rule.check(GREEDY, (), whole)
         if threshold == 50.0 and name in INFINITE_OUTSIDE:
             with pytest.raises(BadInput, match=f"divergence {name} is infinite .* 11 tokens only"):
-                rule.check(GREEDY, (), 11)
+                rule.check(GREEDY, (), part)
         else:
-            rule.check(GREEDY, (), 11)
-
-
-def test_a_record_is_lean_or_full():
-    with pytest.raises(BadInput, match="record must be lean or full, got 'all'"):
-        Policy(Exact(), record="all")
+            rule.check(GREEDY, (), part)
 
 
 def moved(tree: DraftTree, device: str) -> DraftTree:

@@ -16,7 +16,6 @@ from eagle_fsd.decoding.answer import Generation
 from eagle_fsd.decoding.loop import DecodeConfig, StopConfig, decode
 from eagle_fsd.decoding.target import Target
 from eagle_fsd.drafters.eagle import EagleDrafter
-from eagle_fsd.engine import graphs
 from eagle_fsd.engine.select import ENGINES
 from eagle_fsd.heads.draft_head import DraftHead
 from eagle_fsd.heads.unroll import unroll
@@ -38,7 +37,7 @@ ROUND = {"plain": 1, "eagle": 1, "ngram": 2, "hybrid:5x2x3": 2}  # reads
 ROUND |= dict.fromkeys(("eagle,sample=1", "language_model:5x2x3,sample=1", "language_model"), 1)
 
 
-def made(name: str = "eagle", family: str = "llama") -> tuple[PreTrainedModel, DraftHead]:
+def parts(name: str = "eagle", family: str = "llama") -> tuple[PreTrainedModel, DraftHead]:
     """A model, and a head of HEADS that reads it."""
     kind = name.split(",")[0]
     fields = HEADS[name] | {"feature_layers": (0, 1, 3) if kind == "eagle3" else ()}
@@ -53,20 +52,6 @@ def loaded(device: str, model: PreTrainedModel, head: DraftHead, engine: str = "
     return Model(target, None, eagle, draft_model=target.first_layers(2))
 
 
-class Unrecorded(graphs.Recorder):
-    """Runs functions as they are, with what a graph of theirs could be replayed with."""
-
-    def __init__(self, device: torch.device):
-        super().__init__(torch.device("cpu"))
-        self._device, self._shapes = device, {}
-
-    def run(self, key, function, *inputs):
-        shapes = [(value.shape, value.dtype) for value in inputs]
-        assert self._shapes.setdefault((key, shapes[0]), shapes) == shapes
-        assert {value.device for value in inputs} == {self._device}
-        return super().run(key, function, *inputs)
-
-
 # every head, drafter, engine and family, each with some of the others
 OTHERS = zip(cycle(KNOWN), cycle(ON_CUDA), cycle([0.0, 0.7]), strict=False)
 CASES = [(head, "eagle", *next(OTHERS)) for head in HEADS]
@@ -74,19 +59,18 @@ CASES += [("eagle", other, *next(OTHERS)) for other in ROUND if other != "eagle"
 
 
 @pytest.mark.parametrize(("head", "drafter", "family", "engine", "temperature"), CASES)
-def test_a_round_waits_for_one_read(head, drafter, family, engine, temperature, monkeypatch):
+def test_a_round_waits_for_one_read(head, drafter, family, engine, temperature):
     """A hybrid for a second one. Bug held down: above temperature 0 a round waited until its
     uniforms were sent, and verification had ended."""
-    monkeypatch.setattr(graphs, "Recorder", Unrecorded)
     rule = "rejection" if "sample" in drafter else "fsd:0.6"
     arm = parse_arm(drafter if drafter == "plain" else f"{rule}@{drafter}")
     config = DecodeConfig(arm.policy(SamplingConfig(temperature, 9, 0.9)), StopConfig(9, (3, 5)))
 
-    def work(device: str, *parts) -> Generation:
-        model = loaded(device, *parts, engine)
+    def work(device: str, *given) -> Generation:
+        model = loaded(device, *given, engine)
         return decode(model.target, arm.build_drafter(model), prompt_tokens(13), config)
 
-    want, got, waits = on_cuda(partial(made, head, family), work)
+    want, got, waits = on_cuda(partial(parts, head, family), work)
     assert repr(got) == repr(want) and (rounds := len(got.rounds)) > 1
     # prefill ends with a read; the first draft takes the table of positions along
     table = ["to cuda"] * 2 if arm.needs_head else []
@@ -104,7 +88,7 @@ def test_a_batch_waits_for_one_read_a_step(temperature):
         texts = complete(target, requests, batch_size=2)
         return [request.tokens for request in texts] + [target.rescore([3, 5], [7, 11, 13])]
 
-    want, got, waits = on_cuda(made, work)
+    want, got, waits = on_cuda(parts, work)
     assert got == want
     assert waits.count("tolist") == 2 * 3 and waits[-2:] == ["item"] * 2
 
@@ -114,9 +98,9 @@ def test_the_loss_and_its_gradient_are_on_the_device(name):
     """Those of states computed online; autograd itself asks for a GPU, and the mask of positions
     for their number."""
 
-    def work(device: str, *parts) -> str:
-        model = loaded(device, *parts)
-        target, (_, head) = model.target, parts
+    def work(device: str, *given) -> str:
+        model = loaded(device, *given)
+        target, (_, head) = model.target, given
         dialogue = Dialogue(prompt_tokens(9), [False] * 4 + [True] * 5)
         masks, states = [supervised(dialogue)] * 2, TargetStates(target).of
         batches = Batches([dialogue] * 2, masks, states, 64, seed=0, noise=0.1)
@@ -130,5 +114,5 @@ def test_the_loss_and_its_gradient_are_on_the_device(name):
         target_MD = target_BTD.flatten(0, 1)
         return cross_entropy(hidden_SMD, own_RD, target_MD, rows_RD, weight_SM).device.type
 
-    want, got, waits = on_cuda(partial(made, name), work)
+    want, got, waits = on_cuda(partial(parts, name), work)
     assert (want, got) == ("cpu", "cuda") and "item" not in waits

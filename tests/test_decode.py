@@ -20,9 +20,9 @@ from transformers import GPT2Config
 
 from eagle_fsd.config import BadInput
 from eagle_fsd.decoding.acceptance import Policy
-from eagle_fsd.decoding.drafter import RootDrafter
 from eagle_fsd.decoding.loop import DecodeConfig, StopConfig, decode, decode_rounds
 from eagle_fsd.decoding.target import Target
+from eagle_fsd.decoding.tree import RootDrafter
 from eagle_fsd.drafters.eagle import EagleDrafter
 from eagle_fsd.drafters.language_model import LanguageModelDrafter
 from eagle_fsd.drafters.ngram import NgramDrafter
@@ -155,10 +155,10 @@ def test_cache_invariant_and_one_buffer():
         committed, places = len(prompt) + 1, set()
         for rounds, step in enumerate(decode_rounds(target, drafter, prompt, config)):
             committed += len(step.acceptance.tokens) if rounds else 0
-            assert target.cache_length == target._sequence.cache.length == committed - 1
-            layers = list(target._sequence.cache.layers)
+            assert target.cache_length == target.cache.length == committed - 1
+            layers = list(target.cache.layers)
             if rounds and isinstance(drafter, EagleDrafter):
-                layers += drafter._sequence.cache.layers  # first used in the first round
+                layers += drafter.cache.layers  # first used in the first round
             places.update((one.keys.data_ptr(), one.values.data_ptr()) for one in layers)
         assert len(places) == len(layers) and rounds > 5
 

@@ -19,6 +19,7 @@ from functools import partial
 import pytest
 import torch
 from answers import TREES, assert_same, by_generate, run
+from eagle_fsd.engine.graphs import BUCKET_ROWS, Graphs, Recorder, bucket_of, visible_rows
 from tiny import EAGER, FAMILIES, SIZES, SLIDING, WIDE, prompt_tokens, random_model, tiny_head
 from transformers import (
     CONFIG_MAPPING,
@@ -30,14 +31,12 @@ from transformers import (
 )
 
 from eagle_fsd.config import BadInput, TreeConfig
-from eagle_fsd.decoding.drafter import RootDrafter
 from eagle_fsd.decoding.target import Target
-from eagle_fsd.decoding.tree import DraftTree
+from eagle_fsd.decoding.tree import DraftTree, RootDrafter
 from eagle_fsd.drafters import growing
 from eagle_fsd.drafters.eagle import EagleDrafter
 from eagle_fsd.engine import attention, half
 from eagle_fsd.engine.attention import Folded
-from eagle_fsd.engine.graphs import BUCKET_ROWS, Graphs, Recorder, bucket_of, visible_rows
 from eagle_fsd.engine.lean import RotaryAttention
 from eagle_fsd.engine.packed import Packed, PackedLinear, _Joined, can_pack
 from eagle_fsd.engine.select import ENGINES, choose_engine
@@ -538,7 +537,7 @@ def test_a_cache_goes_when_its_owner_lets_it_go():
     target.prefill(torch.tensor(prompt_tokens(11)))
     gc.disable()
     try:
-        before = weakref.ref(target._sequence.cache)
+        before = weakref.ref(target.cache)
         target.start(50)
         assert before() is None
     finally:

@@ -12,7 +12,7 @@ import torch
 from tiny import prompt_tokens, tiny_head, tiny_target
 
 from eagle_fsd.config import BadInput, TreeConfig
-from eagle_fsd.decoding.drafter import RootDrafter
+from eagle_fsd.decoding.tree import RootDrafter
 from eagle_fsd.drafters.eagle import EagleDrafter
 from eagle_fsd.models.loaded import Model
 from eagle_fsd.speed.forwards import forward_rows, in_turn, rows_needed, time_forwards

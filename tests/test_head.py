@@ -29,8 +29,8 @@ from tiny import (
 from transformers import AutoConfig, PretrainedConfig
 
 from eagle_fsd.config import BadInput, TreeConfig
-from eagle_fsd.decoding.drafter import RootDrafter
 from eagle_fsd.decoding.target import Target
+from eagle_fsd.decoding.tree import RootDrafter
 from eagle_fsd.drafters.eagle import EagleDrafter
 from eagle_fsd.heads.draft_head import DraftHead, build_head
 from eagle_fsd.heads.head_config import head_shape
@@ -250,7 +250,7 @@ def test_trees_are_those_of_the_slow_version(name, family):
                     ours_R = tree.draft_logits_ER[row]
                     torch.testing.assert_close(ours_R, want_R, atol=1e-4, rtol=1e-4)
             assert (tree.draft_row_N >= 0).sum() >= 3
-            assert drafter._sequence.cache.length == tokens_T.shape[0]  # drafts leave no rows
+            assert drafter.cache.length == tokens_T.shape[0]  # drafts leave no rows
 
 
 def test_a_target_that_gives_other_features_is_refused():

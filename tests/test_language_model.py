@@ -68,7 +68,7 @@ def test_trees_are_what_the_model_says_path_by_path(family, engine):
                     if row >= 0:
                         ours_R = tree.draft_logits_ER[row]
                         torch.testing.assert_close(ours_R, logits_of(path), atol=1e-4, rtol=1e-4)
-                assert tree.draft_row_N[0] >= 0 and drafter._sequence.cache.length == len(text)
+                assert tree.draft_row_N[0] >= 0 and drafter.cache.length == len(text)
         reduced = stock is other
         assert (tree.draft_token_R is not None) == reduced
         assert not reduced or tree.draft_token_R.tolist() == list(range(89))

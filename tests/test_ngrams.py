@@ -15,9 +15,8 @@ from tiny import prompt_tokens, target_and_head, tiny_target
 
 from eagle_fsd.config import BadInput, TreeConfig
 from eagle_fsd.decoding.acceptance import Policy
-from eagle_fsd.decoding.drafter import RootDrafter
 from eagle_fsd.decoding.loop import DecodeConfig, StopConfig, decode_rounds
-from eagle_fsd.decoding.tree import DraftTree
+from eagle_fsd.decoding.tree import DraftTree, RootDrafter
 from eagle_fsd.drafters.eagle import EagleDrafter
 from eagle_fsd.drafters.hybrid import BRANCH, HybridDrafter
 from eagle_fsd.drafters.ngram import DEEPEST, WIDTHS, NgramDrafter
@@ -179,7 +178,7 @@ def test_draft_rows_are_what_was_offered():
     """Each sums to one over its offers; D of `fsd` is that of a slow reference, in float64."""
     target, prompt = tiny_target("llama"), prompt_tokens(9)
     drafter = ngram(12, least=0)
-    config = DecodeConfig(Policy(Fsd(0.5), record="full"), StopConfig(60))
+    config = DecodeConfig(Policy(Fsd(0.5)), StopConfig(60))
     judged = 0
     for step in decode_rounds(target, drafter, prompt, config):
         if step.acceptance is None:

@@ -75,7 +75,7 @@ def test_the_value_is_the_best_of_all_paths():
         round_ = (tree, logits_NV, uniform_S3)
         values, _ = rule.best_values(verify(round_, policy, stop))
         assert values[0] == pytest.approx(best, abs=1e-5), seed
-        got, _ = accept(*round_, policy=policy, stop_token_ids=stop)
+        got = accept(*round_, policy=policy, stop_token_ids=stop)
         assert paths[tuple(got.path)] == pytest.approx(best, abs=1e-5), seed
         if seed % 2 == 0:
             equal = [path for path, value in paths.items() if value == best]
@@ -179,12 +179,12 @@ def test_a_round_emits_its_distribution(rule, sampling):
     coupling says, 1 - TV, and TV is what was recorded."""
     draws = 1000
     tree, logits_NV, _ = random_round(8, depth=2, vocab=5)
-    policy = Policy(rule, sampling, record="full")
+    policy = Policy(rule, sampling)
     slow = SlowAccept(tree, logits_NV, policy)
     block_RS3 = torch.rand(draws, 3, 3, generator=torch.Generator().manual_seed(2))
     count, fuzzy = Counter(), 0
     for uniform_S3 in block_RS3:
-        got, _ = accept(tree, logits_NV, uniform_S3, policy=policy)
+        got = accept(tree, logits_NV, uniform_S3, policy=policy)
         count[tuple(got.tokens)] += 1
         fuzzy += got.fuzzy[0]
         assert got.tv[0] == pytest.approx(slow.tv(0), abs=1e-6)
@@ -202,5 +202,5 @@ def test_where_nothing_exceeds_p_x_is_kept():
         tree = DraftTree.from_parents([0, row_V.argmin().item(), *left], [0] * 7)
         uniform_S3 = torch.tensor([[seed / 60, 0.5, 1 - 2**-24]]).expand(2, 3)
         policy = Policy(PathRule(0.5), SamplingConfig(0.7, 5))
-        got, _ = accept(tree, row_V.expand(7, 11), uniform_S3, policy=policy)
+        got = accept(tree, row_V.expand(7, 11), uniform_S3, policy=policy)
         assert got.tokens[0] in left

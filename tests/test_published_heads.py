@@ -17,6 +17,7 @@ from tiny import EAGER, PUBLISHED, prompt_tokens, target_and_head
 
 from eagle_fsd.config import BadInput, TreeConfig
 from eagle_fsd.decoding.target import Target
+from eagle_fsd.decoding.tree import RootDrafter
 from eagle_fsd.drafters.eagle import EagleDrafter
 from eagle_fsd.engine.select import ENGINES
 from eagle_fsd.heads.files import read_head, write_head

@@ -24,7 +24,7 @@ from transformers.models.qwen3_5 import modeling_qwen3_5
 import eagle_fsd
 from eagle_fsd.config import BadInput
 from eagle_fsd.decoding.target import Target
-from eagle_fsd.decoding.tree import DraftTree
+from eagle_fsd.decoding.tree import DraftTree, RootDrafter
 from eagle_fsd.drafters.eagle import EagleDrafter
 from eagle_fsd.drafters.hybrid import HybridDrafter
 from eagle_fsd.drafters.language_model import LanguageModelDrafter
@@ -65,7 +65,7 @@ def states(cache) -> list[torch.Tensor]:
 def assert_states_are_of(target: Target, tokens: list[int]) -> None:
     """Keys, values and states of the target's cache == those of one forward in transformers' own
     cache over these tokens."""
-    fresh, ours = DynamicCache(config=target.config), target._sequence.cache
+    fresh, ours = DynamicCache(config=target.config), target.cache
     target.model(torch.tensor([tokens]), past_key_values=fresh, use_cache=True)
     assert len(states(ours)) == len(states(fresh)) > 1
     for mine, theirs in zip(states(ours), states(fresh), strict=True):
@@ -316,7 +316,7 @@ def test_states_stay_in_float32_beside_half_precision_weights(family):
     target.verify(DraftTree.from_parents([3], [0]))
     recurrent = [
         state
-        for layer in target._sequence.cache.layers
+        for layer in target.cache.layers
         for state in getattr(layer, "recurrent_states", {}).values()
     ]
     assert {state.dtype for state in recurrent if state is not None} <= {torch.float32}
@@ -365,7 +365,7 @@ def test_a_tree_beyond_the_memory_is_refused_before_it_is_run(family):
     target.start(200_000)
     target.prefill(torch.tensor(prompt_tokens(9)))
     target.verify(random_tree(1, size=60))
-    cache, channels = target._sequence.cache, family == "kimi_linear"
+    cache, channels = target.cache, family == "kimi_linear"
     kept = sum(layer.tree_bytes(60, channels=channels) for layer in cache._with_states)
     assert kept == cache.stash_bytes
     target.commit(torch.tensor([0]))

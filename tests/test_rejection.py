@@ -20,9 +20,9 @@ from tiny import (
 
 from eagle_fsd.config import BadInput, SamplingConfig, TreeConfig
 from eagle_fsd.decoding.acceptance import Policy, accept
-from eagle_fsd.decoding.drafter import RootDrafter
 from eagle_fsd.decoding.sampling import draw_distinct
 from eagle_fsd.decoding.target import Target
+from eagle_fsd.decoding.tree import RootDrafter
 from eagle_fsd.drafters.eagle import EagleDrafter
 from eagle_fsd.drafters.language_model import LanguageModelDrafter
 from eagle_fsd.engine.select import ENGINES
@@ -50,7 +50,7 @@ def slow_rejection(p: list[float], q: list[float], children: list[int], uniforms
 
 
 @pytest.mark.parametrize("sampling", [*SAMPLINGS, SamplingConfig()])
-def test_every_token_is_the_slow_version_s(sampling, each_way):
+def test_every_token_is_the_slow_version_s(sampling):
     """On random trees, whose siblings may stand for any draws; a stop token's node is a leaf. No
     token counts as fuzzy. At temperature 0 all are exact."""
     accepted = 0
@@ -58,8 +58,8 @@ def test_every_token_is_the_slow_version_s(sampling, each_way):
         tree, logits_NV, uniform_S3 = random_round(seed)
         tokens, parents = tree.token_N.tolist(), tree.parent_N.tolist()
         stop = set(tokens[3:5])
-        policy = Policy(Rejection(), sampling, record="full")
-        got, _ = accept(tree, logits_NV, uniform_S3, policy=policy, stop_token_ids=stop)
+        policy = Policy(Rejection(), sampling)
+        got = accept(tree, logits_NV, uniform_S3, policy=policy, stop_token_ids=stop)
         node, path, emitted = 0, [], []
         while node is not None:
             path.append(node)
@@ -77,7 +77,7 @@ def test_every_token_is_the_slow_version_s(sampling, each_way):
         accepted += got.accepted_drafts
         if sampling.temperature == 0:
             exact = Policy(EXACT, sampling)
-            assert got.tokens == accept(tree, logits_NV, uniform_S3, policy=exact)[0].tokens
+            assert got.tokens == accept(tree, logits_NV, uniform_S3, policy=exact).tokens
     assert accepted > 10
 
 

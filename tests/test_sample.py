@@ -150,7 +150,7 @@ def test_exact_emits_and_accepts_what_the_target_says(sampling):
         while len(text) < 3:
             tree, uniform_S3 = trees[text[-1]], torch.rand(3, 3, generator=generator)
             logits_NV = logits_VV[tree.token_N]
-            got, _ = accept(tree, logits_NV, uniform_S3, policy=policy)
+            got = accept(tree, logits_NV, uniform_S3, policy=policy)
             text += got.tokens
             drafts.append(got.accepted_drafts)
         pairs.append(tuple(text[1:3]))
@@ -219,7 +219,7 @@ def test_fuzzy_rules_emit_their_distributions_exactly(kind, child):
     step = itertools.product([(cell + 0.5) / 8 for cell in range(8)], chosen, tried)
     cells = list(itertools.product(step, repeat=2))
     rule = kind(0.25 if kind is Random else math.inf, child)
-    policy = Policy(rule, SamplingConfig(1.0), record="full")
+    policy = Policy(rule, SamplingConfig(1.0))
     for passing in ({0, 2}, {0, 3})[: 1 if kind is Random else 2]:
         round_ = judged(tree, passing), logits_NV
         slow, got, want = SlowAccept(*round_, policy), defaultdict(float), defaultdict(float)
@@ -227,7 +227,7 @@ def test_fuzzy_rules_emit_their_distributions_exactly(kind, child):
             want[tokens[:2]] += p
         for first, second in cells:
             uniform_S3 = torch.tensor([first, second, (0.3, 0.6, 0.5)])
-            accepted, _ = accept(*round_, uniform_S3, policy=policy)
+            accepted = accept(*round_, uniform_S3, policy=policy)
             assert accepted.tv == pytest.approx([slow.tv(v) for v in accepted.path], abs=1e-6)
             got[tuple(accepted.tokens[:2])] += 1 / len(cells)
         assert dict(got) == pytest.approx(dict(want), abs=1e-6), passing
@@ -240,7 +240,7 @@ def test_fuzzy_rules_draw_from_their_distributions(rule, child):
     tree, policy = judged(tree, {0, 2}), Policy(rule(math.inf, child), SamplingConfig(1.0))
     block_RS3 = torch.rand(DRAWS, 3, 3, generator=torch.Generator().manual_seed(8))
     count = Counter(
-        tuple(accept(tree, logits_NV, uniform_S3, policy=policy)[0].tokens)
+        tuple(accept(tree, logits_NV, uniform_S3, policy=policy).tokens)
         for uniform_S3 in block_RS3
     )
     slow = SlowAccept(tree, logits_NV, policy)

@@ -132,11 +132,11 @@ def test_cache_after_commit_is_a_fresh_prefill(family):
         path_A = tree.ancestor_NN[node].nonzero()[:, 0]
         target.commit(path_A)
         tokens += path_to(tree, node)
-        assert target.cache_length == target._sequence.cache.length == len(tokens)
+        assert target.cache_length == target.cache.length == len(tokens)
 
         fresh = DynamicCache()  # without a config it keeps the whole rows of sliding layers
         target.model(torch.tensor([tokens]), past_key_values=fresh)
-        for ours, theirs in zip(target._sequence.cache.layers, fresh.layers, strict=True):
+        for ours, theirs in zip(target.cache.layers, fresh.layers, strict=True):
             keys, values = ours.keys[:, :, : ours.length], ours.values[:, :, : ours.length]
             torch.testing.assert_close(keys, theirs.keys, atol=1e-4, rtol=0)
             torch.testing.assert_close(values, theirs.values, atol=1e-4, rtol=0)

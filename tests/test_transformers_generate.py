@@ -25,9 +25,9 @@ from transformers.generation import EosTokenCriteria
 import eagle_fsd
 from eagle_fsd.config import BadInput, SamplingConfig, TreeConfig
 from eagle_fsd.decoding.acceptance import Policy
-from eagle_fsd.decoding.drafter import RootDrafter
 from eagle_fsd.decoding.loop import DecodeConfig, StopConfig, decode, decode_rounds
 from eagle_fsd.decoding.target import Target
+from eagle_fsd.decoding.tree import RootDrafter
 
 TREE = TreeConfig(7, 3, 4)
 PROMPT = torch.tensor([prompt_tokens(9)])
@@ -264,7 +264,7 @@ def test_however_a_call_ends_it_leaves_no_cache_and_another_answer_alone():
 
     with pytest.raises(KeyboardInterrupt):
         new_tokens(model, ours, max_new_tokens=12, stream_to=Interrupting(fail))
-    assert target._sequence.cache is None
+    assert target.cache is None
 
 
 def test_the_model_stays_as_it_was_and_is_read_once(models, tmp_path):

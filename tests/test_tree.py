@@ -14,7 +14,7 @@ import torch
 
 from eagle_fsd.config import TreeConfig
 from eagle_fsd.decoding.tree import DraftTree
-from eagle_fsd.drafters.tree_grower import TreeGrower, TreeShape
+from eagle_fsd.drafters.growing import TreeGrower, TreeShape
 
 V = 23
 

@@ -20,8 +20,8 @@ from reference_accept import (
 from eagle_fsd.config import SamplingConfig
 from eagle_fsd.decoding.acceptance import Policy, accept
 from eagle_fsd.decoding.columns import DRAFTS, PLACES, Rows
-from eagle_fsd.decoding.rule import Rule
 from eagle_fsd.decoding.tree import DraftTree
+from eagle_fsd.decoding.verified import Rule
 from eagle_fsd.rules.fsd import Exact, Fsd
 from eagle_fsd.rules.price import PathRule, Ratio
 
@@ -155,7 +155,7 @@ class Asking(Rule):
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, WARM])
-def test_a_column_that_was_not_named_raises(sampling, each_way):
+def test_a_column_that_was_not_named_raises(sampling):
     """One that was named gives its number. `regret` is always there: acceptance records it.
 
     Bugs held down: `prob` at temperature 0 needed no name, and `log_prob` at temperature 0 raised

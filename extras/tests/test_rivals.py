@@ -1,0 +1,241 @@
+"""extras/rivals.py: its rules and guards as a command loads them, against the slow references."""
+
+import itertools
+import math
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+from commands import ROOT
+from reference_accept import (
+    GREEDY,
+    SAMPLINGS,
+    WARM,
+    SlowAccept,
+    assert_agrees,
+    goes,
+    outcome,
+    probs,
+    random_round,
+    slow_divergence,
+)
+
+from eagle_fsd.arms import parse_arm
+from eagle_fsd.config import BadInput, SamplingConfig
+from eagle_fsd.decoding.acceptance import Policy, accept
+from eagle_fsd.decoding.columns import PLACES, Rows
+from eagle_fsd.decoding.tree import RootDrafter
+from eagle_fsd.decoding.verified import Guard, Rule
+from eagle_fsd.plugin import load_plugin
+from eagle_fsd.rules import RULES
+from eagle_fsd.rules.children import AcceptAll
+from eagle_fsd.rules.fsd import Exact, Fsd, FsdPaper
+from eagle_fsd.rules.guards import GUARDS
+from eagle_fsd.rules.price import PathRule, Ratio
+
+GREEDY_ONLY = ("asd", "fly")  # of all others temperatures above 0 only
+GUARDED = ["known=0.05", "js=0.1,known=0.01"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def rivals() -> Iterator[None]:
+    """Registered for the tests of this file."""
+    tables = (RULES, GUARDS, PLACES)
+    before = [dict(table) for table in tables]
+    load_plugin(str(ROOT / "extras" / "rivals.py"))
+    yield
+    for table, entries in zip(tables, before, strict=True):
+        table.clear()
+        table.update(entries)
+
+
+def rule(text: str) -> Rule:
+    return parse_arm(text).rule
+
+
+def guards(text: str) -> tuple[Guard, ...]:
+    """Such as js=0.3,known=0.01."""
+    return parse_arm(f"exact,{text}").guards if text else ()
+
+
+# --- how probable each draft becomes --------------------------------------------------------------
+
+COUPLED_TEXTS = ["sglang", "sglang:0.4", "sglang:0.7,single=0.1", "sglang:1,single=0"]
+COUPLED_TEXTS += [f"{name}:{b}" for name in ("cactus", "mentored") for b in ("0", "0.01", "0.3")]
+COUPLED_TEXTS += ["cactus:inf", "mentored:inf"]
+
+
+@pytest.mark.parametrize("sampling", [s for s in SAMPLINGS if s.temperature > 0])
+@pytest.mark.parametrize("text", COUPLED_TEXTS)
+def test_coupled_rules_agree_with_the_reference(text, sampling):
+    """Stop tokens are among the drafts of every second round."""
+    for seed in range(5):
+        tree, *_ = round_ = random_round(50 + seed)
+        stop = set(tree.token_N[tree.parent_N[1:]].tolist()[1::3]) if seed % 2 else set()
+        assert_agrees(round_, rule(text), sampling, (), stop)
+
+
+# --- mismatches that the tokens behind them must buy ----------------------------------------------
+
+
+def slow_suffix(slow: SlowAccept, rule: Rule, spent: float) -> tuple[list[int], float]:
+    """The path that fly or asd takes, and what has been spent then."""
+
+    def hit(v: int) -> int | None:
+        return slow.hit(v, slow.p[v].index(1.0))
+
+    def run(v: int) -> int:
+        return 0 if hit(v) is None else 1 + run(hit(v))
+
+    path, bought = [0], 0
+    while True:
+        v = path[-1]
+        if (child := hit(v)) is None:
+            raw, cost = probs(slow.target[v]), {}
+            for c in slow.options(v):
+                cost[c] = slow.regret(v, slow.token[c])
+                if slow.kind == "fly":
+                    flat = -math.fsum(p * math.log(p) for p in raw) / math.log(len(raw))
+                    able = flat > rule.entropy and run(c) >= rule.window
+                else:
+                    able = 0 < rule.regret >= cost[c] and spent + cost[c] <= rule.ledger
+                    able = able and bought < rule.block and run(c) >= rule.suffix
+                if not able:
+                    del cost[c]
+            if not cost:
+                return path, spent
+            child = max(cost, key=lambda c: (run(c), -cost[c]))
+            bought, spent = bought + 1, spent + cost[child]
+        path.append(child)
+
+
+@pytest.mark.parametrize("guarded", ["", "known=0.02"])
+def test_what_must_be_bought_agrees_with_the_reference(guarded):
+    """Paths of fly and asd over an answer of rounds, whose ledger goes on from round to round."""
+    fuzzy = Counter()
+    texts = [f"fly:{window},entropy={gate}" for window in (0, 1, 2) for gate in (0, 0.5)]
+    texts += [
+        f"asd:{r},suffix={s},block={b},ledger={nats}"
+        for r, s, b, nats in itertools.product((0.5, 3), (0, 1), (1, 9), (4, "inf"))
+    ]
+    for text in texts:
+        policy = Policy(rule(text), GREEDY, guards(guarded))
+        answer, spent = policy.begin(), 0.0
+        for seed in range(20):
+            round_ = random_round(seed)
+            want, spent = slow_suffix(SlowAccept(*round_[:2], policy), policy.rule, spent)
+            got = accept(*round_, policy=answer)
+            assert got.path == want, text
+            fuzzy[text[:3]] += sum(got.fuzzy)
+    assert min(fuzzy["fly"], fuzzy["asd"]) > 10
+
+
+# --- limits of all of them ------------------------------------------------------------------------
+
+TIGHT = ["asd:0", "asd:9,ledger=0", "fly:99", "fly:0,entropy=1", "sglang", "cactus:0", "mentored:0"]
+LOOSE = ["asd:inf,suffix=0,block=99,ledger=inf", "fly:0,entropy=0"]
+LOOSE += ["cactus:inf", "mentored:inf", "sglang:1,single=0"]
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+def test_the_tight_end_is_exact_and_the_loose_end_a_leaf(sampling):
+    """Each rule goes with temperature 0 or with the others, and is refused elsewhere."""
+    for text in TIGHT + LOOSE:
+        greedy = text.partition(":")[0] in GREEDY_ONLY
+        assert goes(rule(text), sampling) == (greedy == (sampling == GREEDY))
+        if not goes(rule(text), sampling):
+            continue
+        for seed in range(10):
+            tree, *rest = random_round(seed)
+            if text in LOOSE:
+                got = outcome((tree, *rest), rule(text), SamplingConfig(sampling.temperature))
+                assert got.path[-1] not in tree.parent_N[1:], text
+                continue
+            want, got = (outcome((tree, *rest), r, sampling) for r in (Exact(), rule(text)))
+            assert (got.path, got.tokens) == (want.path, want.tokens), text
+            assert not any(got.fuzzy) and not any(tv > 0 for tv in got.tv), text
+
+
+def test_flatness_is_entropy_over_that_of_a_uniform_row():
+    tree, logits_NV, _ = random_round(3)
+    rows = Rows(logits_NV, tree.parent_N, tree.token_N, WARM, tree.draft_logits_ER, tree.parent_N)
+    for got, logits in zip(PLACES["flatness"](rows).tolist(), logits_NV.tolist(), strict=True):
+        entropy = -math.fsum(p * math.log(p) for p in probs(logits))
+        assert got == pytest.approx(entropy / math.log(11), rel=1e-5)
+
+
+# --- guards ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("guarded", GUARDED)
+@pytest.mark.parametrize("sampling", [*SAMPLINGS, SamplingConfig(0.0, 3, 0.9)])
+def test_guarded_rules_agree_with_the_reference(guarded, sampling):
+    """Of every kind of rule of the library. Beside the guard js a rule's own D is recorded."""
+    rules = [Exact(), Ratio(1.5), AcceptAll("draft"), Fsd(0.3), Fsd(0.3, divergence="tv")]
+    rules += [FsdPaper(0.3), rule("typical:0.09"), rule("random:0.3"), PathRule(1.0)]
+    narrowed = 0
+    for each, seed in itertools.product(rules, range(6)):
+        if goes(each, sampling, guards(guarded)):
+            round_ = random_round(50 + seed)
+            got = assert_agrees(round_, each, sampling, guards(guarded))
+            narrowed += got.path != outcome(round_, each, sampling).path
+    assert narrowed > 3
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+def test_guards_leave_out_what_they_say(sampling):
+    """Of an accept-all, seen from the tree's own numbers; and they do leave some, but not all."""
+    kept, free = Counter(), 0
+    for seed, length in itertools.product(range(8), (7, 11, 12)):
+        tree, logits_NV, uniform_S3 = random_round(seed)
+        answer = [3, 1, 4, 1, 5, 9, 2, 6, 7, 3, 1, 4][:length]
+        slow = SlowAccept(tree, logits_NV, Policy(Exact(), sampling))
+        for text in ("known=0.05", "first=12", "loop=2", "loop=3", "js=0.3"):
+            got = outcome(
+                (tree, logits_NV, uniform_S3), AcceptAll(), sampling, guards(text), answer=answer
+            )
+            for depth, (v, child) in enumerate(itertools.pairwise(got.path)):
+                draft, name = slow.draft[v], text.partition("=")[0]
+                allowed = {
+                    "known": draft is not None and probs(draft)[slow.token[child]] >= 0.05,
+                    "first": len(answer) + depth >= 12,
+                    "loop": length == 7 or (length == 11 and text == "loop=3"),
+                    "js": draft is not None and slow_divergence("js", slow.target[v], draft) <= 0.3,
+                }[name]
+                assert allowed or not got.fuzzy[depth], text
+                kept[name] += got.fuzzy[depth]
+        free += sum(outcome((tree, logits_NV, uniform_S3), AcceptAll(), sampling).fuzzy)
+    assert all(0 < count < 2 * free for count in kept.values()) and len(kept) == 4
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("cactus:-1", "delta must be 0 or above"),
+        ("mentored:nan", "kl must be 0 or above"),
+        ("sglang:0", "thresholds are probabilities"),
+        ("asd:1,ledger=-1", "0 nats or above"),
+        ("fly:-1", "window"),
+        ("exact,known=2", "known is a probability"),
+        ("exact,js=1", "0 to 0.693 nats"),
+        ("exact,loop=0", "loop"),
+    ],
+)
+def test_values_without_a_meaning_are_refused(text, told):
+    with pytest.raises(BadInput, match=told):
+        parse_arm(text)
+
+
+def test_rules_refuse_what_would_bias_them():
+    with pytest.raises(BadInput, match="above temperature 0 would bias the text"):
+        rule("asd").check(WARM, (), RootDrafter())
+    with pytest.raises(BadInput, match="at temperature 0 this rule is exact"):
+        rule("cactus").check(GREEDY, (), RootDrafter())
+    with pytest.raises(BadInput, match="guards go with this rule at temperature 0 only"):
+        rule("sglang:0.5").check(WARM, guards("known=0.1"), RootDrafter())
+
+
+def test_an_arm_says_them_in_the_order_of_the_table():
+    arm = parse_arm("path:1,ends=1,known=0.50,no_repeat=2")
+    assert arm.text == "path:1,no_repeat=2,ends=1,known=0.5"
+    assert parse_arm(arm.text) == arm
