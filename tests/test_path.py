@@ -11,29 +11,21 @@ from functools import partial
 
 import pytest
 import torch
-from reference_accept import SlowAccept, chi_square_p, random_round
+from reference_accept import GREEDY, WARM, SlowAccept, chi_square_p, random_round
 
 from eagle_fsd.config import SamplingConfig
 from eagle_fsd.decoding.acceptance import Policy, accept
 from eagle_fsd.decoding.tree import DraftTree
-from eagle_fsd.decoding.verified import VerifiedTree
-from eagle_fsd.rules.guards import Known
+from eagle_fsd.decoding.verified import VerifiedTree, judge
 from eagle_fsd.rules.price import PathRule
 
-GREEDY, WARM = SamplingConfig(), SamplingConfig(1.0)
 INF = math.inf
 
 
 def verify(round_: tuple, policy: Policy, stop=()) -> VerifiedTree:
     """The tree as `accept` shows it to the rule."""
-    columns = [*policy.rule.columns, *(name for g in policy.guards for name in g.columns)]
-    return VerifiedTree(
-        *round_,
-        sampling=policy.sampling,
-        columns=columns,
-        guards=policy.guards,
-        stop_token_ids=stop,
-    )
+    settings = {"sampling": policy.sampling, "columns": policy.columns}
+    return judge(*round_, **settings, stop_token_ids=stop)
 
 
 # --- temperature 0 --------------------------------------------------------------------------------
@@ -53,10 +45,9 @@ def test_the_value_is_the_best_of_all_paths():
         tree, logits_NV, uniform_S3 = random_round(seed, vocab=7, ties=seed % 2 == 0)
         # of tokens tied for the last place transformers' top-k keeps all
         sampling = SamplingConfig(0.0, top_k=rng.choice([0, 3]) if seed % 2 else 0)
-        guards = rng.choice([(), (), (Known(0.1),)])
         stop = set(rng.sample(range(7), rng.choice([0, 0, 1, 2])))
         rule = PathRule(rng.choice([0.25, 0.5, 1.0, 2.0]))
-        policy = Policy(rule, sampling, guards)
+        policy = Policy(rule, sampling)
         slow = SlowAccept(tree, logits_NV, policy, stop)
         hit = [slow.hit(v, logits.index(max(logits))) for v, logits in enumerate(slow.target)]
         allowed = [slow.options(v) for v in range(tree.size)]

@@ -1,35 +1,37 @@
 """Columns against float64 formulas, and what a verified tree tells a rule.
 
-Axes: N nodes, V vocabulary, R draft vocabulary, M questions.
+Axes: N nodes, M rows, V vocabulary, R draft vocabulary.
 """
 
 import itertools
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import pytest
 import torch
 from reference_accept import (
+    GREEDY,
     REFERENCE_DIVERGENCES,
+    SAMPLINGS,
+    WARM,
+    outcome,
     random_round,
     slow_divergence,
+    slow_draw,
     slow_filter,
     slow_p,
 )
 
 from eagle_fsd.config import SamplingConfig
-from eagle_fsd.decoding.acceptance import Policy, accept
 from eagle_fsd.decoding.columns import DRAFTS, PLACES, Rows
-from eagle_fsd.decoding.tree import DraftTree
-from eagle_fsd.decoding.verified import Rule
+from eagle_fsd.decoding.verified import judge
 from eagle_fsd.rules.fsd import Exact, Fsd
 from eagle_fsd.rules.price import PathRule, Ratio
 
-GREEDY, FILTERED, WARM = SamplingConfig(), SamplingConfig(0.7, 7, 0.9), SamplingConfig(1.0)
 V, R = 13, 7
 COLUMNS = PLACES | DRAFTS
 # those of the tables with a formula here; a further entry is tested by its own tests
-REFERENCE_COLUMNS = ("top1", "entropy", "flatness", "prob", "log_prob", "raw_prob", "regret")
+REFERENCE_COLUMNS = ("top1", "entropy", "prob", "log_prob", "raw_prob", "regret")
 REFERENCE_COLUMNS += ("rank", "supported", "draft_logit", "draft_prob", *REFERENCE_DIVERGENCES)
 
 
@@ -43,11 +45,10 @@ def random_rows(seed: int, sampling: SamplingConfig, reduced: bool) -> Rows:
     if not sampling.top_k:  # transformers' top-k keeps all that are tied for the last place
         target_NV = target_NV.round()
     token_R = torch.randperm(V, generator=generator)[:R].sort().values if reduced else None
-    zero_N, row_N = torch.zeros(5, dtype=torch.int64), torch.tensor([2, -1, 0, 1, 2])
     draft_ER = torch.randn(3, R if reduced else V, generator=generator)
-    tree = DraftTree(zero_N, zero_N, row_N, draft_ER, 0, token_R)
     asked = torch.arange(5).repeat_interleave(V), torch.arange(V).repeat(5)
-    return Rows(tree, target_NV, slice(None), *asked, sampling)
+    draft_row_M = torch.tensor([2, -1, 0, 1, 2])
+    return Rows(target_NV, *asked, sampling, draft_ER, draft_row_M, token_R)
 
 
 def slow_column(name: str, target: list[float], draft: list[float] | None, sampling):
@@ -63,7 +64,6 @@ def slow_column(name: str, target: list[float], draft: list[float] | None, sampl
         "rank": lambda: [sum(other > x for other in target) for x in target],
         "top1": lambda: max(raw),
         "entropy": lambda: entropy,
-        "flatness": lambda: entropy / math.log(len(raw)),
         "prob": lambda: p,
         "log_prob": lambda: [math.log(x) if x else -math.inf for x in p],
         "raw_prob": lambda: raw,
@@ -81,17 +81,16 @@ def test_columns_are_their_formulas(name, reduced):
 
     Bug held down: a token outside the draft vocabulary got the value of its neighbour in it.
     """
-    for seed, sampling in itertools.product(range(2), (GREEDY, FILTERED, WARM)):
+    for seed, sampling in itertools.product(range(2), SAMPLINGS):
         rows = random_rows(seed, sampling, reduced)
         got = COLUMNS[name](rows)
         assert got.dtype == torch.float32 and got.ndim == 1
         got = got.reshape(5, -1).squeeze(1).tolist()  # of a place, or of each token after it
-        tree = rows.tree
-        token_R = tree.draft_token_R.tolist() if reduced else range(V)
-        for node, row in enumerate(tree.draft_row_N.tolist()):
+        token_R = rows.draft_token_R.tolist() if reduced else range(V)
+        for node, row in enumerate(rows.draft_row_M.tolist()):
             draft = None
             if row >= 0:
-                values = tree.draft_logits_ER[row].double().tolist()
+                values = rows.draft_logits_ER[row].double().tolist()
                 drafted = dict(zip(token_R, values, strict=True))
                 draft = [drafted.get(token, -math.inf) for token in range(V)]
             want = slow_column(name, rows.target_MV[node].double().tolist(), draft, sampling)
@@ -99,30 +98,31 @@ def test_columns_are_their_formulas(name, reduced):
             assert got[node] == want, (seed, node, sampling)
 
 
-def test_of_a_whole_tree_a_column_is_one_float_a_node():
+def test_of_a_tree_a_column_is_one_float_a_node():
     """Of a draft after its parent, of a place after the node itself."""
-    tree, logits_NV, _ = random_round(3)
-    rows = Rows.of_tree(tree, logits_NV, WARM)
-    for node, parent in enumerate(tree.parent_N.tolist()):
-        raw = slow_p(logits_NV[parent].tolist(), WARM)
-        assert COLUMNS["raw_prob"](rows)[node] == pytest.approx(raw[tree.token_N[node]], rel=1e-4)
-        own = slow_p(logits_NV[node].tolist(), WARM)
-        assert COLUMNS["top1"](rows)[node] == pytest.approx(max(own), rel=1e-4)
+    tree, logits_NV, uniform_S3 = random_round(3)
+    columns = ("raw_prob", "top1")
+    verified = judge(tree, logits_NV, uniform_S3, sampling=WARM, columns=columns)
+    raw = [slow_p(logits, WARM) for logits in logits_NV.tolist()]
+    for draft in range(1, tree.size):
+        want = raw[tree.parent_N[draft]][tree.token_N[draft]]
+        assert verified.value("raw_prob", draft) == pytest.approx(want, rel=1e-4)
+    for place, below in enumerate(verified.children):
+        if below:
+            assert verified.value("top1", place) == pytest.approx(max(raw[place]), rel=1e-4)
 
 
 @pytest.mark.parametrize("reduced", [False, True])
 def test_rejection_sees_the_draft_s_distribution_over_the_whole_vocabulary(reduced):
     """After the filters of P, which see the tokens that can be drafted; 0 outside them."""
-    for sampling in (GREEDY, FILTERED, WARM):
+    for sampling in SAMPLINGS:
         rows = random_rows(4, sampling, reduced)
-        token_R = rows.tree.draft_token_R.tolist() if reduced else range(V)
-        for row, got in zip(
-            rows.tree.draft_row_N, rows.draft_distribution_MV.tolist(), strict=True
-        ):
+        token_R = rows.draft_token_R.tolist() if reduced else range(V)
+        for row, got in zip(rows.draft_row_M, rows.draft_distribution_MV.tolist(), strict=True):
             if row < 0:
                 assert all(map(math.isnan, got))
                 continue
-            drafted = slow_p(rows.tree.draft_logits_ER[row].double().tolist(), sampling)
+            drafted = slow_p(rows.draft_logits_ER[row].double().tolist(), sampling)
             want = dict(zip(token_R, drafted, strict=True))
             assert got == pytest.approx([want.get(token, 0.0) for token in range(V)], abs=1e-6)
 
@@ -131,72 +131,53 @@ def test_log_prob_holds_where_float32_has_no_p():
     """A price compares logarithms; e^-150 is 0 in float32."""
     logits_1V = torch.tensor([[0.0] + [-150.0] * 12])
     asked = {"row_C": torch.zeros(2, dtype=torch.int64), "token_C": torch.arange(2)}
-    rows = replace(random_rows(0, WARM, False), target_logits_NV=logits_1V, **asked)
+    rows = replace(random_rows(0, WARM, False), target_MV=logits_1V, **asked)
     assert COLUMNS["log_prob"](rows).tolist() == pytest.approx([0.0, -150.0])
     assert COLUMNS["prob"](rows)[1] == 0
 
 
-# --- what may be asked ----------------------------------------------------------------------------
+# --- what a rule is told --------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Asking(Rule):
-    """Asks for a column of the first child, or of the root."""
-
-    column: str = "prob"
-    named: str = "raw_prob"
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        return (self.named,)
-
-    def after(self, tree, accepted, state):
-        return tree.value(self.column, 0 if self.column in PLACES else tree.children[0][0])
+def test_a_column_that_was_not_named_raises():
+    """Bugs held down: `prob` at temperature 0 needed no name, and `log_prob` at temperature 0
+    raised though it was named."""
+    for sampling, named in itertools.product(SAMPLINGS, COLUMNS):
+        verified = judge(*random_round(3), sampling=sampling, columns=(named,))
+        assert isinstance(verified.value(named, 0 if named in PLACES else 1), float)
+        for other in COLUMNS.keys() - {named}:
+            with pytest.raises(KeyError, match=other):
+                verified.value(other, 1)
 
 
-@pytest.mark.parametrize("sampling", [GREEDY, WARM])
-def test_a_column_that_was_not_named_raises(sampling):
-    """One that was named gives its number. `regret` is always there: acceptance records it.
-
-    Bugs held down: `prob` at temperature 0 needed no name, and `log_prob` at temperature 0 raised
-    though it was named.
-    """
-    round_ = random_round(3)
-    target = round_[1][0].double().tolist()
-    token = round_[0].token_N[1].item()
-    for column in COLUMNS:
-        policy = Policy(Asking(column), sampling)
-        if column not in ("raw_prob", "regret"):
-            with pytest.raises(KeyError, match=column):
-                accept(*round_, policy=policy)
-        _, got = accept(*round_, policy=Policy(Asking(column, column), sampling))
-        assert isinstance(got, float)
-        if column not in REFERENCE_COLUMNS:
-            continue
-        draft = round_[0].draft_logits_ER[round_[0].draft_row_N[0]].double().tolist()
-        want = slow_column(column, target, draft, sampling)
-        want = want[token] if isinstance(want, list) else want
-        assert got == pytest.approx(want, rel=1e-4, abs=1e-5)
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+def test_a_tree_and_its_exact_tokens(sampling):
+    """Nodes, children and depths; of every node what P and its uniform draw, and that token's
+    regret: of leaves too, which are drawn when they are asked for."""
+    for seed in range(5):
+        tree, logits_NV, uniform_S3 = random_round(seed)
+        verified = judge(tree, logits_NV, uniform_S3, sampling=sampling)
+        parents = tree.parent_N.tolist()
+        assert verified.tokens == tree.token_N.tolist() and verified.parents == parents
+        assert verified.depths == tree.depth_N.tolist()
+        for v, logits in enumerate(logits_NV.double().tolist()):
+            assert verified.children[v] == [c for c in range(1, tree.size) if parents[c] == v]
+            token, regret = verified.exact(v)
+            drawn = slow_draw(slow_p(logits, sampling), uniform_S3[verified.depths[v], 0].item())
+            assert token == drawn
+            assert regret == pytest.approx(max(logits) - logits[token], abs=1e-5)
+            if verified.children[v]:
+                hit = [c for c in verified.children[v] if verified.tokens[c] == token]
+                assert verified.hit(v) == (hit[0] if hit else None)
 
 
-def test_full_records_judge_every_visited_parent_lean_ones_only_where_asked():
-    """D of rules without one is js in full records, and absent from lean ones."""
-    some = 0
+def test_only_a_divergence_that_is_read_is_recorded():
+    """The first one that the rule or a guard reads, at every visited parent; NaN of rules that read
+    none."""
     for seed, sampling in itertools.product(range(8), (GREEDY, WARM)):
         tree, *_ = round_ = random_round(seed)
         for rule in (Exact(), Ratio(1.0), PathRule(1.0), Fsd(0.0), Fsd(0.2, divergence="tv")):
-            lean, _ = accept(*round_, policy=Policy(rule, sampling))
-            full, _ = accept(*round_, policy=Policy(rule, sampling, record="full"))
-            parents = [v in tree.parent_N[1:] for v in full.path]
-            assert [not math.isnan(d) for d in full.divergence] == parents
-            assert (lean.path, lean.tokens) == (full.path, full.tokens)
-            if not (isinstance(rule, Fsd) and sampling is WARM):  # its TV would ask for D
-                assert lean.tv == full.tv
-            if isinstance(rule, Fsd):
-                for d, other in zip(lean.divergence, full.divergence, strict=True):
-                    assert d == other or math.isnan(d)
-                missed = [v for v, d in zip(lean.path, lean.divergence, strict=True) if d == d]
-                some += 0 < len(missed) < sum(parents)
-            else:
-                assert all(math.isnan(d) for d in lean.divergence)
-    assert some > 0
+            got = outcome(round_, rule, sampling)
+            parents = [v in tree.parent_N[1:] for v in got.path]
+            known = [not math.isnan(d) for d in got.divergence]
+            assert known == (parents if isinstance(rule, Fsd) else [False] * len(parents))
