@@ -1,8 +1,10 @@
 """One answer by our loop, by transformers' generate, as it is streamed; and what is the same."""
 
 import torch
+from tiny import NoisyTargetDrafter, tiny_head, tiny_target
 from transformers.generation.streamers import BaseStreamer
 
+from eagle_fsd.arms import parse_arm
 from eagle_fsd.config import SamplingConfig, TreeConfig
 from eagle_fsd.decoding.acceptance import Policy
 from eagle_fsd.decoding.answer import Generation
@@ -10,6 +12,8 @@ from eagle_fsd.decoding.loop import DecodeConfig, StopConfig, decode
 from eagle_fsd.decoding.target import Target
 from eagle_fsd.decoding.tree import Drafter
 from eagle_fsd.decoding.verified import Rule
+from eagle_fsd.drafters.eagle import EagleDrafter
+from eagle_fsd.models.loaded import Model
 from eagle_fsd.rules.fsd import Exact
 
 EXACT = Exact()
@@ -60,6 +64,15 @@ def run(
         seed,
     )
     return decode(target, drafter, prompt, config)
+
+
+def drafter_of(name: str, target: Target) -> Drafter:
+    """By an arm's text, eagle:7x3x4; "noisy" has drafts of which whole paths are accepted."""
+    if name == "noisy":
+        return NoisyTargetDrafter(target, TREES[3], noise=0.3)
+    eagle = EagleDrafter(tiny_head(target), target, TREES[1])
+    pair = tiny_target("llama", seed=1) if target.has_states else target.first_layers(2)
+    return parse_arm(f"exact@{name}").build_drafter(Model(target, None, eagle, draft_model=pair))
 
 
 def by_generate(target: Target, prompt: list[int], *, budget: int = 24, stop=()) -> list[int]:

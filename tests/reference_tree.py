@@ -1,12 +1,20 @@
-"""Slow, obvious versions of the tree's tables and of EAGLE-2's expansion and reranking.
+"""Slow, obvious versions: of the tree's tables, of EAGLE-2's expansion and reranking, of
+verification (every path alone) and of the cache (a fresh prefill).
 
 A node is named by its path: the tuple of drafted tokens from the root down, () for the root.
 """
 
+import random
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 import torch
+from tiny import SIZES
+from transformers import DynamicCache
+
+from eagle_fsd.decoding.target import Target
+from eagle_fsd.decoding.tree import DraftTree
 
 Path = tuple[int, ...]
 
@@ -59,3 +67,63 @@ def grow(
         frontier = sorted(level, key=lambda candidate: -candidate[0])[:top_k]
     best = sorted(range(len(pool)), key=lambda i: -pool[i][0])[:drafts]
     return [score for score, _ in pool], expanded, [pool[i][1] for i in sorted(best)]
+
+
+def random_tree(seed: int, *, size: int = 13) -> DraftTree:
+    """Deep for even seeds (deeper than a window), wide for odd ones."""
+    rng = random.Random(seed)
+    reach = 2 if seed % 2 == 0 else size
+    parents = [0] + [rng.randint(max(0, node - reach), node - 1) for node in range(1, size)]
+    return DraftTree.from_parents(
+        [rng.randrange(SIZES["vocab_size"]) for _ in range(size)], parents
+    )
+
+
+def path_to(tree: DraftTree, node: int) -> list[int]:
+    return tree.token_N[tree.ancestor_NN[node]].tolist()
+
+
+def largest_error(target: Target, prompt: list[int], tree: DraftTree) -> float:
+    """Of logits and features, prefill's and the tree's, against each path alone in the model."""
+    target.start(len(prompt) + tree.size)
+    logits_V, features_LD = target.prefill(torch.tensor(prompt))
+    logits_NV, features_ND = target.verify(tree)
+    assert logits_NV.std() > 0.1  # a constant would prove nothing
+    errors = []
+    for node in range(tree.size):
+        path = torch.tensor([prompt + path_to(tree, node)])
+        alone = target.model(path, output_hidden_states=True)
+        layers = target.feature_layers or (-1,)
+        features_TD = torch.cat([alone.hidden_states[layer][0] for layer in layers], dim=-1)
+        logits_TV = alone.logits[0]
+        errors += [logits_NV[node] - logits_TV[-1], features_ND[node] - features_TD[-1]]
+    last = len(prompt) - 1
+    errors += [logits_V - logits_TV[last], features_LD - features_TD[: last + 1]]
+    return max(error.abs().max().item() for error in errors)
+
+
+def close_of(target: Target) -> float:
+    """How far logits of a size about 1 may be off. Recurrent layers of random models enlarge
+    roundings, by which transformers' own steps differ from its own whole forward."""
+    return 3e-3 if target.has_states else 2e-4
+
+
+def assert_cache_is_of(target: Target, tokens: list[int]) -> None:
+    """The target's cache == transformers' own after one forward of these tokens."""
+    # without a config it keeps the whole rows of sliding layers; with one it has states
+    fresh = DynamicCache(config=target.config) if target.has_states else DynamicCache()
+    target.model(torch.tensor([tokens]), past_key_values=fresh, use_cache=True)
+    close = partial(torch.testing.assert_close, atol=close_of(target), rtol=close_of(target))
+    compared = 0
+    for ours, theirs in zip(target.cache.layers, fresh.layers, strict=True):
+        for kind in ("conv_states", "recurrent_states"):
+            for name, state in getattr(theirs, kind, {}).items():
+                if state is not None:
+                    close(getattr(ours, kind)[name], state)
+                    compared += 1
+        if getattr(theirs, "keys", None) is not None:
+            assert theirs.keys.shape[2] == len(tokens)
+            close(ours.keys[:, :, : len(tokens)], theirs.keys)
+            close(ours.values[:, :, : len(tokens)], theirs.values)
+            compared += 1
+    assert compared >= target.num_layers - 1  # one may be of experts alone

@@ -25,8 +25,6 @@ from eagle_fsd.decoding.target import Target
 from eagle_fsd.decoding.tree import RootDrafter
 from eagle_fsd.drafters.eagle import EagleDrafter
 from eagle_fsd.drafters.language_model import LanguageModelDrafter
-from eagle_fsd.drafters.ngram import NgramDrafter
-from eagle_fsd.drafters.settings import NgramSettings
 from eagle_fsd.rules.fsd import Fsd
 from eagle_fsd.rules.price import PathRule
 from eagle_fsd.rules.rejection import Rejection
@@ -73,7 +71,7 @@ def test_exact_is_plain_decoding_draw_by_draw(family):
         for drafter in (
             NoisyTargetDrafter(target, tree, noise=0.3, seed=seed),
             EagleDrafter(tiny_head(target, seed=seed), target, tree),
-            NgramDrafter(NgramSettings()),
+            ngrams(target),
             LanguageModelDrafter(target.first_layers(2), target, tree),
             LanguageModelDrafter(target.first_layers(2), target, tree, samples=True),
             EagleDrafter(tiny_head(target), target, tree).with_tree(tree, samples=True),
@@ -177,7 +175,7 @@ def test_a_second_answer_ends_the_first():
         except BadInput:
             return None
 
-    for drafter in (eagle, NgramDrafter(NgramSettings()), eagle.with_tree(TREES[2]), RootDrafter()):
+    for drafter in (eagle, ngrams(target), eagle.with_tree(TREES[2]), RootDrafter()):
         both = (eagle, drafter)
         alone = list(map(tokens, both, prompts))
         first, second = map(partial(decode_rounds, target, config=config), both, prompts)

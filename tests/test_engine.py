@@ -1,7 +1,6 @@
 """Engines: the same results as the stock model, whichever way the forwards are run.
 
-`packed` needs oneDNN's products; `graphs` runs its functions of fixed shapes as they are on a CPU,
-so shapes and results are tested here, and replaying only on CUDA.
+`packed` needs oneDNN's products. Answers and trees of every engine: test_matrix.py.
 """
 
 import copy
@@ -11,16 +10,14 @@ import math
 import platform
 import sys
 import threading
-import warnings
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import pytest
 import torch
-from answers import TREES, assert_same, by_generate, run
-from eagle_fsd.engine.graphs import BUCKET_ROWS, Graphs, Recorder, bucket_of, visible_rows
-from tiny import EAGER, FAMILIES, SIZES, SLIDING, WIDE, prompt_tokens, random_model, tiny_head
+from answers import by_generate, run
+from tiny import EAGER, FAMILIES, SIZES, WIDE, prompt_tokens, random_model, tiny_head
 from transformers import (
     CONFIG_MAPPING,
     MODEL_FOR_CAUSAL_LM_MAPPING,
@@ -73,30 +70,15 @@ def test_prefill_verify_and_commit_give_what_the_stock_model_gives(family, engin
     torch.testing.assert_close(*rounds, atol=2e-4, rtol=1e-3)
 
 
-@pytest.mark.processes  # long
-@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "mixtral", *SLIDING])
-@pytest.mark.parametrize("engine", REBUILT)
-def test_greedy_trees_emit_the_tokens_of_transformers_generate(family, engine):
-    """The plain loop too; every shape of tree on one family, a branching one on all."""
-    stock, target = pair(family, engine)
-    prompt = prompt_tokens(19, seed=3)
-    expected = by_generate(stock, prompt)
-    assert_same(stock, prompt, run(target, RootDrafter(), prompt).tokens, expected)
-    drafter = EagleDrafter(tiny_head(target, seed=1), target, TREES[0])
-    for tree in TREES if family == "llama" else TREES[1:2]:
-        drafted = run(target, drafter.with_tree(tree), prompt)
-        assert_same(stock, prompt, drafted.tokens, expected)
-
-
 @pytest.mark.parametrize("engine", REBUILT)
 def test_rounds_are_those_of_the_stock_engine_for_a_second_prompt_too(engine):
-    """Trees, paths and divergences agree; graphs keep their cache from one answer to the next."""
-    stock, target = pair("llama", engine, positions=2 * BUCKET_ROWS)
+    """Trees, paths and divergences agree."""
+    stock, target = pair("llama", engine, positions=512)
     rule = Fsd(0.6)
     head = tiny_head(stock, seed=2)
     ours = EagleDrafter(head, target, TreeConfig(15, 4, 4))
     theirs = EagleDrafter(head, stock, TreeConfig(15, 4, 4))
-    for length in (5, 230, 29):  # 230: over the edge of a bucket while decoding
+    for length in (5, 230, 29):
         prompt = prompt_tokens(length, seed=length)
         one = run(target, ours, prompt, rule=rule, budget=40)
         other = run(stock, theirs, prompt, rule=rule, budget=40)
@@ -544,18 +526,7 @@ def test_a_cache_goes_when_its_owner_lets_it_go():
         gc.enable()
 
 
-def test_visible_rows_and_buckets_by_hand():
-    """Buckets hold their rows."""
-    seen_TE = torch.tensor([[1, 0], [1, 1]], dtype=torch.bool)
-    expected = [[1, 1, 1, 0, 0, 0], [1, 1, 1, 1, 0, 0]]
-    assert visible_rows(seen_TE, torch.tensor(2), 6).int().tolist() == expected
-    rows = BUCKET_ROWS
-    assert [bucket_of(n) for n in (1, rows, rows + 1)] == [rows, rows, 2 * rows]
-
-
 def test_engines_are_chosen_and_refused_by_device():
-    """Recorded graphs only by name: no GPU has run them yet."""
-    assert choose_engine("graphs", device="cuda:1", dtype=torch.bfloat16).name == "graphs"
     for device in ("cuda:1", "auto"):
         assert choose_engine("auto", device=device, dtype=torch.bfloat16).name == "folded"
     expected = "packed" if can_pack(torch.float32) else "folded"
@@ -614,31 +585,6 @@ def test_what_cannot_be_compiled_runs_as_it_is_and_says_so(tmp_path, monkeypatch
         with pytest.warns(UserWarning, match="cannot compile, running as engine 'packed': .+"):
             answer = run(target, RootDrafter(), prompt, budget=5)
     assert answer.tokens == run(stock, RootDrafter(), prompt, budget=5).tokens
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
-def test_graphs_that_cannot_be_recorded_fall_back_and_say_why():
-    recorder = Recorder(torch.device("cuda"))
-    x = torch.tensor([3], device="cuda")
-    with pytest.warns(UserWarning, match="CUDA graphs are off, running eagerly: .+"):
-        assert recorder.run("reads back", lambda row_1: 2 * row_1.item(), x) == 6
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")  # said once
-        assert recorder.run("double", lambda row_1: 2 * row_1, x) == 6
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
-def test_replayed_graphs_give_what_the_eager_engine_gives():
-    model = random_model(FAMILIES["llama"](), seed=0).cuda()
-    eager, recorded = Target(model, engine=Folded()), Target(model, engine=Graphs())
-    head = tiny_head(eager, seed=2).cuda()
-    for length in (5, 230):
-        prompt = prompt_tokens(length)
-        answers = [
-            run(target, EagleDrafter(head, target, TreeConfig(15, 4, 4)), prompt, budget=60).tokens
-            for target in (eager, recorded)
-        ]
-        assert answers[0] == answers[1]
 
 
 @pytest.mark.parametrize("engine", EAGER)

@@ -16,7 +16,7 @@ from reference_accept import GREEDY, WARM, SlowAccept, chi_square_p, random_roun
 from eagle_fsd.config import SamplingConfig
 from eagle_fsd.decoding.acceptance import Policy, accept
 from eagle_fsd.decoding.tree import DraftTree
-from eagle_fsd.decoding.verified import VerifiedTree, judge
+from eagle_fsd.decoding.verified import VerifiedTree, tabulate
 from eagle_fsd.rules.price import PathRule
 
 INF = math.inf
@@ -25,7 +25,7 @@ INF = math.inf
 def verify(round_: tuple, policy: Policy, stop=()) -> VerifiedTree:
     """The tree as `accept` shows it to the rule."""
     settings = {"sampling": policy.sampling, "columns": policy.columns}
-    return judge(*round_, **settings, stop_token_ids=stop)
+    return tabulate(*round_, **settings, stop_token_ids=stop)
 
 
 # --- temperature 0 --------------------------------------------------------------------------------

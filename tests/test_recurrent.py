@@ -1,116 +1,37 @@
-"""Draft trees over targets with recurrent layers: verification, commit and whole answers.
+"""Draft trees over targets with recurrent layers: what rejected drafts, errors, threads and memory
+do to their states. Trees and answers of every family: test_matrix.py.
 
 Axes: N tree nodes, V vocabulary.
 """
 
 import sys
 import threading
-from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
 import torch
-from answers import TREES, assert_same, by_generate, run
-from eagle_fsd.decoding.drafter import RootDrafter
-from test_target import largest_error, path_to, random_tree
+from answers import EXACT, TREES, assert_same, by_generate, drafter_of, run
+from reference_tree import assert_cache_is_of, largest_error, random_tree
 from tiny import NoisyTargetDrafter, prompt_tokens, tiny_head, tiny_target
 from tiny_folder import write_target
-from tiny_recurrent import HYBRIDS, hybrid_model, hybrid_target
+from tiny_recurrent import HYBRIDS, KINDS, hybrid_model, hybrid_target
 from training_runs import data_options, made, make_data, train, write_talks
-from transformers import AutoConfig, DynamicCache
+from transformers import AutoConfig
 from transformers.models.qwen3_5 import modeling_qwen3_5
 
 import eagle_fsd
 from eagle_fsd.config import BadInput
+from eagle_fsd.decoding.acceptance import Policy
+from eagle_fsd.decoding.answer import Generation
+from eagle_fsd.decoding.loop import DecodeConfig, StopConfig, decode_rounds
 from eagle_fsd.decoding.target import Target
 from eagle_fsd.decoding.tree import DraftTree, RootDrafter
 from eagle_fsd.drafters.eagle import EagleDrafter
-from eagle_fsd.drafters.hybrid import HybridDrafter
 from eagle_fsd.drafters.language_model import LanguageModelDrafter
-from eagle_fsd.drafters.ngram import NgramDrafter
-from eagle_fsd.drafters.settings import NgramSettings
-from eagle_fsd.engine.select import ENGINES
-from eagle_fsd.engine.trial import check_tree_attention
 from eagle_fsd.families.supported import check_supported
-from eagle_fsd.models.generate import Request, complete
-from eagle_fsd.recurrent.kinds import FAMILIES, REFUSED
-
-# One family of every kind of recurrence.
-KINDS = ("qwen3_5_text", "kimi_linear", "falcon_h1", "lfm2")
-
-
-def cases(*first: object, fast: Collection[str] = (), quick: Collection[str] = KINDS) -> list:
-    """(first, family) of all families. Only those in `fast` belong to scripts/test.sh --fast, and
-    besides them only those in `quick` to scripts/test.sh."""
-    marks = {family: pytest.mark.slow for family in HYBRIDS}
-    marks |= dict.fromkeys(quick, pytest.mark.processes) | dict.fromkeys(fast, ())
-    return [pytest.param(*first, family, marks=marks[family]) for family in HYBRIDS]
-
-
-# Of logits of a size about 1, float32: what transformers' own steps differ from its own whole
-# forward by in these random models, whose layers enlarge roundings.
-CLOSE = 3e-3
-
-
-def states(cache) -> list[torch.Tensor]:
-    """Of every recurrent layer, those of the convolution first."""
-    found = []
-    for layer in cache.layers:
-        for kind in ("conv_states", "recurrent_states"):
-            found += [state for state in getattr(layer, kind, {}).values() if state is not None]
-    return found
-
-
-def assert_states_are_of(target: Target, tokens: list[int]) -> None:
-    """Keys, values and states of the target's cache == those of one forward in transformers' own
-    cache over these tokens."""
-    fresh, ours = DynamicCache(config=target.config), target.cache
-    target.model(torch.tensor([tokens]), past_key_values=fresh, use_cache=True)
-    assert len(states(ours)) == len(states(fresh)) > 1
-    for mine, theirs in zip(states(ours), states(fresh), strict=True):
-        assert mine.dtype == theirs.dtype == torch.float32
-        torch.testing.assert_close(mine, theirs, atol=CLOSE, rtol=CLOSE)
-    for mine, theirs in zip(ours.layers, fresh.layers, strict=True):
-        if getattr(theirs, "keys", None) is not None:
-            assert theirs.keys.shape[2] == len(tokens)
-            keys = mine.keys[:, :, : len(tokens)]
-            torch.testing.assert_close(keys, theirs.keys, atol=CLOSE, rtol=CLOSE)
-
-
-@torch.inference_mode()
-@pytest.mark.parametrize(
-    ("engine", "family"), cases("stock", quick=HYBRIDS) + cases("packed", fast=KINDS, quick=HYBRIDS)
-)
-def test_tree_logits_are_those_of_each_path_alone(family, engine):
-    """Of deep trees and wide ones, behind prompts shorter than the convolution and longer."""
-    target = hybrid_target(family, engine=engine)
-    for seed, length, size in [(0, 1, 13), (1, 40, 13), (2, 5, 60)]:
-        assert largest_error(target, prompt_tokens(length), random_tree(seed, size=size)) < CLOSE
-
-
-@torch.inference_mode()
-@pytest.mark.parametrize("family", HYBRIDS)
-def test_cache_after_commit_is_a_fresh_prefill(family):
-    """Whole paths, the root alone, a path that skips siblings, and plain steps in between."""
-    target, tokens = hybrid_target(family, seed=1), prompt_tokens(23, seed=1)
-    target.start(23 + 80)
-    target.prefill(torch.tensor(tokens))
-    plain = DraftTree.from_parents([31], [0])
-    for tree, node in [
-        (random_tree(2), 12),
-        (random_tree(3), 0),
-        (plain, 0),
-        (random_tree(5), 11),
-        (plain, 0),
-        (random_tree(4), 10),
-    ]:
-        target.verify(tree)
-        target.commit(tree.ancestor_NN[node].nonzero()[:, 0])
-        tokens += path_to(tree, node)
-        assert_states_are_of(target, tokens)
-    want_V = target.model(torch.tensor([[*tokens, 31]])).logits[0, -1]
-    torch.testing.assert_close(target.verify(plain)[0][0], want_V, atol=CLOSE, rtol=0)
+from eagle_fsd.engine.trial import check_tree_attention
+from eagle_fsd.recurrent.kinds import REFUSED
 
 
 @torch.inference_mode()
@@ -133,89 +54,31 @@ def test_a_rejected_branch_changes_no_later_logit(family):
             target.commit(torch.tensor([0]))
             logits = torch.cat([logits, plain])
         after.append(logits)
-        assert_states_are_of(target, [*prompt_tokens(11), 5, 8, 9, random_tree(1).token_N[0], 3, 4])
+        assert_cache_is_of(target, [*prompt_tokens(11), 5, 8, 9, random_tree(1).token_N[0], 3, 4])
     torch.testing.assert_close(*after, atol=1e-4, rtol=0)
 
 
-def drafters_of(target: Target, tree) -> dict:
-    eagle = EagleDrafter(tiny_head(target), target, tree)
-    return {
-        "ngram": NgramDrafter(NgramSettings()),
-        "noisy": NoisyTargetDrafter(target, tree, noise=0.3),
-        "eagle": eagle,
-        "hybrid": HybridDrafter(eagle),
-    }
-
-
 @pytest.mark.parametrize(
-    ("engine", "family"), cases("stock") + cases("packed", fast=("qwen3_5_text", "lfm2"))
+    "family",
+    [
+        pytest.param(family, marks=pytest.mark.processes if family in KINDS else pytest.mark.slow)
+        for family in HYBRIDS
+    ],
 )
-def test_exact_is_plain_decoding_and_generate(family, engine):
-    """With every drafter; at temperature 1 draw by draw."""
-    target, taken = hybrid_target(family, seed=3, engine=engine), 0
-    for length, tree, temperature in ((5, TREES[1], 0.0), (40, TREES[3], 0.0), (40, TREES[0], 1.0)):
-        prompt = prompt_tokens(length, seed=length)
-        settings = {"temperature": temperature, "seed": 7, "budget": 24}
-        plain = run(target, RootDrafter(), prompt, **settings)
-        assert len(set(plain.tokens)) > 2
-        if not temperature:
-            assert_same(target, prompt, plain.tokens, by_generate(target, prompt))
-        for drafter in drafters_of(target, tree).values():
-            got = run(target, drafter, prompt, **settings)
-            if temperature:
-                assert got.tokens == plain.tokens
-            else:
-                assert_same(target, prompt, got.tokens, plain.tokens)
-            taken += sum(r.accepted_drafts for r in got.rounds)
-    assert taken > 20
-
-
-@pytest.mark.slow  # a compilation for each width
-@pytest.mark.parametrize("family", ["qwen3_5_text", "falcon_h1"])
-def test_compiled_exact_is_plain_decoding_and_generate(family):
-    """Of single tokens, which change states within the compiled code, and of trees."""
-    stock, target = (hybrid_target(family, seed=3, engine=name) for name in ("stock", "compiled"))
-    drafter, taken = NoisyTargetDrafter(target, TREES[1], noise=0.3), 0
-    for length in (40, 5, 300):
-        prompt = prompt_tokens(length, seed=length)
-        want = by_generate(stock, prompt, budget=70)
-        for each in (RootDrafter(), drafter):
-            got = run(target, each, prompt, budget=60)
-            assert_same(stock, prompt, got.tokens, want[:60])
-            taken += sum(r.accepted_drafts for r in got.rounds)
-            assert_states_are_of(target, [*prompt, *want][: target.cache_length])
-    assert taken > 20
-
-
-@pytest.mark.parametrize(
-    ("engine", "family"), cases("stock") + cases("packed", fast=("lfm2",), quick=HYBRIDS)
-)
-def test_rows_of_a_batch_are_what_generate_gives_alone(family, engine):
-    """Rows begin, end and are moved beside each other, three at a time."""
-    target = hybrid_target(family, seed=3, engine=engine)
-    budgets = {5: 20, 40: 9, 17: 30, 3: 12, 28: 25}
-    asked = [Request(prompt_tokens(n, seed=n), budget) for n, budget in budgets.items()]
-    assert len(list(complete(target, asked, batch_size=3))) == len(asked)
-    for request in asked:
-        want = by_generate(target, request.prompt, budget=request.max_new_tokens)
-        assert_same(target, request.prompt, request.tokens, want)
-
-
-@pytest.mark.parametrize(("temperature", "family"), cases(0.0) + cases(1.0, quick=KINDS[:1]))
-def test_long_answers_do_not_drift(family, temperature):
+def test_long_answers_do_not_drift(family):
     """A prompt of 300 tokens and an answer of 230."""
     target, prompt = hybrid_target(family, seed=5), prompt_tokens(300, seed=5)
-    settings = {"temperature": temperature, "seed": 2, "budget": 230}
-    plain = run(target, RootDrafter(), prompt, **settings)
-    if not temperature:
-        assert_same(target, prompt, plain.tokens, by_generate(target, prompt, budget=230))
-    drafters = drafters_of(target, TREES[2])
-    for name in ("ngram", "eagle", "hybrid"):
-        got = run(target, drafters[name], prompt, **settings)
-        if temperature:
-            assert got.tokens == plain.tokens
-        else:
-            assert_same(target, prompt, got.tokens, plain.tokens)
+    for temperature in (0.0, 1.0):
+        settings = {"temperature": temperature, "seed": 2, "budget": 230}
+        plain = run(target, RootDrafter(), prompt, **settings).tokens
+        if not temperature:
+            assert_same(target, prompt, plain, by_generate(target, prompt, budget=230))
+        for name in ("ngram", "eagle:15x5x4", "hybrid:15x5x4"):
+            got = run(target, drafter_of(name, target), prompt, **settings).tokens
+            if temperature:
+                assert got == plain
+            else:
+                assert_same(target, prompt, got, plain)
 
 
 @torch.inference_mode()
@@ -227,10 +90,11 @@ def test_a_round_that_is_cut_leaves_the_states_of_the_text(family):
     plain, cut = run(target, RootDrafter(), prompt, budget=40).tokens, 0
     for stop, budget in [((), n) for n in range(5, 12)] + [((t,), 40) for t in plain[3:10]]:
         drafter = NoisyTargetDrafter(target, TREES[3], noise=0.1)
-        got = run(target, drafter, prompt, budget=budget, stop=stop)
+        config, got = DecodeConfig(Policy(EXACT), StopConfig(budget, stop)), Generation()
+        for step in decode_rounds(target, drafter, prompt, config):
+            got.add(step)
+            assert_cache_is_of(target, [*prompt, *plain][: target.cache_length])
         assert got.tokens == plain[: len(got.tokens)]
-        committed = target.cache_length
-        assert_states_are_of(target, [*prompt, *plain][:committed])
         cut += sum(len(r.tokens) for r in got.rounds) + 1 > len(got.tokens)
     assert cut > 1
 
@@ -279,7 +143,7 @@ def test_transformers_functions_are_back_after_an_error():
     assert within[0][0] is not stock[0] and within[0][1] is not stock[1]
     assert [getattr(modeling_qwen3_5, name) for name in names] == stock
     largest = largest_error(target, prompt_tokens(9), tree)
-    assert largest < CLOSE
+    assert largest < 3e-3
 
 
 @pytest.mark.processes  # whole commands
@@ -325,7 +189,6 @@ def test_states_stay_in_float32_beside_half_precision_weights(family):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("family", HYBRIDS)
 def test_supported_families_pass_the_check_of_trees(family, dtype):
-    assert set(HYBRIDS) == set(FAMILIES)
     check_tree_attention(Target(hybrid_model(family).to(dtype)))
 
 
@@ -336,13 +199,11 @@ def test_recurrent_layers_that_cannot_be_verified_are_refused_by_name(kind):
 
 
 def test_what_stands_in_the_way_of_states_is_named():
-    """Kernels of the hub, recorded forwards, a draft model with states, half-precision states."""
+    """Kernels of the hub, a draft model with states, half-precision states."""
     model = hybrid_model("qwen3_5_text")
     model.model._use_kernels = True
     with pytest.raises(BadInput, match="'qwen3_5_text' with kernels of the hub .* use_kernels"):
         Target(model)
-    with pytest.raises(BadInput, match="engine 'graphs' cannot run .* 'lfm2'.*use auto"):
-        Target(hybrid_model("lfm2"), engine=ENGINES["graphs"]())
     hybrid, plain = hybrid_target("lfm2"), tiny_target("llama")
     with pytest.raises(BadInput, match="draft model of type 'lfm2' has recurrent layers"):
         LanguageModelDrafter(hybrid, plain, TREES[0])
@@ -359,22 +220,19 @@ def test_what_stands_in_the_way_of_states_is_named():
 
 @torch.inference_mode()
 @pytest.mark.parametrize("family", HYBRIDS)
-def test_a_tree_beyond_the_memory_is_refused_before_it_is_run(family):
+def test_a_tree_beyond_the_memory_is_refused_before_it_is_run(family, monkeypatch):
     """By a reckoning from the states, which comes close to what a tree then keeps."""
     target = hybrid_target(family)
-    target.start(200_000)
+    target.start(200)
     target.prefill(torch.tensor(prompt_tokens(9)))
     target.verify(random_tree(1, size=60))
     cache, channels = target.cache, family == "kimi_linear"
     kept = sum(layer.tree_bytes(60, channels=channels) for layer in cache._with_states)
     assert kept == cache.stash_bytes
     target.commit(torch.tensor([0]))
-    if family in ("qwen3_5_text", "falcon_h1", "kimi_linear"):
-        size = 150_000
-        nothing = torch.zeros(size, dtype=torch.int64)
-        huge = SimpleNamespace(size=size, parent_N=nothing, ancestor_NN=None)
-        with pytest.raises(BadInput, match=f"150000 nodes needs .* GiB .*{family!r}.*smaller tree"):
-            target.verify(huge)
+    monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(available=kept))
+    with pytest.raises(BadInput, match=f"61 nodes needs .* GiB .*{family!r}.*smaller tree"):
+        target.verify(random_tree(1, size=61))
 
 
 @torch.inference_mode()

@@ -1,12 +1,12 @@
-"""The target: a tree in one forward == every path alone; the cache after commit == fresh prefill.
+"""The target: its features, cache and masks, and which families it is refused for. A tree in one
+forward, and the cache after commit: test_matrix.py.
 
 Axes: L prompt tokens, N tree nodes, V vocabulary, D hidden size, K keys.
 """
 
-import random
-
 import pytest
 import torch
+from reference_tree import largest_error, random_tree
 from tiny import (
     EAGER,
     FAMILIES,
@@ -22,7 +22,6 @@ from tiny import (
 from transformers import (
     BloomConfig,
     CohereConfig,
-    DynamicCache,
     Gemma3TextConfig,
     GPTNeoConfig,
     GPTNeoXConfig,
@@ -43,48 +42,6 @@ from eagle_fsd.families.text_model import text_body
 
 V = SIZES["vocab_size"]
 LONG = 3 * WINDOW + 2  # a prefix longer than the sliding window
-
-
-def random_tree(seed: int, *, size: int = 13) -> DraftTree:
-    """Deep for even seeds (deeper than a window), wide for odd ones."""
-    rng = random.Random(seed)
-    reach = 2 if seed % 2 == 0 else size
-    parents = [0] + [rng.randint(max(0, node - reach), node - 1) for node in range(1, size)]
-    return DraftTree.from_parents([rng.randrange(V) for _ in range(size)], parents)
-
-
-def path_to(tree: DraftTree, node: int) -> list[int]:
-    return tree.token_N[tree.ancestor_NN[node]].tolist()
-
-
-def largest_error(target: Target, prompt: list[int], tree: DraftTree) -> float:
-    """Of logits and features, prefill's and the tree's, against each path alone in the model."""
-    target.start(len(prompt) + tree.size)
-    logits_V, features_LD = target.prefill(torch.tensor(prompt))
-    logits_NV, features_ND = target.verify(tree)
-    assert logits_NV.std() > 0.1  # a constant would prove nothing
-    errors = []
-    for node in range(tree.size):
-        path = torch.tensor([prompt + path_to(tree, node)])
-        alone = target.model(path, output_hidden_states=True)
-        layers = target.feature_layers or (-1,)
-        features_TD = torch.cat([alone.hidden_states[layer][0] for layer in layers], dim=-1)
-        logits_TV = alone.logits[0]
-        errors += [logits_NV[node] - logits_TV[-1], features_ND[node] - features_TD[-1]]
-    last = len(prompt) - 1
-    errors += [logits_V - logits_TV[last], features_LD - features_TD[: last + 1]]
-    return max(error.abs().max().item() for error in errors)
-
-
-@torch.inference_mode()
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
-@pytest.mark.parametrize("family", FAMILIES)
-def test_tree_logits_are_those_of_each_path_alone(family, attention):
-    """Every node's logits and features == its root-to-node path alone in the unmodified model, for
-    prefixes shorter than the sliding window, of its size and longer, and trees deeper than it."""
-    for seed, length in enumerate([1, WINDOW, LONG, LONG + 1]):
-        target = tiny_target(family, seed=seed, attention=attention)
-        assert largest_error(target, prompt_tokens(length), random_tree(seed)) < 1e-4
 
 
 @torch.inference_mode()
@@ -118,51 +75,30 @@ def test_the_last_layer_s_state_is_given_as_it_is_before_the_norm(family, engine
     assert torch.equal(again, plain.hidden_states[-1]) and not torch.equal(again, entered[0])
 
 
-@torch.inference_mode()
-@pytest.mark.parametrize("family", FAMILIES)
-def test_cache_after_commit_is_a_fresh_prefill(family):
-    """After rounds of verify and commit, keys and values of every layer == a plain prefill's, and
-    so are the next logits. Paths: a deep one, the root alone, one that skips siblings."""
-    target, tokens = tiny_target(family, seed=1), prompt_tokens(LONG, seed=1)
-    target.start(LONG + 40)
-    target.prefill(torch.tensor(tokens))
-    for seed, node in [(2, 12), (3, 0), (5, 11), (4, 10)]:
-        tree = random_tree(seed)
-        target.verify(tree)
-        path_A = tree.ancestor_NN[node].nonzero()[:, 0]
-        target.commit(path_A)
-        tokens += path_to(tree, node)
-        assert target.cache_length == target.cache.length == len(tokens)
-
-        fresh = DynamicCache()  # without a config it keeps the whole rows of sliding layers
-        target.model(torch.tensor([tokens]), past_key_values=fresh)
-        for ours, theirs in zip(target.cache.layers, fresh.layers, strict=True):
-            keys, values = ours.keys[:, :, : ours.length], ours.values[:, :, : ours.length]
-            torch.testing.assert_close(keys, theirs.keys, atol=1e-4, rtol=0)
-            torch.testing.assert_close(values, theirs.values, atol=1e-4, rtol=0)
-        assert len(fresh.layers) == SIZES["num_hidden_layers"]
-    root = DraftTree.from_parents([17], [0])
-    want_V = target.model(torch.tensor([[*tokens, 17]])).logits[0, -1]
-    torch.testing.assert_close(target.verify(root)[0][0], want_V, atol=1e-4, rtol=0)
-
-
-def test_a_cache_gives_its_valid_rows():
-    """Never the unwritten rest of the buffer; a lower length forgets the end; it does not grow."""
+def test_a_cache_keeps_the_rows_of_a_path():
+    """Right behind the committed ones, and forgets the tree's others; it gives never more of its
+    buffer than a forward reads, and does not grow."""
     cache, row_11R1 = TreeCache(2, capacity=9), torch.arange(12.0)[None, None, :, None]
 
     def append(first: int, end: int) -> list[float]:
-        keys, values = cache.update(row_11R1[:, :, first:end], -row_11R1[:, :, first:end], 0)
-        assert torch.equal(keys, -values)
+        cache.row_N, cache.end = cache.next_rows(end - first, "cpu"), cache.length + end - first
+        for layer in range(2):
+            keys, values = cache.update(
+                row_11R1[:, :, first:end], -row_11R1[:, :, first:end], layer
+            )
+            assert torch.equal(keys, -values)
+        cache.length = cache.end
         return keys.flatten().tolist()
 
-    assert append(0, 4) == [0, 1, 2, 3] and append(4, 6) == [0, 1, 2, 3, 4, 5]
-    assert cache.get_seq_length() == 6 and cache.get_mask_sizes(2, 0) == (8, 0)
-    cache.length = 2
-    assert append(7, 8) == [0, 1, 7]
-    with pytest.raises(AssertionError, match="cache of 9 rows"):
-        cache.length = 10
-    with pytest.raises(RuntimeError, match="exceeds dimension"):
-        append(0, 8)
+    assert append(0, 5) == [0, 1, 2, 3, 4]
+    cache.committed = 5
+    assert append(5, 9) == [0, 1, 2, 3, 4, 5, 6, 7, 8]
+    cache.keep_path(torch.tensor([0, 2]))
+    assert (cache.length, cache.committed, cache.get_seq_length()) == (7, 7, 7)
+    assert cache.get_mask_sizes(2, 0) == (9, 0)
+    assert append(11, 12) == [0, 1, 2, 3, 4, 5, 7, 11]
+    with pytest.raises(AssertionError):
+        append(0, 2)
 
 
 HAND_TREE = ([3, 1, 4, 1, 5], [0, 0, 0, 2, 3])  # root: children 1, 2; 2: child 3; 3: child 4
@@ -282,7 +218,6 @@ def test_another_family_is_refused_by_name_or_right(name, dtype):
     Bugs held down: GPT-Neo's local window lies beyond the check's 11 tokens; MPT's ALiBi error on
     the check's small tree is within the tolerance for bfloat16, in which targets load.
     """
-    assert {make().model_type for make in FAMILIES.values()} == set(TESTED_FAMILIES)
     config, taken = OTHERS[name]
     attention = "eager" if name in ("mpt", "bloom", "gpt_neo") else "sdpa"
     model = random_model(config, seed=0, attention=attention)

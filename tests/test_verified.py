@@ -24,7 +24,7 @@ from reference_accept import (
 
 from eagle_fsd.config import SamplingConfig
 from eagle_fsd.decoding.columns import DRAFTS, PLACES, Rows
-from eagle_fsd.decoding.verified import judge
+from eagle_fsd.decoding.verified import tabulate
 from eagle_fsd.rules.fsd import Exact, Fsd
 from eagle_fsd.rules.price import PathRule, Ratio
 
@@ -102,7 +102,7 @@ def test_of_a_tree_a_column_is_one_float_a_node():
     """Of a draft after its parent, of a place after the node itself."""
     tree, logits_NV, uniform_S3 = random_round(3)
     columns = ("raw_prob", "top1")
-    verified = judge(tree, logits_NV, uniform_S3, sampling=WARM, columns=columns)
+    verified = tabulate(tree, logits_NV, uniform_S3, sampling=WARM, columns=columns)
     raw = [slow_p(logits, WARM) for logits in logits_NV.tolist()]
     for draft in range(1, tree.size):
         want = raw[tree.parent_N[draft]][tree.token_N[draft]]
@@ -143,7 +143,7 @@ def test_a_column_that_was_not_named_raises():
     """Bugs held down: `prob` at temperature 0 needed no name, and `log_prob` at temperature 0
     raised though it was named."""
     for sampling, named in itertools.product(SAMPLINGS, COLUMNS):
-        verified = judge(*random_round(3), sampling=sampling, columns=(named,))
+        verified = tabulate(*random_round(3), sampling=sampling, columns=(named,))
         assert isinstance(verified.value(named, 0 if named in PLACES else 1), float)
         for other in COLUMNS.keys() - {named}:
             with pytest.raises(KeyError, match=other):
@@ -156,7 +156,7 @@ def test_a_tree_and_its_exact_tokens(sampling):
     regret: of leaves too, which are drawn when they are asked for."""
     for seed in range(5):
         tree, logits_NV, uniform_S3 = random_round(seed)
-        verified = judge(tree, logits_NV, uniform_S3, sampling=sampling)
+        verified = tabulate(tree, logits_NV, uniform_S3, sampling=sampling)
         parents = tree.parent_N.tolist()
         assert verified.tokens == tree.token_N.tolist() and verified.parents == parents
         assert verified.depths == tree.depth_N.tolist()

@@ -94,6 +94,8 @@ HYBRIDS = {
     },
 }
 
+KINDS = ("qwen3_5_text", "kimi_linear", "falcon_h1", "lfm2")  # one of every kind of recurrence
+
 
 def hybrid_model(family: str, *, seed: int = 0, attention: str = "sdpa", **changes):
     """Decays, which transformers draws when it makes a model, are drawn from the seed too."""
