@@ -1,4 +1,5 @@
-"""The decoding loop: greedy trees == one token at a time == `generate`, in float32."""
+"""The decoding loop: seeds, budgets and ends of answers, what drafters are told, and what is
+refused. Exact answers of every family and drafter: test_matrix.py."""
 
 import math
 from concurrent.futures import ThreadPoolExecutor
@@ -6,10 +7,9 @@ from functools import partial
 
 import pytest
 import torch
-from answers import EXACT, TREES, assert_same, by_generate, run, text_of
+from answers import EXACT, TREES, assert_same, by_generate, drafter_of, run, text_of
 from tiny import (
     BOS,
-    FAMILIES,
     NoisyTargetDrafter,
     prompt_tokens,
     random_model,
@@ -28,59 +28,6 @@ from eagle_fsd.drafters.language_model import LanguageModelDrafter
 from eagle_fsd.rules.fsd import Fsd
 from eagle_fsd.rules.price import PathRule
 from eagle_fsd.rules.rejection import Rejection
-
-
-@pytest.mark.processes  # long
-@pytest.mark.parametrize("shift", [0, 3])
-@pytest.mark.parametrize("family", FAMILIES)
-def test_greedy_tree_is_one_at_a_time_is_generate(family, shift):
-    """Every tree shape has a model, a prompt and a length of its own (1 token to three windows)."""
-    number = (list(FAMILIES).index(family) + shift) % len(TREES)
-    tree = TREES[number]
-    target = tiny_target(family, seed=20 + number)
-    prompt = prompt_tokens([1, 2, 7, 8, 13, 24][number], seed=number)
-    plain = run(target, RootDrafter(), prompt)
-    assert len(plain.tokens) == 24 and len(set(plain.tokens)) > 2
-    assert plain.finish == "length" and plain.tokens_per_round == 1
-    assert_same(target, prompt, plain.tokens, by_generate(target, prompt))
-
-    for noise in (0.3, 1.0):
-        drafter = NoisyTargetDrafter(target, tree, noise=noise, seed=number)
-        noisy = run(target, drafter, prompt)
-        assert_same(target, prompt, noisy.tokens, plain.tokens)
-        assert noise > 0.3 or noisy.tokens_per_round > 1.5  # whole paths were taken
-        assert max(r.accepted_drafts for r in noisy.rounds) <= tree.tree_depth
-    pair = LanguageModelDrafter(target.first_layers(1), target, tree)
-    for drafter in (EagleDrafter(tiny_head(target, seed=number), target, tree), pair):
-        drafted = run(target, drafter, prompt)
-        assert_same(target, prompt, drafted.tokens, plain.tokens)
-        assert noisy.fuzzy_share == drafted.fuzzy_share == 0
-
-
-@pytest.mark.parametrize(
-    "family",
-    [pytest.param(f, marks=() if f == "gemma3" else pytest.mark.processes) for f in FAMILIES],
-)
-def test_exact_is_plain_decoding_draw_by_draw(family):
-    """Same seed, same tokens, whatever the drafter and its trees: uniforms go by position."""
-    target, accepted = tiny_target(family, seed=3), 0
-    for seed, (tree, temperature) in enumerate(((TREES[0], 1.0), (TREES[2], 0.7))):
-        prompt = prompt_tokens(5 + 4 * seed, seed=seed)
-        settings = {"temperature": temperature, "seed": seed, "budget": 24}
-        plain = run(target, RootDrafter(), prompt, **settings)
-        for drafter in (
-            NoisyTargetDrafter(target, tree, noise=0.3, seed=seed),
-            EagleDrafter(tiny_head(target, seed=seed), target, tree),
-            ngrams(target),
-            LanguageModelDrafter(target.first_layers(2), target, tree),
-            LanguageModelDrafter(target.first_layers(2), target, tree, samples=True),
-            EagleDrafter(tiny_head(target), target, tree).with_tree(tree, samples=True),
-        ):
-            got = run(target, drafter, prompt, **settings)
-            assert got.tokens == plain.tokens
-            accepted += sum(r.accepted_drafts for r in got.rounds)
-    assert accepted > 5
-
 
 RULES = {"exact": EXACT, "fsd": Fsd(0.4), "path": PathRule(0.8), "rejection": Rejection()}
 
@@ -145,10 +92,7 @@ def test_stop_strings():
 def test_cache_invariant_and_one_buffer():
     """Each round: cache length == committed tokens - 1; the buffers stay where they are."""
     target, prompt = tiny_target("gemma3", seed=9), prompt_tokens(10)
-    for drafter in (
-        NoisyTargetDrafter(target, TREES[4], noise=0.3),
-        EagleDrafter(tiny_head(target), target, TREES[4]),
-    ):
+    for drafter in (drafter_of("noisy", target), drafter_of("eagle:59x6x10", target)):
         config = DecodeConfig(Policy(EXACT), StopConfig(40))
         committed, places = len(prompt) + 1, set()
         for rounds, step in enumerate(decode_rounds(target, drafter, prompt, config)):
@@ -175,7 +119,8 @@ def test_a_second_answer_ends_the_first():
         except BadInput:
             return None
 
-    for drafter in (eagle, ngrams(target), eagle.with_tree(TREES[2]), RootDrafter()):
+    others = (eagle, drafter_of("ngram", target), eagle.with_tree(TREES[2]), RootDrafter())
+    for drafter in others:
         both = (eagle, drafter)
         alone = list(map(tokens, both, prompts))
         first, second = map(partial(decode_rounds, target, config=config), both, prompts)

@@ -6,15 +6,20 @@ import subprocess
 import sys
 
 import pytest
-from answers import assert_same
+import torch
+from answers import Heard, assert_same, by_generate, run
 from commands import ROOT
 
 import eagle_fsd
 from eagle_fsd.arms import parse_arm
 from eagle_fsd.config import SamplingConfig
-from eagle_fsd.evaluation.answering import answer_prompt
+from eagle_fsd.decoding.loop import DecodeConfig, decode
+from eagle_fsd.decoding.tree import RootDrafter
 from eagle_fsd.evaluation.questions import read_questions, spread
+from eagle_fsd.evaluation.texts import plain_texts
 from eagle_fsd.models.assets import EMBEDDED_ASSET, asset_dir
+from eagle_fsd.models.load import SHIPPED_HEAD
+from eagle_fsd.runs.folder import Run
 
 pytestmark = pytest.mark.embedded
 
@@ -22,20 +27,6 @@ pytestmark = pytest.mark.embedded
 @pytest.fixture(scope="module")
 def model():
     return eagle_fsd.load("smollm2", dtype="float32", keep_stock=True)
-
-
-def answers(model, text: str, prompts: list[list[int]], new_tokens: int) -> list[list[int]]:
-    arm, stop = parse_arm(text), model.stop(new_tokens)
-    drafter = arm.build_drafter(model) if arm.runs_our_loop else None
-    return [
-        answer_prompt(arm, model, prompt, SamplingConfig(), stop, 0, drafter=drafter)[0].tokens
-        for prompt in prompts
-    ]
-
-
-def assert_all_same(model, prompts, ours, theirs) -> None:
-    for answer in zip(prompts, ours, theirs, strict=True):
-        assert_same(model.target, *answer)
 
 
 def first_turns(model, count: int) -> list[list[int]]:
@@ -46,14 +37,25 @@ def first_turns(model, count: int) -> list[list[int]]:
 @pytest.mark.parametrize(
     "count", [2, pytest.param(24, marks=pytest.mark.slow), pytest.param(80, marks=pytest.mark.slow)]
 )
-def test_exact_eagle_equals_plain_equals_generate(model, count):
-    """Greedy in float32, 64 new tokens of MT-Bench first turns: one text, however it is made."""
-    prompts = first_turns(model, count)
-    plain = answers(model, "plain", prompts, 64)
-    exact = answers(model, "exact", prompts, 64)
-    generate = answers(model, "generate", prompts, 64)
-    assert_all_same(model, prompts, plain, exact)
-    assert_all_same(model, prompts, plain, generate)
+def test_exact_is_plain_is_generate(model, count):
+    """Greedy in float32, 64 new tokens of MT-Bench first turns: one text, however it is made. Exact
+    drafts are made inside `generate`, streamed and not."""
+    prompts, stop = first_turns(model, count), model.stop(64)
+    ours = eagle_fsd.custom_generate(SHIPPED_HEAD, arm="exact")
+    settings = {"max_new_tokens": 64, "eos_token_id": list(stop.token_ids), "pad_token_id": 0}
+    asked = {"budget": 64, "stop": stop.token_ids}
+    for prompt in prompts:
+        ids, heard = torch.tensor([prompt]), Heard()
+        streamed, whole = (
+            model.target.model.generate(ids, custom_generate=ours, stream_to=told, **settings)
+            for told in (heard, None)
+        )
+        exact = whole[0, len(prompt) :].tolist()
+        assert streamed.equal(whole)
+        assert heard.all == [ids.tolist(), *([token] for token in exact), "end"]
+        plain = run(model.target, RootDrafter(), prompt, **asked).tokens
+        for other in (plain, by_generate(model.target, prompt, **asked)):
+            assert_same(model.target, prompt, other, exact)
 
 
 def test_the_examples_of_custom_generate_run(monkeypatch, tmp_path, capsys):
@@ -95,3 +97,21 @@ def test_shipped_head_drafts_well(model):
         model, "Write a short letter to a friend.", arm="exact", max_new_tokens=64
     )
     assert answer.tokens_per_round > 1.4
+
+
+def test_replay_equals_decoding(model, tmp_path):
+    """Round by round on two first turns x 32 tokens, with the small tree, a chain and a hybrid."""
+    prompts = dict(enumerate(first_turns(model, 2)))
+    texts = plain_texts(Run(tmp_path, {}), model.target, prompts, model.stop(32))
+    mean = []
+    for arm in map(parse_arm, ("exact", "exact@eagle:4x4x1", "exact@hybrid:15x4x6")):
+        policy, drafter, tokens = arm.policy(SamplingConfig()), arm.build_drafter(model), []
+        config = DecodeConfig(policy, model.stop(32))
+        for text in texts.values():
+            answer = decode(model.target, drafter, text.prompt, config)
+            rounds = text.rounds(drafter, text.states(model.target)[1])
+            assert answer.tokens == text.answer
+            assert [len(r.tokens) for r in answer.rounds] == rounds
+            tokens += rounds
+        mean.append(sum(tokens) / len(tokens))
+    assert min(mean[0], mean[2]) > mean[1] > 1

@@ -1,4 +1,5 @@
-"""Batched sampling: every row says what it would say alone, whoever comes and goes beside it."""
+"""Batched sampling: every row says what it would say alone, whoever comes and goes beside it. Of
+every family and engine: test_matrix.py."""
 
 from collections import Counter
 
@@ -6,7 +7,7 @@ import pytest
 import torch
 from answers import by_generate
 from reference_accept import chi_square_p
-from tiny import FAMILIES, prompt_tokens, tiny_target
+from tiny import prompt_tokens, tiny_target
 
 from eagle_fsd.config import BadInput
 from eagle_fsd.models import generate
@@ -42,22 +43,6 @@ def alone(target, request: Request) -> list[int]:
     return by_generate(target, request.prompt, budget=budget, stop=stops)
 
 
-@pytest.mark.processes  # long
-@pytest.mark.parametrize(
-    ("family", "engine"), [*((family, "stock") for family in FAMILIES), ("gemma3", "packed")]
-)
-def test_greedy_rows_equal_generate(family, engine):
-    """Every family, refilled 3 rows at a time: token for token what generate gives alone."""
-    target = tiny_target(family, engine=engine)
-    asked = requests()
-    assert set(run(target, asked, batch_size=3)) == set(asked)
-    for request in asked:
-        assert request.tokens == alone(target, request), LENGTHS[asked.index(request)]
-        assert request.finished == (request.tokens[-1] in STOPS)
-    # the cases are there: ended by itself, and by the budget
-    assert {request.finished for request in asked} == {True, False}
-
-
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_logits_that_are_no_numbers_end_it(temperature):
     """Bug held down: greedy texts of such a target were token 0 to the end."""
@@ -78,28 +63,6 @@ def test_the_batch_does_not_matter(llama, monkeypatch, temperature):
         asked = requests(temperature)
         run(llama, asked, batch_size=batch_size)
         assert [request.tokens for request in asked] == [request.tokens for request in wanted]
-
-
-@pytest.mark.parametrize("going", [0.1, 0.9])
-def test_rows_that_share_the_keys_of_a_text(llama, monkeypatch, going):
-    """Rows that leave a text at places of their own, beside others that read their prompts: each
-    says what it would alone, and the text's cache is as it was."""
-    monkeypatch.setattr(generate, "GOING", going)
-    text = prompt_tokens(31, seed=9)
-    cache = llama.new_cache(len(text))
-    llama.run(cache, torch.tensor(text))
-    keys = cache.layers[1].keys.clone()
-    leaves = [3, 30, 17, 1, 25, 9, 17, 22]
-    shared = [
-        Request([*text[:n], 40 + i], 19 - 2 * i, stops=STOPS, begun=cache)
-        for i, n in enumerate(leaves)
-    ]
-    asked = [request for pair in zip(requests(), shared, strict=False) for request in pair]
-    assert set(run(llama, asked, batch_size=4)) == set(asked)
-    for request in asked:
-        assert request.tokens == alone(llama, request)
-        assert request.begun is None
-    assert torch.equal(cache.layers[1].keys, keys) and cache.length == len(text)
 
 
 def test_seeds_and_temperatures_are_a_rows_own(llama):

@@ -1,5 +1,5 @@
-"""Both kinds of heads, against forwards from the key table alone; exact decoding with them; and the
-trees they grow, against the slow version: path by path, without a cache.
+"""Both kinds of heads, against forwards from the key table alone; and the trees they grow, against
+the slow version: path by path, without a cache. Exact decoding with them: test_matrix.py.
 
 Axes: T positions, D hidden size, F features (D or 3 D), V vocabulary.
 """
@@ -11,7 +11,6 @@ from functools import cache, partial
 import pytest
 import reference_head
 import torch
-from answers import by_generate, run
 from head_files import eagle_tensors, save
 from reference_tree import grow, paths
 from tiny import (
@@ -21,7 +20,6 @@ from tiny import (
     SIZES,
     WIDE,
     fused_target,
-    prompt_tokens,
     target_and_head,
     tiny_head,
     tiny_head3,
@@ -30,7 +28,6 @@ from transformers import AutoConfig, PretrainedConfig
 
 from eagle_fsd.config import BadInput, TreeConfig
 from eagle_fsd.decoding.target import Target
-from eagle_fsd.decoding.tree import RootDrafter
 from eagle_fsd.drafters.eagle import EagleDrafter
 from eagle_fsd.heads.draft_head import DraftHead, build_head
 from eagle_fsd.heads.head_config import head_shape
@@ -116,22 +113,6 @@ def test_half_precision_head_keeps_float32_angles():
         got = half(feature, embedding, half.angles(position_T)).float()
         errors.append(((got - want).norm() / want.norm()).item())
     assert errors[1] < 2 * errors[0] < 0.05, errors
-
-
-@pytest.mark.processes  # long
-@pytest.mark.parametrize(
-    "name, family",
-    [*((name, "llama") for name in HEADS | PUBLISHED), ("eagle", "gemma3"), ("eagle3", "qwen3")],
-)
-def test_greedy_tree_is_one_at_a_time_is_generate(name, family):
-    """Exact decoding with each head == the plain loop == transformers' generate, float32."""
-    target, head = target_and_head(name, family=family, seed=6)
-    prompt = prompt_tokens(9, seed=2)
-    plain = run(Target(target.model), RootDrafter(), prompt, budget=16)
-    assert plain.tokens == by_generate(target, prompt, budget=16)
-    for tree in (TreeConfig(15, 5, 4), TreeConfig(5, 5, 1)):
-        got = run(target, EagleDrafter(head, target, tree), prompt, budget=16)
-        assert got.tokens == plain.tokens and got.fuzzy_share == 0
 
 
 @pytest.mark.parametrize("head_type", ["eagle", "eagle3"])

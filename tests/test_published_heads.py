@@ -9,17 +9,10 @@ import json
 import pytest
 import reference_head
 import torch
-from answers import run
-from eagle_fsd.decoding.drafter import RootDrafter
 from head_files import SIZES, SPECFORGE, D, R, TargetShape, V, save
 from published_heads import AUX, MODELOPT, WIDE, published, tensors_of, without
-from tiny import EAGER, PUBLISHED, prompt_tokens, target_and_head
 
-from eagle_fsd.config import BadInput, TreeConfig
-from eagle_fsd.decoding.target import Target
-from eagle_fsd.decoding.tree import RootDrafter
-from eagle_fsd.drafters.eagle import EagleDrafter
-from eagle_fsd.engine.select import ENGINES
+from eagle_fsd.config import BadInput
 from eagle_fsd.heads.files import read_head, write_head
 from eagle_fsd.heads.head_config import HeadConfig
 from eagle_fsd.heads.layouts import read_config
@@ -77,20 +70,6 @@ def test_what_was_published_is_written_and_read_back(tmp_path, name):
     written = json.loads((tmp_path / "ours" / "config.json").read_text())
     said = {"norm_output", "fc_norm", "norm_before_fc", "target_hidden_size", "qk_norm"}
     assert all(written[key] for key in said & written.keys())  # nothing that is not so
-
-
-@pytest.mark.processes  # long
-@pytest.mark.parametrize("engine", EAGER)
-@pytest.mark.parametrize("name", PUBLISHED)
-def test_exact_decoding_with_them_is_plain_on_every_engine(name, engine):
-    """Token for token, in float32, with the head's layers exchanged by the engine."""
-    target, head = target_and_head(name, seed=6)
-    made = ENGINES[engine]()
-    target = Target(target.model, engine=made, feature_layers=target.feature_layers)
-    prompt = prompt_tokens(9, seed=2)
-    plain = run(target, RootDrafter(), prompt, budget=12)
-    got = run(target, EagleDrafter(head, target, TreeConfig(9, 3, 4)), prompt, budget=12)
-    assert got.tokens == plain.tokens
 
 
 REFUSED = {
