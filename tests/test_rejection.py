@@ -176,5 +176,5 @@ def test_sampled_drafts_on_every_engine(engine):
 def test_drafts_that_were_not_drawn_are_refused():
     target = tiny_target("llama")
     drafter = EagleDrafter(tiny_head(target), target, CHAIN)
-    with pytest.raises(BadInput, match="rejection@eagle,sample=1"):
+    with pytest.raises(BadInput, match="are sampled.*add ,sample=1 to the drafter"):
         run(target, drafter, prompt_tokens(5), rule=Rejection())

@@ -56,7 +56,7 @@ class Policy:
         if self.rule.draw is not None and not drafter.samples:
             raise BadInput(
                 "this rule needs drafts that are sampled, since it asks with what probability they "
-                "came: add ,sample=1 to the drafter, as in rejection@eagle,sample=1"
+                "came: add ,sample=1 to the drafter, as in RULE@DRAFTER,sample=1"
             )
         self.rule.check(self.sampling, self.guards, drafter)
 
