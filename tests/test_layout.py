@@ -1,6 +1,7 @@
 """The shape of the library: who may import whom, and that a name is one file's."""
 
 import ast
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -8,6 +9,11 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
+
+from eagle_fsd.drafters.settings import DRAFTERS
+from eagle_fsd.engine.families import TESTED_FAMILIES
+from eagle_fsd.recurrent.kinds import FAMILIES as RECURRENT_FAMILIES
+from eagle_fsd.rules import RULES
 
 LIBRARY = Path(__file__).parent.parent / "eagle_fsd"
 
@@ -17,17 +23,8 @@ def module_of(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def imports(path: Path) -> set[str]:
-    """Modules of the library that a file imports when it is loaded; not those for type checkers."""
-    nodes = list(ast.parse(path.read_text()).body)
-    for node in nodes:
-        if isinstance(node, ast.Try | ast.With):
-            nodes += node.body
-    return imported_by(nodes)
-
-
 def imported_by(nodes: Iterable[ast.AST]) -> set[str]:
-    """What these statements import, not what is within them."""
+    """Modules of the library that these statements import, not what is within them."""
     found = set()
     for node in nodes:
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("eagle_fsd"):
@@ -35,27 +32,43 @@ def imported_by(nodes: Iterable[ast.AST]) -> set[str]:
             found |= {f"{node.module}.{alias.name}" for alias in node.names} | {node.module}
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
-    return found
+    return found & FILES.keys()
+
+
+def top_statements(path: Path, *, for_types: bool) -> list[ast.AST]:
+    """Of a file, what runs when it is loaded; with what is there for type checkers alone."""
+    nodes = list(ast.parse(path.read_text()).body)
+    for node in nodes:
+        if isinstance(node, ast.Try | ast.With) or (for_types and isinstance(node, ast.If)):
+            nodes += node.body
+    return nodes
 
 
 FILES = {module_of(path): path for path in sorted(LIBRARY.rglob("*.py"))}
-GRAPH = {name: (imports(path) & FILES.keys()) - {name} for name, path in FILES.items()}
+# by module, what it imports when it is loaded, and with what it names for type checkers
+LOADS, NAMES = (
+    {
+        name: imported_by(top_statements(path, for_types=for_types)) - {name}
+        for name, path in FILES.items()
+    }
+    for for_types in (False, True)
+)
 
 
-def closure(name: str) -> set[str]:
+def closure(name: str, graph: dict[str, set[str]] = LOADS) -> set[str]:
     """What loading a module loads; importing from a package counts as its own file too."""
     seen, waiting = set(), [name]
     while waiting:
         module = waiting.pop()
         if module not in seen:
             seen.add(module)
-            waiting += GRAPH[module]
+            waiting += graph[module]
     return seen
 
 
 def test_no_module_imports_itself_in_a_circle():
-    """A file can be read, and tested, after those that it imports."""
-    circles = {name for name in GRAPH for other in GRAPH[name] if name in closure(other)}
+    """A file can be read, and tested, after those that it imports, for its types too."""
+    circles = {name for name in NAMES for other in NAMES[name] if name in closure(other, NAMES)}
     assert not circles, circles
     # nor by an import within a function, of which the settings of drafters have some
     for name in [name for name in FILES if name.startswith("eagle_fsd.drafters.")]:
@@ -88,13 +101,9 @@ def part_of(module: str) -> str:
 
 
 def test_imports_run_one_way():
-    """Those within a function too, but not those for type checkers."""
+    """Those within a function and those for type checkers too."""
     for name, path in FILES.items():
-        tree = ast.parse(path.read_text())
-        for block in ast.walk(tree):
-            if isinstance(block, ast.If) and ast.unparse(block.test) == "TYPE_CHECKING":
-                block.body = []
-        for other in imported_by(ast.walk(tree)) & FILES.keys() - {"eagle_fsd"}:
+        for other in imported_by(ast.walk(ast.parse(path.read_text()))) - {"eagle_fsd"}:
             if name == "eagle_fsd":  # its names are imported when they are asked for
                 assert part_of(other) == "config"
             elif part_of(other) != part_of(name):
@@ -122,6 +131,28 @@ def test_heads_and_rules_know_no_target():
         if part_of(f"{name}.") in ("heads", "rules"):
             running = {"eagle_fsd.decoding.engine", "eagle_fsd.decoding.target"}
             assert not closure(name) & running, name
+
+
+def test_the_core_names_no_rule_drafter_or_family():
+    """In no text of its code, as a whole word; a new one needs no line there. (`exact` and `path`
+    are words of the glossary too, and so names of variables.)"""
+    names = {*RULES, *DRAFTERS, *TESTED_FAMILIES, *RECURRENT_FAMILIES}
+    for path in (LIBRARY / "decoding").glob("*.py"):
+        tree = ast.parse(path.read_text())
+        documented = (ast.Module, ast.ClassDef, ast.FunctionDef)
+        docs = {
+            ast.get_docstring(node, clean=False)
+            for node in ast.walk(tree)
+            if isinstance(node, documented)
+        }
+        for node in ast.walk(tree):
+            if (
+                isinstance(node, ast.Constant)
+                and isinstance(node.value, str)
+                and node.value not in docs
+            ):
+                words = set(re.findall(r"[\w-]+", node.value))
+                assert not words & names, (path.name, node.lineno, words & names)
 
 
 def test_what_answers_help_needs_no_torch():
