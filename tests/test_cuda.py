@@ -19,7 +19,7 @@ from eagle_fsd.drafters.eagle import EagleDrafter
 from eagle_fsd.engine.select import ENGINES
 from eagle_fsd.heads.draft_head import DraftHead
 from eagle_fsd.heads.unroll import unroll
-from eagle_fsd.models.generate import Request, complete
+from eagle_fsd.models.generate import Request, complete, rescore
 from eagle_fsd.models.loaded import Model
 from eagle_fsd.training.data import Batches, Dialogue, supervised
 from eagle_fsd.training.features import TargetStates
@@ -86,7 +86,7 @@ def test_a_batch_waits_for_one_read_a_step(temperature):
         target = Target(model.to(device))
         requests = [Request(prompt_tokens(5 + n), 3, temperature) for n in range(4)]
         texts = complete(target, requests, batch_size=2)
-        return [request.tokens for request in texts] + [target.rescore([3, 5], [7, 11, 13])]
+        return [request.tokens for request in texts] + [rescore(target, [3, 5], [7, 11, 13])]
 
     want, got, waits = on_cuda(parts, work)
     assert got == want

@@ -25,6 +25,7 @@ from eagle_fsd.decoding.target import Target
 from eagle_fsd.decoding.tree import RootDrafter
 from eagle_fsd.drafters.eagle import EagleDrafter
 from eagle_fsd.drafters.language_model import LanguageModelDrafter
+from eagle_fsd.models.generate import rescore
 from eagle_fsd.rules.fsd import Fsd
 from eagle_fsd.rules.price import PathRule
 from eagle_fsd.rules.rejection import Rejection
@@ -97,7 +98,7 @@ def test_cache_invariant_and_one_buffer():
         committed, places = len(prompt) + 1, set()
         for rounds, step in enumerate(decode_rounds(target, drafter, prompt, config)):
             committed += len(step.acceptance.tokens) if rounds else 0
-            assert target.cache_length == target.cache.length == committed - 1
+            assert target.cache.committed == target.cache.length == committed - 1
             layers = list(target.cache.layers)
             if rounds and isinstance(drafter, EagleDrafter):
                 layers += drafter.cache.layers  # first used in the first round
@@ -155,7 +156,7 @@ def test_logits_that_are_no_numbers_are_told(rule, temperature):
                 run(target, drafter, prompt, **settings)
     forwards += [0]
     with pytest.raises(BadInput, match="over an answer"):
-        target.rescore(prompt, [3])
+        rescore(target, prompt, [3])
 
 
 @torch.inference_mode()

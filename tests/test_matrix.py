@@ -27,8 +27,8 @@ from eagle_fsd.config import TreeConfig
 from eagle_fsd.decoding.target import Target
 from eagle_fsd.decoding.tree import DraftTree, RootDrafter
 from eagle_fsd.drafters.eagle import EagleDrafter
-from eagle_fsd.families.supported import TESTED_FAMILIES
 from eagle_fsd.engine.select import ENGINES
+from eagle_fsd.families.supported import TESTED_FAMILIES
 from eagle_fsd.models.generate import Request, complete
 from eagle_fsd.recurrent.kinds import FAMILIES as RECURRENT_FAMILIES
 
@@ -92,7 +92,7 @@ def test_cache_after_commit_is_a_fresh_prefill(family, way):
         target.verify(tree)
         target.commit(tree.ancestor_NN[node].nonzero()[:, 0])
         tokens += path_to(tree, node)
-        assert target.cache_length == target.cache.length == len(tokens)
+        assert target.cache.committed == target.cache.length == len(tokens)
         assert_cache_is_of(target, tokens)
     want_V = target.model(torch.tensor([[*tokens, 31]])).logits[0, -1]
     got_V = target.verify(plain)[0][0]

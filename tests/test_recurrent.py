@@ -29,8 +29,8 @@ from eagle_fsd.decoding.target import Target
 from eagle_fsd.decoding.tree import DraftTree, RootDrafter
 from eagle_fsd.drafters.eagle import EagleDrafter
 from eagle_fsd.drafters.language_model import LanguageModelDrafter
-from eagle_fsd.families.supported import check_supported
 from eagle_fsd.engine.trial import check_tree_attention
+from eagle_fsd.families.supported import check_supported
 from eagle_fsd.recurrent.kinds import REFUSED
 
 
@@ -93,7 +93,7 @@ def test_a_round_that_is_cut_leaves_the_states_of_the_text(family):
         config, got = DecodeConfig(Policy(EXACT), StopConfig(budget, stop)), Generation()
         for step in decode_rounds(target, drafter, prompt, config):
             got.add(step)
-            assert_cache_is_of(target, [*prompt, *plain][: target.cache_length])
+            assert_cache_is_of(target, [*prompt, *plain][: target.cache.committed])
         assert got.tokens == plain[: len(got.tokens)]
         cut += sum(len(r.tokens) for r in got.rounds) + 1 > len(got.tokens)
     assert cut > 1

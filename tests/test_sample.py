@@ -240,8 +240,7 @@ def test_fuzzy_rules_draw_from_their_distributions(rule, child):
     tree, policy = judged(tree, {0, 2}), Policy(rule(math.inf, child), SamplingConfig(1.0))
     block_RS3 = torch.rand(DRAWS, 3, 3, generator=torch.Generator().manual_seed(8))
     count = Counter(
-        tuple(accept(tree, logits_NV, uniform_S3, policy=policy).tokens)
-        for uniform_S3 in block_RS3
+        tuple(accept(tree, logits_NV, uniform_S3, policy=policy).tokens) for uniform_S3 in block_RS3
     )
     slow = SlowAccept(tree, logits_NV, policy)
     assert chi_square_p(count, slow.round_distribution()) > 1e-4

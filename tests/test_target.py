@@ -37,7 +37,6 @@ from eagle_fsd.decoding.target import Target
 from eagle_fsd.decoding.tree import DraftTree
 from eagle_fsd.engine.select import ENGINES
 from eagle_fsd.engine.trial import check_tree_attention
-from eagle_fsd.families.supported import TESTED_FAMILIES
 from eagle_fsd.families.text_model import text_body
 
 V = SIZES["vocab_size"]
@@ -227,6 +226,6 @@ def test_another_family_is_refused_by_name_or_right(name, dtype):
     except BadInput as error:
         assert not taken and f"'{config.model_type}' are not supported" in str(error)
         return
-    assert taken is not False and target.cache_length == 0
+    assert taken is not False and target.cache.committed == 0
     exact = Target(model.float())  # the tree's own error, apart from rounding
     assert largest_error(exact, prompt_tokens(LONG), random_tree(1)) < 1e-4

@@ -8,12 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 from answers import TREES, assert_same, by_generate, run
-from reference_tree import largest_error, path_to, random_tree
 from safetensors.torch import load_file, save_file
-from test_target import LONG, LONG_FACTORS, TURN
+from test_target import LONG, LONG_FACTORS, TURN, largest_error, path_to, random_tree
 from tiny import (
     EAGER,
-    FAMILIES,
     MIXED,
     SIZES,
     WIDE,
@@ -23,46 +21,31 @@ from tiny import (
     random_model,
 )
 from tiny_folder import write_target
-from tiny_multimodal import EYES, MULTIMODAL, multimodal_model, write_multimodal
-from transformers import (
-    AutoConfig,
-    AutoModelForImageTextToText,
-    CohereConfig,
-    LlamaConfig,
-    PreTrainedModel,
-)
+from tiny_multimodal import MULTIMODAL, multimodal_model, write_multimodal
+from transformers import AutoConfig, LlamaConfig, PreTrainedModel
 
-from eagle_fsd.api import generate, load
 from eagle_fsd.config import BadInput
 from eagle_fsd.decoding.target import Target
-from eagle_fsd.families.text_model import logit_factor
 from eagle_fsd.decoding.tree import DraftTree, RootDrafter
-from eagle_fsd.drafters.language_model import LanguageModelDrafter
-from eagle_fsd.families.supported import check_supported
 from eagle_fsd.engine.select import ENGINES
 from eagle_fsd.engine.trial import check_tree_attention
-from eagle_fsd.models.load import load_target, load_target_config
+from eagle_fsd.families.text_model import logit_factor
+from eagle_fsd.models.load import load_target
 from eagle_fsd.transformers_generate import custom_generate
 
-MOE = {"num_local_experts": 3, "num_experts_per_tok": 2}
 # Logits that are the lm_head's products times a factor, or over it, by the family's own name for it
 SCALED = {
     "cohere": {"logit_scale": 0.3},
     "cohere2": {"logit_scale": 0.3, "sliding_window": WINDOW},
-    "cohere2_moe": {"logit_scale": 0.3, "num_experts": 3, "num_experts_per_tok": 2},
     "granite": {"logits_scaling": 3.0},
-    "granite_swa": {"logits_scaling": 3.0, "sliding_window": WINDOW},
-    "granitemoe": {"logits_scaling": 3.0} | MOE,
-    "granitemoe_swa": {"logits_scaling": 3.0, "sliding_window": WINDOW} | MOE,
-    "granitemoeshared": {"logits_scaling": 3.0, "shared_intermediate_size": 31} | MOE,
     "granitemoehybrid": {
         "logits_scaling": 3.0,
         "layer_types": ["full_attention"] * 3,
         "shared_intermediate_size": 31,
         "mamba_n_heads": 4,
-        **MOE,
+        "num_local_experts": 3,
+        "num_experts_per_tok": 2,
     },
-    "hyperclovax": {"logits_scaling": 3.0},
     "minicpm3": {
         "num_key_value_heads": 4,
         "dim_model_base": 20,
@@ -75,20 +58,15 @@ SCALED = {
 def scaled_model(family: str) -> PreTrainedModel:
     """Its experts' sizes are of 8 bytes a row at least, as torch's grouped product wants them."""
     sizes = SIZES | {"intermediate_size": 52}
-    attention = "eager" if family.endswith("_swa") else "sdpa"  # the only one that they have
-    config = AutoConfig.for_model(family, **sizes | SCALED[family])
-    return random_model(config, seed=0, attention=attention)
+    return random_model(AutoConfig.for_model(family, **sizes | SCALED[family]), seed=0)
 
 
 @torch.inference_mode()
-@pytest.mark.parametrize(
-    ("family", "engine"),
-    [*((family, "stock") for family in SCALED), ("granite", "folded"), ("granite", "packed")],
-)
-def test_logits_have_the_family_s_factor(family, engine):
+@pytest.mark.parametrize("family", SCALED)
+def test_logits_have_the_family_s_factor(family):
     """Of trees, of some tokens' readout, of the first layers as a draft model, and of the rows that
     losses read. Bug held down: ten families were refused for it."""
-    target = Target(scaled_model(family), engine=ENGINES[engine]())
+    target = Target(scaled_model(family))
     check_tree_attention(target)
     for seed, length in enumerate([1, LONG]):
         assert largest_error(target, prompt_tokens(length), random_tree(seed)) < 1e-4
@@ -102,14 +80,21 @@ def test_logits_have_the_family_s_factor(family, engine):
     torch.testing.assert_close(hidden_ND @ target.readout_rows(token_R).T, logits_NV[:, token_R])
 
 
-def test_two_names_for_the_factor_of_the_logits_are_refused():
-    """A name that the family does not know is nothing to its model, and so nothing here; beside the
-    one that it knows nobody can say which is meant."""
-    config = CohereConfig(**SIZES, logits_scaling=8.0)
-    with pytest.raises(BadInput, match="two names .*, logit_scale and logits_scaling: leave"):
-        check_supported(config)
-    config = LlamaConfig(**SIZES, logits_scaling=8.0)
-    assert logit_factor(config) == 1.0
+@torch.inference_mode()
+@pytest.mark.parametrize("engine", EAGER)
+def test_engines_make_the_family_s_logits(engine):
+    tree, prompt = random_tree(1), torch.tensor(prompt_tokens(LONG))
+    logits = []
+    for name in ("stock", engine):
+        target = Target(scaled_model("granite"), engine=ENGINES[name]())
+        target.start(LONG + tree.size)
+        target.prefill(prompt)
+        logits.append(target.verify(tree)[0])
+    torch.testing.assert_close(*logits, atol=1e-4, rtol=0)
+
+
+def test_a_factor_by_a_name_that_the_family_does_not_know_is_none():
+    assert logit_factor(LlamaConfig(**SIZES, logits_scaling=8.0)) == 1.0
 
 
 CHUNK = 16
@@ -166,7 +151,7 @@ def test_longrope_targets_read_texts_up_to_the_length_at_which_positions_change(
     prompt, budget = prompt_tokens(9), most - 9
     answer = run(target, NoisyTargetDrafter(target, TREES[1], noise=0.5), prompt, budget=budget)
     assert_same(target, prompt, answer.tokens, by_generate(target, prompt, budget=budget))
-    with pytest.raises(BadInput, match=f"target's {most} positions"):
+    with pytest.raises(BadInput, match=f"{most}"):
         run(target, RootDrafter(), prompt, budget=budget + 1)
     target.model.save_pretrained(write_target(tmp_path))
     loaded, _ = load_target(str(tmp_path), dtype="float32")
@@ -179,16 +164,6 @@ def edit_json(file: Path, **changes: object) -> None:
 
 
 # --- text models out of multimodal checkpoints ----------------------------------------------------
-
-
-def test_a_tiny_model_leaves_the_others_as_they_are():
-    """Bug held down: Gemma 4's config sets the last entry of the list of layer types that it is
-    given, and that list was the one of every tiny gemma3 made after it in the process."""
-    mixed = ["sliding_attention", "full_attention", "sliding_attention"]
-    set_by_gemma4 = multimodal_model("gemma4").config.text_config.layer_types
-    assert set_by_gemma4 == [*mixed[:2], "full_attention"]
-    assert FAMILIES["gemma3"]().layer_types == mixed
-    assert multimodal_model("gemma3").config.text_config.layer_types == mixed
 
 
 @torch.inference_mode()
@@ -212,23 +187,8 @@ def test_a_multimodal_checkpoint_s_text_model_is_the_whole_model_on_text(tmp_pat
         assert largest_error(target, prompt_tokens(length), random_tree(seed)) < 1e-4
     answer = run(target, NoisyTargetDrafter(target, TREES[1], noise=0.5), prompt)
     assert_same(target, prompt, answer.tokens, by_generate(target, prompt))
+    assert_same(target, prompt, answer.tokens, run(target, RootDrafter(), prompt).tokens)
     assert answer.tokens_per_round > 1.2
-
-
-@torch.inference_mode()
-@pytest.mark.parametrize("family", ["gemma3", "llama4", "qwen3_vl"])
-@pytest.mark.parametrize("engine", [name for name in EAGER if name != "stock"])
-def test_engines_run_text_models_of_multimodal_checkpoints(tmp_path, family, engine):
-    """With a head and with the first layers as a draft model."""
-    whole = write_multimodal(tmp_path, family)
-    target, _ = load_target(str(tmp_path), dtype="float32")
-    target = Target(target.model, engine=ENGINES[engine](), keep_stock=False)
-    prompt = prompt_tokens(LONG)
-    pair = target.first_layers(2)
-    for drafter in (LanguageModelDrafter(pair, target, TREES[1]), RootDrafter()):
-        tokens = run(target, drafter, prompt).tokens
-        theirs = whole.generate(torch.tensor([prompt]), do_sample=False, max_new_tokens=24)
-        assert tokens == theirs[0, LONG:].tolist()
 
 
 @torch.inference_mode()
@@ -279,41 +239,12 @@ def test_a_multimodal_checkpoint_whose_prefix_is_unknown_is_refused_by_its_keys(
     write_multimodal(tmp_path, "gemma3")
     good = load_file(tmp_path / "model.safetensors")
     rename_keys(tmp_path, lambda key: key.replace("language_model.", "talker."))
-    with pytest.raises(BadInput, match="none of its prefixes: .*, talker.lm_head") as error:
+    with pytest.raises(BadInput, match="talker.lm_head"):
         load_target(str(tmp_path), dtype="float32")
-    assert "Gemma3ForCausalLM" in str(error.value)
     extra = "language_model.model.layers.3.mlp.up_proj.weight"
     save_file(good | {extra: torch.ones(3)}, tmp_path / "model.safetensors")
-    with pytest.raises(BadInput, match=r"1 are unexpected, the first model\.layers\.3\.mlp"):
+    with pytest.raises(BadInput, match="model.layers.3.mlp"):
         load_target(str(tmp_path), dtype="float32")
-
-
-@torch.inference_mode()
-def test_a_family_with_two_readings_of_its_logits_is_refused(tmp_path):
-    """transformers' whole Aya Vision does not scale its logits, and its text model does. Were they
-    ever alike, this fails, and the family can be taken."""
-    text, eyes = (
-        SIZES | {"model_type": "cohere2", "logit_scale": 0.3},
-        {"model_type": "siglip_vision_model"},
-    )
-    config = AutoConfig.for_model("aya_vision", text_config=text, vision_config=EYES | eyes)
-    whole = AutoModelForImageTextToText.from_config(config, dtype=torch.float32).eval()
-    hidden_BTD = whole.model(torch.tensor([prompt_tokens(5)])).last_hidden_state
-    logits_BTV = whole(torch.tensor([prompt_tokens(5)])).logits
-    torch.testing.assert_close(logits_BTV, whole.lm_head(hidden_BTD))
-    config.save_pretrained(tmp_path)
-    with pytest.raises(BadInput, match="'aya_vision' makes other logits of text than its text mod"):
-        load_target_config(str(tmp_path))
-
-
-def test_multimodal_shapes_are_filled_with_random_weights(tmp_path):
-    """Of a family with a text class of its own, and of one without."""
-    for family in ("gemma3", "qwen3_vl"):
-        config = multimodal_model(family).config
-        config.text_config.vocab_size = 307
-        config.save_pretrained(tmp_path)
-        model = load(f"random:{tmp_path}", head="random:eagle", dtype="float32")
-        assert len(generate(model, "Say a.", arm="exact", max_new_tokens=9).tokens) == 9
 
 
 def test_stop_tokens_and_ties_are_those_of_the_whole_checkpoint(tmp_path):
@@ -330,16 +261,6 @@ def test_stop_tokens_and_ties_are_those_of_the_whole_checkpoint(tmp_path):
     save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
     target, _ = load_target(str(tmp_path), dtype="float32")
     assert target.lm_head.weight is target.embed_tokens.weight
-
-
-def test_a_family_without_a_readout_is_refused(tmp_path):
-    """By its config before weights are read; and a model given without one."""
-    AutoConfig.for_model("siglip_vision_model").save_pretrained(tmp_path)
-    with pytest.raises(BadInput, match="'siglip_vision_model' has no readout: transformers"):
-        load_target_config(str(tmp_path))
-    body = random_model(AutoConfig.for_model("llama", **SIZES), seed=0).model
-    with pytest.raises(BadInput, match="a LlamaModel has no readout, a linear layer"):
-        Target(body)
 
 
 @torch.inference_mode()
