@@ -32,10 +32,10 @@ from eagle_fsd.decoding.target import Target
 from eagle_fsd.decoding.tree import DraftTree, RootDrafter
 from eagle_fsd.drafters import growing
 from eagle_fsd.drafters.eagle import EagleDrafter
-from eagle_fsd.engine import attention, half
-from eagle_fsd.engine.attention import Folded
-from eagle_fsd.engine.lean import RotaryAttention
-from eagle_fsd.engine.packed import Packed, PackedLinear, _Joined, can_pack
+from eagle_fsd.engine import attention, products
+from eagle_fsd.engine.attention import Folded, RotaryAttention
+from eagle_fsd.engine.packed import Packed, can_pack
+from eagle_fsd.engine.products import Joined, PackedLinear
 from eagle_fsd.engine.select import ENGINES, choose_engine
 from eagle_fsd.models.load import load_target
 from eagle_fsd.models.random_weights import random_tokenizer
@@ -124,7 +124,7 @@ def test_a_packed_product_is_the_product(dtype, rows):
     torch.testing.assert_close(ours_NR.double(), expected_NR, atol=tolerance, rtol=tolerance)
 
 
-needs_half = pytest.mark.skipif(not half.can_multiply(), reason="no 16-bit products here")
+needs_half = pytest.mark.skipif(not products.can_multiply(), reason="no 16-bit products here")
 
 
 @pytest.mark.skipif(
@@ -132,7 +132,7 @@ needs_half = pytest.mark.skipif(not half.can_multiply(), reason="no 16-bit produ
 )
 def test_torch_has_the_products_of_16_bit_weights():
     """They lie in a namespace of torch that is not promised to stay: on x86 their end is seen."""
-    assert half.can_multiply()
+    assert products.can_multiply()
 
 
 @needs_half
@@ -141,13 +141,13 @@ def test_the_products_are_found_whatever_the_process_takes_for_granted():
     are none, and so was everybody after."""
     try:
         for dtype, device in ((torch.float64, "cpu"), (torch.float32, "meta")):
-            half.can_multiply.cache_clear()
+            products.can_multiply.cache_clear()
             torch.set_default_dtype(dtype)
             with torch.device(device):
-                assert half.can_multiply()
+                assert products.can_multiply()
     finally:
         torch.set_default_dtype(torch.float32)
-        half.can_multiply.cache_clear()
+        products.can_multiply.cache_clear()
 
 
 def test_joined_products_give_each_thread_its_own_parts_in_any_order():
@@ -166,7 +166,7 @@ def test_joined_products_give_each_thread_its_own_parts_in_any_order():
 
         return product
 
-    joined = _Joined(linears, within)
+    joined = Joined(linears, within)
 
     def parts(x_ND: torch.Tensor) -> list[torch.Tensor]:
         found = [joined.part(index, x_ND) for index in (1, 0)]
@@ -188,9 +188,9 @@ def test_a_16_bit_product_is_the_float32_product(rows):
     weight_RD, bias_R, x_ND = torch.randn(53, 37).bfloat16().float(), torch.ones(53), None
     weight_RD[0, :2] = torch.tensor([1.3e-6, 7e-9]).bfloat16()  # float16 has too few bits there
     x_ND = torch.randn(rows, 37)
-    scale = half.power_of_two(weight_RD, exact=True)
+    scale = products.power_of_two(weight_RD, exact=True)
     assert scale > 1
-    ours_NR = half.HalfLinear(weight_RD, bias_R, scale)(x_ND)
+    ours_NR = products.HalfLinear(weight_RD, bias_R, scale)(x_ND)
     expected_NR = x_ND.double() @ weight_RD.double().T + bias_R
     torch.testing.assert_close(ours_NR.double(), expected_NR, atol=1e-5, rtol=1e-5)
 
@@ -211,11 +211,11 @@ def test_a_16_bit_product_is_the_float32_product(rows):
 )
 def test_powers_of_two_that_bring_weights_into_float16(numbers, exact, close):
     weight_RD = torch.tensor([numbers])
-    assert half.power_of_two(weight_RD, exact=True) == exact
-    assert half.power_of_two(weight_RD, exact=False) == close
-    below_RD = torch.cat([torch.zeros(half.ROWS, len(numbers)), weight_RD])  # in the next block
-    assert half.power_of_two(below_RD, exact=True) == exact
-    assert half.power_of_two(below_RD, exact=False) == close
+    assert products.power_of_two(weight_RD, exact=True) == exact
+    assert products.power_of_two(weight_RD, exact=False) == close
+    below_RD = torch.cat([torch.zeros(products.ROWS, len(numbers)), weight_RD])  # in the next block
+    assert products.power_of_two(below_RD, exact=True) == exact
+    assert products.power_of_two(below_RD, exact=False) == close
 
 
 @needs_half
@@ -224,7 +224,7 @@ def test_small_weights_of_what_drafts_are_rounded_to_eleven_bits_too(size):
     """Bug held down: what may be rounded was tried without a power of two first, where all of a
     matrix below 1e-8 passed as zeros."""
     weight_RD = torch.randn(64, 64) * size
-    held = half.HalfLinear(weight_RD, None, half.power_of_two(weight_RD, exact=False))
+    held = products.HalfLinear(weight_RD, None, products.power_of_two(weight_RD, exact=False))
     torch.testing.assert_close(held(torch.eye(64)).T, weight_RD, atol=0, rtol=2.0**-11)
 
 
@@ -238,7 +238,7 @@ def test_weights_that_do_not_survive_16_bits_are_read_in_32(recwarn):
     told = [str(w.message) for w in recwarn if "16 bits" in str(w.message)]
     assert len(told) == 1 and "--dtype bfloat16" in told[0]
     rounded = Packed().for_drafts().linear(linear.weight, linear.bias)
-    assert isinstance(rounded, half.HalfLinear)
+    assert isinstance(rounded, products.HalfLinear)
     torch.testing.assert_close(rounded(x_ND), linear(x_ND), atol=2e-3, rtol=0)
 
 

@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 from eagle_fsd.api import generate, load
 from eagle_fsd.config import BadInput, TreeConfig
 from eagle_fsd.decoding.target import Target
-from eagle_fsd.engine import half
+from eagle_fsd.engine import products
 from eagle_fsd.models import random_weights
 from eagle_fsd.models.digests import target_digests
 from eagle_fsd.models.load import (
@@ -46,7 +46,7 @@ def test_target_loads_as_it_was_saved(tmp_path, family):
     want_V = model(prompt[None]).logits[0, -1]
     torch.testing.assert_close(target.prefill(prompt)[0], want_V, atol=1e-5, rtol=0)
     half, _ = load_target(str(tmp_path), dtype="float16")
-    assert {p.dtype for p in half.model.parameters()} == {torch.float16}
+    assert {p.dtype for p in products.model.parameters()} == {torch.float16}
 
 
 def test_a_target_is_told_by_its_files_or_its_commit(tmp_path, monkeypatch):
@@ -309,6 +309,6 @@ def test_dtypes_by_what_the_processor_multiplies(monkeypatch, halves, has, dtype
     """One answer is decoded in float32 where its weights are read in 16 bits; many texts at once
     run in bfloat16 where that is fast."""
     monkeypatch.setattr("torch.cpu.get_capabilities", lambda: has)
-    monkeypatch.setattr(half, "can_multiply", lambda: halves)
+    monkeypatch.setattr(products, "can_multiply", lambda: halves)
     assert (default_dtype("cpu"), training_dtype("cpu")) == dtypes
     assert (default_dtype("cuda:1"), training_dtype("cuda:1")) == ("bfloat16", "bfloat16")

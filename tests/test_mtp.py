@@ -12,7 +12,6 @@ import pytest
 import reference_mtp
 import torch
 from answers import TREES, assert_same, run
-from eagle_fsd.decoding.drafter import RootDrafter
 from reference_tree import grow, paths
 from safetensors.torch import load_file, save_file
 from tiny import prompt_tokens
@@ -23,6 +22,7 @@ from transformers.generation.candidate_generator import MTPCandidateGenerator
 import eagle_fsd
 from eagle_fsd.config import BadInput, TreeConfig
 from eagle_fsd.decoding.target import Target
+from eagle_fsd.decoding.tree import RootDrafter
 from eagle_fsd.drafters.eagle import head_drafter
 from eagle_fsd.drafters.hybrid import HybridDrafter
 from eagle_fsd.engine.select import ENGINES

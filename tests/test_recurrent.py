@@ -32,6 +32,7 @@ from eagle_fsd.drafters.language_model import LanguageModelDrafter
 from eagle_fsd.engine.trial import check_tree_attention
 from eagle_fsd.families.supported import check_supported
 from eagle_fsd.recurrent.kinds import REFUSED
+from eagle_fsd.recurrent.states import RecurrentLayer
 
 
 @torch.inference_mode()
@@ -226,9 +227,12 @@ def test_a_tree_beyond_the_memory_is_refused_before_it_is_run(family, monkeypatc
     target.start(200)
     target.prefill(torch.tensor(prompt_tokens(9)))
     target.verify(random_tree(1, size=60))
-    cache, channels = target.cache, family == "kimi_linear"
-    kept = sum(layer.tree_bytes(60, channels=channels) for layer in cache._with_states)
-    assert kept == cache.stash_bytes
+    channels, kept = family == "kimi_linear", 0
+    for layer in [layer for layer in target.cache.layers if isinstance(layer, RecurrentLayer)]:
+        tensors = [layer.inputs, *([] if layer.stash is None else layer.stash.tensors)]
+        in_memory = sum(tensor.nbytes for tensor in tensors)
+        assert layer.tree_bytes(60, channels=channels) == in_memory
+        kept += in_memory
     target.commit(torch.tensor([0]))
     monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(available=kept))
     with pytest.raises(BadInput, match=f"61 nodes needs .* GiB .*{family!r}.*smaller tree"):

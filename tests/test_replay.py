@@ -8,7 +8,6 @@ import pytest
 import torch
 from answers import EXACT
 from commands import QUESTIONS, change, rows, write_rows
-from eagle_fsd.decoding.drafter import RootDrafter
 from reference_accept import slow_divergence
 from tiny import prompt_tokens, tiny_head, tiny_target
 from tiny_folder import write_random_head
@@ -18,6 +17,7 @@ from eagle_fsd.config import BadInput, SamplingConfig, parse_tree
 from eagle_fsd.decoding.acceptance import Policy
 from eagle_fsd.decoding.loop import DecodeConfig, StopConfig, decode
 from eagle_fsd.decoding.target import Target
+from eagle_fsd.decoding.tree import RootDrafter
 from eagle_fsd.drafters.eagle import EagleDrafter, draft_readout
 from eagle_fsd.evaluation import texts as plain_text_store
 from eagle_fsd.evaluation.replay import arm_row, level_rows

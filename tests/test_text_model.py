@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 from answers import TREES, assert_same, by_generate, run
+from reference_tree import largest_error, path_to, random_tree
 from safetensors.torch import load_file, save_file
-from test_target import LONG, LONG_FACTORS, TURN, largest_error, path_to, random_tree
+from test_target import LONG, LONG_FACTORS, TURN
 from tiny import (
     EAGER,
     MIXED,
