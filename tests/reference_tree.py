@@ -13,6 +13,7 @@ import torch
 from tiny import SIZES
 from transformers import DynamicCache
 
+from eagle_fsd.config import TreeConfig
 from eagle_fsd.decoding.target import Target
 from eagle_fsd.decoding.tree import DraftTree
 
@@ -67,6 +68,21 @@ def grow(
         frontier = sorted(level, key=lambda candidate: -candidate[0])[:top_k]
     best = sorted(range(len(pool)), key=lambda i: -pool[i][0])[:drafts]
     return [score for score, _ in pool], expanded, [pool[i][1] for i in sorted(best)]
+
+
+def assert_grown(
+    tree: DraftTree, logits_of: Callable[[Path], torch.Tensor], config: TreeConfig, close: float
+) -> None:
+    """A drafter's tree is what EAGLE-2 drafts of these logits [V], row by row."""
+    depth, top_k = config.tree_depth, config.branch_top_k
+    *_, kept = grow(logits_of, depth=depth, top_k=top_k, drafts=config.num_draft_tokens)
+    node_paths, token_R = paths(tree.token_N.tolist(), tree.parent_N.tolist()), tree.draft_token_R
+    assert set(node_paths[1:]) == set(kept) and tree.size == config.num_draft_tokens + 1
+    assert tree.draft_row_N[0] >= 0
+    for path, row in zip(node_paths, tree.draft_row_N.tolist(), strict=True):
+        if row >= 0:
+            want_R = logits_of(path) if token_R is None else logits_of(path)[token_R]
+            torch.testing.assert_close(tree.draft_logits_ER[row], want_R, atol=close, rtol=close)
 
 
 def random_tree(seed: int, *, size: int = 13) -> DraftTree:

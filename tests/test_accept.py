@@ -306,18 +306,6 @@ def test_a_draft_without_any_probability_is_not_taken():
     assert not any(outcome(round_, Relaxed(0.9), GREEDY).fuzzy)
 
 
-def test_rules_without_a_divergence_have_no_use_for_draft_distributions():
-    tree, *rest = random_round(7)
-    bare = without_distributions(tree)
-    for sampling in SAMPLINGS:
-        for child in children_for(sampling):
-            got = outcome((bare, *rest), AcceptAll(child), replace(sampling, top_k=0, top_p=1.0))
-            assert is_leaf(tree, got.path[-1])
-        for rule in (Ratio(1.0), PathRule(1.0), Random(1.0, "target")):
-            one, other = (outcome((t, *rest), rule, sampling) for t in (bare, tree))
-            assert (one.path, one.tokens, one.tv) == (other.path, other.tokens, other.tv)
-
-
 def test_threshold_holds_its_own_value():
     """D <= T: T equal to D passes, the next float32 below does not."""
     round_ = random_round(11)

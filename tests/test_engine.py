@@ -71,21 +71,6 @@ def test_rounds_are_those_of_the_stock_engine_for_a_second_prompt_too(engine):
             assert mine.divergence == pytest.approx(its.divergence, abs=1e-4, nan_ok=True)
 
 
-@pytest.mark.parametrize("engine", EAGER)
-def test_one_engine_serves_several_targets(engine):
-    """What is kept of a sequence is the target's own: two may decode by turns."""
-    one = ENGINES[engine]()
-    models = [random_model(FAMILIES["llama"](), seed=seed) for seed in range(2)]
-    lengths, rows = (11, 29), []
-    for engines in ((one, one), (ENGINES[engine](), ENGINES[engine]())):
-        targets = [Target(model, engine=of) for model, of in zip(models, engines, strict=True)]
-        for target, length in zip(targets, lengths, strict=True):
-            target.start(length + TREE.size)
-            target.prefill(torch.tensor(prompt_tokens(length)))
-        rows.append([target.verify(TREE)[0] for target in targets])
-    torch.testing.assert_close(*rows, atol=0, rtol=0)
-
-
 def test_the_stock_model_is_left_alone_unless_it_may_go():
     model = random_model(FAMILIES["llama"](), seed=0)
     names = list(model.state_dict())
@@ -531,28 +516,21 @@ def test_an_engine_without_a_compiler_or_its_cache_is_refused_before_loading(tmp
             choose()
 
 
-# Its answers are compared in the rounds of one compiled target, since each takes a minute.
-@pytest.mark.slow
+@pytest.mark.slow  # each of its functions takes a minute
 @needs_half
-@pytest.mark.parametrize("family", ["llama", "gemma3"])
-def test_compiled_rounds_are_those_of_the_stock_engine(family, tmp_path, monkeypatch, capsys):
-    """Three functions are compiled for contexts of any length: up to 1024 rows, and once more
-    beyond."""
+def test_three_functions_are_compiled_for_contexts_of_any_length(tmp_path, monkeypatch, capsys):
+    """Up to 1024 rows, and once more beyond; the rounds are those of the stock engine."""
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    stock, target = pair(family, "compiled", positions=2048)
-    head = tiny_head(stock, seed=2)
-    ours, theirs = (EagleDrafter(head, of, TreeConfig(5, 3, 4)) for of in (target, stock))
-    counts = []
+    stock, target = pair("gemma3", "compiled", positions=2048)
+    head, counts = tiny_head(stock, seed=2), []
+    ours, theirs = (EagleDrafter(head, each, TreeConfig(5, 3, 4)) for each in (target, stock))
     for length in (5, 300, 29, 1100):
-        prompt = prompt_tokens(length, seed=length)
+        prompt = prompt_tokens(length)
         for mine, its in ((ours, theirs), (RootDrafter(), RootDrafter())):
             one = run(target, mine, prompt, rule=Fsd(0.6), budget=20)
             other = run(stock, its, prompt, rule=Fsd(0.6), budget=20)
+            assert [r.path for r in one.rounds] == [r.path for r in other.rounds]
             assert one.tokens == other.tokens
-            for round_, expected in zip(one.rounds, other.rounds, strict=True):
-                assert round_.path == expected.path
-                close = pytest.approx(expected.divergence, abs=1e-4, nan_ok=True)
-                assert round_.divergence == close
         counts.append(capsys.readouterr().err.count("compiling"))
     assert counts == [3, 0, 0, 3]
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from answers import by_generate, run
 from reference_accept import slow_divergence
-from reference_tree import grow, paths
+from reference_tree import assert_grown
 from tiny import EAGER, FAMILIES, prompt_tokens, random_model, tiny_target
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
@@ -58,17 +58,8 @@ def test_trees_are_what_the_model_says_path_by_path(family, engine):
                     text += new
                 tree = drafter.propose()
                 logits_of = cache(lambda path, t=tuple(text), m=stock: after(m, [*t, *path]))
-                depth, k = tree_config.tree_depth, tree_config.branch_top_k
-                *_, kept = grow(
-                    logits_of, depth=depth, top_k=k, drafts=tree_config.num_draft_tokens
-                )
-                found = paths(tree.token_N.tolist(), tree.parent_N.tolist())
-                assert tree.token_N[0] == text[-1] and set(found[1:]) == set(kept)
-                for path, row in zip(found, tree.draft_row_N.tolist(), strict=True):
-                    if row >= 0:
-                        ours_R = tree.draft_logits_ER[row]
-                        torch.testing.assert_close(ours_R, logits_of(path), atol=1e-4, rtol=1e-4)
-                assert tree.draft_row_N[0] >= 0 and drafter.cache.length == len(text)
+                assert_grown(tree, logits_of, tree_config, 1e-4)
+                assert tree.token_N[0] == text[-1] and drafter.cache.length == len(text)
         reduced = stock is other
         assert (tree.draft_token_R is not None) == reduced
         assert not reduced or tree.draft_token_R.tolist() == list(range(89))

@@ -46,7 +46,7 @@ def test_target_loads_as_it_was_saved(tmp_path, family):
     want_V = model(prompt[None]).logits[0, -1]
     torch.testing.assert_close(target.prefill(prompt)[0], want_V, atol=1e-5, rtol=0)
     half, _ = load_target(str(tmp_path), dtype="float16")
-    assert {p.dtype for p in products.model.parameters()} == {torch.float16}
+    assert {p.dtype for p in half.model.parameters()} == {torch.float16}
 
 
 def test_a_target_is_told_by_its_files_or_its_commit(tmp_path, monkeypatch):

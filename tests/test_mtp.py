@@ -124,7 +124,7 @@ def test_trees_are_those_of_the_slow_version(checkpoints, name, switch):
             if row >= 0:
                 want_V = logits_of(path)
                 torch.testing.assert_close(tree.draft_logits_ER[row], want_V, atol=1e-3, rtol=1e-3)
-        assert drafter._sequence.cache.length == tokens_T.shape[0]
+        assert drafter.cache.length == tokens_T.shape[0]
 
 
 @torch.inference_mode()

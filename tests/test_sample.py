@@ -2,12 +2,11 @@
 
 import itertools
 import math
-from collections import Counter, defaultdict
-from dataclasses import replace
+from collections import Counter
 
 import pytest
 import torch
-from reference_accept import SlowAccept, chi_square_p, slow_p
+from reference_accept import SlowAccept, chi_square_p, random_round, slow_p
 
 from eagle_fsd.config import SamplingConfig
 from eagle_fsd.decoding.acceptance import Policy, accept
@@ -16,6 +15,7 @@ from eagle_fsd.decoding.sampling import argmax, draw, filter_logits, inverse_cdf
 from eagle_fsd.decoding.tree import DraftTree
 from eagle_fsd.rules.children import Random
 from eagle_fsd.rules.fsd import Exact, Fsd, FsdPaper
+from eagle_fsd.rules.price import PathRule
 
 
 def random_logits(rows: int, vocab: int, seed: int = 0) -> torch.Tensor:
@@ -58,18 +58,9 @@ def test_p_is_the_reference_s():
         assert (prob_RV.gather(1, drawn_R[:, None]) > 0).all()
 
 
-def test_greedy_is_the_first_argmax():
-    """Temperature 0 ignores the uniform and takes the first of equals, as `generate` does."""
-    logits_RV = torch.tensor([[1.0, 3.0, 3.0, 0.0, 3.0], [0.0, -1.0, -2.0, -3.0, -math.inf]])
-    for uniform in (0.0, 0.6, 0.999):
-        assert draw(logits_RV, torch.full((2,), uniform), SamplingConfig()).tolist() == [1, 0]
-    prob_RV = next_token_probs(logits_RV, SamplingConfig())
-    assert prob_RV.tolist() == [[0, 1, 0, 0, 0], [1, 0, 0, 0, 0]]
-
-
-def test_the_argmax_is_the_first_of_the_largest_in_every_type():
-    """As torch's own: of two alike the first, and a NaN before any number. (On a CPU it is taken by
-    another library.)"""
+def test_greedy_is_the_first_of_the_largest_in_every_type():
+    """As `generate` and torch take it, whatever the uniform: of two alike the first, and a NaN
+    before any number. (On a CPU it is taken by another library.)"""
     generator = torch.Generator().manual_seed(0)
     logits_RV = torch.randint(0, 9, (13, 101), generator=generator).float()
     logits_RV[1, 40], logits_RV[2, 50:52] = math.nan, math.inf
@@ -77,6 +68,9 @@ def test_the_argmax_is_the_first_of_the_largest_in_every_type():
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
         assert torch.equal(argmax(logits_RV.to(dtype)), logits_RV.argmax(-1))
     assert argmax(logits_RV)[1:4].tolist() == [40, 50, 0]
+    assert draw(logits_RV, torch.rand(13), SamplingConfig()).equal(logits_RV.argmax(-1))
+    prob_RV = next_token_probs(logits_RV[4:], SamplingConfig())
+    assert prob_RV.sum(1).eq(1).all() and prob_RV.argmax(-1).equal(logits_RV[4:].argmax(-1))
 
 
 @pytest.mark.parametrize(
@@ -170,77 +164,33 @@ def test_exact_emits_and_accepts_what_the_target_says(sampling):
     assert abs(mean - sum(reach[1:])) < 4 * math.sqrt(variance / DRAWS)
 
 
-def round_of_eighths() -> tuple[DraftTree, torch.Tensor]:
-    """A tree whose P are eighths and whose Q over siblings are quarters, and the target's logits.
-
-    The root's children are nodes 1, 2, 3 with tokens 1, 2, 4: `target` prefers node 1, `draft`
-    node 3. Nodes 2 and 3 have two and three children, the others none.
-    """
-    tokens, parents = [0, 1, 2, 4, 3, 5, 0, 6, 2], [0, 0, 0, 0, 2, 2, 3, 3, 3]
-    eighths_NV = torch.tensor([[0, 1, 2, 1, 2, 1, 1]]).repeat(9, 1)
-    eighths_NV[0] = torch.tensor([1, 2, 1, 1, 0, 3, 0])
-    eighths_NV[2] = torch.tensor([0, 1, 0, 4, 1, 2, 0])
-    eighths_NV[3] = torch.tensor([1, 3, 0, 2, 1, 0, 1])
-    draft_EV = torch.full((3, 7), 0.05)
-    draft_EV[0, [1, 2, 4]] = torch.tensor([0.2, 0.2, 0.4])
-    draft_EV[1, [3, 5]] = torch.tensor([0.2, 0.6])
-    draft_EV[2, [0, 6, 2]] = torch.tensor([0.2, 0.2, 0.4])
-    row_N = torch.tensor([0, -1, 1, 2, -1, -1, -1, -1, -1])
-    tree = DraftTree(
-        torch.tensor(tokens), torch.tensor(parents), row_N, draft_EV.log(), max_depth=2
-    )
-    return tree, (eighths_NV / 8).log()
-
-
-def judged(tree: DraftTree, passing: set[int]) -> DraftTree:
-    """D is a number at these nodes only, so that T = inf passes there and nowhere else."""
-    draft_EV = tree.draft_logits_ER.clone()
-    for node in {0, 2, 3} - passing:
-        draft_EV[tree.draft_row_N[node]] = math.nan
-    return replace(tree, draft_logits_ER=draft_EV)
-
-
-@pytest.mark.processes  # long
 @pytest.mark.parametrize(
-    "kind, child",
-    [*itertools.product((Fsd, FsdPaper), ("draft", "target", "sample")), (Random, "target")],
+    "rule, sampling",
+    [
+        (Fsd(0.3, "draft"), SamplingConfig(1.0)),
+        (Fsd(math.inf, "sample"), SamplingConfig(0.7)),
+        (FsdPaper(0.5, "sample"), SamplingConfig(1.0)),
+        (FsdPaper(0.05, "target"), SamplingConfig(1.2, top_k=4, top_p=0.95)),
+        (Random(0.25), SamplingConfig(1.0)),
+        (PathRule(0.8), SamplingConfig(1.0)),
+        (PathRule(2.0), SamplingConfig(0.8)),
+        (PathRule(1.5), SamplingConfig(1.2, top_k=4, top_p=0.95)),
+    ],
+    ids=str,
 )
-def test_fuzzy_rules_emit_their_distributions_exactly(kind, child):
-    """That of a round's first two tokens, with no sampling error, where D passes and where not;
-    and TV.
-
-    P comes in eighths, `sample` and `random` choose in quarters: the middles of the cells of a
-    step's uniforms, all combined over two steps, weigh every outcome by its very probability.
-    """
-    tree, logits_NV = round_of_eighths()
-    quarters = [0.125, 0.375, 0.625, 0.875]
-    chosen = quarters if child == "sample" else [0.5]
-    tried = quarters if kind is Random else [0.5]
-    step = itertools.product([(cell + 0.5) / 8 for cell in range(8)], chosen, tried)
-    cells = list(itertools.product(step, repeat=2))
-    rule = kind(0.25 if kind is Random else math.inf, child)
-    policy = Policy(rule, SamplingConfig(1.0))
-    for passing in ({0, 2}, {0, 3})[: 1 if kind is Random else 2]:
-        round_ = judged(tree, passing), logits_NV
-        slow, got, want = SlowAccept(*round_, policy), defaultdict(float), defaultdict(float)
-        for tokens, p in slow.round_distribution().items():
-            want[tokens[:2]] += p
-        for first, second in cells:
-            uniform_S3 = torch.tensor([first, second, (0.3, 0.6, 0.5)])
-            accepted = accept(*round_, uniform_S3, policy=policy)
-            assert accepted.tv == pytest.approx([slow.tv(v) for v in accepted.path], abs=1e-6)
-            got[tuple(accepted.tokens[:2])] += 1 / len(cells)
-        assert dict(got) == pytest.approx(dict(want), abs=1e-6), passing
-
-
-@pytest.mark.parametrize("rule, child", [(Fsd, "draft"), (FsdPaper, "sample")])
-def test_fuzzy_rules_draw_from_their_distributions(rule, child):
-    """All tokens of a round over 2,500 draws, by chi-square; D passes at the root and node 2."""
-    tree, logits_NV = round_of_eighths()
-    tree, policy = judged(tree, {0, 2}), Policy(rule(math.inf, child), SamplingConfig(1.0))
-    block_RS3 = torch.rand(DRAWS, 3, 3, generator=torch.Generator().manual_seed(8))
-    count = Counter(
-        tuple(accept(tree, logits_NV, uniform_S3, policy=policy).tokens) for uniform_S3 in block_RS3
-    )
+def test_a_round_emits_its_distribution(rule, sampling):
+    """All tokens of 2,000 rounds over 5 tokens by chi-square, and TV is what is recorded; of path x
+    is kept as often as the maximal coupling says, 1 - TV."""
+    draws, fuzzy, count = 2000, 0, Counter()
+    tree, logits_NV, _ = random_round(8, depth=2, vocab=5)
+    policy = Policy(rule, sampling)
     slow = SlowAccept(tree, logits_NV, policy)
+    for uniform_S3 in torch.rand(draws, 3, 3, generator=torch.Generator().manual_seed(2)):
+        got = accept(tree, logits_NV, uniform_S3, policy=policy)
+        count[tuple(got.tokens)] += 1
+        fuzzy += got.fuzzy[0]
+        assert got.tv == pytest.approx([slow.tv(v) for v in got.path], abs=1e-6)
     assert chi_square_p(count, slow.round_distribution()) > 1e-4
+    if isinstance(rule, PathRule):
+        tv = slow.tv(0)
+        assert tv > 0.02 and abs(fuzzy / draws - tv) < 4 * math.sqrt(tv * (1 - tv) / draws)

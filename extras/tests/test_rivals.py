@@ -23,7 +23,7 @@ from reference_accept import (
 from eagle_fsd.arms import parse_arm
 from eagle_fsd.config import BadInput, SamplingConfig
 from eagle_fsd.decoding.acceptance import Policy, accept
-from eagle_fsd.decoding.columns import PLACES, Rows
+from eagle_fsd.decoding.columns import PLACES
 from eagle_fsd.decoding.tree import RootDrafter
 from eagle_fsd.decoding.verified import Guard, Rule
 from eagle_fsd.plugin import load_plugin
@@ -154,14 +154,6 @@ def test_the_tight_end_is_exact_and_the_loose_end_a_leaf(sampling):
             want, got = (outcome((tree, *rest), r, sampling) for r in (Exact(), rule(text)))
             assert (got.path, got.tokens) == (want.path, want.tokens), text
             assert not any(got.fuzzy) and not any(tv > 0 for tv in got.tv), text
-
-
-def test_flatness_is_entropy_over_that_of_a_uniform_row():
-    tree, logits_NV, _ = random_round(3)
-    rows = Rows(logits_NV, tree.parent_N, tree.token_N, WARM, tree.draft_logits_ER, tree.parent_N)
-    for got, logits in zip(PLACES["flatness"](rows).tolist(), logits_NV.tolist(), strict=True):
-        entropy = -math.fsum(p * math.log(p) for p in probs(logits))
-        assert got == pytest.approx(entropy / math.log(11), rel=1e-5)
 
 
 # --- guards ---------------------------------------------------------------------------------------
