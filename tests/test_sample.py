@@ -167,10 +167,10 @@ def test_exact_emits_and_accepts_what_the_target_says(sampling):
 @pytest.mark.parametrize(
     "rule, sampling",
     [
-        (Fsd(0.3, "draft"), SamplingConfig(1.0)),
+        (Fsd(0.02, "draft"), SamplingConfig(1.0)),  # D passes at the root alone
         (Fsd(math.inf, "sample"), SamplingConfig(0.7)),
-        (FsdPaper(0.5, "sample"), SamplingConfig(1.0)),
-        (FsdPaper(0.05, "target"), SamplingConfig(1.2, top_k=4, top_p=0.95)),
+        (FsdPaper(0.02, "sample"), SamplingConfig(1.0)),
+        (FsdPaper(0.045, "sample"), SamplingConfig(1.2, top_k=4, top_p=0.95)),
         (Random(0.25), SamplingConfig(1.0)),
         (PathRule(0.8), SamplingConfig(1.0)),
         (PathRule(2.0), SamplingConfig(0.8)),
