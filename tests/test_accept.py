@@ -210,31 +210,6 @@ def test_no_rule_reads_exact_tokens_below_the_node_at_which_it_decides(name, sam
             assert rule.step(alone, v) == rule.step(whole, v)
 
 
-@pytest.mark.parametrize("sampling", SAMPLINGS)
-def test_the_loose_end_of_every_rule_is_a_leaf(sampling):
-    """T = inf accepts any divergence that is a number, infinite ones included. At a threshold of 0
-    fsd-paper ends at the root."""
-    unfiltered = replace(sampling, top_k=0, top_p=1.0)
-    loose = [Ratio(INF), *(Random(1, child) for child in children_for(sampling))]
-    loose += [AcceptAll(child) for child in children_for(sampling)]
-    loose += [Typical(0), Relaxed(1, 99)]
-    by_divergence = itertools.product(BY_DIVERGENCE, children_for(sampling), REFERENCE_DIVERGENCES)
-    loose += [kind(INF, *settings) for kind, *settings in by_divergence]
-    infinite = set()
-    for seed in range(3):
-        tree, logits_NV, uniform_S3 = random_round(seed)
-        draft_EV = tree.draft_logits_ER.clone()
-        draft_EV[:, tree.token_N.bincount(minlength=11) == 0] = -INF  # tokens nobody drafted
-        confined = replace(tree, draft_logits_ER=draft_EV)
-        for drafts, rule in itertools.product((tree, confined), loose):
-            got = outcome((drafts, logits_NV, uniform_S3), rule, unfiltered)
-            assert is_leaf(tree, got.path[-1]), rule
-            assert all(tree.parent_N[c] == v for v, c in itertools.pairwise(got.path))
-            infinite |= {rule.divergence for d in got.divergence if d == INF}
-        assert outcome((tree, logits_NV, uniform_S3), FsdPaper(0), sampling).path == [0]
-    assert infinite == {"kl_target_draft", "js_reference"}
-
-
 @pytest.mark.parametrize("child", ["draft", "sample"])
 def test_children_of_no_draft_probability_are_still_children(child):
     """Bug held down: with -inf for every child, the walk went to the root or to the last node."""

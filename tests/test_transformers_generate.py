@@ -97,19 +97,6 @@ def test_answers_end_where_generate_ends_them(models):
     same_as_generate(model, ours, ids, max_new_tokens=24, stopping_criteria=[string])
 
 
-def test_criteria_cut_in_the_middle_of_a_path():
-    """At any token of rounds that emit four, the answer is the longer one's beginning."""
-    model, ours = tiny_model(), method("fsd:inf")
-    whole = new_tokens(model, ours, max_new_tokens=12)
-    for length in range(1, 12, 2):
-
-        def criterion(input_ids, scores, length=length):
-            return torch.tensor([input_ids.shape[1] == 9 + length])
-
-        cut = new_tokens(model, ours, max_new_tokens=12, stopping_criteria=[criterion])
-        assert cut == whole[:length]
-
-
 def test_sampling_is_our_loop_s_with_torch_s_seed(models):
     """By temperature, top-k and top-p: plain's text in every arm, the same again after the same
     manual_seed, also when the first call loaded the head (which draws random weights)."""
