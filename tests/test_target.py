@@ -8,8 +8,6 @@ import pytest
 import torch
 from reference_tree import largest_error, random_tree
 from tiny import (
-    EAGER,
-    FAMILIES,
     LAYERS,
     SIZES,
     WINDOW,
@@ -35,7 +33,6 @@ from eagle_fsd.config import BadInput
 from eagle_fsd.decoding.cache import TreeCache
 from eagle_fsd.decoding.target import Target
 from eagle_fsd.decoding.tree import DraftTree
-from eagle_fsd.engine.select import ENGINES
 from eagle_fsd.engine.trial import check_tree_attention
 from eagle_fsd.families.text_model import text_body
 
@@ -52,28 +49,6 @@ def test_features_of_several_layers_are_the_targets_hidden_states(family):
     assert largest_error(target, prompt_tokens(11), random_tree(1)) < 2e-4
 
 
-@torch.inference_mode()
-@pytest.mark.parametrize("engine", EAGER)
-@pytest.mark.parametrize("family", FAMILIES)
-def test_the_last_layer_s_state_is_given_as_it_is_before_the_norm(family, engine):
-    """Number n of a target with n layers; the user's model goes on giving the normed one."""
-    model = random_model(FAMILIES[family](), seed=3)
-    n, ids = model.config.num_hidden_layers, torch.tensor([prompt_tokens(7)])
-    body = text_body(model)
-    (final,) = [c for name, c in body.named_children() if "norm" in name or name == "ln_f"]
-    entered = []
-    hook = final.register_forward_pre_hook(lambda _, args: entered.append(args[0]))
-    plain = model(ids, output_hidden_states=True)
-    hook.remove()
-    target = Target(model, engine=ENGINES[engine](), feature_layers=(1, n))
-    hidden_1TD, features_1TF = target.hidden_and_features(ids)
-    want_1TF = torch.cat([plain.hidden_states[1], entered[0]], dim=-1)
-    torch.testing.assert_close(features_1TF, want_1TF, atol=1e-4, rtol=1e-4)
-    torch.testing.assert_close(hidden_1TD, plain.hidden_states[-1], atol=1e-4, rtol=1e-4)
-    again = model(ids, output_hidden_states=True).hidden_states[-1]
-    assert torch.equal(again, plain.hidden_states[-1]) and not torch.equal(again, entered[0])
-
-
 def test_a_cache_keeps_the_rows_of_a_path():
     """Right behind the committed ones, and forgets the tree's others; it gives never more of its
     buffer than a forward reads, and does not grow."""
@@ -81,10 +56,9 @@ def test_a_cache_keeps_the_rows_of_a_path():
 
     def append(first: int, end: int) -> list[float]:
         cache.row_N, cache.end = cache.next_rows(end - first, "cpu"), cache.length + end - first
+        new_11R1 = row_11R1[:, :, first:end]
         for layer in range(2):
-            keys, values = cache.update(
-                row_11R1[:, :, first:end], -row_11R1[:, :, first:end], layer
-            )
+            keys, values = cache.update(new_11R1, -new_11R1, layer)
             assert torch.equal(keys, -values)
         cache.length = cache.end
         return keys.flatten().tolist()
