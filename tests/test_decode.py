@@ -18,7 +18,6 @@ from tiny import (
 )
 from transformers import GPT2Config
 
-from eagle_fsd.models.generate import rescore
 from eagle_fsd.config import BadInput
 from eagle_fsd.decoding.acceptance import Policy
 from eagle_fsd.decoding.loop import DecodeConfig, StopConfig, decode, decode_rounds
@@ -26,6 +25,7 @@ from eagle_fsd.decoding.target import Target
 from eagle_fsd.decoding.tree import RootDrafter
 from eagle_fsd.drafters.eagle import EagleDrafter
 from eagle_fsd.drafters.language_model import LanguageModelDrafter
+from eagle_fsd.models.generate import rescore
 from eagle_fsd.rules.fsd import Fsd
 from eagle_fsd.rules.price import PathRule
 from eagle_fsd.rules.rejection import Rejection

@@ -33,10 +33,8 @@ from eagle_fsd.decoding.target import Target
 from eagle_fsd.decoding.tree import DraftTree, RootDrafter
 from eagle_fsd.drafters import growing
 from eagle_fsd.drafters.eagle import EagleDrafter
-from eagle_fsd.engine import products
-from eagle_fsd.engine import attention, half
-from eagle_fsd.engine.attention import Folded
-from eagle_fsd.engine.attention import RotaryAttention
+from eagle_fsd.engine import attention, products
+from eagle_fsd.engine.attention import Folded, RotaryAttention
 from eagle_fsd.engine.packed import Packed, can_pack
 from eagle_fsd.engine.products import Joined, PackedLinear
 from eagle_fsd.engine.select import ENGINES, choose_engine

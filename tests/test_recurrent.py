@@ -21,15 +21,15 @@ from transformers import AutoConfig
 from transformers.models.qwen3_5 import modeling_qwen3_5
 
 import eagle_fsd
-from eagle_fsd.recurrent.states import RecurrentLayer
 from eagle_fsd.config import BadInput
 from eagle_fsd.decoding.target import Target
 from eagle_fsd.decoding.tree import DraftTree, RootDrafter
 from eagle_fsd.drafters.eagle import EagleDrafter
 from eagle_fsd.drafters.language_model import LanguageModelDrafter
-from eagle_fsd.families.supported import check_supported
 from eagle_fsd.engine.trial import check_tree_attention
+from eagle_fsd.families.supported import check_supported
 from eagle_fsd.recurrent.kinds import REFUSED
+from eagle_fsd.recurrent.states import RecurrentLayer
 
 
 @pytest.mark.parametrize(

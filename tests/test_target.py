@@ -34,7 +34,6 @@ from eagle_fsd.decoding.cache import TreeCache
 from eagle_fsd.decoding.target import Target
 from eagle_fsd.decoding.tree import DraftTree
 from eagle_fsd.engine.trial import check_tree_attention
-from eagle_fsd.families.text_model import text_body
 
 V = SIZES["vocab_size"]
 LONG = 3 * WINDOW + 2  # a prefix longer than the sliding window
