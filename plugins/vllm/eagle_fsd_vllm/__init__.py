@@ -1,6 +1,7 @@
 """The acceptance rules of eagle_fsd inside vLLM's Model Runner V2.
 
-processor.py   the logits processor: which drafts are taken, in each step of a batch
+processor.py   the logits processor: the layout of each step of a batch, and what is forced in it
+chains.py      which drafts are taken
 admission.py   a request's arm, and what is refused when the request comes in
 head.py        the model class of heads of EAGLE-1/2 with a bias in fc, or a draft vocabulary
 

@@ -16,22 +16,18 @@ from eagle_fsd.drafters.settings import EagleSettings
 from eagle_fsd.rules.fsd import Exact
 from eagle_fsd.rules.guards import Ends, NoRepeat
 from eagle_fsd.rules.price import PathRule
+from eagle_fsd_vllm.chains import OF_DRAFT_ROWS
 
 KEY = "arm"
 LONGEST = 200  # characters of an arm: a refusal quotes it
 SERVED = ("exact", "ratio", "relaxed", "path", "fsd")
 SERVED_GUARDS = (Ends, NoRepeat)
-STATE = "it remembers what an answer has cost, which vLLM does not report to a logits processor"
 LAW = "it draws the token from a distribution of its own, and vLLM draws it from the target's"
 UNTESTED = "nobody has tested it there"
 REFUSED = dict.fromkeys((PLAIN, *BY_TRANSFORMERS), "it has no drafts, and a server drafts for all")
 REFUSED |= {
     "fsd-paper": "it may end a round at a draft that is the exact token, which vLLM accepts",
-    "hold": STATE,
-    "asd": STATE,
-    "sglang": LAW,
-    "cactus": LAW,
-    "mentored": LAW,
+    "hold": "it remembers an answer's cost, which vLLM does not report to a logits processor",
     "rejection": "it is for sampled drafts, and vLLM's own acceptance is just that: send no arm",
     "random": "it needs random numbers of its own, which belong to an answer",
 }
@@ -68,7 +64,7 @@ def policy_of(params: SamplingParams) -> Policy | None:
 
 
 def reads_draft_rows(policy: Policy) -> bool:
-    return any(name in OF_DRAFT_ROWS for name in policy.columns(policy.rule))
+    return any(name in OF_DRAFT_ROWS for name in policy.columns)
 
 
 def _served(text: str) -> Arm:

@@ -27,10 +27,10 @@ from vllm.v1.worker.gpu.sample.logits_processor import (
 
 from eagle_fsd.config import BadInput
 from eagle_fsd.decoding.acceptance import Policy
-from eagle_fsd.decoding.chains import Chain, taken_drafts
 from eagle_fsd.rules.guards import NoRepeat
 from eagle_fsd_vllm import check_version
 from eagle_fsd_vllm.admission import check_wrapped, policy_of, reads_draft_rows
+from eagle_fsd_vllm.chains import Chain, taken_drafts
 
 check_version()
 logger = init_logger(f"vllm.{__name__}")  # vLLM shows its own loggers only

@@ -14,6 +14,7 @@ import os
 import re
 import types
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -24,6 +25,7 @@ if not torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1":
 
 import numpy as np
 from eagle_fsd_vllm import check_version
+from eagle_fsd_vllm.chains import Possible
 from eagle_fsd_vllm.processor import FuzzyAcceptance, wrap_verification
 from fake_cuda import on_cuda
 from vllm import SamplingParams
@@ -34,9 +36,10 @@ from vllm.v1.worker.gpu.spec_decode.rejection_sampler_utils import rejection_sam
 from eagle_fsd.arms import parse_arm
 from eagle_fsd.config import SamplingConfig
 from eagle_fsd.decoding.acceptance import accept
-from eagle_fsd.decoding.chains import Possible
 from eagle_fsd.decoding.tree import DraftTree
+from eagle_fsd.plugin import load_plugin
 
+RIVALS = Path(__file__).resolve().parents[3] / "extras/rivals.py"
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 V, K, SLOTS, STOP = 97, 4, 11, 5
 LENGTHS = (K, 0, 2, K, 1, 3, K)  # drafts of the requests of a batch: 0 is a request in prefill
@@ -192,7 +195,7 @@ def own(step: Step, number: int, arm: str | None) -> list[int]:
     policy = replace(policy, guards=(*policy.guards, Possible()))
     answer = step.answer(step.slots[number])
     further = {"policy": policy, "stop_token_ids": [STOP], "answer": answer}
-    return accept(tree, target_NV, torch.zeros(K + 1, 3), **further)[0].tokens
+    return accept(tree, target_NV, torch.zeros(K + 1, 3), **further).tokens
 
 
 def up_to_end(tokens: list[int]) -> list[int]:
@@ -245,7 +248,7 @@ def test_above_temperature_0_rows_are_one_draft_or_vllms_own(top_k, top_p):
                     policy=policy,
                     stop_token_ids=[STOP],
                     answer=step.answer(step.slots[number]),
-                )[0]
+                )
                 for uniform_S3 in drawn
             ]
             certain = set()
@@ -329,7 +332,8 @@ REFUSALS = {
     "fsd:0.3@eagle:15x4x6": "the drafter is the server's",
     "path:0.6@hybrid": "the drafter is the server's",
     "fsd-paper:0.3": "vLLM cannot run fsd-paper: it may end a round",
-    "cactus:0.1": "vLLM cannot run cactus: it draws the token",
+    "cactus:0.1": "vLLM cannot run cactus: nobody has tested it there",
+    "asd:0.5": "vLLM cannot run asd: nobody has tested it there",
     "hold:0.03": "vLLM cannot run hold: it remembers",
     "random:0.1": "vLLM cannot run random: it needs random numbers",
     "rejection": "vLLM cannot run rejection: it is for sampled drafts",
@@ -343,6 +347,8 @@ REFUSALS = {
 
 @pytest.mark.parametrize("arm", REFUSALS, ids=lambda arm: arm[:30])
 def test_bad_arms_are_refused_at_admission(arm):
+    """Also rules and guards that somebody has added to the library's own."""
+    load_plugin(str(RIVALS))
     with pytest.raises(ValueError, match=re.escape(REFUSALS[arm])) as refused:
         FuzzyAcceptance.validate_params(asking(arm))
     assert len(str(refused.value)) < 400

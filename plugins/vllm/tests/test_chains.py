@@ -1,18 +1,18 @@
-"""Chains of a batch (decoding/chains.py) against `accept` on each chain's own tree: what an engine
-with a loop of its own forces is what the rules take.
+"""Chains of a batch (eagle_fsd_vllm/chains.py) against `accept` on each chain's own tree: what an
+engine with a loop of its own forces is what the rules take. Needs no vLLM.
 
 Axes: K drafts, V vocabulary, R rows of target logits, E of draft logits.
 """
 
 import pytest
 import torch
+from eagle_fsd_vllm import chains as chains_module
+from eagle_fsd_vllm.chains import Chain, taken_drafts
 from fake_cuda import on_cuda
 
 from eagle_fsd.arms import parse_arm
 from eagle_fsd.config import SamplingConfig
-from eagle_fsd.decoding import chains as chains_module
 from eagle_fsd.decoding.acceptance import accept
-from eagle_fsd.decoding.chains import Chain, taken_drafts
 from eagle_fsd.decoding.tree import DraftTree
 
 V, K, STOP = 29, 4, 5
@@ -65,7 +65,7 @@ def outcome(chain: Chain, target_RV: torch.Tensor, draft_EV: torch.Tensor, unifo
     )
     target_NV = target_RV[chain.target_row : chain.target_row + count + 1]
     further = {"stop_token_ids": chain.stop_token_ids, "answer": chain.answer}
-    return accept(tree, target_NV, uniform_S3, policy=chain.policy, **further)[0]
+    return accept(tree, target_NV, uniform_S3, policy=chain.policy, **further)
 
 
 def forced(chain: Chain, taken: list[int], target_RV: torch.Tensor) -> list[int]:
