@@ -44,7 +44,7 @@ STYLE = """
 def wanted_round() -> dict:
     model = eagle_fsd.load("smollm2", tree=TREE)
     arm = parse_arm(ARM)
-    config = DecodeConfig(arm.policy(SamplingConfig(), "full"), model.stop(128, ()))
+    config = DecodeConfig(arm.policy(SamplingConfig()), model.stop(128, ()))
     rounds = decode_rounds(model.target, arm.build_drafter(model), model.prompt_ids(PROMPT), config)
     for step in rounds:
         if step.acceptance is not None:

@@ -39,7 +39,7 @@ from eagle_fsd.cli import option, run_command
 from eagle_fsd.config import BadInput, SamplingConfig, TreeConfig, check_known
 from eagle_fsd.decoding.loop import DecodeConfig, StopConfig, decode
 from eagle_fsd.decoding.target import Target
-from eagle_fsd.decoding.tree import DraftTree
+from eagle_fsd.decoding.tree import GREEDY, Drafter, DraftTree
 from eagle_fsd.drafters.eagle import head_drafter
 from eagle_fsd.models.load import load_head, load_target, load_target_config
 from eagle_fsd.models.loaded import Model

@@ -26,7 +26,7 @@ from eagle_fsd.timing import rotated, synchronized_time
 
 WIDTHS = (1, 4, 6, 8, 12, 16, 24, 60)  # nodes of the verifications, the root included
 SHALLOW_LEVELS, DEEP = 2, 6  # levels of the two drafts whose difference is the cost of a level
-WARM_UP = 3  # measurements that do not count: compiling, packing, recording, first touches
+WARM_UP = 3  # measurements that do not count: compiling, packing, first touches
 OBSERVED = 2  # tokens that a drafter takes in before a measured draft, as after a mean round
 
 # what is timed, and what then makes ready for the next time
@@ -72,7 +72,6 @@ def time_forwards(
     context_L = torch.tensor(context, device=target.device)
     target.start(len(context) + rows_needed(repeats, widths))
     _, features_LF = target.prefill(context_L)
-    features_LF = features_LF.clone()  # recorded graphs hand out the same memory again
     probes: dict[str, Probe] = {}
     if target.has_stock:
         stock = partial(target.model, past_key_values=DynamicCache(config=target.model.config))
