@@ -1,17 +1,24 @@
 """README and docs say what the commands take, and name what is there."""
 
+import ast
 import re
+import runpy
 import subprocess
 from dataclasses import fields, replace
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 from commands import ROOT, option_classes
 
 import eagle_fsd
 from eagle_fsd.arms import parse_arms
+from eagle_fsd.decoding import loop
+from eagle_fsd.decoding.columns import PLACES
 from eagle_fsd.evaluation.metrics import METRICS
 from eagle_fsd.evaluation.questions import read_questions
+from eagle_fsd.rules import RULES
+from eagle_fsd.rules.guards import GUARDS
 from eagle_fsd.tasks.scorers import check_scorable
 
 DOCS = sorted((ROOT / "docs").glob("*.md"))
@@ -19,6 +26,7 @@ RESULTS = sorted((ROOT / "results").glob("**/*.md"))
 PAGES = [ROOT / "README.md", ROOT / "extras/README.md", *DOCS, *RESULTS]
 # Their commands have rules and guards that the library no longer has; the pages name the commit.
 EARLIER = {"harm_signals", "rules_temperature_1"}
+RIVALS = "extras/rivals.py"
 
 
 def name(page: Path) -> str:
@@ -41,14 +49,18 @@ def commands() -> list[tuple[str, str, list[str]]]:
 
 @pytest.mark.parametrize("page,command,words", commands())
 def test_commands_take_what_is_shown(page, command, words):
-    """Options are fields of the command, and arms are arms; lm-eval's options are its own."""
+    """Options are fields of the command, and arms are arms; lm-eval's options are its own. A page
+    that names the plug-in of rivals may show their arms."""
     names = {word.removeprefix("--") for word in words if word.startswith("--")}
     if command != "evaluate/harness.py":
         assert names <= {field.name for kind in option_classes(command) for field in fields(kind)}
     for option in {"--arm", "--arms"} & set(words):
         place = words.index(option) + 1
         ends = [n for n, word in enumerate(words) if n >= place and word.startswith("-")]
-        parse_arms(words[place : min(ends, default=len(words))])
+        with patch.dict(RULES), patch.dict(GUARDS), patch.dict(PLACES):
+            if f"--plugin {RIVALS}" in (ROOT / page).read_text():
+                runpy.run_path(str(ROOT / RIVALS))
+            parse_arms(words[place : min(ends, default=len(words))])
 
 
 COMMANDS = [
@@ -165,6 +177,19 @@ def test_the_numbers_of_the_readme_s_sentences_are_those_of_results():
     loss, most, least = re.findall(r"-(\d\.\d+)", pooled[2])
     gain = pooled[5].split()[0]
     assert f"`path:1.1`, at a gain of {gain}, loses {loss} [{least}, {most}]" in text
+
+
+def test_the_loop_of_the_readme_is_the_loop():
+    """decoding/loop.py's, but for comments, its assert, and what it hands out."""
+
+    def statements(source: str) -> list[str]:
+        (body,) = (node.body for node in ast.walk(ast.parse(source)) if isinstance(node, ast.While))
+        kept = [node for node in body if not isinstance(node, ast.Assert | ast.Expr)]
+        return [ast.unparse(node) for node in kept]
+
+    (shown,) = re.findall(r"```python\n(while .*?)```", (ROOT / "README.md").read_text(), re.S)
+    source = Path(loop.__file__).read_text()
+    assert statements(shown) == statements(source[source.index("def _rounds") :])
 
 
 def test_the_questions_shown_can_be_asked_and_scored(tmp_path):

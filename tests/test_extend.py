@@ -50,8 +50,7 @@ def answer(target, text: str, *, temperature: float = 0.0):
     drafter = NoisyTargetDrafter(target, TreeConfig(7, 3, 3), noise=1.0)
     if arm.drafter.needs_head is False:
         drafter = arm.build_drafter(None)
-    policy = arm.policy(SamplingConfig(temperature), record="full")
-    config = DecodeConfig(policy, StopConfig(40))
+    config = DecodeConfig(arm.policy(SamplingConfig(temperature)), StopConfig(40))
     return decode(target, drafter, prompt_tokens(9), config)
 
 
@@ -85,9 +84,9 @@ def test_a_column(target, monkeypatch):
     class Sure(RULES["exact"]):
         columns = ("margin",)
 
-        def choose(self, tree, state):
+        def choose(self, tree):
             assert tree.value("margin", 0) >= 0
-            return super().choose(tree, state)
+            return super().choose(tree)
 
     monkeypatch.setitem(RULES, "sure", Sure)
     assert answer(target, "sure").tokens == answer(target, "exact").tokens
