@@ -60,11 +60,11 @@ def test_what_a_run_writes_and_may_be_continued_with(call, models, tmp_path):
 
     folder = tmp_path / "run" / "records"
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
-    more = ["--questions", 2, "--num_choices", 2, "--arms", "exact@eagle:7x3x3", "fsd:0.4,known=0"]
+    more = ["--questions", 2, "--num_choices", 2, "--arms", "exact@eagle:7x3x3", "fsd:0.4,ends=1"]
     gc.collect()  # the command's frame, kept by a library's failed import, holds the folder's lock
     call(BENCH, *options, *more)
     after = {path.name: path.read_bytes() for path in folder.iterdir()}
-    assert set(after) - set(before) == {"fsd_0.4_known-0.jsonl"}
+    assert set(after) - set(before) == {"fsd_0.4_ends-1.jsonl"}
     assert all(after[name].startswith(before[name]) for name in before)
     assert [name for name in before if after[name] != before[name]] == ["exact.jsonl"]
     records = {(row["question_id"], row["choice"]): row for row in rows(folder / "exact.jsonl")}

@@ -29,7 +29,7 @@ def test_a_round_is_predicted(temperature):
     model, lossy = Model(target, None, drafter), 0
     for seed in range(4):
         names = ["exact", "fsd:inf", "path:5", "ratio:3", "hold:0.1"]
-        policies = {name: parse_arm(name).policy(sampling, "full") for name in names}
+        policies = {name: parse_arm(name).policy(sampling) for name in names}
         prompt = prompt_tokens(9, seed=seed)
         for new_tokens in (30, 2):  # prefill's token and one round
             config = DecodeConfig(Policy(Exact(), sampling), StopConfig(new_tokens), seed)
@@ -46,7 +46,7 @@ def test_a_cost_that_a_rule_does_not_know():
     """Bug held down: above temperature 0 its NaN was no JSON, after all had been decoded."""
     target = tiny_target("llama")
     drafter = EagleDrafter(tiny_head(target, seed=3), target, parse_tree("7x3x4"))
-    policy = parse_arm("fsd:inf,ends=1").policy(SamplingConfig(0.8), "full")
+    policy = parse_arm("fsd:inf,ends=1").policy(SamplingConfig(0.8))
     config = DecodeConfig(policy, StopConfig(20))
     count = measure(Model(target, None, drafter), drafter, prompt_tokens(9), config)
     assert count["cost"] is None and count["fuzzy"] > 0
