@@ -29,7 +29,6 @@ from pathlib import Path
 
 import torch
 import transformers
-from eagle_fsd.decoding.drafter import GREEDY, Drafter
 from families_tables import write_tables
 from tiny_families import FAMILIES, VOCAB, has_window, tiny_config, tiny_model
 from tqdm import tqdm

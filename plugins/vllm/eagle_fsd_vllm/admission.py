@@ -6,7 +6,6 @@ vLLM's own acceptance. What cannot be done here is refused when the request come
 
 import inspect
 
-from eagle_fsd.decoding.chains import OF_DRAFT_ROWS
 from vllm.sampling_params import SamplingParams
 
 from eagle_fsd.arms import BY_TRANSFORMERS, PLAIN, Arm, parse_arm
