@@ -30,7 +30,6 @@ from eagle_fsd.evaluation.tables import cell_text, verdict
 from eagle_fsd.runs.jsonl import read_lines, write_json, write_lines
 from eagle_fsd.tasks.task_scores import (
     compare_scores,
-    pairwise_rows,
     score_run,
     single_rows,
     write_table,
@@ -137,9 +136,6 @@ def test_scores_of_tasks_and_judges(run_folder, tmp_path):
     folder.mkdir(parents=True)
     alone = judged(exact=[[8], [9]], plain=[[6], [6]])
     write_json(folder / "single.json", {"rows": single_rows(alone, judge="gpt-4")})
-    pairs = judged(**{FSD: ["AB", "AA"], "exact": [["tie", "tie"]]})
-    pairs = pairwise_rows(pairs, judge="gpt-4", baseline="plain")
-    write_json(folder / "pairwise_plain.json", {"rows": pairs})
     REPORT.main([str(run_folder), "--output", str(tmp_path / "report")])
     tables = json.loads((tmp_path / "report" / "report.json").read_text())["tables"]
     found = [(row["score"], row["arm"], row["mean"]["value"]) for row in tables["scores"]]
@@ -148,8 +144,6 @@ def test_scores_of_tasks_and_judges(run_folder, tmp_path):
     assert found == [("right", "plain", 0.75), ("right", "exact", 0.5), *of_judge, *by_turn]
     assert [tables["scores"][1][key] for key in ("gained", "lost", "mcnemar_p")] == [1, 2, 1.0]
     assert tables["scores"][1]["vs_plain"]["value"] == -0.25
-    pairs = [(row["baseline"], row["arm"], row["adjusted"]["value"]) for row in tables["pairwise"]]
-    assert pairs == [("plain", "exact", 0.5), ("plain", FSD, 0.75)]
     (folder / "single.json").write_text("{")
     assert "single.json is damaged" in told(run_folder, "--output", tmp_path / "report")
 

@@ -1,4 +1,4 @@
-"""The scores of a run, by a scorer or by a judge's verdicts, and their tables.
+"""The scores of a run, by a scorer or by a judge's ratings, and their tables.
 
 They are made from what is on disk as often as one likes; questions are the unit of every interval
 and test.
@@ -19,11 +19,8 @@ from eagle_fsd.stats import mcnemar, mean_interval, paired_difference, share_int
 from eagle_fsd.tasks.humaneval import bubblewrap
 from eagle_fsd.tasks.scorers import SCORERS
 
-ANSWERED = {"question_id": None, "arm": None, "turns": {"text": None}}  # fields of a record
+ANSWERED = {"question_id": None, "arm": None, "turns": {"prompt": None, "text": None}}  # fields
 BASELINE = "plain"  # the arms of a task share their sampling, so that there is one
-MATCH = ["question_id", "choice", "turn"]  # its two games share these
-# who wins by a judge's verdict in game 1: the arm 1, the baseline -1; in game 2 the other way
-WINS = {"A": 1, "B": -1, "tie": 0}
 
 
 def records_by_arm(folder: str | Path) -> dict[str, list[dict]]:
@@ -136,50 +133,3 @@ def single_rows(verdicts: list[dict], *, judge: str) -> list[dict]:
             for score in (f"judge {judge}", f"judge {judge}, turn {row['turn']}")
         ]
     )
-
-
-def pairwise_rows(verdicts: list[dict], *, judge: str, baseline: str) -> list[dict]:
-    """A row for every arm of which a match has both games; a tie where these name two winners.
-
-    Rates are over all matches, turns and choices alike, as FastChat's show_result gives them.
-
-    Returns:
-        judge, arm, baseline, questions, verdicts (matches); win, tie, loss and adjusted (win +
-        tie / 2), intervals; consistent (share of matches whose games agree).
-    """
-    rows = []
-    for arm, part in pd.DataFrame(verdicts).groupby("arm", sort=False):
-        # a column a game; a match that lacks one has no verdict
-        games = part.pivot(index=MATCH, columns="game", values="verdict")
-        games = games.map(WINS.get).reindex(columns=[1, 2]).dropna()
-        if games.empty:
-            continue
-        agree = games[1] == -games[2]
-        wins = games[1].where(agree, 0)
-        row = {"judge": judge, "arm": arm, "baseline": baseline}
-        questions = wins.index.unique("question_id")
-        row |= {"questions": len(questions), "verdicts": len(wins)}
-        row |= {name: _rate(wins == w) for name, w in (("win", 1), ("tie", 0), ("loss", -1))}
-        row |= {"adjusted": _rate((wins + 1) / 2), "consistent": float(agree.mean())}
-        rows.append(row)
-    return rows
-
-
-def _rate(values: pd.Series) -> dict[str, float | None]:
-    """The mean of all values, which belong to questions."""
-    parts_Q2 = values.groupby(level="question_id", sort=False).agg(["sum", "count"])
-    return share_interval(parts_Q2.to_numpy(dtype=float))
-
-
-def write_scores(path: Path, verdicts: list[dict], *, judge: str) -> str:
-    """Write the table of a judge's verdicts, records of judge_all in one mode; returns it."""
-    baseline = verdicts[0]["baseline"]
-    if baseline is None:
-        rows = single_rows(verdicts, judge=judge)
-        text = score_table(rows)
-    else:
-        rows = pairwise_rows(verdicts, judge=judge, baseline=baseline)
-        shown = tables.markdown_table(rows, tables.PAIRWISE)
-        text = f"Against {baseline}:\n\n{shown}\n\n{tables.PAIRWISE_NOTE}"
-    write_table(path, text, rows)
-    return text

@@ -1,0 +1,160 @@
+"""FastChat's MT-Bench judge: what it is asked about a run's answers, and how its replies are read.
+
+Prompts come from FastChat's judge_prompts.jsonl. Their choice, filling and parsing are those of
+fastchat/llm_judge/gen_judgment.py and common.py (fschat 0.2.36) in the mode that rates one answer
+at a time; these cannot be imported beside a current openai package.
+"""
+
+import os
+import re
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from tqdm import tqdm
+
+from eagle_fsd.cli import step_of_setup
+from eagle_fsd.config import BadInput
+from eagle_fsd.evaluation.questions import read_questions
+from eagle_fsd.models.assets import asset_dir
+from eagle_fsd.runs.folder import Run
+from eagle_fsd.runs.jsonl import read_records
+from eagle_fsd.runs.provenance import digest
+from eagle_fsd.tasks.task_scores import records_by_arm
+
+with step_of_setup("tasks"):
+    import openai
+
+PARAMETERS = {"temperature": 0, "max_tokens": 2048}  # FastChat's
+TOP_RATING = 10  # of FastChat's scale
+SECONDS, RETRIES = 120.0, 8  # the time limit of an attempt, and how many follow a failed one
+
+
+def read_requests(run_folder: Path) -> list[dict]:
+    """All requests about a run, question by question, so that a part of them compares the arms.
+
+    Second turns are judged of questions with exactly two, as FastChat does. MT-Bench's questions of
+    math, reasoning and coding are shown with GPT-4's reference answer, all others without one.
+
+    Returns:
+        JSON-able: question_id, choice; turn, 1 or 2; arm; prompt, FastChat's name of it; messages;
+        and a digest of all this, by which verdicts on other answers or prompts differ.
+    """
+    data = asset_dir("mt_bench")
+    prompts = {row["name"]: row for _, row in read_records(data / "judge_prompts.jsonl")}
+    by_gpt4 = {
+        row["question_id"]: row["choices"][0]["turns"]
+        for _, row in read_records(data / "reference_answer" / "gpt-4.jsonl")
+    }
+    # by text: another file's questions may have the same ids
+    references = {
+        question.turns[0]: by_gpt4.get(question.question_id, [])
+        for question in read_questions(data / "question.jsonl")
+    }
+    records = [record for rows in records_by_arm(run_folder).values() for record in rows]
+    order = list(dict.fromkeys(record["question_id"] for record in records))
+    records.sort(key=lambda record: order.index(record["question_id"]))
+
+    requests = []
+    for record in records:
+        turns = record["turns"]
+        reference = references.get(turns[0]["prompt"], [])
+        values = {"question": turns[0]["prompt"], "answer": turns[0]["text"]}
+        for number, turn in enumerate(turns, start=1):
+            values |= {f"question_{number}": turn["prompt"], f"answer_{number}": turn["text"]}
+        for number, text in enumerate(reference, start=1):
+            values[f"ref_answer_{number}"] = text
+        for turn in (1, 2) if len(turns) == 2 else (1,):
+            name = "single-math-v1" if reference else "single-v1"
+            prompt = prompts[name + ("-multi-turn" if turn == 2 else "")]
+            request = {
+                "question_id": record["question_id"],
+                "choice": record.get("choice", 0),
+                "turn": turn,
+                "arm": record["arm"],
+                "prompt": prompt["name"],
+                "messages": [
+                    {"role": "system", "content": prompt["system_prompt"]},
+                    {"role": "user", "content": prompt["prompt_template"].format(**values)},
+                ],
+            }
+            requests.append(request | {"digest": digest(request)})
+    return requests
+
+
+def parse_rating(reply: str) -> float | None:
+    """The first [[7]] of a reply, else its first [7], decimals allowed; None where there is none,
+    and off the scale of 0 to 10, where FastChat would count a [2023]."""
+    number = r"(\d+\.?\d*)"
+    match = re.search(rf"\[\[{number}\]\]", reply) or re.search(rf"\[{number}\]", reply)
+    rating = float(match.group(1)) if match else None
+    return None if rating is None or rating > TOP_RATING else rating
+
+
+def open_judge(base_url: str) -> openai.OpenAI:
+    """The client of an OpenAI-compatible endpoint, with OPENAI_API_KEY as its key. It tries again
+    what may pass: connections, time limits, and the statuses 408, 409, 429 and from 500.
+
+    Args:
+        base_url: empty: that of OPENAI_BASE_URL, or OpenAI's own.
+    """
+    key = os.environ.get("OPENAI_API_KEY", "").strip()
+    if not key.isascii() or len(key.split()) != 1:
+        raise BadInput(
+            "OPENAI_API_KEY is not set, or is no single word of ASCII: export the endpoint's key "
+            "(for a local server any word)"
+        )
+    base_url = base_url or os.environ.get("OPENAI_BASE_URL", "")
+    try:
+        parts = urlsplit(base_url or "https://localhost")
+        usable = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:  # no port number
+        usable = False
+    if not usable:  # not repeated: it may hold a password
+        raise BadInput(
+            "--base_url (or OPENAI_BASE_URL) is no http address: give one such as "
+            "http://localhost:8000/v1"
+        )
+    return openai.OpenAI(
+        base_url=base_url or None, api_key=key, timeout=SECONDS, max_retries=RETRIES
+    )
+
+
+def judge_all(
+    client: openai.OpenAI, model: str, requests: list[dict], verdicts: Run, *, concurrency: int
+) -> None:
+    """Ask, several at a time, and add a record a reply to the run's "single": the request without
+    its messages, the reply, verdict (see parse_rating), time, and the error where the endpoint
+    refused this prompt alone, as where a filter takes offence. Any other failure ends it with
+    BadInput once what is under way is on disk."""
+
+    def judge(request: dict) -> None:
+        record = {key: value for key, value in request.items() if key != "messages"}
+        reply, refusal = "", None
+        try:
+            completion = client.chat.completions.create(
+                model=model, messages=request["messages"], **PARAMETERS
+            )
+            # a text where the reply was no JSON, without choices where it was another
+            choices = getattr(completion, "choices", None)
+            if not choices:
+                raise ValueError(f"no chat completion but {completion!r:.300}")
+            reply = choices[0].message.content or ""
+        except (openai.BadRequestError, openai.UnprocessableEntityError) as error:
+            refusal = str(error)
+        except (openai.OpenAIError, ValueError) as error:
+            raise BadInput(
+                f"the judge {model} failed: {error!s:.400}; see that it is up and "
+                "OpenAI-compatible, that --base_url and --model are what it expects, and "
+                "OPENAI_API_KEY its key. What it has said is on disk: the same command goes on "
+                "from there"
+            ) from error
+        record |= {"reply": reply, "error": refusal, "verdict": parse_rating(reply)}
+        verdicts.add("single", record | {"time": time.time()})
+
+    with ThreadPoolExecutor(concurrency) as pool:
+        try:
+            list(tqdm(pool.map(judge, requests), total=len(requests), unit="reply", desc="judge"))
+        finally:
+            pool.shutdown(cancel_futures=True)
