@@ -25,7 +25,7 @@ DOCS = sorted((ROOT / "docs").glob("*.md"))
 RESULTS = sorted((ROOT / "results").glob("**/*.md"))
 PAGES = [ROOT / "README.md", ROOT / "extras/README.md", *DOCS, *RESULTS]
 # Their commands have rules and guards that the library no longer has; the pages name the commit.
-EARLIER = {"harm_signals", "rules_temperature_1"}
+EARLIER = {"calibration", "harm_signals", "rules_temperature_1"}
 RIVALS = "extras/rivals.py"
 
 
