@@ -15,7 +15,7 @@ import eagle_fsd.evaluation.report.report_tables  # noqa: F401
 from eagle_fsd.config import BadInput
 from eagle_fsd.evaluation.questions import Question, read_questions
 from eagle_fsd.tasks.scorers import check_scorable
-from eagle_fsd.tasks.task_scores import compare_scores, records_by_arm, score_run
+from eagle_fsd.tasks.task_scores import records_by_arm, score_run
 from eagle_fsd.tasks.task_sources import read_task
 
 pytestmark = pytest.mark.processes  # whole commands
@@ -89,19 +89,6 @@ def test_scores_of_a_run_by_hand(tmp_path):
     assert row["ratio:2"]["gained"] == 1
     (line, _) = (line for line in text.splitlines() if " fsd:0.3 " in line)
     assert re.fullmatch(r"\D+0.3 \| 8 +\| 0.2500 \[.*\| -0.2500 \[.*\| 2 +\| 4 +\| 0.688 +\|", line)
-
-
-def test_any_arm_can_be_what_others_are_compared_with():
-    right = {"plain": [1, 1, 1, 0], "random:0.3": [1, 0, 0, 0], "fsd:0.3": [1, 0, 1, 1]}
-    values = [
-        {"score": "s", "arm": arm, "question_id": number, "value": value}
-        for arm, values in right.items()
-        for number, value in enumerate(values)
-    ]
-    row = {row["arm"]: row for row in compare_scores(values, baseline="random:0.3")}
-    assert [row["fsd:0.3"][key] for key in ("gained", "lost")] == [2, 0]
-    assert [row["plain"][key] for key in ("gained", "lost")] == [2, 0]
-    assert row["fsd:0.3"]["vs_plain"]["value"] == 0.5 and row["random:0.3"]["vs_plain"] is None
 
 
 QUESTIONS = [

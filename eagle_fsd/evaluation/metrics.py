@@ -266,15 +266,8 @@ def exact_beside(arm: str, arms: Sequence[str]) -> str:
 
 def _measure(key: str, mine: Questions, theirs: Questions) -> Interval:
     """A metric over the questions that both sides have; a rate's other side is itself."""
-    shared = [q for q in mine if q in theirs]
+    metric, shared = METRICS[key], [q for q in mine if q in theirs]
     mine_Q2, theirs_Q2 = (rate_parts(key, [side[q] for q in shared]) for side in (mine, theirs))
-    return measured(METRICS[key], mine_Q2, theirs_Q2)
-
-
-def measured(
-    metric: Metric, mine_Q2: list[tuple[float, float]], theirs_Q2: list[tuple[float, float]]
-) -> Interval:
-    """A metric from the rate_parts of both sides, question by question."""
     if metric.over:
         found = stats.paired_ratio(mine_Q2, theirs_Q2)
     elif metric.minus:

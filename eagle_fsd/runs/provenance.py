@@ -40,13 +40,6 @@ def without_checkout(value: Json) -> Json:
     return json.loads(re.sub(f"{root}{os.sep}+", "", text))
 
 
-def from_checkout(name: str) -> str:
-    """What without_checkout left of the path of a file or folder, as a path that is there from any
-    working folder; any other name as it is."""
-    there = ROOT / name
-    return str(there) if name and not Path(name).exists() and there.exists() else name
-
-
 def without_credentials(text: str) -> str:
     """The text, its web addresses without what may hold a key: user, password, query, fragment."""
     user, rest = r"(?:[^\s?#\"']*@)?", r"(?:[?#][^\s\"']*)?"

@@ -78,18 +78,17 @@ def text_of(record: dict) -> str:
     return record["turns"][0]["text"]
 
 
-def compare_scores(values: list[dict], *, baseline: str = BASELINE) -> list[dict]:
+def compare_scores(values: list[dict]) -> list[dict]:
     """A row for every score of every arm. A question's score is the mean over its turns, a turn's
     over its choices; arms are compared over the questions and turns that both have.
 
     Args:
         values: {"score", "arm", "question_id", "turn" if it has several, "value"}.
-        baseline: the arm that the others are compared with.
 
     Returns:
-        JSON-able rows: score, arm, questions, mean {"value", "low", "high"}, and against the
-        baseline vs_plain {"value", "low", "high", "detectable"}, gained, lost and mcnemar_p: None
-        for itself and without it, but for vs_plain also where a score is neither 0 nor 1.
+        JSON-able rows: score, arm, questions, mean {"value", "low", "high"}, and against plain
+        vs_plain {"value", "low", "high", "detectable"}, gained, lost and mcnemar_p: None for plain
+        itself and without it, but for vs_plain also where a score is neither 0 nor 1.
     """
     compared = []
     frame = pd.DataFrame([{"turn": 1} | row for row in values])
@@ -102,8 +101,8 @@ def compare_scores(values: list[dict], *, baseline: str = BASELINE) -> list[dict
             row["mean"] = mean_interval(mine_Q)
             if mine_Q.between(0, 1).all():  # no judge's ratings
                 row["mean"] = share_interval([(value, 1) for value in mine_Q])
-            if arm != baseline and baseline in values.index.unique("arm"):
-                both = pd.concat([values[arm], values[baseline]], axis=1, join="inner")
+            if arm != BASELINE and BASELINE in values.index.unique("arm"):
+                both = pd.concat([values[arm], values[BASELINE]], axis=1, join="inner")
                 pair = both.groupby("question_id", sort=False).mean().to_numpy().T.tolist()
                 if pair[0]:
                     row["vs_plain"] = paired_difference(*pair)
