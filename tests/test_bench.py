@@ -17,6 +17,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from eagle_fsd.evaluation.bench import answer_seed
 from eagle_fsd.runs import provenance
+from eagle_fsd.runs.folder import record_files
 
 pytestmark = pytest.mark.processes  # whole commands
 BENCH = "evaluate/mt_bench.py"
@@ -30,7 +31,7 @@ def summary(folder: Path) -> dict[str, dict]:
 
 def tokens(folder: Path) -> dict:
     """(arm, question, choice) -> token ids of all turns; each was answered once."""
-    records = [row for path in (folder / "run/records").iterdir() for row in rows(path)]
+    records = [row for path in record_files(folder / "run") for row in rows(path)]
     found = {
         (row["arm"], row["question_id"], row["choice"]): [t["token_ids"] for t in row["turns"]]
         for row in records
@@ -82,8 +83,8 @@ def test_what_a_run_writes_and_may_be_continued_with(call, models, tmp_path):
 
 
 def test_processes_answer_as_one(call, models, tmp_path):
-    """Two of a launcher: every sampled answer equals that of one process, is merged once, and no
-    speed is given."""
+    """Two of a launcher: every sampled answer equals that of one process, and no speed is
+    given."""
     options = ["--temperature", 1, "--top_k", 20, "--num_choices", 2, "--turns", 1]
     options += ["--arms", "plain", "exact", "fsd:0.5,child=sample", "path:0.5"]
     one, two = tmp_path / "one", tmp_path / "two"
@@ -97,7 +98,8 @@ def test_processes_answer_as_one(call, models, tmp_path):
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
     assert "seconds are no timings" in done.stdout and done.stdout.count("page is made by:") == 1
-    assert tokens(one) == tokens(two) and not (two / "run/shards").exists()
+    assert tokens(one) == tokens(two)
+    assert {path.parent.name for path in record_files(two / "run")} == {"records", "process1"}
     plain = {str(answer) for (arm, *_), answer in tokens(one).items() if arm == "plain"}
     assert len(plain) == 6  # seeds of their own
     assert answer_seed(0, 5, 1) != answer_seed(0, 5, 1, 1) != answer_seed(0, 5, 0, 1)

@@ -1,5 +1,5 @@
-"""The run folder: settings, shards, provenance, and what is left of it by kill -9 or a full disk;
-and the ends of every command: an error of ours with its traceback, Ctrl-C."""
+"""The run folder: settings, processes, provenance, and what is left of it by kill -9 or a full
+disk; and the ends of every command: an error of ours with its traceback, Ctrl-C."""
 
 import json
 import multiprocessing
@@ -69,17 +69,15 @@ def list_lines(records: Path) -> list[bytes]:
     return [line for text in texts for line in text.split(b"\n") if line.endswith(b"}")]
 
 
-def test_a_merge_that_was_killed_is_done_again(tmp_path):
-    """What is in the records already, or twice in shards, is taken once; a torn line is not."""
-    for place in ("records", "shards/1.1", "shards/1.2"):
+def test_all_sessions_read_the_files_of_all_processes(tmp_path):
+    """Whatever their number; a torn last line of any of them is cut off."""
+    for place in ("records", "records/process1", "records/process2"):
         (tmp_path / place).mkdir(parents=True)
-        (tmp_path / place / "a_0.5.jsonl").write_text(json.dumps(row(1)) + "\n")
-    with (tmp_path / "shards/1.2/a_0.5.jsonl").open("a") as file:
-        file.write(2 * (json.dumps(row(2)) + "\n") + '{"question_id": 3, "tu')
+        lines = json.dumps(row(1)) + "\n" + json.dumps(row(len(place))) + "\n"
+        (tmp_path / place / "a_0.5.jsonl").write_text(lines + '{"question_id": 3, "tu')
     run = Run(tmp_path, {})
-    assert set(run.records["a_0.5"]) == {(1, 0), (2, 0)}
-    assert rows(tmp_path / "records/a_0.5.jsonl") == [row(1), row(2)]
-    assert not (tmp_path / "shards").exists()
+    assert set(run.records["a_0.5"]) == {(1, 0), (7, 0), (16, 0)}
+    assert rows(tmp_path / "records/process2/a_0.5.jsonl") == [row(1), row(16)]
     with pytest.raises(BadInput, match="another command is writing"):
         Run(tmp_path, {})
 
@@ -101,9 +99,9 @@ def test_on_a_full_disk_what_was_there_stays(tmp_path):
     assert (tmp_path / "summary.md").read_text() == "before"
 
 
-def test_processes_add_to_shards_of_their_own(tmp_path):
-    """Two of one launch, here one after the other: what both add is merged at the end; a process
-    that outlives its launch has nowhere to write."""
+def test_processes_add_to_files_of_their_own(tmp_path):
+    """Two of one launch, here one after the other: the main one has all at the end, and the folder
+    is theirs until the last has ended, which may outlive its launcher."""
     main, other = (Run(tmp_path, {}, processes=Processes(index, 2)) for index in (0, 1))
     for run, number in ((main, 1), (other, 2)):
         run.begin_session(timed=False)
@@ -113,8 +111,11 @@ def test_processes_add_to_shards_of_their_own(tmp_path):
     assert set(main.records["a"]) == {(1, 0), (2, 0)}
     (session,) = main.sessions
     assert session["processes"] == 2 and session["timed"] is False
-    with pytest.raises(BadInput, match="No such file or directory"):
-        other.add("a", row(3))
+    del main, run
+    with pytest.raises(BadInput, match="another command is writing"):
+        Run(tmp_path, {})
+    del other
+    assert len(Run(tmp_path, {}).records["a"]) == 2
 
 
 def test_settings_that_differ_are_named(tmp_path):

@@ -12,6 +12,7 @@ from commands import load_command, rows, write_rows
 from safetensors.torch import load_file
 
 from eagle_fsd.cli import run_command
+from eagle_fsd.runs.folder import record_files
 
 TALKS = 12
 RECIPE = "unrolled,learning_rate=1e-2,noise=0.01"
@@ -59,7 +60,7 @@ def data_options(target, output, *more: str, sources: tuple[str, ...] = ("self",
 
 
 def made(output: Path) -> list[dict]:
-    return rows(output / "records/dialogues.jsonl")
+    return [row for path in record_files(output, "dialogues") for row in rows(path)]
 
 
 def content(output: Path) -> dict[int, tuple]:

@@ -173,7 +173,8 @@ def make_data(options: DataOptions) -> None:
 
 def summarize(run: "Run") -> dict:
     """Count what the run has made, of two dialogues that begin alike the first only."""
-    from eagle_fsd.runs.jsonl import write_json, write_lines
+    from eagle_fsd.runs.folder import record_files
+    from eagle_fsd.runs.jsonl import read_lines, write_json, write_lines
 
     dropped = Counter(row["reason"] for row in run.records["dropped"].values())
     rows: dict[str, dict] = {}
@@ -186,7 +187,9 @@ def summarize(run: "Run") -> dict:
             "--minutes, --max_prompt_tokens or --answer_tokens"
         )
     if len(rows) < len(run.records["dialogues"]):  # two processes have begun one alike
-        write_lines(run.folder / "records" / "dialogues.jsonl", rows.values())
+        kept = {row["id"] for row in rows.values()}
+        for path in record_files(run.folder, "dialogues"):
+            write_lines(path, [row for row in read_lines(path) if row["id"] in kept])
     answer_tokens = sum(sum(row["loss_mask"]) for row in rows.values())
     seconds = max(row["seconds"] for row in rows.values())
     summary = {

@@ -1,14 +1,13 @@
 """The folder of a run: records are the truth, everything else is made from them.
 
-run.json                settings, and every session (launch) that added records
-records/NAME.jsonl      what the run has made: a record a line, only ever appended to
-shards/S.N/NAME.jsonl   records of process N of session S, until they are merged
+run.json                      settings, and every session (launch) that added records
+records/NAME.jsonl            what the run has made: a record a line, only ever appended to
+records/process1/NAME.jsonl   the same, by the second of several processes, and so on
 
-Records of a killed session are merged when the next one opens the folder.
+A session may have another number of processes than those before: all read all files.
 """
 
 import fcntl
-import shutil
 import threading
 import time
 from collections import defaultdict
@@ -27,14 +26,20 @@ def answer_key(record: dict) -> tuple[int | str, int]:
     return record["question_id"], record.get("choice", 0)
 
 
-def lock_folder(folder: Path) -> TextIO:
+def record_files(folder: str | Path, name: str = "*") -> list[Path]:
+    """The files of all records, or of those of one name, in the order of their names."""
+    paths = Path(folder).glob(f"records/**/{name}.jsonl")
+    return sorted(paths, key=lambda path: (path.name, path))
+
+
+def lock_folder(folder: Path, kind: int = fcntl.LOCK_EX) -> TextIO:
     """Make a folder, and hold the lock of the one command that may write there until the file that
     is returned is closed. BadInput: another command holds it, or the folder cannot be written to.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        lock = (folder / ".lock").open("a")
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # a kill releases it too
+        lock = (folder / ".lock").open("a+")
+        fcntl.flock(lock, kind | fcntl.LOCK_NB)  # a kill releases it too
     except BlockingIOError:
         raise BadInput(
             f"another command is writing to {folder}: wait for it, or name another folder"
@@ -76,50 +81,46 @@ class Run:
         self.folder = Path(folder)
         self.settings = without_checkout(settings)  # as read back
         self.processes = processes
+        self.sessions: list[dict] = []
         self.records: defaultdict[str, dict[Hashable, dict]] = defaultdict(dict)
         self._key, self._session = key, ""
         self._adding = threading.Lock()
         if self.folder == Path():  # as of an empty text; "." is one too
             raise BadInput("the folder of a run needs a name, such as runs/mine")
+        self._place = self.folder / "records"  # where this process adds
         if processes.is_main:
             self._lock = lock_folder(self.folder)
-            (self.folder / "records").mkdir(exist_ok=True)
         else:
             processes.wait()  # for the main one to mend what a killed session left
-        self.sessions = self._read_sessions(free)
-        for path in sorted((self.folder / "records").glob("*.jsonl")):
-            rows = read_lines(path, repair=processes.is_main)
-            self.records[path.stem] = {key(row): row for row in rows}
-        if processes.is_main:
-            self._merge()
+            self._lock = lock_folder(self.folder, fcntl.LOCK_SH)
+            self._place /= f"process{processes.index}"
+        self._place.mkdir(parents=True, exist_ok=True)
+        if (self.folder / "run.json").is_file():
+            before, self.sessions = read_json(self.folder / "run.json", options=dict, sessions=list)
+            self._check_same(before, free)
+        self._read_records(repair=processes.is_main)
+        if processes.is_main and processes.count > 1:
+            # all share the lock from here, so that the folder is another command's only when the
+            # last has ended, also one that has outlived its launcher
+            fcntl.flock(self._lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
             processes.wait()
 
-    def _read_sessions(self, free: Collection[str]) -> list[dict]:
-        path = self.folder / "run.json"
-        if not path.is_file():
-            return []
-        settings, sessions = read_json(path, options=dict, sessions=list)
+    def _check_same(self, before: dict, free: Collection[str]) -> None:
+        """Refuse other settings than those of the sessions before."""
         # those that are only there count too: a file of a model may be gone
-        names = sorted({*settings, *self.settings} - {*free})
-        pairs = {name: (settings.get(name), self.settings.get(name)) for name in names}
+        names = sorted({*before, *self.settings} - {*free})
+        pairs = {name: (before.get(name), self.settings.get(name)) for name in names}
         # an option that one of two versions of the library lacks counts where it is used
         if changed := {name: (a, b) for name, (a, b) in pairs.items() if a != b and (a or b)}:
             raise BadInput(
                 f"{self.folder} holds a run with other settings (there, here): {changed}; name "
                 "another folder"
             )
-        return sessions
 
-    def _merge(self) -> None:
-        """Take the shards' records into records/, then the shards away; killed in the middle it is
-        done again, and what is there already is not taken twice."""
-        for path in sorted(self.folder.glob("shards/*/*.jsonl")):
-            known = self.records[path.stem]
-            rows = {self._key(row): row for row in read_lines(path)}
-            fresh = {key: row for key, row in rows.items() if known.get(key) != row}
-            append_lines(self.folder / "records" / path.name, fresh.values())
-            known |= fresh
-        shutil.rmtree(self.folder / "shards", ignore_errors=True)
+    def _read_records(self, *, repair: bool = False) -> None:
+        for path in record_files(self.folder):
+            rows = read_lines(path, repair=repair)
+            self.records[path.stem] |= {self._key(row): row for row in rows}
 
     def begin_session(self, **notes: object) -> None:
         """Before the first record that a launch adds; every process calls it. The notes are kept
@@ -132,16 +133,6 @@ class Run:
         if self.processes.is_main:
             whole = {"options": self.settings, "sessions": self.sessions}
             write_json(self.folder / "run.json", whole)
-        else:
-            self._place.mkdir(parents=True, exist_ok=True)
-
-    @property
-    def _place(self) -> Path:
-        """Where this process adds; a shard is of one session alone, so that a process which
-        outlives its launcher finds none to write to."""
-        if self.processes.is_main:
-            return self.folder / "records"
-        return self.folder / f"shards/{self._session}.{self.processes.index}"
 
     def add(self, name: str, record: dict) -> None:
         """Append a record; it is on disk when this returns. Any thread may call it."""
@@ -151,7 +142,7 @@ class Run:
             self.records[name][self._key(record)] = record
 
     def finish(self) -> None:
-        """Wait for the other processes and merge what they have added; all processes call it."""
+        """Wait for the other processes, whose records the main one then reads; all call it."""
         self.processes.wait()
-        if self.processes.is_main:
-            self._merge()
+        if self.processes.is_main and self.processes.count > 1:
+            self._read_records()

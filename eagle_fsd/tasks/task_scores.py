@@ -13,7 +13,7 @@ from eagle_fsd.arms import parse_arm
 from eagle_fsd.config import BadInput
 from eagle_fsd.evaluation import tables
 from eagle_fsd.evaluation.questions import Question
-from eagle_fsd.runs.folder import answer_key, lock_folder
+from eagle_fsd.runs.folder import answer_key, lock_folder, record_files
 from eagle_fsd.runs.jsonl import read_lines, write_file, write_json, write_lines
 from eagle_fsd.stats import mcnemar, mean_interval, paired_difference, share_interval
 from eagle_fsd.tasks.humaneval import bubblewrap
@@ -25,9 +25,10 @@ BASELINE = "plain"  # the arms of a task share their sampling, so that there is 
 
 def records_by_arm(folder: str | Path) -> dict[str, list[dict]]:
     """The records of a finished or unfinished run; nothing is written."""
-    paths = sorted((Path(folder) / "records").glob("*.jsonl"))
-    found = [read_lines(path, fields=ANSWERED) for path in paths]
-    records = {rows[0]["arm"]: rows for rows in found if rows}
+    records: dict[str, list[dict]] = {}
+    for path in record_files(folder):
+        for row in read_lines(path, fields=ANSWERED):
+            records.setdefault(row["arm"], []).append(row)
     if not records:
         raise BadInput(f"{folder} holds no records: name the folder of a run")
     return records

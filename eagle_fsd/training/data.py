@@ -25,6 +25,7 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from eagle_fsd.config import BadInput
+from eagle_fsd.runs.folder import record_files
 from eagle_fsd.runs.jsonl import read_records
 
 
@@ -68,9 +69,11 @@ def read_dialogues(
     Raises:
         BadInput: no file, a broken line, one of another vocabulary, or nothing to learn.
     """
-    dialogues, path = [], Path(path)
-    path = path / "records" / "dialogues.jsonl" if os.path.isdir(path) else path
-    for number, row in read_records(path):
+    dialogues, files = [], [Path(path)]
+    if os.path.isdir(path):
+        files = record_files(path, "dialogues") or [Path(path, "records", "dialogues.jsonl")]
+    lines = ((file, *line) for file in files for line in read_records(file))
+    for file, number, row in lines:
         try:
             ids, mask = row["input_ids"], row["loss_mask"]
             # True is an int too
@@ -80,7 +83,7 @@ def read_dialogues(
             foreign, whole = [], False
         if foreign or not whole:
             raise BadInput(
-                f"{path}, line {number}: expected two lists of one length, input_ids of tokens "
+                f"{file}, line {number}: expected two lists of one length, input_ids of tokens "
                 f"from 0 to {vocab_size - 1} and loss_mask of 0 and 1 (other tokens: {foreign[:3]})"
             )
         if any(mask[2:max_length]):  # token 2 is the first that a head can predict

@@ -1,7 +1,7 @@
 """What a run folder holds, read without changing it: another process may be writing to it.
 
 run.json                  options and sessions
-records/ARM.jsonl         the answers; everything measured is made from them
+records/ARM.jsonl         the answers; everything measured is made from them (runs/folder.py)
 scores/table.json         optional: rows of what a task's scorers gave
 scores/ARM.jsonl          optional: what they gave to each answer, and its references
 judge/JUDGE/*.json        optional: rows of what judges gave
@@ -14,7 +14,7 @@ from pathlib import Path
 from eagle_fsd.arms import parse_arm
 from eagle_fsd.config import BadInput, check_text
 from eagle_fsd.evaluation.report.run_data import RunData
-from eagle_fsd.runs.folder import answer_key
+from eagle_fsd.runs.folder import answer_key, record_files
 from eagle_fsd.runs.jsonl import Fields, check_fields, read_json, read_lines
 
 BASELINES = ("plain", "generate", "generate_compiled", "exact")  # first in every table
@@ -56,7 +56,7 @@ def read_run(folder: Path) -> RunData:
     for number, session in enumerate(sessions):
         check_fields(session, SESSION, f"{folder / 'run.json'}, sessions {number}")
     warnings: list[str] = []
-    found = _read_arms(folder / "records", RECORD, warnings)
+    found = _read_arms(record_files(folder), RECORD, warnings)
     if not found:
         raise BadInput(f"{folder} holds no records: let its command answer a question first")
     try:
@@ -90,14 +90,14 @@ def read_run(folder: Path) -> RunData:
         scores=[row for row in scores if "score" in row],
         pairwise=[row for row in scores if "score" not in row],
         scored=scored,
-        traces=_read_arms(folder / "traces", TRACE, warnings),
+        traces=_read_arms(sorted(folder.glob("traces/*.jsonl")), TRACE, warnings),
         warnings=warnings,
     )
 
 
-def _read_arms(folder: Path, wanted: Fields, warnings: list[str]) -> dict[str, list[dict]]:
-    arms = {}
-    for path in sorted(folder.glob("*.jsonl")):
+def _read_arms(paths: list[Path], wanted: Fields, warnings: list[str]) -> dict[str, list[dict]]:
+    arms: dict[str, list[dict]] = {}
+    for path in paths:
         rows = read_lines(path, fields=wanted, warn=warnings.append)
         arm = rows[0]["arm"] if rows else ""
         for number, row in enumerate(rows, start=1):
@@ -107,7 +107,7 @@ def _read_arms(folder: Path, wanted: Fields, warnings: list[str]) -> dict[str, l
                     "one of them is damaged; make them anew, elsewhere"
                 )
         if rows:
-            arms[arm] = rows
+            arms.setdefault(arm, []).extend(rows)
     return arms
 
 
