@@ -170,7 +170,7 @@ def test_a_line_may_fall_with_its_value():
         assert all(falling[gain][key] == row[key] for key in LOSSES)
 
 
-@pytest.mark.parametrize(("rule", "exact"), [("fsd", 0), ("sglang", 1)])
+@pytest.mark.parametrize(("rule", "exact"), [("fsd", 0)])
 def test_the_value_at_equal_speed_begins_at_the_rule_s_exact_end(rule, exact):
     """Bug held down: before the first value of any rule it was read from 0 on."""
     records = made_run(LEAST)
