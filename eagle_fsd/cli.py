@@ -260,11 +260,13 @@ class ModelOptions(PluginOptions):
         """Digests of the files of the models and of the plugin, by which two of one name differ."""
         from eagle_fsd.models import load
         from eagle_fsd.models.assets import EMBEDDED_TARGET
-        from eagle_fsd.models.digests import draft_model_digests, head_digests, target_digests
+        from eagle_fsd.models.digests import head_digests, target_digests
 
         own = load.default_head(EMBEDDED_TARGET) if self.target == EMBEDDED_TARGET else ""
         digests = target_digests(self.target) | head_digests(self.head or own)
-        return digests | draft_model_digests(self.draft_model) | self.plugin_digest()
+        if self.draft_model and not load.own_layers(self.draft_model):
+            digests |= target_digests(self.draft_model, "draft_model")
+        return digests | self.plugin_digest()
 
     def head_of(self, arms: Sequence["Arm"]) -> str | None:
         """The head that the arms need; None if none does. BadInput: one needs another."""

@@ -18,6 +18,7 @@ from eagle_fsd.api import generate, load
 from eagle_fsd.config import BadInput, TreeConfig
 from eagle_fsd.decoding.target import Target
 from eagle_fsd.engine import products
+from eagle_fsd.evaluation.report.run_data import RunData
 from eagle_fsd.models import random_weights
 from eagle_fsd.models.digests import target_digests
 from eagle_fsd.models.load import (
@@ -28,6 +29,7 @@ from eagle_fsd.models.load import (
     load_target_config,
     training_dtype,
 )
+from eagle_fsd.runs.provenance import HASHED
 
 
 @torch.inference_mode()
@@ -50,8 +52,8 @@ def test_target_loads_as_it_was_saved(tmp_path, family):
 
 
 def test_a_target_is_told_by_its_files_or_its_commit(tmp_path, monkeypatch):
-    """By every file of a folder, hidden ones apart; of a hub id by the snapshot, here one that the
-    hub's cache has."""
+    """By every file of a folder, hidden ones apart; of a hub id, and of a folder in the hub's
+    cache, by the snapshot."""
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     snapshot = tmp_path / "models--some--one" / "snapshots" / "4f2a"
     FAMILIES["llama"]().save_pretrained(snapshot)
@@ -59,9 +61,28 @@ def test_a_target_is_told_by_its_files_or_its_commit(tmp_path, monkeypatch):
     (snapshot / "tokenizer.model").touch()
     (tmp_path / "models--some--one" / "refs").mkdir()
     (tmp_path / "models--some--one" / "refs" / "main").write_text("4f2a")
-    assert [*target_digests(str(snapshot))] == ["target/config.json", "target/tokenizer.model"]
-    assert target_digests("some/one") == {"target/commit": "4f2a"}
+    assert target_digests("some/one") == target_digests(str(snapshot)) == {"target/commit": "4f2a"}
+    folder = shutil.copytree(snapshot, tmp_path / "copy")
+    assert [*target_digests(str(folder))] == ["target/config.json", "target/tokenizer.model"]
     assert target_digests("random:llama-3.1-8b") == {}
+
+
+def test_a_large_file_is_told_by_its_size_and_its_last_change(tmp_path):
+    """It is not read, so that no start waits for it; a copy elsewhere may be in the same report."""
+    FAMILIES["llama"]().save_pretrained(tmp_path)
+    with (tmp_path / "model.safetensors").open("wb") as file:
+        file.truncate(HASHED + 1)  # a hole, which takes no room
+    before = target_digests(str(tmp_path))
+    os.utime(file.name, (0, 0))
+    after = target_digests(str(tmp_path))
+    assert before.keys() == after.keys()
+    changed = [name for name in before if before[name] != after[name]]
+    assert changed == ["target/model.safetensors, last changed"]
+    runs = [RunData("", {"target": "mine"} | found, [], {}) for found in (before, after)]
+    assert runs[0].target == runs[1].target
+    os.truncate(file.name, HASHED + 2)
+    larger = RunData("", {"target": "mine"} | target_digests(str(tmp_path)), [], {})
+    assert larger.target != runs[0].target
 
 
 def test_digests_see_what_a_target_has_in_folders_below(tmp_path):

@@ -1,5 +1,5 @@
-"""Digests of the files of targets, draft models and heads, by which two models of one name
-differ."""
+"""What tells the files of targets, draft models and heads from others of their names: the hub's
+commit, or contents of small files and size and time of large ones (runs/provenance.py)."""
 
 import json
 from pathlib import Path
@@ -10,7 +10,8 @@ from transformers.utils import CHAT_TEMPLATE_DIR, CONFIG_NAME, cached_file
 from eagle_fsd.config import BadInput
 from eagle_fsd.heads.files import HEAD_FILES, UNREADABLE, head_folder
 from eagle_fsd.heads.mtp_files import is_mtp, is_text, parse_name
-from eagle_fsd.models.load import load_target_config, own_layers, source_of
+from eagle_fsd.models.assets import EMBEDDED_ASSET, EMBEDDED_TARGET
+from eagle_fsd.models.load import load_target_config, source_of
 from eagle_fsd.models.random_weights import PREFIX, SHAPES
 from eagle_fsd.models.weights import reason
 from eagle_fsd.runs.provenance import file_digests
@@ -18,8 +19,11 @@ from eagle_fsd.runs.provenance import file_digests
 
 def target_digests(name: str, label: str = "target") -> dict[str, str]:
     """Of every file that the target is read from: weights, config, tokenizer, templates; of a hub
-    id its commit; none of a name in SHAPES. BadInput as of load_target_config."""
+    id its commit, of the embedded one its asset's name; none of a name in SHAPES. BadInput as of
+    load_target_config."""
     config = load_target_config(name)
+    if name == EMBEDDED_TARGET:  # every machine makes it of one wheel
+        return {f"{label}/asset": EMBEDDED_ASSET}
     path, options = source_of(name)
     place = Path(path, options.get("gguf_file", ""))
     if place.is_dir():
@@ -44,11 +48,6 @@ def _files_read(folder: Path, config: PretrainedConfig) -> list[str]:
             raise BadInput(f"{folder / index} is no index of weights ({reason(error)})") from error
         names |= {str(shard) for shard in shards}
     return sorted(names)
-
-
-def draft_model_digests(name: str) -> dict[str, str]:
-    """The same of a draft model; none of the target's own layers, nor of no draft model ("")."""
-    return target_digests(name, "draft_model") if name and not own_layers(name) else {}
 
 
 def head_digests(name: str) -> dict[str, str]:

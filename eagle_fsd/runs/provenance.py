@@ -9,6 +9,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Iterable
+from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, distribution, version
 from pathlib import Path
 from typing import TypeVar
@@ -18,13 +19,19 @@ from eagle_fsd.config import BadInput
 PACKAGE = Path(__file__).parent.parent
 ROOT = PACKAGE.parent  # the checkout, or where pip has installed the package
 Json = TypeVar("Json", str, list, dict, object)
+HASHED = 2**26  # bytes, read in a twentieth of a second; a large model's would take many seconds
+CHANGED = ", last changed"
 PACKAGES = ("torch", "transformers", "tokenizers", "accelerate", "numpy", "fschat", "gguf")
 
 
 def describe_run(device: str) -> dict:
     """A JSON-able record to be written beside every output."""
+    # a web address without what may hold a key: user, password, query, fragment
+    user, rest = r"(?:[^\s?#\"']*@)?", r"(?:[?#][^\s\"']*)?"
+    address = re.compile(rf"(?i)\b(https?://){user}([^\s?#\"']*){rest}")
+    words = [address.sub(r"\1\2", word) for word in without_checkout(sys.argv)]
     return {
-        "command": shlex.join(["python", *map(without_credentials, without_checkout(sys.argv))]),
+        "command": shlex.join(["python", *words]),
         "commit": _commit(),
         "library": source_digest(),
         "versions": {"python": platform.python_version()} | {p: version(p) for p in PACKAGES},
@@ -40,31 +47,37 @@ def without_checkout(value: Json) -> Json:
     return json.loads(re.sub(f"{root}{os.sep}+", "", text))
 
 
-def without_credentials(text: str) -> str:
-    """The text, its web addresses without what may hold a key: user, password, query, fragment."""
-    user, rest = r"(?:[^\s?#\"']*@)?", r"(?:[?#][^\s\"']*)?"
-    return re.sub(rf"(?i)\b(https?://){user}([^\s?#\"']*){rest}", r"\1\2", text)
-
-
 def digest(value: object) -> str:
     """16 hex digits of a JSON-able value."""
     return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:16]
 
 
 def file_digests(label: str, folder: Path, names: Iterable[str]) -> dict[str, str]:
-    """LABEL/NAME -> 16 hex digits of each of the folder's files that is there: of every byte, since
-    one changed number is another model. Kept nowhere: a gigabyte takes about a second."""
-    found = {}
+    """What tells two states of a folder's files apart, of those of the names that are there.
+
+    Returns:
+        LABEL/NAME -> 16 hex digits of the contents; of a file of more than HASHED bytes its size,
+        and beside it, under LABEL/NAME + CHANGED, the time of its last change. Of a snapshot in the
+        hub's cache LABEL/commit alone.
+    """
+    folder = folder.resolve()
+    if folder.parent.name == "snapshots" and folder.parent.parent.name.startswith("models--"):
+        return {f"{label}/commit": folder.name}
+    digests = {}
     for name in names:
-        path = folder / name
+        path, key = folder / name, f"{label}/{name}"
         try:
             if not path.is_file():
                 continue
-            with path.open("rb") as file:
-                found[f"{label}/{name}"] = hashlib.file_digest(file, "sha256").hexdigest()[:16]
+            status = path.stat()
+            if status.st_size > HASHED:
+                digests[key] = f"{status.st_size} bytes"
+                digests[key + CHANGED] = f"{datetime.fromtimestamp(status.st_mtime, UTC)}"
+                continue
+            digests[key] = hashlib.sha256(path.read_bytes()).hexdigest()[:16]
         except OSError as error:
             raise BadInput(f"cannot read {path} ({error})") from error
-    return found
+    return digests
 
 
 def source_digest() -> str:

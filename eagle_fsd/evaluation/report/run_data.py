@@ -9,7 +9,7 @@ from eagle_fsd.config import BadInput
 from eagle_fsd.evaluation.metrics import by_category, summarize, untimed
 from eagle_fsd.evaluation.record_numbers import rounds_of, seconds
 from eagle_fsd.runs.folder import answer_key
-from eagle_fsd.runs.provenance import digest
+from eagle_fsd.runs.provenance import CHANGED, digest
 
 
 @dataclass(frozen=True)
@@ -84,8 +84,13 @@ class RunData:
 
     @property
     def target(self) -> str:
-        """Its name, and what tells it from others of that name."""
-        found = [pair for pair in self.options.items() if pair[0].startswith("target/")]
+        """Its name, and what tells it from others of that name; not when its files were changed,
+        since a copy on another machine is the same target."""
+        found = [
+            (key, value)
+            for key, value in self.options.items()
+            if key.startswith("target/") and not key.endswith(CHANGED)
+        ]
         return f"{self.options['target']} ({digest(found)})"
 
     def doubts_of_code(self) -> list[str]:
