@@ -4,9 +4,10 @@
     python extras/rule_front.py runs/gsm8k --score last_number > table.md
 
 A row is a line of arms (they differ in their rule's value only) at one of the gains in tokens a
-round over exact, read where the line first has the gain (evaluation/curves.py). The last column is
-the first loss, less that of the line named second (`path`), at the same gain, question by question.
-A score is one that evaluate/tasks.py has given to the run's answers.
+round over exact, read between two arms, where the line first has the gain (evaluation/curves.py);
+a gain that lies between no two of its arms has no row. The last column is the first loss, less
+that of the line named second (`path`), at the same gain, question by question. A score is one that
+evaluate/tasks.py has given to the run's answers.
 """
 
 import argparse
@@ -18,7 +19,7 @@ import numpy as np
 from eagle_fsd.arms import PLAIN, parse_arm
 from eagle_fsd.cli import ended_by
 from eagle_fsd.config import BadInput
-from eagle_fsd.evaluation.curves import crossing, curves, from_exact, lost_at
+from eagle_fsd.evaluation.curves import GAIN, crossing, curves, lost_at
 from eagle_fsd.evaluation.metrics import exact_beside, rate_parts, shared_questions, summarize
 from eagle_fsd.evaluation.report.read_runs import read_run
 from eagle_fsd.evaluation.tables import cell_text
@@ -53,20 +54,12 @@ def scores_of(run: Path, arm: str, score: str, questions: list) -> dict[object, 
     return found
 
 
-def less_other(
-    sums_X2A2: np.ndarray, *, sizes: list[tuple[int, int]], gain: float, less_plain: bool
-) -> np.ndarray:
-    """What the first of two lines loses, less what the second does.
-
-    Args:
-        sums_X2A2: plain, exact and its arms, for both lines.
-        sizes: of both, its arms, and the points that it is read on: these and, unless no value of
-            the rule is exact, exact.
-    """
-    middle = sizes[0][0] + 2
+def less_other(sums_X2A2: np.ndarray, *, size: int, gain: float, less_plain: bool) -> np.ndarray:
+    """What the first of two lines loses, less what the second does, from the sums of plain, exact
+    and the arms of both lines; the first line has `size` of them."""
     first, second = (
-        lost_at(sums, gain=gain, points=points, less_plain=less_plain)
-        for sums, (_, points) in zip(np.split(sums_X2A2, [middle], axis=-2), sizes, strict=True)
+        lost_at(sums_X2A2, gain=gain, less_plain=less_plain)
+        for sums_X2A2 in np.split(sums_X2A2, [size + 2], axis=-2)
     )
     return first - second
 
@@ -78,14 +71,17 @@ def front(run: Path, beside: str, score: str = "") -> None:
         raise BadInput(f"{run} has no arm plain to compare with")
     lines = curves(summarize(records))
     lines = {line: arms for line, arms in lines.items() if exact_beside(arms[0]["arm"], records)}
-    lines = {line: arms for line, arms in lines.items() if not np.isnan(from_exact(arms)[0]).any()}
+    lines = {
+        line: arms
+        for line, arms in lines.items()
+        if all(row[GAIN]["value"] is not None for row in arms)
+    }
     if beside not in lines:
         raise BadInput(f"{run} has no line {beside!r} to compare with; it has {', '.join(lines)}")
     found = shared_questions(records)
     questions = list(found[PLAIN])
     scores = {arm: scores_of(run, arm, score, questions) for arm in records} if score else {}
     losses = {score: (f"{score} - plain", True, "+.3f")} if score else LOSSES
-    sizes = {line: (len(arms), len(from_exact(arms)[0])) for line, arms in lines.items()}
 
     def parts(line: str, key: str) -> np.ndarray:
         """[Q, 2, A, 2]: of every question and arm, the sums of tokens a round and of a loss."""
@@ -105,20 +101,19 @@ def front(run: Path, beside: str, score: str = "") -> None:
     print("| line | gain | value |", *(f"{title} |" for title in [*titles, compared]))
     print("|---" * (4 + len(losses)) + "|")
     for line, arms in lines.items():
-        gains, values = from_exact(arms)
+        gains, values = [row[GAIN]["value"] for row in arms], [row["value"] for row in arms]
         for gain in GAINS:
-            if np.isnan(crossing(gains, gains, gain)):
-                continue
             value = crossing(gains, values, gain)
-            cells = ["-" if np.isnan(value) else f"{value:.3g}"]
+            if np.isnan(value):
+                continue
+            cells = [f"{value:.3g}"]
             for key, (_, less, form) in losses.items():
-                lost = partial(lost_at, gain=gain, points=len(gains), less_plain=less)
+                lost = partial(lost_at, gain=gain, less_plain=less)
                 loss = interval(parts(line, key), lost)
                 cells.append(cell_text(loss if key != "repetition" else loss["value"], form))
             first, (_, less, _) = next(iter(losses.items()))
             both = np.concatenate([parts(line, first), parts(beside, first)], axis=2)
-            pair = [sizes[line], sizes[beside]]
-            gap = interval(both, partial(less_other, sizes=pair, gain=gain, less_plain=less))
+            gap = interval(both, partial(less_other, size=len(arms), gain=gain, less_plain=less))
             cells.append("" if line == beside else cell_text(gap, "+.3f"))
             print(f"| `{line}` | {gain:.1f} |", *(f"{cell} |" for cell in cells))
 

@@ -9,13 +9,7 @@ import pytest
 from hand_records import HAND, made_run
 
 from eagle_fsd.evaluation import tables
-from eagle_fsd.evaluation.curves import (
-    LEAST,
-    LOSSES,
-    crossing,
-    equal_speed,
-    lost_at,
-)
+from eagle_fsd.evaluation.curves import GAIN, LEAST, LOSSES, crossing, equal_speed, lost_at
 from eagle_fsd.evaluation.metrics import METRICS, summarize, untimed
 
 INTERVAL = {"value": 0.25, "low": -0.5, "high": 1.0}
@@ -125,16 +119,18 @@ def pooled(records: list[dict], key: str) -> float:
 
 
 def test_a_line_is_read_off_between_its_values():
-    """By hand, from the arms' pooled rates, in the order of their values; a gain
-    that the line does not reach has no row."""
+    """By hand, from the arms' pooled rates, in the order of their values; a gain that the line does
+    not reach has no row. Bug held down: one below its smallest measured gain was read off between
+    that arm and exact, where nothing was measured."""
     records = made_run(LEAST)
     records = {arm: records[arm] for arm in ("plain", "exact", "fsd:0.4", "fsd:0.2")}
-    found = {row["gain"]: row for row in equal_speed(records, summarize(records))}
     gains = {arm: pooled(records[arm], "tokens_per_round") for arm in records}
     low, high = (gains[arm] / gains["exact"] for arm in ("fsd:0.2", "fsd:0.4"))
-    assert 1 < low < 1.1 < high < 1.2 and set(found) == {1.05, 1.1}
-    row, at = found[1.1], (1.1 - low) / (high - low)
-    assert row["line"] == "fsd" and row["value"] == pytest.approx(0.2 + 0.2 * at)
+    assert 1.05 < low < 1.1 < high < 1.2
+    (row,) = equal_speed(records, summarize(records))
+    at = (1.1 - low) / (high - low)
+    assert (row["line"], row[GAIN]) == ("fsd", 1.1)
+    assert row["value"] == pytest.approx(0.2 + 0.2 * at)
     for key in ("regret_per_token", "mean_logp_minus_plain"):
         rate = METRICS[key].of or key
         start, end = (pooled(records[arm], rate) for arm in ("fsd:0.2", "fsd:0.4"))
@@ -143,92 +139,40 @@ def test_a_line_is_read_off_between_its_values():
         assert row[key]["low"] < row[key]["value"] < row[key]["high"]
     # few questions have no interval; nothing is read off without exact or plain
     records = made_run(LEAST - 1)
-    found = equal_speed(records, summarize(records))
-    assert found and all(row[key]["low"] is None for row in found for key in LOSSES)
+    few = equal_speed(records, summarize(records))
+    assert few and all(row[key]["low"] is None for row in few for key in LOSSES)
     for lacking in ("exact", "plain"):
         less = {arm: rows for arm, rows in records.items() if arm != lacking}
         assert equal_speed(less, summarize(less)) == []
 
 
 def test_a_line_may_fall_with_its_value():
-    """typical's larger value is the tighter one: the same rates are read off as where it rises;
-    before the first value there is no number between it and exact's."""
+    """typical's larger value is the tighter one: the same rates are read off as where it rises."""
     records = made_run(LEAST)
     low, high = records["fsd:0.2"], records["fsd:0.4"]
     rates = {arm: records[arm] for arm in ("plain", "exact")}
-    rising, falling = (
-        {row["gain"]: row for row in equal_speed(found, summarize(found))}
-        for found in (
+    (rising,), (falling,) = (
+        equal_speed(run, summarize(run))
+        for run in (
             rates | {"fsd:0.2": low, "fsd:0.4": high},
             rates | {"typical:0.2": high, "typical:0.4": low},
         )
     )
-    assert rising.keys() == falling.keys() == {1.05, 1.1}
-    assert falling[1.05]["value"] is None
-    assert falling[1.1]["value"] == pytest.approx(0.6 - rising[1.1]["value"])
-    for gain, row in rising.items():
-        assert all(falling[gain][key] == row[key] for key in LOSSES)
-
-
-@pytest.mark.parametrize(("rule", "exact"), [("fsd", 0)])
-def test_the_value_at_equal_speed_begins_at_the_rule_s_exact_end(rule, exact):
-    """Bug held down: before the first value of any rule it was read from 0 on."""
-    records = made_run(LEAST)
-    run = {"plain": records["plain"], "exact": records["exact"], f"{rule}:0.4": records["fsd:0.4"]}
-    rows = summarize(run)
-    gain = rows[2]["tokens_per_round_vs_exact"]["value"]
-    found = {row["gain"]: row["value"] for row in equal_speed(run, rows)}
-    assert 1.1 < gain < 1.2 and found.keys() == {1.05, 1.1}
-    for at, got in found.items():
-        assert got == pytest.approx(exact + (0.4 - exact) * (at - 1) / (gain - 1))
-
-
-def test_no_value_leads_some_rules_to_exact():
-    """Bug held down: their curves began at exact, so that what fsd-paper's tighter end loses was
-    shown as a gain."""
-    records = made_run(LEAST)
-    run = {arm: records[arm] for arm in ("plain", "exact")}
-    run["fsd-paper:0.4"] = records["fsd:0.4"]
-    assert equal_speed(run, summarize(run)) == []
-    run["fsd-paper:0.2"] = records["fsd:0.2"]
-    found = equal_speed(run, summarize(run))
-    assert [row["gain"] for row in found] == [1.1] and 0.2 < found[0]["value"] < 0.4
-
-
-def first_crossing(gains: list[float], losses: list[float], gain: float) -> float:
-    """The obvious version of `crossing`: segment by segment, until one holds the gain."""
-    points = list(zip(gains, losses, strict=True))
-    for (start, loss), (end, end_loss) in zip(points, [*points[1:], points[-1]], strict=True):
-        if start == gain:
-            return loss
-        if end == gain:
-            return end_loss
-        if start < gain < end or end < gain < start:
-            return loss + (gain - start) / (end - start) * (end_loss - loss)
-    return math.nan
+    assert falling["value"] == pytest.approx(0.6 - rising["value"])
+    assert all(falling[key] == rising[key] for key in (GAIN, *LOSSES))
 
 
 def test_crossing():
-    """The first one counts. Bug held down: a curve that falls before the gain was read from its
+    """The first one counts; a neighbour whose gain is unknown is left out, and an arm that has the
+    gain is read as it is. Bug held down: a curve that falls before the gain was read from its
     largest gain so far."""
-    assert crossing([1.0, 1.0, 1.2, 1.4, 1.3], [0.0, 5.0, 7.0, 9.0, 3.0], 1.3) == pytest.approx(8)
+    assert crossing([1.0, 1.2, 1.4, 1.3], [5.0, 7.0, 9.0, 3.0], 1.3) == pytest.approx(8)
     assert crossing([1, 1.2, 1.1, 1.3], [0, 1, 0.5, 2], 1.25) == pytest.approx(1.625)
-    rates_2A = np.array([[1.0, 1.0, 1.2, 1.1, 1.3], [5.0, 0, 1, 0.5, 2]])  # plain's first
+    assert crossing([1.1, math.nan, 1.3], [1, 2, 3], 1.3) == 3 == crossing([1.3], [3], 1.3)
+    assert all(math.isnan(crossing([1.1, math.nan, 1.3], [1, 2, 3], gain)) for gain in (1.05, 1.2))
+    rates_2A = np.array([[1.0, 1.0, 1.2, 1.1, 1.3], [5.0, 0, 1, 0.5, 2]])  # plain and exact first
     total_2A2 = np.stack([rates_2A, np.ones_like(rates_2A)], axis=-1)
-    lost = lost_at(total_2A2, gain=1.25, points=4, less_plain=True)
-    assert lost == pytest.approx(1.625 - 5)  # less plain's
-
-
-def test_curves_at_once_are_read_as_each_alone():
-    """Random curves, some with equal neighbours, some numbers not known; a gain that is one of
-    theirs, too."""
-    rng = np.random.default_rng(0)
-    gain_XA = rng.choice([*rng.uniform(0.9, 1.5, 9), math.nan], (500, 5))
-    loss_XA = rng.normal(size=(500, 5))
-    seen = set()
-    for gain in (1.1, 1.2, *gain_XA[0]):
-        got_X = crossing(gain_XA, loss_XA, gain)
-        want_X = [first_crossing(*curve, gain) for curve in zip(gain_XA, loss_XA, strict=True)]
-        assert got_X == pytest.approx(want_X, nan_ok=True)
-        seen |= set(np.isnan(got_X))
-    assert seen == {True, False}
+    for less, lost in ((True, 1.625 - 5), (False, 1.625)):
+        assert lost_at(total_2A2, gain=1.25, less_plain=less) == pytest.approx(lost)
+        several = lost_at(np.stack([total_2A2] * 3), gain=1.25, less_plain=less)
+        assert several == pytest.approx([lost] * 3)

@@ -8,7 +8,7 @@ from commands import load_command
 from hand_records import made_run, write_run
 
 from eagle_fsd.config import BadInput
-from eagle_fsd.evaluation.curves import crossing, equal_speed
+from eagle_fsd.evaluation.curves import GAIN, crossing, equal_speed
 from eagle_fsd.evaluation.metrics import summarize
 from eagle_fsd.evaluation.questions import Question
 from eagle_fsd.tasks.task_scores import score_run
@@ -22,7 +22,7 @@ def test_the_front_of_a_run(tmp_path, capsys):
     FRONT.front(write_run(tmp_path / "run", records), "fsd")
     (row,) = (x for x in capsys.readouterr().out.splitlines() if x.startswith("| `fsd` | 1.1 "))
     rows = equal_speed(records, summarize(records))
-    (wanted,) = (x for x in rows if (x["line"], x["gain"]) == ("fsd", 1.1))
+    (wanted,) = (x for x in rows if (x["line"], x[GAIN]) == ("fsd", 1.1))
     cells = f"| {wanted['value']:.3g} | {wanted['regret_per_token']['value']:.3f} ["
     assert cells in row
     for lacking, told in {"plain": "no arm plain", "exact": "no line 'fsd'"}.items():
@@ -32,7 +32,7 @@ def test_the_front_of_a_run(tmp_path, capsys):
 
 
 def test_the_front_of_a_score(tmp_path, capsys):
-    """It is what a hand interpolates between exact and the first value."""
+    """It is what a hand interpolates between two values."""
     draw, records = random.Random(5), made_run(16)
     for arm, rows in records.items():
         for row in rows:
@@ -45,27 +45,26 @@ def test_the_front_of_a_score(tmp_path, capsys):
     printed = capsys.readouterr().out
     solved = {row["arm"]: row["mean"]["value"] for row in compared if row["score"] == "last_number"}
     arms = [row for row in summarize(records) if row["line"] == "fsd"]
-    gains = [1.0, *(row["tokens_per_round_vs_exact"]["value"] for row in arms)]
-    at = crossing(gains, [solved["exact"], *(solved[row["arm"]] for row in arms)], 1.1)
+    gains = [row[GAIN]["value"] for row in arms]
+    at = crossing(gains, [solved[row["arm"]] for row in arms], 1.1)
     assert f"last_number of plain {solved['plain']:.3f};" in printed
     (row,) = (line for line in printed.splitlines() if line.startswith("| `fsd` | 1.1 "))
     assert f"| {at - solved['plain']:+.3f} [" in row and row.endswith("|  |")
-    (row,) = (line for line in printed.splitlines() if line.startswith("| `random` | 1.1 "))
-    assert not row.endswith("|  |")
+    rows = [line for line in printed.splitlines() if line.startswith("| `random` | ")]
+    assert rows and not any(row.endswith("|  |") for row in rows)
     some = {arm: rows[:9] for arm, rows in records.items()}
     score_run(some, questions, "last_number", run)
     with pytest.raises(BadInput, match="no scores of plain on 7 questions .* --rescore"):
         FRONT.front(run, "fsd", "last_number")
 
 
-def test_a_rule_that_no_value_makes_exact_begins_at_its_first_arm():
-    """Bug held down: it was read as if it came from exact. Gains 1.15, 1.05 and 1.25; 1.1 is first
-    had between the first two, half way; from exact on it is had before the first."""
+def test_two_lines_are_compared_at_the_same_gain():
+    """Gains 1.15, 1.05 and 1.25: 1.1 is first had half way between the first two; the other line,
+    without the first arm, has it a quarter of the way between its two."""
     tokens, scores = [1.0, 2.0, 2.3, 2.1, 2.5], [0.8, 0.8, 0.5, 0.7, 0.3]
     line = np.array([[(value, 1) for value in row] for row in (tokens, scores)])
-    two = np.concatenate([line, line], axis=1)
-    at = {"gain": 1.1, "less_plain": True}
-    assert FRONT.less_other(two, sizes=[(3, 4), (3, 4)], **at) == pytest.approx(0)
-    from_exact, from_first = -0.3 * 0.1 / 0.15, 0.6 - 0.8
-    found = FRONT.less_other(two, sizes=[(3, 4), (3, 3)], **at)
-    assert found == pytest.approx(from_exact - from_first)
+    both = np.concatenate([line, line[:, [0, 1, 3, 4]]], axis=1)
+    lost = FRONT.less_other(both, size=3, gain=1.1, less_plain=True)
+    assert lost == pytest.approx((0.6 - 0.8) - (0.6 - 0.8))
+    lost = FRONT.less_other(both, size=3, gain=1.15, less_plain=True)
+    assert lost == pytest.approx((0.5 - 0.8) - (0.5 - 0.8))

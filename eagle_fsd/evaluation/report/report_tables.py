@@ -5,14 +5,14 @@ from collections.abc import Sequence
 from eagle_fsd.cli import shown_command
 from eagle_fsd.evaluation import tables
 from eagle_fsd.evaluation.bench import Bench
-from eagle_fsd.evaluation.curves import GAINS, LEAST, equal_speed
+from eagle_fsd.evaluation.curves import GAIN, GAINS, LEAST, equal_speed
+from eagle_fsd.evaluation.metrics import METRICS
 from eagle_fsd.evaluation.plots import caption, few_questions, plot_curves
 from eagle_fsd.evaluation.report.run_data import RunData
 from eagle_fsd.evaluation.tables import Column, columns, metric_columns
 from eagle_fsd.runs.jsonl import write_file, write_json
 
 Table = tuple[Sequence[Column], list[dict]]  # rows have the columns' keys, and more for the CSV
-OVER_EXACT: Column = ("tokens/round over exact", "gain", ".2f")
 POOLED = (
     "A column whose title ends in \u201c- plain\u201d is a mean over questions: of each question's "
     "own rate less plain's on it. Every other column is pooled, which is a sum over all questions "
@@ -30,9 +30,10 @@ NOTES = {
     "By category": "Each category is measured by its own questions alone. All columns are pooled.",
     "Equal speed": "For every line of arms, which differ in their rule's value only: what it has "
     f"lost where its tokens per round are first {', '.join(map(str, GAINS))} times exact's, taken "
-    "as linear between two values. The rule random is the control to compare with. All columns "
-    "are pooled. Those that end in \u201c- plain\u201d too: they are differences of pooled rates, "
-    f"and so not those of the table Arms. An interval needs {LEAST} questions.",
+    "as linear between two of its arms; what lies between no two has no row. The rule random is "
+    "the control to compare with. All columns are pooled. Those that end in \u201c- plain\u201d "
+    "too: they are differences of pooled rates, and so not those of the table Arms. "
+    f"An interval needs {LEAST} questions.",
 }
 EXPLAINED = ("Scores", "Pairwise")  # NOTES says all of their intervals
 
@@ -43,7 +44,8 @@ def run_tables(run: RunData) -> dict[str, Table]:
     several = len({row["category"] for row in run.categories}) > 1
     parts = [*columns(category="s", arm="s", questions="d"), *metric_columns("categories")]
     answers = columns(arm="s", answers="d") + metric_columns("answers")
-    equal = [*columns(line="s"), OVER_EXACT, *columns(value=".3f"), *metric_columns("equal speed")]
+    gain = (METRICS[GAIN].label, GAIN, METRICS[GAIN].form)
+    equal = [*columns(line="s"), gain, *columns(value=".3f"), *metric_columns("equal speed")]
     found: dict[str, Table] = {
         "Scores": (tables.SCORES, run.scores),
         "Pairwise": ([*columns(judge="s", baseline="s"), *tables.PAIRWISE], run.pairwise),
