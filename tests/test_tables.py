@@ -132,9 +132,8 @@ def test_a_line_is_read_off_between_its_values():
     assert (row["line"], row[GAIN]) == ("fsd", 1.1)
     assert row["value"] == pytest.approx(0.2 + 0.2 * at)
     for key in ("regret_per_token", "mean_logp_minus_plain"):
-        rate = METRICS[key].of or key
-        start, end = (pooled(records[arm], rate) for arm in ("fsd:0.2", "fsd:0.4"))
-        plain = pooled(records["plain"], rate) if METRICS[key].of else 0.0
+        start, end = (pooled(records[arm], key) for arm in ("fsd:0.2", "fsd:0.4"))
+        plain = pooled(records["plain"], key) if METRICS[key].baseline else 0.0
         assert row[key]["value"] == pytest.approx(start + (end - start) * at - plain)
         assert row[key]["low"] < row[key]["value"] < row[key]["high"]
     # few questions have no interval; nothing is read off without exact or plain

@@ -64,7 +64,7 @@ def equal_speed(records: Mapping[str, Sequence[Record]], rows: Sequence[dict]) -
             row = {"line": line, GAIN: gain, "value": value}
             for (key, metric), loss_AQ2 in zip(LOSSES.items(), losses, strict=True):
                 part_Q2A2 = np.stack([tokens_AQ2, loss_AQ2]).transpose(2, 0, 1, 3)
-                lost = partial(lost_at, gain=gain, less_plain=bool(metric.minus))
+                lost = partial(lost_at, gain=gain, less_plain=bool(metric.baseline))
                 row[key] = interval(part_Q2A2, lost, least=LEAST)
             table.append(row)
     return table

@@ -37,17 +37,8 @@ def is_looping(tokens: Sequence[int]) -> bool:
     return False
 
 
-def ends_looping(turn: dict) -> bool:
-    """Without the last token of an answer that stopped, which may be the stop token."""
-    tokens = turn["token_ids"]
-    return is_looping(tokens[:-1] if turn["finish"] == "stop" else tokens)
-
-
-def counted_rounds(turn: dict) -> float:
-    """NaN of transformers' own loop, which records none: one token is prefill's, any more take
-    rounds."""
-    found = len(turn["rounds"])
-    return found if found or len(turn["token_ids"]) < 2 else math.nan
+def rounds_of(record: Record) -> list[dict]:
+    return [r for turn in record["turns"] for r in turn["rounds"]]
 
 
 def of_turns(value: Callable[[dict], float]) -> RecordNumber:
@@ -55,27 +46,37 @@ def of_turns(value: Callable[[dict], float]) -> RecordNumber:
     return lambda record: sum(value(turn) for turn in record["turns"])
 
 
-answers = of_turns(lambda turn: 1)
-tokens = of_turns(lambda turn: len(turn["token_ids"]))
-seconds = of_turns(lambda turn: turn["seconds"])
-rounds = of_turns(counted_rounds)
-round_tokens = of_turns(lambda turn: sum(len(r["tokens"]) for r in turn["rounds"]))
-
-
-def rounds_of(record: Record) -> list[dict]:
-    return [r for turn in record["turns"] for r in turn["rounds"]]
-
-
-def of_turn_tokens(key: str) -> RecordNumber:
-    """What a turn holds as the mean over its tokens, summed."""
-    return of_turns(lambda turn: turn[key] * len(turn["token_ids"]))
-
-
 def of_round_tokens(key: str) -> RecordNumber:
     """NaN where a token has none: its metric is then unknown."""
     return lambda record: sum(
         math.nan if x is None else float(x) for r in rounds_of(record) for x in r[key]
     )
+
+
+def _counted_rounds(turn: dict) -> float:
+    """NaN of transformers' own loop, which records none: one token is prefill's, any more take
+    rounds."""
+    return len(turn["rounds"]) or (0 if len(turn["token_ids"]) < 2 else math.nan)
+
+
+def _ends_looping(turn: dict) -> bool:
+    """Without the last token of an answer that stopped, which may be the stop token."""
+    tokens = turn["token_ids"]
+    return is_looping(tokens[:-1] if turn["finish"] == "stop" else tokens)
+
+
+answers = of_turns(lambda turn: 1)
+tokens = of_turns(lambda turn: len(turn["token_ids"]))
+seconds = of_turns(lambda turn: turn["seconds"])
+rounds = of_turns(_counted_rounds)
+round_tokens = of_turns(lambda turn: sum(len(r["tokens"]) for r in turn["rounds"]))
+fuzzy, regret, tv = map(of_round_tokens, ("fuzzy", "regret", "tv"))
+# a turn holds the mean over its tokens
+argmax_tokens = of_turns(lambda turn: turn["rescored_argmax_share"] * len(turn["token_ids"]))
+logp = of_turns(lambda turn: turn["rescored_mean_logp"] * len(turn["token_ids"]))
+at_limit = of_turns(lambda turn: turn["finish"] == "length")
+repeated = of_turns(lambda turn: repetition(turn["token_ids"]))
+looping = of_turns(_ends_looping)
 
 
 def same_as_plain(record: Record) -> float:
