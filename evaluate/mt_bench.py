@@ -37,7 +37,7 @@ def run_mt_bench(
     options: MTBenchOptions, sampling: SamplingOptions, model_options: ModelOptions
 ) -> None:
     from eagle_fsd.evaluation.bench import Bench
-    from eagle_fsd.evaluation.report.report_tables import report_bench
+    from eagle_fsd.evaluation.report.write_report import report_bench
 
     if options.questions is None and not options.question_file and model_options.device == "cpu":
         options.questions = ON_CPU

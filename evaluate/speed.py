@@ -72,7 +72,7 @@ def run_speed(
     options: SpeedOptions, sampling: SamplingOptions, model_options: ModelOptions
 ) -> None:
     from eagle_fsd.evaluation.bench import Bench
-    from eagle_fsd.evaluation.report.report_tables import report_bench
+    from eagle_fsd.evaluation.report.write_report import report_bench
     from eagle_fsd.evaluation.tables import columns, markdown_table
     from eagle_fsd.runs.folder import Run
     from eagle_fsd.speed.by_context import profile_contexts

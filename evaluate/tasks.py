@@ -51,7 +51,7 @@ class TaskOptions(BenchOptions):
 
 def run_task(options: TaskOptions, sampling: SamplingOptions, model_options: ModelOptions) -> None:
     from eagle_fsd.evaluation.bench import Bench
-    from eagle_fsd.evaluation.report.report_tables import report_bench
+    from eagle_fsd.evaluation.report.write_report import report_bench
     from eagle_fsd.tasks.task_scores import records_by_arm, score_run
 
     questions, usual = read_task(options.task)
@@ -74,8 +74,9 @@ def run_task(options: TaskOptions, sampling: SamplingOptions, model_options: Mod
     bench = Bench(name, "tasks", questions, options, sampling, model_options)
     bench.answer_all()
     if bench.processes.is_main:
-        text, compared = score_run(bench.records(), questions, scorer, options.output)
-        print(report_bench(bench, first=text, further={"scorer": scorer, "scores": compared}))
+        _, scores = score_run(bench.records(), questions, scorer, options.output)
+        further = {"scorer": scorer, "scores": scores}
+        print(report_bench(bench, scores=scores, further=further))
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -5,7 +5,6 @@
 A run of one's own is drawn by evaluate/report.py.
 """
 
-import tempfile
 from pathlib import Path
 
 import pandas as pd
@@ -35,8 +34,7 @@ def rows() -> list[dict]:
 
 
 if __name__ == "__main__":
-    with tempfile.TemporaryDirectory() as folder:
-        svg = plot_curves(rows(), Path(folder) / "plot")
+    svg = plot_curves(rows())["svg"].decode()
     # a page of its own, light or dark as the reader's theme is
     svg = svg.replace(INK, "currentColor").replace("<defs>", f"<style>{PAGE}</style>\n <defs>", 1)
     (ROOT / "docs/loss_against_gain.svg").write_text(svg, encoding="utf-8")

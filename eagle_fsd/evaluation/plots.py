@@ -7,7 +7,6 @@ Rows are those of metrics.summarize; where they are of several runs, with "run",
 from collections.abc import Sequence
 from io import BytesIO
 from itertools import cycle
-from pathlib import Path
 
 import matplotlib
 import numpy as np
@@ -15,11 +14,10 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
 from eagle_fsd.arms import BY_TRANSFORMERS, PLAIN
-from eagle_fsd.evaluation.curves import curves
-from eagle_fsd.runs.jsonl import write_file
+from eagle_fsd.evaluation.curves import GAIN, curves
 from eagle_fsd.stats import LEAST_QUESTIONS
 
-GAIN, SPEED = "tokens_per_round_vs_exact", "tokens_per_second"  # across
+SPEED = "tokens_per_second"  # across, or GAIN
 LOSS, LIKELIHOOD = "mean_logp_minus_plain", "mean_logp"  # upwards; the second without plain
 LABELS = {
     GAIN: "tokens per round over exact's",
@@ -37,22 +35,23 @@ STYLE |= {"axes.labelcolor": INK, "axes.edgecolor": INK, "figure.facecolor": "no
 STYLE |= {"axes.facecolor": "none", "axes.spines.top": False, "axes.spines.right": False}
 
 
-def plot_curves(rows: Sequence[dict], path: Path, *, across: str = GAIN) -> str:
-    """Draw rows, with their 95 % intervals where these are known, to path.svg and path.pdf.
+def plot_curves(rows: Sequence[dict], *, across: str = GAIN) -> dict[str, bytes]:
+    """Draw rows, with their 95 % intervals where these are known.
 
     Returns:
-        The SVG; "" where no arm has what is drawn, as caption explains.
+        The plot's file as "svg" and as "pdf"; nothing where no arm has what is drawn, as caption
+        explains.
     """
     if not drawn_rows(rows, across)[0]:
-        return ""
-    figure = draw_curves(rows, across)
+        return {}
+    figure, files = draw_curves(rows, across), {}
     # of two plots on one page the ids differ, and a plot is the same every time
     with matplotlib.rc_context(STYLE | {"svg.hashsalt": f"eagle_fsd {across}"}):
         for form, date in {"svg": "Date", "pdf": "CreationDate"}.items():
             drawing = BytesIO()
             figure.savefig(drawing, format=form, metadata={date: None})
-            write_file(path.with_suffix(f".{form}"), drawing.getvalue())
-    return path.with_suffix(".svg").read_text(encoding="utf-8")
+            files[form] = drawing.getvalue()
+    return files
 
 
 def caption(rows: Sequence[dict], *, across: str = GAIN) -> str:
@@ -87,8 +86,7 @@ def caption(rows: Sequence[dict], *, across: str = GAIN) -> str:
         text.append(
             "No arm is plain, so log-probabilities are drawn as they are, not against plain's. "
         )
-    kept = {id(row) for row in drawn}
-    lacking = [row["arm"] for row in rows if id(row) not in kept and row["rule"] != PLAIN]
+    lacking = [row["arm"] for row in rows if row not in drawn and row["rule"] != PLAIN]
     if lacking:
         text.append(f"Not drawn, because they lack one of the two numbers: {', '.join(lacking)}. ")
     return "".join(text).strip()
@@ -111,8 +109,8 @@ def drawn_rows(rows: Sequence[dict], across: str) -> tuple[list[dict], str]:
     """The rows that a plot shows, and what it shows upwards: log-probabilities against plain's, or
     as they are where no arm is plain. Plain itself is no point of a gain."""
     up = LOSS if any(row[LOSS]["value"] is not None for row in rows) else LIKELIHOOD
-    found = [row for row in rows if across != GAIN or row["rule"] != PLAIN]
-    return [row for row in found if None not in (row[across]["value"], row[up]["value"])], up
+    drawn = [row for row in rows if None not in (row[across]["value"], row[up]["value"])]
+    return [row for row in drawn if across != GAIN or row["rule"] != PLAIN], up
 
 
 def line_styles(rows: Sequence[dict]) -> dict[str, dict[str, str]]:
@@ -167,8 +165,8 @@ def draw_curves(rows: Sequence[dict], across: str) -> Figure:
 def front_of(rows: Sequence[dict], across: str, up: str) -> np.ndarray:
     """The points [N, 2], from left to right, of the arms that none is better than in both."""
     places = sorted({(row[across]["value"], row[up]["value"]) for row in rows}, reverse=True)
-    kept: list[tuple[float, float]] = []
+    front = places[:1]
     for place in places:
-        if not kept or place[1] > kept[-1][1]:
-            kept.append(place)
-    return np.array(kept[::-1])
+        if place[1] > front[-1][1]:
+            front.append(place)
+    return np.array(front[::-1])

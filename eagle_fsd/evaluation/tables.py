@@ -2,14 +2,12 @@
 
 import re
 from collections.abc import Sequence
-from pathlib import Path
 
 import pandas as pd
 from tabulate import tabulate
 
 from eagle_fsd.arms import PLAIN
 from eagle_fsd.evaluation.metrics import EXACT, METRICS
-from eagle_fsd.runs.jsonl import write_file
 from eagle_fsd.stats import Interval
 
 Column = tuple[str, str, str]  # title, key of the row, format
@@ -84,14 +82,15 @@ def markdown_table(rows: list[dict], shown: Sequence[Column]) -> str:
 
 def cell_text(value: str | float | Interval | None, form: str) -> str:
     """value [low, high] (detectable), the latter two where they are; "-" for nothing."""
-    known = value if isinstance(value, dict) else {"value": value, "low": None}
-    if known["value"] is None:
+    if not isinstance(value, dict):
+        return "-" if value is None else format(value, form)
+    if value["value"] is None:
         return "-"
-    text = format(known["value"], form)
-    if known["low"] is None or known["low"] == known["high"]:  # few questions, or all alike
+    text, low, high = format(value["value"], form), value["low"], value["high"]
+    if low is None or low == high:  # few questions, or all alike
         return text
-    text += f" [{known['low']:{form}}, {known['high']:{form}}]"
-    detectable = known.get("detectable")
+    text += f" [{low:{form}}, {high:{form}}]"
+    detectable = value.get("detectable")
     return text if detectable is None else f"{text} ({detectable:{form.lstrip('+')}})"
 
 
@@ -128,47 +127,37 @@ def verdict(row: dict, noise: float = 0.0, *, score: dict | None = None) -> str:
     gain = "tokens_per_round_vs_exact"
     tokens = "tokens_per_round" if row[gain]["value"] is None else gain
     keys = ["speed_vs_plain", tokens, "fuzzy_share", "mean_logp_minus_plain"]
-    repeated = "repetition_minus_plain"
-    if (row[repeated]["value"] or 0) >= REPEATS:
-        keys.append(repeated)
-    known = {key: row[key]["value"] for key in OF_BASELINES.get(row["rule"], keys)}
-    if not any(value is not None for value in known.values()):
-        known = {"tokens_per_answer": row["tokens_per_answer"]["value"]}
-    if known.get(gain):
-        known[gain] -= 1
-    alike = {"speed_vs_plain": PLAINS_SPEED} if _is_plains(row["speed_vs_plain"], noise) else {}
-    phrases = PHRASES | alike
-    parts = [phrases[key].format(value) for key, value in known.items() if value is not None]
-    return ", ".join([*_score_phrase(score), *parts]).replace("%", " %")
+    if (row["repetition_minus_plain"]["value"] or 0) >= REPEATS:
+        keys.append("repetition_minus_plain")
+    keys = OF_BASELINES.get(row["rule"], keys)
+    keys = [key for key in keys if row[key]["value"] is not None] or ["tokens_per_answer"]
+    parts = []
+    if score and score["mean"]["value"] is not None:
+        parts.append(f"{score['score']} {score['mean']['value']:.3f}")
+        if score["vs_plain"] and score["vs_plain"]["value"] is not None:
+            parts[0] += f" ({score['vs_plain']['value']:+.3f} against plain)"
+    for key in keys:
+        value, low, high = (row[key].get(end) for end in ("value", "low", "high"))
+        phrase = PHRASES[key]
+        if key == "speed_vs_plain":
+            by_noise = 1 / (1 + noise) <= value <= 1 + noise
+            if by_noise or low is not None and low <= 1 <= high:
+                phrase = PLAINS_SPEED
+        parts.append(phrase.format(value - 1 if key == gain else value))
+    return ", ".join(parts).replace("%", " %")
 
 
-def _score_phrase(score: dict | None) -> list[str]:
-    mean, over = (((score or {}).get(key) or {}).get("value") for key in ("mean", "vs_plain"))
-    if mean is None:
-        return []
-    text = f"{score['score']} {mean:.3f}"
-    return [text if over is None else f"{text} ({over:+.3f} against plain)"]
-
-
-def _is_plains(speed: Interval, noise: float) -> bool:
-    """Whether a speed over plain's is 1 within its interval or within noise."""
-    value, low, high = (speed[end] for end in ("value", "low", "high"))
-    if value is None:
-        return False
-    return low is not None and low <= 1 <= high or 1 / (1 + noise) <= value <= 1 + noise
-
-
-def write_csv(path: Path, rows: list[dict]) -> None:
+def csv_text(rows: list[dict]) -> str:
     """A line a row under one header: {"value", "low", "high"} under X becomes X, X_low, X_high, any
     other dict X_KEY; empty where there is nothing, columns without anything are left out. Texts
     that a spreadsheet would take for a formula begin with an apostrophe."""
+
+    def no_formula(value: object) -> object:
+        if not isinstance(value, str):
+            return value
+        # csv quotes no carriage return, behind which a spreadsheet begins a line
+        return "'" * value.startswith(FORMULA) + value.replace("\r", "\n")
+
     frame = pd.json_normalize(rows, sep="_").dropna(axis="columns", how="all")
     frame = frame.rename(columns=lambda name: name.removesuffix("_value"))
-    write_file(path, frame.map(_no_formula).to_csv(index=False, lineterminator="\n"))
-
-
-def _no_formula(value: object) -> object:
-    if not isinstance(value, str):
-        return value
-    # csv quotes no carriage return, behind which a spreadsheet begins a line
-    return "'" * value.startswith(FORMULA) + value.replace("\r", "\n")
+    return frame.map(no_formula).to_csv(index=False, lineterminator="\n")

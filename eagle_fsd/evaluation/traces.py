@@ -73,13 +73,13 @@ def trace_round(model: Model, arm: Arm, step: Round) -> dict:
     emitted = []
     for place, (node, token) in enumerate(zip(path, step.tokens, strict=True)):
         ends = place == accepted.accepted_drafts
-        found = {
+        judged = {
             "source": "fuzzy" if accepted.fuzzy[place] else "target" if ends else "draft",
             "divergence": json_number(divergence[node]) if node in parents[1:] else None,
             "regret": json_number(accepted.regret[place]),
             "best": traced_token(model, best[place])["text"],
             "best_prob": probs(tree.size + count + place)["target_prob"],
         }
-        emitted.append(traced_token(model, token) | probs(tree.size + place) | found)
+        emitted.append(traced_token(model, token) | probs(tree.size + place) | judged)
     nodes = [traced_token(model, token) | node for token, node in zip(tokens, nodes, strict=True)]
     return {"nodes": nodes, "path": accepted.path[: count + 1], "emitted": emitted}

@@ -17,29 +17,30 @@ def pack_answers(run: RunData) -> dict:
         traces = {answer_key(row): row["turns"] for row in run.traces.get(arm, [])}
         for row in rows:
             key = answer_key(row)
-            place = {"id": key[0], "choice": key[1], "category": row["category"]}
-            place["prompts"] = [turn["prompt"] for turn in row["turns"]]
-            none = {what: [None] * len(run.records) for what in ("answers", "scores")}
-            question = questions.setdefault(key, place | none)
+            if key not in questions:
+                prompts = [turn["prompt"] for turn in row["turns"]]
+                questions[key] = {"id": key[0], "choice": key[1], "category": row["category"]}
+                questions[key] |= {"prompts": prompts, "answers": [None] * len(run.records)}
+                questions[key]["scores"] = [None] * len(run.records)
             answer = [{"parts": text_parts(t), "tokens": len(t["token_ids"])} for t in row["turns"]]
             for turn, traced in zip(answer, traces.get(key, []), strict=False):
                 if traced["same_as_record"]:
                     turn |= {"first": traced["first"]["text"], "rounds": traced["rounds"]}
-            question["answers"][number] = answer
+            questions[key]["answers"][number] = answer
             scored = run.scored.get(arm, {}).get(key)
             if scored:
                 reference = [str(text) for text in scored.get("reference", [])]
-                question["scores"][number] = {"scores": scored["scores"], "reference": reference}
-    greedy = all(row["temperature"] == 0 for rows in run.records.values() for row in rows)
-    place = {"name": run.name, "greedy": greedy, "arms": list(run.records)}
-    return place | {"questions": list(questions.values())}
+                scores = {"scores": scored["scores"], "reference": reference}
+                questions[key]["scores"][number] = scores
+    greedy = all(row["temperature"] == 0 for row in run.all_records)
+    head = {"name": run.name, "greedy": greedy, "arms": list(run.records)}
+    return head | {"questions": list(questions.values())}
 
 
 def pack_answer(trace: dict, *, prompt: str, arm: str, greedy: bool) -> dict:
     """One traced answer of one arm, in the form of pack_answers."""
-    emitted = [token for r in trace["rounds"] for token in r["emitted"]]
     parts = [[trace["first"]["text"], None]]
-    for token in emitted:
+    for token in (token for r in trace["rounds"] for token in r["emitted"]):
         cost = {"regret": token["regret"], "D": token["divergence"]}
         parts.append([token["text"], cost if token["source"] == "fuzzy" else None])
     turn = {"parts": parts, "tokens": len(parts)}
@@ -52,14 +53,14 @@ def pack_answer(trace: dict, *, prompt: str, arm: str, greedy: bool) -> dict:
 def text_parts(turn: dict) -> list[list]:
     """The answer's text cut at its fuzzy tokens: [text, {regret, D} of a fuzzy token or None]."""
     text, parts, end = turn["text"], [], 0
-    known = [
+    costs = [
         {"regret": regret, "D": divergence}
         for r in turn["rounds"]
         for fuzzy, regret, divergence in zip(r["fuzzy"], r["regret"], r["divergence"], strict=True)
         if fuzzy
     ]
     # the last round may hold fuzzy tokens that were trimmed
-    for (first, last), of_token in zip(turn["fuzzy_spans"], known, strict=False):
-        parts += [[text[end:first], None], [text[first:last], of_token]]
+    for (first, last), cost in zip(turn["fuzzy_spans"], costs, strict=False):
+        parts += [[text[end:first], None], [text[first:last], cost]]
         end = last
     return [part for part in [*parts, [text[end:], None]] if part[0]]

@@ -1,25 +1,29 @@
-"""A run's tables, from which Markdown, CSV and the page come, and a bench's summary of them."""
+"""A run's tables, of which its summary and its page are made."""
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
-from eagle_fsd.cli import shown_command
 from eagle_fsd.evaluation import tables
-from eagle_fsd.evaluation.bench import Bench
 from eagle_fsd.evaluation.curves import GAIN, GAINS, LEAST, equal_speed
 from eagle_fsd.evaluation.metrics import METRICS
-from eagle_fsd.evaluation.plots import caption, few_questions, plot_curves
+from eagle_fsd.evaluation.plots import few_questions
 from eagle_fsd.evaluation.report.run_data import RunData
 from eagle_fsd.evaluation.tables import Column, columns, metric_columns
-from eagle_fsd.runs.jsonl import write_file, write_json
 
-Table = tuple[Sequence[Column], list[dict]]  # rows have the columns' keys, and more for the CSV
+
+class Table(NamedTuple):
+    columns: Sequence[Column]
+    rows: list[dict]  # they have the columns' keys, and more for CSV and JSON
+    note: str  # how to read it
+
+
 POOLED = (
     "A column whose title ends in \u201c- plain\u201d is a mean over questions: of each question's "
     "own rate less plain's on it. Every other column is pooled, which is a sum over all questions "
     "divided by another such sum. So two pooled numbers need not differ by the number under "
     "\u201c- plain\u201d."
 )
-# title of a table -> how to read it, but for what note_of adds on intervals
+# title of a table -> how to read it, but for what _note adds on intervals
 NOTES = {
     "Scores": tables.SCORES_NOTE,
     "Pairwise": tables.PAIRWISE_NOTE,
@@ -46,7 +50,7 @@ def run_tables(run: RunData) -> dict[str, Table]:
     answers = columns(arm="s", answers="d") + metric_columns("answers")
     gain = (METRICS[GAIN].label, GAIN, METRICS[GAIN].form)
     equal = [*columns(line="s"), gain, *columns(value=".3f"), *metric_columns("equal speed")]
-    found: dict[str, Table] = {
+    contents = {
         "Scores": (tables.SCORES, run.scores),
         "Pairwise": ([*columns(judge="s", baseline="s"), *tables.PAIRWISE], run.pairwise),
         "Arms": (columns(arm="s") + metric_columns("main"), rows),
@@ -56,12 +60,15 @@ def run_tables(run: RunData) -> dict[str, Table]:
         "By category": (parts, run.categories if several else []),
         "Equal speed": (equal, equal_speed(run.records, rows)),
     }
-    return {title: table for title, table in found.items() if table[1]}
+    return {
+        title: Table(shown, rows, _note(title, shown, rows))
+        for title, (shown, rows) in contents.items()
+        if rows
+    }
 
 
-def note_of(title: str, table: Table) -> str:
+def _note(title: str, shown: Sequence[Column], rows: list[dict]) -> str:
     """How to read a table, in sentences that are true of what it holds."""
-    shown, rows = table
     if title in EXPLAINED:
         return NOTES[title]
     text = [NOTES[title]]
@@ -76,41 +83,3 @@ def note_of(title: str, table: Table) -> str:
     if "questions" in rows[0]:
         text.append(few_questions(rows))
     return " ".join(text).strip()
-
-
-def report_bench(
-    bench: Bench, *, first: str = "", extra: str = "", further: dict | None = None
-) -> str:
-    """Write summary.md, .json, .csv, .svg, .pdf and by_category.csv; returns what the terminal
-    shows. `first` and `extra` are further tables, above and below the others, `further` further
-    entries of summary.json."""
-    folder, settings = bench.run.folder, bench.run.settings
-    run = RunData(bench.name, settings, bench.run.sessions, bench.records())
-    rows, notes = run.rows, run.doubts()
-    trees = {row["tree"] for row in rows if row["tree"]}
-    title = (
-        f"{bench.name}, {len(bench.questions)} questions, {run.subject}, trees "
-        f"{', '.join(sorted(trees)) or 'none'}, {settings['max_new_tokens']} new tokens; "
-        f"{run.origin('device')}, commit {run.origin('commit')}"
-    )
-    whole = {"title": title, "options": settings, "sessions": run.sessions, "notes": notes}
-    whole |= {"rows": rows, "by_category": run.categories, **(further or {})}
-    write_json(folder / "summary.json", whole)
-    tables.write_csv(folder / "summary.csv", rows)
-    tables.write_csv(folder / "by_category.csv", run.categories)
-    plot = "![loss against gain](summary.svg)" if plot_curves(rows, folder / "summary") else ""
-    verdicts = "\n".join(f"- {row['arm']}: {tables.verdict(row, run.noise)}" for row in rows)
-    notes = [f"Note: {note}." for note in [*notes, run.noise_note()] if note]
-    parts = [
-        f"### {title}\n\n{note_of(title, table)}\n\n{tables.markdown_table(table[1], table[0])}"
-        for title, table in run_tables(run).items()
-    ]
-    text = [title, first, verdicts, plot, caption(rows), *parts, extra, *notes]
-    write_file(folder / "summary.md", "\n\n".join(filter(None, text)) + "\n")
-    page = shown_command("report.py", folder, "--output", f"{folder}_report")
-    rest = (
-        f"All columns, with intervals, are in {folder}: summary.md, summary.json and summary.csv; "
-        f"the plot is summary.svg.\nThe report's page is made by: {page}"
-    )
-    shown = [title, first, tables.terminal_table(rows), verdicts, extra, *notes, rest]
-    return "\n" + "\n\n".join(filter(None, shown))

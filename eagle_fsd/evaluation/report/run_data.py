@@ -8,6 +8,7 @@ from eagle_fsd.arms import BY_TRANSFORMERS, parse_arm
 from eagle_fsd.config import BadInput
 from eagle_fsd.evaluation.metrics import by_category, summarize, untimed
 from eagle_fsd.evaluation.record_numbers import rounds_of, seconds
+from eagle_fsd.evaluation.tables import verdict
 from eagle_fsd.runs.folder import answer_key
 from eagle_fsd.runs.provenance import CHANGED, digest
 
@@ -39,22 +40,24 @@ class RunData:
     def rows(self) -> list[dict]:
         """Those of summarize; its BadInput names the run."""
         try:
-            return summarize(self.measured)
+            return summarize(self._measured)
         except BadInput as error:
             raise BadInput(f"{self.name}: {error}") from error
 
-    def score_of(self, arm: str) -> dict | None:
-        """The arm's row of the first score, which is the scorer's own, or a judge's."""
-        found = [row for row in self.scores if row["score"] == self.scores[0]["score"]]
-        return next((row for row in found if row["arm"] == arm), None)
-
     @cached_property
     def categories(self) -> list[dict]:
-        return by_category(self.measured)
+        return by_category(self._measured)
 
     @property
-    def measured(self) -> dict[str, list[dict]]:
+    def _measured(self) -> dict[str, list[dict]]:
         return self.records if self.timed else untimed(self.records)
+
+    def verdict(self, row: dict) -> str:
+        """A sentence on one of `rows`, behind the arm's row of the first score, which is the
+        scorer's own, or a judge's."""
+        first = [score for score in self.scores if score["score"] == self.scores[0]["score"]]
+        by_arm = {score["arm"]: score for score in first}
+        return verdict(row, self.noise, score=by_arm.get(row["arm"]))
 
     @property
     def timed(self) -> bool:
@@ -68,8 +71,8 @@ class RunData:
     @property
     def used_sessions(self) -> list[dict]:
         """Those that the records are of."""
-        used = {row["session"] for row in self.all_records}
-        return [session for session in self.sessions if session["session"] in used]
+        names = {row["session"] for row in self.all_records}
+        return [session for session in self.sessions if session["session"] in names]
 
     def origin(self, key: str) -> str:
         """Commits, or devices, of the sessions."""
@@ -78,8 +81,8 @@ class RunData:
     @property
     def subject(self) -> str:
         """Whose answers these are."""
-        warm = sorted({row["temperature"] for row in self.all_records})
-        temperatures = ", ".join(f"{value:g}" for value in warm)
+        values = sorted({row["temperature"] for row in self.all_records})
+        temperatures = ", ".join(f"{value:g}" for value in values)
         return f"{self.options['target']} in {self.options['dtype']}, temperature {temperatures}"
 
     @property
@@ -105,11 +108,11 @@ class RunData:
         for session in self.used_sessions:
             for package, version in session["versions"].items():
                 versions.setdefault(package, []).append(str(version))
-        for package, found in versions.items():
-            if len(set(found)) > 1:
+        for package, used in versions.items():
+            if len(set(used)) > 1:
                 doubts.append(
                     f"{package} was changed during this run, so its records were made by the "
-                    f"versions {' and '.join(dict.fromkeys(found))}"
+                    f"versions {' and '.join(dict.fromkeys(used))}"
                 )
         return doubts
 
@@ -119,7 +122,7 @@ class RunData:
         sessions: dict[int | str, set[str]] = {}
         for row in self.all_records:
             sessions.setdefault(row["question_id"], set()).add(row["session"])
-        mixed = sum(len(found) > 1 for found in sessions.values())
+        mixed = sum(len(names) > 1 for names in sessions.values())
         if mixed:
             doubts.append(
                 f"{mixed} of {len(sessions)} questions were answered in more than one session, so "
@@ -136,12 +139,12 @@ class RunData:
                 "the answers were made from a checkout with uncommitted changes, which is why its "
                 "commit ends in +"
             )
-        have = {a: len(rows) for a, rows in self.records.items() if a not in BY_TRANSFORMERS}
-        if len(set(have.values())) > 1:
-            counts = ", ".join(f"{arm} {count}" for arm, count in have.items())
+        counts = {a: len(rows) for a, rows in self.records.items() if a not in BY_TRANSFORMERS}
+        if len(set(counts.values())) > 1:
+            counted = ", ".join(f"{arm} {count}" for arm, count in counts.items())
             doubts.append(
                 "arms have different numbers of answers, and what is measured is over the "
-                f"questions that all have answered. The answers of each: {counts}"
+                f"questions that all have answered. The answers of each: {counted}"
             )
         return doubts
 
@@ -153,10 +156,12 @@ class RunData:
         for arm, rows in self.records.items():
             drafter = parse_arm(arm).drafter
             for row in rows if drafter and self.timed else []:
-                made = tuple(tuple(r["tokens"]) for r in rounds_of(row))
-                groups.setdefault((drafter, *answer_key(row), made), []).append(seconds(row))
+                work = tuple(tuple(r["tokens"]) for r in rounds_of(row))
+                groups.setdefault((drafter, *answer_key(row), work), []).append(seconds(row))
         return [
-            max(found) / min(found) - 1 for found in groups.values() if found[1:] and all(found)
+            max(times) / min(times) - 1
+            for times in groups.values()
+            if len(times) > 1 and all(times)
         ]
 
     @property
@@ -168,10 +173,10 @@ class RunData:
         """A sentence on same_work; "" where it is empty."""
         if not self.same_work:
             return ""
-        made = len(self.same_work)
-        count = "1 answer was made" if made == 1 else f"{made} answers were made"
+        count = len(self.same_work)
+        answers = "1 answer was made" if count == 1 else f"{count} answers were made"
         return (
-            f"{count} by several arms in the same rounds, token for token. There the slowest arm "
+            f"{answers} by several arms in the same rounds, token for token. There the slowest arm "
             f"took {100 * self.noise:.0f} % longer than the fastest in the median, and "
             f"{100 * max(self.same_work):.0f} % at most. This is the machine's noise: smaller "
             "differences in speed than the median say nothing"
