@@ -352,7 +352,7 @@ def test_notes_are_true_of_their_tables():
             cells = " ".join(cell_text(row[key], form) for row in rows for _, key, form in shown)
             assert ("In brackets" in note) == ("[" in cells), title
             assert ("In parentheses" in note) == ("] (" in cells), title
-            assert title != "Arms" or few == ("4 questions are too few to rank arms" in note)
+            assert title != "Arms" or few == ("fewer than 8 questions, here 4" in note)
             if any(label.endswith("- plain") for label, _, _ in shown):
                 all_pooled = title == "Equal speed"
                 assert ("All columns are pooled" in note) == all_pooled, title
@@ -471,6 +471,6 @@ def test_same_work_is_that_of_the_same_rounds():
     }
     run = RunData("", {}, [], records)
     assert run.same_work == [0.5] and run.noise == 0.5
-    assert "1 answer was made by several arms" in run.noise_note()
+    assert "by the same rounds, token for token: 1." in run.noise_note()
     assert "took 50 % longer than the fastest in the median" in run.noise_note()
     assert RunData("", {}, [], {"plain": records["plain"]}).noise == 0

@@ -11,7 +11,7 @@ from hand_records import HAND, made_run
 
 from eagle_fsd.evaluation import tables
 from eagle_fsd.evaluation.curves import GAIN, LEAST, LOSSES, crossing, equal_speed, lost_at
-from eagle_fsd.evaluation.metrics import METRICS, summarize, untimed
+from eagle_fsd.evaluation.metrics import METRICS, summarize
 
 INTERVAL = {"value": 0.25, "low": -0.5, "high": 1.0}
 FSD = "fsd:0.2"
@@ -41,7 +41,7 @@ def test_tables():
     cost, answers = (printed(summarize(HAND), name) for name in ("cost", "answers"))
     assert [row["arm"] for row in cost] == [*HAND] and cost[0]["fuzzy share"] == "-"
     assert cost[3]["log p/token - plain"] == "-0.200" and answers[0]["same as plain"] == "0.667"
-    speed = printed(summarize(untimed(made_run(8))), "speed")
+    speed = printed(summarize(made_run(8), timed=False), "speed")
     assert speed[3]["tokens/s over plain"] == speed[3]["s/answer"] == "-"
     text = tables.markdown_table([{"name": "a|b\nc"}], [("judge x|\ny", "name", "s")])
     assert text.splitlines()[::2] == ["| judge x\\| y   |", "| a\\|b c        |"]
@@ -80,7 +80,7 @@ def test_verdicts():
     score["vs_plain"] = None
     assert tables.verdict(row, score=score) == f"last_number 0.500, {fuzzy}"
     # bug held down: of plain, where nothing was timed, stood "nothing to compare with"
-    assert tables.verdict(summarize(untimed(HAND))[1]) == "3.3 tokens per answer"
+    assert tables.verdict(summarize(HAND, timed=False)[1]) == "3.3 tokens per answer"
 
 
 def test_a_speed_that_noise_explains_is_no_gain():

@@ -24,7 +24,6 @@ from eagle_fsd.config import BadInput
 from eagle_fsd.decoding.tree import Drafter
 from eagle_fsd.evaluation.answering import answer_prompt, turn_record
 from eagle_fsd.evaluation.questions import Question, check_same_questions, fastchat_answers, spread
-from eagle_fsd.evaluation.tables import arm_lines
 from eagle_fsd.evaluation.traces import TurnTrace
 from eagle_fsd.models.loaded import Model
 from eagle_fsd.runs.folder import Run
@@ -115,8 +114,8 @@ class Bench:
         untraced = self._untraced() if processes.is_main else []  # traces have one writer
         bar = tqdm(jobs, unit="answer", desc=self.name, disable=not processes.is_main)
         for question, arm, choice in bar:
-            first, *more = arm_lines(arm.text, BAR_WIDTH)
-            bar.set_postfix_str(f"{first}…" if more else first)
+            cut = len(arm.text) > BAR_WIDTH
+            bar.set_postfix_str(f"{arm.text[:BAR_WIDTH]}…" if cut else arm.text)
             traced = choice == 0 and (question, arm) in untraced
             record, trace = self._answered(question, arm, choice, budget=budget, traced=traced)
             self.run.add(arm.slug, record)

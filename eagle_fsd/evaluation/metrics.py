@@ -177,7 +177,8 @@ METRICS: dict[str, Metric] = {
     ),
     "repetition_minus_plain": Metric(
         "repetition - plain", "+.3f", ("answers",),
-        f"share of an answer's {record_numbers.GRAM}-grams that occurred before in it, less plain's",
+        f"share of an answer's {record_numbers.GRAM}-grams that occurred before in it, less "
+        "plain's",
         record_numbers.repeated, record_numbers.answers, difference, PLAIN, interval=False,
     ),
     "looping": Metric(
@@ -196,8 +197,11 @@ METRICS: dict[str, Metric] = {
 # fmt: on
 
 
-def summarize(records: Mapping[str, Sequence[Record]]) -> list[dict]:
+def summarize(records: Mapping[str, Sequence[Record]], *, timed: bool = True) -> list[dict]:
     """One row an arm, in the order of the records, which are by the arm's text.
+
+    Args:
+        timed: whether arms were timed side by side: else what is made of seconds is None.
 
     Returns:
         JSON-able rows: arm, rule, value (the rule's parameter), line (the arm without it), tree,
@@ -219,6 +223,8 @@ def summarize(records: Mapping[str, Sequence[Record]]) -> list[dict]:
         for key, metric in METRICS.items():
             theirs = shared.get(baselines.get(metric.baseline, metric.baseline), {})
             both = [question for question in mine if question in theirs]
+            if not timed and record_numbers.seconds in (metric.numerator, metric.denominator):
+                both = []
             parts = [rate_parts(key, [side[q] for q in both]) for side in (mine, theirs)]
             row[key] = metric.measure(*parts)
             if not metric.interval:
@@ -235,26 +241,17 @@ def summarize(records: Mapping[str, Sequence[Record]]) -> list[dict]:
     return rows
 
 
-def by_category(records: Mapping[str, Sequence[Record]]) -> list[dict]:
+def by_category(records: Mapping[str, Sequence[Record]], *, timed: bool = True) -> list[dict]:
     """summarize's rows of every category by itself, with its "category"."""
     parts: dict[str, dict[str, list[Record]]] = {}
     for arm, questions in shared_questions(records).items():
         for record in questions.values():
             parts.setdefault(record["category"], {}).setdefault(arm, []).append(record)
     return [
-        {"category": category} | row for category, part in parts.items() for row in summarize(part)
+        {"category": category} | row
+        for category, part in parts.items()
+        for row in summarize(part, timed=timed)
     ]
-
-
-def untimed(records: Mapping[str, Sequence[Record]]) -> dict[str, list[Record]]:
-    """The records of arms that were not timed side by side: seconds, and what is made of them, are
-    unknown."""
-    return {
-        arm: [
-            row | {"turns": [turn | {"seconds": math.nan} for turn in row["turns"]]} for row in rows
-        ]
-        for arm, rows in records.items()
-    }
 
 
 def shared_questions(records: Mapping[str, Sequence[Record]]) -> dict[str, Questions]:

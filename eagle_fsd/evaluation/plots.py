@@ -82,10 +82,6 @@ def caption(rows: Sequence[dict], *, across: str = GAIN) -> str:
             "the end that is nearest to exact. "
         )
     text.append(few_questions(drawn))
-    if up == LIKELIHOOD:
-        text.append(
-            "No arm is plain, so log-probabilities are drawn as they are, not against plain's. "
-        )
     lacking = [row["arm"] for row in rows if row not in drawn and row["rule"] != PLAIN]
     if lacking:
         text.append(f"Not drawn, because they lack one of the two numbers: {', '.join(lacking)}. ")
@@ -98,10 +94,9 @@ def few_questions(rows: Sequence[dict]) -> str:
     fewest = min(row["questions"] for row in ours or rows)
     if fewest >= LEAST_QUESTIONS:
         return ""
-    questions = "1 question is" if fewest == 1 else f"{fewest} questions are"
     return (
-        f"{questions} too few to rank arms: with fewer than {LEAST_QUESTIONS} no interval is "
-        "given. "
+        f"Arms cannot be ranked by fewer than {LEAST_QUESTIONS} questions, here {fewest}, and "
+        "no interval is given. "
     )
 
 

@@ -1,6 +1,5 @@
 """Rows of metrics as Markdown, as CSV, on a terminal and in a sentence; metrics.py makes them."""
 
-import re
 from collections.abc import Sequence
 
 import pandas as pd
@@ -94,29 +93,21 @@ def cell_text(value: str | float | Interval | None, form: str) -> str:
     return text if detectable is None else f"{text} ({detectable:{form.lstrip('+')}})"
 
 
-def arm_lines(arm: str, width: int) -> list[str]:
-    """An arm's text in lines of at most this width, cut between its fields, in front of an @, and
-    in a field that is longer behind a colon or an equals sign; a longer word stays whole."""
-    lines = [""]
-    for field in re.split("(?<=,)|(?=@)", arm):
-        for part in re.split("(?<=[:=])", field) if len(field) > width else [field]:
-            if lines[-1] and len(lines[-1] + part) > width:
-                lines.append("")
-            lines[-1] += part
-    return lines
-
-
 def terminal_table(rows: list[dict]) -> str:
     """The main columns without intervals, at most 100 wide."""
     shown = metric_columns("main")
-    table = [["arm", *(title for title, _, _ in shown)]]
-    for row in rows:
-        cells = [cell_text(row[key]["value"], form) for _, key, form in shown]
-        table.append(["\n".join(arm_lines(row["arm"], ARM_WIDTH)), *cells])
-    widths = [None, *(TITLE_WIDTH for _ in shown)]
-    sides = ["left", *("right" for _ in shown)]
-    how = {"tablefmt": "plain", "disable_numparse": True}
-    return tabulate(table, maxcolwidths=widths, colalign=sides, **how)
+    titles = ["arm", *(title for title, _, _ in shown)]
+    table = [
+        [row["arm"], *(cell_text(row[key]["value"], form) for _, key, form in shown)]
+        for row in rows
+    ]
+    return tabulate(
+        [titles, *table],
+        tablefmt="plain",
+        disable_numparse=True,
+        maxcolwidths=[ARM_WIDTH, *(TITLE_WIDTH for _ in shown)],
+        colalign=["left", *("right" for _ in shown)],
+    )
 
 
 def verdict(row: dict, noise: float = 0.0, *, score: dict | None = None) -> str:

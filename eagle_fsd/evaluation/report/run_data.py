@@ -6,7 +6,7 @@ from statistics import median
 
 from eagle_fsd.arms import BY_TRANSFORMERS, parse_arm
 from eagle_fsd.config import BadInput
-from eagle_fsd.evaluation.metrics import by_category, summarize, untimed
+from eagle_fsd.evaluation.metrics import by_category, summarize
 from eagle_fsd.evaluation.record_numbers import rounds_of, seconds
 from eagle_fsd.evaluation.tables import verdict
 from eagle_fsd.runs.folder import answer_key
@@ -40,17 +40,13 @@ class RunData:
     def rows(self) -> list[dict]:
         """Those of summarize; its BadInput names the run."""
         try:
-            return summarize(self._measured)
+            return summarize(self.records, timed=self.timed)
         except BadInput as error:
             raise BadInput(f"{self.name}: {error}") from error
 
     @cached_property
     def categories(self) -> list[dict]:
-        return by_category(self._measured)
-
-    @property
-    def _measured(self) -> dict[str, list[dict]]:
-        return self.records if self.timed else untimed(self.records)
+        return by_category(self.records, timed=self.timed)
 
     def verdict(self, row: dict) -> str:
         """A sentence on one of `rows`, behind the arm's row of the first score, which is the
@@ -173,11 +169,9 @@ class RunData:
         """A sentence on same_work; "" where it is empty."""
         if not self.same_work:
             return ""
-        count = len(self.same_work)
-        answers = "1 answer was made" if count == 1 else f"{count} answers were made"
         return (
-            f"{answers} by several arms in the same rounds, token for token. There the slowest arm "
-            f"took {100 * self.noise:.0f} % longer than the fastest in the median, and "
-            f"{100 * max(self.same_work):.0f} % at most. This is the machine's noise: smaller "
-            "differences in speed than the median say nothing"
+            "Number of answers that several arms made by the same rounds, token for token: "
+            f"{len(self.same_work)}. There the slowest arm took {100 * self.noise:.0f} % longer "
+            f"than the fastest in the median, and {100 * max(self.same_work):.0f} % at most. This "
+            "is the machine's noise: smaller differences in speed than the median say nothing"
         )
