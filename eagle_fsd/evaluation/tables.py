@@ -34,21 +34,6 @@ SCORES_NOTE = (
     "only plain, has right; McNemar p is the exact p of his test on these two counts. The score "
     "as_plain is the share of answers that come to what plain's comes to, right or wrong."
 )
-# how a judge rates pairs of answers
-PAIRWISE: tuple[Column, ...] = (
-    *columns(arm="s"),
-    ("wins", "win", ".2f"),
-    ("ties", "tie", ".2f"),
-    ("losses", "loss", ".2f"),
-    ("wins + ties / 2", "adjusted", ".2f"),
-    ("orders agree", "consistent", ".2f"),
-    *columns(questions="d", verdicts="d"),
-)
-PAIRWISE_NOTE = (
-    "Each arm is judged against the baseline, every pair of answers in both orders; a pair whose "
-    "two orders disagree counts as a tie. In brackets stand 95 % intervals over questions where "
-    "these are known: the arms differ where the interval of wins + ties / 2 leaves out 0.5."
-)
 ARM_WIDTH, TITLE_WIDTH = 20, 12  # of 100 on a terminal
 # metric -> its words in a verdict
 PHRASES = {

@@ -4,7 +4,7 @@ run.json                  options and sessions
 records/ARM.jsonl         the answers; everything measured is made from them (runs/folder.py)
 scores/table.json         optional: rows of what a task's scorers gave
 scores/ARM.jsonl          optional: what they gave to each answer, and its references
-judge/JUDGE/*.json        optional: rows of what judges gave
+judge/JUDGE/single.json   optional: rows of what judges gave
 traces/ARM.jsonl          optional: trees and sources of chosen answers
 """
 
@@ -37,8 +37,6 @@ TRACED = fields("same_as_record", "first", rounds=fields("nodes", "path", "emitt
 TRACE = fields("question_id", "arm", turns=TRACED)
 SCORED = fields("question_id", "scores")
 SCORE = fields("score", "arm", "questions", "mean", "vs_plain", "gained", "lost", "mcnemar_p")
-PAIRS = fields("arm", "judge", "baseline", "win", "tie", "loss", "adjusted", "consistent")
-PAIRS |= fields("questions", "verdicts")
 SESSION = fields("session", "commit", "device", "timed", "warnings", "versions")
 
 
@@ -56,11 +54,11 @@ def read_run(folder: Path) -> RunData:
     for number, session in enumerate(sessions):
         check_fields(session, SESSION, f"{folder / 'run.json'}, sessions {number}")
     warnings: list[str] = []
-    found = _read_arms(record_files(folder), RECORD, warnings)
-    if not found:
+    records = _read_arms(record_files(folder), RECORD, warnings)
+    if not records:
         raise BadInput(f"{folder} holds no records: let its command answer a question first")
     try:
-        arms = sorted(found, key=_place)
+        arms = sorted(records, key=_place)
     except BadInput as error:
         plugin = options.get("plugin")
         advice = "made by an older version? Run it again"
@@ -68,14 +66,13 @@ def read_run(folder: Path) -> RunData:
             advice = f"the run was made with --plugin {plugin}: name that file here too"
         raise BadInput(f"{folder}: {error}; {advice}") from error
     scores = []
-    for path in [*folder.glob("scores/table.json"), *sorted(folder.glob("judge/*/*.json"))]:
+    for path in [*folder.glob("scores/table.json"), *sorted(folder.glob("judge/*/single.json"))]:
         (rows,) = read_json(path, rows=list)
         for number, row in enumerate(rows):
-            check_fields(row, SCORE if "score" in row else PAIRS, f"{path}, rows {number}")
+            check_fields(row, SCORE, f"{path}, rows {number}")
         scores += [row for row in rows if row["arm"] in arms]
-    # by what a table groups by, in the order of the files: a scorer's own score comes first
-    kinds = list(dict.fromkeys(map(_kind, scores)))
-    scores.sort(key=lambda row: (kinds.index(_kind(row)), arms.index(row["arm"])))
+    names = list(dict.fromkeys(row["score"] for row in scores))  # a scorer's own comes first
+    scores.sort(key=lambda row: (names.index(row["score"]), arms.index(row["arm"])))
     scored = {}
     for arm in arms:
         path = folder / "scores" / f"{parse_arm(arm).slug}.jsonl"
@@ -86,9 +83,8 @@ def read_run(folder: Path) -> RunData:
         str(folder),
         options,
         sessions,
-        records={arm: found[arm] for arm in arms},
-        scores=[row for row in scores if "score" in row],
-        pairwise=[row for row in scores if "score" not in row],
+        records={arm: records[arm] for arm in arms},
+        scores=scores,
         scored=scored,
         traces=_read_arms(sorted(folder.glob("traces/*.jsonl")), TRACE, warnings),
         warnings=warnings,
@@ -109,10 +105,6 @@ def _read_arms(paths: list[Path], wanted: Fields, warnings: list[str]) -> dict[s
         if rows:
             arms.setdefault(arm, []).extend(rows)
     return arms
-
-
-def _kind(row: dict) -> tuple:
-    return tuple(row.get(key) for key in ("score", "judge", "baseline"))
 
 
 def _place(arm: str) -> tuple:

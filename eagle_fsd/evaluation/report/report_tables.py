@@ -26,7 +26,6 @@ POOLED = (
 # title of a table -> how to read it, but for what _note adds on intervals
 NOTES = {
     "Scores": tables.SCORES_NOTE,
-    "Pairwise": tables.PAIRWISE_NOTE,
     "Arms": POOLED,
     "Speed": "All columns are pooled: sums over all questions, divided by each other.",
     "Cost": POOLED,
@@ -39,7 +38,6 @@ NOTES = {
     "too: they are differences of pooled rates, and so not those of the table Arms. "
     f"An interval needs {LEAST} questions.",
 }
-EXPLAINED = ("Scores", "Pairwise")  # NOTES says all of their intervals
 
 
 def run_tables(run: RunData) -> dict[str, Table]:
@@ -52,7 +50,6 @@ def run_tables(run: RunData) -> dict[str, Table]:
     equal = [*columns(line="s"), gain, *columns(value=".3f"), *metric_columns("equal speed")]
     contents = {
         "Scores": (tables.SCORES, run.scores),
-        "Pairwise": ([*columns(judge="s", baseline="s"), *tables.PAIRWISE], run.pairwise),
         "Arms": (columns(arm="s") + metric_columns("main"), rows),
         "Speed": (columns(arm="s", questions="d") + metric_columns("speed"), rows),
         "Cost": (columns(arm="s") + metric_columns("cost"), rows),
@@ -69,7 +66,7 @@ def run_tables(run: RunData) -> dict[str, Table]:
 
 def _note(title: str, shown: Sequence[Column], rows: list[dict]) -> str:
     """How to read a table, in sentences that are true of what it holds."""
-    if title in EXPLAINED:
+    if title == "Scores":  # its note says all of its intervals
         return NOTES[title]
     text = [NOTES[title]]
     cells = [row[key] for row in rows for _, key, _ in shown if isinstance(row[key], dict)]

@@ -21,7 +21,6 @@ class RunData:
         name: the folder, as it was given.
         records, traces: by arm; baselines first, then by line and value.
         scores: rows of scorers and judges, see task_scores.compare_scores.
-        pairwise: rows of judges that compared pairs, see task_scores.pairwise_rows.
         scored: by arm and answer_key what scorers gave, {"scores", "reference"}.
         warnings: of the reading.
     """
@@ -31,7 +30,6 @@ class RunData:
     sessions: list[dict]  # its starts that had something to do
     records: dict[str, list[dict]]
     scores: list[dict] = field(default_factory=list)
-    pairwise: list[dict] = field(default_factory=list)
     scored: dict[str, dict[tuple, dict]] = field(default_factory=dict)
     traces: dict[str, list[dict]] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
@@ -85,12 +83,12 @@ class RunData:
     def target(self) -> str:
         """Its name, and what tells it from others of that name; not when its files were changed,
         since a copy on another machine is the same target."""
-        found = [
+        files = [
             (key, value)
             for key, value in self.options.items()
             if key.startswith("target/") and not key.endswith(CHANGED)
         ]
-        return f"{self.options['target']} ({digest(found)})"
+        return f"{self.options['target']} ({digest(files)})"
 
     def doubts_of_code(self) -> list[str]:
         """Whether several states of the library, or versions of packages, made the records."""
