@@ -14,6 +14,11 @@ class BadInput(ValueError):  # noqa: N818  (it is about what a user passed, and 
     """
 
 
+def one_line(error: Exception) -> str:
+    """What an error of others is and says, in one line, to be quoted in a BadInput."""
+    return " ".join(f"{type(error).__name__}: {error}".split())
+
+
 def check_known(what: str, name: str, known: Iterable[str]) -> None:
     """Refuse a name that is not among the known, by a BadInput that lists them."""
     if name not in known:

@@ -107,22 +107,14 @@ class DraftHead(nn.Module):
         return torch.stack([cos_1Td[0], sin_1Td[0]], dim=1)
 
 
-def _cos_and_sin(angle_T2d: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
-    """As transformers' layers take them, [1, T, d] each."""
-    return angle_T2d.to(dtype)[None].unbind(2)
-
-
-def _layer(config: HeadConfig, index: int) -> LlamaDecoderLayer:
+class _Layer(LlamaDecoderLayer):
     """A stock layer, with Qwen3's attention where q and k are normed."""
-    layer = LlamaDecoderLayer(config, index)
-    _choose_attention(layer, config, index)
-    return layer
 
-
-def _choose_attention(layer: LlamaDecoderLayer, config: HeadConfig, index: int) -> None:
-    if config.qk_norm:
-        layer.self_attn = Qwen3Attention(config, index)
-    layer.self_attn.o_proj.bias = None  # qkv_bias is of q, k and v, and none of o
+    def __init__(self, config: HeadConfig, index: int):
+        super().__init__(config, index)
+        if config.qk_norm:
+            self.self_attn = Qwen3Attention(config, index)
+        self.self_attn.o_proj.bias = None  # qkv_bias is of q, k and v, and none of o
 
 
 class EagleHead(DraftHead):
@@ -131,13 +123,13 @@ class EagleHead(DraftHead):
     def __init__(self, config: HeadConfig):
         super().__init__(config)
         self.fc = nn.Linear(2 * config.hidden_size, config.hidden_size, bias=config.bias)
-        self.layers = nn.ModuleList(_layer(config, i) for i in range(config.num_hidden_layers))
+        self.layers = nn.ModuleList(_Layer(config, i) for i in range(config.num_hidden_layers))
         # the feature is already normed; upstream's first layer has no input norm
         self.layers[0].input_layernorm = nn.Identity()
 
     def forward(self, hidden_BTD, embedding_BTD, angle_T2d, *, cache=None, mask=None):
         hidden_BTD = self.fc(torch.cat([embedding_BTD, hidden_BTD], dim=-1))
-        positions = _cos_and_sin(angle_T2d, hidden_BTD.dtype)
+        positions = angle_T2d.to(hidden_BTD.dtype)[None].unbind(2)
         return _run(self.layers, hidden_BTD, positions, cache, mask)
 
 
@@ -157,8 +149,8 @@ class Eagle3Head(DraftHead):
         if config.use_aux_hidden_state:
             self.fc = nn.Linear(F, D, bias=False)
         self.midlayer = _Eagle3Layer(config)
-        further = range(1, config.num_hidden_layers)
-        self.layers = nn.ModuleDict({str(i): _layer(config, i) for i in further})
+        further = {str(i): _Layer(config, i) for i in range(1, config.num_hidden_layers)}
+        self.layers = nn.ModuleDict(further)
         self.norm = LlamaRMSNorm(D, eps)
         if config.own_lm_head:
             self.lm_head = nn.Linear(D, R or config.vocab_size, bias=False)
@@ -178,19 +170,14 @@ class Eagle3Head(DraftHead):
         return hidden_BTD if self.config.norm_output else self.norm(hidden_BTD)
 
     def forward(self, hidden_BTD, embedding_BTD, angle_T2d, *, cache=None, mask=None):
-        positions = _cos_and_sin(angle_T2d, hidden_BTD.dtype)
+        positions = angle_T2d.to(hidden_BTD.dtype)[None].unbind(2)
         hidden_BTD = self.midlayer(hidden_BTD, embedding_BTD, positions, cache=cache, mask=mask)
         hidden_BTD = _run(self.layers.values(), hidden_BTD, positions, cache, mask)
         return self.norm(hidden_BTD) if self.config.norm_output else hidden_BTD
 
 
-def _run(
-    layers: Iterable[LlamaDecoderLayer],
-    hidden_BTD: torch.Tensor,
-    positions: tuple[torch.Tensor, ...],
-    cache: Cache | None,
-    mask: torch.Tensor | None,
-) -> torch.Tensor:
+def _run(layers: Iterable[_Layer], hidden_BTD, positions, cache, mask) -> torch.Tensor:
+    """Stock layers one after the other; `positions` are cosines and sines, [1, T, d] each."""
     for layer in layers:
         hidden_BTD = layer(
             hidden_BTD,
@@ -202,12 +189,11 @@ def _run(
     return hidden_BTD
 
 
-class _Eagle3Layer(LlamaDecoderLayer):
-    """A Llama layer whose attention reads the embedding beside the hidden state."""
+class _Eagle3Layer(_Layer):
+    """A layer whose attention reads the embedding beside the hidden state."""
 
     def __init__(self, config: HeadConfig):
         super().__init__(config, 0)
-        _choose_attention(self, config, 0)
         D = config.hidden_size
         self.norm_before_residual = config.norm_before_residual
         self.hidden_norm = LlamaRMSNorm(D, config.rms_norm_eps)

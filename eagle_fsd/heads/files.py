@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save
 from transformers import PretrainedConfig
 from transformers.utils import CONFIG_NAME, SAFE_WEIGHTS_NAME, WEIGHTS_NAME
 
-from eagle_fsd.config import BadInput
+from eagle_fsd.config import BadInput, one_line
 from eagle_fsd.heads.draft_head import DraftHead, build_head
 from eagle_fsd.heads.head_config import HeadConfig
 from eagle_fsd.heads.layouts import read_config, renamed, to_json
@@ -28,6 +28,7 @@ WEIGHT_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 UNREADABLE = (SafetensorError, pickle.UnpicklingError, struct.error, StrictDataclassError)
 UNREADABLE += (ArithmeticError, AssertionError, AttributeError, EOFError, LookupError, OSError)
 UNREADABLE += (RuntimeError, TypeError, ValueError)
+Shapes = dict[str, tuple[int, ...]]  # by a tensor's name
 
 
 def head_folder(name: str | Path) -> Path:
@@ -53,7 +54,7 @@ class StoredHead:
     Attributes:
         layout, notes: see layouts.read_config.
         tensors: every one of the file but those that change nothing, under our names.
-        faults: what is wrong with them, tensor by tensor.
+        faults: what is wrong with them, a tensor each.
     """
 
     folder: Path
@@ -78,12 +79,12 @@ def read_head(
         The head; its layout and what was assumed, a sentence each.
 
     Raises:
-        BadInput: names the file that is broken, the setting that cannot run here, or the tensors
-            that are missing, unexpected, misshapen or not finite.
+        BadInput: names the file that is broken, the setting that cannot run here, or the first
+            tensors that are missing, unexpected, misshapen or not finite.
     """
     stored = stored_head(name, target_config, feature_layers=feature_layers)
     if stored.faults:
-        faults = "; ".join(stored.faults)
+        faults = first_faults(stored.faults)
         raise BadInput(f"the draft head in {stored.folder} does not fit: {faults}")
     head = build_head(stored.config).eval()
     head.load_state_dict(stored.tensors, assign=True)
@@ -103,14 +104,15 @@ def stored_head(
     Args:
         feature_layers: which hidden states it reads, as we count them, whatever its config says.
     """
+    # 1. The config: its layout, and the head that it describes.
     folder = head_folder(name)
     path = folder / CONFIG_NAME
     try:
         values = json.loads(path.read_text())
         if feature_layers:
             values = values | {"feature_layers": list(feature_layers)}
-        layers = getattr(target_config, "num_hidden_layers", 0)
-        layout, config, notes = read_config(values, layers)
+        target_layers = getattr(target_config, "num_hidden_layers", 0)
+        layout, config, notes = read_config(values, target_layers)
         if feature_layers and not config.eagle3:
             raise BadInput(
                 "a head of EAGLE-1/2 reads the last hidden state: name no feature layers"
@@ -121,8 +123,8 @@ def stored_head(
     except BadInput as error:
         raise BadInput(f"{path}: {error}") from error
     except UNREADABLE as error:
-        reason = " ".join(f"{type(error).__name__}: {error}".split())
-        raise BadInput(f"{path} is no draft head's config ({reason})") from error
+        raise BadInput(f"{path} is no draft head's config ({one_line(error)})") from error
+    # 2. The tensors under our names; two settings show in these alone.
     tensors = _read_weights(folder)
     try:
         names = renamed(tensors, layout, config.head_type)
@@ -135,13 +137,20 @@ def stored_head(
         own_lm_head=config.own_lm_head or "lm_head.weight" in tensors,
     )
     wanted = _shapes(config)
+    # 3. What such a head has not and what changes nothing is left out: the target's own tables, a
+    #    mask that d2t implies, a d2t that leads nowhere, biases of a layout with all or none.
+    for key in tensors.keys() - wanted.keys():
+        idle = key.startswith(("embed_tokens.", "verifier_")) or key == "t2d"
+        idle |= key == "lm_head.weight" and layout == "speculators"
+        if idle or (key.endswith(("d2t", ".bias")) and not tensors[key].any()):
+            del tensors[key]
+    # 4. ModelOpt writes no t2d, which tells the tokens that d2t leads to.
     d2t = tensors.get("d2t", torch.empty(0))
     if "t2d" in wanted.keys() - tensors.keys() and d2t.shape == wanted["d2t"]:
-        tensors["t2d"] = _marked(d2t, config.vocab_size)  # ModelOpt writes none
-    tensors = {k: t for k, t in tensors.items() if k in wanted or not _is_idle(k, t, layout)}
-    faults = _misfits(wanted, tensors, config)
-    faults += [fault for key, tensor in tensors.items() for fault in _faults(key, tensor)]
-    faults = faults or _d2t_faults(config, tensors)
+        token_R = (d2t.long() + torch.arange(len(d2t))).clamp(0, config.vocab_size - 1)
+        marked_V = torch.zeros(config.vocab_size, dtype=torch.bool)
+        tensors["t2d"] = marked_V.index_fill(0, token_R, True)
+    faults = _faults(config, wanted, tensors)
     return StoredHead(folder, layout, config, notes, tensors, faults)
 
 
@@ -154,76 +163,62 @@ def write_head(folder: str | Path, head: DraftHead, *, reader: str = "") -> None
     write_json(Path(folder) / CONFIG_NAME, to_json(head.config, reader))
 
 
-def _is_idle(key: str, tensor: torch.Tensor, layout: str) -> bool:
-    """Whether a tensor that such a head has not changes nothing."""
-    if key.startswith(("embed_tokens.", "verifier_")) or key == "t2d":
-        return True  # the target's own, and a mask that d2t implies
-    if key == "lm_head.weight":
-        return layout == "speculators"  # the target's own, too
-    # a d2t that leads nowhere; biases of a layout that has all of them or none
-    return key.endswith(("d2t", ".bias")) and not tensor.any()
+def first_faults(faults: list[str]) -> str:
+    """Up to three of them, and how many there are further."""
+    more = [f"{len(faults) - 3} further faults"] if len(faults) > 3 else []
+    return "; ".join(faults[:3] + more)
 
 
-def _shapes(config: HeadConfig) -> dict[str, torch.Size]:
-    """Of every tensor that such a head has; nothing is allocated."""
-    with torch.device("meta"):
-        return {key: tensor.shape for key, tensor in build_head(config).state_dict().items()}
-
-
-def _misfits(
-    wanted: dict[str, torch.Size], tensors: dict[str, torch.Tensor], config: HeadConfig
-) -> list[str]:
-    """Tensors that are missing, unexpected or of another shape."""
-    found = []
-    numbers = [key.split(".")[1] for key in tensors if key.startswith("layers.")]
-    stored = 1 + max((int(number) for number in numbers if number.isdecimal()), default=0)
-    if stored != config.num_hidden_layers:
-        found.append(
-            f"config.json says num_hidden_layers {config.num_hidden_layers}, the weights are of "
-            f"{stored}: set it to what the head was trained with"
-        )
-    for word, keys in (
-        ("missing", wanted.keys() - tensors.keys()),
-        ("unexpected", tensors.keys() - wanted.keys()),
-    ):
-        found += [f"{word} " + ", ".join(f'"{key}"' for key in sorted(keys))] if keys else []
-    for key in sorted(wanted.keys() & tensors.keys()):
-        shape, own = tuple(wanted[key]), tuple(tensors[key].shape)
+def shape_faults(wanted: Shapes, stored: Shapes) -> list[str]:
+    """Which tensors are missing, unexpected or of another shape, a sentence each."""
+    faults = [f'missing "{key}"' for key in sorted(wanted.keys() - stored.keys())]
+    faults += [f'unexpected "{key}"' for key in sorted(stored.keys() - wanted.keys())]
+    for key in sorted(wanted.keys() & stored.keys()):
+        shape, own = wanted[key], stored[key]
         if own != shape:
             turned = ", transposed" if own == shape[::-1] else ""
-            found.append(f"the shape for {key}: is {own}{turned}, must be {shape}")
-    return found
+            faults.append(f"the shape for {key}: is {own}{turned}, must be {shape}")
+    return faults
 
 
-def _marked(offset_R: torch.Tensor, vocab_size: int) -> torch.Tensor:
-    """Whether a token can be drafted, bool [V]; where d2t leads there."""
-    marked_V = torch.zeros(vocab_size, dtype=torch.bool)
-    token_R = offset_R.long() + torch.arange(len(offset_R))
-    marked_V[token_R[(token_R >= 0) & (token_R < vocab_size)]] = True
-    return marked_V
-
-
-def _d2t_faults(config: HeadConfig, tensors: dict[str, torch.Tensor]) -> list[str]:
-    if "d2t" not in tensors:
-        return []
-    offset_R, V = tensors["d2t"], config.vocab_size
-    token_R = offset_R + torch.arange(len(offset_R))
-    first, last = token_R.min().item(), token_R.max().item()
-    if 0 <= first and last < V and (token_R.diff() > 0).all():
-        return []
-    return [f"d2t leads to {first}..{last}, not to ascending tokens of 0..{V - 1}"]
-
-
-def _faults(key: str, tensor: torch.Tensor) -> list[str]:
-    """Numbers of another kind, or not finite."""
-    index = key in ("d2t", "t2d")
-    if tensor.is_floating_point() if index else tensor.dtype not in WEIGHT_DTYPES:
-        return [f"{key} has dtype {tensor.dtype}"]
+def number_faults(key: str, tensor: torch.Tensor) -> list[str]:
+    """How many numbers of a tensor are not finite, a sentence if there are any."""
     # a NaN passes through minimum and maximum, which are found far faster than isfinite of all
-    if index or not tensor.numel() or torch.stack(tensor.aminmax()).isfinite().all():
+    if not tensor.numel() or torch.stack(tensor.aminmax()).isfinite().all():
         return []
     strange = (~tensor.isfinite()).sum().item()
     return [f"{key} is NaN or infinite at {strange:,} of {tensor.numel():,} places"]
+
+
+def _shapes(config: HeadConfig) -> Shapes:
+    """Of every tensor that such a head has; nothing is allocated."""
+    with torch.device("meta"):
+        return {key: tuple(t.shape) for key, t in build_head(config).state_dict().items()}
+
+
+def _faults(config: HeadConfig, wanted: Shapes, tensors: dict[str, torch.Tensor]) -> list[str]:
+    """What is wrong with the tensors of a file, a sentence each."""
+    faults = []
+    numbers = [key.split(".")[1] for key in tensors if key.startswith("layers.")]
+    layers = 1 + max((int(number) for number in numbers if number.isdecimal()), default=0)
+    if layers != config.num_hidden_layers:
+        faults.append(
+            f"config.json says num_hidden_layers {config.num_hidden_layers}, the weights are of "
+            f"{layers}: set it to what the head was trained with"
+        )
+    faults += shape_faults(wanted, {key: tuple(tensor.shape) for key, tensor in tensors.items()})
+    for key in sorted(wanted.keys() & tensors.keys()):
+        dtype, index = tensors[key].dtype, key in ("d2t", "t2d")
+        if dtype.is_floating_point if index else dtype not in WEIGHT_DTYPES:
+            faults.append(f"{key} has dtype {dtype}")
+        elif not index:
+            faults += number_faults(key, tensors[key])
+    if not faults and "d2t" in tensors:
+        token_R, V = tensors["d2t"] + torch.arange(len(tensors["d2t"])), config.vocab_size
+        first, last = token_R.min().item(), token_R.max().item()
+        if first < 0 or last >= V or (token_R.diff() <= 0).any():
+            faults.append(f"d2t leads to {first}..{last}, not to ascending tokens of 0..{V - 1}")
+    return faults
 
 
 def _read_weights(folder: Path) -> dict[str, torch.Tensor]:
@@ -240,9 +235,8 @@ def _read_weights(folder: Path) -> dict[str, torch.Tensor]:
         raise TypeError("it must map names to tensors")
     except UNREADABLE as error:
         hint = ""
-        if path.suffix == ".bin":  # torch's own advice would be to run the pickle's code
+        if path is pickled:  # torch's own advice would be to run the pickle's code
             hint = ", or a pickle of more than tensors, which could run code and is never loaded"
-        kind = type(error).__name__
         raise BadInput(
-            f"cannot read {path}: it is absent, cut off or broken{hint} ({kind})"
+            f"cannot read {path}: it is absent, cut off or broken{hint} ({type(error).__name__})"
         ) from error

@@ -1,7 +1,5 @@
 """The shape of a draft head: of a new one for a target, or of a stored one (read in layouts.py)."""
 
-from collections.abc import Sequence
-
 from huggingface_hub.dataclasses import strict
 from transformers import LlamaConfig, PretrainedConfig
 
@@ -107,23 +105,23 @@ class HeadConfig(LlamaConfig):
 
     def misfits(self, target_config: PretrainedConfig) -> list[str]:
         """Why the head is not one for this target, a sentence each."""
-        found = []
+        misfits = []
         for key, own in (("hidden_size", self.feature_size), ("vocab_size", self.vocab_size)):
             if own != (wanted := getattr(target_config, key)):
-                found.append(f"a head for another target: its {key} is {own}, not {wanted}")
+                misfits.append(f"a head for another target: its {key} is {own}, not {wanted}")
         n = target_config.num_hidden_layers
         layers = self.fused_layers(n)
         if any(not 0 <= layer <= n for layer in layers):
-            found.append(
+            misfits.append(
                 f"the head fuses hidden states {layers}; of a target with {n} layers it can be "
                 f"0..{n}"
             )
         if not self.own_lm_head and self.target_hidden_size:
-            found.append(
+            misfits.append(
                 f"the head has no lm_head, and the target's reads {self.feature_size} channels, not"
                 f" the {self.hidden_size} of the head"
             )
-        return found
+        return misfits
 
 
 def head_shape(
@@ -139,7 +137,7 @@ def head_shape(
     Raises:
         BadInput: a target without a hidden size or a vocabulary, or with fewer tokens.
     """
-    D, vocab_size = (_size(target_config, name) for name in ("hidden_size", "vocab_size"))
+    D, vocab_size = (_stated(target_config, name) for name in ("hidden_size", "vocab_size"))
     if not D or not vocab_size:
         raise BadInput(
             f"no head can be shaped for {target_config.model_type!r}: its config has no hidden_size"
@@ -149,45 +147,39 @@ def head_shape(
         raise BadInput(
             f"draft_vocab {draft_vocab} must be less than the target's {vocab_size} tokens"
         )
-    eagle3 = head_type == "eagle3"
-    heads, size = _size(target_config, "num_attention_heads"), _size(target_config, "head_dim")
+    heads, size = _stated(target_config, "num_attention_heads"), _stated(target_config, "head_dim")
     if not heads or D % (2 * heads):  # rotary positions turn pairs of channels
         heads = next((n for n in range(D // 64, 1, -1) if D % (2 * n) == 0), 1)
         size = None
-    groups = _size(target_config, "num_key_value_heads") or heads
+    groups = _stated(target_config, "num_key_value_heads") or heads
     optional = {
-        "rms_norm_eps": _first(target_config, EPSILONS),
-        "max_position_embeddings": _size(target_config, "max_position_embeddings"),
-        "hidden_act": _first(target_config, ("hidden_act", "hidden_activation")),
+        "rms_norm_eps": _stated(target_config, *EPSILONS),
+        "max_position_embeddings": _stated(target_config, "max_position_embeddings"),
+        "hidden_act": _stated(target_config, "hidden_act", "hidden_activation"),
         # models with a base per layer type (Gemma 3) get the head's default
         "rope_theta": (getattr(target_config, "rope_parameters", None) or {}).get("rope_theta"),
     }
     return HeadConfig(
         hidden_size=D,
         vocab_size=vocab_size,
-        intermediate_size=_size(target_config, *INNER_SIZES) or 4 * D,
+        intermediate_size=_stated(target_config, *INNER_SIZES) or 4 * D,
         num_attention_heads=heads,
         num_key_value_heads=groups if heads % groups == 0 else heads,
         qkv_bias=target_config.model_type.startswith("qwen2"),
         head_type=head_type,
-        head_dim=size if eagle3 else None,
+        head_dim=size if head_type == "eagle3" else None,
         draft_vocab_size=draft_vocab or None,
         **{name: value for name, value in optional.items() if value},
     )
 
 
-def _first(config: PretrainedConfig, names: Sequence[str]) -> object:
-    """The first of these that a config has; None if it has none, or one for each layer."""
+def _stated(config: PretrainedConfig, *names: str) -> int | float | str | None:
+    """The first of these that a config has; None if it has none, or another for each layer."""
     for name in names:
         try:
-            if (value := getattr(config, name, None)) is not None:
-                return value
+            value = getattr(config, name, None)
         except RuntimeError:  # Gemma 4, of what differs by layer
             continue
+        if isinstance(value, (int, float, str)):
+            return value
     return None
-
-
-def _size(config: PretrainedConfig, *names: str) -> int | None:
-    """The same of whole numbers; a list, one for each layer, is none."""
-    value = _first(config, names)
-    return value if isinstance(value, int) else None

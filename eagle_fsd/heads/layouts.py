@@ -15,7 +15,6 @@ enters layer i; speculators and vLLM count alike. SpecForge's and ModelOpt's i i
 i, our i + 1. Without ids all mean 2, n // 2 and n - 3.
 """
 
-import re
 from collections.abc import Iterable
 
 from transformers import PretrainedConfig
@@ -37,11 +36,9 @@ NESTED = {
 # what TensorRT-LLM's head has besides
 UNSUPPORTED = ("input_norm", "layernorms", "mlp_bias", "parallel_drafting", "kv_lora_rank")
 UNSUPPORTED += ("eh_proj_before_attn", "use_mtp_layernorm")
-# what a name begins with in a file -> what upstream's does, by layout and kind of head; every
-# layout of EAGLE-3 has the further names (SGLang's llama_eagle3.py has the norms' older ones)
-RENAMES = {
-    ("speculators", "eagle"): {"fusion_fc.": "fc.", "transformer.": "layers.0."},
-}
+# what a name begins with in a file -> what upstream's does: of speculators' EAGLE-1/2, and of every
+# layout of EAGLE-3 (SGLang's llama_eagle3.py has the norms' older names)
+RENAMES = {"fusion_fc.": "fc.", "transformer.": "layers.0."}
 RENAMES3 = {"model.": "", "layers.0.": "midlayer."}
 RENAMES3 |= {f"aux_norm_{name}.": f"fc_norm.{i}." for i, name in enumerate(("low", "mid", "high"))}
 VLLM_CLASS = "EagleFsdLlamaForCausalLM"  # plugins/vllm registers it
@@ -52,8 +49,9 @@ OPTIONAL += ("norm_output", "own_embedding", "own_lm_head")
 
 def renamed(keys: Iterable[str], layout: str, head_type: str) -> dict[str, str]:
     """Upstream's names of a file's weights, by the file's. BadInput: two of them are one weight."""
-    table = RENAMES.get((layout, head_type), RENAMES3 if head_type == "eagle3" else {})
-    names = {}
+    eagle3 = head_type == "eagle3"
+    table = RENAMES3 if eagle3 else RENAMES if layout == "speculators" else {}
+    names: dict[str, str] = {}
     for key in sorted(keys):
         name = key.replace(".feed_forward.", ".mlp.")  # as Llama 4 calls it
         if ".mlp.experts." in name:
@@ -61,8 +59,7 @@ def renamed(keys: Iterable[str], layout: str, head_type: str) -> dict[str, str]:
         for theirs, ours in table.items():
             if name.startswith(theirs):
                 name = ours + name.removeprefix(theirs)
-        further = re.match(r"layers\.([1-9]\d*)\.hidden_norm\.", name)
-        if head_type == "eagle3" and further:  # as TensorRT-LLM and SGLang call it there
+        if eagle3 and name.startswith("layers."):  # TensorRT-LLM's and SGLang's name there
             name = name.replace(".hidden_norm.", ".input_layernorm.")
         if name in names.values():
             other = next(k for k, v in names.items() if v == name)
@@ -79,8 +76,19 @@ def read_config(values: dict, target_layers: int = 0) -> tuple[str, HeadConfig, 
         target_layers: of the target, where it is known: it tells some ways to count layers apart.
     """
     own = "head_type" in values
+    # 1. The layout and the kind of head; speculators' nested config as one of upstream's.
     if "transformer_layer_config" in values:
-        layout, values = "speculators", _flat(values)
+        layout, layer = "speculators", values["transformer_layer_config"]
+        values = layer | values | {"head_type": values["speculators_model_type"]}
+        if values["head_type"] == "eagle":
+            values |= {"bias": bool(values.get("fusion_bias")), "num_hidden_layers": 1}
+        elif isinstance(values.get("norm_before_residual"), bool):
+            values |= {"qk_norm": layer.get("model_type") == "qwen3"}
+        else:
+            raise BadInput(
+                "no norm_before_residual: speculators takes false for it, vLLM true; write into it "
+                "what the head was trained with"
+            )
     else:
         eagle3 = "eagle3" in str(values.get("architectures")).lower()
         layout = "specforge" if eagle3 and not own else "upstream"
@@ -88,92 +96,68 @@ def read_config(values: dict, target_layers: int = 0) -> tuple[str, HeadConfig, 
         eagle3 |= "draft_vocab_size" in values
         values = {"head_type": "eagle3" if eagle3 else "eagle"} | values
     nested = values.get("eagle_config") or {}
-    values = values | {NESTED[k]: nested[k] for k in NESTED if nested.get(k) is not None}
-    _check_supported(values | nested)
-    ids, notes = _fused_layers(values, nested, layout, target_layers)
-    values = values | {"feature_layers": ids}
+    values = values | {NESTED[key]: nested[key] for key in NESTED if nested.get(key) is not None}
+    # 2. What cannot run here.
+    said = values | nested
+    unsupported = [f"{key} {said[key]}" for key in UNSUPPORTED if said.get(key)]
+    if (said.get("parallel_draft_step") or 1) > 1:
+        unsupported.append(f"parallel_draft_step {said['parallel_draft_step']}")
+    if "sliding_attention" in (said.get("layer_types") or ()):
+        unsupported.append("sliding_attention in layer_types")
+    if unsupported:
+        raise BadInput(f"{' and '.join(unsupported)} is not supported")
+    # 3. Which hidden states are fused; and what else EAGLE-3's publishers say in other words.
+    values["feature_layers"], notes = _fused_layers(values, nested, layout, target_layers)
     if values["head_type"] == "eagle3":
-        values, more = _in_our_words(values, layout, own)
-        notes += more
-    known = {key: values[key] for key in FIELDS & values.keys() if values[key] is not None}
-    return layout, HeadConfig(**known), notes
-
-
-def _check_supported(values: dict) -> None:
-    for key in UNSUPPORTED:
-        if values.get(key):
-            raise BadInput(f"{key} {values[key]} is not supported")
-    if (values.get("parallel_draft_step") or 1) > 1:
-        raise BadInput(f"parallel_draft_step {values['parallel_draft_step']} is not supported")
-    if "sliding_attention" in (values.get("layer_types") or ()):
-        raise BadInput("layer_types with sliding_attention are not supported")
+        # without a draft vocabulary it may read the target's lm_head (sglang pull request 9739)
+        values.setdefault("own_lm_head", values.get("draft_vocab_size") is not None)
+        if values.get("use_aux_norm"):  # SGLang's older name
+            values["fc_norm"] = True
+        if values.get("embed_requires_grad"):
+            values["own_embedding"] = True
+        if values.get("model_type") == "llama4_text":  # whose intermediate_size is an expert's
+            values["intermediate_size"] = values["intermediate_size_mlp"]
+        layers = values.get("num_hidden_layers") or 1
+        if layout == "upstream" and not own and layers != 1:
+            notes.append(
+                f"num_hidden_layers {layers}: upstream's cnets.py has one layer all the same"
+            )
+            values["num_hidden_layers"] = 1
+        if layout == "specforge" and values.get("norm_output") is not None:
+            notes.append(
+                f"norm_output {values['norm_output']}: read as SGLang and vLLM do; SpecForge before"
+                " its pull request 879 (September 2026) meant the norm before the lm_head by it"
+            )
+    fields = {key: values[key] for key in FIELDS & values.keys() if values[key] is not None}
+    return layout, HeadConfig(**fields), notes
 
 
 def _fused_layers(
     values: dict, nested: dict, layout: str, target_layers: int
 ) -> tuple[list[int] | None, list[str]]:
     """Which hidden states a config.json names, as we count; and how that was decided, if it was."""
-    if given := values.get("feature_layers"):
-        return given, []
-    own, left = values.get(FUSED_IDS), nested.get(FUSED_IDS)
-    if own:
-        note = f"fused layers {own}: counted as vLLM does, by what enters a layer"
-        if own[0] == 1:
-            shifted = [i + 1 for i in own]
+    if values.get("feature_layers"):
+        return values["feature_layers"], []
+    if ids := values.get(FUSED_IDS):
+        note = f"fused layers {ids}: counted as vLLM does, by what enters a layer"
+        if ids[0] == 1:
+            shifted = [i + 1 for i in ids]
             note += f"; copied unconverted from SpecForge or ModelOpt they would mean {shifted}"
-        return own, [] if layout == "upstream" else [note]
-    if not left:
+        return ids, [] if layout == "upstream" else [note]
+    if not (ids := nested.get(FUSED_IDS)):
         return None, []
-    if max(left) == target_layers:  # nvidia/gpt-oss-120b-Eagle3-v3
+    shifted = [i + 1 for i in ids]
+    if max(ids) == target_layers:  # nvidia/gpt-oss-120b-Eagle3-v3
         note = f"of {target_layers} layers none has number {target_layers}, so hidden states"
-        return left, [f"fused layers {left}: {note} {left} are meant"]
-    if left[0] == 2:
+        return ids, [f"fused layers {ids}: {note} {ids} are meant"]
+    if ids[0] == 2:
         note = "by what enters a layer (sglang pull request 25454): hidden states"
-        return left, [f"fused layers {left}: counted {note} {left}"]
-    ids = [i + 1 for i in left]
-    if left[0] == 1:
+        return ids, [f"fused layers {ids}: counted {note} {ids}"]
+    if ids[0] == 1:
         note = "by what leaves a layer, as SpecForge and ModelOpt do: hidden states"
-        return ids, [f"fused layers {left}: counted {note} {ids}"]
+        return shifted, [f"fused layers {ids}: counted {note} {shifted}"]
     note = "are meant; if not, convert the head with --feature_layers"
-    return ids, [f"fused layers {left}: assumed that hidden states {ids} {note}"]
-
-
-def _in_our_words(values: dict, layout: str, own: bool) -> tuple[dict, list[str]]:
-    """What an EAGLE-3 head's config says in other words; and what was assumed, a sentence each."""
-    notes = []
-    # without a draft vocabulary it may read the target's lm_head (sglang pull request 9739)
-    values = {"own_lm_head": values.get("draft_vocab_size") is not None} | values
-    if values.get("use_aux_norm"):  # SGLang's older name
-        values = values | {"fc_norm": True}
-    if values.get("embed_requires_grad"):
-        values = values | {"own_embedding": True}
-    if values.get("model_type") == "llama4_text":  # whose intermediate_size is an expert's
-        values = values | {"intermediate_size": values["intermediate_size_mlp"]}
-    count = values.get("num_hidden_layers") or 1
-    if layout == "upstream" and not own and count != 1:
-        notes.append(f"num_hidden_layers {count}: upstream's cnets.py has one layer all the same")
-        values = values | {"num_hidden_layers": 1}
-    if layout == "specforge" and values.get("norm_output") is not None:
-        notes.append(
-            f"norm_output {values['norm_output']}: read as SGLang and vLLM do; SpecForge before its"
-            " pull request 879 (September 2026) meant the norm before the lm_head by it"
-        )
-    return values, notes
-
-
-def _flat(values: dict) -> dict:
-    """speculators' config as one of upstream's."""
-    kind = values["speculators_model_type"]
-    layer = values["transformer_layer_config"]
-    flat = layer | values | {"head_type": kind}
-    if kind == "eagle":
-        return flat | {"bias": bool(values.get("fusion_bias")), "num_hidden_layers": 1}
-    if isinstance(values.get("norm_before_residual"), bool):
-        return flat | {"qk_norm": layer.get("model_type") == "qwen3"}
-    raise BadInput(
-        "no norm_before_residual: speculators takes false for it, vLLM true; write into it what "
-        "the head was trained with"
-    )
+    return shifted, [f"fused layers {ids}: assumed that hidden states {shifted} {note}"]
 
 
 def to_json(config: HeadConfig, reader: str = "") -> dict:
