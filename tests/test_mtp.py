@@ -293,11 +293,17 @@ EMBEDDING = "model.layers.3.embed_tokens.weight"
 BIAS = "model.layers.3.self_attn.q_proj.bias"
 # what is done to a checkpoint of glm4_moe, and what is then told of it
 FAULTS = {
-    "missing": (lambda t: {k: t[k] for k in t if k != EXPERT}, f"{EXPERT} is missing"),
-    "a shape": (replaced(PROJ, lambda t: t.T.contiguous()), f"{PROJ} is (80, 40) and not (40, 80)"),
-    "more": (lambda tensors: tensors | {BIAS: torch.zeros(56)}, f"{BIAS} is unexpected"),
-    "quantised": (replaced(DOWN, lambda t: t.to(torch.float8_e4m3fn)), f"{DOWN} is F8_E4M3"),
-    "no numbers": (replaced(PROJ, lambda t: t / 0), f"{PROJ} in "),
+    "missing": (lambda t: {k: t[k] for k in t if k != EXPERT}, f'missing "{EXPERT}"'),
+    "a shape": (
+        replaced(PROJ, lambda t: t.T.contiguous()),
+        f"the shape for {PROJ}: is (80, 40), transposed, must be (40, 80)",
+    ),
+    "more": (lambda tensors: tensors | {BIAS: torch.zeros(56)}, f'unexpected "{BIAS}"'),
+    "quantised": (
+        replaced(DOWN, lambda t: t.to(torch.float8_e4m3fn)),
+        f"{DOWN} has dtype torch.float8_e4m3fn",
+    ),
+    "no numbers": (replaced(PROJ, lambda t: t / 0), f"{PROJ} is NaN or infinite at"),
     "an embedding": (replaced(EMBEDDING, lambda t: t + 1), f"{EMBEDDING} is not the target's"),
 }
 

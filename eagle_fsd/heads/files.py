@@ -157,10 +157,14 @@ def stored_head(
 def write_head(folder: str | Path, head: DraftHead, *, reader: str = "") -> None:
     """Write a head as model.safetensors and config.json, each in one rename. BadInput: they cannot
     be written. `reader`: see layouts.to_json."""
-    tensors = {key: tensor.cpu().contiguous() for key, tensor in head.state_dict().items()}
+    write_files(folder, head.state_dict(), to_json(head.config, reader))
+
+
+def write_files(folder: str | Path, tensors: dict[str, torch.Tensor], values: dict) -> None:
+    """A head's two files, of these tensors and of what its config.json says."""
+    tensors = {key: tensor.cpu().contiguous() for key, tensor in tensors.items()}
     write_file(Path(folder) / SAFE_WEIGHTS_NAME, save(tensors, metadata={"format": "pt"}))
-    # last: a folder without it is no head
-    write_json(Path(folder) / CONFIG_NAME, to_json(head.config, reader))
+    write_json(Path(folder) / CONFIG_NAME, values)  # last: a folder without it is no head
 
 
 def first_faults(faults: list[str]) -> str:
@@ -169,25 +173,24 @@ def first_faults(faults: list[str]) -> str:
     return "; ".join(faults[:3] + more)
 
 
-def shape_faults(wanted: Shapes, stored: Shapes) -> list[str]:
-    """Which tensors are missing, unexpected or of another shape, a sentence each."""
-    faults = [f'missing "{key}"' for key in sorted(wanted.keys() - stored.keys())]
-    faults += [f'unexpected "{key}"' for key in sorted(stored.keys() - wanted.keys())]
-    for key in sorted(wanted.keys() & stored.keys()):
-        shape, own = wanted[key], stored[key]
+def tensor_faults(wanted: Shapes, tensors: dict[str, torch.Tensor]) -> list[str]:
+    """Which tensors are missing, unexpected or of another shape, hold numbers of another kind or
+    ones that are not finite, a sentence each."""
+    faults = [f'missing "{key}"' for key in sorted(wanted.keys() - tensors.keys())]
+    faults += [f'unexpected "{key}"' for key in sorted(tensors.keys() - wanted.keys())]
+    for key in sorted(wanted.keys() & tensors.keys()):
+        tensor, shape, index = tensors[key], wanted[key], key in ("d2t", "t2d")
+        own = tuple(tensor.shape)
         if own != shape:
             turned = ", transposed" if own == shape[::-1] else ""
             faults.append(f"the shape for {key}: is {own}{turned}, must be {shape}")
+        elif tensor.is_floating_point() if index else tensor.dtype not in WEIGHT_DTYPES:
+            faults.append(f"{key} has dtype {tensor.dtype}")
+        # a NaN passes through minimum and maximum, found far faster than isfinite of all
+        elif not index and tensor.numel() and not torch.stack(tensor.aminmax()).isfinite().all():
+            strange = (~tensor.isfinite()).sum().item()
+            faults.append(f"{key} is NaN or infinite at {strange:,} of {tensor.numel():,} places")
     return faults
-
-
-def number_faults(key: str, tensor: torch.Tensor) -> list[str]:
-    """How many numbers of a tensor are not finite, a sentence if there are any."""
-    # a NaN passes through minimum and maximum, which are found far faster than isfinite of all
-    if not tensor.numel() or torch.stack(tensor.aminmax()).isfinite().all():
-        return []
-    strange = (~tensor.isfinite()).sum().item()
-    return [f"{key} is NaN or infinite at {strange:,} of {tensor.numel():,} places"]
 
 
 def _shapes(config: HeadConfig) -> Shapes:
@@ -206,13 +209,7 @@ def _faults(config: HeadConfig, wanted: Shapes, tensors: dict[str, torch.Tensor]
             f"config.json says num_hidden_layers {config.num_hidden_layers}, the weights are of "
             f"{layers}: set it to what the head was trained with"
         )
-    faults += shape_faults(wanted, {key: tuple(tensor.shape) for key, tensor in tensors.items()})
-    for key in sorted(wanted.keys() & tensors.keys()):
-        dtype, index = tensors[key].dtype, key in ("d2t", "t2d")
-        if dtype.is_floating_point if index else dtype not in WEIGHT_DTYPES:
-            faults.append(f"{key} has dtype {dtype}")
-        elif not index:
-            faults += number_faults(key, tensors[key])
+    faults += tensor_faults(wanted, tensors)
     if not faults and "d2t" in tensors:
         token_R, V = tensors["d2t"] + torch.arange(len(tensors["d2t"])), config.vocab_size
         first, last = token_R.min().item(), token_R.max().item()

@@ -8,12 +8,11 @@ says what it is; the tensors can be put back into the checkpoint that it is of.
 import json
 import re
 from collections.abc import Set
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 import torch
 from safetensors import safe_open
-from safetensors.torch import save
 from transformers import PretrainedConfig
 from transformers.utils import (
     CONFIG_NAME,
@@ -22,17 +21,15 @@ from transformers.utils import (
     cached_file,
 )
 
-from eagle_fsd.config import BadInput
-from eagle_fsd.heads.files import UNREADABLE
+from eagle_fsd.config import BadInput, one_line
+from eagle_fsd.heads.files import UNREADABLE, first_faults, tensor_faults, write_files
 from eagle_fsd.heads.mtp_families import FAMILIES, counted_layers
 from eagle_fsd.heads.mtp_head import FITTING, STATES, MtpConfig, MtpHead, check_same
-from eagle_fsd.runs.jsonl import write_file, write_json
 
 NAME = "mtp"  # of the head that a target's own checkpoint holds
 SWITCHES = ("feature", "own")
 # tensors that nothing here reads: older checkpoints keep what follows from the config
 IDLE = ("rotary_emb.inv_freq",)
-READABLE = ("BF16", "F16", "F32")  # as safetensors calls dtypes; others are quantised
 RELEASED = (
     "take the files that were released, in bfloat16, float16 or float32, or name their folder: "
     "--head mtp:FOLDER"
@@ -40,14 +37,14 @@ RELEASED = (
 
 
 class Checkpoint:
-    """The tensors of a model's safetensors files, by key, each read when it is asked for.
+    """The tensors of a model's safetensors files, each file opened when one of its is asked for.
 
     Args:
         path: a folder, or a hub id whose files are fetched as far as they are needed.
     """
 
     def __init__(self, path: str):
-        self.path, self._readers = path, {}
+        self.path = path
         find = partial(cached_file, path, _raise_exceptions_for_missing_entries=False)
         self._file_of: dict[str, str]
         if index := find(SAFE_WEIGHTS_INDEX_NAME):
@@ -56,21 +53,19 @@ class Checkpoint:
             self._file_of = dict.fromkeys(safe_open(whole, "pt").keys(), SAFE_WEIGHTS_NAME)
         else:
             raise BadInput(f"no {SAFE_WEIGHTS_NAME} at {path!r}, nor its index: {RELEASED}")
+        self._opened = cache(lambda name: safe_open(cached_file(path, name), "pt"))
         self.keys: Set[str] = self._file_of.keys()
 
-    def header(self, key: str) -> tuple[tuple[int, ...], str]:
-        """Shape and dtype, as safetensors calls it."""
-        part = self._reader(key).get_slice(key)
-        return tuple(part.get_shape()), part.get_dtype()
-
     def tensor(self, key: str) -> torch.Tensor:
-        return self._reader(key).get_tensor(key)
+        """Mapped from the file, so that what is not looked at is not read."""
+        return self._opened(self._file_of[key]).get_tensor(key)
 
-    def _reader(self, key: str) -> safe_open:
-        name = self._file_of[key]
-        if name not in self._readers:
-            self._readers[name] = safe_open(cached_file(self.path, name), "pt")
-        return self._readers[name]
+    def differs(self, key: str, *tables: str) -> bool:
+        """Whether there is such a tensor, and it is no copy of the first of `tables` there is."""
+        if key not in self.keys:
+            return False
+        table = next((name for name in tables if name in self.keys), None)
+        return table is None or not torch.equal(self.tensor(key), self.tensor(table))
 
 
 def is_mtp(name: str | Path) -> bool:
@@ -108,16 +103,16 @@ def parse_name(name: str) -> tuple[str, dict[str, str]]:
 
 
 def read_mtp(name: str | Path, target: str, config: PretrainedConfig) -> MtpHead:
-    """The MTP layer of a name for which is_mtp holds, on the CPU, every tensor checked: headers
-    before any is read.
+    """The MTP layer of a name for which is_mtp holds, on the CPU, every tensor checked.
 
     Args:
         target: folder or hub id of the target's checkpoint; "": it has none.
         config: of the target's text model.
 
     Raises:
-        BadInput: names the family, the tensor or the file, and what helps.
+        BadInput: names the family, the first tensors or the file, and what helps.
     """
+    # 1. Where it lies: the name, a trained layer's config.json, or the target's own checkpoint.
     path, switches = parse_name(str(name)) if is_text(name) else (str(name), {})
     if not path and _written(NAME):
         raise BadInput(
@@ -127,34 +122,33 @@ def read_mtp(name: str | Path, target: str, config: PretrainedConfig) -> MtpHead
     if path and (written := _written(path)):
         check_same(written.get("target", {}), config)
         switches = {key: written[key] for key in SWITCHES if key in written} | switches
-    if not (path := path or target):
+    path = path or target
+    if not path or config.model_type not in FAMILIES:
         raise BadInput(
-            "head mtp is the target's own MTP layer, which lies in its safetensors files: this "
-            "target has none; name another --head"
-        )
-    if config.model_type not in FAMILIES:
-        raise BadInput(
-            f"targets of type {config.model_type!r} have no MTP layer that is known here, only "
-            f"{', '.join(FAMILIES)}: name another --head"
+            f"head {name!r} is a target's own MTP layer, which lies in its safetensors files: this "
+            f"target, of type {config.model_type!r}, has none, or is of no family known to have one"
+            f" ({', '.join(FAMILIES)}); name another --head"
         )
     try:
         return _read(Checkpoint(path), config, switches)
     except BadInput:
         raise
     except UNREADABLE as error:
-        reason = " ".join(f"{type(error).__name__}: {error}".split())
-        raise BadInput(f"cannot read the MTP layer in {path} ({reason}): {RELEASED}") from error
+        raise BadInput(
+            f"cannot read the MTP layer in {path} ({one_line(error)}): {RELEASED}"
+        ) from error
 
 
 def _read(files: Checkpoint, config: PretrainedConfig, switches: dict[str, str]) -> MtpHead:
     """The head in a checkpoint of a family that has one."""
-    layout = FAMILIES[config.model_type].after(config.num_hidden_layers)
+    kind = config.model_type
+    layout = FAMILIES[kind].after(config.num_hidden_layers)
     # 1. There is a layer, and one alone.
     if layout.eh_proj not in files.keys:
         raise BadInput(
             f"the checkpoint in {files.path} holds no MTP layer: it has no tensor "
             f"{layout.eh_proj!r}. transformers leaves these out when it saves a model of type "
-            f"{config.model_type!r}: {RELEASED}"
+            f"{kind!r}: {RELEASED}"
         )
     if (count := counted_layers(config)) > 1:
         raise BadInput(
@@ -162,53 +156,32 @@ def _read(files: Checkpoint, config: PretrainedConfig, switches: dict[str, str])
             "one that is run for every level is all that runs here: name another --head"
         )
     # 2. Its shape: whether it has an lm_head of its own, and how its experts lie.
-    tables = ("lm_head.weight", "model.embed_tokens.weight")  # the latter where they are tied
-    own_lm_head = _differs(files, layout.lm_head, *tables)
+    embedding = "model.embed_tokens.weight"  # the lm_head too, where they are tied
+    own_lm_head = files.differs(layout.lm_head, "lm_head.weight", embedding)
     fused = f"{layout.layer}mlp.experts.gate_up_proj" in files.keys
     shape = MtpConfig(config, own_lm_head=own_lm_head, fused_experts=fused, **switches)
     head = MtpHead(shape).eval()
-    # 3. The headers of its tensors, and the embedding, which must be the target's own.
+    # 3. Its tensors, and the embedding, which must be the target's own.
     wanted = {key: tuple(part.shape) for key, part in stored_tensors(head).items()}
-    shared = {layout.embedding, layout.lm_head}
-    stored = {key for key in files.keys - shared if key.startswith(layout.every)}
-    faults = []
-    if _differs(files, layout.embedding, "model.embed_tokens.weight"):
+    idle = {layout.embedding, layout.lm_head} - wanted.keys()
+    idle |= {key for key in files.keys if key.endswith(IDLE)}
+    own_keys = [key for key in files.keys - idle if key.startswith(layout.every)]
+    tensors = {key: files.tensor(key) for key in own_keys}
+    faults = tensor_faults(wanted, tensors)
+    if files.differs(layout.embedding, embedding):
         faults.append(f"{layout.embedding} is not the target's embedding")
-    for key in sorted(wanted.keys() | {key for key in stored if not key.endswith(IDLE)}):
-        if key not in files.keys:
-            faults.append(f"{key} is missing")
-        elif key not in wanted:
-            faults.append(f"{key} is unexpected")
-        else:
-            size, dtype = files.header(key)
-            if size != wanted[key]:
-                faults.append(f"{key} is {size} and not {wanted[key]}")
-            elif dtype not in READABLE:
-                faults.append(f"{key} is {dtype}")
     if faults:
-        more = f", and {len(faults) - 3} further faults" if len(faults) > 3 else ""
         raise BadInput(
-            f"the MTP layer in {files.path} is not one of a target of type {config.model_type!r} "
-            f"and of this shape: {'; '.join(faults[:3])}{more}: {RELEASED}"
+            f"the MTP layer in {files.path} is not one of a target of type {kind!r} and of this "
+            f"shape: {first_faults(faults)}: {RELEASED}"
         )
-    # 4. The numbers.
-    tensors = {}
+    # 4. Under the head's names: of experts that lie one by one, several make up one.
+    whole = {}
     for name, part in head.state_dict().items():
-        keys = stored_keys(shape, name, len(part))
-        parts = [files.tensor(key) for key in keys]
-        tensors[name] = parts[0] if len(parts) == 1 else torch.cat(parts).view(part.shape)
-        if not torch.stack(tensors[name].aminmax()).isfinite().all():
-            raise BadInput(f"{keys[0]} in {files.path} is NaN or infinite: {RELEASED}")
-    head.load_state_dict(tensors, assign=True)
+        parts = [tensors[key] for key in stored_keys(shape, name, len(part))]
+        whole[name] = parts[0] if len(parts) == 1 else torch.cat(parts).view(part.shape)
+    head.load_state_dict(whole, assign=True)
     return head
-
-
-def _differs(files: Checkpoint, key: str, *tables: str) -> bool:
-    """Whether there is such a table that is no copy of the target's, the first of `tables`."""
-    if key not in files.keys:
-        return False
-    copied = next((name for name in tables if name in files.keys), None)
-    return copied is None or not torch.equal(files.tensor(key), files.tensor(copied))
 
 
 def stored_keys(config: MtpConfig, name: str, experts: int) -> list[str]:
@@ -243,10 +216,6 @@ def stored_tensors(head: MtpHead) -> dict[str, torch.Tensor]:
 def write_mtp(folder: str | Path, head: MtpHead) -> None:
     """Write a head as model.safetensors and config.json, each in one rename. BadInput: they cannot
     be written."""
-    config = head.config
-    tensors = {key: tensor.cpu().contiguous() for key, tensor in stored_tensors(head).items()}
-    write_file(Path(folder) / SAFE_WEIGHTS_NAME, save(tensors, metadata={"format": "pt"}))
-    own = {"head_type": config.head_type} | {key: getattr(config, key) for key in SWITCHES}
-    fitting = {key: getattr(config.target, key) for key in FITTING}
-    # last: a folder without it is no head
-    write_json(Path(folder) / CONFIG_NAME, own | {"target": fitting})
+    own = {"head_type": NAME} | {key: getattr(head.config, key) for key in SWITCHES}
+    target = {key: getattr(head.config.target, key) for key in FITTING}
+    write_files(folder, stored_tensors(head), own | {"target": target})
