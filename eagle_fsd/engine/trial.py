@@ -19,7 +19,7 @@ from torch import nn
 from tqdm import tqdm
 from transformers import PretrainedConfig, PreTrainedModel
 
-from eagle_fsd.config import BadInput
+from eagle_fsd.config import BadInput, one_line
 from eagle_fsd.decoding.engine import Engine
 from eagle_fsd.decoding.target import Target
 from eagle_fsd.decoding.tree import DraftTree
@@ -60,17 +60,14 @@ class Trial:
             except torch.OutOfMemoryError:
                 raise
             except FAILURES as error:
-                return f"verifying a draft tree failed with {_named(error)}"
+                return f"verifying a draft tree failed with {one_line(error)}"
             finally:
                 target.close()
-        errors = torch.stack(
-            [
-                (logits_NV[node] - alone_V).norm() / (alone_V - alone_V.mean()).norm()
-                for node, alone_V in self.alone.items()
-            ]
-        )
+        alone_MV = torch.stack([*self.alone.values()])
+        size_M = (alone_MV - alone_MV.mean(dim=1, keepdim=True)).norm(dim=1)
+        error_M = (logits_NV[[*self.alone]] - alone_MV).norm(dim=1) / size_M
         exact = target.dtype == torch.float32 and getattr(target.engine, "exact", True)
-        error, allowed = (errors.max(), ALLOWED) if exact else (errors.median(), ALLOWED_HALF)
+        error, allowed = (error_M.max(), ALLOWED) if exact else (error_M.median(), ALLOWED_HALF)
         if error < allowed:
             return ""
         return (
@@ -85,7 +82,7 @@ def check_tree_attention(target: Target) -> None:
     Raises:
         BadInput: names the family.
     """
-    _refuse(target, _begin(target))
+    _stock_trial(target)
 
 
 def checked_target(
@@ -106,29 +103,33 @@ def checked_target(
     Raises:
         BadInput: the family is not supported, or the engine that is wanted cannot run it.
     """
+    # 1. The stock model.
     model = new_model()
-    kind = model.config.model_type
-    kept = model.generation_config  # a Target takes it
+    kind, generation_config = model.config.model_type, model.generation_config
     try:
         stock = Target(model)
     except FAILURES as error:
-        raise _unsupported(
-            model.config, f"they are not what a language model is here ({_named(error)})"
-        ) from error
-    if (trial := _begin(stock)) is not None:
-        _refuse(stock, trial)
-    model.generation_config = kept
+        why = f"they are not what a language model is here ({one_line(error)})"
+        raise _unsupported(model.config, why) from error
+    trial = _stock_trial(stock)
+    model.generation_config = generation_config  # which a Target takes
     del stock
-    faults = {}
+    # 2. The engines in turn; those that leave the layers as they are need no trial.
+    faults: dict[str, str] = {}
     for engine in engines:
         model = new_model() if model is None else model
+        tried = trial is not None and engine.rebuilds
         try:
             target = Target(model, engine=engine, **settings)
-            fault = _engine_fault(target, trial) if trial and engine.rebuilds else ""
+            fault = trial.fault(target) if tried else ""
+            if fault and target.masks.keywords["repeats"] > 1:
+                # some layers work on their mask or repeat keys themselves: a mask for all heads
+                target.masks = partial(target.masks, repeats=1)
+                fault = trial.fault(target)
         except FAILURES as error:
-            if trial is None or not engine.rebuilds:
+            if not tried:
                 raise
-            fault = f"exchanging layers failed with {_named(error)}"
+            fault = f"exchanging layers failed with {one_line(error)}"
         if not fault and (automatic or not faults):
             if faults:
                 first, why = next(iter(faults.items()))
@@ -148,19 +149,10 @@ def checked_target(
     )
 
 
-def _engine_fault(target: Target, trial: Trial) -> str:
-    """The trial's, of a target by an engine. Some layers work on their mask or repeat keys
-    themselves; then masks are left as transformers' layers have them."""
-    fault = trial.fault(target)
-    if fault and target.masks.keywords["repeats"] > 1:
-        target.masks = partial(target.masks, repeats=1)
-        fault = trial.fault(target)
-    return fault
-
-
 @torch.inference_mode()
-def _begin(target: Target) -> Trial | None:
-    """The trial of a target whose model is stock; None of a tested family."""
+def _stock_trial(target: Target) -> Trial | None:
+    """The trial, which a target whose model is stock has stood; None of a tested family. BadInput:
+    it cannot be tried, or fails."""
     check_supported(target.model.config)
     config = target.config
     if config.model_type in TESTED_FAMILIES:
@@ -173,25 +165,23 @@ def _begin(target: Target) -> Trial | None:
     prompt_L = (torch.arange(length, device=target.device) * 7 + 3) % min(target.vocab_size, 997)
     tokens = [(11 * node + 5) % min(target.vocab_size, 991) for node in range(len(PARENTS))]
     tree = DraftTree.from_parents(tokens, PARENTS, device=target.device)
-    alone = {}
+    alone: dict[int, torch.Tensor] = {}
     with _short_windows(target):
         try:
             for leaf in LEAVES:
                 branch_A = tree.ancestor_NN[leaf].nonzero()[:, 0]
                 ids = torch.cat([prompt_L, tree.token_N[branch_A]])[None]
                 logits_AV = target.model(input_ids=ids).logits[0, -len(branch_A) :].float()
-                below = zip(branch_A.tolist(), logits_AV, strict=True)
-                alone |= {node: logits_V for node, logits_V in below if node > 1}
+                alone |= zip(branch_A.tolist(), logits_AV, strict=True)
         except torch.OutOfMemoryError:
             raise
         except FAILURES as error:
-            raise _unsupported(config, f"running them failed with {_named(error)}") from error
-    return Trial(prompt_L, tree, alone)
-
-
-def _refuse(target: Target, trial: Trial | None) -> None:
-    if trial is not None and (fault := trial.fault(target)):
-        raise _unsupported(target.config, fault)
+            raise _unsupported(config, f"running them failed with {one_line(error)}") from error
+    below = {node: logits_V for node, logits_V in alone.items() if node > 1}
+    trial = Trial(prompt_L, tree, below)
+    if fault := trial.fault(target):
+        raise _unsupported(config, fault)
+    return trial
 
 
 def _unsupported(config: PretrainedConfig, why: str) -> BadInput:
@@ -201,19 +191,14 @@ def _unsupported(config: PretrainedConfig, why: str) -> BadInput:
     )
 
 
-def _named(error: Exception) -> str:
-    return " ".join(f"{type(error).__name__}: {error}".split())
-
-
 @contextmanager
 def _short_windows(target: Target) -> Iterator[None]:
     """Windows that the trial's prompt would not leave, though a longer text may, are short
     meanwhile: a trial beyond the window, at the price of a short prompt."""
-    holders = {}
-    for model in vars(target).values():  # the stock one, and what the engine made of it
-        for module in model.modules() if isinstance(model, nn.Module) else ():
-            config = getattr(module, "config", None)
-            holders |= {id(holder): holder for holder in (module, config) if holder is not None}
+    models = [model for model in vars(target).values() if isinstance(model, nn.Module)]
+    modules = [module for model in models for module in model.modules()]
+    pairs = [(module, getattr(module, "config", None) or module) for module in modules]
+    holders = {id(holder): holder for pair in pairs for holder in pair}
     kept = []
     try:
         for holder in holders.values():
