@@ -34,7 +34,7 @@ from eagle_fsd.families.supported import check_supported
 from eagle_fsd.families.text_model import text_config
 from eagle_fsd.heads.draft_head import DraftHead
 from eagle_fsd.models.assets import EMBEDDED_TARGET
-from eagle_fsd.models.load import default_head, load_head, multiplies_bfloat16
+from eagle_fsd.models.load import default_head, load_head, training_dtype
 from eagle_fsd.models.loaded import Model
 
 # what `generate` itself hands on to a forward over token ids
@@ -162,7 +162,7 @@ def _build(
 ) -> tuple[Target, Drafter]:
     check_supported(model.config)
     config = text_config(model.config)
-    if model.dtype == torch.bfloat16 and not multiplies_bfloat16(model.device.type):
+    if model.dtype == torch.bfloat16 and training_dtype(model.device.type) != "bfloat16":
         warnings.warn(
             "this processor has no bfloat16 instructions, and verifying several rows at a time in "
             "bfloat16 is slower on it than `generate` is: load the model with dtype=torch.float32",

@@ -75,7 +75,7 @@ def read_config(values: dict, target_layers: int = 0) -> tuple[str, HeadConfig, 
     Args:
         target_layers: of the target, where it is known: it tells some ways to count layers apart.
     """
-    own = "head_type" in values
+    ours = "head_type" in values
     # 1. The layout and the kind of head; speculators' nested config as one of upstream's.
     if "transformer_layer_config" in values:
         layout, layer = "speculators", values["transformer_layer_config"]
@@ -91,7 +91,7 @@ def read_config(values: dict, target_layers: int = 0) -> tuple[str, HeadConfig, 
             )
     else:
         eagle3 = "eagle3" in str(values.get("architectures")).lower()
-        layout = "specforge" if eagle3 and not own else "upstream"
+        layout = "specforge" if eagle3 and not ours else "upstream"
         # upstream's EAGLE-1/2 heads have no draft_vocab_size; ours do, beside head_type
         eagle3 |= "draft_vocab_size" in values
         values = {"head_type": "eagle3" if eagle3 else "eagle"} | values
@@ -118,7 +118,7 @@ def read_config(values: dict, target_layers: int = 0) -> tuple[str, HeadConfig, 
         if values.get("model_type") == "llama4_text":  # whose intermediate_size is an expert's
             values["intermediate_size"] = values["intermediate_size_mlp"]
         layers = values.get("num_hidden_layers") or 1
-        if layout == "upstream" and not own and layers != 1:
+        if layout == "upstream" and not ours and layers != 1:
             notes.append(
                 f"num_hidden_layers {layers}: upstream's cnets.py has one layer all the same"
             )

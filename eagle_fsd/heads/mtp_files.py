@@ -216,6 +216,6 @@ def stored_tensors(head: MtpHead) -> dict[str, torch.Tensor]:
 def write_mtp(folder: str | Path, head: MtpHead) -> None:
     """Write a head as model.safetensors and config.json, each in one rename. BadInput: they cannot
     be written."""
-    own = {"head_type": NAME} | {key: getattr(head.config, key) for key in SWITCHES}
+    switches = {key: getattr(head.config, key) for key in SWITCHES}
     target = {key: getattr(head.config.target, key) for key in FITTING}
-    write_files(folder, stored_tensors(head), own | {"target": target})
+    write_files(folder, stored_tensors(head), {"head_type": NAME, **switches, "target": target})

@@ -155,10 +155,9 @@ class MtpHead(DraftHead):
 
     def _apply(self, fn, recurse: bool = True) -> "MtpHead":
         """As a module's own, to another device or dtype; routers' biases stay in float32."""
-        biased = [part for part in self.modules() if ROUTER_BIAS in part._buffers]
-        kept = [(part, part._buffers[ROUTER_BIAS]) for part in biased]
-        kept = [(part, bias) for part, bias in kept if not bias.is_meta]
+        biases = [(part, part._buffers.get(ROUTER_BIAS)) for part in self.modules()]
+        biases = [(part, bias) for part, bias in biases if bias is not None and not bias.is_meta]
         super()._apply(fn, recurse)
-        for part, bias in kept:
+        for part, bias in biases:
             part._buffers[ROUTER_BIAS] = bias.to(part._buffers[ROUTER_BIAS].device)
         return self

@@ -1,6 +1,7 @@
 """Targets, tokenizers and heads by name, checked by their configs before weights load. Code that a
 target brings along is never run, nor is anybody asked whether it may."""
 
+import re
 import sys
 from functools import partial
 from pathlib import Path
@@ -74,26 +75,16 @@ def check_device(device: str, dtype: str = "float32") -> None:
     """Refuse, before weights load, a device that is misspelt or not there, and a dtype that is not
     in DTYPES, by a BadInput."""
     check_known("dtype", dtype, DTYPES)
-    name = "cpu" if device == "auto" else device
     try:
-        if torch.device(name).type not in ("cpu", "cuda"):
-            raise RuntimeError("targets run on nothing else")
-        if name.startswith("cpu:"):  # the engines for processors look for the name cpu
-            raise RuntimeError("the cpu has no number")
-        torch.empty(0, device=name)
+        # targets run on nothing else; the engines for processors look for the name cpu
+        if device != "auto" and re.match("cpu$|cuda", device) is None:
+            raise RuntimeError("neither cpu nor cuda")
+        torch.empty(0, device="cpu" if device == "auto" else device)
     except (AssertionError, RuntimeError) as error:  # torch without CUDA asserts
-        reason = str(error).partition("\n")[0]
+        why = str(error).partition("\n")[0]
         raise BadInput(
-            f"unknown device {device!r}: give cpu, cuda, cuda:1 or auto ({reason})"
+            f"unknown device {device!r}: give cpu, cuda, cuda:1 or auto ({why})"
         ) from error
-
-
-def multiplies_bfloat16(device: str) -> bool:
-    """Whether the device multiplies bfloat16 in hardware; every accelerator is taken for one."""
-    if device != "cpu":
-        return True
-    have = torch.cpu.get_capabilities()
-    return bool(have.get("avx512_bf16") or have.get("amx_bf16") or have.get("bf16"))
 
 
 def default_device() -> str:
@@ -111,7 +102,9 @@ def default_dtype(device: str) -> str:
 def training_dtype(device: str) -> str:
     """What to run many texts at once in, where products bind and not the reading of weights:
     bfloat16, but float32 on a processor that does not multiply it in hardware."""
-    return "bfloat16" if multiplies_bfloat16(device) else "float32"
+    able = torch.cpu.get_capabilities()
+    multiplies = any(able.get(name) for name in ("avx512_bf16", "amx_bf16", "bf16"))
+    return "bfloat16" if multiplies or device != "cpu" else "float32"
 
 
 def load_target(
@@ -140,32 +133,33 @@ def load_target(
         BadInput: unknown name, dtype or device, or a target that is not supported, or not by the
             engine; then the engines that can are named.
     """
+    # 1. What needs no weights is checked.
     check_device(device, dtype)
     engines = engines_in_turn(engine, device=device, dtype=DTYPES[dtype])
     engines = [each.for_drafts() for each in engines] if drafts else engines
     config, tokenizer = _whole_config(name), load_tokenizer(name)
-    kind = {"dtype": DTYPES[dtype], "device": device}
+    # 2. What a user should know of it is said.
+    tell = partial(print, file=sys.stderr)
     if not drafts:  # a draft model shares the target's dtype and threads
-        line = f"loading {name} in {dtype} on {device} {choose_threads(device)}"
-        print(line.rstrip(), file=sys.stderr)
-    if text_config(config) is not config:
-        print(
-            f"eagle_fsd: target {name!r} is multimodal ({config.model_type}); its text model alone "
-            "is loaded, for prompts of text only",
-            file=sys.stderr,
-        )
+        tell(f"loading {name} in {dtype} on {device} {choose_threads(device)}".rstrip())
     text = text_config(config)
-    if (longest := longest_text(text)) < getattr(text, "max_position_embeddings", longest):
-        print(
-            f"eagle_fsd: the rotary positions of target {name!r} (longrope) change where a text "
-            f"grows beyond {longest} tokens; prompt and answer must end there",
-            file=sys.stderr,
+    if text is not config:
+        tell(
+            f"eagle_fsd: target {name!r} is multimodal ({config.model_type}); its text model alone "
+            "is loaded, for prompts of text only"
         )
+    if (longest := longest_text(text)) < getattr(text, "max_position_embeddings", longest):
+        tell(
+            f"eagle_fsd: the rotary positions of target {name!r} (longrope) change where a text "
+            f"grows beyond {longest} tokens; prompt and answer must end there"
+        )
+    # 3. The weights, by the first engine that can run them.
+    placed = {"dtype": DTYPES[dtype], "device": device}
     if name.startswith(PREFIX):
-        make = partial(random_weights.random_model, config, **kind)
+        make = partial(random_weights.random_model, config, **placed)
     else:
         path, options = source_of(name)
-        make = partial(stored_model, name, path, config, **kind, **options)
+        make = partial(stored_model, name, path, config, **placed, **options)
     target = checked_target(
         lambda: make().eval().requires_grad_(False),
         engines,

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
-from eagle_fsd.config import BadInput, TreeConfig, as_tree, check_text
+from eagle_fsd.config import BadInput, TreeConfig, as_tree, check_text, one_line
 from eagle_fsd.decoding.loop import StopConfig
 from eagle_fsd.decoding.target import Target
 from eagle_fsd.decoding.tree import Drafter
 from eagle_fsd.drafters.eagle import head_drafter
+from eagle_fsd.heads.files import UNREADABLE
 from eagle_fsd.models.assets import EMBEDDED_TARGET
 from eagle_fsd.models.load import (
     check_draft_model,
@@ -70,9 +71,9 @@ class Model:
         """
         strings = [*template_stops(self.conv_template)[0], *_each(stop_strings)]
         whole, end = self.tokenizer.decode(token_ids) if strings else "", ""
-        found = [whole.index(string) for string in strings if string in whole]
-        if found:
-            whole = whole[: min(found)]
+        starts = [whole.index(string) for string in strings if string in whole]
+        if starts:
+            whole = whole[: min(starts)]
             while not whole.startswith(before := self.tokenizer.decode(token_ids)):
                 token_ids = token_ids[:-1]
             end = whole[len(before) :]  # what the string's first token has in front of it
@@ -123,10 +124,9 @@ def load(
     tree = as_tree(tree)
     template_stops(conv_template)  # its name is checked
     config = load_target_config(target)
-    draft_head, layers, own = None, (), ""
+    draft_head, layers = None, ()
     if head is not None:
-        own = head or default_head(target)
-        draft_head = load_head(own, config, target=target)
+        draft_head = load_head(head or default_head(target), config, target=target)
         layers = draft_head.config.fused_layers(config.num_hidden_layers)
     if draft_model:
         check_draft_model(draft_model, target)
@@ -154,7 +154,16 @@ def prompt_ids(
     for message in messages:
         check_text(message["content"])
     if conv_template:
-        return tokenizer(_fastchat_prompt(messages, conv_template)).input_ids
+        template = _conversation(conv_template)
+        user, assistant = template.roles
+        for message in messages:
+            if message["role"] == "system":
+                template.set_system_message(message["content"])
+            else:
+                role = user if message["role"] == "user" else assistant
+                template.append_message(role, message["content"])
+        template.append_message(assistant, None)
+        return tokenizer(template.get_prompt()).input_ids
     if tokenizer.chat_template is None:
         raise BadInput(
             "this target's tokenizer has no chat template: name one of FastChat's with "
@@ -175,18 +184,11 @@ def template_errors() -> Iterator[None]:
     try:
         yield
     # raise_exception, undefined names and syntax; and what Python says of its other expressions
-    except (
-        TemplateError,
-        ArithmeticError,
-        AttributeError,
-        LookupError,
-        TypeError,
-        ValueError,
-    ) as error:
+    except (TemplateError, *UNREADABLE) as error:
         raise BadInput(
-            f"this target's chat template does not take the conversation ({type(error).__name__}: "
-            f"{' '.join(str(error).split())}): name one of FastChat's with conv_template, or mend "
-            "chat_template.jinja in the target's folder"
+            f"this target's chat template does not take the conversation ({one_line(error)}): name "
+            "one of FastChat's with conv_template, or mend chat_template.jinja in the target's "
+            "folder"
         ) from error
 
 
@@ -209,16 +211,3 @@ def _conversation(name: str):
     if name not in conv_templates:
         raise BadInput(f"unknown conv_template {name!r}; known: {', '.join(conv_templates)}")
     return get_conv_template(name)
-
-
-def _fastchat_prompt(messages: list[Message], name: str) -> str:
-    template = _conversation(name)
-    user, assistant = template.roles
-    for message in messages:
-        if message["role"] == "system":
-            template.set_system_message(message["content"])
-        else:
-            role = user if message["role"] == "user" else assistant
-            template.append_message(role, message["content"])
-    template.append_message(assistant, None)
-    return template.get_prompt()

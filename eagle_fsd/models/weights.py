@@ -24,7 +24,7 @@ from transformers import (
 )
 from transformers.utils import logging
 
-from eagle_fsd.config import BadInput
+from eagle_fsd.config import BadInput, one_line
 from eagle_fsd.families.text_model import text_body, text_config
 from eagle_fsd.heads.files import UNREADABLE
 from eagle_fsd.heads.mtp_families import without_mtp
@@ -166,4 +166,4 @@ def reason(error: Exception) -> str:
             "its weights are a pickle that is cut off, or of more than tensors, which could run "
             "code and is never loaded"
         )
-    return " ".join(f"{type(error).__name__}: {error}".split())
+    return one_line(error)
