@@ -55,6 +55,7 @@ class MtpConfig:
         own_lm_head: it has one; else the target's is its own too.
         fused_experts: its experts lie in one tensor for all, in the checkpoint as in transformers.
         layer: what the decoder layer is made with, and reads (mtp_families.layer_config).
+        feature_size: the target's hidden size, see HeadConfig.
     """
 
     target: PretrainedConfig
@@ -63,6 +64,11 @@ class MtpConfig:
     own_lm_head: bool = False
     fused_experts: bool = False
     layer: PretrainedConfig = field(init=False)
+    hidden_size: int = field(init=False)
+    feature_size: int = field(init=False)
+    vocab_size: int = field(init=False)
+    num_attention_heads: int = field(init=False)
+    num_key_value_heads: int = field(init=False)
 
     head_type = "mtp"
     eagle3 = False
@@ -73,33 +79,16 @@ class MtpConfig:
     def __post_init__(self):
         for name in ("feature", "own"):
             check_known(name, getattr(self, name), STATES)
-        self.layer = layer_config(self.target)
+        self.layer = layer = layer_config(self.target)
+        self.hidden_size = self.feature_size = layer.hidden_size
+        self.vocab_size = layer.vocab_size
+        self.num_attention_heads = layer.num_attention_heads
+        self.num_key_value_heads = layer.num_key_value_heads
 
     @property
     def layout(self) -> Layout:
         """The names of its tensors in a checkpoint."""
         return FAMILIES[self.target.model_type].after(self.target.num_hidden_layers)
-
-    @property
-    def hidden_size(self) -> int:
-        return self.layer.hidden_size
-
-    @property
-    def feature_size(self) -> int:
-        """The target's hidden size, see HeadConfig."""
-        return self.hidden_size
-
-    @property
-    def vocab_size(self) -> int:
-        return self.layer.vocab_size
-
-    @property
-    def num_attention_heads(self) -> int:
-        return self.layer.num_attention_heads
-
-    @property
-    def num_key_value_heads(self) -> int:
-        return self.layer.num_key_value_heads
 
     @property
     def _attn_implementation(self) -> str:
