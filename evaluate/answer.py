@@ -49,7 +49,7 @@ def run(options: AnswerOptions, sampling: SamplingOptions, model_options: ModelO
     from eagle_fsd.arms import parse_arm
     from eagle_fsd.decoding.loop import StopConfig
     from eagle_fsd.evaluation.traces import TurnTrace
-    from eagle_fsd.runs.jsonl import check_writable, write_file
+    from eagle_fsd.runs.jsonl import write_file
     from eagle_fsd.timing import synchronized_time
 
     if not options.prompt.strip():
@@ -59,8 +59,12 @@ def run(options: AnswerOptions, sampling: SamplingOptions, model_options: ModelO
     arm.check_answers()
     arm.check(sampling.sampling())
     StopConfig(options.max_new_tokens)  # checked before weights load
-    if options.html:
-        check_writable(options.html, "--html")
+    folder, is_folder = os.path.dirname(options.html) or ".", os.path.isdir(options.html)
+    if options.html and (is_folder or not os.access(folder, os.W_OK)):
+        raise BadInput(
+            f"cannot write to --html {options.html}: name a file in a folder that is there, and "
+            "that you may write to"
+        )
     model = model_options.load([arm])
     trace = TurnTrace(model, arm) if options.html else None
     colored = "FORCE_COLOR" in os.environ or sys.stdout.isatty() and "NO_COLOR" not in os.environ

@@ -95,18 +95,9 @@ class Run:
             self._lock = lock_folder(self.folder, fcntl.LOCK_SH)
             self._place /= f"process{processes.index}"
         self._place.mkdir(parents=True, exist_ok=True)
-        if (self.folder / "run.json").is_file():
-            before, self.sessions = read_json(self.folder / "run.json", options=dict, sessions=list)
-            self._check_same(before, free)
-        self._read_records(repair=processes.is_main)
-        if processes.is_main and processes.count > 1:
-            # all share the lock from here, so that the folder is another command's only when the
-            # last has ended, also one that has outlived its launcher
-            fcntl.flock(self._lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            processes.wait()
-
-    def _check_same(self, before: dict, free: Collection[str]) -> None:
-        """Refuse other settings than those of the sessions before."""
+        path, before = self.folder / "run.json", self.settings
+        if path.is_file():
+            before, self.sessions = read_json(path, options=dict, sessions=list)
         # those that are only there count too: a file of a model may be gone
         names = sorted({*before, *self.settings} - {*free})
         pairs = {name: (before.get(name), self.settings.get(name)) for name in names}
@@ -116,6 +107,12 @@ class Run:
                 f"{self.folder} holds a run with other settings (there, here): {changed}; name "
                 "another folder"
             )
+        self._read_records(repair=processes.is_main)
+        if processes.is_main and processes.count > 1:
+            # all share the lock from here, so that the folder is another command's only when the
+            # last has ended, also one that has outlived its launcher
+            fcntl.flock(self._lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            processes.wait()
 
     def _read_records(self, *, repair: bool = False) -> None:
         for path in record_files(self.folder):

@@ -144,19 +144,6 @@ def _lines(rows: Iterable[dict]) -> str:
     return "".join(json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n" for row in rows)
 
 
-def check_writable(path: str, option: str) -> None:
-    """Refuse, by a BadInput, a file that could not be written later; nothing is left behind."""
-    try:
-        new = not os.path.exists(path)
-        Path(path).open("a").close()
-        if new:
-            os.unlink(path)
-    except (OSError, ValueError) as error:
-        raise BadInput(
-            f"cannot write to {option} {path} ({error}): name a file in a folder that is there"
-        ) from error
-
-
 def write_file(path: Path, content: str | bytes) -> None:
     """Replace a file in one rename, its folder made if need be: it is whole, or as it was. On disk
     when this returns, so that what it was made from may be deleted. BadInput: it cannot be written,
