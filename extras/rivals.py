@@ -84,6 +84,9 @@ class SuffixRule(Rule):
     def begin(self) -> "SuffixAnswer":
         return SuffixAnswer(self)
 
+    def choose(self, tree: VerifiedTree) -> Path:
+        raise AssertionError("what an answer has spent is its own: Policy.begin() makes one")
+
     def admits(self, tree: VerifiedTree, child: int, bought: int, spent: float) -> bool:
         """A draft may be taken, the round's mismatch number `bought`, after `spent` nats."""
         raise NotImplementedError

@@ -12,6 +12,7 @@ import os
 import shutil
 import sys
 import tempfile
+import warnings
 import weakref
 from collections.abc import Callable, Hashable
 
@@ -69,9 +70,16 @@ class CompiledStep:
         # all that is fixed in the code: the cache's strides, what is not given, sizes of 1
         fixed = [None if t is None else tuple(size == 1 for size in t.shape) for t in tensors]
         key = cache.capacity, *fixed
-        if key not in self._compiled:
-            self._compiled[key] = self._prepare(tensors)
-        return self._compiled[key](cache, *tensors)
+        if key in self._compiled:
+            return self._compiled[key](cache, *tensors)
+        self._compiled[key] = self._prepare(tensors)
+        try:
+            return self._compiled[key](cache, *tensors)
+        except torch._dynamo.exc.TorchDynamoException as error:  # nothing has run yet
+            reason = str(error).strip().splitlines()[0]
+            warnings.warn(f"cannot compile, running as engine 'packed': {reason}", stacklevel=2)
+            self._compiled[key] = self._function
+            return self._function(cache, *tensors)
 
     def _prepare(self, tensors: tuple[torch.Tensor | None, ...]) -> Callable:
         tqdm.write(f"compiling, a minute at most; kept in {cache_folder()}", file=sys.stderr)

@@ -65,6 +65,9 @@ class Hold(Rule):
     def begin(self) -> "HeldAnswer":
         return HeldAnswer(self)
 
+    def choose(self, tree: VerifiedTree) -> Path:
+        raise AssertionError("what an answer has cost is its own: Policy.begin() makes one")
+
 
 class HeldAnswer(Rule):
     """An answer under way: what its tokens have cost, and the rule of the coming round."""
