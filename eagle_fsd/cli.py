@@ -194,7 +194,7 @@ class BenchOptions:
     traces: int = option(
         0,
         "The number of questions, spread over the categories, whose draft trees are kept for the "
-        "report.",
+        "report as they are answered.",
         may_change=True,
     )
 

@@ -6,7 +6,7 @@ so the answers are those of one process, but their times are not to be compared.
 
 records/ARM.jsonl   tokens, times and rounds (runs/folder.py)
 answers/ARM.jsonl   the same answers in FastChat's format, all choices of a question in a line
-traces/ARM.jsonl    the rounds of chosen answers
+traces/ARM.jsonl    the rounds of chosen answers, taken down while these are made
 """
 
 import time
@@ -76,7 +76,7 @@ class Bench:
             check_same_questions(records.values(), questions)
 
     def answer_all(self) -> None:
-        """Answer what is not yet answered, and trace what is not yet traced."""
+        """Answer what is not yet answered."""
         jobs = [
             (question, arm, choice)
             for number, question in enumerate(self.questions)
@@ -85,6 +85,8 @@ class Bench:
             if arm.runs_our_loop or question in self._by_generate
             if (question.question_id, choice) not in self.run.records[arm.slug]
         ]
+        if self.processes.is_main:
+            self._tell_untraced(jobs)
         if jobs:
             self._answer(jobs)
         self.run.finish()
@@ -92,7 +94,6 @@ class Bench:
             for name, records in self.run.records.items():
                 path = self._beside("answers", name)
                 write_lines(path, fastchat_answers(list(records.values())))
-            self._trace_again()
 
     def _answer(self, jobs: list[Job]) -> None:
         processes = self.processes
@@ -111,12 +112,13 @@ class Bench:
         first, budget = replace(self.questions[0], turns=[longest]), self.options.max_new_tokens
         for arm in self.arms:  # warm-up, through the same calls; what is compiled is for a budget
             self._answered(first, arm, 0, budget=budget if arm.text == COMPILED else min(8, budget))
-        untraced = self._untraced() if processes.is_main else []  # traces have one writer
+        # traces have one writer; transformers' own loop has none
+        traced_ids = {question.question_id for question in self._traced if processes.is_main}
         bar = tqdm(jobs, unit="answer", desc=self.name, disable=not processes.is_main)
         for question, arm, choice in bar:
             cut = len(arm.text) > BAR_WIDTH
             bar.set_postfix_str(f"{arm.text[:BAR_WIDTH]}…" if cut else arm.text)
-            traced = choice == 0 and (question, arm) in untraced
+            traced = choice == 0 and arm.runs_our_loop and question.question_id in traced_ids
             record, trace = self._answered(question, arm, choice, budget=budget, traced=traced)
             self.run.add(arm.slug, record)
             if traced:
@@ -163,7 +165,7 @@ class Bench:
             turn = turn_record(model, prompt, *answered)
             turns.append({"prompt": text, "seed": seed} | turn)
             if trace:
-                traces.append({"prompt": text, "same_as_record": True} | trace.taken)
+                traces.append({"prompt": text} | trace.taken)
             messages.append({"role": "assistant", "content": turn["text"]})
         named = {"question_id": question.question_id, "choice": choice}
         named |= {"category": question.category, "arm": arm.text}
@@ -177,29 +179,19 @@ class Bench:
         }
         return record, named | {"turns": traces}
 
-    def _untraced(self) -> list[tuple[Question, Arm]]:
-        """What has no trace of the traced questions' first choices by arms that run our loop."""
-        pairs = []
+    def _tell_untraced(self, jobs: list[Job]) -> None:
+        """Say how many answers are there without the trace that is asked for now. A torn last line,
+        which a kill leaves, is cut off the traces that are there."""
+        untraced = 0
         for arm in self.arms if self._traced else ():
             path = self._beside("traces", arm.slug)
             rows = read_lines(path, repair=True) if path.is_file() else []
-            known = {row["question_id"] for row in rows}
+            traced = {row["question_id"] for row in rows}
+            traced |= {question.question_id for question, other, _ in jobs if other is arm}
             if arm.runs_our_loop:
-                pairs += [(q, arm) for q in self._traced if q.question_id not in known]
-        return pairs
-
-    def _trace_again(self) -> None:
-        """Decode again what was answered without being traced: before more traces were asked for,
-        or by another process."""
-        untraced = self._untraced()
-        bar = tqdm(untraced, unit="answer", desc="decoded again for traces", disable=not untraced)
-        for question, arm in bar:
-            budget = self.options.max_new_tokens
-            again, trace = self._answered(question, arm, 0, budget=budget, traced=True)
-            record = self.run.records[arm.slug][question.question_id, 0]
-            for of, mine, kept in zip(trace["turns"], again["turns"], record["turns"], strict=True):
-                of["same_as_record"] = mine["token_ids"] == kept["token_ids"]
-            append_lines(self._beside("traces", arm.slug), [trace])
+                untraced += len({question.question_id for question in self._traced} - traced)
+        if untraced:
+            tqdm.write(f"{untraced} answers are there without a trace, and are not made again")
 
     def _beside(self, kind: str, name: str) -> Path:
         """A file in a folder beside the records."""

@@ -1,12 +1,10 @@
 """Where every token of an answer came from, with the tree of every round, for the report's page.
 
 A trace is taken down while its answer is decoded, since a round's logits are good until the next;
-answering.answer_prompt holds its clock meanwhile. Of an answer that is there already it is decoded
-again with the same seeds, and whether the tokens come out the same is kept with it: in bfloat16
-that asks for the same machine and threads.
+answering.answer_prompt holds its clock meanwhile. An answer that is there already gets none.
 
 traces/ARM.jsonl has a row a question: question_id, choice, category, arm, and its turns, each with
-its prompt, same_as_record, first (the token of prefill), and rounds (trace_round).
+its prompt, first (the token of prefill), and rounds (trace_round).
 """
 
 import torch

@@ -24,8 +24,7 @@ def pack_answers(run: RunData) -> dict:
                 questions[key]["scores"] = [None] * len(run.records)
             answer = [{"parts": text_parts(t), "tokens": len(t["token_ids"])} for t in row["turns"]]
             for turn, traced in zip(answer, traces.get(key, []), strict=False):
-                if traced["same_as_record"]:
-                    turn |= {"first": traced["first"]["text"], "rounds": traced["rounds"]}
+                turn |= {"first": traced["first"]["text"], "rounds": traced["rounds"]}
             questions[key]["answers"][number] = answer
             scored = run.scored.get(arm, {}).get(key)
             if scored:

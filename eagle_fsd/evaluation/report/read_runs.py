@@ -33,7 +33,7 @@ TURN = fields(
     rounds=ROUND,
 )
 RECORD = fields("question_id", "arm", "category", "session", "temperature", turns=TURN)
-TRACED = fields("same_as_record", "first", rounds=fields("nodes", "path", "emitted"))
+TRACED = fields("first", rounds=fields("nodes", "path", "emitted"))
 TRACE = fields("question_id", "arm", turns=TRACED)
 SCORED = fields("question_id", "scores")
 SCORE = fields("score", "arm", "questions", "mean", "vs_plain", "gained", "lost", "mcnemar_p")
