@@ -9,7 +9,7 @@
 Axes: L context tokens, F features.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import pandas as pd
@@ -48,29 +48,21 @@ def in_turn(
     return {name: taken[WARM_UP:] for name, taken in seconds.items()}
 
 
-def rows_needed(repeats: int, widths: Sequence[int] = WIDTHS) -> int:
+def rows_needed(repeats: int) -> int:
     """By how many positions the measurements of a context go beyond it."""
-    return (WARM_UP + repeats) * len(widths) + max(widths)
+    return (WARM_UP + repeats) * len(WIDTHS) + max(WIDTHS)
 
 
-def time_forwards(
-    model: Model,
-    context: Sequence[int],
-    repeats: int,
-    branches: Iterable[int] = (),
-    widths: Sequence[int] = WIDTHS,
-) -> dict[str, list[float]]:
+def time_forwards(model: Model, context: Sequence[int], repeats: int) -> dict[str, list[float]]:
     """Seconds of every measurement by forward, those of the first column of the table above; the
     sequence in the model's target is lost.
 
     Args:
         context: prompt tokens before the first measurement.
-        branches: branch_top_k of the drafts; default: that of the model's own trees.
-        widths: nodes of the verifications; 1 is among them.
     """
     target, drafter = model.target, model.drafter
     context_L = torch.tensor(context, device=target.device)
-    target.start(len(context) + rows_needed(repeats, widths))
+    target.start(len(context) + rows_needed(repeats))
     _, features_LF = target.prefill(context_L)
     probes: dict[str, Probe] = {}
     if target.has_stock:
@@ -81,21 +73,21 @@ def time_forwards(
         probes["stock"] = step, lambda: None
     # the root is committed, so the context grows by a token a measurement
     commit = partial(target.commit, torch.zeros(1, dtype=torch.int64, device=target.device))
-    for width in widths:
+    for width in WIDTHS:
         probes[f"verify {width}"] = partial(target.verify, _binary_tree(target, width)), commit
     if isinstance(drafter, EagleDrafter):
-        for k in branches or [drafter.tree_config.branch_top_k]:
-            for depth in (SHALLOW_LEVELS, DEEP):
-                # as many drafts as the model's own tree has, where they fit
-                drafts = max(depth, drafter.tree_config.num_draft_tokens)
-                drafts = min(drafts, TreeConfig(depth, depth, k).pool_size)
-                own = drafter.with_tree(TreeConfig(drafts, depth, k))
-                own.reset(len(context) + OBSERVED * (1 + WARM_UP + repeats), context[0])
-                own.observe(features_LF, [*context[1:], context[0]])
-                own.propose()  # takes in the context
-                observe = partial(own.observe, features_LF[-OBSERVED:], context[-OBSERVED:])
-                observe()
-                probes[f"draft {depth}x{k}"] = own.propose, observe
+        k = drafter.tree_config.branch_top_k
+        for depth in (SHALLOW_LEVELS, DEEP):
+            # as many drafts as the model's own tree has, where they fit
+            drafts = max(depth, drafter.tree_config.num_draft_tokens)
+            drafts = min(drafts, TreeConfig(depth, depth, k).pool_size)
+            own = drafter.with_tree(TreeConfig(drafts, depth, k))
+            own.reset(len(context) + OBSERVED * (1 + WARM_UP + repeats), context[0])
+            own.observe(features_LF, [*context[1:], context[0]])
+            own.propose()  # takes in the context
+            observe = partial(own.observe, features_LF[-OBSERVED:], context[-OBSERVED:])
+            observe()
+            probes[f"draft {depth}x{k}"] = own.propose, observe
     seconds = in_turn(target.device, probes, repeats, label=f"forwards at {len(context)}")
     target.close()
     return seconds
