@@ -7,8 +7,8 @@
 
 First a bench of the questions' first turns (evaluate/mt_bench.py), no clock inside; then at every
 --context rounds are profiled (milliseconds by phase, peak memory) and single forwards timed, in
-OUTPUT/rounds/, a run folder too. A target random:SHAPE has random weights, of llama-3.1-8b,
-qwen3-32b or any config.json, and a head random:eagle or random:eagle3:DRAFT_TOKENS: of these only
+OUTPUT/rounds/, a run folder too. A target random:SHAPE has random weights, of llama-3.1-8b
+or any config.json, and a head random:eagle or random:eagle3:DRAFT_TOKENS: of these only
 the forwards mean something, since whether such drafts are accepted is chance. A killed
 run continues where it was: run the same command again. More questions, choices, arms or contexts
 may be added.

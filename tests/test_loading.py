@@ -259,13 +259,10 @@ def tiny_config(**changes) -> LlamaConfig:
     return config
 
 
-@pytest.mark.parametrize(
-    ("name", "parameters"), [("llama-3.1-8b", 8_030_261_248), ("qwen3-32b", 32_762_123_264)]
-)
-def test_built_in_shapes_have_the_published_number_of_parameters(name, parameters):
-    config = load_target_config(f"random:{name}")
+def test_the_built_in_shape_has_the_published_number_of_parameters():
+    config = load_target_config("random:llama-3.1-8b")
     model = random_weights.shaped_model(config, torch.bfloat16, "meta")
-    assert sum(parameter.numel() for parameter in model.parameters()) == parameters
+    assert sum(parameter.numel() for parameter in model.parameters()) == 8_030_261_248
 
 
 @pytest.mark.parametrize("tied", [False, True])

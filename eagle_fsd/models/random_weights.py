@@ -9,13 +9,7 @@ import os
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from torch import nn
-from transformers import (
-    LlamaConfig,
-    PretrainedConfig,
-    PreTrainedModel,
-    PreTrainedTokenizerFast,
-    Qwen3Config,
-)
+from transformers import LlamaConfig, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
 
 from eagle_fsd.config import BadInput
 from eagle_fsd.heads.draft_head import DraftHead, build_head
@@ -31,14 +25,6 @@ SHAPES = {
         intermediate_size=14336,
         num_key_value_heads=8,
         max_position_embeddings=131072,
-    ),
-    "qwen3-32b": lambda: Qwen3Config(
-        hidden_size=5120,
-        intermediate_size=25600,
-        num_hidden_layers=64,
-        num_attention_heads=64,
-        num_key_value_heads=8,
-        max_position_embeddings=40960,
     ),
 }
 # Logits of random rows vary by about 1, and a draft so flat fills the tree's first levels only.
