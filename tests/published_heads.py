@@ -105,9 +105,7 @@ def published() -> dict[str, Published]:
     wide = tensors_of(target=WIDE, embedding=True)
     trained = tensors_of(embedding=True)
     last = without(tensors_of(fused=0, rows=0))
-    legacy = tensors_of(fc_norm=True)
     numbered = {"midlayer.": "layers.0."}
-    old_norms = {f"fc_norm.{i}.": f"aux_norm_{n}." for i, n in enumerate(("low", "mid", "high"))}
     ids = {"feature_layers": (2, 16, 29)}
     yarn = {"rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0}
     yarn = {"rope_scaling": yarn | {"original_max_position_embeddings": 16, "truncate": False}}
@@ -182,13 +180,6 @@ def published() -> dict[str, Published]:
             {"num_hidden_layers": 2},
             THREE | ids | {"num_hidden_layers": 2},
         ),
-        "specforge, TensorRT-LLM's second layer": (
-            MODELOPT | {"num_hidden_layers": 2},
-            renamed(two, numbered | {"layers.1.input_layernorm.": "layers.1.hidden_norm."}),
-            two,
-            {"num_hidden_layers": 2},
-            THREE | ids | {"num_hidden_layers": 2},
-        ),
         # nvidia/Llama-4-Maverick-17B-128E-Eagle3: intermediate_size is an expert's there
         "specforge, Llama 4": (
             MODELOPT | {"model_type": "llama4_text", "intermediate_size_mlp": 29},
@@ -220,13 +211,6 @@ def published() -> dict[str, Published]:
             fused,
             {"norm_output": True},
             THREE | {"fc_norm": True, "norm_output": True, "feature_layers": (1, 8, 16, 29)},
-        ),
-        "specforge, SGLang's older norms": (
-            SPECFORGE | {"use_aux_norm": True},
-            renamed(legacy, old_norms),
-            legacy,
-            {},
-            THREE | {"fc_norm": True},
         ),
         "specforge, q and k normed": (
             SPECFORGE | {"model_type": "qwen3"},

@@ -37,10 +37,9 @@ NESTED = {
 UNSUPPORTED = ("input_norm", "layernorms", "mlp_bias", "parallel_drafting", "kv_lora_rank")
 UNSUPPORTED += ("eh_proj_before_attn", "use_mtp_layernorm")
 # what a name begins with in a file -> what upstream's does: of speculators' EAGLE-1/2, and of every
-# layout of EAGLE-3 (SGLang's llama_eagle3.py has the norms' older names)
+# layout of EAGLE-3
 RENAMES = {"fusion_fc.": "fc.", "transformer.": "layers.0."}
 RENAMES3 = {"model.": "", "layers.0.": "midlayer."}
-RENAMES3 |= {f"aux_norm_{name}.": f"fc_norm.{i}." for i, name in enumerate(("low", "mid", "high"))}
 VLLM_CLASS = "EagleFsdLlamaForCausalLM"  # plugins/vllm registers it
 # written where they are not what every reader takes for granted
 OPTIONAL = ("qk_norm", "use_aux_hidden_state", "target_hidden_size", "norm_before_fc", "fc_norm")
@@ -59,8 +58,6 @@ def renamed(keys: Iterable[str], layout: str, head_type: str) -> dict[str, str]:
         for theirs, ours in table.items():
             if name.startswith(theirs):
                 name = ours + name.removeprefix(theirs)
-        if eagle3 and name.startswith("layers."):  # TensorRT-LLM's and SGLang's name there
-            name = name.replace(".hidden_norm.", ".input_layernorm.")
         if name in names.values():
             other = next(k for k, v in names.items() if v == name)
             raise BadInput(f"{other} and {key} are both the head's {name}")
@@ -111,8 +108,6 @@ def read_config(values: dict, target_layers: int = 0) -> tuple[str, HeadConfig, 
     if values["head_type"] == "eagle3":
         # without a draft vocabulary it may read the target's lm_head (sglang pull request 9739)
         values.setdefault("own_lm_head", values.get("draft_vocab_size") is not None)
-        if values.get("use_aux_norm"):  # SGLang's older name
-            values["fc_norm"] = True
         if values.get("embed_requires_grad"):
             values["own_embedding"] = True
         if values.get("model_type") == "llama4_text":  # whose intermediate_size is an expert's
