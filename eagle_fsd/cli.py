@@ -30,9 +30,6 @@ if TYPE_CHECKING:
     from eagle_fsd.arms import Arm
     from eagle_fsd.models.loaded import Model
 
-# of a progress bar that counts percent of a budget, so that it has an expected end
-SHARE_BAR = "{desc}: {percentage:3.0f}%|{bar}| {elapsed}<{remaining}{postfix}"
-
 
 def run_command(
     run: Callable[..., None], options: Sequence[type], arguments: list[str] | None = None

@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -211,9 +210,8 @@ def test_what_the_template_refuses_is_dropped(tmp_path, target):
     assert 0 < len(kept) < 8 and not any(kept.values())
 
 
-def test_minutes_hold_while_the_first_batch_runs(tmp_path, mute, capsys):
-    """Answers under way are cut at the limit: two minutes took as long as the longest answer. The
-    bar counts what is used of the minutes, and so it has an expected end."""
+def test_minutes_hold_while_the_first_batch_runs(tmp_path, mute):
+    """Answers under way are cut at the limit: two minutes took as long as the longest answer."""
     began = time.monotonic()
     limits = ("--minutes", "0.7", "--max_new_tokens", "1900", "--max_prompt_tokens", "40")
     sources = prompts(tmp_path, *(f"Question {i}?" for i in range(64)))
@@ -221,8 +219,6 @@ def test_minutes_hold_while_the_first_batch_runs(tmp_path, mute, capsys):
     assert time.monotonic() - began < 60
     rows = made(tmp_path / "data")
     assert 0 < len(rows) <= 64 and not all(row["finished"] for row in rows)
-    shares = re.findall(r"making dialogues: +(\d+)%.*?<(\d\d:\d\d|\?)", capsys.readouterr().err)
-    assert any(int(share) > 0 and end != "?" for share, end in shares)
     # a user's turn that the clock cuts is no dropped one
     with pytest.raises(SystemExit, match="no dialogue was made .none dropped"):
         main(options(mute, tmp_path / "none", "--minutes", "0.0005"))

@@ -16,7 +16,6 @@ import torch
 from tqdm import tqdm
 from transformers import PreTrainedTokenizerBase
 
-from eagle_fsd.cli import SHARE_BAR
 from eagle_fsd.config import BadInput
 from eagle_fsd.decoding.target import Target
 from eagle_fsd.models.generate import Request, complete
@@ -149,41 +148,20 @@ class DialogueMaker:
         self._dialogues = self._tokens = 0  # of this process and session
         self._turns_tried = self._turns_kept = 0  # of the target's own
         self._under_way: Wave = {}
-        limited = wanted.dialogues or wanted.answer_tokens or wanted.minutes
         self._bar = tqdm(
             desc="making dialogues",
-            total=100 if limited else None,
-            initial=self._percent(),
-            bar_format=SHARE_BAR if limited else None,
+            unit="dialogue",
             leave=False,
             miniters=0,
             disable=not self.run.processes.is_main,
         )
 
-    def _percent(self) -> float:
-        """What is used of the limit that ends first, as far as this process can see."""
-        wanted, processes = self.wanted, self.run.processes.count
-        shares = [0.0]
-        if wanted.minutes:
-            shares.append((time.monotonic() - self._began) / (60 * wanted.minutes))
-        if wanted.dialogues:
-            left = self._dialogues_left - self._dialogues * processes
-            shares.append(1 - left / wanted.dialogues)
-        if wanted.answer_tokens:
-            left = self._tokens_left - self._tokens * processes
-            shares.append(1 - left / wanted.answer_tokens)
-        return 100 * min(max(shares), 1.0)
-
     def _show(self) -> None:
         """The bar, with what is made by now, and the tokens of what is under way."""
         under_way = sum(len(request.tokens) for request in self._under_way)
-        self._bar.set_postfix(
-            dialogues=self._dialogues,
-            answer_tokens=self._tokens,
-            under_way=under_way,
-            refresh=False,
-        )
-        self._bar.update(max(0.0, self._percent() - self._bar.n))
+        postfix = {"answer_tokens": self._tokens, "under_way": under_way}
+        self._bar.set_postfix(postfix, refresh=False)
+        self._bar.update(0)  # shown when the bar's interval is over
 
     def make(self, target: Target, *, batch_size: int) -> None:
         """Dialogues, `batch_size` at a time, until the limits or the candidates end."""
@@ -220,7 +198,7 @@ class DialogueMaker:
                 self.run.add("dialogues", row | {"seconds": seconds})
                 self._dialogues += 1
                 self._tokens += sum(row["loss_mask"])
-                self._show()
+                self._bar.update()
         except Dropped as reason:
             self.run.add("dropped", {"id": number, "reason": str(reason)})
         return {}

@@ -19,7 +19,7 @@ from safetensors import SafetensorError
 from torch import nn
 from tqdm import tqdm
 
-from eagle_fsd.cli import SHARE_BAR, held_interrupt
+from eagle_fsd.cli import held_interrupt
 from eagle_fsd.config import BadInput
 from eagle_fsd.runs.folder import Run
 from eagle_fsd.runs.jsonl import write_json
@@ -27,6 +27,8 @@ from eagle_fsd.training.data import Batches
 from eagle_fsd.training.recipe import Recipe
 
 LOG_EVERY = 20  # steps; the first step is logged too
+# percent of a budget, so that it has an expected end
+BAR = "{desc}: {percentage:3.0f}%|{bar}| {elapsed}<{remaining}{postfix}"
 PROGRESS = "progress.json"  # names the last complete save
 
 
@@ -80,7 +82,7 @@ class Trainer:
 
         # of the budget, so that an end is expected whether steps or the clock bring it
         percent = {"total": 100, "initial": 100 * min(share(progress), 1)}
-        bar = tqdm(**percent, desc="training", bar_format=SHARE_BAR, disable=hidden)
+        bar = tqdm(**percent, desc="training", bar_format=BAR, disable=hidden)
         with held_interrupt() as interrupted, bar:
             while True:
                 due = time.monotonic() - saved > 60 * self.save_minutes
