@@ -26,11 +26,11 @@ PAIR, WITHOUT_EXACT = ({arm: HAND[arm] for arm in ("plain", x)} for x in ("exact
     ],
 )
 def test_a_plot_is_drawn_where_it_can_be_and_else_its_caption_says_why(records, timed, gain, speed):
-    """As SVG and PDF, the same every time. A gain needs exact, a speed timings, neither plain."""
+    """The same every time. A gain needs exact, a speed timings, neither plain."""
     rows = summarize(records, timed=timed)
     for across, drawn in ((GAIN, gain), (SPEED, speed)):
         plot = plot_curves(rows, across=across)
-        assert plot.keys() == ({"svg", "pdf"} if drawn else set())
+        assert bool(plot) == drawn
         assert caption(rows, across=across).startswith("There is no plot") != drawn
         assert plot == plot_curves(rows, across=across)
 
@@ -54,7 +54,7 @@ def test_the_legend_names_every_arm_and_the_axes_what_they_are(monkeypatch, acro
     assert "tokens per" in axes.get_xlabel() and "minus plain's" in axes.get_ylabel()
     looks = [(c[0].get_color(), c[0].get_marker()) for c in axes.containers]
     assert len(set(looks)) == len(looks) == len(names) - 1
-    assert f">{lines[0]}</text>" in plot_curves(rows, across=across)["svg"].decode()
+    assert f">{lines[0]}</text>" in plot_curves(rows, across=across)
 
 
 def test_captions_claim_what_is_drawn():
@@ -83,6 +83,6 @@ def test_the_front_holds_the_arms_that_none_is_better_than():
 def test_ids_within_the_two_plots_of_a_page_differ():
     """What one draws by reference would else be looked up in the other, which may be hidden."""
     rows = summarize(made_run(8))
-    svgs = [plot_curves(rows, across=across)["svg"].decode() for across in (GAIN, SPEED)]
+    svgs = [plot_curves(rows, across=across) for across in (GAIN, SPEED)]
     one, other = (set(re.findall(r'(?:href="|url\()#(\w+)', svg)) for svg in svgs)
     assert one and other and not one & other

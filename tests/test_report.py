@@ -252,7 +252,7 @@ def test_a_folder_of_something_else_is_left_alone(run_folder, report_folder, tmp
     assert (project / "src" / "thesis.tex").read_text() == "years of work"
 
 
-@pytest.mark.parametrize("own", ["tables", "plot.pdf", "tables/scores.csv"])
+@pytest.mark.parametrize("own", ["tables", "plot_speed.svg", "tables/scores.csv"])
 def test_a_report_that_cannot_be_put_in_place_changes_nothing(
     run_folder, report_folder, tmp_path, own
 ):

@@ -35,23 +35,16 @@ STYLE |= {"axes.labelcolor": INK, "axes.edgecolor": INK, "figure.facecolor": "no
 STYLE |= {"axes.facecolor": "none", "axes.spines.top": False, "axes.spines.right": False}
 
 
-def plot_curves(rows: Sequence[dict], *, across: str = GAIN) -> dict[str, bytes]:
-    """Draw rows, with their 95 % intervals where these are known.
-
-    Returns:
-        The plot's file as "svg" and as "pdf"; nothing where no arm has what is drawn, as caption
-        explains.
-    """
+def plot_curves(rows: Sequence[dict], *, across: str = GAIN) -> str:
+    """Rows as SVG, with their 95 % intervals where these are known; "" where no arm has what is
+    drawn, as caption explains."""
     if not drawn_rows(rows, across)[0]:
-        return {}
-    figure, files = draw_curves(rows, across), {}
+        return ""
+    drawing = BytesIO()
     # of two plots on one page the ids differ, and a plot is the same every time
     with matplotlib.rc_context(STYLE | {"svg.hashsalt": f"eagle_fsd {across}"}):
-        for form, date in {"svg": "Date", "pdf": "CreationDate"}.items():
-            drawing = BytesIO()
-            figure.savefig(drawing, format=form, metadata={date: None})
-            files[form] = drawing.getvalue()
-    return files
+        draw_curves(rows, across).savefig(drawing, format="svg", metadata={"Date": None})
+    return drawing.getvalue().decode()
 
 
 def caption(rows: Sequence[dict], *, across: str = GAIN) -> str:

@@ -4,7 +4,7 @@ report on any number of runs, a folder of its own.
 index.html      everything, in one file that needs nothing else
 report.json     the tables' rows, for programs; its "made_by" marks the folder as a report
 tables/*.csv    arms, by_category, equal_speed, scores
-plot.svg, .pdf  loss against gain, and plot_speed.svg, .pdf against tokens per second
+plot.svg        loss against gain, and plot_speed.svg against tokens per second
 
 Everything that comes from a run is untrusted text: page.html escapes it, page.js puts it in by
 textContent.
@@ -33,7 +33,7 @@ MADE_BY = "eagle_fsd report"  # in it: the folder is a report, and may be replac
 CSV = {title: title.lower().replace(" ", "_") for title in NOTES}  # names of tables
 PLOTS = {GAIN: "plot", SPEED: "plot_speed"}  # names of plots
 WRITTEN = [f"tables/{name}.csv" for name in CSV.values()]
-WRITTEN += [f"{name}.{form}" for name in PLOTS.values() for form in ("svg", "pdf")]
+WRITTEN += [f"{name}.svg" for name in PLOTS.values()]
 WRITTEN += ["index.html"]
 UNFOLDED = 10  # arms with a verdict in sight; one by the rule path always is
 HERE = Path(__file__).parent
@@ -42,8 +42,7 @@ HERE = Path(__file__).parent
 def report_bench(
     bench: Bench, *, scores: Sequence[dict] = (), extra: str = "", further: dict | None = None
 ) -> str:
-    """Write summary.md, .json, .csv, .svg, .pdf and by_category.csv; returns what the terminal
-    shows.
+    """Write summary.md, .json, .csv, .svg and by_category.csv; returns what the terminal shows.
 
     Args:
         scores: rows of task_scores.compare_scores.
@@ -64,16 +63,16 @@ def report_bench(
     write_json(folder / "summary.json", whole)
     write_file(folder / "summary.csv", csv_text(rows))
     write_file(folder / "by_category.csv", csv_text(run.categories))
-    plots = plot_curves(rows)
-    for form, drawing in plots.items():
-        write_file(folder / f"summary.{form}", drawing)
+    svg = plot_curves(rows)
+    if svg:
+        write_file(folder / "summary.svg", svg)
     verdicts = "\n".join(f"- {row['arm']}: {run.verdict(row)}" for row in rows)
     notes = [f"Note: {note}." for note in [*doubts, run.noise_note()] if note]
     sections = {
         name: f"### {name}\n\n{table.note}\n\n{markdown_table(table.rows, table.columns)}"
         for name, table in run_tables(run).items()
     }
-    plot = "![loss against gain](summary.svg)" if plots else ""
+    plot = "![loss against gain](summary.svg)" if svg else ""
     text = [title, verdicts, plot, caption(rows), *sections.values(), extra, *notes]
     write_file(folder / "summary.md", "\n\n".join(filter(None, text)) + "\n")
     page = shown_command("report.py", folder, "--output", f"{folder}_report")
@@ -114,9 +113,9 @@ def write_report(runs: list[RunData], output: Path) -> list[str]:
     downloads = {"arms.csv": ("text/csv", files["tables/arms.csv"])}
     figures = {}
     for across, name in PLOTS.items():
-        plots = plot_curves(drawn, across=across)
-        files |= {f"{name}.{form}": drawing for form, drawing in plots.items()}
-        svg = plots.get("svg", b"").decode()
+        svg = plot_curves(drawn, across=across)
+        if svg:
+            files[f"{name}.svg"] = svg
         downloads[f"{name}.svg"] = "image/svg+xml", svg
         svg = svg[svg.find("<svg") :].replace(INK, "currentColor")
         figures[across] = svg, caption(drawn, across=across)
