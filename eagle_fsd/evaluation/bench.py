@@ -28,9 +28,6 @@ from eagle_fsd.runs.jsonl import append_lines, read_lines
 from eagle_fsd.runs.processes import Processes
 from eagle_fsd.timing import check_timing_alone, rotated
 
-# what a run may be continued with, although it differs
-BAR_WIDTH = 36  # of an arm in the progress bar, whose line may be cut where a terminal ends
-
 Job = tuple[Question, Arm, int]  # an answer to be made; the number is the choice's
 
 
@@ -109,8 +106,7 @@ class Bench:
         traced_ids = {question.question_id for question in self._traced if processes.is_main}
         bar = tqdm(jobs, unit="answer", desc=self.name, disable=not processes.is_main)
         for question, arm, choice in bar:
-            cut = len(arm.text) > BAR_WIDTH
-            bar.set_postfix_str(f"{arm.text[:BAR_WIDTH]}…" if cut else arm.text)
+            bar.set_postfix_str(arm.text)
             traced = choice == 0 and arm.runs_our_loop and question.question_id in traced_ids
             record, trace = self._answered(question, arm, choice, budget=budget, traced=traced)
             self.run.add(arm.slug, record)
