@@ -44,9 +44,6 @@ class ConvertOptions:
         "Which hidden states of the target the head reads, as 2,18,33: number i is what enters "
         "layer i. Empty: those that its config names.",
     )
-    dtype: Literal["", "bfloat16", "float16", "float32"] = option(
-        "", "The dtype of what is written. Empty: that of the head."
-    )
     draft_vocab: int = option(
         0, "Draft this many tokens only, the most frequent ones in --data. 0: as it is."
     )
@@ -72,7 +69,7 @@ class ConvertOptions:
     def _post_check(self) -> None:
         if len(self.check) != 2:
             raise BadInput(f"--check takes a head and a target, got {self.check!r:.200}")
-        if self.head or self.output or self.dtype or self.draft_vocab or self.data or self.to:
+        if self.head or self.output or self.draft_vocab or self.data or self.to:
             raise BadInput("--check only looks: leave --head, --output and what converts out")
 
     def _post_convert(self) -> None:
@@ -113,8 +110,6 @@ def check(options: ConvertOptions) -> None:
 
 def convert(options: ConvertOptions) -> None:
     """Read, check, write and report."""
-    import torch
-
     from eagle_fsd.heads.files import read_head, write_head
     from eagle_fsd.heads.mtp_files import is_mtp
     from eagle_fsd.runs.folder import lock_folder
@@ -129,8 +124,6 @@ def convert(options: ConvertOptions) -> None:
     print(f"read {options.head}: {kind} head; {'; '.join(notes)}")
     if options.draft_vocab:
         head = confined(head, options)
-    if options.dtype:
-        head.to(getattr(torch, options.dtype))
     with lock_folder(Path(options.output)):
         write_head(options.output, head, reader=options.to)
     own = sum(parameter.numel() for parameter in head.parameters())
