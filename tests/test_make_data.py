@@ -213,7 +213,7 @@ def test_what_the_template_refuses_is_dropped(tmp_path, target):
 def test_minutes_hold_while_the_first_batch_runs(tmp_path, mute):
     """Answers under way are cut at the limit: two minutes took as long as the longest answer."""
     began = time.monotonic()
-    limits = ("--minutes", "0.7", "--max_new_tokens", "1900", "--max_prompt_tokens", "40")
+    limits = ("--minutes", "0.7", "--max_new_tokens", "1900")
     sources = prompts(tmp_path, *(f"Question {i}?" for i in range(64)))
     main(options(mute, tmp_path / "data", *limits, sources=sources))
     assert time.monotonic() - began < 60
@@ -228,15 +228,16 @@ def test_first_answers_that_ended_before_the_time_are_kept_as_the_cut_ones_are(
     tmp_path, monkeypatch, terse
 ):
     """Bug held down: a dialogue whose first answer the clock cut was kept, one whose first answer
-    had ended vanished, since its second turn was never begun. The clock ticks whenever it is asked,
-    which is twice at every forward, so that the same answers are under way on every machine."""
+    had ended vanished, since its second turn was never begun. The clock goes on by two
+    seconds whenever it is asked, which is at every forward, so that the same answers are under way
+    on every machine."""
     talks = [{"turns": [f"Question {i}?", "And then?"]} for i in range(12)]
     sources = (str(write_rows(tmp_path / "talks.jsonl", *talks)),)
     firsts = prompts(tmp_path, *(talk["turns"][0] for talk in talks))
     main(options(terse, tmp_path / "first", sources=firsts))
     wanted = {row["user"]: spoken(row) for row in made(tmp_path / "first")}
 
-    clock = SimpleNamespace(monotonic=count().__next__)
+    clock = SimpleNamespace(monotonic=count(step=2).__next__)
     monkeypatch.setattr("eagle_fsd.training.dialogues.time", clock)
     limits = ("--minutes", "0.7", "--features", str(tmp_path / "states"))
     main(options(terse, tmp_path / "cut", *limits, sources=sources))
@@ -249,7 +250,7 @@ def test_first_answers_that_ended_before_the_time_are_kept_as_the_cut_ones_are(
     assert len(list((tmp_path / "states").rglob("*.safetensors"))) == len(rows)
 
     # a user's turn of the target's own that waits for its first answer is no dialogue, nor dropped
-    clock.monotonic = count().__next__
+    clock.monotonic = count(step=2).__next__
     with pytest.raises(SystemExit, match="no dialogue was made") as told:
         main(options(terse, tmp_path / "own", "--minutes", "1.5"))
     assert "prompt too long" not in str(told.value)

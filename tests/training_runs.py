@@ -54,7 +54,7 @@ def write_talks(folder: Path) -> Path:
 
 def data_options(target, output, *more: str, sources: tuple[str, ...] = ("self",)) -> list[str]:
     fixed = "--temperatures 0 --dtype float32 --device cpu --batch_size 32"
-    limits = "--max_new_tokens 20 --max_prompt_tokens 400"
+    limits = "--max_new_tokens 20"
     names = ["--target", str(target), "--output", str(output), "--sources", *sources]
     return [*names, *fixed.split(), *limits.split(), *more]
 

@@ -64,9 +64,6 @@ class DataOptions:
     max_new_tokens: int = option(
         400, "The most tokens that an answer may have; a longer one is cut and ends there."
     )
-    max_prompt_tokens: int = option(
-        1024, "The most tokens that a prompt may have, earlier turns included."
-    )
     exclude: list[str] = option(
         [], "Further question files whose prompts are dropped, beside the benchmarks'."
     )
@@ -94,7 +91,7 @@ class DataOptions:
         # before all rows have said their first turn
         on_cpu = 32 if 0 < self.minutes < 15 else 128
         self.batch_size = self.batch_size or (512 if self.device.startswith("cuda") else on_cpu)
-        check_least(self, "--", batch_size=1, max_new_tokens=1, max_prompt_tokens=1)
+        check_least(self, "--", batch_size=1, max_new_tokens=1)
         check_least(self, "--", dialogues=0, answer_tokens=0, minutes=0)
         for temperature in self.temperatures:
             SamplingConfig(temperature)  # its own check
@@ -111,7 +108,13 @@ def make_data(options: DataOptions) -> None:
     from eagle_fsd.runs.processes import Processes
     from eagle_fsd.runs.provenance import digest
     from eagle_fsd.training import prompts
-    from eagle_fsd.training.dialogues import TURN_TOKENS, ChatFormat, DialogueMaker, Wanted
+    from eagle_fsd.training.dialogues import (
+        PROMPT_TOKENS,
+        TURN_TOKENS,
+        ChatFormat,
+        DialogueMaker,
+        Wanted,
+    )
     from eagle_fsd.training.features import TargetStates
 
     processes = Processes.launched(cpu=not options.device.startswith("cuda"))
@@ -120,10 +123,11 @@ def make_data(options: DataOptions) -> None:
     load.check_device(options.device, options.dtype)
     config = load.load_target_config(options.target)
     positions = getattr(config, "max_position_embeddings", math.inf)
-    if options.max_prompt_tokens + max(options.max_new_tokens, TURN_TOKENS) > positions:
+    room = positions - max(options.max_new_tokens, TURN_TOKENS)  # for a prompt
+    if room < 1:
         raise BadInput(
-            f"--max_prompt_tokens {options.max_prompt_tokens} and --max_new_tokens "
-            f"{options.max_new_tokens} exceed the target's {positions} positions: lower one"
+            f"--max_new_tokens {options.max_new_tokens} leaves a prompt none of the target's "
+            f"{positions} positions: lower it"
         )
     weights = parse_weights(options.sources)
     sources = {name: prompts.read_source(name) for name in weights if name != SELF}
@@ -162,7 +166,8 @@ def make_data(options: DataOptions) -> None:
     states = TargetStates(target, options.features, digests) if options.features else None
     benchmarks = prompts.Benchmarks(excluded)
     wanted = Wanted(**{part.name: getattr(options, part.name) for part in fields(Wanted)})
-    maker = DialogueMaker(wanted, run, candidates, chat, benchmarks, end_ids, states)
+    most = min(PROMPT_TOKENS, room)
+    maker = DialogueMaker(wanted, run, candidates, chat, benchmarks, end_ids, most, states)
     run.begin_session()
     maker.make(target, batch_size=options.batch_size)
     run.finish()
@@ -184,7 +189,7 @@ def summarize(run: "Run") -> dict:
         reasons = ", ".join(f"{n} {reason}" for reason, n in dropped.items())
         raise BadInput(
             f"no dialogue was made ({reasons or 'none dropped'}): give other --sources, or more "
-            "--minutes, --max_prompt_tokens or --answer_tokens"
+            "--minutes or --answer_tokens"
         )
     if len(rows) < len(run.records["dialogues"]):  # two processes have begun one alike
         kept = {row["id"] for row in rows.values()}

@@ -24,6 +24,7 @@ from eagle_fsd.runs.folder import Run
 from eagle_fsd.training.features import TargetStates
 from eagle_fsd.training.prompts import SELF, Benchmarks, Candidate, Conversation, user_turns
 
+PROMPT_TOKENS = 1024  # the most of a prompt, earlier turns included
 TURN_TOKENS = 96  # a user turn of the target's own that does not end within these is thrown away
 # of the first 128 of them an eighth must be usable: a target that does not end its own turns would
 # be asked for ever
@@ -114,7 +115,6 @@ class Wanted:
 
     temperatures: list[float]  # each dialogue draws one
     max_new_tokens: int  # of an answer
-    max_prompt_tokens: int  # earlier turns included
     seed: int
     dialogues: int = 0  # 0: no limit, here and below
     answer_tokens: int = 0
@@ -135,6 +135,7 @@ class DialogueMaker:
     chat: ChatFormat
     benchmarks: Benchmarks
     end_ids: frozenset[int]  # of an answer
+    most_prompt_tokens: int  # earlier turns included
     states: TargetStates | None = None  # keeps the target's states of every dialogue
 
     def __post_init__(self):
@@ -272,7 +273,7 @@ class DialogueMaker:
             # system messages, say; a template that takes none ends before
             except BadInput as error:
                 raise Dropped("template refuses it") from error
-            if prompt is None or len(prompt) > self.wanted.max_prompt_tokens:
+            if prompt is None or len(prompt) > self.most_prompt_tokens:
                 break
             seed, kept = rng.getrandbits(62), None if self.states is None else []
             asked = Request(prompt, limit, temperature, self.end_ids, seed, states=kept)
