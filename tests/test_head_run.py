@@ -12,7 +12,7 @@ import pytest
 import torch
 from reference_tree import paths
 from reference_unroll import slow_unroll
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save
 from tiny import fused_target, prompt_tokens, target_and_head, tiny_target
 
 from eagle_fsd.config import BadInput, TreeConfig
@@ -126,50 +126,35 @@ def test_kept_rows_are_not_computed_again(tmp_path, texts):
     assert len(forwards) == 1
 
 
-@pytest.mark.parametrize("left", [0, 5, 100, -10])
-def test_a_damaged_file_is_told_by_name(tmp_path, texts, left):
-    """Bug held down: a file that was emptied or cut short, by a disk that filled up, say, ended in
-    a traceback of safetensors. Once it is deleted its states are computed again."""
-    states = TargetStates(tiny_target("llama"), tmp_path)
+# contents of a file of states instead of its own: cut short, or tensors by key
+DAMAGES = [
+    *(lambda whole, row_LD, n=n: whole[:n] for n in (0, 5, 100, -10)),
+    lambda _, row_LD: save({"states": row_LD}),
+    lambda _, row_LD: save({"rows": row_LD[:-1]}),
+    lambda _, row_LD: save({"rows": row_LD[:, :-1].contiguous()}),
+    lambda _, row_LD: save({"rows": row_LD[0]}),
+    lambda _, row_LD: save({}),
+]
+
+
+@pytest.mark.parametrize("make", [partial(tiny_target, "llama"), fused_target], ids=["D", "F + D"])
+def test_a_damaged_file_is_told_by_name(tmp_path, texts, make):
+    """Bugs held down: a file that was emptied or cut short, by a disk that filled up, say, or a
+    whole one of other contents, which passed the check before a training, ended in a traceback of
+    safetensors or of torch. Once it is deleted its states are computed again."""
+    states = TargetStates(make(), tmp_path)
     before_LF = states.of(texts[:3])[1][0].clone()  # which lies in the file
     path = states._path(texts[1])
-    path.write_bytes(path.read_bytes()[:left])
-    for ask in (states.of, states.check):
-        with pytest.raises(BadInput, match=f"{path} .*: delete it, .*run the command again"):
-            ask(texts[:3])
-        ask([texts[0], texts[2], texts[4]])
-    path.unlink()
-    states.check(texts)
-    assert torch.equal(states.of(texts[:3])[1][0], before_LF)
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda row_LD: {"states": row_LD},
-        lambda row_LD: {"rows": row_LD[:-1]},
-        lambda row_LD: {"rows": row_LD[:, :-1].contiguous()},
-        lambda row_LD: {"rows": row_LD[0]},
-        lambda row_LD: {},
-    ],
-    ids=["another key", "fewer rows", "narrower rows", "one row", "nothing"],
-)
-@pytest.mark.parametrize("make", [partial(tiny_target, "llama"), fused_target], ids=["D", "F + D"])
-def test_a_whole_file_of_other_contents_is_told_by_name(tmp_path, texts, make, change):
-    """Bug held down: its header was not looked at, so it passed the check before a training, and
-    the step that came to it ended in a traceback of safetensors or of torch."""
-    states = TargetStates(make(), tmp_path)
-    states.of(texts[:3])
-    path = states._path(texts[1])
-    row_LW = load_file(path)["rows"].clone()
-    save_file(change(row_LW), path)
-    for ask in (states.check, states.of):
-        with pytest.raises(BadInput, match=f"{path} .*: delete it, .*run the command again"):
-            ask(texts[:3])
-        ask([texts[0], texts[2], texts[4]])
-    path.unlink()
-    states.check(texts)
-    states.of(texts)
+    whole, row_LD = path.read_bytes(), load_file(path)["rows"].clone()
+    for damaged in DAMAGES:
+        path.write_bytes(damaged(whole, row_LD))
+        for ask in (states.check, states.of):
+            with pytest.raises(BadInput, match=f"{path} .*: delete it, .*run the command again"):
+                ask(texts[:3])
+            ask([texts[0], texts[2], texts[4]])
+        path.unlink()
+        states.check(texts)
+        assert torch.equal(states.of(texts[:3])[1][0], before_LF)
 
 
 def test_states_of_other_targets_lie_apart(tmp_path, texts):
@@ -238,41 +223,27 @@ def used(head) -> list[tuple[str, torch.nn.Parameter]]:
     return [(name, p) for name, p in head.named_parameters() if name not in behind]
 
 
+@torch.inference_mode()
 @pytest.mark.parametrize("kind", ["eagle", "eagle3, 37 tokens", "eagle3, normed residual"])
 @pytest.mark.parametrize(("family", "length"), [("llama", 2), ("gemma3", 9)])
 def test_equals_what_the_drafter_drafts(kind, family, length):
-    """A drafted chain, taken as text: level s of its root has the draft's logits, round by round.
-    Positions, embeddings (Gemma scales its own) and feature shift are those of decoding."""
+    """A drafted chain, taken as text: level s of its root has the draft's logits. Positions,
+    embeddings (Gemma scales its own) and feature shift are those of decoding."""
     target, head = target_and_head(kind, family=family)
-    drafter = EagleDrafter(head, target, TreeConfig(4, 4, 1))
-    text = prompt_tokens(length)
+    drafter, text = EagleDrafter(head, target, TreeConfig(4, 4, 1)), prompt_tokens(length)
     target.start(64)
     drafter.reset(64, 2)
     logits_V, features_LF = target.prefill(torch.tensor(text))
     text.append(logits_V.argmax().item())
     drafter.observe(features_LF, text[1:])
-    for accepted in (3, 0, 4):  # drafts taken in this round, whatever the target thinks of them
-        tree = drafter.propose()
-        logits_NV, features_NF = target.verify(tree)
-        check_chain(target, head, text, tree)
-        path_A = torch.arange(accepted + 1)
-        target.commit(path_A)
-        new = [*tree.token_N[1 : accepted + 1].tolist(), logits_NV[accepted].argmax().item()]
-        drafter.observe(features_NF[path_A], new)
-        text += new
-
-
-@torch.inference_mode()
-def check_chain(target, head, committed: list[int], tree) -> None:
-    """Draft logits of the chain below `committed` against unroll over committed + chain."""
-    depth = tree.size - 1
-    assert tree.parent_N.tolist() == [0, *range(depth)]
-    ids_L = torch.tensor(committed + tree.token_N[1:].tolist())
+    tree = drafter.propose()
+    assert tree.parent_N.tolist() == [0, 0, 1, 2, 3]
+    ids_L = torch.tensor(text + tree.token_N[1:].tolist())
     _, features_1LF = target.hidden_and_features(ids_L[None], use_cache=False)
     embedding_1LD = target.embed(ids_L[1:])[None]
-    hidden_STD = unroll(head, features_1LF[:, :-1], embedding_1LD, steps=depth)[:, 0]
-    for s in range(depth):  # level s + 1 below the last true feature, that of committed[-2]
-        hidden_1D = hidden_STD[s, len(committed) - 2 + s][None]
+    hidden_STD = unroll(head, features_1LF[:, :-1], embedding_1LD, steps=4)[:, 0]
+    for s in range(4):  # level s + 1 below the last true feature, that of text[-2]
+        hidden_1D = hidden_STD[s, len(text) - 2 + s][None]
         if head.lm_head is None:
             logits_R = target.logits(hidden_1D)[0]
         else:

@@ -13,7 +13,6 @@ from safetensors.torch import load_file, save_file
 from test_target import LONG, LONG_FACTORS, TURN
 from tiny import (
     EAGER,
-    MIXED,
     SIZES,
     WIDE,
     WINDOW,
@@ -63,11 +62,12 @@ def scaled_model(family: str) -> PreTrainedModel:
 
 
 @torch.inference_mode()
+@pytest.mark.parametrize("engine", EAGER)
 @pytest.mark.parametrize("family", SCALED)
-def test_logits_have_the_family_s_factor(family):
+def test_logits_have_the_family_s_factor(family, engine):
     """Of trees, of some tokens' readout, of the first layers as a draft model, and of the rows that
     losses read. Bug held down: ten families were refused for it."""
-    target = Target(scaled_model(family))
+    target = Target(scaled_model(family), engine=ENGINES[engine]())
     check_tree_attention(target)
     for seed, length in enumerate([1, LONG]):
         assert largest_error(target, prompt_tokens(length), random_tree(seed)) < 1e-4
@@ -79,19 +79,6 @@ def test_logits_have_the_family_s_factor(family):
     assert target.readout_is_linear
     torch.testing.assert_close(hidden_ND @ target.readout_rows().T, logits_NV)
     torch.testing.assert_close(hidden_ND @ target.readout_rows(token_R).T, logits_NV[:, token_R])
-
-
-@torch.inference_mode()
-@pytest.mark.parametrize("engine", EAGER)
-def test_engines_make_the_family_s_logits(engine):
-    tree, prompt = random_tree(1), torch.tensor(prompt_tokens(LONG))
-    logits = []
-    for name in ("stock", engine):
-        target = Target(scaled_model("granite"), engine=ENGINES[name]())
-        target.start(LONG + tree.size)
-        target.prefill(prompt)
-        logits.append(target.verify(tree)[0])
-    torch.testing.assert_close(*logits, atol=1e-4, rtol=0)
 
 
 def test_a_factor_by_a_name_that_the_family_does_not_know_is_none():
@@ -160,10 +147,6 @@ def test_longrope_targets_read_texts_up_to_the_length_at_which_positions_change(
     assert loaded.max_positions == most
 
 
-def edit_json(file: Path, **changes: object) -> None:
-    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
-
-
 # --- text models out of multimodal checkpoints ----------------------------------------------------
 
 
@@ -188,7 +171,6 @@ def test_a_multimodal_checkpoint_s_text_model_is_the_whole_model_on_text(tmp_pat
         assert largest_error(target, prompt_tokens(length), random_tree(seed)) < 1e-4
     answer = run(target, NoisyTargetDrafter(target, TREES[1], noise=0.5), prompt)
     assert_same(target, prompt, answer.tokens, by_generate(target, prompt))
-    assert_same(target, prompt, answer.tokens, run(target, RootDrafter(), prompt).tokens)
     assert answer.tokens_per_round > 1.2
 
 
@@ -210,30 +192,6 @@ def rename_keys(folder: Path, rename: Callable[[str], str]) -> None:
     save_file(weights, file, metadata={"format": "pt"})
 
 
-# Both ways in which checkpoints name the weights of a text model
-@torch.inference_mode()
-@pytest.mark.parametrize("prefix", ["model.language_model.", "language_model.model."])
-def test_gemma_3n_s_text_model_is_found_by_either_prefix(tmp_path, prefix):
-    """Its whole model cannot be made without the package timm, and is not needed."""
-    text = WIDE | {"intermediate_size": 53, "layer_types": list(MIXED), "sliding_window": WINDOW}
-    text |= {"vocab_size_per_layer_input": 101, "hidden_size_per_layer_input": 8}
-    text |= {"num_kv_shared_layers": 0, "laurel_rank": 4, "activation_sparsity_pattern": None}
-    text |= {"pad_token_id": 0}
-    config = AutoConfig.for_model("gemma3n", text_config=text)
-    own = random_model(config.get_text_config(), seed=0)
-    own.save_pretrained(write_target(tmp_path))
-    config.tie_word_embeddings = False
-    config.save_pretrained(tmp_path)
-    head = "lm_head." if prefix.startswith("model") else "language_model.lm_head."
-    rename_keys(tmp_path, lambda key: key.replace("model.", prefix, 1).replace("lm_head.", head, 1))
-    target, _ = load_target(str(tmp_path), dtype="float32")
-    prompt = torch.tensor([prompt_tokens(LONG)])
-    torch.testing.assert_close(target.model(prompt).logits, own(prompt).logits)
-    drafter, prompt = NoisyTargetDrafter(target, TREES[1], noise=0.5), prompt_tokens(LONG)
-    answer = run(target, drafter, prompt).tokens
-    assert_same(target, prompt, answer, by_generate(target, prompt))
-
-
 def test_a_multimodal_checkpoint_whose_prefix_is_unknown_is_refused_by_its_keys(tmp_path):
     """transformers would fill the text model up with random numbers. A key too many of the text
     model's own is no picture's, and is refused too."""
@@ -251,12 +209,13 @@ def test_a_multimodal_checkpoint_whose_prefix_is_unknown_is_refused_by_its_keys(
 def test_stop_tokens_and_ties_are_those_of_the_whole_checkpoint(tmp_path):
     """generation_config.json is the folder's; without it the whole config's end tokens."""
     write_multimodal(tmp_path, "mistral3")
-    edit_json(tmp_path / "config.json", eos_token_id=[5, 7])
+    file, config = tmp_path / "config.json", json.loads((tmp_path / "config.json").read_text())
+    file.write_text(json.dumps(config | {"eos_token_id": [5, 7]}))
     (tmp_path / "generation_config.json").unlink()
     assert load_target(str(tmp_path), dtype="float32")[0].eos_token_ids == (5, 7)
     (tmp_path / "generation_config.json").write_text('{"eos_token_id": 9}')
     assert load_target(str(tmp_path), dtype="float32")[0].eos_token_ids == (9,)
-    edit_json(tmp_path / "config.json", tie_word_embeddings=True)
+    file.write_text(json.dumps(config | {"tie_word_embeddings": True}))
     weights = load_file(tmp_path / "model.safetensors")
     weights.pop("language_model.lm_head.weight")
     save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
