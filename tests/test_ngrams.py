@@ -20,7 +20,7 @@ from eagle_fsd.drafters.eagle import EagleDrafter
 from eagle_fsd.drafters.hybrid import BRANCH, HybridDrafter
 from eagle_fsd.drafters.ngram import DEEPEST, WIDTHS, NgramDrafter
 from eagle_fsd.drafters.ngram_table import MOST_RECYCLED, RECYCLED, NgramTable, sureness
-from eagle_fsd.drafters.settings import HybridSettings, NgramSettings
+from eagle_fsd.drafters.settings import NgramSettings
 from eagle_fsd.models.loaded import Model
 from eagle_fsd.rules.fsd import Fsd
 
@@ -152,6 +152,39 @@ def test_one_continuation_is_look_up(text, settings, drafts):
         assert row_R[tree.draft_token_R == token] == 1
 
 
+def reference(
+    text: NgramTable, branch: int, deepest: int, *, least: float = 0, heads: DraftTree | None = None
+) -> list[tuple[int, ...]]:
+    """All paths below the root that are worth a look, the likeliest first."""
+    chances: dict[tuple[int, ...], float] = {}
+
+    def walk(path: tuple[int, ...], own: int | None, chance: float) -> None:
+        if path:
+            chances[path] = chance
+        if chance < 3e-4 or len(path) == deepest:
+            return
+        wrong = {}
+        for node in range(1, heads.size if heads and own is not None else 0):
+            if heads.parent_N[node] == own:
+                row_R = heads.draft_logits_ER[heads.draft_row_N[own]].double().softmax(-1)
+                token = heads.token_N[node].item()
+                wrong[token] = (1 - row_R[heads.draft_token_R == token].item(), node)
+        for step, sure in text.after(reduce(text.follow, path, text.last), branch).items():
+            before, node = wrong.get(step, (1.0, None))
+            wrong[step] = (before * (1 - sure), node)
+        for step, (share, node) in wrong.items():
+            if chance * (1 - share) >= least:
+                walk((*path, step), node, chance * (1 - share))
+
+    walk((), 0, 1.0)
+    return sorted(chances, key=lambda path: (-chances[path], len(path)))
+
+
+def paths_of(tree: DraftTree) -> list[tuple[int, ...]]:
+    assert (tree.parent_N[1:] < torch.arange(1, tree.size)).all()
+    return paths(tree.token_N.tolist(), tree.parent_N.tolist())[1:]
+
+
 def test_the_likeliest_are_taken_at_few_widths():
     """As a reference that lists all paths not below `least`, of as many nodes as WIDTHS has."""
     text = [1, 2, 3, 1, 4, 3, 1, 2, 5, 1, 2, 6, 3, 1, 2]
@@ -161,20 +194,11 @@ def test_the_likeliest_are_taken_at_few_widths():
         nodes = drafter.propose().size
         llama().last_logits_NV = -torch.arange(12.0).repeat(nodes, 1)
         drafter.observe(torch.empty(0, 0), [])
-        tree, table = drafter.propose(), drafter._text
-        chances: dict[tuple[int, ...], float] = {}
-        waiting = [((), 1.0)]
-        for path, chance in waiting:  # which grows
-            chances[path] = chance
-            if len(path) < min(most, DEEPEST) and chance > 3e-4:
-                context = reduce(table.follow, path, table.last)
-                for token, sure in table.after(context, branch).items():
-                    if chance * sure >= least:
-                        waiting.append(((*path, token), chance * sure))
-        want = sorted(chances, key=lambda path: -chances[path])[: most + 1]
+        tree = drafter.propose()
+        want = reference(drafter._text, branch, min(most, DEEPEST), least=least)[:most]
         assert tree.size == most + 1 or tree.size in WIDTHS
-        assert tree.size == max(n for n in (*WIDTHS, most + 1) if n <= len(want))
-        assert set(paths_of(tree)) == set(want[1 : tree.size])
+        assert tree.size == max(n for n in (*WIDTHS, most + 1) if n <= len(want) + 1)
+        assert set(paths_of(tree)) == set(want[: tree.size - 1])
         widths.add(tree.size)
     assert len(widths) > 4
 
@@ -217,39 +241,6 @@ def test_rejected_nodes_teach():
 # --- hybrid trees ---------------------------------------------------------------------------------
 
 
-def reference(tree: DraftTree, text: NgramTable, most: int) -> list[tuple[int, ...]]:
-    """The likeliest paths below the root, from a list of all that are worth a look."""
-    distribution_ER = tree.draft_logits_ER.double().softmax(-1)
-    token, parent = tree.token_N.tolist(), tree.parent_N.tolist()
-    columns = tree.draft_token_R.tolist()
-    chances: dict[tuple[int, ...], float] = {}
-
-    def walk(path: tuple[int, ...], own: int | None, chance: float) -> None:
-        if path:
-            chances[path] = chance
-        if chance < 1e-3 or len(path) == DEEPEST:
-            return
-        wrong = {}
-        for node in range(1, len(token)):
-            if own is not None and parent[node] == own:
-                column = columns.index(token[node])
-                said = distribution_ER[tree.draft_row_N[own], column].item()
-                wrong[token[node]] = (1 - said, node)
-        for step, sure in text.after(reduce(text.follow, path, text.last), BRANCH).items():
-            before, node = wrong.get(step, (1.0, None))
-            wrong[step] = (before * (1 - sure), node)
-        for step, (share, node) in wrong.items():
-            walk((*path, step), node, chance * (1 - share))
-
-    walk((), 0, 1.0)
-    return sorted(chances, key=lambda path: -chances[path])[:most]
-
-
-def paths_of(tree: DraftTree) -> list[tuple[int, ...]]:
-    assert (tree.parent_N[1:] < torch.arange(1, tree.size)).all()
-    return paths(tree.token_N.tolist(), tree.parent_N.tolist())[1:]
-
-
 @pytest.mark.parametrize("seed", range(4))
 def test_the_likeliest_drafts_are_taken(seed):
     """As a reference that lists all of them; what hangs below a continuation has no draft row."""
@@ -266,7 +257,8 @@ def test_the_likeliest_drafts_are_taken(seed):
     assert len(set(found)) == len(found) == TREE.num_draft_tokens
     text = NgramTable(3)
     text.extend(prompt)
-    assert set(found) == set(reference(heads, text, TREE.num_draft_tokens))
+    wanted = reference(text, BRANCH, DEEPEST, heads=heads)
+    assert set(found) == set(wanted[: TREE.num_draft_tokens])
     rows = dict(zip(paths_of(heads), heads.draft_row_N[1:].tolist(), strict=True))
     assert tree.draft_row_N[1:].tolist() == [rows.get(path, -1) for path in found]
     assert not set(found) <= set(rows)  # the text repeats itself
@@ -288,10 +280,3 @@ def test_what_repeats_is_accepted(name):
     greedy = [run(target, d, prompt, budget=60).tokens_per_round for d in drafters]
     assert greedy[0] < greedy[1] != greedy[2]
     assert run(target, drafters[1], prompt, rule=Fsd(math.inf), budget=40).fuzzy_share > 0
-
-
-def test_a_model_without_a_head_is_refused():
-    target, _ = target_and_head("eagle")
-    for tree in ("", "7x3x4"):
-        with pytest.raises(BadInput, match="head"):
-            HybridSettings(tree).build(Model(target, None, RootDrafter()))

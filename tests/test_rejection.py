@@ -18,7 +18,7 @@ from tiny import (
     tiny_target,
 )
 
-from eagle_fsd.config import BadInput, SamplingConfig, TreeConfig
+from eagle_fsd.config import SamplingConfig, TreeConfig
 from eagle_fsd.decoding.acceptance import Policy, accept
 from eagle_fsd.decoding.sampling import draw_distinct
 from eagle_fsd.decoding.target import Target
@@ -165,10 +165,3 @@ def test_where_q_is_p_every_draft_of_a_chain_is_accepted(engine):
         assert answers[0].tokens == answers[1].tokens and answers[1].fuzzy_share == 0
         assert answers[1].tokens_per_round == 4
     assert answers[0].tokens == run(stock, RootDrafter(), prompt, budget=13).tokens
-
-
-def test_drafts_that_were_not_drawn_are_refused():
-    target = tiny_target("llama")
-    drafter = EagleDrafter(tiny_head(target), target, CHAIN)
-    with pytest.raises(BadInput, match="are sampled.*add ,sample=1 to the drafter"):
-        run(target, drafter, prompt_tokens(5), rule=Rejection())

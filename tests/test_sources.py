@@ -76,18 +76,14 @@ def test_files(tmp_path, name):
     assert read_source(str(tmp_path / name)) == [[first], [U], None]
 
 
-def test_weights():
-    got = parse_weights(["self=0.6", "a.jsonl=3", "b.jsonl"])
-    assert got == {"self": 0.6, "a.jsonl": 3.0, "b.jsonl": 1.0}
-
-
 def test_candidates_follow_weights_and_seed():
     """The same seed draws the same, another another; shares are the weights'. A source is used up
     once, every record of it, and the others go on; without `self` there is an end."""
-    sources = {"a": [[n] for n in range(700)]}
+    sources, weights = {"a": [[n] for n in range(700)]}, parse_weights(["self=0.7", "a=0.3"])
+    assert weights == {"self": 0.7, "a": 0.3} and parse_weights(["b"]) == {"b": 1}
 
     def first(seed: int) -> list:
-        return list(islice(draw_candidates({"self": 0.7, "a": 0.3}, sources, seed=seed), 2000))
+        return list(islice(draw_candidates(weights, sources, seed=seed), 2000))
 
     assert first(1) == first(1) != first(2)
     assert [number for number, _, _ in first(1)] == list(range(2000))
