@@ -15,7 +15,7 @@ from eagle_fsd.config import BadInput
 from eagle_fsd.evaluation.questions import Question
 from eagle_fsd.models.assets import asset_dir
 from eagle_fsd.tasks import humaneval
-from eagle_fsd.tasks.humaneval import build_program, check_program, extract_code
+from eagle_fsd.tasks.humaneval import check_program, extract_code
 from eagle_fsd.tasks.task_sources import read_task
 
 pytestmark = pytest.mark.processes
@@ -42,15 +42,6 @@ RIGHT = {
 }
 
 
-def test_code_of_right_answers():
-    for form, answer in RIGHT.items():
-        space = {"__name__": "answer"}
-        exec(build_program(PROMPT, extract_code(answer, "area")), space)
-        assert abs(space["area"](2) - 12.566) < 0.01, form
-    assert extract_code(RIGHT["text around"], "area") == WHOLE + "\n"
-    assert extract_code("```js\nx\n```", "area") == "```js\nx\n```"
-
-
 WRONG = {
     "empty": "",
     "cut off": "```python\ndef area(r):\n    return math.pi * (r",
@@ -64,10 +55,14 @@ WRONG = {
 }
 
 
-def test_wrong_answers_fail():
+def test_right_answers_pass_and_wrong_ones_fail():
+    for form, answer in RIGHT.items():
+        assert check_program(answer, PROBLEM) == {"pass@1": 1.0, "parses": True}, form
     for form, answer in WRONG.items():
         whole = form in ("exits in the function", "exits the process", "equal to all")
         assert check_program(answer, PROBLEM) == {"pass@1": 0.0, "parses": whole}, form
+    assert extract_code(RIGHT["text around"], "area") == WHOLE + "\n"
+    assert extract_code("```js\nx\n```", "area") == "```js\nx\n```"
 
 
 def run(body: str, *, test: str = "candidate()", seconds: float = 5) -> str:

@@ -50,19 +50,6 @@ def test_every_dialogue_that_is_kept_trains_something(tmp_path):
             assert bool(kept) == (answer > 0 and prompt + answer > 2)
 
 
-def test_masks_by_hand():
-    """HeadBatch's drawn example; two turns: both answers count, not the user's turn between; the
-    first positions skipped; tokens that may not be drafted."""
-    assert supervised(masked([20, 21, 22, 23, 24], "00011")).int().tolist() == [0, 1, 1, 0]
-    dialogue = masked(list(range(20, 30)), "0001100011")
-    assert supervised(dialogue).int().tolist() == [0, 1, 1, 0, 0, 0, 1, 1, 0]
-    assert supervised(dialogue, skip=2).int().tolist() == [0, 0, 1, 0, 0, 0, 1, 1, 0]
-    allowed_V = torch.ones(40, dtype=torch.bool)
-    allowed_V[[23, 29]] = False  # tokens 3 and 9, which positions 1 and 7 predict
-    counts_T = supervised(dialogue, allowed_V=allowed_V)
-    assert counts_T.int().tolist() == [0, 0, 1, 0, 0, 0, 1, 0, 0]
-
-
 # --- batches --------------------------------------------------------------------------------------
 
 F, D = 7, 5
@@ -169,8 +156,9 @@ def test_noise_depends_on_seed_and_number_alone(dialogues):
     "changes", [{}, {"skip": 4}, {"skip": 2, "allowed_V": torch.arange(V) % 3 > 0}], ids=str
 )
 def test_a_batch_is_that_of_the_drawn_example(dialogues, changes):
-    """Position by position: feature of token i, token and hidden state i+1, whether token i+2
-    counts; zeros behind a dialogue's end. `counted` says how many, and reads no states."""
+    """HeadBatch's: feature of token i, token and hidden state i+1, whether token i+2 counts, in all
+    turns, behind the first positions and if it may be drafted; zeros behind a dialogue's end.
+    `counted` says how many, and reads no states."""
     batches = make(dialogues, **changes)
     allowed_V = changes.get("allowed_V", torch.ones(V, dtype=torch.bool))
     for number in range(batches.per_epoch):
