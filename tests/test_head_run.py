@@ -205,22 +205,18 @@ def test_equals_one_root_at_a_time(head, inputs):
 def test_gradient_flows_through_all_steps(head, inputs):
     """Every weight's gradient is the slow loop's, in which predictions are fed back undetached."""
     steps, root = 3, 5
+    behind = ("norm.weight", "lm_head.weight")  # of EAGLE-3, they come behind the hidden states
+    weights = {name: p for name, p in head.named_parameters() if name not in behind}
     gradients = []
     for last_BD in (
         unroll(head, *inputs, steps=steps)[-1, :, root + steps - 1],
         slow_unroll(head, *inputs, root, steps)[-1],
     ):
         weighted = (last_BD * torch.linspace(-1, 1, last_BD.shape[1])).sum()
-        gradients.append(torch.autograd.grad(weighted, [p for _, p in used(head)]))
-    for (name, _), got, wanted in zip(used(head), *gradients, strict=True):
+        gradients.append(torch.autograd.grad(weighted, list(weights.values())))
+    for name, got, wanted in zip(weights, *gradients, strict=True):
         assert wanted.abs().max() > 1e-3, name
         torch.testing.assert_close(got, wanted, rtol=1e-3, atol=1e-3, msg=name)
-
-
-def used(head) -> list[tuple[str, torch.nn.Parameter]]:
-    """What the hidden states depend on; norm and lm_head of EAGLE-3 come behind them."""
-    behind = ("norm.weight", "lm_head.weight")
-    return [(name, p) for name, p in head.named_parameters() if name not in behind]
 
 
 @torch.inference_mode()

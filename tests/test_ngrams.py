@@ -248,7 +248,8 @@ def test_the_likeliest_drafts_are_taken(seed):
     hybrid = HybridDrafter(EagleDrafter(head, target, TREE))
     alone = EagleDrafter(head, target, TREE)
     prompt = 3 * prompt_tokens(5, seed=seed)
-    _, features_LF = target_started(target, prompt)
+    target.start(len(prompt) + 20)
+    _, features_LF = target.prefill(torch.tensor(prompt))
     for drafter in (hybrid, alone):
         drafter.reset(40, 2)
         drafter.observe(features_LF[:-1], prompt[1:])
@@ -263,11 +264,6 @@ def test_the_likeliest_drafts_are_taken(seed):
     assert tree.draft_row_N[1:].tolist() == [rows.get(path, -1) for path in found]
     assert not set(found) <= set(rows)  # the text repeats itself
     assert tree.max_depth == tree.depth_N.max()
-
-
-def target_started(target, prompt):
-    target.start(len(prompt) + 20)
-    return target.prefill(torch.tensor(prompt))
 
 
 @pytest.mark.parametrize("name", ["eagle", "eagle3, 37 tokens"])
