@@ -42,7 +42,7 @@ def tokens(folder: Path) -> dict:
 
 def test_what_a_run_writes_and_may_be_continued_with(call, models, tmp_path):
     """Exact arms say what plain and generate say. A further question, choice or arm adds its own
-    answers and makes no other again."""
+    answers and makes no other again. The same answers stand in FastChat's format."""
     arms = ["generate", "plain", "exact", "fsd:0", "fsd-paper:0", "path:0.5", "ratio:1"]
     arms += ["exact@ngram:4", "exact@eagle:4x2x2", "exact@language_model:4x2x2"]
     options = bench_options(models, tmp_path)
@@ -73,6 +73,13 @@ def test_what_a_run_writes_and_may_be_continued_with(call, models, tmp_path):
     assert {row["tree"] for row in records.values()} == {"7x3x3"}
     first, second = records[0, 1]["turns"]  # the second continues the arm's own first answer
     assert second["prompt_tokens"] > first["prompt_tokens"] + len(first["token_ids"])
+    # FastChat reads these keys (fastchat/llm_judge/common.py, gen_judgment.py)
+    for answer in rows(tmp_path / "run/answers/exact.jsonl"):
+        assert set(answer) == {"question_id", "answer_id", "model_id", "choices", "tstamp"}
+        assert [choice["index"] for choice in answer["choices"]] == [0, 1]
+        for choice in answer["choices"]:
+            turns = records[answer["question_id"], choice["index"]]["turns"]
+            assert choice["turns"] == [turn["text"] for turn in turns]
 
 
 def test_processes_answer_as_one(call, models, tmp_path):

@@ -10,7 +10,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 from commands import rows
 
-from eagle_fsd.evaluation.questions import read_questions
+from eagle_fsd.evaluation.questions import fastchat_answers, read_questions
 from eagle_fsd.models.assets import asset_dir
 from eagle_fsd.runs.jsonl import write_lines
 from eagle_fsd.tasks.judge import parse_rating
@@ -72,7 +72,7 @@ def write_run(folder, ids=IDS, note=""):
     asked = [q for q in read_questions("") if q.question_id in ids]
     for arm in ARMS:
         records = [
-            {"question_id": question.question_id, "arm": arm}
+            {"question_id": question.question_id, "answer_id": "x", "arm": arm, "tstamp": 0.0}
             | {
                 "turns": [
                     {"prompt": prompt, "text": f"{{{arm}}} {question.question_id} {turn}{note}"}
@@ -114,10 +114,8 @@ def test_requests_ratings_and_scores_are_fastchats(
     monkeypatch.setattr(common, "chat_completion_openai", reply)
     answers, data, played = {}, asset_dir("mt_bench"), tmp_path / "theirs.jsonl"
     for path in (folder / "records").iterdir():
-        for row in rows(path):
-            turns = [turn["text"] for turn in row["turns"]]
-            answer = {"model_id": row["arm"], "choices": [{"index": 0, "turns": turns}]}
-            answers.setdefault(row["arm"], {})[row["question_id"]] = row | answer
+        of_arm = list(fastchat_answers(rows(path)))
+        answers[of_arm[0]["model_id"]] = {row["question_id"]: row for row in of_arm}
     questions = [q for q in rows(data / "question.jsonl") if q["question_id"] in IDS]
     references = common.load_model_answers(str(data / "reference_answer"))
     prompts = common.load_judge_prompts(str(data / "judge_prompts.jsonl"))

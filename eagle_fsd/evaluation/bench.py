@@ -5,9 +5,12 @@ With a launcher the questions are shared out over its processes: each answer has
 so the answers are those of one process, but their times are not to be compared.
 
 records/ARM.jsonl   tokens, times and rounds (runs/folder.py)
+answers/ARM.jsonl   the same answers in FastChat's format, all choices of a question in a line
 traces/ARM.jsonl    the rounds of chosen answers, taken down while these are made
 """
 
+import time
+import uuid
 import zlib
 from dataclasses import asdict, replace
 from functools import cached_property
@@ -20,11 +23,11 @@ from eagle_fsd.cli import BenchOptions, ModelOptions, SamplingOptions, changeabl
 from eagle_fsd.config import BadInput
 from eagle_fsd.decoding.tree import Drafter
 from eagle_fsd.evaluation.answering import answer_prompt, turn_record
-from eagle_fsd.evaluation.questions import Question, check_same_questions, spread
+from eagle_fsd.evaluation.questions import Question, check_same_questions, fastchat_answers, spread
 from eagle_fsd.evaluation.traces import TurnTrace
 from eagle_fsd.models.loaded import Model
 from eagle_fsd.runs.folder import Run
-from eagle_fsd.runs.jsonl import append_lines, read_lines
+from eagle_fsd.runs.jsonl import append_lines, read_lines, write_lines
 from eagle_fsd.runs.processes import Processes
 from eagle_fsd.timing import check_timing_alone, rotated
 
@@ -84,6 +87,10 @@ class Bench:
         if jobs:
             self._answer(jobs)
         self.run.finish()
+        if self.processes.is_main:
+            for name, records in self.run.records.items():
+                path = self._beside("answers", name)
+                write_lines(path, fastchat_answers(list(records.values())))
 
     def _answer(self, jobs: list[Job]) -> None:
         processes = self.processes
@@ -111,7 +118,7 @@ class Bench:
             record, trace = self._answered(question, arm, choice, budget=budget, traced=traced)
             self.run.add(arm.slug, record)
             if traced:
-                append_lines(self._traces_path(arm), [trace])
+                append_lines(self._beside("traces", arm.slug), [trace])
 
     @cached_property
     def model(self) -> Model:
@@ -162,6 +169,8 @@ class Bench:
             **named,
             **asdict(self._sampling),
             "tree": arm.tree or (self.model_options.tree if arm.needs_head else None),
+            "answer_id": uuid.uuid4().hex,
+            "tstamp": time.time(),
             "turns": turns,
         }
         return record, named | {"turns": traces}
@@ -171,7 +180,7 @@ class Bench:
         which a kill leaves, is cut off the traces that are there."""
         untraced = 0
         for arm in self.arms if self._traced else ():
-            path = self._traces_path(arm)
+            path = self._beside("traces", arm.slug)
             rows = read_lines(path, repair=True) if path.is_file() else []
             traced = {row["question_id"] for row in rows}
             traced |= {question.question_id for question, other, _ in jobs if other is arm}
@@ -180,9 +189,10 @@ class Bench:
         if untraced:
             tqdm.write(f"{untraced} answers are there without a trace, and are not made again")
 
-    def _traces_path(self, arm: Arm) -> Path:
-        (self.run.folder / "traces").mkdir(exist_ok=True)
-        return self.run.folder / "traces" / f"{arm.slug}.jsonl"
+    def _beside(self, kind: str, name: str) -> Path:
+        """A file in a folder beside the records."""
+        (self.run.folder / kind).mkdir(exist_ok=True)
+        return self.run.folder / kind / f"{name}.jsonl"
 
     def records(self) -> dict[str, list[dict]]:
         """The records of this run's arms, questions and choices, by arm."""

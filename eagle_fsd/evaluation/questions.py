@@ -102,3 +102,15 @@ def spread(
 def cut(questions: list[Question], turns: int) -> list[Question]:
     """The questions, each with its first turns only; 0: with all."""
     return [replace(question, turns=question.turns[: turns or None]) for question in questions]
+
+
+def fastchat_answers(records: list[dict]) -> list[dict]:
+    """FastChat's model_answer rows (fastchat/llm_judge/gen_model_answer.py), one a question."""
+    rows: dict[int | str, dict] = {}
+    for record in sorted(records, key=lambda record: record.get("choice", 0)):
+        row = {key: record[key] for key in ("question_id", "answer_id")}
+        row |= {"model_id": record["arm"], "choices": [], "tstamp": record["tstamp"]}
+        turns = [turn["text"] for turn in record["turns"]]
+        choices = rows.setdefault(record["question_id"], row)["choices"]
+        choices.append({"index": record.get("choice", 0), "turns": turns})
+    return list(rows.values())
