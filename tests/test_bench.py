@@ -184,7 +184,7 @@ def test_traces_tell_where_tokens_came_from(call, models, tmp_path):
 
 
 def test_a_run_is_continued_as_it_was_only(call, models, tmp_path):
-    """Other settings, another command, another text of an answered question: told, nothing lost."""
+    """Other settings, another command: told, nothing lost."""
     options = [*bench_options(models, tmp_path), "--questions", 1, "--arms", "plain"]
     call(BENCH, *options)
     kept = (tmp_path / "run/records/plain.jsonl").read_bytes()
@@ -194,8 +194,6 @@ def test_a_run_is_continued_as_it_was_only(call, models, tmp_path):
     task += [option for option in options if option not in ("--question_file", path)]
     write_rows(path, *(question | {"reference": ["yes"]} for question in QUESTIONS))
     assert "'command': ('mt_bench', 'tasks')" in call("evaluate/tasks.py", *task)
-    write_rows(path, QUESTIONS[0] | {"turns": ["Say nothing.", "And again?"]})
-    assert "question 0 was answered with other turns" in call(BENCH, *options, "--turns", 0)
     write_rows(path, *QUESTIONS)
     assert "tokens/round" in call(BENCH, *options)
     assert (tmp_path / "run/records/plain.jsonl").read_bytes() == kept

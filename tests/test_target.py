@@ -30,7 +30,6 @@ from transformers import (
 )
 
 from eagle_fsd.config import BadInput
-from eagle_fsd.decoding.cache import TreeCache
 from eagle_fsd.decoding.target import Target
 from eagle_fsd.decoding.tree import DraftTree
 from eagle_fsd.engine.trial import check_tree_attention
@@ -46,31 +45,6 @@ def test_features_of_several_layers_are_the_targets_hidden_states(family):
     target = fused_target(family)
     assert target.feature_layers == tiny_head3().config.fused_layers(LAYERS) == (2, 3, 4)
     assert largest_error(target, prompt_tokens(11), random_tree(1)) < 2e-4
-
-
-def test_a_cache_keeps_the_rows_of_a_path():
-    """Right behind the committed ones, and forgets the tree's others; it gives never more of its
-    buffer than a forward reads, and does not grow."""
-    cache, row_11R1 = TreeCache(2, capacity=9), torch.arange(12.0)[None, None, :, None]
-
-    def append(first: int, end: int) -> list[float]:
-        cache.row_N, cache.end = cache.next_rows(end - first, "cpu"), cache.length + end - first
-        new_11R1 = row_11R1[:, :, first:end]
-        for layer in range(2):
-            keys, values = cache.update(new_11R1, -new_11R1, layer)
-            assert torch.equal(keys, -values)
-        cache.length = cache.end
-        return keys.flatten().tolist()
-
-    assert append(0, 5) == [0, 1, 2, 3, 4]
-    cache.committed = 5
-    assert append(5, 9) == [0, 1, 2, 3, 4, 5, 6, 7, 8]
-    cache.keep_path(torch.tensor([0, 2]))
-    assert (cache.length, cache.committed, cache.get_seq_length()) == (7, 7, 7)
-    assert cache.get_mask_sizes(2, 0) == (9, 0)
-    assert append(11, 12) == [0, 1, 2, 3, 4, 5, 7, 11]
-    with pytest.raises(AssertionError):
-        append(0, 2)
 
 
 HAND_TREE = ([3, 1, 4, 1, 5], [0, 0, 0, 2, 3])  # root: children 1, 2; 2: child 3; 3: child 4
