@@ -119,6 +119,32 @@ def test_a_second_answer_ends_the_first():
         assert any(got) and all(a in (None, b) for a, b in zip(got, alone, strict=True))
 
 
+def test_nothing_is_left_of_an_answer_that_is_over_or_failed(monkeypatch):
+    """Whole, abandoned or failed in prefill or in a round: the cache goes, and the next answer is
+    right. Bugs held down: after a failed prefill it stayed; so did the last answer's until the next
+    one began."""
+    target, prompt = tiny_target("llama", seed=5), prompt_tokens(7, seed=5)
+    drafter = EagleDrafter(tiny_head(target), target, TREES[1])
+    want = run(target, drafter, prompt).tokens
+    assert target.cache is None
+    config = DecodeConfig(Policy(EXACT), StopConfig(20))
+    rounds = decode_rounds(target, drafter, prompt, config)
+    next(rounds), next(rounds)
+    assert target.cache is not None
+    rounds.close()
+    assert target.cache is None
+    for method in ("prefill", "verify"):
+        with monkeypatch.context() as broken, pytest.raises(MemoryError):
+            broken.setattr(target, method, partial(_raise, MemoryError))
+            run(target, drafter, prompt)
+        assert target.cache is None
+        assert run(target, drafter, prompt).tokens == want
+
+
+def _raise(error: type[Exception], *_: object) -> None:
+    raise error
+
+
 @pytest.mark.parametrize("rule", [EXACT, Fsd(0.4), PathRule(0.8)], ids=["exact", "fsd", "path"])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_logits_that_are_no_numbers_are_told(rule, temperature):

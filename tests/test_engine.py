@@ -490,6 +490,19 @@ def test_a_few_functions_are_compiled_for_contexts_of_any_length(tmp_path, monke
     assert counts == [5, 0, 0, 5]
 
 
+@pytest.mark.processes  # long
+@needs_half
+def test_what_cannot_be_compiled_runs_as_it_is_and_says_so(tmp_path, monkeypatch):
+    """A compiler that breaks after loading ends no answer."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    stock, target = pair("llama", "compiled")
+    prompt = prompt_tokens(9)
+    with torch._inductor.config.patch({"cpp.cxx": ("no-such-compiler",)}):
+        with pytest.warns(UserWarning, match="cannot compile, running as engine 'packed': .+"):
+            answer = run(target, RootDrafter(), prompt, budget=5)
+    assert answer.tokens == run(stock, RootDrafter(), prompt, budget=5).tokens
+
+
 @pytest.mark.parametrize("engine", EAGER)
 @pytest.mark.parametrize("block", [1, 29, 40])
 def test_a_prompt_in_blocks_gives_the_tree_of_a_prompt_at_once(engine, block, monkeypatch):

@@ -176,3 +176,14 @@ def test_another_family_is_refused_by_name_or_right(name, dtype):
     assert taken is not False and target.cache is None
     exact = Target(model.float())  # the tree's own error, apart from rounding
     assert largest_error(exact, prompt_tokens(LONG), random_tree(1)) < 1e-4
+
+
+def test_a_second_target_of_a_model_ends_where_the_first_does():
+    """Bug held down: a Target emptied the model's generation config, so that another Target of the
+    same model had no stop tokens."""
+    model = random_model("llama", seed=1)
+    model.generation_config.eos_token_id = [3, 7]
+    model.generation_config.temperature = 0.3
+    first, second = Target(model), Target(model)
+    assert first.eos_token_ids == second.eos_token_ids == (3, 7)
+    assert model.generation_config.temperature is None  # our loop has no such defaults
