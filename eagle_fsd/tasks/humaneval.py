@@ -172,7 +172,8 @@ def bubblewrap() -> list[str]:
     python = {sys.prefix, sys.base_prefix, os.path.realpath(sys.base_prefix)}
     for place in ["/usr", "/lib", "/lib64", "/bin", "/etc/ld.so.cache", *sorted(python)]:
         command += ["--ro-bind-try", place, place]
-    command += ["--dev", "/dev", "--remount-ro", "/dev", "--dir", "/tmp", "--chdir", "/tmp"]
+    command += ["--dev", "/dev", "--remount-ro", "/dev", "--dir", "/tmp"]
+    command += ["--dir", "/answer", "--chdir", "/answer"]  # empty; a checkout may lie in /tmp
     command += ["--remount-ro", "/"]
     runs = subprocess.run([*command, sys.executable, "-V"], capture_output=True).returncode == 0
     return command if runs else []
