@@ -69,14 +69,31 @@ class TreeConfig:
         num_draft_tokens: drafts that are verified each round; a verification is one wider.
         tree_depth: drafted levels, and so the most drafts that a round can accept.
         branch_top_k: children per expanded node, and expanded nodes per level. 1 drafts a chain.
+        keep: the least probability of a path that a node is verified for, by the drafter; 0 keeps
+            num_draft_tokens nodes in every round, as EAGLE-2 does.
+        deepen: the least probability of a level's best path for which one more level is drafted;
+            0 drafts tree_depth levels in every round.
+
+    keep and deepen are prices. A node of path probability p brings p tokens, and costs the time to
+    verify it; one more level brings at most its best path's p times the chance that the next token
+    is right, and costs a step of the drafter and a node. So each is worth its time while p is at
+    least its cost over the time that a token is worth, the reciprocal of tokens a second
+    (docs/speed.md#trees-by-price; CaDDTree, arXiv 2606.01813, and SMART, 2604.09731, have the law).
     """
 
     num_draft_tokens: int = 59
     tree_depth: int = 6
     branch_top_k: int = 10
+    keep: float = 0.0
+    deepen: float = 0.0
 
     def __post_init__(self):
         check_least(self, num_draft_tokens=1, tree_depth=1, branch_top_k=1)
+        for name in ("keep", "deepen"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise BadInput(
+                    f"{name} is a probability, 0 to 1 (0: off), got {getattr(self, name)}"
+                )
         if self.num_draft_tokens < self.tree_depth:
             raise BadInput(
                 f"num_draft_tokens {self.num_draft_tokens} cannot fill tree_depth "
@@ -102,19 +119,20 @@ class TreeConfig:
 
 # What training and replay compare heads by, and the tables of quality are of
 SMALL_TREE = TreeConfig(num_draft_tokens=15, tree_depth=4, branch_top_k=6)
-# What a CPU verifies: six rows cost hardly more than one there, further ones as much as they are
-# (docs/speed.md#the-tree-that-fits-a-machine)
-CPU_TREE = TreeConfig(num_draft_tokens=5, tree_depth=3, branch_top_k=4)
+# On a CPU a node costs a tenth of a plain step and a level as much, so that each has to be worth it
+CPU_TREE = TreeConfig(num_draft_tokens=12, tree_depth=6, branch_top_k=4, keep=0.1, deepen=0.4)
 
 
 def default_tree(device: str) -> TreeConfig:
-    """5 drafts on a CPU, 59 on any other device."""
+    """A tree by price on a CPU, 59 drafts on any other device."""
     return CPU_TREE if device == "cpu" else TreeConfig()
 
 
 def tree_name(tree: TreeConfig) -> str:
-    """Drafts x levels x top-k: "15x4x6"."""
-    return f"{tree.num_draft_tokens}x{tree.tree_depth}x{tree.branch_top_k}"
+    """Drafts x levels x top-k, and the prices that are set: "12x6x4,keep=0.1,deepen=0.4"."""
+    name = f"{tree.num_draft_tokens}x{tree.tree_depth}x{tree.branch_top_k}"
+    prices = {"keep": tree.keep, "deepen": tree.deepen}
+    return name + "".join(f",{key}={value:g}" for key, value in prices.items() if value)
 
 
 def parse_tree(text: str) -> TreeConfig:
@@ -123,10 +141,23 @@ def parse_tree(text: str) -> TreeConfig:
     Raises:
         BadInput: not of that form, or a shape that TreeConfig refuses.
     """
-    parts = text.split("x")
+    shape, *prices = text.split(",")
+    parts = shape.split("x")
     if len(parts) != 3 or not all(part.isdecimal() and len(part) < 10 for part in parts):
         raise BadInput(f"a tree is DRAFTSxLEVELSxTOPK, such as 15x4x6; got {text!r:.200}")
-    return TreeConfig(*map(int, parts))
+    numbers = {}
+    for price in prices:
+        name, _, value = price.partition("=")
+        try:
+            numbers[name] = float(value)
+        except ValueError:
+            name = ""
+        if name not in ("keep", "deepen"):
+            raise BadInput(
+                "behind a tree's shape stand keep and deepen, such as "
+                f"12x6x4,keep=0.1,deepen=0.4; got {text!r:.200}"
+            )
+    return TreeConfig(*map(int, parts), **numbers)
 
 
 def as_tree(tree: TreeConfig | str | None) -> TreeConfig | None:

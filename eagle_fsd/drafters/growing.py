@@ -196,7 +196,11 @@ class GrowingDrafter(Drafter):
             if uniform_EK is not None:
                 uniform_KK, uniform_EK = uniform_EK.tensor_split([logits_KR.shape[0]])
                 drawn_KK = draw_distinct(logits_KR, uniform_KK, self._sampling)
-            grower.add_level(logits_KR, drawn_KK)
+            best_score = grower.add_level(logits_KR, drawn_KK)
+            # one more level has to be worth its time; on an accelerator it would have to be waited
+            # for, so there all levels are drafted
+            if shape.least_best is not None and best_score.item() < shape.least_best:
+                break
         # 4. The tree's rows are forgotten; the best candidates are the tree.
         cache.length = base
         return grower.finish(token_T[-1:])
@@ -212,8 +216,8 @@ class GrowingDrafter(Drafter):
 class TreeShape:
     """What all trees of a shape have in common: tables on the device, made once.
 
-    A tree's pool are its candidates, branch_top_k of every expanded node in the order in which
-    those were run, and last the root.
+    A tree's pool are the root, and its candidates, branch_top_k of every expanded node in the order
+    in which those were run. A tree of fewer levels has the first of them.
 
     Attributes:
         root_1, root_score_1: the root's place in the pool, and its score.
@@ -229,12 +233,15 @@ class TreeShape:
         K, E = config.branch_top_k, config.num_expanded
         self.config = config
         self.row_E = torch.arange(E, device=device)
-        self.root_1, self.root_score_1 = self.row_E[:1] + E * K, torch.zeros(1, device=device)
-        self.parent_row_P = torch.cat([self.row_E.repeat_interleave(K), self.row_E[:1]])
+        self.root_1, self.root_score_1 = self.row_E[:1], torch.zeros(1, device=device)
+        self.parent_row_P = torch.cat([self.root_1, self.row_E.repeat_interleave(K)])
         self.no_row_P = torch.full_like(self.parent_row_P, -1)
         self.no_node_E = self.row_E.new_zeros(E + 1)
         self.node_N = torch.arange(config.num_draft_tokens + 1, device=device)
         self.own_KK = torch.eye(K, dtype=torch.bool, device=device)
+        self.least_score = math.log(config.keep) if config.keep else None
+        on_cpu = self.row_E.device.type == "cpu"
+        self.least_best = math.log(config.deepen) if config.deepen and on_cpu else None
         self.level_E = self.row_E[: E - 1] // K
 
 
@@ -257,8 +264,10 @@ class TreeGrower:
         self._expanded_E = [shape.root_1]  # where in the pool each expanded node is
         self._logits_ER: list[torch.Tensor] = []
 
-    def add_level(self, logits_KR: torch.Tensor, drawn_KK: torch.Tensor | None = None) -> None:
-        """Add the children of the nodes just run.
+    def add_level(
+        self, logits_KR: torch.Tensor, drawn_KK: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Add the children of the nodes just run; returns the best one's score, [].
 
         Args:
             logits_KR: the drafter's raw logits at the root ([1, R], first call) or at the frontier,
@@ -284,6 +293,7 @@ class TreeGrower:
         self._score_P.append(score_KK.flatten())
         self._logits_ER.append(logits_KR)
         self.levels += 1
+        return score_KK.amax()
 
     def frontier(self) -> tuple[torch.Tensor, torch.Tensor]:
         """The nodes to run next, the branch_top_k best of the last level.
@@ -295,11 +305,11 @@ class TreeGrower:
         K, score_P = self.shape.config.branch_top_k, self._score_P[-1]
         if self.levels == 1:  # the root's children come in that order
             best_K, self._score_K = self.shape.row_E[:K], score_P
-            self._expanded_E.append(best_K)
+            self._expanded_E.append(1 + best_K)
         else:
             ranked = score_P.sort(descending=True, stable=True)
             best_K, self._score_K = ranked.indices[:K], ranked.values[:K]
-            self._expanded_E.append(best_K + K * (1 + (self.levels - 2) * K))
+            self._expanded_E.append(1 + best_K + K * (1 + (self.levels - 2) * K))
         return self._token_P[-1].index_select(0, best_K), best_K // K
 
     def finish(self, root_token: torch.Tensor) -> DraftTree:
@@ -313,16 +323,21 @@ class TreeGrower:
             root_token: token id of the root, int64 [] or [1].
         """
         shape = self.shape
-        token_P = torch.cat([*self._token_P, root_token.reshape(1)])
-        score_P = torch.cat([*self._score_P, shape.root_score_1])
+        token_P = torch.cat([root_token.reshape(1), *self._token_P])
+        score_P = torch.cat([shape.root_score_1, *self._score_P])
+        expanded_E = torch.cat(self._expanded_E)
         # of two alike the earlier is taken, which torch.topk does not promise
-        ranked_P = score_P[:-1].sort(descending=True, stable=True).indices
-        keep_M = ranked_P[: shape.config.num_draft_tokens].sort().values
+        ranked = score_P[1:].sort(descending=True, stable=True)
+        most = shape.config.num_draft_tokens
+        if shape.least_score is not None:  # the best come first, so that these are connected too
+            most = min(most, (ranked.values >= shape.least_score).sum().item())
+        keep_M = 1 + ranked.indices[:most].sort().values
         pool_N = torch.cat([shape.root_1, keep_M])
-        row_P = shape.no_row_P.index_copy(0, torch.cat(self._expanded_E), shape.row_E)
+        row_E = shape.row_E[: len(expanded_E)]
+        row_P = shape.no_row_P.index_copy(0, expanded_E, row_E)
         row_N = row_P.index_select(0, pool_N)
         # -1 is the last place of the table, which no parent's row is
-        node_of_E = shape.no_node_E.index_put((row_N,), shape.node_N)
+        node_of_E = shape.no_node_E.index_put((row_N,), shape.node_N[: len(pool_N)])
         parent_row_N = shape.parent_row_P.index_select(0, pool_N)
         return DraftTree(
             token_P.index_select(0, pool_N),
