@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from eagle_fsd.config import BadInput, SamplingConfig
+from eagle_fsd.config import BadInput, SamplingConfig, tree_name
 from eagle_fsd.decoding.acceptance import Policy
 from eagle_fsd.decoding.tree import Drafter, RootDrafter
 from eagle_fsd.decoding.verified import Guard, Rule
@@ -78,7 +78,8 @@ class Arm:
     @property
     def tree(self) -> str:
         """The shape of its trees, if the arm names one: "7x3x4", else ""."""
-        return self.drafter.tree if self.drafts else ""
+        named = self.drafter.shape if self.drafts else None
+        return tree_name(named) if named else ""
 
     @property
     def value(self) -> float | None:
@@ -135,8 +136,8 @@ def parse_arm(text: str, *, tree: str = "") -> Arm:
         drafter, _ = _parse(drafter_text if at else DEFAULT_DRAFTER, DRAFTERS, "drafter", {})
     except BadInput as error:
         raise BadInput(f"arm {text!r}: {error}") from error
-    if drafter.needs_head and tree and drafter.tree == tree:
-        drafter = replace(drafter, tree="")
+    if drafter.needs_head and drafter.shape and tree_name(drafter.shape) == tree:
+        drafter = replace(drafter, tree="", keep=0.0, deepen=0.0)
     limits = [_named(guard, GUARDS).replace(":", "=") for guard in guards]
     whole = ",".join([_named(rule, RULES), *limits])
     if (drafted := _named(drafter, DRAFTERS)) != DEFAULT_DRAFTER:

@@ -61,7 +61,8 @@ class HybridDrafter(Drafter):
                 both[offered] = node, 1 - (1 - own_sure) * (1 - sure)
             return both
 
-        self._nodes = nodes = likeliest(self._text, offers, self.max_nodes, DEEPEST)
+        least = self.eagle.tree_config.keep
+        self._nodes = nodes = likeliest(self._text, offers, self.max_nodes, DEEPEST, least)
         rows = [-1 if node.own is None else row[node.own] for node in nodes]
         device = tree.token_N.device
         return tree_of(nodes, rows, tree.draft_logits_ER, tree.draft_token_R, device)

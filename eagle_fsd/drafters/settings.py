@@ -3,10 +3,10 @@
 A drafter's own file, and with it transformers, is imported when it is built.
 """
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import ClassVar, Protocol
 
-from eagle_fsd.config import BadInput, check_flag, check_least, parse_tree, tree_name
+from eagle_fsd.config import BadInput, TreeConfig, check_flag, check_least, parse_tree, tree_name
 from eagle_fsd.decoding.tree import Drafter
 from eagle_fsd.decoding.verified import Guard
 from eagle_fsd.drafters.ngram_table import MAX_NGRAMS, MOST_RECYCLED
@@ -34,7 +34,7 @@ class DrafterSettings(Protocol):
         needs_head: a draft head must be loaded for it.
         head: the name of the one that it needs, if that is not any.
         needs_draft_model: or a second language model.
-        tree: the shape of its trees, if it is named; "": the model's, or it has none.
+        shape: of its trees, if it is named; None: the model's, or it has none.
         vocab_size: see Drafter, as far as it is known before the drafter is built.
         greedy_guards: the guards that a lossy rule has by default on its trees, at temperature 0.
     """
@@ -42,7 +42,7 @@ class DrafterSettings(Protocol):
     needs_head: ClassVar[bool] = False
     head: ClassVar[str] = ""
     needs_draft_model: ClassVar[bool] = False
-    tree: str = ""
+    shape: TreeConfig | None = None
     vocab_size: ClassVar[int | None] = None
     greedy_guards: ClassVar[tuple[Guard, ...]] = ()
 
@@ -61,36 +61,75 @@ class DrafterSettings(Protocol):
 
 
 @dataclass(frozen=True)
-class EagleSettings(DrafterSettings):
-    """The head's trees, as arms write them (`exact@eagle:7x3x4`).
+class HeadTree(DrafterSettings):
+    """What all trees of a head have in common.
 
     Attributes:
-        tree: a shape, DRAFTSxLEVELSxTOPK; "": the model's.
-        sample: 1: drafts are drawn, as rule rejection needs them (growing.py); 0: the best.
+        tree: a shape, DRAFTSxLEVELSxTOPK; "": the model's, with its prices.
+        keep, deepen: the prices of a tree that is named (config.TreeConfig); 0: none.
     """
 
     needs_head: ClassVar[bool] = True
     tree: str = ""
+    keep: float = 0.0
+    deepen: float = 0.0
+
+    def __post_init__(self):
+        if self.shape is not None:  # spelled as tree_name does
+            object.__setattr__(self, "tree", tree_name(replace(self.shape, keep=0.0, deepen=0.0)))
+        elif self.keep or self.deepen:
+            raise BadInput("keep and deepen are prices of a tree: name one, as in :12x6x4,keep=0.1")
+
+    @property
+    def shape(self) -> TreeConfig | None:
+        if not self.tree:
+            return None
+        return replace(parse_tree(self.tree), keep=self.keep, deepen=self.deepen)
+
+    def grown(self, model: LoadedModels, *, samples: bool = False) -> Drafter:
+        """The model's drafter with these trees; BadInput if it has no head."""
+        from eagle_fsd.drafters.eagle import EagleDrafter
+
+        if not isinstance(model.drafter, EagleDrafter):
+            raise BadInput(
+                "these trees need a draft head; the model was loaded without one: name one with "
+                "--head, or draft with @ngram"
+            )
+        tree = self.shape or model.drafter.tree_config
+        if samples:  # which drafts are there must not depend on what was drawn
+            tree = replace(tree, keep=0.0, deepen=0.0)
+        return model.drafter.with_tree(tree, samples=samples)
+
+
+@dataclass(frozen=True)
+class EagleSettings(HeadTree):
+    """The head's trees, as arms write them (`exact@eagle:7x3x4`).
+
+    Attributes:
+        tree, keep, deepen: see HeadTree.
+        sample: 1: drafts are drawn, as rule rejection needs them (growing.py), in trees without
+            prices; 0: the best.
+    """
+
     sample: int = 0
 
     def __post_init__(self):
         check_flag("sample", self.sample)
-        _check_tree(self)
+        super().__post_init__()
+        if self.sample and (self.keep or self.deepen):
+            raise BadInput(
+                "keep and deepen prune by what was drafted, which would bias drafts that are "
+                "drawn: leave them out beside sample=1"
+            )
 
     @property
     def samples(self) -> bool:
         return bool(self.sample)
 
     def build(self, model: LoadedModels) -> Drafter:
-        if not self.tree and not self.sample:
+        if self.shape is None and not self.sample:
             return model.drafter
-        from eagle_fsd.drafters.eagle import EagleDrafter
-
-        if not isinstance(model.drafter, EagleDrafter):
-            what = f"tree {self.tree}" if self.tree else "sample=1"
-            raise BadInput(f"{what} needs a draft head; the model was loaded without one")
-        tree = parse_tree(self.tree) if self.tree else model.drafter.tree_config
-        return model.drafter.with_tree(tree, samples=self.samples)
+        return self.grown(model, samples=self.samples)
 
 
 @dataclass(frozen=True)
@@ -114,12 +153,12 @@ class MtpSettings(EagleSettings):
 
 
 @dataclass(frozen=True)
-class HybridSettings(DrafterSettings):
+class HybridSettings(HeadTree):
     """The trees, as arms write them (`exact@hybrid:15x4x6`).
 
     Attributes:
-        tree: DRAFTSxLEVELSxTOPK; the head's levels, and how many drafts it and the text have
-            together. "": the model's.
+        tree, keep, deepen: see HeadTree; the levels are the head's, the drafts those of it and of
+            the text together.
         max_ngram: longest n-gram that is looked up.
         recycle: how many of the target's own top tokens are kept of every verified node, accepted
             or not; 0: none.
@@ -128,29 +167,23 @@ class HybridSettings(DrafterSettings):
     these trees repeats it until the budget ends (results/rule_front).
     """
 
-    needs_head: ClassVar[bool] = True
     greedy_guards: ClassVar[tuple[Guard, ...]] = (NoRepeat(3), Ends(1))
-    tree: str = ""
     max_ngram: int = 3
     recycle: int = 0
 
     def __post_init__(self):
+        super().__post_init__()
         check_least(self, max_ngram=1)
         _check_recycle(self.recycle)
-        _check_tree(self)
 
     @property
     def learns(self) -> bool:
         return self.recycle > 0
 
     def build(self, model: LoadedModels) -> Drafter:
-        from eagle_fsd.drafters.eagle import EagleDrafter
         from eagle_fsd.drafters.hybrid import HybridDrafter
 
-        eagle = EagleSettings(self.tree).build(model)
-        if not isinstance(eagle, EagleDrafter):
-            raise BadInput("hybrid needs a draft head; the model was loaded without one")
-        return HybridDrafter(eagle, self.max_ngram, self.recycle)
+        return HybridDrafter(self.grown(model), self.max_ngram, self.recycle)
 
 
 @dataclass(frozen=True)
@@ -171,6 +204,10 @@ class LanguageModelSettings(DrafterSettings):
         object.__setattr__(self, "tree", tree_name(parse_tree(self.tree)))
 
     @property
+    def shape(self) -> TreeConfig:
+        return parse_tree(self.tree)
+
+    @property
     def samples(self) -> bool:
         return bool(self.sample)
 
@@ -179,8 +216,8 @@ class LanguageModelSettings(DrafterSettings):
             raise BadInput("language_model drafts with a second model: name it with --draft_model")
         from eagle_fsd.drafters.language_model import LanguageModelDrafter
 
-        pair, tree = (model.draft_model, model.target), parse_tree(self.tree)
-        return LanguageModelDrafter(*pair, tree, samples=self.samples)
+        pair = model.draft_model, model.target
+        return LanguageModelDrafter(*pair, self.shape, samples=self.samples)
 
 
 @dataclass(frozen=True)
@@ -242,12 +279,6 @@ DRAFTERS: dict[str, type[DrafterSettings]] = {
     "mtp": MtpSettings,  # trees of the MTP layer that the target's checkpoint brings
     "ngram": NgramSettings,  # what followed the same tokens before in the text
 }
-
-
-def _check_tree(settings: EagleSettings | HybridSettings) -> None:
-    """Refuse a shape that is none, by a BadInput, and spell it as tree_name does."""
-    if settings.tree:
-        object.__setattr__(settings, "tree", tree_name(parse_tree(settings.tree)))
 
 
 def _check_recycle(recycle: int) -> None:
