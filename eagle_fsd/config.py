@@ -119,12 +119,13 @@ class TreeConfig:
 
 # What training and replay compare heads by, and the tables of quality are of
 SMALL_TREE = TreeConfig(num_draft_tokens=15, tree_depth=4, branch_top_k=6)
-# On a CPU a node costs a tenth of a plain step and a level as much, so that each has to be worth it
-CPU_TREE = TreeConfig(num_draft_tokens=12, tree_depth=6, branch_top_k=4, keep=0.1, deepen=0.4)
+# What a CPU verifies: six rows cost hardly more than one there, further ones as much as they are
+# (docs/speed.md#the-tree-that-fits-a-machine)
+CPU_TREE = TreeConfig(num_draft_tokens=5, tree_depth=3, branch_top_k=4)
 
 
 def default_tree(device: str) -> TreeConfig:
-    """A tree by price on a CPU, 59 drafts on any other device."""
+    """5 drafts on a CPU, 59 on any other device."""
     return CPU_TREE if device == "cpu" else TreeConfig()
 
 

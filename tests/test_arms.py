@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 from eagle_fsd.arms import parse_arm, parse_arms
-from eagle_fsd.config import BadInput, SamplingConfig
+from eagle_fsd.config import BadInput, SamplingConfig, parse_tree, tree_name
 from eagle_fsd.decoding.divergence import ALIASES
 from eagle_fsd.rules.fsd import Exact, Fsd
 from eagle_fsd.rules.guards import Ends, NoRepeat
@@ -17,6 +17,7 @@ RULE_TEXTS += ["fsd:0.3,child=draft", "fsd:0.3,child=draft,divergence=kl_target_
 RULE_TEXTS += ["path:2", "hold:0.03,by=ratio", "random:0.2,child=sample"]
 GUARD_TEXTS = ["", ",no_repeat=2", ",ends=1", ",no_repeat=10,ends=1"]
 DRAFTER_TEXTS = ["", "@eagle:7x3x4", "@ngram:10", "@ngram:5,max_ngram=2", "@hybrid:7x3x4"]
+DRAFTER_TEXTS += ["@eagle:12x6x4,keep=0.1,deepen=0.4", "@hybrid:12x6x4,keep=0.1"]
 DRAFTER_TEXTS += ["@language_model", "@language_model:12x3x4,sample=1", "@eagle,sample=1"]
 
 
@@ -87,6 +88,10 @@ def test_a_value_that_is_named_is_answered_by_the_text_that_works(text, offered)
 def test_an_arm_that_names_the_tree_of_the_run_is_the_one_that_names_none():
     assert parse_arm("exact@eagle:15x4x6", tree="15x4x6").text == "exact"
     assert parse_arm("exact@hybrid:15x4x6", tree="15x4x6").text == "exact@hybrid"
+    priced = "12x6x4,keep=0.1,deepen=0.4"
+    assert parse_arm(f"exact@eagle:{priced}", tree=priced).text == "exact"
+    assert parse_arm("exact@eagle:12x6x4", tree=priced).tree == "12x6x4"
+    assert parse_arm(f"exact@eagle:{priced}").tree == tree_name(parse_tree(priced)) == priced
     assert parse_arm("exact@eagle:7x3x4", tree="15x4x6").text == "exact@eagle:7x3x4"
     sampled = parse_arm("rejection@eagle:15x4x6,sample=1", tree="15x4x6")
     assert sampled.text == "rejection@eagle,sample=1"

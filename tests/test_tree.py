@@ -4,6 +4,7 @@ Axes: N nodes, V vocabulary, K branch_top_k.
 """
 
 import functools
+import itertools
 import random
 from collections.abc import Callable
 
@@ -11,9 +12,11 @@ import numpy as np
 import pytest
 import reference_tree as reference
 import torch
+from tiny import prompt_tokens, tiny_head, tiny_target
 
 from eagle_fsd.config import TreeConfig
 from eagle_fsd.decoding.tree import DraftTree
+from eagle_fsd.drafters.eagle import EagleDrafter
 from eagle_fsd.drafters.growing import TreeGrower, TreeShape
 
 V = 23
@@ -165,6 +168,38 @@ def test_no_orphans_when_half_precision_drafts_are_peaked(dtype, scale):
         tied_with_parent += sum(score[path] == score[path[:-1]] for path in kept[1:])
         assert sorted(score[path] for path in kept[1:]) == sorted(pool)[-23:]
     assert tied_with_parent > 50
+
+
+@torch.inference_mode()
+def test_a_tree_by_price_is_the_part_of_a_large_tree_that_is_worth_it():
+    """Of all candidates those of at least `keep`, on the levels down to the first whose best path
+    is below `deepen`; a tree may be its root alone, and at 0 and 0 it is EAGLE-2's."""
+    target = tiny_target("llama")
+    head, sizes, levels = tiny_head(target), set(), set()
+    for seed, (keep, deepen) in itertools.product(
+        range(6), [(0, 0), (0.02, 0), (0.01, 0.2), (1, 1)]
+    ):
+        prompt = torch.tensor(prompt_tokens(9, seed=seed))
+        trees = []
+        for prices in ({}, {"keep": keep, "deepen": deepen}):
+            drafter = EagleDrafter(head, target, TreeConfig(36, 3, 4, **prices))  # the whole pool
+            drafter.reset(20, prompt[0].item())
+            _, features_LF = target.hidden_and_features(prompt[None], use_cache=False)
+            drafter.observe(features_LF[0], [*prompt[1:].tolist(), 7])
+            trees.append(drafter.propose())
+        whole, priced = trees
+        best = [whole.score_N[whole.depth_N == level].max().exp().item() for level in (1, 2, 3)]
+        drafted = next((level for level in (1, 2) if best[level - 1] < deepen), 3)
+        paths, probs = tree_paths(whole), whole.score_N.exp().tolist()
+        worth = [
+            path
+            for path, prob in zip(paths, probs, strict=True)
+            if not path or (len(path) <= drafted and prob >= keep)
+        ]
+        assert tree_paths(priced) == worth and priced.max_depth == drafted
+        sizes.add(priced.size)
+        levels.add(drafted)
+    assert 1 in sizes and len(sizes) > 4 and levels == {1, 2, 3}
 
 
 @pytest.mark.parametrize("parents", [[1, 0], [0, 2, 0], [0, 1], [0, -1]])
