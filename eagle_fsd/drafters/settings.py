@@ -14,17 +14,11 @@ from eagle_fsd.rules.guards import Ends, NoRepeat
 
 
 class LoadedModels(Protocol):
-    """What a drafter is built of: a loaded model (models/loaded.py).
+    """What a drafter is built of: a loaded model (models/loaded.py)."""
 
-    Attributes:
-        target: a Target.
-        drafter: of its head.
-        draft_model: a second language model, a Target; or None.
-    """
-
-    target: object
-    drafter: Drafter
-    draft_model: object | None
+    target: object  # a Target
+    drafter: Drafter  # of its head
+    draft_model: object | None  # a second language model, a Target
 
 
 class DrafterSettings(Protocol):
@@ -37,6 +31,8 @@ class DrafterSettings(Protocol):
         shape: of its trees, if it is named; None: the model's, or it has none.
         vocab_size: see Drafter, as far as it is known before the drafter is built.
         greedy_guards: the guards that a lossy rule has by default on its trees, at temperature 0.
+        samples: drafts are drawn from the draft distribution.
+        learns: what it drafts depends on the target's rows at nodes that were not accepted.
     """
 
     needs_head: ClassVar[bool] = False
@@ -45,16 +41,8 @@ class DrafterSettings(Protocol):
     shape: TreeConfig | None = None
     vocab_size: ClassVar[int | None] = None
     greedy_guards: ClassVar[tuple[Guard, ...]] = ()
-
-    @property
-    def samples(self) -> bool:
-        """Drafts are drawn from the draft distribution."""
-        return False
-
-    @property
-    def learns(self) -> bool:
-        """What it drafts depends on the target's rows at nodes that were not accepted."""
-        return False
+    samples: ClassVar[bool] = False
+    learns: ClassVar[bool] = False
 
     def build(self, model: LoadedModels) -> Drafter:
         """The drafter for a loaded model."""
