@@ -1,0 +1,240 @@
+"""The options that commands share. Nothing heavy is imported before they are parsed (cli.py)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from eagle_fsd.config import (
+    DEFAULT_ARM,
+    BadInput,
+    SamplingConfig,
+    check_least,
+    check_seed,
+    default_tree,
+    parse_tree,
+    tree_name,
+)
+
+if TYPE_CHECKING:
+    from eagle_fsd.arms import Arm
+    from eagle_fsd.models.loaded import Model
+
+
+class Changeable(str):
+    """The help text of an option that may change from one session of a run to the next."""
+
+
+def option(default, help: str, *, may_change: bool = False):
+    """A dataclass field with its help text; of a list every instance has its own.
+
+    Args:
+        may_change: a run that is there goes on although the option is another now.
+    """
+    # the parser hands all other metadata on to argparse
+    metadata = {"help": Changeable(help) if may_change else help}
+    if isinstance(default, list):
+        return field(default_factory=default.copy, metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
+def changeable(*options: object) -> frozenset[str]:
+    """Names of the options that may change; where a run lies, and a plug-in, always may."""
+    free = {"output", "plugin"}
+    for group in options:
+        for option_field in fields(group):
+            if isinstance(option_field.metadata.get("help"), Changeable):
+                free.add(option_field.name)
+    return frozenset(free)
+
+
+@dataclass
+class PluginOptions:
+    """Of commands that take arms or read a run of them."""
+
+    plugin: str = option(
+        "", "A Python file with rules of your own, which is executed; see docs/extend.md."
+    )
+
+    def load_plugin(self) -> None:
+        """Run the file, if one is named, so that arms may name what it registers."""
+        if self.plugin:
+            from eagle_fsd.plugin import load_plugin
+
+            load_plugin(self.plugin)
+
+    def plugin_digest(self) -> dict[str, str]:
+        """What tells the file from another of its name."""
+        from eagle_fsd.runs.provenance import file_digests
+
+        path = Path(self.plugin)
+        return file_digests("plugin", path.parent, [path.name]) if self.plugin else {}
+
+
+@dataclass
+class BenchOptions:
+    """Of commands whose arms answer questions (evaluation/bench.py)."""
+
+    arms: list[str] = option(
+        [
+            *("generate", "plain", "exact", DEFAULT_ARM, "exact@hybrid"),
+            *(f"{rule}@hybrid" for rule in (DEFAULT_ARM, "path:0.9")),
+        ],
+        "The arms to compare, each as rule[:value][,field=value][@drafter[:tree]]; see "
+        "docs/evaluate.md.",
+        may_change=True,
+    )
+    output: str = option("runs/bench", "The folder that the run is written to.")
+    questions: int | None = option(
+        None,
+        "The number of questions, spread evenly over the categories. Not given: all.",
+        may_change=True,
+    )
+    turns: int = option(0, "The number of turns of each question that are asked. 0: all.")
+    generate_questions: int | None = option(
+        None,
+        "The number of questions that the slow arm `generate` answers. Not given: all.",
+        may_change=True,
+    )
+    num_choices: int = option(
+        1,
+        "The number of answers of every arm to every question, each with a seed of its own.",
+        may_change=True,
+    )
+    max_new_tokens: int = option(128, "The most tokens that an answer may have.")
+    quality_only: bool = option(
+        False, "Measure no speeds, so that other processes may use the machine.", may_change=True
+    )
+    traces: int = option(
+        0,
+        "The number of questions, spread over the categories, whose draft trees are kept for the "
+        "report as they are answered.",
+        may_change=True,
+    )
+
+    def __post_init__(self):
+        check_least(self, "--", turns=0, num_choices=1, traces=0, max_new_tokens=1)
+        if self.num_choices > 1000:  # all are listed before the first is made
+            raise BadInput(f"--num_choices must be at most 1000, got {self.num_choices}")
+
+
+@dataclass
+class ModelOptions(PluginOptions):
+    target: str = option(
+        "smollm2",
+        "The target: smollm2 (embedded), a folder, a .gguf file, a hub id, or random:SHAPE for "
+        "random weights.",
+    )
+    head: str = option(
+        "",
+        "The draft head: a folder, a hub id, or mtp for the MTP layer in the target's own "
+        "checkpoint. Empty: mtp of arms with @mtp, else the one that ships for smollm2.",
+    )
+    draft_model: str = option(
+        "",
+        "The draft model of arms with @language_model: named as --target is, with the same "
+        "tokenizer, or layers:N for the target's own first N layers.",
+    )
+    device: str = option(
+        "",
+        "The torch device, or auto to spread a large target over several. Empty: cuda if there is "
+        "one, else cpu.",
+    )
+    dtype: str = option(
+        "",
+        "The dtype: bfloat16, float16 or float32. Empty: float32 on x86 CPUs, elsewhere bfloat16 "
+        "where the hardware multiplies it.",
+    )
+    tree: str = option(
+        "",
+        "The shape of the head's draft trees, as DRAFTSxLEVELSxTOPK. Empty: 5x3x4 on a CPU, "
+        "59x6x10 elsewhere.",
+    )
+    conv_template: str = option(
+        "", "The name of a FastChat template, for a target that has no chat template of its own."
+    )
+    engine: str = option(
+        "auto",
+        "How forwards are run: packed or compiled on a CPU, folded or stock anywhere; auto takes "
+        "the fastest of those that need no compiling.",
+    )
+
+    def __post_init__(self):
+        import torch
+
+        from eagle_fsd.engine.select import choose_engine
+        from eagle_fsd.models.load import DTYPES, default_device, default_dtype
+
+        self.device = self.device or default_device()
+        self.dtype = self.dtype or default_dtype(self.device)
+        choose_engine(self.engine, device=self.device, dtype=DTYPES.get(self.dtype, torch.float32))
+        self.tree = tree_name(parse_tree(self.tree) if self.tree else default_tree(self.device))
+
+    def digests(self) -> dict[str, str]:
+        """Digests of the files of the models and of the plugin, by which two of one name differ."""
+        from eagle_fsd.models import load
+        from eagle_fsd.models.assets import EMBEDDED_TARGET
+        from eagle_fsd.models.digests import head_digests, target_digests
+
+        own = load.default_head(EMBEDDED_TARGET) if self.target == EMBEDDED_TARGET else ""
+        digests = target_digests(self.target) | head_digests(self.head or own)
+        if self.draft_model and not load.own_layers(self.draft_model):
+            digests |= target_digests(self.draft_model, "draft_model")
+        return digests | self.plugin_digest()
+
+    def head_of(self, arms: Sequence["Arm"]) -> str | None:
+        """The head that the arms need; None if none does. BadInput: one needs another."""
+        from eagle_fsd.models.load import is_mtp
+
+        if not any(arm.needs_head for arm in arms):
+            return None
+        wanted = next((arm for arm in arms if arm.drafts and arm.drafter.head), None)
+        if wanted is None:
+            return self.head
+        if self.head and not is_mtp(self.head):
+            raise BadInput(
+                f"arm {wanted.text!r} drafts with the target's own MTP layer, and --head "
+                f"{self.head} is another: leave it out, or compare the two in runs of their own"
+            )
+        return self.head or wanted.drafter.head
+
+    def load(self, arms: Sequence["Arm"], *, keep_stock: bool = False) -> "Model":
+        """models.loaded.load with these options, of what the arms need."""
+        from eagle_fsd.models.loaded import load
+
+        pair = any(arm.needs_draft_model for arm in arms)
+        if pair and not self.draft_model:
+            raise BadInput("language_model drafts with a second model: name it with --draft_model")
+        return load(
+            self.target,
+            head=self.head_of(arms),
+            draft_model=self.draft_model if pair else "",
+            tree=parse_tree(self.tree),
+            dtype=self.dtype,
+            device=self.device,
+            conv_template=self.conv_template,
+            engine=self.engine,
+            keep_stock=keep_stock,
+        )
+
+
+@dataclass
+class SamplingOptions:
+    temperature: float = option(0.0, "The sampling temperature; 0 is greedy.")
+    top_k: int = option(
+        0,
+        "Sample among this many most likely tokens; a lossy rule accepts no other token either. "
+        "0: off.",
+    )
+    top_p: float = option(
+        1.0,
+        "Sample within the most likely tokens of this total probability; a lossy rule accepts no "
+        "other token either. 1: off.",
+    )
+    seed: int = option(0, "The seed of all sampling.")
+
+    def __post_init__(self):
+        check_seed(self.seed)
+
+    def sampling(self) -> SamplingConfig:
+        return SamplingConfig(self.temperature, self.top_k, self.top_p)
