@@ -196,10 +196,10 @@ class GrowingDrafter(Drafter):
             if uniform_EK is not None:
                 uniform_KK, uniform_EK = uniform_EK.tensor_split([logits_KR.shape[0]])
                 drawn_KK = draw_distinct(logits_KR, uniform_KK, self._sampling)
-            best_score = grower.add_level(logits_KR, drawn_KK)
+            score_KK = grower.add_level(logits_KR, drawn_KK)
             # one more level has to be worth its time; on an accelerator it would have to be waited
             # for, so there all levels are drafted
-            if shape.least_best is not None and best_score.item() < shape.least_best:
+            if shape.least_best is not None and score_KK.amax().item() < shape.least_best:
                 break
         # 4. The tree's rows are forgotten; the best candidates are the tree.
         cache.length = base
@@ -267,7 +267,7 @@ class TreeGrower:
     def add_level(
         self, logits_KR: torch.Tensor, drawn_KK: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Add the children of the nodes just run; returns the best one's score, [].
+        """Add the children of the nodes just run; returns their scores, a row a parent.
 
         Args:
             logits_KR: the drafter's raw logits at the root ([1, R], first call) or at the frontier,
@@ -293,7 +293,7 @@ class TreeGrower:
         self._score_P.append(score_KK.flatten())
         self._logits_ER.append(logits_KR)
         self.levels += 1
-        return score_KK.amax()
+        return score_KK
 
     def frontier(self) -> tuple[torch.Tensor, torch.Tensor]:
         """The nodes to run next, the branch_top_k best of the last level.
