@@ -17,8 +17,9 @@ import sys
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from eagle_fsd.cli import ModelOptions, SamplingOptions, option, run_command
+from eagle_fsd.cli import run_command
 from eagle_fsd.config import DEFAULT_ARM, BadInput, check_text
+from eagle_fsd.options import ModelOptions, SamplingOptions, option
 
 
 @dataclass

@@ -13,15 +13,9 @@ again. Arms, questions and the cost may change.
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields
 
-from eagle_fsd.cli import (
-    ModelOptions,
-    SamplingOptions,
-    changeable,
-    option,
-    run_command,
-    shown_command,
-)
+from eagle_fsd.cli import run_command, shown_command
 from eagle_fsd.config import BadInput, check_least
+from eagle_fsd.options import ModelOptions, SamplingOptions, changeable, option
 
 
 @dataclass

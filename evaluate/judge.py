@@ -14,8 +14,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import quote
 
-from eagle_fsd.cli import option, run_command
+from eagle_fsd.cli import run_command
 from eagle_fsd.config import BadInput, check_least, check_text
+from eagle_fsd.options import option
 
 
 @dataclass

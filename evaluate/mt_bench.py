@@ -15,8 +15,9 @@ ACCELERATE_USE_CPU=true) processes share the questions: the same answers, no spe
 from dataclasses import dataclass
 from pathlib import Path
 
-from eagle_fsd.cli import BenchOptions, ModelOptions, SamplingOptions, option, run_command
+from eagle_fsd.cli import run_command
 from eagle_fsd.evaluation.questions import cut, read_questions, spread
+from eagle_fsd.options import BenchOptions, ModelOptions, SamplingOptions, option
 
 ON_CPU = 8  # questions of MT-Bench, unless a number is given
 

@@ -15,8 +15,9 @@ from pathlib import Path
 
 from transformers import HfArgumentParser
 
-from eagle_fsd.cli import PluginOptions, ended_by, option, parse
+from eagle_fsd.cli import ended_by, parse
 from eagle_fsd.config import BadInput
+from eagle_fsd.options import PluginOptions, option
 
 
 @dataclass

@@ -18,16 +18,10 @@ from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
 
-from eagle_fsd.cli import (
-    BenchOptions,
-    ModelOptions,
-    SamplingOptions,
-    changeable,
-    option,
-    run_command,
-)
+from eagle_fsd.cli import run_command
 from eagle_fsd.config import DEFAULT_ARM, BadInput, check_least
 from eagle_fsd.evaluation.questions import cut, read_questions, spread
+from eagle_fsd.options import BenchOptions, ModelOptions, SamplingOptions, changeable, option
 
 NOTES = """\
 - ms/round is measured without a clock inside the round. break-even is the arm's ms/round over

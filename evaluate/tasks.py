@@ -14,9 +14,10 @@ from the records that are there, with any scorer and without a model.
 from dataclasses import dataclass
 from pathlib import Path
 
-from eagle_fsd.cli import BenchOptions, ModelOptions, SamplingOptions, option, run_command
+from eagle_fsd.cli import run_command
 from eagle_fsd.config import BadInput
 from eagle_fsd.evaluation.questions import check_same_questions, cut, spread
+from eagle_fsd.options import BenchOptions, ModelOptions, SamplingOptions, option
 from eagle_fsd.tasks.scorers import SCORERS, check_scorable
 from eagle_fsd.tasks.task_sources import SOURCES, read_task
 

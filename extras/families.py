@@ -34,7 +34,7 @@ from tiny_families import FAMILIES, VOCAB, has_window, tiny_config, tiny_model
 from tqdm import tqdm
 
 from eagle_fsd.arms import parse_arm
-from eagle_fsd.cli import option, run_command
+from eagle_fsd.cli import run_command
 from eagle_fsd.config import BadInput, SamplingConfig, TreeConfig, check_known
 from eagle_fsd.decoding.loop import DecodeConfig, StopConfig, decode
 from eagle_fsd.decoding.target import Target
@@ -43,6 +43,7 @@ from eagle_fsd.drafters.eagle import head_drafter
 from eagle_fsd.models.load import load_head, load_target, load_target_config
 from eagle_fsd.models.loaded import Model
 from eagle_fsd.models.random_weights import random_tokenizer
+from eagle_fsd.options import option
 from eagle_fsd.runs.jsonl import write_json
 
 ENGINES = ("stock", "folded", "packed")

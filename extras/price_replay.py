@@ -26,7 +26,7 @@ import torch
 from tabulate import tabulate
 from tqdm import tqdm
 
-from eagle_fsd.cli import option, run_command
+from eagle_fsd.cli import run_command
 from eagle_fsd.config import SamplingConfig, TreeConfig, parse_tree, tree_name
 from eagle_fsd.decoding.acceptance import Policy
 from eagle_fsd.decoding.loop import DecodeConfig, StopConfig, decode
@@ -34,6 +34,7 @@ from eagle_fsd.decoding.tree import RootDrafter
 from eagle_fsd.evaluation.questions import read_questions, spread
 from eagle_fsd.models.loaded import Model, load
 from eagle_fsd.models.walk import accepted_path
+from eagle_fsd.options import option
 from eagle_fsd.rules.fsd import Exact
 from eagle_fsd.runs.jsonl import append_lines, read_lines
 

@@ -89,6 +89,7 @@ LEVELS = (
     ("drafters",),
     ("arms", "models"),
     ("plugin",),
+    ("options",),
     ("cli", "timing", "stats"),
     ("evaluation", "speed", "training", "api", "transformers_generate"),
     ("tasks",),

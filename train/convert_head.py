@@ -21,8 +21,9 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from eagle_fsd.cli import option, run_command
+from eagle_fsd.cli import run_command
 from eagle_fsd.config import BadInput
+from eagle_fsd.options import option
 
 if TYPE_CHECKING:
     from eagle_fsd.heads.draft_head import DraftHead

@@ -18,8 +18,9 @@ from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from eagle_fsd.cli import changeable, option, run_command
+from eagle_fsd.cli import run_command
 from eagle_fsd.config import BadInput, SamplingConfig, check_least
+from eagle_fsd.options import changeable, option
 from eagle_fsd.training.prompts import SELF, parse_weights
 
 if TYPE_CHECKING:

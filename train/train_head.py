@@ -15,8 +15,9 @@ from dataclasses import asdict, dataclass, field
 from operator import itemgetter
 from typing import TYPE_CHECKING, Literal
 
-from eagle_fsd.cli import Changeable, changeable, option, run_command
+from eagle_fsd.cli import run_command
 from eagle_fsd.config import SMALL_TREE, BadInput, check_least, check_seed, tree_name
+from eagle_fsd.options import Changeable, changeable, option
 from eagle_fsd.training.recipe import parse_recipe
 
 if TYPE_CHECKING:

@@ -19,13 +19,13 @@ from pathlib import Path
 from tqdm import tqdm
 
 from eagle_fsd.arms import COMPILED, Arm, parse_arms
-from eagle_fsd.cli import BenchOptions, ModelOptions, SamplingOptions, changeable
 from eagle_fsd.config import BadInput
 from eagle_fsd.decoding.tree import Drafter
 from eagle_fsd.evaluation.answering import answer_prompt, turn_record
 from eagle_fsd.evaluation.questions import Question, check_same_questions, fastchat_answers, spread
 from eagle_fsd.evaluation.traces import TurnTrace
 from eagle_fsd.models.loaded import Model
+from eagle_fsd.options import BenchOptions, ModelOptions, SamplingOptions, changeable
 from eagle_fsd.runs.folder import Run
 from eagle_fsd.runs.jsonl import append_lines, read_lines, write_lines
 from eagle_fsd.runs.processes import Processes

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from tqdm import tqdm
 
-from eagle_fsd.cli import PluginOptions, changeable, option
 from eagle_fsd.config import SMALL_TREE, BadInput, parse_tree, tree_name
+from eagle_fsd.options import PluginOptions, changeable, option
 from eagle_fsd.runs.folder import Run
 from eagle_fsd.runs.provenance import digest, source_digest, without_checkout
 
