@@ -5,6 +5,7 @@
 
 import copy
 import gc
+import inspect
 import json
 import math
 import platform
@@ -222,8 +223,9 @@ LEAN = {"llama", "mistral", "mistral_sliding", "mixtral", "qwen2", "qwen2_slidin
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_norms_and_attention_are_exchanged_where_they_compute_the_same(family):
-    """Gemma's norms multiply by 1 + weight, and Qwen 3 and Gemma 3 norm queries and keys."""
+def test_norms_attention_and_mlps_are_exchanged_where_they_compute_the_same(family):
+    """Gemma's norms multiply by 1 + weight, and Qwen 3 and Gemma 3 norm queries and keys. A gated
+    MLP is the same in all of them; Mixtral has experts instead."""
     model = random_model(FAMILIES[family](), seed=0)
     Target(model, engine=Packed(), keep_stock=False)
     layers = model.base_model.layers
@@ -231,6 +233,8 @@ def test_norms_and_attention_are_exchanged_where_they_compute_the_same(family):
     assert lean == {family in LEAN}
     norms = {isinstance(layer.input_layernorm, torch.nn.Module) for layer in layers}
     assert norms == {family == "gemma3"}
+    if family != "mixtral":
+        assert not any(inspect.ismethod(layer.mlp.forward) for layer in layers)
 
 
 @pytest.mark.parametrize(
@@ -360,7 +364,8 @@ def test_engines_run_families_whose_layers_are_their_own(family, engine, tmp_pat
 
 
 class HidesItsReads(LlamaForCausalLM):
-    """A family of its own whose feed-forward layers read a weight in a way that no source shows."""
+    """A family of its own whose feed-forward layers, which are like no other's, read a weight in a
+    way that no source shows."""
 
     config_class = type("HidesItsReadsConfig", (LlamaConfig,), {"model_type": "hides_its_reads"})
 
@@ -373,7 +378,7 @@ class HidesItsReads(LlamaForCausalLM):
     def multiply(mlp, x_ND):
         weights = [getattr(mlp, f"{name}_proj").weight for name in ("gate", "up", "down")]
         gate_NI, up_NI = (torch.nn.functional.linear(x_ND, weight) for weight in weights[:2])
-        return torch.nn.functional.linear(mlp.act_fn(gate_NI) * up_NI, weights[2])
+        return torch.nn.functional.linear(mlp.act_fn(gate_NI) * (1 + up_NI), weights[2])
 
 
 @pytest.fixture

@@ -1,7 +1,7 @@
-"""Norms and attention of a stock model with fewer operators, swapped in from outside.
+"""Norms, attention and MLPs of a stock model with fewer operators, swapped in from outside.
 
 A step of a small model is hundreds of operators of a microsecond or two, called from Python. An
-RMS norm is six of them and rotary positions of queries and keys some fourteen; here they are one,
+RMS norm is six of them and rotary positions of queries and keys some fourteen; here they are four,
 and four for both. What is exchanged is first run beside the layer that it stands for, on random
 numbers, and left as it was where the two differ: families differ in these places.
 
@@ -33,7 +33,7 @@ def exchanging(module: nn.Module) -> list[nn.Module]:
 
 
 def exchange_norms(module: nn.Module) -> None:
-    """Put torch's RMS norm in the place of every layer that computes just that."""
+    """Put an RMS norm of few operators in the place of every layer that computes just that."""
     for parent in exchanging(module):
         for name, child in list(parent.named_children()):
             eps = getattr(child, "variance_epsilon", getattr(child, "eps", None))
@@ -78,6 +78,28 @@ def lean_attention(
     for size_of_input, allowed in ((1, CLOSE[weight.dtype]), (LARGE, GROSS)):
         stock = _tried(attention, x_BND * size_of_input, **call)
         if stock is None or not _agree(lean(x_BND * size_of_input, **call)[0], stock[0], allowed):
+            return None
+    return lean
+
+
+def lean_mlp(
+    mlp: nn.Module, product: Callable[[torch.Tensor], torch.Tensor]
+) -> Callable[[torch.Tensor], torch.Tensor] | None:
+    """For a gated MLP, down(act(gate(x)) up(x)), whose linear layers are still its own: the same
+    with gate and up as one product. None where it computes something else."""
+    names = {name for name, _ in mlp.named_children()}
+    if names != {"gate_proj", "up_proj", "down_proj", "act_fn"}:
+        return None
+
+    def lean(x_ND: torch.Tensor) -> torch.Tensor:
+        gate_ND, up_ND = product(x_ND).chunk(2, -1)
+        return mlp.down_proj(mlp.act_fn(gate_ND) * up_ND)
+
+    weight = mlp.gate_proj.weight
+    x_BND = _random(1, PROBED, weight.shape[1], like=weight)
+    for size_of_input in (1, LARGE):  # some layers clip
+        stock = _tried(mlp, x_BND * size_of_input)
+        if stock is None or not _agree(lean(x_BND * size_of_input), stock, CLOSE[weight.dtype]):
             return None
     return lean
 

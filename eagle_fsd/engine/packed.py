@@ -23,7 +23,7 @@ from transformers import PreTrainedModel
 
 from eagle_fsd.engine import products
 from eagle_fsd.engine.attention import Folded, Rotation
-from eagle_fsd.engine.lean import exchange_norms, exchanging, lean_attention
+from eagle_fsd.engine.lean import exchange_norms, exchanging, lean_attention, lean_mlp
 from eagle_fsd.engine.products import Joined, Linear, PackedLinear
 
 # Layers of one parent that a decoder layer calls one after the other with the same input.
@@ -111,7 +111,7 @@ class Packed(Folded):
 
     @torch.inference_mode()
     def exchange(self, module: nn.Module) -> None:
-        """Exchange linear layers, norms and attention; the module can then be run, not saved.
+        """Exchange linear layers, norms, attention and MLPs; the module can then be run, not saved.
 
         The plain weights are dropped on the way, so that no second copy of these layers is ever
         held.
@@ -127,7 +127,9 @@ class Packed(Folded):
                 joined = Joined(linears, self.linear)
                 if names == ATTENTION:
                     lean = lean_attention(parent, joined.product, rotation)
-                    parent.forward = lean or parent.forward
+                else:
+                    lean = lean_mlp(parent, joined.product)
+                parent.forward = lean or parent.forward
                 for index, name in enumerate(names):
                     _exchange(parent, name, partial(joined.part, index))
             for name, child in list(parent.named_children()):
