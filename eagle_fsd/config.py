@@ -42,6 +42,12 @@ def check_flag(name: str, value: int) -> None:
         raise BadInput(f"{name} must be 0 or 1, got {value}")
 
 
+def check_probability(name: str, value: float) -> None:
+    """Refuse, by a BadInput, a least probability that is none."""
+    if not 0 <= value <= 1:
+        raise BadInput(f"{name} is a probability, 0 to 1 (0: off), got {value}")
+
+
 def check_seed(seed: int) -> None:
     """Refuse, by a BadInput, a seed that torch has no room for."""
     if abs(seed) >= 2**63:
@@ -89,11 +95,8 @@ class TreeConfig:
 
     def __post_init__(self):
         check_least(self, num_draft_tokens=1, tree_depth=1, branch_top_k=1)
-        for name in ("keep", "deepen"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise BadInput(
-                    f"{name} is a probability, 0 to 1 (0: off), got {getattr(self, name)}"
-                )
+        check_probability("keep", self.keep)
+        check_probability("deepen", self.deepen)
         if self.num_draft_tokens < self.tree_depth:
             raise BadInput(
                 f"num_draft_tokens {self.num_draft_tokens} cannot fill tree_depth "
@@ -119,13 +122,12 @@ class TreeConfig:
 
 # What training and replay compare heads by, and the tables of quality are of
 SMALL_TREE = TreeConfig(num_draft_tokens=15, tree_depth=4, branch_top_k=6)
-# What a CPU verifies: six rows cost hardly more than one there, further ones as much as they are
-# (docs/speed.md#the-tree-that-fits-a-machine)
-CPU_TREE = TreeConfig(num_draft_tokens=5, tree_depth=3, branch_top_k=4)
+# On a CPU every node and level has its price (docs/speed.md#trees-by-price)
+CPU_TREE = TreeConfig(12, 6, 4, keep=0.1, deepen=0.4)
 
 
 def default_tree(device: str) -> TreeConfig:
-    """5 drafts on a CPU, 59 on any other device."""
+    """A priced tree on a CPU; upstream's of 59 drafts on any other device."""
     return CPU_TREE if device == "cpu" else TreeConfig()
 
 

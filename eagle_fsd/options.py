@@ -147,8 +147,8 @@ class ModelOptions(PluginOptions):
     )
     tree: str = option(
         "",
-        "The shape of the head's draft trees, as DRAFTSxLEVELSxTOPK. Empty: 5x3x4 on a CPU, "
-        "59x6x10 elsewhere.",
+        "The shape of the head's draft trees, as DRAFTSxLEVELSxTOPK, with their prices. Empty: "
+        "12x6x4,keep=0.1,deepen=0.4 on a CPU, 59x6x10 elsewhere.",
     )
     conv_template: str = option(
         "", "The name of a FastChat template, for a target that has no chat template of its own."

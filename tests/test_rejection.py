@@ -3,6 +3,7 @@
 import itertools
 import math
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 import torch
@@ -109,10 +110,18 @@ def test_a_token_is_distributed_as_the_target_says(sampling, siblings):
 
 @pytest.mark.processes  # long
 @torch.inference_mode()
-@pytest.mark.parametrize("drafter, tree", [("head", CHAIN), ("model", TreeConfig(6, 3, 3))])
+@pytest.mark.parametrize(
+    "drafter, tree",
+    [
+        ("head", CHAIN),
+        ("head", TreeConfig(12, 4, 4, keep=0.12, deepen=0.5)),
+        ("model", TreeConfig(6, 3, 3)),
+    ],
+)
 def test_answers_are_distributed_as_the_target_says(drafter, tree):
     """The second and third token of 500 answers, by chi-square: the whole loop on a target of
-    seven tokens, drafts and acceptance by one seed."""
+    seven tokens, drafts and acceptance by one seed. A priced tree is pruned by the order of the
+    draws, never by what was drawn."""
     config = FAMILIES["llama"]()
     config.vocab_size, config.num_hidden_layers = 7, 1
     model, other = (random_model(config, seed=seed, scale=1.0) for seed in (0, 1))
@@ -134,11 +143,12 @@ def test_answers_are_distributed_as_the_target_says(drafter, tree):
     assert chi_square_p(said, law) > 1e-4
 
 
-def test_sampled_trees_have_one_shape_and_go_by_the_seed():
+@pytest.mark.parametrize("prices", [{}, {"keep": 0.12, "deepen": 0.4}])
+def test_sampled_trees_have_one_shape_and_go_by_the_seed(prices):
     target, head = target_and_head("eagle, 37 tokens")
-    prompt, trees = prompt_tokens(9), []
+    prompt, trees, tree = prompt_tokens(9), [], replace(TREE, **prices)
     for drafter in (EagleDrafter(head, target, TREE), LanguageModelDrafter(target, target, TREE)):
-        drafter = drafter.with_tree(TREE, samples=True)
+        drafter = drafter.with_tree(tree, samples=True)
         for seed in (1, 2, 1):
             torch.manual_seed(len(trees))
             drafter.reset(40, prompt[0], SamplingConfig(1.0), seed)

@@ -5,6 +5,7 @@ A head drafts what is new, the text so far what repeats; they miss different tok
 Axes: T newly committed tokens, F features, N nodes of the head's tree.
 """
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -21,12 +22,12 @@ BRANCH = 4  # continuations of a node
 class HybridDrafter(Drafter):
     """As many drafts as the head's tree has, chosen from it and from continuations of n-grams.
 
-    A draft's probability is the head's p or its continuation's s (NgramTable), of a token that both
-    offer 1 - (1 - p)(1 - s), times its parent's; the likeliest are taken. What hangs below a
-    continuation of its own has no draft distribution: a divergence never passes there.
+    A draft's probability is what head and text say of it (`together`), times its parent's; the
+    likeliest are taken, down to the tree's `keep`. What hangs below a continuation of its own has
+    no draft distribution: a divergence never passes there.
 
-    Example, 3 drafts: the head says A .5, B .2 and below A: C .3; A was followed by D, .6 sure.
-    Taken are A (.5), A D (.3) and B (.2).
+    Example, 3 drafts: the head says A .5, B .2 and below A: C .3; A was followed by D, of which
+    both together are .4 sure. Taken are A (.5), A D (.2) and B (.2).
     """
 
     def __init__(self, eagle: EagleDrafter, max_ngram: int = 3, recycle: int = 0):
@@ -56,16 +57,44 @@ class HybridDrafter(Drafter):
 
         def offers(context: tuple[int, ...], own: int | None) -> Offers:
             both = {} if own is None else dict(below[own])
+            best = max((sure for _, sure in both.values()), default=None)
             for offered, sure in self._text.after(context, BRANCH).items():
-                node, own_sure = both.get(offered, (None, 0.0))
-                both[offered] = node, 1 - (1 - own_sure) * (1 - sure)
+                node, own_sure = both.get(offered, (None, None))
+                both[offered] = node, together(own_sure, sure, best)
             return both
 
-        least = self.eagle.tree_config.keep
-        self._nodes = nodes = likeliest(self._text, offers, self.max_nodes, DEEPEST, least)
+        keep = self.eagle.tree_config.keep
+        self._nodes = nodes = likeliest(self._text, offers, self.max_nodes, DEEPEST, keep)
         rows = [-1 if node.own is None else row[node.own] for node in nodes]
         device = tree.token_N.device
         return tree_of(nodes, rows, tree.draft_logits_ER, tree.draft_token_R, device)
+
+
+def together(head: float | None, text: float, best: float | None) -> float:
+    """Probability of a token that the text offers.
+
+    Two logistic regressions over 5,000 such tokens behind 4,400 places of 40 plain answers
+    (vicuna_bench, the shipped head): log loss .382 nats where 1 - (1 - head)(1 - text) has .391,
+    and .141 where the text's own number has .193, since a token that the head leaves out is right
+    half as often as the text alone says.
+
+    Args:
+        head: the head's probability of it; None: it is not among the head's drafts there.
+        text: NgramTable's.
+        best: that of the head's likeliest draft there; None: it has none, and the text's counts.
+    """
+    if best is None:
+        return text
+    if head is None:
+        odds = -1.55 + 1.27 * _log_odds(text) - 0.6 * _log_odds(best)
+    else:
+        odds = 1.27 + 0.77 * _log_odds(head) + 0.58 * _log_odds(text)
+    return 1 / (1 + math.exp(-odds))
+
+
+def _log_odds(probability: float) -> float:
+    probability = min(max(probability, 1e-4), 1 - 1e-4)
+    return math.log(probability / (1 - probability))
 
 
 def _read(tree: DraftTree) -> tuple[list[int], list[int], list[int], list[float]]:

@@ -26,9 +26,6 @@ from eagle_fsd.decoding.tree import GREEDY, Drafter, DraftTree
 from eagle_fsd.drafters.ngram_table import NgramTable
 
 DEEPEST = 16  # levels of a tree with continuations
-# Nodes of a tree, or as many as were asked for: few widths.
-WIDTHS = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64)
-
 
 Offers = dict[int, tuple[int | None, float]]  # by token: the head's node of it, and how likely
 
@@ -58,21 +55,22 @@ class NgramDrafter(Drafter):
         num_draft_tokens: int,
         max_ngram: int,
         branch: int,
-        least: float,
+        keep: float,
         recycle: int,
-        keep: int,
+        remember: int,
         max_ngrams: int,
     ):
         self.target, self.max_nodes = target, 1 + num_draft_tokens
         self._depth = min(DEEPEST, num_draft_tokens)
-        self._branch, self._least, self._recycle, self._keep = branch, least, recycle, keep
+        self._branch, self._keep = branch, keep
+        self._recycle, self._remember = recycle, remember
         self._new_text = partial(NgramTable, max_ngram, max_ngrams)
         self._text = self._new_text()
 
     def reset(
         self, capacity: int, first_token: int, sampling: SamplingConfig = GREEDY, seed: int = 0
     ) -> None:
-        if not self._keep:
+        if not self._remember:
             self._text = self._new_text()
         self._text.begin(first_token)
         self._nodes: list[Node] = []
@@ -88,9 +86,7 @@ class NgramDrafter(Drafter):
             known = self._text.after(context, self._branch)
             return {token: (None, sure) for token, sure in known.items()}
 
-        nodes = likeliest(self._text, offers, self.max_nodes, self._depth, self._least)
-        if len(nodes) < self.max_nodes:  # the unlikeliest are the last
-            nodes = nodes[: max(width for width in WIDTHS if width <= len(nodes))]
+        nodes = likeliest(self._text, offers, self.max_nodes, self._depth, self._keep)
         self._nodes = nodes
         rows = [-1] * len(nodes)
         token_R = sorted({token for node in nodes for token in node.offers})
@@ -122,7 +118,7 @@ def likeliest(
     offers_of: Callable[[tuple[int, ...], int | None], Offers],
     most: int,
     deepest: int,
-    least: float = 0.0,
+    keep: float = 0.0,
 ) -> list[Node]:
     """The likeliest nodes below the text's last token, at most `most` with it, likeliest first: a
     node's probability is what it was offered with times its parent's. So every node comes behind
@@ -130,10 +126,11 @@ def likeliest(
 
     Args:
         offers_of: what a node may go on with, from its context and the head's node that it is.
+        keep: the least probability of a node.
     """
     nodes: list[Node] = []
     order = count()  # of two alike the first found comes first
-    limit = -math.log(least) if least else math.inf
+    limit = -math.log(keep) if keep else math.inf
     heap = [(0.0, next(order), text.last[-1], 0, 0, 0, text.last)]
     while heap and len(nodes) < most:
         cost, _, token, parent, depth, own, context = heapq.heappop(heap)

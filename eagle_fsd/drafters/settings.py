@@ -6,7 +6,15 @@ A drafter's own file, and with it transformers, is imported when it is built.
 from dataclasses import asdict, dataclass, replace
 from typing import ClassVar, Protocol
 
-from eagle_fsd.config import BadInput, TreeConfig, check_flag, check_least, parse_tree, tree_name
+from eagle_fsd.config import (
+    BadInput,
+    TreeConfig,
+    check_flag,
+    check_least,
+    check_probability,
+    parse_tree,
+    tree_name,
+)
 from eagle_fsd.decoding.tree import Drafter
 from eagle_fsd.decoding.verified import Guard
 from eagle_fsd.drafters.ngram_table import MAX_NGRAMS, MOST_RECYCLED
@@ -49,15 +57,14 @@ class DrafterSettings(Protocol):
 
 
 @dataclass(frozen=True)
-class HeadTree(DrafterSettings):
-    """What all trees of a head have in common.
+class GrownTree(DrafterSettings):
+    """What all trees that a model grows have in common.
 
     Attributes:
-        tree: a shape, DRAFTSxLEVELSxTOPK; "": the model's, with its prices.
+        tree: a shape, DRAFTSxLEVELSxTOPK; "": the head's, with its prices.
         keep, deepen: the prices of a tree that is named (config.TreeConfig); 0: none.
     """
 
-    needs_head: ClassVar[bool] = True
     tree: str = ""
     keep: float = 0.0
     deepen: float = 0.0
@@ -74,6 +81,13 @@ class HeadTree(DrafterSettings):
             return None
         return replace(parse_tree(self.tree), keep=self.keep, deepen=self.deepen)
 
+
+@dataclass(frozen=True)
+class HeadTree(GrownTree):
+    """What all trees of a head have in common; for the fields see GrownTree."""
+
+    needs_head: ClassVar[bool] = True
+
     def grown(self, model: LoadedModels, *, samples: bool = False) -> Drafter:
         """The model's drafter with these trees; BadInput if it has no head."""
         from eagle_fsd.drafters.eagle import EagleDrafter
@@ -83,10 +97,7 @@ class HeadTree(DrafterSettings):
                 "these trees need a draft head; the model was loaded without one: name one with "
                 "--head, or draft with @ngram"
             )
-        tree = self.shape or model.drafter.tree_config
-        if samples:  # which drafts are there must not depend on what was drawn
-            tree = replace(tree, keep=0.0, deepen=0.0)
-        return model.drafter.with_tree(tree, samples=samples)
+        return model.drafter.with_tree(self.shape or model.drafter.tree_config, samples=samples)
 
 
 @dataclass(frozen=True)
@@ -94,9 +105,8 @@ class EagleSettings(HeadTree):
     """The head's trees, as arms write them (`exact@eagle:7x3x4`).
 
     Attributes:
-        tree, keep, deepen: see HeadTree.
-        sample: 1: drafts are drawn, as rule rejection needs them (growing.py), in trees without
-            prices; 0: the best.
+        tree, keep, deepen: see GrownTree.
+        sample: 1: drafts are drawn, as rule rejection needs them (growing.py); 0: the best.
     """
 
     sample: int = 0
@@ -104,11 +114,6 @@ class EagleSettings(HeadTree):
     def __post_init__(self):
         check_flag("sample", self.sample)
         super().__post_init__()
-        if self.sample and (self.keep or self.deepen):
-            raise BadInput(
-                "keep and deepen prune by what was drafted, which would bias drafts that are "
-                "drawn: leave them out beside sample=1"
-            )
 
     @property
     def samples(self) -> bool:
@@ -145,7 +150,7 @@ class HybridSettings(HeadTree):
     """The trees, as arms write them (`exact@hybrid:15x4x6`).
 
     Attributes:
-        tree, keep, deepen: see HeadTree; the levels are the head's, the drafts those of it and of
+        tree, keep, deepen: see GrownTree; the levels are the head's, the drafts those of it and of
             the text together.
         max_ngram: longest n-gram that is looked up.
         recycle: how many of the target's own top tokens are kept of every verified node, accepted
@@ -175,11 +180,11 @@ class HybridSettings(HeadTree):
 
 
 @dataclass(frozen=True)
-class LanguageModelSettings(DrafterSettings):
+class LanguageModelSettings(GrownTree):
     """The trees, as arms write them (`exact@language_model:15x4x6`).
 
     Attributes:
-        tree: a shape, DRAFTSxLEVELSxTOPK; with a top-k of 1 a chain.
+        tree, keep, deepen: see GrownTree; with a top-k of 1 a chain.
         sample: 1: drafts are drawn, as rule rejection needs them (growing.py); 0: the best.
     """
 
@@ -189,11 +194,7 @@ class LanguageModelSettings(DrafterSettings):
 
     def __post_init__(self):
         check_flag("sample", self.sample)
-        object.__setattr__(self, "tree", tree_name(parse_tree(self.tree)))
-
-    @property
-    def shape(self) -> TreeConfig:
-        return parse_tree(self.tree)
+        super().__post_init__()
 
     @property
     def samples(self) -> bool:
@@ -216,11 +217,12 @@ class NgramSettings(DrafterSettings):
         num_draft_tokens: most drafts of a round, on at most ngram.DEEPEST levels.
         max_ngram: longest n-gram looked up; shorter ones down to 1 follow.
         branch: most continuations of a node; 1 drafts a chain.
-        least: drafts less likely than this are left out; 0 fills the tree.
+        keep: the least probability of a path that a node is verified for (config.TreeConfig); 0
+            fills the tree.
         recycle: how many of the target's own top tokens are kept of every verified node, accepted
             or not; 0: none.
-        keep: 1 keeps what is known over the answers of a run: rounds, and the fuzzy tokens of lossy
-            rules, then depend on the order of its questions.
+        remember: 1: what is known stays over the answers of a run: rounds, and the fuzzy tokens of
+            lossy rules, then depend on the order of its questions.
         max_ngrams: most n-grams kept, see NgramTable.
 
     Raises:
@@ -231,18 +233,16 @@ class NgramSettings(DrafterSettings):
     num_draft_tokens: int = 15
     max_ngram: int = 3
     branch: int = 4
-    least: float = 0.03
+    keep: float = 0.03
     recycle: int = 8
-    keep: int = 0
+    remember: int = 0
     max_ngrams: int = MAX_NGRAMS
 
     def __post_init__(self):
-        check_least(self, num_draft_tokens=1, max_ngram=1, branch=1, least=0)
-        check_least(self, max_ngrams=1)
-        if self.least > 1:
-            raise BadInput(f"least is a probability, 0 to 1; got {self.least}")
+        check_least(self, num_draft_tokens=1, max_ngram=1, branch=1, max_ngrams=1)
+        check_probability("keep", self.keep)
         _check_recycle(self.recycle)
-        check_flag("keep", self.keep)
+        check_flag("remember", self.remember)
 
     @property
     def learns(self) -> bool:
