@@ -7,11 +7,11 @@
 
 First a bench of the questions' first turns (evaluate/mt_bench.py), no clock inside; then at every
 --context rounds are profiled (milliseconds by phase, peak memory) and single forwards timed, in
-OUTPUT/rounds/, a run folder too. A target random:SHAPE has random weights, of llama-3.1-8b
-or any config.json, and a head random:eagle or random:eagle3:DRAFT_TOKENS: of these only
-the forwards mean something, since whether such drafts are accepted is chance. A killed
-run continues where it was: run the same command again. More questions, choices, arms or contexts
-may be added.
+OUTPUT/rounds/, a run folder too, and from these come the prices of the tree for this machine. A
+target random:SHAPE has random weights, of llama-3.1-8b or any config.json, and a head random:eagle
+or random:eagle3:DRAFT_TOKENS: of these only the forwards mean something, since whether such drafts
+are accepted is chance. A killed run continues where it was: run the same command again. More
+questions, choices, arms or contexts may be added.
 """
 
 from dataclasses import dataclass
@@ -69,7 +69,7 @@ def run_speed(
     from eagle_fsd.evaluation.report.write_report import report_bench
     from eagle_fsd.evaluation.tables import columns, markdown_table
     from eagle_fsd.runs.folder import Run
-    from eagle_fsd.speed.by_context import profile_contexts
+    from eagle_fsd.speed.by_context import price_lines, profile_contexts
     from eagle_fsd.speed.profiled import ROUND_PHASES
     from eagle_fsd.timing import check_one_process
 
@@ -105,7 +105,7 @@ def run_speed(
     )
     parts = ["Rounds, in milliseconds:", markdown_table(rounds, of_round)]
     parts += ["Single forwards in milliseconds, measured in turn:"]
-    parts += [markdown_table(single, of_forward), NOTES]
+    parts += [markdown_table(single, of_forward), NOTES, *price_lines(rounds, single)]
     further = {"rounds": rounds, "forwards": single}
     print(report_bench(bench, extra="\n\n".join(parts), further=further))
 

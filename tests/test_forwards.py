@@ -15,6 +15,7 @@ from eagle_fsd.config import BadInput, TreeConfig
 from eagle_fsd.decoding.tree import RootDrafter
 from eagle_fsd.drafters.eagle import EagleDrafter
 from eagle_fsd.models.loaded import Model
+from eagle_fsd.speed.by_context import price_lines
 from eagle_fsd.speed.forwards import forward_rows, in_turn, rows_needed, time_forwards
 from eagle_fsd.speed.profiled import peak_bytes
 from eagle_fsd.timing import check_timing_alone, other_processes, rotated
@@ -109,3 +110,20 @@ def test_a_neighbour_on_the_cuda_device_is_refused():
     with other_process(code), pytest.raises(BadInput, match="other processes use cuda"):
         check_timing_alone("cuda")
     assert not any("cuda" in warning for warning in check_timing_alone("cuda"))
+
+
+def test_prices_by_hand():
+    """A node of .7 ms and a level of .5 where a token takes 10: keep .07, deepen 1.2 / 10 / .6."""
+    single = [
+        {"context": 40, "forward": name, "median_ms": ms}
+        for name, ms in [("verify 1", 10.0), ("verify 8", 14.9), ("draft level x4", 0.5)]
+    ]
+    rows = [("plain", 9, 12.0, 9), ("exact", 5, 20.0, 10), ("exact@hybrid", 0, None, 0)]
+    rounds = [
+        {"context": 40, "arm": arm, "rounds": n, "ms_per_round": ms, "round_tokens": tokens}
+        for arm, n, ms, tokens in rows
+    ]
+    (line,) = price_lines(rounds, single)
+    assert "a node takes 0.70 ms, a level 0.50, a token 10.00" in line
+    assert line.endswith("exact@eagle:12x6x4,keep=0.07,deepen=0.2")
+    assert not price_lines(rounds, single[:2]) and not price_lines(rounds[:1], single)

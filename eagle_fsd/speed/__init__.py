@@ -1,1 +1,1 @@
-"""Where the time goes, and the tree that fits the machine."""
+"""Where the time goes, and the prices of the trees that fit the machine."""

@@ -2,17 +2,20 @@
 record an arm and context, and one of the forwards."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from tqdm import tqdm
 
 from eagle_fsd.arms import PLAIN, Arm
-from eagle_fsd.config import SamplingConfig
+from eagle_fsd.config import SamplingConfig, TreeConfig, tree_name
 from eagle_fsd.models.loaded import Model
 from eagle_fsd.runs.folder import Run
-from eagle_fsd.speed.forwards import forward_rows, time_forwards
+from eagle_fsd.speed.forwards import WIDE, forward_rows, time_forwards
 from eagle_fsd.speed.profiled import ROUND_PHASES, profile_arm
 from eagle_fsd.timing import check_timing_alone, rotated
 
+# How often the likeliest child of a level's best path is right, if that is (results/priced_trees)
+FIRST_CHILD = 0.6
 PROFILES = "profiles"  # file of records
 FORWARDS = "forwards"  # in the place of an arm
 
@@ -66,6 +69,38 @@ def profile_contexts(
         for row in forward_rows(found[FORWARDS, length]["seconds"])
     ]
     return rows, single
+
+
+def price_lines(rounds: list[dict], single: list[dict]) -> list[str]:
+    """By context what a node, a level of the head and a token cost, and the arm whose prices they
+    are (docs/speed.md#trees-by-price).
+
+    A node is the mean of those from a single one to WIDE nodes; a token takes what it takes the
+    fastest arm with the exact rule. Without a head or such an arm there is no line.
+    """
+    lines = []
+    for context in sorted({row["context"] for row in rounds}):
+        ms = {row["forward"]: row["median_ms"] for row in single if row["context"] == context}
+        node = (ms[f"verify {WIDE}"] - ms["verify 1"]) / (WIDE - 1)
+        level = next((ms[name] for name in ms if name.startswith("draft level")), None)
+        token = min(
+            (
+                row["rounds"] * row["ms_per_round"] / row["round_tokens"]
+                for row in rounds
+                if row["context"] == context and row["arm"].startswith("exact") and row["rounds"]
+            ),
+            default=None,
+        )
+        if level is None or token is None:
+            continue
+        prices = {"keep": node / token, "deepen": (level + node) / token / FIRST_CHILD}
+        caps = TreeConfig(12, 6, 4)
+        tree = replace(caps, **{name: min(1, max(0, round(p, 2))) for name, p in prices.items()})
+        lines.append(
+            f"Trees by price at {context} tokens: a node takes {node:.2f} ms, a level {level:.2f}, "
+            f"a token {token:.2f}, so the tree for this machine is exact@eagle:{tree_name(tree)}"
+        )
+    return lines
 
 
 def round_rows(records: list[dict]) -> list[dict]:

@@ -25,6 +25,7 @@ from eagle_fsd.models.loaded import Model
 from eagle_fsd.timing import rotated, synchronized_time
 
 WIDTHS = (1, 4, 6, 8, 12, 16, 24, 60)  # nodes of the verifications, the root included
+WIDE = 8  # of them, up to which a node's cost is taken for its price
 SHALLOW_LEVELS, DEEP = 2, 6  # levels of the two drafts whose difference is the cost of a level
 WARM_UP = 3  # measurements that do not count: compiling, packing, first touches
 OBSERVED = 2  # tokens that a drafter takes in before a measured draft, as after a mean round
