@@ -51,7 +51,7 @@ def load_plugin(path: str) -> None:
         del sys.modules[name]
         lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == path]
         told = str(error) if isinstance(error, BadInput) else f"{type(error).__name__}: {error}"
-        if isinstance(error, SyntaxError):
+        if isinstance(error, SyntaxError) and error.filename == path:
             lines.append(error.lineno)
             told = f"SyntaxError: {error.msg}"
         place = f"{path}, line {lines[-1]}" if lines else path

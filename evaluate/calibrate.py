@@ -76,7 +76,7 @@ def run_calibration(
     questions = cut(spread(read_questions(options.question_file), options.questions), 1)
     settings = {"command": "calibrate"} | asdict(options) | asdict(sampling_options)
     settings |= asdict(model_options) | model_options.digests()
-    run = Run(options.output, settings, free=changeable(options, model_options))
+    run = Run(options.output, settings, free=changeable(options, model_options) | {"device"})
     check_same_questions(run.records["predicted"].values(), questions, turns=1)
 
     # 2. Counts of every arm over one exact answer a question; what is there is not made again.

@@ -1,6 +1,6 @@
 """Which causal families of the installed transformers decode draft trees exactly: all, by trial.
 
-    python extras/families.py                            # about half an hour on one core
+    python extras/families.py                            # a quarter of an hour on one core
     python extras/families.py --families llama phi3      # a few, to look at
     python extras/families.py --quick                    # one prompt of each
 

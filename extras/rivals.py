@@ -2,8 +2,9 @@
 
     evaluate/mt_bench.py --plugin extras/rivals.py --arms plain exact asd:0.5 fsd:0.3,js=0.2
 
-They gained nothing over the library's own rules (results/rule_forms, results/rules_temperature_1,
-results/ablate_rules) and show what a file of your own may hold: rules, guards, and a column.
+They gained nothing over the library's own rules (results/rule_front, results/rules_temperature_1,
+results/tasks, results/harm_signals) and show what a file of your own may hold: rules, guards, and a
+column.
 
 Mismatches that the tokens behind them must buy, at temperature 0: of all options that pass, the one
 with the longest run of the target's own tokens behind it is taken, of equals that of least regret.

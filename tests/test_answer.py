@@ -140,6 +140,8 @@ def test_the_page_of_an_answer_holds_the_trees_of_its_rounds(model, models, caps
     (question,) = data["questions"]
     ((turn,),) = question["answers"]
     assert data["arms"] == [ARM] and data["greedy"] and question["prompts"] == [prompt]
+    # characters of several tokens and the stop token are shown as in the text
+    assert "".join(text for text, _ in turn["parts"]) == made.text
     emitted = [token for r in turn["rounds"] for token in r["emitted"]]
     assert [token["token"] for token in emitted] == made.tokens[1:]
     assert [token["source"] == "fuzzy" for token in emitted] == made.fuzzy[1:]

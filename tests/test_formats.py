@@ -232,6 +232,7 @@ def faults() -> dict[str, tuple[dict, dict, str]]:
         "extra keys": (SIZES, eagle | {"d2t": torch.ones(5)}, "d2t"),
         "whole numbers": (SIZES, eagle | {down: eagle[down].char()}, down),
         "d2t too far": (three, eagle3 | {"d2t": d2t + 1}, "d2t"),
+        "t2d of other tokens": (three, eagle3 | {"t2d": eagle3["t2d"].roll(1)}, "t2d marks"),
         "d2t out of order": (three, eagle3 | {"d2t": d2t.flip(0)}, "d2t"),
         "a bias of o_proj": (
             with_layer(SPECULATORS3, attention_bias=True),

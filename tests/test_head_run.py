@@ -46,6 +46,9 @@ def test_tokens_per_round_are_what_decoding_emits(kind, tree):
     target, head = target_and_head(kind, scale=0.3)
     turns = [(4, 16), (5, 2, 3, 19)]
     dialogues = [answered(target, *lengths) for lengths in turns]
+    # without a prompt: an answer's first token is no root, since nothing stands before it
+    alone = [Dialogue(dialogues[0].ids, [True] * 20)]
+    assert expected_tokens_per_round(head, TargetStates(target), alone, tree)[1] > 1
     states = TargetStates(target)
     got, asked = expected_tokens_per_round(head, states, dialogues, tree)
     tokens = rounds = 0

@@ -216,7 +216,9 @@ def test_faults(judge, server, folder):
 def test_failures_are_counted_and_asked_again(judge, server, folder):
     """A refusal of one prompt alone, no content, and words without a rating."""
     server.faults = [422]
-    server.reply = lambda body: "Hm." if "{plain} 81 0" in body["messages"][1]["content"] else None
+    # half a surrogate pair, which JSON may hold and no file takes
+    half = "Hm. \ud83d"
+    server.reply = lambda body: half if "{plain} 81 0" in body["messages"][1]["content"] else None
     said = judge("--arms", "plain", "--concurrency", 1)
     assert "0 ratings" in said and "6 replies" in said
     first = replies(folder)

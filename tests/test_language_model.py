@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from eagle_fsd.config import BadInput, TreeConfig
 from eagle_fsd.decoding.target import Target
+from eagle_fsd.decoding.tree import RootDrafter
 from eagle_fsd.drafters.language_model import LanguageModelDrafter
 from eagle_fsd.engine.select import ENGINES
 from eagle_fsd.rules.fsd import FsdPaper
@@ -63,6 +64,20 @@ def test_trees_are_what_the_model_says_path_by_path(family, engine):
         reduced = stock is other
         assert (tree.draft_token_R is not None) == reduced
         assert not reduced or tree.draft_token_R.tolist() == list(range(89))
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_tokens_that_the_draft_model_lacks_are_no_error(temperature):
+    """Bug held down: where the target's table has more rows, a prompt or an answer with one of
+    those tokens ended in an IndexError."""
+    config = FAMILIES["llama"]()
+    target, prompt = tiny_target("llama"), prompt_tokens(9, seed=1)
+    config.vocab_size = max(prompt)
+    drafter = LanguageModelDrafter(Target(random_model(config, seed=5)), target, CHAIN)
+    asked = {"temperature": temperature, "seed": 3, "budget": 24}
+    answer = run(target, drafter, prompt, **asked)
+    assert answer.tokens == run(target, RootDrafter(), prompt, **asked).tokens
+    assert temperature == 0 or max(answer.tokens) >= config.vocab_size
 
 
 def after(model: PreTrainedModel, ids: list[int]) -> torch.Tensor:

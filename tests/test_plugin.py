@@ -56,6 +56,7 @@ def test_rules_guards_and_drafters_of_a_file_are_arms(tmp_path):
         ("def f():\n    return 1 / 0\n\nf()\n", "line 2: ZeroDivisionError: division by zero"),
         ("import json\n\njson.loads('{')\n", "line 3: JSONDecodeError"),
         ("raise SystemExit(3)\n", "line 1: SystemExit: 3"),
+        ("x = 1\ncompile('(', 'other', 'exec')\n", "line 2: SyntaxError"),  # another's line
         (
             "from eagle_fsd.rules import RULES\nRULES['mine'] = RULES['fsd'] = RULES['exact']\n",
             "the rule 'fsd' is the library's own.* another name",

@@ -160,6 +160,15 @@ def test_a_line_may_fall_with_its_value():
     assert all(falling[key] == rising[key] for key in (GAIN, *LOSSES))
 
 
+def test_answers_of_one_token_have_no_line():
+    """Bug held down: an arm without rounds has no gain, and ended the report in a TypeError."""
+    records = made_run(LEAST)
+    for rows in records.values():
+        for record in rows:
+            record["turns"] = [turn | {"rounds": []} for turn in record["turns"]]
+    assert equal_speed(records, summarize(records)) == []
+
+
 def test_crossing():
     """The first one counts; a neighbour whose gain is unknown is left out, and an arm that has the
     gain is read as it is. Bug held down: a curve that falls before the gain was read from its

@@ -53,6 +53,8 @@ class LanguageModelDrafter(GrowingDrafter):
         super().observe(features_TF[:, :0], next_tokens)
 
     def step(self, cache, hidden_TD, token_T, place_T, row_T, visible_TS, position_S, read_M):
+        if self.draft_token_R is not None:  # a token that the model lacks is read as its last
+            token_T = token_T.clamp_max(self.draft_vocab_size - 1)
         seen = visible_TS, position_S
         hidden_TD, _ = self.model.run(cache, token_T, row_T, place_T, *seen)
         if read_M is not None:

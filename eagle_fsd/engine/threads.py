@@ -29,9 +29,11 @@ def choose_threads(device: str) -> str:
     default, cores = torch.get_num_threads(), len(_own_cores())
     plain = "with 1 thread" if default == 1 else f"with {default} threads"
     named = os.environ.get("OMP_NUM_THREADS") or os.environ.get("MKL_NUM_THREADS")
-    if named or default == 1 or default not in (cores, psutil.cpu_count(logical=False)):
+    if named or default == 1:
         return plain
     try:
+        if default not in (cores, psutil.cpu_count(logical=False)):
+            return plain
         busy = load_by_others()
     except (OSError, psutil.Error):  # the system tells none, such as a container without /proc
         return plain

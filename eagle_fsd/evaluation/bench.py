@@ -96,9 +96,12 @@ class Bench:
         processes = self.processes
         timed = processes.count == 1 and not self.options.quality_only
         warnings = check_timing_alone(self.model_options.device) if timed else []
-        # this process's questions, each with all its arms
+        # this process's questions, each with all its arms; traces have one writer
+        traced_ids = {question.question_id for question in self._traced}
         ids = list(dict.fromkeys(question.question_id for question, *_ in jobs))
-        mine = set(ids[processes.index :: processes.count])
+        shared = [question_id for question_id in ids if question_id not in traced_ids]
+        mine = set(shared[processes.index :: processes.count])
+        mine |= traced_ids if processes.is_main else set()
         jobs = [job for job in jobs if job[0].question_id in mine]
         if jobs:
             _ = self._drafters  # what is refused in loading leaves no settings behind
@@ -109,16 +112,15 @@ class Bench:
         first, budget = replace(self.questions[0], turns=[longest]), self.options.max_new_tokens
         for arm in self.arms:  # warm-up, through the same calls; what is compiled is for a budget
             self._answered(first, arm, 0, budget=budget if arm.text == COMPILED else min(8, budget))
-        # traces have one writer; transformers' own loop has none
-        traced_ids = {question.question_id for question in self._traced if processes.is_main}
         bar = tqdm(jobs, unit="answer", desc=self.name, disable=not processes.is_main)
         for question, arm, choice in bar:
             bar.set_postfix_str(arm.text)
+            # transformers' own loop has none
             traced = choice == 0 and arm.runs_our_loop and question.question_id in traced_ids
             record, trace = self._answered(question, arm, choice, budget=budget, traced=traced)
-            self.run.add(arm.slug, record)
-            if traced:
+            if traced:  # first: an answer whose record a kill has lost is made again
                 append_lines(self._beside("traces", arm.slug), [trace])
+            self.run.add(arm.slug, record)
 
     @cached_property
     def model(self) -> Model:
@@ -183,7 +185,7 @@ class Bench:
             path = self._beside("traces", arm.slug)
             rows = read_lines(path, repair=True) if path.is_file() else []
             traced = {row["question_id"] for row in rows}
-            traced |= {question.question_id for question, other, _ in jobs if other is arm}
+            traced |= {q.question_id for q, other, choice in jobs if other is arm and choice == 0}
             if arm.runs_our_loop:
                 untraced += len({question.question_id for question in self._traced} - traced)
         if untraced:

@@ -56,7 +56,8 @@ def equal_speed(records: Mapping[str, Sequence[Record]], rows: Sequence[dict]) -
             np.array([rate_parts(key, [shared[arm][q] for q in shared[PLAIN]]) for arm in shared])
             for key in ("tokens_per_round", *LOSSES)
         )
-        gains = [row[GAIN]["value"] for row in arms]
+        # unknown of an arm without rounds
+        gains = [math.nan if row[GAIN]["value"] is None else row[GAIN]["value"] for row in arms]
         for gain in GAINS:
             value = crossing(gains, [row["value"] for row in arms], gain)
             if math.isnan(value):

@@ -49,7 +49,7 @@ def check_head(
 
 
 def check_mtp(head: MtpHead) -> dict[str, str]:
-    """The page of MTP layers that were read, and so fit and have every number."""
+    """The page of an MTP layer that was read, and so fits and has every number."""
     config = head.config
     states = {"normed": "after its final norm", "raw": "before its final norm"}
     return {

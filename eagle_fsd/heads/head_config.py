@@ -18,7 +18,7 @@ class HeadConfig(LlamaConfig):
     transformers' where both have one.
 
     Attributes:
-        head_type: a name in models.HEAD_TYPES: "eagle" (EAGLE-1/2), "eagle3".
+        head_type: a name in draft_head.HEAD_TYPES: "eagle" (EAGLE-1/2), "eagle3".
         bias: whether fc has one; EAGLE-3's has none.
         qkv_bias: biases on q, k and v (Qwen2 heads); none on o, as in attention_bias's layers.
         qk_norm: q and k are normed in each attention head before they are turned (Qwen3's layer).

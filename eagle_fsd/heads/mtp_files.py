@@ -22,7 +22,13 @@ from transformers.utils import (
 )
 
 from eagle_fsd.config import BadInput, one_line
-from eagle_fsd.heads.files import UNREADABLE, first_faults, tensor_faults, write_files
+from eagle_fsd.heads.files import (
+    UNREADABLE,
+    WEIGHT_DTYPES,
+    first_faults,
+    tensor_faults,
+    write_files,
+)
 from eagle_fsd.heads.mtp_families import FAMILIES, counted_layers
 from eagle_fsd.heads.mtp_head import FITTING, STATES, MtpConfig, MtpHead, check_same
 
@@ -167,6 +173,12 @@ def _read(files: Checkpoint, config: PretrainedConfig, switches: dict[str, str])
     idle |= {key for key in files.keys if key.endswith(IDLE)}
     own_keys = [key for key in files.keys - idle if key.startswith(layout.every)]
     tensors = {key: files.tensor(key) for key in own_keys}
+    for key, tensor in tensors.items():
+        if tensor.dtype not in WEIGHT_DTYPES:
+            raise BadInput(
+                f"the MTP layer in {files.path} is quantised ({key} has dtype {tensor.dtype}): "
+                "take a conversion to bfloat16 that kept the layer"
+            )
     faults = tensor_faults(wanted, tensors)
     if files.differs(layout.embedding, embedding):
         faults.append(f"{layout.embedding} is not the target's embedding")

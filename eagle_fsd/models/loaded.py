@@ -167,9 +167,9 @@ def prompt_ids(
     if tokenizer.chat_template is None:
         raise BadInput(
             "this target's tokenizer has no chat template: name one of FastChat's with "
-            "conv_template (vicuna_v1.1, llama-2, ...); make_data.py and mine_forks.py have no "
-            "such option: there, or for a template of your own, put a chat_template.jinja into the "
-            "target's folder"
+            "conv_template (vicuna_v1.1, llama-2, ...); make_data.py has no such option: "
+            "there, or for a template of your own, put a chat_template.jinja into the target's "
+            "folder"
         )
     with template_errors():
         return tokenizer.apply_chat_template(

@@ -79,7 +79,7 @@ class FsdPaper(Fsd):
     """
 
     lossless_at: ClassVar[float] = math.nan  # 0 turns down what exact takes
-    child: str = "draft"  # as published; fsd's own default costs half the regret
+    child: str = "draft"  # as published; fsd's own default costs less (docs/rules.md)
 
     def step(self, tree: VerifiedTree, v: int) -> int | None:
         steps = self.steps(tree, v, tree.hit(v))

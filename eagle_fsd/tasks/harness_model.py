@@ -68,11 +68,12 @@ class FuzzyLM(HFLM):
 
     def get_model_info(self) -> dict[str, object]:
         """What lm-eval adds to `config` of its results file, of the first process's answers."""
-        tokens_per_round, fuzzy_share = self._all.tokens_per_round, self._all.fuzzy_share
-        print(
-            f"{self._arm}: {self._answers} answers, {tokens_per_round:.2f} tokens a round, fuzzy "
-            f"share {fuzzy_share:.4f}"
-        )
         told = {"arm": self._arm, "answers": self._answers}
-        told |= {"tokens_per_round": tokens_per_round, "fuzzy_share": fuzzy_share}
+        if self._all.rounds:  # none where answers are only scored
+            tokens_per_round, fuzzy_share = self._all.tokens_per_round, self._all.fuzzy_share
+            told |= {"tokens_per_round": tokens_per_round, "fuzzy_share": fuzzy_share}
+            print(
+                f"{self._arm}: {self._answers} answers, {tokens_per_round:.2f} tokens a round, "
+                f"fuzzy share {fuzzy_share:.4f}"
+            )
         return super().get_model_info() | {"eagle_fsd": told}

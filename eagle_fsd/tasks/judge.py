@@ -150,6 +150,8 @@ def judge_all(
                 "OPENAI_API_KEY its key. What it has said is on disk: the same command goes on "
                 "from there"
             ) from error
+        # JSON may hold half a surrogate pair, which no file takes
+        reply, refusal = (text.encode(errors="replace").decode() for text in (reply, refusal))
         record |= {"reply": reply, "error": refusal, "verdict": parse_rating(reply)}
         verdicts.add("single", record | {"time": time.time()})
 

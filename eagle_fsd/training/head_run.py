@@ -135,6 +135,7 @@ def expected_tokens_per_round(
                 first, end = end, end + len(list(run))
                 # from each root on, as many tokens as the tree is deep must be the answer's
                 last = end - tree.tree_depth
+                first = max(first, 1)  # the first token has nothing before it to draft from
                 if own and last > first:
                     for *_, path in walk(drafter, ids, range(first, last), feature_LF):
                         yield len(path)

@@ -1,5 +1,7 @@
 """Answers as page.js reads them, untrusted text and all: a run's, or a traced one alone."""
 
+from collections.abc import Sequence
+
 from eagle_fsd.evaluation.report.run_data import RunData
 from eagle_fsd.runs.folder import answer_key
 
@@ -36,12 +38,14 @@ def pack_answers(run: RunData) -> dict:
     return head | {"questions": list(questions.values())}
 
 
-def pack_answer(trace: dict, *, prompt: str, arm: str, greedy: bool) -> dict:
-    """One traced answer of one arm, in the form of pack_answers."""
-    parts = [[trace["first"]["text"], None]]
-    for token in (token for r in trace["rounds"] for token in r["emitted"]):
+def pack_answer(trace: dict, texts: Sequence[str], *, prompt: str, arm: str, greedy: bool) -> dict:
+    """One traced answer of one arm, in the form of pack_answers; `texts` are those of its tokens,
+    which join to the answer's."""
+    parts = [[texts[0], None]]
+    emitted = [token for r in trace["rounds"] for token in r["emitted"]]
+    for token, text in zip(emitted, texts[1:], strict=True):
         cost = {"regret": token["regret"], "D": token["divergence"]}
-        parts.append([token["text"], cost if token["source"] == "fuzzy" else None])
+        parts.append([text, cost if token["source"] == "fuzzy" else None])
     turn = {"parts": parts, "tokens": len(parts)}
     turn |= {"first": trace["first"]["text"], "rounds": trace["rounds"]}
     question = {"id": "", "choice": 0, "category": "", "prompts": [prompt]}

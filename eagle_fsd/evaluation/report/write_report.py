@@ -35,6 +35,8 @@ PLOTS = {GAIN: "plot", SPEED: "plot_speed"}  # names of plots
 WRITTEN = [f"tables/{name}.csv" for name in CSV.values()]
 WRITTEN += [f"{name}.svg" for name in PLOTS.values()]
 WRITTEN += ["index.html"]
+# and what earlier versions wrote
+WRITTEN += ["report.pdf", "plot.pdf", "plot_speed.pdf", "tables/pairwise.csv"]
 UNFOLDED = 10  # arms with a verdict in sight; one by the rule path always is
 HERE = Path(__file__).parent
 
@@ -170,15 +172,18 @@ def is_report(folder: Path) -> bool:
         return False
 
 
-def answer_page(trace: dict, *, prompt: str, arm: str, greedy: bool, subject: str) -> str:
+def answer_page(
+    trace: dict, texts: Sequence[str], *, prompt: str, arm: str, greedy: bool, subject: str
+) -> str:
     """A page of one answer alone, with the tree of each of its rounds.
 
     Args:
         trace: the answer's, as traces.TurnTrace takes it down.
+        texts: of its tokens, which join to the answer's text.
         greedy: whether the answer was made at temperature 0.
         subject: a sentence under the title, such as whose answer this is and what it cost.
     """
-    answers = [pack_answer(trace, prompt=prompt, arm=arm, greedy=greedy)]
+    answers = [pack_answer(trace, texts, prompt=prompt, arm=arm, greedy=greedy)]
     title = "Draft trees of an answer"
     return render_page(
         title=title, subject=subject, parts=[], plots={}, downloads={}, answers=answers
