@@ -118,7 +118,8 @@ def test_prices_by_hand():
         {"context": 40, "forward": name, "median_ms": ms}
         for name, ms in [("verify 1", 10.0), ("verify 8", 14.9), ("draft level x4", 0.5)]
     ]
-    rows = [("plain", 9, 12.0, 9), ("exact", 5, 20.0, 10), ("exact@hybrid", 0, None, 0)]
+    rows = [("plain", 9, 12.0, 9), ("exact", 5, 20.0, 10), ("exact@hybrid", 5, 20.0, 99)]
+    rows += [("exact@eagle:7x3x4", 0, None, 0)]
     rounds = [
         {"context": 40, "arm": arm, "rounds": n, "ms_per_round": ms, "round_tokens": tokens}
         for arm, n, ms, tokens in rows

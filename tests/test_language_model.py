@@ -72,12 +72,13 @@ def test_tokens_that_the_draft_model_lacks_are_no_error(temperature):
     those tokens ended in an IndexError."""
     config = FAMILIES["llama"]()
     target, prompt = tiny_target("llama"), prompt_tokens(9, seed=1)
-    config.vocab_size = max(prompt)
+    config.vocab_size = 40
+    assert max(prompt) >= 40
     drafter = LanguageModelDrafter(Target(random_model(config, seed=5)), target, CHAIN)
     asked = {"temperature": temperature, "seed": 3, "budget": 24}
     answer = run(target, drafter, prompt, **asked)
     assert answer.tokens == run(target, RootDrafter(), prompt, **asked).tokens
-    assert temperature == 0 or max(answer.tokens) >= config.vocab_size
+    assert max(answer.tokens[:-1]) >= 40  # which the drafter reads
 
 
 def after(model: PreTrainedModel, ids: list[int]) -> torch.Tensor:

@@ -76,7 +76,8 @@ def price_lines(rounds: list[dict], single: list[dict]) -> list[str]:
     are (docs/speed.md#trees-by-price).
 
     A node is the mean of those from a single one to WIDE nodes; a token takes what it takes the
-    fastest arm with the exact rule. Without a head or such an arm there is no line.
+    fastest arm with the exact rule and the head's drafts, since long prompts repeat themselves for
+    the n-gram table. Without a head or such an arm there is no line.
     """
     lines = []
     for context in sorted({row["context"] for row in rounds}):
@@ -87,7 +88,9 @@ def price_lines(rounds: list[dict], single: list[dict]) -> list[str]:
             (
                 row["rounds"] * row["ms_per_round"] / row["round_tokens"]
                 for row in rounds
-                if row["context"] == context and row["arm"].startswith("exact") and row["rounds"]
+                if row["context"] == context
+                and (row["arm"] == "exact" or row["arm"].startswith("exact@eagle"))
+                and row["rounds"]
             ),
             default=None,
         )
