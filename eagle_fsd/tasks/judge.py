@@ -131,7 +131,7 @@ def judge_all(
 
     def judge(request: dict) -> None:
         record = {key: value for key, value in request.items() if key != "messages"}
-        reply, refusal = "", None
+        reply, refusal = "", ""
         try:
             completion = client.chat.completions.create(
                 model=model, messages=request["messages"], **PARAMETERS
@@ -152,7 +152,7 @@ def judge_all(
             ) from error
         # JSON may hold half a surrogate pair, which no file takes
         reply, refusal = (text.encode(errors="replace").decode() for text in (reply, refusal))
-        record |= {"reply": reply, "error": refusal, "verdict": parse_rating(reply)}
+        record |= {"reply": reply, "error": refusal or None, "verdict": parse_rating(reply)}
         verdicts.add("single", record | {"time": time.time()})
 
     with ThreadPoolExecutor(concurrency) as pool:
