@@ -15,7 +15,7 @@ from torch import nn
 
 from eagle_fsd.decoding.masks import additive_mask
 from eagle_fsd.engine.attention import NAME, RotaryAttention, Rotation
-from eagle_fsd.engine.products import RmsNorm
+from eagle_fsd.engine.products import GatedMlp, RmsNorm
 
 PROBED = 5  # positions that a layer is tried on
 # By how much, in parts of a layer's output, two kernels for the same may differ
@@ -82,20 +82,13 @@ def lean_attention(
     return lean
 
 
-def lean_mlp(
-    mlp: nn.Module, product: Callable[[torch.Tensor], torch.Tensor]
-) -> Callable[[torch.Tensor], torch.Tensor] | None:
-    """For a gated MLP, down(act(gate(x)) up(x)), whose linear layers are still its own: the same
-    with gate and up as one product. None where it computes something else."""
+def lean_mlp(mlp: nn.Module, product: Callable[[torch.Tensor], torch.Tensor]) -> GatedMlp | None:
+    """For an MLP whose linear layers are still its own; None where it computes something else. See
+    GatedMlp."""
     names = {name for name, _ in mlp.named_children()}
     if names != {"gate_proj", "up_proj", "down_proj", "act_fn"}:
         return None
-
-    def lean(x_ND: torch.Tensor) -> torch.Tensor:
-        gate_ND, up_ND = product(x_ND).chunk(2, -1)
-        return mlp.down_proj(mlp.act_fn(gate_ND) * up_ND)
-
-    weight = mlp.gate_proj.weight
+    lean, weight = GatedMlp(mlp, product), mlp.gate_proj.weight
     x_BND = _random(1, PROBED, weight.shape[1], like=weight)
     for size_of_input in (1, LARGE):  # some layers clip
         stock = _tried(mlp, x_BND * size_of_input)

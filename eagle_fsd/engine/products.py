@@ -1,4 +1,4 @@
-"""What stands in the place of a stock model's linear layers, norms and embedding on a CPU.
+"""What stands in the place of a stock model's linear layers, norms, MLPs and embedding on a CPU.
 
 Products of float32 inputs with weights held in 16 bits are FBGEMM's, on x86 processors. Reading
 weights is what a small batch waits for, and 16-bit floats are half of the bytes. The
@@ -111,6 +111,17 @@ class RmsNorm:
         norm_N1 = torch.linalg.vector_norm(x_ND, dim=-1, keepdim=True)
         square_N1 = torch.addcmul(self._eps_1, norm_N1, norm_N1, value=1 / self._shape[-1])
         return (x_ND * self.weight).mul_(square_N1.rsqrt_())
+
+
+class GatedMlp:
+    """down(act(gate(x)) up(x)), where one product, [N, D] to [N, 2 I], gives gate and up."""
+
+    def __init__(self, mlp: nn.Module, product: Linear):
+        self._mlp, self._product = mlp, product
+
+    def __call__(self, x_ND: torch.Tensor) -> torch.Tensor:
+        gate_NI, up_NI = self._product(x_ND).chunk(2, -1)
+        return self._mlp.down_proj(self._mlp.act_fn(gate_NI) * up_NI)
 
 
 def power_of_two(weight_RD: torch.Tensor, *, exact: bool) -> float | None:
