@@ -233,7 +233,7 @@ class NgramSettings(DrafterSettings):
     num_draft_tokens: int = 15
     max_ngram: int = 3
     branch: int = 4
-    keep: float = 0.03
+    keep: float = 0.1
     recycle: int = 8
     remember: int = 0
     max_ngrams: int = MAX_NGRAMS
