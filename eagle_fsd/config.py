@@ -135,7 +135,7 @@ def tree_name(tree: TreeConfig) -> str:
     """Drafts x levels x top-k, and the prices that are set: "12x6x4,keep=0.1,deepen=0.4"."""
     name = f"{tree.num_draft_tokens}x{tree.tree_depth}x{tree.branch_top_k}"
     prices = {"keep": tree.keep, "deepen": tree.deepen}
-    return name + "".join(f",{key}={value:g}" for key, value in prices.items() if value)
+    return name + "".join(f",{key}={value!r}" for key, value in prices.items() if value)
 
 
 def parse_tree(text: str) -> TreeConfig:
@@ -152,14 +152,15 @@ def parse_tree(text: str) -> TreeConfig:
     for price in prices:
         name, _, value = price.partition("=")
         try:
-            numbers[name] = float(value)
+            number = float(value)
         except ValueError:
             name = ""
-        if name not in ("keep", "deepen"):
+        if name not in ("keep", "deepen") or name in numbers:
             raise BadInput(
                 "behind a tree's shape stand keep and deepen, such as "
                 f"12x6x4,keep=0.1,deepen=0.4; got {text!r:.200}"
             )
+        numbers[name] = number
     return TreeConfig(*map(int, parts), **numbers)
 
 

@@ -36,8 +36,9 @@ from eagle_fsd.drafters import growing
 from eagle_fsd.drafters.eagle import EagleDrafter
 from eagle_fsd.engine import attention, products
 from eagle_fsd.engine.attention import Folded, RotaryAttention
+from eagle_fsd.engine.lean import lean_mlp
 from eagle_fsd.engine.packed import Packed, can_pack
-from eagle_fsd.engine.products import Joined, PackedLinear
+from eagle_fsd.engine.products import Joined, PackedLinear, RmsNorm
 from eagle_fsd.engine.select import ENGINES, choose_engine
 from eagle_fsd.models.load import load_target
 from eagle_fsd.models.random_weights import random_tokenizer
@@ -235,6 +236,51 @@ def test_norms_attention_and_mlps_are_exchanged_where_they_compute_the_same(fami
     assert norms == {family == "gemma3"}
     if family != "mixtral":
         assert not any(inspect.ismethod(layer.mlp.forward) for layer in layers)
+
+
+class Mlp(torch.nn.Module):
+    """A gated MLP whose formula is changed in a place; None changes nothing."""
+
+    def __init__(self, change, wide=96):
+        super().__init__()
+        shapes = {"gate_proj": (32, wide), "up_proj": (32, 96), "down_proj": (96, 32)}
+        for name, shape in shapes.items():
+            setattr(self, name, torch.nn.Linear(*shape, bias=False))
+        self.act_fn, self.change = torch.nn.SiLU(), change
+
+    def forward(self, x):
+        gate, up = self.gate_proj(x), self.up_proj(x)
+        if self.change == "limit":
+            gate = gate.clamp(max=1000)
+        if self.change == "float32":
+            gate, up = gate.float(), up.float()
+        y = self.down_proj((self.act_fn(gate) * up).to(x.dtype))
+        return (y, None) if self.change == "tuple" else y
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("change", [None, "limit", "float32", "tuple", "one gate"])
+def test_mlps_of_another_formula_are_left_as_they_are(change):
+    """A limit that is far off, roundings elsewhere, another output, a gate for all channels."""
+    torch.manual_seed(0)
+    mlp = Mlp(change, wide=1 if change == "one gate" else 96).bfloat16().requires_grad_(False)
+    lean = lean_mlp(mlp, lambda x: torch.cat([mlp.gate_proj(x), mlp.up_proj(x)], -1))
+    assert (lean is None) == (change is not None)
+    if lean is not None:
+        x_ND = torch.randn(3, 32).bfloat16()
+        assert torch.equal(lean(x_ND), mlp(x_ND))
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("size", [0.0, 1e-5, 1.0, 1e15])
+def test_a_norm_is_torch_s_of_any_input(dtype, size):
+    """Also of float32 inputs under a weight of 16 bits, which holds no eps of 1e-8."""
+    torch.manual_seed(0)
+    weight_D, x_ND = torch.rand(64) * 1e4, torch.randn(3, 64) * size
+    norm = RmsNorm(weight_D.to(dtype), 1e-8)
+    want_ND = torch.rms_norm(x_ND.double(), [64], weight_D.to(dtype).double(), 1e-8).float()
+    torch.testing.assert_close(norm(x_ND), want_ND)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ from commands import QUESTIONS, bench_options, change, load_command
 from transformers import LlamaConfig
 
 from eagle_fsd import timing
-from eagle_fsd.arms import parse_arm
 from eagle_fsd.speed import profiled
 
 pytestmark = pytest.mark.processes  # whole commands
@@ -49,10 +48,7 @@ def test_every_arm_is_in_every_part(finished):
     assert plain["round_vs_plain"] == 1 and plain["rounds"] == plain["round_tokens"] == 18
     forwards = [row["forward"] for row in found["forwards"]]
     assert forwards[0] == "stock" and forwards[-3:] == ["draft 2x3", "draft 6x3", "draft level x3"]
-    told = (folder / "run" / "summary.md").read_text()
-    assert "break-even" in told
-    (line,) = [line for line in told.splitlines() if line.startswith("Trees by price at 40 tokens")]
-    assert parse_arm(line.rpartition(" ")[2]).tree.startswith("12x6x4")
+    assert "break-even" in (folder / "run" / "summary.md").read_text()
 
 
 def test_only_what_is_missing_is_made(models, finished, capsys, monkeypatch):

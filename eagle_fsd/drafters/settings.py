@@ -194,6 +194,7 @@ class LanguageModelSettings(GrownTree):
 
     def __post_init__(self):
         check_flag("sample", self.sample)
+        parse_tree(self.tree)  # there is none to fall back on
         super().__post_init__()
 
     @property

@@ -8,6 +8,7 @@ numbers, and left as it was where the two differ: families differ in these place
 Axes: B sequences, N positions, H query heads, G key/value heads, d head size, D input size.
 """
 
+import inspect
 from collections.abc import Callable
 
 import torch
@@ -20,6 +21,7 @@ from eagle_fsd.engine.products import GatedMlp, RmsNorm
 PROBED = 5  # positions that a layer is tried on
 # By how much, in parts of a layer's output, two kernels for the same may differ
 CLOSE = {torch.float32: 1e-4, torch.bfloat16: 0.02, torch.float16: 0.02}
+HUGE = 1e4  # times LARGE: beyond any limit of an MLP
 LARGE, GROSS = 300, 0.1  # numbers that reach a layer's limits, and what counts as a difference then
 
 
@@ -42,7 +44,7 @@ def exchange_norms(module: nn.Module) -> None:
             # one with a gate is run with a second input, of which the trial knows nothing
             if "RMSNorm" not in kind or "Gated" in kind or eps is None or weight is None:
                 continue
-            if weight.dtype not in CLOSE:
+            if weight.dtype not in CLOSE or weight.ndim != 1:
                 continue
             norm = RmsNorm(weight, eps)
             x_ND = _random(PROBED, *weight.shape, like=weight)
@@ -86,15 +88,21 @@ def lean_mlp(mlp: nn.Module, product: Callable[[torch.Tensor], torch.Tensor]) ->
     """For an MLP whose linear layers are still its own; None where it computes something else. See
     GatedMlp."""
     names = {name for name, _ in mlp.named_children()}
-    if names != {"gate_proj", "up_proj", "down_proj", "act_fn"}:
+    one_input = len(inspect.signature(mlp.forward).parameters) == 1
+    if names != {"gate_proj", "up_proj", "down_proj", "act_fn"} or not one_input:
         return None
-    lean, weight = GatedMlp(mlp, product), mlp.gate_proj.weight
+    gate, up, weight = mlp.gate_proj, mlp.up_proj, mlp.gate_proj.weight
+    if gate.out_features != up.out_features:
+        return None
     x_BND = _random(1, PROBED, weight.shape[1], like=weight)
-    for size_of_input in (1, LARGE):  # some layers clip
-        stock = _tried(mlp, x_BND * size_of_input)
-        if stock is None or not _agree(lean(x_BND * size_of_input), stock, CLOSE[weight.dtype]):
+    for size_of_input in (1, LARGE, HUGE):  # some layers clip, and some round in between
+        x_BND = x_BND * size_of_input
+        stock = _tried(mlp, x_BND)
+        gated = _tried(lambda x: mlp.down_proj(mlp.act_fn(gate(x)) * up(x)), x_BND)
+        both = isinstance(stock, torch.Tensor) and isinstance(gated, torch.Tensor)
+        if not both or not torch.equal(stock, gated):  # by the same kernels
             return None
-    return lean
+    return GatedMlp(mlp, product)
 
 
 def _tried(layer: nn.Module, *given: torch.Tensor, **call):

@@ -101,8 +101,8 @@ class RmsNorm:
     def __init__(self, weight_D: torch.Tensor, eps: float):
         # some layers ask their norm's weight for its dtype
         self.weight = weight_D.detach()
-        self._shape, self._eps = list(weight_D.shape), eps
-        self._eps_1 = self.weight.new_full((1,), eps)
+        self._shape, self._eps = list(weight_D.shape), float(eps)
+        self._eps_1 = torch.full((1,), self._eps, dtype=torch.float32, device=weight_D.device)
 
     def __call__(self, x_ND: torch.Tensor) -> torch.Tensor:
         if x_ND.dtype != torch.float32:  # 16 bits are computed in 32, which torch's own does
@@ -110,7 +110,7 @@ class RmsNorm:
         # On a CPU torch's own is six operators, and takes half as long again.
         norm_N1 = torch.linalg.vector_norm(x_ND, dim=-1, keepdim=True)
         square_N1 = torch.addcmul(self._eps_1, norm_N1, norm_N1, value=1 / self._shape[-1])
-        return (x_ND * self.weight).mul_(square_N1.rsqrt_())
+        return (x_ND * square_N1.rsqrt_()).mul_(self.weight)
 
 
 class GatedMlp:

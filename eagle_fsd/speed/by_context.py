@@ -94,11 +94,12 @@ def price_lines(rounds: list[dict], single: list[dict]) -> list[str]:
             ),
             default=None,
         )
-        if level is None or token is None:
+        if level is None or token is None or min(node, node + level) <= 0:  # noise
             continue
         prices = {"keep": node / token, "deepen": (level + node) / token / FIRST_CHILD}
         caps = TreeConfig(12, 6, 4)
-        tree = replace(caps, **{name: min(1, max(0, round(p, 2))) for name, p in prices.items()})
+        prices = {name: min(1.0, float(f"{price:.2g}")) for name, price in prices.items()}
+        tree = replace(caps, **prices)
         lines.append(
             f"Trees by price at {context} tokens: a node takes {node:.2f} ms, a level {level:.2f}, "
             f"a token {token:.2f}, so the tree for this machine is exact@eagle:{tree_name(tree)}"

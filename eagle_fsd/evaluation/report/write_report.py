@@ -35,8 +35,6 @@ PLOTS = {GAIN: "plot", SPEED: "plot_speed"}  # names of plots
 WRITTEN = [f"tables/{name}.csv" for name in CSV.values()]
 WRITTEN += [f"{name}.svg" for name in PLOTS.values()]
 WRITTEN += ["index.html"]
-# and what earlier versions wrote
-WRITTEN += ["report.pdf", "plot.pdf", "plot_speed.pdf", "tables/pairwise.csv"]
 UNFOLDED = 10  # arms with a verdict in sight; one by the rule path always is
 HERE = Path(__file__).parent
 
