@@ -6,7 +6,7 @@
     python evaluate/mt_bench.py --question_file question.jsonl   # Spec-Bench, EAGLE's sets, yours
 
 What is written is in eagle_fsd/evaluation/bench.py. A killed run continues where it was: run the
-same command again. More questions, arms, or choices may be added, so that an ablation is a
+same command again. More questions, arms or choices may be added, so that an ablation is a
 run with more arms; another temperature is another run, and evaluate/report.py joins them. With a
 launcher (`accelerate launch --config_file scripts/accelerate/ddp.yaml`, on a CPU with
 ACCELERATE_USE_CPU=true) processes share the questions: the same answers, no speeds.

@@ -1,7 +1,7 @@
 """Norms, attention and MLPs of a stock model with fewer operators, swapped in from outside.
 
 A step of a small model is hundreds of operators of a microsecond or two, called from Python. An
-RMS norm is six of them and rotary positions of queries and keys some fourteen; here they are four,
+RMS norm is six of them and rotary positions of queries and keys some fourteen; here they are five,
 and four for both. What is exchanged is first run beside the layer that it stands for, on random
 numbers, and left as it was where the two differ: families differ in these places.
 

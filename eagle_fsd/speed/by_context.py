@@ -7,7 +7,7 @@ from dataclasses import replace
 from tqdm import tqdm
 
 from eagle_fsd.arms import PLAIN, Arm
-from eagle_fsd.config import SamplingConfig, TreeConfig, tree_name
+from eagle_fsd.config import CPU_TREE, SamplingConfig, tree_name
 from eagle_fsd.models.loaded import Model
 from eagle_fsd.runs.folder import Run
 from eagle_fsd.speed.forwards import WIDE, forward_rows, time_forwards
@@ -96,10 +96,9 @@ def price_lines(rounds: list[dict], single: list[dict]) -> list[str]:
         )
         if level is None or token is None or min(node, node + level) <= 0:  # noise
             continue
-        prices = {"keep": node / token, "deepen": (level + node) / token / FIRST_CHILD}
-        caps = TreeConfig(12, 6, 4)
-        prices = {name: min(1.0, float(f"{price:.2g}")) for name, price in prices.items()}
-        tree = replace(caps, **prices)
+        keep, deepen = node / token, (level + node) / token / FIRST_CHILD
+        keep, deepen = (min(1.0, float(f"{price:.2g}")) for price in (keep, deepen))
+        tree = replace(CPU_TREE, keep=keep, deepen=deepen)
         lines.append(
             f"Trees by price at {context} tokens: a node takes {node:.2f} ms, a level {level:.2f}, "
             f"a token {token:.2f}, so the tree for this machine is exact@eagle:{tree_name(tree)}"
