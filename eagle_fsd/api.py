@@ -19,10 +19,13 @@ class Answer(Generation):
     Attributes:
         text: without special tokens, up to a stop string.
         ends: the number of characters in the text up to and with each of the tokens.
+        thought: the number of characters at the front of the text that are a reasoning target's
+            thought, its marks included; known once the answer has ended.
     """
 
     text: str = ""
     ends: list[int] = field(default_factory=list)
+    thought: int = 0
 
     def pieces(self) -> list[tuple[str, bool, int]]:
         """(text, fuzzy, round) of each of the tokens, see `fuzzy` and `round_numbers`.
@@ -99,14 +102,18 @@ def stream(
     config = DecodeConfig(chosen.policy(sampling), stop, seed)
     strings = config.stop.strings
     begun = [string[:n] for string in strings for n in range(1, len(string))]
-    answer = Answer()
-    for step in decode_rounds(model.target, drafter, model.prompt_ids(prompt), config):
+    answer, prompt = Answer(), model.prompt_ids(prompt)
+    for step in decode_rounds(model.target, drafter, prompt, config):
         answer.add(step)
         if watch:
             watch(step)
         answer.ends += model.text_ends(answer.tokens, strings, first=len(answer.ends))
         text = model.text(answer.tokens, strings)
-        if step.finish is None and text.endswith(("\N{REPLACEMENT CHARACTER}", *begun)):
-            continue  # half a character, or maybe of a stop string: a later round decides
+        if step.finish is None:
+            text = model.settled(text, answer.tokens)
+            if text.endswith(("\N{REPLACEMENT CHARACTER}", *begun)) or len(text) < len(answer.text):
+                continue  # half a character, or maybe of a stop string: a later round decides
+        else:
+            answer.thought = model.find_thought(prompt, answer.tokens).length
         new, answer.text = text[len(answer.text) :], text
         yield new, answer

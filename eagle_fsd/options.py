@@ -153,6 +153,16 @@ class ModelOptions(PluginOptions):
     conv_template: str = option(
         "", "The name of a FastChat template, for a target that has no chat template of its own."
     )
+    generate_ends: bool = option(
+        False,
+        "End answers where transformers' generate does, at the tokens of generation_config alone, "
+        "also where the chat template ends a turn with another one.",
+    )
+    thought_marks: list[str] = option(
+        [],
+        "The two marks around the thought of a reasoning target, such as '<think>' '</think>'. Not "
+        "given: as its chat template or its tokens tell.",
+    )
     engine: str = option(
         "auto",
         "How forwards are run: packed or compiled on a CPU, folded or stock anywhere; auto takes "
@@ -165,6 +175,11 @@ class ModelOptions(PluginOptions):
         from eagle_fsd.engine.select import choose_engine
         from eagle_fsd.models.load import DTYPES, default_device, default_dtype
 
+        if len(self.thought_marks) not in (0, 2) or not all(self.thought_marks):
+            raise BadInput(
+                f"--thought_marks takes a thought's begin mark and its end mark, got "
+                f"{' '.join(self.thought_marks)!r}"
+            )
         self.device = self.device or default_device()
         self.dtype = self.dtype or default_dtype(self.device)
         choose_engine(self.engine, device=self.device, dtype=DTYPES.get(self.dtype, torch.float32))
@@ -213,6 +228,8 @@ class ModelOptions(PluginOptions):
             dtype=self.dtype,
             device=self.device,
             conv_template=self.conv_template,
+            generate_ends=self.generate_ends,
+            marks=(tuple(self.thought_marks),) if self.thought_marks else (),
             engine=self.engine,
             keep_stock=keep_stock,
         )

@@ -14,7 +14,6 @@ import json
 import math
 from collections import Counter
 from dataclasses import asdict, dataclass, field, fields
-from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -104,6 +103,7 @@ class DataOptions:
 def make_data(options: DataOptions) -> None:
     """Make what is missing of a folder of dialogues, by one process or each of several."""
     from eagle_fsd.models import load
+    from eagle_fsd.models.chat import tell_added, turn_ends
     from eagle_fsd.models.digests import target_digests
     from eagle_fsd.runs.folder import Run
     from eagle_fsd.runs.processes import Processes
@@ -147,10 +147,10 @@ def make_data(options: DataOptions) -> None:
         options.output,
         asdict(options) | digests | read,
         free=changeable(options),
-        key=itemgetter("id"),
+        key=lambda row: (row["id"], row.get("part", 0)),
         processes=processes,
     )
-    done = {number for rows in run.records.values() for number in rows}
+    done = {number for rows in run.records.values() for number, _ in rows}
     candidates = (
         (number, *candidate)
         for number, *candidate in prompts.draw_candidates(weights, sources, seed=options.seed)
@@ -163,12 +163,15 @@ def make_data(options: DataOptions) -> None:
         engine="auto",
         keep_stock=False,
     )
-    end_ids = chat.end_ids | set(target.eos_token_ids)
+    ends = turn_ends(chat.tokenizer, target.eos_token_ids)
+    tell_added(ends, options.target)
     states = TargetStates(target, options.features, digests) if options.features else None
     benchmarks = prompts.Benchmarks(excluded)
     wanted = Wanted(**{part.name: getattr(options, part.name) for part in fields(Wanted)})
     most = min(PROMPT_TOKENS, room)
-    maker = DialogueMaker(wanted, run, candidates, chat, benchmarks, end_ids, most, states)
+    maker = DialogueMaker(
+        wanted, run, candidates, chat, benchmarks, frozenset(ends.ids), most, states
+    )
     run.begin_session()
     maker.make(target, batch_size=options.batch_size)
     run.finish()
@@ -183,29 +186,31 @@ def summarize(run: "Run") -> dict:
     from eagle_fsd.runs.jsonl import read_lines, write_json, write_lines
 
     dropped = Counter(row["reason"] for row in run.records["dropped"].values())
-    rows: dict[str, dict] = {}
-    for row in sorted(run.records["dialogues"].values(), key=lambda row: row["id"]):
-        rows.setdefault(row["user"], row)
+    made = sorted(run.records["dialogues"].values(), key=lambda row: (row["id"], row["part"]))
+    first: dict[str, int] = {}
+    rows = [row for row in made if first.setdefault(row["user"], row["id"]) == row["id"]]
     if not rows:
         reasons = ", ".join(f"{n} {reason}" for reason, n in dropped.items())
         raise BadInput(
             f"no dialogue was made ({reasons or 'none dropped'}): give other --sources, or more "
             "--minutes or --answer_tokens"
         )
-    if len(rows) < len(run.records["dialogues"]):  # two processes have begun one alike
-        kept = {row["id"] for row in rows.values()}
+    kept = set(first.values())
+    if len(rows) < len(made):  # two processes have begun one alike
         for path in record_files(run.folder, "dialogues"):
             write_lines(path, [row for row in read_lines(path) if row["id"] in kept])
-    answer_tokens = sum(sum(row["loss_mask"]) for row in rows.values())
-    seconds = max(row["seconds"] for row in rows.values())
+    answer_tokens = sum(sum(row["loss_mask"]) for row in rows)
+    seconds = max(row["seconds"] for row in rows)
     summary = {
-        "dialogues": len(rows),
+        "dialogues": len(kept),
+        "rows": len(rows),
         "answer_tokens": answer_tokens,
-        "tokens": sum(len(row["input_ids"]) for row in rows.values()),
+        "tokens": sum(len(row["input_ids"]) for row in rows),
         "seconds": seconds,
         "answer_tokens_per_s": answer_tokens / max(seconds, 0.1),
-        "share_finished": sum(row["finished"] for row in rows.values()) / len(rows),
-        "from": dict(Counter(row["source"] for row in rows.values())),
+        "share_finished": sum(row["finished"] for row in rows) / len(rows),
+        "from": dict(Counter(row["source"] for row in rows if row["part"] == 0)),
+        "control_tokens": sum(row.get("control_tokens", 0) for row in rows if row["part"] == 0),
         "dropped": dict(sorted(dropped.items())),
     }
     write_json(run.folder / "summary.json", summary)

@@ -39,6 +39,12 @@ from eagle_fsd.recurrent.hooks import ARGUMENT, TreeForward, check_called, excha
 from eagle_fsd.recurrent.kinds import layer_types, modeling_module
 from eagle_fsd.recurrent.states import check_room
 
+# of a generation config: its end tokens, its form, and what changes no answer
+NO_DEFAULTS = frozenset(
+    "_from_model_config transformers_version bos_token_id eos_token_id pad_token_id use_cache "
+    "decoder_start_token_id output_attentions output_hidden_states max_length".split()
+)
+
 
 class Target:
     """A target model and the cache of the one sequence that it is decoding.
@@ -59,6 +65,8 @@ class Target:
         feature_layers: which hidden states are the features, as indices into transformers'
             `hidden_states` (i is what enters layer i, and the number of layers what leaves the last
             one, before the final norm); empty: the last, after the final norm.
+        left_out: what the model's own generation config sets beside its end tokens, by name: no
+            answer takes it from there.
         max_positions: longest sequence it was made for and can be decoded in, see longest_text.
         dtype: of its hidden states and logits; its tables may be held in fewer bits.
         has_states: layers carry a state from token to token instead of keys and values.
@@ -85,6 +93,8 @@ class Target:
         eos = model.generation_config.eos_token_id
         self.eos_token_ids = tuple([] if eos is None else eos if isinstance(eos, list) else [eos])
         # `generate` fills what a call leaves open from here: penalties, filters, cache kinds
+        defaults = model.generation_config.to_diff_dict()
+        self.left_out = {name: defaults[name] for name in defaults if name not in NO_DEFAULTS}
         model.generation_config = GenerationConfig(eos_token_id=eos)
         # where logits and features are; the embedding may lie elsewhere, on several devices
         self.device: torch.device = self.lm_head.weight.device

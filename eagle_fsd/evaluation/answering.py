@@ -91,10 +91,12 @@ def _transformers_generate(
 def turn_record(model: Model, prompt: list[int], result: Generation, seconds: float) -> dict:
     """One answered turn as JSON: the answer, its time, its rounds, and how the target rates it."""
     argmax_share, mean_logp = rescore(model.target, prompt, result.tokens)
+    thought = model.find_thought(prompt, result.tokens).length
     return {
         "prompt_tokens": len(prompt),
         "token_ids": result.tokens,
         "text": model.text(result.tokens),
+        **({"thought": thought} if thought else {}),
         "fuzzy_spans": fuzzy_spans(model, result),
         "finish": result.finish,
         "seconds": seconds,

@@ -24,6 +24,7 @@ from eagle_fsd.decoding.tree import Drafter
 from eagle_fsd.evaluation.answering import answer_prompt, turn_record
 from eagle_fsd.evaluation.questions import Question, check_same_questions, fastchat_answers, spread
 from eagle_fsd.evaluation.traces import TurnTrace
+from eagle_fsd.models.chat import answer_message
 from eagle_fsd.models.loaded import Model
 from eagle_fsd.options import BenchOptions, ModelOptions, SamplingOptions, changeable
 from eagle_fsd.runs.folder import Run
@@ -164,7 +165,8 @@ class Bench:
             turns.append({"prompt": text, "seed": seed} | turn)
             if trace:
                 traces.append({"prompt": text} | trace.taken)
-            messages.append({"role": "assistant", "content": turn["text"]})
+            thought = model.find_thought(prompt, turn["token_ids"])
+            messages.append(answer_message(turn["text"], thought))
         named = {"question_id": question.question_id, "choice": choice}
         named |= {"category": question.category, "arm": arm.text}
         record = {

@@ -167,6 +167,12 @@ def load_target(
         feature_layers=feature_layers,
         keep_stock=keep_stock,
     )
+    if target.left_out and not drafts:
+        defaults = ", ".join(f"{key}={value!r:.50}" for key, value in target.left_out.items())
+        tell(
+            f"eagle_fsd: target {name!r} has defaults for generating ({defaults}), which are left "
+            "out: answers are greedy unless temperature, top_k and top_p are given here"
+        )
     return target, tokenizer
 
 

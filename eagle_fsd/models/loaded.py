@@ -1,20 +1,29 @@
-"""A target and what drafts for it, loaded; and messages to its prompt tokens: by the tokenizer's
-chat template, or by one of FastChat's."""
+"""A target and what drafts for it, loaded; prompts in, texts of answers out."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from os.path import commonprefix
 
-from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
-from eagle_fsd.config import BadInput, TreeConfig, as_tree, check_text, one_line
+from eagle_fsd.config import TreeConfig, as_tree
 from eagle_fsd.decoding.loop import StopConfig
 from eagle_fsd.decoding.target import Target
 from eagle_fsd.decoding.tree import Drafter
 from eagle_fsd.drafters.eagle import head_drafter
-from eagle_fsd.heads.files import UNREADABLE
 from eagle_fsd.models.assets import EMBEDDED_TARGET
+from eagle_fsd.models.chat import (
+    Message,
+    Thought,
+    TurnEnds,
+    each_string,
+    find_thought,
+    prompt_ids,
+    tell_added,
+    template_stops,
+    turn_ends,
+)
 from eagle_fsd.models.load import (
     check_draft_model,
     default_dtype,
@@ -24,8 +33,7 @@ from eagle_fsd.models.load import (
     load_target,
     load_target_config,
 )
-
-Message = dict[str, str]  # {"role": "user" | "assistant" | "system", "content": text}
+from eagle_fsd.thoughts import Marks
 
 
 @dataclass(frozen=True)
@@ -35,7 +43,10 @@ class Model:
     Attributes:
         tokenizer: None: token ids only (transformers_generate.py).
         drafter: of the head.
+        conv_template: a FastChat template, see prompt_ids.
         draft_model: what drafters/language_model.py drafts with.
+        generate_ends: see turn_ends.
+        marks: around the target's thoughts; none: see find_thought.
     """
 
     target: Target
@@ -43,41 +54,66 @@ class Model:
     drafter: Drafter
     conv_template: str = ""
     draft_model: Target | None = None
+    generate_ends: bool = False
+    marks: Marks = ()
 
     @property
     def max_positions(self) -> int:
         """Longest text for which all of its models were made."""
         return min(m.max_positions for m in (self.target, self.draft_model) if m is not None)
 
+    @cached_property
+    def ends(self) -> TurnEnds:
+        """What ends its answers."""
+        return turn_ends(
+            self.tokenizer,
+            self.target.eos_token_ids,
+            conv_template=self.conv_template,
+            generate_ends=self.generate_ends,
+        )
+
     def stop(self, max_new_tokens: int, strings: str | Sequence[str] = ()) -> StopConfig:
-        """The budget, and all that ends an answer: the generation config's tokens, the tokenizer's
-        end token, the conversation template's stops, and the strings given."""
-        template_strings, template_ids = template_stops(self.conv_template)
-        ids = [*self.target.eos_token_ids, *template_ids]
-        if self.tokenizer.eos_token_id is not None:
-            ids.append(self.tokenizer.eos_token_id)
-        strings = tuple(dict.fromkeys([*template_strings, *_each(strings)]))
-        return StopConfig(max_new_tokens, tuple(dict.fromkeys(ids)), strings, self.tokenizer.decode)
+        """The budget, and all that ends an answer: what ends a turn, and the strings given."""
+        strings = tuple(dict.fromkeys([*self.ends.strings, *each_string(strings)]))
+        return StopConfig(max_new_tokens, self.ends.ids, strings, self.decode)
 
     def prompt_ids(self, prompt: str | list[Message]) -> list[int]:
         """A user turn, or a whole conversation, through the chat template."""
-        messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
-        return prompt_ids(self.tokenizer, messages, conv_template=self.conv_template)
+        return prompt_ids(self.tokenizer, prompt, conv_template=self.conv_template)
+
+    def decode(self, token_ids: list[int], *, skip_special_tokens: bool = False) -> str:
+        """The text of tokens as they are: a tokenizer that tidies up spaces (`a != b` to `a!= b`)
+        does not, which would also change what was streamed already."""
+        return self.tokenizer.decode(
+            token_ids,
+            skip_special_tokens=skip_special_tokens,
+            clean_up_tokenization_spaces=False,
+        )
 
     def text(self, token_ids: list[int], stop_strings: str | Sequence[str] = ()) -> str:
         """Without special tokens, and up to the first stop string: of the template's, and of these.
 
         Example: of the tokens "a", "b\\nU", "ser" with the stop string "User" it is "ab\\n".
         """
-        strings = [*template_stops(self.conv_template)[0], *_each(stop_strings)]
-        whole, end = self.tokenizer.decode(token_ids) if strings else "", ""
+        strings = [*self.ends.strings, *each_string(stop_strings)]
+        whole, end = self.decode(token_ids) if strings else "", ""
         starts = [whole.index(string) for string in strings if string in whole]
         if starts:
             whole = whole[: min(starts)]
-            while not whole.startswith(before := self.tokenizer.decode(token_ids)):
+            while not whole.startswith(before := self.decode(token_ids)):
                 token_ids = token_ids[:-1]
             end = whole[len(before) :]  # what the string's first token has in front of it
-        return self.tokenizer.decode(token_ids, skip_special_tokens=True) + end
+        return self.decode(token_ids, skip_special_tokens=True) + end
+
+    def settled(self, text: str, token_ids: list[int]) -> str:
+        """As much of the text of tokens as no later token changes: without the bytes at its end
+        where a tokenizer writes characters as bytes, which are all no text if one of them is none
+        (Llama 2, Gemma)."""
+        # a byte that is in no character
+        broken = self.tokenizer.get_vocab().get("<0xFF>")
+        if broken is None:
+            return text
+        return commonprefix([text, self.decode([*token_ids, broken], skip_special_tokens=True)])
 
     def text_ends(
         self, token_ids: list[int], stop_strings: str | Sequence[str] = (), *, first: int = 0
@@ -90,6 +126,11 @@ class Model:
         counts = range(first + 1, len(token_ids) + 1)
         return [len(self.text(token_ids[:count], stop_strings)) for count in counts]
 
+    def find_thought(self, prompt: list[int], token_ids: list[int]) -> Thought:
+        """What of the text of an answer to a prompt is thought."""
+        text = self.text(token_ids)
+        return find_thought(self.tokenizer, prompt, token_ids, text, self.marks)
+
 
 def load(
     target: str = EMBEDDED_TARGET,
@@ -100,6 +141,8 @@ def load(
     dtype: str = "",
     device: str = "cpu",
     conv_template: str = "",
+    generate_ends: bool = False,
+    marks: Marks = (),
     engine: str = "auto",
     keep_stock: bool = False,
 ) -> Model:
@@ -119,6 +162,9 @@ def load(
         tree: shape of the draft tree, a TreeConfig or as arms write it ("5x3x4"); default:
             default_tree.
         conv_template: a FastChat template, see prompt_ids.
+        generate_ends: end answers where `generate` does, at the tokens of generation_config alone.
+        marks: around the thoughts of a reasoning target, ((begin, end), ...), where neither its
+            template nor its tokens show them.
         keep_stock: keep a stock model beside, for transformers' own generate.
     """
     tree = as_tree(tree)
@@ -139,75 +185,7 @@ def load(
         keep_stock=keep_stock,
     )
     pair = load_draft_model(draft_model, loaded, engine=engine) if draft_model else None
-    return Model(loaded, tokenizer, head_drafter(draft_head, loaded, tree), conv_template, pair)
-
-
-def prompt_ids(
-    tokenizer: PreTrainedTokenizerBase, messages: list[Message], *, conv_template: str = ""
-) -> list[int]:
-    """Token ids of a conversation up to where the assistant's next turn begins. A FastChat template
-    is named for tokenizers without one; BadInput: there is none, or it refuses these messages, or a
-    message is empty or no text."""
-    turns = [message["content"] for message in messages if message["role"] == "user"]
-    if not turns or not all(turn.strip() for turn in turns):
-        raise BadInput("the prompt is empty: give some text")
-    for message in messages:
-        check_text(message["content"])
-    if conv_template:
-        template = _conversation(conv_template)
-        user, assistant = template.roles
-        for message in messages:
-            if message["role"] == "system":
-                template.set_system_message(message["content"])
-            else:
-                role = user if message["role"] == "user" else assistant
-                template.append_message(role, message["content"])
-        template.append_message(assistant, None)
-        return tokenizer(template.get_prompt()).input_ids
-    if tokenizer.chat_template is None:
-        raise BadInput(
-            "this target's tokenizer has no chat template: name one of FastChat's with "
-            "conv_template (vicuna_v1.1, llama-2, ...); make_data.py has no such option: "
-            "there, or for a template of your own, put a chat_template.jinja into the target's "
-            "folder"
-        )
-    with template_errors():
-        return tokenizer.apply_chat_template(
-            messages, add_generation_prompt=True, return_dict=False
-        )
-
-
-@contextmanager
-def template_errors() -> Iterator[None]:
-    """Around the use of a tokenizer's chat template, a program that a target brings along: BadInput
-    with its words where it refuses the messages or is broken."""
-    try:
-        yield
-    # raise_exception, undefined names and syntax; and what Python says of its other expressions
-    except (TemplateError, *UNREADABLE) as error:
-        raise BadInput(
-            f"this target's chat template does not take the conversation ({one_line(error)}): name "
-            "one of FastChat's with conv_template, or mend chat_template.jinja in the target's "
-            "folder"
-        ) from error
-
-
-def template_stops(conv_template: str) -> tuple[tuple[str, ...], tuple[int, ...]]:
-    """Stop strings and stop token ids of a FastChat template; none for the tokenizer's own."""
-    if not conv_template:
-        return (), ()
-    template = _conversation(conv_template)
-    return _each(template.stop_str or ()), tuple(template.stop_token_ids or ())
-
-
-def _each(strings: str | Sequence[str]) -> tuple[str, ...]:
-    return (strings,) if isinstance(strings, str) else tuple(strings)
-
-
-def _conversation(name: str):
-    """FastChat's template of that name, an empty conversation; BadInput if there is none."""
-    from fastchat.conversation import conv_templates, get_conv_template
-
-    if name not in conv_templates:
-        raise BadInput(f"unknown conv_template {name!r}; known: {', '.join(conv_templates)}")
-    return get_conv_template(name)
+    drafter = head_drafter(draft_head, loaded, tree)
+    model = Model(loaded, tokenizer, drafter, conv_template, pair, generate_ends, marks)
+    tell_added(model.ends, target)
+    return model

@@ -131,12 +131,12 @@ class Run:
             whole = {"options": self.settings, "sessions": self.sessions}
             write_json(self.folder / "run.json", whole)
 
-    def add(self, name: str, record: dict) -> None:
-        """Append a record; it is on disk when this returns. Any thread may call it."""
-        record = record | {"session": self._session}
+    def add(self, name: str, *records: dict) -> None:
+        """Append records; they are on disk when this returns. Any thread may call it."""
+        records = [record | {"session": self._session} for record in records]
         with self._adding:
-            append_lines(self._place / f"{name}.jsonl", [record])
-            self.records[name][self._key(record)] = record
+            append_lines(self._place / f"{name}.jsonl", records)
+            self.records[name] |= {self._key(record): record for record in records}
 
     def finish(self) -> None:
         """Wait for the other processes, whose records the main one then reads; all call it."""

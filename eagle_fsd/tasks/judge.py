@@ -22,6 +22,7 @@ from eagle_fsd.runs.folder import Run
 from eagle_fsd.runs.jsonl import read_records
 from eagle_fsd.runs.provenance import digest
 from eagle_fsd.tasks.task_scores import records_by_arm
+from eagle_fsd.thoughts import answer_of
 
 with step_of_setup("tasks"):
     import openai
@@ -60,9 +61,9 @@ def read_requests(run_folder: Path) -> list[dict]:
     for record in records:
         turns = record["turns"]
         reference = references.get(turns[0]["prompt"], [])
-        values = {"question": turns[0]["prompt"], "answer": turns[0]["text"]}
+        values = {"question": turns[0]["prompt"], "answer": answer_of(turns[0])}
         for number, turn in enumerate(turns, start=1):
-            values |= {f"question_{number}": turn["prompt"], f"answer_{number}": turn["text"]}
+            values |= {f"question_{number}": turn["prompt"], f"answer_{number}": answer_of(turn)}
         for number, text in enumerate(reference, start=1):
             values[f"ref_answer_{number}"] = text
         for turn in (1, 2) if len(turns) == 2 else (1,):

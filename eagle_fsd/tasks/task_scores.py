@@ -18,6 +18,7 @@ from eagle_fsd.runs.jsonl import read_lines, write_file, write_json, write_lines
 from eagle_fsd.stats import mcnemar, mean_interval, paired_difference, share_interval
 from eagle_fsd.tasks.humaneval import bubblewrap
 from eagle_fsd.tasks.scorers import SCORERS
+from eagle_fsd.thoughts import answer_of
 
 ANSWERED = {"question_id": None, "arm": None, "turns": {"prompt": None, "text": None}}  # fields
 BASELINE = "plain"  # the arms of a task share their sampling, so that there is one
@@ -51,16 +52,19 @@ def score_run(
             f"{strange.pop()!r}: give the --task that was answered"
         )
     target, final = Path(folder) / "scores", SCORERS[scorer].final
-    finals = {answer_key(row): final(text_of(row)) for row in records.get(BASELINE, ()) if final}
+    answers = {arm: [answer_of(row["turns"][0]) for row in rows] for arm, rows in records.items()}
+    plain = zip(records.get(BASELINE, ()), answers.get(BASELINE, ()), strict=True)
+    finals = {answer_key(row): final(answer) for row, answer in plain if final}
     finals = {key: value for key, value in finals.items() if value not in (None, "")}
     with lock_folder(target):
         values = []
         for arm, rows in records.items():
             scored = []
-            for row in tqdm(rows, unit="answer", desc=f"scores of {arm}"):
-                given = SCORERS[scorer].score(text_of(row), by_id[row["question_id"]])
+            bar = tqdm(rows, unit="answer", desc=f"scores of {arm}")
+            for row, answer in zip(bar, answers[arm], strict=True):
+                given = SCORERS[scorer].score(answer, by_id[row["question_id"]])
                 if arm != BASELINE and answer_key(row) in finals:
-                    given["as_plain"] = float(final(text_of(row)) == finals[answer_key(row)])
+                    given["as_plain"] = float(final(answer) == finals[answer_key(row)])
                 place = {"question_id": row["question_id"], "choice": row.get("choice", 0)}
                 wanted = {"reference": by_id[row["question_id"]].reference}
                 scored.append(place | {"scores": given} | wanted)
@@ -68,15 +72,15 @@ def score_run(
             write_lines(target / f"{parse_arm(arm).slug}.jsonl", scored)
         compared = compare_scores(values)
         text = score_table(compared)
+        # a budget that ends within thoughts tells of the budget
+        thoughts = [answer for every in answers.values() for answer in every].count("")
+        if thoughts:
+            text += f"\n\n{thoughts} answers say nothing, or nothing behind their thought."
         if scorer == "humaneval":
             place = "in bubblewrap" if bubblewrap() else "without isolation"
             text += f"\n\nThe answers' code ran {place}."
         write_table(target / "table", text, compared)
     return text, compared
-
-
-def text_of(record: dict) -> str:
-    return record["turns"][0]["text"]
 
 
 def compare_scores(values: list[dict]) -> list[dict]:

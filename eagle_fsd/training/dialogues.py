@@ -18,8 +18,20 @@ from transformers import PreTrainedTokenizerBase
 
 from eagle_fsd.config import BadInput
 from eagle_fsd.decoding.target import Target
+from eagle_fsd.models.chat import (
+    MARK,
+    Message,
+    answer_message,
+    broken_up,
+    control_tokens,
+    encode,
+    find_thought,
+    first_special,
+    prompt_ids,
+    render,
+    turn_ends,
+)
 from eagle_fsd.models.generate import Request, complete
-from eagle_fsd.models.loaded import Message, prompt_ids, template_errors
 from eagle_fsd.runs.folder import Run
 from eagle_fsd.training.features import TargetStates
 from eagle_fsd.training.prompts import SELF, Benchmarks, Candidate, Conversation, user_turns
@@ -29,11 +41,10 @@ TURN_TOKENS = 96  # a user turn of the target's own that does not end within the
 # of the first 128 of them an eighth must be usable: a target that does not end its own turns would
 # be asked for ever
 TURNS_TRIED, TURNS_KEPT = 128, 1 / 8
-MARK = "Sentinel7341"  # the content of a message in a rendering that is taken apart
 
 # Yields what the target is to say next, goes on when that has been said, or when time has ended and
-# it was not begun, and returns a row.
-Making = Generator[Request, None, dict | None]
+# it was not begun, and returns rows.
+Making = Generator[Request, None, list[dict] | None]
 # what the target says at once, each request for a candidate's number and the rest of its making
 Wave = dict[Request, tuple[int, Making]]
 
@@ -41,11 +52,11 @@ Wave = dict[Request, tuple[int, Making]]
 class ChatFormat:
     """A tokenizer's chat template, taken apart by comparing renderings; no marker is written here.
 
-        <|im_start|>user\\nHi<|im_end|>\\n<|im_start|>assistant\\nHello<|im_end|>\\n
+        <|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\nHello<|im_end|>\n
         `- user prefix -'  `-turn end-'                       `-- answer --'
 
     Attributes:
-        end_ids: tokens that end an assistant's turn.
+        end_ids: tokens that end an assistant's turn, but for those of a generation_config.
 
     Raises:
         BadInput: there is no template, or nothing marks where a turn ends.
@@ -53,60 +64,48 @@ class ChatFormat:
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase):
         self.tokenizer = tokenizer
-        self.prompt([{"role": "user", "content": MARK}])  # refuses a missing template
         talk = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": MARK}]
-        ends = self._first_special(self._render(talk, answer_next=False).rpartition(MARK)[2])
-        self.end_ids = frozenset(ends | ({tokenizer.eos_token_id} - {None}))
+        for messages in talk[:1], talk:  # what it does not take is refused
+            render(tokenizer, messages)
+        self.end_ids = frozenset(turn_ends(tokenizer, ()).ids)
         if not self.end_ids:
             raise BadInput("the chat template and tokenizer name no token that ends an answer")
 
     def user_prefix(self) -> tuple[list[int], frozenset[int]]:
         """Tokens up to where the user's first turn begins, and the tokens that end that turn;
         BadInput if the template has none."""
-        text = self._render([{"role": "user", "content": MARK}], answer_next=True)
+        text = render(self.tokenizer, [{"role": "user", "content": MARK}])
         before, _, after = text.partition(MARK)
-        ends = self._first_special(after)
+        ends = first_special(self.tokenizer, after)
         if not ends:
             raise BadInput(
                 "source self: no special token follows the user's turn in this target's chat "
                 "template, so its turns cannot be sampled; give prompts by other --sources"
             )
-        return self._tokens(before), self.end_ids | ends
+        return encode(self.tokenizer, before), self.end_ids | ends
 
     def text(self, token_ids: list[int]) -> str:
         """Text of a sampled turn, without its end token."""
         return self.tokenizer.decode(token_ids, skip_special_tokens=True)
 
-    def prompt(self, messages: list[Message], ids: Sequence[int] = ()) -> list[int] | None:
+    def prompt(self, messages: list[Message], ids: Sequence[int] = ()) -> list[int]:
         """Tokens up to where the assistant answers the last message.
 
         `ids` are the conversation's up to the end token of the assistant's last answer, as they
-        were sampled: they are kept, and only what follows them is tokenised. None if the template
-        writes the past differently once it goes on (drops the reasoning of earlier answers, say),
-        or trims the answer.
+        were sampled. They are kept, and only what follows them is tokenised, unless the template
+        writes the past differently once it goes on: drops the thoughts of earlier answers, or trims
+        them. The prompt is then the template's.
         """
         if not ids:
             return prompt_ids(self.tokenizer, messages)
-        text = self._render(messages, answer_next=True)
+        messages = broken_up(self.tokenizer, messages)
+        text = render(self.tokenizer, messages)
         *before, answer, _ = messages
         end = self.tokenizer.decode(ids[-1:])
-        start = self._render(before, answer_next=True) + answer["content"] + end
-        return [*ids, *self._tokens(text[len(start) :])] if text.startswith(start) else None
-
-    def _render(self, messages: list[Message], *, answer_next: bool) -> str:
-        with template_errors():
-            return self.tokenizer.apply_chat_template(
-                messages, tokenize=False, add_generation_prompt=answer_next
-            )
-
-    def _tokens(self, text: str) -> list[int]:
-        return self.tokenizer(text, add_special_tokens=False).input_ids
-
-    def _first_special(self, text: str) -> set[int]:
-        """The token that `text` begins with, white space aside, if it is a special one."""
-        special = {*self.tokenizer.added_tokens_decoder, *self.tokenizer.all_special_ids}
-        visible = (t for t in self._tokens(text) if self.tokenizer.decode([t]).strip())
-        return {next(visible, None)} & special
+        start = render(self.tokenizer, before) + answer["content"] + end
+        if text.startswith(start):
+            return [*ids, *encode(self.tokenizer, text[len(start) :])]
+        return encode(self.tokenizer, text)
 
 
 @dataclass(frozen=True)
@@ -142,9 +141,10 @@ class DialogueMaker:
         wanted = self.wanted
         rows = self.run.records["dialogues"].values()
         before = sum(sum(row["loss_mask"]) for row in rows)
+        made = {row["id"] for row in rows}
         self._seen = {row["user"] for row in rows}
         self._began = time.monotonic() - max((row["seconds"] for row in rows), default=0.0)
-        self._dialogues_left = (wanted.dialogues or math.inf) - len(rows)
+        self._dialogues_left = (wanted.dialogues or math.inf) - len(made)
         self._tokens_left = (wanted.answer_tokens or math.inf) - before
         self._dialogues = self._tokens = 0  # of this process and session
         self._turns_tried = self._turns_kept = 0  # of the target's own
@@ -194,11 +194,11 @@ class DialogueMaker:
         try:
             return {next(making): (number, making)}
         except StopIteration as end:
-            if row := end.value:
+            if rows := end.value:
                 seconds = round(time.monotonic() - self._began, 1)
-                self.run.add("dialogues", row | {"seconds": seconds})
+                self.run.add("dialogues", *(row | {"seconds": seconds} for row in rows))
                 self._dialogues += 1
-                self._tokens += sum(row["loss_mask"])
+                self._tokens += sum(sum(row["loss_mask"]) for row in rows)
                 self._bar.update()
         except Dropped as reason:
             self.run.add("dropped", {"id": number, "reason": str(reason)})
@@ -238,9 +238,12 @@ class DialogueMaker:
         for message in conversation:
             self._refuse_benchmark(message["content"])
         self._seen.add(first)
-        row = {"id": number, "source": source, "user": first}
-        answered = yield from self._answered(conversation, rng)
-        return answered and row | answered
+        named = {"id": number, "source": source, "user": first}
+        asked = [m["content"] for m in conversation if m["role"] != "assistant"]
+        if spelt_out := control_tokens(self.chat.tokenizer, "\n".join(asked)):
+            named["control_tokens"] = len(spelt_out)
+        rows = yield from self._answered(conversation, rng)
+        return rows and [named | {"part": part} | row for part, row in enumerate(rows)]
 
     def _refuse_benchmark(self, text: str) -> None:
         if name := self.benchmarks.find(text):
@@ -262,39 +265,48 @@ class DialogueMaker:
         return turn
 
     def _answered(self, conversation: Conversation, rng: random.Random) -> Making:
-        """The user's turns, each answered by the target until time ends; None if none was."""
+        """The rows of the user's turns, each answered by the target until time ends; None if none
+        was. There is one, unless the template writes the past differently once it goes on (drops
+        what was thought, say): what the target then sees begins another."""
         limit, temperature = self.wanted.max_new_tokens, rng.choice(self.wanted.temperatures)
         said = [message for message in conversation if message["role"] == "system"]
-        ids: list[int] = []
-        mask: list[int] = []
+        tokenizer = self.chat.tokenizer
+        ids: list[int] = []  # of the last row
+        whole = True  # its text shows all of the last answer's tokens but the end
+        rows, states = [], []
         for turn in [message for message in conversation if message["role"] == "user"]:
             try:
-                prompt = self.chat.prompt([*said, turn], ids)
+                prompt = self.chat.prompt([*said, turn], ids if whole else ())
             # system messages, say; a template that takes none ends before
             except BadInput as error:
                 raise Dropped("template refuses it") from error
-            if prompt is None or len(prompt) > self.most_prompt_tokens:
+            if len(prompt) > self.most_prompt_tokens:
                 break
             seed, kept = rng.getrandbits(62), None if self.states is None else []
-            asked = Request(prompt, limit, temperature, self.end_ids, seed, states=kept)
-            yield asked
-            if not asked.tokens:  # time ended before it was begun
-                if not ids:
+            request = Request(prompt, limit, temperature, self.end_ids, seed, states=kept)
+            yield request
+            if not request.tokens:  # time ended before it was begun
+                if not rows:
                     return None
                 break
-            request = asked
-            ids = prompt + request.tokens
+            if not rows or prompt[: len(ids)] != ids:
+                rows.append({"loss_mask": [], "temperature": temperature})
+                states.append(kept)
+            ids, mask, states[-1] = prompt + request.tokens, rows[-1]["loss_mask"], kept
             mask += [0] * (len(prompt) - len(mask)) + [1] * len(request.tokens)
+            rows[-1] |= {"input_ids": ids, "finished": request.finished}
             text = self.chat.text(request.tokens)
             self._refuse_benchmark(text)
-            said += [turn, {"role": "assistant", "content": text}]
+            whole = tokenizer.decode(request.tokens[:-1]) == text
+            thought = find_thought(tokenizer, prompt, request.tokens, text)
+            said += [turn, answer_message(text, thought)]
             if not request.finished:
                 break
-        if not ids:
+        if not rows:
             raise Dropped("prompt too long")
         if not text.strip():
             raise Dropped("empty answer")
         if self.states is not None:
-            self.states.keep(ids, torch.cat(request.states))
-        row = {"input_ids": ids, "loss_mask": mask}
-        return row | {"temperature": temperature, "finished": request.finished}
+            for row, pieces in zip(rows, states, strict=True):
+                self.states.keep(row["input_ids"], torch.cat(pieces))
+        return rows
