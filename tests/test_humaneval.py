@@ -38,6 +38,16 @@ RIGHT = {
     "prose that begins like code": f"from geometry we know this.\nclass of formulas:\n\n{WHOLE}",
     "bare continuation": BODY,
     "bare continuation that goes on": f"{BODY}\ndef perimeter(r):\n    return 2 *",
+    "mended": "```python\ndef area(r):\n    return r\n```\nNo, that is wrong:\n"
+    f"~~~py\n{WHOLE}~~~\nTest it:\n```python\nprint(area(1))\n```",
+    "mended without blocks": f"def area(r):\n    return r\n\nNo, that is wrong:\n\n{WHOLE}",
+    "mended body": f"```python\n    return r\n```\nNo:\n```python\n{BODY}```\n```\narea(1)\n```",
+    "block in a list": f"1. So:\n\n   ```python\n{indent(WHOLE, '   ')}   ```",
+    "block in a quotation": f"> ```python\n{indent(WHOLE, '> ')}> ```",
+    "fence within a text": "```python\ndef area(r):\n    '''\n    ```\n    area(1)\n    ```'''\n"
+    f"{BODY}```",
+    "block that begins amid a line": f"Sure: ```python\n{WHOLE}```",
+    "assigned": "```python\narea = lambda r: math.pi * r * r\n```\n```python\narea(1)\n```",
     "with a main block": f'```python\n{WHOLE}\nif __name__ == "__main__":\n    input()\n```',
 }
 

@@ -22,12 +22,12 @@ import tempfile
 import warnings
 from pathlib import Path
 
+from markdown_it import MarkdownIt
+
 from eagle_fsd.config import BadInput
 from eagle_fsd.evaluation.questions import Question
 
-# An unclosed fence, of an answer that was cut off, reaches to the end.
-FENCE = re.compile(r"```[ \t]*([\w+-]*)[^\n]*\n(.*?)(?:```|\Z)", re.DOTALL)
-PYTHON_TAGS = ("", "python", "python3", "py")  # of fences
+PYTHON_TAGS = ("", "python", "python3", "py", "py3", "ipython")  # of fences
 TOP_LEVEL = re.compile(r"^(?:(?:from|import|def|class|async def)\b|@)", re.MULTILINE)
 # where the paper cuts a bare completion off (section 2.1)
 STOPS = re.compile(r"\n(?:class|def|#|if|print)")
@@ -46,18 +46,29 @@ ENVIRONMENT = {
 
 
 def extract_code(answer: str, entry_point: str) -> str:
-    """The Python code of an answer.
+    """The Python code of an answer, in which later code mends earlier.
 
-    The first fenced block that defines `entry_point`, else the first that names Python or no
-    language; without any, text from an import, def, class or decorator on that defines it, as far
-    as it is Python; else the answer up to the paper's stop sequences: a bare continuation.
+    The last block of code that defines `entry_point`, of those that name Python or no language.
+    Else, of the stretches of text from an import, def, class or decorator on, as far as they are
+    Python, the last that defines it. Else the last fenced block that begins indented, as a body
+    does, or the last. Without any the answer up to the paper's stop sequences: a bare continuation.
     """
-    defined = re.compile(rf"^(?:async )?def {re.escape(entry_point)}\b", re.MULTILINE)
-    blocks = [code for tag, code in FENCE.findall(answer) if tag.lower() in PYTHON_TAGS]
-    if blocks:
-        return next(filter(defined.search, blocks), blocks[0])
-    texts = (_longest_python(answer[start.start() :]) for start in TOP_LEVEL.finditer(answer))
-    return next(filter(defined.search, texts), STOPS.split(answer, maxsplit=1)[0])
+    name = re.escape(entry_point)
+    defined = re.compile(rf"^(?:(?:async )?def {name}|{name} = lambda)\b", re.MULTILINE)
+    tokens = [t for t in MarkdownIt().parse(answer) if t.type in ("fence", "code_block")]
+    tokens = [t for t in tokens if re.match(r"[\w+-]*", t.info)[0].lower() in PYTHON_TAGS]
+    if found := [t.content for t in tokens if defined.search(t.content)]:
+        return found[-1]
+    end = 0
+    for start in TOP_LEVEL.finditer(answer):
+        if start.start() >= end:
+            stretch = _longest_python(answer[start.start() :])
+            end = start.start() + len(stretch)
+            if defined.search(stretch):
+                found.append(stretch)
+    fenced = [t.content for t in tokens if t.type == "fence"]
+    bodies = [block for block in fenced if block[:1].isspace()]
+    return (found or bodies or fenced or [STOPS.split(answer)[0]])[-1]
 
 
 def build_program(prompt: str, code: str) -> str:
@@ -82,10 +93,13 @@ def check_program(answer: str, question: Question) -> dict[str, float]:
 def has_body(program: str, entry_point: str) -> bool:
     """Whether it is Python and defines the function by more than a description and pass."""
     tree = _parsed(program)
-    return any(
-        getattr(node, "name", "") == entry_point and not all(map(_says_nothing, node.body))
-        for node in (tree.body if tree else ())
-    )
+    for node in tree.body if tree else ():
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Lambda):
+            if entry_point in (getattr(target, "id", "") for target in node.targets):
+                return True
+        elif getattr(node, "name", "") == entry_point and not all(map(_says_nothing, node.body)):
+            return True
+    return False
 
 
 def _says_nothing(statement: ast.stmt) -> bool:
