@@ -47,6 +47,9 @@ def evaluate() -> None:
         given = command_line.parse_args()
         if given.command == "run":
             EvaluatorConfig.from_cli(given)
+            twice = {"batch_size", "device", "max_batch_size"} & {*(given.model_args or ())}
+            if twice:
+                raise ValueError(f"--model_args {min(twice)}=: lm-eval takes it as --{min(twice)}")
     except (OSError, TypeError, ValueError) as error:
         raise BadInput(f"{error}: see evaluate/harness.py run --help") from error
     try:

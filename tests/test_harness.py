@@ -72,8 +72,9 @@ def test_an_arm_is_used_and_counted(models):
 def test_what_cannot_be_had_is_told(models):
     with pytest.raises(BadInput, match="answers one at a time"):
         fuzzy_lm(models, batch_size=8)
-    with pytest.raises(BadInput, match="treshold"):
-        fuzzy_lm(models, treshold=0.1)
+    for wrong, right in (("treshold", "threshold"), ("hed", "head"), ("chld", "child")):
+        with pytest.raises(BadInput, match=f"there is no '{wrong}', is {right} meant"):
+            fuzzy_lm(models, arm="fsd:0.3", **{wrong: "0.1"})
     with pytest.raises(BadInput, match="unknown target 'nowhere/at-all'"):
         fuzzy_lm(models | {"target": "nowhere/at-all"})
 
