@@ -137,7 +137,7 @@ def test_requests_ratings_and_scores_are_fastchats(
     assert len(mine) == 3 * 3 * 2
     assert sorted(map(json.dumps, mine)) == sorted(map(json.dumps, requests))
     said = {
-        (line["question_id"], line["turn"], line["arm"]): line["verdict"]
+        (line["question_id"], line["turn"], line["arm"]): parse_rating(line["reply"], "first")
         for line in replies(folder)
     }
     theirs = {(row["question_id"], row["turn"], row["model"]): row["score"] for row in rows(played)}
@@ -154,16 +154,34 @@ def test_requests_ratings_and_scores_are_fastchats(
         assert figures == pytest.approx([1, first, 2, second, both], abs=1e-5)
 
 
-RATINGS = {"Good. Rating: [[7]]": 7, "[[8.5]] or [[2]]": 8.5, "as in [1], so [[9]]": 9}
-RATINGS |= {"Rating: [6]": 6, "[[0]]": 0} | dict.fromkeys(["[[ 7 ]]", "[[seven]] 7/10", "[[-3]]"])
+# a reply: its rating by the last mark, and by the first
+RATINGS = {"Good. Rating: [[7]]": (7, 7), "[[8.5]] or [[2]]": (2, 8.5), "in [1], so [[9]]": (9, 9)}
+RATINGS |= {"Rating: [6]": (6, 6), "[[0]]": (0, 0), "since [2023] nothing": (None, None)}
+RATINGS |= dict.fromkeys(["[[ 7 ]]", "[[seven]] 7/10", "[[-3]]", ""], (None, None))
+RATINGS |= {
+    "<think>A [[3]]? No.</think>Rating: [[9]]": (9, 3),
+    "A [[3]]? No.</think>Rating: [9]": (9, 3),  # the template began the thought
+    "<think>A [[3]]? Or": (None, 3),
+    "[[2023]] and [[5]]": (5, None),
+    'It asks for "[[10]]". Rating: [[4]], see [1] and [[2023]].': (4, 10),
+}
 
 
 def test_ratings_of_replies():
-    """As FastChat's run_judge_single reads them; off the scale there is none, where it counts
-    [2023] as a score."""
-    for text, number in RATINGS.items():
-        assert parse_rating(text) == number, text
-    assert parse_rating("since [2023] nothing") is None
+    """By "first" as FastChat's run_judge_single reads them; off the scale there is none, where it
+    counts [2023] as a score. Regression: a mark that the judge thought of or quoted was taken."""
+    for text, (last, first) in RATINGS.items():
+        assert (parse_rating(text), parse_rating(text, "first")) == (last, first), text
+
+
+def test_the_rule_of_ratings(judge, server, folder):
+    """Both read the replies that are there, and the command says how many they read differently."""
+    server.reply = lambda body: "<think>[[3]]?</think>I say [[9]]."
+    told = judge("--arms", "plain")
+    assert "6 replies are rated otherwise" in told and "| 9.00" in told
+    assert "| 3.00" in judge("--arms", "plain", "--rating", "first") and len(server.bodies) == 6
+    server.reply = rating
+    assert "otherwise" not in judge("--arms", "exact")
 
 
 def test_scores_of_ratings():
@@ -222,7 +240,7 @@ def test_failures_are_counted_and_asked_again(judge, server, folder):
     said = judge("--arms", "plain", "--concurrency", 1)
     assert "0 ratings" in said and "6 replies" in said
     first = replies(folder)
-    assert "no luck" in first[0]["error"] and {line["verdict"] for line in first} == {None}
+    assert "no luck" in first[0]["error"] and len(first) == 6
     server.reply = rating
     assert "6 ratings" in judge("--arms", "plain")
     assert len(server.bodies) == 12

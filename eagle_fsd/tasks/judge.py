@@ -1,8 +1,9 @@
 """FastChat's MT-Bench judge: what it is asked about a run's answers, and how its replies are read.
 
-Prompts come from FastChat's judge_prompts.jsonl. Their choice, filling and parsing are those of
+Prompts come from FastChat's judge_prompts.jsonl. Their choice and filling are those of
 fastchat/llm_judge/gen_judgment.py and common.py (fschat 0.2.36) in the mode that rates one answer
-at a time; these cannot be imported beside a current openai package.
+at a time; these cannot be imported beside a current openai package. Of a reply FastChat takes the
+first mark, and here the last one behind the judge's thought counts, unless FastChat's is asked for.
 """
 
 import os
@@ -22,7 +23,7 @@ from eagle_fsd.runs.folder import Run
 from eagle_fsd.runs.jsonl import read_records
 from eagle_fsd.runs.provenance import digest
 from eagle_fsd.tasks.task_scores import records_by_arm
-from eagle_fsd.thoughts import answer_of
+from eagle_fsd.thoughts import answer_of, without_thought
 
 with step_of_setup("tasks"):
     import openai
@@ -84,29 +85,33 @@ def read_requests(run_folder: Path) -> list[dict]:
     return requests
 
 
-def parse_rating(reply: str) -> float | None:
-    """The first [[7]] of a reply, else its first [7], decimals allowed; None where there is none,
-    and off the scale of 0 to 10, where FastChat would count a [2023]."""
-    number = r"(\d+\.?\d*)"
-    match = re.search(rf"\[\[{number}\]\]", reply) or re.search(rf"\[{number}\]", reply)
-    rating = float(match.group(1)) if match else None
-    return None if rating is None or rating > TOP_RATING else rating
+def parse_rating(reply: str, rule: str = "last") -> float | None:
+    """The rating that a reply gives, by its "last" mark or its "first"; None without one, and off
+    the scale of 0 to 10.
 
-
-def open_judge(base_url: str) -> openai.OpenAI:
-    """The client of an OpenAI-compatible endpoint, with OPENAI_API_KEY as its key. It tries again
-    what may pass: connections, time limits, and the statuses 408, 409, 429 and from 500.
-
-    Args:
-        base_url: empty: that of OPENAI_BASE_URL, or OpenAI's own.
+    Marks are [[7]], and where there is none of these [7]; decimals are allowed. By "last" what the
+    judge names on the way, or quotes, is no rating: of "<think>[[3]]?</think> Not [[10]]: [[9]]" it
+    is 9. By "first" it is FastChat's 3; but FastChat would count a [2023].
     """
+    text = without_thought(reply) if rule == "last" else reply
+    number = r"(\d+\.?\d*)"
+    marks = re.findall(rf"\[\[{number}\]\]", text) or re.findall(rf"\[{number}\]", text)
+    kept = marks[:1] if rule == "first" else marks
+    ratings = [rating for rating in map(float, kept) if rating <= TOP_RATING]
+    return ratings[-1] if ratings else None
+
+
+def open_judge() -> openai.OpenAI:
+    """The client of the OpenAI-compatible endpoint that OPENAI_BASE_URL names (unset: OpenAI's),
+    with OPENAI_API_KEY as its key. It tries again what may pass: connections, time limits, and the
+    statuses 408, 409, 429 and from 500."""
     key = os.environ.get("OPENAI_API_KEY", "").strip()
     if not key.isascii() or len(key.split()) != 1:
         raise BadInput(
             "OPENAI_API_KEY is not set, or is no single word of ASCII: export the endpoint's key "
             "(for a local server any word)"
         )
-    base_url = base_url or os.environ.get("OPENAI_BASE_URL", "")
+    base_url = os.environ.get("OPENAI_BASE_URL", "")
     try:
         parts = urlsplit(base_url or "https://localhost")
         usable = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
@@ -114,8 +119,7 @@ def open_judge(base_url: str) -> openai.OpenAI:
         usable = False
     if not usable:  # not repeated: it may hold a password
         raise BadInput(
-            "--base_url (or OPENAI_BASE_URL) is no http address: give one such as "
-            "http://localhost:8000/v1"
+            "OPENAI_BASE_URL is no http address: export one such as http://localhost:8000/v1"
         )
     return openai.OpenAI(
         base_url=base_url or None, api_key=key, timeout=SECONDS, max_retries=RETRIES
@@ -126,9 +130,9 @@ def judge_all(
     client: openai.OpenAI, model: str, requests: list[dict], verdicts: Run, *, concurrency: int
 ) -> None:
     """Ask, several at a time, and add a record a reply to the run's "single": the request without
-    its messages, the reply, verdict (see parse_rating), time, and the error where the endpoint
-    refused this prompt alone, as where a filter takes offence. Any other failure ends it with
-    BadInput once what is under way is on disk."""
+    its messages, the reply, time, and the error where the endpoint refused this prompt alone, as
+    where a filter takes offence. Any other failure ends it with BadInput once what is under way is
+    on disk."""
 
     def judge(request: dict) -> None:
         record = {key: value for key, value in request.items() if key != "messages"}
@@ -147,14 +151,14 @@ def judge_all(
         except (openai.OpenAIError, ValueError) as error:
             raise BadInput(
                 f"the judge {model} failed: {error!s:.400}; see that it is up and "
-                "OpenAI-compatible, that --base_url and --model are what it expects, and "
+                "OpenAI-compatible, that OPENAI_BASE_URL and --model are what it expects, and "
                 "OPENAI_API_KEY its key. What it has said is on disk: the same command goes on "
                 "from there"
             ) from error
         # JSON may hold half a surrogate pair, which no file takes
         reply, refusal = (text.encode(errors="replace").decode() for text in (reply, refusal))
-        record |= {"reply": reply, "error": refusal or None, "verdict": parse_rating(reply)}
-        verdicts.add("single", record | {"time": time.time()})
+        record |= {"reply": reply, "error": refusal or None, "time": time.time()}
+        verdicts.add("single", record)
 
     with ThreadPoolExecutor(concurrency) as pool:
         try:
