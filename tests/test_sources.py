@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from itertools import islice
 
+import pandas as pd
 import pytest
 
 from eagle_fsd.evaluation.questions import read_questions
@@ -74,6 +75,41 @@ def test_files(tmp_path, name):
     assert [r for _, r in read_records(tmp_path / name)] == records
     first = {"role": "user", "content": "one\u2028two"}
     assert read_source(str(tmp_path / name)) == [[first], [U], None]
+
+
+ROWS = [
+    {"id": 1, "prompt": "one, two", "turns": ["a", "ü"]},
+    {"id": 2, "prompt": None, "turns": []},
+]
+LINES = "\n".join(json.dumps(row, ensure_ascii=False) for row in ROWS)
+OTHER_FILES = {
+    "list.jsonl": json.dumps(ROWS, indent=1).encode(),
+    "lines.json": LINES.encode(),
+    "zipped.jsonl": gzip.compress(LINES.encode()),
+    "not_zipped.jsonl.gz": LINES.encode(),
+    "wide.jsonl": LINES.encode("utf-16"),
+    "wide_without_mark.json": json.dumps(ROWS).encode("utf-16-le"),
+    "mac.jsonl": LINES.replace("\n", "\r").encode(),
+}
+TABLES = {
+    "table.csv": 'id,prompt,turns\r\n1,"one, two","[""a"", ""ü""]"\r\n2,,[]\r\n'.encode(
+        "utf-8-sig"
+    ),
+    "table.csv.gz": gzip.compress('id;prompt;turns\n1;one, two;["a", "ü"]\n2;;[]'.encode()),
+    "table.tsv": 'id\tprompt\tturns\n1\tone, two\t["a", "ü"]\n2\t\t[]\n'.encode("utf-16"),
+}
+
+
+def test_files_of_other_forms(tmp_path):
+    """By content, whatever their name says. Bug held down: they were "damaged" or "no JSON"."""
+    pd.DataFrame(ROWS).to_parquet(tmp_path / "table.parquet")
+    for name, data in (OTHER_FILES | TABLES).items():
+        (tmp_path / name).write_bytes(data)
+    for name in [*OTHER_FILES, "table.parquet"]:
+        assert [row for _, row in read_records(tmp_path / name)] == ROWS, name
+    for name in TABLES:  # where all is text
+        in_texts = [row | {"id": str(row["id"])} for row in ROWS]
+        assert [row for _, row in read_records(tmp_path / name)] == in_texts, name
 
 
 def test_candidates_follow_weights_and_seed():

@@ -49,6 +49,25 @@ def test_files_of_every_kind(tmp_path):
     assert question == replace(questions[0], question_id="own")
 
 
+def test_a_row_of_a_set_that_lacks_a_field(tmp_path):
+    """It is named. Regression: an AttributeError's words; null arguments of IFEval, as the hub's
+    copy has them, were given to the checkers."""
+    first = {"task_id": "own", "prompt": "p", "test": "t", "entry_point": "e"}
+    rows_of = {"gsm8k": GSM8K, "ifeval": IFEVAL, "humaneval": first}
+    for kind, row in rows_of.items():
+        for name in row:
+            for broken in (row | {name: None}, {key: row[key] for key in row if key != name}):
+                path = write_rows(tmp_path / "broken.jsonl", broken)
+                with pytest.raises(
+                    BadInput, match=f"line 1 is no row of {kind}: {name} is missing"
+                ):
+                    read_task(f"{kind}:{path}")
+    padded = IFEVAL | {"kwargs": [{"num_words": None, "relation": None}]}
+    (question,), _ = read_task(f"ifeval:{write_rows(tmp_path / 'i.jsonl', padded)}")
+    check_scorable([question], "ifeval")
+    assert question.extra["kwargs"] == [{}]
+
+
 def record(question_id: int, text: str, choice: int = 0) -> dict:
     place = {"question_id": question_id, "arm": "plain", "choice": choice}
     return place | {"turns": [{"text": text}]}

@@ -155,6 +155,29 @@ def test_questions_are_read(tmp_path):
     assert read_questions(path) == expected
 
 
+# rows of other forms, alone in a file
+FORMS = [
+    ("Why?", Question(0, "all", ["Why?"])),
+    ({"prompt": "Why?", "category": None}, Question(0, "all", ["Why?"])),
+    ({"question": "6?", "answer": "2 * 3\n#### 6", "id": "a"}, Question("a", "all", ["6?"], ["6"])),
+    ({"question_id": 1, "text": "Why?", "reference": 42}, Question(1, "all", ["Why?"], ["42"])),
+    ({"instruction": "Add", "input": "1, 2", "output": "3"}, Question(0, "all", ["Add\n\n1, 2"])),
+    ({"messages": [{"role": "user", "content": "a"}]}, Question(0, "all", ["a"])),
+    ({"prompt": ["a", "b"], "prompt_id": 81}, Question(81, "all", ["a", "b"])),
+    ({"question_id": "x", "turns": [{"content": "a"}]}, Question("x", "all", ["a"])),
+    # null, and NaN of pandas: regression, the right answer was "None"
+    ({"question_id": 1, "turns": ["a"], "reference": None}, Question(1, "all", ["a"])),
+    ({"question_id": 1, "turns": ["a"], "reference": float("nan")}, Question(1, "all", ["a"])),
+]
+
+
+def test_forms_of_questions(tmp_path):
+    """Regression: each was "no row of fastchat"."""
+    for row, expected in FORMS:
+        path = write_rows(tmp_path / "rows.jsonl", json.dumps(row))
+        assert read_questions(path) == [expected]
+
+
 def test_spread_takes_the_first_of_each_category_then_the_second():
     """In the file's order, deterministic, and each larger choice holds the smaller ones."""
     questions = [Question(i, category, ["x"]) for i, category in enumerate("aaabbcaab")]

@@ -1,8 +1,9 @@
-"""Question files in FastChat's format: question_id, category, turns (and optional reference)."""
+"""Question files: FastChat's question.jsonl, and other forms in which people keep prompts."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
@@ -10,6 +11,10 @@ from eagle_fsd.config import BadInput
 from eagle_fsd.models.assets import asset_dir
 from eagle_fsd.runs.jsonl import read_records
 from eagle_fsd.thoughts import answer_of
+
+# where a row has its prompt, and its id if not in question_id
+PROMPTS = ("turns", "prompt", "question", "text", "instruction", "messages", "conversations")
+IDS = ("question_id", "prompt_id", "id", "uid")
 
 
 @dataclass(frozen=True)
@@ -25,11 +30,16 @@ class Question:
     extra: dict = field(default_factory=dict)
 
     def __post_init__(self):
-        named = type(self.question_id) in (int, str) and isinstance(self.category, str)
-        if not named or not isinstance(self.turns, list) or not self.turns:  # True is an int too
-            raise ValueError("expected question_id and a list of turns")
-        if not all(isinstance(turn, str) and turn.strip() for turn in self.turns):
-            raise ValueError("a turn is empty or no text")
+        if type(self.question_id) not in (int, str):  # True is an int too
+            state = "missing or null" if self.question_id is None else repr(self.question_id)
+            raise ValueError(f"question_id is {state}: give a whole number or a text")
+        if not isinstance(self.category, str):
+            raise ValueError(f"category is {self.category!r}: give a text, or leave it out")
+        if not isinstance(self.turns, list) or not self.turns:
+            raise ValueError(f"turns is {self.turns!r:.60}: give a list of at least one text")
+        for number, turn in enumerate(self.turns, start=1):
+            if not isinstance(turn, str) or not turn.strip():
+                raise ValueError(f"turn {number} is empty or no text: {turn!r:.60}")
 
 
 def check_same_questions(
@@ -56,11 +66,77 @@ def check_same_questions(
             )
 
 
-def fastchat(row: dict, number: int) -> Question:
-    """{question_id, turns, category ("all"), reference ([])}."""
-    category, reference = row.get("category", "all"), row.get("reference", [])
-    reference = reference if isinstance(reference, list) else [reference]
-    return Question(row.get("question_id"), category, row.get("turns"), reference)
+def present(row: object, name: str = "the row") -> dict[str, Any]:
+    """The fields of a row, without those that are null, or NaN, as pandas writes it; ValueError, if
+    it is no JSON object, calls it by its name."""
+    if not isinstance(row, dict):
+        raise ValueError(f"{name} is {row!r:.60}: give a JSON object")
+    return {name: value for name, value in row.items() if not _is_null(value)}
+
+
+def required(row: dict, name: str, kind: type = str) -> Any:
+    """A field that a row must have, by default a text that says something; ValueError names it."""
+    value = present(row).get(name)
+    if not isinstance(value, kind) or (isinstance(value, str) and not value.strip()):
+        wanted = {str: "text", list: "list"}.get(kind, "whole number or a text")
+        state = "missing or null" if value is None else repr(value)[:60]
+        raise ValueError(f"{name} is {state}: give a {wanted}")
+    return value
+
+
+def without_null(values: list, name: str) -> list:
+    """The values; ValueError if one of them, or one within, is null."""
+    for value in values:
+        inner = list(value.values()) if isinstance(value, dict) else value
+        if isinstance(inner, list):
+            without_null(inner, name)
+        elif _is_null(value):
+            raise ValueError(f"{name} holds null: leave it out")
+    return values
+
+
+def _is_null(value: object) -> bool:
+    return value is None or value != value
+
+
+def fastchat(row: dict | str, number: int) -> Question:
+    """{question_id, turns, category ("all"), reference ([])}; what is null counts as absent.
+
+    Or, numbered where there is no id: a text; {prompt}, {question} or {text}; {instruction, input};
+    {messages} or {conversations}, of the user alone. A prompt may be a list of turns or messages.
+    Without a reference `answer` is it, of GSM8K's what stands behind ####.
+    """
+    row = {"prompt": row} if isinstance(row, str) else present(row)
+    form = next((name for name in PROMPTS if name in row), "")
+    if not form:
+        raise ValueError(
+            f"it has none of {', '.join(PROMPTS)} (null counts as absent), but "
+            f"{', '.join(row) or 'nothing'}"
+        )
+    turns = row[form] if isinstance(row[form], list) or form == "turns" else [row[form]]
+    if isinstance(turns, list):
+        turns = [_said(turn) for turn in turns]
+    if form == "instruction" and row.get("input"):
+        turns = [f"{row[form]}\n\n{row['input']}"]
+    unnamed = None if form == "turns" else number
+    question_id = next((row[name] for name in IDS if name in row), unnamed)
+    name = "reference" if "reference" in row else "answer"
+    given = row.get(name, [])
+    reference = without_null(given if isinstance(given, list) else [given], name)
+    reference = [str(right) if type(right) in (int, float) else right for right in reference]
+    if name == "answer":
+        reference = [str(right).rpartition("####")[2].strip() for right in reference]
+    return Question(question_id, row.get("category", "all"), turns, reference)
+
+
+def _said(turn: object) -> object:
+    """What a turn says that may be a message, {role, content} or ShareGPT's {from, value}."""
+    if not isinstance(turn, dict):
+        return turn
+    role = turn.get("role", turn.get("from", "user"))
+    if role not in ("user", "human"):
+        raise ValueError(f"it has a message of {role!r}: give the user's turns alone")
+    return turn.get("content", turn.get("value"))
 
 
 def read_questions(
@@ -79,8 +155,8 @@ def read_questions(
             if question.question_id in questions:
                 raise ValueError(f"question_id {question.question_id!r} occurs twice")
         except (AttributeError, LookupError, TypeError, ValueError) as error:
-            place = f"{path}, line {line} is no row of {read_row.__name__}"
-            raise BadInput(f"{place} ({error!r:.200}), got {row!r:.200}") from error
+            fault = f"{path}, line {line} is no row of {read_row.__name__}: {error!s:.300}"
+            raise BadInput(f"{fault}; got {row!r:.200}") from error
         questions[question.question_id] = question
     if not questions:
         raise BadInput(f"{path} holds no question")

@@ -1,17 +1,32 @@
 """JSON-lines files: our own, which outlive a kill, and those that users bring."""
 
+import csv
 import gzip
+import io
 import json
 import os
 import sys
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
+from typing import TextIO
 
 from eagle_fsd.config import BadInput, check_text
 
 # the names of what a JSON object holds; under a name with Fields of its own stands a list of such
 Fields = Mapping[str, "Fields | None"]
+
+FORMS = "JSON lines, a JSON list, CSV, TSV or Parquet, in UTF-8"  # that users' records come in
+FOREIGN = {  # by the bytes that a file begins with
+    b"PK\x03\x04": "a zip archive or an Excel workbook",
+    b"\x28\xb5\x2f\xfd": "compressed by zstd",
+    b"BZh": "compressed by bzip2",
+    b"\xfd7zXZ": "compressed by xz",
+    b"ARROW1": "an Arrow file",
+    b"<": "a page in HTML or XML",
+    b"version https://git-lfs": "a pointer of Git LFS, whose file `git lfs pull` brings",
+}
 
 
 def read_lines(
@@ -49,28 +64,85 @@ def read_lines(
 
 
 def read_records(path: str | Path) -> Iterator[tuple[int, object]]:
-    """Records of a user's .jsonl or .json file, gzipped or not, with their numbers (lines of a
-    .jsonl); BadInput if it is missing or damaged, or a .json file holds no list."""
+    """Records of a user's file with their numbers, those of lines where each has its own: JSON
+    lines or a JSON list, by content; CSV or TSV with a line of names, by the file's name; Parquet.
+    Text is UTF-8 or UTF-16, gzipped or not. BadInput if it is missing, damaged, or anything else.
+    """
     path = Path(path)
     if not os.path.isfile(path):  # of a name too long Path's own raises
         raise BadInput(f"there is no file at {path}: name one that is there")
     number = 0
     try:
-        opened = gzip.open if path.suffix == ".gz" else open
-        with opened(path, "rt", encoding="utf-8-sig") as file:
-            if path.name.removesuffix(".gz").endswith(".json"):
-                records = _parsed(file.read())
-                if not isinstance(records, list):
-                    raise ValueError(f"{type(records)} in the place of a list of records")
-                yield from enumerate(records, start=1)
+        with path.open("rb") as file:
+            opened = gzip.open if file.read(2) == b"\x1f\x8b" else open
+        with opened(path, "rb") as file:
+            begin = file.read(64)
+        for mark, form in FOREIGN.items():
+            if begin.startswith(mark):
+                raise ValueError(f"the file is {form}")
+        if begin.startswith(b"PAR1"):
+            yield from enumerate(_parquet(path), start=1)
+            return
+        encoding, kind = json.detect_encoding(begin), Path(path.name.removesuffix(".gz")).suffix
+        with opened(path, "rt", encoding=encoding, newline="") as file:
+            if kind in (".csv", ".tsv"):
+                yield from _table(file)
                 return
-            for number, line in enumerate(file, start=1):
+            lines: Iterable[str] = file
+            if kind == ".json" or begin.decode(encoding, "ignore").lstrip().startswith("["):
+                text = file.read()
+                try:
+                    records = _parsed(text)
+                except json.JSONDecodeError as error:
+                    if not error.msg.startswith("Extra data"):
+                        raise
+                    lines = io.StringIO(text)  # JSON lines in a file .json
+                else:
+                    if isinstance(records, dict):
+                        raise ValueError(f"one object of {', '.join(records)!s:.100}, and no list")
+                    if not isinstance(records, list):
+                        raise ValueError(f"{records!r:.60} in the place of a list of records")
+                    yield from enumerate(records, start=1)
+                    return
+            for number, line in enumerate(lines, start=1):
                 if line.strip():
                     yield number, _parsed(line)
-    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
+    except UnicodeDecodeError as error:
+        raise BadInput(f"{path} is no UTF-8 behind line {number} ({error}): save it so") from error
+    except (OSError, EOFError, zlib.error, csv.Error) as error:
         raise BadInput(f"{path} is damaged behind line {number} ({error})") from error
     except (ValueError, RecursionError) as error:
-        raise BadInput(f"{path}, line {max(1, number)} is no JSON: {error}") from error
+        forms = "" if number > 1 else f"; give {FORMS}"
+        raise BadInput(f"{path}, line {max(1, number)} is no record: {error}{forms}") from error
+
+
+def _table(file: TextIO) -> Iterator[tuple[int, dict]]:
+    """The rows of a table with a line of names; an empty cell is null, and of cells that hold JSON
+    those with a list are that list."""
+    first = file.readline()
+    delimiter = max(",;\t", key=first.count)
+    (names,) = csv.reader([first], delimiter=delimiter)
+    reader = csv.DictReader(file, names, restkey="", delimiter=delimiter)
+    for row in reader:
+        if "" in row:
+            raise csv.Error(f"line {reader.line_num + 1} has more cells than there are names")
+        for name, cell in row.items():
+            row[name] = cell or None
+            if cell and cell[0] == "[":
+                with suppress(ValueError, RecursionError):
+                    row[name] = _parsed(cell)
+        yield reader.line_num + 1, row
+
+
+def _parquet(path: Path) -> list[dict]:
+    from eagle_fsd.cli import step_of_setup
+
+    with step_of_setup("tasks"):
+        from pyarrow.parquet import read_table
+    try:
+        return read_table(path).to_pylist()
+    except ValueError as error:
+        raise OSError(error) from error
 
 
 def _parsed(text: str) -> object:
