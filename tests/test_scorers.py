@@ -83,6 +83,8 @@ HOLDS = {
     "C++": ("in C++, I think", "C++/C"),
     "O'Brien": ("by O\u2019Brien",),
     "D.C.": ("Washington, D.C.",),
+    ".NET": ("`.NET`", "in .NET"),
+    "-": ("-\n\nA minus",),
     "Caf\u00e9": ("cafe\u0301",),
     "max_value": ("`max_value()`",),
 }

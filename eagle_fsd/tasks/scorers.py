@@ -30,7 +30,7 @@ ARTICLE = regex.compile(
     (?=[^\S\n]+ (?!(?:and|because|is|or|was)\b) ["'(*_`]*\w)""",
     regex.VERBOSE,
 )
-LIST_MARK = regex.compile(r"^\s*[-*+#]+\s+(?=\S)", regex.MULTILINE)  # also of a heading
+LIST_MARK = regex.compile(r"^\s*[-*+#]+[^\S\n]+(?=\S)", regex.MULTILINE)  # also of a heading
 # what is written without spaces, or with endings behind a word (Korean): every letter is a word
 ALONE = r"[[\p{Han}\p{Hiragana}\p{Hangul}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}]&&\p{L}]"
 LETTER = rf"[[\p{{L}}\p{{M}}\p{{N}}_]--{ALONE}]"
@@ -39,7 +39,7 @@ WORD = regex.compile(
     {ALONE}\p{{M}}*
     | [\p{{Katakana}}\u30fc]+  # else India would be in Indonesia
     | (?: (?<![\p{{L}}\p{{N}}.,)\]]) -[$\u20ac\u00a3]? (?=\.?\d|\p{{L}}\b) )?  # a sign
-      (?: (?<![^\s"'(\[*$\u20ac\u00a3-]) \. )?  # .5, .NET
+      (?: (?<![^\s"'`(\[*=$\u20ac\u00a3-]) \. )?  # .5, .NET
       {LETTER}+
       (?: (?: (?<=\d)[.,:/](?=\d) | (?<=\b\p{{L}})\.(?=\p{{L}}\b) ) {LETTER}+ )*  # 1.18, 3/4, D.C.
       (?: (?<=n)'t\b )?  # can't is not can
