@@ -170,6 +170,14 @@ def test_states_online_are_the_cached(target, data, tmp_path, changes):
     assert not (runs["online"] / "features").exists()
 
 
+def test_a_launcher_s_accumulation_changes_nothing(unbroken, target, data, tmp_path, monkeypatch):
+    """Bug held down: `accelerate launch --gradient_accumulation_steps 4` sets this variable, and
+    gradients were divided by 4, so that clipping and the optimizer saw others."""
+    monkeypatch.setenv("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "4")
+    output = train(target, data, tmp_path / "head", features=unbroken / "features")
+    assert log_rows(output) == log_rows(unbroken)
+
+
 def test_a_training_that_diverges_writes_no_head(unbroken, target, data, tmp_path):
     """A NaN head was written and reported as a success. The step and the remedy are named."""
     changes = {"recipe": "unrolled,learning_rate=1000", "features": unbroken / "features"}

@@ -156,6 +156,7 @@ class TrainOptions:
 def train(options: TrainOptions) -> None:
     """Train a head and write it, from wherever a run of these options was left."""
     from accelerate import Accelerator
+    from accelerate.utils import GradientAccumulationPlugin
 
     from eagle_fsd.families.text_model import longest_text
     from eagle_fsd.models import load
@@ -173,7 +174,11 @@ def train(options: TrainOptions) -> None:
     limits = {"vocab_size": head.config.vocab_size, "max_length": longest}
     dialogues = [d for path in options.data for d in read_dialogues(path, **limits)]
     parts = split(dialogues, held_out=options.held_out, answer_tokens=options.answer_tokens)
-    accelerator = Accelerator(mixed_precision=options.precision)
+    # the trainer accumulates a step's batches; a launcher's number would divide its gradients again
+    accelerator = Accelerator(
+        mixed_precision=options.precision,
+        gradient_accumulation_plugin=GradientAccumulationPlugin(num_steps=1),
+    )
     digests = target_digests(options.target)
     read = {"dialogues": digest([[d.ids, d.mask] for d in dialogues])}  # files may change
     run = opened_run(options, digests | read, accelerator)
