@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from numbers import Integral, Real
 
 DEFAULT_ARM = "fsd:0.3"  # of commands and of api.generate; the rule's own default threshold
 
@@ -48,10 +49,23 @@ def check_probability(name: str, value: float) -> None:
         raise BadInput(f"{name} is a probability, 0 to 1 (0: off), got {value}")
 
 
+def check_numbers(settings: object, **kinds: type) -> None:
+    """Refuse fields that are no numbers of their kind, as None is none, by a BadInput.
+
+    Example: check_numbers(config, top_k=Integral) raises "top_k must be an integer, got 2.5".
+    """
+    for name, kind in kinds.items():
+        if isinstance(value := getattr(settings, name), bool) or not isinstance(value, kind):
+            wanted = "an integer" if kind is Integral else "a number"
+            raise BadInput(
+                f"{name} must be {wanted}, got {value!r:.200}; leave it out for its default"
+            )
+
+
 def check_seed(seed: int) -> None:
     """Refuse, by a BadInput, a seed that torch has no room for."""
     if abs(seed) >= 2**63:
-        raise BadInput(f"--seed must be within 2**63 of 0, got {seed}")
+        raise BadInput(f"seed must be within 2**63 of 0, got {seed}")
 
 
 def check_text(text: str) -> None:
@@ -184,6 +198,7 @@ class SamplingConfig:
     top_p: float = 1.0
 
     def __post_init__(self):
+        check_numbers(self, temperature=Real, top_k=Integral, top_p=Real)
         # logits divided by still less could overflow float32
         if not (self.temperature == 0 or 1e-6 <= self.temperature < math.inf):
             raise BadInput(f"temperature must be 0 (greedy) or above 1e-6, got {self.temperature}")

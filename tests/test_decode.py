@@ -18,9 +18,9 @@ from tiny import (
 )
 from transformers import GPT2Config
 
-from eagle_fsd.config import BadInput
+from eagle_fsd.config import BadInput, SamplingConfig
 from eagle_fsd.decoding.acceptance import Policy
-from eagle_fsd.decoding.loop import DecodeConfig, StopConfig, decode, decode_rounds
+from eagle_fsd.decoding.loop import DecodeConfig, StopConfig, answer_uniforms, decode, decode_rounds
 from eagle_fsd.decoding.target import Target
 from eagle_fsd.decoding.tree import RootDrafter
 from eagle_fsd.drafters.eagle import EagleDrafter
@@ -204,6 +204,38 @@ def test_impossible_requests_are_refused_before_the_model_runs(prompt, budget, m
     with pytest.raises(ValueError, match=message):
         run(target, EagleDrafter(tiny_head(target), target, TREES[2]), prompt, budget=budget)
     assert not ran
+
+
+@pytest.mark.parametrize(
+    "make, message",
+    [
+        (lambda: SamplingConfig(temperature=None), "temperature must be a number, got None"),
+        (lambda: SamplingConfig(temperature=1.0, top_k=2.5), "top_k must be an integer, got 2.5"),
+        (lambda: StopConfig(None), "max_new_tokens must be an integer, got None"),
+        (lambda: DecodeConfig(Policy(EXACT), seed="1"), "seed must be an integer, got '1'"),
+        (lambda: DecodeConfig(Policy(EXACT), seed=2**64), "seed must be within 2..63 of 0"),
+    ],
+)
+def test_settings_that_are_no_numbers_are_refused(make, message):
+    """Bug held down: what clients send for "not given" ended in a TypeError or torch's own error
+    about a long, some of them behind the prefill."""
+    with pytest.raises(BadInput, match=message):
+        make()
+
+
+def test_torch_s_defaults_change_no_draw():
+    """Bug held down: a program that had called torch.set_default_dtype(torch.float64) got other
+    samples of the same seed, and one with another default device an error."""
+    target, prompt = tiny_target("llama"), prompt_tokens(11)
+    drafter = EagleDrafter(tiny_head(target), target, TREES[2])
+    wanted = run(target, drafter, prompt, temperature=1.0).tokens
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert run(target, drafter, prompt, temperature=1.0).tokens == wanted
+    finally:
+        torch.set_default_dtype(torch.float32)
+    with torch.device("meta"):
+        assert answer_uniforms(7, 5).device.type == "cpu"
 
 
 def test_stop_strings_that_could_never_be_found_are_refused():

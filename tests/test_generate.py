@@ -7,7 +7,7 @@ import pytest
 import torch
 from answers import by_generate
 from reference_accept import chi_square_p
-from tiny import prompt_tokens, tiny_target
+from tiny import BOS, prompt_tokens, tiny_target
 
 from eagle_fsd.config import BadInput
 from eagle_fsd.models import generate
@@ -50,6 +50,12 @@ def test_logits_that_are_no_numbers_end_it(temperature):
     target.model.model.norm.weight.data[0] = float("nan")
     with pytest.raises(BadInput, match="logits are NaN or infinite in a batch of answers"):
         run(target, requests(temperature), batch_size=3)
+
+
+def test_a_token_without_a_row_is_named(llama):
+    """Bug held down: a tokenizer with an added [PAD] ended make_data.py in an IndexError."""
+    with pytest.raises(BadInput, match="prompt token 101 is outside .* vocabulary of 101"):
+        run(llama, [Request([BOS, 101], 5)], batch_size=1)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])

@@ -6,13 +6,14 @@ here, once, for every arm.
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from numbers import Integral
 
 import torch
 
-from eagle_fsd.config import BadInput
+from eagle_fsd.config import BadInput, check_numbers, check_seed
 from eagle_fsd.decoding.acceptance import Policy, accept
 from eagle_fsd.decoding.answer import Generation, Round
-from eagle_fsd.decoding.sampling import draw
+from eagle_fsd.decoding.sampling import draw, uniforms
 from eagle_fsd.decoding.target import Target
 from eagle_fsd.decoding.tree import Drafter
 from eagle_fsd.decoding.verified import UNIFORMS
@@ -30,6 +31,7 @@ class StopConfig:
     decode: Callable[[Sequence[int]], str] | None = None
 
     def __post_init__(self):
+        check_numbers(self, max_new_tokens=Integral)
         if self.max_new_tokens < 1:
             raise BadInput(f"max_new_tokens must be at least 1, got {self.max_new_tokens}")
         if self.strings and self.decode is None:
@@ -59,17 +61,16 @@ class DecodeConfig:
     stop: StopConfig = field(default_factory=StopConfig)
     seed: int = 0
 
+    def __post_init__(self):
+        check_numbers(self, seed=Integral)
+        check_seed(self.seed)
+
 
 def check_request(target: Target, prompt: Sequence[int], stop: StopConfig) -> None:
     """Refuse, by a BadInput, a request that cannot be carried out, before any work."""
     if len(prompt) == 0:
         raise BadInput("the prompt is empty: give at least one token")
-    strange = [token for token in prompt if not 0 <= token < target.vocab_size]
-    if strange:
-        raise BadInput(
-            f"prompt token {strange[0]} is outside the target's vocabulary of "
-            f"{target.vocab_size}: was it made with another tokenizer?"
-        )
+    check_tokens(target, prompt)
     if len(prompt) + stop.max_new_tokens > target.max_positions:
         raise BadInput(
             f"prompt of {len(prompt)} tokens + max_new_tokens {stop.max_new_tokens} is beyond the "
@@ -77,11 +78,22 @@ def check_request(target: Target, prompt: Sequence[int], stop: StopConfig) -> No
         )
 
 
+def check_tokens(target: Target, prompt: Sequence[int]) -> None:
+    """Refuse, by a BadInput, tokens that have no row in the target's tables."""
+    strange = [token for token in prompt if not 0 <= token < target.vocab_size]
+    if strange:
+        raise BadInput(
+            f"prompt token {strange[0]} is outside the target's vocabulary of "
+            f"{target.vocab_size}: was it made with another tokenizer, or was a token added to this "
+            "one, such as [PAD], and the model not resized?"
+        )
+
+
 def answer_uniforms(seed: int, positions: int) -> torch.Tensor:
     """The random numbers of an answer, float32 [positions, 3] on the CPU, by seed and position
     alone: rules, trees, drafters, budgets and devices can be compared draw by draw. A longer block
     begins with the shorter one, as torch.rand fills it in order."""
-    return torch.rand(positions, UNIFORMS, generator=torch.Generator().manual_seed(seed))
+    return uniforms(torch.Generator().manual_seed(seed), positions, UNIFORMS)
 
 
 def decode(

@@ -13,6 +13,12 @@ import torch
 from eagle_fsd.config import BadInput, SamplingConfig
 
 
+def uniforms(generator: torch.Generator, *shape: int) -> torch.Tensor:
+    """The next numbers in [0, 1) of a generator of the CPU, float32 there, whatever dtype and
+    device a program has made torch's defaults."""
+    return torch.rand(shape, generator=generator, dtype=torch.float32, device="cpu")
+
+
 def no_numbers(where: str) -> BadInput:
     """The error of a target that cannot say a next token."""
     return BadInput(

@@ -19,7 +19,7 @@ from torch import nn
 
 from eagle_fsd.config import BadInput, SamplingConfig, TreeConfig
 from eagle_fsd.decoding.cache import TreeCache
-from eagle_fsd.decoding.sampling import draw_distinct
+from eagle_fsd.decoding.sampling import draw_distinct, uniforms
 from eagle_fsd.decoding.target import Target
 from eagle_fsd.decoding.tree import GREEDY, Drafter, DraftTree
 
@@ -170,7 +170,7 @@ class GrowingDrafter(Drafter):
         place_L = self.places(position_S[base::K])
         uniform_EK = None
         if self.samples:  # the numbers by which the children of each expanded node are drawn
-            uniform_EK = torch.rand(self.tree_config.num_expanded, K, generator=self._generator)
+            uniform_EK = uniforms(self._generator, self.tree_config.num_expanded, K)
             uniform_EK = uniform_EK.to(token_T.device, non_blocking=True)
         # 3. The expansion: each level's best nodes are run, and give the next level's candidates.
         grower = TreeGrower(shape, self.draft_token_R)

@@ -19,8 +19,9 @@ import torch
 
 from eagle_fsd.config import SamplingConfig
 from eagle_fsd.decoding.cache import PreallocatedLayer
+from eagle_fsd.decoding.loop import check_tokens
 from eagle_fsd.decoding.masks import Masks
-from eagle_fsd.decoding.sampling import draw, no_numbers
+from eagle_fsd.decoding.sampling import draw, no_numbers, uniforms
 from eagle_fsd.decoding.target import Target
 from eagle_fsd.families.text_model import text_body
 from eagle_fsd.recurrent.states import RecurrentLayer
@@ -62,7 +63,7 @@ class Request:
     @cached_property
     def uniforms(self) -> list[float]:
         generator = torch.Generator().manual_seed(self.seed)
-        return torch.rand(self.max_new_tokens, generator=generator).tolist()
+        return uniforms(generator, self.max_new_tokens).tolist()
 
 
 class Batch:
@@ -219,6 +220,9 @@ def complete(
     Args:
         batch_size: rows at a time; the next requests are taken as rows become free.
         stop: asked before every forward; ends the run, and gives out what is under way as it is.
+
+    Raises:
+        BadInput: a prompt has a token outside the target's vocabulary; logits are no numbers.
     """
     batch, waiting = Batch(target, []), iter(requests)
     while not stop():
@@ -227,6 +231,8 @@ def complete(
             new = list(islice(waiting, batch_size - len(batch.going)))
             if not (new or batch.going):
                 return
+            for request in new:
+                check_tokens(target, request.prompt)
             parts = []
             new.sort(key=lambda request: len(request.prompt))  # similar lengths: little padding
             while new and not stop():  # prompts that were not run are not begun

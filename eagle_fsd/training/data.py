@@ -25,6 +25,7 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from eagle_fsd.config import BadInput
+from eagle_fsd.decoding.sampling import uniforms
 from eagle_fsd.runs.folder import record_files
 from eagle_fsd.runs.jsonl import read_records
 
@@ -192,7 +193,7 @@ class Batches:
         if self.noise == 0:
             return feature_BTF
         generator = torch.Generator().manual_seed(self.seed * 1_000_003 + number)
-        uniform = torch.rand(feature_BTF.shape, generator=generator) * 2 - 1
+        uniform = uniforms(generator, *feature_BTF.shape) * 2 - 1
         return feature_BTF + (uniform * self.noise * 512 / feature_BTF.shape[1]).to(feature_BTF)
 
     def _shuffled(self, epoch: int) -> list[list[int]]:
