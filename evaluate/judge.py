@@ -83,6 +83,8 @@ def run_judge(options: JudgeOptions) -> None:
             f"{unlike} replies are rated otherwise by the last mark behind the judge's thought "
             f"than by the first mark, FastChat's rule: here --rating {options.rating} counts"
         )
+    if refusals := [row["error"] for row in replies(wanted) if row["error"]]:
+        print(f"The first of {len(refusals)} refusals: {refusals[0]:.400}")
     if lines := rated(requests):
         rows = single_rows(lines, judge=options.model)
         table = score_table(rows)

@@ -38,7 +38,7 @@ class Handler(BaseHTTPRequestHandler):
         self.server.bodies.append(body)
         self.server.keys.add(self.headers["Authorization"])
         status = self.server.faults.pop(0) if self.server.faults else 200
-        text = json.dumps({"error": {"message": "no luck"}})
+        text = json.dumps({"error": {"message": "no luck", "code": self.server.code}})
         if status == 200:
             message = {"role": "assistant", "content": self.server.reply(body)}
             text = json.dumps({"choices": [{"index": 0, "message": message}]})
@@ -52,9 +52,11 @@ class Handler(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def server():
-    """Answers by its `reply`, after the statuses in `faults`; `bodies` is what it was asked."""
+    """Answers by its `reply`, after the statuses in `faults`, which come with `code`; `bodies` is
+    what it was asked."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.reply, server.faults, server.bodies, server.keys = rating, [], [], set()
+    server.code = None
     threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
     yield server
     server.shutdown()
@@ -231,6 +233,16 @@ def test_faults(judge, server, folder):
     assert len({line["digest"] for line in replies(folder)}) == len(replies(folder)) == 18
 
 
+@pytest.mark.parametrize("code", ["unsupported_parameter", "unsupported_value"])
+def test_a_judge_that_does_not_take_the_parameters(judge, server, folder, code):
+    """Bug held down: judges that want max_completion_tokens, or no temperature, were asked all
+    prompts in vain; the command ended well, without a rating and without the reason."""
+    server.faults, server.code = [400] * 18, code
+    said = judge("--concurrency", 1)
+    assert said.startswith("error: the judge gpt-4 does not take FastChat's {'temperature': 0")
+    assert "no luck" in said and len(server.bodies) < 18
+
+
 def test_failures_are_counted_and_asked_again(judge, server, folder):
     """A refusal of one prompt alone, no content, and words without a rating."""
     server.faults = [422]
@@ -239,6 +251,7 @@ def test_failures_are_counted_and_asked_again(judge, server, folder):
     server.reply = lambda body: half if "{plain} 81 0" in body["messages"][1]["content"] else None
     said = judge("--arms", "plain", "--concurrency", 1)
     assert "0 ratings" in said and "6 replies" in said
+    assert "The first of 1 refusals: " in said and "no luck" in said
     first = replies(folder)
     assert "no luck" in first[0]["error"] and len(first) == 6
     server.reply = rating

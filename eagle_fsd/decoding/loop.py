@@ -83,9 +83,9 @@ def check_tokens(target: Target, prompt: Sequence[int]) -> None:
     strange = [token for token in prompt if not 0 <= token < target.vocab_size]
     if strange:
         raise BadInput(
-            f"prompt token {strange[0]} is outside the target's vocabulary of "
-            f"{target.vocab_size}: was it made with another tokenizer, or was a token added to this "
-            "one, such as [PAD], and the model not resized?"
+            f"prompt token {strange[0]} is outside the target's vocabulary of {target.vocab_size}: "
+            "was it made with another tokenizer, or was a token added to this one, such as [PAD], "
+            "and the model not resized?"
         )
 
 

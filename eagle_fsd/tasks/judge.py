@@ -147,6 +147,11 @@ def judge_all(
                 raise ValueError(f"no chat completion but {completion!r:.300}")
             reply = choices[0].message.content or ""
         except (openai.BadRequestError, openai.UnprocessableEntityError) as error:
+            if str(error.code).startswith("unsupported"):  # of the parameters, so of every prompt
+                raise BadInput(
+                    f"the judge {model} does not take FastChat's {PARAMETERS}: {error!s:.400}; "
+                    "give a judge that does"
+                ) from error
             refusal = str(error)
         except (openai.OpenAIError, ValueError) as error:
             raise BadInput(
