@@ -3,6 +3,7 @@
 Nothing heavy is imported before options are parsed: `--help` and a typo are answered at once.
 """
 
+import io
 import os
 import shlex
 import signal
@@ -40,9 +41,18 @@ def parse(parser: HfArgumentParser, arguments: list[str] | None = None) -> tuple
 
 def ended_by(work: Callable[[], None]) -> None:
     """Do a command's work. Bad input ends the process with one line and status 1, Ctrl-C with 130
-    and the advice that every command goes on; any other error keeps its traceback."""
+    and the advice that every command goes on, a reader who has closed the pipe (`| head`) with 141;
+    any other error keeps its traceback. What the terminal's encoding lacks is shown as "?"."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a notebook's is none
+            stream.reconfigure(errors="replace")
     try:
         work()
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # else the interpreter would flush what is left, and fail again
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(128 + signal.SIGPIPE)  # as a shell reports it
     except BadInput as error:
         sys.exit(f"error: {error}")
     except KeyboardInterrupt:

@@ -7,6 +7,7 @@ import os
 import random
 import shlex
 import signal
+import subprocess
 import sys
 import time
 from dataclasses import dataclass
@@ -174,6 +175,21 @@ def test_an_error_of_ours_keeps_its_traceback():
     with pytest.raises(ValueError) as error:
         run_command(lambda options: mcnemar([1] * 3, [1] * 2), [Asked], [])
     assert not isinstance(error.value, BadInput)
+
+
+@pytest.mark.parametrize(
+    ("reader", "status", "printed"), [("cat", 0, b"A sm?le?\n"), ("true", 141, b"")]
+)
+def test_a_pipe_that_is_closed_and_a_terminal_of_few_characters(reader, status, printed):
+    """Bug held down: `answer.py | head` ended in a traceback, and so did an answer with an emoji
+    where the locale's encoding has none."""
+    words = "import sys, time; from eagle_fsd.cli import ended_by; "
+    words += "ended_by(lambda: [time.sleep(0.5), print('A sm\\xefle\\u2764')])"
+    ours = shlex.join([sys.executable, "-c", words])
+    line = f"{ours} | {reader}; exit ${{PIPESTATUS[0]}}"
+    environment = os.environ | {"PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(["bash", "-c", line], capture_output=True, env=environment, cwd=ROOT)
+    assert (done.returncode, done.stdout, done.stderr) == (status, printed, b"")
 
 
 def test_the_first_interrupt_is_told_and_the_second_interrupts(capsys):
