@@ -1,6 +1,7 @@
 """Targets, tokenizers and heads by name, checked by their configs before weights load. Code that a
 target brings along is never run, nor is anybody asked whether it may."""
 
+import os
 import re
 import sys
 from functools import partial
@@ -29,6 +30,7 @@ from eagle_fsd.recurrent.kinds import has_states, no_draft_states
 # eagle_fsd/checkpoints is a link to the repository's checkpoints/, and a folder once installed
 SHIPPED_HEAD = (Path(__file__).parent.parent / "checkpoints" / "smollm2-135m-eagle2").resolve()
 OWN_LAYERS = "layers"
+ADAPTER = "adapter_config.json"  # as peft names it
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
 
@@ -46,6 +48,11 @@ def load_target_config(name: str) -> PretrainedConfig:
 def _whole_config(name: str) -> PretrainedConfig:
     """Of all of a multimodal checkpoint."""
     path, options = source_of(name)
+    if "gguf_file" not in options and os.path.isfile(os.path.join(path, ADAPTER)):
+        raise BadInput(
+            f"target {name!r} holds an adapter ({ADAPTER}), such as LoRA's, which is not read: "
+            "merge it into its model (peft's merge_and_unload), and give the folder of the merged"
+        )
     try:
         shape = SHAPES.get(path) if name.startswith(PREFIX) else None
         config = shape() if shape else AutoConfig.from_pretrained(path, **options)
