@@ -22,6 +22,10 @@ NUMBERS = {
     "1,234,567": 1234567,
     "3, 4": 4,
     "a, b: 1,23": 23,  # no thousands
+    r"\boxed{$9{,}500}": 9500,  # bug held down: this and the next two were 500
+    r"9\,500.25 dollars": 9500.25,
+    "9\u202f500 francs, 1'009'500 in all": 1009500,
+    "in 1999 500 people, at 5'10": 10,
     "10-5": 5,
     "it fell to -5": -5,
     "\u22127 degrees": -7,

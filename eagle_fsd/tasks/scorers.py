@@ -22,7 +22,9 @@ from eagle_fsd.tasks.humaneval import FIELDS, bubblewrap, check_program
 
 # a sign is none behind a digit or a bracket (10-5, (3)-2), here and below; a comma parts thousands
 NUMBER = re.compile(
-    r"(?:(?<![\d.,)\]])[-\u2212])?[$\u20ac\u00a3]?(\d{1,3}(?:,\d{3})+(?!\d)|\d+)?(\.\d+)?"
+    r"(?:(?<![\d.,)\]])[-\u2212])?[$\u20ac\u00a3]?"
+    # as do LaTeX's {,} and \, and the thin or unbroken space and the apostrophe of other countries
+    r"(\d{1,3}(?:(?:,|\{,\}|\\,|[\u00a0\u2009\u202f'\u2019])\d{3})+(?!\d)|\d+)?(\.\d+)?"
 )
 # stands before a word; A amid a sentence, or before "is" and the like, is an option's name
 ARTICLE = regex.compile(
@@ -124,7 +126,8 @@ def find_last_number(text: str) -> Decimal | None:
     if not found:
         return None
     sign = "-" if found[-1][0][0] in "-\u2212" else ""
-    return Decimal(sign + (found[-1][1] or "0").replace(",", "") + (found[-1][2] or ""))
+    whole = re.sub(r"\D", "", found[-1][1] or "0")
+    return Decimal(sign + whole + (found[-1][2] or ""))
 
 
 def follow(answer: str, question: Question) -> dict[str, float]:
