@@ -4,6 +4,7 @@ import json
 
 import pytest
 from commands import write_rows
+from fastchat.conversation import conv_templates
 from tiny import tiny_target
 from tiny_folder import write_target
 from transformers import AutoTokenizer
@@ -50,6 +51,18 @@ def test_a_fastchat_template_by_name(tokenizer):
     tokenizer.chat_template = None
     assert prompt_ids(tokenizer, CONVERSATION, **named) == ids
     assert prompt_ids(tokenizer, system, **named) == first
+
+
+def test_every_fastchat_template_makes_a_prompt_or_is_unknown(tokenizer):
+    """Bug held down: those of models behind an API ended in "Invalid style: None", one with a third
+    role in "too many values to unpack"."""
+    for name in conv_templates:
+        try:
+            ids = prompt_ids(tokenizer, CONVERSATION, conv_template=name)
+        except BadInput as error:
+            assert str(error).startswith(f"unknown conv_template {name!r}; known: raw, ")
+        else:
+            assert "Why\nso?" in tokenizer.decode(ids), name
 
 
 @pytest.mark.parametrize(

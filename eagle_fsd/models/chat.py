@@ -10,7 +10,7 @@ from typing import NamedTuple
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
-from eagle_fsd.config import BadInput, check_text, one_line
+from eagle_fsd.config import BadInput, check_known, check_text, one_line
 from eagle_fsd.heads.files import UNREADABLE
 from eagle_fsd.thoughts import KNOWN_MARKS, Marks, thought_length
 
@@ -82,7 +82,7 @@ def prompt_ids(
     messages = broken_up(tokenizer, read_messages(messages))
     if conv_template:
         template = _conversation(conv_template)
-        user, assistant = template.roles
+        user, assistant = template.roles[:2]  # a third is the system's
         for message in messages:
             if message["role"] == "system":
                 template.set_system_message(message["content"])
@@ -318,6 +318,7 @@ def _conversation(name: str):
     """FastChat's template of that name, an empty conversation; BadInput if there is none."""
     from fastchat.conversation import conv_templates, get_conv_template
 
-    if name not in conv_templates:
-        raise BadInput(f"unknown conv_template {name!r}; known: {', '.join(conv_templates)}")
+    # those of models behind an API, such as chatgpt, make no prompt
+    known = [key for key, template in conv_templates.items() if template.sep_style is not None]
+    check_known("conv_template", name, known)
     return get_conv_template(name)
