@@ -68,19 +68,6 @@ def shown_command(name: str, *arguments: object) -> str:
 
 
 @contextmanager
-def step_of_setup(name: str) -> Iterator[None]:
-    """Around imports of packages that only this step of scripts/setup.sh installs, or the extra of
-    its name: BadInput that says so where one is missing."""
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        raise BadInput(
-            f"{error}: scripts/setup.sh {name} installs it into a checkout's environment, and "
-            f"pip install 'eagle_fsd[{name}]' into any other"
-        ) from error
-
-
-@contextmanager
 def held_interrupt() -> Iterator[Callable[[], bool]]:
     """Hold Ctrl-C back, so that a loop can end where its state is whole: the function given out
     returns whether there was one; a second one interrupts at once."""

@@ -1,7 +1,8 @@
 """Settings that check themselves: tree shape and sampling; and the error for what users pass."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from numbers import Integral, Real
 
@@ -211,3 +212,16 @@ class SamplingConfig:
     def filters(self) -> bool:
         """Whether top-k or top-p was set explicitly."""
         return self.top_k > 0 or self.top_p < 1
+
+
+@contextmanager
+def step_of_setup(name: str) -> Iterator[None]:
+    """Around imports of packages that only this step of scripts/setup.sh installs, or the extra of
+    its name: BadInput that says so where one is missing."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise BadInput(
+            f"{error}: scripts/setup.sh {name} installs it into a checkout's environment, and "
+            f"pip install 'eagle_fsd[{name}]' into any other"
+        ) from error

@@ -158,10 +158,10 @@ class ModelOptions(PluginOptions):
         "End answers where transformers' generate does, at the tokens of generation_config alone, "
         "also where the chat template ends a turn with another one.",
     )
-    thought_marks: list[str] = option(
-        [],
-        "The two marks around the thought of a reasoning target, such as '<think>' '</think>'. Not "
-        "given: as its chat template or its tokens tell.",
+    thought_marks: str = option(
+        "",
+        "The marks around the thought of a reasoning target, with a space between: '<a> </a>'. "
+        "Empty: as its chat template or its tokens tell.",
     )
     engine: str = option(
         "auto",
@@ -175,10 +175,10 @@ class ModelOptions(PluginOptions):
         from eagle_fsd.engine.select import choose_engine
         from eagle_fsd.models.load import DTYPES, default_device, default_dtype
 
-        if len(self.thought_marks) not in (0, 2) or not all(self.thought_marks):
+        if self.thought_marks and len(self.thought_marks.split()) != 2:
             raise BadInput(
-                f"--thought_marks takes a thought's begin mark and its end mark, got "
-                f"{' '.join(self.thought_marks)!r}"
+                "--thought_marks takes a thought's begin mark and its end mark with a space "
+                f"between, got {self.thought_marks!r}"
             )
         self.device = self.device or default_device()
         self.dtype = self.dtype or default_dtype(self.device)
@@ -229,7 +229,7 @@ class ModelOptions(PluginOptions):
             device=self.device,
             conv_template=self.conv_template,
             generate_ends=self.generate_ends,
-            marks=(tuple(self.thought_marks),) if self.thought_marks else (),
+            marks=(tuple(self.thought_marks.split()),) if self.thought_marks else (),
             engine=self.engine,
             keep_stock=keep_stock,
         )

@@ -14,6 +14,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import nn
 from transformers import (
+    AutoTokenizer,
     EosTokenCriteria,
     GenerationConfig,
     LogitsProcessorList,
@@ -26,7 +27,7 @@ from eagle_fsd.arms import Arm, parse_arm
 from eagle_fsd.config import DEFAULT_ARM, BadInput, SamplingConfig, TreeConfig, as_tree
 from eagle_fsd.decoding.answer import Generation, Round
 from eagle_fsd.decoding.loop import DecodeConfig, StopConfig, decode_rounds
-from eagle_fsd.decoding.target import Target
+from eagle_fsd.decoding.target import NO_DEFAULTS, Target
 from eagle_fsd.decoding.tree import Drafter
 from eagle_fsd.drafters.eagle import head_drafter
 from eagle_fsd.engine.trial import check_tree_attention
@@ -34,9 +35,12 @@ from eagle_fsd.families.supported import check_supported
 from eagle_fsd.families.text_model import text_config
 from eagle_fsd.heads.draft_head import DraftHead
 from eagle_fsd.models.assets import EMBEDDED_TARGET
+from eagle_fsd.models.chat import tell_added, turn_ends
 from eagle_fsd.models.load import default_head, load_head, training_dtype
 from eagle_fsd.models.loaded import Model
+from eagle_fsd.models.weights import UNLOADABLE
 
+HONOURED = NO_DEFAULTS | {"do_sample", "temperature", "top_k", "top_p"}  # of a generation config
 # what `generate` itself hands on to a forward over token ids
 FORWARD = ("attention_mask", "logits_to_keep", "past_key_values", "position_ids", "use_cache")
 
@@ -49,9 +53,16 @@ class DecodingMethod:
             fuzzy_share (see Generation); None before the first.
     """
 
-    def __init__(self, arm: Arm, head: str | Path | DraftHead | None, tree: TreeConfig | None):
+    def __init__(
+        self,
+        arm: Arm,
+        head: str | Path | DraftHead | None,
+        tree: TreeConfig | None,
+        generate_ends: bool = False,
+    ):
         self.last: Generation | None = None
         self._arm, self._head, self._tree = arm, head, tree
+        self._generate_ends = generate_ends
         self._built: WeakKeyDictionary[PreTrainedModel, tuple] = WeakKeyDictionary()
 
     def __call__(
@@ -73,18 +84,22 @@ class DecodingMethod:
                 (transformers 5.23, GenerationMixin._extract_generation_mode_kwargs).
         """
         _check(model, input_ids, generation_config, rest)
-        sampling = _sampling(generation_config, logits_processor)
+        sampling = _sampling(generation_config, logits_processor, model.generation_config)
         place = (model.device, model.dtype, model.get_output_embeddings())
         if self._built.get(model, (None,))[0] != place:
             with torch.random.fork_rng(devices=()):  # a head begins as random weights
-                self._built[model] = place, *_build(model, self._head, self._arm, self._tree)
-        _, target, drafter = self._built[model]
+                built = _build(model, self._head, self._arm, self._tree)
+                self._built[model] = place, *built, self._turn_ends(model)
+        _, target, drafter, further_ends = self._built[model]
         self._arm.check(sampling, drafter)
 
         prompt = input_ids[0].tolist()
         budget = max(1, stopping_criteria.max_length - len(prompt))
         ends = [c.eos_token_id for c in stopping_criteria if isinstance(c, EosTokenCriteria)]
-        stop = StopConfig(budget, tuple(token for end in ends for token in end.tolist()))
+        end_ids = tuple(token for end in ends for token in end.tolist())
+        if set(end_ids) == _eos_ids(model):  # none were given for this call
+            end_ids += further_ends
+        stop = StopConfig(budget, end_ids)
         seed = torch.randint(2**63 - 1, ()).item()
         config = DecodeConfig(self._arm.policy(sampling), stop, seed)
         if stream_to is not None:
@@ -106,12 +121,28 @@ class DecodingMethod:
             stream_to.end()
         return sequence[:, :length]
 
+    def _turn_ends(self, model: PreTrainedModel) -> tuple[int, ...]:
+        """What ends a turn in the model's own folder, which is asked for a tokenizer."""
+        name = model.config.name_or_path
+        if self._generate_ends or not name:
+            return ()
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(
+                name, local_files_only=True, trust_remote_code=False
+            )
+        except UNLOADABLE:  # token ids are all that is needed
+            return ()
+        ends = turn_ends(tokenizer, sorted(_eos_ids(model)))
+        tell_added(ends, name)
+        return ends.ids
+
 
 def custom_generate(
     head: str | Path | DraftHead | None = "",
     *,
     arm: str = DEFAULT_ARM,
     tree: TreeConfig | str | None = None,
+    generate_ends: bool = False,
 ) -> DecodingMethod:
     """A decoding method for transformers' `generate`; keep it: what it makes for a model (the head
     on its device, the target's reader) is made at the first call, and lives as long as the model.
@@ -121,6 +152,7 @@ def custom_generate(
             layer of the model's own checkpoint; "" is the shipped one, which fits the embedded
             target alone; None for arms that draft without.
         arm, tree: as in eagle_fsd.stream and eagle_fsd.load.
+        generate_ends: as in eagle_fsd.load; a call that gives eos_token_id ends at these alone.
 
     Raises:
         BadInput: unknown arm, or one that needs a head; in `generate`: names what of the model or
@@ -147,7 +179,7 @@ def custom_generate(
         head = None
     elif head is None:
         raise BadInput(f"arm {arm!r} needs a head: name one, or take plain or exact@ngram")
-    return DecodingMethod(chosen, head, as_tree(tree))
+    return DecodingMethod(chosen, head, as_tree(tree), generate_ends)
 
 
 def _emitted(answer: Generation, rounds: Iterator[Round]) -> Iterator[int]:
@@ -217,7 +249,15 @@ def _check(
         )
 
 
-def _sampling(asked: GenerationConfig, processors: LogitsProcessorList) -> SamplingConfig:
+def _eos_ids(model: PreTrainedModel) -> set[int]:
+    """The end tokens of the model's generation config."""
+    eos = model.generation_config.eos_token_id
+    return {*eos} if isinstance(eos, list | tuple) else {eos} - {None}
+
+
+def _sampling(
+    asked: GenerationConfig, processors: LogitsProcessorList, defaults: GenerationConfig
+) -> SamplingConfig:
     """From the settings; refuses logits processors that are not theirs."""
     chosen = {name: getattr(asked, name) for name in ("temperature", "top_k", "top_p")}
     chosen = {"temperature": 1.0} | {n: value for n, value in chosen.items() if value is not None}
@@ -225,8 +265,17 @@ def _sampling(asked: GenerationConfig, processors: LogitsProcessorList) -> Sampl
     own = [sampling.temperature not in (0, 1), sampling.top_k > 0, sampling.top_p < 1]
     if len(processors) > sum(own):
         names = ", ".join(type(processor).__name__ for processor in processors)
+        own = defaults.to_diff_dict().items()
+        own = [f"{name}={value!r:.50}" for name, value in own if name not in HONOURED]
+        remedy = "leave them out"
+        if own:
+            remedy += (
+                f"; the model's own generation_config sets {', '.join(own)}: give the call another "
+                "value (repetition_penalty=1.0; of lm-eval by --gen_kwargs), or take it out of "
+                "model.generation_config or the folder's generation_config.json"
+            )
         raise BadInput(
             f"logits processors {names}: those of the settings temperature, top_k and top_p are "
-            "honoured, no others: leave them out"
+            f"honoured, no others: {remedy}"
         )
     return sampling

@@ -97,6 +97,7 @@ def run(options: AnswerOptions, sampling: SamplingOptions, model_options: ModelO
         page = answer_page(
             trace.taken,
             [text for text, *_ in answer.pieces()],
+            thought=answer.thought,
             prompt=options.prompt,
             arm=arm.text,
             greedy=sampling.temperature == 0,

@@ -29,8 +29,7 @@ def main() -> None:
 
 def evaluate() -> None:
     """lm-eval's command with the model eagle_fsd beside its own."""
-    from eagle_fsd.cli import step_of_setup
-    from eagle_fsd.config import BadInput
+    from eagle_fsd.config import BadInput, step_of_setup
 
     with step_of_setup("tasks"):
         import lm_eval.models  # noqa: F401  (names lm-eval's own models)

@@ -53,3 +53,12 @@ def call(capsys, monkeypatch):
         return printed.out + printed.err
 
     return run
+
+
+@pytest.fixture
+def server():
+    """A judge's, see judge_server.py."""
+    from judge_server import serving
+
+    with serving() as server:
+        yield server

@@ -258,8 +258,10 @@ def test_going_on_keeps_the_tokens(target):
 @pytest.mark.parametrize(
     ("template", "said"), [(TRIMMING, " Yes?"), (FORGETTING, "hm|Yes?"), (BRACKETS, "Yes?")]
 )
-def test_a_template_that_rewrites_the_past_ends_the_dialogue(target, template, said):
-    """Trimmed, forgotten or padded: the next prompt would not begin with the tokens so far."""
+def test_a_template_that_rewrites_the_past_is_followed(target, template, said):
+    """Trimmed, forgotten or padded: the next prompt, as the target sees it, does not begin with the
+    tokens so far."""
     format = chat(target, template)
     ids = [*format.prompt(TALK[:1]), *format.tokenizer(said).input_ids, 1]
-    assert format.prompt([TALK[0], {"role": "assistant", "content": said}, TALK[2]], ids) is None
+    talk = [TALK[0], {"role": "assistant", "content": said}, TALK[2]]
+    assert format.prompt(talk, ids) == format.prompt(talk) != ids

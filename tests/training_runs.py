@@ -63,11 +63,17 @@ def made(output: Path) -> list[dict]:
     return [row for path in record_files(output, "dialogues") for row in rows(path)]
 
 
-def content(output: Path) -> dict[int, tuple]:
-    """What tells dialogues apart, by their numbers: none of them twice."""
+def content(output: Path) -> dict[tuple[int, int], tuple]:
+    """What tells rows apart, by the numbers of dialogue and row: none of them twice."""
     found = made(output)
-    assert len({row["id"] for row in found}) == len({row["user"] for row in found}) == len(found)
-    return {row["id"]: (row["source"], row["input_ids"], row["loss_mask"]) for row in found}
+    assert len({row["id"] for row in found}) == len({row["user"] for row in found})
+    rows = {place(row): (row["source"], row["input_ids"], row["loss_mask"]) for row in found}
+    assert len(rows) == len(found)
+    return rows
+
+
+def place(row: dict) -> tuple[int, int]:
+    return row["id"], row["part"]
 
 
 # --- train_head.py --------------------------------------------------------------------------------

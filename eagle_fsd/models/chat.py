@@ -44,8 +44,9 @@ def read_messages(prompt: object) -> list[Message]:
             )
         content = message.get("content")
         parts = [content] if isinstance(content, str) else content
-        texts = [part.get("text") if isinstance(part, dict) else part for part in parts or ()]
-        kinds = [part.get("type", "text") for part in parts or () if isinstance(part, dict)]
+        parts = parts if isinstance(parts, list | tuple) else []
+        texts = [part.get("text") if isinstance(part, dict) else part for part in parts]
+        kinds = [part.get("type", "text") for part in parts if isinstance(part, dict)]
         whole = texts and all(isinstance(text, str) for text in texts)
         if not whole or not all(kind in TEXT_PARTS for kind in kinds):
             raise BadInput(

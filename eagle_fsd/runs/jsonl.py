@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TextIO
 
-from eagle_fsd.config import BadInput, check_text
+from eagle_fsd.config import BadInput, check_text, step_of_setup
 
 # the names of what a JSON object holds; under a name with Fields of its own stands a list of such
 Fields = Mapping[str, "Fields | None"]
@@ -135,8 +135,6 @@ def _table(file: TextIO) -> Iterator[tuple[int, dict]]:
 
 
 def _parquet(path: Path) -> list[dict]:
-    from eagle_fsd.cli import step_of_setup
-
     with step_of_setup("tasks"):
         from pyarrow.parquet import read_table
     try:

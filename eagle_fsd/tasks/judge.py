@@ -15,8 +15,7 @@ from urllib.parse import urlsplit
 
 from tqdm import tqdm
 
-from eagle_fsd.cli import step_of_setup
-from eagle_fsd.config import BadInput
+from eagle_fsd.config import BadInput, step_of_setup
 from eagle_fsd.evaluation.questions import read_questions
 from eagle_fsd.models.assets import asset_dir
 from eagle_fsd.runs.folder import Run

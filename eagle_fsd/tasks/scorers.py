@@ -14,8 +14,7 @@ from decimal import Decimal
 
 import regex
 
-from eagle_fsd.cli import step_of_setup
-from eagle_fsd.config import BadInput
+from eagle_fsd.config import BadInput, step_of_setup
 from eagle_fsd.evaluation.questions import Question
 from eagle_fsd.models.assets import asset_dir
 from eagle_fsd.tasks.humaneval import FIELDS, bubblewrap, check_program

@@ -10,8 +10,8 @@ def pack_answers(run: RunData) -> dict:
     """A run's answers as page.js reads them: {name, greedy, arms, questions}.
 
     question  {id, choice, category, prompts, answers, scores: one an arm, null where it has none}
-    answer    [turn]; turn: {parts: see text_parts, tokens}, and with a trace {first: text, rounds:
-              as in traces.py}
+    answer    [turn]; turn: {parts: see text_parts, tokens, thought: characters at its front, as
+              JavaScript counts them}, and with a trace {first: text, rounds: as in traces.py}
     scores    {scores: name -> value, the scorer's own first, reference: the right answers}
     """
     questions: dict[tuple, dict] = {}
@@ -24,7 +24,11 @@ def pack_answers(run: RunData) -> dict:
                 questions[key] = {"id": key[0], "choice": key[1], "category": row["category"]}
                 questions[key] |= {"prompts": prompts, "answers": [None] * len(run.records)}
                 questions[key]["scores"] = [None] * len(run.records)
-            answer = [{"parts": text_parts(t), "tokens": len(t["token_ids"])} for t in row["turns"]]
+            answer = [
+                {"parts": text_parts(turn), "tokens": len(turn["token_ids"])}
+                | {"thought": utf16_units(turn["text"][: turn.get("thought", 0)])}
+                for turn in row["turns"]
+            ]
             for turn, traced in zip(answer, traces.get(key, []), strict=False):
                 turn |= {"first": traced["first"]["text"], "rounds": traced["rounds"]}
             questions[key]["answers"][number] = answer
@@ -38,19 +42,27 @@ def pack_answers(run: RunData) -> dict:
     return head | {"questions": list(questions.values())}
 
 
-def pack_answer(trace: dict, texts: Sequence[str], *, prompt: str, arm: str, greedy: bool) -> dict:
+def pack_answer(
+    trace: dict, texts: Sequence[str], *, thought: int, prompt: str, arm: str, greedy: bool
+) -> dict:
     """One traced answer of one arm, in the form of pack_answers; `texts` are those of its tokens,
-    which join to the answer's."""
+    which join to the answer's, whose first `thought` characters are that."""
     parts = [[texts[0], None]]
     emitted = [token for r in trace["rounds"] for token in r["emitted"]]
     for token, text in zip(emitted, texts[1:], strict=True):
         cost = {"regret": token["regret"], "D": token["divergence"]}
         parts.append([text, cost if token["source"] == "fuzzy" else None])
     turn = {"parts": parts, "tokens": len(parts)}
+    turn["thought"] = utf16_units("".join(texts)[:thought])
     turn |= {"first": trace["first"]["text"], "rounds": trace["rounds"]}
     question = {"id": "", "choice": 0, "category": "", "prompts": [prompt]}
     question |= {"answers": [[turn]], "scores": [None]}
     return {"name": "", "greedy": greedy, "arms": [arm], "questions": [question]}
+
+
+def utf16_units(text: str) -> int:
+    """The length of a text in JavaScript."""
+    return len(text.encode("utf-16-le", errors="surrogatepass")) // 2
 
 
 def text_parts(turn: dict) -> list[list]:

@@ -112,7 +112,21 @@
     if (turns > 1) words.unshift(`turn ${index + 1}`);
     const line = element("div", { className: "answer" });
     line.append(...(turn.rounds ? tracedTokens(turn, index, column) : recordedTokens(turn)));
+    if (turn.thought) line.prepend(takeThought(line, turn.thought));
     return [element("p", { className: "note small" }, words.join(", ")), line];
+  }
+
+  /* The first characters of an answer, which a reasoning target thought, in a box of their own. */
+  function takeThought(line, length) {
+    const box = element("div", { className: "thought" });
+    for (let left = length; left > 0 && line.firstChild; ) {
+      const node = line.firstChild;
+      if (node.nodeType === Node.TEXT_NODE && node.length > left) node.splitText(left);
+      left -= node.textContent.length;
+      box.append(node);
+    }
+    box.prepend(element("span", { className: "note small" }, "thought\n"));
+    return box;
   }
 
   const ratio = (regret) =>

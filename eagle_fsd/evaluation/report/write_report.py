@@ -171,17 +171,25 @@ def is_report(folder: Path) -> bool:
 
 
 def answer_page(
-    trace: dict, texts: Sequence[str], *, prompt: str, arm: str, greedy: bool, subject: str
+    trace: dict,
+    texts: Sequence[str],
+    *,
+    thought: int,
+    prompt: str,
+    arm: str,
+    greedy: bool,
+    subject: str,
 ) -> str:
     """A page of one answer alone, with the tree of each of its rounds.
 
     Args:
         trace: the answer's, as traces.TurnTrace takes it down.
         texts: of its tokens, which join to the answer's text.
+        thought: how many characters of that are thought.
         greedy: whether the answer was made at temperature 0.
         subject: a sentence under the title, such as whose answer this is and what it cost.
     """
-    answers = [pack_answer(trace, texts, prompt=prompt, arm=arm, greedy=greedy)]
+    answers = [pack_answer(trace, texts, thought=thought, prompt=prompt, arm=arm, greedy=greedy)]
     title = "Draft trees of an answer"
     return render_page(
         title=title, subject=subject, parts=[], plots={}, downloads={}, answers=answers
