@@ -448,7 +448,7 @@ def test_auto_takes_the_next_engine_and_says_so(hides_its_reads, keep_stock, cap
     target, _ = load_target(hides_its_reads, dtype="float32", engine="auto", keep_stock=keep_stock)
     assert target.engine.name == "folded"
     (line,) = [line for line in capsys.readouterr().err.splitlines() if "cannot run" in line]
-    begin = "engine 'packed' cannot run targets of type 'hides_its_reads' (verifying a draft tree "
+    begin = "engine 'packed' cannot run targets of type 'hides_its_reads' (their layers take no "
     assert line.startswith(begin) and line.endswith("): running with 'folded'")
     stock, _ = load_target(hides_its_reads, dtype="float32")
     prompt = prompt_tokens(19)

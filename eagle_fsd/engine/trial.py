@@ -56,11 +56,14 @@ class Trial:
             try:
                 target.start(len(self.prompt_L) + self.tree.size)
                 target.prefill(self.prompt_L)
+                if not any(getattr(layer, "is_initialized", True) for layer in target.cache.layers):
+                    return "they keep no keys and values of a text in transformers' cache"
                 logits_NV = target.verify(self.tree)[0].float()
             except torch.OutOfMemoryError:
                 raise
             except FAILURES as error:
-                return f"verifying a draft tree failed with {one_line(error)}"
+                why = "their layers take no mask, positions or cache of a draft tree"
+                return f"{why} ({one_line(error)})"
             finally:
                 target.close()
         alone_MV = torch.stack([*self.alone.values()])
@@ -71,8 +74,8 @@ class Trial:
         if error < allowed:
             return ""
         return (
-            "a draft tree and the same tokens run alone give different logits (relative error "
-            f"{error:.2g})"
+            "their layers do not go by the mask and the positions of a draft tree, whose logits are"
+            f" others than those of the same tokens run alone (relative error {error:.2g})"
         )
 
 

@@ -29,20 +29,37 @@ def check_supported(config: PretrainedConfig) -> None:
         )
     config = text_config(config)
     kind = config.model_type
+    # 1. It reads a text from left to right. "vision": of images alone.
+    both_ways = {"use_bidirectional_attention": (True, "all"), "is_causal": (False,)}
+    for name, values in both_ways.items():
+        if (value := getattr(config, name, None)) in values:
+            raise BadInput(
+                f"target of type {kind!r} reads a text in both directions ({name} is {value}), and "
+                "a token's draft is verified by what stands before it alone: give a model that "
+                "reads from left to right"
+            )
+    # 2. Its layers.
     check_states(config)
     if unknown := set(layer_types(config)) - {*LAYER_TYPES, *RECURRENT, *HYBRID, *NOTHING}:
         raise BadInput(
             f"target of type {kind!r} has layers of type {sorted(unknown)}; a draft tree can be "
             f"verified with {', '.join(LAYER_TYPES)} layers only"
         )
+    # 3. Its logits and its positions.
     logit_factor(config)
     for part in rope_parts(config):
-        name = part.get("rope_type", "default")
-        if name not in ROPES:
-            raise BadInput(
-                f"target of type {kind!r} has rope_type {name!r}; a draft tree can be verified "
-                f"with {', '.join(ROPES)}, which do not change with the length of the text"
-            )
-        texts = {key: value for key, value in part.items() if isinstance(value, str)}
-        if texts.keys() - {"rope_type", "type"}:
-            raise BadInput(f"the target's config has text for numbers in rope_parameters: {texts}")
+        check_rope(part, f"target of type {kind!r}")
+
+
+def check_rope(parameters: dict, owner: str) -> None:
+    """Refuse, by a BadInput that names the owner, rotary positions that change with the length of
+    the text, or of a kind that is not known."""
+    name = parameters.get("rope_type") or parameters.get("type") or "default"
+    if name not in ROPES:
+        raise BadInput(
+            f"{owner} has rope_type {name!r}; known here, and the same at every length of the "
+            f"text, are {', '.join(ROPES)}"
+        )
+    texts = {key: value for key, value in parameters.items() if isinstance(value, str)}
+    if texts.keys() - {"rope_type", "type"}:
+        raise BadInput(f"{owner} has text for numbers in rope_parameters: {texts}")

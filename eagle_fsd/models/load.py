@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 from transformers import AutoConfig, AutoTokenizer, PretrainedConfig, PreTrainedTokenizerBase
+from transformers.utils import CONFIG_NAME
 
 from eagle_fsd.config import BadInput, check_known
 from eagle_fsd.decoding.target import Target
@@ -57,6 +58,10 @@ def _whole_config(name: str) -> PretrainedConfig:
         shape = SHAPES.get(path) if name.startswith(PREFIX) else None
         config = shape() if shape else AutoConfig.from_pretrained(path, **options)
     except UNLOADABLE as error:
+        if (file := Path(path, CONFIG_NAME)).is_file():
+            raise BadInput(
+                f"target {name!r}: {file} is no config that transformers takes ({reason(error)})"
+            ) from error
         raise BadInput(
             f"unknown target {name!r}: give {EMBEDDED_TARGET!r} (embedded), a folder with "
             f"config.json, a .gguf file, a hub id that can be reached, or {PREFIX} and one of these"
