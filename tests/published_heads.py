@@ -125,9 +125,9 @@ def published() -> dict[str, Published]:
         "specforge, AngelSlim": (
             SPECFORGE | named | THETA,
             trained,
-            without(trained, "embed_tokens.weight"),
+            trained,
             THETA,
-            THREE | THETA,
+            THREE | THETA | {"own_embedding": True},
         ),
         # NVIDIA-NeMo/Automodel, LlamaEagle3DraftModel
         "specforge, NeMo": (
@@ -136,9 +136,9 @@ def published() -> dict[str, Published]:
                 key if key in TOP else f"model.{key}": tensor
                 for key, tensor in renamed(trained, numbered).items()
             },
-            plain,
+            trained,
             {},
-            THREE,
+            THREE | {"own_embedding": True},
         ),
         # SpecForge's configs/gpt-oss-20B-eagle3-dense.json: a dense layer, whatever its type says
         "specforge, gpt-oss": (

@@ -5,6 +5,7 @@ Axes: F rotary frequencies.
 """
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -28,7 +29,7 @@ from head_files import (
     vocabulary,
     with_layer,
 )
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
@@ -37,6 +38,7 @@ from eagle_fsd.heads.draft_head import build_head
 from eagle_fsd.heads.files import read_head, write_head
 from eagle_fsd.heads.head_config import HeadConfig
 from eagle_fsd.heads.layouts import read_config
+from eagle_fsd.models.digests import head_digests
 from eagle_fsd.models.load import load_head
 
 AUX = "eagle_aux_hidden_state_layer_ids"
@@ -47,12 +49,18 @@ def foreign() -> dict[str, tuple[dict, dict, dict, dict]]:
     eagle, eagle3, full = eagle_tensors(), eagle3_tensors(), eagle3_tensors(rows=V)
     biased = eagle3_tensors(qkv_bias=True)
     three = {"head_type": "eagle3", "draft_vocab_size": R}
-    theta = {"rope_theta": 500000.0}
+    theta, own = {"rope_theta": 500000.0}, {"own_embedding": True}
+    readout = {"lm_head.weight": torch.ones(V, D)}
     identity = {"d2t": torch.zeros(V, dtype=torch.int64), "t2d": torch.ones(V, dtype=torch.bool)}
     spec1 = SPECULATORS | {"speculators_model_type": "eagle", "architectures": ["EagleSpeculator"]}
     return {
-        "upstream": (SIZES, eagle | EMBEDDING, eagle, {}),
-        "upstream 3": (SIZES | {"draft_vocab_size": R}, eagle3 | EMBEDDING, eagle3, three),
+        "upstream": (SIZES, eagle | EMBEDDING, eagle | EMBEDDING, own),
+        "upstream 3": (
+            SIZES | {"draft_vocab_size": R},
+            eagle3 | EMBEDDING,
+            eagle3 | EMBEDDING,
+            three | own,
+        ),
         "upstream 3 full": (
             SIZES | {"draft_vocab_size": V},
             full | identity | {"t2d": torch.zeros(V, dtype=torch.bool)},
@@ -61,24 +69,23 @@ def foreign() -> dict[str, tuple[dict, dict, dict, dict]]:
         ),
         "specforge, own layers": (
             SPECFORGE | {"eagle_config": {AUX: [1, 15, 28]}},
-            eagle3 | EMBEDDING,
+            eagle3,
             eagle3,
             three | {"feature_layers": (2, 16, 29)},
         ),
         "speculators": (
             spec1 | {"fusion_bias": True, "layernorms": False},
-            renamed(eagle, {"fc.": "fusion_fc.", "layers.0.": "transformer."})
-            | {"lm_head.weight": torch.ones(V, D)},
-            eagle,
-            theta,
+            renamed(eagle, {"fc.": "fusion_fc.", "layers.0.": "transformer."}) | readout,
+            eagle | readout,
+            theta | {"own_lm_head": True},
         ),
         "speculators 3": (
             SPECULATORS3 | {AUX: [2, 16, 29], "norm_before_residual": True},
             renamed(eagle3, {"midlayer.": "layers.0."})
             | EMBEDDING
             | {"verifier_norm.weight": torch.ones(D)},
-            eagle3,
-            three | theta | {"feature_layers": (2, 16, 29), "norm_before_residual": True},
+            eagle3 | EMBEDDING,
+            three | theta | own | {"feature_layers": (2, 16, 29), "norm_before_residual": True},
         ),
         "speculators 3, biases": (
             with_layer(SPECULATORS3, attention_bias=True),
@@ -105,6 +112,48 @@ def test_foreign_files_are_our_heads(tmp_path, name, kind):
     assert notes[0] == f"layout: {name.split(',')[0].split()[0]}"
     assert head.config == HeadConfig(**SIZES | fields) and not head.training
     assert_same_tensors(head.state_dict(), ours)
+
+
+@pytest.mark.parametrize("kind", ["safetensors", "bin"])
+def test_shards_that_an_index_names_are_one_head(tmp_path, kind):
+    """Bug held down: such a head was called absent, cut off or broken. Its digests are of all its
+    files."""
+    tensors, name = eagle3_tensors(), "model" if kind == "safetensors" else "pytorch_model"
+    whole = save(tmp_path / "whole", SPECFORGE, tensors)
+    folder, files = save(tmp_path / "shards", SPECFORGE, {}), {}
+    (folder / "model.safetensors").unlink()
+    for number in (0, 1):
+        part = dict([*tensors.items()][number::2])
+        file = folder / f"{name}-0000{number + 1}-of-00002.{kind}"
+        torch.save(part, file) if kind == "bin" else save_file(part, file)
+        files |= dict.fromkeys(part, file.name)
+    index = folder / f"{name}.{kind}.index.json"
+    index.write_text(json.dumps({"weight_map": files}))
+    head, _ = read_head(folder, TargetShape())
+    assert_same_tensors(head.state_dict(), read_head(whole, TargetShape())[0].state_dict())
+    held = {"config.json", index.name, *files.values()}
+    assert head_digests(str(folder)).keys() == {f"head/{name}" for name in held}
+    (folder / files["fc.weight"]).unlink()
+    with pytest.raises(BadInput, match=f"{files['fc.weight']}: it is absent"):
+        read_head(folder)
+    index.unlink()
+    with pytest.raises(BadInput, match=rf"no model\.safetensors in .* holds {name}-0000"):
+        read_head(folder)
+
+
+def test_a_file_of_another_form_is_called_what_it_is(tmp_path):
+    save(tmp_path, SIZES, eagle_tensors())
+    safe, pickled = tmp_path / "model.safetensors", tmp_path / "pytorch_model.bin"
+    shutil.copy(safe, pickled)
+    torch.save(eagle_tensors(), safe)
+    with pytest.raises(BadInput, match="a pickle of torch.save: call it pytorch_model.bin"):
+        read_head(tmp_path)
+    safe.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 9\n")
+    with pytest.raises(BadInput, match="a pointer of Git LFS"):
+        read_head(tmp_path)
+    safe.unlink()
+    with pytest.raises(BadInput, match="a safetensors file: call it model.safetensors"):
+        read_head(tmp_path)
 
 
 ROUND_TRIPS = {
@@ -219,6 +268,16 @@ def test_scaled_frequencies_are_transformers(kind):
     assert (scale > 1) == (kind == "yarn") and (want_F / plain_F < 0.9).any()
 
 
+FREQUENCIES = "layers.0.self_attn.rotary_emb.inv_freq"
+
+
+def test_frequencies_that_older_files_hold_are_the_config_s(tmp_path):
+    """Of 4 channels: 1 and 0.01, here rounded to 16 bits. Bug held down: they were refused."""
+    held = {FREQUENCIES: torch.tensor([1.0, 0.01]).half()}
+    head, _ = read_head(save(tmp_path, SIZES, eagle_tensors() | held))
+    assert FREQUENCIES not in head.state_dict()
+
+
 # --- what is refused ------------------------------------------------------------------------------
 
 
@@ -234,6 +293,23 @@ def faults() -> dict[str, tuple[dict, dict, str]]:
         "d2t too far": (three, eagle3 | {"d2t": d2t + 1}, "d2t"),
         "t2d of other tokens": (three, eagle3 | {"t2d": eagle3["t2d"].roll(1)}, "t2d marks"),
         "d2t out of order": (three, eagle3 | {"d2t": d2t.flip(0)}, "d2t"),
+        # bugs held down: these loaded, and drafted the first tokens or none
+        "d2t never filled in": (
+            three,
+            {k: t for k, t in eagle3.items() if k != "t2d"} | {"d2t": torch.zeros_like(d2t)},
+            "d2t is all zeros, and was never filled in",
+        ),
+        "t2d of a head without d2t": (
+            SIZES,
+            eagle | {"d2t": torch.zeros_like(d2t), "t2d": eagle3["t2d"]},
+            "t2d marks 11 of 41 tokens, and no d2t leads to them",
+        ),
+        "zeros": (three, eagle3 | {"lm_head.weight": torch.zeros(R, D)}, "lm_head.weight is all"),
+        "frequencies of another base": (
+            SIZES,
+            eagle | {FREQUENCIES: 1e5 ** -torch.tensor([0.0, 0.5])},
+            f"{FREQUENCIES} is not what config.json says",
+        ),
         "a bias of o_proj": (
             with_layer(SPECULATORS3, attention_bias=True),
             biased | {o_bias: torch.ones(D)},

@@ -16,6 +16,7 @@ from eagle_fsd.config import BadInput
 from eagle_fsd.heads.files import read_head, write_head
 from eagle_fsd.heads.head_config import HeadConfig
 from eagle_fsd.heads.layouts import read_config
+from eagle_fsd.models.load import load_head
 
 
 class Wide(TargetShape):
@@ -127,6 +128,42 @@ REFUSED = {
         tensors_of(),
         "kv_lora_rank 8 is not supported",
     ),
+    # bugs held down: these loaded and changed nothing, or were Llama-7B's sizes, or a KeyError
+    "windows": (
+        SPECFORGE | {"sliding_window": 4, "use_sliding_window": True},
+        tensors_of(),
+        "use_sliding_window True is not supported",
+    ),
+    "other layers": (
+        SPECFORGE | {"layer_types": ["chunked_attention"]},
+        tensors_of(),
+        "chunked_attention in layer_types is not supported",
+    ),
+    "half of the channels turned": (
+        SPECFORGE | {"partial_rotary_factor": 0.5},
+        tensors_of(),
+        "partial_rotary_factor 0.5 is not supported",
+    ),
+    "half of the channels turned, in rope_scaling": (
+        SPECFORGE | {"rope_scaling": {"rope_type": "default", "partial_rotary_factor": 0.5}},
+        tensors_of(),
+        "partial_rotary_factor 0.5 is not supported",
+    ),
+    "another kind of positions": (
+        SPECFORGE | {"rope_scaling": {"type": "mrope", "mrope_section": [1, 1]}},
+        tensors_of(),
+        "the head has rope_type 'mrope'; it can be one of default, linear",
+    ),
+    "a first layer without its norm": (
+        SPECFORGE | {"eagle_config": {"use_input_layernorm_in_first_layer": False}},
+        tensors_of(),
+        "use_input_layernorm_in_first_layer False is not supported",
+    ),
+    "no sizes": (
+        {k: v for k, v in SPECFORGE.items() if k not in ("hidden_size", "vocab_size")},
+        tensors_of(),
+        "no hidden_size, vocab_size: write into it what the head was trained with",
+    ),
     "one weight by two names": (
         SPECFORGE,
         tensors_of() | {"layers.0.hidden_norm.weight": torch.ones(D)},
@@ -141,6 +178,14 @@ def test_what_does_not_belong_together_is_refused(tmp_path, name):
     with pytest.raises(BadInput) as error:
         read_head(save(tmp_path, values, tensors))
     assert told in str(error.value)
+
+
+def test_settings_that_are_not_known_are_named(tmp_path, capsys):
+    """Wherever a head is loaded, and none that is off."""
+    values = SPECFORGE | {"novel_gate": 0.5, "novel_norm": False, "sliding_window": 8}
+    load_head(save(tmp_path, values, tensors_of()), TargetShape())
+    told = "novel_gate 0.5 in config.json is not read; sliding_window 8 in config.json is not read"
+    assert capsys.readouterr().err == f"eagle_fsd: head {tmp_path}: {told}\n"
 
 
 def test_of_upstream_s_own_head_the_layers_in_its_config_are_no_layers():

@@ -99,5 +99,9 @@ def write_reasoning_target(
 def write_random_head(folder: Path, *, seed: int = 7, **changes) -> Path:
     """A random head that fits write_target's model unless told other sizes."""
     torch.manual_seed(seed)
-    write_head(folder, build_head(HeadConfig(**SIZES | changes)).bfloat16())
+    head = build_head(HeadConfig(**SIZES | changes)).bfloat16()
+    if head.d2t is not None:
+        R = len(head.d2t)
+        head.set_draft_tokens(torch.arange(R) * SIZES["vocab_size"] // R)
+    write_head(folder, head)
     return folder

@@ -5,9 +5,11 @@ The head is in heads/draft_head.py; growing.py has what it shares with other dra
 Axes: see growing.py.
 """
 
+import sys
 from collections.abc import Callable
 
 import torch
+from tqdm import tqdm
 
 from eagle_fsd.config import BadInput, TreeConfig, default_tree
 from eagle_fsd.decoding.cache import TreeCache
@@ -17,6 +19,7 @@ from eagle_fsd.decoding.target import Target
 from eagle_fsd.decoding.tree import Drafter, RootDrafter
 from eagle_fsd.drafters.growing import GrowingDrafter
 from eagle_fsd.engine import attention
+from eagle_fsd.heads.checkpoint import same_numbers
 from eagle_fsd.heads.draft_head import DraftHead
 
 
@@ -25,8 +28,45 @@ def head_drafter(head: DraftHead | None, target: Target, tree: TreeConfig | None
     head one that drafts nothing."""
     if head is None:
         return RootDrafter()
+    share_tables(head, target)
     head.to(target.device, target.dtype)
+    if target.dtype == torch.float16:
+        for name, weight in head.named_parameters():
+            if not weight.isfinite().all():
+                raise BadInput(
+                    f"the head's {name} is beyond the range of float16: load the target in "
+                    "bfloat16 or float32"
+                )
     return EagleDrafter(head, target, tree or default_tree(target.device.type))
+
+
+@torch.no_grad()
+def share_tables(head: DraftHead, target: Target) -> None:
+    """Let a head read the target's embedding and, if it is of EAGLE-1/2, the target's lm_head in
+    the place of its own where these are copies, as in most published files. Where they are not, as
+    of a head that trained them, a line tells that it reads its own."""
+    kept = []
+    if head.embed_tokens is not None and head.config.hidden_size == target.hidden_size:
+        own = head.embed_tokens
+        pieces = torch.arange(target.vocab_size, device=own.weight.device).split(4096)
+        if all(same_numbers(own(T), target.embed(T).to(own.weight.device)) for T in pieces):
+            head.embed_tokens, head.config.own_embedding = None, False
+        else:
+            kept.append("embedding")
+    if head.lm_head is not None and head.config.head_type == "eagle":
+        weight_VD, own_RD = target.lm_head.weight, head.lm_head.weight
+        token_R = head.draft_token_R
+        theirs_RD = weight_VD if token_R is None else weight_VD[token_R.to(weight_VD.device)]
+        if same_numbers(own_RD, theirs_RD.to(own_RD.device)):
+            head.lm_head, head.config.own_lm_head = None, False
+        else:
+            kept.append("lm_head")
+    if kept:
+        tqdm.write(
+            f"eagle_fsd: the head's own {' and '.join(kept)} is read, which is not the target's: "
+            "it was trained with the head, or the head is of another checkpoint",
+            file=sys.stderr,
+        )
 
 
 class EagleDrafter(GrowingDrafter):

@@ -51,14 +51,14 @@ def check_supported(config: PretrainedConfig) -> None:
         check_rope(part, f"target of type {kind!r}")
 
 
-def check_rope(parameters: dict, owner: str) -> None:
-    """Refuse, by a BadInput that names the owner, rotary positions that change with the length of
-    the text, or of a kind that is not known."""
+def check_rope(parameters: dict, owner: str, known: tuple[str, ...] = ROPES) -> None:
+    """Refuse, by a BadInput that names the owner, rotary positions of another kind than those; by
+    default ones that are the same at every length of the text."""
     name = parameters.get("rope_type") or parameters.get("type") or "default"
-    if name not in ROPES:
+    if name not in known:
         raise BadInput(
-            f"{owner} has rope_type {name!r}; known here, and the same at every length of the "
-            f"text, are {', '.join(ROPES)}"
+            f"{owner} has rope_type {name!r}; it can be one of {', '.join(known)}: others change "
+            "with the length of the text, or are not known here"
         )
     texts = {key: value for key, value in parameters.items() if isinstance(value, str)}
     if texts.keys() - {"rope_type", "type"}:

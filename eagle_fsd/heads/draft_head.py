@@ -126,6 +126,9 @@ class EagleHead(DraftHead):
         self.layers = nn.ModuleList(_Layer(config, i) for i in range(config.num_hidden_layers))
         # the feature is already normed; upstream's first layer has no input norm
         self.layers[0].input_layernorm = nn.Identity()
+        if config.own_lm_head:
+            rows = config.draft_vocab_size or config.vocab_size
+            self.lm_head = nn.Linear(config.hidden_size, rows, bias=False)
 
     def forward(self, hidden_BTD, embedding_BTD, angle_T2d, *, cache=None, mask=None):
         hidden_BTD = self.fc(torch.cat([embedding_BTD, hidden_BTD], dim=-1))

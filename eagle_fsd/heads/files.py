@@ -1,33 +1,27 @@
-"""Draft heads as folders with config.json and weights in one file, in any layout (layouts.py).
-Pickles are read with weights_only=True, and nothing else of them is ever run."""
+"""Draft heads as folders with config.json and weights (checkpoint.py), in any layout."""
 
 import json
+import math
 import os
-import pickle
-import struct
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
-from huggingface_hub.errors import StrictDataclassError
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save
+from safetensors.torch import save
+from torch import nn
 from transformers import PretrainedConfig
-from transformers.utils import CONFIG_NAME, SAFE_WEIGHTS_NAME, WEIGHTS_NAME
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+from transformers.utils import CONFIG_NAME, SAFE_WEIGHTS_NAME
 
 from eagle_fsd.config import BadInput, one_line
+from eagle_fsd.heads.checkpoint import UNREADABLE, Checkpoint
 from eagle_fsd.heads.draft_head import DraftHead, build_head
 from eagle_fsd.heads.head_config import HeadConfig
 from eagle_fsd.heads.layouts import read_config, renamed, to_json
 from eagle_fsd.runs.jsonl import write_file, write_json
 
-# pytorch_model.bin is read where there is no other
-HEAD_FILES = (CONFIG_NAME, SAFE_WEIGHTS_NAME, WEIGHTS_NAME)
+FREQUENCIES = "rotary_emb.inv_freq"  # older files hold what follows from the config
 WEIGHT_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
-# what comes of files that are cut off or garbled, and of values of a wrong type or size
-UNREADABLE = (SafetensorError, pickle.UnpicklingError, struct.error, StrictDataclassError)
-UNREADABLE += (ArithmeticError, AssertionError, AttributeError, EOFError, LookupError, OSError)
-UNREADABLE += (RuntimeError, TypeError, ValueError)
 Shapes = dict[str, tuple[int, ...]]  # by a tensor's name
 
 
@@ -124,33 +118,39 @@ def stored_head(
         raise BadInput(f"{path}: {error}") from error
     except UNREADABLE as error:
         raise BadInput(f"{path} is no draft head's config ({one_line(error)})") from error
-    # 2. The tensors under our names; two settings show in these alone.
-    tensors = _read_weights(folder)
+    # 2. The tensors under our names; what shows in these alone.
+    files = Checkpoint(folder)
     try:
-        names = renamed(tensors, layout, config.head_type)
+        names = renamed(files.keys, layout, config.head_type)
     except BadInput as error:
         raise BadInput(f"the draft head in {folder} does not fit: {error}") from error
-    tensors = {names[key]: tensor for key, tensor in tensors.items()}
+    tensors = {name: files.tensor(key) for key, name in names.items()}
     config = replace(
         config,
         qk_norm=config.qk_norm or any("self_attn.q_norm." in key for key in tensors),
+        own_embedding=config.own_embedding or "embed_tokens.weight" in tensors,
         own_lm_head=config.own_lm_head or "lm_head.weight" in tensors,
     )
     wanted = _shapes(config)
-    # 3. What such a head has not and what changes nothing is left out: the target's own tables, a
-    #    mask that d2t implies, a d2t that leads nowhere, biases of a layout with all or none.
+    # 3. What such a head has not is left out where it says nothing else than the rest: a d2t that
+    #    leads nowhere, biases of a layout with all or none, frequencies that the config gives; and
+    #    the norm and the lm_head by which speculators knows a target in training.
+    faults = _layer_faults(config, tensors)
+    faults += frequency_faults(tensors, LlamaRotaryEmbedding(config))
+    t2d = tensors.pop("t2d", None)
     for key in tensors.keys() - wanted.keys():
-        idle = key.startswith(("embed_tokens.", "verifier_")) or key == "t2d"
-        idle |= key == "lm_head.weight" and layout == "speculators"
-        if idle or (key.endswith(("d2t", ".bias")) and not tensors[key].any()):
+        zeros = key.endswith(("d2t", ".bias")) and not tensors[key].any()
+        if zeros or key.startswith("verifier_") or key.endswith(FREQUENCIES):
             del tensors[key]
-    # 4. ModelOpt writes no t2d, which tells the tokens that d2t leads to.
-    d2t = tensors.get("d2t", torch.empty(0))
-    if "t2d" in wanted.keys() - tensors.keys() and d2t.shape == wanted["d2t"]:
-        token_R = (d2t.long() + torch.arange(len(d2t))).clamp(0, config.vocab_size - 1)
-        marked_V = torch.zeros(config.vocab_size, dtype=torch.bool)
-        tensors["t2d"] = marked_V.index_fill(0, token_R, True)
-    faults = _faults(config, wanted, tensors)
+    has_t2d = wanted.pop("t2d", None)
+    faults += tensor_faults(wanted, tensors)
+    # 4. The draft vocabulary. t2d tells the tokens that d2t leads to, and follows from it.
+    if not faults:
+        V, d2t = config.vocab_size, tensors.get("d2t")
+        faults = vocabulary_faults(d2t, t2d, V)
+        if has_t2d and not faults:
+            tensors["t2d"] = torch.zeros(V, dtype=torch.bool)
+            tensors["t2d"][d2t + torch.arange(len(d2t))] = True
     return StoredHead(folder, layout, config, notes, tensors, faults)
 
 
@@ -186,11 +186,28 @@ def tensor_faults(wanted: Shapes, tensors: dict[str, torch.Tensor]) -> list[str]
             faults.append(f"the shape for {key}: is {own}{turned}, must be {shape}")
         elif tensor.is_floating_point() if index else tensor.dtype not in WEIGHT_DTYPES:
             faults.append(f"{key} has dtype {tensor.dtype}")
-        # a NaN passes through minimum and maximum, found far faster than isfinite of all
-        elif not index and tensor.numel() and not torch.stack(tensor.aminmax()).isfinite().all():
-            strange = (~tensor.isfinite()).sum().item()
-            faults.append(f"{key} is NaN or infinite at {strange:,} of {tensor.numel():,} places")
+        elif not index and tensor.numel():
+            # a NaN passes through minimum and maximum, found far faster than isfinite of all
+            low, high = (end.item() for end in tensor.aminmax())
+            if not math.isfinite(low) or not math.isfinite(high):
+                strange, places = (~tensor.isfinite()).sum().item(), tensor.numel()
+                faults.append(f"{key} is NaN or infinite at {strange:,} of {places:,} places")
+            elif low == high == 0 and tensor.ndim > 1:
+                faults.append(f"{key} is all zeros, and was never filled in")
     return faults
+
+
+def frequency_faults(tensors: dict[str, torch.Tensor], rotary: nn.Module) -> list[str]:
+    """Which rotary frequencies that a file holds are not those that its config gives."""
+    return [
+        f"{key} is not what config.json says of rotary positions"
+        for key, tensor in tensors.items()
+        if key.endswith(FREQUENCIES)
+        and not (
+            tensor.shape == rotary.inv_freq.shape
+            and torch.allclose(tensor.float(), rotary.inv_freq, rtol=1e-2)  # rounded to 16 bits
+        )
+    ]
 
 
 def _shapes(config: HeadConfig) -> Shapes:
@@ -199,44 +216,37 @@ def _shapes(config: HeadConfig) -> Shapes:
         return {key: tuple(t.shape) for key, t in build_head(config).state_dict().items()}
 
 
-def _faults(config: HeadConfig, wanted: Shapes, tensors: dict[str, torch.Tensor]) -> list[str]:
-    """What is wrong with the tensors of a file, a sentence each."""
-    faults = []
+def vocabulary_faults(d2t: torch.Tensor | None, t2d: torch.Tensor | None, V: int) -> list[str]:
+    """What is wrong with tables of a draft vocabulary, or between them, a sentence; without d2t all
+    V tokens are drafted."""
+    drafted_R = torch.arange(V if d2t is None else len(d2t))
+    if d2t is not None:
+        drafted_R += d2t
+    first, last = drafted_R.min().item(), drafted_R.max().item()
+    if first < 0 or last >= V or (drafted_R.diff() <= 0).any():
+        return [f"d2t leads to {first}..{last}, not to ascending tokens of 0..{V - 1}"]
+    if t2d is None:
+        if d2t is None or d2t.any():
+            return []
+        return [
+            "d2t is all zeros, and was never filled in; if the first tokens are meant, add a t2d "
+            "that marks them"
+        ]
+    marked = t2d.nonzero()[:, 0]
+    unfilled = d2t is None and not len(marked)  # upstream's, of a head that drafts all tokens
+    if t2d.shape != (V,) or not (unfilled or torch.equal(marked, drafted_R)):
+        tells = "not those that d2t leads to" if d2t is not None else "no d2t leads to them"
+        return [f"t2d marks {len(marked)} of {t2d.numel()} tokens, and {tells}"]
+    return []
+
+
+def _layer_faults(config: HeadConfig, tensors: dict[str, torch.Tensor]) -> list[str]:
+    """That the config counts other layers than there are."""
     numbers = [key.split(".")[1] for key in tensors if key.startswith("layers.")]
     layers = 1 + max((int(number) for number in numbers if number.isdecimal()), default=0)
-    if layers != config.num_hidden_layers:
-        faults.append(
-            f"config.json says num_hidden_layers {config.num_hidden_layers}, the weights are of "
-            f"{layers}: set it to what the head was trained with"
-        )
-    faults += tensor_faults(wanted, tensors)
-    if not faults and "d2t" in tensors:
-        token_R, V = tensors["d2t"] + torch.arange(len(tensors["d2t"])), config.vocab_size
-        first, last = token_R.min().item(), token_R.max().item()
-        if first < 0 or last >= V or (token_R.diff() <= 0).any():
-            faults.append(f"d2t leads to {first}..{last}, not to ascending tokens of 0..{V - 1}")
-        elif "t2d" in tensors and not torch.equal(tensors["t2d"].nonzero()[:, 0], token_R):
-            marked = tensors["t2d"].count_nonzero().item()
-            faults.append(f"t2d marks {marked} tokens, and not those that d2t leads to")
-    return faults
-
-
-def _read_weights(folder: Path) -> dict[str, torch.Tensor]:
-    """Every tensor of a head under the file's own keys; BadInput names what is broken."""
-    safe, pickled = folder / SAFE_WEIGHTS_NAME, folder / WEIGHTS_NAME
-    path = pickled if pickled.is_file() and not safe.is_file() else safe
-    try:
-        if path is safe:
-            return load_file(path)
-        # a pickle from outside may run code; weights_only reads tensors and nothing else
-        tensors = torch.load(path, map_location="cpu", weights_only=True)
-        if all(isinstance(k, str) and isinstance(t, torch.Tensor) for k, t in tensors.items()):
-            return tensors
-        raise TypeError("it must map names to tensors")
-    except UNREADABLE as error:
-        hint = ""
-        if path is pickled:  # torch's own advice would be to run the pickle's code
-            hint = ", or a pickle of more than tensors, which could run code and is never loaded"
-        raise BadInput(
-            f"cannot read {path}: it is absent, cut off or broken{hint} ({type(error).__name__})"
-        ) from error
+    if layers == config.num_hidden_layers:
+        return []
+    return [
+        f"config.json says num_hidden_layers {config.num_hidden_layers}, the weights are of "
+        f"{layers}: set it to what the head was trained with"
+    ]

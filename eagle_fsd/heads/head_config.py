@@ -37,7 +37,8 @@ class HeadConfig(LlamaConfig):
         fc_norm: a norm for each of the fused states (EAGLE-3.1, arXiv 2605.09992).
         norm_output: the next step reads the normed output (EAGLE-3.1), not the un-normed one.
         own_embedding: tokens are embedded by the head, not by the target.
-        own_lm_head: false: it reads the target's lm_head, as EAGLE-1/2 does, after its own norm.
+        own_lm_head: false: it reads the target's lm_head, after its own norm if it has one; by
+            default EAGLE-1/2 does, and EAGLE-3 has one of its own.
     """
 
     num_hidden_layers: int = 1
@@ -54,13 +55,15 @@ class HeadConfig(LlamaConfig):
     fc_norm: bool = False
     norm_output: bool = False
     own_embedding: bool = False
-    own_lm_head: bool = True
+    own_lm_head: bool | None = None
 
     def __post_init__(self, **further):
         self.feature_layers = tuple(self.feature_layers)
         self.qkv_bias = self.attention_bias = self.qkv_bias or self.attention_bias
         if self.head_type == "eagle":
             self.head_dim = None
+        if self.own_lm_head is None:
+            self.own_lm_head = self.eagle3
         if self.eagle3:
             self.bias = False
             if self.draft_vocab_size == self.vocab_size:

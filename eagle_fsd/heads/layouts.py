@@ -20,6 +20,7 @@ from collections.abc import Iterable
 from transformers import PretrainedConfig
 
 from eagle_fsd.config import BadInput
+from eagle_fsd.families.supported import ROPES, check_rope
 from eagle_fsd.heads.head_config import HeadConfig
 
 # what of a config.json is the head's: transformers' keys of any model are not
@@ -32,18 +33,41 @@ NESTED = {
     "use_aux_hidden_state": "use_aux_hidden_state",
     "return_hidden_post_norm": "norm_output",
 }
-# what changes a head's forward and has no counterpart here: HASS, P-EAGLE, latent attention, and
-# what TensorRT-LLM's head has besides
-UNSUPPORTED = ("input_norm", "layernorms", "mlp_bias", "parallel_drafting", "kv_lora_rank")
-UNSUPPORTED += ("eh_proj_before_attn", "use_mtp_layernorm")
+# What changes a head's forward and has no counterpart here, with the value that changes nothing,
+# beside null: of HASS, P-EAGLE and latent attention, of TensorRT-LLM's head, and of other families'
+# layers
+UNSUPPORTED: dict[str, float | bool] = dict.fromkeys(
+    "input_norm layernorms mlp_bias parallel_drafting kv_lora_rank eh_proj_before_attn"
+    " use_mtp_layernorm use_sliding_window attention_sinks attn_logit_softcapping"
+    " final_logit_softcapping alibi clip_qkv attn_temperature_tuning use_parallel_residual"
+    " parallel_attn".split(),
+    False,
+)
+UNSUPPORTED |= dict.fromkeys(
+    "parallel_draft_step partial_rotary_factor rotary_pct embedding_multiplier residual_multiplier"
+    " logits_scaling logit_scale scale_emb".split(),
+    1,
+)
+UNSUPPORTED |= {"use_input_layernorm_in_first_layer": True, "use_last_layernorm": True}
+SIZES = ("hidden_size", "intermediate_size", "num_attention_heads", "vocab_size")
+# what of a config.json says nothing of a head's forward, or is read by name below
+IDLE = set(
+    "architectures attn_implementation auto_map dtype eagle_config embed_requires_grad"
+    " has_no_defaults_at_init intermediate_size_mlp layer_types max_window_layers model_type"
+    " next_layer_regular"
+    " num_aux_hidden_states return_hidden_post_norm speculators_config speculators_model_type"
+    " speculators_version target_model_type torch_dtype transformer_layer_config"
+    " transformers_version truncated_vocab_size fusion_bias _name_or_path".split()
+)
 # what a name begins with in a file -> what upstream's does: of speculators' EAGLE-1/2, and of every
 # layout of EAGLE-3
 RENAMES = {"fusion_fc.": "fc.", "transformer.": "layers.0."}
 RENAMES3 = {"model.": "", "layers.0.": "midlayer."}
+KNOWN = {*FIELDS, *NESTED, *UNSUPPORTED, *IDLE, *PretrainedConfig.__dataclass_fields__}
 VLLM_CLASS = "EagleFsdLlamaForCausalLM"  # plugins/vllm registers it
 # written where they are not what every reader takes for granted
 OPTIONAL = ("qk_norm", "use_aux_hidden_state", "target_hidden_size", "norm_before_fc", "fc_norm")
-OPTIONAL += ("norm_output", "own_embedding", "own_lm_head")
+OPTIONAL += ("norm_output", "own_embedding")
 
 
 def renamed(keys: Iterable[str], layout: str, head_type: str) -> dict[str, str]:
@@ -67,7 +91,8 @@ def renamed(keys: Iterable[str], layout: str, head_type: str) -> dict[str, str]:
 
 def read_config(values: dict, target_layers: int = 0) -> tuple[str, HeadConfig, list[str]]:
     """The layout of a config.json, its shape, and what was assumed, a sentence each. BadInput names
-    a setting that cannot run here; what is no head's config raises anything of files.UNREADABLE.
+    a setting that cannot run here; what is no head's config raises anything of UNREADABLE
+    (checkpoint.py).
 
     Args:
         target_layers: of the target, where it is known: it tells some ways to count layers apart.
@@ -96,15 +121,24 @@ def read_config(values: dict, target_layers: int = 0) -> tuple[str, HeadConfig, 
     values = values | {NESTED[key]: nested[key] for key in NESTED if nested.get(key) is not None}
     # 2. What cannot run here.
     said = values | nested
-    unsupported = [f"{key} {said[key]}" for key in UNSUPPORTED if said.get(key)]
-    if (said.get("parallel_draft_step") or 1) > 1:
-        unsupported.append(f"parallel_draft_step {said['parallel_draft_step']}")
-    if "sliding_attention" in (said.get("layer_types") or ()):
-        unsupported.append("sliding_attention in layer_types")
+    rope = said.get("rope_parameters") or said.get("rope_scaling") or {}
+    check_rope(rope, "the head", known=(*ROPES, "dynamic"))
+    said = rope | said
+    unsupported = [
+        f"{key} {said[key]}"
+        for key, idle in UNSUPPORTED.items()
+        if said.get(key) not in (None, idle)
+    ]
+    if types := sorted({*(said.get("layer_types") or ())} - {"full_attention"}):
+        unsupported.append(f"{', '.join(types)} in layer_types")
     if unsupported:
         raise BadInput(f"{' and '.join(unsupported)} is not supported")
+    if missing := [key for key in SIZES if values.get(key) is None]:
+        raise BadInput(f"no {', '.join(missing)}: write into it what the head was trained with")
+    unread = sorted(said.keys() - rope.keys() - KNOWN - {FUSED_IDS})
     # 3. Which hidden states are fused; and what else EAGLE-3's publishers say in other words.
     values["feature_layers"], notes = _fused_layers(values, nested, layout, target_layers)
+    notes += [f"{key} {said[key]!r:.40} in config.json is not read" for key in unread if said[key]]
     if values["head_type"] == "eagle3":
         # without a draft vocabulary it may read the target's lm_head (sglang pull request 9739)
         values.setdefault("own_lm_head", values.get("draft_vocab_size") is not None)
@@ -172,6 +206,8 @@ def to_json(config: HeadConfig, reader: str = "") -> dict:
     if layers := values.pop("feature_layers"):
         values[FUSED_IDS] = layers  # as vLLM counts, and nested as SpecForge does
         values["eagle_config"] = {FUSED_IDS: [i - 1 for i in layers], "use_aux_hidden_state": True}
+    if values["own_lm_head"] == config.eagle3:
+        del values["own_lm_head"]
     for key in OPTIONAL:
         if values[key] == getattr(HeadConfig, key):
             del values[key]

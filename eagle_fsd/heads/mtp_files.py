@@ -1,31 +1,28 @@
 """An MTP layer from the files of a checkpoint and into files of its own.
 
-Of a checkpoint the MTP tensors alone are read, by file and key; pickles and GGUF files never. A
-layer that was trained on is written under the same keys into a folder of its own, whose config.json
-says what it is; the tensors can be put back into the checkpoint that it is of.
+Of a checkpoint the MTP tensors alone are read, by file and key, and the tables that show whether
+it is the target's; GGUF files never. A layer that was trained on is written under the same keys
+into a folder of its own, whose config.json says what it is; the tensors can be put back into the
+checkpoint that it is of.
 """
 
 import json
 import re
-from collections.abc import Set
-from functools import cache, partial
+import sys
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
+from tqdm import tqdm
 from transformers import PretrainedConfig
-from transformers.utils import (
-    CONFIG_NAME,
-    SAFE_WEIGHTS_INDEX_NAME,
-    SAFE_WEIGHTS_NAME,
-    cached_file,
-)
+from transformers.utils import CONFIG_NAME, cached_file
 
 from eagle_fsd.config import BadInput, one_line
+from eagle_fsd.heads.checkpoint import UNREADABLE, Checkpoint, same_numbers
 from eagle_fsd.heads.files import (
-    UNREADABLE,
+    FREQUENCIES,
     WEIGHT_DTYPES,
     first_faults,
+    frequency_faults,
     tensor_faults,
     write_files,
 )
@@ -34,44 +31,16 @@ from eagle_fsd.heads.mtp_head import FITTING, STATES, MtpConfig, MtpHead, check_
 
 NAME = "mtp"  # of the head that a target's own checkpoint holds
 SWITCHES = ("feature", "own")
-# tensors that nothing here reads: older checkpoints keep what follows from the config
-IDLE = ("rotary_emb.inv_freq",)
+# A model's embedding and lm_head, in a checkpoint of text alone or in a multimodal one
+EMBEDDINGS = re.compile(r"(model\.|language_model\.|text_model\.)*embed_tokens\.weight")
+LM_HEADS = re.compile(r"(language_model\.)?lm_head\.weight")
+# How far, relative to its size, the embedding of another checkpoint may be from the target's: one
+# that was trained further is hardly changed, and one that is not related is 1.4 away.
+RELATED = 0.3
 RELEASED = (
     "take the files that were released, in bfloat16, float16 or float32, or name their folder: "
     "--head mtp:FOLDER"
 )
-
-
-class Checkpoint:
-    """The tensors of a model's safetensors files, each file opened when one of its is asked for.
-
-    Args:
-        path: a folder, or a hub id whose files are fetched as far as they are needed.
-    """
-
-    def __init__(self, path: str):
-        self.path = path
-        find = partial(cached_file, path, _raise_exceptions_for_missing_entries=False)
-        self._file_of: dict[str, str]
-        if index := find(SAFE_WEIGHTS_INDEX_NAME):
-            self._file_of = json.loads(Path(index).read_text())["weight_map"]
-        elif whole := find(SAFE_WEIGHTS_NAME):
-            self._file_of = dict.fromkeys(safe_open(whole, "pt").keys(), SAFE_WEIGHTS_NAME)
-        else:
-            raise BadInput(f"no {SAFE_WEIGHTS_NAME} at {path!r}, nor its index: {RELEASED}")
-        self._opened = cache(lambda name: safe_open(cached_file(path, name), "pt"))
-        self.keys: Set[str] = self._file_of.keys()
-
-    def tensor(self, key: str) -> torch.Tensor:
-        """Mapped from the file, so that what is not looked at is not read."""
-        return self._opened(self._file_of[key]).get_tensor(key)
-
-    def differs(self, key: str, *tables: str) -> bool:
-        """Whether there is such a tensor, and it is no copy of the first of `tables` there is."""
-        if key not in self.keys:
-            return False
-        table = next((name for name in tables if name in self.keys), None)
-        return table is None or not torch.equal(self.tensor(key), self.tensor(table))
 
 
 def is_mtp(name: str | Path) -> bool:
@@ -125,7 +94,8 @@ def read_mtp(name: str | Path, target: str, config: PretrainedConfig) -> MtpHead
             f"head {name!r} is the layer in the target's own checkpoint, and a folder {NAME!r} "
             f"holds a trained one: name that ./{NAME}, or rename the folder"
         )
-    if path and (written := _written(path)):
+    written = _written(path) if path else {}
+    if written:
         check_same(written.get("target", {}), config)
         switches = {key: written[key] for key in SWITCHES if key in written} | switches
     path = path or target
@@ -136,7 +106,14 @@ def read_mtp(name: str | Path, target: str, config: PretrainedConfig) -> MtpHead
             f" ({', '.join(FAMILIES)}); name another --head"
         )
     try:
-        return _read(Checkpoint(path), config, switches)
+        files = Checkpoint(path)
+    except BadInput as error:
+        raise BadInput(f"{error}: {RELEASED}") from error
+    try:
+        own = files if path == target or not target else _own_files(target)
+        if own is not files and not written:
+            check_same(_described(path, config), config)
+        return _read(files, own, config, switches)
     except BadInput:
         raise
     except UNREADABLE as error:
@@ -145,8 +122,56 @@ def read_mtp(name: str | Path, target: str, config: PretrainedConfig) -> MtpHead
         ) from error
 
 
-def _read(files: Checkpoint, config: PretrainedConfig, switches: dict[str, str]) -> MtpHead:
-    """The head in a checkpoint of a family that has one."""
+def _described(path: str, config: PretrainedConfig) -> dict[str, object]:
+    """What the config.json of another checkpoint says of FITTING, its text model's if it has more
+    than one; as this config says where it says nothing, or has a type that is not known here."""
+    file = cached_file(path, CONFIG_NAME, _raise_exceptions_for_missing_entries=False)
+    values = json.loads(Path(file).read_text()) if file else {}
+    values = values.get("text_config") or values
+    if values.get("model_type") not in FAMILIES:
+        values.pop("model_type", None)
+    return {key: values.get(key, getattr(config, key)) for key in FITTING}
+
+
+def _own_files(target: str) -> Checkpoint | None:
+    """Of a target; None where its tables cannot be looked at in files."""
+    try:
+        return Checkpoint(target)
+    except (BadInput, *UNREADABLE):
+        return None
+
+
+def _table(files: Checkpoint | None, *names: re.Pattern) -> torch.Tensor | None:
+    """A model's first table of these names in its files."""
+    keys = sorted(files.keys) if files else ()
+    key = next((key for name in names for key in keys if name.fullmatch(key)), None)
+    return None if key is None else files.tensor(key)
+
+
+def _check_related(files: Checkpoint, table_VD: torch.Tensor, own_VD: torch.Tensor) -> None:
+    """Refuse, by a BadInput, an MTP layer beside another embedding than the target's; tell where
+    the two are near, as of a target that was trained further."""
+    step = max(1, len(own_VD) // 4096)
+    table_VD, own_VD = table_VD[::step].float(), own_VD[::step].float()
+    same = table_VD.shape == own_VD.shape
+    distance = ((table_VD - own_VD).norm() / own_VD.norm()).item() if same else float("inf")
+    if not distance <= RELATED:
+        raise BadInput(
+            f"the embedding in {files.path} is not the target's: its MTP layer is of another "
+            "checkpoint, and would not draft for this one"
+        )
+    if distance > 1e-3:  # beyond what rounding does
+        tqdm.write(
+            f"eagle_fsd: the embedding in {files.path} differs from the target's by "
+            f"{distance:.1%}: its MTP layer was not trained with this target",
+            file=sys.stderr,
+        )
+
+
+def _read(
+    files: Checkpoint, own: Checkpoint | None, config: PretrainedConfig, switches: dict[str, str]
+) -> MtpHead:
+    """The head in a checkpoint of a family that has one; `own`: the target's files, if known."""
     kind = config.model_type
     layout = FAMILIES[kind].after(config.num_hidden_layers)
     # 1. There is a layer, and one alone.
@@ -162,15 +187,17 @@ def _read(files: Checkpoint, config: PretrainedConfig, switches: dict[str, str])
             "one that is run for every level is all that runs here: name another --head"
         )
     # 2. Its shape: whether it has an lm_head of its own, and how its experts lie.
-    embedding = "model.embed_tokens.weight"  # the lm_head too, where they are tied
-    own_lm_head = files.differs(layout.lm_head, "lm_head.weight", embedding)
+    tables = [_table(each, LM_HEADS, EMBEDDINGS) for each in (own, files)]  # tied: one for both
+    readout = next((table for table in tables if table is not None), None)
+    own_lm_head = layout.lm_head in files.keys
+    if own_lm_head and readout is not None:
+        own_lm_head = not same_numbers(files.tensor(layout.lm_head), readout)
     fused = f"{layout.layer}mlp.experts.gate_up_proj" in files.keys
     shape = MtpConfig(config, own_lm_head=own_lm_head, fused_experts=fused, **switches)
     head = MtpHead(shape).eval()
     # 3. Its tensors, and the embedding, which must be the target's own.
     wanted = {key: tuple(part.shape) for key, part in stored_tensors(head).items()}
     idle = {layout.embedding, layout.lm_head} - wanted.keys()
-    idle |= {key for key in files.keys if key.endswith(IDLE)}
     own_keys = [key for key in files.keys - idle if key.startswith(layout.every)]
     tensors = {key: files.tensor(key) for key in own_keys}
     for key, tensor in tensors.items():
@@ -179,9 +206,18 @@ def _read(files: Checkpoint, config: PretrainedConfig, switches: dict[str, str])
                 f"the MTP layer in {files.path} is quantised ({key} has dtype {tensor.dtype}): "
                 "take a conversion to bfloat16 that kept the layer"
             )
-    faults = tensor_faults(wanted, tensors)
-    if files.differs(layout.embedding, embedding):
-        faults.append(f"{layout.embedding} is not the target's embedding")
+    faults = frequency_faults(tensors, head._rotary[0])
+    tensors = {key: tensors[key] for key in tensors if not key.endswith(FREQUENCIES)}
+    faults += tensor_faults(wanted, tensors)
+    beside, own_table = _table(files, EMBEDDINGS), _table(own, EMBEDDINGS)
+    if layout.embedding in files.keys:
+        copy = files.tensor(layout.embedding)
+        if beside is None:
+            beside = copy
+        elif not same_numbers(copy, beside):
+            faults.append(f"{layout.embedding} is not the target's embedding")
+    if own is not files and beside is not None and own_table is not None:
+        _check_related(files, beside, own_table)
     if faults:
         raise BadInput(
             f"the MTP layer in {files.path} is not one of a target of type {kind!r} and of this "

@@ -11,7 +11,7 @@ from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from eagle_fsd.config import BadInput, check_known, check_text, one_line
-from eagle_fsd.heads.files import UNREADABLE
+from eagle_fsd.heads.checkpoint import UNREADABLE
 from eagle_fsd.thoughts import KNOWN_MARKS, Marks, thought_length
 
 # {"role": "user" | "assistant" | "system", "content": text}; an assistant's may have

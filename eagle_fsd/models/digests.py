@@ -8,7 +8,8 @@ from transformers import PretrainedConfig
 from transformers.utils import CHAT_TEMPLATE_DIR, CONFIG_NAME, cached_file
 
 from eagle_fsd.config import BadInput
-from eagle_fsd.heads.files import HEAD_FILES, UNREADABLE, head_folder
+from eagle_fsd.heads.checkpoint import UNREADABLE, Checkpoint
+from eagle_fsd.heads.files import head_folder
 from eagle_fsd.heads.mtp_files import is_mtp, is_text, parse_name
 from eagle_fsd.models.assets import EMBEDDED_ASSET, EMBEDDED_TARGET
 from eagle_fsd.models.load import load_target_config, source_of
@@ -59,4 +60,5 @@ def head_digests(name: str) -> dict[str, str]:
         name, _ = parse_name(name)
         if not name or not is_mtp(name):
             return target_digests(name, "head") if name else {}
-    return file_digests("head", head_folder(name), HEAD_FILES)
+    folder = head_folder(name)
+    return file_digests("head", folder, [CONFIG_NAME, *Checkpoint(folder).files])

@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
+from tqdm import tqdm
 from transformers import AutoConfig, AutoTokenizer, PretrainedConfig, PreTrainedTokenizerBase
 from transformers.utils import CONFIG_NAME
 
@@ -260,13 +261,17 @@ def default_head(target: str) -> str:
 
 def load_head(name: str | Path, target_config: PretrainedConfig, *, target: str = "") -> DraftHead:
     """A draft head by name, in its own dtype on the CPU, checked against the target (read_head; of
-    `mtp` and its like read_mtp, for which the target's own name is needed)."""
+    `mtp` and its like read_mtp, for which the target's own name is needed). What of its config was
+    assumed, or is not read, is said on standard error."""
     if is_mtp(name):
         has_files = target and not target.startswith(PREFIX) and not target.endswith(".gguf")
         return read_mtp(name, source_of(target)[0] if has_files else "", target_config)
     if str(name).startswith(PREFIX):
         return random_weights.random_head(str(name), target_config)
-    return read_head(name, target_config)[0]
+    head, (_, *notes) = read_head(name, target_config)
+    if notes:
+        tqdm.write(f"eagle_fsd: head {name}: {'; '.join(notes)}", file=sys.stderr)
+    return head
 
 
 def source_of(name: str) -> tuple[str, dict]:

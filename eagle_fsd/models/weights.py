@@ -26,7 +26,7 @@ from transformers.utils import logging
 
 from eagle_fsd.config import BadInput, one_line
 from eagle_fsd.families.text_model import text_body, text_config
-from eagle_fsd.heads.files import UNREADABLE
+from eagle_fsd.heads.checkpoint import UNREADABLE
 from eagle_fsd.heads.mtp_families import without_mtp
 
 # ImportError: a quantisation, an attention or a tokenizer needs a package that is not here

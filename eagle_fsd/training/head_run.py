@@ -11,7 +11,7 @@ from tqdm import tqdm
 from transformers import PretrainedConfig
 
 from eagle_fsd.config import BadInput, TreeConfig
-from eagle_fsd.drafters.eagle import head_drafter
+from eagle_fsd.drafters.eagle import head_drafter, share_tables
 from eagle_fsd.heads.draft_head import DraftHead, build_head
 from eagle_fsd.heads.draft_vocabulary import answer_counts, coverage, frequent_tokens
 from eagle_fsd.heads.head_config import head_shape
@@ -44,11 +44,6 @@ def begun_head(
     head = load.load_head(start, target_config, target=target).float().train()
     if head.config.head_type != head_type:
         raise BadInput(f"--start {start}: give --head_type {head.config.head_type}")
-    if head.embed_tokens is not None:
-        raise BadInput(
-            f"--start {start}: the head has its own embedding, and training takes the target's: "
-            "such a head can be run, and not trained on"
-        )
     if loss_vocab and (head.lm_head is not None or head.d2t is not None):
         raise BadInput(f"--start {start} keeps what it drafts: leave --loss_vocab out")
     return head
@@ -70,6 +65,13 @@ def prepare(
     if recipe.feature and isinstance(head, MtpHead) and head.config.own == "raw":
         raise BadInput("what an MTP layer gives before its norm is no feature: give feature=0")
     target = states.target
+    share_tables(head, target)
+    own_readout = head.config.head_type == "eagle" and head.config.own_lm_head
+    if head.config.own_embedding or own_readout:
+        raise BadInput(
+            "--start: the head has its own embedding or lm_head, and training takes the target's: "
+            "such a head can be run, and not trained on"
+        )
     every_V, token_R = torch.arange(target.vocab_size), head.draft_token_R
     if loss_vocab:
         counts = answer_counts(training)
