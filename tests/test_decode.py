@@ -18,12 +18,12 @@ from tiny import (
 )
 from transformers import GPT2Config
 
-from eagle_fsd.config import BadInput, SamplingConfig
+from eagle_fsd.config import BadInput, SamplingConfig, TreeConfig
 from eagle_fsd.decoding.acceptance import Policy
 from eagle_fsd.decoding.loop import DecodeConfig, StopConfig, answer_uniforms, decode, decode_rounds
 from eagle_fsd.decoding.target import Target
 from eagle_fsd.decoding.tree import RootDrafter
-from eagle_fsd.drafters.eagle import EagleDrafter
+from eagle_fsd.drafters.eagle import EagleDrafter, head_drafter
 from eagle_fsd.drafters.language_model import LanguageModelDrafter
 from eagle_fsd.models.generate import rescore
 from eagle_fsd.rules.fsd import Fsd
@@ -256,3 +256,35 @@ def test_the_last_position_can_be_reached():
     assert len(plain.tokens) == 20
     drafter = EagleDrafter(tiny_head(target), target, TREES[2])
     assert_same(target, prompt, run(target, drafter, prompt, budget=20).tokens, plain.tokens)
+
+
+def test_a_head_whose_drafts_are_never_taken_is_told_once(capsys):
+    """After the answer, and for all of its trees together; a head that drafts is not. Bug held
+    down: a head of no use decoded at 1.00 tokens a round without a word."""
+    target, prompt = tiny_target("llama"), prompt_tokens(9)
+    plain = run(target, RootDrafter(), prompt, budget=60).tokens
+    head = tiny_head(target, draft_vocab_size=5)
+    head.set_draft_tokens(torch.tensor(sorted({*range(target.vocab_size)} - {*plain})[:5]))
+    drafter = head_drafter(head, target, TreeConfig(5, 2, 3))
+    for each in (drafter, drafter.with_tree(TreeConfig(3, 1, 3))):
+        assert run(target, each, prompt, budget=60).tokens == plain
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "1.00 tokens a round in the first 59 rounds: hardly a draft of the head" in line
+    drafter = LanguageModelDrafter(target.first_layers(3), target, TreeConfig(3, 3, 1))
+    run(target, drafter, prompt, budget=200)
+    assert not capsys.readouterr().err
+
+
+@pytest.mark.parametrize("samples", [False, True])
+def test_a_head_without_finite_logits_is_named(samples):
+    """As a target is. Bug held down: a head that overflows drafted nothing, without a word."""
+    target = tiny_target("llama")
+    head = tiny_head(target)
+    with torch.no_grad():
+        head.layers[0].mlp.down_proj.weight *= 1e38
+        head.layers[0].mlp.up_proj.weight *= 1e38
+    drafter = head_drafter(head, target, TreeConfig(5, 2, 3)).with_tree(
+        TreeConfig(5, 2, 3), samples=samples
+    )
+    with pytest.raises(BadInput, match="the head's logits are NaN or infinite in drafting"):
+        run(target, drafter, prompt_tokens(9), temperature=0.7)

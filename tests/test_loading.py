@@ -1,6 +1,7 @@
 """Targets and heads by name: what loads, and what is refused before any weights are read; and those
 of random weights: shapes, bytes, names."""
 
+import copy
 import io
 import json
 import os
@@ -12,9 +13,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from tiny import FAMILIES, prompt_tokens, random_model
 from tiny_folder import write_target
-from transformers import AutoModelForCausalLM, LlamaConfig
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig
 
 from eagle_fsd.api import generate, load
+from eagle_fsd.arms import parse_arm
 from eagle_fsd.config import BadInput, TreeConfig
 from eagle_fsd.decoding.target import Target
 from eagle_fsd.engine import products
@@ -154,6 +156,35 @@ def test_weights_that_are_not_the_config_s_are_refused(tmp_path, misfit):
     target, _ = load_target(str(good), dtype="float32")
     with pytest.raises(BadInput, match=str(bad)):
         load_draft_model(str(bad), target, engine="stock")
+
+
+def test_a_draft_model_may_have_other_tokens_besides(tmp_path):
+    """Those that only it has are not drafted, those that only the target has are read; a token that
+    is another one here and there is named. Bug held down: one token more refused the pair."""
+    target, draft = (write_target(tmp_path / name, layers=2) for name in ("target", "draft"))
+    own = AutoTokenizer.from_pretrained(target)
+    config = LlamaConfig.from_pretrained(target)
+    for folder, extra, rows in ((target, [], 262), (draft, ["<more>"], 260)):
+        tokenizer = copy.deepcopy(own)
+        tokenizer.add_tokens(extra)
+        tokenizer.save_pretrained(folder)
+        config.vocab_size = rows
+        random_model(config, seed=rows).save_pretrained(folder)
+    assert check_draft_model(str(draft), str(target)) == [258]
+    model = load(str(target), head=None, draft_model=str(draft), dtype="float32")
+    drafter = parse_arm("exact@language_model:4x2x3").build_drafter(model)
+    assert drafter.draft_token_R.tolist() == [*range(258), 259]
+    for temperature in (0.0, 1.0):
+        asked = {"temperature": temperature, "max_new_tokens": 12, "seed": 5}
+        plain, exact = (
+            generate(model, "Hi", arm=arm, **asked).tokens
+            for arm in ("plain", "exact@language_model")
+        )
+        assert plain == exact
+    own.add_tokens(["<other>"])
+    own.save_pretrained(target)
+    with pytest.raises(BadInput, match="token '<more>' is 258 there and none here"):
+        check_draft_model(str(draft), str(target))
 
 
 def test_weights_that_transformers_makes_of_others_are_not_missed(tmp_path):

@@ -133,6 +133,7 @@ def decode_rounds(
         with target.turn():
             if cache is target.cache:
                 target.close()
+        drafter.close()
 
 
 def _rounds(

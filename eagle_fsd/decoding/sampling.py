@@ -19,10 +19,10 @@ def uniforms(generator: torch.Generator, *shape: int) -> torch.Tensor:
     return torch.rand(shape, generator=generator, dtype=torch.float32, device="cpu")
 
 
-def no_numbers(where: str) -> BadInput:
-    """The error of a target that cannot say a next token."""
+def no_numbers(where: str, model: str = "the target") -> BadInput:
+    """The error of a model that cannot say a next token."""
     return BadInput(
-        f"the target's logits are NaN or infinite {where}: load it in float32 or bfloat16, and "
+        f"{model}'s logits are NaN or infinite {where}: load it in float32 or bfloat16, and "
         "check its weights"
     )
 

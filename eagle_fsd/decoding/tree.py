@@ -117,6 +117,9 @@ class Drafter(Protocol):
     def propose(self) -> DraftTree:
         """The tree below the root, the last token observed."""
 
+    def close(self) -> None:
+        """The answer has ended, or is left as it is."""
+
 
 class RootDrafter(Drafter):
     """Proposes nothing, so that every round emits one token, drawn by the target."""

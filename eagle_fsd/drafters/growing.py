@@ -11,15 +11,18 @@ draft vocabulary (the target's, or a part of it that the drafter is confined to)
 
 import copy
 import math
+import sys
 from collections.abc import Sequence
-from typing import Self
+from dataclasses import dataclass
+from typing import ClassVar, Self
 
 import torch
 from torch import nn
+from tqdm import tqdm
 
 from eagle_fsd.config import BadInput, SamplingConfig, TreeConfig
 from eagle_fsd.decoding.cache import TreeCache
-from eagle_fsd.decoding.sampling import draw_distinct, uniforms
+from eagle_fsd.decoding.sampling import draw_distinct, no_numbers, uniforms
 from eagle_fsd.decoding.target import Target
 from eagle_fsd.decoding.tree import GREEDY, Drafter, DraftTree
 
@@ -29,6 +32,30 @@ DRAFTS_SEED = 0x5EED0FD4
 # Share of drawn drafts that are taken for accepted, each if those drawn before it were not: so far
 # a sibling of rank r is worth RANK_WORTH (1 - RANK_WORTH)^r.
 RANK_WORTH = 0.7
+# A model is told to be of no use from so many rounds on, at so many tokens a round and below. Of
+# random weights it is 1.0 with real vocabularies, of light heads 1.5 and more.
+LEAST_ROUNDS, IDLE_YIELD = 32, 1.05
+
+
+@dataclass
+class Yield:
+    """What the rounds of a model's trees have emitted so far, in all answers and shapes of trees; a
+    line tells once where that is hardly more than the target emits alone."""
+
+    rounds: int = 0
+    tokens: int = 0
+    told: bool = False
+
+    def tell(self, model: str) -> None:
+        if self.told or self.rounds < LEAST_ROUNDS or self.tokens > IDLE_YIELD * self.rounds:
+            return
+        self.told = True
+        tqdm.write(
+            f"eagle_fsd: {self.tokens / self.rounds:.2f} tokens a round in the first {self.rounds} "
+            f"rounds: hardly a draft of {model} is taken. Was it trained, and with this target? "
+            "train/convert_head.py --check looks at heads",
+            file=sys.stderr,
+        )
 
 
 class GrowingDrafter(Drafter):
@@ -45,10 +72,12 @@ class GrowingDrafter(Drafter):
         draft_token_R: see DraftTree.
     """
 
+    named: ClassVar[str] = "the head"  # in messages
     draft_token_R: torch.Tensor | None
 
     def __init__(self, target: Target, tree: TreeConfig, *, samples: bool = False):
         self.target, self.samples = target, samples
+        self._yield = Yield()  # one for all trees of the model
         self.vocab_size = None if self.draft_token_R is None else len(self.draft_token_R)
         self._compiled_step = target.engine.wrap(self.step)
         self._set_tree(tree)
@@ -125,6 +154,7 @@ class GrowingDrafter(Drafter):
         self, capacity: int, first_token: int, sampling: SamplingConfig = GREEDY, seed: int = 0
     ) -> None:
         self._pending: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._proposed: DraftTree | None = None
         self._sampling = sampling
         self._generator = torch.Generator().manual_seed(seed ^ DRAFTS_SEED)
         self.cache = self.new_cache(capacity + self.max_nodes + self.tree_config.num_expanded)
@@ -132,6 +162,12 @@ class GrowingDrafter(Drafter):
     def observe(self, features_TF: torch.Tensor, next_tokens: Sequence[int]) -> None:
         token_T = torch.tensor(next_tokens).to(features_TF.device, non_blocking=True)
         self._pending.append((features_TF, token_T))
+        if self._proposed is not None:
+            self._yield.rounds += 1
+            self._yield.tokens += len(next_tokens)
+
+    def close(self) -> None:
+        self._yield.tell(self.named)
 
     @torch.inference_mode()
     def propose(self) -> DraftTree:
@@ -203,7 +239,14 @@ class GrowingDrafter(Drafter):
                 break
         # 4. The tree's rows are forgotten; the best candidates are the tree.
         cache.length = base
-        return grower.finish(token_T[-1:])
+        tree = grower.finish(token_T[-1:])
+        # 5. A NaN is ranked above all numbers. An accelerator is waited for once an answer.
+        if self._proposed is None or token_T.device.type == "cpu":
+            ranked_by = logits_KR if self.samples else tree.score_N
+            if not math.isfinite(ranked_by.amax().item()):
+                raise no_numbers("in drafting", self.named)
+        self._proposed = tree
+        return tree
 
     def _visible(self, seen_TE: torch.Tensor) -> torch.Tensor | None:
         """Which cache rows positions see: all committed ones, and of those behind them what seen_TE

@@ -48,6 +48,9 @@ class HybridDrafter(Drafter):
         self.eagle.observe(features_TF, next_tokens)
         self._text.extend(next_tokens)
 
+    def close(self) -> None:
+        self.eagle.close()
+
     def propose(self) -> DraftTree:
         tree = self.eagle.propose()
         token, parent, row, score = _read(tree)

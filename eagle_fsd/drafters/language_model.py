@@ -22,17 +22,30 @@ from eagle_fsd.recurrent.kinds import no_draft_states
 class LanguageModelDrafter(GrowingDrafter):
     """Grows one tree a round with a language model, which reads no features of the target.
 
-    With n committed tokens its rows are t_0 .. t_{n-1}, the root the last. Where the two
-    vocabularies are padded to different sizes, the tokens of the smaller are drafted.
+    With n committed tokens its rows are t_0 .. t_{n-1}, the root the last. Drafted are the tokens
+    of which both tables have a row.
+
+    Args:
+        strange: ids of tokens that the target's tokenizer lacks, which are not drafted.
     """
 
-    def __init__(self, model: Target, target: Target, tree: TreeConfig, *, samples: bool = False):
+    named = "the draft model"
+
+    def __init__(
+        self,
+        model: Target,
+        target: Target,
+        tree: TreeConfig,
+        *,
+        samples: bool = False,
+        strange: Sequence[int] = (),
+    ):
         if model.has_states:
             raise no_draft_states(model.config.model_type)
         self.model = model
-        R = min(model.vocab_size, target.vocab_size)
-        whole = R == target.vocab_size
-        self.draft_token_R = None if whole else torch.arange(R, device=target.device)
+        self._rows = min(model.vocab_size, target.vocab_size)
+        token_R = torch.tensor(sorted({*range(self._rows)} - {*strange}), device=target.device)
+        self.draft_token_R = None if len(token_R) == target.vocab_size else token_R
         super().__init__(target, tree, samples=samples)
 
     def new_cache(self, capacity: int) -> TreeCache:
@@ -53,10 +66,13 @@ class LanguageModelDrafter(GrowingDrafter):
         super().observe(features_TF[:, :0], next_tokens)
 
     def step(self, cache, hidden_TD, token_T, place_T, row_T, visible_TS, position_S, read_M):
-        if self.draft_token_R is not None:  # a token that the model lacks is read as its last
-            token_T = token_T.clamp_max(self.draft_vocab_size - 1)
+        # a token of which the model has no row is read as its last
+        token_T = token_T.clamp_max(self.model.vocab_size - 1)
         seen = visible_TS, position_S
         hidden_TD, _ = self.model.run(cache, token_T, row_T, place_T, *seen)
         if read_M is not None:
             hidden_TD = hidden_TD.index_select(0, read_M)
-        return hidden_TD, self.model.logits(hidden_TD)[:, : self.draft_vocab_size]
+        logits_TV = self.model.logits(hidden_TD)[:, : self._rows]
+        if self.draft_vocab_size < self._rows:
+            logits_TV = logits_TV.index_select(1, self.draft_token_R)
+        return hidden_TD, logits_TV

@@ -3,6 +3,7 @@
 A drafter's own file, and with it transformers, is imported when it is built.
 """
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import ClassVar, Protocol
 
@@ -27,6 +28,7 @@ class LoadedModels(Protocol):
     target: object  # a Target
     drafter: Drafter  # of its head
     draft_model: object | None  # a second language model, a Target
+    strange: Sequence[int]  # ids of its tokens that the target's tokenizer lacks
 
 
 class DrafterSettings(Protocol):
@@ -207,7 +209,8 @@ class LanguageModelSettings(GrownTree):
         from eagle_fsd.drafters.language_model import LanguageModelDrafter
 
         pair = model.draft_model, model.target
-        return LanguageModelDrafter(*pair, self.shape, samples=self.samples)
+        own = {"samples": self.samples, "strange": model.strange}
+        return LanguageModelDrafter(*pair, self.shape, **own)
 
 
 @dataclass(frozen=True)

@@ -199,10 +199,13 @@ def own_layers(draft_model: str) -> int:
     return int(count)
 
 
-def check_draft_model(name: str, target: str) -> None:
+def check_draft_model(name: str, target: str) -> list[int]:
     """Refuse, before weights load, a draft model that the target cannot be drafted for with: by its
-    config, and by its tokenizer, of which a token is named that the target's has not, or has as
-    another."""
+    config, and by its tokenizer, of which a token is named that the target's has as another.
+
+    Returns:
+        The ids of tokens that its tokenizer has and the target's lacks.
+    """
     config = load_target_config(target)
     if count := own_layers(name):
         if count >= config.num_hidden_layers:
@@ -212,7 +215,7 @@ def check_draft_model(name: str, target: str) -> None:
             )
         if has_states(config):
             raise no_draft_states(config.model_type)
-        return
+        return []
     try:
         draft_config = load_target_config(name)
         theirs, own = (load_tokenizer(model).get_vocab() for model in (name, target))
@@ -220,13 +223,17 @@ def check_draft_model(name: str, target: str) -> None:
         raise BadInput(f"draft model {name!r}: {error}") from error
     if has_states(draft_config):
         raise no_draft_states(draft_config.model_type)
-    if differing := theirs.items() ^ own.items():
-        token = min(token for token, _ in differing)
+    own_ids = {id: token for token, id in own.items()}
+    if differing := [
+        t for t, id in theirs.items() if own.get(t, id) != id or own_ids.get(id, t) != t
+    ]:
+        token = min(differing)
         raise BadInput(
             f"draft model {name!r} has another tokenizer than target {target!r}: token {token!r} "
             f"is {theirs.get(token, 'none')} there and {own.get(token, 'none')} here; give a model "
             f"of the same family, or {OWN_LAYERS}:N, the target's own first N layers"
         )
+    return sorted(id for token, id in theirs.items() if token not in own)
 
 
 def load_draft_model(name: str, target: Target, *, engine: str) -> Target:

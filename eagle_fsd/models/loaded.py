@@ -47,6 +47,7 @@ class Model:
         draft_model: what drafters/language_model.py drafts with.
         generate_ends: see turn_ends.
         marks: around the target's thoughts; none: see find_thought.
+        strange: ids of the draft model's tokens that the target's tokenizer lacks.
     """
 
     target: Target
@@ -56,6 +57,7 @@ class Model:
     draft_model: Target | None = None
     generate_ends: bool = False
     marks: Marks = ()
+    strange: Sequence[int] = ()
 
     @property
     def max_positions(self) -> int:
@@ -174,8 +176,7 @@ def load(
     if head is not None:
         draft_head = load_head(head or default_head(target), config, target=target)
         layers = draft_head.config.fused_layers(config.num_hidden_layers)
-    if draft_model:
-        check_draft_model(draft_model, target)
+    strange = check_draft_model(draft_model, target) if draft_model else []
     loaded, tokenizer = load_target(
         target,
         dtype=dtype or default_dtype(device),
@@ -186,6 +187,6 @@ def load(
     )
     pair = load_draft_model(draft_model, loaded, engine=engine) if draft_model else None
     drafter = head_drafter(draft_head, loaded, tree)
-    model = Model(loaded, tokenizer, drafter, conv_template, pair, generate_ends, marks)
+    model = Model(loaded, tokenizer, drafter, conv_template, pair, generate_ends, marks, strange)
     tell_added(model.ends, target)
     return model
