@@ -3,6 +3,7 @@ benchmark prompts are found in whatever dress, and nothing else is."""
 
 import gzip
 import json
+import lzma
 import re
 from collections import Counter
 from itertools import islice
@@ -10,6 +11,7 @@ from itertools import islice
 import pandas as pd
 import pytest
 
+from eagle_fsd.config import BadInput
 from eagle_fsd.evaluation.questions import read_questions
 from eagle_fsd.models.assets import asset_dir
 from eagle_fsd.runs.jsonl import read_records
@@ -30,51 +32,128 @@ def sharegpt(*turns: tuple[str, str]) -> dict:
     return {"id": "x", "conversations": [{"from": f, "value": v} for f, v in turns]}
 
 
+HI = {"role": "user", "content": "u\nx"}
+PARTS = {"role": "user", "content": [{"type": "text", "text": "u"}, {"type": "text", "text": ""}]}
+IMAGE = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}
+
+# record -> messages, and the fields that are counted as not read
 FORMS = [
-    (sharegpt(("human", "u"), ("gpt", "a"), ("human", "u")), [U, A, U]),
-    (sharegpt(("system", "s"), ("human", "u"), ("gpt", "a")), [S, U, A]),
-    ({"messages": [S, U, A]}, [S, U, A]),
-    ("u", [U]),
-    ({"prompt": "u", "answer": "a"}, [U]),
-    ({"question": "u"}, [U]),
-    ({"user": "u"}, [U]),
-    ({"question_id": 1, "turns": ["u", "u"]}, [U, U]),
+    (sharegpt(("human", "u"), ("gpt", "a"), ("human", "u")), [U, A, U], {"id"}),
+    (sharegpt(("system", "s"), ("human", "u"), ("gpt", "a")), [S, U, A], {"id"}),
+    (sharegpt(("Human", "u"), ("gpt", "a")) | {"system": "s", "tools": "[]"}, [S, U, A], None),
+    (sharegpt(("system", "s"), ("human", "u")) | {"system": "t"}, [S, U], {"id", "system"}),
+    ({"conversations": [U, A], "system": None, "images": []}, [U, A], set()),
+    ({"conversation": [U, A], "language": "en"}, [U, A], {"language"}),  # LMSYS, WildChat
+    ({"messages": [S, U, A]}, [S, U, A], set()),
+    ({"messages": [S | {"role": "developer"}, PARTS]}, [S, U], set()),
+    ({"messages": [U, A | {"reasoning_content": "r"}], "functions": [1]}, [U, A], None),
+    ([U, A], [U, A], set()),
+    ({"conversations": ["u", "a"], "source": "x"}, [U, A], {"source"}),  # LIMA
+    ({"id": "0", "data": ["u", "a", "u"]}, [U, A, U], {"id"}),  # Ultrachat
+    ({"prompt": "u", "prompt_id": 1, "messages": [U, A]}, [U, A], {"prompt_id"}),
+    ({"prompt": "u", "chosen": [U, A], "rejected": [U, S]}, [U, A], {"rejected"}),
+    ({"prompt": [S, U], "chosen": [A]}, [S, U], {"chosen"}),
+    ({"instruction": "u", "input": "x", "output": "a", "system": "s"}, [S, HI], {"output"}),
+    ({"instruction": "u", "input": "", "output": "a"}, [U], {"output"}),
+    ({"instruction": "u", "context": "x", "category": "c"}, [HI], {"category"}),  # Dolly
+    (
+        {"instruction": "u", "response": "a"} | sharegpt(("human", "u"), ("gpt", "a")),
+        [U, A],
+        {"id"},
+    ),
+    ({"system_prompt": "s", "question": "u", "response": "a"}, [S, U], {"response"}),  # OpenOrca
+    ("u", [U], set()),
+    ({"prompt": "u", "answer": "a"}, [U], {"answer"}),
+    ({"question": "u"}, [U], set()),
+    ({"user": "u"}, [U], set()),
+    ({"question_id": 1, "turns": ["u", "u"]}, [U, U], {"question_id"}),
 ]
 MALFORMED = [
-    sharegpt(("gpt", "a"), ("human", "u")),  # begins with an answer
-    sharegpt(("human", "u"), ("human", "u")),
-    sharegpt(("human", "u"), ("tool", "a")),
-    sharegpt(("human", " \n"), ("gpt", "a")),
-    {"conversations": [{"from": "human"}]},
-    {"messages": [U, S, A]},
-    {"messages": [{"role": "user", "content": [{"type": "text"}]}]},
-    {"turns": ["u", ""]},
-    {"instruction": "u"},
-    7,
+    (sharegpt(("gpt", "a"), ("human", "u")), "take turns"),
+    (sharegpt(("human", "u"), ("human", "u")), "take turns"),
+    (sharegpt(("human", "u"), ("tool", "a")), "role 'tool'"),
+    (sharegpt(("human", " \n"), ("gpt", "a")), "empty"),
+    ({"conversations": [{"from": "human"}]}, "empty"),
+    ({"conversations": [U, "a"]}, "neither"),
+    ({"messages": [U, S, A]}, "take turns"),
+    ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "empty"),
+    ({"messages": [IMAGE]}, "image_url"),
+    ({"messages": [{"role": "user", "content": 5}]}, "no text"),
+    ({"turns": ["u", ""]}, "empty"),
+    ({"chosen": "Human: u"}, "known form"),
+    (7, "known form"),
 ]
 
 
 def test_forms_and_malformed_records():
-    """Malformed ones are None, so that they can be dropped and counted."""
-    for record, messages in FORMS:
-        assert parse_record(record) == messages
-    for record in MALFORMED:
-        assert parse_record(record) is None
+    """Malformed ones say why, so that they can be dropped and counted. Bug held down: `system`
+    beside the turns was not read, and what was not read was not counted."""
+    for record, messages, unread in FORMS:
+        assert parse_record(record)[0] == messages, record
+        assert unread is None or parse_record(record)[1] == unread, record
+    assert parse_record(FORMS[2][0])[1] == {"id", "tools"}
+    assert parse_record(FORMS[8][0])[1] == {"functions", "reasoning_content"}
+    for record, reason in MALFORMED:
+        with pytest.raises(ValueError, match=reason):
+            parse_record(record)
 
 
-@pytest.mark.parametrize("name", ["a.jsonl", "a.json.gz"])
+@pytest.mark.parametrize("name", ["a.jsonl", "a.json.gz", "a.json", "a.jsonl.xz"])
 def test_files(tmp_path, name):
-    """Lines and lists, gzipped or not, as Windows writes them too (bug held down: its mark at the
-    beginning was no JSON); U+2028 within a text ends no line; blank lines are none."""
+    """Lines and lists, packed or not, as Windows writes them too (bugs held down: its mark at the
+    beginning was no JSON, and UTF-16 no text); U+2028 within a text ends no line; blank lines are
+    none; what a file is does not hang on its name."""
     records = ["one\u2028two", {"prompt": "u"}, {"strange": 1}]
-    text = json.dumps(records, ensure_ascii=False)
-    if ".jsonl" in name:
-        text = "\r\n\r\n".join(json.dumps(r, ensure_ascii=False) for r in records)
-    data = text.encode("utf-8-sig")
-    (tmp_path / name).write_bytes(gzip.compress(data) if name.endswith("gz") else data)
-    assert [r for _, r in read_records(tmp_path / name)] == records
+    lines = "\r\n\r\n".join(json.dumps(r, ensure_ascii=False) for r in records)
+    packed = {"gz": gzip.compress, "xz": lzma.compress}.get(name.rpartition(".")[2], bytes)
+    for text in (lines, json.dumps(records, ensure_ascii=False), json.dumps(records, indent=1)):
+        for encoding in ("utf-8-sig", "utf-16"):
+            (tmp_path / name).write_bytes(packed(text.encode(encoding)))
+            assert [r for _, r in read_records(tmp_path / name)] == records
     first = {"role": "user", "content": "one\u2028two"}
-    assert read_source(str(tmp_path / name)) == [[first], [U], None]
+    conversations, unread = read_source(str(tmp_path / name))
+    assert conversations == [[first], [U], "malformed: no turns in a known form"] and not unread
+
+
+def test_tables_and_texts(tmp_path):
+    """The rows of tables and the lines of a text are prompts too (bug held down: a parquet file was
+    a broken line of JSON)."""
+    frame = pd.DataFrame({"prompt": ['Say "a, b"\nor c.', "u"], "id": ["1", "2"]})
+    frame.to_csv(tmp_path / "a.csv", index=False)
+    frame.to_csv(tmp_path / "b.csv", index=False, sep=";", encoding="utf-8-sig")
+    frame.to_csv(tmp_path / "c.tsv.gz", index=False, sep="\t")
+    for name in ("a.csv", "b.csv", "c.tsv.gz"):
+        assert [r for _, r in read_records(tmp_path / name)] == frame.to_dict("records")
+    (tmp_path / "d.txt").write_bytes(b"Hello, you\r\n\r\n  u \r\n")
+    assert [r for _, r in read_records(tmp_path / "d.txt")] == ["Hello, you", "u"]
+    (tmp_path / "e.txt").write_text('{"prompt": "u"}\n')
+    assert [r for _, r in read_records(tmp_path / "e.txt")] == [{"prompt": "u"}]
+    pytest.importorskip("pyarrow")
+    pd.DataFrame({"messages": [[U, A], [U]]}).to_parquet(tmp_path / "f.parquet")
+    assert read_source(str(tmp_path / "f.parquet"))[0] == [[U, A], [U]]
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "told"),
+    [
+        ("a.xlsx", b"PK\x03\x04....", "zip archive or an Excel sheet"),
+        ("a.jsonl", b"version https://git-lfs.github.com/spec/v1\n", "git lfs pull"),
+        ("a.jsonl", b"<!DOCTYPE html>", "web page"),
+        ("a.jsonl", '{"prompt": "\u00e9"}'.encode("latin-1"), "UTF-8"),
+        ("a.jsonl", b'"u"\n{"prompt": \n', "line 2"),
+        ("a.csv", b"prompt\nHello, you\n", "more fields than the header"),
+        ("a.jsonl.gz", gzip.compress(b"x" * 99)[:-9], "damaged"),
+        ("a.parquet", b"PAR1....", "damaged"),
+        ("", b"", "a folder"),
+        ("a.json", b'{"questions": [{"prompt": "u"}]}', "no conversation .*known form"),
+    ],
+)
+def test_what_is_no_records_is_named(tmp_path, name, data, told):
+    """By what it is; not every file of another kind is a broken one."""
+    if name:
+        (tmp_path / name).write_bytes(data)
+    with pytest.raises(BadInput, match=told):
+        read_source(str(tmp_path / name))
 
 
 ROWS = [

@@ -45,7 +45,7 @@ def write_talks(folder: Path) -> Path:
         turns = [{"from": "human", "value": f"Question {i}?"}, {"from": "gpt", "value": "So."}]
         for more in range(i % 3):
             turns += [{"from": "human", "value": f"And {more}?"}, {"from": "gpt", "value": "Yes!"}]
-        talks.append({"conversations": turns})
+        talks.append({"conversations": turns, "tools": "[]"})
     talks[3] = talks[2]
     talks[4] = {"conversations": talks[4]["conversations"][1:]}
     talks[5] = {"conversations": [{"from": "human", "value": "long " * 300}]}

@@ -12,6 +12,7 @@ budget goes on where a smaller one ended. Several processes:
 
 import json
 import math
+import sys
 from collections import Counter
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -37,7 +38,7 @@ class DataOptions:
     sources: list[str] = option(
         [SELF],
         "Where prompts come from, each as SOURCE=WEIGHT: self, which samples user turns from the "
-        "target, or a .jsonl or .json file, gzipped or not, of conversations or prompts.",
+        "target, or a file of conversations or prompts: .jsonl, .json, .csv, .tsv, .parquet or .txt.",
     )
     temperatures: list[float] = option(
         [0.0, 0.0, 0.7, 1.0],
@@ -131,10 +132,18 @@ def make_data(options: DataOptions) -> None:
             f"{positions} positions: lower it"
         )
     weights = parse_weights(options.sources)
-    sources = {name: prompts.read_source(name) for name in weights if name != SELF}
+    read = {name: prompts.read_source(name) for name in weights if name != SELF}
+    sources = {name: conversations for name, (conversations, _) in read.items()}
+    unread = sum((counts for _, counts in read.values()), Counter())
+    if unread and processes.is_main:
+        told = ", ".join(f"{field} in {count}" for field, count in sorted(unread.items()))
+        print(f"not read of the records of --sources: {told}", file=sys.stderr)
     excluded = {
         Path(path).name: [
-            turn for found in prompts.read_source(path) for turn in prompts.user_turns(found or [])
+            turn
+            for found in prompts.read_source(path)[0]
+            if not isinstance(found, str)
+            for turn in prompts.user_turns(found)
         ]
         for path in options.exclude
     }
@@ -176,12 +185,13 @@ def make_data(options: DataOptions) -> None:
     maker.make(target, batch_size=options.batch_size)
     run.finish()
     if processes.is_main:
-        summary = summarize(run)
+        summary = summarize(run, unread)
         print(f"data: {options.output}\n{json.dumps(summary, indent=2, ensure_ascii=False)}")
 
 
-def summarize(run: "Run") -> dict:
-    """Count what the run has made, of two dialogues that begin alike the first only."""
+def summarize(run: "Run", unread: Counter[str]) -> dict:
+    """Count what the run has made, of two dialogues that begin alike the first only; `unread`: in
+    how many records of the sources a field is not read."""
     from eagle_fsd.runs.folder import record_files
     from eagle_fsd.runs.jsonl import read_lines, write_json, write_lines
 
@@ -212,6 +222,7 @@ def summarize(run: "Run") -> dict:
         "from": dict(Counter(row["source"] for row in rows if row["part"] == 0)),
         "control_tokens": sum(row.get("control_tokens", 0) for row in rows if row["part"] == 0),
         "dropped": dict(sorted(dropped.items())),
+        "unread": dict(sorted(unread.items())),
     }
     write_json(run.folder / "summary.json", summary)
     return summary

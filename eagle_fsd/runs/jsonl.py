@@ -1,9 +1,11 @@
 """JSON-lines files: our own, which outlive a kill, and those that users bring."""
 
+import bz2
 import csv
 import gzip
 import io
 import json
+import lzma
 import os
 import sys
 import zlib
@@ -17,12 +19,11 @@ from eagle_fsd.config import BadInput, check_text, step_of_setup
 # the names of what a JSON object holds; under a name with Fields of its own stands a list of such
 Fields = Mapping[str, "Fields | None"]
 
-FORMS = "JSON lines, a JSON list, CSV, TSV or Parquet, in UTF-8"  # that users' records come in
+FORMS = "JSON lines, a JSON list, CSV, TSV, Parquet, or .txt with a text a line, in UTF-8"  # that users' records come in
+PACKED = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ": lzma.open}  # by the same
 FOREIGN = {  # by the bytes that a file begins with
     b"PK\x03\x04": "a zip archive or an Excel workbook",
     b"\x28\xb5\x2f\xfd": "compressed by zstd",
-    b"BZh": "compressed by bzip2",
-    b"\xfd7zXZ": "compressed by xz",
     b"ARROW1": "an Arrow file",
     b"<": "a page in HTML or XML",
     b"version https://git-lfs": "a pointer of Git LFS, whose file `git lfs pull` brings",
@@ -65,8 +66,9 @@ def read_lines(
 
 def read_records(path: str | Path) -> Iterator[tuple[int, object]]:
     """Records of a user's file with their numbers, those of lines where each has its own: JSON
-    lines or a JSON list, by content; CSV or TSV with a line of names, by the file's name; Parquet.
-    Text is UTF-8 or UTF-16, gzipped or not. BadInput if it is missing, damaged, or anything else.
+    lines or a JSON list, by content; CSV or TSV with a line of names, or .txt with a text a line,
+    by the file's name; Parquet. Text is UTF-8 or UTF-16, packed by gzip, bzip2 or xz or not.
+    BadInput if it is missing, damaged, or anything else.
     """
     path = Path(path)
     if not os.path.isfile(path):  # of a name too long Path's own raises
@@ -74,7 +76,8 @@ def read_records(path: str | Path) -> Iterator[tuple[int, object]]:
     number = 0
     try:
         with path.open("rb") as file:
-            opened = gzip.open if file.read(2) == b"\x1f\x8b" else open
+            begin = file.read(6)
+        opened = next((PACKED[mark] for mark in PACKED if begin.startswith(mark)), open)
         with opened(path, "rb") as file:
             begin = file.read(64)
         for mark, form in FOREIGN.items():
@@ -83,10 +86,17 @@ def read_records(path: str | Path) -> Iterator[tuple[int, object]]:
         if begin.startswith(b"PAR1"):
             yield from enumerate(_parquet(path), start=1)
             return
-        encoding, kind = json.detect_encoding(begin), Path(path.name.removesuffix(".gz")).suffix
+        encoding, kind = json.detect_encoding(begin), path.suffix
+        if opened is not open:
+            kind = Path(path.stem).suffix or kind
         with opened(path, "rt", encoding=encoding, newline="") as file:
             if kind in (".csv", ".tsv"):
                 yield from _table(file)
+                return
+            if kind == ".txt" and not begin.decode(encoding, "ignore").lstrip().startswith(
+                ("{", "[")
+            ):
+                yield from ((n, text.strip()) for n, text in enumerate(file, 1) if text.strip())
                 return
             lines: Iterable[str] = file
             if kind == ".json" or begin.decode(encoding, "ignore").lstrip().startswith("["):
@@ -109,7 +119,7 @@ def read_records(path: str | Path) -> Iterator[tuple[int, object]]:
                     yield number, _parsed(line)
     except UnicodeDecodeError as error:
         raise BadInput(f"{path} is no UTF-8 behind line {number} ({error}): save it so") from error
-    except (OSError, EOFError, zlib.error, csv.Error) as error:
+    except (OSError, EOFError, zlib.error, lzma.LZMAError, csv.Error) as error:
         raise BadInput(f"{path} is damaged behind line {number} ({error})") from error
     except (ValueError, RecursionError) as error:
         forms = "" if number > 1 else f"; give {FORMS}"
@@ -119,6 +129,7 @@ def read_records(path: str | Path) -> Iterator[tuple[int, object]]:
 def _table(file: TextIO) -> Iterator[tuple[int, dict]]:
     """The rows of a table with a line of names; an empty cell is null, and of cells that hold JSON
     those with a list are that list."""
+    csv.field_size_limit(2**31 - 1)  # conversations are long
     first = file.readline()
     delimiter = max(",;\t", key=first.count)
     (names,) = csv.reader([first], delimiter=delimiter)

@@ -219,7 +219,7 @@ class DialogueMaker:
         within = dialogues < self._dialogues_left and tokens < self._tokens_left
         return within and not self._out_of_time()
 
-    def _make(self, number: int, source: str, conversation: Conversation | None) -> Making:
+    def _make(self, number: int, source: str, conversation: Conversation | str | None) -> Making:
         """A candidate's dialogue; None if the clock cut it before its first answer, to be asked
         again."""
         rng = random.Random(f"{self.wanted.seed}/{number}")
@@ -230,8 +230,8 @@ class DialogueMaker:
             if not request.ended:
                 return None
             conversation = [{"role": "user", "content": self._own_turn(request)}]
-        if conversation is None:
-            raise Dropped("malformed")
+        if isinstance(conversation, str):
+            raise Dropped(conversation)  # a malformed one
         first = user_turns(conversation)[0]
         if first in self._seen:
             raise Dropped("duplicate")

@@ -15,6 +15,7 @@ Questions, DPR) are NOT in it; give make_data.py's --exclude their question file
 
 import random
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from hashlib import blake2b
 from itertools import repeat
@@ -28,12 +29,17 @@ if TYPE_CHECKING:
     from eagle_fsd.models.loaded import Message  # which imports torch
 
 SELF = "self"  # the source of the target's own user turns
-FORMS = (
-    '{"conversations": [{"from", "value"}]}, {"messages": [{"role", "content"}]}, a text, or '
-    '{"prompt"}, {"question"}, {"user"}, {"turns"}'
-)
-ROLES = {"human": "user"} | dict.fromkeys(("gpt", "chatgpt", "bing", "bard"), "assistant")
-ROLES |= {role: role for role in ("user", "assistant", "system")}
+# Where records keep what is read of them. Turns are lists of messages, {role, content} or {from,
+# value}, or of texts; the first that is there counts, before any text.
+TURNS = ("conversations", "conversation", "messages", "prompt", "input", "chosen", "data", "turns")
+TEXTS = ("prompt", "question", "instruction", "query", "problem", "user", "input")
+BESIDE = ("input", "context")  # what an instruction is about, Alpaca's and Dolly's
+SYSTEM = ("system", "system_prompt", "system_message")
+FORMS = f"turns under {', '.join(TURNS)}, or a text, alone or under {', '.join(TEXTS)}"
+ROLES = dict.fromkeys(("user", "human", "prompter"), "user")
+ROLES |= dict.fromkeys(("assistant", "gpt", "chatgpt", "bing", "bard", "model"), "assistant")
+ROLES |= dict.fromkeys(("system", "developer"), "system")
+EMPTY = (None, "", [], {})
 
 HASHES = Path(__file__).with_name("benchmark_hashes.txt")
 GRAM = 13  # words in a row; the length at which GPT-3's authors called an overlap contamination
@@ -42,49 +48,100 @@ SHORTEST = 6  # words; a prompt of fewer may stand within any text by chance
 Fingerprint = tuple[int, str]  # number of words, 10 hex digits of their hash
 Conversation = list["Message"]
 # what a dialogue may be made of: a number, on which what is random about it depends, the source,
-# and the conversation, None for a malformed record and for source self
-Candidate = tuple[int, str, Conversation | None]
+# and the conversation, or why a record is none; None for source self
+Candidate = tuple[int, str, Conversation | str | None]
 
 
-def parse_record(record: object) -> Conversation | None:
-    """A record in one of FORMS as messages: an optional system message, then user and assistant by
-    turns. None if it is malformed: another form, roles that do not alternate, an empty turn.
+def parse_record(record: object) -> tuple[Conversation, set[str]]:
+    """A record as messages: an optional system message, then user and assistant by turns; and the
+    names of its fields, and of its messages', that hold something and are not read.
 
-    A list of turns is user turns without the answers between them.
+    A text, an instruction or a list under "turns" is user turns without the answers between them.
+
+    Raises:
+        ValueError: it is malformed, which says how: another form, roles that do not alternate, an
+            empty turn, one that is not text alone.
     """
-    if isinstance(record, str):
-        record = {"prompt": record}
-    alternating = ["user", "assistant"]
-    try:
-        if turns := record.get("conversations"):
-            messages = [{"role": ROLES[m["from"]], "content": m["value"]} for m in turns]
-        elif turns := record.get("messages"):
-            messages = [{"role": ROLES[m["role"]], "content": m["content"]} for m in turns]
-        else:
-            texts = [record[key] for key in ("prompt", "question", "user") if key in record]
-            turns = record.get("turns", texts[:1])
-            messages = [{"role": "user", "content": turn} for turn in turns]
+    if not isinstance(record, dict):
+        record = {"messages" if isinstance(record, list) else "prompt": record}
+    record = {name: value for name, value in record.items() if value not in EMPTY}
+    # 1. The turns.
+    lists = [name for name in TURNS if isinstance(record.get(name), list)]
+    texts = [name for name in TEXTS if isinstance(record.get(name), str)]
+    if not lists and not texts:
+        raise ValueError("no turns in a known form")
+    name = [*lists, *texts][0]
+    turns, alternating, read, unread = record[name], ["user", "assistant"], {name}, set()
+    if isinstance(turns, str) or all(isinstance(turn, str) for turn in turns):
+        if isinstance(turns, str) or name == "turns":
             alternating = ["user"]
-    except (AttributeError, KeyError, TypeError):
-        return None
+        if name == "instruction":
+            read |= {beside for beside in BESIDE if isinstance(record.get(beside), str)}
+            turns = "\n".join([turns, *(record[b] for b in BESIDE if b in read)])
+        turns = [turns] if isinstance(turns, str) else turns
+        roles = (alternating * len(turns))[: len(turns)]
+        messages = [{"role": r, "content": t} for r, t in zip(roles, turns, strict=True)]
+    else:
+        messages = [_message(turn, unread) for turn in turns]
+    # 2. A system prompt that stands beside them.
+    beside = next((key for key in SYSTEM if isinstance(record.get(key), str)), None)
+    if beside and messages[0]["role"] != "system":
+        messages.insert(0, {"role": "system", "content": record[beside]})
+        read.add(beside)
+    # 3. What they must be, and what is left: not another copy of a turn or of all, as Magpie has.
     roles = [message["role"] for message in messages]
-    roles = roles[1:] if roles[:1] == ["system"] else roles
+    roles = roles[1:] if roles[0] == "system" else roles
     if not roles or roles != (alternating * len(roles))[: len(roles)]:
-        return None
-    whole = all(isinstance(m["content"], str) and m["content"].strip() for m in messages)
-    return messages if whole else None
+        raise ValueError("user and assistant do not take turns, the user first")
+    copies = [turns, *(message["content"] for message in messages)]
+    if not all(message["content"].strip() for message in messages):
+        raise ValueError("an empty turn")
+    unread |= {key for key in record.keys() - read if record[key] not in copies}
+    return messages, unread
 
 
-def read_source(name: str) -> list[Conversation | None]:
-    """Conversations of a source; None stands for a malformed one.
+def _message(turn: object, unread: set[str]) -> "Message":
+    """A message; the names of its other fields are added to `unread`."""
+    if not isinstance(turn, dict):
+        raise ValueError("turns that are neither messages nor texts")
+    role, content = ("from", "value") if "from" in turn else ("role", "content")
+    who, text = turn.get(role), turn.get(content)
+    if ROLES.get(str(who).lower()) is None:
+        raise ValueError(f"role {who!r:.30}")
+    unread |= {key for key in turn.keys() - {role, content} if turn[key] not in EMPTY}
+    if isinstance(text, list):
+        parts = [part if isinstance(part, dict) else {"text": part} for part in text]
+        for part in parts:
+            if part.get("type", "text") not in ("text", "input_text", "output_text"):
+                raise ValueError(f"a part of type {part['type']!r:.30}")
+        text = "".join(str(part.get("text") or "") for part in parts)
+    if not isinstance(text, str) and text is not None:
+        raise ValueError("a turn that is no text")
+    return {"role": ROLES[str(who).lower()], "content": text or ""}
+
+
+def read_source(name: str) -> tuple[list[Conversation | str], Counter[str]]:
+    """Conversations of a source, for a malformed one a text that says how; and in how many records
+    each field is not read.
 
     Raises:
         BadInput: it cannot be read (see read_records), or no record has a known form.
     """
-    conversations = [parse_record(record) for _, record in read_records(name)]
-    if not any(conversations):
-        raise BadInput(f"source {name!r} holds no conversation; known forms: {FORMS}")
-    return conversations
+    conversations, counts = [], Counter()
+    for _, record in read_records(name):
+        try:
+            conversation, unread = parse_record(record)
+        except ValueError as error:
+            conversation, unread = f"malformed: {error}", ()
+        conversations.append(conversation)
+        counts.update(unread)
+    if all(isinstance(conversation, str) for conversation in conversations):
+        reasons = ", ".join(f"{n} {reason}" for reason, n in Counter(conversations).items())
+        raise BadInput(
+            f"source {name!r} holds no conversation ({reasons or 'it is empty'}); known forms: "
+            f"{FORMS}"
+        )
+    return conversations, counts
 
 
 def user_turns(conversation: Conversation) -> list[str]:
@@ -92,7 +149,7 @@ def user_turns(conversation: Conversation) -> list[str]:
 
 
 def draw_candidates(
-    weights: dict[str, float], sources: dict[str, list[Conversation | None]], *, seed: int
+    weights: dict[str, float], sources: dict[str, list[Conversation | str]], *, seed: int
 ) -> Iterator[Candidate]:
     """Candidates number 0, 1, 2, ... in an order that depends on the seed alone, until every source
     is used up; `self`, which is no key of `sources`, never is."""
