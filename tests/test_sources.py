@@ -136,16 +136,16 @@ def test_tables_and_texts(tmp_path):
 @pytest.mark.parametrize(
     ("name", "data", "told"),
     [
-        ("a.xlsx", b"PK\x03\x04....", "zip archive or an Excel sheet"),
+        ("a.xlsx", b"PK\x03\x04....", "zip archive or an Excel workbook"),
         ("a.jsonl", b"version https://git-lfs.github.com/spec/v1\n", "git lfs pull"),
-        ("a.jsonl", b"<!DOCTYPE html>", "web page"),
+        ("a.jsonl", b"<!DOCTYPE html>", "page in HTML"),
         ("a.jsonl", '{"prompt": "\u00e9"}'.encode("latin-1"), "UTF-8"),
         ("a.jsonl", b'"u"\n{"prompt": \n', "line 2"),
-        ("a.csv", b"prompt\nHello, you\n", "more fields than the header"),
+        ("a.csv", b"prompt\nHello, you\n", "more cells than there are names"),
         ("a.jsonl.gz", gzip.compress(b"x" * 99)[:-9], "damaged"),
         ("a.parquet", b"PAR1....", "damaged"),
         ("", b"", "a folder"),
-        ("a.json", b'{"questions": [{"prompt": "u"}]}', "no conversation .*known form"),
+        ("a.json", b'{"questions": [{"prompt": "u"}]}', "one object of questions"),
     ],
 )
 def test_what_is_no_records_is_named(tmp_path, name, data, told):

@@ -38,7 +38,7 @@ class DataOptions:
     sources: list[str] = option(
         [SELF],
         "Where prompts come from, each as SOURCE=WEIGHT: self, which samples user turns from the "
-        "target, or a file of conversations or prompts: .jsonl, .json, .csv, .tsv, .parquet or .txt.",
+        "target, or a file of conversations or prompts (docs/train.md).",
     )
     temperatures: list[float] = option(
         [0.0, 0.0, 0.7, 1.0],

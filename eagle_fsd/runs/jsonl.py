@@ -19,7 +19,8 @@ from eagle_fsd.config import BadInput, check_text, step_of_setup
 # the names of what a JSON object holds; under a name with Fields of its own stands a list of such
 Fields = Mapping[str, "Fields | None"]
 
-FORMS = "JSON lines, a JSON list, CSV, TSV, Parquet, or .txt with a text a line, in UTF-8"  # that users' records come in
+# that users' records come in
+FORMS = "JSON lines, a JSON list, CSV, TSV, Parquet, or .txt with a text a line, in UTF-8"
 PACKED = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ": lzma.open}  # by the same
 FOREIGN = {  # by the bytes that a file begins with
     b"PK\x03\x04": "a zip archive or an Excel workbook",
@@ -72,7 +73,8 @@ def read_records(path: str | Path) -> Iterator[tuple[int, object]]:
     """
     path = Path(path)
     if not os.path.isfile(path):  # of a name too long Path's own raises
-        raise BadInput(f"there is no file at {path}: name one that is there")
+        there = "a folder: name a file in it" if os.path.isdir(path) else "no file: name one"
+        raise BadInput(f"at {path} there is {there} that holds the records")
     number = 0
     try:
         with path.open("rb") as file:
@@ -99,7 +101,7 @@ def read_records(path: str | Path) -> Iterator[tuple[int, object]]:
                 yield from ((n, text.strip()) for n, text in enumerate(file, 1) if text.strip())
                 return
             lines: Iterable[str] = file
-            if kind == ".json" or begin.decode(encoding, "ignore").lstrip().startswith("["):
+            if kind == ".json" or first == "[":
                 text = file.read()
                 try:
                     records = _parsed(text)
