@@ -95,9 +95,8 @@ def read_records(path: str | Path) -> Iterator[tuple[int, object]]:
             if kind in (".csv", ".tsv"):
                 yield from _table(file)
                 return
-            if kind == ".txt" and not begin.decode(encoding, "ignore").lstrip().startswith(
-                ("{", "[")
-            ):
+            first = begin.decode(encoding, "ignore").lstrip()[:1]
+            if kind == ".txt" and first not in ("{", "["):
                 yield from ((n, text.strip()) for n, text in enumerate(file, 1) if text.strip())
                 return
             lines: Iterable[str] = file
