@@ -76,7 +76,9 @@ def run_calibration(
     questions = cut(spread(read_questions(options.question_file), options.questions), 1)
     settings = {"command": "calibrate"} | asdict(options) | asdict(sampling_options)
     settings |= asdict(model_options) | model_options.digests()
-    run = Run(options.output, settings, free=changeable(options, model_options) | {"device"})
+    free = changeable(options, model_options) | {"device"}
+    forms = {"predicted": {"question_id": None, "turns": {"prompt": str}, "arms": dict}}
+    run = Run(options.output, settings, free=free, forms=forms)
     check_same_questions(run.records["predicted"].values(), questions, turns=1)
 
     # 2. Counts of every arm over one exact answer a question; what is there is not made again.

@@ -12,6 +12,7 @@ that have changed since are judged anew.
 """
 
 from dataclasses import dataclass, field
+from operator import itemgetter
 from pathlib import Path
 from urllib.parse import quote
 
@@ -54,7 +55,8 @@ def run_judge(options: JudgeOptions) -> None:
         raise BadInput(f"--arms {', '.join(lacking)}: the run has {', '.join(sorted(arms))}")
     folder = Path(options.run) / "judge" / quote(options.model, safe="")
     # a verdict is of its request alone, whatever code asked
-    verdicts = Run(folder / "verdicts", {}, key=lambda row: row["digest"])
+    forms = {"single": dict.fromkeys(("question_id", "arm", "turn", "verdict"))}
+    verdicts = Run(folder / "verdicts", {}, key=itemgetter("digest"), forms=forms)
     by_digest = verdicts.records["single"]
 
     def replies(requests: list[dict]) -> list[dict]:

@@ -19,6 +19,7 @@ import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from operator import itemgetter
 from pathlib import Path
 
 import numpy as np
@@ -182,7 +183,7 @@ def run_replay(options: ReplayOptions) -> None:
     questions = spread(read_questions(options.question_file), options.questions)
     path = Path(options.output) / f"texts_{tree_name(LARGE)}_{options.max_new_tokens}.jsonl"
     path.parent.mkdir(parents=True, exist_ok=True)
-    rows = read_lines(path, repair=True) if path.is_file() else []
+    rows = read_lines(path, key=itemgetter("turn"), repair=True) if path.is_file() else []
     stored = {row["turn"]: row for row in rows}
     missing = [question for question in questions if question.turns[0] not in stored]
     if missing:

@@ -29,6 +29,14 @@ def row(question_id: int, **more) -> dict:
     return {"question_id": question_id, **more}
 
 
+S1 = {"session": "1"}
+
+
+def write_run(folder: Path) -> None:
+    """A run of one session, without records."""
+    Run(folder, {}).begin_session()
+
+
 def count(folder: Path) -> None:
     """Add the numbers that are missing to "even" and "odd", as fast as it goes."""
     run = Run(folder, {}, key=lambda record: record["number"])
@@ -72,15 +80,53 @@ def list_lines(records: Path) -> list[bytes]:
 
 def test_all_sessions_read_the_files_of_all_processes(tmp_path):
     """Whatever their number; a torn last line of any of them is cut off."""
+    write_run(tmp_path)
     for place in ("records", "records/process1", "records/process2"):
-        (tmp_path / place).mkdir(parents=True)
-        lines = json.dumps(row(1)) + "\n" + json.dumps(row(len(place))) + "\n"
+        (tmp_path / place).mkdir(exist_ok=True)
+        lines = json.dumps(row(1, **S1)) + "\n" + json.dumps(row(len(place), **S1)) + "\n"
         (tmp_path / place / "a_0.5.jsonl").write_text(lines + '{"question_id": 3, "tu')
     run = Run(tmp_path, {})
     assert set(run.records["a_0.5"]) == {(1, 0), (7, 0), (16, 0)}
-    assert rows(tmp_path / "records/process2/a_0.5.jsonl") == [row(1), row(16)]
+    assert rows(tmp_path / "records/process2/a_0.5.jsonl") == [row(1, **S1), row(16, **S1)]
     with pytest.raises(BadInput, match="another command is writing"):
         Run(tmp_path, {})
+
+
+@pytest.mark.parametrize("line", ["5", "{}", "[]", "null", '{"question_id": [1]}', '{"a": 1}'])
+@pytest.mark.parametrize("last", [True, False])
+def test_a_line_of_another_form_is_named(tmp_path, line, last):
+    """Bug held down: TypeError and KeyError of the reader."""
+    write_run(tmp_path)
+    lines = [json.dumps(row(n, **S1)) for n in (1, 2)]
+    lines.insert(2 if last else 1, line)
+    (tmp_path / "records/plain.jsonl").write_text("\n".join(lines) + "\n")
+    with pytest.raises(BadInput, match=rf"plain.jsonl, line {3 if last else 2} "):
+        Run(tmp_path, {})
+    lines = [json.dumps(row(1, turns=turns, **S1)) for turns in ([{"prompt": "a"}], 5)]
+    (tmp_path / "records/plain.jsonl").write_text("\n".join(lines) + "\n")
+    with pytest.raises(BadInput, match=r"plain.jsonl, line 2, turns is 5"):
+        Run(tmp_path, {}, forms={"*": {"turns": {"prompt": str}}})
+
+
+def test_records_of_which_run_json_does_not_tell_are_refused(tmp_path):
+    """It is gone, or an older copy of it is there. Bug held down: the run went on under other
+    settings, and its report told of one of them."""
+    run = Run(tmp_path, {"max_new_tokens": 24})
+    run.begin_session()
+    run.add("plain", row(1))
+    before = (tmp_path / "run.json").read_bytes()
+    del run
+    run = Run(tmp_path, {"max_new_tokens": 24})
+    run.begin_session()
+    run.add("plain", row(2))
+    del run
+    for rest in (before, None):
+        (tmp_path / "run.json").unlink()
+        if rest:
+            (tmp_path / "run.json").write_bytes(rest)
+        for tokens in (24, 4):
+            with pytest.raises(BadInput, match="run.json|max_new_tokens"):
+                Run(tmp_path, {"max_new_tokens": tokens})
 
 
 def test_on_a_full_disk_what_was_there_stays(tmp_path):

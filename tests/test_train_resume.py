@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import shutil
 import signal
 import socket
 import subprocess
@@ -129,7 +130,7 @@ def test_interrupted_it_saves_and_goes_on(unbroken, target, data, tmp_path, capf
     # what a kill within a save and one within a line of the log leave does no harm
     (output / f"state-{step + 7}").mkdir()
     with (output / "records" / "log.jsonl").open("a") as log:
-        log.write('{"step": 20}\n{"step":')
+        log.write('{"step": 20, "session": "1"}\n{"step":')
     told = refused(*arguments, "--seed", "3")
     assert "seed" in told and "3" in told
     main(arguments)
@@ -139,6 +140,47 @@ def test_interrupted_it_saves_and_goes_on(unbroken, target, data, tmp_path, capf
     assert {path.name for path in output.glob("state-*")} == {f"state-{STEPS}"}
     main([*arguments, "--save_minutes", "3"])
     assert "already trained" in capfd.readouterr().out
+
+
+def test_a_head_without_its_measurement_is_measured(unbroken, target, data, tmp_path):
+    """A kill between the head and what it does on held-out answers leaves the head and its record;
+    the same command then adds the rest. Bugs held down: a failure there left no record at all, and
+    a run whose head was gone, or its record torn, was "already trained"."""
+    output = tmp_path / "head"
+    arguments = options(target, data, output, **FAST, features=unbroken / "features")
+    path, process = output / "training.json", started(sys.executable, SCRIPT, *arguments)
+    while not path.is_file():
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.001)
+    kill(process)
+    assert "held_out_rounds" not in json.loads(path.read_text())
+    assert same(weights(output), weights(unbroken))
+    whole = json.loads((unbroken / "training.json").read_text())
+
+    def measured() -> dict:
+        main(arguments)
+        assert same(weights(output), weights(unbroken))
+        return json.loads(path.read_text())
+
+    assert measured().keys() == whole.keys()
+    path.write_text("")
+    assert measured()["tokens_per_round"] == whole["tokens_per_round"]
+    (output / "model.safetensors").unlink()
+    measured()
+
+
+@pytest.mark.parametrize("damage", ["progress.json", f"state-{STEPS}/optimizer.bin", "run.json"])
+def test_what_a_training_goes_on_from_is_checked(unbroken, target, data, tmp_path, damage):
+    """Empty files are named. Bugs held down: tracebacks of json and pickle; without its run.json a
+    run went on under other settings."""
+    output = shutil.copytree(unbroken, tmp_path / "head")
+    (output / "training.json").unlink()
+    (output / damage).write_bytes(b"")
+    told = refused(*options(target, data, output, **FAST))
+    assert damage.partition("/")[0] in told and "damaged" in told
+    if damage == "run.json":
+        (output / damage).unlink()
+        assert "run.json" in refused(*options(target, data, output, **FAST | {"steps": 3}))
 
 
 def launch(arguments: list[str]) -> subprocess.Popen:

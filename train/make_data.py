@@ -111,6 +111,7 @@ def make_data(options: DataOptions) -> None:
     from eagle_fsd.runs.provenance import digest
     from eagle_fsd.training import prompts
     from eagle_fsd.training.dialogues import (
+        DIALOGUE,
         PROMPT_TOKENS,
         TURN_TOKENS,
         ChatFormat,
@@ -157,6 +158,7 @@ def make_data(options: DataOptions) -> None:
         asdict(options) | digests | read,
         free=changeable(options),
         key=lambda row: (row["id"], row.get("part", 0)),
+        forms={"dialogues": DIALOGUE, "dropped": {"id": None, "reason": str}},
         processes=processes,
     )
     done = {number for rows in run.records.values() for number, _ in rows}

@@ -21,6 +21,8 @@ from eagle_fsd.options import Changeable, changeable, option
 from eagle_fsd.training.recipe import parse_recipe
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from accelerate import Accelerator
 
     from eagle_fsd.decoding.target import Target
@@ -29,7 +31,7 @@ if TYPE_CHECKING:
     from eagle_fsd.training.data import Parts
     from eagle_fsd.training.features import TargetStates
 
-RECORD = "training.json"  # what the head became; written last
+RECORD = "training.json"  # what the head became
 LARGE_SHARE = 1 / 4  # of the dialogues; to hold out more than it is warned of
 
 
@@ -182,7 +184,7 @@ def train(options: TrainOptions) -> None:
     digests = target_digests(options.target)
     read = {"dialogues": digest([[d.ids, d.mask] for d in dialogues])}  # files may change
     run = opened_run(options, digests | read, accelerator)
-    if (run.folder / RECORD).is_file():
+    if is_trained(run.folder):
         accelerator.print(f"{run.folder} is already trained: see its {RECORD}")
         return
     report_held_out(parts, options, accelerator)
@@ -235,6 +237,20 @@ def opened_run(options: TrainOptions, digests: dict, accelerator: "Accelerator")
     )
 
 
+def is_trained(folder: "Path") -> bool:
+    """Whether the head is there, and the record of what it does on what was held out."""
+    from transformers.utils import CONFIG_NAME, SAFE_WEIGHTS_NAME
+
+    from eagle_fsd.runs.jsonl import read_json
+
+    if not all((folder / name).is_file() for name in (CONFIG_NAME, SAFE_WEIGHTS_NAME)):
+        return False
+    try:
+        return bool(read_json(folder / RECORD, held_out_rounds=int))
+    except BadInput:  # none, a torn one, or one without what was measured
+        return False
+
+
 def device_of(accelerator: "Accelerator") -> str:
     # accelerate says cpu:0 where several processes run, and a processor is asked for as cpu
     return str(accelerator.device).replace("cpu:0", "cpu")
@@ -283,7 +299,7 @@ def write_trained(
     parts: "Parts",
     progress: dict,
 ) -> None:
-    """The head, what it does on what was held out, and the record of both."""
+    """The head and its record; then what it does on what was held out, which is added to that."""
     from eagle_fsd.heads.draft_head import build_head
     from eagle_fsd.heads.files import write_head
     from eagle_fsd.heads.mtp_files import write_mtp
@@ -296,22 +312,22 @@ def write_trained(
     head = build(shape).eval()
     head.load_state_dict(tensors, assign=True)
     write(run.folder, head.bfloat16())
-    tokens_per_round, rounds = expected_tokens_per_round(
-        head, states, parts.held_out, SMALL_TREE, seconds=options.held_out_seconds
-    )
     speed = progress["tokens"] / max(progress["seconds"], 1e-9)
     record = {
         "answer_tokens_seen": progress["tokens"],
         "training_seconds": progress["seconds"],
         "tokens_per_second": speed,
         "tree": tree_name(SMALL_TREE),
-        "tokens_per_round": tokens_per_round,
-        "held_out_rounds": rounds,
         "held_out": len(parts.held_out),
         "equal_to_held_out": parts.copies,
         "recipe": asdict(parse_recipe(options.recipe)),
     }
     write_json(run.folder / RECORD, record)
+    tokens_per_round, rounds = expected_tokens_per_round(
+        head, states, parts.held_out, SMALL_TREE, seconds=options.held_out_seconds
+    )
+    measured = {"tokens_per_round": tokens_per_round, "held_out_rounds": rounds}
+    write_json(run.folder / RECORD, record | measured)
     print(
         f"The head is in {options.output}. It was trained on {progress['tokens']} answer tokens in "
         f"{progress['seconds']:.0f} seconds ({speed:.0f} tokens/s).\n"

@@ -23,11 +23,12 @@ from eagle_fsd.config import BadInput
 from eagle_fsd.decoding.tree import Drafter
 from eagle_fsd.evaluation.answering import answer_prompt, turn_record
 from eagle_fsd.evaluation.questions import Question, check_same_questions, fastchat_answers, spread
+from eagle_fsd.evaluation.report.read_runs import RECORD, TRACE
 from eagle_fsd.evaluation.traces import TurnTrace
 from eagle_fsd.models.chat import answer_message
 from eagle_fsd.models.loaded import Model
 from eagle_fsd.options import BenchOptions, ModelOptions, SamplingOptions, changeable
-from eagle_fsd.runs.folder import Run
+from eagle_fsd.runs.folder import Run, answer_key
 from eagle_fsd.runs.jsonl import append_lines, read_lines, write_lines
 from eagle_fsd.runs.processes import Processes
 from eagle_fsd.timing import check_timing_alone, rotated
@@ -69,7 +70,8 @@ class Bench:
         settings = {"command": command} | asdict(options) | asdict(sampling)
         settings |= asdict(model_options) | model_options.digests()
         free = changeable(options, sampling, model_options)
-        self.run = Run(options.output, settings, free=free, processes=self.processes)
+        forms = {"*": RECORD | {"answer_id": str, "tstamp": float}}
+        self.run = Run(options.output, settings, free=free, forms=forms, processes=self.processes)
         for records in self.run.records.values():
             check_same_questions(records.values(), questions)
 
@@ -185,7 +187,8 @@ class Bench:
         untraced = 0
         for arm in self.arms if self._traced else ():
             path = self._beside("traces", arm.slug)
-            rows = read_lines(path, repair=True) if path.is_file() else []
+            there = {"fields": TRACE, "key": answer_key, "repair": True}
+            rows = read_lines(path, **there) if path.is_file() else []
             traced = {row["question_id"] for row in rows}
             traced |= {q.question_id for q, other, choice in jobs if other is arm and choice == 0}
             if arm.runs_our_loop:

@@ -104,9 +104,11 @@ def run_replay(options: ReplayOptions) -> None:
     files = {name: f"{Path(name).name}-{digest(head_digests(name))}" for name in heads}
     digests = target_digests(options.target)
     identity = {key: asdict(options)[key] for key in ("target", "dtype", "conv_template")}
-    store = Run(options.texts, identity | digests)
+    texts = {"texts": {"question_id": None, "prompt_ids": list, "greedy_ids": list}}
+    store = Run(options.texts, identity | digests, forms=texts)
     settings = {"command": "replay"} | asdict(options) | digests | options.plugin_digest()
-    run = Run(options.output, settings, free=changeable(options))
+    judged = {"question_id": None, "turns": {"prompt": str}, "arms": dict, "levels": list}
+    run = Run(options.output, settings, free=changeable(options), forms={"*": judged})
     for records in run.records.values():
         check_same_questions(records.values(), questions, turns=1)
     missing = {

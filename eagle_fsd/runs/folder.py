@@ -11,14 +11,17 @@ import fcntl
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Hashable
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import TextIO
 
 from eagle_fsd.config import BadInput
-from eagle_fsd.runs.jsonl import append_lines, read_json, read_lines, write_json
+from eagle_fsd.runs.jsonl import Fields, append_lines, read_json, read_lines, write_json
 from eagle_fsd.runs.processes import Processes
 from eagle_fsd.runs.provenance import describe_run, without_checkout
+
+SESSIONS = {"session": str}  # what every session holds at least
 
 
 def answer_key(record: dict) -> tuple[int | str, int]:
@@ -30,6 +33,19 @@ def record_files(folder: str | Path, name: str = "*") -> list[Path]:
     """The files of all records, or of those of one name, in the order of their names."""
     paths = Path(folder).glob(f"records/**/{name}.jsonl")
     return sorted(paths, key=lambda path: (path.name, path))
+
+
+def check_sessions(path: Path, rows: Iterable[dict], sessions: Iterable[dict]) -> None:
+    """Refuse, by a BadInput, records of sessions that are not those of their run's run.json: nobody
+    knows by what settings they were made."""
+    known = {session["session"] for session in sessions}
+    for row in rows:
+        if (session := row.get("session")) not in known:
+            raise BadInput(
+                f"{path} holds records of session {session!r}, of which the run.json of this run "
+                "does not tell, or it is gone: put the right one back from a copy, or name another "
+                "folder"
+            )
 
 
 def lock_folder(folder: Path, kind: int = fcntl.LOCK_EX) -> TextIO:
@@ -59,14 +75,15 @@ class Run:
             hold a digest of the library's source, which may differ: reports note it.
         free: settings that may differ from those of earlier sessions.
         key: what identifies a record among those of its name; of two with one key the later counts.
+        forms: the fields of the records of each name; "*": of all others.
 
     Attributes:
         records: name -> key -> record, of the sessions before and of this process; after `finish`
             the main process has all.
 
     Raises:
-        BadInput: the folder cannot be written to, is damaged, holds another run, or another
-            command is writing to it.
+        BadInput: the folder cannot be written to, is damaged, holds another run or records of which
+            its run.json does not tell, or another command is writing to it.
     """
 
     def __init__(
@@ -76,6 +93,7 @@ class Run:
         *,
         free: Collection[str] = (),
         key: Callable[[dict], Hashable] = answer_key,
+        forms: Mapping[str, Fields] = MappingProxyType({}),
         processes: Processes = Processes(),  # noqa: B008  (frozen)
     ):
         self.folder = Path(folder)
@@ -83,7 +101,7 @@ class Run:
         self.processes = processes
         self.sessions: list[dict] = []
         self.records: defaultdict[str, dict[Hashable, dict]] = defaultdict(dict)
-        self._key, self._session = key, ""
+        self._key, self._forms, self._session = key, forms, ""
         self._adding = threading.Lock()
         if self.folder == Path():  # as of an empty text; "." is one too
             raise BadInput("the folder of a run needs a name, such as runs/mine")
@@ -97,7 +115,7 @@ class Run:
         self._place.mkdir(parents=True, exist_ok=True)
         path, before = self.folder / "run.json", self.settings
         if path.is_file():
-            before, self.sessions = read_json(path, options=dict, sessions=list)
+            before, self.sessions = read_json(path, options=dict, sessions=SESSIONS)
         # those that are only there count too: a file of a model may be gone
         names = sorted({*before, *self.settings} - {*free})
         pairs = {name: (before.get(name), self.settings.get(name)) for name in names}
@@ -116,7 +134,9 @@ class Run:
 
     def _read_records(self, *, repair: bool = False) -> None:
         for path in record_files(self.folder):
-            rows = read_lines(path, repair=repair)
+            fields = self._forms.get(path.stem, self._forms.get("*"))
+            rows = read_lines(path, fields=fields, key=self._key, repair=repair)
+            check_sessions(path, rows, self.sessions)
             self.records[path.stem] |= {self._key(row): row for row in rows}
 
     def begin_session(self, **notes: object) -> None:
@@ -130,6 +150,7 @@ class Run:
         if self.processes.is_main:
             whole = {"options": self.settings, "sessions": self.sessions}
             write_json(self.folder / "run.json", whole)
+        self.processes.wait()  # no record is there before its session is
 
     def add(self, name: str, *records: dict) -> None:
         """Append records; they are on disk when this returns. Any thread may call it."""

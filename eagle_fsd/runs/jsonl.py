@@ -9,15 +9,16 @@ import lzma
 import os
 import sys
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import TextIO
 
 from eagle_fsd.config import BadInput, check_text, step_of_setup
 
-# the names of what a JSON object holds; under a name with Fields of its own stands a list of such
-Fields = Mapping[str, "Fields | None"]
+# the names of what a JSON object holds, with its type or None for any; under a name with Fields of
+# its own stands a list of such
+Fields = Mapping[str, "Fields | type | None"]
 
 # that users' records come in
 FORMS = "JSON lines, a JSON list, CSV, TSV, Parquet, or .txt with a text a line, in UTF-8"
@@ -35,14 +36,16 @@ def read_lines(
     path: Path,
     *,
     fields: Fields | None = None,
+    key: Callable[[dict], Hashable] | None = None,
     repair: bool = False,
     warn: Callable[[str], None] = lambda text: print(f"warning: {text}", file=sys.stderr),
 ) -> list[dict]:
-    """The rows of a file of ours, which have these fields. A torn last line, as a killed writer
-    leaves it or a running one has it, is left out with a warning; `repair` cuts it off the file.
+    """The rows of a file of ours, which have these fields, and a key if they need one. A torn last
+    line, as a killed writer leaves it or a running one has it, is left out with a warning; `repair`
+    cuts it off the file.
 
     Raises:
-        BadInput: a line amid the file is broken, or a row lacks a field; names the line.
+        BadInput: a line amid the file is broken, or a row is of another form; names the line.
     """
     rows, good = [], 0
     data = path.read_bytes()
@@ -61,6 +64,10 @@ def read_lines(
         good += len(line)
         if line.strip():
             check_fields(row, fields or {}, f"{path}, line {number}")
+            try:
+                hash(key and key(row))
+            except (LookupError, TypeError) as error:
+                raise _misfit(row, f"{path}, line {number}") from error
             rows.append(row)
     return rows
 
@@ -163,7 +170,8 @@ def _parsed(text: str) -> object:
 
 
 def check_fields(value: object, fields: Fields, place: str) -> None:
-    """Refuse what is no JSON object or lacks a field, and nothing else; `place` says where it is.
+    """Refuse what is no JSON object, lacks a field or has one of another type, and nothing else;
+    `place` says where it is.
 
     Example: of the fields {"turns": {"text": None}} {"turns": [{}]} lacks "turns 0, text".
     """
@@ -172,11 +180,10 @@ def check_fields(value: object, fields: Fields, place: str) -> None:
     for key, inner in fields.items():
         if key not in value:
             raise _misfit(None, f"{place}, {key}")
-        if inner is None:
-            continue
-        if not isinstance(value[key], list):
+        kind = inner if isinstance(inner, type) else list
+        if inner is not None and not isinstance(value[key], kind):
             raise _misfit(value[key], f"{place}, {key}")
-        for number, part in enumerate(value[key]):
+        for number, part in enumerate(value[key] if isinstance(inner, Mapping) else ()):
             check_fields(part, inner, f"{place}, {key} {number}")
 
 
@@ -186,17 +193,14 @@ def _misfit(value: object, place: str) -> BadInput:
     )
 
 
-def read_json(path: Path, **kinds: type) -> list:
-    """The values of these keys in a JSON file of ours; BadInput if it is damaged, or one is not of
-    its kind."""
+def read_json(path: Path, **kinds: type | Fields) -> list:
+    """The values of these fields of a JSON file of ours; BadInput if it is damaged, or one is not
+    of its kind."""
     try:
         whole = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise BadInput(f"{path} is damaged ({error!r}): make it anew, elsewhere") from error
-    check_fields(whole, dict.fromkeys(kinds), f"{path}")
-    for key, kind in kinds.items():
-        if not isinstance(whole[key], kind):
-            raise _misfit(whole[key], f"{path}, {key}")
+    check_fields(whole, kinds, f"{path}")
     return [whole[key] for key in kinds]
 
 

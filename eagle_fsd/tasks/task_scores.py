@@ -28,7 +28,7 @@ def records_by_arm(folder: str | Path) -> dict[str, list[dict]]:
     """The records of a finished or unfinished run; nothing is written."""
     records: dict[str, list[dict]] = {}
     for path in record_files(folder):
-        for row in read_lines(path, fields=ANSWERED):
+        for row in read_lines(path, fields=ANSWERED, key=answer_key):
             records.setdefault(row["arm"], []).append(row)
     if not records:
         raise BadInput(f"{folder} holds no records: name the folder of a run")

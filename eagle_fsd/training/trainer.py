@@ -4,7 +4,6 @@ In the run's folder, progress.json names the last complete save, which is state-
 records/log.jsonl holds what the loop logged; of two rows of one step the later counts.
 """
 
-import json
 import math
 import os
 import shutil
@@ -20,9 +19,10 @@ from torch import nn
 from tqdm import tqdm
 
 from eagle_fsd.cli import held_interrupt
-from eagle_fsd.config import BadInput
+from eagle_fsd.config import BadInput, one_line
+from eagle_fsd.heads.files import UNREADABLE
 from eagle_fsd.runs.folder import Run
-from eagle_fsd.runs.jsonl import write_json
+from eagle_fsd.runs.jsonl import read_json, write_json
 from eagle_fsd.training.data import Batches
 from eagle_fsd.training.recipe import Recipe
 
@@ -174,11 +174,21 @@ class Trainer:
         self.accelerator.wait_for_everyone()
 
     def _resume(self) -> dict | None:
-        """Load the last complete state; None if there is none."""
+        """Load the last complete state; None if there is none. BadInput: it is not as it was."""
         path = self.run.folder / PROGRESS
         if not path.is_file():
+            if self.run.records["log"]:
+                self.accelerator.print(f"begins anew: there is no {path}, and so no complete save")
             return None
-        progress = json.loads(path.read_text())
-        self.accelerator.load_state(str(self.run.folder / f"state-{progress['step']}"))
+        step, seconds, tokens = read_json(path, step=int, seconds=float, tokens=int)
+        progress = {"step": step, "seconds": seconds, "tokens": tokens}
+        folder = self.run.folder / f"state-{step}"
+        try:
+            self.accelerator.load_state(str(folder))
+        except UNREADABLE as error:
+            raise BadInput(
+                f"{folder}, the last save, is gone or damaged ({one_line(error)}): delete {path} "
+                "to begin anew, or name another --output"
+            ) from error
         self.accelerator.print(f"goes on behind step {progress['step']}")
         return progress

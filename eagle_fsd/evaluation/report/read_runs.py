@@ -49,10 +49,8 @@ def read_run(folder: Path) -> RunData:
     check_text(str(folder))
     if not os.path.isfile(folder / "run.json"):
         raise BadInput(f"{folder} is no run: it has no run.json")
-    options, sessions = read_json(folder / "run.json", options=dict, sessions=list)
+    options, sessions = read_json(folder / "run.json", options=dict, sessions=SESSION)
     check_fields(options, fields("target", "dtype"), f"{folder / 'run.json'}, options")
-    for number, session in enumerate(sessions):
-        check_fields(session, SESSION, f"{folder / 'run.json'}, sessions {number}")
     warnings: list[str] = []
     records = _read_arms(record_files(folder), RECORD, warnings)
     if not records:
@@ -67,9 +65,7 @@ def read_run(folder: Path) -> RunData:
         raise BadInput(f"{folder}: {error}; {advice}") from error
     scores = []
     for path in [*folder.glob("scores/table.json"), *sorted(folder.glob("judge/*/single.json"))]:
-        (rows,) = read_json(path, rows=list)
-        for number, row in enumerate(rows):
-            check_fields(row, SCORE, f"{path}, rows {number}")
+        (rows,) = read_json(path, rows=SCORE)
         scores += [row for row in rows if row["arm"] in arms]
     names = list(dict.fromkeys(row["score"] for row in scores))  # a scorer's own comes first
     scores.sort(key=lambda row: (names.index(row["score"]), arms.index(row["arm"])))
@@ -77,7 +73,7 @@ def read_run(folder: Path) -> RunData:
     for arm in arms:
         path = folder / "scores" / f"{parse_arm(arm).slug}.jsonl"
         if path.is_file():
-            rows = read_lines(path, fields=SCORED, warn=warnings.append)
+            rows = read_lines(path, fields=SCORED, key=answer_key, warn=warnings.append)
             scored[arm] = {answer_key(row): row for row in rows}
     return RunData(
         str(folder),
@@ -94,7 +90,7 @@ def read_run(folder: Path) -> RunData:
 def _read_arms(paths: list[Path], wanted: Fields, warnings: list[str]) -> dict[str, list[dict]]:
     arms: dict[str, list[dict]] = {}
     for path in paths:
-        rows = read_lines(path, fields=wanted, warn=warnings.append)
+        rows = read_lines(path, fields=wanted, key=answer_key, warn=warnings.append)
         arm = rows[0]["arm"] if rows else ""
         for number, row in enumerate(rows, start=1):
             if row["arm"] != arm:
