@@ -55,7 +55,7 @@ def run_judge(options: JudgeOptions) -> None:
         raise BadInput(f"--arms {', '.join(lacking)}: the run has {', '.join(sorted(arms))}")
     folder = Path(options.run) / "judge" / quote(options.model, safe="")
     # a verdict is of its request alone, whatever code asked
-    forms = {"single": dict.fromkeys(("question_id", "arm", "turn", "verdict"))}
+    forms = {"single": dict.fromkeys(("question_id", "arm", "turn", "reply", "error"))}
     verdicts = Run(folder / "verdicts", {}, key=itemgetter("digest"), forms=forms)
     by_digest = verdicts.records["single"]
 
