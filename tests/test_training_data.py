@@ -114,6 +114,11 @@ def test_what_equals_a_held_out_dialogue_is_not_trained_on(dialogues):
     assert len(once) == len(dialogues) - 8 and len(held) == 8 and copies == 0
     with pytest.raises(BadInput, match="leaves none of 5 dialogues .* 4 equal held-out ones"):
         split([dialogues[0]] * 5, held_out=1)
+    # of a template that forgets thoughts, a dialogue has a row a turn
+    rows = [Dialogue(d.ids, d.mask, number=n // 2) for n, d in enumerate(dialogues)]
+    training, held, *_ = split(rows, held_out=8)
+    assert len(held) == 8 and training
+    assert not {row.number for row in held} & {row.number for row in training}
 
 
 def test_every_epoch_has_each_dialogue_and_its_own_order(dialogues):

@@ -259,7 +259,9 @@ def device_of(accelerator: "Accelerator") -> str:
 def report_held_out(parts: "Parts", options: TrainOptions, accelerator: "Accelerator") -> None:
     """What is held out, where that is not what one would think."""
     if parts.copies:
-        accelerator.print(f"{parts.copies} dialogues equal held-out ones and are left out")
+        accelerator.print(
+            f"{parts.copies} rows equal held-out ones, or are of the same dialogues, and are left out"
+        )
     held, every = len(parts.held_out), parts.size
     if held > LARGE_SHARE * every:
         accelerator.print(

@@ -32,10 +32,12 @@ from eagle_fsd.runs.jsonl import read_records
 
 @dataclass(frozen=True)
 class Dialogue:
-    """Token ids of one dialogue, and which of them the assistant wrote."""
+    """Token ids of one dialogue, and which of them the assistant wrote; its number in a folder of
+    make_data.py, where several rows may be of one dialogue."""
 
     ids: list[int]
     mask: list[bool]
+    number: int | None = None
 
 
 class HeadBatch(NamedTuple):
@@ -88,7 +90,9 @@ def read_dialogues(
                 f"from 0 to {vocab_size - 1} and loss_mask of 0 and 1 (other tokens: {foreign[:3]})"
             )
         if any(mask[2:max_length]):  # token 2 is the first that a head can predict
-            dialogues.append(Dialogue(ids[:max_length], [m == 1 for m in mask[:max_length]]))
+            number = row["id"] if "part" in row else None
+            mask = [m == 1 for m in mask[:max_length]]
+            dialogues.append(Dialogue(ids[:max_length], mask, number))
     if not dialogues:
         raise BadInput(f"{path} holds no dialogue with an answer inside {max_length} tokens")
     return dialogues
@@ -99,13 +103,13 @@ class Parts(NamedTuple):
 
     training: list[Dialogue]
     held_out: list[Dialogue]  # all different
-    copies: int  # of held-out dialogues, which are in neither part
+    copies: int  # of held-out dialogues, and other rows of theirs, which are in neither part
     size: int  # of the whole
 
 
 def split(dialogues: Sequence[Dialogue], *, held_out: int, answer_tokens: int = 0) -> Parts:
     """Hold out `held_out` different dialogues, the same whatever the run's seed; none that equals
-    one of them in its tokens is trained on.
+    one of them in its tokens, or is another row of one, is trained on.
 
     `answer_tokens` trains on a random part of about this number, which lies within that of a larger
     number; 0: all.
@@ -118,7 +122,12 @@ def split(dialogues: Sequence[Dialogue], *, held_out: int, answer_tokens: int = 
     for dialogue in shuffled:
         if len(held) < held_out:
             held.setdefault(tuple(dialogue.ids), dialogue)
-    training = [dialogue for dialogue in shuffled if tuple(dialogue.ids) not in held]
+    numbers = {dialogue.number for dialogue in held.values()} - {None}
+    training = [
+        dialogue
+        for dialogue in shuffled
+        if tuple(dialogue.ids) not in held and dialogue.number not in numbers
+    ]
     copies = len(dialogues) - len(held) - len(training)
     if not training:
         equal = f", of which {copies} equal held-out ones" if copies else ""
