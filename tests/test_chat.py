@@ -65,6 +65,7 @@ def test_text_in_the_forms_of_todays_clients(content):
         (b"Hi", "list of messages"),
         ([{"role": "system", "content": "Be kind."}], "empty"),
         ([], "empty"),
+        ([USER, {"role": "assistant", "content": "Sure:"}], "last message"),
     ],
 )
 def test_messages_that_are_more_than_text_are_named(messages, told):

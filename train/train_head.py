@@ -260,7 +260,7 @@ def report_held_out(parts: "Parts", options: TrainOptions, accelerator: "Acceler
     """What is held out, where that is not what one would think."""
     if parts.copies:
         accelerator.print(
-            f"{parts.copies} rows equal held-out ones, or are of the same dialogues, and are left out"
+            f"{parts.copies} rows equal held-out ones, or are of the same dialogues: left out"
         )
     held, every = len(parts.held_out), parts.size
     if held > LARGE_SHARE * every:

@@ -65,6 +65,11 @@ def read_messages(prompt: object) -> list[Message]:
         messages.append(read)
     if not any(message["role"] == "user" for message in messages):
         raise BadInput("the prompt is empty: it has no message of the user's")
+    if messages[-1]["role"] == "assistant":
+        raise BadInput(
+            "the prompt's last message is the assistant's own, and continuing one is not supported: "
+            "leave it out"
+        )
     return messages
 
 
