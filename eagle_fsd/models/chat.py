@@ -67,8 +67,8 @@ def read_messages(prompt: object) -> list[Message]:
         raise BadInput("the prompt is empty: it has no message of the user's")
     if messages[-1]["role"] == "assistant":
         raise BadInput(
-            "the prompt's last message is the assistant's own, which is not continued here: leave it "
-            "out"
+            "the prompt's last message is the assistant's own, which cannot be continued here: "
+            "leave it out"
         )
     return messages
 
