@@ -114,6 +114,7 @@ def stream(
             if text.endswith(("\N{REPLACEMENT CHARACTER}", *begun)) or len(text) < len(answer.text):
                 continue  # half a character, or maybe of a stop string: a later round decides
         else:
-            answer.thought = model.find_thought(prompt, answer.tokens).length
+            # which a stop string may cut
+            answer.thought = min(len(text), model.find_thought(prompt, answer.tokens).length)
         new, answer.text = text[len(answer.text) :], text
         yield new, answer

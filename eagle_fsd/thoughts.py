@@ -35,7 +35,7 @@ def thought_length(text: str, marks: Marks = KNOWN_MARKS, *, prompt: str | None 
     for begin, end in marks:
         _, mark, answer = text.partition(end)
         opened = mark if prompt is None else prompt.rstrip().endswith(begin)
-        if opened or text.lstrip().startswith(begin):
+        if opened or text.lstrip().startswith((begin, end)):
             return len(text) - len(answer.lstrip("\n"))
     return 0
 

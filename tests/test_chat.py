@@ -11,7 +11,7 @@ from tiny import tiny_target
 from tiny_folder import byte_tokenizer, write_random_head, write_reasoning_target
 from tokenizers import Tokenizer, decoders, models
 from training_runs import data_options, make_data
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
+from transformers import AddedToken, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
 import eagle_fsd
 from eagle_fsd.config import BadInput
@@ -19,6 +19,7 @@ from eagle_fsd.decoding.tree import RootDrafter
 from eagle_fsd.models.chat import prompt_ids
 from eagle_fsd.models.loaded import Model
 from eagle_fsd.thoughts import answer_of, thought_length, without_thought
+from eagle_fsd.training.dialogues import ChatFormat
 
 USER = {"role": "user", "content": "Hi"}
 PLAIN = {"arm": "plain", "max_new_tokens": 12}
@@ -97,6 +98,34 @@ def test_control_tokens_in_a_text_are_text(conv_template):
     assert 1 in prompt_ids(tokenizer, "</s>")[-12:]  # the template's own stays
 
 
+def test_control_tokens_of_any_form_are_text():
+    """Of one character; beside a role that has no token; with the white space that it takes in.
+    Bugs held down: the first forged, the second was an IndexError, a line break was added."""
+    tokenizer = byte_tokenizer()
+    tokenizer.add_tokens(
+        [AddedToken("\u2603", special=True), AddedToken("<e>", special=True, rstrip=True)]
+    )
+    tokenizer.pad_token = ""
+    tokenizer.chat_template = tokenizer.chat_template.replace("</s>", "<e>\n")
+    wanted, got = (prompt_ids(tokenizer, f"a{text}b") for text in ("#", "\u2603<e>"))
+    (newline,) = tokenizer("\n").input_ids
+    assert got.count(newline) == wanted.count(newline) == 2  # behind the roles
+    assert 258 not in got and got.count(259) == wanted.count(259) == 1
+    talk = [USER, {"role": "assistant", "content": "So"}, USER]
+    ids = [*prompt_ids(tokenizer, "Hi"), *tokenizer("So<e>").input_ids]
+    assert ChatFormat(tokenizer).prompt(talk, ids) == prompt_ids(tokenizer, talk)
+
+
+def test_system_messages_under_a_fastchat_template():
+    """Bugs held down: the last of several stood alone, and some templates left it out."""
+    tokenizer = byte_tokenizer()
+    system = [{"role": "system", "content": text} for text in ("Be kind.", "Be brief.")]
+    told = tokenizer.decode(prompt_ids(tokenizer, [*system, USER], conv_template="vicuna_v1.1"))
+    assert "Be kind." in told and "Be brief." in told
+    with pytest.raises(BadInput, match="deepseek-coder.*system"):
+        prompt_ids(tokenizer, [*system, USER], conv_template="deepseek-coder")
+
+
 # --- the end of a turn ----------------------------------------------------------------------------
 
 
@@ -167,6 +196,7 @@ def test_defaults_of_the_target_s_own_are_told(tmp_path, capsys):
         ("too long", "<think>", ""),
         ("<think>a</think>    return 1", "", "    return 1"),
         ("42", "<think>\n\n</think>\n\n", "42"),
+        ("<|channel|>final<|message|>42", "<|start|>assistant", "42"),
         ("no marks < think", None, "no marks < think"),
     ],
 )
@@ -256,6 +286,17 @@ def test_a_reasoning_target_s_whole_path(reasoning, tmp_path, call, capsys, serv
         "exact",
     )
     assert all(row["scores"]["exact_match"] == 1 for row in rows(task / "scores/exact.jsonl"))
+
+
+def test_a_client_s_history_and_a_stop_string_in_a_thought(reasoning):
+    """The template leaves out a thought whose marks are special tokens; a thought is no longer than
+    the text. Bugs held down: it stayed, as text; it was."""
+    model = eagle_fsd.load(str(reasoning / "target"), head=None, dtype="float32")
+    talk = [USER, {"role": "assistant", "content": "<think>1</think>42"}, USER]
+    without = [USER, {"role": "assistant", "content": "42"}, USER]
+    assert model.prompt_ids(talk) == model.prompt_ids(without)
+    answer = eagle_fsd.generate(model, "Hi", stop_strings="1", **PLAIN)
+    assert answer.finish == "stop" and answer.thought == len(answer.text)
 
 
 # --- streaming ------------------------------------------------------------------------------------

@@ -198,7 +198,9 @@ def summarize(run: "Run", unread: Counter[str]) -> dict:
     from eagle_fsd.runs.jsonl import read_lines, write_json, write_lines
 
     dropped = Counter(row["reason"] for row in run.records["dropped"].values())
-    made = sorted(run.records["dialogues"].values(), key=lambda row: (row["id"], row["part"]))
+    made = sorted(
+        run.records["dialogues"].values(), key=lambda row: (row["id"], row.get("part", 0))
+    )
     first: dict[str, int] = {}
     rows = [row for row in made if first.setdefault(row["user"], row["id"]) == row["id"]]
     if not rows:
@@ -221,8 +223,8 @@ def summarize(run: "Run", unread: Counter[str]) -> dict:
         "seconds": seconds,
         "answer_tokens_per_s": answer_tokens / max(seconds, 0.1),
         "share_finished": sum(row["finished"] for row in rows) / len(rows),
-        "from": dict(Counter(row["source"] for row in rows if row["part"] == 0)),
-        "control_tokens": sum(row.get("control_tokens", 0) for row in rows if row["part"] == 0),
+        "from": dict(Counter(row["source"] for row in rows if not row.get("part"))),
+        "control_tokens": sum(row.get("control_tokens", 0) for row in rows if not row.get("part")),
         "dropped": dict(sorted(dropped.items())),
         "unread": dict(sorted(unread.items())),
     }

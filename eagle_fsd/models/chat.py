@@ -5,6 +5,7 @@ import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import groupby
 from typing import NamedTuple
 
 from jinja2 import TemplateError
@@ -89,14 +90,20 @@ def prompt_ids(
     if conv_template:
         template = _conversation(conv_template)
         user, assistant = template.roles[:2]  # a third is the system's
+        if asked := [m["content"] for m in messages if m["role"] == "system"]:
+            template.set_system_message("\n\n".join(asked))
         for message in messages:
-            if message["role"] == "system":
-                template.set_system_message(message["content"])
-            else:
+            if message["role"] != "system":
                 role = user if message["role"] == "user" else assistant
                 template.append_message(role, message["content"])
         template.append_message(assistant, None)
-        return encode(tokenizer, template.get_prompt(), begins=True)
+        text = template.get_prompt()
+        if not all(system.strip() in text for system in asked):
+            raise BadInput(
+                f"conv_template {conv_template!r} has no place for a system message: leave it out, "
+                "or write it into the user's turn"
+            )
+        return encode(tokenizer, text, begins=True)
     return encode(tokenizer, render(tokenizer, messages))
 
 
@@ -152,8 +159,21 @@ def broken_up(tokenizer: PreTrainedTokenizerBase, messages: list[Message]) -> li
     keys = ("content", "reasoning_content")
     return [
         message | {key: broken(message[key]) for key in keys if pattern and key in message}
-        for message in messages
+        for message in (_apart(tokenizer, message) for message in messages)
     ]
+
+
+def _apart(tokenizer: PreTrainedTokenizerBase, message: Message) -> Message:
+    """An earlier answer with its thought apart where the marks around it are special tokens: a
+    template would no longer find these once they are broken up."""
+    text, marks = message["content"], thought_marks(tokenizer)
+    length = thought_length(text, marks) if message["role"] == "assistant" else 0
+    if not control_tokens(tokenizer, text[:length]):
+        return message
+    thought = re.sub(
+        "|".join(re.escape(mark) for pair in marks for mark in pair), "", text[:length]
+    )
+    return {"reasoning_content": thought} | message | {"content": text[length:]}
 
 
 def encode(tokenizer: PreTrainedTokenizerBase, text: str, *, begins: bool = False) -> list[int]:
@@ -165,10 +185,10 @@ def encode(tokenizer: PreTrainedTokenizerBase, text: str, *, begins: bool = Fals
     if BREAK not in text:
         return tokenizer(text, add_special_tokens=begins).input_ids
     ids = []
-    # special tokens part texts for a tokenizer anyhow
-    for part in re.split(f"({_control(tokenizer)})", text):
-        spelt_out = BREAK in part
-        part = part.replace(BREAK, "")
+    # special tokens part texts for a tokenizer anyhow, with the white space that they take in
+    parts = re.split(f"({_control(tokenizer, spaces=True)})(?!{BREAK})", text)
+    for spelt_out, run in groupby(parts, key=lambda part: BREAK in part):
+        part = "".join(run).replace(BREAK, "")
         encoded = tokenizer(
             part, add_special_tokens=begins and not ids, split_special_tokens=spelt_out
         )
@@ -176,11 +196,21 @@ def encode(tokenizer: PreTrainedTokenizerBase, text: str, *, begins: bool = Fals
     return ids
 
 
-def _control(tokenizer: PreTrainedTokenizerBase) -> str:
-    """A pattern of all special tokens, the longest first; "" where there is none."""
-    added = tokenizer.added_tokens_decoder.values()
-    tokens = {token.content for token in added if token.special} | {*tokenizer.all_special_tokens}
-    return "|".join(re.escape(token) for token in sorted(tokens, key=len, reverse=True))
+def _control(tokenizer: PreTrainedTokenizerBase, *, spaces: bool = False) -> str:
+    """A pattern of all special tokens, the longest first; "" where there is none.
+
+    Args:
+        spaces: with the white space beside them that some take in (rstrip, as Phi-3's).
+    """
+    added = [token for token in tokenizer.added_tokens_decoder.values() if token.special]
+    tokens = {token.content for token in added} | {*tokenizer.all_special_tokens}
+    tokens -= {""}  # which some tokenizers give a role
+    before = {token.content for token in added if spaces and token.lstrip}
+    after = {token.content for token in added if spaces and token.rstrip}
+    return "|".join(
+        r"\s*" * (token in before) + re.escape(token) + r"\s*" * (token in after)
+        for token in sorted(tokens, key=len, reverse=True)
+    )
 
 
 # --- what ends a turn, and what of it is thought --------------------------------------------------

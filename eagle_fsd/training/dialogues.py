@@ -106,8 +106,10 @@ class ChatFormat:
         *before, answer, _ = messages
         end = self.tokenizer.decode(ids[-1:])
         start = render(self.tokenizer, before) + answer["content"] + end
-        if text.startswith(start):
-            return [*ids, *encode(self.tokenizer, text[len(start) :])]
+        # behind the end token, which may take in the white space that follows it
+        after = encode(self.tokenizer, end + text[len(start) :])
+        if text.startswith(start) and after[:1] == ids[-1:]:
+            return [*ids, *after[1:]]
         return encode(self.tokenizer, text)
 
 
