@@ -27,6 +27,7 @@ from eagle_fsd.arms import Arm, parse_arm
 from eagle_fsd.config import DEFAULT_ARM, BadInput, SamplingConfig, TreeConfig, as_tree
 from eagle_fsd.decoding.answer import Generation, Round
 from eagle_fsd.decoding.loop import DecodeConfig, StopConfig, decode_rounds
+from eagle_fsd.decoding.seen import Seen
 from eagle_fsd.decoding.target import NO_DEFAULTS, Target
 from eagle_fsd.decoding.tree import Drafter
 from eagle_fsd.drafters.eagle import head_drafter
@@ -85,12 +86,14 @@ class DecodingMethod:
         """
         _check(model, input_ids, generation_config, rest)
         sampling = _sampling(generation_config, logits_processor, model.generation_config)
-        place = (model.device, model.dtype, model.get_output_embeddings())
-        if self._built.get(model, (None,))[0] != place:
+        loaded = isinstance(self._head, DraftHead)
+        of_head = [*self._head.parameters(), *self._head.buffers()] if loaded else []
+        target, drafter, further_ends, seen = self._built.get(model, (None, None, (), None))
+        if target is None or target.is_stale or not seen.is_now(of_head):
             with torch.random.fork_rng(devices=()):  # a head begins as random weights
-                built = _build(model, self._head, self._arm, self._tree)
-                self._built[model] = place, *built, self._turn_ends(model)
-        _, target, drafter, further_ends = self._built[model]
+                target, drafter = _build(model, self._head, self._arm, self._tree)
+            further_ends = self._turn_ends(model)
+            self._built[model] = target, drafter, further_ends, Seen(of_head)
         self._arm.check(sampling, drafter)
 
         prompt = input_ids[0].tolist()
@@ -145,7 +148,8 @@ def custom_generate(
     generate_ends: bool = False,
 ) -> DecodingMethod:
     """A decoding method for transformers' `generate`; keep it: what it makes for a model (the head
-    on its device, the target's reader) is made at the first call, and lives as long as the model.
+    on its device, the target's reader) is made at the first call, and again when the model's
+    embeddings or lm_head, or a loaded head, have changed; it lives as long as the model.
 
     Args:
         head: folder or hub id of a draft head, or a loaded one, which is copied; "mtp" is the MTP

@@ -25,9 +25,11 @@ from transformers.generation import EosTokenCriteria
 import eagle_fsd
 from eagle_fsd.config import BadInput, SamplingConfig, TreeConfig
 from eagle_fsd.decoding.acceptance import Policy
+from eagle_fsd.decoding.engine import STOCK
 from eagle_fsd.decoding.loop import DecodeConfig, StopConfig, decode, decode_rounds
 from eagle_fsd.decoding.target import Target
 from eagle_fsd.decoding.tree import RootDrafter
+from eagle_fsd.engine.packed import Packed
 
 TREE = TreeConfig(7, 3, 4)
 PROMPT = torch.tensor([prompt_tokens(9)])
@@ -187,6 +189,75 @@ def test_models_and_arms_that_cannot_decode_are_refused():
         eagle_fsd.custom_generate(head=None, arm="exact")
 
 
+def assigned(model) -> None:
+    model.load_state_dict(random_model(FAMILIES["llama"](), seed=5).state_dict(), assign=True)
+
+
+def twice_assigned(model) -> None:
+    """So that the second weights may lie where the first ones did."""
+    assigned(model)
+    model.load_state_dict(random_model(FAMILIES["llama"](), seed=6).state_dict(), assign=True)
+
+
+def exchanged(model) -> None:
+    model.lm_head.weight = torch.nn.Parameter(torch.randn_like(model.lm_head.weight))
+
+
+def pointed(model) -> None:
+    model.lm_head.weight.data = torch.randn_like(model.lm_head.weight)
+
+
+def learnt(model) -> None:
+    """As an optimizer changes weights."""
+    with torch.no_grad():
+        model.lm_head.weight.add_(torch.randn_like(model.lm_head.weight))
+
+
+def merged(model) -> None:
+    """As PEFT's merge does; torch counts no change of it."""
+    model.lm_head.weight.data += torch.randn_like(model.lm_head.weight)
+
+
+def embedded(model) -> None:
+    model.set_input_embeddings(copy.deepcopy(model.get_input_embeddings()))
+    torch.nn.init.normal_(model.get_input_embeddings().weight)
+
+
+CHANGES = [assigned, twice_assigned, exchanged, pointed, learnt, merged, embedded]
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_model_that_changes_between_calls_is_read_anew(change):
+    """Its tokens, and with a head over a draft vocabulary the drafts too, are those of a method
+    that has not seen it before. Bug held down: new layers were decoded with the old readout."""
+    model, head = tiny_model(), tiny_head(draft_vocab_size=61)
+    torch.manual_seed(3)
+    ours = method("fsd:0.5", head=head), method(head=head)
+    for each in ours:
+        new_tokens(model, each, max_new_tokens=12)
+    change(model)
+    same_as_generate(model, ours[1], max_new_tokens=12)
+    fresh = method("fsd:0.5", head=head)
+    assert new_tokens(model, ours[0]) == new_tokens(model, fresh)
+    assert asdict(ours[0].last) == asdict(fresh.last)
+    with torch.no_grad():  # and a head that is trained on
+        for parameter in head.parameters():
+            parameter.mul_(1.5)
+    assert new_tokens(model, ours[0]) == new_tokens(model, fresh := method("fsd:0.5", head=head))
+    assert asdict(ours[0].last) == asdict(fresh.last)
+
+
+@pytest.mark.parametrize("change", [assigned, exchanged, learnt, embedded])
+@pytest.mark.parametrize("engine", [STOCK, Packed()])
+def test_a_target_whose_model_changes_says_so(change, engine):
+    """Bug held down: it decoded with the copies of weights that it had made."""
+    target = Target(tiny_model(), engine=engine)
+    decode(target, RootDrafter(), PROMPT[0].tolist(), CONFIG)
+    change(target.model)
+    with pytest.raises(BadInput, match="no longer those .*load it again"):
+        decode(target, RootDrafter(), PROMPT[0].tolist(), CONFIG)
+
+
 class Interrupting(Heard):
     """A streamer that begins another answer, or raises, when it hears its third token."""
 
@@ -207,7 +278,7 @@ def test_however_a_call_ends_it_leaves_no_cache_and_another_answer_alone():
     model, ours = tiny_model(), method("plain")
     want = new_tokens(model, None, max_new_tokens=12)
     new_tokens(model, ours, max_new_tokens=2)
-    _, target, *_ = ours._built[model]
+    target, *_ = ours._built[model]
     other = decode_rounds(target, RootDrafter(), PROMPT[0].tolist(), CONFIG)
     begun = []
     with pytest.raises(BadInput, match="another answer was begun"):

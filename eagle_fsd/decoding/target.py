@@ -24,6 +24,7 @@ from eagle_fsd.decoding.cache import TreeCache
 from eagle_fsd.decoding.engine import STOCK, Engine
 from eagle_fsd.decoding.masks import layer_masks
 from eagle_fsd.decoding.sampling import no_numbers
+from eagle_fsd.decoding.seen import Seen
 from eagle_fsd.decoding.tree import DraftTree
 from eagle_fsd.families.text_model import (
     asks_cache_for_positions,
@@ -131,7 +132,29 @@ class Target:
         self.masks = partial(layer_masks, self.config, dtype=self.dtype, repeats=repeats)
         self._step = engine.wrap(self._run_nodes)
         self._lock = threading.RLock()
+        self._given = model
+        self._parts = self._parts_now()
+        self._seen = Seen(self._copied_now())
         self.close()
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether the model has other parts or weights than those that were read or copied when
+        this Target was made."""
+        parts = zip(self._parts, self._parts_now(), strict=True)
+        same = all(then is now for then, now in parts)
+        return not (same and self._seen.is_now(self._copied_now()))
+
+    def _parts_now(self) -> list[nn.Module]:
+        model = self._given
+        return [model.get_output_embeddings(), model.get_input_embeddings(), text_body(model)]
+
+    def _copied_now(self) -> list[torch.Tensor | None]:
+        """Weights of which a Target, its engine or its drafter keeps a reference or a copy."""
+        if self.engine.rebuilds:
+            return [*self._given.parameters()]
+        lm_head = self._given.get_output_embeddings()
+        return [getattr(lm_head, name, None) for name in ("weight", "bias")]
 
     def new_cache(self, capacity: int) -> TreeCache:
         """For a sequence of this model of at most `capacity` rows."""
@@ -152,7 +175,13 @@ class Target:
         return self.embed_tokens(token_T.to(self.embed_tokens.weight.device)).to(self.device)
 
     def start(self, capacity: int) -> None:
-        """Begin a new sequence with a cache of `capacity` rows (prompt + answer + one tree)."""
+        """Begin a new sequence with a cache of `capacity` rows (prompt + answer + one tree).
+        BadInput: the model was changed since, see is_stale."""
+        if self.is_stale:
+            raise BadInput(
+                "the target's weights are no longer those that it was loaded with, of which copies "
+                "are kept: load it again, or make another Target of the model"
+            )
         self.cache = self.new_cache(capacity)
 
     def close(self) -> None:
