@@ -118,6 +118,11 @@ def test_own_turns_and_answers(tmp_path, terse, capsys):
     more = content(tmp_path)
     assert len(more) == 9 and {number: more[number] for number in first} == first
     assert summary(tmp_path)["seconds"] >= told["seconds"] > 0
+    # a folder from before rows had a part goes on
+    path = tmp_path / "records/dialogues.jsonl"
+    write_rows(path, *({k: v for k, v in row.items() if k != "part"} for row in lines(path)))
+    main(options(terse, tmp_path, "--dialogues", "9"))
+    assert summary(tmp_path)["dialogues"] == 9 and summary(tmp_path)["from"] == {"self": 9}
     main(options(terse, tmp_path / "more", "--answer_tokens", "300", "--batch_size", "4"))
     assert 260 <= summary(tmp_path / "more")["answer_tokens"] <= 380
 
