@@ -4,6 +4,8 @@ A bench takes the thought's length down with an answer, since it alone knows the
 its prompt. All that reads answers takes it from there: scorers, judge, report.
 """
 
+from collections.abc import Iterable
+
 Marks = tuple[tuple[str, str], ...]  # (begin, end)
 
 # as published targets write them
@@ -38,6 +40,11 @@ def thought_length(text: str, marks: Marks = KNOWN_MARKS, *, prompt: str | None 
         if opened or text.lstrip().startswith((begin, end)):
             return len(text) - len(answer.lstrip("\n"))
     return 0
+
+
+def thought_tokens(length: int, ends: Iterable[int]) -> int:
+    """The number of tokens that a thought of so many characters has; see Model.text_ends."""
+    return sum(end <= length for end in ends) if length else 0
 
 
 def without_thought(text: str) -> str:

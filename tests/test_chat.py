@@ -252,7 +252,13 @@ def test_a_reasoning_target_s_whole_path(reasoning, tmp_path, call, capsys, serv
         "--arms",
         "plain",
         "exact",
+        "--traces",
+        "1",
     )
+    (traced,) = rows(run / "traces/exact.jsonl")
+    assert [turn["thought"] for turn in traced["turns"]] == [
+        said.index(tokenizer("4").input_ids[0])
+    ] * 2
     for arm in ("plain", "exact"):
         (record,) = rows(run / f"records/{arm}.jsonl")
         assert [answer_of(turn) for turn in record["turns"]] == ["42", "42"]

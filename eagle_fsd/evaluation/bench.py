@@ -31,6 +31,7 @@ from eagle_fsd.options import BenchOptions, ModelOptions, SamplingOptions, chang
 from eagle_fsd.runs.folder import Run, answer_key
 from eagle_fsd.runs.jsonl import append_lines, read_lines, write_lines
 from eagle_fsd.runs.processes import Processes
+from eagle_fsd.thoughts import thought_tokens
 from eagle_fsd.timing import check_timing_alone, rotated
 
 Job = tuple[Question, Arm, int]  # an answer to be made; the number is the choice's
@@ -165,9 +166,10 @@ class Bench:
             )
             turn = turn_record(model, prompt, *answered)
             turns.append({"prompt": text, "seed": seed} | turn)
-            if trace:
-                traces.append({"prompt": text} | trace.taken)
             thought = model.find_thought(prompt, turn["token_ids"])
+            if trace:
+                tokens = thought_tokens(thought.length, model.text_ends(turn["token_ids"]))
+                traces.append({"prompt": text, "thought": tokens} | trace.taken)
             messages.append(answer_message(turn["text"], thought))
         named = {"question_id": question.question_id, "choice": choice}
         named |= {"category": question.category, "arm": arm.text}

@@ -1,9 +1,11 @@
 """Answers as page.js reads them, untrusted text and all: a run's, or a traced one alone."""
 
 from collections.abc import Sequence
+from itertools import accumulate
 
 from eagle_fsd.evaluation.report.run_data import RunData
 from eagle_fsd.runs.folder import answer_key
+from eagle_fsd.thoughts import thought_tokens
 
 
 def pack_answers(run: RunData) -> dict:
@@ -11,7 +13,8 @@ def pack_answers(run: RunData) -> dict:
 
     question  {id, choice, category, prompts, answers, scores: one an arm, null where it has none}
     answer    [turn]; turn: {parts: see text_parts, tokens, thought: characters at its front, as
-              JavaScript counts them}, and with a trace {first: text, rounds: as in traces.py}
+              JavaScript counts them}, and with a trace {first: text, rounds: as in traces.py,
+              thought: tokens at its front, whose texts by themselves join to another text}
     scores    {scores: name -> value, the scorer's own first, reference: the right answers}
     """
     questions: dict[tuple, dict] = {}
@@ -31,6 +34,7 @@ def pack_answers(run: RunData) -> dict:
             ]
             for turn, traced in zip(answer, traces.get(key, []), strict=False):
                 turn |= {"first": traced["first"]["text"], "rounds": traced["rounds"]}
+                turn["thought"] = traced.get("thought", 0)
             questions[key]["answers"][number] = answer
             scored = run.scored.get(arm, {}).get(key)
             if scored:
@@ -53,7 +57,7 @@ def pack_answer(
         cost = {"regret": token["regret"], "D": token["divergence"]}
         parts.append([text, cost if token["source"] == "fuzzy" else None])
     turn = {"parts": parts, "tokens": len(parts)}
-    turn["thought"] = utf16_units("".join(texts)[:thought])
+    turn["thought"] = thought_tokens(thought, accumulate(map(len, texts)))
     turn |= {"first": trace["first"]["text"], "rounds": trace["rounds"]}
     question = {"id": "", "choice": 0, "category": "", "prompts": [prompt]}
     question |= {"answers": [[turn]], "scores": [None]}

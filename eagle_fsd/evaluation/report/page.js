@@ -112,17 +112,18 @@
     if (turns > 1) words.unshift(`turn ${index + 1}`);
     const line = element("div", { className: "answer" });
     line.append(...(turn.rounds ? tracedTokens(turn, index, column) : recordedTokens(turn)));
-    if (turn.thought) line.prepend(takeThought(line, turn.thought));
+    if (turn.thought) line.prepend(takeThought(line, turn));
     return [element("p", { className: "note small" }, words.join(", ")), line];
   }
 
-  /* The first characters of an answer, which a reasoning target thought, in a box of their own. */
-  function takeThought(line, length) {
+  /* The first characters of an answer, or tokens of a traced one, which a reasoning target thought,
+     in a box of their own. */
+  function takeThought(line, turn) {
     const box = element("div", { className: "thought" });
-    for (let left = length; left > 0 && line.firstChild; ) {
+    for (let left = turn.thought; left > 0 && line.firstChild; ) {
       const node = line.firstChild;
       if (node.nodeType === Node.TEXT_NODE && node.length > left) node.splitText(left);
-      left -= node.textContent.length;
+      left -= turn.rounds ? 1 : node.textContent.length;
       box.append(node);
     }
     box.prepend(element("span", { className: "note small" }, "thought\n"));
