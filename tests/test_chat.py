@@ -116,6 +116,15 @@ def test_control_tokens_of_any_form_are_text():
     assert ChatFormat(tokenizer).prompt(talk, ids) == prompt_ids(tokenizer, talk)
 
 
+def test_a_template_that_takes_parts_alone():
+    """Bug held down: the user's text was lost without a word."""
+    tokenizer, parts = byte_tokenizer(), byte_tokenizer()
+    every = "{% for part in m['content'] if part.type == 'text' %}{{ part.text }}{% endfor %}"
+    parts.chat_template = tokenizer.chat_template.replace("{{ m['content'] }}", every)
+    talk = [USER, {"role": "assistant", "content": "So </s>."}, USER]
+    assert prompt_ids(parts, talk) == prompt_ids(tokenizer, talk)
+
+
 def test_system_messages_under_a_fastchat_template():
     """Bugs held down: the last of several stood alone, and some templates left it out."""
     tokenizer = byte_tokenizer()

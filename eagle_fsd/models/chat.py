@@ -119,10 +119,16 @@ def render(
             "there, or for a template of your own, put a chat_template.jinja into the target's "
             "folder"
         )
+    asked = [message["content"].strip() for message in messages if message["role"] == "user"]
+    settings = {"tokenize": False, "add_generation_prompt": answer_next}
     with template_errors():
-        return tokenizer.apply_chat_template(
-            messages, tokenize=False, add_generation_prompt=answer_next
-        )
+        text = tokenizer.apply_chat_template(messages, **settings)
+        if any(turn in text for turn in asked):
+            return text
+        # maybe a template that takes contents as lists of parts alone
+        parts = [m | {"content": [{"type": "text", "text": m["content"]}]} for m in messages]
+        other = tokenizer.apply_chat_template(parts, **settings)
+    return other if all(turn in other for turn in asked) else text
 
 
 @contextmanager
