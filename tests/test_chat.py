@@ -43,6 +43,13 @@ def test_text_in_the_forms_of_todays_clients(content):
     assert prompt_ids(tokenizer, [{"role": "user", "content": content}]) == prompt_ids(
         tokenizer, "Hi"
     )
+    systems = [[{"role": role, "content": "So."}, USER] for role in ("developer", "system")]
+    assert prompt_ids(tokenizer, systems[0]) == prompt_ids(tokenizer, systems[1])
+    # a template that writes turns otherwise, and takes no parts
+    tokenizer.chat_template = (
+        "{% for m in messages %}{{ (m['content'] + '!').upper() }}{% endfor %}"
+    )
+    assert tokenizer.decode(prompt_ids(tokenizer, [{"role": "user", "content": content}])) == "HI!"
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,9 @@ def read_messages(prompt: object) -> list[Message]:
     messages = []
     for number, message in enumerate(given, start=1):
         place = f"message {number} of the prompt"
-        if not isinstance(message, dict) or message.get("role") not in ROLES:
+        role = message.get("role") if isinstance(message, dict) else None
+        role = "system" if role == "developer" else role  # its name since OpenAI's o1
+        if role not in ROLES:
             raise BadInput(
                 f"{place} is no dict with a role (system, user or assistant) and a content: "
                 f"{message!r:.200}"
@@ -51,13 +53,13 @@ def read_messages(prompt: object) -> list[Message]:
         whole = texts and all(isinstance(text, str) for text in texts)
         if not whole or not all(kind in TEXT_PARTS for kind in kinds):
             raise BadInput(
-                f"{place}, the {message['role']}'s, has no text as its content: {content!r:.200}; "
+                f"{place}, the {role}'s, has no text as its content: {content!r:.200}; "
                 "give a text, or parts of type text"
             )
         if calls := [name for name in ("tool_calls", "function_call") if message.get(name)]:
             raise BadInput(f"{place} has {calls[0]}, which is not read: leave it out")
-        read = {"role": message["role"], "content": "".join(texts)}
-        if message["role"] == "user" and not read["content"].strip():
+        read = {"role": role, "content": "".join(texts)}
+        if role == "user" and not read["content"].strip():
             raise BadInput(f"the prompt is empty: give {place} some text")
         if isinstance(thought := message.get("reasoning_content"), str):
             read["reasoning_content"] = thought
@@ -123,11 +125,15 @@ def render(
     settings = {"tokenize": False, "add_generation_prompt": answer_next}
     with template_errors():
         text = tokenizer.apply_chat_template(messages, **settings)
-        if any(turn in text for turn in asked):
-            return text
-        # maybe a template that takes contents as lists of parts alone
-        parts = [m | {"content": [{"type": "text", "text": m["content"]}]} for m in messages]
-        other = tokenizer.apply_chat_template(parts, **settings)
+    if any(turn in text for turn in asked):
+        return text
+    # maybe a template that takes contents as lists of parts alone
+    parts = [m | {"content": [{"type": "text", "text": m["content"]}]} for m in messages]
+    try:
+        with template_errors():
+            other = tokenizer.apply_chat_template(parts, **settings)
+    except BadInput:
+        return text
     return other if all(turn in other for turn in asked) else text
 
 
