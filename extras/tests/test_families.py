@@ -23,7 +23,10 @@ def test_families_are_tried_each_in_its_process(tmp_path):
     command += [tmp_path / "out", "--families", "llama", "moshi", "jamba"]
     printed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     assert "llama: exact on every engine\n" in printed
-    assert "moshi: refused targets of type 'moshi' are not supported: a draft tree" in printed
+    assert (
+        "moshi: refused targets of type 'moshi' are not supported: their layers do not go by"
+        in printed
+    )
     assert "jamba: refused target of type 'jamba' has layers of type" in printed
     llama = json.loads((tmp_path / "out/llama.json").read_text())
     assert [engine["decodes"] for engine in llama["engines"].values()] == [5, 5, 5]
@@ -46,7 +49,7 @@ def test_windows_longer_than_the_trial_s_prompt_are_tried_beyond(name):
     longer than the trial's 300 tokens that was not seen. Phi 3 has it. It is as it was then."""
     model = TINY.tiny_model(TINY.tiny_config(name, window=340), seed=0)
     if name == "moshi":
-        with pytest.raises(BadInput, match="'moshi' are not supported: a draft tree and the same"):
+        with pytest.raises(BadInput, match="'moshi' are not supported: their layers do not go by"):
             check_tree_attention(Target(model))
     else:
         check_tree_attention(Target(model))
