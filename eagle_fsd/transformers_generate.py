@@ -26,9 +26,10 @@ from transformers.generation.streamers import BaseStreamer
 from eagle_fsd.arms import Arm, parse_arm
 from eagle_fsd.config import DEFAULT_ARM, BadInput, SamplingConfig, TreeConfig, as_tree
 from eagle_fsd.decoding.answer import Generation, Round
+from eagle_fsd.decoding.defaults import generation_defaults
 from eagle_fsd.decoding.loop import DecodeConfig, StopConfig, decode_rounds
 from eagle_fsd.decoding.seen import Seen
-from eagle_fsd.decoding.target import NO_DEFAULTS, Target
+from eagle_fsd.decoding.target import Target
 from eagle_fsd.decoding.tree import Drafter
 from eagle_fsd.drafters.eagle import head_drafter
 from eagle_fsd.engine.trial import check_tree_attention
@@ -36,12 +37,12 @@ from eagle_fsd.families.supported import check_supported
 from eagle_fsd.families.text_model import text_config
 from eagle_fsd.heads.draft_head import DraftHead
 from eagle_fsd.models.assets import EMBEDDED_TARGET
-from eagle_fsd.models.chat import tell_added, turn_ends
 from eagle_fsd.models.load import default_head, load_head, training_dtype
 from eagle_fsd.models.loaded import Model
+from eagle_fsd.models.turn_ends import tell_added, turn_ends
 from eagle_fsd.models.weights import UNLOADABLE
 
-HONOURED = NO_DEFAULTS | {"do_sample", "temperature", "top_k", "top_p"}  # of a generation config
+HONOURED = ("do_sample", "temperature", "top_k", "top_p")  # of a generation config
 # what `generate` itself hands on to a forward over token ids
 FORWARD = ("attention_mask", "logits_to_keep", "past_key_values", "position_ids", "use_cache")
 
@@ -86,14 +87,12 @@ class DecodingMethod:
         """
         _check(model, input_ids, generation_config, rest)
         sampling = _sampling(generation_config, logits_processor, model.generation_config)
-        loaded = isinstance(self._head, DraftHead)
-        of_head = [*self._head.parameters(), *self._head.buffers()] if loaded else []
-        target, drafter, further_ends, seen = self._built.get(model, (None, None, (), None))
-        if target is None or target.is_stale or not seen.is_now(of_head):
+        target, drafter, further_ends, head_seen = self._built.get(model, (None, None, (), None))
+        if target is None or target.is_stale or head_seen.has_changed():
             with torch.random.fork_rng(devices=()):  # a head begins as random weights
                 target, drafter = _build(model, self._head, self._arm, self._tree)
             further_ends = self._turn_ends(model)
-            self._built[model] = target, drafter, further_ends, Seen(of_head)
+            self._built[model] = target, drafter, further_ends, Seen(self._head_weights)
         self._arm.check(sampling, drafter)
 
         prompt = input_ids[0].tolist()
@@ -123,6 +122,11 @@ class DecodingMethod:
         if stream_to is not None:
             stream_to.end()
         return sequence[:, :length]
+
+    def _head_weights(self) -> list[torch.Tensor]:
+        """Of a head that was given loaded, which may be trained on."""
+        head = self._head
+        return [*head.parameters(), *head.buffers()] if isinstance(head, DraftHead) else []
 
     def _turn_ends(self, model: PreTrainedModel) -> tuple[int, ...]:
         """What ends a turn in the model's own folder, which is asked for a tokenizer."""
@@ -269,7 +273,7 @@ def _sampling(
     own = [sampling.temperature not in (0, 1), sampling.top_k > 0, sampling.top_p < 1]
     if len(processors) > sum(own):
         names = ", ".join(type(processor).__name__ for processor in processors)
-        own = defaults.to_diff_dict().items()
+        own = generation_defaults(defaults).items()
         own = [f"{name}={value!r:.50}" for name, value in own if name not in HONOURED]
         remedy = "leave them out"
         if own:

@@ -21,9 +21,9 @@ from training_runs import data_options as options
 from training_runs import make_data as main
 from transformers import LlamaForCausalLM
 
+from eagle_fsd.models.chat import prompt_ids
 from eagle_fsd.models.digests import target_digests
 from eagle_fsd.models.load import load_target
-from eagle_fsd.models.loaded import prompt_ids
 from eagle_fsd.runs.folder import record_files
 from eagle_fsd.training.data import read_dialogues
 from eagle_fsd.training.features import TargetStates

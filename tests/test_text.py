@@ -12,7 +12,8 @@ from transformers import AutoTokenizer
 from eagle_fsd.config import BadInput
 from eagle_fsd.decoding.tree import RootDrafter
 from eagle_fsd.evaluation.questions import Question, read_questions, spread
-from eagle_fsd.models.loaded import Model, prompt_ids
+from eagle_fsd.models.chat import prompt_ids
+from eagle_fsd.models.loaded import Model
 from eagle_fsd.runs.jsonl import append_lines, read_lines, write_lines
 from eagle_fsd.training.dialogues import ChatFormat
 

@@ -17,7 +17,7 @@ from tiny import prompt_tokens, tiny_head, tiny_target
 from eagle_fsd.config import TreeConfig
 from eagle_fsd.decoding.tree import DraftTree
 from eagle_fsd.drafters.eagle import EagleDrafter
-from eagle_fsd.drafters.growing import TreeGrower, TreeShape
+from eagle_fsd.drafters.tree_grower import TreeGrower, TreeShape
 
 V = 23
 

@@ -10,7 +10,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, Pre
 from eagle_fsd.config import TreeConfig
 from eagle_fsd.decoding.target import Target
 from eagle_fsd.decoding.tree import Drafter, DraftTree
-from eagle_fsd.drafters.growing import TreeGrower, TreeShape
+from eagle_fsd.drafters.tree_grower import TreeGrower, TreeShape
 from eagle_fsd.engine.select import ENGINES
 from eagle_fsd.heads.draft_head import DraftHead, Eagle3Head, build_head
 from eagle_fsd.heads.head_config import HeadConfig

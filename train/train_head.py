@@ -16,22 +16,17 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Literal
 
 from eagle_fsd.cli import run_command
-from eagle_fsd.config import SMALL_TREE, BadInput, check_least, check_seed, tree_name
+from eagle_fsd.config import BadInput, check_least, check_seed
 from eagle_fsd.options import Changeable, changeable, option
 from eagle_fsd.training.recipe import parse_recipe
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from accelerate import Accelerator
 
     from eagle_fsd.decoding.target import Target
-    from eagle_fsd.heads.head_config import HeadConfig
     from eagle_fsd.runs.folder import Run
     from eagle_fsd.training.data import Parts
-    from eagle_fsd.training.features import TargetStates
 
-RECORD = "training.json"  # what the head became
 LARGE_SHARE = 1 / 4  # of the dialogues; to hold out more than it is warned of
 
 
@@ -167,6 +162,7 @@ def train(options: TrainOptions) -> None:
     from eagle_fsd.training.data import read_dialogues, split
     from eagle_fsd.training.features import TargetStates
     from eagle_fsd.training.head_run import begun_head, prepare
+    from eagle_fsd.training.trained import RECORD, is_trained, write_trained
     from eagle_fsd.training.trainer import Budget, Trainer
 
     target_config = load.load_target_config(options.target)
@@ -209,7 +205,18 @@ def train(options: TrainOptions) -> None:
     tensors = accelerator.get_state_dict(trainer.objective)  # whole, also where it was sharded
     if accelerator.is_main_process:
         head_of = {key.removeprefix("head."): tensor for key, tensor in tensors.items()}
-        write_trained(options, run, head.config, head_of, states, parts, progress)
+        print(
+            write_trained(
+                run.folder,
+                head.config,
+                head_of,
+                states,
+                parts,
+                progress,
+                recipe=recipe,
+                seconds=options.held_out_seconds,
+            )
+        )
 
 
 def opened_run(options: TrainOptions, digests: dict, accelerator: "Accelerator") -> "Run":
@@ -235,20 +242,6 @@ def opened_run(options: TrainOptions, digests: dict, accelerator: "Accelerator")
         key=itemgetter("step"),
         processes=processes,
     )
-
-
-def is_trained(folder: "Path") -> bool:
-    """Whether the head is there, and the record of what it does on what was held out."""
-    from transformers.utils import CONFIG_NAME, SAFE_WEIGHTS_NAME
-
-    from eagle_fsd.runs.jsonl import read_json
-
-    if not all((folder / name).is_file() for name in (CONFIG_NAME, SAFE_WEIGHTS_NAME)):
-        return False
-    try:
-        return bool(read_json(folder / RECORD, held_out_rounds=int))
-    except BadInput:  # none, a torn one, or one without what was measured
-        return False
 
 
 def device_of(accelerator: "Accelerator") -> str:
@@ -290,52 +283,6 @@ def load_linear_target(options: TrainOptions, layers: Sequence[int], device: str
             "do not follow: it cannot be trained for"
         )
     return target
-
-
-def write_trained(
-    options: TrainOptions,
-    run: "Run",
-    shape: "HeadConfig",
-    tensors: dict,
-    states: "TargetStates",
-    parts: "Parts",
-    progress: dict,
-) -> None:
-    """The head and its record; then what it does on what was held out, which is added to that."""
-    from eagle_fsd.heads.draft_head import build_head
-    from eagle_fsd.heads.files import write_head
-    from eagle_fsd.heads.mtp_files import write_mtp
-    from eagle_fsd.heads.mtp_head import MtpHead
-    from eagle_fsd.runs.jsonl import write_json
-    from eagle_fsd.training.head_run import expected_tokens_per_round
-
-    mtp = shape.head_type == "mtp"
-    build, write = (MtpHead, write_mtp) if mtp else (build_head, write_head)
-    head = build(shape).eval()
-    head.load_state_dict(tensors, assign=True)
-    write(run.folder, head.bfloat16())
-    speed = progress["tokens"] / max(progress["seconds"], 1e-9)
-    record = {
-        "answer_tokens_seen": progress["tokens"],
-        "training_seconds": progress["seconds"],
-        "tokens_per_second": speed,
-        "tree": tree_name(SMALL_TREE),
-        "held_out": len(parts.held_out),
-        "equal_to_held_out": parts.copies,
-        "recipe": asdict(parse_recipe(options.recipe)),
-    }
-    write_json(run.folder / RECORD, record)
-    tokens_per_round, rounds = expected_tokens_per_round(
-        head, states, parts.held_out, SMALL_TREE, seconds=options.held_out_seconds
-    )
-    measured = {"tokens_per_round": tokens_per_round, "held_out_rounds": rounds}
-    write_json(run.folder / RECORD, record | measured)
-    print(
-        f"The head is in {options.output}. It was trained on {progress['tokens']} answer tokens in "
-        f"{progress['seconds']:.0f} seconds ({speed:.0f} tokens/s).\n"
-        f"On {rounds} rounds of held-out answers, exact decoding with its trees of "
-        f"{record['tree']} emits {tokens_per_round or math.nan:.2f} tokens per round."
-    )
 
 
 if __name__ == "__main__":

@@ -1,38 +1,55 @@
-"""Whether tensors of which copies are kept are still what they were."""
+"""Whether what is kept of a model, or copied, is still what the model has."""
 
-from collections.abc import Iterable
+from collections.abc import Callable
 
 import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from eagle_fsd.families.text_model import text_body
 
 SAMPLED = 16  # numbers of a tensor that are compared
 
 
 class Seen:
-    """Tensors as they are now.
+    """Modules and tensors as they are now, to be compared with what they are later.
 
-    Compared are the objects, their storage and torch's count of their changes. That does not count
-    a change through `.data`, such as PEFT's merge, so that numbers spread over each are compared
-    too: a change through `.data` of a few others is not found.
+    Compared are the objects; of a tensor its storage too, and torch's count of its changes. That
+    does not count a change through `.data`, such as PEFT's merge, so that numbers spread over each
+    are compared as well: a change through `.data` of a few others is not found.
+
+    Args:
+        current: gives them, None for one that is not there.
     """
 
-    def __init__(self, tensors: Iterable[torch.Tensor | None]):
-        # the tensors are held, so that no other comes to lie at the place of one
-        self._marks = [(tensor, _mark(tensor)) for tensor in tensors]
+    def __init__(self, current: Callable[[], list[nn.Module | torch.Tensor | None]]):
+        self._current = current
+        # the objects are held, so that no other comes to lie at the place of one
+        self._then = [(part, _mark(part)) for part in current()]
 
-    def is_now(self, tensors: Iterable[torch.Tensor | None]) -> bool:
-        """Whether these are the tensors, unchanged."""
-        tensors = list(tensors)
-        return len(tensors) == len(self._marks) and all(
-            now is then and _mark(now) == mark
-            for now, (then, mark) in zip(tensors, self._marks, strict=True)
+    def has_changed(self) -> bool:
+        now = self._current()
+        return len(now) != len(self._then) or any(
+            part is not then or _mark(part) != mark
+            for part, (then, mark) in zip(now, self._then, strict=True)
         )
 
 
-def _mark(tensor: torch.Tensor | None) -> tuple:
+def kept_of(model: PreTrainedModel, *, all_weights: bool) -> list[nn.Module | torch.Tensor | None]:
+    """What a Target, its engine or its drafter keeps a reference or a copy of: of an engine that
+    rebuilds layers all weights, else the lm_head's."""
+    lm_head = model.get_output_embeddings()
+    parts = [lm_head, model.get_input_embeddings(), text_body(model)]
+    if all_weights:
+        return [*parts, *model.parameters()]
+    return [*parts, *(getattr(lm_head, name, None) for name in ("weight", "bias"))]
+
+
+def _mark(part: nn.Module | torch.Tensor | None) -> tuple:
     # wrappers, as of quantised weights, have no storage of their own
-    if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.is_meta:
+    if type(part) not in (torch.Tensor, nn.Parameter) or part.is_meta:
         return ()
-    tensor = tensor.detach()  # which shares the count
+    tensor = part.detach()  # which shares the count
     changes = 0 if tensor.is_inference() else tensor._version
     numbers = tensor.reshape(-1)[:: max(1, tensor.numel() // SAMPLED)].tolist()
     # as text, in which NaN equals itself

@@ -21,10 +21,11 @@ from transformers import GenerationConfig, PreTrainedModel
 
 from eagle_fsd.config import BadInput
 from eagle_fsd.decoding.cache import TreeCache
+from eagle_fsd.decoding.defaults import generation_defaults
 from eagle_fsd.decoding.engine import STOCK, Engine
 from eagle_fsd.decoding.masks import layer_masks
 from eagle_fsd.decoding.sampling import no_numbers
-from eagle_fsd.decoding.seen import Seen
+from eagle_fsd.decoding.seen import Seen, kept_of
 from eagle_fsd.decoding.tree import DraftTree
 from eagle_fsd.families.text_model import (
     asks_cache_for_positions,
@@ -39,12 +40,6 @@ from eagle_fsd.families.text_model import (
 from eagle_fsd.recurrent.hooks import ARGUMENT, TreeForward, check_called, exchanged_functions
 from eagle_fsd.recurrent.kinds import layer_types, modeling_module
 from eagle_fsd.recurrent.states import check_room
-
-# of a generation config: its end tokens, its form, and what changes no answer
-NO_DEFAULTS = frozenset(
-    "_from_model_config transformers_version bos_token_id eos_token_id pad_token_id use_cache "
-    "decoder_start_token_id output_attentions output_hidden_states max_length".split()
-)
 
 
 class Target:
@@ -94,8 +89,7 @@ class Target:
         eos = model.generation_config.eos_token_id
         self.eos_token_ids = tuple([] if eos is None else eos if isinstance(eos, list) else [eos])
         # `generate` fills what a call leaves open from here: penalties, filters, cache kinds
-        defaults = model.generation_config.to_diff_dict()
-        self.left_out = {name: defaults[name] for name in defaults if name not in NO_DEFAULTS}
+        self.left_out = generation_defaults(model.generation_config)
         model.generation_config = GenerationConfig(eos_token_id=eos)
         # where logits and features are; the embedding may lie elsewhere, on several devices
         self.device: torch.device = self.lm_head.weight.device
@@ -132,29 +126,14 @@ class Target:
         self.masks = partial(layer_masks, self.config, dtype=self.dtype, repeats=repeats)
         self._step = engine.wrap(self._run_nodes)
         self._lock = threading.RLock()
-        self._given = model
-        self._parts = self._parts_now()
-        self._seen = Seen(self._copied_now())
+        self._seen = Seen(lambda: kept_of(model, all_weights=engine.rebuilds))
         self.close()
 
     @property
     def is_stale(self) -> bool:
         """Whether the model has other parts or weights than those that were read or copied when
         this Target was made."""
-        parts = zip(self._parts, self._parts_now(), strict=True)
-        same = all(then is now for then, now in parts)
-        return not (same and self._seen.is_now(self._copied_now()))
-
-    def _parts_now(self) -> list[nn.Module]:
-        model = self._given
-        return [model.get_output_embeddings(), model.get_input_embeddings(), text_body(model)]
-
-    def _copied_now(self) -> list[torch.Tensor | None]:
-        """Weights of which a Target, its engine or its drafter keeps a reference or a copy."""
-        if self.engine.rebuilds:
-            return [*self._given.parameters()]
-        lm_head = self._given.get_output_embeddings()
-        return [getattr(lm_head, name, None) for name in ("weight", "bias")]
+        return self._seen.has_changed()
 
     def new_cache(self, capacity: int) -> TreeCache:
         """For a sequence of this model of at most `capacity` rows."""

@@ -1,4 +1,4 @@
-"""Dynamic trees of EAGLE-2, and the drafter that grows one a round with a model of its own.
+"""A drafter that grows one of EAGLE-2's dynamic trees a round, with a model of its own.
 
 The model is a draft head (eagle.py) or a whole language model (language_model.py). Everything stays
 on its device; there is no loop over nodes. On a CPU what counts is the number of operators: a
@@ -11,51 +11,23 @@ draft vocabulary (the target's, or a part of it that the drafter is confined to)
 
 import copy
 import math
-import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import ClassVar, Self
 
 import torch
 from torch import nn
-from tqdm import tqdm
 
 from eagle_fsd.config import BadInput, SamplingConfig, TreeConfig
 from eagle_fsd.decoding.cache import TreeCache
 from eagle_fsd.decoding.sampling import draw_distinct, no_numbers, uniforms
 from eagle_fsd.decoding.target import Target
 from eagle_fsd.decoding.tree import GREEDY, Drafter, DraftTree
+from eagle_fsd.drafters.tree_grower import TreeGrower, TreeShape
+from eagle_fsd.drafters.tree_yield import TreeYield
 
 BLOCK_ROWS = 256  # of a prompt are run at once
 # Sets the numbers by which an answer's drafts are drawn apart from those by which it is itself
 DRAFTS_SEED = 0x5EED0FD4
-# Share of drawn drafts that are taken for accepted, each if those drawn before it were not: so far
-# a sibling of rank r is worth RANK_WORTH (1 - RANK_WORTH)^r.
-RANK_WORTH = 0.7
-# A model is told to be of no use from so many rounds on, at so many tokens a round and below. Of
-# random weights it is 1.0 with real vocabularies, of light heads 1.5 and more.
-LEAST_ROUNDS, IDLE_YIELD = 32, 1.05
-
-
-@dataclass
-class Yield:
-    """What the rounds of a model's trees have emitted so far, in all answers and shapes of trees; a
-    line tells once where that is hardly more than the target emits alone."""
-
-    rounds: int = 0
-    tokens: int = 0
-    told: bool = False
-
-    def tell(self, model: str) -> None:
-        if self.told or self.rounds < LEAST_ROUNDS or self.tokens > IDLE_YIELD * self.rounds:
-            return
-        self.told = True
-        tqdm.write(
-            f"eagle_fsd: {self.tokens / self.rounds:.2f} tokens a round in the first {self.rounds} "
-            f"rounds: hardly a draft of {model} is taken. Was it trained, and with this target? "
-            "train/convert_head.py --check looks at heads",
-            file=sys.stderr,
-        )
 
 
 class GrowingDrafter(Drafter):
@@ -77,7 +49,7 @@ class GrowingDrafter(Drafter):
 
     def __init__(self, target: Target, tree: TreeConfig, *, samples: bool = False):
         self.target, self.samples = target, samples
-        self._yield = Yield()  # one for all trees of the model
+        self._yield = TreeYield()  # one for all trees of the model
         self.vocab_size = None if self.draft_token_R is None else len(self.draft_token_R)
         self._compiled_step = target.engine.wrap(self.step)
         self._set_tree(tree)
@@ -254,141 +226,3 @@ class GrowingDrafter(Drafter):
         if seen_TE.shape[0] == 1 and not self.target.engine.compiles:
             return None
         return nn.functional.pad(seen_TE, (self.cache.committed, 0), value=True)
-
-
-class TreeShape:
-    """What all trees of a shape have in common: tables on the device, made once.
-
-    A tree's pool are the root, and its candidates, branch_top_k of every expanded node in the order
-    in which those were run. A tree of fewer levels has the first of them.
-
-    Attributes:
-        root_1, root_score_1: the root's place in the pool, and its score.
-        row_E: numbers of the expanded nodes; the root's is 0.
-        level_E: of the expanded nodes but for the root, how many levels below the first they are.
-        parent_row_P: which of them is a candidate's parent; the root is its own.
-        no_row_P, no_node_E: -1 for every place in the pool; 0 for every row and for none.
-        node_N: numbers of the nodes.
-        own_KK: the identity.
-    """
-
-    def __init__(self, config: TreeConfig, device: torch.device | str = "cpu"):
-        K, E = config.branch_top_k, config.num_expanded
-        self.config = config
-        self.row_E = torch.arange(E, device=device)
-        self.root_1, self.root_score_1 = self.row_E[:1], torch.zeros(1, device=device)
-        self.parent_row_P = torch.cat([self.root_1, self.row_E.repeat_interleave(K)])
-        self.no_row_P = torch.full_like(self.parent_row_P, -1)
-        self.no_node_E = self.row_E.new_zeros(E + 1)
-        self.node_N = torch.arange(config.num_draft_tokens + 1, device=device)
-        self.own_KK = torch.eye(K, dtype=torch.bool, device=device)
-        self.least_score = math.log(config.keep) if config.keep else None
-        on_cpu = self.row_E.device.type == "cpu"
-        self.least_best = math.log(config.deepen) if config.deepen and on_cpu else None
-        self.level_E = self.row_E[: E - 1] // K
-
-
-class TreeGrower:
-    """Grows one EAGLE-2 tree level by level, then keeps its best connected part.
-
-    The drafter calls `add_level` with the logits of the nodes it has just run, `tree_depth` times
-    in all: first of the root, then of each `frontier`; `finish` reranks. EAGLE-2 (arXiv 2406.16858)
-    section 4: a node's value is the product of draft probabilities along its path, here a float32
-    sum of log-probabilities. For draft_token_R see DraftTree.
-    """
-
-    def __init__(self, shape: TreeShape, draft_token_R: torch.Tensor | None = None):
-        self.shape = shape
-        self.draft_token_R = draft_token_R
-        self.levels = 0
-        self._token_P: list[torch.Tensor] = []  # candidates, level by level
-        self._score_P: list[torch.Tensor] = []
-        self._score_K: torch.Tensor | None = None  # of the frontier
-        self._expanded_E = [shape.root_1]  # where in the pool each expanded node is
-        self._logits_ER: list[torch.Tensor] = []
-
-    def add_level(
-        self, logits_KR: torch.Tensor, drawn_KK: torch.Tensor | None = None
-    ) -> torch.Tensor:
-        """Add the children of the nodes just run; returns their scores, a row a parent.
-
-        Args:
-            logits_KR: the drafter's raw logits at the root ([1, R], first call) or at the frontier,
-                in its order ([branch_top_k, R]).
-            drawn_KK: columns drawn of each row, int64 [rows, branch_top_k], in the order of the
-                draws; None: the most probable. Which of the drawn are in the tree goes by that
-                order alone (RANK_WORTH), never by what they are: else those that are would no
-                longer be draws, and rule rejection would not be lossless.
-        """
-        K = self.shape.config.branch_top_k
-        if drawn_KK is None:
-            logp_KR = torch.log_softmax(logits_KR, dim=-1, dtype=torch.float32)
-            logp_KK, token_KK = logp_KR.topk(K, dim=-1)
-        else:
-            rank_K = torch.arange(K, device=logits_KR.device)
-            worth_K = math.log(RANK_WORTH) + math.log(1 - RANK_WORTH) * rank_K
-            logp_KK, token_KK = worth_K.expand(drawn_KK.shape), drawn_KK
-        token_P = token_KK.flatten()
-        if self.draft_token_R is not None:
-            token_P = self.draft_token_R.index_select(0, token_P)
-        score_KK = logp_KK if self._score_K is None else self._score_K[:, None] + logp_KK
-        self._token_P.append(token_P)
-        self._score_P.append(score_KK.flatten())
-        self._logits_ER.append(logits_KR)
-        self.levels += 1
-        return score_KK
-
-    def frontier(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """The nodes to run next, the branch_top_k best of the last level.
-
-        Returns:
-            token_K: their tokens.
-            slot_K: which row of the last `logits_KR` is the parent of each.
-        """
-        K, score_P = self.shape.config.branch_top_k, self._score_P[-1]
-        if self.levels == 1:  # the root's children come in that order
-            best_K, self._score_K = self.shape.row_E[:K], score_P
-            self._expanded_E.append(1 + best_K)
-        else:
-            ranked = score_P.sort(descending=True, stable=True)
-            best_K, self._score_K = ranked.indices[:K], ranked.values[:K]
-            self._expanded_E.append(1 + best_K + K * (1 + (self.levels - 2) * K))
-        return self._token_P[-1].index_select(0, best_K), best_K // K
-
-    def finish(self, root_token: torch.Tensor) -> DraftTree:
-        """The num_draft_tokens best candidates under the root, in level order.
-
-        They are connected: a child's score is at most its parent's, the parent stands earlier in
-        the pool, and the sort is stable. (Upstream's top-k over half-precision scores orphans
-        nodes.)
-
-        Args:
-            root_token: token id of the root, int64 [] or [1].
-        """
-        shape = self.shape
-        token_P = torch.cat([root_token.reshape(1), *self._token_P])
-        score_P = torch.cat([shape.root_score_1, *self._score_P])
-        expanded_E = torch.cat(self._expanded_E)
-        # of two alike the earlier is taken, which torch.topk does not promise
-        ranked = score_P[1:].sort(descending=True, stable=True)
-        most = shape.config.num_draft_tokens
-        if shape.least_score is not None:  # the best come first, so that these are connected too
-            most = min(most, (ranked.values >= shape.least_score).sum().item())
-        keep_M = 1 + ranked.indices[:most].sort().values
-        pool_N = torch.cat([shape.root_1, keep_M])
-        row_E = shape.row_E[: len(expanded_E)]
-        row_P = shape.no_row_P.index_copy(0, expanded_E, row_E)
-        row_N = row_P.index_select(0, pool_N)
-        # -1 is the last place of the table, which no parent's row is
-        node_of_E = shape.no_node_E.index_put((row_N,), shape.node_N[: len(pool_N)])
-        parent_row_N = shape.parent_row_P.index_select(0, pool_N)
-        return DraftTree(
-            token_P.index_select(0, pool_N),
-            node_of_E.index_select(0, parent_row_N),
-            row_N,
-            torch.cat(self._logits_ER),
-            max_depth=self.levels,
-            draft_token_R=self.draft_token_R,
-            score_N=score_P.index_select(0, pool_N),
-            max_children=shape.config.branch_top_k,
-        )

@@ -26,7 +26,7 @@ class LanguageModelDrafter(GrowingDrafter):
     of which both tables have a row.
 
     Args:
-        strange: ids of tokens that the target's tokenizer lacks, which are not drafted.
+        foreign_ids: ids of tokens that the target's tokenizer lacks, which are not drafted.
     """
 
     named = "the draft model"
@@ -38,13 +38,13 @@ class LanguageModelDrafter(GrowingDrafter):
         tree: TreeConfig,
         *,
         samples: bool = False,
-        strange: Sequence[int] = (),
+        foreign_ids: Sequence[int] = (),
     ):
         if model.has_states:
             raise no_draft_states(model.config.model_type)
         self.model = model
         self._rows = min(model.vocab_size, target.vocab_size)
-        token_R = torch.tensor(sorted({*range(self._rows)} - {*strange}), device=target.device)
+        token_R = torch.tensor(sorted({*range(self._rows)} - {*foreign_ids}), device=target.device)
         self.draft_token_R = None if len(token_R) == target.vocab_size else token_R
         super().__init__(target, tree, samples=samples)
 

@@ -28,7 +28,7 @@ class LoadedModels(Protocol):
     target: object  # a Target
     drafter: Drafter  # of its head
     draft_model: object | None  # a second language model, a Target
-    strange: Sequence[int]  # ids of its tokens that the target's tokenizer lacks
+    foreign_ids: Sequence[int]  # ids of its tokens that the target's tokenizer lacks
 
 
 class DrafterSettings(Protocol):
@@ -209,7 +209,7 @@ class LanguageModelSettings(GrownTree):
         from eagle_fsd.drafters.language_model import LanguageModelDrafter
 
         pair = model.draft_model, model.target
-        own = {"samples": self.samples, "strange": model.strange}
+        own = {"samples": self.samples, "foreign_ids": model.foreign_ids}
         return LanguageModelDrafter(*pair, self.shape, **own)
 
 

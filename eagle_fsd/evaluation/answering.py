@@ -88,10 +88,12 @@ def _transformers_generate(
     return Generation(tokens, [], finish or "length")
 
 
-def turn_record(model: Model, prompt: list[int], result: Generation, seconds: float) -> dict:
-    """One answered turn as JSON: the answer, its time, its rounds, and how the target rates it."""
+def turn_record(
+    model: Model, prompt: list[int], result: Generation, seconds: float, *, thought: int
+) -> dict:
+    """One answered turn as JSON: the answer, its time, its rounds, how many characters of its text
+    are thought, and how the target rates it."""
     argmax_share, mean_logp = rescore(model.target, prompt, result.tokens)
-    thought = model.find_thought(prompt, result.tokens).length
     return {
         "prompt_tokens": len(prompt),
         "token_ids": result.tokens,

@@ -25,7 +25,7 @@ from eagle_fsd.evaluation.answering import answer_prompt, turn_record
 from eagle_fsd.evaluation.questions import Question, check_same_questions, fastchat_answers, spread
 from eagle_fsd.evaluation.report.read_runs import RECORD, TRACE
 from eagle_fsd.evaluation.traces import TurnTrace
-from eagle_fsd.models.chat import answer_message
+from eagle_fsd.models.answer_thoughts import answer_message
 from eagle_fsd.models.loaded import Model
 from eagle_fsd.options import BenchOptions, ModelOptions, SamplingOptions, changeable
 from eagle_fsd.runs.folder import Run, answer_key
@@ -157,16 +157,16 @@ class Bench:
             seed = answer_seed(self._seed, question.question_id, number, choice)
             request, drafter = (prompt, self._sampling, stop, seed), self._drafters[arm.text]
             trace = TurnTrace(model, arm) if traced else None
-            answered = answer_prompt(
+            result, seconds = answer_prompt(
                 arm,
                 model,
                 *request,
                 drafter=drafter,
                 watch=trace.take if trace else None,
             )
-            turn = turn_record(model, prompt, *answered)
+            thought = model.find_thought(prompt, result.tokens)
+            turn = turn_record(model, prompt, result, seconds, thought=thought.length)
             turns.append({"prompt": text, "seed": seed} | turn)
-            thought = model.find_thought(prompt, turn["token_ids"])
             if trace:
                 tokens = thought_tokens(thought.length, model.text_ends(turn["token_ids"]))
                 traces.append({"prompt": text, "thought": tokens} | trace.taken)

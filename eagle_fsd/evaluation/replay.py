@@ -74,7 +74,7 @@ class ReplayOptions(PluginOptions):
         from eagle_fsd.decoding.loop import StopConfig
         from eagle_fsd.models.assets import EMBEDDED_TARGET
         from eagle_fsd.models.load import check_device, default_device, default_head
-        from eagle_fsd.models.loaded import template_stops
+        from eagle_fsd.models.turn_ends import template_stops
 
         StopConfig(self.max_new_tokens)  # its own check
         template_stops(self.conv_template)  # its name is checked

@@ -12,18 +12,10 @@ from eagle_fsd.decoding.loop import StopConfig
 from eagle_fsd.decoding.target import Target
 from eagle_fsd.decoding.tree import Drafter
 from eagle_fsd.drafters.eagle import head_drafter
+from eagle_fsd.messages import Message
+from eagle_fsd.models.answer_thoughts import Thought, decode, find_thought
 from eagle_fsd.models.assets import EMBEDDED_TARGET
-from eagle_fsd.models.chat import (
-    Message,
-    Thought,
-    TurnEnds,
-    each_string,
-    find_thought,
-    prompt_ids,
-    tell_added,
-    template_stops,
-    turn_ends,
-)
+from eagle_fsd.models.chat import prompt_ids
 from eagle_fsd.models.load import (
     check_draft_model,
     default_dtype,
@@ -32,6 +24,13 @@ from eagle_fsd.models.load import (
     load_head,
     load_target,
     load_target_config,
+)
+from eagle_fsd.models.turn_ends import (
+    TurnEnds,
+    each_string,
+    tell_added,
+    template_stops,
+    turn_ends,
 )
 from eagle_fsd.thoughts import Marks
 
@@ -47,7 +46,7 @@ class Model:
         draft_model: what drafters/language_model.py drafts with.
         generate_ends: see turn_ends.
         marks: around the target's thoughts; none: see find_thought.
-        strange: ids of the draft model's tokens that the target's tokenizer lacks.
+        foreign_ids: ids of the draft model's tokens that the target's tokenizer lacks.
     """
 
     target: Target
@@ -57,7 +56,7 @@ class Model:
     draft_model: Target | None = None
     generate_ends: bool = False
     marks: Marks = ()
-    strange: Sequence[int] = ()
+    foreign_ids: Sequence[int] = ()
 
     @property
     def max_positions(self) -> int:
@@ -84,13 +83,7 @@ class Model:
         return prompt_ids(self.tokenizer, prompt, conv_template=self.conv_template)
 
     def decode(self, token_ids: list[int], *, skip_special_tokens: bool = False) -> str:
-        """The text of tokens as they are: a tokenizer that tidies up spaces (`a != b` to `a!= b`)
-        does not, which would also change what was streamed already."""
-        return self.tokenizer.decode(
-            token_ids,
-            skip_special_tokens=skip_special_tokens,
-            clean_up_tokenization_spaces=False,
-        )
+        return decode(self.tokenizer, token_ids, skip_special_tokens=skip_special_tokens)
 
     def text(self, token_ids: list[int], stop_strings: str | Sequence[str] = ()) -> str:
         """Without special tokens, and up to the first stop string: of the template's, and of these.
@@ -176,7 +169,7 @@ def load(
     if head is not None:
         draft_head = load_head(head or default_head(target), config, target=target)
         layers = draft_head.config.fused_layers(config.num_hidden_layers)
-    strange = check_draft_model(draft_model, target) if draft_model else []
+    foreign_ids = check_draft_model(draft_model, target) if draft_model else []
     loaded, tokenizer = load_target(
         target,
         dtype=dtype or default_dtype(device),
@@ -187,6 +180,8 @@ def load(
     )
     pair = load_draft_model(draft_model, loaded, engine=engine) if draft_model else None
     drafter = head_drafter(draft_head, loaded, tree)
-    model = Model(loaded, tokenizer, drafter, conv_template, pair, generate_ends, marks, strange)
+    model = Model(
+        loaded, tokenizer, drafter, conv_template, pair, generate_ends, marks, foreign_ids
+    )
     tell_added(model.ends, target)
     return model

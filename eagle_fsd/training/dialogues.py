@@ -18,20 +18,12 @@ from transformers import PreTrainedTokenizerBase
 
 from eagle_fsd.config import BadInput
 from eagle_fsd.decoding.target import Target
-from eagle_fsd.models.chat import (
-    MARK,
-    Message,
-    answer_message,
-    broken_up,
-    control_tokens,
-    encode,
-    find_thought,
-    first_special,
-    prompt_ids,
-    render,
-    turn_ends,
-)
+from eagle_fsd.messages import Message
+from eagle_fsd.models.answer_thoughts import answer_message, decode, find_thought
+from eagle_fsd.models.chat import prompt_ids, render
+from eagle_fsd.models.control_tokens import broken_up, control_tokens, encode
 from eagle_fsd.models.generate import Request, complete
+from eagle_fsd.models.turn_ends import MARK, first_special, turn_ends
 from eagle_fsd.runs.folder import Run
 from eagle_fsd.training.features import TargetStates
 from eagle_fsd.training.prompts import SELF, Benchmarks, Candidate, Conversation, user_turns
@@ -89,7 +81,7 @@ class ChatFormat:
 
     def text(self, token_ids: list[int]) -> str:
         """Text of a sampled turn, without its end token."""
-        return self.tokenizer.decode(token_ids, skip_special_tokens=True)
+        return decode(self.tokenizer, token_ids, skip_special_tokens=True)
 
     def prompt(self, messages: list[Message], ids: Sequence[int] = ()) -> list[int]:
         """Tokens up to where the assistant answers the last message.
@@ -302,7 +294,7 @@ class DialogueMaker:
             rows[-1] |= {"input_ids": ids, "finished": request.finished}
             text = self.chat.text(request.tokens)
             self._refuse_benchmark(text)
-            whole = tokenizer.decode(request.tokens[:-1]) == text
+            whole = decode(tokenizer, request.tokens[:-1]) == text
             thought = find_thought(tokenizer, prompt, request.tokens, text)
             said += [turn, answer_message(text, thought)]
             if not request.finished:

@@ -20,13 +20,10 @@ from collections.abc import Iterable, Iterator
 from hashlib import blake2b
 from itertools import repeat
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from eagle_fsd.config import BadInput
+from eagle_fsd.messages import ROLES, Message, text_of
 from eagle_fsd.runs.jsonl import read_records
-
-if TYPE_CHECKING:
-    from eagle_fsd.models.loaded import Message  # which imports torch
 
 SELF = "self"  # the source of the target's own user turns
 # Where records keep what is read of them. Turns are lists of messages, {role, content} or {from,
@@ -36,9 +33,8 @@ TEXTS = ("prompt", "question", "instruction", "query", "problem", "user", "input
 BESIDE = ("input", "context")  # what an instruction is about, Alpaca's and Dolly's
 SYSTEM = ("system", "system_prompt", "system_message")
 FORMS = f"turns under {', '.join(TURNS)}, or a text, alone or under {', '.join(TEXTS)}"
-ROLES = dict.fromkeys(("user", "human", "prompter"), "user")
-ROLES |= dict.fromkeys(("assistant", "gpt", "chatgpt", "bing", "bard", "model"), "assistant")
-ROLES |= dict.fromkeys(("system", "developer"), "system")
+SPEAKERS = ROLES | dict.fromkeys(("human", "prompter"), "user")
+SPEAKERS |= dict.fromkeys(("gpt", "chatgpt", "bing", "bard", "model"), "assistant")
 EMPTY = (None, "", [], {})
 
 HASHES = Path(__file__).with_name("benchmark_hashes.txt")
@@ -46,7 +42,7 @@ GRAM = 13  # words in a row; the length at which GPT-3's authors called an overl
 SHORTEST = 6  # words; a prompt of fewer may stand within any text by chance
 
 Fingerprint = tuple[int, str]  # number of words, 10 hex digits of their hash
-Conversation = list["Message"]
+Conversation = list[Message]
 # what a dialogue may be made of: a number, on which what is random about it depends, the source,
 # and the conversation, or why a record is none; None for source self
 Candidate = tuple[int, str, Conversation | str | None]
@@ -100,24 +96,17 @@ def parse_record(record: object) -> tuple[Conversation, set[str]]:
     return messages, unread
 
 
-def _message(turn: object, unread: set[str]) -> "Message":
+def _message(turn: object, unread: set[str]) -> Message:
     """A message; the names of its other fields are added to `unread`."""
     if not isinstance(turn, dict):
         raise ValueError("turns that are neither messages nor texts")
     role, content = ("from", "value") if "from" in turn else ("role", "content")
     who, text = turn.get(role), turn.get(content)
-    if ROLES.get(str(who).lower()) is None:
+    if str(who).lower() not in SPEAKERS:
         raise ValueError(f"role {who!r:.30}")
     unread |= {key for key in turn.keys() - {role, content} if turn[key] not in EMPTY}
-    if isinstance(text, list):
-        parts = [part if isinstance(part, dict) else {"text": part} for part in text]
-        for part in parts:
-            if part.get("type", "text") not in ("text", "input_text", "output_text"):
-                raise ValueError(f"a part of type {part['type']!r:.30}")
-        text = "".join(str(part.get("text") or "") for part in parts)
-    if not isinstance(text, str) and text is not None:
-        raise ValueError("a turn that is no text")
-    return {"role": ROLES[str(who).lower()], "content": text or ""}
+    said = "" if text is None or text == [] else text_of(text)
+    return {"role": SPEAKERS[str(who).lower()], "content": said}
 
 
 def read_source(name: str) -> tuple[list[Conversation | str], Counter[str]]:
