@@ -22,8 +22,9 @@ Fields = Mapping[str, "Fields | type | None"]
 
 # that users' records come in
 FORMS = "JSON lines, a JSON list, CSV, TSV, Parquet, or .txt with a text a line, in UTF-8"
-PACKED = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ": lzma.open}  # by the same
-FOREIGN = {  # by the bytes that a file begins with
+# by the bytes that a file begins with: how it is unpacked, and what is not read
+PACKED = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ": lzma.open}
+FOREIGN = {
     b"PK\x03\x04": "a zip archive or an Excel workbook",
     b"\x28\xb5\x2f\xfd": "compressed by zstd",
     b"ARROW1": "an Arrow file",

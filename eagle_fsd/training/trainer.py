@@ -20,7 +20,7 @@ from tqdm import tqdm
 
 from eagle_fsd.cli import held_interrupt
 from eagle_fsd.config import BadInput, one_line
-from eagle_fsd.heads.files import UNREADABLE
+from eagle_fsd.heads.checkpoint import UNREADABLE
 from eagle_fsd.runs.folder import Run
 from eagle_fsd.runs.jsonl import read_json, write_json
 from eagle_fsd.training.data import Batches
