@@ -100,15 +100,20 @@ class Model:
             end = whole[len(before) :]  # what the string's first token has in front of it
         return self.decode(token_ids, skip_special_tokens=True) + end
 
+    @cached_property
+    def _broken_byte(self) -> int | None:
+        """The token of a byte that is in no character, where bytes are tokens; looked up once,
+        since a vocabulary takes longer to read than a round."""
+        return self.tokenizer.get_vocab().get("<0xFF>")
+
     def settled(self, text: str, token_ids: list[int]) -> str:
         """As much of the text of tokens as no later token changes: without the bytes at its end
         where a tokenizer writes characters as bytes, which are all no text if one of them is none
         (Llama 2, Gemma)."""
-        # a byte that is in no character
-        broken = self.tokenizer.get_vocab().get("<0xFF>")
-        if broken is None:
+        if self._broken_byte is None:
             return text
-        return commonprefix([text, self.decode([*token_ids, broken], skip_special_tokens=True)])
+        longer = [*token_ids, self._broken_byte]
+        return commonprefix([text, self.decode(longer, skip_special_tokens=True)])
 
     def text_ends(
         self, token_ids: list[int], stop_strings: str | Sequence[str] = (), *, first: int = 0
