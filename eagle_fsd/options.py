@@ -1,7 +1,17 @@
-"""The options that commands share. Nothing heavy is imported before they are parsed (cli.py)."""
+"""The options that commands share, each declared once. Nothing heavy is imported before they are
+parsed (cli.py).
+
+A command's options are a subclass of the groups that it takes, with those of its own. A group's
+option that has another default there is given it as a plain value:
+
+    @dataclass
+    class SpeedOptions(BenchOptions, QuestionOptions):
+        turns: int = 1                          # BenchOptions says what turns are
+        step_repeats: int = option(20, "...")   # its own
+"""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import Field, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -38,6 +48,18 @@ def option(default, help: str, *, may_change: bool = False):
     return field(default=default, metadata=metadata)
 
 
+class Options:
+    """A group of options. A subclass that gives one of them another default keeps its help."""
+
+    def __init_subclass__(cls):
+        for base in cls.__mro__[1:]:
+            for name, declared in getattr(base, "__dataclass_fields__", {}).items():
+                if name in vars(cls) and not isinstance(default := vars(cls)[name], Field):
+                    help = declared.metadata["help"]
+                    again = option(default, help, may_change=isinstance(help, Changeable))
+                    setattr(cls, name, again)
+
+
 def changeable(*options: object) -> frozenset[str]:
     """Names of the options that may change; where a run lies, and a plug-in, always may."""
     free = {"output", "plugin"}
@@ -49,7 +71,7 @@ def changeable(*options: object) -> frozenset[str]:
 
 
 @dataclass
-class PluginOptions:
+class PluginOptions(Options):
     """Of commands that take arms or read a run of them."""
 
     plugin: str = option(
@@ -72,7 +94,33 @@ class PluginOptions:
 
 
 @dataclass
-class BenchOptions:
+class RunOptions(Options):
+    """Of commands whose answers to questions go to a folder (runs/folder.py)."""
+
+    questions: int | None = option(
+        None,
+        "The number of questions, spread evenly over the categories. Not given: all, but of "
+        "MT-Bench mt_bench.py takes 8 on a CPU, speed.py and calibrate.py take 16.",
+        may_change=True,
+    )
+    max_new_tokens: int = option(128, "The most tokens that an answer may have.")
+    output: str = option(
+        "",
+        "The folder that the run is written to. Empty: the first of runs/NAME, runs/NAME_2, ... "
+        "that is new or holds a run of the same settings, NAME being what is run.",
+    )
+
+    def __post_init__(self):
+        check_least(self, "--", max_new_tokens=1)
+
+
+@dataclass
+class QuestionOptions(RunOptions):
+    question_file: str = option("", "A question.jsonl in FastChat's format. Empty: MT-Bench's.")
+
+
+@dataclass
+class BenchOptions(RunOptions):
     """Of commands whose arms answer questions (evaluation/bench.py)."""
 
     arms: list[str] = option(
@@ -82,12 +130,6 @@ class BenchOptions:
         ],
         "The arms to compare, each as rule[:value][,field=value][@drafter[:tree]]; see "
         "docs/evaluate.md.",
-        may_change=True,
-    )
-    output: str = option("runs/bench", "The folder that the run is written to.")
-    questions: int | None = option(
-        None,
-        "The number of questions, spread evenly over the categories. Not given: all.",
         may_change=True,
     )
     turns: int = option(0, "The number of turns of each question that are asked. 0: all.")
@@ -101,7 +143,6 @@ class BenchOptions:
         "The number of answers of every arm to every question, each with a seed of its own.",
         may_change=True,
     )
-    max_new_tokens: int = option(128, "The most tokens that an answer may have.")
     quality_only: bool = option(
         False, "Measure no speeds, so that other processes may use the machine.", may_change=True
     )
@@ -113,18 +154,40 @@ class BenchOptions:
     )
 
     def __post_init__(self):
-        check_least(self, "--", turns=0, num_choices=1, traces=0, max_new_tokens=1)
+        super().__post_init__()
+        check_least(self, "--", turns=0, num_choices=1, traces=0)
         if self.num_choices > 1000:  # all are listed before the first is made
             raise BadInput(f"--num_choices must be at most 1000, got {self.num_choices}")
 
 
 @dataclass
-class ModelOptions(PluginOptions):
+class TargetOptions(Options):
     target: str = option(
         "smollm2",
         "The target: smollm2 (embedded), a folder, a .gguf file, a hub id, or random:SHAPE for "
         "random weights.",
     )
+    device: str = option(
+        "",
+        "The torch device, or auto to spread a large target over several. Empty: cuda if there is "
+        "one, else cpu.",
+    )
+    dtype: str = option(
+        "",
+        "The dtype: bfloat16, float16 or float32. Empty: bfloat16 where the hardware multiplies "
+        "it, else float32, which decoding takes on x86 CPUs in any case.",
+    )
+
+
+@dataclass
+class ChatOptions(TargetOptions):
+    conv_template: str = option(
+        "", "The name of a FastChat template, for a target that has no chat template of its own."
+    )
+
+
+@dataclass
+class ModelOptions(ChatOptions, PluginOptions):
     head: str = option(
         "",
         "The draft head: a folder, a hub id, or mtp for the MTP layer in the target's own "
@@ -135,23 +198,10 @@ class ModelOptions(PluginOptions):
         "The draft model of arms with @language_model: named as --target is, with the same "
         "tokenizer, or layers:N for the target's own first N layers.",
     )
-    device: str = option(
-        "",
-        "The torch device, or auto to spread a large target over several. Empty: cuda if there is "
-        "one, else cpu.",
-    )
-    dtype: str = option(
-        "",
-        "The dtype: bfloat16, float16 or float32. Empty: float32 on x86 CPUs, elsewhere bfloat16 "
-        "where the hardware multiplies it.",
-    )
     tree: str = option(
         "",
         "The shape of the head's draft trees, as DRAFTSxLEVELSxTOPK, with their prices. Empty: "
         "12x6x4,keep=0.1,deepen=0.4 on a CPU, 59x6x10 elsewhere.",
-    )
-    conv_template: str = option(
-        "", "The name of a FastChat template, for a target that has no chat template of its own."
     )
     generate_ends: bool = option(
         False,
@@ -236,7 +286,7 @@ class ModelOptions(PluginOptions):
 
 
 @dataclass
-class SamplingOptions:
+class SamplingOptions(Options):
     temperature: float = option(0.0, "The sampling temperature; 0 is greedy.")
     top_k: int = option(
         0,

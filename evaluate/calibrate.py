@@ -15,11 +15,17 @@ from dataclasses import asdict, dataclass, fields
 
 from eagle_fsd.cli import run_command, shown_command
 from eagle_fsd.config import BadInput, check_least
-from eagle_fsd.options import ModelOptions, SamplingOptions, changeable, option
+from eagle_fsd.options import (
+    ModelOptions,
+    QuestionOptions,
+    SamplingOptions,
+    changeable,
+    option,
+)
 
 
 @dataclass
-class CalibrateOptions:
+class CalibrateOptions(QuestionOptions):
     cost: float = option(
         0.03,
         "The cost that is tolerated: the mean regret of a token in nats; above temperature 0 the "
@@ -33,15 +39,6 @@ class CalibrateOptions:
         "The arms to choose from; all must have the same drafter.",
         may_change=True,
     )
-    question_file: str = option("", "A question.jsonl in FastChat's format. Empty: MT-Bench's.")
-    questions: int | None = option(
-        None,
-        "The number of questions, of which the first turn is asked. Not given: all, but 16 of "
-        "MT-Bench.",
-        may_change=True,
-    )
-    max_new_tokens: int = option(128, "The most tokens that an answer may have.")
-    output: str = option("runs/calibrate", "The folder that the run is written to.")
 
     def __post_init__(self):
         check_least(self, "--", cost=0, max_new_tokens=2)  # the first is prefill's
@@ -78,7 +75,7 @@ def run_calibration(
     settings |= asdict(model_options) | model_options.digests()
     free = changeable(options, model_options) | {"device"}
     forms = {"predicted": {"question_id": None, "turns": {"prompt": str}, "arms": dict}}
-    run = Run(options.output, settings, free=free, forms=forms)
+    run = Run(options.output, settings, name="calibrate", free=free, forms=forms)
     check_same_questions(run.records["predicted"].values(), questions, turns=1)
 
     # 2. Counts of every arm over one exact answer a question; what is there is not made again.
@@ -146,7 +143,8 @@ def benchmark(
 ) -> str:
     """The command that measures the arms with the same models on the same questions."""
     words = ["--turns", 1, "--max_new_tokens", options.max_new_tokens]
-    words += ["--output", f"{options.output}_bench"]
+    if options.output:
+        words += ["--output", f"{options.output}_bench"]
     for name in ("question_file", "questions"):
         if value := getattr(options, name):
             words += [f"--{name}", value]

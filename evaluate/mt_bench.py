@@ -17,21 +17,14 @@ from pathlib import Path
 
 from eagle_fsd.cli import run_command
 from eagle_fsd.evaluation.questions import cut, read_questions, spread
-from eagle_fsd.options import BenchOptions, ModelOptions, SamplingOptions, option
+from eagle_fsd.options import BenchOptions, ModelOptions, QuestionOptions, SamplingOptions
 
 ON_CPU = 8  # questions of MT-Bench, unless a number is given
 
 
 @dataclass
-class MTBenchOptions(BenchOptions):
-    output: str = option("runs/mt_bench", "The folder that the run is written to.")
-    question_file: str = option("", "A question.jsonl in FastChat's format. Empty: MT-Bench's.")
-    questions: int | None = option(
-        None,
-        "The number of questions, spread evenly over the categories. Not given: all, but on a CPU "
-        f"{ON_CPU} of MT-Bench.",
-        may_change=True,
-    )
+class MTBenchOptions(BenchOptions, QuestionOptions):
+    """The bench's options, on the questions of a file."""
 
 
 def run_mt_bench(

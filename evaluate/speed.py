@@ -21,7 +21,14 @@ from pathlib import Path
 from eagle_fsd.cli import run_command
 from eagle_fsd.config import DEFAULT_ARM, BadInput, check_least
 from eagle_fsd.evaluation.questions import cut, read_questions, spread
-from eagle_fsd.options import BenchOptions, ModelOptions, SamplingOptions, changeable, option
+from eagle_fsd.options import (
+    BenchOptions,
+    ModelOptions,
+    QuestionOptions,
+    SamplingOptions,
+    changeable,
+    option,
+)
 
 NOTES = """\
 - ms/round is measured without a clock inside the round. break-even is the arm's ms/round over
@@ -34,19 +41,10 @@ NOTES = """\
 
 
 @dataclass
-class SpeedOptions(BenchOptions):
-    output: str = option("runs/speed", "The folder that the run is written to.")
-    question_file: str = option("", "A question.jsonl in FastChat's format. Empty: MT-Bench's.")
-    questions: int | None = option(
-        None, "The number of questions. Not given: all, but 16 of MT-Bench.", may_change=True
-    )
-    turns: int = option(1, "The number of turns of each question that are asked. 0: all.")
-    num_choices: int = option(3, "How often every arm answers every question.", may_change=True)
-    arms: list[str] = option(
-        ["generate", "plain", "exact", DEFAULT_ARM, "exact@hybrid", "exact@ngram"],
-        "The arms to time; see docs/evaluate.md. generate_compiled needs a C++ compiler.",
-        may_change=True,
-    )
+class SpeedOptions(BenchOptions, QuestionOptions):
+    arms: list[str] = ["generate", "plain", "exact", DEFAULT_ARM, "exact@hybrid", "exact@ngram"]
+    turns: int = 1
+    num_choices: int = 3
     context: list[int] = option(
         [200],
         "The lengths of prompts, in tokens, at which rounds are profiled and forwards timed.",

@@ -24,7 +24,6 @@ from eagle_fsd.tasks.task_sources import SOURCES, read_task
 
 @dataclass
 class TaskOptions(BenchOptions):
-    output: str = option("runs/task", "The folder that the run is written to.")
     task: str = option("", f"The task: {SOURCES}.")
     scorer: str = option(
         "",
@@ -42,12 +41,14 @@ class TaskOptions(BenchOptions):
     rescore: bool = option(
         False, "Score the records of --output again; no model is loaded.", may_change=True
     )
-    max_new_tokens: int = option(256, "The most tokens that an answer may have.")
+    max_new_tokens: int = 256
 
     def __post_init__(self):
         super().__post_init__()
         if not self.task:
             raise BadInput(f"--task is missing: give {SOURCES}")
+        if self.rescore and not self.output:
+            raise BadInput("--rescore needs --output, the folder of the run that is scored again")
 
 
 def run_task(options: TaskOptions, sampling: SamplingOptions, model_options: ModelOptions) -> None:
@@ -72,10 +73,11 @@ def run_task(options: TaskOptions, sampling: SamplingOptions, model_options: Mod
         print(f"\n{score_run(records, questions, scorer, options.output)[0]}")
         return
     name = Path(options.task.rpartition(":")[2]).name
-    bench = Bench(name, "tasks", questions, options, sampling, model_options)
+    run_name, models = Path(options.task.partition(":")[0]).stem, (sampling, model_options)
+    bench = Bench(name, "tasks", questions, options, *models, run_name=run_name)
     bench.answer_all()
     if bench.processes.is_main:
-        _, scores = score_run(bench.records(), questions, scorer, options.output)
+        _, scores = score_run(bench.records(), questions, scorer, bench.run.folder)
         further = {"scorer": scorer, "scores": scores}
         print(report_bench(bench, scores=scores, further=further))
 

@@ -193,6 +193,31 @@ def test_settings_that_differ_are_named(tmp_path):
         add(settings | {"head": "two"}, 3)
 
 
+def test_without_a_folder_a_run_takes_the_first_that_is_free(tmp_path, monkeypatch, capsys):
+    """Of the same settings it goes on; one of others, or that another command writes to, is passed
+    by, and said to be."""
+    monkeypatch.chdir(tmp_path)
+
+    def opened(dtype: str) -> tuple[Run, str]:
+        run = Run("", {"dtype": dtype, "output": ""}, name="replay", free={"output"})
+        run.begin_session()
+        return run, capsys.readouterr().err
+
+    run, told = opened("float32")
+    assert told == "the run is new: runs/replay\n" and run.settings["output"] == "runs/replay"
+    del run
+    other, told = opened("bfloat16")
+    assert str(other.folder) == "runs/replay_2"
+    assert told.endswith("; runs/replay holds a run with another dtype\n")
+    first, told = opened("float32")
+    assert len(first.sessions) == 2 and told == "the run goes on there: runs/replay\n"
+    third, told = opened("bfloat16")
+    assert str(third.folder) == "runs/replay_3"
+    assert "another command is writing to runs/replay;" in told
+    with pytest.raises(BadInput, match="leave --output out or name another folder"):
+        Run("runs/replay", {"dtype": "bfloat16"})
+
+
 @pytest.mark.parametrize("form", ["{}/runs/a", "--output={}/runs/a", "{}"])
 def test_no_path_of_the_checkout_is_published(monkeypatch, form):
     """Options given as one word or two, or the checkout itself: relative in command and options."""

@@ -127,6 +127,30 @@ def test_own_turns_and_answers(tmp_path, terse, capsys):
     assert 260 <= summary(tmp_path / "more")["answer_tokens"] <= 380
 
 
+def test_a_target_without_a_chat_template_takes_one_of_fastchat(tmp_path, target):
+    """Bug held down: --conv_template was the benches' alone, so that Vicuna could get no head. The
+    prompt is that of decoding; a template whose answers only a text ends is refused."""
+    bare = scaled(target, tmp_path / "bare", end=1.0)
+    (bare / "chat_template.jinja").unlink()
+    named = {"conv_template": "vicuna_v1.1"}
+    sources = (str(write_talks(tmp_path)),)
+    template = ["--conv_template", named["conv_template"], "--dialogues", "4"]
+    main(options(bare, tmp_path / "out", *template, sources=sources))
+    model, tokenizer = load_target(str(bare), dtype="float32")
+    rows = [row for row in made(tmp_path / "out") if row["part"] == 0]
+    assert len(rows) == 4
+    for row in rows:
+        prompt = prompt_ids(tokenizer, [{"role": "user", "content": row["user"]}], **named)
+        first = spoken(row)[0]
+        assert row["input_ids"][: len(prompt + first)] == prompt + first
+        wanted = model.model.generate(
+            torch.tensor([prompt]), max_new_tokens=20, do_sample=False, eos_token_id=1
+        )
+        assert first == wanted[0, len(prompt) :].tolist()
+    with pytest.raises(SystemExit, match="'one_shot' ends answers by the text"):
+        main(options(bare, tmp_path / "no", "--conv_template", "one_shot", sources=sources))
+
+
 def test_conversations_are_rewritten_turn_by_turn(tmp_path, target, data):
     """The users' turns are the data's, the answers the target's, each after its own past; a
     dialogue goes on only behind a finished answer. What is dropped is counted by reason."""

@@ -113,7 +113,7 @@ def test_a_head_is_made_for_a_target_with_recurrent_layers(family, tmp_path):
     features = ("--features", str(tmp_path / "features"), "--dialogues", "8")
     make_data(data_options(folder, tmp_path / "data", *features, sources=(str(talks),)))
     assert len(made(tmp_path / "data")) == 8
-    kept = {"features": tmp_path / "features", "target_dtype": "float32", "steps": 5}
+    kept = {"features": tmp_path / "features", "dtype": "float32", "steps": 5}
     head = train(folder, tmp_path / "data", tmp_path / "head", **kept, loss_vocab=97)
     model = eagle_fsd.load(str(folder), head=str(head), dtype="float32", tree="7x3x4")
     answers = [

@@ -161,9 +161,9 @@ def test_states_online_are_the_cached(target, data, tmp_path, changes):
     half precision and a head in float32 no product is of two dtypes."""
     runs = {}
     for name in ("", "online"):
-        more = {"target_dtype": "float32", "steps": 3} | changes
+        more = {"dtype": "float32", "steps": 3} | changes
         runs[name] = train(target, data, tmp_path / f"a{name}", features=name or None, **more)
-        more |= {"target_dtype": "bfloat16", "precision": "no"}
+        more |= {"dtype": "bfloat16", "precision": "no"}
         train(target, data, tmp_path / f"b{name}", features=name or None, **more)
     for ours, theirs in zip(log_rows(runs[""]), log_rows(runs["online"]), strict=True):
         assert ours == pytest.approx(theirs, rel=0.03, abs=1e-6)
@@ -191,7 +191,7 @@ def test_an_output_of_another_run(target, data, tmp_path):
     with other options. The same tokens with another mask are another run, and states that are not
     rounded."""
     output = tmp_path / "run"
-    refused(*options(target, data, output, steps=1, target_dtype="int8"))
+    refused(*options(target, data, output, steps=1, dtype="int8"))
     one, row = rows_of(2)
     data, chosen = tmp_path / "data.jsonl", {"steps": 1, "held_out": 1}
     write_rows(data, one, row)

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from eagle_fsd.cli import run_command
 from eagle_fsd.config import BadInput, SamplingConfig, check_least
-from eagle_fsd.options import changeable, option
+from eagle_fsd.options import ChatOptions, changeable, option
 from eagle_fsd.training.prompts import SELF, parse_weights
 
 if TYPE_CHECKING:
@@ -28,12 +28,9 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class DataOptions:
+class DataOptions(ChatOptions):
     output: str = field(
-        metadata={"help": "The folder to write to, which is train_head.py's --data."}
-    )
-    target: str = option(
-        "smollm2", "The target: smollm2 (embedded), a folder, a .gguf file or a hub id."
+        kw_only=True, metadata={"help": "The folder to write to, which is train_head.py's --data."}
     )
     sources: list[str] = option(
         [SELF],
@@ -75,14 +72,6 @@ class DataOptions:
         may_change=True,
     )
     seed: int = option(0, "The seed of prompts, mixture and sampling.")
-    device: str = option(
-        "", "The torch device. Empty: cuda if there is one, else cpu.", may_change=True
-    )
-    dtype: str = option(
-        "",
-        "The dtype: bfloat16, float16 or float32. Empty: bfloat16 where the hardware multiplies "
-        "it, else float32.",
-    )
 
     def __post_init__(self):
         from eagle_fsd.models.load import default_device
@@ -148,7 +137,7 @@ def make_data(options: DataOptions) -> None:
         ]
         for path in options.exclude
     }
-    chat = ChatFormat(load.load_tokenizer(options.target))
+    chat = ChatFormat(load.load_tokenizer(options.target), options.conv_template)
     if SELF in weights:
         chat.user_prefix()  # refuses a template without
     digests = target_digests(options.target)
@@ -156,7 +145,7 @@ def make_data(options: DataOptions) -> None:
     run = Run(
         options.output,
         asdict(options) | digests | read,
-        free=changeable(options),
+        free=changeable(options) | {"device"},
         key=lambda row: (row["id"], row.get("part", 0)),
         forms={"dialogues": DIALOGUE, "dropped": {"id": None, "reason": str}},
         processes=processes,
@@ -174,7 +163,7 @@ def make_data(options: DataOptions) -> None:
         engine="auto",
         keep_stock=False,
     )
-    ends = turn_ends(chat.tokenizer, target.eos_token_ids)
+    ends = turn_ends(chat.tokenizer, target.eos_token_ids, conv_template=options.conv_template)
     tell_added(ends, options.target)
     states = TargetStates(target, options.features, digests) if options.features else None
     benchmarks = prompts.Benchmarks(excluded)

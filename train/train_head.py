@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Literal
 
 from eagle_fsd.cli import run_command
 from eagle_fsd.config import BadInput, check_least, check_seed
-from eagle_fsd.options import Changeable, changeable, option
+from eagle_fsd.options import Changeable, TargetOptions, changeable, option
 from eagle_fsd.training.recipe import parse_recipe
 
 if TYPE_CHECKING:
@@ -31,21 +31,12 @@ LARGE_SHARE = 1 / 4  # of the dialogues; to hold out more than it is warned of
 
 
 @dataclass
-class TrainOptions:
-    data: list[str] = field(metadata={"help": Changeable("Folders of make_data.py, or its files.")})
-    output: str = field(metadata={"help": "The folder of the head, its state and its log."})
-    target: str = option(
-        "smollm2", "The target: smollm2 (embedded), a folder, a .gguf file or a hub id."
+class TrainOptions(TargetOptions):
+    data: list[str] = field(
+        kw_only=True, metadata={"help": Changeable("Folders of make_data.py, or its files.")}
     )
-    target_device: str = option(
-        "",
-        "The torch device of the target; auto spreads it over several. Empty: the one of the "
-        "process.",
-    )
-    target_dtype: str = option(
-        "",
-        "The target's dtype: bfloat16, float16 or float32. Empty: bfloat16 where the hardware "
-        "multiplies it, else float32.",
+    output: str = field(
+        kw_only=True, metadata={"help": "The folder of the head, its state and its log."}
     )
     features: str = option(
         "",
@@ -267,8 +258,8 @@ def load_linear_target(options: TrainOptions, layers: Sequence[int], device: str
     """The target, whose lm_head the losses must be able to follow."""
     from eagle_fsd.models import load
 
-    device = options.target_device or device
-    dtype = options.target_dtype or load.training_dtype(device)
+    device = options.device or device
+    dtype = options.dtype or load.training_dtype(device)
     target, _ = load.load_target(
         options.target,
         dtype=dtype,

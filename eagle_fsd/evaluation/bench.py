@@ -43,6 +43,7 @@ class Bench:
     Args:
         name: of the question set, for the progress bar.
         command: a folder is of one command.
+        run_name: of the folder, where none is named; empty: the command's.
 
     Raises:
         BadInput: see Run and parse_arms; arms that cannot sample as asked; no such number of
@@ -57,6 +58,8 @@ class Bench:
         options: BenchOptions,
         sampling: SamplingOptions,
         model_options: ModelOptions,
+        *,
+        run_name: str = "",
     ):
         self.arms = parse_arms(options.arms, tree=model_options.tree)
         self.name, self.questions = name, questions
@@ -72,7 +75,14 @@ class Bench:
         settings |= asdict(model_options) | model_options.digests()
         free = changeable(options, sampling, model_options)
         forms = {"*": RECORD | {"answer_id": str, "tstamp": float}}
-        self.run = Run(options.output, settings, free=free, forms=forms, processes=self.processes)
+        self.run = Run(
+            options.output,
+            settings,
+            name=run_name or command,
+            free=free,
+            forms=forms,
+            processes=self.processes,
+        )
         for records in self.run.records.values():
             check_same_questions(records.values(), questions)
 

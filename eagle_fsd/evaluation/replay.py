@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from tqdm import tqdm
 
 from eagle_fsd.config import SMALL_TREE, BadInput, parse_tree, tree_name
-from eagle_fsd.options import PluginOptions, changeable, option
+from eagle_fsd.options import ChatOptions, PluginOptions, QuestionOptions, changeable, option
 from eagle_fsd.runs.folder import Run
 from eagle_fsd.runs.provenance import digest, source_digest, without_checkout
 
@@ -34,30 +34,13 @@ LEVEL_NOTE = (
 
 
 @dataclass
-class ReplayOptions(PluginOptions):
+class ReplayOptions(QuestionOptions, ChatOptions, PluginOptions):
     heads: list[str] = option(
         [],
         "The draft heads: folders or hub ids. Empty: the one that ships for smollm2.",
         may_change=True,
     )
-    target: str = option(
-        "smollm2", "The target: smollm2 (embedded), a folder, a .gguf file or a hub id."
-    )
-    dtype: str = option("float32", "The dtype; a replay equals decoding in float32 only.")
-    device: str = option(
-        "", "The torch device. Empty: cuda if there is one, else cpu.", may_change=True
-    )
-    conv_template: str = option(
-        "", "The name of a FastChat template, for a target that has no chat template of its own."
-    )
-    question_file: str = option("", "A question.jsonl in FastChat's format. Empty: MT-Bench's.")
-    questions: int | None = option(
-        None,
-        "The number of questions, spread over the categories, of which the first turn is asked. "
-        "Not given: all.",
-        may_change=True,
-    )
-    max_new_tokens: int = option(128, "The most tokens that an answer may have.")
+    dtype: str = "float32"  # in any other a replay does not equal decoding
     arms: list[str] = option(
         [f"exact@eagle:{tree}" for tree in ("7x4x6", "15x4x6", "23x5x8", "59x6x10")],
         "The arms that are replayed: exact, with any drafters. Their trees are 15x4x6 where they "
@@ -68,7 +51,6 @@ class ReplayOptions(PluginOptions):
         "The folder of the target's stored texts. Empty: one for this target and this code.",
         may_change=True,
     )
-    output: str = option("runs/replay", "The folder that the run is written to.")
 
     def __post_init__(self):
         from eagle_fsd.decoding.loop import StopConfig
@@ -108,7 +90,8 @@ def run_replay(options: ReplayOptions) -> None:
     store = Run(options.texts, identity | digests, forms=texts)
     settings = {"command": "replay"} | asdict(options) | digests | options.plugin_digest()
     judged = {"question_id": None, "turns": {"prompt": str}, "arms": dict, "levels": list}
-    run = Run(options.output, settings, free=changeable(options), forms={"*": judged})
+    free = changeable(options) | {"device"}
+    run = Run(options.output, settings, name="replay", free=free, forms={"*": judged})
     for records in run.records.values():
         check_same_questions(records.values(), questions, turns=1)
     missing = {

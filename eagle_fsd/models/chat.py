@@ -25,6 +25,19 @@ def prompt_ids(
         BadInput: see read_messages; there is no template, or it refuses these messages.
     """
     messages = broken_up(tokenizer, read_messages(messages))
+    text = render(tokenizer, messages, conv_template=conv_template)
+    return encode(tokenizer, text, begins=bool(conv_template))
+
+
+def render(
+    tokenizer: PreTrainedTokenizerBase,
+    messages: list[Message],
+    *,
+    conv_template: str = "",
+    answer_next: bool = True,
+) -> str:
+    """A conversation's text by the tokenizer's chat template, or by FastChat's of a name, after
+    which an answer always comes next; BadInput: there is none, or it does not take the messages."""
     if conv_template:
         template = fastchat_template(conv_template)
         user, assistant = template.roles[:2]  # a third is the system's
@@ -41,21 +54,12 @@ def prompt_ids(
                 f"conv_template {conv_template!r} has no place for a system message: leave it out, "
                 "or write it into the user's turn"
             )
-        return encode(tokenizer, text, begins=True)
-    return encode(tokenizer, render(tokenizer, messages))
-
-
-def render(
-    tokenizer: PreTrainedTokenizerBase, messages: list[Message], *, answer_next: bool = True
-) -> str:
-    """A conversation's text by the tokenizer's chat template; BadInput: it has none, or this one
-    does not take the messages."""
+        return text
     if tokenizer.chat_template is None:
         raise BadInput(
             "this target's tokenizer has no chat template: name one of FastChat's with "
-            "conv_template (vicuna_v1.1, llama-2, ...); make_data.py has no such option: "
-            "there, or for a template of your own, put a chat_template.jinja into the target's "
-            "folder"
+            "conv_template (vicuna_v1.1, llama-2, ...), or put one of your own as "
+            "chat_template.jinja into the target's folder"
         )
     asked = [message["content"].strip() for message in messages if message["role"] == "user"]
     settings = {"tokenize": False, "add_generation_prompt": answer_next}

@@ -8,10 +8,12 @@ A session may have another number of processes than those before: all read all f
 """
 
 import fcntl
+import sys
 import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
+from itertools import count
 from pathlib import Path
 from types import MappingProxyType
 from typing import TextIO
@@ -48,17 +50,22 @@ def check_sessions(path: Path, rows: Iterable[dict], sessions: Iterable[dict]) -
             )
 
 
+class FolderInUse(BadInput):
+    """Another command is writing to a folder."""
+
+
 def lock_folder(folder: Path, kind: int = fcntl.LOCK_EX) -> TextIO:
     """Make a folder, and hold the lock of the one command that may write there until the file that
-    is returned is closed. BadInput: another command holds it, or the folder cannot be written to.
+    is returned is closed. FolderInUse: another command holds it; BadInput: it cannot be written to.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock = (folder / ".lock").open("a+")
         fcntl.flock(lock, kind | fcntl.LOCK_NB)  # a kill releases it too
     except BlockingIOError:
-        raise BadInput(
-            f"another command is writing to {folder}: wait for it, or name another folder"
+        raise FolderInUse(
+            f"another command is writing to {folder}: wait for it, or leave --output out or name "
+            "another folder"
         ) from None
     except (OSError, ValueError) as error:  # a name may hold what no file system takes
         raise BadInput(
@@ -67,10 +74,44 @@ def lock_folder(folder: Path, kind: int = fcntl.LOCK_EX) -> TextIO:
     return lock
 
 
+def changed_settings(
+    folder: Path, settings: dict, free: Collection[str]
+) -> dict[str, tuple[object, object]]:
+    """The settings in which the run of a folder differs, as (there, here); none where no run is."""
+    if not (folder / "run.json").is_file():
+        return {}
+    (before,) = read_json(folder / "run.json", options=dict)
+    # those that are only there count too: a file of a model may be gone
+    names = sorted({*before, *settings} - {*free})
+    pairs = {name: (before.get(name), settings.get(name)) for name in names}
+    # an option that one of two versions of the library lacks counts where it is used
+    return {name: (a, b) for name, (a, b) in pairs.items() if a != b and (a or b)}
+
+
+def free_folder(name: str, settings: dict, free: Collection[str]) -> Path:
+    """The first of runs/NAME, runs/NAME_2, ... that no other command is writing to, and that is new
+    or holds a run of these settings. Says on standard error which, and what is in the others."""
+    passed = []
+    for number in count(1):
+        folder = Path("runs", name if number == 1 else f"{name}_{number}")
+        try:
+            lock_folder(folder).close()
+        except FolderInUse:
+            passed.append(f"another command is writing to {folder}")
+            continue
+        if not (changed := changed_settings(folder, settings, free)):
+            break
+        passed.append(f"{folder} holds a run with another {', '.join(changed)}")
+    held = "goes on there" if (folder / "run.json").is_file() else "is new"
+    print("; ".join([f"the run {held}: {folder}", *passed]), file=sys.stderr)
+    return folder
+
+
 class Run:
     """Opens a folder, reads what it holds, and adds records.
 
     Args:
+        folder: empty: the free_folder of that name.
         settings: JSON-able; a folder of others is refused, and what differs is named. Sessions
             hold a digest of the library's source, which may differ: reports note it.
         free: settings that may differ from those of earlier sessions.
@@ -91,14 +132,19 @@ class Run:
         folder: str | Path,
         settings: dict,
         *,
+        name: str = "",
         free: Collection[str] = (),
         key: Callable[[dict], Hashable] = answer_key,
         forms: Mapping[str, Fields] = MappingProxyType({}),
         processes: Processes = Processes(),  # noqa: B008  (frozen)
     ):
-        self.folder = Path(folder)
         self.settings = without_checkout(settings)  # as read back
         self.processes = processes
+        if name and not folder:
+            if processes.is_main:
+                folder = str(free_folder(name, self.settings, free))
+            folder = self.settings["output"] = processes.shared(folder)
+        self.folder = Path(folder)
         self.sessions: list[dict] = []
         self.records: defaultdict[str, dict[Hashable, dict]] = defaultdict(dict)
         self._key, self._forms, self._session = key, forms, ""
@@ -113,18 +159,13 @@ class Run:
             self._lock = lock_folder(self.folder, fcntl.LOCK_SH)
             self._place /= f"process{processes.index}"
         self._place.mkdir(parents=True, exist_ok=True)
-        path, before = self.folder / "run.json", self.settings
-        if path.is_file():
-            before, self.sessions = read_json(path, options=dict, sessions=SESSIONS)
-        # those that are only there count too: a file of a model may be gone
-        names = sorted({*before, *self.settings} - {*free})
-        pairs = {name: (before.get(name), self.settings.get(name)) for name in names}
-        # an option that one of two versions of the library lacks counts where it is used
-        if changed := {name: (a, b) for name, (a, b) in pairs.items() if a != b and (a or b)}:
+        if changed := changed_settings(self.folder, self.settings, free):
             raise BadInput(
-                f"{self.folder} holds a run with other settings (there, here): {changed}; name "
-                "another folder"
+                f"{self.folder} holds a run with other settings (there, here): {changed}; leave "
+                "--output out or name another folder"
             )
+        if (path := self.folder / "run.json").is_file():
+            (self.sessions,) = read_json(path, sessions=SESSIONS)
         self._read_records(repair=processes.is_main)
         if processes.is_main and processes.count > 1:
             # all share the lock from here, so that the folder is another command's only when the

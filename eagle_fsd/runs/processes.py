@@ -33,6 +33,15 @@ class Processes:
         """Each process its own accelerator, where only "cuda" was asked for."""
         return f"cuda:{self.local_index}" if device == "cuda" and self.count > 1 else device
 
+    def shared(self, value: str) -> str:
+        """The main process's value, given to all."""
+        values = [value]
+        if self.count > 1:
+            from accelerate.utils import broadcast_object_list
+
+            broadcast_object_list(values)
+        return values[0]
+
     def wait(self) -> None:
         """Go on when all processes are here; if one has died the launcher ends the others."""
         if self.count > 1:

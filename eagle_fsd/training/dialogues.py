@@ -57,19 +57,28 @@ class ChatFormat:
         BadInput: there is no template, or nothing marks where a turn ends.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase):
-        self.tokenizer = tokenizer
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, conv_template: str = ""):
+        self.tokenizer, self.conv_template = tokenizer, conv_template
         talk = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": MARK}]
         for messages in talk[:1], talk:  # what it does not take is refused
-            render(tokenizer, messages)
-        self.end_ids = frozenset(turn_ends(tokenizer, ()).ids)
+            self._render(messages)
+        ends = turn_ends(tokenizer, (), conv_template=conv_template)
+        if ends.strings:
+            raise BadInput(
+                f"conv_template {conv_template!r} ends answers by the text {ends.strings[0]!r}, "
+                "and here only tokens end them: name a template that does so"
+            )
+        self.end_ids = frozenset(ends.ids)
         if not self.end_ids:
             raise BadInput("the chat template and tokenizer name no token that ends an answer")
+
+    def _render(self, messages: list[Message]) -> str:
+        return render(self.tokenizer, messages, conv_template=self.conv_template)
 
     def user_prefix(self) -> tuple[list[int], frozenset[int]]:
         """Tokens up to where the user's first turn begins, and the tokens that end that turn;
         BadInput if the template has none."""
-        text = render(self.tokenizer, [{"role": "user", "content": MARK}])
+        text = self._render([{"role": "user", "content": MARK}])
         before, _, after = text.partition(MARK)
         ends = first_special(self.tokenizer, after)
         if not ends:
@@ -77,7 +86,8 @@ class ChatFormat:
                 "source self: no special token follows the user's turn in this target's chat "
                 "template, so its turns cannot be sampled; give prompts by other --sources"
             )
-        return encode(self.tokenizer, before), self.end_ids | ends
+        begins = bool(self.conv_template)
+        return encode(self.tokenizer, before, begins=begins), self.end_ids | ends
 
     def text(self, token_ids: list[int]) -> str:
         """Text of a sampled turn, without its end token."""
@@ -92,17 +102,17 @@ class ChatFormat:
         them. The prompt is then the template's.
         """
         if not ids:
-            return prompt_ids(self.tokenizer, messages)
+            return prompt_ids(self.tokenizer, messages, conv_template=self.conv_template)
         messages = broken_up(self.tokenizer, messages)
-        text = render(self.tokenizer, messages)
+        text = self._render(messages)
         *before, answer, _ = messages
         end = self.tokenizer.decode(ids[-1:])
-        start = render(self.tokenizer, before) + answer["content"] + end
+        start = self._render(before) + answer["content"] + end
         # behind the end token, which may take in the white space that follows it
         after = encode(self.tokenizer, end + text[len(start) :])
         if text.startswith(start) and after[:1] == ids[-1:]:
             return [*ids, *after[1:]]
-        return encode(self.tokenizer, text)
+        return encode(self.tokenizer, text, begins=bool(self.conv_template))
 
 
 @dataclass(frozen=True)
