@@ -103,7 +103,7 @@ def test_tables_are_those_of_the_records(report_folder, page):
     assert [{key: mine[key] for key in rows[0]} for mine in found["arms"]] == rows
     categories = by_category(records)
     assert [{k: row[k] for k in categories[0]} for row in found["by_category"]] == categories
-    assert found.keys() == {"arms", "by_category", "equal_speed"}
+    assert found.keys() == {"arms", "by_category", "equal_gain"}
     lines = (report_folder / "tables" / "arms.csv").read_text().splitlines()
     assert [line.split(",")[1] for line in lines[1:]] == list(ARMS)
     shown = [text.strip() for text in page.texts["td"]]
@@ -353,7 +353,7 @@ def test_notes_are_true_of_their_tables():
             assert ("In parentheses" in note) == ("] (" in cells), title
             assert title != "Arms" or few == ("fewer than 8 questions, here 4" in note)
             if any(label.endswith("- plain") for label, _, _ in shown):
-                all_pooled = title == "Equal speed"
+                all_pooled = title == "Equal gain"
                 assert ("All columns are pooled" in note) == all_pooled, title
                 assert ("is a mean over questions" in note) != all_pooled, title
 

@@ -1,5 +1,5 @@
 """Rows of metrics as Markdown, as CSV, on a terminal and in a sentence; and curves: loss at equal
-speed, read off between values, with intervals over questions."""
+gain, read off between values, with intervals over questions."""
 
 import csv
 import io
@@ -10,7 +10,7 @@ import pytest
 from hand_records import HAND, made_run
 
 from eagle_fsd.evaluation import tables
-from eagle_fsd.evaluation.curves import GAIN, LEAST, LOSSES, crossing, equal_speed, lost_at
+from eagle_fsd.evaluation.curves import GAIN, LEAST, LOSSES, crossing, equal_gain, lost_at
 from eagle_fsd.evaluation.metrics import METRICS, summarize
 
 INTERVAL = {"value": 0.25, "low": -0.5, "high": 1.0}
@@ -126,10 +126,9 @@ def test_a_line_is_read_off_between_its_values():
     gains = {arm: pooled(records[arm], "tokens_per_round") for arm in records}
     low, high = (gains[arm] / gains["exact"] for arm in ("fsd:0.2", "fsd:0.4"))
     assert 1.05 < low < 1.1 < high < 1.2
-    (row,) = equal_speed(records, summarize(records))
+    (row,) = equal_gain(records, summarize(records))
     at = (1.1 - low) / (high - low)
-    assert (row["line"], row[GAIN]) == ("fsd", 1.1)
-    assert row["value"] == pytest.approx(0.2 + 0.2 * at)
+    assert (row["line"], row[GAIN], row["between"]) == ("fsd", 1.1, "0.2 and 0.4")
     for key in ("regret_per_token", "mean_logp_minus_plain"):
         start, end = (pooled(records[arm], key) for arm in ("fsd:0.2", "fsd:0.4"))
         plain = pooled(records["plain"], key) if METRICS[key].baseline else 0.0
@@ -137,11 +136,11 @@ def test_a_line_is_read_off_between_its_values():
         assert row[key]["low"] < row[key]["value"] < row[key]["high"]
     # few questions have no interval; nothing is read off without exact or plain
     records = made_run(LEAST - 1)
-    few = equal_speed(records, summarize(records))
+    few = equal_gain(records, summarize(records))
     assert few and all(row[key]["low"] is None for row in few for key in LOSSES)
     for lacking in ("exact", "plain"):
         less = {arm: rows for arm, rows in records.items() if arm != lacking}
-        assert equal_speed(less, summarize(less)) == []
+        assert equal_gain(less, summarize(less)) == []
 
 
 def test_a_line_may_fall_with_its_value():
@@ -150,14 +149,28 @@ def test_a_line_may_fall_with_its_value():
     low, high = records["fsd:0.2"], records["fsd:0.4"]
     rates = {arm: records[arm] for arm in ("plain", "exact")}
     (rising,), (falling,) = (
-        equal_speed(run, summarize(run))
+        equal_gain(run, summarize(run))
         for run in (
             rates | {"fsd:0.2": low, "fsd:0.4": high},
             rates | {"typical:0.2": high, "typical:0.4": low},
         )
     )
-    assert falling["value"] == pytest.approx(0.6 - rising["value"])
+    assert (rising["between"], falling["between"]) == ("0.2 and 0.4", "0.4 and 0.2")
     assert all(falling[key] == rising[key] for key in (GAIN, *LOSSES))
+
+
+def test_nothing_is_read_off_between_arms_that_lie_far_apart():
+    """Bug held down: of two distant thresholds the table made a third between them, at which the
+    gain it stated was 1.05 and the measured one 1.01."""
+    records = made_run(LEAST)
+    near = equal_gain(records, summarize(records))
+    assert any(row["line"] == "fsd" for row in near)
+    for record in records["fsd:0.4"]:
+        for turn in record["turns"]:  # the same tokens in half the rounds
+            pairs = zip(turn["rounds"][::2], turn["rounds"][1::2], strict=True)
+            turn["rounds"] = [{key: one[key] + two[key] for key in one} for one, two in pairs]
+    far = equal_gain(records, summarize(records))
+    assert far and not any(row["line"] == "fsd" for row in far)
 
 
 def test_answers_of_one_token_have_no_line():
@@ -166,7 +179,7 @@ def test_answers_of_one_token_have_no_line():
     for rows in records.values():
         for record in rows:
             record["turns"] = [turn | {"rounds": []} for turn in record["turns"]]
-    assert equal_speed(records, summarize(records)) == []
+    assert equal_gain(records, summarize(records)) == []
 
 
 def test_crossing():

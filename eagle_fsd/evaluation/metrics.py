@@ -108,12 +108,12 @@ METRICS: dict[str, Metric] = {
         record_numbers.seconds, record_numbers.answers, stats.paired_ratio, PLAIN,
     ),
     "fuzzy_share": Metric(
-        "fuzzy share", ".4f", ("main", "cost", "equal speed"),
+        "fuzzy share", ".4f", ("main", "cost", "equal gain"),
         "share of the rounds' tokens that the exact test would not have emitted",
         record_numbers.fuzzy, record_numbers.round_tokens,
     ),
     "regret_per_token": Metric(
-        "regret/token", ".4f", ("main", "cost", "equal speed"),
+        "regret/token", ".4f", ("main", "cost", "equal gain"),
         "log P(most likely token) - log P(token) under the target in nats, the mean over the "
         "rounds' tokens",
         record_numbers.regret, record_numbers.round_tokens,
@@ -130,7 +130,7 @@ METRICS: dict[str, Metric] = {
         record_numbers.argmax_tokens, record_numbers.tokens,
     ),
     "argmax_share_minus_plain": Metric(
-        "argmax share - plain", "+.4f", ("main", "cost", "equal speed"),
+        "argmax share - plain", "+.4f", ("main", "cost", "equal gain"),
         "share of answer tokens that are the target's most likely, scored in one forward pass, "
         "less plain's",
         record_numbers.argmax_tokens, record_numbers.tokens, difference, PLAIN,
@@ -142,7 +142,7 @@ METRICS: dict[str, Metric] = {
         record_numbers.logp, record_numbers.tokens,
     ),
     "mean_logp_minus_plain": Metric(
-        "log p/token - plain", "+.3f", ("main", "cost", "equal speed"),
+        "log p/token - plain", "+.3f", ("main", "cost", "equal gain"),
         "mean log-probability of an answer token under the target in nats, scored in one forward "
         "pass, less plain's",
         record_numbers.logp, record_numbers.tokens, difference, PLAIN,
@@ -157,7 +157,7 @@ METRICS: dict[str, Metric] = {
         record_numbers.tokens, record_numbers.answers,
     ),
     "tokens_per_answer_minus_plain": Metric(
-        "tokens/answer - plain", "+.1f", ("answers", "equal speed"),
+        "tokens/answer - plain", "+.1f", ("answers", "equal gain"),
         "length of an answer, less plain's",
         record_numbers.tokens, record_numbers.answers, difference, PLAIN,
     ),
@@ -166,7 +166,7 @@ METRICS: dict[str, Metric] = {
         record_numbers.at_limit, record_numbers.answers, share_of_answers,
     ),
     "at_limit_minus_plain": Metric(
-        "at the limit - plain", "+.2f", ("answers", "equal speed"),
+        "at the limit - plain", "+.2f", ("answers", "equal gain"),
         "share of answers that ran out of their budget, less plain's",
         record_numbers.at_limit, record_numbers.answers, difference, PLAIN,
     ),
@@ -189,7 +189,7 @@ METRICS: dict[str, Metric] = {
         record_numbers.looping, record_numbers.answers, share_of_answers,
     ),
     "looping_minus_plain": Metric(
-        "looping - plain", "+.2f", ("answers", "equal speed"),
+        "looping - plain", "+.2f", ("answers", "equal gain"),
         "share of answers that end in a loop, less plain's",
         record_numbers.looping, record_numbers.answers, difference, PLAIN,
     ),

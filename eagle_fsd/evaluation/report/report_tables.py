@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from eagle_fsd.evaluation import tables
-from eagle_fsd.evaluation.curves import GAIN, GAINS, LEAST, equal_speed
+from eagle_fsd.evaluation.curves import GAIN, GAINS, LEAST, WIDEST, equal_gain
 from eagle_fsd.evaluation.metrics import METRICS
 from eagle_fsd.evaluation.plots import few_questions
 from eagle_fsd.evaluation.report.run_data import RunData
@@ -31,10 +31,12 @@ NOTES = {
     "Cost": POOLED,
     "Answers": POOLED,
     "By category": "Each category is measured by its own questions alone. All columns are pooled.",
-    "Equal speed": "For every line of arms, which differ in their rule's value only: what it has "
+    "Equal gain": "For every line of arms, which differ in their rule's value only: what it has "
     f"lost where its tokens per round are first {', '.join(map(str, GAINS))} times exact's, taken "
-    "as linear between two of its arms; what lies between no two has no row. The rule random is "
-    "the control to compare with. All columns are pooled. Those that end in \u201c- plain\u201d "
+    f"as linear between two of its arms whose gains differ by {WIDEST} at most. The column between "
+    "names the rule's values of these two; what lies between no two has no row. Where in between "
+    "the gain is cannot be told from them: measure it. The rule random is the control to compare "
+    "with. All columns are pooled. Those that end in \u201c- plain\u201d "
     "too: they are differences of pooled rates, and so not those of the table Arms. "
     f"An interval needs {LEAST} questions.",
 }
@@ -47,7 +49,7 @@ def run_tables(run: RunData) -> dict[str, Table]:
     parts = [*columns(category="s", arm="s", questions="d"), *metric_columns("categories")]
     answers = columns(arm="s", answers="d") + metric_columns("answers")
     gain = (METRICS[GAIN].label, GAIN, METRICS[GAIN].form)
-    equal = [*columns(line="s"), gain, *columns(value=".3f"), *metric_columns("equal speed")]
+    equal = [*columns(line="s"), gain, *columns(between="s"), *metric_columns("equal gain")]
     contents = {
         "Scores": (tables.SCORES, run.scores),
         "Arms": (columns(arm="s") + metric_columns("main"), rows),
@@ -55,7 +57,7 @@ def run_tables(run: RunData) -> dict[str, Table]:
         "Cost": (columns(arm="s") + metric_columns("cost"), rows),
         "Answers": (answers, rows),
         "By category": (parts, run.categories if several else []),
-        "Equal speed": (equal, equal_speed(run.records, rows)),
+        "Equal gain": (equal, equal_gain(run.records, rows)),
     }
     return {
         title: Table(shown, rows, _note(title, shown, rows))
