@@ -133,11 +133,6 @@ class BenchOptions(RunOptions):
         may_change=True,
     )
     turns: int = option(0, "The number of turns of each question that are asked. 0: all.")
-    generate_questions: int | None = option(
-        None,
-        "The number of questions that the slow arm `generate` answers. Not given: all.",
-        may_change=True,
-    )
     num_choices: int = option(
         1,
         "The number of answers of every arm to every question, each with a seed of its own.",
@@ -145,6 +140,11 @@ class BenchOptions(RunOptions):
     )
     quality_only: bool = option(
         False, "Measure no speeds, so that other processes may use the machine.", may_change=True
+    )
+    retime: bool = option(
+        False,
+        "Make the answers again, once, that something else on the machine has slowed down.",
+        may_change=True,
     )
     traces: int = option(
         0,

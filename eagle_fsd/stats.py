@@ -96,6 +96,23 @@ def share_interval(part_Q2: Sequence[Sequence[float]]) -> Interval:
     return {"value": value, "low": float(low), "high": float(high)}
 
 
+def median_interval(values_Q: Sequence[float]) -> Interval:
+    """The median of independent questions. Its bounds are the innermost two values, as far from
+    either end, between which it lies in at least 95 of 100 cases: on each side of it a value falls
+    by a coin's toss (Thompson 1936)."""
+    ordered, questions = sorted(values_Q), len(values_Q)
+    if not ordered:
+        return dict(NOTHING)
+    found = NOTHING | {"value": float(np.median(ordered))}
+    # the chance that at most `beyond` values lie below the median
+    beyond = tail = 0
+    while (tail := tail + math.comb(questions, beyond) / 2**questions) <= 1 - LEVEL:
+        beyond += 1
+    if questions < LEAST_QUESTIONS or ordered[0] == ordered[-1]:
+        return found
+    return found | {"low": ordered[beyond - 1], "high": ordered[-beyond]}
+
+
 def paired_ratio(
     mine_Q2: Sequence[Sequence[float]], theirs_Q2: Sequence[Sequence[float]]
 ) -> Interval:

@@ -2,15 +2,15 @@
 # Rules against each other at matched gain: divergence x child x T, the price on the token, chance.
 # Thresholds of a row stand at the same quantiles (5, 20, 35 %) of the divergence where the exact
 # test ends a round, measured with the former head (results/ablate_rules); set your own for another.
-#     scripts/ablate_rules.sh                  48 arms, 16 questions x 64 tokens
+#     scripts/ablate_rules.sh                  47 arms, 16 questions x 64 tokens
 #     OUTPUT=runs/x scripts/ablate_rules.sh --questions 32 --max_new_tokens 128
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 output=${OUTPUT:-$root/runs/ablate_rules}
 bash "$root/scripts/setup.sh"
 "$root/.venv/bin/python" "$root/evaluate/mt_bench.py" --output "$output" \
-    --questions 16 --turns 1 --max_new_tokens 64 --generate_questions 2 \
-    --arms generate plain exact \
+    --questions 16 --turns 1 --max_new_tokens 64 \
+    --arms plain exact \
     {fsd,fsd-paper}:{0.25,0.34,0.42},child={draft,target} \
     {fsd,fsd-paper}:{0.56,0.68,0.76},child={draft,target},divergence=tv \
     {fsd,fsd-paper}:{1.3,2,2.9},child={draft,target},divergence=kl_draft_target \

@@ -9,8 +9,8 @@ bash "$root/scripts/setup.sh"
 runs=()
 for temperature in ${TEMPERATURES:-0.7 1}; do
     "$root/.venv/bin/python" "$root/evaluate/mt_bench.py" --output "$output/t$temperature" \
-        --questions 16 --turns 1 --generate_questions 2 --temperature "$temperature" \
-        --arms generate plain exact fsd:{0.2,0.35},child={draft,target,sample} \
+        --questions 16 --turns 1 --temperature "$temperature" \
+        --arms plain exact fsd:{0.2,0.35},child={draft,target,sample} \
         path:{0.25,0.5} ratio:1 random:0.1 "$@"
     runs+=("$output/t$temperature")
 done

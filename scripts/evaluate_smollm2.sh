@@ -16,15 +16,15 @@ if [ "${PROCESSES:-1}" -gt 1 ]; then
         --num_processes "$PROCESSES")
 fi
 "${launch[@]}" "$root/evaluate/mt_bench.py" --questions 80 --output "$output/mt_bench" \
-    --arms generate plain exact fsd:{0.3,0.35,0.4,0.45} path:{0.25,0.5,0.77} \
-    random:{0.07,0.14,0.25} --generate_questions 16 --traces 3
+    --arms plain exact fsd:{0.3,0.35,0.4,0.45} path:{0.25,0.5,0.77} \
+    random:{0.07,0.14,0.25} --traces 3
 runs=("$output/mt_bench")
 task() { # name, --task, then further options
     local name=$1 source=$2
     shift 2
     "${launch[@]}" "$root/evaluate/tasks.py" --task "$source" --output "$output/$name" \
-        --arms generate plain exact fsd:{0.35,0.42} path:{0.5,0.77} random:{0.1,0.2} \
-        --generate_questions 8 --max_new_tokens 128 "$@"
+        --arms plain exact fsd:{0.35,0.42} path:{0.5,0.77} random:{0.1,0.2} \
+        --max_new_tokens 128 "$@"
     runs+=("$output/$name")
 }
 if [ -n "${EXECUTE_CODE:-}" ]; then task humaneval humaneval --questions 40 --execute_code; fi

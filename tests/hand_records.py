@@ -10,6 +10,7 @@ def turn(token_ids, seconds, rounds=(), *, finish="stop", share=1.0, logp=-1.0) 
     """`rounds` are (tokens, fuzzy, tv, regret) lists."""
     names = ("tokens", "fuzzy", "tv", "regret")
     return {
+        "prompt_tokens": 4,
         "token_ids": list(token_ids),
         "seconds": seconds,
         "finish": finish,

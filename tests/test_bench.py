@@ -108,19 +108,43 @@ def test_processes_answer_as_one(call, models, tmp_path):
     assert all(row["tokens_per_second"]["value"] is None for row in summary(two).values())
 
 
-def test_generate_may_answer_fewer_and_positions_end_answers(call, models, tmp_path):
-    """The other arms' metrics stay over all questions; the ratio is over those both have. The
-    second turn's budget is what the target's positions leave, the same for every arm."""
+def test_positions_end_answers(call, models, tmp_path):
+    """The second turn's budget is what the target's positions leave, the same for every arm."""
     target = write_target(tmp_path / "short", max_positions=128, layers=2)
     options = [*bench_options((target, models[1]), tmp_path), "--max_new_tokens", 40]
-    options += ["--questions", 2, "--generate_questions", 1, "--arms", "generate", "plain", "exact"]
-    call(BENCH, *options)
-    found = summary(tmp_path)
-    assert found["generate"]["questions"] == 1 and found["exact"]["questions"] == 2
-    assert found["exact"]["speed_vs_generate"]["value"] > 0
+    call(BENCH, *options, "--questions", 1, "--arms", "generate", "plain", "exact")
     for name in ("generate", "plain", "exact"):
         _, second = rows(tmp_path / "run" / "records" / f"{name}.jsonl")[0]["turns"]
         assert 0 < len(second["token_ids"]) == 128 - second["prompt_tokens"] < 40
+
+
+def test_disturbed_answers_are_named_and_made_again_once(call, models, tmp_path):
+    """With the same seeds, so that they say the same, which is checked. Bug held down: one answer
+    of 112 took four times its neighbours' time, and a gain of 1.17 was told as .96."""
+    options = [*bench_options(models, tmp_path), "--temperature", 1, "--num_choices", 2]
+    options += ["--arms", "plain", "exact", "fsd:0.5,child=sample"]
+    call(BENCH, *options)
+    path = tmp_path / "run/records/exact.jsonl"
+    made = rows(path)
+    slow = [made[0]["question_id"], made[0]["choice"]]
+    made[0]["turns"][1]["seconds"] *= 1000
+    write_rows(path, *made)
+    said = call(BENCH, *options)
+    named = f"exact on question {slow[0]}, turn 2 ("
+    assert named in said and "--retime" in said and rows(path) == made
+    said = call(BENCH, *options, "--retime")
+    assert "made again" in said and named not in said and "otherwise" not in said
+    again = rows(path)[len(made) :]
+    keys = [[row["question_id"], row["choice"]] for row in again]
+    assert slow in keys and keys.count(slow) == 1 and len(again) <= len(made)
+    turns = zip(again[keys.index(slow)]["turns"], made[0]["turns"], strict=True)
+    assert all(new["token_ids"] == old["token_ids"] for new, old in turns)
+    # what counts is the later record, also of a report; another answer is told
+    report = ["evaluate/report.py", tmp_path / "run", "--output", tmp_path / "report"]
+    assert named not in call(*report)
+    made[0]["turns"][1]["token_ids"][0] += 1
+    write_rows(path, *made)
+    assert "'exact' answers question" in call(BENCH, *options, "--retime")
 
 
 @pytest.mark.parametrize("arm", ["generate", "exact"])

@@ -449,25 +449,3 @@ def test_browser_draws_the_tree_of_a_round(traced, tmp_path):
         classes = [attrs.get("class") for _, attrs in drawn.elements]
         assert classes.count("column") == (3 if place else 1)
         assert any("exact would have emitted" in a.get("data-tip", "") for _, a in drawn.elements)
-
-
-def test_same_work_is_that_of_the_same_rounds():
-    """Other tokens, or the same in other rounds, or by another drafter, are other work."""
-
-    def answer(seconds: float, *rounds: list[int]) -> list[dict]:
-        turn = {"seconds": seconds, "rounds": [{"tokens": tokens} for tokens in rounds]}
-        return [{"question_id": 1, "session": "1", "turns": [turn]}]
-
-    records = {
-        "plain": answer(9.0, [1, 2]),
-        "exact": answer(2.0, [1, 2]),
-        "fsd:0.1": answer(3.0, [1, 2]),
-        "fsd:0.2": answer(5.0, [1, 3]),
-        "fsd:0.3": answer(5.0, [1], [2]),
-        "fsd:0.3@eagle:7x3x4": answer(5.0, [1, 2]),
-    }
-    run = RunData("", {}, [], records)
-    assert run.same_work == [0.5] and run.noise == 0.5
-    assert "by the same rounds, token for token: 1." in run.noise_note()
-    assert "took 50 % longer than the fastest in the median" in run.noise_note()
-    assert RunData("", {}, [], {"plain": records["plain"]}).noise == 0

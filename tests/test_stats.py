@@ -12,6 +12,7 @@ from eagle_fsd.stats import (
     NOTHING,
     mcnemar,
     mean_interval,
+    median_interval,
     paired_difference,
     paired_ratio,
     rate_interval,
@@ -69,6 +70,21 @@ def test_nineteen_of_twenty_intervals_hold_the_truth(questions):
         pairs = zip(tokens * share, tokens, strict=True)
         found = [rate_interval(np.stack(pair, 1)) for pair in pairs]
         assert 0.915 < np.mean([i["low"] <= 1 <= i["high"] for i in found]) < 0.975
+
+
+@pytest.mark.parametrize("questions", [LEAST_QUESTIONS, 15, 40])
+def test_a_median_s_bounds_are_two_of_the_values(questions):
+    """By a coin's toss a question: of 15 the fourth from either end, with a tail of 576 in 2^15,
+    as the next would have 1941. They hold a skewed truth as often as said, and however far one
+    value lies off."""
+    values = np.random.default_rng(4).gamma(1, size=(2000, questions))
+    found = [median_interval(row) for row in values]
+    assert np.mean([i["low"] <= math.log(2) <= i["high"] for i in found]) > 0.94
+    by_hand = median_interval(range(15))
+    assert by_hand == {"value": 7, "low": 3, "high": 11}
+    assert median_interval([*range(14), 1e9]) == by_hand
+    assert median_interval(range(7)) == NOTHING | {"value": 3}
+    assert median_interval([1] * 9) == NOTHING | {"value": 1} and median_interval([]) == NOTHING
 
 
 @pytest.mark.parametrize("questions", [LEAST_QUESTIONS, 40])

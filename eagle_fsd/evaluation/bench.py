@@ -24,6 +24,7 @@ from eagle_fsd.decoding.tree import Drafter
 from eagle_fsd.evaluation.answering import answer_prompt, turn_record
 from eagle_fsd.evaluation.questions import Question, check_same_questions, fastchat_answers, spread
 from eagle_fsd.evaluation.report.read_runs import RECORD, TRACE
+from eagle_fsd.evaluation.report.run_data import RunData
 from eagle_fsd.evaluation.traces import TurnTrace
 from eagle_fsd.models.answer_thoughts import answer_message
 from eagle_fsd.models.loaded import Model
@@ -67,8 +68,7 @@ class Bench:
         self._sampling, self._seed = sampling.sampling(), sampling.seed
         for arm in self.arms:
             arm.check(self._sampling)
-        some, traced = options.generate_questions, options.traces
-        self._by_generate = spread(questions, some, option="--generate_questions")
+        traced = options.traces
         self._traced = spread(questions, traced, option="--traces") if traced else []
         self.processes = Processes.launched(cpu=model_options.device == "cpu")
         settings = {"command": command} | asdict(options) | asdict(sampling)
@@ -93,22 +93,40 @@ class Bench:
             for number, question in enumerate(self.questions)
             for arm in rotated(self.arms, number)
             for choice in range(self.options.num_choices)
-            if arm.runs_our_loop or question in self._by_generate
             if (question.question_id, choice) not in self.run.records[arm.slug]
         ]
         if self.processes.is_main:
             self._tell_untraced(jobs)
         if jobs:
             self._answer(jobs)
+        if self.options.retime and (again := self._disturbed()):
+            tqdm.write(f"answers that were disturbed and are made again, once: {len(again)}")
+            self._answer(again)
         self.run.finish()
         if self.processes.is_main:
             for name, records in self.run.records.items():
                 path = self._beside("answers", name)
                 write_lines(path, fastchat_answers(list(records.values())))
 
+    @property
+    def _timed(self) -> bool:
+        return self.processes.count == 1 and not self.options.quality_only
+
+    def _disturbed(self) -> list[Job]:
+        """The answers with a disturbed turn; none where seconds are no timings."""
+        run = RunData(self.name, self.run.settings, self.run.sessions, self.records())
+        turns = run.disturbed if self._timed else []
+        found = {(turn.arm, turn.question_id, turn.choice) for turn in turns}
+        return [
+            (question, arm, choice)
+            for question in self.questions
+            for arm in self.arms
+            for choice in range(self.options.num_choices)
+            if (arm.text, question.question_id, choice) in found
+        ]
+
     def _answer(self, jobs: list[Job]) -> None:
-        processes = self.processes
-        timed = processes.count == 1 and not self.options.quality_only
+        processes, timed = self.processes, self._timed
         warnings = check_timing_alone(self.model_options.device) if timed else []
         # this process's questions, each with all its arms; traces have one writer
         traced_ids = {question.question_id for question in self._traced}
@@ -134,6 +152,12 @@ class Bench:
             record, trace = self._answered(question, arm, choice, budget=budget, traced=traced)
             if traced:  # first: an answer whose record a kill has lost is made again
                 append_lines(self._beside("traces", arm.slug), [trace])
+            before = self.run.records[arm.slug].get(answer_key(record), record)
+            if tokens_of(before) != tokens_of(record):
+                tqdm.write(
+                    f"{arm.text!r} answers question {question.question_id!r} otherwise than "
+                    "before: what it says depends on more than its seed; the later answer counts"
+                )
             self.run.add(arm.slug, record)
 
     @cached_property
@@ -224,6 +248,10 @@ class Bench:
             ]
             for arm in self.arms
         }
+
+
+def tokens_of(record: dict) -> list[list[int]]:
+    return [turn["token_ids"] for turn in record["turns"]]
 
 
 def answer_seed(seed: int, question_id: int | str, turn: int, choice: int = 0) -> int:

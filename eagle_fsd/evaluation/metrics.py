@@ -38,6 +38,12 @@ def difference(mine_Q2: Parts, theirs_Q2: Parts) -> Interval:
     return stats.paired_difference([mine for mine, _ in rates], [theirs for _, theirs in rates])
 
 
+def median_ratio(mine_Q2: Parts, theirs_Q2: Parts) -> Interval:
+    """The median of the questions' own ratios; questions where a side has no rate are left out."""
+    both = zip(mine_Q2, theirs_Q2, strict=True)
+    return stats.median_interval([a / b * d / c for (a, b), (c, d) in both if b and c and d])
+
+
 @dataclass(frozen=True)
 class Metric:
     """A column of every table.
@@ -77,6 +83,12 @@ METRICS: dict[str, Metric] = {
         "tokens/s over plain", ".2f", ("main", "speed", "categories"),
         "tokens/s over that of plain, on the questions that both answered",
         record_numbers.tokens, record_numbers.seconds, stats.paired_ratio, PLAIN,
+    ),
+    "median_speed_vs_plain": Metric(
+        "tokens/s over plain, median", ".2f", ("speed",),
+        "the median over questions of a question's own tokens/s over that of plain, which a few "
+        "disturbed answers do not move",
+        record_numbers.tokens, record_numbers.seconds, median_ratio, PLAIN,
     ),
     "tokens_per_round": Metric(
         "tokens/round", ".2f", ("main", "speed", "categories"),

@@ -25,14 +25,15 @@ BASELINE = "plain"  # the arms of a task share their sampling, so that there is 
 
 
 def records_by_arm(folder: str | Path) -> dict[str, list[dict]]:
-    """The records of a finished or unfinished run; nothing is written."""
-    records: dict[str, list[dict]] = {}
+    """The records of a finished or unfinished run, the later ones of two of an answer; nothing is
+    written."""
+    records: dict[str, dict[tuple, dict]] = {}
     for path in record_files(folder):
         for row in read_lines(path, fields=ANSWERED, key=answer_key):
-            records.setdefault(row["arm"], []).append(row)
+            records.setdefault(row["arm"], {})[answer_key(row)] = row
     if not records:
         raise BadInput(f"{folder} holds no records: name the folder of a run")
-    return records
+    return {arm: list(rows.values()) for arm, rows in records.items()}
 
 
 def score_run(

@@ -88,7 +88,8 @@ def read_run(folder: Path) -> RunData:
 
 
 def _read_arms(paths: list[Path], wanted: Fields, warnings: list[str]) -> dict[str, list[dict]]:
-    arms: dict[str, list[dict]] = {}
+    """By arm; of two rows of one answer the later counts."""
+    arms: dict[str, dict[tuple, dict]] = {}
     for path in paths:
         rows = read_lines(path, fields=wanted, key=answer_key, warn=warnings.append)
         arm = rows[0]["arm"] if rows else ""
@@ -99,8 +100,8 @@ def _read_arms(paths: list[Path], wanted: Fields, warnings: list[str]) -> dict[s
                     "one of them is damaged; make them anew, elsewhere"
                 )
         if rows:
-            arms.setdefault(arm, []).extend(rows)
-    return arms
+            arms.setdefault(arm, {}).update({answer_key(row): row for row in rows})
+    return {arm: list(rows.values()) for arm, rows in arms.items()}
 
 
 def _place(arm: str) -> tuple:

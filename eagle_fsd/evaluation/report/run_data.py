@@ -4,13 +4,14 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from statistics import median
 
-from eagle_fsd.arms import BY_TRANSFORMERS, parse_arm
+from eagle_fsd.arms import BY_TRANSFORMERS, PLAIN
 from eagle_fsd.config import BadInput
+from eagle_fsd.evaluation.disturbed import DISTURBED, Disturbed, disturbed_turns, same_work
 from eagle_fsd.evaluation.metrics import by_category, summarize
-from eagle_fsd.evaluation.record_numbers import rounds_of, seconds
 from eagle_fsd.evaluation.tables import verdict
-from eagle_fsd.runs.folder import answer_key
 from eagle_fsd.runs.provenance import CHANGED, digest
+
+NAMED = 5  # disturbed turns
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,8 @@ class RunData:
         scorer's own, or a judge's."""
         first = [score for score in self.scores if score["score"] == self.scores[0]["score"]]
         by_arm = {score["arm"]: score for score in first}
-        return verdict(row, self.noise, score=by_arm.get(row["arm"]))
+        disturbed = {turn.arm for turn in self.disturbed} & {row["arm"], PLAIN}
+        return verdict(row, self.noise, score=by_arm.get(row["arm"]), disturbed=bool(disturbed))
 
     @property
     def timed(self) -> bool:
@@ -122,6 +124,21 @@ class RunData:
                 f"{mixed} of {len(sessions)} questions were answered in more than one session, so "
                 "their arms were not timed side by side"
             )
+        if self.disturbed:
+            turns = sum(len(row["turns"]) for row in self.all_records)
+            named = [
+                f"{one.arm} on question {one.question_id}"
+                + f", choice {one.choice}" * bool(one.choice)
+                + f", turn {one.turn} ({one.times:.1f} times)"
+                for one in self.disturbed[:NAMED]
+            ]
+            named += ["..."] * (len(self.disturbed) > NAMED)
+            doubts.append(
+                f"{len(self.disturbed)} of {turns} turns took more than {DISTURBED:g} times as "
+                "long as their neighbours, as where something else on the machine is at work: "
+                f"{'; '.join(named)}. Read the speeds' medians, or make these answers again by the "
+                "same command with --retime"
+            )
         if not self.timed:
             doubts.append(
                 "the answers were made by several processes at once, or for quality only: their "
@@ -144,19 +161,13 @@ class RunData:
 
     @cached_property
     def same_work(self) -> list[float]:
-        """How much longer the slowest of several arms took than the fastest, for every answer that
-        they made by the same rounds, token for token: what noise alone does. 0.1: 10 %."""
-        groups: dict[tuple, list[float]] = {}
-        for arm, rows in self.records.items():
-            drafter = parse_arm(arm).drafter
-            for row in rows if drafter and self.timed else []:
-                work = tuple(tuple(r["tokens"]) for r in rounds_of(row))
-                groups.setdefault((drafter, *answer_key(row), work), []).append(seconds(row))
-        return [
-            max(times) / min(times) - 1
-            for times in groups.values()
-            if len(times) > 1 and all(times)
-        ]
+        """See disturbed.same_work; empty where seconds are no timings."""
+        return same_work(self.records) if self.timed else []
+
+    @cached_property
+    def disturbed(self) -> list[Disturbed]:
+        """See disturbed_turns; empty where seconds are no timings."""
+        return disturbed_turns(self.records) if self.timed else []
 
     @property
     def noise(self) -> float:
