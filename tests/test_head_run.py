@@ -5,14 +5,12 @@ the head on its own predictions at all positions at once, against one root at a 
 Axes: B dialogues, T positions, L tokens of a dialogue, F features.
 """
 
-from functools import partial
 from itertools import pairwise
 
 import pytest
 import torch
 from reference_tree import paths
 from reference_unroll import slow_unroll
-from safetensors.torch import load_file, save
 from tiny import fused_target, prompt_tokens, target_and_head, tiny_target
 
 from eagle_fsd.config import BadInput, TreeConfig
@@ -129,35 +127,18 @@ def test_kept_rows_are_not_computed_again(tmp_path, texts):
     assert len(forwards) == 1
 
 
-# contents of a file of states instead of its own: cut short, or tensors by key
-DAMAGES = [
-    *(lambda whole, row_LD, n=n: whole[:n] for n in (0, 5, 100, -10)),
-    lambda _, row_LD: save({"states": row_LD}),
-    lambda _, row_LD: save({"rows": row_LD[:-1]}),
-    lambda _, row_LD: save({"rows": row_LD[:, :-1].contiguous()}),
-    lambda _, row_LD: save({"rows": row_LD[0]}),
-    lambda _, row_LD: save({}),
-]
-
-
-@pytest.mark.parametrize("make", [partial(tiny_target, "llama"), fused_target], ids=["D", "F + D"])
-def test_a_damaged_file_is_told_by_name(tmp_path, texts, make):
-    """Bugs held down: a file that was emptied or cut short, by a disk that filled up, say, or a
-    whole one of other contents, which passed the check before a training, ended in a traceback of
-    safetensors or of torch. Once it is deleted its states are computed again."""
-    states = TargetStates(make(), tmp_path)
+@pytest.mark.parametrize("length", [0, 5, 100, -10])
+def test_a_damaged_file_is_told_by_name(tmp_path, texts, length):
+    """Bug held down: a file that was emptied or cut short, by a disk that filled up, say, ended in
+    a traceback of safetensors. Once it is deleted its states are computed again."""
+    states = TargetStates(tiny_target("llama"), tmp_path)
     before_LF = states.of(texts[:3])[1][0].clone()  # which lies in the file
     path = states._path(texts[1])
-    whole, row_LD = path.read_bytes(), load_file(path)["rows"].clone()
-    for damaged in DAMAGES:
-        path.write_bytes(damaged(whole, row_LD))
-        for ask in (states.check, states.of):
-            with pytest.raises(BadInput, match=f"{path} .*: delete it, .*run the command again"):
-                ask(texts[:3])
-            ask([texts[0], texts[2], texts[4]])
-        path.unlink()
-        states.check(texts)
-        assert torch.equal(states.of(texts[:3])[1][0], before_LF)
+    path.write_bytes(path.read_bytes()[:length])
+    with pytest.raises(BadInput, match=f"{path} .*: delete it, .*run the command again"):
+        states.of(texts[:3])
+    path.unlink()
+    assert torch.equal(states.of(texts[:3])[1][0], before_LF)
 
 
 def test_states_of_other_targets_lie_apart(tmp_path, texts):

@@ -16,7 +16,7 @@ from eagle_fsd.heads.unroll import unroll
 from eagle_fsd.training import losses
 from eagle_fsd.training.head_run import optimizers_of
 from eagle_fsd.training.losses import Objective, cross_entropy
-from eagle_fsd.training.recipe import FINAL_RATE, RECIPES, SCHEDULES, WARMUP, Recipe, parse_recipe
+from eagle_fsd.training.recipe import FINAL_RATE, RECIPES, WARMUP, Recipe, parse_recipe
 
 S, M, D, R = 3, 11, 7, 13
 
@@ -200,7 +200,7 @@ def test_optimizers_share_out_the_parameters(objective):
 # --- recipes --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("schedule", ["cosine", "linear"])
 def test_rate_over_the_budget(schedule):
     """Rises in a line to the peak at the end of the warm-up, and never again; ends at the floor."""
     recipe = Recipe(learning_rate=2e-3, schedule=schedule)

@@ -71,9 +71,9 @@ def prompts(folder: Path, *texts: str) -> tuple[str]:
     return (str(write_rows(folder / "prompts.jsonl", *({"prompt": text} for text in texts))),)
 
 
-def sharegpt(user: str, answer: str) -> dict:
-    turns = [{"from": "human", "value": user}, {"from": "gpt", "value": answer}]
-    return {"conversations": turns}
+def sharegpt(*turns: str) -> dict:
+    roles = ("human", "gpt")
+    return {"conversations": [{"from": roles[n % 2], "value": t} for n, t in enumerate(turns)]}
 
 
 def spoken(row: dict) -> list[list[int]]:
@@ -217,7 +217,8 @@ def test_benchmark_prompts_are_dropped_by_name(tmp_path, target):
 
 
 def test_what_the_template_refuses_is_dropped(tmp_path, target):
-    """System messages, or a later turn; the others go on."""
+    """System messages, or a later turn, which is asked only behind a finished answer; the others go
+    on."""
     strict = Path(shutil.copytree(target, tmp_path / "strict"))
     template = strict / "chat_template.jinja"
     refusal = (
@@ -225,46 +226,24 @@ def test_what_the_template_refuses_is_dropped(tmp_path, target):
         "{{ raise_exception('refused') }}{% endif %}"
     )
     template.write_text(refusal + template.read_text())
-    system = {"role": "system", "content": "Be kind."}
-
-    def talk(*turns: str) -> list[dict]:
-        return [{"role": ("user", "assistant")[n % 2], "content": c} for n, c in enumerate(turns)]
-
-    talks = [[system, *talk(f"Question {n}?", "So.")] for n in range(2)]
-    talks += [talk(f"Question {n}?", "So.", "NO more?", "Yes.") for n in range(2, 10)]
-    talks += [talk("Question 10?", "So.")]
-    source = write_rows(tmp_path / "talks.jsonl", *({"messages": found} for found in talks))
+    talks = [[f"Question {n}?", "So.", "NO more?", "Yes."] for n in range(2, 10)]
+    talks = [sharegpt(*talk) for talk in [*talks, ["Question 10?", "So."]]]
+    talks += [sharegpt(f"Question {n}?", "So.") | {"system": "Be kind."} for n in range(2)]
+    source = write_rows(tmp_path / "talks.jsonl", *talks)
     limit = ("--max_new_tokens", "300")
     main(options(strict, tmp_path / "data", *limit, sources=(str(source),)))
     kept = {row["user"]: row["finished"] for row in made(tmp_path / "data")}
     dropped = summary(tmp_path / "data")["dropped"]
     assert dropped == {"template refuses it": len(talks) - len(kept)}
     assert kept.pop("Question 10?") in (True, False)
-    # a later turn is asked only behind a finished answer
     assert 0 < len(kept) < 8 and not any(kept.values())
 
 
-def test_minutes_hold_while_the_first_batch_runs(tmp_path, mute):
-    """Answers under way are cut at the limit: two minutes took as long as the longest answer."""
-    began = time.monotonic()
-    limits = ("--minutes", "0.7", "--max_new_tokens", "1900")
-    sources = prompts(tmp_path, *(f"Question {i}?" for i in range(64)))
-    main(options(mute, tmp_path / "data", *limits, sources=sources))
-    assert time.monotonic() - began < 60
-    rows = made(tmp_path / "data")
-    assert 0 < len(rows) <= 64 and not all(row["finished"] for row in rows)
-    # a user's turn that the clock cuts is no dropped one
-    with pytest.raises(SystemExit, match="no dialogue was made .none dropped"):
-        main(options(mute, tmp_path / "none", "--minutes", "0.0005"))
-
-
-def test_first_answers_that_ended_before_the_time_are_kept_as_the_cut_ones_are(
-    tmp_path, monkeypatch, terse
-):
-    """Bug held down: a dialogue whose first answer the clock cut was kept, one whose first answer
-    had ended vanished, since its second turn was never begun. The clock goes on by two
-    seconds whenever it is asked, which is at every forward, so that the same answers are under way
-    on every machine."""
+def test_minutes_cut_the_answers_under_way(tmp_path, monkeypatch, terse):
+    """Bugs held down: two minutes took as long as the longest answer; a dialogue whose first answer
+    had ended vanished, since its second turn was never begun. The clock goes on by two seconds
+    whenever it is asked, which is at every forward, so that the same answers are under way on every
+    machine."""
     talks = [{"turns": [f"Question {i}?", "And then?"]} for i in range(12)]
     sources = (str(write_rows(tmp_path / "talks.jsonl", *talks)),)
     firsts = prompts(tmp_path, *(talk["turns"][0] for talk in talks))
@@ -283,11 +262,12 @@ def test_first_answers_that_ended_before_the_time_are_kept_as_the_cut_ones_are(
     assert {row["finished"] for row in rows} == {True, False}
     assert len(list((tmp_path / "states").rglob("*.safetensors"))) == len(rows)
 
-    # a user's turn of the target's own that waits for its first answer is no dialogue, nor dropped
-    clock.monotonic = count(step=2).__next__
-    with pytest.raises(SystemExit, match="no dialogue was made") as told:
-        main(options(terse, tmp_path / "own", "--minutes", "1.5"))
-    assert "prompt too long" not in str(told.value)
+    # a user's turn of the target's own that is cut, or waits for its first answer, is not dropped
+    for minutes in ("0.1", "1.5"):
+        clock.monotonic = count(step=2).__next__
+        with pytest.raises(SystemExit, match="no dialogue was made") as told:
+            main(options(terse, tmp_path / minutes, "--minutes", minutes))
+        assert "prompt too long" not in str(told.value)
 
 
 def test_a_source_that_yields_nothing_stops_with_advice(tmp_path, target, mute):

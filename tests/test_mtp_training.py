@@ -79,4 +79,4 @@ def test_what_cannot_be_trained_is_told(checkpoints, data, tmp_path):
     folder = checkpoints("qwen2").folder
     changes = START | {"start": "mtp,own=raw", "recipe": "mtp,feature=1"}
     told = refused(*head_options(folder, data, tmp_path / "a", **changes))
-    assert "before its norm is no feature: give feature=0" in told
+    assert "before its norm, is no feature of the target: give feature=0" in told

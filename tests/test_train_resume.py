@@ -20,10 +20,17 @@ from training_runs import head_options as options
 from training_runs import train_head as main
 
 SCRIPT = str(ROOT / "train/train_head.py")
+# the command, which saves after every step
+SAVING = f"""
+import runpy
+from eagle_fsd.training import trainer
+trainer.SAVE_MINUTES = 0
+runpy.run_path({SCRIPT!r}, run_name="__main__")
+"""
 pytestmark = pytest.mark.processes
 STEPS = 60
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}
-FAST = {"steps": STEPS, "precision": "no", "recipe": RECIPE + ",unroll_steps=2,optimizer=muon"}
+FAST = {"steps": STEPS, "dtype": "float32", "recipe": RECIPE + ",unroll_steps=2,optimizer=muon"}
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -83,6 +90,13 @@ def kill_behind(process: subprocess.Popen, output: Path, *, step: int, delay: fl
 
 
 @pytest.fixture(scope="module")
+def saving(tmp_path_factory) -> str:
+    path = tmp_path_factory.mktemp("saving") / "train_head.py"
+    path.write_text(SAVING)
+    return str(path)
+
+
+@pytest.fixture(scope="module")
 def unbroken(target, data, tmp_path_factory):
     """A finished run."""
     output = tmp_path_factory.mktemp("run") / "head"
@@ -90,19 +104,18 @@ def unbroken(target, data, tmp_path_factory):
     return output
 
 
-def test_killed_twice_is_as_if_never_killed(unbroken, target, data, tmp_path):
+def test_killed_twice_is_as_if_never_killed(unbroken, saving, target, data, tmp_path):
     """SIGKILL at random moments, the same command again: losses and weights bit for bit.
 
     It saves after every step, so that many kills fall into a save; no step saved is ever lost.
     """
     output = tmp_path / "head"
-    changes = FAST | {"features": unbroken / "features", "save_minutes": 1e-6}
-    arguments = options(target, data, output, **changes)
+    arguments = options(target, data, output, **FAST, features=unbroken / "features")
     rng = random.Random(time.time_ns())  # other moments every time that the test runs
     reached = 0
     for _ in range(2):
         step = reached + rng.randint(1, 14)
-        process = started(sys.executable, SCRIPT, *arguments)
+        process = started(sys.executable, saving, *arguments)
         left = kill_behind(process, output, step=step, delay=rng.uniform(0, 0.05))
         assert left >= step > reached
         reached = left
@@ -138,35 +151,21 @@ def test_interrupted_it_saves_and_goes_on(unbroken, target, data, tmp_path, capf
     assert f"goes on behind step {step}" in told and "at random" not in told
     assert log_rows(output) == log_rows(unbroken) and same(weights(output), weights(unbroken))
     assert {path.name for path in output.glob("state-*")} == {f"state-{STEPS}"}
-    main([*arguments, "--save_minutes", "3"])
+    main(arguments)
     assert "already trained" in capfd.readouterr().out
 
 
 def test_a_head_without_its_measurement_is_measured(unbroken, target, data, tmp_path):
-    """A kill between the head and what it does on held-out answers leaves the head and its record;
-    the same command then adds the rest. Bugs held down: a failure there left no record at all, and
-    a run whose head was gone, or its record torn, was "already trained"."""
-    output = tmp_path / "head"
-    arguments = options(target, data, output, **FAST, features=unbroken / "features")
-    path, process = output / "training.json", started(sys.executable, SCRIPT, *arguments)
-    while not path.is_file():
-        assert process.poll() is None, process.communicate()
-        time.sleep(0.001)
-    kill(process)
-    assert "held_out_rounds" not in json.loads(path.read_text())
-    assert same(weights(output), weights(unbroken))
+    """A kill between the head and what it does on held-out answers leaves the head without a
+    record; the same command then measures it. Bug held down: a run whose head was gone was "already
+    trained"."""
     whole = json.loads((unbroken / "training.json").read_text())
-
-    def measured() -> dict:
-        main(arguments)
+    for lost in ("training.json", "model.safetensors"):
+        output = shutil.copytree(unbroken, tmp_path / lost)
+        (output / lost).unlink()
+        main(options(target, data, output, **FAST))
         assert same(weights(output), weights(unbroken))
-        return json.loads(path.read_text())
-
-    assert measured().keys() == whole.keys()
-    path.write_text("")
-    assert measured()["tokens_per_round"] == whole["tokens_per_round"]
-    (output / "model.safetensors").unlink()
-    measured()
+        assert json.loads((output / "training.json").read_text()) == whole
 
 
 @pytest.mark.parametrize("damage", ["progress.json", f"state-{STEPS}/optimizer.bin", "run.json"])
@@ -183,16 +182,16 @@ def test_what_a_training_goes_on_from_is_checked(unbroken, target, data, tmp_pat
         assert "run.json" in refused(*options(target, data, output, **FAST | {"steps": 3}))
 
 
-def launch(arguments: list[str]) -> subprocess.Popen:
+def launch(script: str, arguments: list[str]) -> subprocess.Popen:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
     command = [sys.executable, "-m", "accelerate.commands.launch", "--config_file"]
     command += [str(ROOT / "scripts/accelerate/ddp.yaml"), "--main_process_port", port]
-    return started(*command, SCRIPT, *arguments)
+    return started(*command, script, *arguments)
 
 
-def test_two_processes_are_one_with_twice_the_batch(target, data, tmp_path):
+def test_two_processes_are_one_with_twice_the_batch(saving, target, data, tmp_path):
     """As accelerate launches them: losses, gradient norms and head up to rounding, one log. Both go
     on from one state behind a kill.
 
@@ -200,9 +199,9 @@ def test_two_processes_are_one_with_twice_the_batch(target, data, tmp_path):
     changes = FAST | {"steps": 21, "batches_per_step": 2}
     one, two = tmp_path / "one", tmp_path / "two"
     main(options(target, data, one, **changes))
-    pair = options(target, data, two, **changes, save_minutes=1e-6)
-    kill_behind(launch(pair), two, step=2, delay=0.0)
-    finished(launch(pair))
+    pair = options(target, data, two, **changes)
+    kill_behind(launch(saving, pair), two, step=2, delay=0.0)
+    finished(launch(saving, pair))
     rows = log_rows(one), log_rows(two)
     assert [row["step"] for row in rows[1]] == [1, 20, 21]
     for single, pair in zip(*rows, strict=True):

@@ -12,9 +12,8 @@ budget goes on where a smaller one ended. Several processes:
 
 import json
 import math
-import sys
 from collections import Counter
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -92,30 +91,24 @@ class DataOptions(ChatOptions):
 
 def make_data(options: DataOptions) -> None:
     """Make what is missing of a folder of dialogues, by one process or each of several."""
+    from eagle_fsd.evaluation.questions import read_questions
     from eagle_fsd.models import load
     from eagle_fsd.models.digests import target_digests
-    from eagle_fsd.models.turn_ends import tell_added, turn_ends
+    from eagle_fsd.models.turn_ends import tell_added
     from eagle_fsd.runs.folder import Run
     from eagle_fsd.runs.processes import Processes
     from eagle_fsd.runs.provenance import digest
-    from eagle_fsd.training import prompts
-    from eagle_fsd.training.dialogues import (
-        DIALOGUE,
-        PROMPT_TOKENS,
-        TURN_TOKENS,
-        ChatFormat,
-        DialogueMaker,
-        Wanted,
-    )
+    from eagle_fsd.training import dialogues, prompts
     from eagle_fsd.training.features import TargetStates
 
+    # 1. What needs no weights is checked, and the sources are read.
     processes = Processes.launched(cpu=not options.device.startswith("cuda"))
     options.device = processes.device(options.device)
     options.dtype = options.dtype or load.training_dtype(options.device)
     load.check_device(options.device, options.dtype)
     config = load.load_target_config(options.target)
     positions = getattr(config, "max_position_embeddings", math.inf)
-    room = positions - max(options.max_new_tokens, TURN_TOKENS)  # for a prompt
+    room = positions - max(options.max_new_tokens, dialogues.TURN_TOKENS)  # for a prompt
     if room < 1:
         raise BadInput(
             f"--max_new_tokens {options.max_new_tokens} leaves a prompt none of the target's "
@@ -125,29 +118,21 @@ def make_data(options: DataOptions) -> None:
     read = {name: prompts.read_source(name) for name in weights if name != SELF}
     sources = {name: conversations for name, (conversations, _) in read.items()}
     unread = sum((counts for _, counts in read.values()), Counter())
-    if unread and processes.is_main:
-        told = ", ".join(f"{field} in {count}" for field, count in sorted(unread.items()))
-        print(f"not read of the records of --sources: {told}", file=sys.stderr)
     excluded = {
-        Path(path).name: [
-            turn
-            for found in prompts.read_source(path)[0]
-            if not isinstance(found, str)
-            for turn in prompts.user_turns(found)
-        ]
+        Path(path).name: [turn for question in read_questions(path) for turn in question.turns]
         for path in options.exclude
     }
-    chat = ChatFormat(load.load_tokenizer(options.target), options.conv_template)
+    chat = dialogues.ChatFormat(load.load_tokenizer(options.target), options.conv_template)
     if SELF in weights:
         chat.user_prefix()  # refuses a template without
+    # 2. The folder, and what of the candidates is left.
     digests = target_digests(options.target)
-    read = {"prompts": digest([sources, excluded])}  # files may change
     run = Run(
         options.output,
-        asdict(options) | digests | read,
+        asdict(options) | digests | {"prompts": digest([sources, excluded])},  # files may change
         free=changeable(options) | {"device"},
-        key=lambda row: (row["id"], row.get("part", 0)),
-        forms={"dialogues": DIALOGUE, "dropped": {"id": None, "reason": str}},
+        key=place,
+        forms={"dialogues": dialogues.DIALOGUE, "dropped": {"id": None, "reason": str}},
         processes=processes,
     )
     done = {number for rows in run.records.values() for number, _ in rows}
@@ -156,6 +141,7 @@ def make_data(options: DataOptions) -> None:
         for number, *candidate in prompts.draw_candidates(weights, sources, seed=options.seed)
         if number % processes.count == processes.index and number not in done
     )
+    # 3. The target, and what it says.
     target, _ = load.load_target(
         options.target,
         dtype=options.dtype,
@@ -163,14 +149,18 @@ def make_data(options: DataOptions) -> None:
         engine="auto",
         keep_stock=False,
     )
-    ends = turn_ends(chat.tokenizer, target.eos_token_ids, conv_template=options.conv_template)
+    ends = chat.ends(target.eos_token_ids)
     tell_added(ends, options.target)
-    states = TargetStates(target, options.features, digests) if options.features else None
-    benchmarks = prompts.Benchmarks(excluded)
-    wanted = Wanted(**{part.name: getattr(options, part.name) for part in fields(Wanted)})
-    most = min(PROMPT_TOKENS, room)
-    maker = DialogueMaker(
-        wanted, run, candidates, chat, benchmarks, frozenset(ends.ids), most, states
+    limits = ("temperatures", "max_new_tokens", "seed", "dialogues", "answer_tokens", "minutes")
+    maker = dialogues.DialogueMaker(
+        run,
+        candidates,
+        chat,
+        prompts.Benchmarks(excluded),
+        end_ids=frozenset(ends.ids),
+        most_prompt_tokens=min(dialogues.PROMPT_TOKENS, room),
+        states=TargetStates(target, options.features, digests) if options.features else None,
+        **{name: getattr(options, name) for name in limits},
     )
     run.begin_session()
     maker.make(target, batch_size=options.batch_size)
@@ -180,6 +170,11 @@ def make_data(options: DataOptions) -> None:
         print(f"data: {options.output}\n{json.dumps(summary, indent=2, ensure_ascii=False)}")
 
 
+def place(row: dict) -> tuple[int, int]:
+    """Number of a dialogue, and of its row; folders of older versions have one row of each."""
+    return row["id"], row.get("part", 0)
+
+
 def summarize(run: "Run", unread: Counter[str]) -> dict:
     """Count what the run has made, of two dialogues that begin alike the first only; `unread`: in
     how many records of the sources a field is not read."""
@@ -187,9 +182,7 @@ def summarize(run: "Run", unread: Counter[str]) -> dict:
     from eagle_fsd.runs.jsonl import read_lines, write_json, write_lines
 
     dropped = Counter(row["reason"] for row in run.records["dropped"].values())
-    made = sorted(
-        run.records["dialogues"].values(), key=lambda row: (row["id"], row.get("part", 0))
-    )
+    made = sorted(run.records["dialogues"].values(), key=place)
     first: dict[str, int] = {}
     rows = [row for row in made if first.setdefault(row["user"], row["id"]) == row["id"]]
     if not rows:
@@ -204,6 +197,7 @@ def summarize(run: "Run", unread: Counter[str]) -> dict:
             write_lines(path, [row for row in read_lines(path) if row["id"] in kept])
     answer_tokens = sum(sum(row["loss_mask"]) for row in rows)
     seconds = max(row["seconds"] for row in rows)
+    firsts = [row for row in rows if not row.get("part")]
     summary = {
         "dialogues": len(kept),
         "rows": len(rows),
@@ -212,8 +206,8 @@ def summarize(run: "Run", unread: Counter[str]) -> dict:
         "seconds": seconds,
         "answer_tokens_per_s": answer_tokens / max(seconds, 0.1),
         "share_finished": sum(row["finished"] for row in rows) / len(rows),
-        "from": dict(Counter(row["source"] for row in rows if not row.get("part"))),
-        "control_tokens": sum(row.get("control_tokens", 0) for row in rows if not row.get("part")),
+        "from": dict(Counter(row["source"] for row in firsts)),
+        "control_tokens": sum(row.get("control_tokens", 0) for row in firsts),
         "dropped": dict(sorted(dropped.items())),
         "unread": dict(sorted(unread.items())),
     }

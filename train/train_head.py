@@ -6,28 +6,23 @@ Data comes from make_data.py. The target's states are computed where they are tr
 for the next epoch (--features online: not kept). The result is a folder that eagle_fsd and
 upstream's EAGLE load. A run that was killed or interrupted goes on where it last saved: run the
 same command again. Several processes: `accelerate launch --config_file scripts/accelerate/ddp.yaml
-train/train_head.py ...`; a configuration for FSDP lies beside it.
+train/train_head.py ...`.
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from operator import itemgetter
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from eagle_fsd.cli import run_command
-from eagle_fsd.config import BadInput, check_least, check_seed
+from eagle_fsd.config import BadInput, check_known, check_least, check_seed
 from eagle_fsd.options import Changeable, TargetOptions, changeable, option
-from eagle_fsd.training.recipe import parse_recipe
+from eagle_fsd.training.recipe import RECIPE_OF, parse_recipe
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
-    from eagle_fsd.decoding.target import Target
-    from eagle_fsd.runs.folder import Run
-    from eagle_fsd.training.data import Parts
-
-LARGE_SHARE = 1 / 4  # of the dialogues; to hold out more than it is warned of
+MAX_LENGTH = 2048  # tokens of a dialogue; what is longer is cut
 
 
 @dataclass
@@ -43,9 +38,6 @@ class TrainOptions(TargetOptions):
         "The folder that keeps the target's states, make_data.py's or another; online computes "
         "them each time. Empty: a folder within --output.",
     )
-    max_length: int = option(
-        2048, "The most tokens of a dialogue, at most the target's positions; the rest is cut."
-    )
     answer_tokens: int = option(
         0, "Train on a random part of about this many answer tokens. 0: all."
     )
@@ -57,7 +49,7 @@ class TrainOptions(TargetOptions):
 
     head_type: str = option(
         "eagle",
-        "The kind of head: eagle (EAGLE-1 and EAGLE-2) or eagle3. --start mtp has its own.",
+        "The kind of a new head: eagle (EAGLE-1 and EAGLE-2) or eagle3. --start has its own.",
     )
     loss_vocab: int = option(
         0,
@@ -66,8 +58,8 @@ class TrainOptions(TargetOptions):
     )
     start: str = option(
         "",
-        "A head of that type that is trained further; mtp is the MTP layer in the target's own "
-        "checkpoint. Empty: a new one.",
+        "A head that is trained further; mtp is the MTP layer in the target's own checkpoint. "
+        "Empty: a new one.",
     )
 
     recipe: str = option(
@@ -92,41 +84,23 @@ class TrainOptions(TargetOptions):
     batches_per_step: int = option(
         0, "The batches of a step, over all processes. 0: one for each process."
     )
-    precision: Literal["auto", "bf16", "no"] = option(
-        "auto",
-        "bf16 is mixed precision, no is float32; auto takes bf16 where the hardware multiplies it.",
-    )
-    save_minutes: float = option(
-        5.0, "The minutes between saves from which a killed run goes on.", may_change=True
-    )
     seed: int = option(0, "The seed of initialisation, order and noise.")
 
     def __post_init__(self):
         import torch
 
-        from eagle_fsd.heads.mtp_files import is_mtp
         from eagle_fsd.models.load import training_dtype
 
-        if is_mtp(self.start):
-            if self.head_type == "eagle3":
-                raise BadInput("--start mtp is no EAGLE-3 head: leave --head_type out")
-            self.head_type = "mtp"
-        own = self.head_type in ("eagle3", "mtp")
-        self.recipe = self.recipe or (self.head_type if own else "unrolled")
+        check_known("head_type", self.head_type, ("eagle", "eagle3"))
+        if self.recipe:
+            parse_recipe(self.recipe)
         on_cuda = torch.cuda.is_available()
         self.tokens_per_batch = self.tokens_per_batch or (16384 if on_cuda else 2048)
-        if self.precision == "auto":  # a processor that has to emulate it takes 20 times as long
-            fast = training_dtype("cuda" if on_cuda else "cpu") == "bfloat16"
-            self.precision = "bf16" if fast else "no"
-        check_least(self, "--", held_out=1, max_length=1, tokens_per_batch=1, save_minutes=1e-9)
-        check_least(self, "--", answer_tokens=0, loss_vocab=0, batches_per_step=0, seed=0)
-        check_least(self, "--", epochs=0, steps=0, minutes=0)
+        # a processor that has to emulate bfloat16 takes 20 times as long
+        self.dtype = self.dtype or training_dtype("cuda" if on_cuda else "cpu")
+        check_least(self, "--", held_out=1, tokens_per_batch=1, answer_tokens=0, loss_vocab=0)
+        check_least(self, "--", batches_per_step=0, epochs=0, steps=0, minutes=0)
         check_seed(self.seed)
-        if 0 < self.loss_vocab < 8:  # the trees of the replay branch by 6
-            raise BadInput(f"--loss_vocab must be at least 8, got {self.loss_vocab}")
-        recipe = parse_recipe(self.recipe)
-        if self.head_type == "eagle3" and recipe.feature:
-            raise BadInput("an EAGLE-3 head's output is no feature of the target: give feature=0")
         if not (self.epochs or self.steps or self.minutes):
             self.epochs = 3.0
 
@@ -135,145 +109,106 @@ class TrainOptions(TargetOptions):
         """What of the minutes is for the held-out rounds; infinite without minutes."""
         return min(0.1 * 60 * self.minutes, 120.0) if self.minutes else math.inf
 
-    @property
-    def training_seconds(self) -> float:
-        """The rest of the minutes; 0 without."""
-        return 60 * self.minutes - self.held_out_seconds if self.minutes else 0.0
-
 
 def train(options: TrainOptions) -> None:
     """Train a head and write it, from wherever a run of these options was left."""
-    from accelerate import Accelerator
-    from accelerate.utils import GradientAccumulationPlugin
-
     from eagle_fsd.families.text_model import longest_text
     from eagle_fsd.models import load
-    from eagle_fsd.models.digests import target_digests
+    from eagle_fsd.models.digests import head_digests, target_digests
+    from eagle_fsd.runs.folder import Run
+    from eagle_fsd.runs.processes import Processes
     from eagle_fsd.runs.provenance import digest
     from eagle_fsd.training.data import read_dialogues, split
     from eagle_fsd.training.features import TargetStates
-    from eagle_fsd.training.head_run import begun_head, prepare
-    from eagle_fsd.training.trained import RECORD, is_trained, write_trained
-    from eagle_fsd.training.trainer import Budget, Trainer
+    from eagle_fsd.training.head_run import RECORD, begun_head, is_trained, prepare, write_trained
+    from eagle_fsd.training.trainer import Trainer
 
+    # 1. The head, and the dialogues.
     target_config = load.load_target_config(options.target)
-    start = {name: getattr(options, name) for name in ("start", "head_type", "loss_vocab", "seed")}
+    wanted = ("start", "head_type", "loss_vocab", "recipe", "seed")
+    start = {name: getattr(options, name) for name in wanted}
     head = begun_head(options.target, target_config, **start)
-    longest = min(options.max_length, longest_text(target_config))
+    options.head_type = head.config.head_type
+    options.recipe = options.recipe or RECIPE_OF[options.head_type]
+    longest = min(MAX_LENGTH, longest_text(target_config))
     limits = {"vocab_size": head.config.vocab_size, "max_length": longest}
     dialogues = [d for path in options.data for d in read_dialogues(path, **limits)]
-    parts = split(dialogues, held_out=options.held_out, answer_tokens=options.answer_tokens)
-    # the trainer accumulates a step's batches; a launcher's number would divide its gradients again
-    accelerator = Accelerator(
-        mixed_precision=options.precision,
-        gradient_accumulation_plugin=GradientAccumulationPlugin(num_steps=1),
+    training, held_out = split(
+        dialogues, held_out=options.held_out, answer_tokens=options.answer_tokens
     )
+    # 2. The processes, and the folder, of a new run of these options or of one that goes on.
+    accelerator = launched(options)
     digests = target_digests(options.target)
-    read = {"dialogues": digest([[d.ids, d.mask] for d in dialogues])}  # files may change
-    run = opened_run(options, digests | read, accelerator)
-    if is_trained(run.folder):
-        accelerator.print(f"{run.folder} is already trained: see its {RECORD}")
-        return
-    report_held_out(parts, options, accelerator)
-    layers = head.config.fused_layers(target_config.num_hidden_layers)
-    target = load_linear_target(options, layers, device_of(accelerator))
-    kept = "" if options.features == "online" else options.features or run.folder / "features"
-    states = TargetStates(target, kept, digests)
-    states.check([dialogue.ids for dialogue in parts.training + parts.held_out])
-    recipe = parse_recipe(options.recipe)
-    sizes = {name: getattr(options, name) for name in ("loss_vocab", "tokens_per_batch", "seed")}
-    trainer = Trainer(
-        accelerator,
-        *prepare(head, parts.training, states, recipe, accelerator, **sizes),
-        target.embed_tokens,
-        recipe,
-        Budget(options.epochs, options.steps, options.training_seconds),
-        options.batches_per_step,
-        options.save_minutes,
-        run,
-    )
-    progress = trainer.train()
-    tensors = accelerator.get_state_dict(trainer.objective)  # whole, also where it was sharded
-    if accelerator.is_main_process:
-        head_of = {key.removeprefix("head."): tensor for key, tensor in tensors.items()}
-        print(
-            write_trained(
-                run.folder,
-                head.config,
-                head_of,
-                states,
-                parts,
-                progress,
-                recipe=recipe,
-                seconds=options.held_out_seconds,
-            )
-        )
-
-
-def opened_run(options: TrainOptions, digests: dict, accelerator: "Accelerator") -> "Run":
-    """The folder, of a new run of these options or of one that goes on."""
-    from eagle_fsd.models.digests import head_digests
-    from eagle_fsd.runs.folder import Run
-    from eagle_fsd.runs.processes import Processes
-
-    processes = Processes(accelerator.process_index, accelerator.num_processes)
-    options.batches_per_step = options.batches_per_step or processes.count
-    if options.batches_per_step % processes.count:
-        raise BadInput(
-            f"--batches_per_step {options.batches_per_step} cannot be shared by {processes.count} "
-            "processes: give a multiple"
-        )
-    read = head_digests(options.start) | {"device": device_of(accelerator)}
+    read = head_digests(options.start)
+    read["dialogues"] = digest([[d.ids, d.mask] for d in dialogues])  # files may change
     # kept states are rounded to bfloat16, wherever they lie
     read["features"] = "online" if options.features == "online" else "kept"
-    return Run(
+    run = Run(
         options.output,
         asdict(options) | digests | read,
         free=changeable(options) | {"device"},
         key=itemgetter("step"),
-        processes=processes,
+        processes=Processes(accelerator.process_index, accelerator.num_processes),
     )
-
-
-def device_of(accelerator: "Accelerator") -> str:
-    # accelerate says cpu:0 where several processes run, and a processor is asked for as cpu
-    return str(accelerator.device).replace("cpu:0", "cpu")
-
-
-def report_held_out(parts: "Parts", options: TrainOptions, accelerator: "Accelerator") -> None:
-    """What is held out, where that is not what one would think."""
-    if parts.copies:
-        accelerator.print(
-            f"{parts.copies} rows equal held-out ones, or are of the same dialogues: left out"
-        )
-    held, every = len(parts.held_out), parts.size
-    if held > LARGE_SHARE * every:
-        accelerator.print(
-            f"warning: --held_out {options.held_out} keeps {held} of {every} dialogues from "
-            "training: lower it, or give more --data"
-        )
-
-
-def load_linear_target(options: TrainOptions, layers: Sequence[int], device: str) -> "Target":
-    """The target, whose lm_head the losses must be able to follow."""
-    from eagle_fsd.models import load
-
-    device = options.device or device
-    dtype = options.dtype or load.training_dtype(device)
+    if is_trained(run.folder):
+        accelerator.print(f"{run.folder} is already trained: see its {RECORD}")
+        return
+    accelerator.print(
+        f"{len(training)} of {len(dialogues)} dialogues are trained on, {len(held_out)} held out"
+    )
+    # 3. The target, the training, and what it leaves.
     target, _ = load.load_target(
         options.target,
-        dtype=dtype,
-        device=device,
-        feature_layers=layers,
+        dtype=options.dtype,
+        device=options.device,
+        feature_layers=head.config.fused_layers(target_config.num_hidden_layers),
         engine="auto",
         keep_stock=False,
     )
-    if not target.readout_is_linear:
-        raise BadInput(
-            "this target's lm_head has a bias or its logits are capped (Gemma 2), which the losses "
-            "do not follow: it cannot be trained for"
+    kept = "" if options.features == "online" else options.features or run.folder / "features"
+    states = TargetStates(target, kept, digests)
+    recipe = parse_recipe(options.recipe)
+    sizes = {name: getattr(options, name) for name in ("loss_vocab", "tokens_per_batch", "seed")}
+    trainer = Trainer(
+        accelerator,
+        *prepare(head, training, states, recipe, accelerator, **sizes),
+        target.embed_tokens,
+        recipe,
+        run,
+        batches_per_step=options.batches_per_step,
+        epochs=options.epochs,
+        steps=options.steps,
+        seconds=60 * options.minutes - options.held_out_seconds if options.minutes else 0.0,
+    )
+    progress = trainer.train()
+    if accelerator.is_main_process:
+        seconds = options.held_out_seconds
+        told = write_trained(
+            run.folder, head, states, held_out, progress, recipe=recipe, seconds=seconds
         )
-    return target
+        print(told)
+
+
+def launched(options: TrainOptions) -> "Accelerator":
+    """This process among those of the launcher, and the options that depend on them."""
+    from accelerate import Accelerator
+    from accelerate.utils import GradientAccumulationPlugin
+
+    accelerator = Accelerator(
+        mixed_precision="no" if options.dtype == "float32" else "bf16",
+        # the trainer accumulates a step's batches; a launcher's number would divide its gradients
+        gradient_accumulation_plugin=GradientAccumulationPlugin(num_steps=1),
+    )
+    count = accelerator.num_processes
+    options.batches_per_step = options.batches_per_step or count
+    if options.batches_per_step % count:
+        raise BadInput(
+            f"--batches_per_step {options.batches_per_step} cannot be shared by {count} processes: "
+            "give a multiple"
+        )
+    # accelerate says cpu:0 where several processes run, and a processor is asked for as cpu
+    options.device = options.device or str(accelerator.device).replace("cpu:0", "cpu")
+    return accelerator
 
 
 if __name__ == "__main__":

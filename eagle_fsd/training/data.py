@@ -32,7 +32,7 @@ from eagle_fsd.runs.jsonl import read_records
 
 @dataclass(frozen=True)
 class Dialogue:
-    """Token ids of one dialogue, and which of them the assistant wrote; its number in a folder of
+    """Token ids of one dialogue, which of them the assistant wrote, and its number in a folder of
     make_data.py, where several rows may be of one dialogue."""
 
     ids: list[int]
@@ -76,7 +76,7 @@ def read_dialogues(
     if os.path.isdir(path):
         files = record_files(path, "dialogues") or [Path(path, "records", "dialogues.jsonl")]
     lines = ((file, *line) for file in files for line in read_records(file))
-    for file, number, row in lines:
+    for file, line, row in lines:
         try:
             ids, mask = row["input_ids"], row["loss_mask"]
             # True is an int too
@@ -86,7 +86,7 @@ def read_dialogues(
             foreign, whole = [], False
         if foreign or not whole:
             raise BadInput(
-                f"{file}, line {number}: expected two lists of one length, input_ids of tokens "
+                f"{file}, line {line}: expected two lists of one length, input_ids of tokens "
                 f"from 0 to {vocab_size - 1} and loss_mask of 0 and 1 (other tokens: {foreign[:3]})"
             )
         if any(mask[2:max_length]):  # token 2 is the first that a head can predict
@@ -98,18 +98,11 @@ def read_dialogues(
     return dialogues
 
 
-class Parts(NamedTuple):
-    """What a head is trained on, and what it is then asked about."""
-
-    training: list[Dialogue]
-    held_out: list[Dialogue]  # all different
-    copies: int  # of held-out dialogues, and other rows of theirs, which are in neither part
-    size: int  # of the whole
-
-
-def split(dialogues: Sequence[Dialogue], *, held_out: int, answer_tokens: int = 0) -> Parts:
-    """Hold out `held_out` different dialogues, the same whatever the run's seed; none that equals
-    one of them in its tokens, or is another row of one, is trained on.
+def split(
+    dialogues: Sequence[Dialogue], *, held_out: int, answer_tokens: int = 0
+) -> tuple[list[Dialogue], list[Dialogue]]:
+    """What is trained on, and `held_out` different dialogues, the same whatever the run's seed; no
+    dialogue that equals one of them in its tokens, or is another row of one, is trained on.
 
     `answer_tokens` trains on a random part of about this number, which lies within that of a larger
     number; 0: all.
@@ -128,17 +121,15 @@ def split(dialogues: Sequence[Dialogue], *, held_out: int, answer_tokens: int = 
         for dialogue in shuffled
         if tuple(dialogue.ids) not in held and dialogue.number not in numbers
     ]
-    copies = len(dialogues) - len(held) - len(training)
     if not training:
-        equal = f", of which {copies} equal held-out ones" if copies else ""
         raise BadInput(
-            f"--held_out {held_out} leaves none of {len(dialogues)} dialogues to train on{equal}: "
-            "lower it, or give more --data"
+            f"--held_out {held_out} leaves none of {len(dialogues)} dialogues to train on: lower "
+            "it, or give more --data"
         )
     if answer_tokens:
         sums = list(accumulate(sum(dialogue.mask) for dialogue in training))
         training = training[: bisect_left(sums, answer_tokens) + 1]
-    return Parts(training, [*held.values()], copies, len(dialogues))
+    return training, [*held.values()]
 
 
 def supervised(

@@ -23,7 +23,7 @@ from eagle_fsd.models.answer_thoughts import answer_message, decode, find_though
 from eagle_fsd.models.chat import prompt_ids, render
 from eagle_fsd.models.control_tokens import broken_up, control_tokens, encode
 from eagle_fsd.models.generate import Request, complete
-from eagle_fsd.models.turn_ends import MARK, first_special, turn_ends
+from eagle_fsd.models.turn_ends import MARK, TurnEnds, first_special, turn_ends
 from eagle_fsd.runs.folder import Run
 from eagle_fsd.training.features import TargetStates
 from eagle_fsd.training.prompts import SELF, Benchmarks, Candidate, Conversation, user_turns
@@ -44,36 +44,40 @@ Making = Generator[Request, None, list[dict] | None]
 Wave = dict[Request, tuple[int, Making]]
 
 
+@dataclass(frozen=True)
 class ChatFormat:
-    """A tokenizer's chat template, taken apart by comparing renderings; no marker is written here.
+    """A target's prompts, by its chat template or FastChat's of a name, which is taken apart by
+    comparing renderings; no marker is written here.
 
         <|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\nHello<|im_end|>\n
         `- user prefix -'  `-turn end-'                       `-- answer --'
 
-    Attributes:
-        end_ids: tokens that end an assistant's turn, but for those of a generation_config.
-
     Raises:
-        BadInput: there is no template, or nothing marks where a turn ends.
+        BadInput: there is no template, or it does not take what a chat is.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, conv_template: str = ""):
-        self.tokenizer, self.conv_template = tokenizer, conv_template
+    tokenizer: PreTrainedTokenizerBase
+    conv_template: str = ""
+
+    def __post_init__(self):
         talk = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": MARK}]
-        for messages in talk[:1], talk:  # what it does not take is refused
+        for messages in talk[:1], talk:
             self._render(messages)
-        ends = turn_ends(tokenizer, (), conv_template=conv_template)
-        if ends.strings:
+        if strings := self.ends().strings:
             raise BadInput(
-                f"conv_template {conv_template!r} ends answers by the text {ends.strings[0]!r}, "
+                f"conv_template {self.conv_template!r} ends answers by the text {strings[0]!r}, "
                 "and here only tokens end them: name a template that does so"
             )
-        self.end_ids = frozenset(ends.ids)
-        if not self.end_ids:
-            raise BadInput("the chat template and tokenizer name no token that ends an answer")
 
     def _render(self, messages: list[Message]) -> str:
         return render(self.tokenizer, messages, conv_template=self.conv_template)
+
+    def _encode(self, text: str) -> list[int]:
+        return encode(self.tokenizer, text, begins=bool(self.conv_template))
+
+    def ends(self, eos_token_ids: Sequence[int] = ()) -> TurnEnds:
+        """What ends an answer, beside these."""
+        return turn_ends(self.tokenizer, eos_token_ids, conv_template=self.conv_template)
 
     def user_prefix(self) -> tuple[list[int], frozenset[int]]:
         """Tokens up to where the user's first turn begins, and the tokens that end that turn;
@@ -86,12 +90,7 @@ class ChatFormat:
                 "source self: no special token follows the user's turn in this target's chat "
                 "template, so its turns cannot be sampled; give prompts by other --sources"
             )
-        begins = bool(self.conv_template)
-        return encode(self.tokenizer, before, begins=begins), self.end_ids | ends
-
-    def text(self, token_ids: list[int]) -> str:
-        """Text of a sampled turn, without its end token."""
-        return decode(self.tokenizer, token_ids, skip_special_tokens=True)
+        return self._encode(before), ends | {*self.ends().ids}
 
     def prompt(self, messages: list[Message], ids: Sequence[int] = ()) -> list[int]:
         """Tokens up to where the assistant answers the last message.
@@ -112,19 +111,7 @@ class ChatFormat:
         after = encode(self.tokenizer, end + text[len(start) :])
         if text.startswith(start) and after[:1] == ids[-1:]:
             return [*ids, *after[1:]]
-        return encode(self.tokenizer, text, begins=bool(self.conv_template))
-
-
-@dataclass(frozen=True)
-class Wanted:
-    """What dialogues are made, and how many: options of train/make_data.py."""
-
-    temperatures: list[float]  # each dialogue draws one
-    max_new_tokens: int  # of an answer
-    seed: int
-    dialogues: int = 0  # 0: no limit, here and below
-    answer_tokens: int = 0
-    minutes: float = 0.0
+        return self._encode(text)
 
 
 class Dropped(Exception):  # noqa: N818  (no error)
@@ -135,27 +122,33 @@ class Dropped(Exception):  # noqa: N818  (no error)
 class DialogueMaker:
     """Makes candidates into dialogues while the limits allow, and records what becomes of them."""
 
-    wanted: Wanted
     run: Run  # with what was made before; gets "dialogues" and "dropped"
     candidates: Iterator[Candidate]  # those of this process, without the ones that are done
     chat: ChatFormat
     benchmarks: Benchmarks
     end_ids: frozenset[int]  # of an answer
     most_prompt_tokens: int  # earlier turns included
-    states: TargetStates | None = None  # keeps the target's states of every dialogue
+    states: TargetStates | None  # keeps the target's states of every dialogue
+    # options of train/make_data.py
+    temperatures: list[float]
+    max_new_tokens: int
+    seed: int
+    dialogues: int
+    answer_tokens: int
+    minutes: float
 
     def __post_init__(self):
-        wanted = self.wanted
         rows = self.run.records["dialogues"].values()
         before = sum(sum(row["loss_mask"]) for row in rows)
         made = {row["id"] for row in rows}
         self._seen = {row["user"] for row in rows}
         self._began = time.monotonic() - max((row["seconds"] for row in rows), default=0.0)
-        self._dialogues_left = (wanted.dialogues or math.inf) - len(made)
-        self._tokens_left = (wanted.answer_tokens or math.inf) - before
+        self._dialogues_left = (self.dialogues or math.inf) - len(made)
+        self._tokens_left = (self.answer_tokens or math.inf) - before
         self._dialogues = self._tokens = 0  # of this process and session
         self._turns_tried = self._turns_kept = 0  # of the target's own
-        self._under_way: Wave = {}
+        self._wave: Wave = {}  # what the target says next
+        self._under_way: Wave = {}  # of what it says now, that which has not ended
         self._bar = tqdm(
             desc="making dialogues",
             unit="dialogue",
@@ -164,42 +157,31 @@ class DialogueMaker:
             disable=not self.run.processes.is_main,
         )
 
-    def _show(self) -> None:
-        """The bar, with what is made by now, and the tokens of what is under way."""
-        under_way = sum(len(request.tokens) for request in self._under_way)
-        postfix = {"answer_tokens": self._tokens, "under_way": under_way}
-        self._bar.set_postfix(postfix, refresh=False)
-        self._bar.update(0)  # shown when the bar's interval is over
-
     def make(self, target: Target, *, batch_size: int) -> None:
         """Dialogues, `batch_size` at a time, until the limits or the candidates end."""
-        while wave := self._begun(batch_size):
-            while wave:
-                wave = self._said(target, wave)
+        while True:
+            # 1. The first turns of as many candidates as the limits allow.
+            while len(self._wave) < batch_size and self._may_begin():
+                if not (found := next(self.candidates, None)):
+                    break
+                self._go_on(found[0], self._make(*found))
+            if not self._wave:
+                return
+            # 2. What the target says to them, and then to the turns of the dialogues that go on.
+            # Where time ends, those whose turn was not begun end with the answers that they have.
+            while wave := self._wave:
+                self._under_way, self._wave = wave, {}
+                said = complete(target, [*wave], batch_size=len(wave), stop=self._out_of_time)
+                for request in said:
+                    self._go_on(*wave.pop(request))
+                for dialogue in wave.values():
+                    self._go_on(*dialogue)
 
-    def _begun(self, most: int) -> Wave:
-        """The first turns of as many candidates as the limits allow."""
-        wave: Wave = {}
-        while len(wave) < most and self._may_begin(len(wave)):
-            if not (found := next(self.candidates, None)):
-                break
-            wave |= self._next_turn(found[0], self._make(*found))
-        return wave
-
-    def _said(self, target: Target, wave: Wave) -> Wave:
-        """The wave after this one, of the dialogues that go on. Where time ends, those whose turn
-        was not begun end with the answers that they have."""
-        self._under_way, after = wave, {}
-        for request in complete(target, [*wave], batch_size=len(wave), stop=self._out_of_time):
-            after |= self._next_turn(*wave.pop(request))
-        for dialogue in wave.values():  # not begun
-            after |= self._next_turn(*dialogue)
-        return after
-
-    def _next_turn(self, number: int, making: Making) -> Wave:
-        """What a dialogue asks for next; none of one that is made or dropped, which it records."""
+    def _go_on(self, number: int, making: Making) -> None:
+        """Put what a dialogue asks for into the next wave; one that is made or dropped is
+        recorded."""
         try:
-            return {next(making): (number, making)}
+            self._wave[next(making)] = number, making
         except StopIteration as end:
             if rows := end.value:
                 seconds = round(time.monotonic() - self._began, 1)
@@ -209,18 +191,19 @@ class DialogueMaker:
                 self._bar.update()
         except Dropped as reason:
             self.run.add("dropped", {"id": number, "reason": str(reason)})
-        return {}
 
     def _out_of_time(self) -> bool:
         """Asked at every step, so what is under way is shown before anything is finished."""
-        self._show()
-        return 0 < 60 * self.wanted.minutes <= time.monotonic() - self._began
+        under_way = sum(len(request.tokens) for request in self._under_way)
+        self._bar.set_postfix({"answer_tokens": self._tokens + under_way}, refresh=False)
+        self._bar.update(0)  # shown when the bar's interval is over
+        return 0 < 60 * self.minutes <= time.monotonic() - self._began
 
-    def _may_begin(self, begun: int) -> bool:
+    def _may_begin(self) -> bool:
         """Whether one more dialogue may begin; those begun count with the average length, which is
         taken for the longest until some are known."""
-        processes = self.run.processes
-        mean = (self._tokens + 20 * self.wanted.max_new_tokens) / (self._dialogues + 20)
+        processes, begun = self.run.processes, len(self._wave)
+        mean = (self._tokens + 20 * self.max_new_tokens) / (self._dialogues + 20)
         dialogues = (self._dialogues + begun) * processes.count + processes.index
         tokens = (self._tokens + begun * mean) * processes.count
         within = dialogues < self._dialogues_left and tokens < self._tokens_left
@@ -229,7 +212,7 @@ class DialogueMaker:
     def _make(self, number: int, source: str, conversation: Conversation | str | None) -> Making:
         """A candidate's dialogue; None if the clock cut it before its first answer, to be asked
         again."""
-        rng = random.Random(f"{self.wanted.seed}/{number}")
+        rng = random.Random(f"{self.seed}/{number}")
         if source == SELF:
             prefix, ends = self.chat.user_prefix()
             request = Request(prefix, TURN_TOKENS, 1.0, ends, seed=rng.getrandbits(62))
@@ -250,15 +233,23 @@ class DialogueMaker:
         if spelt_out := control_tokens(self.chat.tokenizer, "\n".join(asked)):
             named["control_tokens"] = len(spelt_out)
         rows = yield from self._answered(conversation, rng)
+        for row in rows or ():
+            pieces = row.pop("states")
+            if self.states is not None:
+                self.states.keep(row["input_ids"], torch.cat(pieces))
         return rows and [named | {"part": part} | row for part, row in enumerate(rows)]
 
     def _refuse_benchmark(self, text: str) -> None:
         if name := self.benchmarks.find(text):
             raise Dropped(f"in {name}")
 
+    def _said(self, request: Request) -> str:
+        """The text of what was sampled, without its end token."""
+        return decode(self.chat.tokenizer, request.tokens, skip_special_tokens=True)
+
     def _own_turn(self, request: Request) -> str:
         """The text of a user turn that the target has written; BadInput if too few are of use."""
-        turn = self.chat.text(request.tokens).strip() if request.finished else ""
+        turn = self._said(request).strip() if request.finished else ""
         self._turns_tried += 1
         self._turns_kept += bool(turn)
         tried, kept = self._turns_tried, self._turns_kept
@@ -272,16 +263,16 @@ class DialogueMaker:
         return turn
 
     def _answered(self, conversation: Conversation, rng: random.Random) -> Making:
-        """The rows of the user's turns, each answered by the target until time ends; None if none
-        was. There is one, unless the template writes the past differently once it goes on (drops
-        what was thought, say): what the target then sees begins another."""
-        limit, temperature = self.wanted.max_new_tokens, rng.choice(self.wanted.temperatures)
+        """The rows of the user's turns, each answered by the target until time ends, with its
+        states; None if none was. There is one row, unless the template writes the past differently
+        once it goes on (drops what was thought, say): what the target then sees begins another."""
+        temperature = rng.choice(self.temperatures)
         said = [message for message in conversation if message["role"] == "system"]
-        tokenizer = self.chat.tokenizer
         ids: list[int] = []  # of the last row
         whole = True  # its text shows all of the last answer's tokens but the end
-        rows, states = [], []
+        rows: list[dict] = []
         for turn in [message for message in conversation if message["role"] == "user"]:
+            # 1. What the target sees, and its answer.
             try:
                 prompt = self.chat.prompt([*said, turn], ids if whole else ())
             # system messages, say; a template that takes none ends before
@@ -290,22 +281,25 @@ class DialogueMaker:
             if len(prompt) > self.most_prompt_tokens:
                 break
             seed, kept = rng.getrandbits(62), None if self.states is None else []
-            request = Request(prompt, limit, temperature, self.end_ids, seed, states=kept)
+            request = Request(
+                prompt, self.max_new_tokens, temperature, self.end_ids, seed, states=kept
+            )
             yield request
             if not request.tokens:  # time ended before it was begun
                 if not rows:
                     return None
                 break
+            # 2. The row goes on, or another begins.
             if not rows or prompt[: len(ids)] != ids:
                 rows.append({"loss_mask": [], "temperature": temperature})
-                states.append(kept)
-            ids, mask, states[-1] = prompt + request.tokens, rows[-1]["loss_mask"], kept
+            ids, mask = prompt + request.tokens, rows[-1]["loss_mask"]
             mask += [0] * (len(prompt) - len(mask)) + [1] * len(request.tokens)
-            rows[-1] |= {"input_ids": ids, "finished": request.finished}
-            text = self.chat.text(request.tokens)
+            rows[-1] |= {"input_ids": ids, "finished": request.finished, "states": kept}
+            # 3. What is said by now.
+            text = self._said(request)
             self._refuse_benchmark(text)
-            whole = decode(tokenizer, request.tokens[:-1]) == text
-            thought = find_thought(tokenizer, prompt, request.tokens, text)
+            whole = decode(self.chat.tokenizer, request.tokens[:-1]) == text
+            thought = find_thought(self.chat.tokenizer, prompt, request.tokens, text)
             said += [turn, answer_message(text, thought)]
             if not request.finished:
                 break
@@ -313,7 +307,4 @@ class DialogueMaker:
             raise Dropped("prompt too long")
         if not text.strip():
             raise Dropped("empty answer")
-        if self.states is not None:
-            for row, pieces in zip(rows, states, strict=True):
-                self.states.keep(row["input_ids"], torch.cat(pieces))
         return rows

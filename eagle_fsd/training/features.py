@@ -15,16 +15,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save
 from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence
 
 from eagle_fsd.config import BadInput
 from eagle_fsd.decoding.target import Target
 from eagle_fsd.runs.provenance import digest
-
-AGAIN = "delete it, its states are computed again, and run the command again"
 
 
 class TargetStates:
@@ -43,8 +41,7 @@ class TargetStates:
     def keep(self, ids: list[int], state_TD: torch.Tensor) -> None:
         """Keep states after the final norm, as the target had them when it wrote the text: of its
         tokens but for the last, whose states nothing is learnt from."""
-        row_LD = pad(state_TD, (0, 0, 0, len(ids) - len(state_TD)))
-        _keep(self._path(ids), row_LD)
+        self._write(ids, pad(state_TD, (0, 0, 0, len(ids) - len(state_TD))))
 
     def of(self, texts: Sequence[list[int]]) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Features [L, F] and hidden states after the final norm [L, D] of these token ids.
@@ -52,48 +49,45 @@ class TargetStates:
         On the CPU and in bfloat16 where they are kept, else as the target gives them.
 
         Raises:
-            BadInput: the folder cannot be written to, or a file there is damaged or of other rows.
+            BadInput: the folder cannot be written to, or a file there is damaged.
         """
         if self._folder is None:
             rows = self._compute(texts)
         else:
-            paths = [self._path(ids) for ids in texts]
-            missing = [i for i, path in enumerate(paths) if not path.is_file()]
-            for i, row_LW in zip(missing, self._compute([texts[i] for i in missing]), strict=True):
-                _keep(paths[i], row_LW)
+            missing = [ids for ids in texts if not self._path(ids).is_file()]
+            for ids, row_LW in zip(missing, self._compute(missing), strict=True):
+                self._write(ids, row_LW)
             rows = [self._read(ids) for ids in texts]
         D = self.target.hidden_size
         F = D * len(self.target.feature_layers) or D
         return [(row_LW[:, :F], row_LW[:, -D:]) for row_LW in rows]
 
-    def check(self, texts: Sequence[list[int]]) -> None:
-        """BadInput if a file that is kept of these texts is damaged or holds other rows, which is
-        found before a training begins, not in the step that comes to it. Opening a file reads
-        its header and size only."""
-        for ids in texts if self._folder else ():
-            if self._path(ids).is_file():
-                self._open(ids)
-
     def _path(self, ids: list[int]) -> Path:
         return self._folder / f"{digest(ids)}.safetensors"
 
     def _read(self, ids: list[int]) -> torch.Tensor:
-        with self._open(ids) as file:
-            return file.get_tensor("rows")
-
-    def _open(self, ids: list[int]) -> safe_open:
-        """A text's file; BadInput if it is damaged or its header describes other rows."""
-        path, D = self._path(ids), self.target.hidden_size
-        layers = len(self.target.feature_layers)
-        wanted = {"rows": [len(ids), (layers + 1) * D]}
+        path = self._path(ids)
         try:
-            file = safe_open(path, "pt")
-            found = {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118
+            return load_file(path)["rows"]
         except (OSError, SafetensorError) as error:
-            raise BadInput(f"{path} is cut short or damaged ({error}): {AGAIN}") from error
-        if found != wanted:
-            raise BadInput(f"{path} holds {found}, not {wanted}: {AGAIN}")
-        return file
+            raise BadInput(
+                f"{path} is cut short or damaged ({error}): delete it, its states are computed "
+                "again, and run the command again"
+            ) from error
+
+    def _write(self, ids: list[int], row_LW: torch.Tensor) -> None:
+        """In one rename, so that a file that is there is whole."""
+        path = self._path(ids)
+        temporary = path.with_suffix(f".{os.getpid()}")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            temporary.write_bytes(save({"rows": row_LW.to("cpu", torch.bfloat16).contiguous()}))
+            temporary.replace(path)
+        except OSError as error:
+            raise BadInput(
+                f"cannot keep --features in {path.parent} ({error}): make room or name another "
+                "folder, and run the command again; or compute them each time: --features online"
+            ) from error
 
     @torch.no_grad()
     def _compute(self, texts: Sequence[list[int]]) -> list[torch.Tensor]:
@@ -106,17 +100,3 @@ class TargetStates:
         if self.target.feature_layers:
             row_BTW = torch.cat([feature_BTF, row_BTW], dim=-1)
         return [row_LW[: len(ids)] for row_LW, ids in zip(row_BTW, texts, strict=True)]
-
-
-def _keep(path: Path, row_LW: torch.Tensor) -> None:
-    """Write in one rename, so that a file that is there is whole."""
-    temporary = path.with_suffix(f".{os.getpid()}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_bytes(save({"rows": row_LW.to("cpu", torch.bfloat16).contiguous()}))
-        temporary.replace(path)
-    except OSError as error:
-        raise BadInput(
-            f"cannot keep --features in {path.parent} ({error}): make room or name another folder, "
-            "and run the command again; or compute them each time: --features online"
-        ) from error

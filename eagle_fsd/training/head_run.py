@@ -3,26 +3,33 @@
 import math
 import time
 from collections.abc import Iterator
+from dataclasses import asdict
 from itertools import groupby
+from pathlib import Path
 
 import torch
 from accelerate import Accelerator
 from tqdm import tqdm
 from transformers import PretrainedConfig
+from transformers.utils import SAFE_WEIGHTS_NAME
 
-from eagle_fsd.config import BadInput, TreeConfig
+from eagle_fsd.config import SMALL_TREE, BadInput, TreeConfig, tree_name
+from eagle_fsd.decoding.target import Target
 from eagle_fsd.drafters.eagle import head_drafter, share_tables
 from eagle_fsd.heads.draft_head import DraftHead, build_head
 from eagle_fsd.heads.draft_vocabulary import answer_counts, coverage, frequent_tokens
+from eagle_fsd.heads.files import write_head
 from eagle_fsd.heads.head_config import head_shape
-from eagle_fsd.heads.mtp_head import MtpHead
+from eagle_fsd.heads.mtp_files import write_mtp
 from eagle_fsd.models import load
 from eagle_fsd.models.walk import walk
+from eagle_fsd.runs.jsonl import write_json
 from eagle_fsd.training.data import Batches, Dialogue, supervised
 from eagle_fsd.training.features import TargetStates
 from eagle_fsd.training.losses import Objective
-from eagle_fsd.training.recipe import Recipe
+from eagle_fsd.training.recipe import Recipe, parse_recipe
 
+RECORD = "training.json"  # what the head became
 REPLAYED = 1000  # most rounds on held-out answers; the mean's standard error is about .03 of it
 
 
@@ -33,19 +40,27 @@ def begun_head(
     start: str,
     head_type: str,
     loss_vocab: int,
+    recipe: str,
     seed: int,
 ) -> DraftHead:
-    """The head to train, float32: random weights, or all of another head, its draft vocabulary too;
-    BadInput if that is of another type, or --loss_vocab asks for another vocabulary."""
-    if not start:
+    """The head to train, float32: random weights, or all of another head, its type and its draft
+    vocabulary too; BadInput if --loss_vocab asks for another one, or the recipe for a loss that
+    such a head has not."""
+    if start:
+        head = load.load_head(start, target_config, target=target).float().train()
+        if loss_vocab and (head.lm_head is not None or head.d2t is not None):
+            raise BadInput(f"--start {start} keeps what it drafts: leave --loss_vocab out")
+    else:
         drafted = loss_vocab if head_type == "eagle3" else 0
         torch.manual_seed(seed)
-        return build_head(head_shape(target_config, head_type=head_type, draft_vocab=drafted))
-    head = load.load_head(start, target_config, target=target).float().train()
-    if head.config.head_type != head_type:
-        raise BadInput(f"--start {start}: give --head_type {head.config.head_type}")
-    if loss_vocab and (head.lm_head is not None or head.d2t is not None):
-        raise BadInput(f"--start {start} keeps what it drafts: leave --loss_vocab out")
+        head = build_head(head_shape(target_config, head_type=head_type, draft_vocab=drafted))
+    kind = head.config.head_type
+    featureless = kind == "eagle3" or (kind == "mtp" and head.config.own == "raw")
+    if featureless and recipe and parse_recipe(recipe).feature:
+        raise BadInput(
+            "the output of an EAGLE-3 head, or of an MTP layer before its norm, is no feature of "
+            "the target: give feature=0"
+        )
     return head
 
 
@@ -61,17 +76,11 @@ def prepare(
     seed: int,
 ) -> tuple[torch.nn.Module, list[torch.optim.Optimizer], Batches]:
     """The head in its losses, over the tokens that they are to be over, its optimizers, both as
-    accelerate wraps them, and its batches."""
-    if recipe.feature and isinstance(head, MtpHead) and head.config.own == "raw":
-        raise BadInput("what an MTP layer gives before its norm is no feature: give feature=0")
+    accelerate wraps them, and its batches; BadInput: see check_trainable."""
     target = states.target
     share_tables(head, target)
-    own_readout = head.config.head_type == "eagle" and head.config.own_lm_head
-    if head.config.own_embedding or own_readout:
-        raise BadInput(
-            "--start: the head has its own embedding or lm_head, and training takes the target's: "
-            "such a head can be run, and not trained on"
-        )
+    check_trainable(head, target)
+    # 1. The tokens that losses are over.
     every_V, token_R = torch.arange(target.vocab_size), head.draft_token_R
     if loss_vocab:
         counts = answer_counts(training)
@@ -82,6 +91,7 @@ def prepare(
             head.set_draft_tokens(token_R)
     rows_RD = target.readout_rows(token_R)
     allowed_V = None if head.d2t is None else torch.isin(every_V, token_R)
+    # 2. Batches, losses and optimizers.
     batches = Batches(
         training,
         [supervised(d, skip=recipe.unroll_steps - 1, allowed_V=allowed_V) for d in training],
@@ -93,6 +103,17 @@ def prepare(
     objective = Objective(head, rows_RD.to(accelerator.device), recipe)
     objective, *optimizers = accelerator.prepare(objective, *optimizers_of(objective, recipe))
     return objective, optimizers, batches
+
+
+def check_trainable(head: DraftHead, target: Target) -> None:
+    """BadInput where the losses cannot follow what the head or the target reads."""
+    config, why = head.config, ""
+    if config.own_embedding or (config.head_type == "eagle" and config.own_lm_head):
+        why = "--start has its own embedding or lm_head, and training takes the target's"
+    elif not target.readout_is_linear:
+        why = "this target's lm_head has a bias, or its logits are capped (Gemma 2)"
+    if why:
+        raise BadInput(f"such a head can be run, and not trained: {why}")
 
 
 def optimizers_of(objective: Objective, recipe: Recipe) -> list[torch.optim.Optimizer]:
@@ -148,3 +169,45 @@ def expected_tokens_per_round(
         if len(tokens) == REPLAYED or time.monotonic() >= until:
             break
     return (sum(tokens) / len(tokens) if tokens else None), len(tokens)
+
+
+def is_trained(folder: Path) -> bool:
+    """Whether the head is there, and the record of what it does on what was held out."""
+    return (folder / SAFE_WEIGHTS_NAME).is_file() and (folder / RECORD).is_file()
+
+
+def write_trained(
+    folder: Path,
+    head: DraftHead,
+    states: TargetStates,
+    held_out: list[Dialogue],
+    progress: dict,
+    *,
+    recipe: Recipe,
+    seconds: float,
+) -> str:
+    """Write the head; then measure for these seconds what it does on what was held out, and write
+    the record of both. Returns what was done, in words."""
+    head = head.eval().bfloat16()
+    (write_mtp if head.config.head_type == "mtp" else write_head)(folder, head)
+    tokens_per_round, rounds = expected_tokens_per_round(
+        head, states, held_out, SMALL_TREE, seconds=seconds
+    )
+    speed = progress["tokens"] / max(progress["seconds"], 1e-9)
+    record = {
+        "answer_tokens_seen": progress["tokens"],
+        "training_seconds": progress["seconds"],
+        "tokens_per_second": speed,
+        "tree": tree_name(SMALL_TREE),
+        "held_out": len(held_out),
+        "recipe": asdict(recipe),
+        "tokens_per_round": tokens_per_round,
+        "held_out_rounds": rounds,
+    }
+    write_json(folder / RECORD, record)
+    return (
+        f"The head is in {folder}. It was trained on {progress['tokens']} answer tokens in "
+        f"{progress['seconds']:.0f} seconds ({speed:.0f} tokens/s).\n"
+        f"On {rounds} rounds of held-out answers, exact decoding with its trees of "
+        f"{record['tree']} emits {tokens_per_round or math.nan:.2f} tokens per round."
+    )

@@ -171,10 +171,11 @@ def parse_weights(sources: list[str]) -> dict[str, float]:
             value = float(weight)
         except ValueError:
             value = 0.0
-        if not 0 < value < float("inf") or not name:
-            raise BadInput(f"--sources {text!r}: expected SOURCE=WEIGHT with a positive weight")
-        if name in weights:
-            raise BadInput(f"--sources names {name!r} twice")
+        if not 0 < value < float("inf") or not name or name in weights:
+            raise BadInput(
+                f"--sources {text!r}: expected SOURCE=WEIGHT with a positive weight, and no source "
+                "twice"
+            )
         weights[name] = value
     return weights
 

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 import torch
 from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list
-from safetensors import SafetensorError
 from torch import nn
 from tqdm import tqdm
 
@@ -27,19 +26,10 @@ from eagle_fsd.training.data import Batches
 from eagle_fsd.training.recipe import Recipe
 
 LOG_EVERY = 20  # steps; the first step is logged too
+SAVE_MINUTES = 5.0  # between saves
 # percent of a budget, so that it has an expected end
 BAR = "{desc}: {percentage:3.0f}%|{bar}| {elapsed}<{remaining}{postfix}"
 PROGRESS = "progress.json"  # names the last complete save
-
-
-@dataclass(frozen=True)
-class Budget:
-    """What ends a training, whichever comes first; 0 never does. With seconds the learning rate
-    follows the clock."""
-
-    epochs: float = 0.0
-    steps: int = 0
-    seconds: float = 0.0
 
 
 @dataclass
@@ -47,7 +37,8 @@ class Trainer:
     """A step takes `batches_per_step` batches, shared out over the processes and accumulated within
     each; the mean is over all positions of the step, so the sharing changes nothing but speed.
 
-    With a budget of steps and epochs a resumed run equals an unbroken one.
+    The budget that is used up first ends the training; of 0 it has none. With seconds the learning
+    rate follows the clock. With steps and epochs a resumed run equals an unbroken one.
     """
 
     accelerator: Accelerator
@@ -56,10 +47,11 @@ class Trainer:
     batches: Batches
     embed_tokens: nn.Module  # the target's, frozen
     recipe: Recipe
-    budget: Budget
-    batches_per_step: int
-    save_minutes: float  # between saves
     run: Run
+    batches_per_step: int
+    epochs: float
+    steps: int
+    seconds: float
 
     def train(self) -> dict:
         """Train from the last save to the end of the budget; returns step, seconds, tokens.
@@ -69,24 +61,23 @@ class Trainer:
         self.run.begin_session()
         kept = self._resume()
         progress = kept or {"step": 0, "seconds": 0.0, "tokens": 0}
-        budget = self.budget
-        in_epochs = math.ceil(budget.epochs * self.batches.per_epoch / self.batches_per_step)
-        most = min(budget.steps or math.inf, in_epochs or math.inf)  # infinite: the clock ends it
+        in_epochs = math.ceil(self.epochs * self.batches.per_epoch / self.batches_per_step)
+        most = min(self.steps or math.inf, in_epochs or math.inf)  # infinite: the clock ends it
         saved = time.monotonic()
         began = saved - progress["seconds"]
         hidden = not self.accelerator.is_main_process
 
         def share(progress: dict) -> float:
-            by_clock = progress["seconds"] / (budget.seconds or math.inf)
+            """What is used of the budget: it ends by steps or by the clock."""
+            by_clock = progress["seconds"] / (self.seconds or math.inf)
             return max(progress["step"] / most, by_clock)
 
-        # of the budget, so that an end is expected whether steps or the clock bring it
         percent = {"total": 100, "initial": 100 * min(share(progress), 1)}
         bar = tqdm(**percent, desc="training", bar_format=BAR, disable=hidden)
         with held_interrupt() as interrupted, bar:
             while True:
-                due = time.monotonic() - saved > 60 * self.save_minutes
-                # all processes save and end in one step
+                # 1. Save and end; all processes do so in one step.
+                due = time.monotonic() - saved > 60 * SAVE_MINUTES
                 used, due, stop = broadcast_object_list([share(progress), due, interrupted()])
                 bar.update(100 * min(used, 1) - bar.n)
                 if (due or stop or used >= 1) and progress != kept:
@@ -96,6 +87,7 @@ class Trainer:
                     raise KeyboardInterrupt
                 if used >= 1:
                     return progress
+                # 2. A step, at the learning rate of its middle.
                 rate = self.recipe.rate(used + (1 / most or 1e-3) / 2)
                 counted, row = self._step(progress["step"], rate)
                 progress = {
@@ -104,21 +96,28 @@ class Trainer:
                     "tokens": progress["tokens"] + counted,
                 }
                 if progress["step"] in (1, most) or progress["step"] % LOG_EVERY == 0:
-                    self._log(progress, row, bar)
+                    # of losses, and of the norm, every process has its share
+                    row = self.accelerator.reduce(row, reduction="sum")
+                    row = {name: value.item() for name, value in row.items()}
+                    bar.set_postfix({"step": progress["step"]} | row)
+                    if not hidden:
+                        self.run.add("log", progress | row | {"learning_rate": rate})
 
     def _step(self, step: int, rate: float) -> tuple[int, dict[str, torch.Tensor]]:
         """One update; returns the positions it learnt from, and what it was for the log."""
         accelerator, each = self.accelerator, self.batches_per_step
-        for group in (group for each in self.optimizers for group in each.param_groups):
-            group["lr"] = rate
         numbers = range(step * each, (step + 1) * each)
         counted = sum(self.batches.counted(number) for number in numbers)
         mine = numbers[accelerator.process_index :: accelerator.num_processes]
         row: dict[str, torch.Tensor] = {}
         for number in mine:
+            feature_BTF, next_token_BT, *wanted = self.batches.batch(number)
+            embedding_BTD = self.embed_tokens(next_token_BT.to(self.embed_tokens.weight.device))
+            parts = (part.to(accelerator.device) for part in (feature_BTF, embedding_BTD, *wanted))
             # gradients go over the processes once a step, with the last batch
             with nullcontext() if number == mine[-1] else accelerator.no_sync(self.objective):
-                loss, values = self._forward(number, max(counted, 1))
+                with accelerator.autocast():
+                    loss, values = self.objective(*parts, max(counted, 1))
                 # processes' gradients are averaged; their losses are shares of one mean
                 accelerator.backward(loss * accelerator.num_processes)
             values = {"loss": loss.detach(), **values}
@@ -134,37 +133,16 @@ class Trainer:
                 "clip (clip_norm), and name another --output"
             )
         for optimizer in self.optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = rate
             optimizer.step()
             optimizer.zero_grad()
         return counted, row | {"gradient_norm": norm / accelerator.num_processes}
 
-    def _forward(self, number: int, counted: int) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        feature_BTF, next_token_BT, *wanted = self.batches.batch(number)
-        embedding_BTD = self.embed_tokens(next_token_BT.to(self.embed_tokens.weight.device))
-        parts = (part.to(self.accelerator.device) for part in (feature_BTF, embedding_BTD, *wanted))
-        with self.accelerator.autocast():
-            return self.objective(*parts, counted)
-
-    def _log(self, progress: dict, row: dict[str, torch.Tensor], bar: tqdm) -> None:
-        # of losses, and of the norm, every process has its share
-        row = {k: v.item() for k, v in self.accelerator.reduce(row, reduction="sum").items()}
-        if self.accelerator.is_main_process:
-            learning_rate = self.optimizers[0].param_groups[0]["lr"]
-            self.run.add("log", progress | row | {"learning_rate": learning_rate})
-            shown = {name: f"{value:.3f}" for name, value in row.items()}
-            bar.set_postfix({"step": progress["step"]} | shown)
-
     def _save(self, progress: dict) -> None:
-        """A kill amid it leaves the old state named, or the new one, and so does a full disk, which
-        ends it with a BadInput."""
+        """A kill amid it leaves the old state named, or the new one."""
         folder = self.run.folder / f"state-{progress['step']}"
-        try:
-            self.accelerator.save_state(str(folder))
-        except (OSError, RuntimeError, SafetensorError) as error:  # the latter two are torch's
-            raise BadInput(
-                f"cannot save to {folder} ({error}): make room there, or let it be written to, and "
-                "run the same command again: it goes on from the last save"
-            ) from error
+        self.accelerator.save_state(str(folder))
         self.accelerator.wait_for_everyone()
         if self.accelerator.is_main_process:
             os.sync()  # a power cut must not leave a state named that is not on the disk
@@ -177,11 +155,8 @@ class Trainer:
         """Load the last complete state; None if there is none. BadInput: it is not as it was."""
         path = self.run.folder / PROGRESS
         if not path.is_file():
-            if self.run.records["log"]:
-                self.accelerator.print(f"begins anew: there is no {path}, and so no complete save")
             return None
         step, seconds, tokens = read_json(path, step=int, seconds=float, tokens=int)
-        progress = {"step": step, "seconds": seconds, "tokens": tokens}
         folder = self.run.folder / f"state-{step}"
         try:
             self.accelerator.load_state(str(folder))
@@ -190,5 +165,5 @@ class Trainer:
                 f"{folder}, the last save, is gone or damaged ({one_line(error)}): delete {path} "
                 "to begin anew, or name another --output"
             ) from error
-        self.accelerator.print(f"goes on behind step {progress['step']}")
-        return progress
+        self.accelerator.print(f"goes on behind step {step}")
+        return {"step": step, "seconds": seconds, "tokens": tokens}
