@@ -4,24 +4,21 @@
     python evaluate/calibrate.py --arms path:{0.2,0.5,0.77,1.25}@hybrid
 
 Every question is answered once, by exact; at every round each arm is asked what it would do, which
-predicts its tokens per round, its fuzzy share and its cost. The arm of most tokens per round within
-the tolerated cost is chosen (of equals the cheapest). What it does on texts of its own is measured
-by the command that is printed last. A killed run continues where it was: run the same command
-again. Arms, questions and the cost may change.
+predicts its tokens a round, its tokens a second, its fuzzy share and its cost. The arm of most
+tokens a round within the tolerated cost is chosen (of equals the cheapest). What it does on texts
+of its own is measured by the command that is printed last. A killed run continues where it was: run
+the same command again. Arms, questions and the cost may change.
 """
 
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields
+from typing import TYPE_CHECKING
 
 from eagle_fsd.cli import run_command, shown_command
 from eagle_fsd.config import BadInput, check_least
-from eagle_fsd.options import (
-    ModelOptions,
-    QuestionOptions,
-    SamplingOptions,
-    changeable,
-    option,
-)
+from eagle_fsd.options import ModelOptions, QuestionOptions, SamplingOptions, changeable, option
+
+if TYPE_CHECKING:
+    from eagle_fsd.runs.folder import Run
 
 
 @dataclass
@@ -54,11 +51,9 @@ def run_calibration(
     from eagle_fsd.arms import parse_arm, parse_arms
     from eagle_fsd.decoding.loop import DecodeConfig
     from eagle_fsd.evaluation.bench import answer_seed, check_lengths
-    from eagle_fsd.evaluation.calibrate import arm_rows, choose, predict
+    from eagle_fsd.evaluation.calibrate import arm_rows, predict
     from eagle_fsd.evaluation.questions import check_same_questions, cut, read_questions, spread
-    from eagle_fsd.evaluation.tables import columns, markdown_table
     from eagle_fsd.runs.folder import Run
-    from eagle_fsd.runs.jsonl import write_file, write_json
 
     # 1. Arms, which share the trees of one drafter, and questions.
     arms = parse_arms(options.arms, tree=model_options.tree)
@@ -80,69 +75,51 @@ def run_calibration(
 
     # 2. Counts of every arm over one exact answer a question; what is there is not made again.
     predicted = run.records["predicted"]
-
-    def lacking(question) -> list:
-        there = predicted.get((question.question_id, 0), {}).get("arms", {})
-        return [arm for arm in arms if arm.text not in there]
-
-    if unanswered := [question for question in questions if lacking(question)]:
+    names = {arm.text for arm in arms}
+    counted = {key for (key, _), row in predicted.items() if names <= row["arms"].keys()}
+    if unanswered := [q for q in questions if q.question_id not in counted]:
         model, budget = model_options.load(arms), options.max_new_tokens
         check_lengths(model, questions, budget, last=budget)
         drafter = exact.build_drafter(model)
         for arm in arms:
             arm.check(sampling, drafter)
+        policies = {arm.text: arm.policy(sampling) for arm in arms}
         run.begin_session()
-        for question in tqdm(unanswered, desc="predicted"):
+        # the first question twice: its first answer, a short one, is a warm-up
+        for number, question in enumerate(tqdm([unanswered[0], *unanswered], desc="predicted")):
+            stop = model.stop(budget if number else min(8, budget))
             seed = answer_seed(sampling_options.seed, question.question_id, 0)
-            counts = predict(
-                model.target,
-                drafter,
-                {arm.text: arm.policy(sampling) for arm in lacking(question)},
-                model.prompt_ids(question.turns[0]),
-                DecodeConfig(exact.policy(sampling), model.stop(budget), seed),
-            )
-            there = predicted.get((question.question_id, 0), {}).get("arms", {})
+            config = DecodeConfig(exact.policy(sampling), stop, seed)
+            prompt = model.prompt_ids(question.turns[0])
+            counts = predict(model.target, drafter, policies, prompt, config)
             row = {"question_id": question.question_id, "turns": [{"prompt": question.turns[0]}]}
-            run.add("predicted", row | {"arms": there | counts})
+            if number:
+                run.add("predicted", row | {"arms": counts})
 
-    # 3. The table, the arm that is chosen, and what to run next.
+    # 3. The figures of every arm over all questions.
     by_question = [predicted[question.question_id, 0]["arms"] for question in questions]
     rows = arm_rows([{arm.text: row[arm.text] for arm in arms} for row in by_question], exact.text)
     if rows[0]["tokens_per_round"]["value"] is None:
         raise BadInput("every answer ends with its first token: nothing is drafted")
-    best = choose(rows, options.cost)
-    shown = columns(arm="s", tokens_per_round=".2f")
-    shown += [("over exact", "gain", ".2f"), *columns(cost=".4f", fuzzy_share=".4f")]
-    meaning = (
-        "how far the distribution of a token is from the target's, as total variation from 0 to 1"
-        if sampling.temperature
-        else "how much less probable a token is than the target's favourite, as regret in nats"
-    )
-    arms = dict.fromkeys(["plain", exact.text, best["arm"]])
-    command = benchmark(options, sampling_options, model_options, arms)
-    text = (
-        f"{best['arm']}: {best['tokens_per_round']['value']:.2f} tokens a round, "
-        f"{best['gain']['value']:.2f} times exact's, are predicted at a cost of "
-        f"{best['cost']['value']:.4f} a token, where {options.cost:g} is tolerated\n\n"
-        f"{markdown_table(rows, shown)}\n\n"
-        f"The cost is a token's mean: {meaning}.\n"
-        f"Predicted from the rounds of exact's answers to {len(questions)} questions. What the arm "
-        f"does on its own texts shows\n\n    {command}\n"
-    )
-    whole = {"chosen": best["arm"], "rows": rows, "options": run.settings}
-    write_json(run.folder / "calibrate.json", whole | {"sessions": run.sessions})
-    write_file(run.folder / "calibrate.md", text)
-    print(f"\nwritten to {run.folder}: calibrate.md, calibrate.json, records/\n\n{text}")
+    report(run, rows, options, sampling_options, model_options)
 
 
-def benchmark(
+def report(
+    run: "Run",
+    rows: list[dict],
     options: CalibrateOptions,
     sampling_options: SamplingOptions,
     model_options: ModelOptions,
-    arms: Iterable[str],
-) -> str:
-    """The command that measures the arms with the same models on the same questions."""
-    words = ["--turns", 1, "--max_new_tokens", options.max_new_tokens]
+) -> None:
+    """Write and print the table, of which exact is the first row, the arm that is chosen, what the
+    figures mean, and the command that measures it with the same models on the same questions."""
+    from eagle_fsd.evaluation.calibrate import choose
+    from eagle_fsd.evaluation.tables import columns, markdown_table
+    from eagle_fsd.runs.jsonl import write_file, write_json
+
+    best = choose(rows, options.cost)
+    arms = dict.fromkeys(["plain", rows[0]["arm"], best["arm"]])
+    words = ["--arms", *arms, "--turns", 1, "--max_new_tokens", options.max_new_tokens]
     if options.output:
         words += ["--output", f"{options.output}_bench"]
     for name in ("question_file", "questions"):
@@ -152,7 +129,29 @@ def benchmark(
         for field in fields(group):
             if (value := getattr(group, field.name)) != field.default:
                 words += [f"--{field.name}", value]
-    return shown_command("mt_bench.py", *words, "--arms", *arms)
+    shown = [*columns(arm="s", tokens_per_round=".2f"), ("over exact", "gain", ".2f")]
+    shown += columns(tokens_per_second=".1f", cost=".4f", fuzzy_share=".4f")
+    meaning = (
+        "how far the distribution of a token is from the target's, as total variation from 0 to 1"
+        if sampling_options.temperature
+        else "how much less probable a token is than the target's favourite, as regret in nats"
+    )
+    text = (
+        f"{best['arm']}: {best['tokens_per_round']['value']:.2f} tokens a round, "
+        f"{best['gain']['value']:.2f} times exact's, and "
+        f"{best['tokens_per_second']['value']:.1f} tokens a second are predicted at a cost of "
+        f"{best['cost']['value']:.4f} a token, where {options.cost:g} is tolerated\n\n"
+        f"{markdown_table(rows, shown)}\n\n"
+        f"The cost is a token's mean: {meaning}.\n"
+        f"Predicted from the rounds of exact's answers to {rows[0]['questions']} questions. Tokens "
+        "a second take a round of every arm to last as long as exact's did here, and leave the "
+        "prompt's forward out. What the arm does on its own texts shows\n\n"
+        f"    {shown_command('mt_bench.py', *words)}\n"
+    )
+    whole = {"chosen": best["arm"], "rows": rows, "options": run.settings}
+    write_json(run.folder / "calibrate.json", whole | {"sessions": run.sessions})
+    write_file(run.folder / "calibrate.md", text)
+    print(f"\nwritten to {run.folder}: calibrate.md, calibrate.json, records/\n\n{text}")
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -29,34 +29,19 @@ def main() -> None:
 
 def evaluate() -> None:
     """lm-eval's command with the model eagle_fsd beside its own."""
-    from eagle_fsd.config import BadInput, step_of_setup
+    from eagle_fsd.config import step_of_setup
 
     with step_of_setup("tasks"):
         import lm_eval.models  # noqa: F401  (names lm-eval's own models)
         from lm_eval._cli import HarnessCLI
         from lm_eval.api.registry import model_registry
-        from lm_eval.config.evaluate_config import EvaluatorConfig
         from lm_eval.utils import setup_logging
 
     # by name: `--help` and a typo are answered before torch is imported
     model_registry.register("eagle_fsd", target="eagle_fsd.tasks.harness_model:FuzzyLM")
     setup_logging()
     command_line = HarnessCLI()
-    try:
-        given = command_line.parse_args()
-        if given.command == "run":
-            EvaluatorConfig.from_cli(given)
-            twice = {"batch_size", "device", "max_batch_size"} & {*(given.model_args or ())}
-            if twice:
-                raise ValueError(f"--model_args {min(twice)}=: lm-eval takes it as --{min(twice)}")
-    except (OSError, TypeError, ValueError) as error:
-        raise BadInput(f"{error}: see evaluate/harness.py run --help") from error
-    try:
-        command_line.execute(given)
-    except ValueError as error:
-        if isinstance(error, BadInput) or not str(error).startswith("Tasks not found"):
-            raise  # lm-eval 0.4.13 knows its users' errors by their texts alone
-        raise BadInput(f"{error}: evaluate/harness.py ls tasks lists them") from error
+    command_line.execute(command_line.parse_args())
 
 
 if __name__ == "__main__":

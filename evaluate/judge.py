@@ -17,10 +17,8 @@ from pathlib import Path
 from urllib.parse import quote
 
 from eagle_fsd.cli import run_command
-from eagle_fsd.config import BadInput, check_least, check_text
+from eagle_fsd.config import check_known, check_text
 from eagle_fsd.options import option
-
-RULES = ("last", "first")  # of parse_rating
 
 
 @dataclass
@@ -28,66 +26,46 @@ class JudgeOptions:
     run: str = field(metadata={"help": "The folder of the run whose answers are judged."})
     model: str = field(metadata={"help": "The judge, as the endpoint names it."})
     arms: list[str] = option([], "The arms to judge. Empty: all of the run.")
-    rating: str = option(
-        "last",
-        "The mark of a reply that is its rating: the last one behind the judge's thought, or the "
-        "first one, which is FastChat's rule.",
-    )
-    concurrency: int = option(4, "The number of requests at a time.")
 
     def __post_init__(self):
-        if not self.model:
-            raise BadInput("--model is empty: name the judge as its endpoint does")
         check_text(self.model)
-        if self.rating not in RULES:
-            raise BadInput(f"--rating must be last or first, got {self.rating!r}")
-        check_least(self, "--", concurrency=1)
 
 
 def run_judge(options: JudgeOptions) -> None:
     from eagle_fsd.runs.folder import Run
-    from eagle_fsd.tasks.judge import judge_all, open_judge, parse_rating, read_requests
+    from eagle_fsd.tasks.judge import judge_all, parse_rating, read_requests
     from eagle_fsd.tasks.task_scores import score_table, single_rows, write_table
 
     requests = read_requests(Path(options.run))
-    arms = {request["arm"] for request in requests}
-    if lacking := set(options.arms) - arms:
-        raise BadInput(f"--arms {', '.join(lacking)}: the run has {', '.join(sorted(arms))}")
+    arms = {request["arm"]: None for request in requests}
+    for arm in options.arms:
+        check_known("--arms", arm, arms)
     folder = Path(options.run) / "judge" / quote(options.model, safe="")
     # a verdict is of its request alone, whatever code asked
     forms = {"single": dict.fromkeys(("question_id", "arm", "turn", "reply", "error"))}
     verdicts = Run(folder / "verdicts", {}, key=itemgetter("digest"), forms=forms)
-    by_digest = verdicts.records["single"]
 
-    def replies(requests: list[dict]) -> list[dict]:
-        return [by_digest[r["digest"]] for r in requests if r["digest"] in by_digest]
+    def rated() -> dict[str, dict]:
+        """By digest, what has a rating."""
+        rows = {key: row | {"verdict": parse_rating(row["reply"])} for key, row in replies.items()}
+        return {key: row for key, row in rows.items() if row["verdict"] is not None}
 
-    def rated(requests: list[dict]) -> list[dict]:
-        rows = [
-            row | {"verdict": parse_rating(row["reply"], options.rating)}
-            for row in replies(requests)
-        ]
-        return [row for row in rows if row["verdict"] is not None]
-
+    # 1. Ask what has no rating.
+    replies = verdicts.records["single"]
     wanted = [request for request in requests if request["arm"] in (options.arms or arms)]
-    done = {row["digest"] for row in rated(wanted)}
+    done = rated()
     if unasked := [request for request in wanted if request["digest"] not in done]:
-        client = open_judge()
-        verdicts.begin_session()
-        judge_all(client, options.model, unasked, verdicts, concurrency=options.concurrency)
-    failed = len(wanted) - len(rated(wanted))
-    print(f"\n{options.model}: {len(rated(wanted))} ratings are in {verdicts.folder}")
+        judge_all(options.model, unasked, verdicts)
+
+    # 2. Count, and make the table of all arms that have ratings.
+    done = rated()
+    failed = [replies[r["digest"]] for r in wanted if r["digest"] not in done]
+    print(f"\n{options.model}: {len(wanted) - len(failed)} ratings are in {verdicts.folder}")
     if failed:
-        print(f"{failed} replies held none or were refused: the same command asks these again")
-    both = [[parse_rating(row["reply"], rule) for rule in RULES] for row in replies(wanted)]
-    if unlike := sum(last != first for last, first in both):
-        print(
-            f"{unlike} replies are rated otherwise by the last mark behind the judge's thought "
-            f"than by the first mark, FastChat's rule: here --rating {options.rating} counts"
-        )
-    if refusals := [row["error"] for row in replies(wanted) if row["error"]]:
+        print(f"{len(failed)} replies held none or were refused: the same command asks these again")
+    if refusals := [row["error"] for row in failed if row["error"]]:
         print(f"The first of {len(refusals)} refusals: {refusals[0]:.400}")
-    if lines := rated(requests):
+    if lines := [done[r["digest"]] for r in requests if r["digest"] in done]:
         rows = single_rows(lines, judge=options.model)
         table = score_table(rows)
         write_table(folder / "single", table, rows)

@@ -24,8 +24,10 @@ class Handler(BaseHTTPRequestHandler):
         self.server.bodies.append(body)
         self.server.keys.add(self.headers["Authorization"])
         status = self.server.faults.pop(0) if self.server.faults else 200
-        text = json.dumps({"error": {"message": "no luck", "code": self.server.code}})
-        if status == 200:
+        text = json.dumps({"error": {"message": "no luck"}})
+        if status == 200 and self.server.reply is None:
+            text = json.dumps({"page": "Welcome"})
+        elif status == 200:
             message = {"role": "assistant", "content": self.server.reply(body)}
             text = json.dumps({"choices": [{"index": 0, "message": message}]})
         self.send_response(status)
@@ -38,11 +40,10 @@ class Handler(BaseHTTPRequestHandler):
 
 @contextmanager
 def serving() -> Iterator[ThreadingHTTPServer]:
-    """A server that answers by its `reply`, after the statuses in `faults`, which come with `code`;
+    """A server that answers by its `reply`, by None no judge's, after the statuses in `faults`;
     `bodies` is what it was asked."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.reply, server.faults, server.bodies, server.keys = rating, [], [], set()
-    server.code = None
     threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
     yield server
     server.shutdown()

@@ -4,7 +4,6 @@ import json
 import runpy
 import sys
 from functools import partialmethod
-from pathlib import Path
 
 import pytest
 from commands import ROOT, rows, write_rows
@@ -60,51 +59,48 @@ def test_greedy_answers_are_those_of_hf(models):
         assert mine.generate_until(asked(until=until)) == wanted
 
 
-def test_an_arm_is_used_and_counted(models):
+def test_an_arm_is_used_and_counted_and_what_cannot_be_had_is_told(models):
     """Its further fields come as lm-eval splits them at commas."""
     lm = fuzzy_lm(models, arm="fsd:1e9", child="draft")
     lm.generate_until(asked(do_sample=True, temperature=1.0))
     told = lm.get_model_info()["eagle_fsd"]
     assert told["arm"] == "fsd:1000000000,child=draft" and told["answers"] == len(PROMPTS)
     assert told["tokens_per_round"] > 1.2 and told["fuzzy_share"] > 0.2
-
-
-def test_what_cannot_be_had_is_told(models):
-    with pytest.raises(BadInput, match="answers one at a time"):
-        fuzzy_lm(models, batch_size=8)
-    for wrong, right in (("treshold", "threshold"), ("hed", "head"), ("chld", "child")):
-        with pytest.raises(BadInput, match=f"there is no '{wrong}', is {right} meant"):
-            fuzzy_lm(models, arm="fsd:0.3", **{wrong: "0.1"})
+    with pytest.raises(BadInput, match="a batch of"):
+        fuzzy_lm(models, batch_size=8).generate_until(asked())
+    with pytest.raises(BadInput, match="hed"):
+        fuzzy_lm(models, arm="fsd:0.3", hed="x")
     with pytest.raises(BadInput, match="unknown target 'nowhere/at-all'"):
         fuzzy_lm(models | {"target": "nowhere/at-all"})
 
 
 @pytest.mark.processes
-def test_the_command_at_threshold_0_is_plain(models, tmp_path, monkeypatch, capsys):
-    """Answer for answer, on a task of one's own; lm-eval's own tasks are left out, which take it
-    seconds."""
+def test_the_command_on_a_tiny_task(models, tmp_path, monkeypatch, capsys):
+    """Answers, and what the results file and the last line say of the arm; lm-eval's own tasks are
+    left out, which take it seconds."""
     questions = [{"question": f"Question {i}: {'why? ' * i}", "answer": "so"} for i in range(5)]
     data = write_rows(tmp_path / "data.jsonl", *questions)
     (tmp_path / "tiny.yaml").write_text(TASK.replace("DATA", str(data)))
     own_tasks_only = partialmethod(TaskManager.__init__, include_defaults=False)
     monkeypatch.setattr(TaskManager, "__init__", own_tasks_only)
     monkeypatch.syspath_prepend(ROOT / "evaluate")  # as for a file that is run
+    monkeypatch.setattr(model_registry, "_objs", dict(model_registry._objs))  # a name once
 
-    names = dict(model_registry._objs)
-
-    def answers_of(arm: str) -> tuple[list, dict]:
-        monkeypatch.setattr(model_registry, "_objs", names.copy())  # as in another process
-        given = ",".join(map("=".join, (models | {"dtype": "float32", "arm": arm}).items()))
-        options = f"--model eagle_fsd --model_args {given} --device cpu --log_samples --tasks tiny"
-        output = tmp_path / arm.replace(":", "_")
-        options += f" --include_path {tmp_path} --output_path {output}"
-        monkeypatch.setattr(sys, "argv", ["harness.py", *options.split()])
-        runpy.run_path(str(ROOT / "evaluate" / "harness.py"), run_name="__main__")
-        (samples,), (results,) = output.rglob("samples_*"), output.rglob("results_*")
-        answers = [row["filtered_resps"] for row in rows(samples)]
-        return answers, json.loads(Path(results).read_text())["config"]["eagle_fsd"]
-
-    answers, told = answers_of("fsd:0")
-    assert told["answers"] == len(answers) == 5 and told["fuzzy_share"] == 0
-    assert answers == answers_of("plain")[0]
-    assert "plain: 5 answers, 1.00 tokens a round" in capsys.readouterr().out
+    given = ",".join(f"{k}={v}" for k, v in (models | {"dtype": "float32", "arm": "fsd:0"}).items())
+    options = f"--model eagle_fsd --model_args {given} --device cpu --log_samples --tasks tiny"
+    options += f" --include_path {tmp_path} --output_path {tmp_path / 'out'}"
+    monkeypatch.setattr(sys, "argv", ["harness.py", *options.split()])
+    runpy.run_path(str(ROOT / "evaluate" / "harness.py"), run_name="__main__")
+    (samples,), (results,) = (
+        (tmp_path / "out").rglob(f"{name}_*") for name in ("samples", "results")
+    )
+    hf = HFLM(models["target"], device="cpu", dtype="float32")
+    settings = {"until": ["e", "</s>"], "max_gen_toks": 20}
+    texts = [row["question"] for row in questions]
+    plain = hf.generate_until(
+        [Instance("generate_until", {}, (text, settings), 0, ("task", 0, 1)) for text in texts]
+    )
+    assert [row["filtered_resps"] for row in rows(samples)] == [[text] for text in plain]
+    told = json.loads(results.read_text())["config"]["eagle_fsd"]
+    assert told["answers"] == 5 and told["fuzzy_share"] == 0
+    assert "fsd:0: 5 answers, " in capsys.readouterr().out

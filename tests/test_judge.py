@@ -96,7 +96,7 @@ def test_requests_ratings_and_scores_are_fastchats(
     assert len(mine) == 3 * 3 * 2
     assert sorted(map(json.dumps, mine)) == sorted(map(json.dumps, requests))
     said = {
-        (line["question_id"], line["turn"], line["arm"]): parse_rating(line["reply"], "first")
+        (line["question_id"], line["turn"], line["arm"]): parse_rating(line["reply"])
         for line in replies(folder)
     }
     theirs = {(row["question_id"], row["turn"], row["model"]): row["score"] for row in rows(played)}
@@ -113,34 +113,16 @@ def test_requests_ratings_and_scores_are_fastchats(
         assert figures == pytest.approx([1, first, 2, second, both], abs=1e-5)
 
 
-# a reply: its rating by the last mark, and by the first
-RATINGS = {"Good. Rating: [[7]]": (7, 7), "[[8.5]] or [[2]]": (2, 8.5), "in [1], so [[9]]": (9, 9)}
-RATINGS |= {"Rating: [6]": (6, 6), "[[0]]": (0, 0), "since [2023] nothing": (None, None)}
-RATINGS |= dict.fromkeys(["[[ 7 ]]", "[[seven]] 7/10", "[[-3]]", ""], (None, None))
-RATINGS |= {
-    "<think>A [[3]]? No.</think>Rating: [[9]]": (9, 3),
-    "A [[3]]? No.</think>Rating: [9]": (9, 3),  # the template began the thought
-    "<think>A [[3]]? Or": (None, 3),
-    "[[2023]] and [[5]]": (5, None),
-    'It asks for "[[10]]". Rating: [[4]], see [1] and [[2023]].': (4, 10),
-}
-
-
 def test_ratings_of_replies():
-    """By "first" as FastChat's run_judge_single reads them; off the scale there is none, where it
-    counts [2023] as a score. Regression: a mark that the judge thought of or quoted was taken."""
-    for text, (last, first) in RATINGS.items():
-        assert (parse_rating(text), parse_rating(text, "first")) == (last, first), text
-
-
-def test_the_rule_of_ratings(judge, server, folder):
-    """Both read the replies that are there, and the command says how many they read differently."""
-    server.reply = lambda body: "<think>[[3]]?</think>I say [[9]]."
-    told = judge("--arms", "plain")
-    assert "6 replies are rated otherwise" in told and "| 9.00" in told
-    assert "| 3.00" in judge("--arms", "plain", "--rating", "first") and len(server.bodies) == 6
-    server.reply = rating
-    assert "otherwise" not in judge("--arms", "exact")
+    """Off the scale there is none. Regression: a mark that the judge thought of or quoted was
+    taken, as FastChat takes the first."""
+    ratings = {"Good. Rating: [[7]]": 7, "[[8.5]] or [[2]]": 2, "in [1], so [[9]]": 9}
+    ratings |= {"Rating: [6]": 6, "[[0]]": 0, "since [2023] nothing": None}
+    ratings |= dict.fromkeys(["[[ 7 ]]", "[[seven]] 7/10", "[[-3]]", "", "<think>A [[3]]? Or"])
+    ratings |= {"<think>A [[3]]? No.</think>Rating: [[9]]": 9, "[[2023]] and [[5]]": 5}
+    ratings |= {"A [[3]]? No.</think>Rating: [9]": 9}  # the template began the thought
+    ratings |= {'It asks for "[[10]]". Rating: [[4]], see [1] and [[2023]].': 4}
+    assert {text: parse_rating(text) for text in ratings} == ratings
 
 
 def test_scores_of_ratings():
@@ -180,37 +162,31 @@ def test_faults(judge, server, folder):
     server.faults = [429, 500]
     judge("--arms", "plain")
     assert len(server.bodies) == 6 + 2
-    server.faults = [200, 200, 401]
-    said = judge("--arms", "exact", "--concurrency", 1)
+    server.faults = [200, 200, *[401] * 9]
+    said = judge("--arms", "exact")
     assert said.startswith("error: the judge gpt-4 failed") and "OPENAI_API_KEY" in said
+    server.faults = []
     before = replies(folder)
     assert 6 + 2 <= len(before) < 12
     judge()
     assert replies(folder)[: len(before)] == before
     assert len({line["digest"] for line in replies(folder)}) == len(replies(folder)) == 18
-
-
-@pytest.mark.parametrize("code", ["unsupported_parameter", "unsupported_value"])
-def test_a_judge_that_does_not_take_the_parameters(judge, server, folder, code):
-    """Bug held down: judges that want max_completion_tokens, or no temperature, were asked all
-    prompts in vain; the command ended well, without a rating and without the reason."""
-    server.faults, server.code = [400] * 18, code
-    said = judge("--concurrency", 1)
-    assert said.startswith("error: the judge gpt-4 does not take FastChat's {'temperature': 0")
-    assert "no luck" in said and len(server.bodies) < 18
+    server.reply = None  # a page of something else
+    write_run(folder, note=" anew")
+    assert judge().startswith("error: the judge gpt-4 failed")
 
 
 def test_failures_are_counted_and_asked_again(judge, server, folder):
-    """A refusal of one prompt alone, no content, and words without a rating."""
+    """A refusal of one prompt alone, no content, and words without a rating. Bug held down: judges
+    that do not take the parameters refused all prompts, and the reason was not told."""
     server.faults = [422]
     # half a surrogate pair, which JSON may hold and no file takes
     half = "Hm. \ud83d"
-    server.reply = lambda body: half if "{plain} 81 0" in body["messages"][1]["content"] else None
-    said = judge("--arms", "plain", "--concurrency", 1)
+    server.reply = lambda body: half if "{plain} 81 0" in body["messages"][1]["content"] else ""
+    said = judge("--arms", "plain")
     assert "0 ratings" in said and "6 replies" in said
     assert "The first of 1 refusals: " in said and "no luck" in said
-    first = replies(folder)
-    assert "no luck" in first[0]["error"] and len(first) == 6
+    assert sorted(bool(line["error"]) for line in replies(folder)) == [False] * 5 + [True]
     server.reply = rating
     assert "6 ratings" in judge("--arms", "plain")
     assert len(server.bodies) == 12

@@ -65,96 +65,72 @@ def test_exact_match_and_contains(scorer):
         assert score(scorer, f"**{reference}**.", reference) == 1
 
 
-# a reference; answers that contain it, and answers that do not
+# a reference; answers that contain it, and answers that do not, with a bar between
 HOLDS = {
-    "Paris": (
-        "Paris-based",
-        "Paris/France",
-        "_Paris_",
-        "Paris\u2019s",
-        "C'est \u00e0 l'\u00cele: Paris.",
-        "Parisでは",
-    ),
-    "France": ("Paris/France.", "Paris\u2014France"),
-    "東京": ("首都は東京です。",),
-    "パリ": ("フランスの首都はパリです",),
-    "กรุงเทพ": ("กรุงเทพมหานครเป็นเมืองหลวง",),
-    "서울": ("수도는 서울입니다.",),
-    "Italie": ("l'Italie",),
-    "18": ("18%", "$18", "18歳", "4+14=18", "\uff11\uff18"),
-    "1918": ("1914-1918", "1914\u20131918"),
-    "-5": ("\u22125", "x=-5"),
-    "C++": ("in C++, I think", "C++/C"),
-    "O'Brien": ("by O\u2019Brien",),
-    "D.C.": ("Washington, D.C.",),
-    ".NET": ("`.NET`", "in .NET"),
-    "-": ("-\n\nA minus",),
-    "Caf\u00e9": ("cafe\u0301",),
-    "max_value": ("`max_value()`",),
+    "Paris": "Paris-based|Paris/France|_Paris_|Paris\u2019s|\u00e0 l'\u00cele: Paris.|Parisでは",
+    "France": "Paris/France.|Paris\u2014France",
+    "東京": "首都は東京です。",
+    "パリ": "フランスの首都はパリです",
+    "กรุงเทพ": "กรุงเทพมหานครเป็นเมืองหลวง",
+    "서울": "수도는 서울입니다.",
+    "Italie": "l'Italie",
+    "18": "18%|$18|18歳|4+14=18|\uff11\uff18",
+    "1918": "1914-1918|1914\u20131918",
+    "-5": "\u22125|x=-5",
+    "C++": "in C++, I think|C++/C",
+    "O'Brien": "by O\u2019Brien",
+    "D.C.": "Washington, D.C.",
+    ".NET": "`.NET`|in .NET",
+    "-": "-\n\nA minus",
+    "Caf\u00e9": "cafe\u0301",
+    "max_value": "`max_value()`",
 }
 LACKS = {
-    "インド": ("インドネシア",),
-    "18": ("180", "1.18", "18.5", "118", "1,218", "3/18", "10:18", "-18", "118歳"),
-    "5": ("-5", "x=-5", "\u22125", ".5"),
-    "10": ("1010", "10.0"),
-    "102": ("10\u00b2",),
-    "C": ("C++", "C#", "C++11", "Washington, D.C."),
-    "B": ("B-", "B+"),
-    "D": ("I'd say so", "d'accord"),
-    "can": ("I can\u2019t",),
-    "max": ("max_value",),
-    "cafe": ("caf\u00e9",),
-    "िल": ("दिल्ली",),  # within a word whose vowels are marks
+    "インド": "インドネシア",
+    "18": "180|1.18|18.5|118|1,218|3/18|10:18|-18|118歳",
+    "5": "-5|x=-5|\u22125|.5",
+    "10": "1010|10.0",
+    "102": "10\u00b2",
+    "C": "C++|C#|C++11|Washington, D.C.",
+    "B": "B-|B+",
+    "D": "I'd say so|d'accord",
+    "can": "I can\u2019t",
+    "max": "max_value",
+    "cafe": "caf\u00e9",
+    "िल": "दिल्ली",  # within a word whose vowels are marks
 }
-
-
-def test_words():
-    """Regression: a word was what stands between spaces, none in Japanese or in "Paris-based"."""
-    for right, given in ((1, HOLDS), (0, LACKS)):
-        for reference, answers in given.items():
-            assert score("exact_match", reference, reference) == 1, reference
-            for answer in answers:
-                assert score("contains", answer, reference) == right, (answer, reference)
-                assert score("contains", f"So: {answer}!", reference) == right, (answer, reference)
-
-
-# by reference as above, of which an article is a part
+# the same of references of which an article is a part
 ARTICLES = {
-    "A": (
-        "A",
-        "a",
-        "(A)",
-        "A.",
-        "**A**",
-        "A) Paris",
-        "The answer is A.",
-        "Option A fits",
-        "A is it",
-    ),
-    "(A)": ("A", "It is (A)."),
-    "An": ("An", "an."),
-    "The": ("the",),
-    "Vitamin A": ("vitamin A",),
-    "The Who": ("It was The Who.", "**The Who**"),
-    "The Hague": ("In Hague", "the hague"),
-    "the moon": ("moon", "Moon", "The Moon"),
-    "Lord of Rings": ("The Lord of the Rings",),
+    "A": "A|a|(A)|A.|**A**|A) Paris|The answer is A.|Option A fits|A is it",
+    "(A)": "A|It is (A).",
+    "An": "An|an.",
+    "The": "the",
+    "Vitamin A": "vitamin A",
+    "The Who": "It was The Who.|**The Who**",
+    "The Hague": "In Hague|the hague",
+    "the moon": "moon|Moon|The Moon",
+    "Lord of Rings": "The Lord of the Rings",
 }
 NO_ARTICLES = {
-    "A": ("It is a dog.", "A dog. A cat.", "B, a city"),
-    "The": ("the cat",),
-    "The Who": ("I know who did it",),
-    "Vitamin A": ("vitamin", "a vitamin"),
+    "A": "It is a dog.|A dog. A cat.|B, a city",
+    "The": "the cat",
+    "The Who": "I know who did it",
+    "Vitamin A": "vitamin|a vitamin",
 }
 
 
-def test_articles_that_are_the_answer():
-    """Regression: A was refused as a right answer, "vitamin" was right for "Vitamin A"."""
-    check_scorable([question(reference) for reference in ARTICLES], "exact_match")
-    for right, given in ((1, ARTICLES), (0, NO_ARTICLES)):
+def test_words_and_articles():
+    """Regressions: a word was what stands between spaces, none in Japanese or in "Paris-based"; A
+    was refused as a right answer, "vitamin" was right for "Vitamin A"."""
+    for right, given in ((1, HOLDS), (0, LACKS), (1, ARTICLES), (0, NO_ARTICLES)):
         for reference, answers in given.items():
-            for answer in answers:
+            assert score("exact_match", reference, reference) == 1, reference
+            for answer in answers.split("|"):
                 assert score("contains", answer, reference) == right, (answer, reference)
+                if given in (HOLDS, LACKS):  # an article's case tells what stands before it
+                    answer = f"So: {answer}!"
+                    assert score("contains", answer, reference) == right, (answer, reference)
+    check_scorable([question(reference) for reference in ARTICLES], "exact_match")
     assert score("exact_match", "Who", "The Who") == score("exact_match", "(a)", "A.") == 1
     assert score("exact_match", "vitamin", "Vitamin A") == score("exact_match", "The", "A") == 0
 
@@ -189,24 +165,24 @@ def test_ifeval():
         assert follow(text, asked)["prompt_strict"] == right
 
 
-def test_code_is_not_executed_without_bubblewrap(monkeypatch, tmp_path):
-    """Which is found by PATH, unless that is accepted: it is said what is missing, or does not run,
-    why that matters, and what to do."""
+def test_code_runs_only_as_it_is_allowed(monkeypatch, tmp_path):
+    """Never unasked, and without bubblewrap, missing or not permitted here, only unisolated."""
     problem = question(prompt="def f():\n", test="def check(f): pass", entry_point="f")
+    bwrap = tmp_path / "bwrap"
     monkeypatch.setenv("PATH", str(tmp_path))
-    humaneval.bubblewrap.cache_clear()
-    with pytest.raises(BadInput, match="Allow that with --execute_code"):
-        check_scorable([problem], "humaneval", without_isolation=True)
-    missing = (
-        "is not installed here. .* read and change .* apt-get install bubblewrap.*--without_iso"
-    )
-    with pytest.raises(BadInput, match=missing):
-        check_scorable([problem], "humaneval", execute_code=True)
-    refuses = tmp_path / "bwrap"
-    refuses.write_text("#!/bin/sh\nexit 1\n")
-    refuses.chmod(0o755)
-    humaneval.bubblewrap.cache_clear()
-    with pytest.raises(BadInput, match=r"does not start here.* user namespaces\. .*--without_iso"):
-        check_scorable([problem], "humaneval", execute_code=True)
-    check_scorable([problem], "humaneval", execute_code=True, without_isolation=True)
+    for script in ("exit 1", "exit 0", None):
+        humaneval.bubblewrap.cache_clear()
+        if script is None:
+            bwrap.unlink()
+        else:
+            bwrap.write_text(f"#!/bin/sh\n{script}\n")
+            bwrap.chmod(0o755)
+        with pytest.raises(BadInput, match="Allow that with --execute_code"):
+            check_scorable([problem], "humaneval", execute_code="no")
+        check_scorable([problem], "humaneval", execute_code="unisolated")
+        if script == "exit 0":
+            check_scorable([problem], "humaneval", execute_code="isolated")
+        else:
+            with pytest.raises(BadInput, match="does not run here .*--execute_code unisolated"):
+                check_scorable([problem], "humaneval", execute_code="isolated")
     humaneval.bubblewrap.cache_clear()

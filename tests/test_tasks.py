@@ -14,9 +14,8 @@ from commands import model_options, rows, write_rows
 import eagle_fsd.evaluation.report.report_tables  # noqa: F401
 from eagle_fsd.config import BadInput
 from eagle_fsd.evaluation.questions import Question, read_questions
-from eagle_fsd.tasks.scorers import check_scorable
+from eagle_fsd.tasks.scorers import check_scorable, read_task
 from eagle_fsd.tasks.task_scores import records_by_arm, score_run
-from eagle_fsd.tasks.task_sources import read_task
 
 pytestmark = pytest.mark.processes  # whole commands
 
@@ -41,7 +40,7 @@ def test_files_of_every_kind(tmp_path):
     path = write_rows(tmp_path / "question.jsonl", *QUESTIONS)
     assert read_task(str(path)) == (read_questions(path), "")
     questions, scorer = read_task("humaneval")
-    check_scorable(questions, scorer, execute_code=True, without_isolation=True)
+    check_scorable(questions, scorer, execute_code="unisolated")
     assert len(questions) == 164 and scorer == "humaneval"
     assert "```python\nfrom typing import List" in questions[0].turns[0]
     first = questions[0].extra | {"task_id": "own"}
@@ -53,14 +52,12 @@ def test_a_row_of_a_set_that_lacks_a_field(tmp_path):
     """It is named. Regression: an AttributeError's words; null arguments of IFEval, as the hub's
     copy has them, were given to the checkers."""
     first = {"task_id": "own", "prompt": "p", "test": "t", "entry_point": "e"}
-    rows_of = {"gsm8k": GSM8K, "ifeval": IFEVAL, "humaneval": first}
-    for kind, row in rows_of.items():
+    for kind, row in {"gsm8k": GSM8K, "ifeval": IFEVAL, "humaneval": first}.items():
         for name in row:
             for broken in (row | {name: None}, {key: row[key] for key in row if key != name}):
                 path = write_rows(tmp_path / "broken.jsonl", broken)
-                with pytest.raises(
-                    BadInput, match=f"line 1 is no row of {kind}: {name} is missing"
-                ):
+                told = f"line 1 is no row of {kind}: {name} is missing"
+                with pytest.raises(BadInput, match=told):
                     read_task(f"{kind}:{path}")
     padded = IFEVAL | {"kwargs": [{"num_words": None, "relation": None}]}
     (question,), _ = read_task(f"ifeval:{write_rows(tmp_path / 'i.jsonl', padded)}")

@@ -1,7 +1,9 @@
-"""Tokens a round and cost of any number of arms, predicted from the rounds of one exact answer.
+"""Tokens a round, tokens a second and cost of any number of arms, predicted from the rounds of one
+exact answer.
 
 At every round of an exact answer each arm is asked what it would do with that tree. The prediction
-is of single rounds: it does not follow an arm into the text that it would have written.
+is of single rounds: it does not follow an arm into the text that it would have written, and it
+takes a round of every arm to last as long as that round of exact's did.
 """
 
 import math
@@ -13,8 +15,9 @@ from eagle_fsd.decoding.loop import DecodeConfig, answer_uniforms, decode_rounds
 from eagle_fsd.decoding.target import Target
 from eagle_fsd.decoding.tree import Drafter
 from eagle_fsd.stats import paired_ratio, rate_interval
+from eagle_fsd.timing import synchronized_time
 
-Counts = dict[str, float | None]  # rounds, tokens, fuzzy, cost
+Counts = dict[str, float | None]  # rounds, seconds, tokens, fuzzy, cost
 
 
 def predict(
@@ -30,14 +33,18 @@ def predict(
         config: of the exact answer.
 
     Returns:
-        arm -> {"rounds", "tokens", "fuzzy", "cost"}, sums. The cost is regret in nats, above
-        temperature 0 total variation; None where the arm's rule or guards leave it unknown.
+        arm -> {"rounds", "seconds", "tokens", "fuzzy", "cost"}, sums. The seconds are those of
+        exact's rounds, without prefill and without asking the arms. The cost is regret in nats,
+        above temperature 0 total variation; None where the arm's rule or guards leave it unknown.
     """
-    counts = {arm: Counter() for arm in policies}
+    zeros = dict.fromkeys(("rounds", "seconds", "tokens", "fuzzy", "cost"), 0)
+    counts = {arm: Counter(zeros) for arm in policies}
     policies = {arm: policy.begin() for arm, policy in policies.items()}
     answer: list[int] = []
     uniform_P3 = answer_uniforms(config.seed, config.stop.max_new_tokens + drafter.max_nodes)
+    began = synchronized_time(target.device)
     for step in decode_rounds(target, drafter, prompt, config):
+        seconds = synchronized_time(target.device) - began
         for arm, policy in policies.items() if step.tree else ():
             accepted = accept(
                 step.tree,
@@ -49,8 +56,9 @@ def predict(
             )
             cost = accepted.tv if policy.sampling.temperature else accepted.regret
             sums = {"tokens": len(accepted.tokens), "fuzzy": sum(accepted.fuzzy), "cost": sum(cost)}
-            counts[arm].update({"rounds": 1} | sums)
+            counts[arm].update({"rounds": 1, "seconds": seconds} | sums)
         answer = answer + step.tokens
+        began = synchronized_time(target.device)
     return {
         arm: {key: None if math.isnan(value) else value for key, value in count.items()}
         for arm, count in counts.items()
@@ -61,13 +69,12 @@ def arm_rows(counts: Sequence[Mapping[str, Counts]], exact: str) -> list[dict]:
     """A row for every arm of which there are counts, a mapping a question; rates with intervals.
 
     Returns:
-        arm, questions, tokens_per_round, gain (tokens a round over those of `exact`), cost a token,
-        fuzzy_share.
+        arm, questions, tokens_per_round, gain (tokens a round over those of `exact`),
+        tokens_per_second, cost a token, fuzzy_share.
     """
 
     def pairs(arm: str, above: str, below: str) -> list[tuple[float, float]]:
-        """A pair a question: nothing is counted where an answer ends with its first token."""
-        parts = [(count[arm].get(above, 0), count[arm].get(below, 0)) for count in counts]
+        parts = [(count[arm][above], count[arm][below]) for count in counts]
         return [(math.nan if a is None else a, b) for a, b in parts]
 
     return [
@@ -76,6 +83,7 @@ def arm_rows(counts: Sequence[Mapping[str, Counts]], exact: str) -> list[dict]:
             "questions": len(counts),
             "tokens_per_round": rate_interval(pairs(arm, "tokens", "rounds")),
             "gain": paired_ratio(pairs(arm, "tokens", "rounds"), pairs(exact, "tokens", "rounds")),
+            "tokens_per_second": rate_interval(pairs(arm, "tokens", "seconds")),
             "cost": rate_interval(pairs(arm, "cost", "tokens")),
             "fuzzy_share": rate_interval(pairs(arm, "fuzzy", "tokens")),
         }

@@ -1,11 +1,10 @@
 """Question files: FastChat's question.jsonl, and other forms in which people keep prompts."""
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
-
-import pandas as pd
 
 from eagle_fsd.config import BadInput
 from eagle_fsd.models.assets import asset_dir
@@ -31,8 +30,7 @@ class Question:
 
     def __post_init__(self):
         if type(self.question_id) not in (int, str):  # True is an int too
-            state = "missing or null" if self.question_id is None else repr(self.question_id)
-            raise ValueError(f"question_id is {state}: give a whole number or a text")
+            raise ValueError(f"question_id is {self.question_id!r}: give a whole number or a text")
         if not isinstance(self.category, str):
             raise ValueError(f"category is {self.category!r}: give a text, or leave it out")
         if not isinstance(self.turns, list) or not self.turns:
@@ -40,6 +38,8 @@ class Question:
         for number, turn in enumerate(self.turns, start=1):
             if not isinstance(turn, str) or not turn.strip():
                 raise ValueError(f"turn {number} is empty or no text: {turn!r:.60}")
+        if any(map(_is_null, self.reference)):
+            raise ValueError("reference holds null: leave it out")
 
 
 def check_same_questions(
@@ -66,33 +66,21 @@ def check_same_questions(
             )
 
 
-def present(row: object, name: str = "the row") -> dict[str, Any]:
-    """The fields of a row, without those that are null, or NaN, as pandas writes it; ValueError, if
-    it is no JSON object, calls it by its name."""
+def present(row: object) -> dict[str, Any]:
+    """The fields of a row, without those that are null, or NaN, as pandas writes it; ValueError: it
+    is no JSON object."""
     if not isinstance(row, dict):
-        raise ValueError(f"{name} is {row!r:.60}: give a JSON object")
+        raise ValueError(f"{row!r:.60} stands where a JSON object is needed")
     return {name: value for name, value in row.items() if not _is_null(value)}
 
 
 def required(row: dict, name: str, kind: type = str) -> Any:
     """A field that a row must have, by default a text that says something; ValueError names it."""
     value = present(row).get(name)
-    if not isinstance(value, kind) or (isinstance(value, str) and not value.strip()):
-        wanted = {str: "text", list: "list"}.get(kind, "whole number or a text")
-        state = "missing or null" if value is None else repr(value)[:60]
-        raise ValueError(f"{name} is {state}: give a {wanted}")
+    if not isinstance(value, kind) or value == "":
+        state = "missing or null" if value is None else f"{value!r:.60}"
+        raise ValueError(f"{name} is {state}: it must be of type {kind}")
     return value
-
-
-def without_null(values: list, name: str) -> list:
-    """The values; ValueError if one of them, or one within, is null."""
-    for value in values:
-        inner = list(value.values()) if isinstance(value, dict) else value
-        if isinstance(inner, list):
-            without_null(inner, name)
-        elif _is_null(value):
-            raise ValueError(f"{name} holds null: leave it out")
-    return values
 
 
 def _is_null(value: object) -> bool:
@@ -120,12 +108,12 @@ def fastchat(row: dict | str, number: int) -> Question:
         turns = [f"{row[form]}\n\n{row['input']}"]
     unnamed = None if form == "turns" else number
     question_id = next((row[name] for name in IDS if name in row), unnamed)
-    name = "reference" if "reference" in row else "answer"
-    given = row.get(name, [])
-    reference = without_null(given if isinstance(given, list) else [given], name)
+    reference = row.get("reference", row.get("answer", []))
+    if not isinstance(reference, list):
+        reference = [reference]
     reference = [str(right) if type(right) in (int, float) else right for right in reference]
-    if name == "answer":
-        reference = [str(right).rpartition("####")[2].strip() for right in reference]
+    if "reference" not in row:
+        reference = [right.rpartition("####")[2].strip() for right in reference]
     return Question(question_id, row.get("category", "all"), turns, reference)
 
 
@@ -171,9 +159,12 @@ def spread(
     count = len(questions) if count is None else count
     if not 1 <= count <= len(questions):
         raise BadInput(f"{option} must be from 1 to {len(questions)}, got {count}")
-    place = pd.DataFrame({"category": [question.category for question in questions]})
-    rank = place.groupby("category").cumcount().sort_values(kind="stable")
-    return [questions[number] for number in sorted(rank.index[:count])]
+    before: Counter[str] = Counter()  # in the same category
+    ranked = []
+    for number, question in enumerate(questions):
+        ranked.append((before[question.category], number))
+        before[question.category] += 1
+    return [questions[number] for number in sorted(number for _, number in sorted(ranked)[:count])]
 
 
 def cut(questions: list[Question], turns: int) -> list[Question]:

@@ -18,8 +18,6 @@ from eagle_fsd.runs.provenance import digest, source_digest, without_checkout
 
 if TYPE_CHECKING:
     from eagle_fsd.arms import Arm
-    from eagle_fsd.heads.draft_head import DraftHead
-    from eagle_fsd.models.loaded import Model
 
 LEVELS = 6  # of the table by level
 ARM_NOTE = (
@@ -70,7 +68,9 @@ class ReplayOptions(QuestionOptions, ChatOptions, PluginOptions):
 
 def run_replay(options: ReplayOptions) -> None:
     """Replay what is missing, and report."""
+    from eagle_fsd.decoding.target import Target
     from eagle_fsd.decoding.tree import RootDrafter
+    from eagle_fsd.drafters.eagle import head_drafter
     from eagle_fsd.evaluation.bench import check_lengths
     from eagle_fsd.evaluation.questions import check_same_questions, cut, read_questions, spread
     from eagle_fsd.evaluation.texts import TOKENS_BEYOND_END, judge_levels, plain_texts
@@ -78,6 +78,7 @@ def run_replay(options: ReplayOptions) -> None:
     from eagle_fsd.models.digests import head_digests, target_digests
     from eagle_fsd.models.loaded import Model
 
+    # 1. What is replayed, and the folders of the texts and of this run.
     arms = read_arms(options.arms)
     questions = spread(read_questions(options.question_file), options.questions)
     config = load.load_target_config(options.target)
@@ -94,17 +95,23 @@ def run_replay(options: ReplayOptions) -> None:
     run = Run(options.output, settings, name="replay", free=free, forms={"*": judged})
     for records in run.records.values():
         check_same_questions(records.values(), questions, turns=1)
+
+    # 2. The questions that a head lacks, with the target's text of each.
     missing = {
         name: [q for q in questions if (q.question_id, 0) not in run.records[files[name]]]
         for name in heads
     }
-    todo = {q.question_id: q for found in missing.values() for q in found}
-    if todo:
+    if todo := {q.question_id: q for lacked in missing.values() for q in lacked}:
         target, tokenizer = load.load_target(
             options.target, dtype=options.dtype, device=options.device
         )
         plain = Model(target, tokenizer, RootDrafter(), options.conv_template)
-        models = {name: with_head(plain, head) for name, head in heads.items()}
+        models = {}
+        for name, head in heads.items():
+            layers = head.config.fused_layers(target.num_layers)
+            own = Target(target.model, feature_layers=layers) if layers else target
+            drafter = head_drafter(head, own, SMALL_TREE)
+            models[name] = Model(own, tokenizer, drafter, options.conv_template)
         drafters = {  # what is refused here has written nothing
             name: {arm.text: arm.build_drafter(model) for arm in arms}
             for name, model in models.items()
@@ -112,8 +119,10 @@ def run_replay(options: ReplayOptions) -> None:
         budget = options.max_new_tokens
         check_lengths(plain, cut([*todo.values()], 1), budget, last=budget + TOKENS_BEYOND_END)
         prompts = {key: plain.prompt_ids(question.turns[0]) for key, question in todo.items()}
-        texts = plain_texts(store, target, prompts, plain.stop(options.max_new_tokens))
+        texts = plain_texts(store, target, prompts, plain.stop(budget))
         del store  # another replay may have it
+
+        # 3. Every head on every text: the rounds of each arm, and what it says by level.
         run.begin_session()
         for name, model in models.items():
             for question in tqdm(missing[name], desc=name):
@@ -140,47 +149,23 @@ def run_replay(options: ReplayOptions) -> None:
 
 
 def read_arms(texts: Sequence[str]) -> "list[Arm]":
-    """The arms of --arms, checked."""
+    """The arms of --arms; BadInput: one whose rounds do not follow from the text alone, or whose
+    tree reaches beyond what is kept of it."""
     from eagle_fsd.arms import parse_arms
     from eagle_fsd.evaluation.texts import TOKENS_BEYOND_END
 
     arms = parse_arms(texts, tree=tree_name(SMALL_TREE))
     for arm in arms:
-        check_replayed(arm)
-        if arm.needs_draft_model:
-            raise BadInput(f"arm {arm.text!r}: replay compares heads, and loads no draft model")
         shape = parse_tree(arm.tree) if arm.tree else SMALL_TREE
-        if arm.needs_head and shape.tree_depth > TOKENS_BEYOND_END:
+        deep = arm.needs_head and shape.tree_depth > TOKENS_BEYOND_END
+        other_text = arm.kind != "exact" or arm.guards
+        if other_text or deep or arm.needs_draft_model or arm.drafter.learns:
             raise BadInput(
-                f"arm {arm.text!r} drafts deeper than the {TOKENS_BEYOND_END} levels of replay"
+                f"arm {arm.text!r}: replay follows the target's text, so it takes exact alone, "
+                f"with a head's trees of at most {TOKENS_BEYOND_END} levels or with ngram at "
+                "recycle=0, and loads no draft model"
             )
     return arms
-
-
-def check_replayed(arm: "Arm") -> None:
-    """Refuse, by a BadInput, an arm whose rounds do not follow from the text alone."""
-    if arm.kind != "exact" or arm.guards:
-        raise BadInput(
-            f"arm {arm.text!r}: replay follows exact alone, such as exact@hybrid: any other rule "
-            "writes another text"
-        )
-    if arm.drafter.learns:
-        raise BadInput(
-            f"arm {arm.text!r}: replay has the target's rows along the text only: give recycle=0"
-        )
-
-
-def with_head(plain: "Model", head: "DraftHead") -> "Model":
-    """A model whose target gives this head's features; BadInput: they do not fit."""
-    from eagle_fsd.decoding.target import Target
-    from eagle_fsd.drafters.eagle import head_drafter
-    from eagle_fsd.models.loaded import Model
-
-    target = plain.target
-    if layers := head.config.fused_layers(target.num_layers):
-        target = Target(target.model, feature_layers=layers)
-    drafter = head_drafter(head, target, SMALL_TREE)
-    return Model(target, plain.tokenizer, drafter, plain.conv_template)
 
 
 def report(run: Run, records: Mapping[str, Sequence[dict]]) -> None:

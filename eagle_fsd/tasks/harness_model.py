@@ -4,39 +4,30 @@ It is lm-eval's own model "hf", whose `generate` decodes by an arm (docs/transfo
 Log-likelihoods, which no arm changes, are those of "hf".
 """
 
-import difflib
-from dataclasses import fields
-
 import torch
 from lm_eval.models.huggingface import HFLM
 
 from eagle_fsd.arms import parse_arm
-from eagle_fsd.config import DEFAULT_ARM, BadInput, check_known
+from eagle_fsd.config import DEFAULT_ARM, check_known
 from eagle_fsd.decoding.loop import Generation
-from eagle_fsd.drafters.settings import DRAFTERS
 from eagle_fsd.models.assets import EMBEDDED_TARGET
 from eagle_fsd.models.load import DTYPES, load_target_config, source_of
 from eagle_fsd.plugin import load_plugin
-from eagle_fsd.rules import RULES
-from eagle_fsd.rules.guards import GUARDS
 from eagle_fsd.transformers_generate import custom_generate
-
-ARGUMENTS = ("target", "head", "arm", "tree", "dtype", "plugin")
 
 
 class FuzzyLM(HFLM):
     """An arm on a target as lm-eval's model, which answers one request at a time.
 
     Args, the fields of --model_args:
-        target, head, arm, tree: as for the project's commands; a head is the shipped one unless
-            named, and is not read where the arm needs none.
+        target, head, arm, tree, plugin: as for the project's commands.
         dtype: lm-eval's; "auto" is that of the checkpoint.
-        plugin: a Python file with rules of your own (docs/extend.md).
         further: fields of the arm, since lm-eval splits its arguments at commas:
             arm=fsd:0.3,child=target.
 
     Raises:
-        BadInput: an argument, an arm, a target or a batch that cannot be had, before weights load.
+        BadInput: an arm, a target or a dtype that cannot be had, before weights load; in
+            `generate`, a batch.
     """
 
     def __init__(
@@ -54,29 +45,18 @@ class FuzzyLM(HFLM):
         trust_remote_code: bool = False,
         **further: object,
     ):
-        if str(batch_size) not in ("1", "None"):
-            raise BadInput(f"batch_size {batch_size}: eagle_fsd answers one at a time; give 1")
         if plugin:
             load_plugin(plugin)
-        of_arms = {field.name for kind in (RULES | DRAFTERS).values() for field in fields(kind)}
-        for name, value in further.items():
-            if name not in of_arms | {*GUARDS}:
-                near = difflib.get_close_matches(name, [*ARGUMENTS, *of_arms, *GUARDS], n=1)
-                meant = f", is {near[0]} meant?" if near else ""
-                raise BadInput(
-                    f"--model_args {name}={value}: there is no {name!r}{meant}; give "
-                    f"{', '.join(ARGUMENTS)}, or a field of the arm"
-                )
-        check_known("dtype", str(dtype), ("auto", *DTYPES))
-        # trust_remote_code is for data sets: targets never run code of theirs
         text = ",".join([str(arm), *(f"{name}={value}" for name, value in further.items())])
-        self._method = custom_generate(head, arm=text, tree=tree or None)
         self._arm = parse_arm(text).text
+        self._method = custom_generate(head, arm=text, tree=tree or None)
+        check_known("dtype", str(dtype), ("auto", *DTYPES))
         load_target_config(target)
         path, options = source_of(target)
-        super().__init__(path, device=device, dtype=dtype, **options)
-        self._answers = 0
+        # trust_remote_code is for data sets: targets never run code of theirs
+        super().__init__(path, device=device, dtype=dtype, batch_size=batch_size, **options)
         self._all = Generation()  # the rounds of all answers
+        self._answers = 0
 
     def _model_generate(self, context: torch.Tensor, **settings: object) -> torch.Tensor:
         generated = super()._model_generate(context, custom_generate=self._method, **settings)

@@ -1,15 +1,16 @@
-"""HumanEval (Chen et al. 2021, arXiv 2107.03374): from a chat answer to a program, whether
-it is Python, and pass@1.
+"""HumanEval (Chen et al. 2021, arXiv 2107.03374): from a chat answer to a program, whether it is
+Python, and pass@1.
 
-An answer runs in a process of its own with limits of time, memory and files (checked_call.py), and
-where bubblewrap (`bwrap`) runs it sees a read-only /usr and Python, no network and no other
-process. That keeps mistakes of a model away from the user's files; it is no defence against an
-answer that was written to break out or to forge its verdict, which comes from the same process.
+An answer runs in a process of its own with limits of time, memory and files, and in bubblewrap
+(`bwrap`), where it sees a read-only /usr and Python, no network and no other process. That keeps a
+model's mistakes away from the user's files. It is no defence against an answer that was written to
+break out, or to forge its verdict, which comes from the same process.
 """
 
 import ast
 import contextlib
 import functools
+import inspect
 import json
 import os
 import re
@@ -20,7 +21,6 @@ import subprocess
 import sys
 import tempfile
 import warnings
-from pathlib import Path
 
 from markdown_it import MarkdownIt
 
@@ -32,9 +32,7 @@ TOP_LEVEL = re.compile(r"^(?:(?:from|import|def|class|async def)\b|@)", re.MULTI
 # where the paper cuts a bare completion off (section 2.1)
 STOPS = re.compile(r"\n(?:class|def|#|if|print)")
 FIELDS = ("prompt", "test", "entry_point")  # of a problem, all texts
-PROGRAM = Path(__file__).with_name("checked_call.py")
 SECONDS = 10.0  # of wall clock; HumanEval's own solutions take 0.2
-PASSED = "passed"
 ENVIRONMENT = {
     "PATH": os.defpath,
     "HOME": "/tmp",
@@ -43,6 +41,37 @@ ENVIRONMENT = {
     "OPENBLAS_NUM_THREADS": "1",
     "PYTHONHASHSEED": "0",  # so that a score can be made again
 }
+ISOLATED, UNISOLATED = "isolated", "unisolated"  # what --execute_code allows
+
+
+def check_allowed(execute_code: str) -> None:
+    """Refuse to run what a model wrote unless that is allowed, and without bubblewrap unless that
+    is accepted: ISOLATED, UNISOLATED, or neither."""
+    if execute_code == UNISOLATED or (execute_code == ISOLATED and bubblewrap()):
+        return
+    here = "runs" if bubblewrap() else "does not run"
+    raise BadInput(
+        "the scorer humaneval runs code that the target writes. Allow that with --execute_code: "
+        f"the code then runs in bubblewrap, which {here} here (apt-get install bubblewrap; it "
+        "needs user namespaces) and shows it neither your files nor the network. On a machine "
+        "whose loss you accept, --execute_code unisolated runs it with limits of time and memory "
+        "alone: it could read and change whatever you can"
+    )
+
+
+def check_program(answer: str, question: Question) -> dict[str, float]:
+    """{"pass@1": 1.0 if the answer's code passes the problem's tests, "parses": 1.0 if it is Python
+    and its function has a body}. Executes the answer.
+
+    A small target solves few problems and writes Python in most of its answers, so that far fewer
+    of them show by `parses` what a lossy rule breaks.
+    """
+    problem = {name: question.extra[name] for name in FIELDS}
+    code = extract_code(answer, problem["entry_point"])
+    # the prompt holds imports and helpers; a body continues it, a definition begins anew
+    program = problem["prompt"] + ("\n" if TOP_LEVEL.search(code) else "") + code + "\n"
+    parses = has_body(program, problem["entry_point"])
+    return {"pass@1": float(passes(program, **problem)), "parses": float(parses)}
 
 
 def extract_code(answer: str, entry_point: str) -> str:
@@ -62,32 +91,16 @@ def extract_code(answer: str, entry_point: str) -> str:
     end = 0
     for start in TOP_LEVEL.finditer(answer):
         if start.start() >= end:
-            stretch = _longest_python(answer[start.start() :])
+            # as many whole lines as are Python together
+            lines = answer[start.start() :].splitlines(keepends=True)
+            heads = ("".join(lines[:count]) for count in range(len(lines), 0, -1))
+            stretch = next(filter(_parsed, heads), "")
             end = start.start() + len(stretch)
             if defined.search(stretch):
                 found.append(stretch)
     fenced = [t.content for t in tokens if t.type == "fence"]
     bodies = [block for block in fenced if block[:1].isspace()]
     return (found or bodies or fenced or [STOPS.split(answer)[0]])[-1]
-
-
-def build_program(prompt: str, code: str) -> str:
-    """The program: the prompt, which holds imports and helpers, and then the code."""
-    return prompt + ("\n" if TOP_LEVEL.search(code) else "") + code + "\n"
-
-
-def check_program(answer: str, question: Question) -> dict[str, float]:
-    """{"pass@1": 1.0 if the answer's code passes the problem's tests, "parses": 1.0 if it is Python
-    and its function has a body}. Executes the answer.
-
-    A small target solves few problems and writes Python in most of its answers, so that far fewer
-    of them show by `parses` what a lossy rule breaks.
-    """
-    problem = {name: question.extra[name] for name in FIELDS}
-    entry_point = problem["entry_point"]
-    program = build_program(problem["prompt"], extract_code(answer, entry_point))
-    passed = execute(program, **problem) == PASSED
-    return {"pass@1": float(passed), "parses": float(has_body(program, entry_point))}
 
 
 def has_body(program: str, entry_point: str) -> bool:
@@ -97,14 +110,13 @@ def has_body(program: str, entry_point: str) -> bool:
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Lambda):
             if entry_point in (getattr(target, "id", "") for target in node.targets):
                 return True
-        elif getattr(node, "name", "") == entry_point and not all(map(_says_nothing, node.body)):
-            return True
+        elif getattr(node, "name", "") == entry_point:
+            for statement in node.body:
+                constant = isinstance(getattr(statement, "value", None), ast.Constant)
+                described = isinstance(statement, ast.Expr) and constant
+                if not described and not isinstance(statement, ast.Pass):
+                    return True
     return False
-
-
-def _says_nothing(statement: ast.stmt) -> bool:
-    constant = isinstance(getattr(statement, "value", None), ast.Constant)
-    return isinstance(statement, ast.Pass) or (isinstance(statement, ast.Expr) and constant)
 
 
 def _parsed(text: str) -> ast.Module | None:
@@ -116,25 +128,15 @@ def _parsed(text: str) -> ast.Module | None:
             return None
 
 
-def _longest_python(text: str) -> str:
-    """The longest run of whole leading lines that parses; may be empty."""
-    lines = text.splitlines(keepends=True)
-    heads = ("".join(lines[:count]) for count in range(len(lines), 0, -1))
-    return next(filter(_parsed, heads), "")
-
-
-def execute(
+def passes(
     program: str, *, prompt: str, test: str, entry_point: str, seconds: float = SECONDS
-) -> str:
-    """Check a program's function.
+) -> bool:
+    """Whether a program's function passes the problem's tests.
 
     Args:
         program: untrusted; defines `entry_point`.
         prompt, test: the problem's, trusted.
         seconds: wall clock; processor time is limited to one second more.
-
-    Returns:
-        PASSED, "timeout", the name of the exception that ended the check, or "ended early".
 
     Raises:
         BadInput: the process did not start, which is no fault of the program.
@@ -142,8 +144,10 @@ def execute(
     token = secrets.token_hex(16)  # which an answer that merely exits does not write
     request = {"program": program, "prompt": prompt, "test": test, "entry_point": entry_point}
     request |= {"token": token, "seconds": seconds}
+    source = inspect.getsource(_run_tests)
+    source += "import json, sys\n_run_tests(**json.load(sys.stdin))"
     # -s, -P: no user's packages, nothing from the folder
-    command = [*bubblewrap(), sys.executable, "-s", "-P", "-B", "-c", PROGRAM.read_text()]
+    command = [*bubblewrap(), sys.executable, "-s", "-P", "-B", "-c", source]
     with (
         tempfile.TemporaryDirectory(prefix="answer-") as folder,
         subprocess.Popen(
@@ -153,27 +157,71 @@ def execute(
             stderr=subprocess.DEVNULL,
             cwd=folder,
             env=ENVIRONMENT,
-            text=True,
-            errors="replace",
             start_new_session=True,
         ) as process,
     ):
         try:
-            told, late = process.communicate(json.dumps(request), timeout=seconds)[0], False
+            told = process.communicate(json.dumps(request).encode(), timeout=seconds)[0]
         except subprocess.TimeoutExpired as error:
-            told, late = (error.stdout or b"").decode(errors="replace"), True
+            told = error.stdout or b""
         finally:
             with contextlib.suppress(ProcessLookupError):  # what the answer started goes with it
                 os.killpg(process.pid, signal.SIGKILL)
-    ready, _, end = told.partition("\n")
-    if ready != "ready":
+    ready, *verdict = told.split() or [b""]
+    if ready != b"ready":
         raise BadInput(
             f"the process that runs an answer was not ready in {seconds:g} seconds ({told!r}): is "
             f"this machine overloaded, or does {sys.executable} not run there?"
         )
-    if late:
-        return "timeout"
-    return PASSED if end.strip() == token else end.strip() or "ended early"
+    return verdict == [token.encode()]
+
+
+def _run_tests(
+    program: str, prompt: str, test: str, entry_point: str, token: str, seconds: float
+) -> None:
+    """Runs as text in a process of its own, which has nothing of this library: defines the answer's
+    function and runs the tests on it. Writes "ready", and the token once they have passed."""
+    import ast
+    import math
+    import os
+    import resource
+    import sys
+
+    # 1. What it tells goes to a copy of standard output; the answer has no stream.
+    verdict = os.fdopen(os.dup(1), "w")
+    for stream in (0, 1, 2):
+        os.dup2(os.open(os.devnull, os.O_RDWR), stream)
+
+    # 2. Limits, for good: seconds, bytes of address space and of a file, open files.
+    limits = {resource.RLIMIT_CPU: math.ceil(seconds) + 1, resource.RLIMIT_AS: 1 << 30}
+    limits |= {resource.RLIMIT_FSIZE: 1 << 20, resource.RLIMIT_NOFILE: 64, resource.RLIMIT_CORE: 0}
+    for kind, value in limits.items():
+        hard = resource.getrlimit(kind)[1]
+        value = value if hard == resource.RLIM_INFINITY else min(value, hard)
+        resource.setrlimit(kind, (value, value))
+    print("ready", file=verdict, flush=True)
+
+    def literal(value: object) -> object:
+        """The value as its text says, so that an object that equals all is no answer."""
+        if "numpy" in sys.modules:
+            sys.modules["numpy"].set_printoptions(legacy="1.25")  # 2.0, not np.float64(2.0)
+        return ast.literal_eval(repr(value))
+
+    def candidate(*arguments: object) -> object:
+        return literal(answer[entry_point](*literal(arguments)))
+
+    # 3. The answer, not as __main__, whose blocks are no part of it; and the tests, some of which
+    # use helpers of the prompt, which ends within its last function.
+    try:
+        answer, space = {"__name__": "answer"}, {"__name__": "check"}
+        exec(compile(program, "answer.py", "exec"), answer)
+        exec(compile(prompt + "\n    pass\n", "prompt.py", "exec"), space)
+        space[entry_point] = candidate
+        exec(compile(test, "test.py", "exec"), space)
+        space["check"](candidate)
+        print(token, file=verdict, flush=True)
+    finally:  # threads of the answer do not keep the process
+        os._exit(0)
 
 
 @functools.cache

@@ -3,7 +3,7 @@
 Prompts come from FastChat's judge_prompts.jsonl. Their choice and filling are those of
 fastchat/llm_judge/gen_judgment.py and common.py (fschat 0.2.36) in the mode that rates one answer
 at a time; these cannot be imported beside a current openai package. Of a reply FastChat takes the
-first mark, and here the last one behind the judge's thought counts, unless FastChat's is asked for.
+first mark, and here the last one behind the judge's thought counts.
 """
 
 import os
@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 from tqdm import tqdm
 
-from eagle_fsd.config import BadInput, step_of_setup
+from eagle_fsd.config import BadInput, one_line, step_of_setup
 from eagle_fsd.evaluation.questions import read_questions
 from eagle_fsd.models.assets import asset_dir
 from eagle_fsd.runs.folder import Run
@@ -29,6 +29,7 @@ with step_of_setup("tasks"):
 
 PARAMETERS = {"temperature": 0, "max_tokens": 2048}  # FastChat's
 TOP_RATING = 10  # of FastChat's scale
+CONCURRENCY = 4  # requests at a time
 SECONDS, RETRIES = 120.0, 8  # the time limit of an attempt, and how many follow a failed one
 
 
@@ -84,87 +85,65 @@ def read_requests(run_folder: Path) -> list[dict]:
     return requests
 
 
-def parse_rating(reply: str, rule: str = "last") -> float | None:
-    """The rating that a reply gives, by its "last" mark or its "first"; None without one, and off
-    the scale of 0 to 10.
+def parse_rating(reply: str) -> float | None:
+    """The rating that a reply gives, by its last mark behind the judge's thought, so that what it
+    names on the way, or quotes, is none; None without a mark on the scale of 0 to 10.
 
-    Marks are [[7]], and where there is none of these [7]; decimals are allowed. By "last" what the
-    judge names on the way, or quotes, is no rating: of "<think>[[3]]?</think> Not [[10]]: [[9]]" it
-    is 9. By "first" it is FastChat's 3; but FastChat would count a [2023].
+    Marks are [[7]], and where there is none of these [7]; decimals are allowed.
+
+    Example: of "<think>[[3]]?</think> Not [[10]]: [[9]]" it is 9, where FastChat's is 3.
     """
-    text = without_thought(reply) if rule == "last" else reply
-    number = r"(\d+\.?\d*)"
+    text, number = without_thought(reply), r"(\d+\.?\d*)"
     marks = re.findall(rf"\[\[{number}\]\]", text) or re.findall(rf"\[{number}\]", text)
-    kept = marks[:1] if rule == "first" else marks
-    ratings = [rating for rating in map(float, kept) if rating <= TOP_RATING]
+    ratings = [rating for rating in map(float, marks) if rating <= TOP_RATING]
     return ratings[-1] if ratings else None
 
 
-def open_judge() -> openai.OpenAI:
-    """The client of the OpenAI-compatible endpoint that OPENAI_BASE_URL names (unset: OpenAI's),
-    with OPENAI_API_KEY as its key. It tries again what may pass: connections, time limits, and the
-    statuses 408, 409, 429 and from 500."""
-    key = os.environ.get("OPENAI_API_KEY", "").strip()
-    if not key.isascii() or len(key.split()) != 1:
-        raise BadInput(
-            "OPENAI_API_KEY is not set, or is no single word of ASCII: export the endpoint's key "
-            "(for a local server any word)"
-        )
-    base_url = os.environ.get("OPENAI_BASE_URL", "")
+def judge_all(model: str, requests: list[dict], verdicts: Run) -> None:
+    """Ask the OpenAI-compatible endpoint that OPENAI_BASE_URL names (unset: OpenAI's) with the key
+    OPENAI_API_KEY, several requests at a time.
+
+    A record a reply is added to the run's "single": the request without its messages, the reply,
+    time, and the error where the endpoint refused this prompt, as where a filter takes offence. The
+    client tries again what may pass: connections, time limits, and the statuses 408, 409, 429 and
+    from 500. Any other failure ends the judging once what is under way is on disk.
+
+    Raises:
+        BadInput: the key is missing, the address is none, or the judging was ended.
+    """
     try:
-        parts = urlsplit(base_url or "https://localhost")
-        usable = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
-    except ValueError:  # no port number
-        usable = False
-    if not usable:  # not repeated: it may hold a password
+        _ = urlsplit(os.environ.get("OPENAI_BASE_URL", "")).port  # ValueError: it is no number
+        client = openai.OpenAI(timeout=SECONDS, max_retries=RETRIES)
+    except (openai.OpenAIError, ValueError):  # not repeated: it may hold a password
         raise BadInput(
-            "OPENAI_BASE_URL is no http address: export one such as http://localhost:8000/v1"
-        )
-    return openai.OpenAI(
-        base_url=base_url or None, api_key=key, timeout=SECONDS, max_retries=RETRIES
-    )
-
-
-def judge_all(
-    client: openai.OpenAI, model: str, requests: list[dict], verdicts: Run, *, concurrency: int
-) -> None:
-    """Ask, several at a time, and add a record a reply to the run's "single": the request without
-    its messages, the reply, time, and the error where the endpoint refused this prompt alone, as
-    where a filter takes offence. Any other failure ends it with BadInput once what is under way is
-    on disk."""
+            "OPENAI_API_KEY is not set, or OPENAI_BASE_URL is no address: export the endpoint's "
+            "key (for a local server any word), and an address such as http://localhost:8000/v1"
+        ) from None
 
     def judge(request: dict) -> None:
         record = {key: value for key, value in request.items() if key != "messages"}
-        reply, refusal = "", ""
+        reply, refusal = "", None
         try:
             completion = client.chat.completions.create(
                 model=model, messages=request["messages"], **PARAMETERS
             )
-            # a text where the reply was no JSON, without choices where it was another
-            choices = getattr(completion, "choices", None)
-            if not choices:
-                raise ValueError(f"no chat completion but {completion!r:.300}")
-            reply = choices[0].message.content or ""
+            # JSON may hold half a surrogate pair, which no file takes
+            text = completion.choices[0].message.content or ""
+            reply = text.encode(errors="replace").decode()
         except (openai.BadRequestError, openai.UnprocessableEntityError) as error:
-            if str(error.code).startswith("unsupported"):  # of the parameters, so of every prompt
-                raise BadInput(
-                    f"the judge {model} does not take FastChat's {PARAMETERS}: {error!s:.400}; "
-                    "give a judge that does"
-                ) from error
             refusal = str(error)
-        except (openai.OpenAIError, ValueError) as error:
+        # what is no OpenAI endpoint may answer with a page, or with JSON without choices
+        except (openai.OpenAIError, AttributeError, LookupError, TypeError, ValueError) as error:
             raise BadInput(
-                f"the judge {model} failed: {error!s:.400}; see that it is up and "
+                f"the judge {model} failed: {one_line(error):.400}; see that it is up and "
                 "OpenAI-compatible, that OPENAI_BASE_URL and --model are what it expects, and "
                 "OPENAI_API_KEY its key. What it has said is on disk: the same command goes on "
                 "from there"
             ) from error
-        # JSON may hold half a surrogate pair, which no file takes
-        reply, refusal = (text.encode(errors="replace").decode() for text in (reply, refusal))
-        record |= {"reply": reply, "error": refusal or None, "time": time.time()}
-        verdicts.add("single", record)
+        verdicts.add("single", record | {"reply": reply, "error": refusal, "time": time.time()})
 
-    with ThreadPoolExecutor(concurrency) as pool:
+    verdicts.begin_session()
+    with ThreadPoolExecutor(CONCURRENCY) as pool:
         try:
             list(tqdm(pool.map(judge, requests), total=len(requests), unit="reply", desc="judge"))
         finally:

