@@ -49,7 +49,7 @@ def run(options: AnswerOptions, sampling: SamplingOptions, model_options: ModelO
     from eagle_fsd.api import Answer, stream
     from eagle_fsd.arms import parse_arm
     from eagle_fsd.decoding.loop import StopConfig
-    from eagle_fsd.evaluation.traces import TurnTrace
+    from eagle_fsd.evaluation.answering import TurnTrace
     from eagle_fsd.runs.jsonl import write_file
     from eagle_fsd.timing import synchronized_time
 

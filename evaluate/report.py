@@ -26,7 +26,7 @@ class ReportOptions(PluginOptions):
 
 
 def report(options: ReportOptions, given: Namespace) -> None:
-    from eagle_fsd.evaluation.report.read_runs import read_run
+    from eagle_fsd.evaluation.report.run_data import read_run
     from eagle_fsd.evaluation.report.write_report import write_report
 
     runs = [read_run(Path(folder)) for folder in given.runs]

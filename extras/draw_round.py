@@ -13,7 +13,7 @@ import eagle_fsd
 from eagle_fsd.arms import parse_arm
 from eagle_fsd.config import SamplingConfig, TreeConfig
 from eagle_fsd.decoding.loop import DecodeConfig, decode_rounds
-from eagle_fsd.evaluation.traces import trace_round
+from eagle_fsd.evaluation.answering import trace_round
 
 ROOT = Path(__file__).resolve().parents[1]
 PROMPT, ARM, TREE = "Why is the sky blue?", "fsd:0.3", TreeConfig(6, 4, 3)

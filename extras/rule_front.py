@@ -21,7 +21,7 @@ from eagle_fsd.cli import ended_by
 from eagle_fsd.config import BadInput
 from eagle_fsd.evaluation.curves import GAIN, crossing, curves, lost_at
 from eagle_fsd.evaluation.metrics import exact_beside, rate_parts, shared_questions, summarize
-from eagle_fsd.evaluation.report.read_runs import read_run
+from eagle_fsd.evaluation.report.run_data import read_run
 from eagle_fsd.evaluation.tables import cell_text
 from eagle_fsd.runs.folder import answer_key
 from eagle_fsd.runs.jsonl import read_lines

@@ -167,19 +167,14 @@ def test_traces_tell_where_tokens_came_from(call, models, tmp_path):
     """A trace repeats its record; sources, path and probabilities agree with its rounds. Bugs held
     down: it went on to the end of the last round, beyond what was emitted."""
     options = [*bench_options(models, tmp_path), "--questions", 2]
-    options += ["--arms", "generate", "plain", "fsd:0.6", "--traces"]
-    folder = tmp_path / "run"
-    assert "without a trace" not in call(BENCH, *options, 1)
-    traces = {path: path.read_text() for path in (folder / "traces").iterdir()}
-    assert {path.stem for path in traces} == {"plain", "fsd_0.6"}
-    assert "2 answers are there without a trace" in call(BENCH, *options, 2)
-    assert traces == {path: path.read_text() for path in (folder / "traces").iterdir()}
+    call(BENCH, *options, "--arms", "generate", "plain", "fsd:0.6", "--traces", 1)
+    assert "trace" not in (tmp_path / "run/records/generate.jsonl").read_text()
     sources, trimmed = [], 0
     for arm in ("plain", "fsd_0.6"):
-        (trace,) = rows(folder / f"traces/{arm}.jsonl")
-        record = rows(folder / f"records/{arm}.jsonl")[0]
-        assert trace["question_id"] == record["question_id"]
-        for turn, done in zip(trace["turns"], record["turns"], strict=True):
+        record, other = rows(tmp_path / f"run/records/{arm}.jsonl")
+        assert not any("trace" in turn for turn in other["turns"])
+        for done in record["turns"]:
+            turn = done["trace"]
             tokens = [e["token"] for r in turn["rounds"] for e in r["emitted"]]
             assert [turn["first"]["token"], *tokens] == done["token_ids"]
             for round_, recorded in zip(turn["rounds"], done["rounds"], strict=True):

@@ -271,8 +271,8 @@ def test_a_reasoning_target_s_whole_path(reasoning, tmp_path, call, capsys, serv
         "--traces",
         "1",
     )
-    (traced,) = rows(run / "traces/exact.jsonl")
-    assert [turn["thought"] for turn in traced["turns"]] == [
+    (traced,) = rows(run / "records/exact.jsonl")
+    assert [turn["trace"]["thought"] for turn in traced["turns"]] == [
         said.index(tokenizer("4").input_ids[0])
     ] * 2
     for arm in ("plain", "exact"):

@@ -11,7 +11,7 @@ import pytest
 from commands import model_options, rows, write_rows
 
 # imported first: a library's failed import would keep the command's frame, and its folder locked
-import eagle_fsd.evaluation.report.report_tables  # noqa: F401
+import eagle_fsd.evaluation.tables  # noqa: F401
 from eagle_fsd.config import BadInput
 from eagle_fsd.evaluation.questions import Question, read_questions
 from eagle_fsd.tasks.scorers import check_scorable, read_task

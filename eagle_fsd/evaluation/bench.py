@@ -4,9 +4,8 @@ Every question is answered by every arm, all turns; the next turn continues the 
 With a launcher the questions are shared out over its processes: each answer has a seed of its own,
 so the answers are those of one process, but their times are not to be compared.
 
-records/ARM.jsonl   tokens, times and rounds (runs/folder.py)
+records/ARM.jsonl   tokens, times and rounds (runs/folder.py), and the trees of chosen answers
 answers/ARM.jsonl   the same answers in FastChat's format, all choices of a question in a line
-traces/ARM.jsonl    the rounds of chosen answers, taken down while these are made
 """
 
 import time
@@ -14,23 +13,20 @@ import uuid
 import zlib
 from dataclasses import asdict, replace
 from functools import cached_property
-from pathlib import Path
 
 from tqdm import tqdm
 
 from eagle_fsd.arms import COMPILED, Arm, parse_arms
 from eagle_fsd.config import BadInput
 from eagle_fsd.decoding.tree import Drafter
-from eagle_fsd.evaluation.answering import answer_prompt, turn_record
+from eagle_fsd.evaluation.answering import TurnTrace, answer_prompt, turn_record
 from eagle_fsd.evaluation.questions import Question, check_same_questions, fastchat_answers, spread
-from eagle_fsd.evaluation.report.read_runs import RECORD, TRACE
 from eagle_fsd.evaluation.report.run_data import RunData
-from eagle_fsd.evaluation.traces import TurnTrace
 from eagle_fsd.models.answer_thoughts import answer_message
 from eagle_fsd.models.loaded import Model
 from eagle_fsd.options import BenchOptions, ModelOptions, SamplingOptions, changeable
 from eagle_fsd.runs.folder import Run, answer_key
-from eagle_fsd.runs.jsonl import append_lines, read_lines, write_lines
+from eagle_fsd.runs.jsonl import write_lines
 from eagle_fsd.runs.processes import Processes
 from eagle_fsd.thoughts import thought_tokens
 from eagle_fsd.timing import check_timing_alone, rotated
@@ -68,19 +64,18 @@ class Bench:
         self._sampling, self._seed = sampling.sampling(), sampling.seed
         for arm in self.arms:
             arm.check(self._sampling)
-        traced = options.traces
-        self._traced = spread(questions, traced, option="--traces") if traced else []
+        self._traced = []  # questions
+        if options.traces:
+            self._traced = spread(questions, options.traces, option="--traces")
         self.processes = Processes.launched(cpu=model_options.device == "cpu")
         settings = {"command": command} | asdict(options) | asdict(sampling)
         settings |= asdict(model_options) | model_options.digests()
         free = changeable(options, sampling, model_options)
-        forms = {"*": RECORD | {"answer_id": str, "tstamp": float}}
         self.run = Run(
             options.output,
             settings,
             name=run_name or command,
             free=free,
-            forms=forms,
             processes=self.processes,
         )
         for records in self.run.records.values():
@@ -95,8 +90,6 @@ class Bench:
             for choice in range(self.options.num_choices)
             if (question.question_id, choice) not in self.run.records[arm.slug]
         ]
-        if self.processes.is_main:
-            self._tell_untraced(jobs)
         if jobs:
             self._answer(jobs)
         if self.options.retime and (again := self._disturbed()):
@@ -105,7 +98,7 @@ class Bench:
         self.run.finish()
         if self.processes.is_main:
             for name, records in self.run.records.items():
-                path = self._beside("answers", name)
+                path = self.run.folder / "answers" / f"{name}.jsonl"
                 write_lines(path, fastchat_answers(list(records.values())))
 
     @property
@@ -128,12 +121,9 @@ class Bench:
     def _answer(self, jobs: list[Job]) -> None:
         processes, timed = self.processes, self._timed
         warnings = check_timing_alone(self.model_options.device) if timed else []
-        # this process's questions, each with all its arms; traces have one writer
-        traced_ids = {question.question_id for question in self._traced}
+        # this process's questions, each with all its arms
         ids = list(dict.fromkeys(question.question_id for question, *_ in jobs))
-        shared = [question_id for question_id in ids if question_id not in traced_ids]
-        mine = set(shared[processes.index :: processes.count])
-        mine |= traced_ids if processes.is_main else set()
+        mine = ids[processes.index :: processes.count]
         jobs = [job for job in jobs if job[0].question_id in mine]
         if jobs:
             _ = self._drafters  # what is refused in loading leaves no settings behind
@@ -147,11 +137,9 @@ class Bench:
         bar = tqdm(jobs, unit="answer", desc=self.name, disable=not processes.is_main)
         for question, arm, choice in bar:
             bar.set_postfix_str(arm.text)
-            # transformers' own loop has none
-            traced = choice == 0 and arm.runs_our_loop and question.question_id in traced_ids
-            record, trace = self._answered(question, arm, choice, budget=budget, traced=traced)
-            if traced:  # first: an answer whose record a kill has lost is made again
-                append_lines(self._beside("traces", arm.slug), [trace])
+            # transformers' own loop has no trees
+            traced = choice == 0 and arm.runs_our_loop and question in self._traced
+            record = self._answered(question, arm, choice, budget=budget, traced=traced)
             before = self.run.records[arm.slug].get(answer_key(record), record)
             if tokens_of(before) != tokens_of(record):
                 tqdm.write(
@@ -179,10 +167,9 @@ class Bench:
 
     def _answered(
         self, question: Question, arm: Arm, choice: int, *, budget: int, traced: bool = False
-    ) -> tuple[dict, dict]:
-        """All turns of a question by one arm: the record, and the trace, without turns where none
-        is asked for."""
-        model, messages, turns, traces = self.model, [], [], []
+    ) -> dict:
+        """The record of all turns of a question by one arm."""
+        model, messages, turns = self.model, [], []
         for number, text in enumerate(question.turns):
             messages.append({"role": "user", "content": text})
             prompt = model.prompt_ids(messages)
@@ -200,42 +187,22 @@ class Bench:
             )
             thought = model.find_thought(prompt, result.tokens)
             turn = turn_record(model, prompt, result, seconds, thought=thought.length)
-            turns.append({"prompt": text, "seed": seed} | turn)
             if trace:
-                tokens = thought_tokens(thought.length, model.text_ends(turn["token_ids"]))
-                traces.append({"prompt": text, "thought": tokens} | trace.taken)
+                tokens = thought_tokens(thought.length, model.text_ends(result.tokens))
+                turn["trace"] = {"thought": tokens} | trace.taken
+            turns.append({"prompt": text, "seed": seed} | turn)
             messages.append(answer_message(turn["text"], thought))
-        named = {"question_id": question.question_id, "choice": choice}
-        named |= {"category": question.category, "arm": arm.text}
-        record = {
-            **named,
+        return {
+            "question_id": question.question_id,
+            "choice": choice,
+            "category": question.category,
+            "arm": arm.text,
             **asdict(self._sampling),
             "tree": arm.tree or (self.model_options.tree if arm.needs_head else None),
             "answer_id": uuid.uuid4().hex,
             "tstamp": time.time(),
             "turns": turns,
         }
-        return record, named | {"turns": traces}
-
-    def _tell_untraced(self, jobs: list[Job]) -> None:
-        """Say how many answers are there without the trace that is asked for now. A torn last line,
-        which a kill leaves, is cut off the traces that are there."""
-        untraced = 0
-        for arm in self.arms if self._traced else ():
-            path = self._beside("traces", arm.slug)
-            there = {"fields": TRACE, "key": answer_key, "repair": True}
-            rows = read_lines(path, **there) if path.is_file() else []
-            traced = {row["question_id"] for row in rows}
-            traced |= {q.question_id for q, other, choice in jobs if other is arm and choice == 0}
-            if arm.runs_our_loop:
-                untraced += len({question.question_id for question in self._traced} - traced)
-        if untraced:
-            tqdm.write(f"{untraced} answers are there without a trace, and are not made again")
-
-    def _beside(self, kind: str, name: str) -> Path:
-        """A file in a folder beside the records."""
-        (self.run.folder / kind).mkdir(exist_ok=True)
-        return self.run.folder / kind / f"{name}.jsonl"
 
     def records(self) -> dict[str, list[dict]]:
         """The records of this run's arms, questions and choices, by arm."""

@@ -13,9 +13,9 @@ import numpy as np
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
-from eagle_fsd.arms import BY_TRANSFORMERS, PLAIN
+from eagle_fsd.arms import PLAIN
 from eagle_fsd.evaluation.curves import GAIN, curves
-from eagle_fsd.stats import LEAST_QUESTIONS
+from eagle_fsd.evaluation.tables import few_questions
 
 SPEED = "tokens_per_second"  # across, or GAIN
 LOSS, LIKELIHOOD = "mean_logp_minus_plain", "mean_logp"  # upwards; the second without plain
@@ -79,18 +79,6 @@ def caption(rows: Sequence[dict], *, across: str = GAIN) -> str:
     if lacking:
         text.append(f"Not drawn, because they lack one of the two numbers: {', '.join(lacking)}. ")
     return "".join(text).strip()
-
-
-def few_questions(rows: Sequence[dict]) -> str:
-    """A sentence where arms were asked too few questions to be ranked, else ""."""
-    ours = [row for row in rows if row["rule"] not in BY_TRANSFORMERS]  # those may have fewer
-    fewest = min(row["questions"] for row in ours or rows)
-    if fewest >= LEAST_QUESTIONS:
-        return ""
-    return (
-        f"Arms cannot be ranked by fewer than {LEAST_QUESTIONS} questions, here {fewest}, and "
-        "no interval is given. "
-    )
 
 
 def drawn_rows(rows: Sequence[dict], across: str) -> tuple[list[dict], str]:

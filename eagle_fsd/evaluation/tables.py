@@ -1,13 +1,18 @@
-"""Rows of metrics as Markdown, as CSV, on a terminal and in a sentence; metrics.py makes them."""
+"""Rows of metrics as Markdown, as CSV, on a terminal and in a sentence, and the tables of a run, of
+which its summary and its page are made; metrics.py makes the rows."""
 
-from collections.abc import Sequence
+import csv
+import io
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
-import pandas as pd
 from tabulate import tabulate
 
-from eagle_fsd.arms import PLAIN
+from eagle_fsd.arms import BY_TRANSFORMERS, PLAIN
+from eagle_fsd.evaluation.curves import GAIN, GAINS, LEAST, WIDEST, equal_gain
 from eagle_fsd.evaluation.metrics import EXACT, METRICS
-from eagle_fsd.stats import Interval
+from eagle_fsd.evaluation.record_numbers import Record
+from eagle_fsd.stats import LEAST_QUESTIONS, Interval
 
 Column = tuple[str, str, str]  # title, key of the row, format
 
@@ -136,13 +141,118 @@ def csv_text(rows: list[dict]) -> str:
     """A line a row under one header: {"value", "low", "high"} under X becomes X, X_low, X_high, any
     other dict X_KEY; empty where there is nothing, columns without anything are left out. Texts
     that a spreadsheet would take for a formula begin with an apostrophe."""
+    flat = [dict(_cells(row)) for row in rows]
+    names = dict.fromkeys(name for row in flat for name in row)
+    names = [name for name in names if any(row.get(name) is not None for row in flat)]
+    text = io.StringIO()
+    table = csv.DictWriter(text, names, extrasaction="ignore", lineterminator="\n")
+    table.writeheader()
+    table.writerows(flat)
+    return text.getvalue()
 
-    def no_formula(value: object) -> object:
-        if not isinstance(value, str):
-            return value
-        # csv quotes no carriage return, behind which a spreadsheet begins a line
-        return "'" * value.startswith(FORMULA) + value.replace("\r", "\n")
 
-    frame = pd.json_normalize(rows, sep="_").dropna(axis="columns", how="all")
-    frame = frame.rename(columns=lambda name: name.removesuffix("_value"))
-    return frame.map(no_formula).to_csv(index=False, lineterminator="\n")
+def _cells(row: dict) -> Iterator[tuple[str, object]]:
+    for key, value in row.items():
+        if isinstance(value, dict):
+            for end, part in value.items():
+                yield key if end == "value" else f"{key}_{end}", part
+        elif isinstance(value, str):
+            # csv quotes no carriage return, behind which a spreadsheet begins a line
+            yield key, "'" * value.startswith(FORMULA) + value.replace("\r", "\n")
+        else:
+            yield key, value
+
+
+# --- a run's tables -------------------------------------------------------------------------------
+
+
+class Table(NamedTuple):
+    columns: Sequence[Column]
+    rows: list[dict]  # they have the columns' keys, and more for CSV and JSON
+    note: str  # how to read it
+
+
+POOLED = (
+    "A column whose title ends in \u201c- plain\u201d is a mean over questions: of each question's "
+    "own rate less plain's on it. Every other column is pooled, which is a sum over all questions "
+    "divided by another such sum. So two pooled numbers need not differ by the number under "
+    "\u201c- plain\u201d."
+)
+# title of a table -> how to read it, but for what _note adds on intervals
+NOTES = {
+    "Scores": SCORES_NOTE,
+    "Arms": POOLED,
+    "Speed": "All columns but the median are pooled: sums over all questions, divided by each "
+    "other.",
+    "Cost": POOLED,
+    "Answers": POOLED,
+    "By category": "Each category is measured by its own questions alone. All columns are pooled.",
+    "Equal gain": "For every line of arms, which differ in their rule's value only: what it has "
+    f"lost where its tokens per round are first {', '.join(map(str, GAINS))} times exact's, taken "
+    f"as linear between two of its arms whose gains differ by {WIDEST} at most. The column between "
+    "names the rule's values of these two; what lies between no two has no row. Where in between "
+    "the gain is cannot be told from them: measure it. The rule random is the control to compare "
+    "with. All columns are pooled. Those that end in \u201c- plain\u201d too: they are differences "
+    f"of pooled rates, and so not those of the table Arms. An interval needs {LEAST} questions.",
+}
+
+
+def run_tables(
+    records: Mapping[str, Sequence[Record]],
+    rows: list[dict],
+    by_category: list[dict],
+    scores: list[dict],
+) -> dict[str, Table]:
+    """Tables by title, those that hold something, scores first: of a run's records, and the rows of
+    summarize, of by_category and of task_scores.compare_scores that were made of them."""
+    gain = (METRICS[GAIN].label, GAIN, METRICS[GAIN].form)
+    arm, of_category = columns(arm="s"), columns(category="s", arm="s", questions="d")
+    contents = {
+        "Scores": (SCORES, scores),
+        "Arms": (arm + metric_columns("main"), rows),
+        "Speed": (columns(arm="s", questions="d") + metric_columns("speed"), rows),
+        "Cost": (arm + metric_columns("cost"), rows),
+        "Answers": (columns(arm="s", answers="d") + metric_columns("answers"), rows),
+        "By category": (of_category + metric_columns("categories"), by_category),
+        "Equal gain": (
+            [*columns(line="s"), gain, *columns(between="s"), *metric_columns("equal gain")],
+            equal_gain(records, rows),
+        ),
+    }
+    if len({row["category"] for row in by_category}) < 2:
+        del contents["By category"]
+    return {
+        title: Table(shown, rows, _note(title, shown, rows))
+        for title, (shown, rows) in contents.items()
+        if rows
+    }
+
+
+def _note(title: str, shown: Sequence[Column], rows: list[dict]) -> str:
+    """How to read a table, in sentences that are true of what it holds."""
+    if title == "Scores":  # its note says all of its intervals
+        return NOTES[title]
+    text = [NOTES[title]]
+    cells = [row[key] for row in rows for _, key, _ in shown if isinstance(row[key], dict)]
+    if any(cell["low"] is not None for cell in cells):
+        text.append("In brackets stand 95 % intervals over questions, where these are known.")
+    if any(cell.get("detectable") is not None for cell in cells):
+        text.append(
+            "In parentheses stands the smallest true difference that a test at 5 % finds with "
+            "power 80 % among this number of questions."
+        )
+    if "questions" in rows[0]:
+        text.append(few_questions(rows))
+    return " ".join(text).strip()
+
+
+def few_questions(rows: Sequence[dict]) -> str:
+    """A sentence where arms were asked too few questions to be ranked, else ""."""
+    ours = [row for row in rows if row["rule"] not in BY_TRANSFORMERS]  # those may have fewer
+    fewest = min(row["questions"] for row in ours or rows)
+    if fewest >= LEAST_QUESTIONS:
+        return ""
+    return (
+        f"Arms cannot be ranked by fewer than {LEAST_QUESTIONS} questions, here {fewest}, and "
+        "no interval is given. "
+    )

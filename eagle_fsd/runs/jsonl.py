@@ -33,6 +33,33 @@ FOREIGN = {
 }
 
 
+class Row(dict):
+    """A JSON object of a file of ours. A field that it lacks ends in a BadInput that names the
+    place, so that readers take what they need of a row and no form of it is written down."""
+
+    place = ""
+
+    def __or__(self, more: dict) -> "Row":
+        return _rows_of(self.place)({**self, **more})
+
+    def __missing__(self, name: str) -> None:
+        raise BadInput(
+            f"{self.place} has no {name!r}: it is damaged, or made by an older version; make it "
+            "anew, elsewhere"
+        )
+
+
+def _rows_of(place: str) -> Callable[[dict], Row]:
+    """Of json.loads: objects, those within others too, are Rows of this place."""
+
+    def row(found: dict) -> Row:
+        made = Row(found)
+        made.place = place
+        return made
+
+    return row
+
+
 def read_lines(
     path: Path,
     *,
@@ -54,7 +81,9 @@ def read_lines(
         try:
             if not line.endswith(b"\n"):
                 raise ValueError("no line end")
-            row = json.loads(line) if line.strip() else {}
+            row = {}
+            if line.strip():
+                row = json.loads(line, object_hook=_rows_of(f"{path}, line {number}"))
         except (ValueError, RecursionError) as error:
             if good + len(line) < len(data):
                 raise BadInput(f"{path}, line {number} is no JSON: {error}") from error
@@ -198,7 +227,8 @@ def read_json(path: Path, **kinds: type | Fields) -> list:
     """The values of these fields of a JSON file of ours; BadInput if it is damaged, or one is not
     of its kind."""
     try:
-        whole = json.loads(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        whole = json.loads(text, object_hook=_rows_of(f"{path}"))
     except (OSError, ValueError, RecursionError) as error:
         raise BadInput(f"{path} is damaged ({error!r}): make it anew, elsewhere") from error
     check_fields(whole, kinds, f"{path}")

@@ -1,17 +1,33 @@
-"""A run as a report needs it: its rows, where it comes from, and what to doubt about it."""
+"""A run as a report needs it: what its folder holds, its rows, and what to doubt about them.
 
+A folder is read without changing it, since another process may be writing to it:
+
+run.json                  options and sessions
+records/ARM.jsonl         the answers; everything measured is made from them (runs/folder.py)
+scores/table.json         optional: rows of what a task's scorers gave
+scores/ARM.jsonl          optional: what they gave to each answer, and its references
+judge/JUDGE/single.json   optional: rows of what judges gave
+"""
+
+import os
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from statistics import median
 
-from eagle_fsd.arms import BY_TRANSFORMERS, PLAIN
+from eagle_fsd.arms import BY_TRANSFORMERS, PLAIN, parse_arm
 from eagle_fsd.config import BadInput
 from eagle_fsd.evaluation.disturbed import DISTURBED, Disturbed, disturbed_turns, same_work
 from eagle_fsd.evaluation.metrics import by_category, summarize
-from eagle_fsd.evaluation.tables import verdict
+from eagle_fsd.evaluation.tables import Table, run_tables, verdict
+from eagle_fsd.runs.folder import answer_key, record_files
+from eagle_fsd.runs.jsonl import read_json, read_lines
 from eagle_fsd.runs.provenance import CHANGED, digest
 
+BASELINES = ("plain", "generate", "generate_compiled", "exact")  # first in every table
 NAMED = 5  # disturbed turns
+
+Answers = dict[str, dict[tuple, dict]]  # rows by arm and answer_key
 
 
 @dataclass(frozen=True)
@@ -20,9 +36,9 @@ class RunData:
 
     Attributes:
         name: the folder, as it was given.
-        records, traces: by arm; baselines first, then by line and value.
+        records: by arm; baselines first, then by line and value.
         scores: rows of scorers and judges, see task_scores.compare_scores.
-        scored: by arm and answer_key what scorers gave, {"scores", "reference"}.
+        scored: what scorers gave, {"scores", "reference"}.
         warnings: of the reading.
     """
 
@@ -31,8 +47,7 @@ class RunData:
     sessions: list[dict]  # its starts that had something to do
     records: dict[str, list[dict]]
     scores: list[dict] = field(default_factory=list)
-    scored: dict[str, dict[tuple, dict]] = field(default_factory=dict)
-    traces: dict[str, list[dict]] = field(default_factory=dict)
+    scored: Answers = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
 
     @cached_property
@@ -47,18 +62,10 @@ class RunData:
     def categories(self) -> list[dict]:
         return by_category(self.records, timed=self.timed)
 
-    def verdict(self, row: dict) -> str:
-        """A sentence on one of `rows`, behind the arm's row of the first score, which is the
-        scorer's own, or a judge's."""
-        first = [score for score in self.scores if score["score"] == self.scores[0]["score"]]
-        by_arm = {score["arm"]: score for score in first}
-        disturbed = {turn.arm for turn in self.disturbed} & {row["arm"], PLAIN}
-        return verdict(row, self.noise, score=by_arm.get(row["arm"]), disturbed=bool(disturbed))
-
-    @property
-    def timed(self) -> bool:
-        """Whether seconds are timings: no session had several processes, or was for quality."""
-        return all(session["timed"] for session in self.used_sessions)
+    @cached_property
+    def tables(self) -> dict[str, Table]:
+        """By title, see run_tables."""
+        return run_tables(self.records, self.rows, self.categories, self.scores)
 
     @property
     def all_records(self) -> list[dict]:
@@ -69,6 +76,34 @@ class RunData:
         """Those that the records are of."""
         names = {row["session"] for row in self.all_records}
         return [session for session in self.sessions if session["session"] in names]
+
+    @property
+    def timed(self) -> bool:
+        """Whether seconds are timings: no session had several processes, or was for quality."""
+        return all(session["timed"] for session in self.used_sessions)
+
+    @cached_property
+    def same_work(self) -> list[float]:
+        """See disturbed.same_work; empty where seconds are no timings."""
+        return same_work(self.records) if self.timed else []
+
+    @cached_property
+    def disturbed(self) -> list[Disturbed]:
+        """See disturbed_turns; empty where seconds are no timings."""
+        return disturbed_turns(self.records) if self.timed else []
+
+    @property
+    def noise(self) -> float:
+        """The machine's own spread of speed: the median of same_work, 0 where that is empty."""
+        return median(self.same_work or [0.0])
+
+    def verdict(self, row: dict) -> str:
+        """A sentence on one of `rows`, behind the arm's row of the first score, which is the
+        scorer's own, or a judge's."""
+        first = [score for score in self.scores if score["score"] == self.scores[0]["score"]]
+        by_arm = {score["arm"]: score for score in first}
+        disturbed = {turn.arm for turn in self.disturbed} & {row["arm"], PLAIN}
+        return verdict(row, self.noise, score=by_arm.get(row["arm"]), disturbed=bool(disturbed))
 
     def origin(self, key: str) -> str:
         """Commits, or devices, of the sessions."""
@@ -92,64 +127,45 @@ class RunData:
         ]
         return f"{self.options['target']} ({digest(files)})"
 
-    def doubts_of_code(self) -> list[str]:
-        """Whether several states of the library, or versions of packages, made the records."""
-        doubts = []
-        if len({session.get("library") for session in self.used_sessions}) > 1:
+    def doubts(self) -> list[str]:
+        """What makes the arms less comparable than they look."""
+        doubts, used = list(self.warnings), self.used_sessions
+        # 1. several states of what made the records
+        if len({session.get("library") for session in used}) > 1:
             doubts.append(
                 "the library's code was changed during this run, so its records were made by "
                 "several states of it"
             )
-        versions: dict[str, list[str]] = {}
-        for session in self.used_sessions:
-            for package, version in session["versions"].items():
-                versions.setdefault(package, []).append(str(version))
-        for package, used in versions.items():
-            if len(set(used)) > 1:
+        for package in dict.fromkeys(name for session in used for name in session["versions"]):
+            versions = dict.fromkeys(str(session["versions"].get(package)) for session in used)
+            if len(versions) > 1:
                 doubts.append(
                     f"{package} was changed during this run, so its records were made by the "
-                    f"versions {' and '.join(dict.fromkeys(used))}"
+                    f"versions {' and '.join(versions)}"
                 )
-        return doubts
-
-    def doubts(self) -> list[str]:
-        """What makes the arms less comparable than they look."""
-        doubts = self.warnings + self.doubts_of_code()
+        if "+" in self.origin("commit"):
+            doubts.append(
+                "the answers were made from a checkout with uncommitted changes, which is why its "
+                "commit ends in +"
+            )
+        # 2. what was not timed, or not side by side, or by a machine that had other work
         sessions: dict[int | str, set[str]] = {}
         for row in self.all_records:
             sessions.setdefault(row["question_id"], set()).add(row["session"])
-        mixed = sum(len(names) > 1 for names in sessions.values())
-        if mixed:
+        if mixed := sum(len(names) > 1 for names in sessions.values()):
             doubts.append(
                 f"{mixed} of {len(sessions)} questions were answered in more than one session, so "
                 "their arms were not timed side by side"
-            )
-        if self.disturbed:
-            turns = sum(len(row["turns"]) for row in self.all_records)
-            named = [
-                f"{one.arm} on question {one.question_id}"
-                + f", choice {one.choice}" * bool(one.choice)
-                + f", turn {one.turn} ({one.times:.1f} times)"
-                for one in self.disturbed[:NAMED]
-            ]
-            named += ["..."] * (len(self.disturbed) > NAMED)
-            doubts.append(
-                f"{len(self.disturbed)} of {turns} turns took more than {DISTURBED:g} times as "
-                "long as their neighbours, as where something else on the machine is at work: "
-                f"{'; '.join(named)}. Read the speeds' medians, or make these answers again by the "
-                "same command with --retime"
             )
         if not self.timed:
             doubts.append(
                 "the answers were made by several processes at once, or for quality only: their "
                 "seconds are no timings, so no speed is given"
             )
-        doubts += dict.fromkeys(text for s in self.used_sessions for text in s["warnings"])
-        if "+" in self.origin("commit"):
-            doubts.append(
-                "the answers were made from a checkout with uncommitted changes, which is why its "
-                "commit ends in +"
-            )
+        doubts += dict.fromkeys(text for session in used for text in session["warnings"])
+        if self.disturbed:
+            doubts.append(self._disturbed_note())
+        # 3. other questions
         counts = {a: len(rows) for a, rows in self.records.items() if a not in BY_TRANSFORMERS}
         if len(set(counts.values())) > 1:
             counted = ", ".join(f"{arm} {count}" for arm, count in counts.items())
@@ -159,20 +175,21 @@ class RunData:
             )
         return doubts
 
-    @cached_property
-    def same_work(self) -> list[float]:
-        """See disturbed.same_work; empty where seconds are no timings."""
-        return same_work(self.records) if self.timed else []
-
-    @cached_property
-    def disturbed(self) -> list[Disturbed]:
-        """See disturbed_turns; empty where seconds are no timings."""
-        return disturbed_turns(self.records) if self.timed else []
-
-    @property
-    def noise(self) -> float:
-        """The machine's own spread of speed: the median of same_work, 0 where that is empty."""
-        return median(self.same_work or [0.0])
+    def _disturbed_note(self) -> str:
+        turns = sum(len(row["turns"]) for row in self.all_records)
+        named = [
+            f"{one.arm} on question {one.question_id}"
+            + f", choice {one.choice}" * bool(one.choice)
+            + f", turn {one.turn} ({one.times:.1f} times)"
+            for one in self.disturbed[:NAMED]
+        ]
+        named += ["..."] * (len(self.disturbed) > NAMED)
+        return (
+            f"{len(self.disturbed)} of {turns} turns took more than {DISTURBED:g} times as long as "
+            f"their neighbours, as where something else on the machine is at work: "
+            f"{'; '.join(named)}. Read the speeds' medians, or make these answers again by the "
+            "same command with --retime"
+        )
 
     def noise_note(self) -> str:
         """A sentence on same_work; "" where it is empty."""
@@ -184,3 +201,57 @@ class RunData:
             f"than the fastest in the median, and {100 * max(self.same_work):.0f} % at most. This "
             "is the machine's noise: smaller differences in speed than the median say nothing"
         )
+
+
+def read_run(folder: Path) -> RunData:
+    """Read a folder.
+
+    Raises:
+        BadInput: it is no run, is empty or damaged, or of another version; see jsonl.Row too.
+    """
+    if not os.path.isfile(folder / "run.json"):  # Path's own raises for a name too long
+        raise BadInput(f"{folder} is no run: it has no run.json")
+    options, sessions = read_json(folder / "run.json", options=dict, sessions=list)
+    warnings: list[str] = []
+    records: Answers = {}
+    for path in record_files(folder):
+        for row in read_lines(path, key=answer_key, warn=warnings.append):
+            records.setdefault(row["arm"], {})[answer_key(row)] = row  # the later of two counts
+    if not records:
+        raise BadInput(f"{folder} holds no records: let its command answer a question first")
+    try:
+        arms = sorted(records, key=_place)
+    except BadInput as error:
+        plugin = options.get("plugin")
+        advice = "made by an older version? Run it again"
+        if plugin:
+            advice = f"the run was made with --plugin {plugin}: name that file here too"
+        raise BadInput(f"{folder}: {error}; {advice}") from error
+    scores = []
+    for path in [*folder.glob("scores/table.json"), *sorted(folder.glob("judge/*/single.json"))]:
+        (rows,) = read_json(path, rows=list)
+        scores += [row for row in rows if row["arm"] in arms]
+    names = list(dict.fromkeys(row["score"] for row in scores))  # a scorer's own comes first
+    scores.sort(key=lambda row: (names.index(row["score"]), arms.index(row["arm"])))
+    scored = {}
+    for arm in arms:
+        path = folder / "scores" / f"{parse_arm(arm).slug}.jsonl"
+        if path.is_file():
+            rows = read_lines(path, key=answer_key, warn=warnings.append)
+            scored[arm] = {answer_key(row): row for row in rows}
+    return RunData(
+        str(folder),
+        options,
+        sessions,
+        records={arm: list(records[arm].values()) for arm in arms},
+        scores=scores,
+        scored=scored,
+        warnings=warnings,
+    )
+
+
+def _place(arm: str) -> tuple:
+    """Where an arm stands in tables: baselines first, then by line and value."""
+    parsed = parse_arm(arm)
+    place = BASELINES.index(parsed.kind) if parsed.kind in BASELINES else len(BASELINES)
+    return place, parsed.line, parsed.value or 0.0

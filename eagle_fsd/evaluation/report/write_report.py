@@ -12,6 +12,7 @@ textContent.
 
 import os
 from collections.abc import Sequence
+from itertools import accumulate
 from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader
@@ -21,20 +22,17 @@ from eagle_fsd.config import BadInput
 from eagle_fsd.evaluation.bench import Bench
 from eagle_fsd.evaluation.metrics import METRICS
 from eagle_fsd.evaluation.plots import GAIN, INK, SPEED, caption, line_styles, plot_curves
-from eagle_fsd.evaluation.report.answer_data import pack_answer, pack_answers
-from eagle_fsd.evaluation.report.report_tables import NOTES, run_tables
 from eagle_fsd.evaluation.report.run_data import RunData
-from eagle_fsd.evaluation.tables import cell_text, csv_text, markdown_table, terminal_table
-from eagle_fsd.runs.folder import lock_folder
+from eagle_fsd.evaluation.tables import NOTES, cell_text, csv_text, markdown_table, terminal_table
+from eagle_fsd.runs.folder import answer_key, lock_folder
 from eagle_fsd.runs.jsonl import read_json, write_file, write_json
+from eagle_fsd.thoughts import thought_tokens
 
-REPORT = "report.json"
-MADE_BY = "eagle_fsd report"  # in it: the folder is a report, and may be replaced
+MADE_BY = "eagle_fsd report"
 CSV = {title: title.lower().replace(" ", "_") for title in NOTES}  # names of tables
 PLOTS = {GAIN: "plot", SPEED: "plot_speed"}  # names of plots
 WRITTEN = [f"tables/{name}.csv" for name in CSV.values()]
-WRITTEN += [f"{name}.svg" for name in PLOTS.values()]
-WRITTEN += ["index.html"]
+WRITTEN += [*(f"{name}.svg" for name in PLOTS.values()), "index.html"]
 UNFOLDED = 10  # arms with a verdict in sight; one by the rule path always is
 HERE = Path(__file__).parent
 
@@ -70,7 +68,7 @@ def report_bench(
     notes = [f"Note: {note}." for note in [*doubts, run.noise_note()] if note]
     sections = {
         name: f"### {name}\n\n{table.note}\n\n{markdown_table(table.rows, table.columns)}"
-        for name, table in run_tables(run).items()
+        for name, table in run.tables.items()
     }
     plot = "![loss against gain](summary.svg)" if svg else ""
     text = [title, verdicts, plot, caption(rows), *sections.values(), extra, *notes]
@@ -86,53 +84,54 @@ def report_bench(
 
 def write_report(runs: list[RunData], output: Path) -> list[str]:
     """Write the report in place of an old one, of which nothing stays. What a report does not write
-    stays, and a link goes itself, not what it leads to.
+    stays.
 
     Returns:
         All warnings.
 
     Raises:
-        BadInput: arms that cannot be compared; see check_output; the output cannot be written, as
-            where another command writes there.
+        BadInput: arms that cannot be compared; the output is a file, holds something else than a
+            report, or cannot be written.
     """
-    check_output(output)
-    parts = [(run, run_tables(run)) for run in runs]
+    if os.path.exists(output) and not _may_be_replaced(output):
+        raise BadInput(
+            f"--output {output} is something else than a report (or a report of an older version: "
+            "delete it): name another folder"
+        )
+    # 1. the rows of all runs
     drawn, csv_rows = [], {}
-    for run, tables in parts:
+    for run in runs:
         lead = f"{run.name}: " if len(runs) > 1 else ""  # runs are lines of their own
         for row in run.rows:
             drawn.append(row | {"run": run.name})
             drawn[-1] |= {key: lead + row[key] for key in ("arm", "line")}
-        for title, table in tables.items():
+        for title, table in run.tables.items():
             if title == "Arms" or table.rows is not run.rows:
                 named = [{"run": run.name} | row for row in table.rows]
                 csv_rows.setdefault(CSV[title], []).extend(named)
     warnings = [f"{run.name}: {text}" for run in runs for text in run.doubts()]
     sources = [{"name": run.name, "options": run.options, "sessions": run.sessions} for run in runs]
+    # 2. the files
     files = {f"tables/{name}.csv": csv_text(rows) for name, rows in csv_rows.items()}
-    downloads = {"arms.csv": ("text/csv", files["tables/arms.csv"])}
     figures = {}
     for across, name in PLOTS.items():
         svg = plot_curves(drawn, across=across)
         if svg:
             files[f"{name}.svg"] = svg
-        downloads[f"{name}.svg"] = "image/svg+xml", svg
         svg = svg[svg.find("<svg") :].replace(INK, "currentColor")
         figures[across] = svg, caption(drawn, across=across)
     files["index.html"] = render_page(
         title=", ".join(run.name for run in runs),
         subject="; ".join(dict.fromkeys(run.subject for run in runs)),
-        parts=parts,
+        runs=runs,
         plots=figures,
         colors={line: style["color"] for line, style in line_styles(drawn).items()},
-        downloads=downloads,
         answers=[pack_answers(run) for run in runs],
     )
+    # 3. onto the disk
     with lock_folder(output):
-        if (output / "tables").is_symlink():
-            (output / "tables").unlink()
         whole = {"made_by": MADE_BY, "runs": sources, "warnings": warnings, "tables": csv_rows}
-        write_json(output / REPORT, whole)  # first: a kill behind it leaves a report
+        write_json(output / "report.json", whole)  # first: a kill behind it leaves a report
         for name in WRITTEN:
             if name in files:
                 write_file(output / name, files[name])
@@ -141,33 +140,15 @@ def write_report(runs: list[RunData], output: Path) -> list[str]:
     return warnings
 
 
-def check_output(output: Path) -> None:
-    """Refuse, before anything is changed, a file, a folder that holds something else than a report,
-    and one in which something of somebody else's bears a name of a report; a link may, since it is
-    replaced and what it leads to is not."""
-    empty = os.path.isdir(output) and not any(output.glob("[!.]*"))
-    if os.path.exists(output) and not empty and not is_report(output):
-        raise BadInput(
-            f"--output {output} is something else than a report (or a report of an older version: "
-            "delete it): name another folder"
-        )
-    tables = output / "tables"
-    if tables.exists() and not tables.is_dir() and not tables.is_symlink():
-        raise BadInput(f"{tables} is a file: a report has a folder there; name another --output")
-    for place in (output / name for name in WRITTEN):
-        is_replaced = place.is_symlink() or (place.parent == tables and tables.is_symlink())
-        if place.is_dir() and not is_replaced:
-            raise BadInput(f"{place} is a folder: a report has a file there; name another --output")
-
-
-def is_report(folder: Path) -> bool:
-    """Whether write_report has made it, by what its report.json says; a link tells of another."""
-    if (folder / REPORT).is_symlink():
-        return False
+def _may_be_replaced(folder: Path) -> bool:
+    """Whether it is empty or a report, by what its own report.json says."""
+    if os.path.isdir(folder) and not any(folder.glob("[!.]*")):
+        return True
     try:
-        return read_json(folder / REPORT, made_by=str) == [MADE_BY]
+        made_by = read_json(folder / "report.json", made_by=str)
     except BadInput:
         return False
+    return made_by == [MADE_BY] and not (folder / "report.json").is_symlink()
 
 
 def answer_page(
@@ -183,23 +164,86 @@ def answer_page(
     """A page of one answer alone, with the tree of each of its rounds.
 
     Args:
-        trace: the answer's, as traces.TurnTrace takes it down.
+        trace: the answer's, as answering.TurnTrace takes it down.
         texts: of its tokens, which join to the answer's text.
         thought: how many characters of that are thought.
         greedy: whether the answer was made at temperature 0.
         subject: a sentence under the title, such as whose answer this is and what it cost.
     """
-    answers = [pack_answer(trace, texts, thought=thought, prompt=prompt, arm=arm, greedy=greedy)]
+    parts = [[texts[0], None]]
+    emitted = [token for r in trace["rounds"] for token in r["emitted"]]
+    for token, text in zip(emitted, texts[1:], strict=True):
+        cost = {"regret": token["regret"], "D": token["divergence"]}
+        parts.append([text, cost if token["source"] == "fuzzy" else None])
+    turn = {"parts": parts, "tokens": len(parts)}
+    turn["thought"] = thought_tokens(thought, accumulate(map(len, texts)))
+    turn |= {"first": trace["first"]["text"], "rounds": trace["rounds"]}
+    question = {"id": "", "choice": 0, "category": "", "prompts": [prompt]}
+    question |= {"answers": [[turn]], "scores": [None]}
+    answers = [{"name": "", "greedy": greedy, "arms": [arm], "questions": [question]}]
     title = "Draft trees of an answer"
-    return render_page(
-        title=title, subject=subject, parts=[], plots={}, downloads={}, answers=answers
-    )
+    return render_page(title=title, subject=subject, runs=[], plots={}, answers=answers)
 
 
 def render_page(**values: object) -> str:
     page = Environment(loader=FileSystemLoader(HERE), autoescape=True, trim_blocks=True)
     page.policies["json.dumps_kwargs"] = {"ensure_ascii": False, "allow_nan": False}
-    page.globals |= {"metrics": METRICS, "cell_text": cell_text}
-    page.globals |= {"unfolded": UNFOLDED, "gain": GAIN}
+    page.globals |= {"metrics": METRICS, "cell_text": cell_text, "unfolded": UNFOLDED, "gain": GAIN}
     css, js = ((HERE / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
     return page.get_template("page.html").render(css=css, js=js, **values)
+
+
+# --- a run's answers as page.js reads them --------------------------------------------------------
+
+
+def pack_answers(run: RunData) -> dict:
+    """{name, greedy, arms, questions}.
+
+    question  {id, choice, category, prompts, answers, scores: one an arm, null where it has none}
+    answer    [turn]; turn: {parts: see text_parts, tokens, thought: characters at its front, as
+              JavaScript counts them}, and with a trace {first: text, rounds: see TurnTrace,
+              thought: tokens at its front, whose texts by themselves join to another text}
+    scores    {scores: name -> value, the scorer's own first, reference: the right answers}
+    """
+    questions: dict[tuple, dict] = {}
+    for number, (arm, rows) in enumerate(run.records.items()):
+        for row in rows:
+            key = answer_key(row)
+            if key not in questions:
+                prompts = [turn["prompt"] for turn in row["turns"]]
+                questions[key] = {"id": key[0], "choice": key[1], "category": row["category"]}
+                questions[key] |= {"prompts": prompts, "answers": [None] * len(run.records)}
+                questions[key]["scores"] = [None] * len(run.records)
+            questions[key]["answers"][number] = [_pack_turn(turn) for turn in row["turns"]]
+            if scored := run.scored.get(arm, {}).get(key):
+                reference = [str(text) for text in scored.get("reference", [])]
+                scores = {"scores": scored["scores"], "reference": reference}
+                questions[key]["scores"][number] = scores
+    greedy = all(row["temperature"] == 0 for row in run.all_records)
+    head = {"name": run.name, "greedy": greedy, "arms": list(run.records)}
+    return head | {"questions": list(questions.values())}
+
+
+def _pack_turn(turn: dict) -> dict:
+    packed = {"parts": text_parts(turn), "tokens": len(turn["token_ids"])}
+    if trace := turn.get("trace"):
+        packed |= {"first": trace["first"]["text"], "rounds": trace["rounds"]}
+        return packed | {"thought": trace["thought"]}
+    thought = turn["text"][: turn.get("thought", 0)].encode("utf-16-le", errors="surrogatepass")
+    return packed | {"thought": len(thought) // 2}
+
+
+def text_parts(turn: dict) -> list[list]:
+    """The answer's text cut at its fuzzy tokens: [text, {regret, D} of a fuzzy token or None]."""
+    text, parts, end = turn["text"], [], 0
+    costs = [
+        {"regret": regret, "D": divergence}
+        for r in turn["rounds"]
+        for fuzzy, regret, divergence in zip(r["fuzzy"], r["regret"], r["divergence"], strict=True)
+        if fuzzy
+    ]
+    # the last round may hold fuzzy tokens that were trimmed
+    for (first, last), cost in zip(turn["fuzzy_spans"], costs, strict=False):
+        parts += [[text[end:first], None], [text[first:last], cost]]
+        end = last
+    return [part for part in [*parts, [text[end:], None]] if part[0]]
