@@ -32,41 +32,36 @@ def read_messages(prompt: object) -> list[Message]:
     """A user's turn, or a conversation that the assistant is to go on with.
 
     Raises:
-        BadInput: no user's turn, an empty one, or a message that is more than text, by its number.
+        BadInput: a message that is more than text, by its number; or no turn of the user's to be
+            answered, or an empty one.
     """
     given = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
     if not isinstance(given, list | tuple):
         raise BadInput(f"a prompt is a text or a list of messages, got {given!r:.200}")
     messages = []
     for number, message in enumerate(given, start=1):
-        place = f"message {number} of the prompt"
-        role = message.get("role") if isinstance(message, dict) else None
-        if not isinstance(role, str) or role not in ROLES:
-            raise BadInput(
-                f"{place} is no dict with a role (system, user or assistant) and a content: "
-                f"{message!r:.200}"
-            )
         try:
-            read = {"role": ROLES[role], "content": text_of(message.get("content"))}
+            fields = message if isinstance(message, dict) else {}
+            if not isinstance(role := fields.get("role"), str) or role not in ROLES:
+                raise ValueError("a message without a role (system, user or assistant)")
+            if calls := [name for name in ("tool_calls", "function_call") if fields.get(name)]:
+                raise ValueError(f"a message with {calls[0]}")
+            read = {"role": ROLES[role], "content": text_of(fields.get("content"))}
         except ValueError as error:
             raise BadInput(
-                f"{place}, the {role}'s, has no text as its content but {error}: give a text, or "
-                "parts of type text"
+                f"message {number} of the prompt is {error}: give it a role and a text, or parts "
+                f"of type text, got {message!r:.200}"
             ) from error
-        if calls := [name for name in ("tool_calls", "function_call") if message.get(name)]:
-            raise BadInput(f"{place} has {calls[0]}, which is not read: leave it out")
-        if role == "user" and not read["content"].strip():
-            raise BadInput(f"the prompt is empty: give {place} some text")
-        if isinstance(thought := message.get("reasoning_content"), str):
+        if isinstance(thought := fields.get("reasoning_content"), str):
             read["reasoning_content"] = thought
         for text in read.values():
             check_text(text)
         messages.append(read)
-    if not any(message["role"] == "user" for message in messages):
-        raise BadInput("the prompt is empty: it has no message of the user's")
-    if messages[-1]["role"] == "assistant":
+    asked = [message["content"].strip() for message in messages if message["role"] == "user"]
+    if not asked or not all(asked) or messages[-1]["role"] == "assistant":
         raise BadInput(
-            "the prompt's last message is the assistant's own, which cannot be continued here: "
-            "leave it out"
+            "the prompt is empty, or its last message is the assistant's own, which is not "
+            "continued here: give each of the user's messages some text, and end with one, got "
+            f"{prompt!r:.200}"
         )
     return messages

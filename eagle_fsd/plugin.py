@@ -18,6 +18,7 @@ from eagle_fsd.rules.guards import GUARDS
 
 TABLES = {"rule": RULES, "guard": GUARDS, "drafter": DRAFTERS, "divergence": DIVERGENCES}
 TABLES |= {"column of places": PLACES, "column of drafts": DRAFTS}
+OWN = {kind: table.copy() for kind, table in TABLES.items()}
 
 
 def load_plugin(path: str) -> None:
@@ -25,36 +26,30 @@ def load_plugin(path: str) -> None:
 
     Raises:
         BadInput: the file cannot be read, ends in an error (its line is named), or replaces an
-            entry of the library's own.
+            entry of the library's own, which stays.
     """
+    name = ""
     try:
         source = Path(path).read_bytes()
-    except (OSError, ValueError) as error:
-        raise BadInput(f"cannot read the plugin {path} ({error}): name a Python file") from error
-    name = f"eagle_fsd_plugin_{sha256(source).hexdigest()[:16]}"
-    if name in sys.modules:
-        return
-    before = {kind: table.copy() for kind, table in TABLES.items()}
-    sys.modules[name] = ModuleType(name)  # where dataclasses look their module up
-    try:
+        name = f"eagle_fsd_plugin_{sha256(source).hexdigest()[:16]}"
+        if name in sys.modules:
+            return
+        sys.modules[name] = ModuleType(name)  # where dataclasses look their module up
         exec(compile(source, path, "exec"), vars(sys.modules[name]))
-        for kind, table in TABLES.items():
-            for key, entry in before[kind].items():
-                if table.get(key) is not entry:
-                    raise BadInput(
-                        f"the {kind} {key!r} is the library's own: give yours another name"
-                    )
+        for kind, own in OWN.items():
+            for key in own:
+                if TABLES[kind].get(key) is not own[key]:
+                    raise ValueError(f"the {kind} {key!r} is the library's own: take another name")
     except (Exception, SystemExit) as error:  # whatever the user's file raises
-        for kind, table in TABLES.items():
-            table.clear()
-            table.update(before[kind])
-        del sys.modules[name]
+        for kind, own in OWN.items():
+            TABLES[kind].update(own)
+        sys.modules.pop(name, None)
         lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == path]
-        told = str(error) if isinstance(error, BadInput) else f"{type(error).__name__}: {error}"
+        told = f"{type(error).__name__}: {error}"
         if isinstance(error, SyntaxError) and error.filename == path:
             lines.append(error.lineno)
             told = f"SyntaxError: {error.msg}"
         place = f"{path}, line {lines[-1]}" if lines else path
         raise BadInput(
-            f"plugin {place}: {told}; correct the file, or leave --plugin out"
+            f"plugin {place}: {told}; name a Python file, correct it, or leave --plugin out"
         ) from error

@@ -4,7 +4,13 @@ A bench takes the thought's length down with an answer, since it alone knows the
 its prompt. All that reads answers takes it from there: scorers, judge, report.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from eagle_fsd.messages import Message
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 Marks = tuple[tuple[str, str], ...]  # (begin, end)
 
@@ -22,6 +28,7 @@ KNOWN_MARKS: Marks = (
     ("<|inner_prefix|>", "<|inner_suffix|>"),  # Apertus
     ("<|channel|>analysis<|message|>", "<|channel|>final<|message|>"),  # gpt-oss
 )
+PROMPT_END = 32  # tokens at a prompt's end that may hold a mark and white space
 
 
 def thought_length(text: str, marks: Marks = KNOWN_MARKS, *, prompt: str | None = None) -> int:
@@ -59,3 +66,57 @@ def answer_of(turn: dict) -> str:
     """The text of a recorded turn behind its thought; a turn of a bench has the thought's length if
     there is one."""
     return turn["text"][turn["thought"] :] if "thought" in turn else without_thought(turn["text"])
+
+
+class Thought(NamedTuple):
+    """What of an answer's text is thought.
+
+    Attributes:
+        length: characters at its front.
+        shown: its marks are there; special tokens are not.
+    """
+
+    length: int
+    shown: bool
+
+
+def thought_marks(tokenizer: "PreTrainedTokenizerBase") -> Marks:
+    """The marks around a target's thoughts that its chat template or its added tokens name; none of
+    most targets."""
+    tokens = {token.content for token in tokenizer.added_tokens_decoder.values()}
+    template = str(tokenizer.chat_template or "")
+    return tuple(pair for pair in KNOWN_MARKS if pair[1] in template or pair[1] in tokens)
+
+
+def find_thought(
+    tokenizer: "PreTrainedTokenizerBase",
+    prompt: Sequence[int],
+    token_ids: Sequence[int],
+    text: str,
+    marks: Marks = (),
+) -> Thought:
+    """The thought of an answer to a prompt.
+
+    Args:
+        text: the answer's, without special tokens.
+        marks: those around it; none: those of thought_marks, else all that are known.
+    """
+    marks = marks or thought_marks(tokenizer) or KNOWN_MARKS
+    whole = tokenizer.decode(token_ids)
+    length = thought_length(whole, marks, prompt=tokenizer.decode(prompt[-PROMPT_END:]))
+    if whole[:length] == text[:length]:
+        return Thought(length, True)
+    # the text lacks special tokens: as much of it as the thought's tokens say
+    counts = range(1, len(token_ids) + 1)
+    count = next(n for n in counts if len(tokenizer.decode(token_ids[:n])) >= length)
+    before = tokenizer.decode(token_ids[:count], skip_special_tokens=True)
+    return Thought(min(len(before), len(text)), False)
+
+
+def answer_message(text: str, thought: Thought) -> Message:
+    """An answer as the next prompt's history has it: whole, for the template to leave out what was
+    thought; thought and answer apart where the text does not show the marks."""
+    if thought.shown:
+        return {"role": "assistant", "content": text}
+    apart = {"content": text[thought.length :], "reasoning_content": text[: thought.length]}
+    return {"role": "assistant"} | apart

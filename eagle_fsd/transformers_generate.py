@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
@@ -23,7 +24,7 @@ from transformers import (
 )
 from transformers.generation.streamers import BaseStreamer
 
-from eagle_fsd.arms import Arm, parse_arm
+from eagle_fsd.arms import parse_arm
 from eagle_fsd.config import DEFAULT_ARM, BadInput, SamplingConfig, TreeConfig, as_tree
 from eagle_fsd.decoding.answer import Generation, Round
 from eagle_fsd.decoding.defaults import generation_defaults
@@ -37,9 +38,9 @@ from eagle_fsd.families.supported import check_supported
 from eagle_fsd.families.text_model import text_config
 from eagle_fsd.heads.draft_head import DraftHead
 from eagle_fsd.models.assets import EMBEDDED_TARGET
+from eagle_fsd.models.chat import tell_added, turn_ends
 from eagle_fsd.models.load import default_head, load_head, training_dtype
 from eagle_fsd.models.loaded import Model
-from eagle_fsd.models.turn_ends import tell_added, turn_ends
 from eagle_fsd.models.weights import UNLOADABLE
 
 HONOURED = ("do_sample", "temperature", "top_k", "top_p")  # of a generation config
@@ -47,25 +48,66 @@ HONOURED = ("do_sample", "temperature", "top_k", "top_p")  # of a generation con
 FORWARD = ("attention_mask", "logits_to_keep", "past_key_values", "position_ids", "use_cache")
 
 
+class Built(NamedTuple):
+    """What is made for a model once."""
+
+    target: Target
+    drafter: Drafter
+    turn_ends: tuple[int, ...]  # that its generation config lacks
+    head: Seen  # the weights of a head that was given loaded, which may be trained on
+
+
 class DecodingMethod:
-    """What custom_generate makes: called by `generate` in the place of its own loop.
+    """What `generate` of transformers calls in the place of its own loop. Keep it: what it makes
+    for a model (the head on its device, the target's reader) is made at the first call, and again
+    when the model's embeddings or lm_head, or a loaded head, have changed; it lives as long as the
+    model.
+
+    Args:
+        head: folder or hub id of a draft head, or a loaded one, which is copied; "mtp" is the MTP
+            layer of the model's own checkpoint; "" is the shipped one, which fits the embedded
+            target alone; None for arms that draft without.
+        arm, tree: as in eagle_fsd.stream and eagle_fsd.load.
+        generate_ends: as in eagle_fsd.load; a call that gives eos_token_id ends at these alone.
 
     Attributes:
         last: what the last call did, or has done so far: tokens, rounds, tokens_per_round,
             fuzzy_share (see Generation); None before the first.
+
+    Raises:
+        BadInput: unknown arm, or one that needs a head; in `generate`: names what of the model or
+            of the request cannot be done.
+
+    Example:
+        >>> import eagle_fsd
+        >>> from transformers import AutoModelForCausalLM, AutoTokenizer
+        >>> name = eagle_fsd.embedded_target()  # or a folder or hub id of yours, and your head
+        >>> model = AutoModelForCausalLM.from_pretrained(name, dtype="float32")
+        >>> tokenizer = AutoTokenizer.from_pretrained(name)
+        >>> inputs = tokenizer("The sky is blue because", return_tensors="pt")
+        >>> fsd = eagle_fsd.custom_generate(arm="fsd:0.3")
+        >>> ids = model.generate(**inputs, max_new_tokens=64, custom_generate=fsd)
+        >>> print(fsd.last.tokens_per_round, fsd.last.fuzzy_share)
     """
 
     def __init__(
         self,
-        arm: Arm,
-        head: str | Path | DraftHead | None,
-        tree: TreeConfig | None,
+        head: str | Path | DraftHead | None = "",
+        *,
+        arm: str = DEFAULT_ARM,
+        tree: TreeConfig | str | None = None,
         generate_ends: bool = False,
     ):
         self.last: Generation | None = None
-        self._arm, self._head, self._tree = arm, head, tree
-        self._generate_ends = generate_ends
-        self._built: WeakKeyDictionary[PreTrainedModel, tuple] = WeakKeyDictionary()
+        self._arm, self._tree, self._generate_ends = parse_arm(arm), as_tree(tree), generate_ends
+        self._head = head if self._arm.needs_head else None
+        self._built: WeakKeyDictionary[PreTrainedModel, Built] = WeakKeyDictionary()
+        self._arm.check_answers()
+        if self._arm.needs_draft_model or (self._arm.needs_head and head is None):
+            raise BadInput(
+                f"arm {arm!r} needs a head, or a draft model, which eagle_fsd.load alone takes: "
+                "name a head, or take plain or exact@ngram"
+            )
 
     def __call__(
         self,
@@ -85,30 +127,29 @@ class DecodingMethod:
                 it is one of its own: neither `streamer` nor `assistant_model` gets here
                 (transformers 5.23, GenerationMixin._extract_generation_mode_kwargs).
         """
+        # 1. What cannot be honoured is refused by name, and what is made once is made.
         _check(model, input_ids, generation_config, rest)
         sampling = _sampling(generation_config, logits_processor, model.generation_config)
-        target, drafter, further_ends, head_seen = self._built.get(model, (None, None, (), None))
-        if target is None or target.is_stale or head_seen.has_changed():
+        built = self._built.get(model)
+        if built is None or built.target.is_stale or built.head.has_changed():
             with torch.random.fork_rng(devices=()):  # a head begins as random weights
-                target, drafter = _build(model, self._head, self._arm, self._tree)
-            further_ends = self._turn_ends(model)
-            self._built[model] = target, drafter, further_ends, Seen(self._head_weights)
-        self._arm.check(sampling, drafter)
-
+                built = self._built[model] = self._build(model)
+        self._arm.check(sampling, built.drafter)
+        # 2. Where the answer ends, and its seed.
         prompt = input_ids[0].tolist()
         budget = max(1, stopping_criteria.max_length - len(prompt))
         ends = [c.eos_token_id for c in stopping_criteria if isinstance(c, EosTokenCriteria)]
         end_ids = tuple(token for end in ends for token in end.tolist())
-        if set(end_ids) == _eos_ids(model):  # none were given for this call
-            end_ids += further_ends
-        stop = StopConfig(budget, end_ids)
+        if {*end_ids} == {*_eos_ids(model)}:  # none were given for this call
+            end_ids += built.turn_ends
         seed = torch.randint(2**63 - 1, ()).item()
-        config = DecodeConfig(self._arm.policy(sampling), stop, seed)
+        config = DecodeConfig(self._arm.policy(sampling), StopConfig(budget, end_ids), seed)
+        # 3. The loop; the criteria are asked after each of its tokens in turn.
         if stream_to is not None:
             stream_to.put(input_ids.cpu())
         self.last = answer = Generation()
         sequence = torch.cat([input_ids, input_ids.new_empty(1, budget)], dim=1)
-        with closing(decode_rounds(target, drafter, prompt, config)) as rounds:
+        with closing(decode_rounds(built.target, built.drafter, prompt, config)) as rounds:
             for length, token in enumerate(_emitted(answer, rounds), start=len(prompt) + 1):
                 sequence[0, length - 1] = token
                 stopped = stopping_criteria(sequence[:, :length], None)
@@ -116,6 +157,7 @@ class DecodingMethod:
                     stream_to.put(sequence[0, length - 1 : length].cpu())
                 if stopped.all():
                     break
+        # 4. What a round emitted behind the end is dropped.
         if answer.finish is None or len(prompt) + len(answer.tokens) > length:
             del answer.tokens[length - len(prompt) :]
             answer.finish = "stop"
@@ -123,20 +165,44 @@ class DecodingMethod:
             stream_to.end()
         return sequence[:, :length]
 
-    def _head_weights(self) -> list[torch.Tensor]:
-        """Of a head that was given loaded, which may be trained on."""
-        head = self._head
-        return [*head.parameters(), *head.buffers()] if isinstance(head, DraftHead) else []
+    def _build(self, model: PreTrainedModel) -> Built:
+        """BadInput: the model cannot be decoded with, or not by this head."""
+        check_supported(model.config)
+        config, head = text_config(model.config), self._head
+        if model.dtype == torch.bfloat16 and training_dtype(model.device.type) != "bfloat16":
+            warnings.warn(
+                "this processor has no bfloat16 instructions, and verifying several rows at a time "
+                "in bfloat16 is slower on it than `generate` is: load the model with "
+                "dtype=torch.float32",
+                stacklevel=2,
+            )
+        # 1. The head; one that is given loaded is copied, and looked at for changes.
+        given = head if isinstance(head, DraftHead) else nn.Module()
+        if isinstance(head, DraftHead):
+            head = copy.deepcopy(head)
+        elif head is not None:
+            checkpoint = model.config.name_or_path  # which may hold an MTP layer
+            head = load_head(head or default_head(EMBEDDED_TARGET), config, target=checkpoint)
+        layers = ()
+        if head is not None:
+            head.config.check_fits(config)
+            layers = head.config.fused_layers(config.num_hidden_layers)
+        # 2. A shallow copy of the model runs its own layers, takes the generation config that a
+        # Target gives it, and does not keep the model alive.
+        target = Target(copy.copy(model), feature_layers=layers)
+        check_tree_attention(target)
+        loaded = Model(target, None, head_drafter(head, target, self._tree))
+        weights = Seen(lambda: [*given.parameters(), *given.buffers()])
+        return Built(target, self._arm.build_drafter(loaded), self._turn_ends(model), weights)
 
     def _turn_ends(self, model: PreTrainedModel) -> tuple[int, ...]:
-        """What ends a turn in the model's own folder, which is asked for a tokenizer."""
+        """What ends a turn by the tokenizer in the model's own folder, if it has one."""
         name = model.config.name_or_path
         if self._generate_ends or not name:
             return ()
+        options = {"local_files_only": True, "trust_remote_code": False}
         try:
-            tokenizer = AutoTokenizer.from_pretrained(
-                name, local_files_only=True, trust_remote_code=False
-            )
+            tokenizer = AutoTokenizer.from_pretrained(name, **options)
         except UNLOADABLE:  # token ids are all that is needed
             return ()
         ends = turn_ends(tokenizer, sorted(_eos_ids(model)))
@@ -144,50 +210,7 @@ class DecodingMethod:
         return ends.ids
 
 
-def custom_generate(
-    head: str | Path | DraftHead | None = "",
-    *,
-    arm: str = DEFAULT_ARM,
-    tree: TreeConfig | str | None = None,
-    generate_ends: bool = False,
-) -> DecodingMethod:
-    """A decoding method for transformers' `generate`; keep it: what it makes for a model (the head
-    on its device, the target's reader) is made at the first call, and again when the model's
-    embeddings or lm_head, or a loaded head, have changed; it lives as long as the model.
-
-    Args:
-        head: folder or hub id of a draft head, or a loaded one, which is copied; "mtp" is the MTP
-            layer of the model's own checkpoint; "" is the shipped one, which fits the embedded
-            target alone; None for arms that draft without.
-        arm, tree: as in eagle_fsd.stream and eagle_fsd.load.
-        generate_ends: as in eagle_fsd.load; a call that gives eos_token_id ends at these alone.
-
-    Raises:
-        BadInput: unknown arm, or one that needs a head; in `generate`: names what of the model or
-            of the request cannot be done.
-
-    Example:
-        >>> import eagle_fsd
-        >>> from transformers import AutoModelForCausalLM, AutoTokenizer
-        >>> name = eagle_fsd.embedded_target()  # or a folder or hub id of yours, and your head
-        >>> model = AutoModelForCausalLM.from_pretrained(name, dtype="float32")
-        >>> tokenizer = AutoTokenizer.from_pretrained(name)
-        >>> inputs = tokenizer("The sky is blue because", return_tensors="pt")
-        >>> fsd = eagle_fsd.custom_generate(arm="fsd:0.3")
-        >>> ids = model.generate(**inputs, max_new_tokens=64, custom_generate=fsd)
-        >>> print(fsd.last.tokens_per_round, fsd.last.fuzzy_share)
-    """
-    chosen = parse_arm(arm)
-    chosen.check_answers()
-    if chosen.needs_draft_model:
-        raise BadInput(
-            f"arm {arm!r} needs a draft model: eagle_fsd.load(draft_model=...) takes one"
-        )
-    if not chosen.needs_head:
-        head = None
-    elif head is None:
-        raise BadInput(f"arm {arm!r} needs a head: name one, or take plain or exact@ngram")
-    return DecodingMethod(chosen, head, as_tree(tree), generate_ends)
+custom_generate = DecodingMethod  # as users name it, after the argument that takes it
 
 
 def _emitted(answer: Generation, rounds: Iterator[Round]) -> Iterator[int]:
@@ -195,34 +218,6 @@ def _emitted(answer: Generation, rounds: Iterator[Round]) -> Iterator[int]:
     for step in rounds:
         answer.add(step)
         yield from step.tokens
-
-
-def _build(
-    model: PreTrainedModel, head: str | Path | DraftHead | None, arm: Arm, tree: TreeConfig | None
-) -> tuple[Target, Drafter]:
-    check_supported(model.config)
-    config = text_config(model.config)
-    if model.dtype == torch.bfloat16 and training_dtype(model.device.type) != "bfloat16":
-        warnings.warn(
-            "this processor has no bfloat16 instructions, and verifying several rows at a time in "
-            "bfloat16 is slower on it than `generate` is: load the model with dtype=torch.float32",
-            stacklevel=2,
-        )
-    if head == "":
-        head = default_head(EMBEDDED_TARGET)
-    layers = ()
-    if head is not None:
-        loaded = isinstance(head, DraftHead)
-        own = model.config.name_or_path  # the checkpoint that it was loaded from
-        head = copy.deepcopy(head) if loaded else load_head(head, config, target=own)
-        head.config.check_fits(config)
-        layers = head.config.fused_layers(config.num_hidden_layers)
-    # a shallow copy runs the model's own layers, takes the generation config that a Target gives
-    # it, and does not keep the model alive
-    target = Target(copy.copy(model), feature_layers=layers)
-    check_tree_attention(target)
-    drafter = head_drafter(head, target, tree)
-    return target, arm.build_drafter(Model(target, None, drafter))
 
 
 def _check(
@@ -273,17 +268,13 @@ def _sampling(
     own = [sampling.temperature not in (0, 1), sampling.top_k > 0, sampling.top_p < 1]
     if len(processors) > sum(own):
         names = ", ".join(type(processor).__name__ for processor in processors)
-        own = generation_defaults(defaults).items()
-        own = [f"{name}={value!r:.50}" for name, value in own if name not in HONOURED]
-        remedy = "leave them out"
-        if own:
-            remedy += (
-                f"; the model's own generation_config sets {', '.join(own)}: give the call another "
-                "value (repetition_penalty=1.0; of lm-eval by --gen_kwargs), or take it out of "
-                "model.generation_config or the folder's generation_config.json"
-            )
+        left = generation_defaults(defaults).items()
+        left = ", ".join(f"{name}={value!r:.50}" for name, value in left if name not in HONOURED)
         raise BadInput(
             f"logits processors {names}: those of the settings temperature, top_k and top_p are "
-            f"honoured, no others: {remedy}"
+            "honoured, no others: leave them out; of the model's own generation_config "
+            f"({left or 'which sets none'}) by another value in the call, such as "
+            "repetition_penalty=1.0 (of lm-eval by --gen_kwargs), or by taking it out of "
+            "model.generation_config or the folder's generation_config.json"
         )
     return sampling

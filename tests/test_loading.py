@@ -294,7 +294,8 @@ def tiny_config(**changes) -> LlamaConfig:
 
 def test_the_built_in_shape_has_the_published_number_of_parameters():
     config = load_target_config("random:llama-3.1-8b")
-    model = random_weights.shaped_model(config, torch.bfloat16, "meta")
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
     assert sum(parameter.numel() for parameter in model.parameters()) == 8_030_261_248
 
 
@@ -337,14 +338,6 @@ def test_without_a_head_nothing_is_drafted_from_one(tmp_path):
     assert len(generate(model, "Say a.", arm="exact", max_new_tokens=3).tokens) == 3
     with pytest.raises(BadInput, match="head"):
         generate(model, "Say a.", arm="exact@eagle:7x3x4")
-
-
-def test_a_random_target_that_does_not_fit_is_refused(tmp_path, monkeypatch):
-    """Before it is made: pages, and bytes of a page, are 100."""
-    tiny_config().save_pretrained(tmp_path)
-    monkeypatch.setattr("os.sysconf", lambda name: 100)
-    with pytest.raises(BadInput, match="0.000386 GiB .* 9.31e-06 GiB"):
-        load_target(f"random:{tmp_path}", dtype="float32")
 
 
 @pytest.mark.parametrize(

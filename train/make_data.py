@@ -93,8 +93,8 @@ def make_data(options: DataOptions) -> None:
     """Make what is missing of a folder of dialogues, by one process or each of several."""
     from eagle_fsd.evaluation.questions import read_questions
     from eagle_fsd.models import load
+    from eagle_fsd.models.chat import tell_added
     from eagle_fsd.models.digests import target_digests
-    from eagle_fsd.models.turn_ends import tell_added
     from eagle_fsd.runs.folder import Run
     from eagle_fsd.runs.processes import Processes
     from eagle_fsd.runs.provenance import digest

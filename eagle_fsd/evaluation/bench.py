@@ -22,13 +22,12 @@ from eagle_fsd.decoding.tree import Drafter
 from eagle_fsd.evaluation.answering import TurnTrace, answer_prompt, turn_record
 from eagle_fsd.evaluation.questions import Question, check_same_questions, fastchat_answers, spread
 from eagle_fsd.evaluation.report.run_data import RunData
-from eagle_fsd.models.answer_thoughts import answer_message
 from eagle_fsd.models.loaded import Model
 from eagle_fsd.options import BenchOptions, ModelOptions, SamplingOptions, changeable
 from eagle_fsd.runs.folder import Run, answer_key
 from eagle_fsd.runs.jsonl import write_lines
 from eagle_fsd.runs.processes import Processes
-from eagle_fsd.thoughts import thought_tokens
+from eagle_fsd.thoughts import answer_message, thought_tokens
 from eagle_fsd.timing import check_timing_alone, rotated
 
 Job = tuple[Question, Arm, int]  # an answer to be made; the number is the choice's

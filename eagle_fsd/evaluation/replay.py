@@ -53,11 +53,12 @@ class ReplayOptions(QuestionOptions, ChatOptions, PluginOptions):
     def __post_init__(self):
         from eagle_fsd.decoding.loop import StopConfig
         from eagle_fsd.models.assets import EMBEDDED_TARGET
+        from eagle_fsd.models.chat import fastchat_template
         from eagle_fsd.models.load import check_device, default_device, default_head
-        from eagle_fsd.models.turn_ends import template_stops
 
         StopConfig(self.max_new_tokens)  # its own check
-        template_stops(self.conv_template)  # its name is checked
+        if self.conv_template:
+            fastchat_template(self.conv_template)  # its name is checked
         self.device = self.device or default_device()
         check_device(self.device, self.dtype)
         self.heads = list(dict.fromkeys(self.heads or [default_head(EMBEDDED_TARGET)]))

@@ -1,7 +1,16 @@
-"""Messages to prompt tokens, by the tokenizer's chat template or by one of FastChat's."""
+"""Messages to prompt tokens, by the tokenizer's chat template or by one of FastChat's, and what
+ends a turn by it.
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+Special tokens that a text spells out, as a question about `<|im_end|>` does, are told from those
+that a template writes, so that no text ends a turn or begins one.
+"""
+
+import re
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from itertools import groupby
+from typing import NamedTuple
 
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
@@ -9,22 +18,29 @@ from transformers import PreTrainedTokenizerBase
 from eagle_fsd.config import BadInput, check_known, one_line
 from eagle_fsd.heads.checkpoint import UNREADABLE
 from eagle_fsd.messages import Message, read_messages
-from eagle_fsd.models.control_tokens import broken_up, encode
+from eagle_fsd.thoughts import thought_length, thought_marks
+
+# set into a special token that a text spells out; Unicode keeps it for uses like this
+BREAK = "\ufdd0"
+MARK = "Sentinel7341"  # the content of a message in a rendering that is taken apart
+# A chat template is a program that a target brings along. It refuses messages or is broken:
+# raise_exception, undefined names and syntax; and what Python says of its other expressions
+TEMPLATE_ERRORS = (TemplateError, *UNREADABLE)
 
 
 def prompt_ids(
-    tokenizer: PreTrainedTokenizerBase, messages: list[Message], *, conv_template: str = ""
+    tokenizer: PreTrainedTokenizerBase,
+    prompt: str | list[Message],
+    *,
+    conv_template: str = "",
 ) -> list[int]:
     """Token ids of a conversation up to where the assistant's next turn begins. A FastChat template
     is named for tokenizers without one.
 
-    Control tokens stand where the template writes them; those that a message spells out are encoded
-    as any other text, so that no text ends a turn or begins one.
-
     Raises:
         BadInput: see read_messages; there is no template, or it refuses these messages.
     """
-    messages = broken_up(tokenizer, read_messages(messages))
+    messages = broken_up(tokenizer, read_messages(prompt))
     text = render(tokenizer, messages, conv_template=conv_template)
     return encode(tokenizer, text, begins=bool(conv_template))
 
@@ -61,35 +77,23 @@ def render(
             "conv_template (vicuna_v1.1, llama-2, ...), or put one of your own as "
             "chat_template.jinja into the target's folder"
         )
-    asked = [message["content"].strip() for message in messages if message["role"] == "user"]
     settings = {"tokenize": False, "add_generation_prompt": answer_next}
-    with template_errors():
+    try:
         text = tokenizer.apply_chat_template(messages, **settings)
-    if any(turn in text for turn in asked):
-        return text
-    # maybe a template that takes contents as lists of parts alone
-    parts = [m | {"content": [{"type": "text", "text": m["content"]}]} for m in messages]
-    try:
-        with template_errors():
-            other = tokenizer.apply_chat_template(parts, **settings)
-    except BadInput:
-        return text
-    return other if all(turn in other for turn in asked) else text
-
-
-@contextmanager
-def template_errors() -> Iterator[None]:
-    """Around the use of a tokenizer's chat template, a program that a target brings along: BadInput
-    with its words where it refuses the messages or is broken."""
-    try:
-        yield
-    # raise_exception, undefined names and syntax; and what Python says of its other expressions
-    except (TemplateError, *UNREADABLE) as error:
+    except TEMPLATE_ERRORS as error:
         raise BadInput(
             f"this target's chat template does not take the conversation ({one_line(error)}): name "
             "one of FastChat's with conv_template, or mend chat_template.jinja in the target's "
             "folder"
         ) from error
+    asked = [message["content"].strip() for message in messages if message["role"] == "user"]
+    if not any(turn in text for turn in asked):
+        # maybe a template that takes contents as lists of parts alone
+        parts = [m | {"content": [{"type": "text", "text": m["content"]}]} for m in messages]
+        with suppress(*TEMPLATE_ERRORS):
+            other = tokenizer.apply_chat_template(parts, **settings)
+            text = other if all(turn in other for turn in asked) else text
+    return text
 
 
 def fastchat_template(name: str):
@@ -100,3 +104,145 @@ def fastchat_template(name: str):
     known = [key for key, template in conv_templates.items() if template.sep_style is not None]
     check_known("conv_template", name, known)
     return get_conv_template(name)
+
+
+# --- special tokens in texts ----------------------------------------------------------------------
+
+
+def control_tokens(tokenizer: PreTrainedTokenizerBase, text: str) -> list[str]:
+    """The special tokens that a text spells out, in its order."""
+    pattern = _control(tokenizer)
+    return re.findall(pattern, text) if pattern else []
+
+
+def broken_up(tokenizer: PreTrainedTokenizerBase, messages: list[Message]) -> list[Message]:
+    """The messages with a BREAK in each of the special tokens that their texts spell out, so that
+    `encode` tells these from the template's own."""
+    pattern, marks = _control(tokenizer), thought_marks(tokenizer)
+    if not pattern:
+        return messages
+    broken = []
+    for message in messages:
+        # 1. An earlier answer's thought stands apart where the marks around it are special tokens:
+        # a template would no longer find these once they are broken up.
+        text, answered = message["content"], message["role"] == "assistant"
+        length = thought_length(text, marks) if answered else 0
+        if re.search(pattern, text[:length]):
+            either = "|".join(re.escape(mark) for pair in marks for mark in pair)
+            thought = re.sub(either, "", text[:length])
+            message = {"reasoning_content": thought} | message | {"content": text[length:]}
+        # 2. What is left of them is text.
+        for key in message.keys() & {"content", "reasoning_content"}:
+            as_text = re.sub(
+                pattern, lambda token: token[0][0] + BREAK + token[0][1:], message[key]
+            )
+            message = message | {key: as_text}
+        broken.append(message)
+    return broken
+
+
+def encode(tokenizer: PreTrainedTokenizerBase, text: str, *, begins: bool = False) -> list[int]:
+    """Token ids of a rendering of messages that are `broken_up`.
+
+    Args:
+        begins: it has no begin token yet.
+    """
+    if BREAK not in text:
+        return tokenizer(text, add_special_tokens=begins).input_ids
+    ids = []
+    # special tokens part texts for a tokenizer anyhow, with the white space that they take in
+    parts = re.split(f"({_control(tokenizer, spaces=True)})(?!{BREAK})", text)
+    for spelt_out, run in groupby(parts, key=lambda part: BREAK in part):
+        part = "".join(run).replace(BREAK, "")
+        encoded = tokenizer(
+            part, add_special_tokens=begins and not ids, split_special_tokens=spelt_out
+        )
+        ids += encoded.input_ids
+    return ids
+
+
+def _control(tokenizer: PreTrainedTokenizerBase, *, spaces: bool = False) -> str:
+    """A pattern of all special tokens, the longest first; "" where there is none.
+
+    Args:
+        spaces: with the white space beside them that some take in (rstrip, as Phi-3's).
+    """
+    added = [token for token in tokenizer.added_tokens_decoder.values() if token.special]
+    tokens = {token.content for token in added} | {*tokenizer.all_special_tokens}
+    tokens -= {""}  # which some tokenizers give a role
+    before = {token.content for token in added if spaces and token.lstrip}
+    after = {token.content for token in added if spaces and token.rstrip}
+    return "|".join(
+        r"\s*" * (token in before) + re.escape(token) + r"\s*" * (token in after)
+        for token in sorted(tokens, key=len, reverse=True)
+    )
+
+
+# --- the end of a turn ----------------------------------------------------------------------------
+
+
+class TurnEnds(NamedTuple):
+    """What ends an answer.
+
+    Attributes:
+        ids, strings: of all sources.
+        added: the tokens that generation_config lacks, as text.
+    """
+
+    ids: tuple[int, ...]
+    strings: tuple[str, ...]
+    added: tuple[str, ...]
+
+
+def turn_ends(
+    tokenizer: PreTrainedTokenizerBase,
+    eos_token_ids: Sequence[int],
+    *,
+    conv_template: str = "",
+    generate_ends: bool = False,
+) -> TurnEnds:
+    """What ends an answer of a target, for every loop of ours: the end tokens of its
+    generation_config, the tokenizer's end token, the token with which its chat template ends an
+    assistant's turn; and of a FastChat template its stop strings and tokens.
+
+    Args:
+        eos_token_ids: of generation_config.
+        generate_ends: these alone, and those of a FastChat template that was asked for.
+    """
+    strings, asked, own = (), (), []
+    if not generate_ends and tokenizer.eos_token_id is not None:
+        own.append(tokenizer.eos_token_id)
+    if conv_template:
+        template = fastchat_template(conv_template)
+        strings, asked = each_string(template.stop_str or ()), template.stop_token_ids or ()
+    elif not generate_ends:
+        talk = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": MARK}]
+        with suppress(BadInput):  # no template, or one that takes no answer
+            text = render(tokenizer, talk, answer_next=False)
+            own += first_special(tokenizer, text.rpartition(MARK)[2])
+    ids = tuple(dict.fromkeys([*eos_token_ids, *asked, *own]))
+    added = [token for token in dict.fromkeys(own) if token not in eos_token_ids]
+    return TurnEnds(ids, strings, tuple(map(tokenizer.decode, added)))
+
+
+def first_special(tokenizer: PreTrainedTokenizerBase, text: str) -> set[int]:
+    """The token that a rendering begins with, white space aside, if it is an added or special
+    one."""
+    special = {*tokenizer.added_tokens_decoder, *tokenizer.all_special_ids}
+    visible = (t for t in encode(tokenizer, text) if tokenizer.decode([t]).strip())
+    return {next(visible, None)} & special
+
+
+def tell_added(ends: TurnEnds, target: str) -> None:
+    """Say once, on standard error, where answers of a target end and `generate` goes on."""
+    if ends.added:
+        print(
+            f"eagle_fsd: answers of target {target!r} also end at {' and at '.join(ends.added)}, "
+            "the end of a turn by its tokenizer or its chat template, which its generation_config "
+            "lacks; with generate_ends they go on there, as in transformers' generate",
+            file=sys.stderr,
+        )
+
+
+def each_string(strings: str | Sequence[str]) -> tuple[str, ...]:
+    return (strings,) if isinstance(strings, str) else tuple(strings)

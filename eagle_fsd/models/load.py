@@ -10,7 +10,6 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 from transformers import AutoConfig, AutoTokenizer, PretrainedConfig, PreTrainedTokenizerBase
-from transformers.utils import CONFIG_NAME
 
 from eagle_fsd.config import BadInput, check_known
 from eagle_fsd.decoding.target import Target
@@ -31,7 +30,6 @@ from eagle_fsd.recurrent.kinds import has_states, no_draft_states
 
 # eagle_fsd/checkpoints is a link to the repository's checkpoints/, and a folder once installed
 SHIPPED_HEAD = (Path(__file__).parent.parent / "checkpoints" / "smollm2-135m-eagle2").resolve()
-OWN_LAYERS = "layers"
 ADAPTER = "adapter_config.json"  # as peft names it
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
@@ -59,14 +57,10 @@ def _whole_config(name: str) -> PretrainedConfig:
         shape = SHAPES.get(path) if name.startswith(PREFIX) else None
         config = shape() if shape else AutoConfig.from_pretrained(path, **options)
     except UNLOADABLE as error:
-        if (file := Path(path, CONFIG_NAME)).is_file():
-            raise BadInput(
-                f"target {name!r}: {file} is no config that transformers takes ({reason(error)})"
-            ) from error
         raise BadInput(
-            f"unknown target {name!r}: give {EMBEDDED_TARGET!r} (embedded), a folder with "
-            f"config.json, a .gguf file, a hub id that can be reached, or {PREFIX} and one of these"
-            f" or of {', '.join(SHAPES)} ({reason(error)})"
+            f"unknown target {name!r}, or no config that transformers reads ({reason(error)}): "
+            f"give {EMBEDDED_TARGET!r} (embedded), a folder with config.json, a .gguf file, a hub "
+            f"id that can be reached, or {PREFIX} and one of these or of {', '.join(SHAPES)}"
         ) from error
     check_supported(config)
     class_to_load(config)
@@ -79,9 +73,12 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
         return random_weights.random_tokenizer()
     path, options = source_of(name)
     try:
-        return AutoTokenizer.from_pretrained(path, **options)
+        tokenizer = AutoTokenizer.from_pretrained(path, **options)
     except UNLOADABLE as error:
         raise BadInput(f"target {name!r} has no tokenizer that loads ({reason(error)})") from error
+    # Some tidy up the spaces of a text (`a != b` to `a!= b`), which changes what is streamed.
+    tokenizer.clean_up_tokenization_spaces = False
+    return tokenizer
 
 
 def check_device(device: str, dtype: str = "float32") -> None:
@@ -191,12 +188,8 @@ def load_target(
 
 def own_layers(draft_model: str) -> int:
     """N of "layers:N", the draft model that is the target's own first layers; else 0."""
-    kind, _, count = draft_model.partition(":")
-    if kind != OWN_LAYERS:
-        return 0
-    if not count.isdecimal() or len(count) > 9 or not int(count):
-        raise BadInput(f"draft model {draft_model!r:.200} is not {OWN_LAYERS}:N, such as layers:28")
-    return int(count)
+    count = re.fullmatch("layers:([0-9]{1,9})", draft_model)
+    return int(count[1]) if count else 0
 
 
 def check_draft_model(name: str, target: str) -> list[int]:
@@ -207,22 +200,18 @@ def check_draft_model(name: str, target: str) -> list[int]:
         The ids of tokens that its tokenizer has and the target's lacks.
     """
     config = load_target_config(target)
-    if count := own_layers(name):
-        if count >= config.num_hidden_layers:
+    if name.startswith("layers:"):
+        if not 0 < own_layers(name) < config.num_hidden_layers:
             raise BadInput(
-                f"draft model {name!r}: target {target!r} has {config.num_hidden_layers} layers, "
-                "give fewer"
+                f"draft model {name!r:.200} is not layers:N, of which target {target!r} has "
+                f"{config.num_hidden_layers} layers: give fewer, such as layers:1"
             )
         if has_states(config):
             raise no_draft_states(config.model_type)
         return []
-    try:
-        draft_config = load_target_config(name)
-        theirs, own = (load_tokenizer(model).get_vocab() for model in (name, target))
-    except BadInput as error:
-        raise BadInput(f"draft model {name!r}: {error}") from error
-    if has_states(draft_config):
+    if has_states(draft_config := load_target_config(name)):
         raise no_draft_states(draft_config.model_type)
+    theirs, own = (load_tokenizer(model).get_vocab() for model in (name, target))
     own_ids = {id: token for token, id in own.items()}
     if differing := [
         t for t, id in theirs.items() if own.get(t, id) != id or own_ids.get(id, t) != t
@@ -231,7 +220,7 @@ def check_draft_model(name: str, target: str) -> list[int]:
         raise BadInput(
             f"draft model {name!r} has another tokenizer than target {target!r}: token {token!r} "
             f"is {theirs.get(token, 'none')} there and {own.get(token, 'none')} here; give a model "
-            f"of the same family, or {OWN_LAYERS}:N, the target's own first N layers"
+            "of the same family, or layers:N, the target's own first N layers"
         )
     return sorted(id for token, id in theirs.items() if token not in own)
 
@@ -252,9 +241,9 @@ def default_head(target: str) -> str:
     if target == EMBEDDED_TARGET:
         if not SHIPPED_HEAD.is_dir():
             raise BadInput(
-                f"the shipped head is not at {SHIPPED_HEAD}: this copy of the library lacks it. "
-                "Install the library with pip, from a checkout or a git URL, which brings the head "
-                "along; or give a checkout's folder checkpoints/smollm2-135m-eagle2 as the head"
+                f"the shipped head is not at {SHIPPED_HEAD}: install the library with pip, from a "
+                "checkout or a git URL, which brings it along; or give a checkout's folder "
+                "checkpoints/smollm2-135m-eagle2 as the head"
             )
         return str(SHIPPED_HEAD)
     if target.startswith(PREFIX):

@@ -13,9 +13,15 @@ from eagle_fsd.decoding.target import Target
 from eagle_fsd.decoding.tree import Drafter
 from eagle_fsd.drafters.eagle import head_drafter
 from eagle_fsd.messages import Message
-from eagle_fsd.models.answer_thoughts import Thought, decode, find_thought
 from eagle_fsd.models.assets import EMBEDDED_TARGET
-from eagle_fsd.models.chat import prompt_ids
+from eagle_fsd.models.chat import (
+    TurnEnds,
+    each_string,
+    fastchat_template,
+    prompt_ids,
+    tell_added,
+    turn_ends,
+)
 from eagle_fsd.models.load import (
     check_draft_model,
     default_dtype,
@@ -25,14 +31,7 @@ from eagle_fsd.models.load import (
     load_target,
     load_target_config,
 )
-from eagle_fsd.models.turn_ends import (
-    TurnEnds,
-    each_string,
-    tell_added,
-    template_stops,
-    turn_ends,
-)
-from eagle_fsd.thoughts import Marks
+from eagle_fsd.thoughts import Marks, Thought, find_thought
 
 
 @dataclass(frozen=True)
@@ -76,14 +75,11 @@ class Model:
     def stop(self, max_new_tokens: int, strings: str | Sequence[str] = ()) -> StopConfig:
         """The budget, and all that ends an answer: what ends a turn, and the strings given."""
         strings = tuple(dict.fromkeys([*self.ends.strings, *each_string(strings)]))
-        return StopConfig(max_new_tokens, self.ends.ids, strings, self.decode)
+        return StopConfig(max_new_tokens, self.ends.ids, strings, self.tokenizer.decode)
 
     def prompt_ids(self, prompt: str | list[Message]) -> list[int]:
         """A user turn, or a whole conversation, through the chat template."""
         return prompt_ids(self.tokenizer, prompt, conv_template=self.conv_template)
-
-    def decode(self, token_ids: list[int], *, skip_special_tokens: bool = False) -> str:
-        return decode(self.tokenizer, token_ids, skip_special_tokens=skip_special_tokens)
 
     def text(self, token_ids: list[int], stop_strings: str | Sequence[str] = ()) -> str:
         """Without special tokens, and up to the first stop string: of the template's, and of these.
@@ -91,29 +87,24 @@ class Model:
         Example: of the tokens "a", "b\\nU", "ser" with the stop string "User" it is "ab\\n".
         """
         strings = [*self.ends.strings, *each_string(stop_strings)]
-        whole, end = self.decode(token_ids) if strings else "", ""
+        whole, end = self.tokenizer.decode(token_ids) if strings else "", ""
         starts = [whole.index(string) for string in strings if string in whole]
         if starts:
             whole = whole[: min(starts)]
-            while not whole.startswith(before := self.decode(token_ids)):
+            while not whole.startswith(before := self.tokenizer.decode(token_ids)):
                 token_ids = token_ids[:-1]
             end = whole[len(before) :]  # what the string's first token has in front of it
-        return self.decode(token_ids, skip_special_tokens=True) + end
-
-    @cached_property
-    def _broken_byte(self) -> int | None:
-        """The token of a byte that is in no character, where bytes are tokens; looked up once,
-        since a vocabulary takes longer to read than a round."""
-        return self.tokenizer.get_vocab().get("<0xFF>")
+        return self.tokenizer.decode(token_ids, skip_special_tokens=True) + end
 
     def settled(self, text: str, token_ids: list[int]) -> str:
         """As much of the text of tokens as no later token changes: without the bytes at its end
         where a tokenizer writes characters as bytes, which are all no text if one of them is none
         (Llama 2, Gemma)."""
-        if self._broken_byte is None:
+        broken = self.tokenizer.convert_tokens_to_ids("<0xFF>")  # a byte that is in no character
+        if broken is None or self.tokenizer.convert_ids_to_tokens(broken) != "<0xFF>":
             return text
-        longer = [*token_ids, self._broken_byte]
-        return commonprefix([text, self.decode(longer, skip_special_tokens=True)])
+        longer = [*token_ids, broken]
+        return commonprefix([text, self.tokenizer.decode(longer, skip_special_tokens=True)])
 
     def text_ends(
         self, token_ids: list[int], stop_strings: str | Sequence[str] = (), *, first: int = 0
@@ -168,7 +159,8 @@ def load(
         keep_stock: keep a stock model beside, for transformers' own generate.
     """
     tree = as_tree(tree)
-    template_stops(conv_template)  # its name is checked
+    if conv_template:
+        fastchat_template(conv_template)  # its name is checked
     config = load_target_config(target)
     draft_head, layers = None, ()
     if head is not None:

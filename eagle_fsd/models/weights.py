@@ -115,25 +115,22 @@ def stored_model(
         ) from error
     # Of what is missing transformers makes random numbers, and only warns. Tied weights, and keys
     # that it ignores for a family, are not among these.
-    missing, unexpected = found["missing_keys"], found["unexpected_keys"]
-    unexpected = without_mtp(unexpected, text_config(chosen))  # a drafter reads those (heads/)
-    faults = [f"{len(missing)} are missing, the first {min(missing)}"] if missing else []
-    if chosen is not config and not missing:
+    missing, misshapen = found["missing_keys"], found["mismatched_keys"]
+    unexpected = without_mtp(found["unexpected_keys"], text_config(chosen))  # a drafter's (heads/)
+    if "gguf_file" in options:  # which have more, such as rope_freqs
+        unexpected = ()
+    elif chosen is not config and not missing:
         # images' and sounds' are left out; not, where the text model is found, more of its own
         own = tuple(f"model.{part}." for part, _ in text_body(model).named_children())
         unexpected = [key for key in unexpected if key.startswith((*own, "lm_head."))]
-    elif chosen is not config:
-        starts = sorted({".".join(key.split(".")[:2]) for key in unexpected})
-        faults.append(f"{len(unexpected)} begin with none of its prefixes: {', '.join(starts)}")
-        unexpected = ()
-    if unexpected and "gguf_file" not in options:  # these have more, such as rope_freqs
-        faults.append(f"{len(unexpected)} are unexpected, the first {min(unexpected)}")
-    if misshapen := found["mismatched_keys"]:
-        key, stored, wanted = min(misshapen)
-        faults.append(
-            f"{len(misshapen)} are misshapen, the first {key}, {tuple(stored)} in the place of "
-            f"{tuple(wanted)}"
-        )
+    misshapen = [
+        f"{key}, {tuple(stored)} in the place of {tuple(wanted)}"
+        for key, stored, wanted in misshapen
+    ]
+    kinds = {"missing": missing, "unexpected": unexpected, "misshapen": misshapen}
+    faults = [
+        f"{len(keys)} are {kind}, the first {min(keys)}" for kind, keys in kinds.items() if keys
+    ]
     if faults:
         raise BadInput(
             f"the weights of target {name!r} are not those of the {type(model).__name__} that its "

@@ -19,12 +19,20 @@ from transformers import PreTrainedTokenizerBase
 from eagle_fsd.config import BadInput
 from eagle_fsd.decoding.target import Target
 from eagle_fsd.messages import Message
-from eagle_fsd.models.answer_thoughts import answer_message, decode, find_thought
-from eagle_fsd.models.chat import prompt_ids, render
-from eagle_fsd.models.control_tokens import broken_up, control_tokens, encode
+from eagle_fsd.models.chat import (
+    MARK,
+    TurnEnds,
+    broken_up,
+    control_tokens,
+    encode,
+    first_special,
+    prompt_ids,
+    render,
+    turn_ends,
+)
 from eagle_fsd.models.generate import Request, complete
-from eagle_fsd.models.turn_ends import MARK, TurnEnds, first_special, turn_ends
 from eagle_fsd.runs.folder import Run
+from eagle_fsd.thoughts import answer_message, find_thought
 from eagle_fsd.training.features import TargetStates
 from eagle_fsd.training.prompts import SELF, Benchmarks, Candidate, Conversation, user_turns
 
@@ -245,7 +253,7 @@ class DialogueMaker:
 
     def _said(self, request: Request) -> str:
         """The text of what was sampled, without its end token."""
-        return decode(self.chat.tokenizer, request.tokens, skip_special_tokens=True)
+        return self.chat.tokenizer.decode(request.tokens, skip_special_tokens=True)
 
     def _own_turn(self, request: Request) -> str:
         """The text of a user turn that the target has written; BadInput if too few are of use."""
@@ -298,7 +306,7 @@ class DialogueMaker:
             # 3. What is said by now.
             text = self._said(request)
             self._refuse_benchmark(text)
-            whole = decode(self.chat.tokenizer, request.tokens[:-1]) == text
+            whole = self.chat.tokenizer.decode(request.tokens[:-1]) == text
             thought = find_thought(self.chat.tokenizer, prompt, request.tokens, text)
             said += [turn, answer_message(text, thought)]
             if not request.finished:
