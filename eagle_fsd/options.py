@@ -222,7 +222,7 @@ class ModelOptions(ChatOptions, PluginOptions):
     def __post_init__(self):
         import torch
 
-        from eagle_fsd.engine.select import choose_engine
+        from eagle_fsd.engine.select import choose_engines
         from eagle_fsd.models.load import DTYPES, default_device, default_dtype
 
         if self.thought_marks and len(self.thought_marks.split()) != 2:
@@ -232,7 +232,7 @@ class ModelOptions(ChatOptions, PluginOptions):
             )
         self.device = self.device or default_device()
         self.dtype = self.dtype or default_dtype(self.device)
-        choose_engine(self.engine, device=self.device, dtype=DTYPES.get(self.dtype, torch.float32))
+        choose_engines(self.engine, device=self.device, dtype=DTYPES.get(self.dtype, torch.float32))
         self.tree = tree_name(parse_tree(self.tree) if self.tree else default_tree(self.device))
 
     def digests(self) -> dict[str, str]:

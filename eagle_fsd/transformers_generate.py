@@ -34,8 +34,7 @@ from eagle_fsd.decoding.target import Target
 from eagle_fsd.decoding.tree import Drafter
 from eagle_fsd.drafters.eagle import head_drafter
 from eagle_fsd.engine.trial import check_tree_attention
-from eagle_fsd.families.supported import check_supported
-from eagle_fsd.families.text_model import text_config
+from eagle_fsd.families import check_supported, text_config
 from eagle_fsd.heads.draft_head import DraftHead
 from eagle_fsd.models.assets import EMBEDDED_TARGET
 from eagle_fsd.models.chat import tell_added, turn_ends

@@ -9,7 +9,6 @@ import inspect
 import json
 import math
 import platform
-import sys
 import threading
 import weakref
 from concurrent.futures import ThreadPoolExecutor
@@ -19,7 +18,7 @@ import pytest
 import torch
 from answers import by_generate, run
 from reference_tree import largest_error
-from tiny import EAGER, FAMILIES, SIZES, WIDE, prompt_tokens, random_model, tiny_head
+from tiny import FAMILIES, SIZES, WIDE, prompt_tokens, random_model, tiny_head
 from transformers import (
     CONFIG_MAPPING,
     MODEL_FOR_CAUSAL_LM_MAPPING,
@@ -36,10 +35,9 @@ from eagle_fsd.drafters import growing
 from eagle_fsd.drafters.eagle import EagleDrafter
 from eagle_fsd.engine import attention, products
 from eagle_fsd.engine.attention import Folded, RotaryAttention
-from eagle_fsd.engine.lean import lean_mlp
-from eagle_fsd.engine.packed import Packed, can_pack
+from eagle_fsd.engine.packed import Packed, can_pack, lean_mlp
 from eagle_fsd.engine.products import Joined, PackedLinear, RmsNorm
-from eagle_fsd.engine.select import ENGINES, choose_engine
+from eagle_fsd.engine.select import ENGINES, choose_engines
 from eagle_fsd.models.load import load_target
 from eagle_fsd.models.random_weights import random_tokenizer
 from eagle_fsd.rules.fsd import Fsd
@@ -80,7 +78,7 @@ def test_a_joined_layer_is_called_out_of_order():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("rows", [1, 3, 16, 61])
+@pytest.mark.parametrize("rows", [1, 61])
 def test_a_packed_product_is_the_product(dtype, rows):
     if not can_pack(dtype):
         pytest.skip(f"no packed products in {dtype} here")
@@ -99,24 +97,18 @@ needs_half = pytest.mark.skipif(not products.can_multiply(), reason="no 16-bit p
 @pytest.mark.skipif(
     platform.machine() not in ("x86_64", "AMD64"), reason="the products are of x86 processors"
 )
-def test_torch_has_the_products_of_16_bit_weights():
-    """They lie in a namespace of torch that is not promised to stay: on x86 their end is seen."""
-    assert products.can_multiply()
-
-
-@needs_half
-def test_the_products_are_found_whatever_the_process_takes_for_granted():
-    """Bug held down: the first to ask under another default dtype or device was told that there
-    are none, and so was everybody after."""
+@pytest.mark.parametrize(("dtype", "device"), [(torch.float64, "cpu"), (torch.float32, "meta")])
+def test_torch_has_the_products_of_16_bit_weights(dtype, device):
+    """They lie in a namespace of torch that is not promised to stay: on x86 their end is seen. Bug
+    held down: the first to ask under another default dtype or device was told that there are none,
+    and so was everybody after."""
+    products.can_multiply.cache_clear()
+    torch.set_default_dtype(dtype)
     try:
-        for dtype, device in ((torch.float64, "cpu"), (torch.float32, "meta")):
-            products.can_multiply.cache_clear()
-            torch.set_default_dtype(dtype)
-            with torch.device(device):
-                assert products.can_multiply()
+        with torch.device(device):
+            assert products.can_multiply()
     finally:
         torch.set_default_dtype(torch.float32)
-        products.can_multiply.cache_clear()
 
 
 def test_joined_products_give_each_thread_its_own_parts_in_any_order():
@@ -301,9 +293,7 @@ def test_attention_that_asks_for_something_else_is_left_as_it_is(family):
     """Bug held down: a layer of partly rotary heads, and one that asks for position_ids, ended in
     a RuntimeError and a TypeError while they were tried, before anything was checked."""
     sizes = SIZES | {"hidden_size": 16 * SIZES["num_attention_heads"], "head_dim": 16}
-    config = AutoConfig.for_model(family, **sizes)
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
-    target = Target(model.requires_grad_(False), engine=Packed())
+    target = Target(random_model(AutoConfig.for_model(family, **sizes), seed=0), engine=Packed())
     assert largest_error(target, prompt_tokens(9), TREE) < 1e-4
 
 
@@ -315,6 +305,21 @@ def test_a_table_that_cannot_be_shrunk_stays_the_one_that_lm_head_reads():
     config.tie_word_embeddings = True
     target = Target(random_model(config, seed=0), engine=Packed(), keep_stock=False)
     assert target.lm_head.weight is target.embed_tokens.weight
+
+
+def test_plain_weights_go_while_others_are_packed():
+    """Bug held down: the list of modules gone over kept every weight until the last was packed."""
+    model = random_model(FAMILIES["llama"](), seed=0)
+    weights = [weakref.ref(parameter) for parameter in model.model.layers.parameters()]
+    alive = []
+
+    class Watched(Packed):
+        def linear(self, weight_RD, bias_R):
+            alive.append(sum(weight() is not None for weight in weights))
+            return super().linear(weight_RD, bias_R)
+
+    Watched().exchange(model.model)
+    assert alive[-1] <= len(weights) / 2
 
 
 class InContainers(torch.nn.Module):
@@ -358,7 +363,6 @@ def test_layers_in_containers_and_those_whose_weight_is_read_are_not_left_out(ki
 
 # Families whose layers an engine left out, called wrongly or gave a mask of another shape
 ODD = {
-    "ctrl": {"n_embd": 40, "dff": 53, "n_layer": 3, "n_head": 4, "n_positions": 251},
     "doge": {"hidden_size": 32, "head_dim": 8},
     "afmoe": {
         "num_hidden_layers": 4,
@@ -369,22 +373,6 @@ ODD = {
         "sliding_window": 9,
     },
     "jetmoe": {"kv_channels": 10, "num_local_experts": 4, "num_experts_per_tok": 2},
-    "longcat_flash": {
-        "num_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 4,
-        "kv_lora_rank": 16,
-        "q_lora_rank": 16,
-        "qk_nope_head_dim": 16,
-        "qk_rope_head_dim": 16,
-        "v_head_dim": 16,
-        "head_dim": 16,
-        "n_routed_experts": 4,
-        "moe_topk": 2,
-        "zero_expert_num": 2,
-        "ffn_hidden_size": 52,
-        "expert_ffn_hidden_size": 16,
-    },
 }
 
 
@@ -401,8 +389,7 @@ def odd_folder(family: str, folder):
 @pytest.mark.parametrize("engine", ["folded", "packed"])
 @pytest.mark.parametrize("family", ODD)
 def test_engines_run_families_whose_layers_are_their_own(family, engine, tmp_path, capsys):
-    """Bug held down: each was refused with a message that blamed the family; ctrl was not, and
-    decoded without its feed-forward layers."""
+    """Bug held down: each was refused with a message that blamed the family."""
     folder = odd_folder(family, tmp_path)
     target, _ = load_target(folder, dtype="float32", engine=engine, keep_stock=True)
     assert target.engine.name == engine and "cannot run" not in capsys.readouterr().err
@@ -443,28 +430,23 @@ def hides_its_reads(tmp_path):
 @torch.inference_mode()
 @pytest.mark.parametrize("keep_stock", [False, True])
 @pytest.mark.skipif(not can_pack(torch.float32), reason="needs oneDNN")
-def test_auto_takes_the_next_engine_and_says_so(hides_its_reads, keep_stock, capsys):
+def test_auto_takes_the_next_engine_and_a_named_one_is_refused(hides_its_reads, keep_stock, capsys):
     """Bug held down: the family was refused for what the engine did to it."""
-    target, _ = load_target(hides_its_reads, dtype="float32", engine="auto", keep_stock=keep_stock)
+    load = partial(load_target, hides_its_reads, dtype="float32", keep_stock=keep_stock)
+    target, _ = load(engine="auto")
     assert target.engine.name == "folded"
-    (line,) = [line for line in capsys.readouterr().err.splitlines() if "cannot run" in line]
-    begin = "engine 'packed' cannot run targets of type 'hides_its_reads' (their layers take no "
-    assert line.startswith(begin) and line.endswith("): running with 'folded'")
+    told = "engine 'packed' cannot run targets of type 'hides_its_reads' (their layers take no "
+    assert told in capsys.readouterr().err
     stock, _ = load_target(hides_its_reads, dtype="float32")
     prompt = prompt_tokens(19)
     assert run(target, RootDrafter(), prompt).tokens == by_generate(stock, prompt)
-
-
-@pytest.mark.skipif(not can_pack(torch.float32), reason="needs oneDNN")
-def test_an_engine_that_is_named_and_cannot_is_refused_with_those_that_can(hides_its_reads):
-    with pytest.raises(BadInput, match="^engine 'packed' cannot run .*: use folded or stock$"):
-        load_target(hides_its_reads, dtype="float32", engine="packed")
-    assert load_target(hides_its_reads, dtype="float32", engine="folded")[0].engine.name == "folded"
+    with pytest.raises(BadInput, match="^engine 'packed' cannot run .*: use auto$"):
+        load(engine="packed")
 
 
 def test_stop_tokens_survive_the_trial(tmp_path):
     """A Target takes the generation config, and the trial makes one of its own before."""
-    folder = odd_folder("ctrl", tmp_path)
+    folder = odd_folder("doge", tmp_path)
     config = tmp_path / "generation_config.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | {"eos_token_id": 5}))
     assert load_target(folder, dtype="float32", engine="folded")[0].eos_token_ids == (5,)
@@ -500,24 +482,12 @@ def test_a_cache_goes_when_its_owner_lets_it_go():
 
 def test_engines_are_chosen_and_refused_by_device():
     for device in ("cuda:1", "auto"):
-        assert choose_engine("auto", device=device, dtype=torch.bfloat16).name == "folded"
+        choices = choose_engines("auto", device=device, dtype=torch.bfloat16)
+        assert [engine.name for engine in choices] == ["folded", "stock"]
     expected = "packed" if can_pack(torch.float32) else "folded"
-    assert choose_engine("auto", device="cpu", dtype=torch.float32).name == expected
+    assert choose_engines("auto", device="cpu", dtype=torch.float32)[0].name == expected
     with pytest.raises(BadInput, match="'packed' needs a CPU"):
-        choose_engine("packed", device="cuda", dtype=torch.float32)
-
-
-def test_an_engine_without_a_compiler_or_its_cache_is_refused_before_loading(tmp_path, monkeypatch):
-    choose = partial(choose_engine, "compiled", device="cpu", dtype=torch.float32)
-    (tmp_path / "file").write_text("")
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "file" / "cache"))
-    monkeypatch.setenv("CXX", sys.executable)  # some program
-    with pytest.raises(BadInput, match="cannot write to its cache .*file/cache: Not a directory;"):
-        choose()
-    for name in ("no-such-compiler", ""):
-        monkeypatch.setenv("CXX", name)
-        with pytest.raises(BadInput, match=f"needs a C.. compiler, and '{name}' is not here"):
-            choose()
+        choose_engines("packed", device="cuda", dtype=torch.float32)
 
 
 @pytest.mark.slow  # each of its functions takes a minute
@@ -543,21 +513,24 @@ def test_a_few_functions_are_compiled_for_contexts_of_any_length(tmp_path, monke
 
 @pytest.mark.processes  # long
 @needs_half
-def test_what_cannot_be_compiled_runs_as_it_is_and_says_so(tmp_path, monkeypatch):
-    """A compiler that breaks after loading ends no answer."""
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+@pytest.mark.parametrize("lacking", ["compiler", "cache"])
+def test_what_cannot_be_compiled_runs_as_it_is_and_says_so(lacking, tmp_path, monkeypatch):
+    """Without a compiler, and where its results cannot be kept."""
+    (tmp_path / "file").write_text("")
+    cache = tmp_path / "file" / "cache" if lacking == "cache" else tmp_path
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(cache))
+    compiler = "no-such-compiler" if lacking == "compiler" else "g++"
     stock, target = pair("llama", "compiled")
     prompt = prompt_tokens(9)
-    with torch._inductor.config.patch({"cpp.cxx": ("no-such-compiler",)}):
+    with torch._inductor.config.patch({"cpp.cxx": (compiler,)}):
         with pytest.warns(UserWarning, match="cannot compile, running as engine 'packed': .+"):
             answer = run(target, RootDrafter(), prompt, budget=5)
     assert answer.tokens == run(stock, RootDrafter(), prompt, budget=5).tokens
 
 
-@pytest.mark.parametrize("engine", EAGER)
 @pytest.mark.parametrize("block", [1, 29, 40])
-def test_a_prompt_in_blocks_gives_the_tree_of_a_prompt_at_once(engine, block, monkeypatch):
-    stock, target = pair("llama", engine)
+def test_a_prompt_in_blocks_gives_the_tree_of_a_prompt_at_once(block, monkeypatch):
+    stock, target = pair("llama", "packed")
     head = tiny_head(stock, seed=2)
     prompt_L = torch.tensor(prompt_tokens(41))
     trees = []

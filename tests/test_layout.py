@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from eagle_fsd.drafters.settings import DRAFTERS
-from eagle_fsd.families.supported import TESTED_FAMILIES
+from eagle_fsd.families import TESTED_FAMILIES
 from eagle_fsd.recurrent.kinds import FAMILIES as RECURRENT_FAMILIES
 from eagle_fsd.rules import RULES
 

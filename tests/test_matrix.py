@@ -28,7 +28,7 @@ from eagle_fsd.decoding.target import Target
 from eagle_fsd.decoding.tree import DraftTree, RootDrafter
 from eagle_fsd.drafters.eagle import EagleDrafter
 from eagle_fsd.engine.select import ENGINES
-from eagle_fsd.families.supported import TESTED_FAMILIES
+from eagle_fsd.families import TESTED_FAMILIES
 from eagle_fsd.models.generate import Request, complete
 from eagle_fsd.recurrent.kinds import FAMILIES as RECURRENT_FAMILIES
 

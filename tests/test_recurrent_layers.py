@@ -12,8 +12,7 @@ from transformers.models.kimi_linear import modeling_kimi_linear
 from transformers.models.qwen3_next import modeling_qwen3_next
 
 from eagle_fsd.decoding.tree import DraftTree
-from eagle_fsd.recurrent.convolution import node_windows, tree_convolution
-from eagle_fsd.recurrent.scans import delta_rule, mamba2
+from eagle_fsd.recurrent.scans import delta_rule, mamba2, node_windows, tree_convolution
 
 H, K, V = 6, 8, 5
 SIZES = [2, 3, 7, 20, 41, 60]
@@ -121,9 +120,9 @@ def test_every_node_of_a_convolution_is_its_path_run_alone(taps, dtype):
         tree = tree_of(size)
         text, nodes = torch.randn(1, channels, taps).to(dtype), torch.randn(1, channels, size)
         nodes = nodes.to(dtype)
-        window_NK = node_windows(tree.parent_N, taps)
+        window_NT = node_windows(tree.parent_N, taps)
         columns = torch.cat([text, nodes], dim=-1)
-        ours = tree_convolution(columns, weight, bias, "silu", window_NK=window_NK)
+        ours = tree_convolution(columns, weight, bias, "silu", window_NT=window_NT)
         assert ours.shape == nodes.shape and ours.dtype == dtype
         for node in range(size):
             path = nodes[:, :, tree.ancestor_NN[node].nonzero()[:, 0]]

@@ -34,7 +34,7 @@ from eagle_fsd.config import BadInput
 from eagle_fsd.decoding.target import Target
 from eagle_fsd.decoding.tree import DraftTree
 from eagle_fsd.engine.trial import check_tree_attention
-from eagle_fsd.families.supported import check_supported
+from eagle_fsd.families import check_supported
 
 V = SIZES["vocab_size"]
 LONG = 3 * WINDOW + 2  # a prefix longer than the sliding window

@@ -26,7 +26,7 @@ from eagle_fsd.decoding.target import Target
 from eagle_fsd.decoding.tree import DraftTree, RootDrafter
 from eagle_fsd.engine.select import ENGINES
 from eagle_fsd.engine.trial import check_tree_attention
-from eagle_fsd.families.text_model import logit_factor
+from eagle_fsd.families import logit_factor
 from eagle_fsd.models.load import load_target
 from eagle_fsd.transformers_generate import custom_generate
 

@@ -112,7 +112,7 @@ class TrainOptions(TargetOptions):
 
 def train(options: TrainOptions) -> None:
     """Train a head and write it, from wherever a run of these options was left."""
-    from eagle_fsd.families.text_model import longest_text
+    from eagle_fsd.families import longest_text
     from eagle_fsd.models import load
     from eagle_fsd.models.digests import head_digests, target_digests
     from eagle_fsd.runs.folder import Run

@@ -12,9 +12,8 @@ from collections.abc import Sequence
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin, DummyLayer
 
-from eagle_fsd.recurrent.hooks import TreeForward
 from eagle_fsd.recurrent.kinds import HYBRID, NOTHING, RECURRENT
-from eagle_fsd.recurrent.states import RecurrentLayer
+from eagle_fsd.recurrent.states import RecurrentLayer, TreeForward
 
 
 class PreallocatedLayer(CacheLayerMixin):

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from eagle_fsd.families.text_model import text_body
+from eagle_fsd.families import text_body
 
 SAMPLED = 16  # numbers of a tensor that are compared
 

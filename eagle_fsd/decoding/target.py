@@ -27,7 +27,7 @@ from eagle_fsd.decoding.masks import layer_masks
 from eagle_fsd.decoding.sampling import no_numbers
 from eagle_fsd.decoding.seen import Seen, kept_of
 from eagle_fsd.decoding.tree import DraftTree
-from eagle_fsd.families.text_model import (
+from eagle_fsd.families import (
     asks_cache_for_positions,
     logit_cap,
     logit_factor,
@@ -37,9 +37,8 @@ from eagle_fsd.families.text_model import (
     text_config,
     with_last_state,
 )
-from eagle_fsd.recurrent.hooks import ARGUMENT, TreeForward, check_called, exchanged_functions
 from eagle_fsd.recurrent.kinds import layer_types, modeling_module
-from eagle_fsd.recurrent.states import check_room
+from eagle_fsd.recurrent.states import ARGUMENT, TreeForward, check_called, exchanged_functions
 
 
 class Target:
@@ -111,7 +110,6 @@ class Target:
         self._cache_settings = {"types": layer_types(self.config), "pooled": len(devices) < 2}
         self._recurrent = modeling_module(text_body(model))
         self.has_states = self._recurrent is not None
-        self._roomy = 1  # nodes of the largest tree for which there was memory
         self.engine = engine
         self.has_stock = keep_stock or not engine.rebuilds
         rebuilt = engine.rebuild(model, keep_stock=keep_stock)
@@ -217,10 +215,6 @@ class Target:
         parent_N = ancestor_NN = None
         exchanged = nullcontext()
         if self.has_states and N > 1:
-            if N > self._roomy:
-                kind = self.config.model_type
-                check_room(self.cache.layers, N, kind=kind, device=self.device)
-                self._roomy = N
             parent_N, ancestor_NN = tree.parent_N, tree.ancestor_NN
             exchanged = exchanged_functions(self._recurrent)
         # 4. One forward.

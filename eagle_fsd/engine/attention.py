@@ -26,7 +26,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from eagle_fsd.decoding.engine import Engine
-from eagle_fsd.families.text_model import text_body, text_config
+from eagle_fsd.families import text_body, text_config
 
 NAME = "eagle_fsd_folded"
 

@@ -8,10 +8,7 @@ nodes there are, and how many cache rows, is left open. Measured in results/spee
 """
 
 import itertools
-import os
-import shutil
 import sys
-import tempfile
 import warnings
 import weakref
 from collections.abc import Callable, Hashable
@@ -19,7 +16,6 @@ from collections.abc import Callable, Hashable
 import torch
 from tqdm import tqdm
 
-from eagle_fsd.config import BadInput
 from eagle_fsd.decoding.cache import TreeCache
 from eagle_fsd.engine.packed import Packed
 from eagle_fsd.engine.products import Linear
@@ -33,18 +29,8 @@ _products: weakref.WeakValueDictionary[int, Linear] = weakref.WeakValueDictionar
 _numbers = itertools.count()
 _library = torch.library.Library("eagle_fsd", "DEF")
 _library.define("product(Tensor x_ND, int number, int rows) -> Tensor")
-
-
-def _product(x_ND: torch.Tensor, number: int, rows: int) -> torch.Tensor:
-    return _products[number](x_ND)
-
-
-def _product_shape(x_ND: torch.Tensor, number: int, rows: int) -> torch.Tensor:
-    return x_ND.new_empty(*x_ND.shape[:-1], rows)
-
-
-_library.impl("product", _product, "CPU")
-_library.impl("product", _product_shape, "Meta")
+_library.impl("product", lambda x_ND, number, rows: _products[number](x_ND), "CPU")
+_library.impl("product", lambda x_ND, number, rows: x_ND.new_empty(*x_ND.shape[:-1], rows), "Meta")
 
 
 class _Numbered:
@@ -72,17 +58,7 @@ class CompiledStep:
         key = cache.capacity, *fixed
         if key in self._compiled:
             return self._compiled[key](cache, *tensors)
-        self._compiled[key] = self._prepare(tensors)
-        try:
-            return self._compiled[key](cache, *tensors)
-        except torch._dynamo.exc.TorchDynamoException as error:  # nothing has run yet
-            reason = str(error).strip().splitlines()[0]
-            warnings.warn(f"cannot compile, running as engine 'packed': {reason}", stacklevel=2)
-            self._compiled[key] = self._function
-            return self._function(cache, *tensors)
-
-    def _prepare(self, tensors: tuple[torch.Tensor | None, ...]) -> Callable:
-        tqdm.write(f"compiling, a minute at most; kept in {cache_folder()}", file=sys.stderr)
+        tqdm.write("compiling, a minute at most; the result is kept on disk", file=sys.stderr)
         for tensor in tensors:
             if tensor is not None:
                 # positions and cache rows; of hidden states the positions alone
@@ -92,17 +68,23 @@ class CompiledStep:
                         torch._dynamo.mark_dynamic(tensor, axis)
         # The key says all that is fixed, so nothing is asked again at every call (at 30 layers,
         # for 2 ms), and no code is shared between keys.
-        return torch.compile(
-            self._function,
-            fullgraph=True,
-            dynamic=False,
-            isolate_recompiles=True,
-            options={"guard_filter_fn": torch.compiler.skip_all_guards_unsafe},
-        )
+        settings = {"fullgraph": True, "dynamic": False, "isolate_recompiles": True}
+        settings["options"] = {"guard_filter_fn": torch.compiler.skip_all_guards_unsafe}
+        try:
+            step = torch.compile(self._function, **settings)
+            result = step(cache, *tensors)
+        # Nothing has run yet: there is no compiler, it fails, or its results cannot be kept.
+        except (torch._dynamo.exc.TorchDynamoException, OSError) as error:
+            reason = str(error).strip().splitlines()[0]
+            warnings.warn(f"cannot compile, running as engine 'packed': {reason}", stacklevel=2)
+            step = self._function
+            result = step(cache, *tensors)
+        self._compiled[key] = step
+        return result
 
 
 class Compiled(Packed):
-    """On a CPU: as Packed, with compiled steps; needs a C++ compiler.
+    """On a CPU: as Packed, with compiled steps where there is a C++ compiler.
 
     On CUDA the same line with mode="reduce-overhead" would record graphs; nobody has run it.
     """
@@ -118,33 +100,3 @@ class Compiled(Packed):
 
     def wrap(self, function: Callable[..., tuple[torch.Tensor, ...]]) -> CompiledStep:
         return CompiledStep(function)
-
-
-def cache_folder() -> str:
-    """Where torch keeps what it has compiled."""
-    from torch._inductor.runtime.cache_dir_utils import default_cache_dir  # a second to import
-
-    return os.environ.get("TORCHINDUCTOR_CACHE_DIR") or default_cache_dir()
-
-
-def check_compiler() -> None:
-    """
-    Raises:
-        BadInput: there is no C++ compiler, or its results cannot be kept.
-    """
-    compiler = os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++")
-    if shutil.which(compiler) is None:
-        raise BadInput(
-            f"engine 'compiled' needs a C++ compiler, and {compiler!r} is not here: install it, "
-            "name another in CXX, or use auto"
-        )
-    folder = cache_folder()
-    try:
-        os.makedirs(folder, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        raise BadInput(
-            f"engine 'compiled' cannot write to its cache {folder}: {error.strerror}; name "
-            "another folder in TORCHINDUCTOR_CACHE_DIR, or use auto"
-        ) from error

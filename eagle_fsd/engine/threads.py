@@ -29,14 +29,9 @@ def choose_threads(device: str) -> str:
     default, cores = torch.get_num_threads(), len(_own_cores())
     plain = "with 1 thread" if default == 1 else f"with {default} threads"
     named = os.environ.get("OMP_NUM_THREADS") or os.environ.get("MKL_NUM_THREADS")
-    if named or default == 1:
+    if named or default not in (cores, psutil.cpu_count(logical=False)) or default == 1:
         return plain
-    try:
-        if default not in (cores, psutil.cpu_count(logical=False)):
-            return plain
-        busy = load_by_others()
-    except (OSError, psutil.Error):  # the system tells none, such as a container without /proc
-        return plain
+    busy = load_by_others()
     threads = max(1, math.ceil(default * (1 - busy / cores) - 0.5))
     if threads == default:
         return plain
@@ -55,9 +50,8 @@ def load_by_others(seconds: float = 0.5) -> float:
     time.sleep(seconds)
     percents = psutil.cpu_percent(percpu=True)
     own = (time.process_time() - own) / (time.perf_counter() - began)
-    if len(percents) > max(cores := _own_cores()):  # else offline cores shift them
-        percents = [percents[core] for core in cores]
-    return max(0.0, sum(percents) / 100 - own)
+    here = [percents[core] for core in _own_cores() if core < len(percents)]
+    return max(0.0, sum(here) / 100 - own)
 
 
 def _own_cores() -> list[int]:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from itertools import zip_longest
 
 import torch
 from torch import nn
@@ -23,8 +24,7 @@ from eagle_fsd.config import BadInput, one_line
 from eagle_fsd.decoding.engine import Engine
 from eagle_fsd.decoding.target import Target
 from eagle_fsd.decoding.tree import DraftTree
-from eagle_fsd.families.supported import TESTED_FAMILIES, check_supported
-from eagle_fsd.families.text_model import text_body
+from eagle_fsd.families import TESTED_FAMILIES, check_supported, text_body
 
 PROMPT, SHORT_WINDOW = 300, 200  # tokens
 # 20 children of the root, then two chains of three below the first and the last of them: the tree
@@ -79,32 +79,19 @@ class Trial:
         )
 
 
-def check_tree_attention(target: Target) -> None:
-    """Refuse a target of a family that is not tested if it does not verify trees correctly.
-
-    Raises:
-        BadInput: names the family.
-    """
-    _stock_trial(target)
-
-
 def checked_target(
-    new_model: Callable[[], PreTrainedModel],
-    engines: list[Engine],
-    *,
-    automatic: bool,
-    **settings,
+    new_model: Callable[[], PreTrainedModel], engines: list[Engine], **settings
 ) -> Target:
-    """A target of the model, by the first of the engines that verifies trees as the stock model.
+    """A target of the model, by the first of the engines that verifies trees as the stock model;
+    which one cannot is said.
 
     Args:
         new_model: makes the model; called again where an engine has rebuilt it in vain.
-        automatic: go on with the next engine, and say so; else the first is wanted, and the others
-            are tried for a message.
+        engines: see choose_engines; the last of several is the stock one.
         settings: see Target.
 
     Raises:
-        BadInput: the family is not supported, or the engine that is wanted cannot run it.
+        BadInput: the family is not supported, or the one engine that is wanted cannot run it.
     """
     # 1. The stock model.
     model = new_model()
@@ -114,16 +101,14 @@ def checked_target(
     except FAILURES as error:
         why = f"they are not what a language model is here ({one_line(error)})"
         raise _unsupported(model.config, why) from error
-    trial = _stock_trial(stock)
-    model.generation_config = generation_config  # which a Target takes
+    trial = check_tree_attention(stock)
     del stock
+    model.generation_config = generation_config  # which a Target takes
     # 2. The engines in turn; those that leave the layers as they are need no trial.
-    faults: dict[str, str] = {}
-    for engine in engines:
-        model = new_model() if model is None else model
+    for engine, next_engine in zip_longest(engines, engines[1:]):
         tried = trial is not None and engine.rebuilds
         try:
-            target = Target(model, engine=engine, **settings)
+            target = Target(model or new_model(), engine=engine, **settings)
             fault = trial.fault(target) if tried else ""
             if fault and target.masks.keywords["repeats"] > 1:
                 # some layers work on their mask or repeat keys themselves: a mask for all heads
@@ -133,29 +118,22 @@ def checked_target(
             if not tried:
                 raise
             fault = f"exchanging layers failed with {one_line(error)}"
-        if not fault and (automatic or not faults):
-            if faults:
-                first, why = next(iter(faults.items()))
-                tqdm.write(
-                    f"engine {first!r} cannot run targets of type {kind!r} ({why}): running with "
-                    f"{engine.name!r}",
-                    file=sys.stderr,
-                )
+        if not fault:
             return target
-        faults[engine.name] = fault
+        told = f"engine {engine.name!r} cannot run targets of type {kind!r} ({fault})"
+        if next_engine is None:
+            raise BadInput(f"{told}: use auto")
+        tqdm.write(f"{told}: trying {next_engine.name!r}", file=sys.stderr)
         model = target = None  # rebuilt; its memory is needed
-    wanted, *others = faults
-    able = [name for name in others if not faults[name]]
-    raise BadInput(
-        f"engine {wanted!r} cannot run targets of type {kind!r} ({faults[wanted]}): use "
-        f"{' or '.join(able)}"
-    )
 
 
 @torch.inference_mode()
-def _stock_trial(target: Target) -> Trial | None:
-    """The trial, which a target whose model is stock has stood; None of a tested family. BadInput:
-    it cannot be tried, or fails."""
+def check_tree_attention(target: Target) -> Trial | None:
+    """The trial, which a target whose model is stock has stood; None of a tested family.
+
+    Raises:
+        BadInput: the family is not supported, cannot be tried, or fails.
+    """
     check_supported(target.model.config)
     config = target.config
     if config.model_type in TESTED_FAMILIES:

@@ -20,7 +20,7 @@ from collections.abc import Iterable
 from transformers import PretrainedConfig
 
 from eagle_fsd.config import BadInput
-from eagle_fsd.families.supported import ROPES, check_rope
+from eagle_fsd.families import ROPES, check_rope
 from eagle_fsd.heads.head_config import HeadConfig
 
 # what of a config.json is the head's: transformers' keys of any model are not

@@ -25,7 +25,7 @@ from transformers import AutoModelForCausalLM, PretrainedConfig
 from transformers.modeling_layers import MtpLayer
 
 from eagle_fsd.config import BadInput, check_known
-from eagle_fsd.families.text_model import text_body
+from eagle_fsd.families import text_body
 from eagle_fsd.heads.draft_head import DraftHead
 from eagle_fsd.heads.mtp_families import FAMILIES, Layout, layer_config
 

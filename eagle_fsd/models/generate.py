@@ -23,7 +23,7 @@ from eagle_fsd.decoding.loop import check_tokens
 from eagle_fsd.decoding.masks import Masks
 from eagle_fsd.decoding.sampling import draw, no_numbers, uniforms
 from eagle_fsd.decoding.target import Target
-from eagle_fsd.families.text_model import text_body
+from eagle_fsd.families import text_body
 from eagle_fsd.recurrent.states import RecurrentLayer
 
 ROOM = 64  # columns to spare when a cache is made anew

@@ -14,11 +14,10 @@ from transformers import AutoConfig, AutoTokenizer, PretrainedConfig, PreTrained
 from eagle_fsd.config import BadInput, check_known
 from eagle_fsd.decoding.target import Target
 from eagle_fsd.engine import products
-from eagle_fsd.engine.select import engines_in_turn
+from eagle_fsd.engine.select import choose_engines
 from eagle_fsd.engine.threads import choose_threads
 from eagle_fsd.engine.trial import checked_target
-from eagle_fsd.families.supported import check_supported
-from eagle_fsd.families.text_model import longest_text, text_config
+from eagle_fsd.families import check_supported, longest_text, text_config
 from eagle_fsd.heads.draft_head import DraftHead
 from eagle_fsd.heads.files import read_head
 from eagle_fsd.heads.mtp_files import is_mtp, read_mtp
@@ -141,11 +140,11 @@ def load_target(
 
     Raises:
         BadInput: unknown name, dtype or device, or a target that is not supported, or not by the
-            engine; then the engines that can are named.
+            engine that is named.
     """
     # 1. What needs no weights is checked.
     check_device(device, dtype)
-    engines = engines_in_turn(engine, device=device, dtype=DTYPES[dtype])
+    engines = choose_engines(engine, device=device, dtype=DTYPES[dtype])
     engines = [each.for_drafts() for each in engines] if drafts else engines
     config, tokenizer = _whole_config(name), load_tokenizer(name)
     # 2. What a user should know of it is said.
@@ -173,7 +172,6 @@ def load_target(
     target = checked_target(
         lambda: make().eval().requires_grad_(False),
         engines,
-        automatic=engine == "auto",
         feature_layers=feature_layers,
         keep_stock=keep_stock,
     )

@@ -25,7 +25,7 @@ from transformers import (
 from transformers.utils import logging
 
 from eagle_fsd.config import BadInput, one_line
-from eagle_fsd.families.text_model import text_body, text_config
+from eagle_fsd.families import text_body, text_config
 from eagle_fsd.heads.checkpoint import UNREADABLE
 from eagle_fsd.heads.mtp_families import without_mtp
 

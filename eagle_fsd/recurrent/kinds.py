@@ -4,6 +4,7 @@ Another family whose layers call one of these functions takes an entry of FAMILI
 layer takes an entry of SCANS, a function as those in scans.py.
 """
 
+import math
 import sys
 from collections.abc import Callable
 from types import ModuleType
@@ -53,17 +54,11 @@ REFUSED = {
     "transformers' common cache",
     "zamba": MAMBA1,
 }
-HALVES = ("bfloat16", "float16")
 
 
 def layer_types(config: PretrainedConfig) -> list[str]:
     """Of a text model's config; none where all layers are alike and have attention."""
     return list(getattr(config, "layer_types", None) or [])
-
-
-def per_channel(kind: str) -> bool:
-    """Whether a model type's recurrence has a decay for each channel of its keys."""
-    return FAMILIES.get(kind) == KIMI_DELTA_ATTENTION
 
 
 def has_states(config: PretrainedConfig) -> bool:
@@ -83,19 +78,18 @@ def check_states(config: PretrainedConfig) -> None:
             f"target of type {kind!r} has layers of type {types}, over which no draft tree can be "
             f"verified: {reason}. Supported with recurrent layers: {', '.join(FAMILIES)}"
         )
-    for name in ("mamba_ssm_cache_dtype", "mamba_ssm_dtype"):
-        if str(getattr(config, name, None)).removeprefix("torch.") in HALVES:
+    # States in half precision, folded round by round, drift from plain decoding; a limit of time
+    # steps transformers itself applies to prompts and not to single tokens.
+    needed = dict.fromkeys(("mamba_ssm_cache_dtype", "mamba_ssm_dtype"), "float32")
+    needed["time_step_limit"] = (0.0, math.inf)
+    for name, wanted in needed.items():
+        value = getattr(config, name, None)
+        given = str(value).removeprefix("torch.") if isinstance(wanted, str) else tuple(value or ())
+        if value is not None and given != wanted:
             raise BadInput(
-                f"the target's config asks for states in half precision ({name} is "
-                f"{getattr(config, name)}); folded round by round, they drift from plain decoding: "
-                "set it to float32"
+                f"the target's config has {name} {value}, with which no draft tree equals plain "
+                f"decoding: set it to {wanted}"
             )
-    low, high = getattr(config, "time_step_limit", None) or (0.0, float("inf"))
-    if (low, high) != (0.0, float("inf")):
-        raise BadInput(
-            f"the target's config has time_step_limit {low} to {high}, which transformers itself "
-            "applies to prompts and not to single tokens, so that no tree equals both"
-        )
 
 
 def no_draft_states(kind: str) -> BadInput:
@@ -108,17 +102,6 @@ def no_draft_states(kind: str) -> BadInput:
 
 
 def modeling_module(body: PreTrainedModel) -> ModuleType | None:
-    """Where the functions are that a text model's recurrent layers call; None without such layers.
-
-    Raises:
-        BadInput: other kernels stand where these functions are called.
-    """
-    if not has_states(body.config):
-        return None
-    if getattr(body, "use_kernels", False):
-        raise BadInput(
-            f"a target of type {body.config.model_type!r} with kernels of the hub cannot verify "
-            "draft trees: its recurrent layers no longer call transformers' functions; load it "
-            "without use_kernels"
-        )
-    return sys.modules[type(body).__module__]
+    """Where the functions are that a text model's recurrent layers call; None without such
+    layers."""
+    return sys.modules[type(body).__module__] if has_states(body.config) else None

@@ -1,38 +1,43 @@
-"""What the cache keeps of a recurrent layer: its states, and a tree's stash until a path is kept.
+"""A forward of a stock model whose recurrent layers take the new tokens for the nodes of a tree,
+and what the cache keeps of such a layer: its states, and a tree's stash until a path is kept.
 
-Axes: C channels of the convolution, K its taps, N tree nodes, A nodes of the kept path.
+The layers of a modeling file call two functions of that file, for their convolution and their scan,
+and hand them every argument of the model's forward that they do not know. While a tree is verified,
+functions of ours stand in their place. These look for the tree among their arguments, and call the
+stock function where there is none: the forwards of other models, in other threads, do not see them.
+No layer is touched.
+
+Axes: C channels of the convolution, N tree nodes, A nodes of the kept path.
 """
 
+import threading
 import weakref
-from collections.abc import Sequence
-from typing import Protocol
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import wraps
+from types import ModuleType
 
-import psutil
 import torch
-from transformers.cache_utils import LinearAttentionLayer
+from transformers.cache_utils import Cache, LinearAttentionLayer
 
 from eagle_fsd.config import BadInput
-from eagle_fsd.recurrent.hooks import TreeForward
-from eagle_fsd.recurrent.kinds import per_channel
-from eagle_fsd.recurrent.scans import Stash
+from eagle_fsd.recurrent.kinds import CONVOLUTION, CONVOLUTION_ALONE, FAMILIES, SCANS
+from eagle_fsd.recurrent.scans import Stash, node_windows, tree_convolution
 
-
-class RunsTrees(Protocol):
-    """The cache that a layer belongs to.
-
-    Attributes:
-        forward: the tree that runs; None while a prompt or a single token does.
-    """
-
-    forward: TreeForward | None
+# The argument of a model's forward by which its layers' functions are given the tree.
+ARGUMENT = "draft_tree"
 
 
 class RecurrentLayer(LinearAttentionLayer):
-    """The last K inputs of the convolution, in the model's dtype, and the state of the recurrence,
-    in float32, behind the last committed token.
+    """The last inputs of the convolution, in the model's dtype, and the state of the recurrence, in
+    float32, behind the last committed token.
 
     Prompts and single tokens change them as transformers does. A tree leaves them alone until
     `keep_path`.
+
+    Args:
+        cache: to which the layer belongs; its `forward` is the TreeForward that runs, or None.
 
     Attributes:
         inputs: of the nodes' convolutions, [1, C, N]; None when no tree waits for its path.
@@ -40,9 +45,12 @@ class RecurrentLayer(LinearAttentionLayer):
         stash: of the nodes' recurrences; None for a layer without one.
     """
 
-    def __init__(self, cache: RunsTrees):
+    def __init__(self, cache: Cache):
         super().__init__()
         self._cache = weakref.ref(cache)
+        self._forget_tree()
+
+    def _forget_tree(self) -> None:
         self.inputs: torch.Tensor | None = None
         self.convolved = False
         self.stash: Stash | None = None
@@ -52,7 +60,7 @@ class RecurrentLayer(LinearAttentionLayer):
     ) -> torch.Tensor:
         """The inputs behind those that are kept; of a tree the convolution is run over both."""
         forward = self._cache().forward
-        self.inputs, self.convolved, self.stash = None, False, None
+        self._forget_tree()
         if forward is None:
             return super().update_conv_state(conv_states, state_idx, **kwargs)
         forward.layer, self.inputs = self, conv_states
@@ -74,7 +82,7 @@ class RecurrentLayer(LinearAttentionLayer):
         if self.stash is not None:
             state = self.recurrent_states[0]
             state.copy_(self.stash.folded(state, node_A))
-        self.inputs, self.convolved, self.stash = None, False, None
+        self._forget_tree()
 
     def take(self, parts: "Sequence[tuple[RecurrentLayer, Sequence[int]]]") -> None:
         """Become the states of several batches' chosen rows, one below the other."""
@@ -92,47 +100,87 @@ class RecurrentLayer(LinearAttentionLayer):
         self.conv_kernel_size = dict(first.conv_kernel_size)
         self.has_previous_state[0] = True
 
-    def tree_bytes(self, nodes: int, *, channels: bool) -> int:
-        """Of what a tree of so many nodes keeps here until its path is known, about.
 
-        Args:
-            channels: the recurrence has a decay for each channel of its keys.
-        """
-        window = self.conv_states[0]
-        kept = nodes * window.shape[1] * window.element_size()
-        if (state := self.recurrent_states[0]) is not None:
-            _, heads, first, second = state.shape
-            kept += 4 * nodes * heads * (first + second + (first if channels else 1))
-        return kept
+class TreeForward:
+    """The tree that a forward runs.
 
-    def work_bytes(self, nodes: int, *, channels: bool) -> int:
-        """Of what the recurrence of such a tree takes while it runs, about: the decays between each
-        two nodes and their products."""
-        if (state := self.recurrent_states[0]) is None:
-            return 0
-        _, heads, first, _ = state.shape
-        return 4 * nodes**2 * heads * (3 * (first if channels else 1) + 4)
-
-
-def check_room(layers: Sequence[object], nodes: int, *, kind: str, device: torch.device) -> None:
-    """Refuse, by a BadInput, a tree of so many nodes for whose recurrent layers the memory does not
-    suffice.
-
-    Args:
-        layers: of the cache.
-        kind: the model type.
+    Attributes:
+        parent_N: int64 [N], the root's own is 0.
+        ancestor_NN: bool [N, N]; row i marks node i and its ancestors.
+        layer: of the cache, the one whose mixer runs now; a mixer gives its inputs to the cache
+            before it calls its functions.
     """
-    recurrent = [layer for layer in layers if isinstance(layer, RecurrentLayer)]
-    channels = per_channel(kind)
-    needed = sum(layer.tree_bytes(nodes, channels=channels) for layer in recurrent)
-    needed += max(layer.work_bytes(nodes, channels=channels) for layer in recurrent)
-    if device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(device)
-    else:
-        free = psutil.virtual_memory().available
-    if needed > free:
-        raise BadInput(
-            f"a draft tree of {nodes} nodes needs some {needed / 2**30:.3g} GiB in the recurrent "
-            f"layers of a target of type {kind!r}, and {device} has {free / 2**30:.3g} GiB free: "
-            "give a smaller tree"
-        )
+
+    def __init__(self, parent_N: torch.Tensor, ancestor_NN: torch.Tensor):
+        self.parent_N, self.ancestor_NN = parent_N, ancestor_NN
+        self.layer: RecurrentLayer | None = None
+        self._windows: dict[int, torch.Tensor] = {}
+
+    def convolution(self, hidden_states: torch.Tensor, weight: torch.Tensor, *args, **kwargs):
+        taps = weight.shape[-1]
+        if taps not in self._windows:
+            self._windows[taps] = node_windows(self.parent_N, taps)
+        window_NT = self._windows[taps].to(hidden_states.device)
+        self.layer.convolved = True
+        return tree_convolution(hidden_states, weight, *args, **kwargs, window_NT=window_NT)
+
+    def scan(self, name: str, *args, **kwargs) -> tuple[torch.Tensor, torch.Tensor]:
+        ours, initial = SCANS[name]
+        state = kwargs[initial]
+        ancestor_NN = self.ancestor_NN.to(state.device)
+        output, self.layer.stash = ours(*args, **kwargs, ancestor_NN=ancestor_NN)
+        return output, state  # which stays as it is until a path is kept
+
+
+def check_called(layers: Sequence[object], kind: str) -> None:
+    """Refuse, by a BadInput, a model whose mixers did not call the functions in the forward over a
+    tree that has just been run: their outputs are a chain's and not a tree's."""
+    for index, layer in enumerate(layers):
+        if not isinstance(layer, RecurrentLayer):
+            continue
+        scanned = layer.stash is not None or FAMILIES.get(kind) == CONVOLUTION_ALONE
+        if layer.inputs is None or not layer.convolved or not scanned:
+            raise BadInput(
+                f"layer {index} of a target of type {kind!r} did not call transformers' own "
+                "functions for its recurrence, so that no draft tree can be verified: load it "
+                "without use_kernels, and without changes to its layers"
+            )
+
+
+_lock = threading.Lock()
+_users: Counter[ModuleType] = Counter()
+_stock: dict[ModuleType, dict[str, Callable]] = {}
+
+
+@contextmanager
+def exchanged_functions(module: ModuleType) -> Iterator[None]:
+    """Around a forward over a tree of one model of this modeling file."""
+    with _lock:
+        if not _users[module]:
+            names = [name for name in (CONVOLUTION, *SCANS) if hasattr(module, name)]
+            _stock[module] = {name: getattr(module, name) for name in names}
+            vars(module).update({name: _ours(name, getattr(module, name)) for name in names})
+        _users[module] += 1
+    try:
+        yield
+    finally:
+        with _lock:
+            _users[module] -= 1
+            if not _users[module]:
+                vars(module).update(_stock.pop(module))
+                del _users[module]
+
+
+def _ours(name: str, stock: Callable) -> Callable:
+    """What stands in the place of a modeling file's function."""
+
+    @wraps(stock)
+    def function(*args, **kwargs):
+        forward: TreeForward | None = kwargs.pop(ARGUMENT, None)
+        if forward is None:
+            return stock(*args, **kwargs)
+        if name == CONVOLUTION:
+            return forward.convolution(*args, **kwargs)
+        return forward.scan(name, *args, **kwargs)
+
+    return function

@@ -1,7 +1,7 @@
-"""What of a transformers model is its text model, and how its own head makes logits.
+"""What is known of families of transformers models, by the names in their configs: where the text
+model is, how it makes logits, and which families can verify draft trees.
 
-Read from the config's names alone; eagle_fsd.engine.trial.check_tree_attention finds a family
-that does anything else.
+eagle_fsd.engine.trial.check_tree_attention finds a family that does anything else.
 """
 
 import copy
@@ -11,7 +11,16 @@ from transformers import PretrainedConfig, PreTrainedModel
 from transformers.utils.output_capturing import maybe_install_capturing_hooks
 
 from eagle_fsd.config import BadInput
+from eagle_fsd.recurrent.kinds import HYBRID, NOTHING, RECURRENT, check_states, layer_types
 
+# Families whose tree attention the tests check, sliding windows included where they have them.
+TESTED_FAMILIES = ("gemma3_text", "llama", "mistral", "mixtral", "qwen2", "qwen3")
+# Layers whose masks masks.layer_masks can make.
+LAYER_TYPES = ("chunked_attention", "full_attention", "sliding_attention")
+# Rotary positions that are the same at every length of the text; those of longrope change at one,
+# and texts end there (longest_text). Those of dynamic change from token to token: cached
+# keys are of a length before, and a tree may reach over it.
+ROPES = ("default", "linear", "llama3", "longrope", "proportional", "yarn")
 # What families call the factor of their logits, and whether it multiplies. Each family has one.
 FACTORS = {
     "logit_scale": True,
@@ -68,22 +77,13 @@ def logit_factor(config: PretrainedConfig) -> float:
 
     A name counts where the family's config class has it; of what others have in a config.json the
     model reads nothing.
-
-    Raises:
-        BadInput: the config has two names of it.
     """
-    given = [name for name in FACTORS if getattr(config, name, None) is not None]
-    if len(given) > 1:
-        raise BadInput(
-            f"the target's config has two names for the factor of its logits, {' and '.join(given)}"
-            ": leave in config.json the one that its family reads"
-        )
-    own = [name for name in given if hasattr(type(config), name)]
-    if not own:
-        return 1.0
-    value = float(getattr(config, own[0]))
-    multiplies = FACTORS[own[0]] or config.model_type in MULTIPLIED
-    return value if multiplies else 1 / value
+    for name, multiplies in FACTORS.items():
+        value = getattr(config, name, None)
+        if value is not None and hasattr(type(config), name):
+            multiplies = multiplies or config.model_type in MULTIPLIED
+            return float(value) if multiplies else 1 / float(value)
+    return 1.0
 
 
 def logit_cap(config: PretrainedConfig) -> float | None:
@@ -111,3 +111,48 @@ def rope_parts(config: PretrainedConfig) -> list[dict]:
     """The parameters of rotary positions; several where types of layers have their own."""
     rope = getattr(config, "rope_parameters", None) or {}
     return [part for part in rope.values() if isinstance(part, dict)] or [rope]
+
+
+def check_supported(config: PretrainedConfig) -> None:
+    """Refuse, by its config alone, a model whose verification could not be right; of a multimodal
+    model its text model is meant.
+
+    Raises:
+        BadInput: names the model type and what is not supported.
+    """
+    if config.is_encoder_decoder:
+        raise BadInput(
+            f"target of type {config.model_type!r} is an encoder-decoder; a decoder is needed"
+        )
+    config = text_config(config)
+    kind = config.model_type
+    # 1. It reads a text from left to right. "vision": of images alone.
+    both_ways = {"use_bidirectional_attention": (True, "all"), "is_causal": (False,)}
+    for name, values in both_ways.items():
+        if (value := getattr(config, name, None)) in values:
+            raise BadInput(
+                f"target of type {kind!r} reads a text in both directions ({name} is {value}), and "
+                "a token's draft is verified by what stands before it alone: give a model that "
+                "reads from left to right"
+            )
+    # 2. Its layers.
+    check_states(config)
+    if unknown := set(layer_types(config)) - {*LAYER_TYPES, *RECURRENT, *HYBRID, *NOTHING}:
+        raise BadInput(
+            f"target of type {kind!r} has layers of type {sorted(unknown)}; a draft tree can be "
+            f"verified with {', '.join(LAYER_TYPES)} layers only"
+        )
+    # 3. Its positions.
+    for part in rope_parts(config):
+        check_rope(part, f"target of type {kind!r}")
+
+
+def check_rope(parameters: dict, owner: str, known: tuple[str, ...] = ROPES) -> None:
+    """Refuse, by a BadInput that names the owner, rotary positions of another kind than those; by
+    default ones that are the same at every length of the text."""
+    name = parameters.get("rope_type") or parameters.get("type") or "default"
+    if name not in known:
+        raise BadInput(
+            f"{owner} has rope_type {name!r}; it can be one of {', '.join(known)}: others change "
+            "with the length of the text, or are not known here"
+        )
