@@ -1,4 +1,4 @@
-"""The head unrolled one root at a time: the slow obvious version of heads/unroll.py.
+"""The head unrolled one root at a time: the slow obvious version of heads/draft_head.py.
 
 Axes: B dialogues, T positions, L of them up to a level, D hidden size, F features, S steps.
 """

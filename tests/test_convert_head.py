@@ -1,31 +1,68 @@
-"""The command that converts draft heads, end to end on folders; and the draft vocabulary: what the
-assistant wrote most often, and a head confined to it."""
+"""train/convert_head.py end to end on folders: another layout becomes ours, a head is confined to
+the tokens that the assistant wrote most often, and --check's page, with every fault. The target of
+a check is a config.json and nothing else."""
 
+import json
+import math
 from pathlib import Path
 
 import pytest
 import torch
 from commands import write_rows
-from head_files import SPECULATORS3, eagle3_tensors, renamed, save
+from head_files import (
+    AUX,
+    MODELOPT,
+    NUMBERED,
+    SIZES,
+    SPECFORGE,
+    SPECULATORS3,
+    D,
+    eagle3_tensors,
+    renamed,
+    save,
+)
 from safetensors.torch import load_file
-from tiny import tiny_head, tiny_head3
+from tiny import tiny_head
 from tiny_folder import write_random_head, write_target
+from tiny_mtp import write_mtp_target
 from training_runs import convert
 
-from eagle_fsd.heads.draft_vocabulary import cut_vocabulary
 from eagle_fsd.heads.files import read_head, write_head
 from eagle_fsd.models.load import load_head, load_target_config
 
 
+def test_another_layout_becomes_ours(tmp_path, capsys):
+    """Of speculators' head, pickled: every bit; the report says what was read and assumed."""
+    tensors = eagle3_tensors()
+    theirs = renamed(tensors, NUMBERED)
+    save(tmp_path / "theirs", SPECULATORS3 | {AUX: [2, 16, 29]}, theirs, "bin")
+    count = sum(t.numel() for t in tensors.values() if t.is_floating_point())
+    convert("--head", tmp_path / "theirs", "--output", tmp_path / "ours")
+    said = capsys.readouterr().out
+    assert "EAGLE-3 head; layout: speculators; fused layers [2, 16, 29]" in said
+    assert f"{count:,} parameters" in said
+    assert read_head(tmp_path / "ours")[0].config.feature_layers == (2, 16, 29)
+    written = load_file(tmp_path / "ours" / "model.safetensors")
+    # bug held down: only the user who wrote it could read it
+    assert len({path.stat().st_mode for path in (tmp_path / "ours").iterdir()}) == 1
+    assert written.keys() == tensors.keys()
+    assert all(torch.equal(written[key], tensor) for key, tensor in tensors.items())
+
+
+# --- the draft vocabulary -------------------------------------------------------------------------
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
-    """A target; heads of both kinds for it, "eagle" and "eagle3" (19 tokens); two files of answers,
-    where the assistant wrote 7 three times, 200 twice, 1, 9, 33 once; 5 is only in prompts."""
+    """A target; heads for it, "eagle", "eagle3" (19 tokens) and "whole" (all); two files of
+    answers, where the assistant wrote 7 three times, 200 twice, 1, 9, 33 once; 5 is only in
+    prompts."""
     folder = tmp_path_factory.mktemp("convert")
     write_target(folder / "target")
     write_random_head(folder / "eagle")
-    kind = {"head_type": "eagle3", "draft_vocab_size": 19, "feature_layers": (1, 2, 3)}
-    head = tiny_head(hidden_size=32, vocab_size=258, seed=3, **kind)
+    kind = {"head_type": "eagle3", "feature_layers": (1, 2, 3)}
+    write_random_head(folder / "whole", **kind)
+    head = tiny_head(hidden_size=32, vocab_size=258, seed=3, draft_vocab_size=19, **kind)
     head.set_draft_tokens(torch.arange(3, 60, 3))
     write_head(folder / "eagle3", head.bfloat16())
     rows = [
@@ -37,39 +74,19 @@ def folder(tmp_path_factory) -> Path:
     return folder
 
 
-def test_another_layout_becomes_ours(tmp_path, capsys):
-    """Of speculators' head, pickled: every bit; the report says what was read and assumed."""
-    fused = {"eagle_aux_hidden_state_layer_ids": [2, 16, 29]}
-    tensors = eagle3_tensors()
-    theirs = renamed(tensors, {"midlayer.": "layers.0."})
-    save(tmp_path / "theirs", SPECULATORS3 | fused, theirs, "bin")
-    count = sum(t.numel() for t in tensors.values() if t.is_floating_point())
-    convert("--head", tmp_path / "theirs", "--output", tmp_path / "ours")
-    said = capsys.readouterr().out
-    assert "EAGLE-3 head; layout: speculators; fused layers [2, 16, 29]" in said
-    assert f"{count:,} parameters" in said
-    head, _ = read_head(tmp_path / "ours")
-    assert head.config.feature_layers == (2, 16, 29)
-    written = load_file(tmp_path / "ours" / "model.safetensors")
-    # bug held down: only the user who wrote it could read it
-    assert len({path.stat().st_mode for path in (tmp_path / "ours").iterdir()}) == 1
-    assert written.keys() == tensors.keys()
-    for key, tensor in tensors.items():
-        assert torch.equal(written[key], tensor), key
-
-
 @pytest.mark.parametrize(
     ("kind", "token_R", "rows", "told"),
     [
         # the most frequent
         ("eagle", [1, 7, 9, 200], [1, 7, 9, 200], ("4 of the 258 tokens", "87.50% of the 8", "0")),
+        ("whole", [1, 7, 9, 200], [1, 7, 9, 200], ("4 of the 258 tokens", "87.50% of the 8", "0")),
         # of 3, 6, .. 57, for which it has rows: 9 and 33 were written, then the lowest
         ("eagle3", [3, 6, 9, 33], [0, 1, 2, 10], ("4 of the 19 tokens", "25.00% of the 8", "2")),
     ],
 )
 def test_a_draft_vocabulary(folder, tmp_path, capsys, kind, token_R, rows, told):
     """Of several files: ties go to the lower id, the rest is filled up from below, prompts do not
-    count; weights as they were."""
+    count; weights as they were, of the lm_head these rows."""
     data, output = [folder / "some.jsonl", folder / "more.jsonl"], tmp_path / "out"
     paths = ("--head", folder / kind, "--output", output, "--data", *data)
     convert(*paths, "--draft_vocab", 4)
@@ -84,9 +101,70 @@ def test_a_draft_vocabulary(folder, tmp_path, capsys, kind, token_R, rows, told)
         assert torch.equal(cut.state_dict()[key], wanted), key
 
 
-def test_cutting_a_head_over_all_tokens():
-    """d2t appears, and EAGLE-3's lm_head shrinks."""
-    head = tiny_head3()
-    cut = cut_vocabulary(head, torch.tensor([0, 5, 12]))
-    assert cut.d2t.tolist() == [0, 4, 10]
-    assert torch.equal(cut.lm_head.weight, head.lm_head.weight[[0, 5, 12]])
+# --- --check --------------------------------------------------------------------------------------
+
+
+def write_config(folder: Path, **changes) -> Path:
+    """A target's config with these changes."""
+    values = SIZES | {"model_type": "llama", "num_hidden_layers": 32} | changes
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(values))
+    return folder
+
+
+def check(capsys, head: Path | str, target: Path, *options) -> tuple[dict[str, list[str]], int]:
+    """The lines by their label, and the number of faults that the command ends with."""
+    faults = 0
+    try:
+        convert("--check", head, target, *options)
+    except SystemExit as end:
+        faults = int(str(end).partition("for ")[2].partition(": ")[2].partition(",")[0])
+    lines: dict[str, list[str]] = {}
+    for line in capsys.readouterr().out.splitlines():
+        lines.setdefault(line[:10].strip(), []).append(line[10:])
+    return lines, faults
+
+
+def test_a_sound_head_is_described(tmp_path, capsys):
+    head, target = save(tmp_path / "head", MODELOPT, eagle3_tensors()), tmp_path / "target"
+    lines, faults = check(capsys, head, write_config(target))
+    assert lines["wrong"] == ["nothing found"] and not faults
+    assert lines["head"] == ["EAGLE-3 in the layout specforge"]
+    assert lines["layers"] == ["1 of 24 channels"] and lines["drafts"] == ["11 of 41 tokens"]
+    assert lines["reads"] == ["hidden states 2, 16, 29"]
+    assert "fused layers [1, 15, 28]: counted by what leaves a layer" in lines["assumed"][0]
+    lines, faults = check(capsys, head, target, "--feature_layers", "3, 20,30")
+    assert lines["reads"] == ["hidden states 3, 20, 30"] and not faults
+
+
+def test_everything_that_is_wrong_is_named(tmp_path, capsys):
+    """Of the tensors, and for a target of another width, vocabulary and depth."""
+    down, tensors = "midlayer.mlp.down_proj.weight", eagle3_tensors()
+    tensors |= {down: tensors[down].T.contiguous(), "norm.weight": torch.full((D,), math.nan)}
+    del tensors["fc.weight"]
+    # which was a traceback: the number of a layer was looked for in it
+    tensors["layers.norm.weight"] = torch.rand(D)
+    head = save(tmp_path / "head", SPECFORGE | {"eagle_config": {AUX: [3, 40, 50]}}, tensors)
+    other = {"vocab_size": 43, "hidden_size": 48, "num_hidden_layers": 12}
+    lines, faults = check(capsys, head, write_config(tmp_path / "target", **other))
+    wrong = [fault.removeprefix(f"{head / 'config.json'}: ") for fault in lines["wrong"]]
+    assert faults == 7 and [fault.partition(";")[0] for fault in wrong] == [
+        "a head for another target: its hidden_size is 24, not 48",
+        "a head for another target: its vocab_size is 41, not 43",
+        "the head fuses hidden states (4, 41, 51)",
+        'unexpected "layers.norm.weight"',
+        'missing "fc.weight"',
+        f"the shape for {down}: is (37, 24), transposed, must be (24, 37)",
+        "norm.weight is NaN or infinite",
+    ]
+
+
+def test_mtp_layers_have_a_page(tmp_path, capsys):
+    """Of a checkpoint's own; no EAGLE layout takes it."""
+    folder = write_mtp_target(tmp_path / "target", "glm4_moe").folder
+    lines, faults = check(capsys, "mtp,own=raw", folder)
+    assert lines["wrong"] == ["nothing found"] and not faults
+    assert lines["head"] == ["MTP of a checkpoint of type glm4_moe"]
+    assert lines["reads"][0].endswith("after its final norm; then its own, before its final norm")
+    with pytest.raises(SystemExit, match="which no EAGLE layout has a place for"):
+        convert("--head", f"mtp:{folder}", "--output", tmp_path / "eagle")

@@ -17,8 +17,7 @@ from eagle_fsd.decoding.loop import DecodeConfig, StopConfig, decode
 from eagle_fsd.decoding.target import Target
 from eagle_fsd.drafters.eagle import EagleDrafter
 from eagle_fsd.engine.select import ENGINES
-from eagle_fsd.heads.draft_head import DraftHead
-from eagle_fsd.heads.unroll import unroll
+from eagle_fsd.heads.draft_head import DraftHead, unroll
 from eagle_fsd.models.generate import Request, complete, rescore
 from eagle_fsd.models.loaded import Model
 from eagle_fsd.training.data import Batches, Dialogue, supervised

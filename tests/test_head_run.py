@@ -16,7 +16,7 @@ from tiny import fused_target, prompt_tokens, target_and_head, tiny_target
 from eagle_fsd.config import BadInput, TreeConfig
 from eagle_fsd.decoding.target import Target
 from eagle_fsd.drafters.eagle import EagleDrafter
-from eagle_fsd.heads.unroll import unroll
+from eagle_fsd.heads.draft_head import unroll
 from eagle_fsd.training.data import Dialogue
 from eagle_fsd.training.features import TargetStates
 from eagle_fsd.training.head_run import expected_tokens_per_round

@@ -12,7 +12,7 @@ import pytest
 import torch
 from tiny import tiny_head, tiny_target
 
-from eagle_fsd.heads.unroll import unroll
+from eagle_fsd.heads.draft_head import unroll
 from eagle_fsd.training import losses
 from eagle_fsd.training.head_run import optimizers_of
 from eagle_fsd.training.losses import Objective, cross_entropy

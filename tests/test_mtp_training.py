@@ -15,7 +15,7 @@ from tiny_mtp import write_mtp_target
 from training_runs import head_options, log_rows, refused, train, weights
 
 import eagle_fsd
-from eagle_fsd.heads.unroll import unroll
+from eagle_fsd.heads.draft_head import unroll
 from eagle_fsd.models.load import load_head, load_target_config
 
 FAMILIES = ("deepseek_v3", "qwen3_5_text", "qwen2")

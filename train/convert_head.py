@@ -62,24 +62,13 @@ class ConvertOptions:
                 f"--feature_layers {self.feature_layers!r:.200} are no numbers such as 2,18,33"
             )
         self.fused_layers = tuple(map(int, layers)) if self.feature_layers else ()
-        if self.check:
-            self._post_check()
-        else:
-            self._post_convert()
-
-    def _post_check(self) -> None:
-        if len(self.check) != 2:
-            raise BadInput(f"--check takes a head and a target, got {self.check!r:.200}")
-        if self.head or self.output or self.draft_vocab or self.data or self.to:
-            raise BadInput("--check only looks: leave --head, --output and what converts out")
-
-    def _post_convert(self) -> None:
-        if self.head is None or self.output is None:
-            raise BadInput("give --head and --output to convert, or --check HEAD TARGET")
-        if not self.output:
-            raise BadInput("--output is empty: name the folder to write")
-        if os.path.exists(Path(self.output) / "config.json"):
-            raise BadInput(f"--output {self.output} holds a config.json already: name another")
+        converts = bool(self.head and self.output)
+        adds = self.head or self.output or self.draft_vocab or self.data or self.to
+        if (len(self.check) != 2 or adds) if self.check else not converts:
+            raise BadInput(
+                "give --head and --output to convert; or --check HEAD TARGET, which only looks: "
+                "leave --head, --output and what converts out"
+            )
         if bool(self.data) != bool(self.draft_vocab):
             raise BadInput("--draft_vocab and --data, files of answers, go together: give both")
 
@@ -90,23 +79,24 @@ def run(options: ConvertOptions) -> None:
 
 def check(options: ConvertOptions) -> None:
     """Print the page of a head and a target; BadInput if something is wrong."""
-    from eagle_fsd.heads.head_check import check_head, check_mtp
+    from eagle_fsd.heads.files import stored_head
     from eagle_fsd.heads.mtp_files import is_mtp
     from eagle_fsd.models.load import load_head, load_target_config
 
     head, target = options.check
     config = load_target_config(target)
-    if is_mtp(head):
+    if is_mtp(head):  # refused, where something is wrong with it
+        page, faults = load_head(head, config, target=target).page(), []
         if options.fused_layers:
-            raise BadInput("an MTP layer reads the last hidden state: leave --feature_layers out")
-        page, wrong = check_mtp(load_head(head, config, target=target)), []
+            faults = ["an MTP layer reads the last hidden state: leave --feature_layers out"]
     else:
-        page, wrong = check_head(head, config, feature_layers=options.fused_layers)
+        stored = stored_head(head, config, feature_layers=options.fused_layers)
+        page, faults = stored.page(config.num_hidden_layers), stored.faults
     print(f"{head} for {target}")
-    for label, text in [*page.items(), *(("wrong", fault) for fault in wrong or ["nothing found"])]:
+    for label, text in [*page.items(), *(("wrong", each) for each in faults or ["nothing found"])]:
         print(f"{label:<10}{text}")
-    if wrong:
-        raise BadInput(f"faults of {head} for {target}: {len(wrong)}, named above")
+    if faults:
+        raise BadInput(f"faults of {head} for {target}: {len(faults)}, named above")
 
 
 def convert(options: ConvertOptions) -> None:
@@ -120,6 +110,8 @@ def convert(options: ConvertOptions) -> None:
             f"--head {options.head} is an MTP layer, which no EAGLE layout has a place for: it "
             "norms the embedding and the hidden state before its fc; give it as --head as it is"
         )
+    if os.path.exists(Path(options.output) / "config.json"):
+        raise BadInput(f"--output {options.output} holds a config.json already: name another")
     head, notes = read_head(options.head, feature_layers=options.fused_layers)
     kind = "EAGLE-3" if head.config.eagle3 else "EAGLE-1/2"
     print(f"read {options.head}: {kind} head; {'; '.join(notes)}")

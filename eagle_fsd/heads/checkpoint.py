@@ -7,7 +7,6 @@ import pickle
 import struct
 import zipfile
 from collections.abc import Set
-from functools import cached_property, partial
 from pathlib import Path
 
 import torch
@@ -21,7 +20,7 @@ from transformers.utils import (
     cached_file,
 )
 
-from eagle_fsd.config import BadInput, one_line
+from eagle_fsd.config import BadInput
 
 # what comes of files that are cut off or garbled, and of values of a wrong type or size
 UNREADABLE = (SafetensorError, pickle.UnpicklingError, struct.error, StrictDataclassError)
@@ -29,17 +28,11 @@ UNREADABLE += (ArithmeticError, AssertionError, AttributeError, EOFError, Lookup
 UNREADABLE += (RuntimeError, TypeError, ValueError)
 # the first that is there is read, as transformers does
 NAMES = (SAFE_WEIGHTS_NAME, SAFE_WEIGHTS_INDEX_NAME, WEIGHTS_NAME, WEIGHTS_INDEX_NAME)
-# what files of another form begin with
-FORMS = {
-    b"version https://git-lfs": "a pointer of Git LFS, which git lfs pull exchanges for the file",
-    b"GGUF": "a GGUF file",
-    b"PK\x03\x04": f"a pickle of torch.save: call it {WEIGHTS_NAME}",
-    b"\x80": f"a pickle of an older torch.save: call it {WEIGHTS_NAME}",
-}
+Content = dict[str, torch.Tensor] | dict[str, str] | safe_open
 
 
 class Checkpoint:
-    """Its files are opened when one of their tensors is asked for.
+    """Shards are opened when one of their tensors is asked for.
 
     Args:
         path: a folder, or a hub id whose files are fetched as far as they are needed.
@@ -48,33 +41,24 @@ class Checkpoint:
         files: the names of those that hold the tensors, with that of the index.
 
     Raises:
-        BadInput: here and in reading, names the file that is absent, broken or of another form.
+        BadInput: here and in reading, names the file that is absent or cannot be read.
     """
 
     def __init__(self, path: str | Path):
         self.path = str(path)
-        find = partial(cached_file, self.path, _raise_exceptions_for_missing_entries=False)
-        found = ((name, find(name)) for name in NAMES)
-        name, file = next(((name, file) for name, file in found if file), ("", ""))
+        name = next((name for name in NAMES if self._find(name)), "")
         if not name:
-            held = sorted(p.name for p in Path(path).glob("*.*") if p.suffix in HOLDING)
             raise BadInput(
                 f"no {SAFE_WEIGHTS_NAME} in {path}, nor an index of its shards, nor a "
-                f"{WEIGHTS_NAME}: of weights it holds {', '.join(held) or 'nothing'}"
+                f"{WEIGHTS_NAME}: name a folder that holds weights"
             )
-        self.files = [name]
-        self._opened: dict[str, dict | safe_open] = {}
-        if name in (SAFE_WEIGHTS_INDEX_NAME, WEIGHTS_INDEX_NAME):
-            try:
-                self._file_of = {**json.loads(Path(file).read_text())["weight_map"]}
-                self.files += sorted({*self._file_of.values()})
-            except UNREADABLE as error:
-                raise BadInput(f"{file} is no index of weights ({one_line(error)})") from error
-
-    @cached_property
-    def _file_of(self) -> dict[str, str]:
-        """By tensor; of an index what it says."""
-        return dict.fromkeys(self._open(self.files[0]).keys(), self.files[0])
+        self.files, self._opened = [name], {}
+        content = self._open(name)
+        if name.endswith(".json"):
+            self._file_of = content
+            self.files += sorted({*content.values()})
+        else:
+            self._file_of = dict.fromkeys(content.keys(), name)
 
     @property
     def keys(self) -> Set[str]:
@@ -87,30 +71,36 @@ class Checkpoint:
         try:
             return opened[key] if isinstance(opened, dict) else opened.get_tensor(key)
         except UNREADABLE as error:
-            raise BadInput(f"{Path(self.path, name)} holds no tensor {key!r}") from error
+            raise self._unreadable(name, error) from error
 
-    def _open(self, name: str) -> "dict | safe_open":
+    def _find(self, name: str) -> Path | None:
+        file = cached_file(self.path, name, _raise_exceptions_for_missing_entries=False)
+        return Path(file) if file else None
+
+    def _open(self, name: str) -> Content:
         if name not in self._opened:
-            file = Path(self.path, name)
             try:
-                file = Path(cached_file(self.path, name))
-                self._opened[name] = _tensors(file)
+                self._opened[name] = _content(self._find(name))
             except UNREADABLE as error:
-                raise BadInput(f"cannot read {file}: it is {_fault(file, error)}") from error
+                raise self._unreadable(name, error) from error
         return self._opened[name]
 
+    def _unreadable(self, name: str, error: Exception) -> BadInput:
+        broken = (
+            "it is cut off, a pointer of Git LFS, of another form than its name says, or a pickle "
+            "of more than tensors, which could run code and is never loaded"
+        )
+        there = broken if self._find(name) else "it is absent"
+        # not what torch says, whose advice would be to run the pickle's code
+        return BadInput(
+            f"cannot read {Path(self.path, name)}: {there} ({type(error).__name__}): fetch it anew"
+        )
 
-HOLDING = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf")  # files of weights, of any form
 
-
-def same_numbers(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether tensors are equal, in the dtype of one of them: one may be the other, rounded."""
-    if one.shape != other.shape:
-        return False
-    return torch.equal(one.to(other.dtype), other) or torch.equal(one, other.to(one.dtype))
-
-
-def _tensors(file: Path) -> "dict | safe_open":
+def _content(file: Path) -> Content:
+    """Tensors by name, or of an index the names of their files."""
+    if file.suffix == ".json":
+        return {key: str(name) for key, name in json.loads(file.read_text())["weight_map"].items()}
     if file.suffix != ".bin":
         return safe_open(file, "pt")
     # a pickle from outside may run code; weights_only reads tensors and nothing else
@@ -121,18 +111,8 @@ def _tensors(file: Path) -> "dict | safe_open":
     raise TypeError("it must map names to tensors")
 
 
-def _fault(file: Path, error: Exception) -> str:
-    """What keeps a file from being read: its absence, its form or its damage."""
-    if not file.is_file():
-        return "absent"
-    with file.open("rb") as opened:
-        begin = opened.read(32)
-    pickled = file.suffix == ".bin"
-    if pickled and begin[8:9] == b"{":
-        return f"a safetensors file: call it {SAFE_WEIGHTS_NAME}"
-    for start, form in FORMS.items():
-        if begin.startswith(start) and not (pickled and "pickle" in form):
-            return form
-    # torch's own advice would be to run the pickle's code
-    hint = ", or a pickle of more than tensors, which could run code and is never loaded"
-    return f"cut off or broken{hint if pickled else ''} ({type(error).__name__})"
+def same_numbers(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether tensors are equal, in the dtype of one of them: one may be the other, rounded."""
+    if one.shape != other.shape:
+        return False
+    return torch.equal(one.to(other.dtype), other) or torch.equal(one, other.to(one.dtype))

@@ -1,4 +1,5 @@
-"""The draft heads: EAGLE-1/2 and EAGLE-3. How trees are grown with them is in eagle.py.
+"""The draft heads: EAGLE-1/2 and EAGLE-3, and how training runs them on their own predictions. How
+trees are grown with them is in drafters/eagle.py.
 
 A head is run step by step on `hidden`: at true positions `fuse(features)`, below them its own last
 output. A step reads hidden at position i and the embedding of token i+1, and its output stands for
@@ -14,15 +15,15 @@ position i+1; the logits of token i+2 are made of it (draft_readout in drafters/
 Names of parameters and buffers are upstream's checkpoint keys, and vLLM's for layers behind the
 first ("layers.1.").
 
-Axes: B batch, T new positions, N rows, D hidden size, F features (the target's hidden size, or
-several states of it side by side), V the target's vocabulary, R draft vocabulary.
+Axes: B batch, T new positions, S unrolled steps, D hidden size, F features (the target's hidden
+size, or several states of it side by side), R draft vocabulary.
 """
 
 from collections.abc import Iterable
 
 import torch
 from torch import nn
-from transformers import Cache
+from transformers import Cache, DynamicCache
 from transformers.models.llama.modeling_llama import (
     LlamaDecoderLayer,
     LlamaRMSNorm,
@@ -99,7 +100,7 @@ class DraftHead(nn.Module):
         raise NotImplementedError
 
     def angles(self, position_T: torch.Tensor) -> torch.Tensor:
-        """What a step reads of rotary positions: cosines and sines, float32 [T, 2, head_dim]."""
+        """Cosines and sines of rotary positions, float32 [T, 2, head_dim]."""
         rotary = self._rotary[0]
         if rotary.inv_freq.device != position_T.device:
             rotary.to(position_T.device)
@@ -225,3 +226,49 @@ def build_head(config: HeadConfig) -> DraftHead:
     """A head of this shape, freshly initialised."""
     check_known("head_type", config.head_type, HEAD_TYPES)
     return HEAD_TYPES[config.head_type](config)
+
+
+def unroll(
+    head: DraftHead, feature_BTF: torch.Tensor, embedding_BTD: torch.Tensor, *, steps: int
+) -> torch.Tensor:
+    """The output of a head that is run on its own predictions along a known text, [S, B, T, D].
+
+    Step 1 is the head as EAGLE-1/2 trains it: true features everywhere. At step s the head has
+    already drafted s - 1 tokens, so the last s - 1 hidden states it sees are its own (EAGLE-3's
+    training-time test, arXiv 2503.01840; HASS, arXiv 2408.15766). All steps at position i predict
+    the same thing, the feature at i+1 and the token at i+2, and so share their labels. Positions
+    i < s - 1 have no root s levels above them and hold nothing of meaning.
+
+    Args:
+        embedding_BTD: embedding of the token after each position, the text's throughout.
+        steps: S; 1 is the head on true features.
+    """
+    if not torch.is_autocast_enabled(feature_BTF.device.type):
+        # the target may be in half precision while the head is not
+        feature_BTF, embedding_BTD = feature_BTF.to(head.dtype), embedding_BTD.to(head.dtype)
+    fused_BTD = head.fuse(feature_BTF)
+    position_T = torch.arange(feature_BTF.shape[1], device=feature_BTF.device)
+    angle_T2d = head.angles(position_T)
+    cache = DynamicCache()  # it concatenates: nothing that a gradient needs is changed in place
+    hidden_BTD, mask, outputs = fused_BTD, None, []
+    for step in range(steps):
+        if step:  # what the last step predicted for index i stands at i - 1
+            hidden_BTD = torch.cat([fused_BTD[:, :1], outputs[-1][:, :-1]], dim=1)
+            mask = _unrolled_mask(position_T, step, hidden_BTD.dtype)
+        outputs.append(head(hidden_BTD, embedding_BTD, angle_T2d, cache=cache, mask=mask))
+    return torch.stack(outputs)
+
+
+def _unrolled_mask(position_T: torch.Tensor, step: int, dtype: torch.dtype) -> torch.Tensor:
+    """Additive mask [1, 1, T, (step + 1) T] over the keys of all steps so far.
+
+    Example, keys that the query at position 4 attends to (step: positions):
+
+        step 1    1: 0 1 2 3 4
+        step 2    1: 0 1 2 3        2: 4
+        step 3    1: 0 1 2          2: 3     3: 4
+    """
+    behind_TT = position_T[:, None] - position_T  # of each key, as seen from each query
+    blocks = [behind_TT >= step, *(behind_TT == step - own for own in range(1, step + 1))]
+    seen = torch.cat(blocks, dim=1)[None, None]
+    return torch.zeros_like(seen, dtype=dtype).masked_fill_(~seen, torch.finfo(dtype).min)

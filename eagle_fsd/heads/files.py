@@ -8,9 +8,7 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import save
-from torch import nn
 from transformers import PretrainedConfig
-from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from transformers.utils import CONFIG_NAME, SAFE_WEIGHTS_NAME
 
 from eagle_fsd.config import BadInput, one_line
@@ -48,7 +46,7 @@ class StoredHead:
     Attributes:
         layout, notes: see layouts.read_config.
         tensors: every one of the file but those that change nothing, under our names.
-        faults: what is wrong with them, a tensor each.
+        faults: what is wrong with them, and why it is no head for the target, a sentence each.
     """
 
     folder: Path
@@ -58,6 +56,26 @@ class StoredHead:
     tensors: dict[str, torch.Tensor]
     faults: list[str]
 
+    def page(self, target_layers: int) -> dict[str, str]:
+        """What it is and whom it fits, for people to read, a line by its label."""
+        config = self.config
+        weights = [tensor for tensor in self.tensors.values() if tensor.is_floating_point()]
+        drafted, tokens = config.draft_vocab_size or config.vocab_size, config.vocab_size
+        reads = "the last hidden state, after its norm"
+        if layers := config.fused_layers(target_layers):
+            reads = f"hidden states {', '.join(map(str, layers))}"
+            if not config.feature_layers:
+                reads += ": config.json names none, and these are every publisher's default"
+        return {
+            "head": f"{'EAGLE-3' if config.eagle3 else 'EAGLE-1/2'} in the layout {self.layout}",
+            "layers": f"{config.num_hidden_layers} of {config.hidden_size:,} channels",
+            "weights": f"{sum(t.numel() for t in weights):,} numbers in {len(weights)} tensors",
+            "drafts": f"{drafted:,} of {tokens:,} tokens",
+            "reads": reads,
+            "made for": f"targets of {config.feature_size:,} channels and {tokens:,} tokens",
+            "assumed": "; ".join(self.notes) or "nothing",
+        }
+
 
 def read_head(
     name: str | Path,
@@ -65,16 +83,15 @@ def read_head(
     *,
     feature_layers: tuple[int, ...] = (),
 ) -> tuple[DraftHead, list[str]]:
-    """A head of any layout in its own dtype, on the CPU, every tensor of its file checked. Where a
-    target is given a head of another is refused before weights are read. `feature_layers`: see
-    stored_head.
+    """A head of any layout in its own dtype, on the CPU, every tensor of its file checked, and
+    against the target where one is given. `feature_layers`: see stored_head.
 
     Returns:
         The head; its layout and what was assumed, a sentence each.
 
     Raises:
-        BadInput: names the file that is broken, the setting that cannot run here, or the first
-            tensors that are missing, unexpected, misshapen or not finite.
+        BadInput: names the file that is broken, the setting that cannot run here, or the first of
+            what is wrong with the tensors or does not fit the target.
     """
     stored = stored_head(name, target_config, feature_layers=feature_layers)
     if stored.faults:
@@ -89,11 +106,9 @@ def stored_head(
     name: str | Path,
     target_config: PretrainedConfig | None = None,
     *,
-    must_fit: bool = True,
     feature_layers: tuple[int, ...] = (),
 ) -> StoredHead:
-    """The same without refusing tensors, which are judged as `faults`; and, unless it must fit the
-    target, without refusing a head of another.
+    """The same without refusing what is wrong with the tensors or does not fit the target.
 
     Args:
         feature_layers: which hidden states it reads, as we count them, whatever its config says.
@@ -101,29 +116,15 @@ def stored_head(
     # 1. The config: its layout, and the head that it describes.
     folder = head_folder(name)
     path = folder / CONFIG_NAME
-    try:
-        values = json.loads(path.read_text())
-        if feature_layers:
-            values = values | {"feature_layers": list(feature_layers)}
-        target_layers = getattr(target_config, "num_hidden_layers", 0)
-        layout, config, notes = read_config(values, target_layers)
-        if feature_layers and not config.eagle3:
-            raise BadInput(
-                "a head of EAGLE-1/2 reads the last hidden state: name no feature layers"
-            )
-        if target_config is not None and must_fit:
-            config.check_fits(target_config)
-        _shapes(config)
-    except BadInput as error:
-        raise BadInput(f"{path}: {error}") from error
-    except UNREADABLE as error:
-        raise BadInput(f"{path} is no draft head's config ({one_line(error)})") from error
+    target_layers = getattr(target_config, "num_hidden_layers", 0)
+    layout, config, notes = _stored_config(path, feature_layers, target_layers)
+    misfits = [] if target_config is None else config.misfits(target_config)
+    if feature_layers and not config.eagle3:
+        misfits.append("a head of EAGLE-1/2 reads the last hidden state: name no feature layers")
+    faults = [f"{path}: {misfit}" for misfit in misfits]
     # 2. The tensors under our names; what shows in these alone.
     files = Checkpoint(folder)
-    try:
-        names = renamed(files.keys, layout, config.head_type)
-    except BadInput as error:
-        raise BadInput(f"the draft head in {folder} does not fit: {error}") from error
+    names = renamed(files.keys, layout, config.head_type)
     tensors = {name: files.tensor(key) for key, name in names.items()}
     config = replace(
         config,
@@ -131,18 +132,15 @@ def stored_head(
         own_embedding=config.own_embedding or "embed_tokens.weight" in tensors,
         own_lm_head=config.own_lm_head or "lm_head.weight" in tensors,
     )
-    wanted = _shapes(config)
-    # 3. What such a head has not is left out where it says nothing else than the rest: a d2t that
-    #    leads nowhere, biases of a layout with all or none, frequencies that the config gives; and
+    # 3. What such a head has not is left out where it says nothing else than the rest: frequencies,
+    #    which the config gives, a d2t that leads nowhere, biases of a layout with all or none, and
     #    the norm and the lm_head by which speculators knows a target in training.
-    faults = _layer_faults(config, tensors)
-    faults += frequency_faults(tensors, LlamaRotaryEmbedding(config))
-    t2d = tensors.pop("t2d", None)
+    wanted = _shapes(config)
+    t2d, has_t2d = tensors.pop("t2d", None), wanted.pop("t2d", None)
     for key in tensors.keys() - wanted.keys():
         zeros = key.endswith(("d2t", ".bias")) and not tensors[key].any()
         if zeros or key.startswith("verifier_") or key.endswith(FREQUENCIES):
             del tensors[key]
-    has_t2d = wanted.pop("t2d", None)
     faults += tensor_faults(wanted, tensors)
     # 4. The draft vocabulary. t2d tells the tokens that d2t leads to, and follows from it.
     if not faults:
@@ -152,6 +150,23 @@ def stored_head(
             tensors["t2d"] = torch.zeros(V, dtype=torch.bool)
             tensors["t2d"][d2t + torch.arange(len(d2t))] = True
     return StoredHead(folder, layout, config, notes, tensors, faults)
+
+
+def _stored_config(
+    path: Path, feature_layers: tuple[int, ...], target_layers: int
+) -> tuple[str, HeadConfig, list[str]]:
+    """What read_config says of a file in which these hidden states are written; BadInput names it
+    if it describes no head that can be built here."""
+    try:
+        values = json.loads(path.read_text())
+        if feature_layers:
+            values = values | {"feature_layers": list(feature_layers)}
+        layout, config, notes = read_config(values, target_layers)
+        _shapes(config)
+        return layout, config, notes
+    except UNREADABLE as error:
+        said = error if isinstance(error, BadInput) else one_line(error)
+        raise BadInput(f"{path} is no config of a draft head that runs here: {said}") from error
 
 
 def write_head(folder: str | Path, head: DraftHead, *, reader: str = "") -> None:
@@ -174,10 +189,10 @@ def first_faults(faults: list[str]) -> str:
 
 
 def tensor_faults(wanted: Shapes, tensors: dict[str, torch.Tensor]) -> list[str]:
-    """Which tensors are missing, unexpected or of another shape, hold numbers of another kind or
+    """Which tensors are unexpected, missing or of another shape, hold numbers of another kind or
     ones that are not finite, a sentence each."""
-    faults = [f'missing "{key}"' for key in sorted(wanted.keys() - tensors.keys())]
-    faults += [f'unexpected "{key}"' for key in sorted(tensors.keys() - wanted.keys())]
+    faults = [f'unexpected "{key}"' for key in sorted(tensors.keys() - wanted.keys())]
+    faults += [f'missing "{key}"' for key in sorted(wanted.keys() - tensors.keys())]
     for key in sorted(wanted.keys() & tensors.keys()):
         tensor, shape, index = tensors[key], wanted[key], key in ("d2t", "t2d")
         own = tuple(tensor.shape)
@@ -190,63 +205,33 @@ def tensor_faults(wanted: Shapes, tensors: dict[str, torch.Tensor]) -> list[str]
             # a NaN passes through minimum and maximum, found far faster than isfinite of all
             low, high = (end.item() for end in tensor.aminmax())
             if not math.isfinite(low) or not math.isfinite(high):
-                strange, places = (~tensor.isfinite()).sum().item(), tensor.numel()
-                faults.append(f"{key} is NaN or infinite at {strange:,} of {places:,} places")
+                faults.append(f"{key} is NaN or infinite")
             elif low == high == 0 and tensor.ndim > 1:
                 faults.append(f"{key} is all zeros, and was never filled in")
     return faults
 
 
-def frequency_faults(tensors: dict[str, torch.Tensor], rotary: nn.Module) -> list[str]:
-    """Which rotary frequencies that a file holds are not those that its config gives."""
-    return [
-        f"{key} is not what config.json says of rotary positions"
-        for key, tensor in tensors.items()
-        if key.endswith(FREQUENCIES)
-        and not (
-            tensor.shape == rotary.inv_freq.shape
-            and torch.allclose(tensor.float(), rotary.inv_freq, rtol=1e-2)  # rounded to 16 bits
-        )
-    ]
+def vocabulary_faults(d2t_R: torch.Tensor | None, t2d_V: torch.Tensor | None, V: int) -> list[str]:
+    """What is wrong with tables of a draft vocabulary, or between them, a sentence; without d2t all
+    V tokens are drafted."""
+    token_R = torch.arange(V) if d2t_R is None else d2t_R + torch.arange(len(d2t_R))
+    if token_R.min() < 0 or token_R.max() >= V or (token_R.diff() <= 0).any():
+        return [f"d2t does not lead to ascending tokens of 0..{V - 1}"]
+    if t2d_V is None:
+        if d2t_R is None or d2t_R.any():
+            return []
+        return [
+            "d2t is all zeros, and was never filled in; if the first tokens are meant, add a t2d "
+            "that marks them"
+        ]
+    marked = t2d_V.nonzero()[:, 0]
+    unfilled = d2t_R is None and not len(marked)  # upstream's, of a head that drafts all tokens
+    if unfilled or torch.equal(marked, token_R):
+        return []
+    return [f"t2d marks {len(marked)} tokens, and not the {len(token_R)} that d2t leads to"]
 
 
 def _shapes(config: HeadConfig) -> Shapes:
     """Of every tensor that such a head has; nothing is allocated."""
     with torch.device("meta"):
         return {key: tuple(t.shape) for key, t in build_head(config).state_dict().items()}
-
-
-def vocabulary_faults(d2t: torch.Tensor | None, t2d: torch.Tensor | None, V: int) -> list[str]:
-    """What is wrong with tables of a draft vocabulary, or between them, a sentence; without d2t all
-    V tokens are drafted."""
-    drafted_R = torch.arange(V if d2t is None else len(d2t))
-    if d2t is not None:
-        drafted_R += d2t
-    first, last = drafted_R.min().item(), drafted_R.max().item()
-    if first < 0 or last >= V or (drafted_R.diff() <= 0).any():
-        return [f"d2t leads to {first}..{last}, not to ascending tokens of 0..{V - 1}"]
-    if t2d is None:
-        if d2t is None or d2t.any():
-            return []
-        return [
-            "d2t is all zeros, and was never filled in; if the first tokens are meant, add a t2d "
-            "that marks them"
-        ]
-    marked = t2d.nonzero()[:, 0]
-    unfilled = d2t is None and not len(marked)  # upstream's, of a head that drafts all tokens
-    if t2d.shape != (V,) or not (unfilled or torch.equal(marked, drafted_R)):
-        tells = "not those that d2t leads to" if d2t is not None else "no d2t leads to them"
-        return [f"t2d marks {len(marked)} of {t2d.numel()} tokens, and {tells}"]
-    return []
-
-
-def _layer_faults(config: HeadConfig, tensors: dict[str, torch.Tensor]) -> list[str]:
-    """That the config counts other layers than there are."""
-    numbers = [key.split(".")[1] for key in tensors if key.startswith("layers.")]
-    layers = 1 + max((int(number) for number in numbers if number.isdecimal()), default=0)
-    if layers == config.num_hidden_layers:
-        return []
-    return [
-        f"config.json says num_hidden_layers {config.num_hidden_layers}, the weights are of "
-        f"{layers}: set it to what the head was trained with"
-    ]

@@ -5,10 +5,6 @@ from transformers import LlamaConfig, PretrainedConfig
 
 from eagle_fsd.config import BadInput
 
-# what families call the inner size of their MLPs, and the epsilon of their norms
-INNER_SIZES = ("intermediate_size", "ffn_hidden_size", "ffn_dim", "n_inner")
-EPSILONS = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_eps", "norm_epsilon")
-
 
 @strict
 class HeadConfig(LlamaConfig):
@@ -72,8 +68,11 @@ class HeadConfig(LlamaConfig):
             self.target_hidden_size = None
         if self.target_hidden_size:
             self.own_embedding = True
-        if self.norm_before_fc and self.fc_norm:
-            raise BadInput("norm_before_fc and fc_norm are both true: a head has one of them")
+        if (self.draft_vocab_size or 0) > self.vocab_size:
+            raise BadInput(
+                f"draft_vocab_size {self.draft_vocab_size} must be less than vocab_size "
+                f"{self.vocab_size}, or absent for all tokens"
+            )
         super().__post_init__(**further)
         self.rope_parameters.pop("type", None)  # older files' name of rope_type
         self._attn_implementation = "sdpa"
@@ -104,7 +103,7 @@ class HeadConfig(LlamaConfig):
     def check_fits(self, target_config: PretrainedConfig) -> None:
         """Refuse a head made for another target, by a BadInput that names both values."""
         if misfits := self.misfits(target_config):
-            raise BadInput(misfits[0])
+            raise BadInput("; ".join(misfits))
 
     def misfits(self, target_config: PretrainedConfig) -> list[str]:
         """Why the head is not one for this target, a sentence each."""
@@ -119,11 +118,6 @@ class HeadConfig(LlamaConfig):
                 f"the head fuses hidden states {layers}; of a target with {n} layers it can be "
                 f"0..{n}"
             )
-        if not self.own_lm_head and self.target_hidden_size:
-            misfits.append(
-                f"the head has no lm_head, and the target's reads {self.feature_size} channels, not"
-                f" the {self.hidden_size} of the head"
-            )
         return misfits
 
 
@@ -132,40 +126,30 @@ def head_shape(
 ) -> HeadConfig:
     """A new head of one layer; `draft_vocab` 0 drafts all tokens of the target.
 
-    It is a Llama layer of the target's hidden size, whatever the target's own layers are. What a
-    Llama layer can have of theirs it has: their heads, their inner size, the norm's epsilon, the
-    base of rotary positions. Where they have none, or none that fits, a head's size is 64 and the
-    inner size four times the hidden size.
-
-    Raises:
-        BadInput: a target without a hidden size or a vocabulary, or with fewer tokens.
+    It is a Llama layer of the target's hidden size, whatever the target's own layers are, with what
+    a Llama layer can have of theirs. Where they have none, or none that fits, an attention head's
+    size is 64 and the inner size four times the hidden size. BadInput: the target has no hidden
+    size, or fewer tokens.
     """
-    D, vocab_size = (_stated(target_config, name) for name in ("hidden_size", "vocab_size"))
-    if not D or not vocab_size:
+    if not (D := _stated(target_config, "hidden_size")):
         raise BadInput(
-            f"no head can be shaped for {target_config.model_type!r}: its config has no hidden_size"
-            " or no vocab_size"
-        )
-    if draft_vocab >= vocab_size:
-        raise BadInput(
-            f"draft_vocab {draft_vocab} must be less than the target's {vocab_size} tokens"
+            f"no head can be shaped for a target of type {target_config.model_type!r}: its config "
+            "has no hidden_size; name another target"
         )
     heads, size = _stated(target_config, "num_attention_heads"), _stated(target_config, "head_dim")
     if not heads or D % (2 * heads):  # rotary positions turn pairs of channels
         heads = next((n for n in range(D // 64, 1, -1) if D % (2 * n) == 0), 1)
         size = None
     groups = _stated(target_config, "num_key_value_heads") or heads
-    optional = {
-        "rms_norm_eps": _stated(target_config, *EPSILONS),
-        "max_position_embeddings": _stated(target_config, "max_position_embeddings"),
-        "hidden_act": _stated(target_config, "hidden_act", "hidden_activation"),
-        # models with a base per layer type (Gemma 3) get the head's default
-        "rope_theta": (getattr(target_config, "rope_parameters", None) or {}).get("rope_theta"),
-    }
+    names = ("rms_norm_eps", "max_position_embeddings", "hidden_act")
+    optional = {name: _stated(target_config, name) for name in names}
+    # models with a base per layer type (Gemma 3) get the head's default
+    rope = getattr(target_config, "rope_parameters", None) or {}
+    optional["rope_theta"] = rope.get("rope_theta")
     return HeadConfig(
         hidden_size=D,
-        vocab_size=vocab_size,
-        intermediate_size=_stated(target_config, *INNER_SIZES) or 4 * D,
+        vocab_size=target_config.vocab_size,
+        intermediate_size=_stated(target_config, "intermediate_size") or 4 * D,
         num_attention_heads=heads,
         num_key_value_heads=groups if heads % groups == 0 else heads,
         qkv_bias=target_config.model_type.startswith("qwen2"),
@@ -176,13 +160,10 @@ def head_shape(
     )
 
 
-def _stated(config: PretrainedConfig, *names: str) -> int | float | str | None:
-    """The first of these that a config has; None if it has none, or another for each layer."""
-    for name in names:
-        try:
-            value = getattr(config, name, None)
-        except RuntimeError:  # Gemma 4, of what differs by layer
-            continue
-        if isinstance(value, (int, float, str)):
-            return value
-    return None
+def _stated(config: PretrainedConfig, name: str) -> int | float | str | None:
+    """What a config says; None if it says nothing, or something else for each layer."""
+    try:
+        value = getattr(config, name, None)
+    except RuntimeError:  # Gemma 4, of what differs by layer
+        return None
+    return value if isinstance(value, (int, float, str)) else None

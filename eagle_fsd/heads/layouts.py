@@ -71,46 +71,37 @@ OPTIONAL += ("norm_output", "own_embedding")
 
 
 def renamed(keys: Iterable[str], layout: str, head_type: str) -> dict[str, str]:
-    """Upstream's names of a file's weights, by the file's. BadInput: two of them are one weight."""
+    """Upstream's names of a file's weights, by the file's; of a weight that is there twice the
+    second gets a name that no head has."""
     eagle3 = head_type == "eagle3"
     table = RENAMES3 if eagle3 else RENAMES if layout == "speculators" else {}
     names: dict[str, str] = {}
     for key in sorted(keys):
         name = key.replace(".feed_forward.", ".mlp.")  # as Llama 4 calls it
-        if ".mlp.experts." in name:
-            raise BadInput(f"its layer has experts ({key}), and only dense ones are run here")
         for theirs, ours in table.items():
             if name.startswith(theirs):
                 name = ours + name.removeprefix(theirs)
-        if name in names.values():
-            other = next(k for k, v in names.items() if v == name)
-            raise BadInput(f"{other} and {key} are both the head's {name}")
-        names[key] = name
+        names[key] = f"{name}, a second time" if name in names.values() else name
     return names
 
 
 def read_config(values: dict, target_layers: int = 0) -> tuple[str, HeadConfig, list[str]]:
     """The layout of a config.json, its shape, and what was assumed, a sentence each. BadInput names
-    a setting that cannot run here; what is no head's config raises anything of UNREADABLE
-    (checkpoint.py).
+    a setting that cannot run here or is not there; what is no head's config raises anything of
+    UNREADABLE (checkpoint.py).
 
     Args:
         target_layers: of the target, where it is known: it tells some ways to count layers apart.
     """
-    ours = "head_type" in values
+    ours, needed = "head_type" in values, SIZES
     # 1. The layout and the kind of head; speculators' nested config as one of upstream's.
     if "transformer_layer_config" in values:
         layout, layer = "speculators", values["transformer_layer_config"]
         values = layer | values | {"head_type": values["speculators_model_type"]}
         if values["head_type"] == "eagle":
             values |= {"bias": bool(values.get("fusion_bias")), "num_hidden_layers": 1}
-        elif isinstance(values.get("norm_before_residual"), bool):
-            values |= {"qk_norm": layer.get("model_type") == "qwen3"}
-        else:
-            raise BadInput(
-                "no norm_before_residual: speculators takes false for it, vLLM true; write into it "
-                "what the head was trained with"
-            )
+        else:  # where it is absent, speculators takes false for it and vLLM true
+            needed += ("norm_before_residual",)
     else:
         eagle3 = "eagle3" in str(values.get("architectures")).lower()
         layout = "specforge" if eagle3 and not ours else "upstream"
@@ -119,26 +110,11 @@ def read_config(values: dict, target_layers: int = 0) -> tuple[str, HeadConfig, 
         values = {"head_type": "eagle3" if eagle3 else "eagle"} | values
     nested = values.get("eagle_config") or {}
     values = values | {NESTED[key]: nested[key] for key in NESTED if nested.get(key) is not None}
-    # 2. What cannot run here.
-    said = values | nested
-    rope = said.get("rope_parameters") or said.get("rope_scaling") or {}
-    check_rope(rope, "the head", known=(*ROPES, "dynamic"))
-    said = rope | said
-    unsupported = [
-        f"{key} {said[key]}"
-        for key, idle in UNSUPPORTED.items()
-        if said.get(key) not in (None, idle)
-    ]
-    if types := sorted({*(said.get("layer_types") or ())} - {"full_attention"}):
-        unsupported.append(f"{', '.join(types)} in layer_types")
-    if unsupported:
-        raise BadInput(f"{' and '.join(unsupported)} is not supported")
-    if missing := [key for key in SIZES if values.get(key) is None]:
-        raise BadInput(f"no {', '.join(missing)}: write into it what the head was trained with")
-    unread = sorted(said.keys() - rope.keys() - KNOWN - {FUSED_IDS})
+    # 2. What cannot run here, and what is not read.
+    unread = _checked(values | nested, needed)
     # 3. Which hidden states are fused; and what else EAGLE-3's publishers say in other words.
     values["feature_layers"], notes = _fused_layers(values, nested, layout, target_layers)
-    notes += [f"{key} {said[key]!r:.40} in config.json is not read" for key in unread if said[key]]
+    notes += unread
     if values["head_type"] == "eagle3":
         # without a draft vocabulary it may read the target's lm_head (sglang pull request 9739)
         values.setdefault("own_lm_head", values.get("draft_vocab_size") is not None)
@@ -161,32 +137,48 @@ def read_config(values: dict, target_layers: int = 0) -> tuple[str, HeadConfig, 
     return layout, HeadConfig(**fields), notes
 
 
+def _checked(said: dict, needed: tuple[str, ...]) -> list[str]:
+    """Refuse, by a BadInput, what a config says and cannot run here, and one that lacks what is
+    needed; a sentence for each setting that is not known at all."""
+    rope = said.get("rope_parameters") or said.get("rope_scaling") or {}
+    check_rope(rope, "the head", known=(*ROPES, "dynamic"))
+    settings = rope | said
+    faults = [
+        f"{key} {settings[key]} is not supported"
+        for key, idle in UNSUPPORTED.items()
+        if settings.get(key) not in (None, idle)
+    ]
+    if types := sorted({*(said.get("layer_types") or ())} - {"full_attention"}):
+        faults.append(f"{', '.join(types)} in layer_types is not supported")
+    if missing := [key for key in needed if said.get(key) is None]:
+        faults.append(f"no {', '.join(missing)}: write into it what the head was trained with")
+    if faults:
+        raise BadInput("; ".join(faults))
+    unread = [key for key in sorted(said.keys() - KNOWN - {FUSED_IDS}) if said[key]]
+    return [f"{key} {said[key]!r:.40} in config.json is not read" for key in unread]
+
+
 def _fused_layers(
     values: dict, nested: dict, layout: str, target_layers: int
 ) -> tuple[list[int] | None, list[str]]:
-    """Which hidden states a config.json names, as we count; and how that was decided, if it was."""
+    """Which hidden states a config.json names, as we count; and how its ids were read, if it was
+    not written here."""
     if values.get("feature_layers"):
         return values["feature_layers"], []
     if ids := values.get(FUSED_IDS):
-        note = f"fused layers {ids}: counted as vLLM does, by what enters a layer"
-        if ids[0] == 1:
-            shifted = [i + 1 for i in ids]
-            note += f"; copied unconverted from SpecForge or ModelOpt they would mean {shifted}"
-        return ids, [] if layout == "upstream" else [note]
-    if not (ids := nested.get(FUSED_IDS)):
+        layers, counted = ids, "enters"  # as vLLM and speculators do
+    elif ids := nested.get(FUSED_IDS):
+        # by what leaves a layer, as SpecForge and ModelOpt do, but where 2 is the first (sglang
+        # pull request 25454) or no layer has one of the numbers (nvidia/gpt-oss-120b-Eagle3-v3)
+        entering = ids[0] == 2 or max(ids) == target_layers
+        layers, counted = (ids, "enters") if entering else ([i + 1 for i in ids], "leaves")
+    else:
         return None, []
-    shifted = [i + 1 for i in ids]
-    if max(ids) == target_layers:  # nvidia/gpt-oss-120b-Eagle3-v3
-        note = f"of {target_layers} layers none has number {target_layers}, so hidden states"
-        return ids, [f"fused layers {ids}: {note} {ids} are meant"]
-    if ids[0] == 2:
-        note = "by what enters a layer (sglang pull request 25454): hidden states"
-        return ids, [f"fused layers {ids}: counted {note} {ids}"]
-    if ids[0] == 1:
-        note = "by what leaves a layer, as SpecForge and ModelOpt do: hidden states"
-        return shifted, [f"fused layers {ids}: counted {note} {shifted}"]
-    note = "are meant; if not, convert the head with --feature_layers"
-    return shifted, [f"fused layers {ids}: assumed that hidden states {shifted} {note}"]
+    note = (
+        f"fused layers {ids}: counted by what {counted} a layer, so hidden states {layers}; if "
+        "others are meant, convert the head with --feature_layers"
+    )
+    return layers, [] if layout == "upstream" else [note]
 
 
 def to_json(config: HeadConfig, reader: str = "") -> dict:

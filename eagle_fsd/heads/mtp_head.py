@@ -1,4 +1,5 @@
-"""A checkpoint's own MTP layer as a draft head, made of transformers' classes of its family.
+"""A checkpoint's own multi-token-prediction (MTP) layer as a draft head: of which families, under
+which keys, and the module, made of transformers' classes of the family.
 
     proj([norm(embedding of token i+1), norm(hidden i)]) -> decoder layer -> final norm -> lm_head
 
@@ -17,7 +18,9 @@ ggml-org/llama.cpp 24025 says the opposite of DeepSeek and GLM.
 Axes: B batch, T new positions, D hidden size.
 """
 
-from dataclasses import dataclass, field
+import copy
+from collections.abc import Iterable
+from dataclasses import dataclass
 
 import torch
 from torch import nn
@@ -27,12 +30,96 @@ from transformers.modeling_layers import MtpLayer
 from eagle_fsd.config import BadInput, check_known
 from eagle_fsd.families import text_body
 from eagle_fsd.heads.draft_head import DraftHead
-from eagle_fsd.heads.mtp_families import FAMILIES, Layout, layer_config
 
 STATES = ("normed", "raw")
 ROUTER_BIAS = "e_score_correction_bias"  # chooses experts, in float32 whatever the weights are in
 # what two targets have alike of which one's MTP layer is the other's too, as far as configs say
 FITTING = ("model_type", "hidden_size", "vocab_size", "num_hidden_layers")
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Names of an MTP layer's tensors in a checkpoint, those of transformers 5.23
+    (conversion_mapping.py, "MtpModel"), for Qwen and MiMo of vLLM (qwen3_next_mtp, mimo_mtp).
+
+    Attributes:
+        every: what all names begin with; {n} is the number of the target's layers.
+        layer: what those of the decoder layer go on with.
+        enorm, hnorm, eh_proj, norm: what norms the embedding and the hidden state, projects both
+            side by side to one, and norms what comes out of the decoder layer.
+        embedding, lm_head: where a checkpoint keeps these a second time.
+        hidden_first: the projection reads [hidden, embedding] and not [embedding, hidden].
+    """
+
+    every: str
+    enorm: str
+    hnorm: str
+    eh_proj: str
+    norm: str
+    layer: str = ""
+    embedding: str = "embed_tokens.weight"
+    lm_head: str = "shared_head.head.weight"
+    hidden_first: bool = False
+
+    def key(self, name: str, layers: int) -> str:
+        """The name of one of these behind so many decoder layers; of "" what all begin with."""
+        return self.every.format(n=layers) + (getattr(self, name) if name else "")
+
+
+BEHIND = Layout(
+    every="model.layers.{n}.",
+    enorm="enorm.weight",
+    hnorm="hnorm.weight",
+    eh_proj="eh_proj.weight",
+    norm="shared_head.norm.weight",
+)
+APART = Layout(
+    every="mtp.",
+    enorm="pre_fc_norm_embedding.weight",
+    hnorm="pre_fc_norm_hidden.weight",
+    eh_proj="fc.weight",
+    norm="norm.weight",
+    layer="layers.0.",
+)
+MIMO = Layout(
+    every="model.mtp_layers.",
+    enorm="0.token_layernorm.weight",
+    hnorm="0.hidden_layernorm.weight",
+    eh_proj="0.input_proj.weight",
+    norm="0.final_layernorm.weight",
+    layer="0.",
+    hidden_first=True,
+)
+# By the model type of a text model's config. Norms, attention and experts are what transformers'
+# class of the family makes them.
+FAMILIES = {
+    "deepseek_v3": BEHIND,
+    "glm4_moe": BEHIND,
+    "glm4_moe_lite": BEHIND,
+    "qwen2": MIMO,  # MiMo-7B, with a config of that type
+    "qwen3_5_moe_text": APART,
+    "qwen3_5_text": APART,
+    "qwen3_next": APART,
+}
+# What configs call the number of MTP layers
+COUNTS = ("num_mtp_layers", "num_nextn_predict_layers", "mtp_num_hidden_layers")
+
+
+def counted_layers(config: PretrainedConfig) -> int:
+    """How many MTP layers a text model's config counts, at least one."""
+    return max(1, *(getattr(config, name, None) or 0 for name in COUNTS))
+
+
+def without_mtp(keys: Iterable[str], config: PretrainedConfig) -> list[str]:
+    """Keys of a checkpoint that are no MTP layer's, which has a projection: a decoder layer that is
+    merely one more than the config counts has none."""
+    keys, layout = list(keys), FAMILIES.get(config.model_type)
+    if layout is None:
+        return keys
+    first = config.num_hidden_layers
+    numbers = range(first, first + counted_layers(config))
+    starts = tuple(layout.key("", n) for n in numbers if layout.key("eh_proj", n) in keys)
+    return [key for key in keys if not key.startswith(starts)]
 
 
 def check_same(own: dict[str, object], target_config: PretrainedConfig) -> None:
@@ -54,7 +141,8 @@ class MtpConfig:
         feature, own: see above.
         own_lm_head: it has one; else the target's is its own too.
         fused_experts: its experts lie in one tensor for all, in the checkpoint as in transformers.
-        layer: what the decoder layer is made with, and reads (mtp_families.layer_config).
+        layer: what the family's model class makes the decoder layer with in the place of its own:
+            with full attention, and with experts where the family has any.
         feature_size: the target's hidden size, see HeadConfig.
     """
 
@@ -63,12 +151,6 @@ class MtpConfig:
     own: str = "normed"
     own_lm_head: bool = False
     fused_experts: bool = False
-    layer: PretrainedConfig = field(init=False)
-    hidden_size: int = field(init=False)
-    feature_size: int = field(init=False)
-    vocab_size: int = field(init=False)
-    num_attention_heads: int = field(init=False)
-    num_key_value_heads: int = field(init=False)
 
     head_type = "mtp"
     eagle3 = False
@@ -79,7 +161,17 @@ class MtpConfig:
     def __post_init__(self):
         for name in ("feature", "own"):
             check_known(name, getattr(self, name), STATES)
-        self.layer = layer = layer_config(self.target)
+        self.layer = layer = copy.deepcopy(self.target)
+        for name, value in (
+            ("num_hidden_layers", 1),
+            ("layer_types", ["full_attention"]),
+            ("mlp_layer_types", ["sparse"]),
+            ("first_k_dense_replace", 0),
+            ("mlp_only_layers", []),
+            ("decoder_sparse_step", 1),
+        ):
+            if getattr(layer, name, None) is not None:
+                setattr(layer, name, value)
         self.hidden_size = self.feature_size = layer.hidden_size
         self.vocab_size = layer.vocab_size
         self.num_attention_heads = layer.num_attention_heads
@@ -87,8 +179,7 @@ class MtpConfig:
 
     @property
     def layout(self) -> Layout:
-        """The names of its tensors in a checkpoint."""
-        return FAMILIES[self.target.model_type].after(self.target.num_hidden_layers)
+        return FAMILIES[self.target.model_type]
 
     @property
     def _attn_implementation(self) -> str:
@@ -97,6 +188,10 @@ class MtpConfig:
     @_attn_implementation.setter
     def _attn_implementation(self, name: str) -> None:
         self.layer._attn_implementation = name
+
+    def key(self, name: str) -> str:
+        """Of a Layout's name, in the target's checkpoint."""
+        return self.layout.key(name, self.target.num_hidden_layers)
 
     def fused_layers(self, target_layers: int) -> tuple[int, ...]:
         """The target's hidden states that it reads, see Target.feature_layers: the last."""
@@ -127,6 +222,19 @@ class MtpHead(DraftHead):
             self.norm = norm(D, eps=config.layer.rms_norm_eps)
             if config.own_lm_head:
                 self.lm_head = nn.Linear(D, config.vocab_size, bias=False)
+
+    def page(self) -> dict[str, str]:
+        """What it is, for people to read, a line by its label."""
+        config = self.config
+        states = {"normed": "after its final norm", "raw": "before its final norm"}
+        return {
+            "head": f"MTP of a checkpoint of type {config.target.model_type}",
+            "layers": f"1 of {config.hidden_size:,} channels",
+            "weights": f"{sum(p.numel() for p in self.parameters()):,} numbers",
+            "drafts": f"all {config.vocab_size:,} tokens",
+            "reads": f"the target's last hidden state, {states[config.feature]}; then its own, "
+            f"{states[config.own]}",
+        }
 
     def normed(self, hidden_BTD: torch.Tensor) -> torch.Tensor:
         return self.norm(hidden_BTD) if self.config.own == "raw" else hidden_BTD

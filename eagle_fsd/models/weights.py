@@ -27,7 +27,7 @@ from transformers.utils import logging
 from eagle_fsd.config import BadInput, one_line
 from eagle_fsd.families import text_body, text_config
 from eagle_fsd.heads.checkpoint import UNREADABLE
-from eagle_fsd.heads.mtp_families import without_mtp
+from eagle_fsd.heads.mtp_head import without_mtp
 
 # ImportError: a quantisation, an attention or a tokenizer needs a package that is not here
 UNLOADABLE = (*UNREADABLE, ImportError)

@@ -16,8 +16,7 @@ import torch
 from torch import nn
 from torch.linalg import vecdot
 
-from eagle_fsd.heads.draft_head import DraftHead
-from eagle_fsd.heads.unroll import unroll
+from eagle_fsd.heads.draft_head import DraftHead, unroll
 from eagle_fsd.training.recipe import Recipe
 
 CHUNK_ELEMENTS = 2**22  # logits held at a time: 16 MB in float32, which a CPU's caches like
