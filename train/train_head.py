@@ -9,7 +9,6 @@ same command again. Several processes: `accelerate launch --config_file scripts/
 train/train_head.py ...`.
 """
 
-import math
 from dataclasses import asdict, dataclass, field
 from operator import itemgetter
 from typing import TYPE_CHECKING
@@ -74,9 +73,9 @@ class TrainOptions(TargetOptions):
     steps: int = option(0, "The most steps. 0: no limit.")
     minutes: float = option(
         0.0,
-        "The minutes for training, the target's states included, and for the held-out rounds after "
-        "it, which get a tenth of them and at most two minutes; loading comes on top. The learning "
-        "rate then follows the clock. 0: no limit.",
+        "The minutes for training, the target's states included; loading, and two minutes at most "
+        "for the held-out rounds after it, come on top. The learning rate then follows the clock. "
+        "0: no limit.",
     )
     tokens_per_batch: int = option(
         0, "The tokens of one forward, padding included. 0: 2048 on a CPU, 16384 on CUDA."
@@ -103,11 +102,6 @@ class TrainOptions(TargetOptions):
         check_seed(self.seed)
         if not (self.epochs or self.steps or self.minutes):
             self.epochs = 3.0
-
-    @property
-    def held_out_seconds(self) -> float:
-        """What of the minutes is for the held-out rounds; infinite without minutes."""
-        return min(0.1 * 60 * self.minutes, 120.0) if self.minutes else math.inf
 
 
 def train(options: TrainOptions) -> None:
@@ -178,15 +172,11 @@ def train(options: TrainOptions) -> None:
         batches_per_step=options.batches_per_step,
         epochs=options.epochs,
         steps=options.steps,
-        seconds=60 * options.minutes - options.held_out_seconds if options.minutes else 0.0,
+        seconds=60 * options.minutes,
     )
     progress = trainer.train()
     if accelerator.is_main_process:
-        seconds = options.held_out_seconds
-        told = write_trained(
-            run.folder, head, states, held_out, progress, recipe=recipe, seconds=seconds
-        )
-        print(told)
+        print(write_trained(run.folder, head, states, held_out, progress, recipe))
 
 
 def launched(options: TrainOptions) -> "Accelerator":

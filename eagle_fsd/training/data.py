@@ -182,19 +182,18 @@ class Batches:
         indices = self.indices(number)
         texts = [self.dialogues[i].ids for i in indices]
         features_LF, hiddens_LD = zip(*self.states_of(texts), strict=True)
+        feature_BTF = _padded([feature_LF[:-1] for feature_LF in features_LF])
+        if self.noise:
+            generator = torch.Generator().manual_seed(self.seed * 1_000_003 + number)
+            uniform_BTF = uniforms(generator, *feature_BTF.shape) * 2 - 1
+            noise_BTF = uniform_BTF * self.noise * 512 / feature_BTF.shape[1]
+            feature_BTF = feature_BTF + noise_BTF.to(feature_BTF)
         return HeadBatch(
-            self._noisy(_padded([feature_LF[:-1] for feature_LF in features_LF]), number),
+            feature_BTF,
             _padded([torch.tensor(ids[1:]) for ids in texts]),
             _padded([hidden_LD[1:] for hidden_LD in hiddens_LD]),
             _padded([self.masks_T[i] for i in indices]),
         )
-
-    def _noisy(self, feature_BTF: torch.Tensor, number: int) -> torch.Tensor:
-        if self.noise == 0:
-            return feature_BTF
-        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + number)
-        uniform = uniforms(generator, *feature_BTF.shape) * 2 - 1
-        return feature_BTF + (uniform * self.noise * 512 / feature_BTF.shape[1]).to(feature_BTF)
 
     def _shuffled(self, epoch: int) -> list[list[int]]:
         rng = random.Random(f"{self.seed}/{epoch}")

@@ -30,7 +30,9 @@ from eagle_fsd.training.losses import Objective
 from eagle_fsd.training.recipe import Recipe, parse_recipe
 
 RECORD = "training.json"  # what the head became
-REPLAYED = 1000  # most rounds on held-out answers; the mean's standard error is about .03 of it
+# what is replayed of the held-out answers at most; the standard error of the mean of a thousand
+# rounds is about .03 of it
+REPLAYED, REPLAY_SECONDS = 1000, 120.0
 
 
 def begun_head(
@@ -134,15 +136,10 @@ def optimizers_of(objective: Objective, recipe: Recipe) -> list[torch.optim.Opti
 
 @torch.no_grad()
 def expected_tokens_per_round(
-    head: DraftHead,
-    states: TargetStates,
-    dialogues: list[Dialogue],
-    tree: TreeConfig,
-    *,
-    seconds: float = math.inf,
+    head: DraftHead, states: TargetStates, dialogues: list[Dialogue], tree: TreeConfig
 ) -> tuple[float | None, int]:
     """Tokens a round that exact decoding of these answers would have had, by replay of REPLAYED
-    rounds, or of those that begin within these seconds, one at least; and how many these were.
+    rounds, or of those that begin within REPLAY_SECONDS, one at least; and how many these were.
 
     Of answers drawn at a temperature it is what drawing them again would have given. None if no
     answer is long enough. The head is moved to the target's device and dtype.
@@ -163,7 +160,7 @@ def expected_tokens_per_round(
                     for *_, path in walk(drafter, ids, range(first, last), feature_LF):
                         yield len(path)
 
-    until, tokens = time.monotonic() + seconds, []
+    until, tokens = time.monotonic() + REPLAY_SECONDS, []
     for emitted in tqdm(rounds(), total=REPLAYED, desc="held-out answers", unit="round"):
         tokens.append(emitted)
         if len(tokens) == REPLAYED or time.monotonic() >= until:
@@ -182,17 +179,13 @@ def write_trained(
     states: TargetStates,
     held_out: list[Dialogue],
     progress: dict,
-    *,
     recipe: Recipe,
-    seconds: float,
 ) -> str:
-    """Write the head; then measure for these seconds what it does on what was held out, and write
-    the record of both. Returns what was done, in words."""
+    """Write the head; then measure what it does on what was held out, and write the record of both.
+    Returns what was done, in words."""
     head = head.eval().bfloat16()
     (write_mtp if head.config.head_type == "mtp" else write_head)(folder, head)
-    tokens_per_round, rounds = expected_tokens_per_round(
-        head, states, held_out, SMALL_TREE, seconds=seconds
-    )
+    tokens_per_round, rounds = expected_tokens_per_round(head, states, held_out, SMALL_TREE)
     speed = progress["tokens"] / max(progress["seconds"], 1e-9)
     record = {
         "answer_tokens_seen": progress["tokens"],
