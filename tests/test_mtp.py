@@ -12,7 +12,7 @@ import pytest
 import reference_mtp
 import torch
 from answers import TREES, assert_same, run
-from reference_tree import grow, paths
+from reference_tree import assert_grown
 from safetensors.torch import load_file, save_file
 from tiny import prompt_tokens
 from tiny_mtp import FAMILIES, write_mtp_target
@@ -30,8 +30,6 @@ from eagle_fsd.heads.mtp_files import write_mtp
 from eagle_fsd.models.digests import head_digests
 from eagle_fsd.models.load import load_head, load_target_config
 from eagle_fsd.models.weights import stored_model
-from eagle_fsd.rules.fsd import Fsd
-from eagle_fsd.rules.price import PathRule
 
 V = 31
 BY_TRANSFORMERS = ("deepseek_v3", "glm4_moe")
@@ -116,14 +114,7 @@ def test_trees_are_those_of_the_slow_version(checkpoints, name, switch):
         tokens_T, features_TD = torch.cat([tokens_T, new_T]), torch.cat([features_TD, new_TD])
         tree = drafter.propose()
         after = partial(reference_mtp.after_path, written, tokens_T, features_TD, own=own)
-        logits_of = cache(after)
-        *_, kept = grow(logits_of, depth=3, top_k=3, drafts=9)
-        node_paths = paths(tree.token_N.tolist(), tree.parent_N.tolist())
-        assert set(node_paths[1:]) == set(kept) and tree.size == 10
-        for path, row in zip(node_paths, tree.draft_row_N.tolist(), strict=True):
-            if row >= 0:
-                want_V = logits_of(path)
-                torch.testing.assert_close(tree.draft_logits_ER[row], want_V, atol=1e-3, rtol=1e-3)
+        assert_grown(tree, cache(after), TreeConfig(9, 3, 3), 1e-3)
         assert drafter.cache.length == tokens_T.shape[0]
 
 
@@ -148,7 +139,7 @@ def test_the_state_before_the_norm(checkpoints, name):
 @pytest.mark.parametrize("engine", ["stock", "packed"])
 @pytest.mark.parametrize("name", FAMILIES)
 def test_exact_is_plain_decoding(checkpoints, name, engine):
-    """With its trees and with those of a hybrid, greedy and draw by draw; lossy rules run."""
+    """With its trees and with those of a hybrid, greedy and draw by draw."""
     target, head = target_and_head(checkpoints(name), engine=engine)
     drafter, taken = head_drafter(head, target, TREES[2]), 0
     for length, temperature in ((5, 0.0), (23, 1.0)):
@@ -163,9 +154,6 @@ def test_exact_is_plain_decoding(checkpoints, name, engine):
                 assert_same(target, prompt, got.tokens, plain)
             taken += sum(r.accepted_drafts for r in got.rounds)
     assert taken > 5
-    for rule in (Fsd(0.69), PathRule(20.0)):
-        loose = run(target, drafter, prompt, rule=rule)
-        assert loose.tokens_per_round > 1 and loose.fuzzy_share > 0
 
 
 def test_by_name(checkpoints):
@@ -186,38 +174,41 @@ def test_by_name(checkpoints):
 # --- files ----------------------------------------------------------------------------------------
 
 
+def change_tensors(folder, edit) -> None:
+    tensors = edit(load_file(folder / "model.safetensors"))
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def replaced(key: str, change):
+    return lambda tensors: tensors | {key: change(tensors[key])}
+
+
+def assert_same_weights(head, other) -> None:
+    one, two = head.state_dict(), other.state_dict()
+    assert one.keys() == two.keys() and all(torch.equal(one[key], two[key]) for key in one)
+
+
 @pytest.mark.parametrize("name", FAMILIES)
-def test_a_written_layer_loads_again(checkpoints, tmp_path, name):
-    """From a folder, with the switches; under the keys that the checkpoint has."""
-    written = checkpoints(name)
-    config = load_target_config(str(written.folder))
-    head = load_head("mtp,own=raw", config, target=str(written.folder))
-    write_mtp(tmp_path, head)
-    stored, again = (load_file(f / "model.safetensors") for f in (written.folder, tmp_path))
+def test_a_written_layer_loads_again(checkpoints, tmp_path, monkeypatch, name):
+    """From a folder, with the switches, under the keys that the checkpoint has. Bugs held down:
+    `mtp:FOLDER` read it without its switches, and commands took the folder for a target's; `--head
+    mtp` read the checkpoint's layer beside a folder `mtp` without a word."""
+    written, folder = checkpoints(name), tmp_path / "mtp"
+    target = str(written.folder)
+    config = load_target_config(target)
+    head = load_head("mtp,own=raw,feature=raw", config, target=target)
+    write_mtp(folder, head)
+    stored, again = (load_file(f / "model.safetensors") for f in (written.folder, folder))
     assert again.keys() == written.keys
     assert all(torch.equal(again[key], stored[key]) for key in again)
-    loaded = load_head(tmp_path, config)
-    assert loaded.config.own == "raw" and loaded.config.head_type == "mtp"
-    pairs = zip(loaded.state_dict().items(), head.state_dict().items(), strict=True)
-    assert all(a == b and torch.equal(x, y) for (a, x), (b, y) in pairs)
-
-
-def test_switches_stay_with_a_trained_layer(checkpoints, tmp_path, monkeypatch):
-    """Bugs held down: `mtp:FOLDER` read the layer in the folder without its switches, and commands
-    took the folder for a target's; `--head mtp` read the checkpoint's layer beside a folder `mtp`
-    without a word."""
-    target, folder = str(checkpoints("qwen3_5_text").folder), tmp_path / "mtp"
-    config = load_target_config(target)
-    folder.mkdir()
-    write_mtp(folder, load_head("mtp,own=raw,feature=raw", config, target=target))
-    for name, own in ((f"mtp:{folder}", "raw"), (f"mtp:{folder},own=normed", "normed")):
-        head = load_head(name, config)
-        assert (head.config.own, head.config.feature) == (own, "raw")
-        assert head_digests(name) == head_digests(str(folder))
     monkeypatch.chdir(tmp_path)
+    for name, own in (("./mtp", "raw"), (f"mtp:{folder},own=normed", "normed")):
+        loaded = load_head(name, config, target=target)
+        assert (loaded.config.own, loaded.config.feature) == (own, "raw")
+        assert_same_weights(loaded, head)
+        assert head_digests(name) == head_digests(str(folder))
     with pytest.raises(BadInput, match=r"a folder 'mtp' holds a trained one: name that \./mtp"):
         load_head("mtp", config, target=target)
-    assert load_head("./mtp", config, target=target).config.own == "raw"
 
 
 def test_shards_and_another_checkpoint(checkpoints, tmp_path):
@@ -229,9 +220,8 @@ def test_shards_and_another_checkpoint(checkpoints, tmp_path):
     files = dict.fromkeys(written.keys, "two.safetensors") | {"model.norm.weight": "not there"}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": files}))
     config = load_target_config(str(written.folder))
-    one = load_head("mtp", config, target=str(written.folder)).state_dict()
-    two = load_head(f"mtp:{tmp_path}", config, target="smollm2").state_dict()
-    assert one.keys() == two.keys() and all(torch.equal(one[key], two[key]) for key in one)
+    one = load_head("mtp", config, target=str(written.folder))
+    assert_same_weights(one, load_head(f"mtp:{tmp_path}", config, target="smollm2"))
     assert head_digests(f"mtp:{written.folder}").keys() >= {"head/model.safetensors"}
     assert head_digests("mtp,own=raw") == {}
 
@@ -257,67 +247,56 @@ def test_a_multimodal_checkpoint(checkpoints, tmp_path):
     models = [eagle_fsd.load(str(each), **given) for each in (written.folder, folder)]
     alone, whole = (eagle_fsd.generate(m, "What?", arm="exact@mtp").tokens for m in models)
     assert alone == whole
-    heads = [model.drafter.head.state_dict() for model in models]
-    assert all(torch.equal(heads[0][key], heads[1][key]) for key in heads[0])
+    assert_same_weights(*(model.drafter.head for model in models))
 
 
 def test_a_readout_of_its_own(checkpoints, tmp_path):
-    """A copy of the target's lm_head is not held twice; another one is read, and written."""
-    written = checkpoints("deepseek_v3")
+    """A copy of the target's lm_head is not held twice, be it rounded; another one is read, and
+    written. Bug held down: a layer in bfloat16 beside tables in float32 was refused though every
+    number was equal. A pickle of the same tensors is read too."""
+    written, key = checkpoints("deepseek_v3"), "model.layers.3.shared_head.head.weight"
     config = load_target_config(str(written.folder))
-    assert load_head("mtp", config, target=str(written.folder)).lm_head is None
     folder = shutil.copytree(written.folder, tmp_path / "target")
-    change_tensors(folder, replaced("model.layers.3.shared_head.head.weight", lambda t: t * 2))
+    tables = ("model.embed_tokens.weight", "lm_head.weight")
+    change_tensors(
+        folder, lambda ts: {k: t if k in tables else t.bfloat16() for k, t in ts.items()}
+    )
+    head = load_head("mtp", config, target=str(folder))
+    assert head.lm_head is None and head.dtype == torch.bfloat16
+    change_tensors(folder, replaced(key, lambda t: t * 2))
+    torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
     head = load_head("mtp", config, target=str(folder))
     write_mtp(tmp_path, head)
     for each in (head, load_head(tmp_path, config)):
-        assert torch.equal(each.lm_head.weight, written.longer.lm_head.weight * 2)
+        assert torch.equal(each.lm_head.weight, (written.longer.lm_head.weight * 2).bfloat16())
 
 
 # --- bad input ------------------------------------------------------------------------------------
 
-
-def change_tensors(folder, edit) -> None:
-    tensors = edit(load_file(folder / "model.safetensors"))
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-
-
-def replaced(key: str, change):
-    return lambda tensors: tensors | {key: change(tensors[key])}
-
-
 DOWN = "model.layers.3.mlp.shared_experts.down_proj.weight"
 PROJ = "model.layers.3.eh_proj.weight"
 EXPERT = "model.layers.3.mlp.experts.4.up_proj.weight"
-EMBEDDING = "model.layers.3.embed_tokens.weight"
-BIAS = "model.layers.3.self_attn.q_proj.bias"
 # what is done to a checkpoint of glm4_moe, and what is then told of it
 FAULTS = {
     "missing": (lambda t: {k: t[k] for k in t if k != EXPERT}, f'missing "{EXPERT}"'),
-    "a shape": (
-        replaced(PROJ, lambda t: t.T.contiguous()),
-        f"the shape for {PROJ}: is (80, 40), transposed, must be (40, 80)",
-    ),
-    "more": (lambda tensors: tensors | {BIAS: torch.zeros(56)}, f'unexpected "{BIAS}"'),
     "quantised": (
         replaced(DOWN, lambda t: t.to(torch.float8_e4m3fn)),
         f"{DOWN} has dtype torch.float8_e4m3fn",
     ),
-    "no numbers": (replaced(PROJ, lambda t: t / 0), f"{PROJ} is NaN or infinite at"),
-    "an embedding": (replaced(EMBEDDING, lambda t: t + 1), f"{EMBEDDING} is not the target's"),
+    "no numbers": (replaced(PROJ, lambda t: t / 0), f"{PROJ} is NaN or infinite"),
 }
 
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_what_is_wrong_is_told_by_its_tensor(checkpoints, tmp_path, fault):
-    """And what helps; before the target's weights load."""
+    """And what helps; before the target's weights load. Further faults: test_published_heads.py."""
     folder = shutil.copytree(checkpoints("glm4_moe").folder, tmp_path / "target")
     edit, told = FAULTS[fault]
     change_tensors(folder, edit)
     with pytest.raises(BadInput, match=re.escape(told)) as error:
         eagle_fsd.load(str(folder), head="mtp")
-    helps = "a conversion to bfloat16" if fault == "quantised" else "the files that were released"
-    assert f"take {helps}" in str(error.value)
+    assert "take the files that were released" in str(error.value)
     assert "\n" not in str(error.value)
 
 
@@ -332,7 +311,7 @@ def test_several_layers(checkpoints, tmp_path):
     values = json.loads(path.read_text())
     (count,) = values.keys() & {"num_mtp_layers", "num_nextn_predict_layers"}
     path.write_text(json.dumps(values | {count: 2}))
-    with pytest.raises(BadInput, match="config counts 2 MTP layers.*: name another --head"):
+    with pytest.raises(BadInput, match="holds 2 MTP layers.*: name another --head"):
         eagle_fsd.load(str(folder), head="mtp")
     model = eagle_fsd.load(str(folder), head=None, dtype="float32")
     assert eagle_fsd.generate(model, "What?", arm="plain", max_new_tokens=3).tokens
@@ -351,58 +330,23 @@ def test_a_layer_of_another_family(checkpoints, tmp_path):
             refused(other)
 
 
-def test_a_layer_of_another_checkpoint(checkpoints, tmp_path, capsys):
-    """By its embedding, where all shapes are the same; one that was trained further is told. Bug
-    held down: the folder's embedding was compared with the folder's own alone."""
-    target, table = str(checkpoints("glm4_moe").folder), "model.embed_tokens.weight"
-    config = load_target_config(target)
-    other = write_mtp_target(tmp_path / "other", "glm4_moe", seed=5, vocab_size=V).folder
-    with pytest.raises(BadInput, match=f"the embedding in {other} is not the target's"):
-        load_head(f"mtp:{other}", config, target=target)
-    tuned = shutil.copytree(target, tmp_path / "tuned")
-    change_tensors(tuned, replaced(table, lambda t: t * 1.01))
-    load_head(f"mtp:{target}", config, target=str(tuned))
-    assert "differs from the target's by 1.0%" in capsys.readouterr().err
-
-
-def test_numbers_are_compared_and_not_their_dtypes(checkpoints, tmp_path):
-    """Bug held down: a layer in bfloat16 beside tables in float32 was refused though every number
-    was equal. A pickle of the same tensors is read too."""
-    written = checkpoints("glm4_moe")
-    folder = shutil.copytree(written.folder, tmp_path / "target")
-    tables = ("model.embed_tokens.weight", "lm_head.weight")
-    change_tensors(
-        folder, lambda ts: {k: t if k in tables else t.bfloat16() for k, t in ts.items()}
-    )
-    config = load_target_config(str(folder))
-    head = load_head("mtp", config, target=str(folder))
-    assert head.lm_head is None and head.dtype == torch.bfloat16
-    torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
-    (folder / "model.safetensors").unlink()
-    again = load_head("mtp", config, target=str(folder)).state_dict()
-    assert all(torch.equal(t, again[k]) for k, t in head.state_dict().items())
-
-
 def test_what_no_layer_can_be_read_from(checkpoints, tmp_path):
-    """A garbled file, a target without files, a name with switches that there are not."""
-    config = load_target_config(str(checkpoints("glm4_moe").folder))
-    (tmp_path / "model.safetensors").write_bytes(b"no")
+    """A garbled file, a target without files, a name with switches that there are not; a model that
+    transformers saved, whose classes leave the keys out, and then drafts with one from elsewhere.
+    """
+    written = checkpoints("qwen3_next", 258)
+    config, garbled = load_target_config(str(written.folder)), tmp_path / "garbled"
+    garbled.mkdir()
+    (garbled / "model.safetensors").write_bytes(b"no")
     with pytest.raises(BadInput, match="cannot read .*safetensors: it is cut off"):
-        load_head(f"mtp:{tmp_path}", config)
-    with pytest.raises(BadInput, match=r"no model\.safetensors in .*: take the files"):
-        load_head(f"mtp:{tmp_path.parent}", config)
+        load_head(f"mtp:{garbled}", config)
     with pytest.raises(BadInput, match="lies in its safetensors files"):
         load_head("mtp", config, target="random:llama-3.1-8b")
     for name in ("mtp,own=loud", "mtp,norm=raw", "mtp,own=raw,own=raw"):
         with pytest.raises(BadInput, match=r"is not mtp\[:FOLDER\] with feature or own"):
             load_head(name, config)
-
-
-def test_a_model_saved_by_transformers_has_lost_it(checkpoints, tmp_path):
-    """Its classes leave the keys out; a layer from elsewhere then drafts for it."""
-    written = checkpoints("qwen3_next", 258)
-    AutoModelForCausalLM.from_pretrained(written.folder).save_pretrained(tmp_path)
-    config = load_target_config(str(tmp_path))
-    with pytest.raises(BadInput, match="transformers leaves these out when it saves"):
-        load_head("mtp", config, target=str(tmp_path))
-    assert load_head(f"mtp:{written.folder}", config, target=str(tmp_path))
+    saved = tmp_path / "saved"
+    AutoModelForCausalLM.from_pretrained(written.folder).save_pretrained(saved)
+    with pytest.raises(BadInput, match="holds 0 MTP layers.*transformers leaves it out when it sa"):
+        load_head("mtp", load_target_config(str(saved)), target=str(saved))
+    assert load_head(f"mtp:{written.folder}", load_target_config(str(saved)), target=str(saved))
