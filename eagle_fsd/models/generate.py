@@ -1,7 +1,7 @@
 """Sampling from the target for many prompts at once, for training answers and replay's plain texts;
 and how the target rates an answer.
 
-The batch stays full: the places of ended rows are given to the next prompts while the others go on.
+The batch stays full: where an eighth of its rows have ended, the next prompts take their places.
 Every row draws with uniforms of its own seed, so its text depends on its prompt, temperature and
 seed, not on its neighbours (up to the rounding of batched kernels).
 
@@ -29,7 +29,7 @@ from eagle_fsd.recurrent.states import RecurrentLayer
 ROOM = 64  # columns to spare when a cache is made anew
 TOKENS_PER_PREFILL = 4096  # prompt tokens a forward, with padding
 NO_TOKEN = -1  # of a row whose logits are no numbers
-GOING = 15 / 16  # share of the rows that go on when the others are exchanged
+GOING = 7 / 8  # share of the rows that go on when the others are exchanged
 
 
 @dataclass(eq=False)
@@ -75,19 +75,13 @@ class Batch:
     def __init__(self, target: Target, rows: list[Request]):
         self.target = target
         self.rows = rows
-        columns = max((len(row.prompt) + len(row.tokens) for row in rows), default=0)
-        self.cache = target.new_cache(columns + ROOM)
+        self.longest = max((len(row.prompt) + len(row.tokens) for row in rows), default=0)
+        self.cache = target.new_cache(self.longest + ROOM)
 
     @property
     def going(self) -> list[int]:
         """The rows that have not ended."""
         return [b for b, row in enumerate(self.rows) if not row.ended]
-
-    @property
-    def longest(self) -> int:
-        """Columns that its rows need up to their last token, which is in no cache yet."""
-        going = (self.rows[b] for b in self.going)
-        return max((len(row.prompt) + len(row.tokens) - 1 for row in going), default=-1)
 
     def step(self) -> Iterator[Request]:
         """One more token for every row; gives out those that end by it. Rows that had ended before
@@ -129,41 +123,6 @@ class Batch:
         each = {kind: mask[0, 0, : len(self.rows), None, None] for kind, mask in each.items()}
         return each.get("", each)
 
-    def copy_going(
-        self, number: int, into: PreallocatedLayer, length: int, places: slice | list[int]
-    ) -> None:
-        """Copy a layer's keys and values of the rows that have not ended to these rows, flush with
-        the last valid column there. What is cut off on the left is padding."""
-        states, going = self.cache.layers[number], self.going
-        filled = self.cache.length
-        columns = min(filled, length)
-        row_R = torch.tensor(going, device=states.keys.device)
-        for part, to in (states.keys, into.keys), (states.values, into.values):
-            seen = part[:, :, filled - columns : filled]
-            if len(going) < len(self.rows):
-                seen = seen.index_select(0, row_R)
-            to[places, :, length - columns : length] = seen
-
-    def take_in(self, batches: list["Batch"]) -> bool:
-        """Put the rows of other batches that have not ended in the places of rows that have; False,
-        and nothing is changed, where they are too long, or too few or many for that."""
-        rows = [batch.rows[b] for batch in batches for b in batch.going]
-        free = [b for b, row in enumerate(self.rows) if row.ended]
-        left = len(free) - len(rows)
-        layers = self.cache.layers
-        fits = 0 <= left < (1 - GOING) * len(self.rows) and rows
-        fits = fits and max(batch.longest for batch in batches) <= self.cache.length
-        if not fits or not all(type(layer) is PreallocatedLayer for layer in layers):
-            return False
-        for batch in batches:
-            count = len(batch.going)
-            for number, layer in enumerate(layers):
-                batch.copy_going(number, layer, self.cache.length, free[:count])
-            for place, b in zip(free, batch.going, strict=False):
-                self.rows[place] = batch.rows[b]
-            del free[:count]
-        return True
-
 
 def next_tokens(rows: list[Request], logits_RV: torch.Tensor) -> list[int]:
     """A token for each row, by its temperature and its next uniform. BadInput: logits are no
@@ -188,22 +147,26 @@ def join(target: Target, batches: list[Batch]) -> Batch:
     """
     batches = [batch for batch in batches if batch.going]
     whole = Batch(target, [batch.rows[b] for batch in batches for b in batch.going])
-    columns = max(whole.longest, 0)
+    whole.cache.length = columns = max(whole.longest - 1, 0)  # the last token is in no cache yet
     for number, layer in enumerate(whole.cache.layers if batches else ()):
-        like = batches[0].cache.layers[number]
+        before = [(batch.cache.layers[number], batch.going) for batch in batches]
         if isinstance(layer, RecurrentLayer):
-            layer.take([(batch.cache.layers[number], batch.going) for batch in batches])
+            layer.take(before)
         if not isinstance(layer, PreallocatedLayer):
             continue
+        like = before[0][0]
         layer.lazy_initialization(
             *(part[:1].expand(len(whole.rows), -1, -1, -1) for part in (like.keys, like.values))
         )
-        start = 0
-        for batch in batches:
-            end = start + len(batch.going)
-            batch.copy_going(number, layer, columns, slice(start, end))
-            start = end
-    whole.cache.length = columns
+        end = 0
+        for batch, (states, going) in zip(batches, before, strict=True):
+            start, end, filled = end, end + len(going), batch.cache.length
+            # flush with the last column; what is cut off on the left is padding
+            count = min(filled, columns)
+            for part, to in (states.keys, layer.keys), (states.values, layer.values):
+                seen = part[:, :, filled - count : filled]
+                row_R = torch.tensor(going, device=part.device)
+                to[start:end, :, columns - count : columns] = seen.index_select(0, row_R)
     return whole
 
 
@@ -240,8 +203,7 @@ def complete(
                 parts.append(Batch(target, new[-size:]))
                 del new[-size:]
                 yield from parts[-1].step()
-            if full or not batch.take_in(parts):
-                batch = join(target, [batch, *parts])
+            batch = join(target, [batch, *parts])
         if batch.rows:
             yield from batch.step()
     yield from (batch.rows[b] for b in batch.going)

@@ -17,7 +17,7 @@ from eagle_fsd.engine import products
 from eagle_fsd.engine.select import choose_engines
 from eagle_fsd.engine.threads import choose_threads
 from eagle_fsd.engine.trial import checked_target
-from eagle_fsd.families import check_supported, longest_text, text_config
+from eagle_fsd.families import check_supported, text_config
 from eagle_fsd.heads.draft_head import DraftHead
 from eagle_fsd.heads.files import read_head
 from eagle_fsd.heads.mtp_files import is_mtp, read_mtp
@@ -47,12 +47,11 @@ def load_target_config(name: str) -> PretrainedConfig:
 def _whole_config(name: str) -> PretrainedConfig:
     """Of all of a multimodal checkpoint."""
     path, options = source_of(name)
-    if "gguf_file" not in options and os.path.isfile(os.path.join(path, ADAPTER)):
-        raise BadInput(
-            f"target {name!r} holds an adapter ({ADAPTER}), such as LoRA's, which is not read: "
-            "merge it into its model (peft's merge_and_unload), and give the folder of the merged"
-        )
     try:
+        if "gguf_file" not in options and os.path.isfile(os.path.join(path, ADAPTER)):
+            raise ValueError(
+                f"{ADAPTER}: merge an adapter into its model, by peft's merge_and_unload"
+            )
         shape = SHAPES.get(path) if name.startswith(PREFIX) else None
         config = shape() if shape else AutoConfig.from_pretrained(path, **options)
     except UNLOADABLE as error:
@@ -156,11 +155,6 @@ def load_target(
         tell(
             f"eagle_fsd: target {name!r} is multimodal ({config.model_type}); its text model alone "
             "is loaded, for prompts of text only"
-        )
-    if (longest := longest_text(text)) < getattr(text, "max_position_embeddings", longest):
-        tell(
-            f"eagle_fsd: the rotary positions of target {name!r} (longrope) change where a text "
-            f"grows beyond {longest} tokens; prompt and answer must end there"
         )
     # 3. The weights, by the first engine that can run them.
     placed = {"dtype": DTYPES[dtype], "device": device}

@@ -78,9 +78,9 @@ def random_head(name: str, target_config: PretrainedConfig) -> DraftHead:
     """A head shaped like a layer of the target, float32 on the CPU, for `random:TYPE` (one of
     HEAD_TYPES) or `random:TYPE:TOKENS`: a draft vocabulary spread evenly over the target's."""
     head_type, _, tokens = name.removeprefix(PREFIX).partition(":")
-    if not (tokens or "0").isdecimal():
-        raise BadInput(f"head {name!r} is neither random:TYPE nor random:TYPE:TOKENS")
-    R = int(tokens or 0)
+    if not tokens.isdecimal():  # a type alone, or one that is not known
+        head_type, tokens = name.removeprefix(PREFIX), "0"
+    R = int(tokens)
     config = head_shape(target_config, head_type=head_type, draft_vocab=R)
     config.check_fits(target_config)
     head = build_head(config).eval().requires_grad_(False)

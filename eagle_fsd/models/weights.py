@@ -51,13 +51,8 @@ def class_to_load(config: PretrainedConfig) -> tuple[AutoClass, PretrainedConfig
         BadInput: transformers knows no class of the family that makes logits of text, or two that
             make different ones.
     """
-    text = text_config(config)
-    if config.model_type in WITHOUT_FACTOR:
-        raise BadInput(
-            f"target of type {config.model_type!r} makes other logits of text than its text model "
-            f"({text.model_type}), as transformers has it: give a text model of that family"
-        )
-    if type(text) in MODEL_FOR_CAUSAL_LM_MAPPING:
+    text, known = text_config(config), config.model_type not in WITHOUT_FACTOR
+    if known and type(text) in MODEL_FOR_CAUSAL_LM_MAPPING:
         if text is not config:
             text = copy.deepcopy(text)
             # of these the whole model's values count
@@ -65,11 +60,12 @@ def class_to_load(config: PretrainedConfig) -> tuple[AutoClass, PretrainedConfig
                 if getattr(config, name, None) is not None:
                     setattr(text, name, getattr(config, name))
         return AutoModelForCausalLM, text
-    if type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING and text is not config:
+    if known and type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING and text is not config:
         return AutoModelForImageTextToText, config
     raise BadInput(
         f"target of type {config.model_type!r} has no readout: transformers knows no class of this "
-        "family that makes logits of its hidden states; give a causal language model"
+        "family that makes logits of text, or two that make different ones; give a causal language "
+        "model"
     )
 
 
