@@ -36,6 +36,8 @@ NOTES = """\
 - The columns from propose to host are the milliseconds of a round's phases, for which the device is
   waited for after each. start is prefill and the first round, with the head's run over the prompt,
   which the other columns leave out.
+- text, among the forwards, is what eagle_fsd.stream does for the text of a plain round; no arm's
+  tokens a second have it.
 - peak MiB is what torch's allocator gave out in prefill and the first rounds of an answer, above
   what was there before."""
 
@@ -50,11 +52,10 @@ class SpeedOptions(BenchOptions, QuestionOptions):
         "The lengths of prompts, in tokens, at which rounds are profiled and forwards timed.",
         may_change=True,
     )
-    step_repeats: int = option(20, "The number of measurements of every single forward.")
 
     def __post_init__(self):
         super().__post_init__()
-        check_least(self, "--", step_repeats=1, context=2)
+        check_least(self, "--", context=2)
         if self.questions is None and not self.question_file:
             self.questions = 16
         self.context = sorted(set(self.context))
@@ -67,8 +68,7 @@ def run_speed(
     from eagle_fsd.evaluation.report.write_report import report_bench
     from eagle_fsd.evaluation.tables import columns, markdown_table
     from eagle_fsd.runs.folder import Run
-    from eagle_fsd.speed.by_context import price_lines, profile_contexts
-    from eagle_fsd.speed.profiled import ROUND_PHASES
+    from eagle_fsd.speed.rounds import ROUND_PHASES, price_lines, profile_contexts
     from eagle_fsd.timing import check_one_process
 
     check_one_process()
@@ -90,7 +90,6 @@ def run_speed(
         "\n\n".join(question.turns[0] for question in bench.questions),
         sampling.sampling(),
         device=model_options.device,
-        repeats=options.step_repeats,
     )
     of_round = [
         *columns(arm="s", context="d", ms_per_round=".2f"),
@@ -111,14 +110,14 @@ def run_speed(
 def check_room(options: SpeedOptions, target: str) -> None:
     """Refuse a context that leaves no room for the measurements after it."""
     from eagle_fsd.models.load import load_target_config
-    from eagle_fsd.speed.forwards import rows_needed
+    from eagle_fsd.speed.forwards import ROWS_NEEDED
 
     most = getattr(load_target_config(target), "max_position_embeddings", None)
-    needed = max(options.context, default=0) + rows_needed(options.step_repeats)
+    needed = max(options.context, default=0) + ROWS_NEEDED
     if most is not None and needed > most:
         raise BadInput(
             f"--context {max(options.context)} needs {needed} positions with the measurements "
-            f"after it, the target has {most}: shorten it, or lower --step_repeats"
+            f"after it, the target has {most}: shorten it"
         )
 
 

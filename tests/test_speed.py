@@ -1,26 +1,33 @@
-"""evaluate/speed.py on a tiny target: a bench, rounds by context, resuming, and what it refuses."""
+"""evaluate/speed.py on a tiny target: a bench, rounds by context, resuming, and what it refuses;
+peak memory, single forwards and prices by hand."""
 
 import json
+import time
+from functools import partial
 
 import pytest
+import torch
 from commands import QUESTIONS, bench_options, change, load_command
 from transformers import LlamaConfig
 
+import eagle_fsd
 from eagle_fsd import timing
-from eagle_fsd.speed import profiled
+from eagle_fsd.models.loaded import Model
+from eagle_fsd.speed import forwards, rounds
 
-pytestmark = pytest.mark.processes  # whole commands
 MAIN = load_command("evaluate/speed.py").main
 ARMS = ["generate", "plain", "exact", "fsd:0.3@eagle:5x2x3", "exact@ngram:10"]
+CPU = torch.device("cpu")
 
 
 def call(models, folder, *extra) -> dict:
     """Run the command into folder/run; the summary."""
     options = [*bench_options(models, folder, QUESTIONS[:2]), "--device", "cpu"]
-    options += ["--num_choices", 2, "--context", 40, "--step_repeats", 2, *extra]
+    options += ["--num_choices", 2, "--context", 40, *extra]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(profiled, "NEW_TOKENS", 20)
-        patch.setattr(profiled, "MEMORY_ROUNDS", 1)
+        patch.setattr(rounds, "NEW_TOKENS", 20)
+        patch.setattr(rounds, "MEMORY_ROUNDS", 1)
+        patch.setattr(forwards, "REPEATS", 2)
         MAIN(list(map(str, options)))
     return json.loads((folder / "run" / "summary.json").read_text())
 
@@ -35,6 +42,7 @@ def finished(models, tmp_path_factory):
     return folder, call(models, folder, "--arms", *ARMS)
 
 
+@pytest.mark.processes
 def test_every_arm_is_in_every_part(finished):
     """Answers of the first turns, as many times as asked; phases of all arms with rounds."""
     folder, found = finished
@@ -46,11 +54,13 @@ def test_every_arm_is_in_every_part(finished):
     plain = found["rounds"][0]
     # of 20 tokens prefill's and the first round's are none of the others
     assert plain["round_vs_plain"] == 1 and plain["rounds"] == plain["round_tokens"] == 18
-    forwards = [row["forward"] for row in found["forwards"]]
-    assert forwards[0] == "stock" and forwards[-3:] == ["draft 2x3", "draft 6x3", "draft level x3"]
+    names = ["stock", *(f"verify {width}" for width in (1, 4, 6, 8, 12, 16, 24, 60))]
+    names += ["draft 2x3", "draft 6x3", "text", "draft level x3"]
+    assert [row["forward"] for row in found["forwards"]] == names
     assert "break-even" in (folder / "run" / "summary.md").read_text()
 
 
+@pytest.mark.processes
 def test_only_what_is_missing_is_made(models, finished, capsys, monkeypatch):
     """A finished run is reported again without loading the model. Bug held down: it was refused or
     warned of for others at work on the machine. A killed one goes on: with profiles missing and one
@@ -75,6 +85,7 @@ def test_only_what_is_missing_is_made(models, finished, capsys, monkeypatch):
     assert [row["context"] for row in found["rounds"]] == [40] * 4 + [50] * 4
 
 
+@pytest.mark.processes
 def test_a_head_that_changed_under_its_path_is_refused(models, finished):
     """Bug held down: answers and profiles of the old one were reported."""
     held = change(models[1] / "model.safetensors")
@@ -83,6 +94,7 @@ def test_a_head_that_changed_under_its_path_is_refused(models, finished):
     (models[1] / "model.safetensors").write_bytes(held)
 
 
+@pytest.mark.processes
 def test_random_weights_by_shape_are_timed(tmp_path):
     """A config alone is enough, with a head that reads three layers of the target."""
     LlamaConfig(
@@ -92,5 +104,70 @@ def test_random_weights_by_shape_are_timed(tmp_path):
     models = f"random:{tmp_path / 'config.json'}", "random:eagle3:149"
     found = call(models, tmp_path, "--arms", "plain", "exact")
     assert [row["arm"] for row in found["rounds"]] == ["plain", "exact"]
-    forwards = [row["forward"] for row in found["forwards"]]
-    assert "verify 60" in forwards and "draft level x3" in forwards
+    names = [row["forward"] for row in found["forwards"]]
+    assert "verify 60" in names and "draft level x3" in names
+
+
+def test_what_slows_the_text_of_a_stream_is_seen(models, monkeypatch):
+    """Bug held down: a streamed answer read the whole vocabulary every round, which took longer
+    than the round, and no bench saw it."""
+    model = eagle_fsd.load(str(models[0]), head=None, dtype="float32")
+    text = Model.text
+
+    def slow(self, *given) -> str:
+        time.sleep(0.05)
+        return text(self, *given)
+
+    monkeypatch.setattr(Model, "text", slow)
+    seconds = forwards.text_seconds(model)
+    assert seconds and min(seconds) >= 0.05
+
+
+def test_peak_memory_by_hand():
+    """Two blocks of 4000 bytes at a time, then 8000 more while one of them is gone; and what an
+    operator takes inside: logsumexp returns one number and holds as many as it reads."""
+    before = torch.ones(1000)
+
+    def work() -> None:
+        first = before + 1
+        second = first + 1
+        del first
+        third = torch.empty(2000)
+        del second, third
+
+    assert rounds.peak_bytes(CPU, work) == 4000 + 8000
+    assert 4000 <= rounds.peak_bytes(CPU, lambda: torch.logsumexp(before, 0)) < 12100
+
+
+def test_forwards_in_turn_and_their_rows_by_hand(monkeypatch):
+    """Nobody always follows the same. A draft level is (6 levels - 2 levels) / 4 of one turn."""
+    monkeypatch.setattr(forwards, "REPEATS", 2)
+    called = []
+    probes = {n: (partial(called.append, n), partial(called.append, ".")) for n in "ab"}
+    seconds = forwards.in_turn(CPU, probes, "")
+    assert [len(taken) for taken in seconds.values()] == [2, 2]
+    assert "".join(called) == "a.b.b.a.a.b.b.a.a.b."
+    seconds = {"stock": [2.0, 4.0], "draft 2x3": [1.0, 2.0], "draft 6x3": [3.0, 8.0]}
+    rows = {row["forward"]: row for row in forwards.forward_rows(seconds)}
+    assert rows["stock"]["median_ms"] == 3000 and rows["stock"]["median_vs_first"] == 1
+    level = rows["draft level x3"]
+    assert (level["median_ms"], level["min_ms"]) == (1000, 500)
+
+
+def test_prices_by_hand():
+    """A node of .7 ms and a level of .5 where a token takes 10: keep .07, deepen 1.2 / 10 / .6."""
+    single = [
+        {"context": 40, "forward": name, "median_ms": ms}
+        for name, ms in [("verify 1", 10.0), ("verify 8", 14.9), ("draft level x4", 0.5)]
+    ]
+    rows = [("plain", 9, 12.0, 9), ("exact", 5, 20.0, 10), ("exact@hybrid", 5, 20.0, 99)]
+    rows += [("exact@eagle:7x3x4", 0, None, 0)]
+    given = [
+        {"context": 40, "arm": arm, "rounds": n, "ms_per_round": ms, "round_tokens": tokens}
+        for arm, n, ms, tokens in rows
+    ]
+    (line,) = rounds.price_lines(given, single)
+    assert "a node takes 0.70 ms, a level 0.50, a token 10.00" in line
+    assert line.endswith("exact@eagle:12x6x4,keep=0.07,deepen=0.2")
+    assert not rounds.price_lines(given, single[:2])
+    assert not rounds.price_lines(given[:1], single)

@@ -44,16 +44,6 @@ FAMILIES = {
 # Layer types of configs. A hybrid layer has attention beside the recurrence; a layer without either
 # keeps nothing.
 RECURRENT, HYBRID, NOTHING = ("conv", "linear_attention"), ("hybrid",), ("dummy", "mlp", "moe")
-MAMBA1 = "transformers' function for its Mamba-1 layers takes no state to begin a tree from"
-REFUSED = {
-    "falcon_mamba": MAMBA1,
-    "jamba": MAMBA1,
-    "mamba": MAMBA1,
-    "mamba2": "transformers places its tokens by no position_ids, having no attention layer",
-    "minimax": "its lightning attention has neither a function that can be exchanged nor "
-    "transformers' common cache",
-    "zamba": MAMBA1,
-}
 
 
 def layer_types(config: PretrainedConfig) -> list[str]:
@@ -72,11 +62,10 @@ def check_states(config: PretrainedConfig) -> None:
         return
     kind = config.model_type
     if kind not in FAMILIES:
-        reason = REFUSED.get(kind, "it is not known which functions they call")
         types = sorted({*RECURRENT, *HYBRID} & set(layer_types(config)))
         raise BadInput(
-            f"target of type {kind!r} has layers of type {types}, over which no draft tree can be "
-            f"verified: {reason}. Supported with recurrent layers: {', '.join(FAMILIES)}"
+            f"target of type {kind!r} has layers of type {types} with functions that no draft tree "
+            f"can be run through. Supported with recurrent layers: {', '.join(FAMILIES)}"
         )
     # States in half precision, folded round by round, drift from plain decoding; a limit of time
     # steps transformers itself applies to prompts and not to single tokens.

@@ -5,6 +5,7 @@
     verify 4 ...     a tree of that many nodes (binary, random tokens)
     draft 2x6, 6x6   a whole draft of that many levels, branch_top_k 6
     draft level x6   the difference of the two, by the levels between them
+    text             no forward: what eagle_fsd.stream does for the text of a plain round
 
 Axes: L context tokens, F features.
 """
@@ -12,13 +13,13 @@ Axes: L context tokens, F features.
 from collections.abc import Callable, Sequence
 from functools import partial
 
-import pandas as pd
+import numpy as np
 import torch
 from tqdm import tqdm
 from transformers import DynamicCache
 
+from eagle_fsd.api import stream
 from eagle_fsd.config import TreeConfig
-from eagle_fsd.decoding.target import Target
 from eagle_fsd.decoding.tree import DraftTree
 from eagle_fsd.drafters.eagle import EagleDrafter
 from eagle_fsd.models.loaded import Model
@@ -28,18 +29,19 @@ WIDTHS = (1, 4, 6, 8, 12, 16, 24, 60)  # nodes of the verifications, the root in
 WIDE = 8  # of them, up to which a node's cost is taken for its price
 SHALLOW_LEVELS, DEEP = 2, 6  # levels of the two drafts whose difference is the cost of a level
 WARM_UP = 3  # measurements that do not count: compiling, packing, first touches
+REPEATS = 20  # measurements of each that count
 OBSERVED = 2  # tokens that a drafter takes in before a measured draft, as after a mean round
+# positions by which the measurements of a context go beyond it
+ROWS_NEEDED = (WARM_UP + REPEATS) * len(WIDTHS) + max(WIDTHS)
 
 # what is timed, and what then makes ready for the next time
 Probe = tuple[Callable[[], object], Callable[[], object]]
 
 
-def in_turn(
-    device: torch.device, probes: dict[str, Probe], repeats: int, *, label: str
-) -> dict[str, list[float]]:
-    """Seconds of `repeats` measurements of every probe, all in turn, after a warm-up."""
+def in_turn(device: torch.device, probes: dict[str, Probe], label: str) -> dict[str, list[float]]:
+    """Seconds of all measurements of every probe, all in turn, after a warm-up."""
     seconds: dict[str, list[float]] = {name: [] for name in probes}
-    for number in tqdm(range(WARM_UP + repeats), desc=label, leave=False):
+    for number in tqdm(range(WARM_UP + REPEATS), desc=label, leave=False):
         for name in rotated(list(probes), number):
             work, prepare = probes[name]
             began = synchronized_time(device)
@@ -49,13 +51,8 @@ def in_turn(
     return {name: taken[WARM_UP:] for name, taken in seconds.items()}
 
 
-def rows_needed(repeats: int) -> int:
-    """By how many positions the measurements of a context go beyond it."""
-    return (WARM_UP + repeats) * len(WIDTHS) + max(WIDTHS)
-
-
-def time_forwards(model: Model, context: Sequence[int], repeats: int) -> dict[str, list[float]]:
-    """Seconds of every measurement by forward, those of the first column of the table above; the
+def time_forwards(model: Model, context: Sequence[int]) -> dict[str, list[float]]:
+    """Seconds of every measurement, by the names of the table above but for the draft level; the
     sequence in the model's target is lost.
 
     Args:
@@ -63,7 +60,7 @@ def time_forwards(model: Model, context: Sequence[int], repeats: int) -> dict[st
     """
     target, drafter = model.target, model.drafter
     context_L = torch.tensor(context, device=target.device)
-    target.start(len(context) + rows_needed(repeats))
+    target.start(len(context) + ROWS_NEEDED)
     _, features_LF = target.prefill(context_L)
     probes: dict[str, Probe] = {}
     if target.has_stock:
@@ -75,7 +72,11 @@ def time_forwards(model: Model, context: Sequence[int], repeats: int) -> dict[st
     # the root is committed, so the context grows by a token a measurement
     commit = partial(target.commit, torch.zeros(1, dtype=torch.int64, device=target.device))
     for width in WIDTHS:
-        probes[f"verify {width}"] = partial(target.verify, _binary_tree(target, width)), commit
+        generator = torch.Generator().manual_seed(width)
+        tokens = torch.randperm(target.vocab_size, generator=generator)[:width].tolist()
+        parents = [max(0, node - 1) // 2 for node in range(width)]
+        tree = DraftTree.from_parents(tokens, parents, device=target.device)
+        probes[f"verify {width}"] = partial(target.verify, tree), commit
     if isinstance(drafter, EagleDrafter):
         k = drafter.tree_config.branch_top_k
         for depth in (SHALLOW_LEVELS, DEEP):
@@ -83,23 +84,29 @@ def time_forwards(model: Model, context: Sequence[int], repeats: int) -> dict[st
             drafts = max(depth, drafter.tree_config.num_draft_tokens)
             drafts = min(drafts, TreeConfig(depth, depth, k).pool_size)
             own = drafter.with_tree(TreeConfig(drafts, depth, k))
-            own.reset(len(context) + OBSERVED * (1 + WARM_UP + repeats), context[0])
+            own.reset(len(context) + OBSERVED * (1 + WARM_UP + REPEATS), context[0])
             own.observe(features_LF, [*context[1:], context[0]])
             own.propose()  # takes in the context
             observe = partial(own.observe, features_LF[-OBSERVED:], context[-OBSERVED:])
             observe()
             probes[f"draft {depth}x{k}"] = own.propose, observe
-    seconds = in_turn(target.device, probes, repeats, label=f"forwards at {len(context)}")
+    seconds = in_turn(target.device, probes, f"forwards at {len(context)}")
     target.close()
+    return seconds | {"text": text_seconds(model)}
+
+
+def text_seconds(model: Model) -> list[float]:
+    """What every round of an answer takes in eagle_fsd.stream beside decoding: its loop is not the
+    one that an arm's tokens a second are of, and what is slow there would be seen nowhere."""
+    decoded, seconds = [], []
+
+    def watch(_: object) -> None:
+        decoded.append(synchronized_time(model.target.device))
+
+    answer = stream(model, "Tell me a story.", arm="plain", max_new_tokens=REPEATS, watch=watch)
+    for _ in answer:
+        seconds.append(synchronized_time(model.target.device) - decoded[-1])
     return seconds
-
-
-def _binary_tree(target: Target, width: int) -> DraftTree:
-    """Random tokens in level order, each node with up to two children."""
-    generator = torch.Generator().manual_seed(width)
-    tokens = torch.randperm(target.vocab_size, generator=generator)[:width].tolist()
-    parents = [max(0, node - 1) // 2 for node in range(width)]
-    return DraftTree.from_parents(tokens, parents, device=target.device)
 
 
 def forward_rows(seconds: dict[str, list[float]]) -> list[dict]:
@@ -107,11 +114,18 @@ def forward_rows(seconds: dict[str, list[float]]) -> list[dict]:
 
     A draft level's are of pairs of drafts that were measured in the same turn.
     """
-    frame = 1000 * pd.DataFrame(seconds)
-    for name in [name for name in frame if name.startswith(f"draft {DEEP}x")]:
+    ms = {name: 1000 * np.array(taken) for name, taken in seconds.items()}
+    for name in [name for name in ms if name.startswith(f"draft {DEEP}x")]:
         k = name.rpartition("x")[2]
-        pairs = frame[name] - frame[f"draft {SHALLOW_LEVELS}x{k}"]
-        frame[f"draft level x{k}"] = pairs / (DEEP - SHALLOW_LEVELS)
-    table = pd.DataFrame({"median_ms": frame.median(), "min_ms": frame.min()})
-    table["median_vs_first"] = table["median_ms"] / table["median_ms"].iloc[0]
-    return table.rename_axis("forward").reset_index().to_dict("records")
+        pairs = ms[name] - ms[f"draft {SHALLOW_LEVELS}x{k}"]
+        ms[f"draft level x{k}"] = pairs / (DEEP - SHALLOW_LEVELS)
+    first = np.median(next(iter(ms.values())))
+    return [
+        {
+            "forward": name,
+            "median_ms": float(np.median(taken)),
+            "min_ms": float(taken.min()),
+            "median_vs_first": float(np.median(taken) / first),
+        }
+        for name, taken in ms.items()
+    ]
