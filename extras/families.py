@@ -35,7 +35,7 @@ from tqdm import tqdm
 
 from eagle_fsd.arms import parse_arm
 from eagle_fsd.cli import run_command
-from eagle_fsd.config import BadInput, SamplingConfig, TreeConfig, check_known
+from eagle_fsd.config import BadInput, SamplingConfig, TreeConfig, check_known, one_line
 from eagle_fsd.decoding.loop import DecodeConfig, StopConfig, decode
 from eagle_fsd.decoding.target import Target
 from eagle_fsd.decoding.tree import GREEDY, Drafter, DraftTree
@@ -155,8 +155,7 @@ def try_engine(
                     worse(mine, "wrong", f"{name}, prompt {length}{where}: {fault}")
                     return
     except BadInput as error:
-        reason = one_line(error).replace(folder, "FOLDER")
-        worse(mine, "refused", reason)
+        worse(mine, "refused", str(error).replace(folder, "FOLDER"))
     except Exception as error:  # whatever a family does is its result
         traceback.print_exc()
         worse(mine, "failed", f"{name}{where}: {one_line(error)}")
@@ -169,11 +168,6 @@ def worse(mine: dict, outcome: str, reason: str) -> None:
     order = "exact", "refused", "failed", "wrong"
     if order.index(outcome) > order.index(mine["outcome"]):
         mine |= {"outcome": outcome, "reason": reason}
-
-
-def one_line(error: Exception) -> str:
-    text = " ".join(str(error).split())
-    return text if isinstance(error, BadInput) else f"{type(error).__name__}: {text}"
 
 
 def try_family(family: str, quick: bool) -> dict:
@@ -209,7 +203,7 @@ def one_window(
             load_target(folder, dtype="bfloat16", engine="stock")
             result["bfloat16"] = "taken"
         except BadInput as error:
-            result["bfloat16"] = one_line(error)
+            result["bfloat16"] = str(error)
 
 
 def work(family: str, folder: Path, quick: bool) -> None:

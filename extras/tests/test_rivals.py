@@ -17,7 +17,6 @@ from reference_accept import (
     outcome,
     probs,
     random_round,
-    slow_divergence,
 )
 
 from eagle_fsd.arms import parse_arm
@@ -174,43 +173,32 @@ def test_guarded_rules_agree_with_the_reference(guarded, sampling):
     assert narrowed > 3
 
 
-@pytest.mark.parametrize("sampling", SAMPLINGS)
-def test_guards_leave_out_what_they_say(sampling):
-    """Of an accept-all, seen from the tree's own numbers; and they do leave some, but not all."""
-    kept, free = Counter(), 0
+@pytest.mark.parametrize("text", ["first=12", "loop=2", "loop=3"])
+def test_guards_by_the_answer_so_far_leave_out_what_they_say(text):
+    """Of an accept-all; and they do leave some, but not all."""
+    kept, free = 0, 0
     for seed, length in itertools.product(range(8), (7, 11, 12)):
-        tree, logits_NV, uniform_S3 = random_round(seed)
+        round_ = random_round(seed)
         answer = [3, 1, 4, 1, 5, 9, 2, 6, 7, 3, 1, 4][:length]
-        slow = SlowAccept(tree, logits_NV, Policy(Exact(), sampling))
-        for text in ("known=0.05", "first=12", "loop=2", "loop=3", "js=0.3"):
-            got = outcome(
-                (tree, logits_NV, uniform_S3), AcceptAll(), sampling, guards(text), answer=answer
-            )
-            for depth, (v, child) in enumerate(itertools.pairwise(got.path)):
-                draft, name = slow.draft[v], text.partition("=")[0]
-                allowed = {
-                    "known": draft is not None and probs(draft)[slow.token[child]] >= 0.05,
-                    "first": len(answer) + depth >= 12,
-                    "loop": length == 7 or (length == 11 and text == "loop=3"),
-                    "js": draft is not None and slow_divergence("js", slow.target[v], draft) <= 0.3,
-                }[name]
-                assert allowed or not got.fuzzy[depth], text
-                kept[name] += got.fuzzy[depth]
-        free += sum(outcome((tree, logits_NV, uniform_S3), AcceptAll(), sampling).fuzzy)
-    assert all(0 < count < 2 * free for count in kept.values()) and len(kept) == 4
+        got = outcome(round_, AcceptAll(), GREEDY, guards(text), answer=answer)
+        for depth, fuzzy in enumerate(got.fuzzy):
+            if text == "first=12":
+                allowed = length + depth >= 12
+            else:  # the last two tokens stand before of 11, the last three of 12
+                allowed = length == 7 or (length == 11 and text == "loop=3")
+            assert allowed or not fuzzy
+            kept += fuzzy
+        free += sum(outcome(round_, AcceptAll(), GREEDY).fuzzy)
+    assert 0 < kept < free
 
 
 @pytest.mark.parametrize(
     ("text", "told"),
     [
         ("cactus:-1", "delta must be 0 or above"),
-        ("mentored:nan", "kl must be 0 or above"),
         ("sglang:0", "thresholds are probabilities"),
         ("asd:1,ledger=-1", "0 nats or above"),
-        ("fly:-1", "window"),
         ("exact,known=2", "known is a probability"),
-        ("exact,js=1", "0 to 0.693 nats"),
-        ("exact,loop=0", "loop"),
     ],
 )
 def test_values_without_a_meaning_are_refused(text, told):
@@ -225,9 +213,3 @@ def test_rules_refuse_what_would_bias_them():
         rule("cactus").check(GREEDY, (), RootDrafter())
     with pytest.raises(BadInput, match="guards go with this rule at temperature 0 only"):
         rule("sglang:0.5").check(WARM, guards("known=0.1"), RootDrafter())
-
-
-def test_an_arm_says_them_in_the_order_of_the_table():
-    arm = parse_arm("path:1,ends=1,known=0.50,no_repeat=2")
-    assert arm.text == "path:1,no_repeat=2,ends=1,known=0.5"
-    assert parse_arm(arm.text) == arm
