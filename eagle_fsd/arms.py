@@ -11,17 +11,18 @@
 drafters/settings.py; without one: the head's, with the run's tree); guards (rules.guards.GUARDS)
 are further fields of the rule. At temperature 0 a lossy rule on trees that repeat the text
 (@hybrid) has the guards no_repeat=3,ends=1 by default; no_repeat=0,ends=0 turns them off. The
-canonical text states the value, leaves out other fields that have their default, and resolves
-aliases. Alternatives are the shell's braces: fsd:{0.2,0.3},child={draft,target}.
+canonical text states the value and leaves out other fields that have their default. Alternatives
+are the shell's braces: fsd:{0.2,0.3},child={draft,target}.
 """
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from eagle_fsd.config import BadInput, SamplingConfig, tree_name
+from eagle_fsd.config import BadInput, SamplingConfig, check_known, tree_name
 from eagle_fsd.decoding.acceptance import Policy
 from eagle_fsd.decoding.tree import Drafter, RootDrafter
 from eagle_fsd.decoding.verified import Guard, Rule
@@ -105,10 +106,8 @@ class Arm:
     def check(self, sampling: SamplingConfig, drafter: Drafter | None = None) -> None:
         """Refuse, by a BadInput, what has no meaning together: before anything is loaded, and with
         the drafter once it is built, for what its settings do not show."""
-        try:
+        with _about(self.text):
             self.policy(sampling).check(drafter or self.drafter or RootDrafter())
-        except BadInput as error:
-            raise BadInput(f"arm {self.text!r}: {error}") from error
 
     def check_answers(self) -> None:
         """Refuse an arm that is not of our loop."""
@@ -118,8 +117,16 @@ class Arm:
             )
 
     def build_drafter(self, model: LoadedModels) -> Drafter:
-        """Its drafter; build it once, since a reduced draft vocabulary may be copied for it."""
-        return self.drafter.build(model) if self.drafts else RootDrafter()
+        """Its drafter; build it once, since a reduced draft vocabulary may be copied for it.
+        BadInput: the model lacks what it needs, or trees are wider than the target's longest text.
+        """
+        drafter = self.drafter.build(model) if self.drafts else RootDrafter()
+        if drafter.max_nodes > model.target.max_positions:
+            raise BadInput(
+                f"arm {self.text!r}: {drafter.max_nodes - 1} drafts are beyond the target's "
+                f"{model.target.max_positions} positions: lower their number"
+            )
+        return drafter
 
 
 def parse_arm(text: str, *, tree: str = "") -> Arm:
@@ -131,11 +138,9 @@ def parse_arm(text: str, *, tree: str = "") -> Arm:
     if text in (PLAIN, *BY_TRANSFORMERS):
         return Arm(text, Exact() if text == PLAIN else None)
     rule_text, at, drafter_text = text.partition("@")
-    try:
+    with _about(text):
         rule, guards = _parse(rule_text, RULES, "rule", GUARDS)
         drafter, _ = _parse(drafter_text if at else DEFAULT_DRAFTER, DRAFTERS, "drafter", {})
-    except BadInput as error:
-        raise BadInput(f"arm {text!r}: {error}") from error
     if drafter.needs_head and drafter.shape and tree_name(drafter.shape) == tree:
         drafter = replace(drafter, tree="", keep=0.0, deepen=0.0)
     limits = [_named(guard, GUARDS).replace(":", "=") for guard in guards]
@@ -158,33 +163,36 @@ def parse_arms(texts: Sequence[str], *, tree: str = "") -> list[Arm]:
     return list(said)
 
 
+@contextmanager
+def _about(text: str) -> Iterator[None]:
+    """What is refused within is told with the arm's text."""
+    try:
+        yield
+    except BadInput as error:
+        raise BadInput(f"arm {text!r}: {error}") from error
+
+
 def _parse(
     text: str, table: dict[str, type], what: str, guards: dict[str, type]
 ) -> tuple[Any, tuple[Guard, ...]]:
     """An instance of a class of the table, and the guards that further fields name."""
     first, *pairs = text.split(",")
     name, colon, value = first.partition(":")
-    if name not in table:
-        alone = f" (or {PLAIN}, {', '.join(BY_TRANSFORMERS)})" if what == "rule" else ""
-        raise BadInput(f"unknown {what} {name!r}; known: {', '.join(table)}{alone}")
+    check_known(what, name, table)
+    # 1. What may be given, and of which type: the class's fields, the first without its name.
     types = {field.name: field.type for field in fields(table[name])}
     if colon:
-        if not types:
-            raise BadInput(f"{what} {name} takes no value, got {value!r}")
-        key, equals, bare = value.partition("=")
-        if equals:  # the value has no name, and any other field follows a comma
-            better = f"{name},{value}" if key in [*types][1:] else f"{name}:{bare}"
-            raise BadInput(f"the value after {name}: has no name, got {value!r}; write {better}")
-        pairs = [f"{next(iter(types))}={value}", *pairs]
+        pairs = [f"{next(iter(types), '')}={value}", *pairs]
     types |= {guard: fields(kind)[0].type for guard, kind in guards.items()}
+    # 2. What is given.
     given: dict[str, Any] = {}
     for pair in pairs:
         key, equals, value = pair.partition("=")
-        if not equals or key not in types:
+        if not equals or key not in types or key in given:
             every = ", ".join(types) or "none"
-            raise BadInput(f"{pair!r} is no FIELD=VALUE of {what} {name}; fields: {every}")
-        if key in given:
-            raise BadInput(f"{key} is given twice")
+            raise BadInput(
+                f"{pair!r} is no FIELD=VALUE of {what} {name}, or is given twice; fields: {every}"
+            )
         try:
             given[key] = types[key](value)
         except ValueError as error:

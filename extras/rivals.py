@@ -38,7 +38,6 @@ Guards:
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -49,8 +48,8 @@ from eagle_fsd.decoding.columns import PLACES, Rows, entropy
 from eagle_fsd.decoding.tree import Drafter
 from eagle_fsd.decoding.verified import Guard, Path, Rule, VerifiedTree
 from eagle_fsd.rules import RULES
-from eagle_fsd.rules.coupled import Coupled
 from eagle_fsd.rules.guards import GUARDS
+from eagle_fsd.rules.price import Coupled
 
 # --- mismatches that the tokens behind them must buy --------------------------------------------
 
@@ -74,8 +73,7 @@ class SuffixRule(Rule):
 
     columns: ClassVar[tuple[str, ...]] = ("regret",)
 
-    def check(self, sampling: SamplingConfig, guards: Sequence[Guard], drafter: Drafter) -> None:
-        super().check(sampling, guards, drafter)
+    def check(self, sampling: SamplingConfig, drafter: Drafter) -> None:
         if sampling.temperature > 0:
             raise BadInput(
                 "this rule reads the target's own tokens behind a draft, which above temperature 0 "
@@ -172,8 +170,7 @@ class Asd(SuffixRule):
 class Sampled(Coupled):
     """One of the rules of this file; above temperature 0 only."""
 
-    def check(self, sampling: SamplingConfig, guards: Sequence[Guard], drafter: Drafter) -> None:
-        super().check(sampling, guards, drafter)
+    def check(self, sampling: SamplingConfig, drafter: Drafter) -> None:
         if sampling.temperature == 0:
             raise BadInput(
                 "at temperature 0 this rule is exact: raise --temperature, or take the rule exact"

@@ -7,8 +7,7 @@ from transformers.generation.streamers import BaseStreamer
 from eagle_fsd.arms import parse_arm
 from eagle_fsd.config import SamplingConfig, TreeConfig
 from eagle_fsd.decoding.acceptance import Policy
-from eagle_fsd.decoding.answer import Generation
-from eagle_fsd.decoding.loop import DecodeConfig, StopConfig, decode
+from eagle_fsd.decoding.loop import DecodeConfig, Generation, StopConfig, decode
 from eagle_fsd.decoding.target import Target
 from eagle_fsd.decoding.tree import Drafter
 from eagle_fsd.decoding.verified import Rule

@@ -23,6 +23,7 @@ from eagle_fsd.decoding.tree import DraftTree, RootDrafter
 from eagle_fsd.decoding.verified import Guard, Rule
 from eagle_fsd.rules import RULES
 from eagle_fsd.rules.guards import GUARDS
+from eagle_fsd.rules.thresholds import RELAXED_TOP
 
 GREEDY, FILTERED, WARM = SamplingConfig(), SamplingConfig(0.7, 7, 0.9), SamplingConfig(1.0)
 SAMPLINGS = (GREEDY, FILTERED, WARM)
@@ -179,7 +180,7 @@ class SlowAccept:
         """How likely one of the options is taken where x has no child."""
         if self.kind in ("fsd", "fsd-paper"):
             return float(self.passes(v, self.rule.threshold))
-        return {"random": getattr(self.rule, "rate", 0.0), "accept-all": 1.0}[self.kind]
+        return self.rule.rate
 
     def choice(self, v: int, options: list[int]) -> dict[int, float]:
         """The distribution over the options by which one is taken."""
@@ -232,9 +233,9 @@ class SlowAccept:
             return 0 < rule.limit >= self.regret(v, token)
         if self.kind == "typical":
             flat = math.exp(math.fsum(p * math.log(p) for p in raw if p))
-            return raw[token] > min(rule.epsilon, (rule.delta or rule.epsilon**0.5) * flat)
+            return raw[token] > min(rule.epsilon, rule.epsilon**0.5 * flat)
         place = sorted(raw, reverse=True).index(raw[token])
-        return place < rule.top and raw[token] >= max(raw) - rule.delta and rule.delta > 0
+        return place < RELAXED_TOP and raw[token] >= max(raw) - rule.delta and rule.delta > 0
 
     def new(self, v: int) -> list[float]:
         """The distribution of the token that a coupled rule emits at v, tau > 0."""
@@ -392,8 +393,10 @@ def outcome(
 
 def goes(rule: Rule, sampling: SamplingConfig, guards: tuple[Guard, ...] = ()) -> bool:
     """Whether the rule takes the sampling and the guards, on drafts that are sampled."""
+    drafter = RootDrafter()
+    drafter.samples = True
     try:
-        rule.check(sampling, guards, RootDrafter())
+        Policy(rule, sampling, guards).check(drafter)
     except BadInput:
         return False
     return True

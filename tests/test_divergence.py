@@ -7,7 +7,7 @@ import pytest
 import torch
 from reference_accept import REFERENCE_DIVERGENCES, slow_divergence
 
-from eagle_fsd.decoding.divergence import ALIASES, DIVERGENCES, canonical_name, divergence
+from eagle_fsd.decoding.divergence import DIVERGENCES, divergence
 
 
 def logits_pairs(vocab: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
@@ -84,13 +84,3 @@ def test_nan_stays_nan(name):
     ):
         assert divergence(name, good_V, bad_V).isnan()
         assert divergence(name, bad_V, good_V).isnan()
-
-
-def test_names():
-    """The authors' names mean what the documentation says."""
-    assert {alias: canonical_name(alias) for alias in ALIASES} == {
-        "kl_div": "kl_draft_target",
-        "kl_div_reversed": "kl_target_draft",
-        "js_div": "js_reference",
-        "tv_div": "tv",
-    }

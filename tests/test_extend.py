@@ -14,6 +14,7 @@ from eagle_fsd.config import BadInput, SamplingConfig, TreeConfig
 from eagle_fsd.decoding.columns import PLACES
 from eagle_fsd.decoding.divergence import DIVERGENCES, divergence
 from eagle_fsd.decoding.loop import DecodeConfig, StopConfig, decode
+from eagle_fsd.decoding.tree import RootDrafter
 from eagle_fsd.drafters.eagle import EagleDrafter
 from eagle_fsd.drafters.settings import DRAFTERS
 from eagle_fsd.evaluation.metrics import METRICS, summarize
@@ -22,6 +23,7 @@ from eagle_fsd.heads.draft_head import HEAD_TYPES, build_head
 from eagle_fsd.heads.files import write_head
 from eagle_fsd.heads.head_config import head_shape
 from eagle_fsd.models.load import load_head
+from eagle_fsd.models.loaded import Model
 from eagle_fsd.rules import RULES
 from eagle_fsd.rules.fsd import Fsd
 from eagle_fsd.rules.guards import GUARDS
@@ -49,7 +51,7 @@ def answer(target, text: str, *, temperature: float = 0.0):
     arm = parse_arm(text)
     drafter = NoisyTargetDrafter(target, TreeConfig(7, 3, 3), noise=1.0)
     if arm.drafter.needs_head is False:
-        drafter = arm.build_drafter(None)
+        drafter = arm.build_drafter(Model(target, None, RootDrafter()))
     config = DecodeConfig(arm.policy(SamplingConfig(temperature)), StopConfig(40))
     return decode(target, drafter, prompt_tokens(9), config)
 
@@ -73,7 +75,7 @@ def test_a_rule_with_a_memory(target, monkeypatch):
 
 def test_a_guard(target, monkeypatch):
     monkeypatch.setitem(GUARDS, "opening", run_block("guard")["Opening"])
-    guarded = answer(target, "accept-all:draft,opening=12")
+    guarded = answer(target, "random:1,child=draft,opening=12")
     flags = [flag for r in guarded.rounds for flag in r.fuzzy]
     assert any(flags[:11]) and not any(flags[11:])  # prefill's token is the first
 

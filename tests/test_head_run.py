@@ -16,12 +16,8 @@ from tiny import fused_target, prompt_tokens, target_and_head, tiny_target
 from eagle_fsd.config import BadInput, TreeConfig
 from eagle_fsd.decoding.target import Target
 from eagle_fsd.drafters.eagle import EagleDrafter
-<<<<<<< HEAD
 from eagle_fsd.heads.draft_head import unroll
-=======
-from eagle_fsd.heads.unroll import unroll
 from eagle_fsd.training import head_run
->>>>>>> e4a4bdd (Held-out rounds take two minutes at most, whatever the budget; --minutes are the training's alone)
 from eagle_fsd.training.data import Dialogue
 from eagle_fsd.training.features import TargetStates
 from eagle_fsd.training.head_run import expected_tokens_per_round

@@ -35,7 +35,7 @@ from eagle_fsd.recurrent.kinds import FAMILIES as RECURRENT_FAMILIES
 WAYS = ("stock", "eager", "folded", "packed")  # engines; eager: stock with that attention
 DRAFTERS = ["noisy", "eagle:15x5x4", "eagle:5x5x1", "eagle:7x3x4,sample=1", "hybrid:15x5x4"]
 DRAFTERS += ["eagle:12x4x4,keep=0.02,deepen=0.2", "hybrid:12x4x4,keep=0.02"]
-DRAFTERS += ["hybrid:7x3x4,recycle=8", "ngram", "ngram:7,branch=1,recycle=0,remember=1"]
+DRAFTERS += ["hybrid:7x3x4,recycle=8", "ngram", "ngram:7,branch=1,recycle=0"]
 DRAFTERS += ["language_model", "language_model:23x6x3", "language_model:7x3x4,sample=1"]
 ASKED = [(2, 0.0), (30, 0.0), (13, 0.7)]  # lengths of prompts, and temperatures
 

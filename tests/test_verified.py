@@ -26,7 +26,8 @@ from eagle_fsd.config import SamplingConfig
 from eagle_fsd.decoding.columns import DRAFTS, PLACES, Rows
 from eagle_fsd.decoding.verified import tabulate
 from eagle_fsd.rules.fsd import Exact, Fsd
-from eagle_fsd.rules.price import PathRule, Ratio
+from eagle_fsd.rules.price import PathRule
+from eagle_fsd.rules.thresholds import Ratio
 
 V, R = 13, 7
 COLUMNS = PLACES | DRAFTS

@@ -51,14 +51,19 @@ class Policy:
     guards: tuple[Guard, ...] = ()
 
     def check(self, drafter: Drafter) -> None:
-        """Refuse, by a BadInput, what has no meaning with the sampling, the guards or the drafter,
-        in whose place its settings may stand."""
+        """Refuse, by a BadInput, a rule that has no meaning with the sampling, the guards or the
+        drafter, in whose place its settings may stand."""
         if self.rule.draw is not None and not drafter.samples:
             raise BadInput(
                 "this rule needs drafts that are sampled, since it asks with what probability they "
                 "came: add ,sample=1 to the drafter, as in RULE@DRAFTER,sample=1"
             )
-        self.rule.check(self.sampling, self.guards, drafter)
+        if self.guards and self.sampling.temperature > 0 and not self.rule.takes_guards:
+            raise BadInput(
+                "guards go with this rule at temperature 0 only: above it the rule weighs all "
+                "drafts, and a guard would leave some out"
+            )
+        self.rule.check(self.sampling, drafter)
 
     def begin(self) -> "Policy":
         """The policy for one answer; see Rule.begin."""

@@ -1,15 +1,19 @@
-"""A key/value cache that is allocated once and in which a path of a draft tree can be kept.
+"""A key/value cache that is allocated once and in which a path of a draft tree can be kept; and the
+masks that say which of its rows each node of a tree sees.
 
 transformers' DynamicCache concatenates (so it reallocates every step); its static caches index with
 tensors and drop rows of sliding-window layers. Here every layer keeps whole rows in one buffer,
 and the caller of a forward says which of them it writes.
 Recurrent layers keep a state instead, into which the path is folded (recurrent/states.py).
+
+Axes: N new rows, the nodes of a tree; K keys, which are rows of the cache; A accepted path.
 """
 
 import weakref
 from collections.abc import Sequence
 
 import torch
+from transformers import PretrainedConfig
 from transformers.cache_utils import Cache, CacheLayerMixin, DummyLayer
 
 from eagle_fsd.recurrent.kinds import HYBRID, NOTHING, RECURRENT
@@ -173,3 +177,52 @@ class TreeCache(Cache):
                 kept_rows = pool.index_select(3, row_A.to(pool.device))
                 pool.narrow(3, self.committed, kept).copy_(kept_rows)
         self.length = self.committed = self.committed + kept
+
+
+# --- masks ----------------------------------------------------------------------------------------
+
+Masks = torch.Tensor | dict[str, torch.Tensor]
+
+
+def additive_mask(visible_NK: torch.Tensor, dtype: torch.dtype, repeats: int) -> torch.Tensor:
+    """0 where visible, else the dtype's lowest number; in the shape that attention takes, [1, 1,
+    repeats N, K]: the same for every query head that shares a key head, where attention folds them
+    into the rows (engine/attention.py)."""
+    lowest = torch.full((), torch.finfo(dtype).min, dtype=dtype, device=visible_NK.device)
+    mask_NK = torch.where(visible_NK, 0.0, lowest)
+    return mask_NK.expand(repeats, -1, -1).reshape(1, 1, -1, mask_NK.shape[1])
+
+
+def layer_masks(
+    config: PretrainedConfig,
+    visible_NK: torch.Tensor,
+    key_position_K: torch.Tensor,
+    position_N: torch.Tensor,
+    *,
+    dtype: torch.dtype,
+    repeats: int,
+) -> Masks:
+    """Masks for a model's layers, from what each node may see but for windows and chunks. The
+    positions of the keys may be each node's own, [N, K].
+
+    Models whose `layer_types` name layers that slide, or that see their own chunk of the text
+    alone, take a dict of masks by type. Models with a window and without types take one mask, with
+    the window added here because transformers leaves a 4-D mask as it is.
+    """
+    types = set(getattr(config, "layer_types", None) or [])
+    window = getattr(config, "sliding_window", None)
+    near_NK = {"full_attention": visible_NK}
+    if window is not None and (not types or "sliding_attention" in types):
+        in_window_NK = key_position_K > position_N[:, None] - window
+        near_NK["sliding_attention"] = visible_NK & in_window_NK
+    if "chunked_attention" in types:
+        chunk = config.attention_chunk_size
+        in_chunk_NK = key_position_K // chunk == position_N[:, None] // chunk
+        near_NK["chunked_attention"] = visible_NK & in_chunk_NK
+    if not types or len(near_NK) == 1:
+        _, seen_NK = near_NK.popitem()  # the last that was added
+        return additive_mask(seen_NK, dtype, repeats)
+    masks = {}
+    for kind, seen_NK in near_NK.items():
+        masks[kind] = additive_mask(seen_NK, dtype, repeats)
+    return masks

@@ -15,8 +15,6 @@ from collections.abc import Callable
 
 import torch
 
-from eagle_fsd.config import check_known
-
 LN2 = math.log(2)
 
 # --- over log-probabilities of both, [..., R], of the draft's tokens; `outside`: the target's mass
@@ -84,13 +82,6 @@ DIVERGENCES: dict[str, Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torc
 # Infinite as soon as the target has mass where the draft has none, and so, for a drafter with a
 # reduced vocabulary, everywhere.
 INFINITE_OUTSIDE = ("kl_target_draft", "js_reference")
-# The names in the FSD authors' code. Its js_div is not Jensen-Shannon.
-ALIASES = {
-    "kl_div": "kl_draft_target",
-    "kl_div_reversed": "kl_target_draft",
-    "js_div": "js_reference",
-    "tv_div": "tv",
-}
 
 # --- over logits --------------------------------------------------------------------------------
 
@@ -114,9 +105,3 @@ def divergence(
     else:  # how much, to 1e-7
         outside = (1 - target_R.exp().sum(-1)).clamp_min(0)
     return DIVERGENCES[name](target_R, draft_R, outside)
-
-
-def canonical_name(name: str) -> str:
-    """The name in DIVERGENCES, of a published alias too; BadInput if it is neither."""
-    check_known("divergence", name, [*DIVERGENCES, *ALIASES])
-    return ALIASES.get(name, name)

@@ -11,12 +11,13 @@ from numbers import Integral
 import torch
 
 from eagle_fsd.config import BadInput, check_numbers, check_seed
-from eagle_fsd.decoding.acceptance import Policy, accept
-from eagle_fsd.decoding.answer import Generation, Round
+from eagle_fsd.decoding.acceptance import Acceptance, Policy, accept
 from eagle_fsd.decoding.sampling import draw, uniforms
 from eagle_fsd.decoding.target import Target
-from eagle_fsd.decoding.tree import Drafter
+from eagle_fsd.decoding.tree import Drafter, DraftTree
 from eagle_fsd.decoding.verified import UNIFORMS
+
+# --- what is asked --------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -34,10 +35,9 @@ class StopConfig:
         check_numbers(self, max_new_tokens=Integral)
         if self.max_new_tokens < 1:
             raise BadInput(f"max_new_tokens must be at least 1, got {self.max_new_tokens}")
-        if self.strings and self.decode is None:
-            raise BadInput("stop strings need `decode`, from token ids to text")
         if not all(isinstance(string, str) and string for string in self.strings):
             raise BadInput(f"stop strings are texts that are not empty, got {self.strings!r}")
+        assert self.decode is not None or not self.strings, "stop strings need `decode`"
 
     def trim(self, answer: list[int], new: list[int]) -> tuple[list[int], str | None]:
         """The new tokens that belong to the answer, and why it ends: "stop", "length" or None."""
@@ -89,6 +89,89 @@ def check_tokens(target: Target, prompt: Sequence[int]) -> None:
         )
 
 
+# --- what is answered -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Round:
+    """What the loop yields: prefill, which has tokens only, and then every round.
+
+    Attributes:
+        tokens: that joined the answer, after trimming.
+        finish: why the answer ended in this round, else None.
+        acceptance: before trimming.
+        tree, logits_NV: what the rule saw; the logits are good until the next round.
+    """
+
+    tokens: list[int]
+    finish: str | None
+    acceptance: Acceptance | None = None
+    tree: DraftTree | None = None
+    logits_NV: torch.Tensor | None = None
+
+
+@dataclass
+class Generation:
+    """An answer, whole or after any of its rounds.
+
+    Attributes:
+        tokens: the answer's token ids, in order: the one of prefill, then those of the rounds, up
+            to the budget or to a stop token, which is the last one.
+        rounds: an Acceptance for each round, in order; prefill is no round. Its lists have an entry
+            for each token that the round emitted. They are not trimmed, so that the last round may
+            hold tokens that `tokens` lacks.
+        finish: why the answer ended: "stop" or "length"; None while it goes on.
+    """
+
+    tokens: list[int] = field(default_factory=list)
+    rounds: list[Acceptance] = field(default_factory=list)
+    finish: str | None = None
+
+    def add(self, one_round: Round) -> None:
+        """Take in the answer's next round."""
+        self.tokens += one_round.tokens
+        self.finish = one_round.finish
+        if one_round.acceptance is not None:
+            self.rounds.append(one_round.acceptance)
+
+    @property
+    def tokens_per_round(self) -> float:
+        """Mean number of tokens that a round emitted, its next token included and before trimming
+        (the literature's tau); NaN without rounds."""
+        emitted = sum(len(r.tokens) for r in self.rounds)
+        return emitted / len(self.rounds) if self.rounds else float("nan")
+
+    @property
+    def fuzzy_share(self) -> float:
+        """Share, from 0 to 1, of the rounds' tokens in whose place the exact test would have
+        emitted another one; NaN without rounds."""
+        fuzzy = [flag for r in self.rounds for flag in r.fuzzy]
+        return sum(fuzzy) / len(fuzzy) if fuzzy else float("nan")
+
+    @property
+    def fuzzy(self) -> list[bool]:
+        """A flag for each of the tokens: whether the exact test would have emitted another one.
+
+        The token of prefill is never fuzzy, nor is any where there are no rounds (transformers'
+        generate).
+        """
+        flags = [False, *(flag for r in self.rounds for flag in r.fuzzy)]
+        return (flags + [False] * len(self.tokens))[: len(self.tokens)]
+
+    @property
+    def round_numbers(self) -> list[int]:
+        """The number of the round that emitted it for each of the tokens, from 1; prefill is 0, and
+        so is all that transformers' generate emitted.
+
+        Example: prefill, then rounds of 3 and 2 tokens: 0 1 1 1 2 2.
+        """
+        numbers = [0, *(n for n, r in enumerate(self.rounds, start=1) for _ in r.tokens)]
+        return (numbers + [0] * len(self.tokens))[: len(self.tokens)]
+
+
+# --- the loop -------------------------------------------------------------------------------------
+
+
 def answer_uniforms(seed: int, positions: int) -> torch.Tensor:
     """The random numbers of an answer, float32 [positions, 3] on the CPU, by seed and position
     alone: rules, trees, drafters, budgets and devices can be compared draw by draw. A longer block
@@ -113,65 +196,57 @@ def decode_rounds(
     started anew, and the target forgets the answer at its end. Whoever makes rule and drafter
     checks that they go together (Policy.check).
 
+    Axes: P positions of the answer, L prompt tokens, N tree nodes, A nodes of the accepted path, V
+    vocabulary, F features.
+
     Raises:
         BadInput: see check_request; another answer was begun on the target before this one had
             ended; logits are NaN or infinite.
     """
     check_request(target, prompt, config.stop)
-    rounds = _rounds(target, drafter, prompt, config)
+    policy, stop, device = config.policy.begin(), config.stop, target.device
+    uniform_P3 = answer_uniforms(config.seed, stop.max_new_tokens + drafter.max_nodes)
     with target.turn():
-        target.start(len(prompt) + config.stop.max_new_tokens + drafter.max_nodes)
+        target.start(len(prompt) + stop.max_new_tokens + drafter.max_nodes)
         cache = target.cache
     try:
-        while True:
+        # 1. Prefill: the prompt's forward emits the answer's first token, the root.
+        with target.turn(cache):
+            drafter.reset(
+                len(prompt) + stop.max_new_tokens, prompt[0], policy.sampling, config.seed
+            )
+            logits_V, features_LF = target.prefill(torch.tensor(prompt, device=device))
+            root = draw(logits_V[None], uniform_P3[:1, 0].to(device), policy.sampling).tolist()
+            drafter.observe(features_LF, [*prompt[1:], *root])
+            del features_LF  # the drafter keeps of them what it needs
+            answer, finish = stop.trim([], root)
+        yield Round(answer, finish)
+        while finish is None:
             with target.turn(cache):
-                one_round = next(rounds, None)
-            if one_round is None:
-                return
-            yield one_round
+                # the root has not been run
+                assert cache.committed == len(prompt) + len(answer) - 1
+                # 2. The drafter proposes a tree below the root, and the target verifies it.
+                tree = drafter.propose()
+                logits_NV, features_NF = target.verify(tree)
+                # 3. The rule accepts a path of it, which emits as many tokens as it has nodes.
+                accepted = accept(
+                    tree,
+                    logits_NV,
+                    uniform_P3[len(answer) :],  # row 0 is for the token that the root emits
+                    policy=policy,
+                    stop_token_ids=stop.token_ids,
+                    answer=answer,
+                )
+                # 4. The path is committed; the last token that it emits is the next tree's root.
+                # (copies of up to 64 KB to a CUDA device return at once: its programming guide)
+                path_A = torch.tensor(accepted.path).to(device, non_blocking=True)
+                target.commit(path_A)
+                drafter.observe(features_NF[path_A], accepted.tokens)
+                kept, finish = stop.trim(answer, accepted.tokens)
+                answer = answer + kept
+            yield Round(kept, finish, accepted, tree, logits_NV)
     finally:
         with target.turn():
             if cache is target.cache:
                 target.close()
         drafter.close()
-
-
-def _rounds(
-    target: Target, drafter: Drafter, prompt: Sequence[int], config: DecodeConfig
-) -> Iterator[Round]:
-    """The loop itself; decode_rounds runs it under the target's lock.
-
-    Axes: P positions of the answer, L prompt tokens, N tree nodes, A nodes of the accepted path, V
-    vocabulary, F features.
-    """
-    policy, stop, device = config.policy.begin(), config.stop, target.device
-    uniform_P3 = answer_uniforms(config.seed, stop.max_new_tokens + drafter.max_nodes)
-    drafter.reset(len(prompt) + stop.max_new_tokens, prompt[0], policy.sampling, config.seed)
-
-    logits_V, features_LF = target.prefill(torch.tensor(prompt, device=device))
-    root = draw(logits_V[None], uniform_P3[:1, 0].to(device), policy.sampling).tolist()
-    drafter.observe(features_LF, [*prompt[1:], *root])
-    del features_LF  # the drafter keeps of them what it needs
-    answer, finish = stop.trim([], root)
-    yield Round(answer, finish)
-
-    while finish is None:
-        # the root has not been run
-        assert target.cache.committed == len(prompt) + len(answer) - 1
-        tree = drafter.propose()
-        logits_NV, features_NF = target.verify(tree)
-        accepted = accept(
-            tree,
-            logits_NV,
-            uniform_P3[len(answer) :],  # row 0 is for the token that the root emits
-            policy=policy,
-            stop_token_ids=stop.token_ids,
-            answer=answer,
-        )
-        # copies of up to 64 KB to a CUDA device return at once (CUDA programming guide)
-        path_A = torch.tensor(accepted.path).to(device, non_blocking=True)
-        target.commit(path_A)
-        drafter.observe(features_NF[path_A], accepted.tokens)
-        kept, finish = stop.trim(answer, accepted.tokens)
-        answer = answer + kept
-        yield Round(kept, finish, accepted, tree, logits_NV)

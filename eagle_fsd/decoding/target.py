@@ -20,12 +20,9 @@ from torch import nn
 from transformers import GenerationConfig, PreTrainedModel
 
 from eagle_fsd.config import BadInput
-from eagle_fsd.decoding.cache import TreeCache
-from eagle_fsd.decoding.defaults import generation_defaults
-from eagle_fsd.decoding.engine import STOCK, Engine
-from eagle_fsd.decoding.masks import layer_masks
+from eagle_fsd.decoding.cache import TreeCache, layer_masks
+from eagle_fsd.decoding.engine import STOCK, Engine, Seen
 from eagle_fsd.decoding.sampling import no_numbers
-from eagle_fsd.decoding.seen import Seen, kept_of
 from eagle_fsd.decoding.tree import DraftTree
 from eagle_fsd.families import (
     asks_cache_for_positions,
@@ -39,6 +36,19 @@ from eagle_fsd.families import (
 )
 from eagle_fsd.recurrent.kinds import layer_types, modeling_module
 from eagle_fsd.recurrent.states import ARGUMENT, TreeForward, check_called, exchanged_functions
+
+# Of a generation config: its end tokens, its form, and what changes no answer
+NO_DEFAULTS = frozenset(
+    "_from_model_config transformers_version bos_token_id eos_token_id pad_token_id use_cache "
+    "decoder_start_token_id output_attentions output_hidden_states max_length".split()
+)
+
+
+def generation_defaults(config: GenerationConfig) -> dict[str, object]:
+    """What a model's own config would change of its answers, by name: temperature, penalties,
+    suppressed tokens. End tokens are left out."""
+    settings = config.to_diff_dict()
+    return {name: settings[name] for name in settings if name not in NO_DEFAULTS}
 
 
 class Target:
@@ -95,11 +105,7 @@ class Target:
         self.dtype: torch.dtype = self.lm_head.weight.dtype
         self.hidden_size: int = self.config.hidden_size
         self.num_layers: int = self.config.num_hidden_layers
-        if any(not 0 <= layer <= self.num_layers for layer in feature_layers):
-            raise BadInput(
-                f"feature layers {feature_layers} do not all exist: the target has "
-                f"{self.num_layers} layers"
-            )
+        assert all(0 <= layer <= self.num_layers for layer in feature_layers), feature_layers
         self.feature_layers = tuple(feature_layers)
         self.vocab_size: int = self.lm_head.weight.shape[0]
         self.max_positions = longest_text(self.config)
@@ -124,8 +130,15 @@ class Target:
         self.masks = partial(layer_masks, self.config, dtype=self.dtype, repeats=repeats)
         self._step = engine.wrap(self._run_nodes)
         self._lock = threading.RLock()
-        self._seen = Seen(lambda: kept_of(model, all_weights=engine.rebuilds))
+        self._seen = Seen(self._kept)
         self.close()
+
+    def _kept(self) -> list[nn.Module | torch.Tensor | None]:
+        """What of the model it, its engine or its drafter keeps a reference or a copy of."""
+        lm_head, weights = self.model.get_output_embeddings(), self.model.parameters()
+        if not self.engine.rebuilds:
+            weights = (getattr(lm_head, name, None) for name in ("weight", "bias"))
+        return [lm_head, self.model.get_input_embeddings(), text_body(self.model), *weights]
 
     @property
     def is_stale(self) -> bool:
@@ -312,16 +325,13 @@ class Target:
         if not fused:
             return hidden_BND, hidden_BND
         states = output.hidden_states
-        if len(states) != self.num_layers + 1 or states[0].shape != hidden_BND.shape:
+        complete = len(states) == self.num_layers + 1 and states[0].shape == hidden_BND.shape
+        last_is_normed = states[-1] is output.last_hidden_state
+        if not complete or (last_is_normed and self.num_layers in self.feature_layers):
             raise BadInput(
-                f"targets of type {self.config.model_type!r} do not give the hidden states that "
-                "enter each layer, which a head that reads several of them needs: take an EAGLE-1 "
-                "or EAGLE-2 head"
-            )
-        if self.num_layers in self.feature_layers and states[-1] is output.last_hidden_state:
-            raise BadInput(
-                f"targets of type {self.config.model_type!r} do not give the hidden state that "
-                "leaves their last layer, before the final norm, which the head reads"
+                f"targets of type {self.config.model_type!r} do not give the hidden states "
+                f"{self.feature_layers} before the final norm, which the head reads: take an "
+                "EAGLE-1 or EAGLE-2 head"
             )
         chosen = [states[layer].to(self.device) for layer in self.feature_layers]
         return hidden_BND, torch.cat(chosen, dim=-1)

@@ -10,12 +10,13 @@ place whatever the tree, the drafter and the rule are (but for a rule with a `dr
 Axes: N nodes, M nodes whose rows are looked at, K children of a node, V vocabulary, S depths.
 """
 
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import ClassVar, TypeVar
 
 import torch
 
-from eagle_fsd.config import SamplingConfig
+from eagle_fsd.config import BadInput, SamplingConfig
 from eagle_fsd.decoding.columns import DRAFTS, PLACES, Rows
 from eagle_fsd.decoding.sampling import inverse_cdf
 from eagle_fsd.decoding.tree import Drafter, DraftTree
@@ -63,14 +64,14 @@ class VerifiedTree:
         self.tokens, self.parents, self.values = tokens, parents, values
         self.sampling, self.greedy, self.answer = sampling, sampling.temperature == 0, answer
         self._exact, self._draw_leaf, self._uniforms = exact, draw_leaf, uniforms
-        self._guards, self._stop_token_ids = guards, frozenset(stop_token_ids)
+        self._guards, self.stop_token_ids = guards, frozenset(stop_token_ids)
         self._computed: dict[Callable, object] = {}
         self.children: list[list[int]] = [[] for _ in tokens]
         self.depths = [0] * len(tokens)
         for node in range(1, len(tokens)):
             parent = parents[node]
             self.depths[node] = self.depths[parent] + 1
-            if parent == 0 or tokens[parent] not in self._stop_token_ids:
+            if parent == 0 or tokens[parent] not in self.stop_token_ids:
                 self.children[parent].append(node)
 
     def value(self, column: str, node: int) -> float:
@@ -89,10 +90,6 @@ class VerifiedTree:
             if self.tokens[child] == self._exact[v][0]:
                 return child
         return None
-
-    def ends(self, v: int) -> bool:
-        """Whether the exact test ends the answer at v."""
-        return self.exact(v)[0] in self._stop_token_ids
 
     def options(self, v: int) -> list[int]:
         """Children that may be taken although the exact token is another: within what top-k and
@@ -115,6 +112,17 @@ class VerifiedTree:
     def uniform(self, v: int, column: int) -> float:
         """A random number in [0, 1) of the token that v emits; column 1 or 2."""
         return self._uniforms[self.depths[v]][column]
+
+    def pick(self, v: int, weights: Mapping[int, float]) -> int:
+        """One of v's children, drawn in proportion to its weight; one of weight zero never is."""
+        point, last = self.uniform(v, 1) * math.fsum(weights.values()), next(iter(weights))
+        for child, weight in weights.items():
+            point -= weight
+            if weight > 0:
+                last = child
+                if point < 0:
+                    break
+        return last
 
     def once_a_round(self, compute: Callable[["VerifiedTree"], Result]) -> Result:
         """compute(self), which is kept for the round: what a rule knows of the whole tree."""
@@ -152,7 +160,7 @@ def tabulate(
     if sampling.temperature > 0:
         uniform_N3 = uniform_S3.to(device, non_blocking=True)[tree.depth_N]
     if draw is not None:
-        child_NK = child_table(tree, stop_token_ids)
+        child_NK = drawn_children(tree, stop_token_ids)
 
     def look_at(node_M: torch.Tensor) -> tuple[Rows, torch.Tensor, torch.Tensor]:
         """The rows of these nodes, ascending; what the exact test emits there, and its regret. Of
@@ -214,9 +222,10 @@ def tabulate(
     )
 
 
-def child_table(tree: DraftTree, stop_token_ids: Collection[int]) -> torch.Tensor:
-    """Tokens of each node's children in the draft's order, int64 [N, K], and -1 where there are no
-    more. A node with a stop token has none."""
+def drawn_children(tree: DraftTree, stop_token_ids: Collection[int]) -> torch.Tensor:
+    """What a rule's `draw` is given of each node: the tokens of its children in the order in which
+    they were drawn, int64 [N, K], and -1 where there are no more. A node with a stop token has
+    none."""
     token_C, parent_C = tree.token_N[1:], tree.parent_N[1:]
     behind_end_C = torch.zeros_like(parent_C, dtype=torch.bool)
     for stop in stop_token_ids:  # they are few, and a tensor of them would be waited for
@@ -241,6 +250,8 @@ class Rule:
             distributions after the sampling filters (the drafter's NaN where it has none), the
             tokens of the children in the order in which they were drawn (-1: no more), and the
             random numbers of the token. The drafter must sample.
+        bounds: the least and the largest value of its first field, if that is a number.
+        takes_guards: above temperature 0 too.
         takes_chances: at temperature 0 too the accepted path depends on a draw.
         lossless_at: the value of its first field at which it is exact. Infinite: only in the limit.
             NaN: at none, nor towards one.
@@ -250,14 +261,20 @@ class Rule:
 
     columns: ClassVar[tuple[str, ...]] = ()
     draw: ClassVar[Draw | None] = None
+    bounds: ClassVar[tuple[float, float]] = (0.0, math.inf)
+    takes_guards: ClassVar[bool] = True
     takes_chances: ClassVar[bool] = False
     lossless_at: ClassVar[float] = 0.0
     dial: float | None = None
 
     def __post_init__(self):
-        """Refuse, by a BadInput, fields that have no meaning."""
+        """Refuse, by a BadInput, a first field out of bounds; a NaN is."""
+        low, high = self.bounds
+        for name, value in list(vars(self).items())[:1]:
+            if isinstance(value, float | int) and not low <= value <= high:
+                raise BadInput(f"{name} must be {low:g} to {high:g}, got {value}")
 
-    def check(self, sampling: SamplingConfig, guards: Sequence["Guard"], drafter: Drafter) -> None:
+    def check(self, sampling: SamplingConfig, drafter: Drafter) -> None:
         """Refuse, by a BadInput, what has no meaning together. In the place of a drafter that is
         not built yet stand its settings."""
 

@@ -12,9 +12,7 @@ import torch
 from tqdm import tqdm
 
 from eagle_fsd.config import BadInput, TreeConfig, default_tree
-from eagle_fsd.decoding.cache import TreeCache
-from eagle_fsd.decoding.engine import Engine
-from eagle_fsd.decoding.masks import additive_mask
+from eagle_fsd.decoding.cache import TreeCache, additive_mask
 from eagle_fsd.decoding.target import Target
 from eagle_fsd.decoding.tree import Drafter, RootDrafter
 from eagle_fsd.drafters.growing import GrowingDrafter
@@ -77,19 +75,14 @@ class EagleDrafter(GrowingDrafter):
     """
 
     def __init__(self, head: DraftHead, target: Target, tree: TreeConfig):
-        reads, gives = (head.config.feature_size, head.dtype), (target.hidden_size, target.dtype)
-        if reads != gives:
-            raise BadInput(
-                f"the head reads hidden states of {reads[0]} channels in {reads[1]}, the target "
-                f"gives {gives[0]} in {gives[1]}"
-            )
         layers = head.config.fused_layers(target.num_layers)
-        if layers != target.feature_layers:
-            raise BadInput(
-                f"the head reads hidden states {layers or 'after the final norm'}, the target was "
-                f"loaded to give {target.feature_layers or 'those after the final norm'}"
-            )
-        self.head = runnable(head, target.engine)  # the head given is not kept
+        reads = head.config.feature_size, head.dtype, layers
+        gives = target.hidden_size, target.dtype, target.feature_layers
+        assert reads == gives, f"channels, dtype and layers: the head reads {reads}, not {gives}"
+        # A copy on shared weights: folded attention, the engine's layers. The head is left as is.
+        self.head = attention.sharing_copy(head)
+        self.head.config._attn_implementation = attention.NAME
+        target.engine.for_drafts().exchange(self.head)
         self._query_groups = head.config.num_attention_heads // head.config.num_key_value_heads
         self.hidden, self.places = self.head.fuse, self.head.angles
         self.readout = draft_readout(self.head, target)
@@ -124,11 +117,3 @@ def draft_readout(head: DraftHead, target: Target) -> Callable[[torch.Tensor], t
     which rows of the target's lm_head are copied once."""
     read = target.readout(head.draft_token_R) if head.lm_head is None else head.lm_head
     return lambda hidden_ND: read(head.normed(hidden_ND))
-
-
-def runnable(head: DraftHead, engine: Engine) -> DraftHead:
-    """A copy to draft with, on shared weights: folded attention, the engine's layers."""
-    copied = attention.sharing_copy(head)
-    copied.config._attn_implementation = attention.NAME
-    engine.for_drafts().exchange(copied)
-    return copied

@@ -11,11 +11,14 @@ draft vocabulary (the target's, or a part of it that the drafter is confined to)
 
 import copy
 import math
+import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import ClassVar, Self
 
 import torch
 from torch import nn
+from tqdm import tqdm
 
 from eagle_fsd.config import BadInput, SamplingConfig, TreeConfig
 from eagle_fsd.decoding.cache import TreeCache
@@ -23,11 +26,23 @@ from eagle_fsd.decoding.sampling import draw_distinct, no_numbers, uniforms
 from eagle_fsd.decoding.target import Target
 from eagle_fsd.decoding.tree import GREEDY, Drafter, DraftTree
 from eagle_fsd.drafters.tree_grower import TreeGrower, TreeShape
-from eagle_fsd.drafters.tree_yield import TreeYield
 
 BLOCK_ROWS = 256  # of a prompt are run at once
 # Sets the numbers by which an answer's drafts are drawn apart from those by which it is itself
 DRAFTS_SEED = 0x5EED0FD4
+# A model is told to be of no use from so many rounds on, at so many tokens a round and below. Of
+# random weights it is 1.0 with real vocabularies, of light heads 1.5 and more.
+LEAST_ROUNDS, IDLE_YIELD = 32, 1.05
+
+
+@dataclass
+class TreeYield:
+    """What the rounds of a model's trees have emitted so far, in all answers and shapes of trees,
+    and whether a line has told that this is hardly more than the target emits alone."""
+
+    rounds: int = 0
+    tokens: int = 0
+    told: bool = False
 
 
 class GrowingDrafter(Drafter):
@@ -105,11 +120,6 @@ class GrowingDrafter(Drafter):
                 f"branch_top_k {tree.branch_top_k} is more than the draft vocabulary "
                 f"{self.draft_vocab_size}"
             )
-        if tree.num_draft_tokens >= self.target.max_positions:
-            raise BadInput(
-                f"num_draft_tokens {tree.num_draft_tokens} is beyond the target's "
-                f"{self.target.max_positions} positions: lower it"
-            )
         self.tree_config = tree
         self.max_nodes = tree.num_draft_tokens + 1
         self._shape = TreeShape(tree, self.target.device)
@@ -139,7 +149,16 @@ class GrowingDrafter(Drafter):
             self._yield.tokens += len(next_tokens)
 
     def close(self) -> None:
-        self._yield.tell(self.named)
+        so_far = self._yield
+        idle = so_far.rounds >= LEAST_ROUNDS and so_far.tokens <= IDLE_YIELD * so_far.rounds
+        if idle and not so_far.told:
+            so_far.told = True
+            tqdm.write(
+                f"eagle_fsd: {so_far.tokens / so_far.rounds:.2f} tokens a round in the first "
+                f"{so_far.rounds} rounds: hardly a draft of {self.named} is taken. Was it trained, "
+                "and with this target? train/convert_head.py --check looks at heads",
+                file=sys.stderr,
+            )
 
     @torch.inference_mode()
     def propose(self) -> DraftTree:

@@ -13,10 +13,10 @@ import torch
 from eagle_fsd.config import SamplingConfig
 from eagle_fsd.decoding.tree import GREEDY, Drafter, DraftTree
 from eagle_fsd.drafters.eagle import EagleDrafter
-from eagle_fsd.drafters.ngram import DEEPEST, Node, Offers, learn_from, likeliest, tree_of
-from eagle_fsd.drafters.ngram_table import NgramTable
+from eagle_fsd.drafters.ngram import NgramTable, Node, Offers, learn_from, likeliest, tree_of
 
 BRANCH = 4  # continuations of a node
+MAX_NGRAM = 3  # longest n-gram that is looked up
 
 
 class HybridDrafter(Drafter):
@@ -30,8 +30,8 @@ class HybridDrafter(Drafter):
     both together are .4 sure. Taken are A (.5), A D (.2) and B (.2).
     """
 
-    def __init__(self, eagle: EagleDrafter, max_ngram: int = 3, recycle: int = 0):
-        self.eagle, self.max_ngram, self.recycle = eagle, max_ngram, recycle
+    def __init__(self, eagle: EagleDrafter, recycle: int = 0):
+        self.eagle, self.recycle = eagle, recycle
         self.vocab_size, self.max_nodes = eagle.vocab_size, eagle.max_nodes
 
     def reset(
@@ -39,8 +39,7 @@ class HybridDrafter(Drafter):
     ) -> None:
         self.eagle.reset(capacity, first_token)
         self._nodes: list[Node] = []
-        self._text = NgramTable(self.max_ngram)
-        self._text.begin(first_token)
+        self._text = NgramTable(MAX_NGRAM, first_token)
 
     def observe(self, features_TF: torch.Tensor, next_tokens: Sequence[int]) -> None:
         if self.recycle and self._nodes:
@@ -52,12 +51,18 @@ class HybridDrafter(Drafter):
         self.eagle.close()
 
     def propose(self) -> DraftTree:
+        # 1. The head's tree on the host, in one transfer: tokens, parents, draft rows, and what the
+        #    head gives each draft after its parent. Ids below 2**24 are exact in float32.
         tree = self.eagle.propose()
-        token, parent, row, score = _read(tree)
+        said_N = (tree.score_N - tree.score_N[tree.parent_N]).exp()
+        table = [tree.token_N, tree.parent_N, tree.draft_row_N, said_N]
+        *ids, said = torch.stack(table).tolist()
+        token, parent, row = ([int(value) for value in values] for values in ids)
         below: list[Offers] = [{} for _ in token]  # the head's drafts below each of its nodes
         for node in range(1, len(token)):
-            below[parent[node]][token[node]] = node, score[node]
+            below[parent[node]][token[node]] = node, said[node]
 
+        # 2. What a node may go on with, by head and text together.
         def offers(context: tuple[int, ...], own: int | None) -> Offers:
             both = {} if own is None else dict(below[own])
             best = max((sure for _, sure in both.values()), default=None)
@@ -66,8 +71,9 @@ class HybridDrafter(Drafter):
                 both[offered] = node, together(own_sure, sure, best)
             return both
 
+        # 3. The likeliest of all are the tree.
         keep = self.eagle.tree_config.keep
-        self._nodes = nodes = likeliest(self._text, offers, self.max_nodes, DEEPEST, keep)
+        self._nodes = nodes = likeliest(self._text, offers, self.max_nodes, keep)
         rows = [-1 if node.own is None else row[node.own] for node in nodes]
         device = tree.token_N.device
         return tree_of(nodes, rows, tree.draft_logits_ER, tree.draft_token_R, device)
@@ -98,12 +104,3 @@ def together(head: float | None, text: float, best: float | None) -> float:
 def _log_odds(probability: float) -> float:
     probability = min(max(probability, 1e-4), 1 - 1e-4)
     return math.log(probability / (1 - probability))
-
-
-def _read(tree: DraftTree) -> tuple[list[int], list[int], list[int], list[float]]:
-    """A head's tree on the host, in one transfer: tokens, parents, draft rows, and what the head
-    gives each draft after its parent (the root: 1). Ids below 2**24 are exact in float32."""
-    said_N = (tree.score_N - tree.score_N[tree.parent_N]).exp()
-    table = [tree.token_N, tree.parent_N, tree.draft_row_N, said_N]
-    token, parent, row, score = torch.stack(table).tolist()
-    return *([int(value) for value in values] for values in (token, parent, row)), score

@@ -18,8 +18,9 @@ from eagle_fsd.config import (
 )
 from eagle_fsd.decoding.tree import Drafter
 from eagle_fsd.decoding.verified import Guard
-from eagle_fsd.drafters.ngram_table import MAX_NGRAMS, MOST_RECYCLED
 from eagle_fsd.rules.guards import Ends, NoRepeat
+
+MOST_RECYCLED = 16  # of the target's own top tokens; then these are right with .88 (ngram.RECYCLED)
 
 
 class LoadedModels(Protocol):
@@ -58,6 +59,9 @@ class DrafterSettings(Protocol):
         """The drafter for a loaded model."""
 
 
+# --- trees that a model grows ---------------------------------------------------------------------
+
+
 @dataclass(frozen=True)
 class GrownTree(DrafterSettings):
     """What all trees that a model grows have in common.
@@ -83,31 +87,21 @@ class GrownTree(DrafterSettings):
             return None
         return replace(parse_tree(self.tree), keep=self.keep, deepen=self.deepen)
 
-
-@dataclass(frozen=True)
-class HeadTree(GrownTree):
-    """What all trees of a head have in common; for the fields see GrownTree."""
-
-    needs_head: ClassVar[bool] = True
-
-    def grown(self, model: LoadedModels, *, samples: bool = False) -> Drafter:
-        """The model's drafter with these trees; BadInput if it has no head."""
-        from eagle_fsd.drafters.eagle import EagleDrafter
-
-        if not isinstance(model.drafter, EagleDrafter):
-            raise BadInput(
-                "these trees need a draft head; the model was loaded without one: name one with "
-                "--head, or draft with @ngram"
-            )
-        return model.drafter.with_tree(self.shape or model.drafter.tree_config, samples=samples)
+    def with_head(self, model: LoadedModels) -> Drafter:
+        """The drafter of the model's head, with these trees; BadInput if it is another head."""
+        head = getattr(model.drafter, "head", None)
+        if head is None or self.head not in ("", head.config.head_type):
+            wanted = f"the draft head {self.head!r}" if self.head else "a draft head"
+            raise BadInput(f"these trees need {wanted}: name it with --head, or draft with @ngram")
+        tree = self.shape or model.drafter.tree_config
+        return model.drafter.with_tree(tree, samples=self.samples)
 
 
 @dataclass(frozen=True)
-class EagleSettings(HeadTree):
-    """The head's trees, as arms write them (`exact@eagle:7x3x4`).
+class SampledTree(GrownTree):
+    """Trees whose drafts may be drawn.
 
     Attributes:
-        tree, keep, deepen: see GrownTree.
         sample: 1: drafts are drawn, as rule rejection needs them (growing.py); 0: the best.
     """
 
@@ -121,16 +115,21 @@ class EagleSettings(HeadTree):
     def samples(self) -> bool:
         return bool(self.sample)
 
+
+@dataclass(frozen=True)
+class EagleSettings(SampledTree):
+    """The head's trees, as arms write them (`exact@eagle:7x3x4`)."""
+
+    needs_head: ClassVar[bool] = True
+
     def build(self, model: LoadedModels) -> Drafter:
-        if self.shape is None and not self.sample:
-            return model.drafter
-        return self.grown(model, samples=self.samples)
+        # a model without a head has a drafter too, which drafts nothing
+        return model.drafter if self == EagleSettings() else self.with_head(model)
 
 
 @dataclass(frozen=True)
 class MtpSettings(EagleSettings):
-    """The trees of the target's own MTP layer, as arms write them (`exact@mtp:15x4x6`); for the
-    fields see EagleSettings.
+    """The trees of the target's own MTP layer, as arms write them (`exact@mtp:15x4x6`).
 
     Its recurrence and its states are the head's (`--head mtp,own=raw`), so that hybrid trees and
     all else that takes a head take it too.
@@ -138,23 +137,14 @@ class MtpSettings(EagleSettings):
 
     head: ClassVar[str] = "mtp"
 
-    def build(self, model: LoadedModels) -> Drafter:
-        from eagle_fsd.drafters.eagle import EagleDrafter
-
-        drafter = model.drafter
-        if not isinstance(drafter, EagleDrafter) or drafter.head.config.head_type != self.head:
-            raise BadInput("mtp drafts with the target's own MTP layer: load it as the head, mtp")
-        return super().build(model)
-
 
 @dataclass(frozen=True)
-class HybridSettings(HeadTree):
+class HybridSettings(GrownTree):
     """The trees, as arms write them (`exact@hybrid:15x4x6`).
 
     Attributes:
         tree, keep, deepen: see GrownTree; the levels are the head's, the drafts those of it and of
             the text together.
-        max_ngram: longest n-gram that is looked up.
         recycle: how many of the target's own top tokens are kept of every verified node, accepted
             or not; 0: none.
 
@@ -162,14 +152,13 @@ class HybridSettings(HeadTree):
     these trees repeats it until the budget ends (results/rule_front).
     """
 
+    needs_head: ClassVar[bool] = True
     greedy_guards: ClassVar[tuple[Guard, ...]] = (NoRepeat(3), Ends(1))
-    max_ngram: int = 3
     recycle: int = 0
 
     def __post_init__(self):
         super().__post_init__()
-        check_least(self, max_ngram=1)
-        _check_recycle(self.recycle)
+        check_recycle(self.recycle)
 
     @property
     def learns(self) -> bool:
@@ -178,30 +167,19 @@ class HybridSettings(HeadTree):
     def build(self, model: LoadedModels) -> Drafter:
         from eagle_fsd.drafters.hybrid import HybridDrafter
 
-        return HybridDrafter(self.grown(model), self.max_ngram, self.recycle)
+        return HybridDrafter(self.with_head(model), self.recycle)
 
 
 @dataclass(frozen=True)
-class LanguageModelSettings(GrownTree):
-    """The trees, as arms write them (`exact@language_model:15x4x6`).
-
-    Attributes:
-        tree, keep, deepen: see GrownTree; with a top-k of 1 a chain.
-        sample: 1: drafts are drawn, as rule rejection needs them (growing.py); 0: the best.
-    """
+class LanguageModelSettings(SampledTree):
+    """The trees, as arms write them (`exact@language_model:15x4x6`); with a top-k of 1 a chain."""
 
     needs_draft_model: ClassVar[bool] = True
     tree: str = "5x5x1"
-    sample: int = 0
 
     def __post_init__(self):
-        check_flag("sample", self.sample)
         parse_tree(self.tree)  # there is none to fall back on
         super().__post_init__()
-
-    @property
-    def samples(self) -> bool:
-        return bool(self.sample)
 
     def build(self, model: LoadedModels) -> Drafter:
         if model.draft_model is None:
@@ -211,6 +189,9 @@ class LanguageModelSettings(GrownTree):
         pair = model.draft_model, model.target
         own = {"samples": self.samples, "foreign_ids": model.foreign_ids}
         return LanguageModelDrafter(*pair, self.shape, **own)
+
+
+# --- n-grams --------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -225,12 +206,6 @@ class NgramSettings(DrafterSettings):
             fills the tree.
         recycle: how many of the target's own top tokens are kept of every verified node, accepted
             or not; 0: none.
-        remember: 1: what is known stays over the answers of a run: rounds, and the fuzzy tokens of
-            lossy rules, then depend on the order of its questions.
-        max_ngrams: most n-grams kept, see NgramTable.
-
-    Raises:
-        BadInput: a value is out of range.
     """
 
     vocab_size: ClassVar[int | None] = 0  # each tree has its own
@@ -239,14 +214,11 @@ class NgramSettings(DrafterSettings):
     branch: int = 4
     keep: float = 0.1
     recycle: int = 8
-    remember: int = 0
-    max_ngrams: int = MAX_NGRAMS
 
     def __post_init__(self):
-        check_least(self, num_draft_tokens=1, max_ngram=1, branch=1, max_ngrams=1)
+        check_least(self, num_draft_tokens=1, max_ngram=1, branch=1)
         check_probability("keep", self.keep)
-        _check_recycle(self.recycle)
-        check_flag("remember", self.remember)
+        check_recycle(self.recycle)
 
     @property
     def learns(self) -> bool:
@@ -255,12 +227,13 @@ class NgramSettings(DrafterSettings):
     def build(self, model: LoadedModels) -> Drafter:
         from eagle_fsd.drafters.ngram import NgramDrafter
 
-        if self.num_draft_tokens >= model.target.max_positions:
-            raise BadInput(
-                f"num_draft_tokens {self.num_draft_tokens} is beyond the target's "
-                f"{model.target.max_positions} positions: lower it"
-            )
         return NgramDrafter(model.target, **asdict(self))
+
+
+def check_recycle(recycle: int) -> None:
+    """Refuse more of the target's own tokens than there are probabilities for."""
+    if not 0 <= recycle <= MOST_RECYCLED:
+        raise BadInput(f"recycle must be 0 to {MOST_RECYCLED}, got {recycle}")
 
 
 DEFAULT_DRAFTER = "eagle"
@@ -271,9 +244,3 @@ DRAFTERS: dict[str, type[DrafterSettings]] = {
     "mtp": MtpSettings,  # trees of the MTP layer that the target's checkpoint brings
     "ngram": NgramSettings,  # what followed the same tokens before in the text
 }
-
-
-def _check_recycle(recycle: int) -> None:
-    """Refuse more of the target's own tokens than there are probabilities for."""
-    if not 0 <= recycle <= MOST_RECYCLED:
-        raise BadInput(f"recycle must be 0 to {MOST_RECYCLED}, got {recycle}")

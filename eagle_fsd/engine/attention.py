@@ -3,7 +3,7 @@
 transformers' sdpa attention repeats keys and values for every query head of a group when it is
 given a mask (with 128 sequences of 300 tokens on a CPU: most of a step's time). Here the queries of
 a group are folded into the rows instead, so that keys and values are read once and nothing is
-copied. The mask of a tree comes folded too, made once a round (masks.py), not once a layer. It goes
+copied. The mask of a tree comes folded too, made once a round (cache.py), not once a layer. It goes
 through transformers' attention interface: no layer is touched.
 
 Axes: B sequences, H query heads, G key/value heads, R = H / G, N queries (tree nodes), K keys,

@@ -15,10 +15,9 @@ from transformers import CompileConfig
 from eagle_fsd.arms import COMPILED, Arm
 from eagle_fsd.config import SamplingConfig
 from eagle_fsd.decoding import loop
-from eagle_fsd.decoding.answer import Generation, Round
 from eagle_fsd.decoding.columns import PLACES, Rows, draft_prob, raw_prob
 from eagle_fsd.decoding.divergence import DIVERGENCES
-from eagle_fsd.decoding.loop import DecodeConfig, StopConfig
+from eagle_fsd.decoding.loop import DecodeConfig, Generation, Round, StopConfig
 from eagle_fsd.decoding.tree import Drafter
 from eagle_fsd.models.generate import rescore
 from eagle_fsd.models.loaded import Model

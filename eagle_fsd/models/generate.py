@@ -18,9 +18,8 @@ from itertools import islice
 import torch
 
 from eagle_fsd.config import SamplingConfig
-from eagle_fsd.decoding.cache import PreallocatedLayer
+from eagle_fsd.decoding.cache import Masks, PreallocatedLayer
 from eagle_fsd.decoding.loop import check_tokens
-from eagle_fsd.decoding.masks import Masks
 from eagle_fsd.decoding.sampling import draw, no_numbers, uniforms
 from eagle_fsd.decoding.target import Target
 from eagle_fsd.families import text_body

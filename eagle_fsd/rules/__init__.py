@@ -2,12 +2,11 @@
 papers are in extras/rivals.py, a plug-in."""
 
 from eagle_fsd.decoding.verified import Rule
-from eagle_fsd.rules.children import AcceptAll, Random
-from eagle_fsd.rules.fsd import Exact, Fsd, FsdPaper
+from eagle_fsd.rules.fsd import Exact, Fsd, FsdPaper, Random
 from eagle_fsd.rules.hold import Hold
-from eagle_fsd.rules.price import PathRule, Ratio
+from eagle_fsd.rules.price import PathRule
 from eagle_fsd.rules.rejection import Rejection
-from eagle_fsd.rules.thresholds import Relaxed, Typical
+from eagle_fsd.rules.thresholds import Ratio, Relaxed, Typical
 
 RULES: dict[str, type[Rule]] = {
     "exact": Exact,  # the drawn token, whatever was drafted: lossless
@@ -15,11 +14,10 @@ RULES: dict[str, type[Rule]] = {
     "fsd-paper": FsdPaper,  # the same, asked before the drawn token
     "ratio": Ratio,  # another draft whose regret is small
     "path": PathRule,  # the path of the whole tree that is worth its regret
-    "hold": Hold,  # path, ratio or fsd at the parameter that costs so much a token
+    "hold": Hold,  # path at the price that costs so much a token
     # rivals; docs/rules.md has a formula and a source for each
     "typical": Typical,
     "relaxed": Relaxed,
     "rejection": Rejection,  # of sampled drafts, by P / Q: lossless in distribution
     "random": Random,  # control: another draft by chance
-    "accept-all": AcceptAll,  # control: another draft always
 }

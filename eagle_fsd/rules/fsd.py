@@ -5,20 +5,53 @@
                (M. Holsman, TensorRT-LLM #10481, 2026)
     fsd-paper  if D(v) passes take a drafted child, else emit x and stop
                (Holsman et al., Findings of ACL 2025, arXiv 2502.20704)
+    random     as fsd, but by chance, whatever D is: the control, which a rule has to beat at the
+               same speed
 
-D(v) passes iff T > 0 and D(v) <= T; NaN never passes. Which child is taken: children.py.
+D(v) passes iff T > 0 and D(v) <= T; NaN never passes. Which child is taken: CHILD_CHOICES.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
-from eagle_fsd.config import BadInput, SamplingConfig
-from eagle_fsd.decoding.divergence import DIVERGENCES, INFINITE_OUTSIDE, canonical_name
+from eagle_fsd.config import BadInput, SamplingConfig, check_known
+from eagle_fsd.decoding.divergence import DIVERGENCES, INFINITE_OUTSIDE
 from eagle_fsd.decoding.tree import Drafter
-from eagle_fsd.decoding.verified import Guard, Rule, VerifiedTree
-from eagle_fsd.rules.children import ChildRule
+from eagle_fsd.decoding.verified import Rule, VerifiedTree
+
+# --- which of the options is taken: child -> probability ----------------------------------------
+
+
+def most_probable_under_draft(tree: VerifiedTree, options: list[int]) -> dict[int, float]:
+    """The first, where the drafter has no distribution."""
+    return {max(options, key=lambda c: tree.value("draft_logit", c)): 1.0}
+
+
+def most_probable_under_target(tree: VerifiedTree, options: list[int]) -> dict[int, float]:
+    """By the raw logit where P does not tell them apart, as mostly at temperature 0."""
+    liking = {c: (tree.value("prob", c), -tree.value("regret", c)) for c in options}
+    return {max(options, key=liking.__getitem__): 1.0}
+
+
+def sampled(tree: VerifiedTree, options: list[int]) -> dict[int, float]:
+    """A draw from the draft's raw distribution Q, renormalised over the options."""
+    logits = [tree.value("draft_logit", c) for c in options]
+    top = max(logits)
+    if not top > -math.inf:  # no probability anywhere, or no distribution: all alike
+        logits, top = [0.0] * len(options), 0.0
+    weights = [math.exp(logit - top) for logit in logits]
+    return {c: weight / sum(weights) for c, weight in zip(options, weights, strict=True)}
+
+
+CHILD_CHOICES: dict[str, Callable[[VerifiedTree, list[int]], dict[int, float]]] = {
+    "draft": most_probable_under_draft,
+    "target": most_probable_under_target,
+    "sample": sampled,
+}
+
+# --- the rules ----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -30,12 +63,62 @@ class Exact(Rule):
 
 
 @dataclass(frozen=True)
+class ChildRule(Rule):
+    """Goes to the exact token's child; where there is none, maybe to one of the options.
+
+    Emitted distribution, with C the drafted tokens: P(c) + take P(not in C) choice(c), and
+    (1 - take) P of other tokens; so TV = take P(not in C). Its field `child` is a name in
+    CHILD_CHOICES.
+    """
+
+    columns: ClassVar[tuple[str, ...]] = ("prob", "regret", "draft_logit")
+
+    def __post_init__(self):
+        super().__post_init__()
+        check_known("child", self.child, CHILD_CHOICES)
+
+    def check(self, sampling: SamplingConfig, drafter: Drafter) -> None:
+        if self.child == "sample" and sampling.temperature == 0:
+            raise BadInput("child 'sample' needs temperature > 0; use draft or target")
+
+    def take(self, tree: VerifiedTree, v: int) -> float:
+        """Probability that an option is taken at v where the exact token is no child."""
+        raise NotImplementedError
+
+    def step(self, tree: VerifiedTree, v: int) -> int | None:
+        hit = tree.hit(v)
+        if hit is not None:
+            return hit
+        options = tree.options(v)
+        if not options or tree.uniform(v, 2) >= self.take(tree, v):
+            return None
+        return tree.pick(v, CHILD_CHOICES[self.child](tree, options))
+
+    def tv(self, tree: VerifiedTree, v: int) -> float:
+        outside = tree.undrafted_prob(v) if tree.options(v) else 0.0
+        return outside and outside * self.take(tree, v)
+
+
+@dataclass(frozen=True)
+class Random(ChildRule):
+    """Takes a child by chance alone: with probability `rate`; 0 is exact, 1 accepts all."""
+
+    takes_chances: ClassVar[bool] = True
+    bounds: ClassVar[tuple[float, float]] = (0.0, 1.0)
+    rate: float = 0.05
+    child: str = "target"
+
+    def take(self, tree: VerifiedTree, v: int) -> float:
+        return self.rate
+
+
+@dataclass(frozen=True)
 class Fsd(ChildRule):
     """The exact token if it is a child, else a drafted child where D passes.
 
     Attributes:
         threshold: T; 0 passes nowhere, `inf` wherever D is a number.
-        divergence: a name in DIVERGENCES, or one of their aliases.
+        divergence: a name in DIVERGENCES.
     """
 
     threshold: float = 0.3
@@ -44,24 +127,20 @@ class Fsd(ChildRule):
 
     def __post_init__(self):
         super().__post_init__()
-        # a divergence's alias becomes its own name
-        object.__setattr__(self, "divergence", canonical_name(self.divergence))
-        if not self.threshold >= 0:  # NaN too
-            raise BadInput(f"threshold must be 0 or above, got {self.threshold}")
+        check_known("divergence", self.divergence, DIVERGENCES)
 
     @property
     def columns(self) -> tuple[str, ...]:
         return (*ChildRule.columns, self.divergence)
 
-    def check(self, sampling: SamplingConfig, guards: Sequence[Guard], drafter: Drafter) -> None:
-        super().check(sampling, guards, drafter)
+    def check(self, sampling: SamplingConfig, drafter: Drafter) -> None:
+        super().check(sampling, drafter)
         infinite = drafter.vocab_size is not None and self.divergence in INFINITE_OUTSIDE
         if infinite and 0 < self.threshold < math.inf:
-            size = f"{drafter.vocab_size} tokens only" if drafter.vocab_size else "what it offers"
             usable = ", ".join(name for name in DIVERGENCES if name not in INFINITE_OUTSIDE)
             raise BadInput(
                 f"divergence {self.divergence} is infinite wherever the target has mass outside "
-                f"the draft vocabulary, and this drafter's is {size}: threshold "
+                "the draft vocabulary, and this drafter has a part of the target's only: threshold "
                 f"{self.threshold:g} would never pass. Use {usable}, or a head over the whole "
                 "vocabulary"
             )
@@ -83,7 +162,9 @@ class FsdPaper(Fsd):
 
     def step(self, tree: VerifiedTree, v: int) -> int | None:
         steps = self.steps(tree, v, tree.hit(v))
-        return self.taken(tree, v, steps) if steps and self.take(tree, v) else None
+        if not steps or not self.take(tree, v):
+            return None
+        return tree.pick(v, CHILD_CHOICES[self.child](tree, steps))
 
     def steps(self, tree: VerifiedTree, v: int, hit: int | None) -> list[int]:
         """The options, and the exact token's child, which needs nobody's leave."""
@@ -99,7 +180,8 @@ class FsdPaper(Fsd):
         exact[None] = 1 - math.fsum(exact.values())  # what is drawn makes no other difference
         emitted = dict.fromkeys(prob, 0.0)
         for hit, p in exact.items():
-            for c, share in self.choice(tree, self.steps(tree, v, hit)).items():
+            choice = CHILD_CHOICES[self.child](tree, self.steps(tree, v, hit))
+            for c, share in choice.items():
                 emitted[c] += p * share
         gaps = (abs(emitted[c] - prob[c]) for c in prob)
         return 0.5 * (math.fsum(gaps) + tree.undrafted_prob(v))

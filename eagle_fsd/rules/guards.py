@@ -27,8 +27,6 @@ class NoRepeat(Guard):
         return self.tokens == 0
 
     def allows(self, tree: VerifiedTree, child: int) -> bool:
-        if self.off:
-            return True
         n, text = self.tokens, [*tree.answer, *(tree.tokens[v] for v in tree.ancestors(child))]
         gram = text[-n:]
         ends = (i for i in range(n, len(text)) if text[i - 1] == gram[-1])
@@ -48,7 +46,8 @@ class Ends(Guard):
         return not self.on
 
     def allows(self, tree: VerifiedTree, child: int) -> bool:
-        return self.off or not tree.ends(tree.parents[child])
+        exact_token, _ = tree.exact(tree.parents[child])
+        return exact_token not in tree.stop_token_ids
 
 
 GUARDS: dict[str, type[Guard]] = {

@@ -1,13 +1,9 @@
-"""Judging the token: a draft costs its regret, log P(argmax) - log P(c), raw, in nats.
+"""A price on the token: the path through the whole tree whose tokens are worth their regret at b
+nats a token. Ours, no source does it in trees (nearest: ASD, arXiv 2608.03447, on chains).
 
-    ratio  x's child if there is one, else the child of least regret if that is at most c
-           (AdaptiveSpec, arXiv 2609.02897; MARS, arXiv 2601.15498, in other words)
-    path   the path through the whole tree whose tokens are worth their regret at b nats a token;
-           ours, no source does it in trees (nearest: ASD, arXiv 2608.03447, on chains)
-
-The price b of `path` means the same at every temperature. C(v) are the options at v (above
-temperature 0 its children: guards are refused there, and what top-k and top-p remove has P = 0),
-V(leaf) = 0:
+Regret is log P(argmax) - log P(c), raw, in nats. The price b means the same at every temperature.
+C(v) are the options at v (above temperature 0 its children: guards are refused there, and what
+top-k and top-p remove has P = 0), V(leaf) = 0:
 
     0        V(v) = max(0, max over C(v) and x's child of 1 + V(c) - cost(c) / b),
              cost(x's child) = 0, else regret(c);
@@ -25,53 +21,48 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-from eagle_fsd.config import BadInput
 from eagle_fsd.decoding.verified import Rule, VerifiedTree
-from eagle_fsd.rules.coupled import Coupled
 
 # Far beyond the regret of any token; differences of sums of such prices, over the lowest
 # temperature, still have a dozen digits.
 MOST_PRICE = 1000.0
 
 
-class TokenRule(Rule):
-    """The exact token's child if there is one, else the option of least cost, if it is admitted.
+class Coupled(Rule):
+    """Says how probable each draft becomes; the token drawn stays as close to x as can be.
 
-    Emitted distribution: P(c), and all of P(not in C) on that option.
+    In a deterministic tree the drafter's distribution plays no part: such a rule tilts P on the
+    drafts and draws from the tilted distribution, coupled maximally with the exact token x. So x
+    is kept with probability min(1, new / P); else one is drawn from what exceeds P, which lies on
+    children only. TV is the sum of that.
     """
 
-    columns: ClassVar[tuple[str, ...]] = ("regret", "prob")
+    columns: ClassVar[tuple[str, ...]] = ("log_prob",)
+    takes_guards: ClassVar[bool] = False  # one would leave out some of the drafts that are weighed
 
-    def admits(self, tree: VerifiedTree, child: int) -> bool:
-        """A draft may be taken although the exact token is another. Of two the one of less cost
-        is admitted if the other is."""
+    def tilt(self, tree: VerifiedTree, v: int, child: int | None) -> float:
+        """log of the new probability over P, of a child's token, or of one that was not drafted."""
         raise NotImplementedError
 
     def step(self, tree: VerifiedTree, v: int) -> int | None:
+        if not tree.children[v]:
+            return None
         hit = tree.hit(v)
-        return self.admitted(tree, v) if hit is None else hit
+        if tree.uniform(v, 2) < math.exp(min(0.0, self.tilt(tree, v, hit))):
+            return hit
+        excess = self.excess(tree, v)
+        if not any(excess.values()):  # x exceeds its share by rounding alone
+            return hit
+        return tree.pick(v, excess)
 
-    def admitted(self, tree: VerifiedTree, v: int) -> int | None:
-        best = min(tree.options(v), key=lambda c: tree.value("regret", c), default=None)
-        return best if best is not None and self.admits(tree, best) else None
+    def excess(self, tree: VerifiedTree, v: int) -> dict[int, float]:
+        """How far each child's new probability exceeds P."""
+        logps = {c: tree.value("log_prob", c) for c in tree.children[v]}
+        news = {c: math.exp(p + self.tilt(tree, v, c)) for c, p in logps.items()}
+        return {c: max(0.0, news[c] - math.exp(p)) for c, p in logps.items()}
 
     def tv(self, tree: VerifiedTree, v: int) -> float:
-        return 0.0 if self.admitted(tree, v) is None else tree.undrafted_prob(v)
-
-
-@dataclass(frozen=True)
-class Ratio(TokenRule):
-    """Its `limit` c, nats, is a floor on the ratio P(token) / P(argmax), e^-c: 0 is exact, `inf`
-    accepts all."""
-
-    limit: float = 1.0
-
-    def __post_init__(self):
-        if not self.limit >= 0:
-            raise BadInput(f"the limit must be 0 or above, got {self.limit}")
-
-    def admits(self, tree: VerifiedTree, child: int) -> bool:
-        return self.limit > 0 and tree.value("regret", child) <= self.limit
+        return math.fsum(self.excess(tree, v).values())
 
 
 @dataclass(frozen=True)
@@ -83,12 +74,8 @@ class PathRule(Coupled):
     """
 
     columns: ClassVar[tuple[str, ...]] = ("regret", "log_prob")
+    bounds: ClassVar[tuple[float, float]] = (0.0, MOST_PRICE)
     price: float = 0.5
-
-    def __post_init__(self):
-        super().__post_init__()
-        if not 0 <= self.price <= MOST_PRICE:
-            raise BadInput(f"the price is 0 to {MOST_PRICE:g} nats a token, got {self.price}")
 
     def step(self, tree: VerifiedTree, v: int) -> int | None:
         if self.price == 0:

@@ -11,15 +11,12 @@ are SpecInfer's multi-step speculative sampling (2305.09781) with draws without 
 one that `exact` emits with the same numbers. Of one draft a share of sum min(P, Q) is accepted.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
-from eagle_fsd.config import BadInput, SamplingConfig
 from eagle_fsd.decoding.sampling import inverse_cdf
-from eagle_fsd.decoding.tree import Drafter
-from eagle_fsd.decoding.verified import Guard
 from eagle_fsd.rules.fsd import Exact
 
 
@@ -28,10 +25,7 @@ class Rejection(Exact):
     """Lossless in distribution, with more drafts accepted than by `exact` on the same tree where
     drafts are sampled. At temperature 0 it is `exact`."""
 
-    def check(self, sampling: SamplingConfig, guards: Sequence[Guard], drafter: Drafter) -> None:
-        super().check(sampling, guards, drafter)
-        if guards:
-            raise BadInput("guards do not reach tokens that rejection draws: leave them out")
+    takes_guards: ClassVar[bool] = False  # they do not reach the tokens that it draws
 
     @staticmethod
     def draw(

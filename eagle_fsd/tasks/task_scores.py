@@ -21,7 +21,6 @@ from eagle_fsd.tasks.scorers import SCORERS
 from eagle_fsd.thoughts import answer_of
 
 
-
 def records_by_arm(folder: str | Path) -> dict[str, list[dict]]:
     """The records of a finished or unfinished run, the later ones of two of an answer; nothing is
     written."""

@@ -27,10 +27,10 @@ from eagle_fsd.decoding.tree import RootDrafter
 from eagle_fsd.decoding.verified import Guard, Rule
 from eagle_fsd.plugin import load_plugin
 from eagle_fsd.rules import RULES
-from eagle_fsd.rules.children import AcceptAll
-from eagle_fsd.rules.fsd import Exact, Fsd, FsdPaper
+from eagle_fsd.rules.fsd import Exact, Fsd, FsdPaper, Random
 from eagle_fsd.rules.guards import GUARDS
-from eagle_fsd.rules.price import PathRule, Ratio
+from eagle_fsd.rules.price import PathRule
+from eagle_fsd.rules.thresholds import Ratio
 
 GREEDY_ONLY = ("asd", "fly")  # of all others temperatures above 0 only
 GUARDED = ["known=0.05", "js=0.1,known=0.01"]
@@ -162,7 +162,7 @@ def test_the_tight_end_is_exact_and_the_loose_end_a_leaf(sampling):
 @pytest.mark.parametrize("sampling", [*SAMPLINGS, SamplingConfig(0.0, 3, 0.9)])
 def test_guarded_rules_agree_with_the_reference(guarded, sampling):
     """Of every kind of rule of the library. Beside the guard js a rule's own D is recorded."""
-    rules = [Exact(), Ratio(1.5), AcceptAll("draft"), Fsd(0.3), Fsd(0.3, divergence="tv")]
+    rules = [Exact(), Ratio(1.5), Random(1.0), Fsd(0.3), Fsd(0.3, divergence="tv")]
     rules += [FsdPaper(0.3), rule("typical:0.09"), rule("random:0.3"), PathRule(1.0)]
     narrowed = 0
     for each, seed in itertools.product(rules, range(6)):
@@ -180,7 +180,7 @@ def test_guards_by_the_answer_so_far_leave_out_what_they_say(text):
     for seed, length in itertools.product(range(8), (7, 11, 12)):
         round_ = random_round(seed)
         answer = [3, 1, 4, 1, 5, 9, 2, 6, 7, 3, 1, 4][:length]
-        got = outcome(round_, AcceptAll(), GREEDY, guards(text), answer=answer)
+        got = outcome(round_, Random(1.0), GREEDY, guards(text), answer=answer)
         for depth, fuzzy in enumerate(got.fuzzy):
             if text == "first=12":
                 allowed = length + depth >= 12
@@ -188,7 +188,7 @@ def test_guards_by_the_answer_so_far_leave_out_what_they_say(text):
                 allowed = length == 7 or (length == 11 and text == "loop=3")
             assert allowed or not fuzzy
             kept += fuzzy
-        free += sum(outcome(round_, AcceptAll(), GREEDY).fuzzy)
+        free += sum(outcome(round_, Random(1.0), GREEDY).fuzzy)
     assert 0 < kept < free
 
 
@@ -208,8 +208,8 @@ def test_values_without_a_meaning_are_refused(text, told):
 
 def test_rules_refuse_what_would_bias_them():
     with pytest.raises(BadInput, match="above temperature 0 would bias the text"):
-        rule("asd").check(WARM, (), RootDrafter())
+        rule("asd").check(WARM, RootDrafter())
     with pytest.raises(BadInput, match="at temperature 0 this rule is exact"):
-        rule("cactus").check(GREEDY, (), RootDrafter())
+        rule("cactus").check(GREEDY, RootDrafter())
     with pytest.raises(BadInput, match="guards go with this rule at temperature 0 only"):
-        rule("sglang:0.5").check(WARM, guards("known=0.1"), RootDrafter())
+        Policy(rule("sglang:0.5"), WARM, guards("known=0.1")).check(RootDrafter())
