@@ -157,16 +157,17 @@ def test_the_numbers_of_the_readme_s_sentences_are_those_of_results():
 
 
 def test_the_loop_of_the_readme_is_the_loop():
-    """decoding/loop.py's, but for comments, its assert, and what it hands out."""
+    """decoding/loop.py's, but for comments, its lock and assert, and what it hands out."""
 
     def statements(source: str) -> list[str]:
         (body,) = (node.body for node in ast.walk(ast.parse(source)) if isinstance(node, ast.While))
+        body = body[0].body if isinstance(body[0], ast.With) else body
         kept = [node for node in body if not isinstance(node, ast.Assert | ast.Expr)]
         return [ast.unparse(node) for node in kept]
 
     (shown,) = re.findall(r"```python\n(while .*?)```", (ROOT / "README.md").read_text(), re.S)
     source = Path(loop.__file__).read_text()
-    assert statements(shown) == statements(source[source.index("def _rounds") :])
+    assert statements(shown) == statements(source[source.index("def decode_rounds") :])
 
 
 def test_the_questions_shown_can_be_asked_and_scored(tmp_path):
