@@ -69,8 +69,7 @@ def run_calibration(
     settings = {"command": "calibrate"} | asdict(options) | asdict(sampling_options)
     settings |= asdict(model_options) | model_options.digests()
     free = changeable(options, model_options) | {"device"}
-    forms = {"predicted": {"question_id": None, "turns": {"prompt": str}, "arms": dict}}
-    run = Run(options.output, settings, name="calibrate", free=free, forms=forms)
+    run = Run(options.output, settings, name="calibrate", free=free)
     check_same_questions(run.records["predicted"].values(), questions, turns=1)
 
     # 2. Counts of every arm over one exact answer a question; what is there is not made again.

@@ -23,7 +23,6 @@ from eagle_fsd.evaluation.curves import GAIN, crossing, curves, lost_at
 from eagle_fsd.evaluation.metrics import exact_beside, rate_parts, shared_questions, summarize
 from eagle_fsd.evaluation.report.run_data import read_run
 from eagle_fsd.evaluation.tables import cell_text
-from eagle_fsd.runs.folder import answer_key
 from eagle_fsd.runs.jsonl import read_lines
 from eagle_fsd.stats import interval
 
@@ -43,7 +42,7 @@ def scores_of(run: Path, arm: str, score: str, questions: list) -> dict[object, 
     file = run / "scores" / f"{parse_arm(arm).slug}.jsonl"
     if not file.exists():
         raise BadInput(f"{run} has no scores of {arm}: evaluate/tasks.py --rescore makes them")
-    rows = read_lines(file, fields={"choice": None, "scores": dict}, key=answer_key)
+    rows = read_lines(file)
     found = {row["question_id"]: row["scores"].get(score) for row in rows if not row["choice"]}
     if None in found.values():
         raise BadInput(f"{run}: not all answers of {arm} have the score {score!r}")

@@ -92,20 +92,22 @@ def test_all_sessions_read_the_files_of_all_processes(tmp_path):
         Run(tmp_path, {})
 
 
-@pytest.mark.parametrize("line", ["5", "{}", "[]", "null", '{"question_id": [1]}', '{"a": 1}'])
+@pytest.mark.parametrize("line", ["5", '{"question_id": ', "null"])
 @pytest.mark.parametrize("last", [True, False])
-def test_a_line_of_another_form_is_named(tmp_path, line, last):
-    """Bug held down: TypeError and KeyError of the reader."""
+def test_a_damaged_line_is_named(tmp_path, line, last):
+    """And nothing of the file is lost. Bug held down: TypeError and KeyError of the reader."""
     write_run(tmp_path)
     lines = [json.dumps(row(n, **S1)) for n in (1, 2)]
     lines.insert(2 if last else 1, line)
-    (tmp_path / "records/plain.jsonl").write_text("\n".join(lines) + "\n")
+    path = tmp_path / "records/plain.jsonl"
+    path.write_text("\n".join(lines) + "\n")
+    before = path.read_bytes()
+    if last and line.startswith("{"):  # what a kill leaves
+        assert len(Run(tmp_path, {}).records["plain"]) == 2
+        return
     with pytest.raises(BadInput, match=rf"plain.jsonl, line {3 if last else 2} "):
         Run(tmp_path, {})
-    lines = [json.dumps(row(1, turns=turns, **S1)) for turns in ([{"prompt": "a"}], 5)]
-    (tmp_path / "records/plain.jsonl").write_text("\n".join(lines) + "\n")
-    with pytest.raises(BadInput, match=r"plain.jsonl, line 2, turns is 5"):
-        Run(tmp_path, {}, forms={"*": {"turns": {"prompt": str}}})
+    assert path.read_bytes() == before
 
 
 def test_records_of_which_run_json_does_not_tell_are_refused(tmp_path):
@@ -214,7 +216,7 @@ def test_without_a_folder_a_run_takes_the_first_that_is_free(tmp_path, monkeypat
     third, told = opened("bfloat16")
     assert str(third.folder) == "runs/replay_3"
     assert "another command is writing to runs/replay;" in told
-    with pytest.raises(BadInput, match="leave --output out or name another folder"):
+    with pytest.raises(BadInput, match="name another folder"):
         Run("runs/replay", {"dtype": "bfloat16"})
 
 

@@ -20,7 +20,6 @@ from eagle_fsd.arms import parse_arm
 from eagle_fsd.config import BadInput, TreeConfig
 from eagle_fsd.decoding.target import Target
 from eagle_fsd.engine import products
-from eagle_fsd.evaluation.report.run_data import RunData
 from eagle_fsd.models import random_weights
 from eagle_fsd.models.digests import target_digests
 from eagle_fsd.models.load import (
@@ -31,7 +30,6 @@ from eagle_fsd.models.load import (
     load_target_config,
     training_dtype,
 )
-from eagle_fsd.runs.provenance import HASHED
 
 
 @torch.inference_mode()
@@ -69,50 +67,34 @@ def test_a_target_is_told_by_its_files_or_its_commit(tmp_path, monkeypatch):
     assert target_digests("random:llama-3.1-8b") == {}
 
 
-def test_a_large_file_is_told_by_its_size_and_its_last_change(tmp_path):
-    """It is not read, so that no start waits for it; a copy elsewhere may be in the same report."""
+def test_a_large_file_is_told_by_blocks_spread_over_it(tmp_path):
+    """No start waits for all of it, and a copy on another machine is the same: bug held down, its
+    run could not be continued there. Another training changes every block. What is no part of the
+    target, such as a run's output in its folder, tells nothing; further chat templates do."""
     FAMILIES["llama"]().save_pretrained(tmp_path)
-    with (tmp_path / "model.safetensors").open("wb") as file:
-        file.truncate(HASHED + 1)  # a hole, which takes no room
-    before = target_digests(str(tmp_path))
-    os.utime(file.name, (0, 0))
-    after = target_digests(str(tmp_path))
-    assert before.keys() == after.keys()
-    changed = [name for name in before if before[name] != after[name]]
-    assert changed == ["target/model.safetensors, last changed"]
-    runs = [RunData("", {"target": "mine"} | found, [], {}) for found in (before, after)]
-    assert runs[0].target == runs[1].target
-    os.truncate(file.name, HASHED + 2)
-    larger = RunData("", {"target": "mine"} | target_digests(str(tmp_path)), [], {})
-    assert larger.target != runs[0].target
-
-
-def test_digests_see_what_a_target_has_in_folders_below(tmp_path):
-    """Bug held down: shards that an index names in a folder below, and further chat templates, were
-    in no digest: other weights, another prompt, and one run took both for the same target. What is
-    not read, such as a run's output, is still in none."""
-    keys = load_file(write_target(tmp_path, layers=2) / "model.safetensors").keys()
-    weights = tmp_path / "w" / "one.safetensors"
-    weights.parent.mkdir()
-    shutil.move(tmp_path / "model.safetensors", weights)
-    index = {"metadata": {}, "weight_map": dict.fromkeys(keys, "w/one.safetensors")}
-    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    weights = tmp_path / "model.safetensors"
+    with weights.open("wb") as file:
+        file.truncate(2**27)  # a hole, which takes no room
     template = tmp_path / "additional_chat_templates" / "tools.jinja"
     template.parent.mkdir()
     template.write_text("{{ messages }}")
-    load_target(str(tmp_path), dtype="float32")  # it is a target
     before = target_digests(str(tmp_path))
-    assert {"target/w/one.safetensors", "target/config.json"} <= before.keys()
     assert "target/additional_chat_templates/tools.jinja" in before
-    (tmp_path / "w" / "notes.txt").write_text("of no model")
+    os.utime(weights, (0, 0))
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "run.json").write_text("{}")
     assert target_digests(str(tmp_path)) == before
-    save_file({"model.norm.weight": torch.ones(32)}, weights)
-    template.write_text("{{ messages[0] }}")
-    changed = before.items() ^ target_digests(str(tmp_path)).items()
-    assert {name for name, _ in changed} == {
-        "target/w/one.safetensors",
-        "target/additional_chat_templates/tools.jinja",
+    with weights.open("r+b") as file:
+        file.seek(2**26)
+        file.write(b"x" * 2**19)
+    changed = target_digests(str(tmp_path))
+    os.truncate(weights, 2**27 + 1)
+    longer = target_digests(str(tmp_path))
+    assert before.items() ^ changed.items() == {
+        ("target/model.safetensors", found["target/model.safetensors"])
+        for found in (before, changed)
     }
+    assert longer != changed
 
 
 # --- what does not load ---------------------------------------------------------------------------

@@ -88,12 +88,10 @@ def run_replay(options: ReplayOptions) -> None:
     files = {name: f"{Path(name).name}-{digest(head_digests(name))}" for name in heads}
     digests = target_digests(options.target)
     identity = {key: asdict(options)[key] for key in ("target", "dtype", "conv_template")}
-    texts = {"texts": {"question_id": None, "prompt_ids": list, "greedy_ids": list}}
-    store = Run(options.texts, identity | digests, forms=texts)
+    store = Run(options.texts, identity | digests)
     settings = {"command": "replay"} | asdict(options) | digests | options.plugin_digest()
-    judged = {"question_id": None, "turns": {"prompt": str}, "arms": dict, "levels": list}
     free = changeable(options) | {"device"}
-    run = Run(options.output, settings, name="replay", free=free, forms={"*": judged})
+    run = Run(options.output, settings, name="replay", free=free)
     for records in run.records.values():
         check_same_questions(records.values(), questions, turns=1)
 

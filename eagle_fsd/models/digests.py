@@ -1,20 +1,16 @@
 """What tells the files of targets, draft models and heads from others of their names: the hub's
-commit, or contents of small files and size and time of large ones (runs/provenance.py)."""
+commit, or their contents (runs/provenance.py)."""
 
-import json
 from pathlib import Path
 
-from transformers import PretrainedConfig
 from transformers.utils import CHAT_TEMPLATE_DIR, CONFIG_NAME, cached_file
 
-from eagle_fsd.config import BadInput
-from eagle_fsd.heads.checkpoint import UNREADABLE, Checkpoint
+from eagle_fsd.heads.checkpoint import Checkpoint
 from eagle_fsd.heads.files import head_folder
 from eagle_fsd.heads.mtp_files import is_mtp, is_text, parse_name
 from eagle_fsd.models.assets import EMBEDDED_ASSET, EMBEDDED_TARGET
 from eagle_fsd.models.load import load_target_config, source_of
 from eagle_fsd.models.random_weights import PREFIX, SHAPES
-from eagle_fsd.models.weights import reason
 from eagle_fsd.runs.provenance import file_digests
 
 
@@ -22,33 +18,18 @@ def target_digests(name: str, label: str = "target") -> dict[str, str]:
     """Of every file that the target is read from: weights, config, tokenizer, templates; of a hub
     id its commit, of the embedded one its asset's name; none of a name in SHAPES. BadInput as of
     load_target_config."""
-    config = load_target_config(name)
+    load_target_config(name)  # it is there
     if name == EMBEDDED_TARGET:  # every machine makes it of one wheel
         return {f"{label}/asset": EMBEDDED_ASSET}
     path, options = source_of(name)
     place = Path(path, options.get("gguf_file", ""))
     if place.is_dir():
-        return file_digests(label, place, _files_read(place, config))
+        # not what lies in other folders below, such as a run's output
+        files = [*place.glob("[!.]*"), *place.glob(f"{CHAT_TEMPLATE_DIR}/*")]
+        return file_digests(label, place, sorted(str(file.relative_to(place)) for file in files))
     if place.exists() or path in SHAPES:
         return file_digests(label, place.parent, [place.name])
     return {f"{label}/commit": Path(cached_file(path, CONFIG_NAME)).parent.name}
-
-
-def _files_read(folder: Path, config: PretrainedConfig) -> list[str]:
-    """Names of the folder's own files, hidden ones apart, and of what transformers reads below it:
-    shards that an index names, and further chat templates. What else lies in folders below, such as
-    a run's output, is no part of the target."""
-    names = {path.name for path in folder.glob("[!.]*")}
-    names |= {f"{CHAT_TEMPLATE_DIR}/{path.name}" for path in folder.glob(f"{CHAT_TEMPLATE_DIR}/*")}
-    if own_name := getattr(config, "transformers_weights", None):
-        names.add(str(own_name))
-    for index in [name for name in names if name.endswith(".index.json")]:
-        try:
-            shards = json.loads((folder / index).read_text())["weight_map"].values()
-        except UNREADABLE as error:
-            raise BadInput(f"{folder / index} is no index of weights ({reason(error)})") from error
-        names |= {str(shard) for shard in shards}
-    return sorted(names)
 
 
 def head_digests(name: str) -> dict[str, str]:

@@ -12,18 +12,15 @@ import sys
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
+from collections.abc import Callable, Collection, Hashable
 from itertools import count
 from pathlib import Path
-from types import MappingProxyType
 from typing import TextIO
 
 from eagle_fsd.config import BadInput
-from eagle_fsd.runs.jsonl import Fields, append_lines, read_json, read_lines, write_json
+from eagle_fsd.runs.jsonl import append_lines, read_json, read_lines, write_json
 from eagle_fsd.runs.processes import Processes
 from eagle_fsd.runs.provenance import describe_run, without_checkout
-
-SESSIONS = {"session": str}  # what every session holds at least
 
 
 def answer_key(record: dict) -> tuple[int | str, int]:
@@ -35,19 +32,6 @@ def record_files(folder: str | Path, name: str = "*") -> list[Path]:
     """The files of all records, or of those of one name, in the order of their names."""
     paths = Path(folder).glob(f"records/**/{name}.jsonl")
     return sorted(paths, key=lambda path: (path.name, path))
-
-
-def check_sessions(path: Path, rows: Iterable[dict], sessions: Iterable[dict]) -> None:
-    """Refuse, by a BadInput, records of sessions that are not those of their run's run.json: nobody
-    knows by what settings they were made."""
-    known = {session["session"] for session in sessions}
-    for row in rows:
-        if (session := row.get("session")) not in known:
-            raise BadInput(
-                f"{path} holds records of session {session!r}, of which the run.json of this run "
-                "does not tell, or it is gone: put the right one back from a copy, or name another "
-                "folder"
-            )
 
 
 class FolderInUse(BadInput):
@@ -64,8 +48,7 @@ def lock_folder(folder: Path, kind: int = fcntl.LOCK_EX) -> TextIO:
         fcntl.flock(lock, kind | fcntl.LOCK_NB)  # a kill releases it too
     except BlockingIOError:
         raise FolderInUse(
-            f"another command is writing to {folder}: wait for it, or leave --output out or name "
-            "another folder"
+            f"another command is writing to {folder}: wait for it, or name another folder"
         ) from None
     except (OSError, ValueError) as error:  # a name may hold what no file system takes
         raise BadInput(
@@ -80,7 +63,7 @@ def changed_settings(
     """The settings in which the run of a folder differs, as (there, here); none where no run is."""
     if not (folder / "run.json").is_file():
         return {}
-    (before,) = read_json(folder / "run.json", options=dict)
+    before = read_json(folder / "run.json")["options"]
     # those that are only there count too: a file of a model may be gone
     names = sorted({*before, *settings} - {*free})
     pairs = {name: (before.get(name), settings.get(name)) for name in names}
@@ -116,7 +99,6 @@ class Run:
             hold a digest of the library's source, which may differ: reports note it.
         free: settings that may differ from those of earlier sessions.
         key: what identifies a record among those of its name; of two with one key the later counts.
-        forms: the fields of the records of each name; "*": of all others.
 
     Attributes:
         records: name -> key -> record, of the sessions before and of this process; after `finish`
@@ -135,7 +117,6 @@ class Run:
         name: str = "",
         free: Collection[str] = (),
         key: Callable[[dict], Hashable] = answer_key,
-        forms: Mapping[str, Fields] = MappingProxyType({}),
         processes: Processes = Processes(),  # noqa: B008  (frozen)
     ):
         self.settings = without_checkout(settings)  # as read back
@@ -147,7 +128,7 @@ class Run:
         self.folder = Path(folder)
         self.sessions: list[dict] = []
         self.records: defaultdict[str, dict[Hashable, dict]] = defaultdict(dict)
-        self._key, self._forms, self._session = key, forms, ""
+        self._key, self._session = key, ""
         self._adding = threading.Lock()
         if self.folder == Path():  # as of an empty text; "." is one too
             raise BadInput("the folder of a run needs a name, such as runs/mine")
@@ -160,12 +141,13 @@ class Run:
             self._place /= f"process{processes.index}"
         self._place.mkdir(parents=True, exist_ok=True)
         if changed := changed_settings(self.folder, self.settings, free):
+            or_none = "leave --output out, or " if name else ""
             raise BadInput(
-                f"{self.folder} holds a run with other settings (there, here): {changed}; leave "
-                "--output out or name another folder"
+                f"{self.folder} holds a run with other settings (there, here): {changed}; "
+                f"{or_none}name another folder"
             )
         if (path := self.folder / "run.json").is_file():
-            (self.sessions,) = read_json(path, sessions=SESSIONS)
+            self.sessions = read_json(path)["sessions"]
         self._read_records(repair=processes.is_main)
         if processes.is_main and processes.count > 1:
             # all share the lock from here, so that the folder is another command's only when the
@@ -174,11 +156,17 @@ class Run:
             processes.wait()
 
     def _read_records(self, *, repair: bool = False) -> None:
+        known = {session["session"] for session in self.sessions}
         for path in record_files(self.folder):
-            fields = self._forms.get(path.stem, self._forms.get("*"))
-            rows = read_lines(path, fields=fields, key=self._key, repair=repair)
-            check_sessions(path, rows, self.sessions)
-            self.records[path.stem] |= {self._key(row): row for row in rows}
+            for row in read_lines(path, repair=repair):
+                # else nobody would know by what settings it was made
+                if (session := row.get("session")) not in known:
+                    raise BadInput(
+                        f"{path} holds records of session {session!r}, of which the "
+                        "run.json of this run does not tell, or it is gone: put the right one "
+                        "back from a copy, or name another folder"
+                    )
+                self.records[path.stem][self._key(row)] = row
 
     def begin_session(self, **notes: object) -> None:
         """Before the first record that a launch adds; every process calls it. The notes are kept

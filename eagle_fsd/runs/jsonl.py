@@ -1,36 +1,21 @@
 """JSON-lines files: our own, which outlive a kill, and those that users bring."""
 
-import bz2
 import csv
 import gzip
 import io
 import json
-import lzma
 import os
 import sys
 import zlib
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import TextIO
 
 from eagle_fsd.config import BadInput, check_text, step_of_setup
 
-# the names of what a JSON object holds, with its type or None for any; under a name with Fields of
-# its own stands a list of such
-Fields = Mapping[str, "Fields | type | None"]
-
 # that users' records come in
 FORMS = "JSON lines, a JSON list, CSV, TSV, Parquet, or .txt with a text a line, in UTF-8"
-# by the bytes that a file begins with: how it is unpacked, and what is not read
-PACKED = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ": lzma.open}
-FOREIGN = {
-    b"PK\x03\x04": "a zip archive or an Excel workbook",
-    b"\x28\xb5\x2f\xfd": "compressed by zstd",
-    b"ARROW1": "an Arrow file",
-    b"<": "a page in HTML or XML",
-    b"version https://git-lfs": "a pointer of Git LFS, whose file `git lfs pull` brings",
-}
 
 
 class Row(dict):
@@ -63,41 +48,36 @@ def _rows_of(place: str) -> Callable[[dict], Row]:
 def read_lines(
     path: Path,
     *,
-    fields: Fields | None = None,
-    key: Callable[[dict], Hashable] | None = None,
     repair: bool = False,
     warn: Callable[[str], None] = lambda text: print(f"warning: {text}", file=sys.stderr),
-) -> list[dict]:
-    """The rows of a file of ours, which have these fields, and a key if they need one. A torn last
-    line, as a killed writer leaves it or a running one has it, is left out with a warning; `repair`
-    cuts it off the file.
+) -> list[Row]:
+    """The rows of a file of ours. A torn last line, as a killed writer leaves it or a running one
+    has it, is left out with a warning; `repair` cuts it off the file.
 
     Raises:
-        BadInput: a line amid the file is broken, or a row is of another form; names the line.
+        BadInput: a line is broken, or no JSON object; names the line.
     """
     rows, good = [], 0
     data = path.read_bytes()
     for number, line in enumerate(data.splitlines(keepends=True), start=1):
+        place = f"{path}, line {number}"
         try:
-            if not line.endswith(b"\n"):
-                raise ValueError("no line end")
-            row = {}
-            if line.strip():
-                row = json.loads(line, object_hook=_rows_of(f"{path}, line {number}"))
-        except (ValueError, RecursionError) as error:
-            if good + len(line) < len(data):
-                raise BadInput(f"{path}, line {number} is no JSON: {error}") from error
+            row = json.loads(line, object_hook=_rows_of(place)) if line.strip() else {}
+            torn = not line.endswith(b"\n")
+        except (ValueError, RecursionError):
+            row, torn = None, good + len(line) == len(data)
+        if torn:
             warn(f"{path.name}: its last line is torn (a killed or running writer) and left out")
             if repair:
                 os.truncate(path, good)
             break
+        if not isinstance(row, dict):
+            raise BadInput(
+                f"{place} is damaged: {line!r:.60}; mend or delete that line, or "
+                "make the records anew, elsewhere"
+            )
         good += len(line)
-        if line.strip():
-            check_fields(row, fields or {}, f"{path}, line {number}")
-            try:
-                hash(key and key(row))
-            except (LookupError, TypeError) as error:
-                raise _misfit(row, f"{path}, line {number}") from error
+        if row:
             rows.append(row)
     return rows
 
@@ -105,8 +85,8 @@ def read_lines(
 def read_records(path: str | Path) -> Iterator[tuple[int, object]]:
     """Records of a user's file with their numbers, those of lines where each has its own: JSON
     lines or a JSON list, by content; CSV or TSV with a line of names, or .txt with a text a line,
-    by the file's name; Parquet. Text is UTF-8 or UTF-16, packed by gzip, bzip2 or xz or not.
-    BadInput if it is missing, damaged, or anything else.
+    by the file's name; Parquet. Text is UTF-8 or UTF-16, packed by gzip or not. BadInput if it is
+    missing, damaged, or anything else.
     """
     path = Path(path)
     if not os.path.isfile(path):  # of a name too long Path's own raises
@@ -114,28 +94,28 @@ def read_records(path: str | Path) -> Iterator[tuple[int, object]]:
         raise BadInput(f"at {path} there is {there} that holds the records")
     number = 0
     try:
+        # 1. What the file is, by its first bytes; its name tells tables and texts alone.
         with path.open("rb") as file:
-            begin = file.read(6)
-        opened = next((PACKED[mark] for mark in PACKED if begin.startswith(mark)), open)
+            packed = file.read(2) == b"\x1f\x8b"
+        opened = gzip.open if packed else open
         with opened(path, "rb") as file:
             begin = file.read(64)
-        for mark, form in FOREIGN.items():
-            if begin.startswith(mark):
-                raise ValueError(f"the file is {form}")
         if begin.startswith(b"PAR1"):
             yield from enumerate(_parquet(path), start=1)
             return
-        encoding, kind = json.detect_encoding(begin), path.suffix
-        if opened is not open:
+        kind, encoding = path.suffix, json.detect_encoding(begin)
+        if packed:
             kind = Path(path.stem).suffix or kind
+        first = begin.decode(encoding, "ignore").lstrip()[:1]
         with opened(path, "rt", encoding=encoding, newline="") as file:
+            # 2. Tables and texts.
             if kind in (".csv", ".tsv"):
                 yield from _table(file)
                 return
-            first = begin.decode(encoding, "ignore").lstrip()[:1]
             if kind == ".txt" and first not in ("{", "["):
                 yield from ((n, text.strip()) for n, text in enumerate(file, 1) if text.strip())
                 return
+            # 3. A JSON list, which a file .json may be, or JSON lines.
             lines: Iterable[str] = file
             if kind == ".json" or first == "[":
                 text = file.read()
@@ -144,10 +124,8 @@ def read_records(path: str | Path) -> Iterator[tuple[int, object]]:
                 except json.JSONDecodeError as error:
                     if not error.msg.startswith("Extra data"):
                         raise
-                    lines = io.StringIO(text)  # JSON lines in a file .json
+                    lines = io.StringIO(text)
                 else:
-                    if isinstance(records, dict):
-                        raise ValueError(f"one object of {', '.join(records)!s:.100}, and no list")
                     if not isinstance(records, list):
                         raise ValueError(f"{records!r:.60} in the place of a list of records")
                     yield from enumerate(records, start=1)
@@ -157,7 +135,7 @@ def read_records(path: str | Path) -> Iterator[tuple[int, object]]:
                     yield number, _parsed(line)
     except UnicodeDecodeError as error:
         raise BadInput(f"{path} is no UTF-8 behind line {number} ({error}): save it so") from error
-    except (OSError, EOFError, zlib.error, lzma.LZMAError, csv.Error) as error:
+    except (OSError, EOFError, zlib.error, csv.Error) as error:
         raise BadInput(f"{path} is damaged behind line {number} ({error})") from error
     except (ValueError, RecursionError) as error:
         forms = "" if number > 1 else f"; give {FORMS}"
@@ -199,40 +177,16 @@ def _parsed(text: str) -> object:
     return value
 
 
-def check_fields(value: object, fields: Fields, place: str) -> None:
-    """Refuse what is no JSON object, lacks a field or has one of another type, and nothing else;
-    `place` says where it is.
-
-    Example: of the fields {"turns": {"text": None}} {"turns": [{}]} lacks "turns 0, text".
-    """
-    if not isinstance(value, dict):
-        raise _misfit(value, place)
-    for key, inner in fields.items():
-        if key not in value:
-            raise _misfit(None, f"{place}, {key}")
-        kind = inner if isinstance(inner, type) else list
-        if inner is not None and not isinstance(value[key], kind):
-            raise _misfit(value[key], f"{place}, {key}")
-        for number, part in enumerate(value[key] if isinstance(inner, Mapping) else ()):
-            check_fields(part, inner, f"{place}, {key} {number}")
-
-
-def _misfit(value: object, place: str) -> BadInput:
-    return BadInput(
-        f"{place} is {value!r:.60}: it is damaged, or of an older version; make it anew, elsewhere"
-    )
-
-
-def read_json(path: Path, **kinds: type | Fields) -> list:
-    """The values of these fields of a JSON file of ours; BadInput if it is damaged, or one is not
-    of its kind."""
+def read_json(path: Path) -> Row:
+    """A JSON file of ours; BadInput if it is gone or damaged."""
     try:
         text = path.read_text(encoding="utf-8")
         whole = json.loads(text, object_hook=_rows_of(f"{path}"))
+        if not isinstance(whole, dict):
+            raise ValueError(f"no JSON object but {whole!r:.60}")
     except (OSError, ValueError, RecursionError) as error:
         raise BadInput(f"{path} is damaged ({error!r}): make it anew, elsewhere") from error
-    check_fields(whole, kinds, f"{path}")
-    return [whole[key] for key in kinds]
+    return whole
 
 
 def append_lines(path: Path, rows: Iterable[dict]) -> None:

@@ -9,8 +9,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Iterable
-from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, distribution, version
+from importlib.metadata import version
 from pathlib import Path
 from typing import TypeVar
 
@@ -19,19 +18,16 @@ from eagle_fsd.config import BadInput
 PACKAGE = Path(__file__).parent.parent
 ROOT = PACKAGE.parent  # the checkout, or where pip has installed the package
 Json = TypeVar("Json", str, list, dict, object)
-HASHED = 2**26  # bytes, read in a twentieth of a second; a large model's would take many seconds
-CHANGED = ", last changed"
+# bytes; of a file of up to 64 MiB all are hashed, of a larger one blocks spread evenly over it: a
+# twentieth of a second a file, where all of a large model would take many
+BLOCK, BLOCKS = 2**18, 2**8
 PACKAGES = ("torch", "transformers", "tokenizers", "accelerate", "numpy", "fschat", "gguf")
 
 
 def describe_run(device: str) -> dict:
     """A JSON-able record to be written beside every output."""
-    # a web address without what may hold a key: user, password, query, fragment
-    user, rest = r"(?:[^\s?#\"']*@)?", r"(?:[?#][^\s\"']*)?"
-    address = re.compile(rf"(?i)\b(https?://){user}([^\s?#\"']*){rest}")
-    words = [address.sub(r"\1\2", word) for word in without_checkout(sys.argv)]
     return {
-        "command": shlex.join(["python", *words]),
+        "command": shlex.join(["python", *without_checkout(sys.argv)]),
         "commit": _commit(),
         "library": source_digest(),
         "versions": {"python": platform.python_version()} | {p: version(p) for p in PACKAGES},
@@ -56,9 +52,8 @@ def file_digests(label: str, folder: Path, names: Iterable[str]) -> dict[str, st
     """What tells two states of a folder's files apart, of those of the names that are there.
 
     Returns:
-        LABEL/NAME -> 16 hex digits of the contents; of a file of more than HASHED bytes its size,
-        and beside it, under LABEL/NAME + CHANGED, the time of its last change. Of a snapshot in the
-        hub's cache LABEL/commit alone.
+        LABEL/NAME -> 16 hex digits of the size and what is read of the contents, so that a copy on
+        another machine is the same. Of a snapshot in the hub's cache LABEL/commit alone.
     """
     folder = folder.resolve()
     if folder.parent.name == "snapshots" and folder.parent.parent.name.startswith("models--"):
@@ -69,12 +64,15 @@ def file_digests(label: str, folder: Path, names: Iterable[str]) -> dict[str, st
         try:
             if not path.is_file():
                 continue
-            status = path.stat()
-            if status.st_size > HASHED:
-                digests[key] = f"{status.st_size} bytes"
-                digests[key + CHANGED] = f"{datetime.fromtimestamp(status.st_mtime, UTC)}"
-                continue
-            digests[key] = hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+            size, read = path.stat().st_size, hashlib.sha256()
+            step = max(BLOCK, size // BLOCKS)
+            with path.open("rb") as file:
+                for start in range(0, size, step):
+                    file.seek(start)
+                    read.update(file.read(BLOCK))
+            if step > BLOCK:
+                read.update(f"{size}".encode())
+            digests[key] = read.hexdigest()[:16]
         except OSError as error:
             raise BadInput(f"cannot read {path} ({error})") from error
     return digests
@@ -103,16 +101,9 @@ def _device_name(device: str) -> str:
 
 
 def _commit() -> str:
-    """The checkout's commit, with "+" where it has uncommitted changes. Of an installed library the
-    commit of the git URL that pip was given; "unknown" of anything else."""
+    """The checkout's commit, with "+" where it has uncommitted changes; else "unknown"."""
     if not (ROOT / ".git").exists():  # nor asked of a repository around the folder: it is another
-        try:
-            installed = distribution("eagle_fsd")
-        except PackageNotFoundError:
-            return "unknown"
-        place = json.loads(installed.read_text("direct_url.json") or "{}")
-        here = Path(installed.locate_file(PACKAGE.name)).resolve() == PACKAGE.resolve()
-        return place.get("vcs_info", {}).get("commit_id", "unknown")[:7] if here else "unknown"
+        return "unknown"
     git = ["git", "-C", str(ROOT), "describe", "--always", "--exclude=*", "--dirty=+"]
     try:
         return subprocess.run(git, capture_output=True, text=True).stdout.strip() or "unknown"

@@ -22,7 +22,6 @@ from eagle_fsd.thoughts import answer_of
 
 ANSWERED = {"question_id": None, "arm": None, "turns": {"prompt": None, "text": None}}  # fields
 
-
 def records_by_arm(folder: str | Path) -> dict[str, list[dict]]:
     """The records of a finished or unfinished run, the later ones of two of an answer; nothing is
     written."""

@@ -36,9 +36,6 @@ from eagle_fsd.thoughts import answer_message, find_thought
 from eagle_fsd.training.features import TargetStates
 from eagle_fsd.training.prompts import SELF, Benchmarks, Candidate, Conversation, user_turns
 
-# what a record of one holds
-DIALOGUE = {"id": None, "source": str, "user": str, "input_ids": list, "loss_mask": list}
-DIALOGUE |= {"seconds": float, "finished": bool}
 PROMPT_TOKENS = 1024  # the most of a prompt, earlier turns included
 TURN_TOKENS = 96  # a user turn of the target's own that does not end within these is thrown away
 # of the first 128 of them an eighth must be usable: a target that does not end its own turns would

@@ -118,13 +118,9 @@ class RunData:
 
     @property
     def target(self) -> str:
-        """Its name, and what tells it from others of that name; not when its files were changed,
-        since a copy on another machine is the same target."""
-        files = [
-            (key, value)
-            for key, value in self.options.items()
-            if key.startswith("target/") and not key.endswith(CHANGED)
-        ]
+        """Its name, and what tells it from others of that name; a copy on another machine is the
+        same target."""
+        files = [(key, value) for key, value in self.options.items() if key.startswith("target/")]
         return f"{self.options['target']} ({digest(files)})"
 
     def doubts(self) -> list[str]:
