@@ -42,8 +42,7 @@ def run_judge(options: JudgeOptions) -> None:
         check_known("--arms", arm, arms)
     folder = Path(options.run) / "judge" / quote(options.model, safe="")
     # a verdict is of its request alone, whatever code asked
-    forms = {"single": dict.fromkeys(("question_id", "arm", "turn", "reply", "error"))}
-    verdicts = Run(folder / "verdicts", {}, key=itemgetter("digest"), forms=forms)
+    verdicts = Run(folder / "verdicts", {}, key=itemgetter("digest"))
 
     def rated() -> dict[str, dict]:
         """By digest, what has a rating."""

@@ -132,7 +132,6 @@ def make_data(options: DataOptions) -> None:
         asdict(options) | digests | {"prompts": digest([sources, excluded])},  # files may change
         free=changeable(options) | {"device"},
         key=place,
-        forms={"dialogues": dialogues.DIALOGUE, "dropped": {"id": None, "reason": str}},
         processes=processes,
     )
     done = {number for rows in run.records.values() for number, _ in rows}

@@ -20,14 +20,13 @@ from eagle_fsd.tasks.humaneval import bubblewrap
 from eagle_fsd.tasks.scorers import SCORERS
 from eagle_fsd.thoughts import answer_of
 
-ANSWERED = {"question_id": None, "arm": None, "turns": {"prompt": None, "text": None}}  # fields
 
 def records_by_arm(folder: str | Path) -> dict[str, list[dict]]:
     """The records of a finished or unfinished run, the later ones of two of an answer; nothing is
     written."""
     records: dict[str, dict[tuple, dict]] = {}
     for path in record_files(folder):
-        for row in read_lines(path, fields=ANSWERED, key=answer_key):
+        for row in read_lines(path):
             records.setdefault(row["arm"], {})[answer_key(row)] = row
     if not records:
         raise BadInput(f"{folder} holds no records: name the folder of a run")

@@ -156,8 +156,8 @@ class Trainer:
         path = self.run.folder / PROGRESS
         if not path.is_file():
             return None
-        step, seconds, tokens = read_json(path, step=int, seconds=float, tokens=int)
-        folder = self.run.folder / f"state-{step}"
+        progress = read_json(path)
+        folder = self.run.folder / f"state-{progress['step']}"
         try:
             self.accelerator.load_state(str(folder))
         except UNREADABLE as error:
@@ -165,5 +165,5 @@ class Trainer:
                 f"{folder}, the last save, is gone or damaged ({one_line(error)}): delete {path} "
                 "to begin anew, or name another --output"
             ) from error
-        self.accelerator.print(f"goes on behind step {step}")
-        return {"step": step, "seconds": seconds, "tokens": tokens}
+        self.accelerator.print(f"goes on behind step {progress['step']}")
+        return progress

@@ -22,7 +22,7 @@ from eagle_fsd.evaluation.metrics import by_category, summarize
 from eagle_fsd.evaluation.tables import Table, run_tables, verdict
 from eagle_fsd.runs.folder import answer_key, record_files
 from eagle_fsd.runs.jsonl import read_json, read_lines
-from eagle_fsd.runs.provenance import CHANGED, digest
+from eagle_fsd.runs.provenance import digest
 
 BASELINES = ("plain", "generate", "generate_compiled", "exact")  # first in every table
 NAMED = 5  # disturbed turns
@@ -207,11 +207,12 @@ def read_run(folder: Path) -> RunData:
     """
     if not os.path.isfile(folder / "run.json"):  # Path's own raises for a name too long
         raise BadInput(f"{folder} is no run: it has no run.json")
-    options, sessions = read_json(folder / "run.json", options=dict, sessions=list)
+    whole = read_json(folder / "run.json")
+    options, sessions = whole["options"], whole["sessions"]
     warnings: list[str] = []
     records: Answers = {}
     for path in record_files(folder):
-        for row in read_lines(path, key=answer_key, warn=warnings.append):
+        for row in read_lines(path, warn=warnings.append):
             records.setdefault(row["arm"], {})[answer_key(row)] = row  # the later of two counts
     if not records:
         raise BadInput(f"{folder} holds no records: let its command answer a question first")
@@ -225,15 +226,14 @@ def read_run(folder: Path) -> RunData:
         raise BadInput(f"{folder}: {error}; {advice}") from error
     scores = []
     for path in [*folder.glob("scores/table.json"), *sorted(folder.glob("judge/*/single.json"))]:
-        (rows,) = read_json(path, rows=list)
-        scores += [row for row in rows if row["arm"] in arms]
+        scores += [row for row in read_json(path)["rows"] if row["arm"] in arms]
     names = list(dict.fromkeys(row["score"] for row in scores))  # a scorer's own comes first
     scores.sort(key=lambda row: (names.index(row["score"]), arms.index(row["arm"])))
     scored = {}
     for arm in arms:
         path = folder / "scores" / f"{parse_arm(arm).slug}.jsonl"
         if path.is_file():
-            rows = read_lines(path, key=answer_key, warn=warnings.append)
+            rows = read_lines(path, warn=warnings.append)
             scored[arm] = {answer_key(row): row for row in rows}
     return RunData(
         str(folder),

@@ -145,10 +145,10 @@ def _may_be_replaced(folder: Path) -> bool:
     if os.path.isdir(folder) and not any(folder.glob("[!.]*")):
         return True
     try:
-        made_by = read_json(folder / "report.json", made_by=str)
+        made_by = read_json(folder / "report.json").get("made_by")
     except BadInput:
         return False
-    return made_by == [MADE_BY] and not (folder / "report.json").is_symlink()
+    return made_by == MADE_BY and not (folder / "report.json").is_symlink()
 
 
 def answer_page(
