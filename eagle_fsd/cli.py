@@ -14,7 +14,7 @@ from pathlib import Path
 
 from transformers import HfArgumentParser
 
-from eagle_fsd.config import BadInput
+from eagle_fsd.config import BadInput, nearest
 from eagle_fsd.options import PluginOptions
 
 
@@ -31,7 +31,10 @@ def parse(parser: HfArgumentParser, arguments: list[str] | None = None) -> tuple
     # the parser would raise a plain ValueError, and that after options have looked for a device
     _, unknown = parser.parse_known_args(arguments)
     if unknown:
-        raise BadInput(f"unknown arguments {' '.join(unknown)}: see --help")
+        known = [name for action in parser._actions for name in action.option_strings]
+        names = [word.partition("=")[0] for word in unknown if word.startswith("--")]
+        meant = "".join(nearest(name, known) for name in names[:1])
+        raise BadInput(f"unknown arguments {' '.join(unknown)}{meant}; --help lists what is known")
     parsed = parser.parse_args_into_dataclasses(arguments)
     for options in parsed:
         if isinstance(options, PluginOptions):

@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from difflib import get_close_matches
 from numbers import Integral, Real
 
 DEFAULT_ARM = "fsd:0.3"  # of commands and of api.generate; the rule's own default threshold
@@ -24,7 +25,13 @@ def one_line(error: Exception) -> str:
 def check_known(what: str, name: str, known: Iterable[str]) -> None:
     """Refuse a name that is not among the known, by a BadInput that lists them."""
     if name not in known:
-        raise BadInput(f"unknown {what} {name!r}; known: {', '.join(known)}")
+        raise BadInput(f"unknown {what} {name!r}{nearest(name, known)}; known: {', '.join(known)}")
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """A question for the known name that is most like this one; "" where none is."""
+    alike = get_close_matches(name, list(known), n=1)
+    return f", did you mean {alike[0]}?" if alike else ""
 
 
 def check_least(settings: object, prefix: str = "", /, **least: float) -> None:

@@ -61,7 +61,7 @@ def test_every_fastchat_template_makes_a_prompt_or_is_unknown(tokenizer):
         try:
             ids = prompt_ids(tokenizer, CONVERSATION, conv_template=name)
         except BadInput as error:
-            assert str(error).startswith(f"unknown conv_template {name!r}; known: raw, ")
+            assert str(error).startswith(f"unknown conv_template {name!r}")
         else:
             assert "Why\nso?" in tokenizer.decode(ids), name
 
@@ -242,7 +242,7 @@ def test_the_users_prefix_and_end(target, template, prefix):
     format = chat(target, template)
     ids, ends = format.user_prefix()
     assert format.tokenizer.decode(ids) == prefix
-    assert ends == format.end_ids == {1}
+    assert ends == {1}
     with pytest.raises(BadInput, match="source self"):
         chat(target, BRACKETS).user_prefix()
 

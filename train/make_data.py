@@ -95,8 +95,7 @@ def make_data(options: DataOptions) -> None:
     from eagle_fsd.models import load
     from eagle_fsd.models.chat import tell_added
     from eagle_fsd.models.digests import target_digests
-    from eagle_fsd.runs.folder import Run
-    from eagle_fsd.runs.processes import Processes
+    from eagle_fsd.runs.folder import Processes, Run
     from eagle_fsd.runs.provenance import digest
     from eagle_fsd.training import dialogues, prompts
     from eagle_fsd.training.features import TargetStates

@@ -109,8 +109,7 @@ def train(options: TrainOptions) -> None:
     from eagle_fsd.families import longest_text
     from eagle_fsd.models import load
     from eagle_fsd.models.digests import head_digests, target_digests
-    from eagle_fsd.runs.folder import Run
-    from eagle_fsd.runs.processes import Processes
+    from eagle_fsd.runs.folder import Processes, Run
     from eagle_fsd.runs.provenance import digest
     from eagle_fsd.training.data import read_dialogues, split
     from eagle_fsd.training.features import TargetStates

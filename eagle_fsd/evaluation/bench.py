@@ -24,9 +24,8 @@ from eagle_fsd.evaluation.questions import Question, check_same_questions, fastc
 from eagle_fsd.evaluation.report.run_data import RunData
 from eagle_fsd.models.loaded import Model
 from eagle_fsd.options import BenchOptions, ModelOptions, SamplingOptions, changeable
-from eagle_fsd.runs.folder import Run, answer_key
+from eagle_fsd.runs.folder import Processes, Run, answer_key
 from eagle_fsd.runs.jsonl import write_lines
-from eagle_fsd.runs.processes import Processes
 from eagle_fsd.thoughts import answer_message, thought_tokens
 from eagle_fsd.timing import check_timing_alone, rotated
 
