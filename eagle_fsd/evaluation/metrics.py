@@ -2,13 +2,13 @@
 
 A metric is a rate over questions, sum / sum, such as total tokens / total seconds, or a comparison
 of such a rate with a baseline's. The choices (repeated answers) and turns of a question belong
-together. Metrics of rounds count the tokens of all rounds, before trimming and without the
-token that prefill yields; lengths and speeds are of what was answered.
+together. Metrics of rounds count the tokens of all rounds, before trimming and without prefill's
+token; lengths and speeds are of what was answered.
 """
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from eagle_fsd import stats
 from eagle_fsd.arms import BY_TRANSFORMERS, GENERATE, PLAIN, parse_arm
@@ -54,6 +54,7 @@ class Metric:
             is compared with none.
         baseline: the arm that it is compared with: generate, plain or exact.
         interval: whether one that holds is known (results/intervals).
+        less_plain: tables that show its difference to plain, X_minus_plain, in METRICS too.
     """
 
     label: str  # title of the column
@@ -65,10 +66,11 @@ class Metric:
     measure: Callable[[Parts, Parts], Interval] = rate
     baseline: str = ""
     interval: bool = True
+    less_plain: tuple[str, ...] = ()
 
 
 # fmt: off
-METRICS: dict[str, Metric] = {
+RATES: dict[str, Metric] = {
     "tokens_per_second": Metric(
         "tokens/s", ".1f", ("speed", "categories"),
         "emitted tokens over the seconds of prefill and decoding",
@@ -140,24 +142,14 @@ METRICS: dict[str, Metric] = {
         "argmax share", ".4f", ("cost", "categories"),
         "share of answer tokens that are the target's most likely, scored in one forward pass",
         record_numbers.argmax_tokens, record_numbers.tokens,
-    ),
-    "argmax_share_minus_plain": Metric(
-        "argmax share - plain", "+.4f", ("main", "cost", "equal gain"),
-        "share of answer tokens that are the target's most likely, scored in one forward pass, "
-        "less plain's",
-        record_numbers.argmax_tokens, record_numbers.tokens, difference, PLAIN,
+        less_plain=("main", "cost", "equal gain"),
     ),
     "mean_logp": Metric(
         "log p/token", ".3f", ("cost",),
         "mean log-probability of an answer token under the target in nats, scored in one forward "
         "pass",
         record_numbers.logp, record_numbers.tokens,
-    ),
-    "mean_logp_minus_plain": Metric(
-        "log p/token - plain", "+.3f", ("main", "cost", "equal gain"),
-        "mean log-probability of an answer token under the target in nats, scored in one forward "
-        "pass, less plain's",
-        record_numbers.logp, record_numbers.tokens, difference, PLAIN,
+        less_plain=("main", "cost", "equal gain"),
     ),
     "same_as_plain": Metric(
         "same as plain", ".3f", ("answers",),
@@ -167,31 +159,18 @@ METRICS: dict[str, Metric] = {
     "tokens_per_answer": Metric(
         "tokens/answer", ".1f", ("answers",), "length of an answer",
         record_numbers.tokens, record_numbers.answers,
-    ),
-    "tokens_per_answer_minus_plain": Metric(
-        "tokens/answer - plain", "+.1f", ("answers", "equal gain"),
-        "length of an answer, less plain's",
-        record_numbers.tokens, record_numbers.answers, difference, PLAIN,
+        less_plain=("answers", "equal gain"),
     ),
     "at_limit": Metric(
         "at the limit", ".2f", ("answers",), "share of answers that ran out of their budget",
         record_numbers.at_limit, record_numbers.answers, share_of_answers,
-    ),
-    "at_limit_minus_plain": Metric(
-        "at the limit - plain", "+.2f", ("answers", "equal gain"),
-        "share of answers that ran out of their budget, less plain's",
-        record_numbers.at_limit, record_numbers.answers, difference, PLAIN,
+        less_plain=("answers", "equal gain"),
     ),
     "repetition": Metric(
         "repetition", ".3f", ("answers",),
         f"share of an answer's {record_numbers.GRAM}-grams that occurred before in it",
         record_numbers.repeated, record_numbers.answers, interval=False,
-    ),
-    "repetition_minus_plain": Metric(
-        "repetition - plain", "+.3f", ("answers",),
-        f"share of an answer's {record_numbers.GRAM}-grams that occurred before in it, less "
-        "plain's",
-        record_numbers.repeated, record_numbers.answers, difference, PLAIN, interval=False,
+        less_plain=("answers",),
     ),
     "looping": Metric(
         "looping", ".2f", ("answers",),
@@ -199,14 +178,24 @@ METRICS: dict[str, Metric] = {
         f"repeat at least {record_numbers.LOOP_REPEATS} times, over at least "
         f"{record_numbers.LOOP_TOKENS} tokens",
         record_numbers.looping, record_numbers.answers, share_of_answers,
-    ),
-    "looping_minus_plain": Metric(
-        "looping - plain", "+.2f", ("answers", "equal gain"),
-        "share of answers that end in a loop, less plain's",
-        record_numbers.looping, record_numbers.answers, difference, PLAIN,
+        less_plain=("answers", "equal gain"),
     ),
 }
 # fmt: on
+
+METRICS: dict[str, Metric] = {}
+for key, metric in RATES.items():
+    METRICS[key] = metric
+    if metric.less_plain:
+        METRICS[f"{key}_minus_plain"] = replace(
+            metric,
+            label=f"{metric.label} - plain",
+            form=f"+{metric.form}",
+            tables=metric.less_plain,
+            meaning=f"{metric.meaning}, less plain's",
+            measure=difference,
+            baseline=PLAIN,
+        )
 
 
 def summarize(records: Mapping[str, Sequence[Record]], *, timed: bool = True) -> list[dict]:

@@ -10,7 +10,6 @@ from itertools import cycle
 
 import matplotlib
 import numpy as np
-from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
 from eagle_fsd.arms import PLAIN
@@ -26,10 +25,7 @@ LABELS = {
     LIKELIHOOD: "log-probability per token\n(nats)",
 }
 INK = "#010203"  # of axes and words: whoever shows a plot puts in the ink of its page
-COLORS = [to_hex(color) for color in matplotlib.color_sequences["tab10"]]
-MARKS = "osD^vPX"  # seven, so that of ten colours and these no two of 70 lines look alike
-STYLE = {"svg.fonttype": "none", "font.size": 10}
-STYLE |= {"text.parse_math": False}  # a run's name may hold dollars
+STYLE = {"svg.fonttype": "none", "text.parse_math": False}  # a run's name may hold dollars
 STYLE |= {f"{part}.color": INK for part in ("text", "xtick", "ytick", "grid")}
 STYLE |= {"axes.labelcolor": INK, "axes.edgecolor": INK, "figure.facecolor": "none"}
 STYLE |= {"axes.facecolor": "none", "axes.spines.top": False, "axes.spines.right": False}
@@ -60,20 +56,13 @@ def caption(rows: Sequence[dict], *, across: str = GAIN) -> str:
     right = "round over exact with the same drafter" if across == GAIN else "second"
     text = [
         f"Each point is an arm: the further right, the more tokens per {right}; the further up, "
-        "the more likely its text is by the target, so up and to the right is better. "
+        "the more likely its text is by the target, so up and to the right is better. The grey "
+        "steps are the Pareto front of a run: for each arm on it, no other arm of the run is "
+        "better in both. The legend names the values of a line's points in their order along the "
+        "line, from the end that is nearest to exact. "
     ]
-    if len(drawn) > 1:
-        text.append(
-            "The grey steps are the Pareto front of a run: for each arm on it, no other arm of the "
-            "run is better in both. "
-        )
     if any(row[key]["low"] is not None for row in drawn for key in (across, up)):
         text.append("Bars are 95 % intervals over questions, where these are known. ")
-    if any(len(arms) > 1 for arms in curves(drawn).values()):
-        text.append(
-            "The legend names the values of a line's points in their order along the line, from "
-            "the end that is nearest to exact. "
-        )
     text.append(few_questions(drawn))
     lacking = [row["arm"] for row in rows if row not in drawn and row["rule"] != PLAIN]
     if lacking:
@@ -90,11 +79,14 @@ def drawn_rows(rows: Sequence[dict], across: str) -> tuple[list[dict], str]:
 
 
 def line_styles(rows: Sequence[dict]) -> dict[str, dict[str, str]]:
-    """Colour and marker of each line of arms, by the order in which the lines first appear, so that
-    they are the same in every plot of these rows."""
+    """Colour and marker of each line of arms, the same in every plot of these rows. Of ten colours
+    and seven markers, no two of 70 lines look alike."""
     lines = dict.fromkeys(row["line"] for row in rows)
-    looks = zip(lines, cycle(COLORS), cycle(MARKS), strict=False)
-    return {line: {"color": color, "marker": mark} for line, color, mark in looks}
+    looks = zip(lines, cycle(f"C{number}" for number in range(10)), cycle("osD^vPX"), strict=False)
+    return {
+        line: {"color": matplotlib.colors.to_hex(color), "marker": mark}
+        for line, color, mark in looks
+    }
 
 
 @matplotlib.rc_context(STYLE)
@@ -108,6 +100,7 @@ def draw_curves(rows: Sequence[dict], across: str) -> Figure:
     axes.grid(alpha=0.15)
     axes.margins(0.1)
     legend = {}
+    # 1. the arms, those of a line as its points
     for arms in [[row] for row in drawn if row["value"] is None] + list(curves(drawn).values()):
         label = arms[0]["arm"]
         if len(arms) > 1:
@@ -117,20 +110,15 @@ def draw_curves(rows: Sequence[dict], across: str) -> Figure:
             for end in ("value", "low", "high")
         )
         xerr, yerr = np.nan_to_num([place_2A - low_2A, high_2A - place_2A]).swapaxes(0, 1)
-        capsize = 0 if np.isnan(low_2A).all() else 2
-        style = {"ms": 5, "elinewidth": 0.7, "capsize": capsize, "alpha": 0.9}
-        style |= styles[arms[0]["line"]]
+        style = {"ms": 5, "elinewidth": 0.7} | styles[arms[0]["line"]]
         legend[label] = axes.errorbar(*place_2A, xerr=xerr, yerr=yerr, **style)
+    # 2. the front of every run, from the left side of the plot to its bottom
     limits = axes.axis()
     for run in dict.fromkeys(row.get("run") for row in drawn):
-        of_run = [row for row in drawn if row.get("run") == run]
-        if len(of_run) > 1:
-            front_N2 = front_of(of_run, across, up)
-            # from the left side of the plot to its bottom
-            end_N2 = [(limits[0], front_N2[0, 1]), *front_N2, (front_N2[-1, 0], limits[2])]
-            style = {"color": INK, "alpha": 0.25, "lw": 3, "zorder": 0}
-            x_N, y_N = np.array(end_N2).T
-            (legend["Pareto front"],) = axes.plot(x_N, y_N, drawstyle="steps-pre", **style)
+        front_N2 = front_of([row for row in drawn if row.get("run") == run], across, up)
+        end_N2 = [(limits[0], front_N2[0, 1]), *front_N2, (front_N2[-1, 0], limits[2])]
+        style = {"color": INK, "alpha": 0.25, "lw": 3, "zorder": 0, "drawstyle": "steps-pre"}
+        (legend["Pareto front"],) = axes.plot(*np.array(end_N2).T, **style)
     axes.axis(limits)
     figure.set_size_inches(5.6, 3.6 + 0.2 * len(legend))
     # named one by one: by itself matplotlib leaves out labels that begin with _

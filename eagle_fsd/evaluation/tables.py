@@ -108,8 +108,8 @@ def verdict(
     """Such as "+10 % tokens per round over exact, 4.1 % of its tokens fuzzy", behind its `score`, a
     row of task_scores.compare_scores, where it has one. A speed that the noise (RunData's) or its
     own interval explains is called plain's; where answers were disturbed, the median stands in the
-    place of the speed over all. Repetition is named where it exceeds plain's by
-    REPEATS. An arm of which nothing else is known has the length of its answers."""
+    place of the speed over all. Repetition is named where it exceeds plain's by REPEATS. An arm of
+    which nothing else is known has the length of its answers."""
     gain = "tokens_per_round_vs_exact"
     tokens = "tokens_per_round" if row[gain]["value"] is None else gain
     keys = ["speed_vs_plain", tokens, "fuzzy_share", "mean_logp_minus_plain"]

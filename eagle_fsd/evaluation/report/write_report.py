@@ -33,7 +33,6 @@ CSV = {title: title.lower().replace(" ", "_") for title in NOTES}  # names of ta
 PLOTS = {GAIN: "plot", SPEED: "plot_speed"}  # names of plots
 WRITTEN = [f"tables/{name}.csv" for name in CSV.values()]
 WRITTEN += [*(f"{name}.svg" for name in PLOTS.values()), "index.html"]
-UNFOLDED = 10  # arms with a verdict in sight; one by the rule path always is
 HERE = Path(__file__).parent
 
 
@@ -188,7 +187,7 @@ def answer_page(
 def render_page(**values: object) -> str:
     page = Environment(loader=FileSystemLoader(HERE), autoescape=True, trim_blocks=True)
     page.policies["json.dumps_kwargs"] = {"ensure_ascii": False, "allow_nan": False}
-    page.globals |= {"metrics": METRICS, "cell_text": cell_text, "unfolded": UNFOLDED, "gain": GAIN}
+    page.globals |= {"metrics": METRICS, "cell_text": cell_text, "gain": GAIN}
     css, js = ((HERE / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
     return page.get_template("page.html").render(css=css, js=js, **values)
 
