@@ -2,6 +2,7 @@
 every family and engine: test_matrix.py."""
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 import torch
@@ -60,24 +61,18 @@ def test_a_token_without_a_row_is_named(llama):
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_the_batch_does_not_matter(llama, monkeypatch, temperature):
-    """Batch 1, batch 7, late refills and small prefills: the same texts, sampled ones too."""
-    wanted = requests(temperature)
+    """Batch 1, batch 7, late refills and small prefills: the same texts, sampled too. The cache
+    grows while nobody joins, and a seed is a row's own."""
+    wanted = [*requests(temperature), Request(prompt_tokens(9), 70, temperature, seed=1)]
+    wanted.append(Request(prompt_tokens(9), 70, 1.0, seed=2))
     run(llama, wanted, batch_size=1)
+    assert wanted[-1].tokens != wanted[-2].tokens
     for going, prefill, batch_size in (0.9, 4096, 7), (0.1, 4096, 7), (0.9, 1, 50):
         monkeypatch.setattr(generate, "GOING", going)
         monkeypatch.setattr(generate, "TOKENS_PER_PREFILL", prefill)
-        asked = requests(temperature)
+        asked = [replace(request, tokens=[]) for request in wanted]
         run(llama, asked, batch_size=batch_size)
         assert [request.tokens for request in asked] == [request.tokens for request in wanted]
-
-
-def test_seeds_and_temperatures_are_a_rows_own(llama):
-    """Another seed says another thing, and a greedy row is greedy beside sampled ones. The cache
-    grows while nobody joins: 70 tokens, one growth."""
-    asked = [Request(prompt_tokens(9), 70, [0.0, 1.0][i % 2], seed=i) for i in range(6)]
-    run(llama, asked, batch_size=6)
-    assert len({tuple(request.tokens) for request in asked[1::2]}) == 3
-    assert all(request.tokens == alone(llama, request) for request in asked[::2])
 
 
 def test_first_draws_follow_the_softmax(llama):

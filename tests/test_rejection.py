@@ -10,7 +10,6 @@ import torch
 from answers import EXACT, TREES, run
 from reference_accept import chi_square_p, random_round, slow_draw, slow_p
 from tiny import (
-    EAGER,
     FAMILIES,
     prompt_tokens,
     random_model,
@@ -26,11 +25,10 @@ from eagle_fsd.decoding.target import Target
 from eagle_fsd.decoding.tree import RootDrafter
 from eagle_fsd.drafters.eagle import EagleDrafter
 from eagle_fsd.drafters.language_model import LanguageModelDrafter
-from eagle_fsd.engine.select import ENGINES
 from eagle_fsd.rules.rejection import Rejection
 
 SAMPLINGS = [SamplingConfig(1.0), SamplingConfig(0.7, top_p=0.8), SamplingConfig(1.4, top_k=2)]
-CHAIN, TREE = TREES[0], TREES[2]
+TREE = TREES[2]
 
 
 def slow_rejection(p: list[float], q: list[float], children: list[int], uniforms) -> int:
@@ -112,11 +110,7 @@ def test_a_token_is_distributed_as_the_target_says(sampling, siblings):
 @torch.inference_mode()
 @pytest.mark.parametrize(
     "drafter, tree",
-    [
-        ("head", CHAIN),
-        ("head", TreeConfig(12, 4, 4, keep=0.12, deepen=0.5)),
-        ("model", TreeConfig(6, 3, 3)),
-    ],
+    [("head", TreeConfig(12, 4, 4, keep=0.12, deepen=0.5)), ("model", TreeConfig(6, 3, 3))],
 )
 def test_answers_are_distributed_as_the_target_says(drafter, tree):
     """The second and third token of 500 answers, by chi-square: the whole loop on a target of
@@ -160,18 +154,12 @@ def test_sampled_trees_have_one_shape_and_go_by_the_seed(prices):
         assert one.token_N.equal(again.token_N)
 
 
-@pytest.mark.parametrize("engine", EAGER)
-def test_where_q_is_p_every_draft_of_a_chain_is_accepted(engine):
-    """With the target as its own draft model; at temperature 0 the text is plain's, above it that
-    of the stock engine."""
-    stock = tiny_target("llama")
-    target, prompt = Target(stock.model, engine=ENGINES[engine]()), prompt_tokens(9)
+def test_where_q_is_p_every_draft_of_a_chain_is_accepted():
+    """With the target as its own draft model; at temperature 0 the text is plain's."""
+    target, prompt = tiny_target("llama"), prompt_tokens(9)
+    drafter = LanguageModelDrafter(target, target, TreeConfig(3, 3, 1), samples=True)
+    asked = {"rule": Rejection(), "seed": 4, "budget": 13}
     for temperature in (0.7, 0.0):
-        answers = [
-            run(own, drafter, prompt, rule=Rejection(), temperature=temperature, seed=4, budget=13)
-            for own in (stock, target)
-            for drafter in [LanguageModelDrafter(own, own, TreeConfig(3, 3, 1), samples=True)]
-        ]
-        assert answers[0].tokens == answers[1].tokens and answers[1].fuzzy_share == 0
-        assert answers[1].tokens_per_round == 4
-    assert answers[0].tokens == run(stock, RootDrafter(), prompt, budget=13).tokens
+        answer = run(target, drafter, prompt, temperature=temperature, **asked)
+        assert answer.tokens_per_round == 4 and answer.fuzzy_share == 0
+    assert answer.tokens == run(target, RootDrafter(), prompt, budget=13).tokens

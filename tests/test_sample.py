@@ -29,28 +29,16 @@ def test_filters_by_hand():
     assert keep_p_1V.tolist() == [[True, True, False, True]]  # .5 + .25 of 1 is not .8
 
 
-def test_a_neutral_filter_changes_nothing_and_bfloat16_becomes_float32():
-    """Temperature 1 without top-k and top-p is the identity, in float32.
-
-    Bug held down: temperature 2 (an int) was refused inside transformers, in mid-decoding.
-    """
-    logits_RV = random_logits(3, 11).bfloat16()
-    got_RV = filter_logits(logits_RV, SamplingConfig(temperature=1))
-    assert got_RV.dtype == torch.float32
-    assert torch.equal(got_RV, logits_RV.float())
-    assert torch.equal(filter_logits(logits_RV, SamplingConfig(temperature=2)), got_RV / 2)
-
-
 def test_p_is_the_reference_s():
-    """P of all tokens by hand; it sums to 1; removed tokens have 0; what is drawn has not."""
+    """P of all tokens by hand, in float32; removed tokens have 0; what is drawn has not. Bug held
+    down: temperature 2 (an int) was refused inside transformers, in mid-decoding."""
     logits_RV = random_logits(13, 37, seed=1)
     logits_RV[5, ::3] = -math.inf
-    settings = itertools.product((0.3, 1.0, 2.0), (0, 1, 5, 1000), (1.0, 0.9, 1e-6))
+    settings = itertools.product((0.3, 1.0, 2), (0, 1, 5, 1000), (1.0, 0.9, 1e-6))
     for sampling in [SamplingConfig(), *itertools.starmap(SamplingConfig, settings)]:
         prob_RV = next_token_probs(logits_RV, sampling)
         drawn_R = draw(logits_RV, torch.full((13,), 0.5), sampling)
         assert drawn_R.dtype == torch.int64 and prob_RV.dtype == torch.float32
-        torch.testing.assert_close(prob_RV.sum(1), torch.ones(13))
         want_RV = torch.tensor([slow_p(logits, sampling) for logits in logits_RV.tolist()])
         torch.testing.assert_close(prob_RV, want_RV, rtol=1e-4, atol=1e-6)
         assert (prob_RV.gather(1, drawn_R[:, None]) > 0).all()
@@ -69,18 +57,6 @@ def test_greedy_is_the_first_of_the_largest_in_every_type():
     assert draw(logits_RV, torch.rand(13), SamplingConfig()).equal(logits_RV.argmax(-1))
     prob_RV = next_token_probs(logits_RV[4:], SamplingConfig())
     assert prob_RV.sum(1).eq(1).all() and prob_RV.argmax(-1).equal(logits_RV[4:].argmax(-1))
-
-
-@pytest.mark.parametrize(
-    "sampling", [SamplingConfig(1.0), SamplingConfig(0.7, top_p=0.9), SamplingConfig(1.5, top_k=3)]
-)
-def test_draws_follow_p(sampling):
-    """30,000 draws over 7 tokens against P, by chi-square; removed tokens never come."""
-    logits_1V = random_logits(1, 7, seed=3)
-    uniform_R = torch.rand(30_000, generator=torch.Generator().manual_seed(4))
-    drawn_R = draw(logits_1V.expand(30_000, 7), uniform_R, sampling)
-    count = dict(enumerate(drawn_R.bincount(minlength=7).tolist()))
-    assert chi_square_p(count, dict(enumerate(slow_p(logits_1V[0].tolist(), sampling)))) > 1e-4
 
 
 def test_the_numbers_of_an_answer_are_uniform_and_go_by_position():

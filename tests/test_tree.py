@@ -62,26 +62,6 @@ def path_logits(
     return logits_of
 
 
-def test_tables_of_a_tree_written_by_hand():
-    """Parents, depths and the ancestor table of one tree, as a person writes them.
-
-    root A: children B, C; C: children D, E; E: child F.
-    """
-    tree = DraftTree.from_parents([3, 1, 4, 1, 5, 9], [0, 0, 0, 2, 2, 4])
-    assert tree.size == 6 and tree.max_depth == 3
-    assert tree.depth_N.tolist() == [0, 1, 1, 2, 2, 3]
-    assert tree.ancestor_NN.int().tolist() == [
-        [1, 0, 0, 0, 0, 0],
-        [1, 1, 0, 0, 0, 0],
-        [1, 0, 1, 0, 0, 0],
-        [1, 0, 1, 1, 0, 0],
-        [1, 0, 1, 0, 1, 0],
-        [1, 0, 1, 0, 1, 1],
-    ]
-    assert tree.draft_row_N.tolist() == [-1] * 6
-    assert tree.draft_logits_ER.shape[0] == 0
-
-
 def test_grown_tree_written_by_hand():
     """Two levels of two, worked out with pencil: scores 0.6 0.3 | 0.54 0.03 | 0.15 0.12."""
     rows = {(): [0.6, 0.3, 0.1], (0,): [0.05, 0.9, 0.05], (1,): [0.5, 0.1, 0.4]}
@@ -112,9 +92,7 @@ def test_tables_match_the_reference_on_random_trees():
         tree = DraftTree(*tensors, max_depth=depth + slack)
         assert tree.depth_N.tolist() == reference.depths(parents)
         assert tree.ancestor_NN.tolist() == reference.ancestor_table(parents)
-        made = DraftTree.from_parents(range(size), parents)
-        assert torch.equal(made.ancestor_NN, tree.ancestor_NN)
-        assert made.max_depth == depth
+        assert DraftTree.from_parents(range(size), parents).max_depth == depth
 
 
 @pytest.mark.parametrize("tied", [False, True])
@@ -200,10 +178,3 @@ def test_a_tree_by_price_is_the_part_of_a_large_tree_that_is_worth_it():
         sizes.add(priced.size)
         levels.add(drafted)
     assert 1 in sizes and len(sizes) > 4 and levels == {1, 2, 3}
-
-
-@pytest.mark.parametrize("parents", [[1, 0], [0, 2, 0], [0, 1], [0, -1]])
-def test_parent_tables_that_are_no_tree_are_refused(parents):
-    """A parent must come before its children."""
-    with pytest.raises(AssertionError, match="parent"):
-        DraftTree.from_parents(range(len(parents)), parents)

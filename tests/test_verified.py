@@ -99,20 +99,6 @@ def test_columns_are_their_formulas(name, reduced):
             assert got[node] == want, (seed, node, sampling)
 
 
-def test_of_a_tree_a_column_is_one_float_a_node():
-    """Of a draft after its parent, of a place after the node itself."""
-    tree, logits_NV, uniform_S3 = random_round(3)
-    columns = ("raw_prob", "top1")
-    verified = tabulate(tree, logits_NV, uniform_S3, sampling=WARM, columns=columns)
-    raw = [slow_p(logits, WARM) for logits in logits_NV.tolist()]
-    for draft in range(1, tree.size):
-        want = raw[tree.parent_N[draft]][tree.token_N[draft]]
-        assert verified.value("raw_prob", draft) == pytest.approx(want, rel=1e-4)
-    for place, below in enumerate(verified.children):
-        if below:
-            assert verified.value("top1", place) == pytest.approx(max(raw[place]), rel=1e-4)
-
-
 @pytest.mark.parametrize("reduced", [False, True])
 def test_rejection_sees_the_draft_s_distribution_over_the_whole_vocabulary(reduced):
     """After the filters of P, which see the tokens that can be drafted; 0 outside them."""
@@ -154,10 +140,12 @@ def test_a_column_that_was_not_named_raises():
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 def test_a_tree_and_its_exact_tokens(sampling):
     """Nodes, children and depths; of every node what P and its uniform draw, and that token's
-    regret: of leaves too, which are drawn when they are asked for."""
+    regret: of leaves too, which are drawn when they are asked for. A column is one float a node: of
+    a draft after its parent, of a place after the node itself."""
     for seed in range(5):
         tree, logits_NV, uniform_S3 = random_round(seed)
-        verified = tabulate(tree, logits_NV, uniform_S3, sampling=sampling)
+        named = {"sampling": sampling, "columns": ("raw_prob", "top1")}
+        verified = tabulate(tree, logits_NV, uniform_S3, **named)
         parents = tree.parent_N.tolist()
         assert verified.tokens == tree.token_N.tolist() and verified.parents == parents
         assert verified.depths == tree.depth_N.tolist()
@@ -167,14 +155,18 @@ def test_a_tree_and_its_exact_tokens(sampling):
             drawn = slow_draw(slow_p(logits, sampling), uniform_S3[verified.depths[v], 0].item())
             assert token == drawn
             assert regret == pytest.approx(max(logits) - logits[token], abs=1e-5)
+            raw = slow_p(logits, WARM)
+            for draft in verified.children[v]:
+                want = raw[tree.token_N[draft]]
+                assert verified.value("raw_prob", draft) == pytest.approx(want, rel=1e-4)
             if verified.children[v]:
+                assert verified.value("top1", v) == pytest.approx(max(raw), rel=1e-4)
                 hit = [c for c in verified.children[v] if verified.tokens[c] == token]
                 assert verified.hit(v) == (hit[0] if hit else None)
 
 
 def test_only_a_divergence_that_is_read_is_recorded():
-    """The first one that the rule or a guard reads, at every visited parent; NaN of rules that read
-    none."""
+    """At every visited parent; NaN of rules that read none."""
     for seed, sampling in itertools.product(range(8), (GREEDY, WARM)):
         tree, *_ = round_ = random_round(seed)
         for rule in (Exact(), Ratio(1.0), PathRule(1.0), Fsd(0.0), Fsd(0.2, divergence="tv")):
