@@ -16,12 +16,9 @@ from eagle_fsd.decoding.loop import DecodeConfig, Generation, StopConfig, decode
 from eagle_fsd.decoding.target import Target
 from eagle_fsd.drafters.eagle import EagleDrafter
 from eagle_fsd.engine.select import ENGINES
-from eagle_fsd.heads.draft_head import DraftHead, unroll
+from eagle_fsd.heads.draft_head import DraftHead
 from eagle_fsd.models.generate import Request, complete, rescore
 from eagle_fsd.models.loaded import Model
-from eagle_fsd.training.data import Batches, Dialogue, supervised
-from eagle_fsd.training.features import TargetStates
-from eagle_fsd.training.losses import cross_entropy
 
 pytestmark = [
     pytest.mark.processes,  # not these, but as long
@@ -92,28 +89,3 @@ def test_a_batch_waits_for_one_read_a_step(temperature):
     want, got, waits = on_cuda(parts, work)
     assert got == want
     assert waits.count("tolist") == 2 * 3 and waits[-2:] == ["item"] * 2
-
-
-@pytest.mark.parametrize("name", ["eagle", "eagle, 37 tokens", "eagle3, 37 tokens"])
-def test_the_loss_and_its_gradient_are_on_the_device(name):
-    """Those of states computed online; autograd itself asks for a GPU, and the mask of positions
-    for their number."""
-
-    def work(device: str, *given) -> str:
-        model = loaded(device, *given)
-        target, (_, head) = model.target, given
-        dialogue = Dialogue(prompt_tokens(9), [False] * 4 + [True] * 5)
-        masks, states = [supervised(dialogue)] * 2, TargetStates(target).of
-        batches = Batches([dialogue] * 2, masks, states, 64, seed=0, noise=0.1)
-        feature_BTF, next_BT, target_BTD, _ = batches.batch(0)
-        hidden_SBTD = unroll(head.train(), feature_BTF, target.embed(next_BT), steps=3)
-        hidden_SMD = head.normed(hidden_SBTD.flatten(1, 2))
-        rows_RD = target.lm_head.weight
-        rows_RD = rows_RD if head.d2t is None else rows_RD[head.draft_token_R]
-        own_RD = rows_RD if head.lm_head is None else head.lm_head.weight
-        weight_SM = torch.ones(hidden_SMD.shape[:2], device=device)
-        target_MD = target_BTD.flatten(0, 1)
-        return cross_entropy(hidden_SMD, own_RD, target_MD, rows_RD, weight_SM).device.type
-
-    want, got, waits = on_cuda(partial(parts, name), work)
-    assert (want, got) == ("cpu", "cuda") and "item" not in waits

@@ -1,9 +1,7 @@
 """Others at work on the machine: how many threads a model gets beside them, on a machine of the
 test's own; and whether timings are refused or warned of."""
 
-import contextlib
 import os
-import shutil
 import subprocess
 import sys
 
@@ -12,7 +10,6 @@ import pytest
 import torch
 
 import eagle_fsd
-from eagle_fsd.config import BadInput
 from eagle_fsd.engine.threads import choose_threads
 from eagle_fsd.timing import check_timing_alone, other_processes
 
@@ -57,25 +54,17 @@ def test_a_number_that_somebody_chose_stays(chosen, machine, monkeypatch):
     assert torch.get_num_threads() == threads
 
 
-@contextlib.contextmanager
-def other_process(code: str):
-    """A process that has begun its work, ended afterwards."""
-    command = [sys.executable, "-c", code]
-    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
-        try:
-            assert process.stdout.readline() == b"begun\n"
-            yield process
-        finally:
-            process.kill()
-
-
 @pytest.mark.processes
 def test_a_busy_neighbour_is_told():
-    """On this process's own cores; where it rests nothing of it is counted."""
-    with other_process("print('begun', flush=True)\nwhile True: pass"):
-        warnings = check_timing_alone("auto")  # of the CPU alone where there is no CUDA device
-        assert "cores busy" in warnings[-1] and "idle" in warnings[-1]
-        assert torch.cuda.is_available() or len(warnings) == 1
+    """On this process's own cores."""
+    code = "print('begun', flush=True)\nwhile True: pass"
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as process:
+        try:
+            assert process.stdout.readline() == b"begun\n"
+            warnings = check_timing_alone("auto")  # of the CPU alone where there is no CUDA device
+        finally:
+            process.kill()
+    assert "cores busy" in warnings[-1] and "idle" in warnings[-1]
 
 
 def test_this_process_is_not_another():
@@ -84,15 +73,3 @@ def test_this_process_is_not_another():
     assert other_processes([7, 8, 9], 8) == [7, 9]
     assert other_processes([4711], 7) == []
     assert other_processes([4711, 4712], 7) == [4711, 4712]
-
-
-@pytest.mark.processes
-@pytest.mark.skipif(
-    not torch.cuda.is_available() or not shutil.which("nvidia-smi"), reason="no CUDA device"
-)
-def test_a_neighbour_on_the_cuda_device_is_refused():
-    """While it holds a context; when it has gone the device is ours."""
-    code = "import torch; torch.zeros(1, device='cuda'); print('begun', flush=True); input()"
-    with other_process(code), pytest.raises(BadInput, match="other processes use cuda"):
-        check_timing_alone("cuda")
-    assert not any("cuda" in warning for warning in check_timing_alone("cuda"))

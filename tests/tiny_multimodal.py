@@ -5,7 +5,7 @@ from copy import deepcopy
 from pathlib import Path
 
 import torch
-from tiny import MIXED, SIZES, WIDE, WINDOW, randomize
+from tiny import MIXED, WIDE, WINDOW, randomize
 from tiny_folder import write_target
 from transformers import AutoConfig, AutoModelForImageTextToText, PreTrainedModel
 
@@ -16,15 +16,6 @@ EYES = {
     "num_attention_heads": 2,
     "image_size": 16,
     "patch_size": 8,
-}
-VL_EYES = {
-    "depth": 1,
-    "hidden_size": 32,
-    "intermediate_size": 36,
-    "num_heads": 2,
-    "patch_size": 4,
-    "out_hidden_size": 40,
-    "spatial_merge_size": 2,
 }
 # by dimension of the positions; they add up to half of a head's size
 TURNS = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 2, 2]}}
@@ -53,12 +44,20 @@ MULTIMODAL = {
         },
         EYES | {"vision_output_dim": 40, "projector_input_dim": 8, "projector_output_dim": 8},
     ),
-    "qwen2_5_vl": (SIZES | TURNS, VL_EYES | {"fullatt_block_indexes": [0]}),
     "qwen3_vl": (
         WIDE | TURNS,
-        VL_EYES | {"deepstack_visual_indexes": [0], "num_position_embeddings": 16},
+        {
+            "depth": 1,
+            "hidden_size": 32,
+            "intermediate_size": 36,
+            "num_heads": 2,
+            "patch_size": 4,
+            "out_hidden_size": 40,
+            "spatial_merge_size": 2,
+            "deepstack_visual_indexes": [0],
+            "num_position_embeddings": 16,
+        },
     ),
-    "glm4v": (SIZES | TURNS, VL_EYES),
 }
 
 
