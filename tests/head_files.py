@@ -2,7 +2,7 @@
 publisher's own names, and their files. None is written by the writer under test. Where they were
 looked up is said in eagle_fsd/heads/layouts.py and results/published_heads.
 
-Sizes: D hidden, M intermediate, V vocabulary, R draft vocabulary; 6 heads of 4 channels, 2 for
+Sizes: D hidden, V vocabulary, R draft vocabulary; 6 heads of 4 channels, 2 for
 keys and values.
 """
 
@@ -12,13 +12,16 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
+from eagle_fsd.heads.draft_head import build_head
+from eagle_fsd.heads.head_config import HeadConfig
+
 AUX = "eagle_aux_hidden_state_layer_ids"
 FREQUENCIES = "layers.0.self_attn.rotary_emb.inv_freq"
-D, M, V, R = 24, 37, 41, 11
+D, V, R = 24, 41, 11
 WIDE = 36  # hidden size of a target whose head has D
 SIZES = {
     "hidden_size": D,
-    "intermediate_size": M,
+    "intermediate_size": 37,
     "num_attention_heads": 6,
     "num_key_value_heads": 2,
     "vocab_size": V,
@@ -39,75 +42,14 @@ class TargetShape:
 # --- weights by upstream's names ------------------------------------------------------------------
 
 
-def layer(name: str, config: dict, *, width: int) -> dict[str, tuple[int, ...]]:
-    """Shapes of a Llama layer whose q, k and v read rows of `width`."""
-    D, M, heads = (config[k] for k in ("hidden_size", "intermediate_size", "num_attention_heads"))
-    kv = D // heads * config.get("num_key_value_heads", heads)
-    rows = {"q": D, "k": kv, "v": kv}
-    shapes = {f"{name}.self_attn.{k}_proj.weight": (rows[k], width) for k in rows}
-    if config.get("qkv_bias"):
-        shapes |= {f"{name}.self_attn.{k}_proj.bias": (rows[k],) for k in rows}
-    if config.get("qk_norm"):
-        shapes |= {f"{name}.self_attn.{k}_norm.weight": (D // heads,) for k in "qk"}
-    return shapes | {
-        f"{name}.self_attn.o_proj.weight": (D, D),
-        f"{name}.mlp.gate_proj.weight": (M, D),
-        f"{name}.mlp.up_proj.weight": (M, D),
-        f"{name}.mlp.down_proj.weight": (D, M),
-        f"{name}.post_attention_layernorm.weight": (D,),
-    }
-
-
-def draw(shapes: dict[str, tuple[int, ...]]) -> Tensors:
-    generator = torch.Generator().manual_seed(0)
+def weights(**fields) -> Tensors:
+    """Random ones of a head of SIZES and these fields of HeadConfig. That they have upstream's
+    names is what the reference relies on."""
+    head, generator = build_head(HeadConfig(**SIZES | fields)), torch.Generator().manual_seed(0)
     return {
-        key: torch.randn(shape, generator=generator) * (1.5 / shape[-1] ** 0.5)
-        for key, shape in shapes.items()
-    }
-
-
-def eagle_tensors(config: dict = SIZES) -> Tensors:
-    """An EAGLE-1/2 head."""
-    D = config["hidden_size"]
-    shapes: dict[str, tuple[int, ...]] = {"fc.weight": (D, 2 * D)}
-    if config.get("bias", True):
-        shapes["fc.bias"] = (D,)
-    for i in range(config.get("num_hidden_layers", 1)):
-        shapes |= layer(f"layers.{i}", config, width=D)
-        if i:  # only the first goes without
-            shapes[f"layers.{i}.input_layernorm.weight"] = (D,)
-    return draw(shapes)
-
-
-def eagle3_tensors(
-    *,
-    layers: int = 1,
-    norm_before_fc: bool = False,
-    fc_norm: bool = False,
-    fused: int = 3,
-    target: int = D,
-    embedding: bool = False,
-    rows: int = R,
-    **changes,
-) -> Tensors:
-    """An EAGLE-3 head of SIZES and these changes; layers behind the first as vLLM names them.
-    `fused` 0: no fc; `rows` 0: no lm_head."""
-    sizes = SIZES | changes
-    shapes = layer("midlayer", sizes, width=2 * D)
-    shapes |= {f"midlayer.{name}.weight": (D,) for name in ("hidden_norm", "input_layernorm")}
-    for i in range(1, layers):
-        shapes |= layer(f"layers.{i}", sizes, width=D)
-        shapes[f"layers.{i}.input_layernorm.weight"] = (D,)
-    shapes["norm.weight"] = (D,)
-    optional = {
-        "fc.weight": (D, fused * target) if fused else None,
-        "input_norm.weight": (fused * target,) if norm_before_fc else None,
-        "lm_head.weight": (rows, D) if rows else None,
-        "embed_tokens.weight": (V, D) if embedding else None,
-    }
-    optional |= {f"fc_norm.{i}.weight": (target,) for i in range(fused if fc_norm else 0)}
-    shapes |= {key: shape for key, shape in optional.items() if shape}
-    return draw(shapes) | (vocabulary() if rows == R else {})
+        key: torch.randn(tensor.shape, generator=generator) * (1.5 / tensor.shape[-1] ** 0.5)
+        for key, tensor in head.named_parameters()
+    } | {key: vocabulary()[key] for key, _ in head.named_buffers()}
 
 
 def vocabulary() -> Tensors:
@@ -133,7 +75,8 @@ def without(tensors: Tensors, *keys: str) -> Tensors:
 
 # --- configs --------------------------------------------------------------------------------------
 
-NUMBERED = {"midlayer.": "layers.0."}
+THREE = {"head_type": "eagle3", "draft_vocab_size": R}
+AUX_IDS = (2, 16, 29)
 THETA = {"rope_theta": 500000.0}
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 LLAMA3 = {"rope_scaling": LLAMA3 | {"original_max_position_embeddings": 16}}
@@ -181,179 +124,125 @@ Published = tuple[dict, Tensors, Tensors, dict]
 def published() -> dict[str, Published]:
     """(config.json, weights, the same weights by upstream's names, fields of HeadConfig that differ
     from SIZES), by a name that begins with the layout's."""
-    return {f"upstream, {name}": head for name, head in _upstream().items()} | {
-        f"{layout}, {name}": (values, theirs, ours, {"head_type": "eagle3"} | fields)
-        for layout, heads in (("specforge", _specforge()), ("speculators", _speculators()))
-        for name, (values, theirs, ours, fields) in heads.items()
-    }
+    heads = {}
+    for name, (values, fields, *theirs) in _published().items():
+        ours = weights(**fields)
+        heads[name] = values, theirs[0](ours) if theirs else ours, ours, fields
+    return heads
 
 
-def _upstream() -> dict[str, Published]:
-    eagle, plain, full = eagle_tensors(), eagle3_tensors(), eagle3_tensors(rows=V)
-    own = {"embed_tokens.weight": torch.ones(V, D)}
-    wide = eagle3_tensors(target=WIDE, embedding=True)
-    qwen2, d2t = {"qkv_bias": True, "bias": False}, {"d2t": plain["d2t"]}
-    said, three = {"draft_vocab_size": R}, {"head_type": "eagle3", "draft_vocab_size": R}
-    # of 4 channels, rounded; frequencies of an older file were refused once
+def numbered(ours: Tensors) -> Tensors:
+    return renamed(ours, {"midlayer.": "layers.0."})
+
+
+def _published() -> dict[str, tuple]:
+    """(config.json, fields, and what of the weights by upstream's names makes the publisher's)."""
+    own, said, ids = {"own_embedding": True}, {"draft_vocab_size": R}, {"feature_layers": AUX_IDS}
+    two, qwen2 = {"num_hidden_layers": 2}, {"qkv_bias": True, "bias": False}
+    wide, no_aux = {"target_hidden_size": WIDE}, {"use_aux_hidden_state": False}
+    # of 4 channels, rounded; a head with frequencies, as older files have them, was refused once
     older = {FREQUENCIES: torch.tensor([1.0, 0.01]).half()}
     idle = {"d2t": torch.zeros(V, dtype=torch.int64), "t2d": torch.zeros(V, dtype=torch.bool)}
+    outside = ("lm_head.weight", "d2t", "t2d")  # of NeMo's what has no "model." before it
+    nemo = {"architectures": ["LlamaEagle3DraftModel"], "num_aux_hidden_states": 3}
+    gpt_oss = {"model_type": "gpt_oss", "num_local_experts": 16, "eagle_config": {AUX: [1, 11, 21]}}
+    pre_fc = {"eagle_config": MODELOPT["eagle_config"] | {"norm_before_fc": True}}
+    eagle31, four = {"fc_norm": True, "norm_output": True}, (1, 8, 16, 29)
+    spec1 = {"speculators_model_type": "eagle", "fusion_bias": True, "layernorms": False}
+    spec31 = {"norm_before_fc": True, "norm_output": True, "norm_before_residual": True}
+    biases = {"layers.0.self_attn.o_proj.bias": torch.zeros(D), "fc.bias": torch.zeros(D)}
     return {
-        "EAGLE-2": (SIZES, eagle | own | older, eagle | own, {"own_embedding": True}),
-        "Qwen2": (SIZES | qwen2, eagle_tensors(SIZES | qwen2), eagle_tensors(SIZES | qwen2), qwen2),
-        "ours": (SIZES | said | {"head_type": "eagle"}, eagle | d2t, eagle | d2t, said),
+        "upstream, EAGLE-2": (SIZES, own, lambda ours: ours | older),
+        "upstream, Qwen2": (SIZES | qwen2, qwen2),
+        "upstream, ours": (SIZES | said | {"head_type": "eagle"}, said),
         # yuhuili/EAGLE3-LLaMA3.1-Instruct-8B
-        "EAGLE-3": (SIZES | said, plain, plain, three),
-        "all tokens": (
+        "upstream, EAGLE-3": (SIZES | said, THREE),
+        "upstream, all tokens": (
             SIZES | {"draft_vocab_size": V},
-            full | idle,
-            full,
             {"head_type": "eagle3"},
+            lambda ours: ours | idle,
         ),
         # nebius/EAGLE3-gpt-oss-20b
-        "YaRN": (
+        "upstream, YaRN": (
             SIZES | THETA | YARN | said | {"truncated_vocab_size": R},
-            plain,
-            plain,
-            three | THETA | YARN,
+            THREE | THETA | YARN,
         ),
         # yuhuili/EAGLE3-LLaMA3.3-Instruct-70B: another width than the target's
-        "another width": (
-            SIZES | said | {"target_hidden_size": WIDE},
-            wide,
-            wide,
-            three | {"target_hidden_size": WIDE, "own_embedding": True},
-        ),
+        "upstream, another width": (SIZES | said | wide, THREE | wide | own),
         # yuhuili/EAGLE3-Vicuna1.3-13B: the target's number of layers, and one layer
-        "40 layers named": (SIZES | said | {"num_hidden_layers": 40}, plain, plain, three),
-    }
-
-
-def _specforge() -> dict[str, Published]:
-    plain, normed = eagle3_tensors(), eagle3_tensors(qk_norm=True)
-    two, fused = eagle3_tensors(layers=2), eagle3_tensors(fc_norm=True, fused=4)
-    pre_fc, llama4 = eagle3_tensors(norm_before_fc=True), eagle3_tensors(intermediate_size=29)
-    trained = eagle3_tensors(embedding=True)
-    last = eagle3_tensors(fused=0, rows=0)
-    three, own = {"draft_vocab_size": R}, {"own_embedding": True}
-    ids = three | {"feature_layers": (2, 16, 29)}
-    outside = ("lm_head.weight", "d2t", "t2d")  # of NeMo's what has no "model." before it
-    nemo = renamed(trained, NUMBERED).items()
-    nemo = {key if key in outside else f"model.{key}": tensor for key, tensor in nemo}
-    # a dense layer, whatever its type says
-    gpt_oss = {"model_type": "gpt_oss", "num_local_experts": 16, "experts_per_token": 4}
-    eagle31 = {"fc_norm": True, "norm_output": True}
-    no_aux = {"draft_vocab_size": None, "eagle_config": {"use_aux_hidden_state": False}}
-    return {
+        "upstream, 40 layers named": (SIZES | said | {"num_hidden_layers": 40}, THREE),
         # AngelSlim/Qwen3-8B_eagle3
-        "AngelSlim": (
+        "specforge, AngelSlim": (
             SPECFORGE | {"architectures": ["Eagle3LlamaForCausalLM"]} | THETA,
-            trained,
-            trained,
-            three | THETA | own,
+            THREE | THETA | own,
         ),
-        # NVIDIA-NeMo/Automodel, LlamaEagle3DraftModel
-        "NeMo": (
-            SPECFORGE | {"architectures": ["LlamaEagle3DraftModel"], "num_aux_hidden_states": 3},
-            nemo,
-            trained,
-            three | own,
+        # NVIDIA-NeMo/Automodel
+        "specforge, NeMo": (
+            SPECFORGE | nemo,
+            THREE | own,
+            lambda ours: {
+                key if key in outside else f"model.{key}": tensor
+                for key, tensor in numbered(ours).items()
+            },
         ),
-        # SpecForge's configs/gpt-oss-20B-eagle3-dense.json
-        "gpt-oss": (
-            SPECFORGE | gpt_oss | {"eagle_config": {AUX: [1, 11, 21]}},
-            plain,
-            plain,
-            three | {"feature_layers": (2, 12, 22)},
-        ),
-        "ModelOpt": (
+        # SpecForge's configs/gpt-oss-20B-eagle3-dense.json: a dense layer, whatever its type says
+        "specforge, gpt-oss": (SPECFORGE | gpt_oss, THREE | {"feature_layers": (2, 12, 22)}),
+        "specforge, ModelOpt": (
             MODELOPT | THETA | LLAMA3,
-            without(plain, "t2d"),
-            plain,
-            ids | THETA | LLAMA3,
+            THREE | THETA | LLAMA3 | ids,
+            lambda ours: without(ours, "t2d"),
         ),
-        "ModelOpt of 2026": (
-            MODELOPT | {"num_hidden_layers": 2},
-            without(renamed(two, NUMBERED), "t2d"),
-            two,
-            ids | {"num_hidden_layers": 2},
+        "specforge, ModelOpt of 2026": (
+            MODELOPT | two,
+            THREE | ids | two,
+            lambda ours: without(numbered(ours), "t2d"),
         ),
         # nvidia/Llama-4-Maverick-17B-128E-Eagle3: intermediate_size is an expert's there
-        "Llama 4": (
+        "specforge, Llama 4": (
             MODELOPT | {"model_type": "llama4_text", "intermediate_size_mlp": 29},
-            {key.replace(".mlp.", ".feed_forward."): tensor for key, tensor in llama4.items()},
-            llama4,
-            ids | {"intermediate_size": 29},
+            THREE | ids | {"intermediate_size": 29},
+            lambda ours: {key.replace(".mlp.", ".feed_forward."): t for key, t in ours.items()},
         ),
         # nvidia/gpt-oss-120b-Eagle3-v3 but for its layers
-        "norm before fc": (
-            MODELOPT | {"eagle_config": MODELOPT["eagle_config"] | {"norm_before_fc": True}},
-            pre_fc,
-            pre_fc,
-            ids | {"norm_before_fc": True},
-        ),
+        "specforge, norm before fc": (MODELOPT | pre_fc, THREE | ids | {"norm_before_fc": True}),
         # nvidia/gpt-oss-120b-Eagle3-short-context
-        "last state": (
-            MODELOPT | no_aux,
-            last,
-            last,
-            {"use_aux_hidden_state": False, "own_lm_head": False},
+        "specforge, last state": (
+            MODELOPT | {"draft_vocab_size": None, "eagle_config": no_aux},
+            {"head_type": "eagle3", "own_lm_head": False} | no_aux,
         ),
         # Dogacel/specdrift-gpt-oss-120b-eagle3
-        "EAGLE-3.1": (
-            SPECFORGE | eagle31 | {AUX: [1, 8, 16, 29]},
-            fused,
-            fused,
-            three | eagle31 | {"feature_layers": (1, 8, 16, 29)},
+        "specforge, EAGLE-3.1": (
+            SPECFORGE | eagle31 | {AUX: four},
+            THREE | eagle31 | {"feature_layers": four},
         ),
-        "q and k normed": (
+        "specforge, q and k normed": (
             SPECFORGE | {"model_type": "qwen3"},
-            normed,
-            normed,
-            three | {"qk_norm": True},
+            THREE | {"qk_norm": True},
         ),
-    }
-
-
-def _speculators() -> dict[str, Published]:
-    eagle, normed = eagle_tensors(), eagle3_tensors(qk_norm=True)
-    readout = {"lm_head.weight": torch.ones(V, D)}
-    biased, trained = eagle3_tensors(qkv_bias=True), eagle3_tensors(embedding=True)
-    two = eagle3_tensors(layers=2, norm_before_fc=True)
-    said = {"norm_before_fc": True, "norm_output": True, "norm_before_residual": True}
-    three, layers = THETA | {"draft_vocab_size": R}, {"num_hidden_layers": 2}
-    return {
-        "EAGLE-1": (
-            SPECULATORS
-            | {"speculators_model_type": "eagle", "architectures": ["EagleSpeculator"]}
-            | {"fusion_bias": True, "layernorms": False},
-            renamed(eagle, {"fc.": "fusion_fc.", "layers.0.": "transformer."}) | readout,
-            eagle | readout,
-            THETA | {"head_type": "eagle", "own_lm_head": True},
+        "speculators, EAGLE-1": (
+            SPECULATORS | spec1 | {"architectures": ["EagleSpeculator"]},
+            THETA | {"own_lm_head": True},
+            lambda ours: renamed(ours, {"fc.": "fusion_fc.", "layers.0.": "transformer."}),
         ),
-        "biases": (
+        "speculators, biases": (
             with_layer(SPECULATORS3, attention_bias=True),
-            renamed(biased, NUMBERED)
-            | {"layers.0.self_attn.o_proj.bias": torch.zeros(D), "fc.bias": torch.zeros(D)},
-            biased,
-            three | {"qkv_bias": True},
+            THREE | THETA | {"qkv_bias": True},
+            lambda ours: numbered(ours) | biases,
         ),
-        "q and k normed": (
-            with_layer(SPECULATORS3, model_type="qwen3") | FLAGS | {AUX: [2, 16, 29]},
-            renamed(normed, NUMBERED) | {"verifier_norm.weight": torch.ones(D)},
-            normed,
-            three | {"feature_layers": (2, 16, 29), "qk_norm": True},
+        "speculators, q and k normed": (
+            with_layer(SPECULATORS3, model_type="qwen3") | FLAGS | {AUX: AUX_IDS},
+            THREE | THETA | ids | {"qk_norm": True},
+            lambda ours: numbered(ours) | {"verifier_norm.weight": torch.ones(D)},
         ),
-        "EAGLE-3.1": (
-            with_layer(SPECULATORS3, **layers) | FLAGS | said,
-            renamed(two, NUMBERED),
-            two,
-            three | said | layers,
+        "speculators, EAGLE-3.1": (
+            with_layer(SPECULATORS3, **two) | FLAGS | spec31,
+            THREE | THETA | spec31 | two,
+            numbered,
         ),
-        "its own embedding": (
+        "speculators, its own embedding": (
             SPECULATORS3 | FLAGS | {"embed_requires_grad": True},
-            renamed(trained, NUMBERED),
-            trained,
-            three | {"own_embedding": True},
+            THREE | THETA | own,
+            numbered,
         ),
     }
 

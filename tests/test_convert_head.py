@@ -12,14 +12,14 @@ from commands import write_rows
 from head_files import (
     AUX,
     MODELOPT,
-    NUMBERED,
     SIZES,
     SPECFORGE,
     SPECULATORS3,
+    THREE,
     D,
-    eagle3_tensors,
-    renamed,
+    numbered,
     save,
+    weights,
 )
 from safetensors.torch import load_file
 from tiny import tiny_head
@@ -33,9 +33,8 @@ from eagle_fsd.models.load import load_head, load_target_config
 
 def test_another_layout_becomes_ours(tmp_path, capsys):
     """Of speculators' head, pickled: every bit; the report says what was read and assumed."""
-    tensors = eagle3_tensors()
-    theirs = renamed(tensors, NUMBERED)
-    save(tmp_path / "theirs", SPECULATORS3 | {AUX: [2, 16, 29]}, theirs, "bin")
+    tensors = weights(**THREE)
+    save(tmp_path / "theirs", SPECULATORS3 | {AUX: [2, 16, 29]}, numbered(tensors), "bin")
     count = sum(t.numel() for t in tensors.values() if t.is_floating_point())
     convert("--head", tmp_path / "theirs", "--output", tmp_path / "ours")
     said = capsys.readouterr().out
@@ -126,7 +125,7 @@ def check(capsys, head: Path | str, target: Path, *options) -> tuple[dict[str, l
 
 
 def test_a_sound_head_is_described(tmp_path, capsys):
-    head, target = save(tmp_path / "head", MODELOPT, eagle3_tensors()), tmp_path / "target"
+    head, target = save(tmp_path / "head", MODELOPT, weights(**THREE)), tmp_path / "target"
     lines, faults = check(capsys, head, write_config(target))
     assert lines["wrong"] == ["nothing found"] and not faults
     assert lines["head"] == ["EAGLE-3 in the layout specforge"]
@@ -139,7 +138,7 @@ def test_a_sound_head_is_described(tmp_path, capsys):
 
 def test_everything_that_is_wrong_is_named(tmp_path, capsys):
     """Of the tensors, and for a target of another width, vocabulary and depth."""
-    down, tensors = "midlayer.mlp.down_proj.weight", eagle3_tensors()
+    down, tensors = "midlayer.mlp.down_proj.weight", weights(**THREE)
     tensors |= {down: tensors[down].T.contiguous(), "norm.weight": torch.full((D,), math.nan)}
     del tensors["fc.weight"]
     # which was a traceback: the number of a layer was looked for in it

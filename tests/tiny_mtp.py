@@ -33,11 +33,12 @@ MOE = {  # torch's grouped matmul wants rows of 16 bytes
     "first_k_dense_replace": 2,
     "num_nextn_predict_layers": 1,
 }
+# names of what is around the decoder layer; {n}: the number of the target's layers
 BEHIND = {
-    "enorm": "enorm.weight",
-    "hnorm": "hnorm.weight",
-    "eh_proj": "eh_proj.weight",
-    "norm": "shared_head.norm.weight",
+    "enorm": "model.layers.{n}.enorm.weight",
+    "hnorm": "model.layers.{n}.hnorm.weight",
+    "eh_proj": "model.layers.{n}.eh_proj.weight",
+    "norm": "model.layers.{n}.shared_head.norm.weight",
 }
 APART = {
     "enorm": "mtp.pre_fc_norm_embedding.weight",
@@ -46,43 +47,37 @@ APART = {
     "norm": "mtp.norm.weight",
 }
 MIMO = {
-    "enorm": "token_layernorm.weight",
-    "hnorm": "hidden_layernorm.weight",
-    "eh_proj": "input_proj.weight",
-    "norm": "final_layernorm.weight",
+    "enorm": "model.mtp_layers.0.token_layernorm.weight",
+    "hnorm": "model.mtp_layers.0.hidden_layernorm.weight",
+    "eh_proj": "model.mtp_layers.0.input_proj.weight",
+    "norm": "model.mtp_layers.0.final_layernorm.weight",
 }
 
 
 @dataclass(frozen=True)
 class Family:
-    """How its checkpoints are: config, the names of its own tensors, their prefix and that of the
-    decoder layer's ({n}: the number of the target's layers), the order of the projection, and what
-    is added to the weights of norms."""
+    """How its checkpoints are: config, the names above, what those of the decoder layer begin with,
+    the order of the projection, and what is added to the weights of norms."""
 
     config: dict
     names: dict
-    prefix: str
-    layer: str
+    layer: str = "model.layers.{n}."
     hidden_first: bool = False
     unit: float = 0.0
 
 
-def behind(config: dict) -> Family:
-    return Family(config, BEHIND, "model.layers.{n}.", "model.layers.{n}.")
-
-
 def apart(config: dict) -> Family:
-    return Family(config, APART, "", "mtp.layers.0.", unit=1.0)
+    return Family(config, APART, "mtp.layers.0.", unit=1.0)
 
 
 FAMILIES = {
-    "deepseek_v3": behind(SIZES | MLA | MOE),
-    "glm4_moe": behind(SIZES | MOE | {"head_dim": 14, "use_qk_norm": True}),
-    "glm4_moe_lite": behind(SIZES | MLA | MOE),
+    "deepseek_v3": Family(SIZES | MLA | MOE, BEHIND),
+    "glm4_moe": Family(SIZES | MOE | {"head_dim": 14, "use_qk_norm": True}, BEHIND),
+    "glm4_moe_lite": Family(SIZES | MLA | MOE, BEHIND),
     "qwen3_next": apart(LONG_SIZES | QWEN | EXPERTS | {"mlp_only_layers": [0]}),
     "qwen3_5_text": apart(LONG_SIZES | QWEN),
     "qwen3_5_moe_text": apart(LONG_SIZES | QWEN | EXPERTS),
-    "qwen2": Family(SIZES, MIMO, *["model.mtp_layers.0."] * 2, hidden_first=True),
+    "qwen2": Family(SIZES, MIMO, "model.mtp_layers.0.", hidden_first=True),
 }
 
 
@@ -103,20 +98,15 @@ class Written:
     keys: set[str]
 
 
-def longer_config(name: str, **changes):
-    values = FAMILIES[name].config | changes
-    values |= {"num_hidden_layers": values["num_hidden_layers"] + 1}
-    if "layer_types" in values:
-        values["layer_types"] = [*values["layer_types"], "full_attention"]
-    return AutoConfig.for_model(name, **values)
-
-
 def write_mtp_target(folder: Path, name: str, *, seed: int = 0, **changes) -> Written:
     """A random target with an MTP layer, and a tokenizer of bytes."""
     family = FAMILIES[name]
-    changes = {"vocab_size": 258} | changes
+    sizes = family.config | {"vocab_size": 258} | changes
+    sizes["num_hidden_layers"] += 1
+    if "layer_types" in sizes:
+        sizes["layer_types"] = [*sizes["layer_types"], "full_attention"]
     torch.manual_seed(seed)
-    longer = random_model(longer_config(name, **changes), seed=seed)
+    longer = random_model(AutoConfig.for_model(name, **sizes), seed=seed)
     longer.save_pretrained(write_target(folder))
     n = longer.config.num_hidden_layers - 1
     values = json.loads((folder / "config.json").read_text())
@@ -130,14 +120,12 @@ def write_mtp_target(folder: Path, name: str, *, seed: int = 0, **changes) -> Wr
         layer + key.removeprefix(last) if key.startswith(last) else key: tensor
         for key, tensor in load_file(folder / "model.safetensors").items()
     }
-    tensors |= {family.prefix.format(n=n) + family.names[key]: around[key] for key in around}
+    tensors |= {family.names[key].format(n=n): around[key] for key in around}
     keys = {key for key in tensors if key.startswith((layer, "mtp."))}
     if family.names is BEHIND:  # as released, the tables a second time
-        for table, key in (
-            ("embed_tokens", "model.embed_tokens"),
-            ("shared_head.head", "lm_head"),
-        ):
-            tensors[f"{layer}{table}.weight"] = tensors[f"{key}.weight"].clone()
+        tables = {"embed_tokens": "model.embed_tokens", "shared_head.head": "lm_head"}
+        for copied, table in tables.items():
+            tensors[f"{layer}{copied}.weight"] = tensors[f"{table}.weight"].clone()
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     return Written(folder, family, longer, around, keys)
 

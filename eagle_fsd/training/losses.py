@@ -1,4 +1,4 @@
-"""The losses of a draft head, run on its own predictions (heads/unroll.py), against the target.
+"""The losses of a draft head, run on its own predictions (draft_head.unroll), against the target.
 
     feature    smooth-L1 between the head's output and the target's hidden state (EAGLE-1/2)
     ce         -sum P log Q, nats: soft cross-entropy of next-token distributions, P the target's,
