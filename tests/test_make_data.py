@@ -21,6 +21,7 @@ from training_runs import data_options as options
 from training_runs import make_data as main
 from transformers import LlamaForCausalLM
 
+from eagle_fsd.decoding.target import Target
 from eagle_fsd.models.chat import prompt_ids
 from eagle_fsd.models.digests import target_digests
 from eagle_fsd.models.load import load_target
@@ -66,9 +67,10 @@ def summary(output: Path) -> dict:
     return json.loads((output / "summary.json").read_text())
 
 
-def prompts(folder: Path, *texts: str) -> tuple[str]:
-    """A source of prompts."""
-    return (str(write_rows(folder / "prompts.jsonl", *({"prompt": text} for text in texts))),)
+def prompts(folder: Path, *rows: str | dict) -> tuple[str]:
+    """A source of them."""
+    records = [{"prompt": row} if isinstance(row, str) else row for row in rows]
+    return (str(write_rows(folder / "prompts.jsonl", *records)),)
 
 
 def sharegpt(*turns: str) -> dict:
@@ -80,6 +82,13 @@ def spoken(row: dict) -> list[list[int]]:
     """Runs of tokens that the assistant wrote."""
     runs = groupby(zip(row["input_ids"], row["loss_mask"], strict=True), key=itemgetter(1))
     return [[token for token, _ in run] for own, run in runs if own]
+
+
+def greedy(target: Target, prompt: list[int]) -> list[int]:
+    """What transformers says to a prompt."""
+    ids = torch.tensor([prompt])
+    said = target.model.generate(ids, max_new_tokens=20, do_sample=False, eos_token_id=1)
+    return said[0, len(prompt) :].tolist()
 
 
 def test_own_turns_and_answers(tmp_path, terse, capsys):
@@ -94,10 +103,7 @@ def test_own_turns_and_answers(tmp_path, terse, capsys):
         prompt = prompt_ids(tokenizer, [{"role": "user", "content": row["user"]}])
         (answer,) = spoken(row)
         assert row["input_ids"] == prompt + answer
-        wanted = model.model.generate(
-            torch.tensor([prompt]), max_new_tokens=20, do_sample=False, eos_token_id=1
-        )
-        assert answer == wanted[0, len(prompt) :].tolist()
+        assert answer == greedy(model, prompt)
         assert row["finished"] == (answer[-1] == 1) and row["temperature"] == 0
     assert told == summary(tmp_path)
     assert told["dialogues"] == 6 and told["from"] == {"self": 6}
@@ -112,17 +118,14 @@ def test_own_turns_and_answers(tmp_path, terse, capsys):
     with pytest.raises(SystemExit, match="other settings .*'target/model.safetensors'"):
         main(options(terse, tmp_path, "--dialogues", "9"))
     (terse / "model.safetensors").write_bytes(held)
-    main(options(terse, tmp_path, "--dialogues", "6"))
-    assert content(tmp_path) == first
-    main(options(terse, tmp_path, "--dialogues", "9"))
-    more = content(tmp_path)
-    assert len(more) == 9 and {number: more[number] for number in first} == first
-    assert summary(tmp_path)["seconds"] >= told["seconds"] > 0
     # a folder from before rows had a part goes on
     path = tmp_path / "records/dialogues.jsonl"
     write_rows(path, *({k: v for k, v in row.items() if k != "part"} for row in lines(path)))
     main(options(terse, tmp_path, "--dialogues", "9"))
     assert summary(tmp_path)["dialogues"] == 9 and summary(tmp_path)["from"] == {"self": 9}
+    assert summary(tmp_path)["seconds"] >= told["seconds"] > 0
+    more = {(row["id"], 0): row["input_ids"] for row in made(tmp_path)}
+    assert len(more) == 9 and all(more[place] == first[place][1] for place in first)
     main(options(terse, tmp_path / "more", "--answer_tokens", "300", "--batch_size", "4"))
     assert 260 <= summary(tmp_path / "more")["answer_tokens"] <= 380
 
@@ -132,21 +135,18 @@ def test_a_target_without_a_chat_template_takes_one_of_fastchat(tmp_path, target
     prompt is that of decoding; a template whose answers only a text ends is refused."""
     bare = scaled(target, tmp_path / "bare", end=1.0)
     (bare / "chat_template.jinja").unlink()
-    named = {"conv_template": "vicuna_v1.1"}
     sources = (str(write_talks(tmp_path)),)
-    template = ["--conv_template", named["conv_template"], "--dialogues", "4"]
+    template = ["--conv_template", "vicuna_v1.1", "--dialogues", "4"]
     main(options(bare, tmp_path / "out", *template, sources=sources))
     model, tokenizer = load_target(str(bare), dtype="float32")
     rows = [row for row in made(tmp_path / "out") if row["part"] == 0]
     assert len(rows) == 4
     for row in rows:
-        prompt = prompt_ids(tokenizer, [{"role": "user", "content": row["user"]}], **named)
-        first = spoken(row)[0]
-        assert row["input_ids"][: len(prompt + first)] == prompt + first
-        wanted = model.model.generate(
-            torch.tensor([prompt]), max_new_tokens=20, do_sample=False, eos_token_id=1
-        )
-        assert first == wanted[0, len(prompt) :].tolist()
+        user = [{"role": "user", "content": row["user"]}]
+        prompt = prompt_ids(tokenizer, user, conv_template="vicuna_v1.1")
+        answer = greedy(model, prompt)
+        assert spoken(row)[0] == answer
+        assert row["input_ids"][: len(prompt + answer)] == prompt + answer
     with pytest.raises(SystemExit, match="'one_shot' ends answers by the text"):
         main(options(bare, tmp_path / "no", "--conv_template", "one_shot", sources=sources))
 
@@ -201,17 +201,17 @@ def test_benchmark_prompts_are_dropped_by_name(tmp_path, target):
     )
     asked = [[known], ["SECRET question!"], ["An open question."], ["Hi.", "secret   QUESTION"]]
     asked = [{"turns": turns} for turns in asked] + [sharegpt("Which one?", f"This: {known}")]
-    source = write_rows(tmp_path / "asked.jsonl", *asked, sharegpt("Another.", "So."))
+    sources = prompts(tmp_path, *asked, sharegpt("Another.", "So."))
     exclude = write_rows(tmp_path / "mine.jsonl", {"question": "Secret question"})
     arguments = ("--exclude", str(exclude))
-    main(options(target, tmp_path / "data", *arguments, sources=(str(source),)))
+    main(options(target, tmp_path / "data", *arguments, sources=sources))
     first, second = made(tmp_path / "data")
     assert {first["user"], second["user"]} == {"An open question.", "Another."}
     assert summary(tmp_path / "data")["dropped"] == {"in mine.jsonl": 2, "in mt_bench": 2}
     _, tokenizer = load_target(str(target), dtype="float32")
     said = tokenizer.decode(spoken(first)[0], skip_special_tokens=True)
     write_rows(exclude, {"prompt": said})
-    main(options(target, tmp_path / "again", *arguments, sources=(str(source),)))
+    main(options(target, tmp_path / "again", *arguments, sources=sources))
     users = {row["user"] for row in made(tmp_path / "again")}
     assert first["user"] not in users and second["user"] in users
 
@@ -229,9 +229,8 @@ def test_what_the_template_refuses_is_dropped(tmp_path, target):
     talks = [[f"Question {n}?", "So.", "NO more?", "Yes."] for n in range(2, 10)]
     talks = [sharegpt(*talk) for talk in [*talks, ["Question 10?", "So."]]]
     talks += [sharegpt(f"Question {n}?", "So.") | {"system": "Be kind."} for n in range(2)]
-    source = write_rows(tmp_path / "talks.jsonl", *talks)
     limit = ("--max_new_tokens", "300")
-    main(options(strict, tmp_path / "data", *limit, sources=(str(source),)))
+    main(options(strict, tmp_path / "data", *limit, sources=prompts(tmp_path, *talks)))
     kept = {row["user"]: row["finished"] for row in made(tmp_path / "data")}
     dropped = summary(tmp_path / "data")["dropped"]
     assert dropped == {"template refuses it": len(talks) - len(kept)}
@@ -244,15 +243,14 @@ def test_minutes_cut_the_answers_under_way(tmp_path, monkeypatch, terse):
     had ended vanished, since its second turn was never begun. The clock goes on by two seconds
     whenever it is asked, which is at every forward, so that the same answers are under way on every
     machine."""
-    talks = [{"turns": [f"Question {i}?", "And then?"]} for i in range(12)]
-    sources = (str(write_rows(tmp_path / "talks.jsonl", *talks)),)
-    firsts = prompts(tmp_path, *(talk["turns"][0] for talk in talks))
+    firsts = prompts(tmp_path, *(f"Question {i}?" for i in range(12)))
     main(options(terse, tmp_path / "first", sources=firsts))
     wanted = {row["user"]: spoken(row) for row in made(tmp_path / "first")}
 
     clock = SimpleNamespace(monotonic=count(step=2).__next__)
     monkeypatch.setattr("eagle_fsd.training.dialogues.time", clock)
     limits = ("--minutes", "0.7", "--features", str(tmp_path / "states"))
+    sources = prompts(tmp_path, *({"turns": [first, "And then?"]} for first in wanted))
     main(options(terse, tmp_path / "cut", *limits, sources=sources))
     rows = made(tmp_path / "cut")
     assert {row["user"] for row in rows} == wanted.keys()
@@ -308,10 +306,8 @@ def test_two_processes_that_are_killed_go_on_as_one(tmp_path, terse, data):
     # of two that began alike in two processes one has gone
     assert {row["user"] for row in before.values()} <= {row["user"] for row in made(killed)}
     assert all(before[number] == row for number, row in there().items() if number in before)
-    assert len(after) >= len(before) and len(after.keys() & unbroken.keys()) >= 10
-    assert all(after[number] == unbroken[number] for number in after.keys() & unbroken.keys())
-    files = record_files(killed, "dropped")
-    dropped = [row["id"] for path in files for row in lines(path)]
+    both = after.keys() & unbroken.keys()
+    assert len(both) >= 10 and all(after[number] == unbroken[number] for number in both)
+    dropped = [row["id"] for path in record_files(killed, "dropped") for row in lines(path)]
     assert len(set(dropped)) == len(dropped)
     assert not {number for number, _ in after} & set(dropped)
-    assert len(json.loads((killed / "run.json").read_text())["sessions"]) == 2

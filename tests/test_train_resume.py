@@ -60,14 +60,6 @@ def kill(process: subprocess.Popen) -> None:
         process.communicate()
 
 
-def finished(process: subprocess.Popen) -> None:
-    try:
-        _, told = process.communicate(timeout=150)
-    finally:
-        kill(process)
-    assert process.returncode == 0, told
-
-
 def saved_step(output: Path) -> int:
     """Of the last complete state, wherever in a save a kill fell; -1: none."""
     path = output / "progress.json"
@@ -201,7 +193,12 @@ def test_two_processes_are_one_with_twice_the_batch(saving, target, data, tmp_pa
     main(options(target, data, one, **changes))
     pair = options(target, data, two, **changes)
     kill_behind(launch(saving, pair), two, step=2, delay=0.0)
-    finished(launch(saving, pair))
+    process = launch(saving, pair)
+    try:
+        _, told = process.communicate(timeout=150)
+    finally:
+        kill(process)
+    assert process.returncode == 0, told
     rows = log_rows(one), log_rows(two)
     assert [row["step"] for row in rows[1]] == [1, 20, 21]
     for single, pair in zip(*rows, strict=True):
