@@ -28,11 +28,8 @@ class Answer(Generation):
     thought: int = 0
 
     def pieces(self) -> list[tuple[str, bool, int]]:
-        """(text, fuzzy, round) of each of the tokens, see `fuzzy` and `round_numbers`.
-
-        The texts join to `text`. A stop token's is "", and so is that of a token which only
-        completes a character that the token before it began.
-        """
+        """(text, fuzzy, round) of each of the tokens, see `fuzzy` and `round_numbers`. The texts
+        join to `text`; a stop token's is "", as is one's that only completes a character."""
         found, begin = [], 0
         for end, *known in zip(self.ends, self.fuzzy, self.round_numbers, strict=True):
             end = max(begin, min(end, len(self.text)))

@@ -55,10 +55,7 @@ def thought_tokens(length: int, ends: Iterable[int]) -> int:
 
 
 def without_thought(text: str) -> str:
-    """A text, of whatever model, behind its thought.
-
-    Example: of "<think>maybe 41</think> 42" it is " 42".
-    """
+    """A text, of whatever model, behind its thought."""
     return text[thought_length(text) :]
 
 
@@ -69,15 +66,10 @@ def answer_of(turn: dict) -> str:
 
 
 class Thought(NamedTuple):
-    """What of an answer's text is thought.
+    """What of an answer's text is thought."""
 
-    Attributes:
-        length: characters at its front.
-        shown: its marks are there; special tokens are not.
-    """
-
-    length: int
-    shown: bool
+    length: int  # characters at its front
+    shown: bool  # its marks are there; special tokens are not
 
 
 def thought_marks(tokenizer: "PreTrainedTokenizerBase") -> Marks:
@@ -95,12 +87,8 @@ def find_thought(
     text: str,
     marks: Marks = (),
 ) -> Thought:
-    """The thought of an answer to a prompt.
-
-    Args:
-        text: the answer's, without special tokens.
-        marks: those around it; none: those of thought_marks, else all that are known.
-    """
+    """The thought of an answer to a prompt, whose text lacks special tokens; by the marks that are
+    given, else those of thought_marks, else all that are known."""
     marks = marks or thought_marks(tokenizer) or KNOWN_MARKS
     whole = tokenizer.decode(token_ids)
     length = thought_length(whole, marks, prompt=tokenizer.decode(prompt[-PROMPT_END:]))

@@ -7,7 +7,7 @@ ours in the place of its own loop. What it honours, and what not: docs/transform
 import copy
 import warnings
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
@@ -35,7 +35,7 @@ from eagle_fsd.engine.trial import check_tree_attention
 from eagle_fsd.families import check_supported, text_config
 from eagle_fsd.heads.draft_head import DraftHead
 from eagle_fsd.models.assets import EMBEDDED_TARGET
-from eagle_fsd.models.chat import tell_added, turn_ends
+from eagle_fsd.models.chat import tell_added
 from eagle_fsd.models.load import default_head, load_head, training_dtype
 from eagle_fsd.models.loaded import Model
 from eagle_fsd.models.weights import UNLOADABLE
@@ -48,9 +48,8 @@ FORWARD = ("attention_mask", "logits_to_keep", "past_key_values", "position_ids"
 class Built(NamedTuple):
     """What is made for a model once."""
 
-    target: Target
-    drafter: Drafter
-    turn_ends: tuple[int, ...]  # that its generation config lacks
+    loaded: Model
+    drafter: Drafter  # of the arm
     head: Seen  # the weights of a head that was given loaded, which may be trained on
 
 
@@ -125,10 +124,9 @@ class DecodingMethod:
                 (transformers 5.23, GenerationMixin._extract_generation_mode_kwargs).
         """
         # 1. What cannot be honoured is refused by name, and what is made once is made.
-        _check(model, input_ids, generation_config, rest)
-        sampling = _sampling(generation_config, logits_processor, model.generation_config)
+        sampling = _read_request(model, input_ids, generation_config, logits_processor, rest)
         built = self._built.get(model)
-        if built is None or built.target.is_stale or built.head.has_changed():
+        if built is None or built.loaded.target.is_stale or built.head.has_changed():
             with torch.random.fork_rng(devices=()):  # a head begins as random weights
                 built = self._built[model] = self._build(model)
         self._arm.check(sampling, built.drafter)
@@ -137,8 +135,10 @@ class DecodingMethod:
         budget = max(1, stopping_criteria.max_length - len(prompt))
         ends = [c.eos_token_id for c in stopping_criteria if isinstance(c, EosTokenCriteria)]
         end_ids = tuple(token for end in ends for token in end.tolist())
-        if {*end_ids} == {*_eos_ids(model)}:  # none were given for this call
-            end_ids += built.turn_ends
+        own = model.generation_config.eos_token_id
+        own = {*own} if isinstance(own, list | tuple) else {own} - {None}
+        if {*end_ids} == own and built.loaded.tokenizer is not None:  # none were given in this call
+            end_ids += built.loaded.ends.ids
         seed = torch.randint(2**63 - 1, ()).item()
         config = DecodeConfig(self._arm.policy(sampling), StopConfig(budget, end_ids), seed)
         # 3. The loop; the criteria are asked after each of its tokens in turn.
@@ -146,7 +146,8 @@ class DecodingMethod:
             stream_to.put(input_ids.cpu())
         self.last = answer = Generation()
         sequence = torch.cat([input_ids, input_ids.new_empty(1, budget)], dim=1)
-        with closing(decode_rounds(built.target, built.drafter, prompt, config)) as rounds:
+        decoding = decode_rounds(built.loaded.target, built.drafter, prompt, config)
+        with closing(decoding) as rounds:
             for length, token in enumerate(_emitted(answer, rounds), start=len(prompt) + 1):
                 sequence[0, length - 1] = token
                 stopped = stopping_criteria(sequence[:, :length], None)
@@ -173,14 +174,13 @@ class DecodingMethod:
                 "dtype=torch.float32",
                 stacklevel=2,
             )
+        folder = model.config.name_or_path  # of the model's checkpoint, or its hub id
         # 1. The head; one that is given loaded is copied, and looked at for changes.
-        given = head if isinstance(head, DraftHead) else nn.Module()
+        given, layers = head if isinstance(head, DraftHead) else nn.Module(), ()
         if isinstance(head, DraftHead):
             head = copy.deepcopy(head)
         elif head is not None:
-            checkpoint = model.config.name_or_path  # which may hold an MTP layer
-            head = load_head(head or default_head(EMBEDDED_TARGET), config, target=checkpoint)
-        layers = ()
+            head = load_head(head or default_head(EMBEDDED_TARGET), config, target=folder)
         if head is not None:
             head.config.check_fits(config)
             layers = head.config.fused_layers(config.num_hidden_layers)
@@ -188,23 +188,18 @@ class DecodingMethod:
         # Target gives it, and does not keep the model alive.
         target = Target(copy.copy(model), feature_layers=layers)
         check_tree_attention(target)
-        loaded = Model(target, None, head_drafter(head, target, self._tree))
+        # 3. A tokenizer beside the model's weights tells what ends a turn.
+        tokenizer = None
+        if folder and not self._generate_ends:
+            with suppress(*UNLOADABLE):  # token ids are all that is needed
+                tokenizer = AutoTokenizer.from_pretrained(
+                    folder, local_files_only=True, trust_remote_code=False
+                )
+        loaded = Model(target, tokenizer, head_drafter(head, target, self._tree))
+        if tokenizer is not None:
+            tell_added(loaded.ends, folder)
         weights = Seen(lambda: [*given.parameters(), *given.buffers()])
-        return Built(target, self._arm.build_drafter(loaded), self._turn_ends(model), weights)
-
-    def _turn_ends(self, model: PreTrainedModel) -> tuple[int, ...]:
-        """What ends a turn by the tokenizer in the model's own folder, if it has one."""
-        name = model.config.name_or_path
-        if self._generate_ends or not name:
-            return ()
-        options = {"local_files_only": True, "trust_remote_code": False}
-        try:
-            tokenizer = AutoTokenizer.from_pretrained(name, **options)
-        except UNLOADABLE:  # token ids are all that is needed
-            return ()
-        ends = turn_ends(tokenizer, sorted(_eos_ids(model)))
-        tell_added(ends, name)
-        return ends.ids
+        return Built(loaded, self._arm.build_drafter(loaded), weights)
 
 
 custom_generate = DecodingMethod  # as users name it, after the argument that takes it
@@ -217,10 +212,22 @@ def _emitted(answer: Generation, rounds: Iterator[Round]) -> Iterator[int]:
         yield from step.tokens
 
 
-def _check(
-    model: PreTrainedModel, input_ids: torch.Tensor, asked: GenerationConfig, rest: dict
-) -> None:
-    """Refuse by name what is not one prompt on a plain model, decoded greedily or by sampling."""
+def _read_request(
+    model: PreTrainedModel,
+    input_ids: torch.Tensor,
+    asked: GenerationConfig,
+    processors: LogitsProcessorList,
+    rest: dict[str, object],
+) -> SamplingConfig:
+    """The sampling that is asked for. BadInput names all that is not one prompt on a plain model,
+    decoded greedily or by sampling."""
+    # 1. Sampling, whose own logits processors are those that `generate` made of it.
+    chosen = {name: getattr(asked, name) for name in ("temperature", "top_k", "top_p")}
+    chosen = {"temperature": 1.0} | {n: value for n, value in chosen.items() if value is not None}
+    sampling = SamplingConfig(**chosen) if asked.do_sample else SamplingConfig()
+    own = [sampling.temperature not in (0, 1), sampling.top_k > 0, sampling.top_p < 1]
+    names = ", ".join(type(processor).__name__ for processor in processors)
+    # 2. What is there of all that is not honoured.
     B, T = input_ids.shape
     mode = asked.get_generation_mode().value
     attention, readout = model.config._attn_implementation, model.get_output_embeddings()
@@ -237,41 +244,22 @@ def _check(
         "past_key_values": getattr(rest.get("past_key_values"), "_is_user_defined", False),
         "cache_implementation": asked.cache_implementation,
         "return_dict_in_generate": asked.return_dict_in_generate,
+        f"{names} (not of temperature, top_k and top_p)": len(processors) > sum(own),
     }
     # an empty dict is what a multimodal model's `generate` gives for no images
-    empty = {name for name, value in rest.items() if isinstance(value, dict) and not value}
-    passed = empty | {*FORWARD}
-    found |= {name: value is not None for name, value in rest.items() if name not in passed}
+    given = {name for name, value in rest.items() if not (isinstance(value, dict) and not value)}
+    found |= {name: rest[name] is not None for name in given - {*FORWARD}}
     if refused := [name for name, there in found.items() if there]:
+        defaults = generation_defaults(model.generation_config).items()
+        defaults = ", ".join(f"{n}={value!r:.50}" for n, value in defaults if n not in HONOURED)
+        remedy = "leave that out"
+        if defaults:
+            remedy += (
+                f"; the model's own generation_config sets {defaults}: give the call another value "
+                "(repetition_penalty=1.0; of lm-eval by --gen_kwargs), or take it out there"
+            )
         raise BadInput(
             "eagle_fsd decodes one prompt of token ids, greedily or by sampling, without "
-            f"{', '.join(refused)}: leave that out"
-        )
-
-
-def _eos_ids(model: PreTrainedModel) -> set[int]:
-    """The end tokens of the model's generation config."""
-    eos = model.generation_config.eos_token_id
-    return {*eos} if isinstance(eos, list | tuple) else {eos} - {None}
-
-
-def _sampling(
-    asked: GenerationConfig, processors: LogitsProcessorList, defaults: GenerationConfig
-) -> SamplingConfig:
-    """From the settings; refuses logits processors that are not theirs."""
-    chosen = {name: getattr(asked, name) for name in ("temperature", "top_k", "top_p")}
-    chosen = {"temperature": 1.0} | {n: value for n, value in chosen.items() if value is not None}
-    sampling = SamplingConfig(**chosen) if asked.do_sample else SamplingConfig()
-    own = [sampling.temperature not in (0, 1), sampling.top_k > 0, sampling.top_p < 1]
-    if len(processors) > sum(own):
-        names = ", ".join(type(processor).__name__ for processor in processors)
-        left = generation_defaults(defaults).items()
-        left = ", ".join(f"{name}={value!r:.50}" for name, value in left if name not in HONOURED)
-        raise BadInput(
-            f"logits processors {names}: those of the settings temperature, top_k and top_p are "
-            "honoured, no others: leave them out; of the model's own generation_config "
-            f"({left or 'which sets none'}) by another value in the call, such as "
-            "repetition_penalty=1.0 (of lm-eval by --gen_kwargs), or by taking it out of "
-            "model.generation_config or the folder's generation_config.json"
+            f"{', '.join(refused)}: {remedy}"
         )
     return sampling

@@ -42,7 +42,7 @@ from eagle_fsd.decoding.tree import GREEDY, Drafter, DraftTree
 from eagle_fsd.drafters.eagle import head_drafter
 from eagle_fsd.models.load import load_head, load_target, load_target_config
 from eagle_fsd.models.loaded import Model
-from eagle_fsd.models.random_weights import random_tokenizer
+from eagle_fsd.models.weights import random_tokenizer
 from eagle_fsd.options import option
 from eagle_fsd.runs.jsonl import write_json
 

@@ -20,7 +20,7 @@ from eagle_fsd.arms import parse_arm
 from eagle_fsd.config import BadInput, TreeConfig
 from eagle_fsd.decoding.target import Target
 from eagle_fsd.engine import products
-from eagle_fsd.models import random_weights
+from eagle_fsd.models import weights
 from eagle_fsd.models.digests import target_digests
 from eagle_fsd.models.load import (
     check_draft_model,
@@ -285,7 +285,7 @@ def test_the_built_in_shape_has_the_published_number_of_parameters():
 def test_a_random_model_is_the_stock_model_with_those_weights(tied):
     """Ties and all."""
     config = tiny_config(tie_word_embeddings=tied)
-    model = random_weights.random_model(config, dtype=torch.float32, device="cpu")
+    model = weights.random_model(config, dtype=torch.float32, device="cpu")
     target = Target(model)
     stock = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
     stock.load_state_dict(model.state_dict())
@@ -295,7 +295,7 @@ def test_a_random_model_is_the_stock_model_with_those_weights(tied):
     assert torch.allclose(logits_V, stock(prompt_L[None]).logits[0, -1], atol=1e-4, rtol=1e-4)
     assert len(target.lm_head.weight.unique(dim=0)) == target.vocab_size
     assert (target.embed_tokens.weight is target.lm_head.weight) == tied
-    # its logits vary by random_weights.STEEPNESS
+    # its logits vary by weights.STEEPNESS
     assert target.eos_token_ids == () and 6 < logits_V.std() < 10
 
 

@@ -278,7 +278,7 @@ def test_however_a_call_ends_it_leaves_no_cache_and_another_answer_alone():
     model, ours = tiny_model(), method("plain")
     want = new_tokens(model, None, max_new_tokens=12)
     new_tokens(model, ours, max_new_tokens=2)
-    target, *_ = ours._built[model]
+    target = ours._built[model].loaded.target
     other = decode_rounds(target, RootDrafter(), PROMPT[0].tolist(), CONFIG)
     begun = []
     with pytest.raises(BadInput, match="another answer was begun"):

@@ -136,11 +136,8 @@ def broken_up(tokenizer: PreTrainedTokenizerBase, messages: list[Message]) -> li
 
 
 def encode(tokenizer: PreTrainedTokenizerBase, text: str, *, begins: bool = False) -> list[int]:
-    """Token ids of a rendering of messages that are `broken_up`.
-
-    Args:
-        begins: it has no begin token yet.
-    """
+    """Token ids of a rendering of messages that are `broken_up`; it `begins` without a begin
+    token."""
     if BREAK not in text:
         return tokenizer(text, add_special_tokens=begins).input_ids
     ids = []
@@ -176,16 +173,11 @@ def _control(tokenizer: PreTrainedTokenizerBase, *, spaces: bool = False) -> str
 
 
 class TurnEnds(NamedTuple):
-    """What ends an answer.
-
-    Attributes:
-        ids, strings: of all sources.
-        added: the tokens that generation_config lacks, as text.
-    """
+    """What ends an answer."""
 
     ids: tuple[int, ...]
     strings: tuple[str, ...]
-    added: tuple[str, ...]
+    added: tuple[str, ...]  # the tokens that generation_config lacks, as text
 
 
 def turn_ends(
@@ -197,12 +189,8 @@ def turn_ends(
 ) -> TurnEnds:
     """What ends an answer of a target, for every loop of ours: the end tokens of its
     generation_config, the tokenizer's end token, the token with which its chat template ends an
-    assistant's turn; and of a FastChat template its stop strings and tokens.
-
-    Args:
-        eos_token_ids: of generation_config.
-        generate_ends: these alone, and those of a FastChat template that was asked for.
-    """
+    assistant's turn; and of a FastChat template its stop strings and tokens. With generate_ends
+    only those of generation_config and of a FastChat template."""
     strings, asked, own = (), (), []
     if not generate_ends and tokenizer.eos_token_id is not None:
         own.append(tokenizer.eos_token_id)

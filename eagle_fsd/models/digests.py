@@ -10,7 +10,7 @@ from eagle_fsd.heads.files import head_folder
 from eagle_fsd.heads.mtp_files import is_mtp, is_text, parse_name
 from eagle_fsd.models.assets import EMBEDDED_ASSET, EMBEDDED_TARGET
 from eagle_fsd.models.load import load_target_config, source_of
-from eagle_fsd.models.random_weights import PREFIX, SHAPES
+from eagle_fsd.models.weights import PREFIX, SHAPES
 from eagle_fsd.runs.provenance import file_digests
 
 

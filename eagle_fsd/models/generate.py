@@ -68,18 +68,15 @@ class Request:
 class Batch:
     """Requests under way, and their keys, values and states: padded on the left, so that all rows
     end in the same column. The last token of each row is not in the cache yet; the first step runs
-    the prompts. The target's own single sequence is not touched.
-    """
+    the prompts."""
 
     def __init__(self, target: Target, rows: list[Request]):
-        self.target = target
-        self.rows = rows
+        self.target, self.rows = target, rows
         self.longest = max((len(row.prompt) + len(row.tokens) for row in rows), default=0)
         self.cache = target.new_cache(self.longest + ROOM)
 
     @property
     def going(self) -> list[int]:
-        """The rows that have not ended."""
         return [b for b, row in enumerate(self.rows) if not row.ended]
 
     def step(self) -> Iterator[Request]:
@@ -124,8 +121,7 @@ class Batch:
 
 
 def next_tokens(rows: list[Request], logits_RV: torch.Tensor) -> list[int]:
-    """A token for each row, by its temperature and its next uniform. BadInput: logits are no
-    numbers."""
+    """A token a row, by its temperature and next uniform. BadInput: logits are no numbers."""
     token_R = torch.zeros(len(rows), dtype=torch.int64, device=logits_RV.device)
     for temperature in {row.temperature for row in rows}:
         chosen = [r for r, row in enumerate(rows) if row.temperature == temperature]
@@ -177,15 +173,9 @@ def complete(
     batch_size: int,
     stop: Callable[[], bool] = lambda: False,
 ) -> Iterator[Request]:
-    """Continue requests, and give each out when it has ended.
-
-    Args:
-        batch_size: rows at a time; the next requests are taken as rows become free.
-        stop: asked before every forward; ends the run, and gives out what is under way as it is.
-
-    Raises:
-        BadInput: a prompt has a token outside the target's vocabulary; logits are no numbers.
-    """
+    """Continue requests, `batch_size` at a time, and give each out when it has ended. `stop` is
+    asked before every forward; it ends the run, and gives out what is under way as it is. BadInput:
+    a prompt has a token outside the target's vocabulary; logits are no numbers."""
     batch, waiting = Batch(target, []), iter(requests)
     while not stop():
         full = batch.cache.length == batch.cache.capacity

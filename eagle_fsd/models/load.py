@@ -21,10 +21,18 @@ from eagle_fsd.families import check_supported, text_config
 from eagle_fsd.heads.draft_head import DraftHead
 from eagle_fsd.heads.files import read_head
 from eagle_fsd.heads.mtp_files import is_mtp, read_mtp
-from eagle_fsd.models import random_weights
 from eagle_fsd.models.assets import EMBEDDED_TARGET, embedded_target
-from eagle_fsd.models.random_weights import PREFIX, SHAPES
-from eagle_fsd.models.weights import UNLOADABLE, class_to_load, reason, stored_model
+from eagle_fsd.models.weights import (
+    PREFIX,
+    SHAPES,
+    UNLOADABLE,
+    class_to_load,
+    random_head,
+    random_model,
+    random_tokenizer,
+    reason,
+    stored_model,
+)
 from eagle_fsd.recurrent.kinds import has_states, no_draft_states
 
 # eagle_fsd/checkpoints is a link to the repository's checkpoints/, and a folder once installed
@@ -35,12 +43,9 @@ DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch
 
 def load_target_config(name: str) -> PretrainedConfig:
     """The config of the target's text model, which of a multimodal checkpoint is a part; BadInput
-    for an unknown name, or if trees cannot be verified with it.
-
-    Args:
-        name: "smollm2" (the embedded one), a folder, a .gguf file, a hub id, or "random:" and one
-            of them, or a name in SHAPES: random weights of that config.
-    """
+    for an unknown name, or if trees cannot be verified with it. Names are "smollm2" (the embedded
+    one), a folder, a .gguf file, a hub id; and for random weights "random:" and one of these, or a
+    name in SHAPES."""
     return text_config(_whole_config(name))
 
 
@@ -68,7 +73,7 @@ def _whole_config(name: str) -> PretrainedConfig:
 def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
     """A target's tokenizer without its weights; for names see load_target_config."""
     if name.startswith(PREFIX):
-        return random_weights.random_tokenizer()
+        return random_tokenizer()
     path, options = source_of(name)
     try:
         tokenizer = AutoTokenizer.from_pretrained(path, **options)
@@ -102,14 +107,13 @@ def default_device() -> str:
 
 def default_dtype(device: str) -> str:
     """What to decode one answer in: float32 where its weights can be read in 16 bits (on x86
-    processors, engine/products.py), which costs no more there than bfloat16 does and is exact; else
-    that of training_dtype."""
+    processors, engine/products.py), which is as fast there; else that of training_dtype."""
     return "float32" if device == "cpu" and products.can_multiply() else training_dtype(device)
 
 
 def training_dtype(device: str) -> str:
-    """What to run many texts at once in, where products bind and not the reading of weights:
-    bfloat16, but float32 on a processor that does not multiply it in hardware."""
+    """What to run many texts at once in, where products bind: bfloat16, but float32 on a processor
+    that does not multiply it in hardware."""
     able = torch.cpu.get_capabilities()
     multiplies = any(able.get(name) for name in ("avx512_bf16", "amx_bf16", "bf16"))
     return "bfloat16" if multiplies or device != "cpu" else "float32"
@@ -159,7 +163,7 @@ def load_target(
     # 3. The weights, by the first engine that can run them.
     placed = {"dtype": DTYPES[dtype], "device": device}
     if name.startswith(PREFIX):
-        make = partial(random_weights.random_model, config, **placed)
+        make = partial(random_model, config, **placed)
     else:
         path, options = source_of(name)
         make = partial(stored_model, name, path, config, **placed, **options)
@@ -185,12 +189,8 @@ def own_layers(draft_model: str) -> int:
 
 
 def check_draft_model(name: str, target: str) -> list[int]:
-    """Refuse, before weights load, a draft model that the target cannot be drafted for with: by its
-    config, and by its tokenizer, of which a token is named that the target's has as another.
-
-    Returns:
-        The ids of tokens that its tokenizer has and the target's lacks.
-    """
+    """The ids of tokens that a draft model's tokenizer has and the target's lacks. BadInput, before
+    weights load: its config does not allow it, or its tokenizer has a token as another."""
     config = load_target_config(target)
     if name.startswith("layers:"):
         if not 0 < own_layers(name) < config.num_hidden_layers:
@@ -218,8 +218,7 @@ def check_draft_model(name: str, target: str) -> list[int]:
 
 
 def load_draft_model(name: str, target: Target, *, engine: str) -> Target:
-    """A draft model that check_draft_model lets pass, as the target is loaded: in its dtype, on its
-    device; "layers:N" shares its weights."""
+    """A draft model, in the target's dtype and on its device; "layers:N" shares its weights."""
     if count := own_layers(name):
         return target.first_layers(count)
     dtype = str(target.dtype).removeprefix("torch.")
@@ -248,14 +247,13 @@ def default_head(target: str) -> str:
 
 
 def load_head(name: str | Path, target_config: PretrainedConfig, *, target: str = "") -> DraftHead:
-    """A draft head by name, in its own dtype on the CPU, checked against the target (read_head; of
-    `mtp` and its like read_mtp, for which the target's own name is needed). What of its config was
-    assumed, or is not read, is said on standard error."""
+    """A draft head by name, in its own dtype on the CPU, checked against the target, whose own name
+    `mtp` needs. What of its config was assumed, or is not read, is said on standard error."""
     if is_mtp(name):
         has_files = target and not target.startswith(PREFIX) and not target.endswith(".gguf")
         return read_mtp(name, source_of(target)[0] if has_files else "", target_config)
     if str(name).startswith(PREFIX):
-        return random_weights.random_head(str(name), target_config)
+        return random_head(str(name), target_config)
     head, (_, *notes) = read_head(name, target_config)
     if notes:
         tqdm.write(f"eagle_fsd: head {name}: {'; '.join(notes)}", file=sys.stderr)

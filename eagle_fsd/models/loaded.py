@@ -36,26 +36,16 @@ from eagle_fsd.thoughts import Marks, Thought, find_thought
 
 @dataclass(frozen=True)
 class Model:
-    """A target with its drafter; one answer at a time.
-
-    Attributes:
-        tokenizer: None: token ids only (transformers_generate.py).
-        drafter: of the head.
-        conv_template: a FastChat template, see prompt_ids.
-        draft_model: what drafters/language_model.py drafts with.
-        generate_ends: see turn_ends.
-        marks: around the target's thoughts; none: see find_thought.
-        foreign_ids: ids of the draft model's tokens that the target's tokenizer lacks.
-    """
+    """A target with its drafter; one answer at a time. See `load` for what is not explained."""
 
     target: Target
-    tokenizer: PreTrainedTokenizerBase | None
-    drafter: Drafter
+    tokenizer: PreTrainedTokenizerBase | None  # None: token ids only (transformers_generate.py)
+    drafter: Drafter  # of the head
     conv_template: str = ""
     draft_model: Target | None = None
     generate_ends: bool = False
     marks: Marks = ()
-    foreign_ids: Sequence[int] = ()
+    foreign_ids: Sequence[int] = ()  # of the draft model's tokens that the tokenizer lacks
 
     @property
     def max_positions(self) -> int:
@@ -64,7 +54,6 @@ class Model:
 
     @cached_property
     def ends(self) -> TurnEnds:
-        """What ends its answers."""
         return turn_ends(
             self.tokenizer,
             self.target.eos_token_ids,
@@ -73,7 +62,7 @@ class Model:
         )
 
     def stop(self, max_new_tokens: int, strings: str | Sequence[str] = ()) -> StopConfig:
-        """The budget, and all that ends an answer: what ends a turn, and the strings given."""
+        """The budget, what ends a turn, and the strings given."""
         strings = tuple(dict.fromkeys([*self.ends.strings, *each_string(strings)]))
         return StopConfig(max_new_tokens, self.ends.ids, strings, self.tokenizer.decode)
 
@@ -139,9 +128,8 @@ def load(
 ) -> Model:
     """Load a target and a draft head; BadInput, before weights load, if they cannot be.
 
-    A line on standard error names the dtype and the threads. On a CPU that others keep busy
-    torch's threads are lowered for the whole process (engine/threads.py), and the line gives the
-    reason. A torch.set_num_threads after it holds.
+    A line on standard error names the dtype and the threads, which are lowered for the whole
+    process where others keep the CPU busy (engine/threads.py).
 
     Args:
         target, dtype, device, engine: see load.py; dtype "" is that of default_dtype.

@@ -22,10 +22,10 @@ def walk(
     stop_token_ids: Collection[int] = (),
 ) -> Iterator[tuple[int, DraftTree, list[int]]]:
     """Every round: its root's place in the text, its tree, and the accepted path, the root first.
-    It emits as many tokens as the path has nodes, the accepted drafts and the next token.
+    It emits as many tokens as the path has nodes.
 
     Example, text A B C D, root A: a tree with B, and X below it, accepts B; C is the next token and
-    the root of the next round. Emitted are two.
+    the root of the next round.
 
     Args:
         ids: a text longer by a tree's levels than the roots reach.
@@ -47,8 +47,8 @@ def walk(
 def accepted_path(
     tree: DraftTree, following: Sequence[int], stop_token_ids: Collection[int]
 ) -> list[int]:
-    """The root, and the drafts below it that are the tokens which follow it in the text, one below
-    the other, up to the first that ends an answer."""
+    """The root, and the drafts below it that follow it in the text, one below the other, up to the
+    first that ends an answer."""
     tokens, parents = tree.token_N.tolist(), tree.parent_N.tolist()
     drafted = {(parents[node], tokens[node]): node for node in range(1, tree.size)}
     path = [0]
