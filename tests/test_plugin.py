@@ -4,7 +4,6 @@ are, a run knows the file by its checksum, and what is wrong with the file is to
 import json
 import re
 import sys
-from pathlib import Path
 
 import pytest
 from commands import ROOT, bench_options
@@ -27,26 +26,26 @@ DRAFTERS["repeat"] = RepeatSettings
 @pytest.fixture(autouse=True)
 def _as_another_process():
     """What a plugin has added goes with the test."""
-    before = {kind: table.copy() for kind, table in TABLES.items()}
     yield
     for kind, table in TABLES.items():
         table.clear()
-        table.update(before[kind])
+        table.update(OWN[kind])
     for name in [name for name in sys.modules if name.startswith("eagle_fsd_plugin_")]:
         del sys.modules[name]
 
 
-def write(path: Path, *parts: str) -> Path:
-    path.write_text("\n".join(parts))
-    return path
-
-
 def test_rules_guards_and_drafters_of_a_file_are_arms(tmp_path):
-    """And to load it twice, as two commands' options in one process do, is harmless."""
-    blocks = [BLOCKS[name] for name in ("rule", "registration", "guard", "drafter")]
-    for _ in range(2):
-        load_plugin(str(write(tmp_path / "mine.py", *blocks, ENTRIES)))
+    """And to load it twice, as two commands' options in one process do, is harmless, as is to load
+    it once more with a change."""
+    path, blocks = tmp_path / "mine.py", ("rule", "registration", "guard", "drafter")
+    text = "\n".join([*(BLOCKS[name] for name in blocks), ENTRIES])
+    for change in ("", "", "# changed"):
+        path.write_text(text + change)
+        load_plugin(str(path))
     assert parse_arm("likely:.10,opening=40@repeat:4").text == "likely:0.1,opening=40@repeat:4"
+
+
+REPLACES = "from eagle_fsd.rules import RULES\nRULES['mine'] = RULES['fsd'] = RULES['exact']\n"
 
 
 @pytest.mark.parametrize(
@@ -54,33 +53,32 @@ def test_rules_guards_and_drafters_of_a_file_are_arms(tmp_path):
     [
         ("x = (\n", "line 1: SyntaxError: '[(]' was never closed"),
         ("def f():\n    return 1 / 0\n\nf()\n", "line 2: ZeroDivisionError: division by zero"),
-        ("import json\n\njson.loads('{')\n", "line 3: JSONDecodeError"),
         ("raise SystemExit(3)\n", "line 1: SystemExit: 3"),
         ("x = 1\ncompile('(', 'other', 'exec')\n", "line 2: SyntaxError"),  # another's line
-        (
-            "from eagle_fsd.rules import RULES\nRULES['mine'] = RULES['fsd'] = RULES['exact']\n",
-            "the rule 'fsd' is the library's own.* another name",
-        ),
+        (REPLACES, "the rule 'fsd' is the library's own.* another name"),
+        (f"{REPLACES}1 / 0\n", "line 3: ZeroDivisionError"),
     ],
 )
 def test_what_is_wrong_with_a_file_is_told_with_its_line(tmp_path, text, told):
-    """And the library's own entries stay."""
-    path = write(tmp_path / "mine.py", text)
-    with pytest.raises(BadInput, match=f"(?s)plugin {path}.*{told}"):
-        load_plugin(str(path))
-    assert all(own.items() <= TABLES[kind].items() for kind, own in OWN.items())
+    """The library's own entries stay, and the same file is no better the second time."""
+    path = tmp_path / "mine.py"
+    path.write_text(text)
+    for _ in range(2):
+        with pytest.raises(BadInput, match=f"(?s)plugin {path}.*{told}"):
+            load_plugin(str(path))
+        assert all(own.items() <= TABLES[kind].items() for kind, own in OWN.items())
 
 
 @pytest.mark.processes
 def test_a_run_with_a_plugin_is_known_by_its_file(call, models, tmp_path):
     """The run's file holds name and checksum of what was run; a changed file does not go on."""
-    likely = write(tmp_path / "likely.py", BLOCKS["rule"], BLOCKS["registration"])
+    likely = tmp_path / "likely.py"
+    likely.write_text(BLOCKS["rule"] + BLOCKS["registration"])
     options = [*bench_options(models, tmp_path), "--questions", 1, "--arms", "likely:0.001"]
     assert "unknown rule 'likely'" in call("evaluate/mt_bench.py", *options)
     assert "likely:0.001 " in call("evaluate/mt_bench.py", *options, "--plugin", likely)
     stated = json.loads((tmp_path / "run" / "run.json").read_text())["options"]
     assert stated["plugin"] == str(likely) and len(stated["plugin/likely.py"]) == 16
-    TABLES["rule"].pop("likely")  # as in another process
-    write(likely, likely.read_text(), "# changed")
+    likely.write_text(likely.read_text() + "# changed")
     told = call("evaluate/mt_bench.py", *options, "--plugin", likely)
     assert "other settings (there, here): {'plugin/likely.py'" in told

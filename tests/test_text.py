@@ -29,18 +29,14 @@ def tokenizer(tmp_path):
     return AutoTokenizer.from_pretrained(write_target(tmp_path / "target"))
 
 
-def test_the_tokenizers_own_template(tokenizer):
-    """Ids, once tokenised, up to where the assistant's next turn begins."""
+def test_a_template_of_the_tokenizer_s_or_of_fastchat_s(tokenizer):
+    """Ids up to where the assistant's next turn begins. One of FastChat's that is named goes before
+    the tokenizer's own; its text is FastChat's, a copy each time."""
     ids = prompt_ids(tokenizer, CONVERSATION)
     assert isinstance(ids, list) and all(type(token) is int for token in ids)
     assert tokenizer.decode(ids) == (
         "<s>user\nHi</s><s>assistant\nYes?</s><s>user\nWhy\nso?</s><s>assistant\n"
     )
-    assert ids[0] == tokenizer.bos_token_id and ids.count(tokenizer.bos_token_id) == 4
-
-
-def test_a_fastchat_template_by_name(tokenizer):
-    """Named, it goes before the tokenizer's own; its text is FastChat's, a copy each time."""
     named = {"conv_template": "vicuna_v1.1"}
     system = [{"role": "system", "content": "Be brief."}, *CONVERSATION[:1]]
     first = prompt_ids(tokenizer, system, **named)
@@ -51,7 +47,8 @@ def test_a_fastchat_template_by_name(tokenizer):
     assert text.endswith("USER: Hi ASSISTANT: Yes?</s>USER: Why\nso? ASSISTANT:")
     tokenizer.chat_template = None
     assert prompt_ids(tokenizer, CONVERSATION, **named) == ids
-    assert prompt_ids(tokenizer, system, **named) == first
+    with pytest.raises(BadInput, match="conv_template"):
+        prompt_ids(tokenizer, CONVERSATION)
 
 
 def test_every_fastchat_template_makes_a_prompt_or_is_unknown(tokenizer):
@@ -103,18 +100,6 @@ def test_a_chat_template_that_raises_is_told_in_its_words(tokenizer):
             ChatFormat(tokenizer)
 
 
-@pytest.mark.parametrize("content", ["", " \n\t", "a\ud83d", None])
-def test_an_empty_prompt_is_refused(tokenizer, content):
-    """A turn of the user's, half a character, or no turn at all. An empty answer is none: a model
-    may have answered with its end token alone, and the second turn is still asked."""
-    turns = [*CONVERSATION[:2], {"role": "user", "content": content}]
-    for template in ("", "vicuna_v1.1"):
-        with pytest.raises(BadInput):
-            prompt_ids(tokenizer, [] if content is None else turns, conv_template=template)
-    messages = [CONVERSATION[0], {"role": "assistant", "content": ""}, CONVERSATION[2]]
-    assert "Why" in tokenizer.decode(prompt_ids(tokenizer, messages))
-
-
 ROWS = [{"id": 1, "text": 'é\u2028日本\n"x"'}, {"id": 2, "deep": [[1.5, None], {"a": True}]}]
 
 
@@ -149,28 +134,30 @@ def test_a_torn_last_line_is_repaired(tmp_path, capsys):
 def test_what_is_not_repaired_stays(tmp_path):
     """A broken line in the middle is refused by number, for a person to look at. Without repair a
     torn line is left out: another process may be writing. Blank lines are no rows."""
-    path = tmp_path / "rows.jsonl"
+    path, broken, torn = (
+        tmp_path / "rows.jsonl",
+        '{"id": 1}\n\n{"id": 2\n',
+        '{"id": 1}\n\n{"id": 2}',
+    )
+    path.write_text(broken + '{"id": 3}\n')
     for repair in (False, True):
-        path.write_text('{"id": 1}\n\n{"id": 2\n{"id": 3}\n')
         with pytest.raises(BadInput, match=r"rows\.jsonl, line 3 "):
             read_lines(path, repair=repair)
-        assert path.read_text() == '{"id": 1}\n\n{"id": 2\n{"id": 3}\n'
-    path.write_text('{"id": 1}\n\n{"id": 2}')
+    assert path.read_text() == broken + '{"id": 3}\n'
+    path.write_text(torn)
     warnings: list[str] = []
     assert read_lines(path, warn=warnings.append) == [{"id": 1}]
-    assert path.read_text() == '{"id": 1}\n\n{"id": 2}' and "torn" in warnings[0]
+    assert path.read_text() == torn and "torn" in warnings[0]
 
 
-def test_questions_are_read(tmp_path):
-    """FastChat's rows, other keys ignored; category and reference may be absent."""
-    first = {"question_id": 81, "category": "writing", "turns": ["a", "b"], "reference": ["x"]}
-    path = write_rows(tmp_path / "rows.jsonl", first, {"question_id": "h/0", "turns": ["c"]})
-    expected = [Question(81, "writing", ["a", "b"], ["x"]), Question("h/0", "all", ["c"])]
-    assert read_questions(path) == expected
-
-
-# rows of other forms, alone in a file
+# rows alone in a file: FastChat's, other keys ignored, category and reference may be absent; and
+# of other forms
 FORMS = [
+    (
+        {"question_id": 81, "category": "writing", "turns": ["a", "b"], "reference": ["x"], "z": 1},
+        Question(81, "writing", ["a", "b"], ["x"]),
+    ),
+    ({"question_id": "h/0", "turns": ["c"]}, Question("h/0", "all", ["c"])),
     ("Why?", Question(0, "all", ["Why?"])),
     ({"prompt": "Why?", "category": None}, Question(0, "all", ["Why?"])),
     ({"question": "6?", "answer": "2 * 3\n#### 6", "id": "a"}, Question("a", "all", ["6?"], ["6"])),
@@ -198,7 +185,6 @@ def test_spread_takes_the_first_of_each_category_then_the_second():
     chosen = {n: [q.question_id for q in spread(questions, n)] for n in range(1, 10)}
     assert chosen[3] == [0, 3, 5]  # one of a, b, c
     assert chosen[5] == [0, 1, 3, 4, 5]  # c has no second
-    assert chosen[7] == [0, 1, 2, 3, 4, 5, 8]
     assert chosen[9] == list(range(9))
     assert all(set(chosen[n - 1]) < set(chosen[n]) for n in range(2, 10))
 
@@ -247,22 +233,16 @@ def test_the_users_prefix_and_end(target, template, prefix):
         chat(target, BRACKETS).user_prefix()
 
 
-def test_going_on_keeps_the_tokens(target):
-    """The next prompt is the tokens so far and the next turn: what the template itself renders."""
-    format = chat(target)
-    ids = [*format.prompt(TALK[:1]), *format.tokenizer("Yes?").input_ids, 1]
-    longer = format.prompt(TALK, ids)
-    assert longer == format.prompt(TALK)
-    assert longer[: len(ids)] == ids
-
-
 @pytest.mark.parametrize(
-    ("template", "said"), [(TRIMMING, " Yes?"), (FORGETTING, "hm|Yes?"), (BRACKETS, "Yes?")]
+    ("template", "said"),
+    [("", "Yes?"), (TRIMMING, " Yes?"), (FORGETTING, "hm|Yes?"), (BRACKETS, "Yes?")],
 )
-def test_a_template_that_rewrites_the_past_is_followed(target, template, said):
-    """Trimmed, forgotten or padded: the next prompt, as the target sees it, does not begin with the
-    tokens so far."""
+def test_the_next_prompt_is_what_the_template_renders(target, template, said):
+    """The tokens so far and the next turn; or where the template rewrites the past (trims, forgets
+    or pads it) what it makes of that, which does not begin with the tokens so far."""
     format = chat(target, template)
     ids = [*format.prompt(TALK[:1]), *format.tokenizer(said).input_ids, 1]
     talk = [TALK[0], {"role": "assistant", "content": said}, TALK[2]]
-    assert format.prompt(talk, ids) == format.prompt(talk) != ids
+    longer = format.prompt(talk, ids)
+    assert longer == format.prompt(talk)
+    assert (longer[: len(ids)] == ids) == (not template)
