@@ -12,7 +12,7 @@ import copy
 import math
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import partial
 
 import torch
@@ -60,11 +60,10 @@ class Target:
     Args:
         model: in eval mode. Its generation config is cleared but for the stop tokens, so that
             `generate` has no defaults that our loop lacks.
-        keep_stock: with an engine that rebuilds the model's layers, rebuild those of a copy, so
-            that `model` can still be run as transformers made it; costs the linear weights twice.
+        keep_stock: an engine that rebuilds the model's layers rebuilds those of a copy, so that
+            `model` is still as transformers made it; costs the linear weights twice.
 
     Attributes:
-        model: the transformers model; stock unless keep_stock is False.
         config: of its text model, a part of a multimodal model's.
         readout_is_linear: logits are `readout_rows` times the hidden state and nothing else.
         feature_layers: which hidden states are the features, as indices into transformers'
@@ -77,7 +76,7 @@ class Target:
         has_states: layers carry a state from token to token instead of keys and values.
         cache: of the sequence that it decodes; None before the first and after the last.
         last_logits_NV: what the last verification returned, for drafters that learn from it.
-        masks: masks(visible_NK, key_position_K, position_N) is masks.layer_masks of this model.
+        masks: masks(visible_NK, key_position_K, position_N) is layer_masks of this model.
     """
 
     def __init__(
@@ -142,8 +141,7 @@ class Target:
 
     @property
     def is_stale(self) -> bool:
-        """Whether the model has other parts or weights than those that were read or copied when
-        this Target was made."""
+        """Whether the model has other parts or weights than those that this Target was made of."""
         return self._seen.has_changed()
 
     def new_cache(self, capacity: int) -> TreeCache:
@@ -151,8 +149,7 @@ class Target:
         return TreeCache(self.num_layers, self.engine.rows(capacity), **self._cache_settings)
 
     def first_layers(self, count: int) -> "Target":
-        """A target of the model's first layers, its final norm and its lm_head: the same weights,
-        nothing is copied."""
+        """A target of the model's first layers, its final norm and its lm_head, on its weights."""
         cut = copy.copy(self)
         cut.num_layers, cut.feature_layers, cut.cache = count, (), None
         cut.model = cut._body = shortened(self._body, count)
@@ -166,7 +163,7 @@ class Target:
 
     def start(self, capacity: int) -> None:
         """Begin a new sequence with a cache of `capacity` rows (prompt + answer + one tree).
-        BadInput: the model was changed since, see is_stale."""
+        BadInput: the model is_stale."""
         if self.is_stale:
             raise BadInput(
                 "the target's weights are no longer those that it was loaded with, of which copies "
@@ -223,27 +220,16 @@ class Target:
             visible_NK = torch.ones(N, prefix + N, dtype=torch.bool, device=self.device)
             visible_NK[:, prefix:] = tree.ancestor_NN
             key_position_K = torch.cat([torch.arange(prefix, device=self.device), position_N])
-        # 3. Recurrent layers are given the tree; a single token is transformers' own step there
-        #    too, which changes their states for good.
-        parent_N = ancestor_NN = None
-        exchanged = nullcontext()
+        # 3. One forward. Recurrent layers are given the tree; a single token is transformers' own
+        #    step there too, which changes their states for good.
+        tensors = tree.token_N, row_N, position_N, visible_NK, key_position_K
         if self.has_states and N > 1:
-            parent_N, ancestor_NN = tree.parent_N, tree.ancestor_NN
-            exchanged = exchanged_functions(self._recurrent)
-        # 4. One forward.
-        with exchanged:
-            logits_NV, features_NF = self._step(
-                self.cache,
-                tree.token_N,
-                row_N,
-                position_N,
-                visible_NK,
-                key_position_K,
-                parent_N,
-                ancestor_NN,
-            )
-        if parent_N is not None:
+            with exchanged_functions(self._recurrent):
+                step = self._step(self.cache, tree.parent_N, tree.ancestor_NN, *tensors)
             check_called(self.cache.layers, self.config.model_type)
+        else:
+            step = self._step(self.cache, None, None, *tensors)
+        logits_NV, features_NF = step
         self.cache.length = prefix + N
         self.last_logits_NV = logits_NV
         return logits_NV, features_NF
@@ -251,19 +237,13 @@ class Target:
     def _run_nodes(
         self,
         cache: TreeCache,
-        token_N: torch.Tensor,
-        row_N: torch.Tensor,
-        position_N: torch.Tensor,
-        visible_NK: torch.Tensor | None,
-        key_position_K: torch.Tensor | None,
         parent_N: torch.Tensor | None,
         ancestor_NN: torch.Tensor | None,
+        *tensors: torch.Tensor | None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """What an engine may compile: from a tree's tensors to its logits and features."""
+        """What an engine may compile: from a tree and tensors of `run` to logits and features."""
         nodes = None if parent_N is None else TreeForward(parent_N, ancestor_NN)
-        hidden_ND, features_NF = self.run(
-            cache, token_N, row_N, position_N, visible_NK, key_position_K, nodes
-        )
+        hidden_ND, features_NF = self.run(cache, *tensors, nodes)
         return self.logits(hidden_ND), features_NF
 
     def run(
@@ -316,8 +296,8 @@ class Target:
     def hidden_and_features(
         self, token_BN: torch.Tensor, **forward
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """One forward of the model, by the engine: hidden states after the final norm [B, N, D] and
-        features [B, N, F], on `device`; `forward` is what it takes beside token ids."""
+        """One forward of the model, which takes `forward` beside token ids: hidden states after the
+        final norm [B, N, D] and features [B, N, F], on `device`."""
         fused = bool(self.feature_layers)
         token_BN = token_BN.to(self.embed_tokens.weight.device)
         output = self._body(input_ids=token_BN, output_hidden_states=fused, **forward)

@@ -22,7 +22,6 @@ from eagle_fsd.decoding.sampling import inverse_cdf
 from eagle_fsd.decoding.tree import Drafter, DraftTree
 
 Path = list[int]  # node indices from the root down; the root is always on it
-# draw(prob_MV, draft_prob_MV, child_MK, uniform_M3) -> exact_token_M; see Rule.draw
 Draw = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 Result = TypeVar("Result")
 UNIFORMS = 3  # a token: column 0 draws it, 1 picks among drafts, 2 says yes or no
@@ -38,7 +37,6 @@ class VerifiedTree:
         values: by column and node.
         draw_leaf: makes an entry of `exact` for a node that has none.
         uniforms: numbers in [0, 1), a row a depth.
-        guards: predicates that narrow `options`.
         stop_token_ids: a node with one of these is a leaf: drafts behind an end are no gain.
         answer: the answer's tokens so far, the root the last.
 
@@ -149,18 +147,21 @@ def tabulate(
     Args:
         uniform_S3: numbers in [0, 1) on the CPU, a row a depth, at least max_depth + 1 rows; what
             is beyond belongs to later tokens.
-        sampling: how P comes from the logits.
-        columns: names in PLACES or DRAFTS.
-        draw: see Rule.
-        guards, stop_token_ids, answer: see VerifiedTree.
+        columns, draw, guards: see Rule and Guard; stop_token_ids, answer: see VerifiedTree.
     """
     N, device = tree.size, tree.token_N.device
     uniform_S3 = uniform_S3[: tree.max_depth + 1]
     uniform_N3 = child_NK = None
     if sampling.temperature > 0:
         uniform_N3 = uniform_S3.to(device, non_blocking=True)[tree.depth_N]
-    if draw is not None:
-        child_NK = drawn_children(tree, stop_token_ids)
+    if draw is not None:  # the tokens of each node's children; a node with a stop token has none
+        token_C, parent_C = tree.token_N[1:], tree.parent_N[1:]
+        behind_end_C = torch.zeros_like(parent_C, dtype=torch.bool)
+        for stop in stop_token_ids:  # they are few, and a tensor of them would be waited for
+            behind_end_C |= (tree.token_N[parent_C] == stop) & (parent_C > 0)
+        rank_C = (parent_C[:, None] == parent_C).tril(-1).sum(1)  # among its siblings
+        child_NK = token_C.new_full((N, tree.max_children or N), -1)
+        child_NK[parent_C, rank_C] = token_C.masked_fill(behind_end_C, -1)
 
     def look_at(node_M: torch.Tensor) -> tuple[Rows, torch.Tensor, torch.Tensor]:
         """The rows of these nodes, ascending; what the exact test emits there, and its regret. Of
@@ -222,26 +223,12 @@ def tabulate(
     )
 
 
-def drawn_children(tree: DraftTree, stop_token_ids: Collection[int]) -> torch.Tensor:
-    """What a rule's `draw` is given of each node: the tokens of its children in the order in which
-    they were drawn, int64 [N, K], and -1 where there are no more. A node with a stop token has
-    none."""
-    token_C, parent_C = tree.token_N[1:], tree.parent_N[1:]
-    behind_end_C = torch.zeros_like(parent_C, dtype=torch.bool)
-    for stop in stop_token_ids:  # they are few, and a tensor of them would be waited for
-        behind_end_C |= (tree.token_N[parent_C] == stop) & (parent_C > 0)
-    rank_C = (parent_C[:, None] == parent_C).tril(-1).sum(1)  # among its siblings
-    child_NK = token_C.new_full((tree.size, tree.max_children or tree.size), -1)
-    child_NK[parent_C, rank_C] = token_C.masked_fill(behind_end_C, -1)
-    return child_NK
-
-
 class Rule:
     """Chooses the accepted path of a verified tree; the exact token of its last node follows it.
 
     A rule is a frozen dataclass whose fields are its parameters, the first of them the value in an
-    arm's text (`fsd:0.3`); it names `columns` and has a `step`, or a `choose` of its own. By itself
-    this is the exact rule.
+    arm's text (`fsd:0.3`); it names `columns` and has a `step`, or a `choose` of its own. Without
+    either it is exact.
 
     Attributes:
         columns: names in PLACES or DRAFTS (columns.py) that it reads; a property may give them.
@@ -255,8 +242,7 @@ class Rule:
         takes_chances: at temperature 0 too the accepted path depends on a draw.
         lossless_at: the value of its first field at which it is exact. Infinite: only in the limit.
             NaN: at none, nor towards one.
-        dial: the parameter that a rule which adapts has used in this round, once `choose` has
-            returned; None of any other. No field of a dataclass.
+        dial: the parameter that a rule which adapts has used in this round; no field.
     """
 
     columns: ClassVar[tuple[str, ...]] = ()
@@ -301,10 +287,7 @@ class Rule:
 
     def tv(self, tree: VerifiedTree, v: int) -> float:
         """1/2 sum |emitted distribution - P| at a node with children on the accepted path; NaN if
-        unknown.
-
-        At temperature 0 it is asked only of rules that take chances: else it is 0 or 1.
-        """
+        unknown. At temperature 0 only rules that take chances are asked: else it is 0 or 1."""
         return float("nan")
 
 

@@ -43,7 +43,8 @@ class DrafterSettings(Protocol):
         vocab_size: see Drafter, as far as it is known before the drafter is built.
         greedy_guards: the guards that a lossy rule has by default on its trees, at temperature 0.
         samples: drafts are drawn from the draft distribution.
-        learns: what it drafts depends on the target's rows at nodes that were not accepted.
+        recycle: how many of the target's own top tokens are kept of every verified node, accepted
+            or not, and drafted later; 0: none.
     """
 
     needs_head: ClassVar[bool] = False
@@ -53,7 +54,7 @@ class DrafterSettings(Protocol):
     vocab_size: ClassVar[int | None] = None
     greedy_guards: ClassVar[tuple[Guard, ...]] = ()
     samples: ClassVar[bool] = False
-    learns: ClassVar[bool] = False
+    recycle: int = 0
 
     def build(self, model: LoadedModels) -> Drafter:
         """The drafter for a loaded model."""
@@ -145,8 +146,7 @@ class HybridSettings(GrownTree):
     Attributes:
         tree, keep, deepen: see GrownTree; the levels are the head's, the drafts those of it and of
             the text together.
-        recycle: how many of the target's own top tokens are kept of every verified node, accepted
-            or not; 0: none.
+        recycle: see DrafterSettings.
 
     A repeated text is probable and easily drafted from itself, so without guards a lossy rule on
     these trees repeats it until the budget ends (results/rule_front).
@@ -159,10 +159,6 @@ class HybridSettings(GrownTree):
     def __post_init__(self):
         super().__post_init__()
         check_recycle(self.recycle)
-
-    @property
-    def learns(self) -> bool:
-        return self.recycle > 0
 
     def build(self, model: LoadedModels) -> Drafter:
         from eagle_fsd.drafters.hybrid import HybridDrafter
@@ -204,8 +200,7 @@ class NgramSettings(DrafterSettings):
         branch: most continuations of a node; 1 drafts a chain.
         keep: the least probability of a path that a node is verified for (config.TreeConfig); 0
             fills the tree.
-        recycle: how many of the target's own top tokens are kept of every verified node, accepted
-            or not; 0: none.
+        recycle: see DrafterSettings.
     """
 
     vocab_size: ClassVar[int | None] = 0  # each tree has its own
@@ -219,10 +214,6 @@ class NgramSettings(DrafterSettings):
         check_least(self, num_draft_tokens=1, max_ngram=1, branch=1)
         check_probability("keep", self.keep)
         check_recycle(self.recycle)
-
-    @property
-    def learns(self) -> bool:
-        return self.recycle > 0
 
     def build(self, model: LoadedModels) -> Drafter:
         from eagle_fsd.drafters.ngram import NgramDrafter

@@ -158,7 +158,7 @@ def read_arms(texts: Sequence[str]) -> "list[Arm]":
         shape = parse_tree(arm.tree) if arm.tree else SMALL_TREE
         deep = arm.needs_head and shape.tree_depth > TOKENS_BEYOND_END
         other_text = arm.kind != "exact" or arm.guards
-        if other_text or deep or arm.needs_draft_model or arm.drafter.learns:
+        if other_text or deep or arm.needs_draft_model or arm.drafter.recycle:
             raise BadInput(
                 f"arm {arm.text!r}: replay follows the target's text, so it takes exact alone, "
                 f"with a head's trees of at most {TOKENS_BEYOND_END} levels or with ngram at "
