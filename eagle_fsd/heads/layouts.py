@@ -34,30 +34,23 @@ NESTED = {
     "return_hidden_post_norm": "norm_output",
 }
 # What changes a head's forward and has no counterpart here, with the value that changes nothing,
-# beside null: of HASS, P-EAGLE and latent attention, of TensorRT-LLM's head, and of other families'
-# layers
+# beside null: of HASS, P-EAGLE and latent attention, of TensorRT-LLM's head, of other families
 UNSUPPORTED: dict[str, float | bool] = dict.fromkeys(
     "input_norm layernorms mlp_bias parallel_drafting kv_lora_rank eh_proj_before_attn"
     " use_mtp_layernorm use_sliding_window attention_sinks attn_logit_softcapping"
-    " final_logit_softcapping alibi clip_qkv attn_temperature_tuning use_parallel_residual"
-    " parallel_attn".split(),
+    " attn_temperature_tuning".split(),
     False,
 )
-UNSUPPORTED |= dict.fromkeys(
-    "parallel_draft_step partial_rotary_factor rotary_pct embedding_multiplier residual_multiplier"
-    " logits_scaling logit_scale scale_emb".split(),
-    1,
-)
+UNSUPPORTED |= {"parallel_draft_step": 1, "partial_rotary_factor": 1}
 UNSUPPORTED |= {"use_input_layernorm_in_first_layer": True, "use_last_layernorm": True}
 SIZES = ("hidden_size", "intermediate_size", "num_attention_heads", "vocab_size")
 # what of a config.json says nothing of a head's forward, or is read by name below
 IDLE = set(
     "architectures attn_implementation auto_map dtype eagle_config embed_requires_grad"
-    " has_no_defaults_at_init intermediate_size_mlp layer_types max_window_layers model_type"
-    " next_layer_regular"
-    " num_aux_hidden_states return_hidden_post_norm speculators_config speculators_model_type"
-    " speculators_version target_model_type torch_dtype transformer_layer_config"
-    " transformers_version truncated_vocab_size fusion_bias _name_or_path".split()
+    " fusion_bias has_no_defaults_at_init intermediate_size_mlp layer_types max_window_layers"
+    " model_type next_layer_regular num_aux_hidden_states return_hidden_post_norm"
+    " speculators_config speculators_model_type speculators_version target_model_type torch_dtype"
+    " transformer_layer_config transformers_version truncated_vocab_size _name_or_path".split()
 )
 # what a name begins with in a file -> what upstream's does: of speculators' EAGLE-1/2, and of every
 # layout of EAGLE-3

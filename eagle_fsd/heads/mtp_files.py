@@ -59,7 +59,7 @@ def _values(folder: str | Path) -> dict:
 
 def parse_name(name: str) -> tuple[str, dict[str, str]]:
     """The checkpoint that `mtp[:FOLDER][,feature=raw][,own=raw]` names, "" for the target's own,
-    and the switches (mtp_head.py). BadInput: none of this form, or a folder `mtp` holds another."""
+    and the switches (mtp_head.py). BadInput: none of this form."""
     first, *pairs = name.split(",")
     switches = {key: value for key, _, value in (pair.partition("=") for pair in pairs)}
     valid = switches.keys() <= {*SWITCHES} and {*STATES}.issuperset(switches.values())
@@ -104,10 +104,22 @@ def read_mtp(name: str | Path, target: str, config: PretrainedConfig) -> MtpHead
         if values.get("model_type") not in FAMILIES:  # MiMo's own says mimo
             values = values | {"model_type": config.model_type}
         check_same({key: values.get(key, getattr(config, key)) for key in FITTING}, config)
-    # 2. Its shape: whether it has an lm_head of its own, and how its experts lie.
-    shape = MtpConfig(config, **switches)
+    # 2. Its tensors: of experts that lie one by one, several make up one.
+    shape = _shape(files, MtpConfig(config, **switches))
+    head = MtpHead(shape).eval()
+    tensors, whole = _checked_tensors(files, head), {}
+    for part, wanted in head.state_dict().items():
+        parts = [tensors[key] for key in stored_keys(shape, part, len(wanted))]
+        whole[part] = parts[0] if len(parts) == 1 else torch.cat(parts).view(wanted.shape)
+    head.load_state_dict(whole, assign=True)
+    return head
+
+
+def _shape(files: Checkpoint, shape: MtpConfig) -> MtpConfig:
+    """The same with what these files say: whether the layer has an lm_head of its own, and how its
+    experts lie. BadInput: there is no layer, or the target's config counts several."""
     key = shape.key("eh_proj")
-    if (held := counted_layers(config) if key in files.keys else 0) != 1:
+    if (held := counted_layers(shape.target) if key in files.keys else 0) != 1:
         raise BadInput(
             f"the checkpoint in {files.path} holds {held} MTP layers (such as {key!r}), and one "
             "alone, which is run at every level, is read; transformers leaves it out when it saves "
@@ -118,14 +130,7 @@ def read_mtp(name: str | Path, target: str, config: PretrainedConfig) -> MtpHead
         readout = next((name for name in READOUTS if name in files.keys), "")
         copied = readout and same_numbers(files.tensor(key), files.tensor(readout))
         shape.own_lm_head = not copied
-    # 3. Its tensors: of experts that lie one by one, several make up one.
-    head = MtpHead(shape).eval()
-    tensors, whole = _checked_tensors(files, head), {}
-    for part, wanted in head.state_dict().items():
-        parts = [tensors[key] for key in stored_keys(shape, part, len(wanted))]
-        whole[part] = parts[0] if len(parts) == 1 else torch.cat(parts).view(wanted.shape)
-    head.load_state_dict(whole, assign=True)
-    return head
+    return shape
 
 
 def _checked_tensors(files: Checkpoint, head: MtpHead) -> dict[str, torch.Tensor]:
