@@ -181,30 +181,28 @@ def test_models_and_arms_that_cannot_decode_are_refused():
     model.lm_head = torch.nn.Sequential(model.lm_head)
     with pytest.raises(BadInput, match="a Sequential as lm_head"):
         new_tokens(model, ours)
+    model = tiny_model()
+    model.resize_token_embeddings(103)
     with pytest.raises(BadInput, match="vocab_size is 101, not 103"):
-        model = tiny_model()
-        model.resize_token_embeddings(103)
         new_tokens(model, ours)
-    with pytest.raises(BadInput, match="needs a head"):
-        eagle_fsd.custom_generate(head=None, arm="exact")
+    for head, arm in ((None, "exact"), (None, "exact@language_model")):
+        with pytest.raises(BadInput, match="needs a head, or a draft model"):
+            eagle_fsd.custom_generate(head=head, arm=arm)
 
 
-def assigned(model) -> None:
-    model.load_state_dict(random_model(FAMILIES["llama"](), seed=5).state_dict(), assign=True)
+def assigned(model, seed: int = 5) -> None:
+    weights = random_model(FAMILIES["llama"](), seed=seed).state_dict()
+    model.load_state_dict(weights, assign=True)
 
 
 def twice_assigned(model) -> None:
     """So that the second weights may lie where the first ones did."""
     assigned(model)
-    model.load_state_dict(random_model(FAMILIES["llama"](), seed=6).state_dict(), assign=True)
+    assigned(model, seed=6)
 
 
 def exchanged(model) -> None:
     model.lm_head.weight = torch.nn.Parameter(torch.randn_like(model.lm_head.weight))
-
-
-def pointed(model) -> None:
-    model.lm_head.weight.data = torch.randn_like(model.lm_head.weight)
 
 
 def learnt(model) -> None:
@@ -223,7 +221,7 @@ def embedded(model) -> None:
     torch.nn.init.normal_(model.get_input_embeddings().weight)
 
 
-CHANGES = [assigned, twice_assigned, exchanged, pointed, learnt, merged, embedded]
+CHANGES = [assigned, twice_assigned, exchanged, learnt, merged, embedded]
 
 
 @pytest.mark.parametrize("change", CHANGES)
@@ -258,19 +256,6 @@ def test_a_target_whose_model_changes_says_so(change, engine):
         decode(target, RootDrafter(), PROMPT[0].tolist(), CONFIG)
 
 
-class Interrupting(Heard):
-    """A streamer that begins another answer, or raises, when it hears its third token."""
-
-    def __init__(self, then):
-        super().__init__()
-        self.then = then
-
-    def put(self, value) -> None:
-        super().put(value)
-        if len(self.all) == 4:
-            self.then()
-
-
 def test_however_a_call_ends_it_leaves_no_cache_and_another_answer_alone():
     """Bugs held down: a call that was still streaming closed the cache of an answer that another
     thread had begun on the model, which died of an assertion; and one whose streamer raised kept
@@ -281,16 +266,22 @@ def test_however_a_call_ends_it_leaves_no_cache_and_another_answer_alone():
     target = ours._built[model].loaded.target
     other = decode_rounds(target, RootDrafter(), PROMPT[0].tolist(), CONFIG)
     begun = []
+
+    class Interrupting(Heard):
+        """Begins the other answer when it hears its third token; a second one raises there."""
+
+        def put(self, value) -> None:
+            super().put(value)
+            if len(self.all) == 4 and begun:
+                raise KeyboardInterrupt
+            if len(self.all) == 4:
+                begun.extend(next(other).tokens)
+
     with pytest.raises(BadInput, match="another answer was begun"):
-        heard = Interrupting(lambda: begun.extend(next(other).tokens))
-        new_tokens(model, ours, max_new_tokens=12, stream_to=heard)
+        new_tokens(model, ours, max_new_tokens=12, stream_to=Interrupting())
     assert begun + [token for step in other for token in step.tokens] == want
-
-    def fail() -> None:
-        raise KeyboardInterrupt
-
     with pytest.raises(KeyboardInterrupt):
-        new_tokens(model, ours, max_new_tokens=12, stream_to=Interrupting(fail))
+        new_tokens(model, ours, max_new_tokens=12, stream_to=Interrupting())
     assert target.cache is None
 
 
@@ -299,22 +290,21 @@ def test_the_model_stays_as_it_was_and_is_read_once(models, tmp_path):
     only, and what was built goes with the model."""
     model = AutoModelForCausalLM.from_pretrained(models[0])
     model.generation_config.max_new_tokens = 12
-    before = {key: copy.copy(value) for key, value in vars(model).items()}
-    modules, settings = list(model.modules()), model.generation_config.to_dict()
-    config, weights = model.config.to_dict(), [p.clone() for p in model.parameters()]
+    names, modules = [*vars(model)], list(model.modules())
+    settings, config = model.generation_config.to_dict(), model.config.to_dict()
+    weights = [p.clone() for p in model.parameters()]
     head = shutil.copytree(models[1], tmp_path / "head")
     ours = method(head=head)
     answer = same_as_generate(model, ours)
     shutil.rmtree(head)
     assert same_as_generate(model, ours) == answer and len(answer) == 12
-    assert vars(model).keys() == before.keys() and list(model.modules()) == modules
+    assert [*vars(model)] == names and list(model.modules()) == modules
     assert model.generation_config.to_dict() == settings and model.config.to_dict() == config
-    assert all(
-        p.requires_grad and p.equal(q) for p, q in zip(model.parameters(), weights, strict=True)
-    )
+    now = zip(model.parameters(), weights, strict=True)
+    assert all(p.requires_grad and p.equal(before) for p, before in now)
     with pytest.raises(BadInput, match="no draft head"):
         new_tokens(AutoModelForCausalLM.from_pretrained(models[0]), ours)
     alive = weakref.ref(model)
-    del model, modules, before
+    del model, modules, now
     gc.collect()
     assert alive() is None
