@@ -86,15 +86,7 @@ def test_pieces_are_the_text_token_by_token_with_what_was_fuzzy_and_its_round(mo
         assert rounds == by_round[: len(made.tokens)]
 
 
-@pytest.mark.parametrize(
-    ("settings", "wanted"),
-    [
-        ({}, "The| sky[ is]| blue[!]"),
-        ({"border": ""}, "The sky[ is] blue[!]"),
-        ({"fuzzy": ("<", ">"), "border": " / "}, "The /  sky< is> /  blue<!>"),
-    ],
-)
-def test_marked_shows_fuzzy_tokens_and_the_borders_of_rounds(settings, wanted):
+def test_marked_shows_fuzzy_tokens_and_the_borders_of_rounds():
     """A token without a text of its own, such as a stop token, shows neither."""
     rounds = [
         Acceptance([0] * len(fuzzy), [7] * len(fuzzy), fuzzy, [], [], [])
@@ -102,7 +94,8 @@ def test_marked_shows_fuzzy_tokens_and_the_borders_of_rounds(settings, wanted):
     ]
     ends = [3, 7, 10, 15, 16, 16, 16]
     made = eagle_fsd.Answer([7] * 7, rounds, "stop", "The sky is blue!", ends)
-    assert made.marked(**settings) == wanted
+    assert made.marked() == "The| sky[ is]| blue[!]"
+    assert made.marked(("<", ">"), "") == "The sky< is> blue<!>"
 
 
 def command_options(models, *more: object) -> list[str]:
