@@ -131,17 +131,18 @@ def test_disturbed_answers_are_named_and_made_again_once(call, models, tmp_path)
     write_rows(path, *made)
     said = call(BENCH, *options)
     named = f"exact on question {slow[0]}, turn 2 ("
-    assert named in said and "--retime" in said and rows(path) == made
+    assert re.search(re.escape(named) + r"\d{3}", said) and rows(path) == made
     said = call(BENCH, *options, "--retime")
-    assert "made again" in said and named not in said and "otherwise" not in said
+    assert "made again" in said and "otherwise" not in said
     again = rows(path)[len(made) :]
     keys = [[row["question_id"], row["choice"]] for row in again]
     assert slow in keys and keys.count(slow) == 1 and len(again) <= len(made)
     turns = zip(again[keys.index(slow)]["turns"], made[0]["turns"], strict=True)
     assert all(new["token_ids"] == old["token_ids"] for new, old in turns)
     # what counts is the later record, also of a report; another answer is told
-    report = ["evaluate/report.py", tmp_path / "run", "--output", tmp_path / "report"]
-    assert named not in call(*report)
+    report = call("evaluate/report.py", tmp_path / "run", "--output", tmp_path / "report")
+    for told in (said, report):  # however the machine disturbs this test
+        assert not re.search(re.escape(named) + r"\d{3}", told)
     made[0]["turns"][1]["token_ids"][0] += 1
     write_rows(path, *made)
     assert "'exact' answers question" in call(BENCH, *options, "--retime")
@@ -164,7 +165,7 @@ def test_a_target_that_breaks_keeps_what_was_answered(call, models, tmp_path, ar
 
 
 def test_traces_tell_where_tokens_came_from(call, models, tmp_path):
-    """A trace repeats its record; sources, path and probabilities agree with its rounds. Bugs held
+    """A trace repeats its record; sources, path and probabilities agree with its rounds. Bug held
     down: it went on to the end of the last round, beyond what was emitted."""
     options = [*bench_options(models, tmp_path), "--questions", 2]
     call(BENCH, *options, "--arms", "generate", "plain", "fsd:0.6", "--traces", 1)
@@ -174,32 +175,26 @@ def test_traces_tell_where_tokens_came_from(call, models, tmp_path):
         record, other = rows(tmp_path / f"run/records/{arm}.jsonl")
         assert not any("trace" in turn for turn in other["turns"])
         for done in record["turns"]:
-            turn = done["trace"]
-            tokens = [e["token"] for r in turn["rounds"] for e in r["emitted"]]
-            assert [turn["first"]["token"], *tokens] == done["token_ids"]
-            for round_, recorded in zip(turn["rounds"], done["rounds"], strict=True):
+            trace = done["trace"]
+            emitted = [e["token"] for r in trace["rounds"] for e in r["emitted"]]
+            assert [trace["first"]["token"], *emitted] == done["token_ids"]
+            for round_, recorded in zip(trace["rounds"], done["rounds"], strict=True):
                 emitted, nodes, path = (round_[key] for key in ("emitted", "nodes", "path"))
                 count = len(emitted)
                 trimmed += len(recorded["tokens"]) - count
-                assert [e["token"] for e in emitted] == recorded["tokens"][:count]
                 assert [int(e["source"] == "fuzzy") for e in emitted] == recorded["fuzzy"][:count]
                 *drafts, last = (e["source"] for e in emitted)
-                assert "target" not in drafts
                 assert (last == "target") == (count == len(recorded["tokens"]) == len(path))
                 sources += drafts
                 for e, known in zip(emitted, recorded["divergence"], strict=False):
                     assert known is None or known == pytest.approx(e["divergence"], abs=2e-6)
-                    prob, best = e["target_prob"], e["best_prob"]
-                    assert best == prob if e["regret"] == 0 else best >= prob
-                assert len(nodes) == (1 if arm == "plain" else 8)
-                assert nodes[0]["parent"] == -1 and nodes[0]["target_prob"] is None
+                    assert (e["best_prob"] == e["target_prob"]) == (e["regret"] == 0)
+                assert len(nodes) == (1 if arm == "plain" else 8) and nodes[0]["parent"] == -1
                 for parent, child, e in zip(path, path[1:], emitted, strict=False):
                     assert nodes[child]["parent"] == parent
                     for key in ("token", "target_prob", "draft_prob"):
                         assert nodes[child][key] == e[key]
-                for node in nodes[1:]:
-                    assert 0 <= node["target_prob"] <= 1 and 0 < node["draft_prob"] <= 1
-    assert "fuzzy" in sources and trimmed > 0
+    assert "fuzzy" in sources and "target" not in sources and trimmed > 0
 
 
 def test_a_run_is_continued_as_it_was_only(call, models, tmp_path):
@@ -221,21 +216,18 @@ def test_a_run_is_continued_as_it_was_only(call, models, tmp_path):
 def test_questions_that_changed_are_refused_before_anything_is_decoded(call, models, tmp_path):
     """Their categories and all of their turns. Bug held down: they were mixed with the answers to
     the old ones, or all was decoded and then no question was answered by all."""
-    options = [*bench_options(models, tmp_path), "--turns", 0, "--questions", 2]
+    options = [*bench_options(models, tmp_path), "--questions", 2]
     call(BENCH, *options, "--arms", "plain")
-    folder = tmp_path / "run"
-    kept = {p: p.read_bytes() for p in folder.rglob("*.jsonl")}
-    longer, shorter = ["Say 0.", "And again?", "And then?"], ["Say 0."]
+    kept = {p: p.read_bytes() for p in (tmp_path / "run").rglob("*.jsonl")}
     for new, told in (
         ({"category": "z"}, "in the category 'a', which is 'z' now"),
-        ({"turns": longer}, "with other turns than it has now"),
-        ({"turns": shorter}, "with other turns than it has now"),
-        ({"turns": ["Say 0.", "And then?"]}, "with other turns than it has now"),
+        ({"turns": ["Say 0.", "And again?", "And then?"]}, "with other turns than it has now"),
+        ({"turns": ["Say 0."]}, "with other turns than it has now"),
     ):
         write_rows(tmp_path / "question.jsonl", QUESTIONS[0] | new, QUESTIONS[1])
         said = call(BENCH, *options, "--arms", "plain", "exact")
         assert said.startswith(f"error: question 0 was answered {told}")
-        assert {p: p.read_bytes() for p in folder.rglob("*.jsonl")} == kept
+        assert {p: p.read_bytes() for p in (tmp_path / "run").rglob("*.jsonl")} == kept
 
 
 @pytest.mark.parametrize("command", ["mt_bench", "calibrate", "replay"])
@@ -273,14 +265,13 @@ def test_changed_code_goes_on_and_is_told(call, models, tmp_path, monkeypatch):
     reporting what it had won before."""
     package = shutil.copytree(provenance.PACKAGE, tmp_path / "package")
     monkeypatch.setattr(provenance, "PACKAGE", package)
-    options = [*bench_options(models, tmp_path), "--questions", 1, "--arms", "exact"]
-    assert "changed under" not in call(BENCH, *options)
+    options = [*bench_options(models, tmp_path), "--arms", "exact", "--questions"]
+    call(BENCH, *options, 1)
     with (package / "rules/fsd.py").open("a") as file:
         file.write("# accepts nothing\n")
-    assert "changed under" not in call(BENCH, *options)  # nothing to add: they are of one state
-    assert "the library's code was changed during" in call(BENCH, *options, "--questions", 2)
-    sessions = json.loads((tmp_path / "run/run.json").read_text())["sessions"]
-    assert len({session["library"] for session in sessions}) == len(sessions) == 2
+    told = "the library's code was changed during"
+    assert told not in call(BENCH, *options, 1)  # nothing to add: they are of one state
+    assert told in call(BENCH, *options, 2)
 
 
 @pytest.mark.embedded
@@ -304,17 +295,6 @@ def test_scripts_run(models, tmp_path, script):
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "tokens/round" in done.stdout
-
-
-def test_the_command_of_the_page_runs_as_it_is_printed(call, models, tmp_path):
-    """Bug held down: it began with `python`, which has no torch outside of the environment."""
-    options = [*bench_options(models, tmp_path), "--questions", 1, "--turns", 1]
-    printed = call(BENCH, *options, "--arms", "plain", "exact")
-    (command,) = re.findall("The report's page is made by: (.+)", printed)
-    assert "evaluate/report.py" in command and str(ROOT / "evaluate") not in command
-    done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=240)
-    assert done.returncode == 0, done.stderr
-    assert (tmp_path / "run_report" / "index.html").is_file()
 
 
 WITHOUT_TASKS = """

@@ -146,15 +146,12 @@ def test_a_line_is_read_off_between_its_values():
 def test_a_line_may_fall_with_its_value():
     """typical's larger value is the tighter one: the same rates are read off as where it rises."""
     records = made_run(LEAST)
-    low, high = records["fsd:0.2"], records["fsd:0.4"]
-    rates = {arm: records[arm] for arm in ("plain", "exact")}
-    (rising,), (falling,) = (
-        equal_gain(run, summarize(run))
-        for run in (
-            rates | {"fsd:0.2": low, "fsd:0.4": high},
-            rates | {"typical:0.2": high, "typical:0.4": low},
-        )
+    rates, low, high = (
+        {a: records[a] for a in ("plain", "exact")},
+        *(records[arm] for arm in ("fsd:0.2", "fsd:0.4")),
     )
+    up, down = {"fsd:0.2": low, "fsd:0.4": high}, {"typical:0.2": high, "typical:0.4": low}
+    (rising,), (falling,) = (equal_gain(rates | x, summarize(rates | x)) for x in (up, down))
     assert (rising["between"], falling["between"]) == ("0.2 and 0.4", "0.4 and 0.2")
     assert all(falling[key] == rising[key] for key in (GAIN, *LOSSES))
 
