@@ -87,8 +87,6 @@
       columns.append(box);
     });
     byId("traced").hidden = !arms.some((arm) => question.answers[arm]?.[0].rounds);
-    const first = columns.querySelector(".fuzzy");
-    if (first) first.tabIndex = 0;
   }
 
   /* Right or wrong where the scorer's own score is 1 or 0, all scores, and the right answers. */
@@ -166,7 +164,7 @@
   function token(text, source, tip) {
     const span = element("span", { className: `token ${source}` }, text);
     span.dataset.tip = tip.filter(Boolean).join("\n");
-    if (source === "fuzzy") span.tabIndex = -1;
+    if (source === "fuzzy") span.tabIndex = 0;
     return span;
   }
 
@@ -224,10 +222,6 @@
     const group = svg("g", { class: node.mark });
     const box = { x: node.x, y: node.y, width: NODE.width, height: NODE.height, rx: 4 };
     group.append(svg("rect", box));
-    if (node.mark === "fuzzy") { // the double border
-      const inner = { x: box.x + 3, y: box.y + 3, width: box.width - 6, height: box.height - 6, rx: 3 };
-      group.append(svg("rect", { ...inner, class: "inner" }));
-    }
     const at = { x: node.x + 7 };
     group.append(svg("text", { ...at, y: node.y + 15 }, brief(node.word)));
     const probs = node.parent < 0 ? "root" : `P ${number(node.p, 2)} Q ${number(node.q, 2)}`;
@@ -274,27 +268,12 @@
     }
     const scroll = tree.parentElement; // the path's middle into view
     scroll.scrollTop = nodes[rounds[round].path.at(-1)].y - scroll.clientHeight / 2;
-    history.replaceState(null, "", `#q=${byId("question").value}&arm=${shown.arms[column]}&turn=${turn}&round=${round}`);
   }
 
   function closeTree() {
     open = null;
     byId("panel").hidden = true;
     for (const span of byId("columns").querySelectorAll(".same-round")) span.classList.remove("same-round");
-  }
-
-  function fromHash() {
-    const wanted = new URLSearchParams(location.hash.slice(1));
-    const [run, question] = (wanted.get("q") ?? "").split("/");
-    if (!runs[run]?.questions[question]) return false;
-    show(wanted.get("q"));
-    if (wanted.has("arm") && shown.run.arms[wanted.get("arm")]) {
-      const arm = Number(wanted.get("arm"));
-      if (!shown.arms.includes(arm)) { shown.arms[shown.arms.length - 1] = arm; draw(); }
-      openTree(shown.arms.indexOf(arm), Number(wanted.get("turn") ?? 0), Number(wanted.get("round") ?? 0));
-    }
-    byId("answers").scrollIntoView();
-    return true;
   }
 
   // --- events -------------------------------------------------------------------------------
@@ -312,28 +291,12 @@
     });
   }
   columns.addEventListener("click", (event) => openSpan(tokenOf(event)));
-  addEventListener("keydown", (event) => {
-    if (event.target.closest?.("select, button, summary, a") || event.altKey || event.ctrlKey || event.metaKey) return;
-    const span = tokenOf(event);
-    if (span && (event.key === "Enter" || event.key === " ")) {
-      openSpan(span);
-      event.preventDefault();
-    }
-    const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
-    const all = [...columns.querySelectorAll(".fuzzy")];
-    if (!step || !all.length) return;
-    event.preventDefault();
-    const before = all.indexOf(span);
-    const next = all[before < 0 ? (step > 0 ? 0 : all.length - 1) : before + step];
-    if (!next) return;
-    for (const other of all) other.tabIndex = -1;
-    next.tabIndex = 0;
-    next.focus();
+  columns.addEventListener("keydown", (event) => {
+    if (event.key === "Enter") openSpan(tokenOf(event));
   });
   byId("before").addEventListener("click", () => openTree(open.column, open.turn, open.round - 1));
   byId("after").addEventListener("click", () => openTree(open.column, open.turn, open.round + 1));
   byId("close").addEventListener("click", closeTree);
-  addEventListener("hashchange", fromHash);
 
   // --- which plot --------------------------------------------------------------------------
   const figures = [...document.querySelectorAll("figure")];
@@ -353,10 +316,8 @@
   const any = byId("question").options[0];
   if (!any) return;
   byId("answers").hidden = false;
-  if (!fromHash()) {
-    const options = [...byId("question").options];
-    const having = (words) => options.find((option) => option.textContent.includes(words));
-    show((having(", with trees") ?? having(", scores differ") ?? any).value);
-    if (!figures.length) openTree(0, 0, 0); // the page of one answer opens with a tree
-  }
+  const options = [...byId("question").options];
+  const having = (words) => options.find((option) => option.textContent.includes(words));
+  show((having(", with trees") ?? having(", scores differ") ?? any).value);
+  if (!figures.length) openTree(0, 0, 0); // the page of one answer opens with a tree
 })();
