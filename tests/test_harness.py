@@ -16,7 +16,6 @@ from tiny_folder import write_random_head, write_target
 from eagle_fsd.config import BadInput
 from eagle_fsd.tasks.harness_model import FuzzyLM
 
-PROMPTS = ["Why?", "One, two, three,", "<s>Begun already", "A longer prompt. " * 4, "Zürich "]
 TASK = """
 task: tiny
 dataset_path: json
@@ -40,34 +39,21 @@ def fuzzy_lm(models: dict[str, str], **arguments) -> FuzzyLM:
     return FuzzyLM(**models, tree="7x3x3", dtype="float32", device="cpu", **arguments)
 
 
-def asked(**settings) -> list[Instance]:
-    settings = {"max_gen_toks": 16} | settings
-    pairs = enumerate((prompt, settings) for prompt in PROMPTS)
+def asked(*texts: str, **settings) -> list[Instance]:
+    pairs = enumerate((text, {"max_gen_toks": 20} | settings) for text in texts)
     return [Instance("generate_until", {}, pair, 0, ("task", i, 1)) for i, pair in pairs]
-
-
-def test_greedy_answers_are_those_of_hf(models):
-    """Of three arms, with stop strings, which are cut off; prompts cut from the left."""
-    hf = HFLM(models["target"], device="cpu", dtype="float32")
-    free = hf.generate_until(asked())
-    until = [text[len(text) // 2] for text in free]
-    wanted = hf.generate_until(asked(until=until))
-    assert wanted != free and all(mark not in text for mark in until for text in wanted)
-    for arm in ("plain", "fsd:0", "exact@ngram"):
-        mine = fuzzy_lm(models, arm=arm)
-        assert mine.generate_until(asked()) == free
-        assert mine.generate_until(asked(until=until)) == wanted
 
 
 def test_an_arm_is_used_and_counted_and_what_cannot_be_had_is_told(models):
     """Its further fields come as lm-eval splits them at commas."""
     lm = fuzzy_lm(models, arm="fsd:1e9", child="draft")
-    lm.generate_until(asked(do_sample=True, temperature=1.0))
+    requests = asked("Why?", "One, two, three,", "Zürich ", do_sample=True, temperature=1.0)
+    lm.generate_until(requests)
     told = lm.get_model_info()["eagle_fsd"]
-    assert told["arm"] == "fsd:1000000000,child=draft" and told["answers"] == len(PROMPTS)
+    assert told["arm"] == "fsd:1000000000,child=draft" and told["answers"] == 3
     assert told["tokens_per_round"] > 1.2 and told["fuzzy_share"] > 0.2
     with pytest.raises(BadInput, match="a batch of"):
-        fuzzy_lm(models, batch_size=8).generate_until(asked())
+        fuzzy_lm(models, batch_size=8).generate_until(requests)
     with pytest.raises(BadInput, match="hed"):
         fuzzy_lm(models, arm="fsd:0.3", hed="x")
     with pytest.raises(BadInput, match="unknown target 'nowhere/at-all'"):
@@ -76,9 +62,10 @@ def test_an_arm_is_used_and_counted_and_what_cannot_be_had_is_told(models):
 
 @pytest.mark.processes
 def test_the_command_on_a_tiny_task(models, tmp_path, monkeypatch, capsys):
-    """Answers, and what the results file and the last line say of the arm; lm-eval's own tasks are
-    left out, which take it seconds."""
-    questions = [{"question": f"Question {i}: {'why? ' * i}", "answer": "so"} for i in range(5)]
+    """The answers of lm-eval's own "hf", stop strings cut off and long prompts cut from the left,
+    and what the results file and the last line say of the arm; lm-eval's own tasks are left out,
+    which take it seconds."""
+    questions = [{"question": f"Question {i}: {'why? ' * 2 * i}", "answer": "so"} for i in range(5)]
     data = write_rows(tmp_path / "data.jsonl", *questions)
     (tmp_path / "tiny.yaml").write_text(TASK.replace("DATA", str(data)))
     own_tasks_only = partialmethod(TaskManager.__init__, include_defaults=False)
@@ -95,11 +82,7 @@ def test_the_command_on_a_tiny_task(models, tmp_path, monkeypatch, capsys):
         (tmp_path / "out").rglob(f"{name}_*") for name in ("samples", "results")
     )
     hf = HFLM(models["target"], device="cpu", dtype="float32")
-    settings = {"until": ["e", "</s>"], "max_gen_toks": 20}
-    texts = [row["question"] for row in questions]
-    plain = hf.generate_until(
-        [Instance("generate_until", {}, (text, settings), 0, ("task", 0, 1)) for text in texts]
-    )
+    plain = hf.generate_until(asked(*(r["question"] for r in questions), until=["e", "</s>"]))
     assert [row["filtered_resps"] for row in rows(samples)] == [[text] for text in plain]
     told = json.loads(results.read_text())["config"]["eagle_fsd"]
     assert told["answers"] == 5 and told["fuzzy_share"] == 0

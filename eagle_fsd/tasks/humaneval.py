@@ -61,11 +61,7 @@ def check_allowed(execute_code: str) -> None:
 
 def check_program(answer: str, question: Question) -> dict[str, float]:
     """{"pass@1": 1.0 if the answer's code passes the problem's tests, "parses": 1.0 if it is Python
-    and its function has a body}. Executes the answer.
-
-    A small target solves few problems and writes Python in most of its answers, so that far fewer
-    of them show by `parses` what a lossy rule breaks.
-    """
+    and its function has a body}. Executes the answer."""
     problem = {name: question.extra[name] for name in FIELDS}
     code = extract_code(answer, problem["entry_point"])
     # the prompt holds imports and helpers; a body continues it, a definition begins anew
@@ -111,11 +107,11 @@ def has_body(program: str, entry_point: str) -> bool:
             if entry_point in (getattr(target, "id", "") for target in node.targets):
                 return True
         elif getattr(node, "name", "") == entry_point:
-            for statement in node.body:
-                constant = isinstance(getattr(statement, "value", None), ast.Constant)
-                described = isinstance(statement, ast.Expr) and constant
-                if not described and not isinstance(statement, ast.Pass):
-                    return True
+            said = [s for s in node.body if isinstance(s, ast.Expr)]
+            nothing = [s for s in said if isinstance(s.value, ast.Constant)]
+            nothing += [s for s in node.body if isinstance(s, ast.Pass)]
+            if len(nothing) < len(node.body):
+                return True
     return False
 
 
@@ -131,19 +127,12 @@ def _parsed(text: str) -> ast.Module | None:
 def passes(
     program: str, *, prompt: str, test: str, entry_point: str, seconds: float = SECONDS
 ) -> bool:
-    """Whether a program's function passes the problem's tests.
-
-    Args:
-        program: untrusted; defines `entry_point`.
-        prompt, test: the problem's, trusted.
-        seconds: wall clock; processor time is limited to one second more.
-
-    Raises:
-        BadInput: the process did not start, which is no fault of the program.
-    """
+    """Whether an untrusted program's function passes the problem's tests within the seconds; its
+    processor time is limited to one second more. BadInput: the process did not start, which is no
+    fault of the program."""
     token = secrets.token_hex(16)  # which an answer that merely exits does not write
-    request = {"program": program, "prompt": prompt, "test": test, "entry_point": entry_point}
-    request |= {"token": token, "seconds": seconds}
+    problem = {"prompt": prompt, "test": test, "entry_point": entry_point}
+    request = problem | {"program": program, "token": token, "seconds": seconds}
     source = inspect.getsource(_run_tests)
     source += "import json, sys\n_run_tests(**json.load(sys.stdin))"
     # -s, -P: no user's packages, nothing from the folder

@@ -1,9 +1,8 @@
 """FastChat's MT-Bench judge: what it is asked about a run's answers, and how its replies are read.
 
-Prompts come from FastChat's judge_prompts.jsonl. Their choice and filling are those of
-fastchat/llm_judge/gen_judgment.py and common.py (fschat 0.2.36) in the mode that rates one answer
-at a time; these cannot be imported beside a current openai package. Of a reply FastChat takes the
-first mark, and here the last one behind the judge's thought counts.
+The choice and filling of prompts are those of fastchat/llm_judge/gen_judgment.py and common.py
+(fschat 0.2.36) in the mode that rates one answer at a time; these cannot be imported beside a
+current openai package. Of a reply FastChat takes the first mark, and here the last one counts.
 """
 
 import os
@@ -40,8 +39,7 @@ def read_requests(run_folder: Path) -> list[dict]:
     math, reasoning and coding are shown with GPT-4's reference answer, all others without one.
 
     Returns:
-        JSON-able: question_id, choice; turn, 1 or 2; arm; prompt, FastChat's name of it; messages;
-        and a digest of all this, by which verdicts on other answers or prompts differ.
+        JSON-able; the digest is of all the rest: verdicts on other answers or prompts differ by it.
     """
     data = asset_dir("mt_bench")
     prompts = {row["name"]: row for _, row in read_records(data / "judge_prompts.jsonl")}
@@ -57,7 +55,6 @@ def read_requests(run_folder: Path) -> list[dict]:
     records = [record for rows in records_by_arm(run_folder).values() for record in rows]
     order = list(dict.fromkeys(record["question_id"] for record in records))
     records.sort(key=lambda record: order.index(record["question_id"]))
-
     requests = []
     for record in records:
         turns = record["turns"]

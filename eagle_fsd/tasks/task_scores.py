@@ -43,42 +43,40 @@ def score_run(
     {"question_id", "choice", "scores": name -> value, "reference": right answers}, and the table.
     """
     by_id = {question.question_id: question for question in questions}
-    strange = {row["question_id"] for rows in records.values() for row in rows} - by_id.keys()
-    if strange:
-        raise BadInput(
-            f"{folder} holds answers to questions that the task does not have, such as "
-            f"{strange.pop()!r}: give the --task that was answered"
-        )
+    for row in (row for rows in records.values() for row in rows):
+        if row["question_id"] not in by_id:
+            raise BadInput(
+                f"{folder} holds answers to questions that the task does not have, such as "
+                f"{row['question_id']!r}: give the --task that was answered"
+            )
     target, final = Path(folder) / "scores", SCORERS[scorer].final
 
-    # 1. What every answer says behind its thought, and what plain's come to.
-    answers = {arm: [answer_of(row["turns"][0]) for row in rows] for arm, rows in records.items()}
+    # 1. What plain's answers come to, of those that come to something.
     finals = {}
-    for row, answer in zip(records.get(PLAIN, ()), answers.get(PLAIN, ()), strict=True):
-        if final and final(answer) not in (None, ""):
-            finals[answer_key(row)] = final(answer)
+    for row in records.get(PLAIN, ()) if final else ():
+        if (value := final(answer_of(row["turns"][0]))) not in (None, ""):
+            finals[answer_key(row)] = value
 
-    # 2. The scores of each, arm by arm on disk.
+    # 2. The scores of all, arm by arm on disk.
     with lock_folder(target):
-        values = []
+        values, silent = [], 0
         for arm, rows in records.items():
             scored = []
-            bar = tqdm(rows, unit="answer", desc=f"scores of {arm}")
-            for row, answer in zip(bar, answers[arm], strict=True):
-                given = SCORERS[scorer].score(answer, by_id[row["question_id"]])
+            for row in tqdm(rows, unit="answer", desc=f"scores of {arm}"):
+                question, answer = by_id[row["question_id"]], answer_of(row["turns"][0])
+                silent += not answer
+                given = SCORERS[scorer].score(answer, question)
                 if arm != PLAIN and answer_key(row) in finals:
                     given["as_plain"] = float(final(answer) == finals[answer_key(row)])
                 place = {"question_id": row["question_id"], "choice": row.get("choice", 0)}
-                wanted = {"reference": by_id[row["question_id"]].reference}
-                scored.append(place | {"scores": given} | wanted)
+                scored.append(place | {"scores": given, "reference": question.reference})
                 values += [place | {"arm": arm, "score": s, "value": v} for s, v in given.items()]
             write_lines(target / f"{parse_arm(arm).slug}.jsonl", scored)
 
         # 3. The table, and what a reader must know of it.
         compared = compare_scores(values)
         text = score_table(compared)
-        # a budget that ends within thoughts tells of the budget
-        if silent := [answer for every in answers.values() for answer in every].count(""):
+        if silent:  # a budget that ends within thoughts tells of the budget
             text += f"\n\n{silent} answers say nothing, or nothing behind their thought."
         if scorer == "humaneval":
             place = "in bubblewrap" if bubblewrap() else "without isolation"
