@@ -189,7 +189,7 @@ def report(run: Run, records: Mapping[str, Sequence[dict]]) -> None:
     parts = [title, markdown_table(rows["arms"], shown), ARM_NOTE]
     shown = [*columns(head="s", level="d"), ("top-1", "top1", ".3f"), ("top-8", "top8", ".3f")]
     parts += [markdown_table(rows["levels"], [*shown, ("JS", "js", ".4f")]), LEVEL_NOTE]
-    text = "\n\n".join([*parts, *(f"Note: {doubt}." for doubt in made.doubts_of_code())]) + "\n"
+    text = "\n\n".join(parts) + "\n"
     whole = {"title": title, "options": options, "sessions": run.sessions}
     write_json(run.folder / "replay.json", whole | rows)
     write_file(run.folder / "replay.md", text)
