@@ -120,7 +120,12 @@ class RunData:
     def target(self) -> str:
         """Its name, and what tells it from others of that name; a copy on another machine is the
         same target."""
-        files = [(key, value) for key, value in self.options.items() if key.startswith("target/")]
+        # older runs have the time of a file's last change too, which is another in a copy
+        files = [
+            (key, value)
+            for key, value in self.options.items()
+            if key.startswith("target/") and not key.endswith(", last changed")
+        ]
         return f"{self.options['target']} ({digest(files)})"
 
     def doubts(self) -> list[str]:
