@@ -32,13 +32,10 @@ TABLE = Path(__file__).with_name("bad_input.txt")
 
 # where whole commands would end well
 NOWHERE = {"evaluate/report.py": ["nowhere"], "train/convert_head.py": ["--head", "nowhere"]}
-LARGE = {"DIGITS": "9" * 5000, "DEEP": "[" * 100_000}  # what Python's own readers give up at
 
 
 def unescaped(text: str) -> str:
     """With \\n, \\u escapes and the like as Python reads them."""
-    for name, value in LARGE.items():
-        text = text.replace(name, value)
     return text.encode("latin-1", "backslashreplace").decode("unicode_escape")
 
 
