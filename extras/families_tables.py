@@ -1,12 +1,12 @@
 """The results of families.py as a table of families, and as the tables of docs/targets.md."""
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from pathlib import Path
 
-import pandas as pd
 import transformers
 
+from eagle_fsd.evaluation.tables import csv_text
 from eagle_fsd.runs.jsonl import write_file
 from eagle_fsd.runs.provenance import describe_run
 
@@ -58,16 +58,15 @@ def write_tables(results: list[dict], *, everything: bool) -> None:
     rows = as_rows(results)
     for row in rows if not everything else ():
         print(f"{row['family']}: {row['outcome']} {row['reason']} {row['notes']}".rstrip())
-    table = pd.DataFrame(rows)
-    counts = table["outcome"].value_counts()
+    counts = Counter(row["outcome"] for row in rows)
     for name in OUTCOMES:
         if name in counts:
             print(f"{counts[name]:4} {name}")
-    refused_half = table[~table["bfloat16"].isin(["", "taken"])]
+    refused_half = [row for row in rows if row["bfloat16"] not in ("", "taken")]
     print(f"{len(refused_half):4} of those exact on engine stock are refused in bfloat16")
     if everything:
         TABLE.parent.mkdir(parents=True, exist_ok=True)
-        write_file(TABLE, table.to_csv(index=False))
+        write_file(TABLE, csv_text(rows))
         page = PAGE.read_text() if PAGE.exists() else f"{BEGIN}\n{END}\n"
         before, after = page.split(BEGIN)[0], page.split(END)[1]
         write_file(PAGE, f"{before}{BEGIN}\n{as_page(rows)}\n{END}{after}")

@@ -5,9 +5,8 @@
 A run of one's own is drawn by evaluate/report.py.
 """
 
+import csv
 from pathlib import Path
-
-import pandas as pd
 
 from eagle_fsd.evaluation.plots import GAIN, INK, LOSS, plot_curves
 
@@ -18,15 +17,17 @@ svg { color: #24292f; background: #ffffff }
 @media (prefers-color-scheme: dark) { svg { color: #e6edf3; background: #0d1117 } }
 """
 GUARDS = ",ends=0@hybrid"
+NUMBERS = {name + end for name in (GAIN, LOSS) for end in ("", "_low", "_high")}
 SHOWN = ["exact@hybrid", *(rule + GUARDS for rule in ("path", "relaxed", "fsd", "random"))]
 
 
 def rows() -> list[dict]:
     """The arms of the lines shown, as evaluation/metrics.py gives them."""
-    arms = pd.read_csv(ROOT / "results/rule_front/hybrid_guards.csv")
-    found = arms[arms["line"].isin(SHOWN)].to_dict("records")
+    with (ROOT / "results/rule_front/hybrid_guards.csv").open() as file:
+        found = [row for row in csv.DictReader(file) if row["line"] in SHOWN]
     for arm in found:
-        arm["value"] = None if arm["rule"] == "exact" else arm["value"]
+        arm |= {name: float(arm[name] or "nan") for name in NUMBERS}
+        arm["value"] = None if arm["rule"] == "exact" else float(arm["value"])
         arm["line"] = arm["line"].replace(GUARDS, ", guarded")
         for key in (GAIN, LOSS):
             arm[key] = {"value": arm[key], "low": arm[f"{key}_low"], "high": arm[f"{key}_high"]}

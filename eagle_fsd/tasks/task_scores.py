@@ -5,8 +5,8 @@ and test.
 """
 
 from pathlib import Path
+from statistics import fmean
 
-import pandas as pd
 from tqdm import tqdm
 
 from eagle_fsd.arms import PLAIN, parse_arm
@@ -97,26 +97,38 @@ def compare_scores(values: list[dict]) -> list[dict]:
         vs_plain {"value", "low", "high", "detectable"}, gained, lost and mcnemar_p: None for plain
         itself and without it, but for vs_plain also where a score is neither 0 nor 1.
     """
+    # score -> arm -> (question, turn) -> what its choices have
+    held: dict[str, dict] = {}
+    for row in values:
+        of_arm = held.setdefault(row["score"], {}).setdefault(row["arm"], {})
+        of_arm.setdefault((row["question_id"], row.get("turn", 1)), []).append(row["value"])
     compared = []
-    frame = pd.DataFrame([{"turn": 1} | row for row in values])
-    for name, part in frame.groupby("score", sort=False):
-        values = part.groupby(["arm", "question_id", "turn"], sort=False)["value"].mean()
-        for arm in values.index.unique("arm"):
-            mine_Q = values[arm].groupby("question_id", sort=False).mean()
+    for name, arms in held.items():
+        means = {arm: {at: fmean(v) for at, v in of_arm.items()} for arm, of_arm in arms.items()}
+        for arm, mine in means.items():
+            mine_Q = by_question(mine)
             row = {"score": name, "arm": arm, "questions": len(mine_Q)}
             row |= dict.fromkeys(("vs_plain", "gained", "lost", "mcnemar_p"))
             row["mean"] = mean_interval(mine_Q)
-            if mine_Q.between(0, 1).all():  # no judge's ratings
+            if all(0 <= value <= 1 for value in mine_Q):  # no judge's ratings
                 row["mean"] = share_interval([(value, 1) for value in mine_Q])
-            if arm != PLAIN and PLAIN in values.index.unique("arm"):
-                both = pd.concat([values[arm], values[PLAIN]], axis=1, join="inner")
-                pair = both.groupby("question_id", sort=False).mean().to_numpy().T.tolist()
+            if arm != PLAIN and (theirs := means.get(PLAIN)):
+                shared = [at for at in mine if at in theirs]
+                pair = [by_question({at: of[at] for at in shared}) for of in (mine, theirs)]
                 if pair[0]:
                     row["vs_plain"] = paired_difference(*pair)
                     if {*pair[0], *pair[1]} <= {0, 1}:
                         row |= mcnemar(*pair)
             compared.append(row)
     return compared
+
+
+def by_question(scores: dict[tuple, float]) -> list[float]:
+    """The mean of every question over its turns, of scores by (question, turn)."""
+    turns: dict[int | str, list[float]] = {}
+    for (question_id, _), score in scores.items():
+        turns.setdefault(question_id, []).append(score)
+    return [fmean(found) for found in turns.values()]
 
 
 def score_table(compared: list[dict]) -> str:
