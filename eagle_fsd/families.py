@@ -86,16 +86,6 @@ def logit_factor(config: PretrainedConfig) -> float:
     return 1.0
 
 
-def logit_cap(config: PretrainedConfig) -> float | None:
-    """Gemma 2 and others squash logits to within plus or minus this number."""
-    return getattr(config, "final_logit_softcapping", None)
-
-
-def asks_cache_for_positions(config: PretrainedConfig) -> bool:
-    """Layers of Llama 4 scale queries by where they stand, and ask the cache for that."""
-    return bool(getattr(config, "attn_temperature_tuning", False))
-
-
 def longest_text(config: PretrainedConfig) -> int:
     """Positions that the model was made for, and of rotary positions that change with the length of
     the text, those before the change: what is cached has the positions of before, so that plain

@@ -25,8 +25,6 @@ from eagle_fsd.decoding.engine import STOCK, Engine, Seen
 from eagle_fsd.decoding.sampling import no_numbers
 from eagle_fsd.decoding.tree import DraftTree
 from eagle_fsd.families import (
-    asks_cache_for_positions,
-    logit_cap,
     logit_factor,
     longest_text,
     shortened,
@@ -34,7 +32,7 @@ from eagle_fsd.families import (
     text_config,
     with_last_state,
 )
-from eagle_fsd.recurrent.kinds import layer_types, modeling_module
+from eagle_fsd.recurrent.kinds import has_states, layer_types
 from eagle_fsd.recurrent.states import ARGUMENT, TreeForward, check_called, exchanged_functions
 
 # Of a generation config: its end tokens, its form, and what changes no answer
@@ -108,13 +106,15 @@ class Target:
         self.feature_layers = tuple(feature_layers)
         self.vocab_size: int = self.lm_head.weight.shape[0]
         self.max_positions = longest_text(self.config)
-        self._factor, self._cap = logit_factor(self.config), logit_cap(self.config)
-        self._asks_positions = asks_cache_for_positions(self.config)
+        self._factor = logit_factor(self.config)
+        # Gemma 2 and others squash logits to within plus or minus this number
+        self._cap = getattr(self.config, "final_logit_softcapping", None)
+        # layers of Llama 4 scale queries by where they stand, and ask the cache for that
+        self._asks_positions = bool(getattr(self.config, "attn_temperature_tuning", False))
         self.readout_is_linear = self._cap is None and self.lm_head.bias is None
         devices = set((getattr(model, "hf_device_map", None) or {}).values())
         self._cache_settings = {"types": layer_types(self.config), "pooled": len(devices) < 2}
-        self._recurrent = modeling_module(text_body(model))
-        self.has_states = self._recurrent is not None
+        self.has_states = has_states(self.config)
         self.engine = engine
         self.has_stock = keep_stock or not engine.rebuilds
         rebuilt = engine.rebuild(model, keep_stock=keep_stock)
@@ -224,7 +224,7 @@ class Target:
         #    step there too, which changes their states for good.
         tensors = tree.token_N, row_N, position_N, visible_NK, key_position_K
         if self.has_states and N > 1:
-            with exchanged_functions(self._recurrent):
+            with exchanged_functions(self._body):
                 step = self._step(self.cache, tree.parent_N, tree.ancestor_NN, *tensors)
             check_called(self.cache.layers, self.config.model_type)
         else:

@@ -16,7 +16,7 @@ from eagle_fsd.decoding.cache import TreeCache
 from eagle_fsd.decoding.target import Target
 from eagle_fsd.decoding.tree import GREEDY
 from eagle_fsd.drafters.growing import GrowingDrafter
-from eagle_fsd.recurrent.kinds import no_draft_states
+from eagle_fsd.recurrent.kinds import check_no_states
 
 
 class LanguageModelDrafter(GrowingDrafter):
@@ -40,8 +40,7 @@ class LanguageModelDrafter(GrowingDrafter):
         samples: bool = False,
         foreign_ids: Sequence[int] = (),
     ):
-        if model.has_states:
-            raise no_draft_states(model.config.model_type)
+        check_no_states(model.config)
         self.model = model
         self._rows = min(model.vocab_size, target.vocab_size)
         token_R = torch.tensor(sorted({*range(self._rows)} - {*foreign_ids}), device=target.device)

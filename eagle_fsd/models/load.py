@@ -33,7 +33,7 @@ from eagle_fsd.models.weights import (
     reason,
     stored_model,
 )
-from eagle_fsd.recurrent.kinds import has_states, no_draft_states
+from eagle_fsd.recurrent.kinds import check_no_states
 
 # eagle_fsd/checkpoints is a link to the repository's checkpoints/, and a folder once installed
 SHIPPED_HEAD = (Path(__file__).parent.parent / "checkpoints" / "smollm2-135m-eagle2").resolve()
@@ -198,11 +198,9 @@ def check_draft_model(name: str, target: str) -> list[int]:
                 f"draft model {name!r:.200} is not layers:N, of which target {target!r} has "
                 f"{config.num_hidden_layers} layers: give fewer, such as layers:1"
             )
-        if has_states(config):
-            raise no_draft_states(config.model_type)
+        check_no_states(config)
         return []
-    if has_states(draft_config := load_target_config(name)):
-        raise no_draft_states(draft_config.model_type)
+    check_no_states(load_target_config(name))
     theirs, own = (load_tokenizer(model).get_vocab() for model in (name, target))
     own_ids = {id: token for token, id in own.items()}
     if differing := [

@@ -5,11 +5,9 @@ layer takes an entry of SCANS, a function as those in scans.py.
 """
 
 import math
-import sys
 from collections.abc import Callable
-from types import ModuleType
 
-from transformers import PretrainedConfig, PreTrainedModel
+from transformers import PretrainedConfig
 
 from eagle_fsd.config import BadInput
 from eagle_fsd.recurrent.scans import delta_rule, mamba2
@@ -81,16 +79,11 @@ def check_states(config: PretrainedConfig) -> None:
             )
 
 
-def no_draft_states(kind: str) -> BadInput:
-    """The error for a draft model with recurrent layers."""
-    return BadInput(
-        f"a draft model of type {kind!r} has recurrent layers: a tree grows level by level, and "
-        "each level would begin from states of its nodes, which are not kept; give a draft model "
-        "of attention layers, or another drafter"
-    )
-
-
-def modeling_module(body: PreTrainedModel) -> ModuleType | None:
-    """Where the functions are that a text model's recurrent layers call; None without such
-    layers."""
-    return sys.modules[type(body).__module__] if has_states(body.config) else None
+def check_no_states(config: PretrainedConfig) -> None:
+    """Refuse, by a BadInput, a draft model with recurrent layers."""
+    if has_states(config):
+        raise BadInput(
+            f"a draft model of type {config.model_type!r} has recurrent layers: a tree grows level "
+            "by level, and each level would begin from states of its nodes, which are not kept; "
+            "give a draft model of attention layers, or another drafter"
+        )

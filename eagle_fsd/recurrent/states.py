@@ -10,6 +10,7 @@ No layer is touched.
 Axes: C channels of the convolution, N tree nodes, A nodes of the kept path.
 """
 
+import sys
 import threading
 import weakref
 from collections import Counter
@@ -19,6 +20,7 @@ from functools import wraps
 from types import ModuleType
 
 import torch
+from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, LinearAttentionLayer
 
 from eagle_fsd.config import BadInput
@@ -153,8 +155,9 @@ _stock: dict[ModuleType, dict[str, Callable]] = {}
 
 
 @contextmanager
-def exchanged_functions(module: ModuleType) -> Iterator[None]:
-    """Around a forward over a tree of one model of this modeling file."""
+def exchanged_functions(body: PreTrainedModel) -> Iterator[None]:
+    """Around a forward of this model over a tree."""
+    module = sys.modules[type(body).__module__]
     with _lock:
         if not _users[module]:
             names = [name for name in (CONVOLUTION, *SCANS) if hasattr(module, name)]
