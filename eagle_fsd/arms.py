@@ -130,11 +130,8 @@ class Arm:
 
 
 def parse_arm(text: str, *, tree: str = "") -> Arm:
-    """An arm from its text. One that states the run's tree is the one that states none.
-
-    Raises:
-        BadInput: unknown name or field, or a value that it refuses; lists what is known.
-    """
+    """An arm from its text. One that states the run's tree is the one that states none. BadInput:
+    unknown name or field, or a value that it refuses; lists what is known."""
     if text in (PLAIN, *BY_TRANSFORMERS):
         return Arm(text, Exact() if text == PLAIN else None)
     rule_text, at, drafter_text = text.partition("@")

@@ -2,7 +2,7 @@
 
 Plain Python floats (float64), recursive, a token at a time, not written from eagle_fsd, of which
 only the settings (rules, guards, sampling) and DraftTree are used; but for `outcome`, which is
-what is tried. Rules and guards of extras/rivals.py are here too, by their names.
+what is tried. Those of extras/rivals.py are in extras/tests/reference_rivals.py.
 """
 
 import functools
@@ -13,7 +13,6 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 import pytest
-import scipy.optimize
 import scipy.special
 import torch
 
@@ -27,7 +26,6 @@ from eagle_fsd.rules.thresholds import RELAXED_TOP
 
 GREEDY, FILTERED, WARM = SamplingConfig(), SamplingConfig(0.7, 7, 0.9), SamplingConfig(1.0)
 SAMPLINGS = (GREEDY, FILTERED, WARM)
-COUPLED = ("path", "sglang", "cactus", "mentored")
 # those of the tables that are written out here; a further entry is tested by its own tests
 REFERENCE_DIVERGENCES = ("kl_target_draft", "kl_draft_target", "js", "tv", "js_reference")
 
@@ -120,6 +118,7 @@ class SlowAccept:
     ):
         self.rule, self.sampling = policy.rule, policy.sampling
         self.kind = next(name for name, kind in RULES.items() if type(self.rule) is kind)
+        self.coupled = self.kind == "path"  # the token is drawn from `new`, above temperature 0
         names = {kind: name for name, kind in GUARDS.items()}
         self.guards = {names[type(guard)]: guard for guard in policy.guards}
         self.token = tree.token_N.tolist()
@@ -133,14 +132,14 @@ class SlowAccept:
         rows = tree.draft_logits_ER.double().tolist()
         self.draft = [rows[row] if row >= 0 else None for row in tree.draft_row_N.tolist()]
         self.p = [slow_p(logits, self.sampling) for logits in self.target]
-        for name in ("divergence", "options", "value", "log_z", "tilted", "tv"):
+        for name in ("divergence", "options", "value", "log_z", "new", "tv"):
             setattr(self, name, functools.cache(getattr(self, name)))  # or it takes minutes
 
     # --- what is known of a node ---
 
     def divergence(self, v: int) -> float:
-        """D by the rule's settings, else by those of the guard js; NaN if neither reads one."""
-        name = getattr(self.rule, "divergence", "js" if "js" in self.guards else None)
+        """D by the rule's settings, NaN if it reads none."""
+        name = getattr(self.rule, "divergence", None)
         if self.draft[v] is None or name is None:
             return math.nan
         return slow_divergence(name, self.target[v], self.draft[v])
@@ -155,21 +154,12 @@ class SlowAccept:
         return next((c for c in self.children[v] if self.token[c] == token), None)
 
     def options(self, v: int) -> list[int]:
-        """Children that top-k, top-p and the guards leave."""
+        """Children that top-k and top-p leave."""
         warm = replace(self.sampling, temperature=self.sampling.temperature or 1.0)
-        kept, draft = probs(self.target[v]), self.draft[v]  # temperature alone removes nothing
+        kept = probs(self.target[v])  # temperature alone removes nothing
         if warm.top_k or warm.top_p < 1:
             kept = slow_filter(self.target[v], warm)
-        known, near = self.guards.get("known"), self.guards.get("js")
-        if (known or near) and draft is None:
-            return []
-        return [
-            c
-            for c in self.children[v]
-            if kept[self.token[c]] > -math.inf
-            and not (known and probs(draft)[self.token[c]] < known.prob)
-            and not (near and slow_divergence("js", self.target[v], draft) > near.nats)
-        ]
+        return [c for c in self.children[v] if kept[self.token[c]] > -math.inf]
 
     def outside(self, v: int) -> float:
         """P_v(not in C(v))."""
@@ -189,10 +179,9 @@ class SlowAccept:
             return dict(zip(options, weight, strict=True))
         if self.rule.child == "draft":
             return {max(options, key=lambda c: self.draft[v][self.token[c]]): 1.0}
-        if self.rule.child == "target":  # by P; by the raw logit where P does not tell them apart
-            key = [(self.p[v][self.token[c]], self.target[v][self.token[c]]) for c in options]
-            return {options[key.index(max(key))]: 1.0}
-        raise AssertionError(f"the reference knows no child {self.rule.child!r}")
+        # by P; by the raw logit where P does not tell them apart
+        key = [(self.p[v][self.token[c]], self.target[v][self.token[c]]) for c in options]
+        return {options[key.index(max(key))]: 1.0}
 
     # --- the rule path ---
 
@@ -215,7 +204,7 @@ class SlowAccept:
         below = [(self.p[v][self.token[c]], worth + self.log_z(c)) for c in self.children[v]]
         return math.log(self.outside(v) + math.fsum(p * math.exp(value) for p, value in below))
 
-    def tilted(self, v: int) -> list[float]:
+    def new(self, v: int) -> list[float]:
         """The distribution of the token that `path` emits at v, tau > 0."""
         if not self.children[v] or self.rule.price == 0:
             return self.p[v]
@@ -237,37 +226,6 @@ class SlowAccept:
         place = sorted(raw, reverse=True).index(raw[token])
         return place < RELAXED_TOP and raw[token] >= max(raw) - rule.delta and rule.delta > 0
 
-    def new(self, v: int) -> list[float]:
-        """The distribution of the token that a coupled rule emits at v, tau > 0."""
-        rule, drafted = self.rule, [self.token[c] for c in self.children[v]]
-        if self.kind == "path" or not drafted:
-            return self.tilted(v)
-        new, total = list(self.p[v]), math.fsum(self.p[v][t] for t in drafted)
-        if self.kind == "sglang":
-            below = reached = 0.0
-            for token in drafted:
-                below += self.p[v][token]
-                sure = rule.single < 1 and self.p[v][token] >= max(rule.single, 1e-300)
-                now = max(reached, 1.0 if sure else min(1.0, below / rule.acc))
-                new[token], reached = now - reached, now
-        elif 0 < total < 1 - 1e-12:
-            reached = total
-            if self.kind == "cactus":
-                reached = min(1.0, total + (2 * rule.delta * total * (1 - total)) ** 0.5)
-            elif rule.kl < -math.log(total):
-                reached = scipy.optimize.brentq(
-                    lambda a: kl([a, 1 - a], [total, 1 - total]) - rule.kl, total, 1
-                )
-            else:
-                reached = 1.0
-            for token in drafted:
-                new[token] *= reached / total
-        else:
-            return new
-        left = math.fsum(p for token, p in enumerate(new) if token not in drafted)
-        scale = (1 - reached) / left if left else 0.0
-        return [p if token in drafted else p * scale for token, p in enumerate(new)]
-
     # --- a step, and what follows from it ---
 
     def step(self, v: int, x: int) -> tuple[float, dict[int, float]]:
@@ -279,7 +237,7 @@ class SlowAccept:
             options = [c for c in self.children[v] if c in options or c == hit]
             taken = bool(options) and self.passes(v, self.rule.threshold)
             return (0.0, self.choice(v, options)) if taken else (1.0, {})
-        if self.kind in COUPLED and self.sampling.temperature > 0:
+        if self.coupled and self.sampling.temperature > 0:
             new, old = self.new(v), self.p[v]
             tokens = {c: self.token[c] for c in self.children[v]}
             excess = {c: max(0.0, new[token] - old[token]) for c, token in tokens.items()}
@@ -290,7 +248,7 @@ class SlowAccept:
             gains = self.gains(v)
             best = max(gains, key=gains.get, default=None)
             return (1.0, {}) if best in (hit, None) or gains[best] <= 0 else (0.0, {best: 1.0})
-        if hit is not None or not options or self.kind in COUPLED:
+        if hit is not None or not options or self.coupled:
             return 1.0, {}
         if self.kind in ("ratio", "typical", "relaxed"):
             cost = [self.regret(v, self.token[c]) for c in options]
@@ -334,7 +292,7 @@ class SlowAccept:
         x = slow_draw(self.p[v], uniforms[0][0])
         kept, others = self.step(v, x)
         # one says "keep below", the others "take below": the same chance, another half of it
-        keep = uniforms[0][2] < kept if self.kind in COUPLED else uniforms[0][2] >= 1 - kept
+        keep = uniforms[0][2] < kept if self.coupled else uniforms[0][2] >= 1 - kept
         go = self.kept_child(v, x)
         if not keep:
             go = list(others)[slow_draw(list(others.values()), uniforms[0][1])]
@@ -403,12 +361,12 @@ def goes(rule: Rule, sampling: SamplingConfig, guards: tuple[Guard, ...] = ()) -
 
 
 def assert_agrees(
-    round_: tuple, rule: Rule, sampling: SamplingConfig, guards=(), stop=()
+    round_: tuple, rule: Rule, sampling: SamplingConfig, guards=(), stop=(), slow_kind=SlowAccept
 ) -> Acceptance:
     """The outcome is the reference's: path, tokens, fuzzy flags, and what each token costs."""
     tree, logits_NV, uniform_S3 = round_
     got = outcome(round_, rule, sampling, guards, stop_token_ids=stop)
-    slow = SlowAccept(tree, logits_NV, Policy(rule, sampling, guards), stop)
+    slow = slow_kind(tree, logits_NV, Policy(rule, sampling, guards), stop)
     want = slow.walk(uniform_S3.tolist())
     assert got.path == [step.node for step in want], rule
     assert got.tokens == [step.token for step in want], rule

@@ -71,8 +71,7 @@ class Policy:
 
     @cached_property
     def columns(self) -> list[str]:
-        """What is computed of every node: what the rule and the guards read, and what is needed to
-        know a draft's cost and whether it may be taken."""
+        """What rule and guards read, and what tells a draft's cost and whether it may be taken."""
         names = ["regret", *self.rule.columns]
         names += [name for guard in self.guards for name in guard.columns]
         names += ["supported"] if self.sampling.filters else []
@@ -80,7 +79,7 @@ class Policy:
 
     @cached_property
     def divergence(self) -> str | None:
-        """The divergence that is recorded: the first that the rule or a guard reads."""
+        """The one that is recorded: the first that the rule or a guard reads."""
         return next((name for name in self.columns if name in DIVERGENCES), None)
 
 

@@ -52,8 +52,8 @@ class PreallocatedLayer(CacheLayerMixin):
         return self._cache().length + query_length, 0
 
     def get_seq_length(self) -> int | torch.Tensor:
-        """Rows before the new ones; with `positions`, of each new one the positions before it, less
-        the new ones before it: what the model adds to 0, 1, 2, .. to place them."""
+        """Rows before the new ones; with `positions` what the model adds to 0, 1, 2, .. to place
+        the new ones."""
         cache = self._cache()
         if cache.positions is None:
             return cache.length
@@ -125,7 +125,7 @@ class TreeCache(Cache):
         # keys and values in turn, [layers, 1, kv_heads, capacity, head_dim]
         self._pools: list[torch.Tensor] = []
 
-    def _layer(self, kind: str) -> "PreallocatedLayer | RecurrentLayer | DummyLayer":
+    def _layer(self, kind: str) -> CacheLayerMixin:
         if kind in NOTHING:
             return DummyLayer()
         if kind in RECURRENT:
@@ -146,8 +146,7 @@ class TreeCache(Cache):
     def buffers(
         self, index: int, key_states: torch.Tensor, value_states: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """A layer's keys and values: its part of the pool of all layers, or buffers of its own if
-        its shape is another or the layers lie on several devices."""
+        """A layer's keys and values: its part of the pool of all layers, or buffers of its own."""
         shapes = [
             torch.Size((*states.shape[:2], self.capacity, states.shape[3]))
             for states in (key_states, value_states)
@@ -222,7 +221,4 @@ def layer_masks(
     if not types or len(near_NK) == 1:
         _, seen_NK = near_NK.popitem()  # the last that was added
         return additive_mask(seen_NK, dtype, repeats)
-    masks = {}
-    for kind, seen_NK in near_NK.items():
-        masks[kind] = additive_mask(seen_NK, dtype, repeats)
-    return masks
+    return {kind: additive_mask(seen, dtype, repeats) for kind, seen in near_NK.items()}

@@ -46,8 +46,7 @@ class Rows:
     Attributes:
         target_MV: the target's raw logits of the token AFTER each place, float32.
         row_C, token_C: each draft: the number of its parent's row among these, and its token.
-        draft_logits_ER, draft_row_M: the drafter's raw logits, and which row of them is a place's;
-            -1 where it has none.
+        draft_row_M: which row of the drafter's raw logits is a place's; -1 where it has none.
         draft_token_R: see DraftTree.
     """
 

@@ -126,11 +126,6 @@ class RootDrafter(Drafter):
 
     max_nodes = 1
 
-    def reset(
-        self, capacity: int, first_token: int, sampling: SamplingConfig = GREEDY, seed: int = 0
-    ) -> None:
-        """Nothing is kept."""
-
     def observe(self, features_TF: torch.Tensor, next_tokens: Sequence[int]) -> None:
         self._root, self._device = next_tokens[-1], features_TF.device
 

@@ -1,8 +1,6 @@
 """A drafter that grows one of EAGLE-2's dynamic trees a round, with a model of its own.
 
-The model is a draft head (eagle.py) or a whole language model (language_model.py). Everything stays
-on its device; there is no loop over nodes. On a CPU what counts is the number of operators: a
-tree's are of a microsecond or two each, and index_select takes half as long as indexing does.
+The model is a draft head (eagle.py) or a whole language model (language_model.py).
 
 Axes: K branch_top_k (the frontier), E expanded nodes, N nodes with the root, P pool of candidates,
 T new positions, M positions whose outputs are read, D hidden size, F features, S cache rows, R
@@ -69,15 +67,9 @@ class GrowingDrafter(Drafter):
         self._compiled_step = target.engine.wrap(self.step)
         self._set_tree(tree)
 
-    @property
-    def draft_vocab_size(self) -> int:
-        """Number of tokens that can be drafted, R."""
-        return self.vocab_size or self.target.vocab_size
-
     # --- what a model is ------------------------------------------------------------------------
 
     def new_cache(self, capacity: int) -> TreeCache:
-        """For a sequence of the model of at most `capacity` rows."""
         raise NotImplementedError
 
     def hidden(self, features_TF: torch.Tensor) -> torch.Tensor:
@@ -115,10 +107,10 @@ class GrowingDrafter(Drafter):
     # --- a drafter ------------------------------------------------------------------------------
 
     def _set_tree(self, tree: TreeConfig) -> None:
-        if tree.branch_top_k > self.draft_vocab_size:
+        R = self.vocab_size or self.target.vocab_size
+        if tree.branch_top_k > R:
             raise BadInput(
-                f"branch_top_k {tree.branch_top_k} is more than the draft vocabulary "
-                f"{self.draft_vocab_size}"
+                f"branch_top_k {tree.branch_top_k} is more than the draft vocabulary {R}"
             )
         self.tree_config = tree
         self.max_nodes = tree.num_draft_tokens + 1

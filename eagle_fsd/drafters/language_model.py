@@ -72,6 +72,6 @@ class LanguageModelDrafter(GrowingDrafter):
         if read_M is not None:
             hidden_TD = hidden_TD.index_select(0, read_M)
         logits_TV = self.model.logits(hidden_TD)[:, : self._rows]
-        if self.draft_vocab_size < self._rows:
+        if (self.vocab_size or self._rows) < self._rows:
             logits_TV = logits_TV.index_select(1, self.draft_token_R)
         return hidden_TD, logits_TV

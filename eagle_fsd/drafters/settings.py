@@ -100,11 +100,8 @@ class GrownTree(DrafterSettings):
 
 @dataclass(frozen=True)
 class SampledTree(GrownTree):
-    """Trees whose drafts may be drawn.
-
-    Attributes:
-        sample: 1: drafts are drawn, as rule rejection needs them (growing.py); 0: the best.
-    """
+    """Trees whose drafts are drawn where `sample` is 1, as rule rejection needs them (growing.py),
+    and at 0 the best."""
 
     sample: int = 0
 
@@ -141,12 +138,8 @@ class MtpSettings(EagleSettings):
 
 @dataclass(frozen=True)
 class HybridSettings(GrownTree):
-    """The trees, as arms write them (`exact@hybrid:15x4x6`).
-
-    Attributes:
-        tree, keep, deepen: see GrownTree; the levels are the head's, the drafts those of it and of
-            the text together.
-        recycle: see DrafterSettings.
+    """The trees, as arms write them (`exact@hybrid:15x4x6`): the levels are the head's, the drafts
+    those of it and of the text together. For the fields see GrownTree and DrafterSettings.
 
     A repeated text is probable and easily drafted from itself, so without guards a lossy rule on
     these trees repeats it until the budget ends (results/rule_front).

@@ -33,8 +33,6 @@ class TreeShape:
         level_E: of the expanded nodes but for the root, how many levels below the first they are.
         parent_row_P: which of them is a candidate's parent; the root is its own.
         no_row_P, no_node_E: -1 for every place in the pool; 0 for every row and for none.
-        node_N: numbers of the nodes.
-        own_KK: the identity.
     """
 
     def __init__(self, config: TreeConfig, device: torch.device | str = "cpu"):
@@ -104,12 +102,8 @@ class TreeGrower:
         return score_KK
 
     def frontier(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """The nodes to run next, the branch_top_k best of the last level.
-
-        Returns:
-            token_K: their tokens.
-            slot_K: which row of the last `logits_KR` is the parent of each.
-        """
+        """The nodes to run next, the branch_top_k best of the last level: their tokens, and which
+        row of the last `logits_KR` is the parent of each."""
         K, score_P = self.shape.config.branch_top_k, self._score_P[-1]
         if self.levels == 1:  # the root's children come in that order
             best_K, self._score_K = self.shape.row_E[:K], score_P
@@ -121,14 +115,12 @@ class TreeGrower:
         return self._token_P[-1].index_select(0, best_K), best_K // K
 
     def finish(self, root_token: torch.Tensor) -> DraftTree:
-        """The num_draft_tokens best candidates under the root, in level order.
+        """The num_draft_tokens best candidates under the root, whose token is int64 [] or [1], in
+        level order.
 
         They are connected: a child's score is at most its parent's, the parent stands earlier in
         the pool, and the sort is stable. (Upstream's top-k over half-precision scores orphans
         nodes.)
-
-        Args:
-            root_token: token id of the root, int64 [] or [1].
         """
         shape = self.shape
         token_P = torch.cat([root_token.reshape(1), *self._token_P])

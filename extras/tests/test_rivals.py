@@ -11,13 +11,13 @@ from reference_accept import (
     GREEDY,
     SAMPLINGS,
     WARM,
-    SlowAccept,
     assert_agrees,
     goes,
     outcome,
     probs,
     random_round,
 )
+from reference_rivals import SlowRivals
 
 from eagle_fsd.arms import parse_arm
 from eagle_fsd.config import BadInput, SamplingConfig
@@ -71,13 +71,13 @@ def test_coupled_rules_agree_with_the_reference(text, sampling):
     for seed in range(5):
         tree, *_ = round_ = random_round(50 + seed)
         stop = set(tree.token_N[tree.parent_N[1:]].tolist()[1::3]) if seed % 2 else set()
-        assert_agrees(round_, rule(text), sampling, (), stop)
+        assert_agrees(round_, rule(text), sampling, (), stop, SlowRivals)
 
 
 # --- mismatches that the tokens behind them must buy ----------------------------------------------
 
 
-def slow_suffix(slow: SlowAccept, rule: Rule, spent: float) -> tuple[list[int], float]:
+def slow_suffix(slow: SlowRivals, rule: Rule, spent: float) -> tuple[list[int], float]:
     """The path that fly or asd takes, and what has been spent then."""
 
     def hit(v: int) -> int | None:
@@ -122,7 +122,7 @@ def test_what_must_be_bought_agrees_with_the_reference(guarded):
         answer, spent = policy.begin(), 0.0
         for seed in range(20):
             round_ = random_round(seed)
-            want, spent = slow_suffix(SlowAccept(*round_[:2], policy), policy.rule, spent)
+            want, spent = slow_suffix(SlowRivals(*round_[:2], policy), policy.rule, spent)
             got = accept(*round_, policy=answer)
             assert got.path == want, text
             fuzzy[text[:3]] += sum(got.fuzzy)
@@ -168,7 +168,7 @@ def test_guarded_rules_agree_with_the_reference(guarded, sampling):
     for each, seed in itertools.product(rules, range(6)):
         if goes(each, sampling, guards(guarded)):
             round_ = random_round(50 + seed)
-            got = assert_agrees(round_, each, sampling, guards(guarded))
+            got = assert_agrees(round_, each, sampling, guards(guarded), (), SlowRivals)
             narrowed += got.path != outcome(round_, each, sampling).path
     assert narrowed > 3
 
