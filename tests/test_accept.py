@@ -207,67 +207,55 @@ def test_no_rule_reads_exact_tokens_below_the_node_at_which_it_decides(name, sam
             assert rule.step(alone, v) == rule.step(whole, v)
 
 
-@pytest.mark.parametrize("child", ["draft", "sample"])
-def test_children_of_no_draft_probability_are_still_children(child):
-    """Bug held down: with -inf for every child, the walk went to the root or to the last node."""
-    draft_EV = torch.zeros(2, 7)
-    draft_EV[:, [2, 3, 5]] = -INF
-    tokens, parents = torch.tensor([0, 2, 3, 5]), torch.tensor([0, 0, 0, 1])
-    tree = DraftTree(tokens, parents, torch.tensor([0, 1, -1, -1]), draft_EV, max_depth=2)
-    round_ = (tree, torch.zeros(4, 7), torch.rand(3, 3))
-    got = outcome(round_, FsdPaper(INF, child, "kl_target_draft"), WARM)
-    assert got.path in ([0, 1, 3], [0, 2])
-
-
-def without_distributions(tree: DraftTree) -> DraftTree:
-    return DraftTree.from_parents(tree.token_N.tolist(), tree.parent_N.tolist())
-
-
 @pytest.mark.parametrize("divergence", DIVERGENCES)
 def test_nan_never_passes(divergence):
     """One NaN in each draft row, or no rows at all (a drafter that is no language model): fsd is
-    exact and fsd-paper ends at the root, even at T = inf."""
+    exact and fsd-paper ends at the root, even at T = inf. A child of no draft probability is a
+    child. Bug held down: with -inf for every child, the walk went to the root."""
     for seed, sampling in itertools.product(range(2), SAMPLINGS):
         tree, *rest = random_round(seed)
         draft_EV = tree.draft_logits_ER.clone()
         draft_EV[:, seed] = math.nan
-        for drafts in (replace(tree, draft_logits_ER=draft_EV), without_distributions(tree)):
+        bare = DraftTree.from_parents(tree.token_N.tolist(), tree.parent_N.tolist())
+        for drafts in (replace(tree, draft_logits_ER=draft_EV), bare):
             round_ = (drafts, *rest)
             want = outcome(round_, Exact(), sampling)
             for child in children_for(sampling):
                 got = outcome(round_, Fsd(INF, child, divergence), sampling)
                 assert (got.path, got.tokens) == (want.path, want.tokens)
                 assert outcome(round_, FsdPaper(INF, child, divergence), sampling).path == [0]
+                draft_EV[:, tree.token_N[1:]] = -INF
+                impossible = replace(tree, draft_logits_ER=draft_EV.nan_to_num(0.0, 0.0, -INF))
+                got = outcome((impossible, *rest), Random(1.0, child), sampling)
+                parents = tree.parent_N.tolist()
+                assert all(parents[c] == v for v, c in itertools.pairwise(got.path))
 
 
 @pytest.mark.parametrize("bad", [math.nan, INF])
 def test_a_row_without_a_largest_number_is_told(bad):
     """That of the root, or of the path's last node, by any rule and by its place in the answer; a
     token of logit -inf is none. One that the path does not come to is none of the answer's."""
-    refused = unvisited = 0
+    refused = 0
     for sampling, seed in itertools.product(SAMPLINGS, range(2)):
         tree, logits_NV, uniform_S3 = random_round(seed)
         for rule in all_rules(sampling):
             path = outcome((tree, logits_NV, uniform_S3), rule, sampling).path
-            broken = path[-1] * seed
-            broken_NV = logits_NV.clone()
-            broken_NV[broken, 4] = bad
-            broken_NV[:, 5] = -INF
-            try:
-                got = outcome((tree, broken_NV, uniform_S3), rule, sampling, answer=[3] * 7)
-            except BadInput as error:
-                assert f"NaN or infinite after {7 + path.index(broken)} tokens" in str(error)
-                refused += 1
-            else:  # a rule that looks ahead has left the broken node aside
-                assert broken not in got.path, rule
             aside = next(v for v in reversed(range(tree.size)) if v not in path)
-            broken_NV = logits_NV.clone()
-            broken_NV[aside, 4] = bad
-            if not isinstance(rule, (PathRule, Hold)):  # these look at all rows
-                got = outcome((tree, broken_NV, uniform_S3), rule, sampling)
-                assert got.path == path, rule
-                unvisited += 1
-    assert refused > 30 and unvisited > 30
+            for broken in (path[-1] * seed, aside):
+                broken_NV = logits_NV.clone()
+                broken_NV[broken, 4] = bad
+                broken_NV[:, 5] = -INF
+                round_ = tree, broken_NV, uniform_S3
+                if isinstance(rule, (PathRule, Hold)) and broken == aside:  # these look at all rows
+                    continue
+                try:
+                    got = outcome(round_, rule, sampling, answer=[3] * 7)
+                except BadInput as error:
+                    assert f"NaN or infinite after {7 + path.index(broken)} tokens" in str(error)
+                    refused += 1
+                else:  # a rule that looks ahead has left the broken node aside
+                    assert broken not in got.path, rule
+    assert refused > 30
 
 
 def test_a_draft_without_any_probability_is_not_taken():
@@ -276,9 +264,6 @@ def test_a_draft_without_any_probability_is_not_taken():
     round_[1][:, :] = 0
     round_[1][:, 1] = 2000
     assert not any(outcome(round_, Relaxed(0.9), GREEDY).fuzzy)
-
-
-# --- the dial -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, WARM])

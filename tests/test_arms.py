@@ -70,7 +70,6 @@ def test_what_an_arm_is_made_of():
 
 
 def test_an_arm_that_names_the_tree_of_the_run_is_the_one_that_names_none():
-    assert parse_arm("exact@eagle:15x4x6", tree="15x4x6").text == "exact"
     assert parse_arm("exact@hybrid:15x4x6", tree="15x4x6").text == "exact@hybrid"
     priced = "12x6x4,keep=0.1,deepen=0.4"
     assert parse_arm(f"exact@eagle:{priced}", tree=priced).text == "exact"
@@ -78,7 +77,6 @@ def test_an_arm_that_names_the_tree_of_the_run_is_the_one_that_names_none():
     fine = parse_tree("12x6x4,keep=0.9999999999")
     assert parse_tree(tree_name(fine)) == fine
     assert parse_arm(f"exact@eagle:{priced}").tree == tree_name(parse_tree(priced)) == priced
-    assert parse_arm("exact@eagle:7x3x4", tree="15x4x6").text == "exact@eagle:7x3x4"
     sampled = parse_arm("rejection@eagle:15x4x6,sample=1", tree="15x4x6")
     assert sampled.text == "rejection@eagle,sample=1"
 

@@ -33,10 +33,9 @@ from eagle_fsd.models.generate import Request, complete
 from eagle_fsd.recurrent.kinds import FAMILIES as RECURRENT_FAMILIES
 
 WAYS = ("stock", "eager", "folded", "packed")  # engines; eager: stock with that attention
-DRAFTERS = ["noisy", "eagle:15x5x4", "eagle:5x5x1", "eagle:7x3x4,sample=1", "hybrid:15x5x4"]
-DRAFTERS += ["eagle:12x4x4,keep=0.02,deepen=0.2", "hybrid:12x4x4,keep=0.02"]
-DRAFTERS += ["hybrid:7x3x4,recycle=8", "ngram", "ngram:7,branch=1,recycle=0"]
-DRAFTERS += ["language_model", "language_model:23x6x3", "language_model:7x3x4,sample=1"]
+DRAFTERS = ["noisy", "eagle:15x5x4", "eagle:5x5x1", "eagle:7x3x4,sample=1", "ngram"]
+DRAFTERS += ["eagle:12x4x4,keep=0.02,deepen=0.2", "hybrid:12x4x4,keep=0.02,recycle=8"]
+DRAFTERS += ["language_model", "language_model:23x6x3"]
 ASKED = [(2, 0.0), (30, 0.0), (13, 0.7)]  # lengths of prompts, and temperatures
 
 
@@ -158,7 +157,7 @@ def test_compiled_exact_is_plain_decoding_and_generate(family):
 
 
 @pytest.mark.processes  # long
-@pytest.mark.parametrize("way", [way for way in WAYS if way != "eager"])
+@pytest.mark.parametrize("way", ["stock", "packed"])
 @pytest.mark.parametrize("name", HEADS | PUBLISHED)
 def test_exact_decoding_with_every_head_is_plain(name, way):
     """With the head's layers exchanged by the engine."""
@@ -166,6 +165,5 @@ def test_exact_decoding_with_every_head_is_plain(name, way):
     target = Target(stock.model, engine=ENGINES[way](), feature_layers=stock.feature_layers)
     prompt = prompt_tokens(9, seed=2)
     want = run(target, RootDrafter(), prompt, budget=12).tokens
-    for tree in (TreeConfig(15, 5, 4), TreeConfig(5, 5, 1)):
-        got = run(target, EagleDrafter(head, target, tree), prompt, budget=12)
-        assert got.tokens == want and got.fuzzy_share == 0
+    got = run(target, EagleDrafter(head, target, TreeConfig(15, 5, 4)), prompt, budget=12)
+    assert got.tokens == want and got.fuzzy_share == 0

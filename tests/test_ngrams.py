@@ -95,13 +95,9 @@ LOOKUPS = {  # text, settings, what is drafted
     # 5 6 7 went on with 8; the shorter 6 7 and 7 went on with 9 more recently
     "longest": ([5, 6, 7, 8, 1, 6, 7, 9, 2, 5, 6, 7], (4,), [8, 1, 6, 7]),
     "at most max_ngram": ([5, 6, 7, 8, 1, 6, 7, 9, 2, 5, 6, 7], (4, 2), [9, 2, 5, 6]),
-    "most recent": ([4, 8, 4, 9, 4], (2,), [9, 4]),
-    "most frequent": ([4, 8, 4, 8, 4, 9, 4], (2,), [8, 4]),
     # read on into its own drafts; without that a loop would draft one token
-    "at the end": ([3, 3], (4,), [3] * 4),
     "loop": ([1, 2, 3, 1, 2, 3], (7,), [1, 2, 3, 1, 2, 3, 1]),
     "at most 16 levels": ([3, 3], (20,), [3] * 16),
-    "nothing before": ([4], (), []),
     "nothing alike": ([4, 5, 6, 7], (), []),
 }
 

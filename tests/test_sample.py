@@ -76,16 +76,8 @@ def test_inverse_cdf_at_its_boundaries():
         for scale in (1.0, 3.0, 1e-30):  # weights need not sum to 1
             got_1 = inverse_cdf(scale * weight_V[None], torch.tensor([uniform]))
             assert got_1.tolist() == [want], (uniform, scale)
-
-
-def test_inverse_cdf_is_exact_over_a_large_vocabulary():
-    """Flat over 100,003 tokens: the middle of every interval hits its own token (float64 sums)."""
-    vocab = 100_003
-    token_R = torch.tensor([0, 1, 2, 49_999, 50_000, 99_991, 100_002])
-    uniform_R = (token_R.double() + 0.5) / vocab
-    weight_RV = torch.softmax(torch.zeros(1, vocab), -1).expand(len(token_R), vocab)
-    assert torch.equal(inverse_cdf(weight_RV, uniform_R), token_R)
-    tail_1V = torch.tensor([[1.0, 1e-9, 1e-9, 1e-9]])  # float32 sums would never leave token 0
+    # sums in float32 would never leave token 0
+    tail_1V = torch.tensor([[1.0, 1e-9, 1e-9, 1e-9]])
     uniform_1 = torch.tensor([1 + 1.5e-9], dtype=torch.float64) / (1 + 3e-9)
     assert inverse_cdf(tail_1V, uniform_1).tolist() == [2]
 
