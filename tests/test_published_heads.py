@@ -250,6 +250,11 @@ def refused() -> dict[str, tuple[dict, dict, str]]:
             without(weights(**THREE, target_hidden_size=D + 1), "embed_tokens.weight"),
             'missing "embed_tokens.weight"',
         ),
+        "a trained embedding that is not there": (
+            SPECULATORS3 | {"embed_requires_grad": True},
+            numbered(eagle3),
+            'missing "embed_tokens.weight"',
+        ),
         # SpecForge's configs/qwen3-30B-A3B-eagle3-moe-draft.json
         "experts": (SPECFORGE, without(eagle3, *dense) | experts, f'unexpected "{min(experts)}"'),
         "one weight by two names": (
