@@ -164,7 +164,7 @@ def test_conversations_are_rewritten_turn_by_turn(tmp_path, target, data):
     assert len({row["id"] for row in rows}) == TALKS - 3 == summary(tmp_path)["dialogues"]
     assert max(len(spoken(row)) for row in rows) > 1
     # an answer with a begin token in its midst is another one in the template's history
-    assert not any(0 in run for row in rows if row["part"] for run in spoken(row)[:-1])
+    assert not any(0 in run for row in rows for run in spoken(row)[:-1])
     for row in [row for row in rows if row["part"] == 0]:
         runs = spoken(row)
         assert all(run[-1] == 1 for run in runs[:-1])

@@ -106,6 +106,8 @@ class TrainOptions(TargetOptions):
 
 def train(options: TrainOptions) -> None:
     """Train a head and write it, from wherever a run of these options was left."""
+    from transformers.utils import SAFE_WEIGHTS_NAME
+
     from eagle_fsd.families import longest_text
     from eagle_fsd.models import load
     from eagle_fsd.models.digests import head_digests, target_digests
@@ -113,7 +115,7 @@ def train(options: TrainOptions) -> None:
     from eagle_fsd.runs.provenance import digest
     from eagle_fsd.training.data import read_dialogues, split
     from eagle_fsd.training.features import TargetStates
-    from eagle_fsd.training.head_run import RECORD, begun_head, is_trained, prepare, write_trained
+    from eagle_fsd.training.head_run import RECORD, begun_head, prepare, write_trained
     from eagle_fsd.training.trainer import Trainer
 
     # 1. The head, and the dialogues.
@@ -143,7 +145,7 @@ def train(options: TrainOptions) -> None:
         key=itemgetter("step"),
         processes=Processes(accelerator.process_index, accelerator.num_processes),
     )
-    if is_trained(run.folder):
+    if all((run.folder / name).is_file() for name in (RECORD, SAFE_WEIGHTS_NAME)):
         accelerator.print(f"{run.folder} is already trained: see its {RECORD}")
         return
     accelerator.print(

@@ -11,7 +11,6 @@ import torch
 from accelerate import Accelerator
 from tqdm import tqdm
 from transformers import PretrainedConfig
-from transformers.utils import SAFE_WEIGHTS_NAME
 
 from eagle_fsd.config import SMALL_TREE, BadInput, TreeConfig, tree_name
 from eagle_fsd.decoding.target import Target
@@ -166,11 +165,6 @@ def expected_tokens_per_round(
         if len(tokens) == REPLAYED or time.monotonic() >= until:
             break
     return (sum(tokens) / len(tokens) if tokens else None), len(tokens)
-
-
-def is_trained(folder: Path) -> bool:
-    """Whether the head is there, and the record of what it does on what was held out."""
-    return (folder / SAFE_WEIGHTS_NAME).is_file() and (folder / RECORD).is_file()
 
 
 def write_trained(
