@@ -10,7 +10,7 @@ from itertools import pairwise
 import pytest
 import torch
 from reference_tree import paths
-from reference_unroll import slow_unroll
+from reference_unroll import assert_unrolled, slow_unroll
 from tiny import fused_target, prompt_tokens, target_and_head, tiny_target
 
 from eagle_fsd.config import BadInput, TreeConfig
@@ -174,18 +174,8 @@ def inputs(head):
     return tuple(torch.randn(B, T, width, generator=generator) for width in (F, D))
 
 
-@torch.no_grad()
 def test_equals_one_root_at_a_time(head, inputs):
-    """Entry [s-1, :, root+s-1] is the s-th level below `root`, wherever a root exists; so nothing
-    depends on later text, and right padding needs no mask."""
-    steps = 7
-    hidden_SBTD = unroll(head, *inputs, steps=steps)
-    assert hidden_SBTD.shape == (steps, B, T, inputs[1].shape[-1])
-    for root in range(T):
-        levels = range(min(steps, T - root))
-        wanted_SBD = slow_unroll(head, *inputs, root, len(levels))
-        got_SBD = torch.stack([hidden_SBTD[s, :, root + s] for s in levels])
-        torch.testing.assert_close(got_SBD, wanted_SBD, atol=2e-5, rtol=1e-5)
+    assert_unrolled(head, *inputs, steps=7, tolerance=2e-5)
 
 
 def test_gradient_flows_through_all_steps(head, inputs):
