@@ -54,11 +54,6 @@ class Request:
     def ended(self) -> bool:
         return self.finished or len(self.tokens) == self.max_new_tokens
 
-    @property
-    def unread(self) -> list[int]:
-        """The tokens that are not in the cache yet."""
-        return self.tokens[-1:] or self.prompt
-
     @cached_property
     def uniforms(self) -> list[float]:
         generator = torch.Generator().manual_seed(self.seed)
@@ -82,7 +77,7 @@ class Batch:
     def step(self) -> Iterator[Request]:
         """One more token for every row; gives out those that end by it. Rows that had ended before
         run along unread."""
-        new = [row.unread for row in self.rows]
+        new = [row.tokens[-1:] or row.prompt for row in self.rows]  # what is in no cache yet
         T = max(map(len, new))
         token_BT = torch.tensor([[0] * (T - len(ids)) + ids for ids in new])
         length_B = torch.tensor([len(row.prompt) + len(row.tokens) for row in self.rows])
