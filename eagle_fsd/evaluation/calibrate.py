@@ -1,5 +1,4 @@
-"""Tokens a round, tokens a second and cost of any number of arms, predicted from the rounds of one
-exact answer.
+"""Tokens a round, tokens a second and cost of arms, predicted from the rounds of an exact answer.
 
 At every round of an exact answer each arm is asked what it would do with that tree. The prediction
 is of single rounds: it does not follow an arm into the text that it would have written, and it
@@ -33,9 +32,9 @@ def predict(
         config: of the exact answer.
 
     Returns:
-        arm -> {"rounds", "seconds", "tokens", "fuzzy", "cost"}, sums. The seconds are those of
-        exact's rounds, without prefill and without asking the arms. The cost is regret in nats,
-        above temperature 0 total variation; None where the arm's rule or guards leave it unknown.
+        arm -> {"rounds", "seconds", "tokens", "fuzzy", "cost"}, sums; seconds are exact's rounds',
+        without prefill and the asking. The cost is regret in nats, above temperature 0 total
+        variation; None where the arm's rule or guards leave it unknown.
     """
     zeros = dict.fromkeys(("rounds", "seconds", "tokens", "fuzzy", "cost"), 0)
     counts = {arm: Counter(zeros) for arm in policies}
@@ -94,7 +93,6 @@ def arm_rows(counts: Sequence[Mapping[str, Counts]], exact: str) -> list[dict]:
 def choose(rows: Sequence[dict], cost: float) -> dict:
     """The row of most tokens a round at a cost that is known and within the tolerated one; of
     equals the cheapest. One of the rows is exact's, whose cost is 0."""
-    within = [
-        row for row in rows if row["cost"]["value"] is not None and row["cost"]["value"] <= cost
-    ]
+    known = [row for row in rows if row["cost"]["value"] is not None]
+    within = [row for row in known if row["cost"]["value"] <= cost]
     return max(within, key=lambda row: (row["tokens_per_round"]["value"], -row["cost"]["value"]))

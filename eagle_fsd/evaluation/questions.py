@@ -54,12 +54,10 @@ def check_same_questions(
             continue
         asked = [turn["prompt"] for turn in record["turns"]][: turns or None]
         category = record.get("category", question.category)
-        change = ""
-        if asked != question.turns:
+        if (asked, category) != (question.turns, question.category):
             change = "with other turns than it has now"
-        elif category != question.category:
-            change = f"in the category {category!r}, which is {question.category!r} now"
-        if change:
+            if asked == question.turns:
+                change = f"in the category {category!r}, which is {question.category!r} now"
             raise BadInput(
                 f"question {question.question_id!r} was answered {change}: give the questions that "
                 "were answered, or another --output"
@@ -97,10 +95,8 @@ def fastchat(row: dict | str, number: int) -> Question:
     row = {"prompt": row} if isinstance(row, str) else present(row)
     form = next((name for name in PROMPTS if name in row), "")
     if not form:
-        raise ValueError(
-            f"it has none of {', '.join(PROMPTS)} (null counts as absent), but "
-            f"{', '.join(row) or 'nothing'}"
-        )
+        there = ", ".join(row) or "nothing"
+        raise ValueError(f"it has none of {', '.join(PROMPTS)}, or null there, but {there}")
     turns = row[form] if isinstance(row[form], list) or form == "turns" else [row[form]]
     if isinstance(turns, list):
         turns = [_said(turn) for turn in turns]
@@ -131,11 +127,7 @@ def read_questions(
     path: str | Path, read_row: Callable[[dict, int], Question] = fastchat
 ) -> list[Question]:
     """The questions of a file, by default MT-Bench's; read_row makes one from a row and its number,
-    from 0.
-
-    Raises:
-        BadInput: see read_records; a line is no such row, an id occurs twice.
-    """
+    from 0. BadInput: see read_records; a line is no such row, an id occurs twice."""
     questions: dict[int | str, Question] = {}
     for line, row in read_records(path or asset_dir("mt_bench") / "question.jsonl"):
         try:

@@ -51,12 +51,11 @@ class ReplayOptions(QuestionOptions, ChatOptions, PluginOptions):
     )
 
     def __post_init__(self):
-        from eagle_fsd.decoding.loop import StopConfig
         from eagle_fsd.models.assets import EMBEDDED_TARGET
         from eagle_fsd.models.chat import fastchat_template
         from eagle_fsd.models.load import check_device, default_device, default_head
 
-        StopConfig(self.max_new_tokens)  # its own check
+        super().__post_init__()
         if self.conv_template:
             fastchat_template(self.conv_template)  # its name is checked
         self.device = self.device or default_device()
@@ -105,16 +104,13 @@ def run_replay(options: ReplayOptions) -> None:
             options.target, dtype=options.dtype, device=options.device
         )
         plain = Model(target, tokenizer, RootDrafter(), options.conv_template)
-        models = {}
-        for name, head in heads.items():
+        models, drafters = {}, {}
+        for name, head in heads.items():  # what is refused here has written nothing
             layers = head.config.fused_layers(target.num_layers)
             own = Target(target.model, feature_layers=layers) if layers else target
             drafter = head_drafter(head, own, SMALL_TREE)
-            models[name] = Model(own, tokenizer, drafter, options.conv_template)
-        drafters = {  # what is refused here has written nothing
-            name: {arm.text: arm.build_drafter(model) for arm in arms}
-            for name, model in models.items()
-        }
+            models[name] = model = Model(own, tokenizer, drafter, options.conv_template)
+            drafters[name] = {arm.text: arm.build_drafter(model) for arm in arms}
         budget = options.max_new_tokens
         check_lengths(plain, cut([*todo.values()], 1), budget, last=budget + TOKENS_BEYOND_END)
         prompts = {key: plain.prompt_ids(question.turns[0]) for key, question in todo.items()}
@@ -127,19 +123,17 @@ def run_replay(options: ReplayOptions) -> None:
             for question in tqdm(missing[name], desc=name):
                 text = texts[question.question_id]
                 hidden_LD, features_LF = text.states(model.target)
+                levels = judge_levels(model.drafter, text, hidden_LD, features_LF, levels=LEVELS)
+                rounds = {
+                    arm: {"tokens": text.rounds(drafter, features_LF)}
+                    for arm, drafter in drafters[name].items()
+                }
                 record = {
                     "question_id": question.question_id,
                     "category": question.category,
                     "turns": [{"prompt": question.turns[0]}],
-                    "arms": {
-                        arm: {"tokens": text.rounds(drafter, features_LF)}
-                        for arm, drafter in drafters[name].items()
-                    },
-                    "levels": judge_levels(
-                        model.drafter, text, hidden_LD, features_LF, levels=LEVELS
-                    ),
                 }
-                run.add(files[name], record)
+                run.add(files[name], record | {"arms": rounds, "levels": levels})
     chosen = {
         without_checkout(name): [run.records[file][q.question_id, 0] for q in questions]
         for name, file in files.items()
@@ -202,14 +196,9 @@ def arm_row(records: Sequence[dict], arm: str) -> dict:
     from eagle_fsd.stats import rate_interval
 
     rows = [record["arms"][arm]["tokens"] for record in records]
-    parts = [(sum(tokens), len(tokens)) for tokens in rows]
+    rate = rate_interval([(sum(tokens), len(tokens)) for tokens in rows])
     rounds = sum(map(len, rows))
-    return {
-        "arm": arm,
-        "questions": len(rows),
-        "rounds": rounds,
-        "tokens_per_round": rate_interval(parts),
-    }
+    return {"arm": arm, "questions": len(rows), "rounds": rounds, "tokens_per_round": rate}
 
 
 def level_rows(records: Sequence[dict]) -> list[dict]:

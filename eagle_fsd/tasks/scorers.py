@@ -208,12 +208,12 @@ def check_scorable(questions: list[Question], name: str, *, execute_code: str = 
     if name == "humaneval":
         check_allowed(execute_code)
     for question in questions:
-        has = question.extra | {"reference": question.reference}
-        lacking = [key for key in scorer.needs if not has.get(key)]
-        fault = f"it lacks {', '.join(lacking)}" if lacking else ""
+        has, fault = question.extra | {"reference": question.reference}, ""
         if len(question.turns) > 1:
             fault = "it has several turns, of which scorers see one: give --turns 1"
-        if not fault and name != "humaneval":  # which would run
+        elif lacking := [key for key in scorer.needs if not has.get(key)]:
+            fault = f"it lacks {', '.join(lacking)}"
+        elif name != "humaneval":  # which would run
             # a right answer is right by its scorer, and an answer that says nothing is not
             try:
                 nothing = max(scorer.score(".", question).values())
