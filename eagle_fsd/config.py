@@ -1,6 +1,7 @@
 """Settings that check themselves: tree shape and sampling; and the error for what users pass."""
 
 import math
+import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -45,16 +46,14 @@ def check_least(settings: object, prefix: str = "", /, **least: float) -> None:
             raise BadInput(f"{prefix}{name} must be at least {low}, got {value}")
 
 
-def check_flag(name: str, value: int) -> None:
-    """Refuse, by a BadInput, a field of an arm that is neither 0 nor 1."""
-    if value not in (0, 1):
-        raise BadInput(f"{name} must be 0 or 1, got {value}")
+def check_between(low: float, high: float, **values: float) -> None:
+    """Refuse values out of a range, by a BadInput.
 
-
-def check_probability(name: str, value: float) -> None:
-    """Refuse, by a BadInput, a least probability that is none."""
-    if not 0 <= value <= 1:
-        raise BadInput(f"{name} is a probability, 0 to 1 (0: off), got {value}")
+    Example: check_between(0, 1, keep=1.5) raises "keep must be from 0 to 1, got 1.5".
+    """
+    for name, value in values.items():
+        if not low <= value <= high:
+            raise BadInput(f"{name} must be from {low} to {high}, got {value}")
 
 
 def check_numbers(settings: object, **kinds: type) -> None:
@@ -72,8 +71,7 @@ def check_numbers(settings: object, **kinds: type) -> None:
 
 def check_seed(seed: int) -> None:
     """Refuse, by a BadInput, a seed that torch has no room for."""
-    if abs(seed) >= 2**63:
-        raise BadInput(f"seed must be within 2**63 of 0, got {seed}")
+    check_between(1 - 2**63, 2**63 - 1, seed=seed)
 
 
 def check_text(text: str) -> None:
@@ -117,18 +115,12 @@ class TreeConfig:
 
     def __post_init__(self):
         check_least(self, num_draft_tokens=1, tree_depth=1, branch_top_k=1)
-        check_probability("keep", self.keep)
-        check_probability("deepen", self.deepen)
-        if self.num_draft_tokens < self.tree_depth:
+        check_between(0, 1, keep=self.keep, deepen=self.deepen)
+        if not self.tree_depth <= self.num_draft_tokens <= self.pool_size:
             raise BadInput(
-                f"num_draft_tokens {self.num_draft_tokens} cannot fill tree_depth "
-                f"{self.tree_depth}: lower the depth or raise the number of drafts"
-            )
-        if self.num_draft_tokens > self.pool_size:
-            raise BadInput(
-                f"num_draft_tokens {self.num_draft_tokens} is more than the {self.pool_size} "
-                f"candidates of tree_depth {self.tree_depth} with branch_top_k "
-                f"{self.branch_top_k}: lower it, or raise depth or top-k"
+                f"{self.num_draft_tokens} drafts are no tree of {self.tree_depth} levels with "
+                f"top-k {self.branch_top_k}: give from {self.tree_depth}, one a level, to the "
+                f"{self.pool_size} that are drafted, or another depth or top-k"
             )
 
     @property
@@ -167,23 +159,19 @@ def parse_tree(text: str) -> TreeConfig:
         BadInput: not of that form, or a shape that TreeConfig refuses.
     """
     shape, *prices = text.split(",")
-    parts = shape.split("x")
-    if len(parts) != 3 or not all(part.isdecimal() and len(part) < 10 for part in parts):
-        raise BadInput(f"a tree is DRAFTSxLEVELSxTOPK, such as 15x4x6; got {text!r:.200}")
-    numbers = {}
-    for price in prices:
-        name, _, value = price.partition("=")
-        try:
-            number = float(value)
-        except ValueError:
-            name = ""
-        if name not in ("keep", "deepen") or name in numbers:
-            raise BadInput(
-                "behind a tree's shape stand keep and deepen, such as "
-                f"12x6x4,keep=0.1,deepen=0.4; got {text!r:.200}"
-            )
-        numbers[name] = number
-    return TreeConfig(*map(int, parts), **numbers)
+    numbers = {name: value for name, _, value in (price.partition("=") for price in prices)}
+    try:
+        if len(numbers) < len(prices) or not numbers.keys() <= {"keep", "deepen"}:
+            raise ValueError
+        if not re.fullmatch("[0-9]{1,9}(x[0-9]{1,9}){2}", shape):
+            raise ValueError
+        numbers = {name: float(value) for name, value in numbers.items()}
+    except ValueError:
+        raise BadInput(
+            "a tree is DRAFTSxLEVELSxTOPK, with prices behind it or not, such as 15x4x6 or "
+            f"12x6x4,keep=0.1,deepen=0.4; got {text!r:.200}"
+        ) from None
+    return TreeConfig(*map(int, shape.split("x")), **numbers)
 
 
 def as_tree(tree: TreeConfig | str | None) -> TreeConfig | None:
@@ -210,8 +198,7 @@ class SamplingConfig:
         # logits divided by still less could overflow float32
         if not (self.temperature == 0 or 1e-6 <= self.temperature < math.inf):
             raise BadInput(f"temperature must be 0 (greedy) or above 1e-6, got {self.temperature}")
-        if self.top_k < 0:
-            raise BadInput(f"top_k must be 0 (off) or above, got {self.top_k}")
+        check_least(self, top_k=0)
         if not 0 < self.top_p <= 1:
             raise BadInput(f"top_p must be in (0, 1], got {self.top_p}")
 

@@ -19,6 +19,7 @@ from eagle_fsd.config import (
     DEFAULT_ARM,
     BadInput,
     SamplingConfig,
+    check_between,
     check_least,
     check_seed,
     default_tree,
@@ -155,9 +156,8 @@ class BenchOptions(RunOptions):
 
     def __post_init__(self):
         super().__post_init__()
-        check_least(self, "--", turns=0, num_choices=1, traces=0)
-        if self.num_choices > 1000:  # all are listed before the first is made
-            raise BadInput(f"--num_choices must be at most 1000, got {self.num_choices}")
+        check_least(self, "--", turns=0, traces=0)
+        check_between(1, 1000, num_choices=self.num_choices)  # all are listed before one is made
 
 
 @dataclass

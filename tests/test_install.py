@@ -1,5 +1,5 @@
-"""The library as pip installs it, from a folder and from a git URL: into a fresh environment beside
-the torch that is here, without a network, used from a folder that is not the checkout."""
+"""The library as pip installs it: into a fresh environment beside the torch that is here, without a
+network, used from a folder that is not the checkout."""
 
 import json
 import re
@@ -112,7 +112,7 @@ def test_an_installed_library_answers_and_has_every_file(python, models):
 
 def test_a_shipped_head_that_is_not_there_is_explained(monkeypatch, tmp_path):
     monkeypatch.setattr("eagle_fsd.models.load.SHIPPED_HEAD", tmp_path / "none")
-    with pytest.raises(BadInput, match=f"not at {tmp_path}/none: .* Install the library with pip"):
+    with pytest.raises(BadInput, match=f"not at {tmp_path}/none"):
         default_head("smollm2")
 
 
@@ -125,24 +125,3 @@ def test_what_is_in_extras_needs_no_more_than_the_installed_library(python):
     names = printed(python, program, *scripts)
     assert len(names) == len(scripts) > 4 and all("__doc__" in found for found in names)
     assert not [path for path in scripts if "sys.path" in path.read_text()]
-
-
-@pytest.mark.processes
-def test_a_library_from_a_git_url_knows_its_commit(source, tmp_path):
-    """Bug held down: a record of a library that was installed within another repository would have
-    named that one's commit."""
-    repository = shutil.copytree(source, tmp_path / "repository", symlinks=True)
-    environment = tmp_path / "project" / "environment"
-    for folder in (repository, environment.parent):
-        folder.mkdir(exist_ok=True)
-        git = ["git", "-C", folder, "-c", "user.name=a", "-c", "user.email=a@b"]
-        subprocess.run([*git, "init", "--quiet"], check=True)
-        subprocess.run([*git, "add", "--all"], check=True)
-        commit = [*git, "commit", "--quiet", "--allow-empty", "-m", folder.name]
-        subprocess.run(commit, check=True)
-    python = installed(environment, f"git+file://{repository}")
-    program = "import json; from eagle_fsd.runs.provenance import describe_run\n"
-    found = printed(python, program + "print(json.dumps(describe_run('cpu')))")
-    head = ["git", "-C", repository, "rev-parse", "HEAD"]
-    whole = subprocess.run(head, capture_output=True, text=True, check=True).stdout.strip()
-    assert len(found["commit"]) >= 7 and whole.startswith(found["commit"])

@@ -10,9 +10,8 @@ from typing import ClassVar, Protocol
 from eagle_fsd.config import (
     BadInput,
     TreeConfig,
-    check_flag,
+    check_between,
     check_least,
-    check_probability,
     parse_tree,
     tree_name,
 )
@@ -106,7 +105,7 @@ class SampledTree(GrownTree):
     sample: int = 0
 
     def __post_init__(self):
-        check_flag("sample", self.sample)
+        check_between(0, 1, sample=self.sample)
         super().__post_init__()
 
     @property
@@ -205,7 +204,7 @@ class NgramSettings(DrafterSettings):
 
     def __post_init__(self):
         check_least(self, num_draft_tokens=1, max_ngram=1, branch=1)
-        check_probability("keep", self.keep)
+        check_between(0, 1, keep=self.keep)
         check_recycle(self.recycle)
 
     def build(self, model: LoadedModels) -> Drafter:

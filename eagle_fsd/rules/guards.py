@@ -11,7 +11,7 @@ ends       1: where the target ends the answer, it ends: no draft takes the plac
 from dataclasses import dataclass
 from typing import ClassVar
 
-from eagle_fsd.config import check_flag, check_least
+from eagle_fsd.config import check_between, check_least
 from eagle_fsd.decoding.verified import Guard, VerifiedTree
 
 
@@ -39,7 +39,7 @@ class Ends(Guard):
     on: int
 
     def __post_init__(self):
-        check_flag("ends", self.on)
+        check_between(0, 1, ends=self.on)
 
     @property
     def off(self) -> bool:

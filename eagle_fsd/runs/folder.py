@@ -177,8 +177,6 @@ class Run:
         self.records: defaultdict[str, dict[Hashable, dict]] = defaultdict(dict)
         self._key, self._session = key, ""
         self._adding = threading.Lock()
-        if self.folder == Path():  # as of an empty text; "." is one too
-            raise BadInput("the folder of a run needs a name, such as runs/mine")
         self._place = self.folder / "records"  # where this process adds
         if processes.is_main:
             self._lock = lock_folder(self.folder)

@@ -133,10 +133,9 @@ def read_records(path: str | Path) -> Iterator[tuple[int, object]]:
             for number, line in enumerate(lines, start=1):
                 if line.strip():
                     yield number, _parsed(line)
-    except UnicodeDecodeError as error:
-        raise BadInput(f"{path} is no UTF-8 behind line {number} ({error}): save it so") from error
-    except (OSError, EOFError, zlib.error, csv.Error) as error:
-        raise BadInput(f"{path} is damaged behind line {number} ({error})") from error
+    except (OSError, EOFError, zlib.error, csv.Error, UnicodeDecodeError) as error:
+        fault = f"{path} is damaged, or no UTF-8, behind line {number} ({error})"
+        raise BadInput(f"{fault}: mend it, or save it anew") from error
     except (ValueError, RecursionError) as error:
         forms = "" if number > 1 else f"; give {FORMS}"
         raise BadInput(f"{path}, line {max(1, number)} is no record: {error}{forms}") from error
