@@ -41,9 +41,11 @@ from eagle_fsd.engine.trial import checked_target
 TREE = DraftTree.from_parents([3, 5, 7, 11, 13, 17, 19], [0, 0, 0, 1, 1, 3, 2])
 
 
-def pair(family: str, engine: str) -> tuple[Target, Target]:
+def pair(family: str, engine: str, *, positions: int = 251) -> tuple[Target, Target]:
     """The stock target, and one of the same weights under the engine."""
-    model = random_model(FAMILIES[family](), seed=0)
+    config = FAMILIES[family]()
+    config.max_position_embeddings = positions
+    model = random_model(config, seed=0)
     return Target(model), Target(model, engine=ENGINES[engine]())
 
 
@@ -438,6 +440,24 @@ def test_engines_are_chosen_and_refused_by_device():
     assert choose_engines("auto", device="cpu", dtype=torch.float32)[0].name == expected
     with pytest.raises(BadInput, match="'packed' needs a CPU"):
         choose_engines("packed", device="cuda", dtype=torch.float32)
+
+
+@pytest.mark.slow  # each of its functions takes a minute
+@needs_half
+def test_a_few_functions_are_compiled_for_contexts_of_any_length(tmp_path, monkeypatch, capsys):
+    """Up to 1024 rows, and once more beyond: the target's step and the drafter's over what was
+    committed, each for one position and for several, and the drafter's over a level. The answers
+    are those of the stock engine."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    stock, target = pair("gemma3", "compiled", positions=2048)
+    head, counts = tiny_head(stock, seed=2), []
+    drafters = [EagleDrafter(head, each, TreeConfig(5, 3, 4)) for each in (target, stock)]
+    for length in (5, 300, 29, 1100):
+        for ours, theirs in (drafters, (RootDrafter(), RootDrafter())):
+            got = run(target, ours, prompt_tokens(length), budget=20)
+            assert got.tokens == run(stock, theirs, prompt_tokens(length), budget=20).tokens
+        counts.append(capsys.readouterr().err.count("compiling"))
+    assert counts == [5, 0, 0, 5]
 
 
 @pytest.mark.processes  # long
