@@ -139,7 +139,8 @@ class Bench:
             traced = choice == 0 and arm.runs_our_loop and question in self._traced
             record = self._answered(question, arm, choice, budget=budget, traced=traced)
             before = self.run.records[arm.slug].get(answer_key(record), record)
-            if tokens_of(before) != tokens_of(record):
+            pairs = zip(before["turns"], record["turns"], strict=True)
+            if any(old["token_ids"] != new["token_ids"] for old, new in pairs):
                 tqdm.write(
                     f"{arm.text!r} answers question {question.question_id!r} otherwise than "
                     "before: what it says depends on more than its seed; the later answer counts"
@@ -174,13 +175,10 @@ class Bench:
             # where the models' positions end before the budget does, the same for every arm
             stop = model.stop(min(budget, model.max_positions - len(prompt)))
             seed = answer_seed(self._seed, question.question_id, number, choice)
-            request, drafter = (prompt, self._sampling, stop, seed), self._drafters[arm.text]
             trace = TurnTrace(model, arm) if traced else None
             result, seconds = answer_prompt(
-                arm,
-                model,
-                *request,
-                drafter=drafter,
+                *(arm, model, prompt, self._sampling, stop, seed),
+                drafter=self._drafters[arm.text],
                 watch=trace.take if trace else None,
             )
             thought = model.find_thought(prompt, result.tokens)
@@ -213,10 +211,6 @@ class Bench:
             ]
             for arm in self.arms
         }
-
-
-def tokens_of(record: dict) -> list[list[int]]:
-    return [turn["token_ids"] for turn in record["turns"]]
 
 
 def answer_seed(seed: int, question_id: int | str, turn: int, choice: int = 0) -> int:

@@ -45,7 +45,7 @@ MEDIAN = "median_speed_vs_plain"
 PHRASES = {
     "tokens_per_second": "{:.1f} tokens per second",
     "speed_vs_plain": "{:.2f} times plain's tokens per second",
-    MEDIAN: "{:.2f} times plain's tokens per second",
+    MEDIAN: "{:.2f} times plain's tokens per second on the median question",
     "tokens_per_round": "{:.2f} tokens per round",
     "tokens_per_round_vs_exact": "{:+.0%} tokens per round over exact",
     "fuzzy_share": "{:.1%} of its tokens fuzzy",
@@ -130,9 +130,7 @@ def verdict(
         if key in ("speed_vs_plain", MEDIAN):
             by_noise = 1 / (1 + noise) <= value <= 1 + noise
             if by_noise or low is not None and low <= 1 <= high:
-                phrase = PLAINS_SPEED
-            if disturbed:
-                phrase += " on the median question"
+                phrase = PLAINS_SPEED + " on the median question" * disturbed
         parts.append(phrase.format(value - 1 if key == gain else value))
     return ", ".join(parts).replace("%", " %")
 

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 import torch
 from tqdm import tqdm
 
-from eagle_fsd.config import BadInput
 from eagle_fsd.decoding.acceptance import Policy
 from eagle_fsd.decoding.divergence import divergence
 from eagle_fsd.decoding.loop import DecodeConfig, StopConfig, decode
@@ -96,9 +95,6 @@ def plain_texts(
 
     Args:
         run: the store, whose settings are what the texts depend on: target, dtype, template.
-
-    Raises:
-        BadInput: the target has too few positions.
     """
 
     def stored(key: int | str) -> PlainText | None:
@@ -106,34 +102,23 @@ def plain_texts(
         known = row and row["prompt_ids"] == prompts[key]
         return cut(prompts[key], row["greedy_ids"], stop) if known else None
 
-    missing = {key: prompt for key, prompt in prompts.items() if stored(key) is None}
+    count = stop.max_new_tokens + TOKENS_BEYOND_END
+    missing = {Request(p, count): key for key, p in prompts.items() if stored(key) is None}
     if missing:
-        _make(run, target, missing, stop.max_new_tokens + TOKENS_BEYOND_END)
-    return {key: stored(key) for key in prompts}
-
-
-def _make(run: Run, target: Target, prompts: Prompts, count: int) -> None:
-    """Record `count` greedy tokens of each prompt, made in batches, many times faster than one by
-    one. Each text is then run alone in one forward; where a token is not the argmax there (a tie
-    that the batch resolved otherwise), it is decoded by the one loop instead."""
-    longest = max(map(len, prompts.values()))
-    if longest + count > target.max_positions:
-        raise BadInput(
-            f"prompt of {longest} tokens + max_new_tokens {count - TOKENS_BEYOND_END} + "
-            f"{TOKENS_BEYOND_END} that replay looks ahead is beyond the target's "
-            f"{target.max_positions} positions: lower the budget"
-        )
-    run.begin_session()
+        run.begin_session()
+    # Made in batches, many times faster than one by one. Each text is then run alone in one
+    # forward; where a token is not the argmax there (a tie that the batch resolved otherwise), it
+    # is decoded by the one loop instead.
     one_by_one = DecodeConfig(Policy(Exact()), StopConfig(count))
-    keys = {Request(prompt, count): key for key, prompt in prompts.items()}
-    by_length = sorted(keys, key=lambda request: len(request.prompt))
-    made = complete(target, by_length, batch_size=BATCH)
-    for request in tqdm(made, total=len(keys), desc="texts"):
+    by_length = sorted(missing, key=lambda request: len(request.prompt))
+    made = complete(target, by_length, batch_size=BATCH) if missing else ()
+    for request in tqdm(made, total=len(missing), desc="texts", disable=not missing):
         tokens = request.tokens
         if rescore(target, request.prompt, tokens)[0] < 1:
             tokens = decode(target, RootDrafter(), request.prompt, one_by_one).tokens
-        row = {"question_id": keys[request], "prompt_ids": request.prompt, "greedy_ids": tokens}
+        row = {"question_id": missing[request], "prompt_ids": request.prompt, "greedy_ids": tokens}
         run.add("texts", row)
+    return {key: stored(key) for key in prompts}
 
 
 @torch.inference_mode()

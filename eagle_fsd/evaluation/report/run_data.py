@@ -128,10 +128,9 @@ class RunData:
         ]
         return f"{self.options['target']} ({digest(files)})"
 
-    def doubts(self) -> list[str]:
-        """What makes the arms less comparable than they look."""
-        doubts, used = list(self.warnings), self.used_sessions
-        # 1. several states of what made the records
+    def doubts_of_code(self) -> list[str]:
+        """Whether several states of the library, or versions of packages, made the records."""
+        doubts, used = [], self.used_sessions
         if len({session.get("library") for session in used}) > 1:
             doubts.append(
                 "the library's code was changed during this run, so its records were made by "
@@ -144,12 +143,17 @@ class RunData:
                     f"{package} was changed during this run, so its records were made by the "
                     f"versions {' and '.join(versions)}"
                 )
+        return doubts
+
+    def doubts(self) -> list[str]:
+        """What makes the arms less comparable than they look."""
+        doubts = self.warnings + self.doubts_of_code()
         if "+" in self.origin("commit"):
             doubts.append(
                 "the answers were made from a checkout with uncommitted changes, which is why its "
                 "commit ends in +"
             )
-        # 2. what was not timed, or not side by side, or by a machine that had other work
+        # 1. what was not timed, or not side by side, or by a machine that had other work
         sessions: dict[int | str, set[str]] = {}
         for row in self.all_records:
             sessions.setdefault(row["question_id"], set()).add(row["session"])
@@ -163,10 +167,12 @@ class RunData:
                 "the answers were made by several processes at once, or for quality only: their "
                 "seconds are no timings, so no speed is given"
             )
-        doubts += dict.fromkeys(text for session in used for text in session["warnings"])
+        doubts += dict.fromkeys(
+            text for session in self.used_sessions for text in session["warnings"]
+        )
         if self.disturbed:
             doubts.append(self._disturbed_note())
-        # 3. other questions
+        # 2. other questions
         counts = {a: len(rows) for a, rows in self.records.items() if a not in BY_TRANSFORMERS}
         if len(set(counts.values())) > 1:
             counted = ", ".join(f"{arm} {count}" for arm, count in counts.items())
