@@ -2,6 +2,7 @@
 test_matrix.py."""
 
 import math
+from dataclasses import replace
 from functools import cache, partial, reduce
 from itertools import product
 
@@ -206,8 +207,9 @@ def test_rejected_nodes_teach():
 def test_the_likeliest_drafts_are_taken(seed):
     """As a reference that lists all of them; what hangs below a continuation has no draft row."""
     target, head = target_and_head("eagle, 37 tokens", seed=seed)
-    hybrid = HybridDrafter(EagleDrafter(head, target, TREE))
-    alone = EagleDrafter(head, target, TREE)
+    keep = 0.1 * (seed % 2)
+    alone = EagleDrafter(head, target, replace(TREE, keep=keep))
+    hybrid = HybridDrafter(alone.with_tree(alone.tree_config))
     prompt = 3 * prompt_tokens(5, seed=seed)
     target.start(len(prompt) + 20)
     _, features_LF = target.prefill(torch.tensor(prompt))
@@ -216,10 +218,10 @@ def test_the_likeliest_drafts_are_taken(seed):
         drafter.observe(features_LF[:-1], prompt[1:])
     tree, heads = hybrid.propose(), alone.propose()
     found = paths_of(tree)
-    assert len(set(found)) == len(found) == TREE.num_draft_tokens
+    assert len(set(found)) == len(found) and (keep or len(found) == TREE.num_draft_tokens)
     text = NgramTable(3, prompt[0])
     text.extend(prompt[1:])
-    wanted = reference(text, BRANCH, heads=heads)
+    wanted = reference(text, BRANCH, keep=keep, heads=heads)
     assert set(found) == set(wanted[: TREE.num_draft_tokens])
     rows = dict(zip(paths_of(heads), heads.draft_row_N[1:].tolist(), strict=True))
     assert tree.draft_row_N[1:].tolist() == [rows.get(path, -1) for path in found]
