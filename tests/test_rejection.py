@@ -137,6 +137,22 @@ def test_answers_are_distributed_as_the_target_says(drafter, tree):
     assert chi_square_p(said, law) > 1e-4
 
 
+@torch.inference_mode()
+def test_no_random_number_is_used_for_two_tokens():
+    """The first two tokens of 500 plain answers, by chi-square: they are independent draws."""
+    config = FAMILIES["llama"]()
+    config.vocab_size, config.num_hidden_layers = 7, 1
+    model, prompt = random_model(config, seed=0, scale=1.0), [3, 5]
+    target, said, law = Target(model), Counter(), {}
+    for seed in range(500):
+        got = run(target, RootDrafter(), prompt, temperature=1.0, seed=seed, budget=2)
+        said[tuple(got.tokens)] += 1
+    for a, b in itertools.product(range(7), repeat=2):
+        rows_LV = model(torch.tensor([[*prompt, a]])).logits[0].softmax(-1).double()
+        law[a, b] = (rows_LV[1, a] * rows_LV[2, b]).item()
+    assert chi_square_p(said, law) > 1e-4
+
+
 def test_sampled_trees_have_one_shape_and_go_by_the_seed():
     target, head = target_and_head("eagle, 37 tokens")
     prompt, trees, tree = prompt_tokens(9), [], replace(TREE, keep=0.12, deepen=0.4)
