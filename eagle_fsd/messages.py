@@ -29,17 +29,11 @@ def text_of(content: object) -> str:
 
 
 def read_messages(prompt: object) -> list[Message]:
-    """A user's turn, or a conversation that the assistant is to go on with.
-
-    Raises:
-        BadInput: a message that is more than text, by its number; or no turn of the user's to be
-            answered, or an empty one.
-    """
+    """A user's turn, or a conversation that the assistant is to go on with."""
     given = {"role": "user", "content": prompt} if isinstance(prompt, str) else prompt
     messages = []
-    for number, message in enumerate(
-        given if isinstance(given, list | tuple) else [given], start=1
-    ):
+    given = given if isinstance(given, list | tuple) else [given]
+    for number, message in enumerate(given, start=1):
         try:
             fields = message if isinstance(message, dict) else {}
             if not isinstance(role := fields.get("role"), str) or role not in ROLES:

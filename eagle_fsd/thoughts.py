@@ -1,7 +1,7 @@
 """What a reasoning target thinks before it answers, told from the answer by the marks around it.
 
-A bench takes the thought's length down with an answer, since it alone knows the target's marks and
-its prompt. All that reads answers takes it from there: scorers, judge, report.
+A bench, which alone knows the target's marks and its prompt, records the thought's length; scorers,
+judge and report read it there.
 """
 
 from collections.abc import Iterable, Sequence
@@ -35,11 +35,9 @@ def thought_length(text: str, marks: Marks = KNOWN_MARKS, *, prompt: str | None 
     """The number of characters at the front of a text that are its thought, with its marks and the
     line breaks behind them; 0 without one, and all of them where the thought does not end.
 
-    Args:
-        prompt: the end of what stood before the text, where many templates write the begin mark.
-            None: not known; a text with an end mark then began as thought.
-
-    Example: of "<think>maybe 41</think> 42" it is 23.
+    `prompt` is the end of what stood before the text, where many templates write the begin mark;
+    if it is None, a text with an end mark began as thought. Of "<think>maybe 41</think> 42" it is
+    23.
     """
     for begin, end in marks:
         _, mark, answer = text.partition(end)

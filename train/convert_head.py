@@ -73,10 +73,6 @@ class ConvertOptions:
             raise BadInput("--draft_vocab and --data, files of answers, go together: give both")
 
 
-def run(options: ConvertOptions) -> None:
-    check(options) if options.check else convert(options)
-
-
 def check(options: ConvertOptions) -> None:
     """Print the page of a head and a target; BadInput if something is wrong."""
     from eagle_fsd.heads.files import stored_head
@@ -99,8 +95,10 @@ def check(options: ConvertOptions) -> None:
         raise BadInput(f"faults of {head} for {target}: {len(faults)}, named above")
 
 
-def convert(options: ConvertOptions) -> None:
-    """Read, check, write and report."""
+def run(options: ConvertOptions) -> None:
+    """Check a head, or read it, write it and report."""
+    if options.check:
+        return check(options)
     from eagle_fsd.heads.files import read_head, write_head
     from eagle_fsd.heads.mtp_files import is_mtp
     from eagle_fsd.runs.folder import lock_folder
@@ -126,7 +124,7 @@ def convert(options: ConvertOptions) -> None:
 
 
 def confined(head: "DraftHead", options: ConvertOptions) -> "DraftHead":
-    """The head with the draft vocabulary asked for; BadInput if it cannot have that."""
+    """The head with the draft vocabulary asked for."""
     import torch
 
     from eagle_fsd.heads.draft_vocabulary import (

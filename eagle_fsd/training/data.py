@@ -67,16 +67,10 @@ class HeadBatch(NamedTuple):
 def read_dialogues(
     path: str | Path, *, vocab_size: int, max_length: int = sys.maxsize
 ) -> list[Dialogue]:
-    """Dialogues of a file, or of a folder of make_data.py, that have something to learn, cut.
-
-    Raises:
-        BadInput: no file, a broken line, one of another vocabulary, or nothing to learn.
-    """
-    dialogues, files = [], [Path(path)]
-    if os.path.isdir(path):
-        files = record_files(path, "dialogues") or [Path(path, "records", "dialogues.jsonl")]
-    lines = ((file, *line) for file in files for line in read_records(file))
-    for file, line, row in lines:
+    """Dialogues of a file, or of a folder of make_data.py, that have something to learn, cut."""
+    dialogues = []
+    files = record_files(path, "dialogues") if os.path.isdir(path) else [path]
+    for file, line, row in ((each, *record) for each in files for record in read_records(each)):
         try:
             ids, mask = row["input_ids"], row["loss_mask"]
             # True is an int too
@@ -106,9 +100,6 @@ def split(
 
     `answer_tokens` trains on a random part of about this number, which lies within that of a larger
     number; 0: all.
-
-    Raises:
-        BadInput: nothing is left to train on.
     """
     shuffled = random.Random(0).sample(dialogues, len(dialogues))
     held: dict[tuple[int, ...], Dialogue] = {}
@@ -116,11 +107,7 @@ def split(
         if len(held) < held_out:
             held.setdefault(tuple(dialogue.ids), dialogue)
     numbers = {dialogue.number for dialogue in held.values()} - {None}
-    training = [
-        dialogue
-        for dialogue in shuffled
-        if tuple(dialogue.ids) not in held and dialogue.number not in numbers
-    ]
+    training = [d for d in shuffled if tuple(d.ids) not in held and d.number not in numbers]
     if not training:
         raise BadInput(
             f"--held_out {held_out} leaves none of {len(dialogues)} dialogues to train on: lower "
@@ -174,11 +161,10 @@ class Batches:
         return order[position % len(order)]
 
     def counted(self, number: int) -> int:
-        """Positions of a batch that count; no states are read."""
+        """Positions of a batch that count."""
         return sum(int(self.masks_T[i].sum()) for i in self.indices(number))
 
     def batch(self, number: int) -> HeadBatch:
-        """A batch to train on."""
         indices = self.indices(number)
         texts = [self.dialogues[i].ids for i in indices]
         features_LF, hiddens_LD = zip(*self.states_of(texts), strict=True)

@@ -34,7 +34,7 @@ from eagle_fsd.models.generate import Request, complete
 from eagle_fsd.runs.folder import Run
 from eagle_fsd.thoughts import answer_message, find_thought
 from eagle_fsd.training.features import TargetStates
-from eagle_fsd.training.prompts import SELF, Benchmarks, Candidate, Conversation, user_turns
+from eagle_fsd.training.prompts import SELF, Benchmarks, Candidate, Conversation
 
 PROMPT_TOKENS = 1024  # the most of a prompt, earlier turns included
 TURN_TOKENS = 96  # a user turn of the target's own that does not end within these is thrown away
@@ -56,9 +56,6 @@ class ChatFormat:
 
         <|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\nHello<|im_end|>\n
         `- user prefix -'  `-turn end-'                       `-- answer --'
-
-    Raises:
-        BadInput: there is no template, or it does not take what a chat is.
     """
 
     tokenizer: PreTrainedTokenizerBase
@@ -81,12 +78,10 @@ class ChatFormat:
         return encode(self.tokenizer, text, begins=bool(self.conv_template))
 
     def ends(self, eos_token_ids: Sequence[int] = ()) -> TurnEnds:
-        """What ends an answer, beside these."""
         return turn_ends(self.tokenizer, eos_token_ids, conv_template=self.conv_template)
 
     def user_prefix(self) -> tuple[list[int], frozenset[int]]:
-        """Tokens up to where the user's first turn begins, and the tokens that end that turn;
-        BadInput if the template has none."""
+        """Tokens up to where the user's first turn begins, and the tokens that end that turn."""
         text = self._render([{"role": "user", "content": MARK}])
         before, _, after = text.partition(MARK)
         ends = first_special(self.tokenizer, after)
@@ -164,9 +159,18 @@ class DialogueMaker:
 
     def make(self, target: Target, *, batch_size: int) -> None:
         """Dialogues, `batch_size` at a time, until the limits or the candidates end."""
+        processes = self.run.processes
         while True:
             # 1. The first turns of as many candidates as the limits allow.
-            while len(self._wave) < batch_size and self._may_begin():
+            while len(self._wave) < batch_size and not self._out_of_time():
+                # those begun count with the average length, the longest until some are known
+                mean = (self._tokens + 20 * self.max_new_tokens) / (self._dialogues + 20)
+                tokens = (self._tokens + len(self._wave) * mean) * processes.count
+                dialogues = (self._dialogues + len(self._wave)) * processes.count
+                if tokens >= self._tokens_left:
+                    break
+                if dialogues + processes.index >= self._dialogues_left:
+                    break
                 if not (found := next(self.candidates, None)):
                     break
                 self._go_on(found[0], self._make(*found))
@@ -204,16 +208,6 @@ class DialogueMaker:
         self._bar.update(0)  # shown when the bar's interval is over
         return 0 < 60 * self.minutes <= time.monotonic() - self._began
 
-    def _may_begin(self) -> bool:
-        """Whether one more dialogue may begin; those begun count with the average length, which is
-        taken for the longest until some are known."""
-        processes, begun = self.run.processes, len(self._wave)
-        mean = (self._tokens + 20 * self.max_new_tokens) / (self._dialogues + 20)
-        dialogues = (self._dialogues + begun) * processes.count + processes.index
-        tokens = (self._tokens + begun * mean) * processes.count
-        within = dialogues < self._dialogues_left and tokens < self._tokens_left
-        return within and not self._out_of_time()
-
     def _make(self, number: int, source: str, conversation: Conversation | str | None) -> Making:
         """A candidate's dialogue; None if the clock cut it before its first answer, to be asked
         again."""
@@ -227,7 +221,7 @@ class DialogueMaker:
             conversation = [{"role": "user", "content": self._own_turn(request)}]
         if isinstance(conversation, str):
             raise Dropped(conversation)  # a malformed one
-        first = user_turns(conversation)[0]
+        first = next(m["content"] for m in conversation if m["role"] == "user")
         if first in self._seen:
             raise Dropped("duplicate")
         for message in conversation:
@@ -253,7 +247,7 @@ class DialogueMaker:
         return self.chat.tokenizer.decode(request.tokens, skip_special_tokens=True)
 
     def _own_turn(self, request: Request) -> str:
-        """The text of a user turn that the target has written; BadInput if too few are of use."""
+        """The text of a user turn that the target has written."""
         turn = self._said(request).strip() if request.finished else ""
         self._turns_tried += 1
         self._turns_kept += bool(turn)

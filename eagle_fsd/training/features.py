@@ -26,12 +26,8 @@ from eagle_fsd.runs.provenance import digest
 
 
 class TargetStates:
-    """A target's states of any texts.
-
-    Args:
-        folder: where they are kept; "": nowhere, they are computed each time.
-        digests: of the target's weights, so that no other target's states are taken for its own.
-    """
+    """A target's states of any texts, kept in a folder, or computed each time if it is "". Digests
+    of the target's weights tell them from another target's."""
 
     def __init__(self, target: Target, folder: str | Path = "", digests: object = None):
         self.target = target
@@ -39,17 +35,14 @@ class TargetStates:
         self._folder = Path(folder, digest(digests), kind) if folder else None
 
     def keep(self, ids: list[int], state_TD: torch.Tensor) -> None:
-        """Keep states after the final norm, as the target had them when it wrote the text: of its
-        tokens but for the last, whose states nothing is learnt from."""
+        """Keep states after the final norm, of all tokens but the last, whose states nothing is
+        learnt from."""
         self._write(ids, pad(state_TD, (0, 0, 0, len(ids) - len(state_TD))))
 
     def of(self, texts: Sequence[list[int]]) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Features [L, F] and hidden states after the final norm [L, D] of these token ids.
 
         On the CPU and in bfloat16 where they are kept, else as the target gives them.
-
-        Raises:
-            BadInput: the folder cannot be written to, or a file there is damaged.
         """
         if self._folder is None:
             rows = self._compute(texts)
@@ -57,23 +50,21 @@ class TargetStates:
             missing = [ids for ids in texts if not self._path(ids).is_file()]
             for ids, row_LW in zip(missing, self._compute(missing), strict=True):
                 self._write(ids, row_LW)
-            rows = [self._read(ids) for ids in texts]
+            rows = []
+            for path in map(self._path, texts):
+                try:
+                    rows.append(load_file(path)["rows"])
+                except (OSError, SafetensorError) as error:
+                    raise BadInput(
+                        f"{path} is cut short or damaged ({error}): delete it, its states are "
+                        "computed again, and run the command again"
+                    ) from error
         D = self.target.hidden_size
         F = D * len(self.target.feature_layers) or D
         return [(row_LW[:, :F], row_LW[:, -D:]) for row_LW in rows]
 
     def _path(self, ids: list[int]) -> Path:
         return self._folder / f"{digest(ids)}.safetensors"
-
-    def _read(self, ids: list[int]) -> torch.Tensor:
-        path = self._path(ids)
-        try:
-            return load_file(path)["rows"]
-        except (OSError, SafetensorError) as error:
-            raise BadInput(
-                f"{path} is cut short or damaged ({error}): delete it, its states are computed "
-                "again, and run the command again"
-            ) from error
 
     def _write(self, ids: list[int], row_LW: torch.Tensor) -> None:
         """In one rename, so that a file that is there is whole."""

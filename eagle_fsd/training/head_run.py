@@ -13,7 +13,6 @@ from tqdm import tqdm
 from transformers import PretrainedConfig
 
 from eagle_fsd.config import SMALL_TREE, BadInput, TreeConfig, tree_name
-from eagle_fsd.decoding.target import Target
 from eagle_fsd.drafters.eagle import head_drafter, share_tables
 from eagle_fsd.heads.draft_head import DraftHead, build_head
 from eagle_fsd.heads.draft_vocabulary import answer_counts, coverage, frequent_tokens
@@ -45,8 +44,7 @@ def begun_head(
     seed: int,
 ) -> DraftHead:
     """The head to train, float32: random weights, or all of another head, its type and its draft
-    vocabulary too; BadInput if --loss_vocab asks for another one, or the recipe for a loss that
-    such a head has not."""
+    vocabulary too."""
     if start:
         head = load.load_head(start, target_config, target=target).float().train()
         if loss_vocab and (head.lm_head is not None or head.d2t is not None):
@@ -76,12 +74,17 @@ def prepare(
     tokens_per_batch: int,
     seed: int,
 ) -> tuple[torch.nn.Module, list[torch.optim.Optimizer], Batches]:
-    """The head in its losses, over the tokens that they are to be over, its optimizers, both as
-    accelerate wraps them, and its batches; BadInput: see check_trainable."""
-    target = states.target
+    """The head in its losses, its optimizers, both as accelerate wraps them, and its batches."""
+    # 1. The losses follow what the head reads of the target's, and the target reads by rows alone.
+    target, config = states.target, head.config
     share_tables(head, target)
-    check_trainable(head, target)
-    # 1. The tokens that losses are over.
+    own = config.own_embedding or (config.head_type == "eagle" and config.own_lm_head)
+    if own or not target.readout_is_linear:
+        raise BadInput(
+            "such a head can be run, and not trained: --start has its own embedding or lm_head "
+            "where the losses take the target's, or the target's has a bias or caps its logits"
+        )
+    # 2. The tokens that they are over.
     every_V, token_R = torch.arange(target.vocab_size), head.draft_token_R
     if loss_vocab:
         counts = answer_counts(training)
@@ -92,7 +95,7 @@ def prepare(
             head.set_draft_tokens(token_R)
     rows_RD = target.readout_rows(token_R)
     allowed_V = None if head.d2t is None else torch.isin(every_V, token_R)
-    # 2. Batches, losses and optimizers.
+    # 3. Batches, losses and optimizers.
     batches = Batches(
         training,
         [supervised(d, skip=recipe.unroll_steps - 1, allowed_V=allowed_V) for d in training],
@@ -104,17 +107,6 @@ def prepare(
     objective = Objective(head, rows_RD.to(accelerator.device), recipe)
     objective, *optimizers = accelerator.prepare(objective, *optimizers_of(objective, recipe))
     return objective, optimizers, batches
-
-
-def check_trainable(head: DraftHead, target: Target) -> None:
-    """BadInput where the losses cannot follow what the head or the target reads."""
-    config, why = head.config, ""
-    if config.own_embedding or (config.head_type == "eagle" and config.own_lm_head):
-        why = "--start has its own embedding or lm_head, and training takes the target's"
-    elif not target.readout_is_linear:
-        why = "this target's lm_head has a bias, or its logits are capped (Gemma 2)"
-    if why:
-        raise BadInput(f"such a head can be run, and not trained: {why}")
 
 
 def optimizers_of(objective: Objective, recipe: Recipe) -> list[torch.optim.Optimizer]:
@@ -175,8 +167,7 @@ def write_trained(
     progress: dict,
     recipe: Recipe,
 ) -> str:
-    """Write the head; then measure what it does on what was held out, and write the record of both.
-    Returns what was done, in words."""
+    """Write the head, then the record of what it does on what was held out; returns it in words."""
     head = head.eval().bfloat16()
     (write_mtp if head.config.head_type == "mtp" else write_head)(folder, head)
     tokens_per_round, rounds = expected_tokens_per_round(head, states, held_out, SMALL_TREE)

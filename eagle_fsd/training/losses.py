@@ -121,7 +121,10 @@ class Objective(nn.Module):
         head, (target_rows_RD,) = self.head, self._target_lm_head
         hidden_SBTD = unroll(head, feature_BTF, embedding_BTD, steps=self.recipe.unroll_steps)
         hidden_SMD, target_MD = hidden_SBTD[:, mask_BT], target_hidden_BTD[mask_BT]
-        weight_S1 = torch.tensor(self.recipe.step_weights(), device=mask_BT.device)[:, None]
+        # the steps' weights sum to 1
+        powers = [self.recipe.step_decay**step for step in range(self.recipe.unroll_steps)]
+        shares = [power / sum(powers) for power in powers]
+        weight_S1 = torch.tensor(shares, device=mask_BT.device)[:, None]
         weight_SM = (weight_S1 / counted).expand(-1, target_MD.shape[0])
         total, each = hidden_SMD.sum() * 0.0, {}  # 0, yet with a gradient, if nothing counts
         if self.recipe.feature:  # mean over D (SafeAILab/EAGLE v1, eagle/train/main.py)

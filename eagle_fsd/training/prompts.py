@@ -53,10 +53,7 @@ def parse_record(record: object) -> tuple[Conversation, set[str]]:
     names of its fields, and of its messages', that hold something and are not read.
 
     A text, an instruction or a list under "turns" is user turns without the answers between them.
-
-    Raises:
-        ValueError: it is malformed, which says how: another form, roles that do not alternate, an
-            empty turn, one that is not text alone.
+    ValueError says how a record is malformed.
     """
     if not isinstance(record, dict):
         record = {"messages" if isinstance(record, list) else "prompt": record}
@@ -111,11 +108,7 @@ def _message(turn: object, unread: set[str]) -> Message:
 
 def read_source(name: str) -> tuple[list[Conversation | str], Counter[str]]:
     """Conversations of a source, for a malformed one a text that says how; and in how many records
-    each field is not read.
-
-    Raises:
-        BadInput: it cannot be read (see read_records), or no record has a known form.
-    """
+    each field is not read."""
     conversations, counts = [], Counter()
     for _, record in read_records(name):
         try:
@@ -131,10 +124,6 @@ def read_source(name: str) -> tuple[list[Conversation | str], Counter[str]]:
             f"{FORMS}"
         )
     return conversations, counts
-
-
-def user_turns(conversation: Conversation) -> list[str]:
-    return [message["content"] for message in conversation if message["role"] == "user"]
 
 
 def draw_candidates(
@@ -159,11 +148,7 @@ def draw_candidates(
 
 
 def parse_weights(sources: list[str]) -> dict[str, float]:
-    """`["self=0.6", "prompts.jsonl=0.4"]` as a dict; a source without a weight gets 1.
-
-    Raises:
-        BadInput: a weight is no positive number, or a source is named twice.
-    """
+    """`["self=0.6", "prompts.jsonl=0.4"]` as a dict; a source without a weight gets 1."""
     weights: dict[str, float] = {}
     for text in sources:
         name, _, weight = text.rpartition("=") if "=" in text else (text, "", "1")

@@ -65,11 +65,6 @@ class Recipe:
         left = 1 - behind if self.schedule == "linear" else 0.5 * (1 + math.cos(math.pi * behind))
         return self.learning_rate * (FINAL_RATE + (1 - FINAL_RATE) * left)
 
-    def step_weights(self) -> list[float]:
-        """Weight of every unrolled step; they sum to 1."""
-        weights = [self.step_decay**step for step in range(self.unroll_steps)]
-        return [weight / sum(weights) for weight in weights]
-
 
 RECIPES: dict[str, Recipe] = {
     "eagle": Recipe(
@@ -84,8 +79,7 @@ RECIPE_OF = {"eagle": "unrolled", "eagle3": "eagle3", "mtp": "mtp"}
 
 
 def parse_recipe(text: str) -> Recipe:
-    """A preset with some of its values replaced; BadInput: an unknown preset or field, or a value
-    that is none of it."""
+    """A preset with some of its values replaced."""
     name, *changes = text.split(",")
     check_known("recipe", name, RECIPES)
     preset, values = vars(RECIPES[name]), {}

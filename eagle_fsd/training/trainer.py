@@ -54,10 +54,8 @@ class Trainer:
     seconds: float
 
     def train(self) -> dict:
-        """Train from the last save to the end of the budget; returns step, seconds, tokens.
-
-        Ctrl-C ends it behind the step under way, saved; BadInput: the training diverges.
-        """
+        """Train from the last save to the end of the budget; returns step, seconds, tokens. Ctrl-C
+        ends it behind the step under way, saved."""
         self.run.begin_session()
         kept = self._resume()
         progress = kept or {"step": 0, "seconds": 0.0, "tokens": 0}
@@ -152,7 +150,7 @@ class Trainer:
         self.accelerator.wait_for_everyone()
 
     def _resume(self) -> dict | None:
-        """Load the last complete state; None if there is none. BadInput: it is not as it was."""
+        """Load the last complete state; None if there is none."""
         path = self.run.folder / PROGRESS
         if not path.is_file():
             return None
