@@ -11,14 +11,14 @@ scores/ARM.jsonl and the table as scores/table.md and table.json. `--rescore` ma
 from the records that are there, with any scorer and without a model.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from eagle_fsd.cli import run_command
 from eagle_fsd.config import BadInput
 from eagle_fsd.evaluation.questions import check_same_questions, cut, spread
-from eagle_fsd.options import BenchOptions, Changeable, ModelOptions, SamplingOptions, option
+from eagle_fsd.options import BenchOptions, ModelOptions, SamplingOptions, option
+from eagle_fsd.tasks.humaneval import NO_SANDBOX
 from eagle_fsd.tasks.scorers import SCORERS, SOURCES, check_scorable, read_task
 
 
@@ -30,17 +30,8 @@ class TaskOptions(BenchOptions):
         f"The scorer: one of {', '.join(SCORERS)}. Empty: the task's usual one.",
         may_change=True,
     )
-    execute_code: Literal["no", "isolated", "unisolated"] = field(
-        default="no",
-        metadata={
-            "help": Changeable(
-                "Let the scorer humaneval run the code of the answers: isolated by bubblewrap, "
-                "which is meant without a word behind, or unisolated, with limits of time and "
-                "memory alone, on a machine whose loss you accept."
-            ),
-            "nargs": "?",
-            "const": "isolated",
-        },
+    execute_code: bool = option(
+        False, f"Let the scorer humaneval run what the target wrote. {NO_SANDBOX}", may_change=True
     )
     rescore: bool = option(
         False, "Score the records of --output again; no model is loaded.", may_change=True
@@ -65,6 +56,8 @@ def run_task(options: TaskOptions, sampling: SamplingOptions, model_options: Mod
     count = None if options.rescore else options.questions  # rescored are all that were answered
     questions = cut(spread(questions, count), options.turns)
     check_scorable(questions, scorer, execute_code=options.execute_code)
+    if scorer == "humaneval":
+        print(NO_SANDBOX)
     if options.rescore:
         records = records_by_arm(options.output)
         for rows in records.values():

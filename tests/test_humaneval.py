@@ -2,7 +2,6 @@
 
 import gzip
 import json
-import os
 import shutil
 import time
 from pathlib import Path
@@ -11,7 +10,6 @@ from textwrap import indent
 import psutil
 import pytest
 
-from eagle_fsd.config import BadInput
 from eagle_fsd.evaluation.questions import Question
 from eagle_fsd.models.assets import asset_dir
 from eagle_fsd.tasks import humaneval
@@ -80,21 +78,6 @@ def run(body: str, *, test: str = "assert candidate() == 2", seconds: float = 2)
     return humaneval.passes(program, **problem, entry_point="f", seconds=seconds)
 
 
-needs_bubblewrap = pytest.mark.skipif(
-    not humaneval.bubblewrap(), reason="bubblewrap is not installed, or not permitted here"
-)
-
-
-@pytest.fixture(params=[pytest.param("bubblewrap", marks=needs_bubblewrap), "without"])
-def isolation(request, monkeypatch, tmp_path):
-    """With bubblewrap where it works, and without: found by PATH."""
-    if request.param == "without":
-        monkeypatch.setenv("PATH", str(tmp_path))
-    humaneval.bubblewrap.cache_clear()
-    yield request.param
-    humaneval.bubblewrap.cache_clear()
-
-
 def refused(action: str, error: str) -> str:
     """A body that is right if the action ends with this error."""
     return f"try:\n    {action}\nexcept {error}:\n    return 2"
@@ -103,23 +86,22 @@ def refused(action: str, error: str) -> str:
 ENDLESS = ["while True: pass", "while True: print('x' * (1 << 20))"]
 ENDLESS += ["import os; os.kill(os.getpid(), 19)"]  # SIGSTOP
 EARLY = ["import os; os._exit(0)", "import sys; sys.exit()", "raise KeyboardInterrupt", "f()"]
-EARLY += ["print('ready passed')", "return object()"]
+EARLY += ["return object()"]
 LIMITS = {"bytearray(3 << 30)": "MemoryError"}
 LIMITS |= {"[open('/dev/null') for _ in range(99)]": "OSError"}
 LIMITS |= {"open('big', 'w').write('x' * (1 << 21))": "OSError"}
+LIMITS |= {"import os; os.environ['OPENAI_API_KEY']": "KeyError"}
 
 
-def test_how_programs_end(isolation):
-    """Wrong where they end early or never; limits of memory and files hold; an overloaded machine
-    is no wrong answer. Right with threads, numpy and much output; values come as they are, of
-    numpy's only numbers; the folder is empty."""
+def test_how_programs_end(monkeypatch):
+    """Wrong where they end early or never; limits of memory and files hold, and no key is at hand.
+    Right with threads, numpy and much output; values come as they are, of numpy's only numbers; the
+    folder is empty."""
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-4711")
     for program in ENDLESS + EARLY:
         assert not run(program), program
     for action, error in LIMITS.items():
-        if isolation == "without" or "big" not in action:  # there no file can be written at all
-            assert run(refused(action, error)), action
-    with pytest.raises(BadInput, match="not ready in 0.001 s"):
-        run("pass", seconds=0.001)
+        assert run(refused(action, error)), action
     values = [1, 2.5, True, None, "\ud800", [1, (2, {3}), {"a": (1,), 2: 1j}], {}, (), b"x"]
     body = "import os, threading, numpy\nthread = threading.Thread(target=int)\n"
     body += "thread.start(), thread.join(), print('x' * (1 << 25))\nassert os.listdir() == []\n"
@@ -127,27 +109,10 @@ def test_how_programs_end(isolation):
     assert run(body, test=f"assert candidate() == (9, {values!r})", seconds=9)
 
 
-@needs_bubblewrap
-def test_what_bubblewrap_shuts_out(tmp_path):
-    """The user's files, the network and other processes."""
-    outside = tmp_path / "outside"
-    outside.write_text("kept")
-    for action, error in {
-        f"open({str(outside)!r}, 'w')": "FileNotFoundError",
-        "open('/usr/new', 'w')": "OSError",
-        f"import os; os.kill({os.getpid()}, 0)": "ProcessLookupError",
-        "import socket; socket.create_connection(('192.0.2.1', 80), 1)": "OSError",
-    }.items():
-        assert run(refused(action, error), seconds=5), action
-    assert outside.read_text() == "kept"
-
-
-def test_processes_that_an_answer_leaves_behind_are_killed(isolation):
-    """With bubblewrap also in sessions of their own."""
-    mark, apart = f"{time.time_ns()}", isolation == "bubblewrap"
+def test_processes_that_an_answer_leaves_behind_are_killed():
+    mark = f"{time.time_ns()}"
     body = "import subprocess as s, sys\nfor _ in range(5):\n"
-    body += "    s.Popen([sys.executable, '-c', 'import time; time.sleep(9)', "
-    body += f"'{mark}'], start_new_session={apart})"
+    body += f"    s.Popen([sys.executable, '-c', 'import time; time.sleep(9)', '{mark}'])"
     assert run(body, test="candidate()", seconds=10)
     left = [p for p in psutil.process_iter(["cmdline"]) if mark in (p.info["cmdline"] or [])]
     assert not psutil.wait_procs(left, timeout=5)[1]

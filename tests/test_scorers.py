@@ -4,7 +4,6 @@ import pytest
 
 from eagle_fsd.config import BadInput
 from eagle_fsd.evaluation.questions import Question
-from eagle_fsd.tasks import humaneval
 from eagle_fsd.tasks.scorers import SCORERS, check_scorable, find_last_number, normalize
 
 
@@ -165,24 +164,8 @@ def test_ifeval():
         assert follow(text, asked)["prompt_strict"] == right
 
 
-def test_code_runs_only_as_it_is_allowed(monkeypatch, tmp_path):
-    """Never unasked, and without bubblewrap, missing or not permitted here, only unisolated."""
+def test_code_runs_only_where_that_is_allowed():
     problem = question(prompt="def f():\n", test="def check(f): pass", entry_point="f")
-    bwrap = tmp_path / "bwrap"
-    monkeypatch.setenv("PATH", str(tmp_path))
-    for script in ("exit 1", "exit 0", None):
-        humaneval.bubblewrap.cache_clear()
-        if script is None:
-            bwrap.unlink()
-        else:
-            bwrap.write_text(f"#!/bin/sh\n{script}\n")
-            bwrap.chmod(0o755)
-        with pytest.raises(BadInput, match="Allow that with --execute_code"):
-            check_scorable([problem], "humaneval", execute_code="no")
-        check_scorable([problem], "humaneval", execute_code="unisolated")
-        if script == "exit 0":
-            check_scorable([problem], "humaneval", execute_code="isolated")
-        else:
-            with pytest.raises(BadInput, match="does not run here .*--execute_code unisolated"):
-                check_scorable([problem], "humaneval", execute_code="isolated")
-    humaneval.bubblewrap.cache_clear()
+    with pytest.raises(BadInput, match="allow that with --execute_code"):
+        check_scorable([problem], "humaneval")
+    check_scorable([problem], "humaneval", execute_code=True)

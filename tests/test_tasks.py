@@ -40,7 +40,7 @@ def test_files_of_every_kind(tmp_path):
     path = write_rows(tmp_path / "question.jsonl", *QUESTIONS)
     assert read_task(str(path)) == (read_questions(path), "")
     questions, scorer = read_task("humaneval")
-    check_scorable(questions, scorer, execute_code="unisolated")
+    check_scorable(questions, scorer, execute_code=True)
     assert len(questions) == 164 and scorer == "humaneval"
     assert "```python\nfrom typing import List" in questions[0].turns[0]
     first = questions[0].extra | {"task_id": "own"}

@@ -1,21 +1,13 @@
 """HumanEval (Chen et al. 2021, arXiv 2107.03374): from a chat answer to a program, whether it is
-Python, and pass@1.
-
-An answer runs in a process of its own with limits of time, memory and files, and in bubblewrap
-(`bwrap`), where it sees a read-only /usr and Python, no network and no other process. That keeps a
-model's mistakes away from the user's files. It is no defence against an answer that was written to
-break out, or to forge its verdict, which comes from the same process.
-"""
+Python, and pass@1, for which the program is run."""
 
 import ast
 import contextlib
-import functools
 import inspect
 import json
 import os
 import re
 import secrets
-import shutil
 import signal
 import subprocess
 import sys
@@ -24,39 +16,25 @@ import warnings
 
 from markdown_it import MarkdownIt
 
-from eagle_fsd.config import BadInput
 from eagle_fsd.evaluation.questions import Question
 
+NO_SANDBOX = (
+    "Answers' code runs with limits of time, memory and files, but in no sandbox against hostile "
+    "code: do that in a container, or on a machine that may be thrown away."
+)
 PYTHON_TAGS = ("", "python", "python3", "py", "py3", "ipython")  # of fences
 TOP_LEVEL = re.compile(r"^(?:(?:from|import|def|class|async def)\b|@)", re.MULTILINE)
 # where the paper cuts a bare completion off (section 2.1)
 STOPS = re.compile(r"\n(?:class|def|#|if|print)")
 FIELDS = ("prompt", "test", "entry_point")  # of a problem, all texts
 SECONDS = 10.0  # of wall clock; HumanEval's own solutions take 0.2
-ENVIRONMENT = {
+ENVIRONMENT = {  # all of it: keys and tokens are none of the answer's business
     "PATH": os.defpath,
-    "HOME": "/tmp",
     "LANG": "C.UTF-8",
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
     "PYTHONHASHSEED": "0",  # so that a score can be made again
 }
-ISOLATED, UNISOLATED = "isolated", "unisolated"  # what --execute_code allows
-
-
-def check_allowed(execute_code: str) -> None:
-    """Refuse to run what a model wrote unless that is allowed, and without bubblewrap unless that
-    is accepted: ISOLATED, UNISOLATED, or neither."""
-    if execute_code == UNISOLATED or (execute_code == ISOLATED and bubblewrap()):
-        return
-    here = "runs" if bubblewrap() else "does not run"
-    raise BadInput(
-        "the scorer humaneval runs code that the target writes. Allow that with --execute_code: "
-        f"the code then runs in bubblewrap, which {here} here (apt-get install bubblewrap; it "
-        "needs user namespaces) and shows it neither your files nor the network. On a machine "
-        "whose loss you accept, --execute_code unisolated runs it with limits of time and memory "
-        "alone: it could read and change whatever you can"
-    )
 
 
 def check_program(answer: str, question: Question) -> dict[str, float]:
@@ -107,16 +85,14 @@ def has_body(program: str, entry_point: str) -> bool:
             if entry_point in (getattr(target, "id", "") for target in node.targets):
                 return True
         elif getattr(node, "name", "") == entry_point:
-            said = [s for s in node.body if isinstance(s, ast.Expr)]
-            nothing = [s for s in said if isinstance(s.value, ast.Constant)]
-            nothing += [s for s in node.body if isinstance(s, ast.Pass)]
-            if len(nothing) < len(node.body):
+            said = [s.value if isinstance(s, ast.Expr) else s for s in node.body]
+            if not all(isinstance(part, ast.Constant | ast.Pass) for part in said):
                 return True
     return False
 
 
 def _parsed(text: str) -> ast.Module | None:
-    """None if it is no Python; warnings about it are not shown."""
+    """None: it is no Python."""
     with warnings.catch_warnings(action="ignore"):
         try:
             return ast.parse(text)
@@ -127,49 +103,41 @@ def _parsed(text: str) -> ast.Module | None:
 def passes(
     program: str, *, prompt: str, test: str, entry_point: str, seconds: float = SECONDS
 ) -> bool:
-    """Whether an untrusted program's function passes the problem's tests within the seconds; its
-    processor time is limited to one second more. BadInput: the process did not start, which is no
-    fault of the program."""
+    """Whether the program's function passes the problem's tests within the seconds, in a process
+    and an empty folder of its own."""
     token = secrets.token_hex(16)  # which an answer that merely exits does not write
     problem = {"prompt": prompt, "test": test, "entry_point": entry_point}
     request = problem | {"program": program, "token": token, "seconds": seconds}
     source = inspect.getsource(_run_tests)
     source += "import json, sys\n_run_tests(**json.load(sys.stdin))"
-    # -s, -P: no user's packages, nothing from the folder
-    command = [*bubblewrap(), sys.executable, "-s", "-P", "-B", "-c", source]
     with (
-        tempfile.TemporaryDirectory(prefix="answer-") as folder,
+        tempfile.TemporaryDirectory(prefix="answer-", ignore_cleanup_errors=True) as folder,
         subprocess.Popen(
-            command,
+            # -s, -P: no user's packages, nothing from the folder
+            [sys.executable, "-s", "-P", "-B", "-c", source],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             cwd=folder,
-            env=ENVIRONMENT,
+            env=ENVIRONMENT | {"HOME": folder, "TMPDIR": folder},
             start_new_session=True,
         ) as process,
     ):
         try:
-            told = process.communicate(json.dumps(request).encode(), timeout=seconds)[0]
-        except subprocess.TimeoutExpired as error:
+            told, _ = process.communicate(json.dumps(request).encode(), timeout=seconds)
+        except subprocess.TimeoutExpired as error:  # a fork of it may have kept the pipe open
             told = error.stdout or b""
         finally:
             with contextlib.suppress(ProcessLookupError):  # what the answer started goes with it
                 os.killpg(process.pid, signal.SIGKILL)
-    ready, *verdict = told.split() or [b""]
-    if ready != b"ready":
-        raise BadInput(
-            f"the process that runs an answer was not ready in {seconds:g} seconds ({told!r}): is "
-            f"this machine overloaded, or does {sys.executable} not run there?"
-        )
-    return verdict == [token.encode()]
+    return told == token.encode()
 
 
 def _run_tests(
     program: str, prompt: str, test: str, entry_point: str, token: str, seconds: float
 ) -> None:
-    """Runs as text in a process of its own, which has nothing of this library: defines the answer's
-    function and runs the tests on it. Writes "ready", and the token once they have passed."""
+    """Runs as text in a process that has nothing of this library: defines the answer's function,
+    runs the tests on it, and writes the token once they have passed."""
     import ast
     import math
     import os
@@ -188,7 +156,6 @@ def _run_tests(
         hard = resource.getrlimit(kind)[1]
         value = value if hard == resource.RLIM_INFINITY else min(value, hard)
         resource.setrlimit(kind, (value, value))
-    print("ready", file=verdict, flush=True)
 
     def literal(value: object) -> object:
         """The value as its text says, so that an object that equals all is no answer."""
@@ -208,23 +175,6 @@ def _run_tests(
         space[entry_point] = candidate
         exec(compile(test, "test.py", "exec"), space)
         space["check"](candidate)
-        print(token, file=verdict, flush=True)
+        print(token, end="", file=verdict, flush=True)
     finally:  # threads of the answer do not keep the process
         os._exit(0)
-
-
-@functools.cache
-def bubblewrap() -> list[str]:
-    """bwrap with what the code may see, to go before a command; empty where it does not run."""
-    if (bwrap := shutil.which("bwrap")) is None:
-        return []
-    command = [bwrap, "--unshare-all", "--unshare-user", "--die-with-parent", "--new-session"]
-    command += ["--cap-drop", "ALL"]
-    python = {sys.prefix, sys.base_prefix, os.path.realpath(sys.base_prefix)}
-    for place in ["/usr", "/lib", "/lib64", "/bin", "/etc/ld.so.cache", *sorted(python)]:
-        command += ["--ro-bind-try", place, place]
-    command += ["--dev", "/dev", "--remount-ro", "/dev", "--dir", "/tmp"]
-    command += ["--dir", "/answer", "--chdir", "/answer"]  # empty; a checkout may lie in /tmp
-    command += ["--remount-ro", "/"]
-    runs = subprocess.run([*command, sys.executable, "-V"], capture_output=True).returncode == 0
-    return command if runs else []

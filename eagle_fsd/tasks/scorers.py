@@ -17,7 +17,7 @@ import regex
 from eagle_fsd.config import BadInput, check_known, step_of_setup
 from eagle_fsd.evaluation.questions import Question, fastchat, present, read_questions, required
 from eagle_fsd.models.assets import asset_dir
-from eagle_fsd.tasks.humaneval import FIELDS, check_allowed, check_program
+from eagle_fsd.tasks.humaneval import FIELDS, NO_SANDBOX, check_program
 
 # a sign is none behind a digit or a bracket (10-5, (3)-2), here and below; a comma parts thousands
 NUMBER = re.compile(
@@ -197,16 +197,15 @@ SCORERS = {
 }
 
 
-def check_scorable(questions: list[Question], name: str, *, execute_code: str = "") -> None:
-    """Refuse what the scorer could not score, before any answer is made.
-
-    Args:
-        execute_code: whether `humaneval` may run what a model wrote (humaneval.check_allowed).
-    """
+def check_scorable(questions: list[Question], name: str, *, execute_code: bool = False) -> None:
+    """Refuse what the scorer could not score, before any answer is made."""
     check_known("--scorer", name, SCORERS)
     scorer = SCORERS[name]
-    if name == "humaneval":
-        check_allowed(execute_code)
+    if name == "humaneval" and not execute_code:
+        raise BadInput(
+            "the scorer humaneval runs code that the target writes: allow that with "
+            f"--execute_code. {NO_SANDBOX}"
+        )
     for question in questions:
         has, fault = question.extra | {"reference": question.reference}, ""
         if len(question.turns) > 1:

@@ -16,7 +16,6 @@ from eagle_fsd.evaluation.questions import Question
 from eagle_fsd.runs.folder import answer_key, lock_folder, record_files
 from eagle_fsd.runs.jsonl import read_lines, write_file, write_json, write_lines
 from eagle_fsd.stats import mcnemar, mean_interval, paired_difference, share_interval
-from eagle_fsd.tasks.humaneval import bubblewrap
 from eagle_fsd.tasks.scorers import SCORERS
 from eagle_fsd.thoughts import answer_of
 
@@ -78,9 +77,6 @@ def score_run(
         text = score_table(compared)
         if silent:  # a budget that ends within thoughts tells of the budget
             text += f"\n\n{silent} answers say nothing, or nothing behind their thought."
-        if scorer == "humaneval":
-            place = "in bubblewrap" if bubblewrap() else "without isolation"
-            text += f"\n\nThe answers' code ran {place}."
         write_table(target / "table", text, compared)
     return text, compared
 
