@@ -110,8 +110,8 @@ def report(
     sampling_options: SamplingOptions,
     model_options: ModelOptions,
 ) -> None:
-    """Write and print the table, of which exact is the first row, the arm that is chosen, what the
-    figures mean, and the command that measures it with the same models on the same questions."""
+    """The table, of which exact is the first row, the arm that is chosen, and the command that
+    measures it with the same models on the same questions."""
     from eagle_fsd.evaluation.calibrate import choose
     from eagle_fsd.evaluation.tables import columns, markdown_table
     from eagle_fsd.runs.jsonl import write_file, write_json

@@ -34,7 +34,7 @@ class JudgeOptions:
 def run_judge(options: JudgeOptions) -> None:
     from eagle_fsd.runs.folder import Run
     from eagle_fsd.tasks.judge import judge_all, parse_rating, read_requests
-    from eagle_fsd.tasks.task_scores import score_table, single_rows, write_table
+    from eagle_fsd.tasks.task_scores import compare_scores, score_table, write_table
 
     requests = read_requests(Path(options.run))
     arms = {request["arm"]: None for request in requests}
@@ -43,29 +43,32 @@ def run_judge(options: JudgeOptions) -> None:
     folder = Path(options.run) / "judge" / quote(options.model, safe="")
     # a verdict is of its request alone, whatever code asked
     verdicts = Run(folder / "verdicts", {}, key=itemgetter("digest"))
+    replies = verdicts.records["single"]
 
-    def rated() -> dict[str, dict]:
-        """By digest, what has a rating."""
-        rows = {key: row | {"verdict": parse_rating(row["reply"])} for key, row in replies.items()}
-        return {key: row for key, row in rows.items() if row["verdict"] is not None}
+    def rating(request: dict) -> float | None:
+        reply = replies.get(request["digest"])
+        return parse_rating(reply["reply"]) if reply else None
 
     # 1. Ask what has no rating.
-    replies = verdicts.records["single"]
     wanted = [request for request in requests if request["arm"] in (options.arms or arms)]
-    done = rated()
-    if unasked := [request for request in wanted if request["digest"] not in done]:
+    if unasked := [request for request in wanted if rating(request) is None]:
         judge_all(options.model, unasked, verdicts)
 
-    # 2. Count, and make the table of all arms that have ratings.
-    done = rated()
-    failed = [replies[r["digest"]] for r in wanted if r["digest"] not in done]
+    # 2. Count, and make the table of all arms that have ratings, of all turns and of each.
+    failed = [replies[request["digest"]] for request in wanted if rating(request) is None]
     print(f"\n{options.model}: {len(wanted) - len(failed)} ratings are in {verdicts.folder}")
     if failed:
         print(f"{len(failed)} replies held none or were refused: the same command asks these again")
     if refusals := [row["error"] for row in failed if row["error"]]:
         print(f"The first of {len(refusals)} refusals: {refusals[0]:.400}")
-    if lines := [done[r["digest"]] for r in requests if r["digest"] in done]:
-        rows = single_rows(lines, judge=options.model)
+    values = [
+        request | {"score": score, "value": value}
+        for request in requests
+        if (value := rating(request)) is not None
+        for score in (f"judge {options.model}", f"judge {options.model}, turn {request['turn']}")
+    ]
+    if values:
+        rows = compare_scores(values)
         table = score_table(rows)
         write_table(folder / "single", table, rows)
         print(f"\n{table}")

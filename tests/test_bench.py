@@ -220,9 +220,9 @@ def test_questions_that_changed_are_refused_before_anything_is_decoded(call, mod
     call(BENCH, *options, "--arms", "plain")
     kept = {p: p.read_bytes() for p in (tmp_path / "run").rglob("*.jsonl")}
     for new, told in (
-        ({"category": "z"}, "in the category 'a', which is 'z' now"),
-        ({"turns": ["Say 0.", "And again?", "And then?"]}, "with other turns than it has now"),
-        ({"turns": ["Say 0."]}, "with other turns than it has now"),
+        ({"category": "z"}, "with other turns, or in another category ('a')"),
+        ({"turns": ["Say 0.", "And again?", "And then?"]}, "with other turns"),
+        ({"turns": ["Say 0."]}, "with other turns"),
     ):
         write_rows(tmp_path / "question.jsonl", QUESTIONS[0] | new, QUESTIONS[1])
         said = call(BENCH, *options, "--arms", "plain", "exact")

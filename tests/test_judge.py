@@ -12,7 +12,7 @@ from eagle_fsd.evaluation.questions import fastchat_answers, read_questions
 from eagle_fsd.models.assets import asset_dir
 from eagle_fsd.runs.jsonl import write_lines
 from eagle_fsd.tasks.judge import parse_rating
-from eagle_fsd.tasks.task_scores import single_rows
+from eagle_fsd.tasks.task_scores import compare_scores
 
 pytestmark = pytest.mark.processes  # whole commands
 
@@ -129,11 +129,9 @@ def test_scores_of_ratings():
     """By hand: means over questions; differences over what both arms have, turns first averaged."""
     given = [("plain", 1, 1, 8), ("plain", 1, 2, 6), ("plain", 2, 1, 4), ("fsd", 3, 1, 10)]
     given += [("fsd", 1, 1, 6), ("fsd", 1, 2, 2), ("fsd", 2, 1, 3), ("fsd", 2, 2, 9)]
-    keys = ("arm", "question_id", "turn", "verdict")
-    verdicts = [dict(zip(keys, place, strict=True)) for place in given]
-    table = {(row["score"], row["arm"]): row for row in single_rows(verdicts, judge="x")}
-    assert table["judge x, turn 2", "plain"]["mean"] == {"value": 6, "low": None, "high": None}
-    plain, fsd = table["judge x", "plain"], table["judge x", "fsd"]
+    keys = ("arm", "question_id", "turn", "value", "score")
+    values = [dict(zip(keys, (*place, "judge"), strict=True)) for place in given]
+    plain, fsd = compare_scores(values)
     assert plain["mean"]["value"] == (7 + 4) / 2 and plain["vs_plain"] is None
     # question 1: turns 6 and 2; question 2: 3 and 9; question 3: 10
     assert fsd["mean"]["value"] == pytest.approx((4 + 6 + 10) / 3) and fsd["questions"] == 3

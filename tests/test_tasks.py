@@ -56,7 +56,7 @@ def test_a_row_of_a_set_that_lacks_a_field(tmp_path):
         for name in row:
             for broken in (row | {name: None}, {key: row[key] for key in row if key != name}):
                 path = write_rows(tmp_path / "broken.jsonl", broken)
-                told = f"line 1 is no row of {kind}: {name} is missing"
+                told = f"line 1 is no row of {kind}: it lacks '{name}'"
                 with pytest.raises(BadInput, match=told):
                     read_task(f"{kind}:{path}")
     padded = IFEVAL | {"kwargs": [{"num_words": None, "relation": None}]}

@@ -26,15 +26,10 @@ def predict(
     prompt: Sequence[int],
     config: DecodeConfig,
 ) -> dict[str, Counts]:
-    """Counts of every arm over the rounds of one answer, each arm with a memory of its own.
+    """By arm, sums over the rounds of the answer that exact gives by the config.
 
-    Args:
-        config: of the exact answer.
-
-    Returns:
-        arm -> {"rounds", "seconds", "tokens", "fuzzy", "cost"}, sums; seconds are exact's rounds',
-        without prefill and the asking. The cost is regret in nats, above temperature 0 total
-        variation; None where the arm's rule or guards leave it unknown.
+    Seconds are exact's rounds', without prefill and the asking. The cost is regret in nats, above
+    temperature 0 total variation; None where the arm's rule or guards leave it unknown.
     """
     zeros = dict.fromkeys(("rounds", "seconds", "tokens", "fuzzy", "cost"), 0)
     counts = {arm: Counter(zeros) for arm in policies}
@@ -65,12 +60,8 @@ def predict(
 
 
 def arm_rows(counts: Sequence[Mapping[str, Counts]], exact: str) -> list[dict]:
-    """A row for every arm of which there are counts, a mapping a question; rates with intervals.
-
-    Returns:
-        arm, questions, tokens_per_round, gain (tokens a round over those of `exact`),
-        tokens_per_second, cost a token, fuzzy_share.
-    """
+    """A row an arm of rates with intervals, of counts by arm, a mapping a question; gain is of the
+    tokens a round over those of `exact`, cost and fuzzy_share are a token's."""
 
     def pairs(arm: str, above: str, below: str) -> list[tuple[float, float]]:
         parts = [(count[arm][above], count[arm][below]) for count in counts]
@@ -91,8 +82,8 @@ def arm_rows(counts: Sequence[Mapping[str, Counts]], exact: str) -> list[dict]:
 
 
 def choose(rows: Sequence[dict], cost: float) -> dict:
-    """The row of most tokens a round at a cost that is known and within the tolerated one; of
-    equals the cheapest. One of the rows is exact's, whose cost is 0."""
+    """The row of most tokens a round within the tolerated cost, of equals the cheapest. One of the
+    rows is exact's, whose cost is 0."""
     known = [row for row in rows if row["cost"]["value"] is not None]
     within = [row for row in known if row["cost"]["value"] <= cost]
     return max(within, key=lambda row: (row["tokens_per_round"]["value"], -row["cost"]["value"]))

@@ -4,7 +4,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from eagle_fsd.config import BadInput
 from eagle_fsd.models.assets import asset_dir
@@ -19,8 +18,7 @@ IDS = ("question_id", "prompt_id", "id", "uid")
 @dataclass(frozen=True)
 class Question:
     """A question: turns are the user's messages; reference (right answers) and extra (other fields
-    of its set) are as the scorer of its set expects them. ValueError: of other types, without a
-    turn, or with an empty one."""
+    of its set) are as the scorer of its set expects them. ValueError: of other types."""
 
     question_id: int | str
     category: str
@@ -33,11 +31,9 @@ class Question:
             raise ValueError(f"question_id is {self.question_id!r}: give a whole number or a text")
         if not isinstance(self.category, str):
             raise ValueError(f"category is {self.category!r}: give a text, or leave it out")
-        if not isinstance(self.turns, list) or not self.turns:
-            raise ValueError(f"turns is {self.turns!r:.60}: give a list of at least one text")
-        for number, turn in enumerate(self.turns, start=1):
-            if not isinstance(turn, str) or not turn.strip():
-                raise ValueError(f"turn {number} is empty or no text: {turn!r:.60}")
+        turns = self.turns if isinstance(self.turns, list) else []
+        if not turns or not all(isinstance(turn, str) and turn.strip() for turn in turns):
+            raise ValueError(f"turns is {self.turns!r:.60}: give texts that are not empty")
         if any(map(_is_null, self.reference)):
             raise ValueError("reference holds null: leave it out")
 
@@ -45,54 +41,34 @@ class Question:
 def check_same_questions(
     records: Iterable[dict], questions: list[Question], *, turns: int = 0
 ) -> None:
-    """Refuse, by a BadInput, questions that had other turns or another category when they were
-    answered: old and new answers would be mixed. `turns` are those of each that count; 0: all."""
+    """Refuse questions that had other turns or another category when they were answered: old and
+    new answers would be mixed. `turns` are those of each that count; 0: all."""
     known = {question.question_id: question for question in cut(questions, turns)}
     for record in records:
         question = known.get(record["question_id"])
-        if question is None:
-            continue
         asked = [turn["prompt"] for turn in record["turns"]][: turns or None]
-        category = record.get("category", question.category)
-        if (asked, category) != (question.turns, question.category):
-            change = "with other turns than it has now"
-            if asked == question.turns:
-                change = f"in the category {category!r}, which is {question.category!r} now"
+        category = record.get("category", question and question.category)
+        if question and (asked, category) != (question.turns, question.category):
             raise BadInput(
-                f"question {question.question_id!r} was answered {change}: give the questions that "
-                "were answered, or another --output"
+                f"question {question.question_id!r} was answered with other turns, or in another "
+                f"category ({category!r}), than it has now: give the questions that were answered, "
+                "or another --output"
             )
 
 
-def present(row: object) -> dict[str, Any]:
-    """The fields of a row, without those that are null, or NaN, as pandas writes it; ValueError: it
-    is no JSON object."""
-    if not isinstance(row, dict):
-        raise ValueError(f"{row!r:.60} stands where a JSON object is needed")
-    return {name: value for name, value in row.items() if not _is_null(value)}
-
-
-def required(row: dict, name: str, kind: type = str) -> Any:
-    """A field that a row must have, by default a text that says something; ValueError names it."""
-    value = present(row).get(name)
-    if not isinstance(value, kind) or value == "":
-        state = "missing or null" if value is None else f"{value!r:.60}"
-        raise ValueError(f"{name} is {state}: it must be of type {kind}")
-    return value
-
-
 def _is_null(value: object) -> bool:
+    """None, or NaN, as pandas writes it."""
     return value is None or value != value
 
 
 def fastchat(row: dict | str, number: int) -> Question:
-    """{question_id, turns, category ("all"), reference ([])}; what is null counts as absent.
+    """{question_id, turns, category ("all"), reference ([])}.
 
     Or, numbered where there is no id: a text; {prompt}, {question} or {text}; {instruction, input};
     {messages} or {conversations}, of the user alone. A prompt may be a list of turns or messages.
     Without a reference `answer` is it, of GSM8K's what stands behind ####.
     """
-    row = {"prompt": row} if isinstance(row, str) else present(row)
+    row = {"prompt": row} if isinstance(row, str) else row
     form = next((name for name in PROMPTS if name in row), "")
     if not form:
         there = ", ".join(row) or "nothing"
@@ -126,17 +102,21 @@ def _said(turn: object) -> object:
 def read_questions(
     path: str | Path, read_row: Callable[[dict, int], Question] = fastchat
 ) -> list[Question]:
-    """The questions of a file, by default MT-Bench's; read_row makes one from a row and its number,
-    from 0. BadInput: see read_records; a line is no such row, an id occurs twice."""
+    """The questions of a file, by default MT-Bench's; read_row makes one from a row, of which what
+    is null counts as absent, and its number, from 0."""
     questions: dict[int | str, Question] = {}
     for line, row in read_records(path or asset_dir("mt_bench") / "question.jsonl"):
         try:
+            if not isinstance(row, str):
+                row = {name: value for name, value in row.items() if not _is_null(value)}
             question = read_row(row, len(questions))
             if question.question_id in questions:
                 raise ValueError(f"question_id {question.question_id!r} occurs twice")
         except (AttributeError, LookupError, TypeError, ValueError) as error:
-            fault = f"{path}, line {line} is no row of {read_row.__name__}: {error!s:.300}"
-            raise BadInput(f"{fault}; got {row!r:.200}") from error
+            fault = f"it lacks {error}" if isinstance(error, KeyError) else f"{error!s:.300}"
+            raise BadInput(
+                f"{path}, line {line} is no row of {read_row.__name__}: {fault}; got {row!r:.200}"
+            ) from error
         questions[question.question_id] = question
     if not questions:
         raise BadInput(f"{path} holds no question")

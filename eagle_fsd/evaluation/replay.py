@@ -52,14 +52,10 @@ class ReplayOptions(QuestionOptions, ChatOptions, PluginOptions):
 
     def __post_init__(self):
         from eagle_fsd.models.assets import EMBEDDED_TARGET
-        from eagle_fsd.models.chat import fastchat_template
-        from eagle_fsd.models.load import check_device, default_device, default_head
+        from eagle_fsd.models.load import default_device, default_head
 
         super().__post_init__()
-        if self.conv_template:
-            fastchat_template(self.conv_template)  # its name is checked
         self.device = self.device or default_device()
-        check_device(self.device, self.dtype)
         self.heads = list(dict.fromkeys(self.heads or [default_head(EMBEDDED_TARGET)]))
         kind = [self.target, self.dtype, self.conv_template, source_digest()]
         own = f"{Path(self.target).name}-{digest(kind)}"  # of changed code they are made anew
@@ -67,7 +63,6 @@ class ReplayOptions(QuestionOptions, ChatOptions, PluginOptions):
 
 
 def run_replay(options: ReplayOptions) -> None:
-    """Replay what is missing, and report."""
     from eagle_fsd.decoding.target import Target
     from eagle_fsd.decoding.tree import RootDrafter
     from eagle_fsd.drafters.eagle import head_drafter
@@ -104,13 +99,13 @@ def run_replay(options: ReplayOptions) -> None:
             options.target, dtype=options.dtype, device=options.device
         )
         plain = Model(target, tokenizer, RootDrafter(), options.conv_template)
-        models, drafters = {}, {}
+        models = {}
         for name, head in heads.items():  # what is refused here has written nothing
             layers = head.config.fused_layers(target.num_layers)
             own = Target(target.model, feature_layers=layers) if layers else target
             drafter = head_drafter(head, own, SMALL_TREE)
-            models[name] = model = Model(own, tokenizer, drafter, options.conv_template)
-            drafters[name] = {arm.text: arm.build_drafter(model) for arm in arms}
+            model = Model(own, tokenizer, drafter, options.conv_template)
+            models[name] = model, {arm.text: arm.build_drafter(model) for arm in arms}
         budget = options.max_new_tokens
         check_lengths(plain, cut([*todo.values()], 1), budget, last=budget + TOKENS_BEYOND_END)
         prompts = {key: plain.prompt_ids(question.turns[0]) for key, question in todo.items()}
@@ -119,14 +114,14 @@ def run_replay(options: ReplayOptions) -> None:
 
         # 3. Every head on every text: the rounds of each arm, and what it says by level.
         run.begin_session()
-        for name, model in models.items():
+        for name, (model, drafters) in models.items():
             for question in tqdm(missing[name], desc=name):
                 text = texts[question.question_id]
                 hidden_LD, features_LF = text.states(model.target)
                 levels = judge_levels(model.drafter, text, hidden_LD, features_LF, levels=LEVELS)
                 rounds = {
                     arm: {"tokens": text.rounds(drafter, features_LF)}
-                    for arm, drafter in drafters[name].items()
+                    for arm, drafter in drafters.items()
                 }
                 record = {
                     "question_id": question.question_id,
@@ -142,8 +137,8 @@ def run_replay(options: ReplayOptions) -> None:
 
 
 def read_arms(texts: Sequence[str]) -> "list[Arm]":
-    """The arms of --arms; BadInput: one whose rounds do not follow from the text alone, or whose
-    tree reaches beyond what is kept of it."""
+    """Refuse an arm whose rounds do not follow from the text alone, or whose tree reaches beyond
+    what is kept of it."""
     from eagle_fsd.arms import parse_arms
     from eagle_fsd.evaluation.texts import TOKENS_BEYOND_END
 
@@ -162,7 +157,6 @@ def read_arms(texts: Sequence[str]) -> "list[Arm]":
 
 
 def report(run: Run, records: Mapping[str, Sequence[dict]]) -> None:
-    """Write and print the tables of every head's records, as text and JSON."""
     from eagle_fsd.evaluation.report.run_data import RunData
     from eagle_fsd.evaluation.tables import columns, markdown_table
     from eagle_fsd.runs.jsonl import write_file, write_json
@@ -191,8 +185,6 @@ def report(run: Run, records: Mapping[str, Sequence[dict]]) -> None:
 
 
 def arm_row(records: Sequence[dict], arm: str) -> dict:
-    """One arm over all questions: rounds, and tokens_per_round {value, low, high} (95 % interval
-    over questions)."""
     from eagle_fsd.stats import rate_interval
 
     rows = [record["arms"][arm]["tokens"] for record in records]
@@ -202,7 +194,7 @@ def arm_row(records: Sequence[dict], arm: str) -> dict:
 
 
 def level_rows(records: Sequence[dict]) -> list[dict]:
-    """Top-1, top-8 and mean JS by level, over all questions; None where there is no position."""
+    """Over all questions; None where there is no position."""
     rows = []
     for level, of_questions in enumerate(zip(*(r["levels"] for r in records), strict=True), 1):
         total = Counter()

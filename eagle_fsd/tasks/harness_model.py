@@ -1,7 +1,7 @@
 """The model "eagle_fsd" of lm-evaluation-harness (lm-eval 0.4.13).
 
-It is lm-eval's own model "hf", whose `generate` decodes by an arm (docs/transformers.md).
-Log-likelihoods, which no arm changes, are those of "hf".
+It is lm-eval's own model "hf", whose `generate` decodes by an arm (docs/transformers.md), one
+request at a time. Log-likelihoods, which no arm changes, are those of "hf".
 """
 
 import torch
@@ -17,18 +17,8 @@ from eagle_fsd.transformers_generate import custom_generate
 
 
 class FuzzyLM(HFLM):
-    """An arm on a target as lm-eval's model, which answers one request at a time.
-
-    Args, the fields of --model_args:
-        target, head, arm, tree, plugin: as for the project's commands.
-        dtype: lm-eval's; "auto" is that of the checkpoint.
-        further: fields of the arm, since lm-eval splits its arguments at commas:
-            arm=fsd:0.3,child=target.
-
-    Raises:
-        BadInput: an arm, a target or a dtype that cannot be had, before weights load; in
-            `generate`, a batch.
-    """
+    """An arm on a target. The arguments are the fields of --model_args; `further` are fields of the
+    arm, since lm-eval splits its arguments at commas: arm=fsd:0.3,child=target."""
 
     def __init__(
         self,
@@ -41,19 +31,18 @@ class FuzzyLM(HFLM):
         plugin: str = "",
         device: str = "cuda",
         batch_size: int | str | None = 1,
-        max_batch_size: int | None = None,
+        max_batch_size: int | None = None,  # this and the next are lm-eval's, and have no use here
         trust_remote_code: bool = False,
         **further: object,
     ):
         if plugin:
             load_plugin(plugin)
-        text = ",".join([str(arm), *(f"{name}={value}" for name, value in further.items())])
-        self._arm = parse_arm(text).text
-        self._method = custom_generate(head, arm=text, tree=tree or None)
+        arm = ",".join([str(arm), *(f"{name}={value}" for name, value in further.items())])
+        self._arm = parse_arm(arm).text
+        self._method = custom_generate(head, arm=arm, tree=tree or None)
         check_known("dtype", str(dtype), ("auto", *DTYPES))
         load_target_config(target)
         path, options = source_of(target)
-        # trust_remote_code is for data sets: targets never run code of theirs
         super().__init__(path, device=device, dtype=dtype, batch_size=batch_size, **options)
         self._all = Generation()  # the rounds of all answers
         self._answers = 0
@@ -65,13 +54,12 @@ class FuzzyLM(HFLM):
         return generated
 
     def get_model_info(self) -> dict[str, object]:
-        """What lm-eval adds to `config` of its results file, of the first process's answers."""
+        """What lm-eval adds to `config` of its results file."""
         told = {"arm": self._arm, "answers": self._answers}
         if self._all.rounds:  # none where answers are only scored
-            tokens_per_round, fuzzy_share = self._all.tokens_per_round, self._all.fuzzy_share
-            told |= {"tokens_per_round": tokens_per_round, "fuzzy_share": fuzzy_share}
+            told |= {name: getattr(self._all, name) for name in ("tokens_per_round", "fuzzy_share")}
             print(
-                f"{self._arm}: {self._answers} answers, {tokens_per_round:.2f} tokens a round, "
-                f"fuzzy share {fuzzy_share:.4f}"
+                f"{self._arm}: {self._answers} answers, {self._all.tokens_per_round:.2f} tokens a "
+                f"round, fuzzy share {self._all.fuzzy_share:.4f}"
             )
         return super().get_model_info() | {"eagle_fsd": told}

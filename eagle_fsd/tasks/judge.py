@@ -33,21 +33,15 @@ SECONDS, RETRIES = 120.0, 8  # the time limit of an attempt, and how many follow
 
 
 def read_requests(run_folder: Path) -> list[dict]:
-    """All requests about a run, question by question, so that a part of them compares the arms.
-
-    Second turns are judged of questions with exactly two, as FastChat does. MT-Bench's questions of
-    math, reasoning and coding are shown with GPT-4's reference answer, all others without one.
-
-    Returns:
-        JSON-able; the digest is of all the rest: verdicts on other answers or prompts differ by it.
-    """
+    """All requests about a run, question by question, so that a part of them compares the arms; the
+    digest of each is of all the rest: verdicts on other answers or prompts differ by it."""
     data = asset_dir("mt_bench")
     prompts = {row["name"]: row for _, row in read_records(data / "judge_prompts.jsonl")}
     by_gpt4 = {
         row["question_id"]: row["choices"][0]["turns"]
         for _, row in read_records(data / "reference_answer" / "gpt-4.jsonl")
     }
-    # by text: another file's questions may have the same ids
+    # GPT-4's for math, reasoning and coding; by text: another file's questions may have its ids
     references = {
         question.turns[0]: by_gpt4.get(question.question_id, [])
         for question in read_questions(data / "question.jsonl")
@@ -64,7 +58,7 @@ def read_requests(run_folder: Path) -> list[dict]:
             values |= {f"question_{number}": turn["prompt"], f"answer_{number}": answer_of(turn)}
         for number, text in enumerate(reference, start=1):
             values[f"ref_answer_{number}"] = text
-        for turn in (1, 2) if len(turns) == 2 else (1,):
+        for turn in (1, 2) if len(turns) == 2 else (1,):  # as FastChat does
             name = "single-math-v1" if reference else "single-v1"
             prompt = prompts[name + ("-multi-turn" if turn == 2 else "")]
             request = {
@@ -83,10 +77,8 @@ def read_requests(run_folder: Path) -> list[dict]:
 
 
 def parse_rating(reply: str) -> float | None:
-    """The rating that a reply gives, by its last mark behind the judge's thought, so that what it
-    names on the way, or quotes, is none; None without a mark on the scale of 0 to 10.
-
-    Marks are [[7]], and where there is none of these [7]; decimals are allowed.
+    """The last mark behind the judge's thought, so that what it names on the way, or quotes, is
+    none; None without one on the scale of 0 to 10. Marks are [[7]], or else [7].
 
     Example: of "<think>[[3]]?</think> Not [[10]]: [[9]]" it is 9, where FastChat's is 3.
     """
@@ -97,16 +89,12 @@ def parse_rating(reply: str) -> float | None:
 
 
 def judge_all(model: str, requests: list[dict], verdicts: Run) -> None:
-    """Ask the OpenAI-compatible endpoint that OPENAI_BASE_URL names (unset: OpenAI's) with the key
-    OPENAI_API_KEY, several requests at a time.
+    """Ask the endpoint that OPENAI_BASE_URL names (unset: OpenAI's), several requests at a time.
 
     A record a reply is added to the run's "single": the request without its messages, the reply,
     time, and the error where the endpoint refused this prompt, as where a filter takes offence. The
     client tries again what may pass: connections, time limits, and the statuses 408, 409, 429 and
     from 500. Any other failure ends the judging once what is under way is on disk.
-
-    Raises:
-        BadInput: the key is missing, the address is none, or the judging was ended.
     """
     try:
         _ = urlsplit(os.environ.get("OPENAI_BASE_URL", "")).port  # ValueError: it is no number

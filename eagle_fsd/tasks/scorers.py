@@ -15,7 +15,7 @@ from decimal import Decimal
 import regex
 
 from eagle_fsd.config import BadInput, check_known, step_of_setup
-from eagle_fsd.evaluation.questions import Question, fastchat, present, read_questions, required
+from eagle_fsd.evaluation.questions import Question, fastchat, read_questions
 from eagle_fsd.models.assets import asset_dir
 from eagle_fsd.tasks.humaneval import FIELDS, NO_SANDBOX, check_program
 
@@ -233,29 +233,29 @@ def check_scorable(questions: list[Question], name: str, *, execute_code: bool =
 
 def gsm8k(row: dict, number: int) -> Question:
     """{question, answer "... #### 42"}; numbered by row."""
-    _, mark, gold = required(row, "answer").rpartition("####")
+    _, mark, gold = row["answer"].rpartition("####")
     if not mark or not gold.strip():
         raise ValueError("no #### with a number behind it in answer")
     request = "Solve this step by step. Give the answer as a number at the end."
-    prompt = f"{required(row, 'question').strip()}\n\n{request}"
+    prompt = f"{row['question'].strip()}\n\n{request}"
     return Question(f"gsm8k/{number}", "gsm8k", [prompt], [gold.strip()])
 
 
 def ifeval(row: dict, number: int) -> Question:
     """{key, prompt, instruction_id_list, kwargs}; an argument that is null is none, as the hub's
     copy has them."""
-    names, arguments = (required(row, name, list) for name in INSTRUCTIONS)
-    extra = {INSTRUCTIONS[0]: names, INSTRUCTIONS[1]: [present(given or {}) for given in arguments]}
-    key, prompt = required(row, "key", int | str), required(row, "prompt")
-    return Question(key, "ifeval", [prompt], [], extra)
+    names, arguments = (row[name] for name in INSTRUCTIONS)
+    arguments = [{k: v for k, v in (given or {}).items() if v is not None} for given in arguments]
+    extra = dict(zip(INSTRUCTIONS, (names, arguments), strict=True))
+    return Question(row["key"], "ifeval", [row["prompt"]], [], extra)
 
 
 def humaneval(row: dict, number: int) -> Question:
     """{task_id, prompt, test, entry_point}."""
     request = "Complete this Python function. Answer with the whole function in one code block."
-    extra = {name: required(row, name) for name in FIELDS}
+    extra = {name: row[name] for name in FIELDS}
     prompt = f"{request}\n\n```python\n{extra['prompt'].strip()}\n```"
-    return Question(required(row, "task_id", int | str), "humaneval", [prompt], [], extra)
+    return Question(row["task_id"], "humaneval", [prompt], [], extra)
 
 
 # set -> from a row and its number from 0 to a question, and the usual scorer

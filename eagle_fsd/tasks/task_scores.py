@@ -21,8 +21,7 @@ from eagle_fsd.thoughts import answer_of
 
 
 def records_by_arm(folder: str | Path) -> dict[str, list[dict]]:
-    """The records of a finished or unfinished run, the later ones of two of an answer; nothing is
-    written."""
+    """The records of a finished or unfinished run, the later ones of two of an answer."""
     records: dict[str, dict[tuple, dict]] = {}
     for path in record_files(folder):
         for row in read_lines(path):
@@ -90,8 +89,8 @@ def compare_scores(values: list[dict]) -> list[dict]:
 
     Returns:
         JSON-able rows: score, arm, questions, mean {"value", "low", "high"}, and against plain
-        vs_plain {"value", "low", "high", "detectable"}, gained, lost and mcnemar_p: None for plain
-        itself and without it, but for vs_plain also where a score is neither 0 nor 1.
+        vs_plain {"value", "low", "high", "detectable"}, gained, lost and mcnemar_p, which are None
+        where there is nothing to compare, the last three also of scores other than 0 and 1.
     """
     # score -> arm -> (question, turn) -> what its choices have
     held: dict[str, dict] = {}
@@ -119,8 +118,8 @@ def compare_scores(values: list[dict]) -> list[dict]:
     return compared
 
 
-def by_question(scores: dict[tuple, float]) -> list[float]:
-    """The mean of every question over its turns, of scores by (question, turn)."""
+def by_question(scores: dict[tuple[int | str, int], float]) -> list[float]:
+    """The mean of every question over its turns."""
     turns: dict[int | str, list[float]] = {}
     for (question_id, _), score in scores.items():
         turns.setdefault(question_id, []).append(score)
@@ -128,22 +127,11 @@ def by_question(scores: dict[tuple, float]) -> list[float]:
 
 
 def score_table(compared: list[dict]) -> str:
-    """Rows of compare_scores as a Markdown table, and how to read it."""
+    """A Markdown table, and how to read it."""
     return f"{tables.markdown_table(compared, tables.SCORES)}\n\n{tables.SCORES_NOTE}"
 
 
 def write_table(path: Path, text: str, rows: list[dict]) -> None:
-    """Write PATH.md, and PATH.json {"rows"}, which the report shows as they are."""
+    """PATH.md, and PATH.json, which the report shows as they are."""
     write_file(path.with_name(f"{path.name}.md"), f"{text}\n")
     write_json(path.with_name(f"{path.name}.json"), {"rows": rows})
-
-
-def single_rows(verdicts: list[dict], *, judge: str) -> list[dict]:
-    """Rows of compare_scores for a judge's ratings, of all turns and of each."""
-    return compare_scores(
-        [
-            row | {"score": score, "value": row["verdict"]}
-            for row in verdicts
-            for score in (f"judge {judge}", f"judge {judge}, turn {row['turn']}")
-        ]
-    )
