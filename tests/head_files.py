@@ -77,7 +77,7 @@ def without(tensors: Tensors, *keys: str) -> Tensors:
 
 THREE = {"head_type": "eagle3", "draft_vocab_size": R}
 AUX_IDS = (2, 16, 29)
-THETA = {"rope_theta": 500000.0}
+THETA = {"rope_theta": 500000.0, "rms_norm_eps": 0.3}  # neither is the default
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 LLAMA3 = {"rope_scaling": LLAMA3 | {"original_max_position_embeddings": 16}}
 YARN = {"rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0}
@@ -99,7 +99,8 @@ SPECULATORS = {
     "speculators_config": {"verifier": {"architectures": ["LlamaForCausalLM"]}},
     "speculators_version": "0.3.0",
     "transformer_layer_config": SIZES
-    | {"model_type": "llama", "num_hidden_layers": 1, "head_dim": 4, "rope_theta": 500000.0}
+    | THETA
+    | {"model_type": "llama", "num_hidden_layers": 1, "head_dim": 4}
     | {"attention_bias": False, "mlp_bias": False, "rope_scaling": None},
 }
 SPECULATORS3 = SPECULATORS | {
@@ -145,7 +146,6 @@ def _published() -> dict[str, tuple]:
     idle = {"d2t": torch.zeros(V, dtype=torch.int64), "t2d": torch.zeros(V, dtype=torch.bool)}
     outside = ("lm_head.weight", "d2t", "t2d")  # of NeMo's what has no "model." before it
     nemo = {"architectures": ["LlamaEagle3DraftModel"], "num_aux_hidden_states": 3}
-    gpt_oss = {"model_type": "gpt_oss", "num_local_experts": 16, "eagle_config": {AUX: [1, 11, 21]}}
     pre_fc = {"eagle_config": MODELOPT["eagle_config"] | {"norm_before_fc": True}}
     eagle31, four = {"fc_norm": True, "norm_output": True}, (1, 8, 16, 29)
     spec1 = {"speculators_model_type": "eagle", "fusion_bias": True, "layernorms": False}
@@ -185,8 +185,6 @@ def _published() -> dict[str, tuple]:
                 for key, tensor in numbered(ours).items()
             },
         ),
-        # SpecForge's configs/gpt-oss-20B-eagle3-dense.json: a dense layer, whatever its type says
-        "specforge, gpt-oss": (SPECFORGE | gpt_oss, THREE | {"feature_layers": (2, 12, 22)}),
         "specforge, ModelOpt": (
             MODELOPT | THETA | LLAMA3,
             THREE | THETA | LLAMA3 | ids,
@@ -214,10 +212,6 @@ def _published() -> dict[str, tuple]:
         "specforge, EAGLE-3.1": (
             SPECFORGE | eagle31 | {AUX: four},
             THREE | eagle31 | {"feature_layers": four},
-        ),
-        "specforge, q and k normed": (
-            SPECFORGE | {"model_type": "qwen3"},
-            THREE | {"qk_norm": True},
         ),
         "speculators, EAGLE-1": (
             SPECULATORS | spec1 | {"architectures": ["EagleSpeculator"]},

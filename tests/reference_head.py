@@ -115,10 +115,8 @@ def rotate(x_TC: torch.Tensor, config: dict) -> torch.Tensor:
     """Rotary embedding: channel c is paired with channel c + C/2."""
     T, C = x_TC.shape
     # as upstream's file says it, or transformers' config
-    rope = config.get("rope_parameters") or config | (config.get("rope_scaling") or {})
-    factor = rope.get("factor", 1.0)  # "linear" divides the positions
-    theta = rope.get("rope_theta", 10000.0)
-    angle_TF = (torch.arange(T) / factor)[:, None] / theta ** (torch.arange(0, C, 2) / C)
+    theta = (config.get("rope_parameters") or config).get("rope_theta", 10000.0)
+    angle_TF = torch.arange(T)[:, None] / theta ** (torch.arange(0, C, 2) / C)
     cos_TF, sin_TF = angle_TF.cos(), angle_TF.sin()
     a_TF, b_TF = x_TC[:, : C // 2], x_TC[:, C // 2 :]
     return torch.cat([a_TF * cos_TF - b_TF * sin_TF, b_TF * cos_TF + a_TF * sin_TF], dim=-1)

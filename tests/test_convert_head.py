@@ -153,7 +153,7 @@ def test_everything_that_is_wrong_is_named(tmp_path, capsys):
         "the head fuses hidden states (4, 41, 51)",
         'unexpected "layers.norm.weight"',
         'missing "fc.weight"',
-        f"the shape for {down}: is (37, 24), transposed, must be (24, 37)",
+        f"the shape for {down}: is (37, 24), must be (24, 37)",
         "norm.weight is NaN or infinite",
     ]
 

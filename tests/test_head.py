@@ -1,5 +1,5 @@
-"""Both kinds of heads, against forwards from the key table alone; and the trees they grow, against
-the slow version: path by path, without a cache. Exact decoding with them: test_matrix.py.
+"""Both kinds of heads: the trees they grow, against forwards from the key table alone, path by
+path, without a cache. Their steps: test_published_heads.py; exact decoding: test_matrix.py.
 
 Axes: T positions, D hidden size, F features (D or 3 D), V vocabulary.
 """
@@ -19,11 +19,9 @@ from tiny import (
     PUBLISHED,
     SIZES,
     WIDE,
-    fused_target,
     random_model,
     target_and_head,
     tiny_head,
-    tiny_head3,
 )
 from transformers import AutoConfig, PretrainedConfig
 
@@ -33,41 +31,6 @@ from eagle_fsd.drafters.eagle import EagleDrafter, head_drafter
 from eagle_fsd.heads.draft_head import DraftHead, build_head
 from eagle_fsd.heads.files import read_head, write_head
 from eagle_fsd.heads.head_config import head_shape
-
-SHAPES = {
-    "eagle": {"rope_theta": 500000.0, "bias": False, "rms_norm_eps": 0.5},
-    "eagle, biases": {"num_key_value_heads": 1, "qkv_bias": True},
-    "eagle, two layers": {"num_hidden_layers": 2, "num_key_value_heads": 4},
-    "eagle3, wide heads": {"head_dim": 14, "rope_theta": 500000.0, "rms_norm_eps": 0.3},
-    "eagle3, one kv head": {"num_key_value_heads": 1, "draft_vocab_size": 37},
-    "eagle3, biases": {"qkv_bias": True, "head_dim": 6, "draft_vocab_size": 101 - 1},
-    "eagle3, linear rope": {"rope_scaling": {"type": "linear", "factor": 4.0}},
-    "eagle3, normed residual": {"norm_before_residual": True, "draft_vocab_size": 11},
-}
-
-
-@torch.inference_mode()
-@pytest.mark.parametrize("name", SHAPES)
-def test_two_steps_agree_with_the_reference(name):
-    """fuse, a step, a second step fed with the un-normed output, and the logits of both; what
-    configs leave out: test_published_heads.py."""
-    head, T = tiny_head(seed=3, scale=1.0, head_type=name.split(",")[0], **SHAPES[name]), 31
-    tensors, config = head.state_dict(), vars(head.config)
-    generator = torch.Generator().manual_seed(1)
-    feature_TF = torch.randn(T, 40 * head.config.num_fused, generator=generator)
-    embedding_TD, second_TD = torch.randn(2, T, 40, generator=generator)
-    ours_TD, theirs_TD = head.fuse(feature_TF), reference_head.fuse(tensors, config, feature_TF)
-    for step_TD in (embedding_TD, second_TD):
-        ours_TD = head(ours_TD[None], step_TD[None], head.angles(torch.arange(T)))[0]
-        theirs_TD = reference_head.forward(tensors, config, step_TD, theirs_TD)
-        assert theirs_TD.std() > 0.5
-        torch.testing.assert_close(ours_TD, theirs_TD, atol=1e-4, rtol=1e-4)
-        if head.config.eagle3:
-            want_TV = reference_head.logits(tensors, config, theirs_TD)
-            if head.draft_token_R is not None:
-                want_TV = want_TV[:, head.draft_token_R]
-            got_TV = head.lm_head(head.normed(ours_TD))
-            torch.testing.assert_close(got_TV, want_TV, atol=1e-4, rtol=0)
 
 
 @torch.inference_mode()
@@ -171,12 +134,6 @@ def test_trees_are_those_of_the_slow_version(name, family):
             logits_of = cache(partial(slow_logits, target, head, tokens_T, features_TF))
             assert_grown(tree, logits_of, drafter.tree_config, 1e-4)
             assert drafter.cache.length == tokens_T.shape[0]  # drafts leave no rows
-
-
-def test_a_target_that_gives_other_features_is_refused():
-    """Before anything runs."""
-    with pytest.raises(AssertionError, match=r"reads .*\(2, 3, 4\)\), not .*\(1, 2, 3\)"):
-        EagleDrafter(tiny_head3(), fused_target(layers=(1, 2, 3)), TreeConfig(3, 2, 2))
 
 
 @torch.inference_mode()

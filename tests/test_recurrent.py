@@ -12,13 +12,10 @@ import torch
 from answers import TREES, assert_same, by_generate, drafter_of, run
 from reference_tree import largest_error, random_tree
 from tiny import prompt_tokens, tiny_head, tiny_target
-from tiny_folder import write_target
 from tiny_recurrent import HYBRIDS, KINDS, hybrid_model, hybrid_target
-from training_runs import data_options, made, make_data, train, write_talks
 from transformers import AutoConfig
 from transformers.models.qwen3_5 import modeling_qwen3_5
 
-import eagle_fsd
 from eagle_fsd.config import BadInput
 from eagle_fsd.decoding.target import Target
 from eagle_fsd.decoding.tree import DraftTree, RootDrafter
@@ -87,26 +84,6 @@ def test_transformers_functions_are_back_after_an_error():
     assert within[0] is not stock[0] and within[1] is not stock[1]
     assert [getattr(modeling_qwen3_5, name) for name in names] == stock
     assert largest_error(target, prompt_tokens(9), tree) < 3e-3
-
-
-@pytest.mark.processes  # whole commands
-def test_a_head_is_made_for_a_target_with_recurrent_layers(tmp_path):
-    """Its answers in batches, a head that is trained on them, and exact decoding with it."""
-    folder = write_target(tmp_path / "target")
-    changes = {"vocab_size": 258, "bos_token_id": 0, "eos_token_id": 1}
-    hybrid_model("qwen3_5_text", **changes).save_pretrained(folder)
-    talks = write_talks(tmp_path)
-    features = ("--features", str(tmp_path / "features"), "--dialogues", "8")
-    make_data(data_options(folder, tmp_path / "data", *features, sources=(str(talks),)))
-    assert len(made(tmp_path / "data")) == 8
-    kept = {"features": tmp_path / "features", "dtype": "float32", "steps": 5}
-    head = train(folder, tmp_path / "data", tmp_path / "head", **kept, loss_vocab=97)
-    model = eagle_fsd.load(str(folder), head=str(head), dtype="float32", tree="7x3x4")
-    answers = [
-        eagle_fsd.generate(model, "Say it.", arm=arm, max_new_tokens=30).tokens
-        for arm in ("plain", "exact", "exact@hybrid")
-    ]
-    assert answers[0] == answers[1] == answers[2] and len(answers[0]) == 30
 
 
 @torch.inference_mode()

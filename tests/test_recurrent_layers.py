@@ -24,34 +24,20 @@ def tree_of(size: int) -> DraftTree:
     return DraftTree.from_parents([0] * size, parents)
 
 
-def delta_inputs(size: int, dtype: torch.dtype, *, decays: int, key_heads: int) -> dict:
-    torch.manual_seed(size)
-    g = -2 * torch.rand(1, size, H, decays)
-    return {
-        "query": torch.randn(1, size, key_heads, K).to(dtype),
-        "key": torch.randn(1, size, key_heads, K).to(dtype),
-        "value": torch.randn(1, size, H, V).to(dtype),
-        "g": g if decays > 1 else g[..., 0],
-        "beta": torch.rand(1, size, H).to(dtype),
-    }
-
-
-def scan_inputs(size: int, dtype: torch.dtype) -> dict:
-    torch.manual_seed(size)
-    return {
-        "hidden_states": torch.randn(1, size, H, V).to(dtype),
-        "dt": torch.randn(1, size, H).to(dtype),
-        "B": torch.randn(1, size, 2, K).to(dtype),
-        "C": torch.randn(1, size, 2, K).to(dtype),
-    }
-
-
 def delta_case(decays: int, key_heads: int, step):
     """Of a recurrence: what it makes of a tree, its state before, and transformers' own function of
     any path, node by node."""
 
     def case(size: int, dtype: torch.dtype, tree: DraftTree):
-        given = delta_inputs(size, dtype, decays=decays, key_heads=key_heads)
+        torch.manual_seed(size)
+        g = -2 * torch.rand(1, size, H, decays)
+        given = {
+            "query": torch.randn(1, size, key_heads, K).to(dtype),
+            "key": torch.randn(1, size, key_heads, K).to(dtype),
+            "value": torch.randn(1, size, H, V).to(dtype),
+            "g": g if decays > 1 else g[..., 0],
+            "beta": torch.rand(1, size, H).to(dtype),
+        }
         more = {"initial_state": torch.randn(1, H, K, V), "use_qk_l2norm_in_kernel": True}
         ours, stash = delta_rule(**given, **more, ancestor_NN=tree.ancestor_NN)
 
@@ -66,7 +52,14 @@ def delta_case(decays: int, key_heads: int, step):
 
 
 def mamba_case(size: int, dtype: torch.dtype, tree: DraftTree):
-    given, state = scan_inputs(size, dtype), torch.randn(1, H, V, K)
+    torch.manual_seed(size)
+    given = {
+        "hidden_states": torch.randn(1, size, H, V).to(dtype),
+        "dt": torch.randn(1, size, H).to(dtype),
+        "B": torch.randn(1, size, 2, K).to(dtype),
+        "C": torch.randn(1, size, 2, K).to(dtype),
+    }
+    state = torch.randn(1, H, V, K)
     more = {"A": -torch.rand(H) * 3, "D": torch.randn(H), "dt_bias": torch.randn(H).to(dtype)}
     more["dt_softplus"] = True
     ours, stash = mamba2(**given, **more, initial_states=state, ancestor_NN=tree.ancestor_NN)

@@ -74,7 +74,6 @@ class ConvertOptions:
 
 
 def check(options: ConvertOptions) -> None:
-    """Print the page of a head and a target; BadInput if something is wrong."""
     from eagle_fsd.heads.files import stored_head
     from eagle_fsd.heads.mtp_files import is_mtp
     from eagle_fsd.models.load import load_head, load_target_config
@@ -83,8 +82,6 @@ def check(options: ConvertOptions) -> None:
     config = load_target_config(target)
     if is_mtp(head):  # refused, where something is wrong with it
         page, faults = load_head(head, config, target=target).page(), []
-        if options.fused_layers:
-            faults = ["an MTP layer reads the last hidden state: leave --feature_layers out"]
     else:
         stored = stored_head(head, config, feature_layers=options.fused_layers)
         page, faults = stored.page(config.num_hidden_layers), stored.faults

@@ -76,28 +76,18 @@ def folded_attention(
     else:  # cuts of a longer buffer are copied by every product
         products = key.is_contiguous() and value.is_contiguous()
     if additive and cpu_half and products:
+        # [B G, rows, d], [B G, K, d] and masks [1 or B G, rows, K]; the softmax is in float32
         mask = attention_mask.expand(-1, G, -1, -1) if B > 1 else attention_mask
-        parts = (part.flatten(0, 1) for part in (folded, key, value, mask))
-        output = _products(*parts, scaling)
+        folded, key, value, mask = (part.flatten(0, 1) for part in (folded, key, value, mask))
+        scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
+        scores = torch.baddbmm(mask, folded, key.transpose(1, 2), alpha=scaling)
+        output = torch.bmm(torch.softmax(scores, dim=-1), value)
     else:
         output = functional.scaled_dot_product_attention(
             folded, key, value, attn_mask=attention_mask, scale=scaling
         )
     # contiguous as transformers' own is, which some layers rely on
     return output.view(B, H, N, -1).transpose(1, 2).contiguous(), None
-
-
-def _products(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    mask: torch.Tensor,
-    scaling: float | None,
-) -> torch.Tensor:
-    """[M, rows, d], [M, K, d], [M, K, d], [1 or M, rows, K] -> [M, rows, d]; softmax in float32."""
-    scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
-    scores = torch.baddbmm(mask, query, key.transpose(1, 2), alpha=scaling)
-    return torch.bmm(torch.softmax(scores, dim=-1), value)
 
 
 class Rotation:

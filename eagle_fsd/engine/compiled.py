@@ -34,8 +34,6 @@ _library.impl("product", lambda x_ND, number, rows: x_ND.new_empty(*x_ND.shape[:
 
 
 class _Numbered:
-    """A product that compiled code can call."""
-
     def __init__(self, product: Linear, rows: int):
         self._product, self._number, self._rows = product, next(_numbers), rows
         _products[self._number] = product

@@ -45,7 +45,6 @@ LARGE, GROSS = 300, 0.1  # numbers that reach a layer's limits, and what counts 
 
 
 def can_pack(dtype: torch.dtype) -> bool:
-    """Whether this CPU and this build of torch have fast packed products for the dtype."""
     if not torch.backends.mkldnn.is_available():
         return False
     if dtype == torch.bfloat16:
@@ -86,11 +85,8 @@ class Packed(Folded):
 
     @torch.inference_mode()
     def exchange(self, module: nn.Module) -> None:
-        """Exchange linear layers, norms, attention and MLPs; the module can then be run, not saved.
-
-        The plain weights are dropped on the way, so that no second copy of these layers is ever
-        held.
-        """
+        """The module can then be run, not saved. The plain weights are dropped on the way, so that
+        no second copy of these layers is ever held."""
         rotation = Rotation()
         # a list of those with children alone, since one of all would keep every weight
         for parent in [parent for parent in module.modules() if parent._modules]:
@@ -155,13 +151,12 @@ def _exchangeable(parent: nn.Module, name: str) -> bool:
 
 
 def _put(parent: nn.Module, name: str, call: Linear) -> None:
-    """What is no module, in a child's place."""
-    delattr(parent, name)
+    delattr(parent, name)  # setattr alone takes no call in a module's place
     setattr(parent, name, call)
 
 
 def lean_norm(norm: nn.Module) -> RmsNorm | None:
-    """For an RMS norm that is nothing else."""
+    """For an RMS norm, and None for whatever else a layer has."""
     eps = getattr(norm, "variance_epsilon", getattr(norm, "eps", None))
     weight, kind = getattr(norm, "weight", None), type(norm).__name__
     # one with a gate is run with a second input, of which the trial knows nothing
@@ -180,7 +175,7 @@ def lean_attention(
     attention: nn.Module, product: Callable[[torch.Tensor], torch.Tensor], rotation: Rotation
 ) -> RotaryAttention | None:
     """For a self-attention whose linear layers are still its own; None where it computes something
-    else. See RotaryAttention."""
+    else."""
     names = {name for name, _ in attention.named_children()}
     size, config = getattr(attention, "head_dim", None), getattr(attention, "config", None)
     implementation = getattr(config, "_attn_implementation", None)
@@ -207,8 +202,7 @@ def lean_attention(
 
 
 def lean_mlp(mlp: nn.Module, product: Callable[[torch.Tensor], torch.Tensor]) -> GatedMlp | None:
-    """For an MLP whose linear layers are still its own; None where it computes something else. See
-    GatedMlp."""
+    """For an MLP whose linear layers are still its own; None where it computes something else."""
     names = {name for name, _ in mlp.named_children()}
     one_input = len(inspect.signature(mlp.forward).parameters) == 1
     if names != {"gate_proj", "up_proj", "down_proj", "act_fn"} or not one_input:

@@ -27,7 +27,6 @@ TOP_EXPONENT = 15  # of a matrix whose largest number is scaled to just below 2 
 
 @functools.cache
 def can_multiply() -> bool:
-    """Whether this build of torch and this processor have the products."""
     if "fbgemm" not in torch.backends.quantized.supported_engines:
         return False
     try:
@@ -39,11 +38,7 @@ def can_multiply() -> bool:
 
 
 class HalfLinear:
-    """x W^T + b in float32 of a weight held in float16; inference only, CPU only.
-
-    Args:
-        scale: a power of two from power_of_two.
-    """
+    """x W^T + b in float32 of a weight held in float16, times a power of two (power_of_two)."""
 
     def __init__(self, weight_RD: torch.Tensor, bias_R: torch.Tensor | None, scale: float):
         scaled_RD = weight_RD.detach().contiguous() * scale
@@ -57,7 +52,7 @@ class HalfLinear:
 
 
 class PackedLinear:
-    """x W^T + b with W packed by oneDNN; inference only, CPU only.
+    """x W^T + b with W packed by oneDNN.
 
     No nn.Module: a decoding step calls hundreds of these, and a module's call costs microseconds.
     """
@@ -73,8 +68,8 @@ class PackedLinear:
 
 
 class Joined:
-    """Several linear layers as one product; parts are handed out as its members are called, in any
-    order, to each thread its own."""
+    """Several linear layers as one product, whose parts are handed out as the members are called,
+    in any order, to each thread its own."""
 
     def __init__(self, linears: list[nn.Linear], pack_linear: Callable[..., Linear]):
         weight_RD = torch.cat([linear.weight.detach() for linear in linears])
@@ -141,27 +136,22 @@ def power_of_two(weight_RD: torch.Tensor, *, exact: bool) -> float | None:
     if not top < float("inf"):  # NaN too
         return None
     highest = 2.0 ** (TOP_EXPONENT - torch.tensor(top).frexp().exponent.item())
-    for scale, allowed in ((1.0, 0.0), (highest, 0.0), (highest, CLOSE)):
-        if _holds(weight_RD, scale, allowed):
+    ways = [(1.0, 0.0), (highest, 0.0), (highest, CLOSE)]
+    for scale, allowed in ways[:2] if exact else ways:
+        least = torch.finfo(torch.float16).smallest_normal * allowed / scale
+        # in blocks of rows, up to the first that is not held: copies of a large lm_head would be
+        # gigabytes
+        for part_RD in weight_RD.split(ROWS):
+            error_RD = (part_RD * scale).half().float().div_(scale).sub_(part_RD).abs_()
+            if not (error_RD <= part_RD.abs().mul_(allowed).clamp_(min=least)).all():
+                break
+        else:
             return scale
-        if exact and scale == highest:
-            break
     return None
 
 
-def _holds(weight_RD: torch.Tensor, scale: float, allowed: float) -> bool:
-    """Whether float16 holds the scaled matrix up to `allowed`, in blocks of rows: copies of a large
-    lm_head would be gigabytes."""
-    least = torch.finfo(torch.float16).smallest_normal * allowed / scale
-    for part_RD in weight_RD.split(ROWS):
-        error_RD = (part_RD * scale).half().float().div_(scale).sub_(part_RD).abs_()
-        if not (error_RD <= part_RD.abs().mul_(allowed).clamp_(min=least)).all():
-            return False
-    return True
-
-
 class HalfEmbedding(nn.Module):
-    """An embedding whose table is held in 16 bits and read as float32."""
+    """Held in 16 bits and read as float32."""
 
     def __init__(self, table_VD: nn.Parameter):
         super().__init__()

@@ -19,16 +19,8 @@ ENGINES: dict[str, type[Engine]] = {
 def choose_engines(name: str, *, device: str, dtype: torch.dtype) -> list[Engine]:
     """The engine that is named; of `auto` those that work here, the fastest first: the next is
     taken where a family's layers are not what the one before exchanges. `compiled` is not among
-    them, since few runs are long enough for minutes of compilation.
-
-    Args:
-        name: a key of ENGINES, or "auto".
-        device: cpu, cuda, cuda:1, auto (several).
-        dtype: of the target's weights.
-
-    Raises:
-        BadInput: unknown, or not possible here.
-    """
+    them, since few runs are long enough for minutes of compilation. BadInput: unknown, or not
+    possible here."""
     check_known("engine", name, ["auto", *ENGINES])
     packs = device == "cpu" and can_pack(dtype)
     if name == "auto":

@@ -14,23 +14,17 @@ import torch
 
 
 def choose_threads(device: str) -> str:
-    """Lower torch's threads where others keep this process's cores busy, before weights load.
-
-    A number that somebody chose stays: by OMP_NUM_THREADS or MKL_NUM_THREADS, or by a
-    torch.set_num_threads to another than torch's own. Half a thread's worth of neighbours is
-    overlooked.
-
-    Returns:
-        The number of threads and why it is lowered, for the line that says what is loaded: such as
-        "with 2 threads"; "" on an accelerator, whose products have no threads here.
-    """
+    """Lower torch's threads where others keep this process's cores busy, before weights load, and
+    say how many there are; "" on an accelerator, whose products have no threads here."""
     if device != "cpu":
         return ""
     default, cores = torch.get_num_threads(), len(_own_cores())
     plain = "with 1 thread" if default == 1 else f"with {default} threads"
+    # A number that somebody chose stays, also by a torch.set_num_threads to another than torch's.
     named = os.environ.get("OMP_NUM_THREADS") or os.environ.get("MKL_NUM_THREADS")
     if named or default not in (cores, psutil.cpu_count(logical=False)) or default == 1:
         return plain
+    # Half a thread's worth of neighbours is overlooked.
     busy = load_by_others()
     threads = max(1, math.ceil(default * (1 - busy / cores) - 0.5))
     if threads == default:

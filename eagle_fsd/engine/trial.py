@@ -82,17 +82,10 @@ class Trial:
 def checked_target(
     new_model: Callable[[], PreTrainedModel], engines: list[Engine], **settings
 ) -> Target:
-    """A target of the model, by the first of the engines that verifies trees as the stock model;
-    which one cannot is said.
-
-    Args:
-        new_model: makes the model; called again where an engine has rebuilt it in vain.
-        engines: see choose_engines; the last of several is the stock one.
-        settings: see Target.
-
-    Raises:
-        BadInput: the family is not supported, or the one engine that is wanted cannot run it.
-    """
+    """A target of the model, by the first of the engines (choose_engines) that verifies trees as
+    the stock model; which one cannot is said. `new_model` is called again where an engine has
+    rebuilt the model in vain; `settings` are a Target's. BadInput: the family is not supported, or
+    the one engine that is wanted cannot run it."""
     # 1. The stock model.
     model = new_model()
     kind, generation_config = model.config.model_type, model.generation_config
@@ -129,11 +122,8 @@ def checked_target(
 
 @torch.inference_mode()
 def check_tree_attention(target: Target) -> Trial | None:
-    """The trial, which a target whose model is stock has stood; None of a tested family.
-
-    Raises:
-        BadInput: the family is not supported, cannot be tried, or fails.
-    """
+    """The trial, which a target whose model is stock has stood; None of a tested family. BadInput:
+    the family is not supported, cannot be tried, or fails."""
     check_supported(target.model.config)
     config = target.config
     if config.model_type in TESTED_FAMILIES:

@@ -28,20 +28,15 @@ UNREADABLE += (ArithmeticError, AssertionError, AttributeError, EOFError, Lookup
 UNREADABLE += (RuntimeError, TypeError, ValueError)
 # the first that is there is read, as transformers does
 NAMES = (SAFE_WEIGHTS_NAME, SAFE_WEIGHTS_INDEX_NAME, WEIGHTS_NAME, WEIGHTS_INDEX_NAME)
-Content = dict[str, torch.Tensor] | dict[str, str] | safe_open
 
 
 class Checkpoint:
-    """Shards are opened when one of their tensors is asked for.
-
-    Args:
-        path: a folder, or a hub id whose files are fetched as far as they are needed.
+    """Of a folder, or of a hub id whose files are fetched as far as they are needed; shards are
+    opened when one of their tensors is asked for. BadInput, here and in reading, names the file
+    that is absent or cannot be read.
 
     Attributes:
         files: the names of those that hold the tensors, with that of the index.
-
-    Raises:
-        BadInput: here and in reading, names the file that is absent or cannot be read.
     """
 
     def __init__(self, path: str | Path):
@@ -77,13 +72,27 @@ class Checkpoint:
         file = cached_file(self.path, name, _raise_exceptions_for_missing_entries=False)
         return Path(file) if file else None
 
-    def _open(self, name: str) -> Content:
-        if name not in self._opened:
-            try:
-                self._opened[name] = _content(self._find(name))
-            except UNREADABLE as error:
-                raise self._unreadable(name, error) from error
-        return self._opened[name]
+    def _open(self, name: str) -> dict | safe_open:
+        """Tensors by name, or of an index the names of their files."""
+        if name in self._opened:
+            return self._opened[name]
+        try:
+            file = self._find(name)
+            if file.suffix == ".json":
+                files = json.loads(file.read_text())["weight_map"]
+                content = {key: str(name) for key, name in files.items()}
+            elif file.suffix != ".bin":
+                content = safe_open(file, "pt")
+            else:
+                # a pickle from outside may run code; weights_only reads tensors and nothing else
+                mapped = zipfile.is_zipfile(file)
+                content = torch.load(file, map_location="cpu", weights_only=True, mmap=mapped)
+                if not all(isinstance(tensor, torch.Tensor) for tensor in content.values()):
+                    raise TypeError("it must map names to tensors")
+        except UNREADABLE as error:
+            raise self._unreadable(name, error) from error
+        self._opened[name] = content
+        return content
 
     def _unreadable(self, name: str, error: Exception) -> BadInput:
         broken = (
@@ -95,20 +104,6 @@ class Checkpoint:
         return BadInput(
             f"cannot read {Path(self.path, name)}: {there} ({type(error).__name__}): fetch it anew"
         )
-
-
-def _content(file: Path) -> Content:
-    """Tensors by name, or of an index the names of their files."""
-    if file.suffix == ".json":
-        return {key: str(name) for key, name in json.loads(file.read_text())["weight_map"].items()}
-    if file.suffix != ".bin":
-        return safe_open(file, "pt")
-    # a pickle from outside may run code; weights_only reads tensors and nothing else
-    mapped = zipfile.is_zipfile(file)
-    tensors = torch.load(file, map_location="cpu", weights_only=True, mmap=mapped)
-    if all(isinstance(k, str) and isinstance(t, torch.Tensor) for k, t in tensors.items()):
-        return tensors
-    raise TypeError("it must map names to tensors")
 
 
 def same_numbers(one: torch.Tensor, other: torch.Tensor) -> bool:

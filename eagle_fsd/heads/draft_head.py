@@ -36,8 +36,8 @@ from eagle_fsd.heads.head_config import HeadConfig
 
 
 class DraftHead(nn.Module):
-    """What both kinds share: the draft vocabulary, rotary positions and the way to logits, by an
-    lm_head of its own or, where that is None, the target's; the embedding likewise."""
+    """What all kinds share. Where lm_head is None, logits are made by the target's; the embedding
+    likewise."""
 
     lm_head: nn.Linear | None
     embed_tokens: nn.Embedding | None
@@ -66,7 +66,7 @@ class DraftHead(nn.Module):
         return self.d2t + torch.arange(self.d2t.shape[0], device=self.d2t.device)
 
     def set_draft_tokens(self, token_R: torch.Tensor) -> None:
-        """Choose the draft vocabulary: ascending target ids, int64 [R]."""
+        """Of ascending ids of the target, int64 [R]."""
         self.d2t.copy_(token_R - torch.arange(len(token_R), device=token_R.device))
         if hasattr(self, "t2d"):
             self.t2d.zero_()[token_R] = True
@@ -119,8 +119,6 @@ class _Layer(LlamaDecoderLayer):
 
 
 class EagleHead(DraftHead):
-    """EAGLE-1/2."""
-
     def __init__(self, config: HeadConfig):
         super().__init__(config)
         self.fc = nn.Linear(2 * config.hidden_size, config.hidden_size, bias=config.bias)
@@ -241,34 +239,27 @@ def unroll(
 
     Args:
         embedding_BTD: embedding of the token after each position, the text's throughout.
-        steps: S; 1 is the head on true features.
     """
     if not torch.is_autocast_enabled(feature_BTF.device.type):
         # the target may be in half precision while the head is not
         feature_BTF, embedding_BTD = feature_BTF.to(head.dtype), embedding_BTD.to(head.dtype)
     fused_BTD = head.fuse(feature_BTF)
     position_T = torch.arange(feature_BTF.shape[1], device=feature_BTF.device)
+    behind_TT = position_T[:, None] - position_T  # of each key, as seen from each query
     angle_T2d = head.angles(position_T)
     cache = DynamicCache()  # it concatenates: nothing that a gradient needs is changed in place
     hidden_BTD, mask, outputs = fused_BTD, None, []
     for step in range(steps):
         if step:  # what the last step predicted for index i stands at i - 1
             hidden_BTD = torch.cat([fused_BTD[:, :1], outputs[-1][:, :-1]], dim=1)
-            mask = _unrolled_mask(position_T, step, hidden_BTD.dtype)
+            # Over the keys of all steps so far, [1, 1, T, (step + 1) T]: of keys from true features
+            # those up to the root, then one of each step. At position 4 a query sees (step: keys)
+            #     step 1    1: 0 1 2 3 4
+            #     step 2    1: 0 1 2 3        2: 4
+            #     step 3    1: 0 1 2          2: 3     3: 4
+            blocks = [behind_TT >= step, *(behind_TT == step - own for own in range(1, step + 1))]
+            seen = torch.cat(blocks, dim=1)[None, None]
+            mask = torch.zeros_like(seen, dtype=hidden_BTD.dtype)
+            mask.masked_fill_(~seen, torch.finfo(mask.dtype).min)
         outputs.append(head(hidden_BTD, embedding_BTD, angle_T2d, cache=cache, mask=mask))
     return torch.stack(outputs)
-
-
-def _unrolled_mask(position_T: torch.Tensor, step: int, dtype: torch.dtype) -> torch.Tensor:
-    """Additive mask [1, 1, T, (step + 1) T] over the keys of all steps so far.
-
-    Example, keys that the query at position 4 attends to (step: positions):
-
-        step 1    1: 0 1 2 3 4
-        step 2    1: 0 1 2 3        2: 4
-        step 3    1: 0 1 2          2: 3     3: 4
-    """
-    behind_TT = position_T[:, None] - position_T  # of each key, as seen from each query
-    blocks = [behind_TT >= step, *(behind_TT == step - own for own in range(1, step + 1))]
-    seen = torch.cat(blocks, dim=1)[None, None]
-    return torch.zeros_like(seen, dtype=dtype).masked_fill_(~seen, torch.finfo(dtype).min)

@@ -23,8 +23,8 @@ def answer_counts(dialogues: Iterable) -> Counter[int]:
 
 
 def frequent_tokens(counts: Counter[int], size: int, token_X: torch.Tensor) -> torch.Tensor:
-    """Ascending ids of the `size` tokens among `token_X` that were written most often, int64 [R].
-    Where fewer were written, the lowest ids fill up."""
+    """Ascending ids of the `size` tokens among `token_X` that were written most often, int64 [R];
+    the lowest ids fill up."""
     if not 1 <= size <= len(token_X):
         raise BadInput(f"a draft vocabulary of {size} must be 1 to {len(token_X)} tokens")
     # equal counts: the lower id, whatever the order of the data
@@ -33,20 +33,15 @@ def frequent_tokens(counts: Counter[int], size: int, token_X: torch.Tensor) -> t
 
 
 def coverage(counts: Counter[int], token_R: torch.Tensor) -> float:
-    """Share of what was written that is in the draft vocabulary."""
     return sum(counts[token] for token in token_R.tolist()) / max(1, counts.total())
 
 
 def cut_vocabulary(head: DraftHead, token_R: torch.Tensor) -> DraftHead:
-    """The same head, drafting these of its tokens only; its logits are the former ones' columns.
-
-    An EAGLE-1/2 head reads the target's lm_head, so that it only gets d2t. An EAGLE-3 head keeps
-    these rows of its own lm_head, and gets d2t and t2d:
+    """A head that drafts these of the tokens only, ascending ids int64 [R]; its logits are columns
+    of the former ones. Of an lm_head of its own it keeps these rows:
 
         drafts before    2 5 7 9    lm_head rows a b c d    d2t 2 4 5 6
         token_R          5 9        lm_head rows b d        d2t 5 8
-
-    The head given is not changed; token_R are ascending ids, int64 [R], all in its vocabulary.
     """
     former_R = head.draft_token_R
     row_R = token_R if former_R is None else torch.searchsorted(former_R, token_R)

@@ -84,15 +84,9 @@ def read_head(
     feature_layers: tuple[int, ...] = (),
 ) -> tuple[DraftHead, list[str]]:
     """A head of any layout in its own dtype, on the CPU, every tensor of its file checked, and
-    against the target where one is given. `feature_layers`: see stored_head.
-
-    Returns:
-        The head; its layout and what was assumed, a sentence each.
-
-    Raises:
-        BadInput: names the file that is broken, the setting that cannot run here, or the first of
-            what is wrong with the tensors or does not fit the target.
-    """
+    against the target where one is given; its layout and what was assumed, a sentence each.
+    BadInput names the file that is broken, the setting that cannot run here, or the first of what
+    is wrong with the tensors or does not fit the target. `feature_layers`: see stored_head."""
     stored = stored_head(name, target_config, feature_layers=feature_layers)
     if stored.faults:
         faults = first_faults(stored.faults)
@@ -109,10 +103,7 @@ def stored_head(
     feature_layers: tuple[int, ...] = (),
 ) -> StoredHead:
     """The same without refusing what is wrong with the tensors or does not fit the target.
-
-    Args:
-        feature_layers: which hidden states it reads, as we count them, whatever its config says.
-    """
+    `feature_layers` are the hidden states that it reads, whatever its config says."""
     # 1. The config: its layout, and the head that it describes.
     folder = head_folder(name)
     path = folder / CONFIG_NAME
@@ -155,8 +146,7 @@ def stored_head(
 def _stored_config(
     path: Path, feature_layers: tuple[int, ...], target_layers: int
 ) -> tuple[str, HeadConfig, list[str]]:
-    """What read_config says of a file in which these hidden states are written; BadInput names it
-    if it describes no head that can be built here."""
+    """What read_config says of a file; BadInput: it describes no head that can be built here."""
     try:
         values = json.loads(path.read_text())
         if feature_layers:
@@ -170,13 +160,11 @@ def _stored_config(
 
 
 def write_head(folder: str | Path, head: DraftHead, *, reader: str = "") -> None:
-    """Write a head as model.safetensors and config.json, each in one rename. BadInput: they cannot
-    be written. `reader`: see layouts.to_json."""
+    """As model.safetensors and config.json, each in one rename. `reader`: see layouts.to_json."""
     write_files(folder, head.state_dict(), to_json(head.config, reader))
 
 
 def write_files(folder: str | Path, tensors: dict[str, torch.Tensor], values: dict) -> None:
-    """A head's two files, of these tensors and of what its config.json says."""
     tensors = {key: tensor.cpu().contiguous() for key, tensor in tensors.items()}
     write_file(Path(folder) / SAFE_WEIGHTS_NAME, save(tensors, metadata={"format": "pt"}))
     write_json(Path(folder) / CONFIG_NAME, values)  # last: a folder without it is no head
@@ -189,16 +177,13 @@ def first_faults(faults: list[str]) -> str:
 
 
 def tensor_faults(wanted: Shapes, tensors: dict[str, torch.Tensor]) -> list[str]:
-    """Which tensors are unexpected, missing or of another shape, hold numbers of another kind or
-    ones that are not finite, a sentence each."""
+    """What is wrong with a file's tensors, a sentence each."""
     faults = [f'unexpected "{key}"' for key in sorted(tensors.keys() - wanted.keys())]
     faults += [f'missing "{key}"' for key in sorted(wanted.keys() - tensors.keys())]
     for key in sorted(wanted.keys() & tensors.keys()):
         tensor, shape, index = tensors[key], wanted[key], key in ("d2t", "t2d")
-        own = tuple(tensor.shape)
-        if own != shape:
-            turned = ", transposed" if own == shape[::-1] else ""
-            faults.append(f"the shape for {key}: is {own}{turned}, must be {shape}")
+        if (own := tuple(tensor.shape)) != shape:
+            faults.append(f"the shape for {key}: is {own}, must be {shape}")
         elif tensor.is_floating_point() if index else tensor.dtype not in WEIGHT_DTYPES:
             faults.append(f"{key} has dtype {tensor.dtype}")
         elif not index and tensor.numel():
@@ -212,18 +197,14 @@ def tensor_faults(wanted: Shapes, tensors: dict[str, torch.Tensor]) -> list[str]
 
 
 def vocabulary_faults(d2t_R: torch.Tensor | None, t2d_V: torch.Tensor | None, V: int) -> list[str]:
-    """What is wrong with tables of a draft vocabulary, or between them, a sentence; without d2t all
-    V tokens are drafted."""
+    """What is wrong with a draft vocabulary; without d2t all V tokens are drafted."""
     token_R = torch.arange(V) if d2t_R is None else d2t_R + torch.arange(len(d2t_R))
     if token_R.min() < 0 or token_R.max() >= V or (token_R.diff() <= 0).any():
         return [f"d2t does not lead to ascending tokens of 0..{V - 1}"]
     if t2d_V is None:
         if d2t_R is None or d2t_R.any():
             return []
-        return [
-            "d2t is all zeros, and was never filled in; if the first tokens are meant, add a t2d "
-            "that marks them"
-        ]
+        return ["d2t is all zeros, and was never filled in (the first tokens need a t2d too)"]
     marked = t2d_V.nonzero()[:, 0]
     unfilled = d2t_R is None and not len(marked)  # upstream's, of a head that drafts all tokens
     if unfilled or torch.equal(marked, token_R):

@@ -81,11 +81,7 @@ def renamed(keys: Iterable[str], layout: str, head_type: str) -> dict[str, str]:
 def read_config(values: dict, target_layers: int = 0) -> tuple[str, HeadConfig, list[str]]:
     """The layout of a config.json, its shape, and what was assumed, a sentence each. BadInput names
     a setting that cannot run here or is not there; what is no head's config raises anything of
-    UNREADABLE (checkpoint.py).
-
-    Args:
-        target_layers: of the target, where it is known: it tells some ways to count layers apart.
-    """
+    UNREADABLE (checkpoint.py). `target_layers` tells some ways to count layers apart."""
     ours, needed = "head_type" in values, SIZES
     # 1. The layout and the kind of head; speculators' nested config as one of upstream's.
     if "transformer_layer_config" in values:
@@ -131,8 +127,8 @@ def read_config(values: dict, target_layers: int = 0) -> tuple[str, HeadConfig, 
 
 
 def _checked(said: dict, needed: tuple[str, ...]) -> list[str]:
-    """Refuse, by a BadInput, what a config says and cannot run here, and one that lacks what is
-    needed; a sentence for each setting that is not known at all."""
+    """Refuse, by a BadInput, what cannot run here or is lacking; a sentence for each setting that
+    is not known at all."""
     rope = said.get("rope_parameters") or said.get("rope_scaling") or {}
     check_rope(rope, "the head", known=(*ROPES, "dynamic"))
     settings = rope | said
@@ -154,8 +150,7 @@ def _checked(said: dict, needed: tuple[str, ...]) -> list[str]:
 def _fused_layers(
     values: dict, nested: dict, layout: str, target_layers: int
 ) -> tuple[list[int] | None, list[str]]:
-    """Which hidden states a config.json names, as we count; and how its ids were read, if it was
-    not written here."""
+    """Which hidden states a config.json names, as we count; and how its ids were read."""
     if values.get("feature_layers"):
         return values["feature_layers"], []
     if ids := values.get(FUSED_IDS):

@@ -45,12 +45,11 @@ def is_mtp(name: str | Path) -> bool:
 
 
 def is_text(name: str | Path) -> bool:
-    """Whether it is `mtp`, with or without a checkpoint and switches, and not a folder's name."""
+    """Whether it is `mtp`, whatever stands behind it, and not a folder's name."""
     return re.split("[:,]", str(name))[0] == NAME
 
 
 def _values(folder: str | Path) -> dict:
-    """What a folder's config.json says; nothing where there is none that can be read."""
     with suppress(OSError, ValueError):
         values = json.loads(Path(folder, CONFIG_NAME).read_text())
         return values if isinstance(values, dict) else {}
@@ -72,15 +71,9 @@ def parse_name(name: str) -> tuple[str, dict[str, str]]:
 
 
 def read_mtp(name: str | Path, target: str, config: PretrainedConfig) -> MtpHead:
-    """The MTP layer of a name for which is_mtp holds, on the CPU, every tensor checked.
-
-    Args:
-        target: folder or hub id of the target's checkpoint; "": it has none.
-        config: of the target's text model.
-
-    Raises:
-        BadInput: names the family, the first tensors or the file, and what helps.
-    """
+    """The MTP layer of a name for which is_mtp holds, on the CPU, every tensor checked; `config` is
+    of the text model of `target`, whose checkpoint may lie nowhere (""). BadInput names the family,
+    the first tensors or the file, and what helps."""
     # 1. Where it lies: a trained layer's folder, another checkpoint, or the target's own.
     path, switches = parse_name(str(name)) if is_text(name) else (str(name), {})
     if not path and is_mtp(f"./{NAME}"):
@@ -116,8 +109,7 @@ def read_mtp(name: str | Path, target: str, config: PretrainedConfig) -> MtpHead
 
 
 def _shape(files: Checkpoint, shape: MtpConfig) -> MtpConfig:
-    """The same with what these files say: whether the layer has an lm_head of its own, and how its
-    experts lie. BadInput: there is no layer, or the target's config counts several."""
+    """The same with what these files say; BadInput: they hold no layer, or several."""
     key = shape.key("eh_proj")
     if (held := counted_layers(shape.target) if key in files.keys else 0) != 1:
         raise BadInput(
@@ -134,7 +126,6 @@ def _shape(files: Checkpoint, shape: MtpConfig) -> MtpConfig:
 
 
 def _checked_tensors(files: Checkpoint, head: MtpHead) -> dict[str, torch.Tensor]:
-    """A head's tensors under a checkpoint's keys; BadInput names what is wrong with them."""
     config = head.config
     wanted = {key: tuple(part.shape) for key, part in stored_tensors(head).items()}
     # the tables, which others hold too, and what follows from the config
@@ -153,8 +144,8 @@ def _checked_tensors(files: Checkpoint, head: MtpHead) -> dict[str, torch.Tensor
 
 
 def stored_keys(config: MtpConfig, name: str, experts: int) -> list[str]:
-    """Keys of the tensors that one of a head's is made of in a checkpoint: of experts that lie one
-    by one there are several, of all else one.
+    """What one of a head's tensors is made of in a checkpoint: of experts that lie one by one there
+    are several, of all else one.
 
     Example: gate_up_proj of 2 experts is 0.gate_proj, 0.up_proj, 1.gate_proj, 1.up_proj.
     """
@@ -170,7 +161,6 @@ def stored_keys(config: MtpConfig, name: str, experts: int) -> list[str]:
 
 
 def stored_tensors(head: MtpHead) -> dict[str, torch.Tensor]:
-    """Of a head, under its family's keys."""
     tensors = {}
     for name, tensor in head.state_dict().items():
         keys = stored_keys(head.config, name, len(tensor))
@@ -180,8 +170,6 @@ def stored_tensors(head: MtpHead) -> dict[str, torch.Tensor]:
 
 
 def write_mtp(folder: str | Path, head: MtpHead) -> None:
-    """Write a head as model.safetensors and config.json, each in one rename. BadInput: they cannot
-    be written."""
     switches = {key: getattr(head.config, key) for key in SWITCHES}
     target = {key: getattr(head.config.target, key) for key in FITTING}
     write_files(folder, stored_tensors(head), {"head_type": NAME, **switches, "target": target})

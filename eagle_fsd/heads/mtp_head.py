@@ -62,7 +62,7 @@ class Layout:
     hidden_first: bool = False
 
     def key(self, name: str, layers: int) -> str:
-        """The name of one of these behind so many decoder layers; of "" what all begin with."""
+        """Of "" what all begin with."""
         return self.every.format(n=layers) + (getattr(self, name) if name else "")
 
 
@@ -106,7 +106,6 @@ COUNTS = ("num_mtp_layers", "num_nextn_predict_layers", "mtp_num_hidden_layers")
 
 
 def counted_layers(config: PretrainedConfig) -> int:
-    """How many MTP layers a text model's config counts, at least one."""
     return max(1, *(getattr(config, name, None) or 0 for name in COUNTS))
 
 
@@ -123,7 +122,6 @@ def without_mtp(keys: Iterable[str], config: PretrainedConfig) -> list[str]:
 
 
 def check_same(own: dict[str, object], target_config: PretrainedConfig) -> None:
-    """Refuse, by a BadInput, another target than one with these values of FITTING."""
     for key in FITTING:
         if own.get(key) != (wanted := getattr(target_config, key)):
             raise BadInput(
@@ -190,7 +188,6 @@ class MtpConfig:
         self.layer._attn_implementation = name
 
     def key(self, name: str) -> str:
-        """Of a Layout's name, in the target's checkpoint."""
         return self.layout.key(name, self.target.num_hidden_layers)
 
     def fused_layers(self, target_layers: int) -> tuple[int, ...]:
@@ -198,7 +195,6 @@ class MtpConfig:
         return (target_layers,) if self.feature == "raw" else ()
 
     def check_fits(self, target_config: PretrainedConfig) -> None:
-        """Refuse a layer of another target, by a BadInput that names both values."""
         check_same({key: getattr(self.target, key) for key in FITTING}, target_config)
 
 
@@ -251,7 +247,7 @@ class MtpHead(DraftHead):
         return output_BTD if self.config.own == "raw" else self.norm(output_BTD)
 
     def _apply(self, fn, recurse: bool = True) -> "MtpHead":
-        """As a module's own, to another device or dtype; routers' biases stay in float32."""
+        """A module's own, of another device or dtype; routers' biases stay in float32."""
         biases = [(part, part._buffers.get(ROUTER_BIAS)) for part in self.modules()]
         biases = [(part, bias) for part, bias in biases if bias is not None and not bias.is_meta]
         super()._apply(fn, recurse)

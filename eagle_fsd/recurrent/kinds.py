@@ -45,7 +45,6 @@ RECURRENT, HYBRID, NOTHING = ("conv", "linear_attention"), ("hybrid",), ("dummy"
 
 
 def layer_types(config: PretrainedConfig) -> list[str]:
-    """Of a text model's config; none where all layers are alike and have attention."""
     return list(getattr(config, "layer_types", None) or [])
 
 
@@ -55,7 +54,6 @@ def has_states(config: PretrainedConfig) -> bool:
 
 
 def check_states(config: PretrainedConfig) -> None:
-    """Refuse, by a BadInput, a text model with recurrent layers over which no tree can be run."""
     if not has_states(config):
         return
     kind = config.model_type
@@ -80,7 +78,6 @@ def check_states(config: PretrainedConfig) -> None:
 
 
 def check_no_states(config: PretrainedConfig) -> None:
-    """Refuse, by a BadInput, a draft model with recurrent layers."""
     if has_states(config):
         raise BadInput(
             f"a draft model of type {config.model_type!r} has recurrent layers: a tree grows level "

@@ -168,11 +168,8 @@ def _decayed_products(
 
 def node_windows(parent_N: torch.Tensor, taps: int) -> torch.Tensor:
     """For every node the columns that its output reads, oldest first, int64 [N, T]: its own, its
-    parent's and so on up to the root, and then the text's before the root.
-
-    A column counts in what RecurrentLayer gives the convolution: the last T inputs of the text,
-    then those of the nodes.
-    """
+    parent's and so on up to the root, and then the text's before the root. The columns are those of
+    what RecurrentLayer gives the convolution: the text's last T inputs, then the nodes'."""
     before = torch.arange(-1, taps - 1, device=parent_N.device)  # of the text's columns
     before_C = torch.cat([before, parent_N + taps]).clamp_min(0)
     before_C[taps] = taps - 1  # what stands before the root is the text's last

@@ -135,8 +135,8 @@ class TreeForward:
 
 
 def check_called(layers: Sequence[object], kind: str) -> None:
-    """Refuse, by a BadInput, a model whose mixers did not call the functions in the forward over a
-    tree that has just been run: their outputs are a chain's and not a tree's."""
+    """Refuse, by a BadInput, a model whose mixers did not call the functions in the forward that
+    has just been run: their outputs are a chain's and not a tree's."""
     for index, layer in enumerate(layers):
         if not isinstance(layer, RecurrentLayer):
             continue
@@ -175,8 +175,6 @@ def exchanged_functions(body: PreTrainedModel) -> Iterator[None]:
 
 
 def _ours(name: str, stock: Callable) -> Callable:
-    """What stands in the place of a modeling file's function."""
-
     @wraps(stock)
     def function(*args, **kwargs):
         forward: TreeForward | None = kwargs.pop(ARGUMENT, None)
